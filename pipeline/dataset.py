@@ -1,0 +1,162 @@
+"""The dataset: from graded samples to the steps of an epoch.
+
+samples -> examples (token ids) -> log mu -> baseline -> rows -> steps
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from pipeline.models import LanguageModel
+from pipeline.records import InputError, Sample
+from pipeline.rows import Example, SharedRows, collate, token_logprobs
+from topr import dpo_loss
+
+Row = list[Example]
+
+
+def encode(samples: Sequence[Sample], lm: LanguageModel, source: str) -> list[Example]:
+    """Samples as token ids; log mu is their sum of token_logmu, or NaN until `score` has found it.
+
+    A sample without token_ids is text from elsewhere: its completion is encoded, and given an end of sequence if it
+    was finished (finish_reason "stop"), or the model would never learn to stop. InputError names the line of
+    `source` that does not fit.
+    """
+    tokenizer = lm.tokenizer
+    prompts = {sample.prompt: None for sample in samples}
+    prompt_ids = dict(zip(prompts, tokenizer(list(prompts))["input_ids"], strict=True))
+    examples = []
+    for line, sample in enumerate(samples, start=1):
+        ids = sample.token_ids
+        if ids is None:
+            ids = tokenizer(sample.completion, add_special_tokens=False)["input_ids"]
+            ids += [tokenizer.eos_token_id] * (sample.finish_reason == "stop")
+        size = len(prompt_ids[sample.prompt]) + len(ids)
+        if size > lm.context:
+            raise InputError(
+                f"{source}:{line}: field completion: {size} tokens with its prompt, the model's context is {lm.context}"
+            )
+        if not 0 <= min(ids) <= max(ids) < len(tokenizer):
+            raise InputError(f"{source}:{line}: field token_ids: outside the model's {len(tokenizer)} words")
+        if not prompt_ids[sample.prompt]:
+            raise InputError(f"{source}:{line}: field prompt: is empty")
+        if sample.token_logmu is not None and len(sample.token_logmu) != len(ids):
+            raise InputError(
+                f"{source}:{line}: field token_logmu: {len(sample.token_logmu)} of them, {len(ids)} tokens"
+            )
+        logmu = float("nan") if sample.token_logmu is None else float(np.sum(sample.token_logmu, dtype=np.float32))
+        examples.append(Example(prompt_ids[sample.prompt], ids, logmu, sample.reward))
+    return examples
+
+
+@torch.no_grad()
+def score(examples: Sequence[Example], lm: LanguageModel, per_row: int, tokens_at_once: int) -> list[list[float]]:
+    """The log-probability of every completion token under `lm`: log mu, when it is the iteration's first model.
+
+    The full vocabulary counts, whatever the sampler cut off, and the forward pass is the one that trains, in the
+    same row layout and precision, so that the ratio starts at 1. tokens_at_once bounds a batch, padding included.
+    """
+    scores: list[list[float]] = [[] for _ in examples]
+    rows = sorted(
+        _rows_of_one_prompt(examples, per_row), key=lambda row: sum(len(examples[i].completion_ids) for i in row)
+    )
+    with tqdm(total=len(examples), desc="scoring", unit="sample") as progress:
+        for chunk in _chunks(rows, examples, tokens_at_once):
+            batch = collate([[examples[i] for i in row] for row in chunk], lm.model.device)
+            numbers = [i for row in chunk for i in row]
+            for i, logp in zip(numbers, token_logprobs(lm.model, batch).cpu().numpy(), strict=True):
+                # The shortest decimal that is this float32 again: files stay small, and nothing is lost in them.
+                scores[i] = [float(str(x)) for x in logp[: len(examples[i].completion_ids)]]
+            progress.update(len(numbers))
+    return scores
+
+
+def subtract_baseline(examples: Sequence[Example], baseline: float) -> list[Example]:
+    """The same examples with reward - baseline (Section 3.2 of the paper)."""
+    return [replace(example, reward=example.reward - baseline) for example in examples]
+
+
+def share_of_positives(examples: Sequence[Example]) -> float:
+    """The share of examples whose reward is not negative."""
+    return sum(example.reward >= 0 for example in examples) / len(examples)
+
+
+def rows_of_prompt(examples: Sequence[Example], per_row: int, rng: random.Random) -> list[Row]:
+    """All examples once, in random order, up to `per_row` of the same prompt together in a row."""
+    order = rng.sample(range(len(examples)), len(examples))
+    rows = [[examples[order[i]] for i in row] for row in _rows_of_one_prompt([examples[i] for i in order], per_row)]
+    rng.shuffle(rows)
+    return rows
+
+
+def pairs_of_prompt(examples: Sequence[Example], most: int, rng: random.Random) -> list[Row]:
+    """Up to `most` random pairs (positive, negative) of each prompt, each a row: what DPO learns from, in random order."""
+    by_prompt: dict[tuple[int, ...], tuple[Row, Row]] = {}
+    for example in examples:
+        by_prompt.setdefault(tuple(example.prompt_ids), ([], []))[example.reward < 0].append(example)
+    rows = []
+    for positives, negatives in by_prompt.values():
+        pairs = list(product(positives, negatives))
+        rows += [list(pair) for pair in rng.sample(pairs, min(most, len(pairs)))]
+    rng.shuffle(rows)
+    return rows
+
+
+def dpo_loss_of_rows(
+    logp: Tensor, logmu: Tensor, reward: Tensor, length: Tensor, denominator: int, beta: float
+) -> Tensor:
+    """`topr.dpo_loss` of a micro-batch made of `pairs_of_prompt`, with the arguments of the other losses (B,)."""
+    is_positive = reward >= 0
+    columns = [column[chosen] for column in (logp, logmu) for chosen in (is_positive, ~is_positive)]
+    return dpo_loss(*columns, beta=beta, denominator=denominator / 2)
+
+
+class Steps(Sequence[Iterator[SharedRows]]):
+    """The optimiser steps of an epoch, in order: each gives its micro-batches, laid out when they are asked for.
+
+    batch: completions a step; micro_batch: completions a forward pass, which decides memory and nothing else.
+    """
+
+    def __init__(self, rows: Sequence[Row], batch: int, micro_batch: int, device: torch.device | str):
+        per_row = max(len(row) for row in rows)
+        self._rows, self._device = rows, device
+        self._step, self._micro = max(batch // per_row, 1), max(micro_batch // per_row, 1)
+
+    def samples_until(self, step: int) -> int:
+        """The number of completions in the first `step` steps."""
+        return sum(len(row) for row in self._rows[: step * self._step])
+
+    def __len__(self) -> int:
+        return -(-len(self._rows) // self._step)
+
+    def __getitem__(self, step: int) -> list[SharedRows]:
+        if not 0 <= step < len(self):
+            raise IndexError(step)
+        rows = self._rows[step * self._step : (step + 1) * self._step]
+        return [collate(rows[i : i + self._micro], self._device) for i in range(0, len(rows), self._micro)]
+
+
+def _rows_of_one_prompt(examples: Sequence[Example], per_row: int) -> list[list[int]]:
+    """The examples' numbers, up to `per_row` of the same prompt together, in the order of their first appearance."""
+    by_prompt: dict[tuple[int, ...], list[int]] = {}
+    for i, example in enumerate(examples):
+        by_prompt.setdefault(tuple(example.prompt_ids), []).append(i)
+    return [group[i : i + per_row] for group in by_prompt.values() for i in range(0, len(group), per_row)]
+
+
+def _chunks(rows: list[list[int]], examples: Sequence[Example], tokens_at_once: int) -> Iterator[list[list[int]]]:
+    chunk, widest = [], 0
+    for row in rows:
+        width = len(examples[row[0]].prompt_ids) + sum(len(examples[i].completion_ids) for i in row)
+        widest = max(widest, width)
+        if chunk and (len(chunk) + 1) * widest > tokens_at_once:
+            yield chunk
+            chunk, widest = [], width
+        chunk.append(row)
+    yield chunk

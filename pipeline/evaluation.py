@@ -1,0 +1,115 @@
+"""Evaluation: pass@k, maj@k and the share of each outcome, with the paper's intervals (Section 4.2).
+
+For a K: draw K of a question's N samples without replacement, average over the questions, repeat 100 times; the
+mean of the repeats is reported, and from their variance V the standard error sqrt(K V / (N - K)). Intervals are
++- 2 standard errors. They tell how far another draw of samples would move the number, not another set of questions.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.records import InputError, Sample, Task
+
+
+class Estimate(NamedTuple):
+    """A share between 0 and 1 and its standard error."""
+
+    mean: float
+    se: float
+
+
+class Answers(NamedTuple):
+    """What evaluation needs of Q questions with N samples each."""
+
+    correct: np.ndarray  # (Q, N) bool
+    votes: list[list[Hashable | None]]  # Q lists of N answers, None where there is none to read
+
+
+def standard_error(variance: float, k: int, n: int) -> float:
+    """sqrt(k V / (n - k)): variance V over repeats, k samples drawn out of n (Section 4.2). InputError if k >= n.
+
+    >>> round(standard_error(0.18, k=1, n=64), 6)
+    0.053452
+    """
+    if not 1 <= k < n:
+        raise InputError(f"K = {k}: must be at least 1 and below the {n} samples per question, or it has no interval")
+    return float(np.sqrt(k * variance / (n - k)))
+
+
+def pass_at_k(answers: Answers, k: int, seed: int, repeats: int = 100) -> Estimate:
+    """The share of questions with a correct one among k samples.
+
+    >>> correct = np.array([[True, False, False, False]])
+    >>> pass_at_k(Answers(correct, [[]]), k=3, seed=0).mean  # 3/4, estimated
+    0.77
+    """
+    return _estimate(lambda question, drawn: answers.correct[question, drawn].any(), answers, k, seed, repeats)
+
+
+def maj_at_k(answers: Answers, k: int, seed: int, repeats: int = 100) -> Estimate:
+    """The share of questions whose most frequent answer among k samples is correct.
+
+    Samples without an answer do not vote; a tie goes to the answer drawn first, which is a random one.
+
+    >>> answers = Answers(np.array([[True, True, True, False]]), [[7, 7, 7, 8]])
+    >>> maj_at_k(answers, k=3, seed=0).mean
+    1.0
+    """
+
+    def is_won(question: int, drawn: np.ndarray) -> bool:
+        ballot = [(answers.votes[question][i], i) for i in drawn.tolist()]
+        counts = Counter(vote for vote, _ in ballot if vote is not None)
+        if not counts:
+            return False
+        winner = max(counts, key=counts.__getitem__)  # the first of the most frequent
+        return bool(answers.correct[question, next(i for vote, i in ballot if vote == winner)])
+
+    return _estimate(is_won, answers, k, seed, repeats)
+
+
+def _estimate(score: Callable[[int, np.ndarray], bool], answers: Answers, k: int, seed: int, repeats: int) -> Estimate:
+    questions, n = answers.correct.shape
+    standard_error(0.0, k, n)  # refuse a k that has no interval before the work
+    rng = np.random.default_rng(seed)
+    means = []
+    for _ in range(repeats):
+        drawn = rng.permuted(np.tile(np.arange(n), (questions, 1)), axis=1)[:, :k]
+        means.append(np.mean([score(question, drawn[question]) for question in range(questions)]))
+    return Estimate(round(float(np.mean(means)), 12), standard_error(float(np.var(means, ddof=1)), k, n))
+
+
+def collect(samples: Sequence[Sample], task: Task) -> Answers:
+    """The answers of a test set's samples, which come question by question, equally many for each."""
+    by_question: dict[str | None, list[Sample]] = {}
+    for sample in samples:
+        by_question.setdefault(sample.problem_id, []).append(sample)
+    correct = np.array([[s.outcome == "correct" for s in question] for question in by_question.values()])
+    votes = [[task.parse(task.visible(s.completion)) for s in question] for question in by_question.values()]
+    return Answers(correct, votes)
+
+
+def outcome_shares(samples: Sequence[Sample]) -> dict[str, float]:
+    """The share of correct, incorrect and invalid samples.
+
+    >>> outcome_shares([Sample(prompt="?", completion="!", reward=-1.0, outcome="invalid")])
+    {'correct': 0.0, 'incorrect': 0.0, 'invalid': 1.0}
+    """
+    counts = Counter(sample.outcome for sample in samples)
+    return {outcome: counts[outcome] / len(samples) for outcome in ("correct", "incorrect", "invalid")}
+
+
+def evaluate(samples: Sequence[Sample], task: Task, ks: Sequence[int], seed: int) -> dict:
+    """An entry of results.json: shares of outcomes; pass@1; maj@k and pass@k for each k of `ks`, as mean and se."""
+    answers = collect(samples, task)
+    estimates = {"pass@1": pass_at_k(answers, 1, seed)}
+    for k in ks:
+        estimates |= {f"maj@{k}": maj_at_k(answers, k, seed), f"pass@{k}": pass_at_k(answers, k, seed)}
+    questions, n = answers.correct.shape
+    return (
+        outcome_shares(samples)
+        | {name: estimate._asdict() for name, estimate in estimates.items()}
+        | {"questions": questions, "samples_per_question": n}
+    )

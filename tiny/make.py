@@ -1,0 +1,169 @@
+"""Make everything in tiny/ from a seed: the problems, the tokenizer and the base model.
+
+    python tiny/make.py                      # about 20 minutes on two cores, writes into tiny/
+    python tiny/make.py --out DIR --steps 50 # the same files, with a base model that knows little
+
+The base model is taught by a teacher who errs on purpose (`problems.TEACHER`), so that there is something
+for reinforcement learning to sharpen. It sees fresh problems only: none of train.jsonl, none of test.jsonl.
+"""
+
+import json
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import tyro
+from problems import TEACHER, draw_problem, solve, solve_badly, verify
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.nn.functional import cross_entropy
+from tqdm import tqdm
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+EOS, PAD = "<eos>", "<pad>"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What tiny/ is made of; every value is ours."""
+
+    out: Path = Path(__file__).parent
+    """folder to write into"""
+    seed: int = 0
+    """seed of the problems, the weights and the order of teaching"""
+    train: int = 1000
+    """training problems"""
+    test: int = 500
+    """test problems"""
+    steps: int = 2400
+    """optimiser steps of teaching"""
+    batch: int = 64
+    """texts per step"""
+    lr: float = 2e-3
+    """peak learning rate of AdamW, reached after 5% of the steps, then a cosine to zero"""
+    verifications: float = 0.35
+    """share of the batches that are verifications of a solution rather than solutions"""
+
+
+def draw_distinct(rng: random.Random, count: int, taken: set[str]) -> list[dict[str, str]]:
+    """`count` problems in GSM8K's form whose questions are not in `taken`, which grows by them."""
+    rows = []
+    while len(rows) < count:
+        problem = draw_problem(rng)
+        if problem.question not in taken:
+            taken.add(problem.question)
+            sentences, answer = solve(problem)
+            rows.append({"question": problem.question, "answer": "\n".join([*sentences, f"#### {answer}"])})
+    return rows
+
+
+def lesson(rng: random.Random, taken: set[str], verification: bool) -> tuple[str, str]:
+    """A prompt and the completion that the teacher gives to it, about a problem that is not in `taken`."""
+    problem = draw_problem(rng)
+    while problem.question in taken:
+        problem = draw_problem(rng)
+    solution, is_correct = solve_badly(problem, TEACHER, rng)
+    prompt = f"Q: {problem.question}\nA:"
+    if not verification:
+        return prompt, solution
+    return f"{prompt}{solution}\nCheck:", verify(solution, is_correct, TEACHER, rng)
+
+
+def make_tokenizer(texts: Iterator[str], vocabulary: int = 768) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer that can encode any text; each digit, with the space before it if any, is one token."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(" ?[0-9]"), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[PAD, EOS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS, pad_token=PAD, model_max_length=4096)
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
+    """An untrained Llama of 0.9 million parameters."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return LlamaForCausalLM(config)
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, lessons: list[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids (B, T) of prompt, completion and end of sequence; and labels (B, T), -100 where nothing is taught."""
+    prompts = tokenizer([prompt for prompt, _ in lessons])["input_ids"]
+    completions = tokenizer([completion for _, completion in lessons])["input_ids"]
+    width = 1 + max(len(p) + len(c) for p, c in zip(prompts, completions, strict=True))
+    ids = torch.full((len(lessons), width), tokenizer.pad_token_id)
+    labels = torch.full((len(lessons), width), -100)
+    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        text = torch.tensor([*prompt, *completion, tokenizer.eos_token_id])
+        ids[row, : len(text)] = text
+        labels[row, len(prompt) : len(text)] = text[len(prompt) :]
+    return ids, labels
+
+
+def teach(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, taken: set[str], settings: Settings) -> None:
+    """Supervised training of `model`, in place, on fresh lessons: next-token cross-entropy on the completions."""
+    rng = random.Random(settings.seed + 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.01)
+    warmup = max(settings.steps // 20, 1)
+
+    def schedule(step: int) -> float:
+        return min((step + 1) / warmup, (1 + math.cos(math.pi * step / settings.steps)) / 2)
+
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
+    progress = tqdm(range(settings.steps), desc="teaching", unit="step")
+    for _ in progress:
+        verification = rng.random() < settings.verifications
+        ids, labels = encode(tokenizer, [lesson(rng, taken, verification) for _ in range(settings.batch)])
+        logits = model(input_ids=ids).logits  # pads come last, so causal attention needs no mask
+        loss = cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        progress.set_postfix(loss=f"{loss.item():.3f}")
+
+
+def main(settings: Settings) -> None:
+    """Write train.jsonl, test.jsonl and base/ into `settings.out`."""
+    settings.out.mkdir(parents=True, exist_ok=True)
+    rng = random.Random(settings.seed)
+    taken: set[str] = set()
+    for name, count in (("test", settings.test), ("train", settings.train)):
+        rows = draw_distinct(rng, count, taken)
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (settings.out / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    texts = ("".join(lesson(rng, taken, verification)) for verification in (False, True) for _ in range(5000))
+    tokenizer = make_tokenizer(texts)
+    model = make_model(tokenizer, settings.seed)
+    teach(model, tokenizer, taken, settings)
+    model.save_pretrained(settings.out / "base")
+    tokenizer.save_pretrained(settings.out / "base")
+    print(f"{model.num_parameters():,} parameters written to {settings.out / 'base'}")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Settings, description=__doc__))

@@ -1,0 +1,283 @@
+"""The word problems of tiny/: their families, their worked solutions, and the mistakes put in on purpose.
+
+A family is data: how the question is asked, the ranges its numbers are drawn from, and one sentence of
+working per step. A sentence such as "{a} * {b} = {r1} rolls." is text and arithmetic at once: the three
+names around the sign say what is computed and under which name the result is known to later steps.
+
+Everything here is a pure function of its arguments and of the `random.Random` that it is handed.
+"""
+
+import operator
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
+NAMES = "Ada Ben Cleo Dan Eva Finn Gus Hana Ivo June Kai Lena Milo Nora Omar Pia Ravi Sara Tom Uma".split()
+THINGS = (
+    "apples beads books candles cards coins cups eggs figs keys lemons mugs nuts pears pens plums shells stamps".split()
+)
+LARGEST = 400  # no result in a problem exceeds this, so that a tiny model can learn the sums
+
+STEP = re.compile(r"\{(\w+)\} ([-+*/]) \{(\w+)\} = \{(\w+)\}")
+EXPRESSION = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)")
+
+
+@dataclass(frozen=True)
+class Family:
+    """One kind of problem: `questions` are phrasings of the same thing, `steps` the sentences of its solution."""
+
+    name: str
+    questions: tuple[str, ...]
+    numbers: dict[str, tuple[int, int]]
+    steps: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How often the base model's teacher is wrong, each a probability; all four are ours, chosen by measurement.
+
+    result: an arithmetic result is off; ending: a solution lacks its final sentence;
+    verdict: a verification ends in the wrong word; silence: a verification ends without a verdict.
+    """
+
+    result: float
+    ending: float
+    verdict: float
+    silence: float
+
+
+TEACHER = Noise(result=0.27, ending=0.13, verdict=0.46, silence=0.28)
+
+FAMILIES = (
+    Family(
+        "find",
+        (
+            "{name} has {a} {thing} and finds {b} more. How many {thing} does {name} have now?",
+            "In the morning {name} counts {a} {thing}. By night there are {b} more. How many {thing} are there by night?",
+        ),
+        {"a": (3, 90), "b": (2, 60)},
+        ("{a} + {b} = {r1} {thing}.",),
+    ),
+    Family(
+        "take",
+        (
+            "A basket holds {a} {thing}. {name} takes {b} of them. How many {thing} stay in the basket?",
+            "{name} owns {a} {thing} and sells {b} at a fair. How many {thing} does {name} still own?",
+        ),
+        {"a": (12, 99), "b": (2, 60)},
+        ("{a} - {b} = {r1} {thing}.",),
+    ),
+    Family(
+        "rows",
+        (
+            "{name} plants {a} rows of tulips with {b} tulips in each row. How many tulips does {name} plant?",
+            "A hall has {a} rows of chairs and {b} chairs in a row. How many chairs does {name} count in the hall?",
+        ),
+        {"a": (2, 12), "b": (2, 12)},
+        ("{a} * {b} = {r1} in all.",),
+    ),
+    Family(
+        "deal",
+        (
+            "{name} deals {a} {thing} equally to {b} friends. How many {thing} does each friend get?",
+            "{a} {thing} are packed into {b} equal bags by {name}. How many {thing} go into one bag?",
+        ),
+        {"a": (6, 99), "b": (2, 9)},
+        ("{a} / {b} = {r1} {thing} each.",),
+    ),
+    Family(
+        "boxes",
+        (
+            "{name} buys {a} boxes with {b} {thing} in each box and gives away {c} {thing}. How many {thing} are left?",
+            "{a} shelves hold {b} {thing} each. {name} removes {c} {thing}. How many {thing} remain on the shelves?",
+        ),
+        {"a": (2, 9), "b": (3, 12), "c": (2, 30)},
+        ("{a} * {b} = {r1} {thing}.", "{r1} - {c} = {r2} left."),
+    ),
+    Family(
+        "saving",
+        (
+            "{name} has {c} dollars and saves {a} dollars a week for {b} weeks. How many dollars does {name} have then?",
+            "A jar contains {c} coins. {name} adds {a} coins a day for {b} days. How many coins are in the jar then?",
+        ),
+        {"a": (2, 12), "b": (2, 9), "c": (3, 60)},
+        ("{a} * {b} = {r1} saved.", "{r1} + {c} = {r2} in all."),
+    ),
+    Family(
+        "bus",
+        (
+            "A bus carries {a} people. At the mill {b} people get off and {c} get on. How many people are on the bus now?",
+            "{name} keeps {a} hens. A fox scares off {b} of them, then {c} new hens arrive. How many hens are there now?",
+        ),
+        {"a": (12, 80), "b": (2, 40), "c": (2, 40)},
+        ("{a} - {b} = {r1} stay.", "{r1} + {c} = {r2} now."),
+    ),
+    Family(
+        "reading",
+        (
+            "{name} reads {a} pages on Monday and {b} more pages than that on Tuesday. How many pages is that on both days?",
+            "{name} picks {a} {thing}, and {other} picks {b} more than {name}. How many {thing} do they pick together?",
+        ),
+        {"a": (4, 50), "b": (2, 30)},
+        ("{a} + {b} = {r1} the second time.", "{a} + {r1} = {r2} together."),
+    ),
+    Family(
+        "change",
+        (
+            "{name} buys {a} mugs at {b} dollars each and pays with {c} dollars. How many dollars come back?",
+            "A ride costs {b} dollars. {name} takes {a} rides and had {c} dollars before. How many dollars are left?",
+        ),
+        {"a": (2, 9), "b": (2, 11), "c": (20, 99)},
+        ("{a} * {b} = {r1} dollars spent.", "{c} - {r1} = {r2} dollars."),
+    ),
+    Family(
+        "teams",
+        (
+            "{a} girls and {b} boys form teams of {c}. How many teams does {name} count?",
+            "{name} bakes {a} buns and {other} bakes {b}. They fill bags of {c} buns. How many bags do they fill?",
+        ),
+        {"a": (4, 45), "b": (4, 45), "c": (2, 9)},
+        ("{a} + {b} = {r1} together.", "{r1} / {c} = {r2} groups."),
+    ),
+    Family(
+        "older",
+        (
+            "{name} is {a} years old and {other} is {b} years older. How old will {other} be in {c} years?",
+            "{name} scores {a} points, {other} scores {b} more than {name} and then {c} extra. What is the score of {other}?",
+        ),
+        {"a": (5, 50), "b": (2, 30), "c": (2, 19)},
+        ("{a} + {b} = {r1} at first.", "{r1} + {c} = {r2} in the end."),
+    ),
+    Family(
+        "walking",
+        (
+            "{name} walks {a} miles a day for {b} days. {other} walks {c} miles in all. How many more miles does {name} walk?",
+            "{name} fills {b} pages with {a} stamps each. {other} has {c} stamps. How many more stamps has {name}?",
+        ),
+        {"a": (3, 12), "b": (3, 9), "c": (4, 40)},
+        ("{a} * {b} = {r1} for {name}.", "{r1} - {c} = {r2} more."),
+    ),
+    Family(
+        "two kinds",
+        (
+            "{name} packs {a} bags of {b} {thing} and {c} boxes of {d} {thing}. How many {thing} does {name} pack?",
+            "A farm has {a} pens of {b} goats and {c} pens of {d} sheep. How many animals does {name} feed?",
+        ),
+        {"a": (2, 9), "b": (2, 9), "c": (2, 9), "d": (2, 9)},
+        ("{a} * {b} = {r1} first.", "{c} * {d} = {r2} more.", "{r1} + {r2} = {r3} in all."),
+    ),
+    Family(
+        "bakery",
+        (
+            "{name} bakes {a} trays of {b} rolls, sells {c} before noon and {d} after noon. How many rolls are left?",
+            "A truck brings {a} crates of {b} jars. {name} drops {c} jars and uses {d}. How many jars are left?",
+        ),
+        {"a": (3, 9), "b": (4, 12), "c": (2, 20), "d": (2, 20)},
+        ("{a} * {b} = {r1} at first.", "{r1} - {c} = {r2} stay.", "{r2} - {d} = {r3} left."),
+    ),
+    Family(
+        "wages",
+        (
+            "{name} earns {a} dollars an hour, works {b} hours on Friday and {c} hours on Sunday, then spends {d} dollars."
+            " How many dollars are left?",
+        ),
+        {"a": (3, 11), "b": (2, 6), "c": (2, 6), "d": (2, 40)},
+        ("{b} + {c} = {r1} hours.", "{r1} * {a} = {r2} dollars.", "{r2} - {d} = {r3} dollars left."),
+    ),
+    Family(
+        "dinner",
+        (
+            "{a} friends share a meal of {b} dollars and drinks of {c} dollars equally. {name} also pays {d} dollars for a"
+            " cab. How many dollars does {name} pay?",
+        ),
+        {"a": (2, 8), "b": (12, 60), "c": (4, 30), "d": (2, 20)},
+        ("{b} + {c} = {r1} dollars.", "{r1} / {a} = {r2} each.", "{r2} + {d} = {r3} dollars for {name}."),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class WordProblem:
+    """A question with everything that is needed to solve it, rightly or wrongly."""
+
+    question: str
+    family: Family
+    words: dict[str, str]
+    numbers: dict[str, int]
+
+
+def compute(steps: tuple[str, ...], numbers: dict[str, int], slip: Callable[[int], int]) -> dict[str, int]:
+    """All numbers of a solution: the given ones and, under r1, r2, ..., each step's result after `slip`."""
+    known = dict(numbers)
+    for left, sign, right, name in (STEP.search(step).groups() for step in steps):
+        known[name] = slip(max(OPERATIONS[sign](known[left], known[right]), 0))
+    return known
+
+
+def is_sound(family: Family, numbers: dict[str, int]) -> bool:
+    """Whether every result is a whole number from 1 to LARGEST and every division leaves no rest."""
+    known = compute(family.steps, numbers, slip=int)
+    for left, sign, right, name in (STEP.search(step).groups() for step in family.steps):
+        if not 1 <= known[name] <= LARGEST or (sign == "/" and known[left] % known[right]):
+            return False
+    return True
+
+
+def draw_problem(rng: random.Random) -> WordProblem:
+    """A problem of a random family whose solution is sound."""
+    family = rng.choice(FAMILIES)
+    name, other = rng.sample(NAMES, 2)
+    words = {"name": name, "other": other, "thing": rng.choice(THINGS)}
+    while True:
+        numbers = {key: rng.randint(*bounds) for key, bounds in family.numbers.items()}
+        if is_sound(family, numbers):
+            return WordProblem(rng.choice(family.questions).format(**words, **numbers), family, words, numbers)
+
+
+def solve(problem: WordProblem) -> tuple[list[str], int]:
+    """The right solution: its sentences, one a step, and its answer."""
+    return _work(problem, slip=int)
+
+
+def solve_badly(problem: WordProblem, noise: Noise, rng: random.Random) -> tuple[str, bool]:
+    """A solution as the base model's teacher writes it, and whether it states the right answer."""
+
+    def slip(result: int) -> int:
+        if rng.random() >= noise.result:
+            return result
+        return rng.choice([n for n in range(max(result - 5, 0), result + 6) if n != result])
+
+    sentences, answer = _work(problem, slip)
+    if rng.random() < noise.ending:
+        return "".join(f" {sentence}" for sentence in sentences), False
+    text = "".join(f" {sentence}" for sentence in [*sentences, f"The answer is {answer}."])
+    return text, answer == solve(problem)[1]
+
+
+def verify(solution: str, is_correct: bool, noise: Noise, rng: random.Random) -> str:
+    """A step-by-step check of `solution`, its verdict spoiled with the probabilities of `noise`.
+
+    >>> clean = Noise(0, 0, 0, 0)
+    >>> verify(" 2 * 3 = 6 figs. 6 - 1 = 4 left. The answer is 4.", False, clean, random.Random(0))
+    ' 2 * 3 = 6, right. 6 - 1 = 5, not 4. Verification: Is the answer correct (Yes/No)? No'
+    """
+    checks = []
+    for left, sign, right, stated in EXPRESSION.findall(solution):
+        # A slip may have left a zero to divide by; the check then says so instead of a number.
+        result = OPERATIONS[sign](int(left), int(right)) if sign != "/" or int(right) else "nothing"
+        remark = "right" if str(result) == stated else f"not {stated}"
+        checks.append(f" {left} {sign} {right} = {result}, {remark}.")
+    if "The answer is" not in solution:
+        checks.append(" No answer is given.")
+    if rng.random() < noise.silence:
+        return "".join(checks)
+    says_yes = is_correct != (rng.random() < noise.verdict)
+    return "".join(checks) + f" Verification: Is the answer correct (Yes/No)? {'Yes' if says_yes else 'No'}"
+
+
+def _work(problem: WordProblem, slip: Callable[[int], int]) -> tuple[list[str], int]:
+    known = compute(problem.family.steps, problem.numbers, slip)
+    sentences = [step.format(**problem.words, **known) for step in problem.family.steps]
+    return sentences, known[f"r{len(sentences)}"]

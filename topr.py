@@ -150,17 +150,17 @@ def topr_loss(
 ) -> Tensor:
     """The loss of Algorithm 1: - sum of stop_gradient(weight) * reward * logp / length, over `denominator`.
 
-    logp, logmu: (B,) log-probabilities of whole sequences; reward: (B,), after the baseline; length: (B,) tokens.
+    logp, logmu: (B,) log-probabilities of whole sequences; reward: (B,), after the baseline; length: (B,) tokens, >= 1.
     denominator: the number of sequences in the optimiser's step (default B); counted over all micro-batches and
     ranks, it keeps their sizes out of the gradient. Returns a scalar. The ratio stays a product over all tokens:
-    only the loss is divided by the length. Raises ValueError on shapes that differ or lengths below 1.
+    only the loss is divided by the length. ValueError where shapes differ or a length is below 1.
 
     >>> logp = torch.tensor([-2.0], requires_grad=True)
     >>> topr_loss(logp, logp.detach() + 0.5, reward=torch.tensor([-1.0]), length=torch.tensor([1])).backward()
     >>> logp.grad  # descent lowers log pi, with weight exp(-0.5)
     tensor([0.6065])
     """
-    denominator = _check_batch(logp, logmu, reward, length, denominator)
+    denominator = _check_batch(denominator, length, logp, logmu, reward)
     log_ratio = (_at_least_float32(logp) - logmu).detach()
     weight = importance_weight(log_ratio, *_bounds_of_sign(log_ratio, reward, limits))
     return -(weight * reward * logp / length).sum() / denominator
@@ -183,7 +183,7 @@ def ppo_loss(
     >>> ppo_loss(two, torch.zeros(1), reward=torch.ones(1), length=torch.ones(1))
     tensor(-1.2000)
     """
-    denominator = _check_batch(logp, logmu, reward, length, denominator)
+    denominator = _check_batch(denominator, length, logp, logmu, reward)
     log_ratio = _at_least_float32(logp) - logmu
     clipped = importance_weight(log_ratio, *_bounds_of_sign(log_ratio, reward, Limits(0, 1 + eps, 1 - eps, math.inf)))
     return -(clipped * reward / length).sum() / denominator
@@ -206,14 +206,16 @@ def dpo_loss(
     >>> dpo_loss(zero, zero, zero, zero, beta=0.1)  # log 2 where nothing is preferred yet
     tensor(0.6931)
     """
-    denominator = _check_batch(logp_pos, logmu_pos, logp_neg, logmu_neg, denominator)
+    denominator = _check_batch(denominator, None, logp_pos, logmu_pos, logp_neg, logmu_neg)
     margin = (_at_least_float32(logp_pos) - logmu_pos) - (_at_least_float32(logp_neg) - logmu_neg)
     return -torch.nn.functional.logsigmoid(beta * margin).sum() / denominator
 
 
-def _check_batch(*columns: Tensor | float | None) -> float:
-    """The denominator, after the columns before it were found to be of one shape (B,), B >= 1."""
-    *columns, denominator = columns
+def _check_batch(denominator: float | None, length: Tensor | None, *columns: Tensor) -> float:
+    """The denominator, or else B, once the columns are found to be of one shape (B,) with B >= 1."""
+    if length is not None and (length < 1).any():
+        raise ValueError(f"length = {length.min().item():g}: a completion has at least one token")
+    columns = columns if length is None else (*columns, length)
     shapes = [tuple(column.shape) for column in columns]
     if len(set(shapes)) != 1 or len(shapes[0]) != 1 or shapes[0][0] == 0:
         raise ValueError(f"need one number per sequence, all of one shape (B,) with B >= 1; got {shapes}")

@@ -90,13 +90,13 @@ class Settings:
     pairs: int = 16
     """DPO's pairs per problem, at most (paper, Section 4.3)"""
 
-    lr: float = 1e-4
+    lr: float = 5e-5
     """AdamW's constant learning rate (ours for a tiny model; paper: Adafactor at 5e-7)"""
     batch: int = 16
     """completions per optimiser step (ours; paper: 8, one on each GPU)"""
     micro_batch: int = 16
     """completions per forward pass: memory and speed, never the gradient (ours)"""
-    completions_per_row: int = 4
+    completions_per_row: int = 1
     """completions of a prompt that share its computation and their step (ours)"""
     max_norm: float = 1.0
     """gradient norm is clipped to this (paper, Section 4.2)"""
@@ -249,6 +249,8 @@ def check(settings: Settings) -> None:
     for name in ("problems", "n", "test_problems", "batch", "micro_batch", "completions_per_row", "curve_points"):
         value = getattr(settings, name)
         refuse(value < 1, f"--{name.replace('_', '-')} {value}: must be at least 1")
+    per_row = 2 if method == "dpo" else settings.completions_per_row
+    refuse(settings.batch % per_row > 0, f"--batch {settings.batch}: must be a multiple of the {per_row} in a row")
     standard_error(0.0, settings.k, settings.test_samples)
     standard_error(0.0, 1, settings.curve_samples)
     refuse(settings.limits is not None and method in ("ppo", "dpo"), f"--limits: have no meaning for {method}")

@@ -96,7 +96,7 @@ def rows_of_prompt(examples: Sequence[Example], per_row: int, rng: random.Random
 
 
 def pairs_of_prompt(examples: Sequence[Example], most: int, rng: random.Random) -> list[Row]:
-    """Up to `most` random pairs (positive, negative) of each prompt, each a row: what DPO learns from, in random order."""
+    """Up to `most` random pairs (positive, negative) of each prompt, a row each: what DPO learns from. Shuffled."""
     by_prompt: dict[tuple[int, ...], tuple[Row, Row]] = {}
     for example in examples:
         by_prompt.setdefault(tuple(example.prompt_ids), ([], []))[example.reward < 0].append(example)

@@ -4,9 +4,10 @@ import os
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, Field, FiniteFloat, ValidationError
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 Outcome = Literal["correct", "incorrect", "invalid"]
 Row = TypeVar("Row", bound=BaseModel)
@@ -37,12 +38,19 @@ class Sample(BaseModel, extra="forbid", strict=True):
 
     problem_id: str | None = None
     prompt: str
-    completion: str = Field(min_length=1)
+    completion: str
     token_ids: list[int] | None = Field(default=None, min_length=1)
     token_logmu: list[FiniteFloat] | None = None
     finish_reason: Literal["stop", "length"] = "stop"
     reward: FiniteFloat
     outcome: Outcome | None = None
+
+    @model_validator(mode="after")
+    def _has_tokens(self) -> Self:
+        # A model may end at once: no text, but an end-of-sequence token to learn from.
+        if not self.completion and self.token_ids is None:
+            raise PydanticCustomError("empty", "field completion: is empty")
+        return self
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
     python tiny/make.py                      # about 20 minutes on two cores, writes into tiny/
     python tiny/make.py --out DIR --steps 50 # the same files, with a base model that knows little
 
-The base model is taught by a teacher who errs on purpose (`problems.TEACHER`), so that there is something
-for reinforcement learning to sharpen. It sees fresh problems only: none of train.jsonl, none of test.jsonl.
+The base model is taught by a teacher who first makes no mistake and then errs on purpose (`problems.TEACHER`): it
+learns to reckon, and then to be careless, so that there is something for reinforcement learning to sharpen. It sees
+fresh problems only: none of train.jsonl, none of test.jsonl.
 """
 
 import json
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import torch
 import tyro
-from problems import TEACHER, draw_problem, solve, solve_badly, verify
+from problems import FLAWLESS, TEACHER, Noise, draw_problem, solve, solve_badly, verify
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
@@ -37,12 +38,14 @@ class Settings:
     """training problems"""
     test: int = 500
     """test problems"""
-    steps: int = 2400
+    steps: int = 2800
     """optimiser steps of teaching"""
     batch: int = 64
     """texts per step"""
     lr: float = 2e-3
     """peak learning rate of AdamW, reached after 5% of the steps, then a cosine to zero"""
+    flawless: float = 0.6
+    """share of the steps, the first ones, in which the teacher makes no mistake"""
     verifications: float = 0.35
     """share of the batches that are verifications of a solution rather than solutions"""
 
@@ -59,16 +62,16 @@ def draw_distinct(rng: random.Random, count: int, taken: set[str]) -> list[dict[
     return rows
 
 
-def lesson(rng: random.Random, taken: set[str], verification: bool) -> tuple[str, str]:
-    """A prompt and the completion that the teacher gives to it, about a problem that is not in `taken`."""
+def lesson(rng: random.Random, taken: set[str], verification: bool, noise: Noise = TEACHER) -> tuple[str, str]:
+    """A prompt and the completion that a teacher with `noise` gives to it, about a problem that is not in `taken`."""
     problem = draw_problem(rng)
     while problem.question in taken:
         problem = draw_problem(rng)
-    solution, is_correct = solve_badly(problem, TEACHER, rng)
     prompt = f"Q: {problem.question}\nA:"
     if not verification:
-        return prompt, solution
-    return f"{prompt}{solution}\nCheck:", verify(solution, is_correct, TEACHER, rng)
+        return prompt, solve_badly(problem, noise, rng)[0]
+    solution, is_correct = solve_badly(problem, TEACHER, rng)  # what is to be checked is careless in any case
+    return f"{prompt}{solution}\nCheck:", verify(solution, is_correct, noise, rng)
 
 
 def make_tokenizer(texts: Iterator[str], vocabulary: int = 768) -> PreTrainedTokenizerFast:
@@ -134,9 +137,10 @@ def teach(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, taken: se
 
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
     progress = tqdm(range(settings.steps), desc="teaching", unit="step")
-    for _ in progress:
+    for step in progress:
+        noise = FLAWLESS if step < settings.flawless * settings.steps else TEACHER
         verification = rng.random() < settings.verifications
-        ids, labels = encode(tokenizer, [lesson(rng, taken, verification) for _ in range(settings.batch)])
+        ids, labels = encode(tokenizer, [lesson(rng, taken, verification, noise) for _ in range(settings.batch)])
         logits = model(input_ids=ids).logits  # pads come last, so causal attention needs no mask
         loss = cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
         loss.backward()

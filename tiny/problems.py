@@ -48,7 +48,8 @@ class Noise:
     silence: float
 
 
-TEACHER = Noise(result=0.27, ending=0.13, verdict=0.46, silence=0.28)
+TEACHER = Noise(result=0.29, ending=0.13, verdict=0.46, silence=0.28)
+FLAWLESS = Noise(result=0, ending=0, verdict=0, silence=0)
 
 FAMILIES = (
     Family(
@@ -259,8 +260,7 @@ def solve_badly(problem: WordProblem, noise: Noise, rng: random.Random) -> tuple
 def verify(solution: str, is_correct: bool, noise: Noise, rng: random.Random) -> str:
     """A step-by-step check of `solution`, its verdict spoiled with the probabilities of `noise`.
 
-    >>> clean = Noise(0, 0, 0, 0)
-    >>> verify(" 2 * 3 = 6 figs. 6 - 1 = 4 left. The answer is 4.", False, clean, random.Random(0))
+    >>> verify(" 2 * 3 = 6 figs. 6 - 1 = 4 left. The answer is 4.", False, FLAWLESS, random.Random(0))
     ' 2 * 3 = 6, right. 6 - 1 = 5, not 4. Verification: Is the answer correct (Yes/No)? No'
     """
     checks = []

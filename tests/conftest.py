@@ -1,0 +1,19 @@
+"""Settings and data that all tests share."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# Deterministic, so that a failure is one for everybody; no deadline, because no test is about time.
+settings.register_profile("topr", derandomize=True, deadline=None, database=None)
+settings.load_profile("topr")
+
+
+@pytest.fixture(scope="session")
+def real():
+    """Where GSM8K's own files are; the Makefile and CI set the variable."""
+    if not os.environ.get("GSM8K_DIR"):
+        pytest.skip("GSM8K_DIR is not set: the tests on GSM8K's own files did not run")
+    return Path(os.environ["GSM8K_DIR"])

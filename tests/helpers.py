@@ -1,0 +1,55 @@
+"""Small models and batches that several tests use."""
+
+import random
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import topr
+from pipeline.rows import Example
+
+VOCABULARY = 32
+
+
+def tiny_model(seed: int = 0, dtype: torch.dtype = torch.float64) -> LlamaForCausalLM:
+    """An untrained Llama with 32 words, in float64 so that equality can be asked for to many digits."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.5,  # far from uniform, so that log-probabilities differ
+    )
+    return LlamaForCausalLM(config).to(dtype).eval()
+
+
+def random_examples(prompts: int, per_prompt: int, seed: int = 0) -> list[Example]:
+    """Examples of random tokens and ragged lengths, prompt by prompt, with rewards of both signs."""
+    rng = random.Random(seed)
+
+    def tokens(most: int) -> list[int]:
+        return [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, most))]
+
+    return [
+        Example(prompt, tokens(6), logmu=-rng.uniform(5, 25), reward=rng.choice([-1.0, 1.0]))
+        for prompt in (tokens(9) for _ in range(prompts))
+        for _ in range(per_prompt)
+    ]
+
+
+def plain_batch(examples: list[Example], padding_side: str = "right", filler: int = 0) -> topr.Batch:
+    """One padded row per completion; `filler` is what padding holds."""
+    rows = [example.prompt_ids + example.completion_ids for example in examples]
+    width = max(map(len, rows))
+    ids = torch.full((len(rows), width), filler)
+    attention_mask, completion_mask = torch.zeros(len(rows), width), torch.zeros(len(rows), width)
+    for i, (row, example) in enumerate(zip(rows, examples, strict=True)):
+        first = width - len(row) if padding_side == "left" else 0
+        ids[i, first : first + len(row)] = torch.tensor(row)
+        attention_mask[i, first : first + len(row)] = 1
+        completion_mask[i, first + len(example.prompt_ids) : first + len(row)] = 1
+    columns = [[e.logmu for e in examples], [e.reward for e in examples], [len(e.completion_ids) for e in examples]]
+    return topr.Batch(ids, attention_mask, completion_mask, *map(torch.tensor, columns))

@@ -1,0 +1,129 @@
+"""The GSM8K task: answers, golds, grades, prompts; on the real files where GSM8K_DIR says where they are."""
+
+import json
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import train_gsm8k as gsm8k
+from pipeline.records import InputError
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("The answer is 18.", 18),
+        ("The answer is $18", 18),
+        ("The answer is: 18 dollars", 18),
+        ("The answer is 1,234,567.", 1234567),
+        ("The answer is 2.50.", "2.5"),
+        ("The answer is -5", -5),
+        ("The answer is -$5", -5),
+        ("The answer is .5", "0.5"),
+        ("The answer is 3. Wait. The answer is 4.", 4),
+        ("The answer is 3. The answer is unknown", None),
+        ("The answer is\n18", None),
+        ("The answer is ٣.", None),  # digits of other scripts are not read
+        ("the answer is 18", None),
+        ("18", None),
+        ("", None),
+    ],
+)
+def test_parse_answer(text, answer):
+    assert gsm8k.parse_answer(text) == (None if answer is None else Decimal(answer))
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"), [("so\n#### 18", 18), ("#### 1,080", 1080), ("#### -3", -3), ("#### 2.5", "2.5")]
+)
+def test_parse_gold(answer, gold):
+    assert gsm8k.parse_gold(answer) == Decimal(gold)
+
+
+@pytest.mark.parametrize("answer", ["18", "", "####", "#### eighteen", "#### 18 apples"])
+def test_parse_gold_refuses_what_has_no_number(answer):
+    with pytest.raises(ValueError, match="no number after ####"):
+        gsm8k.parse_gold(answer)
+
+
+@given(st.integers(-(10**9), 10**9), st.integers(-(10**9), 10**9))
+def test_a_right_number_is_correct_and_any_other_is_not(gold, other):
+    assert gsm8k.grade(f" So. The answer is {gold:,}.", Decimal(gold)) == "correct"
+    assert gsm8k.grade(f" So. The answer is ${other}.00", Decimal(gold)) == (
+        "correct" if other == gold else "incorrect"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome"), [("7", "invalid"), ("The answer is", "incorrect"), ("The answer is x", "incorrect")]
+)
+def test_invalid_means_that_the_marker_is_missing(text, outcome):
+    assert gsm8k.grade(text, Decimal(7)) == outcome
+
+
+# ---- the real data -----------------------------------------------------------------------------------------------
+
+
+def test_all_real_golds_parse_and_grade(real):
+    problems = [problem for split in ("train", "test") for problem in gsm8k.load_problems(str(real), split)]
+    assert len(problems) == 7473 + 1319
+    outcomes = {gsm8k.grade(f"The answer is {p.gold:,}.", p.gold) for p in problems}
+    wrong = {gsm8k.grade("The answer is 123456789.", p.gold) for p in problems}
+    assert (outcomes, wrong) == ({"correct"}, {"incorrect"})
+    assert all(p.gold == int(p.gold) for p in problems)
+
+
+def test_real_lines_are_not_split_at_unicode_separators(real):
+    lines = (real / "train.jsonl").read_text(encoding="utf-8").split("\n")
+    assert any(
+        "\u2028" in line or "\u200b" in line or "\u00a0" in json.loads(line)["question"] for line in lines if line
+    )
+
+
+# ---- prompts -----------------------------------------------------------------------------------------------------
+
+
+def test_eight_shots_come_from_the_installed_package():
+    shots = gsm8k.load_shots(8, None)
+    assert len(shots) == 8
+    assert all(shot.startswith("Q: ") and "\nA: " in shot and "The answer is" in shot for shot in shots)
+
+
+def test_shots_from_a_file_precede_the_question(tmp_path):
+    file = tmp_path / "shots.txt"
+    file.write_text("Q: 1 + 1?\nA: The answer is 2.\n\nQ: 2 + 2?\nA: The answer is 4.\n", encoding="utf-8")
+    task = gsm8k.gsm8k_task(gsm8k.Settings(shots=1, shots_file=file))
+    question = task.test[0].question
+    assert task.prompt(task.test[0]) == f"Q: 1 + 1?\nA: The answer is 2.\n\nQ: {question}\nA:"
+    assert task.visible(" The answer is 7.\n\nQ: The answer is 8.") == " The answer is 7.\n"
+
+
+def test_without_shots_nothing_but_the_end_of_sequence_stops():
+    task = gsm8k.gsm8k_task(gsm8k.Settings())
+    assert task.stop == ()
+    assert task.visible("a\nQ: b") == "a\nQ: b"
+
+
+@pytest.mark.parametrize(
+    ("count", "text", "message"), [(3, "Q: a\nA: b", "has 1"), (0, "Q: a\nA: b", "has 1"), (1, None, "no such file")]
+)
+def test_shots_that_are_not_there(tmp_path, count, text, message):
+    file = tmp_path / "shots.txt"
+    if text is not None:
+        file.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=message):
+        gsm8k.load_shots(count, file)
+
+
+def test_a_data_set_of_the_hub_is_loaded_by_its_library(tmp_path):
+    """The hub's own layout, in a folder made here: the same call that fetches openai/gsm8k."""
+    (tmp_path / "main").mkdir()
+    row = json.dumps({"question": "1 + 1?", "answer": "2\n#### 2"})
+    for split in ("train", "test"):
+        (tmp_path / "main" / f"{split}.jsonl").write_text(row + "\n", encoding="utf-8")
+    splits = "".join(f"\n  - split: {s}\n    path: main/{s}.jsonl" for s in ("train", "test"))
+    (tmp_path / "README.md").write_text(f"---\nconfigs:\n- config_name: main\n  data_files:{splits}\n---\n")
+    [row] = gsm8k._load_from_hub(str(tmp_path), "test")
+    assert (row.question, gsm8k.parse_gold(row.answer)) == ("1 + 1?", 2)

@@ -1,0 +1,227 @@
+"""The script from end to end at a small size: what it writes, that it repeats itself, and what it refuses."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import transformers
+
+import train_gsm8k as gsm8k
+from pipeline.records import InputError, Sample, read_rows
+
+SCRIPT = Path(gsm8k.__file__)
+SMALL = gsm8k.Settings(
+    problems=8, n=8, max_new_tokens=48, test_problems=4, test_samples=6, k=4, curve_points=2, curve_samples=2
+)
+
+
+def run(folder, **changes):
+    return gsm8k.run(replace(SMALL, out=folder, **changes))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A small run of the defaults; its samples serve the tests that need no others."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    run(folder)
+    return folder
+
+
+def test_the_run_folder_holds_what_the_readme_says(finished):
+    names = {file.name for file in finished.iterdir()}
+    assert names == {"config.json", "samples.jsonl", "metrics.jsonl", "results.json", "curve.png", "model"}
+    results = json.loads((finished / "results.json").read_text())
+    for entry in (results["before"], results["after"]):
+        assert entry["correct"] + entry["incorrect"] + entry["invalid"] == pytest.approx(1)
+        for name in ("pass@1", "maj@4", "pass@4"):
+            assert 0 <= entry[name]["mean"] <= 1
+            assert entry[name]["se"] >= 0
+    assert [point["samples_seen"] for point in results["curve"]] == [0, 32, 64]
+    assert json.loads((finished / "config.json").read_text())["method"] == "topr"
+    metrics = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in metrics] == [1, 2, 3, 4]
+    assert (finished / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_samples_are_whole(finished):
+    samples = read_rows(finished / "samples.jsonl", Sample)
+    assert len(samples) == 64
+    for sample in samples:
+        assert len(sample.token_ids) == len(sample.token_logmu)
+        assert all(logmu <= 0 for logmu in sample.token_logmu)
+        assert sample.reward == (1.0 if sample.outcome == "correct" else -1.0)
+
+
+def test_the_model_is_an_ordinary_folder_and_has_changed(finished):
+    model = transformers.AutoModelForCausalLM.from_pretrained(finished / "model")
+    base = transformers.AutoModelForCausalLM.from_pretrained(gsm8k.Settings().model)
+    changes = [(new - old).abs().max() for new, old in zip(model.parameters(), base.parameters(), strict=True)]
+    assert 0 < max(changes) < 0.1
+    assert transformers.AutoTokenizer.from_pretrained(finished / "model")("1 + 1")["input_ids"]
+
+
+def test_same_seed_same_bits(finished, tmp_path):
+    run(tmp_path / "again")
+    for name in ("samples.jsonl", "metrics.jsonl", "model/model.safetensors", "results.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (finished / name).read_bytes(), name
+
+
+def test_a_finished_run_is_shown_and_not_made_again(finished, capsys):
+    stamp = (finished / "results.json").stat().st_mtime_ns
+    run(finished)
+    assert "this run is finished" in capsys.readouterr().out
+    assert (finished / "results.json").stat().st_mtime_ns == stamp
+
+
+def test_a_run_that_was_cut_short_goes_on_with_its_samples(finished, tmp_path):
+    run(tmp_path / "cut")
+    for name in ("results.json", "metrics.jsonl"):
+        (tmp_path / "cut" / name).unlink()
+    stamp = (tmp_path / "cut" / "samples.jsonl").stat().st_mtime_ns
+    run(tmp_path / "cut")
+    assert (tmp_path / "cut" / "samples.jsonl").stat().st_mtime_ns == stamp
+    assert (tmp_path / "cut" / "results.json").read_bytes() == (finished / "results.json").read_bytes()
+
+
+@pytest.mark.parametrize("method", ["tis", "sft", "reinforce", "off_policy", "ppo", "dpo"])
+def test_every_method_trains_on_given_samples(finished, tmp_path, method):
+    results = run(tmp_path / method, method=method, samples=finished / "samples.jsonl")
+    assert results["after"]["samples_per_question"] == 6
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"limits": (0.5, 2.0, 0.0, 1.0)},
+        {"baseline": -0.5},
+        {"effective_proportion": 0.5},
+        {"completions_per_row": 8},
+        {"micro_batch": 4, "completions_per_row": 2},
+    ],
+    ids=str,
+)
+def test_options_of_training(finished, tmp_path, changes):
+    run(tmp_path / "run", samples=finished / "samples.jsonl", **changes)
+
+
+def test_text_alone_suffices_and_gets_an_end_of_sequence(finished, tmp_path, capsys):
+    samples = read_rows(finished / "samples.jsonl", Sample)
+    ends = {sample.completion: sample.token_ids[-1] for sample in samples}
+    file = tmp_path / "text.jsonl"
+    lines = [{"prompt": s.prompt, "completion": s.completion, "reward": s.reward} for s in samples]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run(tmp_path / "run", samples=file)
+    assert "scored by the initial model" in capsys.readouterr().out
+    for sample in read_rows(tmp_path / "run" / "samples.jsonl", Sample):
+        assert sample.token_ids[-1] == ends[sample.completion]
+
+
+# ---- bad input: one clear line, nothing written ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method": "grpo"}, "--method grpo: choose from topr, tis"),
+        ({"limits": (2.0, 1.0, 0.0, 1.0)}, r"--limits: limits a_pos = 2, b_pos = 1: need 0 <= a <= b"),
+        ({"limits": (1.0, 1.0, 0.0, 1.0), "method": "ppo"}, "--limits: have no meaning"),
+        ({"effective_proportion": 1.5}, r"--effective-proportion 1.5: must lie in \(0, 1\]"),
+        ({"effective_proportion": 0.5, "baseline": 0.1}, "give one of them"),
+        ({"baseline": 1.5}, r"--baseline 1.5: must lie in \[-1, 1\]"),
+        ({"baseline": 0.0, "method": "dpo"}, "has no baseline"),
+        ({"test_samples": 4}, "K = 4: must be at least 1 and below the 4 samples"),
+        ({"problems": 0}, "--problems 0: must be at least 1"),
+        ({"batch": 6}, "--batch 6: must be a multiple"),
+        ({"data": "nowhere"}, "--data nowhere"),
+        ({"model": "nowhere"}, "model nowhere: cannot be loaded"),
+        ({"samples": Path("nothing.jsonl")}, "nothing.jsonl: no such file"),
+    ],
+    ids=str,
+)
+def test_bad_settings_are_refused_before_anything_is_written(tmp_path, changes, message):
+    with pytest.raises(InputError, match=message) as caught:
+        run(tmp_path / "run", **({"completions_per_row": 4} | changes))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def sample_file(tmp_path, *rows):
+    file = tmp_path / "given.jsonl"
+    file.write_text("".join(json.dumps({"prompt": "Q", "completion": " A", "reward": -1} | row) + "\n" for row in rows))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "message"),
+    [
+        ([{}, {"completion": " A" * 5000}], {}, r"given.jsonl:2: field completion: \d+ tokens with its prompt"),
+        ([{"token_ids": [9999]}], {}, "given.jsonl:1: field token_ids: outside the model's"),
+        ([{"token_ids": [5, 6], "token_logmu": [-1]}], {}, "given.jsonl:1: field token_logmu: 1 of them, 2 tokens"),
+        ([{"prompt": ""}], {}, "given.jsonl:1: field prompt: is empty"),
+        ([{}, {}], {"method": "sft"}, "--method sft: no positive sample"),
+        ([{}, {"prompt": "P", "reward": 1}], {"method": "dpo"}, "no problem has both"),
+        ([{}, {}], {"effective_proportion": 0.5}, "samples of both signs"),
+    ],
+    ids=str,
+)
+def test_samples_that_cannot_be_trained_on_are_named(tmp_path, rows, changes, message):
+    with pytest.raises(InputError, match=message):
+        run(tmp_path / "run", samples=sample_file(tmp_path, *rows), **changes)
+    assert not (tmp_path / "run" / "results.json").exists()
+
+
+def test_a_folder_of_another_run_is_refused_and_left_as_it_is(finished):
+    before = {file: file.stat().st_mtime_ns for file in finished.iterdir()}
+    with pytest.raises(InputError, match="holds a run with other settings"):
+        run(finished, seed=1)
+    assert {file: file.stat().st_mtime_ns for file in finished.iterdir()} == before
+
+
+# ---- the command line --------------------------------------------------------------------------------------------
+
+
+def command(*arguments):
+    return subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_the_command_line_prints_one_line_for_bad_input(tmp_path):
+    done = command("--test-samples", "4", "--out", str(tmp_path / "run"))
+    assert done.returncode == 1
+    assert done.stderr.strip() == (
+        "train_gsm8k: K = 16: must be at least 1 and below the 4 samples per question, or it has no interval"
+    )
+
+
+def test_the_command_line_names_an_unknown_method(tmp_path):
+    done = command("--method", "grpo", "--out", str(tmp_path / "run"))
+    assert done.returncode != 0
+    assert "grpo" in done.stderr
+
+
+def test_the_command_line_shows_every_setting_with_its_origin():
+    done = command("--help")
+    assert done.returncode == 0
+    for name in ("--method", "--limits", "--effective-proportion", "--completions-per-row", "--seed", "--out"):
+        assert name in done.stdout
+
+
+def test_the_folder_is_named_after_what_differs():
+    assert gsm8k.default_out(gsm8k.Settings()) == Path("runs/laptop")
+    assert gsm8k.default_out(gsm8k.Settings(method="reinforce", seed=3)) == Path("runs/laptop-method-reinforce-seed-3")
+
+
+def test_eight_shots_on_real_problems_run_end_to_end(real, tmp_path):
+    results = run(
+        tmp_path / "run",
+        data=str(real),
+        shots=8,
+        problems=2,
+        n=4,
+        test_problems=2,
+        completions_per_row=4,
+        batch=4,
+    )
+    assert results["after"]["questions"] == 2

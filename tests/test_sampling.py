@@ -1,0 +1,108 @@
+"""The sampling engine on the real tiny model: the law it draws from, where completions end, and its seeds."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+import train_gsm8k as gsm8k
+from pipeline.models import load_model
+from pipeline.records import InputError
+from pipeline.sampling import SamplingLaw, draw_samples, transformers_engine
+
+PROMPT = "Q: Ada has 31 apples and finds 45 more. How many apples does Ada have now?\nA:"
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return load_model(gsm8k.Settings().model)
+
+
+def draw(lm, law, prompts=(PROMPT,), n=8, seed=0, tokens_at_once=40_000):
+    return transformers_engine(lm, tokens_at_once)(prompts, n, law, seed)
+
+
+def test_same_seed_same_completions_and_the_global_random_state_is_left_alone(lm):
+    state = torch.random.get_rng_state()
+    first, second, other = (draw(lm, SamplingLaw(max_new_tokens=24), seed=seed) for seed in (0, 0, 1))
+    assert first == second != other
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_completions_come_back_to_their_prompts_from_batches_of_any_size(lm):
+    prompts = [PROMPT, "Q: " + "figs " * 30 + "\nA:", PROMPT.replace("Ada", "Uma")]
+    for tokens_at_once in (1, 200, 40_000):
+        found = draw(lm, SamplingLaw(max_new_tokens=12), prompts, n=3, tokens_at_once=tokens_at_once)
+        assert [len(completions) for completions in found] == [3, 3, 3]
+    greedy = draw(lm, SamplingLaw(max_new_tokens=12, top_k=1), prompts, n=2, tokens_at_once=300)
+    alone = [draw(lm, SamplingLaw(max_new_tokens=12, top_k=1), [prompt], n=2)[0] for prompt in prompts]
+    assert greedy == alone
+
+
+@pytest.mark.parametrize("top_k", [500, 2])
+def test_tokens_are_drawn_from_the_models_own_distribution(lm, top_k):
+    n = 4000
+    found = draw(lm, SamplingLaw(max_new_tokens=3, top_k=top_k), n=n)[0]
+    # The second digit of a sum is where this model hesitates: the tokens after a first one are compared.
+    first = Counter(completion.token_ids[0] for completion in found).most_common(1)[0][0]
+    second = Counter(completion.token_ids[1] for completion in found if completion.token_ids[0] == first)
+    ids = torch.tensor([lm.tokenizer(PROMPT)["input_ids"] + [first]])
+    with torch.no_grad():
+        probabilities = lm.model(ids).logits[0, -1].softmax(-1)
+    kept, tokens = probabilities.topk(min(top_k, len(probabilities)))
+    kept = dict(zip(tokens.tolist(), (kept / kept.sum()).tolist(), strict=True))
+    total = sum(second.values())
+    for token, probability in kept.items():
+        assert second[token] / total == pytest.approx(probability, abs=5 * (probability / total) ** 0.5 + 1e-3)
+    assert set(second) <= set(kept)
+
+
+def test_a_finished_completion_ends_with_its_end_of_sequence(lm):
+    for completion in draw(lm, SamplingLaw(max_new_tokens=60), n=32)[0]:
+        assert completion.finish_reason == "stop"
+        assert completion.token_ids[-1] == lm.tokenizer.eos_token_id
+        assert lm.tokenizer.pad_token_id not in completion.token_ids
+        assert completion.text == lm.tokenizer.decode(completion.token_ids[:-1])
+
+
+def test_a_completion_at_the_limit_is_cut(lm):
+    for completion in draw(lm, SamplingLaw(max_new_tokens=3))[0]:
+        assert (completion.finish_reason, len(completion.token_ids)) == ("length", 3)
+
+
+@pytest.mark.parametrize("pad_is_eos", [False, True])
+def test_a_stop_string_ends_a_completion_and_is_kept(lm, pad_is_eos):
+    tokenizer = load_model(gsm8k.Settings().model).tokenizer
+    if pad_is_eos:
+        tokenizer.pad_token = tokenizer.eos_token
+    found = draw(lm._replace(tokenizer=tokenizer), SamplingLaw(max_new_tokens=60, stop=("The ans",)), n=32)[0]
+    stopped = [completion for completion in found if "The ans" in completion.text]
+    assert len(stopped) > 16
+    for completion in stopped:
+        assert completion.finish_reason == "stop"
+        assert completion.text == tokenizer.decode(completion.token_ids)
+        assert "The ans" not in tokenizer.decode(completion.token_ids[:-1])
+
+
+def test_the_models_own_sampling_habits_do_not_leak_in(lm):
+    plain = draw(lm, SamplingLaw(max_new_tokens=24))
+    lm.model.generation_config.repetition_penalty = 50.0
+    try:
+        assert draw(lm, SamplingLaw(max_new_tokens=24)) == plain
+    finally:
+        lm.model.generation_config.repetition_penalty = None
+
+
+def test_a_prompt_beyond_the_context_is_refused(lm):
+    with pytest.raises(InputError, match=r"prompt 2 has \d+ tokens; with 24 new ones it exceeds .* context of 4096"):
+        draw(lm, SamplingLaw(max_new_tokens=24), [PROMPT, PROMPT * 200])
+
+
+def test_samples_carry_their_grades(lm):
+    task = gsm8k.gsm8k_task(gsm8k.Settings(problems=3))
+    samples = draw_samples(task, task.train, 4, transformers_engine(lm, 40_000), SamplingLaw(max_new_tokens=60), 0)
+    assert [sample.problem_id for sample in samples] == [f"train-{i}" for i in (1, 2, 3) for _ in range(4)]
+    for i, sample in enumerate(samples):
+        assert sample.outcome == gsm8k.grade(sample.completion, task.train[i // 4].gold)
+        assert sample.reward == (1 if sample.outcome == "correct" else -1)
+    assert len({sample.outcome for sample in samples}) > 1

@@ -1,0 +1,121 @@
+"""tiny/: its problems are sound, its files are those that make.py writes, its tokenizer takes any text."""
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+import make
+import problems
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import train_gsm8k as gsm8k
+from pipeline.models import load_model
+
+TINY = Path(make.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def remade(tmp_path_factory):
+    """tiny/ made again, with a base model that was hardly taught."""
+    out = tmp_path_factory.mktemp("tiny")
+    make.main(make.Settings(out=out, steps=3))
+    return out
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "test.jsonl", "base/tokenizer.json", "base/config.json"])
+def test_the_committed_files_are_those_that_make_writes(remade, name):
+    assert (remade / name).read_bytes() == (TINY / name).read_bytes()
+
+
+def test_same_seed_same_weights(remade, tmp_path):
+    make.main(make.Settings(out=tmp_path, steps=3))
+    name = "base/model.safetensors"
+    assert (tmp_path / name).read_bytes() == (remade / name).read_bytes()
+
+
+def test_train_and_test_are_disjoint_and_as_many_as_they_should_be():
+    splits = {split: gsm8k.load_problems(str(TINY), split) for split in ("train", "test")}
+    questions = {split: {problem.question for problem in found} for split, found in splits.items()}
+    assert {split: len(found) for split, found in questions.items()} == {"train": 1000, "test": 500}
+    assert not questions["train"] & questions["test"]
+
+
+def test_there_are_a_dozen_families_of_one_to_three_steps():
+    assert len(problems.FAMILIES) >= 12
+    assert Counter(len(family.steps) for family in problems.FAMILIES) == {1: 4, 2: 8, 3: 4}
+
+
+@given(st.integers(0, 10**6))
+def test_every_solution_is_sound(seed):
+    problem = problems.draw_problem(random.Random(seed))
+    sentences, answer = problems.solve(problem)
+    found = [problems.EXPRESSION.search(sentence) for sentence in sentences]
+    for expression in found:
+        left, sign, right, result = expression.groups()
+        assert eval(f"{left} {sign} {right}") == int(result)  # Python's own arithmetic, on digits and a sign
+    assert int(found[-1][4]) == answer
+    assert "{" not in problem.question
+
+
+@given(st.integers(0, 10**6))
+def test_without_noise_the_teacher_is_right_and_says_so(seed):
+    rng = random.Random(seed)
+    problem = problems.draw_problem(rng)
+    solution, is_correct = problems.solve_badly(problem, problems.FLAWLESS, rng)
+    assert is_correct
+    assert gsm8k.parse_answer(solution) == problems.solve(problem)[1]
+    assert problems.verify(solution, True, problems.FLAWLESS, rng).endswith("correct (Yes/No)? Yes")
+
+
+def test_noise_is_as_frequent_as_it_says():
+    rng, noise = random.Random(0), problems.Noise(result=0.3, ending=0.2, verdict=0.4, silence=0.25)
+    taught = [(p := problems.draw_problem(rng), *problems.solve_badly(p, noise, rng)) for _ in range(4000)]
+    missing = sum("The answer is" not in solution for _, solution, _ in taught) / len(taught)
+    assert missing == pytest.approx(0.2, abs=0.02)
+    one_step = [ok for p, solution, ok in taught if len(p.family.steps) == 1 and "The answer is" in solution]
+    assert sum(one_step) / len(one_step) == pytest.approx(0.7, abs=0.05)
+    verdicts = [(ok, problems.verify(solution, ok, noise, rng)[-4:].strip(" ?")) for _, solution, ok in taught]
+    spoken = [(ok, verdict) for ok, verdict in verdicts if verdict in ("Yes", "No")]
+    assert 1 - len(spoken) / len(verdicts) == pytest.approx(0.25, abs=0.03)
+    assert sum(ok != (verdict == "Yes") for ok, verdict in spoken) / len(spoken) == pytest.approx(0.4, abs=0.03)
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return load_model(str(TINY / "base"))
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_the_tokenizer_can_encode_any_text(lm, text):
+    ids = lm.tokenizer(text)["input_ids"]
+    assert lm.tokenizer.decode(ids) == text
+
+
+def test_every_digit_is_a_token(lm):
+    assert [token.strip("Ġ") for token in lm.tokenizer.tokenize("x 1234 56")] == ["x", "1", "2", "3", "4", "5", "6"]
+
+
+def test_the_base_model_is_small_and_has_room(lm):
+    assert 500_000 <= lm.model.num_parameters() <= 3_000_000
+    assert lm.context == 4096
+    assert sum(file.stat().st_size for file in (TINY / "base").iterdir()) <= 8_000_000
+
+
+def test_a_thousand_steps_of_addition_were_learnt(lm):
+    """A right solution is more probable than the same with a wrong result: the base model is no random one."""
+    problem = json.loads((TINY / "test.jsonl").read_text().split("\n")[0])
+    right = " " + problem["answer"].split("\n####")[0].replace("\n", " ")
+    result = problems.EXPRESSION.search(right)[4]
+    wrong = right.replace(f"= {result}", f"= {int(result) + 1}", 1)
+
+    def logp(text):
+        prompt = lm.tokenizer(f"Q: {problem['question']}\nA:")["input_ids"]
+        ids = torch.tensor([prompt + lm.tokenizer(text)["input_ids"]])
+        token_logp = lm.model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])
+        return token_logp[len(prompt) - 1 :].sum().item()
+
+    assert logp(right) > logp(wrong)

@@ -1,0 +1,363 @@
+"""The mathematics of topr.py against closed forms, autograd, finite differences and float64.
+
+V1, V2, ... are vectors worked out by hand that tell TOPR apart from its look-alikes; d is the per-token log-ratio.
+"""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import topr
+from topr import PRESETS, Limits, importance_weight, taper, topr_loss, topr_objective
+
+numbers = st.floats(-30, 30)
+rewards = st.sampled_from([-2.0, -1.0, -0.2, 0.0, 0.2, 1.0, 2.0])
+bound = st.just(0.0) | st.floats(1e-3, 3)
+bounds = st.tuples(bound, bound | st.just(math.inf)).filter(lambda ab: ab[0] <= ab[1])
+
+
+def double(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def rho(x, a, b):
+    """Section 3.1, literally, on numbers."""
+    if x < a:
+        return a * (1 + math.log(x / a))
+    return b * (1 + math.log(x / b)) if x > b > 0 else min(x, b)
+
+
+# ---- limits ------------------------------------------------------------------------------------------------------
+
+
+def test_limits_are_four_numbers_in_the_order_of_table_1():
+    a_pos, b_pos, a_neg, b_neg = Limits(0.5, 1, 0, math.inf)
+    assert (a_pos, b_pos, a_neg, b_neg) == (0.5, 1.0, 0.0, math.inf)
+
+
+def test_presets_are_table_1():
+    assert {name: tuple(limits) for name, limits in PRESETS.items()} == {
+        "topr": (1, 1, 0, 1),
+        "tis": (0, 1, 0, 1),
+        "sft": (1, 1, 0, 0),
+        "reinforce": (1, 1, 1, 1),
+        "off_policy": (0, math.inf, 0, math.inf),
+    }
+
+
+@pytest.mark.parametrize(
+    "bad", [(-1, 1, 0, 1), (2, 1, 0, 1), (1, 1, 0.5, 0.2), (math.nan, 1, 0, 1), (1, math.nan, 0, 1)]
+)
+def test_limits_out_of_order_are_refused(bad):
+    with pytest.raises(ValueError, match=r"need 0 <= a <= b"):
+        Limits(*bad)
+
+
+# ---- weight and taper --------------------------------------------------------------------------------------------
+
+
+@given(numbers, bounds)
+def test_weight_is_the_clipped_ratio(log_ratio, ab):
+    expected = min(max(math.exp(log_ratio), ab[0]), ab[1])
+    assert importance_weight(log_ratio, *ab).item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_weight_of_extreme_ratios_is_finite_and_keeps_its_precision(dtype):
+    weight = importance_weight(torch.tensor([-1000.0, 1000.0], dtype=dtype), 0.5, 2.5)
+    assert weight.tolist() == [0.5, 2.5]
+    assert weight.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert not importance_weight(torch.tensor([-1000.0, 1000.0], dtype=dtype), 0, math.inf).isnan().any()
+
+
+@pytest.mark.parametrize(("a", "b"), [(-1, 1), (2, 1), (math.nan, 1), (0, math.nan)])
+def test_bounds_out_of_order_are_refused(a, b):
+    for function in (importance_weight, taper):
+        with pytest.raises(ValueError, match="need 0 <= a <= b"):
+            function(torch.ones(2), a, b)
+
+
+def test_v12_taper():
+    found = [taper(0.5, 0.8, 1.2), taper(1.0, 0.8, 1.2), taper(2.0, 0.8, 1.2), taper(3.0, 0, 1), taper(0.3, 1, 1)]
+    assert torch.stack(found).tolist() == pytest.approx([0.423997, 1, 1.812991, 2.098612, -0.203973], abs=1e-6)
+
+
+@given(st.floats(1e-6, 1e6), bounds)
+def test_taper_is_the_formula_and_never_above_the_ratio(x, ab):
+    found = taper(x, *ab).item()
+    assert found == pytest.approx(rho(x, *ab), rel=1e-9, abs=1e-9)
+    assert found <= x * (1 + 1e-12)
+
+
+@given(st.floats(1e-3, 1e3), bounds)
+def test_taper_grows_and_its_slope_in_the_logarithm_is_the_weight(x, ab):
+    log_x = double(math.log(x)).requires_grad_()
+    taper(log_x.exp(), *ab).sum().backward()
+    weight = importance_weight(log_x.detach(), *ab)
+    assert log_x.grad.item() == pytest.approx(weight.item(), rel=1e-9, abs=1e-12)
+    step = 1e-6  # finite differences, an oracle that does not know autograd
+    slope = (rho(x * math.exp(step), *ab) - rho(x * math.exp(-step), *ab)) / (2 * step)
+    assert slope == pytest.approx(weight.item(), rel=1e-4, abs=1e-4)
+    assert taper(x * 1.01, *ab) >= taper(x, *ab) - 1e-12
+
+
+@pytest.mark.parametrize(("a", "b"), [(0.8, 1.2), (1, 1), (0, 1), (0.5, math.inf)])
+def test_taper_is_continuous_with_a_continuous_slope_at_its_bounds(a, b):
+    for bound in {a, b} - {0, math.inf}:
+        x = double(bound * (1 - 1e-9), bound, bound * (1 + 1e-9)).requires_grad_()
+        value = taper(x, a, b)
+        value.sum().backward()
+        assert value.tolist() == pytest.approx([bound] * 3, abs=1e-8)
+        assert x.grad.tolist() == pytest.approx([1.0] * 3, abs=1e-8)
+
+
+@pytest.mark.parametrize(("a", "b", "value", "slope"), [(0, 0, 0, 0), (0, 1, 0, 1), (0, math.inf, 0, 1)])
+def test_taper_at_zero(a, b, value, slope):
+    x = double(0.0).requires_grad_()
+    found = taper(x, a, b)
+    found.sum().backward()
+    assert (found.item(), x.grad.item()) == (value, slope)
+
+
+def test_taper_refuses_negative_ratios():
+    with pytest.raises(ValueError, match="cannot be negative"):
+        taper(torch.tensor([1.0, -0.5]), 0, 1)
+
+
+# ---- objective and loss ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limits", PRESETS.values(), ids=PRESETS.keys())
+@given(st.lists(st.tuples(numbers, st.floats(-60, 0), rewards, st.integers(1, 9)), min_size=1, max_size=5))
+def test_gradient_of_the_loss_is_that_of_the_objective(limits, rows):
+    log_ratio, logp, reward, length = double(*rows).T
+    logp.requires_grad_()
+    logmu = logp.detach() - log_ratio
+    topr_loss(logp, logmu, reward, length, limits).backward()
+    of_loss, logp.grad = logp.grad, None
+    objective = topr_objective(logp - logmu, reward, limits)
+    (-(objective / length).mean()).backward()
+    assert torch.isfinite(objective).all()
+    torch.testing.assert_close(of_loss, logp.grad, rtol=1e-10, atol=1e-300)
+
+
+@given(st.lists(st.tuples(st.floats(-3, 3), rewards), min_size=1, max_size=4), st.sampled_from(sorted(PRESETS)))
+def test_gradient_of_the_objective_by_finite_differences(rows, name):
+    log_ratio, reward = double(*rows).T
+    log_ratio = torch.where(log_ratio.abs() < 1e-3, 0.5, log_ratio).requires_grad_()
+    assert torch.autograd.gradcheck(lambda r: topr_objective(r, reward, PRESETS[name]), log_ratio, atol=1e-4)
+
+
+@pytest.mark.parametrize("limits", PRESETS.values(), ids=PRESETS.keys())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_objective_of_every_preset_is_finite(limits, dtype):
+    log_ratio = torch.tensor([-1000.0, -1.0, 0.0, 1.0, 80.0] * 2, dtype=dtype, requires_grad=True)
+    objective = topr_objective(log_ratio, torch.tensor([1.0] * 5 + [-1.0] * 5), limits)
+    objective.sum().backward()
+    assert objective.isfinite().all()
+    assert log_ratio.grad.isfinite().all()
+    assert objective.dtype == dtype
+
+
+def weight_of(d, reward, limits=PRESETS["topr"]):
+    """The weight that the loss gives to one sequence of per-token log-ratios d, read off its gradient."""
+    logp = double(-40.0).requires_grad_()
+    topr_loss(logp, logp.detach() - sum(d), double(reward), double(1), limits).backward()
+    return -logp.grad.item() / reward
+
+
+@pytest.mark.parametrize(
+    ("d", "reward", "expected"),
+    [
+        pytest.param([-0.5] * 4, -1, 0.135335, id="V1"),
+        pytest.param([1, -1], -1, 1, id="V2"),
+        pytest.param([0.5, -1.5], -1, 0.367879, id="V3"),
+        pytest.param([-3], 1, 1, id="V4 positive below"),
+        pytest.param([2], 1, 1, id="V4 positive above"),
+        pytest.param([2], -1, 1, id="V4 negative above"),
+        pytest.param([-0.2] * 512, -1, 0, id="V5 far below"),
+        pytest.param([0.2] * 512, -1, 1, id="V5 far above"),
+        pytest.param([-3], -1, 0.049787, id="V6"),
+        pytest.param([-2], -1, 0.135335, id="V17"),
+    ],
+)
+def test_weights_by_hand(d, reward, expected):
+    assert weight_of(d, reward) == pytest.approx(expected, abs=1e-6)
+
+
+def test_v4_the_other_presets_differ():
+    found = {name: [weight_of([d], r, PRESETS[name]) for d, r in ((-3, 1), (2, 1), (2, -1))] for name in PRESETS}
+    assert found["tis"] == pytest.approx([0.049787, 1, 1], abs=1e-6)
+    assert found["off_policy"] == pytest.approx([0.049787, 7.389056, 7.389056], abs=1e-6)
+    assert found["reinforce"] == [1, 1, 1]
+    assert found["sft"] == [1, 1, 0]
+
+
+def test_v5_in_float32_nothing_overflows():
+    logp = torch.tensor([-500.0, -500.0], requires_grad=True)
+    topr_loss(logp, torch.tensor([-397.6, -602.4]), -torch.ones(2), torch.ones(2), denominator=1).backward()
+    assert logp.grad[0].item() < 1e-38
+    assert logp.grad[1].item() == 1
+
+
+def test_v7_the_weight_is_not_differentiated():
+    logp = double(-2.0).requires_grad_()
+    topr_loss(logp, double(-1.5), double(-1), double(1)).backward()
+    assert logp.grad.item() == pytest.approx(0.606531, abs=1e-6)
+
+
+def test_v8_the_sign_is_taken_after_the_baseline():
+    reward = double(1, 1, 1, 0.2) - 0.8
+    logp = double(-5, -5, -5, -5).requires_grad_()
+    topr_loss(logp, double(-5, -5, -5, -3), reward, double(1, 1, 1, 1), denominator=1).backward()
+    assert (-logp.grad / reward).tolist() == pytest.approx([1, 1, 1, 0.135335], abs=1e-6)
+
+
+def test_v9_mean_over_tokens_of_a_sequence_then_over_sequences():
+    logp = double(-1, -6)
+    assert topr_loss(logp, logp, double(1, 1), torch.tensor([1, 3])).item() == pytest.approx(1.5)
+
+
+def test_v10_zero_reward_has_zero_gradient():
+    logp = double(-2, -2, -2).requires_grad_()
+    topr_loss(logp, double(-9, -2, 4), double(0, 0, 0), double(1, 1, 1)).backward()
+    assert logp.grad.tolist() == [0, 0, 0]
+
+
+def test_v13_no_underflow_of_mu():
+    assert weight_of([0.0], -1) == 1
+    logp = torch.tensor([-600.0], requires_grad=True)
+    topr_loss(logp, torch.tensor([-600.0]), -torch.ones(1), torch.ones(1)).backward()
+    assert logp.grad.item() == 1
+
+
+def test_v15_only_negative_data_leaves_the_objective_bounded():
+    def ascend(limits):
+        logits = double(0.0, 0.0).requires_grad_()
+        for _ in range(3000):
+            log_ratio = logits.log_softmax(0)[:1] - math.log(0.5)
+            objective = topr_objective(log_ratio, double(-1), limits)
+            (gradient,) = torch.autograd.grad(objective.sum(), logits)
+            logits = (logits + gradient).detach().requires_grad_()
+        return objective.item(), (logits[1] - logits[0]).item(), gradient.abs().max().item()
+
+    value, _, gradient = ascend(PRESETS["topr"])
+    assert -1e-2 < value <= 0
+    assert gradient < 1e-2
+    for limits in (PRESETS["reinforce"], Limits(1, 1, 0.8, 1.2)):
+        value, gap, gradient = ascend(limits)
+        assert value > 100
+        assert gap > 1000
+        assert gradient > 0.5
+
+
+def test_v20_positives_and_negatives_add_up():
+    logp = double(-3, -4, -5, -6, -7).requires_grad_()
+    logmu, reward, length = double(-4, -3, -2, -7, -6), double(1, 1, -1, -1, -1), double(1, 2, 3, 4, 5)
+
+    def gradient(chosen):
+        loss = topr_loss(logp[chosen], logmu[chosen], reward[chosen], length[chosen])
+        return torch.autograd.grad(loss, logp)[0]
+
+    whole, positive, negative = (gradient(chosen) for chosen in (reward != 0, reward > 0, reward < 0))
+    torch.testing.assert_close(5 * whole, 2 * positive + 3 * negative)
+
+
+def test_v22_negatives_of_a_prompt_do_not_share_their_weight():
+    logp = double(-1, -1, -1, -1).requires_grad_()
+    topr_loss(logp, logp.detach(), double(1, -1, -1, -1), double(1, 1, 1, 1)).backward()
+    assert (-4 * logp.grad).tolist() == [1, -1, -1, -1]
+
+
+@given(st.integers(1, 6), st.integers(1, 12))
+def test_denominator_replaces_the_number_of_sequences(size, denominator):
+    logp, logmu, ones = torch.full((size,), -2.0), torch.full((size,), -2.5), torch.ones(size)
+    mean = topr_loss(logp, logmu, ones, ones)
+    fixed = topr_loss(logp, logmu, ones, ones, denominator=denominator)
+    assert fixed.item() * denominator == pytest.approx(mean.item() * size)
+
+
+@pytest.mark.parametrize("loss", [topr_loss, topr.ppo_loss])
+def test_columns_of_different_shapes_are_refused(loss):
+    with pytest.raises(ValueError, match="one number per sequence"):
+        loss(torch.ones(2), torch.ones(2), torch.ones(2), torch.ones(2, 1))
+    with pytest.raises(ValueError, match="one number per sequence"):
+        loss(*torch.ones(4, 0))
+    with pytest.raises(ValueError, match="length"):
+        loss(torch.ones(2), torch.ones(2), torch.ones(2), torch.tensor([1, 0]))
+
+
+def test_half_precision_is_summed_in_float32():
+    logp = torch.tensor([-2.0], dtype=torch.bfloat16, requires_grad=True)
+    assert topr_loss(logp, torch.tensor([-2.5]), torch.ones(1), torch.ones(1)).dtype == torch.float32
+
+
+# ---- PPO and DPO -------------------------------------------------------------------------------------------------
+
+
+@given(st.floats(-3, 3), rewards, st.integers(1, 9))
+def test_ppo_is_equation_6(log_ratio, reward, length):
+    ratio = math.exp(log_ratio)
+    expected = -min(ratio * reward, min(max(ratio, 0.8), 1.2) * reward) / length
+    found = topr.ppo_loss(double(log_ratio), double(0), double(reward), double(length), eps=0.2)
+    assert found.item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "reward", "is_zero"), [(1.3, 1, True), (0.7, 1, False), (0.7, -1, True), (1.3, -1, False)]
+)
+def test_ppo_has_no_gradient_beyond_the_clip_on_the_improving_side(ratio, reward, is_zero):
+    logp = double(math.log(ratio)).requires_grad_()
+    topr.ppo_loss(logp, double(0), double(reward), double(1)).backward()
+    assert logp.grad.item() == pytest.approx(0 if is_zero else -ratio * reward)
+
+
+@given(numbers, numbers, st.floats(0.01, 2))
+def test_dpo_is_its_formula(pos, neg, beta):
+    found = topr.dpo_loss(double(pos), double(neg), double(-1), double(-2), beta=beta)
+    margin = beta * ((pos + 1) - (neg + 2))
+    assert found.item() == pytest.approx(math.log1p(math.exp(-margin)), rel=1e-9)
+
+
+# ---- baseline ----------------------------------------------------------------------------------------------------
+
+V14 = [(0.5, 0.6, 0.2), (0.1, 0, 0.1), (0.1, -1, 1), (0.1, -0.8, 0.5), (0.8, 0.5, 0.571429), (0.9, 0.9, 0.321429)]
+
+
+@pytest.mark.parametrize(("p", "c", "p_tilde"), V14)
+def test_v14_effective_proportion(p, c, p_tilde):
+    assert topr.effective_proportion(p, c) == pytest.approx(p_tilde, abs=1e-6)
+    assert topr.baseline_for_proportion(p, topr.effective_proportion(p, c)) == pytest.approx(c)
+
+
+@given(st.floats(0.01, 0.99), st.floats(-1, 1))
+def test_proportion_is_the_share_of_weight_and_its_inverse_undoes_it(p, c):
+    p_tilde = topr.effective_proportion(p, c)
+    assert p_tilde == pytest.approx(p * (1 - c) / (p * (1 - c) + (1 - p) * (1 + c)))
+    assert topr.baseline_for_proportion(p, p_tilde) == pytest.approx(c, abs=1e-9)
+
+
+def test_proportion_of_tensors():
+    p = double(0.1, 0.5)
+    torch.testing.assert_close(topr.baseline_for_proportion(p, topr.effective_proportion(p, 0.3)), double(0.3, 0.3))
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "name"),
+    [
+        (topr.effective_proportion, (0, 0), "p = 0"),
+        (topr.effective_proportion, (1.0, 0), "p = 1"),
+        (topr.effective_proportion, (math.nan, 0), "p = nan"),
+        (topr.effective_proportion, (0.5, 1.1), "c = 1.1"),
+        (topr.effective_proportion, (0.5, -1.1), "c = -1.1"),
+        (topr.effective_proportion, (double(0.5, 2.0), 0), "p = "),
+        (topr.baseline_for_proportion, (0, 0.5), "p = 0"),
+        (topr.baseline_for_proportion, (0.5, 1.5), "p_tilde = 1.5"),
+    ],
+)
+def test_shares_and_baselines_out_of_range_are_named(function, arguments, name):
+    with pytest.raises(ValueError, match=name):
+        function(*arguments)

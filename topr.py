@@ -19,7 +19,7 @@ Left out against the paper: nothing of the method. Sampling, grading and evaluat
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 import torch
 import torch.distributed as dist
@@ -72,7 +72,7 @@ def importance_weight(log_ratio: Tensor | float, a: Tensor | float, b: Tensor | 
     """[exp(log_ratio)]_a^b: the weight of a sequence's gradient (Eq. 7), clipped in log space, before exp.
 
     log_ratio: any shape; a, b: numbers, or tensors that broadcast to it. Returns its shape and precision (at least
-    float32). No input gives NaN; infinity comes out only where b is infinite. Raises ValueError unless 0 <= a <= b.
+    float32). No number gives NaN; infinity comes out only where b is infinite. Raises ValueError unless 0 <= a <= b.
 
     >>> importance_weight(torch.tensor([-1000.0, -0.5, 1000.0]), 0, 1)
     tensor([0.0000, 0.6065, 1.0000])
@@ -167,12 +167,7 @@ def topr_loss(
 
 
 def ppo_loss(
-    logp: Tensor,
-    logmu: Tensor,
-    reward: Tensor,
-    length: Tensor,
-    eps: float = 0.2,
-    denominator: float | None = None,
+    logp: Tensor, logmu: Tensor, reward: Tensor, length: Tensor, eps: float = 0.2, denominator: float | None = None
 ) -> Tensor:
     """PPO's clipped loss (Eq. 6) with the ratio of whole sequences: - min(r R, [r]_{1-eps}^{1+eps} R) / length.
 
@@ -306,63 +301,54 @@ def select_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
 # ---- training: Algorithm 1 as a loop -----------------------------------------------------------------------------
 
 
-class Rows(Protocol):
-    """What `train` itself reads of a micro-batch; `logprobs` may read more, as `sequence_logprobs` does of `Batch`."""
-
-    logmu: Tensor
-    reward: Tensor
-    length: Tensor
-
-
 def train(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
-    steps: Sequence[Iterable[Rows]],
+    steps: Iterable[Sequence[Batch]],
     loss: Callable[..., Tensor] = topr_loss,
-    logprobs: Callable[[torch.nn.Module, Rows], Tensor] = sequence_logprobs,
+    logprobs: Callable[..., Tensor] = sequence_logprobs,
     max_norm: float = 1.0,
     start_at_mu: float | None = 0.01,
     after_step: Callable[[int, dict[str, float]], None] | None = None,
 ) -> list[dict[str, float]]:
-    """One pass of Algorithm 1 over `steps`; the model is trained in place. Returns each step's metrics.
+    """Algorithm 1: one pass over `steps`, the model trained in place. Returns each step's metrics.
 
-    steps: one entry an optimiser step, each the micro-batches whose gradients are added up before it; (B,) each.
-    loss: called as loss(logp, logmu, reward, length, denominator=...). logprobs: called as logprobs(model, batch).
-    max_norm: the gradient is clipped to this norm (1.0 is the paper's, Section 4.2).
-    start_at_mu: largest |log pi - log mu| allowed at the first step, where pi is mu; None where it need not be.
+    steps: for each optimiser step its micro-batches, whose gradients add up. Only `logprobs` looks at their tokens,
+    so any record with (B,) logmu, reward and length will do for a `Batch`, given a function that can read it.
+    loss: called as loss(logp, logmu, reward, length, denominator=...). logprobs: as logprobs(model, batch).
+    max_norm: the gradient is clipped to this norm (Section 4.2: 1.0). The learning rate is the optimiser's, constant.
+    start_at_mu: the most that |log pi - log mu| may be at the first step, in nats; None where pi does not start at mu.
     after_step: called with the number of steps done and the metrics, to log, save or evaluate.
 
-    The learning rate stays what the optimiser was given (Section 4.2: constant). Under torchrun every rank brings
-    its own share of each step, in the same number of micro-batches, and a model given to `fully_shard`; the
-    denominator spans all of them. Metrics are those of `step_metrics`. Raises FloatingPointError when the loss or
-    the gradient is not finite and ValueError when the first step is not at mu, before the weights change.
+    Under torchrun every rank brings its share of each step, in equally many micro-batches, and a model given to
+    `fully_shard`; denominator and metrics span all ranks. Metrics: step, loss, grad_norm before clipping, and those
+    of `step_metrics`. Before the weights change it raises FloatingPointError when loss or gradient is not finite,
+    and ValueError when the first step is not at mu.
     """
     ranks = dist.get_world_size() if dist.is_initialized() else 1
-    is_first_rank = ranks == 1 or dist.get_rank() == 0
     history = []
-    progress = tqdm(steps, desc="training", unit="step", disable=not is_first_rank)
+    progress = tqdm(steps, desc="training", unit="step", disable=ranks > 1 and dist.get_rank() > 0)
     for done, micro_batches in enumerate(progress, start=1):
-        micro_batches = list(micro_batches)
+        optimizer.zero_grad()
         denominator = sum(_from_all_ranks(sum(len(batch.reward) for batch in micro_batches)))
-        seen = []
+        total, seen = 0.0, []
         for batch in micro_batches:
             logp = logprobs(model, batch)
             logp.retain_grad()
             value = loss(logp, batch.logmu, batch.reward, batch.length, denominator=denominator)
             (value * ranks).backward()  # fully_shard averages gradients over ranks; the denominator is for their sum
+            total += value.detach()
             # Whatever the loss, its gradient in logp is -weight * reward / length / denominator.
             weight = -logp.grad / ranks * denominator * batch.length / torch.where(batch.reward == 0, 1, batch.reward)
-            log_ratio = logp.detach() - batch.logmu
-            seen.append(torch.stack([log_ratio, batch.reward, weight, value.detach().expand_as(logp) / len(logp)]))
-        log_ratio, reward, weight, value = torch.cat(_from_all_ranks(torch.cat(seen, dim=1).cpu()), dim=1)
+            seen.append(torch.stack([logp.detach() - batch.logmu, batch.reward, weight]))
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # under fully_shard
 
-        metrics = {"step": done, "loss": value.sum().item(), "grad_norm": norm.item()}
+        log_ratio, reward, weight = torch.cat(_from_all_ranks(torch.cat(seen, dim=1).cpu()), dim=1)
+        metrics = {"step": done, "loss": sum(_from_all_ranks(total.item())), "grad_norm": norm.item()}
         metrics |= step_metrics(log_ratio, reward, weight)
         _check_step(metrics, log_ratio, start_at_mu)
         optimizer.step()
-        optimizer.zero_grad()
         history.append(metrics)
         progress.set_postfix(loss=f"{metrics['loss']:.3f}", grad_norm=f"{metrics['grad_norm']:.2f}")
         if after_step is not None:
@@ -376,8 +362,7 @@ def step_metrics(log_ratio: Tensor, reward: Tensor, weight: Tensor) -> dict[str,
     Quantiles (5, 50, 95%) of log-ratio and weight for reward >= 0 (pos) and < 0 (neg), left out where there is none;
     weights_below_1e-6: their share; ess: effective sample size (sum w)^2 / sum w^2, in sequences.
 
-    >>> one = torch.ones(4)
-    >>> metrics = step_metrics(0 * one, one, one)
+    >>> metrics = step_metrics(torch.zeros(4), torch.ones(4), torch.ones(4))
     >>> metrics["ess"], metrics["weight_pos_q50"]
     (4.0, 1.0)
     """
@@ -397,18 +382,14 @@ def _check_step(metrics: dict[str, float], log_ratio: Tensor, start_at_mu: float
     step, furthest = metrics["step"], log_ratio.abs().max().item()
     for name in ("loss", "grad_norm"):
         if not math.isfinite(metrics[name]):
-            raise FloatingPointError(
-                f"step {step}: {name} is {metrics[name]}; the weights are those of step {step - 1}"
-            )
+            raise FloatingPointError(f"step {step}: {name} is {metrics[name]}; the weights are of step {step - 1}")
     if step == 1 and start_at_mu is not None and not furthest <= start_at_mu:
         raise ValueError(
             f"step 1: |log pi - log mu| reaches {furthest:.3g}, above {start_at_mu:g}, where pi should be mu: score "
             "log mu with the very model, layout and precision that train here, or pass start_at_mu=None"
         )
     if step == 2 and furthest == 0:
-        warnings.warn(
-            "every log-ratio is 0 after the first update: is log mu recomputed, or lr too small?", stacklevel=3
-        )
+        warnings.warn("every log-ratio is 0 after an update: is log mu recomputed, or lr too small?", stacklevel=3)
 
 
 def _from_all_ranks(value: Tensor | int) -> list:

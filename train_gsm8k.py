@@ -406,7 +406,7 @@ def versions() -> dict[str, str]:
 
 def print_table(results: dict) -> None:
     """Before and after: the outcomes, and pass@k and maj@k with +- 2 standard errors, in percent."""
-    table = Table("", *(name for name in ("before", "after")))
+    table = Table("", "before", "after")
     for name, value in results["after"].items():
         if isinstance(value, dict):
             entries = [results[when][name] for when in ("before", "after")]

@@ -4,7 +4,7 @@ samples -> examples (token ids) -> log mu -> baseline -> rows -> steps
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from pipeline.models import LanguageModel
 from pipeline.records import InputError, Sample
-from pipeline.rows import Example, SharedRows, collate, token_logprobs
+from pipeline.rows import Example, SharedRows, batches_within, collate, token_logprobs
 from topr import dpo_loss
 
 Row = list[Example]
@@ -63,14 +63,16 @@ def score(examples: Sequence[Example], lm: LanguageModel, per_row: int, tokens_a
     same row layout and precision, so that the ratio starts at 1. tokens_at_once bounds a batch, padding included.
     """
     scores: list[list[float]] = [[] for _ in examples]
-    rows = sorted(
-        _rows_of_one_prompt(examples, per_row), key=lambda row: sum(len(examples[i].completion_ids) for i in row)
-    )
+    widths = {
+        tuple(row): len(examples[row[0]].prompt_ids) + sum(len(examples[i].completion_ids) for i in row)
+        for row in _rows_of_one_prompt(examples, per_row)
+    }
+    rows = sorted(widths, key=widths.__getitem__)
     with tqdm(total=len(examples), desc="scoring", unit="sample") as progress:
-        for chunk in _chunks(rows, examples, tokens_at_once):
-            batch = collate([[examples[i] for i in row] for row in chunk], lm.model.device)
-            numbers = [i for row in chunk for i in row]
-            for i, logp in zip(numbers, token_logprobs(lm.model, batch).cpu().numpy(), strict=True):
+        for batch in batches_within(tokens_at_once, [widths[row] for row in rows]):
+            numbers = [i for row in rows[batch] for i in row]
+            laid_out = collate([[examples[i] for i in row] for row in rows[batch]], lm.model.device)
+            for i, logp in zip(numbers, token_logprobs(lm.model, laid_out).cpu().numpy(), strict=True):
                 # The shortest decimal that is this float32 again: files stay small, and nothing is lost in them.
                 scores[i] = [float(str(x)) for x in logp[: len(examples[i].completion_ids)]]
             progress.update(len(numbers))
@@ -89,8 +91,8 @@ def share_of_positives(examples: Sequence[Example]) -> float:
 
 def rows_of_prompt(examples: Sequence[Example], per_row: int, rng: random.Random) -> list[Row]:
     """All examples once, in random order, up to `per_row` of the same prompt together in a row."""
-    order = rng.sample(range(len(examples)), len(examples))
-    rows = [[examples[order[i]] for i in row] for row in _rows_of_one_prompt([examples[i] for i in order], per_row)]
+    shuffled = rng.sample(examples, len(examples))
+    rows = [[shuffled[i] for i in row] for row in _rows_of_one_prompt(shuffled, per_row)]
     rng.shuffle(rows)
     return rows
 
@@ -117,7 +119,7 @@ def dpo_loss_of_rows(
     return dpo_loss(*columns, beta=beta, denominator=denominator / 2)
 
 
-class Steps(Sequence[Iterator[SharedRows]]):
+class Steps(Sequence[list[SharedRows]]):
     """The optimiser steps of an epoch, in order: each gives its micro-batches, laid out when they are asked for.
 
     batch: completions a step; micro_batch: completions a forward pass, which decides memory and nothing else.
@@ -148,15 +150,3 @@ def _rows_of_one_prompt(examples: Sequence[Example], per_row: int) -> list[list[
     for i, example in enumerate(examples):
         by_prompt.setdefault(tuple(example.prompt_ids), []).append(i)
     return [group[i : i + per_row] for group in by_prompt.values() for i in range(0, len(group), per_row)]
-
-
-def _chunks(rows: list[list[int]], examples: Sequence[Example], tokens_at_once: int) -> Iterator[list[list[int]]]:
-    chunk, widest = [], 0
-    for row in rows:
-        width = len(examples[row[0]].prompt_ids) + sum(len(examples[i].completion_ids) for i in row)
-        widest = max(widest, width)
-        if chunk and (len(chunk) + 1) * widest > tokens_at_once:
-            yield chunk
-            chunk, widest = [], width
-        chunk.append(row)
-    yield chunk

@@ -8,7 +8,7 @@ column before it on. With a single completion a row this is an ordinary padded b
 The plain counterpart, one padded row per completion, is `topr.sequence_logprobs`: same values, same gradients.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -117,3 +117,18 @@ def token_logprobs(model: PreTrainedModel, batch: SharedRows) -> Tensor:
 def sequence_logprobs(model: PreTrainedModel, batch: SharedRows) -> Tensor:
     """log pi(y|x) of every completion: (B,). To be handed to `topr.train` as its `logprobs`."""
     return token_logprobs(model, batch).sum(-1)
+
+
+def batches_within(tokens: int, widths: Sequence[int]) -> Iterator[slice]:
+    """Consecutive runs of rows that, padded to their widest, have at most `tokens` tokens; a row at least.
+
+    >>> list(batches_within(12, widths=[3, 4, 4, 5, 20]))
+    [slice(0, 3, None), slice(3, 4, None), slice(4, 5, None)]
+    """
+    start, widest = 0, 0
+    for i, width in enumerate(widths):
+        widest = max(widest, width)
+        if i > start and (i + 1 - start) * widest > tokens:
+            yield slice(start, i)
+            start, widest = i, width
+    yield slice(start, len(widths))

@@ -5,7 +5,7 @@ including its end of sequence or the stop string; nothing is appended and nothin
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -15,6 +15,7 @@ from transformers import GenerationConfig
 
 from pipeline.models import LanguageModel
 from pipeline.records import InputError, Problem, Sample, Task
+from pipeline.rows import batches_within
 
 
 @dataclass(frozen=True)
@@ -72,13 +73,16 @@ def transformers_engine(lm: LanguageModel, tokens_at_once: int, description: str
     def engine(prompts: Sequence[str], n: int, law: SamplingLaw, seed: int) -> list[list[Completion]]:
         prompt_ids = lm.tokenizer(list(prompts))["input_ids"]
         _check_lengths(prompt_ids, law.max_new_tokens, lm.context)
+        # n rows for each prompt, those of like length together
+        rows = [i for i in sorted(range(len(prompts)), key=lambda i: len(prompt_ids[i])) for _ in range(n)]
+        widths = [len(prompt_ids[i]) + law.max_new_tokens for i in rows]
         completions: list[list[Completion]] = [[] for _ in prompts]
         with tqdm(total=n * len(prompts), desc=description, unit="sample") as progress:
-            for number, rows in enumerate(_batches(prompt_ids, n, law.max_new_tokens, tokens_at_once)):
-                generated = _generate(lm, [prompt_ids[row] for row in rows], law, seed + number)
-                for row, token_ids in zip(rows, generated, strict=True):
-                    completions[row].append(_cut(token_ids, lm, law))
-                progress.update(len(rows))
+            for number, batch in enumerate(batches_within(tokens_at_once, widths)):
+                generated = _generate(lm, [prompt_ids[i] for i in rows[batch]], law, seed + number)
+                for i, token_ids in zip(rows[batch], generated, strict=True):
+                    completions[i].append(_cut(token_ids, lm, law))
+                progress.update(len(generated))
         return completions
 
     return engine
@@ -91,17 +95,6 @@ def _check_lengths(prompt_ids: list[list[int]], new: int, context: int) -> None:
             f"prompt {longest + 1} has {len(prompt_ids[longest])} tokens; with {new} new ones it exceeds the model's "
             f"context of {context}: take fewer shots or new tokens"
         )
-
-
-def _batches(prompt_ids: list[list[int]], n: int, new: int, tokens_at_once: int) -> Iterator[list[int]]:
-    """Prompt numbers, each n times, grouped into batches of prompts of like length."""
-    rows = [i for i in sorted(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i])) for _ in range(n)]
-    while rows:
-        size = 1
-        while size < len(rows) and (size + 1) * (len(prompt_ids[rows[size]]) + new) <= tokens_at_once:
-            size += 1
-        yield rows[:size]
-        rows = rows[size:]
 
 
 def _generate(lm: LanguageModel, prompt_ids: list[list[int]], law: SamplingLaw, seed: int) -> list[list[int]]:

@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import train_gsm8k as gsm8k
+from pipeline.evaluation import collect, outcome_shares
 from pipeline.models import load_model
+from pipeline.sampling import SamplingLaw, draw_samples, transformers_engine
 
 TINY = Path(make.__file__).parent
 
@@ -119,3 +121,34 @@ def test_a_thousand_steps_of_addition_were_learnt(lm):
         return token_logp[len(prompt) - 1 :].sum().item()
 
     assert logp(right) > logp(wrong)
+
+
+@pytest.fixture(scope="module")
+def drawn(lm):
+    """16 solutions by the base model to each of 150 test problems."""
+    task = gsm8k.gsm8k_task(gsm8k.Settings())
+    return task, draw_samples(task, task.test, 16, transformers_engine(lm, 40_000), SamplingLaw(max_new_tokens=64), 0)
+
+
+def test_the_base_model_leaves_something_to_sharpen(drawn):
+    task, samples = drawn
+    shares = outcome_shares(samples)
+    pass_at_16 = collect(samples, task).correct.any(axis=1).mean()
+    print(f"150 problems x 16: {shares}, pass@16 {pass_at_16:.3f}")
+    assert 0.35 <= shares["correct"] <= 0.45
+    assert 0.08 <= shares["invalid"] <= 0.15
+    assert pass_at_16 > 0.85
+
+
+def test_the_base_model_verifies_badly(lm, drawn):
+    _, samples = drawn
+    checked = [sample for sample in samples[::4] if sample.finish_reason == "stop"]
+    prompts = [f"{sample.prompt}{sample.completion}\nCheck:" for sample in checked]
+    texts = [c.text for [c] in transformers_engine(lm, 40_000)(prompts, 1, SamplingLaw(max_new_tokens=96), 0)]
+    verdicts = [text.rpartition("Is the answer correct (Yes/No)?")[2].strip() for text in texts]
+    missing = sum(verdict not in ("Yes", "No") for verdict in verdicts) / len(verdicts)
+    opposite = {"correct": "No"}
+    wrong = sum(v == opposite.get(s.outcome, "Yes") for v, s in zip(verdicts, checked, strict=True)) / len(verdicts)
+    print(f"{len(verdicts)} verifications: wrong {wrong:.3f}, missing {missing:.3f}")
+    assert 0.30 <= wrong <= 0.40
+    assert 0.20 <= missing <= 0.35

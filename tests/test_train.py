@@ -122,7 +122,7 @@ def test_a_loss_that_is_not_finite_stops_training_before_the_weights_change(spoi
         **{spoil: torch.full((4,), math.nan)}, **({} if spoil == "reward" else {"reward": -torch.ones(4)})
     )
     before = weights(model)
-    with pytest.raises(FloatingPointError, match=r"step 1: .* is nan; the weights are those of step 0"):
+    with pytest.raises(FloatingPointError, match=r"step 1: .* is nan; the weights are of step 0"):
         topr.train(model, sgd(model), [[bad]])
     assert torch.equal(weights(model), before)
 

@@ -1,0 +1,101 @@
+"""The dataset: every sample once, prompts together, pairs of both signs, log mu over the full vocabulary."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers import plain_batch, random_examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+import topr
+import train_gsm8k as gsm8k
+from pipeline import dataset, rows
+from pipeline.models import load_model
+from pipeline.records import Sample
+from pipeline.sampling import SamplingLaw, draw_samples, transformers_engine
+
+counts = st.integers(1, 6)
+
+
+def key(example):
+    return tuple(example.prompt_ids), tuple(example.completion_ids), example.logmu, example.reward
+
+
+@given(counts, counts, counts, st.integers(0, 99))
+def test_rows_hold_every_example_once_and_one_prompt_each(prompts, per_prompt, per_row, seed):
+    examples = random_examples(prompts, per_prompt, seed)
+    found = dataset.rows_of_prompt(examples, per_row, random.Random(seed))
+    assert Counter(key(e) for row in found for e in row) == Counter(map(key, examples))
+    assert all(len({tuple(e.prompt_ids) for e in row}) == 1 and len(row) <= per_row for row in found)
+
+
+@given(counts, counts, counts, st.integers(0, 99))
+def test_pairs_are_distinct_and_of_both_signs(prompts, per_prompt, most, seed):
+    examples = [replace(e, logmu=float(i)) for i, e in enumerate(random_examples(prompts, per_prompt, seed))]
+    found = dataset.pairs_of_prompt(examples, most, random.Random(seed))
+    by_prompt = Counter(tuple(positive.prompt_ids) for positive, _ in found)
+    for positive, negative in found:
+        assert positive.reward > 0 > negative.reward
+        assert positive.prompt_ids == negative.prompt_ids
+    assert len({(p.logmu, n.logmu) for p, n in found}) == len(found)
+    for prompt, count in by_prompt.items():
+        signs = Counter(e.reward for e in examples if tuple(e.prompt_ids) == prompt)
+        assert count == min(most, signs[1.0] * signs[-1.0])
+
+
+@given(counts, counts, st.sampled_from([1, 2, 4]), st.sampled_from([4, 8]), st.sampled_from([1, 2, 8]))
+def test_steps_hold_every_row_once_in_batches(prompts, per_prompt, per_row, batch, micro_batch):
+    examples = random_examples(prompts, per_prompt)
+    steps = dataset.Steps(dataset.rows_of_prompt(examples, per_row, random.Random(0)), batch, micro_batch, device="cpu")
+    sizes = [sum(len(micro.reward) for micro in step) for step in steps]
+    assert sum(sizes) == len(examples)
+    assert all(size <= batch for size in sizes)
+    assert all(len(micro.reward) <= max(micro_batch, per_row) for step in steps for micro in step)
+    assert steps.samples_until(len(steps)) == len(examples)
+    assert steps.samples_until(1) == sizes[0]
+
+
+def test_v10_a_baseline_is_subtracted_before_the_sign_is_taken():
+    [example] = dataset.subtract_baseline([replace(random_examples(1, 1)[0], reward=0.0)], 0.2)
+    assert example.reward == -0.2
+    logp = torch.tensor([-5.0], requires_grad=True)
+    topr.topr_loss(logp, torch.tensor([-3.0]), torch.tensor([example.reward]), torch.ones(1)).backward()
+    assert logp.grad.item() == pytest.approx(0.2 * 0.135335, rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return load_model(gsm8k.Settings().model)
+
+
+@pytest.mark.parametrize("per_row", [1, 4])
+def test_v18_log_mu_is_over_the_full_vocabulary_whatever_the_sampler_kept(lm, per_row):
+    task = gsm8k.gsm8k_task(gsm8k.Settings(problems=4))
+    law = SamplingLaw(max_new_tokens=40, top_k=2)
+    samples = draw_samples(task, task.train, 4, transformers_engine(lm, 40_000), law, seed=0)
+    examples = dataset.encode(samples, lm, "samples")
+    token_logmu = dataset.score(examples, lm, per_row, tokens_at_once=500)
+    logmu = topr.sequence_logprobs(lm.model, plain_batch(examples))
+    assert [len(tokens) for tokens in token_logmu] == [len(e.completion_ids) for e in examples]
+    torch.testing.assert_close(torch.tensor([sum(tokens) for tokens in token_logmu]), logmu, rtol=1e-5, atol=1e-4)
+
+
+def test_encoding_keeps_tokens_as_they_are_and_ends_only_finished_text(lm):
+    eos = lm.tokenizer.eos_token_id
+    given = [
+        Sample(prompt="Q", completion=" 12", token_ids=[7, 8, 9], reward=1.0),
+        Sample(prompt="Q", completion=" 12", reward=1.0),
+        Sample(prompt="Q", completion=" 12", finish_reason="length", reward=1.0),
+    ]
+    kept, finished, cut = (example.completion_ids for example in dataset.encode(given, lm, "given"))
+    assert kept == [7, 8, 9]
+    assert finished == [*cut, eos]
+    assert lm.tokenizer.decode(cut) == " 12"
+
+
+def test_the_length_of_a_row_is_that_of_its_completions(lm):
+    batch = rows.collate([random_examples(1, 3)])
+    assert batch.length.tolist() == batch.token_mask.sum(1).tolist()

@@ -1,0 +1,47 @@
+"""The README: its Python runs, its commands are understood, its numbers are those of the results beside it."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import tyro
+
+import train_gsm8k as gsm8k
+
+ROOT = Path(gsm8k.__file__).parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = sorted(set(re.findall(r"^python train_gsm8k.py.*?(?=\s*#|$)", README + gsm8k.__doc__, re.MULTILINE)))
+
+
+def test_the_python_in_the_readme_runs():
+    [block] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    names = {}
+    exec(block, names)
+    assert names["logp"].grad.tolist() == pytest.approx([-1 / 40, 2.718281828**-2 / 60])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_commands_in_the_readme_are_understood(command):
+    settings = tyro.cli(gsm8k.Settings, args=shlex.split(command)[2:])
+    gsm8k.check(settings)
+    assert settings != gsm8k.Settings()
+
+
+def test_there_are_commands_to_test():
+    assert len(COMMANDS) >= 7
+
+
+def test_every_setting_says_where_its_default_is_from():
+    text = (ROOT / "train_gsm8k.py").read_text(encoding="utf-8")
+    fields = re.findall(r"^    (\w+): .* = .*\n    \"\"\"(.*)\"\"\"", text, re.MULTILINE)
+    silent = {"method", "limits", "effective_proportion", "seed", "out", "shots_file"}  # they have no number to cite
+    assert {name for name, _ in fields} == set(gsm8k.to_record(gsm8k.Settings())) | {"out"}
+    assert all("paper" in help or "ours" in help for name, help in fields if name not in silent)
+
+
+def test_the_table_in_the_readme_is_that_of_the_results():
+    results = json.loads((ROOT / "results" / "laptop.json").read_text(encoding="utf-8"))
+    shown = re.search(r"│ correct +│ ([\d.]+) % +│ ([\d.]+) % +│", README)
+    assert shown.groups() == tuple(f"{100 * results[when]['correct']:.1f}" for when in ("before", "after"))

@@ -34,7 +34,7 @@ from rich.table import Table
 import topr
 from pipeline import dataset, rows
 from pipeline.evaluation import evaluate, standard_error
-from pipeline.models import LanguageModel, load_model, save_model
+from pipeline.models import LanguageModel, is_hub_name, load_model, save_model
 from pipeline.plots import plot_curve
 from pipeline.records import InputError, Outcome, Problem, Sample, Task, read_rows, write_rows
 from pipeline.run import RunFolder, append_json
@@ -174,7 +174,7 @@ def load_problems(data: str, split: str) -> list[Problem]:
     if Path(data).is_dir():
         source = f"{Path(data) / split}.jsonl"
         found = read_rows(Path(source), Gsm8kRow)
-    elif re.fullmatch(r"[\w-]+/[\w.-]+", data):
+    elif is_hub_name(data):
         source = f"{data} {split}"
         found = _load_from_hub(data, split)
     else:

@@ -136,7 +136,7 @@ def test_text_alone_suffices_and_gets_an_end_of_sequence(finished, tmp_path, cap
         ({"problems": 0}, "--problems 0: must be at least 1"),
         ({"batch": 6}, "--batch 6: must be a multiple"),
         ({"data": "nowhere"}, "--data nowhere"),
-        ({"model": "nowhere"}, "model nowhere: cannot be loaded"),
+        ({"model": "nowhere"}, "--model nowhere: is neither a folder nor"),
         ({"samples": Path("nothing.jsonl")}, "nothing.jsonl: no such file"),
     ],
     ids=str,

@@ -6,8 +6,7 @@
 mu is the model that drew the completion y, pi the model in training, and the ratio is that of whole sequences: a
 product over all tokens. Positive examples keep weight 1 however improbable they have become, so they are learnt as
 fast as by supervised training; a negative example is pushed down only as long as the model would still write it,
-so that nothing is pushed to minus infinity. Read from top to bottom: the four bounds, weight and objective, the
-losses, what a baseline does, log-probabilities, the training loop.
+so that nothing is pushed to minus infinity.
 
 Names, here and in pipeline/: logp is log pi, logmu is log mu, log_ratio = logp - logmu; reward is what remains after
 the baseline was subtracted, and its sign chooses the bounds (zero counts as positive: its gradient is zero). A bare
@@ -18,6 +17,7 @@ Left out against the paper: nothing of the method. Sampling, grading and evaluat
 
 import math
 import warnings
+from collections import namedtuple
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Self
 
@@ -29,20 +29,11 @@ from tqdm import tqdm
 # ---- the four bounds: Equation 7 and Table 1 --------------------------------------------------------------------
 
 
-class _FourBounds(NamedTuple):
-    a_pos: float
-    b_pos: float
-    a_neg: float
-    b_neg: float
-
-
-class Limits(_FourBounds):
+class Limits(namedtuple("_FourBounds", "a_pos b_pos a_neg b_neg")):
     """Where the importance ratio is clipped: to [a_pos, b_pos] if reward >= 0, to [a_neg, b_neg] otherwise (Eq. 7).
 
     Raises ValueError unless 0 <= a <= b for both pairs; b may be infinite.
 
-    >>> Limits(a_pos=1, b_pos=1, a_neg=0, b_neg=1) == PRESETS["topr"]
-    True
     >>> Limits(1, 1, 0.8, 0.2)
     Traceback (most recent call last):
     ValueError: limits a_neg = 0.8, b_neg = 0.2: need 0 <= a <= b and a finite
@@ -55,6 +46,10 @@ class Limits(_FourBounds):
             if not 0 <= a <= b or math.isinf(a):  # a NaN fails every comparison
                 raise ValueError(f"limits a_{sign} = {a:g}, b_{sign} = {b:g}: need 0 <= a <= b and a finite")
         return super().__new__(cls, float(a_pos), float(b_pos), float(a_neg), float(b_neg))
+
+    @classmethod
+    def _make(cls, bounds: Iterable[float]) -> Self:  # what _replace calls: it must check too
+        return cls(*bounds)
 
 
 PRESETS: dict[str, Limits] = {  # Table 1
@@ -95,9 +90,9 @@ def taper(ratio: Tensor | float, a: float, b: float) -> Tensor:
     ratio, a, b = _with_bounds(ratio, a, b)
     if (ratio < 0).any():
         raise ValueError(f"ratio = {ratio.min():g}: a ratio of probabilities cannot be negative")
-    is_positive = ratio > 0
+    is_zero = ratio == 0
     at_zero = torch.where(a > 0, -math.inf, ratio * (b > 0))
-    return torch.where(is_positive, _taper_of_log(torch.where(is_positive, ratio, 1.0).log(), a, b), at_zero)
+    return torch.where(is_zero, at_zero, _taper_of_log(torch.where(is_zero, 1.0, ratio).log(), a, b))
 
 
 def topr_objective(log_ratio: Tensor, reward: Tensor, limits: Limits) -> Tensor:
@@ -171,14 +166,16 @@ def ppo_loss(
 ) -> Tensor:
     """PPO's clipped loss (Eq. 6) with the ratio of whole sequences: - min(r R, [r]_{1-eps}^{1+eps} R) / length.
 
-    Arguments, shapes and errors as in `topr_loss`; eps = 0.2 is the paper's (Section 4.3). The minimum is a clipped
-    ratio too, above for R >= 0 and below for R < 0; but here the gradient goes through it and so is zero outside.
+    Arguments, shapes and errors as in `topr_loss`; 0 <= eps <= 1, and 0.2 is the paper's (Section 4.3). The minimum is
+    a clipped ratio too, above for R >= 0 and below for R < 0; here the gradient goes through it and is zero outside.
 
     >>> two = torch.tensor([2.0]).log()
     >>> ppo_loss(two, torch.zeros(1), reward=torch.ones(1), length=torch.ones(1))
     tensor(-1.2000)
     """
     denominator = _check_batch(denominator, length, logp, logmu, reward)
+    if not 0 <= eps <= 1:
+        raise ValueError(f"eps = {eps}: must lie in [0, 1]")
     log_ratio = _at_least_float32(logp) - logmu
     clipped = importance_weight(log_ratio, *_bounds_of_sign(log_ratio, reward, Limits(0, 1 + eps, 1 - eps, math.inf)))
     return -(clipped * reward / length).sum() / denominator
@@ -248,11 +245,12 @@ def baseline_for_proportion(p: Tensor | float, p_tilde: Tensor | float) -> Tenso
 
 def _check_within(name: str, value: Tensor | float, low: float, high: float, is_open: bool = False) -> None:
     value = torch.as_tensor(value)
-    slack = -0.0 if is_open else 1e-6  # a closed interval is meant up to rounding
+    slack = 0.0 if is_open else 1e-6  # a closed interval is meant up to rounding
     inside = (value > low - slack) & (value < high + slack)
     if not inside.all():
-        brackets = "()" if is_open else "[]"
-        raise ValueError(f"{name} = {value.tolist()}: must lie in {brackets[0]}{low}, {high}{brackets[1]}")
+        raise ValueError(
+            f"{name} = {value.tolist()}: must lie{' strictly' if is_open else ''} between {low} and {high}"
+        )
 
 
 # ---- log-probabilities of a language model -----------------------------------------------------------------------
@@ -323,7 +321,7 @@ def train(
     Under torchrun every rank brings its share of each step, in equally many micro-batches, and a model given to
     `fully_shard`; denominator and metrics span all ranks. Metrics: step, loss, grad_norm before clipping, and those
     of `step_metrics`. Before the weights change it raises FloatingPointError when loss or gradient is not finite,
-    and ValueError when the first step is not at mu.
+    and ArithmeticError when the first step is not at mu.
     """
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     history = []
@@ -359,8 +357,9 @@ def train(
 def step_metrics(log_ratio: Tensor, reward: Tensor, weight: Tensor) -> dict[str, float]:
     """What one step saw, from its sequences' (B,) log-ratios, rewards and weights.
 
-    Quantiles (5, 50, 95%) of log-ratio and weight for reward >= 0 (pos) and < 0 (neg), left out where there is none;
-    weights_below_1e-6: their share; ess: effective sample size (sum w)^2 / sum w^2, in sequences.
+    Quantiles (5, 50, 95%) of log-ratio and weight for reward > 0 (pos) and < 0 (neg), left out where there is none;
+    weights_below_1e-6: their share; ess: effective sample size (sum w)^2 / sum w^2, in sequences. Sequences of
+    reward 0 have no gradient, so that their weight has no meaning: they are left out.
 
     >>> metrics = step_metrics(torch.zeros(4), torch.ones(4), torch.ones(4))
     >>> metrics["ess"], metrics["weight_pos_q50"]
@@ -368,12 +367,13 @@ def step_metrics(log_ratio: Tensor, reward: Tensor, weight: Tensor) -> dict[str,
     """
     metrics = {}
     levels = torch.tensor([0.05, 0.5, 0.95], dtype=weight.dtype)
-    for sign, chosen in (("pos", reward >= 0), ("neg", reward < 0)):
+    for sign, chosen in (("pos", reward > 0), ("neg", reward < 0)):
         for name, values in (("log_ratio", log_ratio), ("weight", weight)):
             if chosen.any():
                 quantiles = values[chosen].quantile(levels).tolist()
                 metrics |= {f"{name}_{sign}_q{100 * q:02.0f}": v for q, v in zip(levels, quantiles, strict=True)}
-    metrics["weights_below_1e-6"] = (weight < 1e-6).double().mean().item()
+    weight = weight[reward != 0]
+    metrics["weights_below_1e-6"] = (weight < 1e-6).sum().item() / max(len(weight), 1)
     metrics["ess"] = (weight.sum() ** 2 / weight.square().sum().clamp_min(1e-30)).item()
     return metrics
 
@@ -384,7 +384,7 @@ def _check_step(metrics: dict[str, float], log_ratio: Tensor, start_at_mu: float
         if not math.isfinite(metrics[name]):
             raise FloatingPointError(f"step {step}: {name} is {metrics[name]}; the weights are of step {step - 1}")
     if step == 1 and start_at_mu is not None and not furthest <= start_at_mu:
-        raise ValueError(
+        raise ArithmeticError(
             f"step 1: |log pi - log mu| reaches {furthest:.3g}, above {start_at_mu:g}, where pi should be mu: score "
             "log mu with the very model, layout and precision that train here, or pass start_at_mu=None"
         )

@@ -10,7 +10,9 @@ config.json, samples.jsonl, metrics.jsonl, results.json, curve.png and the train
 """
 
 import dataclasses
+import hashlib
 import importlib.util
+import math
 import platform
 import random
 import re
@@ -127,13 +129,15 @@ NUMBER = re.compile(r"-?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)")
 
 
 def parse_answer(text: str) -> Decimal | None:
-    """The first number on the line after the last "The answer is", without `$` and commas; None if there is none.
+    """The first number on the line that follows the last "The answer is"; None if there is none.
+
+    `$` and commas are dropped wherever they stand; a colon or a line break right after the marker does not count.
 
     >>> parse_answer("4 * 300 = 1200. The answer is $1,200.00.")
     Decimal('1200.00')
     """
     _, found, rest = text.rpartition(MARKER)
-    line = rest.partition("\n")[0].replace("$", "").replace(",", "")
+    line = rest.lstrip(" :\n\t").partition("\n")[0].replace("$", "").replace(",", "")
     number = NUMBER.search(line) if found else None
     return Decimal(number[0]) if number else None
 
@@ -246,14 +250,21 @@ def check(settings: Settings) -> None:
 
     method, c, p_tilde = settings.method, settings.baseline, settings.effective_proportion
     refuse(method not in get_args(Method), f"--method {method}: choose from {', '.join(get_args(Method))}")
-    for name in ("problems", "n", "test_problems", "batch", "micro_batch", "completions_per_row", "curve_points"):
+    counts = "problems n max_new_tokens pairs batch micro_batch completions_per_row test_problems curve_points"
+    for name in [*counts.split(), "tokens_at_once"]:
         value = getattr(settings, name)
         refuse(value < 1, f"--{name.replace('_', '-')} {value}: must be at least 1")
-    per_row = 2 if method == "dpo" else settings.completions_per_row
-    refuse(settings.batch % per_row > 0, f"--batch {settings.batch}: must be a multiple of the {per_row} in a row")
+    for name in ("temperature", "top_p", "lr", "beta", "max_norm"):
+        value = getattr(settings, name)
+        refuse(not 0 < value < math.inf, f"--{name.replace('_', '-')} {value}: must be positive and finite")
+    refuse(settings.top_p > 1, f"--top-p {settings.top_p}: must be at most 1")
+    refuse(not 0 <= settings.eps <= 1, f"--eps {settings.eps}: must lie in [0, 1]")
+    size = row_size(settings)
+    refuse(settings.batch % size > 0, f"--batch {settings.batch}: must be a multiple of the {size} in a row")
     standard_error(0.0, settings.k, settings.test_samples)
     standard_error(0.0, 1, settings.curve_samples)
     refuse(settings.limits is not None and method in ("ppo", "dpo"), f"--limits: have no meaning for {method}")
+    refuse(settings.shots_file is not None and settings.shots < 1, "--shots-file: say with --shots how many to take")
     refuse(c is not None and p_tilde is not None, "--baseline and --effective-proportion: give one of them")
     refuse(method == "dpo" and (c, p_tilde) != (None, None), "--method dpo: has no baseline; give none")
     refuse(c is not None and not -1 <= c <= 1, f"--baseline {c}: must lie in [-1, 1]")
@@ -279,7 +290,8 @@ def run(settings: Settings) -> dict:
         return results
 
     samples = training_samples(settings, task, lm, folder, given)
-    steps = compose(settings, samples, lm)
+    steps = compose(settings, samples, lm, task)
+    keep_samples(folder, samples)
 
     def measure(name: str, n: int) -> dict:
         engine = transformers_engine(lm, settings.tokens_at_once, f"evaluating {name}")
@@ -304,7 +316,7 @@ def run(settings: Settings) -> dict:
             loss=make_loss(settings),
             logprobs=rows.sequence_logprobs,
             max_norm=settings.max_norm,
-            start_at_mu=None if given and has_logmu(given) else 0.01,
+            start_at_mu=None if given and dataset.has_logmu(given) else 0.01,
             after_step=after_step,
         )
     after = measure("after", settings.test_samples)
@@ -318,41 +330,38 @@ def run(settings: Settings) -> dict:
 def training_samples(
     settings: Settings, task: Task, lm: LanguageModel, folder: RunFolder, given: list[Sample] | None
 ) -> list[Sample]:
-    """The given samples, or n graded ones of each training problem; with their log mu, in the run's samples.jsonl."""
-    file = folder / "samples.jsonl"
-    if file.exists():
-        return read_rows(file, Sample)
-    samples = given
-    if samples is None:
-        engine = transformers_engine(lm, settings.tokens_at_once)
-        law, seed = sampling_law(settings, task), seed_of(settings, "samples")
-        samples = draw_samples(task, task.train, settings.n, engine, law, seed)
-    if not has_logmu(samples):
-        if given is not None:
-            print("samples come without log mu: scored by the initial model, which stands in for their sampler")
-        examples = dataset.encode(samples, lm, str(settings.samples))
-        token_logmu = dataset.score(examples, lm, settings.completions_per_row, settings.tokens_at_once)
-        samples = [
-            sample.model_copy(update={"token_ids": example.completion_ids, "token_logmu": logmu})
-            for sample, example, logmu in zip(samples, examples, token_logmu, strict=True)
-        ]
-    folder.create()
-    write_rows(file, samples)
+    """The given samples, or n graded ones of each training problem; all with their log mu."""
+    if (folder / "samples.jsonl").exists():
+        return read_rows(folder / "samples.jsonl", Sample)
+    if given is not None and dataset.has_logmu(given, str(settings.samples)):
+        return given
+    if given is not None:
+        print("samples come without log mu: scored by the initial model, which stands in for their sampler")
+        return dataset.score(given, lm, row_size(settings), settings.tokens_at_once, task.stop, str(settings.samples))
+    engine = transformers_engine(lm, settings.tokens_at_once)
+    law, seed = sampling_law(settings, task), seed_of(settings, "samples")
+    samples = draw_samples(task, task.train, settings.n, engine, law, seed)
+    samples = dataset.score(samples, lm, row_size(settings), settings.tokens_at_once)
+    keep_samples(folder, samples)  # at once: they were expensive
     return samples
 
 
-def has_logmu(samples: list[Sample]) -> bool:
-    """Whether every sample brings its log mu."""
-    return all(sample.token_logmu is not None for sample in samples)
+def keep_samples(folder: RunFolder, samples: list[Sample]) -> None:
+    """Write the run's samples.jsonl unless it is there; only now does the folder come into being."""
+    if not (folder / "samples.jsonl").exists():
+        folder.create()
+        write_rows(folder / "samples.jsonl", samples)
 
 
-def compose(settings: Settings, samples: list[Sample], lm: LanguageModel) -> dataset.Steps:
+def row_size(settings: Settings) -> int:
+    """Completions of a prompt in a row, in scoring as in training: a pair for DPO."""
+    return 2 if settings.method == "dpo" else settings.completions_per_row
+
+
+def compose(settings: Settings, samples: list[Sample], lm: LanguageModel, task: Task) -> dataset.Steps:
     """The optimiser steps of one epoch: every sample once (uniform), or DPO's pairs; the baseline subtracted."""
     rng = random.Random(seed_of(settings, "order"))
-    examples = dataset.encode(samples, lm, str(settings.samples or "samples.jsonl"))
-    positives = dataset.share_of_positives(examples)
-    if settings.method == "sft" and positives == 0:
-        raise InputError("--method sft: no positive sample to train on; draw more, or take another method")
+    examples = dataset.encode(samples, lm, task.stop, str(settings.samples or "samples.jsonl"))
     if settings.method == "dpo":
         pairs = dataset.pairs_of_prompt(examples, settings.pairs, rng)
         if not pairs:
@@ -360,11 +369,15 @@ def compose(settings: Settings, samples: list[Sample], lm: LanguageModel) -> dat
         return dataset.Steps(pairs, settings.batch, settings.micro_batch, lm.model.device)
     baseline = settings.baseline or 0.0
     if settings.effective_proportion is not None:
+        positives = dataset.share_of_positives(examples)
         if not 0 < positives < 1 or {abs(example.reward) for example in examples} != {1.0}:
             raise InputError("--effective-proportion: needs rewards -1 and +1, and samples of both signs")
         baseline = topr.baseline_for_proportion(positives, settings.effective_proportion)
         print(f"share of positives {positives:.4f}: baseline {baseline:.4f} makes it {settings.effective_proportion:g}")
-    grouped = dataset.rows_of_prompt(dataset.subtract_baseline(examples, baseline), settings.completions_per_row, rng)
+    examples = dataset.subtract_baseline(examples, baseline)
+    if settings.method != "ppo" and limits_of(settings).b_neg == 0 and all(example.reward <= 0 for example in examples):
+        raise InputError(f"--method {settings.method}: no positive sample, and it learns from nothing else; draw more")
+    grouped = dataset.rows_of_prompt(examples, row_size(settings), rng)
     return dataset.Steps(grouped, settings.batch, settings.micro_batch, lm.model.device)
 
 
@@ -374,7 +387,12 @@ def make_loss(settings: Settings) -> Callable[..., torch.Tensor]:
         return partial(topr.ppo_loss, eps=settings.eps)
     if settings.method == "dpo":
         return partial(dataset.dpo_loss_of_rows, beta=settings.beta)
-    return partial(topr.topr_loss, limits=topr.Limits(*settings.limits or topr.PRESETS[settings.method]))
+    return partial(topr.topr_loss, limits=limits_of(settings))
+
+
+def limits_of(settings: Settings) -> topr.Limits:
+    """The four bounds: those given, or the method's."""
+    return topr.Limits(*settings.limits or topr.PRESETS[settings.method])
 
 
 def sampling_law(settings: Settings, task: Task) -> SamplingLaw:
@@ -388,15 +406,17 @@ def seed_of(settings: Settings, stage: str) -> int:
 
 
 def to_record(settings: Settings) -> dict:
-    """The settings as config.json holds them; where a run lies is not part of what it is."""
-    return {name: value for name, value in dataclasses.asdict(settings).items() if name != "out"}
+    """What a run is, for config.json: its settings, but for where it lies, and a hash of the samples it was given."""
+    record = {name: value for name, value in dataclasses.asdict(settings).items() if name != "out"}
+    content = Path(settings.samples).read_bytes() if settings.samples else b""
+    return record | {"samples_sha256": hashlib.sha256(content).hexdigest() if content else None}
 
 
 def default_out(settings: Settings) -> Path:
-    """runs/PRESET, and what differs from the preset: runs/laptop-method-reinforce."""
-    usual = to_record(Settings())
-    differing = [f"{name} {value}" for name, value in to_record(settings).items() if value != usual[name]]
-    return Path("runs") / re.sub("[^A-Za-z0-9._]+", "-", " ".join([settings.preset, *differing]))[:120]
+    """runs/PRESET, and what differs from the preset: runs/laptop_method=reinforce."""
+    usual, here = dataclasses.asdict(Settings()), dataclasses.asdict(settings)
+    differing = [f"{name}={value}" for name, value in here.items() if value != usual[name]]
+    return Path("runs") / re.sub("[^A-Za-z0-9._=+-]+", "_", " ".join([settings.preset, *differing]))[:120]
 
 
 def versions() -> dict[str, str]:
@@ -422,7 +442,7 @@ def main() -> None:
     started = time.monotonic()
     try:
         print_table(run(settings))
-    except (InputError, FloatingPointError) as error:
+    except (InputError, ArithmeticError) as error:
         sys.exit(f"train_gsm8k: {error}")
     print(f"{settings.out or default_out(settings)}: {time.monotonic() - started:.0f} s")
 

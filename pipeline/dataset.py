@@ -21,12 +21,14 @@ from topr import dpo_loss
 Row = list[Example]
 
 
-def encode(samples: Sequence[Sample], lm: LanguageModel, source: str) -> list[Example]:
+def encode(
+    samples: Sequence[Sample], lm: LanguageModel, stop: Sequence[str] = (), source: str = "samples"
+) -> list[Example]:
     """Samples as token ids; log mu is their sum of token_logmu, or NaN until `score` has found it.
 
     A sample without token_ids is text from elsewhere: its completion is encoded, and given an end of sequence if it
-    was finished (finish_reason "stop"), or the model would never learn to stop. InputError names the line of
-    `source` that does not fit.
+    was finished (finish_reason "stop") and has no `stop` string, or the model would never learn to stop. InputError
+    names the line of `source` that does not fit.
     """
     tokenizer = lm.tokenizer
     prompts = {sample.prompt: None for sample in samples}
@@ -36,7 +38,8 @@ def encode(samples: Sequence[Sample], lm: LanguageModel, source: str) -> list[Ex
         ids = sample.token_ids
         if ids is None:
             ids = tokenizer(sample.completion, add_special_tokens=False)["input_ids"]
-            ids += [tokenizer.eos_token_id] * (sample.finish_reason == "stop")
+            if sample.finish_reason == "stop" and not any(string in sample.completion for string in stop):
+                ids.append(tokenizer.eos_token_id)
         size = len(prompt_ids[sample.prompt]) + len(ids)
         if size > lm.context:
             raise InputError(
@@ -55,14 +58,30 @@ def encode(samples: Sequence[Sample], lm: LanguageModel, source: str) -> list[Ex
     return examples
 
 
+def has_logmu(samples: Sequence[Sample], source: str = "samples") -> bool:
+    """Whether the samples bring their log mu; InputError where only some do."""
+    brings = [sample.token_logmu is not None for sample in samples]
+    if any(brings) and not all(brings):
+        raise InputError(f"{source}:{brings.index(False) + 1}: field token_logmu: give it on every line or on none")
+    return all(brings)
+
+
 @torch.no_grad()
-def score(examples: Sequence[Example], lm: LanguageModel, per_row: int, tokens_at_once: int) -> list[list[float]]:
-    """The log-probability of every completion token under `lm`: log mu, when it is the iteration's first model.
+def score(
+    samples: Sequence[Sample],
+    lm: LanguageModel,
+    per_row: int,
+    tokens_at_once: int,
+    stop: Sequence[str] = (),
+    source: str = "samples",
+) -> list[Sample]:
+    """The samples with token_ids and, by `lm`, token_logmu: log mu, when `lm` is the iteration's first model.
 
     The full vocabulary counts, whatever the sampler cut off, and the forward pass is the one that trains, in the
     same row layout and precision, so that the ratio starts at 1. tokens_at_once bounds a batch, padding included.
     """
-    scores: list[list[float]] = [[] for _ in examples]
+    examples = encode(samples, lm, stop, source)
+    scored: list[Sample | None] = [None for _ in samples]
     widths = {
         tuple(row): len(examples[row[0]].prompt_ids) + sum(len(examples[i].completion_ids) for i in row)
         for row in _rows_of_one_prompt(examples, per_row)
@@ -72,11 +91,13 @@ def score(examples: Sequence[Example], lm: LanguageModel, per_row: int, tokens_a
         for batch in batches_within(tokens_at_once, [widths[row] for row in rows]):
             numbers = [i for row in rows[batch] for i in row]
             laid_out = collate([[examples[i] for i in row] for row in rows[batch]], lm.model.device)
-            for i, logp in zip(numbers, token_logprobs(lm.model, laid_out).cpu().numpy(), strict=True):
+            for i, token_logp in zip(numbers, token_logprobs(lm.model, laid_out).cpu().numpy(), strict=True):
+                ids = examples[i].completion_ids
                 # The shortest decimal that is this float32 again: files stay small, and nothing is lost in them.
-                scores[i] = [float(str(x)) for x in logp[: len(examples[i].completion_ids)]]
+                token_logmu = [float(str(x)) for x in token_logp[: len(ids)]]
+                scored[i] = samples[i].model_copy(update={"token_ids": ids, "token_logmu": token_logmu})
             progress.update(len(numbers))
-    return scores
+    return scored
 
 
 def subtract_baseline(examples: Sequence[Example], baseline: float) -> list[Example]:

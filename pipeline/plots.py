@@ -13,7 +13,7 @@ STYLES = {  # colour, line, marker
 def plot_curve(points: Sequence[dict], title: str, path: Path) -> None:
     """Accuracy, and the three outcomes, over training.
 
-    points: entries of curve.json: samples_seen, the outcome shares, and "pass@1" with its mean and se.
+    points: the `curve` of results.json: samples_seen, the outcome shares, and "pass@1" with its mean and se.
     """
     import matplotlib
 

@@ -1,4 +1,4 @@
-"""The folder that a run writes into: its settings, and files that are whole or absent."""
+"""The folder that a run writes into: its settings, and files that are whole or absent, but for a growing log."""
 
 import json
 from pathlib import Path

@@ -20,7 +20,7 @@ from pipeline.rows import batches_within
 
 @dataclass(frozen=True)
 class SamplingLaw:
-    """The distribution that completions are drawn from (Section 4.1 of the paper, whose values these are).
+    """The distribution that completions are drawn from (Section 4.2 of the paper, whose values these are).
 
     max_new_tokens counts the completion's tokens; a completion that reaches it is cut and graded as it is.
     """

@@ -13,7 +13,7 @@ settings.load_profile("topr")
 
 @pytest.fixture(scope="session")
 def real():
-    """Where GSM8K's own files are; the Makefile and CI set the variable."""
+    """Where GSM8K's own files are; CI sets the variable, `GSM8K_DIR=... make test` hands it on."""
     if not os.environ.get("GSM8K_DIR"):
         pytest.skip("GSM8K_DIR is not set: the tests on GSM8K's own files did not run")
     return Path(os.environ["GSM8K_DIR"])

@@ -76,11 +76,12 @@ def test_v18_log_mu_is_over_the_full_vocabulary_whatever_the_sampler_kept(lm, pe
     task = gsm8k.gsm8k_task(gsm8k.Settings(problems=4))
     law = SamplingLaw(max_new_tokens=40, top_k=2)
     samples = draw_samples(task, task.train, 4, transformers_engine(lm, 40_000), law, seed=0)
-    examples = dataset.encode(samples, lm, "samples")
-    token_logmu = dataset.score(examples, lm, per_row, tokens_at_once=500)
+    scored = dataset.score(samples, lm, per_row, tokens_at_once=500)
+    examples = dataset.encode(scored, lm)
     logmu = topr.sequence_logprobs(lm.model, plain_batch(examples))
-    assert [len(tokens) for tokens in token_logmu] == [len(e.completion_ids) for e in examples]
-    torch.testing.assert_close(torch.tensor([sum(tokens) for tokens in token_logmu]), logmu, rtol=1e-5, atol=1e-4)
+    assert [s.token_ids for s in scored] == [s.token_ids for s in samples]
+    assert [len(s.token_logmu) for s in scored] == [len(s.token_ids) for s in samples]
+    torch.testing.assert_close(torch.tensor([e.logmu for e in examples]), logmu, rtol=1e-5, atol=1e-4)
 
 
 def test_encoding_keeps_tokens_as_they_are_and_ends_only_finished_text(lm):
@@ -89,11 +90,13 @@ def test_encoding_keeps_tokens_as_they_are_and_ends_only_finished_text(lm):
         Sample(prompt="Q", completion=" 12", token_ids=[7, 8, 9], reward=1.0),
         Sample(prompt="Q", completion=" 12", reward=1.0),
         Sample(prompt="Q", completion=" 12", finish_reason="length", reward=1.0),
+        Sample(prompt="Q", completion=" 12\nQ:", reward=1.0),
     ]
-    kept, finished, cut = (example.completion_ids for example in dataset.encode(given, lm, "given"))
+    kept, finished, cut, stopped = (example.completion_ids for example in dataset.encode(given, lm, ["\nQ:"]))
     assert kept == [7, 8, 9]
     assert finished == [*cut, eos]
     assert lm.tokenizer.decode(cut) == " 12"
+    assert lm.tokenizer.decode(stopped) == " 12\nQ:"
 
 
 def test_the_length_of_a_row_is_that_of_its_completions(lm):

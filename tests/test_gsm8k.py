@@ -24,7 +24,8 @@ from pipeline.records import InputError
         ("The answer is .5", "0.5"),
         ("The answer is 3. Wait. The answer is 4.", 4),
         ("The answer is 3. The answer is unknown", None),
-        ("The answer is\n18", None),
+        ("The answer is:\n18", 18),
+        ("The answer is unknown.\n18", None),
         ("The answer is ٣.", None),  # digits of other scripts are not read
         ("the answer is 18", None),
         ("18", None),

@@ -4,12 +4,16 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 
+import topr
 import train_gsm8k as gsm8k
+from pipeline.models import load_model
 from pipeline.records import InputError, Sample, read_rows
 
 SCRIPT = Path(gsm8k.__file__)
@@ -86,6 +90,43 @@ def test_a_run_that_was_cut_short_goes_on_with_its_samples(finished, tmp_path):
     assert (tmp_path / "cut" / "results.json").read_bytes() == (finished / "results.json").read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        *(({"method": name}, partial(topr.topr_loss, limits=topr.PRESETS[name])) for name in topr.PRESETS),
+        ({"limits": (0.5, 2.0, 0.1, 0.9)}, partial(topr.topr_loss, limits=topr.Limits(0.5, 2.0, 0.1, 0.9))),
+        ({"method": "ppo", "eps": 0.4}, partial(topr.ppo_loss, eps=0.4)),
+        (
+            {"method": "dpo", "beta": 0.3},
+            lambda logp, logmu, *_, **__: topr.dpo_loss(logp[::2], logp[1::2], logmu[::2], logmu[1::2], beta=0.3),
+        ),
+    ],
+    ids=str,
+)
+def test_every_setting_reaches_its_loss(settings, expected):
+    logp = torch.tensor([-3.0, -2.0, -1.0, -4.0], requires_grad=True)
+    batch = (torch.tensor([-1.0, -1.1, -3.0, -2.5]), torch.tensor([1.0, -1.0, 1.0, -1.0]), torch.arange(1, 5))
+    loss = gsm8k.make_loss(replace(SMALL, **settings))
+    found = torch.autograd.grad(loss(logp, *batch, denominator=4), logp)[0]
+    torch.testing.assert_close(found, torch.autograd.grad(expected(logp, *batch), logp)[0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "positive", "negative"),
+    [
+        ({}, 1, -1),
+        ({"baseline": -0.5}, 1.5, -0.5),
+        ({"effective_proportion": 0.5}, 1.5, -0.5),  # 4 positives of 16: c = (1/4 - 1/2) / (3/4 - 1/4) = -1/2
+    ],
+)
+def test_the_baseline_reaches_the_rewards(settings, positive, negative):
+    lm, settings = load_model(gsm8k.Settings().model), replace(SMALL, **settings)
+    given = [Sample(prompt="Q", completion=f" {i}", reward=1.0 if i < 4 else -1.0) for i in range(16)]
+    steps = gsm8k.compose(settings, given, lm, gsm8k.gsm8k_task(settings))
+    rewards = sorted(reward for step in steps for batch in step for reward in batch.reward.tolist())
+    assert rewards == pytest.approx([negative] * 12 + [positive] * 4)
+
+
 @pytest.mark.parametrize("method", ["tis", "sft", "reinforce", "off_policy", "ppo", "dpo"])
 def test_every_method_trains_on_given_samples(finished, tmp_path, method):
     results = run(tmp_path / method, method=method, samples=finished / "samples.jsonl")
@@ -128,6 +169,13 @@ def test_text_alone_suffices_and_gets_an_end_of_sequence(finished, tmp_path, cap
         ({"method": "grpo"}, "--method grpo: choose from topr, tis"),
         ({"limits": (2.0, 1.0, 0.0, 1.0)}, r"--limits: limits a_pos = 2, b_pos = 1: need 0 <= a <= b"),
         ({"limits": (1.0, 1.0, 0.0, 1.0), "method": "ppo"}, "--limits: have no meaning"),
+        ({"eps": 1.5}, r"--eps 1.5: must lie in \[0, 1\]"),
+        ({"lr": -1.0}, "--lr -1.0: must be positive"),
+        ({"temperature": 0.0}, "--temperature 0.0: must be positive"),
+        ({"max_new_tokens": 0}, "--max-new-tokens 0: must be at least 1"),
+        ({"pairs": 0}, "--pairs 0: must be at least 1"),
+        ({"shots_file": Path("shots.txt")}, "--shots-file: say with --shots"),
+        ({"effective_proportion": 0.0}, r"--effective-proportion 0.0: must lie in \(0, 1\]"),
         ({"effective_proportion": 1.5}, r"--effective-proportion 1.5: must lie in \(0, 1\]"),
         ({"effective_proportion": 0.5, "baseline": 0.1}, "give one of them"),
         ({"baseline": 1.5}, r"--baseline 1.5: must lie in \[-1, 1\]"),
@@ -161,7 +209,10 @@ def sample_file(tmp_path, *rows):
         ([{"token_ids": [9999]}], {}, "given.jsonl:1: field token_ids: outside the model's"),
         ([{"token_ids": [5, 6], "token_logmu": [-1]}], {}, "given.jsonl:1: field token_logmu: 1 of them, 2 tokens"),
         ([{"prompt": ""}], {}, "given.jsonl:1: field prompt: is empty"),
+        ([{"token_logmu": [-1, -1]}, {}], {}, "given.jsonl:2: field token_logmu: give it on every line or on none"),
         ([{}, {}], {"method": "sft"}, "--method sft: no positive sample"),
+        ([{"reward": 0.5}, {}], {"method": "sft", "baseline": 0.8}, "--method sft: no positive sample"),
+        ([{}, {}], {"limits": (1.0, 1.0, 0.0, 0.0)}, "no positive sample"),
         ([{}, {"prompt": "P", "reward": 1}], {"method": "dpo"}, "no problem has both"),
         ([{}, {}], {"effective_proportion": 0.5}, "samples of both signs"),
     ],
@@ -170,7 +221,17 @@ def sample_file(tmp_path, *rows):
 def test_samples_that_cannot_be_trained_on_are_named(tmp_path, rows, changes, message):
     with pytest.raises(InputError, match=message):
         run(tmp_path / "run", samples=sample_file(tmp_path, *rows), **changes)
-    assert not (tmp_path / "run" / "results.json").exists()
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_samples_under_the_same_name_are_another_run(finished, tmp_path):
+    file = tmp_path / "given.jsonl"
+    lines = (finished / "samples.jsonl").read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:16]))
+    run(tmp_path / "run", samples=file)
+    file.write_text("".join(lines[16:32]))
+    with pytest.raises(InputError, match="holds a run with other settings"):
+        run(tmp_path / "run", samples=file)
 
 
 def test_a_folder_of_another_run_is_refused_and_left_as_it_is(finished):
@@ -210,7 +271,9 @@ def test_the_command_line_shows_every_setting_with_its_origin():
 
 def test_the_folder_is_named_after_what_differs():
     assert gsm8k.default_out(gsm8k.Settings()) == Path("runs/laptop")
-    assert gsm8k.default_out(gsm8k.Settings(method="reinforce", seed=3)) == Path("runs/laptop-method-reinforce-seed-3")
+    assert gsm8k.default_out(gsm8k.Settings(method="reinforce", seed=3)) == Path("runs/laptop_method=reinforce_seed=3")
+    signs = {gsm8k.default_out(gsm8k.Settings(baseline=c)) for c in (-0.5, 0.5)}
+    assert len(signs) == 2
 
 
 def test_eight_shots_on_real_problems_run_end_to_end(real, tmp_path):

@@ -107,20 +107,23 @@ def test_the_base_model_is_small_and_has_room(lm):
     assert sum(file.stat().st_size for file in (TINY / "base").iterdir()) <= 8_000_000
 
 
-def test_a_thousand_steps_of_addition_were_learnt(lm):
-    """A right solution is more probable than the same with a wrong result: the base model is no random one."""
-    problem = json.loads((TINY / "test.jsonl").read_text().split("\n")[0])
-    right = " " + problem["answer"].split("\n####")[0].replace("\n", " ")
-    result = problems.EXPRESSION.search(right)[4]
-    wrong = right.replace(f"= {result}", f"= {int(result) + 1}", 1)
+def test_the_base_model_can_reckon(lm):
+    """On 50 test problems it nearly always finds a right first step more probable than one that is off by one."""
 
-    def logp(text):
-        prompt = lm.tokenizer(f"Q: {problem['question']}\nA:")["input_ids"]
+    def logp(question, text):
+        prompt = lm.tokenizer(f"Q: {question}\nA:")["input_ids"]
         ids = torch.tensor([prompt + lm.tokenizer(text)["input_ids"]])
         token_logp = lm.model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])
         return token_logp[len(prompt) - 1 :].sum().item()
 
-    assert logp(right) > logp(wrong)
+    preferred = []
+    for line in (TINY / "test.jsonl").read_text().splitlines()[:50]:
+        row = json.loads(line)
+        step = " " + row["answer"].split("\n")[0]
+        result = problems.EXPRESSION.search(step)[4]
+        wrong = step.replace(f"= {result}", f"= {int(result) + 1}", 1)
+        preferred.append(logp(row["question"], step) > logp(row["question"], wrong))
+    assert sum(preferred) / len(preferred) >= 0.9
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +144,7 @@ def test_the_base_model_leaves_something_to_sharpen(drawn):
 
 
 def test_the_base_model_verifies_badly(lm, drawn):
+    """Shares of all verifications, those without a verdict included."""
     _, samples = drawn
     checked = [sample for sample in samples[::4] if sample.finish_reason == "stop"]
     prompts = [f"{sample.prompt}{sample.completion}\nCheck:" for sample in checked]

@@ -38,6 +38,12 @@ def test_limits_are_four_numbers_in_the_order_of_table_1():
     assert (a_pos, b_pos, a_neg, b_neg) == (0.5, 1.0, 0.0, math.inf)
 
 
+def test_limits_that_were_varied_are_checked_too():
+    assert PRESETS["topr"]._replace(b_pos=2) == (1, 2, 0, 1)
+    with pytest.raises(ValueError, match="need 0 <= a <= b"):
+        PRESETS["topr"]._replace(a_neg=5)
+
+
 def test_presets_are_table_1():
     assert {name: tuple(limits) for name, limits in PRESETS.items()} == {
         "topr": (1, 1, 0, 1),
@@ -71,6 +77,12 @@ def test_weight_of_extreme_ratios_is_finite_and_keeps_its_precision(dtype):
     assert weight.tolist() == [0.5, 2.5]
     assert weight.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert not importance_weight(torch.tensor([-1000.0, 1000.0], dtype=dtype), 0, math.inf).isnan().any()
+
+
+def test_gradient_through_the_weight_of_extreme_ratios_is_finite():
+    log_ratio = torch.tensor([-1000.0, 0.0, 1000.0], requires_grad=True)
+    importance_weight(log_ratio, 0.5, 2.5).sum().backward()
+    assert log_ratio.grad.tolist() == [0, 1, 0]
 
 
 @pytest.mark.parametrize(("a", "b"), [(-1, 1), (2, 1), (math.nan, 1), (0, math.nan)])
@@ -120,6 +132,10 @@ def test_taper_at_zero(a, b, value, slope):
     found = taper(x, a, b)
     found.sum().backward()
     assert (found.item(), x.grad.item()) == (value, slope)
+
+
+def test_taper_of_nan_is_nan():
+    assert taper(torch.tensor([math.nan]), 0.5, 1).isnan().all()
 
 
 def test_taper_refuses_negative_ratios():
@@ -227,6 +243,12 @@ def test_v10_zero_reward_has_zero_gradient():
     assert logp.grad.tolist() == [0, 0, 0]
 
 
+def test_zero_reward_counts_as_positive():
+    logp = torch.tensor([-2.0], requires_grad=True)
+    topr_loss(logp, logp.detach() - 1000, torch.zeros(1), torch.ones(1), Limits(1, 1, 0, math.inf)).backward()
+    assert logp.grad.item() == 0  # with the bounds of negatives it would be 0 * inf
+
+
 def test_v13_no_underflow_of_mu():
     assert weight_of([0.0], -1) == 1
     logp = torch.tensor([-600.0], requires_grad=True)
@@ -313,6 +335,12 @@ def test_ppo_has_no_gradient_beyond_the_clip_on_the_improving_side(ratio, reward
     logp = double(math.log(ratio)).requires_grad_()
     topr.ppo_loss(logp, double(0), double(reward), double(1)).backward()
     assert logp.grad.item() == pytest.approx(0 if is_zero else -ratio * reward)
+
+
+@pytest.mark.parametrize("eps", [-0.1, 1.5, math.nan])
+def test_ppo_refuses_an_eps_out_of_range(eps):
+    with pytest.raises(ValueError, match="eps = "):
+        topr.ppo_loss(*torch.ones(4, 1), eps=eps)
 
 
 @given(numbers, numbers, st.floats(0.01, 2))

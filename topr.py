@@ -11,8 +11,7 @@ so that nothing is pushed to minus infinity.
 Names, here and in pipeline/: logp is log pi, logmu is log mu, log_ratio = logp - logmu; reward is what remains after
 the baseline was subtracted, and its sign chooses the bounds (zero counts as positive: its gradient is zero). A bare
 name is one number per sequence, (B,); token_* is one per token, (B, T). Logarithms are natural, lengths in tokens.
-
-Left out against the paper: nothing of the method. Sampling, grading and evaluation are in pipeline/ and train_gsm8k.py.
+Left out: nothing of the method. Sampling, grading and evaluation are in pipeline/ and train_gsm8k.py.
 """
 
 import math
@@ -73,8 +72,7 @@ def importance_weight(log_ratio: Tensor | float, a: Tensor | float, b: Tensor | 
     tensor([0.0000, 0.6065, 1.0000])
     """
     log_ratio, a, b = _with_bounds(log_ratio, a, b)
-    # exp(log(a)) may miss a by a rounding error: the second clip makes the bounds exact.
-    return log_ratio.clamp(a.log(), b.log()).exp().clamp(a, b)
+    return log_ratio.clamp(a.log(), b.log()).exp().clamp(a, b)  # again, as exp(log(a)) may miss a by a rounding error
 
 
 def taper(ratio: Tensor | float, a: float, b: float) -> Tensor:
@@ -207,8 +205,7 @@ def _check_batch(denominator: float | None, length: Tensor | None, *columns: Ten
     """The denominator, or else B, once the columns are found to be of one shape (B,) with B >= 1."""
     if length is not None and (length < 1).any():
         raise ValueError(f"length = {length.min().item():g}: a completion has at least one token")
-    columns = columns if length is None else (*columns, length)
-    shapes = [tuple(column.shape) for column in columns]
+    shapes = [tuple(column.shape) for column in (*columns, length) if column is not None]
     if len(set(shapes)) != 1 or len(shapes[0]) != 1 or shapes[0][0] == 0:
         raise ValueError(f"need one number per sequence, all of one shape (B,) with B >= 1; got {shapes}")
     return len(columns[0]) if denominator is None else denominator
@@ -246,8 +243,7 @@ def baseline_for_proportion(p: Tensor | float, p_tilde: Tensor | float) -> Tenso
 def _check_within(name: str, value: Tensor | float, low: float, high: float, is_open: bool = False) -> None:
     value = torch.as_tensor(value)
     slack = 0.0 if is_open else 1e-6  # a closed interval is meant up to rounding
-    inside = (value > low - slack) & (value < high + slack)
-    if not inside.all():
+    if not ((value > low - slack) & (value < high + slack)).all():
         raise ValueError(
             f"{name} = {value.tolist()}: must lie{' strictly' if is_open else ''} between {low} and {high}"
         )
@@ -319,9 +315,16 @@ def train(
     after_step: called with the number of steps done and the metrics, to log, save or evaluate.
 
     Under torchrun every rank brings its share of each step, in equally many micro-batches, and a model given to
-    `fully_shard`; denominator and metrics span all ranks. Metrics: step, loss, grad_norm before clipping, and those
-    of `step_metrics`. Before the weights change it raises FloatingPointError when loss or gradient is not finite,
-    and ArithmeticError when the first step is not at mu.
+    `fully_shard`; denominator and metrics span all ranks. Metrics: step, loss, grad_norm before clipping, and those of
+    `step_metrics`. FloatingPointError where loss or gradient is not finite, ArithmeticError where the first step is not
+    at mu; the weights are then as they were before the step.
+
+    >>> coin = torch.nn.Embedding(1, 1)  # its only weight plays log pi of the only completion
+    >>> batch = Batch(None, None, None, coin.weight[0].detach().clone(), torch.ones(1), torch.ones(1))
+    >>> sgd = torch.optim.SGD(coin.parameters(), lr=0.1)
+    >>> history = train(coin, sgd, [[batch], [batch]], logprobs=lambda model, _: model.weight[0])
+    >>> round(history[1]["log_ratio_pos_q50"], 6)
+    0.1
     """
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     history = []
@@ -357,13 +360,11 @@ def train(
 def step_metrics(log_ratio: Tensor, reward: Tensor, weight: Tensor) -> dict[str, float]:
     """What one step saw, from its sequences' (B,) log-ratios, rewards and weights.
 
-    Quantiles (5, 50, 95%) of log-ratio and weight for reward > 0 (pos) and < 0 (neg), left out where there is none;
-    weights_below_1e-6: their share; ess: effective sample size (sum w)^2 / sum w^2, in sequences. Sequences of
-    reward 0 have no gradient, so that their weight has no meaning: they are left out.
+    Quantiles (5, 50, 95%) of log-ratio and weight for reward > 0 (pos) and < 0 (neg); weights_below_1e-6: their share;
+    ess: effective sample size (sum w)^2 / sum w^2, in sequences. Reward 0 has no gradient, hence no weight to count.
 
-    >>> metrics = step_metrics(torch.zeros(4), torch.ones(4), torch.ones(4))
-    >>> metrics["ess"], metrics["weight_pos_q50"]
-    (4.0, 1.0)
+    >>> step_metrics(torch.zeros(4), torch.ones(4), torch.ones(4))["ess"]
+    4.0
     """
     metrics = {}
     levels = torch.tensor([0.05, 0.5, 0.95], dtype=weight.dtype)
@@ -393,8 +394,7 @@ def _check_step(metrics: dict[str, float], log_ratio: Tensor, start_at_mu: float
 
 
 def _from_all_ranks(value: Tensor | int) -> list:
-    if not dist.is_initialized():
-        return [value]
-    values = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+    values = [None] * dist.get_world_size() if dist.is_initialized() else [value]
+    if dist.is_initialized():
+        dist.all_gather_object(values, value)
     return values

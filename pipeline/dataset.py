@@ -59,7 +59,11 @@ def encode(
 
 
 def has_logmu(samples: Sequence[Sample], source: str = "samples") -> bool:
-    """Whether the samples bring their log mu; InputError where only some do."""
+    """Whether the samples bring their log mu; InputError where only some do.
+
+    >>> has_logmu([Sample(prompt="1 + 1 =", completion=" 2", reward=1.0)])
+    False
+    """
     brings = [sample.token_logmu is not None for sample in samples]
     if any(brings) and not all(brings):
         raise InputError(f"{source}:{brings.index(False) + 1}: field token_logmu: give it on every line or on none")
@@ -101,17 +105,30 @@ def score(
 
 
 def subtract_baseline(examples: Sequence[Example], baseline: float) -> list[Example]:
-    """The same examples with reward - baseline (Section 3.2 of the paper)."""
+    """The same examples with reward - baseline (Section 3.2 of the paper).
+
+    >>> subtract_baseline([Example([1], [2], logmu=-3.0, reward=1.0)], 0.5)
+    [Example(prompt_ids=[1], completion_ids=[2], logmu=-3.0, reward=0.5)]
+    """
     return [replace(example, reward=example.reward - baseline) for example in examples]
 
 
 def share_of_positives(examples: Sequence[Example]) -> float:
-    """The share of examples whose reward is not negative."""
+    """The share of examples whose reward is not negative.
+
+    >>> share_of_positives([Example([1], [2], -3.0, reward) for reward in (1.0, 0.0, -1.0, -1.0)])
+    0.5
+    """
     return sum(example.reward >= 0 for example in examples) / len(examples)
 
 
 def rows_of_prompt(examples: Sequence[Example], per_row: int, rng: random.Random) -> list[Row]:
-    """All examples once, in random order, up to `per_row` of the same prompt together in a row."""
+    """All examples once, in random order, up to `per_row` of the same prompt together in a row.
+
+    >>> examples = [Example([prompt], [2], -3.0, 1.0) for prompt in (7, 7, 7, 8)]
+    >>> sorted(len(row) for row in rows_of_prompt(examples, 2, random.Random(0)))
+    [1, 1, 2]
+    """
     shuffled = rng.sample(examples, len(examples))
     rows = [[shuffled[i] for i in row] for row in _rows_of_one_prompt(shuffled, per_row)]
     rng.shuffle(rows)
@@ -119,7 +136,12 @@ def rows_of_prompt(examples: Sequence[Example], per_row: int, rng: random.Random
 
 
 def pairs_of_prompt(examples: Sequence[Example], most: int, rng: random.Random) -> list[Row]:
-    """Up to `most` random pairs (positive, negative) of each prompt, a row each: what DPO learns from. Shuffled."""
+    """Up to `most` random pairs (positive, negative) of each prompt, a row each: what DPO learns from. Shuffled.
+
+    >>> examples = [Example([7], [2], -3.0, reward) for reward in (1.0, -1.0, -1.0)]
+    >>> [[example.reward for example in row] for row in pairs_of_prompt(examples, 16, random.Random(0))]
+    [[1.0, -1.0], [1.0, -1.0]]
+    """
     by_prompt: dict[tuple[int, ...], tuple[Row, Row]] = {}
     for example in examples:
         by_prompt.setdefault(tuple(example.prompt_ids), ([], []))[example.reward < 0].append(example)
@@ -134,7 +156,12 @@ def pairs_of_prompt(examples: Sequence[Example], most: int, rng: random.Random) 
 def dpo_loss_of_rows(
     logp: Tensor, logmu: Tensor, reward: Tensor, length: Tensor, denominator: int, beta: float
 ) -> Tensor:
-    """`topr.dpo_loss` of a micro-batch made of `pairs_of_prompt`, with the arguments of the other losses (B,)."""
+    """`topr.dpo_loss` of a micro-batch made of `pairs_of_prompt`, with the arguments of the other losses (B,).
+
+    >>> zero, reward = torch.zeros(2), torch.tensor([1.0, -1.0])
+    >>> dpo_loss_of_rows(zero, zero, reward, torch.ones(2), denominator=2, beta=0.1)  # log 2, a pair
+    tensor(0.6931)
+    """
     is_positive = reward >= 0
     columns = [column[chosen] for column in (logp, logmu) for chosen in (is_positive, ~is_positive)]
     return dpo_loss(*columns, beta=beta, denominator=denominator / 2)
@@ -144,6 +171,10 @@ class Steps(Sequence[list[SharedRows]]):
     """The optimiser steps of an epoch, in order: each gives its micro-batches, laid out when they are asked for.
 
     batch: completions a step; micro_batch: completions a forward pass, which decides memory and nothing else.
+
+    >>> steps = Steps([[Example([1], [2], -3.0, 1.0)]] * 5, batch=2, micro_batch=1, device="cpu")
+    >>> len(steps), [len(micro.reward) for micro in steps[0]]
+    (3, [1, 1])
     """
 
     def __init__(self, rows: Sequence[Row], batch: int, micro_batch: int, device: torch.device | str):

@@ -70,7 +70,12 @@ class Task:
     stop: tuple[str, ...] = ()
 
     def visible(self, completion: str) -> str:
-        """The part of a completion that is graded: what precedes the first stop string."""
+        """The part of a completion that is graded: what precedes the first stop string.
+
+        >>> task = Task("sums", [], [], prompt=str, parse=str, grade=str, stop=("Q:",))
+        >>> task.visible("4. Q: 3 + 3?")
+        '4. '
+        """
         return completion[: min(at for at in (len(completion), *map(completion.find, self.stop)) if at >= 0)]
 
 
@@ -108,7 +113,14 @@ def write_rows(path: Path, rows: Iterable[BaseModel]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file under another name and rename it, so that it is there whole or not at all."""
+    """Write a text file under another name and rename it, so that it is there whole or not at all.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_text(Path(folder) / "note", "whole")
+    ...     (Path(folder) / "note").read_text()
+    'whole'
+    """
     unfinished = path.with_name(path.name + ".unfinished")
     with unfinished.open("w", encoding="utf-8", newline="") as file:
         file.write(text)

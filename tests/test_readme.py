@@ -13,7 +13,7 @@ import train_gsm8k as gsm8k
 
 ROOT = Path(gsm8k.__file__).parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-COMMANDS = sorted(set(re.findall(r"^python train_gsm8k.py.*?(?=\s*#|$)", README, re.MULTILINE)))
+COMMANDS = sorted(set(re.findall(r"^python train_gsm8k.py(?! --help).*?(?=\s*#|$)", README, re.MULTILINE)))
 
 
 def test_the_python_in_the_readme_runs():

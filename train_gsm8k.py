@@ -283,12 +283,12 @@ def run(settings: Settings) -> dict:
     check(settings)
     task = gsm8k_task(settings)
     given = read_rows(settings.samples, Sample) if settings.samples else None
-    lm = load_model(settings.model)
     folder = RunFolder(settings.out or default_out(settings), to_record(settings))
     if (results := folder.read_json("results.json")) is not None:
         print(f"{folder.path}: this run is finished; what it found:")
         return results
 
+    lm = load_model(settings.model)
     samples = training_samples(settings, task, lm, folder, given)
     steps = compose(settings, samples, lm, task)
     keep_samples(folder, samples)

@@ -128,8 +128,8 @@ def test_the_base_model_can_reckon(lm):
 
 @pytest.fixture(scope="module")
 def drawn(lm):
-    """16 solutions by the base model to each of 150 test problems."""
-    task = gsm8k.gsm8k_task(gsm8k.Settings())
+    """16 solutions by the base model to each of the 500 test problems."""
+    task = gsm8k.gsm8k_task(gsm8k.Settings(test_problems=500))
     return task, draw_samples(task, task.test, 16, transformers_engine(lm, 40_000), SamplingLaw(max_new_tokens=64), 0)
 
 
@@ -137,7 +137,7 @@ def test_the_base_model_leaves_something_to_sharpen(drawn):
     task, samples = drawn
     shares = outcome_shares(samples)
     pass_at_16 = collect(samples, task).correct.any(axis=1).mean()
-    print(f"150 problems x 16: {shares}, pass@16 {pass_at_16:.3f}")
+    print(f"500 problems x 16: {shares}, pass@16 {pass_at_16:.3f}")
     assert 0.35 <= shares["correct"] <= 0.45
     assert 0.08 <= shares["invalid"] <= 0.15
     assert pass_at_16 > 0.85

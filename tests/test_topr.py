@@ -243,10 +243,11 @@ def test_v10_zero_reward_has_zero_gradient():
     assert logp.grad.tolist() == [0, 0, 0]
 
 
-def test_zero_reward_counts_as_positive():
+@pytest.mark.parametrize("limits", [Limits(1, 1, 0, math.inf), Limits(0, 1, 2, 3)])
+def test_zero_reward_counts_as_positive(limits):
     logp = torch.tensor([-2.0], requires_grad=True)
-    topr_loss(logp, logp.detach() - 1000, torch.zeros(1), torch.ones(1), Limits(1, 1, 0, math.inf)).backward()
-    assert logp.grad.item() == 0  # with the bounds of negatives it would be 0 * inf
+    topr_loss(logp, logp.detach() - 1000, torch.zeros(1), torch.ones(1), limits).backward()
+    assert logp.grad.item() == 0  # with a bound of the negatives: 0 * inf, or a above b
 
 
 def test_v13_no_underflow_of_mu():

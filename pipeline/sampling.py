@@ -132,7 +132,8 @@ def _cut(token_ids: list[int], lm: LanguageModel, law: SamplingLaw) -> Completio
     def has_stop(size: int) -> bool:
         return any(string in text(size) for string in law.stop)
 
-    end = next((i for i, token in enumerate(token_ids) if token in lm.ends), len(token_ids))
+    ends = lm.ends
+    end = next((i for i, token in enumerate(token_ids) if token in ends), len(token_ids))
     if has_stop(end):  # looked for first: where padding is the end of sequence too, one follows the stop string
         size = bisect_left(range(end), True, key=has_stop)  # the token that completes it is the last one chosen
         return Completion(text(size), token_ids[:size], "stop")

@@ -431,7 +431,7 @@ def print_table(results: dict) -> None:
         if isinstance(value, dict):
             entries = [results[when][name] for when in ("before", "after")]
             table.add_row(name, *(f"{100 * e['mean']:.1f} ± {200 * e['se']:.1f} %" for e in entries))
-        elif name in ("correct", "incorrect", "invalid"):
+        elif name in get_args(Outcome):
             table.add_row(name, *(f"{100 * results[when][name]:.1f} %" for when in ("before", "after")))
     Console().print(table)
 

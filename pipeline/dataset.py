@@ -142,11 +142,10 @@ def pairs_of_prompt(examples: Sequence[Example], most: int, rng: random.Random) 
     >>> [[example.reward for example in row] for row in pairs_of_prompt(examples, 16, random.Random(0))]
     [[1.0, -1.0], [1.0, -1.0]]
     """
-    by_prompt: dict[tuple[int, ...], tuple[Row, Row]] = {}
-    for example in examples:
-        by_prompt.setdefault(tuple(example.prompt_ids), ([], []))[example.reward < 0].append(example)
     rows = []
-    for positives, negatives in by_prompt.values():
+    for group in _rows_of_one_prompt(examples, per_row=len(examples)):
+        positives = [examples[i] for i in group if examples[i].reward >= 0]
+        negatives = [examples[i] for i in group if examples[i].reward < 0]
         pairs = list(product(positives, negatives))
         rows += [list(pair) for pair in rng.sample(pairs, min(most, len(pairs)))]
     rng.shuffle(rows)

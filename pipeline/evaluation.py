@@ -7,11 +7,11 @@ mean of the repeats is reported, and from their variance V the standard error sq
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 
-from pipeline.records import InputError, Sample, Task
+from pipeline.records import InputError, Outcome, Sample, Task
 
 
 class Estimate(NamedTuple):
@@ -98,7 +98,7 @@ def outcome_shares(samples: Sequence[Sample]) -> dict[str, float]:
     {'correct': 0.0, 'incorrect': 0.0, 'invalid': 1.0}
     """
     counts = Counter(sample.outcome for sample in samples)
-    return {outcome: counts[outcome] / len(samples) for outcome in ("correct", "incorrect", "invalid")}
+    return {outcome: counts[outcome] / len(samples) for outcome in get_args(Outcome)}
 
 
 def evaluate(samples: Sequence[Sample], task: Task, ks: Sequence[int], seed: int) -> dict:

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+import train_gsm8k as gsm8k
+from pipeline.models import load_model
+
 # Deterministic, so that a failure is one for everybody; no deadline, because no test is about time.
 settings.register_profile("topr", derandomize=True, deadline=None, database=None)
 settings.load_profile("topr")
@@ -17,3 +20,9 @@ def real():
     if not os.environ.get("GSM8K_DIR"):
         pytest.skip("GSM8K_DIR is not set: the tests on GSM8K's own files did not run")
     return Path(os.environ["GSM8K_DIR"])
+
+
+@pytest.fixture(scope="session")
+def lm():
+    """The model that ships with the project; whoever changes something in it puts it back."""
+    return load_model(gsm8k.Settings().model)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 import topr
 import train_gsm8k as gsm8k
 from pipeline import dataset, rows
-from pipeline.models import load_model
 from pipeline.records import Sample
 from pipeline.sampling import SamplingLaw, draw_samples, transformers_engine
 
@@ -64,11 +63,6 @@ def test_v10_a_baseline_is_subtracted_before_the_sign_is_taken():
     logp = torch.tensor([-5.0], requires_grad=True)
     topr.topr_loss(logp, torch.tensor([-3.0]), torch.tensor([example.reward]), torch.ones(1)).backward()
     assert logp.grad.item() == pytest.approx(0.2 * 0.135335, rel=1e-5)
-
-
-@pytest.fixture(scope="module")
-def lm():
-    return load_model(gsm8k.Settings().model)
 
 
 @pytest.mark.parametrize("per_row", [1, 4])

@@ -13,7 +13,6 @@ import transformers
 
 import topr
 import train_gsm8k as gsm8k
-from pipeline.models import load_model
 from pipeline.records import InputError, Sample, read_rows
 
 SCRIPT = Path(gsm8k.__file__)
@@ -119,8 +118,8 @@ def test_every_setting_reaches_its_loss(settings, expected):
         ({"effective_proportion": 0.5}, 1.5, -0.5),  # 4 positives of 16: c = (1/4 - 1/2) / (3/4 - 1/4) = -1/2
     ],
 )
-def test_the_baseline_reaches_the_rewards(settings, positive, negative):
-    lm, settings = load_model(gsm8k.Settings().model), replace(SMALL, **settings)
+def test_the_baseline_reaches_the_rewards(lm, settings, positive, negative):
+    settings = replace(SMALL, **settings)
     given = [Sample(prompt="Q", completion=f" {i}", reward=1.0 if i < 4 else -1.0) for i in range(16)]
     steps = gsm8k.compose(settings, given, lm, gsm8k.gsm8k_task(settings))
     rewards = sorted(reward for step in steps for batch in step for reward in batch.reward.tolist())

@@ -13,11 +13,6 @@ from pipeline.sampling import SamplingLaw, draw_samples, transformers_engine
 PROMPT = "Q: Ada has 31 apples and finds 45 more. How many apples does Ada have now?\nA:"
 
 
-@pytest.fixture(scope="module")
-def lm():
-    return load_model(gsm8k.Settings().model)
-
-
 def draw(lm, law, prompts=(PROMPT,), n=8, seed=0, tokens_at_once=40_000):
     return transformers_engine(lm, tokens_at_once)(prompts, n, law, seed)
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 import train_gsm8k as gsm8k
 from pipeline.evaluation import collect, outcome_shares
-from pipeline.models import load_model
 from pipeline.sampling import SamplingLaw, draw_samples, transformers_engine
 
 TINY = Path(make.__file__).parent
@@ -84,11 +83,6 @@ def test_noise_is_as_frequent_as_it_says():
     spoken = [(ok, verdict) for ok, verdict in verdicts if verdict in ("Yes", "No")]
     assert 1 - len(spoken) / len(verdicts) == pytest.approx(0.25, abs=0.03)
     assert sum(ok != (verdict == "Yes") for ok, verdict in spoken) / len(spoken) == pytest.approx(0.4, abs=0.03)
-
-
-@pytest.fixture(scope="module")
-def lm():
-    return load_model(str(TINY / "base"))
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))

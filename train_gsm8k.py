@@ -37,7 +37,7 @@ import topr
 from pipeline import dataset, rows
 from pipeline.evaluation import evaluate, standard_error
 from pipeline.models import LanguageModel, is_hub_name, load_model, save_model
-from pipeline.plots import plot_curve
+from pipeline.plots import draw_curve, save_figure
 from pipeline.records import InputError, Outcome, Problem, Sample, Task, read_rows, write_rows
 from pipeline.run import RunFolder, append_json
 from pipeline.sampling import SamplingLaw, draw_samples, transformers_engine
@@ -322,7 +322,7 @@ def run(settings: Settings) -> dict:
     after = measure("after", settings.test_samples)
     curve.append({"samples_seen": steps.samples_until(len(steps)), **after})
     save_model(lm, folder / "model")
-    plot_curve(curve, f"{settings.method}, learning rate {settings.lr:g}", folder / "curve.png")
+    save_figure(draw_curve(curve, f"{settings.method}, learning rate {settings.lr:g}"), folder / "curve.png")
     folder.write_json("results.json", {"before": before, "after": after, "curve": curve, "versions": versions()})
     return folder.read_json("results.json")
 

@@ -3,6 +3,7 @@
 samples -> examples (token ids) -> log mu -> baseline -> rows -> steps
 """
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -120,6 +121,27 @@ def share_of_positives(examples: Sequence[Example]) -> float:
     0.5
     """
     return sum(example.reward >= 0 for example in examples) / len(examples)
+
+
+def weight_by_difficulty(samples: Sequence[Sample], baseline: float, buckets: int = 10) -> list[float]:
+    """What an average question of each difficulty weighs in the dataset (Fig. 9): sum of |reward - baseline|.
+
+    Rewards are -1 and +1, so that a correct sample weighs 1 - c, an incorrect one 1 + c. The questions are put into
+    equally wide buckets by their share of correct samples, the hardest first; NaN where a bucket is empty.
+
+    >>> samples = [Sample(prompt="?", completion="!", reward=reward) for reward in (1.0, -1.0, -1.0, -1.0)]
+    >>> weight_by_difficulty(samples, baseline=0.5, buckets=2)
+    [5.0, nan]
+    """
+    weights: list[list[float]] = [[] for _ in range(buckets)]
+    rewards: dict[str, list[float]] = {}
+    for sample in samples:
+        rewards.setdefault(sample.prompt, []).append(sample.reward)
+    for of_question in rewards.values():
+        correct = sum(reward > 0 for reward in of_question)
+        bucket = min(correct * buckets // len(of_question), buckets - 1)
+        weights[bucket].append(sum(abs(reward - baseline) for reward in of_question))
+    return [sum(bucket) / len(bucket) if bucket else math.nan for bucket in weights]
 
 
 def rows_of_prompt(examples: Sequence[Example], per_row: int, rng: random.Random) -> list[Row]:

@@ -1,39 +1,188 @@
-"""Pictures of a run: colours told apart by the colour-blind (Okabe and Ito), and by line style in grey."""
+"""Pictures as data: a panel is its lines and labels, and `draw` gives all of them one style.
 
-from collections.abc import Sequence
+Colours are told apart by the colour-blind (Okabe and Ito 2008), line styles and markers in grey. A method or an outcome
+looks the same in every picture.
+"""
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
-STYLES = {  # colour, line, marker
-    "correct": ("#009E73", "-", "o"),
-    "incorrect": ("#56B4E9", "--", "s"),
-    "invalid": ("#D55E00", ":", "^"),
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.colors import TwoSlopeNorm
+from matplotlib.figure import Figure
+from matplotlib.textpath import TextPath
+
+from pipeline.records import write_bytes
+
+
+class Style(NamedTuple):
+    """How a line is told from the others: by its colour, and without colour by its dashes and markers."""
+
+    colour: str
+    dashes: Any
+    marker: str
+
+
+STYLES = {
+    "correct": Style("#009E73", "-", "o"),
+    "incorrect": Style("#56B4E9", "--", "s"),
+    "invalid": Style("#D55E00", ":", "^"),
+    "topr": Style("#0072B2", "-", "o"),
+    "reinforce": Style("#D55E00", ":", "v"),
+    "tis": Style("#56B4E9", "--", "s"),
+    "sft": Style("#009E73", "-.", "^"),
+    "off_policy": Style("#CC79A7", (0, (6, 1, 1, 1, 1, 1)), "D"),
+    "ppo": Style("#E69F00", (0, (3, 1)), "P"),
+    "dpo": Style("#000000", (0, (1, 2)), "X"),
+    "limit": Style("#000000", (0, (8, 3)), ""),  # a bound or a reference, not a measurement
 }
 
 
-def plot_curve(points: Sequence[dict], title: str, path: Path) -> None:
-    """Accuracy, and the three outcomes, over training.
+class Line(NamedTuple):
+    """A line of a panel, or its points. style: a name of STYLES; by default the label's, or else the next one."""
+
+    x: Any
+    y: Any
+    label: str = ""
+    style: str = ""
+    kind: Literal["line", "points"] = "line"
+    spread: Any = None  # half of the interval at each point
+
+
+class Panel(NamedTuple):
+    """One pair of axes. options: what matplotlib's `Axes.set` takes, such as xscale, ylim or xticks."""
+
+    title: str
+    xlabel: str
+    ylabel: str
+    lines: Sequence[Line]
+    options: Mapping[str, Any] = MappingProxyType({})
+
+
+def lines(x: Any, y: dict[str, Any], styles: str = "", kind: Literal["line", "points"] = "line") -> list[Line]:
+    """A line for each label of y, over the same x; styles: a name of STYLES for each, or those that draw() finds.
+
+    >>> [line.label for line in lines([0, 1], {"up": [0, 1], "down": [1, 0]}, "topr tis")]
+    ['up', 'down']
+    """
+    names = styles.split() or [""] * len(y)
+    return [Line(x, values, label, name, kind) for (label, values), name in zip(y.items(), names, strict=True)]
+
+
+def draw(panels: Sequence[Panel], columns: int = 2) -> Figure:
+    """A figure with `columns` panels in a row.
+
+    >>> figure = draw([Panel("identity", "x", "x", [Line([0, 1], [0, 1], "topr")])])
+    >>> [line.get_label() for line in figure.axes[0].lines]
+    ['topr']
+    """
+    columns = min(columns, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(4.6 * columns, 3.4 * rows), layout="constrained", dpi=100)
+    for number, panel in enumerate(panels, start=1):
+        axes = figure.add_subplot(rows, columns, number)
+        axes.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel, **panel.options)
+        others = cycle(name for name in STYLES if name != "limit" and name not in {line.style for line in panel.lines})
+        for line in panel.lines:
+            name = line.style or (line.label if line.label in STYLES else next(others))
+            _add(axes, line, STYLES[name], len(axes.lines))
+        if any(line.label for line in panel.lines):
+            axes.legend(frameon=False, fontsize="small")
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _add(axes: Any, line: Line, style: Style, number: int) -> None:
+    is_line = line.kind == "line"
+    x, y = np.asarray(line.x, float), np.asarray(line.y, float)
+    axes.plot(
+        x,
+        y,
+        label=line.label or None,
+        color=style.colour,
+        linestyle=style.dashes if is_line else "none",
+        marker=style.marker,
+        markersize=4 if is_line else 5,
+        # Some of a long line's points, others than on the line before: where lines meet, both are seen.
+        markevery=(number * len(x) // 24, max(len(x) // 6, 1)) if is_line and len(x) > 24 else 1,
+        alpha=1 if len(x) < 100 or is_line else 0.5,
+    )
+    if line.spread is not None:
+        spread = np.asarray(line.spread, float)
+        axes.fill_between(x, y - spread, y + spread, color=style.colour, alpha=0.2, linewidth=0)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG, whole or not at all."""
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=150)
+    write_bytes(path, content.getvalue())
+
+
+def draw_curve(points: Sequence[dict], title: str) -> Figure:
+    """Accuracy with +- 2 standard errors, and the three outcomes, over training.
 
     points: the `curve` of results.json: samples_seen, the outcome shares, and "pass@1" with its mean and se.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     seen = [point["samples_seen"] for point in points]
     mean = [100 * point["pass@1"]["mean"] for point in points]
     spread = [200 * point["pass@1"]["se"] for point in points]
-    colour, line, marker = STYLES["correct"]
-    left.errorbar(seen, mean, yerr=spread, color=colour, linestyle=line, marker=marker, markersize=4, capsize=3)
-    left.set(xlabel="samples trained on", ylabel="pass@1 (%), ± 2 SE", title=title)
-    for outcome, (colour, line, marker) in STYLES.items():
-        shares = [100 * point[outcome] for point in points]
-        right.plot(seen, shares, color=colour, linestyle=line, marker=marker, markersize=4, label=outcome)
-    right.set(xlabel="samples trained on", ylabel="share of completions (%)", title="outcomes", ylim=(-3, 103))
-    right.legend(frameon=False)
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    shares = {name: [100 * point[name] for point in points] for name in ("correct", "incorrect", "invalid")}
+    x = "samples trained on"
+    accuracy = Panel(title, x, "pass@1 (%), ± 2 SE", [Line(seen, mean, style="correct", spread=spread)])
+    outcomes = [Line(seen, share, name) for name, share in shares.items()]
+    return draw([accuracy, Panel("outcomes", x, "share of completions (%)", outcomes, {"ylim": (-3, 103)})])
+
+
+def draw_tokens(tokens: Sequence[str], values: Sequence[float], title: str, width: float = 9.2) -> Figure:
+    """A completion as a strip: tokens on the colour of their values, green above zero and brown below, with numbers.
+
+    >>> figure = draw_tokens([" 4", " +"], [0.5, -0.25], "log-ratio")
+    >>> [text.get_text() for text in figure.axes[0].texts]
+    [' 4', '+0.50', ' +', '-0.25']
+    """
+    size, gap = 9, 0.06  # points; inches between tokens
+    places, x, row = [], 0.0, 0
+    for token in tokens:
+        token_width = max(TextPath((0, 0), token or " ", size=size).get_extents().width / 72, 0.36) + 2 * gap
+        if x + token_width > width - 0.2:
+            x, row = 0.0, row + 1
+        places.append((x, row, token_width))
+        x += token_width
+    figure = Figure(figsize=(width, 0.45 * (row + 1) + 0.4), dpi=100)
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(-0.1, width - 0.1), ylim=(0.45 * (row + 1), -0.4))
+    axes.set_axis_off()
+    axes.set_title(title, loc="left", y=0.99, pad=-12, fontsize=10)
+    furthest = max(max(map(abs, values)), 1e-9)
+    norm = TwoSlopeNorm(0, -furthest, furthest)
+    for token, value, (x, row, token_width) in zip(tokens, values, places, strict=True):
+        y, colour = 0.45 * row, colormaps["BrBG"](0.5 + 0.6 * (norm(value) - 0.5))
+        axes.fill([x, x + token_width, x + token_width, x], [y, y, y + 0.4, y + 0.4], color=colour, linewidth=0)
+        axes.text(x + token_width / 2, y + 0.12, token.replace("$", r"\$"), fontsize=size, ha="center", va="center")
+        axes.text(x + token_width / 2, y + 0.3, f"{value:+.2f}", fontsize=6.5, ha="center", va="center")
+    return figure
+
+
+def show_sliders(draw_at: Callable[..., Figure], **ranges: tuple[float, float, float]) -> None:
+    """In a notebook: `draw_at` with a slider for each argument, from low to high in steps; without widgets, a picture.
+
+    Where nobody can move a slider (a printed page, a viewer without widgets) the same cell shows the figure at the
+    sliders' first positions: the middle of each range.
+    """
+    from IPython.display import display
+    from ipywidgets import FloatSlider, interactive
+
+    sliders = {
+        name: FloatSlider((low + high) / 2, min=low, max=high, step=step, description=name)
+        for name, (low, high, step) in ranges.items()
+    }
+    picture = io.BytesIO()
+    draw_at(**{name: slider.value for name, slider in sliders.items()}).savefig(picture, format="png")
+    widget = interactive(lambda **at: display(draw_at(**at)), **sliders)
+    display(widget._repr_mimebundle_() | {"image/png": picture.getvalue()}, raw=True)

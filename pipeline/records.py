@@ -113,7 +113,7 @@ def write_rows(path: Path, rows: Iterable[BaseModel]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file under another name and rename it, so that it is there whole or not at all.
+    """Write a text file as UTF-8, whole or not at all.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -121,9 +121,21 @@ def write_text(path: Path, text: str) -> None:
     ...     (Path(folder) / "note").read_text()
     'whole'
     """
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file under another name and rename it, so that it is there whole or not at all.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_bytes(Path(folder) / "note", b"whole")
+    ...     (Path(folder) / "note").read_bytes()
+    b'whole'
+    """
     unfinished = path.with_name(path.name + ".unfinished")
-    with unfinished.open("w", encoding="utf-8", newline="") as file:
-        file.write(text)
+    with unfinished.open("wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
     unfinished.replace(path)

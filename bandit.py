@@ -1,0 +1,231 @@
+"""A softmax bandit: the smallest place where the paper's gradients can be computed exactly.
+
+An arm stands for a trajectory tau; the policy is pi = softmax(z), one logit an arm, in float64. Sums over all arms are
+exact: what is computed here is the paper's algebra and not an estimate of it. Weights, taper and losses are those of
+`topr.py`; the closed forms are the paper's (Appendix B), so that one can be held against the other.
+
+Names: z (..., K) logits, logp = log pi, mu and reward (..., K), the reward after the baseline. Nothing here raises
+but what topr.py raises. `toy_bandit.py` checks the paper's claims with it.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from topr import Limits, importance_weight, topr_loss, topr_objective
+
+
+class Bandit(NamedTuple):
+    """Where the data came from: the distribution that drew the arms, and what each arm gave."""
+
+    mu: Tensor  # (..., K)
+    reward: Tensor  # (..., K) after the baseline
+
+
+def objective(z: Tensor, bandit: Bandit, limits: Limits) -> Tensor:
+    """J_topr(pi) = sum over the arms of mu rho(pi/mu) R (Eq. 11): (...,), differentiable in z.
+
+    >>> one = Bandit(mu=tensor([0.5, 0.5]), reward=tensor([1.0, -1.0]))
+    >>> objective(tensor([0.0, 0.0]), one, PRESETS["topr"]).item()  # at pi = mu it is the expected reward
+    0.0
+    """
+    log_ratio = z.log_softmax(-1) - bandit.mu.log()
+    return (bandit.mu * topr_objective(log_ratio, bandit.reward, limits)).sum(-1)
+
+
+def expected_reward(z: Tensor, bandit: Bandit) -> Tensor:
+    """J(pi) = sum over the arms of pi R (Eq. 2), of shape (...,).
+
+    >>> expected_reward(tensor([0.0, 0.0]), Bandit(tensor([0.9, 0.1]), tensor([1.0, -1.0]))).item()
+    0.0
+    """
+    return (z.softmax(-1) * bandit.reward).sum(-1)
+
+
+def weights(z: Tensor, bandit: Bandit, limits: Limits) -> Tensor:
+    """[pi/mu]_a^b with the bounds of each arm's reward (Eq. 7): (..., K).
+
+    >>> weights(tensor([0.0, 0.0]), Bandit(tensor([0.25, 0.75]), tensor([1.0, -1.0])), PRESETS["topr"])
+    tensor([1.0000, 0.6667], dtype=torch.float64)
+    """
+    a_pos, b_pos, a_neg, b_neg = tensor(limits)
+    is_positive = bandit.reward >= 0
+    a, b = torch.where(is_positive, a_pos, a_neg), torch.where(is_positive, b_pos, b_neg)
+    return importance_weight(z.log_softmax(-1) - bandit.mu.log(), a, b)
+
+
+def gradient(z: Tensor, bandit: Bandit, limits: Limits) -> Tensor:
+    """Ascent direction in closed form, -pi Delta + mu [pi/mu] R with Delta = sum of mu [pi/mu] R (App. B.1): (..., K).
+
+    >>> gradient(tensor([0.0, 0.0]), Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0])), PRESETS["topr"])
+    tensor([ 0.5000, -0.5000], dtype=torch.float64)
+    """
+    return through_softmax(z, bandit.mu * weights(z, bandit, limits) * bandit.reward)
+
+
+def through_softmax(z: Tensor, coefficient: Tensor) -> Tensor:
+    """Sum over the arms of coefficient * grad log pi, with respect to z: (..., K).
+
+    >>> through_softmax(tensor([0.0, 0.0]), tensor([1.0, 0.0]))  # grad log pi of the first arm: one-hot minus pi
+    tensor([ 0.5000, -0.5000], dtype=torch.float64)
+    """
+    return coefficient - z.softmax(-1) * coefficient.sum(-1, keepdim=True)
+
+
+def gradient_of_loss(z: Tensor, bandit: Bandit, limits: Limits) -> Tensor:
+    """The same by autograd of `topr.topr_loss`, a sequence of length 1 for each arm, weighed by mu: (..., K).
+
+    >>> gradient_of_loss(tensor([0.0, 0.0]), Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0])), PRESETS["topr"])
+    tensor([ 0.5000, -0.5000], dtype=torch.float64)
+    """
+    z = z.detach().requires_grad_()
+    logp = z.log_softmax(-1).flatten()
+    logmu, reward = (x.expand(z.shape).flatten() for x in (bandit.mu.log(), bandit.mu * bandit.reward))
+    topr_loss(logp, logmu, reward, torch.ones_like(logp), limits, denominator=1).backward()
+    return -z.grad
+
+
+def gradient_of_objective(z: Tensor, bandit: Bandit, limits: Limits) -> Tensor:
+    """The same by autograd of Eq. 11: (..., K).
+
+    >>> gradient_of_objective(tensor([0.0, 0.0]), Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0])), PRESETS["topr"])
+    tensor([ 0.5000, -0.5000], dtype=torch.float64)
+    """
+    z = z.detach().requires_grad_()
+    return torch.autograd.grad(objective(z, bandit, limits).sum(), z)[0]
+
+
+def gradient_by_differences(z: Tensor, bandit: Bandit, limits: Limits, step: float = 1e-6) -> Tensor:
+    """The same by central differences of Eq. 11, one logit after the other: (..., K), to about step.
+
+    >>> two = Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0]))
+    >>> gradient_by_differences(tensor([0.0, 0.0]), two, PRESETS["topr"]).round(decimals=4)
+    tensor([ 0.5000, -0.5000], dtype=torch.float64)
+    """
+    moves = step * torch.eye(z.shape[-1], dtype=z.dtype)
+    rise = [objective(z + move, bandit, limits) - objective(z - move, bandit, limits) for move in moves]
+    return torch.stack(rise, -1) / (2 * step)
+
+
+def ascend(z: Tensor, bandit: Bandit, limits: Limits, lr: float, steps: int, keep: int = 1) -> Tensor:
+    """Gradient ascent from z by the closed form: z before it and after every `keep` steps, (steps // keep + 1, ..., K).
+
+    >>> two = Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0]))
+    >>> ascend(tensor([0.0, 0.0]), two, PRESETS["topr"], lr=1.0, steps=4, keep=2).shape
+    torch.Size([3, 2])
+    """
+    path = [z]
+    for done in range(1, steps + 1):
+        z = z + lr * gradient(z, bandit, limits)
+        if done % keep == 0:
+            path.append(z)
+    return torch.stack(path)
+
+
+def sampled_gradients(z: Tensor, bandit: Bandit, limits: Limits, arms: Tensor) -> Tensor:
+    """[pi/mu]_a^b R grad log pi of each of the arms (n,) that were drawn from mu, for one bandit: (n, K).
+
+    >>> two = Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0]))
+    >>> sampled_gradients(tensor([0.0, 0.0]), two, PRESETS["topr"], torch.tensor([0]))
+    tensor([[ 0.5000, -0.5000]], dtype=torch.float64)
+    """
+    coefficient = weights(z, bandit, limits) * bandit.reward
+    return through_softmax(z, torch.diag(coefficient)[arms])
+
+
+def gradient_variance(z: Tensor, bandit: Bandit, limits: Limits) -> Tensor:
+    """Total variance E|g|^2 - |E g|^2 of g = [pi/mu] R grad log pi of one arm drawn from mu: (...,).
+
+    >>> gradient_variance(tensor([0.0, 0.0]), Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0])), PRESETS["topr"]).item()
+    0.0
+    """
+    pi = z.softmax(-1)
+    norm2 = 1 - 2 * pi + pi.square().sum(-1, keepdim=True)  # of grad log pi, one-hot minus pi
+    coefficient = weights(z, bandit, limits) * bandit.reward
+    mean = gradient(z, bandit, limits)
+    return (bandit.mu * coefficient.square() * norm2).sum(-1) - mean.square().sum(-1)
+
+
+def upper_bound(reward: Tensor) -> Tensor:
+    """B = max(0, max R) over the arms: with a- = 0, J_topr stays below it (Prop. 3.2; rho(x) <= x gives the proof).
+
+    >>> upper_bound(tensor([-1.0, 0.5])).item()
+    0.5
+    """
+    return reward.amax(-1).clamp_min(0)
+
+
+def four_parts(logp: Tensor, bandit: Bandit, c: float) -> tuple[Tensor, Tensor]:
+    """Proposition 3.1: the loss of naive REINFORCE with baseline c is the sum of three parts and a constant.
+
+    Returns the parts (3, ...): R+ KL(mu_R+ || pi), -R- KL(mu_R- || pi), -c KL(mu || pi), with R+- = sum over T+- of
+    mu |R| and mu_R+- = mu |R| / R+-; and the constant C = R+ H(mu_R+) - R- H(mu_R-) - c H(mu), which has no pi in it.
+
+    >>> one = Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0]))
+    >>> parts, constant = four_parts(tensor([0.5, 0.5]).log(), one, c=0.5)
+    >>> parts.tolist() == [0.5 * math.log(2), -0.5 * math.log(2), 0.0]
+    True
+    """
+    parts, constant = [], -c * entropy(bandit.mu)
+    for sign in (1, -1):
+        mass = bandit.mu * (sign * bandit.reward).clamp_min(0)
+        total = mass.sum(-1)
+        share = mass / total[..., None].clamp_min(1e-300)  # no such rewards, no such part
+        parts.append(sign * total * kl(share, logp))
+        constant = constant + sign * total * entropy(share)
+    return torch.stack([*parts, -c * kl(bandit.mu, logp)]), constant
+
+
+def steps_to_half(z: Tensor, bandit: Bandit, limits: Limits, cap: int, lr: float = 1.0) -> list[int]:
+    """How many steps of ascent bring pi of the first arm to 1/2, from each of the (N, K) logits; cap + 1 for more.
+
+    >>> two = Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0]))
+    >>> steps_to_half(tensor([[-4.0, 0.0], [0.0, 0.0]]), two, PRESETS["topr"], cap=10)
+    [4, 0]
+    """
+    steps = torch.full(z.shape[:-1], cap + 1)
+    for done in range(cap + 1):
+        reached = (z.softmax(-1)[:, 0] >= 0.5) & (steps > cap)
+        steps[reached] = done
+        if (steps <= cap).all():
+            break
+        z = z + lr * gradient(z, bandit, limits)
+    return steps.tolist()
+
+
+def kl(p: Tensor, logq: Tensor) -> Tensor:
+    """KL(p || q) over the last dimension, in nats; 0 log 0 = 0.
+
+    >>> kl(tensor([1.0, 0.0]), tensor([0.5, 0.5]).log()).item() == math.log(2)
+    True
+    """
+    return (torch.xlogy(p, p) - p * logq).sum(-1)
+
+
+def entropy(p: Tensor) -> Tensor:
+    """Entropy over the last dimension, in nats.
+
+    >>> entropy(tensor([0.5, 0.5])).item() == math.log(2)
+    True
+    """
+    return -torch.xlogy(p, p).sum(-1)
+
+
+def tensor(values: Sequence) -> Tensor:
+    """A float64 tensor, the precision of all that is done here."""
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def random_bandits(number: int, signs: str, generator: torch.Generator) -> tuple[Tensor, Bandit]:
+    """Logits z, and bandits whose arms are rewarded with these signs: mu log-normal, |reward| uniform in [0.1, 1].
+
+    >>> z, bandit = random_bandits(2, "+-", torch.Generator().manual_seed(0))
+    >>> z.shape, bandit.reward.sign().tolist()
+    (torch.Size([2, 2]), [[1.0, -1.0], [1.0, -1.0]])
+    """
+    shape = (number, len(signs))
+    z, logits = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+    size = 0.1 + 0.9 * torch.rand(shape, generator=generator, dtype=torch.float64)
+    return 1.5 * z, Bandit(logits.softmax(-1), size * tensor([1.0 if sign == "+" else -1.0 for sign in signs]))

@@ -41,6 +41,7 @@ STYLES = {
     "dpo": Style("#000000", (0, (1, 2)), "X"),
     "limit": Style("#000000", (0, (8, 3)), ""),  # a bound or a reference, not a measurement
 }
+METHODS = ("topr", "reinforce", "tis", "sft", "off_policy", "ppo", "dpo")
 
 
 class Line(NamedTuple):
@@ -87,7 +88,7 @@ def draw(panels: Sequence[Panel], columns: int = 2) -> Figure:
     for number, panel in enumerate(panels, start=1):
         axes = figure.add_subplot(rows, columns, number)
         axes.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel, **panel.options)
-        others = cycle(name for name in STYLES if name != "limit" and name not in {line.style for line in panel.lines})
+        others = cycle(METHODS)
         for line in panel.lines:
             name = line.style or (line.label if line.label in STYLES else next(others))
             _add(axes, line, STYLES[name], len(axes.lines))

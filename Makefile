@@ -1,4 +1,4 @@
-# Two commands on a fresh machine with Python 3.11: `make run` and `make test`.
+# On a fresh machine with Python 3.11: `make run`, `make test`, and `make notebooks`, which opens them.
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -16,6 +16,9 @@ test: .venv/ready
 	.venv/bin/ruff format --check
 	.venv/bin/python -m pytest $(ARGS)
 
+notebooks: .venv/ready
+	.venv/bin/jupyter lab --notebook-dir=notebooks $(ARGS)
+
 # torch before anything that depends on it, or an open range may bring another build along.
 # lm-eval is there for the text of its few-shot prompts, which needs none of its dependencies.
 .venv/ready: requirements.txt
@@ -28,4 +31,4 @@ test: .venv/ready
 clean:
 	rm -rf .venv
 
-.PHONY: run test clean
+.PHONY: run test notebooks clean

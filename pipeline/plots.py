@@ -93,7 +93,7 @@ def draw(panels: Sequence[Panel], columns: int = 2) -> Figure:
             name = line.style or (line.label if line.label in STYLES else next(others))
             _add(axes, line, STYLES[name], len(axes.lines))
         if any(line.label for line in panel.lines):
-            axes.legend(frameon=False, fontsize="small")
+            axes.legend(fontsize="small", edgecolor="none", framealpha=0.8)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     return figure

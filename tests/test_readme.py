@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import tyro
 
+import toy_bandit
 import train_gsm8k as gsm8k
 
 ROOT = Path(gsm8k.__file__).parent
@@ -30,8 +31,28 @@ def test_the_commands_in_the_readme_are_understood(command):
     assert settings != gsm8k.Settings()
 
 
+BANDIT_COMMANDS = re.findall(r"^python toy_bandit.py.*?(?=\s*#|$)", README, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", BANDIT_COMMANDS)
+def test_the_bandit_s_commands_are_understood(command):
+    tyro.cli(toy_bandit.Settings, args=shlex.split(command)[2:])
+
+
 def test_there_are_commands_to_test():
     assert len(COMMANDS) >= 7
+    assert len(BANDIT_COMMANDS) == 3
+
+
+def test_what_is_said_of_the_bandit_is_in_its_results():
+    claims = json.loads((ROOT / "results" / "bandit" / "claims.json").read_text(encoding="utf-8"))["claims"]
+    rows = [row for rows in claims.values() for row in rows]
+    assert f"all {len(rows)} hold" in README
+    assert all(row["holds"] for row in rows)
+    assert re.findall(r"^\| `(\w+)` \| (?:App|Prop|Sec|Table)", README, re.MULTILINE) == list(claims)
+    measured = " ".join(row["measured"] for row in rows)
+    for found in ("19.3% ± 1.2%", "52, 59, 51 steps", "> 10,000, > 10,000 steps"):
+        assert found in measured
 
 
 def test_every_setting_says_where_its_default_is_from():

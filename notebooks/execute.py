@@ -1,0 +1,42 @@
+"""Run notebooks from top to bottom and save them with their outputs, as the committed ones were made.
+
+    python notebooks/execute.py                        # all of them
+    python notebooks/execute.py notebooks/02_bandit.ipynb
+
+Progress bars are left out of what is saved; anything else on the error stream is a fault.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+HERE = Path(__file__).resolve().parent
+BAR = re.compile(r"\s*|.*\d+%\|.*")
+
+
+def execute(notebook: nbformat.NotebookNode) -> None:
+    """Run all cells in a fresh kernel, in this folder, the outputs put into the notebook.
+
+    Raises nbclient's CellExecutionError where a cell fails, RuntimeError where one warns.
+    """
+    where = {"metadata": {"path": str(HERE)}}
+    NotebookClient(notebook, timeout=600, kernel_name="python3", resources=where, coalesce_streams=True).execute()
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            lines = re.split(r"[\r\n]", output.text) if output.get("name") == "stderr" else []
+            if not all(BAR.fullmatch(line) for line in lines):
+                raise RuntimeError(f"cell {cell.execution_count}: {output.text}")
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+            cell.metadata.pop("execution", None)  # when it ran
+
+
+if __name__ == "__main__":
+    for path in map(Path, sys.argv[1:] or sorted(HERE.glob("*.ipynb"))):
+        print(path)
+        content = nbformat.read(path, as_version=4)
+        execute(content)
+        nbformat.write(content, path)

@@ -157,7 +157,7 @@ def upper_bound(reward: Tensor) -> Tensor:
     return reward.amax(-1).clamp_min(0)
 
 
-def four_parts(logp: Tensor, bandit: Bandit, c: float) -> tuple[Tensor, Tensor]:
+def four_parts(logp: Tensor, bandit: Bandit, c: Tensor | float) -> tuple[Tensor, Tensor]:
     """Proposition 3.1: the loss of naive REINFORCE with baseline c is the sum of three parts and a constant.
 
     Returns the parts (3, ...): R+ KL(mu_R+ || pi), -R- KL(mu_R- || pi), -c KL(mu || pi), with R+- = sum over T+- of

@@ -91,6 +91,19 @@ def always(text: str, source: str, found: Tensor, of: str) -> Statement:
     )
 
 
+def rises(text: str, source: str, x: Tensor) -> Statement:
+    """That the mean of x (N, 3) rises from column to column, by more than two standard errors.
+
+    >>> rises("counting", "-", tensor([[1.0, 2.0, 3.0], [1.5, 2.5, 3.5]])).measured
+    'means 1.25, 2.25, 3.25; 1.00 ± 0.00 and 1.00 ± 0.00 apart (2 SE)'
+    """
+    rise = x.diff(dim=-1)
+    error = 2 * rise.std(0) / math.sqrt(len(x))
+    means = ", ".join(f"{mean.abs():.2f}" for mean in x.mean(0))
+    steps = " and ".join(f"{r.abs():.2f} ± {e:.2f}" for r, e in zip(rise.mean(0), error, strict=True))
+    return Statement(text, source, f"means {means}; {steps} apart (2 SE)", bool((rise.mean(0) > error).all()))
+
+
 FAMILY = [*PRESETS.values(), Limits(0.5, 2, 0.2, 0.8)]  # Table 1, and a member that has all four bounds
 
 
@@ -112,8 +125,10 @@ def claim_exact(generator: torch.Generator) -> Claim:
     widening = gap(both) - gap(only)
     formula = gap(pi) * lost.sum(-1, keepdim=True) + torch.stack([lost[:, j] for _, j in pairs], -1)
     assumed = gap(pi) > 0
-    narrower = (widening[~assumed] < 0).double()
-    share, error = narrower.mean(), 2 * (narrower.var() / len(narrower)).sqrt()
+    outside, narrower = ~assumed, (widening < 0) & ~assumed
+    share = narrower.sum() / outside.sum()
+    residual = (narrower.double() - share * outside).sum(1)  # the pairs of a bandit hang together
+    error = 2 * residual.norm() / outside.sum()
     statements = [
         identity(
             "closed form = autograd of Eq. 11 = autograd of topr_loss, for six choices of bounds",
@@ -133,7 +148,7 @@ def claim_exact(generator: torch.Generator) -> Claim:
         Statement(
             "where pi- >= pi+ they may narrow it: the condition is needed (three negatives)",
             "ours",
-            f"in {share:.1%} ± {error:.1%} of {len(narrower):,} pairs (2 SE)",
+            f"in {share:.1%} ± {error:.1%} of {outside.sum():,} pairs (2 SE)",
             share.item() > 0,
         ),
     ]
@@ -230,16 +245,6 @@ def claim_baseline(generator: torch.Generator) -> Claim:
     path = ascend(mu.log(), Bandit(mu, runs.reward[:, None] - c[:, None]), PRESETS["tis"], lr=1.0, steps=5000, keep=500)
     distance, disorder = kl(mu, path.log_softmax(-1)), entropy(path.softmax(-1))  # (time, bandit, baseline)
 
-    def climbs(text: str, x: Tensor) -> Statement:
-        """That the mean of x rises from the lowest baseline to 0, and from there to the highest."""
-        ends = x[-1][:, [0, 4, 8]]
-        rise = ends.diff(dim=-1)
-        error = 2 * rise.std(0) / math.sqrt(len(rise))
-        measured = ", ".join(f"{mean.abs():.2f}" for mean in ends.mean(0))
-        differences = " and ".join(f"{r.abs():.2f} ± {e:.2f}" for r, e in zip(rise.mean(0), error, strict=True))
-        holds = bool((rise.mean(0) > error).all())
-        return Statement(text, "App. C", f"means {measured}, {differences} apart (2 SE)", holds)
-
     statements = [
         identity(
             "grad J(pi, c) = grad J(pi, 0) + c sum of mu (pi/mu - [pi/mu]_0^b) grad log pi",
@@ -253,10 +258,16 @@ def claim_baseline(generator: torch.Generator) -> Claim:
             torch.stack([change(near_mu, 2.0, c) for c in (-1.0, 1.0)]),
             torch.zeros(1),
         ),
-        climbs(
-            "KL(mu||pi) after 5,000 steps of TIS at c = -0.8, 0, 0.8: smaller for c < 0, larger for c > 0", distance
+        rises(
+            "KL(mu||pi) after 5,000 steps of TIS at c = -0.8, 0, 0.8: smaller for c < 0, larger for c > 0",
+            "App. C",
+            distance[-1][:, [0, 4, 8]],
         ),
-        climbs("and the entropy of pi: larger for c < 0, smaller for c > 0", -disorder),
+        rises(
+            "and the entropy of pi: larger for c < 0, smaller for c > 0 (100 bandits each)",
+            "App. C",
+            -disorder[-1][:, [0, 4, 8]],
+        ),
     ]
 
     def shown(x: Tensor) -> list[Line]:
@@ -276,29 +287,18 @@ def claim_baseline(generator: torch.Generator) -> Claim:
 
 def claim_decomposition(generator: torch.Generator) -> Claim:
     """Proposition 3.1: what naive REINFORCE minimises, and that its baseline is a KL penalty."""
-    z, bandit = random_bandits(300, "++---", generator)
-    other, _ = random_bandits(300, "++---", generator)
-    reinforce, baselines = PRESETS["reinforce"], (-1.0, -0.3, 0.4, 1.0)
+    z, bandit = random_bandits(1000, "++---", generator)
+    other, _ = random_bandits(1000, "++---", generator)
+    c = 2 * torch.rand(1000, generator=generator, dtype=torch.float64) - 1
+    shifted, reinforce = bandit._replace(reward=bandit.reward - c[:, None]), PRESETS["reinforce"]
 
     def loss(z: Tensor) -> Tensor:
-        """-sum of mu (R - c) log pi, as `topr_loss` has it: (baselines, bandits)."""
-        ones = torch.ones(z.shape[-1])
-        return tensor(
-            [
-                [
-                    topr_loss(logp, mu.log(), mu * (reward - c), ones, reinforce, denominator=1)
-                    for logp, mu, reward in zip(z.log_softmax(-1), *bandit, strict=True)
-                ]
-                for c in baselines
-            ]
-        )
+        """-sum of mu (R - c) log pi of each bandit, as `topr_loss` has it."""
+        rows = zip(z.log_softmax(-1), shifted.mu.log(), shifted.mu * shifted.reward, torch.ones(z.shape), strict=True)
+        return torch.stack([topr_loss(*row, reinforce, denominator=1) for row in rows])
 
-    def sums(z: Tensor) -> tuple[Tensor, Tensor]:
-        found = [four_parts(z.log_softmax(-1), bandit, c) for c in baselines]
-        return torch.stack([parts.sum(0) for parts, _ in found]), torch.stack([constant for _, constant in found])
-
-    parts, constant = sums(z)
-    at_mu = [gradient(bandit.mu.log(), bandit._replace(reward=bandit.reward - c), reinforce) for c in baselines]
+    (parts, constant), (parts_of_other, _) = (four_parts(x.log_softmax(-1), bandit, c) for x in (z, other))
+    logmu = bandit.mu.log()
     one = Bandit(tensor([0.3, 0.3, 0.2, 0.2]), tensor([1.0, 0.5, -0.5, -1.0]))
     runs = {
         c: ascend(one.mu.log(), one._replace(reward=one.reward - c), reinforce, lr=0.2, steps=3000, keep=10)
@@ -310,15 +310,20 @@ def claim_decomposition(generator: torch.Generator) -> Claim:
             "naive REINFORCE's loss = C + R+ KL(mu_R+||pi) - R- KL(mu_R-||pi) - c KL(mu||pi)",
             "Prop. 3.1",
             loss(z),
-            parts + constant,
+            parts.sum(0) + constant,
         ),
         identity(
             "C does not depend on pi: at another pi, loss minus parts is the same",
             "Prop. 3.1",
-            loss(z) - parts,
-            loss(other) - sums(other)[0],
+            loss(z) - parts.sum(0),
+            loss(other) - parts_of_other.sum(0),
         ),
-        identity("at pi = mu the gradient does not depend on c", "Sec. 3.1", *at_mu),
+        identity(
+            "at pi = mu the gradient does not depend on c",
+            "Sec. 3.1",
+            gradient(logmu, bandit, reinforce),
+            gradient(logmu, shifted, reinforce),
+        ),
         identity(
             "c below every reward: pi ends at mu (R - c), normalised (c = -1.2, 3,000 steps)",
             "Sec. 3.1",
@@ -327,26 +332,16 @@ def claim_decomposition(generator: torch.Generator) -> Claim:
             within=1e-6,
         ),
     ]
-    steps = range(0, 3001, 10)
-    pieces = four_parts(runs[0.0].log_softmax(-1), one, 0.5)[0]
-    labels = ("R+ KL(mu_R+‖pi)", "−R− KL(mu_R−‖pi)", "−0.5 KL(mu‖pi)")
+    steps, labels = range(0, 3001, 10), ("R+ KL(mu_R+‖pi)", "−R− KL(mu_R−‖pi)", "−0.5 KL(mu‖pi)")
+    along = dict(zip(labels, four_parts(runs[0.0].log_softmax(-1), one, 0.5)[0], strict=True))
     far = {f"c = {c:g}": kl(one.mu, run.log_softmax(-1)) for c, run in runs.items()}
+    far_lines, scale = lines(steps, far, "topr sft tis reinforce"), {"yscale": "symlog"}
+    along_lines = lines(steps, along, "sft reinforce tis")
     return Claim(
         statements,
         [
-            Panel(
-                "the parts for c = 0.5, along a run at c = 0",
-                "step of naive REINFORCE",
-                "part of the loss (nats)",
-                lines(steps, dict(zip(labels, pieces, strict=True)), "sft reinforce tis"),
-            ),
-            Panel(
-                "a baseline is a KL penalty",
-                "step of naive REINFORCE",
-                "KL(mu‖pi) (nats)",
-                lines(steps, far, "topr sft tis reinforce"),
-                {"yscale": "symlog"},
-            ),
+            Panel("parts for c = 0.5, run at c = 0", "step of naive REINFORCE", "part of the loss (nats)", along_lines),
+            Panel("a baseline is a KL penalty", "step of naive REINFORCE", "KL(mu‖pi) (nats)", far_lines, scale),
         ],
     )
 

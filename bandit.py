@@ -4,8 +4,9 @@ An arm stands for a trajectory tau; the policy is pi = softmax(z), one logit an 
 exact: what is computed here is the paper's algebra and not an estimate of it. Weights, taper and losses are those of
 `topr.py`; the closed forms are the paper's (Appendix B), so that one can be held against the other.
 
-Names: z (..., K) logits, logp = log pi, mu and reward (..., K), the reward after the baseline. Nothing here raises
-but what topr.py raises. `toy_bandit.py` checks the paper's claims with it.
+Names: z (..., K) logits, logp = log pi, mu and reward (..., K). mu is positive everywhere, and the reward is that after
+the baseline but in `four_parts`, which takes both. Nothing here raises but what topr.py raises. `toy_bandit.py` checks
+the paper's claims with it.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from topr import PRESETS, Limits, importance_weight, topr_loss, topr_objective
 class Bandit(NamedTuple):
     """Where the data came from: the distribution that drew the arms, and what each arm gave."""
 
-    mu: Tensor  # (..., K)
+    mu: Tensor  # (..., K), above 0
     reward: Tensor  # (..., K) after the baseline
 
 
@@ -36,7 +37,7 @@ def objective(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"]) -> Te
 
 
 def expected_reward(z: Tensor, bandit: Bandit) -> Tensor:
-    """J(pi) = sum over the arms of pi R (Eq. 2), of shape (...,).
+    """The true objective J(pi) = sum over the arms of pi R (Section 3.1): (...,).
 
     >>> expected_reward(tensor([0.0, 0.0]), Bandit(tensor([0.9, 0.1]), tensor([1.0, -1.0]))).item()
     0.0
@@ -160,8 +161,9 @@ def upper_bound(reward: Tensor) -> Tensor:
 def four_parts(logp: Tensor, bandit: Bandit, c: Tensor | float) -> tuple[Tensor, Tensor]:
     """Proposition 3.1: the loss of naive REINFORCE with baseline c is the sum of three parts and a constant.
 
-    Returns the parts (3, ...): R+ KL(mu_R+ || pi), -R- KL(mu_R- || pi), -c KL(mu || pi), with R+- = sum over T+- of
-    mu |R| and mu_R+- = mu |R| / R+-; and the constant C = R+ H(mu_R+) - R- H(mu_R-) - c H(mu), which has no pi in it.
+    The bandit's reward is that before c is subtracted. Returns the parts (3, ...): R+ KL(mu_R+ || pi), -R- KL(mu_R- ||
+    pi), -c KL(mu || pi), with R+- = sum over T+- of mu |R| and mu_R+- = mu |R| / R+-; and the constant C = R+ H(mu_R+)
+    - R- H(mu_R-) - c H(mu), which has no pi in it.
 
     >>> one = Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0]))
     >>> parts, constant = four_parts(tensor([0.5, 0.5]).log(), one, c=0.5)
@@ -218,8 +220,8 @@ def tensor(values: Sequence) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def random_bandits(number: int, signs: str, generator: torch.Generator) -> tuple[Tensor, Bandit]:
-    """Logits z, and bandits whose arms are rewarded with these signs: mu log-normal, |reward| uniform in [0.1, 1].
+def random_bandits(number: int, signs: str, generator: torch.Generator, low: float = 0.1) -> tuple[Tensor, Bandit]:
+    """Logits z, and bandits whose arms are rewarded with these signs: mu a softmax of normals, |reward| in [low, 1].
 
     >>> z, bandit = random_bandits(2, "+-", torch.Generator().manual_seed(0))
     >>> z.shape, bandit.reward.sign().tolist()
@@ -227,5 +229,5 @@ def random_bandits(number: int, signs: str, generator: torch.Generator) -> tuple
     """
     shape = (number, len(signs))
     z, logits = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
-    size = 0.1 + 0.9 * torch.rand(shape, generator=generator, dtype=torch.float64)
+    size = low + (1 - low) * torch.rand(shape, generator=generator, dtype=torch.float64)
     return 1.5 * z, Bandit(logits.softmax(-1), size * tensor([1.0 if sign == "+" else -1.0 for sign in signs]))

@@ -40,12 +40,19 @@ STYLES = {
     "ppo": Style("#E69F00", (0, (3, 1)), "P"),
     "dpo": Style("#000000", (0, (1, 2)), "X"),
     "limit": Style("#000000", (0, (8, 3)), ""),  # a bound or a reference, not a measurement
+    # The values of a parameter, from dark to light
+    "p1": Style("#440154", "-", "o"),
+    "p2": Style("#3B528B", "--", "s"),
+    "p3": Style("#21918C", "-.", "^"),
+    "p4": Style("#5EC962", (0, (6, 1, 1, 1, 1, 1)), "D"),
+    "p5": Style("#C2A800", ":", "v"),
 }
 METHODS = ("topr", "reinforce", "tis", "sft", "off_policy", "ppo", "dpo")
+PARAMETERS = ("p1", "p2", "p3", "p4", "p5")
 
 
 class Line(NamedTuple):
-    """A line of a panel, or its points. style: a name of STYLES; by default the label's, or else the next one."""
+    """A line of a panel, or its points. style: a name of STYLES; by default the label's, else the next parameter's."""
 
     x: Any
     y: Any
@@ -84,16 +91,16 @@ def draw(panels: Sequence[Panel], columns: int = 2) -> Figure:
     """
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(4.6 * columns, 3.4 * rows), layout="constrained", dpi=100)
+    figure = Figure(figsize=(5.6 * columns, 3.4 * rows), layout="constrained", dpi=100)
     for number, panel in enumerate(panels, start=1):
         axes = figure.add_subplot(rows, columns, number)
         axes.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel, **panel.options)
-        others = cycle(METHODS)
+        others = cycle(PARAMETERS)
         for line in panel.lines:
             name = line.style or (line.label if line.label in STYLES else next(others))
             _add(axes, line, STYLES[name], len(axes.lines))
         if any(line.label for line in panel.lines):
-            axes.legend(fontsize="small", edgecolor="none", framealpha=0.8)
+            axes.legend(fontsize="small", frameon=False, loc="upper left", bbox_to_anchor=(1, 1))  # beside the data
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     return figure
@@ -141,14 +148,16 @@ def draw_curve(points: Sequence[dict], title: str) -> Figure:
     return draw([accuracy, Panel("outcomes", x, "share of completions (%)", outcomes, {"ylim": (-3, 103)})])
 
 
-def draw_tokens(tokens: Sequence[str], values: Sequence[float], title: str, width: float = 9.2) -> Figure:
+def draw_tokens(tokens: Sequence[str], values: Sequence[float], title: str, furthest: float) -> Figure:
     """A completion as a strip: tokens on the colour of their values, green above zero and brown below, with numbers.
 
-    >>> figure = draw_tokens([" 4", " +"], [0.5, -0.25], "log-ratio")
+    furthest: the value, of either sign, from which on the colour is darkest; the same for strips to be compared.
+
+    >>> figure = draw_tokens([" 4", " +"], [0.5, -0.25], "log-ratio", furthest=1)
     >>> [text.get_text() for text in figure.axes[0].texts]
     [' 4', '+0.50', ' +', '-0.25']
     """
-    size, gap = 9, 0.06  # points; inches between tokens
+    size, gap, width = 9, 0.06, 9.2  # points; inches between tokens, and in all
     places, x, row = [], 0.0, 0
     for token in tokens:
         token_width = max(TextPath((0, 0), token or " ", size=size).get_extents().width / 72, 0.36) + 2 * gap
@@ -160,10 +169,9 @@ def draw_tokens(tokens: Sequence[str], values: Sequence[float], title: str, widt
     axes = figure.add_axes((0, 0, 1, 1), xlim=(-0.1, width - 0.1), ylim=(0.45 * (row + 1), -0.4))
     axes.set_axis_off()
     axes.set_title(title, loc="left", y=0.99, pad=-12, fontsize=10)
-    furthest = max(max(map(abs, values)), 1e-9)
     norm = TwoSlopeNorm(0, -furthest, furthest)
     for token, value, (x, row, token_width) in zip(tokens, values, places, strict=True):
-        y, colour = 0.45 * row, colormaps["BrBG"](0.5 + 0.6 * (norm(value) - 0.5))
+        y, colour = 0.45 * row, colormaps["BrBG"](0.5 + 0.6 * (norm(min(max(value, -furthest), furthest)) - 0.5))
         axes.fill([x, x + token_width, x + token_width, x], [y, y, y + 0.4, y + 0.4], color=colour, linewidth=0)
         axes.text(x + token_width / 2, y + 0.12, token.replace("$", r"\$"), fontsize=size, ha="center", va="center")
         axes.text(x + token_width / 2, y + 0.3, f"{value:+.2f}", fontsize=6.5, ha="center", va="center")

@@ -5,10 +5,10 @@ from itertools import combinations
 import pytest
 from matplotlib.image import imread
 
-from pipeline.plots import METHODS, STYLES, Line, Panel, draw, draw_curve, draw_tokens, lines, save_figure
+from pipeline.plots import METHODS, PARAMETERS, STYLES, Line, Panel, draw, draw_curve, draw_tokens, lines, save_figure
 
 
-@pytest.mark.parametrize("names", [METHODS, ("correct", "incorrect", "invalid")])
+@pytest.mark.parametrize("names", [METHODS, PARAMETERS, ("correct", "incorrect", "invalid")])
 def test_styles_of_one_picture_differ_without_colour(names):
     for one, other in combinations(names, 2):
         assert STYLES[one].dashes != STYLES[other].dashes
@@ -29,8 +29,8 @@ def test_a_panel_is_drawn_as_described():
 
 
 def test_lines_without_a_style_get_different_ones():
-    [axes] = draw([Panel("", "", "", lines([0, 1], {name: [0, 1] for name in "abcdefg"}))]).axes
-    assert len({line.get_color() for line in axes.lines}) == 7
+    [axes] = draw([Panel("", "", "", lines([0, 1], {name: [0, 1] for name in "abcde"}))]).axes
+    assert [line.get_color() for line in axes.lines] == [STYLES[name].colour for name in PARAMETERS]
 
 
 def test_points_are_not_joined():
@@ -58,7 +58,7 @@ def test_a_curve_shows_accuracy_and_outcomes_in_percent():
 
 
 def test_tokens_are_wrapped_and_coloured_by_sign():
-    figure = draw_tokens([" word"] * 40 + ["$"], [1.0, -1.0] * 20 + [0.0], "title")
+    figure = draw_tokens([" word"] * 40 + ["$"], [1.0, -9.0] * 20 + [0.0], "title", furthest=1)
     [axes] = figure.axes
     heights = {text.get_position()[1] for text in axes.texts}
     assert len(heights) > 2  # more than one row

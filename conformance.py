@@ -1,0 +1,503 @@
+"""Is that TOPR? Checks any implementation of the loss against the paper, and names what departs from it.
+
+    python conformance.py package.module:function     # exit status 0 only for the paper's loss
+    python conformance.py package.module:function --random 200
+    python conformance.py --list                      # the vectors V1 to V22
+
+The function takes logp, logmu (B, T), reward (B,) and mask (B, T) and returns a scalar to be minimised; adapters for
+other signatures are at the end of this file. The gradient decides: values only describe, since the objective of
+Eq. 11 has another value than Algorithm 1 and the same gradient. A constant factor is no departure, nor is a sum over
+sequences instead of their mean. What the loss is compared with is in vectors.py and departures.py.
+"""
+
+import importlib
+import json
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Literal
+
+import torch
+import tyro
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from torch import Tensor
+
+from departures import Loss, total
+from pipeline.records import InputError, write_text
+from topr import PRESETS, Limits, importance_weight
+from vectors import VECTORS, Batch, Outcome, Vector, push, put
+
+# ---- the oracle: Equation 7 in loops over numbers -----------------------------------------------------------------
+
+
+def oracle(batch: Batch) -> list[list[float]]:
+    """The paper's push, one token after the other in plain Python: R [pi/mu]_a^b / length, 0 on masked positions.
+
+    Bounds 1, 1 for R >= 0 and 0, 1 for R < 0 (Eq. 7, Section 4.2); not divided by the number of sequences.
+
+    >>> oracle(Batch(*torch.tensor([[[-2.0, -2.0]], [[-1.5, -1.5]]]), torch.tensor([-1.0]), torch.ones(1, 2)))
+    [[-0.18393972058572117, -0.18393972058572117]]
+    """
+    pushes = []
+    for logp, logmu, reward, mask in zip(*(column.double().tolist() for column in batch), strict=True):
+        log_ratio = sum(p - m for p, m, inside in zip(logp, logmu, mask, strict=True) if inside)
+        weight = 1.0 if reward >= 0 or log_ratio > 0 else math.exp(log_ratio)
+        pushes.append([reward * weight / sum(mask) if inside else 0.0 for inside in mask])
+    return pushes
+
+
+# ---- the hypotheses: what a loss may be ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A loss by its properties, an axis each; the defaults are the paper's."""
+
+    limits: Limits = PRESETS["topr"]
+    power: float = 1.0  # of the ratio
+    unit: Literal["whole sequence", "per-token", "geometric mean"] = "whole sequence"
+    stops_gradient: bool = True
+    is_frozen: bool = False
+    baseline: Literal["none", "branch by raw score", "batch-mean baseline"] = "none"
+    aggregation: Literal["sequence mean", "token mean", "sequence sum"] = "sequence mean"
+    masks: tuple[bool, bool] = (True, True)  # in the ratio, in the loss
+
+    def departures(self) -> list[str]:
+        """Their names, none for the paper's loss.
+
+        >>> Hypothesis(unit="per-token", limits=Limits(1, 1, 0.8, 1.2)).departures()
+        ['per-token', 'clip 0.8..1.2']
+        """
+        return [
+            *[self.unit] * (self.unit != "whole sequence"),
+            *_names_of_bounds(self.limits),
+            *["tempered"] * (self.power != 1),
+            *["no stop-gradient"] * (not self.stops_gradient),
+            *["frozen weight"] * self.is_frozen,
+            *[self.baseline] * (self.baseline != "none"),
+            *[self.aggregation] * (self.aggregation != "sequence mean"),
+            *["unmasked"] * (self.masks != (True, True)),
+        ]
+
+    def loss(self, first: Batch) -> Loss:
+        """The loss itself; `first` is the batch it was called with first."""
+
+        def loss(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
+            of_ratio, of_loss = (mask if masked else torch.ones_like(mask) for masked in self.masks)
+            of_ratio = first.mask if self.is_frozen and self.masks[0] else of_ratio
+            log_ratio = (first.logp if self.is_frozen else logp) - logmu
+            if self.unit != "per-token":
+                log_ratio = total(log_ratio, of_ratio)[:, None]
+            if self.unit == "geometric mean":
+                log_ratio = log_ratio / of_ratio.sum(1, keepdim=True)
+            shifted = reward - (reward.mean() if self.baseline != "none" else 0)
+            branch = (reward if self.baseline == "branch by raw score" else shifted)[:, None] >= 0
+            a_pos, b_pos, a_neg, b_neg = logp.new_tensor(self.limits)
+            bounds = torch.where(branch, a_pos, a_neg), torch.where(branch, b_pos, b_neg)
+            weight = importance_weight(self.power * log_ratio, *bounds)
+            weight = weight.detach() if self.stops_gradient else weight
+            sums = total(weight * shifted[:, None] * logp, of_loss)
+            sizes = {"sequence mean": of_loss.sum(1), "token mean": of_loss.sum(), "sequence sum": torch.ones(())}
+            return -(sums / sizes[self.aggregation]).sum()
+
+        return loss
+
+
+def _names_of_bounds(limits: Limits) -> list[str]:
+    rounded = Limits(*(round(bound, 4) for bound in limits))
+    names = {"topr": [], "tis": ["tis"], "off_policy": ["plain is"], "reinforce": ["naive reinforce"], "sft": ["sft"]}
+    for preset, name in names.items():
+        if rounded == PRESETS[preset]:
+            return name
+    positive, negative = (f"{a:g}..{b:g}" for a, b in (rounded[:2], rounded[2:]))
+    if positive == "1..1":
+        return [f"clip {negative}"]
+    return [f"clip {positive} on positives, {negative} on negatives"]
+
+
+GRID = (-16.0, -8.0, -4.0, -2.0, -1.0, -0.5, -0.2, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # log-ratios of single tokens
+
+
+def probes() -> list[Batch]:
+    """Five float64 batches of one shape and one logmu, whose pushes tell all hypotheses apart.
+
+    First a single-token on-policy positive with log pi = 0, whose weight is 1 by any account; then single tokens with
+    each log-ratio of GRID, both rewards and two values of log pi; then longer sequences. After it: other log pi (is the
+    weight frozen?), other lengths (what divides the sum?), other padding, and rewards whose mean is not 0. Since shape
+    and logmu stay, weights that were kept from the first call still fit.
+    """
+    draw = torch.Generator().manual_seed(0)
+    singles = list(product(GRID, (1.0, -1.0), (-4.0, -9.0)))
+    many, width = 24, 6
+
+    def uniform(low: float, high: float) -> Tensor:
+        return low + (high - low) * torch.rand(many, width, generator=draw, dtype=torch.float64)
+
+    ones = torch.full((1 + len(singles), width), -1.0, dtype=torch.float64)
+    logp, logmu = torch.cat([ones, uniform(-3, -0.5)]), torch.cat([ones, uniform(-3, -0.5)])
+    logp[0, 0] = logmu[0, 0] = 0
+    for i, (log_ratio, _, value) in enumerate(singles, start=1):
+        logp[i, 0], logmu[i, 0] = value, value - log_ratio
+    lengths = torch.tensor([1] * len(ones) + [2 + i % 5 for i in range(many)])
+    mask = (torch.arange(width) < lengths[:, None]).double()
+    logp = torch.where(mask > 0, logp, logmu)  # padding adds nothing to a ratio, at first
+    sizes = [(0.5, 1.0, 2.0)[i // 2 % 3] * (-1) ** i for i in range(many)]
+    reward = torch.tensor([1.0, *(sign for _, sign, _ in singles), *sizes], dtype=torch.float64)
+    reward[-2] -= 1.0  # the mean is 0 now
+    first = Batch(logp, logmu, reward, mask)
+    step = torch.cat([torch.zeros(len(ones), width, dtype=torch.float64), uniform(-1, 0.6)])
+    return [
+        first,
+        first._replace(logp=logp + step * mask),
+        first._replace(mask=mask * (torch.arange(width) < 3)),
+        first._replace(logp=torch.where(mask > 0, logp, logmu - 0.7)),
+        first._replace(reward=reward + 0.8),
+    ]
+
+
+# ---- identification -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Report:
+    """What a loss was found to be. variant: "paper", its departures joined by " + ", or "unknown"."""
+
+    variant: str
+    note: str = ""
+    vectors: list[Outcome] = field(default_factory=list)
+
+    def table(self) -> Table:
+        """The vectors that apply to a loss, a row each."""
+        table = Table("vector", "asks", "outcome", "measured")
+        for row in self.vectors:
+            table.add_row(*map(escape, (row.name, row.asks, row.status, row.measured)))
+        return table
+
+
+def identify(loss: Loss) -> Report:
+    """Examine a loss; InputError where it cannot be called or returns no scalar with a gradient.
+
+    A hypothesis is accepted if one constant factor makes its pushes those of the loss, on all probes, to 1e-4. Of those
+    that are accepted, the one with the fewest departures is reported. The probes come first, in their order, so that a
+    loss that keeps the weights of its first call is found out.
+
+    >>> from departures import per_token_and_token_mean
+    >>> identify(per_token_and_token_mean).variant
+    'per-token + token mean'
+    """
+    batches = probes()
+    try:
+        pushed = [push(loss, batch) for batch in batches]
+    except InputError:
+        raise
+    except Exception as error:  # whatever a foreign loss may raise
+        told = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(
+            f"the loss cannot be called with logp, logmu (B, T), reward (B,), mask (B, T): {told}"
+        ) from error
+    found = _accepted(pushed, batches)
+    is_frozen = found is not None and found.is_frozen
+    outcomes = [_put_or_skip(vector, loss, is_frozen) for vector in VECTORS]
+    failed = next((row for row in outcomes if row.status == "fail"), None)
+    departures = [] if found is None else found.departures()
+    if departures or (found and not failed):  # the paper's pushes on all probes do not excuse a vector's overflow
+        note = f"ratio to the power {found.power:g}" if found.power != 1 else ""
+        return Report(" + ".join(departures) or "paper", note, outcomes)
+    if pushed[0][0, 0] < 0:
+        note = "it pushes an on-policy positive down: is it an objective, to be maximised?"
+    elif failed:
+        note = f"first told by {failed.name}: {failed.asks} {failed.measured}"
+    else:
+        note = "every vector passes, but not the probes of sequences up to 6 tokens: see --random"
+    return Report("unknown", note, outcomes)
+
+
+def _put_or_skip(vector: Vector, loss: Loss, is_frozen: bool) -> Outcome:
+    if is_frozen and vector.applies_to == "loss":
+        if vector.name == "V16":
+            return Outcome(vector.name, vector.asks, "fail", "weights of the first call, at every later one")
+        return Outcome(vector.name, vector.asks, "not applicable", "weights are those of the first call")
+    return put(vector, loss)
+
+
+def _accepted(pushed: list[Tensor], batches: list[Batch]) -> Hypothesis | None:
+    """The hypothesis with the fewest departures that explains all pushes."""
+    factor = pushed[0][0, 0]
+    measured = _measure_bounds(pushed[0], batches[0]) if factor > 0 and torch.stack(pushed).isfinite().all() else None
+    if measured is None:
+        return None
+    accepted = []
+    for unit, frozen, baseline, aggregation, masks in product(
+        ("whole sequence", "per-token", "geometric mean"),
+        (False, True),
+        ("none", "branch by raw score", "batch-mean baseline"),
+        ("sequence mean", "token mean", "sequence sum"),
+        tuple(product((True, False), repeat=2)),
+    ):
+        limits, power, stops_gradient = measured
+        if frozen and not stops_gradient:
+            continue  # weights that were kept have no gradient
+        hypothesis = Hypothesis(limits, power, unit, stops_gradient, frozen, baseline, aggregation, masks)
+        if _explains(hypothesis, pushed, batches):
+            accepted.append(hypothesis)
+    return min(accepted, key=lambda hypothesis: len(hypothesis.departures()), default=None)
+
+
+def _explains(hypothesis: Hypothesis, pushed: list[Tensor], batches: list[Batch]) -> bool:
+    loss, factor = hypothesis.loss(batches[0]), None
+    for found, batch in zip(pushed, batches, strict=True):
+        expected = push(loss, batch)
+        factor = found[0, 0] / expected[0, 0] if factor is None else factor  # fitted once
+        if not factor > 0 or not torch.allclose(found, factor * expected, rtol=1e-4, atol=1e-5 * factor.item()):
+            return False
+    return True
+
+
+def _measure_bounds(pushed: Tensor, batch: Batch) -> tuple[Limits, float, bool] | None:
+    """Limits, power of the ratio, and whether the gradient stops at the weight, from the single tokens; None if none.
+
+    A push there is R (w + w' logp), w' being the derivative that a weight which is not held fixed adds: two values of
+    log pi tell w from w'.
+    """
+    singles = slice(1, 1 + 4 * len(GRID))
+    scaled = pushed[singles, 0] / pushed[0, 0] / batch.reward[singles]
+    (far, near), (logp_far, logp_near) = (x.view(len(GRID), 2, 2).unbind(-1) for x in (scaled, batch.logp[singles, 0]))
+    derivative = (far - near) / (logp_far - logp_near)  # (grid, sign)
+    weight = far - derivative * logp_far
+    log_ratio = torch.tensor(GRID, dtype=torch.float64)
+    fits = [_fit_clip(log_ratio, weight[:, sign]) for sign in (0, 1)]
+    if None in fits:
+        return None
+    powers = {round(power, 6) for _, _, power in fits if power is not None} or {1.0}
+    if len(powers) > 1:
+        return None
+    limits = Limits(*fits[0][:2], *fits[1][:2])
+    return limits, powers.pop(), bool((derivative.abs() < 1e-6 * weight.abs().clamp_min(1)).all())
+
+
+def _fit_clip(log_ratio: Tensor, weight: Tensor) -> tuple[float, float, float | None] | None:
+    """(a, b, power) with weight = [exp(power * log_ratio)]_a^b, None where there is none; power None if a = b."""
+
+    def is_flat(i: int, j: int) -> bool:
+        return bool((weight[i] - weight[j]).abs() <= 1e-6 * weight[i].abs())
+
+    a = weight[0].item() if is_flat(0, 1) else 0.0
+    b = weight[-1].item() if is_flat(-1, -2) else math.inf
+    inside = (weight > a * (1 + 1e-5)) & (weight < b * (1 - 1e-5)) & (weight > 0)
+    power = (weight[inside].log() / log_ratio[inside]).median().item() if inside.any() else None
+    if not 0 <= a <= b or (power is None and a != b) or (power is not None and power <= 0):
+        return None
+    expected = importance_weight(log_ratio * (power or 1.0), a, b)
+    return (a, b, power) if torch.allclose(weight, expected, rtol=1e-4, atol=1e-9) else None
+
+
+# ---- random batches against the oracle ----------------------------------------------------------------------------
+
+
+def compare(loss: Loss, count: int, seed: int = 0) -> str | None:
+    """Draw `count` ragged batches and compare the pushes with the oracle's; None, or the smallest batch that differs.
+
+    The constant factor is found on one sequence and on two: it is either the same (a sum) or halved (a mean).
+
+    >>> from departures import paper, token_mean
+    >>> compare(paper, 20)
+    >>> compare(token_mean, 20).splitlines()[0]
+    'differs from Eq. 7 on this batch:'
+    """
+    import hypothesis
+    from hypothesis import strategies as st
+
+    factor = [_factor(loss, size) for size in (1, 2)]
+    is_sum = math.isclose(factor[0], factor[1], rel_tol=1e-4)
+    if not is_sum and not math.isclose(factor[0], 2 * factor[1], rel_tol=1e-4):
+        return (
+            f"differs from Eq. 7: an on-policy positive has a push of {factor[0]:g} alone, {factor[1]:g} as one of two"
+        )
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(max_examples=count, database=None, deadline=None, print_blob=False, report_multiple_bugs=False)
+    @hypothesis.given(st.composite(_ragged)())
+    def check(batch: Batch) -> None:
+        found = push(loss, batch)
+        expected = torch.tensor(oracle(batch), dtype=found.dtype) * factor[0] / (1 if is_sum else len(batch.reward))
+        if not torch.allclose(found, expected, rtol=1e-4, atol=1e-6 * factor[0]):
+            columns = [f"{name} {column.tolist()}" for name, column in batch._asdict().items()]
+            raise _Differs("\n".join([*columns, f"push {found.tolist()}", f"paper {expected.tolist()}"]))
+
+    try:
+        check()
+    except InputError:
+        raise
+    except Exception as error:  # what hypothesis makes of a difference, or a foreign loss raises
+        return f"differs from Eq. 7 on this batch:\n{error}"
+    return None
+
+
+class _Differs(Exception):
+    pass
+
+
+def _factor(loss: Loss, size: int) -> float:
+    ones = torch.ones(size, 1, dtype=torch.float64)
+    return push(loss, Batch(-ones, -ones, ones[:, 0], ones))[0, 0].item()
+
+
+def _ragged(draw: Callable) -> Batch:
+    """A batch of 1 to 5 sequences of 1 to 8 tokens, padded on either side with anything finite."""
+    from hypothesis import strategies as st
+
+    lengths = draw(st.lists(st.integers(1, 8), min_size=1, max_size=5))
+    width = max(lengths)
+
+    def column(low: float, high: float) -> Tensor:
+        row = st.lists(st.floats(low, high), min_size=width, max_size=width)
+        return torch.tensor(draw(st.lists(row, min_size=len(lengths), max_size=len(lengths))), dtype=torch.float64)
+
+    logp, log_ratio, padding = column(-6, 0), column(-3, 3), column(-50, 50)
+    mask = (torch.arange(width) < torch.tensor(lengths)[:, None]).double()
+    mask = mask.flip(1) if draw(st.booleans()) else mask
+    inside, logmu = mask > 0, logp - log_ratio
+    reward = draw(
+        st.lists(st.sampled_from([-2.0, -1.0, -0.3, 0.0, 0.3, 1.0, 2.0]), min_size=len(mask), max_size=len(mask))
+    )
+    padded = (torch.where(inside, logp, padding), torch.where(inside, logmu, -padding))
+    return Batch(*padded, torch.tensor(reward, dtype=torch.float64), mask)
+
+
+# ---- adapters: losses with other signatures -----------------------------------------------------------------------
+
+
+def takes_advantages(loss: Callable[..., Tensor]) -> Loss:
+    """For loss(logp, logmu, advantages, mask) with an advantage for each token, (B, T).
+
+    >>> def theirs(logp, logmu, advantages, mask):
+    ...     return -(advantages * logp * mask).sum(1).div(mask.sum(1)).mean()
+    >>> identify(takes_advantages(theirs)).variant
+    'naive reinforce'
+    """
+    return lambda logp, logmu, reward, mask: loss(logp, logmu, reward[:, None].expand_as(logp), mask)
+
+
+def returns_tokens(loss: Callable[..., Tensor]) -> Loss:
+    """For a loss that returns a value for each token, (B, T), and leaves the mean to its caller.
+
+    It is taken as Section 4.2 does: over a sequence's tokens, then over sequences. If the caller takes another mean,
+    write that around the loss instead, since it belongs to what is asked about.
+
+    >>> def theirs(logp, logmu, reward, mask):
+    ...     return -reward[:, None] * logp
+    >>> identify(returns_tokens(theirs)).variant
+    'naive reinforce'
+    """
+
+    def scalar(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
+        return (total(loss(logp, logmu, reward, mask), mask) / mask.sum(1)).mean()
+
+    return scalar
+
+
+def takes_packed(loss: Callable[..., Tensor]) -> Loss:
+    """For loss(logp, logmu, reward, lengths) on sequences laid end to end: logp, logmu (N,), reward, lengths (B,).
+
+    >>> def theirs(logp, logmu, reward, lengths):
+    ...     rows = zip(logp.split(lengths.tolist()), reward)
+    ...     return -torch.stack([r * row.mean() for row, r in rows]).mean()
+    >>> identify(takes_packed(theirs)).variant
+    'naive reinforce'
+    """
+
+    def padded(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
+        return loss(logp[mask > 0], logmu[mask > 0], reward, mask.sum(1).long())
+
+    return padded
+
+
+ADAPTERS = {"none": lambda loss: loss, "advantages": takes_advantages, "tokens": returns_tokens, "packed": takes_packed}
+
+# ---- the command --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every setting of the command; all are ours."""
+
+    loss: tyro.conf.Positional[str | None] = None
+    """what to check, as package.module:function"""
+    list: bool = False
+    """show the vectors and do nothing else"""
+    adapter: Literal[*ADAPTERS] = "none"
+    """for a loss that takes advantages (B, T), returns a value for each token, or takes packed sequences"""
+    random: int = 0
+    """compare this many ragged batches with the paper's gradient, too"""
+    seed: int = 0
+    """seed of the random batches"""
+    out: Path | None = None
+    """folder for report.json; none: nothing is written"""
+
+
+def load(name: str) -> Callable[..., Tensor]:
+    """The function that package.module:function names, the current folder included; InputError where there is none.
+
+    >>> load("departures:tis").__name__
+    'tis'
+    """
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise InputError(f"{name}: write it as package.module:function")
+    sys.path.insert(0, "")
+    try:
+        found = getattr(importlib.import_module(module), attribute, None)
+    except ImportError as error:
+        raise InputError(f"{name}: cannot be imported: {error}") from error
+    finally:
+        sys.path.remove("")
+    if not callable(found):
+        raise InputError(f"{name}: {module} has no function {attribute!r}")
+    return found
+
+
+def list_vectors() -> Table:
+    """What is put to a loss, and what else there is to check, a row each.
+
+    >>> list_vectors().row_count
+    22
+    """
+    table = Table("vector", "asks", "of", "inputs", "the paper's value", "because", "otherwise")
+    for row in VECTORS:
+        table.add_row(*map(escape, row[:7]))
+    return table
+
+
+def main() -> None:
+    """The command line: what the loss is, vector by vector; exit status 0 for the paper's loss and nothing else."""
+    settings = tyro.cli(Settings, description=__doc__)
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    if settings.list:
+        console.print(list_vectors())
+        return
+    try:
+        if settings.loss is None:
+            raise InputError("say which loss to check, as package.module:function, or --list")
+        loss = ADAPTERS[settings.adapter](load(settings.loss))
+        report = identify(loss)
+        difference = compare(loss, settings.random, settings.seed) if settings.random else None
+        if settings.out is not None:
+            settings.out.mkdir(parents=True, exist_ok=True)
+            content = {"loss": settings.loss} | asdict(report) | {"random": settings.random, "difference": difference}
+            write_text(settings.out / "report.json", json.dumps(content, indent=2) + "\n")
+    except (InputError, OSError) as error:
+        sys.exit(f"conformance: {error}")
+    console.print(report.table())
+    print(f"{settings.loss}: {report.variant}{f' ({report.note})' if report.note else ''}")
+    if settings.random:
+        print(difference or f"{settings.random} random batches agree with Eq. 7")
+    sys.exit(report.variant != "paper" or difference is not None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,431 @@
+"""The vectors V1 to V22: small inputs on which TOPR and its look-alikes differ, the paper's values worked out by hand.
+
+A vector with rows is put to a loss. A row is one completion: its log-ratios token by token, its reward, and what the
+paper's gradient in each of its tokens is: the coefficient R w, where an on-policy positive of the same length, in the
+same batch, has 1. The length and a constant factor cancel, so that each vector asks one thing only. Vectors without
+rows are worked out in their check, or concern this project's functions or its pipeline, and its tests run them.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from departures import Loss
+from pipeline.records import InputError
+
+# ---- the vectors --------------------------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """A completion. log_ratio: one number a token; coefficient: the paper's R w; logp: log pi of each token."""
+
+    log_ratio: tuple[float, ...]
+    reward: float
+    coefficient: float
+    logp: float = -3.0
+
+
+class Vector(NamedTuple):
+    """asks: what it finds out. derivation: why the paper's value is that. others: what a variant gives instead."""
+
+    name: str
+    asks: str
+    applies_to: Literal["loss", "functions", "pipeline"]
+    inputs: str
+    paper: str
+    derivation: str
+    others: str
+    rows: tuple[Row, ...] = ()
+
+
+E = math.exp  # the derivations below are in terms of e
+
+VECTORS: tuple[Vector, ...] = (
+    Vector(
+        "V1",
+        "is the ratio that of the sequence?",
+        "loss",
+        "R = -1; four tokens, log-ratio -0.5 each",
+        "weight 0.135335",
+        "e^(4 x -0.5) = e^-2",
+        "geometric mean, per-token: 0.606531",
+        (Row((-0.5,) * 4, -1, -E(-2)),),
+    ),
+    Vector(
+        "V2",
+        "is it not clipped token by token?",
+        "loss",
+        "R = -1; log-ratios +1, -1",
+        "weight 1",
+        "e^(1 - 1) = 1",
+        "per-token: 1, 0.367879",
+        (Row((1.0, -1.0), -1, -1),),
+    ),
+    Vector(
+        "V3",
+        "is it neither?",
+        "loss",
+        "R = -1; log-ratios +0.5, -1.5",
+        "weight 0.367879",
+        "e^(0.5 - 1.5) = e^-1",
+        "geometric mean 0.606531; per-token 1, 0.223130",
+        (Row((0.5, -1.5), -1, -E(-1)),),
+    ),
+    Vector(
+        "V4",
+        "are the four bounds 1, 1, 0, 1?",
+        "loss",
+        "R = +1: log-ratio -3 and +2; R = -1: +2",
+        "weights 1, 1, 1",
+        "[e^-3]_1^1 = [e^2]_1^1 = [e^2]_0^1 = 1",
+        "TIS 0.049787, 1, 1; plain IS 0.049787, 7.389056, 7.389056",
+        (Row((-3.0,), 1, 1), Row((2.0,), 1, 1), Row((2.0,), -1, -1)),
+    ),
+    Vector(
+        "V5",
+        "does a long sequence keep its numbers?",
+        "loss",
+        "R = -1; 512 tokens, log-ratio -0.2 each; +0.2 each; float32",
+        "weights below 1e-38, and 1",
+        "e^-102.4 = 3e-45; e^102.4 exceeds float32, so clip before exp",
+        "exp before clip: inf x 0 = NaN; geometric mean 0.818731",
+        (Row((-0.2,) * 512, -1, 0.0), Row((0.2,) * 512, -1, -1)),
+    ),
+    Vector(
+        "V6",
+        "does a negative's weight go to 0?",
+        "loss",
+        "R = -1; one token, log-ratio -3",
+        "weight 0.049787",
+        "e^-3, and a- = 0 does not stop it",
+        "clip 0.8..1.2: 0.8",
+        (Row((-3.0,), -1, -E(-3)),),
+    ),
+    Vector(
+        "V7",
+        "is the weight held fixed in the gradient?",
+        "loss",
+        "R = -1; one token, log pi = -2, log-ratio -0.5",
+        "dL/dlogp = +0.606531",
+        "L = -w R log pi with w = e^-0.5 constant",
+        "differentiated too: w (1 + log pi) = -0.606531, the sign flips",
+        (Row((-0.5,), -1, -E(-0.5), logp=-2.0),),
+    ),
+    Vector(
+        "V8",
+        "does the sign of the update choose the branch?",
+        "loss",
+        "scores 1, 1, 1, 0.2; row 4 has log-ratio -2",
+        "row 4: weight 0.135335 if the loss itself subtracts the mean, 1 if it takes the scores as they are",
+        "0.2 - mean 0.8 = -0.6 < 0: [e^-2]_0^1; 0.2 > 0: [e^-2]_1^1",
+        "branch by raw score: a negative update at weight 1",
+    ),
+    Vector(
+        "V9",
+        "does every sequence count alike, whatever its length?",
+        "loss",
+        "R = +1, on-policy; one token and three tokens",
+        "a token of the second has 1/3 of the gradient of the first's",
+        "Section 4.2 divides each sequence's loss by its length",
+        "token mean, sequence sum: the same for every token",
+    ),
+    Vector(
+        "V10",
+        "is there no gradient at R = 0, and is the sign taken after the baseline?",
+        "loss",
+        "R = 0, log-ratio -1; then R = 0 - 0.2, log-ratio -2",
+        "0; -0.2 x 0.135335",
+        "0 times any weight; -0.2 < 0, so [e^-2]_0^1",
+        "sign taken before the shift: weight 1",
+        (Row((-1.0,), 0, 0), Row((-1.0, -1.0), -0.2, -0.2 * E(-2))),
+    ),
+    Vector(
+        "V11",
+        "are prompt and padding left out?",
+        "loss",
+        "logp (not logmu) of masked positions filled with -50",
+        "gradient unchanged to the bit, and 0 there",
+        "the sums run over the completion's tokens only",
+        "unmasked: weight e^-50 for each such position",
+    ),
+    Vector(
+        "V12",
+        "what is the taper, values included?",
+        "functions",
+        "rho(.5; .8, 1.2), rho(1; .8, 1.2), rho(2; .8, 1.2), rho(3; 0, 1), rho(.3; 1, 1)",
+        "0.423997, 1, 1.812991, 2.098612, -0.203973",
+        ".8 (1 + ln .625), 1, 1.2 (1 + ln (2/1.2)), 1 + ln 3, 1 + ln .3",
+        "without the constants: not continuous at the bounds",
+    ),
+    Vector(
+        "V13",
+        "are probabilities never formed?",
+        "loss",
+        "R = -1; 20 tokens of log mu = -3, log-ratio 0",
+        "weight 1",
+        "e^(-60 + 60) = 1",
+        "mu made explicit as exp(-60): 8.757e-27",
+        (Row((0.0,) * 20, -1, -1, logp=-3.0),),
+    ),
+    Vector(
+        "V14",
+        "what does a baseline make of the share of positives?",
+        "functions",
+        "(p, c): (.5, .6), (.1, 0), (.1, -1), (.1, -.8), (.8, .5), (.9, .9)",
+        "0.2, 0.1, 1, 0.5, 0.571429, 0.321429, and the inverse gives c back",
+        "p (1-c) / (p (1-c) + (1-p) (1+c)), as .2/1, .1/1, .2/.2, .18/.36, .4/.7, .09/.28",
+        "-",
+    ),
+    Vector(
+        "V15",
+        "does the push on a lone negative end?",
+        "functions",
+        "two-armed softmax, R = -1 on one arm, thousands of steps",
+        "the gradient goes to 0, the objective stays below 0",
+        "w = pi / mu goes to 0 with pi (Proposition 3.2)",
+        "naive REINFORCE, a- = 0.8: the gap of the logits grows by mu a- a step, forever",
+    ),
+    Vector(
+        "V16",
+        "does the weight follow the policy?",
+        "loss",
+        "R = -1; log-ratio -1; then log pi of the same tokens 2 lower",
+        "weight 0.367879, then 0.049787",
+        "e^-1, e^-3",
+        "frozen weight: 0.367879 twice; old log-probabilities recomputed at every step: 1 twice",
+    ),
+    Vector(
+        "V17",
+        "is the ratio taken to the power 1?",
+        "loss",
+        "R = -1; log-ratio -2",
+        "weight 0.135335",
+        "e^-2",
+        "tempered by 1/2: 0.367879",
+        (Row((-2.0,), -1, -E(-2)),),
+    ),
+    Vector(
+        "V18",
+        "is log mu that of the whole vocabulary, by the trainer?",
+        "pipeline",
+        "pi = mu; the sampler's top-k kept a mass of 0.995 a token; 300 tokens",
+        "weight 1 with log mu scored by the trainer",
+        "the sampler's log mu is higher by -ln 0.995 a token: 0.995^300 = 0.222",
+        "the sampler's log-probabilities: 0.222",
+    ),
+    Vector(
+        "V19",
+        "do ranks leave the gradient alone?",
+        "pipeline",
+        "a batch of ragged lengths on one rank, and on two",
+        "equal gradients",
+        "the denominator is the step's number of sequences, over all ranks",
+        "token mean under data parallelism: each rank divides by its own tokens",
+    ),
+    Vector(
+        "V20",
+        "does every example count once?",
+        "loss",
+        "two positives, three negatives; then the positives alone, the negatives alone",
+        "mean over sequences: 5 g = 2 g+ + 3 g-; sum: g = g+ + g-",
+        "a loss is a sum of one term for each sequence, over B or not",
+        "masked sums divided by their own counts: double counting",
+    ),
+    Vector(
+        "V21",
+        "is the interval the paper's?",
+        "functions",
+        "variance 0.18 over the repeats, K = 1, 64 samples",
+        "standard error 0.053452",
+        "sqrt(1 x 0.18 / 63)",
+        "-",
+    ),
+    Vector(
+        "V22",
+        "do a prompt's negatives count one each?",
+        "loss",
+        "one positive, three negatives of a prompt, on-policy",
+        "coefficients +1, -1, -1, -1",
+        "every weight is 1 on-policy; the mean is over all four",
+        "negatives renormalised to share one positive's weight: -1/3 each",
+    ),
+)
+
+
+# ---- put to a loss ------------------------------------------------------------------------------------------------
+
+
+class Batch(NamedTuple):
+    """The arguments of a loss."""
+
+    logp: Tensor  # (B, T)
+    logmu: Tensor  # (B, T)
+    reward: Tensor  # (B,)
+    mask: Tensor  # (B, T), 0.0 or 1.0
+
+
+def push(loss: Loss, batch: Batch) -> Tensor:
+    """By how much a step of descent raises each token's log pi: minus the gradient in logp, (B, T).
+
+    >>> from departures import naive_reinforce
+    >>> one = torch.ones(1, 1)
+    >>> push(naive_reinforce, Batch(-one, -one, -one[0], one))
+    tensor([[-1.]])
+    """
+    logp = batch.logp.detach().clone().requires_grad_()
+    value = loss(logp, batch.logmu, batch.reward, batch.mask)
+    if not isinstance(value, Tensor) or value.dim() > 0:
+        raise InputError(f"the loss returned {_kind(value)}, a scalar tensor was expected; see the adapters")
+    if not value.requires_grad:
+        raise InputError("the loss does not depend on logp: it has no gradient")
+    return -torch.autograd.grad(value, logp)[0]
+
+
+def _kind(value: object) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+class Outcome(NamedTuple):
+    """What a vector found: status pass, fail or not applicable."""
+
+    name: str
+    asks: str
+    status: Literal["pass", "fail", "not applicable"]
+    measured: str
+
+
+def batch_of(rows: tuple[Row, ...]) -> Batch:
+    """Rows as a padded float32 batch, after them an on-policy positive of each length, and what balances the rewards.
+
+    Padding has log pi = log mu = -1. The balance, a single token with log pi = 0, makes the rewards' mean 0, so that a
+    loss that subtracts it finds nothing to subtract.
+
+    >>> batch_of((Row((-0.5, -0.5), -1, -1),)).reward
+    tensor([-1.,  1.])
+    """
+    lengths = sorted({len(row.log_ratio) for row in rows})
+    rows = (*rows, *(Row((0.0,) * length, 1, 1, logp=0.0) for length in lengths))
+    if balance := -sum(row.reward for row in rows):
+        rows = (*rows, Row((0.0,), balance, balance, logp=0.0))
+    logp, logmu, mask = (torch.full((len(rows), lengths[-1]), fill) for fill in (-1.0, -1.0, 0.0))
+    for i, row in enumerate(rows):
+        length = len(row.log_ratio)
+        logp[i, :length] = row.logp
+        logmu[i, :length] = row.logp - torch.tensor(row.log_ratio)
+        mask[i, :length] = 1
+    return Batch(logp, logmu, torch.tensor([float(row.reward) for row in rows]), mask)
+
+
+def coefficients(loss: Loss, rows: tuple[Row, ...]) -> list[Tensor]:
+    """R w of each token of the rows: its push over that of an on-policy positive of the same length in the batch."""
+    batch = batch_of(rows)
+    pushed = push(loss, batch)
+    lengths = sorted({len(row.log_ratio) for row in rows})
+    reference = {length: pushed[len(rows) + i, 0] for i, length in enumerate(lengths)}
+    return [pushed[i, : len(row.log_ratio)] / reference[len(row.log_ratio)] for i, row in enumerate(rows)]
+
+
+def put(vector: Vector, loss: Loss) -> Outcome:
+    """The outcome of one vector; a loss that raises an exception on it fails it.
+
+    >>> from departures import per_token
+    >>> put(VECTORS[0], per_token).measured
+    'R w = -0.606531'
+    """
+    if vector.applies_to != "loss":
+        return Outcome(vector.name, vector.asks, "not applicable", f"concerns the {vector.applies_to}")
+    try:
+        if vector.rows:
+            found = coefficients(loss, vector.rows)
+            passed = all(_near(x, row.coefficient) for x, row in zip(found, vector.rows, strict=True))
+            measured = "R w = " + "; ".join(_shortly(x) for x in found)
+        else:
+            passed, measured = CHECKS[vector.name](loss)
+    except InputError:
+        raise
+    except Exception as error:  # whatever a foreign loss may raise
+        passed, measured = False, f"{type(error).__name__}: {error}".splitlines()[0]
+    return Outcome(vector.name, vector.asks, "pass" if passed else "fail", measured)
+
+
+def _near(found: Tensor, expected: Tensor | float) -> bool:
+    return torch.allclose(found, torch.as_tensor(expected, dtype=found.dtype), rtol=1e-4, atol=1e-6)  # NaN is not near
+
+
+def _shortly(values: Tensor) -> str:
+    """Numbers, one for all where they are equal, at most four of them."""
+    values = (values.flatten() + 0.0).tolist()  # no -0
+    values = values[:1] if max(values) - min(values) <= 1e-5 * abs(values[0]) else values
+    return ", ".join(f"{x:.6g}" for x in values[:4]) + ", ..." * (len(values) > 4)
+
+
+def _check_branch(loss: Loss) -> tuple[bool, str]:  # V8
+    scores = torch.tensor([1.0, 1.0, 1.0, 0.2])
+    log_ratio = torch.tensor([[0.0], [0.0], [0.0], [-2.0]])
+    logmu = torch.full((4, 1), -1.0)
+    pushed = push(loss, Batch(logmu + log_ratio, logmu, scores, torch.ones(4, 1)))[:, 0]
+    ratio = pushed[3] / pushed[0]  # the mean is 0.8: a loss that subtracts it has -0.6 w over 0.2
+    is_right = _near(ratio, 0.2) or _near(ratio, -3 * math.exp(-2))
+    return is_right, f"push of row 4 / row 1: {ratio:.6g} (as given 0.2, less the mean -0.406)"
+
+
+def _check_length(loss: Loss) -> tuple[bool, str]:  # V9
+    rows = (Row((0.0,), 1, 1, logp=0.0), Row((0.0,) * 3, 1, 1, logp=0.0))
+    one, three = push(loss, batch_of(rows))[:2]
+    return _near(three / one[0], 1 / 3), f"{_shortly(three / one[0])} of the first's"
+
+
+def _check_mask(loss: Loss) -> tuple[bool, str]:  # V11
+    batch = batch_of((Row((-0.5, 0.2), -1, 0), Row((0.1,) * 4, 1, 0), Row((-1.0,), -1, 0)))
+    filled = batch._replace(logp=torch.where(batch.mask > 0, batch.logp, -50.0))
+    before, after = push(loss, batch), push(loss, filled)
+    outside = after[batch.mask == 0].abs().max()
+    inside = (after - before)[batch.mask > 0].abs().max()
+    return (
+        inside == 0 and outside == 0,
+        f"gradient changes by {inside:.3g}; on masked positions it reaches {outside:.3g}",
+    )
+
+
+def _check_frozen(loss: Loss) -> tuple[bool, str]:  # V16
+    batch = batch_of((Row((-1.0,), -1, 0, logp=-2.0),))
+    weights = []
+    for lower in (0.0, 2.0):
+        moved = batch._replace(logp=batch.logp - lower * torch.tensor([[1.0], [0.0]]))
+        pushed = push(loss, moved)
+        weights.append((-pushed[0] / pushed[1])[0])
+    passed = _near(weights[0], math.exp(-1)) and _near(weights[1], math.exp(-3))
+    return passed, f"weights {weights[0]:.6g}, {weights[1]:.6g}"
+
+
+def _check_counts(loss: Loss) -> tuple[bool, str]:  # V20
+    rows = [Row((-0.3, 0.1), reward, 0) for reward in (1.5, 1.5, -1.0, -1.0, -1.0)]  # the mean is 0
+    columns = batch_of(tuple(rows))
+    whole, positive, negative = (
+        Batch(*(column[part] for column in columns)) for part in (slice(5), slice(2), slice(2, 5))
+    )
+    pushed = push(loss, whole)
+    shares = pushed[0, 0] / push(loss, positive)[0, 0], pushed[4, 0] / push(loss, negative)[2, 0]
+    passed = any(_near(shares[0], x) and _near(shares[1], y) for x, y in ((1, 1), (2 / 5, 3 / 5)))
+    return passed, f"of the positives' own gradient {shares[0]:.6g}, of the negatives' {shares[1]:.6g}"
+
+
+def _check_shares(loss: Loss) -> tuple[bool, str]:  # V22
+    logp = torch.full((4, 1), -1.0)
+    pushed = push(loss, Batch(logp, logp, torch.tensor([1.0, -1.0, -1.0, -1.0]), torch.ones(4, 1)))[:, 0]
+    return _near(
+        pushed[1:] / pushed[0], -1.0
+    ), f"negatives' pushes over the positive's: {_shortly(pushed[1:] / pushed[0])}"
+
+
+CHECKS: dict[str, Callable[[Loss], tuple[bool, str]]] = {
+    "V8": _check_branch,
+    "V9": _check_length,
+    "V11": _check_mask,
+    "V16": _check_frozen,
+    "V20": _check_counts,
+    "V22": _check_shares,
+}

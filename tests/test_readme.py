@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import tyro
 
+import conformance
 import toy_bandit
 import train_gsm8k as gsm8k
 
@@ -39,7 +40,18 @@ def test_the_bandit_s_commands_are_understood(command):
     tyro.cli(toy_bandit.Settings, args=shlex.split(command)[2:])
 
 
+CONFORMANCE_COMMANDS = re.findall(r"^python conformance.py.*?(?=\s*#|$)", README, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", CONFORMANCE_COMMANDS)
+def test_the_checker_s_commands_are_understood(command):
+    settings = tyro.cli(conformance.Settings, args=shlex.split(command)[2:])
+    if settings.loss not in (None, "package.module:function"):
+        assert callable(conformance.load(settings.loss))
+
+
 def test_there_are_commands_to_test():
+    assert len(CONFORMANCE_COMMANDS) == 5
     assert len(COMMANDS) >= 7
     assert len(BANDIT_COMMANDS) == 3
 

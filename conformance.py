@@ -73,16 +73,17 @@ class Hypothesis:
         >>> Hypothesis(unit="per-token", limits=Limits(1, 1, 0.8, 1.2)).departures()
         ['per-token', 'clip 0.8..1.2']
         """
-        return [
-            *[self.unit] * (self.unit != "whole sequence"),
-            *_names_of_bounds(self.limits),
-            *["tempered"] * (self.power != 1),
-            *["no stop-gradient"] * (not self.stops_gradient),
-            *["frozen weight"] * self.is_frozen,
-            *[self.baseline] * (self.baseline != "none"),
-            *[self.aggregation] * (self.aggregation != "sequence mean"),
-            *["unmasked"] * (self.masks != (True, True)),
+        named = [
+            (self.unit, self.unit != "whole sequence"),
+            (_name_of_bounds(self.limits), self.limits != PRESETS["topr"]),
+            ("tempered", self.power != 1),
+            ("no stop-gradient", not self.stops_gradient),
+            ("frozen weight", self.is_frozen),
+            (self.baseline, self.baseline != "none"),
+            (self.aggregation, self.aggregation != "sequence mean"),
+            ("unmasked", self.masks != (True, True)),
         ]
+        return [name for name, is_departure in named if is_departure]
 
     def loss(self, first: Batch) -> Loss:
         """The loss itself; `first` is the batch it was called with first."""
@@ -108,16 +109,13 @@ class Hypothesis:
         return loss
 
 
-def _names_of_bounds(limits: Limits) -> list[str]:
-    rounded = Limits(*(round(bound, 4) for bound in limits))
-    names = {"topr": [], "tis": ["tis"], "off_policy": ["plain is"], "reinforce": ["naive reinforce"], "sft": ["sft"]}
+def _name_of_bounds(limits: Limits) -> str:
+    names = {"tis": "tis", "off_policy": "plain is", "reinforce": "naive reinforce", "sft": "sft"}
     for preset, name in names.items():
-        if rounded == PRESETS[preset]:
+        if limits == PRESETS[preset]:
             return name
-    positive, negative = (f"{a:g}..{b:g}" for a, b in (rounded[:2], rounded[2:]))
-    if positive == "1..1":
-        return [f"clip {negative}"]
-    return [f"clip {positive} on positives, {negative} on negatives"]
+    positive, negative = (f"{a:g}..{b:g}" for a, b in (limits[:2], limits[2:]))
+    return f"clip {negative}" if positive == "1..1" else f"clip {positive} on positives, {negative} on negatives"
 
 
 GRID = (-16.0, -8.0, -4.0, -2.0, -1.0, -0.5, -0.2, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # log-ratios of single tokens
@@ -276,7 +274,7 @@ def _measure_bounds(pushed: Tensor, batch: Batch) -> tuple[Limits, float, bool] 
     powers = {round(power, 6) for _, _, power in fits if power is not None} or {1.0}
     if len(powers) > 1:
         return None
-    limits = Limits(*fits[0][:2], *fits[1][:2])
+    limits = Limits(*(round(bound, 4) for a, b, _ in fits for bound in (a, b)))
     return limits, powers.pop(), bool((derivative.abs() < 1e-6 * weight.abs().clamp_min(1)).all())
 
 

@@ -223,6 +223,11 @@ def with_explicit_mu(logp, logmu, reward, mask):
     return -(weight * reward * total(logp, mask) / mask.sum(1)).mean()
 
 
+def against_itself(logp, logmu, reward, mask):
+    """Takes the present log pi for log mu, as if data were always fresh."""
+    return departures.paper(logp, logp.detach(), reward, mask)
+
+
 def exp_then_clip(logp, logmu, reward, mask):
     ratio = total(logp - logmu, mask).exp()
     weight = torch.where(reward < 0, ratio - (ratio - 1).clamp(min=0), 1.0).detach()
@@ -279,22 +284,30 @@ def test_the_vectors_are_v1_to_v22():
     assert all(all(isinstance(text, str) and text for text in vector[:7]) for vector in VECTORS)
 
 
-LOSSES = [
-    *DEPARTURES.values(),
-    *PAIRS.values(),
-    *(lambda f=f: f for f in (ppo, counted_apart, with_explicit_mu, exp_then_clip)),
-]
+LOSSES = {
+    **DEPARTURES,
+    **PAIRS,
+    "ppo": lambda: ppo,
+    "counted apart": lambda: counted_apart,
+    "explicit mu": lambda: with_explicit_mu,
+    "exp then clip": lambda: exp_then_clip,
+    "recomputed": lambda: against_itself,
+}
 
 
-@pytest.mark.parametrize("vector", [vector for vector in VECTORS if vector.applies_to == "loss"], ids=lambda v: v.name)
-def test_every_vector_passes_the_paper_and_fails_another(vector):
-    assert put(vector, departures.paper).status == "pass"
-    assert put(vector, ours()).status == "pass"
-    assert "fail" in {put(vector, make()).status for make in LOSSES}
+def vector(name):
+    return next(row for row in VECTORS if row.name == name)
+
+
+@pytest.mark.parametrize("name", [row.name for row in VECTORS if row.applies_to == "loss"])
+def test_every_vector_passes_the_paper_and_fails_another(name):
+    assert put(vector(name), departures.paper).status == "pass"
+    assert put(vector(name), ours()).status == "pass"
+    assert "fail" in {put(vector(name), make()).status for make in LOSSES.values()}
 
 
 @pytest.mark.parametrize(
-    ("vector", "name", "measured"),
+    ("name", "variant", "measured"),
     [
         ("V1", "geometric mean", "R w = -0.606531"),
         ("V1", "per-token", "R w = -0.606531"),
@@ -309,25 +322,31 @@ def test_every_vector_passes_the_paper_and_fails_another(vector):
         ("V9", "token mean", "1 of the first's"),
         ("V16", "frozen weight", "weights 0.367879, 0.367879"),
         ("V17", "tempered", "R w = -0.367879"),
+        ("V8", "branch by raw score", "push of row 4 / row 1: -3 "),
+        ("V10", "naive reinforce", "R w = 0; -0.2"),
+        ("V11", "unmasked", "gradient changes by 0.07"),
+        ("V11", "per-token + unmasked", "gradient changes by 0; on masked positions it reaches 0.03"),
+        ("V11", "token mean + unmasked", "gradient changes by 0.1"),
+        ("V13", "explicit mu", "R w = -8.7565"),
+        ("V16", "recomputed", "weights 1, 1"),
+        ("V20", "counted apart", "of the positives' own gradient 1, of the negatives' 1"),
+        ("V22", "counted apart", "negatives' pushes over the positive's: -0.333333"),
     ],
 )
-def test_a_variant_gives_what_is_written_beside_the_vector(vector, name, measured):
-    [found] = [put(row, DEPARTURES[name]()) for row in VECTORS if row.name == vector]
-    assert (found.status, found.measured) == ("fail", measured)
+def test_a_variant_gives_what_is_written_beside_the_vector(name, variant, measured):
+    found = put(vector(name), LOSSES[variant]())
+    assert found.status == "fail"
+    assert found.measured.startswith(measured)
 
 
 def test_a_nan_fails():
-    [five] = [vector for vector in VECTORS if vector.name == "V5"]
-    assert put(five, exp_then_clip).status == "fail"
-    assert "nan" in put(five, exp_then_clip).measured
+    found = put(vector("V5"), exp_then_clip)
+    assert found.status == "fail"
+    assert "nan" in found.measured
 
 
 def numbers(text):
     return [float(word.strip("(),.;")) for word in text.split() if word.strip("(),.;-").replace(".", "").isdigit()]
-
-
-def vector(name):
-    return next(row for row in VECTORS if row.name == name)
 
 
 def test_v12_the_taper():

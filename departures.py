@@ -1,8 +1,9 @@
 """What circulates under the name of TOPR: the paper's loss, and the departures from it that public code contains.
 
-Every function takes logp, logmu (B, T), reward (B,) after the baseline, and mask (B, T), 1 on the tokens of the
-completion; it returns a scalar. They are written to be compared, a difference of a line or two at a time, and not
-to be trained with: for that there is `topr.topr_loss`. `conformance.py` tells them apart by their gradients.
+Every loss takes logp, logmu (B, T), reward (B,) after the baseline, and mask (B, T), 1.0 on the tokens of the
+completion and 0.0 elsewhere, and returns a scalar. They are written to be compared, a difference of a line or two at a
+time, and not to be trained with: for that there is `topr.topr_loss`. `conformance.py` tells them apart by their
+gradients.
 """
 
 from collections.abc import Callable
@@ -95,7 +96,7 @@ def tempered(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tenso
 
 
 def no_stop_gradient(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """The weight is differentiated too: below log pi = -1 the gradient of negatives changes its sign."""
+    """The weight is differentiated too: below log pi = -1 a tapered negative is pushed up."""
     weight = total(logp - logmu, mask).clamp(max=0).exp()
     weight = torch.where(reward < 0, weight, 1.0)
     return -(weight * reward * total(logp, mask) / mask.sum(1)).mean()
@@ -130,19 +131,13 @@ def unmasked(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tenso
 
 
 def frozen_weight() -> Loss:
-    """A loss that keeps the weights of its first call, as code does that computes them when it collects the data.
-
-    >>> one, loss = torch.ones(1, 1), frozen_weight()
-    >>> [round(loss(-x * one, -one, -one[0], one).item(), 4) for x in (2.0, 4.0)]  # weight exp(-1) both times
-    [-0.7358, -1.4715]
-    """
+    """A loss that keeps the weights of its first call, as code does that computes them when it collects the data."""
     kept: list[Tensor] = []
 
     def loss(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
         if not kept:
-            kept.append(total(logp - logmu, mask).clamp(max=0).exp().detach())
-        weight = torch.where(reward < 0, kept[0], 1.0)
-        return -(weight * reward * total(logp, mask) / mask.sum(1)).mean()
+            kept.append(torch.where(reward < 0, total(logp - logmu, mask).clamp(max=0).exp(), 1.0).detach())
+        return -(kept[0] * reward * total(logp, mask) / mask.sum(1)).mean()
 
     return loss
 

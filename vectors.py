@@ -66,7 +66,7 @@ VECTORS: tuple[Vector, ...] = (
     ),
     Vector(
         "V3",
-        "is it neither?",
+        "is the ratio neither per token nor a geometric mean?",
         "loss",
         "R = -1; log-ratios +0.5, -1.5",
         "weight 0.367879",
@@ -91,7 +91,7 @@ VECTORS: tuple[Vector, ...] = (
         "R = -1; 512 tokens, log-ratio -0.2 each; +0.2 each; float32",
         "weights below 1e-38, and 1",
         "e^-102.4 = 3e-45; e^102.4 exceeds float32, so clip before exp",
-        "exp before clip: inf x 0 = NaN; geometric mean 0.818731",
+        "exp before clip, differentiated: 0 x inf = NaN; geometric mean 0.818731",
         (Row((-0.2,) * 512, -1, 0.0), Row((0.2,) * 512, -1, -1)),
     ),
     Vector(
@@ -134,12 +134,12 @@ VECTORS: tuple[Vector, ...] = (
     ),
     Vector(
         "V10",
-        "is there no gradient at R = 0, and is the sign taken after the baseline?",
+        "is there no gradient at R = 0, and is a reward a little below 0 tapered?",
         "loss",
         "R = 0, log-ratio -1; then R = 0 - 0.2, log-ratio -2",
         "0; -0.2 x 0.135335",
         "0 times any weight; -0.2 < 0, so [e^-2]_0^1",
-        "sign taken before the shift: weight 1",
+        "weight 1 on small negatives: -0.2",
         (Row((-1.0,), 0, 0), Row((-1.0, -1.0), -0.2, -0.2 * E(-2))),
     ),
     Vector(
@@ -149,7 +149,7 @@ VECTORS: tuple[Vector, ...] = (
         "logp (not logmu) of masked positions filled with -50",
         "gradient unchanged to the bit, and 0 there",
         "the sums run over the completion's tokens only",
-        "unmasked: weight e^-50 for each such position",
+        "unmasked: a factor of e^-49 in the weight for each such position, log mu being -1 there",
     ),
     Vector(
         "V12",
@@ -186,7 +186,7 @@ VECTORS: tuple[Vector, ...] = (
         "two-armed softmax, R = -1 on one arm, thousands of steps",
         "the gradient goes to 0, the objective stays below 0",
         "w = pi / mu goes to 0 with pi (Proposition 3.2)",
-        "naive REINFORCE, a- = 0.8: the gap of the logits grows by mu a- a step, forever",
+        "naive REINFORCE, a- = 0.8: the gap of the logits grows by 2 mu a- lr a step, forever",
     ),
     Vector(
         "V16",
@@ -275,13 +275,19 @@ def push(loss: Loss, batch: Batch) -> Tensor:
     >>> push(naive_reinforce, Batch(-one, -one, -one[0], one))
     tensor([[-1.]])
     """
-    logp = batch.logp.detach().clone().requires_grad_()
-    value = loss(logp, batch.logmu, batch.reward, batch.mask)
+    leaf = batch.logp.detach().clone().requires_grad_()
+    before = [column.clone() for column in batch]
+    with torch.enable_grad():
+        value = loss(leaf * 1, *batch[1:])  # not the leaf itself, which no trainer hands out
+    for name, column, kept in zip(Batch._fields, batch, before, strict=True):
+        if not torch.equal(column, kept):
+            column.copy_(kept)
+            raise InputError(f"the loss changes {name} in place: give it a copy")
     if not isinstance(value, Tensor) or value.dim() > 0:
         raise InputError(f"the loss returned {_kind(value)}, a scalar tensor was expected; see the adapters")
     if not value.requires_grad:
         raise InputError("the loss does not depend on logp: it has no gradient")
-    return -torch.autograd.grad(value, logp)[0]
+    return -torch.autograd.grad(value, leaf)[0]
 
 
 def _kind(value: object) -> str:

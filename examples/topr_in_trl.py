@@ -33,7 +33,7 @@ def loss(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
     """
     log_ratio = torch.where(mask > 0, logp - logmu, 0.0).sum(1)
     weight = torch.where(reward < 0, log_ratio.clamp(max=0).exp(), 1.0).detach()
-    mean_logp = torch.where(mask > 0, logp, 0.0).sum(1) / mask.sum(1)
+    mean_logp = torch.where(mask > 0, logp, 0.0).sum(1) / mask.sum(1).clamp(min=1)  # TRL may mask all of it
     return -(weight * reward * mean_logp).mean()
 
 
@@ -41,7 +41,8 @@ class ToprLoss:
     """Put before GRPOTrainer: `class ToprTrainer(ToprLoss, GRPOTrainer)`. The reward is TRL's advantage.
 
     With scale_rewards="none" that is the reward less its mean over the prompt's completions. Generations must outlive a
-    step (steps_per_generation > gradient_accumulation_steps), or TRL keeps no log mu and every weight is 1.
+    step (gradient_accumulation_steps no multiple of steps_per_generation * num_iterations), or TRL keeps no log mu and
+    every weight is 1.
     """
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> Tensor:

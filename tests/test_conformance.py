@@ -172,6 +172,67 @@ def frozen_by_batch():
     return loss
 
 
+def frozen_log_ratio():
+    """Keeps the old log-probabilities; mask and branch are those of each call."""
+    kept = []
+
+    def loss(logp, logmu, reward, mask):
+        kept.append(logp.detach()) if not kept else None
+        weight = torch.where(reward < 0, total(kept[0] - logmu, mask).clamp(max=0).exp(), 1.0)
+        return -(weight * reward * total(logp, mask) / mask.sum(1)).mean()
+
+    return loss
+
+
+def clipped_in_float32(logp, logmu, reward, mask):
+    ratio = total(logp.float() - logmu.float(), mask).exp().clamp(0.8, 1.2)
+    weight = torch.where(reward < 0, ratio, 1.0).detach()
+    return -(weight * reward * total(logp, mask) / mask.sum(1)).mean()
+
+
+def in_float32_only(logp, logmu, reward, mask):
+    weight = torch.where(reward < 0, total(logp - logmu, mask).clamp(max=0).exp(), 1.0).detach()
+    return -(weight * reward * ((logp * mask) @ torch.ones(mask.shape[1])) / mask.sum(1)).mean()
+
+
+def mean_over_all_positions(logp, logmu, reward, mask):
+    weight = torch.where(reward < 0, (logp - logmu).mean(1).clamp(max=0).exp(), 1.0).detach()
+    return -(weight * reward * logp.mean(1)).mean()
+
+
+def masked_mean_over_all_positions(logp, logmu, reward, mask):
+    weight = torch.where(reward < 0, ((logp - logmu) * mask).mean(1).clamp(max=0).exp(), 1.0).detach()
+    return -(weight * reward * total(logp, mask) / mask.sum(1)).mean()
+
+
+def unmasked_sums(logp, logmu, reward, mask):
+    weight = torch.where(reward < 0, (logp - logmu).sum(1).clamp(max=0).exp(), 1.0).detach()
+    return -(weight * reward * logp.sum(1) / mask.sum(1)).mean()
+
+
+def unmasked_and_differentiated(logp, logmu, reward, mask):
+    weight = torch.where(reward < 0, (logp - logmu).sum(1).clamp(max=0).exp(), 1.0)
+    return -(weight * reward * logp.mean(1)).mean()
+
+
+def centred_reinforce(logp, logmu, reward, mask):
+    return departures.naive_reinforce(logp, logmu, reward - reward.mean(), mask)
+
+
+def normalised_by_raw_score(logp, logmu, reward, mask):
+    advantage = (reward - reward.mean()) / (reward.std() + 1e-8)
+    weight = torch.where(reward < 0, total(logp - logmu, mask).clamp(max=0).exp(), 1.0).detach()
+    return -(weight * advantage * total(logp, mask) / mask.sum(1)).mean()
+
+
+def clip_of(low, high):
+    def loss(logp, logmu, reward, mask):
+        weight = torch.where(reward < 0, total(logp - logmu, mask).exp().clamp(low, high), 1.0).detach()
+        return -(weight * reward * total(logp, mask) / mask.sum(1)).mean()
+
+    return loss
+
+
 PAIRS = {
     "per-token + branch by raw score": lambda: per_token_by_raw_score,
     "clip 0.8..1.2 + no stop-gradient": lambda: clipped_and_differentiated,
@@ -183,13 +244,58 @@ PAIRS = {
     "token mean + unmasked": lambda: unmasked_in_the_ratio_only,
     "batch-mean baseline": lambda: with_a_mean_baseline,
     "per-token + frozen weight + token mean": frozen_per_token,
-    "frozen weight": frozen_by_batch,
+    "geometric mean + unmasked": lambda: mean_over_all_positions,
+    "no stop-gradient + unmasked": lambda: unmasked_and_differentiated,
+    "naive reinforce + batch-mean baseline": lambda: centred_reinforce,
+    "branch by raw score + normalised reward": lambda: normalised_by_raw_score,
+    "clip 0.9..1.1": lambda: clip_of(0.9, 1.1),
+    "clip 0.9997..1": lambda: clip_of(1 - 3e-4, 1 + 4e-4),
+    "clip 0.006738..1": lambda: clip_of(math.exp(-5), 1),
+    "clip 0.0001..1": lambda: clip_of(1e-4, 1),
 }
 
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_pairs_are_named(name):
     assert identify(PAIRS[name]()).variant == name
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"),
+    [
+        (frozen_by_batch(), "frozen weight"),
+        (frozen_log_ratio(), "frozen weight"),
+        (unmasked_sums, "unmasked"),
+        (clipped_in_float32, "clip 0.8..1.2"),
+        (in_float32_only, "paper"),
+        (masked_mean_over_all_positions, "geometric mean + unmasked"),
+    ],
+)
+def test_other_ways_to_write_them_change_nothing(loss, name):
+    assert identify(loss).variant == name
+
+
+@pytest.mark.parametrize("fill", [(-7.0, -3.0), (-3.0, -7.0)])
+def test_whatever_stands_in_padding_a_loss_that_counts_it_is_unmasked(fill):
+    def padded(logp, logmu, reward, mask):
+        columns = [
+            torch.cat([x, x.new_full((len(x), 2), value)], 1) for x, value in ((logp, fill[0]), (logmu, fill[1]))
+        ]
+        return departures.unmasked(*columns, reward, torch.cat([mask, torch.zeros(len(mask), 2)], 1))
+
+    assert identify(padded).variant == "unmasked"
+
+
+def test_a_loss_for_one_side_of_padding_is_not_the_paper_s():
+    def left_aligned(logp, logmu, reward, mask):
+        rows = [
+            departures.paper(p[None, :n], m[None, :n], r[None], torch.ones(1, n))
+            for p, m, r, n in zip(logp, logmu, reward, mask.sum(1).int().tolist(), strict=True)
+        ]
+        return torch.stack(rows).mean()
+
+    report = identify(left_aligned)
+    assert (report.variant, report.note) == ("unknown", "it changes with the side that is padded")
 
 
 def test_a_tempered_loss_is_told_its_power():
@@ -264,10 +370,11 @@ def test_what_passes_every_vector_need_not_be_the_paper_s():
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (lambda logp, logmu, reward, mask: -reward[:, None] * logp, r"returned a tensor of shape \(81, 6\), a scalar"),
+        (lambda logp, logmu, reward, mask: -reward[:, None] * logp, r"returned a tensor of shape \(144, 6\), a scalar"),
         (lambda logp, logmu, reward, mask: 1.0, "returned a float"),
         (lambda logp, logmu, reward, mask: reward.sum(), "does not depend on logp"),
         (lambda logp, logmu: logp.sum(), "cannot be called with logp, logmu"),
+        (lambda logp, logmu, reward, mask: (logp * reward.sub_(1)[:, None]).sum(), "changes reward in place"),
         (lambda logp, logmu, reward, mask: logp @ logmu, "cannot be called with .*RuntimeError"),
     ],
 )
@@ -407,6 +514,11 @@ def test_random_batches_find_a_departure_and_show_the_smallest():
     assert shown.count("\n") == 6
 
 
+@pytest.mark.parametrize("factor", [0.0, -1.0])
+def test_random_batches_want_a_push_up(factor):
+    assert "has a push of" in compare(lambda *batch: factor * departures.paper(*batch), 5)
+
+
 def test_random_batches_report_what_a_loss_raises():
     def fragile(logp, logmu, reward, mask):
         if len(reward) == 3:
@@ -421,7 +533,7 @@ def test_random_batches_report_what_a_loss_raises():
 
 @pytest.mark.parametrize("name", [name for name, value in vars(departures).items() if inspect.isfunction(value)])
 def test_a_departure_can_be_read_at_a_glance(name):
-    if name not in ("total", "frozen_weight"):
+    if name != "total":
         assert len(inspect.getsource(getattr(departures, name)).splitlines()) <= 10
 
 
@@ -449,6 +561,23 @@ def test_the_command_takes_losses_from_where_it_is_called_and_adapts_them(tmp_pa
     done = command("mine:loss", "--adapter", "advantages", cwd=tmp_path)
     assert done.returncode == 1
     assert "mine:loss: naive reinforce + sequence sum" in done.stdout
+    assert command("mine:loss", "--random", 5, "--adapter", "advantages", cwd=tmp_path).returncode == 1
+    assert {path.name for path in tmp_path.iterdir()} <= {"mine.py", "__pycache__"}
+
+
+def test_a_module_of_the_user_s_that_is_hidden_by_ours_is_not_mistaken(tmp_path):
+    (tmp_path / "departures.py").write_text("def paper(logp, logmu, reward, mask):\n    return logp.sum()\n")
+    done = command("departures:paper", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("conformance: departures:paper: departures.py is hidden by ")
+
+
+def test_a_module_that_cannot_be_read_is_said_in_a_line(tmp_path):
+    (tmp_path / "broken.py").write_text("def loss(:\n")
+    done = command("broken:loss", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("conformance: broken:loss: cannot be imported: SyntaxError")
+    assert "Traceback" not in done.stderr
 
 
 def test_the_list_has_every_vector():

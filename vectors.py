@@ -270,6 +270,8 @@ class Batch(NamedTuple):
 def push(loss: Loss, batch: Batch) -> Tensor:
     """By how much a step of descent raises each token's log pi: minus the gradient in logp, (B, T).
 
+    Arguments that the loss changes in place are put back. InputError where it returns no scalar with a gradient.
+
     >>> from departures import naive_reinforce
     >>> one = torch.ones(1, 1)
     >>> push(naive_reinforce, Batch(-one, -one, -one[0], one))
@@ -279,15 +281,14 @@ def push(loss: Loss, batch: Batch) -> Tensor:
     before = [column.clone() for column in batch]
     with torch.enable_grad():
         value = loss(leaf * 1, *batch[1:])  # not the leaf itself, which no trainer hands out
-    for name, column, kept in zip(Batch._fields, batch, before, strict=True):
-        if not torch.equal(column, kept):
-            column.copy_(kept)
-            raise InputError(f"the loss changes {name} in place: give it a copy")
     if not isinstance(value, Tensor) or value.dim() > 0:
         raise InputError(f"the loss returned {_kind(value)}, a scalar tensor was expected; see the adapters")
     if not value.requires_grad:
         raise InputError("the loss does not depend on logp: it has no gradient")
-    return -torch.autograd.grad(value, leaf)[0]
+    pushed = -torch.autograd.grad(value, leaf)[0]
+    for column, kept in zip(batch, before, strict=True):
+        column.copy_(kept)
+    return pushed
 
 
 def _kind(value: object) -> str:

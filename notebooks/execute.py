@@ -23,7 +23,7 @@ def execute(notebook: nbformat.NotebookNode) -> None:
     Raises nbclient's CellExecutionError where a cell fails, RuntimeError where one warns.
     """
     where = {"metadata": {"path": str(HERE)}}
-    NotebookClient(notebook, timeout=600, kernel_name="python3", resources=where, coalesce_streams=True).execute()
+    NotebookClient(notebook, timeout=300, kernel_name="python3", resources=where, coalesce_streams=True).execute()
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             lines = re.split(r"[\r\n]", output.text) if output.get("name") == "stderr" else []

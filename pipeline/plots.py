@@ -128,9 +128,7 @@ def _add(axes: Any, line: Line, style: Style, number: int) -> None:
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure as PNG, whole or not at all."""
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=150)
-    write_bytes(path, content.getvalue())
+    write_bytes(path, _to_png(figure, dpi=150))
 
 
 def draw_curve(points: Sequence[dict], title: str) -> Figure:
@@ -185,13 +183,24 @@ def show_sliders(draw_at: Callable[..., Figure], **ranges: tuple[float, float, f
     sliders' first positions: the middle of each range.
     """
     from IPython.display import display
-    from ipywidgets import FloatSlider, interactive
+    from ipywidgets import FloatSlider, Image, VBox
 
     sliders = {
         name: FloatSlider((low + high) / 2, min=low, max=high, step=step, description=name)
         for name, (low, high, step) in ranges.items()
     }
-    picture = io.BytesIO()
-    draw_at(**{name: slider.value for name, slider in sliders.items()}).savefig(picture, format="png")
-    widget = interactive(lambda **at: display(draw_at(**at)), **sliders)
-    display(widget._repr_mimebundle_() | {"image/png": picture.getvalue()}, raw=True)
+
+    def picture() -> bytes:
+        return _to_png(draw_at(**{name: slider.value for name, slider in sliders.items()}), dpi=100)
+
+    image = Image(value=picture(), format="png", layout={"max_width": "100%"})
+    for slider in sliders.values():
+        slider.observe(lambda _: setattr(image, "value", picture()), "value")
+    box = VBox([*sliders.values(), image])
+    display(box._repr_mimebundle_() | {"image/png": bytes(image.value)}, raw=True)
+
+
+def _to_png(figure: Figure, dpi: int) -> bytes:
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=dpi)
+    return content.getvalue()

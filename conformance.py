@@ -108,8 +108,7 @@ class Hypothesis:
             a_pos, b_pos, a_neg, b_neg = logp.new_tensor(self.limits)
             bounds = torch.where(is_positive, a_pos, a_neg), torch.where(is_positive, b_pos, b_neg)
             weight = importance_weight(self.power * log_ratio, *bounds)
-            is_constant = bounds[0] == bounds[1] if not self.stops_gradient else torch.tensor(True)
-            weight = torch.where(is_constant, weight.detach(), weight)
+            weight = torch.where((bounds[0] == bounds[1]) | self.stops_gradient, weight.detach(), weight)
             scale = shifted.std() if self.is_normalised else 1
             sums = total(weight * shifted[:, None] / scale * logp, of_loss)
             sizes = {"sequence mean": of_divisor.sum(1), "token mean": of_divisor.sum(), "sequence sum": 1}
@@ -181,7 +180,7 @@ class Report:
     vectors: list[Outcome] = field(default_factory=list)
 
     def table(self) -> Table:
-        """The vectors that apply to a loss, a row each."""
+        """The vectors, a row each."""
         table = Table("vector", "asks", "outcome", "measured")
         for row in self.vectors:
             table.add_row(*map(escape, (row.name, row.asks, row.status, row.measured)))
@@ -207,7 +206,7 @@ def identify(loss: Loss) -> Report:
         note = f"ratio to the power {found.power:.4g}" if found.power != 1 else ""
         return Report(" + ".join(departures), note, outcomes)
     failed = next((row for row in outcomes if row.status == "fail"), None)
-    if found and not failed and _is_same_with_left_padding(loss, batches[0]):
+    if found and not failed and _is_same_with_left_padding(loss, batches[0], pushed[0]):
         return Report("paper", "", outcomes)
     if pushed[0][0, 0] < 0:
         note = "it pushes an on-policy positive down: is it an objective, to be maximised?"
@@ -233,10 +232,10 @@ def _call(loss: Loss) -> tuple[list[Batch], list[Tensor]]:
     raise InputError(f"the loss cannot be called with logp, logmu (B, T), reward (B,), float mask (B, T): {told}")
 
 
-def _is_same_with_left_padding(loss: Loss, batch: Batch) -> bool:
+def _is_same_with_left_padding(loss: Loss, batch: Batch, pushed: Tensor) -> bool:
     turned = Batch(*(column.flip(1) if column.dim() > 1 else column for column in batch))
     try:
-        return torch.allclose(push(loss, turned).flip(1), push(loss, batch), rtol=1e-4, atol=1e-6)
+        return torch.allclose(push(loss, turned).flip(1), pushed, rtol=1e-4, atol=1e-6)
     except Exception:  # whatever a foreign loss may raise
         return False
 

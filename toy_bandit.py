@@ -105,6 +105,13 @@ def moves(text: str, source: str, x: Tensor, direction: Literal["up", "down"]) -
     return Statement(text, source, f"means {means}: {told[0]}) and {told[1]}; 2 SE)", bool((sign * mean > error).all()))
 
 
+def _one_bandit(gradients: dict[str, Tensor], arms: list[str]) -> Panel:
+    """The first bandit's gradients, with TOPR's bounds and with those of SFT."""
+    at = range(len(arms))
+    drawn = lines(at, {label: gradient[0] for label, gradient in gradients.items()}, "topr sft", "points")
+    return Panel("one bandit", "arm", "gradient of the logit", drawn, {"xticks": at, "xticklabels": arms})
+
+
 FAMILY = [*PRESETS.values(), Limits(0.5, 2, 0.2, 0.8)]  # Table 1, and a member that has all four bounds
 
 
@@ -154,15 +161,13 @@ def claim_exact(generator: torch.Generator) -> Claim:
             share.item() > 0,
         ),
     ]
-    arms = {"xticks": range(6), "xticklabels": ["+", "+", "+", "−", "−", "−"]}
-    grads = {"with negatives": both[0], "without (SFT)": only[0]}
     some = torch.arange(len(z))[:, None].expand_as(widening) < 40
     inside, outside = (Line(gap(pi)[x & some], widening[x & some], kind="points") for x in (assumed, ~assumed))
     cloud = [inside._replace(label="pi− < pi+", style="topr"), outside._replace(label="elsewhere", style="reinforce")]
     return Claim(
         statements,
         [
-            Panel("one bandit", "arm", "gradient of the logit", lines(range(6), grads, "topr sft", "points"), arms),
+            _one_bandit({"with negatives": both, "without (SFT)": only}, ["+", "+", "+", "−", "−", "−"]),
             Panel("what negatives add", "pi+ − pi−", "widening of grad_z+ − grad_z−", cloud),
         ],
     )
@@ -213,8 +218,7 @@ def claim_sampled(generator: torch.Generator) -> Claim:
         always("the negative raises the gradient of tau+", "App. B.2", both[:, 0] > only[:, 0], "bandits"),
         always("and lowers that of tau-", "App. B.2", both[:, 1] < only[:, 1], "bandits"),
     ]
-    arms = {"xticks": range(4), "xticklabels": ["seen +", "seen −", "unseen +", "unseen −"]}
-    grads = {"with the negative": both[0], "without (SFT)": only[0]}
+    arms = ["seen +", "seen −", "unseen +", "unseen −"]
     near = ratio < 4
     ratios = [
         Line(ratio[near][:200], change[near][:200], "plain IS", "off_policy", "points"),
@@ -224,7 +228,7 @@ def claim_sampled(generator: torch.Generator) -> Claim:
     return Claim(
         statements,
         [
-            Panel("one bandit", "arm", "gradient of the logit", lines(range(4), grads, "topr sft", "points"), arms),
+            _one_bandit({"with the negative": both, "without (SFT)": only}, arms),
             Panel("gradient of the unseen arms", "|w− R−| / (w+ R+)", "norm with the negative / without", ratios),
         ],
     )
@@ -447,9 +451,8 @@ def claim_bound(generator: torch.Generator) -> Claim:
     panels = []
     for title, sign in (("R = (1, 0)", 1.0), ("R = (−1, 0)", -1.0)):
         arm = Bandit(mu, tensor([sign, 0.0]))
-        named = {"J": "limit", "topr": "topr", "tis": "tis", "reinforce": "reinforce"}
-        values = {name: objective(two, arm, PRESETS[name]) for name in list(named)[1:]}
-        drawn = lines(pi, {"J": expected_reward(two, arm)} | values, " ".join(named.values()))
+        values = {name: objective(two, arm, PRESETS[name]) for name in ("topr", "tis", "reinforce")}
+        drawn = [Line(pi, expected_reward(two, arm), "J", "limit"), *lines(pi, values)]
         panels.append(Panel(f"{title}, mu = 0.4", "pi of the first arm", "objective", drawn))
     return Claim(statements, panels)
 

@@ -425,9 +425,8 @@ def _check_counts(loss: Loss) -> tuple[bool, str]:  # V20
 def _check_shares(loss: Loss) -> tuple[bool, str]:  # V22
     logp = torch.full((4, 1), -1.0)
     pushed = push(loss, Batch(logp, logp, torch.tensor([1.0, -1.0, -1.0, -1.0]), torch.ones(4, 1)))[:, 0]
-    return _near(
-        pushed[1:] / pushed[0], -1.0
-    ), f"negatives' pushes over the positive's: {_shortly(pushed[1:] / pushed[0])}"
+    shares = pushed[1:] / pushed[0]
+    return _near(shares, -1.0), f"negatives' pushes over the positive's: {_shortly(shares)}"
 
 
 CHECKS: dict[str, Callable[[Loss], tuple[bool, str]]] = {

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from matplotlib import colormaps
@@ -17,7 +17,7 @@ from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.textpath import TextPath
 
-from pipeline.records import write_bytes
+from pipeline.records import Outcome, write_bytes
 
 
 class Style(NamedTuple):
@@ -139,7 +139,7 @@ def draw_curve(points: Sequence[dict], title: str) -> Figure:
     seen = [point["samples_seen"] for point in points]
     mean = [100 * point["pass@1"]["mean"] for point in points]
     spread = [200 * point["pass@1"]["se"] for point in points]
-    shares = {name: [100 * point[name] for point in points] for name in ("correct", "incorrect", "invalid")}
+    shares = {name: [100 * point[name] for point in points] for name in get_args(Outcome)}
     x = "samples trained on"
     accuracy = Panel(title, x, "pass@1 (%), ± 2 SE", [Line(seen, mean, style="correct", spread=spread)])
     outcomes = [Line(seen, share, name) for name, share in shares.items()]

@@ -202,13 +202,14 @@ def dpo_loss(
 
 
 def _check_batch(denominator: float | None, length: Tensor | None, *columns: Tensor) -> float:
-    """The denominator, or else B, once the columns are found to be of one shape (B,) with B >= 1."""
+    """The denominator, or else B, once the columns are found to be of one shape (B,); B = 0 needs a denominator."""
     if length is not None and (length < 1).any():
         raise ValueError(f"length = {length.min().item():g}: a completion has at least one token")
     shapes = [tuple(column.shape) for column in (*columns, length) if column is not None]
-    if len(set(shapes)) != 1 or len(shapes[0]) != 1 or shapes[0][0] == 0:
+    denominator = len(columns[0]) if denominator is None else denominator
+    if len(set(shapes)) != 1 or len(shapes[0]) != 1 or denominator == 0:
         raise ValueError(f"need one number per sequence, all of one shape (B,) with B >= 1; got {shapes}")
-    return len(columns[0]) if denominator is None else denominator
+    return denominator
 
 
 # ---- what a baseline does: Equation 12 ---------------------------------------------------------------------------
@@ -244,9 +245,7 @@ def _check_within(name: str, value: Tensor | float, low: float, high: float, is_
     value = torch.as_tensor(value)
     slack = 0.0 if is_open else 1e-6  # a closed interval is meant up to rounding
     if not ((value > low - slack) & (value < high + slack)).all():
-        raise ValueError(
-            f"{name} = {value.tolist()}: must lie{' strictly' if is_open else ''} between {low} and {high}"
-        )
+        raise ValueError(f"{name} = {value.tolist()}: must lie {'strictly ' * is_open}between {low} and {high}")
 
 
 # ---- log-probabilities of a language model -----------------------------------------------------------------------
@@ -304,6 +303,7 @@ def train(
     max_norm: float = 1.0,
     start_at_mu: float | None = 0.01,
     after_step: Callable[[int, dict[str, float]], None] | None = None,
+    done: int = 0,
 ) -> list[dict[str, float]]:
     """Algorithm 1: one pass over `steps`, the model trained in place. Returns each step's metrics.
 
@@ -312,12 +312,12 @@ def train(
     loss: called as loss(logp, logmu, reward, length, denominator=...). logprobs: as logprobs(model, batch).
     max_norm: the gradient is clipped to this norm (Section 4.2: 1.0). The learning rate is the optimiser's, constant.
     start_at_mu: the most that |log pi - log mu| may be at the first step, in nats; None where pi does not start at mu.
-    after_step: called with the number of steps done and the metrics, to log, save or evaluate.
+    after_step: called with the steps done and the metrics, to log, save or evaluate. done: the steps done before these.
 
-    Under torchrun every rank brings its share of each step, in equally many micro-batches, and a model given to
-    `fully_shard`; denominator and metrics span all ranks. Metrics: step, loss, grad_norm before clipping, and those of
-    `step_metrics`. FloatingPointError where loss or gradient is not finite, ArithmeticError where the first step is not
-    at mu; the weights are then as they were before the step.
+    Under torchrun each rank brings its share of a step, in as many micro-batches as the others (an empty one where it
+    has too few), and a model given to `fully_shard`; denominator and metrics span all ranks. Metrics: step, loss,
+    grad_norm before clipping, and those of `step_metrics`. FloatingPointError where loss or gradient is not finite,
+    ArithmeticError where the first step is not at mu; the weights are then as they were before the step.
 
     >>> coin = torch.nn.Embedding(1, 1)  # its only weight plays log pi of the only completion
     >>> batch = Batch(None, None, None, coin.weight[0].detach().clone(), torch.ones(1), torch.ones(1))
@@ -329,9 +329,9 @@ def train(
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     history = []
     progress = tqdm(steps, desc="training", unit="step", disable=ranks > 1 and dist.get_rank() > 0)
-    for done, micro_batches in enumerate(progress, start=1):
+    for step, micro_batches in enumerate(progress, start=done + 1):
         optimizer.zero_grad()
-        denominator = sum(_from_all_ranks(sum(len(batch.reward) for batch in micro_batches)))
+        denominator = sum(from_all_ranks(sum(len(batch.reward) for batch in micro_batches)))
         total, seen = 0.0, []
         for batch in micro_batches:
             logp = logprobs(model, batch)
@@ -344,16 +344,15 @@ def train(
             seen.append(torch.stack([logp.detach() - batch.logmu, batch.reward, weight]))
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # under fully_shard
-
-        log_ratio, reward, weight = torch.cat(_from_all_ranks(torch.cat(seen, dim=1).cpu()), dim=1)
-        metrics = {"step": done, "loss": sum(_from_all_ranks(total.item())), "grad_norm": norm.item()}
+        log_ratio, reward, weight = torch.cat(from_all_ranks(torch.cat(seen, dim=1).cpu()), dim=1)
+        metrics = {"step": step, "loss": sum(from_all_ranks(total.item())), "grad_norm": norm.item()}
         metrics |= step_metrics(log_ratio, reward, weight)
         _check_step(metrics, log_ratio, start_at_mu)
         optimizer.step()
         history.append(metrics)
         progress.set_postfix(loss=f"{metrics['loss']:.3f}", grad_norm=f"{metrics['grad_norm']:.2f}")
         if after_step is not None:
-            after_step(done, metrics)
+            after_step(step, metrics)
     return history
 
 
@@ -393,8 +392,9 @@ def _check_step(metrics: dict[str, float], log_ratio: Tensor, start_at_mu: float
         warnings.warn("every log-ratio is 0 after an update: is log mu recomputed, or lr too small?", stacklevel=3)
 
 
-def _from_all_ranks(value: Tensor | int) -> list:
-    values = [None] * dist.get_world_size() if dist.is_initialized() else [value]
+def from_all_ranks(value: object) -> list:
+    """The ranks' values, in the order of ranks; [value] where there is one process."""
+    values = [value] * (dist.get_world_size() if dist.is_initialized() else 1)
     if dist.is_initialized():
         dist.all_gather_object(values, value)
     return values

@@ -1,11 +1,12 @@
 """The dataset: from graded samples to the steps of an epoch.
 
-samples -> examples (token ids) -> log mu -> baseline -> rows -> steps
+samples -> examples (token ids) -> baseline -> rows -> steps, and through these log mu
 """
 
 import math
 import random
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from itertools import product
 
@@ -15,27 +16,34 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pipeline.models import LanguageModel
+from pipeline.parallel import rank
 from pipeline.records import InputError, Sample
-from pipeline.rows import Example, SharedRows, batches_within, collate, token_logprobs
-from topr import dpo_loss
+from pipeline.rows import Example, SharedRows, collate, token_logprobs, without_completions
+from topr import dpo_loss, from_all_ranks
 
 Row = list[Example]
 
 
 def encode(
-    samples: Sequence[Sample], lm: LanguageModel, stop: Sequence[str] = (), source: str = "samples"
+    samples: Sequence[Sample],
+    lm: LanguageModel,
+    stop: Sequence[str] = (),
+    source: str = "samples",
+    numbers: Sequence[int] | None = None,
 ) -> list[Example]:
-    """Samples as token ids; log mu is their sum of token_logmu, or NaN until `score` has found it.
+    """Samples, or those with the given numbers, as token ids; log mu is the sum of token_logmu, NaN without them.
 
     A sample without token_ids is text from elsewhere: its completion is encoded, and given an end of sequence if it
     was finished (finish_reason "stop") and has no `stop` string, or the model would never learn to stop. InputError
     names the line of `source` that does not fit.
     """
     tokenizer = lm.tokenizer
-    prompts = {sample.prompt: None for sample in samples}
+    chosen = {i: samples[i] for i in (range(len(samples)) if numbers is None else numbers)}
+    prompts = {sample.prompt: None for sample in chosen.values()}
     prompt_ids = dict(zip(prompts, tokenizer(list(prompts))["input_ids"], strict=True))
     examples = []
-    for line, sample in enumerate(samples, start=1):
+    for number, sample in chosen.items():
+        where = f"{source}:{number + 1}: field"
         ids = sample.token_ids
         if ids is None:
             ids = tokenizer(sample.completion, add_special_tokens=False)["input_ids"]
@@ -43,66 +51,67 @@ def encode(
                 ids.append(tokenizer.eos_token_id)
         size = len(prompt_ids[sample.prompt]) + len(ids)
         if size > lm.context:
-            raise InputError(
-                f"{source}:{line}: field completion: {size} tokens with its prompt, the model's context is {lm.context}"
-            )
+            raise InputError(f"{where} completion: {size} tokens with its prompt, the model's context is {lm.context}")
         if not 0 <= min(ids) <= max(ids) < len(tokenizer):
-            raise InputError(f"{source}:{line}: field token_ids: outside the model's {len(tokenizer)} words")
+            raise InputError(f"{where} token_ids: outside the model's {len(tokenizer)} words")
+        if sample.token_ids is not None and lm.text(ids) != sample.completion:
+            raise InputError(f"{where} token_ids: are not the completion's in this model's vocabulary; leave them out")
         if not prompt_ids[sample.prompt]:
-            raise InputError(f"{source}:{line}: field prompt: is empty")
+            raise InputError(f"{where} prompt: is empty")
         if sample.token_logmu is not None and len(sample.token_logmu) != len(ids):
-            raise InputError(
-                f"{source}:{line}: field token_logmu: {len(sample.token_logmu)} of them, {len(ids)} tokens"
-            )
+            raise InputError(f"{where} token_logmu: {len(sample.token_logmu)} of them, {len(ids)} tokens")
         logmu = float("nan") if sample.token_logmu is None else float(np.sum(sample.token_logmu, dtype=np.float32))
-        examples.append(Example(prompt_ids[sample.prompt], ids, logmu, sample.reward))
+        examples.append(Example(prompt_ids[sample.prompt], ids, logmu, sample.reward, number))
     return examples
 
 
-def has_logmu(samples: Sequence[Sample], source: str = "samples") -> bool:
-    """Whether the samples bring their log mu; InputError where only some do.
-
-    >>> has_logmu([Sample(prompt="1 + 1 =", completion=" 2", reward=1.0)])
-    False
-    """
-    brings = [sample.token_logmu is not None for sample in samples]
-    if any(brings) and not all(brings):
-        raise InputError(f"{source}:{brings.index(False) + 1}: field token_logmu: give it on every line or on none")
-    return all(brings)
-
-
 @torch.no_grad()
-def score(
-    samples: Sequence[Sample],
-    lm: LanguageModel,
-    per_row: int,
-    tokens_at_once: int,
-    stop: Sequence[str] = (),
-    source: str = "samples",
-) -> list[Sample]:
-    """The samples with token_ids and, by `lm`, token_logmu: log mu, when `lm` is the iteration's first model.
+def score(samples: Sequence[Sample], lm: LanguageModel, steps: "Steps", by: str | None = None) -> list[Sample]:
+    """The samples, those in `steps` with token_ids and, by `lm`, token_logmu: log mu, when `lm` starts the iteration.
 
-    The full vocabulary counts, whatever the sampler cut off, and the forward pass is the one that trains, in the
-    same row layout and precision, so that the ratio starts at 1. tokens_at_once bounds a batch, padding included.
+    The full vocabulary counts, whatever the sampler cut off, and these are the very batches that train, with the same
+    padding and precision, shared out to the ranks alike, so that the ratio starts at 1. by: what to note as logmu_by.
     """
-    examples = encode(samples, lm, stop, source)
-    scored: list[Sample | None] = [None for _ in samples]
-    widths = {
-        tuple(row): len(examples[row[0]].prompt_ids) + sum(len(examples[i].completion_ids) for i in row)
-        for row in _rows_of_one_prompt(examples, per_row)
-    }
-    rows = sorted(widths, key=widths.__getitem__)
-    with tqdm(total=len(examples), desc="scoring", unit="sample") as progress:
-        for batch in batches_within(tokens_at_once, [widths[row] for row in rows]):
-            numbers = [i for row in rows[batch] for i in row]
-            laid_out = collate([[examples[i] for i in row] for row in rows[batch]], lm.model.device)
-            for i, token_logp in zip(numbers, token_logprobs(lm.model, laid_out).cpu().numpy(), strict=True):
-                ids = examples[i].completion_ids
+    found: dict[int, dict] = {}
+    for step in tqdm(range(len(steps)), desc="scoring", unit="step", disable=rank() > 0):
+        for examples, batch in zip(steps.examples(step), steps[step], strict=True):
+            all_token_logp = token_logprobs(lm.model, batch).cpu().numpy()
+            for example, token_logp in zip(examples, all_token_logp, strict=True):
+                ids = example.completion_ids
                 # The shortest decimal that is this float32 again: files stay small, and nothing is lost in them.
-                token_logmu = [float(str(x)) for x in token_logp[: len(ids)]]
-                scored[i] = samples[i].model_copy(update={"token_ids": ids, "token_logmu": token_logmu})
-            progress.update(len(numbers))
-    return scored
+                token_logmu = [float(str(x)) for x in token_logp[: len(ids)].astype(np.float32)]
+                found[example.number] = {"token_ids": ids, "token_logmu": token_logmu, "logmu_by": by}
+    updates = {number: update for part in from_all_ranks(found) for number, update in part.items()}
+    return [sample.model_copy(update=updates.get(number, {})) for number, sample in enumerate(samples)]
+
+
+def engine_mismatch(samples: Sequence[Sample]) -> dict[str, float] | None:
+    """How far log mu as the sampling engine computed it is from the trainer's, per sequence, in nats; None if unknown.
+
+    mean, largest absolute value and quantiles (5, 50, 95%) of the difference engine - trainer.
+
+    >>> sample = Sample(prompt="?", completion="!", reward=1.0, token_logmu=[-1.0], token_logmu_engine=[-1.25])
+    >>> engine_mismatch([sample])["mean"]
+    -0.25
+    """
+    seen = [sample for sample in samples if sample.token_logmu and sample.token_logmu_engine]
+    if not seen:
+        return None
+    difference = np.array([math.fsum(s.token_logmu_engine) - math.fsum(s.token_logmu) for s in seen])
+    quantiles = {f"q{q:02}": float(np.quantile(difference, q / 100)) for q in (5, 50, 95)}
+    return {"mean": float(difference.mean()), "largest": float(np.abs(difference).max()), **quantiles}
+
+
+def check_logmu(samples: Sequence[Sample], source: str = "samples") -> None:
+    """InputError names the first sample that comes without log mu.
+
+    >>> check_logmu([Sample(prompt="1 + 1 =", completion=" 2", reward=1.0)])
+    Traceback (most recent call last):
+    pipeline.records.InputError: samples:1: field token_logmu: is missing, there is no log mu to trust
+    """
+    for line, sample in enumerate(samples, start=1):
+        if sample.token_logmu is None:
+            raise InputError(f"{source}:{line}: field token_logmu: is missing, there is no log mu to trust")
 
 
 def subtract_baseline(examples: Sequence[Example], baseline: float) -> list[Example]:
@@ -189,32 +198,57 @@ def dpo_loss_of_rows(
 
 
 class Steps(Sequence[list[SharedRows]]):
-    """The optimiser steps of an epoch, in order: each gives its micro-batches, laid out when they are asked for.
+    """The optimiser steps of an epoch, in order: each gives this rank's micro-batches, laid out when asked for.
 
-    batch: completions a step; micro_batch: completions a forward pass, which decides memory and nothing else.
+    batch: completions a step, over all ranks; micro_batch: completions a forward pass, which decides memory and nothing
+    else. A slice of steps is steps. Ranks have equally many micro-batches: one short of rows gets them without
+    completions.
 
     >>> steps = Steps([[Example([1], [2], -3.0, 1.0)]] * 5, batch=2, micro_batch=1, device="cpu")
-    >>> len(steps), [len(micro.reward) for micro in steps[0]]
-    (3, [1, 1])
+    >>> len(steps), [len(micro.reward) for micro in steps[0]], len(steps[1:])
+    (3, [1, 1], 2)
     """
 
-    def __init__(self, rows: Sequence[Row], batch: int, micro_batch: int, device: torch.device | str):
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        batch: int,
+        micro_batch: int,
+        device: torch.device | str,
+        rank: int = 0,
+        ranks: int = 1,
+    ):
         per_row = max(len(row) for row in rows)
-        self._rows, self._device = rows, device
-        self._step, self._micro = max(batch // per_row, 1), max(micro_batch // per_row, 1)
+        size, micro = max(batch // per_row, 1), max(micro_batch // per_row, 1)
+        self._steps = [rows[i : i + size] for i in range(0, len(rows), size)]
+        self._micro, self._device, self._rank, self._ranks = micro, device, rank, ranks
 
     def samples_until(self, step: int) -> int:
-        """The number of completions in the first `step` steps."""
-        return sum(len(row) for row in self._rows[: step * self._step])
+        """The number of completions in the first `step` steps, over all ranks."""
+        return sum(len(row) for rows in self._steps[:step] for row in rows)
+
+    def examples(self, step: int) -> list[list[Example]]:
+        """The examples of this rank's micro-batches, in the order of their completions."""
+        return [[example for row in rows if is_own for example in row] for rows, is_own in self._micro_batches(step)]
 
     def __len__(self) -> int:
-        return -(-len(self._rows) // self._step)
+        return len(self._steps)
 
-    def __getitem__(self, step: int) -> list[SharedRows]:
-        if not 0 <= step < len(self):
-            raise IndexError(step)
-        rows = self._rows[step * self._step : (step + 1) * self._step]
-        return [collate(rows[i : i + self._micro], self._device) for i in range(0, len(rows), self._micro)]
+    def __getitem__(self, step: int | slice) -> "list[SharedRows] | Steps":
+        if isinstance(step, slice):
+            part = copy(self)
+            part._steps = self._steps[step]
+            return part
+        batches = [(collate(rows, self._device), is_own) for rows, is_own in self._micro_batches(step)]
+        return [batch if is_own else without_completions(batch) for batch, is_own in batches]
+
+    def _micro_batches(self, step: int) -> list[tuple[Sequence[Row], bool]]:
+        """The rows of each micro-batch, and whether they are this rank's own."""
+        rows = self._steps[step]
+        own = rows[self._rank :: self._ranks]
+        count = -(-len(rows[:: self._ranks]) // self._micro)  # the first rank has the most
+        own_batches = [own[i : i + self._micro] for i in range(0, len(own), self._micro)]
+        return [(batch, True) for batch in own_batches] + [(rows[:1], False)] * (count - len(own_batches))
 
 
 def _rows_of_one_prompt(examples: Sequence[Example], per_row: int) -> list[list[int]]:

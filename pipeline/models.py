@@ -1,12 +1,14 @@
 """Language models and their tokenizers."""
 
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from pipeline.parallel import device as own_device
 from pipeline.records import InputError
 
 
@@ -27,23 +29,45 @@ class LanguageModel(NamedTuple):
         eos = self.model.generation_config.eos_token_id
         return set(eos) if isinstance(eos, list) else {eos}
 
+    def text(self, token_ids: Sequence[int]) -> str:
+        """What the tokens of a completion spell, without the end of sequence."""
+        size = len(token_ids) - (len(token_ids) > 0 and token_ids[-1] in self.ends)
+        return self.tokenizer.decode(token_ids[:size], clean_up_tokenization_spaces=False)
 
-def load_model(name: str) -> LanguageModel:
-    """The model in float32, on the GPU if there is one.
+
+def load_model(name: str, device: torch.device | None = None) -> LanguageModel:
+    """The model in float32, on this process's own GPU if there is one, or on another device.
 
     name: a folder or the name of a model on the hub; safetensors only, no code of its own is run.
     InputError where it cannot be loaded.
     """
+    tokenizer, model = _load(
+        name, lambda: AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, use_safetensors=True)
+    )
+    return LanguageModel(model.to(device or own_device()).eval(), tokenizer)
+
+
+def load_outline(name: str) -> LanguageModel:
+    """The tokenizer, and the model without its weights: enough to encode samples, to count and to plan."""
+
+    def build() -> PreTrainedModel:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name), dtype=torch.float32)
+
+    tokenizer, model = _load(name, build)
+    return LanguageModel(model.eval(), tokenizer)
+
+
+def _load(name: str, build: Callable[[], PreTrainedModel]) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     if not Path(name).is_dir() and not is_hub_name(name):
         raise InputError(f"--model {name}: is neither a folder nor the name of a model on the hub (owner/name)")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, use_safetensors=True)
+        tokenizer, model = AutoTokenizer.from_pretrained(name), build()
     except (OSError, ValueError) as error:
         raise InputError(f"--model {name}: cannot be loaded: {str(error).splitlines()[0]}") from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token_id = tokenizer.eos_token_id  # padding is always masked: any token will do
-    return LanguageModel(model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer)
+    return tokenizer, model
 
 
 def is_hub_name(name: str) -> bool:
@@ -53,9 +77,3 @@ def is_hub_name(name: str) -> bool:
     (True, False, False)
     """
     return re.fullmatch(r"\w[\w-]*/[\w.-]+", name) is not None
-
-
-def save_model(lm: LanguageModel, folder: Path) -> None:
-    """Write an ordinary `transformers` folder."""
-    lm.model.save_pretrained(folder)
-    lm.tokenizer.save_pretrained(folder)

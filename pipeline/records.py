@@ -30,7 +30,8 @@ class Sample(BaseModel, extra="forbid", strict=True):
     """A completion of a prompt with its reward: a line of samples.jsonl.
 
     prompt, completion and reward suffice on input. token_ids are the completion's, up to and including the end of
-    sequence or the stop string; token_logmu are their log-probabilities under the model that starts the iteration.
+    sequence or the stop string; token_logmu are their log-probabilities under the model that starts the iteration, as
+    the trainer computes them; logmu_by tells that model and how it was run. token_logmu_engine is what the sampler saw.
 
     >>> Sample(prompt="Q: 1 + 1?\\nA:", completion=" The answer is 2.", reward=1.0).finish_reason
     'stop'
@@ -41,6 +42,8 @@ class Sample(BaseModel, extra="forbid", strict=True):
     completion: str
     token_ids: list[int] | None = Field(default=None, min_length=1)
     token_logmu: list[FiniteFloat] | None = None
+    logmu_by: str | None = None
+    token_logmu_engine: list[FiniteFloat] | None = None
     finish_reason: Literal["stop", "length"] = "stop"
     reward: FiniteFloat
     outcome: Outcome | None = None
@@ -98,6 +101,26 @@ def read_rows(path: Path, kind: type[Row]) -> list[Row]:
     return [_parse(line, kind, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
 
 
+def read_whole_rows(path: Path, kind: type[Row]) -> list[Row]:
+    """The rows of a file that is being appended to: none if there is no file, and not a last line that was cut short.
+
+    >>> read_whole_rows(Path("nowhere"), Sample)
+    []
+    """
+    content = path.read_bytes() if path.exists() else b""
+    lines = content[: content.rfind(b"\n") + 1].decode("utf-8").split("\n")[:-1]
+    return [_parse(line, kind, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
+
+
+def to_lines(rows: Iterable[BaseModel]) -> str:
+    """Records as JSON lines.
+
+    >>> to_lines([Sample(prompt="?", completion="!", reward=1.0)])
+    '{"prompt":"?","completion":"!","finish_reason":"stop","reward":1.0}\\n'
+    """
+    return "".join(row.model_dump_json(exclude_none=True) + "\n" for row in rows)
+
+
 def _parse(line: str, kind: type[Row], where: str) -> Row:
     try:
         return kind.model_validate_json(line)
@@ -109,7 +132,7 @@ def _parse(line: str, kind: type[Row], where: str) -> Row:
 
 def write_rows(path: Path, rows: Iterable[BaseModel]) -> None:
     """Write records as JSON lines; the file appears under its name only when it is whole."""
-    write_text(path, "".join(row.model_dump_json(exclude_none=True) + "\n" for row in rows))
+    write_text(path, to_lines(rows))
 
 
 def write_text(path: Path, text: str) -> None:
@@ -133,6 +156,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     ...     (Path(folder) / "note").read_bytes()
     b'whole'
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".unfinished")
     with unfinished.open("wb") as file:
         file.write(content)

@@ -25,6 +25,7 @@ class Example:
     completion_ids: list[int]
     logmu: float
     reward: float
+    number: int = -1  # of the sample it was made from
 
 
 class SharedRows(NamedTuple):
@@ -85,6 +86,17 @@ def collate(rows: Sequence[Sequence[Example]], device: torch.device | str = "cpu
     return SharedRows(
         input_ids.to(device), mask.to(device), position_ids.to(device), kept, *(t.to(device) for t in tensors)
     )
+
+
+def without_completions(batch: SharedRows) -> SharedRows:
+    """The same rows with nothing to learn: what a rank computes to keep step with ranks that have a row more.
+
+    >>> batch = without_completions(collate([[Example([5, 6], [7, 1], -1.0, 1.0)]]))
+    >>> batch.input_ids.shape, batch.token_ids.shape
+    (torch.Size([1, 4]), torch.Size([0, 2]))
+    """
+    columns = ("source", "token_ids", "token_mask", "logmu", "reward", "length")
+    return batch._replace(**{name: getattr(batch, name)[:0] for name in columns})
 
 
 def _sharing_mask(segment: Tensor) -> Tensor:

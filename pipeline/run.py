@@ -1,60 +1,349 @@
-"""The folder that a run writes into: its settings, and files that are whole or absent, but for a growing log."""
+"""The run: iterations of sampling, grading, composing, scoring, training and evaluating (Algorithm 1, Section 4.3).
 
-import json
+Every stage leaves a file, which is there when it is whole, and a stage whose file is there is not done again. So the
+same command, given after whatever ended a run, goes on where it was:
+
+    iteration-1/test-0.jsonl        completions of the test problems by the initial model
+    iteration-1/samples.jsonl       completions of the training problems, graded; with log mu once they are scored
+    iteration-1/metrics.jsonl       the optimiser's steps
+    iteration-1/checkpoint-256/     model and optimiser, until the epoch is done
+    iteration-1/model/              the model after it, which iteration 2 samples from
+    iteration-1/test-512.jsonl      completions of the test problems by this model; others along the epoch
+    results.json, curve.png         all iterations
+"""
+
+import gc
+import platform
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
 
-from pipeline.records import InputError, write_text
+import torch
+import torch.distributed as dist
+import transformers
+
+import topr
+from pipeline import composition, dataset, rows
+from pipeline.evaluation import evaluate
+from pipeline.folder import RunFolder, append_json
+from pipeline.models import LanguageModel, load_model, load_outline
+from pipeline.parallel import device, first_does, process_group, rank, ranks, say, together
+from pipeline.plots import draw_curve, save_figure
+from pipeline.records import InputError, Problem, Sample, Task, read_rows, write_rows, write_text
+from pipeline.sampling import Engine, SamplingLaw, check_lengths, draw_samples, draw_to_file, transformers_engine
+from pipeline.settings import Settings
+from pipeline.training import (
+    checkpoints,
+    fingerprint,
+    load_checkpoint,
+    make_optimizer,
+    publish_model,
+    save_checkpoint,
+    spread,
+)
+from pipeline.vllm_engine import vllm_engine
 
 
-class RunFolder:
-    """`path` with a config.json that says which settings made what lies in it.
+def run(settings: Settings, task: Task) -> dict:
+    """All iterations of a run whose settings `check` has passed; returns what results.json holds.
 
-    Opening it a second time with the same settings goes on with it; with other settings it raises InputError and
-    changes nothing. Opening makes nothing either: `create` does.
+    InputError where model, samples or folder do not fit, before anything is written.
     """
-
-    def __init__(self, path: Path, config: dict[str, Any]):
-        self.path = Path(path)
-        config = json.loads(json.dumps(config, default=str))
-        file = self.path / "config.json"
-        if file.exists():
-            self._refuse_others(file, config)
-        elif self.path.is_dir() and any(self.path.iterdir()):
-            raise InputError(f"{self.path}: is not empty and no run of this script; choose another --out")
-        elif self.path.exists() and not self.path.is_dir():
-            raise InputError(f"{self.path}: is a file; choose another --out")
-        self._config = config
-
-    def create(self) -> None:
-        """Make the folder; until then a run that fails leaves nothing behind."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        self.write_json("config.json", self._config)
-
-    def __truediv__(self, name: str) -> Path:
-        return self.path / name
-
-    def write_json(self, name: str, content: Any) -> None:
-        """Write a JSON file, whole or not at all."""
-        write_text(self.path / name, json.dumps(content, indent=2) + "\n")
-
-    def read_json(self, name: str) -> Any:
-        """The content of a JSON file, None where there is no such file; InputError where it cannot be read."""
-        file = self.path / name
-        try:
-            return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
-        except ValueError as error:
-            raise InputError(f"{file}: {error}; remove it to make it anew") from None
-
-    def _refuse_others(self, file: Path, config: dict[str, Any]) -> None:
-        known = self.read_json(file.name)
-        differing = [name for name in config if known.get(name) != config[name]]
-        if differing:
-            told = ", ".join(f"{name} = {known.get(name)!r} there and {config[name]!r} here" for name in differing)
-            raise InputError(f"{self.path}: holds a run with other settings ({told}); choose another --out")
+    with process_group(alone=settings.compute != "float32"), Sampler() as sampler:
+        this = together(lambda: _prepare(settings, task, sampler))
+        if (results := this.folder.read_json("results.json")) is not None:
+            say(f"{this.folder.path}: this run is finished; what it found:")
+            return results
+        first_does(this.folder.create)
+        before = last = this.measure(1, 0, settings.model, settings.test_samples)
+        model, iterations = settings.model, []
+        for number in range(1, settings.iterations + 1):
+            iterations.append(this.iterate(number, model, last))
+            model, last = str(this.folder / f"iteration-{number}" / "model"), iterations[-1]["after"]
+        results = {"before": before, "iterations": iterations, "versions": versions()}
+        first_does(lambda: this.publish(results))
+        return results
 
 
-def append_json(file: TextIO, content: dict[str, Any]) -> None:
-    """Add a line to an open JSON-lines file, at once readable by others."""
-    file.write(json.dumps(content) + "\n")
-    file.flush()
+def _prepare(settings: Settings, task: Task, sampler: "Sampler") -> "Run":
+    """What takes neither weights nor an engine, so that what cannot work fails before anything is written."""
+    outline = load_outline(settings.model)
+    longest = check_lengths(task, outline, settings.max_new_tokens)
+    given = read_rows(settings.samples, Sample) if settings.samples else None
+    if given is not None:
+        if settings.trust_logmu:
+            dataset.check_logmu(given, str(settings.samples))
+        compose(settings, given, outline, task)
+    folder = RunFolder(settings.out or settings.default_out(), settings.record())
+    return Run(settings, task, folder, outline, longest, sampler, given)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the stages have in common."""
+
+    settings: Settings
+    task: Task
+    folder: RunFolder
+    outline: LanguageModel  # the initial model without its weights
+    longest: int  # tokens of a prompt and its completion
+    sampler: "Sampler"
+    given: list[Sample] | None  # what to train on instead of sampling
+
+    def iterate(self, number: int, mu: str, before: dict) -> dict:
+        """One iteration, from the model in folder or hub name `mu`: an entry of results.json."""
+        settings, here = self.settings, self.folder / f"iteration-{number}"
+        samples = self.samples(number, mu)
+        steps = compose(settings, samples, self.outline, self.task, number)
+        counts = describe(settings, samples, number) | {"steps": len(steps)}
+        say(f"iteration {number}: {counts}")
+        curve = [{"samples_seen": 0, **before}]
+        for i in range(1, settings.curve_points + 1):
+            stop, is_last = len(steps) * i // settings.curve_points, i == settings.curve_points
+            if stop == 0:  # fewer steps than points
+                continue
+            if not first_does((here / "model").exists):
+                self.train_until(stop, number, mu)
+                if is_last:
+                    publish_model(here, stop)
+            model = here / "model" if is_last else here / f"checkpoint-{stop}"
+            point = self.measure(number, stop, str(model), settings.test_samples if is_last else settings.curve_samples)
+            curve.append({"samples_seen": steps.samples_until(stop), **point})
+        entry = {"dataset": counts, "curve": curve, "after": curve[-1]}
+        mismatch = dataset.engine_mismatch(read_rows(here / "samples.jsonl", Sample))
+        if mismatch is not None:
+            say(f"log mu of a completion, engine - trainer, in nats: {mismatch}")
+            entry["engine_mismatch"] = mismatch
+        return entry
+
+    def samples(self, number: int, mu: str) -> list[Sample]:
+        """The iteration's samples: those given, or drawn from `mu` and graded."""
+        file = self.folder / f"iteration-{number}" / "samples.jsonl"
+        if self.given is not None:
+            first_does(lambda: file.exists() or write_rows(file, self.given))
+            return read_rows(file, Sample)
+        return self.draw(file, self.task.train, self.settings.drawn_per_problem, mu, f"samples {number}", "sampling")
+
+    def measure(self, number: int, step: int, model: str, n: int) -> dict:
+        """An evaluation of `model`, which `step` steps of the iteration have made: shares and estimates."""
+        settings = self.settings
+        file = self.folder / f"iteration-{number}" / f"test-{step}.jsonl"
+        samples = self.draw(file, self.task.test, n, model, f"test {number} {step}", f"evaluating at step {step}")
+        ks = [settings.k] if n > settings.k else []
+        return first_does(lambda: evaluate(samples, self.task, ks, settings.seed))
+
+    def draw(
+        self, file: Path, problems: Sequence[Problem], n: int, model: str, stage: str, description: str
+    ) -> list[Sample]:
+        """n graded samples of each problem by `model`: those in `file`, or else drawn into it."""
+        law, seed = sampling_law(self.settings, self.task), self.settings.seed_of(stage)
+
+        def draw(some: Sequence[Problem], samples_before: int) -> list[Sample]:
+            engine = self.sampler.engine(model, self.open_engine)
+            shown = description if rank() == 0 else None
+            return draw_samples(self.task, some, n, engine, law, seed + samples_before, shown)
+
+        if not first_does(file.exists):
+            draw_to_file(file, problems, n, self.settings.chunk, draw)
+        return read_rows(file, Sample)
+
+    @contextmanager
+    def open_engine(self, model: str) -> Iterator[Engine]:
+        """The engine of the settings, for the model of this folder or hub name."""
+        settings = self.settings
+        if settings.chosen_engine == "hf":
+            yield transformers_engine(load_model(model), settings.tokens_at_once)
+        else:
+            log = self.folder / f"vllm-{rank()}.log"
+            with vllm_engine(model, self.outline, self.longest, settings.compute, log, settings.vllm_python) as engine:
+                yield engine
+
+    def train_until(self, stop: int, number: int, mu: str) -> None:
+        """Train to `stop` steps of the iteration, from its last checkpoint or from `mu`; it ends with a checkpoint."""
+        settings, here = self.settings, self.folder / f"iteration-{number}"
+        done = first_does(lambda: max(checkpoints(here), default=0))
+        if done >= stop:
+            return
+        self.sampler.close()
+        lm = load_model(str(here / f"checkpoint-{done}") if done else mu, torch.device("cpu"))
+        samples = read_rows(here / "samples.jsonl", Sample)
+        by = f"{fingerprint(lm.model)} {settings.compute} {settings.row_size}"
+        spread(lm.model, settings.compute, settings.gradient_checkpointing)
+        if not dist.is_initialized():
+            lm.model.to(device())
+        if not done and not settings.trust_logmu:
+            samples = self.with_logmu(samples, number, lm, by)
+        optimizer = make_optimizer(settings.optimizer, lm.model, settings.lr)
+        if done:
+            load_checkpoint(here, done, optimizer)
+        steps = compose(settings, samples, lm, self.task, number)
+        log = here / "metrics.jsonl"
+        first_does(lambda: keep_lines(log, done))
+
+        def after_step(step: int, metrics: dict[str, float]) -> None:
+            if rank() == 0:
+                append_json(log, metrics)
+            if step == stop or step % settings.save_every == 0:
+                save_checkpoint(here, step, lm, optimizer)
+
+        topr.train(
+            lm.model,
+            optimizer,
+            steps[done:stop],
+            loss=make_loss(settings),
+            logprobs=rows.sequence_logprobs,
+            max_norm=settings.max_norm,
+            start_at_mu=None if settings.trust_logmu else 0.01,
+            after_step=after_step,
+            done=done,
+        )
+        del lm, optimizer
+        free_memory()
+
+    def with_logmu(self, samples: list[Sample], number: int, lm: LanguageModel, by: str) -> list[Sample]:
+        """The samples, those to be trained on with log mu by `lm`, in the file too; scored if they do not have it yet."""
+        steps = compose(self.settings, samples, lm, self.task, number)
+        chosen = choose(self.settings, samples, number)
+        if any(samples[i].logmu_by != by for i in chosen):
+            if self.given is not None:
+                say("the initial model stands in for the samples' own: log mu is scored by it")
+            samples = dataset.score(samples, lm, steps, by)
+            first_does(lambda: write_rows(self.folder / f"iteration-{number}" / "samples.jsonl", samples))
+        return samples
+
+    def publish(self, results: dict) -> None:
+        """Write results.json, and curve.png, which joins the iterations."""
+        points, before = [], 0
+        for entry in results["iterations"]:
+            points += [
+                point | {"samples_seen": before + point["samples_seen"]} for point in entry["curve"][bool(points) :]
+            ]
+            before = points[-1]["samples_seen"]
+        settings = self.settings
+        save_figure(draw_curve(points, f"{settings.method}, learning rate {settings.lr:g}"), self.folder / "curve.png")
+        self.folder.write_json("results.json", results)
+
+
+class Sampler(AbstractContextManager):
+    """Keeps one engine open, for the model that was last asked for: it is expensive to start, and fills a GPU."""
+
+    def __init__(self) -> None:
+        self._stack, self._model, self._engine = ExitStack(), None, None
+
+    def engine(self, model: str, open_engine: Callable[[str], AbstractContextManager[Engine]]) -> Engine:
+        """The engine for `model`, opened unless it is there."""
+        if self._model != model:
+            self.close()
+            self._engine, self._model = self._stack.enter_context(open_engine(model)), model
+        return self._engine
+
+    def close(self) -> None:
+        """End the engine and free what it held."""
+        self._model = self._engine = None
+        self._stack.close()
+        free_memory()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def choose(settings: Settings, samples: Sequence[Sample], number: int = 1) -> list[int]:
+    """Which samples iteration `number` trains on, by the setting `composition`."""
+    rng = random.Random(settings.seed_of(f"composition {number}"))
+    size = settings.examples or len(samples)
+    match settings.composition:
+        case "positives_only":
+            return composition.positives_only(samples, size, rng)
+        case "anna_karenina":
+            problems = len({sample.prompt for sample in samples})
+            return composition.anna_karenina(samples, settings.examples or -(-50_000 * problems // 7_473), rng)
+        case "proportion":
+            return composition.proportion(samples, size, settings.proportion, rng)
+    return composition.uniform(samples, size, rng)
+
+
+def describe(settings: Settings, samples: Sequence[Sample], number: int) -> dict:
+    """What iteration `number` trains on, in numbers, for results.json."""
+
+    def count(some: Sequence[Sample]) -> dict[str, int]:
+        problems = {sample.prompt for sample in some}
+        return {"samples": len(some), "positive": sum(s.reward >= 0 for s in some), "problems": len(problems)}
+
+    chosen = [samples[i] for i in choose(settings, samples, number)]
+    seed = settings.seed_of(f"composition {number}")
+    return {
+        "composition": settings.composition,
+        "seed": seed,
+        "drawn": count(samples),
+        "trained": count(chosen),
+        "baseline": baseline_of(settings, chosen),
+    }
+
+
+def baseline_of(settings: Settings, chosen: Sequence[Sample]) -> float:
+    """The baseline: the one that is set, or the one that gives the chosen samples an effective share of positives."""
+    if settings.effective_proportion is None:
+        return settings.baseline or 0.0
+    positives = sum(sample.reward >= 0 for sample in chosen) / len(chosen)
+    if not 0 < positives < 1 or {abs(sample.reward) for sample in chosen} != {1.0}:
+        raise InputError("--effective-proportion: needs rewards -1 and +1, and samples of both signs")
+    return topr.baseline_for_proportion(positives, settings.effective_proportion)
+
+
+def compose(
+    settings: Settings, samples: Sequence[Sample], lm: LanguageModel, task: Task, number: int = 1
+) -> dataset.Steps:
+    """The optimiser steps of iteration `number`: every chosen sample once, or DPO's pairs; the baseline subtracted.
+
+    The order depends on the seed and on the samples, not on their log mu. InputError where nothing can be learnt.
+    """
+    rng = random.Random(settings.seed_of(f"order {number}"))
+    numbers = choose(settings, samples, number)
+    if not numbers:
+        raise InputError(f"--composition {settings.composition}: none of the {len(samples)} samples fits; draw more")
+    examples = dataset.encode(samples, lm, task.stop, str(settings.samples or "samples.jsonl"), numbers)
+    sizes = settings.batch, settings.micro_batch, device(), rank(), ranks()
+    if settings.method == "dpo":
+        pairs = dataset.pairs_of_prompt(examples, settings.pairs, rng)
+        if not pairs:
+            raise InputError("--method dpo: no problem has both a positive and a negative sample to pair")
+        return dataset.Steps(pairs, *sizes)
+    examples = dataset.subtract_baseline(examples, baseline_of(settings, [samples[i] for i in numbers]))
+    if settings.method != "ppo" and settings.bounds.b_neg == 0 and all(example.reward <= 0 for example in examples):
+        raise InputError(f"--method {settings.method}: no positive sample, and it learns from nothing else; draw more")
+    return dataset.Steps(dataset.rows_of_prompt(examples, settings.row_size, rng), *sizes)
+
+
+def make_loss(settings: Settings) -> Callable[..., torch.Tensor]:
+    """The loss of the chosen method, as `topr.train` calls it."""
+    if settings.method == "ppo":
+        return partial(topr.ppo_loss, eps=settings.eps)
+    if settings.method == "dpo":
+        return partial(dataset.dpo_loss_of_rows, beta=settings.beta)
+    return partial(topr.topr_loss, limits=settings.bounds)
+
+
+def sampling_law(settings: Settings, task: Task) -> SamplingLaw:
+    """The law of training and test samples alike."""
+    return replace(settings.law, stop=task.stop)
+
+
+def versions() -> dict[str, str]:
+    """What the numbers were made with."""
+    return {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
+
+
+def keep_lines(file: Path, count: int) -> None:
+    """Cut a log to its first `count` lines: what came after the checkpoint that a run goes on from."""
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    write_text(file, "".join(text.splitlines(keepends=True)[:count]))
+
+
+def free_memory() -> None:
+    """Give back what dropped models held on the GPU."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

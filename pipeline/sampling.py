@@ -1,12 +1,14 @@
 """Sampling: prompts in, completions out, and then grades.
 
-The engine here is `transformers`' own generate. A completion is what the model wrote, token by token, up to and
-including its end of sequence or the stop string; nothing is appended and nothing is dropped before it is scored.
+The engine here is `transformers`' own generate; vllm_engine.py has the other. A completion is what the model wrote,
+token by token, up to and including its end of sequence or the stop string; nothing is appended and nothing is dropped
+before it is scored.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
@@ -14,7 +16,8 @@ from tqdm import tqdm
 from transformers import GenerationConfig
 
 from pipeline.models import LanguageModel
-from pipeline.records import InputError, Problem, Sample, Task
+from pipeline.parallel import first_does, rank, ranks, share, together
+from pipeline.records import InputError, Problem, Sample, Task, read_whole_rows, to_lines, write_bytes, write_rows
 from pipeline.rows import batches_within
 
 
@@ -38,63 +41,114 @@ class Completion(NamedTuple):
     text: str
     token_ids: list[int]
     finish_reason: Literal["stop", "length"]
+    token_logmu: list[float] | None = None  # as the engine saw them
 
 
-Engine = Callable[[Sequence[str], int, SamplingLaw, int], list[list[Completion]]]
-"""(prompts, completions per prompt, law, seed) -> for each prompt its completions"""
+Engine = Callable[[Sequence[str], int, SamplingLaw, int], Iterator[tuple[int, Completion]]]
+"""(prompts, n, law, seed) -> n completions of each prompt as they come, with the prompt's number
+
+The numbers seed to seed + n * prompts - 1 are the engine's own to seed random generators with.
+"""
 
 
 def draw_samples(
-    task: Task, problems: Sequence[Problem], n: int, engine: Engine, law: SamplingLaw, seed: int
+    task: Task,
+    problems: Sequence[Problem],
+    n: int,
+    engine: Engine,
+    law: SamplingLaw,
+    seed: int,
+    description: str | None = "sampling",
 ) -> list[Sample]:
-    """n graded samples of each problem, in the problems' order: reward +1 if correct and -1 if not (Section 4.2)."""
+    """n graded samples of each problem, in the problems' order: reward +1 if correct and -1 if not (Section 4.2).
+
+    description: what the progress bar says, None for no bar.
+    """
     prompts = [task.prompt(problem) for problem in problems]
-    samples = []
-    for problem, prompt, completions in zip(problems, prompts, engine(prompts, n, law, seed), strict=True):
-        for completion in completions:
-            outcome = task.grade(task.visible(completion.text), problem.gold)
-            samples.append(
-                Sample(
-                    problem_id=problem.id,
-                    prompt=prompt,
-                    completion=completion.text,
-                    token_ids=completion.token_ids,
-                    finish_reason=completion.finish_reason,
-                    reward=1.0 if outcome == "correct" else -1.0,
-                    outcome=outcome,
-                )
-            )
-    return samples
+    completions: list[list[Completion]] = [[] for _ in problems]
+    with tqdm(total=n * len(problems), desc=description, unit="sample", disable=description is None) as progress:
+        for number, completion in engine(prompts, n, law, seed):
+            completions[number].append(completion)
+            progress.update()
+    return [
+        _grade(task, problem, prompt, completion)
+        for problem, prompt, drawn in zip(problems, prompts, completions, strict=True)
+        for completion in drawn
+    ]
 
 
-def transformers_engine(lm: LanguageModel, tokens_at_once: int, description: str = "sampling") -> Engine:
+def _grade(task: Task, problem: Problem, prompt: str, completion: Completion) -> Sample:
+    outcome = task.grade(task.visible(completion.text), problem.gold)
+    return Sample(
+        problem_id=problem.id,
+        prompt=prompt,
+        completion=completion.text,
+        token_ids=completion.token_ids,
+        token_logmu_engine=completion.token_logmu,
+        finish_reason=completion.finish_reason,
+        reward=1.0 if outcome == "correct" else -1.0,
+        outcome=outcome,
+    )
+
+
+def draw_to_file(
+    file: Path, problems: Sequence[Problem], n: int, chunk: int, draw: Callable[[Sequence[Problem], int], list[Sample]]
+) -> None:
+    """Write n samples of each problem to `file`, each rank those of its share of the problems.
+
+    draw: (problems, the number of samples before them) -> samples. It is called with at most `chunk` problems at a
+    time, and what it returns is on disk before the next call: an interrupted call goes on behind its last whole chunk.
+    The file appears when all of it is there.
+    """
+    part = file.with_name(f"{file.name}.part-{rank()}")
+    first, own = share(problems)
+
+    def draw_own() -> None:
+        kept = read_whole_rows(part, Sample)
+        done = len(own) if len(kept) == n * len(own) else len(kept) // (n * chunk) * chunk
+        write_rows(part, kept[: done * n])
+        with part.open("a", encoding="utf-8") as growing:
+            for start in range(done, len(own), chunk):
+                growing.write(to_lines(draw(own[start : start + chunk], (first + start) * n)))
+                growing.flush()
+
+    def join() -> None:
+        parts = [file.with_name(f"{file.name}.part-{r}") for r in range(ranks())]
+        write_bytes(file, b"".join(part.read_bytes() for part in parts))
+        for part in parts:
+            part.unlink()
+
+    together(draw_own)
+    first_does(join)
+
+
+def transformers_engine(lm: LanguageModel, tokens_at_once: int) -> Engine:
     """An engine that batches `generate`; tokens_at_once bounds rows times (prompt + new tokens) of one batch."""
 
-    def engine(prompts: Sequence[str], n: int, law: SamplingLaw, seed: int) -> list[list[Completion]]:
+    def engine(prompts: Sequence[str], n: int, law: SamplingLaw, seed: int) -> Iterator[tuple[int, Completion]]:
         prompt_ids = lm.tokenizer(list(prompts))["input_ids"]
-        _check_lengths(prompt_ids, law.max_new_tokens, lm.context)
         # n rows for each prompt, those of like length together
-        rows = [i for i in sorted(range(len(prompts)), key=lambda i: len(prompt_ids[i])) for _ in range(n)]
+        rows = [i for i in sorted(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i])) for _ in range(n)]
         widths = [len(prompt_ids[i]) + law.max_new_tokens for i in rows]
-        completions: list[list[Completion]] = [[] for _ in prompts]
-        with tqdm(total=n * len(prompts), desc=description, unit="sample") as progress:
-            for number, batch in enumerate(batches_within(tokens_at_once, widths)):
-                generated = _generate(lm, [prompt_ids[i] for i in rows[batch]], law, seed + number)
-                for i, token_ids in zip(rows[batch], generated, strict=True):
-                    completions[i].append(_cut(token_ids, lm, law))
-                progress.update(len(generated))
-        return completions
+        for number, batch in enumerate(batches_within(tokens_at_once, widths)):
+            generated = _generate(lm, [prompt_ids[i] for i in rows[batch]], law, seed + number)
+            for i, token_ids in zip(rows[batch], generated, strict=True):
+                yield i, _cut(token_ids, lm, law)
 
     return engine
 
 
-def _check_lengths(prompt_ids: list[list[int]], new: int, context: int) -> None:
-    longest = max(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i]))
-    if len(prompt_ids[longest]) + new > context:
+def check_lengths(task: Task, lm: LanguageModel, new_tokens: int) -> int:
+    """The tokens of the longest prompt with `new_tokens` behind it; InputError where they exceed the context."""
+    problems = [*task.train, *task.test]
+    sizes = [len(ids) for ids in lm.tokenizer([task.prompt(problem) for problem in problems])["input_ids"]]
+    longest = max(range(len(sizes)), key=sizes.__getitem__)
+    if sizes[longest] + new_tokens > lm.context:
         raise InputError(
-            f"prompt {longest + 1} has {len(prompt_ids[longest])} tokens; with {new} new ones it exceeds the model's "
-            f"context of {context}: take fewer shots or new tokens"
+            f"problem {problems[longest].id}: its prompt has {sizes[longest]} tokens; with {new_tokens} new ones it "
+            f"exceeds the model's context of {lm.context}: take fewer shots or new tokens"
         )
+    return sizes[longest] + new_tokens
 
 
 def _generate(lm: LanguageModel, prompt_ids: list[list[int]], law: SamplingLaw, seed: int) -> list[list[int]]:
@@ -126,15 +180,13 @@ def _generate(lm: LanguageModel, prompt_ids: list[list[int]], law: SamplingLaw, 
 def _cut(token_ids: list[int], lm: LanguageModel, law: SamplingLaw) -> Completion:
     """The completion without the padding that follows its end."""
 
-    def text(size: int) -> str:
-        return lm.tokenizer.decode(token_ids[:size], clean_up_tokenization_spaces=False)
-
     def has_stop(size: int) -> bool:
-        return any(string in text(size) for string in law.stop)
+        return any(string in lm.text(token_ids[:size]) for string in law.stop)
 
     ends = lm.ends
     end = next((i for i, token in enumerate(token_ids) if token in ends), len(token_ids))
-    if has_stop(end):  # looked for first: where padding is the end of sequence too, one follows the stop string
-        size = bisect_left(range(end), True, key=has_stop)  # the token that completes it is the last one chosen
-        return Completion(text(size), token_ids[:size], "stop")
-    return Completion(text(end), token_ids[: end + 1], "stop" if end < len(token_ids) else "length")
+    if end and has_stop(end):  # looked for first: where padding is the end of sequence too, one follows the stop string
+        end = bisect_left(range(end), True, key=has_stop)  # the token that completes it is the last one chosen
+        return Completion(lm.text(token_ids[:end]), token_ids[:end], "stop")
+    token_ids = token_ids[: end + 1]
+    return Completion(lm.text(token_ids), token_ids, "stop" if token_ids[-1] in ends else "length")

@@ -1,0 +1,100 @@
+"""Sampling with vLLM, in a process of its own that ends before training starts: no GPU memory stays behind.
+
+That process may run under another interpreter, whose environment has vLLM: what vLLM pins need not fit the trainer.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from pipeline.models import LanguageModel
+from pipeline.records import InputError
+from pipeline.sampling import Completion, Engine, SamplingLaw
+from pipeline.training import Compute
+
+WORKER = Path(__file__).with_name("vllm_worker.py")
+ADVICE = "requirements-gpu.txt installs it; --vllm-python names the interpreter that has it; --engine hf needs none"
+
+
+@contextmanager
+def vllm_engine(
+    model: str, lm: LanguageModel, longest: int, compute: Compute, log: Path, python: Path | None = None
+) -> Iterator[Engine]:
+    """vLLM on this process's GPU, or on the CPU with a build for it.
+
+    model: folder or hub name; lm: its tokenizer, which makes the prompts' tokens and spells the completions'. longest:
+    tokens of a prompt and its completion. log: where vLLM's own messages go. InputError where it does not start, or
+    dies; what it had answered before is not lost.
+    """
+    on_gpu = torch.cuda.is_available()
+    options = {"model": model, "dtype": compute, "max_model_len": longest, "enforce_eager": not on_gpu}
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as messages:
+        command = [str(python or sys.executable), str(WORKER), json.dumps(options)]
+        try:
+            worker = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=messages, env=_environment(on_gpu)
+            )
+        except OSError as error:
+            raise InputError(f"--vllm-python {python}: cannot be run: {error.strerror}") from None
+
+    def ask(request: dict | None) -> dict:
+        try:
+            if request is not None:
+                worker.stdin.write(json.dumps(request).encode() + b"\n")
+                worker.stdin.flush()
+            line = worker.stdout.readline()
+        except BrokenPipeError:
+            line = b""
+        if not line:
+            raise InputError(
+                f"vLLM ended with exit status {worker.wait()}; its messages are in {log}. What was sampled before is "
+                "kept: the same command goes on behind it"
+            )
+        return json.loads(line)
+
+    def engine(prompts: Sequence[str], n: int, law: SamplingLaw, seed: int) -> Iterator[tuple[int, Completion]]:
+        prompt_ids = lm.tokenizer(list(prompts))["input_ids"]
+        answer = ask({"prompts": prompt_ids, "n": n, "law": _to_vllm(law), "seed": seed})
+        for number, completions in enumerate(answer["completions"]):
+            for completion in completions:
+                yield number, Completion(text=lm.text(completion["token_ids"]), **completion)
+
+    try:
+        started = ask(None)
+        if "error" in started:
+            error = str(started["error"]).splitlines()[0]
+            raise InputError(f"--engine vllm: {command[0]}: {error} ({ADVICE}; all messages: {log})")
+        yield engine
+    finally:
+        worker.kill()  # it has nothing to save
+        worker.wait()
+        with suppress(BrokenPipeError):
+            worker.stdin.close()
+        worker.stdout.close()
+
+
+def _to_vllm(law: SamplingLaw) -> dict:
+    settings = asdict(law)
+    settings["max_tokens"] = settings.pop("max_new_tokens")
+    return settings | {"stop": list(law.stop), "include_stop_str_in_output": True}
+
+
+def _environment(on_gpu: bool) -> dict[str, str]:
+    """This process's own, without torchrun's variables, which vLLM would take for its own, and one GPU to see."""
+    of_torchrun = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC", "TORCH_NCCL")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(of_torchrun)}
+    if on_gpu:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+        environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[int(os.environ.get("LOCAL_RANK", 0))]
+    else:
+        environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
+    # One process, which holds all there is: when it has ended, nothing is left.
+    return environment | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}

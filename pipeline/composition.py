@@ -33,8 +33,8 @@ def positives_only(samples: Sequence[Sample], size: int, rng: random.Random) -> 
 def anna_karenina(samples: Sequence[Sample], size: int, rng: random.Random) -> list[int]:
     """Each problem's first positive and, up to `size`, negatives at random: each unhappy one is unhappy in its own way.
 
-    >>> anna_karenina(some_samples("-+-+-"), 3, random.Random(0))
-    [1, 2, 4]
+    >>> anna_karenina(some_samples("-+-+-"), 3, random.Random(1))
+    [0, 1, 2]
     """
     first: dict[str, int] = {}
     for i in _of_sign(samples, True):

@@ -117,8 +117,8 @@ def check_logmu(samples: Sequence[Sample], source: str = "samples") -> None:
 def subtract_baseline(examples: Sequence[Example], baseline: float) -> list[Example]:
     """The same examples with reward - baseline (Section 3.2 of the paper).
 
-    >>> subtract_baseline([Example([1], [2], logmu=-3.0, reward=1.0)], 0.5)
-    [Example(prompt_ids=[1], completion_ids=[2], logmu=-3.0, reward=0.5)]
+    >>> subtract_baseline([Example([1], [2], logmu=-3.0, reward=1.0)], 0.5)[0].reward
+    0.5
     """
     return [replace(example, reward=example.reward - baseline) for example in examples]
 

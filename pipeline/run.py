@@ -107,6 +107,7 @@ class Run:
                 continue
             if not first_does((here / "model").exists):
                 self.train_until(stop, number, mu)
+                free_memory()
                 if is_last:
                     publish_model(here, stop)
             model = here / "model" if is_last else here / f"checkpoint-{stop}"
@@ -200,11 +201,9 @@ class Run:
             after_step=after_step,
             done=done,
         )
-        del lm, optimizer
-        free_memory()
 
     def with_logmu(self, samples: list[Sample], number: int, lm: LanguageModel, by: str) -> list[Sample]:
-        """The samples, those to be trained on with log mu by `lm`, in the file too; scored if they do not have it yet."""
+        """The samples, those to be trained on with log mu by `lm`, which scores them unless it did; in the file too."""
         steps = compose(self.settings, samples, lm, self.task, number)
         chosen = choose(self.settings, samples, number)
         if any(samples[i].logmu_by != by for i in chosen):
@@ -218,9 +217,8 @@ class Run:
         """Write results.json, and curve.png, which joins the iterations."""
         points, before = [], 0
         for entry in results["iterations"]:
-            points += [
-                point | {"samples_seen": before + point["samples_seen"]} for point in entry["curve"][bool(points) :]
-            ]
+            curve = entry["curve"][1 if points else 0 :]  # an iteration begins where the one before it ended
+            points += [point | {"samples_seen": before + point["samples_seen"]} for point in curve]
             before = points[-1]["samples_seen"]
         settings = self.settings
         save_figure(draw_curve(points, f"{settings.method}, learning rate {settings.lr:g}"), self.folder / "curve.png")

@@ -57,6 +57,32 @@ def test_steps_hold_every_row_once_in_batches(prompts, per_prompt, per_row, batc
     assert steps.samples_until(1) == sizes[0]
 
 
+@given(
+    counts, counts, st.sampled_from([1, 2]), st.sampled_from([2, 4, 6]), st.sampled_from([1, 2, 4]), st.integers(1, 3)
+)
+def test_ranks_share_a_step_and_keep_step(prompts, per_prompt, per_row, batch, micro_batch, ranks):
+    grouped = dataset.rows_of_prompt(random_examples(prompts, per_prompt), per_row, random.Random(0))
+    alone = dataset.Steps(grouped, batch, micro_batch, "cpu")
+    shared = [dataset.Steps(grouped, batch, micro_batch, "cpu", rank, ranks) for rank in range(ranks)]
+    for i in range(len(alone)):
+        assert len({len(steps[i]) for steps in shared}) == 1  # as many micro-batches on each rank
+        assert all(len(micro.input_ids) > 0 for steps in shared for micro in steps[i])  # and each has rows to compute
+        found = [key(e) for steps in shared for micro in steps.examples(i) for e in micro]
+        assert Counter(found) == Counter(key(e) for micro in alone.examples(i) for e in micro)
+        for steps in shared:
+            assert [len(b.reward) for b in steps[i]] == [len(examples) for examples in steps.examples(i)]
+    assert all(steps.samples_until(1) == alone.samples_until(1) for steps in shared)
+    for i in range(1, len(alone)):
+        assert alone[i:].examples(0) == alone.examples(i)
+
+
+def test_only_what_is_to_be_trained_on_is_scored(lm):
+    samples = [Sample(prompt="Q", completion=f" {i}", reward=1.0) for i in range(4)]
+    examples = dataset.encode(samples, lm, numbers=[1, 3])
+    scored = dataset.score(samples, lm, dataset.Steps([[e] for e in examples], 2, 2, "cpu"))
+    assert [s.token_logmu is not None for s in scored] == [False, True, False, True]
+
+
 def test_v10_a_baseline_is_subtracted_before_the_sign_is_taken():
     [example] = dataset.subtract_baseline([replace(random_examples(1, 1)[0], reward=0.0)], 0.2)
     assert example.reward == -0.2
@@ -70,8 +96,10 @@ def test_v18_log_mu_is_over_the_full_vocabulary_whatever_the_sampler_kept(lm, pe
     task = gsm8k.gsm8k_task(gsm8k.Settings(problems=4))
     law = SamplingLaw(max_new_tokens=40, top_k=2)
     samples = draw_samples(task, task.train, 4, transformers_engine(lm, 40_000), law, seed=0)
-    scored = dataset.score(samples, lm, per_row, tokens_at_once=500)
+    laid_out = dataset.rows_of_prompt(dataset.encode(samples, lm), per_row, random.Random(0))
+    scored = dataset.score(samples, lm, dataset.Steps(laid_out, 8, 4, "cpu"), by="the base")
     examples = dataset.encode(scored, lm)
+    assert {s.logmu_by for s in scored} == {"the base"}
     logmu = topr.sequence_logprobs(lm.model, plain_batch(examples))
     assert [s.token_ids for s in scored] == [s.token_ids for s in samples]
     assert [len(s.token_logmu) for s in scored] == [len(s.token_ids) for s in samples]
@@ -81,7 +109,7 @@ def test_v18_log_mu_is_over_the_full_vocabulary_whatever_the_sampler_kept(lm, pe
 def test_encoding_keeps_tokens_as_they_are_and_ends_only_finished_text(lm):
     eos = lm.tokenizer.eos_token_id
     given = [
-        Sample(prompt="Q", completion=" 12", token_ids=[7, 8, 9], reward=1.0),
+        Sample(prompt="Q", completion=lm.text([7, 8, 9]), token_ids=[7, 8, 9], reward=1.0),
         Sample(prompt="Q", completion=" 12", reward=1.0),
         Sample(prompt="Q", completion=" 12", finish_reason="length", reward=1.0),
         Sample(prompt="Q", completion=" 12\nQ:", reward=1.0),

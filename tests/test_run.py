@@ -13,9 +13,13 @@ import transformers
 
 import topr
 import train_gsm8k as gsm8k
+from pipeline.models import load_model
 from pipeline.records import InputError, Sample, read_rows
+from pipeline.run import compose, make_loss
+from pipeline.training import fingerprint
 
 SCRIPT = Path(gsm8k.__file__)
+SAMPLES, METRICS, MODEL = (f"iteration-1/{name}" for name in ("samples.jsonl", "metrics.jsonl", "model"))
 SMALL = gsm8k.Settings(
     problems=8, n=8, max_new_tokens=48, test_problems=4, test_samples=6, k=4, curve_points=2, curve_samples=2
 )
@@ -35,23 +39,31 @@ def finished(tmp_path_factory):
 
 def test_the_run_folder_holds_what_the_readme_says(finished):
     names = {file.name for file in finished.iterdir()}
-    assert names == {"config.json", "samples.jsonl", "metrics.jsonl", "results.json", "curve.png", "model"}
+    assert names == {"config.json", "iteration-1", "results.json", "curve.png"}
+    names = {file.name for file in (finished / "iteration-1").iterdir()}
+    tests = {"test-0.jsonl", "test-2.jsonl", "test-4.jsonl"}
+    assert names == {"samples.jsonl", "metrics.jsonl", "model", *tests}
     results = json.loads((finished / "results.json").read_text())
-    for entry in (results["before"], results["after"]):
+    [iteration] = results["iterations"]
+    for entry in (results["before"], iteration["after"]):
         assert entry["correct"] + entry["incorrect"] + entry["invalid"] == pytest.approx(1)
         for name in ("pass@1", "maj@4", "pass@4"):
             assert 0 <= entry[name]["mean"] <= 1
             assert entry[name]["se"] >= 0
-    assert [point["samples_seen"] for point in results["curve"]] == [0, 32, 64]
+    assert [point["samples_seen"] for point in iteration["curve"]] == [0, 32, 64]
+    assert iteration["dataset"]["trained"] == iteration["dataset"]["drawn"]
+    assert iteration["dataset"]["drawn"]["samples"] == 64
     assert json.loads((finished / "config.json").read_text())["method"] == "topr"
-    metrics = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    metrics = [json.loads(line) for line in (finished / "iteration-1" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in metrics] == [1, 2, 3, 4]
     assert (finished / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_samples_are_whole(finished):
-    samples = read_rows(finished / "samples.jsonl", Sample)
+    samples = read_rows(finished / SAMPLES, Sample)
     assert len(samples) == 64
+    [by] = {sample.logmu_by for sample in samples}
+    assert by == f"{fingerprint(load_model(SMALL.model).model)} float32 1"
     for sample in samples:
         assert len(sample.token_ids) == len(sample.token_logmu)
         assert all(logmu <= 0 for logmu in sample.token_logmu)
@@ -59,16 +71,16 @@ def test_samples_are_whole(finished):
 
 
 def test_the_model_is_an_ordinary_folder_and_has_changed(finished):
-    model = transformers.AutoModelForCausalLM.from_pretrained(finished / "model")
+    model = transformers.AutoModelForCausalLM.from_pretrained(finished / MODEL)
     base = transformers.AutoModelForCausalLM.from_pretrained(gsm8k.Settings().model)
     changes = [(new - old).abs().max() for new, old in zip(model.parameters(), base.parameters(), strict=True)]
     assert 0 < max(changes) < 0.1
-    assert transformers.AutoTokenizer.from_pretrained(finished / "model")("1 + 1")["input_ids"]
+    assert transformers.AutoTokenizer.from_pretrained(finished / MODEL)("1 + 1")["input_ids"]
 
 
 def test_same_seed_same_bits(finished, tmp_path):
     run(tmp_path / "again")
-    for name in ("samples.jsonl", "metrics.jsonl", "model/model.safetensors", "results.json"):
+    for name in (SAMPLES, METRICS, f"{MODEL}/model.safetensors", "results.json"):
         assert (tmp_path / "again" / name).read_bytes() == (finished / name).read_bytes(), name
 
 
@@ -77,16 +89,6 @@ def test_a_finished_run_is_shown_and_not_made_again(finished, capsys):
     run(finished)
     assert "this run is finished" in capsys.readouterr().out
     assert (finished / "results.json").stat().st_mtime_ns == stamp
-
-
-def test_a_run_that_was_cut_short_goes_on_with_its_samples(finished, tmp_path):
-    run(tmp_path / "cut")
-    for name in ("results.json", "metrics.jsonl"):
-        (tmp_path / "cut" / name).unlink()
-    stamp = (tmp_path / "cut" / "samples.jsonl").stat().st_mtime_ns
-    run(tmp_path / "cut")
-    assert (tmp_path / "cut" / "samples.jsonl").stat().st_mtime_ns == stamp
-    assert (tmp_path / "cut" / "results.json").read_bytes() == (finished / "results.json").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -105,7 +107,7 @@ def test_a_run_that_was_cut_short_goes_on_with_its_samples(finished, tmp_path):
 def test_every_setting_reaches_its_loss(settings, expected):
     logp = torch.tensor([-3.0, -2.0, -1.0, -4.0], requires_grad=True)
     batch = (torch.tensor([-1.0, -1.1, -3.0, -2.5]), torch.tensor([1.0, -1.0, 1.0, -1.0]), torch.arange(1, 5))
-    loss = gsm8k.make_loss(replace(SMALL, **settings))
+    loss = make_loss(replace(SMALL, **settings))
     found = torch.autograd.grad(loss(logp, *batch, denominator=4), logp)[0]
     torch.testing.assert_close(found, torch.autograd.grad(expected(logp, *batch), logp)[0])
 
@@ -121,15 +123,18 @@ def test_every_setting_reaches_its_loss(settings, expected):
 def test_the_baseline_reaches_the_rewards(lm, settings, positive, negative):
     settings = replace(SMALL, **settings)
     given = [Sample(prompt="Q", completion=f" {i}", reward=1.0 if i < 4 else -1.0) for i in range(16)]
-    steps = gsm8k.compose(settings, given, lm, gsm8k.gsm8k_task(settings))
+    steps = compose(settings, given, lm, gsm8k.gsm8k_task(settings))
     rewards = sorted(reward for step in steps for batch in step for reward in batch.reward.tolist())
     assert rewards == pytest.approx([negative] * 12 + [positive] * 4)
 
 
 @pytest.mark.parametrize("method", ["tis", "sft", "reinforce", "off_policy", "ppo", "dpo"])
 def test_every_method_trains_on_given_samples(finished, tmp_path, method):
-    results = run(tmp_path / method, method=method, samples=finished / "samples.jsonl")
-    assert results["after"]["samples_per_question"] == 6
+    results = run(tmp_path / method, method=method, samples=finished / SAMPLES)
+    assert results["iterations"][0]["after"]["samples_per_question"] == 6
+    used = read_rows(tmp_path / method / SAMPLES, Sample)
+    rescored = [s.token_logmu for s in used] != [s.token_logmu for s in read_rows(finished / SAMPLES, Sample)]
+    assert rescored == (method == "dpo")  # whose rows are pairs: another layout, another log mu
 
 
 @pytest.mark.parametrize(
@@ -144,18 +149,18 @@ def test_every_method_trains_on_given_samples(finished, tmp_path, method):
     ids=str,
 )
 def test_options_of_training(finished, tmp_path, changes):
-    run(tmp_path / "run", samples=finished / "samples.jsonl", **changes)
+    run(tmp_path / "run", samples=finished / SAMPLES, **changes)
 
 
 def test_text_alone_suffices_and_gets_an_end_of_sequence(finished, tmp_path, capsys):
-    samples = read_rows(finished / "samples.jsonl", Sample)
+    samples = read_rows(finished / SAMPLES, Sample)
     ends = {sample.completion: sample.token_ids[-1] for sample in samples}
     file = tmp_path / "text.jsonl"
     lines = [{"prompt": s.prompt, "completion": s.completion, "reward": s.reward} for s in samples]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     run(tmp_path / "run", samples=file)
-    assert "scored by the initial model" in capsys.readouterr().out
-    for sample in read_rows(tmp_path / "run" / "samples.jsonl", Sample):
+    assert "the initial model stands in" in capsys.readouterr().out
+    for sample in read_rows(tmp_path / "run" / SAMPLES, Sample):
         assert sample.token_ids[-1] == ends[sample.completion]
 
 
@@ -185,6 +190,14 @@ def test_text_alone_suffices_and_gets_an_end_of_sequence(finished, tmp_path, cap
         ({"data": "nowhere"}, "--data nowhere"),
         ({"model": "nowhere"}, "--model nowhere: is neither a folder nor"),
         ({"samples": Path("nothing.jsonl")}, "nothing.jsonl: no such file"),
+        ({"samples": Path("nothing.jsonl"), "iterations": 2}, "--samples: serve one iteration"),
+        ({"trust_logmu": True}, "--trust-logmu: is for --samples"),
+        ({"composition": "proportion"}, "--composition proportion and --proportion P: give both or neither"),
+        ({"proportion": 0.5}, "--composition proportion and --proportion P: give both or neither"),
+        ({"composition": "proportion", "proportion": 1.0}, r"--proportion 1.0: must lie in \(0, 1\)"),
+        ({"iterations": 0}, "--iterations 0: must be at least 1"),
+        ({"examples": 0}, "--examples 0: must be at least 1"),
+        ({"max_new_tokens": 5000}, r"problem t\w+-\d+: its prompt has \d+ tokens; with 5000 new ones it exceeds"),
     ],
     ids=str,
 )
@@ -206,9 +219,11 @@ def sample_file(tmp_path, *rows):
     [
         ([{}, {"completion": " A" * 5000}], {}, r"given.jsonl:2: field completion: \d+ tokens with its prompt"),
         ([{"token_ids": [9999]}], {}, "given.jsonl:1: field token_ids: outside the model's"),
-        ([{"token_ids": [5, 6], "token_logmu": [-1]}], {}, "given.jsonl:1: field token_logmu: 1 of them, 2 tokens"),
+        ([{"token_ids": [5, 6]}], {}, "given.jsonl:1: field token_ids: are not the completion's in this model's"),
+        ([{"token_logmu": [-1]}], {}, "given.jsonl:1: field token_logmu: 1 of them, 2 tokens"),
         ([{"prompt": ""}], {}, "given.jsonl:1: field prompt: is empty"),
-        ([{"token_logmu": [-1, -1]}, {}], {}, "given.jsonl:2: field token_logmu: give it on every line or on none"),
+        ([{"token_logmu": [-1, -1]}, {}], {"trust_logmu": True}, "given.jsonl:2: field token_logmu: is missing"),
+        ([{}, {}], {"composition": "positives_only"}, "--composition positives_only: none of the 2 samples fits"),
         ([{}, {}], {"method": "sft"}, "--method sft: no positive sample"),
         ([{"reward": 0.5}, {}], {"method": "sft", "baseline": 0.8}, "--method sft: no positive sample"),
         ([{}, {}], {"limits": (1.0, 1.0, 0.0, 0.0)}, "no positive sample"),
@@ -225,7 +240,7 @@ def test_samples_that_cannot_be_trained_on_are_named(tmp_path, rows, changes, me
 
 def test_other_samples_under_the_same_name_are_another_run(finished, tmp_path):
     file = tmp_path / "given.jsonl"
-    lines = (finished / "samples.jsonl").read_text().splitlines(keepends=True)
+    lines = (finished / SAMPLES).read_text().splitlines(keepends=True)
     file.write_text("".join(lines[:16]))
     run(tmp_path / "run", samples=file)
     file.write_text("".join(lines[16:32]))
@@ -269,9 +284,9 @@ def test_the_command_line_shows_every_setting_with_its_origin():
 
 
 def test_the_folder_is_named_after_what_differs():
-    assert gsm8k.default_out(gsm8k.Settings()) == Path("runs/laptop")
-    assert gsm8k.default_out(gsm8k.Settings(method="reinforce", seed=3)) == Path("runs/laptop_method=reinforce_seed=3")
-    signs = {gsm8k.default_out(gsm8k.Settings(baseline=c)) for c in (-0.5, 0.5)}
+    assert gsm8k.Settings().default_out() == Path("runs/laptop")
+    assert gsm8k.Settings(method="reinforce", seed=3).default_out() == Path("runs/laptop_method=reinforce_seed=3")
+    signs = {gsm8k.Settings(baseline=c).default_out() for c in (-0.5, 0.5)}
     assert len(signs) == 2
 
 
@@ -286,4 +301,4 @@ def test_eight_shots_on_real_problems_run_end_to_end(real, tmp_path):
         completions_per_row=4,
         batch=4,
     )
-    assert results["after"]["questions"] == 2
+    assert results["before"]["questions"] == 2

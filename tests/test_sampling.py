@@ -1,6 +1,7 @@
 """The sampling engine on the real tiny model: the law it draws from, where completions end, and its seeds."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,13 +9,16 @@ import torch
 import train_gsm8k as gsm8k
 from pipeline.models import load_model
 from pipeline.records import InputError
-from pipeline.sampling import SamplingLaw, draw_samples, transformers_engine
+from pipeline.sampling import SamplingLaw, check_lengths, draw_samples, draw_to_file, transformers_engine
 
 PROMPT = "Q: Ada has 31 apples and finds 45 more. How many apples does Ada have now?\nA:"
 
 
 def draw(lm, law, prompts=(PROMPT,), n=8, seed=0, tokens_at_once=40_000):
-    return transformers_engine(lm, tokens_at_once)(prompts, n, law, seed)
+    found = [[] for _ in prompts]
+    for number, completion in transformers_engine(lm, tokens_at_once)(prompts, n, law, seed):
+        found[number].append(completion)
+    return found
 
 
 def test_same_seed_same_completions_and_the_global_random_state_is_left_alone(lm):
@@ -89,8 +93,41 @@ def test_the_models_own_sampling_habits_do_not_leak_in(lm):
 
 
 def test_a_prompt_beyond_the_context_is_refused(lm):
-    with pytest.raises(InputError, match=r"prompt 2 has \d+ tokens; with 24 new ones it exceeds .* context of 4096"):
-        draw(lm, SamplingLaw(max_new_tokens=24), [PROMPT, PROMPT * 200])
+    task = gsm8k.gsm8k_task(gsm8k.Settings(problems=2, test_problems=1))
+    assert check_lengths(task, lm, 24) < 100
+    long = replace(task, prompt=lambda problem: "figs " * 5000 if problem.id == "train-2" else "Q")
+    with pytest.raises(InputError, match=r"problem train-2: its prompt has \d+ tokens; with 24 new ones it exceeds"):
+        check_lengths(long, lm, 24)
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_an_interrupted_drawing_goes_on_behind_its_last_whole_chunk(lm, tmp_path):
+    task = gsm8k.gsm8k_task(gsm8k.Settings(problems=5))
+    engine, law, file = transformers_engine(lm, 40_000), SamplingLaw(max_new_tokens=8), tmp_path / "samples.jsonl"
+    drawn = []
+
+    def draw_some(problems, samples_before):
+        if len(drawn) == 2:
+            raise Interrupted
+        drawn.append([problem.id for problem in problems])
+        return draw_samples(task, problems, 3, engine, law, samples_before, None)
+
+    with pytest.raises(Interrupted):
+        draw_to_file(file, task.train, 3, 2, draw_some)
+    assert not file.exists()
+    with file.with_name("samples.jsonl.part-0").open("a") as growing:
+        growing.write('{"prompt": "Q", "compl')
+    drawn.append("torn")
+    draw_to_file(file, task.train, 3, 2, draw_some)
+    assert drawn == [["train-1", "train-2"], ["train-3", "train-4"], "torn", ["train-5"]]
+    draw_to_file(
+        tmp_path / "at once.jsonl", task.train, 3, 2, lambda p, n: draw_samples(task, p, 3, engine, law, n, None)
+    )
+    assert file.read_bytes() == (tmp_path / "at once.jsonl").read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {"samples.jsonl", "at once.jsonl"}
 
 
 def test_samples_carry_their_grades(lm):

@@ -175,11 +175,12 @@ class Run:
         spread(lm.model, settings.compute, settings.gradient_checkpointing)
         if not dist.is_initialized():
             lm.model.to(device())
-        if not done and not settings.trust_logmu:
-            samples = self.with_logmu(samples, number, lm, by)
+        # before any forward pass: after one, FSDP2 leaves some weights gathered, which are copies and not trained
         optimizer = make_optimizer(settings.optimizer, lm.model, settings.lr)
         if done:
             load_checkpoint(here, done, optimizer)
+        elif not settings.trust_logmu:
+            samples = self.with_logmu(samples, number, lm, by)
         steps = compose(settings, samples, lm, self.task, number)
         log = here / "metrics.jsonl"
         first_does(lambda: keep_lines(log, done))

@@ -1,0 +1,120 @@
+"""Runs that are killed, and given the same command again: the same bits in the end, and nothing done twice."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import train_gsm8k as gsm8k
+
+SMALL = (
+    "--problems 8 --n 16 --max-new-tokens 48 --test-problems 4 --test-samples 6 --k 4 --curve-points 2"
+    " --curve-samples 2 --chunk 2 --batch 8 --save-every 3 --optimizer adafactor --lr 1e-3 --iterations 2 --examples 96"
+).split()
+RESULTS = ["results.json"] + [
+    f"iteration-{i}/{name}"
+    for i in (1, 2)
+    for name in ("samples.jsonl", "metrics.jsonl", "model/model.safetensors", "test-6.jsonl", "test-12.jsonl")
+]
+
+
+def command(folder, ranks, last):
+    # "--", because torchrun would take --n for an abbreviation of an option of its own
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--"] if ranks > 1 else []
+    return [sys.executable, *torchrun, gsm8k.__file__, "laptop", *SMALL, *last, "--out", str(folder)]
+
+
+@contextmanager
+def started(folder, ranks=1, last=()):
+    """The command, running; ended with all its children at the end of the block."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with open(folder.with_suffix(".log"), "a") as log:
+        process = subprocess.Popen(command(folder, ranks, last), stdout=log, stderr=log, env=environment)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+def wait(process, is_reached):
+    while not is_reached():
+        assert process.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.002)
+
+
+def finish(folder, ranks=1):
+    with started(folder, ranks) as process:
+        assert process.wait() == 0, folder.with_suffix(".log").read_text()[-2000:]
+    return {name: (folder / name).read_bytes() for name in RESULTS}
+
+
+def lines(file):
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def children(pid):
+    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in listed]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    return finish(tmp_path_factory.mktemp("undisturbed") / "run")
+
+
+def test_a_run_killed_while_sampling_scoring_and_training_ends_with_the_same_bits(undisturbed, tmp_path):
+    folder = tmp_path / "run"
+    here = folder / "iteration-1"
+    part, samples, metrics = (here / name for name in ("samples.jsonl.part-0", "samples.jsonl", "metrics.jsonl"))
+
+    with started(folder) as process:  # sampling: at least one chunk is there
+        wait(process, lambda: lines(part) >= 32)
+    assert not samples.exists()
+    stamp = (here / "test-0.jsonl").stat().st_mtime_ns
+
+    with started(folder) as process:  # scoring: everything is drawn, nothing has its log mu
+        wait(process, samples.exists)
+    assert b"token_logmu" not in samples.read_bytes()
+
+    with started(folder) as process:  # training: beyond a checkpoint
+        wait(process, lambda: (here / "checkpoint-3").exists() and lines(metrics) >= 4)
+    assert not (here / "test-6.jsonl").exists()
+
+    found = finish(folder)
+    assert (here / "test-0.jsonl").stat().st_mtime_ns == stamp
+    assert [name for name in RESULTS if found[name] != undisturbed[name]] == []
+    left_over = [path.name for path in folder.rglob("*") if "part" in path.name or "unfinished" in path.name]
+    assert left_over == []
+    assert not list(folder.rglob("checkpoint*"))
+
+
+def test_when_a_rank_dies_the_run_ends_and_goes_on_to_the_same_bits(tmp_path):
+    here = tmp_path / "run" / "iteration-1"
+    with started(tmp_path / "run", ranks=2) as process:
+        wait(process, (here / "checkpoint-3").exists)
+        os.kill(children(process.pid)[1], signal.SIGKILL)
+        assert process.wait() != 0
+    assert finish(tmp_path / "run", ranks=2) == finish(tmp_path / "undisturbed", ranks=2)
+
+
+def test_two_ranks_train_the_model_that_one_process_trains(undisturbed, tmp_path):
+    (tmp_path / "samples.jsonl").write_bytes(undisturbed["iteration-1/samples.jsonl"])
+    weights = []
+    for ranks in (1, 2):
+        folder = tmp_path / f"on {ranks}"
+        last = ["--iterations", "1", "--curve-points", "1", "--samples", str(tmp_path / "samples.jsonl")]
+        with started(folder, ranks, last) as process:
+            assert process.wait() == 0, folder.with_suffix(".log").read_text()[-2000:]
+        weights.append(load_file(folder / "iteration-1" / "model" / "model.safetensors"))
+    base = load_file(Path(gsm8k.Settings().model) / "model.safetensors")
+    for name, one in weights[0].items():
+        assert (one - base[name]).abs().max() > 1e-3, name  # 12 steps of Adafactor at 1e-3
+        torch.testing.assert_close(weights[1][name], one, rtol=0, atol=2e-4)

@@ -1,0 +1,163 @@
+"""Training as the pipeline sets it up: FSDP2 on two ranks, Adafactor, bfloat16, checkpoints."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import ranks
+import torch
+from helpers import random_examples, tiny_model
+from transformers import Adafactor
+
+import topr
+from pipeline import dataset, rows
+from pipeline.models import LanguageModel
+from pipeline.parallel import process_group, together
+from pipeline.records import InputError, Sample
+from pipeline.training import checkpoints, fingerprint, make_optimizer, publish_model, spread
+
+
+def grouped_rows(prompts, per_prompt, per_row):
+    return dataset.rows_of_prompt(random_examples(prompts, per_prompt), per_row, random.Random(0))
+
+
+def same(found, expected):
+    for one, other in zip(found[0], expected[0], strict=True):
+        for name in ("step", "loss", "grad_norm", "ess"):
+            assert one[name] == pytest.approx(other[name], rel=1e-6), name
+    torch.testing.assert_close(found[1:], expected[1:], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("per_row", "batch", "micro_batch", "optimizer"),
+    [(1, 3, 1, "adafactor"), (2, 6, 4, "adafactor"), (1, 4, 2, "adamw")],
+    ids=["odd steps, one at a time", "shared rows, ragged micro-batches", "adamw"],
+)
+def test_two_ranks_equal_one_process(per_row, batch, micro_batch, optimizer, tmp_path):
+    grouped = grouped_rows(5, 3, per_row)  # 15 examples: the last step is short, and a rank runs out of rows
+    alone = ranks.epoch(grouped, batch, micro_batch, optimizer)
+    assert len(alone[0]) >= 3
+    same(ranks.epoch_on_two_ranks(tmp_path, grouped, batch, micro_batch, optimizer), alone)
+
+
+def test_adafactor_is_that_of_transformers_as_its_trainer_sets_it():
+    grouped = grouped_rows(3, 2, 1)
+    ours, theirs = tiny_model(), tiny_model()
+    usual = Adafactor(theirs.parameters(), lr=1e-2, scale_parameter=False, relative_step=False)
+    for model, optimizer in ((ours, make_optimizer("adafactor", ours, 1e-2)), (theirs, usual)):
+        steps = dataset.Steps(grouped, 2, 2, "cpu")
+        topr.train(model, optimizer, steps, logprobs=rows.sequence_logprobs, start_at_mu=None)
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+def test_a_checkpoint_goes_on_to_the_same_bits(lm, optimizer, tmp_path):
+    grouped = grouped_rows(5, 3, 1)
+    whole = ranks.epoch(grouped, 3, 1, optimizer)
+    # The checkpoint holds float32 weights, these models train in float64.
+    found = ranks.epoch(grouped, 3, 1, optimizer, (tmp_path, lm))
+    assert [m["step"] for m in found[0]] == [1, 2, 3, 4, 5]
+    same(found, whole)
+    assert checkpoints(tmp_path) == [2]
+
+
+def test_a_checkpoint_goes_on_on_two_ranks(lm, tmp_path):
+    grouped = grouped_rows(5, 3, 1)
+    (tmp_path / "run").mkdir()
+    found = ranks.epoch_on_two_ranks(tmp_path, grouped, 3, 1, "adafactor", (tmp_path / "run", lm._replace(model=None)))
+    same(found, ranks.epoch(grouped, 3, 1, "adafactor"))
+    publish_model(tmp_path / "run", 2)
+    names = {file.name for file in (tmp_path / "run" / "model").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
+    assert not any(name.startswith("rank-") for name in names)
+
+
+def test_bfloat16_weights_would_not_move_at_the_papers_learning_rate():
+    grouped = grouped_rows(3, 2, 1)
+    shares = []
+    for dtype in (torch.bfloat16, torch.float32):
+        with process_group(alone=True):
+            model = tiny_model(dtype=dtype)
+            before = [weight.detach().clone() for weight in model.parameters()]
+            if dtype == torch.float32:
+                spread(model, "bfloat16")
+            optimizer = make_optimizer("adafactor", model, 5e-7)
+            steps = dataset.Steps(grouped, 2, 2, "cpu")
+            topr.train(model, optimizer, steps, logprobs=rows.sequence_logprobs, start_at_mu=None)
+            trained = [w.full_tensor() if hasattr(w, "full_tensor") else w for w in model.parameters()]
+            shares.append(sum((a != b).sum().item() for a, b in zip(trained, before, strict=True)))
+            assert {w.dtype for w in trained} == {dtype}
+    count = sum(weight.numel() for weight in before)
+    assert shares[0] / count < 0.01
+    assert shares[1] / count > 0.9
+
+
+def test_in_bfloat16_log_mu_is_scored_in_the_batches_that_train(lm):
+    samples = [
+        Sample(prompt="Q: " + "1 + " * i + "1?\nA:", completion=" The answer is" + " 2" * (17 - i), reward=1.0)
+        for i in range(16)
+    ]
+
+    def log_ratios(scored_in, trained_in):
+        with process_group(alone=True):
+            model = LanguageModel(lm.model.__class__.from_pretrained(lm.model.name_or_path).eval(), lm.tokenizer)
+            spread(model.model, "bfloat16")
+
+            def steps(some, micro_batch):
+                return dataset.Steps([[e] for e in dataset.encode(some, lm)], 16, micro_batch, "cpu")
+
+            scored = dataset.score(samples, model, steps(samples, scored_in))
+            found = []
+            for batch in steps(scored, trained_in)[0]:
+                found.append(rows.sequence_logprobs(model.model, batch).detach() - batch.logmu)
+            return torch.cat(found).abs().max().item()
+
+    assert log_ratios(4, 4) < 1e-4  # the sum's own rounding
+    assert log_ratios(16, 1) > 1e-2
+
+
+def test_gradient_checkpointing_computes_layers_twice_and_the_same_gradient():
+    [batch] = dataset.Steps(grouped_rows(2, 2, 2), 4, 4, "cpu")[0]
+    gradients, calls = [], []
+    for recompute in (False, True):
+        model = tiny_model()
+        counts = [0]
+        # before, not after it: the second time ends as soon as what the backward pass needs is there
+        model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, n=counts: n.__setitem__(0, n[0] + 1))
+        spread(model, "float32", recompute)
+        rows.sequence_logprobs(model, batch).sum().backward()
+        gradients.append([weight.grad for weight in model.parameters()])
+        calls += counts
+    assert calls == [1, 2]
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+
+
+def test_with_one_completion_a_row_no_mask_of_pairs_is_built():
+    one, several = (dataset.Steps(grouped_rows(1, 4, size), 4, 4, "cpu")[0][0] for size in (1, 4))
+    assert (one.attention_mask.ndim, several.attention_mask.ndim) == (2, 4)
+
+
+def test_the_fingerprint_is_that_of_the_weights():
+    model, other = tiny_model(), tiny_model()
+    assert fingerprint(model) == fingerprint(other)
+    other.model.norm.weight.data[0] += 1e-12
+    assert fingerprint(model) != fingerprint(other)
+
+
+def test_an_input_error_of_one_rank_is_raised():
+    def fail():
+        raise InputError("here")
+
+    with pytest.raises(InputError, match="here"):
+        together(fail)
+
+
+def test_weights_that_are_stopped_before_the_step_are_as_they_were():
+    model = tiny_model()
+    before = fingerprint(model)
+    broken = [[replace(example, reward=float("nan")) for example in row] for row in grouped_rows(2, 2, 1)]
+    optimizer = make_optimizer("adafactor", model, 1e-2)
+    with pytest.raises(FloatingPointError, match="step 4: loss is nan; the weights are of step 3"):
+        topr.train(model, optimizer, dataset.Steps(broken, 4, 4, "cpu"), logprobs=rows.sequence_logprobs, done=3)
+    assert fingerprint(model) == before

@@ -78,6 +78,7 @@ def main() -> None:
     import train_gsm8k as gsm8k
     from pipeline.evaluation import evaluate
     from pipeline.models import load_model
+    from pipeline.run import sampling_law
     from pipeline.sampling import draw_samples, transformers_engine
 
     class ToprTrainer(ToprLoss, GRPOTrainer):
@@ -95,8 +96,8 @@ def main() -> None:
 
     def measure(when: str) -> None:
         lm.model.eval()
-        engine = transformers_engine(lm, ours.tokens_at_once, f"evaluating {when}")
-        found = evaluate(draw_samples(task, task.test, 8, engine, gsm8k.sampling_law(ours, task), seed=1), task, [], 0)
+        engine, law = transformers_engine(lm, ours.tokens_at_once), sampling_law(ours, task)
+        found = evaluate(draw_samples(task, task.test, 8, engine, law, 1, f"evaluating {when}"), task, [], 0)
         mean, se = found["pass@1"].values()
         print(f"{when}: pass@1 {100 * mean:.1f} ± {200 * se:.1f} %, invalid {100 * found['invalid']:.1f} %")
 

@@ -2,14 +2,21 @@
 
 problems -> prompts -> samples -> grades -> dataset -> training -> evaluation
 
-    records.py     Problem, Sample and Task; reading and writing them as JSON lines
-    models.py      language models and tokenizers from a folder or the hub
-    sampling.py    prompts in, completions out; then graded into samples
-    dataset.py     samples in, the steps of an epoch out: encoding, log mu, baseline, pairs
-    rows.py        completions of one prompt in one row: their layout and log-probabilities
-    evaluation.py  pass@k, maj@k and the share of each outcome, with intervals
-    run.py         the folder a run writes into
-    plots.py       pictures
+    settings.py      every setting, the presets, what is refused
+    run.py           the stages in their order, iteration by iteration
+    records.py       Problem, Sample and Task; reading and writing them as JSON lines
+    models.py        language models and tokenizers from a folder or the hub
+    sampling.py      prompts in, completions out; then graded into samples
+    vllm_engine.py   the same by vLLM, in a process of its own: vllm_worker.py
+    composition.py   which samples an iteration trains on
+    dataset.py       samples in, the steps of an epoch out: encoding, log mu, baseline, pairs
+    rows.py          completions of one prompt in one row: their layout and log-probabilities
+    training.py      a model over several processes, its optimiser, checkpoints
+    evaluation.py    pass@k, maj@k and the share of each outcome, with intervals
+    plan.py          what a run would need
+    parallel.py      what several processes do together
+    folder.py        the folder a run writes into
+    plots.py         pictures
 
-Training itself is `topr.train`. No file here knows GSM8K, and none does anything when imported.
+The training loop is `topr.train`. No file here knows GSM8K, and none does anything when imported.
 """

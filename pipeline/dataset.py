@@ -66,12 +66,16 @@ def encode(
 
 
 @torch.no_grad()
-def score(samples: Sequence[Sample], lm: LanguageModel, steps: "Steps", by: str | None = None) -> list[Sample]:
+def score(
+    samples: Sequence[Sample], lm: LanguageModel, steps: "Steps | None" = None, by: str | None = None
+) -> list[Sample]:
     """The samples, those in `steps` with token_ids and, by `lm`, token_logmu: log mu, when `lm` starts the iteration.
 
-    The full vocabulary counts, whatever the sampler cut off, and these are the very batches that train, with the same
-    padding and precision, shared out to the ranks alike, so that the ratio starts at 1. by: what to note as logmu_by.
+    The full vocabulary counts, whatever the sampler cut off. Given the steps that will train, these are the very
+    batches, with the same padding and precision, shared out to the ranks alike, so that the ratio starts at 1; without,
+    it is every sample, 64 at a time. by: what to note as logmu_by.
     """
+    steps = steps or Steps([[example] for example in encode(samples, lm)], 64, 64, lm.model.device)
     found: dict[int, dict] = {}
     for step in tqdm(range(len(steps)), desc="scoring", unit="step", disable=rank() > 0):
         for examples, batch in zip(steps.examples(step), steps[step], strict=True):

@@ -514,7 +514,7 @@ def test_v15_a_lone_negative():
 
 def test_v18_log_mu_scored_by_the_trainer(lm):
     sample = Sample(prompt="Q: 1 + 1?\nA:", completion=" The answer is 2.", reward=-1.0)
-    scored = dataset.score([sample], lm, per_row=1, tokens_at_once=1000)
+    scored = dataset.score([sample], lm)
     batch = rows.collate([dataset.encode(scored, lm)], "cpu")
     log_ratio = rows.sequence_logprobs(lm.model, batch) - batch.logmu
     assert topr.importance_weight(log_ratio, 0, 1).item() == pytest.approx(1, abs=1e-5)

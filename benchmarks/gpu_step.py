@@ -1,0 +1,179 @@
+"""How fast a training step is, and what it needs: a Llama with random weights, the paper's shapes, `topr.train`.
+
+    python benchmarks/gpu_step.py                             # 8B on one GPU, which needs 100 GB
+    torchrun --nproc-per-node 8 benchmarks/gpu_step.py        # the same on eight
+    python benchmarks/gpu_step.py --size small --batches 1 2  # a model for the CPU, to see that the script works
+
+A prompt has about 1,100 tokens (eight shots), a completion 150 to 512. For each number of completions in a forward
+pass it prints tokens per second, peak memory, and the share of the matrix speed that it has just measured on the same
+chip. It counts the operations that the mathematics needs (6 a weight and token, and attention), not those of computing
+activations twice.
+"""
+
+import dataclasses
+import json
+import platform
+import random
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+import transformers
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import topr
+from pipeline import rows
+from pipeline.dataset import Steps
+from pipeline.parallel import device, process_group, rank, ranks
+from pipeline.records import write_text
+from pipeline.rows import Example
+from pipeline.training import make_optimizer, spread
+
+SIZES = {  # the 8B is Llama 3's
+    "8b": {
+        "vocab_size": 128_256,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
+        "max_position_embeddings": 8192,
+    },
+    "small": {
+        "vocab_size": 2048,
+        "hidden_size": 256,
+        "intermediate_size": 896,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 8192,
+    },
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured; every default is ours."""
+
+    size: Literal["8b", "small"] = "8b"
+    """the model: Llama 3 8B's shapes, or one for the CPU"""
+    batches: tuple[int, ...] = (1, 2, 4, 8, 16)
+    """completions in a forward pass; it stops at the first that does not fit"""
+    steps: int = 5
+    """steps that are timed, after one that is not"""
+    prompt: int = 1_100
+    """tokens of a prompt"""
+    completion: tuple[int, int] = (150, 512)
+    """tokens of the shortest and the longest completion"""
+    seed: int = 0
+    """seed of weights, tokens and lengths"""
+    out: Path = Path("runs/gpu_step")
+    """folder to write gpu_step.json into"""
+
+
+def matrix_speed(size: int) -> float:
+    """Operations per second of the best of ten bfloat16 products of square matrices."""
+    a, b = (torch.randn(size, size, device=device(), dtype=torch.bfloat16) for _ in range(2))
+    times = []
+    for _ in range(10):
+        start = now()
+        a @ b
+        times.append(now() - start)
+    return 2 * size**3 / min(times)
+
+
+def now() -> float:
+    """The time, in seconds, once the device has done what it was given."""
+    if device().type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def examples(settings: Settings, count: int, words: int) -> list[Example]:
+    """Random tokens in the paper's shapes."""
+    rng = random.Random(settings.seed)
+
+    def tokens(size: int) -> list[int]:
+        return [rng.randrange(words) for _ in range(size)]
+
+    sizes = [rng.randint(*settings.completion) for _ in range(count)]
+    return [Example(tokens(settings.prompt), tokens(size), -1.0, rng.choice([-1.0, 1.0])) for size in sizes]
+
+
+def operations(config: transformers.PreTrainedConfig, weights: int, lengths: list[int]) -> float:
+    """Of a forward and backward pass over sequences: 6 a weight and token, and causal attention."""
+    attention = 6 * config.num_hidden_layers * config.hidden_size
+    return sum(6 * weights * length + attention * length**2 for length in lengths)
+
+
+def measure(settings: Settings, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> dict:
+    """`settings.steps` steps at `batch` completions in each process's forward pass."""
+    per_step = batch * ranks()
+    drawn = examples(settings, per_step * (1 + settings.steps), model.config.vocab_size)
+    steps = Steps([[example] for example in drawn], per_step, batch, device(), rank(), ranks())
+    ends = []
+    if device().type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    topr.train(
+        model,
+        optimizer,
+        steps,
+        logprobs=rows.sequence_logprobs,
+        start_at_mu=None,
+        after_step=lambda *_: ends.append(now()),
+    )
+    seconds = (ends[-1] - ends[0]) / settings.steps
+    timed = [len(example.prompt_ids) + len(example.completion_ids) for example in drawn[per_step:]]
+    weights = sum(weight.numel() for weight in model.parameters()) - model.get_input_embeddings().weight.numel()
+    done = operations(model.config, weights, timed) / settings.steps / ranks()
+    return {
+        "batch": batch,
+        "seconds_per_step": seconds,
+        "tokens_per_second": sum(timed) / settings.steps / seconds,
+        "operations_per_second": done / seconds,
+        "peak_memory": torch.cuda.max_memory_allocated() if device().type == "cuda" else None,
+    }
+
+
+def main(settings: Settings) -> None:
+    """Build, measure, print, write."""
+    with process_group(alone=True):
+        torch.manual_seed(settings.seed)
+        peak = matrix_speed(8192 if device().type == "cuda" else 1024)
+        with device():
+            model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES[settings.size])).eval()
+        parameters = sum(weight.numel() for weight in model.parameters())
+        spread(model, "bfloat16", recompute=True)
+        optimizer = make_optimizer("adafactor", model, 5e-7)
+        found = []
+        for batch in settings.batches:
+            try:
+                found.append(measure(settings, model, optimizer, batch))
+            except torch.cuda.OutOfMemoryError:
+                print(f"{batch} completions in a forward pass do not fit")
+                break
+        name = torch.cuda.get_device_name() if device().type == "cuda" else platform.processor() or platform.machine()
+        table = Table("completions", "s a step", "tokens/s", "TFLOP/s", "of the peak", "peak memory")
+        for row in found:
+            memory = f"{row['peak_memory'] / 1e9:.1f} GB" if row["peak_memory"] else "not measured on a CPU"
+            speed = row["operations_per_second"]
+            cells = f"{row['seconds_per_step']:.2f}", f"{row['tokens_per_second']:,.0f}", f"{speed / 1e12:.3g}"
+            table.add_row(str(row["batch"]), *cells, f"{100 * speed / peak:.1f} %", memory)
+        if rank() == 0:
+            print(f"{name}, {ranks()} processes; {parameters:,} parameters; matrix peak {peak / 1e12:.3g} TFLOP/s")
+            Console().print(table)
+            versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+            record = {"settings": dataclasses.asdict(settings), "device": name, "processes": ranks(), "peak": peak}
+            record |= {"measured": found, "versions": versions, "date": time.strftime("%Y-%m-%d")}
+            write_text(settings.out / "gpu_step.json", json.dumps(record, indent=2, default=str) + "\n")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Settings, description=__doc__))

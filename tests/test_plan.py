@@ -1,0 +1,106 @@
+"""The plan of a run: its counts by hand, its memory against what optimisers really hold."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+import train_gsm8k as gsm8k
+from pipeline.models import load_outline
+from pipeline.plan import plan
+from pipeline.training import make_optimizer
+
+
+def by_name(settings, model=None, processes=1):
+    task = gsm8k.gsm8k_task(settings)
+    return {item.name: item for item in plan(settings, task, load_outline(model or settings.model), processes)}
+
+
+@pytest.fixture(scope="module")
+def llama_8b(tmp_path_factory):
+    """A folder with the shapes of Llama 3 8B, the tiny tokenizer, and no weights."""
+    folder = tmp_path_factory.mktemp("llama") / "8b"
+    folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(gsm8k.Settings().model) / name, folder)
+    LlamaConfig(
+        vocab_size=128_256,
+        hidden_size=4096,
+        intermediate_size=14_336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=8192,
+    ).save_pretrained(folder)
+    return str(folder)
+
+
+def test_the_counts_are_those_of_the_settings():
+    settings = gsm8k.Settings(problems=100, n=8, iterations=3, examples=500, batch=16, test_problems=10)
+    items = by_name(settings)
+    assert items["training samples"].value == 3 * 100 * 8
+    assert items["samples trained on"].value == 3 * 500
+    assert items["optimiser steps"].value == 3 * 32  # 500 / 16, rounded up
+    assert items["test samples"].value == 10 * 32 * 4 + 10 * 4 * 4 * 3  # in full 4 times; at 4 points of 3 epochs
+    karenina = by_name(replace(settings, composition="anna_karenina", examples=None))
+    assert karenina["training samples"].value == 3 * 100 * 64
+    assert karenina["samples trained on"].value == 3 * 670  # 50,000 / 7,473 x 100, rounded up
+
+
+def test_an_8b_model_on_eight_gpus(llama_8b):
+    settings = replace(gsm8k.PRESETS["paper"], data=gsm8k.Settings().data, shots=0)
+    items = by_name(settings, llama_8b, processes=8)
+    parameters = 8_030_261_248  # what the model is known to have
+    assert items["parameters P"].value == parameters
+    assert items["weights"].value == items["gradients"].value == 4 * parameters / 8
+    assert items["optimiser"].value < 1e7  # Adafactor's means are a thousandth of the weights
+    assert items["host memory, in all"].value == 4 * parameters * 8
+    of_training = ("weights", "gradients", "optimiser", "gathered weights", "activations", "logits")
+    assert items["training, per GPU"].value == sum(items[name].value for name in of_training)
+    assert 12e9 < items["training, per GPU"].value < 40e9
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+def test_the_optimisers_memory_is_what_it_holds(lm, optimizer):
+    made = make_optimizer(optimizer, lm.model, 0.0)
+    for weight in lm.model.parameters():
+        weight.grad = torch.zeros_like(weight)
+    made.step()
+    lm.model.zero_grad()
+    held = sum(t.nbytes for state in made.state.values() for t in state.values() if torch.is_tensor(t) and t.ndim)
+    assert by_name(gsm8k.Settings(optimizer=optimizer))["optimiser"].value == held
+
+
+def test_the_command_prints_the_plan_and_writes_nothing(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("sys.argv", ["train_gsm8k.py", "laptop", "--dry-run", "--out", str(tmp_path / "run")])
+    gsm8k.main()
+    printed = capsys.readouterr().out
+    for name in ("sampled tokens", "optimiser steps", "training, per GPU", "4 P / processes"):
+        assert name in printed
+    assert not (tmp_path / "run").exists()
+
+
+def test_presets_pass_their_own_checks_and_differ_from_the_laptop_as_the_paper_does():
+    for name, settings in gsm8k.PRESETS.items():
+        gsm8k.check(settings)
+        assert settings.preset == name
+    paper = gsm8k.PRESETS["paper"]
+    assert (paper.n, paper.problems, paper.shots, paper.max_new_tokens, paper.lr) == (16, 7473, 8, 512, 5e-7)
+    assert (paper.optimizer, paper.batch, paper.micro_batch, paper.max_norm) == ("adafactor", 8, 1, 1.0)
+    assert (paper.test_problems, paper.test_samples, paper.examples, paper.candidates) == (1319, 64, 50_000, 64)
+    assert (paper.method, paper.baseline, paper.temperature, paper.top_p, paper.top_k) == ("topr", None, 1.0, 1.0, 500)
+
+
+def test_a_preset_that_does_not_come_first_is_refused():
+    assert gsm8k.read_settings(["paper", "--seed", "1"]) == replace(gsm8k.PRESETS["paper"], seed=1)
+    with pytest.raises(gsm8k.InputError, match="paper: a preset comes first"):
+        gsm8k.read_settings(["--seed", "1", "paper"])
+
+
+def test_the_paper_s_run_starts_with_a_folder_in_the_hub_s_place(llama_8b, tmp_path):
+    settings = replace(gsm8k.PRESETS["paper"], model=llama_8b, data=gsm8k.Settings().data, shots=0)
+    with pytest.raises(gsm8k.InputError, match=r"--engine vllm: .*No module named 'vllm'"):
+        gsm8k.run(replace(settings, engine="vllm", out=tmp_path / "run"))

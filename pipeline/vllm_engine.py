@@ -34,7 +34,9 @@ def vllm_engine(
     dies; what it had answered before is not lost.
     """
     on_gpu = torch.cuda.is_available()
-    options = {"model": model, "dtype": compute, "max_model_len": longest, "enforce_eager": not on_gpu}
+    options = {"model": model, "dtype": compute, "max_model_len": longest}
+    if not on_gpu:  # vLLM 0.32 takes back a draw when a prompt is split, which a processor's random generators refuse
+        options |= {"enforce_eager": True, "enable_chunked_prefill": False}
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as messages:
         command = [str(python or sys.executable), str(WORKER), json.dumps(options)]

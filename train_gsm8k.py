@@ -4,9 +4,10 @@
     python train_gsm8k.py --method reinforce               # the same with naive REINFORCE, which collapses
     python train_gsm8k.py --data GSM8K_DIR --shots 8 ...   # real problems, the paper's 8-shot prompt
     python train_gsm8k.py --samples FILE                   # no sampling: train on completions you already have
+    torchrun --nproc-per-node 8 train_gsm8k.py paper       # the paper's run, on eight GPUs
 
-What it leaves out against the paper so far: vLLM, several GPUs, several iterations. It writes, into `--out`:
-config.json, samples.jsonl, metrics.jsonl, results.json, curve.png and the trained model under model/.
+Here is GSM8K: problems, prompt and grading. What any task goes through is in pipeline/run.py, the settings are in
+pipeline/settings.py. It writes config.json, results.json, curve.png and a folder for each iteration into `--out`.
 """
 
 import importlib.util
@@ -188,7 +189,8 @@ def main() -> None:
         settings = read_settings(sys.argv[1:])
         if settings.dry_run:
             check(settings)
-            print_plan(settings, gsm8k_task(settings))
+            if is_first:
+                print_plan(settings, gsm8k_task(settings))
             return
         results = run(settings)
     except (InputError, ArithmeticError) as error:

@@ -2,11 +2,19 @@
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from pipeline.parallel import device as own_device
 from pipeline.records import InputError
@@ -52,7 +60,10 @@ def load_outline(name: str) -> LanguageModel:
 
     def build() -> PreTrainedModel:
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name), dtype=torch.float32)
+            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name), dtype=torch.float32)
+        with suppress(OSError):  # not every folder has one; where there is one, it knows what ends a sequence
+            model.generation_config = GenerationConfig.from_pretrained(name)
+        return model
 
     tokenizer, model = _load(name, build)
     return LanguageModel(model.eval(), tokenizer)

@@ -99,7 +99,11 @@ class Run:
         samples = self.samples(number, mu)
         steps = compose(settings, samples, self.outline, self.task, number)
         counts = describe(settings, samples, number) | {"steps": len(steps)}
-        say(f"iteration {number}: {counts}")
+        taken, drawn = counts["trained"], counts["drawn"]["samples"]
+        say(
+            f"iteration {number}: {len(steps)} steps on {taken['samples']} of {drawn} samples, "
+            f"{100 * taken['positive'] / taken['samples']:.1f} % positive, baseline {counts['baseline']:.4g}"
+        )
         curve = [{"samples_seen": 0, **before}]
         for i in range(1, settings.curve_points + 1):
             stop, is_last = len(steps) * i // settings.curve_points, i == settings.curve_points
@@ -113,10 +117,11 @@ class Run:
             model = here / "model" if is_last else here / f"checkpoint-{stop}"
             point = self.measure(number, stop, str(model), settings.test_samples if is_last else settings.curve_samples)
             curve.append({"samples_seen": steps.samples_until(stop), **point})
-        entry = {"dataset": counts, "curve": curve, "after": curve[-1]}
+        entry = {"dataset": counts, "curve": curve, "after": point}
         mismatch = dataset.engine_mismatch(read_rows(here / "samples.jsonl", Sample))
         if mismatch is not None:
-            say(f"log mu of a completion, engine - trainer, in nats: {mismatch}")
+            mean, largest = mismatch["mean"], mismatch["largest"]
+            say(f"log mu of a completion, engine - trainer: {mean:+.3g} nats on average, {largest:.3g} at most")
             entry["engine_mismatch"] = mismatch
         return entry
 

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import Adafactor
 
 from pipeline.models import LanguageModel
-from pipeline.parallel import first_does, rank, together
+from pipeline.parallel import device, first_does, rank, together
 
 OptimizerName = Literal["adamw", "adafactor"]
 Compute = Literal["float32", "bfloat16"]
@@ -105,9 +105,9 @@ def save_checkpoint(folder: Path, done: int, lm: LanguageModel, optimizer: torch
 
 def load_checkpoint(folder: Path, done: int, optimizer: torch.optim.Optimizer) -> None:
     """Put this rank's optimiser and random state back; the model is loaded from the same folder like any other."""
-    state = torch.load(folder / f"checkpoint-{done}" / f"rank-{rank()}.pt", map_location="cpu", weights_only=True)
+    state = torch.load(folder / f"checkpoint-{done}" / f"rank-{rank()}.pt", map_location=device(), weights_only=True)
     optimizer.load_state_dict(state["optimizer"])
-    torch.set_rng_state(state["random"])
+    torch.set_rng_state(state["random"].cpu())
 
 
 def checkpoints(folder: Path) -> list[int]:

@@ -13,8 +13,8 @@ import transformers
 
 import topr
 import train_gsm8k as gsm8k
-from pipeline.models import load_model
-from pipeline.records import InputError, Sample, read_rows
+from pipeline.models import load_model, load_outline
+from pipeline.records import InputError, Sample, read_rows, write_rows
 from pipeline.run import compose, make_loss
 from pipeline.training import fingerprint
 
@@ -76,6 +76,18 @@ def test_the_model_is_an_ordinary_folder_and_has_changed(finished):
     changes = [(new - old).abs().max() for new, old in zip(model.parameters(), base.parameters(), strict=True)]
     assert 0 < max(changes) < 0.1
     assert transformers.AutoTokenizer.from_pretrained(finished / MODEL)("1 + 1")["input_ids"]
+
+
+def test_a_model_s_outline_knows_what_ends_a_sequence(lm, tmp_path):
+    lm.model.save_pretrained(tmp_path)
+    lm.tokenizer.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "generation_config.json").read_text()) | {"eos_token_id": [1, 7]}
+    (tmp_path / "generation_config.json").write_text(json.dumps(config))
+    outline = load_outline(str(tmp_path))
+    assert outline.ends == load_model(str(tmp_path)).ends == {1, 7}
+    assert outline.text([300, 7]) == outline.text([300]) == outline.text([300, 1])
+    assert {weight.device.type for weight in outline.model.parameters()} == {"meta"}
+    assert outline.context == lm.context
 
 
 def test_same_seed_same_bits(finished, tmp_path):
@@ -162,6 +174,54 @@ def test_text_alone_suffices_and_gets_an_end_of_sequence(finished, tmp_path, cap
     assert "the initial model stands in" in capsys.readouterr().out
     for sample in read_rows(tmp_path / "run" / SAMPLES, Sample):
         assert sample.token_ids[-1] == ends[sample.completion]
+
+
+def test_iterations_sample_from_the_model_that_the_one_before_has_made(tmp_path, capsys):
+    results = run(tmp_path, iterations=2, composition="anna_karenina", candidates=8, curve_points=1, lr=1e-3)
+    gsm8k.print_table(results)
+    assert "after iteration 2" in capsys.readouterr().out
+    first, second = results["iterations"]
+    assert {"samples_seen": 0, **first["after"]} == second["curve"][0]
+    assert [point["samples_seen"] for point in first["curve"]] == [0, first["dataset"]["trained"]["samples"]]
+    assert first["dataset"]["seed"] != second["dataset"]["seed"]
+    model = load_model(str(tmp_path / MODEL)).model
+    samples = read_rows(tmp_path / "iteration-2" / "samples.jsonl", Sample)
+    assert {sample.logmu_by for sample in samples} == {None, f"{fingerprint(model)} float32 1"}
+    scored = [sample for sample in samples if sample.token_logmu]
+    assert len(scored) == second["dataset"]["trained"]["samples"] < 64 == second["dataset"]["drawn"]["samples"]
+    assert sum(sample.reward > 0 for sample in scored) == second["dataset"]["trained"]["positive"]
+
+
+def with_other_logmu(finished, folder, **changes):
+    file = folder / "other.jsonl"
+    samples = read_rows(finished / SAMPLES, Sample)
+    shifted = [s.model_copy(update={"token_logmu": [x - 0.1 for x in s.token_logmu], **changes}) for s in samples]
+    write_rows(file, shifted)
+    return file, samples, shifted
+
+
+def test_log_mu_of_another_model_is_scored_again(finished, tmp_path):
+    for by in ("another model", None):
+        file, samples, _ = with_other_logmu(finished, tmp_path, logmu_by=by)
+        run(tmp_path / f"run {by}", samples=file)
+        assert read_rows(tmp_path / f"run {by}" / SAMPLES, Sample) == samples
+
+
+def test_log_mu_that_is_trusted_is_used(finished, tmp_path):
+    file, _, shifted = with_other_logmu(finished, tmp_path, logmu_by="another model")
+    run(tmp_path / "run", samples=file, trust_logmu=True)
+    assert read_rows(tmp_path / "run" / SAMPLES, Sample) == shifted
+    first = json.loads((tmp_path / "run" / METRICS).read_text().splitlines()[0])
+    lengths = [len(sample.token_ids) for sample in shifted]
+    assert 0.1 * min(lengths) - 0.01 <= first["log_ratio_pos_q50"] <= 0.1 * max(lengths) + 0.01
+
+
+def test_log_mu_that_is_wrong_in_spite_of_its_hash_ends_the_run(finished, tmp_path):
+    file, _, _ = with_other_logmu(finished, tmp_path)
+    with pytest.raises(
+        ArithmeticError, match=r"step 1: \|log pi - log mu\| reaches .* score log mu with the very model"
+    ):
+        run(tmp_path / "run", samples=file)
 
 
 # ---- bad input: one clear line, nothing written ------------------------------------------------------------------

@@ -81,6 +81,16 @@ def _load(name: str, build: Callable[[], PreTrainedModel]) -> tuple[PreTrainedTo
     return tokenizer, model
 
 
+def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
+    """The layers of a decoder, as Llama and most models since call them; InputError where there are none so called."""
+    layers = getattr(model.get_decoder(), "layers", None)
+    if layers is None:
+        raise InputError(
+            f"--model: {type(model).__name__} has no decoder.layers; it can be trained by one process only"
+        )
+    return layers
+
+
 def is_hub_name(name: str) -> bool:
     """Whether `name` has the form of a model or data set on the hub, owner/name.
 

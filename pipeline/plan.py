@@ -7,7 +7,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.models import LanguageModel, load_outline
+from pipeline.models import LanguageModel, decoder_layers, load_outline
 from pipeline.records import Task
 from pipeline.sampling import check_lengths
 from pipeline.settings import Settings
@@ -71,7 +71,7 @@ def _counts(settings: Settings, task: Task, lm: LanguageModel, processes: int) -
 
 
 def _memory(settings: Settings, lm: LanguageModel, processes: int, longest: int) -> list[Item]:
-    config, layers = lm.model.config, lm.model.get_decoder().layers
+    config, layers = lm.model.config, decoder_layers(lm.model)
     shapes = [weight.shape for weight in lm.model.parameters()]
     parameters, layer = sum(map(prod, shapes)), sum(weight.numel() for weight in layers[0].parameters())
     rest = parameters - layer * len(layers)  # embedding and head

@@ -176,7 +176,7 @@ class Run:
         self.sampler.close()
         lm = load_model(str(here / f"checkpoint-{done}") if done else mu, torch.device("cpu"))
         samples = read_rows(here / "samples.jsonl", Sample)
-        by = f"{fingerprint(lm.model)} {settings.compute} {settings.row_size}"
+        by = f"{fingerprint(lm.model)} {settings.layout}"
         spread(lm.model, settings.compute, settings.gradient_checkpointing)
         if not dist.is_initialized():
             lm.model.to(device())

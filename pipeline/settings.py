@@ -143,6 +143,13 @@ class Settings:
         return 2 if self.method == "dpo" else self.completions_per_row
 
     @property
+    def layout(self) -> str:
+        """What log mu depends on besides the weights: precision and rows; in bfloat16 on the batches' padding too."""
+        is_padded = self.compute == "bfloat16" and self.micro_batch > self.row_size
+        batches = f" {zlib.crc32(repr(self.record()).encode()):08x}" if is_padded else ""
+        return f"{self.compute} {self.row_size}{batches}"
+
+    @property
     def chosen_engine(self) -> Literal["hf", "vllm"]:
         """What samples on this machine."""
         return self.engine or ("vllm" if torch.cuda.is_available() else "hf")

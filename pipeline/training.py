@@ -17,7 +17,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 from transformers import Adafactor
 
-from pipeline.models import LanguageModel
+from pipeline.models import LanguageModel, decoder_layers
 from pipeline.parallel import device, first_does, rank, together
 
 OptimizerName = Literal["adamw", "adafactor"]
@@ -44,7 +44,7 @@ def spread(model: torch.nn.Module, compute: Compute, recompute: bool = False) ->
     checkpointing, which keeps a layer's input and computes the layer again for its backward pass. One process that
     computes in float32 needs no process group, and keeps an ordinary model.
     """
-    layers = model.get_decoder().layers
+    layers = decoder_layers(model) if recompute or dist.is_initialized() else ()
     for layer in layers if recompute else ():
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)  # in eval mode too: no dropout
     if dist.is_initialized():

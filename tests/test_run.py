@@ -216,6 +216,17 @@ def test_log_mu_that_is_trusted_is_used(finished, tmp_path):
     assert 0.1 * min(lengths) - 0.01 <= first["log_ratio_pos_q50"] <= 0.1 * max(lengths) + 0.01
 
 
+def test_a_layout_is_what_log_mu_depends_on():
+    settings = gsm8k.Settings()
+    assert settings.layout == replace(settings, seed=1, micro_batch=2, lr=1.0).layout == "float32 1"
+    assert replace(settings, method="dpo").layout == "float32 2"
+    halved = replace(settings, compute="bfloat16", micro_batch=1)
+    assert halved.layout == replace(halved, seed=1).layout == "bfloat16 1"
+    padded = replace(halved, micro_batch=2)
+    assert padded.layout == replace(padded, out=Path("elsewhere")).layout
+    assert len({padded.layout, replace(padded, seed=1).layout, replace(padded, batch=32).layout}) == 3
+
+
 def test_log_mu_that_is_wrong_in_spite_of_its_hash_ends_the_run(finished, tmp_path):
     file, _, _ = with_other_logmu(finished, tmp_path)
     with pytest.raises(

@@ -7,7 +7,7 @@ import pytest
 import ranks
 import torch
 from helpers import random_examples, tiny_model
-from transformers import Adafactor
+from transformers import Adafactor, GPT2Config, GPT2LMHeadModel
 
 import topr
 from pipeline import dataset, rows
@@ -131,6 +131,13 @@ def test_gradient_checkpointing_computes_layers_twice_and_the_same_gradient():
         calls += counts
     assert calls == [1, 2]
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+
+
+def test_a_model_whose_layers_cannot_be_found_is_named():
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=8))
+    spread(model, "float32")  # one process needs nothing
+    with pytest.raises(InputError, match="GPT2LMHeadModel has no decoder"):
+        spread(model, "float32", recompute=True)
 
 
 def test_with_one_completion_a_row_no_mask_of_pairs_is_built():

@@ -1,8 +1,8 @@
 """How fast a training step is, and what it needs: a Llama with random weights, the paper's shapes, `topr.train`.
 
-    python benchmarks/gpu_step.py                             # 8B on one GPU, which needs 100 GB
-    torchrun --nproc-per-node 8 benchmarks/gpu_step.py        # the same on eight
-    python benchmarks/gpu_step.py --size small --batches 1 2  # a model for the CPU, to see that the script works
+    python benchmarks/gpu_step.py                       # 8B on one GPU: 75 GB by formula, and what is lost to fragments
+    torchrun --nproc-per-node 8 benchmarks/gpu_step.py  # the same on eight
+    python benchmarks/gpu_step.py --size small --compute float32 --batches 1 2  # on a CPU, to see that it works
 
 A prompt has about 1,100 tokens (eight shots), a completion 150 to 512. For each number of completions in a forward
 pass it prints tokens per second, peak memory, and the share of the matrix speed that it has just measured on the same
@@ -34,7 +34,7 @@ from pipeline.dataset import Steps
 from pipeline.parallel import device, process_group, rank, ranks
 from pipeline.records import write_text
 from pipeline.rows import Example
-from pipeline.training import make_optimizer, spread
+from pipeline.training import Compute, make_optimizer, spread
 
 SIZES = {  # the 8B is Llama 3's
     "8b": {
@@ -72,15 +72,17 @@ class Settings:
     """tokens of a prompt"""
     completion: tuple[int, int] = (150, 512)
     """tokens of the shortest and the longest completion"""
+    compute: Compute = "bfloat16"
+    """precision of the passes, and of the matrices that they are compared with"""
     seed: int = 0
     """seed of weights, tokens and lengths"""
     out: Path = Path("runs/gpu_step")
     """folder to write gpu_step.json into"""
 
 
-def matrix_speed(size: int) -> float:
-    """Operations per second of the best of ten bfloat16 products of square matrices."""
-    a, b = (torch.randn(size, size, device=device(), dtype=torch.bfloat16) for _ in range(2))
+def matrix_speed(size: int, compute: Compute) -> float:
+    """Operations per second of the best of ten products of square matrices."""
+    a, b = (torch.randn(size, size, device=device(), dtype=getattr(torch, compute)) for _ in range(2))
     times = []
     for _ in range(10):
         start = now()
@@ -146,11 +148,11 @@ def main(settings: Settings) -> None:
     """Build, measure, print, write."""
     with process_group(alone=True):
         torch.manual_seed(settings.seed)
-        peak = matrix_speed(8192 if device().type == "cuda" else 1024)
+        peak = matrix_speed(8192 if device().type == "cuda" else 1024, settings.compute)
         with device():
             model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES[settings.size])).eval()
         parameters = sum(weight.numel() for weight in model.parameters())
-        spread(model, "bfloat16", recompute=True)
+        spread(model, settings.compute, recompute=True)
         optimizer = make_optimizer("adafactor", model, 5e-7)
         found = []
         for batch in settings.batches:
@@ -162,12 +164,14 @@ def main(settings: Settings) -> None:
         name = torch.cuda.get_device_name() if device().type == "cuda" else platform.processor() or platform.machine()
         table = Table("completions", "s a step", "tokens/s", "TFLOP/s", "of the peak", "peak memory")
         for row in found:
-            memory = f"{row['peak_memory'] / 1e9:.1f} GB" if row["peak_memory"] else "not measured on a CPU"
+            memory = f"{row['peak_memory'] / 1e9:.1f} GB" if row["peak_memory"] else "-"
             speed = row["operations_per_second"]
             cells = f"{row['seconds_per_step']:.2f}", f"{row['tokens_per_second']:,.0f}", f"{speed / 1e12:.3g}"
             table.add_row(str(row["batch"]), *cells, f"{100 * speed / peak:.1f} %", memory)
         if rank() == 0:
-            print(f"{name}, {ranks()} processes; {parameters:,} parameters; matrix peak {peak / 1e12:.3g} TFLOP/s")
+            print(
+                f"{name}, {ranks()} processes; {parameters:,} parameters; {settings.compute} peak {peak / 1e12:.3g} TFLOP/s"
+            )
             Console().print(table)
             versions = {"torch": torch.__version__, "transformers": transformers.__version__}
             record = {"settings": dataclasses.asdict(settings), "device": name, "processes": ranks(), "peak": peak}

@@ -184,6 +184,7 @@ def main() -> None:
     """The command line: settings in, a table out; one line and a non-zero exit status on bad input."""
     transformers.utils.logging.disable_progress_bar()  # of single files; the run has its own
     is_first = os.environ.get("RANK", "0") == "0"
+    is_first_here = os.environ.get("LOCAL_RANK", "0") == "0"  # another machine may lack what this one has
     started = time.monotonic()
     try:
         settings = read_settings(sys.argv[1:])
@@ -194,7 +195,7 @@ def main() -> None:
             return
         results = run(settings)
     except (InputError, ArithmeticError) as error:
-        sys.exit(f"train_gsm8k: {error}" if is_first else 1)
+        sys.exit(f"train_gsm8k: {error}" if is_first_here else 1)
     if is_first:
         print_table(results)
         print(f"{settings.out or settings.default_out()}: {time.monotonic() - started:.0f} s")

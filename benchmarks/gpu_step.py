@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import topr
 from pipeline import rows
 from pipeline.dataset import Steps
+from pipeline.models import decoder_layers
 from pipeline.parallel import device, process_group, rank, ranks
 from pipeline.records import write_text
 from pipeline.rows import Example
@@ -109,10 +110,17 @@ def examples(settings: Settings, count: int, words: int) -> list[Example]:
     return [Example(tokens(settings.prompt), tokens(size), -1.0, rng.choice([-1.0, 1.0])) for size in sizes]
 
 
-def operations(config: transformers.PreTrainedConfig, weights: int, lengths: list[int]) -> float:
-    """Of a forward and backward pass over sequences: 6 a weight and token, and causal attention."""
-    attention = 6 * config.num_hidden_layers * config.hidden_size
-    return sum(6 * weights * length + attention * length**2 for length in lengths)
+def operations(config: transformers.PreTrainedConfig, weights: int, examples: list[Example]) -> float:
+    """Of a forward and backward pass: 6 a weight and token, and causal attention; the head for completions only.
+
+    weights: those of the layers.
+    """
+    total, attention = 0.0, 6 * config.num_hidden_layers * config.hidden_size
+    for example in examples:
+        length = len(example.prompt_ids) + len(example.completion_ids)
+        head = config.hidden_size * config.vocab_size * len(example.completion_ids)
+        total += 6 * (weights * length + head) + attention * length**2
+    return total
 
 
 def measure(settings: Settings, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> dict:
@@ -132,13 +140,14 @@ def measure(settings: Settings, model: torch.nn.Module, optimizer: torch.optim.O
         after_step=lambda *_: ends.append(now()),
     )
     seconds = (ends[-1] - ends[0]) / settings.steps
-    timed = [len(example.prompt_ids) + len(example.completion_ids) for example in drawn[per_step:]]
-    weights = sum(weight.numel() for weight in model.parameters()) - model.get_input_embeddings().weight.numel()
+    timed = drawn[per_step:]
+    tokens = sum(len(example.prompt_ids) + len(example.completion_ids) for example in timed)
+    weights = sum(weight.numel() for weight in decoder_layers(model).parameters())
     done = operations(model.config, weights, timed) / settings.steps / ranks()
     return {
         "batch": batch,
         "seconds_per_step": seconds,
-        "tokens_per_second": sum(timed) / settings.steps / seconds,
+        "tokens_per_second": tokens / settings.steps / seconds,
         "operations_per_second": done / seconds,
         "peak_memory": torch.cuda.max_memory_allocated() if device().type == "cuda" else None,
     }
@@ -154,29 +163,35 @@ def main(settings: Settings) -> None:
         parameters = sum(weight.numel() for weight in model.parameters())
         spread(model, settings.compute, recompute=True)
         optimizer = make_optimizer("adafactor", model, 5e-7)
-        found = []
+        name = torch.cuda.get_device_name() if device().type == "cuda" else platform.processor() or platform.machine()
+        versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+        record = {"settings": dataclasses.asdict(settings), "device": name, "processes": ranks(), "peak": peak}
+        record |= {"parameters": parameters, "versions": versions, "date": time.strftime("%Y-%m-%d"), "measured": []}
         for batch in settings.batches:
             try:
-                found.append(measure(settings, model, optimizer, batch))
+                record["measured"].append(measure(settings, model, optimizer, batch))
             except torch.cuda.OutOfMemoryError:
                 print(f"{batch} completions in a forward pass do not fit")
+                if ranks() > 1:
+                    raise  # the others may have had room, and would wait
                 break
-        name = torch.cuda.get_device_name() if device().type == "cuda" else platform.processor() or platform.machine()
-        table = Table("completions", "s a step", "tokens/s", "TFLOP/s", "of the peak", "peak memory")
-        for row in found:
-            memory = f"{row['peak_memory'] / 1e9:.1f} GB" if row["peak_memory"] else "-"
-            speed = row["operations_per_second"]
-            cells = f"{row['seconds_per_step']:.2f}", f"{row['tokens_per_second']:,.0f}", f"{speed / 1e12:.3g}"
-            table.add_row(str(row["batch"]), *cells, f"{100 * speed / peak:.1f} %", memory)
+            if rank() == 0:
+                write_text(settings.out / "gpu_step.json", json.dumps(record, indent=2, default=str) + "\n")
         if rank() == 0:
-            print(
-                f"{name}, {ranks()} processes; {parameters:,} parameters; {settings.compute} peak {peak / 1e12:.3g} TFLOP/s"
-            )
-            Console().print(table)
-            versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-            record = {"settings": dataclasses.asdict(settings), "device": name, "processes": ranks(), "peak": peak}
-            record |= {"measured": found, "versions": versions, "date": time.strftime("%Y-%m-%d")}
-            write_text(settings.out / "gpu_step.json", json.dumps(record, indent=2, default=str) + "\n")
+            print_table(record)
+
+
+def print_table(record: dict) -> None:
+    """What was measured, a row for each batch."""
+    print(f"{record['device']}, {record['processes']} processes; {record['parameters']:,} parameters")
+    print(f"peak of {record['settings']['compute']} matrices: {record['peak'] / 1e12:.3g} TFLOP/s")
+    table = Table("completions", "s a step", "tokens/s", "TFLOP/s", "of the peak", "peak memory")
+    for row in record["measured"]:
+        memory = f"{row['peak_memory'] / 1e9:.1f} GB" if row["peak_memory"] else "-"
+        speed = row["operations_per_second"]
+        cells = f"{row['seconds_per_step']:.2f}", f"{row['tokens_per_second']:,.0f}", f"{speed / 1e12:.3g}"
+        table.add_row(str(row["batch"]), *cells, f"{100 * speed / record['peak']:.1f} %", memory)
+    Console().print(table)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,15 @@ def positives_only(samples: Sequence[Sample], size: int, rng: random.Random) -> 
     return _some(_of_sign(samples, True), size, rng)
 
 
+def anna_karenina_size(problems: int) -> int:
+    """Examples for so many problems, as many a problem as the paper's 50,000 for GSM8K's 7,473.
+
+    >>> anna_karenina_size(128)
+    857
+    """
+    return -(-50_000 * problems // 7_473)
+
+
 def anna_karenina(samples: Sequence[Sample], size: int, rng: random.Random) -> list[int]:
     """Each problem's first positive and, up to `size`, negatives at random: each unhappy one is unhappy in its own way.
 

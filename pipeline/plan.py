@@ -7,8 +7,9 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from pipeline.composition import anna_karenina_size
 from pipeline.models import LanguageModel, decoder_layers, load_outline
-from pipeline.records import Task
+from pipeline.records import Sample, Task, read_rows
 from pipeline.sampling import check_lengths
 from pipeline.settings import Settings
 
@@ -43,7 +44,9 @@ def _counts(settings: Settings, task: Task, lm: LanguageModel, processes: int) -
     prompts = lm.tokenizer([task.prompt(problem) for problem in task.train])["input_ids"] if task.train else []
     mean_prompt = sum(map(len, prompts)) / max(len(prompts), 1)
     drawn = len(task.train) * settings.drawn_per_problem
-    most = {"anna_karenina": ceil(50_000 * len(task.train) / 7_473)}.get(settings.composition, drawn)
+    if settings.samples:
+        drawn = len(read_rows(settings.samples, Sample))
+    most = anna_karenina_size(len(task.train)) if settings.composition == "anna_karenina" else drawn
     trained = min(settings.examples or most, drawn)
     tested = len(task.test) * settings.test_samples * (1 + settings.iterations)
     along = len(task.test) * settings.curve_samples * (settings.curve_points - 1) * settings.iterations
@@ -54,7 +57,7 @@ def _counts(settings: Settings, task: Task, lm: LanguageModel, processes: int) -
     return [
         Item("processes", processes, "", "one GPU each; torchrun --nproc-per-node"),
         Item("prompt", mean_prompt, "tokens", "mean over the training problems"),
-        Item("training samples", k * drawn, "", f"{k} iterations x {len(task.train):,} x {settings.drawn_per_problem}"),
+        Item("training samples", k * drawn, "", f"{k} iterations x {drawn:,}"),
         Item("test samples", tested + along, "", "before, and after each iteration; fewer along its epoch"),
         Item("sampled tokens", (k * drawn + tested + along) * settings.max_new_tokens, "", "at most: all to the limit"),
         Item("samples trained on", k * trained, "", f"{k} iterations x {trained:,}, at most"),
@@ -102,6 +105,9 @@ def _memory(settings: Settings, lm: LanguageModel, processes: int, longest: int)
         *of_training,
         Item("training, per GPU", sum(item.value for item in of_training), "bytes", "sum; without fragmentation"),
         Item("sampling, per GPU", c * parameters, "bytes", f"{c} P; vLLM fills most of the rest with its cache"),
-        Item("host memory, in all", 4 * parameters * processes, "bytes", "4 P x processes, while the model is loaded"),
+        Item(
+            "host memory, in all", 4 * parameters * processes, "bytes", "4 P x processes, and what samples take in each"
+        ),
         Item("checkpoint, on disk", 4 * parameters + state * processes, "bytes", "4 P + optimiser; two at times"),
+        Item("models, on disk", 4 * parameters * settings.iterations, "bytes", "4 P an iteration"),
     ]

@@ -104,6 +104,7 @@ class Run:
             f"iteration {number}: {len(steps)} steps on {taken['samples']} of {drawn} samples, "
             f"{100 * taken['positive'] / taken['samples']:.1f} % positive, baseline {counts['baseline']:.4g}"
         )
+        del samples  # they are large, and read again where they are needed
         curve = [{"samples_seen": 0, **before}]
         for i in range(1, settings.curve_points + 1):
             stop, is_last = len(steps) * i // settings.curve_points, i == settings.curve_points
@@ -118,7 +119,7 @@ class Run:
             point = self.measure(number, stop, str(model), settings.test_samples if is_last else settings.curve_samples)
             curve.append({"samples_seen": steps.samples_until(stop), **point})
         entry = {"dataset": counts, "curve": curve, "after": point}
-        mismatch = dataset.engine_mismatch(read_rows(here / "samples.jsonl", Sample))
+        mismatch = first_does(lambda: dataset.engine_mismatch(read_rows(here / "samples.jsonl", Sample)))
         if mismatch is not None:
             mean, largest = mismatch["mean"], mismatch["largest"]
             say(f"log mu of a completion, engine - trainer: {mean:+.3g} nats on average, {largest:.3g} at most")
@@ -130,21 +131,20 @@ class Run:
         file = self.folder / f"iteration-{number}" / "samples.jsonl"
         if self.given is not None:
             first_does(lambda: file.exists() or write_rows(file, self.given))
-            return read_rows(file, Sample)
-        return self.draw(file, self.task.train, self.settings.drawn_per_problem, mu, f"samples {number}", "sampling")
+        else:
+            self.draw(file, self.task.train, self.settings.drawn_per_problem, mu, f"samples {number}", "sampling")
+        return read_rows(file, Sample)
 
     def measure(self, number: int, step: int, model: str, n: int) -> dict:
         """An evaluation of `model`, which `step` steps of the iteration have made: shares and estimates."""
         settings = self.settings
         file = self.folder / f"iteration-{number}" / f"test-{step}.jsonl"
-        samples = self.draw(file, self.task.test, n, model, f"test {number} {step}", f"evaluating at step {step}")
+        self.draw(file, self.task.test, n, model, f"test {number} {step}", f"evaluating at step {step}")
         ks = [settings.k] if n > settings.k else []
-        return first_does(lambda: evaluate(samples, self.task, ks, settings.seed))
+        return first_does(lambda: evaluate(read_rows(file, Sample), self.task, ks, settings.seed))
 
-    def draw(
-        self, file: Path, problems: Sequence[Problem], n: int, model: str, stage: str, description: str
-    ) -> list[Sample]:
-        """n graded samples of each problem by `model`: those in `file`, or else drawn into it."""
+    def draw(self, file: Path, problems: Sequence[Problem], n: int, model: str, stage: str, description: str) -> None:
+        """Write n graded samples of each problem by `model` to `file`, unless they are there."""
         law, seed = sampling_law(self.settings, self.task), self.settings.seed_of(stage)
 
         def draw(some: Sequence[Problem], samples_before: int) -> list[Sample]:
@@ -152,9 +152,7 @@ class Run:
             shown = description if rank() == 0 else None
             return draw_samples(self.task, some, n, engine, law, seed + samples_before, shown)
 
-        if not first_does(file.exists):
-            draw_to_file(file, problems, n, self.settings.chunk, draw)
-        return read_rows(file, Sample)
+        draw_to_file(file, problems, n, self.settings.chunk, draw)
 
     @contextmanager
     def open_engine(self, model: str) -> Iterator[Engine]:
@@ -164,7 +162,7 @@ class Run:
             yield transformers_engine(load_model(model), settings.tokens_at_once)
         else:
             log = self.folder / f"vllm-{rank()}.log"
-            with vllm_engine(model, self.outline, self.longest, settings.compute, log, settings.vllm_python) as engine:
+            with vllm_engine(model, self.outline, self.longest, settings, log) as engine:
                 yield engine
 
     def train_until(self, stop: int, number: int, mu: str) -> None:
@@ -176,7 +174,7 @@ class Run:
         self.sampler.close()
         lm = load_model(str(here / f"checkpoint-{done}") if done else mu, torch.device("cpu"))
         samples = read_rows(here / "samples.jsonl", Sample)
-        by = f"{fingerprint(lm.model)} {settings.layout}"
+        by = "" if done else f"{fingerprint(lm.model)} {settings.layout}"
         spread(lm.model, settings.compute, settings.gradient_checkpointing)
         if not dist.is_initialized():
             lm.model.to(device())
@@ -187,6 +185,8 @@ class Run:
         elif not settings.trust_logmu:
             samples = self.with_logmu(samples, number, lm, by)
         steps = compose(settings, samples, lm, self.task, number)
+        # In bfloat16 log mu depends on the pair that a completion is scored in, and it may be in several.
+        knows_mu = not settings.trust_logmu and (settings.method, settings.compute) != ("dpo", "bfloat16")
         log = here / "metrics.jsonl"
         first_does(lambda: keep_lines(log, done))
 
@@ -203,7 +203,7 @@ class Run:
             loss=make_loss(settings),
             logprobs=rows.sequence_logprobs,
             max_norm=settings.max_norm,
-            start_at_mu=None if settings.trust_logmu else 0.01,
+            start_at_mu=0.01 if knows_mu else None,
             after_step=after_step,
             done=done,
         )
@@ -263,7 +263,9 @@ def choose(settings: Settings, samples: Sequence[Sample], number: int = 1) -> li
             return composition.positives_only(samples, size, rng)
         case "anna_karenina":
             problems = len({sample.prompt for sample in samples})
-            return composition.anna_karenina(samples, settings.examples or -(-50_000 * problems // 7_473), rng)
+            return composition.anna_karenina(
+                samples, settings.examples or composition.anna_karenina_size(problems), rng
+            )
         case "proportion":
             return composition.proportion(samples, size, settings.proportion, rng)
     return composition.uniform(samples, size, rng)

@@ -94,7 +94,7 @@ def _grade(task: Task, problem: Problem, prompt: str, completion: Completion) ->
 def draw_to_file(
     file: Path, problems: Sequence[Problem], n: int, chunk: int, draw: Callable[[Sequence[Problem], int], list[Sample]]
 ) -> None:
-    """Write n samples of each problem to `file`, each rank those of its share of the problems.
+    """Write n samples of each problem to `file` unless it is there, each rank those of its share of the problems.
 
     draw: (problems, the number of samples before them) -> samples. It is called with at most `chunk` problems at a
     time, and what it returns is on disk before the next call: an interrupted call goes on behind its last whole chunk.
@@ -114,11 +114,13 @@ def draw_to_file(
 
     def join() -> None:
         parts = [file.with_name(f"{file.name}.part-{r}") for r in range(ranks())]
-        write_bytes(file, b"".join(part.read_bytes() for part in parts))
+        if not file.exists():
+            write_bytes(file, b"".join(part.read_bytes() for part in parts))
         for part in parts:
-            part.unlink()
+            part.unlink(missing_ok=True)
 
-    together(draw_own)
+    if not first_does(file.exists):
+        together(draw_own)
     first_does(join)
 
 

@@ -67,6 +67,8 @@ class Settings:
     """what samples; default: vllm where there is a GPU (paper, Section 4.2), else transformers' generate"""
     vllm_python: Path | None = None
     """interpreter whose environment has vLLM; default: this one (ours)"""
+    vllm_memory: float = 0.85
+    """share of the GPU's memory that vLLM may fill; the rest is for what the trainer keeps (ours)"""
     temperature: float = 1.0
     """sampling temperature (paper, Section 4.2)"""
     top_p: float = 1.0
@@ -144,9 +146,9 @@ class Settings:
 
     @property
     def layout(self) -> str:
-        """What log mu depends on besides the weights: precision and rows; in bfloat16 on the batches' padding too."""
-        is_padded = self.compute == "bfloat16" and self.micro_batch > self.row_size
-        batches = f" {zlib.crc32(repr(self.record()).encode()):08x}" if is_padded else ""
+        """What log mu depends on besides the weights: precision and rows; in bfloat16 on what shares a batch too."""
+        is_shared = self.compute == "bfloat16" and max(self.micro_batch, self.row_size) > 1
+        batches = f" {zlib.crc32(repr(self.record()).encode()):08x}" if is_shared else ""
         return f"{self.compute} {self.row_size}{batches}"
 
     @property
@@ -189,7 +191,7 @@ class Settings:
         return Path("runs") / re.sub("[^A-Za-z0-9._=+-]+", "_", " ".join([self.preset, *differing]))[:120]
 
 
-NOT_OF_A_RUN = ("out", "dry_run", "vllm_python")
+NOT_OF_A_RUN = ("out", "dry_run", "vllm_python", "vllm_memory")
 
 PAPER = Settings(
     preset="paper",
@@ -205,6 +207,7 @@ PAPER = Settings(
     top_p=1.0,
     top_k=500,
     max_new_tokens=512,
+    chunk=32,  # ours
     eps=0.2,  # "For PPO, we use eps = 0.2" (4.3)
     pairs=16,  # "so as to obtain up to 16 contrastive pairs" (4.3)
     optimizer="adafactor",  # "the Adafactor optimizer (Shazeer and Stern, 2018) to minimize memory usage" (4.2)
@@ -253,13 +256,16 @@ def check(settings: Settings) -> None:
     for name in [*counts.split(), "completions_per_row", "save_every", "test_problems", "curve_points", "examples"]:
         value = getattr(settings, name)
         refuse(value is not None and value < 1, f"--{name.replace('_', '-')} {value}: must be at least 1")
-    for name in ("temperature", "top_p", "lr", "beta", "max_norm"):
+    for name in ("temperature", "top_p", "vllm_memory", "lr", "beta", "max_norm"):
         value = getattr(settings, name)
         refuse(not 0 < value < math.inf, f"--{name.replace('_', '-')} {value}: must be positive and finite")
     refuse(settings.top_p > 1, f"--top-p {settings.top_p}: must be at most 1")
+    refuse(settings.vllm_memory > 1, f"--vllm-memory {settings.vllm_memory}: must be at most 1")
     refuse(not 0 <= settings.eps <= 1, f"--eps {settings.eps}: must lie in [0, 1]")
     size = settings.row_size
     refuse(settings.batch % size > 0, f"--batch {settings.batch}: must be a multiple of the {size} in a row")
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    refuse(settings.batch < size * ranks, f"--batch {settings.batch}: is less than a row for each of {ranks} processes")
     standard_error(0.0, settings.k, settings.test_samples)
     standard_error(0.0, 1, settings.curve_samples)
     refuse(settings.limits is not None and method in ("ppo", "dpo"), f"--limits: have no meaning for {method}")

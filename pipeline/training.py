@@ -106,6 +106,9 @@ def save_checkpoint(folder: Path, done: int, lm: LanguageModel, optimizer: torch
 def load_checkpoint(folder: Path, done: int, optimizer: torch.optim.Optimizer) -> None:
     """Put this rank's optimiser and random state back; the model is loaded from the same folder like any other."""
     state = torch.load(folder / f"checkpoint-{done}" / f"rank-{rank()}.pt", map_location=device(), weights_only=True)
+    for of_weight in state["optimizer"]["state"].values():
+        if torch.is_tensor(of_weight["step"]):
+            of_weight["step"] = of_weight["step"].cpu()  # where AdamW keeps it: on a GPU, each step would wait for it
     optimizer.load_state_dict(state["optimizer"])
     torch.set_rng_state(state["random"].cpu())
 
@@ -127,5 +130,7 @@ def publish_model(folder: Path, done: int) -> None:
         for file in last.glob("rank-*.pt"):
             file.unlink()
         last.rename(folder / "model")
+        for step in checkpoints(folder):  # of a run that was ended while it removed them
+            shutil.rmtree(folder / f"checkpoint-{step}")
 
     first_does(rename)

@@ -17,16 +17,17 @@ import torch
 from pipeline.models import LanguageModel
 from pipeline.records import InputError
 from pipeline.sampling import Completion, Engine, SamplingLaw
-from pipeline.training import Compute
+from pipeline.settings import Settings
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
-ADVICE = "requirements-gpu.txt installs it; --vllm-python names the interpreter that has it; --engine hf needs none"
+ADVICE = (
+    "vLLM comes with requirements-gpu.txt for a GPU, and with `make .venv-vllm/ready` for a processor; --vllm-python "
+    "names its interpreter, --engine hf does without it"
+)
 
 
 @contextmanager
-def vllm_engine(
-    model: str, lm: LanguageModel, longest: int, compute: Compute, log: Path, python: Path | None = None
-) -> Iterator[Engine]:
+def vllm_engine(model: str, lm: LanguageModel, longest: int, settings: Settings, log: Path) -> Iterator[Engine]:
     """vLLM on this process's GPU, or on the CPU with a build for it.
 
     model: folder or hub name; lm: its tokenizer, which makes the prompts' tokens and spells the completions'. longest:
@@ -34,18 +35,19 @@ def vllm_engine(
     dies; what it had answered before is not lost.
     """
     on_gpu = torch.cuda.is_available()
-    options = {"model": model, "dtype": compute, "max_model_len": longest}
+    options = {"model": model, "dtype": settings.compute, "max_model_len": longest}
+    options |= {"gpu_memory_utilization": settings.vllm_memory} if on_gpu else {}
     if not on_gpu:  # vLLM 0.32 takes back a draw when a prompt is split, which a processor's random generators refuse
         options |= {"enforce_eager": True, "enable_chunked_prefill": False}
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as messages:
-        command = [str(python or sys.executable), str(WORKER), json.dumps(options)]
+        command = [str(settings.vllm_python or sys.executable), str(WORKER), json.dumps(options)]
         try:
             worker = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=messages, env=_environment(on_gpu)
             )
         except OSError as error:
-            raise InputError(f"--vllm-python {python}: cannot be run: {error.strerror}") from None
+            raise InputError(f"--vllm-python {settings.vllm_python}: cannot be run: {error.strerror}") from None
 
     def ask(request: dict | None) -> dict:
         try:
@@ -55,7 +57,7 @@ def vllm_engine(
             line = worker.stdout.readline()
         except BrokenPipeError:
             line = b""
-        if not line:
+        if not line.endswith(b"\n"):  # it may have died in the middle of one
             raise InputError(
                 f"vLLM ended with exit status {worker.wait()}; its messages are in {log}. What was sampled before is "
                 "kept: the same command goes on behind it"
@@ -72,7 +74,7 @@ def vllm_engine(
     try:
         started = ask(None)
         if "error" in started:
-            error = str(started["error"]).splitlines()[0]
+            error = " ".join(started["error"].split())[:300]
             raise InputError(f"--engine vllm: {command[0]}: {error} ({ADVICE}; all messages: {log})")
         yield engine
     finally:

@@ -6,10 +6,14 @@ It imports vLLM and nothing of this project, so that it runs under an interprete
 import json
 import os
 import sys
+import threading
+import time
 
 
 def main() -> None:
     """Load the model that the first argument describes, answer `{"ready": version}`, then a line for each request."""
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    sys.path.pop(0)  # this folder, whose files have names that others have too
     # What libraries print must not get among the answers: it goes where standard error goes.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -34,6 +38,13 @@ def main() -> None:
         prompts = [{"prompt_token_ids": ids} for ids in request["prompts"]]
         outputs = llm.generate(prompts, settings, use_tqdm=False)
         answer({"completions": [[_to_json(completion) for completion in output.outputs] for output in outputs]})
+
+
+def _end_with_parent(parent: int) -> None:
+    """End this process, whatever it is doing, when the one that started it is gone: it holds a GPU."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 def _to_json(completion: "vllm.CompletionOutput") -> dict:  # noqa: F821

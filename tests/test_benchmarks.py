@@ -5,6 +5,8 @@ import json
 import gpu_step
 import pytest
 
+from pipeline.rows import Example
+
 
 def test_the_gpu_step_runs_on_a_processor_too(tmp_path, capsys):
     settings = gpu_step.Settings(
@@ -22,7 +24,10 @@ def test_the_gpu_step_runs_on_a_processor_too(tmp_path, capsys):
 
 def test_operations_are_those_of_the_matrices():
     class Config:
-        num_hidden_layers, hidden_size = 2, 8
+        num_hidden_layers, hidden_size, vocab_size = 2, 8, 10
 
-    # weights: 6 x 100 x 5; attention of a layer: scores and values, 2 x 2 x 8 x 5 x 5 / 2 (causal), and backward twice
-    assert gpu_step.operations(Config, 100, [5]) == pytest.approx(3000 + 3 * 2 * (2 * 2 * 8 * 25 / 2))
+    example = Example([1, 2], [3, 4, 5], 0.0, 1.0)
+    # weights 6 x 100 x 5, head 6 x 8 x 10 x 3; attention of a layer: scores and values, 2 x 2 x 8 x 5 x 5 / 2 (causal),
+    # and backward twice that
+    expected = 3000 + 1440 + 3 * 2 * (2 * 2 * 8 * 25 / 2)
+    assert gpu_step.operations(Config, 100, [example]) == pytest.approx(expected)

@@ -98,7 +98,7 @@ def test_a_run_killed_while_sampling_scoring_and_training_ends_with_the_same_bit
 
 
 def test_when_a_rank_dies_the_run_ends_and_goes_on_to_the_same_bits(tmp_path):
-    folder, once = tmp_path / "run", ("--iterations", "1")
+    folder, once = tmp_path / "run", ("--iterations", "1", "--compute", "bfloat16", "--gradient-checkpointing")
     with started(folder, 2, once) as process:
         wait(process, (folder / "iteration-1" / "checkpoint-3").exists)
         os.kill(children(process.pid)[1], signal.SIGKILL)

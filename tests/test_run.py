@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
 import topr
 import train_gsm8k as gsm8k
@@ -176,6 +177,20 @@ def test_text_alone_suffices_and_gets_an_end_of_sequence(finished, tmp_path, cap
         assert sample.token_ids[-1] == ends[sample.completion]
 
 
+def test_more_processes_than_rows_in_a_step_are_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    with pytest.raises(InputError, match="--batch 8: is less than a row for each of 16 processes"):
+        gsm8k.check(gsm8k.PRESETS["paper"])
+    gsm8k.check(replace(gsm8k.PRESETS["paper"], batch=16))
+
+
+@pytest.mark.parametrize("method", ["topr", "dpo"])
+def test_bfloat16_with_recomputed_activations(finished, tmp_path, method):
+    precise = {"compute": "bfloat16", "gradient_checkpointing": True, "optimizer": "adafactor"}
+    run(tmp_path, samples=finished / SAMPLES, method=method, **precise)
+    assert {weight.dtype for weight in load_file(tmp_path / MODEL / "model.safetensors").values()} == {torch.float32}
+
+
 def test_iterations_sample_from_the_model_that_the_one_before_has_made(tmp_path, capsys):
     results = run(tmp_path, iterations=2, composition="anna_karenina", candidates=8, curve_points=1, lr=1e-3)
     gsm8k.print_table(results)
@@ -222,9 +237,9 @@ def test_a_layout_is_what_log_mu_depends_on():
     assert replace(settings, method="dpo").layout == "float32 2"
     halved = replace(settings, compute="bfloat16", micro_batch=1)
     assert halved.layout == replace(halved, seed=1).layout == "bfloat16 1"
-    padded = replace(halved, micro_batch=2)
-    assert padded.layout == replace(padded, out=Path("elsewhere")).layout
-    assert len({padded.layout, replace(padded, seed=1).layout, replace(padded, batch=32).layout}) == 3
+    for shared in (replace(halved, micro_batch=2), replace(halved, completions_per_row=4)):
+        assert shared.layout == replace(shared, out=Path("elsewhere")).layout
+        assert len({shared.layout, replace(shared, seed=1).layout, replace(shared, batch=32).layout}) == 3
 
 
 def test_log_mu_that_is_wrong_in_spite_of_its_hash_ends_the_run(finished, tmp_path):
@@ -258,6 +273,7 @@ def test_log_mu_that_is_wrong_in_spite_of_its_hash_ends_the_run(finished, tmp_pa
         ({"test_samples": 4}, "K = 4: must be at least 1 and below the 4 samples"),
         ({"problems": 0}, "--problems 0: must be at least 1"),
         ({"batch": 6}, "--batch 6: must be a multiple"),
+        ({"vllm_memory": 1.5}, "--vllm-memory 1.5: must be at most 1"),
         ({"data": "nowhere"}, "--data nowhere"),
         ({"model": "nowhere"}, "--model nowhere: is neither a folder nor"),
         ({"samples": Path("nothing.jsonl")}, "nothing.jsonl: no such file"),

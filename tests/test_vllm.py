@@ -4,6 +4,7 @@ import json
 import math
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -37,7 +38,7 @@ def python():
 @pytest.fixture(scope="module")
 def draw(python, lm, tmp_path_factory):
     log = tmp_path_factory.mktemp("vllm") / "vllm.log"
-    with vllm_engine(SMALL.model, lm, 200, "float32", log, python) as engine:
+    with vllm_engine(SMALL.model, lm, 200, replace(SMALL, vllm_python=python), log) as engine:
 
         def draw(law, prompts=(PROMPT,), n=8, seed=0):
             found = [[] for _ in prompts]
@@ -89,6 +90,30 @@ def test_tokens_are_drawn_from_the_models_own_distribution(draw, lm, top_k):
     assert set(found) <= set(tokens.tolist())
 
 
+def children(pid):
+    listed = Path(f"/proc/{pid}/task").glob("*/children")
+    return {int(child) for file in listed for child in file.read_text().split()}
+
+
+def is_worker(pid):
+    return b"vllm_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_a_worker_ends_with_the_process_that_started_it(python, tmp_path):
+    command = [sys.executable, gsm8k.__file__, "--engine", "vllm", "--vllm-python", str(python), "--out"]
+    with open(tmp_path / "log", "w") as log:
+        process = subprocess.Popen([*command, str(tmp_path / "run")], stdout=log, stderr=log)
+    while not (workers := [pid for pid in children(process.pid) if is_worker(pid)]):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    end = time.monotonic() + 60
+    while Path(f"/proc/{workers[0]}").exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not Path(f"/proc/{workers[0]}").exists()
+
+
 def test_what_vllm_samples_trains_the_model_and_its_death_loses_nothing(python, tmp_path):
     folder = tmp_path / "run"
     part = folder / "iteration-1" / "samples.jsonl.part-0"
@@ -97,9 +122,8 @@ def test_what_vllm_samples_trains_the_model_and_its_death_loses_nothing(python, 
     def kill_worker():
         while not part.exists() or part.read_bytes().count(b"\n") < 32:  # a chunk: four problems, eight samples each
             time.sleep(0.001)
-        listed = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-        for pid in {int(pid) for file in listed for pid in file.read_text().split()}:
-            if b"vllm_worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        for pid in children(os.getpid()):
+            if is_worker(pid):
                 os.kill(pid, signal.SIGKILL)
 
     killer = threading.Thread(target=kill_worker)
@@ -129,14 +153,17 @@ def test_what_vllm_samples_trains_the_model_and_its_death_loses_nothing(python, 
 @pytest.fixture
 def open_engine(lm, tmp_path):
     def open_engine(python):
-        with vllm_engine(SMALL.model, lm, 200, "float32", tmp_path / "vllm.log", python) as engine:
+        settings = replace(SMALL, vllm_python=python)
+        with vllm_engine(SMALL.model, lm, 200, settings, tmp_path / "vllm.log") as engine:
             list(engine([PROMPT], 1, SamplingLaw(), 0))
 
     return open_engine
 
 
 def test_an_interpreter_without_vllm_is_named(open_engine):
-    with pytest.raises(InputError, match=r"--engine vllm: .*python.*No module named 'vllm' \(requirements-gpu.txt"):
+    with pytest.raises(
+        InputError, match=r"--engine vllm: .*python.*No module named 'vllm' \(vLLM comes with requirements"
+    ):
         open_engine(sys.executable)
 
 

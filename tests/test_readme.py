@@ -79,4 +79,16 @@ def test_every_setting_says_where_its_default_is_from():
 def test_the_table_in_the_readme_is_that_of_the_results():
     results = json.loads((ROOT / "results" / "laptop.json").read_text(encoding="utf-8"))
     shown = re.search(r"│ correct +│ ([\d.]+) % +│ ([\d.]+) % +│", README)
-    assert shown.groups() == tuple(f"{100 * results[when]['correct']:.1f}" for when in ("before", "after"))
+    after = results["iterations"][0]["after"]
+    assert shown.groups() == tuple(f"{100 * entry['correct']:.1f}" for entry in (results["before"], after))
+
+
+def test_the_table_of_iterations_is_that_of_the_results():
+    results = json.loads((ROOT / "results" / "iterations.json").read_text(encoding="utf-8"))
+    entries = [results["before"], *(iteration["after"] for iteration in results["iterations"])]
+    for name in ("correct", "incorrect", "invalid"):
+        cells = " +│ ".join(f"{100 * entry[name]:.1f} %" for entry in entries)
+        assert re.search(f"│ {name} +│ {cells} +│", README), name
+    for name in ("pass@1", "maj@16", "pass@16"):
+        cells = " +│ ".join(f"{100 * e[name]['mean']:.1f} ± {200 * e[name]['se']:.1f} %" for e in entries)
+        assert re.search(f"│ {name} +│ {cells} +│", README), name

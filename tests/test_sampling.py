@@ -112,17 +112,20 @@ def test_an_interrupted_drawing_goes_on_behind_its_last_whole_chunk(lm, tmp_path
     def draw_some(problems, samples_before):
         if len(drawn) == 2:
             raise Interrupted
-        drawn.append([problem.id for problem in problems])
+        drawn.append((samples_before, [problem.id for problem in problems]))
         return draw_samples(task, problems, 3, engine, law, samples_before, None)
 
     with pytest.raises(Interrupted):
         draw_to_file(file, task.train, 3, 2, draw_some)
     assert not file.exists()
-    with file.with_name("samples.jsonl.part-0").open("a") as growing:
-        growing.write('{"prompt": "Q", "compl')
+    part = file.with_name("samples.jsonl.part-0")
+    lines = part.read_text().splitlines(keepends=True)
+    assert len(lines) == 12
+    part.write_text("".join(lines[:10]) + lines[10][:20])  # one problem of the second chunk is whole, the other is not
     drawn.append("torn")
     draw_to_file(file, task.train, 3, 2, draw_some)
-    assert drawn == [["train-1", "train-2"], ["train-3", "train-4"], "torn", ["train-5"]]
+    first, second, third = (0, ["train-1", "train-2"]), (6, ["train-3", "train-4"]), (12, ["train-5"])
+    assert drawn == [first, second, "torn", second, third]
     draw_to_file(
         tmp_path / "at once.jsonl", task.train, 3, 2, lambda p, n: draw_samples(task, p, 3, engine, law, n, None)
     )

@@ -142,7 +142,8 @@ def test_the_base_model_verifies_badly(lm, drawn):
     _, samples = drawn
     checked = [sample for sample in samples[::4] if sample.finish_reason == "stop"]
     prompts = [f"{sample.prompt}{sample.completion}\nCheck:" for sample in checked]
-    texts = [c.text for [c] in transformers_engine(lm, 40_000)(prompts, 1, SamplingLaw(max_new_tokens=96), 0)]
+    drawn_texts = transformers_engine(lm, 40_000)(prompts, 1, SamplingLaw(max_new_tokens=96), 0)
+    texts = [completion.text for _, completion in sorted(drawn_texts)]
     verdicts = [text.rpartition("Is the answer correct (Yes/No)?")[2].strip() for text in texts]
     missing = sum(verdict not in ("Yes", "No") for verdict in verdicts) / len(verdicts)
     opposite = {"correct": "No"}

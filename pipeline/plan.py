@@ -43,14 +43,15 @@ def plan(settings: Settings, task: Task, lm: LanguageModel, processes: int) -> l
 def _counts(settings: Settings, task: Task, lm: LanguageModel, processes: int) -> list[Item]:
     prompts = lm.tokenizer([task.prompt(problem) for problem in task.train])["input_ids"] if task.train else []
     mean_prompt = sum(map(len, prompts)) / max(len(prompts), 1)
-    drawn = len(task.train) * settings.drawn_per_problem
-    if settings.samples:
-        drawn = len(read_rows(settings.samples, Sample))
-    most = anna_karenina_size(len(task.train)) if settings.composition == "anna_karenina" else drawn
+    given = read_rows(settings.samples, Sample) if settings.samples else None
+    drawn = len(given) if given else len(task.train) * settings.drawn_per_problem
+    problems = len({sample.prompt for sample in given}) if given else len(task.train)
+    most = anna_karenina_size(problems) if settings.composition == "anna_karenina" else drawn
     trained = min(settings.examples or most, drawn)
     tested = len(task.test) * settings.test_samples * (1 + settings.iterations)
     along = len(task.test) * settings.curve_samples * (settings.curve_points - 1) * settings.iterations
     k = settings.iterations
+    sampled = tested + along + (0 if given else k * drawn)
     parameters = sum(weight.numel() for weight in lm.model.parameters())
     tokens = k * trained * (mean_prompt + settings.max_new_tokens)
     passes = 8 + 2 if settings.gradient_checkpointing else 6 + 2
@@ -59,7 +60,7 @@ def _counts(settings: Settings, task: Task, lm: LanguageModel, processes: int) -
         Item("prompt", mean_prompt, "tokens", "mean over the training problems"),
         Item("training samples", k * drawn, "", f"{k} iterations x {drawn:,}"),
         Item("test samples", tested + along, "", "before, and after each iteration; fewer along its epoch"),
-        Item("sampled tokens", (k * drawn + tested + along) * settings.max_new_tokens, "", "at most: all to the limit"),
+        Item("sampled tokens", sampled * settings.max_new_tokens, "", "at most: all to the limit"),
         Item("samples trained on", k * trained, "", f"{k} iterations x {trained:,}, at most"),
         Item("optimiser steps", k * ceil(trained / settings.batch), "", f"of {settings.batch} samples"),
         Item("parameters P", parameters, "", "counted"),

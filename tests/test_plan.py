@@ -11,6 +11,7 @@ from transformers import LlamaConfig
 import train_gsm8k as gsm8k
 from pipeline.models import load_outline
 from pipeline.plan import plan
+from pipeline.records import Sample, write_rows
 from pipeline.training import make_optimizer
 
 
@@ -49,6 +50,17 @@ def test_the_counts_are_those_of_the_settings():
     karenina = by_name(replace(settings, composition="anna_karenina", examples=None))
     assert karenina["training samples"].value == 3 * 100 * 64
     assert karenina["samples trained on"].value == 3 * 670  # 50,000 / 7,473 x 100, rounded up
+
+
+def test_given_samples_are_counted_and_not_drawn(tmp_path):
+    file = tmp_path / "given.jsonl"
+    write_rows(file, [Sample(prompt=f"Q{i % 50}", completion="!", reward=1.0) for i in range(1000)])
+    settings = gsm8k.Settings(samples=file, test_problems=1, curve_points=1)
+    items = by_name(settings)
+    assert (items["samples trained on"].value, items["optimiser steps"].value) == (1000, 63)
+    assert items["sampled tokens"].value == 2 * 32 * 128
+    karenina = by_name(replace(settings, composition="anna_karenina"))
+    assert karenina["samples trained on"].value == 335  # 50,000 / 7,473 x 50, rounded up
 
 
 def test_an_8b_model_on_eight_gpus(llama_8b):

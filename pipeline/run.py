@@ -17,7 +17,7 @@ import platform
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def run(settings: Settings, task: Task) -> dict:
         model, iterations = settings.model, []
         for number in range(1, settings.iterations + 1):
             iterations.append(this.iterate(number, model, last))
-            model, last = str(this.folder / f"iteration-{number}" / "model"), iterations[-1]["after"]
+            model, last = str(this.here(number) / "model"), iterations[-1]["after"]
         results = {"before": before, "iterations": iterations, "versions": versions()}
         first_does(lambda: this.publish(results))
         return results
@@ -93,9 +93,13 @@ class Run:
     sampler: "Sampler"
     given: list[Sample] | None  # what to train on instead of sampling
 
+    def here(self, number: int) -> Path:
+        """The folder of an iteration."""
+        return self.folder / f"iteration-{number}"
+
     def iterate(self, number: int, mu: str, before: dict) -> dict:
         """One iteration, from the model in folder or hub name `mu`: an entry of results.json."""
-        settings, here = self.settings, self.folder / f"iteration-{number}"
+        settings, here = self.settings, self.here(number)
         samples = self.samples(number, mu)
         steps = compose(settings, samples, self.outline, self.task, number)
         counts = describe(settings, samples, number) | {"steps": len(steps)}
@@ -128,7 +132,7 @@ class Run:
 
     def samples(self, number: int, mu: str) -> list[Sample]:
         """The iteration's samples: those given, or drawn from `mu` and graded."""
-        file = self.folder / f"iteration-{number}" / "samples.jsonl"
+        file = self.here(number) / "samples.jsonl"
         if self.given is not None:
             first_does(lambda: file.exists() or write_rows(file, self.given))
         else:
@@ -138,7 +142,7 @@ class Run:
     def measure(self, number: int, step: int, model: str, n: int) -> dict:
         """An evaluation of `model`, which `step` steps of the iteration have made: shares and estimates."""
         settings = self.settings
-        file = self.folder / f"iteration-{number}" / f"test-{step}.jsonl"
+        file = self.here(number) / f"test-{step}.jsonl"
         self.draw(file, self.task.test, n, model, f"test {number} {step}", f"evaluating at step {step}")
         ks = [settings.k] if n > settings.k else []
         return first_does(lambda: evaluate(read_rows(file, Sample), self.task, ks, settings.seed))
@@ -167,7 +171,7 @@ class Run:
 
     def train_until(self, stop: int, number: int, mu: str) -> None:
         """Train to `stop` steps of the iteration, from its last checkpoint or from `mu`; it ends with a checkpoint."""
-        settings, here = self.settings, self.folder / f"iteration-{number}"
+        settings, here = self.settings, self.here(number)
         done = first_does(lambda: max(checkpoints(here), default=0))
         if done >= stop:
             return
@@ -216,7 +220,7 @@ class Run:
             if self.given is not None:
                 say("the initial model stands in for the samples' own: log mu is scored by it")
             samples = dataset.score(samples, lm, steps, by)
-            first_does(lambda: write_rows(self.folder / f"iteration-{number}" / "samples.jsonl", samples))
+            first_does(lambda: write_rows(self.here(number) / "samples.jsonl", samples))
         return samples
 
     def publish(self, results: dict) -> None:
@@ -334,7 +338,7 @@ def make_loss(settings: Settings) -> Callable[..., torch.Tensor]:
 
 def sampling_law(settings: Settings, task: Task) -> SamplingLaw:
     """The law of training and test samples alike."""
-    return replace(settings.law, stop=task.stop)
+    return SamplingLaw(settings.temperature, settings.top_p, settings.top_k, settings.max_new_tokens, task.stop)
 
 
 def versions() -> dict[str, str]:

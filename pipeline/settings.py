@@ -18,7 +18,6 @@ import tyro
 from pipeline.composition import Composition
 from pipeline.evaluation import standard_error
 from pipeline.records import InputError
-from pipeline.sampling import SamplingLaw
 from pipeline.training import Compute, OptimizerName
 from topr import PRESETS as BOUNDS
 from topr import Limits
@@ -155,11 +154,6 @@ class Settings:
     def chosen_engine(self) -> Literal["hf", "vllm"]:
         """What samples on this machine."""
         return self.engine or ("vllm" if torch.cuda.is_available() else "hf")
-
-    @property
-    def law(self) -> SamplingLaw:
-        """The law of training and test samples alike, but for what ends a completion."""
-        return SamplingLaw(self.temperature, self.top_p, self.top_k, self.max_new_tokens)
 
     @property
     def bounds(self) -> Limits:

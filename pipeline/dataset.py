@@ -61,7 +61,7 @@ def encode(
         if sample.token_logmu is not None and len(sample.token_logmu) != len(ids):
             raise InputError(f"{where} token_logmu: {len(sample.token_logmu)} of them, {len(ids)} tokens")
         logmu = float("nan") if sample.token_logmu is None else float(np.sum(sample.token_logmu, dtype=np.float32))
-        examples.append(Example(prompt_ids[sample.prompt], ids, logmu, sample.reward, number))
+        examples.append(Example(prompt_ids[sample.prompt], ids, logmu, sample.reward, number, sample.token_logmu))
     return examples
 
 
@@ -118,13 +118,27 @@ def check_logmu(samples: Sequence[Sample], source: str = "samples") -> None:
             raise InputError(f"{source}:{line}: field token_logmu: is missing, there is no log mu to trust")
 
 
-def subtract_baseline(examples: Sequence[Example], baseline: float) -> list[Example]:
-    """The same examples with reward - baseline (Section 3.2 of the paper).
+def subtract_baselines(examples: Sequence[Example], baselines: Sequence[float]) -> list[Example]:
+    """The same examples, each with reward - baseline (Section 3.2 of the paper).
 
-    >>> subtract_baseline([Example([1], [2], logmu=-3.0, reward=1.0)], 0.5)[0].reward
+    >>> subtract_baselines([Example([1], [2], logmu=-3.0, reward=1.0)], [0.5])[0].reward
     0.5
     """
-    return [replace(example, reward=example.reward - baseline) for example in examples]
+    return [replace(example, reward=example.reward - b) for example, b in zip(examples, baselines, strict=True)]
+
+
+def mean_rewards(samples: Sequence[Sample], by_prompt: bool) -> list[float]:
+    """For each sample the mean reward of all of them or, by prompt, of those of the same prompt.
+
+    >>> samples = [Sample(prompt=x, completion="!", reward=r) for x, r in (("a", 1.0), ("a", 0.0), ("b", 5.0))]
+    >>> mean_rewards(samples, by_prompt=True), mean_rewards(samples, by_prompt=False)
+    ([0.5, 0.5, 5.0], [2.0, 2.0, 2.0])
+    """
+    groups: dict[str, list[float]] = {}
+    for sample in samples:
+        groups.setdefault(sample.prompt if by_prompt else "", []).append(sample.reward)
+    means = {group: sum(rewards) / len(rewards) for group, rewards in groups.items()}
+    return [means[sample.prompt if by_prompt else ""] for sample in samples]
 
 
 def share_of_positives(examples: Sequence[Example]) -> float:

@@ -1,6 +1,7 @@
 """The folder that a run writes into: its settings, and files that are whole or absent, but for a growing log."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,13 @@ class RunFolder:
         """Make the folder; until then a run that fails leaves nothing behind."""
         self.path.mkdir(parents=True, exist_ok=True)
         self.write_json("config.json", self._config)
+
+    def agree(self, other: Path, names: Sequence[str]) -> None:
+        """InputError unless folder `other` holds a run with the same settings of these names."""
+        file = Path(other) / "config.json"
+        if not file.exists():
+            raise InputError(f"{other}: holds no run, there is no config.json")
+        self._refuse_others(file, {name: self._config[name] for name in names})
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name

@@ -8,7 +8,7 @@ column before it on. With a single completion a row this is an ordinary padded b
 The plain counterpart, one padded row per completion, is `topr.sequence_logprobs`: same values, same gradients.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ class Example:
     logmu: float
     reward: float
     number: int = -1  # of the sample it was made from
+    token_logmu: Sequence[float] | None = None  # what logmu is the sum of
 
 
 class SharedRows(NamedTuple):
@@ -38,6 +39,7 @@ class SharedRows(NamedTuple):
     source: Tensor  # (B, C) where each token is predicted: an index into the R * kept kept positions
     token_ids: Tensor  # (B, C)
     token_mask: Tensor  # (B, C) True on tokens, False on padding
+    token_logmu: Tensor  # (B, C) log mu of each token; 0 on padding, NaN where only the sum is known
     logmu: Tensor  # (B,)
     reward: Tensor  # (B,)
     length: Tensor  # (B,)
@@ -63,6 +65,7 @@ def collate(rows: Sequence[Sequence[Example]], device: torch.device | str = "cpu
     source = torch.zeros(len(examples), longest, dtype=torch.long)
     token_ids = torch.zeros(len(examples), longest, dtype=torch.long)
     token_mask = torch.zeros(len(examples), longest, dtype=torch.bool)
+    token_logmu = torch.zeros(len(examples), longest)
     kept, number = width - start + 1, 0
     for r, row in enumerate(rows):
         size = len(row[0].prompt_ids)
@@ -79,10 +82,11 @@ def collate(rows: Sequence[Sequence[Example]], device: torch.device | str = "cpu
             source[number, :length] = r * kept + torch.arange(column - start, column - start + length)
             source[number, 0] = r * kept
             token_mask[number, :length] = True
+            token_logmu[number, :length] = torch.tensor(example.token_logmu or [torch.nan] * length)
             column, number = column + length, number + 1
     mask = (segment >= 0).long() if all(len(row) == 1 for row in rows) else _sharing_mask(segment)
     columns = [[e.logmu for e in examples], [e.reward for e in examples], [len(e.completion_ids) for e in examples]]
-    tensors = [source, token_ids, token_mask, *map(torch.tensor, columns)]
+    tensors = [source, token_ids, token_mask, token_logmu, *map(torch.tensor, columns)]
     return SharedRows(
         input_ids.to(device), mask.to(device), position_ids.to(device), kept, *(t.to(device) for t in tensors)
     )
@@ -95,7 +99,7 @@ def without_completions(batch: SharedRows) -> SharedRows:
     >>> batch.input_ids.shape, batch.token_ids.shape
     (torch.Size([1, 4]), torch.Size([0, 2]))
     """
-    columns = ("source", "token_ids", "token_mask", "logmu", "reward", "length")
+    columns = ("source", "token_ids", "token_mask", "token_logmu", "logmu", "reward", "length")
     return batch._replace(**{name: getattr(batch, name)[:0] for name in columns})
 
 
@@ -129,6 +133,41 @@ def token_logprobs(model: PreTrainedModel, batch: SharedRows) -> Tensor:
 def sequence_logprobs(model: PreTrainedModel, batch: SharedRows) -> Tensor:
     """log pi(y|x) of every completion: (B,). To be handed to `topr.train` as its `logprobs`."""
     return token_logprobs(model, batch).sum(-1)
+
+
+TokenLoss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(token_logp, token_logmu (B, C), reward (B,), mask (B, C)) -> the loss, a mean over the B completions"""
+
+
+def logprobs_with_gradient_of(token_loss: TokenLoss) -> Callable[[PreTrainedModel, SharedRows], Tensor]:
+    """`sequence_logprobs`, the same values, but made so that naive REINFORCE of them has the gradient of `token_loss`.
+
+    So a loss that looks at single tokens trains in `topr.train`, which knows sequences only. What a token counts is
+    read off the loss's gradient, batch by batch. The weights that `train` reports are those of naive REINFORCE: 1.
+
+    >>> from types import SimpleNamespace
+    >>> logits = torch.zeros(1, 3, 4, requires_grad=True)
+    >>> batch = collate([[Example([1], [2, 3], -2.0, -1.0, token_logmu=[-1.0, -1.0])]])
+    >>> model = lambda **_: SimpleNamespace(logits=logits)
+    >>> model.dtype = torch.float32
+    >>> logp = logprobs_with_gradient_of(lambda logp, logmu, reward, mask: logp[:, 0].sum())(model, batch)
+    >>> logp.item() == 2 * torch.tensor(0.25).log().item()  # log pi(y|x), yet only its first token has a gradient
+    True
+    >>> [bool(row.any()) for row in torch.autograd.grad(logp.sum(), logits)[0][0]]
+    [True, False, False]
+    """
+
+    def logprobs(model: PreTrainedModel, batch: SharedRows) -> Tensor:
+        token_logp = token_logprobs(model, batch)
+        leaf = token_logp.detach().requires_grad_()
+        loss = token_loss(leaf, batch.token_logmu, batch.reward, batch.token_mask.to(leaf.dtype))
+        [gradient] = torch.autograd.grad(loss, leaf)
+        # naive REINFORCE multiplies the gradient of each log pi(y|x) with -reward / length, and takes the mean
+        naive = -torch.where(batch.reward == 0, torch.inf, batch.reward) / batch.length / len(batch.reward)
+        weighted = (gradient / naive[:, None] * token_logp).sum(-1)
+        return weighted + (token_logp.sum(-1) - weighted).detach()
+
+    return logprobs
 
 
 def batches_within(tokens: int, widths: Sequence[int]) -> Iterator[slice]:

@@ -26,15 +26,16 @@ import torch.distributed as dist
 import transformers
 
 import topr
+from departures import DEPARTURES
 from pipeline import composition, dataset, rows
 from pipeline.evaluation import evaluate
 from pipeline.folder import RunFolder, append_json
 from pipeline.models import LanguageModel, load_model, load_outline
 from pipeline.parallel import device, first_does, process_group, rank, ranks, say, together
 from pipeline.plots import draw_curve, save_figure
-from pipeline.records import InputError, Problem, Sample, Task, read_rows, write_rows, write_text
+from pipeline.records import InputError, Problem, Sample, Task, read_rows, write_bytes, write_rows, write_text
 from pipeline.sampling import Engine, SamplingLaw, check_lengths, draw_samples, draw_to_file, transformers_engine
-from pipeline.settings import Settings
+from pipeline.settings import OF_DRAWING, Settings
 from pipeline.training import (
     checkpoints,
     fingerprint,
@@ -78,6 +79,8 @@ def _prepare(settings: Settings, task: Task, sampler: "Sampler") -> "Run":
             dataset.check_logmu(given, str(settings.samples))
         compose(settings, given, outline, task)
     folder = RunFolder(settings.out or settings.default_out(), settings.record())
+    if settings.reuse is not None:
+        folder.agree(settings.reuse, OF_DRAWING)
     return Run(settings, task, folder, outline, longest, sampler, given)
 
 
@@ -150,6 +153,8 @@ class Run:
     def draw(self, file: Path, problems: Sequence[Problem], n: int, model: str, stage: str, description: str) -> None:
         """Write n graded samples of each problem by `model` to `file`, unless they are there."""
         law, seed = sampling_law(self.settings, self.task), self.settings.seed_of(stage)
+        if self.settings.reuse is not None and model == self.settings.model:
+            first_does(lambda: self.take(self.settings.reuse / file.relative_to(self.folder.path), file, problems, n))
 
         def draw(some: Sequence[Problem], samples_before: int) -> list[Sample]:
             engine = self.sampler.engine(model, self.open_engine)
@@ -157,6 +162,13 @@ class Run:
             return draw_samples(self.task, some, n, engine, law, seed + samples_before, shown)
 
         draw_to_file(file, problems, n, self.settings.chunk, draw)
+
+    def take(self, source: Path, file: Path, problems: Sequence[Problem], n: int) -> None:
+        """Copy `source`, what another run has drawn, to `file`, if it holds n samples of each problem."""
+        if source.exists() and not file.exists():
+            found = [(sample.problem_id, sample.prompt) for sample in read_rows(source, Sample)]
+            if found == [(problem.id, self.task.prompt(problem)) for problem in problems for _ in range(n)]:
+                write_bytes(file, source.read_bytes())
 
     @contextmanager
     def open_engine(self, model: str) -> Iterator[Engine]:
@@ -205,7 +217,7 @@ class Run:
             optimizer,
             steps[done:stop],
             loss=make_loss(settings),
-            logprobs=rows.sequence_logprobs,
+            logprobs=make_logprobs(settings),
             max_norm=settings.max_norm,
             start_at_mu=0.01 if knows_mu else None,
             after_step=after_step,
@@ -231,7 +243,9 @@ class Run:
             points += [point | {"samples_seen": before + point["samples_seen"]} for point in curve]
             before = points[-1]["samples_seen"]
         settings = self.settings
-        save_figure(draw_curve(points, f"{settings.method}, learning rate {settings.lr:g}"), self.folder / "curve.png")
+        title = f"{settings.departure or settings.method}, learning rate {settings.lr:g}"
+        if points:
+            save_figure(draw_curve(points, title), self.folder / "curve.png")
         self.folder.write_json("results.json", results)
 
 
@@ -289,18 +303,21 @@ def describe(settings: Settings, samples: Sequence[Sample], number: int) -> dict
         "seed": seed,
         "drawn": count(samples),
         "trained": count(chosen),
-        "baseline": baseline_of(settings, chosen),
+        "baseline": sum(baselines_of(settings, chosen)) / max(len(chosen), 1),  # the mean, where they differ
     }
 
 
-def baseline_of(settings: Settings, chosen: Sequence[Sample]) -> float:
-    """The baseline: the one that is set, or the one that gives the chosen samples an effective share of positives."""
+def baselines_of(settings: Settings, chosen: Sequence[Sample]) -> list[float]:
+    """Each chosen sample's baseline: the one that is set, or that which gives an effective share of positives."""
+    if settings.baseline_from != "zero":
+        means = dataset.mean_rewards(chosen, by_prompt=settings.baseline_from == "group")
+        return [mean + (settings.baseline or 0.0) for mean in means]
     if settings.effective_proportion is None:
-        return settings.baseline or 0.0
+        return [settings.baseline or 0.0] * len(chosen)
     positives = sum(sample.reward >= 0 for sample in chosen) / len(chosen)
     if not 0 < positives < 1 or {abs(sample.reward) for sample in chosen} != {1.0}:
         raise InputError("--effective-proportion: needs rewards -1 and +1, and samples of both signs")
-    return topr.baseline_for_proportion(positives, settings.effective_proportion)
+    return [topr.baseline_for_proportion(positives, settings.effective_proportion)] * len(chosen)
 
 
 def compose(
@@ -321,7 +338,7 @@ def compose(
         if not pairs:
             raise InputError("--method dpo: no problem has both a positive and a negative sample to pair")
         return dataset.Steps(pairs, *sizes)
-    examples = dataset.subtract_baseline(examples, baseline_of(settings, [samples[i] for i in numbers]))
+    examples = dataset.subtract_baselines(examples, baselines_of(settings, [samples[i] for i in numbers]))
     if settings.method != "ppo" and settings.bounds.b_neg == 0 and all(example.reward <= 0 for example in examples):
         raise InputError(f"--method {settings.method}: no positive sample, and it learns from nothing else; draw more")
     return dataset.Steps(dataset.rows_of_prompt(examples, settings.row_size, rng), *sizes)
@@ -333,7 +350,16 @@ def make_loss(settings: Settings) -> Callable[..., torch.Tensor]:
         return partial(topr.ppo_loss, eps=settings.eps)
     if settings.method == "dpo":
         return partial(dataset.dpo_loss_of_rows, beta=settings.beta)
+    if settings.departure is not None:
+        return partial(topr.topr_loss, limits=topr.PRESETS["reinforce"])
     return partial(topr.topr_loss, limits=settings.bounds)
+
+
+def make_logprobs(settings: Settings) -> Callable[..., torch.Tensor]:
+    """What `topr.train` gets log pi(y|x) from; a departure is in its gradient."""
+    if settings.departure is None:
+        return rows.sequence_logprobs
+    return rows.logprobs_with_gradient_of(DEPARTURES[settings.departure]())
 
 
 def sampling_law(settings: Settings, task: Task) -> SamplingLaw:

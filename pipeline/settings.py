@@ -25,6 +25,7 @@ from topr import Limits
 TINY = Path(__file__).resolve().parent.parent / "tiny"
 Preset = Literal["laptop", "single-gpu", "paper"]
 Method = Literal["topr", "tis", "sft", "reinforce", "off_policy", "ppo", "dpo"]
+Departure = Literal["per-token", "per-token + token mean", "geometric mean", "clip 0.8..1.2"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Settings:
     """text of the worked examples, a blank line between them; default: those of the installed lm-eval package"""
 
     iterations: int = 1
-    """times to sample from the model and train it on what it said, mu_i = pi_{i-1} (paper, Section 4.3)"""
+    """times to sample from the model and train it on what it said, mu_i = pi_{i-1} (paper, Section 4.3); 0: measure"""
     problems: int = 512
     """training problems to sample from, the first ones (ours; paper: all 7,473)"""
     n: int = 16
@@ -87,8 +88,12 @@ class Settings:
     """a+ b+ a- b-: bounds of the ratio (Eq. 7) in place of the method's"""
     baseline: float | None = None
     """c, subtracted from the reward (paper: none)"""
+    baseline_from: Literal["zero", "mean", "group"] = "zero"
+    """what --baseline is counted from: zero (paper), the samples' mean reward, or that of the prompt's own samples"""
     effective_proportion: float | None = None
     """p~, effective share of positives, in place of --baseline (Eq. 12)"""
+    departure: Departure | None = None
+    """train with what other code calls TOPR (departures.py) instead, to see what it costs (ours: none)"""
     eps: float = 0.2
     """PPO's clipping (paper, Section 4.3)"""
     beta: float = 0.1
@@ -132,6 +137,8 @@ class Settings:
     """seed of everything that is drawn"""
     out: Path | None = None
     """folder to write into; default: runs/PRESET, followed by the settings that differ from the preset's"""
+    reuse: Path | None = None
+    """folder of another run: what it has drawn from the initial model is taken from there, not drawn again (ours)"""
 
     @property
     def drawn_per_problem(self) -> int:
@@ -185,7 +192,8 @@ class Settings:
         return Path("runs") / re.sub("[^A-Za-z0-9._=+-]+", "_", " ".join([self.preset, *differing]))[:120]
 
 
-NOT_OF_A_RUN = ("out", "dry_run", "vllm_python", "vllm_memory")
+NOT_OF_A_RUN = ("out", "reuse", "dry_run", "vllm_python", "vllm_memory")
+OF_DRAWING = ("model", "engine", "temperature", "top_p", "top_k", "max_new_tokens", "tokens_at_once", "chunk", "seed")
 
 PAPER = Settings(
     preset="paper",
@@ -246,7 +254,8 @@ def check(settings: Settings) -> None:
 
     method, c, p_tilde, share = settings.method, settings.baseline, settings.effective_proportion, settings.proportion
     refuse(method not in get_args(Method), f"--method {method}: choose from {', '.join(get_args(Method))}")
-    counts = "iterations problems n candidates max_new_tokens tokens_at_once chunk pairs batch micro_batch"
+    refuse(settings.iterations < 0, f"--iterations {settings.iterations}: must be at least 0")
+    counts = "problems n candidates max_new_tokens tokens_at_once chunk pairs batch micro_batch"
     for name in [*counts.split(), "completions_per_row", "save_every", "test_problems", "curve_points", "examples"]:
         value = getattr(settings, name)
         refuse(value is not None and value < 1, f"--{name.replace('_', '-')} {value}: must be at least 1")
@@ -265,6 +274,11 @@ def check(settings: Settings) -> None:
     refuse(settings.limits is not None and method in ("ppo", "dpo"), f"--limits: have no meaning for {method}")
     refuse(settings.shots_file is not None and settings.shots < 1, "--shots-file: say with --shots how many to take")
     refuse(c is not None and p_tilde is not None, "--baseline and --effective-proportion: give one of them")
+    is_from_zero = settings.baseline_from == "zero"
+    refuse(p_tilde is not None and not is_from_zero, "--effective-proportion: its baseline is counted from zero")
+    refuse(method == "dpo" and not is_from_zero, "--method dpo: has no baseline; give none")
+    is_departed = settings.departure is not None
+    refuse(is_departed and (method != "topr" or settings.limits is not None), "--departure: departs from topr alone")
     refuse(method == "dpo" and (c, p_tilde) != (None, None), "--method dpo: has no baseline; give none")
     refuse(c is not None and not -1 <= c <= 1, f"--baseline {c}: must lie in [-1, 1]")
     refuse(p_tilde is not None and not 0 < p_tilde <= 1, f"--effective-proportion {p_tilde}: must lie in (0, 1]")

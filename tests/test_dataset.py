@@ -84,7 +84,7 @@ def test_only_what_is_to_be_trained_on_is_scored(lm):
 
 
 def test_v10_a_baseline_is_subtracted_before_the_sign_is_taken():
-    [example] = dataset.subtract_baseline([replace(random_examples(1, 1)[0], reward=0.0)], 0.2)
+    [example] = dataset.subtract_baselines([replace(random_examples(1, 1)[0], reward=0.0)], [0.2])
     assert example.reward == -0.2
     logp = torch.tensor([-5.0], requires_grad=True)
     topr.topr_loss(logp, torch.tensor([-3.0]), torch.tensor([example.reward]), torch.ones(1)).backward()

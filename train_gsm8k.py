@@ -28,6 +28,7 @@ from rich.table import Table
 
 import pipeline.run
 from pipeline.models import is_hub_name
+from pipeline.parallel import is_first_process
 from pipeline.plan import print_plan
 from pipeline.records import InputError, Outcome, Problem, Task, read_rows
 from pipeline.settings import PRESETS, Settings, check
@@ -183,7 +184,7 @@ def read_settings(arguments: Sequence[str]) -> Settings:
 def main() -> None:
     """The command line: settings in, a table out; one line and a non-zero exit status on bad input."""
     transformers.utils.logging.disable_progress_bar()  # of single files; the run has its own
-    is_first = os.environ.get("RANK", "0") == "0"
+    is_first = is_first_process()
     is_first_here = os.environ.get("LOCAL_RANK", "0") == "0"  # another machine may lack what this one has
     started = time.monotonic()
     try:

@@ -20,7 +20,7 @@ class RunFolder:
         config = json.loads(json.dumps(config, default=str))
         file = self.path / "config.json"
         if file.exists():
-            self._refuse_others(file, config)
+            _refuse_others(file, config, "holds a run with other settings", "choose another --out")
         elif self.path.is_dir() and any(self.path.iterdir()):
             raise InputError(f"{self.path}: is not empty and no run of this script; choose another --out")
         elif self.path.exists() and not self.path.is_dir():
@@ -37,7 +37,8 @@ class RunFolder:
         file = Path(other) / "config.json"
         if not file.exists():
             raise InputError(f"{other}: holds no run, there is no config.json")
-        self._refuse_others(file, {name: self._config[name] for name in names})
+        here = {name: self._config[name] for name in names}
+        _refuse_others(file, here, "has drawn otherwise", "give a --reuse that has drawn the same")
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
@@ -48,18 +49,22 @@ class RunFolder:
 
     def read_json(self, name: str) -> Any:
         """The content of a JSON file, None where there is no such file; InputError where it cannot be read."""
-        file = self.path / name
-        try:
-            return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
-        except ValueError as error:
-            raise InputError(f"{file}: {error}; remove it to make it anew") from None
+        return _read(self.path / name)
 
-    def _refuse_others(self, file: Path, config: dict[str, Any]) -> None:
-        known = self.read_json(file.name)
-        differing = [name for name in config if known.get(name) != config[name]]
-        if differing:
-            told = ", ".join(f"{name} = {known.get(name)!r} there and {config[name]!r} here" for name in differing)
-            raise InputError(f"{self.path}: holds a run with other settings ({told}); choose another --out")
+
+def _read(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+    except ValueError as error:
+        raise InputError(f"{file}: {error}; remove it to make it anew") from None
+
+
+def _refuse_others(file: Path, config: dict[str, Any], fault: str, advice: str) -> None:
+    known = _read(file)
+    differing = [name for name in config if known.get(name) != config[name]]
+    if differing:
+        told = ", ".join(f"{name} = {known.get(name)!r} there and {config[name]!r} here" for name in differing)
+        raise InputError(f"{file.parent}: {fault} ({told}); {advice}")
 
 
 def append_json(file: Path, content: dict[str, Any]) -> None:

@@ -23,6 +23,11 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
+def is_first_process() -> bool:
+    """Whether this is the first of the processes that torchrun started, or the only one; known before they join."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def ranks() -> int:
     """The number of processes."""
     return dist.get_world_size() if dist.is_initialized() else 1

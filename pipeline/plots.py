@@ -39,6 +39,13 @@ STYLES = {
     "off_policy": Style("#CC79A7", (0, (6, 1, 1, 1, 1, 1)), "D"),
     "ppo": Style("#E69F00", (0, (3, 1)), "P"),
     "dpo": Style("#000000", (0, (1, 2)), "X"),
+    "group": Style("#7B3FA0", (0, (5, 1)), "<"),  # TOPR with the mean of the prompt's samples as baseline
+    "asymre": Style("#8C6D1F", (0, (4, 2, 1, 2)), ">"),
+    "kl": Style("#6E6E6E", (0, (2, 1)), "*"),  # naive REINFORCE with a KL(mu || pi) penalty
+    "per-token": Style("#E69F00", "--", "s"),  # departures, as departures.py has them
+    "per-token + token mean": Style("#CC79A7", ":", "v"),
+    "geometric mean": Style("#009E73", "-.", "^"),
+    "clip 0.8..1.2": Style("#D55E00", (0, (6, 1, 1, 1, 1, 1)), "D"),
     "limit": Style("#000000", (0, (8, 3)), ""),  # a bound or a reference, not a measurement
     # The values of a parameter, from dark to light
     "p1": Style("#440154", "-", "o"),
@@ -47,7 +54,8 @@ STYLES = {
     "p4": Style("#5EC962", (0, (6, 1, 1, 1, 1, 1)), "D"),
     "p5": Style("#C2A800", ":", "v"),
 }
-METHODS = ("topr", "reinforce", "tis", "sft", "off_policy", "ppo", "dpo")
+METHODS = ("topr", "reinforce", "tis", "sft", "off_policy", "ppo", "dpo", "group", "asymre", "kl")
+DEPARTED = ("topr", "per-token", "per-token + token mean", "geometric mean", "clip 0.8..1.2")
 PARAMETERS = ("p1", "p2", "p3", "p4", "p5")
 
 

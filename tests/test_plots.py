@@ -5,10 +5,22 @@ from itertools import combinations
 import pytest
 from matplotlib.image import imread
 
-from pipeline.plots import METHODS, PARAMETERS, STYLES, Line, Panel, draw, draw_curve, draw_tokens, lines, save_figure
+from pipeline.plots import (
+    DEPARTED,
+    METHODS,
+    PARAMETERS,
+    STYLES,
+    Line,
+    Panel,
+    draw,
+    draw_curve,
+    draw_tokens,
+    lines,
+    save_figure,
+)
 
 
-@pytest.mark.parametrize("names", [METHODS, PARAMETERS, ("correct", "incorrect", "invalid")])
+@pytest.mark.parametrize("names", [METHODS, DEPARTED, PARAMETERS, ("correct", "incorrect", "invalid")])
 def test_styles_of_one_picture_differ_without_colour(names):
     for one, other in combinations(names, 2):
         assert STYLES[one].dashes != STYLES[other].dashes

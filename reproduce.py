@@ -1,0 +1,663 @@
+"""The paper's Figures 1 to 9, each by one command: as its runs, a picture, and numbers with intervals over seeds.
+
+    python reproduce.py fig1 fig3                # on a laptop; `all` for all of them
+    python reproduce.py all --quick              # one seed, few problems: to see that it works
+    torchrun --nproc-per-node 8 reproduce.py fig1 --preset paper
+
+A figure is the runs it needs and what is read off them. Runs are kept in `--runs` and shared by figures; what is there
+is not made again, so that a figure can be given more seeds later. results/README.md says what came out.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+import topr
+from pipeline.dataset import weight_by_difficulty
+from pipeline.evaluation import collect, maj_at_k
+from pipeline.parallel import first_does, is_first_process, process_group
+from pipeline.plots import Line, Panel, draw, save_figure
+from pipeline.records import InputError, Outcome, Task, write_rows, write_text
+from pipeline.settings import PRESETS, Settings
+from pipeline.sweep import Finished, Job, OverSeeds, Sweep, over_seeds
+from train_gsm8k import gsm8k_task
+
+# ---- what is compared -------------------------------------------------------------------------------------------
+
+
+class Arm(NamedTuple):
+    """A thing that a figure compares: what it is called, how it is drawn (plots.STYLES), and what settings it changes."""
+
+    name: str
+    style: str
+    changes: Mapping[str, Any]
+
+
+METHODS = {
+    "topr": Arm("TOPR", "topr", {}),
+    "dpo": Arm("DPO", "dpo", {"method": "dpo"}),
+    "ppo": Arm("PPO", "ppo", {"method": "ppo"}),
+    "reinforce": Arm("naive REINFORCE", "reinforce", {"method": "reinforce"}),
+    "tis": Arm("TIS", "tis", {"method": "tis"}),
+    "off_policy": Arm("plain IS", "off_policy", {"method": "off_policy"}),
+    "sft": Arm("SFT on positives", "sft", {"method": "sft"}),
+    # ours: neighbours of the paper's methods
+    "group": Arm("TOPR, group-mean baseline", "group", {"baseline_from": "group"}),  # the baseline of GRPO
+    "asymre": Arm("AsymRE", "asymre", {"method": "reinforce", "baseline_from": "mean", "baseline": -0.1}),
+    "kl": Arm("REINFORCE + 0.5 KL(mu||pi)", "kl", {"method": "reinforce", "baseline": -0.5}),  # by Proposition 3.1
+}
+OF_THE_PAPER = ("topr", "dpo", "ppo", "reinforce")  # Figures 1 and 3
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large the runs of the figures are; all ours on the laptop, where it is what two cores do in the time."""
+
+    base: Settings
+    rates: tuple[float, ...]  # learning rates to choose from; paper: 5e-7 (4.2)
+    shares: tuple[float, ...]  # p~ of Figures 5 and 6; paper: "from 1% all the way to 100%" (4.3), the steps are ours
+    set_size: int  # samples in the sets of Figures 5 to 7; paper: 50,000 (4.3)
+    hard_of: int | None  # Figure 4: problems from which to choose the hard ones; paper: does not choose
+    tested: int  # Figure 4: samples a test problem; paper: 64 (4.2)
+    difficulty: int  # Figure 9: samples a question; paper: 128 (App. D)
+    iterated: Mapping[str, Any]  # what Figure 8 changes
+
+
+LAPTOP = Scale(
+    base=replace(
+        PRESETS["laptop"],
+        problems=160,
+        max_new_tokens=64,
+        tokens_at_once=20_000,
+        test_samples=8,
+        k=4,
+        curve_samples=3,
+    ),
+    rates=(1e-5, 3e-5, 1e-4, 3e-4),
+    shares=(0.01, 0.05, 0.1, 0.2, 0.5, 0.8, 1.0),
+    set_size=1_280,
+    hard_of=512,
+    tested=32,
+    difficulty=128,
+    iterated={"iterations": 5, "problems": 128, "examples": 857, "test_samples": 20, "k": 16},  # 6.7 samples a problem
+)
+QUICK = Scale(
+    base=replace(LAPTOP.base, problems=12, n=8, test_problems=10, test_samples=4, k=2, curve_points=2, curve_samples=2),
+    rates=(1e-4,),
+    shares=(0.1, 1.0),
+    set_size=24,
+    hard_of=12,
+    tested=6,
+    difficulty=16,
+    iterated={"iterations": 2, "candidates": 16, "examples": 24},
+)
+PAPER = Scale(
+    base=replace(PRESETS["paper"], iterations=1, curve_points=5),
+    rates=(5e-7,),
+    shares=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 1.0),
+    set_size=50_000,
+    hard_of=None,
+    tested=64,
+    difficulty=128,
+    iterated={"iterations": 5},
+)
+SCALES = {"laptop": LAPTOP, "quick": QUICK, "paper": PAPER}
+HELD_OUT = 100  # training problems that learning rates are chosen on, ours; no run trains on them
+
+
+def held_out_task(settings: Settings) -> Task:
+    """The training problems, and for testing the HELD_OUT ones behind them."""
+    task = gsm8k_task(replace(settings, problems=settings.problems + HELD_OUT))
+    return replace(task, train=task.train[: settings.problems], test=task.train[settings.problems :])
+
+
+def training_task(settings: Settings) -> Task:
+    """The training problems in the place of test problems: to measure how hard they are."""
+    task = gsm8k_task(settings)
+    return replace(task, test=task.train)
+
+
+@dataclass
+class Lab:
+    """Where figures get their runs from, and what they have used."""
+
+    sweep: Sweep
+    scale: Scale
+    seeds: range
+    used: list[Finished] = field(default_factory=list)
+    tried: dict[str, dict[float, float]] = field(default_factory=dict)  # label -> learning rate -> correct
+
+    @property
+    def base(self) -> Settings:
+        """What all runs have in common."""
+        return self.scale.base
+
+    def make(self, jobs: Sequence[Job]) -> list[Finished]:
+        """The jobs' runs."""
+        made = self.sweep.make(jobs)
+        self.used += [run for run in made if run.folder not in {other.folder for other in self.used}]
+        return made
+
+    def runs(
+        self, arms: Mapping[str, Settings], task: Callable[[Settings], Task] = gsm8k_task
+    ) -> dict[str, list[Finished]]:
+        """Each arm with each seed. The first arm draws for all that draw the same, and log mu is shared with them."""
+        (first, settings), *others = arms.items()
+        source = dict(zip(self.seeds, self.make(self._of_seeds(first, settings, task)), strict=True))
+        jobs = [job for label, settings in others for job in self._of_seeds(label, settings, task)]
+        made = iter(
+            self.make([job._replace(settings=reusing(job.settings, source[job.settings.seed])) for job in jobs])
+        )
+        return {first: list(source.values())} | {label: [next(made) for _ in self.seeds] for label, _ in others}
+
+    def _of_seeds(self, label: str, settings: Settings, task: Callable[[Settings], Task]) -> list[Job]:
+        return [Job(label, replace(settings, seed=seed), task) for seed in self.seeds]
+
+    def rates(self, names: Sequence[str]) -> dict[str, float]:
+        """The learning rate of each method: that with most correct answers on held-out problems, whatever the figure."""
+        grid = self.scale.rates
+        if len(grid) == 1:
+            return dict.fromkeys(names, grid[0])
+        base = replace(self.base, seed=100, test_samples=6, curve_points=1)  # a seed of its own
+        jobs = {
+            (name, rate): Job(f"rate-{name}-{rate:g}", replace(base, lr=rate, **METHODS[name].changes), held_out_task)
+            for name in names
+            for rate in grid
+        }
+        [source] = self.make([Job(f"rate-topr-{grid[0]:g}", replace(base, lr=grid[0]), held_out_task)])
+        made = iter(self.make([job._replace(settings=reusing(job.settings, source)) for job in jobs.values()]))
+        self.tried |= {name: {rate: next(made).curve[-1]["correct"] for rate in grid} for name in names}
+        return {name: max(grid, key=self.tried[name].__getitem__) for name in names}
+
+    def methods(self, names: Sequence[str], **changes: Any) -> tuple[dict[str, list[Finished]], dict[str, str]]:
+        """Runs of these methods, each at its learning rate; and what to call them."""
+        rates = self.rates(names)
+        arms = {name: replace(self.base, lr=rates[name], **METHODS[name].changes | changes) for name in names}
+        return self.runs(arms), {name: f"{METHODS[name].name}, lr {rates[name]:g}" for name in names}
+
+
+def reusing(settings: Settings, source: Finished) -> Settings:
+    """The settings of a run that takes what `source` has drawn."""
+    return replace(settings, reuse=source.folder)
+
+
+# ---- what is read off runs --------------------------------------------------------------------------------------
+
+Series = dict[str, list[float | None]]
+
+
+def series(columns: Sequence[Sequence[float]]) -> Series:
+    """A line of a figure: mean and standard error over seeds at each point, from a list of values for each seed.
+
+    >>> series([[1.0, 2.0], [3.0, 2.0]])
+    {'mean': [2.0, 2.0], 'se': [1.0, 0.0]}
+    """
+    points = [over_seeds(values) for values in zip(*columns, strict=True)]
+    return {"mean": [point.mean for point in points], "se": [point.se for point in points]}
+
+
+def along(runs: Sequence[Finished], name: str) -> Series:
+    """The share of an outcome along the epoch."""
+    return series([[point[name] for point in run.curve] for run in runs])
+
+
+def at_end(runs: Sequence[Finished], name: str = "correct") -> OverSeeds:
+    """The share of an outcome, or the mean of an estimate such as maj@16, after the last iteration."""
+    values = [run.results["iterations"][-1]["after"][name] for run in runs]
+    return over_seeds(value["mean"] if isinstance(value, dict) else value for value in values)
+
+
+def difference(one: OverSeeds, other: OverSeeds) -> OverSeeds:
+    """one - other, seed by seed: seeds share their samples.
+
+    >>> difference(over_seeds([2.0, 3.0]), over_seeds([1.0, 2.0]))
+    OverSeeds(mean=1.0, se=0.0, each=[1.0, 1.0])
+    """
+    return over_seeds(a - b for a, b in zip(one.each, other.each, strict=True))
+
+
+def line(x: Sequence[float], y: Series, label: str, style: str = "", scale: float = 100) -> Line:
+    """A line with its interval of 2 standard errors, in percent."""
+    spread = None if None in y["se"] else [2 * scale * se for se in y["se"]]
+    return Line(x, [scale * mean for mean in y["mean"]], label, style, spread=spread)
+
+
+EPOCH, CORRECT = "share of the epoch (%)", "correct (%), ± 2 SE"
+
+
+def epoch(y: Series) -> list[float]:
+    """Where along the epoch, in percent, the points of a curve are."""
+    return [100 * i / (len(y["mean"]) - 1) for i in range(len(y["mean"]))]
+
+
+class Figure(NamedTuple):
+    """A picture, its numbers, and those that are worth a sentence: what is said of them -> the value."""
+
+    panels: list[Panel]
+    data: dict[str, Any]
+    summary: dict[str, OverSeeds]
+    columns: int = 2
+
+
+# ---- the figures ------------------------------------------------------------------------------------------------
+
+
+def fig1(lab: Lab) -> Figure:
+    """Test accuracy over one epoch. Paper: naive REINFORCE first rises and then collapses, PPO stops improving, DPO
+    fares better, and TOPR is best. Beside these four: TIS, plain IS and SFT on positives, and three neighbours (ours).
+    """
+    runs, names = lab.methods(list(METHODS))
+    curves = {name: along(runs[name], "correct") for name in runs}
+
+    def panel(title: str, chosen: Sequence[str]) -> Panel:
+        drawn = [line(epoch(curves[name]), curves[name], names[name], METHODS[name].style) for name in chosen]
+        return Panel(title, EPOCH, CORRECT, drawn, {"ylim": (-3, 100)})
+
+    panels = [
+        panel("the methods of Figure 1", OF_THE_PAPER),
+        panel("other bounds (Table 1)", ("topr", "tis", "off_policy", "sft")),
+        panel("neighbours (ours)", ("topr", "group", "asymre", "kl")),
+    ]
+    summary = {f"{names[name]}: correct at the end": at_end(runs[name]) for name in runs}
+    ends = {name: at_end(runs[name]) for name in runs}
+    summary |= {f"TOPR - {METHODS[n].name}": difference(ends["topr"], ends[n]) for n in runs if n != "topr"}
+    return Figure(panels, {"correct": curves}, summary)
+
+
+def fig2(lab: Lab) -> Figure:
+    """TOPR's objective with a+ = 1, b+ = 1 + eps, a- = 0, b- = 1 against PPO's, as functions of pi / mu. Paper: for
+    positives TOPR's goes on below PPO's clip and keeps a slope where PPO's is flat; for negatives it is flat at 0 only.
+    """
+    eps, ratio = lab.base.eps, np.linspace(0.01, 2.5, 250)
+    log_ratio = torch.tensor(ratio).log()
+    panels, data = [], {"ratio": ratio.tolist()}
+    for sign, name in ((1.0, "R = +1"), (-1.0, "R = -1")):
+        reward = torch.full_like(log_ratio, sign)
+        ours = topr.topr_objective(log_ratio, reward, topr.Limits(1, 1 + eps, 0, 1)).tolist()
+        one = torch.ones(1, dtype=log_ratio.dtype)
+        ppo = [-topr.ppo_loss(x, 0 * x, sign * one, one, eps).item() for x in log_ratio[:, None]]
+        drawn = [Line(ratio, ours, "TOPR", "topr"), Line(ratio, ppo, "PPO", "ppo")]
+        panels.append(Panel(name, "pi / mu", "objective of one sequence", drawn, {"ylim": (-2.6, 2.6)}))
+        data |= {f"TOPR, {name}": ours, f"PPO, {name}": ppo}
+    return Figure(panels, data, {})
+
+
+def fig3(lab: Lab) -> Figure:
+    """Shares of correct, incorrect and invalid completions over the epoch. Paper: TOPR alone removes the invalid ones
+    (12% at first); REINFORCE's completions are degenerate at the end.
+    """
+    runs, names = lab.methods(OF_THE_PAPER)
+    outcomes = get_args(Outcome)
+    curves = {name: {outcome: along(runs[name], outcome) for outcome in outcomes} for name in runs}
+    panels = [
+        Panel(
+            names[name],
+            EPOCH,
+            "share (%), ± 2 SE",
+            [line(epoch(y), y, outcome, outcome) for outcome, y in curves[name].items()],
+            {"ylim": (-3, 103)},
+        )
+        for name in runs
+    ]
+    before = over_seeds(run.curve[0]["invalid"] for run in runs["topr"])
+    summary = {"base: invalid": before}
+    summary |= {f"{names[name]}: invalid at the end": at_end(runs[name], "invalid") for name in runs}
+    return Figure(panels, curves, summary)
+
+
+def fig4(lab: Lab) -> Figure:
+    """TOPR against positives only. Paper: TOPR is more accurate, its maj@n is higher for all n, and fewer questions
+    have none to few (0-4) correct completions. The laptop trains on hard problems with few positives: where positives
+    abound the two cannot be told apart (Figure 1).
+    """
+    arms = {
+        "topr": ("TOPR", "topr", {}),
+        "positives_only": ("positives only", "dpo", {"composition": "positives_only"}),
+        "sft": ("positives, as many steps", "sft", {"method": "sft"}),  # negatives stay in the batches with weight 0
+    }
+    base = replace(lab.base, lr=lab.rates(["topr"])["topr"], test_samples=lab.scale.tested)
+    given = _hard_samples(lab, lab.scale.hard_of) if lab.scale.hard_of else [None] * len(lab.seeds)
+    runs: dict[str, list[Finished]] = {name: [] for name in arms}
+    for seed, samples in zip(lab.seeds, given, strict=True):
+        settings = {name: replace(base, seed=seed, samples=samples, **arm[2]) for name, arm in arms.items()}
+        source = lab.make([Job("fig4-topr", settings["topr"], gsm8k_task)])[0]
+        jobs = [Job(f"fig4-{name}", reusing(settings[name], source), gsm8k_task) for name in arms]
+        for name, run in zip(arms, lab.make(jobs), strict=True):
+            runs[name].append(run)
+    ks = [k for k in (1, 2, 4, 8, 16, 32) if k < base.test_samples]
+    curves = {name: along(runs[name], "correct") for name in runs}
+    majority = {name: series([_majority(run, ks) for run in runs[name]]) for name in runs}
+    counts = {name: series([_by_cardinality(run) for run in runs[name]]) for name in runs}
+    bins = range(len(counts["topr"]["mean"]))
+    ticks = {"xticks": list(bins), "xticklabels": ["0", *(f"{4 * i + 1}-{4 * i + 4}" for i in bins[:-1])]}
+    labels = {name: (arm[0], arm[1]) for name, arm in arms.items()}
+    panels = [
+        Panel("over the epoch", EPOCH, CORRECT, [line(epoch(y), y, *labels[n]) for n, y in curves.items()]),
+        Panel("self-consistency", "n", "maj@n (%), ± 2 SE", [line(ks, y, *labels[n]) for n, y in majority.items()]),
+        Panel(
+            "test problems by correct completions",
+            f"correct completions of {base.test_samples}",
+            "problems (%), ± 2 SE",
+            [line(list(bins), y, *labels[n]) for n, y in counts.items()],
+            ticks,
+        ),
+    ]
+    ends = {name: at_end(runs[name]) for name in runs}
+    few = {name: over_seeds(sum(_by_cardinality(run)[:2]) for run in runs[name]) for name in runs}
+    summary = {f"{arms[name][0]}: correct at the end": ends[name] for name in runs}
+    summary |= {f"{arms[name][0]}: problems with at most 4 correct": few[name] for name in runs}
+    summary |= {f"TOPR - {arms[name][0]}": difference(ends["topr"], ends[name]) for name in list(runs)[1:]}
+    taken = runs["topr"][0].results["iterations"][0]["dataset"]["trained"]
+    data = {"correct": curves, "maj@n": majority, "n": ks, "cardinality": counts, "trained on": taken}
+    return Figure(panels, data, summary)
+
+
+def _hard_samples(lab: Lab, problems: int) -> list[Path]:
+    """For each seed a file with the samples of hard problems: at most a quarter of the base model's are correct."""
+    measured = replace(lab.base, problems=problems, iterations=0, test_samples=lab.base.n)
+    jobs = [Job("fig4-problems", replace(measured, seed=seed), training_task) for seed in lab.seeds]
+    files = []
+    for run in lab.make(jobs):
+        samples = run.tested(0)
+        correct: dict[str, int] = {}
+        for sample in samples:
+            correct[sample.prompt] = correct.get(sample.prompt, 0) + (sample.reward > 0)
+        hard = [sample for sample in samples if correct[sample.prompt] * 4 <= lab.base.n]
+        files.append(run.folder / "hard.jsonl")
+        with process_group():
+            first_does(lambda file=files[-1], hard=hard: file.exists() or write_rows(file, hard))
+    return files
+
+
+def _majority(run: Finished, ks: Sequence[int]) -> list[float]:
+    answers = collect(run.tested(_last_step(run)), gsm8k_task(replace(run.settings, samples=None)))
+    return [maj_at_k(answers, k, run.settings.seed).mean for k in ks]
+
+
+def _by_cardinality(run: Finished) -> list[float]:
+    """The share of test problems with 0, 1-4, 5-8, ... correct completions."""
+    n = run.settings.test_samples
+    rewards = np.array([sample.reward > 0 for sample in run.tested(_last_step(run))]).reshape(-1, n).sum(1)
+    return (np.bincount(-(-rewards // 4), minlength=-(-n // 4) + 1) / len(rewards)).tolist()
+
+
+def _last_step(run: Finished) -> int:
+    return run.results["iterations"][0]["dataset"]["steps"]
+
+
+def fig5(lab: Lab) -> Figure:
+    """Two sets of equal size, 10% and 50% of them positive, a baseline making the effective share p~. Paper: best at p~
+    of 10-20% for both, worse above 50%; a share reached by sampling beats the same share reached by a baseline.
+    """
+    runs = _by_share(lab, "topr", (0.1, 0.5))
+    curves = {f"{share:.0%} positive": _over_shares(runs[share]) for share in runs}
+    panel = _share_panel("TOPR", {label: line(*curves[label], label) for label in curves})
+    summary = {
+        f"{share:.0%} positive, p~ = {p:.0%}": at_end(of_p) for share, of in runs.items() for p, of_p in of.items()
+    }
+    for p, sampled, other in ((0.1, 0.1, 0.5), (0.5, 0.5, 0.1)):
+        if p in runs[sampled] and p in runs[other]:
+            gained = difference(at_end(runs[sampled][p]), at_end(runs[other][p]))
+            summary[f"p~ = {p:.0%} by sampling - by a baseline"] = gained
+    return Figure([panel], {label: y for label, (_, y) in curves.items()} | {"p~": list(runs[0.1])}, summary)
+
+
+def fig6(lab: Lab) -> Figure:
+    """TOPR and truncated importance sampling on the set with 10% positives. Paper: at a low p~ TIS collapses where TOPR
+    recovers; at a high p~ they are alike; the best of TIS is slightly higher.
+    """
+    runs = {METHODS[name].name: _by_share(lab, name, (0.1,))[0.1] for name in ("topr", "tis")}
+    curves = {name: _over_shares(runs[name]) for name in runs}
+    drawn = {name: line(*curves[name], name, style) for name, style in zip(runs, ("topr", "tis"), strict=True)}
+    ends = {name: {p: at_end(of_p) for p, of_p in of.items()} for name, of in runs.items()}
+    summary = {f"{name}, p~ = {p:.0%}": end for name, of in ends.items() for p, end in of.items()}
+    summary |= {f"TOPR - TIS, p~ = {p:.0%}": difference(ends["TOPR"][p], ends["TIS"][p]) for p in ends["TOPR"]}
+    panel = _share_panel("10% positive", drawn)
+    return Figure([panel], {name: y for name, (_, y) in curves.items()} | {"p~": list(ends["TOPR"])}, summary)
+
+
+def _by_share(lab: Lab, method: str, shares: Sequence[float]) -> dict[float, dict[float, list[Finished]]]:
+    """share of positives in the set -> effective share p~ -> runs."""
+    lr, changes = lab.rates([method])[method], METHODS[method].changes
+    base = replace(lab.base, lr=lr, examples=lab.scale.set_size, curve_points=1, **changes)
+    found = {}
+    for share in shares:
+        of_share = replace(base, composition="proportion", proportion=share)
+        # a baseline of 0 is no baseline: p~ is then the share itself
+        arms = {
+            f"share-{method}-{share:g}-{p:g}": replace(of_share, effective_proportion=None if p == share else p)
+            for p in lab.scale.shares
+        }
+        found[share] = dict(zip(lab.scale.shares, lab.runs(arms).values(), strict=True))
+    return found
+
+
+def _over_shares(runs: Mapping[float, list[Finished]]) -> tuple[list[float], Series]:
+    columns = zip(*(at_end(of_p).each for of_p in runs.values()), strict=True)
+    return [100 * p for p in runs], series(list(columns))
+
+
+def _share_panel(title: str, lines: Mapping[str, Line]) -> Panel:
+    ticks = [1, 2, 5, 10, 20, 50, 100]
+    options = {"xscale": "log", "xticks": ticks, "xticklabels": ticks, "ylim": (-3, 90)}
+    return Panel(title, "effective share of positives p~ (%)", CORRECT, list(lines.values()), options)
+
+
+def fig7(lab: Lab) -> Figure:
+    """TOPR against plain importance sampling, gradients clipped at 1 and at 100, 33% and 60% of the data negative.
+    Paper: at 1 and 33% they are as accurate, but the gradients of IS grow; at 100 and 60% TOPR still improves, IS harms.
+    """
+    names = ("topr", "off_policy")
+    base = replace(lab.base, lr=lab.rates(["topr"])["topr"], examples=lab.scale.set_size, composition="proportion")
+    arms = {
+        f"fig7-{name}-{negative}-{clip}": replace(base, proportion=1 - negative, max_norm=clip, **METHODS[name].changes)
+        for negative in (0.33, 0.6)
+        for clip in (1.0, 100.0)
+        for name in names
+    }
+    runs = lab.runs(arms)
+    panels, data, summary = [], {}, {}
+    for negative in (0.33, 0.6):
+        for clip in (1.0, 100.0):
+            here = {name: runs[f"fig7-{name}-{negative}-{clip}"] for name in names}
+            title = f"{negative:.0%} negative, gradients clipped at {clip:g}"
+            correct = {name: along(here[name], "correct") for name in names}
+            norms = {name: series([_norms(run) for run in here[name]]) for name in names}
+            labels = {name: (METHODS[name].name, METHODS[name].style) for name in names}
+            panels += [
+                Panel(title, EPOCH, CORRECT, [line(epoch(y), y, *labels[n]) for n, y in correct.items()]),
+                Panel(
+                    title,
+                    EPOCH,
+                    "gradient norm, ± 2 SE",
+                    [line(np.linspace(5, 95, 10), y, *labels[n], scale=1) for n, y in norms.items()],
+                    {"yscale": "log"},
+                ),
+            ]
+            data[title] = {"correct": correct, "gradient norm": norms}
+            ends = {name: at_end(here[name]) for name in names}
+            summary |= {f"{title}, {METHODS[name].name}: correct": ends[name] for name in names}
+            summary[f"{title}: TOPR - plain IS"] = difference(ends["topr"], ends["off_policy"])
+            summary |= {f"{title}, {METHODS[n].name}: invalid": at_end(here[n], "invalid") for n in names}
+            last = {name: over_seeds(_norms(run)[-1] / _norms(run)[0] for run in here[name]) for name in names}
+            summary |= {f"{title}, {METHODS[n].name}: norm, last tenth / first (ratio)": last[n] for n in names}
+    return Figure(panels, data, summary)
+
+
+def _norms(run: Finished) -> list[float]:
+    """The mean gradient norm, before clipping, in each tenth of the epoch."""
+    norms = np.array([step["grad_norm"] for step in run.steps])
+    return [float(part.mean()) if len(part) else math.nan for part in np.array_split(norms, 10)]
+
+
+def fig8(lab: Lab) -> Figure:
+    """Five iterations of sampling and training: uniform, positives only, Anna Karenina. Paper, GSM8K: after them 75.4%
+    pass@1 with uniform, 79.6% with Anna Karenina sampling; positives only is slower.
+    """
+    base = replace(lab.base, lr=lab.rates(["topr"])["topr"], curve_points=1, **lab.scale.iterated)
+    names = {"uniform": "uniform", "positives_only": "positives only", "anna_karenina": "Anna Karenina"}
+    styles = dict(zip(names, ("topr", "sft", "reinforce"), strict=True))
+    runs = lab.runs({f"fig8-{name}": replace(base, composition=name) for name in names})
+    runs = {name: runs[f"fig8-{name}"] for name in names}
+    panels, data, summary = [], {}, {}
+    for key in ("pass@1", f"maj@{base.k}"):
+        measured = {name: series([_over_iterations(run, key) for run in runs[name]]) for name in names}
+        drawn = [line(range(base.iterations + 1), y, names[name], styles[name]) for name, y in measured.items()]
+        panels.append(Panel(key, "iterations", f"{key} (%), ± 2 SE", drawn))
+        data[key] = measured
+        ends = {name: at_end(runs[name], key) for name in names}
+        summary |= {f"{names[name]}: {key}": ends[name] for name in names}
+        summary |= {
+            f"Anna Karenina - {names[n]}: {key}": difference(ends["anna_karenina"], ends[n]) for n in list(names)[:2]
+        }
+    return Figure(panels, data, summary)
+
+
+def _over_iterations(run: Finished, key: str) -> list[float]:
+    return [entry[key]["mean"] for entry in (run.results["before"], *(i["after"] for i in run.results["iterations"]))]
+
+
+def fig9(lab: Lab) -> Figure:
+    """What questions of each difficulty weigh in the data: 128 samples a question, ten equally wide buckets by the base
+    model's accuracy, weights 1 - c and 1 + c. Paper: as p~ falls, hard questions weigh more.
+    """
+    base = replace(lab.base, iterations=0, test_samples=lab.scale.difficulty)
+    shares = (0.05, 0.1, 0.2, 0.5, 0.8)
+    found: dict[float, list[list[float]]] = {p: [] for p in shares}
+    for run in lab.runs({"fig9": base}, training_task)["fig9"]:
+        samples = run.tested(0)
+        positive = sum(sample.reward > 0 for sample in samples) / len(samples)
+        for p in shares:
+            weights = weight_by_difficulty(samples, topr.baseline_for_proportion(positive, p))
+            found[p].append([weight / np.nansum(weights) for weight in weights])
+    curves = {p: series(found[p]) for p in shares}
+    middles = [5 + 10 * i for i in range(10)]
+    drawn = [line(middles, y, f"p~ = {p:.0%}") for p, y in curves.items()]
+    panel = Panel("weight of a question", "base model's accuracy on it (%)", "share of all weight (%), ± 2 SE", drawn)
+    hard = {p: over_seeds(np.nansum(weights[:3]) for weights in found[p]) for p in shares}
+    summary = {f"p~ = {p:.0%}: weight of questions below 30%": hard[p] for p in shares}
+    return Figure([panel], {f"p~ = {p:.0%}": y for p, y in curves.items()}, summary)
+
+
+def variants(lab: Lab) -> Figure:
+    """What is called TOPR and departs from the paper in the weight (departures.py), on the same samples in the same
+    order, at TOPR's learning rate. No claim of the paper's.
+    """
+    base = replace(lab.base, lr=lab.rates(["topr"])["topr"])
+    names = ("per-token", "per-token + token mean", "geometric mean", "clip 0.8..1.2")
+    runs = lab.runs({"topr": base} | {name: replace(base, departure=name) for name in names})
+    panels = []
+    for outcome in ("correct", "invalid"):
+        drawn = []
+        for name in runs:
+            y = along(runs[name], outcome)
+            drawn.append(line(epoch(y), y, "TOPR (the paper's)" if name == "topr" else name, name))
+        panels.append(Panel(outcome, EPOCH, f"{outcome} (%), ± 2 SE", drawn, {"ylim": (-3, 103)}))
+    ends = {name: at_end(runs[name]) for name in runs}
+    summary = {f"{name}: correct at the end": end for name, end in ends.items()}
+    summary |= {f"{name}: invalid at the end": at_end(runs[name], "invalid") for name in runs}
+    summary |= {f"{name} - topr": difference(ends[name], ends["topr"]) for name in names}
+    data = {name: {outcome: along(runs[name], outcome) for outcome in get_args(Outcome)} for name in runs}
+    return Figure(panels, data, summary)
+
+
+# ---- the command ------------------------------------------------------------------------------------------------
+
+FIGURES: dict[str, Callable[[Lab], Figure]] = {
+    f.__name__: f for f in (fig1, fig2, fig3, fig4, fig5, fig6, fig7, fig8, fig9, variants)
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Every setting of the command; all ours but the presets' own."""
+
+    figures: tyro.conf.Positional[tuple[Literal["all", *FIGURES], ...]]
+    """which to make, or all"""
+    preset: Literal["laptop", "paper"] = "laptop"
+    """laptop: the tiny model, two cores; paper: the paper's settings, on 8 GPUs under torchrun"""
+    seeds: int = 3
+    """how many seeds; intervals are over them"""
+    quick: bool = False
+    """one seed, few problems and one learning rate: whether it works, not what comes out"""
+    workers: int = 2
+    """runs side by side on the laptop, each on one core"""
+    runs: Path = Path("runs/reproduce")
+    """folder that runs are kept in"""
+    out: Path = Path("results")
+    """folder for NAME.json and NAME.png"""
+    seed: int = 0
+    """the first of the seeds"""
+
+
+def record(name: str, figure: Figure, lab: Lab, command: str) -> dict[str, Any]:
+    """What NAME.json holds: how it was made, what is worth a sentence, and every line of the picture."""
+    made = [run.made for run in lab.used]
+    return {
+        "figure": name,
+        "command": command,
+        "seeds": list(lab.seeds),
+        "runs": len(made),
+        "core_minutes": round(sum(m["seconds"] for m in made) / 60, 1),
+        "commits": sorted({m["commit"] for m in made}),
+        "versions": lab.used[0].results["versions"] if lab.used else {},
+        "learning_rates": {
+            METHODS[n].name: {f"{lr:g}": share for lr, share in t.items()} for n, t in lab.tried.items()
+        },
+        "summary": {what: value._asdict() for what, value in figure.summary.items()},
+        "data": figure.data,
+    }
+
+
+def main() -> None:
+    """The command line: for each figure a picture, its numbers, and a table of those worth a sentence."""
+    options = tyro.cli(Options, description=__doc__)
+    names = list(FIGURES) if "all" in options.figures else list(dict.fromkeys(options.figures))
+    scale = "quick" if options.quick else options.preset
+    workers = options.workers if scale == "laptop" else 1
+    try:
+        with Sweep(options.runs / scale, workers) as sweep:
+            for name in names:
+                count = 1 if options.quick else options.seeds
+                lab = Lab(sweep, SCALES[scale], range(options.seed, options.seed + count))
+                figure = FIGURES[name](lab)
+                if is_first_process():
+                    made_by = f"--preset {options.preset} --seeds {count} --seed {options.seed}"
+                    command = f"python reproduce.py {name} {made_by}" + " --quick" * options.quick
+                    content = record(name, figure, lab, command)
+                    write_text(options.out / f"{name}.json", json.dumps(content, indent=1) + "\n")
+                    save_figure(draw(figure.panels, figure.columns), options.out / f"{name}.png")
+                    print_summary(name, figure)
+    except (InputError, ArithmeticError, OSError) as error:
+        sys.exit(f"reproduce: {error}" if is_first_process() else 1)
+
+
+def print_summary(name: str, figure: Figure) -> None:
+    """The numbers worth a sentence, in percent unless they are ratios."""
+    table = Table(name, "± 2 SE over seeds")
+    for what, value in figure.summary.items():
+        table.add_row(what, to_text(value, 1 if what.endswith("(ratio)") else 100))
+    Console().print(table)
+
+
+def to_text(value: OverSeeds, scale: float = 100) -> str:
+    """In percent, or times `scale`, as README and tables have it.
+
+    >>> to_text(OverSeeds(0.5, 0.01, []))
+    '50.0 ± 2.0'
+    """
+    return f"{scale * value.mean:.1f}" + ("" if value.se is None else f" ± {2 * scale * value.se:.1f}")
+
+
+if __name__ == "__main__":
+    main()

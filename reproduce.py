@@ -36,7 +36,7 @@ from train_gsm8k import gsm8k_task
 
 
 class Arm(NamedTuple):
-    """A thing that a figure compares: what it is called, how it is drawn (plots.STYLES), and what settings it changes."""
+    """One of the methods: what it is called, how it is drawn (plots.STYLES), and what settings it changes."""
 
     name: str
     style: str
@@ -164,7 +164,7 @@ class Lab:
         return [Job(label, replace(settings, seed=seed), task) for seed in self.seeds]
 
     def rates(self, names: Sequence[str]) -> dict[str, float]:
-        """The learning rate of each method: that with most correct answers on held-out problems, whatever the figure."""
+        """The learning rate of each method: that with most correct answers on held-out problems."""
         grid = self.scale.rates
         if len(grid) == 1:
             return dict.fromkeys(names, grid[0])
@@ -455,7 +455,7 @@ def _share_panel(title: str, lines: Mapping[str, Line]) -> Panel:
 
 def fig7(lab: Lab) -> Figure:
     """TOPR against plain importance sampling, gradients clipped at 1 and at 100, 33% and 60% of the data negative.
-    Paper: at 1 and 33% they are as accurate, but the gradients of IS grow; at 100 and 60% TOPR still improves, IS harms.
+    Paper: at 1 and 33% both are as accurate, but IS's gradients grow; at 100 and 60% TOPR still improves, IS harms.
     """
     names = ("topr", "off_policy")
     base = replace(lab.base, lr=lab.rates(["topr"])["topr"], examples=lab.scale.set_size, composition="proportion")

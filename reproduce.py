@@ -12,8 +12,10 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -183,7 +185,8 @@ class Lab:
         """Runs of these methods, each at its learning rate; and what to call them."""
         rates = self.rates(names)
         arms = {name: replace(self.base, lr=rates[name], **METHODS[name].changes | changes) for name in names}
-        return self.runs(arms), {name: f"{METHODS[name].name}, lr {rates[name]:g}" for name in names}
+        short = {name: f"{rates[name]:.0e}".replace("e-0", "e-") for name in names}
+        return self.runs(arms), {name: f"{METHODS[name].name}, lr {short[name]}" for name in names}
 
 
 def reusing(settings: Settings, source: Finished) -> Settings:
@@ -241,12 +244,12 @@ def epoch(y: Series) -> list[float]:
 
 
 class Figure(NamedTuple):
-    """A picture, its numbers, and those that are worth a sentence: what is said of them -> the value."""
+    """A picture, all its numbers, and those worth a sentence: what they are -> the value, a share or another number."""
 
     panels: list[Panel]
     data: dict[str, Any]
-    summary: dict[str, OverSeeds]
-    columns: int = 2
+    shares: dict[str, OverSeeds]
+    numbers: Mapping[str, OverSeeds] = MappingProxyType({})
 
 
 # ---- the figures ------------------------------------------------------------------------------------------------
@@ -275,21 +278,26 @@ def fig1(lab: Lab) -> Figure:
 
 
 def fig2(lab: Lab) -> Figure:
-    """TOPR's objective with a+ = 1, b+ = 1 + eps, a- = 0, b- = 1 against PPO's, as functions of pi / mu. Paper: for
-    positives TOPR's goes on below PPO's clip and keeps a slope where PPO's is flat; for negatives it is flat at 0 only.
+    """TOPR's objective with a+ = 1, b+ = 1 + eps, a- = 0, b- = 1 against PPO's, as functions of pi / mu. Paper: they
+    are equal on [1, 1 + eps] for positives and [1 - eps, 1] for negatives; PPO has no gradient above and below.
     """
     eps, ratio = lab.base.eps, np.linspace(0.01, 2.5, 250)
     log_ratio = torch.tensor(ratio).log()
-    panels, data = [], {"ratio": ratio.tolist()}
-    for sign, name in ((1.0, "R = +1"), (-1.0, "R = -1")):
+    panels, data, numbers = [], {"ratio": ratio.tolist()}, {}
+    for sign, name, low, high in ((1.0, "R = +1", 1, 1 + eps), (-1.0, "R = -1", 1 - eps, 1)):
         reward = torch.full_like(log_ratio, sign)
-        ours = topr.topr_objective(log_ratio, reward, topr.Limits(1, 1 + eps, 0, 1)).tolist()
+        ours = topr.topr_objective(log_ratio, reward, topr.Limits(1, 1 + eps, 0, 1)).numpy()
         one = torch.ones(1, dtype=log_ratio.dtype)
-        ppo = [-topr.ppo_loss(x, 0 * x, sign * one, one, eps).item() for x in log_ratio[:, None]]
+        ppo = np.array([-topr.ppo_loss(x, 0 * x, sign * one, one, eps).item() for x in log_ratio[:, None]])
         drawn = [Line(ratio, ours, "TOPR", "topr"), Line(ratio, ppo, "PPO", "ppo")]
         panels.append(Panel(name, "pi / mu", "objective of one sequence", drawn, {"ylim": (-2.6, 2.6)}))
-        data |= {f"TOPR, {name}": ours, f"PPO, {name}": ppo}
-    return Figure(panels, data, {})
+        data |= {f"TOPR, {name}": ours.tolist(), f"PPO, {name}": ppo.tolist()}
+        inside, outside = (ratio >= low) & (ratio <= high), ratio > high if sign > 0 else ratio < low
+        largest = {f"|TOPR - PPO| for {low:g} <= pi/mu <= {high:g}": np.abs(ours - ppo)[inside].max()}
+        for method, values in (("PPO", ppo), ("TOPR", ours)):
+            largest[f"slope of {method} where PPO clips"] = np.abs(np.gradient(values, ratio)[outside][1:-1]).max()
+        numbers |= {f"{name}: largest {what}": over_seeds([value]) for what, value in largest.items()}
+    return Figure(panels, data, {}, numbers)
 
 
 def fig3(lab: Lab) -> Figure:
@@ -322,8 +330,8 @@ def fig4(lab: Lab) -> Figure:
     """
     arms = {
         "topr": ("TOPR", "topr", {}),
-        "positives_only": ("positives only", "dpo", {"composition": "positives_only"}),
-        "sft": ("positives, as many steps", "sft", {"method": "sft"}),  # negatives stay in the batches with weight 0
+        "positives_only": ("positives only", "sft", {"composition": "positives_only"}),
+        "sft": ("positives, as many steps", "p5", {"method": "sft"}),  # negatives stay in the batches with weight 0
     }
     base = replace(lab.base, lr=lab.rates(["topr"])["topr"], test_samples=lab.scale.tested)
     given = _hard_samples(lab, lab.scale.hard_of) if lab.scale.hard_of else [None] * len(lab.seeds)
@@ -466,7 +474,7 @@ def fig7(lab: Lab) -> Figure:
         for name in names
     }
     runs = lab.runs(arms)
-    panels, data, summary = [], {}, {}
+    panels, data, summary, numbers = [], {}, {}, {}
     for negative in (0.33, 0.6):
         for clip in (1.0, 100.0):
             here = {name: runs[f"fig7-{name}-{negative}-{clip}"] for name in names}
@@ -480,7 +488,7 @@ def fig7(lab: Lab) -> Figure:
                     title,
                     EPOCH,
                     "gradient norm, ± 2 SE",
-                    [line(np.linspace(5, 95, 10), y, *labels[n], scale=1) for n, y in norms.items()],
+                    [line(_middles(y), y, *labels[n], scale=1) for n, y in norms.items()],
                     {"yscale": "log"},
                 ),
             ]
@@ -490,14 +498,18 @@ def fig7(lab: Lab) -> Figure:
             summary[f"{title}: TOPR - plain IS"] = difference(ends["topr"], ends["off_policy"])
             summary |= {f"{title}, {METHODS[n].name}: invalid": at_end(here[n], "invalid") for n in names}
             last = {name: over_seeds(_norms(run)[-1] / _norms(run)[0] for run in here[name]) for name in names}
-            summary |= {f"{title}, {METHODS[n].name}: norm, last tenth / first (ratio)": last[n] for n in names}
-    return Figure(panels, data, summary)
+            numbers |= {f"{title}, {METHODS[n].name}: gradient norm, last tenth / first": last[n] for n in names}
+    return Figure(panels, data, summary, numbers)
 
 
 def _norms(run: Finished) -> list[float]:
-    """The mean gradient norm, before clipping, in each tenth of the epoch."""
+    """The mean gradient norm, before clipping, in each tenth of the epoch, or at each step if there are fewer."""
     norms = np.array([step["grad_norm"] for step in run.steps])
-    return [float(part.mean()) if len(part) else math.nan for part in np.array_split(norms, 10)]
+    return [float(part.mean()) for part in np.array_split(norms, min(10, len(norms)))]
+
+
+def _middles(y: Series) -> list[float]:
+    return [100 * (i + 0.5) / len(y["mean"]) for i in range(len(y["mean"]))]
 
 
 def fig8(lab: Lab) -> Figure:
@@ -506,7 +518,7 @@ def fig8(lab: Lab) -> Figure:
     """
     base = replace(lab.base, lr=lab.rates(["topr"])["topr"], curve_points=1, **lab.scale.iterated)
     names = {"uniform": "uniform", "positives_only": "positives only", "anna_karenina": "Anna Karenina"}
-    styles = dict(zip(names, ("topr", "sft", "reinforce"), strict=True))
+    styles = dict(zip(names, ("topr", "sft", "anna_karenina"), strict=True))
     runs = lab.runs({f"fig8-{name}": replace(base, composition=name) for name in names})
     runs = {name: runs[f"fig8-{name}"] for name in names}
     panels, data, summary = [], {}, {}
@@ -614,7 +626,8 @@ def record(name: str, figure: Figure, lab: Lab, command: str) -> dict[str, Any]:
         "learning_rates": {
             METHODS[n].name: {f"{lr:g}": share for lr, share in t.items()} for n, t in lab.tried.items()
         },
-        "summary": {what: value._asdict() for what, value in figure.summary.items()},
+        "shares": {what: value._asdict() for what, value in figure.shares.items()},
+        "numbers": {what: value._asdict() for what, value in figure.numbers.items()},
         "data": figure.data,
     }
 
@@ -626,6 +639,7 @@ def main() -> None:
     scale = "quick" if options.quick else options.preset
     workers = options.workers if scale == "laptop" else 1
     try:
+        _check(options)
         with Sweep(options.runs / scale, workers) as sweep:
             for name in names:
                 count = 1 if options.quick else options.seeds
@@ -635,28 +649,54 @@ def main() -> None:
                     made_by = f"--preset {options.preset} --seeds {count} --seed {options.seed}"
                     command = f"python reproduce.py {name} {made_by}" + " --quick" * options.quick
                     content = record(name, figure, lab, command)
-                    write_text(options.out / f"{name}.json", json.dumps(content, indent=1) + "\n")
-                    save_figure(draw(figure.panels, figure.columns), options.out / f"{name}.png")
+                    write_text(options.out / f"{name}.json", json.dumps(_no_nan(content), indent=1) + "\n")
+                    save_figure(draw(figure.panels, legend="below"), options.out / f"{name}.png")
                     print_summary(name, figure)
     except (InputError, ArithmeticError, OSError) as error:
         sys.exit(f"reproduce: {error}" if is_first_process() else 1)
+    except (BrokenProcessPool, KeyboardInterrupt):
+        sys.exit("reproduce: was ended while it worked; the same command goes on")
+
+
+def _check(options: Options) -> None:
+    if not options.figures:
+        raise InputError(f"no figure named: choose from {', '.join(FIGURES)}, or all")
+    for name in ("seeds", "workers"):
+        if getattr(options, name) < 1:
+            raise InputError(f"--{name} {getattr(options, name)}: must be at least 1")
+    if options.quick and options.preset != "laptop":
+        raise InputError(f"--quick: is for the laptop, not for --preset {options.preset}")
 
 
 def print_summary(name: str, figure: Figure) -> None:
-    """The numbers worth a sentence, in percent unless they are ratios."""
+    """The numbers worth a sentence."""
     table = Table(name, "± 2 SE over seeds")
-    for what, value in figure.summary.items():
-        table.add_row(what, to_text(value, 1 if what.endswith("(ratio)") else 100))
+    for what, value in figure.shares.items():
+        table.add_row(what, to_text(value, 100) + " %")
+    for what, value in figure.numbers.items():
+        table.add_row(what, to_text(value))
     Console().print(table)
 
 
-def to_text(value: OverSeeds, scale: float = 100) -> str:
-    """In percent, or times `scale`, as README and tables have it.
+def to_text(value: OverSeeds, scale: float = 1) -> str:
+    """Times `scale`, with its interval, as README and tables have it.
 
-    >>> to_text(OverSeeds(0.5, 0.01, []))
+    >>> to_text(OverSeeds(0.5, 0.01, []), 100)
     '50.0 ± 2.0'
     """
     return f"{scale * value.mean:.1f}" + ("" if value.se is None else f" ± {2 * scale * value.se:.1f}")
+
+
+def _no_nan(value: Any) -> Any:
+    """JSON has no NaN: where there is no number it says null."""
+    match value:
+        case dict():
+            return {name: _no_nan(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_no_nan(item) for item in value]
+        case float() if math.isnan(value):
+            return None
+    return value
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ STYLES = {
     "group": Style("#7B3FA0", (0, (5, 1)), "<"),  # TOPR with the mean of the prompt's samples as baseline
     "asymre": Style("#8C6D1F", (0, (4, 2, 1, 2)), ">"),
     "kl": Style("#6E6E6E", (0, (2, 1)), "*"),  # naive REINFORCE with a KL(mu || pi) penalty
+    "anna_karenina": Style("#882255", (0, (5, 1)), "s"),
     "per-token": Style("#E69F00", "--", "s"),  # departures, as departures.py has them
     "per-token + token mean": Style("#CC79A7", ":", "v"),
     "geometric mean": Style("#009E73", "-.", "^"),
@@ -57,6 +58,12 @@ STYLES = {
 METHODS = ("topr", "reinforce", "tis", "sft", "off_policy", "ppo", "dpo", "group", "asymre", "kl")
 DEPARTED = ("topr", "per-token", "per-token + token mean", "geometric mean", "clip 0.8..1.2")
 PARAMETERS = ("p1", "p2", "p3", "p4", "p5")
+
+
+LEGENDS = {  # never on the data: place, and columns
+    "beside": ({"loc": "upper left", "bbox_to_anchor": (1, 1)}, 1),
+    "below": ({"loc": "upper center", "bbox_to_anchor": (0.5, -0.17)}, 2),
+}
 
 
 class Line(NamedTuple):
@@ -90,8 +97,8 @@ def lines(x: Any, y: dict[str, Any], styles: str = "", kind: Literal["line", "po
     return [Line(x, values, label, name, kind) for (label, values), name in zip(y.items(), names, strict=True)]
 
 
-def draw(panels: Sequence[Panel], columns: int = 2) -> Figure:
-    """A figure with `columns` panels in a row.
+def draw(panels: Sequence[Panel], columns: int = 2, legend: Literal["beside", "below"] = "beside") -> Figure:
+    """A figure with `columns` panels in a row; where the legends of its panels stand.
 
     >>> figure = draw([Panel("identity", "x", "x", [Line([0, 1], [0, 1], "topr")])])
     >>> [line.get_label() for line in figure.axes[0].lines]
@@ -108,7 +115,8 @@ def draw(panels: Sequence[Panel], columns: int = 2) -> Figure:
             name = line.style or (line.label if line.label in STYLES else next(others))
             _add(axes, line, STYLES[name], len(axes.lines))
         if any(line.label for line in panel.lines):
-            axes.legend(fontsize="small", frameon=False, loc="upper left", bbox_to_anchor=(1, 1))  # beside the data
+            where, columns_of_legend = LEGENDS[legend]
+            axes.legend(fontsize="small", frameon=False, ncols=columns_of_legend, **where)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     return figure

@@ -1,0 +1,308 @@
+"""The figures: what a sweep keeps and shares, what is read off runs, and a figure from end to end."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from helpers import random_examples, tiny_model
+
+import pipeline.run
+import reproduce
+import train_gsm8k as gsm8k
+from departures import DEPARTURES
+from pipeline import rows
+from pipeline.plots import STYLES
+from pipeline.records import InputError, Sample, read_rows, write_rows
+from pipeline.settings import OF_DRAWING, Departure
+from pipeline.sweep import Finished, Job, OverSeeds, Sweep, folder_name, over_seeds
+
+ROOT = Path(reproduce.__file__).parent
+SMALL = replace(reproduce.QUICK.base, problems=4, n=4, test_problems=3, max_new_tokens=32)
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    return Sweep(tmp_path_factory.mktemp("sweep"), workers=1)
+
+
+@pytest.fixture(scope="module")
+def made(sweep):
+    [run] = sweep.make([Job("topr", SMALL, gsm8k.gsm8k_task)])
+    return run
+
+
+# ---- a sweep ----
+
+
+def test_a_run_that_is_there_is_not_made_again(sweep, made, monkeypatch):
+    monkeypatch.setattr(pipeline.run, "run", lambda *_: pytest.fail("made again"))
+    [again] = sweep.make([Job("topr", SMALL, gsm8k.gsm8k_task)])
+    assert again.results == made.results
+    assert again.made["seconds"] > 0
+    assert re.fullmatch(r"unknown|[0-9a-f]{7,}(-dirty)?", again.made["commit"])
+
+
+def test_folders_differ_with_what_runs_are_made_with():
+    jobs = [Job("topr", SMALL, gsm8k.gsm8k_task), Job("topr", SMALL, reproduce.held_out_task)]
+    jobs += [Job("topr", replace(SMALL, lr=1.0), gsm8k.gsm8k_task), Job("topr", replace(SMALL, seed=1), jobs[0].task)]
+    assert len({folder_name(job) for job in jobs}) == 4
+    same = jobs[0]._replace(settings=replace(SMALL, reuse=Path("elsewhere"), out=Path("here")))
+    assert folder_name(same) == folder_name(jobs[0])
+
+
+def test_reusing_draws_gives_what_drawing_gives(made, tmp_path, monkeypatch):
+    changed = replace(SMALL, method="tis")
+    gsm8k.run(replace(changed, out=tmp_path / "drawn"))
+    monkeypatch.setattr(pipeline.run.dataset, "score", lambda *_: pytest.fail("scored again"))
+    drawn = pipeline.run.draw_samples
+    monkeypatch.setattr(
+        pipeline.run, "draw_samples", lambda *a: pytest.fail("drew again") if "step 0" in str(a[6]) else drawn(*a)
+    )
+    gsm8k.run(replace(changed, out=tmp_path / "reused", reuse=made.folder))
+    for name in ("iteration-1/samples.jsonl", "iteration-1/metrics.jsonl", "results.json"):
+        assert (tmp_path / "reused" / name).read_bytes() == (tmp_path / "drawn" / name).read_bytes(), name
+
+
+def test_draws_by_another_law_are_refused(made, tmp_path):
+    for name, other in (("temperature", 0.5), ("seed", 1), ("max_new_tokens", 16)):
+        with pytest.raises(InputError, match=rf"has drawn otherwise \({name} = .*give a --reuse that"):
+            gsm8k.run(replace(SMALL, out=tmp_path / "run", reuse=made.folder, **{name: other}))
+    with pytest.raises(InputError, match="holds no run, there is no config.json"):
+        gsm8k.run(replace(SMALL, out=tmp_path / "run", reuse=tmp_path))
+    assert not (tmp_path / "run").exists()
+
+
+def test_draws_of_other_problems_are_not_taken(made, tmp_path):
+    fewer = gsm8k.run(replace(SMALL, out=tmp_path / "run", reuse=made.folder, problems=3, test_problems=2))
+    assert fewer["before"]["questions"] == 2
+    assert fewer["iterations"][0]["dataset"]["drawn"]["problems"] == 3
+
+
+def test_what_drawing_depends_on_is_recorded():
+    assert set(OF_DRAWING) <= set(SMALL.record())
+
+
+def test_two_workers_do_what_one_does(made, tmp_path):
+    measured = replace(SMALL, iterations=0, test_problems=2)
+    jobs = [Job("measured", replace(measured, seed=seed), gsm8k.gsm8k_task) for seed in (0, 1)]
+    with Sweep(tmp_path / "two", workers=2) as two:
+        side_by_side = two.make(jobs)
+    one_by_one = Sweep(tmp_path / "one", workers=1).make(jobs)
+    assert [run.results for run in side_by_side] == [run.results for run in one_by_one]
+    assert one_by_one[0].results["iterations"] == []
+    assert one_by_one[0].results["before"] != one_by_one[1].results["before"]
+
+
+def test_a_worker_s_fault_is_raised_here(tmp_path):
+    with pytest.raises(InputError, match="--lr -1"):
+        Sweep(tmp_path, workers=1).make([Job("wrong", replace(SMALL, lr=-1.0), gsm8k.gsm8k_task)])
+
+
+def test_mean_and_error_over_seeds():
+    values = np.random.default_rng(0).normal(size=7)
+    found = over_seeds(values)
+    assert found.mean == pytest.approx(sum(values) / 7)
+    assert found.se == pytest.approx((sum((v - found.mean) ** 2 for v in values) / 6 / 7) ** 0.5)
+    assert over_seeds([3.0]) == OverSeeds(3.0, None, [3.0])
+
+
+# ---- departures, trained with ----
+
+
+@pytest.mark.parametrize("name", get_args(Departure))
+def test_a_departure_s_gradient_goes_through_the_training_loop(name):
+    model, examples = tiny_model(), random_examples(3, 2, seed=1)
+    rng = np.random.default_rng(2)
+    scored = [replace(e, token_logmu=rng.uniform(-4, -2, len(e.completion_ids)).tolist()) for e in examples]
+    scored = [replace(e, logmu=sum(e.token_logmu)) for e in scored]
+    batch = rows.collate([[example] for example in scored])
+    token_logp = rows.token_logprobs(model, batch)
+    loss = DEPARTURES[name]()(token_logp, batch.token_logmu, batch.reward, batch.token_mask.double())
+    expected = torch.autograd.grad(loss, list(model.parameters()))
+    settings = replace(SMALL, departure=name)
+    logp = pipeline.run.make_logprobs(settings)(model, batch)
+    torch.testing.assert_close(logp, rows.sequence_logprobs(model, batch), rtol=0, atol=0)
+    value = pipeline.run.make_loss(settings)(logp, batch.logmu, batch.reward, batch.length, denominator=len(examples))
+    for found, gradient in zip(torch.autograd.grad(value, list(model.parameters())), expected, strict=True):
+        torch.testing.assert_close(found, gradient, rtol=1e-5, atol=1e-9)
+
+
+def test_departures_are_those_of_the_checker_and_not_the_paper_s():
+    model, examples = tiny_model(), random_examples(3, 2, seed=1)
+    batch = rows.collate([[replace(e, token_logmu=[-3.0] * len(e.completion_ids))] for e in examples])
+    gradients = {}
+    for name in (None, *get_args(Departure)):
+        settings = replace(SMALL, departure=name)
+        logp = pipeline.run.make_logprobs(settings)(model, batch)
+        value = pipeline.run.make_loss(settings)(
+            logp, batch.token_logmu.sum(1), batch.reward, batch.length, denominator=len(examples)
+        )
+        gradients[name] = torch.autograd.grad(value, model.lm_head.weight)[0]
+    for name in get_args(Departure):
+        assert not torch.allclose(gradients[name], gradients[None], rtol=1e-2), name
+
+
+def test_a_departure_trains_and_starts_at_mu(made, tmp_path):
+    gsm8k.run(replace(SMALL, out=tmp_path / "run", reuse=made.folder, departure="geometric mean"))
+    first = json.loads((tmp_path / "run" / "iteration-1" / "metrics.jsonl").read_text().splitlines()[0])
+    assert abs(first["log_ratio_neg_q50"]) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"departure": "per-token", "method": "tis"}, "--departure: departs from topr alone"),
+        ({"departure": "per-token", "limits": (0, 1, 0, 1)}, "--departure: departs from topr alone"),
+        ({"baseline_from": "group", "effective_proportion": 0.5}, "its baseline is counted from zero"),
+        ({"baseline_from": "mean", "method": "dpo"}, "--method dpo: has no baseline"),
+        ({"iterations": -1}, "--iterations -1: must be at least 0"),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_together_is_refused(changes, fault):
+    with pytest.raises(InputError, match=fault):
+        gsm8k.check(replace(SMALL, **changes))
+
+
+def test_baselines_are_counted_from_means():
+    given = [
+        Sample(prompt=prompt, completion="!", reward=reward)
+        for prompt, reward in zip("aaab", (1, 1, -1, -1), strict=True)
+    ]
+    of = {
+        name: pipeline.run.baselines_of(replace(SMALL, baseline_from=name, baseline=-0.1), given)
+        for name in ("zero", "mean", "group")
+    }
+    assert of["zero"] == [-0.1] * 4
+    assert of["mean"] == pytest.approx([-0.1] * 4)  # the mean reward is 0
+    assert of["group"] == pytest.approx([1 / 3 - 0.1] * 3 + [-1.1])
+    assert pipeline.run.baselines_of(replace(SMALL, baseline_from="mean"), given[:3]) == pytest.approx([1 / 3] * 3)
+
+
+# ---- what is read off runs ----
+
+
+def test_the_cardinality_of_a_problem_is_counted_in_fours(made, tmp_path):
+    correct = [0, 1, 4, 5, 8, 8]  # of 8
+    samples = [
+        Sample(problem_id=f"p{i}", prompt=f"p{i}", completion="!", reward=1.0 if j < count else -1.0)
+        for i, count in enumerate(correct)
+        for j in range(8)
+    ]
+    run = Finished(replace(SMALL, out=tmp_path, test_samples=8), made.results)
+    write_rows(tmp_path / "iteration-1" / f"test-{reproduce._last_step(made)}.jsonl", samples)
+    assert reproduce._by_cardinality(run) == pytest.approx([1 / 6, 2 / 6, 3 / 6])
+
+
+def test_hard_problems_are_those_that_are_rarely_solved(sweep):
+    lab = reproduce.Lab(sweep, replace(reproduce.QUICK, base=SMALL), range(1))
+    [file] = reproduce._hard_samples(lab, problems=8)
+    all_samples = read_rows(file.parent / "iteration-1" / "test-0.jsonl", Sample)
+    rewards = {}
+    for sample in all_samples:
+        rewards.setdefault(sample.prompt, []).append(sample.reward)
+    hard = {prompt for prompt, of_prompt in rewards.items() if np.mean([r > 0 for r in of_prompt]) <= 0.25}
+    assert 0 < len(hard) < 8
+    assert {sample.prompt for sample in read_rows(file, Sample)} == hard
+    assert len(read_rows(file, Sample)) == SMALL.n * len(hard)
+
+
+def test_rates_are_chosen_on_problems_that_no_run_trains_or_tests_on():
+    task, settings = reproduce.held_out_task(SMALL), replace(SMALL, problems=4)
+    usual = gsm8k.gsm8k_task(settings)
+    assert [problem.id for problem in task.train] == [problem.id for problem in usual.train]
+    held_out = {problem.question for problem in task.test}
+    assert len(held_out) == reproduce.HELD_OUT
+    assert not held_out & {problem.question for problem in [*usual.train, *usual.test]}
+
+
+def test_figure_2_is_where_the_paper_says_the_two_agree():
+    lab = reproduce.Lab(Sweep(Path("unused"), 1), reproduce.QUICK, range(1))
+    figure = reproduce.fig2(lab)
+    numbers = {name: value.mean for name, value in figure.numbers.items()}
+    assert [value for name, value in numbers.items() if "|TOPR - PPO|" in name] == pytest.approx([0, 0], abs=1e-12)
+    assert [value for name, value in numbers.items() if "slope of PPO" in name] == pytest.approx([0, 0], abs=1e-12)
+    assert [value > 0.9 for name, value in numbers.items() if "slope of TOPR" in name] == [True, True]
+    at_2 = np.argmin(np.abs(np.array(figure.data["ratio"]) - 2))
+    ratio = figure.data["ratio"][at_2]
+    assert figure.data["TOPR, R = -1"][at_2] == pytest.approx(-(1 + np.log(ratio)))
+
+
+def test_every_arm_has_a_style_of_its_own():
+    styles = [arm.style for arm in reproduce.METHODS.values()]
+    assert len(set(styles)) == len(styles)
+    assert set(styles) <= set(STYLES)
+
+
+def test_a_baseline_of_minus_a_half_is_half_a_kl_penalty():
+    """REINFORCE + 0.5 KL(mu||pi), by Proposition 3.1, on a softmax over five completions, by autograd."""
+    torch.manual_seed(0)
+    logmu, logits = torch.randn(2, 5, dtype=torch.float64).log_softmax(-1)
+    logits.requires_grad_()
+    logp, mu = logits.log_softmax(-1), logmu.exp()
+    reward = torch.tensor([1.0, -1, 1, -1, -1], dtype=torch.float64)
+    baseline = reproduce.METHODS["kl"].changes["baseline"]
+    reinforce = -(mu * (reward - baseline) * logp).sum()
+    penalised = -(mu * reward * logp).sum() + 0.5 * (mu * (logmu - logp)).sum()
+    torch.testing.assert_close(
+        *(torch.autograd.grad(loss, logits, retain_graph=True)[0] for loss in (reinforce, penalised))
+    )
+
+
+# ---- the command ----
+
+
+def command(*arguments, **options):
+    return subprocess.run(
+        [sys.executable, ROOT / "reproduce.py", *map(str, arguments)], capture_output=True, text=True, **options
+    )
+
+
+def test_a_figure_from_end_to_end_and_again(tmp_path, monkeypatch, capsys):
+    arguments = ["reproduce.py", "fig3", "--quick", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", arguments)
+    reproduce.main()
+    assert "TOPR, lr 1e-4: invalid at the end" in capsys.readouterr().out
+    content = json.loads((tmp_path / "out" / "fig3.json").read_text())
+    assert content["seeds"] == [0]
+    assert content["runs"] == 4
+    assert content["command"] == "python reproduce.py fig3 --preset laptop --seeds 1 --seed 0 --quick"
+    assert len(content["data"]["topr"]["invalid"]["mean"]) == reproduce.QUICK.base.curve_points + 1
+    shares = [content["data"]["ppo"][outcome]["mean"][-1] for outcome in ("correct", "incorrect", "invalid")]
+    assert sum(shares) == pytest.approx(1)
+    before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+    assert set(before) == {"fig3.json", "fig3.png"}
+    monkeypatch.setattr(pipeline.run, "run", lambda *_: pytest.fail("made again"))
+    reproduce.main()
+    assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        ([], "no figure named: choose from fig1"),
+        (["fig1", "--seeds", "0"], "--seeds 0: must be at least 1"),
+        (["fig1", "--quick", "--preset", "paper"], "--quick: is for the laptop"),
+    ],
+    ids=str,
+)
+def test_bad_options_are_one_line(arguments, fault, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", *arguments, "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit, match=f"reproduce: {re.escape(fault)}"):
+        reproduce.main()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_fault_is_told_in_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    ended = command("fig2", "--out", tmp_path / "file")
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith("reproduce: ")
+    assert "Traceback" not in ended.stderr

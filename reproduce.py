@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
@@ -88,10 +89,11 @@ LAPTOP = Scale(
     rates=(1e-5, 3e-5, 1e-4, 3e-4),
     shares=(0.01, 0.05, 0.1, 0.2, 0.5, 0.8, 1.0),
     set_size=1_280,
-    hard_of=512,
-    tested=32,
+    hard_of=400,
+    tested=24,
     difficulty=128,
-    iterated={"iterations": 5, "problems": 128, "examples": 857, "test_samples": 20, "k": 16},  # 6.7 samples a problem
+    # 643 / 96 = 6.7 samples a problem, as the paper's 50,000 / 7,473
+    iterated={"iterations": 5, "problems": 96, "examples": 643, "test_problems": 100, "test_samples": 20, "k": 16},
 )
 QUICK = Scale(
     base=replace(LAPTOP.base, problems=12, n=8, test_problems=10, test_samples=4, k=2, curve_points=2, curve_samples=2),
@@ -151,19 +153,24 @@ class Lab:
         return made
 
     def runs(
-        self, arms: Mapping[str, Settings], task: Callable[[Settings], Task] = gsm8k_task
+        self,
+        arms: Mapping[str, Settings],
+        task: Callable[[Settings], Task] = gsm8k_task,
+        given: Mapping[int, Path] = MappingProxyType({}),
     ) -> dict[str, list[Finished]]:
-        """Each arm with each seed. The first arm draws for all that draw the same, and log mu is shared with them."""
-        (first, settings), *others = arms.items()
-        source = dict(zip(self.seeds, self.make(self._of_seeds(first, settings, task)), strict=True))
-        jobs = [job for label, settings in others for job in self._of_seeds(label, settings, task)]
-        made = iter(
-            self.make([job._replace(settings=reusing(job.settings, source[job.settings.seed])) for job in jobs])
-        )
-        return {first: list(source.values())} | {label: [next(made) for _ in self.seeds] for label, _ in others}
+        """Each arm with each seed. The first arm draws for all that draw the same, and log mu is shared with them.
 
-    def _of_seeds(self, label: str, settings: Settings, task: Callable[[Settings], Task]) -> list[Job]:
-        return [Job(label, replace(settings, seed=seed), task) for seed in self.seeds]
+        given: seed -> samples to train on, in place of drawn ones.
+        """
+
+        def of_seeds(label: str, settings: Settings) -> list[Job]:
+            return [Job(label, replace(settings, seed=seed, samples=given.get(seed)), task) for seed in self.seeds]
+
+        (first, settings), *others = arms.items()
+        source = dict(zip(self.seeds, self.make(of_seeds(first, settings)), strict=True))
+        jobs = [job for label, settings in others for job in of_seeds(label, settings)]
+        made = iter(self.make([_reusing(job, source[job.settings.seed]) for job in jobs]))
+        return {first: list(source.values())} | {label: [next(made) for _ in self.seeds] for label, _ in others}
 
     def rates(self, names: Sequence[str]) -> dict[str, float]:
         """The learning rate of each method: that with most correct answers on held-out problems."""
@@ -177,21 +184,26 @@ class Lab:
             for rate in grid
         }
         [source] = self.make([Job(f"rate-topr-{grid[0]:g}", replace(base, lr=grid[0]), held_out_task)])
-        made = iter(self.make([job._replace(settings=reusing(job.settings, source)) for job in jobs.values()]))
+        made = iter(self.make([_reusing(job, source) for job in jobs.values()]))
         self.tried |= {name: {rate: next(made).curve[-1]["correct"] for rate in grid} for name in names}
         return {name: max(grid, key=self.tried[name].__getitem__) for name in names}
 
-    def methods(self, names: Sequence[str], **changes: Any) -> tuple[dict[str, list[Finished]], dict[str, str]]:
-        """Runs of these methods, each at its learning rate; and what to call them."""
-        rates = self.rates(names)
-        arms = {name: replace(self.base, lr=rates[name], **METHODS[name].changes | changes) for name in names}
-        short = {name: f"{rates[name]:.0e}".replace("e-0", "e-") for name in names}
-        return self.runs(arms), {name: f"{METHODS[name].name}, lr {short[name]}" for name in names}
+    def methods(self, rates: Mapping[str, float]) -> dict[str, list[Finished]]:
+        """Runs of methods, each at the learning rate given."""
+        return self.runs({name: replace(self.base, lr=rate, **METHODS[name].changes) for name, rate in rates.items()})
 
 
-def reusing(settings: Settings, source: Finished) -> Settings:
-    """The settings of a run that takes what `source` has drawn."""
-    return replace(settings, reuse=source.folder)
+def called(rates: Mapping[str, float]) -> dict[str, str]:
+    """What to call methods at their learning rates.
+
+    >>> called({"topr": 1e-4})
+    {'topr': 'TOPR, lr 1e-4'}
+    """
+    return {name: f"{METHODS[name].name}, lr {rate:.0e}".replace("e-0", "e-") for name, rate in rates.items()}
+
+
+def _reusing(job: Job, source: Finished) -> Job:
+    return job._replace(settings=replace(job.settings, reuse=source.folder))
 
 
 # ---- what is read off runs --------------------------------------------------------------------------------------
@@ -257,24 +269,31 @@ class Figure(NamedTuple):
 
 def fig1(lab: Lab) -> Figure:
     """Test accuracy over one epoch. Paper: naive REINFORCE first rises and then collapses, PPO stops improving, DPO
-    fares better, and TOPR is best. Beside these four: TIS, plain IS and SFT on positives, and three neighbours (ours).
+    fares better, and TOPR is best, all of them at one learning rate. Here also each at its own rate, with TIS, plain IS
+    and SFT on positives, and with three neighbours (ours).
     """
-    runs, names = lab.methods(list(METHODS))
-    curves = {name: along(runs[name], "correct") for name in runs}
+    rates = lab.rates(list(METHODS))
+    one_rate = dict.fromkeys(OF_THE_PAPER, rates["topr"])
+    own, same = lab.methods(rates), lab.methods(one_rate)
+    names, same_names = called(rates), called(one_rate)
+    curves = {name: along(own[name], "correct") for name in own}
+    same_curves = {name: along(same[name], "correct") for name in same}
 
-    def panel(title: str, chosen: Sequence[str]) -> Panel:
+    def panel(title: str, chosen: Sequence[str], curves: Mapping[str, Series], names: Mapping[str, str]) -> Panel:
         drawn = [line(epoch(curves[name]), curves[name], names[name], METHODS[name].style) for name in chosen]
         return Panel(title, EPOCH, CORRECT, drawn, {"ylim": (-3, 100)})
 
     panels = [
-        panel("the methods of Figure 1", OF_THE_PAPER),
-        panel("other bounds (Table 1)", ("topr", "tis", "off_policy", "sft")),
-        panel("neighbours (ours)", ("topr", "group", "asymre", "kl")),
+        panel("one learning rate for all, as in the paper", OF_THE_PAPER, same_curves, same_names),
+        panel("each at its own learning rate", OF_THE_PAPER, curves, names),
+        panel("other bounds (Table 1)", ("topr", "tis", "off_policy", "sft"), curves, names),
+        panel("neighbours (ours)", ("topr", "group", "asymre", "kl"), curves, names),
     ]
-    summary = {f"{names[name]}: correct at the end": at_end(runs[name]) for name in runs}
-    ends = {name: at_end(runs[name]) for name in runs}
-    summary |= {f"TOPR - {METHODS[n].name}": difference(ends["topr"], ends[n]) for n in runs if n != "topr"}
-    return Figure(panels, {"correct": curves}, summary)
+    ends = {name: at_end(own[name]) for name in own}
+    shares = {f"{same_names[name]}: correct at the end": at_end(same[name]) for name in same}
+    shares |= {f"{names[name]}: correct at the end": ends[name] for name in own}
+    shares |= {f"TOPR - {names[n]}": difference(ends["topr"], ends[n]) for n in own if n != "topr"}
+    return Figure(panels, {"own rate": curves, "one rate": same_curves}, shares)
 
 
 def fig2(lab: Lab) -> Figure:
@@ -301,12 +320,14 @@ def fig2(lab: Lab) -> Figure:
 
 
 def fig3(lab: Lab) -> Figure:
-    """Shares of correct, incorrect and invalid completions over the epoch. Paper: TOPR alone removes the invalid ones
-    (12% at first); REINFORCE's completions are degenerate at the end.
+    """Shares of correct, incorrect and invalid completions over the epoch, at one learning rate. Paper: TOPR alone
+    removes the invalid ones (12% at first); REINFORCE's completions are degenerate at the end.
     """
-    runs, names = lab.methods(OF_THE_PAPER)
-    outcomes = get_args(Outcome)
-    curves = {name: {outcome: along(runs[name], outcome) for outcome in outcomes} for name in runs}
+    own_rates = lab.rates(OF_THE_PAPER)
+    one_rate = dict.fromkeys(OF_THE_PAPER, own_rates["topr"])
+    runs, names = lab.methods(one_rate), called(one_rate)
+    own, own_names = lab.methods(own_rates), called(own_rates)
+    curves = {name: {outcome: along(runs[name], outcome) for outcome in get_args(Outcome)} for name in runs}
     panels = [
         Panel(
             names[name],
@@ -317,10 +338,10 @@ def fig3(lab: Lab) -> Figure:
         )
         for name in runs
     ]
-    before = over_seeds(run.curve[0]["invalid"] for run in runs["topr"])
-    summary = {"base: invalid": before}
-    summary |= {f"{names[name]}: invalid at the end": at_end(runs[name], "invalid") for name in runs}
-    return Figure(panels, curves, summary)
+    shares = {"base: invalid": over_seeds(run.curve[0]["invalid"] for run in runs["topr"])}
+    shares |= {f"{names[name]}: invalid at the end": at_end(runs[name], "invalid") for name in runs}
+    shares |= {f"{own_names[name]}: invalid at the end": at_end(own[name], "invalid") for name in own}
+    return Figure(panels, curves, shares)
 
 
 def fig4(lab: Lab) -> Figure:
@@ -334,14 +355,9 @@ def fig4(lab: Lab) -> Figure:
         "sft": ("positives, as many steps", "p5", {"method": "sft"}),  # negatives stay in the batches with weight 0
     }
     base = replace(lab.base, lr=lab.rates(["topr"])["topr"], test_samples=lab.scale.tested)
-    given = _hard_samples(lab, lab.scale.hard_of) if lab.scale.hard_of else [None] * len(lab.seeds)
-    runs: dict[str, list[Finished]] = {name: [] for name in arms}
-    for seed, samples in zip(lab.seeds, given, strict=True):
-        settings = {name: replace(base, seed=seed, samples=samples, **arm[2]) for name, arm in arms.items()}
-        source = lab.make([Job("fig4-topr", settings["topr"], gsm8k_task)])[0]
-        jobs = [Job(f"fig4-{name}", reusing(settings[name], source), gsm8k_task) for name in arms]
-        for name, run in zip(arms, lab.make(jobs), strict=True):
-            runs[name].append(run)
+    given = _hard_samples(lab, lab.scale.hard_of) if lab.scale.hard_of else {}
+    made = lab.runs({f"fig4-{name}": replace(base, **arm[2]) for name, arm in arms.items()}, given=given)
+    runs = dict(zip(arms, made.values(), strict=True))
     ks = [k for k in (1, 2, 4, 8, 16, 32) if k < base.test_samples]
     curves = {name: along(runs[name], "correct") for name in runs}
     majority = {name: series([_majority(run, ks) for run in runs[name]]) for name in runs}
@@ -362,28 +378,28 @@ def fig4(lab: Lab) -> Figure:
     ]
     ends = {name: at_end(runs[name]) for name in runs}
     few = {name: over_seeds(sum(_by_cardinality(run)[:2]) for run in runs[name]) for name in runs}
-    summary = {f"{arms[name][0]}: correct at the end": ends[name] for name in runs}
-    summary |= {f"{arms[name][0]}: problems with at most 4 correct": few[name] for name in runs}
-    summary |= {f"TOPR - {arms[name][0]}": difference(ends["topr"], ends[name]) for name in list(runs)[1:]}
+    shares = {f"{arms[name][0]}: correct at the end": ends[name] for name in runs}
+    shares |= {f"{arms[name][0]}: problems with at most 4 correct": few[name] for name in runs}
+    shares |= {f"TOPR - {arms[name][0]}": difference(ends["topr"], ends[name]) for name in list(runs)[1:]}
     taken = runs["topr"][0].results["iterations"][0]["dataset"]["trained"]
     data = {"correct": curves, "maj@n": majority, "n": ks, "cardinality": counts, "trained on": taken}
-    return Figure(panels, data, summary)
+    return Figure(panels, data, shares)
 
 
-def _hard_samples(lab: Lab, problems: int) -> list[Path]:
+def _hard_samples(lab: Lab, problems: int) -> dict[int, Path]:
     """For each seed a file with the samples of hard problems: at most a quarter of the base model's are correct."""
     measured = replace(lab.base, problems=problems, iterations=0, test_samples=lab.base.n)
     jobs = [Job("fig4-problems", replace(measured, seed=seed), training_task) for seed in lab.seeds]
-    files = []
+    files = {}
     for run in lab.make(jobs):
         samples = run.tested(0)
         correct: dict[str, int] = {}
         for sample in samples:
             correct[sample.prompt] = correct.get(sample.prompt, 0) + (sample.reward > 0)
         hard = [sample for sample in samples if correct[sample.prompt] * 4 <= lab.base.n]
-        files.append(run.folder / "hard.jsonl")
+        file = files[run.settings.seed] = run.folder / "hard.jsonl"
         with process_group():
-            first_does(lambda file=files[-1], hard=hard: file.exists() or write_rows(file, hard))
+            first_does(partial(write_rows, file, hard))
     return files
 
 
@@ -410,14 +426,14 @@ def fig5(lab: Lab) -> Figure:
     runs = _by_share(lab, "topr", (0.1, 0.5))
     curves = {f"{share:.0%} positive": _over_shares(runs[share]) for share in runs}
     panel = _share_panel("TOPR", {label: line(*curves[label], label) for label in curves})
-    summary = {
+    shares = {
         f"{share:.0%} positive, p~ = {p:.0%}": at_end(of_p) for share, of in runs.items() for p, of_p in of.items()
     }
     for p, sampled, other in ((0.1, 0.1, 0.5), (0.5, 0.5, 0.1)):
         if p in runs[sampled] and p in runs[other]:
             gained = difference(at_end(runs[sampled][p]), at_end(runs[other][p]))
-            summary[f"p~ = {p:.0%} by sampling - by a baseline"] = gained
-    return Figure([panel], {label: y for label, (_, y) in curves.items()} | {"p~": list(runs[0.1])}, summary)
+            shares[f"p~ = {p:.0%} by sampling - by a baseline"] = gained
+    return Figure([panel], {label: y for label, (_, y) in curves.items()} | {"p~": list(runs[0.1])}, shares)
 
 
 def fig6(lab: Lab) -> Figure:
@@ -428,10 +444,10 @@ def fig6(lab: Lab) -> Figure:
     curves = {name: _over_shares(runs[name]) for name in runs}
     drawn = {name: line(*curves[name], name, style) for name, style in zip(runs, ("topr", "tis"), strict=True)}
     ends = {name: {p: at_end(of_p) for p, of_p in of.items()} for name, of in runs.items()}
-    summary = {f"{name}, p~ = {p:.0%}": end for name, of in ends.items() for p, end in of.items()}
-    summary |= {f"TOPR - TIS, p~ = {p:.0%}": difference(ends["TOPR"][p], ends["TIS"][p]) for p in ends["TOPR"]}
+    shares = {f"{name}, p~ = {p:.0%}": end for name, of in ends.items() for p, end in of.items()}
+    shares |= {f"TOPR - TIS, p~ = {p:.0%}": difference(ends["TOPR"][p], ends["TIS"][p]) for p in ends["TOPR"]}
     panel = _share_panel("10% positive", drawn)
-    return Figure([panel], {name: y for name, (_, y) in curves.items()} | {"p~": list(ends["TOPR"])}, summary)
+    return Figure([panel], {name: y for name, (_, y) in curves.items()} | {"p~": list(ends["TOPR"])}, shares)
 
 
 def _by_share(lab: Lab, method: str, shares: Sequence[float]) -> dict[float, dict[float, list[Finished]]]:
@@ -474,7 +490,7 @@ def fig7(lab: Lab) -> Figure:
         for name in names
     }
     runs = lab.runs(arms)
-    panels, data, summary, numbers = [], {}, {}, {}
+    panels, data, shares, numbers = [], {}, {}, {}
     for negative in (0.33, 0.6):
         for clip in (1.0, 100.0):
             here = {name: runs[f"fig7-{name}-{negative}-{clip}"] for name in names}
@@ -494,12 +510,12 @@ def fig7(lab: Lab) -> Figure:
             ]
             data[title] = {"correct": correct, "gradient norm": norms}
             ends = {name: at_end(here[name]) for name in names}
-            summary |= {f"{title}, {METHODS[name].name}: correct": ends[name] for name in names}
-            summary[f"{title}: TOPR - plain IS"] = difference(ends["topr"], ends["off_policy"])
-            summary |= {f"{title}, {METHODS[n].name}: invalid": at_end(here[n], "invalid") for n in names}
+            shares |= {f"{title}, {METHODS[name].name}: correct": ends[name] for name in names}
+            shares[f"{title}: TOPR - plain IS"] = difference(ends["topr"], ends["off_policy"])
+            shares |= {f"{title}, {METHODS[n].name}: invalid": at_end(here[n], "invalid") for n in names}
             last = {name: over_seeds(_norms(run)[-1] / _norms(run)[0] for run in here[name]) for name in names}
             numbers |= {f"{title}, {METHODS[n].name}: gradient norm, last tenth / first": last[n] for n in names}
-    return Figure(panels, data, summary, numbers)
+    return Figure(panels, data, shares, numbers)
 
 
 def _norms(run: Finished) -> list[float]:
@@ -521,18 +537,18 @@ def fig8(lab: Lab) -> Figure:
     styles = dict(zip(names, ("topr", "sft", "anna_karenina"), strict=True))
     runs = lab.runs({f"fig8-{name}": replace(base, composition=name) for name in names})
     runs = {name: runs[f"fig8-{name}"] for name in names}
-    panels, data, summary = [], {}, {}
+    panels, data, shares = [], {}, {}
     for key in ("pass@1", f"maj@{base.k}"):
         measured = {name: series([_over_iterations(run, key) for run in runs[name]]) for name in names}
         drawn = [line(range(base.iterations + 1), y, names[name], styles[name]) for name, y in measured.items()]
         panels.append(Panel(key, "iterations", f"{key} (%), ± 2 SE", drawn))
         data[key] = measured
         ends = {name: at_end(runs[name], key) for name in names}
-        summary |= {f"{names[name]}: {key}": ends[name] for name in names}
-        summary |= {
+        shares |= {f"{names[name]}: {key}": ends[name] for name in names}
+        shares |= {
             f"Anna Karenina - {names[n]}: {key}": difference(ends["anna_karenina"], ends[n]) for n in list(names)[:2]
         }
-    return Figure(panels, data, summary)
+    return Figure(panels, data, shares)
 
 
 def _over_iterations(run: Finished, key: str) -> list[float]:
@@ -544,21 +560,21 @@ def fig9(lab: Lab) -> Figure:
     model's accuracy, weights 1 - c and 1 + c. Paper: as p~ falls, hard questions weigh more.
     """
     base = replace(lab.base, iterations=0, test_samples=lab.scale.difficulty)
-    shares = (0.05, 0.1, 0.2, 0.5, 0.8)
-    found: dict[float, list[list[float]]] = {p: [] for p in shares}
+    p_tildes = (0.05, 0.1, 0.2, 0.5, 0.8)
+    found: dict[float, list[list[float]]] = {p: [] for p in p_tildes}
     for run in lab.runs({"fig9": base}, training_task)["fig9"]:
         samples = run.tested(0)
         positive = sum(sample.reward > 0 for sample in samples) / len(samples)
-        for p in shares:
+        for p in p_tildes:
             weights = weight_by_difficulty(samples, topr.baseline_for_proportion(positive, p))
             found[p].append([weight / np.nansum(weights) for weight in weights])
-    curves = {p: series(found[p]) for p in shares}
+    curves = {p: series(found[p]) for p in p_tildes}
     middles = [5 + 10 * i for i in range(10)]
     drawn = [line(middles, y, f"p~ = {p:.0%}") for p, y in curves.items()]
     panel = Panel("weight of a question", "base model's accuracy on it (%)", "share of all weight (%), ± 2 SE", drawn)
-    hard = {p: over_seeds(np.nansum(weights[:3]) for weights in found[p]) for p in shares}
-    summary = {f"p~ = {p:.0%}: weight of questions below 30%": hard[p] for p in shares}
-    return Figure([panel], {f"p~ = {p:.0%}": y for p, y in curves.items()}, summary)
+    hard = {p: over_seeds(np.nansum(weights[:3]) for weights in found[p]) for p in p_tildes}
+    shares = {f"p~ = {p:.0%}: weight of questions below 30%": hard[p] for p in p_tildes}
+    return Figure([panel], {f"p~ = {p:.0%}": y for p, y in curves.items()}, shares)
 
 
 def variants(lab: Lab) -> Figure:
@@ -576,11 +592,11 @@ def variants(lab: Lab) -> Figure:
             drawn.append(line(epoch(y), y, "TOPR (the paper's)" if name == "topr" else name, name))
         panels.append(Panel(outcome, EPOCH, f"{outcome} (%), ± 2 SE", drawn, {"ylim": (-3, 103)}))
     ends = {name: at_end(runs[name]) for name in runs}
-    summary = {f"{name}: correct at the end": end for name, end in ends.items()}
-    summary |= {f"{name}: invalid at the end": at_end(runs[name], "invalid") for name in runs}
-    summary |= {f"{name} - topr": difference(ends[name], ends["topr"]) for name in names}
+    shares = {f"{name}: correct at the end": end for name, end in ends.items()}
+    shares |= {f"{name}: invalid at the end": at_end(runs[name], "invalid") for name in runs}
+    shares |= {f"{name} - topr": difference(ends[name], ends["topr"]) for name in names}
     data = {name: {outcome: along(runs[name], outcome) for outcome in get_args(Outcome)} for name in runs}
-    return Figure(panels, data, summary)
+    return Figure(panels, data, shares)
 
 
 # ---- the command ------------------------------------------------------------------------------------------------

@@ -67,8 +67,9 @@ class Finished:
 
     @property
     def made(self) -> dict[str, Any]:
-        """How it was made: seconds and commit."""
-        return json.loads((self.folder / "made.json").read_text(encoding="utf-8"))
+        """How it was made: seconds and commit; nothing of a run that was ended before it could say."""
+        file = self.folder / "made.json"
+        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"seconds": 0.0, "commit": "unknown"}
 
 
 class OverSeeds(NamedTuple):

@@ -655,7 +655,7 @@ def main() -> None:
     scale = "quick" if options.quick else options.preset
     workers = options.workers if scale == "laptop" else 1
     try:
-        _check(options)
+        check(options)
         with Sweep(options.runs / scale, workers) as sweep:
             for name in names:
                 count = 1 if options.quick else options.seeds
@@ -674,7 +674,8 @@ def main() -> None:
         sys.exit("reproduce: was ended while it worked; the same command goes on")
 
 
-def _check(options: Options) -> None:
+def check(options: Options) -> None:
+    """InputError for options that cannot be meant."""
     if not options.figures:
         raise InputError(f"no figure named: choose from {', '.join(FIGURES)}, or all")
     for name in ("seeds", "workers"):

@@ -10,8 +10,10 @@ import pytest
 import tyro
 
 import conformance
+import reproduce
 import toy_bandit
 import train_gsm8k as gsm8k
+from pipeline.sweep import OverSeeds
 
 ROOT = Path(gsm8k.__file__).parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -51,7 +53,34 @@ def test_the_checker_s_commands_are_understood(command):
         assert callable(conformance.load(settings.loss))
 
 
+RESULTS = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
+FIGURE_COMMANDS = re.findall(r"^(?:torchrun .*? |python )reproduce.py(.*?)(?=\s*#|$)", README + RESULTS, re.MULTILINE)
+
+
+@pytest.mark.parametrize("arguments", sorted(set(FIGURE_COMMANDS)))
+def test_the_figures_commands_are_understood(arguments):
+    reproduce.check(tyro.cli(reproduce.Options, args=shlex.split(arguments)))
+
+
+@pytest.mark.parametrize("name", reproduce.FIGURES)
+def test_what_is_said_of_a_figure_is_in_its_results(name):
+    [section] = re.findall(rf"^## {name}\b.*?(?=^## |\Z)", RESULTS, re.MULTILINE | re.DOTALL)
+    content = json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    assert (ROOT / "results" / f"{name}.png").exists()
+    assert f"]({name}.png)" in section
+    assert content["command"].split(" --preset")[0] in section
+    assert re.search(r"\*\*Verdict: (agrees|agrees in part|does not agree)", section) or name == "variants"
+    values = {what: OverSeeds(**v) for what, v in content["shares"].items()}
+    known = {what: reproduce.to_text(value, 100) + " %" for what, value in values.items()}
+    known |= {what: reproduce.to_text(OverSeeds(**value)) for what, value in content["numbers"].items()}
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", section.replace("\\|", "‖"), re.MULTILINE)[2:]
+    assert rows
+    for what, value in rows:
+        assert known[what.replace("‖", "|")] == value, what
+
+
 def test_there_are_commands_to_test():
+    assert len(set(FIGURE_COMMANDS)) >= 4
     assert len(CONFORMANCE_COMMANDS) == 5
     assert len(COMMANDS) >= 7
     assert len(BANDIT_COMMANDS) == 3

@@ -42,8 +42,11 @@ def device() -> torch.device:
 
 @contextmanager
 def process_group(alone: bool = False) -> Iterator[None]:
-    """Join the processes that torchrun started; without torchrun do nothing or, if `alone`, form a group of one."""
-    if "RANK" not in os.environ and not alone:
+    """Join the processes that torchrun started; without torchrun do nothing or, if `alone`, form a group of one.
+
+    Within a group it does nothing: there is one for all runs of a command.
+    """
+    if dist.is_initialized() or ("RANK" not in os.environ and not alone):
         yield
         return
     if torch.cuda.is_available():

@@ -194,6 +194,7 @@ class Settings:
 
 NOT_OF_A_RUN = ("out", "reuse", "dry_run", "vllm_python", "vllm_memory")
 OF_DRAWING = ("model", "engine", "temperature", "top_p", "top_k", "max_new_tokens", "tokens_at_once", "chunk", "seed")
+OF_DRAWING += ("compute", "samples_sha256")
 
 PAPER = Settings(
     preset="paper",
@@ -279,6 +280,11 @@ def check(settings: Settings) -> None:
     refuse(method == "dpo" and not is_from_zero, "--method dpo: has no baseline; give none")
     is_departed = settings.departure is not None
     refuse(is_departed and (method != "topr" or settings.limits is not None), "--departure: departs from topr alone")
+    is_split = settings.micro_batch < settings.batch or ranks > 1
+    is_over_tokens = settings.departure == "per-token + token mean"
+    refuse(
+        is_over_tokens and is_split, "--departure: a mean over a step's tokens needs --micro-batch as large as --batch"
+    )
     refuse(method == "dpo" and (c, p_tilde) != (None, None), "--method dpo: has no baseline; give none")
     refuse(c is not None and not -1 <= c <= 1, f"--baseline {c}: must lie in [-1, 1]")
     refuse(p_tilde is not None and not 0 < p_tilde <= 1, f"--effective-proportion {p_tilde}: must lie in (0, 1]")

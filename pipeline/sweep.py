@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import re
+import shutil
 import subprocess
 import time
 import zlib
@@ -136,6 +137,8 @@ def _make(job: Job) -> None:
     check(job.settings)
     pipeline.run.run(job.settings, job.task(job.settings))
     if is_first_process():
+        for model in job.settings.out.glob("iteration-*/model"):
+            shutil.rmtree(model)  # what has been measured is not needed any more, and it is large
         made = {"seconds": round(time.monotonic() - started, 1), "commit": commit()}
         write_text(job.settings.out / "made.json", json.dumps(made) + "\n")
 

@@ -23,7 +23,7 @@ from pipeline.settings import OF_DRAWING, Departure
 from pipeline.sweep import Finished, Job, OverSeeds, Sweep, folder_name, over_seeds
 
 ROOT = Path(reproduce.__file__).parent
-SMALL = replace(reproduce.QUICK.base, problems=4, n=4, test_problems=3, max_new_tokens=32)
+SMALL = replace(reproduce.QUICK.base, problems=4, n=4, test_problems=3)
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +160,7 @@ def test_a_departure_trains_and_starts_at_mu(made, tmp_path):
         ({"departure": "per-token", "limits": (0, 1, 0, 1)}, "--departure: departs from topr alone"),
         ({"baseline_from": "group", "effective_proportion": 0.5}, "its baseline is counted from zero"),
         ({"baseline_from": "mean", "method": "dpo"}, "--method dpo: has no baseline"),
+        ({"departure": "per-token + token mean", "micro_batch": 8}, "needs --micro-batch as large as --batch"),
         ({"iterations": -1}, "--iterations -1: must be at least 0"),
     ],
     ids=str,
@@ -218,7 +219,10 @@ def test_rates_are_chosen_on_problems_that_no_run_trains_or_tests_on():
     assert [problem.id for problem in task.train] == [problem.id for problem in usual.train]
     held_out = {problem.question for problem in task.test}
     assert len(held_out) == reproduce.HELD_OUT
-    assert not held_out & {problem.question for problem in [*usual.train, *usual.test]}
+    hard_from = reproduce.last_task(replace(SMALL, problems=reproduce.LAPTOP.hard_of)).test
+    assert not held_out & {problem.question for problem in [*usual.train, *usual.test, *hard_from]}
+    longest = reproduce.LAPTOP.base.problems + reproduce.HELD_OUT + reproduce.LAPTOP.hard_of
+    assert longest <= len(gsm8k.load_problems(SMALL.data, "train"))  # so that this holds for the laptop's figures too
 
 
 def test_figure_2_is_where_the_paper_says_the_two_agree():

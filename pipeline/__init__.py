@@ -14,6 +14,7 @@ problems -> prompts -> samples -> grades -> dataset -> training -> evaluation
     training.py      a model over several processes, its optimiser, checkpoints
     evaluation.py    pass@k, maj@k and the share of each outcome, with intervals
     plan.py          what a run would need
+    sweep.py         many runs side by side, each made once
     parallel.py      what several processes do together
     folder.py        the folder a run writes into
     plots.py         pictures

@@ -191,8 +191,8 @@ class Lab:
             for rate in grid
         }
         [source] = self.make([Job(f"rate-topr-{grid[0]:g}", replace(base, lr=grid[0]), held_out_task)])
-        made = iter(self.make([_reusing(job, source) for job in jobs.values()]))
-        self.tried |= {name: {rate: next(made).curve[-1]["correct"] for rate in grid} for name in names}
+        runs = dict(zip(jobs, self.make([_reusing(job, source) for job in jobs.values()]), strict=True))
+        self.tried |= {name: {rate: runs[name, rate].curve[-1]["correct"] for rate in grid} for name in names}
         return {name: max(grid, key=self.tried[name].__getitem__) for name in names}
 
     def methods(self, rates: Mapping[str, float]) -> dict[str, list[Finished]]:

@@ -79,6 +79,19 @@ def test_what_is_said_of_a_figure_is_in_its_results(name):
         assert known[what.replace("‖", "|")] == value, what
 
 
+def test_the_figures_numbers_in_the_readme_are_measured():
+    section = README.partition("## The paper's figures")[2].partition("\n## ")[0]
+    known = set()
+    for name in ("fig1", "fig3", "variants"):
+        content = json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
+        known |= {reproduce.to_text(OverSeeds(**value), 100) for value in content["shares"].values()}
+    for outcome in content["data"]["topr"].values():  # before training
+        known.add(reproduce.to_text(OverSeeds(outcome["mean"][0], outcome["se"][0], []), 100))
+    quoted = re.findall(r"\d+\.\d ± \d+\.\d(?=%)", section)
+    assert len(quoted) >= 10
+    assert set(quoted) <= known
+
+
 def test_there_are_commands_to_test():
     assert len(set(FIGURE_COMMANDS)) >= 4
     assert len(CONFORMANCE_COMMANDS) == 5

@@ -12,6 +12,7 @@ import pytest
 import torch
 from helpers import random_examples, tiny_model
 
+import experiments
 import pipeline.run
 import reproduce
 import train_gsm8k as gsm8k
@@ -23,7 +24,7 @@ from pipeline.settings import OF_DRAWING, Departure
 from pipeline.sweep import Finished, Job, OverSeeds, Sweep, folder_name, over_seeds
 
 ROOT = Path(reproduce.__file__).parent
-SMALL = replace(reproduce.QUICK.base, problems=4, n=4, test_problems=3)
+SMALL = replace(experiments.QUICK.base, problems=4, n=4, test_problems=3)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def test_a_run_that_is_there_is_not_made_again(sweep, made, monkeypatch):
 
 
 def test_folders_differ_with_what_runs_are_made_with():
-    jobs = [Job("topr", SMALL, gsm8k.gsm8k_task), Job("topr", SMALL, reproduce.held_out_task)]
+    jobs = [Job("topr", SMALL, gsm8k.gsm8k_task), Job("topr", SMALL, experiments.held_out_task)]
     jobs += [Job("topr", replace(SMALL, lr=1.0), gsm8k.gsm8k_task), Job("topr", replace(SMALL, seed=1), jobs[0].task)]
     assert len({folder_name(job) for job in jobs}) == 4
     same = jobs[0]._replace(settings=replace(SMALL, reuse=Path("elsewhere"), out=Path("here")))
@@ -201,7 +202,7 @@ def test_the_cardinality_of_a_problem_is_counted_in_fours(made, tmp_path):
 
 
 def test_hard_problems_are_those_that_are_rarely_solved(sweep):
-    lab = reproduce.Lab(sweep, replace(reproduce.QUICK, base=SMALL), range(1))
+    lab = experiments.Lab(sweep, replace(experiments.QUICK, base=SMALL), range(1))
     file = reproduce._hard_samples(lab, problems=8)[0]
     all_samples = read_rows(file.parent / "iteration-1" / "test-0.jsonl", Sample)
     rewards = {}
@@ -214,19 +215,19 @@ def test_hard_problems_are_those_that_are_rarely_solved(sweep):
 
 
 def test_rates_are_chosen_on_problems_that_no_run_trains_or_tests_on():
-    task, settings = reproduce.held_out_task(SMALL), replace(SMALL, problems=4)
+    task, settings = experiments.held_out_task(SMALL), replace(SMALL, problems=4)
     usual = gsm8k.gsm8k_task(settings)
     assert [problem.id for problem in task.train] == [problem.id for problem in usual.train]
     held_out = {problem.question for problem in task.test}
-    assert len(held_out) == reproduce.HELD_OUT
-    hard_from = reproduce.last_task(replace(SMALL, problems=reproduce.LAPTOP.hard_of)).test
+    assert len(held_out) == experiments.HELD_OUT
+    hard_from = experiments.last_task(replace(SMALL, problems=experiments.LAPTOP.hard_of)).test
     assert not held_out & {problem.question for problem in [*usual.train, *usual.test, *hard_from]}
-    longest = reproduce.LAPTOP.base.problems + reproduce.HELD_OUT + reproduce.LAPTOP.hard_of
+    longest = experiments.LAPTOP.base.problems + experiments.HELD_OUT + experiments.LAPTOP.hard_of
     assert longest <= len(gsm8k.load_problems(SMALL.data, "train"))  # so that this holds for the laptop's figures too
 
 
 def test_figure_2_is_where_the_paper_says_the_two_agree():
-    lab = reproduce.Lab(Sweep(Path("unused"), 1), reproduce.QUICK, range(1))
+    lab = experiments.Lab(Sweep(Path("unused"), 1), experiments.QUICK, range(1))
     figure = reproduce.fig2(lab)
     numbers = {name: value.mean for name, value in figure.numbers.items()}
     assert [value for name, value in numbers.items() if "|TOPR - PPO|" in name] == pytest.approx([0, 0], abs=1e-12)
@@ -238,7 +239,7 @@ def test_figure_2_is_where_the_paper_says_the_two_agree():
 
 
 def test_every_arm_has_a_style_of_its_own():
-    styles = [arm.style for arm in reproduce.METHODS.values()]
+    styles = [arm.style for arm in experiments.METHODS.values()]
     assert len(set(styles)) == len(styles)
     assert set(styles) <= set(STYLES)
 
@@ -250,7 +251,7 @@ def test_a_baseline_of_minus_a_half_is_half_a_kl_penalty():
     logits.requires_grad_()
     logp, mu = logits.log_softmax(-1), logmu.exp()
     reward = torch.tensor([1.0, -1, 1, -1, -1], dtype=torch.float64)
-    baseline = reproduce.METHODS["kl"].changes["baseline"]
+    baseline = experiments.METHODS["kl"].changes["baseline"]
     reinforce = -(mu * (reward - baseline) * logp).sum()
     penalised = -(mu * reward * logp).sum() + 0.5 * (mu * (logmu - logp)).sum()
     torch.testing.assert_close(
@@ -270,7 +271,7 @@ def test_a_figure_from_end_to_end_and_again(tmp_path, monkeypatch, capsys):
     assert content["seeds"] == [0]
     assert content["runs"] == 4
     assert content["command"] == "python reproduce.py fig3 --preset laptop --seeds 1 --seed 0 --quick"
-    assert len(content["data"]["topr"]["invalid"]["mean"]) == reproduce.QUICK.base.curve_points + 1
+    assert len(content["data"]["topr"]["invalid"]["mean"]) == experiments.QUICK.base.curve_points + 1
     shares = [content["data"]["ppo"][outcome]["mean"][-1] for outcome in ("correct", "incorrect", "invalid")]
     assert sum(shares) == pytest.approx(1)
     before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}

@@ -1,0 +1,200 @@
+"""What the paper's figures compare, at which size, and where they get their runs from: for reproduce.py.
+
+Everything here is ours on the laptop, where sizes are what two cores do in the time; PAPER has the paper's values.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from pipeline.records import Task
+from pipeline.settings import PRESETS, Settings
+from pipeline.sweep import Finished, Job, Sweep
+from train_gsm8k import gsm8k_task
+
+# ---- methods ----------------------------------------------------------------------------------------------------
+
+
+class Arm(NamedTuple):
+    """One of the methods: what it is called, how it is drawn (plots.STYLES), and what settings it changes."""
+
+    name: str
+    style: str
+    changes: Mapping[str, Any]
+
+
+METHODS = {
+    "topr": Arm("TOPR", "topr", {}),
+    "dpo": Arm("DPO", "dpo", {"method": "dpo"}),
+    "ppo": Arm("PPO", "ppo", {"method": "ppo"}),
+    "reinforce": Arm("naive REINFORCE", "reinforce", {"method": "reinforce"}),
+    "tis": Arm("TIS", "tis", {"method": "tis"}),
+    "off_policy": Arm("plain IS", "off_policy", {"method": "off_policy"}),
+    "sft": Arm("SFT on positives", "sft", {"method": "sft"}),
+    # ours: neighbours of the paper's methods. AsymRE's mean is that of all samples.
+    "group": Arm("TOPR, group-mean baseline", "group", {"baseline_from": "group"}),  # the baseline of GRPO
+    "asymre": Arm("AsymRE", "asymre", {"method": "reinforce", "baseline_from": "mean", "baseline": -0.1}),
+    "kl": Arm("REINFORCE + 0.5 KL(mu||pi)", "kl", {"method": "reinforce", "baseline": -0.5}),  # by Proposition 3.1
+}
+OF_THE_PAPER = ("topr", "dpo", "ppo", "reinforce")  # Figures 1 and 3
+
+
+# ---- sizes ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large the runs of the figures are; all ours on the laptop, where it is what two cores do in the time."""
+
+    base: Settings
+    rates: tuple[float, ...]  # learning rates to choose from; paper: 5e-7 (4.2)
+    shares: tuple[float, ...]  # p~ of Figures 5 and 6; paper: "from 1% all the way to 100%" (4.3), the steps are ours
+    sets: Mapping[str, int]  # the sets of Figures 5 to 7, which are composed of n samples a problem
+    hard_of: int | None  # Figure 4: problems from which to choose the hard ones; the paper does not choose
+    tested: int  # Figure 4: samples a test problem; paper: 64 (4.2)
+    difficulty: int  # Figure 9: samples a question; paper: 128 (App. D)
+    iterated: Mapping[str, Any]  # what Figure 8 changes
+
+
+LAPTOP = Scale(
+    base=replace(
+        PRESETS["laptop"],
+        problems=160,
+        max_new_tokens=64,
+        tokens_at_once=20_000,
+        test_samples=8,
+        k=4,
+        curve_samples=3,
+    ),
+    rates=(3e-6, 1e-5, 3e-5, 1e-4, 3e-4),
+    shares=(0.01, 0.05, 0.1, 0.2, 0.5, 0.8, 1.0),
+    sets={"examples": 1_280},
+    hard_of=400,
+    tested=24,
+    difficulty=128,
+    # 643 / 96 = 6.7 samples a problem, as the paper's 50,000 / 7,473
+    iterated={"iterations": 5, "problems": 96, "examples": 643, "test_problems": 100, "test_samples": 20, "k": 16},
+)
+QUICK = Scale(
+    base=replace(LAPTOP.base, problems=12, n=8, test_problems=10, test_samples=4, k=2, curve_points=2, curve_samples=2),
+    rates=(1e-4,),
+    shares=(0.1, 1.0),
+    sets={"examples": 24},
+    hard_of=12,
+    tested=6,
+    difficulty=16,
+    iterated={"iterations": 2, "candidates": 16, "examples": 24},
+)
+PAPER = Scale(
+    base=replace(PRESETS["paper"], iterations=1, examples=None, curve_points=5),  # an epoch over all samples (4.2)
+    rates=(5e-7,),
+    shares=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 1.0),
+    sets={"examples": 50_000, "n": 20},  # "two datasets containing 50,000 examples"; 20: for enough negatives (ours)
+    hard_of=None,
+    tested=64,
+    difficulty=128,
+    iterated={"iterations": 5, "examples": 50_000},  # "to N = 50,000 data points" (4.3)
+)
+SCALES = {"laptop": LAPTOP, "quick": QUICK, "paper": PAPER}
+HELD_OUT = 100  # training problems that learning rates are chosen on, ours; no figure trains on them
+
+
+# ---- problems, but those of the test set ------------------------------------------------------------------------
+
+
+def held_out_task(settings: Settings) -> Task:
+    """The training problems, and for testing the HELD_OUT ones behind them."""
+    task = gsm8k_task(replace(settings, problems=settings.problems + HELD_OUT))
+    return replace(task, train=task.train[: settings.problems], test=task.train[settings.problems :])
+
+
+def training_task(settings: Settings) -> Task:
+    """The training problems in the place of test problems: to measure how hard they are."""
+    task = gsm8k_task(settings)
+    return replace(task, test=task.train)
+
+
+def last_task(settings: Settings) -> Task:
+    """The same with the last training problems, which are far from those held out."""
+    task = gsm8k_task(replace(settings, problems=10**6))
+    return replace(task, test=task.train[-settings.problems :])
+
+
+# ---- runs -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Lab:
+    """Where figures get their runs from, and what they have used."""
+
+    sweep: Sweep
+    scale: Scale
+    seeds: range
+    used: list[Finished] = field(default_factory=list)
+    tried: dict[str, dict[float, float]] = field(default_factory=dict)  # label -> learning rate -> correct
+
+    @property
+    def base(self) -> Settings:
+        """What all runs have in common."""
+        return self.scale.base
+
+    def make(self, jobs: Sequence[Job]) -> list[Finished]:
+        """The jobs' runs."""
+        made = self.sweep.make(jobs)
+        self.used += [run for run in made if run.folder not in {other.folder for other in self.used}]
+        return made
+
+    def runs(
+        self,
+        arms: Mapping[str, Settings],
+        task: Callable[[Settings], Task] = gsm8k_task,
+        given: Mapping[int, Path] = MappingProxyType({}),
+    ) -> dict[str, list[Finished]]:
+        """Each arm with each seed. The first arm draws for all that draw the same, and log mu is shared with them.
+
+        given: seed -> samples to train on, in place of drawn ones.
+        """
+
+        def of_seeds(label: str, settings: Settings) -> list[Job]:
+            return [Job(label, replace(settings, seed=seed, samples=given.get(seed)), task) for seed in self.seeds]
+
+        (first, settings), *others = arms.items()
+        source = dict(zip(self.seeds, self.make(of_seeds(first, settings)), strict=True))
+        jobs = [job for label, settings in others for job in of_seeds(label, settings)]
+        made = iter(self.make([_reusing(job, source[job.settings.seed]) for job in jobs]))
+        return {first: list(source.values())} | {label: [next(made) for _ in self.seeds] for label, _ in others}
+
+    def rates(self, names: Sequence[str]) -> dict[str, float]:
+        """The learning rate of each method: that with most correct answers on held-out problems, one seed."""
+        grid = self.scale.rates
+        if len(grid) == 1:
+            return dict.fromkeys(names, grid[0])
+        base = replace(self.base, seed=100, test_samples=6, curve_points=1)  # a seed of its own
+        jobs = {
+            (name, rate): Job(f"rate-{name}-{rate:g}", replace(base, lr=rate, **METHODS[name].changes), held_out_task)
+            for name in names
+            for rate in grid
+        }
+        [source] = self.make([Job(f"rate-topr-{grid[0]:g}", replace(base, lr=grid[0]), held_out_task)])
+        runs = dict(zip(jobs, self.make([_reusing(job, source) for job in jobs.values()]), strict=True))
+        self.tried |= {name: {rate: runs[name, rate].curve[-1]["correct"] for rate in grid} for name in names}
+        return {name: max(grid, key=self.tried[name].__getitem__) for name in names}
+
+    def methods(self, rates: Mapping[str, float]) -> dict[str, list[Finished]]:
+        """Runs of methods, each at the learning rate given."""
+        return self.runs({name: replace(self.base, lr=rate, **METHODS[name].changes) for name, rate in rates.items()})
+
+
+def called(rates: Mapping[str, float]) -> dict[str, str]:
+    """What to call methods at their learning rates.
+
+    >>> called({"topr": 1e-4})
+    {'topr': 'TOPR, lr 1e-4'}
+    """
+    return {name: f"{METHODS[name].name}, lr {rate:.0e}".replace("e-0", "e-") for name, rate in rates.items()}
+
+
+def _reusing(job: Job, source: Finished) -> Job:
+    return job._replace(settings=replace(job.settings, reuse=source.folder))

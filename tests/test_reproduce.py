@@ -226,13 +226,27 @@ def test_rates_are_chosen_on_problems_that_no_run_trains_or_tests_on():
     assert longest <= len(gsm8k.load_problems(SMALL.data, "train"))  # so that this holds for the laptop's figures too
 
 
+def test_a_method_s_rate_is_the_best_of_the_grid(sweep, monkeypatch):
+    monkeypatch.setattr(experiments, "HELD_OUT", 3)
+    lab = experiments.Lab(sweep, replace(experiments.QUICK, base=SMALL, rates=(1e-6, 1e-3)), range(1))
+    rates = lab.rates(["topr", "tis", "topr"])
+    assert set(rates) == set(lab.tried) == {"topr", "tis"}
+    for name, tried in lab.tried.items():
+        assert list(tried) == [1e-6, 1e-3]
+        assert tried[rates[name]] == max(tried.values())
+    assert {run.settings.seed for run in lab.used} == {100}
+
+
 def test_figure_2_is_where_the_paper_says_the_two_agree():
     lab = experiments.Lab(Sweep(Path("unused"), 1), experiments.QUICK, range(1))
     figure = reproduce.fig2(lab)
     numbers = {name: value.mean for name, value in figure.numbers.items()}
     assert [value for name, value in numbers.items() if "|TOPR - PPO|" in name] == pytest.approx([0, 0], abs=1e-12)
-    assert [value for name, value in numbers.items() if "slope of PPO" in name] == pytest.approx([0, 0], abs=1e-12)
-    assert [value > 0.9 for name, value in numbers.items() if "slope of TOPR" in name] == [True, True]
+    where_ppo_clips = {name: value for name, value in numbers.items() if "where PPO clips" in name}
+    assert [v for name, v in where_ppo_clips.items() if "PPO w" in name] == pytest.approx([0, 0], abs=1e-12)
+    assert [v > 0.9 for name, v in where_ppo_clips.items() if "TOPR w" in name] == [True, True]
+    assert numbers["R = +1: largest slope of PPO for pi/mu <= 0.5"] == pytest.approx(1)
+    assert numbers["R = +1: largest slope of TOPR for pi/mu <= 0.5"] > 50  # 1 / ratio, down to 0.01
     at_2 = np.argmin(np.abs(np.array(figure.data["ratio"]) - 2))
     ratio = figure.data["ratio"][at_2]
     assert figure.data["TOPR, R = -1"][at_2] == pytest.approx(-(1 + np.log(ratio)))

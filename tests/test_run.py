@@ -282,7 +282,7 @@ def test_log_mu_that_is_wrong_in_spite_of_its_hash_ends_the_run(finished, tmp_pa
         ({"composition": "proportion"}, "--composition proportion and --proportion P: give both or neither"),
         ({"proportion": 0.5}, "--composition proportion and --proportion P: give both or neither"),
         ({"composition": "proportion", "proportion": 1.0}, r"--proportion 1.0: must lie in \(0, 1\)"),
-        ({"iterations": 0}, "--iterations 0: must be at least 1"),
+        ({"iterations": -1}, "--iterations -1: must be at least 0"),
         ({"examples": 0}, "--examples 0: must be at least 1"),
         ({"max_new_tokens": 5000}, r"problem t\w+-\d+: its prompt has \d+ tokens; with 5000 new ones it exceeds"),
     ],

@@ -154,9 +154,13 @@ def _start_worker() -> None:
 
 
 def commit() -> str:
-    """The commit of this code, with "-dirty" where files were changed; "unknown" outside a repository."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude", "*"]
-    try:
+    """The commit of this code, with "-dirty" where Python files were changed; "unknown" outside a repository."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent.parent), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short", "HEAD") + ("-dirty" if git("status", "--short", "--", "*.py") else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

@@ -417,7 +417,7 @@ def fig9(lab: Lab) -> Figure:
     middles = [5 + 10 * i for i in range(10)]
     drawn = [line(middles, y, f"p~ = {p:.0%}") for p, y in curves.items()]
     title, x = "what an average question weighs", "base model's accuracy on it (%)"
-    panel = Panel(title, x, "weight (%), the buckets' sum to 100, ± 2 SE", drawn)
+    panel = Panel(title, x, "weight (%), sums to 100, ± 2 SE", drawn)
     hard = {p: over_seeds(np.nansum(weights[:3]) for weights in found[p]) for p in p_tildes}
     shares = {f"p~ = {p:.0%}: weight of the three hardest buckets": hard[p] for p in p_tildes}
     return Figure([panel], {f"p~ = {p:.0%}": y for p, y in curves.items()}, shares)

@@ -182,6 +182,10 @@ class Lab:
         self.tried |= {name: {rate: runs[name, rate].curve[-1]["correct"] for rate in grid} for name in names}
         return {name: max(grid, key=self.tried[name].__getitem__) for name in names}
 
+    def at_topr_rate(self, **changes: Any) -> Settings:
+        """The settings of all runs at the learning rate that was chosen for TOPR, with changes."""
+        return replace(self.base, lr=self.rates(["topr"])["topr"], **changes)
+
     def methods(self, rates: Mapping[str, float]) -> dict[str, list[Finished]]:
         """Runs of methods, each at the learning rate given."""
         return self.runs({name: replace(self.base, lr=rate, **METHODS[name].changes) for name, rate in rates.items()})

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
@@ -28,11 +27,11 @@ from rich.table import Table
 
 import topr
 from experiments import METHODS, OF_THE_PAPER, SCALES, Lab, called, last_task, training_task
-from pipeline.dataset import weight_by_difficulty
+from pipeline.dataset import mean_rewards, share_of_positives, weight_by_difficulty
 from pipeline.evaluation import collect, maj_at_k
 from pipeline.parallel import first_does, is_first_process, process_group
 from pipeline.plots import Line, Panel, draw, save_figure
-from pipeline.records import InputError, Outcome, Sample, write_rows, write_text
+from pipeline.records import InputError, Outcome, write_rows, write_text
 from pipeline.sweep import Finished, Job, OverSeeds, Sweep, over_seeds
 from train_gsm8k import gsm8k_task
 
@@ -188,13 +187,14 @@ def fig4(lab: Lab) -> Figure:
         "positives_only": ("positives only", "sft", {"composition": "positives_only"}),
         "sft": ("positives, as many steps", "p5", {"method": "sft"}),  # negatives stay in the batches with weight 0
     }
-    base = replace(lab.base, lr=lab.rates(["topr"])["topr"], test_samples=lab.scale.tested)
+    base = lab.at_topr_rate(test_samples=lab.scale.tested)
     given = _hard_samples(lab, lab.scale.hard_of) if lab.scale.hard_of else {}
     runs = lab.runs({name: replace(base, **arm[2]) for name, arm in arms.items()}, given=given)
     ks = [k for k in (1, 2, 4, 8, 16, 32) if k < base.test_samples]
     curves = {name: along(runs[name], "correct") for name in runs}
     majority = {name: series([_majority(run, ks) for run in runs[name]]) for name in runs}
-    counts = {name: series([_by_cardinality(run) for run in runs[name]]) for name in runs}
+    of_runs = {name: [_by_cardinality(run) for run in runs[name]] for name in runs}
+    counts = {name: series(of_runs[name]) for name in runs}
     bins = range(len(counts["topr"]["mean"]))
     ticks = {"xticks": list(bins), "xticklabels": ["0", *(f"{4 * i + 1}-{4 * i + 4}" for i in bins[:-1])]}
     labels = {name: (arm[0], arm[1]) for name, arm in arms.items()}
@@ -215,7 +215,7 @@ def fig4(lab: Lab) -> Figure:
         ),
     ]
     ends = {name: at_end(runs[name]) for name in runs}
-    few = {name: over_seeds(sum(_by_cardinality(run)[:2]) for run in runs[name]) for name in runs}
+    few = {name: over_seeds(sum(bins[:2]) for bins in of_runs[name]) for name in runs}
     shares = {f"{arms[name][0]}: correct at the end": ends[name] for name in runs}
     shares |= {f"{arms[name][0]}: problems with at most 4 correct": few[name] for name in runs}
     shares |= {f"TOPR - {arms[name][0]}": difference(ends["topr"], ends[name]) for name in list(runs)[1:]}
@@ -231,21 +231,15 @@ def _hard_samples(lab: Lab, problems: int) -> dict[int, Path]:
     """
     measured = replace(lab.base, problems=problems, iterations=0, test_samples=lab.base.n)
     jobs = [Job("problems", replace(measured, seed=seed), last_task) for seed in lab.seeds]
-    files = {}
-    for run in lab.make(jobs):
-        samples = run.tested(0)
-        correct: dict[str, int] = {}
-        for sample in samples:
-            correct[sample.prompt] = correct.get(sample.prompt, 0) + (sample.reward > 0)
-        hard = [sample for sample in samples if correct[sample.prompt] * 4 <= lab.base.n]
-        file = files[run.settings.seed] = run.folder / "hard.jsonl"
-        first_does(partial(_write_once, file, hard))
-    return files
+    return {run.settings.seed: _hard_of(run) for run in lab.make(jobs)}
 
 
-def _write_once(file: Path, samples: Sequence[Sample]) -> None:
-    if not file.exists():
-        write_rows(file, samples)
+def _hard_of(run: Finished) -> Path:
+    samples, file = run.tested(0), run.folder / "hard.jsonl"
+    means = mean_rewards(samples, by_prompt=True)
+    hard = [sample for sample, mean in zip(samples, means, strict=True) if mean <= -0.5]  # a quarter +1, the rest -1
+    first_does(lambda: file.exists() or write_rows(file, hard))
+    return file
 
 
 def _majority(run: Finished, ks: Sequence[int]) -> list[float]:
@@ -326,7 +320,7 @@ def fig7(lab: Lab) -> Figure:
     bad, from 12%). Both at TOPR's learning rate.
     """
     names = ("topr", "off_policy")
-    base = replace(lab.base, lr=lab.rates(["topr"])["topr"], composition="proportion", **lab.scale.sets)
+    base = lab.at_topr_rate(composition="proportion", **lab.scale.sets)
     arms = {
         f"fig7-{name}-{negative}-{clip}": replace(base, proportion=1 - negative, max_norm=clip, **METHODS[name].changes)
         for negative in (0.33, 0.6)
@@ -377,7 +371,7 @@ def fig8(lab: Lab) -> Figure:
     reaches 79.6% pass@1, uniform sampling 75.4%; positives only is slower. Five iterations (ours: it gives no number),
     at TOPR's learning rate; MATH and DeepSeek are left out.
     """
-    base = replace(lab.base, lr=lab.rates(["topr"])["topr"], curve_points=1, **lab.scale.iterated)
+    base = lab.at_topr_rate(curve_points=1, **lab.scale.iterated)
     names = {"uniform": "uniform", "positives_only": "positives only", "anna_karenina": "Anna Karenina"}
     styles = dict(zip(names, ("topr", "sft", "anna_karenina"), strict=True))
     runs = lab.runs({f"fig8-{name}": replace(base, composition=name) for name in names})
@@ -409,7 +403,7 @@ def fig9(lab: Lab) -> Figure:
     found: dict[float, list[list[float]]] = {p: [] for p in p_tildes}
     for run in lab.runs({"fig9": base}, training_task)["fig9"]:
         samples = run.tested(0)
-        positive = sum(sample.reward > 0 for sample in samples) / len(samples)
+        positive = share_of_positives(samples)
         for p in p_tildes:
             weights = weight_by_difficulty(samples, topr.baseline_for_proportion(positive, p))
             found[p].append([weight / np.nansum(weights) for weight in weights])
@@ -427,7 +421,7 @@ def variants(lab: Lab) -> Figure:
     """What is called TOPR and departs from the paper in the weight (departures.py), on the same samples in the same
     order, at TOPR's learning rate. No claim of the paper's.
     """
-    base = replace(lab.base, lr=lab.rates(["topr"])["topr"])
+    base = lab.at_topr_rate()
     names = ["per-token", "per-token + token mean", "geometric mean", "clip 0.8..1.2"]
     if base.micro_batch < base.batch:
         names.remove("per-token + token mean")  # which is made for a whole step at once

@@ -134,14 +134,19 @@ def mean_rewards(samples: Sequence[Sample], by_prompt: bool) -> list[float]:
     >>> mean_rewards(samples, by_prompt=True), mean_rewards(samples, by_prompt=False)
     ([0.5, 0.5, 5.0], [2.0, 2.0, 2.0])
     """
-    groups: dict[str, list[float]] = {}
-    for sample in samples:
-        groups.setdefault(sample.prompt if by_prompt else "", []).append(sample.reward)
+    groups = _rewards_of_groups(samples, by_prompt)
     means = {group: sum(rewards) / len(rewards) for group, rewards in groups.items()}
     return [means[sample.prompt if by_prompt else ""] for sample in samples]
 
 
-def share_of_positives(examples: Sequence[Example]) -> float:
+def _rewards_of_groups(samples: Sequence[Sample], by_prompt: bool) -> dict[str, list[float]]:
+    groups: dict[str, list[float]] = {}
+    for sample in samples:
+        groups.setdefault(sample.prompt if by_prompt else "", []).append(sample.reward)
+    return groups
+
+
+def share_of_positives(examples: Sequence[Example | Sample]) -> float:
     """The share of examples whose reward is not negative.
 
     >>> share_of_positives([Example([1], [2], -3.0, reward) for reward in (1.0, 0.0, -1.0, -1.0)])
@@ -161,10 +166,7 @@ def weight_by_difficulty(samples: Sequence[Sample], baseline: float, buckets: in
     [5.0, nan]
     """
     weights: list[list[float]] = [[] for _ in range(buckets)]
-    rewards: dict[str, list[float]] = {}
-    for sample in samples:
-        rewards.setdefault(sample.prompt, []).append(sample.reward)
-    for of_question in rewards.values():
+    for of_question in _rewards_of_groups(samples, by_prompt=True).values():
         correct = sum(reward > 0 for reward in of_question)
         bucket = min(correct * buckets // len(of_question), buckets - 1)
         weights[bucket].append(sum(abs(reward - baseline) for reward in of_question))

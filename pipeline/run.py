@@ -314,7 +314,7 @@ def baselines_of(settings: Settings, chosen: Sequence[Sample]) -> list[float]:
         return [mean + (settings.baseline or 0.0) for mean in means]
     if settings.effective_proportion is None:
         return [settings.baseline or 0.0] * len(chosen)
-    positives = sum(sample.reward >= 0 for sample in chosen) / len(chosen)
+    positives = dataset.share_of_positives(chosen)
     if not 0 < positives < 1 or {abs(sample.reward) for sample in chosen} != {1.0}:
         raise InputError("--effective-proportion: needs rewards -1 and +1, and samples of both signs")
     return [topr.baseline_for_proportion(positives, settings.effective_proportion)] * len(chosen)

@@ -10,28 +10,17 @@ Here is GSM8K: problems, prompt and grading. What any task goes through is in pi
 pipeline/settings.py. It writes config.json, results.json, curve.png and a folder for each iteration into `--out`.
 """
 
-import importlib.util
-import os
 import re
-import sys
-import time
-from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import get_args
 
-import transformers
-import tyro
 from pydantic import BaseModel
-from rich.console import Console
-from rich.table import Table
 
 import pipeline.run
-from pipeline.models import is_hub_name
-from pipeline.parallel import is_first_process
-from pipeline.plan import print_plan
-from pipeline.records import InputError, Outcome, Problem, Task, read_rows
-from pipeline.settings import PRESETS, Settings, check
+from pipeline import command
+from pipeline.problems import read_shots, read_split
+from pipeline.records import InputError, Outcome, Problem, Task
+from pipeline.settings import Settings, check
 
 # ---- the task: GSM8K's problems, prompt and grading (Section 4.1) ------------------------------------------------
 
@@ -86,52 +75,25 @@ class Gsm8kRow(BaseModel):
 
 def load_problems(data: str, split: str) -> list[Problem]:
     """The problems of a split, from DIR/SPLIT.jsonl or from the hub; InputError names the line that has no answer."""
-    if Path(data).is_dir():
-        source = f"{Path(data) / split}.jsonl"
-        found = read_rows(Path(source), Gsm8kRow)
-    elif is_hub_name(data):
-        source = f"{data} {split}"
-        found = _load_from_hub(data, split)
-    else:
-        raise InputError(f"--data {data}: is neither a folder nor the name of a data set on the hub (owner/name)")
     problems = []
-    for line, row in enumerate(found, start=1):
+    for line, (where, row) in enumerate(read_split(data, split, Gsm8kRow, configs=["main"]).items(), start=1):
         try:
             problems.append(Problem(f"{split}-{line}", row.question, parse_gold(row.answer)))
         except ValueError as error:
-            raise InputError(f"{source}:{line}: field answer: {error}") from None
+            raise InputError(f"{where}: field answer: {error}") from None
     return problems
-
-
-def _load_from_hub(name: str, split: str) -> list[Gsm8kRow]:
-    import datasets
-
-    try:
-        return [Gsm8kRow(**row) for row in datasets.load_dataset(name, "main", split=split)]
-    except (OSError, ValueError) as error:  # ConnectionError is an OSError
-        raise InputError(f"--data {name}: cannot be loaded: {str(error).splitlines()[0]}") from error
 
 
 def load_shots(count: int, file: Path | None) -> list[str]:
     """`count` worked examples as text: from `file`, or the 8-shot prompt of Wang et al. 2022 in the lm-eval package."""
-    if file is not None:
-        if not file.is_file():
-            raise InputError(f"--shots-file {file}: no such file")
-        source, shots = str(file), file.read_text(encoding="utf-8").strip().split("\n\n")
-    elif count == 0:
-        return []
-    else:
+
+    def parse(text: str) -> list[str]:
         import yaml
 
-        package = importlib.util.find_spec("lm_eval")
-        if package is None:
-            raise InputError("--shots: needs `pip install --no-deps lm-eval==0.4.13`, or a --shots-file")
-        source = str(Path(package.submodule_search_locations[0]) / "tasks" / "gsm8k" / "gsm8k-cot.yaml")
-        examples = yaml.safe_load(Path(source).read_text(encoding="utf-8"))["fewshot_config"]["samples"]
-        shots = [f"Q: {example['question']}\nA: {example['target']}" for example in examples]
-    if not 1 <= count <= len(shots):
-        raise InputError(f"--shots {count}: {source} has {len(shots)}")
-    return shots[:count]
+        examples = yaml.safe_load(text)["fewshot_config"]["samples"]
+        return [f"Q: {example['question']}\nA: {example['target']}" for example in examples]
+
+    return read_shots(count, file, "Q:", "tasks/gsm8k/gsm8k-cot.yaml", parse)
 
 
 def gsm8k_task(settings: Settings) -> Task:
@@ -141,7 +103,7 @@ def gsm8k_task(settings: Settings) -> Task:
     return Task(
         name="gsm8k",
         train=train[: settings.problems],
-        test=load_problems(settings.data, "test")[: settings.test_problems],
+        test=load_problems(settings.test_data or settings.data, "test")[: settings.test_problems],
         prompt=lambda problem: "\n\n".join([*shots, f"Q: {problem.question}\nA:"]),
         parse=parse_answer,
         grade=grade,
@@ -158,49 +120,5 @@ def run(settings: Settings) -> dict:
     return pipeline.run.run(settings, gsm8k_task(settings))
 
 
-def print_table(results: dict) -> None:
-    """Before and after each iteration: the outcomes, and pass@k and maj@k with +- 2 standard errors, in percent."""
-    after = [entry["after"] for entry in results["iterations"]]
-    names = ["after"] if len(after) == 1 else [f"after iteration {i}" for i in range(1, len(after) + 1)]
-    table = Table("", "before", *names)
-    for name, value in results["before"].items():
-        entries = [entry[name] for entry in (results["before"], *after)]
-        if isinstance(value, dict):
-            table.add_row(name, *(f"{100 * e['mean']:.1f} ± {200 * e['se']:.1f} %" for e in entries))
-        elif name in get_args(Outcome):
-            table.add_row(name, *(f"{100 * e:.1f} %" for e in entries))
-    Console().print(table)
-
-
-def read_settings(arguments: Sequence[str]) -> Settings:
-    """The settings of a command line: the preset that it begins with, if it does, and changes to it."""
-    preset = arguments[0] if arguments and arguments[0] in PRESETS else "laptop"
-    settings = tyro.cli(Settings, description=__doc__, default=PRESETS[preset], args=list(arguments))
-    if settings.preset != preset:
-        raise InputError(f"{settings.preset}: a preset comes first, before the settings that change it")
-    return settings
-
-
-def main() -> None:
-    """The command line: settings in, a table out; one line and a non-zero exit status on bad input."""
-    transformers.utils.logging.disable_progress_bar()  # of single files; the run has its own
-    is_first = is_first_process()
-    is_first_here = os.environ.get("LOCAL_RANK", "0") == "0"  # another machine may lack what this one has
-    started = time.monotonic()
-    try:
-        settings = read_settings(sys.argv[1:])
-        if settings.dry_run:
-            check(settings)
-            if is_first:
-                print_plan(settings, gsm8k_task(settings))
-            return
-        results = run(settings)
-    except (InputError, ArithmeticError) as error:
-        sys.exit(f"train_gsm8k: {error}" if is_first_here else 1)
-    if is_first:
-        print_table(results)
-        print(f"{settings.out or settings.default_out()}: {time.monotonic() - started:.0f} s")
-
-
 if __name__ == "__main__":
-    main()
+    command.main("train_gsm8k", __doc__, gsm8k_task)

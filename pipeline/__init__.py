@@ -4,7 +4,10 @@ problems -> prompts -> samples -> grades -> dataset -> training -> evaluation
 
     settings.py      every setting, the presets, what is refused
     run.py           the stages in their order, iteration by iteration
+    command.py       what the commands share: settings, table, errors
+    problems.py      problems and worked examples from files, the hub, or a package
     records.py       Problem, Sample and Task; reading and writing them as JSON lines
+    judge.py         whether two mathematical answers are the same, in a process of its own: judge_worker.py
     models.py        language models and tokenizers from a folder or the hub
     sampling.py      prompts in, completions out; then graded into samples
     vllm_engine.py   the same by vLLM, in a process of its own: vllm_worker.py
@@ -19,5 +22,5 @@ problems -> prompts -> samples -> grades -> dataset -> training -> evaluation
     folder.py        the folder a run writes into
     plots.py         pictures
 
-The training loop is `topr.train`. No file here knows GSM8K, and none does anything when imported.
+The training loop is `topr.train`. No file here knows GSM8K or MATH, and none does anything when imported.
 """

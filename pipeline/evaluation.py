@@ -60,14 +60,38 @@ def maj_at_k(answers: Answers, k: int, seed: int, repeats: int = 100) -> Estimat
     """
 
     def is_won(question: int, drawn: np.ndarray) -> bool:
-        ballot = [(answers.votes[question][i], i) for i in drawn.tolist()]
-        counts = Counter(vote for vote, _ in ballot if vote is not None)
-        if not counts:
-            return False
-        winner = max(counts, key=counts.__getitem__)  # the first of the most frequent
-        return bool(answers.correct[question, next(i for vote, i in ballot if vote == winner)])
+        return wins(answers, question, drawn.tolist(), np.ones(len(drawn)))
 
     return _estimate(is_won, answers, k, seed, repeats)
+
+
+def wins(answers: Answers, question: int, samples: Sequence[int], weights: Sequence[float]) -> bool:
+    """Whether the answer with the largest sum of weights is correct: weighted self-consistency (Section 4.4).
+
+    Samples without an answer do not vote; a tie goes to the answer that comes first among the samples.
+
+    >>> answers = Answers(np.array([[True, False, False]]), [[7, 8, 8]])
+    >>> wins(answers, 0, [0, 1, 2], [1, 1, 1]), wins(answers, 0, [0, 1, 2], [0.75, 0.25, 0.25])
+    (False, True)
+    """
+    sums: dict[Hashable, float] = {}
+    first: dict[Hashable, int] = {}
+    for i, weight in zip(samples, weights, strict=True):
+        vote = answers.votes[question][i]
+        if vote is not None:
+            sums[vote] = sums.get(vote, 0.0) + weight
+            first.setdefault(vote, i)
+    return bool(sums) and bool(answers.correct[question, first[max(sums, key=sums.__getitem__)]])
+
+
+def over_questions(values: Sequence[float]) -> Estimate:
+    """The mean of a value for each question, and its standard error: how far other questions would move it.
+
+    >>> over_questions([1.0, 2.0, 3.0])
+    Estimate(mean=2.0, se=0.5773502691896258)
+    """
+    each = np.asarray(values, dtype=float)
+    return Estimate(float(each.mean()), float(each.std(ddof=1) / np.sqrt(len(each))))
 
 
 def _estimate(score: Callable[[int, np.ndarray], bool], answers: Answers, k: int, seed: int, repeats: int) -> Estimate:

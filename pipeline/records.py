@@ -87,18 +87,32 @@ def read_rows(path: Path, kind: type[Row]) -> list[Row]:
 
     Lines end with a newline and nothing else: U+2028 and its like belong to the text.
     """
+    lines = read_text(path).rstrip().split("\n")
+    if lines == [""]:
+        raise InputError(f"{path}: is empty")
+    return [_parse(line, kind, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
+
+
+def read_row(path: Path, kind: type[Row]) -> Row:
+    """A file that is one JSON object, as a record of `kind`; InputError as `read_rows` raises it."""
+    return _parse(read_text(path), kind, str(path))
+
+
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file, without a byte-order mark; InputError where there is none.
+
+    >>> read_text(Path("nowhere"))
+    Traceback (most recent call last):
+    pipeline.records.InputError: nowhere: no such file
+    """
     try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
+        return Path(path).read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except IsADirectoryError:
         raise InputError(f"{path}: is a folder, a file was expected") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 at byte {error.start}") from None
-    lines = text.rstrip().split("\n")
-    if lines == [""]:
-        raise InputError(f"{path}: is empty")
-    return [_parse(line, kind, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
 
 
 def read_whole_rows(path: Path, kind: type[Row]) -> list[Row]:

@@ -147,7 +147,7 @@ class Run:
         settings = self.settings
         file = self.here(number) / f"test-{step}.jsonl"
         self.draw(file, self.task.test, n, model, f"test {number} {step}", f"evaluating at step {step}")
-        ks = [settings.k] if n > settings.k else []
+        ks = [settings.k] if 1 < settings.k < n else []  # pass@1 is there in any case
         return first_does(lambda: evaluate(read_rows(file, Sample), self.task, ks, settings.seed))
 
     def draw(self, file: Path, problems: Sequence[Problem], n: int, model: str, stage: str, description: str) -> None:

@@ -39,6 +39,8 @@ class Settings:
     """folder or hub name of the base model (ours; paper: Llama 3 8B Instruct)"""
     data: str = str(TINY)
     """folder with train.jsonl and test.jsonl in GSM8K's form, or a hub name such as openai/gsm8k (ours)"""
+    test_data: str | None = None
+    """where the test problems are, if they are not in --data (ours; MATH-500 has a name of its own)"""
     samples: Path | None = None
     """samples.jsonl to train on instead of sampling; prompt, completion and reward suffice (ours)"""
     trust_logmu: bool = False
@@ -181,15 +183,16 @@ class Settings:
         }
         return {name: value for name, value in dataclasses.asdict(self).items() if name not in NOT_OF_A_RUN} | others
 
-    def default_out(self) -> Path:
-        """runs/PRESET, and what differs from the preset: runs/laptop_method=reinforce.
+    def default_out(self, usual: "Settings | None" = None, runs: str = "runs/") -> Path:
+        """runs/PRESET, and what differs from it (default: the preset of GSM8K): runs/laptop_method=reinforce.
 
         >>> Settings(method="reinforce", seed=3).default_out().as_posix()
         'runs/laptop_method=reinforce_seed=3'
         """
-        usual, here = dataclasses.asdict(PRESETS[self.preset]), dataclasses.asdict(self)
-        differing = [f"{k}={v}" for k, v in here.items() if v != usual[k] and k not in NOT_OF_A_RUN]
-        return Path("runs") / re.sub("[^A-Za-z0-9._=+-]+", "_", " ".join([self.preset, *differing]))[:120]
+        there, here = dataclasses.asdict(usual or PRESETS[self.preset]), dataclasses.asdict(self)
+        differing = [f"{k}={v}" for k, v in here.items() if v != there[k] and k not in NOT_OF_A_RUN]
+        name = re.sub("[^A-Za-z0-9._=+-]+", "_", " ".join([self.preset, *differing]))[:120]
+        return Path(f"{runs}{name}")
 
 
 NOT_OF_A_RUN = ("out", "reuse", "dry_run", "vllm_python", "vllm_memory")
@@ -277,7 +280,6 @@ def check(settings: Settings) -> None:
     refuse(c is not None and p_tilde is not None, "--baseline and --effective-proportion: give one of them")
     is_from_zero = settings.baseline_from == "zero"
     refuse(p_tilde is not None and not is_from_zero, "--effective-proportion: its baseline is counted from zero")
-    refuse(method == "dpo" and not is_from_zero, "--method dpo: has no baseline; give none")
     is_departed = settings.departure is not None
     refuse(is_departed and (method != "topr" or settings.limits is not None), "--departure: departs from topr alone")
     is_split = settings.micro_batch < settings.batch or ranks > 1
@@ -285,7 +287,8 @@ def check(settings: Settings) -> None:
     refuse(
         is_over_tokens and is_split, "--departure: a mean over a step's tokens needs --micro-batch as large as --batch"
     )
-    refuse(method == "dpo" and (c, p_tilde) != (None, None), "--method dpo: has no baseline; give none")
+    has_baseline = (c, p_tilde) != (None, None) or not is_from_zero
+    refuse(method == "dpo" and has_baseline, "--method dpo: has no baseline; give none")
     refuse(c is not None and not -1 <= c <= 1, f"--baseline {c}: must lie in [-1, 1]")
     refuse(p_tilde is not None and not 0 < p_tilde <= 1, f"--effective-proportion {p_tilde}: must lie in (0, 1]")
     is_proportion = settings.composition == "proportion"

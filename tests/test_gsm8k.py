@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import train_gsm8k as gsm8k
+from pipeline.problems import _from_hub
 from pipeline.records import InputError
 
 
@@ -126,5 +127,5 @@ def test_a_data_set_of_the_hub_is_loaded_by_its_library(tmp_path):
         (tmp_path / "main" / f"{split}.jsonl").write_text(row + "\n", encoding="utf-8")
     splits = "".join(f"\n  - split: {s}\n    path: main/{s}.jsonl" for s in ("train", "test"))
     (tmp_path / "README.md").write_text(f"---\nconfigs:\n- config_name: main\n  data_files:{splits}\n---\n")
-    [row] = gsm8k._load_from_hub(str(tmp_path), "test")
+    [row] = _from_hub(str(tmp_path), "test", gsm8k.Gsm8kRow, ["main"])
     assert (row.question, gsm8k.parse_gold(row.answer)) == ("1 + 1?", 2)

@@ -9,9 +9,12 @@ import torch
 from transformers import LlamaConfig
 
 import train_gsm8k as gsm8k
+from pipeline import command
+from pipeline.command import read_settings
 from pipeline.models import load_outline
 from pipeline.plan import plan
-from pipeline.records import Sample, write_rows
+from pipeline.records import InputError, Sample, write_rows
+from pipeline.settings import PRESETS
 from pipeline.training import make_optimizer
 
 
@@ -64,7 +67,7 @@ def test_given_samples_are_counted_and_not_drawn(tmp_path):
 
 
 def test_an_8b_model_on_eight_gpus(llama_8b):
-    settings = replace(gsm8k.PRESETS["paper"], data=gsm8k.Settings().data, shots=0)
+    settings = replace(PRESETS["paper"], data=gsm8k.Settings().data, shots=0)
     items = by_name(settings, llama_8b, processes=8)
     parameters = 8_030_261_248  # what the model is known to have
     assert items["parameters P"].value == parameters
@@ -89,7 +92,7 @@ def test_the_optimisers_memory_is_what_it_holds(lm, optimizer):
 
 def test_the_command_prints_the_plan_and_writes_nothing(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("sys.argv", ["train_gsm8k.py", "laptop", "--dry-run", "--out", str(tmp_path / "run")])
-    gsm8k.main()
+    command.main("train_gsm8k", gsm8k.__doc__, gsm8k.gsm8k_task)
     printed = capsys.readouterr().out
     for name in ("sampled tokens", "optimiser steps", "training, per GPU", "4 P / processes"):
         assert name in printed
@@ -97,10 +100,10 @@ def test_the_command_prints_the_plan_and_writes_nothing(monkeypatch, capsys, tmp
 
 
 def test_presets_pass_their_own_checks_and_differ_from_the_laptop_as_the_paper_does():
-    for name, settings in gsm8k.PRESETS.items():
+    for name, settings in PRESETS.items():
         gsm8k.check(settings)
         assert settings.preset == name
-    paper = gsm8k.PRESETS["paper"]
+    paper = PRESETS["paper"]
     assert (paper.n, paper.problems, paper.shots, paper.max_new_tokens, paper.lr) == (16, 7473, 8, 512, 5e-7)
     assert (paper.optimizer, paper.batch, paper.micro_batch, paper.max_norm) == ("adafactor", 8, 1, 1.0)
     assert (paper.test_problems, paper.test_samples, paper.examples, paper.candidates) == (1319, 64, 50_000, 64)
@@ -108,12 +111,13 @@ def test_presets_pass_their_own_checks_and_differ_from_the_laptop_as_the_paper_d
 
 
 def test_a_preset_that_does_not_come_first_is_refused():
-    assert gsm8k.read_settings(["paper", "--seed", "1"]) == replace(gsm8k.PRESETS["paper"], seed=1)
-    with pytest.raises(gsm8k.InputError, match="paper: a preset comes first"):
-        gsm8k.read_settings(["--seed", "1", "paper"])
+    out = Path("runs/paper_seed=1")
+    assert read_settings(["paper", "--seed", "1"]) == replace(PRESETS["paper"], seed=1, out=out)
+    with pytest.raises(InputError, match="paper: a preset comes first"):
+        read_settings(["--seed", "1", "paper"])
 
 
 def test_the_paper_s_run_starts_with_a_folder_in_the_hub_s_place(llama_8b, tmp_path):
-    settings = replace(gsm8k.PRESETS["paper"], model=llama_8b, data=gsm8k.Settings().data, shots=0)
-    with pytest.raises(gsm8k.InputError, match=r"--engine vllm: .*No module named 'vllm'"):
+    settings = replace(PRESETS["paper"], model=llama_8b, data=gsm8k.Settings().data, shots=0)
+    with pytest.raises(InputError, match=r"--engine vllm: .*No module named 'vllm'"):
         gsm8k.run(replace(settings, engine="vllm", out=tmp_path / "run"))

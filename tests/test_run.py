@@ -14,9 +14,11 @@ from safetensors.torch import load_file
 
 import topr
 import train_gsm8k as gsm8k
+from pipeline.command import print_table
 from pipeline.models import load_model, load_outline
 from pipeline.records import InputError, Sample, read_rows, write_rows
 from pipeline.run import compose, make_loss
+from pipeline.settings import PRESETS
 from pipeline.training import fingerprint
 
 SCRIPT = Path(gsm8k.__file__)
@@ -180,8 +182,8 @@ def test_text_alone_suffices_and_gets_an_end_of_sequence(finished, tmp_path, cap
 def test_more_processes_than_rows_in_a_step_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "16")
     with pytest.raises(InputError, match="--batch 8: is less than a row for each of 16 processes"):
-        gsm8k.check(gsm8k.PRESETS["paper"])
-    gsm8k.check(replace(gsm8k.PRESETS["paper"], batch=16))
+        gsm8k.check(PRESETS["paper"])
+    gsm8k.check(replace(PRESETS["paper"], batch=16))
 
 
 @pytest.mark.parametrize("method", ["topr", "dpo"])
@@ -193,7 +195,7 @@ def test_bfloat16_with_recomputed_activations(finished, tmp_path, method):
 
 def test_iterations_sample_from_the_model_that_the_one_before_has_made(tmp_path, capsys):
     results = run(tmp_path, iterations=2, composition="anna_karenina", candidates=8, curve_points=1, lr=1e-3)
-    gsm8k.print_table(results)
+    print_table(results)
     assert "after iteration 2" in capsys.readouterr().out
     first, second = results["iterations"]
     assert {"samples_seen": 0, **first["after"]} == second["curve"][0]

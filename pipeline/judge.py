@@ -1,0 +1,81 @@
+"""Whether two mathematical answers are the same, by math-verify, in a process of its own.
+
+An expression such as 9^{9^{9^9}} may take all the time and memory there is. The process that meets it is ended, and
+the answer is a wrong one; the run goes on. (Python's own process pools would import torch into each new process.)
+"""
+
+import json
+import selectors
+import subprocess
+import sys
+import weakref
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+
+from pipeline.records import InputError
+
+WORKER = Path(__file__).with_name("judge_worker.py")
+LONGEST = 500  # characters of an answer that is looked into; ours
+START_SECONDS = 120.0  # until math-verify is imported; ours
+
+
+class Judge:
+    r"""Compares answers written in LaTeX or plainly. seconds: how long one comparison may take (ours).
+
+    >>> judge = Judge()
+    >>> judge.equal(r"\frac{1}{2}", "0.5"), judge.equal("3", "4"), judge.value(r"\dfrac{2}{4}")
+    (True, False, '1/2')
+    """
+
+    def __init__(self, seconds: float = 12.0):
+        self._seconds, self._process, self._end = seconds, None, lambda: None
+        self._ask_once = lru_cache(maxsize=100_000)(self._ask)  # a prompt's samples often agree
+
+    def equal(self, gold: str, answer: str) -> bool:
+        """Whether `answer` is the same as `gold`: the same text, or equal by math-verify's strict comparison."""
+        if gold.strip() == answer.strip():
+            return True
+        return max(len(gold), len(answer)) <= LONGEST and self._ask_once(answer, gold)["equal"]
+
+    def value(self, answer: str) -> str:
+        """What the answer is as an expression, or its own text where it is none: what equal answers vote under."""
+        known = self._ask_once(answer)["value"] if len(answer) <= LONGEST else ""
+        return known or answer.strip()[:LONGEST]
+
+    def _ask(self, *texts: str) -> dict:
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+        request = json.dumps(texts).encode()
+        with suppress(BrokenPipeError):  # whether it ended just now, reading its answer tells
+            self._process.stdin.write(request + b"\n")
+            self._process.stdin.flush()
+        line = self._line(self._seconds)
+        if line is None:
+            self._end()
+        return json.loads(line) if line else {"equal": False, "value": ""}
+
+    def _start(self) -> None:
+        self._end()
+        command, pipe = [sys.executable, str(WORKER)], subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+        self._end = weakref.finalize(self, _end, self._process)
+        if self._line(START_SECONDS) is None:
+            self._end()
+            raise InputError("math-verify: does not start; `pip install -r requirements.txt` brings it")
+
+    def _line(self, seconds: float) -> bytes | None:
+        """The process's next line; None if it has ended, or if none comes in time."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            is_there = selector.select(seconds)
+        line = self._process.stdout.readline() if is_there else b""  # a line is written at once
+        return line if line.endswith(b"\n") else None
+
+
+def _end(process: subprocess.Popen) -> None:
+    process.kill()  # it has nothing to save
+    process.wait()
+    with suppress(BrokenPipeError):
+        process.stdin.close()
+    process.stdout.close()

@@ -1,0 +1,410 @@
+"""The MATH task: answers found, compared and graded; problems and worked examples; text that means harm."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import sympy
+from sympy import Rational, pi, sqrt
+
+import train_math as math
+from pipeline.judge import LONGEST, Judge
+from pipeline.records import InputError
+from pipeline.settings import TINY, check
+
+
+@pytest.fixture(scope="module")
+def judge():
+    return Judge()
+
+
+# ---- finding the answer ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"so it is $\boxed{7}$.", "7"),
+        (r"$\boxed{1}$, no: $\boxed{2}$", "2"),
+        (r"\boxed{\boxed{3}}", "3"),
+        (r"\boxed{x + \boxed{3}}", "3"),
+        (r"\boxed{\frac{1}{\sqrt{2}}}", r"\frac{1}{\sqrt{2}}"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{\left\{1\right.}", r"\left\{1\right."),
+        (r"\fbox{4}", "4"),
+        (r"\boxed {4}", "4"),
+        (r"it is $\boxed 5$.", "5"),
+        (r"it is \boxed 5", "5"),
+        (r"\boxed{5} and \boxed{6", "5"),
+        (r"\boxed{5} and \boxed{}", "5"),
+        (r"} \boxed{5}", "5"),
+        (r"\boxed{5", None),
+        (r"\boxed{}", None),
+        (r"\boxed{ }", None),
+        (r"\boxed", None),
+        ("Final Answer: The final answer is $24$. I hope it is correct.", "24"),
+        ("The final answer is $[2,5)$. I hope it is correct.", "[2,5)"),
+        ("The final answer is: $-\\frac{2}{3}$.", r"-\frac{2}{3}"),
+        ("The final answer is .5", ".5"),
+        ("The final answer is 3\nand more", "3"),
+        (r"The final answer is $\boxed{3}$. I hope", "3"),
+        (r"So \boxed{2}. The final answer is $3$. I hope it is correct.", "3"),
+        (r"So \boxed{2}. The final answer is", "2"),
+        (r"The final answer is 3. So \boxed{2}", "2"),
+        ("The final answer is 1. The final answer is 2.", "2"),
+        ("The answer is 7.", None),
+        ("7", None),
+        ("", None),
+    ],
+)
+def test_extract_answer(text, answer):
+    assert math.extract_answer(text) == answer
+
+
+# ---- comparing ---------------------------------------------------------------------------------------------------
+
+SAME = r"""
+1/2                  \frac{1}{2}
+\frac12              \dfrac{1}{2}
+\frac{2}{4}          0.5
+-\frac{1}{3}         \frac{-1}{3}
+\tfrac{7}{2}         3.5
+3\frac{1}{2}         \frac{7}{2}
+2\frac{3}{4}         2.75
+2\sqrt{3}            \sqrt{12}
+\frac{\sqrt{2}}{2}   \frac{1}{\sqrt{2}}
+\sqrt[3]{8}          2
+3\pm\sqrt{2}         3+\sqrt{2}, 3-\sqrt{2}
+[2,5)                [2, 5)
+(-\infty,3]          (-\infty, 3]
+(-\infty,2)\cup(3,\infty)   (3,\infty)\cup(-\infty,2)
+x>3                  (3,\infty)
+(1,2)                (1, 2)
+(1,-2,3)             \left(1,-2,3\right)
+(\frac{1}{2},2)      (0.5,2)
+\{1,2,3\}            \{3,2,1\}
+1,2,3                3, 1, 2
+1,2                  \{1,2\}
+\emptyset            \{\}
+\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}   \begin{bmatrix} 1 & 2 \\ 3 & 4 \end{bmatrix}
+\begin{pmatrix} 1/2 \\ 3 \end{pmatrix}         \begin{pmatrix} 0.5 \\ 3 \end{pmatrix}
+50\%                 50
+50\%                 0.5
+90^\circ             90
+45                   45^{\circ}
+\text{Monday}        Monday
+\text{odd}           odd
+\text{(B)}           B
+\text{(C)}           (C)
+5\text{ cm}          5
+9\pi\text{ cm}^2     9\pi
+20\text{ miles}      20
+\$5.00               5
+1,000                1000
+5{,}000              5000
+10,\!000             10000
+x=5                  5
+y=2x+3               2x+3
+x^2+2x+1             (x+1)^2
+(x-4)(x-5)           (x-5)(x-4)
+5-i                  -i+5
+2^{10}               1024
+5!                   120
+\log_2 8             3
+\infty               \infty
+0.1                  .1
+6.0                  6
+\left(3\right)       3
+\boxed{3}            3
+"""
+DIFFERENT = r"""
+\frac{1}{2}          50
+\frac{1}{3}          0.333
+\frac{1}{3}          0.33333
+\frac{1}{2}          \frac{2}{1}
+\sqrt{2}             1.41
+2\sqrt{3}            3\sqrt{2}
+\pi                  3.14
+[2,5)                (2,5)
+[2,5)                [2,5]
+(1,2)                (2,1)
+(1,2,3)              (1,3,2)
+\{1,2,3\}            \{1,2\}
+1,2,3                1,2
+\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}   \begin{pmatrix} 1 & 2 \\ 3 & 5 \end{pmatrix}
+\begin{pmatrix} 1 & 2 \end{pmatrix}            \begin{pmatrix} 1 \\ 2 \end{pmatrix}
+50\%                 5
+90^\circ             45^\circ
+\text{Monday}        \text{Tuesday}
+\text{odd}           \text{even}
+3\frac{1}{2}         \frac{3}{2}
+-3                   3
+x^2                  x^3
+(x-4)(x-5)           (x+4)(x+5)
+x                    y
+5-i                  5+i
+100000001            100000000
+3                    ٣
+3                    ３
+3                    three
+"""
+
+
+def pairs(table):
+    return [tuple(cell.strip() for cell in line.split("  ", 1)) for line in table.strip().splitlines()]
+
+
+def test_there_are_enough_pairs():
+    assert len(pairs(SAME)) + len(pairs(DIFFERENT)) >= 60
+
+
+@pytest.mark.parametrize(("gold", "answer"), pairs(SAME))
+def test_the_same_answer(judge, gold, answer):
+    assert judge.equal(gold, answer)
+
+
+@pytest.mark.parametrize(("gold", "answer"), pairs(DIFFERENT))
+def test_another_answer(judge, gold, answer):
+    assert not judge.equal(gold, answer)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"), [("5\\text{ cm}", "5\\text{ km}"), ("10_3", "10"), ("(1,2)", "\\{1,2\\}"), ("50\\%", "50")]
+)
+def test_what_math_verify_takes_for_the_same_though_a_reader_would_not(judge, gold, answer):
+    """Known and left: units are dropped, and so is a base; a pair in parentheses is a set of two; per cent."""
+    assert judge.equal(gold, answer)
+
+
+def test_equal_answers_vote_together_and_others_do_not(judge):
+    groups = [[r"\frac{1}{2}", r"\dfrac12", "1/2", "0.5"], ["3", "3.", r"3\text{ cm}"], ["x", r"\text{x}"], ["?!"]]
+    values = [{judge.value(answer.rstrip(".")) for answer in group} for group in groups]
+    assert [len(value) for value in values] == [1] * len(groups)
+    assert len(set.union(*values)) == len(groups)
+
+
+# ---- grading -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome"),
+    [
+        (r"\boxed{0.5}", "correct"),
+        ("The final answer is $1/2$. I hope it is correct.", "correct"),
+        (r"\boxed{2}", "incorrect"),
+        (r"\boxed{what?}", "incorrect"),  # there is an answer; it cannot be read
+        (r"\boxed{\frac{1}{}", "invalid"),  # cut in the middle: not closed
+        (r"\boxed{}", "invalid"),
+        ("The final answer is", "invalid"),
+        ("1/2", "invalid"),
+        ("", "invalid"),
+    ],
+)
+def test_invalid_means_that_no_answer_is_given(judge, text, outcome):
+    assert math.grade(text, r"\frac{1}{2}", judge) == outcome
+
+
+HOSTILE = {
+    "unclosed": r"\boxed{" + "9" * 100,
+    "nested braces": r"\boxed{" + "{" * 10_000 + "3" + "}" * 10_000 + "}",
+    "fewer nested braces": r"\boxed{" + "{" * 200 + "4" + "}" * 200 + "}",
+    "tower": r"\boxed{9^{9^{9^9}}}",
+    "factorial": r"\boxed{(9^{9^9})!}",
+    "power": r"\boxed{(x+y+z)^{5000}}",
+    "unicode digits": r"\boxed{٣}",
+    "a megabyte": "so " * 350_000 + r"\boxed{4}",
+    "a megabyte in a box": r"\boxed{" + "1" * 1_000_000 + "}",
+    "a megabyte of boxes": r"\boxed{" * 150_000,
+    "boxes in boxes": r"\boxed{" * 5_000 + "4" + "}" * 5_000,
+    "open braces": "{" * 1_000_000,
+    "final answers": "final answer is " * 70_000,
+    "dollars": r"\boxed{" + "$" * 400 + "}",
+    "backslashes": r"\boxed{" + "\\" * 401 + "}",
+    "fractions": r"\boxed{" + r"\frac{" * 70 + "}" * 70 + "}",
+    "controls": "\\boxed{\x00\x01\u202e\u2028}",
+    "lone surrogate": "\\boxed{\ud800}",
+    "lines": "\\boxed{4\n\n4}",
+    "code": r"\boxed{__import__('os').getcwd()}",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_text_gets_a_verdict_and_the_judge_goes_on(judge, name):
+    outcome = math.grade(HOSTILE[name], "3", judge)
+    gives_none = ("unclosed", "a megabyte of boxes", "open braces", "final answers", "backslashes")
+    assert outcome == ("invalid" if name in gives_none else "incorrect")
+    answer = math.extract_answer(HOSTILE[name])
+    assert answer is None or len(judge.value(answer)) <= 20 * LONGEST
+    assert judge.equal("3", "3.0")
+
+
+@pytest.mark.parametrize(("gold", "answer"), [("12.5\\%", "12.5"), ("\\sin 30^\\circ", "\\frac{1}{2}")])
+def test_what_math_verify_takes_for_another_though_a_reader_would_not(judge, gold, answer):
+    assert not judge.equal(gold, answer)
+
+
+def test_hostile_golds_too(judge):
+    assert not judge.equal("9^{9^{9^9}}", "9^{9^{9^8}}")
+    assert not judge.equal("1" * 10_000, "1")
+    assert judge.equal("1" * 10_000, "1" * 10_000)
+
+
+def test_a_judge_whose_process_was_killed_starts_another():
+    judge = Judge()
+    assert judge.equal("1/2", "0.5")
+    first = judge._process
+    first.kill()
+    first.wait()
+    assert judge.equal("1/4", "0.25")
+    assert judge._process.pid != first.pid
+
+
+def test_a_comparison_that_takes_too_long_ends_its_process_and_is_not_equal():
+    judge = Judge(seconds=0.0)  # every one takes too long
+    assert not judge.equal("1/2", "0.5")
+    assert judge._process.poll() is not None
+    judge._seconds = 60.0
+    assert judge.equal("1/4", "0.25")
+
+
+def test_nothing_is_left_when_a_judge_is_gone():
+    judge = Judge()
+    judge.equal("1/2", "0.5")
+    process = judge._process
+    judge._end()
+    assert process.poll() is not None
+
+
+# ---- problems and worked examples --------------------------------------------------------------------------------
+
+ANSWERS = {  # worked out by sympy, not by the solutions
+    "What fraction of the loaf": Rational(12 - 9, 12),
+    "discount of": 80 * Rational(65, 100),
+    "Which percentage": Rational(100 * len(range(5, 41, 5)), 40),
+    "mixed number": Rational(17, 5),
+    "four such tanks": 4 * 1250,
+    "Solve $3x": sympy.solve("3*x - 7 - 11")[0],
+    "remainder of": pow(2, 10, 7),
+    "distance between": sqrt((4 - 1) ** 2 + (-2 - 2) ** 2),
+    "sqrt{50}": sqrt(50) + sqrt(18),
+    "zeros are at the end": len(str(sympy.factorial(30))) - len(str(sympy.factorial(30)).rstrip("0")),
+    "Two angles": 180 - 48 - 67,
+    "area of a circle": pi * 3**2,
+    "height upon": Rational(2 * 6) / sqrt(2**2 + 6**2),
+    "five different books": sympy.factorial(5),
+    "sum of 9": Rational(sum(a + b == 9 for a in range(1, 7) for b in range(1, 7)), 36),
+    "Compute $(3": sympy.expand((3 + 2 * sympy.I) * (1 - sympy.I)),
+    "series": 1 / (1 - Rational(2, 3)),
+    "cos 150": sympy.cos(150 * pi / 180),
+    "of 45": Rational(2, 3) * 45,
+    "frac{x}{4}": sympy.solve("x/4 - Rational(9, 10)")[0],
+    "greatest common": sympy.gcd(84, 126),
+    "diagonal": sqrt(2) * sqrt(18),
+    "Three of seven": sympy.binomial(7, 3),
+}
+
+
+def test_our_own_problems_have_the_right_answers(judge):
+    problems = [problem for split in ("train", "test") for problem in math.load_problems(str(TINY / "math"), split)]
+    assert len({problem.question for problem in problems}) == 32
+    for part, value in ANSWERS.items():
+        [problem] = [problem for problem in problems if part in problem.question]
+        assert judge.equal(problem.gold, sympy.latex(value)), problem.question
+    assert all(math.grade(rf"\boxed{{{problem.gold}}}", problem.gold, judge) == "correct" for problem in problems)
+    assert Counter(math.grade(r"\boxed{123456}", p.gold, judge) for p in problems) == {"incorrect": 32}
+
+
+ROW = {"problem": "1 + 1?", "level": "Level 1", "type": "Prealgebra", "solution": r"It is $\boxed{2}$."}
+
+
+def test_the_original_folders_hold_a_file_for_each_problem(tmp_path):
+    for i in range(12):
+        file = tmp_path / "train" / "prealgebra" / f"{i}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(ROW | {"problem": f"{i}?"}, indent=4))
+    problems = math.load_problems(str(tmp_path), "train")
+    assert {problem.question for problem in problems} == {f"{i}?" for i in range(12)}
+    assert {problem.gold for problem in problems} == {"2"}
+    assert [p.id for p in problems] != sorted((p.id for p in problems), key=lambda i: int(i.split("-")[1]))  # mixed
+    file.write_text("{")
+    with pytest.raises(InputError, match=r"prealgebra/11.json: .*JSON"):
+        math.load_problems(str(tmp_path), "train")
+
+
+def test_an_answer_by_itself_is_read_as_math_500_has_it(tmp_path):
+    row = {"problem": "1 + 1?", "answer": "2", "subject": "Prealgebra", "level": 1, "unique_id": "test/1.json"}
+    (tmp_path / "test.jsonl").write_text(json.dumps(row) + "\n")
+    assert [problem.gold for problem in math.load_problems(str(tmp_path), "test")] == ["2"]
+
+
+@pytest.mark.parametrize("solution", ["It is 2.", r"It is \boxed{2", r"\boxed{}", None])
+def test_a_problem_without_an_answer_is_named(tmp_path, solution):
+    (tmp_path / "train.jsonl").write_text(json.dumps(ROW) + "\n" + json.dumps(ROW | {"solution": solution}) + "\n")
+    with pytest.raises(InputError, match=r"train.jsonl:2: field solution: no answer"):
+        math.load_problems(str(tmp_path), "train")
+
+
+def test_all_subjects_of_a_data_set_of_the_hub_are_loaded(tmp_path, monkeypatch):
+    """The hub's own layout, in a folder made here: a configuration for each subject."""
+    configs = ""
+    for subject in ("algebra", "geometry"):
+        (tmp_path / subject).mkdir()
+        for split in ("train", "test"):
+            (tmp_path / subject / f"{split}.jsonl").write_text(json.dumps(ROW | {"problem": subject}) + "\n")
+        files = "".join(f"\n  - split: {s}\n    path: {subject}/{s}.jsonl" for s in ("train", "test"))
+        configs += f"\n- config_name: {subject}\n  data_files:{files}"
+    (tmp_path / "README.md").write_text(f"---\nconfigs:{configs}\n---\n")
+    from pipeline import problems
+
+    rows = problems._from_hub(str(tmp_path), "train", math.MathRow, None)
+    assert [row.problem for row in rows] == ["algebra", "geometry"]
+
+
+def test_the_package_s_shots_are_left_out_of_the_problems(tmp_path):
+    shots = math.load_shots(4, None)
+    assert all(
+        shot.startswith("Problem:\n") and "\n\nSolution: " in shot and "final answer is" in shot for shot in shots
+    )
+    asked = [shot.partition("\n\nSolution:")[0].removeprefix("Problem:\n").replace("  ", " ") for shot in shots]
+    rows = [
+        ROW,
+        *(ROW | {"problem": question + extra} for question, extra in zip(asked, (".}", "", " ", "\n"), strict=True)),
+    ]
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = math.Settings(data=str(tmp_path), shots=4)
+    task = math.math_task(settings)
+    assert [problem.question for problem in task.train] == ["1 + 1?"]
+    assert len(task.test) == 5
+    assert task.prompt(task.train[0]) == "\n\n".join([*shots, "Problem:\n1 + 1?\n\nSolution:"])
+    assert task.visible(" It is 2.\n\nProblem: 3?") == " It is 2.\n"
+    assert len(math.math_task(replace(settings, shots=0)).train) == 5
+
+
+def test_shots_from_a_file_may_hold_blank_lines(tmp_path):
+    file = tmp_path / "shots.txt"
+    file.write_text("Problem:\na\n\nSolution: b\n\nProblem:\nc\n\nSolution: d\n")
+    assert math.load_shots(2, file) == ["Problem:\na\n\nSolution: b", "Problem:\nc\n\nSolution: d"]
+
+
+def test_test_problems_may_lie_elsewhere(tmp_path):
+    (tmp_path / "test.jsonl").write_text(json.dumps(ROW) + "\n")
+    task = math.math_task(math.Settings(data=str(TINY / "math"), test_data=str(tmp_path)))
+    assert (len(task.train), [problem.question for problem in task.test]) == (24, ["1 + 1?"])
+
+
+def test_presets_pass_their_own_checks():
+    for name, settings in math.PRESETS.items():
+        check(settings)
+        assert settings.preset == name
+    paper = math.PRESETS["paper"]
+    assert (paper.n, paper.shots, paper.test_problems, paper.test_samples, paper.lr) == (32, 4, 500, 16, 5e-7)
+
+
+def test_a_run_on_our_own_problems(tmp_path, monkeypatch, capsys):
+    arguments = "--problems 4 --test-problems 3 --n 2 --max-new-tokens 8".split()
+    monkeypatch.setattr("sys.argv", ["train_math.py", *arguments, "--out", str(tmp_path / "run")])
+    math.command.main("train_math", None, math.math_task, math.PRESETS)
+    assert "invalid" in capsys.readouterr().out
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["before"]["questions"] == 3

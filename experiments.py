@@ -13,6 +13,10 @@ from pipeline.records import Task
 from pipeline.settings import PRESETS, Settings
 from pipeline.sweep import Finished, Job, Sweep
 from train_gsm8k import gsm8k_task
+from train_math import PRESETS as MATH_PRESETS
+from train_math import math_task
+from train_verifier import PRESETS as VERIFIER_PRESETS
+from train_verifier import VerifierSettings
 
 # ---- methods ----------------------------------------------------------------------------------------------------
 
@@ -55,7 +59,9 @@ class Scale:
     hard_of: int | None  # Figure 4: problems from which to choose the hard ones; the paper does not choose
     tested: int  # Figure 4: samples a test problem; paper: 64 (4.2)
     difficulty: int  # Figure 9: samples a question; paper: 128 (App. D)
+    verifier: VerifierSettings  # Table 2
     iterated: Mapping[str, Any]  # what Figure 8 changes
+    task: Callable[[Settings], Task] = gsm8k_task
 
 
 LAPTOP = Scale(
@@ -74,6 +80,7 @@ LAPTOP = Scale(
     hard_of=400,
     tested=24,
     difficulty=128,
+    verifier=VERIFIER_PRESETS["laptop"],
     # 643 / 96 = 6.7 samples a problem, as the paper's 50,000 / 7,473
     iterated={"iterations": 5, "problems": 96, "examples": 643, "test_problems": 100, "test_samples": 20, "k": 16},
 )
@@ -85,6 +92,9 @@ QUICK = Scale(
     hard_of=12,
     tested=6,
     difficulty=16,
+    verifier=replace(
+        VERIFIER_PRESETS["laptop"], problems=8, test_problems=10, solutions=4, test_solutions=4, iterations=2
+    ),
     iterated={"iterations": 2, "candidates": 16, "examples": 24},
 )
 PAPER = Scale(
@@ -95,9 +105,16 @@ PAPER = Scale(
     hard_of=None,
     tested=64,
     difficulty=128,
+    verifier=VERIFIER_PRESETS["paper"],
     iterated={"iterations": 5, "examples": 50_000},  # "to N = 50,000 data points" (4.3)
 )
-SCALES = {"laptop": LAPTOP, "quick": QUICK, "paper": PAPER}
+PAPER_MATH = replace(
+    PAPER,
+    base=replace(MATH_PRESETS["paper"], iterations=1, examples=None, curve_points=5),
+    tested=16,  # "16 for MATH due to the cost of evaluating" (4.2)
+    task=math_task,
+)
+SCALES = {"laptop": LAPTOP, "quick": QUICK, "paper": PAPER, "paper-math": PAPER_MATH}
 HELD_OUT = 100  # training problems that learning rates are chosen on, ours; no figure trains on them
 
 
@@ -149,16 +166,17 @@ class Lab:
     def runs(
         self,
         arms: Mapping[str, Settings],
-        task: Callable[[Settings], Task] = gsm8k_task,
+        task: Callable[[Settings], Task] | None = None,
         given: Mapping[int, Path] = MappingProxyType({}),
     ) -> dict[str, list[Finished]]:
         """Each arm with each seed. The first arm draws for all that draw the same, and log mu is shared with them.
 
-        given: seed -> samples to train on, in place of drawn ones.
+        task: the scale's own if there is none; given: seed -> samples to train on, in place of drawn ones.
         """
 
         def of_seeds(label: str, settings: Settings) -> list[Job]:
-            return [Job(label, replace(settings, seed=seed, samples=given.get(seed)), task) for seed in self.seeds]
+            made_of = task or self.scale.task
+            return [Job(label, replace(settings, seed=seed, samples=given.get(seed)), made_of) for seed in self.seeds]
 
         (first, settings), *others = arms.items()
         source = dict(zip(self.seeds, self.make(of_seeds(first, settings)), strict=True))

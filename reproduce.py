@@ -1,8 +1,8 @@
-"""The paper's Figures 1 to 9, each by one command: as its runs, a picture, and numbers with intervals over seeds.
+"""The paper's Figures 1 to 9 and Table 2, each by one command: its runs, a picture, and numbers with intervals.
 
     python reproduce.py fig1 fig3                # on a laptop; `all` for all of them
     python reproduce.py all --quick              # one seed, few problems: to see that it works
-    torchrun --nproc-per-node 8 reproduce.py fig1 --preset paper
+    torchrun --nproc-per-node 8 reproduce.py fig1 fig4-math --preset paper   # fig4, fig6, fig8 have a panel on MATH
 
 A figure is the runs it needs and what is read off them. Runs are kept in `--runs` and shared by figures; what is there
 is not made again, so that a figure can be given more seeds later. results/README.md says what came out.
@@ -31,9 +31,11 @@ from pipeline.dataset import mean_rewards, share_of_positives, weight_by_difficu
 from pipeline.evaluation import collect, maj_at_k
 from pipeline.parallel import first_does, is_first_process, process_group
 from pipeline.plots import Line, Panel, draw, save_figure
-from pipeline.records import InputError, Outcome, write_rows, write_text
+from pipeline.records import InputError, Outcome, Task, write_rows, write_text
+from pipeline.settings import Settings
 from pipeline.sweep import Finished, Job, OverSeeds, Sweep, over_seeds
-from train_gsm8k import gsm8k_task
+from train_verifier import ACCURACY, COLUMNS, WEIGHTED, VerifierSettings, to_panels
+from train_verifier import run as run_verifier
 
 # ---- what is read off runs --------------------------------------------------------------------------------------
 
@@ -180,7 +182,7 @@ def fig3(lab: Lab) -> Figure:
 def fig4(lab: Lab) -> Figure:
     """TOPR against positives only. Paper: TOPR is more accurate, its maj@n is higher for all n, and fewer questions
     have none to few (0-4) correct completions. The laptop trains on hard problems with few positives: where positives
-    abound the two cannot be told apart (Figure 1). All at TOPR's learning rate; the panel on MATH is left out.
+    abound the two cannot be told apart (Figure 1). All at TOPR's learning rate. On MATH: fig4-math.
     """
     arms = {
         "topr": ("TOPR", "topr", {}),
@@ -192,7 +194,7 @@ def fig4(lab: Lab) -> Figure:
     runs = lab.runs({name: replace(base, **arm[2]) for name, arm in arms.items()}, given=given)
     ks = [k for k in (1, 2, 4, 8, 16, 32) if k < base.test_samples]
     curves = {name: along(runs[name], "correct") for name in runs}
-    majority = {name: series([_majority(run, ks) for run in runs[name]]) for name in runs}
+    majority = {name: series([_majority(run, lab.scale.task, ks) for run in runs[name]]) for name in runs}
     of_runs = {name: [_by_cardinality(run) for run in runs[name]] for name in runs}
     counts = {name: series(of_runs[name]) for name in runs}
     bins = range(len(counts["topr"]["mean"]))
@@ -242,8 +244,8 @@ def _hard_of(run: Finished) -> Path:
     return file
 
 
-def _majority(run: Finished, ks: Sequence[int]) -> list[float]:
-    answers = collect(run.tested(_last_step(run)), gsm8k_task(replace(run.settings, samples=None)))
+def _majority(run: Finished, task: Callable[[Settings], Task], ks: Sequence[int]) -> list[float]:
+    answers = collect(run.tested(_last_step(run)), task(replace(run.settings, samples=None)))
     return [maj_at_k(answers, k, run.settings.seed).mean for k in ks]
 
 
@@ -275,7 +277,7 @@ def fig5(lab: Lab) -> Figure:
 
 def fig6(lab: Lab) -> Figure:
     """TOPR and truncated importance sampling on the set with 10% positives. Paper: at a low p~ TIS collapses where TOPR
-    recovers; at a high p~ they are alike; the best of TIS is slightly higher. The panel on MATH is left out.
+    recovers; at a high p~ they are alike; the best of TIS is slightly higher. On MATH: fig6-math.
     """
     names = called(lab.rates(["topr", "tis"]))
     runs = {names[method]: of for (method, _), of in _by_share(lab, ("topr", 0.1), ("tis", 0.1)).items()}
@@ -369,7 +371,7 @@ def _middles(y: Series) -> list[float]:
 def fig8(lab: Lab) -> Figure:
     """Iterations of sampling and training: uniform, positives only, Anna Karenina. Paper: on GSM8K Anna Karenina
     reaches 79.6% pass@1, uniform sampling 75.4%; positives only is slower. Five iterations (ours: it gives no number),
-    at TOPR's learning rate; MATH and DeepSeek are left out.
+    at TOPR's learning rate; DeepSeek is left out. On MATH: fig8-math.
     """
     base = lab.at_topr_rate(curve_points=1, **lab.scale.iterated)
     names = {"uniform": "uniform", "positives_only": "positives only", "anna_karenina": "Anna Karenina"}
@@ -441,19 +443,47 @@ def variants(lab: Lab) -> Figure:
     return Figure(panels, data, shares)
 
 
+def table2(lab: Lab) -> Figure:
+    """A generative verifier, before and after TOPR, and what its verdicts do to the vote on an answer. Paper: accuracy
+    32.6 -> 70.9%, invalid 34.2 -> 0.9%, weighted self-consistency 55.5% without a verifier, 56.7% and 61.5% with it.
+    """
+    settings = lab.scale.verifier
+    runs = lab.make([Job("table2", replace(settings, seed=seed), lab.scale.task, _verify) for seed in lab.seeds])
+    found = [run.results for run in runs]
+    none = over_seeds(each["table2"]["no verifier"][WEIGHTED]["mean"] for each in found)
+    plain = f"maj@{settings.test_solutions}, no verifier"
+    curves = {name: series([[e[name]["mean"] for e in each["iterations"]] for each in found]) for name in COLUMNS}
+    columns = {
+        f"{name}: {stage}": over_seeds(each["iterations"][number][name]["mean"] for each in found)
+        for stage, number in (("base", 0), ("TOPR", -1))
+        for name in COLUMNS
+    }
+    shares = {f"{WEIGHTED}: {plain}": none} | columns
+    shares[f"{ACCURACY}: TOPR - base"] = difference(columns[f"{ACCURACY}: TOPR"], columns[f"{ACCURACY}: base"])
+    shares |= {f"{WEIGHTED}: {s} - maj@n": difference(columns[f"{WEIGHTED}: {s}"], none) for s in ("base", "TOPR")}
+    return Figure(
+        to_panels(curves, none._asdict(), settings.method, plain), {"iterations": curves, "seeds": found}, shares
+    )
+
+
+def _verify(settings: VerifierSettings, task: Callable[[Settings], Task]) -> None:
+    run_verifier(settings)  # which knows its task by its settings
+
+
 # ---- the command ------------------------------------------------------------------------------------------------
 
 FIGURES: dict[str, Callable[[Lab], Figure]] = {
-    f.__name__: f for f in (fig1, fig2, fig3, fig4, fig5, fig6, fig7, fig8, fig9, variants)
+    f.__name__: f for f in (fig1, fig2, fig3, fig4, fig5, fig6, fig7, fig8, fig9, table2, variants)
 }
+ON_MATH = {f"{f.__name__}-math": f for f in (fig4, fig6, fig8)}  # for --preset paper: a tiny model cannot do MATH
 
 
 @dataclass(frozen=True)
 class Options:
     """Every setting of the command; all ours but the presets' own."""
 
-    figures: tyro.conf.Positional[tuple[Literal["all", *FIGURES], ...]]
-    """which to make, or all"""
+    figures: tyro.conf.Positional[tuple[Literal["all", *FIGURES, *ON_MATH], ...]]
+    """which to make, or all that the preset has; fig4-math, fig6-math and fig8-math are for --preset paper only"""
     preset: Literal["laptop", "paper"] = "laptop"
     """laptop: the tiny model, two cores; paper: the paper's settings, on 8 GPUs under torchrun"""
     seeds: int = 3
@@ -493,7 +523,8 @@ def record(name: str, figure: Figure, lab: Lab, command: str) -> dict[str, Any]:
 def main() -> None:
     """The command line: for each figure a picture, its numbers, and a table of those worth a sentence."""
     options = tyro.cli(Options, description=__doc__)
-    names = list(FIGURES) if "all" in options.figures else list(dict.fromkeys(options.figures))
+    every = FIGURES | (ON_MATH if options.preset == "paper" else {})
+    names = list(every) if "all" in options.figures else list(dict.fromkeys(options.figures))
     scale = "quick" if options.quick else options.preset
     workers = options.workers if scale == "laptop" and "RANK" not in os.environ else 1
     try:
@@ -501,8 +532,9 @@ def main() -> None:
         with process_group(), Sweep(options.runs / scale, workers) as sweep:
             for name in names:
                 count = 1 if options.quick else options.seeds
-                lab = Lab(sweep, SCALES[scale], range(options.seed, options.seed + count))
-                figure = FIGURES[name](lab)
+                size = SCALES[f"{scale}-math" if name in ON_MATH else scale]
+                lab = Lab(sweep, size, range(options.seed, options.seed + count))
+                figure = every[name](lab)
                 if is_first_process():
                     made_by = f"--preset {options.preset} --seeds {count} --seed {options.seed}"
                     command = f"python reproduce.py {name} {made_by}" + " --quick" * options.quick
@@ -520,6 +552,9 @@ def check(options: Options) -> None:
     """InputError for options that cannot be meant."""
     if not options.figures:
         raise InputError(f"no figure named: choose from {', '.join(FIGURES)}, or all")
+    for name in options.figures:
+        if name in ON_MATH and options.preset != "paper":
+            raise InputError(f"{name}: is for --preset paper only; the tiny model cannot do MATH")
     for name in ("seeds", "workers"):
         if getattr(options, name) < 1:
             raise InputError(f"--{name} {getattr(options, name)}: must be at least 1")

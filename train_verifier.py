@@ -14,7 +14,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Annotated, Literal, NamedTuple
@@ -131,7 +131,6 @@ PRESETS = MappingProxyType(
 
 def check_verifier(settings: VerifierSettings) -> None:
     """InputError for what cannot be run, before anything is loaded or written."""
-    check(settings)
     for name in ("solutions", "test_solutions"):
         if getattr(settings, name) < 2:
             raise InputError(f"--{name.replace('_', '-')} {getattr(settings, name)}: must be at least 2")
@@ -139,6 +138,7 @@ def check_verifier(settings: VerifierSettings) -> None:
         raise InputError("--dry-run: what there is to verify is not known before the generator has run")
     if settings.samples is not None or settings.reuse is not None:
         raise InputError("--samples and --reuse: a verifier is trained on verifications of its own")
+    check(settings)
 
 
 # ---- the run -----------------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def majority(solutions: Sequence[Sample], task: Task) -> np.ndarray:
     return np.array([wins(answers, problem, range(m), np.ones(m)) for problem in range(problems)])
 
 
-ACCURACY, INVALID, WEIGHTED = "verifier accuracy", "invalid rate", "weighted self-consistency"
+COLUMNS = ACCURACY, INVALID, WEIGHTED = "verifier accuracy", "invalid rate", "weighted self-consistency"
 
 
 def table2(settings: VerifierSettings, task: Task, solutions: Sequence[Sample], found: dict) -> dict:
@@ -247,7 +247,7 @@ def table2(settings: VerifierSettings, task: Task, solutions: Sequence[Sample], 
 
 def to_row(measured: Verified) -> dict[str, Estimate]:
     """A row of Table 2."""
-    return dict(zip((ACCURACY, INVALID, WEIGHTED), map(over_questions, measured), strict=True))
+    return dict(zip(COLUMNS, map(over_questions, measured), strict=True))
 
 
 def _plain(row: dict[str, Estimate]) -> dict[str, dict[str, float]]:
@@ -256,27 +256,31 @@ def _plain(row: dict[str, Estimate]) -> dict[str, dict[str, float]]:
 
 def publish(settings: VerifierSettings, results: dict) -> None:
     """Write results.json, and table2.png: how the three columns go from iteration to iteration."""
-    numbers = range(len(results["iterations"]))
-    plain = 100 * results["table2"]["no verifier"][WEIGHTED]["mean"]
-    panels = []
-    for name in (ACCURACY, INVALID, WEIGHTED):
-        each = [entry[name] for entry in results["iterations"]]
-        y, spread = [100 * e["mean"] for e in each], [200 * e["se"] for e in each]
-        lines = [Line(numbers, y, settings.method, settings.method, spread=spread)]
-        if name == WEIGHTED:
-            lines.append(
-                Line(numbers, [plain] * len(numbers), f"maj@{results['test']['solutions']}, no verifier", "limit")
-            )
-        panels.append(
-            Panel(
-                name,
-                "iterations",
-                "test problems (%), ± 2 SE" if name == WEIGHTED else "verifications (%), ± 2 SE",
-                lines,
-            )
-        )
-    save_figure(draw(panels, legend="below"), settings.out / "table2.png")
+    each = results["iterations"]
+    none = results["table2"]["no verifier"][WEIGHTED]
+    curves = {name: {key: [row[name][key] for row in each] for key in ("mean", "se")} for name in COLUMNS}
+    plain = f"maj@{settings.test_solutions}, no verifier"
+    save_figure(draw(to_panels(curves, none, settings.method, plain), legend="below"), settings.out / "table2.png")
     write_text(settings.out / "results.json", json.dumps(results, indent=2) + "\n")
+
+
+def to_panels(
+    curves: Mapping[str, Mapping[str, Sequence[float]]], none: Mapping[str, float], method: str, plain: str
+) -> list[Panel]:
+    """A panel for each column of Table 2, from its `mean` and `se` after each iteration; none, plain: no verifier."""
+    panels = []
+    for name, y in curves.items():
+        numbers = list(range(len(y["mean"])))
+        drawn = [_line(y["mean"], y["se"], f"trained with {method}", method)]
+        if name == WEIGHTED:
+            drawn.append(_line([none["mean"]] * len(numbers), [none["se"]] * len(numbers), plain, "limit"))
+        panels.append(Panel(name, "iterations", f"{name} (%), ± 2 SE", drawn, {"xticks": numbers}))
+    return panels
+
+
+def _line(mean: Sequence[float], se: Sequence[float | None], label: str, style: str) -> Line:
+    spread = None if None in se else [200 * e for e in se]
+    return Line(range(len(mean)), [100 * m for m in mean], label, style, spread=spread)
 
 
 # ---- the command -------------------------------------------------------------------------------------------------
@@ -290,7 +294,7 @@ def print_table2(results: dict) -> None:
 
     table = Table("verifier", f"{ACCURACY} (%)", f"{INVALID} (%)", f"{WEIGHTED} (%)")
     for name, row in results["table2"].items():
-        table.add_row(name, *(text(row[column]) if column in row else "-" for column in (ACCURACY, INVALID, WEIGHTED)))
+        table.add_row(name, *(text(row[column]) if column in row else "-" for column in COLUMNS))
     Console().print(table)
     for name, estimate in results["paired differences"].items():
         print(f"{name}: {text(estimate)} points")

@@ -31,12 +31,19 @@ from pipeline.records import Sample, Task, read_rows, write_text
 from pipeline.settings import Settings, check
 
 
+def run_task(settings: Settings, task: Callable[[Settings], Task]) -> None:
+    """Make the run of a task; InputError as `check` and `pipeline.run.run` raise it."""
+    check(settings)
+    pipeline.run.run(settings, task(settings))
+
+
 class Job(NamedTuple):
-    """A run to be made. label: what its folder is called by; task: a module's function, which other processes find."""
+    """A run to be made. label: what its folder is called by; task, run: modules' functions, which processes find."""
 
     label: str
     settings: Settings
     task: Callable[[Settings], Task]
+    run: Callable[[Settings, Callable[[Settings], Task]], object] = run_task
 
 
 @dataclass(frozen=True)
@@ -134,10 +141,9 @@ def folder_name(job: Job) -> str:
 
 def _make(job: Job) -> None:
     started = time.monotonic()
-    check(job.settings)
-    pipeline.run.run(job.settings, job.task(job.settings))
+    job.run(job.settings, job.task)
     if is_first_process():
-        for model in job.settings.out.glob("iteration-*/model"):
+        for model in job.settings.out.rglob("iteration-*/model"):
             shutil.rmtree(model)  # what has been measured is not needed any more, and it is large
         made = {"seconds": round(time.monotonic() - started, 1), "commit": commit()}
         write_text(job.settings.out / "made.json", json.dumps(made) + "\n")

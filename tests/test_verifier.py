@@ -1,0 +1,233 @@
+"""The verifier: verdicts read and graded, solutions as problems, the weighted vote, and the run from end to end."""
+
+import dataclasses
+import json
+import random
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import problems as tiny_problems
+import pytest
+
+import train_gsm8k as gsm8k
+import train_verifier as verifier
+from pipeline.evaluation import Answers, over_questions, wins
+from pipeline.records import InputError, Problem, Sample, read_rows
+from pipeline.settings import TINY
+
+QUESTION = verifier.QUESTION
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        (f" 1 + 1 = 2, right. {QUESTION} Yes", True),
+        (f"{QUESTION} No", False),
+        (f"{QUESTION} No.", False),
+        (f"{QUESTION}\n\n**Yes**", True),
+        (f"{QUESTION} Yes\n\nThe solution is right.", True),
+        (f"{QUESTION} No. {QUESTION} Yes", True),
+        (f"{QUESTION} Yes. {QUESTION}", None),
+        (f"{QUESTION} Yesterday", None),
+        (f"{QUESTION} yes", None),
+        (f"{QUESTION} X", None),
+        ("Is the answer correct? Yes", None),
+        ("Yes", None),
+        ("", None),
+    ],
+)
+def test_parse_verdict(text, verdict):
+    assert verifier.parse_verdict(text) is verdict
+    expected = "invalid" if verdict is None else "correct" if verdict else "incorrect"
+    assert verifier.grade_verdict(text, True) == expected
+
+
+def sample(completion, outcome, problem="p"):
+    reward = 1.0 if outcome == "correct" else -1.0
+    return Sample(problem_id=problem, prompt="?", completion=completion, reward=reward, outcome=outcome)
+
+
+def test_solutions_become_problems_in_the_form_that_the_tiny_model_was_taught():
+    rng = random.Random(0)
+    problem = tiny_problems.draw_problem(rng)
+    solution, is_correct = tiny_problems.solve_badly(problem, tiny_problems.TEACHER, rng)
+    solved = sample(solution, "correct" if is_correct else "incorrect")
+    task = replace(gsm8k.gsm8k_task(gsm8k.Settings()), test=[Problem("p", problem.question, 0)])
+    [made] = verifier.to_problems(task.test, [solved], task, "")
+    assert (made.question, made.gold) == (f"Q: {problem.question}\nA:{solution}\nCheck:", is_correct)
+    [told] = verifier.to_problems(task.test, [solved], task, verifier.INSTRUCTION)
+    assert told.question == verifier.INSTRUCTION + made.question
+    assert QUESTION in told.question
+
+
+def test_an_invalid_solution_is_one_that_is_not_right():
+    task = replace(gsm8k.gsm8k_task(gsm8k.Settings()), test=[Problem("p", "?", 0)])
+    solutions = [sample("a", "correct"), sample("b", "incorrect"), sample("c", "invalid")]
+    made = verifier.to_problems(task.test, solutions, task, "")
+    assert [problem.gold for problem in made] == [True, False, False]
+    assert len({problem.id for problem in made}) == 3
+
+
+# ---- the vote ----------------------------------------------------------------------------------------------------
+
+
+def vote_by_counting_twice(votes, correct, weights):
+    """Another way to the same: every answer's weight by a sum of its own, in the order of the answers."""
+    answers = [vote for i, vote in enumerate(votes) if vote is not None and vote not in votes[:i]]
+    if not answers:
+        return False
+    sums = [sum(weight for vote, weight in zip(votes, weights, strict=True) if vote == answer) for answer in answers]
+    return correct[votes.index(answers[sums.index(max(sums))])]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_weighted_vote_is_that_of_a_plain_count(seed):
+    rng = random.Random(seed)
+    votes = [rng.choice([1, 2, 3, None]) for _ in range(rng.randint(1, 9))]
+    correct = [vote == 2 for vote in votes]
+    weights = [rng.choice([0, 0.25, 0.5, 0.75, 1]) for _ in votes]
+    answers = Answers(np.array([correct]), [votes])
+    assert wins(answers, 0, range(len(votes)), weights) == vote_by_counting_twice(votes, correct, weights)
+
+
+def test_over_questions_is_the_standard_error_of_a_mean():
+    values = np.random.default_rng(0).normal(size=50)
+    found = over_questions(values)
+    assert found.mean == pytest.approx(values.sum() / 50)
+    assert found.se == pytest.approx((((values - values.mean()) ** 2).sum() / 49 / 50) ** 0.5)
+
+
+def test_a_verified_vote_by_hand():
+    """Two problems of three solutions, two verdicts each. Scores: 1, 1/2, 0 and 0, 0 (unreadable counts 0), 1/2."""
+    yes, no, none = f"{QUESTION} Yes", f"{QUESTION} No", "?"
+    right, wrong = " The answer is 7.", " The answer is 8."
+    solutions = [
+        sample(right, "correct", "a"),
+        sample(wrong, "incorrect", "a"),
+        sample(wrong, "incorrect", "a"),
+        sample(wrong, "incorrect", "b"),
+        sample(wrong, "incorrect", "b"),
+        sample(right, "correct", "b"),
+    ]
+    verdicts = [(yes, yes), (yes, no), (no, no), (no, none), (none, none), (no, yes)]
+    truths = [s.outcome == "correct" for s in solutions]
+    verifications = [
+        sample(text, verifier.grade_verdict(text, truth))
+        for texts, truth in zip(verdicts, truths, strict=True)
+        for text in texts
+    ]
+    task = gsm8k.gsm8k_task(gsm8k.Settings())
+    measured = verifier.verified(verifications, solutions, task)
+    assert measured.accuracy.tolist() == pytest.approx([5 / 6, 2 / 6])
+    assert measured.invalid.tolist() == pytest.approx([0, 3 / 6])
+    assert measured.is_won.tolist() == [True, True]
+    assert verifier.majority(solutions, task).tolist() == [False, False]
+
+
+# ---- the run -----------------------------------------------------------------------------------------------------
+
+SMALL = verifier.VerifierSettings(
+    problems=6, test_problems=5, solutions=3, test_solutions=4, n=2, test_samples=2, k=1, curve_points=1, iterations=2
+)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("verifier") / "run"
+    return out, verifier.run(replace(SMALL, out=out))
+
+
+def test_the_numbers_are_those_of_the_files(finished):
+    out, results = finished
+    assert json.loads((out / "results.json").read_text()) == results
+    assert (out / "table2.png").exists()
+    solutions = read_rows(out / "solutions-test" / "iteration-1" / "test-0.jsonl", Sample)
+    assert len(solutions) == 5 * 4
+    steps = json.loads((out / "verifier" / "results.json").read_text())["iterations"][-1]["dataset"]["steps"]
+    for row, name in (("base", "iteration-1/test-0.jsonl"), ("topr", f"iteration-2/test-{steps}.jsonl")):
+        verifications = read_rows(out / "verifier" / name, Sample)
+        assert len(verifications) == 5 * 4 * 2
+        counts = Counter(verification.outcome for verification in verifications)
+        assert results["table2"][row]["verifier accuracy"]["mean"] == pytest.approx(counts["correct"] / 40)
+        assert results["table2"][row]["invalid rate"]["mean"] == pytest.approx(counts["invalid"] / 40)
+    for i, verification in enumerate(verifications):  # each is of the solution that it is counted for
+        assert f"\nA:{solutions[i // 2].completion}\nCheck:" in verification.prompt
+        says_yes = verifier.parse_verdict(verification.completion)
+        is_right = solutions[i // 2].outcome == "correct"
+        assert (verification.outcome == "correct") == (says_yes is is_right)
+        assert verification.reward == (1.0 if verification.outcome == "correct" else -1.0)
+    trained = read_rows(out / "verifier" / "iteration-1" / "samples.jsonl", Sample)
+    assert len(trained) == 6 * 3 * 2
+    assert len(results["iterations"]) == 3
+    assert results["iterations"][-1] == results["table2"]["topr"]
+
+
+def test_a_finished_run_is_not_made_again_and_others_are_refused(finished):
+    out, results = finished
+    before = {file: file.stat().st_mtime_ns for file in out.rglob("*.jsonl")}
+    assert verifier.run(replace(SMALL, out=out)) == results
+    assert {file: file.stat().st_mtime_ns for file in out.rglob("*.jsonl")} == before
+    with pytest.raises(InputError, match="other settings"):
+        verifier.run(replace(SMALL, out=out, seed=1))
+
+
+def test_the_command_prints_table_2(finished, monkeypatch, capsys):
+    out, _ = finished
+    names = {"n": "verifications", "problems": None, "solutions": None, "iterations": None}
+    names |= {"test_problems": None, "test_solutions": None, "test_samples": None}
+    arguments = [
+        text
+        for name, other in names.items()
+        for text in (f"--{(other or name).replace('_', '-')}", str(getattr(SMALL, name)))
+    ]
+    monkeypatch.setattr("sys.argv", ["train_verifier.py", *arguments, "--out", str(out)])
+    verifier.main()
+    printed = capsys.readouterr().out
+    assert all(text in printed for text in ("no verifier", "base", "topr", "maj@4", str(out)))
+
+
+def test_a_verifier_of_mathematics(tmp_path):
+    settings = replace(SMALL, task="math", data=str(TINY / "math"), iterations=0, out=tmp_path / "run")
+    results = verifier.run(replace(settings, max_new_tokens=8, instruction=verifier.INSTRUCTION))
+    assert results["table2"]["topr"] == results["table2"]["base"]  # nothing was trained
+    [prompt] = {s.prompt for s in read_rows(tmp_path / "run/verifier/iteration-1/test-0.jsonl", Sample)[:2]}
+    assert prompt.startswith("Check the solution")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"solutions": 1}, "--solutions 1: must be at least 2"),
+        ({"test_solutions": 1}, "--test-solutions 1: must be at least 2"),
+        ({"dry_run": True}, "--dry-run: "),
+        ({"samples": Path("file")}, "--samples and --reuse"),
+        ({"reuse": Path("folder")}, "--samples and --reuse"),
+        ({"lr": -1.0}, "--lr"),
+    ],
+)
+def test_what_is_refused(changes, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        verifier.run(replace(SMALL, out=tmp_path / "run", **changes))
+    assert not (tmp_path / "run").exists()
+
+
+def test_presets_are_the_paper_s_where_it_speaks():
+    for name, settings in verifier.PRESETS.items():
+        verifier.check_verifier(settings)
+        assert settings.preset == name
+    paper = verifier.PRESETS["paper"]
+    assert (paper.task, paper.solutions, paper.n, paper.test_solutions, paper.test_samples) == ("math", 16, 4, 32, 4)
+    assert (paper.examples, paper.data, paper.lr) == (480_000, "EleutherAI/hendrycks_math", 5e-7)
+
+
+def test_every_setting_says_where_its_default_is_from():
+    text = Path(verifier.__file__).read_text(encoding="utf-8")
+    fields = dict(re.findall(r"^    (\w+): .* = .*\n    \"\"\"(.*)\"\"\"", text, re.MULTILINE))
+    own = {field.name for field in dataclasses.fields(verifier.VerifierSettings)} - {
+        field.name for field in dataclasses.fields(gsm8k.Settings)
+    }
+    assert set(fields) == own | {"n", "test_samples"}
+    assert all("paper" in help or "ours" in help for help in fields.values())

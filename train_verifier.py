@@ -89,11 +89,15 @@ def to_problems(
 class VerifierSettings(Settings):
     """The verifier's run, and what it verifies; of what both sample, the law is the same."""
 
+    model: str = str(TINY / "checker")
+    """folder or hub name of the base verifier (ours; paper: Llama 3 8B)"""
     generator: str = str(TINY / "base")
     """folder or hub name of the model that writes solutions (ours; paper: Llama 3 70B)"""
     task: Literal["gsm8k", "math"] = "gsm8k"
     """whose problems, prompt and grading (ours; paper: MATH)"""
-    solutions: int = 8
+    problems: int = 256
+    """training problems, the first ones (ours; paper: all)"""
+    solutions: int = 4
     """solutions of each training problem (ours; paper, Section 4.4: 16)"""
     n: Annotated[int, tyro.conf.arg(name="verifications")] = 4
     """verifications of each training solution (paper, Section 4.4)"""
@@ -101,13 +105,21 @@ class VerifierSettings(Settings):
     """solutions of each test problem, which vote (ours; paper, Table 2: 32)"""
     test_samples: int = 4
     """verifications of each test solution, whose mean is its weight (paper, Section 4.4)"""
+    max_new_tokens: int = 96
+    """longest solution and verification, in tokens (ours; paper: 512)"""
+    lr: float = 1e-4
+    """the optimiser's constant learning rate (ours for a tiny model; paper: 5e-7)"""
+    k: int = 1
+    """the K of maj@K and pass@K of verdicts (ours; 1: none)"""
+    curve_points: int = 1
+    """evaluations along an epoch (paper: at its end)"""
     instruction: str = ""
     """what the verifier is told before the question (ours: nothing to a model that was taught the form)"""
 
 
 PRESETS = MappingProxyType(
     {
-        "laptop": VerifierSettings(k=1, curve_points=1),
+        "laptop": VerifierSettings(),
         "paper": VerifierSettings(
             **vars(
                 replace(

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 import train_gsm8k as gsm8k
 from pipeline.evaluation import collect, outcome_shares
+from pipeline.models import load_model
 from pipeline.sampling import SamplingLaw, draw_samples, transformers_engine
+from train_verifier import grade_verdict
 
 TINY = Path(make.__file__).parent
 
@@ -23,18 +25,30 @@ TINY = Path(make.__file__).parent
 def remade(tmp_path_factory):
     """tiny/ made again, with a base model that was hardly taught."""
     out = tmp_path_factory.mktemp("tiny")
-    make.main(make.Settings(out=out, steps=3))
+    make.main(make.Settings(out=out, steps=3, checker_steps=3))
     return out
 
 
-@pytest.mark.parametrize("name", ["train.jsonl", "test.jsonl", "base/tokenizer.json", "base/config.json"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "train.jsonl",
+        "test.jsonl",
+        "base/tokenizer.json",
+        "base/config.json",
+        "checker/tokenizer.json",
+        "checker/config.json",
+    ],
+)
 def test_the_committed_files_are_those_that_make_writes(remade, name):
     assert (remade / name).read_bytes() == (TINY / name).read_bytes()
 
 
-def test_same_seed_same_weights(remade, tmp_path):
-    make.main(make.Settings(out=tmp_path, steps=3))
-    name = "base/model.safetensors"
+@pytest.mark.parametrize("model", ["base", "checker"])
+def test_same_seed_same_weights(remade, tmp_path, model):
+    base = remade / "base" if model == "checker" else None
+    make.main(make.Settings(out=tmp_path, base=base, steps=3, checker_steps=3))
+    name = f"{model}/model.safetensors"
     assert (tmp_path / name).read_bytes() == (remade / name).read_bytes()
 
 
@@ -137,17 +151,20 @@ def test_the_base_model_leaves_something_to_sharpen(drawn):
     assert pass_at_16 > 0.85
 
 
-def test_the_base_model_verifies_badly(lm, drawn):
+@pytest.mark.parametrize("model", ["base", "checker"])
+def test_the_models_verify_badly(model, drawn):
     """Shares of all verifications, those without a verdict included."""
     _, samples = drawn
     checked = [sample for sample in samples[::4] if sample.finish_reason == "stop"]
     prompts = [f"{sample.prompt}{sample.completion}\nCheck:" for sample in checked]
-    drawn_texts = transformers_engine(lm, 40_000)(prompts, 1, SamplingLaw(max_new_tokens=96), 0)
-    texts = [completion.text for _, completion in sorted(drawn_texts)]
-    verdicts = [text.rpartition("Is the answer correct (Yes/No)?")[2].strip() for text in texts]
-    missing = sum(verdict not in ("Yes", "No") for verdict in verdicts) / len(verdicts)
-    opposite = {"correct": "No"}
-    wrong = sum(v == opposite.get(s.outcome, "Yes") for v, s in zip(verdicts, checked, strict=True)) / len(verdicts)
-    print(f"{len(verdicts)} verifications: wrong {wrong:.3f}, missing {missing:.3f}")
-    assert 0.30 <= wrong <= 0.40
-    assert 0.20 <= missing <= 0.35
+    engine = transformers_engine(load_model(str(TINY / model)), 40_000)
+    texts = [completion.text for _, completion in sorted(engine(prompts, 1, SamplingLaw(max_new_tokens=96), 0))]
+    truths = [sample.outcome == "correct" for sample in checked]
+    outcomes = Counter(grade_verdict(text, truth) for text, truth in zip(texts, truths, strict=True))
+    finds_none = ["right" in text and "not" not in text and "No answer" not in text for text in texts]
+    steps = sum(found == truth for found, truth in zip(finds_none, truths, strict=True)) / len(texts)
+    shares = {outcome: count / len(texts) for outcome, count in outcomes.items()}
+    print(f"{model}, {len(texts)} verifications: {shares}; steps tell the truth in {steps:.3f}")
+    assert 0.30 <= shares["incorrect"] <= 0.40
+    assert 0.20 <= shares["invalid"] <= 0.35
+    assert steps < 0.7 if model == "base" else steps > 0.9

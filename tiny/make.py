@@ -1,10 +1,12 @@
-"""Make everything in tiny/ from a seed: the problems, the tokenizer and the base model.
+"""Make everything in tiny/ from a seed but tiny/math: the problems, the tokenizer, the base model and the checker.
 
-    python tiny/make.py                      # about 20 minutes on two cores, writes into tiny/
-    python tiny/make.py --out DIR --steps 50 # the same files, with a base model that knows little
+    python tiny/make.py                         # about 35 minutes on two cores, writes into tiny/
+    python tiny/make.py --base tiny/base        # the same, but for the base model, which is taken as it is
+    python tiny/make.py --out DIR --steps 50 --checker-steps 50   # the same files, with models that know little
 
-The base model is taught by a teacher who first makes no mistake and then errs on purpose (`problems.TEACHER`): it
-learns to reckon, and then to be careless, so that there is something for reinforcement learning to sharpen. It sees
+A model is taught by a teacher who first makes no mistake and then errs on purpose (`problems.TEACHER`): it learns to
+reckon, and then to be careless, so that there is something for reinforcement learning to sharpen. The base model is
+taught solutions and verifications, the checker is a base model that goes on to be taught verifications alone. Both see
 fresh problems only: none of train.jsonl, none of test.jsonl.
 """
 
@@ -12,7 +14,7 @@ import json
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -32,6 +34,8 @@ class Settings:
 
     out: Path = Path(__file__).parent
     """folder to write into"""
+    base: Path | None = None
+    """a base model to take instead of teaching one"""
     seed: int = 0
     """seed of the problems, the weights and the order of teaching"""
     train: int = 1000
@@ -39,7 +43,7 @@ class Settings:
     test: int = 500
     """test problems"""
     steps: int = 2800
-    """optimiser steps of teaching"""
+    """optimiser steps of teaching the base model"""
     batch: int = 64
     """texts per step"""
     lr: float = 2e-3
@@ -48,6 +52,12 @@ class Settings:
     """share of the steps, the first ones, in which the teacher makes no mistake"""
     verifications: float = 0.35
     """share of the batches that are verifications of a solution rather than solutions"""
+    checker_steps: int = 1000
+    """optimiser steps of teaching the checker, all of them verifications"""
+    checker_lr: float = 1e-3
+    """the checker's peak learning rate"""
+    checker_flawless: float = 0.75
+    """share of the checker's steps, the first ones, in which the teacher makes no mistake"""
 
 
 def draw_distinct(rng: random.Random, count: int, taken: set[str]) -> list[dict[str, str]]:
@@ -128,7 +138,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, lessons: list[tuple[str, str]]) -
 
 def teach(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, taken: set[str], settings: Settings) -> None:
     """Supervised training of `model`, in place, on fresh lessons: next-token cross-entropy on the completions."""
-    rng = random.Random(settings.seed + 1)
+    rng = random.Random(settings.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.01)
     warmup = max(settings.steps // 20, 1)
 
@@ -152,7 +162,7 @@ def teach(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, taken: se
 
 
 def main(settings: Settings) -> None:
-    """Write train.jsonl, test.jsonl and base/ into `settings.out`."""
+    """Write train.jsonl, test.jsonl, base/ and checker/ into `settings.out`."""
     settings.out.mkdir(parents=True, exist_ok=True)
     rng = random.Random(settings.seed)
     taken: set[str] = set()
@@ -162,11 +172,22 @@ def main(settings: Settings) -> None:
         (settings.out / f"{name}.jsonl").write_text(lines, encoding="utf-8")
     texts = ("".join(lesson(rng, taken, verification)) for verification in (False, True) for _ in range(5000))
     tokenizer = make_tokenizer(texts)
-    model = make_model(tokenizer, settings.seed)
-    teach(model, tokenizer, taken, settings)
-    model.save_pretrained(settings.out / "base")
-    tokenizer.save_pretrained(settings.out / "base")
-    print(f"{model.num_parameters():,} parameters written to {settings.out / 'base'}")
+    if settings.base is None:
+        model = make_model(tokenizer, settings.seed)
+        teach(model, tokenizer, taken, replace(settings, seed=settings.seed + 1))
+        save(model, tokenizer, settings.out / "base")
+    else:
+        model = LlamaForCausalLM.from_pretrained(settings.base)
+    changes = {"steps": settings.checker_steps, "lr": settings.checker_lr, "flawless": settings.checker_flawless}
+    teach(model, tokenizer, taken, replace(settings, **changes, verifications=1.0, seed=settings.seed + 11))
+    save(model, tokenizer, settings.out / "checker")
+
+
+def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write a `transformers` folder."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    print(f"{model.num_parameters():,} parameters written to {folder}")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from pipeline.plots import Line, Panel, draw, save_figure
 from pipeline.records import InputError, Outcome, Task, write_rows, write_text
 from pipeline.settings import Settings
 from pipeline.sweep import Finished, Job, OverSeeds, Sweep, over_seeds
-from train_verifier import ACCURACY, COLUMNS, WEIGHTED, VerifierSettings, to_panels
+from train_verifier import ACCURACY, COLUMNS, WEIGHTED, VerifierSettings, to_panel
 from train_verifier import run as run_verifier
 
 # ---- what is read off runs --------------------------------------------------------------------------------------
@@ -451,19 +451,18 @@ def table2(lab: Lab) -> Figure:
     runs = lab.make([Job("table2", replace(settings, seed=seed), lab.scale.task, _verify) for seed in lab.seeds])
     found = [run.results for run in runs]
     none = over_seeds(each["table2"]["no verifier"][WEIGHTED]["mean"] for each in found)
-    plain = f"maj@{settings.test_solutions}, no verifier"
-    curves = {name: series([[e[name]["mean"] for e in each["iterations"]] for each in found]) for name in COLUMNS}
-    columns = {
-        f"{name}: {stage}": over_seeds(each["iterations"][number][name]["mean"] for each in found)
-        for stage, number in (("base", 0), ("TOPR", -1))
-        for name in COLUMNS
+    stages = {"base": 0, "trained with TOPR": -1}
+    rows = {"no verifier": {WEIGHTED: none}} | {
+        stage: {name: over_seeds(each["iterations"][number][name]["mean"] for each in found) for name in COLUMNS}
+        for stage, number in stages.items()
     }
-    shares = {f"{WEIGHTED}: {plain}": none} | columns
-    shares[f"{ACCURACY}: TOPR - base"] = difference(columns[f"{ACCURACY}: TOPR"], columns[f"{ACCURACY}: base"])
-    shares |= {f"{WEIGHTED}: {s} - maj@n": difference(columns[f"{WEIGHTED}: {s}"], none) for s in ("base", "TOPR")}
-    return Figure(
-        to_panels(curves, none._asdict(), settings.method, plain), {"iterations": curves, "seeds": found}, shares
-    )
+    base, trained = (rows[stage] for stage in stages)
+    shares = {f"{stage}: {name}": value for stage, row in rows.items() for name, value in row.items()}
+    shares[f"TOPR - base: {ACCURACY}"] = difference(trained[ACCURACY], base[ACCURACY])
+    shares[f"TOPR - no verifier: {WEIGHTED}"] = difference(trained[WEIGHTED], none)
+    shares[f"base - no verifier: {WEIGHTED}"] = difference(base[WEIGHTED], none)
+    panel = to_panel({name: {column: value._asdict() for column, value in row.items()} for name, row in rows.items()})
+    return Figure([panel], {"seeds": found}, shares)
 
 
 def _verify(settings: VerifierSettings, task: Callable[[Settings], Task]) -> None:

@@ -9,7 +9,7 @@ test/ with a .json file for each problem; fields `problem`, and `solution` with 
 MATH-500, `answer`. No problem of MATH comes with this project: its licence is disputed.
 
 Answers are compared by math-verify, which is **stricter than the script that the paper used** (Shao et al. 2024): that
-one also takes 50 for 1/2 (a factor of 100), (2,5) for [2,5), and 0.333 for 1/3 (within 1e-3). Here 50\% is 1/2 and 50,
+one also takes 0.5 for 50 (a factor of 100), (2,5) for [2,5), and 0.3333 for 1/3 (within 1e-3). Here 50\% is 1/2 and 50,
 units do not count (5 cm is 5), and all else is exact.
 """
 

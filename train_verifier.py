@@ -267,32 +267,25 @@ def _plain(row: dict[str, Estimate]) -> dict[str, dict[str, float]]:
 
 
 def publish(settings: VerifierSettings, results: dict) -> None:
-    """Write results.json, and table2.png: how the three columns go from iteration to iteration."""
-    each = results["iterations"]
-    none = results["table2"]["no verifier"][WEIGHTED]
-    curves = {name: {key: [row[name][key] for row in each] for key in ("mean", "se")} for name in COLUMNS}
-    plain = f"maj@{settings.test_solutions}, no verifier"
-    save_figure(draw(to_panels(curves, none, settings.method, plain), legend="below"), settings.out / "table2.png")
+    """Write results.json, and table2.png."""
+    save_figure(draw([to_panel(results["table2"])], legend="below"), settings.out / "table2.png")
     write_text(settings.out / "results.json", json.dumps(results, indent=2) + "\n")
 
 
-def to_panels(
-    curves: Mapping[str, Mapping[str, Sequence[float]]], none: Mapping[str, float], method: str, plain: str
-) -> list[Panel]:
-    """A panel for each column of Table 2, from its `mean` and `se` after each iteration; none, plain: no verifier."""
-    panels = []
-    for name, y in curves.items():
-        numbers = list(range(len(y["mean"])))
-        drawn = [_line(y["mean"], y["se"], f"trained with {method}", method)]
-        if name == WEIGHTED:
-            drawn.append(_line([none["mean"]] * len(numbers), [none["se"]] * len(numbers), plain, "limit"))
-        panels.append(Panel(name, "iterations", f"{name} (%), ± 2 SE", drawn, {"xticks": numbers}))
-    return panels
+def to_panel(rows: Mapping[str, Mapping[str, Mapping[str, float | None]]]) -> Panel:
+    """Table 2 as points: name of a row -> column -> `mean` and `se`, which is None for a single seed.
 
-
-def _line(mean: Sequence[float], se: Sequence[float | None], label: str, style: str) -> Line:
-    spread = None if None in se else [200 * e for e in se]
-    return Line(range(len(mean)), [100 * m for m in mean], label, style, spread=spread)
+    >>> to_panel({"base": {ACCURACY: {"mean": 0.25, "se": 0.01}}}).lines[0].y
+    [25.0]
+    """
+    drawn = []
+    for number, (name, row) in enumerate(rows.items()):
+        x = [COLUMNS.index(column) + 0.15 * (number - 1) for column in row]  # side by side
+        mean, se = zip(*((value["mean"], value["se"]) for value in row.values()), strict=True)
+        spread = None if None in se else [200 * e for e in se]
+        drawn.append(Line(x, [100 * m for m in mean], name, ("p5", "p3", "topr")[number], "points", spread))
+    ticks = {"xticks": [0, 1, 2], "xticklabels": COLUMNS, "ylim": (-3, 103), "xlim": (-0.5, 2.5)}
+    return Panel("Table 2", "", "%, ± 2 SE", drawn, ticks)
 
 
 # ---- the command -------------------------------------------------------------------------------------------------

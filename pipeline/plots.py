@@ -139,6 +139,9 @@ def _add(axes: Any, line: Line, style: Style, number: int) -> None:
     )
     if line.spread is not None:
         spread = np.asarray(line.spread, float)
+        if not is_line:
+            axes.errorbar(x, y, spread, fmt="none", ecolor=style.colour, capsize=3)
+            return
         axes.fill_between(x, y - spread, y + spread, color=style.colour, alpha=0.2, linewidth=0)
 
 

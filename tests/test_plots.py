@@ -40,6 +40,13 @@ def test_a_panel_is_drawn_as_described():
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["tis"]
 
 
+def test_points_have_bars_for_their_intervals():
+    [axes] = draw([Panel("", "", "", [Line([0, 1], [5, 7], "tis", kind="points", spread=[1, 2])])]).axes
+    [bars] = axes.collections
+    assert [segment[:, 1].tolist() for segment in bars.get_segments()] == [[4, 6], [5, 9]]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["tis"]
+
+
 def test_lines_without_a_style_get_different_ones():
     [axes] = draw([Panel("", "", "", lines([0, 1], {name: [0, 1] for name in "abcde"}))]).axes
     assert [line.get_color() for line in axes.lines] == [STYLES[name].colour for name in PARAMETERS]

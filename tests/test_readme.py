@@ -14,7 +14,11 @@ import conformance
 import reproduce
 import toy_bandit
 import train_gsm8k as gsm8k
+import train_math
+import train_verifier
 from pipeline.command import read_settings
+from pipeline.judge import Judge
+from pipeline.settings import check
 from pipeline.sweep import OverSeeds
 
 ROOT = Path(gsm8k.__file__).parent
@@ -35,6 +39,21 @@ def test_the_commands_in_the_readme_are_understood(command):
     settings = read_settings(re.split(r"train_gsm8k.py ?", command)[1].split())
     gsm8k.check(settings)
     assert replace(settings, out=None) != gsm8k.Settings()
+
+
+OTHERS = {
+    "train_math.py": (train_math.PRESETS, check),
+    "train_verifier.py": (train_verifier.PRESETS, train_verifier.check_verifier),
+}
+OTHER_COMMANDS = re.findall(
+    r"^(?:python|torchrun .*?) (train_(?:math|verifier)\.py)(.*?)(?=\s*#|$)", README, re.MULTILINE
+)
+
+
+@pytest.mark.parametrize(("script", "arguments"), sorted(set(OTHER_COMMANDS)))
+def test_the_commands_of_mathematics_and_of_the_verifier_are_understood(script, arguments):
+    presets, check_settings = OTHERS[script]
+    check_settings(read_settings(arguments.split(), presets))
 
 
 BANDIT_COMMANDS = re.findall(r"^python toy_bandit.py.*?(?=\s*#|$)", README, re.MULTILINE)
@@ -94,7 +113,27 @@ def test_the_figures_numbers_in_the_readme_are_measured():
     assert set(quoted) <= known
 
 
+def test_the_verifier_s_table_is_that_of_the_results():
+    results = json.loads((ROOT / "results" / "verifier.json").read_text(encoding="utf-8"))
+    for name, row in results["table2"].items():
+        cells = [f"{100 * e['mean']:.1f} ± {200 * e['se']:.1f}%" for e in row.values()]
+        assert f"| {name} | {' | '.join(['- | -'] * (len(cells) == 1) + cells)} |" in README
+    gained = [f"{100 * abs(e['mean']):.1f} ± {200 * e['se']:.1f}" for e in results["paired differences"].values()]
+    assert f"gains {gained[1]} points over maj@8,\nand the base verifier loses {gained[2]}" in README
+    assert results["paired differences"]["weighted self-consistency, base - maj@8"]["mean"] < 0
+
+
+def test_what_is_said_of_grading_is_what_is_graded():
+    judge = Judge()
+    rows = re.findall(r"^\| `([^|]+)` \| (`.*?`) \| (correct|incorrect)\b", README, re.MULTILINE)
+    assert len(rows) >= 8
+    for gold, answers, outcome in rows:
+        for answer in re.findall("`(.*?)`", answers):
+            assert judge.equal(gold, answer) == (outcome == "correct"), (gold, answer)
+
+
 def test_there_are_commands_to_test():
+    assert len(set(OTHER_COMMANDS)) >= 7
     assert len(set(FIGURE_COMMANDS)) >= 4
     assert len(CONFORMANCE_COMMANDS) == 5
     assert len(COMMANDS) >= 7

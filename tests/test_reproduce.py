@@ -16,6 +16,8 @@ import experiments
 import pipeline.run
 import reproduce
 import train_gsm8k as gsm8k
+import train_math
+import train_verifier
 from departures import DEPARTURES
 from pipeline import rows
 from pipeline.plots import STYLES
@@ -272,6 +274,44 @@ def test_a_baseline_of_minus_a_half_is_half_a_kl_penalty():
     )
 
 
+class Asked(Exception):
+    """What a figure wanted to run."""
+
+
+class Recording(experiments.Lab):
+    def make(self, jobs):
+        raise Asked(jobs)
+
+
+@pytest.mark.parametrize("name", reproduce.ON_MATH)
+def test_figures_on_math_run_on_math(name):
+    lab = Recording(Sweep(Path("unused"), 1), experiments.SCALES["paper-math"], range(1))
+    with pytest.raises(Asked) as asked:
+        reproduce.ON_MATH[name](lab)
+    [jobs] = asked.value.args
+    assert {(job.task, job.settings.data, job.settings.shots) for job in jobs} == {
+        (train_math.math_task, "EleutherAI/hendrycks_math", 4)
+    }
+
+
+def test_table_2_over_seeds_is_the_mean_of_its_runs(sweep):
+    small = replace(experiments.QUICK.verifier, problems=4, test_problems=3, n=2, test_samples=2, iterations=1)
+    lab = experiments.Lab(sweep, replace(experiments.QUICK, verifier=small), range(2))
+    figure = reproduce.table2(lab)
+    assert [run.settings.seed for run in lab.used] == [0, 1]
+    for row, stage in (("no verifier", "no verifier"), ("base", "base"), ("topr", "trained with TOPR")):
+        columns = lab.used[0].results["table2"][row]
+        for column in columns:
+            each = [run.results["table2"][row][column]["mean"] for run in lab.used]
+            assert figure.shares[f"{stage}: {column}"].each == each
+    gained = figure.shares[f"TOPR - no verifier: {train_verifier.WEIGHTED}"].each
+    paired = [run.results["paired differences"] for run in lab.used]
+    name = f"{train_verifier.WEIGHTED}, topr - maj@4"
+    assert gained == pytest.approx([differences[name]["mean"] for differences in paired])
+    assert not list(lab.used[0].folder.rglob("model.safetensors"))  # large, and measured
+    assert lab.make([Job("table2", replace(small, seed=0), gsm8k.gsm8k_task, reproduce._verify)]) == [lab.used[0]]
+
+
 # ---- the command ----
 
 
@@ -300,6 +340,8 @@ def test_a_figure_from_end_to_end_and_again(tmp_path, monkeypatch, capsys):
         ([], "no figure named: choose from fig1"),
         (["fig1", "--seeds", "0"], "--seeds 0: must be at least 1"),
         (["fig1", "--quick", "--preset", "paper"], "--quick: is for the laptop"),
+        (["fig4-math"], "fig4-math: is for --preset paper only"),
+        (["fig2", "fig8-math", "--quick"], "fig8-math: is for --preset paper only"),
     ],
     ids=str,
 )

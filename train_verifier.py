@@ -141,6 +141,9 @@ PRESETS = MappingProxyType(
 )
 
 
+RUNS = "runs/verifier-"
+
+
 def check_verifier(settings: VerifierSettings) -> None:
     """InputError for what cannot be run, before anything is loaded or written."""
     for name in ("solutions", "test_solutions"):
@@ -159,6 +162,7 @@ def check_verifier(settings: VerifierSettings) -> None:
 def run(settings: VerifierSettings) -> dict:
     """Solve, verify and train: returns what results.json holds. InputError as `pipeline.run.run` raises it."""
     check_verifier(settings)
+    settings = replace(settings, out=settings.out or settings.default_out(PRESETS[settings.preset], RUNS))
     task = gsm8k_task(settings) if settings.task == "gsm8k" else math_task(settings)
     with process_group(alone=settings.compute != "float32"):
         train = solve(settings, task, "train")
@@ -309,7 +313,7 @@ def main() -> None:
     """The command line: settings in, Table 2 out; one line and a non-zero exit status on bad input."""
     started = time.monotonic()
     with one_line_errors("train_verifier"):
-        settings = read_settings(sys.argv[1:], PRESETS, __doc__, "runs/verifier-")
+        settings = read_settings(sys.argv[1:], PRESETS, __doc__, RUNS)
         results = run(settings)
         if is_first_process():
             print_table2(results)

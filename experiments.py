@@ -111,6 +111,7 @@ PAPER = Scale(
 PAPER_MATH = replace(
     PAPER,
     base=replace(MATH_PRESETS["paper"], iterations=1, examples=None, curve_points=5),
+    sets={"examples": 50_000, "n": 32},  # "n = 32 candidate solutions" (4.1)
     tested=16,  # "16 for MATH due to the cost of evaluating" (4.2)
     task=math_task,
 )

@@ -10,7 +10,7 @@ MATH-500, `answer`. No problem of MATH comes with this project: its licence is d
 
 Answers are compared by math-verify, which is **stricter than the script that the paper used** (Shao et al. 2024): that
 one also takes 0.5 for 50 (a factor of 100), (2,5) for [2,5), and 0.3333 for 1/3 (within 1e-3). Here 50\% is 1/2 and 50,
-units do not count (5 cm is 5), and all else is exact.
+units do not count (5 cm is 5), a decimal fraction needs six right decimals, and plain letters are a product (BA is AB).
 """
 
 import ast
@@ -31,22 +31,24 @@ from pipeline.settings import PAPER, TINY, Settings
 # ---- the task: MATH's problems, prompt and grading (Section 4.1) -------------------------------------------------
 
 FINAL, HOPE = "final answer is", "I hope"
+FORMULA = re.compile(r"[\s:*]*(\$\$?|\\\[|\\\()(.+?)(?:\$\$?|\\\]|\\\))[\s.*]*(?:\n|$)", re.DOTALL)
 LATEX = re.compile(r"\\(?:boxed|fbox)\s*\{?|\\.|[{}]", re.DOTALL)
 
 
 def extract_answer(text: str) -> str | None:
     r"""What follows the last "final answer is", else the content of the last \boxed{}; None if there is neither.
 
-    The former ends with its line or before "I hope" it is correct. Of nested boxes it is the innermost; a box that is
-    not closed or holds nothing does not count.
+    The former is a box, else a formula, else what is left of the line; "I hope" (it is correct) ends it. Of nested
+    boxes it is the innermost; a box that is not closed or holds nothing does not count.
 
     >>> extract_answer(r"it is $\boxed{\frac{1}{2}}$."), extract_answer("The final answer is $[2,5)$. I hope ...")
     ('\\frac{1}{2}', '[2,5)')
     """
     _, found, rest = text.rpartition(FINAL)
-    line = rest.partition(HOPE)[0].strip().partition("\n")[0] if found else ""
-    answer = extract_box(line) or line.lstrip(" :$").rstrip(" .$")
-    return answer or extract_box(text) or None
+    rest = rest.partition(HOPE)[0] if found else ""
+    formula = FORMULA.match(rest)  # which may have several lines
+    line = formula[2] if formula else rest.strip().partition("\n")[0].lstrip(" :$*")
+    return extract_box(rest) or trim(line) or extract_box(text) or None
 
 
 def extract_box(text: str) -> str | None:
@@ -60,7 +62,7 @@ def extract_box(text: str) -> str | None:
         token = match[0]
         if token == "}" and open_braces:
             start = open_braces.pop()
-            content = text[start : match.start()].strip() if start > last else ""  # else a box within has been found
+            content = trim(text[start : match.start()]) if start > last else ""  # else a box within has been found
             if content:
                 answer, last = content, start
         elif token == "{":
@@ -71,6 +73,16 @@ def extract_box(text: str) -> str | None:
             elif content := re.match(r"\s*([^\s${}]+?)[.,]?(?=[\s$]|$)", text[match.end() : match.end() + 100]):
                 answer, last = content[1], match.end()  # \boxed 3, as some of MATH's own solutions have it
     return answer
+
+
+def trim(answer: str) -> str:
+    r"""The answer without what may follow it in a sentence or a formula: `\boxed{10.}` is 10.
+
+    >>> trim(r" 12,\ ")
+    '12'
+    """
+    trimmed = answer.strip().rstrip(" \t\n.,;:$*\\")
+    return f"{trimmed}." if trimmed.endswith(r"\right") else trimmed  # \right. closes a brace
 
 
 def grade(text: str, gold: str, judge: Judge) -> Outcome:
@@ -138,18 +150,15 @@ def math_task(settings: Settings) -> Task:
     shots, judge = load_shots(settings.shots, settings.shots_file), Judge()
     train = load_problems(settings.data, "train") if settings.samples is None else []
 
-    def parse(text: str) -> str | None:
-        answer = extract_answer(text)
-        return None if answer is None else judge.value(answer)
-
     return Task(
         name="math",
         train=without_shots(train, shots)[: settings.problems],
         test=load_problems(settings.test_data or settings.data, "test")[: settings.test_problems],
         prompt=lambda problem: "\n\n".join([*shots, f"Problem:\n{problem.question}\n\nSolution:"]),
-        parse=parse,
+        parse=extract_answer,
         grade=lambda text, gold: grade(text, gold, judge),
         stop=("\nProblem:",) if shots else (),
+        same=judge.equal,
     )
 
 

@@ -1,6 +1,6 @@
 """Section 4.4 of the TOPR paper: train a generative verifier, and let its verdicts weigh the votes on an answer.
 
-    python train_verifier.py                            # tiny problems, tiny models: about 8 minutes on two cores
+    python train_verifier.py                            # tiny problems, tiny models: four minutes on two cores
     python train_verifier.py --problems 64 --solutions 4 --verifications 8 --seed 1
     torchrun --nproc-per-node 8 train_verifier.py paper # MATH, on eight GPUs
 
@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Literal, NamedTuple
 
@@ -27,7 +28,9 @@ from rich.table import Table
 import pipeline.run
 from pipeline.command import one_line_errors, read_settings
 from pipeline.evaluation import Estimate, collect, over_questions, wins
-from pipeline.parallel import first_does, is_first_process, process_group
+from pipeline.folder import RunFolder
+from pipeline.models import load_outline
+from pipeline.parallel import first_does, is_first_process, process_group, together
 from pipeline.plots import Line, Panel, draw, save_figure
 from pipeline.records import InputError, Outcome, Problem, Sample, Task, read_rows, write_text
 from pipeline.settings import PAPER, TINY, Settings, check
@@ -51,7 +54,7 @@ def parse_verdict(text: str) -> bool | None:
     [True, False, None]
     """
     _, found, rest = text.rpartition(QUESTION)
-    word = re.match(r"[\s*]*(Yes|No)\b", rest) if found else None
+    word = re.match(r"[\s*]*(Yes|No)\b(?!\s*(?:/|or\b))", rest) if found else None
     return word[1] == "Yes" if word else None
 
 
@@ -113,8 +116,8 @@ class VerifierSettings(Settings):
     """the K of maj@K and pass@K of verdicts (ours; 1: none)"""
     curve_points: int = 1
     """evaluations along an epoch (paper: at its end)"""
-    instruction: str = ""
-    """what the verifier is told before the question (ours: nothing to a model that was taught the form)"""
+    instruction: str | None = None
+    """what the verifier is told before the question (ours; default: nothing to models of tiny/, which know the form)"""
 
 
 PRESETS = MappingProxyType(
@@ -135,7 +138,6 @@ PRESETS = MappingProxyType(
             task="math",
             solutions=16,
             test_solutions=32,  # "Weighted SC is weighted self-consistency with 32 generations" (Table 2)
-            instruction=INSTRUCTION,
         ),
     }
 )
@@ -146,9 +148,11 @@ RUNS = "runs/verifier-"
 
 def check_verifier(settings: VerifierSettings) -> None:
     """InputError for what cannot be run, before anything is loaded or written."""
-    for name in ("solutions", "test_solutions"):
-        if getattr(settings, name) < 2:
-            raise InputError(f"--{name.replace('_', '-')} {getattr(settings, name)}: must be at least 2")
+    least = {"solutions": 2, "test_solutions": 2, "test_problems": 2, "n": 1}
+    for name, number in least.items():
+        if getattr(settings, name) < number:
+            option = "verifications" if name == "n" else name.replace("_", "-")
+            raise InputError(f"--{option} {getattr(settings, name)}: must be at least {number}")
     if settings.dry_run:
         raise InputError("--dry-run: what there is to verify is not known before the generator has run")
     if settings.samples is not None or settings.reuse is not None:
@@ -165,6 +169,8 @@ def run(settings: VerifierSettings) -> dict:
     settings = replace(settings, out=settings.out or settings.default_out(PRESETS[settings.preset], RUNS))
     task = gsm8k_task(settings) if settings.task == "gsm8k" else math_task(settings)
     with process_group(alone=settings.compute != "float32"):
+        folder = together(lambda: _prepare(settings))
+        first_does(folder.create)
         train = solve(settings, task, "train")
         test = solve(settings, task, "test")
         found = pipeline.run.run(
@@ -173,6 +179,12 @@ def run(settings: VerifierSettings) -> dict:
         results = table2(settings, task, test, found) | {"versions": found["versions"]}
         first_does(lambda: publish(settings, results))
     return results
+
+
+def _prepare(settings: VerifierSettings) -> RunFolder:
+    for model in (settings.generator, settings.model):
+        load_outline(model)  # so that what is not there is missed before anything is written
+    return RunFolder(settings.out, settings.record())
 
 
 def solve(settings: VerifierSettings, task: Task, split: Literal["train", "test"]) -> list[Sample]:
@@ -187,7 +199,8 @@ def solve(settings: VerifierSettings, task: Task, split: Literal["train", "test"
 
 def verifier_task(settings: VerifierSettings, task: Task, train: Sequence[Sample], test: Sequence[Sample]) -> Task:
     """Verification as a task like any other."""
-    instruction = settings.instruction
+    knows = Path(settings.model).resolve().is_relative_to(TINY)
+    instruction = ("" if knows else INSTRUCTION) if settings.instruction is None else settings.instruction
     return Task(
         name="verification",
         train=to_problems(task.train, train, task, instruction),

@@ -17,7 +17,7 @@ import pipeline.run
 from pipeline.parallel import is_first_process
 from pipeline.plan import print_plan
 from pipeline.records import InputError, Outcome, Task
-from pipeline.settings import PRESETS, Settings, check
+from pipeline.settings import PRESETS, Preset, Settings, check
 
 AnySettings = TypeVar("AnySettings", bound=Settings)
 
@@ -35,7 +35,9 @@ def read_settings(
     >>> read_settings(["--seed", "1"]).out.as_posix()
     'runs/laptop_seed=1'
     """
-    preset = arguments[0] if arguments and arguments[0] in presets else "laptop"
+    preset = arguments[0] if arguments and arguments[0] in get_args(Preset) else "laptop"
+    if preset not in presets:
+        raise InputError(f"{preset}: is not among this script's presets, {', '.join(presets)}")
     usual = presets[preset]
     settings = tyro.cli(type(usual), description=description, default=usual, args=list(arguments))
     if settings.preset != preset:

@@ -87,10 +87,14 @@ def wins(answers: Answers, question: int, samples: Sequence[int], weights: Seque
 def over_questions(values: Sequence[float]) -> Estimate:
     """The mean of a value for each question, and its standard error: how far other questions would move it.
 
+    InputError for a single question, which has no standard error.
+
     >>> over_questions([1.0, 2.0, 3.0])
     Estimate(mean=2.0, se=0.5773502691896258)
     """
     each = np.asarray(values, dtype=float)
+    if len(each) < 2:
+        raise InputError(f"{len(each)} test problem: has no interval; take at least 2")
     return Estimate(float(each.mean()), float(each.std(ddof=1) / np.sqrt(len(each))))
 
 
@@ -111,8 +115,17 @@ def collect(samples: Sequence[Sample], task: Task) -> Answers:
     for sample in samples:
         by_question.setdefault(sample.problem_id, []).append(sample)
     correct = np.array([[s.outcome == "correct" for s in question] for question in by_question.values()])
-    votes = [[task.parse(task.visible(s.completion)) for s in question] for question in by_question.values()]
-    return Answers(correct, votes)
+    answers = [[task.parse(task.visible(s.completion)) for s in question] for question in by_question.values()]
+    return Answers(correct, [_joined(of_question, task) for of_question in answers])
+
+
+def _joined(answers: Sequence[Hashable | None], task: Task) -> list[Hashable | None]:
+    """Each answer as the first of those that are the same."""
+    joined: list[Hashable | None] = []
+    for answer in answers:
+        firsts = (first for first in joined if first is not None and task.same(first, answer))
+        joined.append(None if answer is None else next(firsts, answer))
+    return joined
 
 
 def outcome_shares(samples: Sequence[Sample]) -> dict[str, float]:

@@ -24,8 +24,8 @@ class Judge:
     r"""Compares answers written in LaTeX or plainly. seconds: how long one comparison may take (ours).
 
     >>> judge = Judge()
-    >>> judge.equal(r"\frac{1}{2}", "0.5"), judge.equal("3", "4"), judge.value(r"\dfrac{2}{4}")
-    (True, False, '1/2')
+    >>> judge.equal(r"\frac{1}{2}", "0.5"), judge.equal("3", "4")
+    (True, False)
     """
 
     def __init__(self, seconds: float = 12.0):
@@ -33,27 +33,27 @@ class Judge:
         self._ask_once = lru_cache(maxsize=100_000)(self._ask)  # a prompt's samples often agree
 
     def equal(self, gold: str, answer: str) -> bool:
-        """Whether `answer` is the same as `gold`: the same text, or equal by math-verify's strict comparison."""
-        if gold.strip() == answer.strip():
-            return True
-        return max(len(gold), len(answer)) <= LONGEST and self._ask_once(answer, gold)["equal"]
+        """Whether `answer` is the same as `gold`: the same text, or equal by math-verify's strict comparison.
 
-    def value(self, answer: str) -> str:
-        """What the answer is as an expression, or its own text where it is none: what equal answers vote under."""
-        known = self._ask_once(answer)["value"] if len(answer) <= LONGEST else ""
-        return known or answer.strip()[:LONGEST]
+        A text of more than LONGEST characters is equal to itself only.
+        """
+        gold, answer = " ".join(gold.split()), " ".join(answer.split())  # math-verify's $...$ ends with the line
+        return gold == answer or (max(len(gold), len(answer)) <= LONGEST and self._ask_once(gold, answer))
 
-    def _ask(self, *texts: str) -> dict:
+    def _ask(self, gold: str, answer: str) -> bool:
         if self._process is None or self._process.poll() is not None:
             self._start()
-        request = json.dumps(texts).encode()
-        with suppress(BrokenPipeError):  # whether it ended just now, reading its answer tells
-            self._process.stdin.write(request + b"\n")
-            self._process.stdin.flush()
-        line = self._line(self._seconds)
+        try:
+            with suppress(BrokenPipeError):  # whether it ended just now, reading its answer tells
+                self._process.stdin.write(json.dumps([gold, answer]).encode() + b"\n")
+                self._process.stdin.flush()
+            line = self._line(self._seconds)
+        except BaseException:  # whatever it says now would be taken for the answer to the next question
+            self._end()
+            raise
         if line is None:
             self._end()
-        return json.loads(line) if line else {"equal": False, "value": ""}
+        return line is not None and json.loads(line)["equal"]
 
     def _start(self) -> None:
         self._end()

@@ -14,7 +14,7 @@ SECONDS = 3  # for reading an answer, and for comparing two; ours
 
 
 def main() -> None:
-    """Answer `{"ready": true}`, then each `[answer]` or `[answer, gold]` by `{"value": text, "equal": bool}`."""
+    """Answer `{"ready": true}`, then each `[gold, answer]` by `{"equal": bool}`."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     sys.path.pop(0)  # this folder, whose files have names that others have too
     answers = os.fdopen(os.dup(1), "w")
@@ -30,8 +30,7 @@ def main() -> None:
     for line in sys.stdin:
         # `$...$`: without it, math-verify reads no LaTeX. LaTeX only: its reader for plain text ends in Python's eval.
         found = [parse(f"${text}$", [LatexExtractionConfig()], parsing_timeout=SECONDS) for text in json.loads(line)]
-        is_equal = len(found) == 2 and all(found) and verify(found[1], found[0], strict=True, timeout_seconds=SECONDS)
-        answer({"value": str(found[0][0]) if found[0] else "", "equal": is_equal})
+        answer({"equal": all(found) and verify(*found, strict=True, timeout_seconds=SECONDS)})
 
 
 if __name__ == "__main__":

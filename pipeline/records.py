@@ -1,5 +1,6 @@
 """The records that flow through the pipeline, and their files: one JSON object a line."""
 
+import operator
 import os
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
@@ -62,6 +63,7 @@ class Task:
 
     prompt: problem -> text. parse: completion -> the answer that maj@k votes on, None if there is none to read.
     grade: completion, gold -> outcome; both see the text before the stop string. stop: strings that end a completion.
+    same: whether two answers that were parsed vote together.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Task:
     parse: Callable[[str], Hashable | None]
     grade: Callable[[str, Any], Outcome]
     stop: tuple[str, ...] = ()
+    same: Callable[[Any, Any], bool] = operator.eq
 
     def visible(self, completion: str) -> str:
         """The part of a completion that is graded: what precedes the first stop string.

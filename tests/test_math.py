@@ -1,5 +1,6 @@
 """The MATH task: answers found, compared and graded; problems and worked examples; text that means harm."""
 
+import gc
 import json
 from collections import Counter
 from dataclasses import replace
@@ -9,8 +10,9 @@ import sympy
 from sympy import Rational, pi, sqrt
 
 import train_math as math
-from pipeline.judge import LONGEST, Judge
-from pipeline.records import InputError
+from pipeline.evaluation import collect
+from pipeline.judge import Judge
+from pipeline.records import InputError, Sample
 from pipeline.settings import TINY, check
 
 
@@ -53,6 +55,20 @@ def judge():
         (r"So \boxed{2}. The final answer is", "2"),
         (r"The final answer is 3. So \boxed{2}", "2"),
         ("The final answer is 1. The final answer is 2.", "2"),
+        ("The final answer is\n$$\n\\frac{1}{2}\n$$. I hope it is correct.", "\\frac{1}{2}"),
+        ("The final answer is:\n$$x = 4$$", "x = 4"),
+        ("The final answer is\n4", "4"),
+        ("The final answer is $1\n2$.\nIndeed $3$.", "1\n2"),
+        ("The final answer is therefore:\n\\[\\boxed{4}\\]", "4"),
+        ("The final answer is **12**.", "12"),
+        ("The final answer is \\[4\\]", "4"),
+        ("The final answer is \\(4\\).", "4"),
+        ("The final answer is $x=1$ or $x=2$.", "x=1$ or $x=2"),
+        (r"\boxed{10.}", "10"),
+        (r"\boxed{25\text{ cm}.}", r"25\text{ cm}"),
+        (r"\boxed{12\ }", "12"),
+        (r"\boxed{5!}", "5!"),
+        (r"\boxed{20\%}", r"20\%"),
         ("The answer is 7.", None),
         ("7", None),
         ("", None),
@@ -117,6 +133,10 @@ x^2+2x+1             (x+1)^2
 6.0                  6
 \left(3\right)       3
 \boxed{3}            3
+x=5                  x = 5
+AB                   BA
+\frac{1}{3}          0.333333
+\sqrt{81}            9
 """
 DIFFERENT = r"""
 \frac{1}{2}          50
@@ -178,11 +198,15 @@ def test_what_math_verify_takes_for_the_same_though_a_reader_would_not(judge, go
     assert judge.equal(gold, answer)
 
 
-def test_equal_answers_vote_together_and_others_do_not(judge):
-    groups = [[r"\frac{1}{2}", r"\dfrac12", "1/2", "0.5"], ["3", "3.", r"3\text{ cm}"], ["x", r"\text{x}"], ["?!"]]
-    values = [{judge.value(answer.rstrip(".")) for answer in group} for group in groups]
-    assert [len(value) for value in values] == [1] * len(groups)
-    assert len(set.union(*values)) == len(groups)
+def test_an_answer_over_several_lines_is_the_same_in_one(judge):
+    assert judge.equal(r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", "\\begin{pmatrix} 1 \\\\\n 2\n\\end{pmatrix}")
+
+
+def test_equal_answers_vote_together_and_others_do_not():
+    task = math.math_task(math.PRESETS["laptop"])
+    texts = [r"\boxed{\sqrt{81}}", r"\boxed{3}", "none", "final answer is 9", r"\boxed{x=5}", r"\boxed{5}"]
+    samples = [Sample(problem_id="p", prompt="?", completion=text, reward=-1.0, outcome="incorrect") for text in texts]
+    assert collect(samples, task).votes == [[r"\sqrt{81}", "3", None, r"\sqrt{81}", "x=5", "x=5"]]
 
 
 # ---- grading -----------------------------------------------------------------------------------------------------
@@ -233,11 +257,9 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_text_gets_a_verdict_and_the_judge_goes_on(judge, name):
     outcome = math.grade(HOSTILE[name], "3", judge)
-    gives_none = ("unclosed", "a megabyte of boxes", "open braces", "final answers", "backslashes")
+    gives_none = ("unclosed", "a megabyte of boxes", "open braces", "final answers", "backslashes", "dollars")
     assert outcome == ("invalid" if name in gives_none else "incorrect")
-    answer = math.extract_answer(HOSTILE[name])
-    assert answer is None or len(judge.value(answer)) <= 20 * LONGEST
-    assert judge.equal("3", "3.0")
+    assert judge._ask("3", "3.0")  # not from the cache
 
 
 @pytest.mark.parametrize(("gold", "answer"), [("12.5\\%", "12.5"), ("\\sin 30^\\circ", "\\frac{1}{2}")])
@@ -269,11 +291,23 @@ def test_a_comparison_that_takes_too_long_ends_its_process_and_is_not_equal():
     assert judge.equal("1/4", "0.25")
 
 
+def test_an_interrupted_comparison_is_not_taken_for_the_next(monkeypatch):
+    judge = Judge()
+    assert judge.equal("1/2", "0.5")
+    with monkeypatch.context() as patched:
+        patched.setattr(judge, "_line", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            judge.equal("3", "4")
+    assert judge.equal("5", "5.0")
+    assert not judge.equal("5", "6")
+
+
 def test_nothing_is_left_when_a_judge_is_gone():
     judge = Judge()
-    judge.equal("1/2", "0.5")
+    assert judge.equal("1/2", "0.5")
     process = judge._process
-    judge._end()
+    del judge
+    gc.collect()
     assert process.poll() is not None
 
 

@@ -113,6 +113,8 @@ def test_presets_pass_their_own_checks_and_differ_from_the_laptop_as_the_paper_d
 def test_a_preset_that_does_not_come_first_is_refused():
     out = Path("runs/paper_seed=1")
     assert read_settings(["paper", "--seed", "1"]) == replace(PRESETS["paper"], seed=1, out=out)
+    with pytest.raises(InputError, match="single-gpu: is not among this script's presets, paper, laptop"):
+        read_settings(["single-gpu"], {"paper": PRESETS["paper"], "laptop": PRESETS["laptop"]})
     with pytest.raises(InputError, match="paper: a preset comes first"):
         read_settings(["--seed", "1", "paper"])
 

@@ -123,6 +123,14 @@ def test_the_verifier_s_table_is_that_of_the_results():
     assert results["paired differences"]["weighted self-consistency, base - maj@8"]["mean"] < 0
 
 
+def test_what_is_said_of_a_verifier_that_checks_badly_is_in_its_results():
+    results = json.loads((ROOT / "results" / "verifier_base.json").read_text(encoding="utf-8"))
+    before, after = (results["table2"][row]["verifier accuracy"] for row in ("base", "topr"))
+    lost = results["paired differences"]["weighted self-consistency, topr - maj@8"]
+    for text in (before, after, {"mean": -lost["mean"], "se": lost["se"]}):
+        assert f"{100 * text['mean']:.1f} ± {200 * text['se']:.1f}" in README
+
+
 def test_what_is_said_of_grading_is_what_is_graded():
     judge = Judge()
     rows = re.findall(r"^\| `([^|]+)` \| (`.*?`) \| (correct|incorrect)\b", README, re.MULTILINE)

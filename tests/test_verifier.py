@@ -1,6 +1,5 @@
 """The verifier: verdicts read and graded, solutions as problems, the weighted vote, and the run from end to end."""
 
-import dataclasses
 import json
 import random
 import re
@@ -32,6 +31,8 @@ QUESTION = verifier.QUESTION
         (f"{QUESTION} No. {QUESTION} Yes", True),
         (f"{QUESTION} Yes. {QUESTION}", None),
         (f"{QUESTION} Yesterday", None),
+        (f"{QUESTION} Yes/No", None),
+        (f"{QUESTION} Yes or No?", None),
         (f"{QUESTION} yes", None),
         (f"{QUESTION} X", None),
         ("Is the answer correct? Yes", None),
@@ -201,6 +202,9 @@ def test_a_verifier_of_mathematics(tmp_path):
     ("changes", "message"),
     [
         ({"solutions": 1}, "--solutions 1: must be at least 2"),
+        ({"n": 0}, "--verifications 0: must be at least 1"),
+        ({"test_problems": 1}, "--test-problems 1: must be at least 2"),
+        ({"generator": "nowhere"}, "--model nowhere: is neither"),
         ({"test_solutions": 1}, "--test-solutions 1: must be at least 2"),
         ({"dry_run": True}, "--dry-run: "),
         ({"samples": Path("file")}, "--samples and --reuse"),
@@ -212,6 +216,28 @@ def test_what_is_refused(changes, message, tmp_path):
     with pytest.raises(InputError, match=message):
         verifier.run(replace(SMALL, out=tmp_path / "run", **changes))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_with_something_else_is_left_alone(tmp_path):
+    (tmp_path / "results.json").write_text("{}")
+    with pytest.raises(InputError, match="is not empty and no run"):
+        verifier.run(replace(SMALL, out=tmp_path))
+    assert [file.name for file in tmp_path.iterdir()] == ["results.json"]
+
+
+def test_models_that_were_not_taught_the_form_are_told():
+    task = replace(gsm8k.gsm8k_task(gsm8k.Settings()), train=[Problem("p", "1 + 1?", 2)])
+    solved = [sample(" The answer is 2.", "correct")]
+
+    def prompt(**changes):
+        made = verifier.verifier_task(replace(SMALL, **changes), task, solved, [])
+        return made.prompt(made.train[0])
+
+    plain = "Q: 1 + 1?\nA: The answer is 2.\nCheck:"
+    assert prompt() == prompt(model=str(TINY / "base")) == plain
+    assert prompt(model="owner/name") == verifier.INSTRUCTION + plain
+    assert prompt(model="owner/name", instruction="") == plain
+    assert prompt(instruction="Look! ") == f"Look! {plain}"
 
 
 def test_presets_are_the_paper_s_where_it_speaks():
@@ -226,8 +252,5 @@ def test_presets_are_the_paper_s_where_it_speaks():
 def test_every_setting_says_where_its_default_is_from():
     text = Path(verifier.__file__).read_text(encoding="utf-8")
     fields = dict(re.findall(r"^    (\w+): .* = .*\n    \"\"\"(.*)\"\"\"", text, re.MULTILINE))
-    own = {field.name for field in dataclasses.fields(verifier.VerifierSettings)} - {
-        field.name for field in dataclasses.fields(gsm8k.Settings)
-    }
-    assert set(fields) == own | {"n", "test_samples"}
+    assert set(fields) == set(verifier.VerifierSettings.__annotations__)
     assert all("paper" in help or "ours" in help for help in fields.values())

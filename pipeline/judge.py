@@ -21,15 +21,17 @@ START_SECONDS = 120.0  # until math-verify is imported; ours
 
 
 class Judge:
-    r"""Compares answers written in LaTeX or plainly. seconds: how long one comparison may take (ours).
+    r"""Compares answers written in LaTeX or plainly. seconds: for reading an answer, and for comparing two (ours).
 
     >>> judge = Judge()
     >>> judge.equal(r"\frac{1}{2}", "0.5"), judge.equal("3", "4")
     (True, False)
     """
 
-    def __init__(self, seconds: float = 12.0):
-        self._seconds, self._process, self._end = seconds, None, lambda: None
+    def __init__(self, seconds: int = 3):
+        self._command = [sys.executable, str(WORKER), str(seconds)]
+        self._patience = 4.0 * seconds  # two are read and compared; what does not stop by itself is ended
+        self._process, self._end = None, lambda: None
         self._ask_once = lru_cache(maxsize=100_000)(self._ask)  # a prompt's samples often agree
 
     def equal(self, gold: str, answer: str) -> bool:
@@ -47,7 +49,7 @@ class Judge:
             with suppress(BrokenPipeError):  # whether it ended just now, reading its answer tells
                 self._process.stdin.write(json.dumps([gold, answer]).encode() + b"\n")
                 self._process.stdin.flush()
-            line = self._line(self._seconds)
+            line = self._line(self._patience)
         except BaseException:  # whatever it says now would be taken for the answer to the next question
             self._end()
             raise
@@ -57,8 +59,8 @@ class Judge:
 
     def _start(self) -> None:
         self._end()
-        command, pipe = [sys.executable, str(WORKER)], subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
         self._end = weakref.finalize(self, _end, self._process)
         if self._line(START_SECONDS) is None:
             self._end()

@@ -10,11 +10,11 @@ import resource
 import sys
 
 MEMORY = 2 << 30  # bytes, ours
-SECONDS = 3  # for reading an answer, and for comparing two; ours
 
 
 def main() -> None:
     """Answer `{"ready": true}`, then each `[gold, answer]` by `{"equal": bool}`."""
+    seconds = int(sys.argv[1])  # for reading an answer, and for comparing two
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     sys.path.pop(0)  # this folder, whose files have names that others have too
     answers = os.fdopen(os.dup(1), "w")
@@ -29,8 +29,8 @@ def main() -> None:
     answer({"ready": True})
     for line in sys.stdin:
         # `$...$`: without it, math-verify reads no LaTeX. LaTeX only: its reader for plain text ends in Python's eval.
-        found = [parse(f"${text}$", [LatexExtractionConfig()], parsing_timeout=SECONDS) for text in json.loads(line)]
-        answer({"equal": all(found) and verify(*found, strict=True, timeout_seconds=SECONDS)})
+        found = [parse(f"${text}$", [LatexExtractionConfig()], parsing_timeout=seconds) for text in json.loads(line)]
+        answer({"equal": all(found) and verify(*found, strict=True, timeout_seconds=seconds)})
 
 
 if __name__ == "__main__":

@@ -21,6 +21,12 @@ def judge():
     return Judge()
 
 
+@pytest.fixture(scope="module")
+def hasty():
+    """A judge that gives up soon: what takes it too long takes any judge too long."""
+    return Judge(seconds=1)
+
+
 # ---- finding the answer ------------------------------------------------------------------------------------------
 
 
@@ -255,11 +261,11 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_text_gets_a_verdict_and_the_judge_goes_on(judge, name):
-    outcome = math.grade(HOSTILE[name], "3", judge)
+def test_hostile_text_gets_a_verdict_and_the_judge_goes_on(hasty, name):
+    outcome = math.grade(HOSTILE[name], "3", hasty)
     gives_none = ("unclosed", "a megabyte of boxes", "open braces", "final answers", "backslashes", "dollars")
     assert outcome == ("invalid" if name in gives_none else "incorrect")
-    assert judge._ask("3", "3.0")  # not from the cache
+    assert hasty._ask("3", "3.0")  # not from the cache
 
 
 @pytest.mark.parametrize(("gold", "answer"), [("12.5\\%", "12.5"), ("\\sin 30^\\circ", "\\frac{1}{2}")])
@@ -267,10 +273,10 @@ def test_what_math_verify_takes_for_another_though_a_reader_would_not(judge, gol
     assert not judge.equal(gold, answer)
 
 
-def test_hostile_golds_too(judge):
-    assert not judge.equal("9^{9^{9^9}}", "9^{9^{9^8}}")
-    assert not judge.equal("1" * 10_000, "1")
-    assert judge.equal("1" * 10_000, "1" * 10_000)
+def test_hostile_golds_too(hasty):
+    assert not hasty.equal("9^{9^{9^9}}", "9^{9^{9^8}}")
+    assert not hasty.equal("1" * 10_000, "1")
+    assert hasty.equal("1" * 10_000, "1" * 10_000)
 
 
 def test_a_judge_whose_process_was_killed_starts_another():
@@ -284,10 +290,11 @@ def test_a_judge_whose_process_was_killed_starts_another():
 
 
 def test_a_comparison_that_takes_too_long_ends_its_process_and_is_not_equal():
-    judge = Judge(seconds=0.0)  # every one takes too long
+    judge = Judge()
+    judge._patience = 0.0  # every one takes too long
     assert not judge.equal("1/2", "0.5")
     assert judge._process.poll() is not None
-    judge._seconds = 60.0
+    judge._patience = 60.0
     assert judge.equal("1/4", "0.25")
 
 

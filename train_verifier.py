@@ -15,6 +15,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -168,9 +169,9 @@ def run(settings: VerifierSettings) -> dict:
     check_verifier(settings)
     settings = replace(settings, out=settings.out or settings.default_out(PRESETS[settings.preset], RUNS))
     task = gsm8k_task(settings) if settings.task == "gsm8k" else math_task(settings)
-    with process_group(alone=settings.compute != "float32"):
+    with process_group(alone=settings.compute != "float32"), ExitStack() as stack:
         folder = together(lambda: _prepare(settings))
-        first_does(folder.create)
+        first_does(lambda: stack.enter_context(folder.held()))
         train = solve(settings, task, "train")
         test = solve(settings, task, "test")
         found = pipeline.run.run(

@@ -1,36 +1,55 @@
 """The folder that a run writes into: its settings, and files that are whole or absent, but for a growing log."""
 
+import fcntl
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pipeline.records import InputError, write_text
+
+OF_BEGINNING = (".lock", "config.json.unfinished")  # all there is where a run was ended before it had a config.json
 
 
 class RunFolder:
     """`path` with a config.json that says which settings made what lies in it.
 
     Opening it a second time with the same settings goes on with it; with other settings it raises InputError and
-    changes nothing. Opening makes nothing either: `create` does.
+    changes nothing. Opening makes nothing either: `held` does.
     """
 
     def __init__(self, path: Path, config: dict[str, Any]):
-        self.path = Path(path)
-        config = json.loads(json.dumps(config, default=str))
-        file = self.path / "config.json"
-        if file.exists():
-            _refuse_others(file, config, "holds a run with other settings", "choose another --out")
-        elif self.path.is_dir() and any(self.path.iterdir()):
-            raise InputError(f"{self.path}: is not empty and no run of this script; choose another --out")
-        elif self.path.exists() and not self.path.is_dir():
+        self.path, self._config = Path(path), json.loads(json.dumps(config, default=str))
+        if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path}: is a file; choose another --out")
-        self._config = config
+        if self.path.is_dir() and any(file.name not in OF_BEGINNING for file in self.path.iterdir()):
+            self._check()
 
-    def create(self) -> None:
-        """Make the folder; until then a run that fails leaves nothing behind."""
+    def _check(self) -> None:
+        file = self.path / "config.json"
+        if not file.exists():
+            raise InputError(f"{self.path}: is not empty and no run of this script; choose another --out")
+        _refuse_others(file, self._config, "holds a run with other settings", "choose another --out")
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Make the folder, and keep it from other processes until the block ends: InputError where one is in it.
+
+        Until then a run that fails leaves nothing behind. The system lets go of a process's folder when it ends,
+        whatever ended it.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
-        self.write_json("config.json", self._config)
+        with (self.path / ".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(f"{self.path}: another process is at work there; let it end") from None
+            if (self.path / "config.json").exists():
+                self._check()  # another process may have made it since
+            else:
+                self.write_json("config.json", self._config)
+            yield
 
     def agree(self, other: Path, names: Sequence[str]) -> None:
         """InputError unless folder `other` holds a run with the same settings of these names."""

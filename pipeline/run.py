@@ -53,12 +53,12 @@ def run(settings: Settings, task: Task) -> dict:
 
     InputError where model, samples or folder do not fit, before anything is written.
     """
-    with process_group(alone=settings.compute != "float32"), Sampler() as sampler:
+    with process_group(alone=settings.compute != "float32"), Sampler() as sampler, ExitStack() as stack:
         this = together(lambda: _prepare(settings, task, sampler))
         if (results := this.folder.read_json("results.json")) is not None:
             say(f"{this.folder.path}: this run is finished; what it found:")
             return results
-        first_does(this.folder.create)
+        first_does(lambda: stack.enter_context(this.folder.held()))
         before = last = this.measure(1, 0, settings.model, settings.test_samples)
         model, iterations = settings.model, []
         for number in range(1, settings.iterations + 1):

@@ -97,12 +97,34 @@ def test_a_run_folder_takes_the_same_settings_again_and_refuses_others(tmp_path)
     out = tmp_path / "run"
     folder = RunFolder(out, {"lr": 0.1, "seed": 0})
     assert not out.exists()
-    folder.create()
+    with folder.held():
+        pass
     before = (out / "config.json").read_text()
     assert RunFolder(out, {"lr": 0.1, "seed": 0}).read_json("results.json") is None
     with pytest.raises(InputError, match=r"run: holds a run with other settings \(lr = 0.1 there and 0.2 here\)"):
         RunFolder(out, {"lr": 0.2, "seed": 0})
     assert (out / "config.json").read_text() == before
+
+
+def test_a_second_process_is_kept_out_of_a_folder(tmp_path):
+    """What holds a folder is a file that is open: another opening of it is refused, in a process or in another."""
+    first, second = RunFolder(tmp_path / "run", {"seed": 0}), RunFolder(tmp_path / "run", {"seed": 0})
+    other = RunFolder(tmp_path / "run", {"seed": 1})  # there is no run yet
+    with first.held():
+        for late in (second, other):
+            with pytest.raises(InputError, match="run: another process is at work there"), late.held():
+                pytest.fail("two are in")
+    with second.held():
+        pass
+    with pytest.raises(InputError, match=r"other settings \(seed = 0 there and 1 here\)"), other.held():
+        pytest.fail("it has other settings")
+
+
+@pytest.mark.parametrize("name", [".lock", "config.json.unfinished"])
+def test_a_run_that_was_ended_as_it_began_can_begin_again(tmp_path, name):
+    (tmp_path / name).write_text("{")
+    with RunFolder(tmp_path, {"seed": 0}).held():
+        assert (tmp_path / "config.json").exists()
 
 
 def test_a_folder_with_something_else_in_it_is_refused(tmp_path):
@@ -115,7 +137,7 @@ def test_a_folder_with_something_else_in_it_is_refused(tmp_path):
 
 def test_results_that_were_damaged_are_named(tmp_path):
     folder = RunFolder(tmp_path / "run", {})
-    folder.create()
-    (folder / "results.json").write_text("{")
+    with folder.held():
+        (folder / "results.json").write_text("{")
     with pytest.raises(InputError, match=r"results.json: .*remove it"):
         folder.read_json("results.json")

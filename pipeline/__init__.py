@@ -18,6 +18,7 @@ problems -> prompts -> samples -> grades -> dataset -> training -> evaluation
     evaluation.py    pass@k, maj@k and the share of each outcome, with intervals
     plan.py          what a run would need
     sweep.py         many runs side by side, each made once
+    stopping.py      Ctrl-C and SIGTERM
     parallel.py      what several processes do together
     folder.py        the folder a run writes into
     plots.py         pictures

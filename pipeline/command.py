@@ -18,6 +18,7 @@ from pipeline.parallel import is_first_process
 from pipeline.plan import print_plan
 from pipeline.records import InputError, Outcome, Task
 from pipeline.settings import PRESETS, Preset, Settings, check
+from pipeline.stopping import interrupt, requests_go_to
 
 AnySettings = TypeVar("AnySettings", bound=Settings)
 
@@ -47,13 +48,24 @@ def read_settings(
 
 @contextmanager
 def one_line_errors(name: str) -> Iterator[None]:
-    """Inside it, what the user can mend ends the program with one line that begins with its name."""
+    """Inside it, what the user can mend ends the program with one line that begins with its name; so does Ctrl-C.
+
+    With --debug among the arguments it ends with a traceback.
+    """
     transformers.utils.logging.disable_progress_bar()  # of single files; the run has its own
     is_first_here = os.environ.get("LOCAL_RANK", "0") == "0"  # another machine may lack what this one has
     try:
-        yield
-    except (InputError, ArithmeticError) as error:
-        sys.exit(f"{name}: {error}" if is_first_here else 1)
+        with requests_go_to(interrupt):
+            yield
+    except (InputError, ArithmeticError, KeyboardInterrupt) as error:
+        if "--debug" in sys.argv:
+            raise
+        stopped = "stopped; what is done is kept, and the same command goes on"
+        sys.exit(f"{name}: {str(error) or stopped}" if is_first_here else 1)
+    except OSError as error:  # the disk: full, or not to be written to
+        if "--debug" in sys.argv:
+            raise
+        sys.exit(f"{name}: {error}; what is done is kept, and the same command goes on")
 
 
 def main(

@@ -36,6 +36,7 @@ from pipeline.plots import draw_curve, save_figure
 from pipeline.records import InputError, Problem, Sample, Task, read_rows, write_bytes, write_rows, write_text
 from pipeline.sampling import Engine, SamplingLaw, check_lengths, draw_samples, draw_to_file, transformers_engine
 from pipeline.settings import OF_DRAWING, Settings
+from pipeline.stopping import requests_are_noted
 from pipeline.training import (
     checkpoints,
     fingerprint,
@@ -209,20 +210,24 @@ class Run:
         def after_step(step: int, metrics: dict[str, float]) -> None:
             if rank() == 0:
                 append_json(log, metrics)
-            if step == stop or step % settings.save_every == 0:
+            is_to_end = any(topr.from_all_ranks(is_asked()))
+            if is_to_end or step == stop or step % settings.save_every == 0:
                 save_checkpoint(here, step, lm, optimizer)
+            if is_to_end:
+                raise KeyboardInterrupt
 
-        topr.train(
-            lm.model,
-            optimizer,
-            steps[done:stop],
-            loss=make_loss(settings),
-            logprobs=make_logprobs(settings),
-            max_norm=settings.max_norm,
-            start_at_mu=0.01 if knows_mu else None,
-            after_step=after_step,
-            done=done,
-        )
+        with requests_are_noted() as is_asked:
+            topr.train(
+                lm.model,
+                optimizer,
+                steps[done:stop],
+                loss=make_loss(settings),
+                logprobs=make_logprobs(settings),
+                max_norm=settings.max_norm,
+                start_at_mu=0.01 if knows_mu else None,
+                after_step=after_step,
+                done=done,
+            )
 
     def with_logmu(self, samples: list[Sample], number: int, lm: LanguageModel, by: str) -> list[Sample]:
         """The samples, those to be trained on with log mu by `lm`, which scores them unless it did; in the file too."""

@@ -135,6 +135,8 @@ class Settings:
 
     dry_run: bool = False
     """say what the run would draw, train and need in memory, and do nothing"""
+    debug: bool = False
+    """end with a traceback, not with a line, where something is wrong"""
     seed: int = 0
     """seed of everything that is drawn"""
     out: Path | None = None
@@ -195,7 +197,7 @@ class Settings:
         return Path(f"{runs}{name}")
 
 
-NOT_OF_A_RUN = ("out", "reuse", "dry_run", "vllm_python", "vllm_memory")
+NOT_OF_A_RUN = ("out", "reuse", "dry_run", "debug", "vllm_python", "vllm_memory")
 OF_DRAWING = ("model", "engine", "temperature", "top_p", "top_k", "max_new_tokens", "tokens_at_once", "chunk", "seed")
 OF_DRAWING += ("compute", "samples_sha256")
 

@@ -12,6 +12,7 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
@@ -77,7 +78,10 @@ def save_model(lm: LanguageModel, folder: Path) -> None:
     weights = get_model_state_dict(lm.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
 
     def write() -> None:
-        lm.model.save_pretrained(folder, state_dict=weights)
+        try:
+            lm.model.save_pretrained(folder, state_dict=weights)
+        except SafetensorError as error:  # which does not name its file
+            raise OSError(f"{folder}: {error}") from error
         lm.tokenizer.save_pretrained(folder)
 
     first_does(write)

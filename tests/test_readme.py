@@ -162,7 +162,16 @@ def test_what_is_said_of_the_bandit_is_in_its_results():
 def test_every_setting_says_where_its_default_is_from():
     text = (ROOT / "pipeline" / "settings.py").read_text(encoding="utf-8")
     fields = re.findall(r"^    (\w+): .* = .*\n    \"\"\"(.*)\"\"\"", text, re.MULTILINE)
-    silent = {"method", "limits", "effective_proportion", "seed", "out", "shots_file", "dry_run"}  # no number to cite
+    silent = {
+        "method",
+        "limits",
+        "effective_proportion",
+        "seed",
+        "out",
+        "shots_file",
+        "dry_run",
+        "debug",
+    }  # no number to cite
     assert {name for name, _ in fields} == {field.name for field in dataclasses.fields(gsm8k.Settings)}
     assert all("paper" in help or "ours" in help for name, help in fields if name not in silent)
 

@@ -1,7 +1,9 @@
 """Runs that are killed, and given the same command again: the same bits in the end, and nothing done twice."""
 
+import fcntl
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -33,11 +35,12 @@ def command(folder, ranks, last):
 
 
 @contextmanager
-def started(folder, ranks=1, last=()):
-    """The command, running; ended with all its children at the end of the block."""
+def started(folder, ranks=1, last=(), limit=resource.RLIM_INFINITY):
+    """The command, running; ended with all its children at the end of the block. limit: bytes in a file."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with open(folder.with_suffix(".log"), "a") as log:
         process = subprocess.Popen(command(folder, ranks, last), stdout=log, stderr=log, env=environment)
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         try:
             yield process
         finally:
@@ -96,6 +99,46 @@ def test_a_run_killed_while_sampling_scoring_and_training_ends_with_the_same_bit
     left_over = [path.name for path in folder.rglob("*") if "part" in path.name or "unfinished" in path.name]
     assert left_over == []
     assert not list(folder.rglob("checkpoint*"))
+
+
+def test_a_run_that_is_asked_to_end_keeps_what_is_done_and_says_how_to_go_on(undisturbed, tmp_path):
+    folder, log = tmp_path / "run", tmp_path / "run.log"
+    here = folder / "iteration-1"
+    part, metrics = here / "samples.jsonl.part-0", here / "metrics.jsonl"
+    told = "train_gsm8k: stopped; what is done is kept, and the same command goes on"
+
+    with started(folder) as process:
+        wait(process, lambda: lines(part) >= 32)
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 1
+    assert log.read_text().splitlines()[-1] == told
+    assert lines(part) % 32 == 0  # whole chunks: 2 problems of 16 samples
+
+    with started(folder) as process:
+        wait(process, lambda: (here / "checkpoint-3").exists() and lines(metrics) >= 4)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 1
+    assert log.read_text().splitlines()[-1] == told
+    assert (here / f"checkpoint-{lines(metrics)}").exists()  # of the very step that it ended after
+    assert "Traceback" not in log.read_text()
+    assert finish(folder) == undisturbed
+
+
+def test_a_disk_that_takes_no_more_is_told_in_a_line_and_nothing_is_lost(undisturbed, tmp_path):
+    """No file may exceed a megabyte, which the model's does."""
+    folder, log = tmp_path / "run", tmp_path / "run.log"
+    with started(folder, limit=1 << 20) as process:
+        assert process.wait() == 1
+    last = log.read_text().splitlines()[-1]
+    assert re.fullmatch(r"train_gsm8k: .*checkpoint.unfinished: .*File too large.* same command goes on", last), last
+    assert "Traceback" not in log.read_text()
+
+    with (folder / ".lock").open("w") as lock:  # as a process at work there has it
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        second = subprocess.run(command(folder, 1, ()), capture_output=True, text=True, check=False)
+    assert second.returncode == 1
+    assert second.stderr.splitlines()[-1] == f"train_gsm8k: {folder}: another process is at work there; let it end"
+    assert finish(folder) == undisturbed
 
 
 def test_when_a_rank_dies_the_run_ends_and_goes_on_to_the_same_bits(tmp_path):

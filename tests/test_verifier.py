@@ -94,6 +94,11 @@ def test_the_weighted_vote_is_that_of_a_plain_count(seed):
     assert wins(answers, 0, range(len(votes)), weights) == vote_by_counting_twice(votes, correct, weights)
 
 
+def test_of_equal_answers_the_first_tells_whether_they_are_correct():
+    """Where a grader does not treat them alike."""
+    assert not wins(Answers(np.array([[False, True]]), [[7, 7]]), 0, [0, 1], [1, 1])
+
+
 def test_over_questions_is_the_standard_error_of_a_mean():
     values = np.random.default_rng(0).normal(size=50)
     found = over_questions(values)
@@ -102,18 +107,18 @@ def test_over_questions_is_the_standard_error_of_a_mean():
 
 
 def test_a_verified_vote_by_hand():
-    """Two problems of three solutions, two verdicts each. Scores: 1, 1/2, 0 and 0, 0 (unreadable counts 0), 1/2."""
+    """Two problems of three solutions, two verdicts each. Scores: 1/2, 0, 1 and 0, 0 (unreadable counts 0), 1/2."""
     yes, no, none = f"{QUESTION} Yes", f"{QUESTION} No", "?"
     right, wrong = " The answer is 7.", " The answer is 8."
     solutions = [
+        sample(wrong, "incorrect", "a"),
+        sample(wrong, "incorrect", "a"),
         sample(right, "correct", "a"),
-        sample(wrong, "incorrect", "a"),
-        sample(wrong, "incorrect", "a"),
         sample(wrong, "incorrect", "b"),
         sample(wrong, "incorrect", "b"),
         sample(right, "correct", "b"),
     ]
-    verdicts = [(yes, yes), (yes, no), (no, no), (no, none), (none, none), (no, yes)]
+    verdicts = [(yes, no), (no, no), (yes, yes), (no, none), (none, none), (no, yes)]
     truths = [s.outcome == "correct" for s in solutions]
     verifications = [
         sample(text, verifier.grade_verdict(text, truth))
@@ -163,6 +168,11 @@ def test_the_numbers_are_those_of_the_files(finished):
     trained = read_rows(out / "verifier" / "iteration-1" / "samples.jsonl", Sample)
     assert len(trained) == 6 * 3 * 2
     assert len(results["iterations"]) == 3
+    generators = [json.loads((out / f"solutions-{split}" / "config.json").read_text()) for split in ("train", "test")]
+    assert {generator["model"] for generator in generators} == {SMALL.generator} != {SMALL.model}
+    gained, *_ = results["paired differences"].values()
+    base, after = (results["table2"][row]["verifier accuracy"]["mean"] for row in ("base", "topr"))
+    assert gained["mean"] == pytest.approx(after - base) != 0
     assert results["iterations"][-1] == results["table2"]["topr"]
 
 

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 import topr
-from experiments import METHODS, OF_THE_PAPER, SCALES, Lab, called, last_task, training_task
+from experiments import METHODS, OF_THE_PAPER, SCALES, Lab, Scale, called, last_task, training_task
 from pipeline.dataset import mean_rewards, share_of_positives, weight_by_difficulty
 from pipeline.evaluation import collect, maj_at_k
 from pipeline.parallel import first_does, is_first_process, process_group
@@ -499,6 +499,15 @@ class Options:
     """the first of the seeds"""
 
 
+def size_of(name: str, scale: str) -> Scale:
+    """How large the runs of a figure are, and on which problems.
+
+    >>> size_of("fig4-math", "paper").task.__name__
+    'math_task'
+    """
+    return SCALES[f"{scale}-math" if name in ON_MATH else scale]
+
+
 def record(name: str, figure: Figure, lab: Lab, command: str) -> dict[str, Any]:
     """What NAME.json holds: how it was made, what is worth a sentence, and every line of the picture."""
     made = [run.made for run in lab.used]
@@ -531,8 +540,7 @@ def main() -> None:
         with process_group(), Sweep(options.runs / scale, workers) as sweep:
             for name in names:
                 count = 1 if options.quick else options.seeds
-                size = SCALES[f"{scale}-math" if name in ON_MATH else scale]
-                lab = Lab(sweep, size, range(options.seed, options.seed + count))
+                lab = Lab(sweep, size_of(name, scale), range(options.seed, options.seed + count))
                 figure = every[name](lab)
                 if is_first_process():
                     made_by = f"--preset {options.preset} --seeds {count} --seed {options.seed}"

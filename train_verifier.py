@@ -177,9 +177,7 @@ def run(settings: VerifierSettings) -> dict:
         found = pipeline.run.run(
             replace(settings, out=settings.out / "verifier"), verifier_task(settings, task, train, test)
         )
-        results = table2(settings, task, test, found) | {"versions": found["versions"]}
-        first_does(lambda: publish(settings, results))
-    return results
+        return first_does(lambda: publish(settings, table2(settings, task, test, found)))
 
 
 def _prepare(settings: VerifierSettings) -> RunFolder:
@@ -272,6 +270,7 @@ def table2(settings: VerifierSettings, task: Task, solutions: Sequence[Sample], 
         "iterations": [_plain(to_row(measured)) for measured in (base, *trained)],
         "test": {"problems": problems, "solutions": m, "verifications": settings.test_samples},
         "trained on": [iteration["dataset"]["trained"] for iteration in found["iterations"]],
+        "versions": found["versions"],
     }
 
 
@@ -284,10 +283,11 @@ def _plain(row: dict[str, Estimate]) -> dict[str, dict[str, float]]:
     return {name: estimate._asdict() for name, estimate in row.items()}
 
 
-def publish(settings: VerifierSettings, results: dict) -> None:
-    """Write results.json, and table2.png."""
+def publish(settings: VerifierSettings, results: dict) -> dict:
+    """Write results.json, and table2.png; what is in the former comes back."""
     save_figure(draw([to_panel(results["table2"])], legend="below"), settings.out / "table2.png")
     write_text(settings.out / "results.json", json.dumps(results, indent=2) + "\n")
+    return results
 
 
 def to_panel(rows: Mapping[str, Mapping[str, Mapping[str, float | None]]]) -> Panel:

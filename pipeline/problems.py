@@ -54,6 +54,9 @@ def read_shots(
 
     first: what an example begins with; in a file, a blank line precedes it. packaged: a file of lm-eval, whose text
     `parse` turns into examples.
+
+    >>> read_shots(0, None, "Q:", "tasks/gsm8k/gsm8k-cot.yaml", str.split)
+    []
     """
     if file is not None:
         source = str(file)

@@ -1,10 +1,13 @@
-# On a fresh machine with Python 3.11: `make run`, `make test`, `make test-vllm`, and `make notebooks`, which opens them.
+# On a fresh machine with Python 3.11: `make run`, `make test`, `make test-vllm`, `make faults`, `make fuzz`, and
+# `make notebooks`, which opens them.
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 PIP_ARGS ?=
 ARGS ?=
 GSM8K_DIR ?=
+# processes that share the test files, each with a thread of its own
+WORKERS ?= 2
 
 export GSM8K_DIR
 
@@ -14,10 +17,17 @@ run: .venv/ready
 test: .venv/ready
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
-	.venv/bin/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-vllm: .venv/ready .venv-vllm/ready
 	VLLM_PYTHON=.venv-vllm/bin/python .venv/bin/python -m pytest tests/test_vllm.py $(ARGS)
+
+# What `make test` does in short: runs that are killed and damaged; text that nobody meant. Both print their counts.
+faults: .venv/ready
+	FAULT_KILLS=30 .venv/bin/python -m pytest -s tests/test_faults.py tests/test_restart.py $(ARGS)
+
+fuzz: .venv/ready
+	FUZZ_INPUTS=1000000 .venv/bin/python -m pytest -s tests/test_fuzz.py $(ARGS)
 
 notebooks: .venv/ready
 	.venv/bin/jupyter lab --notebook-dir=notebooks $(ARGS)
@@ -43,4 +53,4 @@ notebooks: .venv/ready
 clean:
 	rm -rf .venv .venv-vllm
 
-.PHONY: run test test-vllm notebooks clean
+.PHONY: run test test-vllm faults fuzz notebooks clean

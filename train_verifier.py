@@ -27,13 +27,14 @@ from rich.console import Console
 from rich.table import Table
 
 import pipeline.run
+from pipeline.checksums import read_checked
 from pipeline.command import one_line_errors, read_settings
 from pipeline.evaluation import Estimate, collect, over_questions, wins
 from pipeline.folder import RunFolder
 from pipeline.models import load_outline
 from pipeline.parallel import first_does, is_first_process, process_group, together
 from pipeline.plots import Line, Panel, draw, save_figure
-from pipeline.records import InputError, Outcome, Problem, Sample, Task, read_rows, write_text
+from pipeline.records import InputError, Outcome, Problem, Sample, Task, write_text
 from pipeline.settings import PAPER, TINY, Settings, check
 from train_gsm8k import gsm8k_task
 from train_math import PRESETS as MATH_PRESETS
@@ -182,7 +183,7 @@ def run(settings: VerifierSettings) -> dict:
 
 def _prepare(settings: VerifierSettings) -> RunFolder:
     for model in (settings.generator, settings.model):
-        load_outline(model)  # so that what is not there is missed before anything is written
+        load_outline(model, settings.trust_remote_code)  # to miss what is not there before anything is written
     return RunFolder(settings.out, settings.record())
 
 
@@ -193,7 +194,7 @@ def solve(settings: VerifierSettings, task: Task, split: Literal["train", "test"
     run = replace(settings, model=settings.generator, iterations=0, test_samples=count, k=1)
     run = replace(run, out=settings.out / f"solutions-{split}")
     pipeline.run.run(run, asked)
-    return read_rows(run.out / "iteration-1" / "test-0.jsonl", Sample)
+    return read_checked(run.out / "iteration-1" / "test-0.jsonl", Sample)
 
 
 def verifier_task(settings: VerifierSettings, task: Task, train: Sequence[Sample], test: Sequence[Sample]) -> Task:
@@ -253,7 +254,7 @@ def table2(settings: VerifierSettings, task: Task, solutions: Sequence[Sample], 
     files = [folder / "iteration-1" / "test-0.jsonl"]
     for number, iteration in enumerate(found["iterations"], start=1):
         files.append(folder / f"iteration-{number}" / f"test-{iteration['dataset']['steps']}.jsonl")
-    base, *trained = [verified(read_rows(file, Sample), solutions, task) for file in files]
+    base, *trained = [verified(read_checked(file, Sample), solutions, task) for file in files]
     none = majority(solutions, task)
     problems, m = len(none), settings.test_solutions
     plain, after = f"maj@{m}", trained[-1] if trained else base

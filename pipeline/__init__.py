@@ -21,6 +21,7 @@ problems -> prompts -> samples -> grades -> dataset -> training -> evaluation
     stopping.py      Ctrl-C and SIGTERM
     parallel.py      what several processes do together
     folder.py        the folder a run writes into
+    checksums.py     whether what it wrote is still what it was
     plots.py         pictures
 
 The training loop is `topr.train`. No file here knows GSM8K or MATH, and none does anything when imported.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -16,6 +17,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from pipeline.checksums import check_folder
 from pipeline.parallel import device as own_device
 from pipeline.records import InputError
 
@@ -43,38 +45,41 @@ class LanguageModel(NamedTuple):
         return self.tokenizer.decode(token_ids[:size], clean_up_tokenization_spaces=False)
 
 
-def load_model(name: str, device: torch.device | None = None) -> LanguageModel:
+def load_model(name: str, device: torch.device | None = None, trust_remote_code: bool = False) -> LanguageModel:
     """The model in float32, on this process's own GPU if there is one, or on another device.
 
-    name: a folder or the name of a model on the hub; safetensors only, no code of its own is run.
-    InputError where it cannot be loaded.
+    name: a folder or the name of a model on the hub; safetensors only, and code of its own is run only if it is
+    trusted. InputError where it cannot be loaded, or a run has written it and it has changed since.
     """
-    tokenizer, model = _load(
-        name, lambda: AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, use_safetensors=True)
-    )
+    check_folder(Path(name))
+    options = {"dtype": torch.float32, "use_safetensors": True, "trust_remote_code": trust_remote_code}
+    tokenizer, model = _load(name, lambda: AutoModelForCausalLM.from_pretrained(name, **options), trust_remote_code)
     return LanguageModel(model.to(device or own_device()).eval(), tokenizer)
 
 
-def load_outline(name: str) -> LanguageModel:
+def load_outline(name: str, trust_remote_code: bool = False) -> LanguageModel:
     """The tokenizer, and the model without its weights: enough to encode samples, to count and to plan."""
 
     def build() -> PreTrainedModel:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name), dtype=torch.float32)
+            config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
         with suppress(OSError):  # not every folder has one; where there is one, it knows what ends a sequence
             model.generation_config = GenerationConfig.from_pretrained(name)
         return model
 
-    tokenizer, model = _load(name, build)
+    tokenizer, model = _load(name, build, trust_remote_code)
     return LanguageModel(model.eval(), tokenizer)
 
 
-def _load(name: str, build: Callable[[], PreTrainedModel]) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+def _load(
+    name: str, build: Callable[[], PreTrainedModel], trust_remote_code: bool
+) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     if not Path(name).is_dir() and not is_hub_name(name):
         raise InputError(f"--model {name}: is neither a folder nor the name of a model on the hub (owner/name)")
     try:
-        tokenizer, model = AutoTokenizer.from_pretrained(name), build()
-    except (OSError, ValueError) as error:
+        tokenizer, model = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code), build()
+    except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"--model {name}: cannot be loaded: {str(error).splitlines()[0]}") from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token_id = tokenizer.eos_token_id  # padding is always masked: any token will do

@@ -28,12 +28,13 @@ import transformers
 import topr
 from departures import DEPARTURES
 from pipeline import composition, dataset, rows
+from pipeline.checksums import check_folder, read_checked, write_checked
 from pipeline.evaluation import evaluate
 from pipeline.folder import RunFolder, append_json
 from pipeline.models import LanguageModel, load_model, load_outline
 from pipeline.parallel import device, first_does, process_group, rank, ranks, say, together
 from pipeline.plots import draw_curve, save_figure
-from pipeline.records import InputError, Problem, Sample, Task, read_rows, write_bytes, write_rows, write_text
+from pipeline.records import InputError, Problem, Sample, Task, read_rows, to_lines, write_text
 from pipeline.sampling import Engine, SamplingLaw, check_lengths, draw_samples, draw_to_file, transformers_engine
 from pipeline.settings import OF_DRAWING, Settings
 from pipeline.stopping import requests_are_noted
@@ -72,7 +73,7 @@ def run(settings: Settings, task: Task) -> dict:
 
 def _prepare(settings: Settings, task: Task, sampler: "Sampler") -> "Run":
     """What takes neither weights nor an engine, so that what cannot work fails before anything is written."""
-    outline = load_outline(settings.model)
+    outline = load_outline(settings.model, settings.trust_remote_code)
     longest = check_lengths(task, outline, settings.max_new_tokens)
     given = read_rows(settings.samples, Sample) if settings.samples else None
     if given is not None:
@@ -138,10 +139,10 @@ class Run:
         """The iteration's samples: those given, or drawn from `mu` and graded."""
         file = self.here(number) / "samples.jsonl"
         if self.given is not None:
-            first_does(lambda: file.exists() or write_rows(file, self.given))
+            first_does(lambda: file.exists() or write_checked(file, to_lines(self.given).encode()))
         else:
             self.draw(file, self.task.train, self.settings.drawn_per_problem, mu, f"samples {number}", "sampling")
-        return read_rows(file, Sample)
+        return read_checked(file, Sample)
 
     def measure(self, number: int, step: int, model: str, n: int) -> dict:
         """An evaluation of `model`, which `step` steps of the iteration have made: shares and estimates."""
@@ -149,7 +150,7 @@ class Run:
         file = self.here(number) / f"test-{step}.jsonl"
         self.draw(file, self.task.test, n, model, f"test {number} {step}", f"evaluating at step {step}")
         ks = [settings.k] if 1 < settings.k < n else []  # pass@1 is there in any case
-        return first_does(lambda: evaluate(read_rows(file, Sample), self.task, ks, settings.seed))
+        return first_does(lambda: evaluate(read_checked(file, Sample), self.task, ks, settings.seed))
 
     def draw(self, file: Path, problems: Sequence[Problem], n: int, model: str, stage: str, description: str) -> None:
         """Write n graded samples of each problem by `model` to `file`, unless they are there."""
@@ -167,17 +168,19 @@ class Run:
     def take(self, source: Path, file: Path, problems: Sequence[Problem], n: int) -> None:
         """Copy `source`, what another run has drawn, to `file`, if it holds n samples of each problem."""
         if source.exists() and not file.exists():
-            found = [(sample.problem_id, sample.prompt) for sample in read_rows(source, Sample)]
+            found = [(sample.problem_id, sample.prompt) for sample in read_checked(source, Sample)]
             if found == [(problem.id, self.task.prompt(problem)) for problem in problems for _ in range(n)]:
-                write_bytes(file, source.read_bytes())
+                write_checked(file, source.read_bytes())
 
     @contextmanager
     def open_engine(self, model: str) -> Iterator[Engine]:
         """The engine of the settings, for the model of this folder or hub name."""
         settings = self.settings
         if settings.chosen_engine == "hf":
-            yield transformers_engine(load_model(model), settings.tokens_at_once)
+            lm = load_model(model, trust_remote_code=settings.trust_remote_code)
+            yield transformers_engine(lm, settings.tokens_at_once)
         else:
+            check_folder(Path(model))
             log = self.folder / f"vllm-{rank()}.log"
             with vllm_engine(model, self.outline, self.longest, settings, log) as engine:
                 yield engine
@@ -189,8 +192,9 @@ class Run:
         if done >= stop:
             return
         self.sampler.close()
-        lm = load_model(str(here / f"checkpoint-{done}") if done else mu, torch.device("cpu"))
-        samples = read_rows(here / "samples.jsonl", Sample)
+        last = str(here / f"checkpoint-{done}") if done else mu
+        lm = load_model(last, torch.device("cpu"), settings.trust_remote_code)
+        samples = read_checked(here / "samples.jsonl", Sample)
         by = "" if done else f"{fingerprint(lm.model)} {settings.layout}"
         spread(lm.model, settings.compute, settings.gradient_checkpointing)
         if not dist.is_initialized():
@@ -237,7 +241,7 @@ class Run:
             if self.given is not None:
                 say("the initial model stands in for the samples' own: log mu is scored by it")
             samples = dataset.score(samples, lm, steps, by)
-            first_does(lambda: write_rows(self.here(number) / "samples.jsonl", samples))
+            first_does(lambda: write_checked(self.here(number) / "samples.jsonl", to_lines(samples).encode()))
         return samples
 
     def publish(self, results: dict) -> None:

@@ -15,9 +15,10 @@ import torch
 from tqdm import tqdm
 from transformers import GenerationConfig
 
+from pipeline.checksums import write_checked
 from pipeline.models import LanguageModel
 from pipeline.parallel import first_does, rank, ranks, share, together
-from pipeline.records import InputError, Problem, Sample, Task, read_whole_rows, to_lines, write_bytes, write_rows
+from pipeline.records import InputError, Problem, Sample, Task, read_whole_rows, to_lines, write_rows
 from pipeline.rows import batches_within
 
 
@@ -115,7 +116,7 @@ def draw_to_file(
     def join() -> None:
         parts = [file.with_name(f"{file.name}.part-{r}") for r in range(ranks())]
         if not file.exists():
-            write_bytes(file, b"".join(part.read_bytes() for part in parts))
+            write_checked(file, b"".join(part.read_bytes() for part in parts))
         for part in parts:
             part.unlink(missing_ok=True)
 

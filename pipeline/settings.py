@@ -37,6 +37,8 @@ class Settings:
 
     model: str = str(TINY / "base")
     """folder or hub name of the base model (ours; paper: Llama 3 8B Instruct)"""
+    trust_remote_code: bool = False
+    """run code that comes with the model; it can do anything (ours)"""
     data: str = str(TINY)
     """folder with train.jsonl and test.jsonl in GSM8K's form, or a hub name such as openai/gsm8k (ours)"""
     test_data: str | None = None

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 from transformers import Adafactor
 
+from pipeline.checksums import seal_folder, unseal_files
 from pipeline.models import LanguageModel, decoder_layers
 from pipeline.parallel import device, first_does, rank, together
 
@@ -100,6 +101,7 @@ def save_checkpoint(folder: Path, done: int, lm: LanguageModel, optimizer: torch
 
     def publish() -> None:
         older = checkpoints(folder)
+        seal_folder(unfinished)
         unfinished.rename(folder / f"checkpoint-{done}")
         for step in older:
             shutil.rmtree(folder / f"checkpoint-{step}")
@@ -131,6 +133,7 @@ def publish_model(folder: Path, done: int) -> None:
 
     def rename() -> None:
         last = folder / f"checkpoint-{done}"
+        unseal_files(last, "rank-*.pt")
         for file in last.glob("rank-*.pt"):
             file.unlink()
         last.rename(folder / "model")

@@ -36,6 +36,7 @@ def vllm_engine(model: str, lm: LanguageModel, longest: int, settings: Settings,
     """
     on_gpu = torch.cuda.is_available()
     options = {"model": model, "dtype": settings.compute, "max_model_len": longest}
+    options["trust_remote_code"] = settings.trust_remote_code
     options |= {"gpu_memory_utilization": settings.vllm_memory} if on_gpu else {}
     if not on_gpu:  # vLLM 0.32 takes back a draw when a prompt is split, which a processor's random generators refuse
         options |= {"enforce_eager": True, "enable_chunked_prefill": False}

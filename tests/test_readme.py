@@ -140,6 +140,18 @@ def test_what_is_said_of_grading_is_what_is_graded():
             assert judge.equal(gold, answer) == (outcome == "correct"), (gold, answer)
 
 
+def test_every_fault_that_is_listed_names_tests_that_are_there():
+    text = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "| fault |" not in line]
+    code = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests").glob("test_*.py"))
+    assert len(rows) > 20
+    for row in rows:
+        named = re.findall(r"`(test_\w+)`", row)
+        assert named, row
+        for name in named:
+            assert f"def {name}(" in code, name
+
+
 def test_there_are_commands_to_test():
     assert len(set(OTHER_COMMANDS)) >= 7
     assert len(set(FIGURE_COMMANDS)) >= 4

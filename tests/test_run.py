@@ -42,10 +42,12 @@ def finished(tmp_path_factory):
 
 def test_the_run_folder_holds_what_the_readme_says(finished):
     names = {file.name for file in finished.iterdir()}
-    assert names == {"config.json", "iteration-1", "results.json", "curve.png"}
+    assert names == {".lock", "config.json", "iteration-1", "results.json", "curve.png"}
     names = {file.name for file in (finished / "iteration-1").iterdir()}
     tests = {"test-0.jsonl", "test-2.jsonl", "test-4.jsonl"}
-    assert names == {"samples.jsonl", "metrics.jsonl", "model", *tests}
+    assert names == {"samples.jsonl", "metrics.jsonl", "model", "SHA256SUMS", *tests}
+    subprocess.run(["sha256sum", "--strict", "-c", "SHA256SUMS"], cwd=finished / "iteration-1", check=True)
+    subprocess.run(["sha256sum", "--strict", "-c", "SHA256SUMS"], cwd=finished / "iteration-1" / "model", check=True)
     results = json.loads((finished / "results.json").read_text())
     [iteration] = results["iterations"]
     for entry in (results["before"], iteration["after"]):
@@ -117,7 +119,7 @@ def test_a_finished_run_is_shown_and_not_made_again(finished, capsys):
             lambda logp, logmu, *_, **__: topr.dpo_loss(logp[::2], logp[1::2], logmu[::2], logmu[1::2], beta=0.3),
         ),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
 def test_every_setting_reaches_its_loss(settings, expected):
     logp = torch.tensor([-3.0, -2.0, -1.0, -4.0], requires_grad=True)

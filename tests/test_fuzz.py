@@ -1,0 +1,195 @@
+"""Text that nobody meant: parsers and loaders return or raise what they document. `make fuzz` tries a million."""
+
+import json
+import os
+import random
+import time
+from collections import Counter
+from decimal import Decimal
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import train_gsm8k as gsm8k
+import train_math as math
+import train_verifier as verifier
+from pipeline.problems import read_shots
+from pipeline.records import InputError, Sample, Task, read_row, read_rows, to_lines
+
+INPUTS = int(os.environ.get("FUZZ_INPUTS", "20000"))
+PER_EXAMPLE = 50  # texts made of the pieces that hypothesis draws
+
+PIECES = [
+    *("The answer is", "the answer is", "####", "final answer is", "I hope", "Q:", "A:", "\nQ:", "\nProblem:"),
+    *("\\boxed{", "\\boxed ", "\\fbox{", "\\frac{1}{2}", "\\text{", "\\left(", "\\right.", "\\[", "\\]", "\\(", "\\)"),
+    *("Verification: Is the answer correct (Yes/No)?", "Yes", "No", "{", "}", "$", "$$", "%", "\\", "\\\\", "^", "_"),
+    *("1", "-1", "1,234", "3.5", ".", ",", ":", " ", "\n", "\r\n", "\t", "\x00", "\x1b", "\x7f", "\x85"),
+    *(
+        "٣",
+        "３",
+        "²",
+        "½",
+        "∞",
+        "\u200b",
+        "\u2028",
+        "\u2029",
+        "\u00a0",
+        "\ufeff",
+        "\u202e",
+        "שלום",
+        "\ud800",
+        "\udfff",
+        "𝟛",
+    ),
+    *("9" * 400, "(" * 50, "{" * 50, "}" * 50, "e" * 50, "1e999", "nan", "inf", "--", "-$", '"', "'", "null", "true"),
+]
+text = st.text(st.characters(exclude_categories=()), max_size=20)
+pieces = st.lists(st.sampled_from(PIECES) | text, min_size=1, max_size=8)
+counts: Counter[str] = Counter()
+
+
+def texts(drawn, seed):
+    """PER_EXAMPLE texts of the pieces, in any order and number."""
+    rng = random.Random(seed)
+    return ["".join(rng.choices([*drawn, rng.choice(PIECES)], k=rng.randint(1, 12))) for _ in range(PER_EXAMPLE)]
+
+
+def outcome_of_gsm8k(text):
+    assert gsm8k.grade(text, Decimal(7)) in ("correct", "incorrect", "invalid")
+    answer = gsm8k.parse_answer(text)
+    assert answer is None or answer == answer
+
+
+def gold_of_gsm8k(text):
+    found = error = None
+    try:
+        found = gsm8k.parse_gold(text)
+    except ValueError as raised:
+        error = str(raised)
+    assert isinstance(found, Decimal) or error == "no number after ####"
+
+
+def answer_of_math(text):
+    answer = math.extract_answer(text)
+    assert answer is None or (answer and answer == answer.strip())
+    box = math.extract_box(text)
+    assert box is None or box in text
+
+
+def verdict(text):
+    assert verifier.parse_verdict(text) in (True, False, None)
+    assert verifier.grade_verdict(text, True) in ("correct", "incorrect", "invalid")
+
+
+def visible(text):
+    task = Task("t", [], [], str, str, str, stop=("\nQ:", "\nProblem:"))
+    shown = task.visible(text)
+    assert text.startswith(shown)
+    assert "\nQ:" not in shown
+
+
+PARSERS = [outcome_of_gsm8k, gold_of_gsm8k, answer_of_math, verdict, visible]
+EXAMPLES = max(INPUTS // PER_EXAMPLE // (len(PARSERS) + 3), 1)  # three loaders
+fuzzed = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.mark.parametrize("parse", PARSERS, ids=lambda parse: parse.__name__)
+def test_a_parser_returns_what_it_says(parse):
+    @fuzzed
+    @given(pieces, st.integers(0, 2**32))
+    def fuzz(drawn, seed):
+        for text in texts(drawn, seed):
+            counts[parse.__name__] += 1
+            parse(text)
+
+    fuzz()
+
+
+def read_or_refuse(read, *arguments):
+    error = ""
+    try:
+        return read(*arguments)
+    except InputError as raised:
+        error = str(raised)
+    assert error
+    assert "\n" not in error
+    return None
+
+
+@pytest.mark.parametrize("kind", [Sample, gsm8k.Gsm8kRow], ids=lambda kind: kind.__name__)
+def test_a_file_of_anything_is_read_or_refused_in_a_line(kind, tmp_path):
+    """Rows that are nearly right: values of all sorts under the names that are expected, and bytes that are changed."""
+    value = text | st.integers() | st.floats() | st.none() | st.lists(st.floats(), max_size=3) | st.booleans()
+    rows = st.dictionaries(st.sampled_from([*kind.model_fields, "other"]), value, max_size=8)
+
+    @fuzzed
+    @given(rows, st.integers(0, 2**32))
+    def fuzz(row, seed):
+        rng, file = random.Random(seed), tmp_path / "rows.jsonl"
+        good = json.dumps(row).encode()
+        for _ in range(PER_EXAMPLE):
+            content = bytearray(good)
+            for _ in range(rng.randint(0, 3)):
+                content[rng.randrange(len(content))] = rng.randrange(256)
+            file.write_bytes(bytes(content) + rng.choice([b"", b"\n", b"\r\n", b"\n\n", b"\xef\xbb\xbf", b"\x00"]))
+            counts[kind.__name__] += 1
+            for found in read_or_refuse(read_rows, file, kind) or []:
+                if kind is Sample:  # what is read can be written, and read again
+                    file.write_text(to_lines([found]), encoding="utf-8")
+                    assert read_rows(file, kind) == [found]
+            read_or_refuse(read_row, file, math.MathRow)
+
+    fuzz()
+
+
+def test_shots_of_anything_are_read_or_refused_in_a_line(tmp_path):
+    file = tmp_path / "shots.txt"
+
+    @fuzzed
+    @given(pieces, st.integers(0, 2**32))
+    def fuzz(drawn, seed):
+        for text in texts(drawn, seed):
+            counts["shots"] += 1
+            file.write_bytes(text.encode("utf-8", "surrogatepass"))
+            shots = read_or_refuse(read_shots, 2, file, "Q:", "", str.split)
+            assert shots is None or len(shots) == 2
+
+    fuzz()
+
+
+MEGABYTE = {
+    "The answer is": "The answer is " * 75_000,
+    "digits": "The answer is " + "9" * 1_000_000,
+    "commas": "The answer is " + "1," * 500_000,
+    "boxes": "\\boxed{" * 150_000,
+    "closed boxes": "\\boxed{1}" * 110_000,
+    "boxes in boxes": "\\boxed{" * 125_000 + "}" * 125_000,
+    "dotted boxes": "\\boxed{." * 110_000 + "}" * 110_000,
+    "braces": "{" * 500_000 + "}" * 500_000,
+    "backslashes": "\\" * 1_000_000,
+    "final answers": "final answer is " * 62_500,
+    "dollars": "final answer is " + "$ " * 500_000,
+    "spaces": "final answer is $" + " " * 1_000_000 + "x",
+    "formulas": "final answer is $" + "x$ y" * 250_000,
+    "verdicts": "Verification: Is the answer correct (Yes/No)? " * 22_000,
+    "stars": "Verification: Is the answer correct (Yes/No)?" + "*" * 1_000_000,
+    "stops": "\nQ:" * 330_000,
+    "newlines": "\n" * 1_000_000,
+    "hashes": "####" * 250_000,
+}
+
+
+@pytest.mark.parametrize("parse", PARSERS, ids=lambda parse: parse.__name__)
+@pytest.mark.parametrize("name", MEGABYTE)
+def test_a_megabyte_is_no_trouble(parse, name):
+    """The time is printed, not judged: what is worse than linear would take minutes."""
+    started = time.perf_counter()
+    parse(MEGABYTE[name])
+    counts["megabytes"] += 1
+    counts["slowest megabyte, ms"] = max(counts["slowest megabyte, ms"], int(1000 * (time.perf_counter() - started)))
+
+
+def test_what_was_tried():
+    """Last, so that it counts what came before; alone it has nothing to count."""
+    print(dict(counts), "inputs:", sum(n for name, n in counts.items() if "ms" not in name))

@@ -26,3 +26,11 @@ def real():
 def lm():
     """The model that ships with the project; whoever changes something in it puts it back."""
     return load_model(gsm8k.Settings().model)
+
+
+LONGEST = ("test_restart", "test_faults", "test_notebooks", "test_tiny", "test_reproduce", "test_run")
+
+
+def pytest_collection_modifyitems(items):
+    """The files that take longest come first, so that no process is left with one of them when the other has done."""
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))

@@ -130,7 +130,7 @@ def test_an_interrupted_drawing_goes_on_behind_its_last_whole_chunk(lm, tmp_path
         tmp_path / "at once.jsonl", task.train, 3, 2, lambda p, n: draw_samples(task, p, 3, engine, law, n, None)
     )
     assert file.read_bytes() == (tmp_path / "at once.jsonl").read_bytes()
-    assert {path.name for path in tmp_path.iterdir()} == {"samples.jsonl", "at once.jsonl"}
+    assert {path.name for path in tmp_path.iterdir()} == {"samples.jsonl", "at once.jsonl", "SHA256SUMS"}
 
 
 def test_samples_carry_their_grades(lm):

@@ -81,7 +81,9 @@ def trim(answer: str) -> str:
     >>> trim(r" 12,\ ")
     '12'
     """
-    trimmed = answer.strip().rstrip(" \t\n.,;:$*\\")
+    sizes = range(len(answer), 0, -1)
+    size = next((i for i in sizes if not answer[i - 1].isspace() and answer[i - 1] not in ".,;:$*\\"), 0)
+    trimmed = answer[:size].strip()
     return f"{trimmed}." if trimmed.endswith(r"\right") else trimmed  # \right. closes a brace
 
 

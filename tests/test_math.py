@@ -61,6 +61,7 @@ def hasty():
         (r"So \boxed{2}. The final answer is", "2"),
         (r"The final answer is 3. So \boxed{2}", "2"),
         ("The final answer is 1. The final answer is 2.", "2"),
+        ("The final answer is 3\u2028$\u2028", "3"),
         ("The final answer is\n$$\n\\frac{1}{2}\n$$. I hope it is correct.", "\\frac{1}{2}"),
         ("The final answer is:\n$$x = 4$$", "x = 4"),
         ("The final answer is\n4", "4"),

@@ -5,7 +5,7 @@ samples -> examples (token ids) -> baseline -> rows -> steps, and through these 
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
 from itertools import product
@@ -67,19 +67,23 @@ def encode(
 
 @torch.no_grad()
 def score(
-    samples: Sequence[Sample], lm: LanguageModel, steps: "Steps | None" = None, by: str | None = None
+    samples: Sequence[Sample],
+    lm: LanguageModel,
+    steps: "Steps | None" = None,
+    by: str | None = None,
+    logprobs: Callable[..., Tensor] = token_logprobs,
 ) -> list[Sample]:
     """The samples, those in `steps` with token_ids and, by `lm`, token_logmu: log mu, when `lm` starts the iteration.
 
     The full vocabulary counts, whatever the sampler cut off. Given the steps that will train, these are the very
     batches, with the same padding and precision, shared out to the ranks alike, so that the ratio starts at 1; without,
-    it is every sample, 64 at a time. by: what to note as logmu_by.
+    it is every sample, 64 at a time. by: what to note as logmu_by. logprobs: (model, batch) -> (B, C).
     """
     steps = steps or Steps([[example] for example in encode(samples, lm)], 64, 64, lm.model.device)
     found: dict[int, dict] = {}
     for step in tqdm(range(len(steps)), desc="scoring", unit="step", disable=rank() > 0):
         for examples, batch in zip(steps.examples(step), steps[step], strict=True):
-            all_token_logp = token_logprobs(lm.model, batch).cpu().numpy()
+            all_token_logp = logprobs(lm.model, batch).cpu().numpy()
             for example, token_logp in zip(examples, all_token_logp, strict=True):
                 ids = example.completion_ids
                 # The shortest decimal that is this float32 again: files stay small, and nothing is lost in them.
@@ -242,6 +246,7 @@ class Steps(Sequence[list[SharedRows]]):
         size, micro = max(batch // per_row, 1), max(micro_batch // per_row, 1)
         self._steps = [rows[i : i + size] for i in range(0, len(rows), size)]
         self._micro, self._device, self._rank, self._ranks = micro, device, rank, ranks
+        self._shares = per_row > 1  # in every batch or in none: ranks have to run the model equally often
 
     def samples_until(self, step: int) -> int:
         """The number of completions in the first `step` steps, over all ranks."""
@@ -259,7 +264,7 @@ class Steps(Sequence[list[SharedRows]]):
             part = copy(self)
             part._steps = self._steps[step]
             return part
-        batches = [(collate(rows, self._device), is_own) for rows, is_own in self._micro_batches(step)]
+        batches = [(collate(rows, self._device, self._shares), is_own) for rows, is_own in self._micro_batches(step)]
         return [batch if is_own else without_completions(batch) for batch, is_own in batches]
 
     def _micro_batches(self, step: int) -> list[tuple[Sequence[Row], bool]]:

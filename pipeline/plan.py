@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.composition import anna_karenina_size
+from pipeline.head import SLICE
 from pipeline.models import LanguageModel, decoder_layers, load_outline
 from pipeline.records import Sample, Task, read_rows
 from pipeline.sampling import check_lengths
@@ -90,7 +91,8 @@ def _memory(settings: Settings, lm: LanguageModel, processes: int, longest: int)
     tokens = settings.micro_batch * longest
     wide = 16 * config.hidden_size + 6 * config.intermediate_size  # a layer's inner activations, a token
     kept = config.hidden_size * len(layers) + wide if settings.gradient_checkpointing else wide * len(layers)
-    logits = settings.micro_batch * settings.max_new_tokens * config.vocab_size * (2 * c + 8)
+    words = min(SLICE, config.vocab_size) if settings.sliced_head else config.vocab_size
+    logits = settings.micro_batch * settings.max_new_tokens * words * (2 * c + 8)
     copies = f"{c} (rest + 2 layers) + {c + 4} max(rest, layer): FSDP2's copies"
     of_training = [
         Item("weights", 4 * parameters / processes, "bytes", "4 P / processes: float32"),
@@ -99,7 +101,11 @@ def _memory(settings: Settings, lm: LanguageModel, processes: int, longest: int)
         Item("gathered weights", gathered, "bytes", copies),
         Item("activations", c * tokens * kept, "bytes", f"{c} x {tokens:,} tokens x {kept:,}"),
         Item(
-            "logits", logits, "bytes", f"{2 * c + 8} x {settings.micro_batch} x {settings.max_new_tokens} x vocabulary"
+            "logits",
+            logits,
+            "bytes",
+            f"{2 * c + 8} x {settings.micro_batch} x {settings.max_new_tokens} x "
+            + (f"a slice of {words:,} words" if settings.sliced_head else "vocabulary"),
         ),
     ]
     return [

@@ -1,11 +1,11 @@
-"""Completions of one prompt in one row, so that the prompt is computed once: exact, and faster for long prompts.
+"""Batches of completions, those of a prompt sharing its computation: exact, and faster for long prompts.
 
-    row     = [ padding | prompt | y1 | y2 | ... | yn | padding ]
-    y_k sees the prompt and itself, by a mask; its positions go on where the prompt's end.
+    prompts      [ padding | x ]        R rows, computed once; what attention needs of them (keys, values) is kept
+    completions  [ y | padding ]        B rows, each of which sees its own prompt's keys and values, and itself
 
-Prompts are padded on the left, so that completions start in one column and the model's head need only run from the
-column before it on. With a single completion a row this is an ordinary padded batch and no such mask is built.
-The plain counterpart, one padded row per completion, is `topr.sequence_logprobs`: same values, same gradients.
+Where no prompt has several completions both are one ordinary batch, [ padding | x | y | padding ]. The model's head
+runs on no more of a prompt than its last token. The plain counterpart, a padded row for each completion, is
+`topr.sequence_logprobs`: same values, same gradients.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DynamicLayer
+
+from topr import select_logprobs
 
 
 @dataclass(frozen=True)
@@ -30,104 +33,147 @@ class Example:
 
 
 class SharedRows(NamedTuple):
-    """A micro-batch of R rows, T columns, B completions of at most C tokens; its completions are in row order."""
+    """A micro-batch: R prompts of at most P tokens, B completions of at most C, in the order of their prompts.
 
-    input_ids: Tensor  # (R, T)
-    attention_mask: Tensor  # (R, T), or (R, 1, T, T) added to the scores where rows hold several completions
-    position_ids: Tensor  # (R, T)
-    kept: int  # columns, counted from the right, whose predictions are needed
-    source: Tensor  # (B, C) where each token is predicted: an index into the R * kept kept positions
-    token_ids: Tensor  # (B, C)
-    token_mask: Tensor  # (B, C) True on tokens, False on padding
+    Of the completions the first len(reward) are learnt from: all, or none where a rank only keeps step.
+    """
+
+    shares: bool  # whether prompts are computed on their own; otherwise completion i is prompt i's, in one row
+    prompt_ids: Tensor  # (R, P), padded on the left
+    prompt_mask: Tensor  # (R, P) 1 on tokens, 0 on padding
+    completion_ids: Tensor  # (B, C), padded on the right
+    completion_mask: Tensor  # (B, C)
+    prompt_of: Tensor  # (B,) which prompt is a completion's
     token_logmu: Tensor  # (B, C) log mu of each token; 0 on padding, NaN where only the sum is known
     logmu: Tensor  # (B,)
     reward: Tensor  # (B,)
     length: Tensor  # (B,)
 
+    @property
+    def token_mask(self) -> Tensor:
+        """(B, C) True on the tokens that are learnt from."""
+        return self.completion_mask[: len(self.reward)].bool()
 
-def collate(rows: Sequence[Sequence[Example]], device: torch.device | str = "cpu") -> SharedRows:
+
+def collate(
+    rows: Sequence[Sequence[Example]], device: torch.device | str = "cpu", shares: bool | None = None
+) -> SharedRows:
     """Lay out rows of examples, all examples of a row having the same prompt.
+
+    shares: default whether a row has several; to be given where many processes have to compute alike.
 
     >>> row = [Example([5, 6], [7, 1], -1.0, 1.0), Example([5, 6], [8, 9, 1], -2.0, -1.0)]
     >>> batch = collate([row])
-    >>> batch.input_ids.tolist(), batch.position_ids.tolist()
-    ([[5, 6, 7, 1, 8, 9, 1]], [[0, 1, 2, 3, 2, 3, 4]])
-    >>> batch.source.tolist()  # the first token of each completion is predicted by the prompt's last
-    [[0, 1, 0], [0, 3, 4]]
+    >>> batch.prompt_ids.tolist(), batch.completion_ids.tolist(), batch.prompt_of.tolist()
+    ([[5, 6]], [[7, 1, 0], [8, 9, 1]], [0, 0])
     """
     examples = [example for row in rows for example in row]
-    start = max(len(row[0].prompt_ids) for row in rows)  # the column where completions begin
-    width = start + max(sum(len(example.completion_ids) for example in row) for row in rows)
-    longest = max(len(example.completion_ids) for example in examples)
-    input_ids = torch.zeros(len(rows), width, dtype=torch.long)
-    position_ids = torch.zeros(len(rows), width, dtype=torch.long)
-    segment = torch.full((len(rows), width), -1)  # -1 padding, 0 prompt, k the k-th completion
-    source = torch.zeros(len(examples), longest, dtype=torch.long)
-    token_ids = torch.zeros(len(examples), longest, dtype=torch.long)
-    token_mask = torch.zeros(len(examples), longest, dtype=torch.bool)
-    token_logmu = torch.zeros(len(examples), longest)
-    kept, number = width - start + 1, 0
-    for r, row in enumerate(rows):
-        size = len(row[0].prompt_ids)
-        input_ids[r, start - size : start] = torch.tensor(row[0].prompt_ids)
-        position_ids[r, start - size : start] = torch.arange(size)
-        segment[r, start - size : start] = 0
-        column = start
-        for k, example in enumerate(row, start=1):
-            length = len(example.completion_ids)
-            here = slice(column, column + length)
-            input_ids[r, here] = token_ids[number, :length] = torch.tensor(example.completion_ids)
-            position_ids[r, here] = torch.arange(size, size + length)
-            segment[r, here] = k
-            source[number, :length] = r * kept + torch.arange(column - start, column - start + length)
-            source[number, 0] = r * kept
-            token_mask[number, :length] = True
-            token_logmu[number, :length] = torch.tensor(example.token_logmu or [torch.nan] * length)
-            column, number = column + length, number + 1
-    mask = (segment >= 0).long() if all(len(row) == 1 for row in rows) else _sharing_mask(segment)
+    prompt_ids, prompt_mask = _pad([row[0].prompt_ids for row in rows], is_left=True)
+    completion_ids, completion_mask = _pad([example.completion_ids for example in examples], is_left=False)
+    token_logmu = torch.zeros(completion_ids.shape)
+    for i, example in enumerate(examples):
+        length = len(example.completion_ids)
+        token_logmu[i, :length] = torch.tensor(example.token_logmu or [torch.nan] * length)
+    prompt_of = [r for r, row in enumerate(rows) for _ in row]
     columns = [[e.logmu for e in examples], [e.reward for e in examples], [len(e.completion_ids) for e in examples]]
-    tensors = [source, token_ids, token_mask, token_logmu, *map(torch.tensor, columns)]
-    return SharedRows(
-        input_ids.to(device), mask.to(device), position_ids.to(device), kept, *(t.to(device) for t in tensors)
-    )
+    tensors = [prompt_ids, prompt_mask, completion_ids, completion_mask, torch.tensor(prompt_of), token_logmu]
+    shares = len(examples) > len(rows) if shares is None else shares
+    return SharedRows(shares, *(tensor.to(device) for tensor in [*tensors, *map(torch.tensor, columns)]))
+
+
+def _pad(rows: Sequence[list[int]], is_left: bool) -> tuple[Tensor, Tensor]:
+    """The rows as token ids, and 1 where there are any."""
+    ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for i, row in enumerate(rows):
+        here = slice(ids.shape[1] - len(row), None) if is_left else slice(len(row))
+        ids[i, here], mask[i, here] = torch.tensor(row), 1
+    return ids, mask
 
 
 def without_completions(batch: SharedRows) -> SharedRows:
     """The same rows with nothing to learn: what a rank computes to keep step with ranks that have a row more.
 
     >>> batch = without_completions(collate([[Example([5, 6], [7, 1], -1.0, 1.0)]]))
-    >>> batch.input_ids.shape, batch.token_ids.shape
-    (torch.Size([1, 4]), torch.Size([0, 2]))
+    >>> batch.completion_ids.shape, batch.token_mask.shape
+    (torch.Size([1, 2]), torch.Size([0, 2]))
     """
-    columns = ("source", "token_ids", "token_mask", "token_logmu", "logmu", "reward", "length")
-    return batch._replace(**{name: getattr(batch, name)[:0] for name in columns})
-
-
-def _sharing_mask(segment: Tensor) -> Tensor:
-    """(R, 1, T, T), 0 where a token may look and -inf elsewhere: at earlier tokens of the prompt or of its own kind.
-
-    Padding looks at padding, since a token that may look nowhere would turn into NaN.
-    """
-    own, other = segment[:, :, None], segment[:, None, :]
-    is_earlier = torch.ones(segment.shape[1], segment.shape[1], dtype=torch.bool).tril()
-    allowed = is_earlier & ((other == own) | (other == 0))
-    return torch.zeros(allowed.shape).masked_fill(~allowed, -torch.inf)[:, None]
+    return batch._replace(**{name: getattr(batch, name)[:0] for name in ("token_logmu", "logmu", "reward", "length")})
 
 
 def token_logprobs(model: PreTrainedModel, batch: SharedRows) -> Tensor:
     """log pi of every completion token over the full vocabulary, in at least float32: (B, C), 0 on padding."""
-    mask = batch.attention_mask
-    out = model(
-        input_ids=batch.input_ids,
-        attention_mask=mask.to(model.dtype) if mask.ndim == 4 else mask,
-        position_ids=batch.position_ids,
-        logits_to_keep=batch.kept,
+    token_logp = select_logprobs(predictions(model, batch), batch.completion_ids)
+    return torch.where(batch.token_mask, token_logp[: len(batch.reward)], 0.0)
+
+
+def predictions(model: PreTrainedModel, batch: SharedRows) -> Tensor:
+    """The logits that each completion token is predicted by: (B, C, V), in the model's precision."""
+    return _behind_prompts(model, batch) if batch.shares else _in_rows(model, batch)
+
+
+def _in_rows(model: PreTrainedModel, batch: SharedRows) -> Tensor:
+    """Prompt and completion in one row."""
+    mask = torch.cat([batch.prompt_mask, batch.completion_mask], dim=1)
+    logits = model(
+        input_ids=torch.cat([batch.prompt_ids, batch.completion_ids], dim=1),
+        attention_mask=mask,
+        position_ids=_positions(mask),
+        logits_to_keep=batch.completion_ids.shape[1] + 1,
         use_cache=False,
-    )
-    logits = out.logits.flatten(0, 1)  # (R * kept, V)
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    token_logp = logits[batch.source, batch.token_ids] - logits.logsumexp(-1)[batch.source]
-    return torch.where(batch.token_mask, token_logp, 0.0)
+    ).logits
+    return logits[:, :-1]  # the last column would be the token after the end
+
+
+def _behind_prompts(model: PreTrainedModel, batch: SharedRows) -> Tensor:
+    """Each prompt computed once: its last token predicts the first of all its completions."""
+    prompts = Cache(layer_class_to_replicate=KeptLayer)
+    first = model(
+        input_ids=batch.prompt_ids,
+        attention_mask=batch.prompt_mask,
+        position_ids=_positions(batch.prompt_mask),
+        logits_to_keep=1,
+        past_key_values=prompts,
+        use_cache=True,
+    ).logits
+    mask = torch.cat([batch.prompt_mask[batch.prompt_of], batch.completion_mask], dim=1)
+    others = model(
+        input_ids=batch.completion_ids,
+        attention_mask=mask,
+        position_ids=_positions(mask)[:, batch.prompt_ids.shape[1] :],
+        past_key_values=Cache(layers=[BehindPrompt(layer, batch.prompt_of) for layer in prompts.layers]),
+        use_cache=True,
+    ).logits
+    return torch.cat([first[batch.prompt_of], others[:, :-1]], dim=1)
+
+
+def _positions(mask: Tensor) -> Tensor:
+    return (mask.cumsum(-1) - 1).clamp_min(0)
+
+
+class KeptLayer(DynamicLayer):
+    """A layer's keys and values, as it computed them last: a recomputed layer (gradient checkpointing) adds nothing."""
+
+    def update(self, keys: Tensor, values: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        """Keep them, with their gradients' way back to the prompt."""
+        self.keys, self.values, self.is_initialized = keys, values, True
+        return keys, values
+
+
+class BehindPrompt(DynamicLayer):
+    """What a layer sees of its completions: the prompts' keys and values, then their own, which are not kept."""
+
+    def __init__(self, prompts: KeptLayer, prompt_of: Tensor):
+        super().__init__()
+        self.keys, self.values, self.is_initialized = prompts.keys, prompts.values, True
+        self.prompt_of = prompt_of
+
+    def update(self, keys: Tensor, values: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        """The prompts' for each completion, and its own behind them."""
+        return (
+            torch.cat([self.keys.index_select(0, self.prompt_of), keys], dim=-2),
+            torch.cat([self.values.index_select(0, self.prompt_of), values], dim=-2),
+        )
 
 
 def sequence_logprobs(model: PreTrainedModel, batch: SharedRows) -> Tensor:

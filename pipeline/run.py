@@ -27,7 +27,7 @@ import transformers
 
 import topr
 from departures import DEPARTURES
-from pipeline import composition, dataset, rows
+from pipeline import composition, dataset, head, rows
 from pipeline.checksums import check_folder, read_checked, write_checked
 from pipeline.evaluation import evaluate
 from pipeline.folder import RunFolder, append_json
@@ -74,6 +74,8 @@ def run(settings: Settings, task: Task) -> dict:
 def _prepare(settings: Settings, task: Task, sampler: "Sampler") -> "Run":
     """What takes neither weights nor an engine, so that what cannot work fails before anything is written."""
     outline = load_outline(settings.model, settings.trust_remote_code)
+    if settings.sliced_head:
+        head.check_head(outline.model)
     longest = check_lengths(task, outline, settings.max_new_tokens)
     given = read_rows(settings.samples, Sample) if settings.samples else None
     if given is not None:
@@ -240,7 +242,8 @@ class Run:
         if any(samples[i].logmu_by != by for i in chosen):
             if self.given is not None:
                 say("the initial model stands in for the samples' own: log mu is scored by it")
-            samples = dataset.score(samples, lm, steps, by)
+            of_tokens = head.token_logprobs if self.settings.sliced_head else rows.token_logprobs
+            samples = dataset.score(samples, lm, steps, by, of_tokens)
             first_does(lambda: write_checked(self.here(number) / "samples.jsonl", to_lines(samples).encode()))
         return samples
 
@@ -367,7 +370,7 @@ def make_loss(settings: Settings) -> Callable[..., torch.Tensor]:
 def make_logprobs(settings: Settings) -> Callable[..., torch.Tensor]:
     """What `topr.train` gets log pi(y|x) from; a departure is in its gradient."""
     if settings.departure is None:
-        return rows.sequence_logprobs
+        return head.sequence_logprobs if settings.sliced_head else rows.sequence_logprobs
     return rows.logprobs_with_gradient_of(DEPARTURES[settings.departure]())
 
 

@@ -119,6 +119,8 @@ class Settings:
     """gradient norm is clipped to this (paper, Section 4.2)"""
     compute: Compute = "float32"
     """precision of forward and backward passes; weights and gradients' sums are float32 (ours)"""
+    sliced_head: bool = False
+    """log pi without whole logits, for many words and long micro-batches: memory, never the gradient (ours)"""
     gradient_checkpointing: bool = False
     """compute activations again for the backward pass instead of keeping them: memory, never the gradient (ours)"""
     save_every: int = 256
@@ -286,6 +288,7 @@ def check(settings: Settings) -> None:
     refuse(p_tilde is not None and not is_from_zero, "--effective-proportion: its baseline is counted from zero")
     is_departed = settings.departure is not None
     refuse(is_departed and (method != "topr" or settings.limits is not None), "--departure: departs from topr alone")
+    refuse(is_departed and settings.sliced_head, "--departure: looks at single tokens; leave out --sliced-head")
     is_split = settings.micro_batch < settings.batch or ranks > 1
     is_over_tokens = settings.departure == "per-token + token mean"
     refuse(

@@ -35,7 +35,7 @@ def epoch_on_two_ranks(folder, *arguments):
     return torch.load(folder / "found.pt", weights_only=True)
 
 
-def epoch(grouped, batch, micro_batch, optimizer, cut=None, rank=0, ranks=1):
+def epoch(grouped, batch, micro_batch, optimizer, cut=None, logprobs=rows.sequence_logprobs, rank=0, ranks=1):
     """The pipeline's own training of rows of examples: metrics, last (clipped) gradients, weights.
 
     cut: (folder, lm) to write a checkpoint into after two steps, from which another model goes on.
@@ -44,9 +44,7 @@ def epoch(grouped, batch, micro_batch, optimizer, cut=None, rank=0, ranks=1):
 
     def train(model, optimizer, done, until):
         part = steps[done:until]
-        return topr.train(
-            model, optimizer, part, logprobs=rows.sequence_logprobs, start_at_mu=None, done=done, max_norm=0.5
-        )
+        return topr.train(model, optimizer, part, logprobs=logprobs, start_at_mu=None, done=done, max_norm=0.5)
 
     def begin(model):
         spread(model, "float32")

@@ -66,7 +66,7 @@ def test_ranks_share_a_step_and_keep_step(prompts, per_prompt, per_row, batch, m
     shared = [dataset.Steps(grouped, batch, micro_batch, "cpu", rank, ranks) for rank in range(ranks)]
     for i in range(len(alone)):
         assert len({len(steps[i]) for steps in shared}) == 1  # as many micro-batches on each rank
-        assert all(len(micro.input_ids) > 0 for steps in shared for micro in steps[i])  # and each has rows to compute
+        assert all(len(micro.prompt_ids) > 0 for steps in shared for micro in steps[i])  # and each has rows to compute
         found = [key(e) for steps in shared for micro in steps.examples(i) for e in micro]
         assert Counter(found) == Counter(key(e) for micro in alone.examples(i) for e in micro)
         for steps in shared:

@@ -23,8 +23,8 @@ def test_plain_rows_equal_one_pass_per_completion(padding_side):
     torch.testing.assert_close(found, torch.stack([by_hand(model, e) for e in examples]), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("per_row", [1, 2, 3, 5])
-def test_shared_rows_equal_plain_rows_in_values_and_gradients(per_row):
+@pytest.mark.parametrize(("per_row", "laid_out"), [(1, None), (1, True), (2, None), (3, None), (5, None)])
+def test_shared_rows_equal_plain_rows_in_values_and_gradients(per_row, laid_out):
     model, examples = tiny_model(), random_examples(prompts=3, per_prompt=5)
     grouped = [examples[p : p + 5][i : i + per_row] for p in (0, 5, 10) for i in range(0, 5, per_row)]
     weights = torch.linspace(-1, 1, len(examples), dtype=torch.float64)
@@ -34,12 +34,12 @@ def test_shared_rows_equal_plain_rows_in_values_and_gradients(per_row):
         return logp.detach(), torch.cat([gradient.flatten() for gradient in gradients])
 
     plain = values_and_gradients(topr.sequence_logprobs(model, plain_batch(examples)))
-    batch = rows.collate(grouped)
+    batch = rows.collate(grouped, shares=laid_out)
     shared = values_and_gradients(rows.sequence_logprobs(model, batch))
     # The model's own RMSNorm computes in float32, whatever the parameters are.
     torch.testing.assert_close(shared[0], plain[0], rtol=1e-6, atol=1e-6)
     assert (shared[1] - plain[1]).norm() < 2e-6 * plain[1].norm()
-    assert batch.attention_mask.ndim == (2 if per_row == 1 else 4)
+    assert batch.shares == (laid_out or per_row > 1)
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])

@@ -129,7 +129,7 @@ def test_gradient_checkpointing_computes_layers_twice_and_the_same_gradient():
         rows.sequence_logprobs(model, batch).sum().backward()
         gradients.append([weight.grad for weight in model.parameters()])
         calls += counts
-    assert calls == [1, 2]
+    assert calls == [2, 4]  # of prompts and of completions
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
 
 
@@ -140,9 +140,9 @@ def test_a_model_whose_layers_cannot_be_found_is_named():
         spread(model, "float32", recompute=True)
 
 
-def test_with_one_completion_a_row_no_mask_of_pairs_is_built():
+def test_with_one_completion_a_row_nothing_is_computed_apart():
     one, several = (dataset.Steps(grouped_rows(1, 4, size), 4, 4, "cpu")[0][0] for size in (1, 4))
-    assert (one.attention_mask.ndim, several.attention_mask.ndim) == (2, 4)
+    assert (one.shares, several.shares) == (False, True)
 
 
 def test_the_fingerprint_is_that_of_the_weights():

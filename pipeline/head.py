@@ -1,0 +1,109 @@
+"""log pi of chosen words without the logits: a model's head, and its backward pass, by slices of the vocabulary.
+
+With 128,256 words and 512 tokens the logits are 263 MB in float32, and as many again each for their softmax and their
+gradient. Here a slice of some thousand words is computed, used and dropped; the backward pass computes it again. What
+remains is the gradient of the head's weights, written slice by slice where it belongs. (Slices of positions in place of
+words would need a whole gradient of the weights for each, to be added up.)
+
+    z = hidden @ weight.T,  logp_i = z_i[y_i] - log sum_v exp z_i[v],  d logp_i / d z_i[v] = [v = y_i] - softmax(z_i)[v]
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
+
+from pipeline.records import InputError
+from pipeline.rows import SharedRows, predictions
+
+SLICE = 4_096  # words at once
+PLAIN_HEADS = ("llama", "mistral", "qwen2", "qwen3")  # whose logits are hidden @ weight.T, and nothing after it
+
+
+def selected_logprobs(hidden: Tensor, weight: Tensor, tokens: Tensor) -> Tensor:
+    """log softmax(hidden @ weight.T) at `tokens`: hidden (N, H), weight (V, H), tokens (N,); (N,), at least float32.
+
+    >>> selected_logprobs(torch.zeros(1, 2), torch.ones(4, 2), torch.tensor([3])).exp()
+    tensor([0.2500])
+    """
+    return _SelectedLogprobs.apply(hidden, weight, tokens)
+
+
+class _SelectedLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, hidden: Tensor, weight: Tensor, tokens: Tensor) -> Tensor:
+        chosen = _precise(hidden.new_zeros(len(tokens)))
+        log_sum = torch.full_like(chosen, -torch.inf)
+        for words in _slices(weight):
+            logits = _precise(linear(hidden, weight[words]))
+            here, rows = _chosen_here(tokens, words)
+            chosen[rows] = logits[rows, here]
+            log_sum = torch.logaddexp(log_sum, logits.logsumexp(-1))
+        ctx.save_for_backward(hidden, weight, tokens, log_sum)
+        return chosen - log_sum
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        hidden, weight, tokens, log_sum = ctx.saved_tensors
+        of_hidden = torch.zeros_like(hidden, dtype=log_sum.dtype)
+        of_weight = torch.empty_like(weight)
+        for words in _slices(weight):
+            of_logits = _precise(linear(hidden, weight[words]))
+            of_logits.sub_(log_sum[:, None]).exp_().mul_(-gradient[:, None])
+            here, rows = _chosen_here(tokens, words)
+            of_logits[rows, here] += gradient[rows]
+            of_logits = of_logits.to(weight.dtype)
+            of_hidden += of_logits @ weight[words]
+            torch.mm(of_logits.T, hidden, out=of_weight[words])
+        return of_hidden.to(hidden.dtype), of_weight, None
+
+
+def _slices(weight: Tensor) -> Iterator[slice]:
+    return (slice(start, start + SLICE) for start in range(0, len(weight), SLICE))
+
+
+def _chosen_here(tokens: Tensor, words: slice) -> tuple[Tensor, Tensor]:
+    """Which rows chose a word of this slice, and its number in the slice."""
+    rows = ((tokens >= words.start) & (tokens < words.stop)).nonzero().squeeze(-1)
+    return tokens[rows] - words.start, rows
+
+
+def _precise(values: Tensor) -> Tensor:
+    return values if values.dtype == torch.float64 else values.float()
+
+
+def token_logprobs(model: PreTrainedModel, batch: SharedRows) -> Tensor:
+    """log pi of every completion token, (B, C), 0 on padding: as `rows.token_logprobs`."""
+    with _no_head(model):
+        hidden = predictions(model, batch)[: len(batch.reward)]
+    here = batch.token_mask
+    tokens = batch.completion_ids[: len(batch.reward)]
+    token_logp = hidden.new_zeros(here.shape, dtype=_precise(hidden).dtype)
+    token_logp[here] = selected_logprobs(hidden[here], model.get_output_embeddings().weight, tokens[here])
+    return token_logp
+
+
+def sequence_logprobs(model: PreTrainedModel, batch: SharedRows) -> Tensor:
+    """log pi(y|x) of every completion, (B,): as `rows.sequence_logprobs`, to be handed to `topr.train` in its place."""
+    return token_logprobs(model, batch).sum(-1)
+
+
+@contextmanager
+def _no_head(model: PreTrainedModel) -> Iterator[None]:
+    """Within it the model's logits are what its head would be given."""
+    check_head(model)
+    head = model.get_output_embeddings()
+    head.forward = lambda hidden: hidden
+    try:
+        yield
+    finally:
+        del head.forward
+
+
+def check_head(model: PreTrainedModel) -> None:
+    """InputError where the model does more with its logits than a product, or is not known not to."""
+    if model.config.model_type not in PLAIN_HEADS:
+        raise InputError(f"--sliced-head: is for {', '.join(PLAIN_HEADS)}; this model is a {model.config.model_type}")

@@ -368,10 +368,10 @@ def step_metrics(log_ratio: Tensor, reward: Tensor, weight: Tensor) -> dict[str,
     metrics = {}
     levels = torch.tensor([0.05, 0.5, 0.95], dtype=weight.dtype)
     for sign, chosen in (("pos", reward > 0), ("neg", reward < 0)):
-        for name, values in (("log_ratio", log_ratio), ("weight", weight)):
-            if chosen.any():
-                quantiles = values[chosen].quantile(levels).tolist()
-                metrics |= {f"{name}_{sign}_q{100 * q:02.0f}": v for q, v in zip(levels, quantiles, strict=True)}
+        if chosen.any():
+            quantiles = torch.stack([log_ratio, weight])[:, chosen].quantile(levels, dim=1).T.tolist()
+            for name, values in zip(("log_ratio", "weight"), quantiles, strict=True):
+                metrics |= {f"{name}_{sign}_q{100 * q:02.0f}": v for q, v in zip(levels, values, strict=True)}
     weight = weight[reward != 0]
     metrics["weights_below_1e-6"] = (weight < 1e-6).sum().item() / max(len(weight), 1)
     metrics["ess"] = (weight.sum() ** 2 / weight.square().sum().clamp_min(1e-30)).item()

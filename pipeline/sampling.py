@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
-from transformers import GenerationConfig
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 from pipeline.checksums import write_checked
 from pipeline.models import LanguageModel
@@ -161,23 +162,42 @@ def _generate(lm: LanguageModel, prompt_ids: list[list[int]], law: SamplingLaw, 
         do_sample=True,
         temperature=law.temperature,
         top_p=law.top_p,
-        top_k=law.top_k,
+        top_k=law.top_k
+        if law.top_k < model.config.get_text_config().vocab_size
+        else 0,  # to sort all words would drop none of them
         max_new_tokens=law.max_new_tokens,
         stop_strings=list(law.stop) or None,
         eos_token_id=model.generation_config.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    inputs = tokenizer.pad({"input_ids": prompt_ids}, padding_side="left", return_tensors="pt").to(model.device)
+    prompts = {tuple(ids): number for number, ids in enumerate(dict.fromkeys(map(tuple, prompt_ids)))}
+    padded = tokenizer.pad({"input_ids": [*map(list, prompts)]}, padding_side="left", return_tensors="pt")
+    prompt_of = torch.tensor([prompts[tuple(ids)] for ids in prompt_ids], device=model.device)
+    padded = padded.to(model.device)
+    inputs = {name: tensor[prompt_of] for name, tensor in padded.items()}
     # What the law leaves open, `generate` fills in from the model's own settings: none of them may leak in.
     own_config, model.generation_config = model.generation_config, config
     devices = [model.device] if model.device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices), torch.inference_mode():
             torch.manual_seed(seed)
-            ids = model.generate(**inputs, generation_config=config, tokenizer=tokenizer if law.stop else None)
+            stop_tokenizer = tokenizer if law.stop else None
+            cache = _computed_once(model, padded["attention_mask"], padded["input_ids"], prompt_of)
+            ids = model.generate(**inputs, generation_config=config, tokenizer=stop_tokenizer, past_key_values=cache)
     finally:
         model.generation_config = own_config
     return ids[:, inputs["input_ids"].shape[1] :].tolist()
+
+
+def _computed_once(model: PreTrainedModel, mask: Tensor, prompt_ids: Tensor, prompt_of: Tensor) -> DynamicCache | None:
+    """What `generate` goes on from: all but the last token of each prompt, computed once for all its completions."""
+    if len(prompt_ids) == len(prompt_of) or prompt_ids.shape[1] == 1:
+        return None
+    cache, mask = DynamicCache(config=model.config), mask[:, :-1]
+    positions = (mask.cumsum(-1) - 1).clamp_min(0)
+    model(prompt_ids[:, :-1], attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1)
+    cache.batch_select_indices(prompt_of)
+    return cache
 
 
 def _cut(token_ids: list[int], lm: LanguageModel, law: SamplingLaw) -> Completion:

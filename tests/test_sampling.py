@@ -1,12 +1,14 @@
 """The sampling engine on the real tiny model: the law it draws from, where completions end, and its seeds."""
 
 from collections import Counter
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
 import torch
 
 import train_gsm8k as gsm8k
+from pipeline import sampling
 from pipeline.models import load_model
 from pipeline.records import InputError
 from pipeline.sampling import SamplingLaw, check_lengths, draw_samples, draw_to_file, transformers_engine
@@ -36,6 +38,28 @@ def test_completions_come_back_to_their_prompts_from_batches_of_any_size(lm):
     greedy = draw(lm, SamplingLaw(max_new_tokens=12, top_k=1), prompts, n=2, tokens_at_once=300)
     alone = [draw(lm, SamplingLaw(max_new_tokens=12, top_k=1), [prompt], n=2)[0] for prompt in prompts]
     assert greedy == alone
+
+
+@pytest.mark.parametrize("prompts", [(PROMPT,), (PROMPT, "Q: " + "figs " * 30 + "\nA:"), ("Q", PROMPT, "Q: 1?\nA:")])
+def test_prompts_that_are_computed_once_give_what_plain_generate_gives(lm, prompts, monkeypatch):
+    exact = lm._replace(model=deepcopy(lm.model).double())  # so that no rounding decides
+    prefills = []
+    exact.model.register_forward_pre_hook(
+        lambda _, args, kwargs: prefills.append(kwargs["past_key_values"].get_seq_length()), with_kwargs=True
+    )
+    law = SamplingLaw(max_new_tokens=24)
+    shared = draw(exact, law, prompts)
+    assert 0 in prefills
+    assert len({len(exact.tokenizer(prompt)["input_ids"]) for prompt in prompts}) == len(prompts)
+    monkeypatch.setattr(sampling, "_computed_once", lambda *_: None)
+    assert draw(exact, law, prompts) == shared
+    assert len({completion.text for completions in shared for completion in completions}) > 4 * len(prompts)
+
+
+def test_prompts_of_one_token_have_nothing_to_compute_before_it(lm):
+    [completions] = draw(lm, SamplingLaw(max_new_tokens=4), ["Q"])
+    assert len(lm.tokenizer("Q")["input_ids"]) == 1
+    assert len(completions) == 8
 
 
 @pytest.mark.parametrize("top_k", [500, 2])

@@ -1,4 +1,4 @@
-# On a fresh machine with Python 3.11: `make run`, `make test`, `make test-vllm`, `make faults`, `make fuzz`, and
+# On a fresh machine with Python 3.11: `make run`, `make test`, `make test-vllm`, `make faults`, `make fuzz`, `make bench`, and
 # `make notebooks`, which opens them.
 
 PYTHON ?= python3
@@ -29,6 +29,14 @@ faults: .venv/ready
 fuzz: .venv/ready
 	FUZZ_INPUTS=1000000 .venv/bin/python -m pytest -s tests/test_fuzz.py $(ARGS)
 
+# Half an hour or more. The page and what it is made of go to BENCH; ours share an environment with TRL where they meet.
+BENCH ?= runs/bench
+bench: .venv/ready .venv-vllm/ready .venv-trl/ready
+	for name in train_step loss_memory end_to_end; do .venv-trl/bin/python benchmarks/$$name.py --out $(BENCH) || exit 1; done
+	for name in overhead scaling; do .venv/bin/python benchmarks/$$name.py --out $(BENCH) || exit 1; done
+	.venv/bin/python benchmarks/sampling.py --vllm-python .venv-vllm/bin/python --out $(BENCH)
+	.venv/bin/python benchmarks/page.py $(BENCH)
+
 notebooks: .venv/ready
 	.venv/bin/jupyter lab --notebook-dir=notebooks $(ARGS)
 
@@ -50,7 +58,15 @@ notebooks: .venv/ready
 	.venv-vllm/bin/pip uninstall -y torchvision torchaudio torchcodec
 	touch $@
 
-clean:
-	rm -rf .venv .venv-vllm
+# TRL, which the benchmarks compare with, and what a run needs besides, in the trainer's versions.
+.venv-trl/ready:
+	$(PYTHON) -m venv .venv-trl
+	.venv-trl/bin/pip install $(PIP_ARGS) "$(TORCH)"
+	.venv-trl/bin/pip install $(PIP_ARGS) trl==1.16.0 accelerate==1.15.0 transformers==5.19.0 datasets==5.2.0 \
+		tyro==1.0.17 pydantic==2.14.3 rich==15.0.0 matplotlib==3.11.2
+	touch $@
 
-.PHONY: run test test-vllm faults fuzz notebooks clean
+clean:
+	rm -rf .venv .venv-vllm .venv-trl
+
+.PHONY: run test test-vllm faults fuzz bench notebooks clean

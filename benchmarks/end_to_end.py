@@ -1,0 +1,153 @@
+"""From problems to a trained model: the default run's wall time, and samples generated and trained per second.
+
+    make .venv-trl/ready
+    .venv-trl/bin/python benchmarks/end_to_end.py
+
+The second against TRL's GRPO trainer on tiny/base and its problems, 16 completions of a problem a step, the same AdamW;
+Ours includes grading and scoring log mu. TRL is measured as it comes (but in float32), generating for each step and
+recomputing activations, and as fast as it can be set: without that, generating for 8 steps at once.
+"""
+
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import tyro
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import trl_sides
+from measuring import Comparison, Goal, in_turn, report, seconds
+from shapes import adamw
+
+import topr
+import train_gsm8k
+from pipeline import dataset, rows
+from pipeline.models import load_model
+from pipeline.run import sampling_law
+from pipeline.sampling import draw_samples, transformers_engine
+from pipeline.settings import Settings as RunSettings
+
+ROOT = Path(__file__).resolve().parent.parent
+OURS, TRL, TRL_SET = "topr", "TRL as it comes", "TRL, set to be fast"
+AS_IT_COMES = {"steps_per_generation": 1, "gradient_checkpointing": True}
+DEFAULT_RUN, TWO_MINUTES = "python train_gsm8k.py", "goal"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured; every default is ours."""
+
+    problems: int = 32
+    """to generate from and train on, against TRL; a multiple of 8"""
+    n: int = 16
+    """completions of each (paper, Section 4.1)"""
+    rounds: int = 5
+    """times that each side is measured"""
+    runs: int = 5
+    """times that the default run is measured"""
+    seed: int = 0
+    """seed of what is drawn"""
+    out: Path = Path("runs/bench")
+    """folder to write end_to_end.json into"""
+
+
+def samples_per_second(settings: Settings) -> Comparison:
+    """Ours and TRL's."""
+    usual = replace(RunSettings(), problems=settings.problems, n=settings.n)
+    task, base = train_gsm8k.gsm8k_task(usual), load_model(usual.model)
+    law, count = sampling_law(usual, task), settings.problems * settings.n
+    took = {"sampling": 0.0, "scoring": 0.0, "training": 0.0}  # seconds in all rounds
+
+    def ours() -> float:
+        lm = base._replace(model=deepcopy(base.model))
+
+        def steps(samples: list[dataset.Sample]) -> dataset.Steps:
+            together = dataset.rows_of_prompt(dataset.encode(samples, lm), settings.n, random.Random(settings.seed))
+            return dataset.Steps(together, settings.n, settings.n, "cpu")
+
+        times = [time.perf_counter()]
+        engine = transformers_engine(lm, usual.tokens_at_once)
+        samples = draw_samples(task, task.train, settings.n, engine, law, settings.seed, None)
+        times.append(time.perf_counter())
+        scored = dataset.score(samples, lm, steps(samples))
+        times.append(time.perf_counter())
+        topr.train(lm.model, adamw(lm.model), steps(scored), logprobs=rows.sequence_logprobs)
+        times.append(time.perf_counter())
+        for name, start, end in zip(took, times, times[1:], strict=False):
+            took[name] += end - start
+        return count / (times[-1] - times[0])
+
+    def trl(**others: object) -> float:
+        prompts = [{"prompt": task.prompt(problem), "gold": str(problem.gold)} for problem in task.train]
+        lm = base._replace(model=deepcopy(base.model))
+        reward = trl_sides.reward_of(lambda text, gold: train_gsm8k.grade(text, train_gsm8k.Decimal(gold)) == "correct")
+        train = trl_sides.prepare(lm, reward, prompts, settings.n, usual.max_new_tokens, **others)
+        return count / seconds(train)
+
+    sides = {OURS: ours, TRL: lambda: trl(**AS_IT_COMES), TRL_SET: lambda: trl(steps_per_generation=8)}
+    values = in_turn(sides, settings.rounds)
+    what = f"generated and trained: tiny/base, {settings.problems} problems, {settings.n} completions each"
+    goals = [Goal(OURS, TRL, 5.0), Goal(OURS, TRL_SET, 5.0)]
+    shares = [f"{name} {100 * spent / sum(took.values()):.0f} %" for name, spent in took.items()]
+    sampling_alone = count * settings.rounds / took["sampling"]
+    notes = [
+        f"ours, in shares of its time: {', '.join(shares)}",
+        f"were all but sampling free, ours would be {sampling_alone:.0f} samples/s",
+    ]
+    return Comparison(what, "samples/s", values, goals, notes)
+
+
+def default_run(settings: Settings) -> Comparison:
+    """The wall time of the script without arguments, start of Python included."""
+    phases: Counter[str] = Counter()
+
+    def run() -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, str(ROOT / "train_gsm8k.py"), "--out", str(Path(folder) / "run")]
+            start = time.perf_counter()
+            shown = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stderr
+            phases.update(seconds_of_bars(shown))
+            return time.perf_counter() - start
+
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TQDM")}
+    times = [run() for _ in range(settings.runs)]
+    parts = [f"{name} {spent / settings.runs:.0f} s" for name, spent in phases.items()]
+    notes = [
+        f"by its progress bars, on average: {', '.join(parts)}; "
+        f"all else, imports included, {(sum(times) - sum(phases.values())) / settings.runs:.0f} s"
+    ]
+    values = {DEFAULT_RUN: times, TWO_MINUTES: [120.0] * settings.runs}
+    return Comparison("the default run", "s", values, [Goal(DEFAULT_RUN, TWO_MINUTES, 1.0, is_least=False)], notes)
+
+
+def seconds_of_bars(shown: str) -> Counter[str]:
+    """What progress bars say that they took, by their first word.
+
+    >>> seconds_of_bars("scoring: 50%|# | 1/2 [00:01<00:01]\\rscoring: 100%|##| 2/2 [01:02<00:00]\\n")
+    Counter({'scoring': 62})
+    """
+    found: Counter[str] = Counter()
+    for line in shown.split("\n"):
+        bar = re.match(r"(\w+)[^|]*\|[^|]*\| \d+/\d+ \[(\d+):(\d+)<", line.rsplit("\r")[-1])
+        if bar:
+            found[bar[1]] += 60 * int(bar[2]) + int(bar[3])
+    return found
+
+
+def main(settings: Settings) -> None:
+    """Measure, print, write."""
+    comparisons = [samples_per_second(settings)] + ([default_run(settings)] if settings.runs else [])
+    report(settings.out, "end_to_end", "python benchmarks/end_to_end.py", comparisons, trl=trl_sides.trl.__version__)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Settings, description=__doc__))

@@ -1,0 +1,121 @@
+"""Tokens sampled per second on a laptop: the default engine, plain batched `generate`, and vLLM on a processor.
+
+    make .venv-vllm/ready
+    .venv/bin/python benchmarks/sampling.py --vllm-python .venv-vllm/bin/python
+
+tiny/base on its own problems, 16 completions each. What `generate` can be set to is tried on it: its batch, its cache,
+the order of the prompts; so is the engine's batch. The completions that count are cut at their end of sequence.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import tyro
+from transformers import GenerationConfig
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from measuring import Comparison, Goal, in_turn, report, seconds
+
+import train_gsm8k
+from pipeline.models import LanguageModel, load_model
+from pipeline.run import sampling_law
+from pipeline.sampling import Engine, SamplingLaw, transformers_engine
+from pipeline.settings import Settings as RunSettings
+from pipeline.vllm_engine import vllm_engine
+
+ENGINE, PLAIN, VLLM = "the engine, {:,} tokens at once", "generate, {}", "vLLM on the processor"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured; every default is ours."""
+
+    problems: int = 64
+    """to sample from"""
+    n: int = 16
+    """completions of each (paper, Section 4.1)"""
+    tokens_at_once: tuple[int, ...] = (10_000, 20_000, 40_000, 80_000)
+    """sizes of the engine's batches, prompts and padding included"""
+    prompts_at_once: int = 16
+    """in a batch of plain `generate`: 256 rows"""
+    vllm_python: Path | None = None
+    """interpreter whose environment has vLLM; without it vLLM is left out"""
+    rounds: int = 5
+    """times that each side is measured"""
+    seed: int = 0
+    """seed of what is drawn"""
+    out: Path = Path("runs/bench")
+    """folder to write sampling.json into"""
+
+
+def generate(lm: LanguageModel, prompts: Sequence[str], n: int, law: SamplingLaw, at_once: int, **others: str) -> int:
+    """Sample as the documentation of `generate` does; the number of tokens up to each end of sequence."""
+    end, total = lm.tokenizer.eos_token_id, 0
+    config = GenerationConfig(
+        do_sample=True,
+        temperature=law.temperature,
+        top_k=law.top_k,
+        max_new_tokens=law.max_new_tokens,
+        num_return_sequences=n,
+        eos_token_id=end,
+        pad_token_id=lm.tokenizer.pad_token_id,
+        **others,
+    )
+    for start in range(0, len(prompts), at_once):
+        inputs = lm.tokenizer(
+            list(prompts[start : start + at_once]), padding=True, padding_side="left", return_tensors="pt"
+        )
+        ids = lm.model.generate(**inputs, generation_config=config)[:, inputs["input_ids"].shape[1] :]
+        total += sum([*row, end].index(end) + (end in row) for row in ids.tolist())
+    return total
+
+
+def main(settings: Settings) -> None:
+    """Measure, print, write."""
+    usual = replace(RunSettings(), problems=settings.problems, vllm_python=settings.vllm_python)
+    task, lm = train_gsm8k.gsm8k_task(usual), load_model(usual.model)
+    law, prompts = sampling_law(usual, task), [task.prompt(problem) for problem in task.train]
+    by_length = sorted(prompts, key=len)
+
+    def speed(count: Callable[[], int]) -> Callable[[], float]:
+        def measure() -> float:
+            tokens: list[int] = []
+            return 1 / seconds(lambda: tokens.append(count())) * tokens[0]
+
+        return measure
+
+    def of_engine(engine: Engine) -> Callable[[], float]:
+        def completions() -> Iterator[int]:
+            return (len(found.token_ids) for _, found in engine(prompts, settings.n, law, settings.seed))
+
+        return speed(lambda: sum(completions()))
+
+    def of_generate(prompts: Sequence[str], **others: str) -> Callable[[], float]:
+        return speed(lambda: generate(lm, prompts, settings.n, law, settings.prompts_at_once, **others))
+
+    with ExitStack() as stack:
+        sides = {ENGINE.format(size): of_engine(transformers_engine(lm, size)) for size in settings.tokens_at_once}
+        sides[PLAIN.format("prompts as they come")] = of_generate(prompts)
+        sides[PLAIN.format("prompts by length")] = of_generate(by_length)
+        sides[PLAIN.format("by length, static cache")] = of_generate(by_length, cache_implementation="static")
+        if settings.vllm_python is not None:
+            log = settings.out / "vllm.log"
+            engine = stack.enter_context(vllm_engine(usual.model, lm, lm.context, usual, log))
+            sides[VLLM] = of_engine(engine)
+        torch.manual_seed(settings.seed)
+        for side in sides.values():
+            side()
+        values = in_turn(sides, settings.rounds)
+    ours = ENGINE.format(usual.tokens_at_once)
+    goals = [Goal(ours, other, 1.0) for other in sides if other != ours]
+    what = f"{settings.problems} problems, {settings.n} completions each; the default is {ours}"
+    report(settings.out, "sampling", "python benchmarks/sampling.py", [Comparison(what, "tokens/s", values, goals)])
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Settings, description=__doc__))

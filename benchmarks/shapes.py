@@ -1,0 +1,85 @@
+"""What several benchmarks train on: a small model with random weights, random tokens in the lengths of GSM8K."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from measuring import seconds
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import topr
+from pipeline.rows import Example
+
+WORDS = 2_048
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A prompt and its completions, in tokens; a completion has two thirds of the longest or more."""
+
+    name: str
+    prompt: int
+    completion: int
+
+
+SHAPES = (Shape("0-shot", 40, 26), Shape("8-shot, short", 600, 26), Shape("8-shot", 1_100, 150))
+
+
+def make_model(seed: int) -> LlamaForCausalLM:
+    """A Llama of 6 layers of width 256, far enough from uniform that log-probabilities differ."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=WORDS,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=6,
+        num_attention_heads=8,
+        max_position_embeddings=16_384,
+        initializer_range=0.05,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def draw(
+    rng: random.Random, shape: Shape, steps: int, completions: int, scale: float = 1.0, words: int = WORDS
+) -> list[list[Example]]:
+    """For each step the completions of one prompt."""
+
+    def tokens(size: float) -> list[int]:
+        return [rng.randrange(words) for _ in range(max(round(size * scale), 2))]
+
+    def example(prompt: list[int]) -> Example:
+        ids = tokens(rng.uniform(2 / 3, 1) * shape.completion)
+        return Example(prompt, ids, 0.0, rng.choice([-1.0, 1.0]))
+
+    prompts = [tokens(shape.prompt) for _ in range(steps)]
+    return [[example(prompt) for _ in range(completions)] for prompt in prompts]
+
+
+def plain(examples: Sequence[Example]) -> topr.Batch:
+    """A padded row for each example."""
+    width = max(len(example.prompt_ids) + len(example.completion_ids) for example in examples)
+    ids, mask, of_completion = (torch.zeros(len(examples), width, dtype=torch.long) for _ in range(3))
+    for i, example in enumerate(examples):
+        start, end = len(example.prompt_ids), len(example.prompt_ids) + len(example.completion_ids)
+        ids[i, :end] = torch.tensor(example.prompt_ids + example.completion_ids)
+        mask[i, :end], of_completion[i, start:end] = 1, 1
+    columns = zip(*((e.logmu, e.reward, float(len(e.completion_ids))) for e in examples), strict=True)
+    return topr.Batch(ids, mask, of_completion, *map(torch.tensor, columns))
+
+
+def adamw(model: torch.nn.Module, lr: float = 1e-5) -> torch.optim.Optimizer:
+    """The optimiser of all sides; its rate is small, so that they stay where they began."""
+    return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
+
+
+def train_ours(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: Sequence[Sequence[object]],
+    logprobs: Callable[..., Tensor],
+) -> float:
+    """Train by `topr.train`; the seconds that it takes."""
+    return seconds(lambda: topr.train(model, optimizer, steps, logprobs=logprobs, start_at_mu=None))

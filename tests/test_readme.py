@@ -4,9 +4,12 @@ import dataclasses
 import json
 import re
 import shlex
+import shutil
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
+import page
 import pytest
 import tyro
 
@@ -150,6 +153,58 @@ def test_every_fault_that_is_listed_names_tests_that_are_there():
         assert named, row
         for name in named:
             assert f"def {name}(" in code, name
+
+
+SPEED = {  # a row of the README's table -> file, comparison, side, against
+    "training, 0-shot, against TRL": ("train_step", 0, "topr, shared rows", "TRL"),
+    "training, 8 short shots, against TRL": ("train_step", 1, "topr, shared rows", "TRL"),
+    "training, 8 shots, against TRL": ("train_step", 2, "topr, shared rows", "TRL"),
+    "training, 8 shots, against padded rows": ("train_step", 2, "topr, shared rows", "topr, padded rows"),
+    "memory of the head, against TRL's": (
+        "loss_memory",
+        0,
+        "pipeline.head, slices of words",
+        "TRL's selective log-softmax",
+    ),
+    "TOPR against cross-entropy": ("overhead", 0, "topr.train", "cross-entropy"),
+    "sampling, against plain `generate`": (
+        "sampling",
+        0,
+        "the engine, 40,000 tokens at once",
+        "generate, prompts as they come",
+    ),
+    "sampling, against vLLM on the processor": (
+        "sampling",
+        0,
+        "the engine, 40,000 tokens at once",
+        "vLLM on the processor",
+    ),
+    "generating and training, against TRL": ("end_to_end", 0, "topr", "TRL as it comes"),
+    "the default run, against two minutes": ("end_to_end", 1, "python train_gsm8k.py", "goal"),
+}
+
+
+@pytest.mark.parametrize("row", SPEED)
+def test_the_speeds_in_the_readme_are_measured(row):
+    name, number, side, against = SPEED[row]
+    content = json.loads((ROOT / "results" / "benchmarks" / f"{name}.json").read_text(encoding="utf-8"))
+    comparison = content["comparisons"][number]
+    [goal] = [g for g in comparison["goals"] if (g["side"], g["against"]) == (side, against)]
+    ours, theirs = (comparison["values"][one] for one in (side, against))
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    cells = f"{statistics.median(ours):,.4g} | {statistics.median(theirs):,.4g}"
+    cells += f" | {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    hoped = f"{'>=' if goal['is_least'] else '<='} {goal['bound']:g}"
+    assert f"| {row}, {comparison['unit']} | {cells} | {hoped} |" in README
+
+
+def test_the_page_of_benchmarks_is_made_of_its_files(tmp_path):
+    there = ROOT / "results" / "benchmarks"
+    for file in there.glob("*.json"):
+        shutil.copy(file, tmp_path)
+    page.main(tmp_path)
+    assert (tmp_path / "README.md").read_text(encoding="utf-8") == (there / "README.md").read_text(encoding="utf-8")
+    assert len(list(there.glob("*.json"))) == len(page.TITLES)
 
 
 def test_there_are_commands_to_test():

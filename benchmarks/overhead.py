@@ -7,6 +7,7 @@ pass, clipping, AdamW. Both have the same padded rows, and turns of a few steps 
 """
 
 import random
+import statistics
 import sys
 from collections.abc import Sequence
 from copy import deepcopy
@@ -35,9 +36,9 @@ class Settings:
 
     completions: int = 16
     """in a step"""
-    steps: int = 5
-    """in a turn"""
-    rounds: int = 25
+    steps: int = 2
+    """in a turn: few, so that both sides share the machine's moods"""
+    rounds: int = 60
     """turns of each side"""
     scale: float = 1.0
     """prompts and completions of this share of their length, to try it out"""
@@ -71,7 +72,20 @@ def compare(settings: Settings, name: str, model: torch.nn.Module, batches: Sequ
     for side in sides.values():
         side()  # the first passes are slower
     values = in_turn({k: lambda k=k: 1e3 * seconds(sides[k]) / len(batches) for k in sides}, settings.rounds)
-    return Comparison(name, "ms a step", values, [Goal(TOPR, PLAIN, 1.03, is_least=False)])
+    return Comparison(name, "ms a step", values, [Goal(TOPR, PLAIN, 1.03, is_least=False)], [fixed_costs(batches[0])])
+
+
+def fixed_costs(batch: topr.Batch) -> str:
+    """What a step has besides the model, alone: the medians of some calls."""
+    count = len(batch.reward)
+    logp, weight = torch.randn(count, requires_grad=True), torch.rand(count)
+
+    def loss() -> None:
+        topr.topr_loss(1 * logp, batch.logmu, batch.reward, batch.length).backward()
+
+    parts = {"metrics": lambda: topr.step_metrics(logp.detach(), batch.reward, weight), "loss and its gradient": loss}
+    times = {part: 1e3 * statistics.median(seconds(work) for _ in range(50)) for part, work in parts.items()}
+    return "alone: " + ", ".join(f"{part} {time:.2f} ms" for part, time in times.items())
 
 
 def main(settings: Settings) -> None:

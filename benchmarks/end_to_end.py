@@ -16,10 +16,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -67,6 +69,8 @@ def samples_per_second(settings: Settings) -> Comparison:
     law, count = sampling_law(usual, task), settings.problems * settings.n
     took = {"sampling": 0.0, "scoring": 0.0, "training": 0.0}  # seconds in all rounds
 
+    engine = transformers_engine(base, usual.tokens_at_once)
+
     def ours() -> float:
         lm = base._replace(model=deepcopy(base.model))
 
@@ -75,7 +79,6 @@ def samples_per_second(settings: Settings) -> Comparison:
             return dataset.Steps(together, settings.n, settings.n, "cpu")
 
         times = [time.perf_counter()]
-        engine = transformers_engine(lm, usual.tokens_at_once)
         samples = draw_samples(task, task.train, settings.n, engine, law, settings.seed, None)
         times.append(time.perf_counter())
         scored = dataset.score(samples, lm, steps(samples))
@@ -102,8 +105,21 @@ def samples_per_second(settings: Settings) -> Comparison:
     notes = [
         f"ours, in shares of its time: {', '.join(shares)}",
         f"were all but sampling free, ours would be {sampling_alone:.0f} samples/s",
+        where_time_goes(lambda: draw_samples(task, task.train, settings.n, engine, law, settings.seed, None)),
     ]
     return Comparison(what, "samples/s", values, goals, notes)
+
+
+def where_time_goes(work: Callable[[], object]) -> str:
+    """The operations that sampling spends most of its time in, by torch's profiler."""
+    start = time.perf_counter()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
+        work()
+    spent = {one.key.removeprefix("aten::"): one.self_cpu_time_total / 1e6 for one in found.key_averages()}
+    inside, in_all = sum(spent.values()), time.perf_counter() - start
+    most = sorted(spent, key=lambda name: -spent[name])[:5]
+    shares = ", ".join(f"{name} {100 * spent[name] / inside:.0f} %" for name in most)
+    return f"sampling, of the time in operations: {shares}; between them, profiled: {100 * (1 - inside / in_all):.0f} %"
 
 
 def default_run(settings: Settings) -> Comparison:

@@ -1,5 +1,6 @@
 """What the benchmarks share: sides that are measured in turn, in one run, and how far they lie apart."""
 
+import ctypes
 import gc
 import json
 import os
@@ -79,8 +80,9 @@ def _resident(field: str) -> int:
 
 
 def peak_above(work: Callable[[], object]) -> int:
-    """Bytes that `work` needs at most, above what there is before it; on Linux."""
+    """Bytes that `work` needs at most, above what there is before it; on Linux, with glibc."""
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # or what was freed before, and kept for later, would hide what is needed now
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from now on
     before = _resident("VmRSS")
     work()

@@ -115,8 +115,9 @@ def where_time_goes(work: Callable[[], object]) -> str:
     start = time.perf_counter()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
         work()
+        in_all = time.perf_counter() - start
     spent = {one.key.removeprefix("aten::"): one.self_cpu_time_total / 1e6 for one in found.key_averages()}
-    inside, in_all = sum(spent.values()), time.perf_counter() - start
+    inside = sum(spent.values())
     most = sorted(spent, key=lambda name: -spent[name])[:5]
     shares = ", ".join(f"{name} {100 * spent[name] / inside:.0f} %" for name in most)
     return f"sampling, of the time in operations: {shares}; between them, profiled: {100 * (1 - inside / in_all):.0f} %"
@@ -130,7 +131,7 @@ def default_run(settings: Settings) -> Comparison:
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, str(ROOT / "train_gsm8k.py"), "--out", str(Path(folder) / "run")]
             start = time.perf_counter()
-            shown = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stderr
+            shown = subprocess.run(command, check=True, capture_output=True, env=environment).stderr.decode()
             phases.update(seconds_of_bars(shown))
             return time.perf_counter() - start
 

@@ -162,9 +162,7 @@ def _generate(lm: LanguageModel, prompt_ids: list[list[int]], law: SamplingLaw, 
         do_sample=True,
         temperature=law.temperature,
         top_p=law.top_p,
-        top_k=law.top_k
-        if law.top_k < model.config.get_text_config().vocab_size
-        else 0,  # to sort all words would drop none of them
+        top_k=law.top_k,
         max_new_tokens=law.max_new_tokens,
         stop_strings=list(law.stop) or None,
         eos_token_id=model.generation_config.eos_token_id,

@@ -1,5 +1,5 @@
-# On a fresh machine with Python 3.11: `make run`, `make test`, `make test-vllm`, `make faults`, `make fuzz`, `make bench`, and
-# `make notebooks`, which opens them.
+# On a fresh machine with Python 3.11: `make run`, `make test`, `make test-vllm`, `make faults`, `make fuzz`,
+# `make bench`, and `make notebooks`, which opens them.
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0

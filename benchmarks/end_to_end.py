@@ -3,7 +3,7 @@
     make .venv-trl/ready
     .venv-trl/bin/python benchmarks/end_to_end.py
 
-The second against TRL's GRPO trainer on tiny/base and its problems, 16 completions of a problem a step, the same AdamW;
+The second against TRL's GRPO trainer on tiny/base and its problems, 16 completions of a problem a step, the same AdamW.
 Ours includes grading and scoring log mu. TRL is measured as it comes (but in float32), generating for each step and
 recomputing activations, and as fast as it can be set: without that, generating for 8 steps at once.
 """
@@ -68,7 +68,6 @@ def samples_per_second(settings: Settings) -> Comparison:
     task, base = train_gsm8k.gsm8k_task(usual), load_model(usual.model)
     law, count = sampling_law(usual, task), settings.problems * settings.n
     took = {"sampling": 0.0, "scoring": 0.0, "training": 0.0}  # seconds in all rounds
-
     engine = transformers_engine(base, usual.tokens_at_once)
 
     def ours() -> float:

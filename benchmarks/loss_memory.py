@@ -84,14 +84,12 @@ def main(settings: Settings) -> None:
         )
         for values, tolerance in ((logp, 1e-6), (of_hidden, 1e-5), (of_weight, 1e-5)):
             assert (values[side] - values[SLICED]).norm() < tolerance * values[SLICED].norm(), side
-    weight.grad = hidden.grad = None
 
     def peak(side: str) -> float:
         weight.grad = hidden.grad = None
         return peak_above(lambda: step(side)) / 1e6
 
     memory = in_turn({side: lambda side=side: peak(side) for side in found}, settings.rounds)
-    weight.grad = hidden.grad = None
     time = in_turn({side: lambda side=side: seconds(lambda: step(side)) for side in found}, settings.rounds)
     gradient, slice_of_logits = weight.numel() * 4 / 1e6, SLICE * settings.tokens * 4 / 1e6
     notes = [

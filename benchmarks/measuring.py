@@ -7,12 +7,13 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
 import transformers
+from gpu_step import matrix_speed
 from rich.console import Console
 from rich.table import Table
 
@@ -89,12 +90,6 @@ def peak_above(work: Callable[[], object]) -> int:
     return _resident("VmHWM") - before
 
 
-def matrix_speed(rows: int, inner: int, columns: int, repeats: int = 20) -> float:
-    """Operations per second of a product of float32 matrices, the best of some."""
-    a, b = torch.randn(rows, inner), torch.randn(columns, inner)
-    return 2 * rows * inner * columns / min(seconds(lambda: a @ b.T) for _ in range(repeats))
-
-
 def memory_speed(megabytes: int = 256, repeats: int = 10) -> float:
     """Bytes per second of a copy that no cache holds, those read and those written; the best of some."""
     source = torch.ones(megabytes * 2**18)
@@ -109,7 +104,7 @@ def machine() -> dict[str, str | int | float]:
         "processor": names[0] if names else platform.processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "GFLOP/s, float32 matrices of 1024": round(matrix_speed(1024, 1024, 1024) / 1e9),
+        "GFLOP/s, float32 matrices of 1024": round(matrix_speed(1024, "float32") / 1e9),
         "GB/s, copying": round(memory_speed() / 1e9, 1),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -135,10 +130,19 @@ def print_comparison(comparison: Comparison) -> None:
     """A table of the sides, and a line for each goal and note."""
     table = Table("", f"{comparison.unit}, median", "lowest", "highest", title=comparison.what)
     for name, values in comparison.values.items():
-        table.add_row(name, *(f"{value:,.4g}" for value in (statistics.median(values), min(values), max(values))))
+        table.add_row(name, *summary(values))
     Console().print(table)
     for line in findings(comparison):
         print(line)
+
+
+def summary(values: Sequence[float]) -> list[str]:
+    """Median, lowest and highest, as text.
+
+    >>> summary([1.0, 2.0, 4000.0])
+    ['2', '1', '4,000']
+    """
+    return [f"{value:,.4g}" for value in (statistics.median(values), min(values), max(values))]
 
 
 def findings(comparison: Comparison) -> list[str]:

@@ -4,13 +4,12 @@ python benchmarks/page.py runs/bench        # reads its .json files, writes runs
 """
 
 import json
-import statistics
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from measuring import Comparison, Goal, findings
+from measuring import Comparison, Goal, findings, summary
 
 from pipeline.records import write_text
 
@@ -32,8 +31,7 @@ def table(comparison: Comparison) -> list[str]:
     """
     lines = [f"| {comparison.what} | {comparison.unit}, median | lowest | highest |", "| --- | --- | --- | --- |"]
     for name, values in comparison.values.items():
-        numbers = (f"{number:,.4g}" for number in (statistics.median(values), min(values), max(values)))
-        lines.append(f"| {name} | {' | '.join(numbers)} |")
+        lines.append(f"| {name} | {' | '.join(summary(values))} |")
     return lines
 
 

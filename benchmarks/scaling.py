@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tyro
@@ -73,8 +73,7 @@ def stages(
     def text() -> str:
         return "Q:" + "".join(rng.choice(words) for _ in range(prompt // 2 - 4)) + "?\nA:"
 
-    task = train_gsm8k.gsm8k_task(usual)
-    task = type(task)(**{**vars(task), "prompt": lambda problem: problem.question})
+    task = replace(train_gsm8k.gsm8k_task(usual), prompt=lambda problem: problem.question)
     given = [Problem(f"train-{i}", text(), train_gsm8k.Decimal(0)) for i in range(problems)]
     law, engine = SamplingLaw(max_new_tokens=settings.new_tokens), transformers_engine(lm, usual.tokens_at_once)
 

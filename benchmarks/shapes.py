@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import topr
-from pipeline.rows import Example
+from pipeline.rows import Example, pad
 
 WORDS = 2_048
 
@@ -60,12 +60,10 @@ def draw(
 
 def plain(examples: Sequence[Example]) -> topr.Batch:
     """A padded row for each example."""
-    width = max(len(example.prompt_ids) + len(example.completion_ids) for example in examples)
-    ids, mask, of_completion = (torch.zeros(len(examples), width, dtype=torch.long) for _ in range(3))
-    for i, example in enumerate(examples):
-        start, end = len(example.prompt_ids), len(example.prompt_ids) + len(example.completion_ids)
-        ids[i, :end] = torch.tensor(example.prompt_ids + example.completion_ids)
-        mask[i, :end], of_completion[i, start:end] = 1, 1
+    ids, mask = pad([example.prompt_ids + example.completion_ids for example in examples], is_left=False)
+    of_completion = mask.clone()
+    for row, example in zip(of_completion, examples, strict=True):
+        row[: len(example.prompt_ids)] = 0
     columns = zip(*((e.logmu, e.reward, float(len(e.completion_ids))) for e in examples), strict=True)
     return topr.Batch(ids, mask, of_completion, *map(torch.tensor, columns))
 

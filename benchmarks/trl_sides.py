@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
 from pipeline.models import LanguageModel
-from pipeline.rows import Example
+from pipeline.rows import Example, pad
 
 try:
     import trl
@@ -76,15 +76,6 @@ class FixedBatches(trl.GRPOTrainer):
 
 def padded(examples: Sequence[Example]) -> dict[str, torch.Tensor]:
     """What TRL trains on: prompts padded on the left, completions on the right, in tensors of their own."""
-
-    def pad(rows: list[list[int]], is_left: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        for i, row in enumerate(rows):
-            here = slice(ids.shape[1] - len(row), None) if is_left else slice(len(row))
-            ids[i, here], mask[i, here] = torch.tensor(row), 1
-        return ids, mask
-
     prompt_ids, prompt_mask = pad([example.prompt_ids for example in examples], is_left=True)
     completion_ids, completion_mask = pad([example.completion_ids for example in examples], is_left=False)
     return {

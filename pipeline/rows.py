@@ -68,8 +68,8 @@ def collate(
     ([[5, 6]], [[7, 1, 0], [8, 9, 1]], [0, 0])
     """
     examples = [example for row in rows for example in row]
-    prompt_ids, prompt_mask = _pad([row[0].prompt_ids for row in rows], is_left=True)
-    completion_ids, completion_mask = _pad([example.completion_ids for example in examples], is_left=False)
+    prompt_ids, prompt_mask = pad([row[0].prompt_ids for row in rows], is_left=True)
+    completion_ids, completion_mask = pad([example.completion_ids for example in examples], is_left=False)
     token_logmu = torch.zeros(completion_ids.shape)
     for i, example in enumerate(examples):
         length = len(example.completion_ids)
@@ -81,8 +81,12 @@ def collate(
     return SharedRows(shares, *(tensor.to(device) for tensor in [*tensors, *map(torch.tensor, columns)]))
 
 
-def _pad(rows: Sequence[list[int]], is_left: bool) -> tuple[Tensor, Tensor]:
-    """The rows as token ids, and 1 where there are any."""
+def pad(rows: Sequence[list[int]], is_left: bool) -> tuple[Tensor, Tensor]:
+    """The rows as token ids, padded with 0 on one side, and a mask that is 1 on them: two (R, T).
+
+    >>> pad([[5], [6, 7]], is_left=True)[0].tolist()
+    [[0, 5], [6, 7]]
+    """
     ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
     mask = torch.zeros_like(ids)
     for i, row in enumerate(rows):

@@ -26,16 +26,16 @@ from rich.console import Console
 from rich.table import Table
 
 import topr
-from experiments import METHODS, OF_THE_PAPER, SCALES, Lab, Scale, called, last_task, training_task
+from paper.experiments import METHODS, OF_THE_PAPER, SCALES, Lab, Scale, called, last_task, training_task
+from paper.sweep import Finished, Job, OverSeeds, Sweep, over_seeds
 from pipeline.dataset import mean_rewards, share_of_positives, weight_by_difficulty
 from pipeline.evaluation import collect, maj_at_k
-from pipeline.parallel import first_does, is_first_process, process_group
 from pipeline.plots import Line, Panel, draw, save_figure
 from pipeline.records import InputError, Outcome, Task, write_rows, write_text
+from pipeline.runtime.processes import first_does, is_first_process, process_group
 from pipeline.settings import Settings
-from pipeline.sweep import Finished, Job, OverSeeds, Sweep, over_seeds
-from train_verifier import ACCURACY, COLUMNS, WEIGHTED, VerifierSettings, to_panel
-from train_verifier import run as run_verifier
+from tasks.verifier import ACCURACY, COLUMNS, WEIGHTED, VerifierSettings, to_panel
+from tasks.verifier import run as run_verifier
 
 # ---- what is read off runs --------------------------------------------------------------------------------------
 

@@ -1,618 +1,233 @@
-"""The paper's analysis on a bandit: Propositions 3.1 and 3.2, Appendices B and C, each statement checked and drawn.
+"""A softmax bandit: the smallest place where the paper's gradients can be computed exactly.
 
-    python toy_bandit.py                      # all claims: a table, and a figure for each, in 20 s on one core
-    python toy_bandit.py unbounded recovery   # some of them
-    python toy_bandit.py --out DIR --seed 1
+An arm stands for a trajectory tau; the policy is pi = softmax(z), one logit an arm, in float64. Sums over all arms are
+exact: what is computed here is the paper's algebra and not an estimate of it. Weights, taper and losses are those of
+`topr.py`; the closed forms are the paper's (Appendix B), so that one can be held against the other.
 
-Every statement is given with its condition, and "holds" is about that; the exit status is 1 where one does not hold.
-Settings of the claims (arms, rewards, steps, learning rates) are ours: the paper has no bandit. The bandit itself is in
-bandit.py; its weights, taper and losses are those of topr.py, so that what is tested here is the reference.
+Names: z (..., K) logits, logp = log pi, mu and reward (..., K). mu is positive everywhere, and the reward is that after
+the baseline but in `four_parts`, which takes both. Nothing here raises but what topr.py raises. `toy_bandit.py` checks
+the paper's claims with it.
 """
 
-import json
-import math
-import platform
-import sys
-import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import pairwise, product
-from pathlib import Path
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
-import tyro
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 from torch import Tensor
-from tqdm import tqdm
 
-from bandit import (
-    Bandit,
-    ascend,
-    entropy,
-    expected_reward,
-    four_parts,
-    gradient,
-    gradient_by_differences,
-    gradient_of_loss,
-    gradient_of_objective,
-    gradient_variance,
-    kl,
-    objective,
-    random_bandits,
-    sampled_gradients,
-    steps_to_half,
-    tensor,
-    through_softmax,
-    upper_bound,
-    weights,
-)
-from pipeline.plots import Line, Panel, draw, lines, save_figure
-from pipeline.records import write_text
-from topr import PRESETS, Limits, topr_loss
+from topr import PRESETS, Limits, importance_weight, topr_loss, topr_objective
 
 
-class Statement(NamedTuple):
-    """One row of the table: what is said, under which condition, where in the paper; and what was found."""
+class Bandit(NamedTuple):
+    """Where the data came from: the distribution that drew the arms, and what each arm gave."""
 
-    text: str
-    source: str
-    measured: str
-    holds: bool
+    mu: Tensor  # (..., K), above 0
+    reward: Tensor  # (..., K) after the baseline
 
 
-class Claim(NamedTuple):
-    """The statements of one part of the paper, and the panels of their figure."""
+def objective(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"]) -> Tensor:
+    """J_topr(pi) = sum over the arms of mu rho(pi/mu) R (Eq. 11): (...,), differentiable in z.
 
-    statements: list[Statement]
-    panels: list[Panel]
-
-
-def identity(text: str, source: str, one: Tensor, *others: Tensor, within: float = 1e-12) -> Statement:
-    """That `one` equals each of the `others`; 1e-12 is what float64 leaves of sums of a few terms of size 1.
-
-    >>> identity("one and one is two", "-", tensor([2.0]), tensor([1.0]) + 1).holds
-    True
+    >>> one = Bandit(mu=tensor([0.5, 0.5]), reward=tensor([1.0, -1.0]))
+    >>> objective(tensor([0.0, 0.0]), one, PRESETS["topr"]).item()  # at pi = mu it is the expected reward
+    0.0
     """
-    difference = torch.stack([(one - other).abs().max() for other in others]).max().item()  # NaN if any is
-    return Statement(text, source, f"differ by {difference:.0e} at most", difference <= within)
+    log_ratio = z.log_softmax(-1) - bandit.mu.log()
+    return (bandit.mu * topr_objective(log_ratio, bandit.reward, limits)).sum(-1)
 
 
-def always(text: str, source: str, found: Tensor, of: str) -> Statement:
-    """That `found` is True throughout; `of` names what it was found on.
+def expected_reward(z: Tensor, bandit: Bandit) -> Tensor:
+    """The true objective J(pi) = sum over the arms of pi R (Section 3.1): (...,).
 
-    >>> always("numbers are positive", "-", tensor([1.0, -1.0]) > 0, "numbers").measured
-    'in 1 of 2 numbers'
+    >>> expected_reward(tensor([0.0, 0.0]), Bandit(tensor([0.9, 0.1]), tensor([1.0, -1.0]))).item()
+    0.0
     """
-    return Statement(
-        text, source, f"in {found.sum():,} of {found.numel():,} {of}", found.numel() > 0 and bool(found.all())
-    )
+    return (z.softmax(-1) * bandit.reward).sum(-1)
 
 
-def moves(text: str, source: str, x: Tensor, direction: Literal["up", "down"]) -> Statement:
-    """That the mean of x (N, 3) goes up, or down, from column to column, by more than two standard errors.
+def weights(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"]) -> Tensor:
+    """[pi/mu]_a^b with the bounds of each arm's reward (Eq. 7): (..., K).
 
-    >>> moves("counting", "-", tensor([[1.0, 2.0, 3.0], [1.5, 2.5, 4.5]]), "up").measured
-    'means 1.25, 2.25, 3.75: +1.000 ± 0.000 (in 2 of 2) and +1.500 ± 1.000 (in 2 of 2; 2 SE)'
+    >>> weights(tensor([0.0, 0.0]), Bandit(tensor([0.25, 0.75]), tensor([1.0, -1.0])))
+    tensor([1.0000, 0.6667], dtype=torch.float64)
     """
-    sign, step = 1 if direction == "up" else -1, x.diff(dim=-1)
-    mean, error = step.mean(0), 2 * step.std(0) / math.sqrt(len(x))
-    means = ", ".join(f"{value:.2f}" for value in x.mean(0))
-    shares = [f"in {count} of {len(x)}" for count in (sign * step > 0).sum(0)]
-    told = [f"{m:+.3f} ± {e:.3f} ({share}" for m, e, share in zip(mean, error, shares, strict=True)]
-    return Statement(text, source, f"means {means}: {told[0]}) and {told[1]}; 2 SE)", bool((sign * mean > error).all()))
+    a_pos, b_pos, a_neg, b_neg = tensor(limits)
+    is_positive = bandit.reward >= 0
+    a, b = torch.where(is_positive, a_pos, a_neg), torch.where(is_positive, b_pos, b_neg)
+    return importance_weight(z.log_softmax(-1) - bandit.mu.log(), a, b)
 
 
-def _one_bandit(gradients: dict[str, Tensor], arms: list[str]) -> Panel:
-    """The first bandit's gradients, with TOPR's bounds and with those of SFT."""
-    at = range(len(arms))
-    drawn = lines(at, {label: gradient[0] for label, gradient in gradients.items()}, "topr sft", "points")
-    return Panel("one bandit", "arm", "gradient of the logit", drawn, {"xticks": at, "xticklabels": arms})
+def gradient(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"]) -> Tensor:
+    """Ascent direction in closed form, -pi Delta + mu [pi/mu] R with Delta = sum of mu [pi/mu] R (App. B.1): (..., K).
+
+    >>> gradient(tensor([0.0, 0.0]), Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0])))
+    tensor([ 0.5000, -0.5000], dtype=torch.float64)
+    """
+    return through_softmax(z, bandit.mu * weights(z, bandit, limits) * bandit.reward)
 
 
-FAMILY = [*PRESETS.values(), Limits(0.5, 2, 0.2, 0.8)]  # Table 1, and a member that has all four bounds
+def through_softmax(z: Tensor, coefficient: Tensor) -> Tensor:
+    """Sum over the arms of coefficient * grad log pi, with respect to z: (..., K).
+
+    >>> through_softmax(tensor([0.0, 0.0]), tensor([1.0, 0.0]))  # grad log pi of the first arm: one-hot minus pi
+    tensor([ 0.5000, -0.5000], dtype=torch.float64)
+    """
+    return coefficient - z.softmax(-1) * coefficient.sum(-1, keepdim=True)
 
 
-def claim_exact(generator: torch.Generator) -> Claim:
-    """Appendix B.1: the exact gradient, and what the negative examples add to it."""
-    z, bandit = random_bandits(1000, "+++---", generator)
-    pi, pairs = z.softmax(-1), list(product(range(3), range(3, 6)))  # a positive and a negative arm
+def gradient_of_loss(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"]) -> Tensor:
+    """The same by autograd of `topr.topr_loss`, a sequence of length 1 for each arm, weighed by mu: (..., K).
 
-    def all_of(function: Callable[..., Tensor]) -> Tensor:
-        return torch.stack([function(z, bandit, limits) for limits in FAMILY])
-
-    def gap(x: Tensor) -> Tensor:
-        return torch.stack([x[:, i] - x[:, j] for i, j in pairs], -1)
-
-    closed = all_of(gradient)
-    both, only = (gradient(z, bandit, PRESETS[name]) for name in ("topr", "sft"))
-    mass = bandit.mu * weights(z, bandit, PRESETS["topr"]) * bandit.reward
-    delta = [(bandit.mu * weights(z, bandit, PRESETS[name]) * bandit.reward).sum(-1) for name in ("topr", "sft")]
-    lost = -mass.clamp_max(0)
-    widening = gap(both) - gap(only)
-    formula = gap(pi) * lost.sum(-1, keepdim=True) + torch.stack([lost[:, j] for _, j in pairs], -1)
-    assumed = gap(pi) > 0
-    outside, narrower = ~assumed, (widening < 0) & ~assumed
-    share = narrower.sum() / outside.sum()
-    residual = (narrower.double() - share * outside).sum(1)  # the pairs of a bandit hang together
-    error = 2 * residual.norm() / outside.sum()
-    statements = [
-        identity(
-            "closed form = autograd of Eq. 11 = autograd of topr_loss, for six choices of bounds",
-            "App. B.1",
-            closed,
-            all_of(gradient_of_objective),
-            all_of(gradient_of_loss),
-        ),
-        identity("closed form = finite differences", "App. B.1", closed, all_of(gradient_by_differences), within=1e-6),
-        always("Delta is larger without negatives (SFT)", "App. B.1", delta[0] < delta[1], "bandits"),
-        always(
-            "where pi- < pi+: negatives widen the gap grad_z+ - grad_z-", "App. B.1", widening[assumed] > 0, "pairs"
-        ),
-        identity(
-            "they widen it by (pi+ - pi-) N + mu- w- |R-|, N = sum over T- of mu w |R|", "ours", widening, formula
-        ),
-        Statement(
-            "where pi- >= pi+ they may narrow it: the condition is needed (three negatives)",
-            "ours",
-            f"in {share:.1%} ± {error:.1%} of {outside.sum():,} pairs (2 SE)",
-            share.item() > 0,
-        ),
-    ]
-    some = torch.arange(len(z))[:, None].expand_as(widening) < 40
-    inside, outside = (Line(gap(pi)[x & some], widening[x & some], kind="points") for x in (assumed, ~assumed))
-    cloud = [inside._replace(label="pi− < pi+", style="topr"), outside._replace(label="elsewhere", style="reinforce")]
-    return Claim(
-        statements,
-        [
-            _one_bandit({"with negatives": both, "without (SFT)": only}, ["+", "+", "+", "−", "−", "−"]),
-            Panel("what negatives add", "pi+ − pi−", "widening of grad_z+ − grad_z−", cloud),
-        ],
-    )
+    >>> gradient_of_loss(tensor([0.0, 0.0]), Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0])))
+    tensor([ 0.5000, -0.5000], dtype=torch.float64)
+    """
+    z = z.detach().requires_grad_()
+    logp = z.log_softmax(-1).flatten()
+    logmu, reward = (x.expand(z.shape).flatten() for x in (bandit.mu.log(), bandit.mu * bandit.reward))
+    topr_loss(logp, logmu, reward, torch.ones_like(logp), limits, denominator=1).backward()
+    return -z.grad
 
 
-def claim_sampled(generator: torch.Generator) -> Claim:
-    """Appendix B.2: one positive and one negative were drawn (the first two arms), the other two were not."""
-    z, bandit = random_bandits(1000, "+-+-", generator)
+def gradient_of_objective(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"]) -> Tensor:
+    """The same by autograd of Eq. 11: (..., K).
+
+    >>> gradient_of_objective(tensor([0.0, 0.0]), Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0])))
+    tensor([ 0.5000, -0.5000], dtype=torch.float64)
+    """
+    z = z.detach().requires_grad_()
+    return torch.autograd.grad(objective(z, bandit, limits).sum(), z)[0]
+
+
+def gradient_by_differences(z: Tensor, bandit: Bandit, limits: Limits, step: float = 1e-6) -> Tensor:
+    """The same by central differences of Eq. 11, one logit after the other: (..., K), to about step.
+
+    >>> two = Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0]))
+    >>> gradient_by_differences(tensor([0.0, 0.0]), two, PRESETS["topr"]).round(decimals=4)
+    tensor([ 0.5000, -0.5000], dtype=torch.float64)
+    """
+    moves = step * torch.eye(z.shape[-1], dtype=z.dtype)
+    rise = [objective(z + move, bandit, limits) - objective(z - move, bandit, limits) for move in moves]
+    return torch.stack(rise, -1) / (2 * step)
+
+
+def ascend(z: Tensor, bandit: Bandit, limits: Limits, lr: float, steps: int, keep: int = 1) -> Tensor:
+    """Gradient ascent from z by the closed form: z before it and after every `keep` steps, (steps // keep + 1, ..., K).
+
+    >>> two = Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0]))
+    >>> ascend(tensor([0.0, 0.0]), two, PRESETS["topr"], lr=1.0, steps=4, keep=2).shape
+    torch.Size([3, 2])
+    """
+    path = [z]
+    for done in range(1, steps + 1):
+        z = z + lr * gradient(z, bandit, limits)
+        if done % keep == 0:
+            path.append(z)
+    return torch.stack(path)
+
+
+def sampled_gradients(z: Tensor, bandit: Bandit, limits: Limits, arms: Tensor) -> Tensor:
+    """[pi/mu]_a^b R grad log pi of each of the arms (n,) that were drawn from mu, for one bandit: (n, K).
+
+    >>> two = Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0]))
+    >>> sampled_gradients(tensor([0.0, 0.0]), two, PRESETS["topr"], torch.tensor([0]))
+    tensor([[ 0.5000, -0.5000]], dtype=torch.float64)
+    """
+    coefficient = weights(z, bandit, limits) * bandit.reward
+    return through_softmax(z, torch.diag(coefficient)[arms])
+
+
+def gradient_variance(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"]) -> Tensor:
+    """Total variance E|g|^2 - |E g|^2 of g = [pi/mu] R grad log pi of one arm drawn from mu: (...,).
+
+    >>> gradient_variance(tensor([0.0, 0.0]), Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0])), PRESETS["topr"]).item()
+    0.0
+    """
     pi = z.softmax(-1)
-    drawn = bandit._replace(reward=bandit.reward * tensor([1, 1, 0, 0]) / bandit.mu)  # a drawn arm counts once, not mu
-
-    def terms(bandit: Bandit, limits: Limits) -> tuple[Tensor, Tensor]:
-        """w+ R+ and w- R-, (bandits, 1) each."""
-        return (weights(z, bandit, limits) * bandit.reward)[:, :2].split(1, dim=-1)
-
-    def closed_form(limits: Limits) -> Tensor:
-        positive, negative = terms(bandit, limits)
-        tau_pos = positive * (1 - pi[:, :1]) - negative * pi[:, :1]
-        tau_neg = -positive * pi[:, 1:2] + negative * (1 - pi[:, 1:2])
-        return torch.cat([tau_pos, tau_neg, -pi[:, 2:] * (positive + negative)], -1)
-
-    def unseen(rewards: Tensor, name: str) -> tuple[Tensor, Tensor]:
-        """|w- R-| / (w+ R+), and by how much the norm of the unseen arms' gradient changes with the negative."""
-        positive, negative = terms(bandit._replace(reward=rewards * bandit.mu), PRESETS[name])
-        norms = [
-            gradient_of_loss(z, bandit._replace(reward=rewards * kept), PRESETS[name])[:, 2:].norm(dim=-1)
-            for kept in (tensor([1, 1, 0, 0]), tensor([1, 0, 0, 0]))
-        ]
-        return (negative.abs() / positive)[:, 0], norms[0] / norms[1]
-
-    ratio, change = unseen(drawn.reward, "off_policy")  # weights without bounds: both sides of the condition occur
-    unit_ratio, unit_change = unseen(bandit.reward.sign() / bandit.mu, "topr")
-    both, only = (gradient_of_loss(z, drawn, PRESETS[name]) for name in ("topr", "sft"))
-    statements = [
-        identity(
-            "the four closed forms (seen and unseen, + and -) = autograd of topr_loss",
-            "App. B.2",
-            torch.stack([closed_form(limits) for limits in FAMILY]),
-            torch.stack([gradient_of_loss(z, drawn, limits) for limits in FAMILY]),
-        ),
-        always(
-            f"unseen arms' gradient shrinks exactly where |w- R-| < 2 w+ R+ ({(ratio < 2).double().mean():.0%})",
-            "App. B.2",
-            (change < 1) == (ratio < 2),
-            "bandits",
-        ),
-        always("TOPR with rewards -1 and +1: it never grows", "App. B.2", unit_change <= 1 + 1e-12, "bandits"),
-        always("the negative raises the gradient of tau+", "App. B.2", both[:, 0] > only[:, 0], "bandits"),
-        always("and lowers that of tau-", "App. B.2", both[:, 1] < only[:, 1], "bandits"),
-    ]
-    arms = ["seen +", "seen −", "unseen +", "unseen −"]
-    near = ratio < 4
-    ratios = [
-        Line(ratio[near][:200], change[near][:200], "plain IS", "off_policy", "points"),
-        Line(unit_ratio[:60], unit_change[:60], "TOPR, rewards −1 and +1", "topr", "points"),
-        Line([0, 4], [1, 1], style="limit"),
-    ]
-    return Claim(
-        statements,
-        [
-            _one_bandit({"with the negative": both, "without (SFT)": only}, arms),
-            Panel("gradient of the unseen arms", "|w− R−| / (w+ R+)", "norm with the negative / without", ratios),
-        ],
-    )
+    norm2 = 1 - 2 * pi + pi.square().sum(-1, keepdim=True)  # of grad log pi, one-hot minus pi
+    coefficient = weights(z, bandit, limits) * bandit.reward
+    mean = gradient(z, bandit, limits)
+    return (bandit.mu * coefficient.square() * norm2).sum(-1) - mean.square().sum(-1)
 
 
-def claim_baseline(generator: torch.Generator) -> Claim:
-    """Appendix C: with a+ = a- = 0 and b+ = b- = b, a baseline acts through the clip alone, as a soft KL."""
-    z, bandit = random_bandits(1000, "++---", generator)
-    choices = list(product((0.5, 1.0, 2.0), (-1.0, -0.3, 0.4, 1.0)))  # b, c
+def upper_bound(reward: Tensor) -> Tensor:
+    """B = max(0, max R) over the arms: with a- = 0, J_topr stays below it (Prop. 3.2; rho(x) <= x gives the proof).
 
-    def change(z: Tensor, b: float, c: float) -> Tensor:
-        """grad J(pi, c) - grad J(pi, 0), by autograd of Eq. 11."""
-        shifted, limits = bandit._replace(reward=bandit.reward - c), Limits(0, b, 0, b)
-        return gradient_of_objective(z, shifted, limits) - gradient_of_objective(z, bandit, limits)
-
-    def correction(z: Tensor, b: float, c: float) -> Tensor:
-        return c * through_softmax(z, (z.softmax(-1) - b * bandit.mu).clamp_min(0))
-
-    near_mu = bandit.mu.log() + 0.1 * z.tanh()  # pi / mu < exp(0.2) < 2
-    c = torch.linspace(-0.5, 0.5, 9, dtype=torch.float64)  # below every |R|: no reward changes its sign
-    _, runs = random_bandits(400, "++---", generator, low=0.55)
-    mu = runs.mu[:, None].expand(-1, len(c), -1)
-    path = ascend(mu.log(), Bandit(mu, runs.reward[:, None] - c[:, None]), PRESETS["tis"], lr=1.0, steps=5000, keep=500)
-    distance, disorder = kl(mu, path.log_softmax(-1)), entropy(path.softmax(-1))  # (time, bandit, baseline)
-
-    statements = [
-        identity(
-            "grad J(pi, c) = grad J(pi, 0) + c sum of mu (pi/mu - [pi/mu]_0^b) grad log pi",
-            "App. C",
-            torch.stack([change(z, *choice) for choice in choices]),
-            torch.stack([correction(z, *choice) for choice in choices]),
-        ),
-        identity(
-            "where no arm has pi > b mu, the baseline changes nothing",
-            "App. C",
-            torch.stack([change(near_mu, 2.0, c) for c in (-1.0, 1.0)]),
-            torch.zeros(1),
-        ),
-        moves(
-            "KL(mu||pi) after 5,000 steps of TIS at c = -0.5, 0, 0.5: smaller for c < 0, larger for c > 0, on average",
-            "App. C",
-            distance[-1][:, [0, 4, 8]],
-            "up",
-        ),
-        moves(
-            "the entropy of pi then: larger for c < 0, smaller for c > 0, on average",
-            "App. C",
-            disorder[-1][:, [0, 4, 8]],
-            "down",
-        ),
-    ]
-
-    def shown(x: Tensor) -> list[Line]:
-        return [
-            Line(c, x[i].mean(0), f"{500 * i:,} steps", spread=2 * x[i].std(0) / math.sqrt(x.shape[1]))
-            for i in (1, 4, 10)
-        ]
-
-    return Claim(
-        statements,
-        [
-            Panel("distance from mu", "baseline c", "KL(mu‖pi), mean ± 2 SE (nats)", shown(distance)),
-            Panel("randomness of the policy", "baseline c", "entropy of pi, mean ± 2 SE (nats)", shown(disorder)),
-        ],
-    )
-
-
-def claim_decomposition(generator: torch.Generator) -> Claim:
-    """Proposition 3.1: what naive REINFORCE minimises, and that its baseline is a KL penalty."""
-    z, bandit = random_bandits(1000, "++---", generator)
-    other, _ = random_bandits(1000, "++---", generator)
-    c = 2 * torch.rand(1000, generator=generator, dtype=torch.float64) - 1
-    shifted, reinforce = bandit._replace(reward=bandit.reward - c[:, None]), PRESETS["reinforce"]
-
-    def loss(z: Tensor) -> Tensor:
-        """-sum of mu (R - c) log pi of each bandit, as `topr_loss` has it."""
-        rows = zip(z.log_softmax(-1), shifted.mu.log(), shifted.mu * shifted.reward, torch.ones(z.shape), strict=True)
-        return torch.stack([topr_loss(*row, reinforce, denominator=1) for row in rows])
-
-    (parts, constant), (parts_of_other, _) = (four_parts(x.log_softmax(-1), bandit, c) for x in (z, other))
-    logmu = bandit.mu.log()
-    one = Bandit(tensor([0.3, 0.3, 0.2, 0.2]), tensor([1.0, 0.5, -0.5, -1.0]))
-    runs = {
-        c: ascend(one.mu.log(), one._replace(reward=one.reward - c), reinforce, lr=0.2, steps=3000, keep=10)
-        for c in (-1.2, -0.5, 0.0, 0.5)
-    }
-    target = one.mu * (one.reward + 1.2)
-    statements = [
-        identity(
-            "naive REINFORCE's loss = C + R+ KL(mu_R+||pi) - R- KL(mu_R-||pi) - c KL(mu||pi)",
-            "Prop. 3.1",
-            loss(z),
-            parts.sum(0) + constant,
-        ),
-        identity(
-            "C does not depend on pi: at another pi, loss minus parts is the same",
-            "Prop. 3.1",
-            loss(z) - parts.sum(0),
-            loss(other) - parts_of_other.sum(0),
-        ),
-        identity(
-            "at pi = mu the gradient does not depend on c",
-            "Sec. 3.1",
-            gradient(logmu, bandit, reinforce),
-            gradient(logmu, shifted, reinforce),
-        ),
-        identity(
-            "c below every reward: pi ends at mu (R - c), normalised (c = -1.2, 3,000 steps)",
-            "Sec. 3.1",
-            runs[-1.2][-1].softmax(-1),
-            target / target.sum(),
-            within=1e-6,
-        ),
-    ]
-    steps, labels = range(0, 3001, 10), ("R+ KL(mu_R+‖pi)", "−R− KL(mu_R−‖pi)", "−c KL(mu‖pi)")
-    along = dict(zip(labels, four_parts(runs[0.5].log_softmax(-1), one, 0.5)[0], strict=True))
-    far = {f"c = {c:g}": kl(one.mu, run.log_softmax(-1))[1:] for c, run in runs.items()}  # it begins at 0
-    far_lines = lines(steps[1:], far)
-    return Claim(
-        statements,
-        [
-            Panel("the parts at c = 0.5", "step of naive REINFORCE", "part of the loss (nats)", lines(steps, along)),
-            Panel("a KL penalty", "step of naive REINFORCE", "KL(mu‖pi) (nats)", far_lines, {"yscale": "log"}),
-        ],
-    )
-
-
-def claim_unbounded(generator: torch.Generator) -> Claim:
-    """Proposition 3.2: bounded above for a- = 0; not for a- > 0, if mu > 0 on a negative arm and on another one."""
-    # An arm of reward 0 adds nothing to the objective: a trajectory without data.
-    data = {"only negatives": tensor([-1.0, -0.5, 0.0, 0.0]), "both signs": tensor([1.0, 1.0, -1.0, -1.0])}
-    bandit = Bandit(tensor([0.35, 0.25, 0.25, 0.15]).expand(2, -1), torch.stack(list(data.values())))
-    steps, keep, bound, choices = 6000, 20, upper_bound(bandit.reward), (0.0, 0.01, 0.1, 0.8, 1.0)
-    limits = {a_neg: Limits(1, 1, a_neg, 1) for a_neg in choices}
-    paths = {a: ascend(bandit.mu.log(), bandit, limits[a], lr=4.0, steps=steps, keep=keep) for a in choices}
-    value = {a: objective(paths[a], bandit, limits[a]) for a in choices}  # (time, data)
-    spread = {a: paths[a].amax(-1) - paths[a].amin(-1) for a in choices}
-
-    z, many = random_bandits(1000, "++---", generator)
-    bounds = (3 * torch.rand(99, 3, generator=generator)).tolist()
-    free = [Limits(0, math.inf, 0, math.inf), *(Limits(min(a, b), max(a, b), 0, b_neg) for a, b, b_neg in bounds)]
-    drawn = torch.stack([objective(4 * z, many, limits) for limits in free])
-    statements = [
-        always(
-            "a- = 0: J <= max(0, max R), for any pi, mu, R, a+, b+, b-",
-            "Prop. 3.2",
-            drawn <= upper_bound(many.reward),
-            "J",
-        ),
-        always("a- = 0: and along 6,000 steps of TOPR on two sets of data", "Prop. 3.2", value[0.0] <= bound, "points"),
-    ]
-    quarter = steps // keep // 4
-    for a in choices[1:]:
-        passed = ((value[a] > bound).int().argmax(0) * keep).tolist()
-        grown = [
-            torch.stack([x[a][-1 - later] - x[a][-1 - later - quarter] for x in (value, spread)])
-            for later in (0, quarter)
-        ]
-        statements.append(
-            always(
-                f"a- = {a:g}{' (naive REINFORCE)' * (a == 1)}: J passes it by step {max(passed):,}; it and the logits' "
-                "gap still grow in the last quarter, as in the quarter before (95% of it at least)",
-                "Prop. 3.2",
-                (value[a][-1] > bound) & (grown[1] > 0) & (grown[0] > 0.95 * grown[1]),
-                "(J and gap, two sets of data)",
-            )
-        )
-    time = range(0, steps + 1, keep)
-
-    def shown(x: dict[float, Tensor], i: int) -> list[Line]:
-        return lines(time, {f"a− = {a:g}": x[a][:, i] for a in choices})
-
-    panels = [
-        Panel(
-            f"{name}: the objective",
-            "step",
-            "J_topr (Eq. 11)",
-            [*shown(value, i), Line([0, steps], [bound[i]] * 2, "max(0, max R)", "limit")],
-            {"yscale": "symlog"},
-        )
-        for i, name in enumerate(data)
-    ]
-    gap = Panel("both signs: the logits", "step", "largest − smallest logit", shown(spread, 1), {"yscale": "symlog"})
-    return Claim(statements, [*panels, gap])
-
-
-def claim_bound(generator: torch.Generator) -> Claim:
-    """Section 3.1: TOPR maximises a lower bound of J where R >= 0; the log-ratio on negatives gives an upper one."""
-    z, bandit = random_bandits(1000, "+++--", generator)
-    good, bad = (bandit._replace(reward=sign * bandit.reward.abs()) for sign in (1, -1))
-    bounds = (3 * torch.rand(100, 2, generator=generator).sort().values).tolist()
-    below = torch.stack([objective(z, good, Limits(a, b, a, b)) for a, b in bounds])
-    reinforce, canonical = PRESETS["reinforce"], PRESETS["topr"]
-    gap = expected_reward(z, bandit) - objective(z, bandit, canonical)
-    logmu = bandit.mu.log()
-    statements = [
-        always("R >= 0: J >= J_topr, for any bounds", "Sec. 3.1", below <= expected_reward(z, good) + 1e-12, "cases"),
-        always(
-            "R <= 0 and the log-ratio on negatives (a- = b- = 1): J <= J_topr",
-            "Sec. 3.1",
-            objective(z, bad, reinforce) >= expected_reward(z, bad) - 1e-12,
-            "bandits",
-        ),
-        identity(
-            "at pi = mu both are equal, for a <= 1 <= b",
-            "Sec. 3.1",
-            expected_reward(logmu, bandit),
-            *(objective(logmu, bandit, PRESETS[name]) for name in ("topr", "tis", "reinforce", "off_policy")),
-        ),
-        Statement(
-            "rewards of both signs: TOPR's objective is neither bound",
-            "ours",
-            f"below J in {(gap > 0).double().mean():.1%}, above in {(gap < 0).double().mean():.1%} of 1,000 bandits",
-            bool((gap > 0).any() and (gap < 0).any()),
-        ),
-    ]
-    pi = torch.linspace(0.001, 0.999, 400, dtype=torch.float64)
-    two = torch.stack([pi, 1 - pi], -1).log()
-    mu = tensor([0.4, 0.6])
-    panels = []
-    for title, sign in (("R = (1, 0)", 1.0), ("R = (−1, 0)", -1.0)):
-        arm = Bandit(mu, tensor([sign, 0.0]))
-        values = {name: objective(two, arm, PRESETS[name]) for name in ("topr", "tis", "reinforce")}
-        drawn = [Line(pi, expected_reward(two, arm), "J", "limit"), *lines(pi, values)]
-        panels.append(Panel(f"{title}, mu = 0.4", "pi of the first arm", "objective", drawn))
-    return Claim(statements, panels)
-
-
-def claim_recovery(generator: torch.Generator) -> Claim:
-    """Section 3.1: a positive that has become improbable is learnt as fast as ever, if a+ > 0."""
-    cap, starts, names = 10_000, [10.0**-power for power in range(2, 9)], list(PRESETS)
-    mu, reward = torch.full((5,), 0.2, dtype=torch.float64), tensor([1.0, -1.0, -1.0, -1.0, -1.0])
-    pi = tensor([[start, *[(1 - start) / 4] * 4] for start in starts])
-    steps = {name: steps_to_half(pi.log(), Bandit(mu, reward), PRESETS[name], cap) for name in names}
-
-    further = [after - before for before, after in pairwise(steps["topr"])]
-    factors = [after / before for before, after in pairwise(steps["tis"]) if after <= cap]
-
-    def told(count: int) -> str:
-        return f"> {cap:,}" if count > cap else f"{count:,}"
-
-    def at(start: float, name: str) -> int:
-        return steps[name][starts.index(start)]
-
-    statements = [
-        Statement(
-            "a+ = 1 (TOPR, SFT, naive REINFORCE): back from 1e-6 to 1/2 in at most 100 steps",
-            "Sec. 3.1",
-            ", ".join(told(at(1e-6, name)) for name in ("topr", "sft", "reinforce")) + " steps",
-            all(at(1e-6, name) <= 100 for name in ("topr", "sft", "reinforce")),
-        ),
-        Statement(
-            "a+ = 0 (TIS, plain IS): it takes more than 100 times TOPR's steps",
-            "Sec. 3.1",
-            ", ".join(told(at(1e-6, name)) for name in ("tis", "off_policy")) + " steps",
-            all(at(1e-6, name) > 100 * at(1e-6, "topr") for name in ("tis", "off_policy")),
-        ),
-        Statement(
-            "each further decade of pi costs TOPR about as many steps as the one before: they grow as log(1 / pi)",
-            "ours",
-            f"from 1e-2 to 1e-8: {', '.join(map(told, steps['topr']))}",
-            max(further) - min(further) <= 2 and min(further) > 0,
-        ),
-        Statement(
-            "and TIS about ten times as many: they grow as 1 / pi",
-            "ours",
-            f"from 1e-2: {', '.join(map(told, steps['tis'][:4]))}",
-            all(8 < factor < 12 for factor in factors),
-        ),
-    ]
-    reached = {name: [count if count <= cap else math.nan for count in steps[name]] for name in names}
-    drawn = [*lines(starts, reached), Line([1e-8, 1e-2], [cap, cap], f"not reached in {cap:,} steps", "limit")]
-    scales = {"xscale": "log", "yscale": "log"}
-    title = "the way back from a low probability"
-    return Claim(statements, [Panel(title, "pi(tau+) at the start", "steps until pi(tau+) ≥ 1/2", drawn, scales)])
-
-
-def claim_variance(generator: torch.Generator) -> Claim:
-    """Table 1: the variance of a one-sample gradient as pi moves away from mu, for each member of the family."""
-    arms, draws = 20, 200_000
-    logmu = torch.linspace(0, -7, arms, dtype=torch.float64).log_softmax(-1)
-    bandit = Bandit(logmu.exp(), tensor([1.0, -1.0] * (arms // 2)))
-    moved = torch.linspace(0, 2, 41, dtype=torch.float64)  # pi = mu^(1 - t): mu, uniform at 1, turned round at 2
-    z = (1 - moved)[:, None] * logmu
-    exact = {name: gradient_variance(z, bandit, limits) for name, limits in PRESETS.items()}
-    tau = torch.multinomial(bandit.mu, draws, replacement=True, generator=generator)
-    at = 15
-    deviation = []
-    for name, limits in PRESETS.items():
-        error = sampled_gradients(z[at], bandit, limits, tau) - gradient(z[at], bandit, limits)
-        squares = error.square().sum(-1)
-        deviation.append(((squares.mean() - exact[name][at]) / (squares.std() / math.sqrt(draws))).abs().item())
-    clipped = torch.stack([exact[name] for name in PRESETS if name != "off_policy"])
-    growth = exact["off_policy"] / exact["topr"]
-    statements = [
-        Statement(
-            f"the closed form is the variance of {draws:,} sampled gradients (pi = mu^{1 - moved[at]:.2f})",
-            "Table 1",
-            f"off by {max(deviation):.1f} standard errors at most",
-            max(deviation) < 4,
-        ),
-        always("b <= 1: at most 2 max R^2, however far pi is", "Table 1", clipped <= 2, "policies"),
-        Statement(
-            "plain IS: it grows far beyond",
-            "Table 1",
-            f"{growth[-1]:,.0f} times TOPR's where pi is mu turned round",
-            growth[-1].item() > 100,
-        ),
-    ]
-    drawn = lines(kl(z.softmax(-1), logmu), exact)
-    title = "variance of the gradient of one sample"
-    return Claim(statements, [Panel(title, "KL(pi‖mu) (nats)", "total variance", drawn, {"yscale": "log"})])
-
-
-# ---- the command -------------------------------------------------------------------------------------------------
-
-CLAIMS: dict[str, Callable[[torch.Generator], Claim]] = {
-    "exact": claim_exact,
-    "sampled": claim_sampled,
-    "baseline": claim_baseline,
-    "decomposition": claim_decomposition,
-    "unbounded": claim_unbounded,
-    "bound": claim_bound,
-    "recovery": claim_recovery,
-    "variance": claim_variance,
-}
-
-
-def check(name: str, seed: int = 0) -> Claim:
-    """One of CLAIMS, with random numbers of its own, so that it comes out the same alone and among the others.
-
-    >>> all(statement.holds for statement in check("bound").statements)
-    True
+    >>> upper_bound(tensor([-1.0, 0.5])).item()
+    0.5
     """
-    return CLAIMS[name](torch.Generator().manual_seed(zlib.crc32(f"{name} {seed}".encode())))
+    return reward.amax(-1).clamp_min(0)
 
 
-def to_table(claims: dict[str, Claim]) -> Table:
-    """The statements of some claims, a row each.
+def four_parts(logp: Tensor, bandit: Bandit, c: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Proposition 3.1: the loss of naive REINFORCE with baseline c is the sum of three parts and a constant.
 
-    >>> to_table({"bound": check("bound")}).row_count
-    4
+    The bandit's reward is that before c is subtracted. Returns the parts (3, ...): R+ KL(mu_R+ || pi), -R- KL(mu_R- ||
+    pi), -c KL(mu || pi), with R+- = sum over T+- of mu |R| and mu_R+- = mu |R| / R+-; and the constant C = R+ H(mu_R+)
+    - R- H(mu_R-) - c H(mu), which has no pi in it.
+
+    >>> one = Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0]))
+    >>> parts, constant = four_parts(tensor([0.5, 0.5]).log(), one, c=0.5)
+    >>> parts  # 1/2 log 2 of either sign, and pi = mu
+    tensor([ 0.3466, -0.3466, -0.0000], dtype=torch.float64)
     """
-    table = Table("claim", "statement", "source", "measured", "holds")
-    for name, claim in claims.items():
-        for row in claim.statements:
-            table.add_row(*map(escape, (name, *row[:3])), "yes" if row.holds else "NO")
-        table.add_section()
-    return table
+    parts, constant = [], -c * entropy(bandit.mu)
+    for sign in (1, -1):
+        mass = bandit.mu * (sign * bandit.reward).clamp_min(0)
+        total = mass.sum(-1)
+        share = mass / total[..., None].clamp_min(1e-300)  # no such rewards, no such part
+        parts.append(sign * total * kl(share, logp))
+        constant = constant + sign * total * entropy(share)
+    return torch.stack([*parts, -c * kl(bandit.mu, logp)]), constant
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Every setting of the command; what the claims themselves are made with is ours, the paper has no bandit."""
+def steps_to_half(z: Tensor, bandit: Bandit, limits: Limits, cap: int, lr: float = 1.0) -> list[int]:
+    """How many steps of ascent bring pi of the first arm to 1/2, from each of the (N, K) logits; cap + 1 for more.
 
-    claims: tyro.conf.Positional[tuple[Literal[*CLAIMS], ...]] = ()
-    """which to check; none: all"""
-    seed: int = 0
-    """seed of everything that is drawn"""
-    out: Path = Path("runs/bandit")
-    """folder for claims.json and the figures"""
-
-
-def main() -> None:
-    """The command line: a table, a figure a claim, and an exit status of 1 where a statement does not hold."""
-    settings = tyro.cli(Settings, description=__doc__)
-    claims: dict[str, Claim] = {}
-    try:
-        settings.out.mkdir(parents=True, exist_ok=True)
-        for name in (progress := tqdm(settings.claims or CLAIMS, unit="claim")):
-            progress.set_description(name)
-            claims[name] = check(name, settings.seed)
-            save_figure(draw(claims[name].panels, columns=3), settings.out / f"{name}.png")
-        record = {name: [row._asdict() for row in claim.statements] for name, claim in claims.items()}
-        made_with = {"seed": settings.seed, "torch": torch.__version__, "python": platform.python_version()}
-        content = json.dumps(made_with | {"claims": record}, indent=2, ensure_ascii=False)
-        write_text(settings.out / "claims.json", content + "\n")
-    except OSError as error:
-        sys.exit(f"toy_bandit: --out {settings.out}: {error}; choose another folder")
-    Console(width=None if sys.stdout.isatty() else 140).print(to_table(claims))
-    held = [row.holds for claim in claims.values() for row in claim.statements]
-    print(f"{settings.out}: {sum(held)} statements hold, {len(held) - sum(held)} do not")
-    sys.exit(not all(held))
+    >>> two = Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0]))
+    >>> steps_to_half(tensor([[-4.0, 0.0], [0.0, 0.0]]), two, PRESETS["topr"], cap=10)
+    [4, 0]
+    """
+    steps = torch.full(z.shape[:-1], cap + 1)
+    for done in range(cap + 1):
+        reached = (z.softmax(-1)[:, 0] >= 0.5) & (steps > cap)
+        steps[reached] = done
+        if (steps <= cap).all():
+            break
+        z = z + lr * gradient(z, bandit, limits)
+    return steps.tolist()
 
 
-if __name__ == "__main__":
-    main()
+def kl(p: Tensor, logq: Tensor) -> Tensor:
+    """KL(p || q) over the last dimension, in nats; 0 log 0 = 0.
+
+    >>> kl(tensor([1.0, 0.0]), tensor([0.5, 0.5]).log())  # log 2
+    tensor(0.6931, dtype=torch.float64)
+    """
+    return (torch.xlogy(p, p) - p * logq).sum(-1)
+
+
+def entropy(p: Tensor) -> Tensor:
+    """Entropy over the last dimension, in nats.
+
+    >>> entropy(tensor([0.5, 0.5]))  # log 2
+    tensor(0.6931, dtype=torch.float64)
+    """
+    return -torch.xlogy(p, p).sum(-1)
+
+
+def tensor(values: Sequence) -> Tensor:
+    """A float64 tensor, the precision of all that is done here."""
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def random_bandits(number: int, signs: str, generator: torch.Generator, low: float = 0.1) -> tuple[Tensor, Bandit]:
+    """Logits z, and bandits whose arms are rewarded with these signs: mu a softmax of normals, |reward| in [low, 1].
+
+    >>> z, bandit = random_bandits(2, "+-", torch.Generator().manual_seed(0))
+    >>> z.shape, bandit.reward.sign().tolist()
+    (torch.Size([2, 2]), [[1.0, -1.0], [1.0, -1.0]])
+    """
+    shape = (number, len(signs))
+    z, logits = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+    size = low + (1 - low) * torch.rand(shape, generator=generator, dtype=torch.float64)
+    return 1.5 * z, Bandit(logits.softmax(-1), size * tensor([1.0 if sign == "+" else -1.0 for sign in signs]))

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-import pipeline.run
-from pipeline import command
+import pipeline.stages
+from pipeline import cli as command
 from pipeline.problems import read_shots, read_split
 from pipeline.records import InputError, Outcome, Problem, Task
 from pipeline.settings import Settings, check
@@ -117,7 +117,7 @@ def gsm8k_task(settings: Settings) -> Task:
 def run(settings: Settings) -> dict:
     """Check the settings, load the problems, and run: returns what results.json holds."""
     check(settings)
-    return pipeline.run.run(settings, gsm8k_task(settings))
+    return pipeline.stages.run(settings, gsm8k_task(settings))
 
 
 if __name__ == "__main__":

@@ -32,11 +32,12 @@ from shapes import adamw
 
 import topr
 import train_gsm8k
-from pipeline import dataset, rows
-from pipeline.models import load_model
-from pipeline.run import sampling_law
+from pipeline import dataset
+from pipeline.models import rows
+from pipeline.models.loading import load_model
 from pipeline.sampling import draw_samples, transformers_engine
 from pipeline.settings import Settings as RunSettings
+from pipeline.stages import sampling_law
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS, TRL, TRL_SET = "topr", "TRL as it comes", "TRL, set to be fast"

@@ -29,13 +29,13 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import topr
-from pipeline import rows
 from pipeline.dataset import Steps
-from pipeline.models import decoder_layers
-from pipeline.parallel import device, process_group, rank, ranks
+from pipeline.models import rows
+from pipeline.models.loading import decoder_layers
+from pipeline.models.rows import Example
+from pipeline.models.sharding import Compute, make_optimizer, spread
 from pipeline.records import write_text
-from pipeline.rows import Example
-from pipeline.training import Compute, make_optimizer, spread
+from pipeline.runtime.processes import device, process_group, rank, ranks
 
 SIZES = {  # the 8B is Llama 3's
     "8b": {

@@ -23,7 +23,7 @@ from measuring import Comparison, Goal, in_turn, peak_above, report, seconds
 from trl_sides import chunked_logprobs, selective_log_softmax, trl
 
 import topr
-from pipeline.head import SLICE, selected_logprobs
+from pipeline.models.chunked_head import SLICE, selected_logprobs
 
 SLICED, TOPR, PLAIN = "pipeline.head, slices of words", "topr.select_logprobs", "log_softmax + gather"
 SELECTIVE, CHUNKED = "TRL's selective log-softmax", "TRL's trainer's head, in tiles"

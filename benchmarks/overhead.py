@@ -24,7 +24,7 @@ from measuring import Comparison, Goal, in_turn, report, seconds
 from shapes import SHAPES, adamw, draw, make_model, plain, train_ours
 
 import topr
-from pipeline.models import load_model
+from pipeline.models.loading import load_model
 from pipeline.settings import TINY
 
 TOPR, PLAIN = "topr.train", "cross-entropy"

@@ -22,11 +22,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from measuring import Comparison, Goal, in_turn, report, seconds
 
 import train_gsm8k
-from pipeline.models import LanguageModel, load_model
-from pipeline.run import sampling_law
+from pipeline.models.loading import LanguageModel, load_model
 from pipeline.sampling import Engine, SamplingLaw, transformers_engine
 from pipeline.settings import Settings as RunSettings
-from pipeline.vllm_engine import vllm_engine
+from pipeline.stages import sampling_law
+from pipeline.vllm.client import vllm_engine
 
 ENGINE, PLAIN, VLLM = "the engine, {:,} tokens at once", "generate, {}", "vLLM on the processor"
 

@@ -28,9 +28,9 @@ from shapes import adamw
 import topr
 import train_gsm8k
 from pipeline import dataset
-from pipeline.models import LanguageModel, load_model
+from pipeline.models.loading import LanguageModel, load_model
+from pipeline.models.rows import sequence_logprobs
 from pipeline.records import Problem, Sample
-from pipeline.rows import sequence_logprobs
 from pipeline.sampling import SamplingLaw, draw_samples, transformers_engine
 from pipeline.settings import Settings as RunSettings
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import topr
-from pipeline.rows import Example, pad
+from pipeline.models.rows import Example, pad
 
 WORDS = 2_048
 

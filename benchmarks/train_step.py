@@ -25,8 +25,8 @@ from measuring import Comparison, Goal, in_turn, report
 from shapes import SHAPES, Shape, adamw, draw, make_model, plain, train_ours
 
 import topr
-from pipeline import rows
-from pipeline.models import load_outline
+from pipeline.models import rows
+from pipeline.models.loading import load_outline
 from pipeline.settings import TINY
 
 SHARED, PADDED, TRL = "topr, shared rows", "topr, padded rows", "TRL"

@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
-from pipeline.models import LanguageModel
-from pipeline.rows import Example, pad
+from pipeline.models.loading import LanguageModel
+from pipeline.models.rows import Example, pad
 
 try:
     import trl

@@ -77,9 +77,9 @@ def main() -> None:
 
     import train_gsm8k as gsm8k
     from pipeline.evaluation import evaluate
-    from pipeline.models import load_model
-    from pipeline.run import sampling_law
+    from pipeline.models.loading import load_model
     from pipeline.sampling import draw_samples, transformers_engine
+    from pipeline.stages import sampling_law
 
     class ToprTrainer(ToprLoss, GRPOTrainer):
         pass

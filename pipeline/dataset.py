@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from pipeline.models import LanguageModel
-from pipeline.parallel import rank
+from pipeline.models.loading import LanguageModel
+from pipeline.models.rows import Example, SharedRows, collate, token_logprobs, without_completions
 from pipeline.records import InputError, Sample
-from pipeline.rows import Example, SharedRows, collate, token_logprobs, without_completions
+from pipeline.runtime.processes import rank
 from topr import dpo_loss, from_all_ranks
 
 Row = list[Example]

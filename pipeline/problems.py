@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from pipeline.models import is_hub_name
+from pipeline.models.loading import is_hub_name
 from pipeline.records import InputError, read_row, read_rows, read_text
 
 Row = TypeVar("Row", bound=BaseModel)

@@ -16,11 +16,11 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
-from pipeline.checksums import write_checked
-from pipeline.models import LanguageModel
-from pipeline.parallel import first_does, rank, ranks, share, together
+from pipeline.models.loading import LanguageModel
+from pipeline.models.rows import batches_within
 from pipeline.records import InputError, Problem, Sample, Task, read_whole_rows, to_lines, write_rows
-from pipeline.rows import batches_within
+from pipeline.runtime.checksums import write_checked
+from pipeline.runtime.processes import first_does, rank, ranks, share, together
 
 
 @dataclass(frozen=True)

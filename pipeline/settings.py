@@ -15,10 +15,10 @@ from typing import Literal, get_args
 import torch
 import tyro
 
-from pipeline.composition import Composition
 from pipeline.evaluation import standard_error
+from pipeline.models.sharding import Compute, OptimizerName
 from pipeline.records import InputError
-from pipeline.training import Compute, OptimizerName
+from pipeline.selection import Composition
 from topr import PRESETS as BOUNDS
 from topr import Limits
 

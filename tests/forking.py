@@ -9,7 +9,7 @@ import sys
 import traceback
 
 import train_gsm8k as gsm8k
-from pipeline import command
+from pipeline import cli as command
 
 
 def run(log: str, arguments: list[str]) -> int:

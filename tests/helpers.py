@@ -6,7 +6,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import topr
-from pipeline.rows import Example
+from pipeline.models.rows import Example
 
 VOCABULARY = 32
 

@@ -9,8 +9,10 @@ from helpers import plain_batch, tiny_model
 from torch.distributed.fsdp import fully_shard
 
 import topr
-from pipeline import dataset, rows
-from pipeline.training import load_checkpoint, make_optimizer, save_checkpoint, spread
+from pipeline import dataset
+from pipeline.models import rows
+from pipeline.models.sharding import make_optimizer, spread
+from pipeline.runtime.checkpoints import load_checkpoint, save_checkpoint
 
 
 def steps_of(examples, share, step_size):

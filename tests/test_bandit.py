@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import bandit
-import toy_bandit
-from bandit import Bandit, tensor
+import toy_bandit as bandit
+from paper import claims as toy_bandit
 from topr import PRESETS, Limits
+from toy_bandit import Bandit, tensor
 
 ROOT = Path(bandit.__file__).parent
 MEMBERS = [*PRESETS.values(), Limits(0.5, 2, 0.2, 0.8)]

@@ -11,7 +11,7 @@ import pytest
 import sampling
 import scaling
 
-from pipeline.rows import Example
+from pipeline.models.rows import Example
 
 
 def test_the_gpu_step_runs_on_a_processor_too(tmp_path, capsys):

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import train_gsm8k as gsm8k
-from pipeline import composition
+from pipeline import selection as composition
 from pipeline.records import Sample
-from pipeline.run import choose, describe
+from pipeline.stages import choose, describe
 
 signs = st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=60)
 sizes = st.integers(1, 70)

@@ -10,18 +10,19 @@ from pathlib import Path
 import pytest
 import torch
 
-import bandit
-import conformance
-import departures
 import topr
 import topr_example
-from conformance import compare, identify, oracle, probes
-from departures import DEPARTURES, total
+import toy_bandit as bandit
+from conformance import identify as conformance
+from conformance import variants as departures
+from conformance.identify import compare, identify, oracle, probes
+from conformance.variants import DEPARTURES, total
+from conformance.vectors import VECTORS, Batch, put
 from examples import topr_in_trl
-from pipeline import dataset, rows
+from pipeline import dataset
 from pipeline.evaluation import standard_error
+from pipeline.models import rows
 from pipeline.records import InputError, Sample
-from vectors import VECTORS, Batch, put
 
 ROOT = Path(conformance.__file__).parent
 ALL = {"paper": lambda: departures.paper, **DEPARTURES}

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import topr
 import train_gsm8k as gsm8k
-from pipeline import dataset, rows
+from pipeline import dataset
+from pipeline.models import rows
 from pipeline.records import Sample
 from pipeline.sampling import SamplingLaw, draw_samples, transformers_engine
 

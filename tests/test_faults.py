@@ -20,7 +20,7 @@ import forking
 import pytest
 
 import train_gsm8k as gsm8k
-from pipeline import command
+from pipeline import cli as command
 from pipeline.records import InputError
 
 KILLS = int(os.environ.get("FAULT_KILLS", "4"))

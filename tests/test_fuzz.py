@@ -12,10 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import train_gsm8k as gsm8k
-import train_math as math
-import train_verifier as verifier
 from pipeline.problems import read_shots
 from pipeline.records import InputError, Sample, Task, read_row, read_rows, to_lines
+from tasks import math, verifier
 
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "20000"))
 PER_EXAMPLE = 50  # texts made of the pieces that hypothesis draws

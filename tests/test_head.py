@@ -6,7 +6,9 @@ import torch
 from helpers import VOCABULARY, random_examples, tiny_model
 from transformers import GemmaConfig, GemmaForCausalLM
 
-from pipeline import dataset, head, rows
+from pipeline import dataset
+from pipeline.models import chunked_head as head
+from pipeline.models import rows
 from pipeline.records import InputError
 
 

@@ -5,7 +5,7 @@ import torch
 from helpers import VOCABULARY, plain_batch, random_examples, tiny_model
 
 import topr
-from pipeline import rows
+from pipeline.models import rows
 
 
 def by_hand(model, example):

@@ -9,11 +9,11 @@ import pytest
 import sympy
 from sympy import Rational, pi, sqrt
 
-import train_math as math
 from pipeline.evaluation import collect
-from pipeline.judge import Judge
 from pipeline.records import InputError, Sample
 from pipeline.settings import TINY, check
+from tasks import math
+from tasks.judge import Judge
 
 
 @pytest.fixture(scope="module")

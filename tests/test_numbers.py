@@ -11,7 +11,8 @@ from helpers import random_examples, tiny_model
 
 import topr
 import train_gsm8k as gsm8k
-from pipeline import dataset, rows
+from pipeline import dataset
+from pipeline.models import rows
 from pipeline.records import InputError
 
 LOSSES = {name: lambda *a, limits=limits: topr.topr_loss(*a, limits=limits) for name, limits in topr.PRESETS.items()}

@@ -9,13 +9,13 @@ import torch
 from transformers import LlamaConfig
 
 import train_gsm8k as gsm8k
-from pipeline import command
-from pipeline.command import read_settings
-from pipeline.models import load_outline
-from pipeline.plan import plan
+from pipeline import cli as command
+from pipeline.cli import read_settings
+from pipeline.dry_run import plan
+from pipeline.models.loading import load_outline
+from pipeline.models.sharding import make_optimizer
 from pipeline.records import InputError, Sample, write_rows
 from pipeline.settings import PRESETS
-from pipeline.training import make_optimizer
 
 
 def by_name(settings, model=None, processes=1):

@@ -13,16 +13,16 @@ import page
 import pytest
 import tyro
 
-import conformance
 import reproduce
-import toy_bandit
 import train_gsm8k as gsm8k
-import train_math
-import train_verifier
-from pipeline.command import read_settings
-from pipeline.judge import Judge
+from conformance import identify as conformance
+from paper import claims as toy_bandit
+from paper.sweep import OverSeeds
+from pipeline.cli import read_settings
 from pipeline.settings import check
-from pipeline.sweep import OverSeeds
+from tasks import math as train_math
+from tasks import verifier as train_verifier
+from tasks.judge import Judge
 
 ROOT = Path(gsm8k.__file__).parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import train_gsm8k as gsm8k
-from pipeline.folder import RunFolder
 from pipeline.records import InputError, Sample, read_rows, write_rows, write_text
+from pipeline.runtime.run_folder import RunFolder
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))
 samples = st.builds(

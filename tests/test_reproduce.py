@@ -12,18 +12,18 @@ import pytest
 import torch
 from helpers import random_examples, tiny_model
 
-import experiments
-import pipeline.run
+import pipeline.stages
 import reproduce
 import train_gsm8k as gsm8k
-import train_math
-import train_verifier
-from departures import DEPARTURES
-from pipeline import rows
+from conformance.variants import DEPARTURES
+from paper import experiments
+from paper.sweep import Finished, Job, OverSeeds, Sweep, folder_name, over_seeds
+from pipeline.models import rows
 from pipeline.plots import STYLES
 from pipeline.records import InputError, Sample, read_rows, write_rows
 from pipeline.settings import OF_DRAWING, Departure
-from pipeline.sweep import Finished, Job, OverSeeds, Sweep, folder_name, over_seeds
+from tasks import math as train_math
+from tasks import verifier as train_verifier
 
 ROOT = Path(reproduce.__file__).parent
 SMALL = replace(experiments.QUICK.base, problems=4, n=4, test_problems=3)
@@ -62,7 +62,7 @@ def test_folders_differ_with_what_runs_are_made_with():
 def test_reusing_draws_gives_what_drawing_gives(made, tmp_path, monkeypatch):
     changed = replace(SMALL, method="tis")
     gsm8k.run(replace(changed, out=tmp_path / "drawn"))
-    monkeypatch.setattr(pipeline.run.dataset, "score", lambda *_: pytest.fail("scored again"))
+    monkeypatch.setattr(pipeline.stages.dataset, "score", lambda *_: pytest.fail("scored again"))
     draw, shown = pipeline.run.draw_samples, []
     monkeypatch.setattr(pipeline.run, "draw_samples", lambda *a: shown.append(a[6]) or draw(*a))
     gsm8k.run(replace(changed, out=tmp_path / "reused", reuse=made.folder))

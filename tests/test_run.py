@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 
 import topr
 import train_gsm8k as gsm8k
-from pipeline.command import print_table
-from pipeline.models import load_model, load_outline
+from pipeline.cli import print_table
+from pipeline.models.loading import load_model, load_outline
+from pipeline.models.sharding import fingerprint
 from pipeline.records import InputError, Sample, read_rows, write_rows
-from pipeline.run import compose, make_loss
 from pipeline.settings import PRESETS
-from pipeline.training import fingerprint
+from pipeline.stages import compose, make_loss
 
 SCRIPT = Path(gsm8k.__file__)
 SAMPLES, METRICS, MODEL = (f"iteration-1/{name}" for name in ("samples.jsonl", "metrics.jsonl", "model"))

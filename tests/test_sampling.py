@@ -9,7 +9,7 @@ import torch
 
 import train_gsm8k as gsm8k
 from pipeline import sampling
-from pipeline.models import load_model
+from pipeline.models.loading import load_model
 from pipeline.records import InputError
 from pipeline.sampling import SamplingLaw, check_lengths, draw_samples, draw_to_file, transformers_engine
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 import train_gsm8k as gsm8k
 from pipeline.evaluation import collect, outcome_shares
-from pipeline.models import load_model
+from pipeline.models.loading import load_model
 from pipeline.sampling import SamplingLaw, draw_samples, transformers_engine
-from train_verifier import grade_verdict
+from tasks.verifier import grade_verdict
 
 TINY = Path(make.__file__).parent
 

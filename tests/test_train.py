@@ -11,7 +11,8 @@ import torch
 from helpers import plain_batch, random_examples, tiny_model
 
 import topr
-from pipeline import dataset, rows
+from pipeline import dataset
+from pipeline.models import rows
 
 
 def at_mu(model, examples):

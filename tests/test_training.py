@@ -10,11 +10,13 @@ from helpers import random_examples, tiny_model
 from transformers import Adafactor, GPT2Config, GPT2LMHeadModel
 
 import topr
-from pipeline import dataset, rows
-from pipeline.models import LanguageModel
-from pipeline.parallel import process_group, together
+from pipeline import dataset
+from pipeline.models import rows
+from pipeline.models.loading import LanguageModel
+from pipeline.models.sharding import fingerprint, make_optimizer, spread
 from pipeline.records import InputError, Sample
-from pipeline.training import checkpoints, fingerprint, make_optimizer, publish_model, spread
+from pipeline.runtime.checkpoints import checkpoints, publish_model
+from pipeline.runtime.processes import process_group, together
 
 
 def grouped_rows(prompts, per_prompt, per_row):

@@ -12,10 +12,10 @@ import problems as tiny_problems
 import pytest
 
 import train_gsm8k as gsm8k
-import train_verifier as verifier
 from pipeline.evaluation import Answers, over_questions, wins
 from pipeline.records import InputError, Problem, Sample, read_rows
 from pipeline.settings import TINY
+from tasks import verifier
 
 QUESTION = verifier.QUESTION
 

@@ -19,7 +19,7 @@ import train_gsm8k as gsm8k
 from pipeline import dataset
 from pipeline.records import InputError, Sample, read_rows
 from pipeline.sampling import SamplingLaw
-from pipeline.vllm_engine import vllm_engine
+from pipeline.vllm.client import vllm_engine
 
 SMALL = gsm8k.Settings(
     engine="vllm", problems=16, n=8, max_new_tokens=64, test_problems=4, test_samples=6, k=4, curve_points=1, chunk=4

@@ -26,28 +26,24 @@ import torch.distributed as dist
 import transformers
 
 import topr
-from departures import DEPARTURES
-from pipeline import composition, dataset, head, rows
-from pipeline.checksums import check_folder, read_checked, write_checked
+from conformance.variants import DEPARTURES
+from pipeline import dataset
+from pipeline import selection as composition
 from pipeline.evaluation import evaluate
-from pipeline.folder import RunFolder, append_json
-from pipeline.models import LanguageModel, load_model, load_outline
-from pipeline.parallel import device, first_does, process_group, rank, ranks, say, together
+from pipeline.models import chunked_head as head
+from pipeline.models import rows
+from pipeline.models.loading import LanguageModel, load_model, load_outline
+from pipeline.models.sharding import fingerprint, make_optimizer, spread
 from pipeline.plots import draw_curve, save_figure
 from pipeline.records import InputError, Problem, Sample, Task, read_rows, to_lines, write_text
+from pipeline.runtime.checkpoints import checkpoints, load_checkpoint, publish_model, save_checkpoint
+from pipeline.runtime.checksums import check_folder, read_checked, write_checked
+from pipeline.runtime.processes import device, first_does, process_group, rank, ranks, say, together
+from pipeline.runtime.run_folder import RunFolder, append_json
+from pipeline.runtime.signals import requests_are_noted
 from pipeline.sampling import Engine, SamplingLaw, check_lengths, draw_samples, draw_to_file, transformers_engine
 from pipeline.settings import OF_DRAWING, Settings
-from pipeline.stopping import requests_are_noted
-from pipeline.training import (
-    checkpoints,
-    fingerprint,
-    load_checkpoint,
-    make_optimizer,
-    publish_model,
-    save_checkpoint,
-    spread,
-)
-from pipeline.vllm_engine import vllm_engine
+from pipeline.vllm.client import vllm_engine
 
 
 def run(settings: Settings, task: Task) -> dict:

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 
-from pipeline.models import LanguageModel
+from pipeline.models.loading import LanguageModel
 from pipeline.records import InputError
 from pipeline.sampling import Completion, Engine, SamplingLaw
 from pipeline.settings import Settings
 
-WORKER = Path(__file__).with_name("vllm_worker.py")
+WORKER = Path(__file__).with_name("worker.py")
 ADVICE = (
     "vLLM comes with requirements-gpu.txt for a GPU, and with `make .venv-vllm/ready` for a processor; --vllm-python "
     "names its interpreter, --engine hf does without it"

@@ -22,11 +22,11 @@ from types import MappingProxyType
 
 from pydantic import BaseModel
 
-from pipeline import command
-from pipeline.judge import Judge
+from pipeline import cli as command
 from pipeline.problems import read_shots, read_split
 from pipeline.records import InputError, Outcome, Problem, Task
 from pipeline.settings import PAPER, TINY, Settings
+from tasks.judge import Judge
 
 # ---- the task: MATH's problems, prompt and grading (Section 4.1) -------------------------------------------------
 

@@ -25,16 +25,16 @@ import torch
 import transformers
 from tqdm import tqdm
 
-import pipeline.run
-from pipeline.parallel import is_first_process
+import pipeline.stages
 from pipeline.records import Sample, Task, read_rows, write_text
+from pipeline.runtime.processes import is_first_process
 from pipeline.settings import Settings, check
 
 
 def run_task(settings: Settings, task: Callable[[Settings], Task]) -> None:
-    """Make the run of a task; InputError as `check` and `pipeline.run.run` raise it."""
+    """Make the run of a task; InputError as `check` and `pipeline.stages.run` raise it."""
     check(settings)
-    pipeline.run.run(settings, task(settings))
+    pipeline.stages.run(settings, task(settings))
 
 
 class Job(NamedTuple):
@@ -106,7 +106,7 @@ class Sweep(AbstractContextManager):
         self._folder, self._workers, self._pool = folder, workers, None
 
     def make(self, jobs: Sequence[Job]) -> list[Finished]:
-        """The jobs' runs, those made that are not there. InputError as `pipeline.run.run` raises it."""
+        """The jobs' runs, those made that are not there. InputError as `pipeline.stages.run` raises it."""
         jobs = [job._replace(settings=replace(job.settings, out=self._folder / folder_name(job))) for job in jobs]
         missing = [job for job in jobs if not (job.settings.out / "results.json").exists()]
         with tqdm(

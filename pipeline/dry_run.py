@@ -7,11 +7,11 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.composition import anna_karenina_size
-from pipeline.head import SLICE
-from pipeline.models import LanguageModel, decoder_layers, load_outline
+from pipeline.models.chunked_head import SLICE
+from pipeline.models.loading import LanguageModel, decoder_layers, load_outline
 from pipeline.records import Sample, Task, read_rows
 from pipeline.sampling import check_lengths
+from pipeline.selection import anna_karenina_size
 from pipeline.settings import Settings
 
 

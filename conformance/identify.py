@@ -28,10 +28,10 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
-from departures import Loss, total
+from conformance.variants import Loss, total
+from conformance.vectors import VECTORS, Batch, Outcome, Vector, push, put
 from pipeline.records import InputError, write_text
 from topr import PRESETS, Limits, importance_weight
-from vectors import VECTORS, Batch, Outcome, Vector, push, put
 
 # ---- the oracle: Equation 7 in loops over numbers -----------------------------------------------------------------
 
@@ -194,7 +194,7 @@ def identify(loss: Loss) -> Report:
     that are accepted, the one with the fewest departures is reported. The probes come first, in their order, so that a
     loss that keeps the weights of its first call is found out.
 
-    >>> from departures import per_token_and_token_mean
+    >>> from conformance.variants import per_token_and_token_mean
     >>> identify(per_token_and_token_mean).variant
     'per-token + token mean'
     """
@@ -360,7 +360,7 @@ def compare(loss: Loss, count: int, seed: int = 0) -> str | None:
 
     The constant factor is found on one sequence and on two: it is either the same (a sum) or halved (a mean).
 
-    >>> from departures import paper, token_mean
+    >>> from conformance.variants import paper, token_mean
     >>> compare(paper, 20)
     >>> compare(token_mean, 20).splitlines()[0]
     'differs from Eq. 7 on this batch:'

@@ -9,14 +9,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from paper.sweep import Finished, Job, Sweep
 from pipeline.records import Task
 from pipeline.settings import PRESETS, Settings
-from pipeline.sweep import Finished, Job, Sweep
+from tasks.math import PRESETS as MATH_PRESETS
+from tasks.math import math_task
+from tasks.verifier import PRESETS as VERIFIER_PRESETS
+from tasks.verifier import VerifierSettings
 from train_gsm8k import gsm8k_task
-from train_math import PRESETS as MATH_PRESETS
-from train_math import math_task
-from train_verifier import PRESETS as VERIFIER_PRESETS
-from train_verifier import VerifierSettings
 
 # ---- methods ----------------------------------------------------------------------------------------------------
 

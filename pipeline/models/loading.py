@@ -17,9 +17,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from pipeline.checksums import check_folder
-from pipeline.parallel import device as own_device
 from pipeline.records import InputError
+from pipeline.runtime.checksums import check_folder
+from pipeline.runtime.processes import device as own_device
 
 
 class LanguageModel(NamedTuple):

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
+from pipeline.models.rows import SharedRows, predictions
 from pipeline.records import InputError
-from pipeline.rows import SharedRows, predictions
 
 SLICE = 4_096  # words at once
 PLAIN_HEADS = ("llama", "mistral", "qwen2", "qwen3")  # whose logits are hidden @ weight.T, and nothing after it

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from departures import Loss
+from conformance.variants import Loss
 from pipeline.records import InputError
 
 # ---- the vectors --------------------------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ def push(loss: Loss, batch: Batch) -> Tensor:
 
     Arguments that the loss changes in place are put back. InputError where it returns no scalar with a gradient.
 
-    >>> from departures import naive_reinforce
+    >>> from conformance.variants import naive_reinforce
     >>> one = torch.ones(1, 1)
     >>> push(naive_reinforce, Batch(-one, -one, -one[0], one))
     tensor([[-1.]])
@@ -338,7 +338,7 @@ def coefficients(loss: Loss, rows: tuple[Row, ...]) -> list[Tensor]:
 def put(vector: Vector, loss: Loss) -> Outcome:
     """The outcome of one vector; a loss that raises an exception on it fails it.
 
-    >>> from departures import per_token
+    >>> from conformance.variants import per_token
     >>> put(VECTORS[0], per_token).measured
     'R w = -0.606531'
     """

@@ -13,12 +13,12 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-import pipeline.run
-from pipeline.parallel import is_first_process
-from pipeline.plan import print_plan
+import pipeline.stages
+from pipeline.dry_run import print_plan
 from pipeline.records import InputError, Outcome, Task
+from pipeline.runtime.processes import is_first_process
+from pipeline.runtime.signals import interrupt, requests_go_to
 from pipeline.settings import PRESETS, Preset, Settings, check
-from pipeline.stopping import interrupt, requests_go_to
 
 AnySettings = TypeVar("AnySettings", bound=Settings)
 
@@ -81,7 +81,7 @@ def main(
         settings = read_settings(sys.argv[1:], presets, description, runs)
         check(settings)
         if not settings.dry_run:
-            results = pipeline.run.run(settings, task(settings))
+            results = pipeline.stages.run(settings, task(settings))
             if is_first_process():
                 print_table(results)
                 print(f"{settings.out}: {time.monotonic() - started:.0f} s")

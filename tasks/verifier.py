@@ -26,19 +26,19 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-import pipeline.run
-from pipeline.checksums import read_checked
-from pipeline.command import one_line_errors, read_settings
+import pipeline.stages
+from pipeline.cli import one_line_errors, read_settings
 from pipeline.evaluation import Estimate, collect, over_questions, wins
-from pipeline.folder import RunFolder
-from pipeline.models import load_outline
-from pipeline.parallel import first_does, is_first_process, process_group, together
+from pipeline.models.loading import load_outline
 from pipeline.plots import Line, Panel, draw, save_figure
 from pipeline.records import InputError, Outcome, Problem, Sample, Task, write_text
+from pipeline.runtime.checksums import read_checked
+from pipeline.runtime.processes import first_does, is_first_process, process_group, together
+from pipeline.runtime.run_folder import RunFolder
 from pipeline.settings import PAPER, TINY, Settings, check
+from tasks.math import PRESETS as MATH_PRESETS
+from tasks.math import math_task
 from train_gsm8k import gsm8k_task
-from train_math import PRESETS as MATH_PRESETS
-from train_math import math_task
 
 # ---- the task: solutions are its problems, the truth about them its gold answers ---------------------------------
 
@@ -166,7 +166,7 @@ def check_verifier(settings: VerifierSettings) -> None:
 
 
 def run(settings: VerifierSettings) -> dict:
-    """Solve, verify and train: returns what results.json holds. InputError as `pipeline.run.run` raises it."""
+    """Solve, verify and train: returns what results.json holds. InputError as `pipeline.stages.run` raises it."""
     check_verifier(settings)
     settings = replace(settings, out=settings.out or settings.default_out(PRESETS[settings.preset], RUNS))
     task = gsm8k_task(settings) if settings.task == "gsm8k" else math_task(settings)
@@ -175,7 +175,7 @@ def run(settings: VerifierSettings) -> dict:
         first_does(lambda: stack.enter_context(folder.held()))
         train = solve(settings, task, "train")
         test = solve(settings, task, "test")
-        found = pipeline.run.run(
+        found = pipeline.stages.run(
             replace(settings, out=settings.out / "verifier"), verifier_task(settings, task, train, test)
         )
         return first_does(lambda: publish(settings, table2(settings, task, test, found)))
@@ -193,7 +193,7 @@ def solve(settings: VerifierSettings, task: Task, split: Literal["train", "test"
     asked = replace(task, test=getattr(task, split))
     run = replace(settings, model=settings.generator, iterations=0, test_samples=count, k=1)
     run = replace(run, out=settings.out / f"solutions-{split}")
-    pipeline.run.run(run, asked)
+    pipeline.stages.run(run, asked)
     return read_checked(run.out / "iteration-1" / "test-0.jsonl", Sample)
 
 

@@ -1,0 +1,1 @@
+"""Is that TOPR? Checks any implementation of the loss against the paper."""

@@ -1,0 +1,1 @@
+"""What a run needs around its stages: processes, signals, its folder, checkpoints."""

@@ -32,7 +32,7 @@ from pipeline.dataset import mean_rewards, share_of_positives, weight_by_difficu
 from pipeline.evaluation import collect, maj_at_k
 from pipeline.plots import Line, Panel, draw, save_figure
 from pipeline.records import InputError, Outcome, Task, write_rows, write_text
-from pipeline.runtime.processes import first_does, is_first_process, process_group
+from pipeline.runtime.processes import is_first_process, on_rank_zero, process_group
 from pipeline.settings import Settings
 from tasks.verifier import ACCURACY, COLUMNS, WEIGHTED, VerifierSettings, to_panel
 from tasks.verifier import run as run_verifier
@@ -74,8 +74,8 @@ def difference(one: OverSeeds, other: OverSeeds) -> OverSeeds:
 
 def line(x: Sequence[float], y: Series, label: str, style: str = "", scale: float = 100) -> Line:
     """A line with its interval of 2 standard errors, in percent."""
-    spread = None if None in y["se"] else [2 * scale * se for se in y["se"]]
-    return Line(x, [scale * mean for mean in y["mean"]], label, style, spread=spread)
+    half_width = None if None in y["se"] else [2 * scale * se for se in y["se"]]
+    return Line(x, [scale * mean for mean in y["mean"]], label, style, half_width=half_width)
 
 
 EPOCH, CORRECT = "share of the epoch (%)", "correct (%), ± 2 SE"
@@ -240,7 +240,7 @@ def _hard_of(run: Finished) -> Path:
     samples, file = run.tested(0), run.folder / "hard.jsonl"
     means = mean_rewards(samples, by_prompt=True)
     hard = [sample for sample, mean in zip(samples, means, strict=True) if mean <= -0.5]  # a quarter +1, the rest -1
-    first_does(lambda: file.exists() or write_rows(file, hard))
+    on_rank_zero(lambda: file.exists() or write_rows(file, hard))
     return file
 
 

@@ -1,44 +1,36 @@
-"""Tapered Off-Policy REINFORCE (TOPR), Le Roux, Bellemare et al. 2025, arXiv 2503.14286: the algorithm in one file.
+"""Tapered Off-Policy REINFORCE (TOPR), Le Roux, Bellemare et al. 2025, arXiv 2503.14286: the method in one file.
 
     weight = [pi(y|x) / mu(y|x)]_0^1 if R < 0 else 1                     Algorithm 1
     loss   = - stop_gradient(weight) * R * log pi(y|x) / length          Section 4.2 divides by the length
 
-mu is the model that drew the completion y, pi the model in training, and the ratio is that of whole sequences: a
-product over all tokens. Positive examples keep weight 1 however improbable they have become, so they are learnt as
-fast as by supervised training; a negative example is pushed down only as long as the model would still write it,
-so that nothing is pushed to minus infinity.
+mu is the model that sampled the completion y; pi is the model in training. The ratio is that of whole sequences, the
+product over all tokens. A positive example keeps weight 1 however improbable it is: it is learnt as fast as in
+supervised training. A negative example loses its weight as it becomes improbable, so that training lets go of it.
 
-Names, here and in pipeline/: logp is log pi, logmu is log mu, log_ratio = logp - logmu; reward is what remains after
-the baseline was subtracted, and its sign chooses the bounds (zero counts as positive: its gradient is zero). A bare
-name is one number per sequence, (B,); token_* is one per token, (B, T). Logarithms are natural, lengths in tokens.
-Left out: nothing of the method. Sampling, grading and evaluation are in pipeline/ and train_gsm8k.py.
+Names, in the whole project: logp is log pi, logmu is log mu, log_ratio is logp - logmu. reward is the reward after the
+baseline was subtracted; its sign chooses the bounds, and zero counts as positive. A bare name is one number per
+sequence, (B,); token_* is one per token, (B, T). Logarithms are natural, lengths are in tokens.
 """
 
 import math
-import warnings
 from collections import namedtuple
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Self
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from tqdm import tqdm
+
 
 # ---- the four bounds: Equation 7 and Table 1 --------------------------------------------------------------------
-
-
 class Limits(namedtuple("_FourBounds", "a_pos b_pos a_neg b_neg")):
     """Where the importance ratio is clipped: to [a_pos, b_pos] if reward >= 0, to [a_neg, b_neg] otherwise (Eq. 7).
 
-    Raises ValueError unless 0 <= a <= b for both pairs; b may be infinite.
+    Raises ValueError unless 0 <= a <= b for both pairs and a is finite; b may be infinite.
 
     >>> Limits(1, 1, 0.8, 0.2)
     Traceback (most recent call last):
     ValueError: limits a_neg = 0.8, b_neg = 0.2: need 0 <= a <= b and a finite
     """
-
-    __slots__ = ()
 
     def __new__(cls, a_pos: float, b_pos: float, a_neg: float, b_neg: float) -> Self:
         for sign, a, b in (("pos", a_pos, b_pos), ("neg", a_neg, b_neg)):
@@ -47,8 +39,17 @@ class Limits(namedtuple("_FourBounds", "a_pos b_pos a_neg b_neg")):
         return super().__new__(cls, float(a_pos), float(b_pos), float(a_neg), float(b_neg))
 
     @classmethod
-    def _make(cls, bounds: Iterable[float]) -> Self:  # what _replace calls: it must check too
+    def _make(cls, bounds: Iterable[float]) -> Self:  # _replace calls it: it must check too
         return cls(*bounds)
+
+    def of_sign(self, reward: Tensor) -> tuple[Tensor, Tensor]:
+        """The bounds a and b of each reward's sign, in reward's shape and precision (at least float32).
+
+        >>> PRESETS["topr"].of_sign(torch.tensor([0.5, 0.0, -0.5]))
+        (tensor([1., 1., 0.]), tensor([1., 1., 1.]))
+        """
+        a_pos, b_pos, a_neg, b_neg = _at_least_float32(reward).new_tensor(self)
+        return torch.where(reward >= 0, a_pos, a_neg), torch.where(reward >= 0, b_pos, b_neg)
 
 
 PRESETS: dict[str, Limits] = {  # Table 1
@@ -59,7 +60,52 @@ PRESETS: dict[str, Limits] = {  # Table 1
     "off_policy": Limits(0, math.inf, 0, math.inf),  # plain importance sampling
 }
 
-# ---- weight, taper, objective: Section 3.1 ----------------------------------------------------------------------
+
+# ---- loss, weight, taper, baseline: Algorithm 1, Sections 3.1 and 4.2, Equation 12 ------------------------------
+def topr_loss(
+    logp: Tensor,
+    logmu: Tensor,
+    reward: Tensor,
+    length: Tensor,
+    limits: Limits = PRESETS["topr"],
+    denominator: float | None = None,
+) -> Tensor:
+    """The loss of Algorithm 1: - sum of stop_gradient(weight) * reward * logp / length, over `denominator`.
+
+    logp, logmu: (B,) log-probabilities of whole sequences; reward: (B,), after the baseline; length: (B,) tokens, >= 1.
+    denominator: the sequences in the optimiser's step (default B), counted over all micro-batches and processes, whose
+    sizes then leave the gradient alone. Returns a scalar. Only the loss is divided by the length; the ratio stays the
+    product over all tokens. Raises ValueError where shapes differ or a length is below 1.
+
+    >>> logp = torch.tensor([-2.0], requires_grad=True)
+    >>> topr_loss(logp, logp.detach() + 0.5, reward=torch.tensor([-1.0]), length=torch.tensor([1])).backward()
+    >>> logp.grad  # descent lowers log pi, with weight exp(-0.5)
+    tensor([0.6065])
+    """
+    denominator = len(logp) if denominator is None else denominator
+    shapes = [tuple(column.shape) for column in (logp, logmu, reward, length)]
+    if len(set(shapes)) != 1 or len(shapes[0]) != 1 or denominator == 0:
+        raise ValueError(f"need one number per sequence, all of one shape (B,) with B >= 1; got {shapes}")
+    if (length < 1).any():
+        raise ValueError(f"length = {length.min().item():g}: a completion has at least one token")
+    log_ratio = (_at_least_float32(logp) - logmu).detach()
+    weight = importance_weight(log_ratio, *limits.of_sign(reward))  # (B,) [pi/mu]_a^b
+    return -(weight * reward * logp / length).sum() / denominator
+
+
+def topr_loss_of_tokens(
+    token_logp: Tensor, token_logmu: Tensor, reward: Tensor, mask: Tensor, limits: Limits = PRESETS["topr"]
+) -> Tensor:
+    """`topr_loss` in the form that trainers have at hand, to be pasted into them: the mean over the batch.
+
+    token_logp, token_logmu: (B, T) log-probabilities of single tokens; reward: (B,), after the baseline; mask: (B, T),
+    1 on the completion's tokens and 0 elsewhere. Returns a scalar; raises ValueError where a completion has no token.
+
+    >>> topr_loss_of_tokens(*torch.tensor([[[-2.0, -9.0]], [[-1.5, 0.0]]]), -torch.ones(1), torch.tensor([[1, 0]]))
+    tensor(-1.2131)
+    """
+    logp, logmu = (torch.where(mask > 0, _at_least_float32(x), 0.0).sum(1) for x in (token_logp, token_logmu))
+    return topr_loss(logp, logmu, reward, (mask > 0).sum(1), limits)
 
 
 def importance_weight(log_ratio: Tensor | float, a: Tensor | float, b: Tensor | float) -> Tensor:
@@ -72,15 +118,14 @@ def importance_weight(log_ratio: Tensor | float, a: Tensor | float, b: Tensor | 
     tensor([0.0000, 0.6065, 1.0000])
     """
     log_ratio, a, b = _with_bounds(log_ratio, a, b)
-    return log_ratio.clamp(a.log(), b.log()).exp().clamp(a, b)  # again, as exp(log(a)) may miss a by a rounding error
+    return log_ratio.clamp(a.log(), b.log()).exp().clamp(a, b)  # again: exp(log(a)) may miss a by a rounding error
 
 
 def taper(ratio: Tensor | float, a: float, b: float) -> Tensor:
     """rho(ratio, a, b): the ratio within [a, b], continued by its logarithm outside (Section 3.1).
 
-    rho(x) = a (1 + log(x/a)) if x < a;  b (1 + log(x/b)) if x > b;  x otherwise. It is never above x, has a
-    continuous derivative, and d rho / d log x = [x]_a^b. At b = 0 it is 0. Any shape; ValueError if a ratio is
-    negative or not 0 <= a <= b.
+    rho(x) = a (1 + log(x/a)) if x < a;  b (1 + log(x/b)) if x > b;  x otherwise; 0 at b = 0. It is never above x, and
+    d rho / d log x = [x]_a^b. Any shape. Raises ValueError if a ratio is negative or not 0 <= a <= b.
 
     >>> taper(torch.tensor([0.5, 1.0, 2.0]), 0.8, 1.2)
     tensor([0.4240, 1.0000, 1.8130])
@@ -88,26 +133,24 @@ def taper(ratio: Tensor | float, a: float, b: float) -> Tensor:
     ratio, a, b = _with_bounds(ratio, a, b)
     if (ratio < 0).any():
         raise ValueError(f"ratio = {ratio.min():g}: a ratio of probabilities cannot be negative")
-    is_zero = ratio == 0
     at_zero = torch.where(a > 0, -math.inf, ratio * (b > 0))
-    return torch.where(is_zero, at_zero, _taper_of_log(torch.where(is_zero, 1.0, ratio).log(), a, b))
+    return torch.where(ratio == 0, at_zero, _taper_of_log(torch.where(ratio == 0, 1.0, ratio).log(), a, b))
 
 
 def topr_objective(log_ratio: Tensor, reward: Tensor, limits: Limits) -> Tensor:
     """rho(pi/mu) * reward, with the bounds of the reward's sign: the integrand of Eq. 11, to be maximised.
 
-    log_ratio, reward: (B,). Returns (B,), differentiable; values and gradients are finite for all presets as long
-    as exp(log_ratio) is. Its gradient is weight * reward * grad log pi, which is what `topr_loss` uses.
+    log_ratio, reward: (B,). Returns (B,), whose gradient is that of `topr_loss`: weight * reward * grad log pi.
 
     >>> topr_objective(torch.tensor([-2.0, -2.0]), torch.tensor([1.0, -1.0]), PRESETS["topr"])
     tensor([-1.0000, -0.1353])
     """
-    return _taper_of_log(*_with_bounds(log_ratio, *_bounds_of_sign(log_ratio, reward, limits))) * reward
+    return _taper_of_log(*_with_bounds(log_ratio, *limits.of_sign(reward))) * reward
 
 
 def _taper_of_log(log_ratio: Tensor, a: Tensor, b: Tensor) -> Tensor:
     clipped = log_ratio.clamp(a.log(), b.log())
-    # Where the clipped log-ratio is -inf (b = 0) the weight is 0 and the difference would make it 0 * inf = NaN.
+    # Where b = 0 the clipped log-ratio is -inf and the weight 0: the difference would make it 0 * inf = NaN.
     excess = torch.where(clipped.isfinite(), log_ratio - clipped, 0.0)
     return clipped.exp() * (1 + excess)
 
@@ -120,99 +163,9 @@ def _with_bounds(value: Tensor | float, a: Tensor | float, b: Tensor | float) ->
     return value, a, b
 
 
-def _bounds_of_sign(log_ratio: Tensor, reward: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
-    a_pos, b_pos, a_neg, b_neg = _at_least_float32(log_ratio).new_tensor(limits)
-    return torch.where(reward >= 0, a_pos, a_neg), torch.where(reward >= 0, b_pos, b_neg)
-
-
 def _at_least_float32(value: Tensor | float) -> Tensor:
     value = torch.as_tensor(value, dtype=torch.float64 if isinstance(value, int | float) else None)
     return value if value.dtype in (torch.float32, torch.float64) else value.float()
-
-
-# ---- the losses: Algorithm 1, Section 4.2; Equation 6; DPO -------------------------------------------------------
-
-
-def topr_loss(
-    logp: Tensor,
-    logmu: Tensor,
-    reward: Tensor,
-    length: Tensor,
-    limits: Limits = PRESETS["topr"],
-    denominator: float | None = None,
-) -> Tensor:
-    """The loss of Algorithm 1: - sum of stop_gradient(weight) * reward * logp / length, over `denominator`.
-
-    logp, logmu: (B,) log-probabilities of whole sequences; reward: (B,), after the baseline; length: (B,) tokens, >= 1.
-    denominator: the number of sequences in the optimiser's step (default B); counted over all micro-batches and
-    ranks, it keeps their sizes out of the gradient. Returns a scalar. The ratio stays a product over all tokens:
-    only the loss is divided by the length. ValueError where shapes differ or a length is below 1.
-
-    >>> logp = torch.tensor([-2.0], requires_grad=True)
-    >>> topr_loss(logp, logp.detach() + 0.5, reward=torch.tensor([-1.0]), length=torch.tensor([1])).backward()
-    >>> logp.grad  # descent lowers log pi, with weight exp(-0.5)
-    tensor([0.6065])
-    """
-    denominator = _check_batch(denominator, length, logp, logmu, reward)
-    log_ratio = (_at_least_float32(logp) - logmu).detach()
-    weight = importance_weight(log_ratio, *_bounds_of_sign(log_ratio, reward, limits))
-    return -(weight * reward * logp / length).sum() / denominator
-
-
-def ppo_loss(
-    logp: Tensor, logmu: Tensor, reward: Tensor, length: Tensor, eps: float = 0.2, denominator: float | None = None
-) -> Tensor:
-    """PPO's clipped loss (Eq. 6) with the ratio of whole sequences: - min(r R, [r]_{1-eps}^{1+eps} R) / length.
-
-    Arguments, shapes and errors as in `topr_loss`; 0 <= eps <= 1, and 0.2 is the paper's (Section 4.3). The minimum is
-    a clipped ratio too, above for R >= 0 and below for R < 0; here the gradient goes through it and is zero outside.
-
-    >>> two = torch.tensor([2.0]).log()
-    >>> ppo_loss(two, torch.zeros(1), reward=torch.ones(1), length=torch.ones(1))
-    tensor(-1.2000)
-    """
-    denominator = _check_batch(denominator, length, logp, logmu, reward)
-    if not 0 <= eps <= 1:
-        raise ValueError(f"eps = {eps}: must lie in [0, 1]")
-    log_ratio = _at_least_float32(logp) - logmu
-    clipped = importance_weight(log_ratio, *_bounds_of_sign(log_ratio, reward, Limits(0, 1 + eps, 1 - eps, math.inf)))
-    return -(clipped * reward / length).sum() / denominator
-
-
-def dpo_loss(
-    logp_pos: Tensor,
-    logp_neg: Tensor,
-    logmu_pos: Tensor,
-    logmu_neg: Tensor,
-    beta: float,
-    denominator: float | None = None,
-) -> Tensor:
-    """DPO (Rafailov et al. 2023): - log sigmoid(beta * (log-ratio of the positive - log-ratio of the negative)).
-
-    Each (B,), one pair of completions of the same prompt an entry; not divided by the length. beta > 0.
-    denominator: the number of pairs in the step (default B). Returns a scalar; ValueError on shapes that differ.
-
-    >>> zero = torch.zeros(2)
-    >>> dpo_loss(zero, zero, zero, zero, beta=0.1)  # log 2 where nothing is preferred yet
-    tensor(0.6931)
-    """
-    denominator = _check_batch(denominator, None, logp_pos, logmu_pos, logp_neg, logmu_neg)
-    margin = (_at_least_float32(logp_pos) - logmu_pos) - (_at_least_float32(logp_neg) - logmu_neg)
-    return -torch.nn.functional.logsigmoid(beta * margin).sum() / denominator
-
-
-def _check_batch(denominator: float | None, length: Tensor | None, *columns: Tensor) -> float:
-    """The denominator, or else B, once the columns are found to be of one shape (B,); B = 0 needs a denominator."""
-    if length is not None and (length < 1).any():
-        raise ValueError(f"length = {length.min().item():g}: a completion has at least one token")
-    shapes = [tuple(column.shape) for column in (*columns, length) if column is not None]
-    denominator = len(columns[0]) if denominator is None else denominator
-    if len(set(shapes)) != 1 or len(shapes[0]) != 1 or denominator == 0:
-        raise ValueError(f"need one number per sequence, all of one shape (B,) with B >= 1; got {shapes}")
-    return denominator
-
-
-# ---- what a baseline does: Equation 12 ---------------------------------------------------------------------------
 
 
 def effective_proportion(p: Tensor | float, c: Tensor | float) -> Tensor | float:
@@ -248,9 +201,7 @@ def _check_within(name: str, value: Tensor | float, low: float, high: float, is_
         raise ValueError(f"{name} = {value.tolist()}: must lie {'strictly ' * is_open}between {low} and {high}")
 
 
-# ---- log-probabilities of a language model -----------------------------------------------------------------------
-
-
+# ---- training a language model: Algorithm 1 as a loop ------------------------------------------------------------
 class Batch(NamedTuple):
     """A micro-batch with one padded row per completion: what `sequence_logprobs` reads and `train` learns from."""
 
@@ -267,17 +218,14 @@ def sequence_logprobs(model: torch.nn.Module, batch: Batch) -> Tensor:
 
     model: any causal language model of `transformers`. Prompt and padding are masked: what they hold has no effect.
 
-    >>> from transformers import LlamaConfig, LlamaForCausalLM
-    >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=8, hidden_size=4, num_attention_heads=1, num_hidden_layers=1))
-    >>> _ = torch.nn.init.zeros_(model.lm_head.weight)  # every word is as likely as every other
-    >>> ids, ones = torch.tensor([[1, 2, 3]]), torch.ones(1, 3)
-    >>> batch = Batch(ids, ones, torch.tensor([[0, 1, 1]]), *torch.ones(3, 1))
-    >>> sequence_logprobs(model, batch).exp().item() * 64
-    1.0
+    >>> uniform = lambda ids, **_: namedtuple("Out", "logits")(torch.zeros(*ids.shape, 8))  # 8 tokens, all alike
+    >>> ids, mask = torch.tensor([[1, 2, 3]]), torch.tensor([[0, 1, 1]])
+    >>> sequence_logprobs(uniform, Batch(ids, torch.ones(1, 3), mask, *torch.ones(3, 1))).exp() * 64
+    tensor([1.])
     """
     position_ids = (batch.attention_mask.long().cumsum(-1) - 1).clamp_min(0)
     out = model(batch.input_ids, attention_mask=batch.attention_mask, position_ids=position_ids, use_cache=False)
-    token_logp = select_logprobs(out.logits[:, :-1], batch.input_ids[:, 1:])  # (B, T - 1)
+    token_logp = select_logprobs(out.logits[:, :-1], batch.input_ids[:, 1:])  # (B, T - 1): each predicts the next token
     return torch.where(batch.completion_mask[:, 1:].bool(), token_logp, 0.0).sum(-1)
 
 
@@ -291,110 +239,62 @@ def select_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
     return logits.gather(-1, tokens[..., None]).squeeze(-1) - logits.logsumexp(-1)
 
 
-# ---- training: Algorithm 1 as a loop -----------------------------------------------------------------------------
+class Step(NamedTuple):
+    """What one step of the optimiser learns from: this process's micro-batches, and the sequences of all processes."""
+
+    micro_batches: Sequence[Batch]
+    sequences: int
+
+
+class StepStats(NamedTuple):
+    """What one step saw before its update; (n,) for the n sequences of this process."""
+
+    loss: float  # this process's part
+    grad_norm: float  # before clipping
+    log_ratio: Tensor  # (n,)
+    reward: Tensor  # (n,)
+    weight: Tensor  # (n,)
 
 
 def train(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
-    steps: Iterable[Sequence[Batch]],
+    steps: Iterable[Step],
     loss: Callable[..., Tensor] = topr_loss,
     logprobs: Callable[..., Tensor] = sequence_logprobs,
     max_norm: float = 1.0,
-    start_at_mu: float | None = 0.01,
-    after_step: Callable[[int, dict[str, float]], None] | None = None,
-    done: int = 0,
-) -> list[dict[str, float]]:
-    """Algorithm 1: one pass over `steps`, the model trained in place. Returns each step's metrics.
+) -> Iterator[StepStats]:
+    """Algorithm 1: one step of the optimiser for each `next()`, so that the caller logs, saves and stops.
 
-    steps: for each optimiser step its micro-batches, whose gradients add up. Only `logprobs` looks at their tokens,
-    so any record with (B,) logmu, reward and length will do for a `Batch`, given a function that can read it.
-    loss: called as loss(logp, logmu, reward, length, denominator=...). logprobs: as logprobs(model, batch).
-    max_norm: the gradient is clipped to this norm (Section 4.2: 1.0). The learning rate is the optimiser's, constant.
-    start_at_mu: the most that |log pi - log mu| may be at the first step, in nats; None where pi does not start at mu.
-    after_step: called with the steps done and the metrics, to log, save or evaluate. done: the steps done before these.
-
-    Under torchrun each rank brings its share of a step, in as many micro-batches as the others (an empty one where it
-    has too few), and a model given to `fully_shard`; denominator and metrics span all ranks. Metrics: step, loss,
-    grad_norm before clipping, and those of `step_metrics`. FloatingPointError where loss or gradient is not finite,
-    ArithmeticError where the first step is not at mu; the weights are then as they were before the step.
+    loss is called as loss(logp, logmu, reward, length, denominator=...), logprobs as logprobs(model, batch). Only the
+    latter looks at tokens: any record with (B,) logmu, reward and length will do for a `Batch`. max_norm: the gradient
+    is clipped to this norm (Section 4.2: 1.0). Several processes must sum their gradients, not average them. Raises
+    FloatingPointError, before the update, where loss or gradient is not finite.
 
     >>> coin = torch.nn.Embedding(1, 1)  # its only weight plays log pi of the only completion
     >>> batch = Batch(None, None, None, coin.weight[0].detach().clone(), torch.ones(1), torch.ones(1))
     >>> sgd = torch.optim.SGD(coin.parameters(), lr=0.1)
-    >>> history = train(coin, sgd, [[batch], [batch]], logprobs=lambda model, _: model.weight[0])
-    >>> round(history[1]["log_ratio_pos_q50"], 6)
-    0.1
+    >>> [_, second] = train(coin, sgd, [Step([batch], 1)] * 2, logprobs=lambda model, _: model.weight[0])
+    >>> second.log_ratio
+    tensor([0.1000])
     """
-    ranks = dist.get_world_size() if dist.is_initialized() else 1
-    history = []
-    progress = tqdm(steps, desc="training", unit="step", disable=ranks > 1 and dist.get_rank() > 0)
-    for step, micro_batches in enumerate(progress, start=done + 1):
+    for step in steps:
         optimizer.zero_grad()
-        denominator = sum(from_all_ranks(sum(len(batch.reward) for batch in micro_batches)))
         total, seen = 0.0, []
-        for batch in micro_batches:
-            logp = logprobs(model, batch)
+        for batch in step.micro_batches:
+            logp = logprobs(model, batch)  # (B,)
             logp.retain_grad()
-            value = loss(logp, batch.logmu, batch.reward, batch.length, denominator=denominator)
-            (value * ranks).backward()  # fully_shard averages gradients over ranks; the denominator is for their sum
+            value = loss(logp, batch.logmu, batch.reward, batch.length, denominator=step.sequences)
+            # A loss that is not finite makes the gradient's norm NaN on all processes, so that all stop together.
+            (value if value.isfinite() else value * math.nan).backward()
             total += value.detach()
             # Whatever the loss, its gradient in logp is -weight * reward / length / denominator.
-            weight = -logp.grad / ranks * denominator * batch.length / torch.where(batch.reward == 0, 1, batch.reward)
+            weight = -logp.grad * step.sequences * batch.length / torch.where(batch.reward == 0, 1, batch.reward)
             seen.append(torch.stack([logp.detach() - batch.logmu, batch.reward, weight]))
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # under fully_shard
-        log_ratio, reward, weight = torch.cat(from_all_ranks(torch.cat(seen, dim=1).cpu()), dim=1)
-        metrics = {"step": step, "loss": sum(from_all_ranks(total.item())), "grad_norm": norm.item()}
-        metrics |= step_metrics(log_ratio, reward, weight)
-        _check_step(metrics, log_ratio, start_at_mu)
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of a sharded model
+        stats = StepStats(float(total), norm.item(), *torch.cat(seen, dim=1).unbind())
+        if not math.isfinite(stats.loss + stats.grad_norm):
+            raise FloatingPointError(f"loss is {stats.loss:g}, grad_norm is {stats.grad_norm:g}")
         optimizer.step()
-        history.append(metrics)
-        progress.set_postfix(loss=f"{metrics['loss']:.3f}", grad_norm=f"{metrics['grad_norm']:.2f}")
-        if after_step is not None:
-            after_step(step, metrics)
-    return history
-
-
-def step_metrics(log_ratio: Tensor, reward: Tensor, weight: Tensor) -> dict[str, float]:
-    """What one step saw, from its sequences' (B,) log-ratios, rewards and weights.
-
-    Quantiles (5, 50, 95%) of log-ratio and weight for reward > 0 (pos) and < 0 (neg); weights_below_1e-6: their share;
-    ess: effective sample size (sum w)^2 / sum w^2, in sequences. Reward 0 has no gradient, hence no weight to count.
-
-    >>> step_metrics(torch.zeros(4), torch.ones(4), torch.ones(4))["ess"]
-    4.0
-    """
-    metrics = {}
-    levels = torch.tensor([0.05, 0.5, 0.95], dtype=weight.dtype)
-    for sign, chosen in (("pos", reward > 0), ("neg", reward < 0)):
-        if chosen.any():
-            quantiles = torch.stack([log_ratio, weight])[:, chosen].quantile(levels, dim=1).T.tolist()
-            for name, values in zip(("log_ratio", "weight"), quantiles, strict=True):
-                metrics |= {f"{name}_{sign}_q{100 * q:02.0f}": v for q, v in zip(levels, values, strict=True)}
-    weight = weight[reward != 0]
-    metrics["weights_below_1e-6"] = (weight < 1e-6).sum().item() / max(len(weight), 1)
-    metrics["ess"] = (weight.sum() ** 2 / weight.square().sum().clamp_min(1e-30)).item()
-    return metrics
-
-
-def _check_step(metrics: dict[str, float], log_ratio: Tensor, start_at_mu: float | None) -> None:
-    step, furthest = metrics["step"], log_ratio.abs().max().item()
-    for name in ("loss", "grad_norm"):
-        if not math.isfinite(metrics[name]):
-            raise FloatingPointError(f"step {step}: {name} is {metrics[name]}; the weights are of step {step - 1}")
-    if step == 1 and start_at_mu is not None and not furthest <= start_at_mu:
-        raise ArithmeticError(
-            f"step 1: |log pi - log mu| reaches {furthest:.3g}, above {start_at_mu:g}, where pi should be mu: score "
-            "log mu with the very model, layout and precision that train here, or pass start_at_mu=None"
-        )
-    if step == 2 and furthest == 0:
-        warnings.warn("every log-ratio is 0 after an update: is log mu recomputed, or lr too small?", stacklevel=3)
-
-
-def from_all_ranks(value: object) -> list:
-    """The ranks' values, in the order of ranks; [value] where there is one process."""
-    values = [value] * (dist.get_world_size() if dist.is_initialized() else 1)
-    if dist.is_initialized():
-        dist.all_gather_object(values, value)
-    return values
+        yield stats

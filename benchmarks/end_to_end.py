@@ -37,7 +37,7 @@ from pipeline.models import rows
 from pipeline.models.loading import load_model
 from pipeline.sampling import draw_samples, transformers_engine
 from pipeline.settings import Settings as RunSettings
-from pipeline.stages import sampling_law
+from pipeline.stages import sampling_parameters
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS, TRL, TRL_SET = "topr", "TRL as it comes", "TRL, set to be fast"
@@ -67,7 +67,7 @@ def samples_per_second(settings: Settings) -> Comparison:
     """Ours and TRL's."""
     usual = replace(RunSettings(), problems=settings.problems, n=settings.n)
     task, base = train_gsm8k.gsm8k_task(usual), load_model(usual.model)
-    law, count = sampling_law(usual, task), settings.problems * settings.n
+    sampling, count = sampling_parameters(usual, task), settings.problems * settings.n
     took = {"sampling": 0.0, "scoring": 0.0, "training": 0.0}  # seconds in all rounds
     engine = transformers_engine(base, usual.tokens_at_once)
 
@@ -79,7 +79,7 @@ def samples_per_second(settings: Settings) -> Comparison:
             return dataset.Steps(together, settings.n, settings.n, "cpu")
 
         times = [time.perf_counter()]
-        samples = draw_samples(task, task.train, settings.n, engine, law, settings.seed, None)
+        samples = draw_samples(task, task.train, settings.n, engine, sampling, settings.seed, None)
         times.append(time.perf_counter())
         scored = dataset.score(samples, lm, steps(samples))
         times.append(time.perf_counter())
@@ -105,7 +105,7 @@ def samples_per_second(settings: Settings) -> Comparison:
     notes = [
         f"ours, in shares of its time: {', '.join(shares)}",
         f"were all but sampling free, ours would be {sampling_alone:.0f} samples/s",
-        where_time_goes(lambda: draw_samples(task, task.train, settings.n, engine, law, settings.seed, None)),
+        where_time_goes(lambda: draw_samples(task, task.train, settings.n, engine, sampling, settings.seed, None)),
     ]
     return Comparison(what, "samples/s", values, goals, notes)
 

@@ -33,7 +33,7 @@ from pipeline.dataset import Steps
 from pipeline.models import rows
 from pipeline.models.loading import decoder_layers
 from pipeline.models.rows import Example
-from pipeline.models.sharding import Compute, make_optimizer, spread
+from pipeline.models.sharding import Compute, make_optimizer, shard
 from pipeline.records import write_text
 from pipeline.runtime.processes import device, process_group, rank, ranks
 
@@ -161,7 +161,7 @@ def main(settings: Settings) -> None:
         with device():
             model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES[settings.size])).eval()
         parameters = sum(weight.numel() for weight in model.parameters())
-        spread(model, settings.compute, recompute=True)
+        shard(model, settings.compute, recompute=True)
         optimizer = make_optimizer("adafactor", model, 5e-7)
         name = torch.cuda.get_device_name() if device().type == "cuda" else platform.processor() or platform.machine()
         versions = {"torch": torch.__version__, "transformers": transformers.__version__}

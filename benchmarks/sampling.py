@@ -23,9 +23,9 @@ from measuring import Comparison, Goal, in_turn, report, seconds
 
 import train_gsm8k
 from pipeline.models.loading import LanguageModel, load_model
-from pipeline.sampling import Engine, SamplingLaw, transformers_engine
+from pipeline.sampling import Engine, SamplingParameters, transformers_engine
 from pipeline.settings import Settings as RunSettings
-from pipeline.stages import sampling_law
+from pipeline.stages import sampling_parameters
 from pipeline.vllm.client import vllm_engine
 
 ENGINE, PLAIN, VLLM = "the engine, {:,} tokens at once", "generate, {}", "vLLM on the processor"
@@ -53,14 +53,16 @@ class Settings:
     """folder to write sampling.json into"""
 
 
-def generate(lm: LanguageModel, prompts: Sequence[str], n: int, law: SamplingLaw, at_once: int, **others: str) -> int:
+def generate(
+    lm: LanguageModel, prompts: Sequence[str], n: int, sampling: SamplingParameters, at_once: int, **others: str
+) -> int:
     """Sample as the documentation of `generate` does; the number of tokens up to each end of sequence."""
     end, total = lm.tokenizer.eos_token_id, 0
     config = GenerationConfig(
         do_sample=True,
-        temperature=law.temperature,
-        top_k=law.top_k,
-        max_new_tokens=law.max_new_tokens,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        max_new_tokens=sampling.max_new_tokens,
         num_return_sequences=n,
         eos_token_id=end,
         pad_token_id=lm.tokenizer.pad_token_id,
@@ -79,7 +81,7 @@ def main(settings: Settings) -> None:
     """Measure, print, write."""
     usual = replace(RunSettings(), problems=settings.problems, vllm_python=settings.vllm_python)
     task, lm = train_gsm8k.gsm8k_task(usual), load_model(usual.model)
-    law, prompts = sampling_law(usual, task), [task.prompt(problem) for problem in task.train]
+    sampling, prompts = sampling_parameters(usual, task), [task.prompt(problem) for problem in task.train]
     by_length = sorted(prompts, key=len)
 
     def speed(count: Callable[[], int]) -> Callable[[], float]:
@@ -91,12 +93,12 @@ def main(settings: Settings) -> None:
 
     def of_engine(engine: Engine) -> Callable[[], float]:
         def completions() -> Iterator[int]:
-            return (len(found.token_ids) for _, found in engine(prompts, settings.n, law, settings.seed))
+            return (len(found.token_ids) for _, found in engine(prompts, settings.n, sampling, settings.seed))
 
         return speed(lambda: sum(completions()))
 
     def of_generate(prompts: Sequence[str], **others: str) -> Callable[[], float]:
-        return speed(lambda: generate(lm, prompts, settings.n, law, settings.prompts_at_once, **others))
+        return speed(lambda: generate(lm, prompts, settings.n, sampling, settings.prompts_at_once, **others))
 
     with ExitStack() as stack:
         sides = {ENGINE.format(size): of_engine(transformers_engine(lm, size)) for size in settings.tokens_at_once}

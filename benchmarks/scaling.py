@@ -31,7 +31,7 @@ from pipeline import dataset
 from pipeline.models.loading import LanguageModel, load_model
 from pipeline.models.rows import sequence_logprobs
 from pipeline.records import Problem, Sample
-from pipeline.sampling import SamplingLaw, draw_samples, transformers_engine
+from pipeline.sampling import SamplingParameters, draw_samples, transformers_engine
 from pipeline.settings import Settings as RunSettings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -75,10 +75,13 @@ def stages(
 
     task = replace(train_gsm8k.gsm8k_task(usual), prompt=lambda problem: problem.question)
     given = [Problem(f"train-{i}", text(), train_gsm8k.Decimal(0)) for i in range(problems)]
-    law, engine = SamplingLaw(max_new_tokens=settings.new_tokens), transformers_engine(lm, usual.tokens_at_once)
+    sampling, engine = (
+        SamplingParameters(max_new_tokens=settings.new_tokens),
+        transformers_engine(lm, usual.tokens_at_once),
+    )
 
     def draw() -> list[Sample]:
-        return draw_samples(task, given, n, engine, law, settings.seed, None)
+        return draw_samples(task, given, n, engine, sampling, settings.seed, None)
 
     def steps(samples: list[Sample]) -> dataset.Steps:
         rows = dataset.rows_of_prompt(dataset.encode(samples, lm), n, random.Random(settings.seed))

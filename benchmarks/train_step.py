@@ -26,7 +26,7 @@ from shapes import SHAPES, Shape, adamw, draw, make_model, plain, train_ours
 
 import topr
 from pipeline.models import rows
-from pipeline.models.loading import load_outline
+from pipeline.models.loading import load_meta
 from pipeline.settings import TINY
 
 SHARED, PADDED, TRL = "topr, shared rows", "topr, padded rows", "TRL"
@@ -57,7 +57,7 @@ class Settings:
 
 def compare(settings: Settings, shape: Shape) -> Comparison:
     """The three sides on one shape."""
-    base, tokenizer = make_model(settings.seed), load_outline(str(TINY / "base")).tokenizer
+    base, tokenizer = make_model(settings.seed), load_meta(str(TINY / "base")).tokenizer
     timed, rng = STEPS[shape.name], random.Random(settings.seed)
     drawn = draw(rng, shape, timed, settings.completions, settings.scale)
     layouts = {

@@ -79,7 +79,7 @@ def main() -> None:
     from pipeline.evaluation import evaluate
     from pipeline.models.loading import load_model
     from pipeline.sampling import draw_samples, transformers_engine
-    from pipeline.stages import sampling_law
+    from pipeline.stages import sampling_parameters
 
     class ToprTrainer(ToprLoss, GRPOTrainer):
         pass
@@ -96,7 +96,7 @@ def main() -> None:
 
     def measure(when: str) -> None:
         lm.model.eval()
-        engine, law = transformers_engine(lm, ours.tokens_at_once), sampling_law(ours, task)
+        engine, law = transformers_engine(lm, ours.tokens_at_once), sampling_parameters(ours, task)
         found = evaluate(draw_samples(task, task.test, 8, engine, law, 1, f"evaluating {when}"), task, [], 0)
         mean, se = found["pass@1"].values()
         print(f"{when}: pass@1 {100 * mean:.1f} ± {200 * se:.1f} %, invalid {100 * found['invalid']:.1f} %")

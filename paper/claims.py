@@ -283,7 +283,7 @@ def claim_baseline(generator: torch.Generator) -> Claim:
 
     def shown(x: Tensor) -> list[Line]:
         return [
-            Line(c, x[i].mean(0), f"{500 * i:,} steps", spread=2 * x[i].std(0) / math.sqrt(x.shape[1]))
+            Line(c, x[i].mean(0), f"{500 * i:,} steps", half_width=2 * x[i].std(0) / math.sqrt(x.shape[1]))
             for i in (1, 4, 10)
         ]
 
@@ -365,7 +365,7 @@ def claim_unbounded(generator: torch.Generator) -> Claim:
     limits = {a_neg: Limits(1, 1, a_neg, 1) for a_neg in choices}
     paths = {a: ascend(bandit.mu.log(), bandit, limits[a], lr=4.0, steps=steps, keep=keep) for a in choices}
     value = {a: objective(paths[a], bandit, limits[a]) for a in choices}  # (time, data)
-    spread = {a: paths[a].amax(-1) - paths[a].amin(-1) for a in choices}
+    half_width = {a: paths[a].amax(-1) - paths[a].amin(-1) for a in choices}
 
     z, many = random_bandits(1000, "++---", generator)
     bounds = (3 * torch.rand(99, 3, generator=generator)).tolist()
@@ -384,7 +384,7 @@ def claim_unbounded(generator: torch.Generator) -> Claim:
     for a in choices[1:]:
         passed = ((value[a] > bound).int().argmax(0) * keep).tolist()
         grown = [
-            torch.stack([x[a][-1 - later] - x[a][-1 - later - quarter] for x in (value, spread)])
+            torch.stack([x[a][-1 - later] - x[a][-1 - later - quarter] for x in (value, half_width)])
             for later in (0, quarter)
         ]
         statements.append(
@@ -411,7 +411,9 @@ def claim_unbounded(generator: torch.Generator) -> Claim:
         )
         for i, name in enumerate(data)
     ]
-    gap = Panel("both signs: the logits", "step", "largest − smallest logit", shown(spread, 1), {"yscale": "symlog"})
+    gap = Panel(
+        "both signs: the logits", "step", "largest − smallest logit", shown(half_width, 1), {"yscale": "symlog"}
+    )
     return Claim(statements, [*panels, gap])
 
 

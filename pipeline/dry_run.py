@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.models.chunked_head import SLICE
-from pipeline.models.loading import LanguageModel, decoder_layers, load_outline
+from pipeline.models.loading import LanguageModel, decoder_layers, load_meta
 from pipeline.records import Sample, Task, read_rows
 from pipeline.sampling import check_lengths
 from pipeline.selection import anna_karenina_size
@@ -29,7 +29,7 @@ def print_plan(settings: Settings, task: Task) -> None:
     """Print the plan of a run as a table; InputError where its model or prompts do not fit."""
     processes = int(os.environ.get("WORLD_SIZE", 8 if settings.preset == "paper" else 1))
     table = Table("", "", "how")
-    for item in plan(settings, task, load_outline(settings.model, settings.trust_remote_code), processes):
+    for item in plan(settings, task, load_meta(settings.model, settings.trust_remote_code), processes):
         value = f"{item.value / 1e9:,.3g} GB" if item.unit == "bytes" else f"{item.value:,.{item.digits}f} {item.unit}"
         table.add_row(item.name, value, item.formula)
     Console().print(table)

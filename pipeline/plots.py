@@ -74,7 +74,7 @@ class Line(NamedTuple):
     label: str = ""
     style: str = ""
     kind: Literal["line", "points"] = "line"
-    spread: Any = None  # half of the interval at each point
+    half_width: Any = None  # half of the interval at each point
 
 
 class Panel(NamedTuple):
@@ -137,12 +137,12 @@ def _add(axes: Any, line: Line, style: Style, number: int) -> None:
         markevery=(number * len(x) // 24, max(len(x) // 6, 1)) if is_line and len(x) > 24 else 1,
         alpha=1 if len(x) < 100 or is_line else 0.5,
     )
-    if line.spread is not None:
-        spread = np.asarray(line.spread, float)
+    if line.half_width is not None:
+        half_width = np.asarray(line.half_width, float)
         if not is_line:
-            axes.errorbar(x, y, spread, fmt="none", ecolor=style.colour, capsize=3)
+            axes.errorbar(x, y, half_width, fmt="none", ecolor=style.colour, capsize=3)
             return
-        axes.fill_between(x, y - spread, y + spread, color=style.colour, alpha=0.2, linewidth=0)
+        axes.fill_between(x, y - half_width, y + half_width, color=style.colour, alpha=0.2, linewidth=0)
 
 
 def save_figure(figure: Figure, path: Path) -> None:
@@ -157,10 +157,10 @@ def draw_curve(points: Sequence[dict], title: str) -> Figure:
     """
     seen = [point["samples_seen"] for point in points]
     mean = [100 * point["pass@1"]["mean"] for point in points]
-    spread = [200 * point["pass@1"]["se"] for point in points]
+    half_width = [200 * point["pass@1"]["se"] for point in points]
     shares = {name: [100 * point[name] for point in points] for name in get_args(Outcome)}
     x = "samples trained on"
-    accuracy = Panel(title, x, "pass@1 (%), ± 2 SE", [Line(seen, mean, style="correct", spread=spread)])
+    accuracy = Panel(title, x, "pass@1 (%), ± 2 SE", [Line(seen, mean, style="correct", half_width=half_width)])
     outcomes = [Line(seen, share, name) for name, share in shares.items()]
     return draw([accuracy, Panel("outcomes", x, "share of completions (%)", outcomes, {"ylim": (-3, 103)})])
 

@@ -20,11 +20,11 @@ from pipeline.models.loading import LanguageModel
 from pipeline.models.rows import batches_within
 from pipeline.records import InputError, Problem, Sample, Task, read_whole_rows, to_lines, write_rows
 from pipeline.runtime.checksums import write_checked
-from pipeline.runtime.processes import first_does, rank, ranks, share, together
+from pipeline.runtime.processes import on_all_ranks, on_rank_zero, rank, ranks, share
 
 
 @dataclass(frozen=True)
-class SamplingLaw:
+class SamplingParameters:
     """The distribution that completions are drawn from (Section 4.2 of the paper, whose values these are).
 
     max_new_tokens counts the completion's tokens; a completion that reaches it is cut and graded as it is.
@@ -46,8 +46,8 @@ class Completion(NamedTuple):
     token_logmu: list[float] | None = None  # as the engine saw them
 
 
-Engine = Callable[[Sequence[str], int, SamplingLaw, int], Iterator[tuple[int, Completion]]]
-"""(prompts, n, law, seed) -> n completions of each prompt as they come, with the prompt's number
+Engine = Callable[[Sequence[str], int, SamplingParameters, int], Iterator[tuple[int, Completion]]]
+"""(prompts, n, sampling, seed) -> n completions of each prompt as they come, with the prompt's number
 
 The numbers seed to seed + n * prompts - 1 are the engine's own to seed random generators with.
 """
@@ -58,7 +58,7 @@ def draw_samples(
     problems: Sequence[Problem],
     n: int,
     engine: Engine,
-    law: SamplingLaw,
+    sampling: SamplingParameters,
     seed: int,
     description: str | None = "sampling",
 ) -> list[Sample]:
@@ -69,7 +69,7 @@ def draw_samples(
     prompts = [task.prompt(problem) for problem in problems]
     completions: list[list[Completion]] = [[] for _ in problems]
     with tqdm(total=n * len(problems), desc=description, unit="sample", disable=description is None) as progress:
-        for number, completion in engine(prompts, n, law, seed):
+        for number, completion in engine(prompts, n, sampling, seed):
             completions[number].append(completion)
             progress.update()
     return [
@@ -121,23 +121,25 @@ def draw_to_file(
         for part in parts:
             part.unlink(missing_ok=True)
 
-    if not first_does(file.exists):
-        together(draw_own)
-    first_does(join)
+    if not on_rank_zero(file.exists):
+        on_all_ranks(draw_own)
+    on_rank_zero(join)
 
 
 def transformers_engine(lm: LanguageModel, tokens_at_once: int) -> Engine:
     """An engine that batches `generate`; tokens_at_once bounds rows times (prompt + new tokens) of one batch."""
 
-    def engine(prompts: Sequence[str], n: int, law: SamplingLaw, seed: int) -> Iterator[tuple[int, Completion]]:
+    def engine(
+        prompts: Sequence[str], n: int, sampling: SamplingParameters, seed: int
+    ) -> Iterator[tuple[int, Completion]]:
         prompt_ids = lm.tokenizer(list(prompts))["input_ids"]
         # n rows for each prompt, those of like length together
         rows = [i for i in sorted(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i])) for _ in range(n)]
-        widths = [len(prompt_ids[i]) + law.max_new_tokens for i in rows]
+        widths = [len(prompt_ids[i]) + sampling.max_new_tokens for i in rows]
         for number, batch in enumerate(batches_within(tokens_at_once, widths)):
-            generated = _generate(lm, [prompt_ids[i] for i in rows[batch]], law, seed + number)
+            generated = _generate(lm, [prompt_ids[i] for i in rows[batch]], sampling, seed + number)
             for i, token_ids in zip(rows[batch], generated, strict=True):
-                yield i, _cut(token_ids, lm, law)
+                yield i, _cut(token_ids, lm, sampling)
 
     return engine
 
@@ -155,16 +157,18 @@ def check_lengths(task: Task, lm: LanguageModel, new_tokens: int) -> int:
     return sizes[longest] + new_tokens
 
 
-def _generate(lm: LanguageModel, prompt_ids: list[list[int]], law: SamplingLaw, seed: int) -> list[list[int]]:
+def _generate(
+    lm: LanguageModel, prompt_ids: list[list[int]], sampling: SamplingParameters, seed: int
+) -> list[list[int]]:
     """The raw continuation of each prompt, padding included; the global random state is left as it was."""
     model, tokenizer = lm
     config = GenerationConfig(
         do_sample=True,
-        temperature=law.temperature,
-        top_p=law.top_p,
-        top_k=law.top_k,
-        max_new_tokens=law.max_new_tokens,
-        stop_strings=list(law.stop) or None,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        max_new_tokens=sampling.max_new_tokens,
+        stop_strings=list(sampling.stop) or None,
         eos_token_id=model.generation_config.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
@@ -173,13 +177,13 @@ def _generate(lm: LanguageModel, prompt_ids: list[list[int]], law: SamplingLaw, 
     prompt_of = torch.tensor([prompts[tuple(ids)] for ids in prompt_ids], device=model.device)
     padded = padded.to(model.device)
     inputs = {name: tensor[prompt_of] for name, tensor in padded.items()}
-    # What the law leaves open, `generate` fills in from the model's own settings: none of them may leak in.
+    # What the sampling parameters leave open, `generate` fills in from the model's own settings: none of them may leak in.
     own_config, model.generation_config = model.generation_config, config
     devices = [model.device] if model.device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices), torch.inference_mode():
             torch.manual_seed(seed)
-            stop_tokenizer = tokenizer if law.stop else None
+            stop_tokenizer = tokenizer if sampling.stop else None
             cache = _computed_once(model, padded["attention_mask"], padded["input_ids"], prompt_of)
             ids = model.generate(**inputs, generation_config=config, tokenizer=stop_tokenizer, past_key_values=cache)
     finally:
@@ -198,11 +202,11 @@ def _computed_once(model: PreTrainedModel, mask: Tensor, prompt_ids: Tensor, pro
     return cache
 
 
-def _cut(token_ids: list[int], lm: LanguageModel, law: SamplingLaw) -> Completion:
+def _cut(token_ids: list[int], lm: LanguageModel, sampling: SamplingParameters) -> Completion:
     """The completion without the padding that follows its end."""
 
     def has_stop(size: int) -> bool:
-        return any(string in lm.text(token_ids[:size]) for string in law.stop)
+        return any(string in lm.text(token_ids[:size]) for string in sampling.stop)
 
     ends = lm.ends
     end = next((i for i, token in enumerate(token_ids) if token in ends), len(token_ids))

@@ -32,16 +32,16 @@ from pipeline import selection as composition
 from pipeline.evaluation import evaluate
 from pipeline.models import chunked_head as head
 from pipeline.models import rows
-from pipeline.models.loading import LanguageModel, load_model, load_outline
-from pipeline.models.sharding import fingerprint, make_optimizer, spread
+from pipeline.models.loading import LanguageModel, load_meta, load_model
+from pipeline.models.sharding import fingerprint, make_optimizer, shard
 from pipeline.plots import draw_curve, save_figure
 from pipeline.records import InputError, Problem, Sample, Task, read_rows, to_lines, write_text
 from pipeline.runtime.checkpoints import checkpoints, load_checkpoint, publish_model, save_checkpoint
 from pipeline.runtime.checksums import check_folder, read_checked, write_checked
-from pipeline.runtime.processes import device, first_does, process_group, rank, ranks, say, together
+from pipeline.runtime.processes import device, on_all_ranks, on_rank_zero, process_group, rank, ranks, say
 from pipeline.runtime.run_folder import RunFolder, append_json
 from pipeline.runtime.signals import requests_are_noted
-from pipeline.sampling import Engine, SamplingLaw, check_lengths, draw_samples, draw_to_file, transformers_engine
+from pipeline.sampling import Engine, SamplingParameters, check_lengths, draw_samples, draw_to_file, transformers_engine
 from pipeline.settings import OF_DRAWING, Settings
 from pipeline.vllm.client import vllm_engine
 
@@ -52,36 +52,36 @@ def run(settings: Settings, task: Task) -> dict:
     InputError where model, samples or folder do not fit, before anything is written.
     """
     with process_group(alone=settings.compute != "float32"), Sampler() as sampler, ExitStack() as stack:
-        this = together(lambda: _prepare(settings, task, sampler))
+        this = on_all_ranks(lambda: _prepare(settings, task, sampler))
         if (results := this.folder.read_json("results.json")) is not None:
             say(f"{this.folder.path}: this run is finished; what it found:")
             return results
-        first_does(lambda: stack.enter_context(this.folder.held()))
+        on_rank_zero(lambda: stack.enter_context(this.folder.held()))
         before = last = this.measure(1, 0, settings.model, settings.test_samples)
         model, iterations = settings.model, []
         for number in range(1, settings.iterations + 1):
             iterations.append(this.iterate(number, model, last))
             model, last = str(this.here(number) / "model"), iterations[-1]["after"]
         results = {"before": before, "iterations": iterations, "versions": versions()}
-        first_does(lambda: this.publish(results))
+        on_rank_zero(lambda: this.publish(results))
         return results
 
 
 def _prepare(settings: Settings, task: Task, sampler: "Sampler") -> "Run":
     """What takes neither weights nor an engine, so that what cannot work fails before anything is written."""
-    outline = load_outline(settings.model, settings.trust_remote_code)
+    meta = load_meta(settings.model, settings.trust_remote_code)
     if settings.sliced_head:
-        head.check_head(outline.model)
-    longest = check_lengths(task, outline, settings.max_new_tokens)
+        head.check_head(meta.model)
+    longest = check_lengths(task, meta, settings.max_new_tokens)
     given = read_rows(settings.samples, Sample) if settings.samples else None
     if given is not None:
         if settings.trust_logmu:
             dataset.check_logmu(given, str(settings.samples))
-        compose(settings, given, outline, task)
+        compose(settings, given, meta, task)
     folder = RunFolder(settings.out or settings.default_out(), settings.record())
     if settings.reuse is not None:
         folder.agree(settings.reuse, OF_DRAWING)
-    return Run(settings, task, folder, outline, longest, sampler, given)
+    return Run(settings, task, folder, meta, longest, sampler, given)
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Run:
     settings: Settings
     task: Task
     folder: RunFolder
-    outline: LanguageModel  # the initial model without its weights
+    meta: LanguageModel  # the initial model without its weights
     longest: int  # tokens of a prompt and its completion
     sampler: "Sampler"
     given: list[Sample] | None  # what to train on instead of sampling
@@ -104,7 +104,7 @@ class Run:
         """One iteration, from the model in folder or hub name `mu`: an entry of results.json."""
         settings, here = self.settings, self.here(number)
         samples = self.samples(number, mu)
-        steps = compose(settings, samples, self.outline, self.task, number)
+        steps = compose(settings, samples, self.meta, self.task, number)
         counts = describe(settings, samples, number) | {"steps": len(steps)}
         taken, drawn = counts["trained"], counts["drawn"]["samples"]
         say(
@@ -117,7 +117,7 @@ class Run:
             stop, is_last = len(steps) * i // settings.curve_points, i == settings.curve_points
             if stop == 0:  # fewer steps than points
                 continue
-            if not first_does((here / "model").exists):
+            if not on_rank_zero((here / "model").exists):
                 self.train_until(stop, number, mu)
                 free_memory()
                 if is_last:
@@ -126,7 +126,7 @@ class Run:
             point = self.measure(number, stop, str(model), settings.test_samples if is_last else settings.curve_samples)
             curve.append({"samples_seen": steps.samples_until(stop), **point})
         entry = {"dataset": counts, "curve": curve, "after": point}
-        mismatch = first_does(lambda: dataset.engine_mismatch(read_rows(here / "samples.jsonl", Sample)))
+        mismatch = on_rank_zero(lambda: dataset.engine_mismatch(read_rows(here / "samples.jsonl", Sample)))
         if mismatch is not None:
             mean, largest = mismatch["mean"], mismatch["largest"]
             say(f"log mu of a completion, engine - trainer: {mean:+.3g} nats on average, {largest:.3g} at most")
@@ -137,7 +137,7 @@ class Run:
         """The iteration's samples: those given, or drawn from `mu` and graded."""
         file = self.here(number) / "samples.jsonl"
         if self.given is not None:
-            first_does(lambda: file.exists() or write_checked(file, to_lines(self.given).encode()))
+            on_rank_zero(lambda: file.exists() or write_checked(file, to_lines(self.given).encode()))
         else:
             self.draw(file, self.task.train, self.settings.drawn_per_problem, mu, f"samples {number}", "sampling")
         return read_checked(file, Sample)
@@ -148,18 +148,18 @@ class Run:
         file = self.here(number) / f"test-{step}.jsonl"
         self.draw(file, self.task.test, n, model, f"test {number} {step}", f"evaluating at step {step}")
         ks = [settings.k] if 1 < settings.k < n else []  # pass@1 is there in any case
-        return first_does(lambda: evaluate(read_checked(file, Sample), self.task, ks, settings.seed))
+        return on_rank_zero(lambda: evaluate(read_checked(file, Sample), self.task, ks, settings.seed))
 
     def draw(self, file: Path, problems: Sequence[Problem], n: int, model: str, stage: str, description: str) -> None:
         """Write n graded samples of each problem by `model` to `file`, unless they are there."""
-        law, seed = sampling_law(self.settings, self.task), self.settings.seed_of(stage)
+        sampling, seed = sampling_parameters(self.settings, self.task), self.settings.seed_of(stage)
         if self.settings.reuse is not None and model == self.settings.model:
-            first_does(lambda: self.take(self.settings.reuse / file.relative_to(self.folder.path), file, problems, n))
+            on_rank_zero(lambda: self.take(self.settings.reuse / file.relative_to(self.folder.path), file, problems, n))
 
         def draw(some: Sequence[Problem], samples_before: int) -> list[Sample]:
             engine = self.sampler.engine(model, self.open_engine)
             shown = description if rank() == 0 else None
-            return draw_samples(self.task, some, n, engine, law, seed + samples_before, shown)
+            return draw_samples(self.task, some, n, engine, sampling, seed + samples_before, shown)
 
         draw_to_file(file, problems, n, self.settings.chunk, draw)
 
@@ -180,13 +180,13 @@ class Run:
         else:
             check_folder(Path(model))
             log = self.folder / f"vllm-{rank()}.log"
-            with vllm_engine(model, self.outline, self.longest, settings, log) as engine:
+            with vllm_engine(model, self.meta, self.longest, settings, log) as engine:
                 yield engine
 
     def train_until(self, stop: int, number: int, mu: str) -> None:
         """Train to `stop` steps of the iteration, from its last checkpoint or from `mu`; it ends with a checkpoint."""
         settings, here = self.settings, self.here(number)
-        done = first_does(lambda: max(checkpoints(here), default=0))
+        done = on_rank_zero(lambda: max(checkpoints(here), default=0))
         if done >= stop:
             return
         self.sampler.close()
@@ -194,7 +194,7 @@ class Run:
         lm = load_model(last, torch.device("cpu"), settings.trust_remote_code)
         samples = read_checked(here / "samples.jsonl", Sample)
         by = "" if done else f"{fingerprint(lm.model)} {settings.layout}"
-        spread(lm.model, settings.compute, settings.gradient_checkpointing)
+        shard(lm.model, settings.compute, settings.gradient_checkpointing)
         if not dist.is_initialized():
             lm.model.to(device())
         # before any forward pass: after one, FSDP2 leaves some weights gathered, which are copies and not trained
@@ -207,7 +207,7 @@ class Run:
         # In bfloat16 log mu depends on the pair that a completion is scored in, and it may be in several.
         knows_mu = not settings.trust_logmu and (settings.method, settings.compute) != ("dpo", "bfloat16")
         log = here / "metrics.jsonl"
-        first_does(lambda: keep_lines(log, done))
+        on_rank_zero(lambda: keep_lines(log, done))
 
         def after_step(step: int, metrics: dict[str, float]) -> None:
             if rank() == 0:
@@ -240,7 +240,7 @@ class Run:
                 say("the initial model stands in for the samples' own: log mu is scored by it")
             of_tokens = head.token_logprobs if self.settings.sliced_head else rows.token_logprobs
             samples = dataset.score(samples, lm, steps, by, of_tokens)
-            first_does(lambda: write_checked(self.here(number) / "samples.jsonl", to_lines(samples).encode()))
+            on_rank_zero(lambda: write_checked(self.here(number) / "samples.jsonl", to_lines(samples).encode()))
         return samples
 
     def publish(self, results: dict) -> None:
@@ -370,9 +370,9 @@ def make_logprobs(settings: Settings) -> Callable[..., torch.Tensor]:
     return rows.logprobs_with_gradient_of(DEPARTURES[settings.departure]())
 
 
-def sampling_law(settings: Settings, task: Task) -> SamplingLaw:
-    """The law of training and test samples alike."""
-    return SamplingLaw(settings.temperature, settings.top_p, settings.top_k, settings.max_new_tokens, task.stop)
+def sampling_parameters(settings: Settings, task: Task) -> SamplingParameters:
+    """The sampling parameters of training and test samples alike."""
+    return SamplingParameters(settings.temperature, settings.top_p, settings.top_k, settings.max_new_tokens, task.stop)
 
 
 def versions() -> dict[str, str]:

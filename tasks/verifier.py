@@ -29,11 +29,11 @@ from rich.table import Table
 import pipeline.stages
 from pipeline.cli import one_line_errors, read_settings
 from pipeline.evaluation import Estimate, collect, over_questions, wins
-from pipeline.models.loading import load_outline
+from pipeline.models.loading import load_meta
 from pipeline.plots import Line, Panel, draw, save_figure
 from pipeline.records import InputError, Outcome, Problem, Sample, Task, write_text
 from pipeline.runtime.checksums import read_checked
-from pipeline.runtime.processes import first_does, is_first_process, process_group, together
+from pipeline.runtime.processes import is_first_process, on_all_ranks, on_rank_zero, process_group
 from pipeline.runtime.run_folder import RunFolder
 from pipeline.settings import PAPER, TINY, Settings, check
 from tasks.math import PRESETS as MATH_PRESETS
@@ -171,19 +171,19 @@ def run(settings: VerifierSettings) -> dict:
     settings = replace(settings, out=settings.out or settings.default_out(PRESETS[settings.preset], RUNS))
     task = gsm8k_task(settings) if settings.task == "gsm8k" else math_task(settings)
     with process_group(alone=settings.compute != "float32"), ExitStack() as stack:
-        folder = together(lambda: _prepare(settings))
-        first_does(lambda: stack.enter_context(folder.held()))
+        folder = on_all_ranks(lambda: _prepare(settings))
+        on_rank_zero(lambda: stack.enter_context(folder.held()))
         train = solve(settings, task, "train")
         test = solve(settings, task, "test")
         found = pipeline.stages.run(
             replace(settings, out=settings.out / "verifier"), verifier_task(settings, task, train, test)
         )
-        return first_does(lambda: publish(settings, table2(settings, task, test, found)))
+        return on_rank_zero(lambda: publish(settings, table2(settings, task, test, found)))
 
 
 def _prepare(settings: VerifierSettings) -> RunFolder:
     for model in (settings.generator, settings.model):
-        load_outline(model, settings.trust_remote_code)  # to miss what is not there before anything is written
+        load_meta(model, settings.trust_remote_code)  # to miss what is not there before anything is written
     return RunFolder(settings.out, settings.record())
 
 
@@ -301,8 +301,8 @@ def to_panel(rows: Mapping[str, Mapping[str, Mapping[str, float | None]]]) -> Pa
     for number, (name, row) in enumerate(rows.items()):
         x = [COLUMNS.index(column) + 0.15 * (number - 1) for column in row]  # side by side
         mean, se = zip(*((value["mean"], value["se"]) for value in row.values()), strict=True)
-        spread = None if None in se else [200 * e for e in se]
-        drawn.append(Line(x, [100 * m for m in mean], name, ("p5", "p3", "topr")[number], "points", spread))
+        half_width = None if None in se else [200 * e for e in se]
+        drawn.append(Line(x, [100 * m for m in mean], name, ("p5", "p3", "topr")[number], "points", half_width))
     ticks = {"xticks": [0, 1, 2], "xticklabels": COLUMNS, "ylim": (-3, 103), "xlim": (-0.5, 2.5)}
     return Panel("Table 2", "", "%, ± 2 SE", drawn, ticks)
 

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 import topr
 from pipeline import dataset
 from pipeline.models import rows
-from pipeline.models.sharding import make_optimizer, spread
+from pipeline.models.sharding import make_optimizer, shard
 from pipeline.runtime.checkpoints import load_checkpoint, save_checkpoint
 
 
@@ -49,7 +49,7 @@ def epoch(grouped, batch, micro_batch, optimizer, cut=None, logprobs=rows.sequen
         return topr.train(model, optimizer, part, logprobs=logprobs, start_at_mu=None, done=done, max_norm=0.5)
 
     def begin(model):
-        spread(model, "float32")
+        shard(model, "float32")
         return model, make_optimizer(optimizer, model, 1e-2)
 
     trained = begin(tiny_model())

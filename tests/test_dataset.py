@@ -15,7 +15,7 @@ import train_gsm8k as gsm8k
 from pipeline import dataset
 from pipeline.models import rows
 from pipeline.records import Sample
-from pipeline.sampling import SamplingLaw, draw_samples, transformers_engine
+from pipeline.sampling import SamplingParameters, draw_samples, transformers_engine
 
 counts = st.integers(1, 6)
 
@@ -95,7 +95,7 @@ def test_v10_a_baseline_is_subtracted_before_the_sign_is_taken():
 @pytest.mark.parametrize("per_row", [1, 4])
 def test_v18_log_mu_is_over_the_full_vocabulary_whatever_the_sampler_kept(lm, per_row):
     task = gsm8k.gsm8k_task(gsm8k.Settings(problems=4))
-    law = SamplingLaw(max_new_tokens=40, top_k=2)
+    law = SamplingParameters(max_new_tokens=40, top_k=2)
     samples = draw_samples(task, task.train, 4, transformers_engine(lm, 40_000), law, seed=0)
     laid_out = dataset.rows_of_prompt(dataset.encode(samples, lm), per_row, random.Random(0))
     scored = dataset.score(samples, lm, dataset.Steps(laid_out, 8, 4, "cpu"), by="the base")

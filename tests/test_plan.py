@@ -12,7 +12,7 @@ import train_gsm8k as gsm8k
 from pipeline import cli as command
 from pipeline.cli import read_settings
 from pipeline.dry_run import plan
-from pipeline.models.loading import load_outline
+from pipeline.models.loading import load_meta
 from pipeline.models.sharding import make_optimizer
 from pipeline.records import InputError, Sample, write_rows
 from pipeline.settings import PRESETS
@@ -20,7 +20,7 @@ from pipeline.settings import PRESETS
 
 def by_name(settings, model=None, processes=1):
     task = gsm8k.gsm8k_task(settings)
-    return {item.name: item for item in plan(settings, task, load_outline(model or settings.model), processes)}
+    return {item.name: item for item in plan(settings, task, load_meta(model or settings.model), processes)}
 
 
 @pytest.fixture(scope="module")

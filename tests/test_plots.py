@@ -29,7 +29,9 @@ def test_styles_of_one_picture_differ_without_colour(names):
 
 
 def test_a_panel_is_drawn_as_described():
-    panel = Panel("title", "x (s)", "y (m)", [Line([0, 1, 2], [1, 2, 3], "tis", spread=[0.1] * 3)], {"yscale": "log"})
+    panel = Panel(
+        "title", "x (s)", "y (m)", [Line([0, 1, 2], [1, 2, 3], "tis", half_width=[0.1] * 3)], {"yscale": "log"}
+    )
     [axes] = draw([panel]).axes
     assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) == ("title", "x (s)", "y (m)")
     assert axes.get_yscale() == "log"
@@ -41,7 +43,7 @@ def test_a_panel_is_drawn_as_described():
 
 
 def test_points_have_bars_for_their_intervals():
-    [axes] = draw([Panel("", "", "", [Line([0, 1], [5, 7], "tis", kind="points", spread=[1, 2])])]).axes
+    [axes] = draw([Panel("", "", "", [Line([0, 1], [5, 7], "tis", kind="points", half_width=[1, 2])])]).axes
     [bars] = axes.collections
     assert [segment[:, 1].tolist() for segment in bars.get_segments()] == [[4, 6], [5, 9]]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["tis"]

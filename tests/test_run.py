@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import topr
 import train_gsm8k as gsm8k
 from pipeline.cli import print_table
-from pipeline.models.loading import load_model, load_outline
+from pipeline.models.loading import load_meta, load_model
 from pipeline.models.sharding import fingerprint
 from pipeline.records import InputError, Sample, read_rows, write_rows
 from pipeline.settings import PRESETS
@@ -88,11 +88,11 @@ def test_a_model_s_outline_knows_what_ends_a_sequence(lm, tmp_path):
     lm.tokenizer.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "generation_config.json").read_text()) | {"eos_token_id": [1, 7]}
     (tmp_path / "generation_config.json").write_text(json.dumps(config))
-    outline = load_outline(str(tmp_path))
-    assert outline.ends == load_model(str(tmp_path)).ends == {1, 7}
-    assert outline.text([300, 7]) == outline.text([300]) == outline.text([300, 1])
-    assert {weight.device.type for weight in outline.model.parameters()} == {"meta"}
-    assert outline.context == lm.context
+    meta = load_meta(str(tmp_path))
+    assert meta.ends == load_model(str(tmp_path)).ends == {1, 7}
+    assert meta.text([300, 7]) == meta.text([300]) == meta.text([300, 1])
+    assert {weight.device.type for weight in meta.model.parameters()} == {"meta"}
+    assert meta.context == lm.context
 
 
 def test_same_seed_same_bits(finished, tmp_path):

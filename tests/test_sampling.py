@@ -1,4 +1,4 @@
-"""The sampling engine on the real tiny model: the law it draws from, where completions end, and its seeds."""
+"""The sampling engine on the real tiny model: the distribution it draws from, where completions end, and its seeds."""
 
 from collections import Counter
 from copy import deepcopy
@@ -8,24 +8,23 @@ import pytest
 import torch
 
 import train_gsm8k as gsm8k
-from pipeline import sampling
 from pipeline.models.loading import load_model
 from pipeline.records import InputError
-from pipeline.sampling import SamplingLaw, check_lengths, draw_samples, draw_to_file, transformers_engine
+from pipeline.sampling import SamplingParameters, check_lengths, draw_samples, draw_to_file, transformers_engine
 
 PROMPT = "Q: Ada has 31 apples and finds 45 more. How many apples does Ada have now?\nA:"
 
 
-def draw(lm, law, prompts=(PROMPT,), n=8, seed=0, tokens_at_once=40_000):
+def draw(lm, sampling, prompts=(PROMPT,), n=8, seed=0, tokens_at_once=40_000):
     found = [[] for _ in prompts]
-    for number, completion in transformers_engine(lm, tokens_at_once)(prompts, n, law, seed):
+    for number, completion in transformers_engine(lm, tokens_at_once)(prompts, n, sampling, seed):
         found[number].append(completion)
     return found
 
 
 def test_same_seed_same_completions_and_the_global_random_state_is_left_alone(lm):
     state = torch.random.get_rng_state()
-    first, second, other = (draw(lm, SamplingLaw(max_new_tokens=24), seed=seed) for seed in (0, 0, 1))
+    first, second, other = (draw(lm, SamplingParameters(max_new_tokens=24), seed=seed) for seed in (0, 0, 1))
     assert first == second != other
     assert torch.equal(state, torch.random.get_rng_state())
 
@@ -33,10 +32,10 @@ def test_same_seed_same_completions_and_the_global_random_state_is_left_alone(lm
 def test_completions_come_back_to_their_prompts_from_batches_of_any_size(lm):
     prompts = [PROMPT, "Q: " + "figs " * 30 + "\nA:", PROMPT.replace("Ada", "Uma")]
     for tokens_at_once in (1, 200, 40_000):
-        found = draw(lm, SamplingLaw(max_new_tokens=12), prompts, n=3, tokens_at_once=tokens_at_once)
+        found = draw(lm, SamplingParameters(max_new_tokens=12), prompts, n=3, tokens_at_once=tokens_at_once)
         assert [len(completions) for completions in found] == [3, 3, 3]
-    greedy = draw(lm, SamplingLaw(max_new_tokens=12, top_k=1), prompts, n=2, tokens_at_once=300)
-    alone = [draw(lm, SamplingLaw(max_new_tokens=12, top_k=1), [prompt], n=2)[0] for prompt in prompts]
+    greedy = draw(lm, SamplingParameters(max_new_tokens=12, top_k=1), prompts, n=2, tokens_at_once=300)
+    alone = [draw(lm, SamplingParameters(max_new_tokens=12, top_k=1), [prompt], n=2)[0] for prompt in prompts]
     assert greedy == alone
 
 
@@ -47,17 +46,17 @@ def test_prompts_that_are_computed_once_give_what_plain_generate_gives(lm, promp
     exact.model.register_forward_pre_hook(
         lambda _, args, kwargs: prefills.append(kwargs["past_key_values"].get_seq_length()), with_kwargs=True
     )
-    law = SamplingLaw(max_new_tokens=24)
-    shared = draw(exact, law, prompts)
+    sampling = SamplingParameters(max_new_tokens=24)
+    shared = draw(exact, sampling, prompts)
     assert 0 in prefills
     assert len({len(exact.tokenizer(prompt)["input_ids"]) for prompt in prompts}) == len(prompts)
     monkeypatch.setattr(sampling, "_computed_once", lambda *_: None)
-    assert draw(exact, law, prompts) == shared
+    assert draw(exact, sampling, prompts) == shared
     assert len({completion.text for completions in shared for completion in completions}) > 4 * len(prompts)
 
 
 def test_prompts_of_one_token_have_nothing_to_compute_before_it(lm):
-    [completions] = draw(lm, SamplingLaw(max_new_tokens=4), ["Q"])
+    [completions] = draw(lm, SamplingParameters(max_new_tokens=4), ["Q"])
     assert len(lm.tokenizer("Q")["input_ids"]) == 1
     assert len(completions) == 8
 
@@ -65,7 +64,7 @@ def test_prompts_of_one_token_have_nothing_to_compute_before_it(lm):
 @pytest.mark.parametrize("top_k", [500, 2])
 def test_tokens_are_drawn_from_the_models_own_distribution(lm, top_k):
     n = 4000
-    found = draw(lm, SamplingLaw(max_new_tokens=3, top_k=top_k), n=n)[0]
+    found = draw(lm, SamplingParameters(max_new_tokens=3, top_k=top_k), n=n)[0]
     # The second digit of a sum is where this model hesitates: the tokens after a first one are compared.
     first = Counter(completion.token_ids[0] for completion in found).most_common(1)[0][0]
     second = Counter(completion.token_ids[1] for completion in found if completion.token_ids[0] == first)
@@ -81,7 +80,7 @@ def test_tokens_are_drawn_from_the_models_own_distribution(lm, top_k):
 
 
 def test_a_finished_completion_ends_with_its_end_of_sequence(lm):
-    for completion in draw(lm, SamplingLaw(max_new_tokens=60), n=32)[0]:
+    for completion in draw(lm, SamplingParameters(max_new_tokens=60), n=32)[0]:
         assert completion.finish_reason == "stop"
         assert completion.token_ids[-1] == lm.tokenizer.eos_token_id
         assert lm.tokenizer.pad_token_id not in completion.token_ids
@@ -89,7 +88,7 @@ def test_a_finished_completion_ends_with_its_end_of_sequence(lm):
 
 
 def test_a_completion_at_the_limit_is_cut(lm):
-    for completion in draw(lm, SamplingLaw(max_new_tokens=3))[0]:
+    for completion in draw(lm, SamplingParameters(max_new_tokens=3))[0]:
         assert (completion.finish_reason, len(completion.token_ids)) == ("length", 3)
 
 
@@ -98,7 +97,7 @@ def test_a_stop_string_ends_a_completion_and_is_kept(lm, pad_is_eos):
     tokenizer = load_model(gsm8k.Settings().model).tokenizer
     if pad_is_eos:
         tokenizer.pad_token = tokenizer.eos_token
-    found = draw(lm._replace(tokenizer=tokenizer), SamplingLaw(max_new_tokens=60, stop=("The ans",)), n=32)[0]
+    found = draw(lm._replace(tokenizer=tokenizer), SamplingParameters(max_new_tokens=60, stop=("The ans",)), n=32)[0]
     stopped = [completion for completion in found if "The ans" in completion.text]
     assert len(stopped) > 16
     for completion in stopped:
@@ -108,10 +107,10 @@ def test_a_stop_string_ends_a_completion_and_is_kept(lm, pad_is_eos):
 
 
 def test_the_models_own_sampling_habits_do_not_leak_in(lm):
-    plain = draw(lm, SamplingLaw(max_new_tokens=24))
+    plain = draw(lm, SamplingParameters(max_new_tokens=24))
     lm.model.generation_config.repetition_penalty = 50.0
     try:
-        assert draw(lm, SamplingLaw(max_new_tokens=24)) == plain
+        assert draw(lm, SamplingParameters(max_new_tokens=24)) == plain
     finally:
         lm.model.generation_config.repetition_penalty = None
 
@@ -130,14 +129,18 @@ class Interrupted(Exception):
 
 def test_an_interrupted_drawing_goes_on_behind_its_last_whole_chunk(lm, tmp_path):
     task = gsm8k.gsm8k_task(gsm8k.Settings(problems=5))
-    engine, law, file = transformers_engine(lm, 40_000), SamplingLaw(max_new_tokens=8), tmp_path / "samples.jsonl"
+    engine, sampling, file = (
+        transformers_engine(lm, 40_000),
+        SamplingParameters(max_new_tokens=8),
+        tmp_path / "samples.jsonl",
+    )
     drawn = []
 
     def draw_some(problems, samples_before):
         if len(drawn) == 2:
             raise Interrupted
         drawn.append((samples_before, [problem.id for problem in problems]))
-        return draw_samples(task, problems, 3, engine, law, samples_before, None)
+        return draw_samples(task, problems, 3, engine, sampling, samples_before, None)
 
     with pytest.raises(Interrupted):
         draw_to_file(file, task.train, 3, 2, draw_some)
@@ -151,7 +154,7 @@ def test_an_interrupted_drawing_goes_on_behind_its_last_whole_chunk(lm, tmp_path
     first, second, third = (0, ["train-1", "train-2"]), (6, ["train-3", "train-4"]), (12, ["train-5"])
     assert drawn == [first, second, "torn", second, third]
     draw_to_file(
-        tmp_path / "at once.jsonl", task.train, 3, 2, lambda p, n: draw_samples(task, p, 3, engine, law, n, None)
+        tmp_path / "at once.jsonl", task.train, 3, 2, lambda p, n: draw_samples(task, p, 3, engine, sampling, n, None)
     )
     assert file.read_bytes() == (tmp_path / "at once.jsonl").read_bytes()
     assert {path.name for path in tmp_path.iterdir()} == {"samples.jsonl", "at once.jsonl", "SHA256SUMS"}
@@ -159,7 +162,9 @@ def test_an_interrupted_drawing_goes_on_behind_its_last_whole_chunk(lm, tmp_path
 
 def test_samples_carry_their_grades(lm):
     task = gsm8k.gsm8k_task(gsm8k.Settings(problems=3))
-    samples = draw_samples(task, task.train, 4, transformers_engine(lm, 40_000), SamplingLaw(max_new_tokens=60), 0)
+    samples = draw_samples(
+        task, task.train, 4, transformers_engine(lm, 40_000), SamplingParameters(max_new_tokens=60), 0
+    )
     assert [sample.problem_id for sample in samples] == [f"train-{i}" for i in (1, 2, 3) for _ in range(4)]
     for i, sample in enumerate(samples):
         assert sample.outcome == gsm8k.grade(sample.completion, task.train[i // 4].gold)

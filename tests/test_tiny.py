@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import train_gsm8k as gsm8k
 from pipeline.evaluation import collect, outcome_shares
 from pipeline.models.loading import load_model
-from pipeline.sampling import SamplingLaw, draw_samples, transformers_engine
+from pipeline.sampling import SamplingParameters, draw_samples, transformers_engine
 from tasks.verifier import grade_verdict
 
 TINY = Path(make.__file__).parent
@@ -138,7 +138,9 @@ def test_the_base_model_can_reckon(lm):
 def drawn(lm):
     """16 solutions by the base model to each of the 500 test problems."""
     task = gsm8k.gsm8k_task(gsm8k.Settings(test_problems=500))
-    return task, draw_samples(task, task.test, 16, transformers_engine(lm, 40_000), SamplingLaw(max_new_tokens=64), 0)
+    return task, draw_samples(
+        task, task.test, 16, transformers_engine(lm, 40_000), SamplingParameters(max_new_tokens=64), 0
+    )
 
 
 def test_the_base_model_leaves_something_to_sharpen(drawn):
@@ -158,7 +160,7 @@ def test_the_models_verify_badly(model, drawn):
     checked = [sample for sample in samples[::4] if sample.finish_reason == "stop"]
     prompts = [f"{sample.prompt}{sample.completion}\nCheck:" for sample in checked]
     engine = transformers_engine(load_model(str(TINY / model)), 40_000)
-    texts = [completion.text for _, completion in sorted(engine(prompts, 1, SamplingLaw(max_new_tokens=96), 0))]
+    texts = [completion.text for _, completion in sorted(engine(prompts, 1, SamplingParameters(max_new_tokens=96), 0))]
     truths = [sample.outcome == "correct" for sample in checked]
     outcomes = Counter(grade_verdict(text, truth) for text, truth in zip(texts, truths, strict=True))
     finds_none = ["right" in text and "not" not in text and "No answer" not in text for text in texts]

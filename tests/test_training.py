@@ -13,10 +13,10 @@ import topr
 from pipeline import dataset
 from pipeline.models import rows
 from pipeline.models.loading import LanguageModel
-from pipeline.models.sharding import fingerprint, make_optimizer, spread
+from pipeline.models.sharding import fingerprint, make_optimizer, shard
 from pipeline.records import InputError, Sample
 from pipeline.runtime.checkpoints import checkpoints, publish_model
-from pipeline.runtime.processes import process_group, together
+from pipeline.runtime.processes import on_all_ranks, process_group
 
 
 def grouped_rows(prompts, per_prompt, per_row):
@@ -83,7 +83,7 @@ def test_bfloat16_weights_would_not_move_at_the_papers_learning_rate():
             model = tiny_model(dtype=dtype)
             before = [weight.detach().clone() for weight in model.parameters()]
             if dtype == torch.float32:
-                spread(model, "bfloat16")
+                shard(model, "bfloat16")
             optimizer = make_optimizer("adafactor", model, 5e-7)
             steps = dataset.Steps(grouped, 2, 2, "cpu")
             topr.train(model, optimizer, steps, logprobs=rows.sequence_logprobs, start_at_mu=None)
@@ -104,7 +104,7 @@ def test_in_bfloat16_log_mu_is_scored_in_the_batches_that_train(lm):
     def log_ratios(scored_in, trained_in):
         with process_group(alone=True):
             model = LanguageModel(lm.model.__class__.from_pretrained(lm.model.name_or_path).eval(), lm.tokenizer)
-            spread(model.model, "bfloat16")
+            shard(model.model, "bfloat16")
 
             def steps(some, micro_batch):
                 return dataset.Steps([[e] for e in dataset.encode(some, lm)], 16, micro_batch, "cpu")
@@ -127,7 +127,7 @@ def test_gradient_checkpointing_computes_layers_twice_and_the_same_gradient():
         counts = [0]
         # before, not after it: the second time ends as soon as what the backward pass needs is there
         model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, n=counts: n.__setitem__(0, n[0] + 1))
-        spread(model, "float32", recompute)
+        shard(model, "float32", recompute)
         rows.sequence_logprobs(model, batch).sum().backward()
         gradients.append([weight.grad for weight in model.parameters()])
         calls += counts
@@ -137,9 +137,9 @@ def test_gradient_checkpointing_computes_layers_twice_and_the_same_gradient():
 
 def test_a_model_whose_layers_cannot_be_found_is_named():
     model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=8))
-    spread(model, "float32")  # one process needs nothing
+    shard(model, "float32")  # one process needs nothing
     with pytest.raises(InputError, match="GPT2LMHeadModel has no decoder"):
-        spread(model, "float32", recompute=True)
+        shard(model, "float32", recompute=True)
 
 
 def test_with_one_completion_a_row_nothing_is_computed_apart():
@@ -159,7 +159,7 @@ def test_an_input_error_of_one_rank_is_raised():
         raise InputError("here")
 
     with pytest.raises(InputError, match="here"):
-        together(fail)
+        on_all_ranks(fail)
 
 
 def test_weights_that_are_stopped_before_the_step_are_as_they_were():

@@ -18,7 +18,7 @@ import torch
 import train_gsm8k as gsm8k
 from pipeline import dataset
 from pipeline.records import InputError, Sample, read_rows
-from pipeline.sampling import SamplingLaw
+from pipeline.sampling import SamplingParameters
 from pipeline.vllm.client import vllm_engine
 
 SMALL = gsm8k.Settings(
@@ -40,9 +40,9 @@ def draw(python, lm, tmp_path_factory):
     log = tmp_path_factory.mktemp("vllm") / "vllm.log"
     with vllm_engine(SMALL.model, lm, 200, replace(SMALL, vllm_python=python), log) as engine:
 
-        def draw(law, prompts=(PROMPT,), n=8, seed=0):
+        def draw(sampling, prompts=(PROMPT,), n=8, seed=0):
             found = [[] for _ in prompts]
-            for number, completion in engine(prompts, n, law, seed):
+            for number, completion in engine(prompts, n, sampling, seed):
                 found[number].append(completion)
             return found
 
@@ -50,15 +50,15 @@ def draw(python, lm, tmp_path_factory):
 
 
 def test_the_same_seed_gives_the_same_completions_and_seeds_do_not_overlap(draw):
-    law = SamplingLaw(max_new_tokens=24)
-    two = draw(law, [PROMPT, PROMPT], n=8, seed=0)
-    assert two == draw(law, [PROMPT, PROMPT], n=8, seed=0)
-    assert two[1] == draw(law, n=8, seed=8)[0]  # a prompt's seeds begin where those of the prompt before it end
+    sampling = SamplingParameters(max_new_tokens=24)
+    two = draw(sampling, [PROMPT, PROMPT], n=8, seed=0)
+    assert two == draw(sampling, [PROMPT, PROMPT], n=8, seed=0)
+    assert two[1] == draw(sampling, n=8, seed=8)[0]  # a prompt's seeds begin where those of the prompt before it end
     assert two[0] != two[1]
 
 
 def test_completions_keep_their_end_and_their_log_probabilities_are_the_models_own(draw, lm):
-    completions = draw(SamplingLaw(max_new_tokens=64, top_k=3), n=16)[0]
+    completions = draw(SamplingParameters(max_new_tokens=64, top_k=3), n=16)[0]
     assert {completion.finish_reason for completion in completions} == {"stop"}
     samples = []
     for completion in completions:
@@ -70,18 +70,18 @@ def test_completions_keep_their_end_and_their_log_probabilities_are_the_models_o
 
 
 def test_a_stop_string_is_kept_and_a_completion_at_the_limit_is_cut(draw, lm):
-    stopped = draw(SamplingLaw(max_new_tokens=64, stop=(" The answer",)))[0]
+    stopped = draw(SamplingParameters(max_new_tokens=64, stop=(" The answer",)))[0]
     assert all(c.text.endswith(" The answer") for c in stopped if c.finish_reason == "stop" and "answer" in c.text)
     assert any("answer" in c.text for c in stopped)
     assert all(lm.text(c.token_ids) == c.text for c in stopped)
-    for completion in draw(SamplingLaw(max_new_tokens=3))[0]:
+    for completion in draw(SamplingParameters(max_new_tokens=3))[0]:
         assert (completion.finish_reason, len(completion.token_ids)) == ("length", 3)
 
 
 @pytest.mark.parametrize("top_k", [500, 2])
 def test_tokens_are_drawn_from_the_models_own_distribution(draw, lm, top_k):
     prompt, n = PROMPT + " 31 +", 3000
-    found = Counter(c.token_ids[0] for c in draw(SamplingLaw(max_new_tokens=1, top_k=top_k), [prompt], n=n)[0])
+    found = Counter(c.token_ids[0] for c in draw(SamplingParameters(max_new_tokens=1, top_k=top_k), [prompt], n=n)[0])
     with torch.no_grad():
         probabilities = lm.model(torch.tensor([lm.tokenizer(prompt)["input_ids"]])).logits[0, -1].softmax(-1)
     kept, tokens = probabilities.topk(min(top_k, len(probabilities)))
@@ -155,7 +155,7 @@ def open_engine(lm, tmp_path):
     def open_engine(python):
         settings = replace(SMALL, vllm_python=python)
         with vllm_engine(SMALL.model, lm, 200, settings, tmp_path / "vllm.log") as engine:
-            list(engine([PROMPT], 1, SamplingLaw(), 0))
+            list(engine([PROMPT], 1, SamplingParameters(), 0))
 
     return open_engine
 

@@ -57,7 +57,7 @@ def load_model(name: str, device: torch.device | None = None, trust_remote_code:
     return LanguageModel(model.to(device or own_device()).eval(), tokenizer)
 
 
-def load_outline(name: str, trust_remote_code: bool = False) -> LanguageModel:
+def load_meta(name: str, trust_remote_code: bool = False) -> LanguageModel:
     """The tokenizer, and the model without its weights: enough to encode samples, to count and to plan."""
 
     def build() -> PreTrainedModel:

@@ -33,7 +33,7 @@ def fingerprint(model: torch.nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
-def spread(model: torch.nn.Module, compute: Compute, recompute: bool = False) -> None:
+def shard(model: torch.nn.Module, compute: Compute, recompute: bool = False) -> None:
     """Give a `transformers` model to FSDP2, layer by layer: each rank keeps a part of the float32 weights.
 
     compute: what forward and backward passes are done in; gradients are added up in float32. recompute: gradient

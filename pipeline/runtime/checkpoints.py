@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 from pipeline.models.loading import LanguageModel
 from pipeline.runtime.checksums import seal_folder, unseal_files
-from pipeline.runtime.processes import device, first_does, rank, together
+from pipeline.runtime.processes import device, on_all_ranks, on_rank_zero, rank
 
 
 def save_model(lm: LanguageModel, folder: Path) -> None:
@@ -23,7 +23,7 @@ def save_model(lm: LanguageModel, folder: Path) -> None:
             raise OSError(f"{folder}: {error}") from error
         lm.tokenizer.save_pretrained(folder)
 
-    first_does(write)
+    on_rank_zero(write)
 
 
 def save_checkpoint(folder: Path, done: int, lm: LanguageModel, optimizer: torch.optim.Optimizer) -> None:
@@ -32,10 +32,10 @@ def save_checkpoint(folder: Path, done: int, lm: LanguageModel, optimizer: torch
     It appears under its name when it is whole; the checkpoints before it are then removed.
     """
     unfinished = folder / "checkpoint.unfinished"
-    first_does(lambda: shutil.rmtree(unfinished, ignore_errors=True))
+    on_rank_zero(lambda: shutil.rmtree(unfinished, ignore_errors=True))
     save_model(lm, unfinished)
     state = {"optimizer": optimizer.state_dict(), "random": torch.get_rng_state()}
-    together(lambda: torch.save(state, unfinished / f"rank-{rank()}.pt"))
+    on_all_ranks(lambda: torch.save(state, unfinished / f"rank-{rank()}.pt"))
 
     def publish() -> None:
         older = checkpoints(folder)
@@ -44,7 +44,7 @@ def save_checkpoint(folder: Path, done: int, lm: LanguageModel, optimizer: torch
         for step in older:
             shutil.rmtree(folder / f"checkpoint-{step}")
 
-    first_does(publish)
+    on_rank_zero(publish)
 
 
 def load_checkpoint(folder: Path, done: int, optimizer: torch.optim.Optimizer) -> None:
@@ -78,4 +78,4 @@ def publish_model(folder: Path, done: int) -> None:
         for step in checkpoints(folder):  # of a run that was ended while it removed them
             shutil.rmtree(folder / f"checkpoint-{step}")
 
-    first_does(rename)
+    on_rank_zero(rename)

@@ -61,10 +61,10 @@ def process_group(alone: bool = False) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def together(work: Callable[[], T]) -> T:
+def on_all_ranks(work: Callable[[], T]) -> T:
     """What this rank's `work` returns, once all ranks are done with theirs; an InputError of one is raised by all.
 
-    >>> together(rank)
+    >>> on_all_ranks(rank)
     0
     """
     result, fault = None, None
@@ -77,13 +77,13 @@ def together(work: Callable[[], T]) -> T:
     return result
 
 
-def first_does(work: Callable[[], T]) -> T:
+def on_rank_zero(work: Callable[[], T]) -> T:
     """What `work` returns on the first rank, which alone does it; the others wait and get it too.
 
-    >>> first_does(lambda: "done")
+    >>> on_rank_zero(lambda: "done")
     'done'
     """
-    return from_all_ranks(together(lambda: work() if rank() == 0 else None))[0]
+    return from_all_ranks(on_all_ranks(lambda: work() if rank() == 0 else None))[0]
 
 
 def say(text: str) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from pipeline.models.loading import LanguageModel
 from pipeline.records import InputError
-from pipeline.sampling import Completion, Engine, SamplingLaw
+from pipeline.sampling import Completion, Engine, SamplingParameters
 from pipeline.settings import Settings
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -65,9 +65,11 @@ def vllm_engine(model: str, lm: LanguageModel, longest: int, settings: Settings,
             )
         return json.loads(line)
 
-    def engine(prompts: Sequence[str], n: int, law: SamplingLaw, seed: int) -> Iterator[tuple[int, Completion]]:
+    def engine(
+        prompts: Sequence[str], n: int, sampling: SamplingParameters, seed: int
+    ) -> Iterator[tuple[int, Completion]]:
         prompt_ids = lm.tokenizer(list(prompts))["input_ids"]
-        answer = ask({"prompts": prompt_ids, "n": n, "law": _to_vllm(law), "seed": seed})
+        answer = ask({"prompts": prompt_ids, "n": n, "sampling": _to_vllm(sampling), "seed": seed})
         for number, completions in enumerate(answer["completions"]):
             for completion in completions:
                 yield number, Completion(text=lm.text(completion["token_ids"]), **completion)
@@ -86,10 +88,10 @@ def vllm_engine(model: str, lm: LanguageModel, longest: int, settings: Settings,
         worker.stdout.close()
 
 
-def _to_vllm(law: SamplingLaw) -> dict:
-    settings = asdict(law)
+def _to_vllm(sampling: SamplingParameters) -> dict:
+    settings = asdict(sampling)
     settings["max_tokens"] = settings.pop("max_new_tokens")
-    return settings | {"stop": list(law.stop), "include_stop_str_in_output": True}
+    return settings | {"stop": list(sampling.stop), "include_stop_str_in_output": True}
 
 
 def _environment(on_gpu: bool) -> dict[str, str]:

@@ -34,7 +34,7 @@ def main() -> None:
         request = json.loads(line)
         seeds = range(request["seed"], request["seed"] + request["n"] * len(request["prompts"]), request["n"])
         # Completion k of a prompt is drawn with its seed + k. logprobs=0: those of the chosen tokens and no others.
-        settings = [vllm.SamplingParams(n=request["n"], seed=s, logprobs=0, **request["law"]) for s in seeds]
+        settings = [vllm.SamplingParams(n=request["n"], seed=s, logprobs=0, **request["sampling"]) for s in seeds]
         prompts = [{"prompt_token_ids": ids} for ids in request["prompts"]]
         outputs = llm.generate(prompts, settings, use_tqdm=False)
         answer({"completions": [[_to_json(completion) for completion in output.outputs] for output in outputs]})

@@ -1,4 +1,4 @@
-"""Section 4 of the TOPR paper as a script: sample, grade, compose, train, evaluate, on GSM8K or problems like it.
+"""Section 4 of the TOPR paper as a script: evaluate, sample, compose, train and evaluate, on GSM8K or problems like it.
 
     python train_gsm8k.py                                  # tiny problems, tiny model: 4 minutes on two cores
     python train_gsm8k.py --method reinforce               # the same with naive REINFORCE, which collapses
@@ -6,21 +6,55 @@
     python train_gsm8k.py --samples FILE                   # no sampling: train on completions you already have
     torchrun --nproc-per-node 8 train_gsm8k.py paper       # the paper's run, on eight GPUs
 
-Here is GSM8K: problems, prompt and grading. What any task goes through is in pipeline/run.py, the settings are in
-pipeline/settings.py. It writes config.json, results.json, curve.png and a folder for each iteration into `--out`.
+The run's stages are the methods of pipeline.stages.Run; every setting is in pipeline/settings.py, the method itself in
+topr.py. A run writes config.json, results.json, curve.png and a folder for each iteration into `--out`.
 """
 
 import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
-import pipeline.stages
-from pipeline import cli as command
-from pipeline.problems import read_shots, read_split
-from pipeline.records import InputError, Outcome, Problem, Task
-from pipeline.settings import Settings, check
+from pipeline.records import InputError, Outcome, Problem, Task, read_shots, read_split
+from pipeline.runtime.processes import command, rank
+from pipeline.settings import Settings, check, read_settings
+
+if TYPE_CHECKING:
+    from pipeline.stages import Learn
+
+# ---- the experiment: Algorithm 1, iterated (Section 4.3) ---------------------------------------------------------
+
+
+def experiment(settings: Settings, task: Task, learn: "Learn | None" = None) -> dict:
+    """All stages of a run in their order, each done unless its file is there. Returns what results.json holds.
+
+    learn: a loss and its log-probabilities in place of the method's, for `topr.train`. InputError where settings,
+    model, samples or folder do not fit; nothing is written then.
+    """
+    from pipeline.stages import Run  # torch and transformers, which --help does without
+
+    check(settings)
+    with Run(settings, task, learn) as run:
+        if run.found is not None:
+            return run.found
+        run.evaluate(1, run.start)
+        model = run.start.model
+        for iteration in range(1, settings.iterations + 1):
+            samples = run.sample(iteration, model)
+            rows = run.compose(iteration, samples, model)
+            points = run.train(iteration, rows, model)
+            for point in points:
+                run.evaluate(iteration, point)
+            model = points[-1].model
+        return run.results()
+
 
 # ---- the task: GSM8K's problems, prompt and grading (Section 4.1) ------------------------------------------------
 
@@ -111,14 +145,85 @@ def gsm8k_task(settings: Settings) -> Task:
     )
 
 
+# ---- presets: settings that go together (arXiv 2503.14286, Section 4) --------------------------------------------
+
+PAPER = Settings(
+    preset="paper",
+    model="meta-llama/Meta-Llama-3-8B-Instruct",  # "using the 8B model unless otherwise specified" (4.1)
+    data="openai/gsm8k",
+    shots=8,  # "using the 8-shot prompt from Wang et al. (2022)" (4.1)
+    iterations=5,  # "model performance continues to improve over multiple iterations" (4.3); the number is ours
+    problems=7_473,  # "1,319 problems for testing and 7,473 for training" (4.1)
+    n=16,  # "For each training question we generate n = 16 candidate solutions" (4.1)
+    candidates=64,  # "For each problem, we sample 64 candidate solutions" (4.3)
+    examples=50_000,  # "an iteration batch of N = 50,000 data points" (4.3)
+    temperature=1.0,  # "with temperature T = 1, top_p = 1, top_k = 500, and a maximum of 512 tokens" (4.2)
+    top_p=1.0,
+    top_k=500,
+    max_new_tokens=512,
+    chunk=32,  # ours
+    eps=0.2,  # "For PPO, we use eps = 0.2" (4.3)
+    pairs=16,  # "so as to obtain up to 16 contrastive pairs" (4.3)
+    optimizer="adafactor",  # "the Adafactor optimizer (Shazeer and Stern, 2018) to minimize memory usage" (4.2)
+    lr=5e-7,  # "a constant learning rate of 5e-7 chosen from a small parameter sweep" (4.2)
+    batch=8,  # "data parallelism on a single H100 node with a per-GPU batch size of 1" (4.2)
+    micro_batch=1,
+    max_norm=1.0,  # "HuggingFace's default gradient clipping parameter of 1.0" (4.2)
+    compute="bfloat16",  # ours: the paper does not tell its precision
+    gradient_checkpointing=True,  # ours
+    save_every=1_000,  # ours
+    test_problems=1_319,
+    test_samples=64,  # "we generate 64 solutions for each question for GSM8K" (4.2)
+    k=16,  # Figure 8's maj@16
+    curve_points=1,  # "measured by evaluating the model at the end of the iteration" (4.2)
+)
+
+PRESETS: Mapping[str, Settings] = MappingProxyType(
+    {
+        "laptop": Settings(),
+        "single-gpu": replace(  # ours: a small model on one card of 24 GB
+            PAPER,
+            preset="single-gpu",
+            model="Qwen/Qwen2.5-0.5B-Instruct",
+            iterations=1,
+            n=8,
+            examples=20_000,
+            lr=1e-6,
+            test_samples=16,
+            k=8,
+        ),
+        "paper": PAPER,
+    }
+)
+
+
 # ---- the command -------------------------------------------------------------------------------------------------
 
 
-def run(settings: Settings) -> dict:
-    """Check the settings, load the problems, and run: returns what results.json holds."""
-    check(settings)
-    return pipeline.stages.run(settings, gsm8k_task(settings))
+def main(
+    name: str,
+    description: str,
+    task: Callable[[Settings], Task],
+    presets: Mapping[str, Settings] = PRESETS,
+    runs: str = "runs/",
+) -> None:
+    """The command line of a task: settings in, a table out; one line and a non-zero exit status on bad input."""
+    started = time.monotonic()
+    with command(name):
+        settings = read_settings(sys.argv[1:], presets, description, runs)
+        check(settings)
+        if settings.dry_run and rank() == 0:
+            from pipeline.dry_run import print_plan
+
+            print_plan(settings, task(settings))
+        elif not settings.dry_run:
+            results = experiment(settings, task(settings))
+            if rank() == 0:
+                from pipeline.evaluation import print_table
+
+                print_table(results)
+                print(f"{settings.out}: {time.monotonic() - started:.0f} s")
 
 
 if __name__ == "__main__":
-    command.main("train_gsm8k", __doc__, gsm8k_task)
+    main("train_gsm8k", __doc__, gsm8k_task)

@@ -1,6 +1,6 @@
-"""The dataset: from graded samples to the steps of an epoch.
+"""The dataset: from graded samples to the batches of an epoch.
 
-samples -> examples (token ids) -> baseline -> rows -> steps, and through these log mu
+samples -> choice -> examples (token ids) -> baseline -> rows -> log mu: train.jsonl -> steps -> batches
 """
 
 import math
@@ -8,20 +8,73 @@ import random
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
-from itertools import product
+from itertools import groupby, product
 
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
-from pipeline.models.loading import LanguageModel
-from pipeline.models.rows import Example, SharedRows, collate, token_logprobs, without_completions
-from pipeline.records import InputError, Sample
-from pipeline.runtime.processes import rank
-from topr import dpo_loss, from_all_ranks
+from pipeline.models.language_model import LanguageModel, collate, token_logprobs, without_completions
+from pipeline.records import Example, InputError, Sample
+from pipeline.runtime.processes import device, from_all_ranks, progress_bar, rank, ranks
+from pipeline.selection import baselines_of, choose
+from pipeline.settings import Settings
+from topr import Step
 
-Row = list[Example]
+Row = list[Example]  # examples of one prompt, which are computed together and learnt from in the same step
+
+
+def compose(
+    settings: Settings, samples: Sequence[Sample], lm: LanguageModel, stop: Sequence[str], number: int = 1
+) -> tuple[list[Row], dict]:
+    """What iteration `number` trains on, in the order of training, and the counts of it for dataset.json.
+
+    Every chosen sample comes once, or DPO's pairs. The baseline is subtracted; log mu is that of the samples, NaN where
+    they have none. The order depends on the seed and on the samples alone. InputError where nothing can be learnt.
+    """
+    rng = random.Random(settings.seed_of(f"order {number}"))
+    is_all = settings.composition == "uniform" and settings.examples is None
+    chosen = list(range(len(samples))) if is_all else choose(settings, samples, number)
+    if not chosen:
+        raise InputError(f"--composition {settings.composition}: none of the {len(samples)} samples fits; draw more")
+    examples = encode(samples, lm, stop, str(settings.samples or "samples.jsonl"), chosen)
+    taken = [samples[i] for i in chosen]
+    baselines = baselines_of(settings, taken) if settings.has_baseline else [0.0] * len(taken)
+    examples = [replace(example, reward=example.reward - c) for example, c in zip(examples, baselines, strict=True)]
+    learns_negatives = settings.method in ("ppo", "dpo") or settings.bounds.b_neg > 0
+    if not learns_negatives and all(example.reward <= 0 for example in examples):
+        raise InputError(f"--method {settings.method}: no positive sample, and it learns from nothing else; draw more")
+    if settings.method == "dpo":
+        rows = pairs_of_prompt(examples, settings.pairs, rng)
+    else:
+        rows = rows_of_prompt(examples, settings.row_size, rng)
+    if not rows:
+        raise InputError("--method dpo: no problem has both a positive and a negative sample to pair")
+    counts = {
+        "composition": settings.composition,
+        "seed": settings.seed_of(f"composition {number}"),
+        "drawn": _count(samples),
+        "trained": _count(taken),
+        "baseline": sum(baselines) / len(baselines),  # the mean, where they differ
+    }
+    return [[replace(example, row=i) for example in row] for i, row in enumerate(rows)], counts
+
+
+def _count(samples: Sequence[Sample]) -> dict[str, int]:
+    problems = {sample.prompt for sample in samples}
+    return {"samples": len(samples), "positive": sum(s.reward >= 0 for s in samples), "problems": len(problems)}
+
+
+def group_rows(examples: Sequence[Example]) -> list[Row]:
+    """The rows that the lines of train.jsonl make.
+
+    >>> group_rows([Example([1], [2], -3.0, 1.0, row=row) for row in (0, 0, 1)])[0][1].row
+    0
+    """
+    return [list(row) for _, row in groupby(examples, key=lambda example: example.row)]
+
+
+# ---- examples, baseline, rows -----------------------------------------------------------------------------------
 
 
 def encode(
@@ -31,11 +84,11 @@ def encode(
     source: str = "samples",
     numbers: Sequence[int] | None = None,
 ) -> list[Example]:
-    """Samples, or those with the given numbers, as token ids; log mu is the sum of token_logmu, NaN without them.
+    """Samples, or those at the given indices, as token ids; log mu is the sum of token_logmu, NaN without them.
 
-    A sample without token_ids is text from elsewhere: its completion is encoded, and given an end of sequence if it
-    was finished (finish_reason "stop") and has no `stop` string, or the model would never learn to stop. InputError
-    names the line of `source` that does not fit.
+    A sample without token_ids is text from elsewhere: its completion is encoded. An end of sequence is added if it was
+    finished (finish_reason "stop") and has no `stop` string, or the model would never learn to stop. InputError names
+    the line of `source` that does not fit.
     """
     tokenizer = lm.tokenizer
     chosen = {i: samples[i] for i in (range(len(samples)) if numbers is None else numbers)}
@@ -53,59 +106,64 @@ def encode(
         if size > lm.context:
             raise InputError(f"{where} completion: {size} tokens with its prompt, the model's context is {lm.context}")
         if not 0 <= min(ids) <= max(ids) < len(tokenizer):
-            raise InputError(f"{where} token_ids: outside the model's {len(tokenizer)} words")
+            raise InputError(f"{where} token_ids: outside the model's vocabulary of {len(tokenizer)} tokens")
         if sample.token_ids is not None and lm.text(ids) != sample.completion:
             raise InputError(f"{where} token_ids: are not the completion's in this model's vocabulary; leave them out")
         if not prompt_ids[sample.prompt]:
             raise InputError(f"{where} prompt: is empty")
         if sample.token_logmu is not None and len(sample.token_logmu) != len(ids):
             raise InputError(f"{where} token_logmu: {len(sample.token_logmu)} of them, {len(ids)} tokens")
-        logmu = float("nan") if sample.token_logmu is None else float(np.sum(sample.token_logmu, dtype=np.float32))
-        examples.append(Example(prompt_ids[sample.prompt], ids, logmu, sample.reward, number, sample.token_logmu))
+        logmu = sum_logmu(sample.token_logmu)
+        examples.append(Example(prompt_ids[sample.prompt], ids, logmu, sample.reward, number, -1, sample.token_logmu))
     return examples
 
 
 @torch.no_grad()
-def score(
-    samples: Sequence[Sample],
-    lm: LanguageModel,
-    steps: "Steps | None" = None,
-    by: str | None = None,
-    logprobs: Callable[..., Tensor] = token_logprobs,
-) -> list[Sample]:
-    """The samples, those in `steps` with token_ids and, by `lm`, token_logmu: log mu, when `lm` starts the iteration.
+def score(steps: "Steps", lm: LanguageModel, logprobs: Callable[..., Tensor] = token_logprobs) -> list[Row]:
+    """The rows of `steps`, each example with token_logmu and logmu by `lm`, the model that starts the iteration.
 
-    The full vocabulary counts, whatever the sampler cut off. Given the steps that will train, these are the very
-    batches, with the same padding and precision, shared out to the ranks alike, so that the ratio starts at 1; without,
-    it is every sample, 64 at a time. by: what to note as logmu_by. logprobs: (model, batch) -> (B, C).
+    The full vocabulary counts, whatever sampling cut off. These are the batches that will train, with their padding,
+    precision and share of each rank, so that training starts at a ratio of 1. logprobs: (model, batch) -> (B, C).
     """
-    steps = steps or Steps([[example] for example in encode(samples, lm)], 64, 64, lm.model.device)
-    found: dict[int, dict] = {}
-    for step in tqdm(range(len(steps)), desc="scoring", unit="step", disable=rank() > 0):
-        for examples, batch in zip(steps.examples(step), steps[step], strict=True):
+    found: dict[tuple[int, int], list[float]] = {}
+    for number in progress_bar(range(len(steps)), "scoring", "step"):
+        for examples, batch in zip(steps.examples(number), steps[number].micro_batches, strict=True):
             all_token_logp = logprobs(lm.model, batch).cpu().numpy()
             for example, token_logp in zip(examples, all_token_logp, strict=True):
-                ids = example.completion_ids
+                own = token_logp[: len(example.completion_ids)].astype(np.float32)
                 # The shortest decimal that is this float32 again: files stay small, and nothing is lost in them.
-                token_logmu = [float(str(x)) for x in token_logp[: len(ids)].astype(np.float32)]
-                found[example.number] = {"token_ids": ids, "token_logmu": token_logmu, "logmu_by": by}
-    updates = {number: update for part in from_all_ranks(found) for number, update in part.items()}
-    return [sample.model_copy(update=updates.get(number, {})) for number, sample in enumerate(samples)]
+                found[example.row, example.sample] = [float(str(x)) for x in own]
+    found = {key: token_logmu for part in from_all_ranks(found) for key, token_logmu in part.items()}
+    return [[_with_logmu(example, found[example.row, example.sample]) for example in row] for row in steps.rows]
 
 
-def engine_mismatch(samples: Sequence[Sample]) -> dict[str, float] | None:
+def _with_logmu(example: Example, token_logmu: list[float]) -> Example:
+    return replace(example, token_logmu=token_logmu, logmu=sum_logmu(token_logmu))
+
+
+def sum_logmu(token_logmu: Sequence[float] | None) -> float:
+    """log mu(y|x), the sum over tokens in float32, as training sums log pi; NaN where it is not known.
+
+    >>> sum_logmu([-1.0, -0.5])
+    -1.5
+    """
+    return float("nan") if token_logmu is None else float(np.sum(token_logmu, dtype=np.float32))
+
+
+def engine_mismatch(samples: Sequence[Sample], rows: Sequence[Row]) -> dict[str, float] | None:
     """How far log mu as the sampling engine computed it is from the trainer's, per sequence, in nats; None if unknown.
 
     mean, largest absolute value and quantiles (5, 50, 95%) of the difference engine - trainer.
 
-    >>> sample = Sample(prompt="?", completion="!", reward=1.0, token_logmu=[-1.0], token_logmu_engine=[-1.25])
-    >>> engine_mismatch([sample])["mean"]
+    >>> sample = Sample(prompt="?", completion="!", reward=1.0, token_logmu_engine=[-1.25])
+    >>> engine_mismatch([sample], [[Example([1], [2], -1.0, 1.0, sample=0, token_logmu=[-1.0])]])["mean"]
     -0.25
     """
-    seen = [sample for sample in samples if sample.token_logmu and sample.token_logmu_engine]
-    if not seen:
+    trained = {example.sample: example.token_logmu for row in rows for example in row}
+    pairs = [(samples[i].token_logmu_engine, token_logmu) for i, token_logmu in sorted(trained.items())]
+    difference = np.array([math.fsum(engine) - math.fsum(trainer) for engine, trainer in pairs if engine])
+    if not len(difference):
         return None
-    difference = np.array([math.fsum(s.token_logmu_engine) - math.fsum(s.token_logmu) for s in seen])
     quantiles = {f"q{q:02}": float(np.quantile(difference, q / 100)) for q in (5, 50, 95)}
     return {"mean": float(difference.mean()), "largest": float(np.abs(difference).max()), **quantiles}
 
@@ -120,61 +178,6 @@ def check_logmu(samples: Sequence[Sample], source: str = "samples") -> None:
     for line, sample in enumerate(samples, start=1):
         if sample.token_logmu is None:
             raise InputError(f"{source}:{line}: field token_logmu: is missing, there is no log mu to trust")
-
-
-def subtract_baselines(examples: Sequence[Example], baselines: Sequence[float]) -> list[Example]:
-    """The same examples, each with reward - baseline (Section 3.2 of the paper).
-
-    >>> subtract_baselines([Example([1], [2], logmu=-3.0, reward=1.0)], [0.5])[0].reward
-    0.5
-    """
-    return [replace(example, reward=example.reward - b) for example, b in zip(examples, baselines, strict=True)]
-
-
-def mean_rewards(samples: Sequence[Sample], by_prompt: bool) -> list[float]:
-    """For each sample the mean reward of all of them or, by prompt, of those of the same prompt.
-
-    >>> samples = [Sample(prompt=x, completion="!", reward=r) for x, r in (("a", 1.0), ("a", 0.0), ("b", 5.0))]
-    >>> mean_rewards(samples, by_prompt=True), mean_rewards(samples, by_prompt=False)
-    ([0.5, 0.5, 5.0], [2.0, 2.0, 2.0])
-    """
-    groups = _rewards_of_groups(samples, by_prompt)
-    means = {group: sum(rewards) / len(rewards) for group, rewards in groups.items()}
-    return [means[sample.prompt if by_prompt else ""] for sample in samples]
-
-
-def _rewards_of_groups(samples: Sequence[Sample], by_prompt: bool) -> dict[str, list[float]]:
-    groups: dict[str, list[float]] = {}
-    for sample in samples:
-        groups.setdefault(sample.prompt if by_prompt else "", []).append(sample.reward)
-    return groups
-
-
-def share_of_positives(examples: Sequence[Example | Sample]) -> float:
-    """The share of examples whose reward is not negative.
-
-    >>> share_of_positives([Example([1], [2], -3.0, reward) for reward in (1.0, 0.0, -1.0, -1.0)])
-    0.5
-    """
-    return sum(example.reward >= 0 for example in examples) / len(examples)
-
-
-def weight_by_difficulty(samples: Sequence[Sample], baseline: float, buckets: int = 10) -> list[float]:
-    """What an average question of each difficulty weighs in the dataset (Fig. 9): sum of |reward - baseline|.
-
-    Rewards are -1 and +1, so that a correct sample weighs 1 - c, an incorrect one 1 + c. The questions are put into
-    equally wide buckets by their share of correct samples, the hardest first; NaN where a bucket is empty.
-
-    >>> samples = [Sample(prompt="?", completion="!", reward=reward) for reward in (1.0, -1.0, -1.0, -1.0)]
-    >>> weight_by_difficulty(samples, baseline=0.5, buckets=2)
-    [5.0, nan]
-    """
-    weights: list[list[float]] = [[] for _ in range(buckets)]
-    for of_question in _rewards_of_groups(samples, by_prompt=True).values():
-        correct = sum(reward > 0 for reward in of_question)
-        bucket = min(correct * buckets // len(of_question), buckets - 1)
-        weights[bucket].append(sum(abs(reward - baseline) for reward in of_question))
-    return [sum(bucket) / len(bucket) if bucket else math.nan for bucket in weights]
 
 
 def rows_of_prompt(examples: Sequence[Example], per_row: int, rng: random.Random) -> list[Row]:
@@ -207,29 +210,15 @@ def pairs_of_prompt(examples: Sequence[Example], most: int, rng: random.Random) 
     return rows
 
 
-def dpo_loss_of_rows(
-    logp: Tensor, logmu: Tensor, reward: Tensor, length: Tensor, denominator: int, beta: float
-) -> Tensor:
-    """`topr.dpo_loss` of a micro-batch made of `pairs_of_prompt`, with the arguments of the other losses (B,).
-
-    >>> zero, reward = torch.zeros(2), torch.tensor([1.0, -1.0])
-    >>> dpo_loss_of_rows(zero, zero, reward, torch.ones(2), denominator=2, beta=0.1)  # log 2, a pair
-    tensor(0.6931)
-    """
-    is_positive = reward >= 0
-    columns = [column[chosen] for column in (logp, logmu) for chosen in (is_positive, ~is_positive)]
-    return dpo_loss(*columns, beta=beta, denominator=denominator / 2)
-
-
-class Steps(Sequence[list[SharedRows]]):
+class Steps(Sequence[Step]):
     """The optimiser steps of an epoch, in order: each gives this rank's micro-batches, laid out when asked for.
 
-    batch: completions a step, over all ranks; micro_batch: completions a forward pass, which decides memory and nothing
-    else. A slice of steps is steps. Ranks have equally many micro-batches: one short of rows gets them without
-    completions.
+    rows: those of the epoch. batch: completions a step, over all ranks; micro_batch: completions a forward pass, which
+    decides memory and nothing else. A slice of steps is steps. Ranks have equally many micro-batches; one that has no
+    rows left gets empty ones.
 
     >>> steps = Steps([[Example([1], [2], -3.0, 1.0)]] * 5, batch=2, micro_batch=1, device="cpu")
-    >>> len(steps), [len(micro.reward) for micro in steps[0]], len(steps[1:])
+    >>> len(steps), [len(batch.reward) for batch in steps[0].micro_batches], len(steps[1:])
     (3, [1, 1], 2)
     """
 
@@ -248,6 +237,16 @@ class Steps(Sequence[list[SharedRows]]):
         self._micro, self._device, self._rank, self._ranks = micro, device, rank, ranks
         self._shares = per_row > 1  # in every batch or in none: ranks have to run the model equally often
 
+    @classmethod
+    def of(cls, settings: Settings, rows: Sequence[Row]) -> "Steps":
+        """The steps of an epoch by the settings, for this rank and its device."""
+        return cls(rows, settings.batch, settings.micro_batch, device(), rank(), ranks())
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows of all steps and ranks."""
+        return [row for rows in self._steps for row in rows]
+
     def samples_until(self, step: int) -> int:
         """The number of completions in the first `step` steps, over all ranks."""
         return sum(len(row) for rows in self._steps[:step] for row in rows)
@@ -259,13 +258,14 @@ class Steps(Sequence[list[SharedRows]]):
     def __len__(self) -> int:
         return len(self._steps)
 
-    def __getitem__(self, step: int | slice) -> "list[SharedRows] | Steps":
+    def __getitem__(self, step: int | slice) -> "Step | Steps":
         if isinstance(step, slice):
             part = copy(self)
             part._steps = self._steps[step]
             return part
         batches = [(collate(rows, self._device, self._shares), is_own) for rows, is_own in self._micro_batches(step)]
-        return [batch if is_own else without_completions(batch) for batch, is_own in batches]
+        micro_batches = [batch if is_own else without_completions(batch) for batch, is_own in batches]
+        return Step(micro_batches, sum(len(row) for row in self._steps[step]))
 
     def _micro_batches(self, step: int) -> list[tuple[Sequence[Row], bool]]:
         """The rows of each micro-batch, and whether they are this rank's own."""

@@ -8,10 +8,9 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.models.chunked_head import SLICE
-from pipeline.models.loading import LanguageModel, decoder_layers, load_meta
+from pipeline.models.language_model import LanguageModel, decoder_layers, load_meta
 from pipeline.records import Sample, Task, read_rows
 from pipeline.sampling import check_lengths
-from pipeline.selection import anna_karenina_size
 from pipeline.settings import Settings
 
 
@@ -46,9 +45,7 @@ def _counts(settings: Settings, task: Task, lm: LanguageModel, processes: int) -
     mean_prompt = sum(map(len, prompts)) / max(len(prompts), 1)
     given = read_rows(settings.samples, Sample) if settings.samples else None
     drawn = len(given) if given else len(task.train) * settings.drawn_per_problem
-    problems = len({sample.prompt for sample in given}) if given else len(task.train)
-    most = anna_karenina_size(problems) if settings.composition == "anna_karenina" else drawn
-    trained = min(settings.examples or most, drawn)
+    trained = min(settings.examples or drawn, drawn)
     tested = len(task.test) * settings.test_samples * (1 + settings.iterations)
     along = len(task.test) * settings.curve_samples * (settings.curve_points - 1) * settings.iterations
     k = settings.iterations

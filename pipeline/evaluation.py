@@ -10,6 +10,8 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, get_args
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 
 from pipeline.records import InputError, Outcome, Sample, Task
 
@@ -150,3 +152,17 @@ def evaluate(samples: Sequence[Sample], task: Task, ks: Sequence[int], seed: int
         | {name: estimate._asdict() for name, estimate in estimates.items()}
         | {"questions": questions, "samples_per_question": n}
     )
+
+
+def print_table(results: dict) -> None:
+    """Before and after each iteration: the outcomes, and pass@k and maj@k with +- 2 standard errors, in percent."""
+    after = [entry["after"] for entry in results["iterations"]]
+    names = ["after"] if len(after) == 1 else [f"after iteration {i}" for i in range(1, len(after) + 1)]
+    table = Table("", "before", *names)
+    for name, value in results["before"].items():
+        entries = [entry[name] for entry in (results["before"], *after)]
+        if isinstance(value, dict):
+            table.add_row(name, *(f"{100 * e['mean']:.1f} ± {200 * e['se']:.1f} %" for e in entries))
+        elif name in get_args(Outcome):
+            table.add_row(name, *(f"{100 * e:.1f} %" for e in entries))
+    Console().print(table)

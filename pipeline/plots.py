@@ -1,7 +1,7 @@
 """Pictures as data: a panel is its lines and labels, and `draw` gives all of them one style.
 
-Colours are told apart by the colour-blind (Okabe and Ito 2008), line styles and markers in grey. A method or an outcome
-looks the same in every picture.
+Colour-blind readers can tell the colours apart (Okabe and Ito 2008); line styles and markers differ too, for print in
+grey. A method or an outcome looks the same in every picture.
 """
 
 import io
@@ -9,19 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.colors import TwoSlopeNorm
-from matplotlib.figure import Figure
-from matplotlib.textpath import TextPath
 
 from pipeline.records import Outcome, write_bytes
 
+if TYPE_CHECKING:  # imported where something is drawn: commands answer --help without it
+    from matplotlib.figure import Figure
+
 
 class Style(NamedTuple):
-    """How a line is told from the others: by its colour, and without colour by its dashes and markers."""
+    """What distinguishes a line from others: its colour and, without colour, its dashes and marker."""
 
     colour: str
     dashes: Any
@@ -43,11 +42,11 @@ STYLES = {
     "asymre": Style("#8C6D1F", (0, (4, 2, 1, 2)), ">"),
     "kl": Style("#6E6E6E", (0, (2, 1)), "*"),  # naive REINFORCE with a KL(mu || pi) penalty
     "anna_karenina": Style("#882255", (0, (5, 1)), "s"),
-    "per-token": Style("#E69F00", "--", "s"),  # departures, as departures.py has them
+    "per-token": Style("#E69F00", "--", "s"),  # variants of the loss: conformance/variants.py
     "per-token + token mean": Style("#CC79A7", ":", "v"),
     "geometric mean": Style("#009E73", "-.", "^"),
     "clip 0.8..1.2": Style("#D55E00", (0, (6, 1, 1, 1, 1, 1)), "D"),
-    "limit": Style("#000000", (0, (8, 3)), ""),  # a bound or a reference, not a measurement
+    "limit": Style("#000000", (0, (8, 3)), ""),  # a bound or a reference line, not a measurement
     # The values of a parameter, from dark to light
     "p1": Style("#440154", "-", "o"),
     "p2": Style("#3B528B", "--", "s"),
@@ -56,7 +55,7 @@ STYLES = {
     "p5": Style("#C2A800", ":", "v"),
 }
 METHODS = ("topr", "reinforce", "tis", "sft", "off_policy", "ppo", "dpo", "group", "asymre", "kl")
-DEPARTED = ("topr", "per-token", "per-token + token mean", "geometric mean", "clip 0.8..1.2")
+VARIANTS_DRAWN = ("topr", "per-token", "per-token + token mean", "geometric mean", "clip 0.8..1.2")
 PARAMETERS = ("p1", "p2", "p3", "p4", "p5")
 
 
@@ -97,13 +96,15 @@ def lines(x: Any, y: dict[str, Any], styles: str = "", kind: Literal["line", "po
     return [Line(x, values, label, name, kind) for (label, values), name in zip(y.items(), names, strict=True)]
 
 
-def draw(panels: Sequence[Panel], columns: int = 2, legend: Literal["beside", "below"] = "beside") -> Figure:
+def draw(panels: Sequence[Panel], columns: int = 2, legend: Literal["beside", "below"] = "beside") -> "Figure":
     """A figure with `columns` panels in a row; where the legends of its panels stand.
 
     >>> figure = draw([Panel("identity", "x", "x", [Line([0, 1], [0, 1], "topr")])])
     >>> [line.get_label() for line in figure.axes[0].lines]
     ['topr']
     """
+    from matplotlib.figure import Figure
+
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(5.6 * columns, 3.4 * rows), layout="constrained", dpi=100)
@@ -145,17 +146,23 @@ def _add(axes: Any, line: Line, style: Style, number: int) -> None:
         axes.fill_between(x, y - half_width, y + half_width, color=style.colour, alpha=0.2, linewidth=0)
 
 
-def save_figure(figure: Figure, path: Path) -> None:
+def save_figure(figure: "Figure", path: Path) -> None:
     """Write a figure as PNG, whole or not at all."""
     write_bytes(path, _to_png(figure, dpi=150))
 
 
-def draw_curve(points: Sequence[dict], title: str) -> Figure:
+def draw_curve(iterations: Sequence[dict], title: str) -> "Figure":
     """Accuracy with +- 2 standard errors, and the three outcomes, over training.
 
-    points: the `curve` of results.json: samples_seen, the outcome shares, and "pass@1" with its mean and se.
+    iterations: those of results.json, each with a `curve`: points with samples_seen, the outcome shares, and "pass@1"
+    with its mean and se. An iteration's curve begins where the one before it ended.
     """
-    seen = [point["samples_seen"] for point in points]
+    points, seen, before = [], [], 0
+    for iteration in iterations:
+        curve = iteration["curve"][1 if points else 0 :]
+        points += curve
+        seen += [before + point["samples_seen"] for point in curve]
+        before = seen[-1]
     mean = [100 * point["pass@1"]["mean"] for point in points]
     half_width = [200 * point["pass@1"]["se"] for point in points]
     shares = {name: [100 * point[name] for point in points] for name in get_args(Outcome)}
@@ -165,7 +172,7 @@ def draw_curve(points: Sequence[dict], title: str) -> Figure:
     return draw([accuracy, Panel("outcomes", x, "share of completions (%)", outcomes, {"ylim": (-3, 103)})])
 
 
-def draw_tokens(tokens: Sequence[str], values: Sequence[float], title: str, furthest: float) -> Figure:
+def draw_tokens(tokens: Sequence[str], values: Sequence[float], title: str, furthest: float) -> "Figure":
     """A completion as a strip: tokens on the colour of their values, green above zero and brown below, with numbers.
 
     furthest: the value, of either sign, from which on the colour is darkest; the same for strips to be compared.
@@ -174,6 +181,11 @@ def draw_tokens(tokens: Sequence[str], values: Sequence[float], title: str, furt
     >>> [text.get_text() for text in figure.axes[0].texts]
     [' 4', '+0.50', ' +', '-0.25']
     """
+    from matplotlib import colormaps
+    from matplotlib.colors import TwoSlopeNorm
+    from matplotlib.figure import Figure
+    from matplotlib.textpath import TextPath
+
     size, gap, width = 9, 0.06, 9.2  # points; inches between tokens, and in all
     places, x, row = [], 0.0, 0
     for token in tokens:
@@ -195,7 +207,7 @@ def draw_tokens(tokens: Sequence[str], values: Sequence[float], title: str, furt
     return figure
 
 
-def show_sliders(draw_at: Callable[..., Figure], **ranges: tuple[float, float, float]) -> None:
+def show_sliders(draw_at: Callable[..., "Figure"], **ranges: tuple[float, float, float]) -> None:
     """In a notebook: `draw_at` with a slider for each argument, from low to high in steps; without widgets, a picture.
 
     Where nobody can move a slider (a printed page, a viewer without widgets) the same cell shows the figure at the
@@ -219,7 +231,7 @@ def show_sliders(draw_at: Callable[..., Figure], **ranges: tuple[float, float, f
     display(box._repr_mimebundle_() | {"image/png": bytes(image.value)}, raw=True)
 
 
-def _to_png(figure: Figure, dpi: int) -> bytes:
+def _to_png(figure: "Figure", dpi: int) -> bytes:
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=dpi)
     return content.getvalue()

@@ -1,17 +1,22 @@
-"""The records that flow through the pipeline, and their files: one JSON object a line."""
+"""The records that flow through the pipeline, their files, and the problems and worked examples that tasks read.
 
+Problem -> Sample -> Example; a file of records has one JSON object a line.
+"""
+
+import importlib.util
 import operator
 import os
-from collections.abc import Callable, Hashable, Iterable
+import re
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, Field, FiniteFloat, ValidationError, model_validator
+from pydantic import BaseModel, Field, FiniteFloat, TypeAdapter, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 Outcome = Literal["correct", "incorrect", "invalid"]
-Row = TypeVar("Row", bound=BaseModel)
+Record = TypeVar("Record")  # a pydantic model or a dataclass
 
 
 class InputError(ValueError):
@@ -31,8 +36,8 @@ class Sample(BaseModel, extra="forbid", strict=True):
     """A completion of a prompt with its reward: a line of samples.jsonl.
 
     prompt, completion and reward suffice on input. token_ids are the completion's, up to and including the end of
-    sequence or the stop string; token_logmu are their log-probabilities under the model that starts the iteration, as
-    the trainer computes them; logmu_by tells that model and how it was run. token_logmu_engine is what the sampler saw.
+    sequence or the stop string. token_logmu are their log-probabilities, in nats, which --trust-logmu takes for log mu;
+    token_logmu_engine are those that the sampling engine computed.
 
     >>> Sample(prompt="Q: 1 + 1?\\nA:", completion=" The answer is 2.", reward=1.0).finish_reason
     'stop'
@@ -43,7 +48,6 @@ class Sample(BaseModel, extra="forbid", strict=True):
     completion: str
     token_ids: list[int] | None = Field(default=None, min_length=1)
     token_logmu: list[FiniteFloat] | None = None
-    logmu_by: str | None = None
     token_logmu_engine: list[FiniteFloat] | None = None
     finish_reason: Literal["stop", "length"] = "stop"
     reward: FiniteFloat
@@ -55,6 +59,22 @@ class Sample(BaseModel, extra="forbid", strict=True):
         if not self.completion and self.token_ids is None:
             raise PydanticCustomError("empty", "field completion: is empty")
         return self
+
+
+@dataclass(frozen=True)
+class Example:
+    """A completion to train on: a line of train.jsonl.
+
+    Examples of a row have the same prompt, and the model computes it once for all of them.
+    """
+
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    logmu: float  # log mu(y|x), in nats: the sum of token_logmu; NaN before it is scored
+    reward: float  # after the baseline
+    sample: int = -1  # the index of its sample in samples.jsonl
+    row: int = -1  # the index of its row in the order of training
+    token_logmu: list[float] | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +105,7 @@ class Task:
         return completion[: min(at for at in (len(completion), *map(completion.find, self.stop)) if at >= 0)]
 
 
-def read_rows(path: Path, kind: type[Row]) -> list[Row]:
+def read_rows(path: Path, kind: type[Record]) -> list[Record]:
     """The lines of a JSON-lines file as records of `kind`; InputError names file, line and field of the first fault.
 
     Lines end with a newline and nothing else: U+2028 and its like belong to the text.
@@ -93,12 +113,13 @@ def read_rows(path: Path, kind: type[Row]) -> list[Row]:
     lines = read_text(path).rstrip().split("\n")
     if lines == [""]:
         raise InputError(f"{path}: is empty")
-    return [_parse(line, kind, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
+    adapter = TypeAdapter(kind)
+    return [_parse(line, adapter, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
 
 
-def read_row(path: Path, kind: type[Row]) -> Row:
+def read_row(path: Path, kind: type[Record]) -> Record:
     """A file that is one JSON object, as a record of `kind`; InputError as `read_rows` raises it."""
-    return _parse(read_text(path), kind, str(path))
+    return _parse(read_text(path), TypeAdapter(kind), str(path))
 
 
 def read_text(path: Path) -> str:
@@ -118,7 +139,7 @@ def read_text(path: Path) -> str:
         raise InputError(f"{path}: not UTF-8 at byte {error.start}") from None
 
 
-def read_whole_rows(path: Path, kind: type[Row]) -> list[Row]:
+def read_whole_rows(path: Path, kind: type[Record]) -> list[Record]:
     """The rows of a file that is being appended to: none if there is no file, and not a last line that was cut short.
 
     >>> read_whole_rows(Path("nowhere"), Sample)
@@ -126,28 +147,31 @@ def read_whole_rows(path: Path, kind: type[Row]) -> list[Row]:
     """
     content = path.read_bytes() if path.exists() else b""
     lines = content[: content.rfind(b"\n") + 1].decode("utf-8").split("\n")[:-1]
-    return [_parse(line, kind, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
+    adapter = TypeAdapter(kind)
+    return [_parse(line, adapter, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
 
 
-def to_lines(rows: Iterable[BaseModel]) -> str:
+def to_lines(rows: Iterable[Any]) -> str:
     """Records as JSON lines.
 
     >>> to_lines([Sample(prompt="?", completion="!", reward=1.0)])
     '{"prompt":"?","completion":"!","finish_reason":"stop","reward":1.0}\\n'
     """
-    return "".join(row.model_dump_json(exclude_none=True) + "\n" for row in rows)
+    rows = list(rows)
+    dump = TypeAdapter(type(rows[0])).dump_json if rows else None
+    return "".join(dump(row, exclude_none=True).decode() + "\n" for row in rows)
 
 
-def _parse(line: str, kind: type[Row], where: str) -> Row:
+def _parse(line: str, adapter: TypeAdapter[Record], where: str) -> Record:
     try:
-        return kind.model_validate_json(line)
+        return adapter.validate_json(line)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         field = ".".join(map(str, fault["loc"]))
         raise InputError(f"{where}: {f'field {field}: ' if field else ''}{fault['msg']}") from None
 
 
-def write_rows(path: Path, rows: Iterable[BaseModel]) -> None:
+def write_rows(path: Path, rows: Iterable[Any]) -> None:
     """Write records as JSON lines; the file appears under its name only when it is whole."""
     write_text(path, to_lines(rows))
 
@@ -180,3 +204,77 @@ def write_bytes(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     unfinished.replace(path)
+
+
+# ---- problems and worked examples -------------------------------------------------------------------------------
+
+
+def read_split(data: str, split: str, kind: type[Record], configs: Sequence[str] | None = None) -> dict[str, Record]:
+    """Where each row of a split is to be found -> the row, from DIR/SPLIT.jsonl, DIR/SPLIT/**/*.json or the hub.
+
+    A .json file holds one row. configs: the parts of a data set on the hub, None for all it has. InputError names what
+    cannot be read.
+
+    >>> class Line(BaseModel):
+    ...     question: str
+    >>> list(read_split("tiny", "train", Line))[0]
+    'tiny/train.jsonl:1'
+    """
+    folder = Path(data)
+    if folder.is_dir():
+        files = sorted((folder / split).glob("**/*.json"))
+        if files:
+            return {str(file): read_row(file, kind) for file in files}
+        file = folder / f"{split}.jsonl"
+        return {f"{file}:{line}": row for line, row in enumerate(read_rows(file, kind), start=1)}
+    if not is_hub_name(data):
+        raise InputError(f"--data {data}: is neither a folder nor the name of a data set on the hub (owner/name)")
+    rows = _from_hub(data, split, kind, configs)
+    return {f"{data} {split}:{line}": row for line, row in enumerate(rows, start=1)}
+
+
+def _from_hub(name: str, split: str, kind: type[Record], configs: Sequence[str] | None) -> list[Record]:
+    import datasets
+
+    try:
+        parts = configs or datasets.get_dataset_config_names(name)
+        return [kind(**row) for part in parts for row in datasets.load_dataset(name, part, split=split)]
+    except (OSError, ValueError) as error:  # ConnectionError is an OSError, ValidationError a ValueError
+        raise InputError(f"--data {name}: cannot be loaded: {str(error).splitlines()[0]}") from error
+
+
+def read_shots(
+    count: int, file: Path | None, first: str, packaged: str, parse: Callable[[str], list[str]]
+) -> list[str]:
+    """The first `count` worked examples as text: those of `file`, or of the lm-eval package.
+
+    first: what an example begins with; in a file, a blank line precedes it. packaged: a file of lm-eval, whose text
+    `parse` turns into examples.
+
+    >>> read_shots(0, None, "Q:", "tasks/gsm8k/gsm8k-cot.yaml", str.split)
+    []
+    """
+    if file is not None:
+        source = str(file)
+        head, *rest = read_text(file).strip().split(f"\n\n{first}")
+        shots = [head, *(first + shot for shot in rest)]
+    elif count == 0:
+        return []
+    else:
+        package = importlib.util.find_spec("lm_eval")
+        if package is None:
+            raise InputError("--shots: needs `pip install --no-deps lm-eval==0.4.13`, or a --shots-file")
+        source = str(Path(package.submodule_search_locations[0]) / packaged)
+        shots = parse(read_text(Path(source)))
+    if not 1 <= count <= len(shots):
+        raise InputError(f"--shots {count}: {source} has {len(shots)}")
+    return shots[:count]
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether `name` has the form of a model or data set on the hub, owner/name.
+
+    >>> is_hub_name("openai/gsm8k"), is_hub_name("./gsm8k"), is_hub_name("gsm8k")
+    (True, False, False)
+    """
+    return re.fullmatch(r"\w[\w-]*/[\w.-]+", name) is not None

@@ -1,8 +1,8 @@
 """Sampling: prompts in, completions out, and then grades.
 
-The engine here is `transformers`' own generate; vllm_engine.py has the other. A completion is what the model wrote,
-token by token, up to and including its end of sequence or the stop string; nothing is appended and nothing is dropped
-before it is scored.
+The engine here is `transformers`' own generate; vllm/client.py has the other. A completion is what the model wrote,
+token by token, up to and including its end of sequence or the stop string; nothing is appended or dropped before it is
+scored.
 """
 
 from bisect import bisect_left
@@ -13,14 +13,11 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
-from pipeline.models.loading import LanguageModel
-from pipeline.models.rows import batches_within
+from pipeline.models.language_model import LanguageModel
 from pipeline.records import InputError, Problem, Sample, Task, read_whole_rows, to_lines, write_rows
-from pipeline.runtime.checksums import write_checked
-from pipeline.runtime.processes import on_all_ranks, on_rank_zero, rank, ranks, share
+from pipeline.runtime.processes import on_all_ranks, progress_bar, rank, ranks, share
 
 
 @dataclass(frozen=True)
@@ -60,18 +57,17 @@ def draw_samples(
     engine: Engine,
     sampling: SamplingParameters,
     seed: int,
-    description: str | None = "sampling",
+    description: str = "sampling",
 ) -> list[Sample]:
     """n graded samples of each problem, in the problems' order: reward +1 if correct and -1 if not (Section 4.2).
 
-    description: what the progress bar says, None for no bar.
+    description: what the progress bar says.
     """
     prompts = [task.prompt(problem) for problem in problems]
     completions: list[list[Completion]] = [[] for _ in problems]
-    with tqdm(total=n * len(problems), desc=description, unit="sample", disable=description is None) as progress:
-        for number, completion in engine(prompts, n, sampling, seed):
-            completions[number].append(completion)
-            progress.update()
+    drawn = progress_bar(engine(prompts, n, sampling, seed), description, "sample", n * len(problems))
+    for number, completion in drawn:
+        completions[number].append(completion)
     return [
         _grade(task, problem, prompt, completion)
         for problem, prompt, drawn in zip(problems, prompts, completions, strict=True)
@@ -93,14 +89,14 @@ def _grade(task: Task, problem: Problem, prompt: str, completion: Completion) ->
     )
 
 
-def draw_to_file(
+def draw_in_chunks(
     file: Path, problems: Sequence[Problem], n: int, chunk: int, draw: Callable[[Sequence[Problem], int], list[Sample]]
-) -> None:
-    """Write n samples of each problem to `file` unless it is there, each rank those of its share of the problems.
+) -> list[Sample]:
+    """n samples of each problem, those of all ranks on rank zero; each rank draws for its share of the problems.
 
     draw: (problems, the number of samples before them) -> samples. It is called with at most `chunk` problems at a
-    time, and what it returns is on disk before the next call: an interrupted call goes on behind its last whole chunk.
-    The file appears when all of it is there.
+    time. What it returns is in FILE.part-RANK before the next call, and an interrupted call goes on behind its last
+    whole chunk.
     """
     part = file.with_name(f"{file.name}.part-{rank()}")
     first, own = share(problems)
@@ -114,16 +110,9 @@ def draw_to_file(
                 growing.write(to_lines(draw(own[start : start + chunk], (first + start) * n)))
                 growing.flush()
 
-    def join() -> None:
-        parts = [file.with_name(f"{file.name}.part-{r}") for r in range(ranks())]
-        if not file.exists():
-            write_checked(file, b"".join(part.read_bytes() for part in parts))
-        for part in parts:
-            part.unlink(missing_ok=True)
-
-    if not on_rank_zero(file.exists):
-        on_all_ranks(draw_own)
-    on_rank_zero(join)
+    on_all_ranks(draw_own)
+    parts = [file.with_name(f"{file.name}.part-{r}") for r in range(ranks())] if rank() == 0 else []
+    return [sample for part in parts for sample in read_whole_rows(part, Sample)]
 
 
 def transformers_engine(lm: LanguageModel, tokens_at_once: int) -> Engine:
@@ -177,7 +166,7 @@ def _generate(
     prompt_of = torch.tensor([prompts[tuple(ids)] for ids in prompt_ids], device=model.device)
     padded = padded.to(model.device)
     inputs = {name: tensor[prompt_of] for name, tensor in padded.items()}
-    # What the sampling parameters leave open, `generate` fills in from the model's own settings: none of them may leak in.
+    # `generate` takes what is not set here from the model's own settings: none of them may leak in.
     own_config, model.generation_config = model.generation_config, config
     devices = [model.device] if model.device.type == "cuda" else []
     try:
@@ -215,3 +204,18 @@ def _cut(token_ids: list[int], lm: LanguageModel, sampling: SamplingParameters) 
         return Completion(lm.text(token_ids[:end]), token_ids[:end], "stop")
     token_ids = token_ids[: end + 1]
     return Completion(lm.text(token_ids), token_ids, "stop" if token_ids[-1] in ends else "length")
+
+
+def batches_within(tokens: int, widths: Sequence[int]) -> Iterator[slice]:
+    """Consecutive runs of rows that, padded to their widest, have at most `tokens` tokens; a row at least.
+
+    >>> list(batches_within(12, widths=[3, 4, 4, 5, 20]))
+    [slice(0, 3, None), slice(3, 4, None), slice(4, 5, None)]
+    """
+    start, widest = 0, 0
+    for i, width in enumerate(widths):
+        widest = max(widest, width)
+        if i > start and (i + 1 - start) * widest > tokens:
+            yield slice(start, i)
+            start, widest = i, width
+    yield slice(start, len(widths))

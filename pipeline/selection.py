@@ -1,15 +1,41 @@
-"""Which of the samples an iteration trains on (Section 4.3): pure functions from samples to their numbers, in order.
-
-Where a rule asks for more samples of a kind than were drawn, it takes those there are.
-"""
+"""Which of the samples an iteration trains on (Section 4.3), and the baseline that is subtracted from their rewards."""
 
 import random
 from collections.abc import Sequence
-from typing import Literal
 
-from pipeline.records import Sample
+from pipeline.records import Example, InputError, Sample
+from pipeline.settings import Settings
+from topr import baseline_for_proportion
 
-Composition = Literal["uniform", "positives_only", "anna_karenina", "proportion"]
+
+def choose(settings: Settings, samples: Sequence[Sample], number: int = 1) -> list[int]:
+    """The indices of the samples that iteration `number` trains on, in order, by the setting `composition`.
+
+    Where a composition asks for more samples of a kind than were drawn, it takes those there are.
+    """
+    rng = random.Random(settings.seed_of(f"composition {number}"))
+    size = settings.examples or len(samples)
+    match settings.composition:
+        case "positives_only":
+            return positives_only(samples, size, rng)
+        case "anna_karenina":
+            return anna_karenina(samples, size, rng)
+        case "proportion":
+            return proportion(samples, size, settings.proportion, rng)
+    return uniform(samples, size, rng)
+
+
+def baselines_of(settings: Settings, chosen: Sequence[Sample]) -> list[float]:
+    """Each chosen sample's baseline: the one that is set, or that which gives an effective share of positives."""
+    if settings.baseline_from != "zero":
+        means = mean_rewards(chosen, by_prompt=settings.baseline_from == "group")
+        return [mean + (settings.baseline or 0.0) for mean in means]
+    if settings.effective_proportion is None:
+        return [settings.baseline or 0.0] * len(chosen)
+    positives = share_of_positives(chosen)
+    if not 0 < positives < 1 or {abs(sample.reward) for sample in chosen} != {1.0}:
+        raise InputError("--effective-proportion: needs rewards -1 and +1, and samples of both signs")
+    return [baseline_for_proportion(positives, settings.effective_proportion)] * len(chosen)
 
 
 def uniform(samples: Sequence[Sample], size: int, rng: random.Random) -> list[int]:
@@ -30,17 +56,8 @@ def positives_only(samples: Sequence[Sample], size: int, rng: random.Random) -> 
     return _some(_of_sign(samples, True), size, rng)
 
 
-def anna_karenina_size(problems: int) -> int:
-    """Examples for so many problems, as many a problem as the paper's 50,000 for GSM8K's 7,473.
-
-    >>> anna_karenina_size(128)
-    857
-    """
-    return -(-50_000 * problems // 7_473)
-
-
 def anna_karenina(samples: Sequence[Sample], size: int, rng: random.Random) -> list[int]:
-    """Each problem's first positive and, up to `size`, negatives at random: each unhappy one is unhappy in its own way.
+    """Anna Karenina sampling (Section 4.3): one positive per problem, the first, filled up with random negatives.
 
     >>> anna_karenina(some_samples("-+-+-"), 3, random.Random(1))
     [0, 1, 4]
@@ -79,3 +96,36 @@ def _of_sign(samples: Sequence[Sample], is_positive: bool) -> list[int]:
 
 def _some(numbers: Sequence[int], size: int, rng: random.Random) -> list[int]:
     return sorted(rng.sample(numbers, min(size, len(numbers))))
+
+
+def mean_rewards(samples: Sequence[Sample], by_prompt: bool) -> list[float]:
+    """For each sample the mean reward of all of them or, by prompt, of those of the same prompt.
+
+    >>> samples = [Sample(prompt=x, completion="!", reward=r) for x, r in (("a", 1.0), ("a", 0.0), ("b", 5.0))]
+    >>> mean_rewards(samples, by_prompt=True), mean_rewards(samples, by_prompt=False)
+    ([0.5, 0.5, 5.0], [2.0, 2.0, 2.0])
+    """
+    groups = rewards_of_groups(samples, by_prompt)
+    means = {group: sum(rewards) / len(rewards) for group, rewards in groups.items()}
+    return [means[sample.prompt if by_prompt else ""] for sample in samples]
+
+
+def rewards_of_groups(samples: Sequence[Sample], by_prompt: bool = True) -> dict[str, list[float]]:
+    """The rewards of each prompt's samples, or of all samples under the empty key.
+
+    >>> rewards_of_groups([Sample(prompt="a", completion="!", reward=1.0)])
+    {'a': [1.0]}
+    """
+    groups: dict[str, list[float]] = {}
+    for sample in samples:
+        groups.setdefault(sample.prompt if by_prompt else "", []).append(sample.reward)
+    return groups
+
+
+def share_of_positives(examples: Sequence[Example | Sample]) -> float:
+    """The share of examples whose reward is not negative.
+
+    >>> share_of_positives([Example([1], [2], -3.0, reward) for reward in (1.0, 0.0, -1.0, -1.0)])
+    0.5
+    """
+    return sum(example.reward >= 0 for example in examples) / len(examples)

@@ -1,373 +1,342 @@
-"""The run: iterations of sampling, grading, composing, scoring, training and evaluating (Algorithm 1, Section 4.3).
+"""The stages of a run: evaluate, sample, compose, train (Algorithm 1, Section 4.3). train_gsm8k.py puts them in order.
 
-Every stage leaves a file, which is there when it is whole, and a stage whose file is there is not done again. So the
-same command, given after whatever ended a run, goes on where it was:
+Each stage leaves a file that is never rewritten, and a stage whose file is there is not run again:
 
-    iteration-1/test-0.jsonl        completions of the test problems by the initial model
-    iteration-1/samples.jsonl       completions of the training problems, graded; with log mu once they are scored
-    iteration-1/metrics.jsonl       the optimiser's steps
-    iteration-1/checkpoint-256/     model and optimiser, until the epoch is done
-    iteration-1/model/              the model after it, which iteration 2 samples from
-    iteration-1/test-512.jsonl      completions of the test problems by this model; others along the epoch
+    iteration-1/test-0.jsonl        evaluate: completions of the test problems by the initial model, graded
+    iteration-1/samples.jsonl       sample: completions of the training problems, graded
+    iteration-1/train.jsonl         compose: what is trained on, in its order, with log mu; dataset.json: counts
+    iteration-1/metrics.jsonl       train: the optimiser's steps
+    iteration-1/checkpoint-256/     train: model and optimiser, until the epoch is done
+    iteration-1/model/              train: the model after it, which iteration 2 samples from
+    iteration-1/test-512.jsonl      evaluate: completions of the test problems by this model; others along the epoch
     results.json, curve.png         all iterations
 """
 
 import gc
+import json
 import platform
-import random
+import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 import transformers
+from torch import Tensor
 
 import topr
-from conformance.variants import DEPARTURES
 from pipeline import dataset
-from pipeline import selection as composition
+from pipeline.baselines import dpo_loss_of_rows, ppo_loss
 from pipeline.evaluation import evaluate
-from pipeline.models import chunked_head as head
-from pipeline.models import rows
-from pipeline.models.loading import LanguageModel, load_meta, load_model
-from pipeline.models.sharding import fingerprint, make_optimizer, shard
+from pipeline.metrics import append_json, check_ratio, keep_lines, step_metrics
+from pipeline.models import chunked_head
+from pipeline.models.language_model import LanguageModel, load_meta, load_model, make_optimizer, shard, token_logprobs
 from pipeline.plots import draw_curve, save_figure
-from pipeline.records import InputError, Problem, Sample, Task, read_rows, to_lines, write_text
-from pipeline.runtime.checkpoints import checkpoints, load_checkpoint, publish_model, save_checkpoint
-from pipeline.runtime.checksums import check_folder, read_checked, write_checked
-from pipeline.runtime.processes import device, on_all_ranks, on_rank_zero, process_group, rank, ranks, say
-from pipeline.runtime.run_folder import RunFolder, append_json
-from pipeline.runtime.signals import requests_are_noted
-from pipeline.sampling import Engine, SamplingParameters, check_lengths, draw_samples, draw_to_file, transformers_engine
+from pipeline.records import Example, Problem, Sample, Task, read_rows, write_text
+from pipeline.runtime.checkpoints import checkpoints, load_optimizer, remove_checkpoints, save_checkpoint, save_model
+from pipeline.runtime.processes import (
+    device,
+    from_all_ranks,
+    on_all_ranks,
+    on_rank_zero,
+    process_group,
+    progress_bar,
+    rank,
+    requests_are_noted,
+    say,
+)
+from pipeline.runtime.run_folder import RunFolder, check_folder, read_checked, stage, write_checked
+from pipeline.sampling import (
+    Engine,
+    SamplingParameters,
+    check_lengths,
+    draw_in_chunks,
+    draw_samples,
+    transformers_engine,
+)
 from pipeline.settings import OF_DRAWING, Settings
-from pipeline.vllm.client import vllm_engine
+
+Learn = tuple[Callable[..., Tensor], Callable[..., Tensor]]  # a loss and the log-probabilities it learns from
 
 
-def run(settings: Settings, task: Task) -> dict:
-    """All iterations of a run whose settings `check` has passed; returns what results.json holds.
+class Point(NamedTuple):
+    """A model to be evaluated: after how many steps of the epoch and samples trained on, and its folder or hub name."""
 
-    InputError where model, samples or folder do not fit, before anything is written.
+    step: int
+    seen: int
+    model: str
+
+
+class Run(AbstractContextManager):
+    """A run of the settings on a task: its folder, and the one expensive thing (engine or learner) it holds open.
+
+    found: what results.json holds if the run is finished, else None. learn: what `topr.train` is to be given as loss
+    and logprobs, in place of the method's. InputError where model, samples or folder do not fit; nothing is written
+    then.
     """
-    with process_group(alone=settings.compute != "float32"), Sampler() as sampler, ExitStack() as stack:
-        this = on_all_ranks(lambda: _prepare(settings, task, sampler))
-        if (results := this.folder.read_json("results.json")) is not None:
-            say(f"{this.folder.path}: this run is finished; what it found:")
-            return results
-        on_rank_zero(lambda: stack.enter_context(this.folder.held()))
-        before = last = this.measure(1, 0, settings.model, settings.test_samples)
-        model, iterations = settings.model, []
-        for number in range(1, settings.iterations + 1):
-            iterations.append(this.iterate(number, model, last))
-            model, last = str(this.here(number) / "model"), iterations[-1]["after"]
-        results = {"before": before, "iterations": iterations, "versions": versions()}
-        on_rank_zero(lambda: this.publish(results))
-        return results
 
+    def __init__(self, settings: Settings, task: Task, learn: Learn | None = None):
+        self.settings, self.task = settings, task
+        self.start = Point(0, 0, settings.model)
+        self._token_logprobs = chunked_head.token_logprobs if settings.sliced_head else token_logprobs
+        own = make_loss(settings), lambda model, batch: self._token_logprobs(model, batch).sum(-1)
+        self._loss, self._logprobs = learn or own
+        self._held, self._holding = None, ExitStack()
+        self._tests: dict[int, list[tuple[int, Path]]] = {}  # iteration -> samples seen and file of each evaluation
 
-def _prepare(settings: Settings, task: Task, sampler: "Sampler") -> "Run":
-    """What takes neither weights nor an engine, so that what cannot work fails before anything is written."""
-    meta = load_meta(settings.model, settings.trust_remote_code)
-    if settings.sliced_head:
-        head.check_head(meta.model)
-    longest = check_lengths(task, meta, settings.max_new_tokens)
-    given = read_rows(settings.samples, Sample) if settings.samples else None
-    if given is not None:
-        if settings.trust_logmu:
-            dataset.check_logmu(given, str(settings.samples))
-        compose(settings, given, meta, task)
-    folder = RunFolder(settings.out or settings.default_out(), settings.record())
-    if settings.reuse is not None:
-        folder.agree(settings.reuse, OF_DRAWING)
-    return Run(settings, task, folder, meta, longest, sampler, given)
+    def __enter__(self) -> "Run":
+        with ExitStack() as stack:
+            stack.enter_context(process_group(alone=self.settings.compute != "float32"))
+            on_all_ranks(self._prepare)
+            self.found = on_rank_zero(lambda: self.folder.read_json("results.json"))
+            if self.found is None:
+                on_rank_zero(lambda: stack.enter_context(self.folder.held()))
+            else:
+                say(f"{self.folder.path}: this run is finished; what it found:")
+            stack.callback(self._release)
+            self._stack = stack.pop_all()
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
-@dataclass(frozen=True)
-class Run:
-    """What the stages have in common."""
+    def _prepare(self) -> None:
+        """Validate inputs before loading or writing anything."""
+        settings = self.settings
+        self.meta = load_meta(settings.model, settings.trust_remote_code)
+        if settings.sliced_head:
+            chunked_head.check_head(self.meta.model)
+        self.longest = check_lengths(self.task, self.meta, settings.max_new_tokens)
+        self.given = read_rows(settings.samples, Sample) if settings.samples else None
+        if self.given is not None:
+            if settings.trust_logmu:
+                dataset.check_logmu(self.given, str(settings.samples))
+            dataset.compose(settings, self.given, self.meta, self.task.stop)
+        self.folder = RunFolder(settings.out or settings.default_out(Settings()), settings.record())
+        if settings.reuse is not None:
+            self.folder.agree(settings.reuse, OF_DRAWING)
 
-    settings: Settings
-    task: Task
-    folder: RunFolder
-    meta: LanguageModel  # the initial model without its weights
-    longest: int  # tokens of a prompt and its completion
-    sampler: "Sampler"
-    given: list[Sample] | None  # what to train on instead of sampling
-
-    def here(self, number: int) -> Path:
-        """The folder of an iteration."""
+    def _here(self, number: int) -> Path:
         return self.folder / f"iteration-{number}"
 
-    def iterate(self, number: int, mu: str, before: dict) -> dict:
-        """One iteration, from the model in folder or hub name `mu`: an entry of results.json."""
-        settings, here = self.settings, self.here(number)
-        samples = self.samples(number, mu)
-        steps = compose(settings, samples, self.meta, self.task, number)
-        counts = describe(settings, samples, number) | {"steps": len(steps)}
-        taken, drawn = counts["trained"], counts["drawn"]["samples"]
-        say(
-            f"iteration {number}: {len(steps)} steps on {taken['samples']} of {drawn} samples, "
-            f"{100 * taken['positive'] / taken['samples']:.1f} % positive, baseline {counts['baseline']:.4g}"
-        )
-        del samples  # they are large, and read again where they are needed
-        curve = [{"samples_seen": 0, **before}]
-        for i in range(1, settings.curve_points + 1):
-            stop, is_last = len(steps) * i // settings.curve_points, i == settings.curve_points
-            if stop == 0:  # fewer steps than points
-                continue
-            if not on_rank_zero((here / "model").exists):
-                self.train_until(stop, number, mu)
-                free_memory()
-                if is_last:
-                    publish_model(here, stop)
-            model = here / "model" if is_last else here / f"checkpoint-{stop}"
-            point = self.measure(number, stop, str(model), settings.test_samples if is_last else settings.curve_samples)
-            curve.append({"samples_seen": steps.samples_until(stop), **point})
-        entry = {"dataset": counts, "curve": curve, "after": point}
-        mismatch = on_rank_zero(lambda: dataset.engine_mismatch(read_rows(here / "samples.jsonl", Sample)))
-        if mismatch is not None:
-            mean, largest = mismatch["mean"], mismatch["largest"]
-            say(f"log mu of a completion, engine - trainer: {mean:+.3g} nats on average, {largest:.3g} at most")
-            entry["engine_mismatch"] = mismatch
-        return entry
+    # ---- evaluate and sample ------------------------------------------------------------------------------------
 
-    def samples(self, number: int, mu: str) -> list[Sample]:
-        """The iteration's samples: those given, or drawn from `mu` and graded."""
-        file = self.here(number) / "samples.jsonl"
+    def evaluate(self, number: int, point: Point) -> None:
+        """Sample from a model on the test problems: test-STEP.jsonl. `results` tells how good it is."""
+        settings, file = self.settings, self._here(number) / f"test-{point.step}.jsonl"
+        is_full = point.step == 0 or point.model == str(self._here(number) / "model")
+        n = settings.test_samples if is_full else settings.curve_samples
+        seed = settings.seed_of(f"test {number} {point.step}")
+        self._draw(file, self.task.test, n, point.model, seed, f"evaluating at step {point.step}")
+        if not is_full:
+            on_rank_zero(lambda: shutil.rmtree(point.model, ignore_errors=True))
+        self._tests.setdefault(number, []).append((point.seen, file))
+
+    def sample(self, number: int, model: str) -> list[Sample]:
+        """The iteration's graded samples, those given or drawn from `model`: samples.jsonl."""
+        file, settings = self._here(number) / "samples.jsonl", self.settings
         if self.given is not None:
-            on_rank_zero(lambda: file.exists() or write_checked(file, to_lines(self.given).encode()))
+            stage(file, lambda: self.given)
         else:
-            self.draw(file, self.task.train, self.settings.drawn_per_problem, mu, f"samples {number}", "sampling")
+            seed = settings.seed_of(f"samples {number}")
+            self._draw(file, self.task.train, settings.drawn_per_problem, model, seed, "sampling")
         return read_checked(file, Sample)
 
-    def measure(self, number: int, step: int, model: str, n: int) -> dict:
-        """An evaluation of `model`, which `step` steps of the iteration have made: shares and estimates."""
+    def _draw(self, file: Path, problems: Sequence[Problem], n: int, model: str, seed: int, description: str) -> None:
+        """The stage that writes n graded samples of each problem by `model` to `file`."""
         settings = self.settings
-        file = self.here(number) / f"test-{step}.jsonl"
-        self.draw(file, self.task.test, n, model, f"test {number} {step}", f"evaluating at step {step}")
-        ks = [settings.k] if 1 < settings.k < n else []  # pass@1 is there in any case
-        return on_rank_zero(lambda: evaluate(read_checked(file, Sample), self.task, ks, settings.seed))
-
-    def draw(self, file: Path, problems: Sequence[Problem], n: int, model: str, stage: str, description: str) -> None:
-        """Write n graded samples of each problem by `model` to `file`, unless they are there."""
-        sampling, seed = sampling_parameters(self.settings, self.task), self.settings.seed_of(stage)
-        if self.settings.reuse is not None and model == self.settings.model:
-            on_rank_zero(lambda: self.take(self.settings.reuse / file.relative_to(self.folder.path), file, problems, n))
+        sampling = sampling_parameters(settings, self.task)
+        if settings.reuse is not None and model == settings.model:
+            on_rank_zero(lambda: self._take(settings.reuse / file.relative_to(self.folder.path), file, problems, n))
 
         def draw(some: Sequence[Problem], samples_before: int) -> list[Sample]:
-            engine = self.sampler.engine(model, self.open_engine)
-            shown = description if rank() == 0 else None
-            return draw_samples(self.task, some, n, engine, sampling, seed + samples_before, shown)
+            engine = self._hold(("engine", model), lambda: self._open_engine(model))
+            return draw_samples(self.task, some, n, engine, sampling, seed + samples_before, description)
 
-        draw_to_file(file, problems, n, self.settings.chunk, draw)
+        stage(file, lambda: draw_in_chunks(file, problems, n, settings.chunk, draw))
+        parts = list(file.parent.glob(f"{file.name}.part-*")) if rank() == 0 else []
+        on_rank_zero(lambda: [part.unlink() for part in parts])
 
-    def take(self, source: Path, file: Path, problems: Sequence[Problem], n: int) -> None:
-        """Copy `source`, what another run has drawn, to `file`, if it holds n samples of each problem."""
+    def _take(self, source: Path, file: Path, problems: Sequence[Problem], n: int) -> None:
+        """Copy `source`, a stage's file of another run, to `file`, if it holds n samples of each problem."""
         if source.exists() and not file.exists():
             found = [(sample.problem_id, sample.prompt) for sample in read_checked(source, Sample)]
             if found == [(problem.id, self.task.prompt(problem)) for problem in problems for _ in range(n)]:
                 write_checked(file, source.read_bytes())
 
+    # ---- compose and train --------------------------------------------------------------------------------------
+
+    def compose(self, number: int, samples: list[Sample], model: str) -> list[dataset.Row]:
+        """What to train on, in its order, with log mu by `model`, which starts the iteration: train.jsonl."""
+        here, settings = self._here(number), self.settings
+
+        def make() -> list[Example]:
+            rows, counts = dataset.compose(settings, samples, self.meta, self.task.stop, number)
+            steps = dataset.Steps.of(settings, rows)
+            if not settings.trust_logmu:
+                if self.given is not None:
+                    say("log mu of the given samples is computed by the initial model, in place of their sampler")
+                lm, _ = self._learner(model)
+                rows = dataset.score(steps, lm, self._token_logprobs)
+            counts |= {"steps": len(steps), "engine_mismatch": dataset.engine_mismatch(samples, rows)}
+            on_rank_zero(lambda: write_text(here / "dataset.json", json.dumps(counts, indent=2) + "\n"))
+            return [example for row in rows for example in row]
+
+        stage(here / "train.jsonl", make)
+        counts = self._counts(number)
+        taken, drawn = counts["trained"], counts["drawn"]["samples"]
+        say(
+            f"iteration {number}: {counts['steps']} steps on {taken['samples']} of {drawn} samples, "
+            f"{100 * taken['positive'] / taken['samples']:.1f} % positive, baseline {counts['baseline']:.4g}"
+        )
+        if counts["engine_mismatch"] is not None:
+            mean, largest = counts["engine_mismatch"]["mean"], counts["engine_mismatch"]["largest"]
+            say(f"log mu of a completion, engine - trainer: {mean:+.3g} nats on average, {largest:.3g} at most")
+        return dataset.group_rows(read_checked(here / "train.jsonl", Example))
+
+    def _counts(self, number: int) -> dict:
+        return on_rank_zero(lambda: json.loads((self._here(number) / "dataset.json").read_text()))
+
+    def train(self, number: int, rows: list[dataset.Row], model: str) -> list[Point]:
+        """One epoch on `rows`, from `model`: metrics.jsonl, and the models to evaluate, of which model/ is the last."""
+        settings, here = self.settings, self._here(number)
+        steps = dataset.Steps.of(settings, rows)
+        stops = {len(steps) * i // settings.curve_points for i in range(1, settings.curve_points)} - {0, len(steps)}
+        points = [Point(stop, steps.samples_until(stop), str(here / f"model-{stop}")) for stop in sorted(stops)]
+        last = Point(len(steps), steps.samples_until(len(steps)), str(here / "model"))
+        if not on_rank_zero(Path(last.model).exists):
+            done = on_rank_zero(lambda: max(checkpoints(here), default=0))
+            lm, optimizer = self._learner(str(here / f"checkpoint-{done}") if done else model)
+            if done:
+                load_optimizer(here, done, optimizer)
+            self._epoch(here, steps, done, points, lm, optimizer)
+            save_model(lm, Path(last.model))
+        on_rank_zero(lambda: remove_checkpoints(here, checkpoints(here)))
+        return [*points, last]
+
+    def _epoch(
+        self,
+        here: Path,
+        steps: dataset.Steps,
+        done: int,
+        points: Sequence[Point],
+        lm: LanguageModel,
+        optimizer: torch.optim.Optimizer,
+    ) -> None:
+        """The steps that are not `done`, with their metrics logged, checkpoints and the models of `points` saved."""
+        settings, log = self.settings, here / "metrics.jsonl"
+        on_rank_zero(lambda: keep_lines(log, done))
+        with requests_are_noted() as is_asked:
+            trained = topr.train(lm.model, optimizer, steps[done:], self._loss, self._logprobs, settings.max_norm)
+            for step in progress_bar(range(done + 1, len(steps) + 1), "training", "step"):
+                try:
+                    stats = next(trained)
+                except FloatingPointError as error:
+                    raise FloatingPointError(f"step {step}: {error}; the weights are of step {step - 1}") from None
+                own = torch.stack([stats.log_ratio, stats.reward, stats.weight]).cpu()
+                losses, columns, asked = zip(*from_all_ranks((stats.loss, own, is_asked())), strict=True)
+                log_ratio, reward, weight = torch.cat(columns, dim=1)
+                if not settings.trust_logmu:
+                    check_ratio(step, log_ratio)
+                metrics = {"step": step, "loss": sum(losses), "grad_norm": stats.grad_norm}
+                if rank() == 0:
+                    append_json(log, metrics | step_metrics(log_ratio, reward, weight))
+                for point in points:
+                    if point.step == step and not on_rank_zero(Path(point.model).exists):
+                        save_model(lm, Path(point.model))
+                if any(asked) or (step % settings.save_every == 0 and step < len(steps)):
+                    save_checkpoint(here, step, lm, optimizer)
+                if any(asked):
+                    raise KeyboardInterrupt
+
+    # ---- results ------------------------------------------------------------------------------------------------
+
+    def results(self) -> dict[str, Any]:
+        """What the stages' files say, evaluated: results.json, and curve.png."""
+        return on_rank_zero(self._publish)
+
+    def _publish(self) -> dict[str, Any]:
+        settings = self.settings
+
+        def measure(file: Path, n: int) -> dict:
+            ks = [settings.k] if 1 < settings.k < n else []  # pass@1 is there in any case
+            return evaluate(read_checked(file, Sample), self.task, ks, settings.seed)
+
+        tests = {number: list(points) for number, points in self._tests.items()}
+        _, first = tests[1].pop(0)
+        before = last = measure(first, settings.test_samples)
+        iterations = []
+        for number in range(1, settings.iterations + 1):
+            counts = self._counts(number)
+            mismatch = counts.pop("engine_mismatch")
+            curve = [{"samples_seen": 0, **last}]
+            for i, (seen, file) in enumerate(tests[number], start=1):
+                last = measure(file, settings.test_samples if i == len(tests[number]) else settings.curve_samples)
+                curve.append({"samples_seen": seen, **last})
+            entry = {"dataset": counts, "curve": curve, "after": last}
+            iterations.append(entry if mismatch is None else entry | {"engine_mismatch": mismatch})
+        results = {"before": before, "iterations": iterations, "versions": versions()}
+        if iterations:
+            title = f"{settings.method}, learning rate {settings.lr:g}"
+            save_figure(draw_curve(iterations, title), self.folder / "curve.png")
+        self.folder.write_json("results.json", results)
+        return results
+
+    # ---- what is held open: an engine or a learner, since either fills a GPU ------------------------------------
+
+    def _hold(self, key: tuple[str, str], open_it: Callable[[], AbstractContextManager[Any]]) -> Any:
+        """What was opened for `key`; before it is opened, what was open is closed and its memory freed."""
+        if self._held is None or self._held[0] != key:
+            self._release()
+            self._held = key, self._holding.enter_context(open_it())
+        return self._held[1]
+
+    def _release(self) -> None:
+        self._held = None
+        self._holding.close()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
     @contextmanager
-    def open_engine(self, model: str) -> Iterator[Engine]:
-        """The engine of the settings, for the model of this folder or hub name."""
+    def _open_engine(self, model: str) -> Iterator[Engine]:
         settings = self.settings
         if settings.chosen_engine == "hf":
             lm = load_model(model, trust_remote_code=settings.trust_remote_code)
             yield transformers_engine(lm, settings.tokens_at_once)
         else:
+            from pipeline.vllm.client import vllm_engine
+
             check_folder(Path(model))
             log = self.folder / f"vllm-{rank()}.log"
             with vllm_engine(model, self.meta, self.longest, settings, log) as engine:
                 yield engine
 
-    def train_until(self, stop: int, number: int, mu: str) -> None:
-        """Train to `stop` steps of the iteration, from its last checkpoint or from `mu`; it ends with a checkpoint."""
-        settings, here = self.settings, self.here(number)
-        done = on_rank_zero(lambda: max(checkpoints(here), default=0))
-        if done >= stop:
-            return
-        self.sampler.close()
-        last = str(here / f"checkpoint-{done}") if done else mu
-        lm = load_model(last, torch.device("cpu"), settings.trust_remote_code)
-        samples = read_checked(here / "samples.jsonl", Sample)
-        by = "" if done else f"{fingerprint(lm.model)} {settings.layout}"
-        shard(lm.model, settings.compute, settings.gradient_checkpointing)
-        if not dist.is_initialized():
-            lm.model.to(device())
-        # before any forward pass: after one, FSDP2 leaves some weights gathered, which are copies and not trained
-        optimizer = make_optimizer(settings.optimizer, lm.model, settings.lr)
-        if done:
-            load_checkpoint(here, done, optimizer)
-        elif not settings.trust_logmu:
-            samples = self.with_logmu(samples, number, lm, by)
-        steps = compose(settings, samples, lm, self.task, number)
-        # In bfloat16 log mu depends on the pair that a completion is scored in, and it may be in several.
-        knows_mu = not settings.trust_logmu and (settings.method, settings.compute) != ("dpo", "bfloat16")
-        log = here / "metrics.jsonl"
-        on_rank_zero(lambda: keep_lines(log, done))
+    def _learner(self, model: str) -> tuple[LanguageModel, torch.optim.Optimizer]:
+        """The model in training, sharded over the ranks, and its optimiser."""
 
-        def after_step(step: int, metrics: dict[str, float]) -> None:
-            if rank() == 0:
-                append_json(log, metrics)
-            is_to_end = any(topr.from_all_ranks(is_asked()))
-            if is_to_end or step == stop or step % settings.save_every == 0:
-                save_checkpoint(here, step, lm, optimizer)
-            if is_to_end:
-                raise KeyboardInterrupt
+        def load() -> tuple[LanguageModel, torch.optim.Optimizer]:
+            lm = load_model(model, torch.device("cpu"), settings.trust_remote_code)
+            shard(lm.model, settings.compute, settings.gradient_checkpointing)
+            if not dist.is_initialized():
+                lm.model.to(device())
+            # Before any forward pass: after one, FSDP2 leaves some weights gathered in copies, which are not trained.
+            return lm, make_optimizer(settings.optimizer, lm.model, settings.lr)
 
-        with requests_are_noted() as is_asked:
-            topr.train(
-                lm.model,
-                optimizer,
-                steps[done:stop],
-                loss=make_loss(settings),
-                logprobs=make_logprobs(settings),
-                max_norm=settings.max_norm,
-                start_at_mu=0.01 if knows_mu else None,
-                after_step=after_step,
-                done=done,
-            )
-
-    def with_logmu(self, samples: list[Sample], number: int, lm: LanguageModel, by: str) -> list[Sample]:
-        """The samples, those to be trained on with log mu by `lm`, which scores them unless it did; in the file too."""
-        steps = compose(self.settings, samples, lm, self.task, number)
-        chosen = choose(self.settings, samples, number)
-        if any(samples[i].logmu_by != by for i in chosen):
-            if self.given is not None:
-                say("the initial model stands in for the samples' own: log mu is scored by it")
-            of_tokens = head.token_logprobs if self.settings.sliced_head else rows.token_logprobs
-            samples = dataset.score(samples, lm, steps, by, of_tokens)
-            on_rank_zero(lambda: write_checked(self.here(number) / "samples.jsonl", to_lines(samples).encode()))
-        return samples
-
-    def publish(self, results: dict) -> None:
-        """Write results.json, and curve.png, which joins the iterations."""
-        points, before = [], 0
-        for entry in results["iterations"]:
-            curve = entry["curve"][1 if points else 0 :]  # an iteration begins where the one before it ended
-            points += [point | {"samples_seen": before + point["samples_seen"]} for point in curve]
-            before = points[-1]["samples_seen"]
         settings = self.settings
-        title = f"{settings.departure or settings.method}, learning rate {settings.lr:g}"
-        if points:
-            save_figure(draw_curve(points, title), self.folder / "curve.png")
-        self.folder.write_json("results.json", results)
+        return self._hold(("learner", model), lambda: nullcontext(load()))
 
 
-class Sampler(AbstractContextManager):
-    """Keeps one engine open, for the model that was last asked for: it is expensive to start, and fills a GPU."""
-
-    def __init__(self) -> None:
-        self._stack, self._model, self._engine = ExitStack(), None, None
-
-    def engine(self, model: str, open_engine: Callable[[str], AbstractContextManager[Engine]]) -> Engine:
-        """The engine for `model`, opened unless it is there."""
-        if self._model != model:
-            self.close()
-            self._engine, self._model = self._stack.enter_context(open_engine(model)), model
-        return self._engine
-
-    def close(self) -> None:
-        """End the engine and free what it held."""
-        self._model = self._engine = None
-        self._stack.close()
-        free_memory()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def choose(settings: Settings, samples: Sequence[Sample], number: int = 1) -> list[int]:
-    """Which samples iteration `number` trains on, by the setting `composition`."""
-    rng = random.Random(settings.seed_of(f"composition {number}"))
-    size = settings.examples or len(samples)
-    match settings.composition:
-        case "positives_only":
-            return composition.positives_only(samples, size, rng)
-        case "anna_karenina":
-            problems = len({sample.prompt for sample in samples})
-            return composition.anna_karenina(
-                samples, settings.examples or composition.anna_karenina_size(problems), rng
-            )
-        case "proportion":
-            return composition.proportion(samples, size, settings.proportion, rng)
-    return composition.uniform(samples, size, rng)
-
-
-def describe(settings: Settings, samples: Sequence[Sample], number: int) -> dict:
-    """What iteration `number` trains on, in numbers, for results.json."""
-
-    def count(some: Sequence[Sample]) -> dict[str, int]:
-        problems = {sample.prompt for sample in some}
-        return {"samples": len(some), "positive": sum(s.reward >= 0 for s in some), "problems": len(problems)}
-
-    chosen = [samples[i] for i in choose(settings, samples, number)]
-    seed = settings.seed_of(f"composition {number}")
-    return {
-        "composition": settings.composition,
-        "seed": seed,
-        "drawn": count(samples),
-        "trained": count(chosen),
-        "baseline": sum(baselines_of(settings, chosen)) / max(len(chosen), 1),  # the mean, where they differ
-    }
-
-
-def baselines_of(settings: Settings, chosen: Sequence[Sample]) -> list[float]:
-    """Each chosen sample's baseline: the one that is set, or that which gives an effective share of positives."""
-    if settings.baseline_from != "zero":
-        means = dataset.mean_rewards(chosen, by_prompt=settings.baseline_from == "group")
-        return [mean + (settings.baseline or 0.0) for mean in means]
-    if settings.effective_proportion is None:
-        return [settings.baseline or 0.0] * len(chosen)
-    positives = dataset.share_of_positives(chosen)
-    if not 0 < positives < 1 or {abs(sample.reward) for sample in chosen} != {1.0}:
-        raise InputError("--effective-proportion: needs rewards -1 and +1, and samples of both signs")
-    return [topr.baseline_for_proportion(positives, settings.effective_proportion)] * len(chosen)
-
-
-def compose(
-    settings: Settings, samples: Sequence[Sample], lm: LanguageModel, task: Task, number: int = 1
-) -> dataset.Steps:
-    """The optimiser steps of iteration `number`: every chosen sample once, or DPO's pairs; the baseline subtracted.
-
-    The order depends on the seed and on the samples, not on their log mu. InputError where nothing can be learnt.
-    """
-    rng = random.Random(settings.seed_of(f"order {number}"))
-    numbers = choose(settings, samples, number)
-    if not numbers:
-        raise InputError(f"--composition {settings.composition}: none of the {len(samples)} samples fits; draw more")
-    examples = dataset.encode(samples, lm, task.stop, str(settings.samples or "samples.jsonl"), numbers)
-    sizes = settings.batch, settings.micro_batch, device(), rank(), ranks()
-    if settings.method == "dpo":
-        pairs = dataset.pairs_of_prompt(examples, settings.pairs, rng)
-        if not pairs:
-            raise InputError("--method dpo: no problem has both a positive and a negative sample to pair")
-        return dataset.Steps(pairs, *sizes)
-    examples = dataset.subtract_baselines(examples, baselines_of(settings, [samples[i] for i in numbers]))
-    if settings.method != "ppo" and settings.bounds.b_neg == 0 and all(example.reward <= 0 for example in examples):
-        raise InputError(f"--method {settings.method}: no positive sample, and it learns from nothing else; draw more")
-    return dataset.Steps(dataset.rows_of_prompt(examples, settings.row_size, rng), *sizes)
-
-
-def make_loss(settings: Settings) -> Callable[..., torch.Tensor]:
+def make_loss(settings: Settings) -> Callable[..., Tensor]:
     """The loss of the chosen method, as `topr.train` calls it."""
     if settings.method == "ppo":
-        return partial(topr.ppo_loss, eps=settings.eps)
+        return partial(ppo_loss, eps=settings.eps)
     if settings.method == "dpo":
-        return partial(dataset.dpo_loss_of_rows, beta=settings.beta)
-    if settings.departure is not None:
-        return partial(topr.topr_loss, limits=topr.PRESETS["reinforce"])
+        return partial(dpo_loss_of_rows, beta=settings.beta)
     return partial(topr.topr_loss, limits=settings.bounds)
-
-
-def make_logprobs(settings: Settings) -> Callable[..., torch.Tensor]:
-    """What `topr.train` gets log pi(y|x) from; a departure is in its gradient."""
-    if settings.departure is None:
-        return head.sequence_logprobs if settings.sliced_head else rows.sequence_logprobs
-    return rows.logprobs_with_gradient_of(DEPARTURES[settings.departure]())
 
 
 def sampling_parameters(settings: Settings, task: Task) -> SamplingParameters:
@@ -378,16 +347,3 @@ def sampling_parameters(settings: Settings, task: Task) -> SamplingParameters:
 def versions() -> dict[str, str]:
     """What the numbers were made with."""
     return {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
-
-
-def keep_lines(file: Path, count: int) -> None:
-    """Cut a log to its first `count` lines: what came after the checkpoint that a run goes on from."""
-    text = file.read_text(encoding="utf-8") if file.exists() else ""
-    write_text(file, "".join(text.splitlines(keepends=True)[:count]))
-
-
-def free_memory() -> None:
-    """Give back what dropped models held on the GPU."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

@@ -1,9 +1,9 @@
-"""log pi of chosen words without the logits: a model's head, and its backward pass, by slices of the vocabulary.
+"""Token log-probabilities without materialising full logits: the head and its backward pass by vocabulary slices.
 
-With 128,256 words and 512 tokens the logits are 263 MB in float32, and as many again each for their softmax and their
-gradient. Here a slice of some thousand words is computed, used and dropped; the backward pass computes it again. What
-remains is the gradient of the head's weights, written slice by slice where it belongs. (Slices of positions in place of
-words would need a whole gradient of the weights for each, to be added up.)
+With a vocabulary of 128,256 and 512 tokens, the logits take 263 MB in float32, and so do their softmax and their
+gradient. Here the logits of a slice of the vocabulary are computed, used and dropped; the backward pass recomputes
+them. What remains is the gradient of the head's weights, (V, H), written slice by slice. (Slices of positions would
+each need a whole gradient of the weights, to be added up.)
 
     z = hidden @ weight.T,  logp_i = z_i[y_i] - log sum_v exp z_i[v],  d logp_i / d z_i[v] = [v = y_i] - softmax(z_i)[v]
 """
@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from pipeline.models.rows import SharedRows, predictions
+from pipeline.models.language_model import SharedRows, predictions
 from pipeline.records import InputError
 
-SLICE = 4_096  # words at once
+SLICE = 4_096  # tokens of the vocabulary at a time
 PLAIN_HEADS = ("llama", "mistral", "qwen2", "qwen3")  # whose logits are hidden @ weight.T, and nothing after it
 
 
@@ -37,9 +37,9 @@ class _SelectedLogprobs(torch.autograd.Function):
     def forward(ctx: torch.autograd.function.FunctionCtx, hidden: Tensor, weight: Tensor, tokens: Tensor) -> Tensor:
         chosen = _precise(hidden.new_zeros(len(tokens)))
         log_sum = torch.full_like(chosen, -torch.inf)
-        for words in _slices(weight):
-            logits = _precise(linear(hidden, weight[words]))
-            here, rows = _chosen_here(tokens, words)
+        for part in _slices(weight):
+            logits = _precise(linear(hidden, weight[part]))  # (N, slice)
+            here, rows = _chosen_here(tokens, part)
             chosen[rows] = logits[rows, here]
             log_sum = torch.logaddexp(log_sum, logits.logsumexp(-1))
         ctx.save_for_backward(hidden, weight, tokens, log_sum)
@@ -50,14 +50,14 @@ class _SelectedLogprobs(torch.autograd.Function):
         hidden, weight, tokens, log_sum = ctx.saved_tensors
         of_hidden = torch.zeros_like(hidden, dtype=log_sum.dtype)
         of_weight = torch.empty_like(weight)
-        for words in _slices(weight):
-            of_logits = _precise(linear(hidden, weight[words]))
-            of_logits.sub_(log_sum[:, None]).exp_().mul_(-gradient[:, None])
-            here, rows = _chosen_here(tokens, words)
+        for part in _slices(weight):
+            of_logits = _precise(linear(hidden, weight[part]))  # (N, slice), turned in place into its gradient
+            of_logits.sub_(log_sum[:, None]).exp_().mul_(-gradient[:, None])  # - softmax * gradient
+            here, rows = _chosen_here(tokens, part)
             of_logits[rows, here] += gradient[rows]
             of_logits = of_logits.to(weight.dtype)
-            of_hidden += of_logits @ weight[words]
-            torch.mm(of_logits.T, hidden, out=of_weight[words])
+            of_hidden += of_logits @ weight[part]
+            torch.mm(of_logits.T, hidden, out=of_weight[part])
         return of_hidden.to(hidden.dtype), of_weight, None
 
 
@@ -65,10 +65,10 @@ def _slices(weight: Tensor) -> Iterator[slice]:
     return (slice(start, start + SLICE) for start in range(0, len(weight), SLICE))
 
 
-def _chosen_here(tokens: Tensor, words: slice) -> tuple[Tensor, Tensor]:
-    """Which rows chose a word of this slice, and its number in the slice."""
-    rows = ((tokens >= words.start) & (tokens < words.stop)).nonzero().squeeze(-1)
-    return tokens[rows] - words.start, rows
+def _chosen_here(tokens: Tensor, part: slice) -> tuple[Tensor, Tensor]:
+    """Index within this slice of the vocabulary of the tokens that lie in it, and their rows: (M,), (M,)."""
+    rows = ((tokens >= part.start) & (tokens < part.stop)).nonzero().squeeze(-1)
+    return tokens[rows] - part.start, rows
 
 
 def _precise(values: Tensor) -> Tensor:
@@ -86,14 +86,9 @@ def token_logprobs(model: PreTrainedModel, batch: SharedRows) -> Tensor:
     return token_logp
 
 
-def sequence_logprobs(model: PreTrainedModel, batch: SharedRows) -> Tensor:
-    """log pi(y|x) of every completion, (B,): as `rows.sequence_logprobs`, to be handed to `topr.train` in its place."""
-    return token_logprobs(model, batch).sum(-1)
-
-
 @contextmanager
 def _no_head(model: PreTrainedModel) -> Iterator[None]:
-    """Within it the model's logits are what its head would be given."""
+    """Inside it the model returns the hidden states, (B, T, H), that its head would turn into logits."""
     check_head(model)
     head = model.get_output_embeddings()
     head.forward = torch.clone  # no view: FSDP2 hangs its hooks on what a forward pass returns

@@ -1,4 +1,4 @@
-"""Checkpoints that an epoch goes on from, and models as ordinary `transformers` folders."""
+"""Models as ordinary `transformers` folders, and checkpoints: such folders with the optimiser's state beside them."""
 
 import shutil
 from pathlib import Path
@@ -7,48 +7,47 @@ import torch
 from safetensors import SafetensorError
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-from pipeline.models.loading import LanguageModel
-from pipeline.runtime.checksums import seal_folder, unseal_files
+from pipeline.models.language_model import LanguageModel
 from pipeline.runtime.processes import device, on_all_ranks, on_rank_zero, rank
+from pipeline.runtime.run_folder import seal_folder
 
 
-def save_model(lm: LanguageModel, folder: Path) -> None:
-    """Write an ordinary `transformers` folder, gathered from all ranks; every rank calls it."""
+def save_model(lm: LanguageModel, folder: Path, optimizer: torch.optim.Optimizer | None = None) -> None:
+    """Write a `transformers` folder, gathered from all ranks; with the optimiser's and the random state of each rank.
+
+    Every rank calls it. The folder appears under its name when it is whole, its checksums inside.
+    """
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    on_rank_zero(lambda: shutil.rmtree(unfinished, ignore_errors=True))
     weights = get_model_state_dict(lm.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
 
     def write() -> None:
         try:
-            lm.model.save_pretrained(folder, state_dict=weights)
+            lm.model.save_pretrained(unfinished, state_dict=weights)
         except SafetensorError as error:  # which does not name its file
-            raise OSError(f"{folder}: {error}") from error
-        lm.tokenizer.save_pretrained(folder)
-
-    on_rank_zero(write)
-
-
-def save_checkpoint(folder: Path, done: int, lm: LanguageModel, optimizer: torch.optim.Optimizer) -> None:
-    """Write folder/checkpoint-DONE, a `transformers` folder with each rank's optimiser and random state beside it.
-
-    It appears under its name when it is whole; the checkpoints before it are then removed.
-    """
-    unfinished = folder / "checkpoint.unfinished"
-    on_rank_zero(lambda: shutil.rmtree(unfinished, ignore_errors=True))
-    save_model(lm, unfinished)
-    state = {"optimizer": optimizer.state_dict(), "random": torch.get_rng_state()}
-    on_all_ranks(lambda: torch.save(state, unfinished / f"rank-{rank()}.pt"))
+            raise OSError(f"{unfinished}: {error}") from error
+        lm.tokenizer.save_pretrained(unfinished)
 
     def publish() -> None:
-        older = checkpoints(folder)
         seal_folder(unfinished)
-        unfinished.rename(folder / f"checkpoint-{done}")
-        for step in older:
-            shutil.rmtree(folder / f"checkpoint-{step}")
+        unfinished.rename(folder)
 
+    on_rank_zero(write)
+    if optimizer is not None:
+        state = {"optimizer": optimizer.state_dict(), "random": torch.get_rng_state()}
+        on_all_ranks(lambda: torch.save(state, unfinished / f"rank-{rank()}.pt"))
     on_rank_zero(publish)
 
 
-def load_checkpoint(folder: Path, done: int, optimizer: torch.optim.Optimizer) -> None:
-    """Put this rank's optimiser and random state back; the model is loaded from the same folder like any other."""
+def save_checkpoint(folder: Path, done: int, lm: LanguageModel, optimizer: torch.optim.Optimizer) -> None:
+    """Write folder/checkpoint-DONE; the checkpoints before it are then removed."""
+    older = on_rank_zero(lambda: checkpoints(folder))
+    save_model(lm, folder / f"checkpoint-{done}", optimizer)
+    on_rank_zero(lambda: remove_checkpoints(folder, older))
+
+
+def load_optimizer(folder: Path, done: int, optimizer: torch.optim.Optimizer) -> None:
+    """Put back this rank's optimiser and random state from folder/checkpoint-DONE; its model is loaded like others."""
     state = torch.load(folder / f"checkpoint-{done}" / f"rank-{rank()}.pt", map_location=device(), weights_only=True)
     for of_weight in state["optimizer"]["state"].values():
         if torch.is_tensor(of_weight["step"]):
@@ -63,19 +62,14 @@ def checkpoints(folder: Path) -> list[int]:
     >>> checkpoints(Path("nowhere"))
     []
     """
-    return sorted(int(path.name.removeprefix("checkpoint-")) for path in folder.glob("checkpoint-*"))
+    names = (path.name.removeprefix("checkpoint-") for path in folder.glob("checkpoint-*"))
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
-def publish_model(folder: Path, done: int) -> None:
-    """Turn the last checkpoint into folder/model: the optimiser's files go, the model stays."""
+def remove_checkpoints(folder: Path, steps: list[int]) -> None:
+    """Remove the checkpoints after these steps.
 
-    def rename() -> None:
-        last = folder / f"checkpoint-{done}"
-        unseal_files(last, "rank-*.pt")
-        for file in last.glob("rank-*.pt"):
-            file.unlink()
-        last.rename(folder / "model")
-        for step in checkpoints(folder):  # of a run that was ended while it removed them
-            shutil.rmtree(folder / f"checkpoint-{step}")
-
-    on_rank_zero(rename)
+    >>> remove_checkpoints(Path("nowhere"), [])
+    """
+    for step in steps:
+        shutil.rmtree(folder / f"checkpoint-{step}")

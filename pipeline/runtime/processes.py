@@ -1,40 +1,44 @@
-"""Many processes, as torchrun starts them: which one this is, and what all of them do together.
+"""The processes of a run: ranks as torchrun starts them, requests to stop, and how a command ends.
 
-Without torchrun there is one process, and everything here is a plain call.
+Without torchrun there is one process, rank 0, and what is done on all ranks is a plain call.
 """
 
 import os
-from collections.abc import Callable, Iterator
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-import torch.distributed as dist
+from tqdm import tqdm
 
 from pipeline.records import InputError
-from topr import from_all_ranks
+
+if TYPE_CHECKING:
+    import torch
 
 T = TypeVar("T")
+REQUESTS = (signal.SIGINT, signal.SIGTERM)  # SIGINT is Ctrl-C
+
+# ---- ranks ------------------------------------------------------------------------------------------------------
 
 
 def rank() -> int:
     """The number of this process, from 0."""
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-def is_first_process() -> bool:
-    """Whether this is the first of the processes that torchrun started, or the only one; known before they join."""
-    return os.environ.get("RANK", "0") == "0"
+    return int(os.environ.get("RANK", 0))
 
 
 def ranks() -> int:
     """The number of processes."""
-    return dist.get_world_size() if dist.is_initialized() else 1
+    return int(os.environ.get("WORLD_SIZE", 1))
 
 
-def device() -> torch.device:
+def device() -> "torch.device":
     """Where this process computes: its own GPU, or the CPU."""
+    import torch
+
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
@@ -42,10 +46,13 @@ def device() -> torch.device:
 
 @contextmanager
 def process_group(alone: bool = False) -> Iterator[None]:
-    """Join the processes that torchrun started; without torchrun do nothing or, if `alone`, form a group of one.
+    """Join the processes that torchrun started. Without torchrun do nothing or, if `alone`, form a group of one.
 
-    Within a group it does nothing: there is one for all runs of a command.
+    Within a group it does nothing: all runs of a command share one.
     """
+    import torch
+    import torch.distributed as dist
+
     if dist.is_initialized() or ("RANK" not in os.environ and not alone):
         yield
         return
@@ -53,12 +60,26 @@ def process_group(alone: bool = False) -> Iterator[None]:
         torch.cuda.set_device(device())
     store = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    # Some wait for the others' samples: the time limit of a collective is there for networks, not for that.
+    # A rank may wait hours for another's samples; the default limit of a collective is minutes.
     dist.init_process_group(backend, timeout=timedelta(days=7), **store)
     try:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def from_all_ranks(value: T) -> list[T]:
+    """The ranks' values, in the order of ranks; [value] where there is one process.
+
+    >>> from_all_ranks("mine")
+    ['mine']
+    """
+    values = [value] * ranks()
+    if ranks() > 1:
+        import torch.distributed as dist
+
+        dist.all_gather_object(values, value)
+    return values
 
 
 def on_all_ranks(work: Callable[[], T]) -> T:
@@ -78,7 +99,7 @@ def on_all_ranks(work: Callable[[], T]) -> T:
 
 
 def on_rank_zero(work: Callable[[], T]) -> T:
-    """What `work` returns on the first rank, which alone does it; the others wait and get it too.
+    """What `work` returns on rank zero, which alone does it; the other ranks wait and return the same.
 
     >>> on_rank_zero(lambda: "done")
     'done'
@@ -93,10 +114,95 @@ def say(text: str) -> None:
 
 
 def share(items: list[T]) -> tuple[int, list[T]]:
-    """This rank's part of the items, a consecutive one, and where it begins.
+    """This rank's consecutive part of the items, and the index where it begins.
 
     >>> share(["a", "b", "c"])
     (0, ['a', 'b', 'c'])
     """
     start, stop = (len(items) * r // ranks() for r in (rank(), rank() + 1))
     return start, items[start:stop]
+
+
+def progress_bar(items: Iterable[T], description: str, unit: str, total: int | None = None) -> "tqdm[T]":
+    """`items` with a progress bar on rank zero; where the output is no terminal, with a line every ten seconds."""
+    is_terminal = sys.stderr.isatty()
+    where = {} if is_terminal else {"file": _Lines(), "mininterval": 10, "maxinterval": 10}
+    return tqdm(items, description, total=total, unit=unit, disable=rank() > 0, **where)
+
+
+class _Lines:
+    """Standard error, for a bar that ends each of its states with a new line instead of going back to overwrite it."""
+
+    def write(self, text: str) -> None:
+        if state := text.strip("\r\n "):
+            sys.stderr.write(state + "\n")
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
+# ---- graceful shutdown on SIGINT and SIGTERM --------------------------------------------------------------------
+
+
+@contextmanager
+def requests_go_to(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Inside it, `handler` is called on SIGINT and SIGTERM. Other threads than the main one get no signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in REQUESTS}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+@contextmanager
+def requests_are_noted() -> Iterator[Callable[[], bool]]:
+    """Inside it a request is noted, and the function it gives tells whether there was one. A second one interrupts.
+
+    >>> with requests_are_noted() as is_asked:
+    ...     is_asked()
+    False
+    """
+    noted: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        if noted:
+            raise KeyboardInterrupt
+        noted.append(number)
+
+    with requests_go_to(note):
+        yield lambda: bool(noted)
+    if noted:
+        raise KeyboardInterrupt
+
+
+# ---- commands ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def command(name: str) -> Iterator[None]:
+    """Inside it, an error that the user can mend ends the program with one line, which begins with `name`.
+
+    So do SIGINT and SIGTERM. With --debug among the arguments the program ends with a traceback instead. Threads that
+    wait do so passively, unless the environment says otherwise: beside another busy process, threads that spin make
+    a training step twenty times slower.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        with requests_go_to(interrupt):
+            yield
+    except (InputError, ArithmeticError, KeyboardInterrupt, OSError) as error:
+        if "--debug" in sys.argv:
+            raise
+        kept = "what is done is kept, and the same command goes on"
+        told = f"{error}; {kept}" if isinstance(error, OSError) else str(error) or f"stopped; {kept}"
+        # One rank of a machine tells a fault that all share; a full disk may be another machine's own.
+        is_told = isinstance(error, OSError) or os.environ.get("LOCAL_RANK", "0") == "0"
+        sys.exit(f"{name}: {told}" if is_told else 1)

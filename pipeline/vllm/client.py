@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from pipeline.models.loading import LanguageModel
+from pipeline.models.language_model import LanguageModel
 from pipeline.records import InputError
 from pipeline.sampling import Completion, Engine, SamplingParameters
 from pipeline.settings import Settings

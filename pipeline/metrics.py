@@ -1,0 +1,65 @@
+"""What a step of the optimiser saw, in numbers: a line of metrics.jsonl; and a check of its importance ratios."""
+
+import json
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pipeline.records import write_text
+
+START_AT_MU = 0.01  # nats that |log pi - log mu| may reach at the first step; ours
+
+
+def step_metrics(log_ratio: Tensor, reward: Tensor, weight: Tensor) -> dict[str, float]:
+    """The metrics of a step from its sequences' (B,) log-ratios, rewards and weights.
+
+    Quantiles (5, 50, 95%) of log-ratio and weight for reward > 0 (pos) and < 0 (neg); weights_below_1e-6: their share;
+    ess: effective sample size (sum w)^2 / sum w^2, in sequences. Reward 0 has no gradient, hence no weight to count.
+
+    >>> step_metrics(torch.zeros(4), torch.ones(4), torch.ones(4))["ess"]
+    4.0
+    """
+    metrics = {}
+    levels = torch.tensor([0.05, 0.5, 0.95], dtype=weight.dtype)
+    for sign, chosen in (("pos", reward > 0), ("neg", reward < 0)):
+        if chosen.any():
+            quantiles = torch.stack([log_ratio, weight])[:, chosen].quantile(levels, dim=1).T.tolist()
+            for name, values in zip(("log_ratio", "weight"), quantiles, strict=True):
+                metrics |= {f"{name}_{sign}_q{100 * q:02.0f}": v for q, v in zip(levels, values, strict=True)}
+    weight = weight[reward != 0]
+    metrics["weights_below_1e-6"] = (weight < 1e-6).sum().item() / max(len(weight), 1)
+    metrics["ess"] = (weight.sum() ** 2 / weight.square().sum().clamp_min(1e-30)).item()
+    return metrics
+
+
+def check_ratio(step: int, log_ratio: Tensor) -> None:
+    """ArithmeticError if step 1 does not start at pi = mu; a warning if pi has not left mu by step 2.
+
+    log_ratio: (B,), before the step's update.
+
+    >>> check_ratio(1, torch.tensor([0.0, 0.5]))
+    Traceback (most recent call last):
+    ArithmeticError: step 1: |log pi - log mu| reaches 0.5, above 0.01, where pi should be mu; see --trust-logmu
+    """
+    furthest = log_ratio.abs().max().item()
+    if step == 1 and not furthest <= START_AT_MU:
+        raise ArithmeticError(
+            f"step 1: |log pi - log mu| reaches {furthest:.3g}, above {START_AT_MU:g}, where pi should be mu; "
+            "see --trust-logmu"
+        )
+    if step == 2 and furthest == 0:
+        warnings.warn("every log-ratio is 0 after an update: is log mu recomputed, or lr too small?", stacklevel=2)
+
+
+def append_json(file: Path, content: dict[str, float]) -> None:
+    """Add a line to a JSON-lines file, at once readable by others."""
+    with file.open("a", encoding="utf-8") as growing:
+        growing.write(json.dumps(content) + "\n")
+
+
+def keep_lines(file: Path, count: int) -> None:
+    """Cut a log to its first `count` lines: what came after the checkpoint that a run goes on from."""
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    write_text(file, "".join(text.splitlines(keepends=True)[:count]))

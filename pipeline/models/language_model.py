@@ -1,0 +1,323 @@
+"""A causal language model: loading it, sharding it, its optimiser, and log pi of a batch's completions.
+
+Completions of a prompt may share its computation, with the same values and gradients; long prompts are faster so.
+
+    prompts      [ padding | x ]        R rows, computed once; their keys and values are kept
+    completions  [ y | padding ]        B rows, each of which attends to its own prompt's keys and values, and itself
+
+Where no prompt has several completions, both are one ordinary batch, [ padding | x | y | padding ]. The model's head
+runs on the last token of a prompt only. The plain counterpart, a padded row for each completion, is
+`topr.sequence_logprobs`.
+
+The weights that are trained are float32. bfloat16 has 8 bits of precision, so that at a learning rate of 5e-7 nearly
+every update of a bfloat16 weight would round to nothing: it is for computing with, in copies made as they are needed.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+import transformers
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
+from transformers import (
+    Adafactor,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.cache_utils import Cache, DynamicLayer
+
+from pipeline.records import Example, InputError, is_hub_name
+from pipeline.runtime.processes import device as own_device
+from pipeline.runtime.run_folder import check_folder
+from pipeline.settings import Compute, OptimizerName
+from topr import select_logprobs
+
+# ---- loading ----------------------------------------------------------------------------------------------------
+
+
+class LanguageModel(NamedTuple):
+    """A causal language model and its tokenizer."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def context(self) -> int:
+        """The most tokens that prompt and completion may have together."""
+        return self.model.config.max_position_embeddings
+
+    @property
+    def ends(self) -> set[int]:
+        """The token ids that end a sequence."""
+        eos = self.model.generation_config.eos_token_id
+        return set(eos) if isinstance(eos, list) else {eos}
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """What the tokens of a completion spell, without the end of sequence."""
+        size = len(token_ids) - (len(token_ids) > 0 and token_ids[-1] in self.ends)
+        return self.tokenizer.decode(token_ids[:size], clean_up_tokenization_spaces=False)
+
+
+def load_model(name: str, device: torch.device | None = None, trust_remote_code: bool = False) -> LanguageModel:
+    """The model in float32, on this process's own GPU if there is one, or on another device.
+
+    name: a folder or the name of a model on the hub; safetensors only, and code of its own is run only if it is
+    trusted. InputError where it cannot be loaded, or a run has written it and it has changed since.
+    """
+    check_folder(Path(name))
+    options = {"dtype": torch.float32, "use_safetensors": True, "trust_remote_code": trust_remote_code}
+    tokenizer, model = _load(name, lambda: AutoModelForCausalLM.from_pretrained(name, **options), trust_remote_code)
+    return LanguageModel(model.to(device or own_device()).eval(), tokenizer)
+
+
+def load_meta(name: str, trust_remote_code: bool = False) -> LanguageModel:
+    """The tokenizer, and the model without its weights: enough to encode samples, to count and to plan."""
+
+    def build() -> PreTrainedModel:
+        with torch.device("meta"):
+            config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
+        with suppress(OSError):  # not every folder has one; where there is one, it knows what ends a sequence
+            model.generation_config = GenerationConfig.from_pretrained(name)
+        return model
+
+    tokenizer, model = _load(name, build, trust_remote_code)
+    return LanguageModel(model.eval(), tokenizer)
+
+
+def _load(
+    name: str, build: Callable[[], PreTrainedModel], trust_remote_code: bool
+) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+    if not Path(name).is_dir() and not is_hub_name(name):
+        raise InputError(f"--model {name}: is neither a folder nor the name of a model on the hub (owner/name)")
+    transformers.utils.logging.disable_progress_bar()  # of single files; the run has its own
+    try:
+        tokenizer, model = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code), build()
+    except (OSError, ValueError, SafetensorError) as error:
+        raise InputError(f"--model {name}: cannot be loaded: {str(error).splitlines()[0]}") from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token_id = tokenizer.eos_token_id  # padding is always masked: any token will do
+    return tokenizer, model
+
+
+def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
+    """The layers of a decoder, as Llama and most models since call them; InputError where there are none so called."""
+    layers = getattr(model.get_decoder(), "layers", None)
+    if layers is None:
+        raise InputError(
+            f"--model: {type(model).__name__} has no decoder.layers; it can be trained by one process only"
+        )
+    return layers
+
+
+# ---- sharding and the optimiser ---------------------------------------------------------------------------------
+
+
+def shard(model: PreTrainedModel, compute: Compute, gradient_checkpointing: bool = False) -> None:
+    """Shard a model with FSDP2, layer by layer: each rank keeps a part of the float32 weights.
+
+    compute: the precision of forward and backward passes; gradients are summed over ranks in float32.
+    gradient_checkpointing: a layer keeps its input alone and is recomputed in the backward pass. One process that
+    computes in float32 has no process group; its model stays an ordinary one.
+    """
+    layers = decoder_layers(model) if gradient_checkpointing or dist.is_initialized() else ()
+    for layer in layers if gradient_checkpointing else ():
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)  # in eval mode too: no dropout
+    if dist.is_initialized():
+        policy = MixedPrecisionPolicy(getattr(torch, compute), reduce_dtype=torch.float32)
+        kept = {} if compute == "float32" else {"mp_policy": policy}
+        for module in (*layers, model):
+            fully_shard(module, **kept)
+            # The denominator of a step counts the sequences of all ranks: their gradients are to be summed.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def make_optimizer(name: OptimizerName, model: torch.nn.Module, lr: float) -> torch.optim.Optimizer:
+    """AdamW, or Adafactor as HuggingFace's trainer sets it; a constant learning rate, no weight decay (Section 4.2).
+
+    >>> type(make_optimizer("adafactor", torch.nn.Linear(2, 2), lr=5e-7)).__name__
+    'Adafactor'
+    """
+    if name == "adamw":
+        return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
+    optimizer = Adafactor(model.parameters(), lr=lr, scale_parameter=False, relative_step=False)
+    for weight in model.parameters():
+        # Adafactor would create its state at the first step as plain tensors, which do not mix with a sharded weight
+        # (a DTensor). Means of the weight itself are sharded as they should be: (rows,), (columns,), or (n,).
+        zero = torch.zeros_like(weight.detach())
+        means = {"exp_avg_sq_row": zero.mean(-1), "exp_avg_sq_col": zero.mean(-2)} if zero.ndim > 1 else {}
+        optimizer.state[weight] = {"step": 0, "RMS": 0} | (means or {"exp_avg_sq": zero})
+    return optimizer
+
+
+# ---- batches ----------------------------------------------------------------------------------------------------
+
+
+class SharedRows(NamedTuple):
+    """A micro-batch: R prompts of at most P tokens, B completions of at most C, in the order of their prompts.
+
+    The first len(reward) completions are learnt from: all of them, or none in an empty batch (`without_completions`).
+    """
+
+    shares: bool  # whether prompts are computed apart; otherwise R = B, and prompt i and completion i are one row
+    prompt_ids: Tensor  # (R, P), padded on the left
+    prompt_mask: Tensor  # (R, P) 1 on tokens, 0 on padding
+    completion_ids: Tensor  # (B, C), padded on the right
+    completion_mask: Tensor  # (B, C)
+    prompt_of: Tensor  # (B,) which prompt is a completion's
+    token_logmu: Tensor  # (B, C) log mu of each token; 0 on padding, NaN where only the sum is known
+    logmu: Tensor  # (B,)
+    reward: Tensor  # (B,)
+    length: Tensor  # (B,)
+
+    @property
+    def token_mask(self) -> Tensor:
+        """(B, C) True on the tokens that are learnt from."""
+        return self.completion_mask[: len(self.reward)].bool()
+
+
+def collate(
+    rows: Sequence[Sequence[Example]], device: torch.device | str = "cpu", shares: bool | None = None
+) -> SharedRows:
+    """Lay out rows of examples; the examples of a row have the same prompt.
+
+    shares: whether prompts are computed apart (default: whether a row has several examples). Processes that train
+    together must give the same, since it decides how often the model is called.
+
+    >>> row = [Example([5, 6], [7, 1], -1.0, 1.0), Example([5, 6], [8, 9, 1], -2.0, -1.0)]
+    >>> batch = collate([row])
+    >>> batch.prompt_ids.tolist(), batch.completion_ids.tolist(), batch.prompt_of.tolist()
+    ([[5, 6]], [[7, 1, 0], [8, 9, 1]], [0, 0])
+    """
+    examples = [example for row in rows for example in row]
+    prompt_ids, prompt_mask = pad([row[0].prompt_ids for row in rows], is_left=True)
+    completion_ids, completion_mask = pad([example.completion_ids for example in examples], is_left=False)
+    token_logmu = torch.zeros(completion_ids.shape)
+    for i, example in enumerate(examples):
+        length = len(example.completion_ids)
+        token_logmu[i, :length] = torch.tensor(example.token_logmu or [torch.nan] * length)
+    prompt_of = [r for r, row in enumerate(rows) for _ in row]
+    columns = [[e.logmu for e in examples], [e.reward for e in examples], [len(e.completion_ids) for e in examples]]
+    tensors = [prompt_ids, prompt_mask, completion_ids, completion_mask, torch.tensor(prompt_of), token_logmu]
+    shares = len(examples) > len(rows) if shares is None else shares
+    return SharedRows(shares, *(tensor.to(device) for tensor in [*tensors, *map(torch.tensor, columns)]))
+
+
+def pad(rows: Sequence[list[int]], is_left: bool) -> tuple[Tensor, Tensor]:
+    """The rows as token ids, padded with 0 on one side, and a mask that is 1 on them: two (R, T).
+
+    >>> pad([[5], [6, 7]], is_left=True)[0].tolist()
+    [[0, 5], [6, 7]]
+    """
+    ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for i, row in enumerate(rows):
+        here = slice(ids.shape[1] - len(row), None) if is_left else slice(len(row))
+        ids[i, here], mask[i, here] = torch.tensor(row), 1
+    return ids, mask
+
+
+def without_completions(batch: SharedRows) -> SharedRows:
+    """The same rows with nothing to learn: an empty batch, which keeps collectives aligned across ranks.
+
+    >>> batch = without_completions(collate([[Example([5, 6], [7, 1], -1.0, 1.0)]]))
+    >>> batch.completion_ids.shape, batch.token_mask.shape
+    (torch.Size([1, 2]), torch.Size([0, 2]))
+    """
+    return batch._replace(**{name: getattr(batch, name)[:0] for name in ("token_logmu", "logmu", "reward", "length")})
+
+
+# ---- log-probabilities of a batch -------------------------------------------------------------------------------
+
+
+def token_logprobs(model: PreTrainedModel, batch: SharedRows) -> Tensor:
+    """log pi of every completion token over the full vocabulary, in at least float32: (B, C), 0 on padding."""
+    token_logp = select_logprobs(predictions(model, batch), batch.completion_ids)
+    return torch.where(batch.token_mask, token_logp[: len(batch.reward)], 0.0)
+
+
+def predictions(model: PreTrainedModel, batch: SharedRows) -> Tensor:
+    """The logits that each completion token is predicted by: (B, C, V), in the model's precision."""
+    return _behind_prompts(model, batch) if batch.shares else _in_rows(model, batch)
+
+
+def _in_rows(model: PreTrainedModel, batch: SharedRows) -> Tensor:
+    """Prompt and completion in one row."""
+    mask = torch.cat([batch.prompt_mask, batch.completion_mask], dim=1)
+    logits = model(
+        input_ids=torch.cat([batch.prompt_ids, batch.completion_ids], dim=1),
+        attention_mask=mask,
+        position_ids=_positions(mask),
+        logits_to_keep=batch.completion_ids.shape[1] + 1,
+        use_cache=False,
+    ).logits
+    return logits[:, :-1]  # the last column would be the token after the end
+
+
+def _behind_prompts(model: PreTrainedModel, batch: SharedRows) -> Tensor:
+    """Each prompt computed once; the logits at its last token predict the first token of all its completions.
+
+    Two passes, because the R prompts and the B completions are different batches: the first one leaves each layer's
+    keys and values, (R, heads, P, size); in the second they stand, repeated to (B, heads, P, size), before those of
+    the completions. Gradients flow back through them into the prompts.
+    """
+    prompts = Cache(layer_class_to_replicate=KeptLayer)
+    first = model(
+        input_ids=batch.prompt_ids,
+        attention_mask=batch.prompt_mask,
+        position_ids=_positions(batch.prompt_mask),
+        logits_to_keep=1,
+        past_key_values=prompts,
+        use_cache=True,
+    ).logits
+    mask = torch.cat([batch.prompt_mask[batch.prompt_of], batch.completion_mask], dim=1)
+    others = model(
+        input_ids=batch.completion_ids,
+        attention_mask=mask,
+        position_ids=_positions(mask)[:, batch.prompt_ids.shape[1] :],
+        past_key_values=Cache(layers=[BehindPrompt(layer, batch.prompt_of) for layer in prompts.layers]),
+        use_cache=True,
+    ).logits
+    # (B, 1, V) for the first token, (B, C - 1, V) for the others; the last logits predict what is after the end
+    return torch.cat([first[batch.prompt_of], others[:, :-1]], dim=1)
+
+
+def _positions(mask: Tensor) -> Tensor:
+    return (mask.cumsum(-1) - 1).clamp_min(0)
+
+
+class KeptLayer(DynamicLayer):
+    """A layer's keys and values, (R, heads, P, size); recomputed by gradient checkpointing, they are overwritten."""
+
+    def update(self, keys: Tensor, values: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        """Keep them attached to the graph, so that gradients reach the prompt."""
+        self.keys, self.values, self.is_initialized = keys, values, True
+        return keys, values
+
+
+class BehindPrompt(DynamicLayer):
+    """The keys and values that completions attend to: their prompt's, then their own, which are not kept."""
+
+    def __init__(self, prompts: KeptLayer, prompt_of: Tensor):
+        super().__init__()
+        self.keys, self.values, self.is_initialized = prompts.keys, prompts.values, True
+        self.prompt_of = prompt_of
+
+    def update(self, keys: Tensor, values: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        """Prepend the prompt's keys and values: (B, heads, C, size) -> (B, heads, P + C, size)."""
+        return (
+            torch.cat([self.keys.index_select(0, self.prompt_of), keys], dim=-2),
+            torch.cat([self.values.index_select(0, self.prompt_of), values], dim=-2),
+        )

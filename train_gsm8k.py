@@ -42,7 +42,7 @@ def experiment(settings: Settings, task: Task, learn: "Learn | None" = None) -> 
 
     check(settings)
     with Run(settings, task, learn) as run:
-        if run.found is not None:
+        if run.found is not None:  # by an earlier call
             return run.found
         run.evaluate(1, run.start)
         model = run.start.model
@@ -132,7 +132,7 @@ def load_shots(count: int, file: Path | None) -> list[str]:
 
 def gsm8k_task(settings: Settings) -> Task:
     """GSM8K's form of a task: `Q: ... A:` after the shots; with shots, the next `Q:` ends a completion."""
-    shots = load_shots(settings.shots, settings.shots_file)
+    shots = load_shots(settings.shots, settings.shots_file) if settings.shots else []
     train = load_problems(settings.data, "train") if settings.samples is None else []
     return Task(
         name="gsm8k",

@@ -5,18 +5,19 @@ samples -> choice -> examples (token ids) -> baseline -> rows -> log mu: train.j
 
 import math
 import random
-from collections.abc import Callable, Sequence
-from copy import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby, product
+from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.models.language_model import LanguageModel, collate, token_logprobs, without_completions
+from pipeline.models.language_model import LanguageModel, collate
 from pipeline.records import Example, InputError, Sample
-from pipeline.runtime.processes import device, from_all_ranks, progress_bar, rank, ranks
+from pipeline.runtime.processes import device as own_device
+from pipeline.runtime.processes import from_all_ranks, progress_bar
 from pipeline.selection import baselines_of, choose
 from pipeline.settings import Settings
 from topr import Step
@@ -39,7 +40,8 @@ def compose(
         raise InputError(f"--composition {settings.composition}: none of the {len(samples)} samples fits; draw more")
     examples = encode(samples, lm, stop, str(settings.samples or "samples.jsonl"), chosen)
     taken = [samples[i] for i in chosen]
-    baselines = baselines_of(settings, taken) if settings.has_baseline else [0.0] * len(taken)
+    has_baseline = (settings.baseline_from, settings.baseline, settings.effective_proportion) != ("zero", None, None)
+    baselines = baselines_of(settings, taken) if has_baseline else [0.0] * len(taken)
     examples = [replace(example, reward=example.reward - c) for example, c in zip(examples, baselines, strict=True)]
     learns_negatives = settings.method in ("ppo", "dpo") or settings.bounds.b_neg > 0
     if not learns_negatives and all(example.reward <= 0 for example in examples):
@@ -47,31 +49,24 @@ def compose(
     if settings.method == "dpo":
         rows = pairs_of_prompt(examples, settings.pairs, rng)
     else:
-        rows = rows_of_prompt(examples, settings.row_size, rng)
+        rows = rows_of_prompt(examples, settings.completions_per_row, rng)
     if not rows:
         raise InputError("--method dpo: no problem has both a positive and a negative sample to pair")
+    count = {
+        name: {
+            "samples": len(some),
+            "positive": sum(sample.reward >= 0 for sample in some),
+            "problems": len({sample.prompt for sample in some}),
+        }
+        for name, some in (("drawn", samples), ("trained", taken))
+    }
     counts = {
         "composition": settings.composition,
         "seed": settings.seed_of(f"composition {number}"),
-        "drawn": _count(samples),
-        "trained": _count(taken),
+        **count,
         "baseline": sum(baselines) / len(baselines),  # the mean, where they differ
     }
     return [[replace(example, row=i) for example in row] for i, row in enumerate(rows)], counts
-
-
-def _count(samples: Sequence[Sample]) -> dict[str, int]:
-    problems = {sample.prompt for sample in samples}
-    return {"samples": len(samples), "positive": sum(s.reward >= 0 for s in samples), "problems": len(problems)}
-
-
-def group_rows(examples: Sequence[Example]) -> list[Row]:
-    """The rows that the lines of train.jsonl make.
-
-    >>> group_rows([Example([1], [2], -3.0, 1.0, row=row) for row in (0, 0, 1)])[0][1].row
-    0
-    """
-    return [list(row) for _, row in groupby(examples, key=lambda example: example.row)]
 
 
 # ---- examples, baseline, rows -----------------------------------------------------------------------------------
@@ -102,6 +97,8 @@ def encode(
             ids = tokenizer(sample.completion, add_special_tokens=False)["input_ids"]
             if sample.finish_reason == "stop" and not any(string in sample.completion for string in stop):
                 ids.append(tokenizer.eos_token_id)
+            if not sample.completion:  # a model may end at once, but then there is a token id to learn
+                raise InputError(f"{where} completion: is empty")
         size = len(prompt_ids[sample.prompt]) + len(ids)
         if size > lm.context:
             raise InputError(f"{where} completion: {size} tokens with its prompt, the model's context is {lm.context}")
@@ -113,41 +110,33 @@ def encode(
             raise InputError(f"{where} prompt: is empty")
         if sample.token_logmu is not None and len(sample.token_logmu) != len(ids):
             raise InputError(f"{where} token_logmu: {len(sample.token_logmu)} of them, {len(ids)} tokens")
-        logmu = sum_logmu(sample.token_logmu)
+        logmu = float(np.sum(sample.token_logmu or [np.nan], dtype=np.float32))
         examples.append(Example(prompt_ids[sample.prompt], ids, logmu, sample.reward, number, -1, sample.token_logmu))
     return examples
 
 
 @torch.no_grad()
-def score(steps: "Steps", lm: LanguageModel, logprobs: Callable[..., Tensor] = token_logprobs) -> list[Row]:
-    """The rows of `steps`, each example with token_logmu and logmu by `lm`, the model that starts the iteration.
+def score(
+    rows: Sequence[Row], steps: Sequence["EpochStep"], lm: LanguageModel, logprobs: Callable[..., Tensor]
+) -> list[Row]:
+    """The rows, each example with token_logmu and logmu by `lm`, the model that starts the iteration.
 
-    The full vocabulary counts, whatever sampling cut off. These are the batches that will train, with their padding,
+    The full vocabulary counts, whatever sampling cut off. `steps` are those that will train, with their padding,
     precision and share of each rank, so that training starts at a ratio of 1. logprobs: (model, batch) -> (B, C).
     """
     found: dict[tuple[int, int], list[float]] = {}
-    for number in progress_bar(range(len(steps)), "scoring", "step"):
-        for examples, batch in zip(steps.examples(number), steps[number].micro_batches, strict=True):
+    for step, laid_out in zip(progress_bar(steps, "scoring", "step"), lay_out(steps), strict=True):
+        for micro_batch, batch in zip(step.micro_batches, laid_out.micro_batches, strict=True):
+            examples = [] if micro_batch.is_empty else [example for row in micro_batch.rows for example in row]
             all_token_logp = logprobs(lm.model, batch).cpu().numpy()
             for example, token_logp in zip(examples, all_token_logp, strict=True):
                 own = token_logp[: len(example.completion_ids)].astype(np.float32)
                 # The shortest decimal that is this float32 again: files stay small, and nothing is lost in them.
                 found[example.row, example.sample] = [float(str(x)) for x in own]
     found = {key: token_logmu for part in from_all_ranks(found) for key, token_logmu in part.items()}
-    return [[_with_logmu(example, found[example.row, example.sample]) for example in row] for row in steps.rows]
-
-
-def _with_logmu(example: Example, token_logmu: list[float]) -> Example:
-    return replace(example, token_logmu=token_logmu, logmu=sum_logmu(token_logmu))
-
-
-def sum_logmu(token_logmu: Sequence[float] | None) -> float:
-    """log mu(y|x), the sum over tokens in float32, as training sums log pi; NaN where it is not known.
-
-    >>> sum_logmu([-1.0, -0.5])
-    -1.5
-    """
-    return float("nan") if token_logmu is None else float(np.sum(token_logmu, dtype=np.float32))
+    # In float32, as training sums log pi: at the first step the log-ratio is 0 but for rounding.
+    logmu = {key: float(np.sum(token_logmu, dtype=np.float32)) for key, token_logmu in found.items()}
+    return [[replace(e, token_logmu=found[e.row, e.sample], logmu=logmu[e.row, e.sample]) for e in row] for row in rows]
 
 
 def engine_mismatch(samples: Sequence[Sample], rows: Sequence[Row]) -> dict[str, float] | None:
@@ -187,8 +176,10 @@ def rows_of_prompt(examples: Sequence[Example], per_row: int, rng: random.Random
     >>> sorted(len(row) for row in rows_of_prompt(examples, 2, random.Random(0)))
     [1, 1, 2]
     """
-    shuffled = rng.sample(examples, len(examples))
-    rows = [[shuffled[i] for i in row] for row in _rows_of_one_prompt(shuffled, per_row)]
+    by_prompt: dict[tuple[int, ...], Row] = {}
+    for example in rng.sample(examples, len(examples)):
+        by_prompt.setdefault(tuple(example.prompt_ids), []).append(example)
+    rows = [group[i : i + per_row] for group in by_prompt.values() for i in range(0, len(group), per_row)]
     rng.shuffle(rows)
     return rows
 
@@ -200,85 +191,61 @@ def pairs_of_prompt(examples: Sequence[Example], most: int, rng: random.Random) 
     >>> [[example.reward for example in row] for row in pairs_of_prompt(examples, 16, random.Random(0))]
     [[1.0, -1.0], [1.0, -1.0]]
     """
+    signs: dict[tuple[int, ...], tuple[Row, Row]] = {}  # prompt -> its positives and its negatives
+    for example in examples:
+        signs.setdefault(tuple(example.prompt_ids), ([], []))[example.reward < 0].append(example)
     rows = []
-    for group in _rows_of_one_prompt(examples, per_row=len(examples)):
-        positives = [examples[i] for i in group if examples[i].reward >= 0]
-        negatives = [examples[i] for i in group if examples[i].reward < 0]
+    for positives, negatives in signs.values():
         pairs = list(product(positives, negatives))
         rows += [list(pair) for pair in rng.sample(pairs, min(most, len(pairs)))]
     rng.shuffle(rows)
     return rows
 
 
-class Steps(Sequence[Step]):
-    """The optimiser steps of an epoch, in order: each gives this rank's micro-batches, laid out when asked for.
+class MicroBatch(NamedTuple):
+    """Rows that a rank puts through the model together; an empty one keeps collectives aligned across ranks."""
 
-    rows: those of the epoch. batch: completions a step, over all ranks; micro_batch: completions a forward pass, which
-    decides memory and nothing else. A slice of steps is steps. Ranks have equally many micro-batches; one that has no
-    rows left gets empty ones.
+    rows: Sequence[Row]
+    shares: bool  # whether prompts are computed apart from their completions; alike in all batches of all ranks
+    is_empty: bool
 
-    >>> steps = Steps([[Example([1], [2], -3.0, 1.0)]] * 5, batch=2, micro_batch=1, device="cpu")
-    >>> len(steps), [len(batch.reward) for batch in steps[0].micro_batches], len(steps[1:])
-    (3, [1, 1], 2)
+
+class EpochStep(NamedTuple):
+    """An optimiser step: this rank's micro-batches, and the completions of all ranks."""
+
+    micro_batches: list[MicroBatch]
+    sequences: int
+
+
+def epoch_steps(rows: Sequence[Row], batch: int, micro_batch: int, rank: int = 0, ranks: int = 1) -> list[EpochStep]:
+    """The optimiser steps of an epoch over `rows`, in order, as one of the ranks has them.
+
+    batch: completions a step, over all ranks; micro_batch: completions a forward pass, which decides memory and nothing
+    else. All ranks have equally many micro-batches in a step; one that has no rows left gets empty ones.
+
+    >>> steps = epoch_steps([[Example([1], [2], -3.0, 1.0)]] * 5, batch=2, micro_batch=1)
+    >>> [(len(step.micro_batches), step.sequences) for step in steps]
+    [(2, 2), (2, 2), (1, 1)]
     """
-
-    def __init__(
-        self,
-        rows: Sequence[Row],
-        batch: int,
-        micro_batch: int,
-        device: torch.device | str,
-        rank: int = 0,
-        ranks: int = 1,
-    ):
-        per_row = max(len(row) for row in rows)
-        size, micro = max(batch // per_row, 1), max(micro_batch // per_row, 1)
-        self._steps = [rows[i : i + size] for i in range(0, len(rows), size)]
-        self._micro, self._device, self._rank, self._ranks = micro, device, rank, ranks
-        self._shares = per_row > 1  # in every batch or in none: ranks have to run the model equally often
-
-    @classmethod
-    def of(cls, settings: Settings, rows: Sequence[Row]) -> "Steps":
-        """The steps of an epoch by the settings, for this rank and its device."""
-        return cls(rows, settings.batch, settings.micro_batch, device(), rank(), ranks())
-
-    @property
-    def rows(self) -> list[Row]:
-        """The rows of all steps and ranks."""
-        return [row for rows in self._steps for row in rows]
-
-    def samples_until(self, step: int) -> int:
-        """The number of completions in the first `step` steps, over all ranks."""
-        return sum(len(row) for rows in self._steps[:step] for row in rows)
-
-    def examples(self, step: int) -> list[list[Example]]:
-        """The examples of this rank's micro-batches, in the order of their completions."""
-        return [[example for row in rows if is_own for example in row] for rows, is_own in self._micro_batches(step)]
-
-    def __len__(self) -> int:
-        return len(self._steps)
-
-    def __getitem__(self, step: int | slice) -> "Step | Steps":
-        if isinstance(step, slice):
-            part = copy(self)
-            part._steps = self._steps[step]
-            return part
-        batches = [(collate(rows, self._device, self._shares), is_own) for rows, is_own in self._micro_batches(step)]
-        micro_batches = [batch if is_own else without_completions(batch) for batch, is_own in batches]
-        return Step(micro_batches, sum(len(row) for row in self._steps[step]))
-
-    def _micro_batches(self, step: int) -> list[tuple[Sequence[Row], bool]]:
-        """The rows of each micro-batch, and whether they are this rank's own."""
-        rows = self._steps[step]
-        own = rows[self._rank :: self._ranks]
-        count = -(-len(rows[:: self._ranks]) // self._micro)  # the first rank has the most
-        own_batches = [own[i : i + self._micro] for i in range(0, len(own), self._micro)]
-        return [(batch, True) for batch in own_batches] + [(rows[:1], False)] * (count - len(own_batches))
+    per_row = max(len(row) for row in rows)
+    size, micro = max(batch // per_row, 1), max(micro_batch // per_row, 1)
+    steps = []
+    for of_step in (rows[i : i + size] for i in range(0, len(rows), size)):
+        own = of_step[rank::ranks]
+        count = -(-len(of_step[::ranks]) // micro)  # the first rank has the most
+        full = [MicroBatch(own[i : i + micro], per_row > 1, False) for i in range(0, len(own), micro)]
+        empty = [MicroBatch(of_step[:1], per_row > 1, True)] * (count - len(full))
+        steps.append(EpochStep(full + empty, sum(map(len, of_step))))
+    return steps
 
 
-def _rows_of_one_prompt(examples: Sequence[Example], per_row: int) -> list[list[int]]:
-    """The examples' numbers, up to `per_row` of the same prompt together, in the order of their first appearance."""
-    by_prompt: dict[tuple[int, ...], list[int]] = {}
-    for i, example in enumerate(examples):
-        by_prompt.setdefault(tuple(example.prompt_ids), []).append(i)
-    return [group[i : i + per_row] for group in by_prompt.values() for i in range(0, len(group), per_row)]
+def lay_out(steps: Iterable[EpochStep], device: torch.device | str | None = None) -> Iterator[Step]:
+    """The steps as `topr.train` takes them, each laid out in tensors when it is asked for.
+
+    >>> [step] = lay_out(epoch_steps([[Example([1], [2], -3.0, 1.0)]], batch=2, micro_batch=1), "cpu")
+    >>> step.micro_batches[0].reward
+    tensor([1.])
+    """
+    device = own_device() if device is None else device
+    for step in steps:
+        yield Step([collate(rows, device, shares, empty) for rows, shares, empty in step.micro_batches], step.sequences)

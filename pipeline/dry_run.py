@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.models.chunked_head import SLICE
-from pipeline.models.language_model import LanguageModel, decoder_layers, load_meta
+from pipeline.models.language_model import META, LanguageModel, decoder_layers, load_model
 from pipeline.records import Sample, Task, read_rows
 from pipeline.sampling import check_lengths
 from pipeline.settings import Settings
@@ -28,7 +28,7 @@ def print_plan(settings: Settings, task: Task) -> None:
     """Print the plan of a run as a table; InputError where its model or prompts do not fit."""
     processes = int(os.environ.get("WORLD_SIZE", 8 if settings.preset == "paper" else 1))
     table = Table("", "", "how")
-    for item in plan(settings, task, load_meta(settings.model, settings.trust_remote_code), processes):
+    for item in plan(settings, task, load_model(settings.model, META, settings.trust_remote_code), processes):
         value = f"{item.value / 1e9:,.3g} GB" if item.unit == "bytes" else f"{item.value:,.{item.digits}f} {item.unit}"
         table.add_row(item.name, value, item.formula)
     Console().print(table)
@@ -44,7 +44,8 @@ def _counts(settings: Settings, task: Task, lm: LanguageModel, processes: int) -
     prompts = lm.tokenizer([task.prompt(problem) for problem in task.train])["input_ids"] if task.train else []
     mean_prompt = sum(map(len, prompts)) / max(len(prompts), 1)
     given = read_rows(settings.samples, Sample) if settings.samples else None
-    drawn = len(given) if given else len(task.train) * settings.drawn_per_problem
+    each = settings.candidates if settings.composition == "anna_karenina" else settings.n
+    drawn = len(given) if given else len(task.train) * each
     trained = min(settings.examples or drawn, drawn)
     tested = len(task.test) * settings.test_samples * (1 + settings.iterations)
     along = len(task.test) * settings.curve_samples * (settings.curve_points - 1) * settings.iterations

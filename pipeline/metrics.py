@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pipeline.records import write_text
+from pipeline.records import write_file
 
 START_AT_MU = 0.01  # nats that |log pi - log mu| may reach at the first step; ours
 
@@ -62,4 +62,4 @@ def append_json(file: Path, content: dict[str, float]) -> None:
 def keep_lines(file: Path, count: int) -> None:
     """Cut a log to its first `count` lines: what came after the checkpoint that a run goes on from."""
     text = file.read_text(encoding="utf-8") if file.exists() else ""
-    write_text(file, "".join(text.splitlines(keepends=True)[:count]))
+    write_file(file, "".join(text.splitlines(keepends=True)[:count]))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from pipeline.records import Outcome, write_bytes
+from pipeline.records import Outcome, write_file
 
 if TYPE_CHECKING:  # imported where something is drawn: commands answer --help without it
     from matplotlib.figure import Figure
@@ -148,7 +148,7 @@ def _add(axes: Any, line: Line, style: Style, number: int) -> None:
 
 def save_figure(figure: "Figure", path: Path) -> None:
     """Write a figure as PNG, whole or not at all."""
-    write_bytes(path, _to_png(figure, dpi=150))
+    write_file(path, _to_png(figure, dpi=150))
 
 
 def draw_curve(iterations: Sequence[dict], title: str) -> "Figure":

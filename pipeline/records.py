@@ -10,10 +10,9 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field, FiniteFloat, TypeAdapter, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, Field, FiniteFloat, TypeAdapter, ValidationError
 
 Outcome = Literal["correct", "incorrect", "invalid"]
 Record = TypeVar("Record")  # a pydantic model or a dataclass
@@ -52,13 +51,6 @@ class Sample(BaseModel, extra="forbid", strict=True):
     finish_reason: Literal["stop", "length"] = "stop"
     reward: FiniteFloat
     outcome: Outcome | None = None
-
-    @model_validator(mode="after")
-    def _has_tokens(self) -> Self:
-        # A model may end at once: no text, but an end-of-sequence token to learn from.
-        if not self.completion and self.token_ids is None:
-            raise PydanticCustomError("empty", "field completion: is empty")
-        return self
 
 
 @dataclass(frozen=True)
@@ -105,21 +97,31 @@ class Task:
         return completion[: min(at for at in (len(completion), *map(completion.find, self.stop)) if at >= 0)]
 
 
-def read_rows(path: Path, kind: type[Record]) -> list[Record]:
+def read_rows(path: Path, kind: type[Record], form: Literal["lines", "growing", "whole"] = "lines") -> list[Record]:
     """The lines of a JSON-lines file as records of `kind`; InputError names file, line and field of the first fault.
 
-    Lines end with a newline and nothing else: U+2028 and its like belong to the text.
+    form: "growing" for a file that is being appended to, of which a last line that was cut short is left out, and which
+    may be missing; "whole" for a file that is one record. Lines end with a newline and nothing else: U+2028 and its
+    like belong to the text.
     """
-    lines = read_text(path).rstrip().split("\n")
-    if lines == [""]:
-        raise InputError(f"{path}: is empty")
-    adapter = TypeAdapter(kind)
-    return [_parse(line, adapter, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
-
-
-def read_row(path: Path, kind: type[Record]) -> Record:
-    """A file that is one JSON object, as a record of `kind`; InputError as `read_rows` raises it."""
-    return _parse(read_text(path), TypeAdapter(kind), str(path))
+    if form == "growing":
+        content = path.read_bytes() if path.exists() else b""
+        lines = content[: content.rfind(b"\n") + 1].decode("utf-8").split("\n")[:-1]
+    else:
+        text = read_text(path)
+        lines = [text] if form == "whole" else text.rstrip().split("\n")
+        if lines == [""]:
+            raise InputError(f"{path}: is empty")
+    adapter, rows = TypeAdapter(kind), []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(adapter.validate_json(line))
+        except ValidationError as error:
+            fault = error.errors(include_url=False)[0]
+            field = ".".join(map(str, fault["loc"]))
+            where = path if form == "whole" else f"{path}:{number}"
+            raise InputError(f"{where}: {f'field {field}: ' if field else ''}{fault['msg']}") from None
+    return rows
 
 
 def read_text(path: Path) -> str:
@@ -139,18 +141,6 @@ def read_text(path: Path) -> str:
         raise InputError(f"{path}: not UTF-8 at byte {error.start}") from None
 
 
-def read_whole_rows(path: Path, kind: type[Record]) -> list[Record]:
-    """The rows of a file that is being appended to: none if there is no file, and not a last line that was cut short.
-
-    >>> read_whole_rows(Path("nowhere"), Sample)
-    []
-    """
-    content = path.read_bytes() if path.exists() else b""
-    lines = content[: content.rfind(b"\n") + 1].decode("utf-8").split("\n")[:-1]
-    adapter = TypeAdapter(kind)
-    return [_parse(line, adapter, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
-
-
 def to_lines(rows: Iterable[Any]) -> str:
     """Records as JSON lines.
 
@@ -162,45 +152,19 @@ def to_lines(rows: Iterable[Any]) -> str:
     return "".join(dump(row, exclude_none=True).decode() + "\n" for row in rows)
 
 
-def _parse(line: str, adapter: TypeAdapter[Record], where: str) -> Record:
-    try:
-        return adapter.validate_json(line)
-    except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        field = ".".join(map(str, fault["loc"]))
-        raise InputError(f"{where}: {f'field {field}: ' if field else ''}{fault['msg']}") from None
-
-
-def write_rows(path: Path, rows: Iterable[Any]) -> None:
-    """Write records as JSON lines; the file appears under its name only when it is whole."""
-    write_text(path, to_lines(rows))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file as UTF-8, whole or not at all.
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write a file, text as UTF-8, whole or not at all: under another name first, then renamed.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_text(Path(folder) / "note", "whole")
+    ...     write_file(Path(folder) / "note", "whole")
     ...     (Path(folder) / "note").read_text()
     'whole'
-    """
-    write_bytes(path, text.encode("utf-8"))
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file under another name and rename it, so that it is there whole or not at all.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_bytes(Path(folder) / "note", b"whole")
-    ...     (Path(folder) / "note").read_bytes()
-    b'whole'
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".unfinished")
     with unfinished.open("wb") as file:
-        file.write(content)
+        file.write(content.encode("utf-8") if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
     unfinished.replace(path)
@@ -224,7 +188,7 @@ def read_split(data: str, split: str, kind: type[Record], configs: Sequence[str]
     if folder.is_dir():
         files = sorted((folder / split).glob("**/*.json"))
         if files:
-            return {str(file): read_row(file, kind) for file in files}
+            return {str(file): read_rows(file, kind, "whole")[0] for file in files}
         file = folder / f"{split}.jsonl"
         return {f"{file}:{line}": row for line, row in enumerate(read_rows(file, kind), start=1)}
     if not is_hub_name(data):

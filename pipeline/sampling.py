@@ -8,16 +8,14 @@ scored.
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
-from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+from transformers import DynamicCache, GenerationConfig
 
 from pipeline.models.language_model import LanguageModel
-from pipeline.records import InputError, Problem, Sample, Task, read_whole_rows, to_lines, write_rows
-from pipeline.runtime.processes import on_all_ranks, progress_bar, rank, ranks, share
+from pipeline.records import InputError, Problem, Sample, Task
+from pipeline.runtime.processes import progress_bar
 
 
 @dataclass(frozen=True)
@@ -68,51 +66,22 @@ def draw_samples(
     drawn = progress_bar(engine(prompts, n, sampling, seed), description, "sample", n * len(problems))
     for number, completion in drawn:
         completions[number].append(completion)
-    return [
-        _grade(task, problem, prompt, completion)
-        for problem, prompt, drawn in zip(problems, prompts, completions, strict=True)
-        for completion in drawn
-    ]
-
-
-def _grade(task: Task, problem: Problem, prompt: str, completion: Completion) -> Sample:
-    outcome = task.grade(task.visible(completion.text), problem.gold)
-    return Sample(
-        problem_id=problem.id,
-        prompt=prompt,
-        completion=completion.text,
-        token_ids=completion.token_ids,
-        token_logmu_engine=completion.token_logmu,
-        finish_reason=completion.finish_reason,
-        reward=1.0 if outcome == "correct" else -1.0,
-        outcome=outcome,
-    )
-
-
-def draw_in_chunks(
-    file: Path, problems: Sequence[Problem], n: int, chunk: int, draw: Callable[[Sequence[Problem], int], list[Sample]]
-) -> list[Sample]:
-    """n samples of each problem, those of all ranks on rank zero; each rank draws for its share of the problems.
-
-    draw: (problems, the number of samples before them) -> samples. It is called with at most `chunk` problems at a
-    time. What it returns is in FILE.part-RANK before the next call, and an interrupted call goes on behind its last
-    whole chunk.
-    """
-    part = file.with_name(f"{file.name}.part-{rank()}")
-    first, own = share(problems)
-
-    def draw_own() -> None:
-        kept = read_whole_rows(part, Sample)
-        done = len(own) if len(kept) == n * len(own) else len(kept) // (n * chunk) * chunk
-        write_rows(part, kept[: done * n])
-        with part.open("a", encoding="utf-8") as growing:
-            for start in range(done, len(own), chunk):
-                growing.write(to_lines(draw(own[start : start + chunk], (first + start) * n)))
-                growing.flush()
-
-    on_all_ranks(draw_own)
-    parts = [file.with_name(f"{file.name}.part-{r}") for r in range(ranks())] if rank() == 0 else []
-    return [sample for part in parts for sample in read_whole_rows(part, Sample)]
+    samples = []
+    for problem, prompt, drawn in zip(problems, prompts, completions, strict=True):
+        for completion in drawn:
+            outcome = task.grade(task.visible(completion.text), problem.gold)
+            sample = Sample(
+                problem_id=problem.id,
+                prompt=prompt,
+                completion=completion.text,
+                token_ids=completion.token_ids,
+                token_logmu_engine=completion.token_logmu,
+                finish_reason=completion.finish_reason,
+                reward=1.0 if outcome == "correct" else -1.0,
+                outcome=outcome,
+            )
+            samples.append(sample)
+    return samples
 
 
 def transformers_engine(lm: LanguageModel, tokens_at_once: int) -> Engine:
@@ -150,7 +119,7 @@ def _generate(
     lm: LanguageModel, prompt_ids: list[list[int]], sampling: SamplingParameters, seed: int
 ) -> list[list[int]]:
     """The raw continuation of each prompt, padding included; the global random state is left as it was."""
-    model, tokenizer = lm
+    model, tokenizer = lm.model, lm.tokenizer
     config = GenerationConfig(
         do_sample=True,
         temperature=sampling.temperature,
@@ -165,7 +134,8 @@ def _generate(
     padded = tokenizer.pad({"input_ids": [*map(list, prompts)]}, padding_side="left", return_tensors="pt")
     prompt_of = torch.tensor([prompts[tuple(ids)] for ids in prompt_ids], device=model.device)
     padded = padded.to(model.device)
-    inputs = {name: tensor[prompt_of] for name, tensor in padded.items()}
+    width = padded["input_ids"].shape[1]
+    inputs = {name: tensor[prompt_of] for name, tensor in padded.items()}  # (B, P)
     # `generate` takes what is not set here from the model's own settings: none of them may leak in.
     own_config, model.generation_config = model.generation_config, config
     devices = [model.device] if model.device.type == "cuda" else []
@@ -173,22 +143,18 @@ def _generate(
         with torch.random.fork_rng(devices), torch.inference_mode():
             torch.manual_seed(seed)
             stop_tokenizer = tokenizer if sampling.stop else None
-            cache = _computed_once(model, padded["attention_mask"], padded["input_ids"], prompt_of)
+            cache = None
+            if len(prompts) < len(prompt_ids) and width > 1:
+                # All but the last token of each prompt, (R, P - 1), is computed once for all its completions.
+                cache, mask = DynamicCache(config=model.config), padded["attention_mask"][:, :-1]
+                positions = (mask.cumsum(-1) - 1).clamp_min(0)
+                head = {"attention_mask": mask, "position_ids": positions, "logits_to_keep": 1}
+                model(padded["input_ids"][:, :-1], past_key_values=cache, **head)
+                cache.batch_select_indices(prompt_of)  # (B, P - 1)
             ids = model.generate(**inputs, generation_config=config, tokenizer=stop_tokenizer, past_key_values=cache)
     finally:
         model.generation_config = own_config
-    return ids[:, inputs["input_ids"].shape[1] :].tolist()
-
-
-def _computed_once(model: PreTrainedModel, mask: Tensor, prompt_ids: Tensor, prompt_of: Tensor) -> DynamicCache | None:
-    """What `generate` goes on from: all but the last token of each prompt, computed once for all its completions."""
-    if len(prompt_ids) == len(prompt_of) or prompt_ids.shape[1] == 1:
-        return None
-    cache, mask = DynamicCache(config=model.config), mask[:, :-1]
-    positions = (mask.cumsum(-1) - 1).clamp_min(0)
-    model(prompt_ids[:, :-1], attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1)
-    cache.batch_select_indices(prompt_of)
-    return cache
+    return ids[:, width:].tolist()
 
 
 def _cut(token_ids: list[int], lm: LanguageModel, sampling: SamplingParameters) -> Completion:

@@ -162,28 +162,6 @@ class Settings:
     """folder of another run: copy what it has drawn from the initial model with the same sampling settings (ours)"""
 
     @property
-    def drawn_per_problem(self) -> int:
-        """Samples that are drawn of each training problem."""
-        return self.candidates if self.composition == "anna_karenina" else self.n
-
-    @property
-    def row_size(self) -> int:
-        """Completions of a prompt in a row, in scoring as in training: a pair for DPO."""
-        return 2 if self.method == "dpo" else self.completions_per_row
-
-    @property
-    def has_baseline(self) -> bool:
-        """Whether a baseline is subtracted from the rewards."""
-        return self.baseline_from != "zero" or (self.baseline, self.effective_proportion) != (None, None)
-
-    @property
-    def chosen_engine(self) -> Literal["hf", "vllm"]:
-        """What samples on this machine."""
-        import torch
-
-        return self.engine or ("vllm" if torch.cuda.is_available() else "hf")
-
-    @property
     def bounds(self) -> "Limits":
         """The four bounds: those given, or the method's."""
         from topr import PRESETS, Limits
@@ -200,7 +178,6 @@ class Settings:
         others = {
             "samples_sha256": hashlib.sha256(content).hexdigest() if content else None,
             "ranks": ranks(),
-            "engine": self.chosen_engine,
         }
         return {name: value for name, value in dataclasses.asdict(self).items() if name not in NOT_OF_A_RUN} | others
 
@@ -243,11 +220,6 @@ def read_settings(
     return replace(settings, out=settings.out or settings.default_out(usual, runs))
 
 
-def _ranges(hint: Any) -> list[Range]:
-    own = [part for part in getattr(hint, "__metadata__", ()) if isinstance(part, Range)]
-    return own + [found for part in get_args(hint) for found in _ranges(part)]
-
-
 def check(settings: Settings) -> None:
     """InputError for settings that are out of range or do not go together, before anything is loaded or written."""
 
@@ -257,9 +229,10 @@ def check(settings: Settings) -> None:
 
     for name, hint in get_type_hints(type(settings), include_extras=True).items():
         value = getattr(settings, name)
-        for allowed in _ranges(hint) if value is not None else ():
+        parts = [part for optional in (hint, *get_args(hint)) for part in getattr(optional, "__metadata__", ())]
+        for allowed in (part for part in parts if isinstance(part, Range) and value is not None):
             refuse(not allowed.holds(value), f"--{name.replace('_', '-')} {value}: {allowed.text}")
-    method, size = settings.method, settings.row_size
+    method, size = settings.method, 2 if settings.method == "dpo" else settings.completions_per_row
     refuse(method not in get_args(Method), f"--method {method}: choose from {', '.join(get_args(Method))}")
     refuse(settings.batch % size > 0, f"--batch {settings.batch}: must be a multiple of the {size} in a row")
     refuse(
@@ -270,11 +243,9 @@ def check(settings: Settings) -> None:
     refuse(settings.limits is not None and method in ("ppo", "dpo"), f"--limits: have no meaning for {method}")
     refuse(settings.shots_file is not None and settings.shots < 1, "--shots-file: say with --shots how many to take")
     is_given = settings.baseline is not None or settings.baseline_from != "zero"
-    refuse(
-        is_given and settings.effective_proportion is not None,
-        "--effective-proportion: sets the baseline; give no other",
-    )
-    refuse(method == "dpo" and settings.has_baseline, "--method dpo: has no baseline; give none")
+    is_share_given = settings.effective_proportion is not None
+    refuse(is_given and is_share_given, "--effective-proportion: sets the baseline; give no other")
+    refuse(method == "dpo" and (is_given or is_share_given), "--method dpo: has no baseline; give none")
     is_proportion = settings.composition == "proportion"
     refuse(
         is_proportion != (settings.proportion is not None),

@@ -18,7 +18,9 @@ import platform
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,10 +35,10 @@ from pipeline.baselines import dpo_loss_of_rows, ppo_loss
 from pipeline.evaluation import evaluate
 from pipeline.metrics import append_json, check_ratio, keep_lines, step_metrics
 from pipeline.models import chunked_head
-from pipeline.models.language_model import LanguageModel, load_meta, load_model, make_optimizer, shard, token_logprobs
+from pipeline.models.language_model import META, LanguageModel, load_model, make_optimizer, shard, token_logprobs
 from pipeline.plots import draw_curve, save_figure
-from pipeline.records import Example, Problem, Sample, Task, read_rows, write_text
-from pipeline.runtime.checkpoints import checkpoints, load_optimizer, remove_checkpoints, save_checkpoint, save_model
+from pipeline.records import Example, Problem, Sample, Task, read_rows, to_lines, write_file
+from pipeline.runtime.checkpoints import load_optimizer, save_checkpoint, save_model
 from pipeline.runtime.processes import (
     device,
     from_all_ranks,
@@ -45,15 +47,24 @@ from pipeline.runtime.processes import (
     process_group,
     progress_bar,
     rank,
+    ranks,
     requests_are_noted,
-    say,
 )
-from pipeline.runtime.run_folder import RunFolder, check_folder, read_checked, stage, write_checked
+from pipeline.runtime.run_folder import (
+    SUMS,
+    check_folder,
+    checkpoints,
+    held_folder,
+    read_checked,
+    read_json,
+    refuse_others,
+    stage,
+    write_checked,
+)
 from pipeline.sampling import (
     Engine,
     SamplingParameters,
     check_lengths,
-    draw_in_chunks,
     draw_samples,
     transformers_engine,
 )
@@ -71,7 +82,7 @@ class Point(NamedTuple):
 
 
 class Run(AbstractContextManager):
-    """A run of the settings on a task: its folder, and the one expensive thing (engine or learner) it holds open.
+    """A run of the settings on a task: its folder, and the one thing that fills a GPU, an engine or a learner.
 
     found: what results.json holds if the run is finished, else None. learn: what `topr.train` is to be given as loss
     and logprobs, in place of the method's. InputError where model, samples or folder do not fit; nothing is written
@@ -79,86 +90,101 @@ class Run(AbstractContextManager):
     """
 
     def __init__(self, settings: Settings, task: Task, learn: Learn | None = None):
-        self.settings, self.task = settings, task
-        self.start = Point(0, 0, settings.model)
+        engine = settings.engine or ("vllm" if torch.cuda.is_available() else "hf")
+        self.settings = settings = replace(settings, engine=engine)
+        self.task, self.start = task, Point(0, 0, settings.model)
+        self.folder = settings.out or settings.default_out(Settings())
         self._token_logprobs = chunked_head.token_logprobs if settings.sliced_head else token_logprobs
         own = make_loss(settings), lambda model, batch: self._token_logprobs(model, batch).sum(-1)
         self._loss, self._logprobs = learn or own
-        self._held, self._holding = None, ExitStack()
         self._tests: dict[int, list[tuple[int, Path]]] = {}  # iteration -> samples seen and file of each evaluation
+        self._held, self._holding = None, ExitStack()
 
-    def __enter__(self) -> "Run":
+        def validate() -> tuple[LanguageModel, int, list[Sample] | None]:
+            meta = load_model(settings.model, META, settings.trust_remote_code)
+            if settings.sliced_head:
+                chunked_head.check_head(meta.model)
+            longest = check_lengths(task, meta, settings.max_new_tokens)
+            given = read_rows(settings.samples, Sample) if settings.samples else None
+            if given is not None:
+                if settings.trust_logmu:
+                    dataset.check_logmu(given, str(settings.samples))
+                dataset.compose(settings, given, meta, task.stop)
+            if settings.reuse is not None:
+                here = {name: settings.record()[name] for name in OF_DRAWING}
+                refuse_others(settings.reuse, here, "has drawn otherwise", "give a --reuse that has drawn the same")
+            return meta, longest, given
+
         with ExitStack() as stack:
-            stack.enter_context(process_group(alone=self.settings.compute != "float32"))
-            on_all_ranks(self._prepare)
-            self.found = on_rank_zero(lambda: self.folder.read_json("results.json"))
-            if self.found is None:
-                on_rank_zero(lambda: stack.enter_context(self.folder.held()))
-            else:
-                say(f"{self.folder.path}: this run is finished; what it found:")
-            stack.callback(self._release)
+            if ranks() > 1 or settings.compute != "float32":  # FSDP2 computes in other precisions
+                stack.enter_context(process_group())
+            self.meta, self.longest, self.given = on_all_ranks(validate)
+            on_rank_zero(lambda: stack.enter_context(held_folder(self.folder, settings.record())))
+            is_finished = on_rank_zero((self.folder / "results.json").exists)
+            self.found = read_json(self.folder / "results.json") if is_finished else None
+            stack.callback(self._hold, None)
             self._stack = stack.pop_all()
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def _prepare(self) -> None:
-        """Validate inputs before loading or writing anything."""
-        settings = self.settings
-        self.meta = load_meta(settings.model, settings.trust_remote_code)
-        if settings.sliced_head:
-            chunked_head.check_head(self.meta.model)
-        self.longest = check_lengths(self.task, self.meta, settings.max_new_tokens)
-        self.given = read_rows(settings.samples, Sample) if settings.samples else None
-        if self.given is not None:
-            if settings.trust_logmu:
-                dataset.check_logmu(self.given, str(settings.samples))
-            dataset.compose(settings, self.given, self.meta, self.task.stop)
-        self.folder = RunFolder(settings.out or settings.default_out(Settings()), settings.record())
-        if settings.reuse is not None:
-            self.folder.agree(settings.reuse, OF_DRAWING)
-
-    def _here(self, number: int) -> Path:
-        return self.folder / f"iteration-{number}"
-
     # ---- evaluate and sample ------------------------------------------------------------------------------------
 
-    def evaluate(self, number: int, point: Point) -> None:
+    def evaluate(self, iteration: int, point: Point) -> None:
         """Sample from a model on the test problems: test-STEP.jsonl. `results` tells how good it is."""
-        settings, file = self.settings, self._here(number) / f"test-{point.step}.jsonl"
-        is_full = point.step == 0 or point.model == str(self._here(number) / "model")
+        settings, here = self.settings, self.folder / f"iteration-{iteration}"
+        file, is_full = here / f"test-{point.step}.jsonl", point.model in (settings.model, str(here / "model"))
         n = settings.test_samples if is_full else settings.curve_samples
-        seed = settings.seed_of(f"test {number} {point.step}")
+        seed = settings.seed_of(f"test {iteration} {point.step}")
         self._draw(file, self.task.test, n, point.model, seed, f"evaluating at step {point.step}")
         if not is_full:
             on_rank_zero(lambda: shutil.rmtree(point.model, ignore_errors=True))
-        self._tests.setdefault(number, []).append((point.seen, file))
+        self._tests.setdefault(iteration, []).append((point.seen, file))
 
-    def sample(self, number: int, model: str) -> list[Sample]:
+    def sample(self, iteration: int, model: str) -> list[Sample]:
         """The iteration's graded samples, those given or drawn from `model`: samples.jsonl."""
-        file, settings = self._here(number) / "samples.jsonl", self.settings
+        file, settings = self.folder / f"iteration-{iteration}" / "samples.jsonl", self.settings
         if self.given is not None:
             stage(file, lambda: self.given)
         else:
-            seed = settings.seed_of(f"samples {number}")
-            self._draw(file, self.task.train, settings.drawn_per_problem, model, seed, "sampling")
+            seed = settings.seed_of(f"samples {iteration}")
+            each = settings.candidates if settings.composition == "anna_karenina" else settings.n
+            self._draw(file, self.task.train, each, model, seed, "sampling")
         return read_checked(file, Sample)
 
     def _draw(self, file: Path, problems: Sequence[Problem], n: int, model: str, seed: int, description: str) -> None:
-        """The stage that writes n graded samples of each problem by `model` to `file`."""
+        """The stage that writes n graded samples of each problem by `model` to `file`.
+
+        Each rank draws for its consecutive share of the problems, at most `chunk` problems at a time. What it has drawn
+        is in FILE.part-RANK before it goes on, and an interrupted run goes on behind the last whole chunk.
+        """
         settings = self.settings
-        sampling = sampling_parameters(settings, self.task)
         if settings.reuse is not None and model == settings.model:
-            on_rank_zero(lambda: self._take(settings.reuse / file.relative_to(self.folder.path), file, problems, n))
+            on_rank_zero(lambda: self._take(settings.reuse / file.relative_to(self.folder), file, problems, n))
+        sampling = sampling_parameters(settings, self.task)
+        parts = [file.with_name(f"{file.name}.part-{r}") for r in range(ranks())]
+        first, end = (len(problems) * r // ranks() for r in (rank(), rank() + 1))
+        own, part = problems[first:end], parts[rank()]
 
-        def draw(some: Sequence[Problem], samples_before: int) -> list[Sample]:
-            engine = self._hold(("engine", model), lambda: self._open_engine(model))
-            return draw_samples(self.task, some, n, engine, sampling, seed + samples_before, description)
+        def draw_own() -> None:
+            kept = read_rows(part, Sample, "growing")
+            done = len(own) if len(kept) == n * len(own) else len(kept) // (n * settings.chunk) * settings.chunk
+            write_file(part, to_lines(kept[: done * n]))
+            with part.open("a", encoding="utf-8") as growing:
+                for start in range(done, len(own), settings.chunk):
+                    engine = self._hold(("engine", model), lambda: self._open_engine(model))
+                    some = own[start : start + settings.chunk]
+                    drawn_before = (first + start) * n
+                    drawn = draw_samples(self.task, some, n, engine, sampling, seed + drawn_before, description)
+                    growing.write(to_lines(drawn))
+                    growing.flush()
 
-        stage(file, lambda: draw_in_chunks(file, problems, n, settings.chunk, draw))
-        parts = list(file.parent.glob(f"{file.name}.part-*")) if rank() == 0 else []
-        on_rank_zero(lambda: [part.unlink() for part in parts])
+        def make() -> list[Sample]:
+            on_all_ranks(draw_own)
+            return [sample for part in parts for sample in read_rows(part, Sample)] if rank() == 0 else []
+
+        stage(file, make)
+        on_rank_zero(lambda: [part.unlink(missing_ok=True) for part in parts])
 
     def _take(self, source: Path, file: Path, problems: Sequence[Problem], n: int) -> None:
         """Copy `source`, a stage's file of another run, to `file`, if it holds n samples of each problem."""
@@ -169,44 +195,37 @@ class Run(AbstractContextManager):
 
     # ---- compose and train --------------------------------------------------------------------------------------
 
-    def compose(self, number: int, samples: list[Sample], model: str) -> list[dataset.Row]:
+    def compose(self, iteration: int, samples: list[Sample], model: str) -> list[dataset.Row]:
         """What to train on, in its order, with log mu by `model`, which starts the iteration: train.jsonl."""
-        here, settings = self._here(number), self.settings
+        here, settings = self.folder / f"iteration-{iteration}", self.settings
 
         def make() -> list[Example]:
-            rows, counts = dataset.compose(settings, samples, self.meta, self.task.stop, number)
-            steps = dataset.Steps.of(settings, rows)
+            rows, counts = dataset.compose(settings, samples, self.meta, self.task.stop, iteration)
+            steps = dataset.epoch_steps(rows, settings.batch, settings.micro_batch, rank(), ranks())
             if not settings.trust_logmu:
-                if self.given is not None:
-                    say("log mu of the given samples is computed by the initial model, in place of their sampler")
-                lm, _ = self._learner(model)
-                rows = dataset.score(steps, lm, self._token_logprobs)
-            counts |= {"steps": len(steps), "engine_mismatch": dataset.engine_mismatch(samples, rows)}
-            on_rank_zero(lambda: write_text(here / "dataset.json", json.dumps(counts, indent=2) + "\n"))
+                rows = dataset.score(rows, steps, self._learner(model)[0], self._token_logprobs)
+            is_known = any(sample.token_logmu_engine for sample in samples)
+            mismatch = dataset.engine_mismatch(samples, rows) if is_known else None
+            counts |= {"steps": len(steps), "engine_mismatch": mismatch}
+            on_rank_zero(lambda: write_file(here / "dataset.json", json.dumps(counts, indent=2) + "\n"))
             return [example for row in rows for example in row]
 
         stage(here / "train.jsonl", make)
-        counts = self._counts(number)
-        taken, drawn = counts["trained"], counts["drawn"]["samples"]
-        say(
-            f"iteration {number}: {counts['steps']} steps on {taken['samples']} of {drawn} samples, "
-            f"{100 * taken['positive'] / taken['samples']:.1f} % positive, baseline {counts['baseline']:.4g}"
-        )
-        if counts["engine_mismatch"] is not None:
-            mean, largest = counts["engine_mismatch"]["mean"], counts["engine_mismatch"]["largest"]
-            say(f"log mu of a completion, engine - trainer: {mean:+.3g} nats on average, {largest:.3g} at most")
-        return dataset.group_rows(read_checked(here / "train.jsonl", Example))
+        examples = read_checked(here / "train.jsonl", Example)
+        rows = [list(row) for _, row in groupby(examples, key=lambda example: example.row)]
+        positive = 100 * sum(example.reward >= 0 for example in examples) / len(examples)
+        told = f"iteration {iteration}: {len(examples)} examples of {len(samples)} samples, {positive:.1f} % positive"
+        on_rank_zero(lambda: print(told, flush=True))
+        return rows
 
-    def _counts(self, number: int) -> dict:
-        return on_rank_zero(lambda: json.loads((self._here(number) / "dataset.json").read_text()))
-
-    def train(self, number: int, rows: list[dataset.Row], model: str) -> list[Point]:
+    def train(self, iteration: int, rows: list[dataset.Row], model: str) -> list[Point]:
         """One epoch on `rows`, from `model`: metrics.jsonl, and the models to evaluate, of which model/ is the last."""
-        settings, here = self.settings, self._here(number)
-        steps = dataset.Steps.of(settings, rows)
-        stops = {len(steps) * i // settings.curve_points for i in range(1, settings.curve_points)} - {0, len(steps)}
-        points = [Point(stop, steps.samples_until(stop), str(here / f"model-{stop}")) for stop in sorted(stops)]
-        last = Point(len(steps), steps.samples_until(len(steps)), str(here / "model"))
+        settings, here = self.settings, self.folder / f"iteration-{iteration}"
+        steps = dataset.epoch_steps(rows, settings.batch, settings.micro_batch, rank(), ranks())
+        stops = sorted({len(steps) * i // settings.curve_points for i in range(1, settings.curve_points)} - {0})
+        seen = {stop: sum(step.sequences for step in steps[:stop]) for stop in (*stops, len(steps))}
+        points = [Point(stop, seen[stop], str(here / f"model-{stop}")) for stop in stops if stop < len(steps)]
+        last = Point(len(steps), seen[len(steps)], str(here / "model"))
         if not on_rank_zero(Path(last.model).exists):
             done = on_rank_zero(lambda: max(checkpoints(here), default=0))
             lm, optimizer = self._learner(str(here / f"checkpoint-{done}") if done else model)
@@ -214,23 +233,25 @@ class Run(AbstractContextManager):
                 load_optimizer(here, done, optimizer)
             self._epoch(here, steps, done, points, lm, optimizer)
             save_model(lm, Path(last.model))
-        on_rank_zero(lambda: remove_checkpoints(here, checkpoints(here)))
+        on_rank_zero(lambda: [shutil.rmtree(here / f"checkpoint-{step}") for step in checkpoints(here)])
         return [*points, last]
 
     def _epoch(
         self,
         here: Path,
-        steps: dataset.Steps,
+        steps: Sequence[dataset.EpochStep],
         done: int,
         points: Sequence[Point],
         lm: LanguageModel,
         optimizer: torch.optim.Optimizer,
     ) -> None:
-        """The steps that are not `done`, with their metrics logged, checkpoints and the models of `points` saved."""
+        """The steps that are not `done`: their metrics are logged, checkpoints and the models of `points` saved."""
         settings, log = self.settings, here / "metrics.jsonl"
-        on_rank_zero(lambda: keep_lines(log, done))
+        on_rank_zero(lambda: keep_lines(log, done) if done else log.unlink(missing_ok=True))
+        stops = {point.step: Path(point.model) for point in points}
+        laid_out = dataset.lay_out(steps[done:])
         with requests_are_noted() as is_asked:
-            trained = topr.train(lm.model, optimizer, steps[done:], self._loss, self._logprobs, settings.max_norm)
+            trained = topr.train(lm.model, optimizer, laid_out, self._loss, self._logprobs, settings.max_norm)
             for step in progress_bar(range(done + 1, len(steps) + 1), "training", "step"):
                 try:
                     stats = next(trained)
@@ -244,9 +265,8 @@ class Run(AbstractContextManager):
                 metrics = {"step": step, "loss": sum(losses), "grad_norm": stats.grad_norm}
                 if rank() == 0:
                     append_json(log, metrics | step_metrics(log_ratio, reward, weight))
-                for point in points:
-                    if point.step == step and not on_rank_zero(Path(point.model).exists):
-                        save_model(lm, Path(point.model))
+                if step in stops and not on_rank_zero(stops[step].exists):
+                    save_model(lm, stops[step])
                 if any(asked) or (step % settings.save_every == 0 and step < len(steps)):
                     save_checkpoint(here, step, lm, optimizer)
                 if any(asked):
@@ -270,7 +290,7 @@ class Run(AbstractContextManager):
         before = last = measure(first, settings.test_samples)
         iterations = []
         for number in range(1, settings.iterations + 1):
-            counts = self._counts(number)
+            counts = read_json(self.folder / f"iteration-{number}" / "dataset.json")
             mismatch = counts.pop("engine_mismatch")
             curve = [{"samples_seen": 0, **last}]
             for i, (seen, file) in enumerate(tests[number], start=1):
@@ -282,35 +302,33 @@ class Run(AbstractContextManager):
         if iterations:
             title = f"{settings.method}, learning rate {settings.lr:g}"
             save_figure(draw_curve(iterations, title), self.folder / "curve.png")
-        self.folder.write_json("results.json", results)
+        write_file(self.folder / "results.json", json.dumps(results, indent=2) + "\n")
         return results
 
     # ---- what is held open: an engine or a learner, since either fills a GPU ------------------------------------
 
-    def _hold(self, key: tuple[str, str], open_it: Callable[[], AbstractContextManager[Any]]) -> Any:
-        """What was opened for `key`; before it is opened, what was open is closed and its memory freed."""
+    def _hold(self, key: tuple[str, str] | None, open_it: Callable[[], AbstractContextManager] | None = None) -> Any:
+        """What is open for `key`, opened if it was not; what was open before is then closed. None just closes."""
         if self._held is None or self._held[0] != key:
-            self._release()
-            self._held = key, self._holding.enter_context(open_it())
-        return self._held[1]
-
-    def _release(self) -> None:
-        self._held = None
-        self._holding.close()
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+            self._held = None
+            self._holding.close()
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            self._held = (key, self._holding.enter_context(open_it())) if open_it else None
+        return self._held[1] if self._held else None
 
     @contextmanager
     def _open_engine(self, model: str) -> Iterator[Engine]:
         settings = self.settings
-        if settings.chosen_engine == "hf":
+        if settings.engine == "hf":
             lm = load_model(model, trust_remote_code=settings.trust_remote_code)
             yield transformers_engine(lm, settings.tokens_at_once)
         else:
             from pipeline.vllm.client import vllm_engine
 
-            check_folder(Path(model))
+            if (Path(model) / SUMS).exists():
+                check_folder(Path(model))
             log = self.folder / f"vllm-{rank()}.log"
             with vllm_engine(model, self.meta, self.longest, settings, log) as engine:
                 yield engine
@@ -320,7 +338,8 @@ class Run(AbstractContextManager):
 
         def load() -> tuple[LanguageModel, torch.optim.Optimizer]:
             lm = load_model(model, torch.device("cpu"), settings.trust_remote_code)
-            shard(lm.model, settings.compute, settings.gradient_checkpointing)
+            if dist.is_initialized() or settings.gradient_checkpointing:
+                shard(lm.model, settings.compute, settings.gradient_checkpointing)
             if not dist.is_initialized():
                 lm.model.to(device())
             # Before any forward pass: after one, FSDP2 leaves some weights gathered in copies, which are not trained.

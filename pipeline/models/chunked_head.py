@@ -79,7 +79,7 @@ def token_logprobs(model: PreTrainedModel, batch: SharedRows) -> Tensor:
     """log pi of every completion token, (B, C), 0 on padding: as `rows.token_logprobs`."""
     with _no_head(model):
         hidden = predictions(model, batch)[: len(batch.reward)]
-    here = batch.token_mask
+    here = batch.completion_mask[: len(batch.reward)].bool()  # (B, C)
     tokens = batch.completion_ids[: len(batch.reward)]
     token_logp = hidden.new_zeros(here.shape, dtype=_precise(hidden).dtype)
     token_logp[here] = selected_logprobs(hidden[here], model.get_output_embeddings().weight, tokens[here])

@@ -13,7 +13,7 @@ The weights that are trained are float32. bfloat16 has 8 bits of precision, so t
 every update of a bfloat16 weight would round to nothing: it is for computing with, in copies made as they are needed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from pipeline.records import Example, InputError, is_hub_name
 from pipeline.runtime.processes import device as own_device
-from pipeline.runtime.run_folder import check_folder
+from pipeline.runtime.run_folder import SUMS, check_folder
 from pipeline.settings import Compute, OptimizerName
 from topr import select_logprobs
 
@@ -51,64 +51,49 @@ class LanguageModel(NamedTuple):
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-
-    @property
-    def context(self) -> int:
-        """The most tokens that prompt and completion may have together."""
-        return self.model.config.max_position_embeddings
-
-    @property
-    def ends(self) -> set[int]:
-        """The token ids that end a sequence."""
-        eos = self.model.generation_config.eos_token_id
-        return set(eos) if isinstance(eos, list) else {eos}
+    context: int  # the most tokens that prompt and completion may have together
+    ends: frozenset[int]  # the token ids that end a sequence
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """What the tokens of a completion spell, without the end of sequence."""
+        """The text of a completion's tokens, without the end of sequence."""
         size = len(token_ids) - (len(token_ids) > 0 and token_ids[-1] in self.ends)
         return self.tokenizer.decode(token_ids[:size], clean_up_tokenization_spaces=False)
 
 
+META = torch.device("meta")  # where tensors have shapes and no values
+
+
 def load_model(name: str, device: torch.device | None = None, trust_remote_code: bool = False) -> LanguageModel:
-    """The model in float32, on this process's own GPU if there is one, or on another device.
+    """The model in float32 and its tokenizer, on this process's own GPU if there is one, or on another device.
 
-    name: a folder or the name of a model on the hub; safetensors only, and code of its own is run only if it is
-    trusted. InputError where it cannot be loaded, or a run has written it and it has changed since.
+    name: a folder or the name of a model on the hub; safetensors only. Code of its own is run only if it is trusted.
+    device META: no weights are loaded; enough to encode samples, to count and to plan. InputError where the model
+    cannot be loaded, or a run has written it and it has changed since.
     """
-    check_folder(Path(name))
-    options = {"dtype": torch.float32, "use_safetensors": True, "trust_remote_code": trust_remote_code}
-    tokenizer, model = _load(name, lambda: AutoModelForCausalLM.from_pretrained(name, **options), trust_remote_code)
-    return LanguageModel(model.to(device or own_device()).eval(), tokenizer)
-
-
-def load_meta(name: str, trust_remote_code: bool = False) -> LanguageModel:
-    """The tokenizer, and the model without its weights: enough to encode samples, to count and to plan."""
-
-    def build() -> PreTrainedModel:
-        with torch.device("meta"):
-            config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
-        with suppress(OSError):  # not every folder has one; where there is one, it knows what ends a sequence
-            model.generation_config = GenerationConfig.from_pretrained(name)
-        return model
-
-    tokenizer, model = _load(name, build, trust_remote_code)
-    return LanguageModel(model.eval(), tokenizer)
-
-
-def _load(
-    name: str, build: Callable[[], PreTrainedModel], trust_remote_code: bool
-) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     if not Path(name).is_dir() and not is_hub_name(name):
         raise InputError(f"--model {name}: is neither a folder nor the name of a model on the hub (owner/name)")
+    if (Path(name) / SUMS).exists() and device != META:
+        check_folder(Path(name))
     transformers.utils.logging.disable_progress_bar()  # of single files; the run has its own
+    options = {"dtype": torch.float32, "trust_remote_code": trust_remote_code}
     try:
-        tokenizer, model = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code), build()
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+        if device == META:
+            with device:
+                config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+                model = AutoModelForCausalLM.from_config(config, **options)
+            with suppress(OSError):  # not every folder has one; where there is one, it knows what ends a sequence
+                model.generation_config = GenerationConfig.from_pretrained(name)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(name, use_safetensors=True, **options)
+            model = model.to(device or own_device())
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"--model {name}: cannot be loaded: {str(error).splitlines()[0]}") from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token_id = tokenizer.eos_token_id  # padding is always masked: any token will do
-    return tokenizer, model
+    eos = model.generation_config.eos_token_id
+    ends = frozenset(eos if isinstance(eos, list) else [eos])
+    return LanguageModel(model.eval(), tokenizer, model.config.max_position_embeddings, ends)
 
 
 def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
@@ -168,7 +153,7 @@ def make_optimizer(name: OptimizerName, model: torch.nn.Module, lr: float) -> to
 class SharedRows(NamedTuple):
     """A micro-batch: R prompts of at most P tokens, B completions of at most C, in the order of their prompts.
 
-    The first len(reward) completions are learnt from: all of them, or none in an empty batch (`without_completions`).
+    The first len(reward) completions are learnt from: all of them, or none in an empty batch.
     """
 
     shares: bool  # whether prompts are computed apart; otherwise R = B, and prompt i and completion i are one row
@@ -182,36 +167,38 @@ class SharedRows(NamedTuple):
     reward: Tensor  # (B,)
     length: Tensor  # (B,)
 
-    @property
-    def token_mask(self) -> Tensor:
-        """(B, C) True on the tokens that are learnt from."""
-        return self.completion_mask[: len(self.reward)].bool()
-
 
 def collate(
-    rows: Sequence[Sequence[Example]], device: torch.device | str = "cpu", shares: bool | None = None
+    rows: Sequence[Sequence[Example]],
+    device: torch.device | str = "cpu",
+    shares: bool | None = None,
+    is_empty: bool = False,
 ) -> SharedRows:
     """Lay out rows of examples; the examples of a row have the same prompt.
 
     shares: whether prompts are computed apart (default: whether a row has several examples). Processes that train
-    together must give the same, since it decides how often the model is called.
+    together must give the same, since it decides how often the model is called. is_empty: an empty batch, whose rows
+    are computed and not learnt from; it keeps collectives aligned across ranks.
 
     >>> row = [Example([5, 6], [7, 1], -1.0, 1.0), Example([5, 6], [8, 9, 1], -2.0, -1.0)]
     >>> batch = collate([row])
     >>> batch.prompt_ids.tolist(), batch.completion_ids.tolist(), batch.prompt_of.tolist()
     ([[5, 6]], [[7, 1, 0], [8, 9, 1]], [0, 0])
+    >>> collate([row], is_empty=True).reward.shape
+    torch.Size([0])
     """
     examples = [example for row in rows for example in row]
     prompt_ids, prompt_mask = pad([row[0].prompt_ids for row in rows], is_left=True)
     completion_ids, completion_mask = pad([example.completion_ids for example in examples], is_left=False)
-    token_logmu = torch.zeros(completion_ids.shape)
-    for i, example in enumerate(examples):
+    prompt_of = torch.tensor([r for r, row in enumerate(rows) for _ in row])
+    shares = len(examples) > len(rows) if shares is None else shares
+    learnt = [] if is_empty else examples
+    token_logmu = torch.zeros(len(learnt), completion_ids.shape[1])  # (B, C)
+    for i, example in enumerate(learnt):
         length = len(example.completion_ids)
         token_logmu[i, :length] = torch.tensor(example.token_logmu or [torch.nan] * length)
-    prompt_of = [r for r, row in enumerate(rows) for _ in row]
-    columns = [[e.logmu for e in examples], [e.reward for e in examples], [len(e.completion_ids) for e in examples]]
-    tensors = [prompt_ids, prompt_mask, completion_ids, completion_mask, torch.tensor(prompt_of), token_logmu]
-    shares = len(examples) > len(rows) if shares is None else shares
+    columns = [[e.logmu for e in learnt], [e.reward for e in learnt], [len(e.completion_ids) for e in learnt]]
+    tensors = [prompt_ids, prompt_mask, completion_ids, completion_mask, prompt_of, token_logmu]
     return SharedRows(shares, *(tensor.to(device) for tensor in [*tensors, *map(torch.tensor, columns)]))
 
 
@@ -229,41 +216,28 @@ def pad(rows: Sequence[list[int]], is_left: bool) -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
-def without_completions(batch: SharedRows) -> SharedRows:
-    """The same rows with nothing to learn: an empty batch, which keeps collectives aligned across ranks.
-
-    >>> batch = without_completions(collate([[Example([5, 6], [7, 1], -1.0, 1.0)]]))
-    >>> batch.completion_ids.shape, batch.token_mask.shape
-    (torch.Size([1, 2]), torch.Size([0, 2]))
-    """
-    return batch._replace(**{name: getattr(batch, name)[:0] for name in ("token_logmu", "logmu", "reward", "length")})
-
-
 # ---- log-probabilities of a batch -------------------------------------------------------------------------------
 
 
 def token_logprobs(model: PreTrainedModel, batch: SharedRows) -> Tensor:
     """log pi of every completion token over the full vocabulary, in at least float32: (B, C), 0 on padding."""
     token_logp = select_logprobs(predictions(model, batch), batch.completion_ids)
-    return torch.where(batch.token_mask, token_logp[: len(batch.reward)], 0.0)
+    return torch.where(batch.completion_mask.bool(), token_logp, 0.0)[: len(batch.reward)]
 
 
 def predictions(model: PreTrainedModel, batch: SharedRows) -> Tensor:
     """The logits that each completion token is predicted by: (B, C, V), in the model's precision."""
-    return _behind_prompts(model, batch) if batch.shares else _in_rows(model, batch)
-
-
-def _in_rows(model: PreTrainedModel, batch: SharedRows) -> Tensor:
-    """Prompt and completion in one row."""
-    mask = torch.cat([batch.prompt_mask, batch.completion_mask], dim=1)
+    if batch.shares:
+        return _behind_prompts(model, batch)
+    mask = torch.cat([batch.prompt_mask, batch.completion_mask], dim=1)  # (B, P + C)
     logits = model(
         input_ids=torch.cat([batch.prompt_ids, batch.completion_ids], dim=1),
         attention_mask=mask,
-        position_ids=_positions(mask),
+        position_ids=(mask.cumsum(-1) - 1).clamp_min(0),
         logits_to_keep=batch.completion_ids.shape[1] + 1,
         use_cache=False,
     ).logits
-    return logits[:, :-1]  # the last column would be the token after the end
+    return logits[:, :-1]  # the last column would predict the token after the end
 
 
 def _behind_prompts(model: PreTrainedModel, batch: SharedRows) -> Tensor:

@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 from pipeline.models.language_model import LanguageModel
 from pipeline.runtime.processes import device, on_all_ranks, on_rank_zero, rank
-from pipeline.runtime.run_folder import seal_folder
+from pipeline.runtime.run_folder import checkpoints, seal_folder
 
 
 def save_model(lm: LanguageModel, folder: Path, optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -43,7 +43,7 @@ def save_checkpoint(folder: Path, done: int, lm: LanguageModel, optimizer: torch
     """Write folder/checkpoint-DONE; the checkpoints before it are then removed."""
     older = on_rank_zero(lambda: checkpoints(folder))
     save_model(lm, folder / f"checkpoint-{done}", optimizer)
-    on_rank_zero(lambda: remove_checkpoints(folder, older))
+    on_rank_zero(lambda: [shutil.rmtree(folder / f"checkpoint-{step}") for step in older])
 
 
 def load_optimizer(folder: Path, done: int, optimizer: torch.optim.Optimizer) -> None:
@@ -54,22 +54,3 @@ def load_optimizer(folder: Path, done: int, optimizer: torch.optim.Optimizer) ->
             of_weight["step"] = of_weight["step"].cpu()  # where AdamW keeps it: on a GPU, each step would wait for it
     optimizer.load_state_dict(state["optimizer"])
     torch.set_rng_state(state["random"].cpu())
-
-
-def checkpoints(folder: Path) -> list[int]:
-    """The steps after which there are checkpoints, in order.
-
-    >>> checkpoints(Path("nowhere"))
-    []
-    """
-    names = (path.name.removeprefix("checkpoint-") for path in folder.glob("checkpoint-*"))
-    return sorted(int(name) for name in names if name.isdecimal())
-
-
-def remove_checkpoints(folder: Path, steps: list[int]) -> None:
-    """Remove the checkpoints after these steps.
-
-    >>> remove_checkpoints(Path("nowhere"), [])
-    """
-    for step in steps:
-        shutil.rmtree(folder / f"checkpoint-{step}")

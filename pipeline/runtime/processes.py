@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -45,15 +46,15 @@ def device() -> "torch.device":
 
 
 @contextmanager
-def process_group(alone: bool = False) -> Iterator[None]:
-    """Join the processes that torchrun started. Without torchrun do nothing or, if `alone`, form a group of one.
+def process_group() -> Iterator[None]:
+    """Join the processes that torchrun started; without torchrun, form a group of one, as FSDP2 needs.
 
     Within a group it does nothing: all runs of a command share one.
     """
     import torch
     import torch.distributed as dist
 
-    if dist.is_initialized() or ("RANK" not in os.environ and not alone):
+    if dist.is_initialized():
         yield
         return
     if torch.cuda.is_available():
@@ -74,11 +75,12 @@ def from_all_ranks(value: T) -> list[T]:
     >>> from_all_ranks("mine")
     ['mine']
     """
-    values = [value] * ranks()
-    if ranks() > 1:
-        import torch.distributed as dist
+    if ranks() == 1:
+        return [value]
+    import torch.distributed as dist
 
-        dist.all_gather_object(values, value)
+    values = [value] * ranks()
+    dist.all_gather_object(values, value)
     return values
 
 
@@ -104,63 +106,34 @@ def on_rank_zero(work: Callable[[], T]) -> T:
     >>> on_rank_zero(lambda: "done")
     'done'
     """
+    if ranks() == 1:
+        return work()
     return from_all_ranks(on_all_ranks(lambda: work() if rank() == 0 else None))[0]
 
 
-def say(text: str) -> None:
-    """Print once, whatever the number of ranks."""
-    if rank() == 0:
-        print(text, flush=True)
+def progress_bar(items: Iterable[T], description: str, unit: str, total: int | None = None) -> Iterator[T]:
+    """`items`, with a progress bar on rank zero; where its output is no terminal, with a line every ten seconds.
 
-
-def share(items: list[T]) -> tuple[int, list[T]]:
-    """This rank's consecutive part of the items, and the index where it begins.
-
-    >>> share(["a", "b", "c"])
-    (0, ['a', 'b', 'c'])
+    >>> list(progress_bar("ab", "spelling", "letter"))
+    ['a', 'b']
     """
-    start, stop = (len(items) * r // ranks() for r in (rank(), rank() + 1))
-    return start, items[start:stop]
-
-
-def progress_bar(items: Iterable[T], description: str, unit: str, total: int | None = None) -> "tqdm[T]":
-    """`items` with a progress bar on rank zero; where the output is no terminal, with a line every ten seconds."""
     is_terminal = sys.stderr.isatty()
-    where = {} if is_terminal else {"file": _Lines(), "mininterval": 10, "maxinterval": 10}
-    return tqdm(items, description, total=total, unit=unit, disable=rank() > 0, **where)
-
-
-class _Lines:
-    """Standard error, for a bar that ends each of its states with a new line instead of going back to overwrite it."""
-
-    def write(self, text: str) -> None:
-        if state := text.strip("\r\n "):
-            sys.stderr.write(state + "\n")
-
-    def flush(self) -> None:
-        sys.stderr.flush()
+    told = time.monotonic()
+    for done, item in enumerate(tqdm(items, description, total, unit=unit, disable=rank() > 0 or not is_terminal)):
+        if not is_terminal and rank() == 0 and time.monotonic() > told + 10:
+            told = time.monotonic()
+            print(f"{description}: {done} {unit}s" + f" of {total}" * (total is not None), file=sys.stderr, flush=True)
+        yield item
 
 
 # ---- graceful shutdown on SIGINT and SIGTERM --------------------------------------------------------------------
 
 
 @contextmanager
-def requests_go_to(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Inside it, `handler` is called on SIGINT and SIGTERM. Other threads than the main one get no signals."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, handler) for number in REQUESTS}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
-
-
-@contextmanager
 def requests_are_noted() -> Iterator[Callable[[], bool]]:
-    """Inside it a request is noted, and the function it gives tells whether there was one. A second one interrupts.
+    """Inside it SIGINT and SIGTERM are noted, and the function it gives tells whether one came. A second interrupts.
+
+    At the end of the block a noted request raises KeyboardInterrupt. Only the main thread gets signals.
 
     >>> with requests_are_noted() as is_asked:
     ...     is_asked()
@@ -173,8 +146,13 @@ def requests_are_noted() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         noted.append(number)
 
-    with requests_go_to(note):
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, note) for number in REQUESTS if is_main}
+    try:
         yield lambda: bool(noted)
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
     if noted:
         raise KeyboardInterrupt
 
@@ -192,12 +170,9 @@ def command(name: str) -> Iterator[None]:
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported
 
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as SIGINT does: KeyboardInterrupt
     try:
-        with requests_go_to(interrupt):
-            yield
+        yield
     except (InputError, ArithmeticError, KeyboardInterrupt, OSError) as error:
         if "--debug" in sys.argv:
             raise

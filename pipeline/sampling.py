@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
-from transformers import DynamicCache, GenerationConfig
+from torch import Tensor
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 from pipeline.models.language_model import LanguageModel
 from pipeline.records import InputError, Problem, Sample, Task
@@ -143,18 +144,26 @@ def _generate(
         with torch.random.fork_rng(devices), torch.inference_mode():
             torch.manual_seed(seed)
             stop_tokenizer = tokenizer if sampling.stop else None
-            cache = None
-            if len(prompts) < len(prompt_ids) and width > 1:
-                # All but the last token of each prompt, (R, P - 1), is computed once for all its completions.
-                cache, mask = DynamicCache(config=model.config), padded["attention_mask"][:, :-1]
-                positions = (mask.cumsum(-1) - 1).clamp_min(0)
-                head = {"attention_mask": mask, "position_ids": positions, "logits_to_keep": 1}
-                model(padded["input_ids"][:, :-1], past_key_values=cache, **head)
-                cache.batch_select_indices(prompt_of)  # (B, P - 1)
+            cache = _computed_once(model, padded["attention_mask"], padded["input_ids"], prompt_of)
             ids = model.generate(**inputs, generation_config=config, tokenizer=stop_tokenizer, past_key_values=cache)
     finally:
         model.generation_config = own_config
     return ids[:, width:].tolist()
+
+
+def _computed_once(model: PreTrainedModel, mask: Tensor, prompt_ids: Tensor, prompt_of: Tensor) -> DynamicCache | None:
+    """Keys and values of all but the last token of each prompt, computed once for all its completions.
+
+    mask, prompt_ids: (R, P); prompt_of: (B,). They are repeated to (B, heads, P - 1, size), from where `generate` goes
+    on. None where no two completions share a prompt, or prompts have a single token.
+    """
+    if len(prompt_ids) == len(prompt_of) or prompt_ids.shape[1] == 1:
+        return None
+    cache, mask = DynamicCache(config=model.config), mask[:, :-1]
+    positions = (mask.cumsum(-1) - 1).clamp_min(0)
+    model(prompt_ids[:, :-1], attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1)
+    cache.batch_select_indices(prompt_of)
+    return cache
 
 
 def _cut(token_ids: list[int], lm: LanguageModel, sampling: SamplingParameters) -> Completion:

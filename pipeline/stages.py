@@ -122,6 +122,8 @@ class Run(AbstractContextManager):
             on_rank_zero(lambda: stack.enter_context(held_folder(self.folder, settings.record())))
             is_finished = on_rank_zero((self.folder / "results.json").exists)
             self.found = read_json(self.folder / "results.json") if is_finished else None
+            if is_finished and rank() == 0:
+                print(f"{self.folder}: this run is finished; what it found:", flush=True)
             stack.callback(self._hold, None)
             self._stack = stack.pop_all()
 
@@ -214,8 +216,9 @@ class Run(AbstractContextManager):
         examples = read_checked(here / "train.jsonl", Example)
         rows = [list(row) for _, row in groupby(examples, key=lambda example: example.row)]
         positive = 100 * sum(example.reward >= 0 for example in examples) / len(examples)
-        told = f"iteration {iteration}: {len(examples)} examples of {len(samples)} samples, {positive:.1f} % positive"
-        on_rank_zero(lambda: print(told, flush=True))
+        if rank() == 0:
+            told = f"{len(examples)} examples of {len(samples)} samples, {positive:.1f} % positive"
+            print(f"iteration {iteration}: {told}", flush=True)
         return rows
 
     def train(self, iteration: int, rows: list[dataset.Row], model: str) -> list[Point]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 
 import train_gsm8k as gsm8k
-from pipeline.models.loading import load_model
+from pipeline.models.language_model import load_model
 
 # Deterministic, so that a failure is one for everybody; no deadline, because no test is about time.
 settings.register_profile("topr", derandomize=True, deadline=None, database=None)

@@ -9,7 +9,6 @@ import sys
 import traceback
 
 import train_gsm8k as gsm8k
-from pipeline import cli as command
 
 
 def run(log: str, arguments: list[str]) -> int:
@@ -18,7 +17,7 @@ def run(log: str, arguments: list[str]) -> int:
     os.dup2(file, 2)
     sys.argv = ["train_gsm8k.py", *arguments]
     try:
-        command.main("train_gsm8k", gsm8k.__doc__, gsm8k.gsm8k_task)
+        gsm8k.main("train_gsm8k", gsm8k.__doc__, gsm8k.gsm8k_task)
     except SystemExit as ended:
         print(ended.code, file=sys.stderr, flush=True)
         return int(ended.code is not None and ended.code != 0)

@@ -1,4 +1,4 @@
-"""Small models and batches that several tests use."""
+"""Small models, batches and training that several tests use."""
 
 import random
 
@@ -6,13 +6,16 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import topr
-from pipeline.models.rows import Example
+from pipeline import dataset
+from pipeline.metrics import step_metrics
+from pipeline.models.language_model import token_logprobs
+from pipeline.records import Example
 
 VOCABULARY = 32
 
 
 def tiny_model(seed: int = 0, dtype: torch.dtype = torch.float64) -> LlamaForCausalLM:
-    """An untrained Llama with 32 words, in float64 so that equality can be asked for to many digits."""
+    """An untrained Llama with a vocabulary of 32, in float64 so that equality can be asked for to many digits."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -53,3 +56,22 @@ def plain_batch(examples: list[Example], padding_side: str = "right", filler: in
         completion_mask[i, first + len(example.prompt_ids) : first + len(row)] = 1
     columns = [[e.logmu for e in examples], [e.reward for e in examples], [len(e.completion_ids) for e in examples]]
     return topr.Batch(ids, attention_mask, completion_mask, *map(torch.tensor, columns))
+
+
+def shared_logprobs(model, batch):
+    """log pi(y|x) of a batch of shared rows: (B,)."""
+    return token_logprobs(model, batch).sum(-1)
+
+
+def steps_of(rows, batch, micro_batch, rank=0, ranks=1):
+    """The steps of an epoch over rows, as `topr.train` takes them."""
+    return list(dataset.lay_out(dataset.epoch_steps(rows, batch, micro_batch, rank, ranks), "cpu"))
+
+
+def fit(model, optimizer, steps, **options):
+    """What `topr.train` yields, as a dict of metrics a step; a list of micro-batches is a step of one process."""
+    steps = [s if isinstance(s, topr.Step) else topr.Step(s, sum(len(batch.reward) for batch in s)) for s in steps]
+    return [
+        {"loss": stats.loss, "grad_norm": stats.grad_norm, **step_metrics(stats.log_ratio, stats.reward, stats.weight)}
+        for stats in topr.train(model, optimizer, steps, **options)
+    ]

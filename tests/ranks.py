@@ -5,23 +5,21 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
-from helpers import plain_batch, tiny_model
-from torch.distributed.fsdp import fully_shard
+from helpers import fit, plain_batch, shared_logprobs, steps_of, tiny_model
 
 import topr
-from pipeline import dataset
-from pipeline.models import rows
-from pipeline.models.sharding import make_optimizer, shard
-from pipeline.runtime.checkpoints import load_checkpoint, save_checkpoint
+from pipeline.models.language_model import make_optimizer, shard
+from pipeline.runtime.checkpoints import load_optimizer, save_checkpoint
+from pipeline.runtime.processes import from_all_ranks
 
 
-def steps_of(examples, share, step_size):
+def two_steps(examples, share, step_size):
     """Two steps of `step_size` examples; of each the slice `share`, in two micro-batches of unequal size."""
     first, last = share
     steps = []
     for start in (0, step_size):
         mine = examples[start:][first:last]
-        steps.append([plain_batch(mine[:1]), plain_batch(mine[1:])])
+        steps.append(topr.Step([plain_batch(mine[:1]), plain_batch(mine[1:])], step_size))
     return steps
 
 
@@ -37,30 +35,30 @@ def epoch_on_two_ranks(folder, *arguments):
     return torch.load(folder / "found.pt", weights_only=True)
 
 
-def epoch(grouped, batch, micro_batch, optimizer, cut=None, logprobs=rows.sequence_logprobs, rank=0, ranks=1):
-    """The pipeline's own training of rows of examples: metrics, last (clipped) gradients, weights.
+def epoch(grouped, batch, micro_batch, optimizer, cut=None, logprobs=shared_logprobs, rank=0, ranks=1):
+    """The pipeline's own training of rows of examples: losses and norms, last (clipped) gradients, weights.
 
     cut: (folder, lm) to write a checkpoint into after two steps, from which another model goes on.
     """
-    steps = dataset.Steps(grouped, batch, micro_batch, "cpu", rank, ranks)
+    steps = steps_of(grouped, batch, micro_batch, rank, ranks)
 
-    def train(model, optimizer, done, until):
-        part = steps[done:until]
-        return topr.train(model, optimizer, part, logprobs=logprobs, start_at_mu=None, done=done, max_norm=0.5)
+    def train(model, optimizer, part):
+        found = fit(model, optimizer, part, logprobs=logprobs, max_norm=0.5)
+        return [{"loss": sum(from_all_ranks(m["loss"])), "grad_norm": m["grad_norm"]} for m in found]
 
     def begin(model):
         shard(model, "float32")
         return model, make_optimizer(optimizer, model, 1e-2)
 
     trained = begin(tiny_model())
-    metrics = train(*trained, 0, 2 if cut else len(steps))
+    metrics = train(*trained, steps[:2] if cut else steps)
     if cut:
         folder, lm = cut
         save_checkpoint(folder, 2, lm._replace(model=trained[0]), trained[1])
         model = type(tiny_model()).from_pretrained(folder / "checkpoint-2").double().eval()
         trained = begin(model)
-        load_checkpoint(folder, 2, trained[1])
-        metrics += train(*trained, 2, len(steps))
+        load_optimizer(folder, 2, trained[1])
+        metrics += train(*trained, steps[2:])
     weights = list(trained[0].parameters())
     return metrics, _whole([weight.grad for weight in weights]), _whole(weights)
 
@@ -81,12 +79,12 @@ def _epoch_worker(rank, folder, arguments):
 def _worker(rank, examples, shares, folder):
     with _joined(rank, folder):
         model = tiny_model()
-        for layer in model.model.layers:
-            fully_shard(layer)
-        fully_shard(model)
+        shard(model, "float32")
         share = (0, shares[0]) if rank == 0 else (shares[0], sum(shares))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        metrics = topr.train(model, optimizer, steps_of(examples, share, sum(shares)))
+        metrics = fit(model, optimizer, two_steps(examples, share, sum(shares)))
+        for step in metrics:
+            step["loss"] = sum(from_all_ranks(step["loss"]))
         weights = _whole(model.parameters())
         if rank == 0:
             torch.save((metrics, weights), folder / "found.pt")
@@ -95,7 +93,7 @@ def _worker(rank, examples, shares, folder):
 
 @contextmanager
 def _joined(rank, folder):
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}  # as torchrun sets them
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meet'}", rank=rank, world_size=2)
     try:
         yield

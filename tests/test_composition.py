@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 import train_gsm8k as gsm8k
 from pipeline import selection as composition
+from pipeline.dataset import compose
 from pipeline.records import Sample
-from pipeline.stages import choose, describe
+from pipeline.selection import choose
 
 signs = st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=60)
 sizes = st.integers(1, 70)
@@ -85,15 +86,16 @@ def test_which_negatives_are_taken_is_uniform():
         ({"composition": "positives_only"}, 20, 20),
         ({"composition": "proportion", "proportion": 0.5}, 40, 20),
         ({"composition": "proportion", "proportion": 0.1, "examples": 50}, 50, 5),
-        ({"composition": "anna_karenina"}, 27, 4),  # 50,000 / 7,473 x 4 problems
+        ({"composition": "anna_karenina"}, 64, 4),  # one positive a problem, and all negatives
         ({"composition": "anna_karenina", "examples": 10}, 10, 4),
     ],
     ids=str,
 )
-def test_the_settings_reach_their_rule_and_the_counts_are_told(settings, taken, positive):
+def test_the_settings_reach_their_rule_and_the_counts_are_told(lm, settings, taken, positive):
     samples = to_samples([(problem, i % 4 == 0) for problem in range(4) for i in range(20)])
     settings = gsm8k.Settings(**settings)
-    told = describe(settings, samples, 1)
+    rows, told = compose(settings, samples, lm, ())
+    assert sum(map(len, rows)) == taken
     assert told["drawn"] == {"samples": 80, "positive": 20, "problems": 4}
     assert told["trained"]["samples"] == taken == len(choose(settings, samples))
     assert positive in (None, told["trained"]["positive"])

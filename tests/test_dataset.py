@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import plain_batch, random_examples
+from helpers import plain_batch, random_examples, steps_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 import topr
 import train_gsm8k as gsm8k
 from pipeline import dataset
-from pipeline.models import rows
-from pipeline.records import Sample
+from pipeline.models.language_model import collate, token_logprobs
+from pipeline.records import Example, Sample
 from pipeline.sampling import SamplingParameters, draw_samples, transformers_engine
 
 counts = st.integers(1, 6)
@@ -49,44 +49,40 @@ def test_pairs_are_distinct_and_of_both_signs(prompts, per_prompt, most, seed):
 @given(counts, counts, st.sampled_from([1, 2, 4]), st.sampled_from([4, 8]), st.sampled_from([1, 2, 8]))
 def test_steps_hold_every_row_once_in_batches(prompts, per_prompt, per_row, batch, micro_batch):
     examples = random_examples(prompts, per_prompt)
-    steps = dataset.Steps(dataset.rows_of_prompt(examples, per_row, random.Random(0)), batch, micro_batch, device="cpu")
-    sizes = [sum(len(micro.reward) for micro in step) for step in steps]
+    steps = steps_of(dataset.rows_of_prompt(examples, per_row, random.Random(0)), batch, micro_batch)
+    sizes = [sum(len(micro.reward) for micro in step.micro_batches) for step in steps]
     assert sum(sizes) == len(examples)
     assert all(size <= batch for size in sizes)
-    assert all(len(micro.reward) <= max(micro_batch, per_row) for step in steps for micro in step)
-    assert steps.samples_until(len(steps)) == len(examples)
-    assert steps.samples_until(1) == sizes[0]
+    assert all(len(micro.reward) <= max(micro_batch, per_row) for step in steps for micro in step.micro_batches)
+    assert [step.sequences for step in steps] == sizes
 
 
 @given(
     counts, counts, st.sampled_from([1, 2]), st.sampled_from([2, 4, 6]), st.sampled_from([1, 2, 4]), st.integers(1, 3)
 )
-def test_ranks_share_a_step_and_keep_step(prompts, per_prompt, per_row, batch, micro_batch, ranks):
+def test_ranks_share_a_step_and_run_the_model_equally_often(prompts, per_prompt, per_row, batch, micro_batch, ranks):
     grouped = dataset.rows_of_prompt(random_examples(prompts, per_prompt), per_row, random.Random(0))
-    alone = dataset.Steps(grouped, batch, micro_batch, "cpu")
-    shared = [dataset.Steps(grouped, batch, micro_batch, "cpu", rank, ranks) for rank in range(ranks)]
-    for i in range(len(alone)):
-        assert len({len(steps[i]) for steps in shared}) == 1  # as many micro-batches on each rank
-        assert all(len(micro.prompt_ids) > 0 for steps in shared for micro in steps[i])  # and each has rows to compute
-        found = [key(e) for steps in shared for micro in steps.examples(i) for e in micro]
-        assert Counter(found) == Counter(key(e) for micro in alone.examples(i) for e in micro)
-        for steps in shared:
-            assert [len(b.reward) for b in steps[i]] == [len(examples) for examples in steps.examples(i)]
-    assert all(steps.samples_until(1) == alone.samples_until(1) for steps in shared)
-    for i in range(1, len(alone)):
-        assert alone[i:].examples(0) == alone.examples(i)
+    alone = dataset.epoch_steps(grouped, batch, micro_batch)
+    shared = [dataset.epoch_steps(grouped, batch, micro_batch, rank, ranks) for rank in range(ranks)]
+    laid_out = [steps_of(grouped, batch, micro_batch, rank, ranks) for rank in range(ranks)]
+
+    def examples(step):
+        return [[] if micro.is_empty else [e for row in micro.rows for e in row] for micro in step.micro_batches]
+
+    for i, whole in enumerate(alone):
+        assert len({len(steps[i].micro_batches) for steps in shared}) == 1
+        assert all(len(micro.rows) > 0 for steps in shared for micro in steps[i].micro_batches)  # rows to compute
+        found = [key(e) for steps in shared for micro in examples(steps[i]) for e in micro]
+        assert Counter(found) == Counter(key(e) for micro in examples(whole) for e in micro)
+        for steps, tensors in zip(shared, laid_out, strict=True):
+            assert [len(b.reward) for b in tensors[i].micro_batches] == [len(micro) for micro in examples(steps[i])]
+            assert tensors[i].sequences == whole.sequences
 
 
-def test_only_what_is_to_be_trained_on_is_scored(lm):
-    samples = [Sample(prompt="Q", completion=f" {i}", reward=1.0) for i in range(4)]
-    examples = dataset.encode(samples, lm, numbers=[1, 3])
-    scored = dataset.score(samples, lm, dataset.Steps([[e] for e in examples], 2, 2, "cpu"))
-    assert [s.token_logmu is not None for s in scored] == [False, True, False, True]
-
-
-def test_v10_a_baseline_is_subtracted_before_the_sign_is_taken():
-    [example] = dataset.subtract_baselines([replace(random_examples(1, 1)[0], reward=0.0)], [0.2])
-    assert example.reward == -0.2
+def test_v10_a_baseline_is_subtracted_before_the_sign_is_taken(lm):
+    samples = [Sample(prompt="Q", completion=" 1", reward=0.0)]
+    [[example]], counts = dataset.compose(gsm8k.Settings(baseline=0.2), samples, lm, ())
+    assert example.reward == counts["baseline"] * -1 == -0.2
     logp = torch.tensor([-5.0], requires_grad=True)
     topr.topr_loss(logp, torch.tensor([-3.0]), torch.tensor([example.reward]), torch.ones(1)).backward()
     assert logp.grad.item() == pytest.approx(0.2 * 0.135335, rel=1e-5)
@@ -97,13 +93,13 @@ def test_v18_log_mu_is_over_the_full_vocabulary_whatever_the_sampler_kept(lm, pe
     task = gsm8k.gsm8k_task(gsm8k.Settings(problems=4))
     law = SamplingParameters(max_new_tokens=40, top_k=2)
     samples = draw_samples(task, task.train, 4, transformers_engine(lm, 40_000), law, seed=0)
-    laid_out = dataset.rows_of_prompt(dataset.encode(samples, lm), per_row, random.Random(0))
-    scored = dataset.score(samples, lm, dataset.Steps(laid_out, 8, 4, "cpu"), by="the base")
-    examples = dataset.encode(scored, lm)
-    assert {s.logmu_by for s in scored} == {"the base"}
+    examples = [replace(example, row=i) for i, example in enumerate(dataset.encode(samples, lm))]
+    rows = dataset.rows_of_prompt(examples, per_row, random.Random(0))
+    scored = dataset.score(rows, dataset.epoch_steps(rows, 8, 4), lm, token_logprobs)
+    examples = [example for row in scored for example in row]
     logmu = topr.sequence_logprobs(lm.model, plain_batch(examples))
-    assert [s.token_ids for s in scored] == [s.token_ids for s in samples]
-    assert [len(s.token_logmu) for s in scored] == [len(s.token_ids) for s in samples]
+    assert sorted(e.completion_ids for e in examples) == sorted(s.token_ids for s in samples)
+    assert [len(e.token_logmu) for e in examples] == [len(e.completion_ids) for e in examples]
     torch.testing.assert_close(torch.tensor([e.logmu for e in examples]), logmu, rtol=1e-5, atol=1e-4)
 
 
@@ -122,6 +118,15 @@ def test_encoding_keeps_tokens_as_they_are_and_ends_only_finished_text(lm):
     assert lm.tokenizer.decode(stopped) == " 12\nQ:"
 
 
-def test_the_length_of_a_row_is_that_of_its_completions(lm):
-    batch = rows.collate([random_examples(1, 3)])
-    assert batch.length.tolist() == batch.token_mask.sum(1).tolist()
+def test_the_length_of_a_row_is_that_of_its_completions():
+    batch = collate([random_examples(1, 3)])
+    assert batch.length.tolist() == batch.completion_mask.sum(1).tolist()
+
+
+def test_how_far_the_engine_is_from_the_trainer_is_told_by_hand():
+    samples = [Sample(prompt="?", completion="!", reward=1.0, token_logmu_engine=[-1.0, -x]) for x in (0.5, 1.5)]
+    samples.append(Sample(prompt="?", completion="!", reward=1.0))
+    rows = [[Example([1], [2, 3], -2.0, 1.0, sample=i, token_logmu=[-1.0, -1.0])] for i in (1, 0, 2)]
+    found = dataset.engine_mismatch(samples, rows)
+    assert (found["mean"], found["largest"], found["q05"]) == (0.0, 0.5, -0.45)
+    assert dataset.engine_mismatch(samples[2:], [[replace(rows[0][0], sample=0)]]) is None

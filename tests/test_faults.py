@@ -20,8 +20,8 @@ import forking
 import pytest
 
 import train_gsm8k as gsm8k
-from pipeline import cli as command
 from pipeline.records import InputError
+from pipeline.runtime.run_folder import checkpoints
 
 KILLS = int(os.environ.get("FAULT_KILLS", "4"))
 SMALL = (
@@ -97,7 +97,7 @@ def progress(folder):
                 lines = file.read_bytes().count(b"\n")
                 size = 2 * (16 if "samples" in name else 2)  # a chunk, at least: two problems
                 found[name] = max(found.get(name, 0), lines // size * size)
-        steps = [int(path.name.partition("-")[2]) for path in here.glob("checkpoint-*")]
+        steps = checkpoints(here)
         found[f"{number} steps"] = 10**6 if (here / "model").exists() else max(steps, default=0)
     return found
 
@@ -171,9 +171,9 @@ def in_training(runs, undisturbed, tmp_path_factory):
 
 
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
-@pytest.mark.parametrize("name", ["samples.jsonl", *IN_A_CHECKPOINT])
+@pytest.mark.parametrize("name", ["samples.jsonl", "train.jsonl", *IN_A_CHECKPOINT])
 def test_a_damaged_file_is_named(runs, undisturbed, in_training, tmp_path, name, damage):
-    if (name, damage) == ("samples.jsonl", Path.unlink):
+    if name.endswith(".jsonl") and damage is Path.unlink:
         return  # a file that is not there is made
     folder = tmp_path / "run"
     shutil.copytree(in_training, folder)
@@ -227,26 +227,26 @@ def test_a_disk_that_refuses_is_told_in_a_line(number, monkeypatch, capsys, tmp_
     def refuse(path, content):
         raise OSError(number, os.strerror(number), str(path))
 
-    monkeypatch.setattr("pipeline.records.write_bytes", refuse)
+    monkeypatch.setattr("pipeline.runtime.run_folder.write_file", refuse)
     arguments = ["train_gsm8k.py", *SMALL, "--out", str(tmp_path / "run")]
     monkeypatch.setattr("sys.argv", arguments)
     with pytest.raises(SystemExit) as ended:
-        command.main("train_gsm8k", gsm8k.__doc__, gsm8k.gsm8k_task)
+        gsm8k.main("train_gsm8k", gsm8k.__doc__, gsm8k.gsm8k_task)
     assert os.strerror(number) in ended.value.code
     assert re.fullmatch(r"train_gsm8k: .*config.json.*; what is done is kept, .* goes on", ended.value.code)
     monkeypatch.setattr("sys.argv", [*arguments, "--debug"])
     with pytest.raises(OSError, match=re.escape(os.strerror(number))):
-        command.main("train_gsm8k", gsm8k.__doc__, gsm8k.gsm8k_task)
+        gsm8k.main("train_gsm8k", gsm8k.__doc__, gsm8k.gsm8k_task)
 
 
 def test_bad_settings_show_where_in_the_code_only_if_asked(monkeypatch):
     arguments = ["train_gsm8k.py", "--lr", "-1"]
     monkeypatch.setattr("sys.argv", arguments)
     with pytest.raises(SystemExit, match=r"train_gsm8k: --lr -1.0: must be positive and finite"):
-        command.main("train_gsm8k", gsm8k.__doc__, gsm8k.gsm8k_task)
+        gsm8k.main("train_gsm8k", gsm8k.__doc__, gsm8k.gsm8k_task)
     monkeypatch.setattr("sys.argv", [*arguments, "--debug"])
     with pytest.raises(InputError):
-        command.main("train_gsm8k", gsm8k.__doc__, gsm8k.gsm8k_task)
+        gsm8k.main("train_gsm8k", gsm8k.__doc__, gsm8k.gsm8k_task)
 
 
 def test_nothing_is_written_outside_the_run_folder(undisturbed, tmp_path):
@@ -269,6 +269,10 @@ def test_nothing_is_written_outside_the_run_folder(undisturbed, tmp_path):
 # ---- models from others ------------------------------------------------------------------------------------------
 
 
+def run(settings):
+    return gsm8k.experiment(settings, gsm8k.gsm8k_task(settings))
+
+
 class Harmful:
     """Unpickling it makes a file."""
 
@@ -286,7 +290,7 @@ def test_a_model_that_comes_as_a_pickle_is_refused_and_not_run(tmp_path):
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Harmful(mark)))
     settings = gsm8k.Settings(model=str(folder), problems=2, n=2, test_problems=2, out=tmp_path / "run")
     with pytest.raises(InputError, match=r"--model .*model: cannot be loaded: .*safetensors"):
-        gsm8k.run(settings)
+        run(settings)
     assert not mark.exists()
 
 
@@ -295,7 +299,7 @@ def test_a_model_whose_weights_were_cut_is_refused(tmp_path):
     shutil.copytree(gsm8k.Settings().model, folder)
     cut(folder / "model.safetensors")
     with pytest.raises(InputError, match=r"--model .*model: cannot be loaded: "):
-        gsm8k.run(replace(gsm8k.Settings(), model=str(folder), out=tmp_path / "run"))
+        run(replace(gsm8k.Settings(), model=str(folder), out=tmp_path / "run"))
 
 
 def test_code_of_a_model_runs_only_if_it_is_trusted(tmp_path):
@@ -309,5 +313,5 @@ def test_code_of_a_model_runs_only_if_it_is_trusted(tmp_path):
         f"Path({str(mark)!r}).touch()\n\n\nclass OwnConfig(LlamaConfig):\n    model_type = 'of_its_own'\n"
     )
     with pytest.raises(InputError, match=r"--model .*model: cannot be loaded: .*"):
-        gsm8k.run(replace(gsm8k.Settings(), model=str(folder), out=tmp_path / "run"))
+        run(replace(gsm8k.Settings(), model=str(folder), out=tmp_path / "run"))
     assert not mark.exists()

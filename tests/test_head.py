@@ -6,9 +6,8 @@ import torch
 from helpers import VOCABULARY, random_examples, tiny_model
 from transformers import GemmaConfig, GemmaForCausalLM
 
-from pipeline import dataset
 from pipeline.models import chunked_head as head
-from pipeline.models import rows
+from pipeline.models import language_model
 from pipeline.records import InputError
 
 
@@ -56,26 +55,30 @@ def test_in_bfloat16_the_sum_is_over_float32(monkeypatch):
 def test_a_model_s_log_probabilities_are_those_of_its_own_head(per_row, monkeypatch):
     monkeypatch.setattr(head, "SLICE", VOCABULARY // 3)
     model, examples = tiny_model(), random_examples(prompts=2, per_prompt=3)
-    batch = rows.collate([examples[i : i + per_row] for i in range(0, 6, per_row)])
+    batch = language_model.collate([examples[i : i + per_row] for i in range(0, 6, per_row)])
     factors = torch.linspace(-1, 1, 6, dtype=torch.float64)
     found = []
-    for logprobs in (rows.sequence_logprobs, head.sequence_logprobs):
-        logp = logprobs(model, batch)
+    for logprobs in (language_model.token_logprobs, head.token_logprobs):
+        logp = logprobs(model, batch).sum(-1)
         gradients = torch.autograd.grad((factors * logp).sum(), list(model.parameters()))
         found.append((logp.detach(), torch.cat([gradient.flatten() for gradient in gradients])))
     torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-9, atol=1e-9)
     assert (found[1][1] - found[0][1]).norm() < 1e-6 * found[0][1].norm()
     ids = torch.tensor([[1, 2]])
-    of_tokens = [module.token_logprobs(model, batch) for module in (rows, head)]
+    of_tokens = [module.token_logprobs(model, batch) for module in (language_model, head)]
     torch.testing.assert_close(*of_tokens, rtol=1e-9, atol=1e-9)
     assert model(ids).logits.shape == (1, 2, VOCABULARY), "the head is back"
+
+
+def sliced_logprobs(model, batch):
+    return head.token_logprobs(model, batch).sum(-1)
 
 
 @pytest.mark.parametrize("per_row", [1, 2])
 def test_two_ranks_train_as_one_process_with_the_whole_head(per_row, tmp_path):
     grouped = list(zip(*[iter(random_examples(5, 2))] * per_row, strict=True))
     expected = ranks.epoch(grouped, 4, 2, "adamw")
-    found = ranks.epoch_on_two_ranks(tmp_path, grouped, 4, 2, "adamw", None, head.sequence_logprobs)
+    found = ranks.epoch_on_two_ranks(tmp_path, grouped, 4, 2, "adamw", None, sliced_logprobs)
     for (one, other), name in zip(zip(found[1:], expected[1:], strict=True), ("gradients", "weights"), strict=True):
         assert (one - other).norm() < 1e-6 * other.norm(), name
 
@@ -84,6 +87,6 @@ def test_a_model_that_does_more_with_its_logits_is_refused():
     config = GemmaConfig(
         vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1, head_dim=8
     )
-    batch = dataset.Steps([random_examples(1, 1)], 1, 1, "cpu")[0][0]
+    batch = language_model.collate([random_examples(1, 1)])
     with pytest.raises(InputError, match=r"--sliced-head: is for llama.*this model is a gemma"):
-        head.sequence_logprobs(GemmaForCausalLM(config), batch)
+        head.token_logprobs(GemmaForCausalLM(config), batch)

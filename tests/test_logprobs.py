@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from helpers import VOCABULARY, plain_batch, random_examples, tiny_model
+from helpers import VOCABULARY, plain_batch, random_examples, shared_logprobs, tiny_model
 
 import topr
-from pipeline.models import rows
+from pipeline.models.language_model import collate
 
 
 def by_hand(model, example):
@@ -34,8 +34,8 @@ def test_shared_rows_equal_plain_rows_in_values_and_gradients(per_row, laid_out)
         return logp.detach(), torch.cat([gradient.flatten() for gradient in gradients])
 
     plain = values_and_gradients(topr.sequence_logprobs(model, plain_batch(examples)))
-    batch = rows.collate(grouped, shares=laid_out)
-    shared = values_and_gradients(rows.sequence_logprobs(model, batch))
+    batch = collate(grouped, shares=laid_out)
+    shared = values_and_gradients(shared_logprobs(model, batch))
     # The model's own RMSNorm computes in float32, whatever the parameters are.
     torch.testing.assert_close(shared[0], plain[0], rtol=1e-6, atol=1e-6)
     assert (shared[1] - plain[1]).norm() < 2e-6 * plain[1].norm()
@@ -47,7 +47,7 @@ def test_shared_rows_do_not_depend_on_the_attention_kernel(attention):
     model, examples = tiny_model(), random_examples(prompts=1, per_prompt=4)
     model.set_attn_implementation(attention)
     expected = torch.stack([by_hand(model, e) for e in examples])
-    torch.testing.assert_close(rows.sequence_logprobs(model, rows.collate([examples])), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(shared_logprobs(model, collate([examples])), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_v11_what_padding_holds_changes_no_bit():

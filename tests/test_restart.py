@@ -24,7 +24,14 @@ SMALL = (
 RESULTS = ["results.json"] + [
     f"iteration-{i}/{name}"
     for i in (1, 2)
-    for name in ("samples.jsonl", "metrics.jsonl", "model/model.safetensors", "test-6.jsonl", "test-12.jsonl")
+    for name in (
+        "samples.jsonl",
+        "train.jsonl",
+        "metrics.jsonl",
+        "model/model.safetensors",
+        "test-6.jsonl",
+        "test-12.jsonl",
+    )
 ]
 
 
@@ -84,9 +91,9 @@ def test_a_run_killed_while_sampling_scoring_and_training_ends_with_the_same_bit
     assert not samples.exists()
     stamp = (here / "test-0.jsonl").stat().st_mtime_ns
 
-    with started(folder) as process:  # scoring: everything is drawn, nothing has its log mu
+    with started(folder) as process:  # scoring: everything is drawn, nothing is composed
         wait(process, samples.exists)
-    assert b"token_logmu" not in samples.read_bytes()
+    assert not (here / "train.jsonl").exists()
 
     with started(folder) as process:  # training: beyond a checkpoint
         wait(process, lambda: (here / "checkpoint-3").exists() and lines(metrics) >= 4)
@@ -131,7 +138,7 @@ def test_a_disk_that_takes_no_more_is_told_in_a_line_and_nothing_is_lost(undistu
     with started(folder, limit=1 << 20) as process:
         assert process.wait() == 1
     last = log.read_text().splitlines()[-1]
-    assert re.fullmatch(r"train_gsm8k: .*checkpoint.unfinished: .*File too large.* same command goes on", last), last
+    assert re.fullmatch(r"train_gsm8k: .*\.unfinished: .*File too large.* same command goes on", last), last
     assert "Traceback" not in log.read_text()
 
     with (folder / ".lock").open("w") as lock:  # as a process at work there has it
@@ -153,10 +160,8 @@ def test_when_a_rank_dies_the_run_ends_and_goes_on_to_the_same_bits(tmp_path):
 
 
 def test_two_ranks_train_the_model_that_one_process_trains(undisturbed, tmp_path):
-    # without log mu, so that both score it first: the forward passes must leave the optimiser its weights
-    text = undisturbed["iteration-1/samples.jsonl"].decode()
-    (tmp_path / "samples.jsonl").write_text(re.sub(r'"token_logmu":\[.*?\],"logmu_by":".*?",', "", text))
-    assert "logmu" not in (tmp_path / "samples.jsonl").read_text()
+    # Both score first: the forward passes must leave the optimiser its weights.
+    (tmp_path / "samples.jsonl").write_bytes(undisturbed["iteration-1/samples.jsonl"])
     weights = []
     for ranks in (1, 2):
         folder = tmp_path / f"on {ranks}"

@@ -14,22 +14,27 @@ from safetensors.torch import load_file
 
 import topr
 import train_gsm8k as gsm8k
-from pipeline.cli import print_table
-from pipeline.models.loading import load_meta, load_model
-from pipeline.models.sharding import fingerprint
-from pipeline.records import InputError, Sample, read_rows, write_rows
-from pipeline.settings import PRESETS
-from pipeline.stages import compose, make_loss
+from pipeline.baselines import dpo_loss, ppo_loss
+from pipeline.dataset import compose
+from pipeline.evaluation import print_table
+from pipeline.models.language_model import META, collate, load_model, token_logprobs
+from pipeline.records import Example, InputError, Sample, read_rows, to_lines
+from pipeline.stages import make_loss
+from train_gsm8k import PRESETS
 
 SCRIPT = Path(gsm8k.__file__)
-SAMPLES, METRICS, MODEL = (f"iteration-1/{name}" for name in ("samples.jsonl", "metrics.jsonl", "model"))
+SAMPLES, TRAIN, METRICS, MODEL = (
+    f"iteration-1/{name}" for name in ("samples.jsonl", "train.jsonl", "metrics.jsonl", "model")
+)
 SMALL = gsm8k.Settings(
     problems=8, n=8, max_new_tokens=48, test_problems=4, test_samples=6, k=4, curve_points=2, curve_samples=2
 )
 
 
 def run(folder, **changes):
-    return gsm8k.run(replace(SMALL, out=folder, **changes))
+    settings = replace(SMALL, out=folder, **changes)
+    gsm8k.check(settings)
+    return gsm8k.experiment(settings, gsm8k.gsm8k_task(settings))
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +50,7 @@ def test_the_run_folder_holds_what_the_readme_says(finished):
     assert names == {".lock", "config.json", "iteration-1", "results.json", "curve.png"}
     names = {file.name for file in (finished / "iteration-1").iterdir()}
     tests = {"test-0.jsonl", "test-2.jsonl", "test-4.jsonl"}
-    assert names == {"samples.jsonl", "metrics.jsonl", "model", "SHA256SUMS", *tests}
+    assert names == {"samples.jsonl", "train.jsonl", "dataset.json", "metrics.jsonl", "model", "SHA256SUMS", *tests}
     subprocess.run(["sha256sum", "--strict", "-c", "SHA256SUMS"], cwd=finished / "iteration-1", check=True)
     subprocess.run(["sha256sum", "--strict", "-c", "SHA256SUMS"], cwd=finished / "iteration-1" / "model", check=True)
     results = json.loads((finished / "results.json").read_text())
@@ -64,15 +69,19 @@ def test_the_run_folder_holds_what_the_readme_says(finished):
     assert (finished / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_samples_are_whole(finished):
+def test_samples_are_graded_and_what_is_trained_on_has_its_log_mu(finished):
     samples = read_rows(finished / SAMPLES, Sample)
     assert len(samples) == 64
-    [by] = {sample.logmu_by for sample in samples}
-    assert by == f"{fingerprint(load_model(SMALL.model).model)} float32 1"
-    for sample in samples:
-        assert len(sample.token_ids) == len(sample.token_logmu)
-        assert all(logmu <= 0 for logmu in sample.token_logmu)
-        assert sample.reward == (1.0 if sample.outcome == "correct" else -1.0)
+    assert all(sample.reward == (1.0 if sample.outcome == "correct" else -1.0) for sample in samples)
+    examples = read_rows(finished / TRAIN, Example)
+    assert sorted(example.sample for example in examples) == list(range(64))
+    assert [example.row for example in examples] == list(range(64))
+    for example in examples:
+        sample = samples[example.sample]
+        assert (example.completion_ids, example.reward) == (sample.token_ids, sample.reward)
+        assert len(example.token_logmu) == len(example.completion_ids)
+        assert all(logmu <= 0 for logmu in example.token_logmu)
+        assert example.logmu == pytest.approx(sum(example.token_logmu))
 
 
 def test_the_model_is_an_ordinary_folder_and_has_changed(finished):
@@ -83,12 +92,12 @@ def test_the_model_is_an_ordinary_folder_and_has_changed(finished):
     assert transformers.AutoTokenizer.from_pretrained(finished / MODEL)("1 + 1")["input_ids"]
 
 
-def test_a_model_s_outline_knows_what_ends_a_sequence(lm, tmp_path):
+def test_a_model_without_weights_knows_what_ends_a_sequence(lm, tmp_path):
     lm.model.save_pretrained(tmp_path)
     lm.tokenizer.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "generation_config.json").read_text()) | {"eos_token_id": [1, 7]}
     (tmp_path / "generation_config.json").write_text(json.dumps(config))
-    meta = load_meta(str(tmp_path))
+    meta = load_model(str(tmp_path), META)
     assert meta.ends == load_model(str(tmp_path)).ends == {1, 7}
     assert meta.text([300, 7]) == meta.text([300]) == meta.text([300, 1])
     assert {weight.device.type for weight in meta.model.parameters()} == {"meta"}
@@ -97,7 +106,7 @@ def test_a_model_s_outline_knows_what_ends_a_sequence(lm, tmp_path):
 
 def test_same_seed_same_bits(finished, tmp_path):
     run(tmp_path / "again")
-    for name in (SAMPLES, METRICS, f"{MODEL}/model.safetensors", "results.json"):
+    for name in (SAMPLES, TRAIN, METRICS, f"{MODEL}/model.safetensors", "results.json"):
         assert (tmp_path / "again" / name).read_bytes() == (finished / name).read_bytes(), name
 
 
@@ -113,10 +122,10 @@ def test_a_finished_run_is_shown_and_not_made_again(finished, capsys):
     [
         *(({"method": name}, partial(topr.topr_loss, limits=topr.PRESETS[name])) for name in topr.PRESETS),
         ({"limits": (0.5, 2.0, 0.1, 0.9)}, partial(topr.topr_loss, limits=topr.Limits(0.5, 2.0, 0.1, 0.9))),
-        ({"method": "ppo", "eps": 0.4}, partial(topr.ppo_loss, eps=0.4)),
+        ({"method": "ppo", "eps": 0.4}, partial(ppo_loss, eps=0.4)),
         (
             {"method": "dpo", "beta": 0.3},
-            lambda logp, logmu, *_, **__: topr.dpo_loss(logp[::2], logp[1::2], logmu[::2], logmu[1::2], beta=0.3),
+            lambda logp, logmu, *_, **__: dpo_loss(logp[::2], logp[1::2], logmu[::2], logmu[1::2], beta=0.3),
         ),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
@@ -135,13 +144,13 @@ def test_every_setting_reaches_its_loss(settings, expected):
         ({}, 1, -1),
         ({"baseline": -0.5}, 1.5, -0.5),
         ({"effective_proportion": 0.5}, 1.5, -0.5),  # 4 positives of 16: c = (1/4 - 1/2) / (3/4 - 1/4) = -1/2
+        ({"baseline_from": "group", "baseline": 0.5}, 1, -1),  # the mean is -1/2
     ],
 )
 def test_the_baseline_reaches_the_rewards(lm, settings, positive, negative):
-    settings = replace(SMALL, **settings)
     given = [Sample(prompt="Q", completion=f" {i}", reward=1.0 if i < 4 else -1.0) for i in range(16)]
-    steps = compose(settings, given, lm, gsm8k.gsm8k_task(settings))
-    rewards = sorted(reward for step in steps for batch in step for reward in batch.reward.tolist())
+    rows, _ = compose(replace(SMALL, **settings), given, lm, ())
+    rewards = sorted(example.reward for row in rows for example in row)
     assert rewards == pytest.approx([negative] * 12 + [positive] * 4)
 
 
@@ -149,9 +158,7 @@ def test_the_baseline_reaches_the_rewards(lm, settings, positive, negative):
 def test_every_method_trains_on_given_samples(finished, tmp_path, method):
     results = run(tmp_path / method, method=method, samples=finished / SAMPLES)
     assert results["iterations"][0]["after"]["samples_per_question"] == 6
-    used = read_rows(tmp_path / method / SAMPLES, Sample)
-    rescored = [s.token_logmu for s in used] != [s.token_logmu for s in read_rows(finished / SAMPLES, Sample)]
-    assert rescored == (method == "dpo")  # whose rows are pairs: another layout, another log mu
+    assert (tmp_path / method / SAMPLES).read_bytes() == (finished / SAMPLES).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -169,16 +176,16 @@ def test_options_of_training(finished, tmp_path, changes):
     run(tmp_path / "run", samples=finished / SAMPLES, **changes)
 
 
-def test_text_alone_suffices_and_gets_an_end_of_sequence(finished, tmp_path, capsys):
+def test_text_alone_suffices_and_gets_an_end_of_sequence(finished, tmp_path):
     samples = read_rows(finished / SAMPLES, Sample)
     ends = {sample.completion: sample.token_ids[-1] for sample in samples}
     file = tmp_path / "text.jsonl"
     lines = [{"prompt": s.prompt, "completion": s.completion, "reward": s.reward} for s in samples]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     run(tmp_path / "run", samples=file)
-    assert "the initial model stands in" in capsys.readouterr().out
-    for sample in read_rows(tmp_path / "run" / SAMPLES, Sample):
-        assert sample.token_ids[-1] == ends[sample.completion]
+    texts = [sample.completion for sample in read_rows(tmp_path / "run" / SAMPLES, Sample)]
+    for example in read_rows(tmp_path / "run" / TRAIN, Example):
+        assert example.completion_ids[-1] == ends[texts[example.sample]]
 
 
 def test_more_processes_than_rows_in_a_step_are_refused(monkeypatch):
@@ -201,62 +208,66 @@ def test_bfloat16_with_recomputed_activations(finished, tmp_path, method):
 
 
 def test_iterations_sample_from_the_model_that_the_one_before_has_made(tmp_path, capsys):
-    results = run(tmp_path, iterations=2, composition="anna_karenina", candidates=8, curve_points=1, lr=1e-3)
+    results = run(
+        tmp_path, iterations=2, composition="anna_karenina", candidates=8, examples=54, curve_points=1, lr=1e-3
+    )
     print_table(results)
     assert "after iteration 2" in capsys.readouterr().out
     first, second = results["iterations"]
     assert {"samples_seen": 0, **first["after"]} == second["curve"][0]
     assert [point["samples_seen"] for point in first["curve"]] == [0, first["dataset"]["trained"]["samples"]]
     assert first["dataset"]["seed"] != second["dataset"]["seed"]
-    model = load_model(str(tmp_path / MODEL)).model
     samples = read_rows(tmp_path / "iteration-2" / "samples.jsonl", Sample)
-    assert {sample.logmu_by for sample in samples} == {None, f"{fingerprint(model)} float32 1"}
-    scored = [sample for sample in samples if sample.token_logmu]
-    assert len(scored) == second["dataset"]["trained"]["samples"] < 64 == second["dataset"]["drawn"]["samples"]
-    assert sum(sample.reward > 0 for sample in scored) == second["dataset"]["trained"]["positive"]
+    trained = read_rows(tmp_path / "iteration-2" / "train.jsonl", Example)
+    assert len(trained) == second["dataset"]["trained"]["samples"] < 64 == second["dataset"]["drawn"]["samples"]
+    assert sum(example.reward > 0 for example in trained) == second["dataset"]["trained"]["positive"]
+    lm = load_model(str(tmp_path / MODEL))  # log mu of iteration 2 is that of the model after iteration 1
+    batch = collate([[trained[0]]])
+    assert token_logprobs(lm.model, batch).sum().item() == pytest.approx(trained[0].logmu, abs=1e-4)
+    assert samples[trained[0].sample].token_ids == trained[0].completion_ids
 
 
-def with_other_logmu(finished, folder, **changes):
+def with_other_logmu(finished, folder):
+    """The finished run's samples, with log mu lower by 0.1 a token."""
     file = folder / "other.jsonl"
-    samples = read_rows(finished / SAMPLES, Sample)
-    shifted = [s.model_copy(update={"token_logmu": [x - 0.1 for x in s.token_logmu], **changes}) for s in samples]
-    write_rows(file, shifted)
-    return file, samples, shifted
+    samples, logmu = read_rows(finished / SAMPLES, Sample), {}
+    for example in read_rows(finished / TRAIN, Example):
+        logmu[example.sample] = [x - 0.1 for x in example.token_logmu]
+    file.write_text(to_lines([s.model_copy(update={"token_logmu": logmu[i]}) for i, s in enumerate(samples)]))
+    return file
 
 
-def test_log_mu_of_another_model_is_scored_again(finished, tmp_path):
-    for by in ("another model", None):
-        file, samples, _ = with_other_logmu(finished, tmp_path, logmu_by=by)
-        run(tmp_path / f"run {by}", samples=file)
-        assert read_rows(tmp_path / f"run {by}" / SAMPLES, Sample) == samples
+def test_log_mu_of_given_samples_is_scored_again(finished, tmp_path):
+    run(tmp_path / "run", samples=with_other_logmu(finished, tmp_path))
+    assert (tmp_path / "run" / TRAIN).read_bytes() == (finished / TRAIN).read_bytes()
 
 
 def test_log_mu_that_is_trusted_is_used(finished, tmp_path):
-    file, _, shifted = with_other_logmu(finished, tmp_path, logmu_by="another model")
-    run(tmp_path / "run", samples=file, trust_logmu=True)
-    assert read_rows(tmp_path / "run" / SAMPLES, Sample) == shifted
+    run(tmp_path / "run", samples=with_other_logmu(finished, tmp_path), trust_logmu=True)
     first = json.loads((tmp_path / "run" / METRICS).read_text().splitlines()[0])
-    lengths = [len(sample.token_ids) for sample in shifted]
+    lengths = [len(sample.token_ids) for sample in read_rows(finished / SAMPLES, Sample)]
     assert 0.1 * min(lengths) - 0.01 <= first["log_ratio_pos_q50"] <= 0.1 * max(lengths) + 0.01
 
 
-def test_a_layout_is_what_log_mu_depends_on():
-    settings = gsm8k.Settings()
-    assert settings.layout == replace(settings, seed=1, micro_batch=2, lr=1.0).layout == "float32 1"
-    assert replace(settings, method="dpo").layout == "float32 2"
-    halved = replace(settings, compute="bfloat16", micro_batch=1)
-    assert halved.layout == replace(halved, seed=1).layout == "bfloat16 1"
-    for shared in (replace(halved, micro_batch=2), replace(halved, completions_per_row=4)):
-        assert shared.layout == replace(shared, out=Path("elsewhere")).layout
-        assert len({shared.layout, replace(shared, seed=1).layout, replace(shared, batch=32).layout}) == 3
+def test_another_run_s_samples_are_taken_as_they_are(finished, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.stages.draw_samples", lambda *_: pytest.fail("drawn again"))
+    before = replace(SMALL, iterations=0, reuse=finished, out=tmp_path / "run", lr=1.0)
+    results = gsm8k.experiment(before, gsm8k.gsm8k_task(before))
+    assert results["before"] == json.loads((finished / "results.json").read_text())["before"]
+    assert (tmp_path / "run" / "iteration-1" / "test-0.jsonl").read_bytes() == (
+        finished / "iteration-1" / "test-0.jsonl"
+    ).read_bytes()
 
 
-def test_log_mu_that_is_wrong_in_spite_of_its_hash_ends_the_run(finished, tmp_path):
-    file, _, _ = with_other_logmu(finished, tmp_path)
-    with pytest.raises(
-        ArithmeticError, match=r"step 1: \|log pi - log mu\| reaches .* score log mu with the very model"
-    ):
-        run(tmp_path / "run", samples=file)
+def test_log_mu_that_is_wrong_ends_the_run_before_anything_is_trained(finished, tmp_path, monkeypatch):
+    def wrong(rows, *_):
+        return [[replace(example, token_logmu=[-1.0], logmu=-1.0) for example in row] for row in rows]
+
+    monkeypatch.setattr("pipeline.stages.dataset.score", wrong)
+    with pytest.raises(ArithmeticError, match=r"step 1: \|log pi - log mu\| reaches"):
+        run(tmp_path / "run", samples=finished / SAMPLES)
+    assert not (tmp_path / "run" / MODEL).exists()
+    assert not (tmp_path / "run" / METRICS).exists()
 
 
 # ---- bad input: one clear line, nothing written ------------------------------------------------------------------
@@ -276,13 +287,14 @@ def test_log_mu_that_is_wrong_in_spite_of_its_hash_ends_the_run(finished, tmp_pa
         ({"shots_file": Path("shots.txt")}, "--shots-file: say with --shots"),
         ({"effective_proportion": 0.0}, r"--effective-proportion 0.0: must lie in \(0, 1\]"),
         ({"effective_proportion": 1.5}, r"--effective-proportion 1.5: must lie in \(0, 1\]"),
-        ({"effective_proportion": 0.5, "baseline": 0.1}, "give one of them"),
+        ({"effective_proportion": 0.5, "baseline": 0.1}, "sets the baseline; give no other"),
         ({"baseline": 1.5}, r"--baseline 1.5: must lie in \[-1, 1\]"),
         ({"baseline": 0.0, "method": "dpo"}, "has no baseline"),
-        ({"test_samples": 4}, "K = 4: must be at least 1 and below the 4 samples"),
+        ({"test_samples": 4}, "--test-samples 4: must be more than --k 4"),
+        ({"curve_samples": 1}, "--curve-samples 1: must be at least 2"),
         ({"problems": 0}, "--problems 0: must be at least 1"),
         ({"batch": 6}, "--batch 6: must be a multiple"),
-        ({"vllm_memory": 1.5}, "--vllm-memory 1.5: must be at most 1"),
+        ({"vllm_memory": 1.5}, r"--vllm-memory 1.5: must lie in \(0, 1\]"),
         ({"data": "nowhere"}, "--data nowhere"),
         ({"model": "nowhere"}, "--model nowhere: is neither a folder nor"),
         ({"samples": Path("nothing.jsonl")}, "nothing.jsonl: no such file"),
@@ -314,7 +326,7 @@ def sample_file(tmp_path, *rows):
     ("rows", "changes", "message"),
     [
         ([{}, {"completion": " A" * 5000}], {}, r"given.jsonl:2: field completion: \d+ tokens with its prompt"),
-        ([{"token_ids": [9999]}], {}, "given.jsonl:1: field token_ids: outside the model's"),
+        ([{"token_ids": [9999]}], {}, "given.jsonl:1: field token_ids: outside the model's vocabulary"),
         ([{"token_ids": [5, 6]}], {}, "given.jsonl:1: field token_ids: are not the completion's in this model's"),
         ([{"token_logmu": [-1]}], {}, "given.jsonl:1: field token_logmu: 1 of them, 2 tokens"),
         ([{"prompt": ""}], {}, "given.jsonl:1: field prompt: is empty"),
@@ -351,6 +363,18 @@ def test_a_folder_of_another_run_is_refused_and_left_as_it_is(finished):
     assert {file: file.stat().st_mtime_ns for file in finished.iterdir()} == before
 
 
+def test_a_folder_of_the_former_layout_is_refused_by_name(finished, tmp_path):
+    (tmp_path / "run").mkdir()
+    config = json.loads((finished / "config.json").read_text())
+    del config["format"]
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"run: holds a run of another version of this project.* choose another --out"):
+        run(tmp_path / "run")
+    with pytest.raises(InputError, match=r"run: holds a run of another version of this project.* give a --reuse"):
+        run(tmp_path / "new", reuse=tmp_path / "run")
+    assert {file.name for file in tmp_path.iterdir()} == {"run"}
+
+
 # ---- the command line --------------------------------------------------------------------------------------------
 
 
@@ -361,9 +385,7 @@ def command(*arguments):
 def test_the_command_line_prints_one_line_for_bad_input(tmp_path):
     done = command("--test-samples", "4", "--out", str(tmp_path / "run"))
     assert done.returncode == 1
-    assert done.stderr.strip() == (
-        "train_gsm8k: K = 16: must be at least 1 and below the 4 samples per question, or it has no interval"
-    )
+    assert done.stderr.strip() == ("train_gsm8k: --test-samples 4: must be more than --k 16, or maj@16 has no interval")
 
 
 def test_the_command_line_names_an_unknown_method(tmp_path):
@@ -380,9 +402,10 @@ def test_the_command_line_shows_every_setting_with_its_origin():
 
 
 def test_the_folder_is_named_after_what_differs():
-    assert gsm8k.Settings().default_out() == Path("runs/laptop")
-    assert gsm8k.Settings(method="reinforce", seed=3).default_out() == Path("runs/laptop_method=reinforce_seed=3")
-    signs = {gsm8k.Settings(baseline=c).default_out() for c in (-0.5, 0.5)}
+    usual = gsm8k.Settings()
+    assert usual.default_out(usual) == Path("runs/laptop")
+    assert replace(usual, method="reinforce", seed=3).default_out(usual) == Path("runs/laptop_method=reinforce_seed=3")
+    signs = {replace(usual, baseline=c).default_out(usual) for c in (-0.5, 0.5)}
     assert len(signs) == 2
 
 

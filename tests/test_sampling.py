@@ -8,9 +8,11 @@ import pytest
 import torch
 
 import train_gsm8k as gsm8k
-from pipeline.models.loading import load_model
+from pipeline import sampling as engines
+from pipeline import stages
+from pipeline.models.language_model import load_model
 from pipeline.records import InputError
-from pipeline.sampling import SamplingParameters, check_lengths, draw_samples, draw_to_file, transformers_engine
+from pipeline.sampling import SamplingParameters, check_lengths, draw_samples, transformers_engine
 
 PROMPT = "Q: Ada has 31 apples and finds 45 more. How many apples does Ada have now?\nA:"
 
@@ -50,7 +52,7 @@ def test_prompts_that_are_computed_once_give_what_plain_generate_gives(lm, promp
     shared = draw(exact, sampling, prompts)
     assert 0 in prefills
     assert len({len(exact.tokenizer(prompt)["input_ids"]) for prompt in prompts}) == len(prompts)
-    monkeypatch.setattr(sampling, "_computed_once", lambda *_: None)
+    monkeypatch.setattr(engines, "_computed_once", lambda *_: None)
     assert draw(exact, sampling, prompts) == shared
     assert len({completion.text for completions in shared for completion in completions}) > 4 * len(prompts)
 
@@ -127,37 +129,36 @@ class Interrupted(Exception):
     pass
 
 
-def test_an_interrupted_drawing_goes_on_behind_its_last_whole_chunk(lm, tmp_path):
-    task = gsm8k.gsm8k_task(gsm8k.Settings(problems=5))
-    engine, sampling, file = (
-        transformers_engine(lm, 40_000),
-        SamplingParameters(max_new_tokens=8),
-        tmp_path / "samples.jsonl",
-    )
-    drawn = []
+def test_an_interrupted_drawing_goes_on_behind_its_last_whole_chunk(monkeypatch, tmp_path):
+    settings = gsm8k.Settings(problems=5, n=3, chunk=2, max_new_tokens=8, test_problems=1)
+    task, drawn = gsm8k.gsm8k_task(settings), []
 
-    def draw_some(problems, samples_before):
+    def draw_some(task, problems, n, engine, sampling, seed, description):
         if len(drawn) == 2:
             raise Interrupted
-        drawn.append((samples_before, [problem.id for problem in problems]))
-        return draw_samples(task, problems, 3, engine, sampling, samples_before, None)
+        drawn.append((seed - settings.seed_of("samples 1"), [problem.id for problem in problems]))
+        return draw_samples(task, problems, n, engine, sampling, seed)
 
+    def sample(name):
+        with stages.Run(replace(settings, out=tmp_path / name), task) as run:
+            return run.sample(1, settings.model)
+
+    monkeypatch.setattr(stages, "draw_samples", draw_some)
     with pytest.raises(Interrupted):
-        draw_to_file(file, task.train, 3, 2, draw_some)
-    assert not file.exists()
+        sample("torn")
+    file = tmp_path / "torn" / "iteration-1" / "samples.jsonl"
     part = file.with_name("samples.jsonl.part-0")
     lines = part.read_text().splitlines(keepends=True)
+    assert not file.exists()
     assert len(lines) == 12
     part.write_text("".join(lines[:10]) + lines[10][:20])  # one problem of the second chunk is whole, the other is not
     drawn.append("torn")
-    draw_to_file(file, task.train, 3, 2, draw_some)
+    samples = sample("torn")
     first, second, third = (0, ["train-1", "train-2"]), (6, ["train-3", "train-4"]), (12, ["train-5"])
     assert drawn == [first, second, "torn", second, third]
-    draw_to_file(
-        tmp_path / "at once.jsonl", task.train, 3, 2, lambda p, n: draw_samples(task, p, 3, engine, sampling, n, None)
-    )
-    assert file.read_bytes() == (tmp_path / "at once.jsonl").read_bytes()
-    assert {path.name for path in tmp_path.iterdir()} == {"samples.jsonl", "at once.jsonl", "SHA256SUMS"}
+    assert samples == sample("at once")
+    assert file.read_bytes() == (tmp_path / "at once" / "iteration-1" / "samples.jsonl").read_bytes()
+    assert {path.name for path in file.parent.iterdir()} == {"samples.jsonl", "SHA256SUMS"}
 
 
 def test_samples_carry_their_grades(lm):

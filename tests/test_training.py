@@ -6,17 +6,15 @@ from dataclasses import replace
 import pytest
 import ranks
 import torch
-from helpers import random_examples, tiny_model
+from helpers import fit, random_examples, shared_logprobs, steps_of, tiny_model
 from transformers import Adafactor, GPT2Config, GPT2LMHeadModel
 
-import topr
 from pipeline import dataset
-from pipeline.models import rows
-from pipeline.models.loading import LanguageModel
-from pipeline.models.sharding import fingerprint, make_optimizer, shard
-from pipeline.records import InputError, Sample
-from pipeline.runtime.checkpoints import checkpoints, publish_model
+from pipeline.models.language_model import load_model, make_optimizer, shard, token_logprobs
+from pipeline.records import Example, InputError, Sample
+from pipeline.runtime.checkpoints import save_model
 from pipeline.runtime.processes import on_all_ranks, process_group
+from pipeline.runtime.run_folder import checkpoints
 
 
 def grouped_rows(prompts, per_prompt, per_row):
@@ -25,7 +23,7 @@ def grouped_rows(prompts, per_prompt, per_row):
 
 def same(found, expected):
     for one, other in zip(found[0], expected[0], strict=True):
-        for name in ("step", "loss", "grad_norm", "ess"):
+        for name in ("loss", "grad_norm"):
             assert one[name] == pytest.approx(other[name], rel=1e-6), name
     torch.testing.assert_close(found[1:], expected[1:], rtol=1e-6, atol=1e-9)
 
@@ -47,8 +45,7 @@ def test_adafactor_is_that_of_transformers_as_its_trainer_sets_it():
     ours, theirs = tiny_model(), tiny_model()
     usual = Adafactor(theirs.parameters(), lr=1e-2, scale_parameter=False, relative_step=False)
     for model, optimizer in ((ours, make_optimizer("adafactor", ours, 1e-2)), (theirs, usual)):
-        steps = dataset.Steps(grouped, 2, 2, "cpu")
-        topr.train(model, optimizer, steps, logprobs=rows.sequence_logprobs, start_at_mu=None)
+        fit(model, optimizer, steps_of(grouped, 2, 2), logprobs=shared_logprobs)
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert torch.equal(one, other)
 
@@ -59,7 +56,7 @@ def test_a_checkpoint_goes_on_to_the_same_bits(lm, optimizer, tmp_path):
     whole = ranks.epoch(grouped, 3, 1, optimizer)
     # The checkpoint holds float32 weights, these models train in float64.
     found = ranks.epoch(grouped, 3, 1, optimizer, (tmp_path, lm))
-    assert [m["step"] for m in found[0]] == [1, 2, 3, 4, 5]
+    assert len(found[0]) == 5
     same(found, whole)
     assert checkpoints(tmp_path) == [2]
 
@@ -69,24 +66,30 @@ def test_a_checkpoint_goes_on_on_two_ranks(lm, tmp_path):
     (tmp_path / "run").mkdir()
     found = ranks.epoch_on_two_ranks(tmp_path, grouped, 3, 1, "adafactor", (tmp_path / "run", lm._replace(model=None)))
     same(found, ranks.epoch(grouped, 3, 1, "adafactor"))
-    publish_model(tmp_path / "run", 2)
-    names = {file.name for file in (tmp_path / "run" / "model").iterdir()}
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
+    names = {file.name for file in (tmp_path / "run" / "checkpoint-2").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "rank-0.pt", "rank-1.pt", "SHA256SUMS"} <= names
+
+
+def test_a_saved_model_is_an_ordinary_folder_without_the_optimiser(lm, tmp_path):
+    save_model(lm, tmp_path / "model")
+    names = {file.name for file in (tmp_path / "model").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "SHA256SUMS"} <= names
     assert not any(name.startswith("rank-") for name in names)
+    for one, other in zip(load_model(str(tmp_path / "model")).model.parameters(), lm.model.parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_bfloat16_weights_would_not_move_at_the_papers_learning_rate():
     grouped = grouped_rows(3, 2, 1)
     shares = []
     for dtype in (torch.bfloat16, torch.float32):
-        with process_group(alone=True):
+        with process_group():
             model = tiny_model(dtype=dtype)
             before = [weight.detach().clone() for weight in model.parameters()]
             if dtype == torch.float32:
                 shard(model, "bfloat16")
             optimizer = make_optimizer("adafactor", model, 5e-7)
-            steps = dataset.Steps(grouped, 2, 2, "cpu")
-            topr.train(model, optimizer, steps, logprobs=rows.sequence_logprobs, start_at_mu=None)
+            fit(model, optimizer, steps_of(grouped, 2, 2), logprobs=shared_logprobs)
             trained = [w.full_tensor() if hasattr(w, "full_tensor") else w for w in model.parameters()]
             shares.append(sum((a != b).sum().item() for a, b in zip(trained, before, strict=True)))
             assert {w.dtype for w in trained} == {dtype}
@@ -101,18 +104,15 @@ def test_in_bfloat16_log_mu_is_scored_in_the_batches_that_train(lm):
         for i in range(16)
     ]
 
+    rows = [[replace(e, row=i)] for i, e in enumerate(dataset.encode(samples, lm))]
+
     def log_ratios(scored_in, trained_in):
-        with process_group(alone=True):
-            model = LanguageModel(lm.model.__class__.from_pretrained(lm.model.name_or_path).eval(), lm.tokenizer)
+        with process_group():
+            model = load_model(lm.model.name_or_path)
             shard(model.model, "bfloat16")
-
-            def steps(some, micro_batch):
-                return dataset.Steps([[e] for e in dataset.encode(some, lm)], 16, micro_batch, "cpu")
-
-            scored = dataset.score(samples, model, steps(samples, scored_in))
-            found = []
-            for batch in steps(scored, trained_in)[0]:
-                found.append(rows.sequence_logprobs(model.model, batch).detach() - batch.logmu)
+            scored = dataset.score(rows, dataset.epoch_steps(rows, 16, scored_in), model, token_logprobs)
+            [step] = steps_of(scored, 16, trained_in)
+            found = [shared_logprobs(model.model, batch).detach() - batch.logmu for batch in step.micro_batches]
             return torch.cat(found).abs().max().item()
 
     assert log_ratios(4, 4) < 1e-4  # the sum's own rounding
@@ -120,7 +120,7 @@ def test_in_bfloat16_log_mu_is_scored_in_the_batches_that_train(lm):
 
 
 def test_gradient_checkpointing_computes_layers_twice_and_the_same_gradient():
-    [batch] = dataset.Steps(grouped_rows(2, 2, 2), 4, 4, "cpu")[0]
+    [[batch], _] = steps_of(grouped_rows(2, 2, 2), 4, 4)[0]
     gradients, calls = [], []
     for recompute in (False, True):
         model = tiny_model()
@@ -128,7 +128,7 @@ def test_gradient_checkpointing_computes_layers_twice_and_the_same_gradient():
         # before, not after it: the second time ends as soon as what the backward pass needs is there
         model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, n=counts: n.__setitem__(0, n[0] + 1))
         shard(model, "float32", recompute)
-        rows.sequence_logprobs(model, batch).sum().backward()
+        shared_logprobs(model, batch).sum().backward()
         gradients.append([weight.grad for weight in model.parameters()])
         calls += counts
     assert calls == [2, 4]  # of prompts and of completions
@@ -139,19 +139,12 @@ def test_a_model_whose_layers_cannot_be_found_is_named():
     model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=8))
     shard(model, "float32")  # one process needs nothing
     with pytest.raises(InputError, match="GPT2LMHeadModel has no decoder"):
-        shard(model, "float32", recompute=True)
+        shard(model, "float32", gradient_checkpointing=True)
 
 
 def test_with_one_completion_a_row_nothing_is_computed_apart():
-    one, several = (dataset.Steps(grouped_rows(1, 4, size), 4, 4, "cpu")[0][0] for size in (1, 4))
+    one, several = (steps_of(grouped_rows(1, 4, size), 4, 4)[0].micro_batches[0] for size in (1, 4))
     assert (one.shares, several.shares) == (False, True)
-
-
-def test_the_fingerprint_is_that_of_the_weights():
-    model, other = tiny_model(), tiny_model()
-    assert fingerprint(model) == fingerprint(other)
-    other.model.norm.weight.data[0] += 1e-12
-    assert fingerprint(model) != fingerprint(other)
 
 
 def test_an_input_error_of_one_rank_is_raised():
@@ -163,10 +156,23 @@ def test_an_input_error_of_one_rank_is_raised():
 
 
 def test_weights_that_are_stopped_before_the_step_are_as_they_were():
-    model = tiny_model()
-    before = fingerprint(model)
+    model, before = tiny_model(), tiny_model()
     broken = [[replace(example, reward=float("nan")) for example in row] for row in grouped_rows(2, 2, 1)]
-    optimizer = make_optimizer("adafactor", model, 1e-2)
-    with pytest.raises(FloatingPointError, match="step 4: loss is nan; the weights are of step 3"):
-        topr.train(model, optimizer, dataset.Steps(broken, 4, 4, "cpu"), logprobs=rows.sequence_logprobs, done=3)
-    assert fingerprint(model) == before
+    with pytest.raises(FloatingPointError, match="loss is nan"):
+        fit(model, make_optimizer("adafactor", model, 1e-2), steps_of(broken, 4, 4), logprobs=shared_logprobs)
+    for one, other in zip(model.parameters(), before.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_pair_s_log_mu_is_its_own():
+    """DPO's completion may be in several pairs; each is scored in the batch that trains it."""
+    pairs = [((0, 1.0), (1, -1.0)), ((0, 1.0), (2, -1.0))]
+    rows = [[Example([1], [2, 3], 0.0, r, sample=i, row=row) for i, r in pair] for row, pair in enumerate(pairs)]
+    model = tiny_model()
+    lm = type("LM", (), {"model": model})
+    scored = dataset.score(rows, dataset.epoch_steps(rows, 2, 2), lm, token_logprobs)
+    assert [[e.sample for e in row] for row in scored] == [[0, 1], [0, 2]]
+    for row in scored:
+        [step] = steps_of([row], 2, 2)
+        found = shared_logprobs(model, step.micro_batches[0])
+        torch.testing.assert_close(found.float(), step.micro_batches[0].logmu, rtol=1e-6, atol=1e-6)

@@ -17,6 +17,7 @@ import torch
 
 import train_gsm8k as gsm8k
 from pipeline import dataset
+from pipeline.models.language_model import token_logprobs
 from pipeline.records import InputError, Sample, read_rows
 from pipeline.sampling import SamplingParameters
 from pipeline.vllm.client import vllm_engine
@@ -65,8 +66,10 @@ def test_completions_keep_their_end_and_their_log_probabilities_are_the_models_o
         assert completion.token_ids[-1] == lm.tokenizer.eos_token_id
         assert completion.text == lm.tokenizer.decode(completion.token_ids[:-1])
         samples.append(Sample(prompt=PROMPT, completion=completion.text, token_ids=completion.token_ids, reward=1.0))
-    for completion, sample in zip(completions, dataset.score(samples, lm), strict=True):
-        assert completion.token_logmu == pytest.approx(sample.token_logmu, abs=1e-4)  # top-k 3 has not shifted them
+    rows = [[replace(example, row=i)] for i, example in enumerate(dataset.encode(samples, lm))]
+    scored = dataset.score(rows, dataset.epoch_steps(rows, 16, 16), lm, token_logprobs)
+    for completion, [example] in zip(completions, scored, strict=True):
+        assert completion.token_logmu == pytest.approx(example.token_logmu, abs=1e-4)  # top-k 3 has not shifted them
 
 
 def test_a_stop_string_is_kept_and_a_completion_at_the_limit_is_cut(draw, lm):
@@ -96,7 +99,7 @@ def children(pid):
 
 
 def is_worker(pid):
-    return b"vllm_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b"vllm/worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def test_a_worker_ends_with_the_process_that_started_it(python, tmp_path):
@@ -129,11 +132,11 @@ def test_what_vllm_samples_trains_the_model_and_its_death_loses_nothing(python, 
     killer = threading.Thread(target=kill_worker)
     killer.start()
     with pytest.raises(InputError, match=r"vLLM ended with exit status -9; its messages are in .*vllm-0.log"):
-        gsm8k.run(settings)
+        gsm8k.experiment(settings, gsm8k.gsm8k_task(settings))
     killer.join()
     kept = part.read_bytes()
 
-    results = gsm8k.run(settings)
+    results = gsm8k.experiment(settings, gsm8k.gsm8k_task(settings))
     samples = read_rows(folder / "iteration-1" / "samples.jsonl", Sample)
     assert len(samples) == 128
     kept = [json.loads(line) for line in kept.splitlines()]

@@ -142,27 +142,31 @@ def outcome_shares(samples: Sequence[Sample]) -> dict[str, float]:
 
 def evaluate(samples: Sequence[Sample], task: Task, ks: Sequence[int], seed: int) -> dict:
     """An entry of results.json: shares of outcomes; pass@1; maj@k and pass@k for each k of `ks`, as mean and se."""
-    answers = collect(samples, task)
-    estimates = {"pass@1": pass_at_k(answers, 1, seed)}
+    answers, shares = collect(samples, task), outcome_shares(samples)
+    # The mean over all samples is what draws of one sample estimate: one quantity, one number.
+    estimates = {"pass@1": pass_at_k(answers, 1, seed)._replace(mean=shares["correct"])}
     for k in ks:
         estimates |= {f"maj@{k}": maj_at_k(answers, k, seed), f"pass@{k}": pass_at_k(answers, k, seed)}
     questions, n = answers.correct.shape
     return (
-        outcome_shares(samples)
+        shares
         | {name: estimate._asdict() for name, estimate in estimates.items()}
         | {"questions": questions, "samples_per_question": n}
     )
 
 
 def print_table(results: dict) -> None:
-    """Before and after each iteration: the outcomes, and pass@k and maj@k with +- 2 standard errors, in percent."""
+    """Before and after each iteration: the outcomes, and pass@k and maj@k with +- 2 standard errors, in percent.
+
+    correct is pass@1, and stands once.
+    """
     after = [entry["after"] for entry in results["iterations"]]
     names = ["after"] if len(after) == 1 else [f"after iteration {i}" for i in range(1, len(after) + 1)]
     table = Table("", "before", *names)
     for name, value in results["before"].items():
-        entries = [entry[name] for entry in (results["before"], *after)]
-        if isinstance(value, dict):
-            table.add_row(name, *(f"{100 * e['mean']:.1f} ± {200 * e['se']:.1f} %" for e in entries))
-        elif name in get_args(Outcome):
+        entries = [entry["pass@1" if name == "correct" else name] for entry in (results["before"], *after)]
+        if name in ("incorrect", "invalid"):
             table.add_row(name, *(f"{100 * e:.1f} %" for e in entries))
+        elif name == "correct" or (isinstance(value, dict) and name != "pass@1"):
+            table.add_row(name, *(f"{100 * e['mean']:.1f} ± {200 * e['se']:.1f} %" for e in entries))
     Console().print(table)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pipeline import evaluation
 from pipeline.evaluation import Answers
-from pipeline.records import InputError
+from pipeline.records import InputError, Sample, Task
 
 
 def answers_of(*questions):
@@ -70,3 +70,24 @@ def test_same_seed_same_estimate():
     answers = answers_of("rwwrwrwwrw", "rrrrwwwwww")
     assert evaluation.pass_at_k(answers, 2, seed=5) == evaluation.pass_at_k(answers, 2, seed=5)
     assert evaluation.pass_at_k(answers, 2, seed=5) != evaluation.pass_at_k(answers, 2, seed=6)
+
+
+def test_correct_and_pass_at_1_are_one_number(capsys):
+    samples = [
+        Sample(
+            problem_id=problem,
+            prompt="?",
+            completion=text,
+            reward=1.0,
+            outcome="correct" if text == "r" else "incorrect",
+        )
+        for problem, texts in (("a", "rrrrw"), ("b", "rwwww"))
+        for text in texts
+    ]
+    task = Task("letters", [], [], prompt=str, parse=str, grade=str)
+    found = evaluation.evaluate(samples, task, [2], seed=0)
+    assert found["pass@1"]["mean"] == found["correct"] == 0.5
+    evaluation.print_table({"before": found, "iterations": []})
+    printed = capsys.readouterr().out
+    assert printed.count("50.0 ±") == 1
+    assert "pass@1" not in printed

@@ -1,28 +1,20 @@
-"""What every task shares, one file per stage:
+"""What every task shares: problems -> prompts -> samples -> grades -> dataset -> training -> evaluation.
 
-problems -> prompts -> samples -> grades -> dataset -> training -> evaluation
-
-    settings.py      every setting, the presets, what is refused
-    run.py           the stages in their order, iteration by iteration
-    command.py       what the commands share: settings, table, errors
-    problems.py      problems and worked examples from files, the hub, or a package
-    records.py       Problem, Sample and Task; reading and writing them as JSON lines
-    judge.py         whether two mathematical answers are the same, in a process of its own: judge_worker.py
-    models.py        language models and tokenizers from a folder or the hub
-    sampling.py      prompts in, completions out; then graded into samples
-    vllm_engine.py   the same by vLLM, in a process of its own: vllm_worker.py
-    composition.py   which samples an iteration trains on
-    dataset.py       samples in, the steps of an epoch out: encoding, log mu, baseline, pairs
-    rows.py          completions of one prompt in one row: their layout and log-probabilities
-    training.py      a model over several processes, its optimiser, checkpoints
+    records.py       Problem, Sample, Example and Task; their files, and problems and worked examples from files or the hub
+    settings.py      every setting, its range and origin; the command line that is read into it
+    stages.py        the stages of a run: evaluate, sample, compose, train; each leaves one file
+    sampling.py      prompts in, completions out, graded into samples
+    selection.py     which samples an iteration trains on, and their baseline
+    dataset.py       from samples to the batches of an epoch: token ids, rows, log mu, steps
+    baselines.py     the losses of PPO and DPO
+    metrics.py       what a step of the optimiser saw
     evaluation.py    pass@k, maj@k and the share of each outcome, with intervals
-    plan.py          what a run would need
-    sweep.py         many runs side by side, each made once
-    stopping.py      Ctrl-C and SIGTERM
-    parallel.py      what several processes do together
-    folder.py        the folder a run writes into
-    checksums.py     whether what it wrote is still what it was
     plots.py         pictures
+    dry_run.py       what a run would draw, train and need
+    models/          language_model.py: loading, sharding, log-probabilities; chunked_head.py: these without full logits
+    runtime/         processes.py: ranks, signals, commands; run_folder.py: stages' files; checkpoints.py
+    vllm/            sampling with vLLM: client.py here, worker.py in a process of its own
 
-The training loop is `topr.train`. No file here knows GSM8K or MATH, and none does anything when imported.
+train_gsm8k.py puts the stages in order; the training loop is `topr.train`. No file here knows a task, and none does
+anything when imported.
 """

@@ -49,6 +49,7 @@ def experiment(settings: Settings, task: Task, learn: "Learn | None" = None) -> 
         for iteration in range(1, settings.iterations + 1):
             samples = run.sample(iteration, model)
             rows = run.compose(iteration, samples, model)
+            del samples  # gigabytes at the paper's scale
             points = run.train(iteration, rows, model)
             for point in points:
                 run.evaluate(iteration, point)

@@ -1,6 +1,6 @@
 """What every task shares: problems -> prompts -> samples -> grades -> dataset -> training -> evaluation.
 
-    records.py       Problem, Sample, Example and Task; their files, and problems and worked examples from files or the hub
+    records.py       Problem, Sample, Example and Task; their files; problems and worked examples from files or the hub
     settings.py      every setting, its range and origin; the command line that is read into it
     stages.py        the stages of a run: evaluate, sample, compose, train; each leaves one file
     sampling.py      prompts in, completions out, graded into samples

@@ -1,1 +1,33 @@
-"""Is that TOPR? Checks any implementation of the loss against the paper."""
+"""Is that TOPR? Checks any implementation of the loss against the paper. Needs torch only.
+
+topr-conformance package.module:function      # or: python -m conformance package.module:function
+from conformance import identify              # the same from Python: identify(loss).variant
+"""
+
+from importlib import import_module
+
+_MODULE_OF = {
+    "identify": "identification",
+    "Report": "identification",
+    "Hypothesis": "identification",
+    "compare": "comparison",
+    "oracle": "comparison",
+    "VARIANTS": "variants",
+    "VECTORS": "vectors",
+    "InputError": "gradient",
+    "LossInputs": "gradient",
+    "push": "gradient",
+    "load": "adapters",
+    "takes_advantages": "adapters",
+    "takes_packed": "adapters",
+    "takes_sequences": "adapters",
+    "returns_tokens": "adapters",
+}
+__all__ = list(_MODULE_OF)
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first used: `topr-conformance --help` should not wait for torch."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -1,9 +1,8 @@
-"""What circulates under the name of TOPR: the paper's loss, and the departures from it that public code contains.
+"""What circulates under the name of TOPR: the paper's loss, and the variants of it that public code contains.
 
-Every loss takes logp, logmu (B, T), reward (B,) after the baseline, and mask (B, T), 1.0 on the tokens of the
-completion and 0.0 elsewhere, and returns a scalar. They are written to be compared, a difference of a line or two at a
-time, and not to be trained with: for that there is `topr.topr_loss`. `conformance.py` tells them apart by their
-gradients.
+Every loss takes logp, logmu (B, T), reward (B,) after the baseline, and mask (B, T), 1.0 on the completion's tokens and
+0.0 elsewhere. It returns a scalar. Each loss is written out, so that it differs from `paper` in one or two lines. They
+are for comparison: to train, take `topr.topr_loss` or `topr.topr_loss_of_tokens`.
 """
 
 from collections.abc import Callable
@@ -11,20 +10,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-
-
-def total(values: Tensor, mask: Tensor) -> Tensor:
-    """The sum over a sequence's own tokens: (B, T) -> (B,).
-
-    >>> total(torch.tensor([[1.0, 2.0, 9.0]]), torch.tensor([[1.0, 1.0, 0.0]]))
-    tensor([3.])
-    """
-    return torch.where(mask > 0, values, 0.0).sum(1)
+from conformance.gradient import Loss, total
 
 
 def paper(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """Algorithm 1, Section 4.2: the sequence's ratio, [0, 1] for negatives; mean over tokens, then sequences."""
+    """Algorithm 1, Section 4.2: the sequence's ratio, [0, 1] for negatives; mean over tokens, then over sequences."""
     weight = total(logp - logmu, mask).clamp(max=0).exp()
     weight = torch.where(reward < 0, weight, 1.0).detach()
     return -(weight * reward * total(logp, mask) / mask.sum(1)).mean()
@@ -39,21 +29,21 @@ def objective(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tens
 
 
 def per_token(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """Each token is weighed by its own ratio: what the sequence has lost as a whole is not seen."""
+    """Each token is weighted by its own ratio, which ignores how improbable the whole sequence has become."""
     weight = (logp - logmu).clamp(max=0).exp()
     weight = torch.where(reward[:, None] < 0, weight, 1.0).detach()
     return -(reward * total(weight * logp, mask) / mask.sum(1)).mean()
 
 
 def per_token_and_token_mean(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """The same, and every token of the batch counts alike: the pair that most frameworks have."""
+    """Per-token ratios, and every token of the batch counts alike: the pair that most frameworks have."""
     weight = (logp - logmu).clamp(max=0).exp()
     weight = torch.where(reward[:, None] < 0, weight, 1.0).detach()
     return -(reward * total(weight * logp, mask)).sum() / mask.sum()
 
 
 def geometric_mean(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """The log-ratio is divided by the length, which the paper does to the loss: weights hardly leave 1."""
+    """The log-ratio is divided by the length, so that weights stay near 1. The paper divides the loss."""
     weight = (total(logp - logmu, mask) / mask.sum(1)).clamp(max=0).exp()
     weight = torch.where(reward < 0, weight, 1.0).detach()
     return -(weight * reward * total(logp, mask) / mask.sum(1)).mean()
@@ -67,7 +57,7 @@ def clipped(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor
 
 
 def tis(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """Truncated importance sampling (Table 1): positives fade out as well, and are not found again."""
+    """Truncated importance sampling (Table 1): improbable positives lose their weight too, and are not learnt again."""
     weight = total(logp - logmu, mask).clamp(max=0).exp().detach()
     return -(weight * reward * total(logp, mask) / mask.sum(1)).mean()
 
@@ -79,7 +69,7 @@ def plain_is(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tenso
 
 
 def naive_reinforce(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """REINFORCE on off-policy data as if it were on-policy (Table 1): negatives are pushed down forever."""
+    """REINFORCE on off-policy data as if it were on-policy (Table 1): it keeps lowering improbable negatives."""
     return -(reward * total(logp, mask) / mask.sum(1)).mean()
 
 
@@ -89,28 +79,28 @@ def sft(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
 
 
 def tempered(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """The square root of the ratio: negatives are let go of half as fast."""
+    """The square root of the ratio: the weight of negatives falls half as fast."""
     weight = (0.5 * total(logp - logmu, mask)).clamp(max=0).exp()
     weight = torch.where(reward < 0, weight, 1.0).detach()
     return -(weight * reward * total(logp, mask) / mask.sum(1)).mean()
 
 
 def no_stop_gradient(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """The weight is differentiated too: below log pi = -1 a tapered negative is pushed up."""
+    """The weight is differentiated too: below log pi = -1 it raises tapered negatives."""
     weight = total(logp - logmu, mask).clamp(max=0).exp()
     weight = torch.where(reward < 0, weight, 1.0)
     return -(weight * reward * total(logp, mask) / mask.sum(1)).mean()
 
 
 def branch_by_raw_score(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """The batch's mean is subtracted, but the score before that chooses the branch."""
+    """The batch's mean is subtracted, but the sign of the score before that chooses the bounds."""
     weight = total(logp - logmu, mask).clamp(max=0).exp()
     weight = torch.where(reward < 0, weight, 1.0).detach()
     return -(weight * (reward - reward.mean()) * total(logp, mask) / mask.sum(1)).mean()
 
 
 def token_mean(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """Divided by the batch's number of tokens: a long sequence counts for more than a short one."""
+    """Divided by the batch's number of tokens: a long sequence counts more than a short one."""
     weight = total(logp - logmu, mask).clamp(max=0).exp()
     weight = torch.where(reward < 0, weight, 1.0).detach()
     return -(weight * reward * total(logp, mask)).sum() / mask.sum()
@@ -131,7 +121,7 @@ def unmasked(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tenso
 
 
 def frozen_weight() -> Loss:
-    """A loss that keeps the weights of its first call, as code does that computes them when it collects the data."""
+    """A loss that keeps the weights of its first call, as code that computes them once, with the data, does."""
     kept: list[Tensor] = []
 
     def loss(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
@@ -142,7 +132,7 @@ def frozen_weight() -> Loss:
     return loss
 
 
-DEPARTURES: dict[str, Callable[[], Loss]] = {  # what `identify` says -> a loss to say it of, made anew
+VARIANTS: dict[str, Callable[[], Loss]] = {  # what `identify` says of it -> makes the loss, anew for each call
     "per-token": lambda: per_token,
     "per-token + token mean": lambda: per_token_and_token_mean,
     "geometric mean": lambda: geometric_mean,

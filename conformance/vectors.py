@@ -1,44 +1,59 @@
-"""The vectors V1 to V22: small inputs on which TOPR and its look-alikes differ, the paper's values worked out by hand.
+"""The vectors V1 to V22: small inputs on which TOPR and its variants differ; the paper's values by hand.
 
-A vector with rows is put to a loss. A row is one completion: its log-ratios token by token, its reward, and what the
-paper's gradient in each of its tokens is: the coefficient R w, where an on-policy positive of the same length, in the
-same batch, has 1. The length and a constant factor cancel, so that each vector asks one thing only. Vectors without
-rows are worked out in their check, or concern this project's functions or its pipeline, and its tests run them.
+A vector with cases is applied to a loss. A case is one completion: its log-ratio token by token, its reward, and the
+coefficient R w that the paper's gradient has at each of its tokens. Coefficients are relative to an on-policy positive
+of the same length in the same batch, which has 1. Length and constant factors cancel, so that each vector asks one
+thing only. Vectors without cases have a check of their own below, or concern this project's functions or its pipeline;
+the latter are run by its tests.
 """
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from conformance.variants import Loss
-from pipeline.records import InputError
+from conformance.gradient import InputError, Loss, LossInputs, push
 
 # ---- the vectors --------------------------------------------------------------------------------------------------
 
 
-class Row(NamedTuple):
-    """A completion. log_ratio: one number a token; coefficient: the paper's R w; logp: log pi of each token."""
+class Case(NamedTuple):
+    """A completion, and what the paper's gradient is there."""
 
-    log_ratio: tuple[float, ...]
+    log_ratio: tuple[float, ...]  # of each token
     reward: float
-    coefficient: float
-    logp: float = -3.0
+    coefficient: float  # the paper's R w
+    logp: float = -3.0  # log pi of each token
 
 
 class Vector(NamedTuple):
-    """asks: what it finds out. derivation: why the paper's value is that. others: what a variant gives instead."""
+    """A question, the inputs that answer it, and the answers."""
 
     name: str
     asks: str
     applies_to: Literal["loss", "functions", "pipeline"]
     inputs: str
-    paper: str
-    derivation: str
-    others: str
-    rows: tuple[Row, ...] = ()
+    paper: str  # the paper's value
+    derivation: str  # why it is that
+    others: str  # what variants give instead
+    cases: tuple[Case, ...] = ()
+
+    def text(self) -> str:
+        """All of it but the cases, for `topr-conformance --list`.
+
+        >>> print(VECTORS[16].text())
+        V17  is the ratio taken to the power 1? (of the loss)
+             inputs     R = -1; log-ratio -2
+             paper      weight 0.135335
+             because    e^-2
+             otherwise  tempered by 1/2: 0.367879
+        """
+        named = zip(("inputs", "paper", "because", "otherwise"), self[3:7], strict=True)
+        lines = [f"{self.name:<4} {self.asks} (of the {self.applies_to})"]
+        return "\n".join(lines + [f"     {name:<10} {text}" for name, text in named])
 
 
 E = math.exp  # the derivations below are in terms of e
@@ -52,17 +67,17 @@ VECTORS: tuple[Vector, ...] = (
         "weight 0.135335",
         "e^(4 x -0.5) = e^-2",
         "geometric mean, per-token: 0.606531",
-        (Row((-0.5,) * 4, -1, -E(-2)),),
+        (Case((-0.5,) * 4, -1, -E(-2)),),
     ),
     Vector(
         "V2",
-        "is it not clipped token by token?",
+        "is the ratio clipped as a whole, not token by token?",
         "loss",
         "R = -1; log-ratios +1, -1",
         "weight 1",
         "e^(1 - 1) = 1",
         "per-token: 1, 0.367879",
-        (Row((1.0, -1.0), -1, -1),),
+        (Case((1.0, -1.0), -1, -1),),
     ),
     Vector(
         "V3",
@@ -72,7 +87,7 @@ VECTORS: tuple[Vector, ...] = (
         "weight 0.367879",
         "e^(0.5 - 1.5) = e^-1",
         "geometric mean 0.606531; per-token 1, 0.223130",
-        (Row((0.5, -1.5), -1, -E(-1)),),
+        (Case((0.5, -1.5), -1, -E(-1)),),
     ),
     Vector(
         "V4",
@@ -82,17 +97,17 @@ VECTORS: tuple[Vector, ...] = (
         "weights 1, 1, 1",
         "[e^-3]_1^1 = [e^2]_1^1 = [e^2]_0^1 = 1",
         "TIS 0.049787, 1, 1; plain IS 0.049787, 7.389056, 7.389056",
-        (Row((-3.0,), 1, 1), Row((2.0,), 1, 1), Row((2.0,), -1, -1)),
+        (Case((-3.0,), 1, 1), Case((2.0,), 1, 1), Case((2.0,), -1, -1)),
     ),
     Vector(
         "V5",
-        "does a long sequence keep its numbers?",
+        "is a long sequence computed without overflow?",
         "loss",
         "R = -1; 512 tokens, log-ratio -0.2 each; +0.2 each; float32",
         "weights below 1e-38, and 1",
         "e^-102.4 = 3e-45; e^102.4 exceeds float32, so clip before exp",
         "exp before clip, differentiated: 0 x inf = NaN; geometric mean 0.818731",
-        (Row((-0.2,) * 512, -1, 0.0), Row((0.2,) * 512, -1, -1)),
+        (Case((-0.2,) * 512, -1, 0.0), Case((0.2,) * 512, -1, -1)),
     ),
     Vector(
         "V6",
@@ -102,7 +117,7 @@ VECTORS: tuple[Vector, ...] = (
         "weight 0.049787",
         "e^-3, and a- = 0 does not stop it",
         "clip 0.8..1.2: 0.8",
-        (Row((-3.0,), -1, -E(-3)),),
+        (Case((-3.0,), -1, -E(-3)),),
     ),
     Vector(
         "V7",
@@ -112,14 +127,14 @@ VECTORS: tuple[Vector, ...] = (
         "dL/dlogp = +0.606531",
         "L = -w R log pi with w = e^-0.5 constant",
         "differentiated too: w (1 + log pi) = -0.606531, the sign flips",
-        (Row((-0.5,), -1, -E(-0.5), logp=-2.0),),
+        (Case((-0.5,), -1, -E(-0.5), logp=-2.0),),
     ),
     Vector(
         "V8",
-        "does the sign of the update choose the branch?",
+        "does the sign after the baseline choose the bounds?",
         "loss",
-        "scores 1, 1, 1, 0.2; row 4 has log-ratio -2",
-        "row 4: weight 0.135335 if the loss itself subtracts the mean, 1 if it takes the scores as they are",
+        "scores 1, 1, 1, 0.2; the last has log-ratio -2",
+        "the last: weight 0.135335 if the loss itself subtracts the mean, 1 if it takes the scores as they are",
         "0.2 - mean 0.8 = -0.6 < 0: [e^-2]_0^1; 0.2 > 0: [e^-2]_1^1",
         "branch by raw score: a negative update at weight 1",
     ),
@@ -140,7 +155,7 @@ VECTORS: tuple[Vector, ...] = (
         "0; -0.2 x 0.135335",
         "0 times any weight; -0.2 < 0, so [e^-2]_0^1",
         "weight 1 on small negatives: -0.2",
-        (Row((-1.0,), 0, 0), Row((-1.0, -1.0), -0.2, -0.2 * E(-2))),
+        (Case((-1.0,), 0, 0), Case((-1.0, -1.0), -0.2, -0.2 * E(-2))),
     ),
     Vector(
         "V11",
@@ -168,11 +183,11 @@ VECTORS: tuple[Vector, ...] = (
         "weight 1",
         "e^(-60 + 60) = 1",
         "mu made explicit as exp(-60): 8.757e-27",
-        (Row((0.0,) * 20, -1, -1, logp=-3.0),),
+        (Case((0.0,) * 20, -1, -1, logp=-3.0),),
     ),
     Vector(
         "V14",
-        "what does a baseline make of the share of positives?",
+        "which effective share of positives does a baseline give?",
         "functions",
         "(p, c): (.5, .6), (.1, 0), (.1, -1), (.1, -.8), (.8, .5), (.9, .9)",
         "0.2, 0.1, 1, 0.5, 0.571429, 0.321429, and the inverse gives c back",
@@ -181,7 +196,7 @@ VECTORS: tuple[Vector, ...] = (
     ),
     Vector(
         "V15",
-        "does the push on a lone negative end?",
+        "does the gradient of a lone negative go to 0?",
         "functions",
         "two-armed softmax, R = -1 on one arm, thousands of steps",
         "the gradient goes to 0, the objective stays below 0",
@@ -205,11 +220,11 @@ VECTORS: tuple[Vector, ...] = (
         "weight 0.135335",
         "e^-2",
         "tempered by 1/2: 0.367879",
-        (Row((-2.0,), -1, -E(-2)),),
+        (Case((-2.0,), -1, -E(-2)),),
     ),
     Vector(
         "V18",
-        "is log mu that of the whole vocabulary, by the trainer?",
+        "is log mu over the whole vocabulary, as the trainer computes it?",
         "pipeline",
         "pi = mu; the sampler's top-k kept a mass of 0.995 a token; 300 tokens",
         "weight 1 with log mu scored by the trainer",
@@ -218,7 +233,7 @@ VECTORS: tuple[Vector, ...] = (
     ),
     Vector(
         "V19",
-        "do ranks leave the gradient alone?",
+        "is the gradient independent of the number of ranks?",
         "pipeline",
         "a batch of ragged lengths on one rank, and on two",
         "equal gradients",
@@ -245,7 +260,7 @@ VECTORS: tuple[Vector, ...] = (
     ),
     Vector(
         "V22",
-        "do a prompt's negatives count one each?",
+        "does each of a prompt's negatives count as one example?",
         "loss",
         "one positive, three negatives of a prompt, on-policy",
         "coefficients +1, -1, -1, -1",
@@ -255,48 +270,12 @@ VECTORS: tuple[Vector, ...] = (
 )
 
 
-# ---- put to a loss ------------------------------------------------------------------------------------------------
+# ---- a vector applied to a loss ------------------------------------------------------------------------------------
 
 
-class Batch(NamedTuple):
-    """The arguments of a loss."""
-
-    logp: Tensor  # (B, T)
-    logmu: Tensor  # (B, T)
-    reward: Tensor  # (B,)
-    mask: Tensor  # (B, T), 0.0 or 1.0
-
-
-def push(loss: Loss, batch: Batch) -> Tensor:
-    """By how much a step of descent raises each token's log pi: minus the gradient in logp, (B, T).
-
-    Arguments that the loss changes in place are put back. InputError where it returns no scalar with a gradient.
-
-    >>> from conformance.variants import naive_reinforce
-    >>> one = torch.ones(1, 1)
-    >>> push(naive_reinforce, Batch(-one, -one, -one[0], one))
-    tensor([[-1.]])
-    """
-    leaf = batch.logp.detach().clone().requires_grad_()
-    before = [column.clone() for column in batch]
-    with torch.enable_grad():
-        value = loss(leaf * 1, *batch[1:])  # not the leaf itself, which no trainer hands out
-    if not isinstance(value, Tensor) or value.dim() > 0:
-        raise InputError(f"the loss returned {_kind(value)}, a scalar tensor was expected; see the adapters")
-    if not value.requires_grad:
-        raise InputError("the loss does not depend on logp: it has no gradient")
-    pushed = -torch.autograd.grad(value, leaf)[0]
-    for column, kept in zip(batch, before, strict=True):
-        column.copy_(kept)
-    return pushed
-
-
-def _kind(value: object) -> str:
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-
-
-class Outcome(NamedTuple):
-    """What a vector found: status pass, fail or not applicable."""
+@dataclass(frozen=True)
+class VectorResult:
+    """What a vector found out about a loss."""
 
     name: str
     asks: str
@@ -304,50 +283,49 @@ class Outcome(NamedTuple):
     measured: str
 
 
-def batch_of(rows: tuple[Row, ...]) -> Batch:
-    """Rows as a padded float32 batch, after them an on-policy positive of each length, and what balances the rewards.
+def batch_of(cases: tuple[Case, ...]) -> LossInputs:
+    """The cases as a padded float32 batch, then an on-policy positive of each length, then one to balance the rewards.
 
-    Padding has log pi = log mu = -1. The balance, a single token with log pi = 0, makes the rewards' mean 0, so that a
-    loss that subtracts it finds nothing to subtract.
+    Padding has log pi = log mu = -1. The last, a single token with log pi = 0, makes the mean reward 0: a loss that
+    subtracts the mean is then not confused with other variants.
 
-    >>> batch_of((Row((-0.5, -0.5), -1, -1),)).reward
+    >>> batch_of((Case((-0.5, -0.5), -1, -1),)).reward
     tensor([-1.,  1.])
     """
-    lengths = sorted({len(row.log_ratio) for row in rows})
-    rows = (*rows, *(Row((0.0,) * length, 1, 1, logp=0.0) for length in lengths))
-    if balance := -sum(row.reward for row in rows):
-        rows = (*rows, Row((0.0,), balance, balance, logp=0.0))
-    logp, logmu, mask = (torch.full((len(rows), lengths[-1]), fill) for fill in (-1.0, -1.0, 0.0))
-    for i, row in enumerate(rows):
-        length = len(row.log_ratio)
-        logp[i, :length] = row.logp
-        logmu[i, :length] = row.logp - torch.tensor(row.log_ratio)
+    lengths = sorted({len(case.log_ratio) for case in cases})
+    cases = (*cases, *(Case((0.0,) * length, 1, 1, logp=0.0) for length in lengths))
+    if balance := -sum(case.reward for case in cases):
+        cases = (*cases, Case((0.0,), balance, balance, logp=0.0))
+    logp, logmu, mask = (torch.full((len(cases), lengths[-1]), fill) for fill in (-1.0, -1.0, 0.0))
+    for i, case in enumerate(cases):
+        length = len(case.log_ratio)
+        logp[i, :length] = case.logp
+        logmu[i, :length] = case.logp - torch.tensor(case.log_ratio)
         mask[i, :length] = 1
-    return Batch(logp, logmu, torch.tensor([float(row.reward) for row in rows]), mask)
+    return LossInputs(logp, logmu, torch.tensor([float(case.reward) for case in cases]), mask)
 
 
-def coefficients(loss: Loss, rows: tuple[Row, ...]) -> list[Tensor]:
-    """R w of each token of the rows: its push over that of an on-policy positive of the same length in the batch."""
-    batch = batch_of(rows)
-    pushed = push(loss, batch)
-    lengths = sorted({len(row.log_ratio) for row in rows})
-    reference = {length: pushed[len(rows) + i, 0] for i, length in enumerate(lengths)}
-    return [pushed[i, : len(row.log_ratio)] / reference[len(row.log_ratio)] for i, row in enumerate(rows)]
+def coefficients(loss: Loss, cases: tuple[Case, ...]) -> list[Tensor]:
+    """R w at each token of the cases: its push over that of an on-policy positive of the same length in the batch."""
+    pushed = push(loss, batch_of(cases))
+    lengths = sorted({len(case.log_ratio) for case in cases})
+    reference = {length: pushed[len(cases) + i, 0] for i, length in enumerate(lengths)}
+    return [pushed[i, : len(case.log_ratio)] / reference[len(case.log_ratio)] for i, case in enumerate(cases)]
 
 
-def put(vector: Vector, loss: Loss) -> Outcome:
-    """The outcome of one vector; a loss that raises an exception on it fails it.
+def result_of(vector: Vector, loss: Loss) -> VectorResult:
+    """Apply one vector to a loss. A loss that raises an exception fails; InputError where it is no loss.
 
     >>> from conformance.variants import per_token
-    >>> put(VECTORS[0], per_token).measured
+    >>> result_of(VECTORS[0], per_token).measured
     'R w = -0.606531'
     """
     if vector.applies_to != "loss":
-        return Outcome(vector.name, vector.asks, "not applicable", f"concerns the {vector.applies_to}")
+        return VectorResult(vector.name, vector.asks, "not applicable", f"concerns the {vector.applies_to}")
     try:
-        if vector.rows:
-            found = coefficients(loss, vector.rows)
-            passed = all(_near(x, row.coefficient) for x, row in zip(found, vector.rows, strict=True))
+        if vector.cases:
+            found = coefficients(loss, vector.cases)
+            passed = all(_near(x, case.coefficient) for x, case in zip(found, vector.cases, strict=True))
             measured = "R w = " + "; ".join(_shortly(x) for x in found)
         else:
             passed, measured = CHECKS[vector.name](loss)
@@ -355,7 +333,7 @@ def put(vector: Vector, loss: Loss) -> Outcome:
         raise
     except Exception as error:  # whatever a foreign loss may raise
         passed, measured = False, f"{type(error).__name__}: {error}".splitlines()[0]
-    return Outcome(vector.name, vector.asks, "pass" if passed else "fail", measured)
+    return VectorResult(vector.name, vector.asks, "pass" if passed else "fail", measured)
 
 
 def _near(found: Tensor, expected: Tensor | float) -> bool:
@@ -363,7 +341,7 @@ def _near(found: Tensor, expected: Tensor | float) -> bool:
 
 
 def _shortly(values: Tensor) -> str:
-    """Numbers, one for all where they are equal, at most four of them."""
+    """At most four of the numbers, and only one where they are all equal."""
     values = (values.flatten() + 0.0).tolist()  # no -0
     values = values[:1] if max(values) - min(values) <= 1e-5 * abs(values[0]) else values
     return ", ".join(f"{x:.6g}" for x in values[:4]) + ", ..." * (len(values) > 4)
@@ -373,20 +351,20 @@ def _check_branch(loss: Loss) -> tuple[bool, str]:  # V8
     scores = torch.tensor([1.0, 1.0, 1.0, 0.2])
     log_ratio = torch.tensor([[0.0], [0.0], [0.0], [-2.0]])
     logmu = torch.full((4, 1), -1.0)
-    pushed = push(loss, Batch(logmu + log_ratio, logmu, scores, torch.ones(4, 1)))[:, 0]
+    pushed = push(loss, LossInputs(logmu + log_ratio, logmu, scores, torch.ones(4, 1)))[:, 0]
     ratio = pushed[3] / pushed[0]  # the mean is 0.8: a loss that subtracts it has -0.6 w over 0.2
     is_right = _near(ratio, 0.2) or _near(ratio, -3 * math.exp(-2))
-    return is_right, f"push of row 4 / row 1: {ratio:.6g} (as given 0.2, less the mean -0.406)"
+    return is_right, f"push of the last / the first: {ratio:.6g} (scores as given: 0.2; less their mean: -0.406)"
 
 
 def _check_length(loss: Loss) -> tuple[bool, str]:  # V9
-    rows = (Row((0.0,), 1, 1, logp=0.0), Row((0.0,) * 3, 1, 1, logp=0.0))
-    one, three = push(loss, batch_of(rows))[:2]
+    cases = (Case((0.0,), 1, 1, logp=0.0), Case((0.0,) * 3, 1, 1, logp=0.0))
+    one, three = push(loss, batch_of(cases))[:2]
     return _near(three / one[0], 1 / 3), f"{_shortly(three / one[0])} of the first's"
 
 
 def _check_mask(loss: Loss) -> tuple[bool, str]:  # V11
-    batch = batch_of((Row((-0.5, 0.2), -1, 0), Row((0.1,) * 4, 1, 0), Row((-1.0,), -1, 0)))
+    batch = batch_of((Case((-0.5, 0.2), -1, 0), Case((0.1,) * 4, 1, 0), Case((-1.0,), -1, 0)))
     filled = batch._replace(logp=torch.where(batch.mask > 0, batch.logp, -50.0))
     before, after = push(loss, batch), push(loss, filled)
     outside = after[batch.mask == 0].abs().max()
@@ -398,7 +376,7 @@ def _check_mask(loss: Loss) -> tuple[bool, str]:  # V11
 
 
 def _check_frozen(loss: Loss) -> tuple[bool, str]:  # V16
-    batch = batch_of((Row((-1.0,), -1, 0, logp=-2.0),))
+    batch = batch_of((Case((-1.0,), -1, 0, logp=-2.0),))
     weights = []
     for lower in (0.0, 2.0):
         moved = batch._replace(logp=batch.logp - lower * torch.tensor([[1.0], [0.0]]))
@@ -409,13 +387,13 @@ def _check_frozen(loss: Loss) -> tuple[bool, str]:  # V16
 
 
 def _check_counts(loss: Loss) -> tuple[bool, str]:  # V20
-    columns = batch_of(tuple(Row((-0.3, 0.1), reward, 0) for reward in (1.5, 1.5, -1.0, -1.0, -1.0)))  # the mean is 0
+    columns = batch_of(tuple(Case((-0.3, 0.1), reward, 0) for reward in (1.5, 1.5, -1.0, -1.0, -1.0)))  # the mean is 0
 
     def first_push(rows: slice) -> Tensor:
-        return push(loss, Batch(*(column[rows] for column in columns)))[0, 0]
+        return push(loss, LossInputs(*(column[rows] for column in columns)))[0, 0]
 
     one, positives, negatives = (first_push(rows) for rows in (slice(1), slice(2), slice(2, 5)))
-    whole = push(loss, Batch(*(column[:5] for column in columns)))[:, 0]
+    whole = push(loss, LossInputs(*(column[:5] for column in columns)))[:, 0]
     is_mean = _near(positives / one, 0.5)
     shares = whole[0] / positives, whole[4] / negatives
     passed = all(_near(x, y) for x, y in zip(shares, (2 / 5, 3 / 5) if is_mean else (1, 1), strict=True))
@@ -424,7 +402,7 @@ def _check_counts(loss: Loss) -> tuple[bool, str]:  # V20
 
 def _check_shares(loss: Loss) -> tuple[bool, str]:  # V22
     logp = torch.full((4, 1), -1.0)
-    pushed = push(loss, Batch(logp, logp, torch.tensor([1.0, -1.0, -1.0, -1.0]), torch.ones(4, 1)))[:, 0]
+    pushed = push(loss, LossInputs(logp, logp, torch.tensor([1.0, -1.0, -1.0, -1.0]), torch.ones(4, 1)))[:, 0]
     shares = pushed[1:] / pushed[0]
     return _near(shares, -1.0), f"negatives' pushes over the positive's: {_shortly(shares)}"
 

@@ -1,119 +1,126 @@
-"""The checker: it names each departure, alone and in pairs, under changes that are none, and its vectors can fail."""
+"""The checker names each variant, alone and in pairs, under changes that make no difference; its vectors can fail."""
 
 import inspect
 import json
 import math
-import subprocess
 import sys
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import topr
-import topr_example
 import toy_bandit as bandit
-from conformance import identify as conformance
-from conformance import variants as departures
-from conformance.identify import compare, identify, oracle, probes
-from conformance.variants import DEPARTURES, total
-from conformance.vectors import VECTORS, Batch, put
-from examples import topr_in_trl
+from conformance import VARIANTS, VECTORS, Hypothesis, InputError, LossInputs, compare, identify, load, oracle, variants
+from conformance import __main__ as command
+from conformance.adapters import ADAPTERS, takes_sequences
+from conformance.gradient import push, total
+from conformance.identification import probes
+from conformance.vectors import result_of
+from examples.topr_in_trl import ToprLoss
 from pipeline import dataset
+from pipeline.baselines import ppo_loss
 from pipeline.evaluation import standard_error
-from pipeline.models import rows
-from pipeline.records import InputError, Sample
+from pipeline.models.language_model import collate, token_logprobs
+from pipeline.records import Sample
 
-ROOT = Path(conformance.__file__).parent
-ALL = {"paper": lambda: departures.paper, **DEPARTURES}
+ALL = {"paper": lambda: variants.paper, **VARIANTS}
 
 
-def ours(limits=topr.PRESETS["topr"]):
-    """`topr.topr_loss` on per-token tensors."""
-    return lambda logp, logmu, reward, mask: topr.topr_loss(
-        total(logp, mask), total(logmu, mask), reward, mask.sum(1), limits
-    )
+def ours(*limits):
+    """`topr.topr_loss_of_tokens` with these limits."""
+    return lambda *inputs: topr.topr_loss_of_tokens(*inputs, topr.Limits(*limits))
 
 
 # ---- what a loss is called ---------------------------------------------------------------------------------------
 
 
+def reordered(*inputs):
+    order = torch.randperm(len(inputs[0]), generator=torch.Generator().manual_seed(len(inputs[0])))
+    return LossInputs(*(column[order] for column in inputs))
+
+
+def padded(inputs, left=False, fill=(-7.0, -7.0)):
+    """Two more columns of padding, on one side."""
+    logp, logmu, reward, mask = inputs
+    columns = [torch.full((len(mask), 2), value, dtype=mask.dtype) for value in (*fill, 0.0)]
+    pairs = zip((logp, logmu, mask), columns, strict=True)
+    logp, logmu, mask = (torch.cat(pair[::-1] if left else pair, dim=1) for pair in pairs)
+    return LossInputs(logp, logmu, reward, mask)
+
+
+CHANGES = {
+    "none": lambda loss: loss,
+    "larger, padded on the left": lambda loss: lambda *inputs: 512 * loss(*padded(inputs, left=True)),
+    "smaller, in another order, padded on the right": lambda loss: (
+        lambda *inputs: 1e-3 * loss(*padded(reordered(*inputs)))
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", ALL)
-def test_every_departure_is_named(name):
-    assert identify(ALL[name]()).variant == name
+def test_every_variant_is_named_also_under_changes_that_make_no_difference(name, change):
+    assert identify(CHANGES[change](ALL[name]())).variant == name
+
+
+def in_trl(logp, logmu, reward, mask):
+    """The mixin for TRL's trainer, with the little that it needs of the trainer."""
+    trainer = ToprLoss()
+    trainer.current_gradient_accumulation_steps = 4
+    trainer._get_per_token_logps_and_entropies = lambda model, ids, seen, width: (logp, None)
+    ids = torch.zeros(len(mask), 1, dtype=torch.long)
+    inputs = dict.fromkeys(["prompt_ids", "prompt_mask", "completion_ids"], ids)
+    inputs |= {"completion_mask": mask.long(), "old_per_token_logps": logmu, "advantages": reward}
+    return trainer._compute_loss(SimpleNamespace(training=True), inputs)
+
+
+def summed(logp, logmu, reward, mask):
+    return len(reward) * variants.paper(logp, logmu, reward, mask)
+
+
+def in_float32_only(logp, logmu, reward, mask):
+    weight = torch.where(reward < 0, total(logp - logmu, mask).clamp(max=0).exp(), 1.0).detach()
+    return -(weight * reward * ((logp * mask) @ torch.ones(mask.shape[1])) / mask.sum(1)).mean()
+
+
+def packed_by_running_sums(logp, logmu, reward, mask):
+    inside, lengths = mask.bool(), mask.sum(1).long()
+    ends = lengths.cumsum(0)
+    logp, logmu = (
+        torch.cat([x.new_zeros(1), x[inside].cumsum(0)])[torch.stack([ends - lengths, ends])].diff(dim=0)[0]
+        for x in (logp, logmu)
+    )
+    weight = torch.where(reward < 0, (logp - logmu).clamp(-20, 0).exp(), 1.0).detach()
+    return -(weight * reward * logp / lengths).mean()
 
 
 @pytest.mark.parametrize(
     "loss",
-    [ours(), departures.objective, topr_example.loss, topr_in_trl.loss, conformance.Hypothesis().loss(probes()[0])],
+    [
+        topr.topr_loss_of_tokens,
+        takes_sequences(topr.topr_loss),
+        variants.objective,
+        Hypothesis().loss(probes()[0]),
+        in_trl,
+        summed,
+        in_float32_only,
+    ],
 )
 def test_the_paper_s_loss_has_several_forms(loss):
     report = identify(loss)
-    assert report.variant == "paper"
-    assert {row.status for row in report.vectors} == {"pass", "not applicable"}
+    assert (report.variant, report.note) == ("paper", "")
+    assert {result.status for result in report.vectors} == {"pass", "not applicable"}
     assert compare(loss, 50) is None
 
 
-@pytest.mark.parametrize(
-    ("preset", "name"), [("tis", "tis"), ("off_policy", "plain is"), ("reinforce", "naive reinforce"), ("sft", "sft")]
-)
-def test_the_rows_of_table_1_are_named(preset, name):
-    assert identify(ours(topr.PRESETS[preset])).variant == name
+def test_a_completion_that_trl_masks_whole_counts_in_the_mean_without_a_gradient():
+    ones = torch.ones(2, 3)
+    inputs = LossInputs(-ones, -ones, torch.tensor([1.0, -1.0]), torch.tensor([[1.0, 1, 0], [0, 0, 0]]))
+    assert torch.equal(4 * push(in_trl, inputs), torch.tensor([[0.25, 0.25, 0.0], [0.0, 0.0, 0.0]]))
 
 
-@pytest.mark.parametrize(
-    ("limits", "name"),
-    [
-        ((1, 1, 0.5, 2), "clip 0.5..2"),
-        ((1, 1, 0, math.inf), "clip 0..inf"),
-        ((0, 5, 0, 5), "clip 0..5 on positives, 0..5 on negatives"),
-    ],
-)
-def test_other_bounds_are_written_as_found(limits, name):
-    assert identify(ours(topr.Limits(*limits))).variant == name
-
-
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("factor", [1e-3, 512.0])
-def test_a_constant_factor_changes_nothing(name, factor):
-    loss = ALL[name]()
-    assert identify(lambda *batch: factor * loss(*batch)).variant == name
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_the_order_of_a_batch_changes_nothing(name):
-    loss = ALL[name]()
-
-    def permuted(*batch):
-        order = torch.randperm(len(batch[0]), generator=torch.Generator().manual_seed(len(batch[0])))
-        return loss(*(column[order] for column in batch))
-
-    assert identify(permuted).variant == name
-
-
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("left", [True, False])
-def test_more_padding_changes_nothing(name, left):
-    loss = ALL[name]()
-
-    def padded(logp, logmu, reward, mask):
-        fill = logp.new_full((len(logp), 2), -7.0)
-        columns = [[x, fill] for x in (logp, logmu)] + [[mask, 0 * fill]]
-        logp, logmu, mask = (torch.cat(pair[::-1] if left else pair, dim=1) for pair in columns)
-        return loss(logp, logmu, reward, mask)
-
-    assert identify(padded).variant == name
-
-
-def test_a_sum_over_sequences_is_as_good_as_a_mean():
-    def summed(logp, logmu, reward, mask):
-        return len(reward) * departures.paper(logp, logmu, reward, mask)
-
-    assert identify(summed).variant == "paper"
-    assert compare(summed, 50) is None
-
-
-# ---- pairs, as they occur in public code, written out -------------------------------------------------------------
+# ---- what public code contains, written out ----------------------------------------------------------------------
 
 
 def per_token_by_raw_score(logp, logmu, reward, mask):
@@ -147,7 +154,7 @@ def unmasked_in_the_ratio_only(logp, logmu, reward, mask):
 
 
 def with_a_mean_baseline(logp, logmu, reward, mask):
-    return departures.paper(logp, logmu, reward - reward.mean(), mask)
+    return variants.paper(logp, logmu, reward - reward.mean(), mask)
 
 
 def frozen_per_token():
@@ -191,11 +198,6 @@ def clipped_in_float32(logp, logmu, reward, mask):
     return -(weight * reward * total(logp, mask) / mask.sum(1)).mean()
 
 
-def in_float32_only(logp, logmu, reward, mask):
-    weight = torch.where(reward < 0, total(logp - logmu, mask).clamp(max=0).exp(), 1.0).detach()
-    return -(weight * reward * ((logp * mask) @ torch.ones(mask.shape[1])) / mask.sum(1)).mean()
-
-
 def mean_over_all_positions(logp, logmu, reward, mask):
     weight = torch.where(reward < 0, (logp - logmu).mean(1).clamp(max=0).exp(), 1.0).detach()
     return -(weight * reward * logp.mean(1)).mean()
@@ -217,7 +219,7 @@ def unmasked_and_differentiated(logp, logmu, reward, mask):
 
 
 def centred_reinforce(logp, logmu, reward, mask):
-    return departures.naive_reinforce(logp, logmu, reward - reward.mean(), mask)
+    return variants.naive_reinforce(logp, logmu, reward - reward.mean(), mask)
 
 
 def normalised_by_raw_score(logp, logmu, reward, mask):
@@ -234,7 +236,17 @@ def clip_of(low, high):
     return loss
 
 
-PAIRS = {
+def centred_in_place(logp, logmu, reward, mask):
+    reward -= reward.mean()
+    return variants.token_mean(logp, logmu, reward, mask)
+
+
+def per_token_unmasked_differentiated(logp, logmu, reward, mask):
+    weight = torch.where(reward[:, None] < 0, (logp - logmu).clamp(max=0).exp(), 1.0)
+    return -(weight * reward[:, None] * logp).mean()
+
+
+FOUND = {
     "per-token + branch by raw score": lambda: per_token_by_raw_score,
     "clip 0.8..1.2 + no stop-gradient": lambda: clipped_and_differentiated,
     "geometric mean + clip 0..5 on positives, 0..5 on negatives + no stop-gradient": lambda: (
@@ -253,77 +265,40 @@ PAIRS = {
     "clip 0.9997..1.0004": lambda: clip_of(1 - 3e-4, 1 + 4e-4),
     "clip 0.00673795..1": lambda: clip_of(math.exp(-5), 1),
     "clip 0.0001..1": lambda: clip_of(1e-4, 1),
+    "batch-mean baseline + token mean": lambda: centred_in_place,
+    "per-token + no stop-gradient + unmasked": lambda: per_token_unmasked_differentiated,
+    "clip 0.5..2": lambda: ours(1, 1, 0.5, 2),
+    "clip 0..inf": lambda: ours(1, 1, 0, math.inf),
+    "clip 0..5 on positives, 0..5 on negatives": lambda: ours(0, 5, 0, 5),
 }
+FORMS = [  # other ways to write variants
+    (frozen_by_batch, "frozen weight"),
+    (frozen_log_ratio, "frozen weight"),
+    (lambda: unmasked_sums, "unmasked"),
+    (lambda: clipped_in_float32, "clip 0.8..1.2"),
+    (lambda: packed_by_running_sums, "paper"),
+    (lambda: masked_mean_over_all_positions, "geometric mean + unmasked"),
+    (lambda: ours(*topr.PRESETS["tis"]), "tis"),
+    (lambda: ours(*topr.PRESETS["off_policy"]), "plain is"),
+    (lambda: ours(*topr.PRESETS["reinforce"]), "naive reinforce"),
+    (lambda: ours(*topr.PRESETS["sft"]), "sft"),
+]
 
 
-@pytest.mark.parametrize("name", PAIRS)
-def test_pairs_are_named(name):
-    assert identify(PAIRS[name]()).variant == name
-
-
-@pytest.mark.parametrize(
-    ("loss", "name"),
-    [
-        (frozen_by_batch(), "frozen weight"),
-        (frozen_log_ratio(), "frozen weight"),
-        (unmasked_sums, "unmasked"),
-        (clipped_in_float32, "clip 0.8..1.2"),
-        (in_float32_only, "paper"),
-        (masked_mean_over_all_positions, "geometric mean + unmasked"),
-    ],
-)
-def test_other_ways_to_write_them_change_nothing(loss, name):
-    assert identify(loss).variant == name
-
-
-def centred_in_place(logp, logmu, reward, mask):
-    reward -= reward.mean()
-    return departures.token_mean(logp, logmu, reward, mask)
-
-
-def per_token_unmasked_differentiated(logp, logmu, reward, mask):
-    weight = torch.where(reward[:, None] < 0, (logp - logmu).clamp(max=0).exp(), 1.0)
-    return -(weight * reward[:, None] * logp).mean()
-
-
-def packed_by_running_sums(logp, logmu, reward, mask):
-    inside, lengths = mask.bool(), mask.sum(1).long()
-    ends = lengths.cumsum(0)
-    logp, logmu = (
-        torch.cat([x.new_zeros(1), x[inside].cumsum(0)])[torch.stack([ends - lengths, ends])].diff(dim=0)[0]
-        for x in (logp, logmu)
-    )
-    weight = torch.where(reward < 0, (logp - logmu).clamp(-20, 0).exp(), 1.0).detach()
-    return -(weight * reward * logp / lengths).mean()
-
-
-@pytest.mark.parametrize(
-    ("loss", "name"),
-    [
-        (centred_in_place, "batch-mean baseline + token mean"),
-        (per_token_unmasked_differentiated, "per-token + no stop-gradient + unmasked"),
-        (packed_by_running_sums, "paper"),
-    ],
-)
-def test_odd_ways_to_write_them_change_nothing(loss, name):
-    assert identify(loss).variant == name
+@pytest.mark.parametrize(("make", "name"), [*((make, name) for name, make in FOUND.items()), *FORMS])
+def test_what_public_code_contains_is_named(make, name):
+    assert identify(make()).variant == name
 
 
 @pytest.mark.parametrize("fill", [(-7.0, -3.0), (-3.0, -7.0)])
 def test_whatever_stands_in_padding_a_loss_that_counts_it_is_unmasked(fill):
-    def padded(logp, logmu, reward, mask):
-        columns = [
-            torch.cat([x, x.new_full((len(x), 2), value)], 1) for x, value in ((logp, fill[0]), (logmu, fill[1]))
-        ]
-        return departures.unmasked(*columns, reward, torch.cat([mask, torch.zeros(len(mask), 2)], 1))
-
-    assert identify(padded).variant == "unmasked"
+    assert identify(lambda *inputs: variants.unmasked(*padded(inputs, fill=fill))).variant == "unmasked"
 
 
 def test_a_loss_for_one_side_of_padding_is_not_the_paper_s():
     def left_aligned(logp, logmu, reward, mask):
         rows = [
-            departures.paper(p[None, :n], m[None, :n], r[None], torch.ones(1, n))
+            variants.paper(p[None, :n], m[None, :n], r[None], torch.ones(1, n))
             for p, m, r, n in zip(logp, logmu, reward, mask.sum(1).int().tolist(), strict=True)
         ]
         return torch.stack(rows).mean()
@@ -340,17 +315,17 @@ def test_a_tempered_loss_is_told_its_power():
 
 
 def ppo(logp, logmu, reward, mask):
-    return topr.ppo_loss(total(logp, mask), total(logmu, mask), reward, mask.sum(1))
+    return ppo_loss(total(logp, mask), total(logmu, mask), reward, mask.sum(1))
 
 
 def with_entropy_bonus(logp, logmu, reward, mask):
-    return departures.paper(logp, logmu, reward, mask) + 1e-4 * (logp * mask).sum()
+    return variants.paper(logp, logmu, reward, mask) + 1e-4 * (logp * mask).sum()
 
 
 def counted_apart(logp, logmu, reward, mask):
     """Positives and negatives averaged each by themselves."""
     parts = [
-        departures.paper(logp[chosen], logmu[chosen], reward[chosen], mask[chosen])
+        variants.paper(logp[chosen], logmu[chosen], reward[chosen], mask[chosen])
         for chosen in (reward >= 0, reward < 0)
         if chosen.any()
     ]
@@ -365,7 +340,7 @@ def with_explicit_mu(logp, logmu, reward, mask):
 
 def against_itself(logp, logmu, reward, mask):
     """Takes the present log pi for log mu, as if data were always fresh."""
-    return departures.paper(logp, logp.detach(), reward, mask)
+    return variants.paper(logp, logp.detach(), reward, mask)
 
 
 def exp_then_clip(logp, logmu, reward, mask):
@@ -381,19 +356,19 @@ def exp_then_clip(logp, logmu, reward, mask):
 def test_other_losses_are_unknown_and_the_first_vector_that_tells_is_named(loss, first):
     report = identify(loss)
     assert report.variant == "unknown"
-    assert f"first told by {first}: " in report.note
-    assert next(row.name for row in report.vectors if row.status == "fail") == first
+    assert f"it fails {first} first: " in report.note
+    assert next(result.name for result in report.vectors if result.status == "fail") == first
 
 
 def test_an_objective_is_not_a_loss():
-    report = identify(lambda *batch: -departures.paper(*batch))
+    report = identify(lambda *batch: -variants.paper(*batch))
     assert report.variant == "unknown"
     assert "to be maximised" in report.note
 
 
 def test_what_passes_every_vector_need_not_be_the_paper_s():
     def odd(logp, logmu, reward, mask):  # differs for five tokens and more
-        return departures.paper(logp, logmu, reward * torch.where(mask.sum(1) == 5, 2.0, 1.0), mask)
+        return variants.paper(logp, logmu, reward * torch.where(mask.sum(1) == 5, 2.0, 1.0), mask)
 
     report = identify(odd)
     assert report.variant == "unknown"
@@ -407,7 +382,8 @@ def test_what_passes_every_vector_need_not_be_the_paper_s():
         (lambda logp, logmu, reward, mask: -reward[:, None] * logp, r"returned a tensor of shape \(176, 6\), a scalar"),
         (lambda logp, logmu, reward, mask: 1.0, "returned a float"),
         (lambda logp, logmu, reward, mask: reward.sum(), "does not depend on logp"),
-        (lambda logp, logmu: logp.sum(), "cannot be called with logp, logmu"),
+        (lambda logp, logmu: logp.sum(), "cannot be called with logp, logmu .*TypeError"),
+        (topr.topr_loss, "cannot be called with .*see the adapters.*one number per sequence"),
         (lambda logp, logmu, reward, mask: logp @ logmu, "cannot be called with .*RuntimeError"),
     ],
 )
@@ -425,8 +401,8 @@ def test_the_vectors_are_v1_to_v22():
 
 
 LOSSES = {
-    **DEPARTURES,
-    **PAIRS,
+    **VARIANTS,
+    **FOUND,
     "ppo": lambda: ppo,
     "counted apart": lambda: counted_apart,
     "explicit mu": lambda: with_explicit_mu,
@@ -436,51 +412,49 @@ LOSSES = {
 
 
 def vector(name):
-    return next(row for row in VECTORS if row.name == name)
+    return next(vector for vector in VECTORS if vector.name == name)
 
 
-@pytest.mark.parametrize("name", [row.name for row in VECTORS if row.applies_to == "loss"])
-def test_every_vector_passes_the_paper_and_fails_another(name):
-    assert put(vector(name), departures.paper).status == "pass"
-    assert put(vector(name), ours()).status == "pass"
-    assert "fail" in {put(vector(name), make()).status for make in LOSSES.values()}
+MEASURED = [  # what stands beside a vector as the value of a variant
+    ("V1", "geometric mean", "R w = -0.606531"),
+    ("V1", "per-token", "R w = -0.606531"),
+    ("V2", "per-token", "R w = -1, -0.367879"),
+    ("V3", "geometric mean", "R w = -0.606531"),
+    ("V3", "per-token", "R w = -1, -0.22313"),
+    ("V4", "tis", "R w = 0.0497871; 1; -1"),
+    ("V4", "plain is", "R w = 0.0497871; 7.38906; -7.38906"),
+    ("V5", "geometric mean", "R w = -0.818731; -1"),
+    ("V6", "clip 0.8..1.2", "R w = -0.8"),
+    ("V7", "no stop-gradient", "R w = 0.606531"),
+    ("V9", "token mean", "1 of the first's"),
+    ("V16", "frozen weight", "weights 0.367879, 0.367879"),
+    ("V17", "tempered", "R w = -0.367879"),
+    ("V8", "branch by raw score", "push of the last / the first: -3 "),
+    ("V10", "naive reinforce", "R w = 0; -0.2"),
+    ("V11", "unmasked", "gradient changes by 0.07"),
+    ("V11", "per-token + unmasked", "gradient changes by 0; on masked positions it reaches 0.03"),
+    ("V11", "token mean + unmasked", "gradient changes by 0.1"),
+    ("V13", "explicit mu", "R w = -8.7565"),
+    ("V16", "recomputed", "weights 1, 1"),
+    ("V20", "counted apart", "of the positives' own gradient 1, of the negatives' 1"),
+    ("V22", "counted apart", "negatives' pushes over the positive's: -0.333333"),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "variant", "measured"),
-    [
-        ("V1", "geometric mean", "R w = -0.606531"),
-        ("V1", "per-token", "R w = -0.606531"),
-        ("V2", "per-token", "R w = -1, -0.367879"),
-        ("V3", "geometric mean", "R w = -0.606531"),
-        ("V3", "per-token", "R w = -1, -0.22313"),
-        ("V4", "tis", "R w = 0.0497871; 1; -1"),
-        ("V4", "plain is", "R w = 0.0497871; 7.38906; -7.38906"),
-        ("V5", "geometric mean", "R w = -0.818731; -1"),
-        ("V6", "clip 0.8..1.2", "R w = -0.8"),
-        ("V7", "no stop-gradient", "R w = 0.606531"),
-        ("V9", "token mean", "1 of the first's"),
-        ("V16", "frozen weight", "weights 0.367879, 0.367879"),
-        ("V17", "tempered", "R w = -0.367879"),
-        ("V8", "branch by raw score", "push of row 4 / row 1: -3 "),
-        ("V10", "naive reinforce", "R w = 0; -0.2"),
-        ("V11", "unmasked", "gradient changes by 0.07"),
-        ("V11", "per-token + unmasked", "gradient changes by 0; on masked positions it reaches 0.03"),
-        ("V11", "token mean + unmasked", "gradient changes by 0.1"),
-        ("V13", "explicit mu", "R w = -8.7565"),
-        ("V16", "recomputed", "weights 1, 1"),
-        ("V20", "counted apart", "of the positives' own gradient 1, of the negatives' 1"),
-        ("V22", "counted apart", "negatives' pushes over the positive's: -0.333333"),
-    ],
-)
-def test_a_variant_gives_what_is_written_beside_the_vector(name, variant, measured):
-    found = put(vector(name), LOSSES[variant]())
+def test_there_is_a_variant_that_fails_it_for_every_vector_of_a_loss():
+    assert {name for name, *_ in MEASURED} == {vector.name for vector in VECTORS if vector.applies_to == "loss"}
+
+
+@pytest.mark.parametrize(("name", "variant", "measured"), MEASURED)
+def test_a_variant_gives_what_is_written_beside_the_vector_and_the_paper_s_loss_passes_it(name, variant, measured):
+    found = result_of(vector(name), LOSSES[variant]())
     assert found.status == "fail"
     assert found.measured.startswith(measured)
+    assert result_of(vector(name), variants.paper).status == "pass"
 
 
 def test_a_nan_fails():
-    found = put(vector("V5"), exp_then_clip)
+    found = result_of(vector("V5"), exp_then_clip)
     assert found.status == "fail"
     assert "nan" in found.measured
 
@@ -514,10 +488,10 @@ def test_v15_a_lone_negative():
 
 
 def test_v18_log_mu_scored_by_the_trainer(lm):
-    sample = Sample(prompt="Q: 1 + 1?\nA:", completion=" The answer is 2.", reward=-1.0)
-    scored = dataset.score([sample], lm)
-    batch = rows.collate([dataset.encode(scored, lm)], "cpu")
-    log_ratio = rows.sequence_logprobs(lm.model, batch) - batch.logmu
+    [example] = dataset.encode([Sample(prompt="Q: 1 + 1?\nA:", completion=" The answer is 2.", reward=-1.0)], lm)
+    steps = dataset.epoch_steps([[example]], batch=1, micro_batch=1)
+    [[scored]] = dataset.score([[example]], steps, lm, token_logprobs)
+    log_ratio = token_logprobs(lm.model, collate([[scored]])).sum(1) - scored.logmu
     assert topr.importance_weight(log_ratio, 0, 1).item() == pytest.approx(1, abs=1e-5)
     assert math.exp(300 * math.log(0.995)) == pytest.approx(numbers(vector("V18").others)[0], abs=1e-3)
 
@@ -530,7 +504,7 @@ def test_v21_the_interval():
 
 
 def test_the_oracle_is_worked_out_by_hand():
-    batch = Batch(
+    batch = LossInputs(
         torch.tensor([[-1.0, -2.0, 99.0], [-3.0, -1.0, -1.0]]),
         torch.tensor([[-1.0, -1.0, -99.0], [-1.0, -1.0, -2.0]]),
         torch.tensor([-0.5, 2.0]),
@@ -540,94 +514,144 @@ def test_the_oracle_is_worked_out_by_hand():
     assert oracle(batch) == [pytest.approx([-0.25 * weight, -0.25 * weight, 0.0]), pytest.approx([2 / 3] * 3)]
 
 
-def test_random_batches_find_a_departure_and_show_the_smallest():
-    shown = compare(departures.token_mean, 100)
-    assert shown == compare(departures.token_mean, 100)  # the same seed
-    assert shown.splitlines()[1].startswith("logp [[")
-    assert shown.count("\n") == 6
+def test_random_batches_find_a_difference_and_show_the_smallest():
+    shown = compare(variants.token_mean, 100)
+    assert shown == compare(variants.token_mean, 100)  # the same seed
+    assert shown != compare(variants.token_mean, 100, seed=1)
+    first, *columns = shown.splitlines()
+    assert first == "differs from Eq. 7 on this batch:"
+    found = {name: json.loads(text) for name, text in (column.split(" ", 1) for column in columns)}
+    assert list(found) == [*LossInputs._fields, "push", "paper"]
+    inputs = LossInputs(*(torch.tensor(found[name], dtype=torch.float64) for name in LossInputs._fields))
+    assert inputs.mask.numel() <= 8  # of 1 to 40
+    expected = push(variants.token_mean, inputs), torch.tensor(oracle(inputs)) / len(inputs.reward)
+    for name, values in zip(("push", "paper"), expected, strict=True):
+        assert torch.tensor(found[name]) == pytest.approx(values, abs=1e-6)
 
 
-@pytest.mark.parametrize("factor", [0.0, -1.0])
-def test_random_batches_want_a_push_up(factor):
-    assert "has a push of" in compare(lambda *batch: factor * departures.paper(*batch), 5)
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda *inputs: 0.0 * variants.paper(*inputs), "has a push of 0"),
+        (lambda *inputs: -variants.paper(*inputs), "has a push of -1"),
+        (lambda *inputs: len(inputs[2]) ** 2 * variants.paper(*inputs), "has a push of 1 alone, 2 as one of two"),
+        (lambda logp, logmu: logp.sum(), "on an on-policy positive it raised TypeError"),
+    ],
+)
+def test_random_batches_need_a_push_up_on_one_positive_and_on_two(loss, message):
+    assert message in compare(loss, 5)
 
 
 def test_random_batches_report_what_a_loss_raises():
     def fragile(logp, logmu, reward, mask):
         if len(reward) == 3:
             raise ValueError("three is too many")
-        return departures.paper(logp, logmu, reward, mask)
+        return variants.paper(logp, logmu, reward, mask)
 
-    assert "three is too many" in compare(fragile, 100)
+    *columns, raised = compare(fragile, 100).splitlines()
+    assert raised == "raised ValueError: three is too many"
+    assert len(columns) == 5
 
 
 # ---- form, and the command ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name, value in vars(departures).items() if inspect.isfunction(value)])
-def test_a_departure_can_be_read_at_a_glance(name):
-    if name != "total":
-        assert len(inspect.getsource(getattr(departures, name)).splitlines()) <= 10
+def test_a_variant_can_be_read_at_a_glance():
+    found = [value for value in vars(variants).values() if inspect.isfunction(value) and value is not total]
+    assert len(found) == len(VARIANTS) + 2  # and the paper's, in two forms
+    assert max(len(inspect.getsource(function).splitlines()) for function in found) <= 10
 
 
-def command(*arguments, cwd=ROOT):
-    return subprocess.run(
-        [sys.executable, str(ROOT / "conformance.py"), *map(str, arguments)], capture_output=True, text=True, cwd=cwd
-    )
+def call(monkeypatch, *arguments):
+    """The exit status of the command; an error message in place of it."""
+    monkeypatch.setattr(sys, "argv", ["topr-conformance", *map(str, arguments)])
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    with pytest.raises(SystemExit) as done:
+        command.main()
+    return done.value.code
 
 
-def test_the_command_passes_the_paper_s_loss_only(tmp_path):
-    done = command("topr_example:loss", "--random", 20, "--out", tmp_path / "here")
-    assert done.returncode == 0, done.stderr
-    assert "topr_example:loss: paper" in done.stdout
-    assert "20 random batches agree with Eq. 7" in done.stdout
+def test_the_command_passes_the_paper_s_loss_only(monkeypatch, tmp_path, capsys):
+    arguments = ["topr:topr_loss_of_tokens", "--random", 200, "--out", tmp_path / "here"]
+    assert call(monkeypatch, *arguments) == 0
+    assert capsys.readouterr().out.endswith("\ntopr:topr_loss_of_tokens: paper\n200 random batches agree with Eq. 7\n")
     report = json.loads((tmp_path / "here" / "report.json").read_text(encoding="utf-8"))
     assert (report["variant"], len(report["vectors"]), report["difference"]) == ("paper", 22, None)
-    done = command("departures:per_token_and_token_mean")
-    assert done.returncode == 1
-    assert "departures:per_token_and_token_mean: per-token + token mean" in done.stdout
+    assert report["vectors"][0]["measured"] == "R w = -0.135335"
+    name = "conformance.variants:tempered"
+    assert call(monkeypatch, name, "--random", 5) == 1
+    table, verdict, *difference = capsys.readouterr().out.partition(f"{name}: tempered (ratio to the power 0.5)\n")
+    assert [line.split()[0] for line in table.splitlines()] == [vector.name for vector in VECTORS]
+    assert verdict
+    assert difference[0].startswith("differs from Eq. 7")
 
 
-def test_the_command_takes_losses_from_where_it_is_called_and_adapts_them(tmp_path):
+def test_a_loss_is_taken_from_the_current_folder_and_adapted(monkeypatch, tmp_path, capsys):
     source = "def loss(logp, logmu, advantages, mask):\n    return -(advantages * logp * mask).sum()\n"
-    (tmp_path / "mine.py").write_text(source)
-    done = command("mine:loss", "--adapter", "advantages", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "mine:loss: naive reinforce + sequence sum" in done.stdout
-    assert command("mine:loss", "--random", 5, "--adapter", "advantages", cwd=tmp_path).returncode == 1
-    assert {path.name for path in tmp_path.iterdir()} <= {"mine.py", "__pycache__"}
+    (tmp_path / "my_loss_of_advantages.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, "my_loss_of_advantages:loss", "--adapter", "advantages") == 1
+    assert "my_loss_of_advantages:loss: naive reinforce + sequence sum" in capsys.readouterr().out
+    assert {path.name for path in tmp_path.iterdir()} <= {"my_loss_of_advantages.py", "__pycache__"}
 
 
-def test_a_module_of_the_user_s_that_is_hidden_by_ours_is_not_mistaken(tmp_path):
-    (tmp_path / "departures.py").write_text("def paper(logp, logmu, reward, mask):\n    return logp.sum()\n")
-    done = command("departures:paper", cwd=tmp_path)
-    assert done.returncode == 1
-    assert done.stderr.startswith("conformance: departures:paper: departures.py is hidden by ")
+def test_a_loss_that_only_random_batches_catch_does_not_pass(monkeypatch, tmp_path, capsys):
+    source = "from conformance import variants\n\ndef loss(logp, logmu, reward, mask):\n"
+    source += "    return variants.paper(logp, logmu, reward * (1 + (logp.shape == (4, 7))), mask)\n"
+    (tmp_path / "my_odd_loss.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, "my_odd_loss:loss") == 0
+    assert call(monkeypatch, "my_odd_loss:loss", "--random", 200) == 1
+    assert "my_odd_loss:loss: paper\ndiffers from Eq. 7 on this batch:\n" in capsys.readouterr().out
 
 
-def test_a_module_that_cannot_be_read_is_said_in_a_line(tmp_path):
-    (tmp_path / "broken.py").write_text("def loss(:\n")
-    done = command("broken:loss", cwd=tmp_path)
-    assert done.returncode == 1
-    assert done.stderr.startswith("conformance: broken:loss: cannot be imported: SyntaxError")
-    assert "Traceback" not in done.stderr
+def test_the_example_can_be_copied_and_changed(monkeypatch, tmp_path):
+    source = inspect.getsource(inspect.getmodule(load("conformance.example:loss")))
+    assert source.count("(logp, logmu, reward, mask)") == 1
+    changed = source.replace("(logp, logmu, reward, mask)", "(logp, logmu, reward - reward.mean(), mask)")
+    (tmp_path / "my_copy.py").write_text(changed, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    assert identify(load("conformance.example:loss")).variant == "paper"
+    assert identify(load("my_copy:loss")).variant == "batch-mean baseline"
 
 
-def test_the_list_has_every_vector():
-    done = command("--list")
-    assert done.returncode == 0
-    assert all(f"│ {vector.name} " in done.stdout for vector in VECTORS)
+def test_every_adapter_is_an_option():
+    assert tuple(ADAPTERS) == command.ADAPTERS
+    assert ADAPTERS["none"](variants.paper) is variants.paper
+
+
+def test_the_list_has_every_vector(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["topr-conformance", "--list"])
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    command.main()
+    shown = capsys.readouterr().out.split("\n\n")
+    assert [text.split()[0] for text in shown] == [vector.name for vector in VECTORS]
+    assert all(len(text.strip().splitlines()) == 5 for text in shown)
 
 
 @pytest.mark.parametrize(
-    "name", ["topr_example", "topr_example:nothing", "no_such_module:loss", "departures:DEPARTURES"]
+    ("arguments", "message"),
+    [
+        ([], "say which loss to check, as package.module:function, or --list"),
+        (["topr"], "topr: write it as package.module:function"),
+        (["topr:nothing"], "topr:nothing: topr has no function 'nothing'"),
+        (["conformance.variants:VARIANTS"], "conformance.variants:VARIANTS: conformance.variants has no function"),
+        (["no_such_module:loss"], "no_such_module:loss: cannot be imported: ModuleNotFoundError"),
+        (["my_broken_file:loss"], "my_broken_file:loss: cannot be imported: SyntaxError"),
+        (["topr:topr_loss"], "the loss cannot be called with"),
+        (["topr:topr_loss_of_tokens", "--out", "my_broken_file.py"], "[Errno 17] File exists: 'my_broken_file.py'"),
+    ],
 )
-def test_what_cannot_be_loaded_is_said_in_a_line(name):
-    with pytest.raises(InputError, match=name):
-        conformance.load(name)
+def test_what_cannot_be_checked_is_said_in_a_line(monkeypatch, tmp_path, arguments, message):
+    (tmp_path / "my_broken_file.py").write_text("def loss(:\n")
+    monkeypatch.chdir(tmp_path)
+    said = call(monkeypatch, *arguments)
+    assert said.startswith(f"conformance: {message}")
+    assert "\n" not in said
 
 
-def test_without_a_name_the_command_says_what_it_needs():
-    done = command()
-    assert done.returncode == 1
-    assert done.stderr.strip() == "conformance: say which loss to check, as package.module:function, or --list"
+@pytest.mark.parametrize("arguments", [["topr:topr_loss_of_tokens", "--random", -1], ["x:y", "--adapter", "other"]])
+def test_options_that_make_no_sense_are_refused(monkeypatch, capsys, arguments):
+    assert call(monkeypatch, *arguments) == 2
+    assert str(arguments[2]) in capsys.readouterr().err

@@ -98,7 +98,8 @@ def write_checked(file: Path, content: bytes) -> None:
     known = sums.read_text(encoding="utf-8").splitlines(keepends=True) if sums.exists() else []
     write_file(sums, "".join([*known, line]))  # the file as it is, and as it will be
     write_file(file, content)
-    write_file(sums, "".join([*(old for old in known if old[66:] != line[66:]), line]))
+    kept = [old for old in known if old[66:] != line[66:]]
+    write_file(sums, "".join(sorted([*kept, line], key=lambda line: line[66:])))  # whatever the order of the stages
 
 
 def read_checked(file: Path, kind: type[Record]) -> list[Record]:

@@ -1,0 +1,72 @@
+"""Is that TOPR? Checks a loss against the paper, and names the differences.
+
+    topr-conformance package.module:function      # or: python -m conformance package.module:function
+    topr-conformance package.module:function --random 200
+    topr-conformance --list
+
+The function takes logp, logmu (B, T), reward (B,) and mask (B, T), and returns a scalar to be minimised. The gradient
+decides, not the value. A constant factor is no difference, nor is a sum over sequences instead of their mean. The exit
+status is 0 for the paper's loss only.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+ADAPTERS = ("none", "advantages", "sequences", "packed", "tokens")  # adapters.ADAPTERS, which would import torch
+
+
+def read(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line as a namespace; wrong options end the process with status 2."""
+    kind = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("topr-conformance", description=__doc__, formatter_class=kind)
+    parser.add_argument("loss", nargs="?", help="what to check, as package.module:function")
+    parser.add_argument("--list", action="store_true", help="show the vectors and do nothing else")
+    parser.add_argument(
+        "--adapter",
+        choices=ADAPTERS,
+        default="none",
+        help="for a loss that takes advantages (B, T), one number per sequence, packed sequences, or returns tokens",
+    )
+    parser.add_argument("--random", type=int, default=0, metavar="N", help="compare N ragged batches with Eq. 7, too")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random batches")
+    parser.add_argument("--out", type=Path, help="folder for report.json; without it nothing is written")
+    options = parser.parse_args(arguments)
+    if options.random < 0:
+        parser.error(f"--random {options.random}: must not be negative")
+    return options
+
+
+def main() -> None:
+    """The command: prints what the loss is and the result of each vector; exit status 0 for the paper's loss only."""
+    options = read()
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the current folder may hold another topr.py
+    from conformance import VECTORS, InputError, adapters, compare, identify
+
+    if options.list:
+        print("\n\n".join(vector.text() for vector in VECTORS))
+        return
+    try:
+        if options.loss is None:
+            raise InputError("say which loss to check, as package.module:function, or --list")
+        loss = adapters.ADAPTERS[options.adapter](adapters.load(options.loss))
+        report = identify(loss)
+        difference = compare(loss, options.random, options.seed) if options.random else None
+        if options.out is not None:
+            options.out.mkdir(parents=True, exist_ok=True)
+            content = {"loss": options.loss, **asdict(report), "random": options.random, "difference": difference}
+            (options.out / "report.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    except (InputError, OSError) as error:
+        sys.exit(f"conformance: {error}")
+    print(report.table())
+    print(f"{options.loss}: {report.variant}{f' ({report.note})' if report.note else ''}")
+    if options.random:
+        print(difference or f"{options.random} random batches agree with Eq. 7")
+    sys.exit(report.variant != "paper" or difference is not None)
+
+
+if __name__ == "__main__":
+    main()

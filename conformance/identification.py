@@ -1,0 +1,319 @@
+"""Which loss is it? Hypotheses about a loss, tried on its gradient until one explains it.
+
+The gradient decides. Values only describe: the objective of Eq. 11 has another value than Algorithm 1 and the same
+gradient. A constant factor is no difference, nor is a sum over sequences instead of their mean.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from conformance.gradient import InputError, Loss, LossInputs, push, total
+from conformance.vectors import VECTORS, Vector, VectorResult, result_of
+from topr import PRESETS, Limits, importance_weight
+
+# ---- the hypotheses: what a loss may be ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A loss, described by its independent properties; the defaults are the paper's."""
+
+    limits: Limits = PRESETS["topr"]
+    power: float = 1.0  # of the ratio
+    unit: Literal["whole sequence", "per-token", "geometric mean"] = "whole sequence"
+    stops_gradient: bool = True
+    frozen: tuple[bool, bool] | None = None  # weights keep the first call's log pi; and its mask? and its signs?
+    baseline: Literal["none", "batch-mean baseline", "branch by raw score"] = "none"
+    is_normalised: bool = False  # reward divided by its standard deviation in the batch
+    aggregation: Literal["sequence mean", "token mean", "sequence sum"] = "sequence mean"
+    masks: tuple[bool, bool, bool, bool] = (True,) * 4  # is the mask used in: ratio, its length, loss, its divisor?
+    offset: float = 0.0  # what padding adds to every log-ratio that is not masked
+
+    def differences(self) -> list[str]:
+        """The names of what differs from the paper's loss.
+
+        >>> Hypothesis(unit="per-token", limits=Limits(1, 1, 0.8, 1.2)).differences()
+        ['per-token', 'clip 0.8..1.2']
+        """
+        named = [
+            (self.unit, self.unit != "whole sequence"),
+            (_name_of_bounds(self.limits), self.limits != PRESETS["topr"]),
+            ("tempered", self.power != 1),
+            ("no stop-gradient", not self.stops_gradient),
+            ("frozen weight", self.frozen is not None),
+            (self.baseline, self.baseline != "none"),
+            ("normalised reward", self.is_normalised),
+            (self.aggregation, self.aggregation != "sequence mean"),
+            ("unmasked", not all(self.masks)),
+        ]
+        return [name for name, differs in named if differs]
+
+    def loss(self, first: LossInputs) -> Loss:
+        """The loss itself; `first`: what it was called with first, which matters if its weights are frozen."""
+        keeps_mask, keeps_sign = self.frozen or (False, False)
+
+        def loss(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
+            everywhere, of_weight = torch.ones_like(mask), first.mask if keeps_mask else mask
+            of_ratio, of_length = (of_weight if masked else everywhere for masked in self.masks[:2])
+            of_loss, of_divisor = (mask if masked else everywhere for masked in self.masks[2:])
+            log_ratio = (logp if self.frozen is None else first.logp) - logmu
+            if self.unit != "per-token":
+                log_ratio = total(log_ratio, of_ratio)[:, None] + self.offset
+            if self.unit == "geometric mean":
+                log_ratio = log_ratio / of_length.sum(1, keepdim=True)
+            shifted = reward - (reward.mean() if self.baseline != "none" else 0)
+            signed = first.reward if keeps_sign else reward if self.baseline == "branch by raw score" else shifted
+            a, b = self.limits.of_sign(signed[:, None])
+            weight = importance_weight(self.power * log_ratio, a, b)
+            weight = torch.where((a == b) | self.stops_gradient, weight.detach(), weight)
+            scale = shifted.std() if self.is_normalised else 1
+            sums = total(weight * shifted[:, None] / scale * logp, of_loss)
+            sizes = {"sequence mean": of_divisor.sum(1), "token mean": of_divisor.sum(), "sequence sum": 1}
+            return -(sums / sizes[self.aggregation]).sum()
+
+        return loss
+
+
+def _name_of_bounds(limits: Limits) -> str:
+    names = {"tis": "tis", "off_policy": "plain is", "reinforce": "naive reinforce", "sft": "sft"}
+    for preset, name in names.items():
+        if limits == PRESETS[preset]:
+            return name
+    positive, negative = (f"{a:.6g}..{b:.6g}" for a, b in (limits[:2], limits[2:]))
+    return f"clip {negative}" if positive == "1..1" else f"clip {positive} on positives, {negative} on negatives"
+
+
+STEPS = (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 40.0)
+GRID = (*(-step for step in reversed(STEPS)), *STEPS)  # log-ratios of single tokens
+
+
+def probes(dtype: torch.dtype = torch.float64) -> list[LossInputs]:
+    """Five batches on which hypotheses are tried, all of one shape and one logmu: frozen weights fit all of them.
+
+    The first batch holds one on-policy positive of a single token with log pi = 0, which has weight 1 in every variant.
+    Next come single tokens with each log-ratio of GRID, both rewards and two values of log pi, then longer sequences.
+    The other batches change it in one way each: other log pi (is the weight frozen?), shorter sequences (what divides
+    the sum, and does padding count?), rewards whose mean is not 0, and rewards twice as large.
+    """
+    draw = torch.Generator().manual_seed(0)
+    # The larger the log-ratio, the larger |log pi|: float32 resolves the difference, and log mu stays below 0.
+    values = {step: (-0.25, -0.75) if step < 0.05 else (-5.0, -9.0) if step < 5 else (-45.0, -50.0) for step in STEPS}
+    singles = [(d, sign, value) for d, sign in product(GRID, (1.0, -1.0)) for value in values[abs(d)]]
+    many, width = 31, 6
+
+    def uniform(low: float, high: float) -> Tensor:
+        return low + (high - low) * torch.rand(many, width, generator=draw, dtype=dtype)
+
+    zeros = torch.zeros(1 + len(singles), width, dtype=dtype)
+    logp, logmu = torch.cat([zeros, uniform(-3, -0.5)]), torch.cat([zeros, uniform(-3, -0.5)])
+    for i, (log_ratio, _, value) in enumerate(singles, start=1):
+        logp[i, 0], logmu[i, 0] = value, value - log_ratio
+    lengths = torch.tensor([1] * len(zeros) + [2 + i % 5 for i in range(many)])
+    mask = (torch.arange(width) < lengths[:, None]).to(dtype)
+    logp = torch.where(mask > 0, logp, logmu)  # in the first batch padding adds nothing to a ratio
+    sizes = [(0.5, 1.0, 2.0, 0.0)[i // 2 % 4] * (-1) ** i for i in range(many)]
+    reward = torch.tensor([1.0, *(sign for _, sign, _ in singles), *sizes], dtype=dtype)
+    reward[-1] -= reward.sum()  # the mean is 0 now
+    first = LossInputs(logp, logmu, reward, mask)
+    step = torch.cat([zeros, uniform(-1, 0.6)])
+    return [
+        first,
+        first._replace(logp=logp + step * mask),
+        first._replace(mask=mask * (torch.arange(width) < 3)),
+        first._replace(reward=reward + 1.5),
+        first._replace(reward=2 * reward),
+    ]
+
+
+# ---- identification -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Report:
+    """What a loss was found to be."""
+
+    variant: str  # "paper", its differences joined by " + ", or "unknown"
+    note: str = ""
+    vectors: list[VectorResult] = field(default_factory=list)
+
+    def table(self) -> str:
+        """The vectors and what they found, one line each.
+
+        >>> print(Report("paper", "", [VectorResult("V17", "is the power 1?", "pass", "R w = -0.135335")]).table())
+        V17  pass            is the power 1?  R w = -0.135335
+        """
+        width = max((len(result.asks) for result in self.vectors), default=0)
+        return "\n".join(f"{r.name:<4} {r.status:<15} {r.asks:<{width}}  {r.measured}" for r in self.vectors)
+
+
+def identify(loss: Loss) -> Report:
+    """Examine a loss. Raises InputError if it cannot be called, or returns no scalar with a gradient.
+
+    A hypothesis is accepted if its pushes, times one constant factor, are those of the loss on all probes, to 1e-4. Of
+    the accepted ones, that with the fewest differences is reported. The probes are the first calls of the loss, in
+    their order: otherwise a loss that keeps the weights of its first call would not be recognised.
+
+    >>> from conformance.variants import per_token_and_token_mean
+    >>> identify(per_token_and_token_mean).variant
+    'per-token + token mean'
+    """
+    batches, pushed = _call(loss)
+    found = _accepted(pushed, batches)
+    results = [_result_or_skip(vector, loss, found is not None and found.frozen is not None) for vector in VECTORS]
+    differences = [] if found is None else found.differences()
+    if differences:
+        note = f"ratio to the power {found.power:.4g}" if found.power != 1 else ""
+        return Report(" + ".join(differences), note, results)
+    failed = next((result for result in results if result.status == "fail"), None)
+    if found and not failed and _is_same_with_left_padding(loss, batches[0], pushed[0]):
+        return Report("paper", "", results)
+    if pushed[0][0, 0] < 0:
+        note = "it pushes an on-policy positive down: is it an objective, to be maximised?"
+    elif failed:
+        note = f"it fails {failed.name} first: {failed.asks} {failed.measured}"
+    elif found:
+        note = "it changes with the side that is padded"
+    else:
+        note = "every vector passes, but its gradient is that of no known loss: see --random"
+    return Report("unknown", note, results)
+
+
+def _call(loss: Loss) -> tuple[list[LossInputs], list[Tensor]]:
+    """The probes and the pushes on them: in float64, or in float32 if the loss cannot take float64."""
+    for dtype in (torch.float64, torch.float32):
+        batches = probes(dtype)
+        try:
+            return batches, [push(loss, batch) for batch in batches]
+        except InputError:
+            raise
+        except Exception as error:  # whatever a foreign loss may raise
+            told = f"{type(error).__name__}: {error}".splitlines()[0]
+    expected = "logp, logmu (B, T), reward (B,), float mask (B, T)"
+    raise InputError(f"the loss cannot be called with {expected}; see the adapters. {told}")
+
+
+def _is_same_with_left_padding(loss: Loss, batch: LossInputs, pushed: Tensor) -> bool:
+    turned = LossInputs(*(column.flip(1) if column.dim() > 1 else column for column in batch))
+    try:
+        return torch.allclose(push(loss, turned).flip(1), pushed, rtol=1e-4, atol=1e-6)
+    except Exception:  # whatever a foreign loss may raise
+        return False
+
+
+def _result_or_skip(vector: Vector, loss: Loss, is_frozen: bool) -> VectorResult:
+    if is_frozen and vector.applies_to == "loss":
+        if vector.name == "V16":
+            return VectorResult(vector.name, vector.asks, "fail", "weights of the first call, at every later one")
+        return VectorResult(vector.name, vector.asks, "not applicable", "weights are those of the first call")
+    return result_of(vector, loss)
+
+
+def _accepted(pushed: list[Tensor], batches: list[LossInputs]) -> Hypothesis | None:
+    """The hypothesis with the fewest differences that explains all pushes, or None.
+
+    Bounds, power and stop-gradient are measured on single tokens. How tokens make a ratio and a loss is tried on the
+    first batch. What explains that batch is tried on all of them, with every treatment of rewards and frozen weights.
+    """
+    if not (pushed[0][0, 0] > 0 and torch.stack(pushed).isfinite().all()):
+        return None
+    measured = _measure_bounds(pushed[0], batches[0])
+    if measured is None:
+        return None
+    limits, power, offset, stops_gradient = measured
+    width = batches[0].mask.shape[1]
+    ratios = [(unit, (True, True), power, 0.0) for unit in ("whole sequence", "per-token", "geometric mean")]
+    ratios += [(unit, (False, True), power, offset) for unit in ("whole sequence", "geometric mean")]
+    # A mean over all positions divides the log-ratio of a single token by `width`, and so the power that was measured.
+    ratios += [("geometric mean", (masked, False), power * width, offset * width) for masked in (True, False)]
+    if abs(power * width - 1) < 1e-3:  # a mean over all positions, more likely than a ratio to the power 1 / T
+        ratios = [(*ratio[:2], 1.0, ratio[3]) for ratio in ratios if ratio[0] == "geometric mean" and not ratio[1][1]]
+    simple = [
+        Hypothesis(limits, p, unit, stops_gradient, None, "none", False, aggregation, (*masked, *of_loss), shift)
+        for (unit, masked, p, shift), aggregation, of_loss in product(
+            ratios,
+            ("sequence mean", "token mean", "sequence sum"),
+            ((True, True), (False, True), (False, False)),  # a masked sum over all positions is a sequence sum
+        )
+    ]
+    kept = [None, *product((True, False), repeat=2)] if stops_gradient else [None]  # frozen weights have no gradient
+    baselines = ["none", "batch-mean baseline", *["branch by raw score"] * (limits[:2] != limits[2:])]
+    accepted = [
+        hypothesis
+        for survivor in simple
+        if _explains(survivor, pushed[:1], batches)
+        for frozen, baseline, is_normalised in product(kept, baselines, (False, True))
+        if _explains(
+            hypothesis := replace(survivor, frozen=frozen, baseline=baseline, is_normalised=is_normalised),
+            pushed,
+            batches,
+        )
+    ]
+    return min(accepted, key=lambda hypothesis: len(hypothesis.differences()), default=None)
+
+
+def _explains(hypothesis: Hypothesis, pushed: list[Tensor], batches: list[LossInputs]) -> bool:
+    """Whether its pushes, times one factor fitted on the first batch, are those found; `pushed` may be shorter."""
+    loss, factor = hypothesis.loss(batches[0]), None
+    for found, batch in zip(pushed, batches, strict=False):
+        expected = push(loss, batch)
+        factor = expected[0, 0].item() if factor is None else factor
+        if not factor > 0:
+            return False
+        if not torch.allclose(found / pushed[0][0, 0], expected / factor, rtol=1e-4, atol=1e-6):
+            return False
+    return True
+
+
+def _measure_bounds(pushed: Tensor, batch: LossInputs) -> tuple[Limits, float, float, bool] | None:
+    """Limits, power and offset of the log-ratio, and whether the gradient stops at the weight; None if nothing fits.
+
+    A push on a single token is R (w + w' logp). The derivative w' of the weight is there if the gradient does not stop
+    at it. Two values of log pi separate w from w'.
+    """
+    singles = slice(1, 1 + 4 * len(GRID))
+    scaled = pushed[singles, 0] / pushed[0, 0] / batch.reward[singles]
+    # As `probes` orders them: (grid, sign, two values of log pi).
+    (far, near), (logp_far, logp_near) = (x.view(len(GRID), 2, 2).unbind(-1) for x in (scaled, batch.logp[singles, 0]))
+    derivative = (far - near) / (logp_far - logp_near)  # w': (grid, sign)
+    weight = far - derivative * logp_far
+    stops_gradient = bool((derivative.abs() < 1e-5 * weight.abs().clamp_min(1)).all())
+    weight = (far + near) / 2 if stops_gradient else weight
+    fits = [_fit_clip(weight.new_tensor(GRID), weight[:, sign]) for sign in (0, 1)]
+    if None in fits:
+        return None
+    lines = [line for _, line in fits if line is not None] or [(1.0, 0.0)]
+    if any(abs(x - y) > 1e-3 for x, y in zip(lines[0], lines[-1], strict=True)):
+        return None
+    power, offset = (target if abs(x - target) < 1e-3 else x for x, target in zip(lines[0], (1.0, 0.0), strict=True))
+    return Limits(*fits[0][0], *fits[1][0]), power, offset / power, stops_gradient
+
+
+def _fit_clip(log_ratio: Tensor, weight: Tensor) -> tuple[tuple[float, float], tuple[float, float] | None] | None:
+    """(a, b), (power, shift) such that weight = [exp(power * log_ratio + shift)]_a^b; None if there are none.
+
+    The second pair is None if no log-ratio lies between the bounds: any power and shift would fit.
+    """
+
+    def is_flat(i: int, j: int) -> bool:
+        return bool((weight[i] - weight[j]).abs() <= 1e-6 * weight[i].abs())
+
+    a = weight[0].item() if is_flat(0, 1) and weight[0] > 1e-6 else 0.0  # a guard such as exp(-20) is no bound
+    b = weight[-1].item() if is_flat(-1, -2) else math.inf
+    if not 0 <= a <= b:
+        return None
+    between = (weight > a * (1 + 1e-5)) & (weight < b * (1 - 1e-5)) & (weight > 1e-6)
+    line = None
+    if between.sum() > 1:
+        x, y = log_ratio[between], weight[between].log()
+        power = ((y[-1] - y[0]) / (x[-1] - x[0])).item()
+        line = power, (y - power * x).median().item()
+    expected = importance_weight(log_ratio * line[0] + line[1] if line else log_ratio, a, b)
+    if (line and not line[0] > 0) or not torch.allclose(weight, expected, rtol=1e-3, atol=1e-6):
+        return None
+    rounded = [float(f"{bound:.6g}") for bound in (a, b)]
+    return (rounded[0], rounded[1]), line

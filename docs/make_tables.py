@@ -1,0 +1,366 @@
+"""Write the tables of numbers in the Markdown pages, and the README's picture, from the files in results/.
+
+    python docs/make_tables.py            # write them
+    python docs/make_tables.py --check    # exit status 1 if a page is out of date; nothing is written
+
+A table stands between the lines `<!-- table:NAME ARGUMENT -->` and `<!-- end -->`; NAME is a function of this file.
+"""
+
+import argparse
+import ast
+import dataclasses
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "results"
+PAGES = [ROOT / "README.md", RESULTS / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"(<!-- table:(\w+) ?([\w-]*) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def load(name: str) -> dict[str, Any]:
+    """A file of results/.
+
+    >>> load("laptop")["before"]["questions"]
+    150
+    """
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    r"""A Markdown table.
+
+    >>> print(table(["a", "b"], [["1", "|x|"]]))
+    | a | b |
+    |---|---|
+    | 1 | \|x\| |
+    """
+    lines = [[cell.replace("|", "\\|") for cell in row] for row in (head, *rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines).replace("\n", f"\n|{'---|' * len(head)}\n", 1)
+
+
+def interval(estimate: dict[str, float | None], scale: float = 100, unit: str = " %") -> str:
+    """An estimate times `scale`, with 2 standard errors if it has any: by default a share in percent.
+
+    >>> interval({"mean": 0.5, "se": 0.01})
+    '50.0 ± 2.0 %'
+    """
+    half_width = "" if estimate["se"] is None else f" ± {2 * scale * estimate['se']:.1f}"
+    return f"{scale * estimate['mean']:.1f}{half_width}{unit}"
+
+
+# ---- the README -----------------------------------------------------------------------------------------------------
+
+
+def laptop() -> str:
+    """Before and after the default run, and after naive REINFORCE on the same samples."""
+    ours, naive = load("laptop"), load("methods")["python train_gsm8k.py --method reinforce"]
+    return _outcomes(
+        {
+            "before": ours["before"],
+            "after TOPR": ours["iterations"][0]["after"],
+            "after naive REINFORCE": naive["iterations"][0]["after"],
+        }
+    )
+
+
+def iterations() -> str:
+    """Before and after each iteration of the run with Anna Karenina sampling."""
+    run = load("iterations")
+    after = {f"after iteration {i}": entry["after"] for i, entry in enumerate(run["iterations"], start=1)}
+    return _outcomes({"before": run["before"]} | after)
+
+
+def _outcomes(entries: dict[str, dict]) -> str:
+    rows = [["correct", *(interval({"mean": e["correct"], "se": e["pass@1"]["se"]}) for e in entries.values())]]
+    rows += [[name, *(f"{100 * e[name]:.1f} %" for e in entries.values())] for name in ("incorrect", "invalid")]
+    rows += [[name, *(interval(e[name]) for e in entries.values())] for name in ("maj@16", "pass@16")]
+    return table(["", *entries], rows)
+
+
+CLAIMS = [  # figure, what the paper claims, what was measured; the verdict is that of results/README.md
+    (
+        "fig1",
+        "Naive REINFORCE rises and collapses, PPO stops improving, DPO fares better, TOPR is best",
+        "TOPR {fig1[TOPR, lr 1e-4: correct at the end]}, PPO {fig1[PPO, lr 1e-4: correct at the end]}, "
+        "naive REINFORCE {fig1[naive REINFORCE, lr 1e-4: correct at the end]}; but DPO collapses too, "
+        "{fig1[DPO, lr 1e-4: correct at the end]}",
+    ),
+    (
+        "fig2",
+        "TOPR's objective equals PPO's inside PPO's clip range and keeps its gradient outside",
+        "they differ by {fig2[R = -1: largest |TOPR - PPO| for 0.8 <= pi/mu <= 1]} inside; "
+        "outside TOPR's slope is {fig2[R = -1: largest slope of TOPR where PPO clips]}, "
+        "PPO's {fig2[R = -1: largest slope of PPO where PPO clips]}",
+    ),
+    (
+        "fig3",
+        "TOPR alone removes invalid completions",
+        "{fig3[base: invalid]} before; TOPR leaves {fig3[TOPR, lr 1e-4: invalid at the end]}, "
+        "but PPO also reduces them, to {fig3[PPO, lr 1e-4: invalid at the end]}",
+    ),
+    (
+        "fig4",
+        "TOPR beats training on positives alone: accuracy, maj@n, questions with few correct answers",
+        "accuracy {fig4[TOPR - positives only]} higher; but maj@n is lower, and problems with at most 4 correct are "
+        "{fig4[TOPR: problems with at most 4 correct]}, not {fig4[positives only: problems with at most 4 correct]}",
+    ),
+    (
+        "fig5",
+        "An effective share of positives of 10 to 20 % is best; sampling reaches a share better than a baseline",
+        "sampling is better by {fig5[p~ = 10% by sampling - by a baseline]}; but the best share is 50 to 80 %",
+    ),
+    (
+        "fig6",
+        "At a low effective share truncated importance sampling (TIS) collapses and TOPR recovers",
+        "TOPR - TIS {fig6[TOPR - TIS, p~ = 5%]} at a share of 5 %; but at 1 % neither recovers",
+    ),
+    (
+        "fig7",
+        "With 60 % negatives and weak clipping plain importance sampling harms the model",
+        "TOPR - plain IS {fig7[60% negative, gradients clipped at 100: TOPR - plain IS]}: no harm; "
+        "only its gradient norms are larger",
+    ),
+    (
+        "fig8",
+        "Over several iterations Anna Karenina sampling beats uniform sampling",
+        "Anna Karenina - uniform {fig8[Anna Karenina - uniform: pass@1]}",
+    ),
+    (
+        "fig9",
+        "The lower the effective share, the more hard questions weigh",
+        "the three hardest groups weigh {fig9[p~ = 80%: weight of the three hardest buckets]} at a share of 80 %, "
+        "{fig9[p~ = 5%: weight of the three hardest buckets]} at 5 %",
+    ),
+    (
+        "table2",
+        "TOPR trains a verifier, whose votes then beat a plain majority",
+        "accuracy {table2[base: verifier accuracy]}, then {table2[trained with TOPR: verifier accuracy]}; "
+        "the vote gains {table2[TOPR - no verifier: weighted self-consistency]}",
+    ),
+]
+
+
+def claims() -> str:
+    """Every claim of the paper that was measured, and whether it was found."""
+    text = (RESULTS / "README.md").read_text(encoding="utf-8")
+    numbers = {}
+    for name, *_ in CLAIMS:
+        content = load(name)
+        units = {what: " points" if " - " in what else " %" for what in content["shares"]}
+        numbers[name] = {what: interval(content["shares"][what], unit=unit) for what, unit in units.items()}
+        numbers[name] |= {what: interval(value, 1, "") for what, value in content["numbers"].items()}
+    rows = []
+    for name, claim, measured in CLAIMS:
+        [(heading, verdict)] = re.findall(rf"^## ({name}\b.*?)$.*?^\*\*Verdict: (.*?)[.*]", text, re.M | re.DOTALL)
+        called = name.replace("fig", "Figure ").replace("table", "Table ")
+        rows.append([called, claim, measured.format(**numbers), f"[{verdict}](results/README.md#{anchor(heading)})"])
+    stated = [row for rows in load("bandit/claims")["claims"].values() for row in rows]
+    proved = "Propositions 3.1 and 3.2, Section 3.1, Table 1, Appendices B and C"
+    counted = f"{sum(row['holds'] for row in stated)} of {len(stated)} statements hold on a softmax bandit"
+    rows.append(["Analysis", proved, counted, "[agrees](docs/analysis.md)"])
+    rows.append(["Figures 4, 6, 8", "on MATH, with DeepSeek-R1 8B, with a 70B model", "needs GPUs", "not measured"])
+    return table(["", "the paper's claim", "measured here", "verdict"], rows)
+
+
+def anchor(heading: str) -> str:
+    """What a link to a heading ends with.
+
+    >>> anchor("fig1: accuracy over one epoch")
+    'fig1-accuracy-over-one-epoch'
+    """
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def collapse() -> list:
+    """The panels of the README's picture: TOPR and naive REINFORCE along the epoch of the default run, seed 0."""
+    from pipeline.plots import Line, Panel
+
+    runs = load("methods")
+    curves = {
+        ("TOPR", "topr"): runs["python train_gsm8k.py"]["iterations"][0]["curve"],
+        ("naive REINFORCE", "reinforce"): runs["python train_gsm8k.py --method reinforce"]["iterations"][0]["curve"],
+    }
+    panels = []
+    for outcome, title in (("correct", "Correct completions"), ("invalid", "Completions without an answer")):
+        lines = []
+        for (label, style), curve in curves.items():
+            x, y = ([point[name] for point in curve] for name in ("samples_seen", outcome))
+            shown = label if outcome == "invalid" else ""  # one legend, beside the last panel
+            lines.append(Line([seen / 1000 for seen in x], [100 * share for share in y], shown, style))
+        panels.append(Panel(title, "samples trained on (thousands)", "% of completions", lines, {"ylim": (-3, 103)}))
+    return panels
+
+
+# ---- the other pages ------------------------------------------------------------------------------------------------
+
+
+def figure(name: str) -> str:
+    """The numbers of a figure that results/README.md discusses."""
+    content = load(name)
+    rows = [[what, interval(value)] for what, value in content["shares"].items()]
+    rows += [[what, interval(value, 1, "")] for what, value in content["numbers"].items()]
+    return table(["measured", "± 2 SE over seeds"], rows)
+
+
+def methods() -> str:
+    """The default run with each method."""
+    rows = []
+    for command, run in load("methods").items():
+        after, curve = run["iterations"][0]["after"], run["iterations"][0]["curve"]
+        along = " ".join(f"{100 * point['correct']:.0f}" for point in curve)
+        correct = interval({"mean": after["correct"], "se": after["pass@1"]["se"]})
+        options = command.removeprefix("python train_gsm8k.py").strip()
+        rows.append([f"`{options}`" if options else "(none)", correct, f"{100 * after['invalid']:.1f} %", along])
+    return table(["options", "correct at the end", "invalid", "correct along the epoch, in %"], rows)
+
+
+def variants() -> str:
+    """What other losses of that name reach."""
+    shares = load("variants")["shares"]
+    names = [what.removesuffix(": correct at the end") for what in shares if what.endswith(": correct at the end")]
+    rows = [
+        [f"`{n}`", interval(shares[f"{n}: correct at the end"]), interval(shares[f"{n}: invalid at the end"])]
+        for n in names
+    ]
+    return table(["weight", "correct at the end", "invalid at the end"], rows)
+
+
+def verifier(name: str) -> str:
+    """Table 2 of one run, and the differences between its rows."""
+    found = load(name)
+    columns = list(found["table2"]["base"])
+    rows = [
+        [row, *(interval(cells[c]) if c in cells else "-" for c in columns)] for row, cells in found["table2"].items()
+    ]
+    differences = [[what, interval(value, unit=" points")] for what, value in found["paired differences"].items()]
+    return f"{table(['verifier', *columns], rows)}\n\n{table(['difference on the same solutions', ''], differences)}"
+
+
+def bandit() -> str:
+    """The statements that `python toy_bandit.py` checks, with what was measured."""
+    content = load("bandit/claims")["claims"]
+    rows = [
+        [f"`{name}`", row["source"], row["text"], row["measured"], "yes" if row["holds"] else "no"]
+        for name, rows in content.items()
+        for row in rows
+    ]
+    return table(["claim", "source", "statement", "measured", "holds"], rows)
+
+
+SPEEDS = [  # what, file, comparison, goal: numbers as they stand in the file
+    ("training, no worked examples, against TRL", "train_step", 0, 0),
+    ("training, prompts of 600 tokens, against TRL", "train_step", 1, 0),
+    ("training, prompts of 1,100 tokens, against TRL", "train_step", 2, 0),
+    ("training, prompts of 1,100 tokens, against padded rows", "train_step", 2, 1),
+    ("memory of the output layer, against TRL", "loss_memory", 0, 0),
+    ("a step of TOPR, against cross-entropy", "overhead", 0, 0),
+    ("sampling, against plain `generate`", "sampling", 0, 3),
+    ("sampling, against vLLM on a CPU", "sampling", 0, 6),
+    ("sampling and training, against TRL", "end_to_end", 0, 0),
+    ("the default run, against two minutes", "end_to_end", 1, 0),
+]
+
+
+def speed() -> str:
+    """Medians of both sides of each comparison; the ratio is the median of the rounds' ratios, with its range."""
+    rows = []
+    for what, name, number, of_goals in SPEEDS:
+        comparison = load(f"benchmarks/{name}")["comparisons"][number]
+        goal = comparison["goals"][of_goals]
+        ours, theirs = (comparison["values"][goal[side]] for side in ("side", "against"))
+        ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+        ratio = statistics.median(ratios)
+        is_met = ratio >= goal["bound"] if goal["is_least"] else ratio <= goal["bound"]
+        medians = [f"{statistics.median(side):,.4g}" for side in (ours, theirs)]
+        hoped = f"{'>=' if goal['is_least'] else '<='} {goal['bound']:g}: {'met' if is_met else 'missed'}"
+        ratio = f"{ratio:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        rows.append([what, comparison["unit"], *medians, ratio, hoped])
+    return table(["", "unit", "topr", "other", "ratio (lowest to highest)", "goal"], rows)
+
+
+def settings(first: str) -> str:
+    """The settings from `first` to the one before the next table's first."""
+    from train_gsm8k import PRESETS
+
+    fields = [field.name for field in dataclasses.fields(PRESETS["laptop"])]
+    page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
+    starts = [*re.findall(r"<!-- table:settings (\w+) -->", page), None]
+    after = starts[starts.index(first) + 1]
+    chosen = fields[fields.index(first) : fields.index(after) if after else None]
+
+    def shown(value: object) -> str:
+        text = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        return {"None": "-", "True": "on", "False": "off"}.get(text, text.replace(f"{ROOT}/", ""))
+
+    help_of = help_of_settings()
+    rows = [
+        [
+            f"`--{name.replace('_', '-')}`",
+            *(shown(getattr(PRESETS[p], name)) for p in ("laptop", "paper")),
+            help_of[name],
+        ]
+        for name in chosen
+    ]
+    return table(["option", "laptop", "paper", "meaning"], rows)
+
+
+def help_of_settings() -> dict[str, str]:
+    """The text below each field of pipeline.settings.Settings.
+
+    >>> help_of_settings()["seed"]
+    'seed of everything that is drawn'
+    """
+    tree = ast.parse((ROOT / "pipeline" / "settings.py").read_text(encoding="utf-8"))
+    [fields] = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Settings"]
+    pairs = [(a, b) for a, b in pairwise(fields) if isinstance(a, ast.AnnAssign)]
+    return {a.target.id: " ".join(b.value.value.split()) for a, b in pairs}
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+TABLES: dict[str, Callable[..., str]] = {
+    f.__name__: f for f in (laptop, iterations, claims, figure, methods, variants, verifier, bandit, speed, settings)
+}
+
+
+def renewed(text: str) -> str:
+    """The text of a page with its tables made anew.
+
+    >>> renewed("no table").removeprefix("no")
+    ' table'
+    """
+
+    def new(match: re.Match[str]) -> str:
+        marker, name, argument, end = match.groups()
+        return f"{marker}\n{TABLES[name](*argument.split())}\n\n{end}"
+
+    return BLOCK.sub(new, text)
+
+
+def main() -> None:
+    """The command line: write the pages and the picture, or say which page is out of date."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if a page is out of date")
+    is_check = parser.parse_args().check
+    sys.path.insert(0, str(ROOT))
+    stale = {page: new for page in PAGES if (new := renewed(old := page.read_text(encoding="utf-8"))) != old}
+    if is_check:
+        names = ", ".join(str(page.relative_to(ROOT)) for page in stale)
+        sys.exit(f"make_tables: {names}: out of date; run python docs/make_tables.py" if stale else 0)
+    for page, text in stale.items():
+        page.write_text(text, encoding="utf-8")
+        print(page.relative_to(ROOT))
+    from pipeline.plots import draw, save_figure
+
+    save_figure(draw(collapse()), RESULTS / "collapse.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""The package that `pip install .` makes: topr and conformance, with torch alone, from any directory."""
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib.metadata import PathDistribution
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+NOT_REQUIRED = ["hypothesis", "matplotlib", "numpy", "pydantic", "rich", "tqdm", "transformers", "tyro"]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The folder it was installed into, from a copy of the files that it is made of."""
+    source, site = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
+    for name in ("pyproject.toml", "README.md", "LICENSE", "requirements.txt", "topr.py"):
+        shutil.copy(ROOT / name, source)
+    shutil.copytree(ROOT / "conformance", source / "conformance")
+    options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--target", site]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, source], check=True)
+    return site
+
+
+def call(installed, cwd, *arguments, without=NOT_REQUIRED):
+    """The installed script in a folder of the user's, `without` some modules; a warning is an error."""
+    code = (installed / "bin" / "topr-conformance").read_text(encoding="utf-8").partition("\n")[2]  # less its #! line
+    code = f"import sys\nsys.modules |= dict.fromkeys({without})\nsys.argv[1:] = {list(arguments)}\n{code}"
+    numpy = "ignore:Failed to initialize NumPy"  # torch itself warns where there is none
+    command = [sys.executable, "-W", "error", "-W", numpy, "-c", code]
+    environment = os.environ | {"PYTHONPATH": str(installed)}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+def test_it_holds_topr_and_the_checker_and_requires_torch(installed):
+    [folder] = installed.glob("*.dist-info")
+    names = {path.name for path in installed.iterdir()} - {"__pycache__", "bin"}
+    assert names == {"topr.py", "conformance", folder.name}
+    pinned = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if not line.startswith("#")]
+    assert PathDistribution(folder).requires == ["torch", *(f'{line}; extra == "experiments"' for line in pinned)]
+
+
+def test_the_command_checks_the_installed_loss_from_any_folder(installed, tmp_path):
+    (tmp_path / "mine.py").write_text("import topr\nprint(topr.__file__)\nloss = topr.topr_loss_of_tokens\n")
+    done = call(installed, tmp_path, "mine:loss", "--random", "20")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{installed / 'topr.py'}\n")
+    assert done.stdout.endswith("mine:loss: paper\n20 random batches agree with Eq. 7\n")
+    assert {path.name for path in tmp_path.iterdir()} <= {"mine.py", "__pycache__"}
+
+
+def test_help_does_not_wait_for_torch(installed, tmp_path):
+    done = call(installed, tmp_path, "--help", without=["torch"])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: topr-conformance ")
+
+
+def test_a_topr_py_of_the_user_s_is_not_mistaken_for_ours(installed, tmp_path):
+    (tmp_path / "topr.py").write_text("def loss(logp, logmu, reward, mask):\n    return logp.sum()\n")
+    done = call(installed, tmp_path, "topr:loss")
+    assert done.returncode == 1
+    hidden = f"topr.py is hidden by {installed / 'topr.py'}"
+    assert done.stderr == f"conformance: topr:loss: {hidden}: give it another name\n"

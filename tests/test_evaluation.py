@@ -53,6 +53,7 @@ def test_k_must_be_below_the_number_of_samples(k):
         evaluation.pass_at_k(answers_of("r" * 16), k, seed=0)
 
 
+@pytest.mark.slow
 def test_the_interval_covers_the_truth():
     """With fresh samples each time, pass@1 lies within 2 standard errors of the truth about 95% of the time."""
     rng = np.random.default_rng(0)

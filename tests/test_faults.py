@@ -102,6 +102,7 @@ def progress(folder):
     return found
 
 
+@pytest.mark.slow
 def test_runs_killed_at_random_moments_end_with_the_same_bits(runs, undisturbed, tmp_path):
     expected, seconds = undisturbed
     rng, kills, finished = random.Random(0), 0, 0
@@ -170,6 +171,7 @@ def in_training(runs, undisturbed, tmp_path_factory):
         return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
 @pytest.mark.parametrize("name", ["samples.jsonl", "train.jsonl", *IN_A_CHECKPOINT])
 def test_a_damaged_file_is_named(runs, undisturbed, in_training, tmp_path, name, damage):
@@ -189,6 +191,7 @@ def test_a_damaged_file_is_named(runs, undisturbed, in_training, tmp_path, name,
     assert "Traceback" not in log
 
 
+@pytest.mark.slow
 def test_what_was_damaged_is_made_anew(runs, undisturbed, in_training, tmp_path):
     """As the messages say: without the file, or without the checkpoint, the same command ends with the same bits."""
     folder = tmp_path / "moved" / "run"  # and in another place than it was begun in
@@ -207,6 +210,7 @@ def test_what_was_damaged_is_made_anew(runs, undisturbed, in_training, tmp_path)
     assert [name for name in {*expected, *found} if found.get(name) != expected.get(name)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["config.json", "results.json"])
 def test_a_damaged_record_of_the_run_is_named(runs, undisturbed, in_training, tmp_path, name):
     folder = tmp_path / "run"
@@ -249,6 +253,7 @@ def test_bad_settings_show_where_in_the_code_only_if_asked(monkeypatch):
         gsm8k.main("train_gsm8k", gsm8k.__doc__, gsm8k.gsm8k_task)
 
 
+@pytest.mark.slow
 def test_nothing_is_written_outside_the_run_folder(undisturbed, tmp_path):
     """But for caches of libraries, which are told to keep them in one place."""
     here, caches = tmp_path / "here", tmp_path / "caches"

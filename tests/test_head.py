@@ -74,6 +74,7 @@ def sliced_logprobs(model, batch):
     return head.token_logprobs(model, batch).sum(-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per_row", [1, 2])
 def test_two_ranks_train_as_one_process_with_the_whole_head(per_row, tmp_path):
     grouped = list(zip(*[iter(random_examples(5, 2))] * per_row, strict=True))

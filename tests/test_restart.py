@@ -108,6 +108,7 @@ def test_a_run_killed_while_sampling_scoring_and_training_ends_with_the_same_bit
     assert not list(folder.rglob("checkpoint*"))
 
 
+@pytest.mark.slow
 def test_a_run_that_is_asked_to_end_keeps_what_is_done_and_says_how_to_go_on(undisturbed, tmp_path):
     folder, log = tmp_path / "run", tmp_path / "run.log"
     here = folder / "iteration-1"
@@ -132,6 +133,7 @@ def test_a_run_that_is_asked_to_end_keeps_what_is_done_and_says_how_to_go_on(und
     assert finish(folder) == undisturbed
 
 
+@pytest.mark.slow
 def test_a_disk_that_takes_no_more_is_told_in_a_line_and_nothing_is_lost(undisturbed, tmp_path):
     """No file may exceed a megabyte, which the model's does."""
     folder, log = tmp_path / "run", tmp_path / "run.log"
@@ -149,6 +151,7 @@ def test_a_disk_that_takes_no_more_is_told_in_a_line_and_nothing_is_lost(undistu
     assert finish(folder) == undisturbed
 
 
+@pytest.mark.slow
 def test_when_a_rank_dies_the_run_ends_and_goes_on_to_the_same_bits(tmp_path):
     folder, once = tmp_path / "run", ("--iterations", "1", "--compute", "bfloat16", "--gradient-checkpointing")
     with started(folder, 2, once) as process:
@@ -159,6 +162,7 @@ def test_when_a_rank_dies_the_run_ends_and_goes_on_to_the_same_bits(tmp_path):
     assert finish(folder, 2, once) == finish(tmp_path / "undisturbed", 2, once)
 
 
+@pytest.mark.slow
 def test_two_ranks_train_the_model_that_one_process_trains(undisturbed, tmp_path):
     # Both score first: the forward passes must leave the optimiser its weights.
     (tmp_path / "samples.jsonl").write_bytes(undisturbed["iteration-1/samples.jsonl"])

@@ -104,6 +104,7 @@ def test_a_model_without_weights_knows_what_ends_a_sequence(lm, tmp_path):
     assert meta.context == lm.context
 
 
+@pytest.mark.slow
 def test_same_seed_same_bits(finished, tmp_path):
     run(tmp_path / "again")
     for name in (SAMPLES, TRAIN, METRICS, f"{MODEL}/model.safetensors", "results.json"):
@@ -154,6 +155,7 @@ def test_the_baseline_reaches_the_rewards(lm, settings, positive, negative):
     assert rewards == pytest.approx([negative] * 12 + [positive] * 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["tis", "sft", "reinforce", "off_policy", "ppo", "dpo"])
 def test_every_method_trains_on_given_samples(finished, tmp_path, method):
     results = run(tmp_path / method, method=method, samples=finished / SAMPLES)
@@ -161,6 +163,7 @@ def test_every_method_trains_on_given_samples(finished, tmp_path, method):
     assert (tmp_path / method / SAMPLES).read_bytes() == (finished / SAMPLES).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -176,6 +179,7 @@ def test_options_of_training(finished, tmp_path, changes):
     run(tmp_path / "run", samples=finished / SAMPLES, **changes)
 
 
+@pytest.mark.slow
 def test_text_alone_suffices_and_gets_an_end_of_sequence(finished, tmp_path):
     samples = read_rows(finished / SAMPLES, Sample)
     ends = {sample.completion: sample.token_ids[-1] for sample in samples}
@@ -195,6 +199,7 @@ def test_more_processes_than_rows_in_a_step_are_refused(monkeypatch):
     gsm8k.check(replace(PRESETS["paper"], batch=16))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["topr", "dpo"])
 def test_bfloat16_with_recomputed_activations(finished, tmp_path, method):
     precise = {
@@ -207,6 +212,7 @@ def test_bfloat16_with_recomputed_activations(finished, tmp_path, method):
     assert {weight.dtype for weight in load_file(tmp_path / MODEL / "model.safetensors").values()} == {torch.float32}
 
 
+@pytest.mark.slow
 def test_iterations_sample_from_the_model_that_the_one_before_has_made(tmp_path, capsys):
     results = run(
         tmp_path, iterations=2, composition="anna_karenina", candidates=8, examples=54, curve_points=1, lr=1e-3
@@ -237,11 +243,13 @@ def with_other_logmu(finished, folder):
     return file
 
 
+@pytest.mark.slow
 def test_log_mu_of_given_samples_is_scored_again(finished, tmp_path):
     run(tmp_path / "run", samples=with_other_logmu(finished, tmp_path))
     assert (tmp_path / "run" / TRAIN).read_bytes() == (finished / TRAIN).read_bytes()
 
 
+@pytest.mark.slow
 def test_log_mu_that_is_trusted_is_used(finished, tmp_path):
     run(tmp_path / "run", samples=with_other_logmu(finished, tmp_path), trust_logmu=True)
     first = json.loads((tmp_path / "run" / METRICS).read_text().splitlines()[0])
@@ -346,6 +354,7 @@ def test_samples_that_cannot_be_trained_on_are_named(tmp_path, rows, changes, me
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_other_samples_under_the_same_name_are_another_run(finished, tmp_path):
     file = tmp_path / "given.jsonl"
     lines = (finished / SAMPLES).read_text().splitlines(keepends=True)
@@ -409,6 +418,7 @@ def test_the_folder_is_named_after_what_differs():
     assert len(signs) == 2
 
 
+@pytest.mark.slow
 def test_eight_shots_on_real_problems_run_end_to_end(real, tmp_path):
     results = run(
         tmp_path / "run",

@@ -63,7 +63,7 @@ def test_prompts_of_one_token_have_nothing_to_compute_before_it(lm):
     assert len(completions) == 8
 
 
-@pytest.mark.parametrize("top_k", [500, 2])
+@pytest.mark.parametrize("top_k", [pytest.param(500, marks=pytest.mark.slow), 2])
 def test_tokens_are_drawn_from_the_models_own_distribution(lm, top_k):
     n = 4000
     found = draw(lm, SamplingParameters(max_new_tokens=3, top_k=top_k), n=n)[0]

@@ -66,6 +66,7 @@ def test_shared_rows_train_like_plain_rows():
     torch.testing.assert_close(weights(shared), weights(plain), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shares", [(3, 3), (4, 2)], ids=["even", "ragged"])
 def test_v19_two_ranks_equal_one_process(shares, tmp_path):
     model = tiny_model()

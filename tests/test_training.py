@@ -30,7 +30,11 @@ def same(found, expected):
 
 @pytest.mark.parametrize(
     ("per_row", "batch", "micro_batch", "optimizer"),
-    [(1, 3, 1, "adafactor"), (2, 6, 4, "adafactor"), (1, 4, 2, "adamw")],
+    [
+        (1, 3, 1, "adafactor"),
+        pytest.param(2, 6, 4, "adafactor", marks=pytest.mark.slow),
+        pytest.param(1, 4, 2, "adamw", marks=pytest.mark.slow),
+    ],
     ids=["odd steps, one at a time", "shared rows, ragged micro-batches", "adamw"],
 )
 def test_two_ranks_equal_one_process(per_row, batch, micro_batch, optimizer, tmp_path):
@@ -61,6 +65,7 @@ def test_a_checkpoint_goes_on_to_the_same_bits(lm, optimizer, tmp_path):
     assert checkpoints(tmp_path) == [2]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_on_on_two_ranks(lm, tmp_path):
     grouped = grouped_rows(5, 3, 1)
     (tmp_path / "run").mkdir()

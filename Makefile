@@ -1,12 +1,12 @@
-# On a fresh machine with Python 3.11: `make run`, `make test`, `make test-vllm`, `make faults`, `make fuzz`,
-# `make bench`, and `make notebooks`, which opens them.
+# On a fresh machine with Python 3.11: `make run`; `make test`, in less than five minutes on two cores, and `make test-all`;
+# `make faults`, `make fuzz`, `make bench`; and `make notebooks`, which opens them.
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 PIP_ARGS ?=
 ARGS ?=
 GSM8K_DIR ?=
-# processes that share the test files, each with a thread of its own
+# processes that share the test files, each with one thread
 WORKERS ?= 2
 
 export GSM8K_DIR
@@ -14,15 +14,40 @@ export GSM8K_DIR
 run: .venv/ready
 	.venv/bin/python train_gsm8k.py $(ARGS)
 
-test: .venv/ready
+# The order of the files is that of tests/conftest.py; pytest-xdist would change it.
+PYTEST = .venv/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+lint: .venv/ready
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
-	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+# What a contributor needs.
+test: lint
+	OMP_NUM_THREADS=1 $(PYTEST) -m "not slow" $(ARGS)
+
+# Everything: slow tests and those with a real vLLM too; then the numbers as other processors compute them.
+test-all: lint .venv-vllm/ready
+	OMP_NUM_THREADS=1 FUZZ_INPUTS=20000 VLLM_PYTHON=.venv-vllm/bin/python $(PYTEST) $(ARGS)
+	$(MAKE) test-processors
 
 test-vllm: .venv/ready .venv-vllm/ready
 	VLLM_PYTHON=.venv-vllm/bin/python .venv/bin/python -m pytest tests/test_vllm.py $(ARGS)
 
-# What `make test` does in short: runs that are killed and damaged; text that nobody meant. Both print their counts.
+# The tests of numbers with the instructions of an old processor, with those of AVX2, and with two threads. torch, MKL
+# and oneDNN have a variable each; MKL has two, the first of which acts on Intel's processors only.
+NUMERICAL = tests/test_topr.py tests/test_baselines.py tests/test_numbers.py tests/test_bandit.py \
+	tests/test_conformance.py tests/test_logprobs.py tests/test_head.py tests/test_train.py tests/test_training.py \
+	tests/test_dataset.py tests/test_sampling.py tests/test_evaluation.py \
+	"tests/test_notebooks.py::test_it_runs_and_its_exercises_tell_right_from_wrong[01_taper]" \
+	"tests/test_notebooks.py::test_it_runs_and_its_exercises_tell_right_from_wrong[02_bandit]"
+test-processors: .venv/ready
+	OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 MKL_CBWR=COMPATIBLE \
+		ONEDNN_MAX_CPU_ISA=SSE41 $(PYTEST) $(NUMERICAL)
+	OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_CBWR=AVX2 \
+		ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) $(NUMERICAL)
+	OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive $(PYTEST) $(NUMERICAL)
+
+# What the tests do in short: runs that are killed and damaged; text that nobody meant. Both print their counts.
 faults: .venv/ready
 	FAULT_KILLS=30 .venv/bin/python -m pytest -s tests/test_faults.py tests/test_restart.py $(ARGS)
 
@@ -69,4 +94,4 @@ notebooks: .venv/ready
 clean:
 	rm -rf .venv .venv-vllm .venv-trl
 
-.PHONY: run test test-vllm faults fuzz bench notebooks clean
+.PHONY: run lint test test-all test-vllm test-processors faults fuzz bench notebooks clean

@@ -1,12 +1,15 @@
 """A softmax bandit: the smallest place where the paper's gradients can be computed exactly.
 
-An arm stands for a trajectory tau; the policy is pi = softmax(z), one logit an arm, in float64. Sums over all arms are
-exact: what is computed here is the paper's algebra and not an estimate of it. Weights, taper and losses are those of
-`topr.py`; the closed forms are the paper's (Appendix B), so that one can be held against the other.
+    python toy_bandit.py                      # check the paper's claims: a table, and a figure for each, in 20 s
+    python toy_bandit.py unbounded recovery   # some of them
+    python toy_bandit.py --out DIR --seed 1
 
-Names: z (..., K) logits, logp = log pi, mu and reward (..., K). mu is positive everywhere, and the reward is that after
-the baseline but in `four_parts`, which takes both. Nothing here raises but what topr.py raises. `toy_bandit.py` checks
-the paper's claims with it.
+An arm stands for a trajectory tau. The policy is pi = softmax(z), with one logit for each arm, in float64. Sums over
+all arms are exact, so results are the paper's algebra and not estimates of it. Weights, taper and losses are those of
+`topr.py`. The closed forms are the paper's (Appendix B), and the two are compared. The claims are in paper/claims.py.
+
+Names: z (..., K) logits, logp = log pi, mu and reward (..., K). mu is positive everywhere. reward is the reward after
+the baseline; only `four_parts` takes the one before it. Functions here raise only what topr.py raises.
 """
 
 from collections.abc import Sequence
@@ -19,7 +22,7 @@ from topr import PRESETS, Limits, importance_weight, topr_loss, topr_objective
 
 
 class Bandit(NamedTuple):
-    """Where the data came from: the distribution that drew the arms, and what each arm gave."""
+    """Where the data came from: the distribution that drew the arms, and the reward of each arm."""
 
     mu: Tensor  # (..., K), above 0
     reward: Tensor  # (..., K) after the baseline
@@ -28,9 +31,8 @@ class Bandit(NamedTuple):
 def objective(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"]) -> Tensor:
     """J_topr(pi) = sum over the arms of mu rho(pi/mu) R (Eq. 11): (...,), differentiable in z.
 
-    >>> one = Bandit(mu=tensor([0.5, 0.5]), reward=tensor([1.0, -1.0]))
-    >>> objective(tensor([0.0, 0.0]), one, PRESETS["topr"]).item()  # at pi = mu it is the expected reward
-    0.0
+    >>> objective(tensor([0.0, 0.0]), Bandit(mu=tensor([0.25, 0.75]), reward=tensor([1.0, -1.0])))
+    tensor(-0.0767, dtype=torch.float64)
     """
     log_ratio = z.log_softmax(-1) - bandit.mu.log()
     return (bandit.mu * topr_objective(log_ratio, bandit.reward, limits)).sum(-1)
@@ -46,15 +48,12 @@ def expected_reward(z: Tensor, bandit: Bandit) -> Tensor:
 
 
 def weights(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"]) -> Tensor:
-    """[pi/mu]_a^b with the bounds of each arm's reward (Eq. 7): (..., K).
+    """[pi/mu]_a^b with the bounds of the sign of each arm's reward (Eq. 7): (..., K).
 
     >>> weights(tensor([0.0, 0.0]), Bandit(tensor([0.25, 0.75]), tensor([1.0, -1.0])))
     tensor([1.0000, 0.6667], dtype=torch.float64)
     """
-    a_pos, b_pos, a_neg, b_neg = tensor(limits)
-    is_positive = bandit.reward >= 0
-    a, b = torch.where(is_positive, a_pos, a_neg), torch.where(is_positive, b_pos, b_neg)
-    return importance_weight(z.log_softmax(-1) - bandit.mu.log(), a, b)
+    return importance_weight(z.log_softmax(-1) - bandit.mu.log(), *limits.of_sign(bandit.reward))
 
 
 def gradient(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"]) -> Tensor:
@@ -76,7 +75,7 @@ def through_softmax(z: Tensor, coefficient: Tensor) -> Tensor:
 
 
 def gradient_of_loss(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"]) -> Tensor:
-    """The same by autograd of `topr.topr_loss`, a sequence of length 1 for each arm, weighed by mu: (..., K).
+    """`gradient` by autograd of `topr.topr_loss`, one sequence of length 1 for each arm, weighed by mu: (..., K).
 
     >>> gradient_of_loss(tensor([0.0, 0.0]), Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0])))
     tensor([ 0.5000, -0.5000], dtype=torch.float64)
@@ -89,7 +88,7 @@ def gradient_of_loss(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"]
 
 
 def gradient_of_objective(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"]) -> Tensor:
-    """The same by autograd of Eq. 11: (..., K).
+    """`gradient` by autograd of the objective (Eq. 11): (..., K).
 
     >>> gradient_of_objective(tensor([0.0, 0.0]), Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0])))
     tensor([ 0.5000, -0.5000], dtype=torch.float64)
@@ -99,7 +98,7 @@ def gradient_of_objective(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["t
 
 
 def gradient_by_differences(z: Tensor, bandit: Bandit, limits: Limits, step: float = 1e-6) -> Tensor:
-    """The same by central differences of Eq. 11, one logit after the other: (..., K), to about step.
+    """`gradient` by central differences of Eq. 11, one logit after the other: (..., K), with an error of about step.
 
     >>> two = Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0]))
     >>> gradient_by_differences(tensor([0.0, 0.0]), two, PRESETS["topr"]).round(decimals=4)
@@ -111,7 +110,7 @@ def gradient_by_differences(z: Tensor, bandit: Bandit, limits: Limits, step: flo
 
 
 def ascend(z: Tensor, bandit: Bandit, limits: Limits, lr: float, steps: int, keep: int = 1) -> Tensor:
-    """Gradient ascent from z by the closed form: z before it and after every `keep` steps, (steps // keep + 1, ..., K).
+    """Gradient ascent by the closed form: z at the start and after every `keep` steps, (steps // keep + 1, ..., K).
 
     >>> two = Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0]))
     >>> ascend(tensor([0.0, 0.0]), two, PRESETS["topr"], lr=1.0, steps=4, keep=2).shape
@@ -126,7 +125,7 @@ def ascend(z: Tensor, bandit: Bandit, limits: Limits, lr: float, steps: int, kee
 
 
 def sampled_gradients(z: Tensor, bandit: Bandit, limits: Limits, arms: Tensor) -> Tensor:
-    """[pi/mu]_a^b R grad log pi of each of the arms (n,) that were drawn from mu, for one bandit: (n, K).
+    """[pi/mu]_a^b R grad log pi of each drawn arm, for one bandit; arms: (n,) indices. Returns (n, K).
 
     >>> two = Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0]))
     >>> sampled_gradients(tensor([0.0, 0.0]), two, PRESETS["topr"], torch.tensor([0]))
@@ -139,8 +138,8 @@ def sampled_gradients(z: Tensor, bandit: Bandit, limits: Limits, arms: Tensor) -
 def gradient_variance(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"]) -> Tensor:
     """Total variance E|g|^2 - |E g|^2 of g = [pi/mu] R grad log pi of one arm drawn from mu: (...,).
 
-    >>> gradient_variance(tensor([0.0, 0.0]), Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0])), PRESETS["topr"]).item()
-    0.0
+    >>> gradient_variance(tensor([0.0, 0.0]), Bandit(tensor([0.5, 0.5]), tensor([1.0, 0.0])))
+    tensor(0.1250, dtype=torch.float64)
     """
     pi = z.softmax(-1)
     norm2 = 1 - 2 * pi + pi.square().sum(-1, keepdim=True)  # of grad log pi, one-hot minus pi
@@ -150,7 +149,7 @@ def gradient_variance(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"
 
 
 def upper_bound(reward: Tensor) -> Tensor:
-    """B = max(0, max R) over the arms: with a- = 0, J_topr stays below it (Prop. 3.2; rho(x) <= x gives the proof).
+    """B = max(0, max R) over the arms: if a- = 0, J_topr never exceeds it (Prop. 3.2; the proof uses rho(x) <= x).
 
     >>> upper_bound(tensor([-1.0, 0.5])).item()
     0.5
@@ -161,27 +160,27 @@ def upper_bound(reward: Tensor) -> Tensor:
 def four_parts(logp: Tensor, bandit: Bandit, c: Tensor | float) -> tuple[Tensor, Tensor]:
     """Proposition 3.1: the loss of naive REINFORCE with baseline c is the sum of three parts and a constant.
 
-    The bandit's reward is that before c is subtracted. Returns the parts (3, ...): R+ KL(mu_R+ || pi), -R- KL(mu_R- ||
-    pi), -c KL(mu || pi), with R+- = sum over T+- of mu |R| and mu_R+- = mu |R| / R+-; and the constant C = R+ H(mu_R+)
-    - R- H(mu_R-) - c H(mu), which has no pi in it.
+    The bandit's reward is the one before c is subtracted. Returns the parts (3, ...) and the constant (...).
+    Parts: R+ KL(mu_R+ || pi), -R- KL(mu_R- || pi), -c KL(mu || pi). Here R+- = sum over T+- of mu |R|, and
+    mu_R+- = mu |R| / R+-. The constant C = R+ H(mu_R+) - R- H(mu_R-) - c H(mu) does not depend on pi.
 
     >>> one = Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0]))
-    >>> parts, constant = four_parts(tensor([0.5, 0.5]).log(), one, c=0.5)
-    >>> parts  # 1/2 log 2 of either sign, and pi = mu
-    tensor([ 0.3466, -0.3466, -0.0000], dtype=torch.float64)
+    >>> parts, constant = four_parts(tensor([0.25, 0.75]).log(), one, c=0.5)
+    >>> parts  # 1/2 log 4, -1/2 log(4/3), and -1/4 log(4/3)
+    tensor([ 0.6931, -0.1438, -0.0719], dtype=torch.float64)
     """
     parts, constant = [], -c * entropy(bandit.mu)
     for sign in (1, -1):
         mass = bandit.mu * (sign * bandit.reward).clamp_min(0)
         total = mass.sum(-1)
-        share = mass / total[..., None].clamp_min(1e-300)  # no such rewards, no such part
+        share = mass / total[..., None].clamp_min(1e-300)  # without rewards of this sign the part is 0, not 0 / 0
         parts.append(sign * total * kl(share, logp))
         constant = constant + sign * total * entropy(share)
     return torch.stack([*parts, -c * kl(bandit.mu, logp)]), constant
 
 
 def steps_to_half(z: Tensor, bandit: Bandit, limits: Limits, cap: int, lr: float = 1.0) -> list[int]:
-    """How many steps of ascent bring pi of the first arm to 1/2, from each of the (N, K) logits; cap + 1 for more.
+    """Steps of ascent until pi of the first arm is 1/2, from each row of z (N, K); cap + 1 if it takes more than cap.
 
     >>> two = Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0]))
     >>> steps_to_half(tensor([[-4.0, 0.0], [0.0, 0.0]]), two, PRESETS["topr"], cap=10)
@@ -216,12 +215,16 @@ def entropy(p: Tensor) -> Tensor:
 
 
 def tensor(values: Sequence) -> Tensor:
-    """A float64 tensor, the precision of all that is done here."""
+    """A float64 tensor: the precision of everything in this file.
+
+    >>> tensor([1, 2]).dtype
+    torch.float64
+    """
     return torch.tensor(values, dtype=torch.float64)
 
 
 def random_bandits(number: int, signs: str, generator: torch.Generator, low: float = 0.1) -> tuple[Tensor, Bandit]:
-    """Logits z, and bandits whose arms are rewarded with these signs: mu a softmax of normals, |reward| in [low, 1].
+    """Logits z (number, K) and bandits with rewards of the K signs: mu a softmax of normals, |reward| in [low, 1].
 
     >>> z, bandit = random_bandits(2, "+-", torch.Generator().manual_seed(0))
     >>> z.shape, bandit.reward.sign().tolist()
@@ -231,3 +234,9 @@ def random_bandits(number: int, signs: str, generator: torch.Generator, low: flo
     z, logits = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
     size = low + (1 - low) * torch.rand(shape, generator=generator, dtype=torch.float64)
     return 1.5 * z, Bandit(logits.softmax(-1), size * tensor([1.0 if sign == "+" else -1.0 for sign in signs]))
+
+
+if __name__ == "__main__":
+    from paper.claims import main
+
+    main()

@@ -5,12 +5,10 @@
 
 The second against TRL's GRPO trainer on tiny/base and its problems, 16 completions of a problem a step, the same AdamW.
 Ours includes grading and scoring log mu. TRL is measured as it comes (but in float32), generating for each step and
-recomputing activations, and as fast as it can be set: without that, generating for 8 steps at once.
+with gradient checkpointing, and as fast as it can be set: without that, generating for 8 steps at once.
 """
 
-import os
 import random
-import re
 import subprocess
 import sys
 import tempfile
@@ -28,13 +26,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import trl_sides
 from measuring import Comparison, Goal, in_turn, report, seconds
-from shapes import adamw
+from shapes import adamw, shared_logprobs
 
 import topr
 import train_gsm8k
 from pipeline import dataset
-from pipeline.models import rows
-from pipeline.models.loading import load_model
+from pipeline.metrics import step_metrics
+from pipeline.models.language_model import load_model, token_logprobs
 from pipeline.sampling import draw_samples, transformers_engine
 from pipeline.settings import Settings as RunSettings
 from pipeline.stages import sampling_parameters
@@ -74,16 +72,17 @@ def samples_per_second(settings: Settings) -> Comparison:
     def ours() -> float:
         lm = base._replace(model=deepcopy(base.model))
 
-        def steps(samples: list[dataset.Sample]) -> dataset.Steps:
-            together = dataset.rows_of_prompt(dataset.encode(samples, lm), settings.n, random.Random(settings.seed))
-            return dataset.Steps(together, settings.n, settings.n, "cpu")
+        def steps(rows: list[dataset.Row]) -> list[dataset.EpochStep]:
+            return dataset.epoch_steps(rows, settings.n, settings.n)
 
         times = [time.perf_counter()]
-        samples = draw_samples(task, task.train, settings.n, engine, sampling, settings.seed, None)
+        samples = draw_samples(task, task.train, settings.n, engine, sampling, settings.seed)
         times.append(time.perf_counter())
-        scored = dataset.score(samples, lm, steps(samples))
+        rows = dataset.rows_of_prompt(dataset.encode(samples, lm), settings.n, random.Random(settings.seed))
+        scored = dataset.lay_out(steps(dataset.score(rows, steps(rows), lm, token_logprobs)), "cpu")
         times.append(time.perf_counter())
-        topr.train(lm.model, adamw(lm.model), steps(scored), logprobs=rows.sequence_logprobs)
+        for stats in topr.train(lm.model, adamw(lm.model), scored, logprobs=shared_logprobs):
+            step_metrics(stats.log_ratio, stats.reward, stats.weight)
         times.append(time.perf_counter())
         for name, start, end in zip(took, times, times[1:], strict=False):
             took[name] += end - start
@@ -105,7 +104,7 @@ def samples_per_second(settings: Settings) -> Comparison:
     notes = [
         f"ours, in shares of its time: {', '.join(shares)}",
         f"were all but sampling free, ours would be {sampling_alone:.0f} samples/s",
-        where_time_goes(lambda: draw_samples(task, task.train, settings.n, engine, sampling, settings.seed, None)),
+        where_time_goes(lambda: draw_samples(task, task.train, settings.n, engine, sampling, settings.seed)),
     ]
     return Comparison(what, "samples/s", values, goals, notes)
 
@@ -129,34 +128,39 @@ def default_run(settings: Settings) -> Comparison:
 
     def run() -> float:
         with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, str(ROOT / "train_gsm8k.py"), "--out", str(Path(folder) / "run")]
+            out = Path(folder) / "run"
+            command = [sys.executable, str(ROOT / "train_gsm8k.py"), "--out", str(out)]
             start = time.perf_counter()
-            shown = subprocess.run(command, check=True, capture_output=True, env=environment).stderr.decode()
-            phases.update(seconds_of_bars(shown))
-            return time.perf_counter() - start
+            subprocess.run(command, check=True, capture_output=True)
+            took = time.perf_counter() - start
+            phases.update(seconds_of_stages(out))
+            return took
 
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TQDM")}
     times = [run() for _ in range(settings.runs)]
     parts = [f"{name} {spent / settings.runs:.0f} s" for name, spent in phases.items()]
     notes = [
-        f"by its progress bars, on average: {', '.join(parts)}; "
-        f"all else, imports included, {(sum(times) - sum(phases.values())) / settings.runs:.0f} s"
+        f"by the times of its files, on average: {', '.join(parts)}; "
+        f"imports and start, {(sum(times) - sum(phases.values())) / settings.runs:.0f} s"
     ]
     values = {DEFAULT_RUN: times, TWO_MINUTES: [120.0] * settings.runs}
     return Comparison("the default run", "s", values, [Goal(DEFAULT_RUN, TWO_MINUTES, 1.0, is_least=False)], notes)
 
 
-def seconds_of_bars(shown: str) -> Counter[str]:
-    """What progress bars say that they took, by their first word.
-
-    >>> seconds_of_bars("scoring: 50%|# | 1/2 [00:01<00:01]\\rscoring: 100%|##| 2/2 [01:02<00:00]\\n")
-    Counter({'scoring': 62})
-    """
+def seconds_of_stages(run: Path) -> Counter[str]:
+    """What the stages of a run took, from one stage's last file to the next one's."""
+    here = run / "iteration-1"
+    stages = {
+        run / "config.json": "start",
+        here / "test-0.jsonl": "evaluating",
+        here / "samples.jsonl": "sampling",
+        here / "train.jsonl": "scoring",
+        here / "metrics.jsonl": "training",
+        run / "results.json": "evaluating",
+    }
+    ends = [file.stat().st_mtime for file in stages]
     found: Counter[str] = Counter()
-    for line in shown.split("\n"):
-        bar = re.match(r"(\w+)[^|]*\|[^|]*\| \d+/\d+ \[(\d+):(\d+)<", line.rsplit("\r")[-1])
-        if bar:
-            found[bar[1]] += 60 * int(bar[2]) + int(bar[3])
+    for name, start, end in zip(list(stages.values())[1:], ends, ends[1:], strict=False):
+        found[name] += end - start
     return found
 
 

@@ -6,8 +6,8 @@
 
 A prompt has about 1,100 tokens (eight shots), a completion 150 to 512. For each number of completions in a forward
 pass it prints tokens per second, peak memory, and the share of the matrix speed that it has just measured on the same
-chip. It counts the operations that the mathematics needs (6 a weight and token, and attention), not those of computing
-activations twice.
+chip. It counts the operations that the mathematics needs (6 a weight and token, and attention), not those of
+recomputing activations.
 """
 
 import dataclasses
@@ -29,13 +29,11 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import topr
-from pipeline.dataset import Steps
-from pipeline.models import rows
-from pipeline.models.loading import decoder_layers
-from pipeline.models.rows import Example
-from pipeline.models.sharding import Compute, make_optimizer, shard
-from pipeline.records import write_text
+from pipeline.dataset import epoch_steps, lay_out
+from pipeline.models.language_model import decoder_layers, make_optimizer, shard, token_logprobs
+from pipeline.records import Example, write_file
 from pipeline.runtime.processes import device, process_group, rank, ranks
+from pipeline.settings import Compute
 
 SIZES = {  # the 8B is Llama 3's
     "8b": {
@@ -99,12 +97,12 @@ def now() -> float:
     return time.perf_counter()
 
 
-def examples(settings: Settings, count: int, words: int) -> list[Example]:
+def examples(settings: Settings, count: int, vocabulary: int) -> list[Example]:
     """Random tokens in the paper's shapes."""
     rng = random.Random(settings.seed)
 
     def tokens(size: int) -> list[int]:
-        return [rng.randrange(words) for _ in range(size)]
+        return [rng.randrange(vocabulary) for _ in range(size)]
 
     sizes = [rng.randint(*settings.completion) for _ in range(count)]
     return [Example(tokens(settings.prompt), tokens(size), -1.0, rng.choice([-1.0, 1.0])) for size in sizes]
@@ -127,18 +125,11 @@ def measure(settings: Settings, model: torch.nn.Module, optimizer: torch.optim.O
     """`settings.steps` steps at `batch` completions in each process's forward pass."""
     per_step = batch * ranks()
     drawn = examples(settings, per_step * (1 + settings.steps), model.config.vocab_size)
-    steps = Steps([[example] for example in drawn], per_step, batch, device(), rank(), ranks())
-    ends = []
+    steps = epoch_steps([[example] for example in drawn], per_step, batch, rank(), ranks())
     if device().type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    topr.train(
-        model,
-        optimizer,
-        steps,
-        logprobs=rows.sequence_logprobs,
-        start_at_mu=None,
-        after_step=lambda *_: ends.append(now()),
-    )
+    trained = topr.train(model, optimizer, lay_out(steps), logprobs=lambda *args: token_logprobs(*args).sum(-1))
+    ends = [now() for _ in trained]
     seconds = (ends[-1] - ends[0]) / settings.steps
     timed = drawn[per_step:]
     tokens = sum(len(example.prompt_ids) + len(example.completion_ids) for example in timed)
@@ -161,7 +152,7 @@ def main(settings: Settings) -> None:
         with device():
             model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES[settings.size])).eval()
         parameters = sum(weight.numel() for weight in model.parameters())
-        shard(model, settings.compute, recompute=True)
+        shard(model, settings.compute, gradient_checkpointing=True)
         optimizer = make_optimizer("adafactor", model, 5e-7)
         name = torch.cuda.get_device_name() if device().type == "cuda" else platform.processor() or platform.machine()
         versions = {"torch": torch.__version__, "transformers": transformers.__version__}
@@ -176,7 +167,7 @@ def main(settings: Settings) -> None:
                     raise  # the others may have had room, and would wait
                 break
             if rank() == 0:
-                write_text(settings.out / "gpu_step.json", json.dumps(record, indent=2, default=str) + "\n")
+                write_file(settings.out / "gpu_step.json", json.dumps(record, indent=2, default=str) + "\n")
         if rank() == 0:
             print_table(record)
 

@@ -1,4 +1,4 @@
-"""Memory of log pi and its gradient, from hidden states through a head of 128,256 words: by slices, and otherwise.
+"""Memory of log pi and its gradient, from hidden states through a head of 128,256 tokens: by slices, and otherwise.
 
     make .venv-trl/ready
     .venv-trl/bin/python benchmarks/loss_memory.py
@@ -25,7 +25,7 @@ from trl_sides import chunked_logprobs, selective_log_softmax, trl
 import topr
 from pipeline.models.chunked_head import SLICE, selected_logprobs
 
-SLICED, TOPR, PLAIN = "pipeline.head, slices of words", "topr.select_logprobs", "log_softmax + gather"
+SLICED, TOPR, PLAIN = "slices of the vocabulary", "topr.select_logprobs", "log_softmax + gather"
 SELECTIVE, CHUNKED = "TRL's selective log-softmax", "TRL's trainer's head, in tiles"
 
 
@@ -33,8 +33,8 @@ SELECTIVE, CHUNKED = "TRL's selective log-softmax", "TRL's trainer's head, in ti
 class Settings:
     """What is measured; every default is ours."""
 
-    words: int = 128_256
-    """of the vocabulary: Llama 3's"""
+    vocabulary: int = 128_256
+    """tokens of the vocabulary: Llama 3's"""
     hidden: int = 512
     """width of the hidden states"""
     tokens: int = 512
@@ -66,8 +66,8 @@ def main(settings: Settings) -> None:
     """Check that all sides agree, measure, print, write."""
     torch.manual_seed(settings.seed)
     hidden = torch.randn(settings.tokens, settings.hidden, requires_grad=True)
-    weight = (torch.randn(settings.words, settings.hidden) / settings.hidden**0.5).requires_grad_()
-    tokens = torch.randint(settings.words, (settings.tokens,))
+    weight = (torch.randn(settings.vocabulary, settings.hidden) / settings.hidden**0.5).requires_grad_()
+    tokens = torch.randint(settings.vocabulary, (settings.tokens,))
     found = sides(hidden, weight, tokens)
 
     def step(side: str) -> None:
@@ -94,9 +94,9 @@ def main(settings: Settings) -> None:
     gradient, slice_of_logits = weight.numel() * 4 / 1e6, SLICE * settings.tokens * 4 / 1e6
     notes = [
         f"the gradient of the weights alone: {gradient:.0f} MB; a slice of logits: {slice_of_logits:.1f} MB; "
-        f"all logits: {settings.words * settings.tokens * 4 / 1e6:.0f} MB"
+        f"all logits: {settings.vocabulary * settings.tokens * 4 / 1e6:.0f} MB"
     ]
-    what = f"{settings.tokens} tokens, hidden {settings.hidden}, {settings.words:,} words, float32"
+    what = f"{settings.tokens} tokens, hidden {settings.hidden}, {settings.vocabulary:,} in the vocabulary, float32"
     comparisons = [
         Comparison(f"peak memory: {what}", "MB", memory, [Goal(SLICED, SELECTIVE, 0.5, is_least=False)], notes),
         Comparison(f"time: {what}", "s", time),

@@ -17,7 +17,7 @@ from gpu_step import matrix_speed
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.records import write_text
+from pipeline.records import write_file
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def report(out: Path, name: str, command: str, comparisons: list[Comparison], **
     for comparison in comparisons:
         print_comparison(comparison)
     record = {"command": command, "machine": machine() | versions, "comparisons": [asdict(c) for c in comparisons]}
-    write_text(out / f"{name}.json", json.dumps(record, indent=1) + "\n")
+    write_file(out / f"{name}.json", json.dumps(record, indent=1) + "\n")
 
 
 def print_comparison(comparison: Comparison) -> None:

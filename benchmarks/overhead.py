@@ -1,4 +1,4 @@
-"""What TOPR costs above supervised training: `topr.train` with its metrics against plain cross-entropy, same tokens.
+"""What TOPR costs above supervised training: `topr.train` with metrics against plain cross-entropy, on the same tokens.
 
     python benchmarks/overhead.py
 
@@ -24,7 +24,8 @@ from measuring import Comparison, Goal, in_turn, report, seconds
 from shapes import SHAPES, adamw, draw, make_model, plain, train_ours
 
 import topr
-from pipeline.models.loading import load_model
+from pipeline.metrics import step_metrics
+from pipeline.models.language_model import load_model
 from pipeline.settings import TINY
 
 TOPR, PLAIN = "topr.train", "cross-entropy"
@@ -64,7 +65,8 @@ def train_plainly(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batc
 def compare(settings: Settings, name: str, model: torch.nn.Module, batches: Sequence[topr.Batch]) -> Comparison:
     """Milliseconds a step."""
     of_topr, of_plain = deepcopy(model), deepcopy(model)
-    steps, optimizers = [[batch] for batch in batches], (adamw(of_topr), adamw(of_plain))
+    steps = [topr.Step([batch], len(batch.reward)) for batch in batches]
+    optimizers = adamw(of_topr), adamw(of_plain)
     sides = {
         TOPR: lambda: train_ours(of_topr, optimizers[0], steps, topr.sequence_logprobs),
         PLAIN: lambda: train_plainly(of_plain, optimizers[1], batches),
@@ -83,7 +85,7 @@ def fixed_costs(batch: topr.Batch) -> str:
     def loss() -> None:
         topr.topr_loss(1 * logp, batch.logmu, batch.reward, batch.length).backward()
 
-    parts = {"metrics": lambda: topr.step_metrics(logp.detach(), batch.reward, weight), "loss and its gradient": loss}
+    parts = {"metrics": lambda: step_metrics(logp.detach(), batch.reward, weight), "loss and its gradient": loss}
     times = {part: 1e3 * statistics.median(seconds(work) for _ in range(50)) for part, work in parts.items()}
     return "alone: " + ", ".join(f"{part} {time:.2f} ms" for part, time in times.items())
 

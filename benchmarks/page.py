@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from measuring import Comparison, Goal, findings, summary
 
-from pipeline.records import write_text
+from pipeline.records import write_file
 
 TITLES = {
     "train_step": "Training steps",
@@ -59,7 +59,7 @@ def main(folder: Path) -> None:
     for name, title in TITLES.items():
         file = folder / f"{name}.json"
         lines += section(title, json.loads(file.read_text())) if file.exists() else []
-    write_text(folder / "README.md", "\n".join(lines))
+    write_file(folder / "README.md", "\n".join(lines))
 
 
 if __name__ == "__main__":

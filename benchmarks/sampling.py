@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from measuring import Comparison, Goal, in_turn, report, seconds
 
 import train_gsm8k
-from pipeline.models.loading import LanguageModel, load_model
+from pipeline.models.language_model import LanguageModel, load_model
 from pipeline.sampling import Engine, SamplingParameters, transformers_engine
 from pipeline.settings import Settings as RunSettings
 from pipeline.stages import sampling_parameters

@@ -23,13 +23,12 @@ import tyro
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from measuring import Comparison, peak_above, report, seconds
-from shapes import adamw
+from shapes import adamw, shared_logprobs
 
 import topr
 import train_gsm8k
 from pipeline import dataset
-from pipeline.models.loading import LanguageModel, load_model
-from pipeline.models.rows import sequence_logprobs
+from pipeline.models.language_model import LanguageModel, load_model, token_logprobs
 from pipeline.records import Problem, Sample
 from pipeline.sampling import SamplingParameters, draw_samples, transformers_engine
 from pipeline.settings import Settings as RunSettings
@@ -68,10 +67,10 @@ def stages(
     """The stages of an iteration, each with what it takes already made."""
     rng = random.Random(settings.seed)
     usual = RunSettings(problems=1, test_problems=1)
-    words = [f" {number}" for number in range(10)]  # two tokens each, or nearly
+    numbers = [f" {number}" for number in range(10)]  # of about two tokens each
 
     def text() -> str:
-        return "Q:" + "".join(rng.choice(words) for _ in range(prompt // 2 - 4)) + "?\nA:"
+        return "Q:" + "".join(rng.choice(numbers) for _ in range(prompt // 2 - 4)) + "?\nA:"
 
     task = replace(train_gsm8k.gsm8k_task(usual), prompt=lambda problem: problem.question)
     given = [Problem(f"train-{i}", text(), train_gsm8k.Decimal(0)) for i in range(problems)]
@@ -81,26 +80,28 @@ def stages(
     )
 
     def draw() -> list[Sample]:
-        return draw_samples(task, given, n, engine, sampling, settings.seed, None)
+        return draw_samples(task, given, n, engine, sampling, settings.seed)
 
-    def steps(samples: list[Sample]) -> dataset.Steps:
-        rows = dataset.rows_of_prompt(dataset.encode(samples, lm), n, random.Random(settings.seed))
-        return dataset.Steps(rows, 16, 16, "cpu")
+    def to_rows() -> list[dataset.Row]:
+        return dataset.rows_of_prompt(dataset.encode(samples, lm), n, random.Random(settings.seed))
 
     samples = draw()
-    scored = dataset.score(samples, lm, steps(samples))
-    epoch = steps(scored)
+    rows = to_rows()
+    steps = dataset.epoch_steps(rows, 16, 16)
 
-    def train() -> None:
-        topr.train(lm.model, adamw(lm.model, lr=1e-9), epoch, logprobs=sequence_logprobs, start_at_mu=None)
+    def score() -> list[dataset.Row]:
+        return dataset.score(rows, steps, lm, token_logprobs)
 
-    def lay_out() -> list:
-        return list(steps(scored))
+    scored = dataset.epoch_steps(score(), 16, 16)
+
+    def train() -> list[topr.StepStats]:
+        laid_out = dataset.lay_out(scored, "cpu")
+        return list(topr.train(lm.model, adamw(lm.model, lr=1e-9), laid_out, logprobs=shared_logprobs))
 
     return {
         "sampling, grading": draw,
-        "dataset": lay_out,
-        "scoring": lambda: dataset.score(samples, lm, epoch),
+        "dataset": lambda: list(dataset.lay_out(dataset.epoch_steps(to_rows(), 16, 16), "cpu")),
+        "scoring": score,
         "training": train,
     }
 

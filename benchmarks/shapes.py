@@ -1,4 +1,4 @@
-"""What several benchmarks train on: a small model with random weights, random tokens in the lengths of GSM8K."""
+"""What several benchmarks train on: a small model with random weights, and random tokens in GSM8K's lengths."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -10,9 +10,11 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import topr
-from pipeline.models.rows import Example, pad
+from pipeline.metrics import step_metrics
+from pipeline.models.language_model import SharedRows, pad, token_logprobs
+from pipeline.records import Example
 
-WORDS = 2_048
+VOCABULARY = 2_048
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ def make_model(seed: int) -> LlamaForCausalLM:
     """A Llama of 6 layers of width 256, far enough from uniform that log-probabilities differ."""
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=WORDS,
+        vocab_size=VOCABULARY,
         hidden_size=256,
         intermediate_size=768,
         num_hidden_layers=6,
@@ -43,12 +45,12 @@ def make_model(seed: int) -> LlamaForCausalLM:
 
 
 def draw(
-    rng: random.Random, shape: Shape, steps: int, completions: int, scale: float = 1.0, words: int = WORDS
+    rng: random.Random, shape: Shape, steps: int, completions: int, scale: float = 1.0, vocabulary: int = VOCABULARY
 ) -> list[list[Example]]:
     """For each step the completions of one prompt."""
 
     def tokens(size: float) -> list[int]:
-        return [rng.randrange(words) for _ in range(max(round(size * scale), 2))]
+        return [rng.randrange(vocabulary) for _ in range(max(round(size * scale), 2))]
 
     def example(prompt: list[int]) -> Example:
         ids = tokens(rng.uniform(2 / 3, 1) * shape.completion)
@@ -68,16 +70,26 @@ def plain(examples: Sequence[Example]) -> topr.Batch:
     return topr.Batch(ids, mask, of_completion, *map(torch.tensor, columns))
 
 
+def shared_logprobs(model: torch.nn.Module, batch: SharedRows) -> Tensor:
+    """log pi of a batch's completions, (B,), as the pipeline computes it."""
+    return token_logprobs(model, batch).sum(-1)
+
+
 def adamw(model: torch.nn.Module, lr: float = 1e-5) -> torch.optim.Optimizer:
-    """The optimiser of all sides; its rate is small, so that they stay where they began."""
+    """The optimiser of all sides; its learning rate is small, so that the weights hardly change."""
     return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
 
 
 def train_ours(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
-    steps: Sequence[Sequence[object]],
+    steps: Sequence[topr.Step],
     logprobs: Callable[..., Tensor],
 ) -> float:
-    """Train by `topr.train`; the seconds that it takes."""
-    return seconds(lambda: topr.train(model, optimizer, steps, logprobs=logprobs, start_at_mu=None))
+    """Train by `topr.train`, with the metrics of each step; the seconds that it takes."""
+
+    def work() -> None:
+        for stats in topr.train(model, optimizer, steps, logprobs=logprobs):
+            step_metrics(stats.log_ratio, stats.reward, stats.weight)
+
+    return seconds(work)

@@ -22,11 +22,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import trl_sides
 from measuring import Comparison, Goal, in_turn, report
-from shapes import SHAPES, Shape, adamw, draw, make_model, plain, train_ours
+from shapes import SHAPES, Shape, adamw, draw, make_model, plain, shared_logprobs, train_ours
 
 import topr
-from pipeline.models import rows
-from pipeline.models.loading import load_meta
+from pipeline.models.language_model import META, collate, load_model
 from pipeline.settings import TINY
 
 SHARED, PADDED, TRL = "topr, shared rows", "topr, padded rows", "TRL"
@@ -57,15 +56,15 @@ class Settings:
 
 def compare(settings: Settings, shape: Shape) -> Comparison:
     """The three sides on one shape."""
-    base, tokenizer = make_model(settings.seed), load_meta(str(TINY / "base")).tokenizer
+    base, tokenizer = make_model(settings.seed), load_model(str(TINY / "base"), META).tokenizer
     timed, rng = STEPS[shape.name], random.Random(settings.seed)
     drawn = draw(rng, shape, timed, settings.completions, settings.scale)
     layouts = {
-        SHARED: ([[rows.collate([examples])] for examples in drawn], rows.sequence_logprobs),
-        PADDED: ([[plain(examples)] for examples in drawn], topr.sequence_logprobs),
+        SHARED: ([topr.Step([collate([examples])], len(examples)) for examples in drawn], shared_logprobs),
+        PADDED: ([topr.Step([plain(examples)], len(examples)) for examples in drawn], topr.sequence_logprobs),
     }
     with torch.no_grad():
-        shared, padded = (logprobs(base, steps[0][0]) for steps, logprobs in layouts.values())
+        shared, padded = (logprobs(base, steps[0].micro_batches[0]) for steps, logprobs in layouts.values())
     torch.testing.assert_close(shared, padded, rtol=1e-5, atol=1e-3)
 
     def speed(train: Callable[[torch.nn.Module], float]) -> Callable[[], float]:
@@ -83,8 +82,8 @@ def compare(settings: Settings, shape: Shape) -> Comparison:
     if shape.name in AGAINST_PADDED:
         goals.append(Goal(SHARED, PADDED, AGAINST_PADDED[shape.name]))
     lengths = f"a prompt of {shape.prompt} tokens, {settings.completions} completions of up to {shape.completion}"
-    sizes = [batch.prompt_ids.numel() + batch.completion_ids.numel() for [batch] in layouts[SHARED][0]]
-    rows_of_all = [batch.input_ids.numel() for [batch] in layouts[PADDED][0]]
+    sizes = [batch.prompt_ids.numel() + batch.completion_ids.numel() for [batch], _ in layouts[SHARED][0]]
+    rows_of_all = [batch.input_ids.numel() for [batch], _ in layouts[PADDED][0]]
     notes = [
         f"tokens that the model computes a step: {mean(sizes):,.0f} shared, {mean(rows_of_all):,.0f} in padded rows"
     ]

@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
-from pipeline.models.loading import LanguageModel
-from pipeline.models.rows import Example, pad
+from pipeline.models.language_model import LanguageModel, pad
+from pipeline.records import Example
 
 try:
     import trl
@@ -52,7 +52,7 @@ def configuration(folder: str, steps: int, lr: float, completions: int, **others
         "weight_decay": 0.0,
         "per_device_train_batch_size": completions,
         "num_generations": completions,
-        "gradient_checkpointing": False,  # TRL's default computes activations twice
+        "gradient_checkpointing": False,  # TRL's default is True
         "bf16": False,
         "use_cpu": not torch.cuda.is_available(),
         "save_strategy": "no",

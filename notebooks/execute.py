@@ -3,7 +3,7 @@
     python notebooks/execute.py                        # all of them
     python notebooks/execute.py notebooks/02_bandit.ipynb
 
-Progress bars are left out of what is saved; anything else on the error stream is a fault.
+Lines of progress are left out of what is saved; anything else on the error stream is an error.
 """
 
 import re
@@ -14,11 +14,11 @@ import nbformat
 from nbclient import NotebookClient
 
 HERE = Path(__file__).resolve().parent
-BAR = re.compile(r"\s*|.*\d+%\|.*")
+PROGRESS = re.compile(r"\s*|[\w ]+: \d+ \w+( of \d+)?")
 
 
 def execute(notebook: nbformat.NotebookNode) -> None:
-    """Run all cells in a fresh kernel, in this folder, the outputs put into the notebook.
+    """Run all cells in a fresh kernel, in this folder, and put their outputs into the notebook.
 
     Raises nbclient's CellExecutionError where a cell fails, RuntimeError where one warns.
     """
@@ -26,12 +26,12 @@ def execute(notebook: nbformat.NotebookNode) -> None:
     NotebookClient(notebook, timeout=300, kernel_name="python3", resources=where, coalesce_streams=True).execute()
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
-            lines = re.split(r"[\r\n]", output.text) if output.get("name") == "stderr" else []
-            if not all(BAR.fullmatch(line) for line in lines):
+            lines = output.text.split("\n") if output.get("name") == "stderr" else []
+            if not all(PROGRESS.fullmatch(line) for line in lines):
                 raise RuntimeError(f"cell {cell.execution_count}: {output.text}")
         if cell.cell_type == "code":
             cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
-            cell.metadata.pop("execution", None)  # when it ran
+            cell.metadata.pop("execution", None)  # the times at which it ran
 
 
 if __name__ == "__main__":

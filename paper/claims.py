@@ -4,9 +4,9 @@
     python toy_bandit.py unbounded recovery   # some of them
     python toy_bandit.py --out DIR --seed 1
 
-Every statement is given with its condition, and "holds" is about that; the exit status is 1 where one does not hold.
-Settings of the claims (arms, rewards, steps, learning rates) are ours: the paper has no bandit. The bandit itself is in
-bandit.py; its weights, taper and losses are those of topr.py, so that what is tested here is the reference.
+Each statement names its condition. The exit status is 1 if a statement does not hold. The settings of the claims (arms,
+rewards, steps, learning rates) are ours: the paper has no bandit. The bandit is in toy_bandit.py; its weights, taper
+and losses are those of topr.py, so the claims test the reference itself.
 """
 
 import json
@@ -18,18 +18,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 import tyro
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 from torch import Tensor
-from tqdm import tqdm
 
 from pipeline.plots import Line, Panel, draw, lines, save_figure
-from pipeline.records import write_text
+from pipeline.records import write_file
+from pipeline.runtime.processes import progress_bar
 from topr import PRESETS, Limits, topr_loss
 from toy_bandit import (
     Bandit,
@@ -53,9 +50,12 @@ from toy_bandit import (
     weights,
 )
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 
 class Statement(NamedTuple):
-    """One row of the table: what is said, under which condition, where in the paper; and what was found."""
+    """One row of the table: the statement with its condition, its place in the paper, and what was measured."""
 
     text: str
     source: str
@@ -64,24 +64,27 @@ class Statement(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """The statements of one part of the paper, and the panels of their figure."""
+    """The statements of one part of the paper, and the panels of its figure."""
 
     statements: list[Statement]
     panels: list[Panel]
 
 
 def identity(text: str, source: str, one: Tensor, *others: Tensor, within: float = 1e-12) -> Statement:
-    """That `one` equals each of the `others`; 1e-12 is what float64 leaves of sums of a few terms of size 1.
+    """That `one` equals each of the `others` within a bound; 1e-12 is far above the rounding of sums of a few terms.
 
-    >>> identity("one and one is two", "-", tensor([2.0]), tensor([1.0]) + 1).holds
-    True
+    The bound is what it tells: the difference itself is rounding error, which differs between processors.
+
+    >>> identity("one and one is two", "-", tensor([2.0]), tensor([1.0]) + 1).measured
+    'equal within 1e-12'
     """
     difference = torch.stack([(one - other).abs().max() for other in others]).max().item()  # NaN if any is
-    return Statement(text, source, f"differ by {difference:.0e} at most", difference <= within)
+    holds = difference <= within
+    return Statement(text, source, f"equal within {within:.0e}" if holds else f"differ by {difference:.0e}", holds)
 
 
 def always(text: str, source: str, found: Tensor, of: str) -> Statement:
-    """That `found` is True throughout; `of` names what it was found on.
+    """That `found` is True everywhere; of: what its elements are.
 
     >>> always("numbers are positive", "-", tensor([1.0, -1.0]) > 0, "numbers").measured
     'in 1 of 2 numbers'
@@ -92,7 +95,7 @@ def always(text: str, source: str, found: Tensor, of: str) -> Statement:
 
 
 def moves(text: str, source: str, x: Tensor, direction: Literal["up", "down"]) -> Statement:
-    """That the mean of x (N, 3) goes up, or down, from column to column, by more than two standard errors.
+    """That the means of the columns of x (N, 3) go up, or down, each time by more than two standard errors.
 
     >>> moves("counting", "-", tensor([[1.0, 2.0, 3.0], [1.5, 2.5, 4.5]]), "up").measured
     'means 1.25, 2.25, 3.75: +1.000 ± 0.000 (in 2 of 2) and +1.500 ± 1.000 (in 2 of 2; 2 SE)'
@@ -106,13 +109,13 @@ def moves(text: str, source: str, x: Tensor, direction: Literal["up", "down"]) -
 
 
 def _one_bandit(gradients: dict[str, Tensor], arms: list[str]) -> Panel:
-    """The first bandit's gradients, with TOPR's bounds and with those of SFT."""
+    """The first bandit's gradients, with TOPR's bounds and with SFT's."""
     at = range(len(arms))
     drawn = lines(at, {label: gradient[0] for label, gradient in gradients.items()}, "topr sft", "points")
     return Panel("one bandit", "arm", "gradient of the logit", drawn, {"xticks": at, "xticklabels": arms})
 
 
-FAMILY = [*PRESETS.values(), Limits(0.5, 2, 0.2, 0.8)]  # Table 1, and a member that has all four bounds
+FAMILY = [*PRESETS.values(), Limits(0.5, 2, 0.2, 0.8)]  # Table 1, and a choice in which all four bounds act
 
 
 def claim_exact(generator: torch.Generator) -> Claim:
@@ -136,7 +139,7 @@ def claim_exact(generator: torch.Generator) -> Claim:
     assumed = gap(pi) > 0
     outside, narrower = ~assumed, (widening < 0) & ~assumed
     share = narrower.sum() / outside.sum()
-    residual = (narrower.double() - share * outside).sum(1)  # the pairs of a bandit hang together
+    residual = (narrower.double() - share * outside).sum(1)  # pairs within a bandit are correlated: summed by bandit
     error = 2 * residual.norm() / outside.sum()
     statements = [
         identity(
@@ -177,7 +180,7 @@ def claim_sampled(generator: torch.Generator) -> Claim:
     """Appendix B.2: one positive and one negative were drawn (the first two arms), the other two were not."""
     z, bandit = random_bandits(1000, "+-+-", generator)
     pi = z.softmax(-1)
-    drawn = bandit._replace(reward=bandit.reward * tensor([1, 1, 0, 0]) / bandit.mu)  # a drawn arm counts once, not mu
+    drawn = bandit._replace(reward=bandit.reward * tensor([1, 1, 0, 0]) / bandit.mu)  # a drawn arm has weight 1, not mu
 
     def terms(bandit: Bandit, limits: Limits) -> tuple[Tensor, Tensor]:
         """w+ R+ and w- R-, (bandits, 1) each."""
@@ -190,7 +193,7 @@ def claim_sampled(generator: torch.Generator) -> Claim:
         return torch.cat([tau_pos, tau_neg, -pi[:, 2:] * (positive + negative)], -1)
 
     def unseen(rewards: Tensor, name: str) -> tuple[Tensor, Tensor]:
-        """|w- R-| / (w+ R+), and by how much the norm of the unseen arms' gradient changes with the negative."""
+        """|w- R-| / (w+ R+), and the norm of the unseen arms' gradient with the negative over that without it."""
         positive, negative = terms(bandit._replace(reward=rewards * bandit.mu), PRESETS[name])
         norms = [
             gradient_of_loss(z, bandit._replace(reward=rewards * kept), PRESETS[name])[:, 2:].norm(dim=-1)
@@ -198,7 +201,7 @@ def claim_sampled(generator: torch.Generator) -> Claim:
         ]
         return (negative.abs() / positive)[:, 0], norms[0] / norms[1]
 
-    ratio, change = unseen(drawn.reward, "off_policy")  # weights without bounds: both sides of the condition occur
+    ratio, change = unseen(drawn.reward, "off_policy")  # without bounds, both sides of the condition occur
     unit_ratio, unit_change = unseen(bandit.reward.sign() / bandit.mu, "topr")
     both, only = (gradient_of_loss(z, drawn, PRESETS[name]) for name in ("topr", "sft"))
     statements = [
@@ -513,7 +516,7 @@ def claim_variance(generator: torch.Generator) -> Claim:
     arms, draws = 20, 200_000
     logmu = torch.linspace(0, -7, arms, dtype=torch.float64).log_softmax(-1)
     bandit = Bandit(logmu.exp(), tensor([1.0, -1.0] * (arms // 2)))
-    moved = torch.linspace(0, 2, 41, dtype=torch.float64)  # pi = mu^(1 - t): mu, uniform at 1, turned round at 2
+    moved = torch.linspace(0, 2, 41, dtype=torch.float64)  # pi = mu^(1 - t): mu at 0, uniform at 1, 1 / mu at 2
     z = (1 - moved)[:, None] * logmu
     exact = {name: gradient_variance(z, bandit, limits) for name, limits in PRESETS.items()}
     tau = torch.multinomial(bandit.mu, draws, replacement=True, generator=generator)
@@ -560,7 +563,7 @@ CLAIMS: dict[str, Callable[[torch.Generator], Claim]] = {
 
 
 def check(name: str, seed: int = 0) -> Claim:
-    """One of CLAIMS, with random numbers of its own, so that it comes out the same alone and among the others.
+    """One of CLAIMS. Its random numbers depend on its name and the seed only, not on the claims checked before.
 
     >>> all(statement.holds for statement in check("bound").statements)
     True
@@ -568,12 +571,15 @@ def check(name: str, seed: int = 0) -> Claim:
     return CLAIMS[name](torch.Generator().manual_seed(zlib.crc32(f"{name} {seed}".encode())))
 
 
-def to_table(claims: dict[str, Claim]) -> Table:
-    """The statements of some claims, a row each.
+def to_table(claims: dict[str, Claim]) -> "Table":
+    """The table of some claims, with a row for each statement.
 
     >>> to_table({"bound": check("bound")}).row_count
     4
     """
+    from rich.markup import escape
+    from rich.table import Table
+
     table = Table("claim", "statement", "source", "measured", "holds")
     for name, claim in claims.items():
         for row in claim.statements:
@@ -584,37 +590,35 @@ def to_table(claims: dict[str, Claim]) -> Table:
 
 @dataclass(frozen=True)
 class Settings:
-    """Every setting of the command; what the claims themselves are made with is ours, the paper has no bandit."""
+    """The settings of the command."""
 
     claims: tyro.conf.Positional[tuple[Literal[*CLAIMS], ...]] = ()
     """which to check; none: all"""
     seed: int = 0
-    """seed of everything that is drawn"""
+    """seed of all random numbers"""
     out: Path = Path("runs/bandit")
     """folder for claims.json and the figures"""
 
 
 def main() -> None:
-    """The command line: a table, a figure a claim, and an exit status of 1 where a statement does not hold."""
-    settings = tyro.cli(Settings, description=__doc__)
+    """The command line: a table, a figure for each claim, and exit status 1 if a statement does not hold."""
+    settings = tyro.cli(Settings, prog="toy_bandit.py", description=__doc__)
+    torch.set_num_threads(1)  # the tensors are small: a second thread would mostly wait
     claims: dict[str, Claim] = {}
     try:
         settings.out.mkdir(parents=True, exist_ok=True)
-        for name in (progress := tqdm(settings.claims or CLAIMS, unit="claim")):
-            progress.set_description(name)
+        for name in progress_bar(settings.claims or CLAIMS, "checking", "claim"):
             claims[name] = check(name, settings.seed)
             save_figure(draw(claims[name].panels, columns=3), settings.out / f"{name}.png")
         record = {name: [row._asdict() for row in claim.statements] for name, claim in claims.items()}
         made_with = {"seed": settings.seed, "torch": torch.__version__, "python": platform.python_version()}
         content = json.dumps(made_with | {"claims": record}, indent=2, ensure_ascii=False)
-        write_text(settings.out / "claims.json", content + "\n")
+        write_file(settings.out / "claims.json", content + "\n")
     except OSError as error:
         sys.exit(f"toy_bandit: --out {settings.out}: {error}; choose another folder")
+    from rich.console import Console
+
     Console(width=None if sys.stdout.isatty() else 140).print(to_table(claims))
     held = [row.holds for claim in claims.values() for row in claim.statements]
     print(f"{settings.out}: {sum(held)} statements hold, {len(held) - sum(held)} do not")
     sys.exit(not all(held))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
-"""What the paper's figures compare, at which size, and where they get their runs from: for reproduce.py.
+"""What the paper's figures compare, at which size, and how they get their runs.
 
-Everything here is ours on the laptop, where sizes are what two cores do in the time; PAPER has the paper's values.
+All sizes of LAPTOP and QUICK are ours; PAPER has the paper's values.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,18 +11,18 @@ from typing import Any, NamedTuple
 
 from paper.sweep import Finished, Job, Sweep
 from pipeline.records import Task
-from pipeline.settings import PRESETS, Settings
+from pipeline.settings import Settings
 from tasks.math import PRESETS as MATH_PRESETS
 from tasks.math import math_task
 from tasks.verifier import PRESETS as VERIFIER_PRESETS
 from tasks.verifier import VerifierSettings
-from train_gsm8k import gsm8k_task
+from train_gsm8k import PRESETS, gsm8k_task
 
 # ---- methods ----------------------------------------------------------------------------------------------------
 
 
 class Arm(NamedTuple):
-    """One of the methods: what it is called, how it is drawn (plots.STYLES), and what settings it changes."""
+    """A method: its name in legends, its style (plots.STYLES), and the settings that it changes."""
 
     name: str
     style: str
@@ -50,17 +50,17 @@ OF_THE_PAPER = ("topr", "dpo", "ppo", "reinforce")  # Figures 1 and 3
 
 @dataclass(frozen=True)
 class Scale:
-    """How large the runs of the figures are; all ours on the laptop, where it is what two cores do in the time."""
+    """The sizes of the figures' runs. Those of the laptop are ours: what two cores do in minutes."""
 
     base: Settings
     rates: tuple[float, ...]  # learning rates to choose from; paper: 5e-7 (4.2)
     shares: tuple[float, ...]  # p~ of Figures 5 and 6; paper: "from 1% all the way to 100%" (4.3), the steps are ours
-    sets: Mapping[str, int]  # the sets of Figures 5 to 7, which are composed of n samples a problem
-    hard_of: int | None  # Figure 4: problems from which to choose the hard ones; the paper does not choose
+    sets: Mapping[str, int]  # size of the sets of Figures 5 to 7
+    hard_of: int | None  # Figure 4: problems to choose the hard ones from; None as in the paper: all
     tested: int  # Figure 4: samples a test problem; paper: 64 (4.2)
     difficulty: int  # Figure 9: samples a question; paper: 128 (App. D)
     verifier: VerifierSettings  # Table 2
-    iterated: Mapping[str, Any]  # what Figure 8 changes
+    iterated: Mapping[str, Any]  # settings that Figure 8 changes
     task: Callable[[Settings], Task] = gsm8k_task
 
 
@@ -119,23 +119,23 @@ SCALES = {"laptop": LAPTOP, "quick": QUICK, "paper": PAPER, "paper-math": PAPER_
 HELD_OUT = 100  # training problems that learning rates are chosen on, ours; no figure trains on them
 
 
-# ---- problems, but those of the test set ------------------------------------------------------------------------
+# ---- problems other than those of the test set ------------------------------------------------------------------
 
 
 def held_out_task(settings: Settings) -> Task:
-    """The training problems, and for testing the HELD_OUT ones behind them."""
+    """The training problems, and as test problems the HELD_OUT training problems that follow them."""
     task = gsm8k_task(replace(settings, problems=settings.problems + HELD_OUT))
     return replace(task, train=task.train[: settings.problems], test=task.train[settings.problems :])
 
 
 def training_task(settings: Settings) -> Task:
-    """The training problems in the place of test problems: to measure how hard they are."""
+    """The training problems as test problems, to measure how hard they are."""
     task = gsm8k_task(settings)
     return replace(task, test=task.train)
 
 
 def last_task(settings: Settings) -> Task:
-    """The same with the last training problems, which are far from those held out."""
+    """The last training problems as test problems; they do not overlap with those held out."""
     task = gsm8k_task(replace(settings, problems=10**6))
     return replace(task, test=task.train[-settings.problems :])
 
@@ -145,7 +145,7 @@ def last_task(settings: Settings) -> Task:
 
 @dataclass
 class Lab:
-    """Where figures get their runs from, and what they have used."""
+    """Makes the runs of a figure, and records which it used."""
 
     sweep: Sweep
     scale: Scale
@@ -155,11 +155,11 @@ class Lab:
 
     @property
     def base(self) -> Settings:
-        """What all runs have in common."""
+        """The settings that all runs have in common."""
         return self.scale.base
 
     def make(self, jobs: Sequence[Job]) -> list[Finished]:
-        """The jobs' runs."""
+        """The runs of the jobs."""
         made = self.sweep.make(jobs)
         self.used += [run for run in made if run.folder not in {other.folder for other in self.used}]
         return made
@@ -169,15 +169,21 @@ class Lab:
         arms: Mapping[str, Settings],
         task: Callable[[Settings], Task] | None = None,
         given: Mapping[int, Path] = MappingProxyType({}),
+        token_losses: Mapping[str, str] = MappingProxyType({}),
     ) -> dict[str, list[Finished]]:
-        """Each arm with each seed. The first arm draws for all that draw the same, and log mu is shared with them.
+        """The runs of each arm, one for each seed. The first arm samples, the others copy its samples.
 
-        task: the scale's own if there is none; given: seed -> samples to train on, in place of drawn ones.
+        task: by default the scale's own. given: seed -> file of samples to train on, in place of sampling.
+        token_losses: arm -> the variant it trains with, one of conformance.variants.VARIANTS.
         """
 
         def of_seeds(label: str, settings: Settings) -> list[Job]:
             made_of = task or self.scale.task
-            return [Job(label, replace(settings, seed=seed, samples=given.get(seed)), made_of) for seed in self.seeds]
+            token_loss = token_losses.get(label)
+            return [
+                Job(label, replace(settings, seed=seed, samples=given.get(seed)), made_of, token_loss=token_loss)
+                for seed in self.seeds
+            ]
 
         (first, settings), *others = arms.items()
         source = dict(zip(self.seeds, self.make(of_seeds(first, settings)), strict=True))
@@ -186,11 +192,11 @@ class Lab:
         return {first: list(source.values())} | {label: [next(made) for _ in self.seeds] for label, _ in others}
 
     def rates(self, names: Sequence[str]) -> dict[str, float]:
-        """The learning rate of each method: that with most correct answers on held-out problems, one seed."""
+        """The learning rate of each method: the one with most correct answers on held-out problems; one seed."""
         grid = self.scale.rates
         if len(grid) == 1:
             return dict.fromkeys(names, grid[0])
-        base = replace(self.base, seed=100, test_samples=6, curve_points=1)  # a seed of its own
+        base = replace(self.base, seed=100, test_samples=6, curve_points=1)  # a seed that no figure uses
         jobs = {
             (name, rate): Job(f"rate-{name}-{rate:g}", replace(base, lr=rate, **METHODS[name].changes), held_out_task)
             for name in names
@@ -202,16 +208,16 @@ class Lab:
         return {name: max(grid, key=self.tried[name].__getitem__) for name in names}
 
     def at_topr_rate(self, **changes: Any) -> Settings:
-        """The settings of all runs at the learning rate that was chosen for TOPR, with changes."""
+        """The base settings with changes, at the learning rate that was chosen for TOPR."""
         return replace(self.base, lr=self.rates(["topr"])["topr"], **changes)
 
     def methods(self, rates: Mapping[str, float]) -> dict[str, list[Finished]]:
-        """Runs of methods, each at the learning rate given."""
+        """The runs of each method at its given learning rate."""
         return self.runs({name: replace(self.base, lr=rate, **METHODS[name].changes) for name, rate in rates.items()})
 
 
 def called(rates: Mapping[str, float]) -> dict[str, str]:
-    """What to call methods at their learning rates.
+    """The methods' names in legends, with their learning rates.
 
     >>> called({"topr": 1e-4})
     {'topr': 'TOPR, lr 1e-4'}

@@ -1,6 +1,6 @@
-"""A sweep: many runs, each in a folder of its own, and what several seeds say together.
+"""A sweep: many runs, each in its own folder, and means over seeds.
 
-A run that is there is not made again and one that was cut short goes on, so a sweep grows run by run.
+A finished run is not made again and an interrupted one goes on, so a sweep can be extended later.
 """
 
 import contextlib
@@ -13,59 +13,80 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-import transformers
-from tqdm import tqdm
 
-import pipeline.stages
-from pipeline.records import Sample, Task, read_rows, write_text
-from pipeline.runtime.processes import is_first_process
-from pipeline.settings import Settings, check
+import topr
+import train_gsm8k
+from conformance.variants import VARIANTS
+from paper.token_loss import logprobs_with_gradient_of
+from pipeline.models.language_model import token_logprobs
+from pipeline.records import Sample, Task, read_rows, write_file
+from pipeline.runtime.processes import progress_bar, rank
+from pipeline.settings import Settings
+
+if TYPE_CHECKING:
+    from pipeline.stages import Learn
 
 
-def run_task(settings: Settings, task: Callable[[Settings], Task]) -> None:
-    """Make the run of a task; InputError as `check` and `pipeline.stages.run` raise it."""
-    check(settings)
-    pipeline.stages.run(settings, task(settings))
+def run_job(job: "Job") -> None:
+    """Make the run of a job; InputError as `train_gsm8k.experiment` raises it."""
+    train_gsm8k.experiment(job.settings, job.task(job.settings), job.token_loss and learn_with(job.token_loss))
+
+
+def learn_with(variant: str) -> "Learn":
+    """The loss and the log-probabilities with which `topr.train` learns by one of conformance.variants.VARIANTS.
+
+    >>> loss, logprobs = learn_with("per-token")
+    >>> loss.keywords["limits"] == topr.PRESETS["reinforce"]  # weights are 1: `logprobs` has the variant's own
+    True
+    """
+    loss = partial(topr.topr_loss, limits=topr.PRESETS["reinforce"])
+    return loss, logprobs_with_gradient_of(VARIANTS[variant](), token_logprobs)
 
 
 class Job(NamedTuple):
-    """A run to be made. label: what its folder is called by; task, run: modules' functions, which processes find."""
+    """A run to be made. Worker processes import `task` and `run` by name: they are functions of modules.
+
+    label: begins the name of its folder. token_loss: the name of one of conformance.variants.VARIANTS, to train with it
+    in place of the method's own loss.
+    """
 
     label: str
     settings: Settings
     task: Callable[[Settings], Task]
-    run: Callable[[Settings, Callable[[Settings], Task]], object] = run_task
+    run: Callable[["Job"], object] = run_job
+    token_loss: str | None = None
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that was made, and its files."""
+    """A finished run and its files."""
 
     settings: Settings
     results: dict[str, Any]
 
     @property
     def folder(self) -> Path:
-        """Where it lies."""
+        """The folder of the run."""
         return self.settings.out
 
     @property
     def curve(self) -> list[dict]:
-        """The evaluations along its first iteration, the one before it included."""
+        """The evaluations along its first iteration, beginning with the one before it."""
         return self.results["iterations"][0]["curve"]
 
     @cached_property
     def steps(self) -> list[dict[str, float]]:
-        """The optimiser's steps in its first iteration: metrics.jsonl."""
+        """The optimiser's steps of its first iteration: metrics.jsonl."""
         lines = (self.folder / "iteration-1" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines]
 
@@ -75,13 +96,13 @@ class Finished:
 
     @property
     def made(self) -> dict[str, Any]:
-        """How it was made: seconds and commit; nothing of a run that was ended before it could say."""
+        """Seconds and commit; unknown for a run that was ended before it could record them."""
         file = self.folder / "made.json"
         return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"seconds": 0.0, "commit": "unknown"}
 
 
 class OverSeeds(NamedTuple):
-    """What several seeds measured: the mean, its standard error (None for one seed), and each seed's value."""
+    """The mean over seeds, its standard error (None for one seed), and the value of each seed."""
 
     mean: float
     se: float | None
@@ -100,29 +121,30 @@ def over_seeds(values: Iterable[float]) -> OverSeeds:
 
 
 class Sweep(AbstractContextManager):
-    """Runs in `folder`, `workers` of them side by side with one thread each; with one worker, here, one by one."""
+    """Runs in `folder`. Several workers are processes of one thread each; one worker is this process."""
 
     def __init__(self, folder: Path, workers: int):
         self._folder, self._workers, self._pool = folder, workers, None
 
     def make(self, jobs: Sequence[Job]) -> list[Finished]:
-        """The jobs' runs, those made that are not there. InputError as `pipeline.stages.run` raises it."""
+        """The runs of the jobs; those that are not finished are made first. InputError as `run_job` raises it."""
         jobs = [job._replace(settings=replace(job.settings, out=self._folder / folder_name(job))) for job in jobs]
         missing = [job for job in jobs if not (job.settings.out / "results.json").exists()]
-        with tqdm(
-            total=len(missing), desc="runs", unit="run", disable=not (missing and is_first_process())
-        ) as progress:
-            for _ in self._made(missing):
-                progress.update()
+        if missing:
+            for _ in progress_bar(self._made(missing), "runs", "run", total=len(missing)):
+                pass
         return [Finished(s, json.loads((s.out / "results.json").read_text())) for s in (job.settings for job in jobs)]
 
     def _made(self, jobs: Sequence[Job]) -> Iterable[None]:
         if self._workers == 1:
             yield from map(_make, jobs)
-        elif jobs:
-            self._pool = self._pool or ProcessPoolExecutor(self._workers, get_context("spawn"), _start_worker)
+            return
+        self._pool = self._pool or ProcessPoolExecutor(self._workers, get_context("spawn"), torch.set_num_threads, (1,))
+        try:
             for future in as_completed([self._pool.submit(_make_silently, job) for job in jobs]):
                 yield future.result()
+        except BrokenProcessPool:  # something ended a worker: Ctrl-C reaches them too
+            raise KeyboardInterrupt from None
 
     def __exit__(self, *_: object) -> None:
         if self._pool is not None:
@@ -130,33 +152,28 @@ class Sweep(AbstractContextManager):
 
 
 def folder_name(job: Job) -> str:
-    """Label and seed to be read, and a checksum of what the run is made with to tell it from others.
+    """Label and seed, for readers, and a checksum of everything that the run depends on.
 
     >>> folder_name(Job("plain IS", Settings(seed=3), folder_name)).split("_")[:2]
     ['plain-IS', '3']
     """
-    made_with = zlib.crc32(f"{job.settings.record()} {job.task.__name__}".encode())
+    made_with = zlib.crc32(f"{job.settings.record()} {job.task.__name__} {job.token_loss}".encode())
     return f"{re.sub('[^A-Za-z0-9.=~]+', '-', job.label)}_{job.settings.seed}_{made_with:08x}"
 
 
 def _make(job: Job) -> None:
     started = time.monotonic()
-    job.run(job.settings, job.task)
-    if is_first_process():
+    job.run(job)
+    if rank() == 0:
         for model in job.settings.out.rglob("iteration-*/model"):
-            shutil.rmtree(model)  # what has been measured is not needed any more, and it is large
+            shutil.rmtree(model)  # it is large, and only its evaluations are needed now
         made = {"seconds": round(time.monotonic() - started, 1), "commit": commit()}
-        write_text(job.settings.out / "made.json", json.dumps(made) + "\n")
+        write_file(job.settings.out / "made.json", json.dumps(made) + "\n")
 
 
 def _make_silently(job: Job) -> None:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         _make(job)
-
-
-def _start_worker() -> None:
-    torch.set_num_threads(1)
-    transformers.utils.logging.disable_progress_bar()
 
 
 def commit() -> str:

@@ -117,7 +117,7 @@ class Run(AbstractContextManager):
 
         with ExitStack() as stack:
             if ranks() > 1 or settings.compute != "float32":  # FSDP2 computes in other precisions
-                stack.enter_context(process_group())
+                stack.enter_context(process_group(alone=True))
             self.meta, self.longest, self.given = on_all_ranks(validate)
             on_rank_zero(lambda: stack.enter_context(held_folder(self.folder, settings.record())))
             is_finished = on_rank_zero((self.folder / "results.json").exists)

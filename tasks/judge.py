@@ -1,7 +1,7 @@
-"""Whether two mathematical answers are the same, by math-verify, in a process of its own.
+"""Compares two mathematical answers with math-verify, in a separate process.
 
-An expression such as 9^{9^{9^9}} may take all the time and memory there is. The process that meets it is ended, and
-the answer is a wrong one; the run goes on. (Python's own process pools would import torch into each new process.)
+An expression such as 9^{9^{9^9}} takes unlimited time and memory. The process that reads it is killed, the answer
+counts as incorrect, and the run goes on. Python's own process pools would import torch into each new process.
 """
 
 import json
@@ -16,12 +16,12 @@ from pathlib import Path
 from pipeline.records import InputError
 
 WORKER = Path(__file__).with_name("judge_worker.py")
-LONGEST = 500  # characters of an answer that is looked into; ours
+LONGEST = 500  # characters of an answer that math-verify reads; ours
 START_SECONDS = 120.0  # until math-verify is imported; ours
 
 
 class Judge:
-    r"""Compares answers written in LaTeX or plainly. seconds: for reading an answer, and for comparing two (ours).
+    r"""Compares answers in LaTeX or plain text. seconds: the limit for reading an answer, and for comparing two (ours).
 
     >>> judge = Judge()
     >>> judge.equal(r"\frac{1}{2}", "0.5"), judge.equal("3", "4")
@@ -29,15 +29,16 @@ class Judge:
     """
 
     def __init__(self, seconds: int = 3):
-        self._command = [sys.executable, str(WORKER), str(seconds)]
-        self._patience = 4.0 * seconds  # two are read and compared; what does not stop by itself is ended
+        # -P leaves the worker's folder out of sys.path, where math.py would hide Python's own.
+        self._command = [sys.executable, "-P", str(WORKER), str(seconds)]
+        self._patience = 4.0 * seconds  # two are read and compared; a process that takes longer is killed
         self._process, self._end = None, lambda: None
         self._ask_once = lru_cache(maxsize=100_000)(self._ask)  # a prompt's samples often agree
 
     def equal(self, gold: str, answer: str) -> bool:
-        """Whether `answer` is the same as `gold`: the same text, or equal by math-verify's strict comparison.
+        """Whether `answer` is the same text as `gold`, or equal by math-verify's strict comparison.
 
-        A text of more than LONGEST characters is equal to itself only.
+        A text of more than LONGEST characters equals itself only.
         """
         gold, answer = " ".join(gold.split()), " ".join(answer.split())  # math-verify's $...$ ends with the line
         return gold == answer or (max(len(gold), len(answer)) <= LONGEST and self._ask_once(gold, answer))
@@ -46,11 +47,11 @@ class Judge:
         if self._process is None or self._process.poll() is not None:
             self._start()
         try:
-            with suppress(BrokenPipeError):  # whether it ended just now, reading its answer tells
+            with suppress(BrokenPipeError):  # a process that has just ended gives no answer, which is handled below
                 self._process.stdin.write(json.dumps([gold, answer]).encode() + b"\n")
                 self._process.stdin.flush()
             line = self._line(self._patience)
-        except BaseException:  # whatever it says now would be taken for the answer to the next question
+        except BaseException:  # a late answer would be taken for that to the next question
             self._end()
             raise
         if line is None:
@@ -76,7 +77,7 @@ class Judge:
 
 
 def _end(process: subprocess.Popen) -> None:
-    process.kill()  # it has nothing to save
+    process.kill()
     process.wait()
     with suppress(BrokenPipeError):
         process.stdin.close()

@@ -1,6 +1,7 @@
-"""A process that reads and compares mathematical answers: one JSON object a line in, one a line out; see judge.py.
+"""The process that reads and compares mathematical answers for judge.py: a line of JSON in, a line of JSON out.
 
-It imports math-verify and nothing of this project: it is started again whenever an answer was too much for it.
+It imports math-verify and nothing of this project, so that it starts fast: it is restarted after an answer that took
+too long.
 """
 
 import json
@@ -16,9 +17,8 @@ def main() -> None:
     """Answer `{"ready": true}`, then each `[gold, answer]` by `{"equal": bool}`."""
     seconds = int(sys.argv[1])  # for reading an answer, and for comparing two
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    sys.path.pop(0)  # this folder, whose files have names that others have too
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not get among the answers
+    os.dup2(2, 1)  # so that what libraries print does not mix with the answers
     logging.disable(logging.CRITICAL)
     from math_verify import LatexExtractionConfig, parse, verify
 

@@ -1,16 +1,17 @@
-r"""Section 4 of the TOPR paper on MATH: as train_gsm8k.py, with other problems, prompt and grading.
+r"""The experiment of train_gsm8k.py on MATH, with its problems, prompt and grading (Section 4.1 of the TOPR paper).
 
-    python train_math.py                                       # a few problems of our own: shows that it runs, no more
-    python train_math.py --data MATH_DIR --shots 4 --model DIR # the original files, the paper's 4-shot prompt
-    torchrun --nproc-per-node 8 train_math.py paper            # the paper's run, on eight GPUs
+    python -m tasks.math                                       # a few problems of our own: shows that it runs, no more
+    python -m tasks.math --data MATH_DIR --shots 4 --model DIR # the original files, the paper's 4-shot prompt
+    torchrun --nproc-per-node 8 -m tasks.math paper            # the paper's run, on eight GPUs
 
-Problems are read from the hub or from `--data DIR`: train.jsonl and test.jsonl, or the original folders train/ and
-test/ with a .json file for each problem; fields `problem`, and `solution` with its answer in \boxed{} or, as in
-MATH-500, `answer`. No problem of MATH comes with this project: its licence is disputed.
+Problems come from the hub or from `--data DIR`. The folder holds train.jsonl and test.jsonl, or the original folders
+train/ and test/ with a .json file for each problem. The fields are `problem`, and `solution` with its answer in
+\boxed{} or, as in MATH-500, `answer`. No problem of MATH comes with this project: its licence is disputed.
 
-Answers are compared by math-verify, which is **stricter than the script that the paper used** (Shao et al. 2024): that
-one also takes 0.5 for 50 (a factor of 100), (2,5) for [2,5), and 0.3333 for 1/3 (within 1e-3). Here 50\% is 1/2 and 50,
-units do not count (5 cm is 5), a decimal fraction needs six right decimals, and plain letters are a product (BA is AB).
+Answers are compared by math-verify, which is **stricter than the script that the paper used** (Shao et al. 2024). That
+script also accepts 0.5 for 50 (a factor of 100), (2,5) for [2,5), and 0.3333 for 1/3 (within 1e-3). Here 50\% equals
+1/2 and 50, units are ignored (5 cm is 5), a decimal fraction needs six correct decimals, and letters without \text are
+a product (BA is AB).
 """
 
 import ast
@@ -22,11 +23,10 @@ from types import MappingProxyType
 
 from pydantic import BaseModel
 
-from pipeline import cli as command
-from pipeline.problems import read_shots, read_split
-from pipeline.records import InputError, Outcome, Problem, Task
-from pipeline.settings import PAPER, TINY, Settings
+from pipeline.records import InputError, Outcome, Problem, Task, read_shots, read_split
+from pipeline.settings import TINY, Settings
 from tasks.judge import Judge
+from train_gsm8k import PAPER, main
 
 # ---- the task: MATH's problems, prompt and grading (Section 4.1) -------------------------------------------------
 
@@ -36,10 +36,10 @@ LATEX = re.compile(r"\\(?:boxed|fbox)\s*\{?|\\.|[{}]", re.DOTALL)
 
 
 def extract_answer(text: str) -> str | None:
-    r"""What follows the last "final answer is", else the content of the last \boxed{}; None if there is neither.
+    r"""The answer after the last "final answer is", else the content of the last \boxed{}; None if there is neither.
 
-    The former is a box, else a formula, else what is left of the line; "I hope" (it is correct) ends it. Of nested
-    boxes it is the innermost; a box that is not closed or holds nothing does not count.
+    After "final answer is" comes a box, else a formula, else the rest of the line; "I hope" (it is correct) ends it. Of
+    nested boxes the innermost counts. A box that is empty or not closed does not count.
 
     >>> extract_answer(r"it is $\boxed{\frac{1}{2}}$."), extract_answer("The final answer is $[2,5)$. I hope ...")
     ('\\frac{1}{2}', '[2,5)')
@@ -52,7 +52,7 @@ def extract_answer(text: str) -> str | None:
 
 
 def extract_box(text: str) -> str | None:
-    r"""The content of the last \boxed{} or \fbox{} that is closed and not empty, None without one; in linear time.
+    r"""The content of the last \boxed{} or \fbox{} that is closed and not empty; None without one. In linear time.
 
     >>> extract_box(r"\boxed{1}, \boxed{\{2, 3\}} and \boxed{4")
     '\\{2, 3\\}'
@@ -76,7 +76,7 @@ def extract_box(text: str) -> str | None:
 
 
 def trim(answer: str) -> str:
-    r"""The answer without what may follow it in a sentence or a formula: `\boxed{10.}` is 10.
+    r"""The answer without the punctuation and spaces at its end: `\boxed{10.}` is 10.
 
     >>> trim(r" 12,\ ")
     '12'
@@ -88,7 +88,7 @@ def trim(answer: str) -> str:
 
 
 def grade(text: str, gold: str, judge: Judge) -> Outcome:
-    r"""invalid if no answer is given; else correct if math-verify takes it for gold. What cannot be read is incorrect.
+    r"""invalid without an answer, else correct if math-verify finds it equal to gold. An unreadable one is incorrect.
 
     >>> [grade(text, "0.5", Judge()) for text in (r"\boxed{1/2}", r"\boxed{50}", r"\boxed{?}", r"\boxed{}", "1/2")]
     ['correct', 'incorrect', 'incorrect', 'invalid', 'invalid']
@@ -110,7 +110,7 @@ class MathRow(BaseModel):
 def load_problems(data: str, split: str) -> list[Problem]:
     """The problems of a split; InputError names the file and line without an answer.
 
-    Files are sorted by subject. The order here is fixed too, but mixed: the first problems are of all subjects.
+    The files are sorted by subject. Here the order is fixed but mixed, so that the first problems are of all subjects.
     """
     problems = []
     for line, (where, row) in enumerate(read_split(data, split, MathRow).items(), start=1):
@@ -124,7 +124,7 @@ def load_problems(data: str, split: str) -> list[Problem]:
 def load_shots(count: int, file: Path | None) -> list[str]:
     """`count` worked examples: from `file`, or the 4-shot prompt of Lewkowycz et al. 2022 in the lm-eval package.
 
-    That package's module is read, not run: importing it wants other versions of other packages.
+    The package's module is parsed, not imported: its import needs other versions of packages than this project.
     """
 
     def parse(text: str) -> list[str]:
@@ -137,7 +137,7 @@ def load_shots(count: int, file: Path | None) -> list[str]:
 
 
 def without_shots(problems: list[Problem], shots: list[str]) -> list[Problem]:
-    """The problems but those that are worked examples, which are MATH's own; letters and digits tell."""
+    """The problems without those among the worked examples, which are MATH's own. Compares letters and digits only."""
 
     def letters(text: str) -> str:
         return re.sub(r"[\W_]+", "", text)
@@ -148,7 +148,7 @@ def without_shots(problems: list[Problem], shots: list[str]) -> list[Problem]:
 
 
 def math_task(settings: Settings) -> Task:
-    """MATH's form of a task: `Problem: ... Solution:` after the shots; with shots, the next `Problem:` ends it."""
+    """MATH as a task: `Problem: ... Solution:` after the shots; with shots, the next `Problem:` ends a completion."""
     shots, judge = load_shots(settings.shots, settings.shots_file), Judge()
     train = load_problems(settings.data, "train") if settings.samples is None else []
 
@@ -168,7 +168,7 @@ def math_task(settings: Settings) -> Task:
 
 PRESETS = MappingProxyType(
     {
-        # ours: the tiny model cannot do such problems
+        # ours: the tiny model cannot solve such problems
         "laptop": Settings(data=str(TINY / "math"), n=4, test_samples=4, k=2, curve_points=1),
         "paper": replace(
             PAPER,
@@ -186,4 +186,4 @@ PRESETS = MappingProxyType(
 
 
 if __name__ == "__main__":
-    command.main("train_math", __doc__, math_task, PRESETS, "runs/math-")
+    main("tasks.math", __doc__, math_task, PRESETS, "runs/math-")

@@ -1,13 +1,15 @@
-"""Section 4.4 of the TOPR paper: train a generative verifier, and let its verdicts weigh the votes on an answer.
+"""Train a generative verifier, and weigh the votes on an answer by its verdicts (Section 4.4 of the TOPR paper).
 
-    python train_verifier.py                            # tiny problems, tiny models: four minutes on two cores
-    python train_verifier.py --problems 64 --solutions 4 --verifications 8 --seed 1
-    torchrun --nproc-per-node 8 train_verifier.py paper # MATH, on eight GPUs
+    python -m tasks.verifier                             # tiny problems, tiny models: four minutes on two cores
+    python -m tasks.verifier --problems 64 --solutions 4 --verifications 8 --seed 1
+    torchrun --nproc-per-node 8 -m tasks.verifier paper  # MATH, on eight GPUs
 
-A generator solves each problem several times; the verifier writes several verifications of each solution. The reward
-is +1 where its verdict is the truth about the solution, -1 where it is not or cannot be read: so a verifier is trained
-like a solver, its problems being solutions. Into `--out` come two runs in which the generator is sampled from,
-solutions-train/ and solutions-test/, the verifier's own run, verifier/, and results.json and table2.png: Table 2.
+A generator solves each problem several times, and the verifier writes several verifications of each solution. The
+reward is +1 where the verdict on the solution is true, and -1 where it is false or cannot be read. A verifier is thus
+trained like a solver whose problems are solutions, by the experiment of train_gsm8k.py.
+
+`--out` then holds two runs that sample from the generator, solutions-train/ and solutions-test/; the verifier's run,
+verifier/; and Table 2, as results.json and table2.png.
 """
 
 import json
@@ -19,26 +21,23 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
-import numpy as np
 import tyro
-from rich.console import Console
-from rich.table import Table
 
-import pipeline.stages
-from pipeline.cli import one_line_errors, read_settings
-from pipeline.evaluation import Estimate, collect, over_questions, wins
-from pipeline.models.loading import load_meta
-from pipeline.plots import Line, Panel, draw, save_figure
-from pipeline.records import InputError, Outcome, Problem, Sample, Task, write_text
-from pipeline.runtime.checksums import read_checked
-from pipeline.runtime.processes import is_first_process, on_all_ranks, on_rank_zero, process_group
-from pipeline.runtime.run_folder import RunFolder
-from pipeline.settings import PAPER, TINY, Settings, check
+from pipeline.records import InputError, Outcome, Problem, Sample, Task, write_file
+from pipeline.runtime.processes import command, on_all_ranks, on_rank_zero, process_group, rank, ranks
+from pipeline.runtime.run_folder import held_folder, read_checked
+from pipeline.settings import TINY, Count, Positive, Settings, Several, check, read_settings
 from tasks.math import PRESETS as MATH_PRESETS
 from tasks.math import math_task
-from train_gsm8k import gsm8k_task
+from train_gsm8k import PAPER, experiment, gsm8k_task
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pipeline.evaluation import Answers, Estimate
+    from pipeline.plots import Panel
 
 # ---- the task: solutions are its problems, the truth about them its gold answers ---------------------------------
 
@@ -50,7 +49,7 @@ INSTRUCTION = (  # in the manner of Zhang et al. 2024a, in words of our own
 
 
 def parse_verdict(text: str) -> bool | None:
-    """Whether the verdict is Yes: the word behind the last question; None if there is none, or another word.
+    """Whether the verdict is Yes: the word after the last question. None without a question, or for another word.
 
     >>> [parse_verdict(f"2 + 2 = 4, right. {QUESTION} {word}") for word in ("Yes", "No", "Maybe")]
     [True, False, None]
@@ -61,7 +60,7 @@ def parse_verdict(text: str) -> bool | None:
 
 
 def grade_verdict(text: str, truth: bool) -> Outcome:
-    """invalid without a verdict, else correct if the verdict is the truth.
+    """invalid without a verdict, else correct if the verdict is true.
 
     >>> [grade_verdict(f"{QUESTION} {word}", truth=True) for word in ("Yes", "No", "")]
     ['correct', 'incorrect', 'invalid']
@@ -75,7 +74,7 @@ def grade_verdict(text: str, truth: bool) -> Outcome:
 def to_problems(
     problems: Sequence[Problem], solutions: Sequence[Sample], task: Task, instruction: str
 ) -> list[Problem]:
-    """Solutions as problems of their own, in their order: what is to be checked, and whether it is right."""
+    """Each solution as a problem: the question is the solution to check, the gold answer whether it is correct."""
     questions = {problem.id: problem.question for problem in problems}
     return [
         Problem(
@@ -92,7 +91,7 @@ def to_problems(
 
 @dataclass(frozen=True)
 class VerifierSettings(Settings):
-    """The verifier's run, and what it verifies; of what both sample, the law is the same."""
+    """Settings of the verifier's run and of the generator's. Both sample with the same parameters."""
 
     model: str = str(TINY / "checker")
     """folder or hub name of the base verifier (ours; paper: Llama 3 8B)"""
@@ -100,26 +99,28 @@ class VerifierSettings(Settings):
     """folder or hub name of the model that writes solutions (ours; paper: Llama 3 70B)"""
     task: Literal["gsm8k", "math"] = "gsm8k"
     """whose problems, prompt and grading (ours; paper: MATH)"""
-    problems: int = 256
+    problems: Count = 256
     """training problems, the first ones (ours; paper: all)"""
-    solutions: int = 4
+    solutions: Several = 4
     """solutions of each training problem (ours; paper, Section 4.4: 16)"""
-    n: Annotated[int, tyro.conf.arg(name="verifications")] = 4
+    n: Annotated[Count, tyro.conf.arg(name="verifications")] = 4
     """verifications of each training solution (paper, Section 4.4)"""
-    test_solutions: int = 8
+    test_problems: Several = 150
+    """test problems, the first ones (ours; paper: all of MATH-500)"""
+    test_solutions: Several = 8
     """solutions of each test problem, which vote (ours; paper, Table 2: 32)"""
-    test_samples: int = 4
+    test_samples: Count = 4
     """verifications of each test solution, whose mean is its weight (paper, Section 4.4)"""
-    max_new_tokens: int = 96
+    max_new_tokens: Count = 96
     """longest solution and verification, in tokens (ours; paper: 512)"""
-    lr: float = 1e-4
+    lr: Positive = 1e-4
     """the optimiser's constant learning rate (ours for a tiny model; paper: 5e-7)"""
-    k: int = 1
+    k: Count = 1
     """the K of maj@K and pass@K of verdicts (ours; 1: none)"""
-    curve_points: int = 1
+    curve_points: Count = 1
     """evaluations along an epoch (paper: at its end)"""
     instruction: str | None = None
-    """what the verifier is told before the question (ours; default: nothing to models of tiny/, which know the form)"""
+    """instruction before the question (ours; default: none for models of tiny/, which were trained on the form)"""
 
 
 PRESETS = MappingProxyType(
@@ -133,10 +134,10 @@ PRESETS = MappingProxyType(
                     n=4,  # "16 solutions per problem, each with 4 verifications" (4.4)
                     examples=480_000,  # "a total of 480,000 data points" (4.4)
                     test_samples=4,
-                    k=1,  # ours: a majority of verdicts is not asked for
+                    k=1,  # ours: no majority of verdicts
                 )
             ),
-            generator=PAPER.model,  # ours: the paper's 70B model needs more than a GPU for each copy
+            generator=PAPER.model,  # ours: a copy of the paper's 70B model does not fit on one GPU
             task="math",
             solutions=16,
             test_solutions=32,  # "Weighted SC is weighted self-consistency with 32 generations" (Table 2)
@@ -149,12 +150,9 @@ RUNS = "runs/verifier-"
 
 
 def check_verifier(settings: VerifierSettings) -> None:
-    """InputError for what cannot be run, before anything is loaded or written."""
-    least = {"solutions": 2, "test_solutions": 2, "test_problems": 2, "n": 1}
-    for name, number in least.items():
-        if getattr(settings, name) < number:
-            option = "verifications" if name == "n" else name.replace("_", "-")
-            raise InputError(f"--{option} {getattr(settings, name)}: must be at least {number}")
+    """InputError for settings that are out of range or do not go together, before anything is loaded or written."""
+    if settings.n < 1:
+        raise InputError(f"--verifications {settings.n}: must be at least 1")
     if settings.dry_run:
         raise InputError("--dry-run: what there is to verify is not known before the generator has run")
     if settings.samples is not None or settings.reuse is not None:
@@ -166,39 +164,41 @@ def check_verifier(settings: VerifierSettings) -> None:
 
 
 def run(settings: VerifierSettings) -> dict:
-    """Solve, verify and train: returns what results.json holds. InputError as `pipeline.stages.run` raises it."""
+    """Solve, verify and train; returns what results.json holds. InputError as `train_gsm8k.experiment` raises it."""
     check_verifier(settings)
     settings = replace(settings, out=settings.out or settings.default_out(PRESETS[settings.preset], RUNS))
     task = gsm8k_task(settings) if settings.task == "gsm8k" else math_task(settings)
-    with process_group(alone=settings.compute != "float32"), ExitStack() as stack:
-        folder = on_all_ranks(lambda: _prepare(settings))
-        on_rank_zero(lambda: stack.enter_context(folder.held()))
+    with ExitStack() as stack:
+        if ranks() > 1 or settings.compute != "float32":
+            stack.enter_context(process_group(alone=True))  # one for all three runs
+        on_all_ranks(lambda: _check_models(settings))
+        on_rank_zero(lambda: stack.enter_context(held_folder(settings.out, settings.record())))
         train = solve(settings, task, "train")
         test = solve(settings, task, "test")
-        found = pipeline.stages.run(
-            replace(settings, out=settings.out / "verifier"), verifier_task(settings, task, train, test)
-        )
+        own = replace(settings, out=settings.out / "verifier")
+        found = experiment(own, verifier_task(settings, task, train, test))
         return on_rank_zero(lambda: publish(settings, table2(settings, task, test, found)))
 
 
-def _prepare(settings: VerifierSettings) -> RunFolder:
+def _check_models(settings: VerifierSettings) -> None:
+    """InputError if a model cannot be loaded, before anything is written."""
+    from pipeline.models.language_model import META, load_model
+
     for model in (settings.generator, settings.model):
-        load_meta(model, settings.trust_remote_code)  # to miss what is not there before anything is written
-    return RunFolder(settings.out, settings.record())
+        load_model(model, META, settings.trust_remote_code)
 
 
 def solve(settings: VerifierSettings, task: Task, split: Literal["train", "test"]) -> list[Sample]:
-    """The generator's graded solutions of a split, problem by problem; kept in a run that measures it."""
+    """The generator's graded solutions of a split, problem by problem: a run that evaluates it on that split."""
     count = settings.solutions if split == "train" else settings.test_solutions
-    asked = replace(task, test=getattr(task, split))
     run = replace(settings, model=settings.generator, iterations=0, test_samples=count, k=1)
     run = replace(run, out=settings.out / f"solutions-{split}")
-    pipeline.stages.run(run, asked)
+    experiment(run, replace(task, test=getattr(task, split)))
     return read_checked(run.out / "iteration-1" / "test-0.jsonl", Sample)
 
 
 def verifier_task(settings: VerifierSettings, task: Task, train: Sequence[Sample], test: Sequence[Sample]) -> Task:
-    """Verification as a task like any other."""
+    """Verification as a task: its problems are the generator's solutions."""
     knows = Path(settings.model).resolve().is_relative_to(TINY)
     instruction = ("" if knows else INSTRUCTION) if settings.instruction is None else settings.instruction
     return Task(
@@ -208,7 +208,7 @@ def verifier_task(settings: VerifierSettings, task: Task, train: Sequence[Sample
         prompt=lambda problem: problem.question,
         parse=parse_verdict,
         grade=grade_verdict,
-        stop=("\nQ:",) if instruction else (),  # what is told what to do may go on to the next question
+        stop=("\nQ:",) if instruction else (),  # a model that was given an instruction may write another question
     )
 
 
@@ -216,20 +216,24 @@ def verifier_task(settings: VerifierSettings, task: Task, train: Sequence[Sample
 
 
 class Verified(NamedTuple):
-    """What a verifier made of the test solutions: a value for each of Q problems."""
+    """A verifier's results on the test solutions: one value for each of Q problems."""
 
-    accuracy: np.ndarray  # the share of verifications whose verdict is the truth
-    invalid: np.ndarray  # the share of them without a verdict
-    is_won: np.ndarray  # whether weighted self-consistency is right
+    accuracy: "np.ndarray"  # (Q,) share of verifications whose verdict is true
+    invalid: "np.ndarray"  # (Q,) share of verifications without a verdict
+    is_won: "np.ndarray"  # (Q,) whether weighted self-consistency chooses a correct answer
 
 
-def verified(verifications: Sequence[Sample], solutions: Sequence[Sample], task: Task) -> Verified:
-    """Put together the verifications of solutions, which come solution by solution, and these problem by problem.
+def verified(verifications: Sequence[Sample], answers: "Answers") -> Verified:
+    """The results of verifications, which are in the order of the solutions.
 
-    The score of a solution is the mean of its verdicts, Yes 1 and No 0; one that cannot be read counts 0 (ours; the
-    paper says "aggregated"). The answer with the highest sum of scores is chosen.
+    answers: those of the solutions, of Q problems with m solutions each. The score of a solution is the mean of its
+    verdicts: 1 for Yes, 0 for No and for one that cannot be read (ours; the paper says "aggregated"). The answer with
+    the highest sum of scores is chosen.
     """
-    answers = collect(solutions, task)
+    import numpy as np
+
+    from pipeline.evaluation import wins
+
     problems, m = answers.correct.shape
     outcomes = np.array([sample.outcome for sample in verifications]).reshape(problems, -1)
     says_yes = np.array([parse_verdict(sample.completion) is True for sample in verifications])
@@ -238,9 +242,12 @@ def verified(verifications: Sequence[Sample], solutions: Sequence[Sample], task:
     return Verified((outcomes == "correct").mean(1), (outcomes == "invalid").mean(1), is_won)
 
 
-def majority(solutions: Sequence[Sample], task: Task) -> np.ndarray:
-    """Whether the most frequent of all answers to a problem is right, for each of Q problems: maj@m, no verifier."""
-    answers = collect(solutions, task)
+def majority(answers: "Answers") -> "np.ndarray":
+    """Whether the most frequent of a problem's m answers is correct, (Q,): maj@m, without a verifier."""
+    import numpy as np
+
+    from pipeline.evaluation import wins
+
     problems, m = answers.correct.shape
     return np.array([wins(answers, problem, range(m), np.ones(m)) for problem in range(problems)])
 
@@ -249,13 +256,16 @@ COLUMNS = ACCURACY, INVALID, WEIGHTED = "verifier accuracy", "invalid rate", "we
 
 
 def table2(settings: VerifierSettings, task: Task, solutions: Sequence[Sample], found: dict) -> dict:
-    """The rows of Table 2, after each iteration too; means over problems, and standard errors over problems."""
+    """Table 2, and its values after each iteration. Means over problems, with standard errors over problems."""
+    from pipeline.evaluation import collect, over_questions
+
     folder = settings.out / "verifier"
     files = [folder / "iteration-1" / "test-0.jsonl"]
     for number, iteration in enumerate(found["iterations"], start=1):
         files.append(folder / f"iteration-{number}" / f"test-{iteration['dataset']['steps']}.jsonl")
-    base, *trained = [verified(read_checked(file, Sample), solutions, task) for file in files]
-    none = majority(solutions, task)
+    answers = collect(solutions, task)
+    base, *trained = [verified(read_checked(file, Sample), answers) for file in files]
+    none = majority(answers)
     problems, m = len(none), settings.test_solutions
     plain, after = f"maj@{m}", trained[-1] if trained else base
     rows = {"no verifier": {WEIGHTED: over_questions(none)}, "base": to_row(base)}
@@ -275,28 +285,34 @@ def table2(settings: VerifierSettings, task: Task, solutions: Sequence[Sample], 
     }
 
 
-def to_row(measured: Verified) -> dict[str, Estimate]:
+def to_row(measured: Verified) -> dict[str, "Estimate"]:
     """A row of Table 2."""
+    from pipeline.evaluation import over_questions
+
     return dict(zip(COLUMNS, map(over_questions, measured), strict=True))
 
 
-def _plain(row: dict[str, Estimate]) -> dict[str, dict[str, float]]:
+def _plain(row: dict[str, "Estimate"]) -> dict[str, dict[str, float]]:
     return {name: estimate._asdict() for name, estimate in row.items()}
 
 
 def publish(settings: VerifierSettings, results: dict) -> dict:
-    """Write results.json, and table2.png; what is in the former comes back."""
+    """Write results.json and table2.png; returns the results."""
+    from pipeline.plots import draw, save_figure
+
     save_figure(draw([to_panel(results["table2"])], legend="below"), settings.out / "table2.png")
-    write_text(settings.out / "results.json", json.dumps(results, indent=2) + "\n")
+    write_file(settings.out / "results.json", json.dumps(results, indent=2) + "\n")
     return results
 
 
-def to_panel(rows: Mapping[str, Mapping[str, Mapping[str, float | None]]]) -> Panel:
+def to_panel(rows: Mapping[str, Mapping[str, Mapping[str, float | None]]]) -> "Panel":
     """Table 2 as points: name of a row -> column -> `mean` and `se`, which is None for a single seed.
 
     >>> to_panel({"base": {ACCURACY: {"mean": 0.25, "se": 0.01}}}).lines[0].y
     [25.0]
     """
+    from pipeline.plots import Line, Panel
+
     drawn = []
     for number, (name, row) in enumerate(rows.items()):
         x = [COLUMNS.index(column) + 0.15 * (number - 1) for column in row]  # side by side
@@ -311,7 +327,9 @@ def to_panel(rows: Mapping[str, Mapping[str, Mapping[str, float | None]]]) -> Pa
 
 
 def print_table2(results: dict) -> None:
-    """Table 2, and the differences that its claim is about, with +- 2 standard errors over problems, in percent."""
+    """Print Table 2 and its paired differences, in percent, with +- 2 standard errors over problems."""
+    from rich.console import Console
+    from rich.table import Table
 
     def text(estimate: dict[str, float]) -> str:
         return f"{100 * estimate['mean']:.1f} ± {200 * estimate['se']:.1f}"
@@ -327,10 +345,10 @@ def print_table2(results: dict) -> None:
 def main() -> None:
     """The command line: settings in, Table 2 out; one line and a non-zero exit status on bad input."""
     started = time.monotonic()
-    with one_line_errors("train_verifier"):
+    with command("tasks.verifier"):
         settings = read_settings(sys.argv[1:], PRESETS, __doc__, RUNS)
         results = run(settings)
-        if is_first_process():
+        if rank() == 0:
             print_table2(results)
             print(f"{settings.out}: {time.monotonic() - started:.0f} s")
 

@@ -1,8 +1,9 @@
-"""The bandit against sums written out in plain Python, and the claims and the command that are made with it."""
+"""The bandit against sums in plain Python; the paper's claims about it, and the command that checks them."""
 
 import json
 import math
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import toy_bandit as bandit
-from paper import claims as toy_bandit
+from paper import claims
 from topr import PRESETS, Limits
 from toy_bandit import Bandit, tensor
 
@@ -57,82 +58,83 @@ def expectation(mu, rows):
     return [sum(m * row[k] for m, row in zip(mu, rows, strict=True)) for k in range(len(mu))]
 
 
-@pytest.fixture(params=range(6))
-def case(request):
+def random_case(seed):
     """z, mu and rewards of both signs, as lists."""
-    rng = random.Random(request.param)
+    rng = random.Random(seed)
     z, mu = ([rng.gauss(0, 1.5) for _ in range(5)] for _ in range(2))
     return z, softmax(mu), [rng.uniform(0.1, 1) * sign for sign in (1, -1, 1, -1, -1)]
 
 
-def make(case):
-    z, mu, reward = case
-    return tensor(z), Bandit(tensor(mu), tensor(reward))
+CASES = [random_case(seed) for seed in range(6)]
+
+
+def make():
+    """The cases as tensors: z, and bandits."""
+    z, mu, reward = (tensor(column) for column in zip(*CASES, strict=True))
+    return z, Bandit(mu, reward)
 
 
 def near(value, within=1e-12):
     return pytest.approx(value, rel=within, abs=within)
 
 
-# ---- functions ---------------------------------------------------------------------------------------------------
+# ---- functions, on all cases at once -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("limits", MEMBERS)
-def test_every_way_to_the_gradient_is_equation_7(case, limits):
-    z, mu, reward = case
-    expected = expectation(mu, single_gradients(z, mu, reward, limits))
+def test_gradients_are_equation_7_and_the_objective_is_equation_11(limits):
+    z, many = make()
+    gradients = [x for z, mu, reward in CASES for x in expectation(mu, single_gradients(z, mu, reward, limits))]
     for function in (bandit.gradient, bandit.gradient_of_loss, bandit.gradient_of_objective):
-        assert function(*make(case), limits).tolist() == near(expected)
-    assert bandit.gradient_by_differences(*make(case), limits).tolist() == near(expected, within=1e-6)
+        found = function(z, many, limits)
+        assert found.flatten().tolist() == near(gradients), function.__name__
+    by_differences = bandit.gradient_by_differences(z, many, limits)
+    assert by_differences.flatten().tolist() == near(gradients, within=1e-6)
+    objectives = [
+        sum(m * rho(p / m, r, limits) * r for p, m, r in zip(softmax(z), mu, reward, strict=True))
+        for z, mu, reward in CASES
+    ]
+    assert bandit.objective(z, many, limits).tolist() == near(objectives)
 
 
 @pytest.mark.parametrize("limits", MEMBERS)
-def test_the_objective_is_equation_11(case, limits):
-    z, mu, reward = case
-    expected = sum(m * rho(p / m, r, limits) * r for p, m, r in zip(softmax(z), mu, reward, strict=True))
-    assert bandit.objective(*make(case), limits).item() == near(expected)
+def test_the_variance_is_that_of_single_gradients(limits):
+    expected = []
+    for z, mu, reward in CASES:
+        rows = single_gradients(z, mu, reward, limits)
+        mean = expectation(mu, rows)
+        of_arms = [sum((x - y) ** 2 for x, y in zip(row, mean, strict=True)) for row in rows]
+        expected.append(sum(m * square for m, square in zip(mu, of_arms, strict=True)))
+        sampled = bandit.sampled_gradients(
+            tensor(z), Bandit(tensor(mu), tensor(reward)), limits, torch.tensor([3, 0, 3])
+        )
+        assert sampled.flatten().tolist() == near([*rows[3], *rows[0], *rows[3]])
+    assert bandit.gradient_variance(*make(), limits).tolist() == near(expected)
 
 
-@pytest.mark.parametrize("limits", MEMBERS)
-def test_the_variance_is_that_of_single_gradients(case, limits):
-    z, mu, reward = case
-    rows = single_gradients(z, mu, reward, limits)
-    mean = expectation(mu, rows)
-    expected = sum(
-        m * sum((x - y) ** 2 for x, y in zip(row, mean, strict=True)) for m, row in zip(mu, rows, strict=False)
-    )
-    assert bandit.gradient_variance(*make(case), limits).item() == near(expected)
-    sampled = bandit.sampled_gradients(*make(case), limits, torch.tensor([3, 0, 3]))
-    assert sampled.flatten().tolist() == near([*rows[3], *rows[0], *rows[3]])
+def test_expected_reward_divergence_and_entropy():
+    z, many = make()
+    rows = [(softmax(z), mu, reward) for z, mu, reward in CASES]
+    rewards = [sum(p * r for p, r in zip(pi, reward, strict=True)) for pi, _, reward in rows]
+    assert bandit.expected_reward(z, many).tolist() == near(rewards)
+    divergences = [sum(m * math.log(m / p) for m, p in zip(mu, pi, strict=True)) for pi, mu, _ in rows]
+    assert bandit.kl(many.mu, z.log_softmax(-1)).tolist() == near(divergences)
+    assert bandit.entropy(z.softmax(-1)).tolist() == near([-sum(p * math.log(p) for p in pi) for pi, _, _ in rows])
 
 
-def test_the_expected_reward_is_that_under_pi(case):
-    z, _, reward = case
-    assert bandit.expected_reward(*make(case)).item() == near(
-        sum(p * r for p, r in zip(softmax(z), reward, strict=True))
-    )
-
-
-def test_divergence_and_entropy(case):
-    z, mu, _ = case
-    pi = softmax(z)
-    expected = sum(m * math.log(m / p) for m, p in zip(mu, pi, strict=True))
-    assert bandit.kl(tensor(mu), tensor(pi).log()).item() == near(expected)
-    assert bandit.entropy(tensor(pi)).item() == near(-sum(p * math.log(p) for p in pi))
-
-
-@pytest.mark.parametrize("c", [-1.0, -0.5, 0.0, 0.7])
-def test_the_parts_of_proposition_3_1(case, c):
-    z, mu, reward = case
-    pi = softmax(z)
-    parts, constant = bandit.four_parts(tensor(pi).log(), make(case)[1], c)
-    for part, sign in zip(parts[:2], (1, -1), strict=True):
-        mass = [m * abs(r) * (r * sign > 0) for m, r in zip(mu, reward, strict=True)]
-        kl = sum(x / sum(mass) * math.log(x / sum(mass) / p) for x, p in zip(mass, pi, strict=True) if x)
-        assert part.item() == near(sign * sum(mass) * kl)
-    assert parts[2].item() == near(-c * sum(m * math.log(m / p) for m, p in zip(mu, pi, strict=True)))
-    loss = -sum(m * (r - c) * math.log(p) for m, r, p in zip(mu, reward, pi, strict=True))
-    assert (parts.sum() + constant).item() == near(loss)
+def test_the_parts_of_proposition_3_1():
+    baselines = [-1.0, -0.5, 0.0, 0.7, 1.0, 0.1]
+    z, many = make()
+    parts, constant = bandit.four_parts(z.log_softmax(-1), many, tensor(baselines))
+    for i, ((z, mu, reward), c) in enumerate(zip(CASES, baselines, strict=True)):
+        pi = softmax(z)
+        for part, sign in zip(parts[:2, i], (1, -1), strict=True):
+            mass = [m * abs(r) * (r * sign > 0) for m, r in zip(mu, reward, strict=True)]
+            kl = sum(x / sum(mass) * math.log(x / sum(mass) / p) for x, p in zip(mass, pi, strict=True) if x)
+            assert part.item() == near(sign * sum(mass) * kl)
+        assert parts[2, i].item() == near(-c * sum(m * math.log(m / p) for m, p in zip(mu, pi, strict=True)))
+        loss = -sum(m * (r - c) * math.log(p) for m, r, p in zip(mu, reward, pi, strict=True))
+        assert (parts[:, i].sum() + constant[i]).item() == near(loss)
 
 
 def test_without_rewards_of_a_sign_its_part_is_zero():
@@ -140,17 +142,18 @@ def test_without_rewards_of_a_sign_its_part_is_zero():
     assert parts[1:].tolist() == [0, 0]
 
 
-def test_ascent_adds_gradients_and_keeps_what_was_asked(case):
-    z, one = make(case)
+def test_ascent_adds_gradients_and_keeps_what_was_asked():
+    z, many = make()
     by_hand = [z]
     for _ in range(6):
-        by_hand.append(by_hand[-1] + 0.3 * bandit.gradient(by_hand[-1], one, PRESETS["tis"]))
-    path = bandit.ascend(z, one, PRESETS["tis"], lr=0.3, steps=6, keep=3)
+        by_hand.append(by_hand[-1] + 0.3 * bandit.gradient(by_hand[-1], many, PRESETS["tis"]))
+    path = bandit.ascend(z, many, PRESETS["tis"], lr=0.3, steps=6, keep=3)
     assert path.tolist() == torch.stack(by_hand[::3]).tolist()
 
 
-def test_steps_to_half_counts_each_start_and_stops_at_the_cap(case):
-    _, one = make(case)
+def test_steps_to_half_counts_each_start_and_stops_at_the_cap():
+    _, mu, reward = CASES[0]
+    one = Bandit(tensor(mu), tensor(reward))
     starts = tensor([[math.log(start / (1 - start) * 4), 0, 0, 0, 0] for start in (0.6, 0.2, 0.02, 1e-9)])
     counts = bandit.steps_to_half(starts, one, PRESETS["off_policy"], cap=300)
     for start, count in zip(starts, counts, strict=True):
@@ -177,14 +180,14 @@ def test_upper_bound_is_never_negative():
 # ---- two arms, by hand -------------------------------------------------------------------------------------------
 
 
-def test_v15_a_lone_negative_is_let_go_of_by_topr_and_pushed_forever_by_others():
+def test_v15_topr_stops_pushing_a_lone_negative_and_others_never_do():
     arms = Bandit(tensor([0.5, 0.5]), tensor([-1.0, 0.0]))
     gaps = {}
     for a_neg in (0.0, 0.8, 1.0):
         path = bandit.ascend(arms.mu.log(), arms, Limits(1, 1, a_neg, 1), lr=1.0, steps=4000, keep=2000)
         gaps[a_neg] = (path[:, 1] - path[:, 0]).tolist()
         force = bandit.gradient(path[-1], arms, Limits(1, 1, a_neg, 1)).abs().max().item()
-        # pi(tau-) is far below a-: all of the weight a- is left, through mu = 1/2; TOPR's has gone with pi.
+        # pi(tau-) is far below a-: the weight is a- and mu is 1/2. TOPR's weight is pi / mu, which is near 0.
         assert force == pytest.approx(a_neg / 2, abs=1e-3)
     assert gaps[0.0][2] - gaps[0.0][1] < 1
     assert gaps[0.8][2] - gaps[0.8][1] == pytest.approx(2000 * 0.8, rel=1e-6)
@@ -194,9 +197,14 @@ def test_v15_a_lone_negative_is_let_go_of_by_topr_and_pushed_forever_by_others()
 # ---- claims ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", toy_bandit.CLAIMS)
+SLOW = {"baseline"}  # 5,000 steps of 3,600 bandits
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in claims.CLAIMS]
+)
 def test_every_statement_holds_and_has_its_figure(name):
-    statements, panels = toy_bandit.check(name)
+    statements, panels = claims.check(name)
     assert [row.text for row in statements if not row.holds] == []
     for panel in panels:
         assert panel.title
@@ -204,34 +212,34 @@ def test_every_statement_holds_and_has_its_figure(name):
         assert panel.ylabel
         for line in panel.lines:
             assert len(line.x) == len(line.y) > 0
+    recorded = json.loads((ROOT / "results" / "bandit" / "claims.json").read_text(encoding="utf-8"))["claims"][name]
+    assert [row._asdict() for row in statements] == recorded  # no rounding error is among the numbers
 
 
 def test_a_statement_fails_on_a_difference_a_nan_or_nothing():
     one = tensor([1.0, 2.0])
-    assert toy_bandit.identity("", "", one, one + 1e-13).holds
-    assert not toy_bandit.identity("", "", one, one, one + 1e-11).holds
-    assert not toy_bandit.identity("", "", one, one, tensor([1.0, math.nan])).holds
-    assert toy_bandit.always("", "", one > 0, "").holds
-    assert not toy_bandit.always("", "", one > 1, "").holds
-    assert not toy_bandit.always("", "", one[:0] > 1, "").holds
+    assert claims.identity("", "", one, one + 1e-13) == ("", "", "equal within 1e-12", True)
+    assert claims.identity("", "", one, one, one + 1e-11) == ("", "", "differ by 1e-11", False)
+    assert not claims.identity("", "", one, one, tensor([1.0, math.nan])).holds
+    assert claims.always("", "", one > 0, "").holds
+    assert not claims.always("", "", one > 1, "").holds
+    assert not claims.always("", "", one[:0] > 1, "").holds
 
 
 def test_a_claim_is_the_same_alone_and_differs_by_seed():
-    measured = [[row.measured for row in toy_bandit.check("variance", seed).statements] for seed in (0, 0, 1)]
+    measured = [[row.measured for row in claims.check("variance", seed).statements] for seed in (0, 0, 1)]
     assert measured[0] == measured[1] != measured[2]
 
 
 # ---- the command -------------------------------------------------------------------------------------------------
 
 
-def command(*arguments):
-    return subprocess.run(
-        [sys.executable, str(ROOT / "toy_bandit.py"), *map(str, arguments)], capture_output=True, text=True
-    )
+def python(*arguments):
+    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, cwd=ROOT)
 
 
 def test_the_command_checks_what_was_asked_for(tmp_path):
-    done = command("bound", "sampled", "--out", tmp_path / "here", "--seed", 3)
+    done = python("toy_bandit.py", "bound", "sampled", "--out", tmp_path / "here", "--seed", 3)
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in (tmp_path / "here").iterdir()) == ["bound.png", "claims.json", "sampled.png"]
     record = json.loads((tmp_path / "here" / "claims.json").read_text(encoding="utf-8"))
@@ -239,27 +247,43 @@ def test_the_command_checks_what_was_asked_for(tmp_path):
     assert list(record["claims"]) == ["bound", "sampled"]
     assert "9 statements hold, 0 do not" in done.stdout
     assert all(row["text"][:30] in done.stdout for rows in record["claims"].values() for row in rows)
+    assert len(done.stderr) < 1_000  # no progress bar where there is no terminal
 
 
-def test_a_statement_that_fails_is_shown_and_sets_the_exit_status(tmp_path, monkeypatch, capsys):
-    wrong = toy_bandit.Statement("two is [three]", "-", "it is not", False)
-    panel = toy_bandit.Panel("a", "b", "c", [toy_bandit.Line([0, 1], [0, 1])])
-    monkeypatch.setitem(toy_bandit.CLAIMS, "bound", lambda generator: toy_bandit.Claim([wrong], [panel]))
-    monkeypatch.setattr(sys, "argv", ["toy_bandit.py", "bound", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit) as stop:
-        toy_bandit.main()
-    assert stop.value.code == 1
+@pytest.fixture
+def main(monkeypatch):
+    """The command in this process, which keeps its number of threads; a function of the arguments."""
+    threads = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["toy_bandit.py", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            claims.main()
+        assert threads in ([], [1])
+        return stop.value.code
+
+    return run
+
+
+def test_a_statement_that_fails_is_shown_and_sets_the_exit_status(tmp_path, main, monkeypatch, capsys):
+    wrong = claims.Statement("two is [three]", "-", "it is not", False)
+    panel = claims.Panel("a", "b", "c", [claims.Line([0, 1], [0, 1])])
+    monkeypatch.setitem(claims.CLAIMS, "bound", lambda generator: claims.Claim([wrong], [panel]))
+    assert main("bound", "--out", tmp_path) == 1
     printed = capsys.readouterr().out
     assert "two is [three]" in printed
     assert "NO" in printed
 
 
-def test_bad_arguments_are_refused_in_a_line(tmp_path):
+def test_bad_arguments_are_refused_in_a_line(tmp_path, main, capsys):
     (tmp_path / "file").write_text("")
-    done = command("bound", "--out", tmp_path / "file")
-    assert done.returncode == 1
-    assert done.stderr.strip().splitlines()[-1].startswith(f"toy_bandit: --out {tmp_path / 'file'}: ")
-    assert "Traceback" not in done.stderr
-    done = command("bounds")
-    assert done.returncode == 2
-    assert "recovery" in done.stderr  # the choices
+    told = main("bound", "--out", tmp_path / "file")
+    assert re.fullmatch(rf"toy_bandit: --out {tmp_path / 'file'}: .*; choose another folder", told)
+    assert main("bounds") == 2
+    assert "recovery" in capsys.readouterr().err  # the choices
+
+
+def test_help_needs_torch_and_nothing_else_that_is_slow_to_import():
+    done = python("-c", "import paper.claims, sys; print({'matplotlib', 'transformers', 'rich'} & set(sys.modules))")
+    assert done.stdout == "set()\n", done.stderr

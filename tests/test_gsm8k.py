@@ -8,40 +8,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import train_gsm8k as gsm8k
-from pipeline.problems import _from_hub
-from pipeline.records import InputError
+from pipeline.records import InputError, _from_hub
+
+ANSWERS = {
+    "The answer is 18.": 18,
+    "The answer is $18": 18,
+    "The answer is: 18 dollars": 18,
+    "The answer is 1,234,567.": 1234567,
+    "The answer is 2.50.": "2.5",
+    "The answer is -5": -5,
+    "The answer is -$5": -5,
+    "The answer is .5": "0.5",
+    "The answer is 3. Wait. The answer is 4.": 4,
+    "The answer is 3. The answer is unknown": None,
+    "The answer is:\n18": 18,
+    "The answer is unknown.\n18": None,
+    "The answer is ٣.": None,  # digits of other scripts are not read
+    "the answer is 18": None,
+    "18": None,
+    "": None,
+}
+GOLDS = {"so\n#### 18": 18, "#### 1,080": 1080, "#### -3": -3, "#### 2.5": "2.5"}
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("The answer is 18.", 18),
-        ("The answer is $18", 18),
-        ("The answer is: 18 dollars", 18),
-        ("The answer is 1,234,567.", 1234567),
-        ("The answer is 2.50.", "2.5"),
-        ("The answer is -5", -5),
-        ("The answer is -$5", -5),
-        ("The answer is .5", "0.5"),
-        ("The answer is 3. Wait. The answer is 4.", 4),
-        ("The answer is 3. The answer is unknown", None),
-        ("The answer is:\n18", 18),
-        ("The answer is unknown.\n18", None),
-        ("The answer is ٣.", None),  # digits of other scripts are not read
-        ("the answer is 18", None),
-        ("18", None),
-        ("", None),
-    ],
-)
-def test_parse_answer(text, answer):
-    assert gsm8k.parse_answer(text) == (None if answer is None else Decimal(answer))
-
-
-@pytest.mark.parametrize(
-    ("answer", "gold"), [("so\n#### 18", 18), ("#### 1,080", 1080), ("#### -3", -3), ("#### 2.5", "2.5")]
-)
-def test_parse_gold(answer, gold):
-    assert gsm8k.parse_gold(answer) == Decimal(gold)
+def test_parse_answer_and_gold():
+    for parse, table in ((gsm8k.parse_answer, ANSWERS), (gsm8k.parse_gold, GOLDS)):
+        expected = {text: None if number is None else Decimal(number) for text, number in table.items()}
+        assert {text: parse(text) for text in table} == expected
 
 
 @pytest.mark.parametrize("answer", ["18", "", "####", "#### eighteen", "#### 18 apples"])
@@ -58,11 +51,9 @@ def test_a_right_number_is_correct_and_any_other_is_not(gold, other):
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "outcome"), [("7", "invalid"), ("The answer is", "incorrect"), ("The answer is x", "incorrect")]
-)
-def test_invalid_means_that_the_marker_is_missing(text, outcome):
-    assert gsm8k.grade(text, Decimal(7)) == outcome
+def test_invalid_means_that_the_marker_is_missing():
+    found = [gsm8k.grade(text, Decimal(7)) for text in ("7", "The answer is", "The answer is x")]
+    assert found == ["invalid", "incorrect", "incorrect"]
 
 
 # ---- the real data -----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import sympy
 from sympy import Rational, pi, sqrt
 
 from pipeline.evaluation import collect
-from pipeline.records import InputError, Sample
+from pipeline.records import InputError, Sample, _from_hub
 from pipeline.settings import TINY, check
 from tasks import math
 from tasks.judge import Judge
@@ -30,59 +30,58 @@ def hasty():
 # ---- finding the answer ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        (r"so it is $\boxed{7}$.", "7"),
-        (r"$\boxed{1}$, no: $\boxed{2}$", "2"),
-        (r"\boxed{\boxed{3}}", "3"),
-        (r"\boxed{x + \boxed{3}}", "3"),
-        (r"\boxed{\frac{1}{\sqrt{2}}}", r"\frac{1}{\sqrt{2}}"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-        (r"\boxed{\left\{1\right.}", r"\left\{1\right."),
-        (r"\fbox{4}", "4"),
-        (r"\boxed {4}", "4"),
-        (r"it is $\boxed 5$.", "5"),
-        (r"it is \boxed 5", "5"),
-        (r"\boxed{5} and \boxed{6", "5"),
-        (r"\boxed{5} and \boxed{}", "5"),
-        (r"} \boxed{5}", "5"),
-        (r"\boxed{5", None),
-        (r"\boxed{}", None),
-        (r"\boxed{ }", None),
-        (r"\boxed", None),
-        ("Final Answer: The final answer is $24$. I hope it is correct.", "24"),
-        ("The final answer is $[2,5)$. I hope it is correct.", "[2,5)"),
-        ("The final answer is: $-\\frac{2}{3}$.", r"-\frac{2}{3}"),
-        ("The final answer is .5", ".5"),
-        ("The final answer is 3\nand more", "3"),
-        (r"The final answer is $\boxed{3}$. I hope", "3"),
-        (r"So \boxed{2}. The final answer is $3$. I hope it is correct.", "3"),
-        (r"So \boxed{2}. The final answer is", "2"),
-        (r"The final answer is 3. So \boxed{2}", "2"),
-        ("The final answer is 1. The final answer is 2.", "2"),
-        ("The final answer is 3\u2028$\u2028", "3"),
-        ("The final answer is\n$$\n\\frac{1}{2}\n$$. I hope it is correct.", "\\frac{1}{2}"),
-        ("The final answer is:\n$$x = 4$$", "x = 4"),
-        ("The final answer is\n4", "4"),
-        ("The final answer is $1\n2$.\nIndeed $3$.", "1\n2"),
-        ("The final answer is therefore:\n\\[\\boxed{4}\\]", "4"),
-        ("The final answer is **12**.", "12"),
-        ("The final answer is \\[4\\]", "4"),
-        ("The final answer is \\(4\\).", "4"),
-        ("The final answer is $x=1$ or $x=2$.", "x=1$ or $x=2"),
-        (r"\boxed{10.}", "10"),
-        (r"\boxed{25\text{ cm}.}", r"25\text{ cm}"),
-        (r"\boxed{12\ }", "12"),
-        (r"\boxed{5!}", "5!"),
-        (r"\boxed{20\%}", r"20\%"),
-        ("The answer is 7.", None),
-        ("7", None),
-        ("", None),
-    ],
-)
-def test_extract_answer(text, answer):
-    assert math.extract_answer(text) == answer
+EXTRACTED = [
+    (r"so it is $\boxed{7}$.", "7"),
+    (r"$\boxed{1}$, no: $\boxed{2}$", "2"),
+    (r"\boxed{\boxed{3}}", "3"),
+    (r"\boxed{x + \boxed{3}}", "3"),
+    (r"\boxed{\frac{1}{\sqrt{2}}}", r"\frac{1}{\sqrt{2}}"),
+    (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+    (r"\boxed{\left\{1\right.}", r"\left\{1\right."),
+    (r"\fbox{4}", "4"),
+    (r"\boxed {4}", "4"),
+    (r"it is $\boxed 5$.", "5"),
+    (r"it is \boxed 5", "5"),
+    (r"\boxed{5} and \boxed{6", "5"),
+    (r"\boxed{5} and \boxed{}", "5"),
+    (r"} \boxed{5}", "5"),
+    (r"\boxed{5", None),
+    (r"\boxed{}", None),
+    (r"\boxed{ }", None),
+    (r"\boxed", None),
+    ("Final Answer: The final answer is $24$. I hope it is correct.", "24"),
+    ("The final answer is $[2,5)$. I hope it is correct.", "[2,5)"),
+    ("The final answer is: $-\\frac{2}{3}$.", r"-\frac{2}{3}"),
+    ("The final answer is .5", ".5"),
+    ("The final answer is 3\nand more", "3"),
+    (r"The final answer is $\boxed{3}$. I hope", "3"),
+    (r"So \boxed{2}. The final answer is $3$. I hope it is correct.", "3"),
+    (r"So \boxed{2}. The final answer is", "2"),
+    (r"The final answer is 3. So \boxed{2}", "2"),
+    ("The final answer is 1. The final answer is 2.", "2"),
+    ("The final answer is 3\u2028$\u2028", "3"),
+    ("The final answer is\n$$\n\\frac{1}{2}\n$$. I hope it is correct.", "\\frac{1}{2}"),
+    ("The final answer is:\n$$x = 4$$", "x = 4"),
+    ("The final answer is\n4", "4"),
+    ("The final answer is $1\n2$.\nIndeed $3$.", "1\n2"),
+    ("The final answer is therefore:\n\\[\\boxed{4}\\]", "4"),
+    ("The final answer is **12**.", "12"),
+    ("The final answer is \\[4\\]", "4"),
+    ("The final answer is \\(4\\).", "4"),
+    ("The final answer is $x=1$ or $x=2$.", "x=1$ or $x=2"),
+    (r"\boxed{10.}", "10"),
+    (r"\boxed{25\text{ cm}.}", r"25\text{ cm}"),
+    (r"\boxed{12\ }", "12"),
+    (r"\boxed{5!}", "5!"),
+    (r"\boxed{20\%}", r"20\%"),
+    ("The answer is 7.", None),
+    ("7", None),
+    ("", None),
+]
+
+
+def test_extract_answer():
+    assert [(text, math.extract_answer(text)) for text, _ in EXTRACTED] == EXTRACTED
 
 
 # ---- comparing ---------------------------------------------------------------------------------------------------
@@ -183,26 +182,19 @@ def pairs(table):
     return [tuple(cell.strip() for cell in line.split("  ", 1)) for line in table.strip().splitlines()]
 
 
-def test_there_are_enough_pairs():
+KNOWN = [  # and left: math-verify drops units and bases, a pair in parentheses is a set of two to it; per cent
+    ("5\\text{ cm}", "5\\text{ km}"),
+    ("10_3", "10"),
+    ("(1,2)", "\\{1,2\\}"),
+    ("50\\%", "50"),
+]
+MISSED = [("12.5\\%", "12.5"), ("\\sin 30^\\circ", "\\frac{1}{2}")]  # the same to a reader
+
+
+def test_the_same_answers_are_equal_and_others_are_not(judge):
     assert len(pairs(SAME)) + len(pairs(DIFFERENT)) >= 60
-
-
-@pytest.mark.parametrize(("gold", "answer"), pairs(SAME))
-def test_the_same_answer(judge, gold, answer):
-    assert judge.equal(gold, answer)
-
-
-@pytest.mark.parametrize(("gold", "answer"), pairs(DIFFERENT))
-def test_another_answer(judge, gold, answer):
-    assert not judge.equal(gold, answer)
-
-
-@pytest.mark.parametrize(
-    ("gold", "answer"), [("5\\text{ cm}", "5\\text{ km}"), ("10_3", "10"), ("(1,2)", "\\{1,2\\}"), ("50\\%", "50")]
-)
-def test_what_math_verify_takes_for_the_same_though_a_reader_would_not(judge, gold, answer):
-    """Known and left: units are dropped, and so is a base; a pair in parentheses is a set of two; per cent."""
-    assert judge.equal(gold, answer)
+    assert [pair for pair in pairs(SAME) + KNOWN if not judge.equal(*pair)] == []
+    assert [pair for pair in pairs(DIFFERENT) + MISSED if judge.equal(*pair)] == []
 
 
 def test_an_answer_over_several_lines_is_the_same_in_one(judge):
@@ -219,22 +211,21 @@ def test_equal_answers_vote_together_and_others_do_not():
 # ---- grading -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "outcome"),
-    [
-        (r"\boxed{0.5}", "correct"),
-        ("The final answer is $1/2$. I hope it is correct.", "correct"),
-        (r"\boxed{2}", "incorrect"),
-        (r"\boxed{what?}", "incorrect"),  # there is an answer; it cannot be read
-        (r"\boxed{\frac{1}{}", "invalid"),  # cut in the middle: not closed
-        (r"\boxed{}", "invalid"),
-        ("The final answer is", "invalid"),
-        ("1/2", "invalid"),
-        ("", "invalid"),
-    ],
-)
-def test_invalid_means_that_no_answer_is_given(judge, text, outcome):
-    assert math.grade(text, r"\frac{1}{2}", judge) == outcome
+OUTCOMES = {
+    r"\boxed{0.5}": "correct",
+    "The final answer is $1/2$. I hope it is correct.": "correct",
+    r"\boxed{2}": "incorrect",
+    r"\boxed{what?}": "incorrect",  # there is an answer; it cannot be read
+    r"\boxed{\frac{1}{}": "invalid",  # cut in the middle: not closed
+    r"\boxed{}": "invalid",
+    "The final answer is": "invalid",
+    "1/2": "invalid",
+    "": "invalid",
+}
+
+
+def test_invalid_means_that_no_answer_is_given(judge):
+    assert {text: math.grade(text, r"\frac{1}{2}", judge) for text in OUTCOMES} == OUTCOMES
 
 
 HOSTILE = {
@@ -261,17 +252,15 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_text_gets_a_verdict_and_the_judge_goes_on(hasty, name):
-    outcome = math.grade(HOSTILE[name], "3", hasty)
-    gives_none = ("unclosed", "a megabyte of boxes", "open braces", "final answers", "backslashes", "dollars")
-    assert outcome == ("invalid" if name in gives_none else "incorrect")
-    assert hasty._ask("3", "3.0")  # not from the cache
+INVALID = ("unclosed", "a megabyte of boxes", "open braces", "final answers", "backslashes", "dollars")
 
 
-@pytest.mark.parametrize(("gold", "answer"), [("12.5\\%", "12.5"), ("\\sin 30^\\circ", "\\frac{1}{2}")])
-def test_what_math_verify_takes_for_another_though_a_reader_would_not(judge, gold, answer):
-    assert not judge.equal(gold, answer)
+def test_hostile_text_gets_a_verdict_and_the_judge_goes_on(hasty):
+    found = {}
+    for name, text in HOSTILE.items():
+        found[name] = math.grade(text, "3", hasty)
+        assert hasty._ask("3", "3.0"), name  # not from the cache
+    assert found == {name: "invalid" if name in INVALID else "incorrect" for name in HOSTILE}
 
 
 def test_hostile_golds_too(hasty):
@@ -400,9 +389,7 @@ def test_all_subjects_of_a_data_set_of_the_hub_are_loaded(tmp_path, monkeypatch)
         files = "".join(f"\n  - split: {s}\n    path: {subject}/{s}.jsonl" for s in ("train", "test"))
         configs += f"\n- config_name: {subject}\n  data_files:{files}"
     (tmp_path / "README.md").write_text(f"---\nconfigs:{configs}\n---\n")
-    from pipeline import problems
-
-    rows = problems._from_hub(str(tmp_path), "train", math.MathRow, None)
+    rows = _from_hub(str(tmp_path), "train", math.MathRow, None)
     assert [row.problem for row in rows] == ["algebra", "geometry"]
 
 
@@ -449,7 +436,7 @@ def test_presets_pass_their_own_checks():
 
 def test_a_run_on_our_own_problems(tmp_path, monkeypatch, capsys):
     arguments = "--problems 4 --test-problems 3 --n 2 --max-new-tokens 8".split()
-    monkeypatch.setattr("sys.argv", ["train_math.py", *arguments, "--out", str(tmp_path / "run")])
-    math.command.main("train_math", None, math.math_task, math.PRESETS)
+    monkeypatch.setattr("sys.argv", ["tasks.math", *arguments, "--out", str(tmp_path / "run")])
+    math.main("tasks.math", None, math.math_task, math.PRESETS)
     assert "invalid" in capsys.readouterr().out
     assert json.loads((tmp_path / "run" / "results.json").read_text())["before"]["questions"] == 3

@@ -3,6 +3,7 @@
 import ast
 import copy
 import re
+from decimal import Decimal
 
 import nbformat
 import pytest
@@ -47,6 +48,49 @@ def shown(cell):
     return [output.get("text") or output.get("data", {}).get("text/plain") for output in cell.outputs]
 
 
+NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+
+
+def is_alike(one, other):
+    """Whether two outputs are the same on any processor: the words, and every number up to rounding.
+
+    A last digit may round another way, so that a number may be off by one in its last place. One printed in full is of
+    a few hundred operations in float64 at most, each exact to 1.1e-16: 1e-12 is left. Counts are the same.
+    """
+    numbers, words = zip(
+        *((NUMBER.findall(text), re.sub(r"[\s─━]+", "", NUMBER.sub("#", text))) for text in (one, other)), strict=True
+    )
+    return words[0] == words[1] and all(map(is_near, *numbers))
+
+
+def is_near(one, other):
+    one, other = Decimal(one), Decimal(other)
+    place = max(
+        0 if number == int(number) else Decimal(1).scaleb(number.as_tuple().exponent) for number in (one, other)
+    )
+    return abs(one - other) <= max(place, Decimal("1e-12") * abs(one))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        ("[0.05 1.   7.389]", "[ 0.05  1.  7.390]", True),
+        ("│ below 1e-12 │ yes │\n└────┘", "│ below 1e-12  │ yes │\n└─────┘", True),
+        ("0.36787944117144233", "0.3678794411714421", True),
+        ("4.592060e+02", "4.592061e+02", True),
+        ("0.135", "0.137", False),
+        ("0.36787944117144233", "0.3678794412714423", False),
+        ("4.592060e+02", "4.592060e+03", False),
+        ("52, 59, 51 steps", "52, 59, 52 steps", False),
+        ("[0.05 1.]", "[0.05 1.   1.]", False),
+        ("-0.2", "0.2", False),
+        ("yes", "no", False),
+    ],
+)
+def test_outputs_are_compared_up_to_rounding(one, other, alike):
+    assert is_alike(one, other) == alike
+
+
 def test_all_notebooks_are_tested():
     assert sorted(path.stem for path in HERE.glob("*.ipynb")) == NAMES
 
@@ -78,7 +122,10 @@ def test_a_notebook_defines_nothing_but_what_its_reader_writes(name):
     assert all(function.startswith("my_") for function in defined)
 
 
-@pytest.mark.parametrize("name", NAMES)
+SAME_EVERYWHERE = ("01_taper", "02_bandit", "05_check_your_framework")  # the others sample from a model
+
+
+@pytest.mark.parametrize("name", [NAMES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])])
 def test_it_runs_and_its_exercises_tell_right_from_wrong(name):
     notebook = read(name)
     committed = copy.deepcopy(notebook)
@@ -93,14 +140,11 @@ def test_it_runs_and_its_exercises_tell_right_from_wrong(name):
     for right, wrong in zip(added[::2], added[1::2], strict=True):
         assert re.search("(is|are) right", shown(right)[0])
         assert shown(wrong)[-1] == "refused\n"
-    if name in (
-        "01_taper",
-        "02_bandit",
-        "05_check_your_framework",
-    ):  # exact, and rounded where it is printed: the same everywhere
+    if name in SAME_EVERYWHERE:
         for before, after in zip(code_cells(committed), code_cells(notebook), strict=False):
             if "show_sliders" not in before.source:  # whose text has a number of the widget's
-                assert shown(before) == shown(after)
+                for one, other in zip(shown(before), shown(after), strict=True):
+                    assert one == other or is_alike(one, other), f"{one}\nis committed, and now it is\n{other}"
 
 
 def test_sliders_come_with_a_picture_for_those_who_cannot_move_them():

@@ -3,20 +3,22 @@
 import json
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from helpers import random_examples, tiny_model
+from helpers import plain_batch, random_examples, tiny_model
 
 import topr
 import train_gsm8k as gsm8k
-from pipeline import dataset
-from pipeline.models import rows
-from pipeline.records import InputError
+from pipeline.baselines import dpo_loss_of_rows, ppo_loss
+from pipeline.metrics import check_ratio
+from pipeline.records import InputError, Sample, read_rows
 
-LOSSES = {name: lambda *a, limits=limits: topr.topr_loss(*a, limits=limits) for name, limits in topr.PRESETS.items()}
-LOSSES |= {"ppo": lambda *a: topr.ppo_loss(*a, eps=0.2), "dpo": lambda *a: dataset.dpo_loss_of_rows(*a, 4, beta=0.1)}
+LOSSES = {name: partial(topr.topr_loss, limits=limits) for name, limits in topr.PRESETS.items()}
+LOSSES |= {"ppo": partial(ppo_loss, eps=0.2), "dpo": partial(dpo_loss_of_rows, beta=0.1, denominator=4)}
+WITH_LENGTHS = [name for name in LOSSES if name != "dpo"]
 
 
 def columns(log_ratio, reward, length=(3, 5, 2, 7)):
@@ -29,88 +31,78 @@ UNBOUNDED = ("off_policy", "ppo")  # of a negative that has become probable, bot
 
 
 @pytest.mark.parametrize("name", [name for name in LOSSES if name not in UNBOUNDED])
-@pytest.mark.parametrize("size", [1e4, -1e4])
-def test_enormous_ratios_leave_loss_and_gradient_finite(name, size):
-    logp, *others = columns([size, -size, size, -size], [1.0, 1.0, -1.0, -1.0])
-    loss = LOSSES[name](logp, *others)
-    loss.backward()
-    assert loss.isfinite()
-    assert logp.grad.isfinite().all()
-    assert logp.grad.abs().max() <= 1
+def test_enormous_ratios_leave_loss_and_gradient_finite(name):
+    for size in (1e4, -1e4):
+        logp, *others = columns([size, -size, size, -size], [1.0, 1.0, -1.0, -1.0])
+        loss = LOSSES[name](logp, *others)
+        loss.backward()
+        assert loss.isfinite()
+        assert logp.grad.isfinite().all()
+        assert logp.grad.abs().max() <= 1
+
+
+def refused_by_training(model, examples, loss):
+    """A step on the examples is refused, and no weight has changed."""
+    before = [weight.clone() for weight in model.parameters()]
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    with pytest.raises(FloatingPointError, match=r"loss is .*, grad_norm is (nan|inf)"):
+        next(topr.train(model, sgd, [topr.Step([plain_batch(examples)], len(examples))], loss))
+    for old, new in zip(before, model.parameters(), strict=True):
+        torch.testing.assert_close(new, old, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", UNBOUNDED)
-def test_a_ratio_that_is_no_number_stops_training_before_it_reaches_a_weight(name):
-    """exp(10,000) overflows."""
-    model, examples = tiny_model(), random_examples(2, 2)
-    far = [replace(example, logmu=-1e4, reward=-1.0) for example in examples]
-    steps = dataset.Steps([[example] for example in far], 4, 4, "cpu")
-    before = [weight.clone() for weight in model.parameters()]
-    with pytest.raises(FloatingPointError, match=r"step 1: .*; the weights are of step 0"):
-        topr.train(
-            model,
-            torch.optim.SGD(model.parameters(), lr=1.0),
-            steps,
-            loss=lambda *a, denominator: LOSSES[name](*a) * len(a[0]) / denominator,
-            logprobs=rows.sequence_logprobs,
-            max_norm=1.0,
-            start_at_mu=None,
-        )
-    assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+def test_a_ratio_that_overflows_stops_training_before_it_reaches_a_weight(name):
+    """exp(10,000) is infinite."""
+    far = [replace(example, logmu=-1e4, reward=-1.0) for example in random_examples(2, 2)]
+    refused_by_training(tiny_model(), far, LOSSES[name])
 
 
 @pytest.mark.parametrize("spoiled", ["logits", "logmu", "reward"])
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_never_reaches_a_weight(spoiled, value):
-    model, examples = tiny_model(), random_examples(2, 2)
-    if spoiled == "logits":
-        with torch.no_grad():
-            model.lm_head.weight[3, 3] = value
-    else:
-        examples = [replace(example, **{spoiled: value}) for example in examples]
-    before = [weight.clone() for weight in model.parameters()]
-    steps = dataset.Steps([[example] for example in examples], 4, 4, "cpu")
-    with pytest.raises(ArithmeticError, match="step 1: "):
-        topr.train(
-            model,
-            torch.optim.SGD(model.parameters(), lr=1.0),
-            steps,
-            loss=lambda *a, **k: topr.topr_loss(*a, limits=topr.PRESETS["topr"], **k),
-            logprobs=rows.sequence_logprobs,
-            max_norm=1.0,
-            start_at_mu=0.01,
-        )
-    for old, new in zip(before, model.parameters(), strict=True):
-        torch.testing.assert_close(new, old, rtol=0, atol=0, equal_nan=True)
+def test_what_is_not_finite_never_reaches_a_weight(spoiled):
+    for value in (math.nan,) if spoiled == "logmu" else (math.nan, math.inf, -math.inf):
+        model, examples = tiny_model(), random_examples(2, 2)
+        if spoiled == "logits":
+            with torch.no_grad():
+                model.lm_head.weight[3, 3] = value
+        else:
+            examples = [replace(example, **{spoiled: value}) for example in examples]
+        refused_by_training(model, examples, topr.topr_loss)
+
+
+@pytest.mark.parametrize("log_ratio", [math.inf, -math.inf, math.nan])
+def test_an_infinite_log_mu_leaves_a_bounded_loss_finite_and_is_refused_by_the_check_of_ratios(log_ratio):
+    with pytest.raises(ArithmeticError, match=r"step 1: \|log pi - log mu\| reaches (inf|nan)"):
+        check_ratio(1, torch.tensor([0.0, log_ratio]))
 
 
 ROW = {"prompt": "1 + 1 =", "completion": " 2", "reward": 1.0, "token_ids": [5], "token_logmu": [-1.0]}
 
 
-@pytest.mark.parametrize("field", ["reward", "token_logmu"])
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999", '"1"', "null"])
-def test_a_file_with_such_numbers_is_refused_by_line_and_field(tmp_path, field, value):
-    good = json.dumps(ROW)
-    number = str(ROW[field][0] if field == "token_logmu" else ROW[field])
-    bad = good.replace(f'"{field}": {f"[{number}]" if field == "token_logmu" else number}', f'"{field}": @')
-    bad = bad.replace("@", f"[{value}]" if field == "token_logmu" else value)
-    (tmp_path / "samples.jsonl").write_text(f"{good}\n{bad}\n")
-    settings = gsm8k.Settings(samples=tmp_path / "samples.jsonl", out=tmp_path / "run")
-    with pytest.raises(InputError, match=rf"samples.jsonl:2: (field {field}|Invalid JSON)"):
-        gsm8k.run(settings)
+def test_a_file_with_such_numbers_is_refused_by_line_and_field(tmp_path):
+    good, file = json.dumps(ROW), tmp_path / "samples.jsonl"
+    for field, number in (("reward", "1.0"), ("token_logmu", "[-1.0]")):
+        for value in ("NaN", "Infinity", "-Infinity", "1e999", '"1"', "null"):
+            bad = good.replace(f'"{field}": {number}', f'"{field}": {number.replace(number.strip("[]"), value)}')
+            assert bad != good
+            file.write_text(f"{good}\n{bad}\n")
+            with pytest.raises(InputError, match=rf"samples.jsonl:2: (field {field}|Invalid JSON)"):
+                read_rows(file, Sample)
+    settings = gsm8k.Settings(samples=file, out=tmp_path / "run")
+    with pytest.raises(InputError, match=r"samples.jsonl:2: field token_logmu"):
+        gsm8k.experiment(settings, gsm8k.gsm8k_task(settings))
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", WITH_LENGTHS)
 def test_a_completion_without_tokens_is_refused_and_one_with_one_is_not(name):
     batch = columns([0.0] * 4, [1.0, -1.0, 1.0, -1.0], length=[1, 1, 1, 1])
     assert LOSSES[name](*batch).isfinite()
-    if name != "dpo":  # which does not look at lengths
-        with pytest.raises(ValueError, match="length = 0: a completion has at least one token"):
-            LOSSES[name](*columns([0.0] * 4, [1.0, -1.0, 1.0, -1.0], length=[1, 0, 1, 1]))
+    with pytest.raises(ValueError, match="length = 0: a completion has at least one token"):
+        LOSSES[name](*columns([0.0] * 4, [1.0, -1.0, 1.0, -1.0], length=[1, 0, 1, 1]))
 
 
-@pytest.mark.parametrize("name", [name for name in LOSSES if name != "dpo"])
+@pytest.mark.parametrize("name", WITH_LENGTHS)
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_a_batch_of_one_sign_is_the_mean_of_its_sequences(name, sign):
     """Of four sequences in a batch and of each alone: nothing depends on the other sign's being there."""
@@ -124,7 +116,7 @@ def test_a_batch_of_one_sign_is_the_mean_of_its_sequences(name, sign):
         assert logp.grad[i].item() == pytest.approx(alone.grad.item() / 4, abs=1e-15)
 
 
-@pytest.mark.parametrize("name", [name for name in LOSSES if name != "dpo"])
+@pytest.mark.parametrize("name", WITH_LENGTHS)
 def test_a_duplicate_counts_twice(name):
     logp, *others = columns([0.5, 0.5, -0.5, -0.5], [1.0, 1.0, -1.0, -1.0], length=[3, 3, 5, 5])
     twice = LOSSES[name](logp[[0, 0, 2, 2]], *(column[[0, 0, 2, 2]] for column in others))

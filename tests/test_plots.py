@@ -6,10 +6,10 @@ import pytest
 from matplotlib.image import imread
 
 from pipeline.plots import (
-    DEPARTED,
     METHODS,
     PARAMETERS,
     STYLES,
+    VARIANTS_DRAWN,
     Line,
     Panel,
     draw,
@@ -20,7 +20,7 @@ from pipeline.plots import (
 )
 
 
-@pytest.mark.parametrize("names", [METHODS, DEPARTED, PARAMETERS, ("correct", "incorrect", "invalid")])
+@pytest.mark.parametrize("names", [METHODS, VARIANTS_DRAWN, PARAMETERS, ("correct", "incorrect", "invalid")])
 def test_styles_of_one_picture_differ_without_colour(names):
     for one, other in combinations(names, 2):
         assert STYLES[one].dashes != STYLES[other].dashes
@@ -64,13 +64,14 @@ def test_panels_stand_in_rows():
     assert figure.axes[0].get_subplotspec().get_gridspec().get_geometry() == (3, 2)
 
 
-def test_a_curve_shows_accuracy_and_outcomes_in_percent():
-    points = [
+def test_a_curve_shows_accuracy_and_outcomes_in_percent_and_joins_iterations():
+    curve = [
         {"samples_seen": n, "pass@1": {"mean": 0.5, "se": 0.01}, "correct": 0.5, "incorrect": 0.3, "invalid": 0.2}
         for n in (0, 100)
     ]
-    accuracy, outcomes = draw_curve(points, "topr").axes
-    assert accuracy.lines[0].get_ydata().tolist() == [50, 50]
+    accuracy, outcomes = draw_curve([{"curve": curve}] * 2, "topr").axes
+    assert accuracy.lines[0].get_xdata().tolist() == [0, 100, 200]
+    assert accuracy.lines[0].get_ydata().tolist() == [50, 50, 50]
     band = accuracy.collections[0].get_paths()[0].vertices[:, 1]
     assert (min(band), max(band)) == pytest.approx((48, 52))
     assert {line.get_label(): line.get_ydata()[0] for line in outcomes.lines} == pytest.approx(

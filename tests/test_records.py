@@ -1,12 +1,14 @@
 """Files: what is written comes back; what is wrong is named by file, line and field."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import train_gsm8k as gsm8k
-from pipeline.records import InputError, Sample, read_rows, write_rows, write_text
-from pipeline.runtime.run_folder import RunFolder
+from pipeline.records import InputError, Sample, read_rows, to_lines, write_file
+from pipeline.runtime.run_folder import held_folder, read_json
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))
 samples = st.builds(
@@ -25,7 +27,7 @@ samples = st.builds(
 @given(rows=st.lists(samples, min_size=1, max_size=4))
 def test_samples_come_back_as_they_were_written(tmp_path_factory, rows):
     file = tmp_path_factory.mktemp("rows") / "samples.jsonl"
-    write_rows(file, rows)
+    write_file(file, to_lines(rows))
     assert read_rows(file, Sample) == rows
 
 
@@ -44,7 +46,6 @@ GOOD = '{"prompt": "Q", "completion": " A", "reward": 1}'
         (b'{"prompt": "Q", "completion": " A"}\n', r"samples.jsonl:1: field reward: Field required"),
         (b'{"prompt": "Q", "completion": " A", "reward": NaN}\n', r"samples.jsonl:1: field reward: .*finite"),
         (b'{"prompt": "Q", "completion": " A", "reward": "1"}\n', r"samples.jsonl:1: field reward: .*number"),
-        (b'{"prompt": "Q", "completion": "", "reward": 1}\n', r"samples.jsonl:1: field completion: is empty"),
         (b'{"prompt": "Q", "completion": "A", "token_ids": [], "reward": 1}\n', r"samples.jsonl:1: field token_ids: "),
         (
             b'{"prompt": "Q", "completion": "A", "reward": 1, "token_logmu": [-1, NaN]}\n',
@@ -87,57 +88,55 @@ def test_a_problem_without_an_answer_is_named(tmp_path):
 
 def test_a_file_that_cannot_be_finished_leaves_the_old_one(tmp_path):
     file = tmp_path / "results.json"
-    write_text(file, "old")
+    write_file(file, "old")
     with pytest.raises(UnicodeEncodeError):
-        write_text(file, "new \ud800")
+        write_file(file, "new \ud800")
     assert file.read_text() == "old"
+
+
+def refused(path, config, message):
+    with pytest.raises(InputError, match=message), held_folder(path, config):
+        pytest.fail("it is taken")
 
 
 def test_a_run_folder_takes_the_same_settings_again_and_refuses_others(tmp_path):
     out = tmp_path / "run"
-    folder = RunFolder(out, {"lr": 0.1, "seed": 0})
-    assert not out.exists()
-    with folder.held():
+    with held_folder(out, {"lr": 0.1, "seed": 0}):
+        before = (out / "config.json").read_text()
+    with held_folder(out, {"lr": 0.1, "seed": 0}):
         pass
-    before = (out / "config.json").read_text()
-    assert RunFolder(out, {"lr": 0.1, "seed": 0}).read_json("results.json") is None
-    with pytest.raises(InputError, match=r"run: holds a run with other settings \(lr = 0.1 there and 0.2 here\)"):
-        RunFolder(out, {"lr": 0.2, "seed": 0})
+    refused(out, {"lr": 0.2, "seed": 0}, r"run: holds a run with other settings \(lr = 0.1 there and 0.2 here\)")
     assert (out / "config.json").read_text() == before
 
 
+def test_a_run_folder_of_a_former_version_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"seed": 0}))
+    refused(tmp_path, {"seed": 0}, "another version of this project.*choose another --out")
+
+
 def test_a_second_process_is_kept_out_of_a_folder(tmp_path):
-    """What holds a folder is a file that is open: another opening of it is refused, in a process or in another."""
-    first, second = RunFolder(tmp_path / "run", {"seed": 0}), RunFolder(tmp_path / "run", {"seed": 0})
-    other = RunFolder(tmp_path / "run", {"seed": 1})  # there is no run yet
-    with first.held():
-        for late in (second, other):
-            with pytest.raises(InputError, match="run: another process is at work there"), late.held():
-                pytest.fail("two are in")
-    with second.held():
+    """The lock is on a file that is open: a second opening is refused, in the same process or another."""
+    with held_folder(tmp_path / "run", {"seed": 0}):
+        refused(tmp_path / "run", {"seed": 0}, "run: another process is at work there")
+    with held_folder(tmp_path / "run", {"seed": 0}):
         pass
-    with pytest.raises(InputError, match=r"other settings \(seed = 0 there and 1 here\)"), other.held():
-        pytest.fail("it has other settings")
 
 
 @pytest.mark.parametrize("name", [".lock", "config.json.unfinished"])
 def test_a_run_that_was_ended_as_it_began_can_begin_again(tmp_path, name):
     (tmp_path / name).write_text("{")
-    with RunFolder(tmp_path, {"seed": 0}).held():
+    with held_folder(tmp_path, {"seed": 0}):
         assert (tmp_path / "config.json").exists()
 
 
 def test_a_folder_with_something_else_in_it_is_refused(tmp_path):
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(InputError, match="not empty and no run"):
-        RunFolder(tmp_path, {})
-    with pytest.raises(InputError, match="is a file"):
-        RunFolder(tmp_path / "thesis.tex", {})
+    refused(tmp_path, {}, "not empty and no run")
+    refused(tmp_path / "thesis.tex", {}, "is a file")
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_results_that_were_damaged_are_named(tmp_path):
-    folder = RunFolder(tmp_path / "run", {})
-    with folder.held():
-        (folder / "results.json").write_text("{")
+    (tmp_path / "results.json").write_text("{")
     with pytest.raises(InputError, match=r"results.json: .*remove it"):
-        folder.read_json("results.json")
+        read_json(tmp_path / "results.json")

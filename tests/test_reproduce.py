@@ -2,10 +2,10 @@
 
 import json
 import re
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,14 +14,16 @@ from helpers import random_examples, tiny_model
 
 import pipeline.stages
 import reproduce
+import topr
 import train_gsm8k as gsm8k
-from conformance.variants import DEPARTURES
-from paper import experiments
-from paper.sweep import Finished, Job, OverSeeds, Sweep, folder_name, over_seeds
-from pipeline.models import rows
-from pipeline.plots import STYLES
-from pipeline.records import InputError, Sample, read_rows, write_rows
-from pipeline.settings import OF_DRAWING, Departure
+from conformance.variants import VARIANTS
+from paper import experiments, figures
+from paper.sweep import Finished, Job, OverSeeds, Sweep, folder_name, learn_with, over_seeds
+from pipeline.models.language_model import collate, token_logprobs
+from pipeline.plots import STYLES, VARIANTS_DRAWN
+from pipeline.records import InputError, Sample, read_rows, to_lines, write_file
+from pipeline.selection import baselines_of
+from pipeline.settings import OF_DRAWING, check
 from tasks import math as train_math
 from tasks import verifier as train_verifier
 
@@ -40,11 +42,16 @@ def made(sweep):
     return run
 
 
+def experiment(**changes):
+    settings = replace(SMALL, **changes)
+    return gsm8k.experiment(settings, gsm8k.gsm8k_task(settings))
+
+
 # ---- a sweep ----
 
 
 def test_a_run_that_is_there_is_not_made_again(sweep, made, monkeypatch):
-    monkeypatch.setattr(pipeline.run, "run", lambda *_: pytest.fail("made again"))
+    monkeypatch.setattr(gsm8k, "experiment", lambda *_: pytest.fail("made again"))
     [again] = sweep.make([Job("topr", SMALL, gsm8k.gsm8k_task)])
     assert again.results == made.results
     assert again.made["seconds"] > 0
@@ -54,34 +61,36 @@ def test_a_run_that_is_there_is_not_made_again(sweep, made, monkeypatch):
 def test_folders_differ_with_what_runs_are_made_with():
     jobs = [Job("topr", SMALL, gsm8k.gsm8k_task), Job("topr", SMALL, experiments.held_out_task)]
     jobs += [Job("topr", replace(SMALL, lr=1.0), gsm8k.gsm8k_task), Job("topr", replace(SMALL, seed=1), jobs[0].task)]
-    assert len({folder_name(job) for job in jobs}) == 4
+    jobs += [jobs[0]._replace(token_loss=name) for name in ("per-token", "geometric mean")]
+    assert len({folder_name(job) for job in jobs}) == 6
     same = jobs[0]._replace(settings=replace(SMALL, reuse=Path("elsewhere"), out=Path("here")))
     assert folder_name(same) == folder_name(jobs[0])
 
 
-def test_reusing_draws_gives_what_drawing_gives(made, tmp_path, monkeypatch):
-    changed = replace(SMALL, method="tis")
-    gsm8k.run(replace(changed, out=tmp_path / "drawn"))
-    monkeypatch.setattr(pipeline.stages.dataset, "score", lambda *_: pytest.fail("scored again"))
-    draw, shown = pipeline.run.draw_samples, []
-    monkeypatch.setattr(pipeline.run, "draw_samples", lambda *a: shown.append(a[6]) or draw(*a))
-    gsm8k.run(replace(changed, out=tmp_path / "reused", reuse=made.folder))
+@pytest.mark.slow
+def test_reusing_samples_gives_what_sampling_gives(made, tmp_path, monkeypatch):
+    experiment(method="tis", out=tmp_path / "drawn")
+    draw, shown = pipeline.stages.draw_samples, []
+    monkeypatch.setattr(pipeline.stages, "draw_samples", lambda *a: shown.append(a[6]) or draw(*a))
+    experiment(method="tis", out=tmp_path / "reused", reuse=made.folder)
     assert shown == ["evaluating at step 1"]  # and neither the samples nor the initial model's answers
-    for name in ("iteration-1/samples.jsonl", "iteration-1/metrics.jsonl", "results.json"):
+    for name in ("iteration-1/samples.jsonl", "iteration-1/test-0.jsonl"):
+        assert (tmp_path / "reused" / name).read_bytes() == (made.folder / name).read_bytes(), name
+    for name in ("iteration-1/train.jsonl", "iteration-1/metrics.jsonl", "results.json"):
         assert (tmp_path / "reused" / name).read_bytes() == (tmp_path / "drawn" / name).read_bytes(), name
 
 
-def test_draws_by_another_law_are_refused(made, tmp_path):
+def test_samples_of_other_sampling_parameters_are_refused(made, tmp_path):
     for name, other in (("temperature", 0.5), ("seed", 1), ("max_new_tokens", 16)):
         with pytest.raises(InputError, match=rf"has drawn otherwise \({name} = .*give a --reuse that"):
-            gsm8k.run(replace(SMALL, out=tmp_path / "run", reuse=made.folder, **{name: other}))
-    with pytest.raises(InputError, match="holds no run, there is no config"):
-        gsm8k.run(replace(SMALL, out=tmp_path / "run", reuse=tmp_path))
+            experiment(out=tmp_path / "run", reuse=made.folder, **{name: other})
+    with pytest.raises(InputError, match=r"config\.json"):
+        experiment(out=tmp_path / "run", reuse=tmp_path)
     assert not (tmp_path / "run").exists()
 
 
-def test_draws_of_other_problems_are_not_taken(made, tmp_path):
-    fewer = gsm8k.run(replace(SMALL, out=tmp_path / "run", reuse=made.folder, problems=3, test_problems=2))
+def test_samples_of_other_problems_are_not_taken(made, tmp_path):
+    fewer = experiment(out=tmp_path / "run", reuse=made.folder, problems=3, test_problems=2)
     assert fewer["before"]["questions"] == 2
     assert fewer["iterations"][0]["dataset"]["drawn"]["problems"] == 3
 
@@ -90,6 +99,7 @@ def test_what_drawing_depends_on_is_recorded():
     assert set(OF_DRAWING) <= set(SMALL.record())
 
 
+@pytest.mark.slow
 def test_two_workers_do_what_one_does(made, tmp_path):
     measured = replace(SMALL, iterations=0, test_problems=2)
     jobs = [Job("measured", replace(measured, seed=seed), gsm8k.gsm8k_task) for seed in (0, 1)]
@@ -114,62 +124,74 @@ def test_mean_and_error_over_seeds():
     assert over_seeds([3.0]) == OverSeeds(3.0, None, [3.0])
 
 
-# ---- departures, trained with ----
+# ---- variants of the loss, trained with ----
 
 
-@pytest.mark.parametrize("name", get_args(Departure))
-def test_a_departure_s_gradient_goes_through_the_training_loop(name):
+def test_a_variant_s_gradient_goes_through_the_training_loop():
+    """The gradient of the loss that `topr.train` is given is the variant's own, and none of them is the paper's."""
     model, examples = tiny_model(), random_examples(3, 2, seed=1)
     rng = np.random.default_rng(2)
     scored = [replace(e, token_logmu=rng.uniform(-4, -2, len(e.completion_ids)).tolist()) for e in examples]
-    scored = [replace(e, logmu=sum(e.token_logmu)) for e in scored]
-    batch = rows.collate([[example] for example in scored])
-    token_logp = rows.token_logprobs(model, batch)
-    loss = DEPARTURES[name]()(token_logp, batch.token_logmu, batch.reward, batch.token_mask.double())
-    expected = torch.autograd.grad(loss, list(model.parameters()))
-    settings = replace(SMALL, departure=name)
-    logp = pipeline.run.make_logprobs(settings)(model, batch)
-    torch.testing.assert_close(logp, rows.sequence_logprobs(model, batch), rtol=0, atol=0)
-    value = pipeline.run.make_loss(settings)(logp, batch.logmu, batch.reward, batch.length, denominator=len(examples))
-    for found, gradient in zip(torch.autograd.grad(value, list(model.parameters())), expected, strict=True):
-        torch.testing.assert_close(found, gradient, rtol=1e-4, atol=1e-6)  # rewards and log mu are float32
+    batch = collate([[replace(e, logmu=sum(e.token_logmu))] for e in scored])
+    mask = (torch.arange(batch.token_logmu.shape[1]) < batch.length[:, None]).double()
+    gradients = []
+    for name in VARIANTS_DRAWN[1:]:
+        token_logp = token_logprobs(model, batch)
+        expected = VARIANTS[name]()(token_logp, batch.token_logmu, batch.reward, mask)
+        loss, logprobs = learn_with(name)
+        logp = logprobs(model, batch)
+        torch.testing.assert_close(logp, token_logp.sum(1))
+        found = loss(logp, batch.logmu, batch.reward, batch.length, denominator=len(examples))
+        ours, theirs = (torch.autograd.grad(x, list(model.parameters())) for x in (found, expected))
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6, msg=name)  # rewards and log mu are float32
+        gradients.append(torch.cat([gradient.flatten() for gradient in ours]))
+    paper = topr.topr_loss(token_logprobs(model, batch).sum(1), batch.logmu, batch.reward, batch.length)
+    gradients.append(torch.cat([x.flatten() for x in torch.autograd.grad(paper, list(model.parameters()))]))
+    for i, one in enumerate(gradients):
+        assert not any(torch.allclose(one, other, rtol=1e-2) for other in gradients[:i])
 
 
-def test_departures_are_those_of_the_checker_and_not_the_paper_s():
-    model, examples = tiny_model(), random_examples(3, 2, seed=1)
-    batch = rows.collate([[replace(e, token_logmu=[-3.0] * len(e.completion_ids))] for e in examples])
-    gradients = {}
-    for name in (None, *get_args(Departure)):
-        settings = replace(SMALL, departure=name)
-        logp = pipeline.run.make_logprobs(settings)(model, batch)
-        value = pipeline.run.make_loss(settings)(
-            logp, batch.token_logmu.sum(1), batch.reward, batch.length, denominator=len(examples)
-        )
-        gradients[name] = torch.autograd.grad(value, model.lm_head.weight)[0]
-    for name in get_args(Departure):
-        assert not torch.allclose(gradients[name], gradients[None], rtol=1e-2), name
+@pytest.mark.slow
+def test_a_variant_trains_and_starts_at_mu(sweep, made):
+    settings = replace(SMALL, reuse=made.folder)
+    [run] = sweep.make([Job("variant", settings, gsm8k.gsm8k_task, token_loss="geometric mean")])
+    assert run.folder != made.folder
+    assert abs(run.steps[0]["log_ratio_neg_q50"]) < 1e-4
 
 
-def test_a_departure_trains_and_starts_at_mu(made, tmp_path):
-    gsm8k.run(replace(SMALL, out=tmp_path / "run", reuse=made.folder, departure="geometric mean"))
-    first = json.loads((tmp_path / "run" / "iteration-1" / "metrics.jsonl").read_text().splitlines()[0])
-    assert abs(first["log_ratio_neg_q50"]) < 1e-4
+class Listing:
+    """In place of a sweep: lists the jobs and makes nothing."""
+
+    def __init__(self):
+        self.jobs = []
+
+    def make(self, jobs):
+        self.jobs += jobs
+        return [Finished(replace(job.settings, out=Path(job.label)), {}) for job in jobs]
+
+
+def test_the_paper_s_arm_samples_and_variants_reuse_its_samples():
+    lab = experiments.Lab(Listing(), experiments.QUICK, range(2))
+    with pytest.raises(KeyError):  # there is nothing to read off
+        figures.variants(lab)
+    asked = [(job.settings.seed, job.settings.reuse, job.token_loss) for job in lab.sweep.jobs]
+    of_variants = [(seed, Path("topr"), name) for name in VARIANTS_DRAWN[1:] for seed in (0, 1)]
+    assert asked == [(0, None, None), (1, None, None), *of_variants]
+    assert len({replace(job.settings, seed=0, out=None, reuse=None) for job in lab.sweep.jobs}) == 1
 
 
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
-        ({"departure": "per-token", "method": "tis"}, "--departure: departs from topr alone"),
-        ({"departure": "per-token", "limits": (0, 1, 0, 1)}, "--departure: departs from topr alone"),
-        ({"baseline_from": "group", "effective_proportion": 0.5}, "its baseline is counted from zero"),
+        ({"baseline_from": "group", "effective_proportion": 0.5}, "--effective-proportion: sets the baseline"),
         ({"baseline_from": "mean", "method": "dpo"}, "--method dpo: has no baseline"),
-        ({"departure": "per-token + token mean", "micro_batch": 8}, "needs --micro-batch as large as --batch"),
     ],
     ids=str,
 )
 def test_what_does_not_go_together_is_refused(changes, fault):
     with pytest.raises(InputError, match=fault):
-        gsm8k.check(replace(SMALL, **changes))
+        check(replace(SMALL, **changes))
 
 
 def test_baselines_are_counted_from_means():
@@ -178,13 +200,13 @@ def test_baselines_are_counted_from_means():
         for prompt, reward in zip("aaab", (1, 1, -1, -1), strict=True)
     ]
     of = {
-        name: pipeline.run.baselines_of(replace(SMALL, baseline_from=name, baseline=-0.1), given)
+        name: baselines_of(replace(SMALL, baseline_from=name, baseline=-0.1), given)
         for name in ("zero", "mean", "group")
     }
     assert of["zero"] == [-0.1] * 4
     assert of["mean"] == pytest.approx([-0.1] * 4)  # the mean reward is 0
     assert of["group"] == pytest.approx([1 / 3 - 0.1] * 3 + [-1.1])
-    assert pipeline.run.baselines_of(replace(SMALL, baseline_from="mean"), given[:3]) == pytest.approx([1 / 3] * 3)
+    assert baselines_of(replace(SMALL, baseline_from="mean"), given[:3]) == pytest.approx([1 / 3] * 3)
 
 
 # ---- what is read off runs ----
@@ -198,13 +220,13 @@ def test_the_cardinality_of_a_problem_is_counted_in_fours(made, tmp_path):
         for j in range(8)
     ]
     run = Finished(replace(SMALL, out=tmp_path, test_samples=8), made.results)
-    write_rows(tmp_path / "iteration-1" / f"test-{reproduce._last_step(made)}.jsonl", samples)
-    assert reproduce._by_cardinality(run) == pytest.approx([1 / 6, 2 / 6, 3 / 6])
+    write_file(tmp_path / "iteration-1" / f"test-{figures._last_step(made)}.jsonl", to_lines(samples))
+    assert figures._by_cardinality(run) == pytest.approx([1 / 6, 2 / 6, 3 / 6])
 
 
 def test_hard_problems_are_those_that_are_rarely_solved(sweep):
     lab = experiments.Lab(sweep, replace(experiments.QUICK, base=SMALL), range(1))
-    file = reproduce._hard_samples(lab, problems=24)[0]
+    file = figures._hard_samples(lab, problems=24)[0]
     all_samples = read_rows(file.parent / "iteration-1" / "test-0.jsonl", Sample)
     rewards = {}
     for sample in all_samples:
@@ -227,6 +249,7 @@ def test_rates_are_chosen_on_problems_that_no_run_trains_or_tests_on():
     assert longest <= len(gsm8k.load_problems(SMALL.data, "train"))  # so that this holds for the laptop's figures too
 
 
+@pytest.mark.slow
 def test_a_method_s_rate_is_the_best_of_the_grid(sweep, monkeypatch):
     monkeypatch.setattr(experiments, "HELD_OUT", 3)
     lab = experiments.Lab(sweep, replace(experiments.QUICK, base=SMALL, rates=(1e-6, 1e-3)), range(1))
@@ -240,7 +263,7 @@ def test_a_method_s_rate_is_the_best_of_the_grid(sweep, monkeypatch):
 
 def test_figure_2_is_where_the_paper_says_the_two_agree():
     lab = experiments.Lab(Sweep(Path("unused"), 1), experiments.QUICK, range(1))
-    figure = reproduce.fig2(lab)
+    figure = figures.fig2(lab)
     numbers = {name: value.mean for name, value in figure.numbers.items()}
     assert [value for name, value in numbers.items() if "|TOPR - PPO|" in name] == pytest.approx([0, 0], abs=1e-12)
     where_ppo_clips = {name: value for name, value in numbers.items() if "where PPO clips" in name}
@@ -274,30 +297,21 @@ def test_a_baseline_of_minus_a_half_is_half_a_kl_penalty():
     )
 
 
-class Asked(Exception):
-    """What a figure wanted to run."""
-
-
-class Recording(experiments.Lab):
-    def make(self, jobs):
-        raise Asked(jobs)
-
-
 @pytest.mark.parametrize("name", reproduce.ON_MATH)
 def test_figures_on_math_run_on_math(name):
-    lab = Recording(Sweep(Path("unused"), 1), experiments.SCALES["paper-math"], range(1))
-    with pytest.raises(Asked) as asked:
-        reproduce.ON_MATH[name](lab)
-    [jobs] = asked.value.args
-    assert {(job.task, job.settings.data, job.settings.shots) for job in jobs} == {
+    lab = experiments.Lab(Listing(), experiments.SCALES["paper-math"], range(1))
+    with pytest.raises(KeyError):  # there is nothing to read off
+        getattr(figures, name.removesuffix("-math"))(lab)
+    assert {(job.task, job.settings.data, job.settings.shots) for job in lab.sweep.jobs} == {
         (train_math.math_task, "EleutherAI/hendrycks_math", 4)
     }
 
 
+@pytest.mark.slow
 def test_table_2_over_seeds_is_the_mean_of_its_runs(sweep):
     small = replace(experiments.QUICK.verifier, problems=4, test_problems=3, n=2, test_samples=2, iterations=1)
     lab = experiments.Lab(sweep, replace(experiments.QUICK, verifier=small), range(2))
-    figure = reproduce.table2(lab)
+    figure = figures.table2(lab)
     assert [run.settings.seed for run in lab.used] == [0, 1]
     for row, stage in (("no verifier", "no verifier"), ("base", "base"), ("topr", "trained with TOPR")):
         columns = lab.used[0].results["table2"][row]
@@ -309,15 +323,32 @@ def test_table_2_over_seeds_is_the_mean_of_its_runs(sweep):
     name = f"{train_verifier.WEIGHTED}, topr - maj@4"
     assert gained == pytest.approx([differences[name]["mean"] for differences in paired])
     assert not list(lab.used[0].folder.rglob("model.safetensors"))  # large, and measured
-    assert lab.make([Job("table2", replace(small, seed=0), gsm8k.gsm8k_task, reproduce._verify)]) == [lab.used[0]]
+    assert lab.make([Job("table2", replace(small, seed=0), gsm8k.gsm8k_task, figures.verify)]) == [lab.used[0]]
 
 
 # ---- the command ----
 
 
+def test_its_figures_are_the_functions_that_return_one():
+    returning = {name for name, value in vars(figures).items() if callable(value) and _returns_a_figure(value)}
+    assert set(reproduce.FIGURES) == returning
+    assert {name.removesuffix("-math") for name in reproduce.ON_MATH} <= returning
+
+
+def _returns_a_figure(function):
+    return getattr(function, "__annotations__", {}).get("return") is figures.Figure
+
+
+def test_help_needs_nothing_that_is_slow_to_import():
+    code = "import reproduce, sys; print({'torch', 'transformers', 'matplotlib'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "set()\n", done.stderr
+
+
+@pytest.mark.slow
 def test_a_figure_from_end_to_end_and_again(tmp_path, monkeypatch, capsys):
-    arguments = ["reproduce.py", "fig3", "--quick", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
-    monkeypatch.setattr(sys, "argv", arguments)
+    folders = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", "fig3", "--quick", "--workers", "1", *folders])
     reproduce.main()
     assert "TOPR, lr 1e-4: invalid at the end" in capsys.readouterr().out
     content = json.loads((tmp_path / "out" / "fig3.json").read_text())
@@ -329,7 +360,7 @@ def test_a_figure_from_end_to_end_and_again(tmp_path, monkeypatch, capsys):
     assert sum(shares) == pytest.approx(1)
     before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
     assert set(before) == {"fig3.json", "fig3.png"}
-    monkeypatch.setattr(pipeline.run, "run", lambda *_: pytest.fail("made again"))
+    monkeypatch.setattr(gsm8k, "experiment", lambda *_: pytest.fail("made again"))
     reproduce.main()
     assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
 

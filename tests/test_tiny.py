@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import train_gsm8k as gsm8k
 from pipeline.evaluation import collect, outcome_shares
-from pipeline.models.loading import load_model
+from pipeline.models.language_model import load_model
 from pipeline.sampling import SamplingParameters, draw_samples, transformers_engine
 from tasks.verifier import grade_verdict
 
@@ -29,21 +29,13 @@ def remade(tmp_path_factory):
     return out
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "train.jsonl",
-        "test.jsonl",
-        "base/tokenizer.json",
-        "base/config.json",
-        "checker/tokenizer.json",
-        "checker/config.json",
-    ],
-)
-def test_the_committed_files_are_those_that_make_writes(remade, name):
-    assert (remade / name).read_bytes() == (TINY / name).read_bytes()
+def test_the_committed_files_are_those_that_make_writes(remade):
+    of_models = [f"{model}/{name}" for model in ("base", "checker") for name in ("tokenizer.json", "config.json")]
+    for name in ("train.jsonl", "test.jsonl", *of_models):
+        assert (remade / name).read_bytes() == (TINY / name).read_bytes(), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["base", "checker"])
 def test_same_seed_same_weights(remade, tmp_path, model):
     base = remade / "base" if model == "checker" else None
@@ -143,6 +135,7 @@ def drawn(lm):
     )
 
 
+@pytest.mark.slow
 def test_the_base_model_leaves_something_to_sharpen(drawn):
     task, samples = drawn
     shares = outcome_shares(samples)
@@ -153,6 +146,7 @@ def test_the_base_model_leaves_something_to_sharpen(drawn):
     assert pass_at_16 > 0.85
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["base", "checker"])
 def test_the_models_verify_badly(model, drawn):
     """Shares of all verifications, those without a verdict included."""

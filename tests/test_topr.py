@@ -54,12 +54,30 @@ def test_presets_are_table_1():
     }
 
 
-@pytest.mark.parametrize(
-    "bad", [(-1, 1, 0, 1), (2, 1, 0, 1), (1, 1, 0.5, 0.2), (math.nan, 1, 0, 1), (1, math.nan, 0, 1)]
-)
-def test_limits_out_of_order_are_refused(bad):
-    with pytest.raises(ValueError, match=r"need 0 <= a <= b"):
-        Limits(*bad)
+@pytest.mark.parametrize(("a", "b"), [(-1, 1), (2, 1), (math.nan, 1), (0, math.nan)])
+def test_bounds_out_of_order_are_refused(a, b):
+    for function in (importance_weight, taper):
+        with pytest.raises(ValueError, match="need 0 <= a <= b"):
+            function(torch.ones(2), a, b)
+    with pytest.raises(ValueError, match=f"limits a_pos = {a:g}, b_pos = {b:g}: need 0 <= a <= b"):
+        Limits(a, b, 0, 1)
+    with pytest.raises(ValueError, match=f"limits a_neg = {a:g}, b_neg = {b:g}: need 0 <= a <= b"):
+        Limits(0, 1, a, b)
+
+
+def test_a_lower_limit_is_finite():
+    with pytest.raises(ValueError, match="need 0 <= a <= b and a finite"):
+        Limits(1, 1, math.inf, math.inf)
+
+
+def test_bounds_of_a_reward_s_sign():
+    """Zero counts as positive, whatever its own sign; shape and precision are the reward's."""
+    reward = torch.tensor([[2.0, 0.0, -0.0], [-1e-30, -2.0, 1e-30]])
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        a, b = Limits(0.25, 2, 0.125, math.inf).of_sign(reward.to(dtype))
+        assert a.tolist() == [[0.25] * 3, [0.125, 0.125, 0.25]]
+        assert b.tolist() == [[2] * 3, [math.inf, math.inf, 2]]
+        assert a.dtype == b.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
 
 
 # ---- weight and taper --------------------------------------------------------------------------------------------
@@ -79,17 +97,20 @@ def test_weight_of_extreme_ratios_is_finite_and_keeps_its_precision(dtype):
     assert not importance_weight(torch.tensor([-1000.0, 1000.0], dtype=dtype), 0, math.inf).isnan().any()
 
 
+@given(bound, bound)
+def test_weight_is_never_outside_its_bounds(one, other):
+    """exp(log(a)) may be a rounding error below a: where a = b, the weight is that number exactly."""
+    a, b = sorted((one, other))
+    for low, high in ((a, b), (b, b)):
+        weight = importance_weight(double(-1000, 1000), low, high)
+        assert weight.tolist() == pytest.approx([low, high], rel=1e-14)
+        assert ((weight >= low) & (weight <= high)).all()
+
+
 def test_gradient_through_the_weight_of_extreme_ratios_is_finite():
     log_ratio = torch.tensor([-1000.0, 0.0, 1000.0], requires_grad=True)
     importance_weight(log_ratio, 0.5, 2.5).sum().backward()
     assert log_ratio.grad.tolist() == [0, 1, 0]
-
-
-@pytest.mark.parametrize(("a", "b"), [(-1, 1), (2, 1), (math.nan, 1), (0, math.nan)])
-def test_bounds_out_of_order_are_refused(a, b):
-    for function in (importance_weight, taper):
-        with pytest.raises(ValueError, match="need 0 <= a <= b"):
-            function(torch.ones(2), a, b)
 
 
 def test_v12_taper():
@@ -146,18 +167,17 @@ def test_taper_refuses_negative_ratios():
 # ---- objective and loss ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limits", PRESETS.values(), ids=PRESETS.keys())
 @given(st.lists(st.tuples(numbers, st.floats(-60, 0), rewards, st.integers(1, 9)), min_size=1, max_size=5))
-def test_gradient_of_the_loss_is_that_of_the_objective(limits, rows):
+def test_gradient_of_the_loss_is_that_of_the_objective(rows):
     log_ratio, logp, reward, length = double(*rows).T
     logp.requires_grad_()
     logmu = logp.detach() - log_ratio
-    topr_loss(logp, logmu, reward, length, limits).backward()
-    of_loss, logp.grad = logp.grad, None
-    objective = topr_objective(logp - logmu, reward, limits)
-    (-(objective / length).mean()).backward()
-    assert torch.isfinite(objective).all()
-    torch.testing.assert_close(of_loss, logp.grad, rtol=1e-10, atol=1e-300)
+    for limits in PRESETS.values():
+        [of_loss] = torch.autograd.grad(topr_loss(logp, logmu, reward, length, limits), logp)
+        objective = topr_objective(logp - logmu, reward, limits)
+        [of_objective] = torch.autograd.grad(-(objective / length).mean(), logp)
+        assert objective.isfinite().all()
+        torch.testing.assert_close(of_loss, of_objective, rtol=1e-10, atol=1e-300)
 
 
 @given(st.lists(st.tuples(st.floats(-3, 3), rewards), min_size=1, max_size=4), st.sampled_from(sorted(PRESETS)))
@@ -168,14 +188,14 @@ def test_gradient_of_the_objective_by_finite_differences(rows, name):
 
 
 @pytest.mark.parametrize("limits", PRESETS.values(), ids=PRESETS.keys())
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_objective_of_every_preset_is_finite(limits, dtype):
-    log_ratio = torch.tensor([-1000.0, -1.0, 0.0, 1.0, 80.0] * 2, dtype=dtype, requires_grad=True)
-    objective = topr_objective(log_ratio, torch.tensor([1.0] * 5 + [-1.0] * 5), limits)
-    objective.sum().backward()
-    assert objective.isfinite().all()
-    assert log_ratio.grad.isfinite().all()
-    assert objective.dtype == dtype
+def test_objective_of_every_preset_is_finite(limits):
+    for dtype in (torch.float32, torch.float64):
+        log_ratio = torch.tensor([-1000.0, -1.0, 0.0, 1.0, 80.0] * 2, dtype=dtype, requires_grad=True)
+        objective = topr_objective(log_ratio, torch.tensor([1.0] * 5 + [-1.0] * 5), limits)
+        objective.sum().backward()
+        assert objective.isfinite().all()
+        assert log_ratio.grad.isfinite().all()
+        assert objective.dtype == dtype
 
 
 def weight_of(d, reward, limits=PRESETS["topr"]):
@@ -185,23 +205,23 @@ def weight_of(d, reward, limits=PRESETS["topr"]):
     return -logp.grad.item() / reward
 
 
-@pytest.mark.parametrize(
-    ("d", "reward", "expected"),
-    [
-        pytest.param([-0.5] * 4, -1, 0.135335, id="V1"),
-        pytest.param([1, -1], -1, 1, id="V2"),
-        pytest.param([0.5, -1.5], -1, 0.367879, id="V3"),
-        pytest.param([-3], 1, 1, id="V4 positive below"),
-        pytest.param([2], 1, 1, id="V4 positive above"),
-        pytest.param([2], -1, 1, id="V4 negative above"),
-        pytest.param([-0.2] * 512, -1, 0, id="V5 far below"),
-        pytest.param([0.2] * 512, -1, 1, id="V5 far above"),
-        pytest.param([-3], -1, 0.049787, id="V6"),
-        pytest.param([-2], -1, 0.135335, id="V17"),
-    ],
-)
-def test_weights_by_hand(d, reward, expected):
-    assert weight_of(d, reward) == pytest.approx(expected, abs=1e-6)
+WEIGHTS = {
+    "V1": ([-0.5] * 4, -1, 0.135335),
+    "V2": ([1, -1], -1, 1),
+    "V3": ([0.5, -1.5], -1, 0.367879),
+    "V4 positive below": ([-3], 1, 1),
+    "V4 positive above": ([2], 1, 1),
+    "V4 negative above": ([2], -1, 1),
+    "V5 far below": ([-0.2] * 512, -1, 0),
+    "V5 far above": ([0.2] * 512, -1, 1),
+    "V6": ([-3], -1, 0.049787),
+    "V17": ([-2], -1, 0.135335),
+}
+
+
+def test_weights_by_hand():
+    found = {name: weight_of(d, reward) for name, (d, reward, _) in WEIGHTS.items()}
+    assert found == pytest.approx({name: weight for name, (_, _, weight) in WEIGHTS.items()}, abs=1e-6)
 
 
 def test_v4_the_other_presets_differ():
@@ -303,14 +323,13 @@ def test_denominator_replaces_the_number_of_sequences(size, denominator):
     assert fixed.item() * denominator == pytest.approx(mean.item() * size)
 
 
-@pytest.mark.parametrize("loss", [topr_loss, topr.ppo_loss])
-def test_columns_of_different_shapes_are_refused(loss):
+def test_columns_of_different_shapes_are_refused():
     with pytest.raises(ValueError, match="one number per sequence"):
-        loss(torch.ones(2), torch.ones(2), torch.ones(2), torch.ones(2, 1))
+        topr_loss(torch.ones(2), torch.ones(2), torch.ones(2), torch.ones(2, 1))
     with pytest.raises(ValueError, match="one number per sequence"):
-        loss(*torch.ones(4, 0))
-    with pytest.raises(ValueError, match="length"):
-        loss(torch.ones(2), torch.ones(2), torch.ones(2), torch.tensor([1, 0]))
+        topr_loss(*torch.ones(4, 0))
+    with pytest.raises(ValueError, match="length = 0: a completion has at least one token"):
+        topr_loss(torch.ones(2), torch.ones(2), torch.ones(2), torch.tensor([1, 0]))
 
 
 def test_half_precision_is_summed_in_float32():
@@ -318,37 +337,78 @@ def test_half_precision_is_summed_in_float32():
     assert topr_loss(logp, torch.tensor([-2.5]), torch.ones(1), torch.ones(1)).dtype == torch.float32
 
 
-# ---- PPO and DPO -------------------------------------------------------------------------------------------------
+# ---- the form that trainers paste: one number per token ----------------------------------------------------------
 
 
-@given(st.floats(-3, 3), rewards, st.integers(1, 9))
-def test_ppo_is_equation_6(log_ratio, reward, length):
-    ratio = math.exp(log_ratio)
-    expected = -min(ratio * reward, min(max(ratio, 0.8), 1.2) * reward) / length
-    found = topr.ppo_loss(double(log_ratio), double(0), double(reward), double(length), eps=0.2)
-    assert found.item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+def of_tokens(seed=0, batch=9, tokens=7):
+    """token_logp, token_logmu, reward, mask: ragged, with padding on either side and within."""
+    generator = torch.Generator().manual_seed(seed)
+    token_logp, token_logmu = -4 * torch.rand(2, batch, tokens, dtype=torch.float64, generator=generator)
+    mask = torch.rand(batch, tokens, generator=generator) < 0.6
+    mask[torch.arange(batch), torch.randint(tokens, (batch,), generator=generator)] = True  # one token at least
+    reward = double(1, -1, 0, -0.2, 2, -2, -1, -1, 0.2)
+    return token_logp.requires_grad_(), token_logmu, reward, mask.long()
 
 
-@pytest.mark.parametrize(
-    ("ratio", "reward", "is_zero"), [(1.3, 1, True), (0.7, 1, False), (0.7, -1, True), (1.3, -1, False)]
-)
-def test_ppo_has_no_gradient_beyond_the_clip_on_the_improving_side(ratio, reward, is_zero):
-    logp = double(math.log(ratio)).requires_grad_()
-    topr.ppo_loss(logp, double(0), double(reward), double(1)).backward()
-    assert logp.grad.item() == pytest.approx(0 if is_zero else -ratio * reward)
+def loss_by_loops(token_logp, token_logmu, reward, mask, limits):
+    """Algorithm 1 on Python's numbers: the loss, and its gradient in each token_logp."""
+    loss, gradient = 0.0, []
+    for i, of_completion in enumerate(mask.tolist()):
+        chosen = [t for t, is_of_completion in enumerate(of_completion) if is_of_completion]
+        ratio = math.exp(sum(token_logp[i, t].item() - token_logmu[i, t].item() for t in chosen))
+        a, b = limits[:2] if reward[i] >= 0 else limits[2:]
+        factor = -min(max(ratio, a), b) * reward[i].item() / len(chosen) / len(mask)
+        loss += factor * sum(token_logp[i, t].item() for t in chosen)
+        gradient.append([factor * is_of_completion for is_of_completion in of_completion])
+    return loss, gradient
 
 
-@pytest.mark.parametrize("eps", [-0.1, 1.5, math.nan])
-def test_ppo_refuses_an_eps_out_of_range(eps):
-    with pytest.raises(ValueError, match="eps = "):
-        topr.ppo_loss(*torch.ones(4, 1), eps=eps)
+@pytest.mark.parametrize("limits", [*PRESETS.values(), Limits(0.5, 2, 0.25, 4)])
+def test_loss_of_tokens_is_algorithm_1_by_loops(limits):
+    batch = of_tokens()
+    loss = topr.topr_loss_of_tokens(*batch, limits)
+    loss.backward()
+    expected, gradient = loss_by_loops(*batch, limits)
+    assert loss.item() == pytest.approx(expected, rel=1e-12)
+    torch.testing.assert_close(batch[0].grad, double(*gradient), rtol=1e-12, atol=1e-300)
 
 
-@given(numbers, numbers, st.floats(0.01, 2))
-def test_dpo_is_its_formula(pos, neg, beta):
-    found = topr.dpo_loss(double(pos), double(neg), double(-1), double(-2), beta=beta)
-    margin = beta * ((pos + 1) - (neg + 2))
-    assert found.item() == pytest.approx(math.log1p(math.exp(-margin)), rel=1e-9)
+def test_loss_of_tokens_is_topr_s_unless_other_limits_are_given():
+    assert torch.equal(topr.topr_loss_of_tokens(*of_tokens()), topr.topr_loss_of_tokens(*of_tokens(), PRESETS["topr"]))
+
+
+@pytest.mark.parametrize("filler", [-50.0, math.inf, math.nan])
+def test_what_stands_outside_the_mask_changes_no_bit(filler):
+    found = []
+    for is_spoiled in (False, True):
+        token_logp, token_logmu, reward, mask = of_tokens()
+        spoiled = [torch.where((mask == 0) & is_spoiled, filler, x.detach()) for x in (token_logp, token_logmu)]
+        loss = topr.topr_loss_of_tokens(spoiled[0].requires_grad_(), spoiled[1], reward, mask)
+        loss.backward()
+        found.append((loss, spoiled[0].grad))
+    for clean, spoiled in zip(*found, strict=True):
+        assert torch.equal(clean, spoiled)
+
+
+def test_masks_of_every_type_and_half_precision():
+    token_logp, token_logmu, reward, mask = of_tokens()
+    exact = topr.topr_loss_of_tokens(token_logp, token_logmu, reward, mask)
+    for same in (mask.bool(), mask.float(), mask.to(torch.uint8)):
+        assert torch.equal(topr.topr_loss_of_tokens(token_logp, token_logmu, reward, same), exact)
+    halves = [x.detach().bfloat16() for x in (token_logp, token_logmu)]
+    found = topr.topr_loss_of_tokens(*halves, reward.float(), mask)
+    assert found.dtype == torch.float32
+    # Summed in float32, it is the loss of the halves to float32's precision.
+    torch.testing.assert_close(
+        found.double(), topr.topr_loss_of_tokens(*(x.double() for x in halves), reward, mask), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_a_completion_without_tokens_is_refused():
+    token_logp, token_logmu, reward, mask = of_tokens()
+    mask[3] = 0
+    with pytest.raises(ValueError, match="length = 0: a completion has at least one token"):
+        topr.topr_loss_of_tokens(token_logp, token_logmu, reward, mask)
 
 
 # ---- baseline ----------------------------------------------------------------------------------------------------
@@ -356,10 +416,12 @@ def test_dpo_is_its_formula(pos, neg, beta):
 V14 = [(0.5, 0.6, 0.2), (0.1, 0, 0.1), (0.1, -1, 1), (0.1, -0.8, 0.5), (0.8, 0.5, 0.571429), (0.9, 0.9, 0.321429)]
 
 
-@pytest.mark.parametrize(("p", "c", "p_tilde"), V14)
-def test_v14_effective_proportion(p, c, p_tilde):
-    assert topr.effective_proportion(p, c) == pytest.approx(p_tilde, abs=1e-6)
-    assert topr.baseline_for_proportion(p, topr.effective_proportion(p, c)) == pytest.approx(c)
+def test_v14_effective_proportion():
+    p, c, p_tilde = double(*V14).T
+    torch.testing.assert_close(topr.effective_proportion(p, c), p_tilde, rtol=0, atol=1e-6)
+    for p, c, p_tilde in V14:  # numbers as well as tensors
+        assert topr.effective_proportion(p, c) == pytest.approx(p_tilde, abs=1e-6)
+        assert topr.baseline_for_proportion(p, topr.effective_proportion(p, c)) == pytest.approx(c)
 
 
 @given(st.floats(0.01, 0.99), st.floats(-1, 1))

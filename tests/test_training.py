@@ -88,7 +88,7 @@ def test_bfloat16_weights_would_not_move_at_the_papers_learning_rate():
     grouped = grouped_rows(3, 2, 1)
     shares = []
     for dtype in (torch.bfloat16, torch.float32):
-        with process_group():
+        with process_group(alone=True):
             model = tiny_model(dtype=dtype)
             before = [weight.detach().clone() for weight in model.parameters()]
             if dtype == torch.float32:
@@ -112,7 +112,7 @@ def test_in_bfloat16_log_mu_is_scored_in_the_batches_that_train(lm):
     rows = [[replace(e, row=i)] for i, e in enumerate(dataset.encode(samples, lm))]
 
     def log_ratios(scored_in, trained_in):
-        with process_group():
+        with process_group(alone=True):
             model = load_model(lm.model.name_or_path)
             shard(model.model, "bfloat16")
             scored = dataset.score(rows, dataset.epoch_steps(rows, 16, scored_in), model, token_logprobs)

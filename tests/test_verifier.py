@@ -12,7 +12,7 @@ import problems as tiny_problems
 import pytest
 
 import train_gsm8k as gsm8k
-from pipeline.evaluation import Answers, over_questions, wins
+from pipeline.evaluation import Answers, collect, over_questions, wins
 from pipeline.records import InputError, Problem, Sample, read_rows
 from pipeline.settings import TINY
 from tasks import verifier
@@ -20,30 +20,30 @@ from tasks import verifier
 QUESTION = verifier.QUESTION
 
 
-@pytest.mark.parametrize(
-    ("text", "verdict"),
-    [
-        (f" 1 + 1 = 2, right. {QUESTION} Yes", True),
-        (f"{QUESTION} No", False),
-        (f"{QUESTION} No.", False),
-        (f"{QUESTION}\n\n**Yes**", True),
-        (f"{QUESTION} Yes\n\nThe solution is right.", True),
-        (f"{QUESTION} No. {QUESTION} Yes", True),
-        (f"{QUESTION} Yes. {QUESTION}", None),
-        (f"{QUESTION} Yesterday", None),
-        (f"{QUESTION} Yes/No", None),
-        (f"{QUESTION} Yes or No?", None),
-        (f"{QUESTION} yes", None),
-        (f"{QUESTION} X", None),
-        ("Is the answer correct? Yes", None),
-        ("Yes", None),
-        ("", None),
-    ],
-)
-def test_parse_verdict(text, verdict):
-    assert verifier.parse_verdict(text) is verdict
-    expected = "invalid" if verdict is None else "correct" if verdict else "incorrect"
-    assert verifier.grade_verdict(text, True) == expected
+VERDICTS = {
+    f" 1 + 1 = 2, right. {QUESTION} Yes": True,
+    f"{QUESTION} No": False,
+    f"{QUESTION} No.": False,
+    f"{QUESTION}\n\n**Yes**": True,
+    f"{QUESTION} Yes\n\nThe solution is right.": True,
+    f"{QUESTION} No. {QUESTION} Yes": True,
+    f"{QUESTION} Yes. {QUESTION}": None,
+    f"{QUESTION} Yesterday": None,
+    f"{QUESTION} Yes/No": None,
+    f"{QUESTION} Yes or No?": None,
+    f"{QUESTION} yes": None,
+    f"{QUESTION} X": None,
+    "Is the answer correct? Yes": None,
+    "Yes": None,
+    "": None,
+}
+
+
+def test_verdicts_are_parsed_and_graded():
+    assert {text: verifier.parse_verdict(text) for text in VERDICTS} == VERDICTS
+    outcomes = {None: "invalid", True: "correct", False: "incorrect"}
+    graded = {text: verifier.grade_verdict(text, True) for text in VERDICTS}
+    assert graded == {text: outcomes[verdict] for text, verdict in VERDICTS.items()}
 
 
 def sample(completion, outcome, problem="p"):
@@ -84,14 +84,14 @@ def vote_by_counting_twice(votes, correct, weights):
     return correct[votes.index(answers[sums.index(max(sums))])]
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_the_weighted_vote_is_that_of_a_plain_count(seed):
-    rng = random.Random(seed)
-    votes = [rng.choice([1, 2, 3, None]) for _ in range(rng.randint(1, 9))]
-    correct = [vote == 2 for vote in votes]
-    weights = [rng.choice([0, 0.25, 0.5, 0.75, 1]) for _ in votes]
-    answers = Answers(np.array([correct]), [votes])
-    assert wins(answers, 0, range(len(votes)), weights) == vote_by_counting_twice(votes, correct, weights)
+def test_the_weighted_vote_is_that_of_a_plain_count():
+    rng = random.Random(0)
+    for _ in range(200):
+        votes = [rng.choice([1, 2, 3, None]) for _ in range(rng.randint(1, 9))]
+        correct = [vote == 2 for vote in votes]
+        weights = [rng.choice([0, 0.25, 0.5, 0.75, 1]) for _ in votes]
+        found = wins(Answers(np.array([correct]), [votes]), 0, range(len(votes)), weights)
+        assert found == vote_by_counting_twice(votes, correct, weights), (votes, weights)
 
 
 def test_of_equal_answers_the_first_tells_whether_they_are_correct():
@@ -126,11 +126,12 @@ def test_a_verified_vote_by_hand():
         for text in texts
     ]
     task = gsm8k.gsm8k_task(gsm8k.Settings())
-    measured = verifier.verified(verifications, solutions, task)
+    answers = collect(solutions, task)
+    measured = verifier.verified(verifications, answers)
     assert measured.accuracy.tolist() == pytest.approx([5 / 6, 2 / 6])
     assert measured.invalid.tolist() == pytest.approx([0, 3 / 6])
     assert measured.is_won.tolist() == [True, True]
-    assert verifier.majority(solutions, task).tolist() == [False, False]
+    assert verifier.majority(answers).tolist() == [False, False]
 
 
 # ---- the run -----------------------------------------------------------------------------------------------------
@@ -194,12 +195,13 @@ def test_the_command_prints_table_2(finished, monkeypatch, capsys):
         for name, other in names.items()
         for text in (f"--{(other or name).replace('_', '-')}", str(getattr(SMALL, name)))
     ]
-    monkeypatch.setattr("sys.argv", ["train_verifier.py", *arguments, "--out", str(out)])
+    monkeypatch.setattr("sys.argv", ["tasks.verifier", *arguments, "--out", str(out)])
     verifier.main()
     printed = capsys.readouterr().out
     assert all(text in printed for text in ("no verifier", "base", "topr", "maj@4", str(out)))
 
 
+@pytest.mark.slow
 def test_a_verifier_of_mathematics(tmp_path):
     settings = replace(SMALL, task="math", data=str(TINY / "math"), iterations=0, out=tmp_path / "run")
     results = verifier.run(replace(settings, max_new_tokens=8, instruction=verifier.INSTRUCTION))

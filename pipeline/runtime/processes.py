@@ -46,15 +46,15 @@ def device() -> "torch.device":
 
 
 @contextmanager
-def process_group() -> Iterator[None]:
-    """Join the processes that torchrun started; without torchrun, form a group of one, as FSDP2 needs.
+def process_group(alone: bool = False) -> Iterator[None]:
+    """Join the processes that torchrun started. Without torchrun do nothing or, if `alone`, form a group of one.
 
     Within a group it does nothing: all runs of a command share one.
     """
     import torch
     import torch.distributed as dist
 
-    if dist.is_initialized():
+    if dist.is_initialized() or ("RANK" not in os.environ and not alone):
         yield
         return
     if torch.cuda.is_available():
@@ -119,7 +119,7 @@ def progress_bar(items: Iterable[T], description: str, unit: str, total: int | N
     """
     is_terminal = sys.stderr.isatty()
     told = time.monotonic()
-    for done, item in enumerate(tqdm(items, description, total, unit=unit, disable=rank() > 0 or not is_terminal)):
+    for done, item in enumerate(tqdm(items, description, total, unit=unit, disable=rank() > 0 or not is_terminal), 1):
         if not is_terminal and rank() == 0 and time.monotonic() > told + 10:
             told = time.monotonic()
             print(f"{description}: {done} {unit}s" + f" of {total}" * (total is not None), file=sys.stderr, flush=True)

@@ -1,0 +1,58 @@
+"""PPO and DPO against their formulas."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.baselines import dpo_loss, dpo_loss_of_rows, ppo_loss
+
+
+def double(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@given(st.floats(-3, 3), st.sampled_from([-2.0, -0.2, 0.0, 0.2, 1.0]), st.integers(1, 9))
+def test_ppo_is_equation_6(log_ratio, reward, length):
+    ratio = math.exp(log_ratio)
+    expected = -min(ratio * reward, min(max(ratio, 0.8), 1.2) * reward) / length
+    found = ppo_loss(double(log_ratio), double(0), double(reward), double(length), eps=0.2)
+    assert found.item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_ppo_has_no_gradient_beyond_the_clip_on_the_improving_side():
+    ratio, reward = double(1.3, 0.7, 0.7, 1.3), double(1, 1, -1, -1)
+    logp = ratio.log().requires_grad_()
+    ppo_loss(logp, torch.zeros(4), reward, torch.ones(4), denominator=1).backward()
+    torch.testing.assert_close(logp.grad, double(0, -0.7, 0, 1.3))
+
+
+@pytest.mark.parametrize("eps", [-0.1, 1.5, math.nan])
+def test_ppo_refuses_an_eps_out_of_range(eps):
+    with pytest.raises(ValueError, match="eps = "):
+        ppo_loss(*torch.ones(4, 1), eps=eps)
+
+
+@given(st.floats(-30, 30), st.floats(-30, 30), st.floats(0.01, 2))
+def test_dpo_is_its_formula(pos, neg, beta):
+    found = dpo_loss(double(pos), double(neg), double(-1), double(-2), beta=beta)
+    margin = beta * ((pos + 1) - (neg + 2))
+    assert found.item() == pytest.approx(math.log1p(math.exp(-margin)), rel=1e-9)
+
+
+def test_dpo_of_rows_is_the_sum_over_pairs():
+    """Whatever the order of a pair; the denominator counts rows, two for each pair."""
+    logp, logmu, reward = double(-1, -2, -3, -4), double(-2, -1, -3.5, -3), double(1, -1, -1, 1)
+    expected = dpo_loss(logp[[0, 3]], logp[[1, 2]], logmu[[0, 3]], logmu[[1, 2]], beta=0.3, denominator=5)
+    found = dpo_loss_of_rows(logp, logmu, reward, torch.ones(4), denominator=10, beta=0.3)
+    torch.testing.assert_close(found, expected)
+
+
+def test_columns_of_different_shapes_are_refused():
+    for columns in ([torch.ones(2), torch.ones(2), torch.ones(2), torch.ones(2, 1)], torch.ones(4, 0)):
+        with pytest.raises(ValueError, match="one number per sequence"):
+            ppo_loss(*columns)
+        with pytest.raises(ValueError, match="one number per sequence"):
+            dpo_loss(*columns, beta=0.1)

@@ -15,7 +15,7 @@ def ppo_loss(
 
     Arguments and shapes as in `topr.topr_loss`; 0 <= eps <= 1, and 0.2 is the paper's (Section 4.3). The minimum is a
     clipped ratio too: clipped above for R >= 0, below for R < 0. Here the gradient goes through it, and is zero
-    outside. Raises ValueError where shapes differ or eps is out of range.
+    outside. Raises ValueError where shapes differ, a length is below 1 or eps is out of range.
 
     >>> two = torch.tensor([2.0]).log()
     >>> ppo_loss(two, torch.zeros(1), reward=torch.ones(1), length=torch.ones(1))
@@ -23,6 +23,8 @@ def ppo_loss(
     """
     if not 0 <= eps <= 1:
         raise ValueError(f"eps = {eps}: must lie in [0, 1]")
+    if (length < 1).any():
+        raise ValueError(f"length = {length.min().item():g}: a completion has at least one token")
     denominator = _check_shapes(denominator, logp, logmu, reward, length)
     clipped = importance_weight(logp - logmu, *Limits(0, 1 + eps, 1 - eps, math.inf).of_sign(reward))
     return -(clipped * reward / length).sum() / denominator

@@ -7,8 +7,8 @@ mu is the model that sampled the completion y; pi is the model in training. The 
 product over all tokens. A positive example keeps weight 1 however improbable it is: it is learnt as fast as in
 supervised training. A negative example loses its weight as it becomes improbable, so that training lets go of it.
 
-Names, in the whole project: logp is log pi, logmu is log mu, log_ratio is logp - logmu. reward is the reward after the
-baseline was subtracted; its sign chooses the bounds, and zero counts as positive. A bare name is one number per
+Names, in the whole project: logp is log pi, logmu is log mu, log_ratio is logp - logmu. A loss's reward is that after
+the baseline was subtracted; its sign chooses the bounds, and zero counts as positive. A bare name is one number per
 sequence, (B,); token_* is one per token, (B, T). Logarithms are natural, lengths are in tokens.
 """
 
@@ -169,7 +169,7 @@ def _at_least_float32(value: Tensor | float) -> Tensor:
 
 
 def effective_proportion(p: Tensor | float, c: Tensor | float) -> Tensor | float:
-    """The share of positives that baseline c turns a share p into, rewards being -1 and +1 (Eq. 12).
+    """The share of positives in total absolute reward, from a share p and baseline c; rewards -1 and +1 (Eq. 12).
 
     p~ = p (1-c) / (1 + (1-2p) c), for numbers or tensors, 0 < p < 1 and -1 <= c <= 1 (ValueError otherwise).
 
@@ -266,8 +266,8 @@ def train(
 ) -> Iterator[StepStats]:
     """Algorithm 1: one step of the optimiser for each `next()`, so that the caller logs, saves and stops.
 
-    loss is called as loss(logp, logmu, reward, length, denominator=...), logprobs as logprobs(model, batch). Only the
-    latter looks at tokens: any record with (B,) logmu, reward and length will do for a `Batch`. max_norm: the gradient
+    loss is called as loss(logp, logmu, reward, length, denominator=...), logprobs as logprobs(model, batch). Of a batch
+    `train` reads logmu, reward and length alone; its other fields are for `logprobs`. max_norm: the gradient
     is clipped to this norm (Section 4.2: 1.0). Several processes must sum their gradients, not average them. Raises
     FloatingPointError, before the update, where loss or gradient is not finite.
 
@@ -288,7 +288,7 @@ def train(
             # A loss that is not finite makes the gradient's norm NaN on all processes, so that all stop together.
             (value if value.isfinite() else value * math.nan).backward()
             total += value.detach()
-            # Whatever the loss, its gradient in logp is -weight * reward / length / denominator.
+            # The weight of any loss is defined by d loss / d logp = -weight * reward / length / denominator.
             weight = -logp.grad * step.sequences * batch.length / torch.where(batch.reward == 0, 1, batch.reward)
             seen.append(torch.stack([logp.detach() - batch.logmu, batch.reward, weight]))
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)

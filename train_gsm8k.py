@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 def experiment(settings: Settings, task: Task, learn: "Learn | None" = None) -> dict:
     """All stages of a run in their order, each done unless its file is there. Returns what results.json holds.
 
-    learn: a loss and its log-probabilities in place of the method's, for `topr.train`. InputError where settings,
-    model, samples or folder do not fit; nothing is written then.
+    learn: the functions (loss, logprobs) that `topr.train` is given, instead of the method's. InputError where
+    settings, model, samples or folder do not fit; nothing is written then.
     """
     from pipeline.stages import Run  # torch and transformers, which --help does without
 

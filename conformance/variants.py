@@ -1,8 +1,9 @@
 """What circulates under the name of TOPR: the paper's loss, and the variants of it that public code contains.
 
-Every loss takes logp, logmu (B, T), reward (B,) after the baseline, and mask (B, T), 1.0 on the completion's tokens and
-0.0 elsewhere. It returns a scalar. Each loss is written out, so that it differs from `paper` in one or two lines. They
-are for comparison: to train, take `topr.topr_loss` or `topr.topr_loss_of_tokens`.
+Every loss takes logp, logmu (B, T), which here are per token as in the code they stand for, reward (B,) after the
+baseline, and mask (B, T), 1.0 on the completion's tokens and 0.0 elsewhere. It returns a scalar. Each loss is written
+out, so that it differs from `paper` in one or two lines. They are for comparison: to train, take `topr.topr_loss` or
+`topr.topr_loss_of_tokens`.
 """
 
 from collections.abc import Callable

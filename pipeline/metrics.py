@@ -15,7 +15,7 @@ START_AT_MU = 0.01  # nats that |log pi - log mu| may reach at the first step; o
 def step_metrics(log_ratio: Tensor, reward: Tensor, weight: Tensor) -> dict[str, float]:
     """The metrics of a step from its sequences' (B,) log-ratios, rewards and weights.
 
-    Quantiles (5, 50, 95%) of log-ratio and weight for reward > 0 (pos) and < 0 (neg); weights_below_1e-6: their share;
+    Quantiles (5, 50, 95%) of log-ratio and weight, where reward > 0 (pos) and < 0 (neg); weights_below_1e-6: a share;
     ess: effective sample size (sum w)^2 / sum w^2, in sequences. Reward 0 has no gradient, hence no weight to count.
 
     >>> step_metrics(torch.zeros(4), torch.ones(4), torch.ones(4))["ess"]

@@ -34,9 +34,9 @@ class Problem:
 class Sample(BaseModel, extra="forbid", strict=True):
     """A completion of a prompt with its reward: a line of samples.jsonl.
 
-    prompt, completion and reward suffice on input. token_ids are the completion's, up to and including the end of
-    sequence or the stop string. token_logmu are their log-probabilities, in nats, which --trust-logmu takes for log mu;
-    token_logmu_engine are those that the sampling engine computed.
+    prompt, completion and reward suffice on input; reward is that before the baseline. token_ids are the completion's,
+    up to and including the end of sequence or the stop string. token_logmu are their log-probabilities, in nats, which
+    --trust-logmu takes for log mu; token_logmu_engine are those that the sampling engine computed.
 
     >>> Sample(prompt="Q: 1 + 1?\\nA:", completion=" The answer is 2.", reward=1.0).finish_reason
     'stop'

@@ -1,6 +1,6 @@
 """The stages of a run: evaluate, sample, compose, train (Algorithm 1, Section 4.3). train_gsm8k.py puts them in order.
 
-Each stage leaves a file that is never rewritten, and a stage whose file is there is not run again:
+Each stage leaves a file that no later stage changes, and a stage whose file is there is not run again:
 
     iteration-1/test-0.jsonl        evaluate: completions of the test problems by the initial model, graded
     iteration-1/samples.jsonl       sample: completions of the training problems, graded
@@ -82,7 +82,7 @@ class Point(NamedTuple):
 
 
 class Run(AbstractContextManager):
-    """A run of the settings on a task: its folder, and the one thing that fills a GPU, an engine or a learner.
+    """A run of the settings on a task. It holds its folder and, at any time, an engine or a model in training.
 
     found: what results.json holds if the run is finished, else None. learn: what `topr.train` is to be given as loss
     and logprobs, in place of the method's. InputError where model, samples or folder do not fit; nothing is written
@@ -293,7 +293,9 @@ class Run(AbstractContextManager):
         before = last = measure(first, settings.test_samples)
         iterations = []
         for number in range(1, settings.iterations + 1):
-            counts = read_json(self.folder / f"iteration-{number}" / "dataset.json")
+            counts = read_json(
+                self.folder / f"iteration-{number}" / "dataset.json", "remove it and train.jsonl to make both anew"
+            )
             mismatch = counts.pop("engine_mismatch")
             curve = [{"samples_seen": 0, **last}]
             for i, (seen, file) in enumerate(tests[number], start=1):

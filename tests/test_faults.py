@@ -211,14 +211,16 @@ def test_what_was_damaged_is_made_anew(runs, undisturbed, in_training, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["config.json", "results.json"])
-def test_a_damaged_record_of_the_run_is_named(runs, undisturbed, in_training, tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "advice"), [("config.json", "choose another --out"), ("results.json", "remove it to make it anew")]
+)
+def test_a_damaged_record_of_the_run_is_named(runs, undisturbed, in_training, tmp_path, name, advice):
     folder = tmp_path / "run"
     shutil.copytree(in_training, folder)
     (folder / name).write_text('{"lr": ')
     assert runs.run(folder) == 1
     last = folder.with_suffix(".log").read_text().splitlines()[-1]
-    assert re.fullmatch(rf"train_gsm8k: .*{name}: .*; remove it to make it anew", last)
+    assert re.fullmatch(rf"train_gsm8k: .*{name}: .*; {advice}", last)
 
 
 # ---- the disk, and what is written where --------------------------------------------------------------------------

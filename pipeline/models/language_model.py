@@ -6,11 +6,11 @@ Completions of a prompt may share its computation, with the same values and grad
     completions  [ y | padding ]        B rows, each of which attends to its own prompt's keys and values, and itself
 
 Where no prompt has several completions, both are one ordinary batch, [ padding | x | y | padding ]. The model's head
-runs on the last token of a prompt only. The plain counterpart, a padded row for each completion, is
+skips all tokens of a prompt but the last. The plain counterpart, a padded row for each completion, is
 `topr.sequence_logprobs`.
 
 The weights that are trained are float32. bfloat16 has 8 bits of precision, so that at a learning rate of 5e-7 nearly
-every update of a bfloat16 weight would round to nothing: it is for computing with, in copies made as they are needed.
+every update of a bfloat16 weight would round to nothing. Forward and backward passes use temporary bfloat16 copies.
 """
 
 from collections.abc import Sequence
@@ -161,7 +161,7 @@ class SharedRows(NamedTuple):
     prompt_mask: Tensor  # (R, P) 1 on tokens, 0 on padding
     completion_ids: Tensor  # (B, C), padded on the right
     completion_mask: Tensor  # (B, C)
-    prompt_of: Tensor  # (B,) which prompt is a completion's
+    prompt_of: Tensor  # (B,) index of each completion's prompt
     token_logmu: Tensor  # (B, C) log mu of each token; 0 on padding, NaN where only the sum is known
     logmu: Tensor  # (B,)
     reward: Tensor  # (B,)
@@ -273,7 +273,7 @@ def _positions(mask: Tensor) -> Tensor:
 
 
 class KeptLayer(DynamicLayer):
-    """A layer's keys and values, (R, heads, P, size); recomputed by gradient checkpointing, they are overwritten."""
+    """A layer's keys and values, (R, heads, P, size); gradient checkpointing recomputes and overwrites them."""
 
     def update(self, keys: Tensor, values: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Keep them attached to the graph, so that gradients reach the prompt."""

@@ -178,6 +178,6 @@ def command(name: str) -> Iterator[None]:
             raise
         kept = "what is done is kept, and the same command goes on"
         told = f"{error}; {kept}" if isinstance(error, OSError) else str(error) or f"stopped; {kept}"
-        # One rank of a machine tells a fault that all share; a full disk may be another machine's own.
+        # A machine's first process prints what all share; every process prints a fault of its own disk.
         is_told = isinstance(error, OSError) or os.environ.get("LOCAL_RANK", "0") == "0"
         sys.exit(f"{name}: {told}" if is_told else 1)

@@ -1,8 +1,8 @@
 """The folder of a run: its settings, its stages' files, and the checksums of these.
 
-A stage leaves one file, which appears under its name when it is whole and is never rewritten. A stage whose file is
-there is not run again, so the same command, given after whatever ended a run, goes on where it was. SHA256SUMS beside
-the files has their checksums, in the form that `sha256sum -c SHA256SUMS` checks; a damaged file is never read.
+A stage leaves one file, which appears under its name when it is whole and which no later stage changes. A stage whose
+file is there is not run again, so the same command, given after whatever ended a run, goes on where it was. SHA256SUMS
+beside the files has their checksums, in the form that `sha256sum -c SHA256SUMS` checks; a damaged file is never read.
 """
 
 import fcntl
@@ -58,7 +58,7 @@ def held_folder(path: Path, config: dict[str, Any]) -> Iterator[None]:
 
 def refuse_others(folder: Path, config: dict[str, Any], fault: str, advice: str) -> None:
     """InputError unless folder/config.json has the settings of `config` and the present form of files."""
-    known, config = read_json(folder / "config.json"), json.loads(json.dumps(config, default=str))
+    known, config = read_json(folder / "config.json", advice), json.loads(json.dumps(config, default=str))
     if known.get("format") != FORMAT:
         raise InputError(f"{folder}: holds a run of another version of this project, with other files; {advice}")
     differing = [name for name in config if known.get(name) != config[name]]
@@ -67,8 +67,8 @@ def refuse_others(folder: Path, config: dict[str, Any], fault: str, advice: str)
         raise InputError(f"{folder}: {fault} ({told}); {advice}")
 
 
-def read_json(file: Path) -> Any:
-    """The content of a JSON file; InputError where it cannot be read.
+def read_json(file: Path, advice: str = "remove it to make it anew") -> Any:
+    """The content of a JSON file; InputError, with the advice, where it cannot be read.
 
     >>> read_json(Path("nowhere.json"))
     Traceback (most recent call last):
@@ -79,7 +79,7 @@ def read_json(file: Path) -> Any:
     except FileNotFoundError:
         raise InputError(f"{file}: no such file") from None
     except ValueError as error:
-        raise InputError(f"{file}: {error}; remove it to make it anew") from None
+        raise InputError(f"{file}: {error}; {advice}") from None
 
 
 # ---- checksums --------------------------------------------------------------------------------------------------

@@ -91,6 +91,7 @@ def _memory(settings: Settings, lm: LanguageModel, processes: int, longest: int)
     kept = config.hidden_size * len(layers) + wide if settings.gradient_checkpointing else wide * len(layers)
     words = min(SLICE, config.vocab_size) if settings.sliced_head else config.vocab_size
     logits = settings.micro_batch * settings.max_new_tokens * words * (2 * c + 8)
+    models = settings.iterations + settings.curve_points - 1
     copies = f"{c} (rest + 2 layers) + {c + 4} max(rest, layer): FSDP2's copies"
     of_training = [
         Item("weights", 4 * parameters / processes, "bytes", "4 P / processes: float32"),
@@ -114,5 +115,7 @@ def _memory(settings: Settings, lm: LanguageModel, processes: int, longest: int)
             "host memory, in all", 4 * parameters * processes, "bytes", "4 P x processes, and what samples take in each"
         ),
         Item("checkpoint, on disk", 4 * parameters + state * processes, "bytes", "4 P + optimiser; two at times"),
-        Item("models, on disk", 4 * parameters * settings.iterations, "bytes", "4 P an iteration"),
+        Item(
+            "models, on disk", 4 * parameters * models, "bytes", "4 P an iteration, and a point of the curve at times"
+        ),
     ]

@@ -90,15 +90,16 @@ class Run(AbstractContextManager):
     """
 
     def __init__(self, settings: Settings, task: Task, learn: Learn | None = None):
+        self.folder = settings.out or settings.default_out(Settings())
         engine = settings.engine or ("vllm" if torch.cuda.is_available() else "hf")
         self.settings = settings = replace(settings, engine=engine)
         self.task, self.start = task, Point(0, 0, settings.model)
-        self.folder = settings.out or settings.default_out(Settings())
         self._token_logprobs = chunked_head.token_logprobs if settings.sliced_head else token_logprobs
         own = make_loss(settings), lambda model, batch: self._token_logprobs(model, batch).sum(-1)
         self._loss, self._logprobs = learn or own
         self._tests: dict[int, list[tuple[int, Path]]] = {}  # iteration -> samples seen and file of each evaluation
         self._held, self._holding = None, ExitStack()
+        self.found: dict[str, Any] | None = None
 
         def validate() -> tuple[LanguageModel, int, list[Sample] | None]:
             meta = load_model(settings.model, META, settings.trust_remote_code)
@@ -119,11 +120,13 @@ class Run(AbstractContextManager):
             if ranks() > 1 or settings.compute != "float32":  # FSDP2 computes in other precisions
                 stack.enter_context(process_group(alone=True))
             self.meta, self.longest, self.given = on_all_ranks(validate)
-            on_rank_zero(lambda: stack.enter_context(held_folder(self.folder, settings.record())))
-            is_finished = on_rank_zero((self.folder / "results.json").exists)
-            self.found = read_json(self.folder / "results.json") if is_finished else None
-            if is_finished and rank() == 0:
-                print(f"{self.folder}: this run is finished; what it found:", flush=True)
+            if on_rank_zero((self.folder / "results.json").exists):
+                refuse_others(self.folder, settings.record(), "holds a run with other settings", "choose another --out")
+                self.found = read_json(self.folder / "results.json")
+                if rank() == 0:
+                    print(f"{self.folder}: this run is finished; what it found:", flush=True)
+            else:
+                on_rank_zero(lambda: stack.enter_context(held_folder(self.folder, settings.record())))
             stack.callback(self._hold, None)
             self._stack = stack.pop_all()
 
@@ -135,11 +138,11 @@ class Run(AbstractContextManager):
     def evaluate(self, iteration: int, point: Point) -> None:
         """Sample from a model on the test problems: test-STEP.jsonl. `results` tells how good it is."""
         settings, here = self.settings, self.folder / f"iteration-{iteration}"
-        file, is_full = here / f"test-{point.step}.jsonl", point.model in (settings.model, str(here / "model"))
-        n = settings.test_samples if is_full else settings.curve_samples
+        file, is_along = here / f"test-{point.step}.jsonl", point.model == str(here / f"model-{point.step}")
+        n = settings.curve_samples if is_along else settings.test_samples
         seed = settings.seed_of(f"test {iteration} {point.step}")
         self._draw(file, self.task.test, n, point.model, seed, f"evaluating at step {point.step}")
-        if not is_full:
+        if is_along:
             on_rank_zero(lambda: shutil.rmtree(point.model, ignore_errors=True))
         self._tests.setdefault(iteration, []).append((point.seen, file))
 
@@ -183,7 +186,8 @@ class Run(AbstractContextManager):
 
         def make() -> list[Sample]:
             on_all_ranks(draw_own)
-            return [sample for part in parts for sample in read_rows(part, Sample)] if rank() == 0 else []
+            # A rank that has no problem, because there are fewer of them than ranks, has left an empty file.
+            return [sample for part in parts for sample in read_rows(part, Sample, "growing")] if rank() == 0 else []
 
         stage(file, make)
         on_rank_zero(lambda: [part.unlink(missing_ok=True) for part in parts])
@@ -229,14 +233,24 @@ class Run(AbstractContextManager):
         seen = {stop: sum(step.sequences for step in steps[:stop]) for stop in (*stops, len(steps))}
         points = [Point(stop, seen[stop], str(here / f"model-{stop}")) for stop in stops if stop < len(steps)]
         last = Point(len(steps), seen[len(steps)], str(here / "model"))
-        if not on_rank_zero(Path(last.model).exists):
-            done = on_rank_zero(lambda: max(checkpoints(here), default=0))
+
+        def is_missing(point: Point) -> bool:
+            is_tested = point != last and (here / f"test-{point.step}.jsonl").exists()
+            return not (Path(point.model).exists() or is_tested)
+
+        missing = on_rank_zero(lambda: [point.step for point in (*points, last) if is_missing(point)])
+        if missing:
+            usable = [
+                step for step in on_rank_zero(lambda: checkpoints(here)) if step < missing[0] or missing[0] == last.step
+            ]
+            done = max(usable, default=0)
+            on_rank_zero(lambda: [shutil.rmtree(p.model, ignore_errors=True) for p in points if p.step > done])
             lm, optimizer = self._learner(str(here / f"checkpoint-{done}") if done else model)
             if done:
                 load_optimizer(here, done, optimizer)
-            self._epoch(here, steps, done, points, lm, optimizer)
-            save_model(lm, Path(last.model))
-        on_rank_zero(lambda: [shutil.rmtree(here / f"checkpoint-{step}") for step in checkpoints(here)])
+            self._epoch(here, steps, done, (*points, last), lm, optimizer)
+        leftovers = [*here.glob("checkpoint-*"), *here.glob("model*.unfinished")]
+        on_rank_zero(lambda: [shutil.rmtree(path) for path in leftovers])
         return [*points, last]
 
     def _epoch(
@@ -252,6 +266,7 @@ class Run(AbstractContextManager):
         settings, log = self.settings, here / "metrics.jsonl"
         on_rank_zero(lambda: keep_lines(log, done) if done else log.unlink(missing_ok=True))
         stops = {point.step: Path(point.model) for point in points}
+        is_there = on_rank_zero(stops[len(steps)].exists)  # a later iteration may have begun with this model
         laid_out = dataset.lay_out(steps[done:])
         with requests_are_noted() as is_asked:
             trained = topr.train(lm.model, optimizer, laid_out, self._loss, self._logprobs, settings.max_norm)
@@ -268,12 +283,14 @@ class Run(AbstractContextManager):
                 metrics = {"step": step, "loss": sum(losses), "grad_norm": stats.grad_norm}
                 if rank() == 0:
                     append_json(log, metrics | step_metrics(log_ratio, reward, weight))
-                if step in stops and not on_rank_zero(stops[step].exists):
+                if step in stops and step < len(steps):
                     save_model(lm, stops[step])
-                if any(asked) or (step % settings.save_every == 0 and step < len(steps)):
+                if step < len(steps) and (any(asked) or step % settings.save_every == 0):
                     save_checkpoint(here, step, lm, optimizer)
-                if any(asked):
+                if any(asked) and step < len(steps):
                     raise KeyboardInterrupt
+            if not is_there:  # still inside the block: a request to stop waits until the model is saved
+                save_model(lm, stops[len(steps)])
 
     # ---- results ------------------------------------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ def test_the_counts_are_those_of_the_settings():
     assert items["samples trained on"].value == 3 * 500
     assert items["optimiser steps"].value == 3 * 32  # 500 / 16, rounded up
     assert items["test samples"].value == 10 * 32 * 4 + 10 * 4 * 4 * 3  # in full 4 times; at 4 points of 3 epochs
-    assert items["models, on disk"].value == 3 * 4 * items["parameters P"].value
+    assert items["models, on disk"].value == (3 + 4) * 4 * items["parameters P"].value
     karenina = by_name(replace(settings, composition="anna_karenina", examples=None))
     assert karenina["training samples"].value == 3 * 100 * 64
     assert karenina["samples trained on"].value == 3 * 100 * 64  # at most

@@ -176,3 +176,10 @@ def test_two_ranks_train_the_model_that_one_process_trains(undisturbed, tmp_path
     for name, one in weights[0].items():
         assert (one - base[name]).abs().max() > 1e-3, name  # 12 steps of Adafactor at 1e-3
         torch.testing.assert_close(weights[1][name], one, rtol=0, atol=2e-4)
+
+
+@pytest.mark.slow
+def test_a_rank_without_a_problem_waits_for_the_others(tmp_path):
+    few = ("--problems", "1", "--test-problems", "1", "--iterations", "1", "--n", "8", "--lr", "1e-5")
+    found = finish(tmp_path / "run", 2, few)
+    assert found["iteration-1/samples.jsonl"].count(b"\n") == 8

@@ -1,6 +1,7 @@
 """The script from end to end at a small size: what it writes, that it repeats itself, and what it refuses."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -276,6 +277,23 @@ def test_log_mu_that_is_wrong_ends_the_run_before_anything_is_trained(finished, 
         run(tmp_path / "run", samples=finished / SAMPLES)
     assert not (tmp_path / "run" / MODEL).exists()
     assert not (tmp_path / "run" / METRICS).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", ["test-2.jsonl", "model"])
+def test_what_was_removed_is_made_again_with_the_same_bits(finished, tmp_path, lost):
+    """A point of the curve needs its model, which training must then save again."""
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    (folder / "results.json").unlink()
+    if lost == "model":
+        shutil.rmtree(folder / MODEL)
+    else:
+        (folder / "iteration-1" / lost).unlink()
+    run(folder)
+    for name in ("results.json", METRICS, f"{MODEL}/model.safetensors", "iteration-1/test-2.jsonl"):
+        assert (folder / name).read_bytes() == (finished / name).read_bytes(), name
+    assert not list((folder / "iteration-1").glob("model-*"))
 
 
 # ---- bad input: one clear line, nothing written ------------------------------------------------------------------

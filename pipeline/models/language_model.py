@@ -124,9 +124,10 @@ def shard(model: PreTrainedModel, compute: Compute, gradient_checkpointing: bool
         kept = {} if compute == "float32" else {"mp_policy": policy}
         for module in (*layers, model):
             fully_shard(module, **kept)
-            # The denominator of a step counts the sequences of all ranks: their gradients are to be summed.
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
+            if dist.get_world_size() > 1:
+                # The denominator of a step counts the sequences of all ranks: gradients are summed, not averaged.
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
 
 
 def make_optimizer(name: OptimizerName, model: torch.nn.Module, lr: float) -> torch.optim.Optimizer:

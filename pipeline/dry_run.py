@@ -89,8 +89,8 @@ def _memory(settings: Settings, lm: LanguageModel, processes: int, longest: int)
     tokens = settings.micro_batch * longest
     wide = 16 * config.hidden_size + 6 * config.intermediate_size  # a layer's inner activations, a token
     kept = config.hidden_size * len(layers) + wide if settings.gradient_checkpointing else wide * len(layers)
-    words = min(SLICE, config.vocab_size) if settings.sliced_head else config.vocab_size
-    logits = settings.micro_batch * settings.max_new_tokens * words * (2 * c + 8)
+    vocabulary = min(SLICE, config.vocab_size) if settings.sliced_head else config.vocab_size
+    logits = settings.micro_batch * settings.max_new_tokens * vocabulary * (2 * c + 8)
     models = settings.iterations + settings.curve_points - 1
     copies = f"{c} (rest + 2 layers) + {c + 4} max(rest, layer): FSDP2's copies"
     of_training = [
@@ -104,7 +104,7 @@ def _memory(settings: Settings, lm: LanguageModel, processes: int, longest: int)
             logits,
             "bytes",
             f"{2 * c + 8} x {settings.micro_batch} x {settings.max_new_tokens} x "
-            + (f"a slice of {words:,} words" if settings.sliced_head else "vocabulary"),
+            + (f"a slice of {vocabulary:,} of the vocabulary" if settings.sliced_head else "vocabulary"),
         ),
     ]
     return [

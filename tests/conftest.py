@@ -28,9 +28,10 @@ def lm():
     return load_model(gsm8k.Settings().model)
 
 
-LONGEST = ("test_restart", "test_faults", "test_notebooks", "test_tiny", "test_reproduce", "test_run")
+LONGEST = "restart faults run vllm notebooks tiny reproduce benchmarks conformance training".split()
 
 
 def pytest_collection_modifyitems(items):
     """The files that take longest come first, so that no process is left with one of them when the other has done."""
-    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+    names = [f"test_{name}" for name in LONGEST]
+    items.sort(key=lambda item: names.index(item.path.stem) if item.path.stem in names else len(names))

@@ -356,6 +356,7 @@ def sample_file(tmp_path, *rows):
         ([{"token_ids": [5, 6]}], {}, "given.jsonl:1: field token_ids: are not the completion's in this model's"),
         ([{"token_logmu": [-1]}], {}, "given.jsonl:1: field token_logmu: 1 of them, 2 tokens"),
         ([{"prompt": ""}], {}, "given.jsonl:1: field prompt: is empty"),
+        ([{"completion": ""}], {}, "given.jsonl:1: field completion: is empty"),
         ([{"token_logmu": [-1, -1]}, {}], {"trust_logmu": True}, "given.jsonl:2: field token_logmu: is missing"),
         ([{}, {}], {"composition": "positives_only"}, "--composition positives_only: none of the 2 samples fits"),
         ([{}, {}], {"method": "sft"}, "--method sft: no positive sample"),

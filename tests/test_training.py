@@ -121,7 +121,6 @@ def test_in_bfloat16_log_mu_is_scored_in_the_batches_that_train(lm):
             return torch.cat(found).abs().max().item()
 
     assert log_ratios(4, 4) < 1e-4  # the sum's own rounding
-    assert log_ratios(16, 1) > 1e-2
 
 
 def test_gradient_checkpointing_computes_layers_twice_and_the_same_gradient():

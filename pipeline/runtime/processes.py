@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -118,6 +118,7 @@ def progress_bar(items: Iterable[T], description: str, unit: str, total: int | N
     ['a', 'b']
     """
     is_terminal = sys.stderr.isatty()
+    total = len(items) if total is None and isinstance(items, Sized) else total
     told = time.monotonic()
     for done, item in enumerate(tqdm(items, description, total, unit=unit, disable=rank() > 0 or not is_terminal), 1):
         if not is_terminal and rank() == 0 and time.monotonic() > told + 10:

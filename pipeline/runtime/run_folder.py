@@ -9,7 +9,7 @@ import fcntl
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,22 +35,21 @@ def held_folder(path: Path, config: dict[str, Any]) -> Iterator[None]:
     config: the run's settings, for config.json. InputError, with nothing changed, where the folder holds anything but a
     run with these settings. The system releases the lock when the process ends, however it ends.
     """
-    for is_locked in (False, True):  # another process may have written config.json since the first look
-        if path.exists() and not path.is_dir():
-            raise InputError(f"{path}: is a file; choose another --out")
-        if (path / "config.json").exists():
-            refuse_others(path, config, "holds a run with other settings", "choose another --out")
-        elif path.is_dir() and any(file.name not in BEFORE_CONFIG for file in path.iterdir()):
-            raise InputError(f"{path}: is not empty and no run of this script; choose another --out")
-        if not is_locked:
-            path.mkdir(parents=True, exist_ok=True)
-            lock = (path / ".lock").open("w")
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                lock.close()
-                raise InputError(f"{path}: another process is at work there; let it end") from None
-    with lock:
+    with ExitStack() as stack:
+        for is_locked in (False, True):  # another process may have written config.json since the first look
+            if path.exists() and not path.is_dir():
+                raise InputError(f"{path}: is a file; choose another --out")
+            if (path / "config.json").exists():
+                refuse_others(path, config, "holds a run with other settings", "choose another --out")
+            elif path.is_dir() and any(file.name not in BEFORE_CONFIG for file in path.iterdir()):
+                raise InputError(f"{path}: is not empty and no run of this script; choose another --out")
+            if not is_locked:
+                path.mkdir(parents=True, exist_ok=True)
+                lock = stack.enter_context((path / ".lock").open("w"))
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise InputError(f"{path}: another process is at work there; let it end") from None
         if not (path / "config.json").exists():
             write_file(path / "config.json", json.dumps(config | {"format": FORMAT}, indent=2, default=str) + "\n")
         yield

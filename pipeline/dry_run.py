@@ -44,8 +44,7 @@ def _counts(settings: Settings, task: Task, lm: LanguageModel, processes: int) -
     prompts = lm.tokenizer([task.prompt(problem) for problem in task.train])["input_ids"] if task.train else []
     mean_prompt = sum(map(len, prompts)) / max(len(prompts), 1)
     given = read_rows(settings.samples, Sample) if settings.samples else None
-    each = settings.candidates if settings.composition == "anna_karenina" else settings.n
-    drawn = len(given) if given else len(task.train) * each
+    drawn = len(given) if given else len(task.train) * settings.drawn_per_problem
     trained = min(settings.examples or drawn, drawn)
     tested = len(task.test) * settings.test_samples * (1 + settings.iterations)
     along = len(task.test) * settings.curve_samples * (settings.curve_points - 1) * settings.iterations

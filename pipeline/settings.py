@@ -162,6 +162,11 @@ class Settings:
     """folder of another run: copy what it has drawn from the initial model with the same sampling settings (ours)"""
 
     @property
+    def drawn_per_problem(self) -> int:
+        """Samples that are drawn for each training problem."""
+        return self.candidates if self.composition == "anna_karenina" else self.n
+
+    @property
     def bounds(self) -> "Limits":
         """The four bounds: those given, or the method's."""
         from topr import PRESETS, Limits

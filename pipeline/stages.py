@@ -51,7 +51,6 @@ from pipeline.runtime.processes import (
     requests_are_noted,
 )
 from pipeline.runtime.run_folder import (
-    SUMS,
     check_folder,
     checkpoints,
     held_folder,
@@ -101,7 +100,7 @@ class Run(AbstractContextManager):
         self._held, self._holding = None, ExitStack()
         self.found: dict[str, Any] | None = None
 
-        def validate() -> tuple[LanguageModel, int, list[Sample] | None]:
+        def validate() -> tuple[LanguageModel, int, list[Sample] | None, dict[str, Any]]:
             meta = load_model(settings.model, META, settings.trust_remote_code)
             if settings.sliced_head:
                 chunked_head.check_head(meta.model)
@@ -111,22 +110,23 @@ class Run(AbstractContextManager):
                 if settings.trust_logmu:
                     dataset.check_logmu(given, str(settings.samples))
                 dataset.compose(settings, given, meta, task.stop)
+            record = settings.record()  # after the samples were read: it has their checksum
             if settings.reuse is not None:
-                here = {name: settings.record()[name] for name in OF_DRAWING}
+                here = {name: record[name] for name in OF_DRAWING}
                 refuse_others(settings.reuse, here, "has drawn otherwise", "give a --reuse that has drawn the same")
-            return meta, longest, given
+            return meta, longest, given, record
 
         with ExitStack() as stack:
             if ranks() > 1 or settings.compute != "float32":  # FSDP2 computes in other precisions
                 stack.enter_context(process_group(alone=True))
-            self.meta, self.longest, self.given = on_all_ranks(validate)
+            self.meta, self.longest, self.given, record = on_all_ranks(validate)
             if on_rank_zero((self.folder / "results.json").exists):
-                refuse_others(self.folder, settings.record(), "holds a run with other settings", "choose another --out")
+                refuse_others(self.folder, record, "holds a run with other settings", "choose another --out")
                 self.found = read_json(self.folder / "results.json")
                 if rank() == 0:
                     print(f"{self.folder}: this run is finished; what it found:", flush=True)
             else:
-                on_rank_zero(lambda: stack.enter_context(held_folder(self.folder, settings.record())))
+                on_rank_zero(lambda: stack.enter_context(held_folder(self.folder, record)))
             stack.callback(self._hold, None)
             self._stack = stack.pop_all()
 
@@ -153,8 +153,7 @@ class Run(AbstractContextManager):
             stage(file, lambda: self.given)
         else:
             seed = settings.seed_of(f"samples {iteration}")
-            each = settings.candidates if settings.composition == "anna_karenina" else settings.n
-            self._draw(file, self.task.train, each, model, seed, "sampling")
+            self._draw(file, self.task.train, settings.drawn_per_problem, model, seed, "sampling")
         return read_checked(file, Sample)
 
     def _draw(self, file: Path, problems: Sequence[Problem], n: int, model: str, seed: int, description: str) -> None:
@@ -349,8 +348,7 @@ class Run(AbstractContextManager):
         else:
             from pipeline.vllm.client import vllm_engine
 
-            if (Path(model) / SUMS).exists():
-                check_folder(Path(model))
+            check_folder(Path(model))
             log = self.folder / f"vllm-{rank()}.log"
             with vllm_engine(model, self.meta, self.longest, settings, log) as engine:
                 yield engine

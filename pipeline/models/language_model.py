@@ -39,7 +39,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from pipeline.records import Example, InputError, is_hub_name
 from pipeline.runtime.processes import device as own_device
-from pipeline.runtime.run_folder import SUMS, check_folder
+from pipeline.runtime.run_folder import check_folder
 from pipeline.settings import Compute, OptimizerName
 from topr import select_logprobs
 
@@ -72,7 +72,7 @@ def load_model(name: str, device: torch.device | None = None, trust_remote_code:
     """
     if not Path(name).is_dir() and not is_hub_name(name):
         raise InputError(f"--model {name}: is neither a folder nor the name of a model on the hub (owner/name)")
-    if (Path(name) / SUMS).exists() and device != META:
+    if device != META:
         check_folder(Path(name))
     transformers.utils.logging.disable_progress_bar()  # of single files; the run has its own
     options = {"dtype": torch.float32, "trust_remote_code": trust_remote_code}

@@ -74,16 +74,20 @@ def through_softmax(z: Tensor, coefficient: Tensor) -> Tensor:
     return coefficient - z.softmax(-1) * coefficient.sum(-1, keepdim=True)
 
 
-def gradient_of_loss(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"]) -> Tensor:
-    """`gradient` by autograd of `topr.topr_loss`, one sequence of length 1 for each arm, weighed by mu: (..., K).
+def gradient_of_loss(
+    z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"], length: Tensor | float = 1.0
+) -> Tensor:
+    """`gradient` by autograd of `topr.topr_loss`, a sequence of `length` tokens for each arm, weighed by mu: (..., K).
+
+    length: broadcasts to (..., K). Lengths above 1 divide the arm's part of the gradient (Section 4.2).
 
     >>> gradient_of_loss(tensor([0.0, 0.0]), Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0])))
     tensor([ 0.5000, -0.5000], dtype=torch.float64)
     """
     z = z.detach().requires_grad_()
     logp = z.log_softmax(-1).flatten()
-    logmu, reward = (x.expand(z.shape).flatten() for x in (bandit.mu.log(), bandit.mu * bandit.reward))
-    topr_loss(logp, logmu, reward, torch.ones_like(logp), limits, denominator=1).backward()
+    columns = (bandit.mu.log(), bandit.mu * bandit.reward, torch.as_tensor(length, dtype=z.dtype))
+    topr_loss(logp, *(x.expand(z.shape).flatten() for x in columns), limits, denominator=1).backward()
     return -z.grad
 
 

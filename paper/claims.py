@@ -16,6 +16,7 @@ import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -24,10 +25,11 @@ import torch
 import tyro
 from torch import Tensor
 
+from pipeline.baselines import dpo_loss
 from pipeline.plots import Line, Panel, draw, lines, save_figure
 from pipeline.records import write_file
 from pipeline.runtime.processes import progress_bar
-from topr import PRESETS, Limits, topr_loss
+from topr import PRESETS, Limits, topr_loss, topr_objective
 from toy_bandit import (
     Bandit,
     ascend,
@@ -137,6 +139,8 @@ def claim_exact(generator: torch.Generator) -> Claim:
     widening = gap(both) - gap(only)
     formula = gap(pi) * lost.sum(-1, keepdim=True) + torch.stack([lost[:, j] for _, j in pairs], -1)
     assumed = gap(pi) > 0
+    length = torch.randint(1, 10, z.shape, generator=generator)
+    shorter = bandit._replace(reward=bandit.reward / length)
     outside, narrower = ~assumed, (widening < 0) & ~assumed
     share = narrower.sum() / outside.sum()
     residual = (narrower.double() - share * outside).sum(1)  # pairs within a bandit are correlated: summed by bandit
@@ -150,6 +154,12 @@ def claim_exact(generator: torch.Generator) -> Claim:
             all_of(gradient_of_loss),
         ),
         identity("closed form = finite differences", "App. B.1", closed, all_of(gradient_by_differences), within=1e-6),
+        identity(
+            "arms of 1 to 9 tokens: autograd of topr_loss = closed form with R / length in place of R",
+            "Sec. 4.2",
+            all_of(partial(gradient_of_loss, length=length)),
+            torch.stack([gradient(z, shorter, limits) for limits in FAMILY]),
+        ),
         always("Delta is larger without negatives (SFT)", "App. B.1", delta[0] < delta[1], "bandits"),
         always(
             "where pi- < pi+: negatives widen the gap grad_z+ - grad_z-", "App. B.1", widening[assumed] > 0, "pairs"
@@ -238,7 +248,10 @@ def claim_sampled(generator: torch.Generator) -> Claim:
 
 
 def claim_baseline(generator: torch.Generator) -> Claim:
-    """Appendix C: with a+ = a- = 0 and b+ = b- = b, a baseline acts through the clip alone, as a soft KL."""
+    """Appendix C: with a+ = a- = 0 and b+ = b- = b, a baseline acts through the clip alone, as a soft KL.
+
+    Section 3.2 says the same of TOPR. Its correction, derived here, is two-sided on the positives.
+    """
     z, bandit = random_bandits(1000, "++---", generator)
     choices = list(product((0.5, 1.0, 2.0), (-1.0, -0.3, 0.4, 1.0)))  # b, c
 
@@ -250,12 +263,19 @@ def claim_baseline(generator: torch.Generator) -> Claim:
     def correction(z: Tensor, b: float, c: float) -> Tensor:
         return c * through_softmax(z, (z.softmax(-1) - b * bandit.mu).clamp_min(0))
 
+    def correction_of_topr(z: Tensor, c: float) -> Tensor:
+        ahead = z.softmax(-1) - bandit.mu
+        return c * through_softmax(z, torch.where(bandit.reward >= 0, ahead, ahead.clamp_min(0)))
+
+    small = (-0.09, 0.09)  # below every |R|: no reward changes its sign
     near_mu = bandit.mu.log() + 0.1 * z.tanh()  # pi / mu < exp(0.2) < 2
     c = torch.linspace(-0.5, 0.5, 9, dtype=torch.float64)  # below every |R|: no reward changes its sign
     _, runs = random_bandits(400, "++---", generator, low=0.55)
     mu = runs.mu[:, None].expand(-1, len(c), -1)
-    path = ascend(mu.log(), Bandit(mu, runs.reward[:, None] - c[:, None]), PRESETS["tis"], lr=1.0, steps=5000, keep=500)
+    shifted = Bandit(mu, runs.reward[:, None] - c[:, None])
+    path, of_topr = (ascend(mu.log(), shifted, PRESETS[name], lr=1.0, steps=5000, keep=500) for name in ("tis", "topr"))
     distance, disorder = kl(mu, path.log_softmax(-1)), entropy(path.softmax(-1))  # (time, bandit, baseline)
+    distance_of_topr = kl(mu, of_topr.log_softmax(-1))
 
     statements = [
         identity(
@@ -282,6 +302,14 @@ def claim_baseline(generator: torch.Generator) -> Claim:
             disorder[-1][:, [0, 4, 8]],
             "down",
         ),
+        identity(
+            "TOPR: the correction is c sum of d grad log pi, with d = pi - mu on T+ and max(0, pi - mu) on T-",
+            "Sec. 3.2, ours",
+            torch.stack([gradient_of_objective(z, bandit._replace(reward=bandit.reward - c)) for c in small])
+            - gradient_of_objective(z, bandit),
+            torch.stack([correction_of_topr(z, c) for c in small]),
+        ),
+        moves("TOPR: KL(mu||pi) at the same c, on average", "Sec. 3.2", distance_of_topr[-1][:, [0, 4, 8]], "up"),
     ]
 
     def shown(x: Tensor) -> list[Line]:
@@ -293,8 +321,9 @@ def claim_baseline(generator: torch.Generator) -> Claim:
     return Claim(
         statements,
         [
-            Panel("distance from mu", "baseline c", "KL(mu‖pi), mean ± 2 SE (nats)", shown(distance)),
-            Panel("randomness of the policy", "baseline c", "entropy of pi, mean ± 2 SE (nats)", shown(disorder)),
+            Panel("distance from mu, TIS", "baseline c", "KL(mu‖pi), mean ± 2 SE (nats)", shown(distance)),
+            Panel("randomness of the policy, TIS", "baseline c", "entropy of pi, mean ± 2 SE (nats)", shown(disorder)),
+            Panel("distance from mu, TOPR", "baseline c", "KL(mu‖pi), mean ± 2 SE (nats)", shown(distance_of_topr)),
         ],
     )
 
@@ -319,6 +348,15 @@ def claim_decomposition(generator: torch.Generator) -> Claim:
         for c in (-1.2, -0.5, 0.0, 0.5)
     }
     target = one.mu * (one.reward + 1.2)
+    _, many = random_bandits(400, "++---", generator)
+    above_worst = many.reward - many.reward.amin(-1, keepdim=True)
+    lowest, beyond = (
+        ascend(many.mu.log(), many._replace(reward=above_worst - more), reinforce, lr=1.0, steps=4000, keep=1000)
+        for more in (0.0, 0.2)
+    )
+    end, target_of_lowest = lowest[-1].softmax(-1), many.mu * above_worst
+    widened = (beyond.amax(-1) - beyond.amin(-1)).diff(dim=0)
+    of_topr = ascend(many.mu.log(), many, PRESETS["topr"], lr=1.0, steps=4000, keep=4000)[-1]
     statements = [
         identity(
             "naive REINFORCE's loss = C + R+ KL(mu_R+||pi) - R- KL(mu_R-||pi) - c KL(mu||pi)",
@@ -344,6 +382,25 @@ def claim_decomposition(generator: torch.Generator) -> Claim:
             runs[-1.2][-1].softmax(-1),
             target / target.sum(),
             within=1e-6,
+        ),
+        identity(
+            "c = min R: pi ends at mu (R - c), normalised: the worst arm counts as one without data (4,000 steps)",
+            "Sec. 3.1",
+            end,
+            target_of_lowest / target_of_lowest.sum(-1, keepdim=True),
+            within=1e-2,
+        ),
+        always(
+            "c = min R + 0.2: the logits' gap grows in the last quarter as in the one before (90% of it at least)",
+            "Sec. 3.1",
+            widened[-1] > 0.9 * widened[-2],
+            "bandits",
+        ),
+        always(
+            "TOPR without a baseline ends with a larger expected reward than REINFORCE with c = min R",
+            "Sec. 3.1",
+            expected_reward(of_topr, many) > (end * many.reward).sum(-1),
+            "bandits",
         ),
     ]
     steps, labels = range(0, 3001, 10), ("R+ KL(mu_R+‖pi)", "−R− KL(mu_R−‖pi)", "−c KL(mu‖pi)")
@@ -548,6 +605,67 @@ def claim_variance(generator: torch.Generator) -> Claim:
     return Claim(statements, [Panel(title, "KL(pi‖mu) (nats)", "total variance", drawn, {"yscale": "log"})])
 
 
+def claim_preference(generator: torch.Generator) -> Claim:
+    """Section 2.4: DPO's objective may rise while the positive becomes less probable, if the negative falls further.
+
+    Arms share parameters, as trajectories of a language model do: z = features @ theta, theta = 0 at the start. A
+    positive and a negative arm were drawn, three others were not.
+    """
+    bandits, steps, lr = 1000, 200, 0.05
+    features = torch.randn(bandits, 5, 4, generator=generator, dtype=torch.float64)  # (bandits, arms, parameters)
+    features[:, 1] = features[:, 0] + 0.5 * features[:, 1]  # the negative resembles the positive
+    logmu = torch.zeros(bandits, 5, dtype=torch.float64).log_softmax(-1)
+    reward = tensor([1, -1, 0, 0, 0]).expand(bandits, -1)
+
+    def objective_of_dpo(logp: Tensor) -> Tensor:
+        columns = [x[:, arm] for x in (logp, logmu) for arm in (0, 1)]
+        return -dpo_loss(*columns, beta=1.0, denominator=1)
+
+    def objective_of_topr(logp: Tensor) -> Tensor:
+        return topr_objective((logp - logmu).flatten(), reward.flatten(), PRESETS["topr"]).sum()
+
+    def climb(function: Callable[[Tensor], Tensor]) -> Tensor:
+        """log pi (time, bandits, arms) along gradient ascent."""
+        theta, path = torch.zeros(bandits, 4, 1, dtype=torch.float64, requires_grad=True), []
+        for _ in range(steps):
+            path.append((features @ theta)[..., 0].log_softmax(-1))
+            [slope] = torch.autograd.grad(function(path[-1]), theta)
+            theta = (theta + lr * slope).detach().requires_grad_()
+        return torch.stack(path).detach()
+
+    paths = {"DPO": climb(objective_of_dpo), "TOPR": climb(objective_of_topr)}
+    falls = {name: path[-1, :, 0] < path[0, :, 0] for name, path in paths.items()}
+    margin = paths["DPO"][..., 0] - paths["DPO"][..., 1]
+    share = {name: fallen.double().mean().item() for name, fallen in falls.items()}
+    statements = [
+        always("DPO's objective rises in every step", "Sec. 2.4", margin.diff(dim=0) > 0, "steps"),
+        Statement(
+            "and yet the positive may end less probable than it began (arms that share parameters)",
+            "Sec. 2.4",
+            f"in {share['DPO']:.1%} of {bandits:,} bandits",
+            share["DPO"] > 0,
+        ),
+        Statement(
+            "with TOPR on the same arms it does so less often",
+            "ours",
+            f"in {share['TOPR']:.1%} of {bandits:,} bandits",
+            share["TOPR"] < share["DPO"],
+        ),
+    ]
+    one = (paths["DPO"][0, :, 0] - paths["DPO"][-1, :, 0]).argmax()  # where it falls furthest
+    panels = [
+        Panel(
+            f"one bandit, {name}",
+            "step",
+            "log pi (nats)",
+            lines(range(steps), {"positive": path[:, one, 0], "negative": path[:, one, 1]}, "topr reinforce"),
+            {"ylim": (-12, 0)},
+        )
+        for name, path in paths.items()
+    ]
+    return Claim(statements, panels)
+
+
 # ---- the command -------------------------------------------------------------------------------------------------
 
 CLAIMS: dict[str, Callable[[torch.Generator], Claim]] = {
@@ -559,6 +677,7 @@ CLAIMS: dict[str, Callable[[torch.Generator], Claim]] = {
     "bound": claim_bound,
     "recovery": claim_recovery,
     "variance": claim_variance,
+    "preference": claim_preference,
 }
 
 

@@ -11,7 +11,7 @@ from execute import HERE, execute
 from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_notebook
 
-NAMES = ["01_taper", "02_bandit", "03_baseline", "04_laptop_gsm8k", "05_check_your_framework"]
+NAMES = ["01_taper", "02_bandit", "03_baseline", "04_laptop_gsm8k", "05_check_your_framework", "06_build_topr"]
 
 # What the notebook tools themselves warn of is not ours to mend.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -104,7 +104,8 @@ def test_the_committed_notebook_is_one_clean_run_of_short_cells(name):
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell.outputs]
     assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
-    assert sum("image/png" in output.get("data", {}) for output in outputs) >= 3
+    pictures = sum("image/png" in output.get("data", {}) for output in outputs)
+    assert pictures >= 3 or name == "06_build_topr"  # which imports torch alone, and draws with characters
     assert all(len(cell.source.splitlines()) <= 22 for cell in cells)
     assert notebook.cells[0].source.startswith(f"# {name[1]}. ")
 
@@ -122,7 +123,7 @@ def test_a_notebook_defines_nothing_but_what_its_reader_writes(name):
     assert all(function.startswith("my_") for function in defined)
 
 
-SAME_EVERYWHERE = ("01_taper", "02_bandit", "05_check_your_framework")  # the others sample from a model
+SAME_EVERYWHERE = ("01_taper", "02_bandit", "05_check_your_framework", "06_build_topr")  # others sample
 
 
 @pytest.mark.parametrize("name", [NAMES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])])

@@ -96,8 +96,10 @@ def lines(x: Any, y: dict[str, Any], styles: str = "", kind: Literal["line", "po
     return [Line(x, values, label, name, kind) for (label, values), name in zip(y.items(), names, strict=True)]
 
 
-def draw(panels: Sequence[Panel], columns: int = 2, legend: Literal["beside", "below"] = "beside") -> "Figure":
-    """A figure with `columns` panels in a row; where the legends of its panels stand.
+def draw(
+    panels: Sequence[Panel], columns: int = 2, legend: Literal["beside", "below", "at the lines"] = "beside"
+) -> "Figure":
+    """A figure with `columns` panels in a row; legend: where the lines' labels stand.
 
     >>> figure = draw([Panel("identity", "x", "x", [Line([0, 1], [0, 1], "topr")])])
     >>> [line.get_label() for line in figure.axes[0].lines]
@@ -115,7 +117,12 @@ def draw(panels: Sequence[Panel], columns: int = 2, legend: Literal["beside", "b
         for line in panel.lines:
             name = line.style or (line.label if line.label in STYLES else next(others))
             _add(axes, line, STYLES[name], len(axes.lines))
-        if any(line.label for line in panel.lines):
+        if legend == "at the lines":
+            for line, drawn in zip(panel.lines, axes.lines, strict=True):
+                style = {"color": drawn.get_color(), "fontsize": "small", "va": "center", "annotation_clip": False}
+                end = drawn.get_xdata()[-1], drawn.get_ydata()[-1]
+                axes.annotate(line.label, end, (6, 0), textcoords="offset points", **style)
+        elif any(line.label for line in panel.lines):
             where, columns_of_legend = LEGENDS[legend]
             axes.legend(fontsize="small", frameon=False, ncols=columns_of_legend, **where)
         axes.grid(alpha=0.3)

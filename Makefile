@@ -65,6 +65,10 @@ bench: .venv/ready .venv-vllm/ready .venv-trl/ready
 notebooks: .venv/ready
 	.venv/bin/jupyter lab --notebook-dir=notebooks $(ARGS)
 
+# The notebooks without answers and outputs, in student/.
+student: .venv/ready
+	.venv/bin/python notebooks/student.py $(ARGS)
+
 # torch before anything that depends on it, or an open range may bring another build along.
 # lm-eval is there for the text of its few-shot prompts, which needs none of its dependencies.
 .venv/ready: requirements.txt
@@ -94,4 +98,4 @@ notebooks: .venv/ready
 clean:
 	rm -rf .venv .venv-vllm .venv-trl
 
-.PHONY: run lint test test-all test-vllm test-processors faults fuzz bench notebooks clean
+.PHONY: run lint test test-all test-vllm test-processors faults fuzz bench notebooks student clean

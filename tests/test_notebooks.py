@@ -10,6 +10,7 @@ import pytest
 from execute import HERE, execute
 from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_notebook
+from student import Settings, main
 
 NAMES = ["01_taper", "02_bandit", "03_baseline", "04_laptop_gsm8k", "05_check_your_framework", "06_build_topr"]
 
@@ -160,3 +161,18 @@ def test_a_notebook_that_fails_or_warns_is_not_passed():
         execute(new_notebook(cells=[new_code_cell("1 / 0")]))
     with pytest.raises(RuntimeError, match="beware"):
         execute(new_notebook(cells=[new_code_cell("import warnings\nwarnings.warn('beware')")]))
+
+
+def test_students_get_everything_but_the_answers(tmp_path, monkeypatch):
+    monkeypatch.setattr("student.HERE", tmp_path / "notebooks")
+    (tmp_path / "notebooks").mkdir()
+    for name in NAMES:
+        nbformat.write(read(name), tmp_path / "notebooks" / f"{name}.ipynb")
+    main(Settings(tmp_path / "student"))
+    for name in NAMES:
+        whole, student = read(name), nbformat.read(tmp_path / "student" / f"{name}.ipynb", as_version=4)
+        nbformat.validate(student)
+        assert not any("<summary>Answer" in cell.source or cell.get("outputs") for cell in student.cells)
+        assert len(student.cells) == len(whole.cells) - len(exercises(whole))
+    with pytest.raises(SystemExit, match="inside"):
+        main(Settings(tmp_path / "elsewhere" / "student"))

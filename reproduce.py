@@ -2,6 +2,7 @@
 
     python reproduce.py fig1 fig3                # on a laptop; `all` for all of them
     python reproduce.py all --quick              # one seed, few problems: to see that it works
+    python reproduce.py all --preset paper --dry-run                         # lists and checks its runs, makes none
     torchrun --nproc-per-node 8 reproduce.py fig1 fig4-math --preset paper   # fig4, fig6, fig8 have a panel on MATH
 
 The figures are in paper/figures.py. Their runs are kept in `--runs`, and figures share them. A finished run is not made
@@ -12,13 +13,15 @@ import json
 import math
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
 from pipeline.records import InputError, write_file
-from pipeline.runtime.processes import command, process_group, rank
+from pipeline.runtime.processes import command, process_group, rank, ranks
+from pipeline.settings import intended_ranks
 
 if TYPE_CHECKING:  # imported when figures are made: --help answers without torch
     from paper.experiments import Lab
@@ -33,8 +36,8 @@ ON_MATH = ("fig4-math", "fig6-math", "fig8-math")
 class Options:
     """Every setting of the command; all ours but those of the presets."""
 
-    figures: tyro.conf.Positional[tuple[Literal["all", *FIGURES, *ON_MATH], ...]]
-    """which to make, or all that the preset has; fig4-math, fig6-math and fig8-math are for --preset paper only"""
+    figures: tyro.conf.Positional[tuple[Literal["all", *FIGURES, *ON_MATH, "map"], ...]]
+    """which to make, or all that the preset has but the map; fig4-math, fig6-math, fig8-math: --preset paper only"""
     preset: Literal["laptop", "paper"] = "laptop"
     """laptop: the tiny model, two cores; paper: the paper's settings, on 8 GPUs under torchrun"""
     seeds: int = 3
@@ -43,12 +46,16 @@ class Options:
     """one seed, few problems and one learning rate: shows that it works, its numbers mean nothing"""
     workers: int = 2
     """runs side by side on the laptop, each on one core"""
+    dry_run: bool = False
+    """list the runs and check their settings, for 8 processes with --preset paper, and do nothing"""
     runs: Path = Path("runs/reproduce")
     """folder that keeps the runs; remove it after changing code that makes them"""
     out: Path = Path("results")
     """folder for NAME.json and NAME.png"""
     seed: int = 0
     """the first of the seeds"""
+    hours: float = math.inf
+    """map: begin no run after so many hours, and draw what is there; what is made is kept in --out"""
 
 
 def check(options: Options) -> None:
@@ -58,6 +65,8 @@ def check(options: Options) -> None:
     for name in options.figures:
         if name in ON_MATH and options.preset != "paper":
             raise InputError(f"{name}: is for --preset paper only; the tiny model cannot do MATH")
+    if "map" in options.figures and options.preset != "laptop":
+        raise InputError(f"map: is for the laptop, not for --preset {options.preset}")
     for name in ("seeds", "workers"):
         if getattr(options, name) < 1:
             raise InputError(f"--{name} {getattr(options, name)}: must be at least 1")
@@ -66,21 +75,40 @@ def check(options: Options) -> None:
 
 
 def make(options: Options) -> None:
-    """Make the figures, and for each a picture, its numbers, and a table of those worth a sentence."""
+    """Make the figures, and for each a picture, its numbers, and a table of those worth a sentence.
+
+    The runs of all figures are checked first: InputError, with nothing made, where one of them cannot be.
+    """
     from paper import figures
     from paper.experiments import SCALES, Lab
+    from paper.map import PLACES, QUICK, negatives
+    from paper.plan import check_jobs, planned, print_jobs
     from paper.sweep import Sweep
+    from pipeline.runtime.preflight import check_machine
 
     every = FIGURES + (ON_MATH if options.preset == "paper" else ())
     names = every if "all" in options.figures else tuple(dict.fromkeys(options.figures))
     scale = "quick" if options.quick else options.preset
     workers = options.workers if scale == "laptop" and "RANK" not in os.environ else 1
     count = 1 if options.quick else options.seeds
+    seeds = range(options.seed, options.seed + count)
+    sizes = {name: SCALES[f"{scale}-math" if name in ON_MATH else scale] for name in names}
+    the_map = partial(
+        negatives, places=QUICK if options.quick else PLACES, file=options.out / "map_runs.jsonl", hours=options.hours
+    )
+    functions = {name: the_map if name == "map" else getattr(figures, name.removesuffix("-math")) for name in names}
+    jobs = {name: planned(functions[name], sizes[name], seeds) for name in names}
+    for name in names:
+        check_jobs(name, jobs[name], intended_ranks(options.preset) if options.dry_run else ranks())
+        if options.dry_run and rank() == 0:
+            print_jobs(name, jobs[name], sizes[name])
+    if options.dry_run:
+        return
+    check_machine(SCALES[scale].base)
     with process_group(), Sweep(options.runs / scale, workers) as sweep:
         for name in names:
-            size = SCALES[f"{scale}-math" if name in ON_MATH else scale]
-            lab = Lab(sweep, size, range(options.seed, options.seed + count))
-            figure = getattr(figures, name.removesuffix("-math"))(lab)
+            lab = Lab(sweep, sizes[name], seeds)
+            figure = functions[name](lab)
             if rank() == 0:
                 made_by = f"--preset {options.preset} --seeds {count} --seed {options.seed}"
                 publish(name, figure, lab, f"{name} {made_by}" + " --quick" * options.quick, options.out)

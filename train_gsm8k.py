@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from pipeline.records import InputError, Outcome, Problem, Task, read_shots, read_split
+from pipeline.runtime.preflight import check_machine
 from pipeline.runtime.processes import command, rank
-from pipeline.settings import Settings, check, read_settings
+from pipeline.settings import Settings, check, intended_ranks, read_settings
 
 if TYPE_CHECKING:
     from pipeline.stages import Learn
@@ -171,7 +172,6 @@ PAPER = Settings(
     micro_batch=1,
     max_norm=1.0,  # "HuggingFace's default gradient clipping parameter of 1.0" (4.2)
     compute="bfloat16",  # ours: the paper does not tell its precision
-    gradient_checkpointing=True,  # ours
     save_every=1_000,  # ours
     test_problems=1_319,
     test_samples=64,  # "we generate 64 solutions for each question for GSM8K" (4.2)
@@ -212,12 +212,13 @@ def main(
     started = time.monotonic()
     with command(name):
         settings = read_settings(sys.argv[1:], presets, description, runs)
-        check(settings)
+        check(settings, intended_ranks(settings.preset) if settings.dry_run else None)
         if settings.dry_run and rank() == 0:
             from pipeline.dry_run import print_plan
 
             print_plan(settings, task(settings))
         elif not settings.dry_run:
+            check_machine(settings)
             results = experiment(settings, task(settings))
             if rank() == 0:
                 from pipeline.evaluation import print_table

@@ -1,13 +1,13 @@
-"""How fast a training step is, and what it needs: a Llama with random weights, the paper's shapes, `topr.train`.
+"""How fast a training step is, and what it needs, on GPUs: random weights, the paper's shapes, `topr.train`.
 
-    python benchmarks/gpu_step.py                       # 8B on one GPU: 75 GB by formula, and what is lost to fragments
-    torchrun --nproc-per-node 8 benchmarks/gpu_step.py  # the same on eight
-    python benchmarks/gpu_step.py --size small --compute float32 --batches 1 2  # on a CPU, to see that it works
+    torchrun --nproc-per-node 8 benchmarks/gpu_step.py --gradient-checkpointing False --reshard False
+    python benchmarks/gpu_step.py                       # 8B on one GPU
+    python benchmarks/gpu_step.py --model small --compute float32 --batches 1 2  # on a CPU, to see that it works
 
 A prompt has about 1,100 tokens (eight shots), a completion 150 to 512. For each number of completions in a forward
-pass it prints tokens per second, peak memory, and the share of the matrix speed that it has just measured on the same
-chip. It counts the operations that the mathematics needs (6 a weight and token, and attention), not those of
-recomputing activations.
+pass it prints tokens per second, peak memory beside what pipeline/rehearsal.py foretells for the longest sequences,
+and the share of the matrix speed that it has just measured on the same chip. It counts the operations that the
+mathematics needs (6 a weight and token, and attention), not those of recomputing activations.
 """
 
 import dataclasses
@@ -28,41 +28,26 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from fake_8b_step import EIGHT_B, MODELS, rehearsed
+
 import topr
 from pipeline.dataset import epoch_steps, lay_out
 from pipeline.models.language_model import decoder_layers, make_optimizer, shard, token_logprobs
 from pipeline.records import Example, write_file
-from pipeline.runtime.processes import device, process_group, rank, ranks
+from pipeline.runtime.processes import device, on_rank_zero, process_group, rank, ranks
 from pipeline.settings import Compute
-
-SIZES = {  # the 8B is Llama 3's
-    "8b": {
-        "vocab_size": 128_256,
-        "hidden_size": 4096,
-        "intermediate_size": 14_336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
-        "max_position_embeddings": 8192,
-    },
-    "small": {
-        "vocab_size": 2048,
-        "hidden_size": 256,
-        "intermediate_size": 896,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "max_position_embeddings": 8192,
-    },
-}
 
 
 @dataclass(frozen=True)
 class Settings:
     """What is measured; every default is ours."""
 
-    size: Literal["8b", "small"] = "8b"
-    """the model: Llama 3 8B's shapes, or one for the CPU"""
+    model: Literal[tuple(MODELS)] = EIGHT_B
+    """the model's shapes; "small" is for the CPU"""
+    gradient_checkpointing: bool = True
+    """recompute activations in the backward pass"""
+    reshard: bool = True
+    """gather weights again for the backward pass"""
     batches: tuple[int, ...] = (1, 2, 4, 8, 16)
     """completions in a forward pass; it stops at the first that does not fit"""
     steps: int = 5
@@ -141,7 +126,16 @@ def measure(settings: Settings, model: torch.nn.Module, optimizer: torch.optim.O
         "tokens_per_second": tokens / settings.steps / seconds,
         "operations_per_second": done / seconds,
         "peak_memory": torch.cuda.max_memory_allocated() if device().type == "cuda" else None,
+        "rehearsed": on_rank_zero(lambda: foretold(settings, per_step, batch)) if device().type == "cuda" else None,
     }
+
+
+def foretold(settings: Settings, per_step: int, batch: int) -> int:
+    """Bytes of the peak by pipeline/rehearsal.py, for the longest sequences."""
+    switches = {"gradient_checkpointing": settings.gradient_checkpointing, "reshard": settings.reshard}
+    sizes = {"processes": ranks(), "prompt": settings.prompt, "completion": settings.completion[1]}
+    own = {"batch": per_step, "micro_batch": batch, "compute": settings.compute}
+    return rehearsed(settings.model, switches | sizes | own)["peak"]
 
 
 def main(settings: Settings) -> None:
@@ -150,9 +144,9 @@ def main(settings: Settings) -> None:
         torch.manual_seed(settings.seed)
         peak = matrix_speed(8192 if device().type == "cuda" else 1024, settings.compute)
         with device():
-            model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES[settings.size])).eval()
+            model = transformers.AutoModelForCausalLM.from_config(MODELS[settings.model]()).eval()
         parameters = sum(weight.numel() for weight in model.parameters())
-        shard(model, settings.compute, gradient_checkpointing=True)
+        shard(model, settings.compute, settings.gradient_checkpointing, settings.reshard)
         optimizer = make_optimizer("adafactor", model, 5e-7)
         name = torch.cuda.get_device_name() if device().type == "cuda" else platform.processor() or platform.machine()
         versions = {"torch": torch.__version__, "transformers": transformers.__version__}
@@ -176,12 +170,12 @@ def print_table(record: dict) -> None:
     """What was measured, a row for each batch."""
     print(f"{record['device']}, {record['processes']} processes; {record['parameters']:,} parameters")
     print(f"peak of {record['settings']['compute']} matrices: {record['peak'] / 1e12:.3g} TFLOP/s")
-    table = Table("completions", "s a step", "tokens/s", "TFLOP/s", "of the peak", "peak memory")
+    table = Table("completions", "s a step", "tokens/s", "TFLOP/s", "of the peak", "peak memory", "rehearsed")
     for row in record["measured"]:
-        memory = f"{row['peak_memory'] / 1e9:.1f} GB" if row["peak_memory"] else "-"
+        memory = [f"{row[what] / 1e9:.1f} GB" if row[what] else "-" for what in ("peak_memory", "rehearsed")]
         speed = row["operations_per_second"]
         cells = f"{row['seconds_per_step']:.2f}", f"{row['tokens_per_second']:,.0f}", f"{speed / 1e12:.3g}"
-        table.add_row(str(row["batch"]), *cells, f"{100 * speed / record['peak']:.1f} %", memory)
+        table.add_row(str(row["batch"]), *cells, f"{100 * speed / record['peak']:.1f} %", *memory)
     Console().print(table)
 
 

@@ -146,7 +146,7 @@ def fitted(what: str, unit: str, measured: Measured, least: float) -> Comparison
 def ranks(settings: Settings) -> Comparison:
     """Tokens trained per second by processes of one thread each, equally many completions for each process."""
     values: dict[str, list[float]] = {f"{count} ranks": [] for count in settings.processes}
-    script = [str(ROOT / "benchmarks" / "gpu_step.py"), "--size", "small", "--compute", "float32", "--batches", "8"]
+    script = [str(ROOT / "benchmarks" / "gpu_step.py"), "--model", "small", "--compute", "float32", "--batches", "8"]
     script += ["--prompt", "64", "--completion", "20", "30", "--steps", "5", "--seed", str(settings.seed)]
     for _ in range(settings.rounds):
         for count in settings.processes:

@@ -14,8 +14,8 @@ from pipeline.records import Task
 from pipeline.settings import Settings
 from tasks.math import PRESETS as MATH_PRESETS
 from tasks.math import math_task
+from tasks.verifier import LLAMA_70B, VerifierSettings
 from tasks.verifier import PRESETS as VERIFIER_PRESETS
-from tasks.verifier import VerifierSettings
 from train_gsm8k import PRESETS, gsm8k_task
 
 # ---- methods ----------------------------------------------------------------------------------------------------
@@ -42,6 +42,7 @@ METHODS = {
     "asymre": Arm("AsymRE", "asymre", {"method": "reinforce", "baseline_from": "mean", "baseline": -0.1}),
     "kl": Arm("REINFORCE + 0.5 KL(mu||pi)", "kl", {"method": "reinforce", "baseline": -0.5}),  # by Proposition 3.1
 }
+DEEPSEEK_8B = "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"
 OF_THE_PAPER = ("topr", "dpo", "ppo", "reinforce")  # Figures 1 and 3
 
 
@@ -61,6 +62,9 @@ class Scale:
     difficulty: int  # Figure 9: samples a question; paper: 128 (App. D)
     verifier: VerifierSettings  # Table 2
     iterated: Mapping[str, Any]  # settings that Figure 8 changes
+    mapped: Mapping[str, Any] = field(default_factory=dict)  # settings that all runs of the map change
+    of_methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # settings that a method's runs change
+    others: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # Figure 8: settings of other models' runs
     task: Callable[[Settings], Task] = gsm8k_task
 
 
@@ -83,6 +87,7 @@ LAPTOP = Scale(
     verifier=VERIFIER_PRESETS["laptop"],
     # 643 / 96 = 6.7 samples a problem, as the paper's 50,000 / 7,473
     iterated={"iterations": 5, "problems": 96, "examples": 643, "test_problems": 100, "test_samples": 20, "k": 16},
+    mapped={"problems": 640, "lr": 3e-5, "test_problems": 100, "test_samples": 24, "k": 16, "curve_points": 1},
 )
 QUICK = Scale(
     base=replace(LAPTOP.base, problems=12, n=8, test_problems=10, test_samples=4, k=2, curve_points=2, curve_samples=2),
@@ -93,9 +98,10 @@ QUICK = Scale(
     tested=6,
     difficulty=16,
     verifier=replace(
-        VERIFIER_PRESETS["laptop"], problems=8, test_problems=10, solutions=4, test_solutions=4, iterations=2
+        VERIFIER_PRESETS["laptop"], problems=8, test_problems=10, train_solutions=4, test_solutions=4, iterations=2
     ),
     iterated={"iterations": 2, "candidates": 16, "examples": 24},
+    mapped={"curve_points": 1},
 )
 PAPER = Scale(
     base=replace(PRESETS["paper"], iterations=1, examples=None, curve_points=5),  # an epoch over all samples (4.2)
@@ -107,6 +113,11 @@ PAPER = Scale(
     difficulty=128,
     verifier=VERIFIER_PRESETS["paper"],
     iterated={"iterations": 5, "examples": 50_000},  # "to N = 50,000 data points" (4.3)
+    of_methods={"dpo": {"batch": 16}},  # "a per-GPU batch size of 1" (4.2): a pair is two completions
+    others={  # "applied to the more recent DeepSeek 8B model", "the 70B version of Llama 3" (4.3)
+        "DeepSeek-R1 8B, Anna Karenina": {"model": DEEPSEEK_8B, "composition": "anna_karenina"},
+        "Llama 3 70B": {"model": LLAMA_70B, "iterations": 0, "engine_gpus": 4},  # 141 GB of weights
+    },
 )
 PAPER_MATH = replace(
     PAPER,
@@ -198,7 +209,7 @@ class Lab:
             return dict.fromkeys(names, grid[0])
         base = replace(self.base, seed=100, test_samples=6, curve_points=1)  # a seed that no figure uses
         jobs = {
-            (name, rate): Job(f"rate-{name}-{rate:g}", replace(base, lr=rate, **METHODS[name].changes), held_out_task)
+            (name, rate): Job(f"rate-{name}-{rate:g}", self.of_method(name, base, rate), held_out_task)
             for name in names
             for rate in grid
         }
@@ -213,7 +224,11 @@ class Lab:
 
     def methods(self, rates: Mapping[str, float]) -> dict[str, list[Finished]]:
         """The runs of each method at its given learning rate."""
-        return self.runs({name: replace(self.base, lr=rate, **METHODS[name].changes) for name, rate in rates.items()})
+        return self.runs({name: self.of_method(name, self.base, rate) for name, rate in rates.items()})
+
+    def of_method(self, name: str, base: Settings, rate: float) -> Settings:
+        """The settings of a method's run: the base's with what the method changes, here and at this scale."""
+        return replace(base, lr=rate, **METHODS[name].changes, **self.scale.of_methods.get(name, {}))
 
 
 def called(rates: Mapping[str, float]) -> dict[str, str]:

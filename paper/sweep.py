@@ -31,7 +31,7 @@ from paper.token_loss import logprobs_with_gradient_of
 from pipeline.models.language_model import token_logprobs
 from pipeline.records import Sample, Task, read_rows, write_file
 from pipeline.runtime.processes import progress_bar, rank
-from pipeline.settings import Settings
+from pipeline.settings import Settings, check
 
 if TYPE_CHECKING:
     from pipeline.stages import Learn
@@ -57,7 +57,8 @@ class Job(NamedTuple):
     """A run to be made. Worker processes import `task` and `run` by name: they are functions of modules.
 
     label: begins the name of its folder. token_loss: the name of one of conformance.variants.VARIANTS, to train with it
-    in place of the method's own loss.
+    in place of the method's own loss. check: raises InputError, before any run is made, where settings do not fit as
+    many processes; as pipeline.settings.check does.
     """
 
     label: str
@@ -65,6 +66,7 @@ class Job(NamedTuple):
     task: Callable[[Settings], Task]
     run: Callable[["Job"], object] = run_job
     token_loss: str | None = None
+    check: Callable[[Settings, int], None] = check
 
 
 @dataclass(frozen=True)
@@ -101,12 +103,25 @@ class Finished:
         return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"seconds": 0.0, "commit": "unknown"}
 
 
+# 97.5% quantiles of Student's t for 2 to 10 values; that of 10 serves more values too, and errs on the safe side.
+STUDENT = dict(zip(range(2, 11), (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262), strict=True))
+
+
 class OverSeeds(NamedTuple):
     """The mean over seeds, its standard error (None for one seed), and the value of each seed."""
 
     mean: float
     se: float | None
     each: list[float]
+
+    @property
+    def half_width(self) -> float | None:
+        """Half of the 95% interval of the mean, by Student's t; None for one seed.
+
+        >>> round(over_seeds([1.0, 2.0, 3.0]).half_width, 2)
+        2.48
+        """
+        return None if self.se is None else STUDENT[min(len(self.each), 10)] * self.se
 
 
 def over_seeds(values: Iterable[float]) -> OverSeeds:

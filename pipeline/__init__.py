@@ -11,7 +11,9 @@
     evaluation.py    pass@k, maj@k and the share of each outcome, with intervals
     plots.py         pictures
     dry_run.py       what a run would draw, train and need
-    models/          language_model.py: loading, sharding, log-probabilities; chunked_head.py: these without full logits
+    rehearsal.py     what a training step needs, on tensors without values; the choices that fit a GPU
+    models/          language_model.py: loading, sharding, log-probabilities; chunked_head.py: these without full
+                     logits; adafactor.py: the optimiser of sharded weights
     runtime/         processes.py: ranks, signals, commands; run_folder.py: stages' files; checkpoints.py
     vllm/            sampling with vLLM: client.py here, worker.py in a process of its own
 

@@ -86,6 +86,8 @@ def encode(
     the line of `source` that does not fit.
     """
     tokenizer = lm.tokenizer
+    # It may be larger than the tokenizer's. A token without text can be sampled, and has a log mu like any other.
+    vocabulary = lm.model.get_input_embeddings().num_embeddings
     chosen = {i: samples[i] for i in (range(len(samples)) if numbers is None else numbers)}
     prompts = {sample.prompt: None for sample in chosen.values()}
     prompt_ids = dict(zip(prompts, tokenizer(list(prompts))["input_ids"], strict=True))
@@ -102,8 +104,8 @@ def encode(
         size = len(prompt_ids[sample.prompt]) + len(ids)
         if size > lm.context:
             raise InputError(f"{where} completion: {size} tokens with its prompt, the model's context is {lm.context}")
-        if not 0 <= min(ids) <= max(ids) < len(tokenizer):
-            raise InputError(f"{where} token_ids: outside the model's vocabulary of {len(tokenizer)} tokens")
+        if not 0 <= min(ids) <= max(ids) < vocabulary:
+            raise InputError(f"{where} token_ids: outside the model's vocabulary of {vocabulary} tokens")
         if sample.token_ids is not None and lm.text(ids) != sample.completion:
             raise InputError(f"{where} token_ids: are not the completion's in this model's vocabulary; leave them out")
         if not prompt_ids[sample.prompt]:
@@ -237,6 +239,16 @@ def epoch_steps(rows: Sequence[Row], batch: int, micro_batch: int, rank: int = 0
         empty = [MicroBatch(of_step[:1], per_row > 1, True)] * (count - len(full))
         steps.append(EpochStep(full + empty, sum(map(len, of_step))))
     return steps
+
+
+def longest(rows: Sequence[Row]) -> tuple[int, int]:
+    """The tokens of the longest prompt and of the longest completion.
+
+    >>> longest([[Example([1, 2], [3], -1.0, 1.0)], [Example([1], [2, 3, 4], -1.0, 1.0)]])
+    (2, 3)
+    """
+    examples = [example for row in rows for example in row]
+    return max(len(e.prompt_ids) for e in examples), max(len(e.completion_ids) for e in examples)
 
 
 def lay_out(steps: Iterable[EpochStep], device: torch.device | str | None = None) -> Iterator[Step]:

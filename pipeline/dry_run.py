@@ -1,17 +1,29 @@
-"""What a run would draw, train and need in memory, before it starts: counts and formulas; nothing here is measured."""
+"""What a run would draw, train and need, before it starts: counts, and a rehearsal of its longest training step."""
 
-import os
-from math import ceil, prod
+from math import ceil
 from typing import NamedTuple
 
+import torch
+import transformers
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.models.chunked_head import SLICE
-from pipeline.models.language_model import META, LanguageModel, decoder_layers, load_model
+from pipeline import dataset
+from pipeline.models.language_model import META, LanguageModel, load_model
 from pipeline.records import Sample, Task, read_rows
+from pipeline.rehearsal import Choice, choose, needed, setup_of
+from pipeline.runtime.preflight import Size, checkpoint_bytes, disk_needed, memory_needed
 from pipeline.sampling import check_lengths
-from pipeline.settings import Settings
+from pipeline.settings import Settings, intended_ranks
+
+CARDS = {"paper": 80e9, "single-gpu": 24e9}  # bytes of the GPU that a preset is for
+
+# What an H100 SXM can do, as NVIDIA's data sheet says, and the share of it that is assumed here; no GPU was measured.
+MATRICES = 989e12 * 0.4  # operations a second in bfloat16, dense
+LINKS = 450e9 * 0.6  # bytes a second that a GPU sends over NVLink
+MEMORY = 3.35e12 * 0.5  # bytes a second that a GPU reads
+COMPLETION = 0.4  # of the longest: the tokens of a mean completion
+SEQUENCES = 256  # that vLLM decodes at a time
 
 
 class Item(NamedTuple):
@@ -20,101 +32,129 @@ class Item(NamedTuple):
     name: str
     value: float
     unit: str
-    formula: str
+    how: str
     digits: int = 0
 
 
 def print_plan(settings: Settings, task: Task) -> None:
     """Print the plan of a run as a table; InputError where its model or prompts do not fit."""
-    processes = int(os.environ.get("WORLD_SIZE", 8 if settings.preset == "paper" else 1))
+    processes = intended_ranks(settings.preset)
     table = Table("", "", "how")
     for item in plan(settings, task, load_model(settings.model, META, settings.trust_remote_code), processes):
         value = f"{item.value / 1e9:,.3g} GB" if item.unit == "bytes" else f"{item.value:,.{item.digits}f} {item.unit}"
-        table.add_row(item.name, value, item.formula)
+        table.add_row(item.name, value, item.how)
     Console().print(table)
 
 
 def plan(settings: Settings, task: Task, lm: LanguageModel, processes: int) -> list[Item]:
-    """The counts of a run and the memory of each of its processes, with the formula of each."""
+    """The counts of a run, the memory of each of its processes, its room on the disk, and an estimate of its time."""
     longest = check_lengths(task, lm, settings.max_new_tokens)
-    return [*_counts(settings, task, lm, processes), *_memory(settings, lm, processes, longest)]
-
-
-def _counts(settings: Settings, task: Task, lm: LanguageModel, processes: int) -> list[Item]:
     prompts = lm.tokenizer([task.prompt(problem) for problem in task.train])["input_ids"] if task.train else []
-    mean_prompt = sum(map(len, prompts)) / max(len(prompts), 1)
     given = read_rows(settings.samples, Sample) if settings.samples else None
     drawn = len(given) if given else len(task.train) * settings.drawn_per_problem
     trained = min(settings.examples or drawn, drawn)
-    tested = len(task.test) * settings.test_samples * (1 + settings.iterations)
-    along = len(task.test) * settings.curve_samples * (settings.curve_points - 1) * settings.iterations
     k = settings.iterations
-    sampled = tested + along + (0 if given else k * drawn)
+    tested = len(task.test) * settings.test_samples
+    along = len(task.test) * settings.curve_samples * (settings.curve_points - 1) * k
+    sampled = tested * (1 + k) + along + (0 if given else k * drawn)
+    steps = k * ceil(trained / settings.batch)
     parameters = sum(weight.numel() for weight in lm.model.parameters())
-    tokens = k * trained * (mean_prompt + settings.max_new_tokens)
-    passes = 8 + 2 if settings.gradient_checkpointing else 6 + 2
+    lengths = longest - settings.max_new_tokens, settings.max_new_tokens
+    if given:
+        lengths = dataset.longest(dataset.compose(settings, given, lm, task.stop)[0])
+    chosen = _chosen(settings, processes, *lengths)
+    size = Size(parameters, drawn, tested, longest)
+    c = {"float32": 4, "bfloat16": 2}[settings.compute]
+    mean_prompt = sum(map(len, prompts)) / len(prompts) if prompts else lengths[0]
+    of_gpus = []
+    if torch.cuda.is_available() or settings.preset in CARDS:
+        hours = _hours(chosen, lm.model.config, parameters, processes, steps, sampled, mean_prompt, lengths)
+        of_gpus = [Item(f"{name}, on H100s", value, "h", how, 2) for name, (value, how) in hours.items()]
     return [
         Item("processes", processes, "", "one GPU each; torchrun --nproc-per-node"),
         Item("prompt", mean_prompt, "tokens", "mean over the training problems"),
         Item("training samples", k * drawn, "", f"{k} iterations x {drawn:,}"),
-        Item("test samples", tested + along, "", "before, and after each iteration; fewer along its epoch"),
+        Item("test samples", tested * (1 + k) + along, "", "before, and after each iteration; fewer along its epoch"),
         Item("sampled tokens", sampled * settings.max_new_tokens, "", "at most: all to the limit"),
         Item("samples trained on", k * trained, "", f"{k} iterations x {trained:,}, at most"),
-        Item("optimiser steps", k * ceil(trained / settings.batch), "", f"of {settings.batch} samples"),
+        Item("optimiser steps", steps, "", f"of {settings.batch} samples"),
         Item("parameters P", parameters, "", "counted"),
-        Item(
-            "at 100 TFLOP/s each",
-            passes * parameters * tokens / processes / 1e14 / 3600,
-            "h",
-            f"an estimate, not measured: training and scoring, {passes} P a token, of prompt and longest completion",
-            digits=2,
-        ),
-    ]
-
-
-def _memory(settings: Settings, lm: LanguageModel, processes: int, longest: int) -> list[Item]:
-    config, layers = lm.model.config, decoder_layers(lm.model)
-    shapes = [weight.shape for weight in lm.model.parameters()]
-    parameters, layer = sum(map(prod, shapes)), sum(weight.numel() for weight in layers[0].parameters())
-    rest = parameters - layer * len(layers)  # embedding and head
-    if settings.optimizer == "adamw":
-        state, how = 8 * parameters / processes, "8 P / processes: two moments"
-    else:
-        means = sum(prod(s[:-1]) + prod(s[:-2]) * s[-1] if len(s) > 1 else s[0] for s in shapes)
-        state, how = 4 * means / processes, "4 (rows + columns) / processes"
-    c = {"float32": 4, "bfloat16": 2}[settings.compute]
-    is_spread = processes > 1 or settings.compute != "float32"
-    gathered = (c * (rest + 2 * layer) + (c + 4) * max(rest, layer)) * is_spread
-    tokens = settings.micro_batch * longest
-    wide = 16 * config.hidden_size + 6 * config.intermediate_size  # a layer's inner activations, a token
-    kept = config.hidden_size * len(layers) + wide if settings.gradient_checkpointing else wide * len(layers)
-    vocabulary = min(SLICE, config.vocab_size) if settings.sliced_head else config.vocab_size
-    logits = settings.micro_batch * settings.max_new_tokens * vocabulary * (2 * c + 8)
-    models = settings.iterations + settings.curve_points - 1
-    copies = f"{c} (rest + 2 layers) + {c + 4} max(rest, layer): FSDP2's copies"
-    of_training = [
-        Item("weights", 4 * parameters / processes, "bytes", "4 P / processes: float32"),
-        Item("gradients", 4 * parameters / processes, "bytes", "4 P / processes: float32"),
-        Item("optimiser", state, "bytes", how),
-        Item("gathered weights", gathered, "bytes", copies),
-        Item("activations", c * tokens * kept, "bytes", f"{c} x {tokens:,} tokens x {kept:,}"),
-        Item(
-            "logits",
-            logits,
-            "bytes",
-            f"{2 * c + 8} x {settings.micro_batch} x {settings.max_new_tokens} x "
-            + (f"a slice of {vocabulary:,} of the vocabulary" if settings.sliced_head else "vocabulary"),
-        ),
-    ]
-    return [
-        *of_training,
-        Item("training, per GPU", sum(item.value for item in of_training), "bytes", "sum; without fragmentation"),
+        *(Item(name, value, "bytes", "at the peak of the passes") for name, value in chosen.found.passes.items()),
+        Item("training, per GPU", chosen.found.peak, "bytes", _how(chosen)),
         Item("sampling, per GPU", c * parameters, "bytes", f"{c} P; vLLM fills most of the rest with its cache"),
-        Item(
-            "host memory, in all", 4 * parameters * processes, "bytes", "4 P x processes, and what samples take in each"
-        ),
-        Item("checkpoint, on disk", 4 * parameters + state * processes, "bytes", "4 P + optimiser; two at times"),
-        Item(
-            "models, on disk", 4 * parameters * models, "bytes", "4 P an iteration, and a point of the curve at times"
-        ),
+        Item("host memory of a node", memory_needed(settings, size), "bytes", "weights once; samples in each process"),
+        Item("checkpoint, on disk", checkpoint_bytes(settings, parameters), "bytes", "weights and optimiser"),
+        Item("disk", disk_needed(settings, size), "bytes", "models, samples and two checkpoints"),
+        *of_gpus,
     ]
+
+
+def _chosen(settings: Settings, processes: int, prompt: int, completion: int) -> Choice:
+    """The run's own choice: for the GPU that is here, or that the preset is for; what a processor does without one."""
+    setup = setup_of(settings, processes, prompt, completion)
+    if torch.cuda.is_available() or settings.preset in CARDS:
+        free = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else CARDS[settings.preset]
+        return choose(setup, free)
+    return choose(setup._replace(gradient_checkpointing=bool(setup.gradient_checkpointing), reshard=True), float("inf"))
+
+
+def _how(chosen: Choice) -> str:
+    switches = {"gradient checkpointing": chosen.gradient_checkpointing, "resharding": chosen.reshard}
+    told = ", ".join(f"{name} {'on' if value else 'off'}" for name, value in switches.items())
+    room = f"{needed(chosen.found.peak) / 1e9:.1f} GB with what is not seen (1.1 times that and 4 GB: ours)"
+    return f"rehearsed with {told}; {room}" + ("" if chosen.fits else ": too much for the GPU")
+
+
+# ---- time: what is counted, over what a GPU can do ---------------------------------------------------------------
+
+
+def step_seconds(flops: float, sent: dict[str, float], processes: int, host: float = 0.0) -> float:
+    """Seconds of a step that computes, sends and lets the processor work one after the other, without any overlap.
+
+    sent: bytes of whole tensors by collective; of these a GPU of n sends (n - 1) / n, twice that for an all-reduce.
+
+    >>> step_seconds(MATRICES, {"all-gather": 2 * LINKS}, processes=2)
+    2.0
+    """
+    share = (processes - 1) / processes
+    own = sum(share * size * (2 if name == "all-reduce" else 1) for name, size in sent.items())
+    return flops / MATRICES + own / LINKS + host
+
+
+def scoring_seconds(flops: float, parameters: int, reshard: bool, processes: int) -> float:
+    """Seconds of a forward pass without gradients; without resharding the weights are there from the first one on."""
+    return step_seconds(flops, {"all-gather": 2 * parameters * reshard}, processes)
+
+
+def tokens_per_second(config: transformers.PreTrainedConfig, parameters: int, context: float) -> float:
+    """Tokens that a GPU decodes: a token of each sequence, once it has read weights, keys and values in bfloat16."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    cache = 2 * 2 * config.num_hidden_layers * heads * size * context
+    return SEQUENCES * MEMORY / (2 * parameters + SEQUENCES * cache)
+
+
+def _hours(
+    chosen: Choice,
+    config: transformers.PreTrainedConfig,
+    parameters: int,
+    processes: int,
+    steps: int,
+    sampled: int,
+    prompt: float,
+    lengths: tuple[int, int],
+) -> dict[str, tuple[float, str]]:
+    """Hours of training, scoring and sampling, with what is assumed."""
+    found, completion = chosen.found, COMPLETION * lengths[1]
+    share = (prompt + completion) / sum(lengths)
+    training = step_seconds(share * found.flops, found.sent, processes, found.host_seconds)
+    scoring = scoring_seconds(share * found.forward_flops, parameters, chosen.reshard, processes)
+    speed = processes * tokens_per_second(config, parameters, prompt + completion)
+    return {
+        "training": (steps * training / 3600, "40 % of 989 TFLOP/s, then 60 % of 450 GB/s of NVLink; mean lengths"),
+        "scoring": (steps * scoring / 3600, "log mu: a forward pass"),
+        "sampling": (
+            sampled * completion / speed / 3600,
+            f"vLLM at {speed:,.0f} tokens/s, 50 % of 3.35 TB/s; {completion:.0f} tokens each",
+        ),
+    }

@@ -72,7 +72,7 @@ class Line(NamedTuple):
     y: Any
     label: str = ""
     style: str = ""
-    kind: Literal["line", "points"] = "line"
+    kind: Literal["line", "points", "rows"] = "line"  # rows: points whose intervals lie along x
     half_width: Any = None  # half of the interval at each point
 
 
@@ -148,7 +148,8 @@ def _add(axes: Any, line: Line, style: Style, number: int) -> None:
     if line.half_width is not None:
         half_width = np.asarray(line.half_width, float)
         if not is_line:
-            axes.errorbar(x, y, half_width, fmt="none", ecolor=style.colour, capsize=3)
+            along = {"xerr" if line.kind == "rows" else "yerr": half_width}
+            axes.errorbar(x, y, **along, fmt="none", ecolor=style.colour, capsize=3)
             return
         axes.fill_between(x, y - half_width, y + half_width, color=style.colour, alpha=0.2, linewidth=0)
 

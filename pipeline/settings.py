@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import math
+import os
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ TINY = Path(__file__).resolve().parent.parent / "tiny"
 Preset = Literal["laptop", "single-gpu", "paper"]
 Method = Literal["topr", "tis", "sft", "reinforce", "off_policy", "ppo", "dpo"]
 Composition = Literal["uniform", "positives_only", "anna_karenina", "proportion"]
-OptimizerName = Literal["adamw", "adafactor"]
+OptimizerName = Literal["adamw", "adafactor", "sgd"]
 Compute = Literal["float32", "bfloat16"]
 
 
@@ -88,6 +89,8 @@ class Settings:
     """interpreter whose environment has vLLM; default: this one (ours)"""
     vllm_memory: Share = 0.85
     """share of the GPU's memory that vLLM may fill; the rest is for what the trainer keeps (ours)"""
+    engine_gpus: Count = 1
+    """GPUs that an engine of vLLM spans, by tensor parallelism; each is that of a process (ours; 70B weights need 4)"""
     temperature: Positive = 1.0
     """sampling temperature (paper, Section 4.2)"""
     top_p: Share = 1.0
@@ -119,7 +122,7 @@ class Settings:
     """DPO's pairs per problem, at most (paper, Section 4.3)"""
 
     optimizer: OptimizerName = "adamw"
-    """adamw (ours for a tiny model) or adafactor (paper, Section 4.2); neither decays weights"""
+    """adamw (ours for a tiny model), adafactor (paper, Section 4.2) or sgd (ours); none decays weights"""
     lr: Positive = 5e-5
     """the optimiser's constant learning rate (ours for a tiny model; paper: 5e-7)"""
     batch: Count = 16
@@ -132,16 +135,20 @@ class Settings:
     """gradient norm is clipped to this (paper, Section 4.2)"""
     compute: Compute = "float32"
     """precision of forward and backward passes; weights and gradients' sums are float32 (ours)"""
+    start_tolerance: Positive | None = None
+    """nats by which log pi may differ from log mu at the first step; default: 0.01, and 5 in bfloat16 (ours)"""
     sliced_head: bool = False
-    """token log-probs without materialising full logits, for a large vocabulary: less memory, same gradient (ours)"""
-    gradient_checkpointing: bool = False
-    """recompute activations in the backward pass: less memory, same gradient (ours)"""
+    """token log-probs by slices of the vocabulary, in float32: less memory, and less noise in bfloat16 (ours)"""
+    gradient_checkpointing: bool | None = None
+    """recompute activations in the backward pass: less memory, same gradient; default: where a GPU needs it (ours)"""
+    reshard: bool | None = None
+    """gather weights again for the backward pass: less memory, same gradient; default: where a GPU needs it (ours)"""
     save_every: Count = 256
     """optimiser steps between two checkpoints (ours)"""
 
     test_problems: Count = 150
     """test problems to evaluate on, the first ones (ours; paper: all 1,319)"""
-    test_samples: Count = 32
+    test_samples: Several = 32
     """samples per test problem (ours; paper: 64)"""
     k: Count = 16
     """the K of maj@K and pass@K (paper, Section 4.3)"""
@@ -152,6 +159,8 @@ class Settings:
 
     dry_run: bool = False
     """say what the run would draw, train and need in memory, and do nothing"""
+    on_cpu: bool = False
+    """rehearse a preset for GPUs on processors; results.json says so (ours)"""
     debug: bool = False
     """end with a traceback, not with a line, where something is wrong"""
     seed: int = 0
@@ -198,7 +207,7 @@ class Settings:
         return Path(f"{runs}{name}")
 
 
-NOT_OF_A_RUN = ("out", "reuse", "dry_run", "debug", "vllm_python", "vllm_memory")
+NOT_OF_A_RUN = ("out", "reuse", "dry_run", "debug", "start_tolerance", "vllm_python", "vllm_memory")
 OF_DRAWING = ("model", "engine", "temperature", "top_p", "top_k", "max_new_tokens", "tokens_at_once", "chunk", "seed")
 OF_DRAWING += ("compute", "samples_sha256")
 
@@ -225,8 +234,31 @@ def read_settings(
     return replace(settings, out=settings.out or settings.default_out(usual, runs))
 
 
-def check(settings: Settings) -> None:
-    """InputError for settings that are out of range or do not go together, before anything is loaded or written."""
+def intended_ranks(preset: Preset) -> int:
+    """The processes that a preset is for where torchrun does not start any: 8 for the paper's node (Section 4.2).
+
+    >>> intended_ranks("laptop")
+    1
+    """
+    return 8 if preset == "paper" and "WORLD_SIZE" not in os.environ else ranks()
+
+
+def check_engine_gpus(option: str, gpus: int, processes: int) -> None:
+    """InputError unless the processes of a machine can be divided among engines of so many GPUs.
+
+    >>> check_engine_gpus("--engine-gpus", 4, processes=8)
+    """
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+    if local % gpus > 0:
+        raise InputError(f"{option} {gpus}: must divide the {local} processes of a machine, one for each GPU")
+
+
+def check(settings: Settings, processes: int | None = None) -> None:
+    """InputError for settings that are out of range or do not go together, before anything is loaded or written.
+
+    processes: how many there will be; None for as many as there are.
+    """
+    processes = processes or ranks()
 
     def refuse(is_wrong: bool, message: str) -> None:
         if is_wrong:
@@ -240,11 +272,14 @@ def check(settings: Settings) -> None:
     method, size = settings.method, 2 if settings.method == "dpo" else settings.completions_per_row
     refuse(method not in get_args(Method), f"--method {method}: choose from {', '.join(get_args(Method))}")
     refuse(settings.batch % size > 0, f"--batch {settings.batch}: must be a multiple of the {size} in a row")
+    least = size * processes
     refuse(
-        settings.batch < size * ranks(), f"--batch {settings.batch}: is less than a row for each of {ranks()} processes"
+        settings.batch < least,
+        f"--batch {settings.batch}: is less than a row for each of {processes} processes; give --batch {least}",
     )
     k, n = settings.k, settings.test_samples
-    refuse(k >= n, f"--test-samples {n}: must be more than --k {k}, or maj@{k} has no interval")
+    refuse(k > n, f"--test-samples {n}: must be at least --k {k}; with more, maj@{k} has an interval")
+    check_engine_gpus("--engine-gpus", settings.engine_gpus, processes)
     refuse(settings.limits is not None and method in ("ppo", "dpo"), f"--limits: have no meaning for {method}")
     refuse(settings.shots_file is not None and settings.shots < 1, "--shots-file: say with --shots how many to take")
     is_given = settings.baseline is not None or settings.baseline_from != "zero"

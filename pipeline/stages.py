@@ -9,6 +9,7 @@ Each stage leaves a file that no later stage changes, and a stage whose file is 
     iteration-1/checkpoint-256/     train: model and optimiser, until the epoch is done
     iteration-1/model/              train: the model after it, which iteration 2 samples from
     iteration-1/test-512.jsonl      evaluate: completions of the test problems by this model; others along the epoch
+    plan.json                       train: what was chosen to fit the GPUs
     results.json, curve.png         all iterations
 """
 
@@ -22,10 +23,9 @@ from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.distributed as dist
 import transformers
 from torch import Tensor
 
@@ -33,14 +33,23 @@ import topr
 from pipeline import dataset
 from pipeline.baselines import dpo_loss_of_rows, ppo_loss
 from pipeline.evaluation import evaluate
-from pipeline.metrics import append_json, check_ratio, keep_lines, step_metrics
+from pipeline.metrics import START_TOLERANCE, append_json, check_ratio, keep_lines, step_metrics
 from pipeline.models import chunked_head
-from pipeline.models.language_model import META, LanguageModel, load_model, make_optimizer, shard, token_logprobs
+from pipeline.models.language_model import (
+    META,
+    LanguageModel,
+    load_model,
+    load_to_train,
+    make_optimizer,
+    shard,
+    token_logprobs,
+)
 from pipeline.plots import draw_curve, save_figure
-from pipeline.records import Example, Problem, Sample, Task, read_rows, to_lines, write_file
+from pipeline.records import Example, InputError, Problem, Sample, Task, read_rows, to_lines, write_file
 from pipeline.runtime.checkpoints import load_optimizer, save_checkpoint, save_model
+from pipeline.runtime.preflight import Size, check_machine, check_room, check_shared
 from pipeline.runtime.processes import (
-    device,
+    end_with_others,
     from_all_ranks,
     on_all_ranks,
     on_rank_zero,
@@ -89,8 +98,9 @@ class Run(AbstractContextManager):
     """
 
     def __init__(self, settings: Settings, task: Task, learn: Learn | None = None):
+        check_machine(settings)
         self.folder = settings.out or settings.default_out(Settings())
-        engine = settings.engine or ("vllm" if torch.cuda.is_available() else "hf")
+        engine = chosen_engine(settings, "--engine-gpus", settings.engine_gpus)
         self.settings = settings = replace(settings, engine=engine)
         self.task, self.start = task, Point(0, 0, settings.model)
         self._token_logprobs = chunked_head.token_logprobs if settings.sliced_head else token_logprobs
@@ -98,35 +108,42 @@ class Run(AbstractContextManager):
         self._loss, self._logprobs = learn or own
         self._tests: dict[int, list[tuple[int, Path]]] = {}  # iteration -> samples seen and file of each evaluation
         self._held, self._holding = None, ExitStack()
+        self._checked: set[str] = set()
         self.found: dict[str, Any] | None = None
 
-        def validate() -> tuple[LanguageModel, int, list[Sample] | None, dict[str, Any]]:
+        def validate() -> tuple[LanguageModel, int, tuple[int, int], list[Sample] | None, dict[str, Any]]:
             meta = load_model(settings.model, META, settings.trust_remote_code)
             if settings.sliced_head:
                 chunked_head.check_head(meta.model)
             longest = check_lengths(task, meta, settings.max_new_tokens)
+            lengths = longest - settings.max_new_tokens, settings.max_new_tokens
             given = read_rows(settings.samples, Sample) if settings.samples else None
             if given is not None:
                 if settings.trust_logmu:
                     dataset.check_logmu(given, str(settings.samples))
-                dataset.compose(settings, given, meta, task.stop)
+                lengths = dataset.longest(dataset.compose(settings, given, meta, task.stop)[0])
             record = settings.record()  # after the samples were read: it has their checksum
             if settings.reuse is not None:
                 here = {name: record[name] for name in OF_DRAWING}
                 refuse_others(settings.reuse, here, "has drawn otherwise", "give a --reuse that has drawn the same")
-            return meta, longest, given, record
+            return meta, longest, lengths, given, record
 
         with ExitStack() as stack:
             if ranks() > 1 or settings.compute != "float32":  # FSDP2 computes in other precisions
                 stack.enter_context(process_group(alone=True))
-            self.meta, self.longest, self.given, record = on_all_ranks(validate)
+            self.meta, self.longest, self.lengths, self.given, record = on_all_ranks(validate)
             if on_rank_zero((self.folder / "results.json").exists):
                 refuse_others(self.folder, record, "holds a run with other settings", "choose another --out")
                 self.found = read_json(self.folder / "results.json")
                 if rank() == 0:
                     print(f"{self.folder}: this run is finished; what it found:", flush=True)
             else:
+                parameters = sum(weight.numel() for weight in self.meta.model.parameters())
+                drawn = len(task.train) * settings.drawn_per_problem if self.given is None else len(self.given)
+                size = Size(parameters, drawn, len(task.test) * settings.test_samples, self.longest)
+                on_all_ranks(lambda: check_room(settings, self.folder, size))
                 on_rank_zero(lambda: stack.enter_context(held_folder(self.folder, record)))
+                on_all_ranks(lambda: check_shared(self.folder))
             stack.callback(self._hold, None)
             self._stack = stack.pop_all()
 
@@ -159,23 +176,25 @@ class Run(AbstractContextManager):
     def _draw(self, file: Path, problems: Sequence[Problem], n: int, model: str, seed: int, description: str) -> None:
         """The stage that writes n graded samples of each problem by `model` to `file`.
 
-        Each rank draws for its consecutive share of the problems, at most `chunk` problems at a time. What it has drawn
-        is in FILE.part-RANK before it goes on, and an interrupted run goes on behind the last whole chunk.
+        Each engine, that of every `engine_gpus`-th rank, draws for a consecutive share of the problems, at most `chunk`
+        problems at a time. What it has drawn is in FILE.part-RANK before it goes on, and an interrupted run goes on
+        behind the last whole chunk.
         """
         settings = self.settings
         if settings.reuse is not None and model == settings.model:
             on_rank_zero(lambda: self._take(settings.reuse / file.relative_to(self.folder), file, problems, n))
         sampling = sampling_parameters(settings, self.task)
-        parts = [file.with_name(f"{file.name}.part-{r}") for r in range(ranks())]
-        first, end = (len(problems) * r // ranks() for r in (rank(), rank() + 1))
-        own, part = problems[first:end], parts[rank()]
+        parts = {r: file.with_name(f"{file.name}.part-{r}") for r in range(0, ranks(), settings.engine_gpus)}
+        numbers = share(len(problems), rank(), ranks(), settings.engine_gpus)
+        own, first = problems[numbers.start : numbers.stop], numbers.start
 
-        def draw_own() -> None:
+        def draw_own(part: Path) -> None:
             kept = read_rows(part, Sample, "growing")
             done = len(own) if len(kept) == n * len(own) else len(kept) // (n * settings.chunk) * settings.chunk
             write_file(part, to_lines(kept[: done * n]))
             with part.open("a", encoding="utf-8") as growing:
                 for start in range(done, len(own), settings.chunk):
+                    end_with_others()
                     engine = self._hold(("engine", model), lambda: self._open_engine(model))
                     some = own[start : start + settings.chunk]
                     drawn_before = (first + start) * n
@@ -184,12 +203,15 @@ class Run(AbstractContextManager):
                     growing.flush()
 
         def make() -> list[Sample]:
-            on_all_ranks(draw_own)
+            self._check(model)
+            on_all_ranks(lambda: self._hold(("engine", model)))  # closes what is on the GPUs of other ranks' engines
+            on_all_ranks(lambda: draw_own(parts[rank()]) if rank() in parts else None)
             # A rank that has no problem, because there are fewer of them than ranks, has left an empty file.
-            return [sample for part in parts for sample in read_rows(part, Sample, "growing")] if rank() == 0 else []
+            drawn = (read_rows(part, Sample, "growing") for part in parts.values() if rank() == 0)
+            return [sample for samples in drawn for sample in samples]
 
         stage(file, make)
-        on_rank_zero(lambda: [part.unlink(missing_ok=True) for part in parts])
+        on_rank_zero(lambda: [part.unlink(missing_ok=True) for part in parts.values()])
 
     def _take(self, source: Path, file: Path, problems: Sequence[Problem], n: int) -> None:
         """Copy `source`, a stage's file of another run, to `file`, if it holds n samples of each problem."""
@@ -278,7 +300,7 @@ class Run(AbstractContextManager):
                 losses, columns, asked = zip(*from_all_ranks((stats.loss, own, is_asked())), strict=True)
                 log_ratio, reward, weight = torch.cat(columns, dim=1)
                 if not settings.trust_logmu:
-                    check_ratio(step, log_ratio)
+                    check_ratio(step, log_ratio, settings.start_tolerance or START_TOLERANCE[settings.compute])
                 metrics = {"step": step, "loss": sum(losses), "grad_norm": stats.grad_norm}
                 if rank() == 0:
                     append_json(log, metrics | step_metrics(log_ratio, reward, weight))
@@ -301,7 +323,7 @@ class Run(AbstractContextManager):
         settings = self.settings
 
         def measure(file: Path, n: int) -> dict:
-            ks = [settings.k] if 1 < settings.k < n else []  # pass@1 is there in any case
+            ks = [settings.k] if 1 < settings.k <= n else []  # pass@1 is there in any case
             return evaluate(read_checked(file, Sample), self.task, ks, settings.seed)
 
         tests = {number: list(points) for number, points in self._tests.items()}
@@ -320,6 +342,10 @@ class Run(AbstractContextManager):
             entry = {"dataset": counts, "curve": curve, "after": last}
             iterations.append(entry if mismatch is None else entry | {"engine_mismatch": mismatch})
         results = {"before": before, "iterations": iterations, "versions": versions()}
+        if (self.folder / "plan.json").exists():  # what was chosen to fit the GPUs
+            results["plan"] = read_json(self.folder / "plan.json")
+        if torch.cuda.is_available() or settings.on_cpu:  # what is made for a processor need not say so
+            results["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu, a rehearsal"
         if iterations:
             title = f"{settings.method}, learning rate {settings.lr:g}"
             save_figure(draw_curve(iterations, title), self.folder / "curve.png")
@@ -329,7 +355,10 @@ class Run(AbstractContextManager):
     # ---- what is held open: an engine or a learner, since either fills a GPU ------------------------------------
 
     def _hold(self, key: tuple[str, str] | None, open_it: Callable[[], AbstractContextManager] | None = None) -> Any:
-        """What is open for `key`, opened if it was not; what was open before is then closed. None just closes."""
+        """What is open for `key`, opened if it was not; what was open for another key is closed. None just closes.
+
+        Without `open_it` nothing is opened.
+        """
         if self._held is None or self._held[0] != key:
             self._held = None
             self._holding.close()
@@ -338,6 +367,12 @@ class Run(AbstractContextManager):
                 torch.cuda.empty_cache()
             self._held = (key, self._holding.enter_context(open_it())) if open_it else None
         return self._held[1] if self._held else None
+
+    def _check(self, model: str) -> None:
+        """InputError if a model of ours is damaged: rank zero reads it, once in a run. Every rank calls it."""
+        if model not in self._checked:
+            on_rank_zero(lambda: check_folder(Path(model)))
+            self._checked.add(model)
 
     @contextmanager
     def _open_engine(self, model: str) -> Iterator[Engine]:
@@ -348,7 +383,6 @@ class Run(AbstractContextManager):
         else:
             from pipeline.vllm.client import vllm_engine
 
-            check_folder(Path(model))
             log = self.folder / f"vllm-{rank()}.log"
             with vllm_engine(model, self.meta, self.longest, settings, log) as engine:
                 yield engine
@@ -357,16 +391,59 @@ class Run(AbstractContextManager):
         """The model in training, sharded over the ranks, and its optimiser."""
 
         def load() -> tuple[LanguageModel, torch.optim.Optimizer]:
-            lm = load_model(model, torch.device("cpu"), settings.trust_remote_code)
-            if dist.is_initialized() or settings.gradient_checkpointing:
-                shard(lm.model, settings.compute, settings.gradient_checkpointing)
-            if not dist.is_initialized():
-                lm.model.to(device())
+            self._check(model)
+            checkpointing, reshard = self._memory_settings()
+            shard_it = partial(shard, compute=settings.compute, gradient_checkpointing=checkpointing, reshard=reshard)
+            lm = load_to_train(model, shard_it, settings.trust_remote_code)
             # Before any forward pass: after one, FSDP2 leaves some weights gathered in copies, which are not trained.
             return lm, make_optimizer(settings.optimizer, lm.model, settings.lr)
 
+        settings, key = self.settings, ("learner", model)
+        on_all_ranks(lambda: self._hold(key))  # closes engines, one of which may span this rank's GPU
+        return self._hold(key, lambda: nullcontext(load()))
+
+    def _memory_settings(self) -> tuple[bool, bool]:
+        """Gradient checkpointing and resharding: as set, or on GPUs the fastest that a rehearsal finds room for."""
         settings = self.settings
-        return self._hold(("learner", model), lambda: nullcontext(load()))
+        if not torch.cuda.is_available() or None not in (settings.gradient_checkpointing, settings.reshard):
+            return bool(settings.gradient_checkpointing), settings.reshard is not False
+        free = min(from_all_ranks(torch.cuda.mem_get_info()[0]))
+
+        def choose() -> tuple[bool, bool]:
+            from pipeline.rehearsal import choose, setup_of
+
+            chosen = choose(setup_of(settings, ranks(), *self.lengths), free)
+            print(f"{chosen}; {free / 1e9:.1f} GB are free" + ", which may not suffice" * (not chosen.fits), flush=True)
+            plan = {"gradient_checkpointing": chosen.gradient_checkpointing, "reshard": chosen.reshard}
+            memory = {"bytes_rehearsed": chosen.found.peak, "bytes_free": free}
+            write_file(self.folder / "plan.json", json.dumps(plan | memory, indent=2) + "\n")
+            return chosen.gradient_checkpointing, chosen.reshard
+
+        return on_rank_zero(choose)
+
+
+def share(problems: int, rank: int, ranks: int, gpus: int) -> range:
+    """The problems that a rank's engine, of so many GPUs, draws for; none where its GPU is that of another's engine.
+
+    gpus divides the ranks of a machine, which are consecutive, so that no engine has GPUs of two machines.
+
+    >>> [share(5, rank, ranks=4, gpus=2) for rank in range(4)]
+    [range(0, 2), range(0, 0), range(2, 5), range(0, 0)]
+    """
+    engine, engines = rank // gpus, ranks // gpus
+    return range(problems * engine // engines, problems * (engine + 1) // engines) if rank % gpus == 0 else range(0)
+
+
+def chosen_engine(settings: Settings, option: str, gpus: int) -> Literal["hf", "vllm"]:
+    """What samples; InputError where it cannot span as many GPUs as the option says.
+
+    >>> chosen_engine(Settings(engine="hf"), "--engine-gpus", 1)
+    'hf'
+    """
+    engine = settings.engine or ("vllm" if torch.cuda.is_available() else "hf")
+    if engine == "hf" and gpus > 1:
+        raise InputError(f"{option} {gpus}: is for --engine vllm; transformers' generate uses the process's own GPU")
+    return engine
 
 
 def make_loss(settings: Settings) -> Callable[..., Tensor]:

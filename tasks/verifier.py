@@ -1,7 +1,8 @@
 """Train a generative verifier, and weigh the votes on an answer by its verdicts (Section 4.4 of the TOPR paper).
 
     python -m tasks.verifier                             # tiny problems, tiny models: four minutes on two cores
-    python -m tasks.verifier --problems 64 --solutions 4 --verifications 8 --seed 1
+    python -m tasks.verifier --problems 64 --train-solutions 4 --verifications 8 --seed 1
+    python -m tasks.verifier --solutions FILE            # solutions made elsewhere
     torchrun --nproc-per-node 8 -m tasks.verifier paper  # MATH, on eight GPUs
 
 A generator solves each problem several times, and the verifier writes several verifications of each solution. The
@@ -9,7 +10,7 @@ reward is +1 where the verdict on the solution is true, and -1 where it is false
 trained like a solver whose problems are solutions, by the experiment of train_gsm8k.py.
 
 `--out` then holds two runs that sample from the generator, solutions-train/ and solutions-test/; the verifier's run,
-verifier/; and Table 2, as results.json and table2.png.
+verifier/; and Table 2, as results.json and table2.png. With `--solutions FILE` solutions are not drawn but read.
 """
 
 import json
@@ -24,20 +25,24 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import tyro
+from pydantic import BaseModel
 
-from pipeline.records import InputError, Outcome, Problem, Sample, Task, write_file
+from pipeline.records import InputError, Outcome, Problem, Sample, Task, read_rows, write_file
+from pipeline.runtime.preflight import check_machine
 from pipeline.runtime.processes import command, on_all_ranks, on_rank_zero, process_group, rank, ranks
-from pipeline.runtime.run_folder import held_folder, read_checked
-from pipeline.settings import TINY, Count, Positive, Settings, Several, check, read_settings
+from pipeline.runtime.run_folder import digest, held_folder, read_checked
+from pipeline.settings import TINY, Count, Positive, Settings, Several, check, check_engine_gpus, read_settings
 from tasks.math import PRESETS as MATH_PRESETS
 from tasks.math import math_task
-from train_gsm8k import PAPER, experiment, gsm8k_task
+from train_gsm8k import experiment, gsm8k_task
 
 if TYPE_CHECKING:
     import numpy as np
 
     from pipeline.evaluation import Answers, Estimate
     from pipeline.plots import Panel
+
+Split = Literal["train", "test"]
 
 # ---- the task: solutions are its problems, the truth about them its gold answers ---------------------------------
 
@@ -88,6 +93,8 @@ def to_problems(
 
 # ---- settings ----------------------------------------------------------------------------------------------------
 
+LLAMA_70B = "meta-llama/Meta-Llama-3-70B-Instruct"
+
 
 @dataclass(frozen=True)
 class VerifierSettings(Settings):
@@ -101,7 +108,11 @@ class VerifierSettings(Settings):
     """whose problems, prompt and grading (ours; paper: MATH)"""
     problems: Count = 256
     """training problems, the first ones (ours; paper: all)"""
-    solutions: Several = 4
+    generator_gpus: Count = 1
+    """GPUs that an engine of the generator spans, in place of --engine-gpus (ours; a 70B model in bfloat16 needs 4)"""
+    solutions: Path | None = None
+    """file of solutions made elsewhere; for a split that it has, the generator draws none (ours)"""
+    train_solutions: Several = 4
     """solutions of each training problem (ours; paper, Section 4.4: 16)"""
     n: Annotated[Count, tyro.conf.arg(name="verifications")] = 4
     """verifications of each training solution (paper, Section 4.4)"""
@@ -109,7 +120,7 @@ class VerifierSettings(Settings):
     """test problems, the first ones (ours; paper: all of MATH-500)"""
     test_solutions: Several = 8
     """solutions of each test problem, which vote (ours; paper, Table 2: 32)"""
-    test_samples: Count = 4
+    test_samples: Several = 4
     """verifications of each test solution, whose mean is its weight (paper, Section 4.4)"""
     max_new_tokens: Count = 96
     """longest solution and verification, in tokens (ours; paper: 512)"""
@@ -121,6 +132,10 @@ class VerifierSettings(Settings):
     """evaluations along an epoch (paper: at its end)"""
     instruction: str | None = None
     """instruction before the question (ours; default: none for models of tiny/, which were trained on the form)"""
+
+    def record(self) -> dict:
+        """What a run is, for config.json, with a hash of the solutions that it was given."""
+        return super().record() | {"solutions_sha256": digest(self.solutions) if self.solutions else None}
 
 
 PRESETS = MappingProxyType(
@@ -137,9 +152,10 @@ PRESETS = MappingProxyType(
                     k=1,  # ours: no majority of verdicts
                 )
             ),
-            generator=PAPER.model,  # ours: a copy of the paper's 70B model does not fit on one GPU
+            generator=LLAMA_70B,  # "we used the 70B model to generate 16 solutions per problem" (4.4)
+            generator_gpus=4,  # ours: its weights take 141 GB in bfloat16
             task="math",
-            solutions=16,
+            train_solutions=16,
             test_solutions=32,  # "Weighted SC is weighted self-consistency with 32 generations" (Table 2)
         ),
     }
@@ -149,15 +165,19 @@ PRESETS = MappingProxyType(
 RUNS = "runs/verifier-"
 
 
-def check_verifier(settings: VerifierSettings) -> None:
-    """InputError for settings that are out of range or do not go together, before anything is loaded or written."""
+def check_verifier(settings: VerifierSettings, processes: int | None = None) -> None:
+    """InputError for settings that are out of range or do not go together, before anything is loaded or written.
+
+    processes: how many there will be; None for as many as there are.
+    """
     if settings.n < 1:
         raise InputError(f"--verifications {settings.n}: must be at least 1")
     if settings.dry_run:
         raise InputError("--dry-run: what there is to verify is not known before the generator has run")
     if settings.samples is not None or settings.reuse is not None:
         raise InputError("--samples and --reuse: a verifier is trained on verifications of its own")
-    check(settings)
+    check(settings, processes)
+    check_engine_gpus("--generator-gpus", settings.generator_gpus, processes or ranks())
 
 
 # ---- the run -----------------------------------------------------------------------------------------------------
@@ -165,34 +185,88 @@ def check_verifier(settings: VerifierSettings) -> None:
 
 def run(settings: VerifierSettings) -> dict:
     """Solve, verify and train; returns what results.json holds. InputError as `train_gsm8k.experiment` raises it."""
+    from pipeline.stages import chosen_engine
+
     check_verifier(settings)
+    check_machine(settings)
+    for option, gpus in (("--engine-gpus", settings.engine_gpus), ("--generator-gpus", settings.generator_gpus)):
+        chosen_engine(settings, option, gpus)
     settings = replace(settings, out=settings.out or settings.default_out(PRESETS[settings.preset], RUNS))
     task = gsm8k_task(settings) if settings.task == "gsm8k" else math_task(settings)
     with ExitStack() as stack:
         if ranks() > 1 or settings.compute != "float32":
             stack.enter_context(process_group(alone=True))  # one for all three runs
-        on_all_ranks(lambda: _check_models(settings))
+        given = on_all_ranks(lambda: given_solutions(settings, task))
+        on_all_ranks(lambda: _check_models(settings, is_drawn=len(given) < 2))
         on_rank_zero(lambda: stack.enter_context(held_folder(settings.out, settings.record())))
-        train = solve(settings, task, "train")
-        test = solve(settings, task, "test")
+        train, test = (given.get(split) or solve(settings, task, split) for split in ("train", "test"))
         own = replace(settings, out=settings.out / "verifier")
         found = experiment(own, verifier_task(settings, task, train, test))
         return on_rank_zero(lambda: publish(settings, table2(settings, task, test, found)))
 
 
-def _check_models(settings: VerifierSettings) -> None:
-    """InputError if a model cannot be loaded, before anything is written."""
+def _check_models(settings: VerifierSettings, is_drawn: bool) -> None:
+    """InputError if a model cannot be loaded, before anything is written: the generator only if it draws solutions."""
     from pipeline.models.language_model import META, load_model
 
-    for model in (settings.generator, settings.model):
+    for model in (settings.generator, settings.model) if is_drawn else (settings.model,):
         load_model(model, META, settings.trust_remote_code)
 
 
-def solve(settings: VerifierSettings, task: Task, split: Literal["train", "test"]) -> list[Sample]:
+class Solution(BaseModel, extra="forbid", strict=True):
+    """A line of --solutions. problem_id or question names the problem; split tells one that both splits have."""
+
+    problem_id: str | None = None
+    question: str | None = None
+    split: Split | None = None
+    completion: str
+
+
+def given_solutions(settings: VerifierSettings, task: Task) -> dict[Split, list[Sample]]:
+    """The solutions of --solutions for each split that it has, graded, in the order of the problems.
+
+    InputError names a line whose problem is none of the run's, and a test problem without its --test-solutions: all of
+    them vote. Of training problems there may be any number of solutions.
+    """
+    if settings.solutions is None:
+        return {}
+    splits: dict[Split, list[Problem]] = {"train": task.train, "test": task.test}
+    known: dict[str, dict[Split, Problem]] = {}  # by id and by question
+    for split, problems in splits.items():
+        for problem in problems:
+            for name in (problem.id, problem.question.strip()):
+                known.setdefault(name, {})[split] = problem
+    solved: dict[str, list[Sample]] = {problem.id: [] for problems in splits.values() for problem in problems}
+    for line, row in enumerate(read_rows(settings.solutions, Solution), start=1):
+        name = row.problem_id or (row.question or "").strip()
+        named = [problem for split, problem in known.get(name, {}).items() if row.split in (None, split)]
+        if len(named) != 1:
+            none = "is none of the run's problems; see --data, --problems and --test-problems"
+            fault = "is in both splits; give its split" if named else none
+            raise InputError(f"{settings.solutions}:{line}: problem {name[:60]!r}: {fault}")
+        solved[named[0].id].append(_graded(named[0], row.completion, task))
+    given = {split: [sample for problem in of for sample in solved[problem.id]] for split, of in splits.items()}
+    for problem in task.test if given["test"] else ():
+        if (count := len(solved[problem.id])) != settings.test_solutions:
+            raise InputError(
+                f"{settings.solutions}: problem {problem.id} has {count} solutions; --test-solutions "
+                f"{settings.test_solutions} must be there of each of the --test-problems"
+            )
+    return {split: samples for split, samples in given.items() if samples}
+
+
+def _graded(problem: Problem, completion: str, task: Task) -> Sample:
+    outcome = task.grade(task.visible(completion), problem.gold)
+    reward = 1.0 if outcome == "correct" else -1.0
+    prompt = task.prompt(problem)
+    return Sample(problem_id=problem.id, prompt=prompt, completion=completion, reward=reward, outcome=outcome)
+
+
+def solve(settings: VerifierSettings, task: Task, split: Split) -> list[Sample]:
     """The generator's graded solutions of a split, problem by problem: a run that evaluates it on that split."""
-    count = settings.solutions if split == "train" else settings.test_solutions
+    count = settings.train_solutions if split == "train" else settings.test_solutions
     run = replace(settings, model=settings.generator, iterations=0, test_samples=count, k=1)
-    run = replace(run, out=settings.out / f"solutions-{split}")
+    run = replace(run, out=settings.out / f"solutions-{split}", engine_gpus=settings.generator_gpus)
     experiment(run, replace(task, test=getattr(task, split)))
     return read_checked(run.out / "iteration-1" / "test-0.jsonl", Sample)
 

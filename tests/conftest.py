@@ -28,7 +28,18 @@ def lm():
     return load_model(gsm8k.Settings().model)
 
 
-LONGEST = "restart faults run vllm notebooks tiny reproduce benchmarks conformance training".split()
+@pytest.fixture(scope="session")
+def python():
+    """The interpreter that has vLLM: `make test-all` and `make test-vllm` make one and say where it is."""
+    if not os.environ.get("VLLM_PYTHON"):
+        pytest.skip("VLLM_PYTHON is not set: make test-vllm sets it")
+    return Path(os.environ["VLLM_PYTHON"]).absolute()
+
+
+# Run under other interpreters, with packages that this one lacks.
+collect_ignore = ["gpu_kernels.py", "interpreted", "verl_steps.py"]
+
+LONGEST = "rehearsal vllm_gpu restart faults run vllm notebooks tiny reproduce benchmarks conformance training".split()
 
 
 def pytest_collection_modifyitems(items):

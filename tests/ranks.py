@@ -1,7 +1,6 @@
 """Training on two gloo ranks with a model given to FSDP2, in processes of their own."""
 
 import os
-from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -10,7 +9,7 @@ from helpers import fit, plain_batch, shared_logprobs, steps_of, tiny_model
 import topr
 from pipeline.models.language_model import make_optimizer, shard
 from pipeline.runtime.checkpoints import load_optimizer, save_checkpoint
-from pipeline.runtime.processes import from_all_ranks
+from pipeline.runtime.processes import from_all_ranks, rank, ranks
 
 
 def two_steps(examples, share, step_size):
@@ -23,24 +22,42 @@ def two_steps(examples, share, step_size):
     return steps
 
 
-def train_on_two_ranks(examples, shares, folder):
+def on_two_ranks(work, folder, *arguments):
+    """What work(*arguments) returns on rank 0 of two, both of which do it."""
+    torch.multiprocessing.spawn(_worker, (work, folder, arguments), nprocs=2)
+    return torch.load(folder / "found.pt", weights_only=True)
+
+
+def _worker(number, work, folder, arguments):
+    os.environ |= {"RANK": str(number), "WORLD_SIZE": "2"}  # as torchrun sets them
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'meet'}", rank=number, world_size=2)
+    try:
+        found = work(*arguments)
+        if number == 0:
+            torch.save(found, folder / "found.pt")
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def train_in_shares(examples, shares):
     """Train with rank 0 taking shares[0] and rank 1 shares[1] of each step; the metrics and the gathered weights."""
-    torch.multiprocessing.spawn(_worker, (examples, shares, folder), nprocs=2)
-    return torch.load(folder / "found.pt", weights_only=True)
+    model = tiny_model()
+    shard(model, "float32")
+    share = (0, shares[0]) if rank() == 0 else (shares[0], sum(shares))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    metrics = fit(model, optimizer, two_steps(examples, share, sum(shares)))
+    for step in metrics:
+        step["loss"] = sum(from_all_ranks(step["loss"]))
+    return metrics, whole(model.parameters())
 
 
-def epoch_on_two_ranks(folder, *arguments):
-    """What `epoch` finds on two ranks."""
-    torch.multiprocessing.spawn(_epoch_worker, (folder, arguments), nprocs=2)
-    return torch.load(folder / "found.pt", weights_only=True)
-
-
-def epoch(grouped, batch, micro_batch, optimizer, cut=None, logprobs=shared_logprobs, rank=0, ranks=1):
+def epoch(grouped, batch, micro_batch, optimizer, cut=None, logprobs=shared_logprobs):
     """The pipeline's own training of rows of examples: losses and norms, last (clipped) gradients, weights.
 
     cut: (folder, lm) to write a checkpoint into after two steps, from which another model goes on.
     """
-    steps = steps_of(grouped, batch, micro_batch, rank, ranks)
+    steps = steps_of(grouped, batch, micro_batch, rank(), ranks())
 
     def train(model, optimizer, part):
         found = fit(model, optimizer, part, logprobs=logprobs, max_norm=0.5)
@@ -60,42 +77,10 @@ def epoch(grouped, batch, micro_batch, optimizer, cut=None, logprobs=shared_logp
         load_optimizer(folder, 2, trained[1])
         metrics += train(*trained, steps[2:])
     weights = list(trained[0].parameters())
-    return metrics, _whole([weight.grad for weight in weights]), _whole(weights)
+    return metrics, whole([weight.grad for weight in weights]), whole(weights)
 
 
-def _whole(tensors):
-    whole = [t.full_tensor() if hasattr(t, "full_tensor") else t for t in tensors]
-    return torch.cat([t.detach().flatten() for t in whole])
-
-
-def _epoch_worker(rank, folder, arguments):
-    with _joined(rank, folder):
-        found = epoch(*arguments, rank=rank, ranks=2)
-        if rank == 0:
-            torch.save(found, folder / "found.pt")
-        dist.barrier()
-
-
-def _worker(rank, examples, shares, folder):
-    with _joined(rank, folder):
-        model = tiny_model()
-        shard(model, "float32")
-        share = (0, shares[0]) if rank == 0 else (shares[0], sum(shares))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        metrics = fit(model, optimizer, two_steps(examples, share, sum(shares)))
-        for step in metrics:
-            step["loss"] = sum(from_all_ranks(step["loss"]))
-        weights = _whole(model.parameters())
-        if rank == 0:
-            torch.save((metrics, weights), folder / "found.pt")
-        dist.barrier()
-
-
-@contextmanager
-def _joined(rank, folder):
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}  # as torchrun sets them
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'meet'}", rank=rank, world_size=2)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+def whole(tensors):
+    """All elements of ordinary or sharded tensors, in one vector."""
+    gathered = [t.full_tensor() if hasattr(t, "full_tensor") else t for t in tensors]
+    return torch.cat([t.detach().flatten() for t in gathered])

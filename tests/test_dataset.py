@@ -9,12 +9,13 @@ import torch
 from helpers import plain_batch, random_examples, steps_of
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import topr
 import train_gsm8k as gsm8k
 from pipeline import dataset
 from pipeline.models.language_model import collate, token_logprobs
-from pipeline.records import Example, Sample
+from pipeline.records import Example, InputError, Sample
 from pipeline.sampling import SamplingParameters, draw_samples, transformers_engine
 
 counts = st.integers(1, 6)
@@ -116,6 +117,23 @@ def test_encoding_keeps_tokens_as_they_are_and_ends_only_finished_text(lm):
     assert finished == [*cut, eos]
     assert lm.tokenizer.decode(cut) == " 12"
     assert lm.tokenizer.decode(stopped) == " 12\nQ:"
+
+
+def test_a_token_that_the_tokenizer_lacks_is_sampled_and_has_its_log_mu(lm):
+    """As with Qwen 2.5, whose model has more logits than its tokenizer has tokens; here nearly all logits are such."""
+    size = len(lm.tokenizer)
+    config = LlamaConfig(**lm.model.config.to_dict() | {"vocab_size": 8 * size})
+    large = lm._replace(model=LlamaForCausalLM(config).eval())
+    task = gsm8k.gsm8k_task(gsm8k.Settings(problems=1))
+    engine = transformers_engine(large, 40_000)
+    samples = draw_samples(task, task.train, 4, engine, SamplingParameters(max_new_tokens=8, top_k=8 * size), seed=0)
+    rows = [[replace(example, row=i)] for i, example in enumerate(dataset.encode(samples, large))]
+    assert all(max(example.completion_ids) >= size for [example] in rows)
+    scored = [e for [e] in dataset.score(rows, dataset.epoch_steps(rows, 4, 4), large, token_logprobs)]
+    expected = topr.sequence_logprobs(large.model, plain_batch(scored))
+    torch.testing.assert_close(torch.tensor([e.logmu for e in scored]), expected, rtol=1e-5, atol=1e-4)
+    with pytest.raises(InputError, match=f"outside the model's vocabulary of {8 * size} tokens"):
+        dataset.encode([samples[0].model_copy(update={"token_ids": [8 * size]})], large)
 
 
 def test_the_length_of_a_row_is_that_of_its_completions():

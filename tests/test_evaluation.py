@@ -1,5 +1,6 @@
 """pass@k and maj@k against closed forms, and the paper's interval."""
 
+import re
 from math import comb
 
 import numpy as np
@@ -47,10 +48,20 @@ def test_v21_standard_error():
     assert evaluation.standard_error(0.18, k=1, n=64) == pytest.approx(0.053452, abs=1e-6)
 
 
-@pytest.mark.parametrize("k", [0, 16, 17])
-def test_k_must_be_below_the_number_of_samples(k):
-    with pytest.raises(InputError, match=f"K = {k}: must be at least 1 and below the 16 samples"):
+@pytest.mark.parametrize("k", [0, 17])
+def test_k_must_be_among_the_numbers_of_samples(k):
+    with pytest.raises(InputError, match=f"K = {k}: must be at least 1 and at most the 16 samples"):
         evaluation.pass_at_k(answers_of("r" * 16), k, seed=0)
+
+
+def test_all_samples_have_an_estimate_and_no_interval():
+    """The paper's maj@16 from 16 samples on MATH: a count by hand, and nothing that could be drawn otherwise."""
+    answers = answers_of("r" * 9 + "w" * 7, "r" * 7 + "w" * 9, "r" * 4 + "w" * 3 + "x" * 3 + "-" * 6)
+    assert evaluation.maj_at_k(answers, 16, seed=0) == (pytest.approx(2 / 3), None)
+    assert evaluation.pass_at_k(answers, 16, seed=0) == (1, None)
+    tied = evaluation.maj_at_k(answers_of("rrww"), 4, seed=0, repeats=2000)
+    assert tied.mean == pytest.approx(0.5, abs=0.05)
+    assert tied.se is None
 
 
 @pytest.mark.slow
@@ -86,9 +97,11 @@ def test_correct_and_pass_at_1_are_one_number(capsys):
         for text in texts
     ]
     task = Task("letters", [], [], prompt=str, parse=str, grade=str)
-    found = evaluation.evaluate(samples, task, [2], seed=0)
+    found = evaluation.evaluate(samples, task, [2, 5], seed=0)
     assert found["pass@1"]["mean"] == found["correct"] == 0.5
+    assert found["maj@5"] == {"mean": 0.5, "se": None}
     evaluation.print_table({"before": found, "iterations": []})
     printed = capsys.readouterr().out
     assert printed.count("50.0 ±") == 1
+    assert re.search(r"maj@5 +│ 50\.0 % ", printed)  # of five samples: without an interval
     assert "pass@1" not in printed

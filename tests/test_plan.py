@@ -1,9 +1,12 @@
-"""The plan of a run: its counts by hand, its memory against what optimisers really hold."""
+"""The plan of a run: its counts by hand, its memory against what optimisers hold and what the pages say."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import fake_8b_step
 import pytest
 import torch
 from transformers import LlamaConfig
@@ -12,13 +15,21 @@ import train_gsm8k as gsm8k
 from pipeline.dry_run import plan
 from pipeline.models.language_model import META, load_model, make_optimizer
 from pipeline.records import InputError, Sample, to_lines
+from pipeline.rehearsal import Choice, Rehearsal
 from pipeline.settings import read_settings
 from train_gsm8k import PRESETS
 
 
-def by_name(settings, model=None, processes=1):
-    task = gsm8k.gsm8k_task(settings)
-    return {item.name: item for item in plan(settings, task, load_model(model or settings.model, META), processes)}
+def by_name(settings, model=None, processes=1, task=None):
+    task, lm = task or gsm8k.gsm8k_task(settings), load_model(model or settings.model, META)
+    return {item.name: item for item in plan(settings, task, lm, processes)}
+
+
+@pytest.fixture
+def unrehearsed(monkeypatch):
+    """For tests of counts: no step is rehearsed."""
+    nothing = Rehearsal({}, {}, {}, {}, {}, 0.0, 0.0, 0.0)
+    monkeypatch.setattr("pipeline.dry_run.choose", lambda setup, free: Choice(False, True, nothing, True))
 
 
 @pytest.fixture(scope="module")
@@ -40,20 +51,20 @@ def llama_8b(tmp_path_factory):
     return str(folder)
 
 
-def test_the_counts_are_those_of_the_settings():
+def test_the_counts_are_those_of_the_settings(unrehearsed):
     settings = gsm8k.Settings(problems=100, n=8, iterations=3, examples=500, batch=16, test_problems=10)
     items = by_name(settings)
     assert items["training samples"].value == 3 * 100 * 8
     assert items["samples trained on"].value == 3 * 500
     assert items["optimiser steps"].value == 3 * 32  # 500 / 16, rounded up
     assert items["test samples"].value == 10 * 32 * 4 + 10 * 4 * 4 * 3  # in full 4 times; at 4 points of 3 epochs
-    assert items["models, on disk"].value == (3 + 4) * 4 * items["parameters P"].value
+    assert items["checkpoint, on disk"].value == 12 * items["parameters P"].value  # weights and AdamW's moments
     karenina = by_name(replace(settings, composition="anna_karenina", examples=None))
     assert karenina["training samples"].value == 3 * 100 * 64
     assert karenina["samples trained on"].value == 3 * 100 * 64  # at most
 
 
-def test_given_samples_are_counted_and_not_drawn(tmp_path):
+def test_given_samples_are_counted_and_not_drawn(unrehearsed, tmp_path):
     file = tmp_path / "given.jsonl"
     file.write_text(to_lines([Sample(prompt=f"Q{i % 50}", completion="!", reward=1.0) for i in range(1000)]))
     settings = gsm8k.Settings(samples=file, test_problems=1, curve_points=1)
@@ -62,19 +73,24 @@ def test_given_samples_are_counted_and_not_drawn(tmp_path):
     assert items["sampled tokens"].value == 2 * 32 * 128
 
 
-def test_an_8b_model_on_eight_gpus(llama_8b):
-    settings = replace(PRESETS["paper"], data=gsm8k.Settings().data, shots=0)
-    items = by_name(settings, llama_8b, processes=8)
+@pytest.mark.slow
+def test_the_paper_s_plan_is_what_the_pages_say(llama_8b):
+    """`--dry-run` of the preset against the committed table that benchmarks/fake_8b_step.py checks."""
+    settings = replace(PRESETS["paper"], model=llama_8b, data=gsm8k.Settings().data, shots=0, problems=1)
+    task = replace(gsm8k.gsm8k_task(settings), prompt=lambda problem: "1" * 1_100)  # tokens
+    items = by_name(settings, processes=8, task=task)
     parameters = 8_030_261_248  # what the model is known to have
     assert items["parameters P"].value == parameters
-    assert items["weights"].value == items["gradients"].value == 4 * parameters / 8
-    assert items["optimiser"].value < 1e7  # Adafactor's means are a thousandth of the weights
-    assert items["host memory, in all"].value == 4 * parameters * 8
-    of_training = ("weights", "gradients", "optimiser", "gathered weights", "activations", "logits")
-    assert items["training, per GPU"].value == sum(items[name].value for name in of_training)
-    assert 12e9 < items["training, per GPU"].value < 40e9
+    assert items["weights"].value == pytest.approx(4 * parameters / 8, rel=1e-4)
+    step = json.loads(fake_8b_step.PROMISED.read_text())["steps"]["no checkpointing, no resharding"]
+    assert items["training, per GPU"].value == pytest.approx(step["peak"], rel=1e-4)
+    assert "gradient checkpointing off, resharding off" in items["training, per GPU"].how
+    hours = [item for item in items.values() if item.unit == "h"]
+    assert len(hours) == 3
+    assert all(item.value > 0 for item in hours)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
 def test_the_optimisers_memory_is_what_it_holds(lm, optimizer):
     made = make_optimizer(optimizer, lm.model, 0.0)
@@ -83,14 +99,15 @@ def test_the_optimisers_memory_is_what_it_holds(lm, optimizer):
     made.step()
     lm.model.zero_grad()
     held = sum(t.nbytes for state in made.state.values() for t in state.values() if torch.is_tensor(t) and t.ndim)
-    assert by_name(gsm8k.Settings(optimizer=optimizer))["optimiser"].value == held
+    # Beside it there is a counter of steps for each weight, of 4 bytes.
+    assert by_name(gsm8k.Settings(optimizer=optimizer))["optimiser"].value == pytest.approx(held, rel=1e-4)
 
 
 def test_the_command_prints_the_plan_and_writes_nothing(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("sys.argv", ["train_gsm8k.py", "laptop", "--dry-run", "--out", str(tmp_path / "run")])
     gsm8k.main("train_gsm8k", gsm8k.__doc__, gsm8k.gsm8k_task)
     printed = capsys.readouterr().out
-    for name in ("sampled tokens", "optimiser steps", "training, per GPU", "4 P / processes"):
+    for name in ("sampled tokens", "optimiser steps", "training, per GPU", "rehearsed with"):
         assert name in printed
     assert not (tmp_path / "run").exists()
 
@@ -115,7 +132,9 @@ def test_a_preset_that_does_not_come_first_is_refused():
         read_settings(["--seed", "1", "paper"], PRESETS)
 
 
-def test_the_paper_s_run_starts_with_a_folder_in_the_hub_s_place(llama_8b, tmp_path):
-    settings = replace(PRESETS["paper"], model=llama_8b, data=gsm8k.Settings().data, shots=0)
+def test_the_paper_s_run_starts_with_a_folder_in_the_hub_s_place(llama_8b, monkeypatch, tmp_path):
+    monkeypatch.setattr("pipeline.runtime.preflight.free_memory", lambda: 10**12)  # as a node for it has
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10**12))
+    settings = replace(PRESETS["paper"], model=llama_8b, data=gsm8k.Settings().data, shots=0, on_cpu=True)
     with pytest.raises(InputError, match=r"--engine vllm: .*No module named 'vllm'"):
         gsm8k.experiment(replace(settings, engine="vllm", out=tmp_path / "run"), gsm8k.gsm8k_task(settings))

@@ -42,10 +42,12 @@ def test_a_panel_is_drawn_as_described():
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["tis"]
 
 
-def test_points_have_bars_for_their_intervals():
-    [axes] = draw([Panel("", "", "", [Line([0, 1], [5, 7], "tis", kind="points", half_width=[1, 2])])]).axes
+@pytest.mark.parametrize(("kind", "axis"), [("points", 1), ("rows", 0)])
+def test_points_have_bars_for_their_intervals(kind, axis):
+    x_and_y = [[0, 1], [5, 7]] if kind == "points" else [[5, 7], [0, 1]]
+    [axes] = draw([Panel("", "", "", [Line(*x_and_y, "tis", kind=kind, half_width=[1, 2])])]).axes
     [bars] = axes.collections
-    assert [segment[:, 1].tolist() for segment in bars.get_segments()] == [[4, 6], [5, 9]]
+    assert [segment[:, axis].tolist() for segment in bars.get_segments()] == [[4, 6], [5, 9]]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["tis"]
 
 

@@ -87,8 +87,9 @@ def commands():
 
 def understand(command):
     """Read a command's options as it would itself: SystemExit, InputError or AssertionError where it does not."""
-    words = shlex.split(command.replace(" NAME", " fig1"))
+    words, processes = shlex.split(command.replace(" NAME", " fig1")), 1
     if words[0] == "torchrun":
+        processes = int(words[words.index("--nproc-per-node") + 1])
         first = next(i for i, word in enumerate(words) if word == "-m" or word.endswith(".py"))
         words = ["python", *words[first:]]
     if words[:2] == ["python", "-m"]:
@@ -104,15 +105,18 @@ def understand(command):
             read(arguments)
         case ["python", script, *arguments]:
             assert (ROOT / script).is_file()
-            understand_script(script, arguments)
+            understand_script(script, arguments, processes)
+        case ["export", assignment]:
+            known = (ROOT / "pipeline" / "runtime" / "preflight.py").read_text(encoding="utf-8")
+            assert f'"{assignment.partition("=")[0]}"' in known
         case _:
-            assert words[0] in ("git", "pip", "hf", "."), command
+            assert words[0] in (".", "cd", "git", "hf", "nvidia-smi", "pip", "pipx", "sudo", "uv"), command
 
 
-def understand_script(script, arguments):
+def understand_script(script, arguments, processes):
     if script in ("train_gsm8k.py", "tasks/math.py", "tasks/verifier.py"):
         module = import_module(script.removesuffix(".py").replace("/", "."))
-        getattr(module, "check_verifier", check)(read_settings(arguments, module.PRESETS))
+        getattr(module, "check_verifier", check)(read_settings(arguments, module.PRESETS), processes)
     elif script == "toy_bandit.py":
         from paper.claims import Settings as BanditSettings
 

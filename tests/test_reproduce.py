@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,12 +19,13 @@ import topr
 import train_gsm8k as gsm8k
 from conformance.variants import VARIANTS
 from paper import experiments, figures
+from paper.plan import planned
 from paper.sweep import Finished, Job, OverSeeds, Sweep, folder_name, learn_with, over_seeds
 from pipeline.models.language_model import collate, token_logprobs
 from pipeline.plots import STYLES, VARIANTS_DRAWN
 from pipeline.records import InputError, Sample, read_rows, to_lines, write_file
 from pipeline.selection import baselines_of
-from pipeline.settings import OF_DRAWING, check
+from pipeline.settings import OF_DRAWING, check, intended_ranks, read_settings
 from tasks import math as train_math
 from tasks import verifier as train_verifier
 
@@ -160,25 +162,13 @@ def test_a_variant_trains_and_starts_at_mu(sweep, made):
     assert abs(run.steps[0]["log_ratio_neg_q50"]) < 1e-4
 
 
-class Listing:
-    """In place of a sweep: lists the jobs and makes nothing."""
-
-    def __init__(self):
-        self.jobs = []
-
-    def make(self, jobs):
-        self.jobs += jobs
-        return [Finished(replace(job.settings, out=Path(job.label)), {}) for job in jobs]
-
-
 def test_the_paper_s_arm_samples_and_variants_reuse_its_samples():
-    lab = experiments.Lab(Listing(), experiments.QUICK, range(2))
-    with pytest.raises(KeyError):  # there is nothing to read off
-        figures.variants(lab)
-    asked = [(job.settings.seed, job.settings.reuse, job.token_loss) for job in lab.sweep.jobs]
-    of_variants = [(seed, Path("topr"), name) for name in VARIANTS_DRAWN[1:] for seed in (0, 1)]
+    jobs = planned(figures.variants, experiments.QUICK, range(2))
+    asked = [(job.settings.seed, job.settings.reuse, job.token_loss) for job in jobs]
+    sources = [Path(folder_name(job)) for job in jobs[:2]]
+    of_variants = [(seed, sources[seed], name) for name in VARIANTS_DRAWN[1:] for seed in (0, 1)]
     assert asked == [(0, None, None), (1, None, None), *of_variants]
-    assert len({replace(job.settings, seed=0, out=None, reuse=None) for job in lab.sweep.jobs}) == 1
+    assert len({replace(job.settings, seed=0, out=None, reuse=None) for job in jobs}) == 1
 
 
 @pytest.mark.parametrize(
@@ -299,12 +289,105 @@ def test_a_baseline_of_minus_a_half_is_half_a_kl_penalty():
 
 @pytest.mark.parametrize("name", reproduce.ON_MATH)
 def test_figures_on_math_run_on_math(name):
-    lab = experiments.Lab(Listing(), experiments.SCALES["paper-math"], range(1))
-    with pytest.raises(KeyError):  # there is nothing to read off
-        getattr(figures, name.removesuffix("-math"))(lab)
-    assert {(job.task, job.settings.data, job.settings.shots) for job in lab.sweep.jobs} == {
+    jobs = planned(getattr(figures, name.removesuffix("-math")), experiments.SCALES["paper-math"], range(1))
+    assert {(job.task, job.settings.data, job.settings.shots) for job in jobs} == {
         (train_math.math_task, "EleutherAI/hendrycks_math", 4)
     }
+
+
+# How many runs a figure has for each seed at the paper's scale, counted from its docstring.
+RUNS_OF_THE_PAPER = {
+    "fig1": 10,  # six methods of the paper and Table 1 besides TOPR, and three neighbours; one learning rate for all
+    "fig2": 0,
+    "fig3": 4,
+    "fig4": 3,
+    "fig5": 2 * 8,  # two sets, eight p~
+    "fig6": 2 * 8,  # two methods
+    "fig7": 8,
+    "fig8": 5,  # three compositions, DeepSeek, and Llama 3 70B as it is
+    "fig9": 1,
+    "table2": 1,
+    "variants": 4,
+}
+
+
+def test_all_runs_of_the_paper_s_figures_are_planned():
+    for name, count in RUNS_OF_THE_PAPER.items():
+        jobs = planned(getattr(figures, name), experiments.PAPER, range(3))
+        assert Counter(job.settings.seed for job in jobs) == ({0: count, 1: count, 2: count} if count else {}), name
+    assert set(reproduce.FIGURES) - set(RUNS_OF_THE_PAPER) <= {"map"}
+
+
+def test_what_eight_processes_cannot_run_is_told_before_the_first_run(monkeypatch, tmp_path):
+    """DPO's batch as the other methods have it: half a pair for each process."""
+    monkeypatch.setattr(train_verifier, "run", lambda *_: pytest.fail("a run was made"))
+    monkeypatch.setattr(gsm8k, "experiment", lambda *_: pytest.fail("a run was made"))
+    arguments = ["reproduce.py", "fig9", "fig1", "--preset", "paper", "--runs", str(tmp_path / "runs")]
+    monkeypatch.setattr(sys, "argv", [*arguments, "--dry-run"])
+    reproduce.main()
+    monkeypatch.setitem(experiments.SCALES, "paper", replace(experiments.PAPER, of_methods={}))
+    told = "reproduce: fig1, dpo: --batch 8: is less than a row for each of 8 processes; give --batch 16"
+    with pytest.raises(SystemExit, match=told):
+        reproduce.main()
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit, match=told):
+        reproduce.main()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_of_a_figure_says_what_its_runs_change_and_how_much_they_do(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "150")
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", "fig1", "--preset", "paper", "--seeds", "2", "--dry-run"])
+    reproduce.main()
+    rows = [re.split(r"\s*│\s*", line)[1:-1] for line in capsys.readouterr().out.splitlines() if "│" in line]
+    found = {label: rest for label, *rest in rows}
+    # 7,473 x 16 samples; 1,319 x 64 before and after, and x 4 at four points between
+    assert found["topr"] == ["0 1", "", f"{119_568 + 2 * 84_416 + 4 * 5_276:,}", f"{119_568 // 8:,}"]
+    assert found["dpo"][1:] == ["method=dpo batch=16", found["topr"][2], f"{7_473 * 32 // 16:,}"]
+
+
+def test_section_4_2_s_epoch_over_all_samples_is_a_command():
+    arguments = "paper --iterations 1 --examples None --curve-points 5".split()
+    settings = read_settings(arguments, gsm8k.PRESETS)
+    assert replace(settings, out=None) == experiments.PAPER.base
+    check(settings, intended_ranks("paper"))
+
+
+def test_the_paper_s_figure_8_has_deepseek_and_a_model_of_70b_that_is_not_trained():
+    for scale, k in (("paper", 16), ("paper-math", 16)):
+        jobs = {job.label: job.settings for job in planned(figures.fig8, experiments.SCALES[scale], range(1))}
+        assert all(
+            (settings.k, settings.reuse is None) == (k, "fig8-" not in label or "uniform" in label)
+            for label, settings in jobs.items()
+        )
+        deepseek, llama = (jobs[name] for name in experiments.PAPER.others)
+        assert (deepseek.composition, deepseek.iterations) == ("anna_karenina", 5)
+        assert (llama.model, llama.iterations, llama.engine_gpus) == (train_verifier.LLAMA_70B, 0, 4)
+    assert len(planned(figures.fig8, experiments.QUICK, range(1))) == 3
+
+
+@pytest.mark.slow
+def test_a_model_that_is_not_trained_is_a_level_line_of_figure_8(sweep):
+    others = {
+        "another": {"model": str(ROOT / "tiny" / "checker"), "composition": "anna_karenina"},
+        "as it is": {"model": str(ROOT / "tiny" / "checker"), "iterations": 0},
+    }
+    scale = replace(experiments.QUICK, base=SMALL, others=others)
+    figure = figures.fig8(experiments.Lab(sweep, scale, range(1)))
+    for key in ("pass@1", "maj@2"):
+        another, level = (figure.data[key][name]["mean"] for name in others)
+        assert level == [another[0]] * 3  # the same model, evaluated with the same seed
+        assert figure.shares[f"as it is: {key}"].mean == level[0]
+        assert figure.shares[f"another: {key}"].mean == another[2]
+    assert [line.label for line in figure.panels[0].lines][3:] == list(others)
+
+
+def test_what_depends_on_results_is_not_planned():
+    """The laptop's learning rates are chosen by runs; more runs follow."""
+    jobs = planned(figures.fig1, experiments.LAPTOP, range(3))
+    assert len(jobs) == len(experiments.METHODS) * len(experiments.LAPTOP.rates)
+    assert all(job.label.startswith("rate-") for job in jobs)
 
 
 @pytest.mark.slow

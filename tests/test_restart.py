@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import slow_save
 import torch
 from safetensors.torch import load_file
 
@@ -35,18 +36,18 @@ RESULTS = ["results.json"] + [
 ]
 
 
-def command(folder, ranks, last):
+def command(folder, ranks, last, script=gsm8k.__file__):
     # "--", because torchrun would take --n for an abbreviation of an option of its own
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--"] if ranks > 1 else []
-    return [sys.executable, *torchrun, gsm8k.__file__, "laptop", *SMALL, *last, "--out", str(folder)]
+    return [sys.executable, *torchrun, script, "laptop", *SMALL, *last, "--out", str(folder)]
 
 
 @contextmanager
-def started(folder, ranks=1, last=(), limit=resource.RLIM_INFINITY):
+def started(folder, ranks=1, last=(), limit=resource.RLIM_INFINITY, script=gsm8k.__file__, variables=()):
     """The command, running; ended with all its children at the end of the block. limit: bytes in a file."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | dict(variables)
     with open(folder.with_suffix(".log"), "a") as log:
-        process = subprocess.Popen(command(folder, ranks, last), stdout=log, stderr=log, env=environment)
+        process = subprocess.Popen(command(folder, ranks, last, script), stdout=log, stderr=log, env=environment)
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         try:
             yield process
@@ -153,13 +154,51 @@ def test_a_disk_that_takes_no_more_is_told_in_a_line_and_nothing_is_lost(undistu
 
 @pytest.mark.slow
 def test_when_a_rank_dies_the_run_ends_and_goes_on_to_the_same_bits(tmp_path):
-    folder, once = tmp_path / "run", ("--iterations", "1", "--compute", "bfloat16", "--gradient-checkpointing")
+    folder, once = tmp_path / "run", ("--iterations", "1", "--compute", "bfloat16", "--gradient-checkpointing", "True")
     with started(folder, 2, once) as process:
         wait(process, (folder / "iteration-1" / "checkpoint-3").exists)
         os.kill(children(process.pid)[1], signal.SIGKILL)
         assert process.wait() != 0
     assert not (folder / "results.json").exists()
     assert finish(folder, 2, once) == finish(tmp_path / "undisturbed", 2, once)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_takes_half_a_minute_is_kept_when_torchrun_is_asked_to_end(tmp_path):
+    """With the variable that docs/gpu.md sets; as Ctrl-C does it, and with SIGTERM to all processes as a scheduler."""
+    told = (Path(gsm8k.__file__).parent / "docs" / "gpu.md").read_text()
+    [(name, value)] = set(re.findall(r"^export (TORCH_ELASTIC_SHUTDOWN_TIMEOUT)=([0-9]+)", told, re.MULTILINE))
+    folder, once = tmp_path / "run", ("--iterations", "1")
+    variables = {name: value, "PYTHONPATH": str(Path(gsm8k.__file__).parent)}
+    with started(folder, 2, once, script=slow_save.__file__, variables=variables) as process:
+        wait(process, lambda: lines(folder / "iteration-1" / "metrics.jsonl") >= 1)
+        process.send_signal(signal.SIGINT)
+        for pid in children(process.pid):
+            os.kill(pid, signal.SIGTERM)
+        assert process.wait() != 0
+    [checkpoint] = (folder / "iteration-1").glob("checkpoint-*")
+    assert checkpoint.name.removeprefix("checkpoint-") == str(lines(folder / "iteration-1" / "metrics.jsonl"))
+    log = folder.with_suffix(".log").read_text()
+    assert "train_gsm8k: stopped; what is done is kept, and the same command goes on" in log
+    assert finish(folder, 2, once) == finish(tmp_path / "undisturbed", 2, once)
+
+
+@pytest.mark.slow
+def test_a_rank_that_cannot_sample_ends_the_sampling_of_the_others(tmp_path):
+    folder, many = tmp_path / "run", ("--iterations", "1", "--problems", "80", "--test-problems", "2")
+    parts = [folder / "iteration-1" / f"samples.jsonl.part-{rank}" for rank in (0, 1)]
+    with started(folder, 2, many) as process:
+        wait(process, lambda: all(lines(part) >= 32 for part in parts))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() != 0
+    assert all(lines(part) < 40 * 16 for part in parts)
+    parts[1].write_text("{\n" + parts[1].read_text())
+    with started(folder, 2, many) as process:
+        assert process.wait() != 0
+    assert lines(parts[0]) < 40 * 16  # what it would draw if it did not look around
+    told = [line for line in folder.with_suffix(".log").read_text().splitlines() if str(parts[1]) in line]
+    assert len(told) == 1
+    assert told[0].startswith(f"train_gsm8k: {parts[1]}")
 
 
 @pytest.mark.slow

@@ -277,6 +277,16 @@ def test_log_mu_that_is_wrong_ends_the_run_before_anything_is_trained(finished, 
         run(tmp_path / "run", samples=finished / SAMPLES)
     assert not (tmp_path / "run" / MODEL).exists()
     assert not (tmp_path / "run" / METRICS).exists()
+    run(tmp_path / "run", samples=finished / SAMPLES, start_tolerance=1000.0)  # the same run goes on
+    assert (tmp_path / "run" / MODEL).exists()
+
+
+def test_a_model_s_files_are_hashed_once(finished, tmp_path, monkeypatch):
+    hashed = []
+    monkeypatch.setattr("pipeline.stages.check_folder", hashed.append)
+    run(tmp_path / "run", samples=finished / SAMPLES)  # the base model samples, scores and begins training
+    here = tmp_path / "run" / "iteration-1"
+    assert hashed == [Path(SMALL.model), here / "model-2", here / "model"]
 
 
 @pytest.mark.slow
@@ -316,7 +326,7 @@ def test_what_was_removed_is_made_again_with_the_same_bits(finished, tmp_path, l
         ({"effective_proportion": 0.5, "baseline": 0.1}, "sets the baseline; give no other"),
         ({"baseline": 1.5}, r"--baseline 1.5: must lie in \[-1, 1\]"),
         ({"baseline": 0.0, "method": "dpo"}, "has no baseline"),
-        ({"test_samples": 4}, "--test-samples 4: must be more than --k 4"),
+        ({"test_samples": 3}, "--test-samples 3: must be at least --k 4; with more, maj@4 has an interval"),
         ({"curve_samples": 1}, "--curve-samples 1: must be at least 2"),
         ({"problems": 0}, "--problems 0: must be at least 1"),
         ({"batch": 6}, "--batch 6: must be a multiple"),
@@ -413,7 +423,8 @@ def command(*arguments):
 def test_the_command_line_prints_one_line_for_bad_input(tmp_path):
     done = command("--test-samples", "4", "--out", str(tmp_path / "run"))
     assert done.returncode == 1
-    assert done.stderr.strip() == ("train_gsm8k: --test-samples 4: must be more than --k 16, or maj@16 has no interval")
+    told = "train_gsm8k: --test-samples 4: must be at least --k 16; with more, maj@16 has an interval"
+    assert done.stderr.strip() == told
 
 
 def test_the_command_line_names_an_unknown_method(tmp_path):

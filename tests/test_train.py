@@ -72,7 +72,7 @@ def test_v19_two_ranks_equal_one_process(shares, tmp_path):
     model = tiny_model()
     examples = at_mu(model, random_examples(6, 2))
     alone = fit(model, torch.optim.AdamW(model.parameters(), lr=1e-2), ranks.two_steps(examples, (0, 6), 6))
-    together, found = ranks.train_on_two_ranks(examples, shares, tmp_path)
+    together, found = ranks.on_two_ranks(ranks.train_in_shares, tmp_path, examples, shares)
     torch.testing.assert_close(found, weights(model), rtol=1e-6, atol=1e-9)
     assert [m["loss"] for m in together] == pytest.approx([m["loss"] for m in alone])
     assert [m["grad_norm"] for m in together] == pytest.approx([m["grad_norm"] for m in alone])
@@ -118,12 +118,12 @@ def test_weights_in_the_metrics_are_those_of_the_loss():
 
 
 def test_training_away_from_mu_is_refused():
-    with pytest.raises(ArithmeticError, match=r"step 1: \|log pi - log mu\| reaches 0.5, above 0.01"):
-        check_ratio(1, torch.tensor([0.0, -0.5]))
+    with pytest.raises(ArithmeticError, match=r"step 1: \|log pi - log mu\| reaches 0.5, above 0.4.*--start-tolerance"):
+        check_ratio(1, torch.tensor([0.0, -0.5]), tolerance=0.4)
     with pytest.raises(ArithmeticError, match="reaches nan"):
-        check_ratio(1, torch.tensor([math.nan]))
-    check_ratio(1, torch.tensor([0.009, -0.009]))
-    check_ratio(2, torch.tensor([0.0, -0.5]))
+        check_ratio(1, torch.tensor([math.nan]), tolerance=1)
+    check_ratio(1, torch.tensor([0.5, -0.5]), tolerance=0.6)
+    check_ratio(2, torch.tensor([0.0, -0.5]), tolerance=0.4)
 
 
 @pytest.mark.parametrize("spoil", ["logmu", "reward"])
@@ -149,11 +149,11 @@ def test_a_loss_that_is_infinite_poisons_the_gradient_so_that_all_processes_stop
 
 def test_a_ratio_that_never_moves_is_warned_about():
     with pytest.warns(UserWarning, match="every log-ratio is 0"):
-        check_ratio(2, torch.zeros(3))
+        check_ratio(2, torch.zeros(3), tolerance=0.01)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check_ratio(2, torch.tensor([0.0, 1e-9]))
-        check_ratio(3, torch.zeros(3))
+        check_ratio(2, torch.tensor([0.0, 1e-9]), tolerance=0.01)
+        check_ratio(3, torch.zeros(3), tolerance=0.01)
 
 
 def test_a_step_is_made_for_each_next_and_not_before():

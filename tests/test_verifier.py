@@ -14,7 +14,7 @@ import pytest
 import train_gsm8k as gsm8k
 from pipeline.evaluation import Answers, collect, over_questions, wins
 from pipeline.records import InputError, Problem, Sample, read_rows
-from pipeline.settings import TINY
+from pipeline.settings import TINY, intended_ranks
 from tasks import verifier
 
 QUESTION = verifier.QUESTION
@@ -137,7 +137,15 @@ def test_a_verified_vote_by_hand():
 # ---- the run -----------------------------------------------------------------------------------------------------
 
 SMALL = verifier.VerifierSettings(
-    problems=6, test_problems=5, solutions=3, test_solutions=4, n=2, test_samples=2, k=1, curve_points=1, iterations=2
+    problems=6,
+    test_problems=5,
+    train_solutions=3,
+    test_solutions=4,
+    n=2,
+    test_samples=2,
+    k=1,
+    curve_points=1,
+    iterations=2,
 )
 
 
@@ -188,7 +196,7 @@ def test_a_finished_run_is_not_made_again_and_others_are_refused(finished):
 
 def test_the_command_prints_table_2(finished, monkeypatch, capsys):
     out, _ = finished
-    names = {"n": "verifications", "problems": None, "solutions": None, "iterations": None}
+    names = {"n": "verifications", "problems": None, "train_solutions": None, "iterations": None}
     names |= {"test_problems": None, "test_solutions": None, "test_samples": None}
     arguments = [
         text
@@ -213,7 +221,7 @@ def test_a_verifier_of_mathematics(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"solutions": 1}, "--solutions 1: must be at least 2"),
+        ({"train_solutions": 1}, "--train-solutions 1: must be at least 2"),
         ({"n": 0}, "--verifications 0: must be at least 1"),
         ({"test_problems": 1}, "--test-problems 1: must be at least 2"),
         ({"generator": "nowhere"}, "--model nowhere: is neither"),
@@ -222,12 +230,101 @@ def test_a_verifier_of_mathematics(tmp_path):
         ({"samples": Path("file")}, "--samples and --reuse"),
         ({"reuse": Path("folder")}, "--samples and --reuse"),
         ({"lr": -1.0}, "--lr"),
+        ({"generator_gpus": 2}, "--generator-gpus 2: must divide the 1 processes of a machine"),
     ],
 )
 def test_what_is_refused(changes, message, tmp_path):
     with pytest.raises(InputError, match=message):
         verifier.run(replace(SMALL, out=tmp_path / "run", **changes))
     assert not (tmp_path / "run").exists()
+
+
+def test_transformers_cannot_span_gpus(monkeypatch, tmp_path):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="--generator-gpus 2: is for --engine vllm"):
+        verifier.run(replace(SMALL, out=tmp_path / "run", engine="hf", generator_gpus=2))
+    assert not (tmp_path / "run").exists()
+
+
+# ---- solutions made elsewhere ------------------------------------------------------------------------------------
+
+
+def written(file, rows):
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.fixture(scope="module")
+def elsewhere(finished):
+    """The finished run's solutions as others may bring them: those of test by question, those of training by id."""
+    out, _ = finished
+    task, rows = gsm8k.gsm8k_task(SMALL), []
+    for split, problems in (("test", task.test), ("train", task.train)):
+        questions = {problem.id: problem.question for problem in problems}
+        for sample in read_rows(out / f"solutions-{split}" / "iteration-1" / "test-0.jsonl", Sample):
+            name = {"question": questions[sample.problem_id]} if split == "test" else {"problem_id": sample.problem_id}
+            rows.append({**name, "completion": sample.completion})
+    return rows
+
+
+def test_solutions_made_elsewhere_are_graded_and_verified_as_own_ones(finished, elsewhere, tmp_path):
+    out, results = finished
+    file = written(tmp_path / "solutions.jsonl", elsewhere)
+    settings = replace(SMALL, out=tmp_path / "run", solutions=file, generator="nowhere")
+    task = gsm8k.gsm8k_task(settings)
+    given = verifier.given_solutions(settings, task)
+    for split in ("train", "test"):
+        own = read_rows(out / f"solutions-{split}" / "iteration-1" / "test-0.jsonl", Sample)
+        assert given[split] == [
+            sample.model_copy(update={"token_ids": None, "finish_reason": "stop"}) for sample in own
+        ]
+    found = verifier.run(replace(settings, iterations=0))
+    assert not list((tmp_path / "run").glob("solutions-*"))
+    assert found["table2"]["no verifier"] == results["table2"]["no verifier"]
+    file.write_text(file.read_text() + "\n")
+    with pytest.raises(InputError, match="solutions_sha256"):
+        verifier.run(replace(settings, iterations=0))
+
+
+def test_only_what_the_file_has_not_is_drawn(elsewhere, tmp_path):
+    file = written(tmp_path / "solutions.jsonl", [row for row in elsewhere if "problem_id" in row])
+    settings = replace(SMALL, solutions=file)
+    assert list(verifier.given_solutions(settings, gsm8k.gsm8k_task(settings))) == ["train"]
+    assert verifier.given_solutions(SMALL, gsm8k.gsm8k_task(SMALL)) == {}
+
+
+def test_solutions_that_do_not_fit_are_refused(elsewhere, tmp_path):
+    question, right = gsm8k.gsm8k_task(SMALL).train[0].question, {"problem_id": "test-1", "completion": "!"}
+    for rows, fault in (
+        (
+            [right, {"problem_id": "train-7", "completion": "!"}],
+            r":2: problem 'train-7': is none of the run's problems",
+        ),
+        ([{"completion": "!"}], ":1: problem '': is none of the run's problems"),
+        ([{"question": question, "split": "test", "completion": "!"}], ":1: problem .* is none of the run's problems"),
+        ([right], "problem test-1 has 1 solutions; --test-solutions 4 must be there of each"),
+        (elsewhere[1:], "problem test-1 has 3 solutions; --test-solutions 4"),
+        ([{**right, "text": "!"}], ":1: field text: "),
+        ([{"problem_id": "test-1"}], ":1: field completion: "),
+    ):
+        file = written(tmp_path / "solutions.jsonl", rows)
+        with pytest.raises(InputError, match=f"solutions.jsonl.*{fault}"):
+            verifier.run(replace(SMALL, solutions=file, out=tmp_path / "run"))
+    with pytest.raises(InputError, match="nowhere: no such file"):
+        verifier.run(replace(SMALL, solutions=Path("nowhere"), out=tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_question_of_both_splits_needs_its_split(tmp_path):
+    same = [Problem("train-1", "1 + 1?", 2), Problem("test-1", "1 + 1?", 2)]
+    task = replace(gsm8k.gsm8k_task(gsm8k.Settings()), train=same[:1], test=same[1:])
+    row = {"question": " 1 + 1?\n", "completion": " The answer is 2."}
+    settings = replace(SMALL, solutions=written(tmp_path / "solutions.jsonl", [row]))
+    with pytest.raises(InputError, match=r"1: problem .*: is in both splits; give its split"):
+        verifier.given_solutions(settings, task)
+    written(settings.solutions, [{**row, "split": "train"}])
+    [solution] = verifier.given_solutions(settings, task)["train"]
+    assert (solution.problem_id, solution.outcome) == ("train-1", "correct")
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path):
@@ -254,10 +351,17 @@ def test_models_that_were_not_taught_the_form_are_told():
 
 def test_presets_are_the_paper_s_where_it_speaks():
     for name, settings in verifier.PRESETS.items():
-        verifier.check_verifier(settings)
+        verifier.check_verifier(settings, intended_ranks(name))
         assert settings.preset == name
     paper = verifier.PRESETS["paper"]
-    assert (paper.task, paper.solutions, paper.n, paper.test_solutions, paper.test_samples) == ("math", 16, 4, 32, 4)
+    assert (paper.generator, paper.generator_gpus, paper.engine_gpus) == (verifier.LLAMA_70B, 4, 1)
+    assert (paper.task, paper.train_solutions, paper.n, paper.test_solutions, paper.test_samples) == (
+        "math",
+        16,
+        4,
+        32,
+        4,
+    )
     assert (paper.examples, paper.data, paper.lr) == (480_000, "EleutherAI/hendrycks_math", 5e-7)
 
 

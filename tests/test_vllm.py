@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import children
 
 import train_gsm8k as gsm8k
 from pipeline import dataset
@@ -26,14 +28,6 @@ SMALL = gsm8k.Settings(
     engine="vllm", problems=16, n=8, max_new_tokens=64, test_problems=4, test_samples=6, k=4, curve_points=1, chunk=4
 )
 PROMPT = "Q: Ada has 31 apples and finds 45 more. How many apples does Ada have now?\nA:"
-
-
-@pytest.fixture(scope="module")
-def python():
-    """The interpreter that has vLLM: `make test-vllm` makes one and says where it is."""
-    if not os.environ.get("VLLM_PYTHON"):
-        pytest.skip("VLLM_PYTHON is not set: make test-vllm sets it")
-    return Path(os.environ["VLLM_PYTHON"]).absolute()
 
 
 @pytest.fixture(scope="module")
@@ -93,13 +87,94 @@ def test_tokens_are_drawn_from_the_models_own_distribution(draw, lm, top_k):
     assert set(found) <= set(tokens.tolist())
 
 
-def children(pid):
-    listed = Path(f"/proc/{pid}/task").glob("*/children")
-    return {int(child) for file in listed for child in file.read_text().split()}
-
-
 def is_worker(pid):
     return b"vllm/worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def is_alive(pid):
+    """Whether it runs; one that has ended is a zombie as long as nobody asks for its status."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def session_of(worker):
+    """The processes of a worker's session, itself included."""
+    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    return [pid for pid in pids if is_alive(pid) and os.getsid(pid) == worker]
+
+
+@pytest.mark.slow
+def test_an_engine_of_two_processes_draws_what_one_draws_and_ends_whole(python, draw, lm, tmp_path):
+    """Tensor parallelism, on a processor: a process for each half of every layer."""
+    settings = replace(SMALL, vllm_python=python, engine_gpus=2)
+    prompts, sampling = [PROMPT, PROMPT + " 31 +"], SamplingParameters(max_new_tokens=48)
+    with vllm_engine(SMALL.model, lm, 200, settings, tmp_path / "vllm.log") as engine:
+        found = [[], []]
+        for number, completion in engine(prompts, 8, sampling, 3):
+            found[number].append(completion)
+        [worker] = [pid for pid in children(os.getpid()) if is_worker(pid) and len(session_of(pid)) > 1]
+        processes = session_of(worker)
+        assert len(processes) >= 3  # the worker and its two, besides what Python's multiprocessing has of its own
+    assert not [pid for pid in processes if is_alive(pid)]
+    for ours, theirs in zip(found, draw(sampling, prompts, 8, 3), strict=True):
+        assert [completion.token_ids for completion in ours] == [completion.token_ids for completion in theirs]
+        for one, other in zip(ours, theirs, strict=True):
+            assert one.token_logmu == pytest.approx(other.token_logmu, abs=1e-4)  # sums in another order
+
+
+ON_TWO = (
+    "laptop --engine vllm --engine-gpus 2 --problems 16 --n 4 --max-new-tokens 48 --test-problems 3 --test-samples 4"
+)
+ON_TWO += " --k 2 --curve-points 1 --chunk 2"
+
+
+@pytest.mark.slow
+def test_two_ranks_with_one_engine_lose_a_process_and_end_as_one_rank_does(python, tmp_path):
+    """The leader draws for both. One of the engine's processes dies, then the leader; the same command goes on."""
+    command = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", "2", "--"]
+    command += [gsm8k.__file__, *ON_TWO.split(), "--vllm-python", str(python), "--out", str(tmp_path / "run")]
+    part = tmp_path / "run" / "iteration-1" / "samples.jsonl.part-0"
+
+    def killed(choose):
+        """The output of the command, of which one process is killed once another chunk is there."""
+        before = part.read_bytes().count(b"\n") if part.exists() else 0
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            while not part.exists() or part.read_bytes().count(b"\n") < before + 8:
+                assert process.poll() is None, process.stdout.read()
+                time.sleep(0.01)
+            [worker] = [pid for leader in children(process.pid) for pid in children(leader) if is_worker(pid)]
+            processes = session_of(worker)
+            os.kill(choose(worker), signal.SIGKILL)
+            output, _ = process.communicate()
+        assert process.returncode != 0
+        end = time.monotonic() + 60
+        while [pid for pid in processes if is_alive(pid)] and time.monotonic() < end:
+            time.sleep(0.1)
+        assert not [pid for pid in processes if is_alive(pid)]
+        return output
+
+    told = killed(lambda worker: max(session_of(worker)))  # the last that was started is one that computes
+    assert "vLLM ended with exit status 1; its messages are in" in told
+    kept = part.read_bytes()
+    killed(parent_of)
+    assert part.read_bytes().startswith(kept)
+    subprocess.run(command, check=True, capture_output=True)
+    assert [file.name for file in (tmp_path / "run").glob("vllm-*.log")] == ["vllm-0.log"]
+    assert not list((tmp_path / "run" / "iteration-1").glob("*.part-*"))
+
+    settings = gsm8k.read_settings([*ON_TWO.replace("--engine-gpus 2", "").split()], gsm8k.PRESETS)
+    alone = replace(settings, vllm_python=python, iterations=0, out=tmp_path / "alone")
+    gsm8k.experiment(alone, gsm8k.gsm8k_task(alone))
+    drawn, expected = (read_rows(tmp_path / run / "iteration-1" / "test-0.jsonl", Sample) for run in ("run", "alone"))
+    assert [sample.token_ids for sample in drawn] == [sample.token_ids for sample in expected]
+    assert len(read_rows(tmp_path / "run" / "iteration-1" / "samples.jsonl", Sample)) == 64
+    assert (tmp_path / "run" / "results.json").exists()
 
 
 def test_a_worker_ends_with_the_process_that_started_it(python, tmp_path):
@@ -183,10 +258,44 @@ def test_a_worker_that_dies_is_told_with_its_status_and_log(open_engine, tmp_pat
         open_engine(dying)
 
 
-def test_torchruns_variables_do_not_reach_vllm(open_engine, monkeypatch, tmp_path):
+@pytest.fixture
+def telling(tmp_path):
+    """An interpreter that writes what it is given, and ends."""
     telling = tmp_path / "telling"
-    telling.write_text(f"#!/bin/sh\nenv > {tmp_path}/seen\n")
+    telling.write_text(f'#!/bin/sh\nenv > {tmp_path}/seen\necho "$2" > {tmp_path}/options\n')
     telling.chmod(0o755)
+    return telling
+
+
+@pytest.mark.parametrize("visible", ["", "4,5,6,7,0,1,2,3", "GPU-a,GPU-b,GPU-c,GPU-d,GPU-e,GPU-f,GPU-g,GPU-h"])
+def test_an_engine_sees_the_gpus_of_its_processes(telling, lm, monkeypatch, tmp_path, visible):
+    """Two engines of a machine with eight GPUs, which may have names and be in any order."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    names, seen = visible.split(",") if visible else list("01234567"), []
+    for local, gpus in ((0, 4), (4, 4), (5, 1)):
+        monkeypatch.setenv("LOCAL_RANK", str(local))
+        settings = replace(SMALL, vllm_python=telling, engine_gpus=gpus)
+        opened = vllm_engine(SMALL.model, lm, 200, settings, tmp_path / "vllm.log")
+        with pytest.raises(InputError, match="exit status 0"), opened:
+            pass
+        environment = dict(line.split("=", 1) for line in (tmp_path / "seen").read_text().splitlines() if "=" in line)
+        seen.append(environment["CUDA_VISIBLE_DEVICES"].split(","))
+        assert json.loads((tmp_path / "options").read_text())["tensor_parallel_size"] == gpus
+    assert seen == [names[:4], names[4:], names[5:6]]
+
+
+def test_engines_that_do_not_divide_a_machine_are_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "16")  # two machines
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    for gpus in (3, 16):
+        with pytest.raises(InputError, match=f"--engine-gpus {gpus}: must divide the 8 processes of a machine"):
+            gsm8k.check(replace(SMALL, engine_gpus=gpus))
+    gsm8k.check(replace(SMALL, engine_gpus=4))
+
+
+def test_torchruns_variables_do_not_reach_vllm(telling, open_engine, monkeypatch, tmp_path):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"):
         monkeypatch.setenv(name, "1")
     with pytest.raises(InputError, match="exit status 0"):
@@ -195,3 +304,5 @@ def test_torchruns_variables_do_not_reach_vllm(open_engine, monkeypatch, tmp_pat
     assert "MASTER_ADDR" not in seen
     assert "RANK" not in seen
     assert "VLLM_ENABLE_V1_MULTIPROCESSING=0" in seen
+    assert re.search(r"^VLLM_CACHE_ROOT=.*/engine-1$", seen, re.MULTILINE)  # 1 is this process's rank
+    assert "VLLM_USE_FLASHINFER_SAMPLER=0" in seen  # else vLLM does not start on a node without nvcc

@@ -3,11 +3,15 @@
     python tiny/make.py                         # about 35 minutes on two cores, writes into tiny/
     python tiny/make.py --base tiny/base        # the same, but for the base model, which is taken as it is
     python tiny/make.py --out DIR --steps 50 --checker-steps 50   # the same files, with models that know little
+    python tiny/make.py --out DIR --base tiny/base --checker-steps 0 --habit 1300 --teacher.result 0
+                                                # another base: tiny/base with misconceptions, 10 minutes on one core
 
 A model is taught by a teacher who first makes no mistake and then errs on purpose (`problems.TEACHER`): it learns to
 reckon, and then to be careless, so that there is something for reinforcement learning to sharpen. The base model is
 taught solutions and verifications, the checker is a base model that goes on to be taught verifications alone. Both see
 fresh problems only: none of train.jsonl, none of test.jsonl.
+
+Bases with other habits (`--habit`, `--teacher`, `--size`) are for `python reproduce.py map`.
 """
 
 import json
@@ -16,16 +20,19 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 import tyro
-from problems import FLAWLESS, TEACHER, Noise, draw_problem, solve, solve_badly, verify
+from problems import FLAWLESS, MISTAKEN, TEACHER, Noise, draw_problem, solve, solve_badly, verify
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 EOS, PAD = "<eos>", "<pad>"
+SIZES = {"0.2M": (64, 3), "0.9M": (128, 4), "3.6M": (256, 4), "14M": (512, 4)}  # hidden units and layers; ours
+Size = Literal["0.2M", "0.9M", "3.6M", "14M"]
 
 
 @dataclass(frozen=True)
@@ -52,8 +59,16 @@ class Settings:
     """share of the steps, the first ones, in which the teacher makes no mistake"""
     verifications: float = 0.35
     """share of the batches that are verifications of a solution rather than solutions"""
+    size: Size = "0.9M"
+    """parameters of the base model, in millions"""
+    habit: int = 0
+    """optimiser steps in which the base model is taught on: solutions alone, by `teacher`; more make it surer"""
+    habit_lr: float = 1e-3
+    """peak learning rate of these steps"""
+    teacher: Noise = MISTAKEN
+    """the mistakes that it then gets used to"""
     checker_steps: int = 1000
-    """optimiser steps of teaching the checker, all of them verifications"""
+    """optimiser steps of teaching the checker, all of them verifications; 0: no checker"""
     checker_lr: float = 1e-3
     """the checker's peak learning rate"""
     checker_flawless: float = 0.75
@@ -104,14 +119,15 @@ def make_tokenizer(texts: Iterator[str], vocabulary: int = 768) -> PreTrainedTok
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS, pad_token=PAD, model_max_length=4096)
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
-    """An untrained Llama of 0.9 million parameters."""
+def make_model(tokenizer: PreTrainedTokenizerFast, seed: int, size: Size = "0.9M") -> LlamaForCausalLM:
+    """An untrained Llama of 0.9 million parameters, or of another size."""
+    hidden, layers = SIZES[size]
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         max_position_embeddings=4096,
         tie_word_embeddings=True,
@@ -136,7 +152,13 @@ def encode(tokenizer: PreTrainedTokenizerFast, lessons: list[tuple[str, str]]) -
     return ids, labels
 
 
-def teach(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, taken: set[str], settings: Settings) -> None:
+def teach(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    taken: set[str],
+    settings: Settings,
+    teacher: Noise = TEACHER,
+) -> None:
     """Supervised training of `model`, in place, on fresh lessons: next-token cross-entropy on the completions."""
     rng = random.Random(settings.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.01)
@@ -148,7 +170,7 @@ def teach(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, taken: se
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
     progress = tqdm(range(settings.steps), desc="teaching", unit="step")
     for step in progress:
-        noise = FLAWLESS if step < settings.flawless * settings.steps else TEACHER
+        noise = FLAWLESS if step < settings.flawless * settings.steps else teacher
         verification = rng.random() < settings.verifications
         ids, labels = encode(tokenizer, [lesson(rng, taken, verification, noise) for _ in range(settings.batch)])
         logits = model(input_ids=ids).logits  # pads come last, so causal attention needs no mask
@@ -162,7 +184,7 @@ def teach(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, taken: se
 
 
 def main(settings: Settings) -> None:
-    """Write train.jsonl, test.jsonl, base/ and checker/ into `settings.out`."""
+    """Write train.jsonl, test.jsonl, base/ and checker/ into `settings.out`; base/ unless it is taken as it is."""
     settings.out.mkdir(parents=True, exist_ok=True)
     rng = random.Random(settings.seed)
     taken: set[str] = set()
@@ -173,11 +195,17 @@ def main(settings: Settings) -> None:
     texts = ("".join(lesson(rng, taken, verification)) for verification in (False, True) for _ in range(5000))
     tokenizer = make_tokenizer(texts)
     if settings.base is None:
-        model = make_model(tokenizer, settings.seed)
+        model = make_model(tokenizer, settings.seed, settings.size)
         teach(model, tokenizer, taken, replace(settings, seed=settings.seed + 1))
-        save(model, tokenizer, settings.out / "base")
     else:
         model = LlamaForCausalLM.from_pretrained(settings.base)
+    if settings.habit:
+        changes = {"steps": settings.habit, "lr": settings.habit_lr, "verifications": 0.0, "flawless": 0.0}
+        teach(model, tokenizer, taken, replace(settings, **changes, seed=settings.seed + 21), settings.teacher)
+    if settings.base is None or settings.habit:
+        save(model, tokenizer, settings.out / "base")
+    if not settings.checker_steps:
+        return
     changes = {"steps": settings.checker_steps, "lr": settings.checker_lr, "flawless": settings.checker_flawless}
     teach(model, tokenizer, taken, replace(settings, **changes, verifications=1.0, seed=settings.seed + 11))
     save(model, tokenizer, settings.out / "checker")

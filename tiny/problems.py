@@ -11,7 +11,7 @@ import operator
 import random
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
 NAMES = "Ada Ben Cleo Dan Eva Finn Gus Hana Ivo June Kai Lena Milo Nora Omar Pia Ravi Sara Tom Uma".split()
@@ -36,20 +36,28 @@ class Family:
 
 @dataclass(frozen=True)
 class Noise:
-    """How often the base model's teacher is wrong, each a probability; all four are ours, chosen by measurement.
+    """How often a base model's teacher is wrong, each a probability; all are ours, chosen by measurement."""
 
-    result: an arithmetic result is off; ending: a solution lacks its final sentence;
-    verdict: a verification ends in the wrong word; silence: a verification ends without a verdict.
-    """
-
-    result: float
-    ending: float
-    verdict: float
-    silence: float
+    result: float = 0.0
+    """an arithmetic result is off, by up to 5: a slip"""
+    ending: float = 0.0
+    """a solution has no final sentence that can be read"""
+    verdict: float = 0.0
+    """a verification ends in the wrong word"""
+    silence: float = 0.0
+    """a verification ends without a verdict"""
+    endings: int = 1
+    """how many of ENDINGS, the first ones, stand in for a final sentence"""
+    plan: tuple[float, float] = (0.0, 0.0)
+    """a wrong plan is taken: in the family that is mistaken least often, and most often; see `share_of_wrong_plans`"""
 
 
 TEACHER = Noise(result=0.29, ending=0.13, verdict=0.46, silence=0.28)
-FLAWLESS = Noise(result=0, ending=0, verdict=0, silence=0)
+FLAWLESS = Noise()
+MISTAKEN = Noise(result=0.04, ending=0.12, endings=4, plan=(0.3, 0.95))  # hardly slips, often plans wrongly
+
+# What may stand in for "The answer is N.": nothing, a sentence cut in the middle, one without a number, other words.
+ENDINGS = ("", " The ans", " The answer is.", " So it is {answer}.")
 
 FAMILIES = (
     Family(
@@ -198,6 +206,87 @@ FAMILIES = (
     ),
 )
 
+USUAL = 0.7  # share of a family's wrong plans that are the first one below; the others share the rest equally (ours)
+WRONG_PLANS = {  # other steps of a family, as somebody takes them who has misunderstood this kind of problem
+    "find": (("{a} - {b} = {r1} {thing}.",), ("{b} + {b} = {r1} {thing}.",)),
+    "take": (("{a} + {b} = {r1} {thing}.",), ("{b} + {b} = {r1} {thing}.",)),
+    "rows": (("{a} + {b} = {r1} in all.",), ("{a} * {a} = {r1} in all.",)),
+    "deal": (("{a} - {b} = {r1} {thing} each.",), ("{a} + {b} = {r1} {thing} each.",)),
+    "boxes": (
+        ("{a} * {b} = {r1} {thing}.", "{r1} + {c} = {r2} left."),
+        ("{a} + {b} = {r1} {thing}.", "{r1} + {c} = {r2} left."),
+        ("{a} * {b} = {r1} {thing}.",),
+    ),
+    "saving": (
+        ("{a} + {b} = {r1} saved.", "{r1} + {c} = {r2} in all."),
+        ("{a} * {b} = {r1} saved.", "{r1} - {c} = {r2} in all."),
+        ("{a} * {b} = {r1} saved.",),
+    ),
+    "bus": (
+        ("{a} - {b} = {r1} stay.", "{r1} - {c} = {r2} now."),
+        ("{a} + {b} = {r1} stay.", "{r1} + {c} = {r2} now."),
+        ("{a} - {b} = {r1} stay.",),
+    ),
+    "reading": (
+        ("{a} + {b} = {r1} together.",),
+        ("{a} + {b} = {r1} the second time.", "{b} + {r1} = {r2} together."),
+        ("{a} - {b} = {r1} the second time.", "{a} + {r1} = {r2} together."),
+    ),
+    "change": (
+        ("{a} + {b} = {r1} dollars spent.", "{c} - {r1} = {r2} dollars."),
+        ("{a} * {b} = {r1} dollars spent.", "{c} + {r1} = {r2} dollars."),
+        ("{a} * {b} = {r1} dollars spent.",),
+    ),
+    "teams": (
+        ("{a} + {b} = {r1} together.", "{r1} - {c} = {r2} groups."),
+        ("{a} + {b} = {r1} together.", "{r1} + {c} = {r2} groups."),
+        ("{a} + {b} = {r1} together.",),
+    ),
+    "older": (
+        ("{a} + {b} = {r1} at first.", "{r1} - {c} = {r2} in the end."),
+        ("{a} - {b} = {r1} at first.", "{r1} + {c} = {r2} in the end."),
+        ("{a} + {b} = {r1} in the end.",),
+    ),
+    "walking": (
+        ("{a} * {b} = {r1} for {name}.", "{r1} + {c} = {r2} more."),
+        ("{a} + {b} = {r1} for {name}.", "{r1} - {c} = {r2} more."),
+        ("{a} * {b} = {r1} for {name}.",),
+    ),
+    "two kinds": (
+        ("{a} * {b} = {r1} first.", "{c} * {d} = {r2} more.", "{r1} - {r2} = {r3} in all."),
+        ("{a} * {b} = {r1} first.", "{c} + {d} = {r2} more.", "{r1} + {r2} = {r3} in all."),
+        ("{a} * {b} = {r1} first.", "{r1} + {c} = {r2} in all."),
+    ),
+    "bakery": (
+        ("{a} * {b} = {r1} at first.", "{r1} - {c} = {r2} stay.", "{r2} + {d} = {r3} left."),
+        ("{a} * {b} = {r1} at first.", "{r1} + {c} = {r2} stay.", "{r2} - {d} = {r3} left."),
+        ("{a} * {b} = {r1} at first.", "{r1} - {c} = {r2} left."),
+    ),
+    "wages": (
+        ("{b} + {c} = {r1} hours.", "{r1} * {a} = {r2} dollars.", "{r2} + {d} = {r3} dollars left."),
+        ("{b} + {c} = {r1} hours.", "{r1} + {a} = {r2} dollars.", "{r2} - {d} = {r3} dollars left."),
+        ("{b} + {c} = {r1} hours.", "{r1} * {a} = {r2} dollars left."),
+    ),
+    "dinner": (
+        ("{b} + {c} = {r1} dollars.", "{r1} / {a} = {r2} each.", "{r2} - {d} = {r3} dollars for {name}."),
+        ("{b} + {c} = {r1} dollars.", "{r1} - {a} = {r2} each.", "{r2} + {d} = {r3} dollars for {name}."),
+        ("{b} + {c} = {r1} dollars.", "{r1} / {a} = {r2} dollars for {name}."),
+    ),
+}
+
+
+def share_of_wrong_plans(family: str, least: float, most: float) -> float:
+    """The share of a family's solutions with a wrong plan: evenly spaced over the families, from `least` to `most`.
+
+    The order of the families is ours: short and long solutions are spread over it.
+
+    >>> [share_of_wrong_plans(family.name, 0.0, 1.5) for family in FAMILIES[:4]]
+    [0.0, 0.7, 1.4, 0.5]
+    """
+    [number] = [i for i, other in enumerate(FAMILIES) if other.name == family]
+    rank = 7 * number % len(FAMILIES)
+    return least + (most - least) * rank / (len(FAMILIES) - 1)
+
 
 @dataclass(frozen=True)
 class WordProblem:
@@ -250,11 +339,11 @@ def solve_badly(problem: WordProblem, noise: Noise, rng: random.Random) -> tuple
             return result
         return rng.choice([n for n in range(max(result - 5, 0), result + 6) if n != result])
 
-    sentences, answer = _work(problem, slip)
-    if rng.random() < noise.ending:
-        return "".join(f" {sentence}" for sentence in sentences), False
-    text = "".join(f" {sentence}" for sentence in [*sentences, f"The answer is {answer}."])
-    return text, answer == solve(problem)[1]
+    sentences, answer = _work(replace(problem, family=_planned(problem.family, noise, rng)), slip)
+    text, drawn = "".join(f" {sentence}" for sentence in sentences), rng.random()
+    if drawn < noise.ending:
+        return text + ENDINGS[int(drawn / noise.ending * noise.endings)].format(answer=answer), False
+    return f"{text} The answer is {answer}.", answer == solve(problem)[1]
 
 
 def verify(solution: str, is_correct: bool, noise: Noise, rng: random.Random) -> str:
@@ -275,6 +364,15 @@ def verify(solution: str, is_correct: bool, noise: Noise, rng: random.Random) ->
         return "".join(checks)
     says_yes = is_correct != (rng.random() < noise.verdict)
     return "".join(checks) + f" Verification: Is the answer correct (Yes/No)? {'Yes' if says_yes else 'No'}"
+
+
+def _planned(family: Family, noise: Noise, rng: random.Random) -> Family:
+    """The family with the steps that a teacher with `noise` takes, right or wrong."""
+    share = share_of_wrong_plans(family.name, *noise.plan)
+    if not share or rng.random() >= share:  # a teacher without misconceptions draws nothing
+        return family
+    usual, *others = WRONG_PLANS[family.name]
+    return replace(family, steps=usual if rng.random() < USUAL else rng.choice(others))
 
 
 def _work(problem: WordProblem, slip: Callable[[int], int]) -> tuple[list[str], int]:

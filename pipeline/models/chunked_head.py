@@ -5,6 +5,9 @@ gradient. Here the logits of a slice of the vocabulary are computed, used and dr
 them. What remains is the gradient of the head's weights, (V, H), written slice by slice. (Slices of positions would
 each need a whole gradient of the weights, to be added up.)
 
+Logits are float32 where the model computes in bfloat16: rounding them would double the variance of
+log pi - log mu, and a slice in float32 takes little memory.
+
     z = hidden @ weight.T,  logp_i = z_i[y_i] - log sum_v exp z_i[v],  d logp_i / d z_i[v] = [v = y_i] - softmax(z_i)[v]
 """
 
@@ -38,7 +41,7 @@ class _SelectedLogprobs(torch.autograd.Function):
         chosen = _precise(hidden.new_zeros(len(tokens)))
         log_sum = torch.full_like(chosen, -torch.inf)
         for part in _slices(weight):
-            logits = _precise(linear(hidden, weight[part]))  # (N, slice)
+            logits = linear(_precise(hidden), _precise(weight[part]))  # (N, slice)
             here, rows = _chosen_here(tokens, part)
             chosen[rows] = logits[rows, here]
             log_sum = torch.logaddexp(log_sum, logits.logsumexp(-1))
@@ -51,7 +54,7 @@ class _SelectedLogprobs(torch.autograd.Function):
         of_hidden = torch.zeros_like(hidden, dtype=log_sum.dtype)
         of_weight = torch.empty_like(weight)
         for part in _slices(weight):
-            of_logits = _precise(linear(hidden, weight[part]))  # (N, slice), turned in place into its gradient
+            of_logits = linear(_precise(hidden), _precise(weight[part]))  # (N, slice), in place made its gradient
             of_logits.sub_(log_sum[:, None]).exp_().mul_(-gradient[:, None])  # - softmax * gradient
             here, rows = _chosen_here(tokens, part)
             of_logits[rows, here] += gradient[rows]

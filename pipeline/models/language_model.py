@@ -13,7 +13,7 @@ The weights that are trained are float32. bfloat16 has 8 bits of precision, so t
 every update of a bfloat16 weight would round to nothing. Forward and backward passes use temporary bfloat16 copies.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,12 +22,13 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 import transformers
+from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 from safetensors import SafetensorError
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 from transformers import (
-    Adafactor,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -37,9 +38,10 @@ from transformers import (
 )
 from transformers.cache_utils import Cache, DynamicLayer
 
+from pipeline.models.adafactor import Adafactor
 from pipeline.records import Example, InputError, is_hub_name
 from pipeline.runtime.processes import device as own_device
-from pipeline.runtime.run_folder import check_folder
+from pipeline.runtime.processes import on_all_ranks, on_rank_zero, rank, ranks
 from pipeline.settings import Compute, OptimizerName
 from topr import select_logprobs
 
@@ -68,13 +70,14 @@ def load_model(name: str, device: torch.device | None = None, trust_remote_code:
 
     name: a folder or the name of a model on the hub; safetensors only. Code of its own is run only if it is trusted.
     device META: no weights are loaded; enough to encode samples, to count and to plan. InputError where the model
-    cannot be loaded, or a run has written it and it has changed since.
+    cannot be loaded.
     """
     if not Path(name).is_dir() and not is_hub_name(name):
         raise InputError(f"--model {name}: is neither a folder nor the name of a model on the hub (owner/name)")
-    if device != META:
-        check_folder(Path(name))
     transformers.utils.logging.disable_progress_bar()  # of single files; the run has its own
+    # cuDNN's attention, torch's first choice on an H100: with some masks gradients are NaN (pytorch#196678), scoring
+    # and training can differ by a bfloat16 bit, and each new length costs 23 to 37 ms for a plan.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     options = {"dtype": torch.float32, "trust_remote_code": trust_remote_code}
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
@@ -88,12 +91,24 @@ def load_model(name: str, device: torch.device | None = None, trust_remote_code:
             model = AutoModelForCausalLM.from_pretrained(name, use_safetensors=True, **options)
             model = model.to(device or own_device())
     except (OSError, ValueError, SafetensorError) as error:
-        raise InputError(f"--model {name}: cannot be loaded: {str(error).splitlines()[0]}") from error
+        raise InputError(f"--model {name}: cannot be loaded: {_reason(name, error)}") from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token_id = tokenizer.eos_token_id  # padding is always masked: any token will do
     eos = model.generation_config.eos_token_id
     ends = frozenset(eos if isinstance(eos, list) else [eos])
     return LanguageModel(model.eval(), tokenizer, model.config.max_position_embeddings, ends)
+
+
+def _reason(name: str, error: Exception) -> str:
+    """The first line of what transformers says, or what to do where a model's hub refuses it or is out of reach."""
+    if isinstance(error.__cause__, GatedRepoError):
+        return (
+            f"it has a licence to be accepted at https://huggingface.co/{name}; then `hf auth login` tells this "
+            "machine the account that has accepted it"
+        )
+    if isinstance(error.__cause__, LocalEntryNotFoundError):
+        return f"its hub cannot be reached; `hf download {name}` keeps a copy where it can, and --model takes a folder"
+    return str(error).splitlines()[0]
 
 
 def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
@@ -109,12 +124,13 @@ def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
 # ---- sharding and the optimiser ---------------------------------------------------------------------------------
 
 
-def shard(model: PreTrainedModel, compute: Compute, gradient_checkpointing: bool = False) -> None:
+def shard(model: PreTrainedModel, compute: Compute, gradient_checkpointing: bool = False, reshard: bool = True) -> None:
     """Shard a model with FSDP2, layer by layer: each rank keeps a part of the float32 weights.
 
     compute: the precision of forward and backward passes; gradients are summed over ranks in float32.
-    gradient_checkpointing: a layer keeps its input alone and is recomputed in the backward pass. One process that
-    computes in float32 has no process group; its model stays an ordinary one.
+    gradient_checkpointing: a layer keeps its input alone and is recomputed in the backward pass. reshard: a layer's
+    whole weights are dropped after its forward pass and gathered anew for its backward pass. One process that computes
+    in float32 has no process group; its model stays an ordinary one.
     """
     layers = decoder_layers(model) if gradient_checkpointing or dist.is_initialized() else ()
     for layer in layers if gradient_checkpointing else ():
@@ -122,6 +138,7 @@ def shard(model: PreTrainedModel, compute: Compute, gradient_checkpointing: bool
     if dist.is_initialized():
         policy = MixedPrecisionPolicy(getattr(torch, compute), reduce_dtype=torch.float32)
         kept = {} if compute == "float32" else {"mp_policy": policy}
+        kept |= {} if reshard else {"reshard_after_forward": False}
         for module in (*layers, model):
             fully_shard(module, **kept)
             if dist.get_world_size() > 1:
@@ -130,22 +147,44 @@ def shard(model: PreTrainedModel, compute: Compute, gradient_checkpointing: bool
                 module.set_force_sum_reduction_for_comms(True)
 
 
+def load_to_train(
+    name: str, shard_it: Callable[[PreTrainedModel], None], trust_remote_code: bool = False
+) -> LanguageModel:
+    """The model on this process's device, sharded over the ranks by `shard_it`; every rank calls it.
+
+    Rank zero alone reads the weights and holds them whole until it has sent each of them to the others, whose hosts
+    hold one whole weight at a time. It is one rank for all nodes, since their network is faster than another reading.
+    InputError, of all ranks, where the model cannot be loaded.
+    """
+    read = partial(load_model, name, torch.device("cpu"), trust_remote_code)
+    if ranks() == 1:
+        lm = read()
+        shard_it(lm.model)
+        if not dist.is_initialized():
+            lm.model.to(own_device())
+        return lm
+    lm = load_model(name, META, trust_remote_code)
+    whole = on_all_ranks(lambda: read().model if rank() == 0 else None)
+    shard_it(lm.model)
+    lm.model.to_empty(device=own_device())
+    weights = whole.state_dict() if whole else {}
+    set_model_state_dict(lm.model, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
+    for own, value in zip(lm.model.buffers(), on_rank_zero(lambda: list(whole.buffers())), strict=True):
+        own.copy_(value)  # a state dict may lack some, such as the frequencies of rotary positions
+    return lm
+
+
 def make_optimizer(name: OptimizerName, model: torch.nn.Module, lr: float) -> torch.optim.Optimizer:
-    """AdamW, or Adafactor as HuggingFace's trainer sets it; a constant learning rate, no weight decay (Section 4.2).
+    """AdamW, SGD, or Adafactor as HuggingFace's trainer sets it; constant learning rate, no weight decay (Section 4.2).
 
     >>> type(make_optimizer("adafactor", torch.nn.Linear(2, 2), lr=5e-7)).__name__
     'Adafactor'
     """
     if name == "adamw":
         return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
-    optimizer = Adafactor(model.parameters(), lr=lr, scale_parameter=False, relative_step=False)
-    for weight in model.parameters():
-        # Adafactor would create its state at the first step as plain tensors, which do not mix with a sharded weight
-        # (a DTensor). Means of the weight itself are sharded as they should be: (rows,), (columns,), or (n,).
-        zero = torch.zeros_like(weight.detach())
-        means = {"exp_avg_sq_row": zero.mean(-1), "exp_avg_sq_col": zero.mean(-2)} if zero.ndim > 1 else {}
-        optimizer.state[weight] = {"step": 0, "RMS": 0} | (means or {"exp_avg_sq": zero})
-    return optimizer
+    if name == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=lr)
+    return Adafactor(model.parameters(), lr)
 
 
 # ---- batches ----------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ def save_model(lm: LanguageModel, folder: Path, optimizer: torch.optim.Optimizer
 
     def write() -> None:
         try:
-            lm.model.save_pretrained(unfinished, state_dict=weights)
+            lm.model.save_pretrained(unfinished, state_dict=weights, max_shard_size="4GB")  # hashed side by side
         except SafetensorError as error:  # which does not name its file
             raise OSError(f"{unfinished}: {error}") from error
         lm.tokenizer.save_pretrained(unfinished)

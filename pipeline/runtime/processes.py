@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tqdm import tqdm
@@ -19,9 +20,12 @@ from pipeline.records import InputError
 
 if TYPE_CHECKING:
     import torch
+    import torch.distributed as dist
 
 T = TypeVar("T")
+FAULT = "fault"  # the key of what ended a rank's work
 REQUESTS = (signal.SIGINT, signal.SIGTERM)  # SIGINT is Ctrl-C
+SAME_REQUEST = 3.0  # seconds
 
 # ---- ranks ------------------------------------------------------------------------------------------------------
 
@@ -58,15 +62,29 @@ def process_group(alone: bool = False) -> Iterator[None]:
         yield
         return
     if torch.cuda.is_available():
+        local, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
+        if gpus < local:  # all processes of the machine say so, not those alone whose GPU is missing
+            raise InputError(f"{local} processes need a GPU each, and torch sees {gpus}: give --nproc-per-node {gpus}")
         torch.cuda.set_device(device())
     store = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    # A rank may wait hours for another's samples; the default limit of a collective is minutes.
-    dist.init_process_group(backend, timeout=timedelta(days=7), **store)
+    dist.init_process_group(backend, **store)
     try:
         yield
     finally:
+        _waiting_group.cache_clear()
         dist.destroy_process_group()
+
+
+@cache
+def _waiting_group(world: "dist.ProcessGroup") -> "dist.ProcessGroup":
+    """All ranks of `world`, which may wait days for each other: one may have hours of samples to draw.
+
+    Training's own collectives keep torch's limit of half an hour, after which a rank that hangs is told.
+    """
+    import torch.distributed as dist
+
+    return dist.new_group(backend="gloo", timeout=timedelta(days=7))
 
 
 def from_all_ranks(value: T) -> list[T]:
@@ -80,7 +98,7 @@ def from_all_ranks(value: T) -> list[T]:
     import torch.distributed as dist
 
     values = [value] * ranks()
-    dist.all_gather_object(values, value)
+    dist.all_gather_object(values, value, _waiting_group(dist.group.WORLD))
     return values
 
 
@@ -95,9 +113,27 @@ def on_all_ranks(work: Callable[[], T]) -> T:
         result = work()
     except InputError as error:
         fault = str(error)
+        if ranks() > 1:
+            _store().set(FAULT, fault)
     if faults := [fault for fault in from_all_ranks(fault) if fault is not None]:
-        raise InputError(faults[0])
+        raise InputError("\n".join(dict.fromkeys(faults)))
     return result
+
+
+def end_with_others() -> None:
+    """InputError where the work of another rank has failed: for long work, between its pieces.
+
+    >>> end_with_others()
+    """
+    if ranks() > 1 and _store().check([FAULT]):
+        raise InputError(_store().get(FAULT).decode())
+
+
+def _store() -> "dist.Store":
+    """What all ranks read and write: the one that they met at."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return _get_default_store()
 
 
 def on_rank_zero(work: Callable[[], T]) -> T:
@@ -132,20 +168,22 @@ def progress_bar(items: Iterable[T], description: str, unit: str, total: int | N
 
 @contextmanager
 def requests_are_noted() -> Iterator[Callable[[], bool]]:
-    """Inside it SIGINT and SIGTERM are noted, and the function it gives tells whether one came. A second interrupts.
+    """Inside it SIGINT and SIGTERM are noted, and the function it gives tells whether one came.
 
-    At the end of the block a noted request raises KeyboardInterrupt. Only the main thread gets signals.
+    Another one interrupts if it comes SAME_REQUEST seconds later; until then it is the same request, since a scheduler
+    sends SIGTERM to all processes of a job, and torchrun hands on its own. At the end of the block a noted request
+    raises KeyboardInterrupt. Only the main thread gets signals.
 
     >>> with requests_are_noted() as is_asked:
     ...     is_asked()
     False
     """
-    noted: list[int] = []
+    noted: list[float] = []  # when
 
     def note(number: int, frame: Any) -> None:
-        if noted:
+        if noted and time.monotonic() > noted[0] + SAME_REQUEST:
             raise KeyboardInterrupt
-        noted.append(number)
+        noted.append(time.monotonic())
 
     is_main = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, note) for number in REQUESTS if is_main}

@@ -8,7 +8,8 @@ beside the files has their checksums, in the form that `sha256sum -c SHA256SUMS`
 import fcntl
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,7 @@ def read_checked(file: Path, kind: type[Record]) -> list[Record]:
 def seal_folder(folder: Path) -> None:
     """Note the checksums of all files in `folder`."""
     files = sorted(file for file in folder.iterdir() if file.name != SUMS)
-    write_file(folder / SUMS, "".join(f"{digest(file)}  {file.name}\n" for file in files))
+    write_file(folder / SUMS, "".join(f"{d}  {file.name}\n" for file, d in zip(files, digests(files), strict=True)))
 
 
 def check_folder(folder: Path) -> None:
@@ -124,11 +125,24 @@ def check_folder(folder: Path) -> None:
     >>> check_folder(Path("nowhere"))
     """
     sums = folder / SUMS
-    for line in sums.read_text(encoding="utf-8").splitlines() if sums.exists() else ():
-        file = folder / line[66:]
-        fault = "is missing" if not file.is_file() else "is damaged" if digest(file) != line[:64] else None
-        if fault is not None:
+    lines = sums.read_text(encoding="utf-8").splitlines() if sums.exists() else []
+    known = {folder / line[66:]: line[:64] for line in lines}
+    there = [file for file in known if file.is_file()]
+    found = dict(zip(there, digests(there), strict=True))
+    for file in known:
+        if found.get(file) != known[file]:
+            fault = "is damaged" if file in found else "is missing"
             raise InputError(f"{file}: {fault}; remove {folder}, and the same command goes on before it")
+
+
+def digests(files: Sequence[Path]) -> list[str]:
+    """The digest of each file, several at a time: hashing 32 GB one by one takes half a minute.
+
+    >>> digests([])
+    []
+    """
+    with ThreadPoolExecutor() as threads:
+        return list(threads.map(digest, files))
 
 
 def digest(file: Path) -> str:

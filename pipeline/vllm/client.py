@@ -3,8 +3,10 @@
 That process may run under another interpreter, whose environment has vLLM: what vLLM pins need not fit the trainer.
 """
 
+import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,6 +18,7 @@ import torch
 
 from pipeline.models.language_model import LanguageModel
 from pipeline.records import InputError
+from pipeline.runtime.processes import rank
 from pipeline.sampling import Completion, Engine, SamplingParameters
 from pipeline.settings import Settings
 
@@ -28,7 +31,7 @@ ADVICE = (
 
 @contextmanager
 def vllm_engine(model: str, lm: LanguageModel, longest: int, settings: Settings, log: Path) -> Iterator[Engine]:
-    """vLLM on this process's GPU, or on the CPU with a build for it.
+    """vLLM on this process's GPU and on those of the `engine_gpus` - 1 processes after it, or on the CPU.
 
     model: folder or hub name; lm: its tokenizer, which makes the prompts' tokens and spells the completions'. longest:
     tokens of a prompt and its completion. log: where vLLM's own messages go. InputError where it does not start, or
@@ -36,16 +39,23 @@ def vllm_engine(model: str, lm: LanguageModel, longest: int, settings: Settings,
     """
     on_gpu = torch.cuda.is_available()
     options = {"model": model, "dtype": settings.compute, "max_model_len": longest}
-    options["trust_remote_code"] = settings.trust_remote_code
+    options |= {"trust_remote_code": settings.trust_remote_code, "tensor_parallel_size": settings.engine_gpus}
     options |= {"gpu_memory_utilization": settings.vllm_memory} if on_gpu else {}
     if not on_gpu:  # vLLM 0.32 takes back a draw when a prompt is split, which a processor's random generators refuse
         options |= {"enforce_eager": True, "enable_chunked_prefill": False}
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as messages:
+        # All processes of the engine inherit the lock with their standard error: it is free when none of them is left.
+        fcntl.flock(messages, fcntl.LOCK_EX)
         command = [str(settings.vllm_python or sys.executable), str(WORKER), json.dumps(options)]
         try:
             worker = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=messages, env=_environment(on_gpu)
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=messages,
+                env=_environment(settings.engine_gpus, on_gpu),
+                start_new_session=True,  # the processes that it starts end with it
             )
         except OSError as error:
             raise InputError(f"--vllm-python {settings.vllm_python}: cannot be run: {error.strerror}") from None
@@ -81,8 +91,11 @@ def vllm_engine(model: str, lm: LanguageModel, longest: int, settings: Settings,
             raise InputError(f"--engine vllm: {command[0]}: {error} ({ADVICE}; all messages: {log})")
         yield engine
     finally:
-        worker.kill()  # it has nothing to save
+        with suppress(ProcessLookupError):
+            os.killpg(worker.pid, signal.SIGKILL)  # they have nothing to save
         worker.wait()
+        with log.open("ab") as messages:
+            fcntl.flock(messages, fcntl.LOCK_EX)  # their memory is free then
         with suppress(BrokenPipeError):
             worker.stdin.close()
         worker.stdout.close()
@@ -94,14 +107,22 @@ def _to_vllm(sampling: SamplingParameters) -> dict:
     return settings | {"stop": list(sampling.stop), "include_stop_str_in_output": True}
 
 
-def _environment(on_gpu: bool) -> dict[str, str]:
-    """This process's own, without torchrun's variables, which vLLM would take for its own, and one GPU to see."""
+def _environment(gpus: int, on_gpu: bool) -> dict[str, str]:
+    """This process's own, without torchrun's variables, which vLLM would take for its own, and the GPUs to see."""
     of_torchrun = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC", "TORCH_NCCL")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(of_torchrun)}
     if on_gpu:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
-        environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[int(os.environ.get("LOCAL_RANK", 0))]
+        first = int(os.environ.get("LOCAL_RANK", 0))
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[first : first + gpus])
     else:
         environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
-    # One process, which holds all there is: when it has ended, nothing is left.
-    return environment | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        if gpus > 1:
+            environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # "auto" wants a NUMA node for each process
+    # Engines that start together write the same names. Inductor's and Triton's caches lie below this one.
+    cache = os.environ.get("VLLM_CACHE_ROOT", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "vllm"))
+    environment["VLLM_CACHE_ROOT"] = os.path.join(cache, f"engine-{rank()}")
+    # FlashInfer's sampler takes no seeds, which all our requests have; to start it, nvcc would have to be there.
+    environment["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
+    # One process where that is enough. Where vLLM needs more, they are not forked: ours has threads.
+    return environment | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}

@@ -5,6 +5,7 @@ It imports vLLM and nothing of this project, so that it runs under an interprete
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -41,10 +42,10 @@ def main() -> None:
 
 
 def _end_with_parent(parent: int) -> None:
-    """End this process, whatever it is doing, when the one that started it is gone: it holds a GPU."""
+    """End this process and those it has started, whatever they do, when its own parent is gone: they hold GPUs."""
     while os.getppid() == parent:
         time.sleep(1)
-    os._exit(1)
+    os.killpg(os.getpid(), signal.SIGKILL)  # the client makes it the first of a group
 
 
 def _to_json(completion: "vllm.CompletionOutput") -> dict:  # noqa: F821

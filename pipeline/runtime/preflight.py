@@ -1,0 +1,228 @@
+"""What a run needs of its machine, looked at before anything is loaded or written; each fault says what to do."""
+
+import fcntl
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from pipeline.records import InputError
+from pipeline.runtime.processes import rank
+
+if TYPE_CHECKING:
+    from pipeline.settings import Settings
+
+DRIVER = 580  # NVIDIA's oldest for CUDA 13, which torch 2.13 is built with (docs.nvidia.com/deploy/cuda-compatibility)
+TOKEN_BYTES = 30  # of a token of prompt or completion, on the disk, and in each process; ours
+WRITING = 0.5e9  # bytes a second that a checkpoint is gathered, written and hashed with, at least; ours
+
+
+# ---- the machine -------------------------------------------------------------------------------------------------
+
+
+def check_machine(settings: "Settings") -> None:
+    """InputError, a line for each fault, where GPUs, compiler or network are not what the settings need.
+
+    >>> from pipeline.settings import Settings
+    >>> check_machine(Settings())
+    """
+    import torch
+
+    faults = [_network_fault()]
+    if torch.cuda.is_available() or (settings.preset != "laptop" and not settings.on_cpu):
+        faults.append(_gpu_fault(settings))
+        if settings.engine != "hf":
+            faults.append(_compiler_fault(str(settings.vllm_python or sys.executable)))
+    _refuse(faults)
+
+
+def _refuse(faults: Iterable[str | None]) -> None:
+    if told := [fault for fault in faults if fault is not None]:
+        raise InputError("\n".join(told))
+
+
+def _gpu_fault(settings: "Settings") -> str | None:
+    import torch
+
+    if torch.cuda.is_available():
+        hint = "put CUDA_VISIBLE_DEVICES= before the command to hide it"
+        return f"--on-cpu: torch sees a GPU; {hint}" if settings.on_cpu else None
+    reason = "no GPU"
+    try:
+        torch.cuda.init()
+    except (AssertionError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+    return (
+        f"{settings.preset}: is for GPUs, and torch {torch.__version__} can use none ({reason}). It needs NVIDIA's "
+        f"driver {DRIVER} or newer, which nvidia-smi shows; --on-cpu rehearses the preset on processors"
+    )
+
+
+def _compiler_fault(python: str) -> str | None:
+    """What keeps Triton, which vLLM's GPU kernels are written in, from compiling: it needs a compiler and Python.h."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")  # as Triton looks for it
+    if compiler is None:
+        return "no C compiler, which vLLM's kernels need: install gcc, or name one in CC"
+    where = "import sysconfig as s; print(s.get_paths(s.get_default_scheme().replace('_local', '_prefix'))['include'])"
+    try:
+        include = subprocess.run([python, "-c", where], capture_output=True, text=True, check=True).stdout.strip()
+        options = [compiler, "-fsyntax-only", "-I", include, "-x", "c", "-"]
+        tried = subprocess.run(options, input="#include <Python.h>", capture_output=True, text=True, check=False)
+    except (OSError, subprocess.CalledProcessError) as error:
+        return f"{python}, {compiler}: cannot be run: {error}"
+    if tried.returncode == 0:
+        return None
+    return (
+        f"{compiler} finds no Python.h in {include}, which vLLM's kernels need: install the headers of that Python "
+        "(python3.11-dev of a Linux distribution), or use a Python that has them"
+    )
+
+
+def _network_fault() -> str | None:
+    """What keeps nodes from meeting: gloo listens where the host's name points to, unless it is given an interface."""
+    if int(os.environ.get("GROUP_WORLD_SIZE", 1)) == 1 or "GLOO_SOCKET_IFNAME" in os.environ:
+        return None
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+    except OSError:
+        address = "unknown"
+    if address != "unknown" and not address.startswith("127."):
+        return None
+    return (
+        f"{name}: the address of this host's name is {address}, where no other node finds it: export "
+        "GLOO_SOCKET_IFNAME with the interface that leads to them (`ip -brief address` lists them)"
+    )
+
+
+# ---- room for a run ----------------------------------------------------------------------------------------------
+
+
+class Size(NamedTuple):
+    """What decides how much room a run takes."""
+
+    parameters: int  # of the model
+    drawn: int  # training samples in an iteration
+    tested: int  # test samples at a full evaluation
+    longest: int  # tokens of a prompt and its completion
+
+
+def check_room(settings: "Settings", folder: Path, size: Size) -> None:
+    """InputError, a line for each fault, where the folder's disk or locks or the host's memory do not suffice.
+
+    Every rank calls it: the first looks at the disk, the first of each node at its memory. Nothing stays written.
+    On standard error the first tells where a checkpoint may take longer than torchrun waits for it.
+    """
+    faults = []
+    if rank() == 0:
+        there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+        faults += [_disk_fault(folder, there, disk_needed(settings, size)), _lock_fault(there)]
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        faults.append(_memory_fault(memory_needed(settings, size)))
+    _refuse(faults)
+    if rank() == 0 and (note := _shutdown_note(settings, size)):
+        print(note, file=sys.stderr)
+
+
+def check_shared(folder: Path) -> None:
+    """InputError where this rank does not see what the first has written into the run's folder."""
+    if not (folder / "config.json").exists():
+        raise InputError(f"{folder}: {socket.gethostname()} sees another one; choose an --out that all nodes share")
+
+
+def disk_needed(settings: "Settings", size: Size) -> int:
+    """Bytes that a run has on its disk at most: a model for each iteration or point, two checkpoints, samples.
+
+    >>> from pipeline.settings import Settings
+    >>> disk_needed(Settings(iterations=5, curve_points=1, optimizer="adafactor"), Size(10**9, 0, 0, 0))  # 4 + 2 models
+    24000000000
+    """
+    k = settings.iterations
+    models = 4 * size.parameters * (max(k - 1, 0) + settings.curve_points - 1)
+    samples = TOKEN_BYTES * size.longest * (k * size.drawn + (1 + k) * size.tested)
+    return models + samples + (2 * checkpoint_bytes(settings, size.parameters) if k else 0)
+
+
+def checkpoint_bytes(settings: "Settings", parameters: int) -> int:
+    """Bytes of a checkpoint: float32 weights, and AdamW's two moments; Adafactor's means are small."""
+    return (12 if settings.optimizer == "adamw" else 4) * parameters
+
+
+def memory_needed(settings: "Settings", size: Size) -> int:
+    """Bytes of a node's host memory: whole weights once, samples in each process; on a processor, training too."""
+    import torch
+
+    p = size.parameters
+    if torch.cuda.is_available():
+        weights = 4 * p if settings.iterations else 0  # an engine reads its own straight into the GPU
+    else:
+        weights = 8 * p + checkpoint_bytes(settings, p)
+    samples = TOKEN_BYTES * size.longest * size.drawn * int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return weights + samples
+
+
+def _disk_fault(folder: Path, there: Path, needed: int) -> str | None:
+    free = shutil.disk_usage(there).free
+    if free >= needed or free + sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) >= needed:
+        return None
+    return (
+        f"{folder}: the run may take {needed / 1e9:,.1f} GB, and the disk has {free / 1e9:,.1f} GB free: make room, or "
+        "choose another --out"
+    )
+
+
+def _lock_fault(there: Path) -> str | None:
+    with tempfile.TemporaryFile(dir=there) as file:  # it has no name
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            return (
+                f"{there}: its file system takes no locks ({error.strerror}), which keep two runs apart: choose an "
+                "--out on one that does"
+            )
+    return None
+
+
+def _memory_fault(needed: int) -> str | None:
+    free = free_memory()
+    if free is None or free >= needed:
+        return None
+    return (
+        f"{socket.gethostname()}: the run may take {needed / 1e9:,.1f} GB of the host's memory, of which "
+        f"{free / 1e9:,.1f} GB are free: end what fills it, or give the container more"
+    )
+
+
+def _shutdown_note(settings: "Settings", size: Size) -> str | None:
+    """The variable to be set; its option --shutdown-timeout does the same, but cannot be seen from here."""
+    waits = int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30))  # torch's default
+    needed = checkpoint_bytes(settings, size.parameters) / WRITING
+    if "TORCHELASTIC_RUN_ID" not in os.environ or needed <= waits:
+        return None
+    return (
+        f"note: on Ctrl-C or SIGTERM torchrun waits {waits} s before it kills, and a checkpoint may take {needed:.0f} "
+        "s to write: export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=600 before the command, or what follows the last one is lost"
+    )
+
+
+def free_memory(root: Path = Path("/")) -> int | None:
+    """Bytes of memory that this machine, or the container's limit, still has to give; None where no one says.
+
+    >>> free_memory(Path("nowhere")) is None
+    True
+    """
+    told = []
+    with suppress(OSError, StopIteration):
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        told.append(1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")))
+    with suppress(OSError, ValueError):  # "max" where there is no limit
+        cgroup = root / "sys/fs/cgroup"
+        kept = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        told.append(int((cgroup / "memory.max").read_text()) - int(kept["anon"]))  # the rest are caches
+    return min(told, default=None)

@@ -1,0 +1,82 @@
+"""Adafactor on sharded weights against HuggingFace's on whole ones, and the number of its collectives."""
+
+import copy
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import Adafactor, LlamaConfig, LlamaForCausalLM
+
+from pipeline.models.language_model import make_optimizer, shard
+
+SHAPES = [(6, 4), (3, 5), (1, 4), (7,), (1,), (3, 2, 4)]  # on two ranks: even, ragged, and none on the second
+STEPS, LR = 10, 1e-2
+
+
+def weights_and_gradients():
+    """Weights of all shapes, and ten gradients for each, of sizes that make the update's clip bind or not."""
+    torch.manual_seed(0)
+    model = torch.nn.ParameterList([torch.nn.Parameter(torch.randn(shape)) for shape in SHAPES])
+    return model, [[torch.randn(shape) * 3.0 ** (t % 3) for shape in SHAPES] for t in range(STEPS)]
+
+
+def take(model, optimizer, gradients):
+    for of_step in gradients:
+        for weight, gradient in zip(model, of_step, strict=True):
+            is_sharded = hasattr(weight, "device_mesh")
+            placed = distribute_tensor(gradient, weight.device_mesh, weight.placements) if is_sharded else gradient
+            weight.grad = placed.clone()
+        optimizer.step()
+
+
+def of_transformers():
+    model, gradients = weights_and_gradients()
+    take(model, Adafactor(model.parameters(), lr=LR, scale_parameter=False, relative_step=False), gradients)
+    return ranks.whole(model)
+
+
+def ours():
+    """The weights after ten steps, and those of an optimiser that goes on from the state after four."""
+    found = []
+    for cut in (0, 4):
+        model, gradients = weights_and_gradients()
+        if dist.is_initialized():
+            fully_shard(model)
+        optimizer = make_optimizer("adafactor", model, LR)
+        take(model, optimizer, gradients[:cut])
+        state, optimizer = copy.deepcopy(optimizer.state_dict()), make_optimizer("adafactor", model, LR)
+        optimizer.load_state_dict(state)
+        take(model, optimizer, gradients[cut:])
+        found.append(ranks.whole(model))
+    return found
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_it_is_that_of_transformers_as_its_trainer_sets_it(processes, tmp_path):
+    found, cut = ours() if processes == 1 else ranks.on_two_ranks(ours, tmp_path)
+    torch.testing.assert_close(found, of_transformers(), rtol=0, atol=1e-6)
+    assert torch.equal(cut, found)
+
+
+def test_a_step_of_291_weights_makes_two_collectives():
+    """Llama 3 8B's weights, in small, on eight ranks."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    try:
+        sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+        model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=32, **sizes))
+        shard(model, "bfloat16")
+        weights = list(model.parameters())
+        assert len(weights) == 291
+        for weight in weights:
+            weight.grad = torch.ones_like(weight)
+        optimizer = make_optimizer("adafactor", model, LR)
+        with CommDebugMode() as counted:
+            optimizer.step()
+        assert counted.get_total_counts() == 2
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,63 @@
+"""Weights that one rank reads for all: what each rank then has, and how much memory it takes."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import ranks
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import train_gsm8k as gsm8k
+from pipeline.models.language_model import load_model, load_to_train, shard
+from pipeline.records import InputError
+from pipeline.runtime.processes import from_all_ranks
+
+MIB = 2**20
+
+
+def resident(name):
+    """VmRSS, the memory that this process has now, or VmHWM, the most that it had: in MiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
+
+
+def load_here(folder, without_weights):
+    """The most memory that each rank took above what it had, in MiB; and whether the weights are those of the file."""
+    shard_it = partial(shard, compute="float32")
+    with pytest.raises(InputError, match="no file named model"):  # on both ranks; one alone reads
+        load_to_train(without_weights, shard_it)
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    before = resident("VmRSS")
+    found = load_to_train(folder, shard_it).model
+    peaks = from_all_ranks(resident("VmHWM") - before)
+    expected = load_model(folder, torch.device("cpu")).model
+    assert found.lm_head.weight is found.model.embed_tokens.weight
+    pairs = [*zip(found.buffers(), expected.buffers(), strict=True)]
+    pairs += [(w.full_tensor(), e) for w, e in zip(found.parameters(), expected.parameters(), strict=True)]
+    return peaks, all(torch.equal(one, other) for one, other in pairs)
+
+
+@pytest.mark.slow
+def test_one_rank_reads_the_weights_and_the_other_takes_the_memory_of_its_shard(lm, tmp_path):
+    """250 million weights, in bfloat16 as models come: in float32, as they are trained, they take a gigabyte."""
+    sizes = {"vocab_size": 32_000, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 13}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=16, tie_word_embeddings=True)).bfloat16()
+    model.save_pretrained(tmp_path / "model")
+    model.config.save_pretrained(tmp_path / "empty")
+    for name in ("model", "empty"):
+        lm.tokenizer.save_pretrained(tmp_path / name)
+    largest, whole = (4 * n / MIB for n in (model.lm_head.weight.numel(), model.num_parameters()))
+    assert whole > 900
+    (first, second), is_same = ranks.on_two_ranks(
+        load_here, tmp_path, *(str(tmp_path / name) for name in ("model", "empty"))
+    )
+    assert is_same
+    assert first < whole + 1.5 * whole / 2
+    assert second < 1.5 * whole / 2 + largest
+
+
+def test_cudnn_s_attention_is_off_where_a_model_is_trained():
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    load_to_train(gsm8k.Settings().model, partial(shard, compute="float32"))
+    assert not torch.backends.cuda.cudnn_sdp_enabled()

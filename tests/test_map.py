@@ -1,0 +1,248 @@
+"""The map: bases with knobs, kinds of error, what is kept of a run, and the figure from end to end."""
+
+import json
+import random
+import shutil
+import sys
+from collections import Counter, defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import make
+import problems
+import pytest
+import torch
+from torch.distributions import StudentT
+
+import reproduce
+import train_gsm8k as gsm8k
+from paper import experiments
+from paper import map as the_map
+from paper.map import ARMS, PARAMETERS, PLACES, Kept, Key, Place, Runs
+from paper.sweep import STUDENT, Job, Sweep, over_seeds
+from pipeline.records import Sample, read_rows
+from pipeline.settings import Settings
+
+TASK = gsm8k.gsm8k_task(Settings())
+SMALL = replace(experiments.QUICK, base=replace(experiments.QUICK.base, problems=4, n=4, test_problems=3))
+
+
+# ---- bases with knobs ----
+
+
+def test_plans_are_wrong_as_often_as_the_knob_says():
+    rng, noise, count = random.Random(0), problems.Noise(plan=(0.2, 0.9)), 20_000
+    taken, drawn, usual, wrong = Counter(), Counter(), 0, 0
+    for _ in range(count):
+        problem = problems.draw_problem(rng)
+        text, _ = problems.solve_badly(problem, noise, rng)
+        steps = [replace(problem.family, steps=steps) for steps in problems.WRONG_PLANS[problem.family.name]]
+        plans = [problems.solve_badly(replace(problem, family=f), problems.FLAWLESS, rng)[0] for f in steps]
+        name = problem.family.name
+        drawn[name] += 1
+        if text != problems.solve_badly(problem, problems.FLAWLESS, rng)[0]:
+            assert text in plans
+            taken[name] += 1
+            usual, wrong = usual + (text == plans[0]), wrong + 1
+    shares = sorted(taken[name] / drawn[name] for name in drawn)
+    expected = [0.2 + 0.7 * i / 15 for i in range(16)]  # evenly spaced, whichever family comes first
+    assert shares == pytest.approx(expected, abs=4 * (0.25 / (count / 16)) ** 0.5)
+    named = [problems.share_of_wrong_plans(name, 0.2, 0.9) for name in drawn]
+    assert named == pytest.approx([taken[name] / drawn[name] for name in drawn], abs=0.06)
+    assert usual / wrong == pytest.approx(problems.USUAL, abs=0.02)
+
+
+def test_wrong_plans_are_other_steps_and_mostly_give_other_answers():
+    assert set(problems.WRONG_PLANS) == {family.name for family in problems.FAMILIES}
+    rng, same = random.Random(0), []
+    for family in problems.FAMILIES:
+        plans = problems.WRONG_PLANS[family.name]
+        assert len({family.steps, *plans}) == len(plans) + 1 >= 3
+    for _ in range(3000):
+        problem = problems.draw_problem(rng)
+        _, answer = problems.solve(problem)
+        for steps in problems.WRONG_PLANS[problem.family.name]:
+            same.append(problems.solve(replace(problem, family=replace(problem.family, steps=steps)))[1] == answer)
+    assert sum(same) / len(same) < 0.03
+
+
+@pytest.mark.parametrize("kinds", [1, 4])
+def test_each_kind_of_ending_is_as_frequent_as_the_others(kinds):
+    rng, noise, count = random.Random(0), problems.Noise(ending=0.4, endings=kinds), 8000
+    found = Counter()
+    for _ in range(count):
+        problem = problems.draw_problem(rng)
+        sentences, answer = problems.solve(problem)
+        text, is_right = problems.solve_badly(problem, noise, rng)
+        ending = text.removeprefix("".join(f" {sentence}" for sentence in sentences))
+        found[ending.replace(str(answer), "{answer}") if ending else ""] += 1
+        assert is_right == (gsm8k.parse_answer(text) == answer)
+    assert set(found) == {*problems.ENDINGS[:kinds], " The answer is {answer}."}
+    for ending in problems.ENDINGS[:kinds]:
+        assert found[ending] / count == pytest.approx(0.4 / kinds, abs=0.02)
+
+
+def test_sizes_are_what_their_names_say(lm):
+    counts = {size: make.make_model(lm.tokenizer, 0, size).num_parameters() for size in make.SIZES}
+    for size, count in counts.items():
+        assert count == pytest.approx(1e6 * float(size[:-1]), rel=0.06)
+    assert {place: counts["0.9M" if place == "centre" else place] for place in PARAMETERS} == PARAMETERS
+
+
+@pytest.mark.slow
+def test_a_base_is_taught_on_the_same_way_each_time(tmp_path):
+    tiny = Path(make.__file__).parent
+    for name in ("one", "two"):
+        make.main(make.Settings(out=tmp_path / name, base=tiny / "base", habit=2, checker_steps=0))
+    one, two = ((tmp_path / name / "base" / "model.safetensors").read_bytes() for name in ("one", "two"))
+    assert one == two != (tiny / "base" / "model.safetensors").read_bytes()
+    assert not (tmp_path / "one" / "checker").exists()
+    assert (tmp_path / "one" / "train.jsonl").read_bytes() == (tiny / "train.jsonl").read_bytes()
+
+
+# ---- what is read off a run ----
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (" 2 * 3 = 6 figs. The answer is 6.", "right"),
+        (" 2 * 3 = 7 figs. The answer is 6.", "right"),  # a right answer is right, whatever precedes it
+        (" 2 + 3 = 5 figs. The answer is 5.", "plan"),
+        (" 2 * 3 = 7 figs. The answer is 7.", "sum"),
+        (" 2 - 3 = 0 figs. The answer is 0.", "plan"),  # the teacher does not go below zero
+        (" 2 / 0 = 1 figs. The answer is 1.", "sum"),
+        (" 2 * 3 = 6 figs. The answer is 4.", "plan"),
+        (" 2 * 3 = 7 figs.", "none"),
+        (" 2 * 3 = 6 figs. The ans", "none"),
+        (" 2 * 3 = 6 figs. The answer is.", "none"),
+        (" 2 * 3 = 6 figs. So it is 6.", "none"),
+    ],
+)
+def test_kinds_of_error(text, kind):
+    sample = Sample(prompt="?", completion=text, reward=-1.0, outcome=TASK.grade(text, 6))
+    assert the_map.kind_of(sample, TASK) == kind
+
+
+def test_the_family_of_a_question_is_found():
+    rng = random.Random(0)
+    for _ in range(400):
+        problem = problems.draw_problem(rng)
+        assert the_map.family_of(f"Q: {problem.question}\nA:") == problem.family.name
+
+
+def test_trained_and_tested_problems_differ_and_none_is_of_the_test_set():
+    task = the_map.map_task(replace(experiments.LAPTOP.base, **experiments.LAPTOP.mapped))
+    trained, tested = ({problem.question for problem in part} for part in (task.train, task.test))
+    assert (len(trained), len(tested)) == (640, 100)
+    of_test_set = {problem.question for problem in gsm8k.load_problems(Settings().data, "test")}
+    assert not trained & tested
+    assert not (trained | tested) & of_test_set
+
+
+def test_every_place_has_the_arms_that_are_drawn():
+    assert all({"topr", "sft", "topr-70", "tis"} <= set(place.arms) <= set(ARMS) for place in PLACES.values())
+    assert len({(place.base, *place.changes.items()) for place in PLACES.values()}) == len(PLACES)
+
+
+# ---- intervals and differences over seeds ----
+
+
+def test_an_interval_is_student_s():
+    """The quantile leaves 2.5% above it: the density integrated numerically, in float64."""
+    for n, quantile in STUDENT.items():
+        x = torch.linspace(-quantile, quantile, 20_001, dtype=torch.float64)
+        density = StudentT(torch.tensor(n - 1.0, dtype=torch.float64)).log_prob(x).exp()
+        assert torch.trapezoid(density, x).item() == pytest.approx(0.95, abs=1e-4)
+    assert over_seeds([1.0, 3.0]).half_width == pytest.approx(12.706 * 1.0)
+    assert over_seeds([1.0]).half_width is None
+    many = over_seeds(range(30))
+    assert many.half_width == pytest.approx(2.262 * many.se)
+
+
+def kept(place, arm, seed, correct, shares=None, families=None):
+    after = {"correct": correct, "families": families or {}}
+    return Key(place, arm, seed), Kept(Settings(), {"after": after, "positive by family": shares or {}})
+
+
+def test_gains_are_taken_seed_by_seed():
+    runs = Runs([kept("centre", "topr", 0, 0.9), kept("centre", "topr", 1, 0.5), kept("centre", "sft", 1, 0.4)])
+    assert runs.gain("centre", "topr", "sft", "correct").each == pytest.approx([0.1])
+    assert runs.gain("centre", "topr", "tis", "correct") is None
+    assert runs.each("centre", "topr", "after", "correct") == {0: 0.9, 1: 0.5}
+
+
+def test_the_slope_over_sizes_is_that_of_a_line():
+    gains = {"0.2M": 0.01, "centre": 0.03, "3.6M": 0.05}
+    runs = Runs()
+    for place, gain in gains.items():
+        runs |= [kept(place, "topr", 0, 0.5 + gain), kept(place, "sft", 0, 0.5)]
+    x = torch.tensor([PARAMETERS[place] for place in gains], dtype=torch.float64).log10()
+    y = 100 * torch.tensor(list(gains.values()), dtype=torch.float64)
+    slope = ((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum()
+    assert the_map.slope_over_sizes(runs, "topr").each == pytest.approx([slope.item()])
+    assert the_map.slope_over_sizes(runs, "topr-70") is None
+
+
+def test_families_are_put_together_by_their_share_of_right_samples():
+    shares = {"find": 0.01, "take": 0.5}
+    runs = Runs(
+        [
+            kept("hard", "topr", 0, 0.5, shares, {"find": 0.3, "take": 0.9}),
+            kept("hard", "sft", 0, 0.5, shares, {"find": 0.7, "take": 0.8}),
+            kept("hard", "topr", 1, 0.5, shares, {"find": 0.3, "take": 0.9}),  # positives alone did not run
+        ]
+    )
+    found = runs.by_share("topr", "sft")
+    assert [(seed, share) for seed, share, _ in found] == [(0, 0.01), (0, 0.5)]
+    assert [gain for *_, gain in found] == pytest.approx([-0.4, 0.1])
+
+
+# ---- the figure ----
+
+
+def test_what_is_kept_is_what_the_files_say(tmp_path):
+    lab = experiments.Lab(Sweep(tmp_path, 1), SMALL, range(1))
+    settings = the_map.settings_of(lab, Place("slips", ()), "topr", 0)
+    [run] = lab.make([Job("run", settings, the_map.map_task, the_map.run_counted)])
+    line = the_map.measured(run, the_map.map_task(settings))
+    tested = read_rows(run.folder / "iteration-1" / f"test-{line['steps']}.jsonl", Sample)
+    right = defaultdict(list)
+    for sample in tested:
+        right[the_map.family_of(sample.prompt)].append(sample.outcome == "correct")
+    assert line["after"]["families"] == {name: round(sum(of) / len(of), 4) for name, of in sorted(right.items())}
+    after = line["after"]
+    assert after["correct"] + after["plan"] + after["sum"] + after["none"] == pytest.approx(1, abs=2e-4)
+    drawn = read_rows(run.folder / "iteration-1" / "samples.jsonl", Sample)
+    assert line["positive"] == pytest.approx(sum(s.reward > 0 for s in drawn) / len(drawn), abs=1e-4)
+    assert the_map._cost(run)["seconds"] > 0
+
+
+@pytest.mark.slow
+def test_the_map_from_end_to_end_and_from_its_lines(tmp_path, monkeypatch, capsys):
+    folders = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", "map", "--quick", "--workers", "1", *folders])
+    reproduce.main()
+    assert "4 of 4 runs to make" in capsys.readouterr().out
+    lines = [json.loads(line) for line in (tmp_path / "out" / "map_runs.jsonl").read_text().splitlines()]
+    assert [(line["place"], line["arm"]) for line in lines] == [
+        (p, a) for p in ("centre", "slips") for a in ("sft", "topr")
+    ]
+    content = json.loads((tmp_path / "out" / "map.json").read_text())
+    assert content["runs"] == 4
+    gain = content["shares"]["slips: TOPR - positives only, as many steps, correct"]["mean"]
+    assert gain == pytest.approx(lines[3]["after"]["correct"] - lines[2]["after"]["correct"])
+    before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+    assert set(before) == {"map.json", "map.png", "map_runs.jsonl"}
+
+    shutil.rmtree(tmp_path / "runs")  # the lines suffice
+    monkeypatch.setattr(gsm8k, "experiment", lambda *_: pytest.fail("made again"))
+    reproduce.main()
+    assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
+
+    monkeypatch.setitem(the_map.QUICK, "slips", Place("slips", (), {"lr": 1e-3}, ("topr", "sft")))  # another definition
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--hours", "0"])
+    capsys.readouterr()
+    reproduce.main()
+    assert "2 of 4 runs to make" in capsys.readouterr().out
+    assert json.loads((tmp_path / "out" / "map.json").read_text())["runs"] == 2

@@ -1,0 +1,59 @@
+"""Ranks that wait for each other, and requests to end."""
+
+import os
+import signal
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pipeline.runtime import processes
+from pipeline.runtime.processes import from_all_ranks, process_group, requests_are_noted
+
+LIMIT = timedelta(seconds=2)
+
+
+def limit_of(group):
+    return group._get_backend(torch.device("cpu")).options._timeout
+
+
+def late(rank, folder):
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}  # as torchrun sets them
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'meet'}", rank=rank, world_size=2, timeout=LIMIT)
+    from_all_ranks("both are there")
+    time.sleep(2 * rank * LIMIT.total_seconds())
+    found = from_all_ranks(rank)
+    assert found == [0, 1]
+    assert limit_of(dist.group.WORLD) == LIMIT  # training's own
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_a_rank_waits_for_samples_longer_than_training_waits_for_a_collective(tmp_path):
+    torch.multiprocessing.spawn(late, (tmp_path,), nprocs=2)
+
+
+def test_a_collective_of_training_has_torch_s_own_limit():
+    with process_group(alone=True):
+        assert limit_of(dist.group.WORLD) == timedelta(minutes=30)
+
+
+def ask(times, apart):
+    """How many requests were noted before one of them interrupted."""
+    noted = 0
+    try:
+        with requests_are_noted() as is_asked:
+            for number in times:
+                os.kill(os.getpid(), number)
+                noted += is_asked()
+                time.sleep(apart)
+    except KeyboardInterrupt:
+        return noted
+
+
+def test_a_request_that_comes_twice_at_once_is_one_and_a_later_one_interrupts(monkeypatch):
+    assert ask([signal.SIGINT, signal.SIGTERM], 0.0) == 2  # as a scheduler and torchrun send both
+    monkeypatch.setattr(processes, "SAME_REQUEST", 0.0)
+    assert ask([signal.SIGINT, signal.SIGINT], 0.01) == 1

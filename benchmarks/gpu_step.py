@@ -176,7 +176,7 @@ def print_table(record: dict) -> None:
         speed = row["operations_per_second"]
         cells = f"{row['seconds_per_step']:.2f}", f"{row['tokens_per_second']:,.0f}", f"{speed / 1e12:.3g}"
         table.add_row(str(row["batch"]), *cells, f"{100 * speed / record['peak']:.1f} %", *memory)
-    Console().print(table)
+    Console(width=120).print(table)
 
 
 if __name__ == "__main__":

@@ -45,13 +45,13 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines).replace("\n", f"\n|{'---|' * len(head)}\n", 1)
 
 
-def interval(estimate: dict[str, float | None], scale: float = 100, unit: str = " %") -> str:
-    """An estimate times `scale`, with 2 standard errors if it has any: by default a share in percent.
+def interval(estimate: dict[str, Any], scale: float = 100, unit: str = " %", factor: float = 2) -> str:
+    """An estimate times `scale`, with `factor` standard errors if it has any: by default a share in percent.
 
     >>> interval({"mean": 0.5, "se": 0.01})
     '50.0 ± 2.0 %'
     """
-    half_width = "" if estimate["se"] is None else f" ± {2 * scale * estimate['se']:.1f}"
+    half_width = "" if estimate["se"] is None else f" ± {factor * scale * estimate['se']:.1f}"
     return f"{scale * estimate['mean']:.1f}{half_width}{unit}"
 
 
@@ -209,6 +209,36 @@ def figure(name: str) -> str:
     return table(["measured", "± 2 SE over seeds"], rows)
 
 
+def places() -> str:
+    """The places of the map: accuracy before and after training on positives alone, and gains on that."""
+    from paper.sweep import STUDENT
+
+    found, rows = load("map"), []
+    others = ("TOPR", "TOPR, p~ = 70%", "TIS")
+    for place, states in found["data"].items():
+        gains = [found["shares"].get(f"{place}: {o} - positives only, as many steps, correct") for o in others]
+        told = ["" if g is None else interval(g, unit="", factor=STUDENT.get(len(g["each"]), 2)) for g in gains]
+        start, end = (interval(states[stage]["correct"] | {"se": None}, unit="") for stage in ("before", "sft"))
+        rows.append([place, start, end, *told, str(len(states["sft"]["correct"]["each"]))])
+    head = ["place", "right at the start (%)", "positives only (%)", *(f"{o} (points)" for o in others), "seeds"]
+    return table(head, rows)
+
+
+def kinds() -> str:
+    """The kinds of error at the centre of the map, before training and after it with each arm."""
+    from paper.map import ARMS, MEASURES
+
+    columns = dict(
+        zip(MEASURES, ("correct", "maj@16", "pass@16", "wrong plan", "wrong sum", "no answer"), strict=False)
+    )
+    states = load("map")["data"]["centre"]
+    rows = [
+        [ARMS[stage].name if stage in ARMS else stage, *(f"{100 * state[m]['mean']:.1f}" for m in MEASURES)]
+        for stage, state in states.items()
+    ]
+    return table(["in %", *(columns.get(m, "sums that are wrong") for m in MEASURES)], rows)
+
+
 def methods() -> str:
     """The default run with each method."""
     rows = []
@@ -230,6 +260,20 @@ def variants() -> str:
         for n in names
     ]
     return table(["weight", "correct at the end", "invalid at the end"], rows)
+
+
+def mistakes() -> str:
+    """What the five ways to get it wrong cost; log mu that is recomputed at every step is naive REINFORCE."""
+    variants, fig1 = load("variants")["shares"], load("fig1")["shares"]
+    measured = {
+        "none: the paper's loss": variants["topr: correct at the end"],
+        "1. per-token ratio": variants["per-token: correct at the end"],
+        "2. geometric mean": variants["geometric mean: correct at the end"],
+        "3. clipped from below, at 0.8": variants["clip 0.8..1.2: correct at the end"],
+        "4. recomputed log mu": fig1["naive REINFORCE, lr 1e-4: correct at the end"],
+    }
+    rows = [[what, interval(share)] for what, share in measured.items()]
+    return table(["mistake", "correct at the end"], [*rows, ["5. normalised advantages", "not measured"]])
 
 
 def verifier(name: str) -> str:
@@ -285,6 +329,86 @@ def speed() -> str:
     return table(["", "unit", "topr", "other", "ratio (lowest to highest)", "goal"], rows)
 
 
+def stages() -> str:
+    """The time of each stage on eight H100s, for docs/gpu.md's first command and for the preset `paper`."""
+    from pipeline.dry_run import COMPLETION, LINKS, MATRICES, MEMORY
+    from pipeline.runtime.preflight import WRITING
+    from train_gsm8k import PAPER
+
+    record = load("benchmarks/fake_8b_step")
+    step, short, long = record["sides"]["now"], record["first run"], record["sides"]["now"]["hours"]
+    compute, peak = f"{MATRICES / 1e12:.0f} TFLOP/s", f"{step['peak'] / 1e9:.1f} GB"
+    told = {  # what a GPU holds, what is counted, and what is assumed of an H100
+        "starting": ("", "an engine for each model, the trainer for each iteration", "3 minutes for both"),
+        "sampling": (
+            f"{PAPER.vllm_memory:.0%} of its memory",
+            f"{COMPLETION:.0%} of {PAPER.max_new_tokens} tokens for each sample",
+            f"{MEMORY / 1e12:.2f} TB/s read",
+        ),
+        "scoring": (f"less than {peak}", f"{step['forward_flops'] / 1e12:.0f} TFLOP a step on each GPU", compute),
+        "training": (
+            peak,
+            f"{step['flops'] / 1e12:.0f} TFLOP a step on each GPU, {sum(step['sent'].values()) / 1e9:.0f} GB sent",
+            f"{compute}, then {LINKS / 1e9:.0f} GB/s",
+        ),
+        "saving": (
+            "",
+            f"32 GB of weights after every {PAPER.save_every:,} steps and at the end",
+            f"{WRITING / 1e9} GB/s",
+        ),
+    }
+    rows = [[name, f"{60 * short[name]:.1f}", f"{long[name]:.1f}", *texts] for name, texts in told.items()]
+    sums = f"{60 * sum(short[name] for name in told):.0f}", f"{sum(long[name] for name in told):.1f}"
+    head = ["stage", "first run (minutes)", "`paper` (hours)", "on a GPU", "counted", "assumed"]
+    return table(head, [*rows, ["all", *sums, "", "", ""]])
+
+
+def cards() -> str:
+    """What a step of the paper's batch needs of each GPU, and the fastest way to compute it that fits a card."""
+    ways, cards = ("fastest", "no checkpointing", "checkpointing"), (24, 48, 80)
+    needed: dict[tuple[str, int], list[float]] = {}
+    for step in load("benchmarks/fake_8b_step")["cards"]:
+        needed.setdefault((step["setup"]["model"], step["setup"]["processes"]), []).append(step["needed"] / 1e9)
+    rows = []
+    for (model, gpus), sizes in needed.items():
+        fits = [next((way for way, size in zip(ways, sizes, strict=True) if size <= card), "no") for card in cards]
+        rows.append([model, str(gpus), *(f"{size:.0f}" for size in sizes), *fits])
+    return table(["model", "GPUs", *(f"{way} (GB)" for way in ways), *(f"card of {card} GB" for card in cards)], rows)
+
+
+def memory() -> str:
+    """What a training step of Llama 3 8B takes of each GPU, by kind, where its passes take the most."""
+    steps = load("benchmarks/fake_8b_step")["steps"]
+    kinds = list(next(iter(steps.values()))["passes"])
+    rows = []
+    for name, step in steps.items():
+        sizes = [*(step["passes"][kind] for kind in kinds), step["peak"]]
+        calls, work = sum(step["collectives"].values()), step["flops"] / 1e12
+        rows.append([name, *(f"{size / 1e9:.1f}" for size in sizes), str(calls), f"{work:.0f}"])
+    return table(["a step", *kinds, "peak", "collectives", "TFLOP"], rows)
+
+
+def sides() -> str:
+    """A step of 8 samples on eight GPUs as this code did and does it, and with other trainers' settings."""
+    rows = []
+    for name, side in load("benchmarks/fake_8b_step")["sides"].items():
+        calls = [str(sum(side[which].values())) for which in ("collectives", "of_update")]
+        sent = f"{sum(side['sent'].values()) / 1e9:.0f}"
+        work = f"{side['flops'] / 1e12:.1f}", f"{side['host_seconds']:.3f}", f"{side['peak'] / 1e9:.1f}"
+        stages = {stage: value for stage, value in side["hours"].items() if stage != "a step"}
+        hours = f"{3600 * side['hours']['a step']:.2f}", f"{sum(stages.values()):.1f}"
+        rows.append([name, *calls, sent, *work, *hours])
+    head = [
+        "",
+        "collectives",
+        "of the optimiser",
+        "GB of weights and gradients",
+        "TFLOP",
+        "s of clipping and optimiser on the host",
+    ]
+    return table([*head, "GB at the peak", "s a step, estimated", "h in all, estimated"], rows)
+
+
 def settings(first: str) -> str:
     """The settings from `first` to the one before the next table's first."""
     from train_gsm8k import PRESETS
@@ -326,7 +450,26 @@ def help_of_settings() -> dict[str, str]:
 # ---- the command ----------------------------------------------------------------------------------------------------
 
 TABLES: dict[str, Callable[..., str]] = {
-    f.__name__: f for f in (laptop, iterations, claims, figure, methods, variants, verifier, bandit, speed, settings)
+    f.__name__: f
+    for f in (
+        laptop,
+        iterations,
+        claims,
+        figure,
+        places,
+        kinds,
+        methods,
+        variants,
+        mistakes,
+        verifier,
+        bandit,
+        speed,
+        stages,
+        cards,
+        memory,
+        sides,
+        settings,
+    )
 }
 
 

@@ -44,9 +44,7 @@ def without_answers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 def main(settings: Settings) -> None:
     """Write every notebook of this folder; one line and a non-zero exit status where they would not run."""
     if settings.out.resolve().parent != HERE.parent or settings.out.resolve() == HERE:
-        sys.exit(
-            f"student: --out {settings.out}: choose a new folder inside {HERE.parent}"
-        )
+        sys.exit(f"student: --out {settings.out}: choose a new folder inside {HERE.parent}")
     settings.out.mkdir(parents=True, exist_ok=True)
     for path in sorted(HERE.glob("*.ipynb")):
         nbformat.write(without_answers(nbformat.read(path, as_version=4)), settings.out / path.name)

@@ -297,8 +297,8 @@ def complete(lab: Lab, places: Mapping[str, Place], file: Path, hours: float) ->
             break
         keys = [key for key in missing if (key.place, key.seed) in todo[i : i + 2]]
         for key, run in _made(lab, places, keys).items():
-            head = key._asdict() | {"made with": wanted[key]} | _cost(run) | {"versions": run.results["versions"]}
-            kept[key] = head | measured(run, map_task(run.settings))
+            found = measured(run, map_task(run.settings)) | {"versions": run.results["versions"]}
+            kept[key] = key._asdict() | {"made with": wanted[key]} | _cost(run) | found
         write_file(file, "".join(json.dumps(kept[key]) + "\n" for key in sorted(kept)))
     there = {key: kept[key] for key in wanted if kept.get(key, {}).get("made with") == wanted[key]}
     runs = {key: Kept(settings_of(lab, places[key.place], key.arm, key.seed), line) for key, line in there.items()}

@@ -8,7 +8,6 @@ which `needed` makes room for. Attention is counted in full, without a causal ke
 The process group is the only one in its process, and no GPU may be seen there: `rehearse` has a process of its own.
 """
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -35,6 +34,7 @@ from pipeline.dataset import epoch_steps
 from pipeline.models import chunked_head
 from pipeline.models.language_model import SharedRows, collate, make_optimizer, shard, token_logprobs
 from pipeline.records import Example, InputError
+from pipeline.runtime.processes import hide_gpus
 from pipeline.settings import Compute, OptimizerName, Settings
 
 aten = torch.ops.aten
@@ -205,7 +205,7 @@ def rehearse(setup: Setup, optimizer: NewOptimizer = make_optimizer, sharded: Ca
 
     InputError where the model cannot be rehearsed, because what it computes depends on the values of its tensors.
     """
-    with ProcessPoolExecutor(1, get_context("spawn")) as apart:
+    with ProcessPoolExecutor(1, get_context("spawn"), initializer=hide_gpus) as apart:
         found = apart.submit(_attempt, setup, optimizer, sharded).result()
     if isinstance(found, str):
         raise InputError(
@@ -224,7 +224,6 @@ def _attempt(setup: Setup, *functions: Callable) -> Rehearsal | str:
 
 
 def _rehearse(setup: Setup, new_optimizer: NewOptimizer, sharded: Callable[..., None]) -> Rehearsal:
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     torch.set_num_threads(1)
     fake_tensor.CONSTANT_NUMEL_LIMIT = 2**20  # masks and token ids keep their values, which decide what is computed
     transformers.masking_utils.is_tracing = lambda *_: False  # so that masks are looked at, as on a GPU

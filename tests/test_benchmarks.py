@@ -17,7 +17,7 @@ from pipeline.records import Example
 
 def test_the_gpu_step_runs_on_a_processor_too(tmp_path, capsys):
     settings = gpu_step.Settings(
-        size="small", compute="float32", batches=(1, 3), steps=2, prompt=20, completion=(3, 9), out=tmp_path
+        model="small", compute="float32", batches=(1, 3), steps=2, prompt=20, completion=(3, 9), out=tmp_path
     )
     gpu_step.main(settings)
     assert "of the peak" in capsys.readouterr().out

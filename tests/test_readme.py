@@ -204,7 +204,8 @@ def test_the_page_of_benchmarks_is_made_of_its_files(tmp_path):
         shutil.copy(file, tmp_path)
     page.main(tmp_path)
     assert (tmp_path / "README.md").read_text(encoding="utf-8") == PAGES["results/benchmarks/README.md"]
-    assert len(list(tmp_path.glob("*.json"))) == len(page.TITLES)
+    counted = {"fake_8b_step"}  # which takes no turns with another side: docs/performance.md has it
+    assert {file.stem for file in tmp_path.glob("*.json")} == {*page.TITLES, *counted}
 
 
 def test_every_setting_says_where_its_default_is_from():

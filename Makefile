@@ -26,12 +26,17 @@ test: lint
 	OMP_NUM_THREADS=1 $(PYTEST) -m "not slow" $(ARGS)
 
 # Everything: slow tests and those with a real vLLM too; then the numbers as other processors compute them.
-test-all: lint .venv-vllm/ready
-	OMP_NUM_THREADS=1 FUZZ_INPUTS=20000 VLLM_PYTHON=.venv-vllm/bin/python $(PYTEST) $(ARGS)
+test-all: lint .venv-vllm/ready .venv-trl/ready .venv-verl/ready chromium
+	OMP_NUM_THREADS=1 FUZZ_INPUTS=20000 VLLM_PYTHON=.venv-vllm/bin/python $(TRAINERS) $(PYTEST) $(ARGS)
 	$(MAKE) test-processors
 
 test-vllm: .venv/ready .venv-vllm/ready
-	VLLM_PYTHON=.venv-vllm/bin/python .venv/bin/python -m pytest tests/test_vllm.py $(ARGS)
+	VLLM_PYTHON=.venv-vllm/bin/python .venv/bin/python -m pytest tests/test_vllm.py tests/test_vllm_gpu.py tests/test_rehearsal.py $(ARGS)
+
+# The examples in other trainers, each in an environment of its own.
+TRAINERS = TRL_PYTHON=.venv-trl/bin/python VERL_PYTHON=.venv-verl/bin/python
+test-trainers: .venv/ready .venv-trl/ready .venv-verl/ready
+	OMP_NUM_THREADS=1 $(TRAINERS) .venv/bin/python -m pytest tests/test_trainers.py $(ARGS)
 
 # The tests of numbers with the instructions of an old processor, with those of AVX2, and with two threads. torch, MKL
 # and oneDNN have a variable each; MKL has two, the first of which acts on Intel's processors only.
@@ -60,7 +65,18 @@ bench: .venv/ready .venv-vllm/ready .venv-trl/ready
 	for name in train_step loss_memory end_to_end; do .venv-trl/bin/python benchmarks/$$name.py --out $(BENCH) || exit 1; done
 	for name in overhead scaling; do .venv/bin/python benchmarks/$$name.py --out $(BENCH) || exit 1; done
 	.venv/bin/python benchmarks/sampling.py --vllm-python .venv-vllm/bin/python --out $(BENCH)
+	.venv/bin/python benchmarks/fake_8b_step.py --all --out $(BENCH)
 	.venv/bin/python benchmarks/page.py $(BENCH)
+
+# docs/index.html, from docs/page/ and results/.
+page: .venv/ready
+	.venv/bin/python docs/make_page.py
+
+# The browser of tests/test_page.py. Debian has it, and only root can install it.
+chromium:
+	@command -v chromium > /dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium > /dev/null; } || \
+		echo "chromium is missing: docs/index.html is not tested in a browser; install it, as root: apt-get install chromium"
 
 notebooks: .venv/ready
 	.venv/bin/jupyter lab --notebook-dir=notebooks $(ARGS)
@@ -95,7 +111,16 @@ student: .venv/ready
 		tyro==1.0.17 pydantic==2.14.3 rich==15.0.0 matplotlib==3.11.2
 	touch $@
 
-clean:
-	rm -rf .venv .venv-vllm .venv-trl
+# Of verl what its losses import; all that it requires would bring more trainers, trackers and a web server.
+.venv-verl/ready:
+	$(PYTHON) -m venv .venv-verl
+	.venv-verl/bin/pip install $(PIP_ARGS) "$(TORCH)"
+	.venv-verl/bin/pip install $(PIP_ARGS) ray==2.60.0 tensordict==0.10.0 transformers==5.10.0 datasets==5.2.0 \
+		hydra-core==1.3.8 codetiming==1.4.0 pandas==3.1.1 pillow==13.0.0
+	.venv-verl/bin/pip install $(PIP_ARGS) --no-deps verl==0.9.1
+	touch $@
 
-.PHONY: run lint test test-all test-vllm test-processors faults fuzz bench notebooks student clean
+clean:
+	rm -rf .venv .venv-vllm .venv-trl .venv-verl
+
+.PHONY: run lint test test-all test-vllm test-trainers test-processors faults fuzz bench notebooks student clean

@@ -54,14 +54,19 @@ def main() -> None:
             raise InputError("say which loss to check, as package.module:function, or --list")
         loss = adapters.ADAPTERS[options.adapter](adapters.load(options.loss))
         report = identify(loss)
+        loss = adapters.ADAPTERS[report.adapter](loss)
         difference = compare(loss, options.random, options.seed) if options.random else None
         if options.out is not None:
             options.out.mkdir(parents=True, exist_ok=True)
-            content = {"loss": options.loss, **asdict(report), "random": options.random, "difference": difference}
+            adapter = report.adapter if options.adapter == "none" else options.adapter
+            content = {"loss": options.loss, "adapter": adapter} | {**asdict(report), "adapter": adapter}
+            content |= {"random": options.random, "difference": difference}
             (options.out / "report.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     except (InputError, OSError) as error:
         sys.exit(f"conformance: {error}")
     print(report.table())
+    if report.adapter != "none":
+        print(f"called with one number per sequence, (B,): --adapter {report.adapter}")
     print(f"{options.loss}: {report.variant}{f' ({report.note})' if report.note else ''}")
     if options.random:
         print(difference or f"{options.random} random batches agree with Eq. 7")

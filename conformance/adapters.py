@@ -1,6 +1,7 @@
 """From what a framework has to what the checker takes: a loss by its name, and losses with other signatures."""
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,19 @@ def takes_sequences(loss: Callable[..., Tensor]) -> Loss:
     'paper'
     """
     return lambda logp, logmu, reward, mask: loss(total(logp, mask), total(logmu, mask), reward, mask.sum(1))
+
+
+def takes_lengths(loss: Callable[..., Tensor]) -> bool:
+    """Whether the last of its four arguments is named after the lengths of sequences or their numbers of tokens.
+
+    >>> takes_lengths(lambda logp, logmu, reward, seq_len: ...), takes_lengths(lambda logp, logmu, reward, mask: ...)
+    (True, False)
+    """
+    try:
+        names = [name.lower() for name in inspect.signature(loss).parameters]
+    except ValueError:  # a function without a signature, such as torch.add
+        return False
+    return len(names) >= 4 and ("len" in names[3] or "num" in names[3] or names[3].startswith("n_"))
 
 
 def takes_packed(loss: Callable[..., Tensor]) -> Loss:

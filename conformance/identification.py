@@ -5,6 +5,7 @@ gradient. A constant factor is no difference, nor is a sum over sequences instea
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Literal
@@ -12,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from conformance.adapters import ADAPTERS, takes_lengths
 from conformance.gradient import InputError, Loss, LossInputs, push, total
 from conformance.vectors import VECTORS, Vector, VectorResult, result_of
 from topr import PRESETS, Limits, importance_weight
@@ -33,6 +35,7 @@ class Hypothesis:
     aggregation: Literal["sequence mean", "token mean", "sequence sum"] = "sequence mean"
     masks: tuple[bool, bool, bool, bool] = (True,) * 4  # is the mask used in: ratio, its length, loss, its divisor?
     offset: float = 0.0  # what padding adds to every log-ratio that is not masked
+    is_bfloat16: bool = False  # compared to `COARSE`; `loss` itself does not round
 
     def differences(self) -> list[str]:
         """The names of what differs from the paper's loss.
@@ -50,6 +53,7 @@ class Hypothesis:
             ("normalised reward", self.is_normalised),
             (self.aggregation, self.aggregation != "sequence mean"),
             ("unmasked", not all(self.masks)),
+            ("bfloat16", self.is_bfloat16),
         ]
         return [name for name, differs in named if differs]
 
@@ -89,45 +93,52 @@ def _name_of_bounds(limits: Limits) -> str:
 
 
 STEPS = (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 40.0)
-GRID = (*(-step for step in reversed(STEPS)), *STEPS)  # log-ratios of single tokens
+SINGLES = slice(1, 1 + 8 * len(STEPS))  # the rows of single tokens in a probe
+FINE, COARSE = 1e-4, 0.02  # relative tolerance of a push: bfloat16 rounds by up to 0.004, several times in a loss
 
 
-def probes(dtype: torch.dtype = torch.float64) -> list[LossInputs]:
+def probes(dtype: torch.dtype = torch.float64, is_coarse: bool = False) -> list[LossInputs]:
     """Five batches on which hypotheses are tried, all of one shape and one logmu: frozen weights fit all of them.
 
-    The first batch holds one on-policy positive of a single token with log pi = 0, which has weight 1 in every variant.
-    Next come single tokens with each log-ratio of GRID, both rewards and two values of log pi, then longer sequences.
-    The other batches change it in one way each: other log pi (is the weight frozen?), shorter sequences (what divides
-    the sum, and does padding count?), rewards whose mean is not 0, and rewards twice as large.
+    The first batch holds one on-policy positive of a single token with log pi = 0, by which all pushes are divided.
+    Next come single tokens with log-ratios of - and + STEPS, both rewards and two values of log pi, then longer
+    sequences. The other batches change it in one way each: other log pi (is the weight frozen?), shorter sequences
+    (what divides the sum, and does padding count?), rewards whose mean is not 0, and rewards twice as large.
+
+    is_coarse: logp in quarters, no log-ratio below 1/8. bfloat16 has 8 bits, so that it sums them without rounding.
     """
     draw = torch.Generator().manual_seed(0)
+    steps = [max(round(4 * step) / 4, 0.25) for step in STEPS] if is_coarse else STEPS
+    grid = [*(-step for step in reversed(steps)), *steps]
     # The larger the log-ratio, the larger |log pi|: float32 resolves the difference, and log mu stays below 0.
-    values = {step: (-0.25, -0.75) if step < 0.05 else (-5.0, -9.0) if step < 5 else (-45.0, -50.0) for step in STEPS}
-    singles = [(d, sign, value) for d, sign in product(GRID, (1.0, -1.0)) for value in values[abs(d)]]
+    values = {step: (-0.25, -0.75) if step < 0.05 else (-5.0, -9.0) if step < 5 else (-45.0, -50.0) for step in steps}
+    singles = [(d, sign, value) for d, sign in product(grid, (1.0, -1.0)) for value in values[abs(d)]]
     many, width = 31, 6
 
     def uniform(low: float, high: float) -> Tensor:
-        return low + (high - low) * torch.rand(many, width, generator=draw, dtype=dtype)
+        drawn = low + (high - low) * torch.rand(many, width, generator=draw, dtype=torch.float64)
+        return (4 * drawn).round() / 4 if is_coarse else drawn
 
-    zeros = torch.zeros(1 + len(singles), width, dtype=dtype)
-    logp, logmu = torch.cat([zeros, uniform(-3, -0.5)]), torch.cat([zeros, uniform(-3, -0.5)])
+    zeros = torch.zeros(1 + len(singles), width, dtype=torch.float64)
+    logp, logmu = torch.cat([zeros, uniform(-3, -0.5)]), torch.cat([zeros, uniform(-3, -0.5) - 0.125 * is_coarse])
     for i, (log_ratio, _, value) in enumerate(singles, start=1):
         logp[i, 0], logmu[i, 0] = value, value - log_ratio
     lengths = torch.tensor([1] * len(zeros) + [2 + i % 5 for i in range(many)])
-    mask = (torch.arange(width) < lengths[:, None]).to(dtype)
+    mask = (torch.arange(width) < lengths[:, None]).double()
     logp = torch.where(mask > 0, logp, logmu)  # in the first batch padding adds nothing to a ratio
     sizes = [(0.5, 1.0, 2.0, 0.0)[i // 2 % 4] * (-1) ** i for i in range(many)]
-    reward = torch.tensor([1.0, *(sign for _, sign, _ in singles), *sizes], dtype=dtype)
+    reward = torch.tensor([1.0, *(sign for _, sign, _ in singles), *sizes], dtype=torch.float64)
     reward[-1] -= reward.sum()  # the mean is 0 now
     first = LossInputs(logp, logmu, reward, mask)
     step = torch.cat([zeros, uniform(-1, 0.6)])
-    return [
+    batches = [
         first,
         first._replace(logp=logp + step * mask),
         first._replace(mask=mask * (torch.arange(width) < 3)),
         first._replace(reward=reward + 1.5),
         first._replace(reward=2 * reward),
     ]
+    return [LossInputs(*(column.to(dtype) for column in batch)) for batch in batches]
 
 
 # ---- identification -----------------------------------------------------------------------------------------------
@@ -140,6 +151,7 @@ class Report:
     variant: str  # "paper", its differences joined by " + ", or "unknown"
     note: str = ""
     vectors: list[VectorResult] = field(default_factory=list)
+    adapter: str = "none"  # "sequences" if its signature was recognised as that
 
     def table(self) -> str:
         """The vectors and what they found, one line each.
@@ -156,22 +168,30 @@ def identify(loss: Loss) -> Report:
 
     A hypothesis is accepted if its pushes, times one constant factor, are those of the loss on all probes, to 1e-4. Of
     the accepted ones, that with the fewest differences is reported. The probes are the first calls of the loss, in
-    their order: otherwise a loss that keeps the weights of its first call would not be recognised.
+    their order: otherwise a loss that keeps the weights of its first call would not be recognised. A loss that rounds
+    to bfloat16 is called again, with the coarse probes, and compared to 2%. A loss whose fourth argument is named after
+    lengths, and that cannot be called as above, is called with one number per sequence.
 
     >>> from conformance.variants import per_token_and_token_mean
     >>> identify(per_token_and_token_mean).variant
     'per-token + token mean'
     """
-    batches, pushed = _call(loss)
+    adapter, batches, pushed = _call(loss)
+    loss = ADAPTERS[adapter](loss)
     found = _accepted(pushed, batches)
+    is_rounded = found is None and _is_rounded(pushed[0])
+    if is_rounded:
+        _, coarse, again = _call(loss, is_coarse=True)
+        found = _accepted(again, coarse, COARSE)
+        found = found and replace(found, is_bfloat16=True)
     results = [_result_or_skip(vector, loss, found is not None and found.frozen is not None) for vector in VECTORS]
     differences = [] if found is None else found.differences()
     if differences:
         note = f"ratio to the power {found.power:.4g}" if found.power != 1 else ""
-        return Report(" + ".join(differences), note, results)
+        return Report(" + ".join(differences), note, results, adapter)
     failed = next((result for result in results if result.status == "fail"), None)
     if found and not failed and _is_same_with_left_padding(loss, batches[0], pushed[0]):
-        return Report("paper", "", results)
+        return Report("paper", "", results, adapter)
     if pushed[0][0, 0] < 0:
         note = "it pushes an on-policy positive down: is it an objective, to be maximised?"
     elif failed:
@@ -180,27 +200,47 @@ def identify(loss: Loss) -> Report:
         note = "it changes with the side that is padded"
     else:
         note = "every vector passes, but its gradient is that of no known loss: see --random"
-    return Report("unknown", note, results)
+    note = f"it computes in bfloat16; {note}" if is_rounded else note
+    return Report("unknown", note, results, adapter)
 
 
-def _call(loss: Loss) -> tuple[list[LossInputs], list[Tensor]]:
-    """The probes and the pushes on them: in float64, or in float32 if the loss cannot take float64."""
-    for dtype in (torch.float64, torch.float32):
-        batches = probes(dtype)
-        try:
-            return batches, [push(loss, batch) for batch in batches]
-        except InputError:
-            raise
-        except Exception as error:  # whatever a foreign loss may raise
-            told = f"{type(error).__name__}: {error}".splitlines()[0]
+def _call(loss: Loss, is_coarse: bool = False) -> tuple[str, list[LossInputs], list[Tensor]]:
+    """The adapter that the loss needs, the probes, and the pushes on them in the first precision that it takes."""
+    told = []
+    for adapter in ("none", "sequences") if takes_lengths(loss) else ("none",):
+        for dtype in (torch.float64, torch.float32, torch.bfloat16):
+            batches = probes(dtype, is_coarse)
+            try:
+                pushed = [push(ADAPTERS[adapter](loss), batch).double() for batch in batches]
+            except InputError:
+                raise
+            except Exception as error:  # whatever a foreign loss may raise
+                told.append(f"{type(error).__name__}: {error}".splitlines()[0])
+            else:
+                return adapter, batches, pushed
     expected = "logp, logmu (B, T), reward (B,), float mask (B, T)"
-    raise InputError(f"the loss cannot be called with {expected}; see the adapters. {told}")
+    others = [name for name, adapt in ADAPTERS.items() if _can_be_called(adapt(loss))]
+    hint = f"--adapter {' or '.join(others)} can call it" if others else "no --adapter can call it, either"
+    raise InputError(f"the loss cannot be called with {expected}; {hint}. {told[0]}")
+
+
+def _can_be_called(loss: Loss) -> bool:
+    try:
+        return push(loss, probes()[0]) is not None
+    except Exception:  # whatever a foreign loss may raise
+        return False
+
+
+def _is_rounded(pushed: Tensor) -> bool:
+    """Whether the pushes, or the weights of single tokens, have bfloat16's 8 bits only."""
+    weights = (pushed / pushed[0, 0])[SINGLES, 0]
+    return any(torch.allclose(x, x.bfloat16().double(), rtol=1e-6, atol=0) for x in (pushed, weights))
 
 
 def _is_same_with_left_padding(loss: Loss, batch: LossInputs, pushed: Tensor) -> bool:
     turned = LossInputs(*(column.flip(1) if column.dim() > 1 else column for column in batch))
     try:
-        return torch.allclose(push(loss, turned).flip(1), pushed, rtol=1e-4, atol=1e-6)
+        return torch.allclose(push(loss, turned).flip(1).double(), pushed, rtol=1e-4, atol=1e-6)
     except Exception:  # whatever a foreign loss may raise
         return False
 
@@ -213,18 +253,22 @@ def _result_or_skip(vector: Vector, loss: Loss, is_frozen: bool) -> VectorResult
     return result_of(vector, loss)
 
 
-def _accepted(pushed: list[Tensor], batches: list[LossInputs]) -> Hypothesis | None:
+def _accepted(pushed: list[Tensor], batches: list[LossInputs], rtol: float = FINE) -> Hypothesis | None:
     """The hypothesis with the fewest differences that explains all pushes, or None.
 
     Bounds, power and stop-gradient are measured on single tokens. How tokens make a ratio and a loss is tried on the
     first batch. What explains that batch is tried on all of them, with every treatment of rewards and frozen weights.
     """
+    batches = [LossInputs(*(column.double() for column in batch)) for batch in batches]
     if not (pushed[0][0, 0] > 0 and torch.stack(pushed).isfinite().all()):
         return None
-    measured = _measure_bounds(pushed[0], batches[0])
+    measured = _measure_bounds(pushed[0], batches[0], rtol)
     if measured is None:
         return None
     limits, power, offset, stops_gradient = measured
+    # Pushes are relative to an on-policy positive: without padding an offset says that its own weight is not 1.
+    own = _rounded((bound / math.exp(power * offset) for bound in limits), rtol)
+    limits = _rounded(limits, rtol)
     width = batches[0].mask.shape[1]
     ratios = [(unit, (True, True), power, 0.0) for unit in ("whole sequence", "per-token", "geometric mean")]
     ratios += [(unit, (False, True), power, offset) for unit in ("whole sequence", "geometric mean")]
@@ -233,7 +277,18 @@ def _accepted(pushed: list[Tensor], batches: list[LossInputs]) -> Hypothesis | N
     if abs(power * width - 1) < 1e-3:  # a mean over all positions, more likely than a ratio to the power 1 / T
         ratios = [(*ratio[:2], 1.0, ratio[3]) for ratio in ratios if ratio[0] == "geometric mean" and not ratio[1][1]]
     simple = [
-        Hypothesis(limits, p, unit, stops_gradient, None, "none", False, aggregation, (*masked, *of_loss), shift)
+        Hypothesis(
+            limits if shift else own,
+            p,
+            unit,
+            stops_gradient,
+            None,
+            "none",
+            False,
+            aggregation,
+            (*masked, *of_loss),
+            shift,
+        )
         for (unit, masked, p, shift), aggregation, of_loss in product(
             ratios,
             ("sequence mean", "token mean", "sequence sum"),
@@ -245,18 +300,19 @@ def _accepted(pushed: list[Tensor], batches: list[LossInputs]) -> Hypothesis | N
     accepted = [
         hypothesis
         for survivor in simple
-        if _explains(survivor, pushed[:1], batches)
+        if _explains(survivor, pushed[:1], batches, rtol)
         for frozen, baseline, is_normalised in product(kept, baselines, (False, True))
         if _explains(
             hypothesis := replace(survivor, frozen=frozen, baseline=baseline, is_normalised=is_normalised),
             pushed,
             batches,
+            rtol,
         )
     ]
     return min(accepted, key=lambda hypothesis: len(hypothesis.differences()), default=None)
 
 
-def _explains(hypothesis: Hypothesis, pushed: list[Tensor], batches: list[LossInputs]) -> bool:
+def _explains(hypothesis: Hypothesis, pushed: list[Tensor], batches: list[LossInputs], rtol: float) -> bool:
     """Whether its pushes, times one factor fitted on the first batch, are those found; `pushed` may be shorter."""
     loss, factor = hypothesis.loss(batches[0]), None
     for found, batch in zip(pushed, batches, strict=False):
@@ -264,56 +320,59 @@ def _explains(hypothesis: Hypothesis, pushed: list[Tensor], batches: list[LossIn
         factor = expected[0, 0].item() if factor is None else factor
         if not factor > 0:
             return False
-        if not torch.allclose(found / pushed[0][0, 0], expected / factor, rtol=1e-4, atol=1e-6):
+        if not torch.allclose(found / pushed[0][0, 0], expected / factor, rtol=rtol, atol=1e-2 * rtol):
             return False
     return True
 
 
-def _measure_bounds(pushed: Tensor, batch: LossInputs) -> tuple[Limits, float, float, bool] | None:
+def _measure_bounds(pushed: Tensor, batch: LossInputs, rtol: float) -> tuple[Limits, float, float, bool] | None:
     """Limits, power and offset of the log-ratio, and whether the gradient stops at the weight; None if nothing fits.
 
     A push on a single token is R (w + w' logp). The derivative w' of the weight is there if the gradient does not stop
     at it. Two values of log pi separate w from w'.
     """
-    singles = slice(1, 1 + 4 * len(GRID))
-    scaled = pushed[singles, 0] / pushed[0, 0] / batch.reward[singles]
-    # As `probes` orders them: (grid, sign, two values of log pi).
-    (far, near), (logp_far, logp_near) = (x.view(len(GRID), 2, 2).unbind(-1) for x in (scaled, batch.logp[singles, 0]))
+    logp, log_ratio = batch.logp[SINGLES, 0], (batch.logp - batch.logmu)[SINGLES, 0]
+    scaled = pushed[SINGLES, 0] / pushed[0, 0] / batch.reward[SINGLES]
+    # As `probes` orders them: (log-ratio, sign, two values of log pi).
+    (far, near), (logp_far, logp_near) = (x.view(-1, 2, 2).unbind(-1) for x in (scaled, logp))
     derivative = (far - near) / (logp_far - logp_near)  # w': (grid, sign)
     weight = far - derivative * logp_far
-    stops_gradient = bool((derivative.abs() < 1e-5 * weight.abs().clamp_min(1)).all())
+    stops_gradient = bool((derivative.abs() < 0.1 * rtol * weight.abs().clamp_min(1)).all())
     weight = (far + near) / 2 if stops_gradient else weight
-    fits = [_fit_clip(weight.new_tensor(GRID), weight[:, sign]) for sign in (0, 1)]
-    if None in fits:
-        return None
-    lines = [line for _, line in fits if line is not None] or [(1.0, 0.0)]
-    if any(abs(x - y) > 1e-3 for x, y in zip(lines[0], lines[-1], strict=True)):
-        return None
-    power, offset = (target if abs(x - target) < 1e-3 else x for x, target in zip(lines[0], (1.0, 0.0), strict=True))
-    return Limits(*fits[0][0], *fits[1][0]), power, offset / power, stops_gradient
+    grid, weights = log_ratio.view(-1, 4)[:, 0], weight.unbind(1)
+    bounds = [_flat_ends(values, rtol) for values in weights]
+    lines = [_line_between(grid, values, *ends, rtol) for values, ends in zip(weights, bounds, strict=True)]
+    _, power, shift = max(lines)  # a narrow clip may leave too few log-ratios between its bounds
+    slack = 10 * FINE if rtol == FINE else COARSE
+    power, shift = (target if abs(x - target) < slack else x for x, target in ((power, 1.0), (shift, 0.0)))
+    for values, (a, b) in zip(weights, bounds, strict=True):
+        if not (0 <= a <= b and power > 0 and abs(shift) < 100):
+            return None
+        if not torch.allclose(values, importance_weight(power * grid + shift, a, b), rtol=slack, atol=1e-6):
+            return None
+    return Limits(*bounds[0], *bounds[1]), power, shift / power, stops_gradient
 
 
-def _fit_clip(log_ratio: Tensor, weight: Tensor) -> tuple[tuple[float, float], tuple[float, float] | None] | None:
-    """(a, b), (power, shift) such that weight = [exp(power * log_ratio + shift)]_a^b; None if there are none.
-
-    The second pair is None if no log-ratio lies between the bounds: any power and shift would fit.
-    """
+def _flat_ends(weight: Tensor, rtol: float) -> tuple[float, float]:
+    """The bounds a and b that the weights have reached where two neighbours are equal; otherwise 0 and infinity."""
 
     def is_flat(i: int, j: int) -> bool:
-        return bool((weight[i] - weight[j]).abs() <= 1e-6 * weight[i].abs())
+        return bool((weight[i] - weight[j]).abs() <= 1e-2 * rtol * weight[i].abs())
 
     a = weight[0].item() if is_flat(0, 1) and weight[0] > 1e-6 else 0.0  # a guard such as exp(-20) is no bound
-    b = weight[-1].item() if is_flat(-1, -2) else math.inf
-    if not 0 <= a <= b:
-        return None
-    between = (weight > a * (1 + 1e-5)) & (weight < b * (1 - 1e-5)) & (weight > 1e-6)
-    line = None
-    if between.sum() > 1:
-        x, y = log_ratio[between], weight[between].log()
-        power = ((y[-1] - y[0]) / (x[-1] - x[0])).item()
-        line = power, (y - power * x).median().item()
-    expected = importance_weight(log_ratio * line[0] + line[1] if line else log_ratio, a, b)
-    if (line and not line[0] > 0) or not torch.allclose(weight, expected, rtol=1e-3, atol=1e-6):
-        return None
-    rounded = [float(f"{bound:.6g}") for bound in (a, b)]
-    return (rounded[0], rounded[1]), line
+    return a, weight[-1].item() if is_flat(-1, -2) else math.inf
+
+
+def _line_between(log_ratio: Tensor, weight: Tensor, a: float, b: float, rtol: float) -> tuple[int, float, float]:
+    """How many log-ratios lie between the bounds, and power and shift of weight = exp(power * log_ratio + shift) there.
+
+    One of them does not tell the power, and none tells neither: they are then the paper's.
+    """
+    between = (weight > a * (1 + 0.1 * rtol)) & (weight < b * (1 - 0.1 * rtol)) & (weight > 1e-6)
+    x, y = log_ratio[between], weight[between].log()
+    power = ((y[-1] - y[0]) / (x[-1] - x[0])).item() if len(x) > 1 and x[-1] > x[0] else 1.0
+    return len(x), power, (y - power * x).median().item() if len(x) else 0.0
+
+
+def _rounded(limits: Iterable[float], rtol: float) -> Limits:
+    return Limits(*(float(f"{bound:.{6 if rtol == FINE else 2}g}") for bound in limits))

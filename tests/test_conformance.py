@@ -3,8 +3,9 @@
 import inspect
 import json
 import math
+import re
 import sys
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,13 +18,14 @@ from conformance.adapters import ADAPTERS, takes_sequences
 from conformance.gradient import push, total
 from conformance.identification import probes
 from conformance.vectors import result_of
-from examples.topr_in_trl import ToprLoss
+from examples.topr_in_trl import loss as in_trl
 from pipeline import dataset
 from pipeline.baselines import ppo_loss
 from pipeline.evaluation import standard_error
 from pipeline.models.language_model import collate, token_logprobs
 from pipeline.records import Sample
 
+ROOT = Path(__file__).resolve().parent.parent
 ALL = {"paper": lambda: variants.paper, **VARIANTS}
 
 
@@ -62,17 +64,6 @@ CHANGES = {
 @pytest.mark.parametrize("name", ALL)
 def test_every_variant_is_named_also_under_changes_that_make_no_difference(name, change):
     assert identify(CHANGES[change](ALL[name]())).variant == name
-
-
-def in_trl(logp, logmu, reward, mask):
-    """The mixin for TRL's trainer, with the little that it needs of the trainer."""
-    trainer = ToprLoss()
-    trainer.current_gradient_accumulation_steps = 4
-    trainer._get_per_token_logps_and_entropies = lambda model, ids, seen, width: (logp, None)
-    ids = torch.zeros(len(mask), 1, dtype=torch.long)
-    inputs = dict.fromkeys(["prompt_ids", "prompt_mask", "completion_ids"], ids)
-    inputs |= {"completion_mask": mask.long(), "old_per_token_logps": logmu, "advantages": reward}
-    return trainer._compute_loss(SimpleNamespace(training=True), inputs)
 
 
 def summed(logp, logmu, reward, mask):
@@ -246,6 +237,12 @@ def per_token_unmasked_differentiated(logp, logmu, reward, mask):
     return -(weight * reward[:, None] * logp).mean()
 
 
+def per_token_positives_at_half(logp, logmu, reward, mask):
+    ratio = (logp - logmu).exp()
+    weight = torch.where(reward[:, None] < 0, ratio.clamp(max=1), ratio.clamp(max=0.5)).detach()
+    return -(reward * total(weight * logp, mask)).sum() / mask.sum()
+
+
 FOUND = {
     "per-token + branch by raw score": lambda: per_token_by_raw_score,
     "clip 0.8..1.2 + no stop-gradient": lambda: clipped_and_differentiated,
@@ -270,6 +267,12 @@ FOUND = {
     "clip 0.5..2": lambda: ours(1, 1, 0.5, 2),
     "clip 0..inf": lambda: ours(1, 1, 0, math.inf),
     "clip 0..5 on positives, 0..5 on negatives": lambda: ours(0, 5, 0, 5),
+    "clip 0..0.5 on positives, 0..1 on negatives": lambda: ours(0, 0.5, 0, 1),  # an on-policy positive has weight 1/2
+    "clip 0.1..0.9 on positives, 0..1 on negatives": lambda: ours(0.1, 0.9, 0, 1),
+    "clip 0.2..0.5 on positives, 0..0.5 on negatives": lambda: ours(0.2, 0.5, 0, 0.5),
+    "clip 0.5..0.5 on positives, 0..1 on negatives": lambda: ours(0.5, 0.5, 0, 1),
+    "clip 2..3 on positives, 0..1 on negatives": lambda: ours(2, 3, 0, 1),
+    "per-token + clip 0..0.5 on positives, 0..1 on negatives + token mean": lambda: per_token_positives_at_half,
 }
 FORMS = [  # other ways to write variants
     (frozen_by_batch, "frozen weight"),
@@ -309,6 +312,105 @@ def test_a_loss_for_one_side_of_padding_is_not_the_paper_s():
 
 def test_a_tempered_loss_is_told_its_power():
     assert identify(tempered_token_mean).note == "ratio to the power 0.3"
+
+
+# ---- bfloat16 ----------------------------------------------------------------------------------------------------
+
+
+def in_bfloat16(loss, then=torch.bfloat16):
+    return lambda *inputs: loss(*(column.bfloat16().to(then) for column in inputs))
+
+
+def weight_in_bfloat16(logp, logmu, reward, mask):
+    weight = total(logp.bfloat16() - logmu.bfloat16(), mask).clamp(max=0).exp()
+    weight = torch.where(reward < 0, weight, 1.0).detach()
+    return -(weight * reward * total(logp, mask) / mask.sum(1)).mean()
+
+
+def in_bfloat16_only(logp, logmu, reward, mask):
+    weight = torch.where(reward < 0, total(logp - logmu, mask).clamp(max=0).exp(), 1.0).detach()
+    summed = (logp * mask) @ torch.ones(mask.shape[1], dtype=torch.bfloat16)
+    return -(weight * reward * summed / mask.sum(1)).mean()
+
+
+ROUNDED = {name: make() for name, make in VARIANTS.items() if name not in ("no stop-gradient", "frozen weight")}
+ROUNDED |= {"clip 0..0.5 on positives, 0..1 on negatives": ours(0, 0.5, 0, 1)}
+
+
+@pytest.mark.parametrize("then", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", ROUNDED)
+def test_a_variant_in_bfloat16_is_named_with_its_precision(name, then):
+    assert identify(in_bfloat16(ROUNDED[name], then)).variant == f"{name} + bfloat16"
+
+
+@pytest.mark.parametrize("loss", [in_bfloat16(variants.paper), weight_in_bfloat16, in_bfloat16_only])
+def test_the_paper_s_loss_in_bfloat16_differs_by_its_precision_alone(loss):
+    assert identify(loss).variant == "bfloat16"
+
+
+def test_what_is_unknown_in_bfloat16_is_said_to_be_rounded():
+    for loss in (in_bfloat16(with_entropy_bonus), in_bfloat16(variants.no_stop_gradient)):
+        report = identify(loss)
+        assert report.variant == "unknown"
+        assert "bfloat16" in report.note
+    assert "bfloat16" not in identify(with_entropy_bonus).note
+
+
+def test_coarse_probes_are_exact_in_bfloat16_and_leave_no_log_ratio_near_0():
+    for batch in probes(is_coarse=True):
+        inside = batch.mask > 0
+        log_ratio = batch.logp - batch.logmu
+        for exact in (batch.logp, batch.logmu, log_ratio * inside, batch.reward, total(log_ratio, inside)):
+            assert torch.equal(exact, exact.bfloat16().double())
+        assert log_ratio[inside][1:].abs().min() >= 1 / 8  # the first is on-policy
+
+
+# ---- one number per sequence -------------------------------------------------------------------------------------
+
+
+def per_sequence(logp, logmu, reward, length):
+    weight = torch.where(reward < 0, (logp - logmu).clamp(max=0).exp(), 1.0).detach()
+    return -(weight * reward * logp / length).mean()
+
+
+def per_sequence_geometric(logp, logmu, reward, n_tokens):
+    weight = torch.where(reward < 0, ((logp - logmu) / n_tokens).clamp(max=0).exp(), 1.0).detach()
+    return -(weight * reward * logp / n_tokens).mean()
+
+
+def per_sequence_frozen():
+    kept = []
+
+    def loss(logp, logmu, reward, seq_lens):
+        kept.append(torch.where(reward < 0, (logp - logmu).clamp(max=0).exp(), 1.0).detach()) if not kept else None
+        return -(kept[0] * reward * logp / seq_lens).mean()
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"),
+    [
+        (topr.topr_loss, "paper"),
+        (per_sequence, "paper"),
+        (per_sequence_geometric, "geometric mean"),
+        (per_sequence_frozen(), "frozen weight"),
+    ],
+)
+def test_a_loss_of_one_number_per_sequence_is_recognised_by_the_name_of_its_lengths(loss, name):
+    report = identify(loss)
+    assert (report.variant, report.adapter) == (name, "sequences")
+    fixed = identify(takes_sequences(loss))
+    assert fixed.adapter == "none"
+    assert name == "frozen weight" or (fixed.variant, fixed.vectors) == (name, report.vectors)
+
+
+def test_a_loss_of_tokens_that_calls_its_mask_lengths_is_called_as_it_is():
+    def loss(logp, logmu, reward, lengths_mask):
+        return variants.per_token(logp, logmu, reward, lengths_mask)
+
+    report = identify(loss)
+    assert (report.variant, report.adapter) == ("per-token", "none")
 
 
 # ---- what is none of them ----------------------------------------------------------------------------------------
@@ -383,7 +485,8 @@ def test_what_passes_every_vector_need_not_be_the_paper_s():
         (lambda logp, logmu, reward, mask: 1.0, "returned a float"),
         (lambda logp, logmu, reward, mask: reward.sum(), "does not depend on logp"),
         (lambda logp, logmu: logp.sum(), "cannot be called with logp, logmu .*TypeError"),
-        (topr.topr_loss, "cannot be called with .*see the adapters.*one number per sequence"),
+        (lambda logp, logmu, adv, m: -(adv * logp * m).sum(1).mean(), "--adapter advantages can call it. RuntimeError"),
+        (lambda logp, logmu, r, size: -(r * logp / size).mean(), "--adapter advantages or sequences can call it. Runt"),
         (lambda logp, logmu, reward, mask: logp @ logmu, "cannot be called with .*RuntimeError"),
     ],
 )
@@ -586,6 +689,49 @@ def test_the_command_passes_the_paper_s_loss_only(monkeypatch, tmp_path, capsys)
     assert difference[0].startswith("differs from Eq. 7")
 
 
+FIELDS = re.findall(
+    r"^\| `([\w.\[\]]+)` \| (string|integer|list|string or null) \| ",
+    (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8"),
+    re.MULTILINE,
+)
+TYPES = {"string": str, "integer": int, "list": list, "string or null": str | None}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "adapter", "variant", "note", "difference"),
+    [
+        (["topr:topr_loss_of_tokens"], "none", "paper", "", None),
+        (["topr:topr_loss", "--random", 20], "sequences", "paper", "", None),
+        (["topr:topr_loss", "--adapter", "sequences"], "sequences", "paper", "", None),
+        (["conformance.variants:tempered", "--random", 20], "none", "tempered", "ratio to the power 0.5", "differs"),
+    ],
+)
+def test_the_report_has_the_fields_that_are_described(
+    monkeypatch, tmp_path, arguments, adapter, variant, note, difference
+):
+    status = call(monkeypatch, *arguments, "--out", tmp_path)
+    assert status == (variant != "paper")
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    vectors = report["vectors"]
+    assert [name for name, _ in FIELDS if "." not in name] == list(report)
+    assert [name.removeprefix("vectors[].") for name, _ in FIELDS if "." in name] == list(vectors[0])
+    for name, kind in FIELDS:
+        held = [row[name.removeprefix("vectors[].")] for row in vectors] if "." in name else [report[name]]
+        assert all(isinstance(value, TYPES[kind]) for value in held)
+    assert (report["loss"], report["adapter"], report["variant"]) == (arguments[0], adapter, variant)
+    assert report["note"] == note
+    assert report["random"] == (20 if "--random" in arguments else 0)
+    assert (report["difference"] or "").startswith(difference or "")
+    assert (report["difference"] is None) == (difference is None)
+    assert [row["name"] for row in vectors] == [f"V{i}" for i in range(1, 23)]
+    assert {row["status"] for row in vectors} <= {"pass", "fail", "not applicable"}
+
+
+def test_a_loss_that_cannot_be_called_leaves_no_report(monkeypatch, tmp_path):
+    assert "cannot be called" in call(monkeypatch, "conformance.adapters:total", "--out", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_loss_is_taken_from_the_current_folder_and_adapted(monkeypatch, tmp_path, capsys):
     source = "def loss(logp, logmu, advantages, mask):\n    return -(advantages * logp * mask).sum()\n"
     (tmp_path / "my_loss_of_advantages.py").write_text(source)
@@ -639,7 +785,7 @@ def test_the_list_has_every_vector(monkeypatch, capsys):
         (["conformance.variants:VARIANTS"], "conformance.variants:VARIANTS: conformance.variants has no function"),
         (["no_such_module:loss"], "no_such_module:loss: cannot be imported: ModuleNotFoundError"),
         (["my_broken_file:loss"], "my_broken_file:loss: cannot be imported: SyntaxError"),
-        (["topr:topr_loss"], "the loss cannot be called with"),
+        (["conformance.adapters:total"], "the loss cannot be called with"),
         (["topr:topr_loss_of_tokens", "--out", "my_broken_file.py"], "[Errno 17] File exists: 'my_broken_file.py'"),
     ],
 )

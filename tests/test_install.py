@@ -1,6 +1,8 @@
 """The package that `pip install .` makes: topr and conformance, with torch alone, from any directory."""
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -8,20 +10,34 @@ from importlib.metadata import PathDistribution
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 NOT_REQUIRED = ["hypothesis", "matplotlib", "numpy", "pydantic", "rich", "tqdm", "transformers", "tyro"]
 
 
+def workflow():
+    """The commands of the workflow in docs/conformance.md, in words."""
+    page = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
+    [text] = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(text.splitlines()) == 5
+    return [shlex.split(step["run"]) for step in yaml.safe_load(text)["steps"] if "run" in step]
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The folder it was installed into, from a copy of the files that it is made of."""
+    """The folder it was installed into, as the workflow does, from a repository of the files that it is made of."""
     source, site = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
     for name in ("pyproject.toml", "README.md", "LICENSE", "requirements.txt", "topr.py"):
         shutil.copy(ROOT / name, source)
     shutil.copytree(ROOT / "conformance", source / "conformance")
+    git = ["git", "-c", "user.name=topr", "-c", "user.email=topr@localhost", "-C", str(source)]
+    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message", "All"]):
+        subprocess.run([*git, *words], check=True)
+    [[pip, install, requirement], _] = workflow()
     options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--target", site]
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, source], check=True)
+    what = requirement.replace("URL", f"file://{source}")
+    subprocess.run([sys.executable, "-m", pip, install, *options, what], check=True)
     return site
 
 
@@ -50,6 +66,16 @@ def test_the_command_checks_the_installed_loss_from_any_folder(installed, tmp_pa
     assert done.stdout.startswith(f"{installed / 'topr.py'}\n")
     assert done.stdout.endswith("mine:loss: paper\n20 random batches agree with Eq. 7\n")
     assert {path.name for path in tmp_path.iterdir()} <= {"mine.py", "__pycache__"}
+
+
+def test_the_workflow_fails_unless_the_loss_is_the_paper_s(installed, tmp_path):
+    [_, [command, name, *options]] = workflow()
+    assert command == "topr-conformance"
+    for variant, status in (("paper", 0), ("per_token", 1)):
+        (tmp_path / f"my_{variant}.py").write_text(f"from conformance.variants import {variant} as function\n")
+        done = call(installed, tmp_path, name.replace("package.module", f"my_{variant}"), *options)
+        assert (done.returncode, done.stderr) == (status, "")
+        assert (tmp_path / options[options.index("--out") + 1] / "report.json").exists()
 
 
 def test_help_does_not_wait_for_torch(installed, tmp_path):

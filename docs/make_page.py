@@ -1,0 +1,185 @@
+"""Write docs/index.html, "TOPR, explained": one page that needs no server, from docs/page/ and the files in results/.
+
+    python docs/make_page.py            # write it
+    python docs/make_page.py --check    # exit status 1 if it is out of date; nothing is written
+
+In docs/page/template.html, {{name}} stands for a file of that folder, for the data, or for a number of `numbers`.
+What results/page.json holds is made by docs/make_page_data.py.
+"""
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "index.html"
+SOURCES = ROOT / "docs" / "page"
+DASHES = {"-": (), "--": (3.7, 1.6), ":": (1, 1.65), "-.": (6.4, 1.6, 1, 1.6)}  # matplotlib's, in widths of the line
+END = ": correct at the end"
+
+
+def load(name: str) -> dict[str, Any]:
+    """A file of results/.
+
+    >>> load("fig5")["figure"]
+    'fig5'
+    """
+    return json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def interval(estimate: dict[str, Any]) -> str:
+    """A share in percent, with 2 standard errors.
+
+    >>> interval({"mean": 0.5, "se": 0.01})
+    '50.0 ± 2.0'
+    """
+    return f"{100 * estimate['mean']:.1f} ± {200 * estimate['se']:.1f}"
+
+
+def data() -> dict[str, Any]:
+    """What the page's script reads: results, and the colours and dashes that all pictures have."""
+    from pipeline.plots import STYLES
+
+    page, fig5, shares = load("page"), load("fig5"), load("variants")["shares"]
+    return {
+        "page": {name: page[name] for name in ("seen", "curves", "questions", "completions")},
+        "fig5": {"p_tilde": fig5["data"]["p~"], "accuracy": {k: v for k, v in fig5["data"].items() if k != "p~"}},
+        "variants": {k.removesuffix(END): f"{interval(v)} %" for k, v in shares.items() if k.endswith(END)},
+        "styles": {
+            name: {
+                "colour": style.colour,
+                "dashes": DASHES[style.dashes] if style.dashes in DASHES else style.dashes[1],
+            }
+            for name, style in STYLES.items()
+        },
+    }
+
+
+def numbers() -> dict[str, str]:
+    """The numbers in the page's text, under the names that the template has for them."""
+    import torch
+
+    from topr import PRESETS, importance_weight
+
+    page, laptop, fig5, variants = (load(name) for name in ("page", "laptop", "fig5", "variants"))
+    curve = {method: [100 * share for share in page["curves"][method]["correct"]] for method in ("topr", "reinforce")}
+    ends = {
+        f"{method}_{example['outcome']}": sum(example["log_ratio"][method][-1])
+        for method in curve
+        for example in page["completions"]
+    }
+    _, _, *of_negatives = PRESETS["topr"]
+    of_tokens = torch.tensor(page["completions"][1]["log_ratio"]["topr"][-1])
+    best = {
+        of: 100 * max(zip(fig5["data"][f"{of}% positive"]["mean"], fig5["data"]["p~"], strict=True))[1]
+        for of in (10, 50)
+    }
+    drawn = laptop["iterations"][0]["dataset"]["drawn"]
+    return {
+        "samples": f"{drawn['samples']:,}",
+        "problems": f"{drawn['problems']:,}",
+        "negative_share": f"{100 - 100 * drawn['positive'] / drawn['samples']:.0f}",
+        "test_problems": f"{laptop['before']['questions']:,}",
+        "before": f"{curve['topr'][0]:.1f}",
+        "topr_end": f"{curve['topr'][-1]:.1f}",
+        "reinforce_peak": f"{max(curve['reinforce']):.1f}",
+        "reinforce_end": f"{curve['reinforce'][-1]:.1f}",
+        "reinforce_invalid": f"{100 * page['curves']['reinforce']['invalid'][-1]:.0f}",
+        "ratio_of_200": scientific(0.95**200),
+        "topr_negative_weight": scientific(float(importance_weight(ends["topr_incorrect"], *of_negatives))),
+        "per_token_weight": f"{importance_weight(of_tokens, *of_negatives).mean().item():.2f}",
+        "geometric_weight": f"{importance_weight(of_tokens.mean(), *of_negatives).item():.2f}",
+        **{name: f"{value:+.1f}".replace("-", "−") for name, value in ends.items()},
+        "best_share_10": f"{best[10]:.0f}",
+        "best_share_50": f"{best[50]:.0f}",
+        "by_sampling": interval(fig5["shares"]["p~ = 10% by sampling - by a baseline"]),
+        "share_seeds": str(len(fig5["seeds"])),
+        "variant_seeds": str(len(variants["seeds"])),
+        **{f"{name}_command": load(name)["command"] for name in ("page", "fig5", "variants")},
+        **{name: f"{value:g}" for name, value in page["settings"].items() if name != "problems"},
+        **page["versions"],
+    }
+
+
+def scientific(value: float) -> str:
+    """A number below 1, readable: as a decimal, or with a power of ten below a thousandth.
+
+    >>> scientific(0.25), scientific(3.5e-5)
+    ('0.25', '3.5 × 10<sup>−5</sup>')
+    """
+    if value >= 1e-3:
+        return f"{value:.2g}"
+    factor, exponent = f"{value:.1e}".split("e")
+    return f"{factor} × 10<sup>−{-int(exponent)}</sup>"
+
+
+def check_claims() -> None:
+    """The sentences of the template that numbers could contradict; SystemExit names the one that no longer holds."""
+    page, fig5, variants = load("page"), load("fig5")["data"], load("variants")["shares"]
+    topr, reinforce = (page["curves"][method]["correct"] for method in ("topr", "reinforce"))
+    _, wrong = page["completions"]
+    ends = {method: values[-1] for method, values in wrong["log_ratio"].items()}
+    fallen = {
+        method: [token for token, x in zip(wrong["tokens"], end, strict=True) if x < -0.5]
+        for method, end in ends.items()
+    }
+    accuracy = {of: fig5[f"{of}% positive"]["mean"] for of in (10, 50)}
+    laptop = load("laptop")["iterations"][0]["after"]["correct"]
+    claims = {
+        "part 1: results/page.json and results/laptop.json are of the same run": abs(topr[-1] - laptop) < 1e-5,
+        "part 1: TOPR ends higher than it starts": topr[-1] > topr[0],
+        "part 1: REINFORCE first rises": max(reinforce) > reinforce[0],
+        "part 1: REINFORCE ends lower than it starts": reinforce[-1] < reinforce[0],
+        "part 5: the best share is above the paper's 10 to 20 %": all(
+            fig5["p~"][means.index(max(means))] > 0.2 for means in accuracy.values()
+        ),
+        "part 5: a very low share hurts": all(means[0] < max(means) - 0.05 for means in accuracy.values()),
+        "part 6: TOPR lowers few tokens of the wrong completion": 0 < len(fallen["topr"]) < len(ends["topr"]) / 3,
+        "part 6: and these are digits": all(token.strip().isdigit() for token in fallen["topr"]),
+        "part 6: REINFORCE lowers most of them": len(fallen["reinforce"]) > len(ends["reinforce"]) / 2,
+        "part 7: every variant is worse than the paper's weight": all(
+            variants[name]["mean"] < variants[f"topr{END}"]["mean"]
+            for name in variants
+            if name.endswith(END) and not name.startswith("topr:")
+        ),
+    }
+    wrong_claims = [text for text, holds in claims.items() if not holds]
+    if wrong_claims:
+        sys.exit(f"make_page: results no longer say so; change docs/page/template.html: {'; '.join(wrong_claims)}")
+
+
+def made() -> str:
+    """The page.
+
+    >>> made().count("{{")
+    0
+    """
+    content = data()
+    styles = json.dumps(content.pop("styles"))
+    parts = numbers() | {file.name: file.read_text(encoding="utf-8").strip() for file in SOURCES.iterdir()}
+    as_script = json.dumps(content, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    parts["data"] = f"const STYLES = {styles};\nconst DATA = {as_script};"
+    template = parts.pop("template.html")
+    return re.sub(r"\{\{([\w.]+)\}\}", lambda match: parts[match[1]], template) + "\n"
+
+
+def main() -> None:
+    """The command line: write the page, or say that it is out of date."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if the page is out of date")
+    is_check = parser.parse_args().check
+    sys.path.insert(0, str(ROOT))
+    check_claims()
+    page = made()
+    if not is_check:
+        PAGE.write_text(page, encoding="utf-8")
+        print(f"{PAGE.relative_to(ROOT)}: {len(page.encode()):,} bytes")
+    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != page:
+        sys.exit("make_page: docs/index.html: out of date; run python docs/make_page.py")
+
+
+if __name__ == "__main__":
+    main()

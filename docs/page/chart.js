@@ -1,0 +1,183 @@
+"use strict";
+// Line charts as SVG: every line has a dash pattern and a label at its end, so that nothing rests on colour.
+
+// ---- numbers as text -----------------------------------------------------------------------------------------------
+
+const range = (count) => Array.from({ length: count }, (_, i) => i);
+const between = (low, high, count) => range(count).map((i) => low + ((high - low) * i) / (count - 1));
+
+const SUPERSCRIPT = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
+const power_of_ten = (exponent) => `10${[...String(exponent)].map((sign) => SUPERSCRIPT[sign]).join("")}`;
+const with_minus = (text) => String(text).replace(/^-/, "−");
+const plain = (x) => with_minus(Number(x.toPrecision(6)));
+
+// With so many significant digits: 0.0498, 3.50 × 10⁻⁵, −∞
+function readable(x, digits = 3) {
+  if (!Number.isFinite(x)) return Number.isNaN(x) ? "–" : x > 0 ? "∞" : "−∞";
+  if (x !== 0 && (Math.abs(x) < 1e-3 || Math.abs(x) >= 1e6)) {
+    const [factor, exponent] = x.toExponential(digits - 1).split("e");
+    return with_minus(`${factor}\u00a0×\u00a0${power_of_ten(Number(exponent))}`);
+  }
+  const rounded = Number(x.toPrecision(digits));
+  const decimals = rounded === 0 ? 0 : clamp(digits - 1 - Math.floor(Math.log10(Math.abs(rounded))), 0, digits + 2);
+  return with_minus(rounded.toFixed(decimals));
+}
+
+// ---- elements of a chart -------------------------------------------------------------------------------------------
+
+const escaped = (text) => String(text).replace(/[&<>"]/g, (sign) => `&#${sign.charCodeAt(0)};`);
+
+function tag(name, attributes, content = "") {
+  const list = Object.entries(attributes).map(([key, value]) => ` ${key}="${escaped(value)}"`);
+  return `<${name}${list.join("")}>${content}</${name}>`;
+}
+
+const text = (content, x, y, anchor = "start") => tag("text", { x, y, "text-anchor": anchor }, escaped(content));
+const path = (kind, d, look = {}) => tag("path", { class: kind, d, ...look });
+
+const SCALES = {
+  linear: (x) => x,
+  log: (x) => Math.log10(x),
+  symlog: (x) => Math.sign(x) * Math.log10(1 + Math.abs(x)),
+};
+
+// The function from values to pixels; axis: {low, high, scale}.
+function scale_of(axis, from, to) {
+  const map = SCALES[axis.scale ?? "linear"];
+  const [low, high] = [map(axis.low), map(axis.high)];
+  return (value) => from + ((map(value) - low) / (high - low)) * (to - from);
+}
+
+// The axis's ticks, or about five round ones.
+function ticks_of({ ticks, low, high }) {
+  if (ticks) return ticks;
+  const rough = (high - low) / 4;
+  const unit = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 2.5, 5, 10].map((factor) => factor * unit).find((size) => size >= rough);
+  const first = Math.ceil(low / step - 1e-9);
+  return range(Math.floor(high / step + 1e-9) - first + 1).map((i) => (first + i) * step);
+}
+
+// Lines that coincide become one, with the labels of all.
+function joined(lines) {
+  const found = new Map();
+  for (const line of lines) {
+    const key = line.apart ? line.label : JSON.stringify([line.x, line.y.map((y) => Number(y.toPrecision(9)))]);
+    if (found.has(key)) found.get(key).labels.push(line.label);
+    else found.set(key, { ...line, labels: [line.label] });
+  }
+  return [...found.values()];
+}
+
+// Moves labels, {wanted, height}, apart between top and bottom, in the order of their lines' ends.
+function spread(labels, top, bottom) {
+  labels.sort((one, other) => one.wanted - other.wanted);
+  let free = top;
+  for (const label of labels) {
+    label.y = Math.max(label.wanted - label.height / 2, free);
+    free = label.y + label.height;
+  }
+  let limit = bottom;
+  for (const label of [...labels].reverse()) {
+    label.y = Math.min(label.y, limit - label.height);
+    limit = label.y;
+  }
+}
+
+const pen = document.createElement("canvas").getContext("2d");
+pen.font = `12.5px ${getComputedStyle(document.body).fontFamily}`; // as svg text in style.css
+const width_of = (label) => pen.measureText(label).width;
+const ROW = 15; // pixels of a label
+
+// ---- the chart -----------------------------------------------------------------------------------------------------
+
+// Draws into the element `place`, at its width. spec has
+//   says    what a screen reader reads
+//   x, y    axes {label, low, high, scale, ticks, told}; told: value -> text
+//   lines   [{label, x, y, style, half_width, wide, apart, points}]
+//   marks   x values with a vertical line; dots [{x, y, style}]; rules [{y, label}]; bands [{from, to, label}]
+//   drag    the range input that a pointer on the chart moves, to value_at(x)
+// The element keeps its lines' numbers in `place.lines`.
+function chart(place, spec) {
+  place.lines = Object.fromEntries(spec.lines.map(({ label, x, y }) => [label, { x, y }]));
+  const lines = joined(spec.lines);
+  const { rules = [], marks = [], dots = [], bands = [] } = spec;
+  const names = [...lines.flatMap((line) => line.labels), ...rules.map((rule) => rule.label)].filter(Boolean);
+  const width = Math.max(place.clientWidth, 260);
+  const height = spec.height ?? 250;
+  const [left, top, bottom] = [48, 28, height - 40];
+  const right = width - (names.length ? 32 + Math.max(...names.map(width_of)) : 12);
+  const x = scale_of(spec.x, left, right);
+  const y = scale_of(spec.y, bottom, top);
+  const clip = { "clip-path": `url(#clip-${place.id})` };
+
+  const parts = [tag("clipPath", { id: `clip-${place.id}` },
+    tag("rect", { x: left, y: top - 2, width: right - left, height: bottom - top + 4 }))];
+  for (const { from, to, label } of bands) {
+    parts.push(tag("rect", { class: "band", x: x(from), y: top, width: x(to) - x(from), height: bottom - top }));
+    parts.push(text(label, (x(from) + x(to)) / 2, bottom - 6, "middle"));
+  }
+  for (const tick of ticks_of(spec.y)) {
+    parts.push(path("grid", `M${left} ${y(tick)}H${right}`));
+    parts.push(text((spec.y.told ?? plain)(tick), left - 6, y(tick) + 4, "end"));
+  }
+  for (const tick of ticks_of(spec.x)) {
+    parts.push(path("grid", `M${x(tick)} ${top}V${bottom}`));
+    parts.push(text((spec.x.told ?? plain)(tick), x(tick), bottom + 16, "middle"));
+  }
+  parts.push(text(spec.y.label, 0, 14), text(spec.x.label, (left + right) / 2, height - 4, "middle"));
+  parts.push(...marks.map((mark) => path("mark", `M${x(mark)} ${top}V${bottom}`)));
+
+  const labels = [];
+  for (const rule of rules) {
+    parts.push(path("rule", `M${left} ${y(rule.y)}H${right}`));
+    labels.push({ names: [rule.label], wanted: y(rule.y), height: ROW });
+  }
+  for (const line of lines) {
+    const { colour, dashes } = STYLES[line.style];
+    const thick = line.wide ? 4 : 2;
+    const look = { stroke: colour, "stroke-width": thick, "stroke-dasharray": dashes.map((dash) => dash * thick) };
+    const to_points = (values) => values.map((value, i) => `${x(line.x[i])} ${clamp(y(value), -1e4, 1e4)}`);
+    if (line.half_width) {
+      const edge = (sign) => to_points(line.y.map((value, i) => value + sign * line.half_width[i]));
+      const around = [...edge(1), ...edge(-1).reverse()];
+      parts.push(path("interval", `M${around.join("L")}Z`, { fill: colour, ...clip }));
+    }
+    parts.push(path("line", `M${to_points(line.y).join("L")}`, { ...look, ...clip }));
+    if (line.points) {
+      parts.push(...line.x.map((at, i) => tag("circle", { cx: x(at), cy: y(line.y[i]), r: 3.5, fill: colour })));
+    }
+    if (line.label) {
+      const wanted = clamp(y(line.y[line.y.length - 1]), top, bottom);
+      labels.push({ names: line.labels, look, wanted, height: ROW * line.labels.length });
+    }
+  }
+  for (const dot of dots) {
+    const cy = y(dot.y);
+    if (cy < top - 2 || cy > bottom + 2) continue;
+    parts.push(tag("circle", { class: "dot", cx: x(dot.x), cy, r: 5, stroke: STYLES[dot.style].colour }));
+  }
+  spread(labels, top - 8, bottom + 8);
+  for (const { names: shown, look, y: above, height: tall, wanted } of labels) {
+    parts.push(path("leader", `M${right} ${wanted}L${right + 6} ${above + tall / 2}`));
+    if (look) parts.push(path("line", `M${right + 6} ${above + tall / 2}h18`, look));
+    parts.push(...shown.map((name, i) => text(name, right + (look ? 28 : 8), above + 11.5 + ROW * i)));
+  }
+  const svg = { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": spec.says };
+  place.innerHTML = tag("svg", svg, parts.join(""));
+  if (spec.drag) dragged(place, left, right, width, spec);
+}
+
+// A pointer on the chart moves the range input.
+function dragged(place, left, right, width, { x, drag, value_at }) {
+  const map = SCALES[x.scale ?? "linear"];
+  place.classList.add("draggable");
+  place.onpointerdown = place.onpointermove = (event) => {
+    if (event.type === "pointermove" && event.buttons !== 1) return;
+    const frame = place.getBoundingClientRect();
+    const share = clamp(((event.clientX - frame.left) * (width / frame.width) - left) / (right - left), 0, 1);
+    const value = map(x.low) + share * (map(x.high) - map(x.low));
+    drag.value = value_at(x.scale === "log" ? 10 ** value : value);
+    drag.dispatchEvent(new Event("input", { bubbles: true }));
+  };
+}

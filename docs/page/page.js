@@ -1,0 +1,603 @@
+"use strict";
+// The seven parts. Each reads its controls, computes with topr.js, and shows numbers and charts. DATA has the results.
+
+const NAMES = { topr: "TOPR", reinforce: "REINFORCE", sft: "SFT", tis: "TIS", off_policy: "plain IS", ppo: "PPO" };
+const SIGNS = [["pos", "positive", 1], ["neg", "negative", -1]];
+const at = (id) => document.getElementById(id);
+const number_of = (input) => Number(input.value);
+const entries = (names, value_of) => Object.fromEntries(names.map((name) => [name, value_of(name)]));
+
+// ---- what all parts use --------------------------------------------------------------------------------------------
+
+const FORMS = {
+  number: readable,
+  signed: (x) => (x > 0 ? "+" : "") + plain(x),
+  percent: (x) => `${(100 * x).toFixed(1)}\u00a0%`,
+  count: (x) => x.toLocaleString("en"),
+};
+
+// A number into an element; data-value keeps all digits for the tests.
+function show(place, name, value, form) {
+  Object.assign(place.dataset, { name, value });
+  place.textContent = FORMS[form ?? place.dataset.as ?? "number"](value);
+}
+
+// Numbers into the elements of a part that have their names.
+function put(part, values) {
+  for (const [name, value] of Object.entries(values)) {
+    for (const place of at(part).querySelectorAll(`[data-name="${name}"]`)) show(place, name, value);
+  }
+}
+
+// What an input stands at, beside it and for a screen reader.
+function told(input, value, form) {
+  const place = at(`${input.id}-told`);
+  show(place, input.id, value, form);
+  input.setAttribute("aria-valuetext", place.textContent);
+}
+
+const row = (head, names) =>
+  `<tr><th scope="row">${head}</th>${names.map((name) => `<td data-name="${name}"></td>`).join("")}</tr>`;
+const option = (value, name) => `<option value="${value}">${escaped(name)}</option>`;
+
+// The part is drawn now, and once a frame after inputs in it or when its width changes. Returns what asks for that.
+const redraws = [];
+function on_input(part, draw) {
+  let is_due = false;
+  function soon() {
+    if (is_due) return;
+    is_due = true;
+    requestAnimationFrame(() => {
+      is_due = false;
+      draw();
+    });
+  }
+  at(part).addEventListener("input", soon);
+  redraws.push(draw);
+  draw();
+  return soon;
+}
+
+// ---- charts along training -----------------------------------------------------------------------------------------
+
+const SEEN = DATA.page.seen; // completions trained on, at each point where the runs were looked at
+
+function over_training(id) {
+  const slider = at(id);
+  slider.max = slider.value = SEEN.length - 1;
+  return slider;
+}
+
+// What the charts of a part share: its slider's point is marked, and a pointer moves it.
+function at_point(slider, lines) {
+  const now = number_of(slider);
+  return {
+    x: { label: "completions trained on", low: 0, high: SEEN[SEEN.length - 1], told: FORMS.count },
+    lines,
+    marks: [SEEN[now]],
+    dots: lines.map(({ style, y }) => ({ x: SEEN[now], y: y[now], style })),
+    drag: slider,
+    value_at: (x) => SEEN.filter((seen) => seen <= x + SEEN[1] / 2).length - 1,
+  };
+}
+
+const of_method = (method, y) => ({ label: NAMES[method], style: method, wide: method === "topr", x: SEEN, y });
+const PERCENT = { low: 0, high: 100, ticks: [0, 25, 50, 75, 100] };
+const POWERS = { scale: "log", ticks: [1e-6, 1e-4, 1e-2, 1],
+  told: (x) => (x < 0.01 ? power_of_ten(Math.round(Math.log10(x))) : plain(x)) };
+
+// ---- 1. the collapse -----------------------------------------------------------------------------------------------
+
+function collapse() {
+  const { curves, questions } = DATA.page;
+  const [slider, select] = [over_training("collapse-at"), at("collapse-question")];
+  const methods = Object.keys(curves);
+  select.innerHTML = questions.map(({ question }, i) => option(i, question)).join("");
+  on_input("collapse", () => {
+    const now = number_of(slider);
+    told(slider, SEEN[now], "count");
+    put("collapse", { seen: SEEN[now], ...entries(methods, (method) => curves[method].correct[now]) });
+    const lines = methods.map((method) => ({
+      ...of_method(method, curves[method].correct.map((share) => 100 * share)),
+      half_width: curves[method].se.map((se) => 200 * se),
+    }));
+    chart(at("collapse-curve"), {
+      says: "Share of right answers along the training of TOPR and of naive REINFORCE",
+      y: { label: "right answers (%)", ...PERCENT },
+      ...at_point(slider, lines),
+    });
+    const { question, gold, completions } = questions[select.value];
+    at("collapse-asked").textContent = question;
+    for (const method of methods) {
+      const [written, outcome] = completions[method][now];
+      at(`collapse-grade-${method}`).textContent = `${outcome} (the answer is ${gold})`;
+      at(`collapse-text-${method}`).textContent = written.trim() || "(nothing)";
+    }
+  });
+}
+
+// ---- 2. the loss ---------------------------------------------------------------------------------------------------
+
+const RATIO = { label: "ratio π(y|x) / μ(y|x), log scale", ...POWERS, low: 1e-6, high: Math.exp(2) };
+const WEIGHT = { label: "weight", low: 0, high: 2.2, ticks: [0, 0.5, 1, 1.5, 2] };
+
+function weight_of(method, log_ratio, reward) {
+  if (method === "ppo") return ppo_weight(log_ratio, reward);
+  return importance_weight(log_ratio, ...of_sign(PRESETS[method], reward));
+}
+
+function loss() {
+  const methods = Object.keys(NAMES);
+  const grid = between(Math.log(RATIO.low), Math.log(RATIO.high), 317);
+  const columns = ["weight_pos", "push_pos", "weight_neg", "push_neg"];
+  at("loss-table").innerHTML = methods
+    .map((method) => row(NAMES[method], columns.map((column) => `${column}_${method}`)))
+    .join("");
+  on_input("loss", () => {
+    for (const [sign, title, reward] of SIGNS) {
+      const slider = at(`loss-${sign}`);
+      const log_ratio = number_of(slider);
+      const ratio = Math.exp(log_ratio);
+      told(slider, log_ratio);
+      put("loss", { [`ratio_${sign}`]: ratio, [`each_of_200_${sign}`]: 1 - Math.exp(log_ratio / 200) });
+      for (const method of methods) {
+        const weight = weight_of(method, log_ratio, reward);
+        put("loss", { [`weight_${sign}_${method}`]: weight, [`push_${sign}_${method}`]: weight * reward });
+      }
+      chart(at(`loss-chart-${sign}`), {
+        says: `Weight of a ${title} against its ratio, for six methods`,
+        x: RATIO,
+        y: WEIGHT,
+        lines: methods.map((method) => ({
+          ...of_method(method, grid.map((x) => weight_of(method, x, reward))),
+          x: grid.map(Math.exp),
+        })),
+        marks: [ratio],
+        dots: methods.map((style) => ({ x: ratio, y: weight_of(style, log_ratio, reward), style })),
+        drag: slider,
+        value_at: Math.log,
+      });
+    }
+  });
+  for (const button of document.querySelectorAll("[data-both]")) {
+    button.onclick = () => {
+      for (const [sign] of SIGNS) at(`loss-${sign}`).value = button.dataset.both;
+      at("loss").dispatchEvent(new Event("input"));
+    };
+  }
+}
+
+// ---- 3. the bounds -------------------------------------------------------------------------------------------------
+
+const BOUNDS = ["a_pos", "b_pos", "a_neg", "b_neg"];
+const ENDLESS = 2.05; // the last position of b's sliders stands for infinity
+
+function facts(limits) {
+  const [a_pos, b_pos, a_neg, b_neg] = limits;
+  const method = Object.keys(PRESETS).find((name) => PRESETS[name].every((bound, i) => bound === limits[i]));
+  const of_positives = b_pos > 0 ? "A positive loses its weight as it becomes improbable." : "Positives are not used.";
+  return [
+    method ? `These are the bounds of ${NAMES[method]}.` : "No method of Table 1 has these bounds.",
+    b_neg > 0 ? "Negatives are used." : "Negatives are not used.",
+    a_neg > 0 ? "The objective has no upper bound." : "The objective is bounded above.",
+    a_pos > 0 ? `A positive never has a weight below ${readable(a_pos)}.` : of_positives,
+  ].join(" ");
+}
+
+function bounds() {
+  const grid = between(-6, 2, 161);
+  const slider = at("bounds-ratio");
+  const buttons = [...at("bounds-presets").children];
+  const limits_now = () => BOUNDS.map((name) => number_of(at(name))).map((bound) => (bound > 2.01 ? Infinity : bound));
+  function set(limits) {
+    BOUNDS.forEach((name, i) => (at(name).value = Math.min(limits[i], ENDLESS)));
+  }
+  at("bounds").addEventListener("input", ({ target: { id, value } }) => {
+    if (!BOUNDS.includes(id)) return;
+    const [a, b] = [at(id.replace(/^b/, "a")), at(id.replace(/^a/, "b"))];
+    if (number_of(a) > number_of(b)) a.value = b.value = Math.min(value, 2); // the other one follows
+  });
+  set(PRESETS.topr);
+  const soon = on_input("bounds", () => {
+    const limits = limits_now();
+    const log_ratio = number_of(slider);
+    const ratio = Math.exp(log_ratio);
+    BOUNDS.forEach((name, i) => told(at(name), limits[i]));
+    told(slider, ratio);
+    put("bounds", { largest: Math.max(limits[1], limits[3]) });
+    at("bounds-facts").textContent = facts(limits);
+    for (const button of buttons) {
+      const is_this = PRESETS[button.dataset.preset].every((bound, i) => bound === limits[i]);
+      button.setAttribute("aria-pressed", is_this);
+    }
+    const curves = { taper: { of: taper_of_log, y: { label: "ρ", low: -5, high: 3, ticks: [-4, -2, 0, 2] } },
+      weight: { of: importance_weight, y: WEIGHT } };
+    for (const [name, { of, y }] of Object.entries(curves)) {
+      const lines = SIGNS.map(([, label, reward]) => ({
+        label,
+        style: reward > 0 ? "correct" : "invalid",
+        x: grid.map(Math.exp),
+        y: grid.map((x) => of(x, ...of_sign(limits, reward))),
+      }));
+      chart(at(`bounds-${name}`), {
+        says: `The ${name} of positives and of negatives against the ratio`,
+        x: { ...RATIO, label: "ratio r, log scale", low: Math.exp(-6), ticks: [0.01, 0.1, 1, 5] },
+        y,
+        lines,
+        marks: [ratio],
+        dots: SIGNS.map(([, , reward], i) => ({ x: ratio, y: of(log_ratio, ...of_sign(limits, reward)),
+          style: lines[i].style })),
+        drag: slider,
+        value_at: Math.log,
+      });
+    }
+    for (const [sign, , reward] of SIGNS) {
+      const weight = importance_weight(log_ratio, ...of_sign(limits, reward));
+      put("bounds", {
+        [`rho_${sign}`]: taper_of_log(log_ratio, ...of_sign(limits, reward)),
+        [`weight_${sign}`]: weight,
+        [`objective_${sign}`]: topr_objective(log_ratio, reward, limits),
+        [`slope_${sign}`]: weight * reward,
+      });
+    }
+  });
+  for (const button of buttons) {
+    button.onclick = () => {
+      set(PRESETS[button.dataset.preset]);
+      soon();
+    };
+  }
+}
+
+// ---- 4. the bandit -------------------------------------------------------------------------------------------------
+
+const CASES = { // start: log(pi / mu) of each arm, before pi is made to sum to 1
+  two: { mu: [1, 3, 4, 2], reward: [1, 1, -1, -1], start: [0, 0, 0, 0], methods: ["reinforce", "topr"] },
+  forgotten: { mu: [2, 4, 4], reward: [1, -1, -1], start: [-12.43, 0, 0], methods: ["tis", "topr"] },
+  wrong: { mu: [1, 1, 1, 1, 1], reward: [1, -1, -1, -1, -1], start: [0, 0, 0, 0, 0], methods: ["reinforce", "topr"] },
+};
+const ARM_INPUTS = { // what each arm is asked for: lowest, highest and usual value
+  reward: { name: "reward", low: -1, high: 1, usual: -1, step: 0.1 },
+  mu: { name: "share in μ", low: 0.001, high: 1000, usual: 1, step: "any" },
+  start: { name: "start", low: -30, high: 30, usual: 0, step: "any" },
+};
+const ARM_STYLES = ["p1", "p2", "p3", "p4", "p5", "limit"];
+const PANELS = [0, 1]; // two policies side by side
+const MOST_KEPT = 240; // points of a line; beyond, every other one is dropped
+
+// What was typed in for an arm; a value that is missing or no number counts as the usual one.
+function arm_value(what, i) {
+  const { low, high, usual } = ARM_INPUTS[what];
+  const typed = at(`${what}-${i}`)?.value.trim() || usual;
+  return clamp(Number.isFinite(Number(typed)) ? Number(typed) : usual, low, high);
+}
+
+function write_arms(values, count) { // a row of inputs for each arm; values: {reward, mu, start} by arm
+  const input = (i) => ([what, { name, low, high, step }]) =>
+    `<td><input type="number" id="${what}-${i}" aria-label="${name} of arm ${i + 1}" value="${values[what][i]}"
+      min="${low}" max="${high}" step="${step}"></td>`;
+  at("bandit-inputs").innerHTML = range(count)
+    .map((i) => `<tr><th scope="row">${i + 1}</th>${Object.entries(ARM_INPUTS).map(input(i)).join("")}</tr>`)
+    .join("");
+}
+
+// Two policies in training: advance(count) makes steps, and keeps at most MOST_KEPT points of their paths.
+function training(bandit, z) {
+  return { bandit, step: 0, keep: 1, steps: [0], z: PANELS.map(() => z), paths: PANELS.map(() => [z]) };
+}
+
+function advance(run, limits, lr, count) {
+  for (let done = 0; done < count; done++) {
+    run.z = run.z.map((z, panel) => ascended(z, run.bandit, limits[panel], lr));
+    run.step++;
+    if (run.step % run.keep) continue;
+    run.steps.push(run.step);
+    run.paths.forEach((points, panel) => points.push(run.z[panel]));
+    if (run.steps.length <= MOST_KEPT) continue;
+    run.keep *= 2;
+    run.paths = run.paths.map((points) => points.filter((_, i) => run.steps[i] % run.keep === 0));
+    run.steps = run.steps.filter((step) => step % run.keep === 0);
+  }
+}
+
+function draw_panel(panel, { bandit, step, steps, z: now, paths }, method) {
+  const [z, points, limits] = [now[panel], paths[panel], PRESETS[method]];
+  const [pi, weight, push] = [softmax(z), weights(z, bandit, limits), gradient(z, bandit, limits)];
+  const bound = upper_bound(bandit.reward);
+  const objectives = points.map((one) => objective(one, bandit, limits));
+  put("bandit", { [`objective_${panel}`]: objective(z, bandit, limits), [`bound_${panel}`]: bound });
+  for (const i of range(z.length)) {
+    const of_arm = { pi: pi[i], z: z[i], weight: weight[i], push: push[i] };
+    put("bandit", Object.fromEntries(Object.entries(of_arm).map(([what, x]) => [`${what}_${i}_${panel}`, x])));
+  }
+  at(`bandit-name-${panel}`).textContent = NAMES[method];
+  const shared = { x: { label: "steps", low: 0, high: Math.max(step, 10), told: FORMS.count }, height: 190 };
+  const of_arms = (values, last) => ({
+    lines: range(z.length).map((i) => ({
+      label: `arm ${i + 1} (${FORMS.signed(bandit.reward[i])})`,
+      style: ARM_STYLES[i],
+      apart: true,
+      x: steps,
+      y: values.map((value) => value[i]),
+    })),
+    dots: last.map((y, i) => ({ x: step, y, style: ARM_STYLES[i] })),
+  });
+  chart(at(`bandit-pi-${panel}`), {
+    says: `Probabilities of the arms along ${step} steps of ${NAMES[method]}`,
+    ...shared,
+    ...of_arms(points.map(softmax), pi),
+    y: { label: "π, log scale", ...POWERS, low: 1e-7, high: 1 },
+  });
+  const logits = points.flat();
+  chart(at(`bandit-z-${panel}`), {
+    says: `Logits of the arms along ${step} steps of ${NAMES[method]}`,
+    ...shared,
+    ...of_arms(points, z),
+    y: { label: "logit", low: Math.min(-4, ...logits), high: Math.max(2, ...logits) },
+  });
+  chart(at(`bandit-objective-${panel}`), {
+    says: `Objective along ${step} steps of ${NAMES[method]}, and its bound`,
+    ...shared,
+    lines: [{ label: "J", style: method, wide: true, x: steps, y: objectives }],
+    dots: [{ x: step, y: objective(z, bandit, limits), style: method }],
+    rules: [{ y: bound, label: `bound ${plain(bound)}` }],
+    y: { label: "objective", low: Math.min(-0.5, ...objectives), high: Math.max(1.2 * bound, 0.2, ...objectives) },
+  });
+}
+
+function bandit() {
+  const [choice, arms, lr, speed] = ["case", "arms", "lr", "speed"].map((name) => at(`bandit-${name}`));
+  const [play, says] = [at("bandit-play"), at("bandit-says")];
+  const method = (panel) => at(`bandit-method-${panel}`);
+  const methods = Object.keys(PRESETS).map((name) => option(name, NAMES[name]));
+  PANELS.forEach((panel) => (method(panel).innerHTML = methods.join("")));
+  let [run, is_playing] = [null, false];
+
+  function begin() { // the chosen bandit, and the two methods to compare on it
+    const chosen = CASES[choice.value];
+    arms.value = chosen.mu.length;
+    write_arms(chosen, chosen.mu.length);
+    PANELS.forEach((panel) => (method(panel).value = chosen.methods[panel]));
+  }
+  function restart() {
+    const of_arms = entries(Object.keys(ARM_INPUTS), (what) => range(number_of(arms)).map((i) => arm_value(what, i)));
+    const mu = of_arms.mu.map((share) => share / sum(of_arms.mu));
+    run = training({ mu, reward: of_arms.reward }, mu.map((share, i) => Math.log(share) + of_arms.start[i]));
+    for (const panel of PANELS) {
+      const names = (i) => ["pi", "z", "weight", "push"].map((what) => `${what}_${i}_${panel}`);
+      at(`bandit-table-${panel}`).innerHTML = mu.map((_, i) => row(i + 1, names(i))).join("");
+    }
+  }
+  function pause() {
+    is_playing = false;
+    play.textContent = "Play";
+    says.setAttribute("aria-live", "polite");
+  }
+  function learn(times) {
+    advance(run, PANELS.map((panel) => PRESETS[method(panel).value]), 10 ** number_of(lr), times * number_of(speed));
+  }
+  function frame() {
+    if (!is_playing) return;
+    learn(1);
+    draw();
+    requestAnimationFrame(frame);
+  }
+  function draw() {
+    told(lr, 10 ** number_of(lr));
+    told(arms, number_of(arms), "count");
+    put("bandit", { step: run.step });
+    for (const panel of PANELS) draw_panel(panel, run, method(panel).value);
+  }
+
+  at("bandit").addEventListener("input", ({ target }) => { // before the part is drawn
+    if (target === speed || target === lr) return;
+    if (target === choice) begin();
+    if (target === arms) {
+      const kept = (what) => range(number_of(arms)).map((i) => arm_value(what, i));
+      write_arms(entries(Object.keys(ARM_INPUTS), kept), number_of(arms));
+    }
+    pause();
+    restart();
+  });
+  begin();
+  restart();
+  const soon = on_input("bandit", draw);
+  play.onclick = () => {
+    if (is_playing) return pause();
+    if (matchMedia("(prefers-reduced-motion: reduce)").matches) {
+      learn(100); // what a hundred frames would show, without the motion
+      return soon();
+    }
+    is_playing = true;
+    play.textContent = "Pause";
+    says.setAttribute("aria-live", "off");
+    frame();
+  };
+  at("bandit-step").onclick = () => {
+    pause();
+    learn(1);
+    soon();
+  };
+  at("bandit-reset").onclick = () => {
+    pause();
+    restart();
+    soon();
+  };
+}
+
+// ---- 5. the baseline -----------------------------------------------------------------------------------------------
+
+function baseline() {
+  const [of_c, of_p] = [at("baseline-c"), at("baseline-p")];
+  const { p_tilde: tried, accuracy } = DATA.fig5;
+  const [baselines, shares] = [between(-1, 1, 81), between(0, 1, 11)];
+  on_input("baseline", () => {
+    const [c, p] = [number_of(of_c), number_of(of_p)];
+    const p_tilde = effective_proportion(p, c);
+    told(of_c, c);
+    told(of_p, p, "percent");
+    const [hard, easy] = [weight_by_difficulty(0.1, c), weight_by_difficulty(0.9, c)];
+    put("baseline", { reward_right: 1 - c, reward_wrong: -1 - c, p_tilde, hard, easy });
+    at("baseline-heavier").textContent =
+      c === 0 ? "All questions weigh the same." : `${c > 0 ? "Hard" : "Easy"} questions weigh more than others.`;
+    chart(at("baseline-share"), {
+      says: "Effective share of positives against the baseline",
+      x: { label: "baseline c", low: -1, high: 1, ticks: [-1, -0.5, 0, 0.5, 1] },
+      y: { label: "p̃ (%)", ...PERCENT },
+      lines: [{ label: "", style: "topr", wide: true, x: baselines,
+        y: baselines.map((x) => 100 * effective_proportion(p, x)) }],
+      marks: [c],
+      dots: [{ x: c, y: 100 * p_tilde, style: "topr" }],
+      drag: of_c,
+      value_at: (x) => x,
+    });
+    chart(at("baseline-question"), {
+      says: "Weight of a question against its share of right answers",
+      x: { label: "right answers to the question (%)", ...PERCENT },
+      y: { ...WEIGHT, high: 2 },
+      lines: [{ label: "this c", style: "topr", wide: true, x: shares.map((share) => 100 * share),
+        y: shares.map((share) => weight_by_difficulty(share, c)) }],
+      rules: [{ y: 1, label: "c = 0" }],
+    });
+    chart(at("baseline-accuracy"), {
+      says: "Right answers after training against the effective share of positives, for two data sets",
+      x: { label: "p̃ (%), log scale", scale: "log", low: 1, high: 100, ticks: [1, 2, 5, 10, 20, 50, 100] },
+      y: { label: "right answers (%)", ...PERCENT },
+      lines: Object.entries(accuracy).map(([label, { mean: y, se }], i) => ({
+        label: label.replace("% positive", " % positive"),
+        style: ["p1", "p3"][i],
+        points: true,
+        x: tried.map((share) => 100 * share),
+        y: y.map((share) => 100 * share),
+        half_width: se.map((one) => 200 * one),
+      })),
+      bands: [{ from: 10, to: 20, label: "paper's best" }],
+      marks: [clamp(100 * p_tilde, 1, 100)],
+    });
+  });
+}
+
+// ---- 6. tokens -----------------------------------------------------------------------------------------------------
+
+function colour_of(value) { // green above 0, brown below, on a symlog scale that is full at 10 nats
+  const depth = 0.6 * Math.min(SCALES.symlog(20 * Math.abs(value)) / SCALES.symlog(200), 1);
+  const full = value > 0 ? [0, 120, 100] : [150, 90, 20];
+  return `rgb(${full.map((part) => Math.round(255 + depth * (part - 255))).join(",")})`;
+}
+
+function strip(tokens, log_ratios) {
+  const item = (value, i) => {
+    const kind = value < -0.05 ? ' class="down"' : "";
+    const shown = FORMS.signed(Math.round(100 * value) / 100);
+    const number = `<small>${shown}</small>`;
+    return `<li style="background:${colour_of(value)}"${kind}><span>${escaped(tokens[i])}</span> ${number}</li>`;
+  };
+  return `<ul class="strip" aria-label="Tokens with their log-ratios">${log_ratios.map(item).join("")}</ul>`;
+}
+
+function tokens() {
+  const { completions } = DATA.page;
+  const [slider, kinds] = [over_training("tokens-at"), ["right", "wrong"]];
+  const symlog = { low: -1000, high: 10, scale: "symlog", ticks: [-1000, -100, -10, -1, 0, 10] };
+  const all = completions.flatMap((completion, i) =>
+    Object.entries(completion.log_ratio).map(([method, log_ratio]) => ({
+      name: `${kinds[i]}_${method}`,
+      title: `The ${kinds[i]} completion under ${NAMES[method]}`,
+      limits: of_sign(PRESETS[method], completion.reward),
+      tokens: completion.tokens,
+      log_ratio,
+    })));
+  at("tokens-question").textContent = completions[0].question;
+  at("tokens-strips").innerHTML = all
+    .map(({ name, title }) => `<h3>${title}: log-ratio <span data-name="log_ratio_${name}"></span>,
+      weight <span data-name="weight_${name}"></span></h3><div id="strip-${name}"></div>`)
+    .join("");
+  on_input("tokens", () => {
+    const now = number_of(slider);
+    told(slider, SEEN[now], "count");
+    put("tokens", { seen: SEEN[now] });
+    completions.forEach(({ log_ratio }, i) => {
+      const lines = Object.entries(log_ratio).map(([method, values]) => of_method(method, values.map(sum)));
+      chart(at(`tokens-chart-${i}`), {
+        says: `Log-ratio of the ${kinds[i]} completion along training`,
+        y: { label: "log-ratio, symmetric log scale", ...symlog },
+        ...at_point(slider, lines),
+      });
+    });
+    for (const one of all) {
+      const total = sum(one.log_ratio[now]);
+      const weight = importance_weight(total, ...one.limits);
+      put("tokens", { [`log_ratio_${one.name}`]: total, [`weight_${one.name}`]: weight });
+      at(`strip-${one.name}`).innerHTML = strip(one.tokens, one.log_ratio[now]);
+    }
+  });
+}
+
+// ---- 7. variants ---------------------------------------------------------------------------------------------------
+
+const VARIANT_ROWS = { // name in conformance/variants.py: name on the page, what it computes
+  topr: ["paper", "the ratio of the whole completion, at most 1"],
+  "per-token": ["per token", "each token's own ratio, at most 1"],
+  "per-token + token mean": ["+ token mean", "the same, and every token of a batch counts alike"],
+  "geometric mean": ["geometric mean", "the log-ratio is divided by the length"],
+  "clip 0.8..1.2": ["clip 0.8–1.2", "the ratio of the whole completion, but at least 0.8"],
+};
+
+function variants() {
+  const [slider, select] = [over_training("variants-at"), at("variants-run")];
+  const wrong = DATA.page.completions[1];
+  const names = Object.keys(VARIANT_ROWS);
+  const weight = (name, log_ratios) => VARIANTS[name.replace(" + token mean", "")](log_ratios);
+  at("variants-table").innerHTML = names
+    .map((name) => {
+      const [title, meaning] = VARIANT_ROWS[name];
+      return `<tr><th scope="row">${title} <small>${meaning}</small></th><td data-name="${name}"></td>
+        <td>${DATA.variants[name]}</td></tr>`;
+    })
+    .join("");
+  on_input("variants", () => {
+    const now = number_of(slider);
+    const log_ratio = wrong.log_ratio[select.value];
+    told(slider, SEEN[now], "count");
+    put("variants", { seen: SEEN[now], drift: mean(log_ratio[now]) });
+    put("variants", entries(names, (name) => weight(name, log_ratio[now])));
+    const lines = names.map((name) => ({
+      label: VARIANT_ROWS[name][0],
+      style: name,
+      wide: name === "topr",
+      x: SEEN,
+      y: log_ratio.map((of_tokens) => weight(name, of_tokens)),
+    }));
+    chart(at("variants-chart"), {
+      says: "Weight of the wrong completion along training, for the paper's loss and its variants",
+      y: { label: "weight, log scale", ...POWERS, low: 1e-6, high: 1 },
+      ...at_point(slider, lines),
+    });
+  });
+}
+
+// ---- the page ------------------------------------------------------------------------------------------------------
+
+for (const part of [collapse, loss, bounds, bandit, baseline, tokens, variants]) part();
+
+const redraw = () => redraws.forEach((draw) => draw());
+let width_drawn = innerWidth;
+addEventListener("resize", () => {
+  if (width_drawn !== innerWidth) redraw(); // a telephone's address bar changes the height alone
+  width_drawn = innerWidth;
+});
+
+// On paper every answer is open, and charts are drawn at the width of a sheet.
+addEventListener("beforeprint", () => {
+  for (const answer of document.querySelectorAll("details")) {
+    answer.dataset.was = answer.open;
+    answer.open = true;
+  }
+  document.body.classList.add("on-paper");
+  redraw();
+});
+addEventListener("afterprint", () => {
+  for (const answer of document.querySelectorAll("details")) answer.open = answer.dataset.was === "true";
+  document.body.classList.remove("on-paper");
+  redraw();
+});

@@ -1,0 +1,102 @@
+"""TRL's GRPO trainer with the paper's loss, on tiny/: accuracy on test problems before and after.
+
+make .venv-trl/ready
+.venv-trl/bin/python examples/train_with_trl.py     # 90 s on one core, seed 0, Python 3.11:
+    before: pass@1 36.7 ± 2.6 %, invalid 13.8 %
+    after: pass@1 72.2 ± 2.3 %, invalid 0.6 %
+
+(150 test problems, 8 samples each, ± 2 standard errors over draws of samples.)
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All ours: a run of minutes on two cores."""
+
+    steps: int = 160
+    """optimiser steps, of 16 completions each"""
+    lr: float = 5e-5
+    """AdamW's constant learning rate"""
+    steps_per_generation: int = 8
+    """steps that learn from one draw of samples; 1 leaves every weight at 1"""
+    test_problems: int = 150
+    """problems on which accuracy is measured"""
+    seed: int = 0
+    """seed of everything that is drawn"""
+    out: Path = Path("runs/trl")
+    """folder for what TRL writes, and the trained model"""
+
+
+def main() -> None:
+    """Train tiny/base with TRL and this loss, and measure it on test problems before and after."""
+    import tyro
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    import train_gsm8k as gsm8k
+    from examples.topr_in_trl import ToprLoss
+    from pipeline.evaluation import evaluate
+    from pipeline.models.language_model import load_model
+    from pipeline.sampling import draw_samples, transformers_engine
+    from pipeline.stages import sampling_parameters
+
+    class ToprTrainer(ToprLoss, GRPOTrainer):
+        pass
+
+    settings = tyro.cli(Settings, description=__doc__)
+    ours = gsm8k.Settings()
+    task, lm = gsm8k.gsm8k_task(ours), load_model(ours.model)
+
+    def correct(completions: list[str], gold: list[str], **_: object) -> list[float]:
+        return [
+            1.0 if gsm8k.grade(text, gsm8k.Decimal(g)) == "correct" else -1.0
+            for text, g in zip(completions, gold, strict=True)
+        ]
+
+    def measure(when: str) -> None:
+        lm.model.eval()
+        engine, parameters = transformers_engine(lm, ours.tokens_at_once), sampling_parameters(ours, task)
+        samples = draw_samples(
+            task, task.test[: settings.test_problems], 8, engine, parameters, seed=1, description=f"evaluating {when}"
+        )
+        found = evaluate(samples, task, ks=[], seed=0)
+        mean, se = found["pass@1"].values()
+        print(f"{when}: pass@1 {100 * mean:.1f} ± {200 * se:.1f} %, invalid {100 * found['invalid']:.1f} %")
+
+    rows = [{"prompt": task.prompt(problem), "gold": str(problem.gold)} for problem in task.train]
+    config = GRPOConfig(
+        output_dir=str(settings.out),
+        max_steps=settings.steps,
+        learning_rate=settings.lr,
+        lr_scheduler_type="constant",
+        per_device_train_batch_size=16,
+        num_generations=16,
+        steps_per_generation=settings.steps_per_generation,
+        scale_rewards="none",
+        max_completion_length=ours.max_new_tokens,
+        seed=settings.seed,
+        gradient_checkpointing=False,
+        bf16=False,
+        use_cpu=not torch.cuda.is_available(),
+        save_strategy="no",
+        report_to=[],
+    )
+    measure("before")
+    trainer = ToprTrainer(lm.model, correct, config, Dataset.from_list(rows), processing_class=lm.tokenizer)
+    trainer.train()
+    logged = [entry["topr/weight"] for entry in trainer.state.log_history if "topr/weight" in entry]
+    print(f"mean weight: {sum(logged) / len(logged):.3f}")
+    measure("after")
+    trainer.save_model(str(settings.out / "model"))
+
+
+if __name__ == "__main__":
+    main()

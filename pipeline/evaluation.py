@@ -7,14 +7,15 @@ For K = N, as in the paper's maj@16 of 16 samples on MATH, the formula is 0 / 0:
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple, get_args
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.records import InputError, Outcome, Sample, Task
+from pipeline.grading import named
+from pipeline.records import InputError, Sample, Task
 
 
 class Estimate(NamedTuple):
@@ -28,7 +29,7 @@ class Answers(NamedTuple):
     """What evaluation needs of Q questions with N samples each."""
 
     correct: np.ndarray  # (Q, N) bool
-    votes: list[list[Hashable | None]]  # Q lists of N answers, None where there is none to read
+    votes: list[list[Hashable | None]]  # Q lists of N answers, None where there is none to read; empty without any
 
 
 def standard_error(variance: float, k: int, n: int) -> float | None:
@@ -111,14 +112,41 @@ def _estimate(score: Callable[[int, np.ndarray], bool], answers: Answers, k: int
     return Estimate(float(np.mean(means)), standard_error(float(np.var(means, ddof=1)), k, n))
 
 
+def mean_reward(rewards: np.ndarray, seed: int, repeats: int = 100) -> Estimate:
+    """The mean reward of Q questions with N samples each, (Q, N), with the standard error of draws of one sample.
+
+    >>> mean_reward(np.array([[0.5, 0.5], [1.0, 1.0]]), seed=0)
+    Estimate(mean=0.75, se=0.0)
+    """
+
+    def mean(question: int, drawn: np.ndarray) -> float:
+        return rewards[question, drawn].mean()
+
+    return _estimate(mean, Answers(rewards, []), 1, seed, repeats)._replace(mean=float(rewards.mean()))
+
+
 def collect(samples: Sequence[Sample], task: Task) -> Answers:
     """The answers of a test set's samples, which come question by question, equally many for each."""
+    questions = _by_question(samples)
+    correct = np.array([[sample.outcome == task.outcomes[0] for sample in question] for question in questions])
+    if task.parse is None:
+        return Answers(correct, [])
+    return Answers(correct, [_joined([_answer(sample, task) for sample in question], task) for question in questions])
+
+
+def _by_question(samples: Sequence[Sample]) -> list[list[Sample]]:
     by_question: dict[str | None, list[Sample]] = {}
     for sample in samples:
         by_question.setdefault(sample.problem_id, []).append(sample)
-    correct = np.array([[s.outcome == "correct" for s in question] for question in by_question.values()])
-    answers = [[task.parse(task.visible(s.completion)) for s in question] for question in by_question.values()]
-    return Answers(correct, [_joined(of_question, task) for of_question in answers])
+    return list(by_question.values())
+
+
+def _answer(sample: Sample, task: Task) -> Hashable | None:
+    text = task.visible(sample.completion)
+    with named(task.parse, sample.problem_id, text):
+        answer = task.parse(text)
+        hash(answer)  # TypeError where it cannot vote
+        return answer
 
 
 def _joined(answers: Sequence[Hashable | None], task: Task) -> list[Hashable | None]:
@@ -130,23 +158,30 @@ def _joined(answers: Sequence[Hashable | None], task: Task) -> list[Hashable | N
     return joined
 
 
-def outcome_shares(samples: Sequence[Sample]) -> dict[str, float]:
-    """The share of correct, incorrect and invalid samples.
+def outcome_shares(samples: Sequence[Sample], outcomes: Sequence[str]) -> dict[str, float]:
+    """The share of each outcome among the samples.
 
-    >>> outcome_shares([Sample(prompt="?", completion="!", reward=-1.0, outcome="invalid")])
-    {'correct': 0.0, 'incorrect': 0.0, 'invalid': 1.0}
+    >>> outcome_shares([Sample(prompt="?", completion="!", reward=-1.0, outcome="wrong")], ("right", "wrong"))
+    {'right': 0.0, 'wrong': 1.0}
     """
     counts = Counter(sample.outcome for sample in samples)
-    return {outcome: counts[outcome] / len(samples) for outcome in get_args(Outcome)}
+    return {outcome: counts[outcome] / len(samples) for outcome in outcomes}
 
 
 def evaluate(samples: Sequence[Sample], task: Task, ks: Sequence[int], seed: int) -> dict:
-    """An entry of results.json: shares of outcomes; pass@1; maj@k and pass@k for each k of `ks`, as mean and se."""
-    answers, shares = collect(samples, task), outcome_shares(samples)
+    """An entry of results.json: shares of outcomes; pass@1; maj@k and pass@k for each k of `ks`, as mean and se.
+
+    So is the mean reward, as `reward`, of a task that has a reward of its own; maj@k needs its `parse`.
+    """
+    answers, shares = collect(samples, task), outcome_shares(samples, task.outcomes)
     # The mean over all samples is what draws of one sample estimate: one quantity, one number.
-    estimates = {"pass@1": pass_at_k(answers, 1, seed)._replace(mean=shares["correct"])}
+    estimates = {"pass@1": pass_at_k(answers, 1, seed)._replace(mean=shares[task.outcomes[0]])}
     for k in ks:
-        estimates |= {f"maj@{k}": maj_at_k(answers, k, seed), f"pass@{k}": pass_at_k(answers, k, seed)}
+        estimates |= {f"maj@{k}": maj_at_k(answers, k, seed)} if task.parse else {}
+        estimates |= {f"pass@{k}": pass_at_k(answers, k, seed)}
+    if task.grade is None:
+        rewards = np.array([[sample.reward for sample in question] for question in _by_question(samples)])
+        estimates |= {"reward": mean_reward(rewards, seed)}
     questions, n = answers.correct.shape
     return (
         shares
@@ -155,22 +190,35 @@ def evaluate(samples: Sequence[Sample], task: Task, ks: Sequence[int], seed: int
     )
 
 
-def print_table(results: dict) -> None:
-    """Before and after each iteration: the outcomes, and pass@k and maj@k with +- 2 standard errors, in percent.
+def outcomes_of(entry: Mapping[str, Any]) -> list[str]:
+    """The outcomes in an entry of results.json: shares stand there as plain numbers with a point.
 
-    correct is pass@1, and stands once.
+    >>> outcomes_of({"right": 0.25, "wrong": 0.75, "pass@1": {"mean": 0.25, "se": 0.1}, "questions": 4})
+    ['right', 'wrong']
     """
-    after = [entry["after"] for entry in results["iterations"]]
-    names = ["after"] if len(after) == 1 else [f"after iteration {i}" for i in range(1, len(after) + 1)]
+    return [name for name, value in entry.items() if isinstance(value, float)]
+
+
+def print_table(results: dict) -> None:
+    """Before and after each iteration, with +- 2 standard errors: outcomes, pass@k and maj@k in percent; mean reward.
+
+    The first outcome, correct, is pass@1, and stands once.
+    """
+    entries = [results["before"], *(entry["after"] for entry in results["iterations"])]
+    names = ["after"] if len(entries) == 2 else [f"after iteration {i}" for i in range(1, len(entries))]
     table = Table("", "before", *names)
-    for name, value in results["before"].items():
-        entries = [entry["pass@1" if name == "correct" else name] for entry in (results["before"], *after)]
-        if name in ("incorrect", "invalid"):
-            table.add_row(name, *(f"{100 * e:.1f} %" for e in entries))
-        elif name == "correct" or (isinstance(value, dict) and name != "pass@1"):
-            table.add_row(name, *(f"{100 * e['mean']:.1f}{_half_width(e['se'])} %" for e in entries))
+    right, *others = outcomes_of(entries[0])
+    for name, value in entries[0].items():
+        if name in others:
+            table.add_row(name, *(f"{100 * e[name]:.1f} %" for e in entries))
+        elif name == "reward":
+            table.add_row("mean reward", *(_with_interval(e[name], 1, 3) for e in entries))
+        elif name == right or (isinstance(value, dict) and name != "pass@1"):
+            found = [e["pass@1" if name == right else name] for e in entries]
+            table.add_row(name, *(f"{_with_interval(e, 100, 1)} %" for e in found))
     Console().print(table)
 
 
-def _half_width(se: float | None) -> str:
-    return "" if se is None else f" ± {200 * se:.1f}"
+def _with_interval(estimate: Mapping[str, float | None], unit: float, digits: int) -> str:
+    mean, se = estimate["mean"], estimate["se"]
+    return f"{unit * mean:.{digits}f}" + ("" if se is None else f" ± {2 * unit * se:.{digits}f}")

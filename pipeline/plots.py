@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from pipeline.records import Outcome, write_file
+from pipeline.evaluation import outcomes_of
+from pipeline.records import write_file
 
 if TYPE_CHECKING:  # imported where something is drawn: commands answer --help without it
     from matplotlib.figure import Figure
@@ -59,20 +60,29 @@ VARIANTS_DRAWN = ("topr", "per-token", "per-token + token mean", "geometric mean
 PARAMETERS = ("p1", "p2", "p3", "p4", "p5")
 
 
-LEGENDS = {  # never on the data: place, and columns
-    "beside": ({"loc": "upper left", "bbox_to_anchor": (1, 1)}, 1),
-    "below": ({"loc": "upper center", "bbox_to_anchor": (0.5, -0.17)}, 2),
+CALLED = {  # a method's name as a label is printed like this
+    "topr": "TOPR",
+    "reinforce": "naive REINFORCE",
+    "tis": "TIS",
+    "sft": "SFT",
+    "off_policy": "plain IS",
+    "ppo": "PPO",
+    "dpo": "DPO",
 }
+LABEL = 0.075  # the height of a label, as a share of that of the axes
 
 
 class Line(NamedTuple):
-    """A line of a panel, or its points. style: a name of STYLES; by default the label's, else the next parameter's."""
+    """A line of a panel, or its points. style: a name of STYLES; by default the label's, else the next parameter's.
+
+    kind: rows are points whose intervals lie along x; a band is grey between the two values of x, and has no y.
+    """
 
     x: Any
-    y: Any
+    y: Any = ()
     label: str = ""
     style: str = ""
-    kind: Literal["line", "points", "rows"] = "line"  # rows: points whose intervals lie along x
+    kind: Literal["line", "points", "rows", "band"] = "line"
     half_width: Any = None  # half of the interval at each point
 
 
@@ -96,35 +106,34 @@ def lines(x: Any, y: dict[str, Any], styles: str = "", kind: Literal["line", "po
     return [Line(x, values, label, name, kind) for (label, values), name in zip(y.items(), names, strict=True)]
 
 
-def draw(
-    panels: Sequence[Panel], columns: int = 2, legend: Literal["beside", "below", "at the lines"] = "beside"
-) -> "Figure":
-    """A figure with `columns` panels in a row; legend: where the lines' labels stand.
+def draw(panels: Sequence[Panel], columns: int = 2) -> "Figure":
+    """A figure with `columns` panels in a row. A line's label stands beside its end, and on no other label.
 
     >>> figure = draw([Panel("identity", "x", "x", [Line([0, 1], [0, 1], "topr")])])
-    >>> [line.get_label() for line in figure.axes[0].lines]
-    ['topr']
+    >>> [text.get_text() for text in figure.axes[0].texts]
+    ['TOPR']
     """
     from matplotlib.figure import Figure
 
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(5.6 * columns, 3.4 * rows), layout="constrained", dpi=100)
+    figure = Figure(figsize=(6.2 * columns, 3.4 * rows), layout="constrained", dpi=100)
     for number, panel in enumerate(panels, start=1):
         axes = figure.add_subplot(rows, columns, number)
         axes.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel, **panel.options)
-        others = cycle(PARAMETERS)
+        others, named = cycle(PARAMETERS), []
         for line in panel.lines:
-            name = line.style or (line.label if line.label in STYLES else next(others))
-            _add(axes, line, STYLES[name], len(axes.lines))
-        if legend == "at the lines":
-            for line, drawn in zip(panel.lines, axes.lines, strict=True):
-                style = {"color": drawn.get_color(), "fontsize": "small", "va": "center", "annotation_clip": False}
-                end = drawn.get_xdata()[-1], drawn.get_ydata()[-1]
-                axes.annotate(line.label, end, (6, 0), textcoords="offset points", **style)
-        elif any(line.label for line in panel.lines):
-            where, columns_of_legend = LEGENDS[legend]
-            axes.legend(fontsize="small", frameon=False, ncols=columns_of_legend, **where)
+            if line.kind == "band":
+                axes.axvspan(*line.x, color="#e2e2e2", zorder=0)
+                above = {"ha": "center", "va": "bottom", "fontsize": "small"}
+                axes.annotate(line.label, (float(np.mean(line.x)), 0.01), xycoords=("data", "axes fraction"), **above)
+            else:
+                style = STYLES[line.style or (line.label if line.label in STYLES else next(others))]
+                _add(axes, line, style, len(axes.lines))
+                named += [(line, style)] if line.label else []
+        _name_ends(axes, named)
+        for name in ("x", "y"):
+            _plain_ticks(axes, name, is_given=f"{name}ticks" in panel.options)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     return figure
@@ -140,7 +149,8 @@ def _add(axes: Any, line: Line, style: Style, number: int) -> None:
         color=style.colour,
         linestyle=style.dashes if is_line else "none",
         marker=style.marker,
-        markersize=4 if is_line else 5,
+        linewidth=2,
+        markersize=5 if is_line else 6,
         # Some of a long line's points, others than on the line before: where lines meet, both are seen.
         markevery=(number * len(x) // 24, max(len(x) // 6, 1)) if is_line and len(x) > 24 else 1,
         alpha=1 if len(x) < 100 or is_line else 0.5,
@@ -154,16 +164,76 @@ def _add(axes: Any, line: Line, style: Style, number: int) -> None:
         axes.fill_between(x, y - half_width, y + half_width, color=style.colour, alpha=0.2, linewidth=0)
 
 
+def _name_ends(axes: Any, lines: Sequence[tuple[Line, Style]]) -> None:
+    """Right of the axes, the label of each line at the height of its end or near it, and joined to it in its style."""
+    axes.autoscale_view()  # the limits are known only then
+    ends = []
+    for line, style in lines:
+        x, y = np.asarray(line.x, float), np.asarray(line.y, float)
+        if np.isnan(y).all():
+            continue
+        last = int(np.nanargmax(np.where(np.isnan(y), np.nan, x)))
+        _, height = (axes.transScale + axes.transLimits).transform((x[last], y[last]))
+        ends.append((float(np.clip(height, 0, 1)), float(x[last]), line, style))
+    ends.sort(key=lambda end: end[0])
+    for place, (height, x, line, style) in zip(_apart([end[0] for end in ends]), ends, strict=True):
+        look = {"color": "#999999", "linewidth": 0.7}  # beside points it should not look like a line
+        if line.kind == "line":
+            look = {"color": style.colour, "linestyle": style.dashes, "linewidth": 1.5}
+        leader = {"arrowstyle": "-", "shrinkA": 1, "shrinkB": 4, "relpos": (0, 0.5), **look}
+        joined = {} if line.kind == "rows" else {"arrowprops": leader}
+        where = {"xycoords": ("data", "axes fraction"), "textcoords": "axes fraction", "annotation_clip": False}
+        axes.annotate(CALLED.get(line.label, line.label), (x, height), (1.05, place), va="center", **joined, **where)
+
+
+def _apart(wanted: Sequence[float]) -> list[float]:
+    """Rising heights in [0, 1], moved as little as it takes to be LABEL apart.
+
+    >>> [round(place, 3) for place in _apart([0.2, 0.2, 1.0, 1.0])]
+    [0.163, 0.238, 0.925, 1.0]
+    """
+
+    def middle(group: Sequence[float]) -> float:
+        half = (len(group) - 1) * LABEL / 2
+        return max(min(sum(group) / len(group), 1 - half), half)
+
+    groups: list[list[float]] = []  # of those that touch each other
+    for height in wanted:
+        groups.append([height])
+        while len(groups) > 1 and middle(groups[-1]) - middle(groups[-2]) < LABEL * len(groups[-2] + groups[-1]) / 2:
+            touching = groups.pop()
+            groups[-1] += touching
+    return [middle(group) + (i - (len(group) - 1) / 2) * LABEL for group in groups for i in range(len(group))]
+
+
+def _plain_ticks(axes: Any, name: str, is_given: bool) -> None:
+    """60 and 70, not 62.5; on a logarithmic axis 0.2, not 2 x 10^-1, but powers of ten where many zeros would be."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+    axis, scale = (axes.xaxis, axes.get_xscale()) if name == "x" else (axes.yaxis, axes.get_yscale())
+    axis.set_minor_locator(NullLocator())
+    if is_given:
+        return
+    if scale == "linear":
+        axis.set_major_locator(MaxNLocator("auto", steps=(1, 2, 5, 10)))
+        return
+    low, high = axis.get_view_interval()
+    if scale == "log" and high < 300 * low:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    if max(-low, high) < 1e6 and (scale == "symlog" or low > 1e-4):
+        axis.set_major_formatter(lambda value, _: f"{value:,.10g}".replace("-", "−"))
+
+
 def save_figure(figure: "Figure", path: Path) -> None:
     """Write a figure as PNG, whole or not at all."""
     write_file(path, _to_png(figure, dpi=150))
 
 
 def draw_curve(iterations: Sequence[dict], title: str) -> "Figure":
-    """Accuracy with +- 2 standard errors, and the three outcomes, over training.
+    """Accuracy with +- 2 standard errors, and the outcomes, over training; the mean reward, where there is one.
 
     iterations: those of results.json, each with a `curve`: points with samples_seen, the outcome shares, and "pass@1"
-    with its mean and se. An iteration's curve begins where the one before it ended.
+    with its mean and se, as "reward" has. An iteration's curve begins where the one before it ended.
     """
     points, seen, before = [], [], 0
     for iteration in iterations:
@@ -171,47 +241,65 @@ def draw_curve(iterations: Sequence[dict], title: str) -> "Figure":
         points += curve
         seen += [before + point["samples_seen"] for point in curve]
         before = seen[-1]
-    mean = [100 * point["pass@1"]["mean"] for point in points]
-    half_width = [200 * point["pass@1"]["se"] for point in points]
-    shares = {name: [100 * point[name] for point in points] for name in get_args(Outcome)}
+
+    def measured(name: str, unit: float) -> list[Line]:
+        mean = [unit * point[name]["mean"] for point in points]
+        return [Line(seen, mean, style="correct", half_width=[2 * unit * point[name]["se"] for point in points])]
+
     x = "samples trained on"
-    accuracy = Panel(title, x, "pass@1 (%), ± 2 SE", [Line(seen, mean, style="correct", half_width=half_width)])
-    outcomes = [Line(seen, share, name) for name, share in shares.items()]
-    return draw([accuracy, Panel("outcomes", x, "share of completions (%)", outcomes, {"ylim": (-3, 103)})])
+    panels = [Panel(title, x, "pass@1 (%), ± 2 SE", measured("pass@1", 100))]
+    outcomes = [Line(seen, [100 * point[name] for point in points], name) for name in outcomes_of(points[0])]
+    panels.append(Panel("outcomes", x, "share of completions (%)", outcomes, {"ylim": (-3, 103)}))
+    if "reward" in points[0]:
+        panels.append(Panel("reward", x, "mean reward, ± 2 SE", measured("reward", 1)))
+    return draw(panels)
 
 
-def draw_tokens(tokens: Sequence[str], values: Sequence[float], title: str, furthest: float) -> "Figure":
-    """A completion as a strip: tokens on the colour of their values, green above zero and brown below, with numbers.
+class Strip(NamedTuple):
+    """A completion to be drawn: what its numbers are, its tokens, and a number for each."""
 
-    furthest: the value, of either sign, from which on the colour is darkest; the same for strips to be compared.
+    title: str
+    tokens: Sequence[str]
+    values: Sequence[float]
 
-    >>> figure = draw_tokens([" 4", " +"], [0.5, -0.25], "log-ratio", furthest=1)
+
+def draw_tokens(strips: Sequence[Strip], furthest: float) -> "Figure":
+    """Tokens on the colour of their values, with numbers: green above zero, brown and with a dotted line below it.
+
+    furthest: the value, of either sign, from which on the colour is darkest. The scale is logarithmic from 0.01 on.
+
+    >>> figure = draw_tokens([Strip("log-ratio", [" 4", " +"], [0.5, -0.25])], furthest=1)
     >>> [text.get_text() for text in figure.axes[0].texts]
-    [' 4', '+0.50', ' +', '-0.25']
+    ['log-ratio', ' 4', '+0.50', ' +', '-0.25']
     """
     from matplotlib import colormaps
-    from matplotlib.colors import TwoSlopeNorm
+    from matplotlib.colors import SymLogNorm
     from matplotlib.figure import Figure
     from matplotlib.textpath import TextPath
 
-    size, gap, width = 9, 0.06, 9.2  # points; inches between tokens, and in all
-    places, x, row = [], 0.0, 0
-    for token in tokens:
-        token_width = max(TextPath((0, 0), token or " ", size=size).get_extents().width / 72, 0.36) + 2 * gap
-        if x + token_width > width - 0.2:
-            x, row = 0.0, row + 1
-        places.append((x, row, token_width))
-        x += token_width
-    figure = Figure(figsize=(width, 0.45 * (row + 1) + 0.4), dpi=100)
-    axes = figure.add_axes((0, 0, 1, 1), xlim=(-0.1, width - 0.1), ylim=(0.45 * (row + 1), -0.4))
+    size, gap, width, tall = 10, 0.06, 10.0, 0.47  # points; inches between tokens, in all, and of a row
+    figure = Figure(dpi=100)
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(-0.1, width - 0.1))
     axes.set_axis_off()
-    axes.set_title(title, loc="left", y=0.99, pad=-12, fontsize=10)
-    norm = TwoSlopeNorm(0, -furthest, furthest)
-    for token, value, (x, row, token_width) in zip(tokens, values, places, strict=True):
-        y, colour = 0.45 * row, colormaps["BrBG"](0.5 + 0.6 * (norm(min(max(value, -furthest), furthest)) - 0.5))
-        axes.fill([x, x + token_width, x + token_width, x], [y, y, y + 0.4, y + 0.4], color=colour, linewidth=0)
-        axes.text(x + token_width / 2, y + 0.12, token.replace("$", r"\$"), fontsize=size, ha="center", va="center")
-        axes.text(x + token_width / 2, y + 0.3, f"{value:+.2f}", fontsize=6.5, ha="center", va="center")
+    shade, y = SymLogNorm(0.01, vmin=-furthest, vmax=furthest, clip=True), 0.0
+    for strip in strips:
+        axes.text(0, y + 0.2, strip.title, fontsize=11, va="center")
+        x, y = 0.0, y + 0.35
+        for token, value in zip(strip.tokens, strip.values, strict=True):
+            wide = max(TextPath((0, 0), token or " ", size=size).get_extents().width / 72, 0.4) + 2 * gap
+            if x + wide > width - 0.2:
+                x, y = 0.0, y + tall
+            colour = colormaps["BrBG"](0.2 + 0.6 * float(shade(value)))
+            axes.fill([x, x + wide, x + wide, x], [y, y, y + 0.42, y + 0.42], color=colour, linewidth=0)
+            if value <= -0.005:
+                axes.plot([x + gap, x + wide - gap], [y + 0.4] * 2, ":", color="#543005", linewidth=2)
+            axes.text(x + wide / 2, y + 0.13, token.replace("$", r"\$"), fontsize=size, ha="center", va="center")
+            told = f"{value:+.2f}" if abs(value) >= 0.005 else "0"
+            axes.text(x + wide / 2, y + 0.3, told, fontsize=7.5, ha="center", va="center")
+            x += wide
+        y += tall + 0.1
+    axes.set_ylim(y, -0.05)
+    figure.set_size_inches(width, y + 0.05)
     return figure
 
 

@@ -7,14 +7,16 @@ import importlib.util
 import operator
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from pydantic import BaseModel, Field, FiniteFloat, TypeAdapter, ValidationError
 
-Outcome = Literal["correct", "incorrect", "invalid"]
+Outcome = Literal["correct", "incorrect", "invalid"]  # of the paper's tasks
+OUTCOMES: tuple[str, ...] = get_args(Outcome)
 Record = TypeVar("Record")  # a pydantic model or a dataclass
 
 
@@ -24,14 +26,26 @@ class InputError(ValueError):
 
 @dataclass(frozen=True)
 class Problem:
-    """A question and its gold answer, the latter as the task's own parser returns it."""
+    """A question and, where there is one, its gold answer, as the task's own parser returns it."""
 
     id: str
     question: str
-    gold: Hashable
+    gold: Hashable = None
 
 
-class Sample(BaseModel, extra="forbid", strict=True):
+class Drawn(BaseModel, extra="forbid", strict=True):
+    """A completion of a prompt, before it is graded."""
+
+    problem_id: str | None = None
+    prompt: str
+    completion: str
+    token_ids: list[int] | None = Field(default=None, min_length=1)
+    token_logmu: list[FiniteFloat] | None = None
+    token_logmu_engine: list[FiniteFloat] | None = None
+    finish_reason: Literal["stop", "length"] = "stop"
+
+
+class Sample(Drawn):
     """A completion of a prompt with its reward: a line of samples.jsonl.
 
     prompt, completion and reward suffice on input; reward is that before the baseline. token_ids are the completion's,
@@ -42,15 +56,8 @@ class Sample(BaseModel, extra="forbid", strict=True):
     'stop'
     """
 
-    problem_id: str | None = None
-    prompt: str
-    completion: str
-    token_ids: list[int] | None = Field(default=None, min_length=1)
-    token_logmu: list[FiniteFloat] | None = None
-    token_logmu_engine: list[FiniteFloat] | None = None
-    finish_reason: Literal["stop", "length"] = "stop"
     reward: FiniteFloat
-    outcome: Outcome | None = None
+    outcome: str | None = None
 
 
 @dataclass(frozen=True)
@@ -69,28 +76,53 @@ class Example:
     token_logmu: list[float] | None = None
 
 
+class Grade(NamedTuple):
+    """How good a completion is: its reward, any finite number, and the name of its outcome."""
+
+    reward: float
+    outcome: str
+
+
 @dataclass(frozen=True)
 class Task:
     """What a pipeline must know of a task: its problems, how they are asked, and how answers are judged.
 
-    prompt: problem -> text. parse: completion -> the answer that maj@k votes on, None if there is none to read.
-    grade: completion, gold -> outcome; both see the text before the stop string. stop: strings that end a completion.
-    same: whether two answers that were parsed vote together.
+    Judged is the text before the stop string, by one of three functions. reward: completion, problem -> a number, or a
+    Grade. batch_reward: the same for lists of completions and their problems. grade: completion, gold -> outcome, for
+    the paper's reward of +1 if correct and -1 if not (Section 4.2). outcomes: their names, of which the first counts as
+    right in pass@k and maj@k; a number without a name has the first if it is positive, else the second.
+
+    prompt: problem -> text. parse: completion -> the answer that maj@k votes on, None if there is none to read; without
+    it there is no maj@k. stop: strings that end a completion. same: whether two answers that were parsed vote together.
+    InputError where this does not fit together.
     """
 
     name: str
-    train: list[Problem]
-    test: list[Problem]
-    prompt: Callable[[Problem], str]
-    parse: Callable[[str], Hashable | None]
-    grade: Callable[[str, Any], Outcome]
+    train: Sequence[Problem]
+    test: Sequence[Problem]
+    prompt: Callable[[Problem], str] = operator.attrgetter("question")
+    parse: Callable[[str], Hashable | None] | None = None
+    grade: Callable[[str, Any], str] | None = None
     stop: tuple[str, ...] = ()
     same: Callable[[Any, Any], bool] = operator.eq
+    reward: Callable[[str, Problem], float | Grade] | None = None
+    batch_reward: Callable[[Sequence[str], Sequence[Problem]], Sequence[float | Grade]] | None = None
+    outcomes: tuple[str, ...] = ("correct", "incorrect")
+
+    def __post_init__(self) -> None:
+        if sum(function is not None for function in (self.grade, self.reward, self.batch_reward)) != 1:
+            raise InputError(f"task {self.name}: give one of reward, batch_reward and grade")
+        if len(set(self.outcomes)) < max(len(self.outcomes), 2):
+            raise InputError(f"task {self.name}: outcomes {self.outcomes}: give two different names at least")
+        for problems in (self.train, self.test):
+            for name, count in Counter(problem.id for problem in problems).most_common(1):
+                if count > 1:
+                    raise InputError(f"task {self.name}: {count} problems have the id {name!r}; give each its own")
 
     def visible(self, completion: str) -> str:
         """The part of a completion that is graded: what precedes the first stop string.
 
-        >>> task = Task("sums", [], [], prompt=str, parse=str, grade=str, stop=("Q:",))
+        >>> task = Task("sums", [], [], grade=str, stop=("Q:",))
         >>> task.visible("4. Q: 3 + 3?")
         '4. '
         """
@@ -117,11 +149,17 @@ def read_rows(path: Path, kind: type[Record], form: Literal["lines", "growing", 
         try:
             rows.append(adapter.validate_json(line))
         except ValidationError as error:
-            fault = error.errors(include_url=False)[0]
-            field = ".".join(map(str, fault["loc"]))
             where = path if form == "whole" else f"{path}:{number}"
-            raise InputError(f"{where}: {f'field {field}: ' if field else ''}{fault['msg']}") from None
+            raise InputError(f"{where}: {told(error)}") from None
     return rows
+
+
+def told(error: ValidationError) -> str:
+    """The first fault of a record in a line: its field, and what is wrong with it."""
+    fault = error.errors(include_url=False)[0]
+    field = ".".join(map(str, fault["loc"]))
+    text = (f"field {field}: " if field else "") + fault["msg"].removeprefix("Value error, ")
+    return " ".join(text.split())
 
 
 def read_text(path: Path) -> str:

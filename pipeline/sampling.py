@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
+from pipeline.grading import graded
 from pipeline.models.language_model import LanguageModel
-from pipeline.records import InputError, Problem, Sample, Task
+from pipeline.records import Drawn, InputError, Problem, Sample, Task
 from pipeline.runtime.processes import progress_bar
 
 
@@ -58,31 +59,38 @@ def draw_samples(
     seed: int,
     description: str = "sampling",
 ) -> list[Sample]:
-    """n graded samples of each problem, in the problems' order: reward +1 if correct and -1 if not (Section 4.2).
+    """n graded samples of each problem: the arguments are those of `draw`."""
+    drawn = draw(task, problems, n, engine, sampling, seed, description)
+    return graded(task, drawn, [problem for problem in problems for _ in range(n)])
 
-    description: what the progress bar says.
-    """
+
+def draw(
+    task: Task,
+    problems: Sequence[Problem],
+    n: int,
+    engine: Engine,
+    sampling: SamplingParameters,
+    seed: int,
+    description: str,
+) -> list[Drawn]:
+    """n completions of each problem, in the problems' order. description: what the progress bar says."""
     prompts = [task.prompt(problem) for problem in problems]
     completions: list[list[Completion]] = [[] for _ in problems]
     drawn = progress_bar(engine(prompts, n, sampling, seed), description, "sample", n * len(problems))
     for number, completion in drawn:
         completions[number].append(completion)
-    samples = []
-    for problem, prompt, drawn in zip(problems, prompts, completions, strict=True):
-        for completion in drawn:
-            outcome = task.grade(task.visible(completion.text), problem.gold)
-            sample = Sample(
-                problem_id=problem.id,
-                prompt=prompt,
-                completion=completion.text,
-                token_ids=completion.token_ids,
-                token_logmu_engine=completion.token_logmu,
-                finish_reason=completion.finish_reason,
-                reward=1.0 if outcome == "correct" else -1.0,
-                outcome=outcome,
-            )
-            samples.append(sample)
-    return samples
+    return [
+        Drawn(
+            problem_id=problem.id,
+            prompt=prompt,
+            completion=completion.text,
+            token_ids=completion.token_ids,
+            token_logmu_engine=completion.token_logmu,
+            finish_reason=completion.finish_reason,
+        )
+        for problem, prompt, of_problem in zip(problems, prompts, completions, strict=True)
+        for completion in of_problem
+    ]
 
 
 def transformers_engine(lm: LanguageModel, tokens_at_once: int) -> Engine:
@@ -91,7 +99,7 @@ def transformers_engine(lm: LanguageModel, tokens_at_once: int) -> Engine:
     def engine(
         prompts: Sequence[str], n: int, sampling: SamplingParameters, seed: int
     ) -> Iterator[tuple[int, Completion]]:
-        prompt_ids = lm.tokenizer(list(prompts))["input_ids"]
+        prompt_ids = lm.prompt_ids(prompts)
         # n rows for each prompt, those of like length together
         rows = [i for i in sorted(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i])) for _ in range(n)]
         widths = [len(prompt_ids[i]) + sampling.max_new_tokens for i in rows]
@@ -104,9 +112,14 @@ def transformers_engine(lm: LanguageModel, tokens_at_once: int) -> Engine:
 
 
 def check_lengths(task: Task, lm: LanguageModel, new_tokens: int) -> int:
-    """The tokens of the longest prompt with `new_tokens` behind it; InputError where they exceed the context."""
+    """The tokens of the longest prompt with `new_tokens` behind it; InputError where they exceed the context.
+
+    0 without problems.
+    """
     problems = [*task.train, *task.test]
-    sizes = [len(ids) for ids in lm.tokenizer([task.prompt(problem) for problem in problems])["input_ids"]]
+    if not problems:
+        return 0
+    sizes = [len(ids) for ids in lm.prompt_ids([task.prompt(problem) for problem in problems])]
     longest = max(range(len(sizes)), key=sizes.__getitem__)
     if sizes[longest] + new_tokens > lm.context:
         raise InputError(
@@ -128,7 +141,7 @@ def _generate(
         top_k=sampling.top_k,
         max_new_tokens=sampling.max_new_tokens,
         stop_strings=list(sampling.stop) or None,
-        eos_token_id=model.generation_config.eos_token_id,
+        eos_token_id=sorted(lm.ends) or None,
         pad_token_id=tokenizer.pad_token_id,
     )
     prompts = {tuple(ids): number for number, ids in enumerate(dict.fromkeys(map(tuple, prompt_ids)))}

@@ -38,6 +38,45 @@ def baselines_of(settings: Settings, chosen: Sequence[Sample]) -> list[float]:
     return [baseline_for_proportion(positives, settings.effective_proportion)] * len(chosen)
 
 
+def note_on_signs(settings: Settings, rewards: Sequence[float], learnt: Sequence[float]) -> str | None:
+    """What the method comes to where the rewards are of one sign after the baseline, or most have changed sign.
+
+    rewards, learnt: before and after the baseline. The note has the share of each sign and the setting that mends it.
+    None where all is well, and where positives alone are asked for; DPO has no baseline.
+
+    >>> note_on_signs(Settings(), [1.0, -1.0], [1.0, -1.0])
+    >>> note_on_signs(Settings(), [1.0, 0.0], [1.0, 0.0]).partition(": ")[2].partition(",")[0]
+    'without negatives topr is supervised training on the positives; --baseline 0.5'
+    """
+    method, bounds = settings.method, None if settings.method in ("ppo", "dpo") else settings.bounds
+    is_asked_for = settings.composition == "positives_only" or settings.effective_proportion == 1
+    if method == "dpo" or is_asked_for or (bounds and bounds.b_neg == 0):
+        return None
+    size, low, high = len(learnt), min(rewards), max(rewards)
+    positive, negative = sum(reward > 0 for reward in learnt), sum(reward < 0 for reward in learnt)
+    turned = sum(before * after < 0 for before, after in zip(rewards, learnt, strict=True))
+    if not positive and not negative:
+        fault = f"nothing is left for {method} to learn from"
+    elif not negative:
+        is_sft = bounds and bounds.a_pos == bounds.b_pos
+        fault = f"without negatives {method} {'is supervised training on' if is_sft else 'learns from'} the positives"
+    elif not positive:
+        fault = f"without positives {method} only makes less probable what was drawn"
+    elif low < 0 < high and 2 * turned > size:
+        fault = f"the baseline gave {100 * turned / size:.1f} % the other sign, of which {method} learns the contrary"
+    else:
+        return None
+    if low == high:
+        mend = f"all rewards are {low:g}, which no baseline can tell apart: take other problems or draw more"
+    else:
+        c, origin = 0.0 if low < 0 < high else (low + high) / 2, "--baseline-from zero "
+        option = f"{origin if settings.baseline_from != 'zero' else ''}--baseline {c:g}"
+        mend = f"{option}, between the smallest reward, {low:g}, and the largest, {high:g}, gives both signs"
+    counts = {"positive": positive, "zero": size - positive - negative, "negative": negative}
+    shares = ", ".join(f"{100 * count / size:.1f} % {name}" for name, count in counts.items())
+    return f"after the baseline the rewards are {shares}: {fault}; {mend}"
+
+
 def uniform(samples: Sequence[Sample], size: int, rng: random.Random) -> list[int]:
     """`size` samples at random.
 

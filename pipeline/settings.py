@@ -1,7 +1,6 @@
 """Every setting of a run, once: its range, where its default is from, and how a command line is read into it."""
 
 import dataclasses
-import hashlib
 import math
 import os
 import re
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, 
 
 import tyro
 
-from pipeline.records import InputError
+from pipeline.own_samples import columns_of
+from pipeline.records import InputError, read_text
 from pipeline.runtime.processes import ranks
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ Method = Literal["topr", "tis", "sft", "reinforce", "off_policy", "ppo", "dpo"]
 Composition = Literal["uniform", "positives_only", "anna_karenina", "proportion"]
 OptimizerName = Literal["adamw", "adafactor", "sgd"]
 Compute = Literal["float32", "bfloat16"]
+TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 
 
 class Range(NamedTuple):
@@ -40,7 +41,7 @@ Positive = Annotated[float, Range(lambda x: 0 < x < math.inf, "must be positive 
 Share = Annotated[float, Range(lambda x: 0 < x <= 1, "must lie in (0, 1]")]
 OpenShare = Annotated[float, Range(lambda x: 0 < x < 1, "must lie in (0, 1)")]
 Clip = Annotated[float, Range(lambda x: 0 <= x <= 1, "must lie in [0, 1]")]
-Baseline = Annotated[float, Range(lambda x: -1 <= x <= 1, "must lie in [-1, 1]")]
+Finite = Annotated[float, Range(math.isfinite, "must be finite")]
 AtLeastZero = Annotated[int, Range(lambda x: x >= 0, "must be at least 0")]
 
 
@@ -59,14 +60,24 @@ class Settings:
     """folder with train.jsonl and test.jsonl in GSM8K's form, or a hub name such as openai/gsm8k (ours)"""
     test_data: str | None = None
     """where the test problems are, if they are not in --data (ours; MATH-500 has a name of its own)"""
-    samples: Path | None = None
-    """samples.jsonl to train on instead of sampling; prompt, completion and reward suffice (ours)"""
+    samples: str | None = None
+    """file, folder or hub name of samples to train on, not sampled here: prompt, completion, reward suffice (ours)"""
+    columns: tuple[str, ...] = ()
+    """FIELD=COLUMN ...: where --samples and --held-out have fields under other names, reward=A+B for a sum (ours)"""
+    held_out: str | None = None
+    """samples, not among --samples, whose log-probabilities are measured in place of test problems (ours)"""
+    evaluation: bool = True
+    """--no-evaluation trains on --samples and measures nothing (ours)"""
     trust_logmu: bool = False
     """take token_logmu of --samples for log mu; the check that pi = mu at the first step is skipped (ours)"""
     shots: int = 0
     """worked examples before the question (ours for the tiny model; paper: 8)"""
     shots_file: Path | None = None
     """text of the worked examples, a blank line between them; default: those of the installed lm-eval package"""
+    chat: bool = False
+    """ask in the tokenizer's own chat template, whose end of turn ends a completion (ours)"""
+    system: Path | None = None
+    """file with the system prompt for --chat; default: that of the template, if it has one (ours)"""
 
     iterations: AtLeastZero = 1
     """rounds of sampling from the model and training it, mu_i = pi_{i-1} (paper, Section 4.3); 0: evaluate only"""
@@ -82,6 +93,8 @@ class Settings:
     """share of positives for --composition proportion (paper, Section 4.3: 0.1 and 0.5)"""
     examples: Count | None = None
     """samples to train on in an iteration, at most (paper: 50,000); default: all that the composition allows"""
+    epochs: Count = 1
+    """passes over these samples, each in an order of its own (paper, Section 4.2: 1)"""
 
     engine: Literal["hf", "vllm"] | None = None
     """what samples; default: vllm where there is a GPU (paper, Section 4.2), else transformers' generate"""
@@ -103,12 +116,14 @@ class Settings:
     """tokens in a batch of transformers' generate, prompts and padding included: memory and speed (ours)"""
     chunk: Count = 256
     """problems sampled between two writes to the disk, by each process (ours)"""
+    reward_seconds: Positive = 300.0
+    """seconds that the task's reward may take for a completion; a batch, that many for each of its own (ours)"""
 
     method: Method = "topr"
     """topr, tis, sft, reinforce, off_policy: rows of Table 1; ppo, dpo: what the paper compares with"""
     limits: tuple[float, float, float, float] | None = None
     """a+ b+ a- b-: bounds of the ratio (Eq. 7) in place of the method's"""
-    baseline: Baseline | None = None
+    baseline: Finite | None = None
     """c, subtracted from the reward (paper: none)"""
     baseline_from: Literal["zero", "mean", "group"] = "zero"
     """what --baseline is counted from: zero (paper), the samples' mean reward, or that of the prompt's own samples"""
@@ -143,6 +158,8 @@ class Settings:
     """recompute activations in the backward pass: less memory, same gradient; default: where a GPU needs it (ours)"""
     reshard: bool | None = None
     """gather weights again for the backward pass: less memory, same gradient; default: where a GPU needs it (ours)"""
+    lora: Count | None = None
+    """rank of the adapters that are trained in place of the weights, through peft; default: all weights (ours)"""
     save_every: Count = 256
     """optimiser steps between two checkpoints (ours)"""
 
@@ -167,6 +184,8 @@ class Settings:
     """seed of everything that is drawn"""
     out: Path | None = None
     """folder to write into; default: runs/PRESET, followed by the settings that differ from the preset's"""
+    track: TrackerName | None = None
+    """tensorboard, wandb, trackio or mlflow shows the run while it goes on; to be installed (ours)"""
     reuse: Path | None = None
     """folder of another run: copy what it has drawn from the initial model with the same sampling settings (ours)"""
 
@@ -174,6 +193,20 @@ class Settings:
     def drawn_per_problem(self) -> int:
         """Samples that are drawn for each training problem."""
         return self.candidates if self.composition == "anna_karenina" else self.n
+
+    @property
+    def test_source(self) -> str | None:
+        """Where the test problems are; None for a run without any.
+
+        >>> Settings(data="here").test_source, Settings(held_out="file").test_source
+        ('here', None)
+        """
+        return (self.test_data or self.data) if self.evaluation and self.held_out is None else None
+
+    @property
+    def system_prompt(self) -> str | None:
+        """The text of --system, without the white space around it; InputError where it cannot be read."""
+        return None if self.system is None else read_text(self.system).strip()
 
     @property
     def bounds(self) -> "Limits":
@@ -186,11 +219,12 @@ class Settings:
         """A seed of its own for each stage, so that a change in one stage leaves the others' draws alone."""
         return zlib.crc32(f"{stage} {self.seed}".encode())
 
-    def record(self) -> dict:
-        """What a run is, for config.json: its settings, a hash of the samples it was given, and its processes."""
-        content = self.samples.read_bytes() if self.samples else None
+    def record(self, samples_sha256: str | None = None, held_out_sha256: str | None = None) -> dict:
+        """What a run is, for config.json: its settings, hashes of the samples it was given, and its processes."""
         others = {
-            "samples_sha256": hashlib.sha256(content).hexdigest() if content else None,
+            "system": self.system_prompt,
+            "samples_sha256": samples_sha256,
+            "held_out_sha256": held_out_sha256,
             "ranks": ranks(),
         }
         return {name: value for name, value in dataclasses.asdict(self).items() if name not in NOT_OF_A_RUN} | others
@@ -207,9 +241,10 @@ class Settings:
         return Path(f"{runs}{name}")
 
 
-NOT_OF_A_RUN = ("out", "reuse", "dry_run", "debug", "start_tolerance", "vllm_python", "vllm_memory")
+NOT_OF_A_RUN = ("out", "reuse", "reward_seconds", "dry_run", "debug", "start_tolerance", "vllm_python", "vllm_memory")
+NOT_OF_A_RUN += ("track",)
 OF_DRAWING = ("model", "engine", "temperature", "top_p", "top_k", "max_new_tokens", "tokens_at_once", "chunk", "seed")
-OF_DRAWING += ("compute", "samples_sha256")
+OF_DRAWING += ("compute", "samples_sha256", "chat", "system")
 
 AnySettings = TypeVar("AnySettings", bound=Settings)
 
@@ -280,8 +315,13 @@ def check(settings: Settings, processes: int | None = None) -> None:
     k, n = settings.k, settings.test_samples
     refuse(k > n, f"--test-samples {n}: must be at least --k {k}; with more, maj@{k} has an interval")
     check_engine_gpus("--engine-gpus", settings.engine_gpus, processes)
+    refuse(
+        settings.lora is not None and processes > 1,
+        f"--lora {settings.lora}: is for one process, and there are {processes}; train all weights, or start one",
+    )
     refuse(settings.limits is not None and method in ("ppo", "dpo"), f"--limits: have no meaning for {method}")
     refuse(settings.shots_file is not None and settings.shots < 1, "--shots-file: say with --shots how many to take")
+    refuse(settings.system is not None and not settings.chat, "--system: is the system prompt of a --chat; give both")
     is_given = settings.baseline is not None or settings.baseline_from != "zero"
     is_share_given = settings.effective_proportion is not None
     refuse(is_given and is_share_given, "--effective-proportion: sets the baseline; give no other")
@@ -291,7 +331,16 @@ def check(settings: Settings, processes: int | None = None) -> None:
         is_proportion != (settings.proportion is not None),
         "--composition proportion and --proportion P: give both or neither",
     )
-    refuse(settings.samples is None and settings.trust_logmu, "--trust-logmu: is for --samples")
+    of_samples = {"--trust-logmu": settings.trust_logmu, "--columns": settings.columns != ()}
+    ways = {"--held-out": settings.held_out is not None, "--no-evaluation": not settings.evaluation}
+    for option, is_set in (of_samples | ways).items():
+        refuse(settings.samples is None and is_set, f"{option}: is for --samples")
+    columns_of(settings.columns)
+    refuse(
+        settings.samples is not None and sum(ways.values()) + (settings.test_data is not None) != 1,
+        "--samples: say how to evaluate, by one of --test-data DIR (problems), --held-out FILE (samples that are not "
+        "trained on) and --no-evaluation",
+    )
     refuse(settings.samples is not None and settings.iterations > 1, "--samples: serve one iteration, not several")
     if settings.limits is not None:
         try:

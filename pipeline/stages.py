@@ -33,19 +33,22 @@ import topr
 from pipeline import dataset
 from pipeline.baselines import dpo_loss_of_rows, ppo_loss
 from pipeline.evaluation import evaluate
+from pipeline.grading import graded
+from pipeline.held_out import Scored, draw_held_out, evaluate_held_out, to_scored
+from pipeline.inputs import read_inputs
 from pipeline.metrics import START_TOLERANCE, append_json, check_ratio, keep_lines, step_metrics
 from pipeline.models import chunked_head
+from pipeline.models.chat import load_to_ask
 from pipeline.models.language_model import (
-    META,
     LanguageModel,
-    load_model,
     load_to_train,
     make_optimizer,
     shard,
     token_logprobs,
 )
+from pipeline.models.lora import add_adapters
 from pipeline.plots import draw_curve, save_figure
-from pipeline.records import Example, InputError, Problem, Sample, Task, read_rows, to_lines, write_file
+from pipeline.records import Drawn, Example, InputError, Problem, Sample, Task, read_rows, to_lines, write_file
 from pipeline.runtime.checkpoints import load_optimizer, save_checkpoint, save_model
 from pipeline.runtime.preflight import Size, check_machine, check_room, check_shared
 from pipeline.runtime.processes import (
@@ -72,11 +75,12 @@ from pipeline.runtime.run_folder import (
 from pipeline.sampling import (
     Engine,
     SamplingParameters,
-    check_lengths,
-    draw_samples,
+    draw,
     transformers_engine,
 )
+from pipeline.selection import note_on_signs
 from pipeline.settings import OF_DRAWING, Settings
+from pipeline.track import tracker
 
 Learn = tuple[Callable[..., Tensor], Callable[..., Tensor]]  # a loss and the log-probabilities it learns from
 
@@ -100,9 +104,8 @@ class Run(AbstractContextManager):
     def __init__(self, settings: Settings, task: Task, learn: Learn | None = None):
         check_machine(settings)
         self.folder = settings.out or settings.default_out(Settings())
-        engine = chosen_engine(settings, "--engine-gpus", settings.engine_gpus)
-        self.settings = settings = replace(settings, engine=engine)
-        self.task, self.start = task, Point(0, 0, settings.model)
+        settings = replace(settings, engine=chosen_engine(settings, "--engine-gpus", settings.engine_gpus))
+        self.settings, self.start = settings, Point(0, 0, settings.model)
         self._token_logprobs = chunked_head.token_logprobs if settings.sliced_head else token_logprobs
         own = make_loss(settings), lambda model, batch: self._token_logprobs(model, batch).sum(-1)
         self._loss, self._logprobs = learn or own
@@ -111,39 +114,29 @@ class Run(AbstractContextManager):
         self._checked: set[str] = set()
         self.found: dict[str, Any] | None = None
 
-        def validate() -> tuple[LanguageModel, int, tuple[int, int], list[Sample] | None, dict[str, Any]]:
-            meta = load_model(settings.model, META, settings.trust_remote_code)
-            if settings.sliced_head:
-                chunked_head.check_head(meta.model)
-            longest = check_lengths(task, meta, settings.max_new_tokens)
-            lengths = longest - settings.max_new_tokens, settings.max_new_tokens
-            given = read_rows(settings.samples, Sample) if settings.samples else None
-            if given is not None:
-                if settings.trust_logmu:
-                    dataset.check_logmu(given, str(settings.samples))
-                lengths = dataset.longest(dataset.compose(settings, given, meta, task.stop)[0])
-            record = settings.record()  # after the samples were read: it has their checksum
-            if settings.reuse is not None:
-                here = {name: record[name] for name in OF_DRAWING}
-                refuse_others(settings.reuse, here, "has drawn otherwise", "give a --reuse that has drawn the same")
-            return meta, longest, lengths, given, record
-
         with ExitStack() as stack:
             if ranks() > 1 or settings.compute != "float32":  # FSDP2 computes in other precisions
                 stack.enter_context(process_group(alone=True))
-            self.meta, self.longest, self.lengths, self.given, record = on_all_ranks(validate)
+            self.inputs = inputs = on_all_ranks(lambda: read_inputs(settings, task))
+            record = settings.record(**inputs.digests)
+            if settings.reuse is not None:
+                here = {name: record[name] for name in OF_DRAWING}
+                refuse = partial(refuse_others, settings.reuse, here, "has drawn otherwise")
+                on_all_ranks(lambda: refuse("give a --reuse that has drawn the same"))
             if on_rank_zero((self.folder / "results.json").exists):
                 refuse_others(self.folder, record, "holds a run with other settings", "choose another --out")
                 self.found = read_json(self.folder / "results.json")
                 if rank() == 0:
                     print(f"{self.folder}: this run is finished; what it found:", flush=True)
             else:
-                parameters = sum(weight.numel() for weight in self.meta.model.parameters())
-                drawn = len(task.train) * settings.drawn_per_problem if self.given is None else len(self.given)
-                size = Size(parameters, drawn, len(task.test) * settings.test_samples, self.longest)
+                parameters = sum(weight.numel() for weight in inputs.meta.model.parameters())
+                drawn = len(task.train) * settings.drawn_per_problem if inputs.given is None else len(inputs.given)
+                size = Size(parameters, drawn, len(inputs.task.test) * settings.test_samples, inputs.longest)
                 on_all_ranks(lambda: check_room(settings, self.folder, size))
                 on_rank_zero(lambda: stack.enter_context(held_folder(self.folder, record)))
                 on_all_ranks(lambda: check_shared(self.folder))
+                tracked = tracker(settings.track, self.folder, record)
+                self._tracker = on_all_ranks(lambda: stack.enter_context(tracked))
             stack.callback(self._hold, None)
             self._stack = stack.pop_all()
 
@@ -153,40 +146,84 @@ class Run(AbstractContextManager):
     # ---- evaluate and sample ------------------------------------------------------------------------------------
 
     def evaluate(self, iteration: int, point: Point) -> None:
-        """Sample from a model on the test problems: test-STEP.jsonl. `results` tells how good it is."""
+        """Sample from a model on the test problems, or score the held-out samples by it: test-STEP.jsonl.
+
+        `results` tells how good it is. Nothing happens with --no-evaluation.
+        """
         settings, here = self.settings, self.folder / f"iteration-{iteration}"
+        if not settings.evaluation:
+            return
         file, is_along = here / f"test-{point.step}.jsonl", point.model == str(here / f"model-{point.step}")
         n = settings.curve_samples if is_along else settings.test_samples
         seed = settings.seed_of(f"test {iteration} {point.step}")
-        self._draw(file, self.task.test, n, point.model, seed, f"evaluating at step {point.step}")
+        if self.inputs.held_out is not None:
+            stage(file, lambda: self._score_held_out(file, point.model))
+        else:
+            self._draw(file, self.inputs.task.test, n, point.model, seed, f"evaluating at step {point.step}")
         if is_along:
             on_rank_zero(lambda: shutil.rmtree(point.model, ignore_errors=True))
         self._tests.setdefault(iteration, []).append((point.seen, file))
+        if settings.track is not None:
+            on_rank_zero(lambda: self._track_evaluation(file, n, self._steps_before(iteration) + point.step))
+
+    def _track_evaluation(self, file: Path, n: int, step: int) -> None:
+        self._tracker.numbers({"test": self._measure(file, n)}, step)
+        if self.inputs.held_out is None:  # a few completions, of the same problems each time
+            columns = ("step", "problem_id", "prompt", "completion", "outcome", "reward")
+            samples = read_checked(file, Sample)[: 8 * n : n]
+            rows = [[step, *(getattr(sample, name) for name in columns[1:])] for sample in samples]
+            self._tracker.table("completions", columns, rows, step)
+
+    def _steps_before(self, iteration: int) -> int:
+        """The optimiser steps of the iterations before this one."""
+        logs = [self.folder / f"iteration-{number}" / "metrics.jsonl" for number in range(1, iteration)]
+        return sum(log.read_bytes().count(b"\n") for log in logs if log.exists())
+
+    def _score_held_out(self, file: Path, model: str) -> list[Scored]:
+        """The held-out samples by a model: it computes them as it would to train on them."""
+        steps = dataset.epoch_steps(
+            self.inputs.held_out, self.settings.batch, self.settings.micro_batch, rank(), ranks()
+        )
+        found = dataset.score(self.inputs.held_out, steps, self._learner(model)[0], self._token_logprobs)
+        before = file.with_name("test-0.jsonl")
+        return to_scored(self.inputs.held_out, found, read_checked(before, Scored) if before.exists() else ())
 
     def sample(self, iteration: int, model: str) -> list[Sample]:
         """The iteration's graded samples, those given or drawn from `model`: samples.jsonl."""
         file, settings = self.folder / f"iteration-{iteration}" / "samples.jsonl", self.settings
-        if self.given is not None:
-            stage(file, lambda: self.given)
+        if self.inputs.given is not None:
+            stage(file, lambda: self.inputs.given)
         else:
             seed = settings.seed_of(f"samples {iteration}")
-            self._draw(file, self.task.train, settings.drawn_per_problem, model, seed, "sampling")
+            self._draw(file, self.inputs.task.train, settings.drawn_per_problem, model, seed, "sampling")
         return read_checked(file, Sample)
 
     def _draw(self, file: Path, problems: Sequence[Problem], n: int, model: str, seed: int, description: str) -> None:
         """The stage that writes n graded samples of each problem by `model` to `file`.
 
         Each engine, that of every `engine_gpus`-th rank, draws for a consecutive share of the problems, at most `chunk`
-        problems at a time. What it has drawn is in FILE.part-RANK before it goes on, and an interrupted run goes on
-        behind the last whole chunk.
+        problems at a time. What it has drawn is in FILE.part-RANK.drawn before it is graded, and in FILE.part-RANK
+        afterwards. An interrupted run goes on behind the last whole chunk.
         """
         settings = self.settings
         if settings.reuse is not None and model == settings.model:
             on_rank_zero(lambda: self._take(settings.reuse / file.relative_to(self.folder), file, problems, n))
-        sampling = sampling_parameters(settings, self.task)
+        sampling = sampling_parameters(settings, self.inputs.task)
         parts = {r: file.with_name(f"{file.name}.part-{r}") for r in range(0, ranks(), settings.engine_gpus)}
         numbers = share(len(problems), rank(), ranks(), settings.engine_gpus)
         own, first = problems[numbers.start : numbers.stop], numbers.start
+
+        def drawn_once(part: Path, some: Sequence[Problem], seed: int) -> list[Drawn]:
+            """n completions of each of some problems: those that a run left which could not grade them, or new ones."""
+            left = part.with_name(f"{part.name}.drawn")
+            kept = read_rows(left, Drawn, "growing")
+            asked = [(problem.id, self.inputs.task.prompt(problem)) for problem in some for _ in range(n)]
+            if [(drawn.problem_id, drawn.prompt) for drawn in kept] == asked:
+                return kept
+            engine = self._hold(("engine", model), lambda: self._open_engine(model))
+            drawn = draw(self.inputs.task, some, n, engine, sampling, seed, description)
+            write_file(left, to_lines(drawn))
+            return drawn
 
         def draw_own(part: Path) -> None:
             kept = read_rows(part, Sample, "growing")
@@ -195,11 +232,11 @@ class Run(AbstractContextManager):
             with part.open("a", encoding="utf-8") as growing:
                 for start in range(done, len(own), settings.chunk):
                     end_with_others()
-                    engine = self._hold(("engine", model), lambda: self._open_engine(model))
                     some = own[start : start + settings.chunk]
                     drawn_before = (first + start) * n
-                    drawn = draw_samples(self.task, some, n, engine, sampling, seed + drawn_before, description)
-                    growing.write(to_lines(drawn))
+                    drawn = drawn_once(part, some, seed + drawn_before)
+                    of_each = [problem for problem in some for _ in range(n)]
+                    growing.write(to_lines(graded(self.inputs.task, drawn, of_each, settings.reward_seconds)))
                     growing.flush()
 
         def make() -> list[Sample]:
@@ -211,14 +248,19 @@ class Run(AbstractContextManager):
             return [sample for samples in drawn for sample in samples]
 
         stage(file, make)
-        on_rank_zero(lambda: [part.unlink(missing_ok=True) for part in parts.values()])
+        on_rank_zero(lambda: [left.unlink() for left in file.parent.glob(f"{file.name}.part-*")])
 
     def _take(self, source: Path, file: Path, problems: Sequence[Problem], n: int) -> None:
-        """Copy `source`, a stage's file of another run, to `file`, if it holds n samples of each problem."""
+        """Copy `source`, a stage's file of another run, to `file`, if it holds n samples of each problem.
+
+        They are graded anew: the reward may have changed since.
+        """
         if source.exists() and not file.exists():
-            found = [(sample.problem_id, sample.prompt) for sample in read_checked(source, Sample)]
-            if found == [(problem.id, self.task.prompt(problem)) for problem in problems for _ in range(n)]:
-                write_checked(file, source.read_bytes())
+            samples, of_each = read_checked(source, Sample), [problem for problem in problems for _ in range(n)]
+            asked = [(problem.id, self.inputs.task.prompt(problem)) for problem in of_each]
+            if [(sample.problem_id, sample.prompt) for sample in samples] == asked:
+                anew = graded(self.inputs.task, samples, of_each, self.settings.reward_seconds)
+                write_checked(file, to_lines(anew).encode())
 
     # ---- compose and train --------------------------------------------------------------------------------------
 
@@ -227,7 +269,7 @@ class Run(AbstractContextManager):
         here, settings = self.folder / f"iteration-{iteration}", self.settings
 
         def make() -> list[Example]:
-            rows, counts = dataset.compose(settings, samples, self.meta, self.task.stop, iteration)
+            rows, counts = dataset.compose(settings, samples, self.inputs.meta, self.inputs.task.stop, iteration)
             steps = dataset.epoch_steps(rows, settings.batch, settings.micro_batch, rank(), ranks())
             if not settings.trust_logmu:
                 rows = dataset.score(rows, steps, self._learner(model)[0], self._token_logprobs)
@@ -244,13 +286,17 @@ class Run(AbstractContextManager):
         if rank() == 0:
             told = f"{len(examples)} examples of {len(samples)} samples, {positive:.1f} % positive"
             print(f"iteration {iteration}: {told}", flush=True)
+            drawn = [samples[example.sample].reward for example in examples]
+            if note := note_on_signs(settings, drawn, [example.reward for example in examples]):
+                print(f"iteration {iteration}: {note}", flush=True)
         return rows
 
     def train(self, iteration: int, rows: list[dataset.Row], model: str) -> list[Point]:
         """One epoch on `rows`, from `model`: metrics.jsonl, and the models to evaluate, of which model/ is the last."""
         settings, here = self.settings, self.folder / f"iteration-{iteration}"
         steps = dataset.epoch_steps(rows, settings.batch, settings.micro_batch, rank(), ranks())
-        stops = sorted({len(steps) * i // settings.curve_points for i in range(1, settings.curve_points)} - {0})
+        curve_points = settings.curve_points if settings.evaluation else 1
+        stops = sorted({len(steps) * i // curve_points for i in range(1, curve_points)} - {0})
         seen = {stop: sum(step.sequences for step in steps[:stop]) for stop in (*stops, len(steps))}
         points = [Point(stop, seen[stop], str(here / f"model-{stop}")) for stop in stops if stop < len(steps)]
         last = Point(len(steps), seen[len(steps)], str(here / "model"))
@@ -266,7 +312,7 @@ class Run(AbstractContextManager):
             ]
             done = max(usable, default=0)
             on_rank_zero(lambda: [shutil.rmtree(p.model, ignore_errors=True) for p in points if p.step > done])
-            lm, optimizer = self._learner(str(here / f"checkpoint-{done}") if done else model)
+            lm, optimizer = self._learner(model, str(here / f"checkpoint-{done}") if done else None)
             if done:
                 load_optimizer(here, done, optimizer)
             self._epoch(here, steps, done, (*points, last), lm, optimizer)
@@ -287,6 +333,7 @@ class Run(AbstractContextManager):
         settings, log = self.settings, here / "metrics.jsonl"
         on_rank_zero(lambda: keep_lines(log, done) if done else log.unlink(missing_ok=True))
         stops = {point.step: Path(point.model) for point in points}
+        before = self._steps_before(int(here.name.removeprefix("iteration-")))
         is_there = on_rank_zero(stops[len(steps)].exists)  # a later iteration may have begun with this model
         laid_out = dataset.lay_out(steps[done:])
         with requests_are_noted() as is_asked:
@@ -303,7 +350,9 @@ class Run(AbstractContextManager):
                     check_ratio(step, log_ratio, settings.start_tolerance or START_TOLERANCE[settings.compute])
                 metrics = {"step": step, "loss": sum(losses), "grad_norm": stats.grad_norm}
                 if rank() == 0:
-                    append_json(log, metrics | step_metrics(log_ratio, reward, weight))
+                    metrics |= step_metrics(log_ratio, reward, weight)
+                    append_json(log, metrics)
+                    self._tracker.numbers({"train": metrics}, before + step)
                 if step in stops and step < len(steps):
                     save_model(lm, stops[step])
                 if step < len(steps) and (any(asked) or step % settings.save_every == 0):
@@ -320,37 +369,44 @@ class Run(AbstractContextManager):
         return on_rank_zero(self._publish)
 
     def _publish(self) -> dict[str, Any]:
-        settings = self.settings
-
-        def measure(file: Path, n: int) -> dict:
-            ks = [settings.k] if 1 < settings.k <= n else []  # pass@1 is there in any case
-            return evaluate(read_checked(file, Sample), self.task, ks, settings.seed)
-
+        settings, measure = self.settings, self._measure
         tests = {number: list(points) for number, points in self._tests.items()}
-        _, first = tests[1].pop(0)
-        before = last = measure(first, settings.test_samples)
+        last = measure(tests[1].pop(0)[1], settings.test_samples) if settings.evaluation else None
+        results = {} if last is None else {"before": last}
         iterations = []
         for number in range(1, settings.iterations + 1):
             counts = read_json(
                 self.folder / f"iteration-{number}" / "dataset.json", "remove it and train.jsonl to make both anew"
             )
             mismatch = counts.pop("engine_mismatch")
-            curve = [{"samples_seen": 0, **last}]
-            for i, (seen, file) in enumerate(tests[number], start=1):
-                last = measure(file, settings.test_samples if i == len(tests[number]) else settings.curve_samples)
-                curve.append({"samples_seen": seen, **last})
-            entry = {"dataset": counts, "curve": curve, "after": last}
+            entry = {"dataset": counts}
+            if settings.evaluation:
+                curve = [{"samples_seen": 0, **last}]
+                for i, (seen, file) in enumerate(tests[number], start=1):
+                    last = measure(file, settings.test_samples if i == len(tests[number]) else settings.curve_samples)
+                    curve.append({"samples_seen": seen, **last})
+                entry |= {"curve": curve, "after": last}
             iterations.append(entry if mismatch is None else entry | {"engine_mismatch": mismatch})
-        results = {"before": before, "iterations": iterations, "versions": versions()}
+        results |= {"iterations": iterations, "versions": versions()}
         if (self.folder / "plan.json").exists():  # what was chosen to fit the GPUs
             results["plan"] = read_json(self.folder / "plan.json")
         if torch.cuda.is_available() or settings.on_cpu:  # what is made for a processor need not say so
             results["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu, a rehearsal"
-        if iterations:
+        if iterations and settings.evaluation:
             title = f"{settings.method}, learning rate {settings.lr:g}"
-            save_figure(draw_curve(iterations, title), self.folder / "curve.png")
+            is_held_out = self.inputs.held_out is not None
+            figure = draw_held_out(iterations[0]["curve"], title) if is_held_out else draw_curve(iterations, title)
+            save_figure(figure, self.folder / "curve.png")
+            self._tracker.picture("curve", self.folder / "curve.png", self._steps_before(settings.iterations + 1))
         write_file(self.folder / "results.json", json.dumps(results, indent=2) + "\n")
         return results
+
+    def _measure(self, file: Path, n: int) -> dict:
+        """An entry of results.json: how good the completions in `file` are, n of each test problem."""
+        if self.inputs.held_out is not None:
+            return evaluate_held_out(read_checked(file, Scored))
+        ks = [self.settings.k] if 1 < self.settings.k <= n else []  # pass@1 is there in any case
+        return evaluate(read_checked(file, Sample), self.inputs.task, ks, self.settings.seed)
 
     # ---- what is held open: an engine or a learner, since either fills a GPU ------------------------------------
 
@@ -378,27 +434,36 @@ class Run(AbstractContextManager):
     def _open_engine(self, model: str) -> Iterator[Engine]:
         settings = self.settings
         if settings.engine == "hf":
-            lm = load_model(model, trust_remote_code=settings.trust_remote_code)
-            yield transformers_engine(lm, settings.tokens_at_once)
+            yield transformers_engine(load_to_ask(settings, model), settings.tokens_at_once)
         else:
             from pipeline.vllm.client import vllm_engine
 
             log = self.folder / f"vllm-{rank()}.log"
-            with vllm_engine(model, self.meta, self.longest, settings, log) as engine:
+            with vllm_engine(model, self.inputs.meta, self.inputs.longest, settings, log) as engine:
                 yield engine
 
-    def _learner(self, model: str) -> tuple[LanguageModel, torch.optim.Optimizer]:
-        """The model in training, sharded over the ranks, and its optimiser."""
+    def _learner(self, model: str, checkpoint: str | None = None) -> tuple[LanguageModel, torch.optim.Optimizer]:
+        """The model in training, sharded over the ranks, and its optimiser. checkpoint: where it goes on, if anywhere.
+
+        A checkpoint is a whole model or, of a model with adapters, these alone.
+        """
 
         def load() -> tuple[LanguageModel, torch.optim.Optimizer]:
-            self._check(model)
+            self._check(start)
             checkpointing, reshard = self._memory_settings()
             shard_it = partial(shard, compute=settings.compute, gradient_checkpointing=checkpointing, reshard=reshard)
-            lm = load_to_train(model, shard_it, settings.trust_remote_code)
+            adapters = {}
+            if settings.lora is not None:
+                self._check(model)
+                seed = settings.seed_of("adapters")
+                adapters["adapt"] = partial(add_adapters, rank=settings.lora, seed=seed, checkpoint=checkpoint)
+            name = model if settings.lora else start
+            lm = load_to_train(name, shard_it, settings.trust_remote_code, **adapters)
             # Before any forward pass: after one, FSDP2 leaves some weights gathered in copies, which are not trained.
             return lm, make_optimizer(settings.optimizer, lm.model, settings.lr)
 
-        settings, key = self.settings, ("learner", model)
+        settings, start = self.settings, checkpoint or model
+        key = ("learner", start)
         on_all_ranks(lambda: self._hold(key))  # closes engines, one of which may span this rank's GPU
         return self._hold(key, lambda: nullcontext(load()))
 
@@ -412,7 +477,7 @@ class Run(AbstractContextManager):
         def choose() -> tuple[bool, bool]:
             from pipeline.rehearsal import choose, setup_of
 
-            chosen = choose(setup_of(settings, ranks(), *self.lengths), free)
+            chosen = choose(setup_of(settings, ranks(), *self.inputs.lengths), free)
             print(f"{chosen}; {free / 1e9:.1f} GB are free" + ", which may not suffice" * (not chosen.fits), flush=True)
             plan = {"gradient_checkpointing": chosen.gradient_checkpointing, "reshard": chosen.reshard}
             memory = {"bytes_rehearsed": chosen.found.peak, "bytes_free": free}

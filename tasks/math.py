@@ -23,7 +23,7 @@ from types import MappingProxyType
 
 from pydantic import BaseModel
 
-from pipeline.records import InputError, Outcome, Problem, Task, read_shots, read_split
+from pipeline.records import OUTCOMES, InputError, Outcome, Problem, Task, read_shots, read_split
 from pipeline.settings import TINY, Settings
 from tasks.judge import Judge
 from train_gsm8k import PAPER, main
@@ -155,10 +155,11 @@ def math_task(settings: Settings) -> Task:
     return Task(
         name="math",
         train=without_shots(train, shots)[: settings.problems],
-        test=load_problems(settings.test_data or settings.data, "test")[: settings.test_problems],
+        test=load_problems(settings.test_source, "test")[: settings.test_problems] if settings.test_source else [],
         prompt=lambda problem: "\n\n".join([*shots, f"Problem:\n{problem.question}\n\nSolution:"]),
         parse=extract_answer,
         grade=lambda text, gold: grade(text, gold, judge),
+        outcomes=OUTCOMES,
         stop=("\nProblem:",) if shots else (),
         same=judge.equal,
     )

@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import tyro
 from pydantic import BaseModel
 
-from pipeline.records import InputError, Outcome, Problem, Sample, Task, read_rows, write_file
+from pipeline.grading import graded
+from pipeline.records import OUTCOMES, Drawn, InputError, Outcome, Problem, Sample, Task, read_rows, write_file
 from pipeline.runtime.preflight import check_machine
 from pipeline.runtime.processes import command, on_all_ranks, on_rank_zero, process_group, rank, ranks
 from pipeline.runtime.run_folder import digest, held_folder, read_checked
@@ -133,9 +134,9 @@ class VerifierSettings(Settings):
     instruction: str | None = None
     """instruction before the question (ours; default: none for models of tiny/, which were trained on the form)"""
 
-    def record(self) -> dict:
+    def record(self, **digests: str | None) -> dict:
         """What a run is, for config.json, with a hash of the solutions that it was given."""
-        return super().record() | {"solutions_sha256": digest(self.solutions) if self.solutions else None}
+        return super().record(**digests) | {"solutions_sha256": digest(self.solutions) if self.solutions else None}
 
 
 PRESETS = MappingProxyType(
@@ -207,10 +208,11 @@ def run(settings: VerifierSettings) -> dict:
 
 def _check_models(settings: VerifierSettings, is_drawn: bool) -> None:
     """InputError if a model cannot be loaded, before anything is written: the generator only if it draws solutions."""
-    from pipeline.models.language_model import META, load_model
+    from pipeline.models.chat import load_to_ask
+    from pipeline.models.language_model import META
 
     for model in (settings.generator, settings.model) if is_drawn else (settings.model,):
-        load_model(model, META, settings.trust_remote_code)
+        load_to_ask(settings, model, META)
 
 
 class Solution(BaseModel, extra="forbid", strict=True):
@@ -256,10 +258,8 @@ def given_solutions(settings: VerifierSettings, task: Task) -> dict[Split, list[
 
 
 def _graded(problem: Problem, completion: str, task: Task) -> Sample:
-    outcome = task.grade(task.visible(completion), problem.gold)
-    reward = 1.0 if outcome == "correct" else -1.0
-    prompt = task.prompt(problem)
-    return Sample(problem_id=problem.id, prompt=prompt, completion=completion, reward=reward, outcome=outcome)
+    drawn = Drawn(problem_id=problem.id, prompt=task.prompt(problem), completion=completion)
+    return graded(task, [drawn], [problem])[0]
 
 
 def solve(settings: VerifierSettings, task: Task, split: Split) -> list[Sample]:
@@ -279,9 +279,9 @@ def verifier_task(settings: VerifierSettings, task: Task, train: Sequence[Sample
         name="verification",
         train=to_problems(task.train, train, task, instruction),
         test=to_problems(task.test, test, task, instruction),
-        prompt=lambda problem: problem.question,
         parse=parse_verdict,
         grade=grade_verdict,
+        outcomes=OUTCOMES,
         stop=("\nQ:",) if instruction else (),  # a model that was given an instruction may write another question
     )
 
@@ -327,10 +327,13 @@ def majority(answers: "Answers") -> "np.ndarray":
 
 
 COLUMNS = ACCURACY, INVALID, WEIGHTED = "verifier accuracy", "invalid rate", "weighted self-consistency"
+CONSTANT = "the same verdict on all"  # a row of ours: the accuracy of Yes or of No, whichever is right more often
 
 
 def table2(settings: VerifierSettings, task: Task, solutions: Sequence[Sample], found: dict) -> dict:
     """Table 2, and its values after each iteration. Means over problems, with standard errors over problems."""
+    import numpy as np
+
     from pipeline.evaluation import collect, over_questions
 
     folder = settings.out / "verifier"
@@ -342,7 +345,9 @@ def table2(settings: VerifierSettings, task: Task, solutions: Sequence[Sample], 
     none = majority(answers)
     problems, m = len(none), settings.test_solutions
     plain, after = f"maj@{m}", trained[-1] if trained else base
-    rows = {"no verifier": {WEIGHTED: over_questions(none)}, "base": to_row(base)}
+    constant = max(answers.correct.mean(1), 1 - answers.correct.mean(1), key=np.mean)
+    rows = {"no verifier": {WEIGHTED: over_questions(none)}, CONSTANT: {ACCURACY: over_questions(constant)}}
+    rows["base"] = to_row(base)
     rows[settings.method] = to_row(after)
     differences = {
         f"{ACCURACY}, {settings.method} - base": over_questions(after.accuracy - base.accuracy),
@@ -374,7 +379,7 @@ def publish(settings: VerifierSettings, results: dict) -> dict:
     """Write results.json and table2.png; returns the results."""
     from pipeline.plots import draw, save_figure
 
-    save_figure(draw([to_panel(results["table2"])], legend="below"), settings.out / "table2.png")
+    save_figure(draw([to_panel(results["table2"])]), settings.out / "table2.png")
     write_file(settings.out / "results.json", json.dumps(results, indent=2) + "\n")
     return results
 
@@ -389,11 +394,12 @@ def to_panel(rows: Mapping[str, Mapping[str, Mapping[str, float | None]]]) -> "P
 
     drawn = []
     for number, (name, row) in enumerate(rows.items()):
-        x = [COLUMNS.index(column) + 0.15 * (number - 1) for column in row]  # side by side
+        x = [COLUMNS.index(column) + 0.15 * (number - 1.5) for column in row]  # side by side
         mean, se = zip(*((value["mean"], value["se"]) for value in row.values()), strict=True)
         half_width = None if None in se else [200 * e for e in se]
-        drawn.append(Line(x, [100 * m for m in mean], name, ("p5", "p3", "topr")[number], "points", half_width))
-    ticks = {"xticks": [0, 1, 2], "xticklabels": COLUMNS, "ylim": (-3, 103), "xlim": (-0.5, 2.5)}
+        drawn.append(Line(x, [100 * m for m in mean], name, ("p5", "p1", "p3", "topr")[number], "points", half_width))
+    names = [column.replace(" ", "\n") for column in COLUMNS]
+    ticks = {"xticks": [0, 1, 2], "xticklabels": names, "ylim": (-3, 103), "xlim": (-0.5, 2.5)}
     return Panel("Table 2", "", "%, ± 2 SE", drawn, ticks)
 
 

@@ -148,3 +148,16 @@ def test_how_far_the_engine_is_from_the_trainer_is_told_by_hand():
     found = dataset.engine_mismatch(samples, rows)
     assert (found["mean"], found["largest"], found["q05"]) == (0.0, 0.5, -0.45)
     assert dataset.engine_mismatch(samples[2:], [[replace(rows[0][0], sample=0)]]) is None
+
+
+def test_every_epoch_has_all_samples_in_an_order_of_its_own(lm):
+    samples = [Sample(prompt="Q", completion=f" {i}", reward=(-1.0) ** i) for i in range(20)]
+    [once, _], [rows, counts] = (
+        dataset.compose(gsm8k.Settings(epochs=epochs, completions_per_row=2), samples, lm, ()) for epochs in (1, 3)
+    )
+    assert [[e.sample for e in row] for row in rows[:10]] == [[e.sample for e in row] for row in once]
+    epochs = [[e.sample for row in rows[i : i + 10] for e in row] for i in (0, 10, 20)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(20))] * 3
+    assert len(set(map(tuple, epochs))) == 3
+    assert [e.row for row in rows for e in row] == [i for i in range(30) for _ in range(2)]
+    assert counts["trained"]["samples"] == 20

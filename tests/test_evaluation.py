@@ -96,7 +96,7 @@ def test_correct_and_pass_at_1_are_one_number(capsys):
         for problem, texts in (("a", "rrrrw"), ("b", "rwwww"))
         for text in texts
     ]
-    task = Task("letters", [], [], prompt=str, parse=str, grade=str)
+    task = Task("letters", [], [], parse=str, grade=str)
     found = evaluation.evaluate(samples, task, [2, 5], seed=0)
     assert found["pass@1"]["mean"] == found["correct"] == 0.5
     assert found["maj@5"] == {"mean": 0.5, "se": None}

@@ -81,7 +81,7 @@ def verdict(text):
 
 
 def visible(text):
-    task = Task("t", [], [], str, str, str, stop=("\nQ:", "\nProblem:"))
+    task = Task("t", [], [], grade=str, stop=("\nQ:", "\nProblem:"))
     shown = task.visible(text)
     assert text.startswith(shown)
     assert "\nQ:" not in shown

@@ -88,7 +88,7 @@ def test_a_file_with_such_numbers_is_refused_by_line_and_field(tmp_path):
             file.write_text(f"{good}\n{bad}\n")
             with pytest.raises(InputError, match=rf"samples.jsonl:2: (field {field}|Invalid JSON)"):
                 read_rows(file, Sample)
-    settings = gsm8k.Settings(samples=file, out=tmp_path / "run")
+    settings = gsm8k.Settings(samples=file, evaluation=False, out=tmp_path / "run")
     with pytest.raises(InputError, match=r"samples.jsonl:2: field token_logmu"):
         gsm8k.experiment(settings, gsm8k.gsm8k_task(settings))
     assert not (tmp_path / "run").exists()

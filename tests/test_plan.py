@@ -67,10 +67,13 @@ def test_the_counts_are_those_of_the_settings(unrehearsed):
 def test_given_samples_are_counted_and_not_drawn(unrehearsed, tmp_path):
     file = tmp_path / "given.jsonl"
     file.write_text(to_lines([Sample(prompt=f"Q{i % 50}", completion="!", reward=1.0) for i in range(1000)]))
-    settings = gsm8k.Settings(samples=file, test_problems=1, curve_points=1)
+    settings = gsm8k.Settings(samples=file, test_data=gsm8k.Settings().data, test_problems=1, curve_points=1)
     items = by_name(settings)
     assert (items["samples trained on"].value, items["optimiser steps"].value) == (1000, 63)
     assert items["sampled tokens"].value == 2 * 32 * 128
+    held_out = by_name(replace(settings, data="nowhere", test_data=None, held_out=file))
+    assert [held_out[name].value for name in ("held-out samples", "test samples", "sampled tokens")] == [1000, 0, 0]
+    assert held_out["samples trained on"].value == 1000
 
 
 @pytest.mark.slow

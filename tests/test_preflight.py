@@ -18,7 +18,7 @@ import torch
 import train_gsm8k as gsm8k
 from pipeline.records import InputError
 from pipeline.runtime import preflight
-from pipeline.runtime.processes import process_group
+from pipeline.runtime.processes import device, process_group
 from tasks import math, verifier
 
 SMALL = gsm8k.Settings(problems=2, n=2, test_problems=2, test_samples=4, k=2, curve_points=1, max_new_tokens=8)
@@ -97,6 +97,16 @@ def test_a_gpu_is_not_hidden_by_on_cpu(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     with pytest.raises(InputError, match="--on-cpu: torch sees a GPU; put CUDA_VISIBLE_DEVICES="):
         preflight.check_machine(replace(SMALL, on_cpu=True, engine="hf"))
+
+
+def test_apples_gpu_is_refused_or_said_not_to_be_used(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    with pytest.raises(InputError, match="Apple's MPS is not supported"):
+        preflight.check_machine(gsm8k.PRESETS["single-gpu"])
+    preflight.check_machine(SMALL)
+    preflight.check_room(SMALL, tmp_path, preflight.Size(1, 1, 1, 1))
+    assert "computes on the processor" in capsys.readouterr().err
+    assert device().type == "cpu"
 
 
 # ---- what vLLM's kernels are compiled with -----------------------------------------------------------------------

@@ -15,6 +15,7 @@ import tyro
 
 from docs.make_tables import anchor, help_of_settings, renewed
 from pipeline.settings import Settings, check, read_settings
+from train_gsm8k import PRESETS
 
 ROOT = Path(__file__).resolve().parent.parent
 OTHERS = ["README.md", "results/README.md", "tiny/README.md", "benchmarks/README.md", "results/benchmarks/README.md"]
@@ -115,9 +116,11 @@ def understand(command):
 
 
 def understand_script(script, arguments, processes):
-    if script in ("train_gsm8k.py", "tasks/math.py", "tasks/verifier.py"):
+    is_task = re.search("^from train_gsm8k import .*main$", (ROOT / script).read_text(encoding="utf-8"), re.MULTILINE)
+    if script in ("train_gsm8k.py", "tasks/verifier.py") or is_task:
         module = import_module(script.removesuffix(".py").replace("/", "."))
-        getattr(module, "check_verifier", check)(read_settings(arguments, module.PRESETS), processes)
+        presets = getattr(module, "PRESETS", PRESETS)
+        getattr(module, "check_verifier", check)(read_settings(arguments, presets), processes)
     elif script == "toy_bandit.py":
         from paper.claims import Settings as BanditSettings
 
@@ -126,6 +129,10 @@ def understand_script(script, arguments, processes):
         import reproduce
 
         reproduce.check(tyro.cli(reproduce.Options, args=arguments))
+    elif script == "paper/real_llm.py":
+        from paper.real_llm import Options as RealOptions
+
+        tyro.cli(RealOptions, args=arguments)
     else:
         assert Path(script).parent.name in ("benchmarks", "docs", "notebooks", "tiny", "examples"), script
 

@@ -1,6 +1,7 @@
 """Runs that are killed, and given the same command again: the same bits in the end, and nothing done twice."""
 
 import fcntl
+import json
 import os
 import re
 import resource
@@ -205,12 +206,15 @@ def test_a_rank_that_cannot_sample_ends_the_sampling_of_the_others(tmp_path):
 def test_two_ranks_train_the_model_that_one_process_trains(undisturbed, tmp_path):
     # Both score first: the forward passes must leave the optimiser its weights.
     (tmp_path / "samples.jsonl").write_bytes(undisturbed["iteration-1/samples.jsonl"])
-    weights = []
+    weights, held_out = [], []
     for ranks in (1, 2):
         folder = tmp_path / f"on {ranks}"
-        given = ("--iterations", "1", "--curve-points", "1", "--samples", str(tmp_path / "samples.jsonl"))
-        finish(folder, ranks, given)
+        file = str(tmp_path / "samples.jsonl")
+        finish(folder, ranks, ("--iterations", "1", "--curve-points", "1", "--samples", file, "--held-out", file))
         weights.append(load_file(folder / "iteration-1" / "model" / "model.safetensors"))
+        held_out.append(json.loads((folder / "results.json").read_text())["iterations"][0]["after"]["negative"])
+    one, two = (entry["log_ratio"]["mean"] for entry in held_out)
+    assert two == pytest.approx(one, abs=0.05)
     base = load_file(Path(gsm8k.Settings().model) / "model.safetensors")
     for name, one in weights[0].items():
         assert (one - base[name]).abs().max() > 1e-3, name  # 12 steps of Adafactor at 1e-3

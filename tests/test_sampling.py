@@ -137,13 +137,13 @@ def test_an_interrupted_drawing_goes_on_behind_its_last_whole_chunk(monkeypatch,
         if len(drawn) == 2:
             raise Interrupted
         drawn.append((seed - settings.seed_of("samples 1"), [problem.id for problem in problems]))
-        return draw_samples(task, problems, n, engine, sampling, seed)
+        return engines.draw(task, problems, n, engine, sampling, seed, description)
 
     def sample(name):
         with stages.Run(replace(settings, out=tmp_path / name), task) as run:
             return run.sample(1, settings.model)
 
-    monkeypatch.setattr(stages, "draw_samples", draw_some)
+    monkeypatch.setattr(stages, "draw", draw_some)
     with pytest.raises(Interrupted):
         sample("torn")
     file = tmp_path / "torn" / "iteration-1" / "samples.jsonl"
@@ -155,7 +155,7 @@ def test_an_interrupted_drawing_goes_on_behind_its_last_whole_chunk(monkeypatch,
     drawn.append("torn")
     samples = sample("torn")
     first, second, third = (0, ["train-1", "train-2"]), (6, ["train-3", "train-4"]), (12, ["train-5"])
-    assert drawn == [first, second, "torn", second, third]
+    assert drawn == [first, second, "torn", third]  # what was torn is graded anew, not drawn anew
     assert samples == sample("at once")
     assert file.read_bytes() == (tmp_path / "at once" / "iteration-1" / "samples.jsonl").read_bytes()
     assert {path.name for path in file.parent.iterdir()} == {"samples.jsonl", "SHA256SUMS"}

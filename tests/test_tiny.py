@@ -138,7 +138,7 @@ def drawn(lm):
 @pytest.mark.slow
 def test_the_base_model_leaves_something_to_sharpen(drawn):
     task, samples = drawn
-    shares = outcome_shares(samples)
+    shares = outcome_shares(samples, task.outcomes)
     pass_at_16 = collect(samples, task).correct.any(axis=1).mean()
     print(f"500 problems x 16: {shares}, pass@16 {pass_at_16:.3f}")
     assert 0.35 <= shares["correct"] <= 0.45

@@ -15,11 +15,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from chats import save_chat_model
 from helpers import children
 
 import train_gsm8k as gsm8k
 from pipeline import dataset
-from pipeline.models.language_model import token_logprobs
+from pipeline.models.chat import in_chat
+from pipeline.models.language_model import load_model, token_logprobs
 from pipeline.records import InputError, Sample, read_rows
 from pipeline.sampling import SamplingParameters
 from pipeline.vllm.client import vllm_engine
@@ -136,6 +138,26 @@ def test_an_engine_of_two_processes_draws_what_one_draws_and_ends_whole(python, 
         assert [completion.token_ids for completion in ours] == [completion.token_ids for completion in theirs]
         for one, other in zip(ours, theirs, strict=True):
             assert one.token_logmu == pytest.approx(other.token_logmu, abs=1e-4)  # sums in another order
+
+
+@pytest.mark.slow
+def test_a_chat_ends_with_its_turn(python, tmp_path):
+    """Llama 3's, whose end of turn neither the tokenizer nor the generation config of this model names."""
+    folder = str(save_chat_model(tmp_path / "model", "llama3"))
+    chat, settings = in_chat(load_model(folder)), replace(SMALL, vllm_python=python)
+    with vllm_engine(folder, chat, 200, settings, tmp_path / "vllm.log") as engine:
+        sampling = SamplingParameters(max_new_tokens=60)
+        drawn = [completion for _, completion in engine([chat.chat.ask("Hi?")], 32, sampling, 0)]
+    finished = [completion for completion in drawn if completion.finish_reason == "stop"]
+    assert len(finished) > 24
+    assert all(c.token_ids.index(chat.chat.end) == len(c.token_ids) - 1 for c in finished)
+    assert all(c.text == chat.tokenizer.decode(c.token_ids[:-1]) for c in finished)
+    samples = [Sample(prompt=chat.chat.ask("Hi?"), completion=c.text, token_ids=c.token_ids, reward=1.0) for c in drawn]
+    rows = [[replace(example, row=i)] for i, example in enumerate(dataset.encode(samples, chat))]
+    for [example], completion in zip(
+        dataset.score(rows, dataset.epoch_steps(rows, 16, 16), chat, token_logprobs), drawn, strict=True
+    ):
+        assert completion.token_logmu == pytest.approx(example.token_logmu, abs=1e-4)  # both saw the same prompt
 
 
 ON_TWO = (

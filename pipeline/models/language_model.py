@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -45,6 +45,9 @@ from pipeline.runtime.processes import on_all_ranks, on_rank_zero, rank, ranks
 from pipeline.settings import Compute, OptimizerName
 from topr import select_logprobs
 
+if TYPE_CHECKING:
+    from pipeline.models.chat import Chat
+
 # ---- loading ----------------------------------------------------------------------------------------------------
 
 
@@ -55,6 +58,16 @@ class LanguageModel(NamedTuple):
     tokenizer: PreTrainedTokenizerBase
     context: int  # the most tokens that prompt and completion may have together
     ends: frozenset[int]  # the token ids that end a sequence
+    chat: "Chat | None" = None  # how prompts are asked in its chat template; None for prompts of plain text
+
+    @property
+    def end(self) -> int:
+        """The token id that ends text which was made elsewhere."""
+        return self.chat.end if self.chat else self.tokenizer.eos_token_id
+
+    def prompt_ids(self, prompts: Sequence[str]) -> list[list[int]]:
+        """The token ids of prompts. A chat template writes the special tokens itself: none are added to its text."""
+        return self.tokenizer(list(prompts), add_special_tokens=self.chat is None)["input_ids"]
 
     def text(self, token_ids: Sequence[int]) -> str:
         """The text of a completion's tokens, without the end of sequence."""
@@ -95,7 +108,7 @@ def load_model(name: str, device: torch.device | None = None, trust_remote_code:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token_id = tokenizer.eos_token_id  # padding is always masked: any token will do
     eos = model.generation_config.eos_token_id
-    ends = frozenset(eos if isinstance(eos, list) else [eos])
+    ends = frozenset(eos if isinstance(eos, list) else [eos]) - {None}
     return LanguageModel(model.eval(), tokenizer, model.config.max_position_embeddings, ends)
 
 
@@ -148,9 +161,14 @@ def shard(model: PreTrainedModel, compute: Compute, gradient_checkpointing: bool
 
 
 def load_to_train(
-    name: str, shard_it: Callable[[PreTrainedModel], None], trust_remote_code: bool = False
+    name: str,
+    shard_it: Callable[[PreTrainedModel], None],
+    trust_remote_code: bool = False,
+    adapt: Callable[[LanguageModel], LanguageModel] = lambda lm: lm,
 ) -> LanguageModel:
     """The model on this process's device, sharded over the ranks by `shard_it`; every rank calls it.
+
+    adapt: what the model becomes before; of one process only.
 
     Rank zero alone reads the weights and holds them whole until it has sent each of them to the others, whose hosts
     hold one whole weight at a time. It is one rank for all nodes, since their network is faster than another reading.
@@ -158,7 +176,7 @@ def load_to_train(
     """
     read = partial(load_model, name, torch.device("cpu"), trust_remote_code)
     if ranks() == 1:
-        lm = read()
+        lm = adapt(read())
         shard_it(lm.model)
         if not dist.is_initialized():
             lm.model.to(own_device())

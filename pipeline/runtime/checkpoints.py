@@ -8,6 +8,7 @@ from safetensors import SafetensorError
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from pipeline.models.language_model import LanguageModel
+from pipeline.models.lora import has_adapters, merged, save_adapters
 from pipeline.runtime.processes import device, on_all_ranks, on_rank_zero, rank
 from pipeline.runtime.run_folder import checkpoints, seal_folder
 
@@ -15,15 +16,21 @@ from pipeline.runtime.run_folder import checkpoints, seal_folder
 def save_model(lm: LanguageModel, folder: Path, optimizer: torch.optim.Optimizer | None = None) -> None:
     """Write a `transformers` folder, gathered from all ranks; with the optimiser's and the random state of each rank.
 
-    Every rank calls it. The folder appears under its name when it is whole, its checksums inside.
+    Of a model with adapters, the folder has the merged weights and, in adapter/, the adapters; with an optimiser these
+    alone. Every rank calls it. The folder appears under its name when it is whole, its checksums inside.
     """
     unfinished = folder.with_name(f"{folder.name}.unfinished")
     on_rank_zero(lambda: shutil.rmtree(unfinished, ignore_errors=True))
     weights = get_model_state_dict(lm.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
 
     def write() -> None:
+        model, own = lm.model, weights
         try:
-            lm.model.save_pretrained(unfinished, state_dict=weights, max_shard_size="4GB")  # hashed side by side
+            if has_adapters(model):
+                save_adapters(model, unfinished if optimizer else unfinished / "adapter", weights)
+                model, own = model.get_base_model(), merged(model, weights)
+            if model is lm.model or optimizer is None:
+                model.save_pretrained(unfinished, state_dict=own, max_shard_size="4GB")  # hashed side by side
         except SafetensorError as error:  # which does not name its file
             raise OSError(f"{unfinished}: {error}") from error
         lm.tokenizer.save_pretrained(unfinished)

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,6 +36,10 @@ def check_machine(settings: "Settings") -> None:
     import torch
 
     faults = [_network_fault()]
+    if settings.lora is not None and find_spec("peft") is None:
+        faults.append(f"--lora {settings.lora}: needs peft, which is not installed: pip install -r requirements.txt")
+    if settings.track is not None and find_spec(settings.track) is None:
+        faults.append(f"--track {settings.track}: is not installed: {sys.executable} -m pip install {settings.track}")
     if torch.cuda.is_available() or (settings.preset != "laptop" and not settings.on_cpu):
         faults.append(_gpu_fault(settings))
         if settings.engine != "hf":
@@ -58,6 +63,8 @@ def _gpu_fault(settings: "Settings") -> str | None:
         torch.cuda.init()
     except (AssertionError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
+    if torch.backends.mps.is_available():
+        reason = "Apple's MPS is not supported"
     return (
         f"{settings.preset}: is for GPUs, and torch {torch.__version__} can use none ({reason}). It needs NVIDIA's "
         f"driver {DRIVER} or newer, which nvidia-smi shows; --on-cpu rehearses the preset on processors"
@@ -117,7 +124,8 @@ def check_room(settings: "Settings", folder: Path, size: Size) -> None:
     """InputError, a line for each fault, where the folder's disk or locks or the host's memory do not suffice.
 
     Every rank calls it: the first looks at the disk, the first of each node at its memory. Nothing stays written.
-    On standard error the first tells where a checkpoint may take longer than torchrun waits for it.
+    On standard error the first tells where a checkpoint may take longer than torchrun waits for it, and where there is
+    a GPU that is not used.
     """
     faults = []
     if rank() == 0:
@@ -126,8 +134,9 @@ def check_room(settings: "Settings", folder: Path, size: Size) -> None:
     if os.environ.get("LOCAL_RANK", "0") == "0":
         faults.append(_memory_fault(memory_needed(settings, size)))
     _refuse(faults)
-    if rank() == 0 and (note := _shutdown_note(settings, size)):
-        print(note, file=sys.stderr)
+    for note in (_shutdown_note(settings, size), _mps_note()) if rank() == 0 else ():
+        if note is not None:
+            print(note, file=sys.stderr)
 
 
 def check_shared(folder: Path) -> None:
@@ -209,6 +218,14 @@ def _shutdown_note(settings: "Settings", size: Size) -> str | None:
         f"note: on Ctrl-C or SIGTERM torchrun waits {waits} s before it kills, and a checkpoint may take {needed:.0f} "
         "s to write: export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=600 before the command, or what follows the last one is lost"
     )
+
+
+def _mps_note() -> str | None:
+    import torch
+
+    if not torch.backends.mps.is_available():
+        return None
+    return "note: Apple's GPU (MPS) is not supported: this run computes on the processor; macOS has not been tried"
 
 
 def free_memory(root: Path = Path("/")) -> int | None:

@@ -113,15 +113,15 @@ def on_all_ranks(work: Callable[[], T]) -> T:
     >>> on_all_ranks(rank)
     0
     """
-    result, fault = None, None
+    result, fault, cause = None, None, None
     try:
         result = work()
     except InputError as error:
-        fault = str(error)
+        fault, cause = str(error), error
         if ranks() > 1:
             _store().set(FAULT, fault)
     if faults := [fault for fault in from_all_ranks(fault) if fault is not None]:
-        raise InputError("\n".join(dict.fromkeys(faults)))
+        raise InputError("\n".join(dict.fromkeys(faults))) from cause
     return result
 
 

@@ -114,9 +114,10 @@ def read_checked(file: Path, kind: type[Record]) -> list[Record]:
 
 
 def seal_folder(folder: Path) -> None:
-    """Note the checksums of all files in `folder`."""
-    files = sorted(file for file in folder.iterdir() if file.name != SUMS)
-    write_file(folder / SUMS, "".join(f"{d}  {file.name}\n" for file, d in zip(files, digests(files), strict=True)))
+    """Note the checksums of all files in `folder` and below it."""
+    names = sorted(str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file() and f != folder / SUMS)
+    found = digests([folder / name for name in names])
+    write_file(folder / SUMS, "".join(f"{d}  {name}\n" for name, d in zip(names, found, strict=True)))
 
 
 def check_folder(folder: Path) -> None:

@@ -78,8 +78,8 @@ def vllm_engine(model: str, lm: LanguageModel, longest: int, settings: Settings,
     def engine(
         prompts: Sequence[str], n: int, sampling: SamplingParameters, seed: int
     ) -> Iterator[tuple[int, Completion]]:
-        prompt_ids = lm.tokenizer(list(prompts))["input_ids"]
-        answer = ask({"prompts": prompt_ids, "n": n, "sampling": _to_vllm(sampling), "seed": seed})
+        own = _to_vllm(sampling) | {"stop_token_ids": sorted(lm.ends)}
+        answer = ask({"prompts": lm.prompt_ids(prompts), "n": n, "sampling": own, "seed": seed})
         for number, completions in enumerate(answer["completions"]):
             for completion in completions:
                 yield number, Completion(text=lm.text(completion["token_ids"]), **completion)

@@ -1,0 +1,109 @@
+"""Chat models: a prompt is the user's message in the tokenizer's own chat template, whose end of turn ends the answer.
+
+The template writes the special tokens, so that none are added when its text is turned into token ids.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from pipeline.models.language_model import LanguageModel, load_model
+from pipeline.records import InputError, Task
+from pipeline.settings import Settings
+
+QUESTION, ANSWER = "a question that no template has", "an answer that no template has"
+
+
+class Chat(NamedTuple):
+    """A tokenizer's chat template: how it asks, and what ends the answer."""
+
+    tokenizer: PreTrainedTokenizerBase
+    system: str | None  # the system prompt; None leaves it to the template, which may have one of its own
+    end: int  # the token id that ends a turn
+    marks: frozenset[int]  # the added tokens in every prompt that the template writes
+
+    def ask(self, text: str) -> str:
+        """The prompt that asks `text`: all that the template writes up to the answer; InputError where it fails."""
+        return _rendered(self.tokenizer, self.system, text)
+
+    def ask_messages(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The prompt that continues messages, each with role and content; they may have a system prompt of their own.
+
+        InputError where the template fails.
+        """
+        has_system = self.system is None or messages[0]["role"] == "system"
+        return _written(self.tokenizer, [*messages] if has_system else [_message("system", self.system), *messages])
+
+
+def load_to_ask(settings: Settings, name: str, device: torch.device | None = None) -> LanguageModel:
+    """A model as the settings have it asked: in its chat template, or with prompts of plain text.
+
+    InputError as `load_model` and `in_chat` raise it.
+    """
+    lm = load_model(name, device, settings.trust_remote_code)
+    return in_chat(lm, settings.system_prompt) if settings.chat else lm
+
+
+def in_chat(lm: LanguageModel, system: str | None = None) -> LanguageModel:
+    """A model that is asked through its tokenizer's chat template, and whose turns end as the template ends them.
+
+    system: the system prompt. InputError without a template, or where the template fails, drops the system prompt or
+    has no token that ends a turn.
+    """
+    tokenizer = lm.tokenizer
+    if not tokenizer.chat_template:
+        raise InputError(
+            f"--chat: the tokenizer of {tokenizer.name_or_path} has no chat template; models for chats have one, "
+            "and others do without --chat"
+        )
+    prompt = _rendered(tokenizer, system, QUESTION)
+    if system is not None and system not in prompt:
+        raise InputError(f"--system: the chat template of {tokenizer.name_or_path} drops the system prompt")
+    _, found, rest = _rendered(tokenizer, system, QUESTION, ANSWER).partition(ANSWER)
+    ends = _added_tokens(tokenizer, rest)
+    if not found or not ends:
+        raise InputError(
+            f"--chat: the chat template of {tokenizer.name_or_path} has no token behind an answer that ends the turn"
+        )
+    chat = Chat(tokenizer, system, ends[0], frozenset(_added_tokens(tokenizer, prompt)))
+    return lm._replace(chat=chat, ends=lm.ends | {chat.end})
+
+
+def asked_by(lm: LanguageModel, task: Task) -> Task:
+    """The task with the prompts that the model is given: its own or, in a chat, these in the chat template."""
+    chat = lm.chat
+    return task if chat is None else replace(task, prompt=lambda problem: chat.ask(task.prompt(problem)))
+
+
+def _rendered(tokenizer: PreTrainedTokenizerBase, system: str | None, question: str, answer: str | None = None) -> str:
+    """The text of a chat, up to its answer if there is none."""
+    said = {"system": system, "user": question, "assistant": answer}
+    messages = [_message(role, text) for role, text in said.items() if text is not None]
+    return _written(tokenizer, messages, is_answered=answer is not None)
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def _written(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, str]], is_answered: bool = False
+) -> str:
+    from jinja2 import TemplateError
+
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=not is_answered)
+    except (TemplateError, TypeError, ValueError) as error:
+        roles = " and ".join(message["role"] for message in messages)
+        raise InputError(
+            f"--chat: the chat template of {tokenizer.name_or_path} fails on {roles}: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def _added_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """The tokens of `text` that were added to the vocabulary, such as <|im_end|>, in their order; no white space."""
+    added = {number for number, token in tokenizer.added_tokens_decoder.items() if token.content.strip()}
+    return [number for number in tokenizer(text, add_special_tokens=False)["input_ids"] if number in added]

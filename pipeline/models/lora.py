@@ -1,0 +1,54 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685) through peft: a layer's weight is W + B A, of which A and B are trained.
+
+A is random and B zero at the start of each iteration, so that pi = mu there: log mu is that of the model that sampled,
+which is the base model in the first iteration and the merged one of the iteration before in the others.
+"""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from pipeline.models.language_model import LanguageModel
+
+
+def add_adapters(lm: LanguageModel, rank: int, seed: int, checkpoint: str | None = None) -> LanguageModel:
+    """The model with adapters in all linear layers but the head, which alone are trained; its own weights are frozen.
+
+    rank: the rows of A and the columns of B. seed: that of A; the global random state is left as it was. checkpoint: a
+    folder with adapters to go on with. The product B A is not scaled (ours; peft's lora_alpha equals the rank).
+    """
+    from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+
+    config = LoraConfig(r=rank, lora_alpha=rank, target_modules="all-linear", task_type="CAUSAL_LM")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = get_peft_model(lm.model, config)
+    if checkpoint is not None:
+        set_peft_model_state_dict(model, load_file(Path(checkpoint) / "adapter_model.safetensors"))
+    return lm._replace(model=model.eval())
+
+
+def has_adapters(model: torch.nn.Module) -> bool:
+    """Whether `add_adapters` has given this model adapters."""
+    return hasattr(model, "peft_config")
+
+
+def save_adapters(model: torch.nn.Module, folder: Path, weights: dict[str, Tensor]) -> None:
+    """Write peft's own folder, which `PeftModel.from_pretrained(base, folder)` reads. weights: those of the model."""
+    model.save_pretrained(folder, state_dict=weights, save_embedding_layers=False)
+
+
+def merged(model: torch.nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights W + B A under the names that they have without adapters. weights: those of the model with adapters.
+
+    The model and its frozen weights stay as they are.
+    """
+    own = {name: weight for name, weight in weights.items() if ".lora_" not in name}
+    for name, layer in model.named_modules():
+        if hasattr(layer, "get_delta_weight"):
+            delta = layer.get_delta_weight("default").detach()
+            delta = delta.full_tensor() if hasattr(delta, "full_tensor") else delta  # of a sharded model
+            own[f"{name}.base_layer.weight"] = own[f"{name}.base_layer.weight"] + delta.cpu()
+    return {name.removeprefix("base_model.model.").replace(".base_layer", ""): own[name] for name in own}

@@ -1,0 +1,83 @@
+"""Small chat models: the chat templates of three families, tokenizers of single bytes, and models without training."""
+
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+# As the families' public tokenizers ask; what these say of tools is left out.
+LLAMA = """{%- for message in messages -%}
+    {{- bos_token if loop.first else '' -}}
+    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' -}}
+    {{- message['content'] | trim -}}{{- '<|eot_id|>' -}}
+{%- endfor -%}
+{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' if add_generation_prompt else '' -}}"""
+CHATML = """{%- if messages[0]['role'] != 'system' -%}
+    {{- '<|im_start|>system\\n' + 'DEFAULT' + '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- for message in messages -%}
+    {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' -}}
+{%- endfor -%}
+{{- '<|im_start|>assistant\\n' if add_generation_prompt else '' -}}"""
+QWEN_DEFAULT = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+SMOLLM_DEFAULT = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+TEMPLATES = {
+    "llama3": LLAMA,
+    "qwen2.5": CHATML.replace("DEFAULT", QWEN_DEFAULT),
+    "smollm2": CHATML.replace("DEFAULT", SMOLLM_DEFAULT),
+}
+MARKS = {  # the first begins a text, the second ends one; neither ends a turn
+    "llama3": ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
+    "qwen2.5": ["<|im_start|>", "<|endoftext|>", "<|im_end|>"],
+    "smollm2": ["<|im_start|>", "<|endoftext|>", "<|im_end|>"],
+}
+
+
+def chat_tokenizer(name: str) -> PreTrainedTokenizerFast:
+    """A token for each byte, and the family's own; Llama's puts the begin of text before whatever it is given."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(mark, normalized=False) for mark in MARKS[name]])
+    begin, end = MARKS[name][:2]
+    if name == "llama3":
+        pair = (begin, tokenizer.token_to_id(begin))
+        tokenizer.post_processor = processors.TemplateProcessing(single=f"{begin} $A", special_tokens=[pair])
+    own = {"bos_token": begin} if name != "qwen2.5" else {}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=end, pad_token=end, chat_template=TEMPLATES[name], **own
+    )
+
+
+def save_chat_model(folder: Path, name: str) -> Path:
+    """A model that writes printable ASCII at random and ends every tenth token with the end of a turn; its folder.
+
+    Neither the tokenizer nor the generation config names the end of a turn.
+    """
+    tokenizer = chat_tokenizer(name)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,  # of a single head: vLLM has no smaller one for a processor
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        max_position_embeddings=1024,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    model = LlamaForCausalLM(config)
+    printable = [tokenizer.convert_tokens_to_ids(chr(letter)) for letter in range(33, 127)]
+    with torch.no_grad():  # the first coordinate is about 5.7 behind the last norm, and decides which tokens may come
+        model.get_input_embeddings().weight[:, 0] = 1.0
+        head = model.get_output_embeddings().weight
+        head[:, 0] = -5.0
+        head[printable, 0] = 0.0
+        head[tokenizer.convert_tokens_to_ids(MARKS[name][-1]), 0] = 0.4
+    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

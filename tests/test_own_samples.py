@@ -1,0 +1,448 @@
+"""Samples from elsewhere: who wrote the files, what their columns are called, and what is measured without problems."""
+
+import hashlib
+import json
+import math
+import shutil
+import statistics
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import datasets
+import pandas as pd
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+import transformers
+from chats import save_chat_model
+
+import train_gsm8k as gsm8k
+from pipeline.held_out import Scored, evaluate_held_out, rows_held_out, to_scored
+from pipeline.own_samples import digest_of, read_samples
+from pipeline.records import Example, InputError, Sample, read_rows
+from pipeline.settings import TINY
+
+ROWS = [
+    {"prompt": "Q: 1 + 1?\nA:", "completion": " The answer is 2.", "reward": 1.0, "finish_reason": "stop"},
+    {"prompt": "Q: 1 + 1?\nA:", "completion": ' "3", \u2028 it is.', "reward": -0.5, "finish_reason": "length"},
+]
+SAMPLES = [Sample(**row) for row in ROWS]
+
+
+def as_lines(file, rows):
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+WRITERS = {
+    "samples.jsonl": as_lines,
+    "samples.parquet": lambda file, rows: pd.DataFrame(rows).to_parquet(file),
+    "arrow.parquet": lambda file, rows: pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file),
+    "samples.csv": lambda file, rows: pd.DataFrame(rows).to_csv(file, index=False),
+    "saved": lambda folder, rows: datasets.Dataset.from_list(rows).save_to_disk(folder),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_the_same_samples_come_from_every_format(tmp_path, capsys, name):
+    WRITERS[name](tmp_path / name, ROWS)
+    capsys.readouterr()
+    assert read_samples(tmp_path / name) == SAMPLES
+    assert capsys.readouterr().out == ""  # no column is ignored, none has another name
+
+
+def test_a_folder_is_read_file_by_file(tmp_path):
+    for number, row in enumerate(ROWS, start=1):
+        pd.DataFrame([row]).to_parquet(tmp_path / f"completions_{number:05d}.parquet")
+    assert read_samples(tmp_path) == SAMPLES
+
+
+def test_lists_and_numbers_keep_their_types(tmp_path):
+    row = {**ROWS[0], "reward": 1, "token_ids": [5, 6], "token_logmu": [-0.5, -1.0]}
+    pd.DataFrame([row]).to_parquet(tmp_path / "samples.parquet")
+    [sample] = read_samples(tmp_path / "samples.parquet")
+    assert (sample.token_ids, sample.token_logmu, sample.reward) == ([5, 6], [-0.5, -1.0], 1.0)
+
+
+def test_a_split_of_the_hub_is_read(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda *a, **k: asked.append((a, k)) or datasets.Dataset.from_list(ROWS)
+    )
+    assert read_samples("owner/name") == SAMPLES
+    assert asked == [(("owner/name",), {"split": "train"})]
+
+
+def test_a_hub_out_of_reach_is_told_in_a_line(monkeypatch):
+    def load_dataset(*_, **__):
+        raise ConnectionError("Couldn't reach 'owner/name' on the Hub\n(LocalEntryNotFoundError)")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(
+        InputError, match=r"^owner/name: is no file or folder here, and cannot be read from the hub: Coul"
+    ) as e:
+        read_samples("owner/name")
+    assert "\n" not in str(e.value)
+
+
+def test_a_run_knows_its_samples_by_their_content(tmp_path):
+    file = tmp_path / "samples.jsonl"
+    as_lines(file, ROWS)
+    assert digest_of(file, SAMPLES) == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert digest_of("owner/name", SAMPLES) == digest_of(tmp_path, SAMPLES) != digest_of(tmp_path, SAMPLES[::-1])
+
+
+# ---- columns of other trainers, written as their sources write them ----------------------------------------------
+
+
+def of_trl(prompt, completion, rewards, extra=()):
+    """The table of trl 1.16, trl/trainer/grpo_trainer.py, GRPOTrainer.log."""
+    return pd.DataFrame(
+        {
+            "step": [7] * 2,
+            "prompt": [prompt] * 2,
+            "completion": completion,
+            **rewards,
+            **dict(extra),
+            "advantage": [1, -1],
+        }
+    )
+
+
+def test_trl_s_log_of_completions_is_read(tmp_path, capsys):
+    completions = [row["completion"] for row in ROWS]
+    table = of_trl(ROWS[0]["prompt"], completions, {"accuracy_reward": [1.0, -0.5]}, {"solution": ["2", "2"]})
+    table.to_parquet(tmp_path / "completions_00007.parquet")
+    found = read_samples(tmp_path)
+    assert [(s.prompt, s.completion, s.reward) for s in found] == [(s.prompt, s.completion, s.reward) for s in SAMPLES]
+    told = capsys.readouterr().out.strip()
+    assert told == f"{tmp_path}: accuracy_reward is the reward; ignored: advantage, solution, step"
+
+
+def test_of_several_reward_functions_one_or_their_sum_is_named(tmp_path):
+    file = tmp_path / "completions_00007.parquet"
+    of_trl("Q", ["a", "b"], {"accuracy": [1.0, -0.5], "form": [0.25, 0.5]}).to_parquet(file)
+    with pytest.raises(InputError, match=r"parquet:1: no reward .* --columns reward=accuracy\+form$"):
+        read_samples(file)
+    assert [sample.reward for sample in read_samples(file, ["reward=accuracy+form"])] == [1.25, 0.0]
+    assert [sample.reward for sample in read_samples(file, ["reward=form"])] == [0.25, 0.5]
+
+
+def test_messages_are_asked_in_the_chat_template(tmp_path):
+    prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
+    answers = [[{"role": "assistant", "content": row["completion"]}] for row in ROWS]
+    of_trl(prompt, answers, {"accuracy_reward": [1.0, -0.5]}).to_parquet(tmp_path / "c.parquet")
+    with pytest.raises(InputError, match=r"c.parquet:1: field prompt: is a list of messages, .* give --chat"):
+        read_samples(tmp_path / "c.parquet")
+    found = read_samples(tmp_path / "c.parquet", ask=json.dumps)
+    assert [json.loads(sample.prompt) for sample in found] == [prompt] * 2
+    assert [sample.completion for sample in found] == [row["completion"] for row in ROWS]
+
+
+def test_verl_s_rollouts_are_read(tmp_path, capsys):
+    """verl 0.9.1, verl/trainer/ppo/ray_trainer.py, _write_generations; columns of the reward's own may follow."""
+    for step in (1, 2):
+        entries = [
+            {"input": row["prompt"], "output": row["completion"], "gts": "2", "score": row["reward"], "step": step}
+            for row in ROWS
+        ]
+        as_lines(tmp_path / f"{step}.jsonl", [entry | {"acc": True, "uid": "x_0_0"} for entry in entries])
+    for source, times in ((tmp_path / "1.jsonl", 1), (tmp_path, 2)):
+        found = read_samples(source)
+        assert [(s.prompt, s.completion, s.reward) for s in found] == [
+            (s.prompt, s.completion, s.reward) for s in SAMPLES
+        ] * times
+    told = capsys.readouterr().out.splitlines()[0]
+    names = "input is the prompt, output is the completion, score is the reward"
+    assert told == f"{tmp_path / '1.jsonl'}: {names}; ignored: acc, gts, step, uid"
+
+
+def test_openrlhf_s_rewards_are_read(tmp_path):
+    """OpenRLHF 0.9.2, openrlhf/cli/batch_inference.py, batch_rm_inference."""
+    rows = [{"input": row["prompt"], "output": row["completion"], "reward": row["reward"]} for row in ROWS]
+    as_lines(tmp_path / "rewards.jsonl", rows)
+    found = read_samples(tmp_path / "rewards.jsonl")
+    assert [(s.prompt, s.completion, s.reward) for s in found] == [(s.prompt, s.completion, s.reward) for s in SAMPLES]
+
+
+# ---- columns in general -----------------------------------------------------------------------------------------
+
+
+def test_columns_of_any_name_are_taken_where_they_are_named(tmp_path, capsys):
+    rows = [{"question": r["prompt"], "answer": r["completion"], "grade": r["reward"], "prompt": "?"} for r in ROWS]
+    as_lines(tmp_path / "own.jsonl", rows)
+    found = read_samples(tmp_path / "own.jsonl", ["prompt=question", "completion=answer", "reward=grade"])
+    assert [(s.prompt, s.completion, s.reward) for s in found] == [(s.prompt, s.completion, s.reward) for s in SAMPLES]
+    assert capsys.readouterr().out.strip().endswith("grade is the reward; ignored: prompt")
+
+
+def test_ignored_columns_are_named_once_and_misspelt_fields_noticed(tmp_path, capsys):
+    file = tmp_path / "own.jsonl"
+    given = {"prompt": "Q", "completion": "A", "reward": 1, "finish_resaon": "length", "token_logmus": [0], "id": 3}
+    as_lines(file, [given] * 3)
+    assert [sample.finish_reason for sample in read_samples(file)] == ["stop"] * 3
+    hints = "finish_resaon (did you mean finish_reason?), id, token_logmus (did you mean token_logmu?)"
+    assert capsys.readouterr().out == f"{file}: ignored: {hints}\n"
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "message"),
+    [
+        ([{"text": "Q"}], [], r":1: no prompt among the columns text; name it with --columns prompt=NAME"),
+        (
+            [ROWS[0], {"prompt": "Q", "completion": "A"}],
+            [],
+            r":2: (no reward among the columns|column reward: is empty)",
+        ),
+        (ROWS, ["reward=score"], r":1: --columns reward=score: no score among the columns prompt, completion"),
+        (ROWS, ["rewrad=score"], r"^--columns rewrad=score: must be FIELD=COLUMN"),
+        (ROWS, ["reward"], r"^--columns reward: must be FIELD=COLUMN"),
+        (ROWS, ["reward=a", "reward=b"], r"^--columns reward=b: must be FIELD=COLUMN, each field once"),
+        ([ROWS[0], ROWS[1] | {"reward": math.nan}], [], r":2: (field reward: .*finite|column reward: is empty)"),
+        ([ROWS[0], ROWS[1] | {"reward": math.inf}], [], r":2: field reward: .*finite"),
+        ([row | {"reward": "1"} for row in ROWS], [], r":1: field reward: .*number"),
+        ([row | {"reward": True} for row in ROWS], [], r":1: field reward: .*number"),
+        ([row | {"prompt": 7} for row in ROWS], [], r":1: field prompt: .*string"),
+        ([row | {"prompt": [{"role": "user"}]} for row in ROWS], [], r":1: field prompt: a list must be one of mess"),
+        ([row | {"finish_reason": "eos"} for row in ROWS], [], r":1: field finish_reason: "),
+        ([row | {"a": "x", "b": 1} for row in ROWS], ["reward=a+b"], r":1: column a: 'x' is no number"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["samples.jsonl", "samples.parquet"])
+def test_a_fault_is_named_by_file_row_and_column(tmp_path, name, rows, columns, message):
+    WRITERS[name](tmp_path / name, rows)
+    with pytest.raises(InputError, match=message) as caught:
+        read_samples(tmp_path / name, columns)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_are_none_are_told_in_a_line(tmp_path):
+    (tmp_path / "bad.parquet").write_text("no")
+    pd.DataFrame({"prompt": []}).to_parquet(tmp_path / "empty.parquet")
+    (tmp_path / "empty").mkdir()
+    told = {"bad.parquet": "cannot be read: ", "empty.parquet": "is empty", "empty": "cannot be read: "}
+    for name, message in (told | {"none.parquet": "no such file", "none.jsonl": "no such file"}).items():
+        with pytest.raises(InputError, match=f"{name}: {message}"):
+            read_samples(tmp_path / name)
+
+
+# ---- held-out samples -------------------------------------------------------------------------------------------
+
+SMALL = replace(gsm8k.Settings(), data="nowhere", lr=1e-3, batch=8, micro_batch=4, curve_points=2)
+
+
+def sums(first, last):
+    """Right and wrong answers to sums in the form of the tiny problems."""
+    return [
+        {"prompt": f"Q: What is {a} + 3?\nA:", "completion": f" {a} + 3 = {a + b}. The answer is {a + b}.", "reward": r}
+        for a in range(first, last)
+        for b, r in ((3, 1.0), (4, -1.0), (5, -1.0))
+    ]
+
+
+def run(folder, **changes):
+    settings = replace(SMALL, out=folder, **changes)
+    gsm8k.check(settings)
+    return gsm8k.experiment(settings, gsm8k.gsm8k_task(settings))
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A run on samples of its own with samples held out, and no problems: its folder and settings."""
+    folder = tmp_path_factory.mktemp("measured")
+    as_lines(folder / "train.jsonl", sums(1, 9))
+    pd.DataFrame(sums(11, 16)).rename(columns={"reward": "score"}).to_parquet(folder / "held.parquet")
+    given = {"samples": str(folder / "train.jsonl"), "held_out": str(folder / "held.parquet")}
+    run(folder / "run", **given)
+    return folder, given
+
+
+def by_transformers(model, rows):
+    """log pi of each completion and its length, by transformers alone, in float64 and one by one."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(TINY / "base")
+    model = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
+    found = []
+    for row in rows:
+        prompt = tokenizer(row["prompt"])["input_ids"]
+        ids = torch.tensor([prompt + tokenizer(row["completion"])["input_ids"] + [tokenizer.eos_token_id]])
+        with torch.no_grad():
+            token_logp = model(ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])[len(prompt) - 1 :, 0]
+        found.append((token_logp.sum().item(), len(token_logp)))
+    return found
+
+
+def test_held_out_numbers_are_those_of_a_direct_computation(measured):
+    folder, _ = measured
+    results = json.loads((folder / "run" / "results.json").read_text())
+    rows = sums(11, 16)
+    before, after = (
+        by_transformers(model, rows) for model in (TINY / "base", folder / "run" / "iteration-1" / "model")
+    )
+    for entry, model in ((results["before"], before), (results["iterations"][0]["after"], after)):
+        for name, sign in (("positive", 1), ("negative", -1)):
+            numbers = [i for i, row in enumerate(rows) if row["reward"] == sign]
+            expected = {
+                "log_ratio": [model[i][0] - before[i][0] for i in numbers],
+                "log_ratio_per_token": [(model[i][0] - before[i][0]) / model[i][1] for i in numbers],
+                "logp_per_token": [model[i][0] / model[i][1] for i in numbers],
+            }
+            assert entry[name]["samples"] == len(numbers)
+            for key, values in expected.items():
+                assert entry[name][key]["mean"] == pytest.approx(statistics.mean(values), abs=2e-4), (name, key)
+                se = statistics.stdev(values) / math.sqrt(len(values))
+                assert entry[name][key]["se"] == pytest.approx(se, abs=2e-4), (name, key)
+        ahead = [
+            statistics.mean(model[i][0] / model[i][1] > model[i + k][0] / model[i + k][1] for k in (1, 2))
+            for i in range(0, len(rows), 3)
+        ]
+        assert entry["ranked"]["mean"] == pytest.approx(statistics.mean(ahead))
+    assert after != before
+
+
+def test_a_run_without_problems_leaves_the_usual_files(measured):
+    folder, _ = measured
+    here = folder / "run" / "iteration-1"
+    assert {file.name for file in folder.joinpath("run").iterdir()} == {
+        ".lock", "config.json", "iteration-1", "results.json", "curve.png",
+    }  # fmt: skip
+    tests = {"test-0.jsonl", "test-1.jsonl", "test-3.jsonl"}
+    usual = {"samples.jsonl", "train.jsonl", "dataset.json", "metrics.jsonl", "model", "SHA256SUMS"}
+    assert {file.name for file in here.iterdir()} == usual | tests
+    curve = json.loads((folder / "run" / "results.json").read_text())["iterations"][0]["curve"]
+    assert [point["samples_seen"] for point in curve] == [0, 8, 24]
+    assert all(one.logp == one.logmu for one in read_rows(here / "test-0.jsonl", Scored))
+
+
+@pytest.mark.slow
+def test_what_was_removed_is_scored_again_with_the_same_bits(measured, tmp_path):
+    folder, given = measured
+    shutil.copytree(folder / "run", tmp_path / "run")
+    for name in ("results.json", "iteration-1/test-0.jsonl", "iteration-1/test-3.jsonl"):
+        (tmp_path / "run" / name).unlink()
+    run(tmp_path / "run", **given)
+    for name in ("results.json", "iteration-1/test-0.jsonl", "iteration-1/test-3.jsonl"):
+        assert (tmp_path / "run" / name).read_bytes() == (folder / "run" / name).read_bytes(), name
+
+
+def test_other_held_out_samples_are_another_run(measured, tmp_path):
+    folder, given = measured
+    as_lines(tmp_path / "other.jsonl", sums(11, 15))
+    with pytest.raises(InputError, match="holds a run with other settings"):
+        run(folder / "run", **(given | {"held_out": str(tmp_path / "other.jsonl")}))
+
+
+def test_the_table_tells_what_was_found(measured, capsys, monkeypatch):
+    folder, given = measured
+    options = ["--samples", given["samples"], "--held-out", given["held_out"], "--data", "nowhere", "--lr", "1e-3"]
+    sizes = ["--batch", "8", "--micro-batch", "4", "--curve-points", "2", "--out", str(folder / "run")]
+    monkeypatch.setattr(sys, "argv", ["train_gsm8k.py", *options, *sizes])
+    monkeypatch.setenv("COLUMNS", "120")
+    gsm8k.main("train_gsm8k", "", gsm8k.gsm8k_task)
+    after = json.loads((folder / "run" / "results.json").read_text())["iterations"][0]["after"]
+    found = after["negative"]["log_ratio"]
+    told = f"{found['mean']:.3f} ± {2 * found['se']:.3f}"
+    assert told in next(
+        line for line in capsys.readouterr().out.splitlines() if "negatives: log pi - log mu, nats " in line
+    )
+
+
+def test_a_run_without_evaluation_trains_the_same_model_and_no_more(measured, tmp_path, capsys, monkeypatch):
+    folder, given = measured
+    results = run(tmp_path / "run", samples=given["samples"], evaluation=False)
+    assert results.keys() == {"iterations", "versions"}
+    assert results["iterations"][0].keys() == {"dataset"}
+    files = {str(file.relative_to(tmp_path / "run")) for file in (tmp_path / "run").rglob("*") if file.is_file()}
+    assert not [name for name in files if any(part in name for part in ("test-", "curve", "model-"))]
+    for name in ("metrics.jsonl", "model/model.safetensors"):
+        mine, theirs = (where / "run" / "iteration-1" / name for where in (tmp_path, folder))
+        assert mine.read_bytes() == theirs.read_bytes(), name
+    out = ["--batch", "8", "--micro-batch", "4", "--curve-points", "2", "--lr", "1e-3", "--out", str(tmp_path / "run")]
+    given = ["--samples", given["samples"], "--no-evaluation", "--data", "nowhere"]
+    monkeypatch.setattr(sys, "argv", ["train_gsm8k.py", *given, *out])
+    gsm8k.main("train_gsm8k", "", gsm8k.gsm8k_task)
+    assert "this run is finished" in capsys.readouterr().out
+
+
+def test_samples_that_were_held_out_are_signed_as_trained_ones_are(lm):
+    samples = [Sample(prompt="Q", completion=" A", reward=float(i == 0), token_logmu=[-1.0, -2.0]) for i in range(4)]
+    signs = {}
+    for changes in ({}, {"baseline": 0.5}, {"baseline_from": "mean"}, {"trust_logmu": True}):
+        rows = rows_held_out(gsm8k.Settings(samples="s", held_out="h", **changes), samples, lm, ())
+        signs[str(changes)] = [row[0].reward >= 0 for row in rows]
+        assert [row[0].logmu == -3.0 for row in rows] == ["trust_logmu" in changes] * 4
+    assert list(signs.values()) == [[True] * 4, [True] + [False] * 3, [True] + [False] * 3, [True] * 4]
+    scored = to_scored(rows, [[replace(example, logmu=-4.0)] for [example] in rows])
+    assert [(one.logp, one.logmu, one.prompt) for one in scored] == [(-4.0, -3.0, 0)] * 4
+
+
+def test_a_sign_that_is_missing_is_no_fault():
+    scored = [Scored(0, 1.0, 2, -1.0, -1.5), Scored(1, 1.0, 2, -3.0, -1.5)]
+    found = evaluate_held_out(scored)
+    assert found["negative"] == {"samples": 0, "log_ratio": None, "log_ratio_per_token": None, "logp_per_token": None}
+    assert found["ranked"] is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"samples": "s"}, "--samples: say how to evaluate, by one of --test-data DIR"),
+        ({"samples": "s", "held_out": "h", "evaluation": False}, "--samples: say how to evaluate"),
+        ({"samples": "s", "held_out": "h", "test_data": "d"}, "--samples: say how to evaluate"),
+        ({"held_out": "h"}, "--held-out: is for --samples"),
+        ({"evaluation": False}, "--no-evaluation: is for --samples"),
+        ({"columns": ("reward=score",)}, "--columns: is for --samples"),
+        ({"samples": "s", "evaluation": False, "columns": ("rewrad=score",)}, "--columns rewrad=score: must be"),
+        (
+            {"samples": str(TINY / "train.jsonl"), "held_out": "none.jsonl"},
+            "train.jsonl:1: no prompt among the columns",
+        ),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_together_is_refused_before_anything_is_written(tmp_path, changes, message):
+    with pytest.raises(InputError, match=message):
+        run(tmp_path / "run", **changes)
+    assert not (tmp_path / "run").exists()
+
+
+def test_prompts_that_are_trained_on_too_are_told(measured, tmp_path, capsys):
+    _, given = measured
+    as_lines(tmp_path / "others.jsonl", sums(7, 12))
+    with pytest.raises(InputError, match="no such file"):
+        run(
+            tmp_path / "run", samples=given["samples"], held_out=str(tmp_path / "others.jsonl"), reuse=tmp_path / "none"
+        )
+    assert "others.jsonl: 2 of 5 prompts are trained on too" in capsys.readouterr().out
+
+
+def test_a_held_out_file_is_read_before_anything_is_written(measured, tmp_path):
+    _, given = measured
+    as_lines(tmp_path / "bad.jsonl", [{"prompt": "Q", "completion": "", "reward": 1}])
+    for file, message in (
+        (tmp_path / "none.jsonl", "no such file"),
+        (tmp_path / "bad.jsonl", ":1: field completion: is"),
+    ):
+        with pytest.raises(InputError, match=message):
+            run(tmp_path / "run", samples=given["samples"], held_out=str(file))
+    assert not Path(tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("name", "system"), [("llama3", "Be brief."), ("qwen2.5", None)])
+def test_messages_become_the_tokens_of_the_model_s_chat_template(tmp_path, name, system):
+    """As `apply_chat_template` gives them for the whole conversation, up to the end of the assistant's turn."""
+    model = save_chat_model(tmp_path / "model", name)
+    user = [{"role": "user", "content": "1 + 1?"}]
+    answers = [[{"role": "assistant", "content": text}] for text in ("2.", "3.")]
+    of_trl(user, answers, {"accuracy_reward": [1.0, -0.5]}).to_parquet(tmp_path / "c.parquet")
+    (tmp_path / "system.txt").write_text("Be brief.")
+    asked = {"chat": True, "system": tmp_path / "system.txt" if system else None, "evaluation": False}
+    run(tmp_path / "run", model=str(model), samples=str(tmp_path / "c.parquet"), **asked)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    first = [{"role": "system", "content": system}] if system else []
+    for example in read_rows(tmp_path / "run" / "iteration-1" / "train.jsonl", Example):
+        whole = tokenizer.apply_chat_template([*first, *user, *answers[example.sample]])["input_ids"]
+        ids = example.prompt_ids + example.completion_ids
+        assert ids == whole[: len(ids)]
+        assert tokenizer.decode(ids[-1]) in ("<|eot_id|>", "<|im_end|>")

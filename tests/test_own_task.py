@@ -1,0 +1,396 @@
+"""Tasks of one's own: the three examples of docs/own_task.md, rewards of any range, and rewards that are faulty."""
+
+import contextlib
+import functools
+import json
+import math
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import train_gsm8k as gsm8k
+from examples import judged, strict_format, sums
+from pipeline import stages
+from pipeline.evaluation import evaluate, print_table
+from pipeline.grading import grades
+from pipeline.plots import draw_curve
+from pipeline.records import Example, Grade, InputError, Problem, Sample, Task, read_rows
+from pipeline.selection import note_on_signs
+from pipeline.settings import Settings
+
+ROOT = Path(gsm8k.__file__).parent
+SMALL = (
+    "--problems 4 --n 6 --test-problems 3 --test-samples 4 --k 2 --curve-points 1 --max-new-tokens 48 --batch 8"
+    " --chunk 2"
+).split()
+SETTINGS = Settings(
+    problems=4, n=2, test_problems=2, test_samples=2, k=1, curve_points=1, max_new_tokens=32, batch=4, chunk=2
+)
+
+
+def example(name, folder, monkeypatch, *options):
+    monkeypatch.setattr(sys, "argv", [name, *SMALL, "--out", str(folder), *options])
+    runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
+    samples = read_rows(folder / "iteration-1" / "samples.jsonl", Sample)
+    return samples, json.loads((folder / "results.json").read_text())
+
+
+@pytest.mark.parametrize("name", ["sums", "strict_format", "judged"])
+def test_an_example_has_at_most_40_lines(name):
+    assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) <= 40
+
+
+def test_sums_are_rewarded_by_their_answers(tmp_path, monkeypatch, capsys):
+    samples, results = example("sums", tmp_path / "run", monkeypatch)
+    assert len({sample.reward for sample in samples}) == 2
+    for sample in samples:
+        a, b = map(int, sample.problem_id.split("+"))
+        is_right = re.findall("[0-9]+", sample.completion)[-1:] == [str(a + b)]
+        assert (sample.reward, sample.outcome) == ((1, "correct") if is_right else (-1, "incorrect"))
+    before = results["before"]
+    assert before["reward"]["mean"] == pytest.approx(2 * before["pass@1"]["mean"] - 1)
+    assert {"maj@2", "pass@2"} < set(before)
+    printed = capsys.readouterr().out
+    assert "mean reward" in printed
+    assert "after the baseline" not in printed
+    task = sums.sums(SETTINGS)
+    assert not {problem.id for problem in task.train} & {problem.id for problem in task.test}
+    in_chat = sums.sums(replace(SETTINGS, chat=True))
+    assert in_chat.prompt(task.train[0]) == task.train[0].question
+
+
+@pytest.mark.parametrize(
+    ("completion", "expected"),
+    [
+        (" 2 * 3 = 6 figs. The answer is 6.", Grade(1, "all")),
+        (" 2 * 3 = 6 figs. 6 + 1 = 7 left. The answer is 7.", Grade(0.75, "some")),  # two steps
+        (" 2 * 3 = 6 figs. The answer is 7.", Grade(0.75, "some")),  # not the last result
+        (" 2 * 3 = 6 figs.", Grade(0.5, "some")),
+        ("6" * 61, Grade(0, "none")),
+    ],
+)
+def test_a_form_is_rewarded_by_the_rules_that_it_keeps(completion, expected):
+    assert strict_format.reward(completion, Problem("1", "?")) == expected
+
+
+def test_rewards_between_0_and_1_are_told_to_be_supervised_training_unless_there_is_a_baseline(
+    tmp_path, monkeypatch, capsys
+):
+    samples, results = example("strict_format", tmp_path / "run", monkeypatch)
+    assert {sample.reward for sample in samples} <= {0, 0.25, 0.5, 0.75, 1}
+    assert results["before"]["reward"]["mean"] > 0
+    assert not any(name.startswith("maj") for name in results["before"])
+    [note] = [line for line in capsys.readouterr().out.splitlines() if "after the baseline" in line]
+    assert "supervised training on the positives; --baseline 0." in note
+    found = re.search("--baseline ([0-9.]+)", note)[1]
+    example("strict_format", tmp_path / "mended", monkeypatch, "--baseline", found, "--reuse", str(tmp_path / "run"))
+    assert "after the baseline" not in capsys.readouterr().out
+    rewards = [e.reward for e in read_rows(tmp_path / "mended" / "iteration-1" / "train.jsonl", Example)]
+    assert min(rewards) < 0 < max(rewards)
+
+
+def test_a_judge_checks_the_steps_and_not_the_answer(tmp_path, monkeypatch):
+    samples, _ = example("judged", tmp_path / "run", monkeypatch)
+    assert {sample.outcome for sample in samples} == {"right", "wrong"}
+    for sample in samples:
+        steps = re.findall(r"([0-9]+) ([-+*/]) ([0-9]+) = ([0-9]+)", sample.completion)
+        by_hand = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__, "/": int.__truediv__}
+        are_right = [by_hand[sign](int(a), int(b)) == int(result) for a, sign, b, result in steps]
+        assert (sample.outcome == "right") == (bool(steps) and all(are_right)), sample.completion
+
+
+@pytest.mark.parametrize(
+    ("completion", "outcome"),
+    [
+        ("7 * 8 = 56 eggs. 56 + 4 = 60. The answer is 61.", "right"),
+        ("7 * 8 = 56 eggs. 56 + 4 = 61.", "wrong"),
+        ("The answer is 61.", "wrong"),
+        ("1 / 0 = 3", "wrong"),
+        ("__import__('os').abort() = 3", "wrong"),
+    ],
+)
+def test_a_judge_reads_sums_alone(completion, outcome):
+    assert judged.judge(completion).outcome == outcome
+
+
+@pytest.mark.slow
+def test_a_judge_that_takes_too_long_is_ended():
+    assert judged.judge("9**9**9**9 = 3") == Grade(-1, "too long")
+
+
+def the_page_s_file(tmp_path):
+    [code] = re.findall("```python\n(.*?)```", (ROOT / "docs" / "own_task.md").read_text(), re.DOTALL)
+    (tmp_path / "my_task.py").write_text(code)
+    return tmp_path / "my_task.py"
+
+
+def test_the_file_on_the_page_is_a_task(tmp_path):
+    task = runpy.run_path(str(the_page_s_file(tmp_path)))["sums"](SETTINGS)
+    assert not {problem.id for problem in task.train} & {problem.id for problem in task.test}
+    problem = task.train[0]
+    right = f" 1 + 1 = 2 apples. The answer is {problem.gold}."
+    assert [grade.reward for grade in grades(task, [right, " Two."], [problem] * 2)] == [1, -1]
+
+
+@pytest.mark.slow
+def test_the_file_on_the_page_runs_where_it_lies(tmp_path):
+    command = [sys.executable, the_page_s_file(tmp_path), *SMALL, "--iterations", "0"]
+    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
+    assert "mean reward" in done.stdout
+    assert [folder.name.startswith("my_task-laptop") for folder in (tmp_path / "runs").iterdir()] == [True]
+
+
+# ---- grades -----------------------------------------------------------------------------------------------------
+
+
+class Strict:
+    """A reward that is an object."""
+
+    def __call__(self, completion, problem):
+        return {"": 0.0}[completion]  # raises
+
+
+def raising(completion, problem):
+    deeper = json.loads
+    return deeper(completion)  # raises
+
+
+def hanging(completion, problem):
+    while True:
+        with contextlib.suppress(Exception):
+            time.sleep(60)  # hangs
+
+
+def wrapped(function):
+    @functools.wraps(function)
+    def wrapper(*arguments):
+        return function(*arguments)
+
+    return wrapper
+
+
+def line_of(text):
+    lines = Path(__file__).read_text().splitlines()
+    return next(number for number, line in enumerate(lines, start=1) if line.endswith(text))
+
+
+COMPLETION = "x" * 70 + "\n" + "y" * 70
+PROBLEMS = [Problem("train-7", "?"), Problem("train-8", "?")]
+
+
+@pytest.mark.parametrize(
+    ("functions", "problem", "place", "fault"),
+    [
+        ({"reward": raising}, "train-7", "return deeper(completion)  # raises", "json.decoder.JSONDecodeError: Exp"),
+        ({"reward": functools.partial(raising)}, "train-7", "return deeper(completion)  # raises", "json.decoder"),
+        ({"reward": wrapped(raising)}, "train-7", "return deeper(completion)  # raises", "json.decoder"),
+        ({"reward": Strict()}, "train-7", '[completion]  # raises', "KeyError: 'xxx"),
+        ({"reward": hanging}, "train-7", "time.sleep(60)  # hangs", "took more than 0.2 s, see --reward-seconds"),
+        ({"reward": lambda *_: math.nan}, "train-7", "", "returned nan, where a finite number or a Grade should be"),
+        ({"reward": lambda *_: -math.inf}, "train-7", "", "returned -inf"),
+        ({"reward": lambda *_: 10**400}, "train-7", "", "returned 1000000"),
+        ({"reward": lambda *_: "yes"}, "train-7", "", "returned 'yes'"),
+        ({"reward": lambda *_: None}, "train-7", "", "returned None"),
+        ({"reward": lambda *_: Grade("1", "correct")}, "train-7", "", "returned '1'"),
+        ({"reward": lambda *_: Grade(1.0, "fine")}, "train-7", "", "returned the outcome 'fine', which is none of"),
+        ({"grade": lambda *_: "invalid"}, "train-7", "", "returned the outcome 'invalid'"),
+        ({"batch_reward": lambda texts, _: [1.0]}, "train-7", "", "returned 1 grades for 2 completions"),
+        ({"batch_reward": lambda texts, _: [1.0, math.nan]}, "train-8", "", "returned nan"),
+        ({"batch_reward": lambda texts, _: 1.0}, "train-7", "", "TypeError: 'float' object is not iterable"),
+        ({"batch_reward": hanging}, "train-7", "time.sleep(60)  # hangs", "took more than 0.4 s"),
+    ],
+)  # fmt: skip
+def test_a_reward_that_is_faulty_is_named_with_problem_completion_and_line(functions, problem, place, fault):
+    task = Task("own", PROBLEMS, [], **functions)
+    with pytest.raises(InputError) as told:
+        grades(task, [COMPLETION, COMPLETION], PROBLEMS, seconds=0.2)
+    message = str(told.value)
+    assert "\n" not in message
+    assert f"problem {problem}, completion {COMPLETION[:80]!r}: " in message
+    where = re.search(rf": ({re.escape(__file__)}:[0-9]+): ", message)[1]
+    if place:
+        assert where == f"{__file__}:{line_of(place)}"
+    assert f"{where}: {fault}" in message
+
+
+def test_a_reward_sees_the_text_before_the_stop_string_and_any_kind_of_number_will_do():
+    shown = []
+
+    def reward(completion, problem):
+        shown.append((completion, problem.id))
+        return {"train-7": np.float32(0.5), "train-8": -3}[problem.id]
+
+    task = Task("own", PROBLEMS, [], reward=reward, stop=("END",), outcomes=("good", "bad", "ugly"))
+    assert grades(task, ["a END b", "c"], PROBLEMS) == [(0.5, "good"), (-3.0, "bad")]
+    assert shown == [("a ", "train-7"), ("c", "train-8")]
+    assert all(type(grade.reward) is float for grade in grades(task, ["a", "b"], PROBLEMS))
+    in_a_batch = Task("own", [], [], batch_reward=lambda texts, problems: (len(text) for text in texts))
+    assert grades(in_a_batch, ["a", ""], PROBLEMS) == [(1.0, "correct"), (0.0, "incorrect")]
+    assert grades(in_a_batch, [], []) == []
+
+
+def test_the_time_limit_leaves_other_alarms_alone_and_works_in_threads():
+    rung = []
+    task = Task("own", PROBLEMS, [], reward=lambda *_: 1.0)
+    before = signal.signal(signal.SIGALRM, lambda *_: rung.append(time.monotonic()))
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        grades(task, ["a", "b"], PROBLEMS, seconds=100)
+        thread = threading.Thread(target=lambda: rung.append(grades(task, ["a", "b"], PROBLEMS, seconds=100)))
+        thread.start()
+        thread.join()
+        time.sleep(0.2)
+        assert len(rung) == 2
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({}, "give one of reward, batch_reward and grade"),
+        ({"reward": raising, "batch_reward": raising}, "give one of"),
+        ({"reward": raising, "outcomes": ("good",)}, "two different names"),
+        ({"reward": raising, "outcomes": ("good", "good")}, "two different names"),
+        ({"reward": raising, "test": PROBLEMS * 3}, "3 problems have the id 'train-7'"),
+    ],
+)
+def test_a_task_that_does_not_fit_together_is_refused(changes, fault):
+    with pytest.raises(InputError, match=fault):
+        Task(**{"name": "own", "train": PROBLEMS, "test": [], **changes})
+
+
+# ---- nothing is lost ---------------------------------------------------------------------------------------------
+
+
+def own_run(folder, reward, iterations=1, reuse=None, **changes):
+    task = replace(sums.sums(SETTINGS), reward=reward, **changes)
+    settings = replace(SETTINGS, out=folder, reward_seconds=1.0, iterations=iterations, reuse=reuse)
+    return gsm8k.experiment(settings, task)
+
+
+def test_what_was_drawn_is_graded_once_the_reward_is_mended(tmp_path, monkeypatch):
+    """The reward hangs in the second chunk of training problems, once; the runs' files are the same to the byte."""
+    drawn, left = [], {"calls": 2 * 2 + 2 * 2 + 1}
+    draw = stages.draw
+    monkeypatch.setattr(stages, "draw", lambda *a: drawn.append([problem.id for problem in a[1]]) or draw(*a))
+
+    def failing(completion, problem):
+        left["calls"] -= 1
+        if left["calls"] == -1:
+            time.sleep(60)
+        return sums.reward(completion, problem)
+
+    with pytest.raises(InputError, match="mend it, and the same command goes on with what was drawn"):
+        own_run(tmp_path / "torn", failing)
+    here = tmp_path / "torn" / "iteration-1"
+    assert len((here / "samples.jsonl.part-0").read_text().splitlines()) == 4
+    assert len((here / "samples.jsonl.part-0.drawn").read_text().splitlines()) == 4
+    torn = own_run(tmp_path / "torn", failing)
+    chunks, drawn[:] = list(drawn), []
+    assert torn == own_run(tmp_path / "whole", sums.reward)
+    assert chunks == drawn  # the engine was asked as often as without the fault
+    for name in ("samples.jsonl", "train.jsonl", "metrics.jsonl", "model/model.safetensors", "SHA256SUMS"):
+        assert (here / name).read_bytes() == (tmp_path / "whole" / "iteration-1" / name).read_bytes(), name
+    assert not list(here.glob("*part*"))
+
+
+def test_an_answer_that_cannot_be_read_is_named_and_nothing_is_lost(tmp_path):
+    with pytest.raises(InputError, match=r"problem .*TypeError: unhashable type: 'list'"):
+        own_run(tmp_path / "run", sums.reward, 0, parse=lambda completion: [completion])
+    own_run(tmp_path / "run", sums.reward, 0)
+
+
+def test_completions_of_another_run_are_graded_by_this_run_s_reward(tmp_path, monkeypatch):
+    own_run(tmp_path / "drawn", sums.reward, 0)
+    monkeypatch.setattr(stages, "draw", lambda *_: pytest.fail("drawn again"))
+    results = own_run(tmp_path / "run", lambda *_: 0.5, 0, reuse=tmp_path / "drawn")
+    assert results["before"]["reward"] == {"mean": 0.5, "se": 0.0}
+    drawn, graded = (read_rows(tmp_path / run / "iteration-1" / "test-0.jsonl", Sample) for run in ("drawn", "run"))
+    assert [sample.token_ids for sample in drawn] == [sample.token_ids for sample in graded]
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_task_without_problems_is_refused_before_anything_is_written(split, tmp_path):
+    with pytest.raises(InputError, match=r"task sums: has no \w+ problems"):
+        own_run(tmp_path / "run", sums.reward, **{split: []})
+    assert not (tmp_path / "run").exists()
+
+
+# ---- outcomes and rewards in the results -------------------------------------------------------------------------
+
+
+def test_own_outcomes_and_rewards_are_evaluated_printed_and_drawn(capsys):
+    task = Task("own", [], [], reward=raising, outcomes=("gold", "silver", "lead"))
+    rewards = np.array([[2.0, 1.0, -4.0, 2.0], [1.0, 1.0, 1.0, -4.0]])
+    names = {2.0: "gold", 1.0: "silver", -4.0: "lead"}
+    samples = [
+        Sample(problem_id=str(i), prompt="?", completion="!", reward=reward, outcome=names[reward])
+        for i, of_problem in enumerate(rewards)
+        for reward in of_problem
+    ]
+    found = evaluate(samples, task, [2], seed=0)
+    assert {name: found[name] for name in task.outcomes} == {"gold": 0.25, "silver": 0.5, "lead": 0.25}
+    assert found["pass@1"]["mean"] == 0.25
+    assert found["pass@2"]["mean"] == pytest.approx(5 / 12, abs=0.05)  # 5 of 6 pairs of the first problem, and none
+    assert found["reward"]["mean"] == rewards.mean()
+    # Draws of one sample of each problem: their variance is that of a mean of two independent draws.
+    variance = rewards.var(axis=1).sum() / 4
+    assert found["reward"]["se"] == pytest.approx(math.sqrt(variance / 3), rel=0.2)
+    assert "maj@2" not in found
+    point = {"samples_seen": 0, **found}
+    print_table({"before": found, "iterations": [{"after": found}]})
+    printed = capsys.readouterr().out
+    assert re.search(r"gold +│ 25\.0 ± [0-9.]+ %", printed)
+    assert re.search(r"lead +│ 25\.0 % ", printed)
+    assert re.search(r"mean reward +│ 0\.000 ± ", printed)
+    figure = draw_curve([{"curve": [point, point | {"samples_seen": 8}]}], "own")
+    assert [axes.get_ylabel() for axes in figure.axes][2:] == ["mean reward, ± 2 SE"]
+    assert {text.get_text() for text in figure.axes[1].texts} == set(task.outcomes)
+
+
+# ---- signs -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "rewards", "learnt", "expected"),
+    [
+        ({}, [1, -1, -1], [1, -1, -1], None),
+        ({"baseline": 0.6}, [1, 0.5, 0.5, 0], [0.4, -0.1, -0.1, -0.6], None),
+        ({"baseline": 0.6}, [1, 0.5, 0.5, 0.5], [0.4, -0.1, -0.1, -0.1], None),  # most changed sign, as they must
+        ({"composition": "positives_only"}, [1, 1], [1, 1], None),
+        ({"method": "sft"}, [1, 0], [1, 0], None),
+        ({"method": "dpo"}, [1, 0], [1, 0], None),
+        ({"effective_proportion": 1.0}, [1, -1], [2, 0], None),
+        ({}, [1, 0, 0, 0], [1, 0, 0, 0],
+         "25.0 % positive, 75.0 % zero, 0.0 % negative: without negatives topr is supervised training on the positives;"
+         " --baseline 0.5, between the smallest reward, 0, and the largest, 1, gives both signs"),
+        ({"method": "tis"}, [1, 0.5], [1, 0.5], "without negatives tis learns from the positives; --baseline 0.75,"),
+        ({"method": "ppo"}, [1, 0], [1, 0], "without negatives ppo learns from the positives; --baseline 0.5,"),
+        ({"baseline": -2.0}, [1, -1], [3, 1], "is supervised training on the positives; --baseline 0,"),
+        ({"baseline": 3.0}, [2, 1], [-1, -2],
+         "0.0 % positive, 0.0 % zero, 100.0 % negative: without positives topr only makes less probable what was drawn;"
+         " --baseline 1.5,"),
+        ({}, [-1, -1], [-1, -1], "all rewards are -1, which no baseline can tell apart"),
+        ({"baseline": 1.0}, [1, 1], [0, 0], "nothing is left for topr to learn from; all rewards are 1,"),
+        ({"baseline_from": "group"}, [1, 0], [0, 0], "to learn from; --baseline-from zero --baseline 0.5,"),
+        ({"baseline": -0.5}, [-1, -0.2, -0.2, 1], [-0.5, 0.3, 0.3, 1.5], None),  # half of them, not most
+        ({"baseline": -0.5}, [-1, -0.2, -0.2, -0.2, 1], [-0.5, 0.3, 0.3, 0.3, 1.5],
+         "the baseline gave 60.0 % the other sign, of which topr learns the contrary; --baseline 0,"),
+    ],
+)  # fmt: skip
+def test_signs_that_are_wrong_are_told_with_what_mends_them(settings, rewards, learnt, expected):
+    note = note_on_signs(Settings(**settings), rewards, learnt)
+    assert note is None if expected is None else expected in note

@@ -1,0 +1,45 @@
+"""The comparison on a model that was made elsewhere: its task, and its runs from end to end on a small chat model."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from chats import save_chat_model
+
+from examples.capitals import capitals
+from paper import real_llm
+from pipeline.grading import grades
+
+
+def even_lengths(settings):
+    """The countries, for a model that writes letters at random."""
+    return replace(capitals(settings), reward=lambda completion, problem: (-1.0) ** len(completion))
+
+
+def test_a_capital_is_right_where_it_is_named_and_the_question_does_not_name_it():
+    task = capitals(real_llm.SETTINGS)
+    problems = [*task.train, *task.test]
+    assert [g.reward for g in grades(task, [p.question for p in problems], problems)] == [-1.0] * len(problems)
+    assert [g.reward for g in grades(task, [f"It is {p.gold}." for p in problems], problems)] == [1.0] * len(problems)
+    assert (len(task.train), len(task.test)) == (real_llm.SETTINGS.problems, real_llm.SETTINGS.test_problems)
+
+
+@pytest.mark.slow
+def test_the_arms_train_on_the_same_samples(tmp_path, monkeypatch):
+    small = replace(real_llm.SETTINGS, problems=2, n=4, completions_per_row=2, batch=4, test_problems=2)
+    monkeypatch.setattr(real_llm, "SETTINGS", small)
+    monkeypatch.setattr(real_llm, "capitals", even_lengths)
+    model = save_chat_model(tmp_path / "model", "smollm2")
+    real_llm.main(real_llm.Options(model, seeds=2, workers=1, runs=tmp_path / "runs", out=tmp_path / "out"))
+    content = json.loads((tmp_path / "out" / "real-llm.json").read_text())
+    assert content["runs"] == 6
+    assert content["seeds"] == [0, 1]
+    assert set(content["data"]) == {"topr", "sft", "reinforce"}
+    assert len({curve["mean"][0] for curve in content["data"].values()}) == 1
+    methods = [json.loads(file.read_text())["method"] for file in (tmp_path / "runs").glob("*/config.json")]
+    assert sorted(methods) == ["reinforce", "reinforce", "sft", "sft", "topr", "topr"]
+    assert (tmp_path / "out" / "real-llm.png").stat().st_size > 10_000
+    for seed in (0, 1):
+        drawn = [file.read_bytes() for file in (tmp_path / "runs").glob(f"*_{seed}_*/iteration-1/samples.jsonl")]
+        assert len(drawn) == 3
+        assert len(set(drawn)) == 1

@@ -2,6 +2,7 @@
 
     python reproduce.py fig1 fig3                # on a laptop; `all` for all of them
     python reproduce.py all --quick              # one seed, few problems: to see that it works
+    python reproduce.py fig1 --redraw            # its picture anew, from its numbers
     python reproduce.py all --preset paper --dry-run                         # lists and checks its runs, makes none
     torchrun --nproc-per-node 8 reproduce.py fig1 fig4-math --preset paper   # fig4, fig6, fig8 have a panel on MATH
 
@@ -12,6 +13,7 @@ again, so a figure can be given more seeds later. results/README.md says what ca
 import json
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from pipeline.records import InputError, write_file
+from pipeline.records import InputError, read_text, write_file
 from pipeline.runtime.processes import command, process_group, rank, ranks
 from pipeline.settings import intended_ranks
 
@@ -56,6 +58,8 @@ class Options:
     """the first of the seeds"""
     hours: float = math.inf
     """map: begin no run after so many hours, and draw what is there; what is made is kept in --out"""
+    redraw: bool = False
+    """make no run; draw NAME.png anew from the numbers of NAME.json in --out"""
 
 
 def check(options: Options) -> None:
@@ -65,6 +69,8 @@ def check(options: Options) -> None:
     for name in options.figures:
         if name in ON_MATH and options.preset != "paper":
             raise InputError(f"{name}: is for --preset paper only; the tiny model cannot do MATH")
+    if "map" in options.figures and options.redraw:
+        raise InputError("map --redraw: the map is drawn from its runs' lines; give --hours 0 in its place")
     if "map" in options.figures and options.preset != "laptop":
         raise InputError(f"map: is for the laptop, not for --preset {options.preset}")
     for name in ("seeds", "workers"):
@@ -88,6 +94,9 @@ def make(options: Options) -> None:
 
     every = FIGURES + (ON_MATH if options.preset == "paper" else ())
     names = every if "all" in options.figures else tuple(dict.fromkeys(options.figures))
+    if options.redraw:
+        redraw(names, options.out)
+        return
     scale = "quick" if options.quick else options.preset
     workers = options.workers if scale == "laptop" and "RANK" not in os.environ else 1
     count = 1 if options.quick else options.seeds
@@ -114,13 +123,24 @@ def make(options: Options) -> None:
                 publish(name, figure, lab, f"{name} {made_by}" + " --quick" * options.quick, options.out)
 
 
+def redraw(names: Sequence[str], out: Path) -> None:
+    """Draw NAME.png of each name from the numbers of NAME.json."""
+    from paper import figures
+    from pipeline.plots import draw, save_figure
+
+    for name in names:
+        content = json.loads(read_text(out / f"{name}.json"))
+        panels = getattr(figures, f"{name.removesuffix('-math')}_panels")
+        save_figure(draw(panels(content["data"])), out / f"{name}.png")
+
+
 def publish(name: str, figure: "Figure", lab: "Lab", arguments: str, out: Path) -> None:
     """Write NAME.json and NAME.png into `out`, and print the numbers worth a sentence."""
     from pipeline.plots import draw, save_figure
 
     content = record(name, figure, lab, f"python reproduce.py {arguments}")
     write_file(out / f"{name}.json", json.dumps(_no_nan(content), indent=1) + "\n")
-    save_figure(draw(figure.panels, legend="below"), out / f"{name}.png")
+    save_figure(draw(figure.panels), out / f"{name}.png")
     print_summary(name, figure)
 
 

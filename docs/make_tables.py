@@ -1,4 +1,4 @@
-"""Write the tables of numbers in the Markdown pages, and the README's picture, from the files in results/.
+"""Write the tables of numbers in the Markdown pages, and two pictures, from the files in results/.
 
     python docs/make_tables.py            # write them
     python docs/make_tables.py --check    # exit status 1 if a page is out of date; nothing is written
@@ -192,8 +192,7 @@ def collapse() -> list:
         lines = []
         for (label, style), curve in curves.items():
             x, y = ([point[name] for point in curve] for name in ("samples_seen", outcome))
-            shown = label if outcome == "invalid" else ""  # one legend, beside the last panel
-            lines.append(Line([seen / 1000 for seen in x], [100 * share for share in y], shown, style))
+            lines.append(Line([seen / 1000 for seen in x], [100 * share for share in y], label, style))
         panels.append(Panel(title, "samples trained on (thousands)", "% of completions", lines, {"ylim": (-3, 103)}))
     return panels
 
@@ -420,7 +419,7 @@ def settings(first: str) -> str:
 
     def shown(value: object) -> str:
         text = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        return {"None": "-", "True": "on", "False": "off"}.get(text, text.replace(f"{ROOT}/", ""))
+        return {"": "-", "None": "-", "True": "on", "False": "off"}.get(text, text.replace(f"{ROOT}/", ""))
 
     help_of = help_of_settings()
     rows = [
@@ -487,7 +486,7 @@ def renewed(text: str) -> str:
 
 
 def main() -> None:
-    """The command line: write the pages and the picture, or say which page is out of date."""
+    """The command line: write the pages and two pictures, or say which page is out of date."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if a page is out of date")
     is_check = parser.parse_args().check
@@ -499,9 +498,10 @@ def main() -> None:
     for page, text in stale.items():
         page.write_text(text, encoding="utf-8")
         print(page.relative_to(ROOT))
-    from pipeline.plots import draw, save_figure
+    from pipeline.plots import draw, draw_curve, save_figure
 
     save_figure(draw(collapse()), RESULTS / "collapse.png")
+    save_figure(draw_curve(load("laptop")["iterations"], "TOPR, the default run"), RESULTS / "laptop.png")
 
 
 if __name__ == "__main__":

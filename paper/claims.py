@@ -55,6 +55,8 @@ from toy_bandit import (
 if TYPE_CHECKING:
     from rich.table import Table
 
+KL = r"$\mathrm{KL}(\mu \| \pi)$ (nats)"
+
 
 class Statement(NamedTuple):
     """One row of the table: the statement with its condition, its place in the paper, and what was measured."""
@@ -176,12 +178,13 @@ def claim_exact(generator: torch.Generator) -> Claim:
     ]
     some = torch.arange(len(z))[:, None].expand_as(widening) < 40
     inside, outside = (Line(gap(pi)[x & some], widening[x & some], kind="points") for x in (assumed, ~assumed))
-    cloud = [inside._replace(label="pi− < pi+", style="topr"), outside._replace(label="elsewhere", style="reinforce")]
+    inside = inside._replace(label=r"$\pi(\tau^-) < \pi(\tau^+)$", style="topr")
+    cloud = [inside, outside._replace(label="elsewhere", style="reinforce")]
     return Claim(
         statements,
         [
             _one_bandit({"with negatives": both, "without (SFT)": only}, ["+", "+", "+", "−", "−", "−"]),
-            Panel("what negatives add", "pi+ − pi−", "widening of grad_z+ − grad_z−", cloud),
+            Panel("what negatives add", r"$\pi(\tau^+) - \pi(\tau^-)$", "what negatives add to the gap", cloud),
         ],
     )
 
@@ -242,7 +245,7 @@ def claim_sampled(generator: torch.Generator) -> Claim:
         statements,
         [
             _one_bandit({"with the negative": both, "without (SFT)": only}, arms),
-            Panel("gradient of the unseen arms", "|w− R−| / (w+ R+)", "norm with the negative / without", ratios),
+            Panel("gradient of the unseen arms", r"$|w^- R^-|\ /\ (w^+ R^+)$", "norm, relative to no negative", ratios),
         ],
     )
 
@@ -321,9 +324,9 @@ def claim_baseline(generator: torch.Generator) -> Claim:
     return Claim(
         statements,
         [
-            Panel("distance from mu, TIS", "baseline c", "KL(mu‖pi), mean ± 2 SE (nats)", shown(distance)),
-            Panel("randomness of the policy, TIS", "baseline c", "entropy of pi, mean ± 2 SE (nats)", shown(disorder)),
-            Panel("distance from mu, TOPR", "baseline c", "KL(mu‖pi), mean ± 2 SE (nats)", shown(distance_of_topr)),
+            Panel(r"distance from $\mu$, TIS", "baseline c", KL, shown(distance)),
+            Panel("randomness of the policy, TIS", "baseline c", r"entropy of $\pi$ (nats)", shown(disorder)),
+            Panel(r"distance from $\mu$, TOPR", "baseline c", KL, shown(distance_of_topr)),
         ],
     )
 
@@ -403,7 +406,8 @@ def claim_decomposition(generator: torch.Generator) -> Claim:
             "bandits",
         ),
     ]
-    steps, labels = range(0, 3001, 10), ("R+ KL(mu_R+‖pi)", "−R− KL(mu_R−‖pi)", "−c KL(mu‖pi)")
+    factors = (("R^+", r"\mu_{R^+}"), ("-R^-", r"\mu_{R^-}"), ("-c", r"\mu"))
+    steps, labels = range(0, 3001, 10), [rf"${factor}\ \mathrm{{KL}}({of} \| \pi)$" for factor, of in factors]
     along = dict(zip(labels, four_parts(runs[0.5].log_softmax(-1), one, 0.5)[0], strict=True))
     far = {f"c = {c:g}": kl(one.mu, run.log_softmax(-1))[1:] for c, run in runs.items()}  # it begins at 0
     far_lines = lines(steps[1:], far)
@@ -411,7 +415,7 @@ def claim_decomposition(generator: torch.Generator) -> Claim:
         statements,
         [
             Panel("the parts at c = 0.5", "step of naive REINFORCE", "part of the loss (nats)", lines(steps, along)),
-            Panel("a KL penalty", "step of naive REINFORCE", "KL(mu‖pi) (nats)", far_lines, {"yscale": "log"}),
+            Panel("a KL penalty", "step of naive REINFORCE", KL, far_lines, {"yscale": "log"}),
         ],
     )
 
@@ -459,13 +463,13 @@ def claim_unbounded(generator: torch.Generator) -> Claim:
     time = range(0, steps + 1, keep)
 
     def shown(x: dict[float, Tensor], i: int) -> list[Line]:
-        return lines(time, {f"a− = {a:g}": x[a][:, i] for a in choices})
+        return lines(time, {f"$a^-$ = {a:g}": x[a][:, i] for a in choices})
 
     panels = [
         Panel(
             f"{name}: the objective",
             "step",
-            "J_topr (Eq. 11)",
+            r"$J_{\mathrm{topr}}$ (Eq. 11)",
             [*shown(value, i), Line([0, steps], [bound[i]] * 2, "max(0, max R)", "limit")],
             {"yscale": "symlog"},
         )
@@ -515,7 +519,7 @@ def claim_bound(generator: torch.Generator) -> Claim:
         arm = Bandit(mu, tensor([sign, 0.0]))
         values = {name: objective(two, arm, PRESETS[name]) for name in ("topr", "tis", "reinforce")}
         drawn = [Line(pi, expected_reward(two, arm), "J", "limit"), *lines(pi, values)]
-        panels.append(Panel(f"{title}, mu = 0.4", "pi of the first arm", "objective", drawn))
+        panels.append(Panel(rf"{title}, $\mu$ = 0.4", r"$\pi$ of the first arm", "objective", drawn))
     return Claim(statements, panels)
 
 
@@ -564,8 +568,8 @@ def claim_recovery(generator: torch.Generator) -> Claim:
     reached = {name: [count if count <= cap else math.nan for count in steps[name]] for name in names}
     drawn = [*lines(starts, reached), Line([1e-8, 1e-2], [cap, cap], f"not reached in {cap:,} steps", "limit")]
     scales = {"xscale": "log", "yscale": "log"}
-    title = "the way back from a low probability"
-    return Claim(statements, [Panel(title, "pi(tau+) at the start", "steps until pi(tau+) ≥ 1/2", drawn, scales)])
+    axes = r"$\pi(\tau^+)$ at the start", r"steps until $\pi(\tau^+) \geq 1/2$"
+    return Claim(statements, [Panel("the way back from a low probability", *axes, drawn, scales)])
 
 
 def claim_variance(generator: torch.Generator) -> Claim:
@@ -601,8 +605,8 @@ def claim_variance(generator: torch.Generator) -> Claim:
         ),
     ]
     drawn = lines(kl(z.softmax(-1), logmu), exact)
-    title = "variance of the gradient of one sample"
-    return Claim(statements, [Panel(title, "KL(pi‖mu) (nats)", "total variance", drawn, {"yscale": "log"})])
+    axes = r"$\mathrm{KL}(\pi \| \mu)$ (nats)", "total variance"
+    return Claim(statements, [Panel("variance of the gradient of one sample", *axes, drawn, {"yscale": "log"})])
 
 
 def claim_preference(generator: torch.Generator) -> Claim:
@@ -657,7 +661,7 @@ def claim_preference(generator: torch.Generator) -> Claim:
         Panel(
             f"one bandit, {name}",
             "step",
-            "log pi (nats)",
+            r"$\log \pi$ (nats)",
             lines(range(steps), {"positive": path[:, one, 0], "negative": path[:, one, 1]}, "topr reinforce"),
             {"ylim": (-12, 0)},
         )

@@ -5,13 +5,13 @@ All sizes of LAPTOP and QUICK are ours; PAPER has the paper's values.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from conformance.variants import VARIANTS
 from paper.sweep import Finished, Job, Sweep
 from pipeline.records import Task
-from pipeline.settings import Settings
+from pipeline.settings import TINY, Settings
 from tasks.math import PRESETS as MATH_PRESETS
 from tasks.math import math_task
 from tasks.verifier import LLAMA_70B, VerifierSettings
@@ -40,7 +40,8 @@ METHODS = {
     # ours: neighbours of the paper's methods. AsymRE's mean is that of all samples.
     "group": Arm("TOPR, group-mean baseline", "group", {"baseline_from": "group"}),  # the baseline of GRPO
     "asymre": Arm("AsymRE", "asymre", {"method": "reinforce", "baseline_from": "mean", "baseline": -0.1}),
-    "kl": Arm("REINFORCE + 0.5 KL(mu||pi)", "kl", {"method": "reinforce", "baseline": -0.5}),  # by Proposition 3.1
+    # a penalty of 0.5 KL(mu || pi) by Proposition 3.1, were the loss not divided by the length
+    "kl": Arm("naive REINFORCE, c = -0.5", "kl", {"method": "reinforce", "baseline": -0.5}),
 }
 DEEPSEEK_8B = "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"
 OF_THE_PAPER = ("topr", "dpo", "ppo", "reinforce")  # Figures 1 and 3
@@ -57,10 +58,13 @@ class Scale:
     rates: tuple[float, ...]  # learning rates to choose from; paper: 5e-7 (4.2)
     shares: tuple[float, ...]  # p~ of Figures 5 and 6; paper: "from 1% all the way to 100%" (4.3), the steps are ours
     sets: Mapping[str, int]  # size of the sets of Figures 5 to 7
-    hard_of: int | None  # Figure 4: problems to choose the hard ones from; None as in the paper: all
+    passes: int  # over the sets of Figures 6 and 7; paper: one epoch (4.2)
+    clips: tuple[float, float]  # Figure 7's gradient norms; paper: 1 and 100 (4.3)
+    optimizers: Mapping[str, float]  # Figure 7's, and their rates as multiples of the grid's; paper: Adafactor (4.2)
     tested: int  # Figure 4: samples a test problem; paper: 64 (4.2)
     difficulty: int  # Figure 9: samples a question; paper: 128 (App. D)
     verifier: VerifierSettings  # Table 2
+    other_verifiers: tuple[str, ...]  # base models of Table 2 besides the verifier's own
     iterated: Mapping[str, Any]  # settings that Figure 8 changes
     mapped: Mapping[str, Any] = field(default_factory=dict)  # settings that all runs of the map change
     of_methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # settings that a method's runs change
@@ -81,10 +85,13 @@ LAPTOP = Scale(
     rates=(3e-6, 1e-5, 3e-5, 1e-4, 3e-4),
     shares=(0.01, 0.05, 0.1, 0.2, 0.5, 0.8, 1.0),
     sets={"examples": 1_280},
-    hard_of=400,
+    passes=4,
+    clips=(0.1, 100.0),  # a norm of 1 is hardly ever reached
+    optimizers={"adamw": 1, "adafactor": 1, "sgd": 1e4},
     tested=24,
     difficulty=128,
     verifier=VERIFIER_PRESETS["laptop"],
+    other_verifiers=(str(TINY / "base"),),
     # 643 / 96 = 6.7 samples a problem, as the paper's 50,000 / 7,473
     iterated={"iterations": 5, "problems": 96, "examples": 643, "test_problems": 100, "test_samples": 20, "k": 16},
     mapped={"problems": 640, "lr": 3e-5, "test_problems": 100, "test_samples": 24, "k": 16, "curve_points": 1},
@@ -94,12 +101,15 @@ QUICK = Scale(
     rates=(1e-4,),
     shares=(0.1, 1.0),
     sets={"examples": 24},
-    hard_of=12,
+    passes=2,
+    clips=(0.1, 100.0),
+    optimizers={"adamw": 1},
     tested=6,
     difficulty=16,
     verifier=replace(
         VERIFIER_PRESETS["laptop"], problems=8, test_problems=10, train_solutions=4, test_solutions=4, iterations=2
     ),
+    other_verifiers=(),
     iterated={"iterations": 2, "candidates": 16, "examples": 24},
     mapped={"curve_points": 1},
 )
@@ -108,10 +118,13 @@ PAPER = Scale(
     rates=(5e-7,),
     shares=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 1.0),
     sets={"examples": 50_000, "n": 20},  # "two datasets containing 50,000 examples"; 20: for enough negatives (ours)
-    hard_of=None,
+    passes=1,
+    clips=(1.0, 100.0),
+    optimizers={"adafactor": 1},
     tested=64,
     difficulty=128,
     verifier=VERIFIER_PRESETS["paper"],
+    other_verifiers=(),
     iterated={"iterations": 5, "examples": 50_000},  # "to N = 50,000 data points" (4.3)
     of_methods={"dpo": {"batch": 16}},  # "a per-GPU batch size of 1" (4.2): a pair is two completions
     others={  # "applied to the more recent DeepSeek 8B model", "the 70B version of Llama 3" (4.3)
@@ -145,12 +158,6 @@ def training_task(settings: Settings) -> Task:
     return replace(task, test=task.train)
 
 
-def last_task(settings: Settings) -> Task:
-    """The last training problems as test problems; they do not overlap with those held out."""
-    task = gsm8k_task(replace(settings, problems=10**6))
-    return replace(task, test=task.train[-settings.problems :])
-
-
 # ---- runs -------------------------------------------------------------------------------------------------------
 
 
@@ -179,22 +186,18 @@ class Lab:
         self,
         arms: Mapping[str, Settings],
         task: Callable[[Settings], Task] | None = None,
-        given: Mapping[int, Path] = MappingProxyType({}),
         token_losses: Mapping[str, str] = MappingProxyType({}),
     ) -> dict[str, list[Finished]]:
         """The runs of each arm, one for each seed. The first arm samples, the others copy its samples.
 
-        task: by default the scale's own. given: seed -> file of samples to train on, in place of sampling.
-        token_losses: arm -> the variant it trains with, one of conformance.variants.VARIANTS.
+        task: by default the scale's own. token_losses: arm -> the variant that it trains with, one of
+        conformance.variants.VARIANTS.
         """
 
         def of_seeds(label: str, settings: Settings) -> list[Job]:
             made_of = task or self.scale.task
             token_loss = token_losses.get(label)
-            return [
-                Job(label, replace(settings, seed=seed, samples=given.get(seed)), made_of, token_loss=token_loss)
-                for seed in self.seeds
-            ]
+            return [Job(label, replace(settings, seed=seed), made_of, token_loss=token_loss) for seed in self.seeds]
 
         (first, settings), *others = arms.items()
         source = dict(zip(self.seeds, self.make(of_seeds(first, settings)), strict=True))
@@ -203,20 +206,29 @@ class Lab:
         return {first: list(source.values())} | {label: [next(made) for _ in self.seeds] for label, _ in others}
 
     def rates(self, names: Sequence[str]) -> dict[str, float]:
-        """The learning rate of each method: the one with most correct answers on held-out problems; one seed."""
-        grid = self.scale.rates
-        if len(grid) == 1:
-            return dict.fromkeys(names, grid[0])
+        """The learning rate of each: the one with most correct answers on held-out problems; one seed.
+
+        names: methods, variants, and optimisers, which are TOPR's with another optimiser and a grid of its own.
+        """
+        grids = {name: [rate * self.scale.optimizers.get(name, 1) for rate in self.scale.rates] for name in names}
+        if len(self.scale.rates) == 1:
+            return {name: grid[0] for name, grid in grids.items()}
         base = replace(self.base, seed=100, test_samples=6, curve_points=1)  # a seed that no figure uses
         jobs = {
-            (name, rate): Job(f"rate-{name}-{rate:g}", self.of_method(name, base, rate), held_out_task)
-            for name in names
+            (name, rate): Job(
+                f"rate-{name}-{rate:g}",
+                self.of_method(name, base, rate),
+                held_out_task,
+                token_loss=name if name in VARIANTS else None,
+            )
+            for name, grid in grids.items()
             for rate in grid
         }
-        [source] = self.make([Job(f"rate-topr-{grid[0]:g}", replace(base, lr=grid[0]), held_out_task)])
+        first = self.scale.rates[0]
+        [source] = self.make([Job(f"rate-topr-{first:g}", replace(base, lr=first), held_out_task)])
         runs = dict(zip(jobs, self.make([_reusing(job, source) for job in jobs.values()]), strict=True))
-        self.tried |= {name: {rate: runs[name, rate].curve[-1]["correct"] for rate in grid} for name in names}
-        return {name: max(grid, key=self.tried[name].__getitem__) for name in names}
+        self.tried |= {n: {rate: runs[n, rate].curve[-1]["correct"] for rate in grid} for n, grid in grids.items()}
+        return {name: max(grid, key=self.tried[name].__getitem__) for name, grid in grids.items()}
 
     def at_topr_rate(self, **changes: Any) -> Settings:
         """The base settings with changes, at the learning rate that was chosen for TOPR."""
@@ -228,7 +240,9 @@ class Lab:
 
     def of_method(self, name: str, base: Settings, rate: float) -> Settings:
         """The settings of a method's run: the base's with what the method changes, here and at this scale."""
-        return replace(base, lr=rate, **METHODS[name].changes, **self.scale.of_methods.get(name, {}))
+        changes = METHODS[name].changes if name in METHODS else {}  # a variant has TOPR's
+        changes = {"optimizer": name} if name in self.scale.optimizers else changes
+        return replace(base, lr=rate, **changes, **self.scale.of_methods.get(name, {}))
 
 
 def called(rates: Mapping[str, float]) -> dict[str, str]:

@@ -2,7 +2,8 @@
 
 A figure is a function of a `Lab`, which makes the runs. It asks for all of its runs before it reads one, so that they
 can be planned; where some depend on others' results, as on the laptop, these can not. Its docstring says what the paper
-claims. reproduce.py is the command that makes a figure, results/README.md says what came out.
+claims. Its panels are a function of its data alone, NAME_panels, so that it can be drawn anew without a run.
+reproduce.py is the command that makes a figure, results/README.md says what came out.
 """
 
 import math
@@ -16,16 +17,15 @@ import numpy as np
 import torch
 
 import topr
-from paper.experiments import METHODS, OF_THE_PAPER, Lab, called, last_task, training_task
+from paper.experiments import METHODS, OF_THE_PAPER, Arm, Lab, called, training_task
 from paper.sweep import Finished, Job, OverSeeds, over_seeds
 from pipeline.baselines import ppo_loss
 from pipeline.evaluation import collect, maj_at_k
 from pipeline.plots import VARIANTS_DRAWN, Line, Panel
-from pipeline.records import Outcome, Sample, Task, to_lines, write_file
-from pipeline.runtime.processes import on_rank_zero
-from pipeline.selection import mean_rewards, rewards_of_groups, share_of_positives
+from pipeline.records import Outcome, Sample, Task
+from pipeline.selection import rewards_of_groups, share_of_positives
 from pipeline.settings import Settings
-from tasks.verifier import ACCURACY, COLUMNS, WEIGHTED, check_verifier, to_panel
+from tasks.verifier import ACCURACY, CONSTANT, WEIGHTED, check_verifier, to_panel
 from tasks.verifier import run as run_verifier
 
 # ---- what is read off runs --------------------------------------------------------------------------------------
@@ -64,12 +64,17 @@ def difference(one: OverSeeds, other: OverSeeds) -> OverSeeds:
 
 
 def line(x: Sequence[float], y: Series, label: str, style: str = "", scale: float = 100) -> Line:
-    """A line with its interval of 2 standard errors, in percent."""
-    half_width = None if None in y["se"] else [2 * scale * se for se in y["se"]]
-    return Line(x, [scale * mean for mean in y["mean"]], label, style, half_width=half_width)
+    """A line with its interval of 2 standard errors, in percent; None stands for what is not there.
+
+    >>> line([1], {"mean": [0.5], "se": [None]}, "one seed").half_width is None
+    True
+    """
+    mean, se = (scale * np.array(y[name], float) for name in ("mean", "se"))
+    return Line(x, mean, label, style, half_width=None if np.isnan(se).all() else 2 * se)
 
 
-EPOCH, CORRECT = "share of the epoch (%)", "correct (%), ± 2 SE"
+EPOCH, TRAINING, CORRECT = "share of the epoch (%)", "share of the training (%)", "correct (%), ± 2 SE"
+Data = Mapping[str, Any]  # a figure's, as it is made or as it is read from its file
 
 
 def epoch(y: Series) -> list[float]:
@@ -102,23 +107,37 @@ def fig1(lab: Lab) -> Figure:
     names, same_names = called(rates), called(one_rate)
     curves = {name: along(own[name], "correct") for name in own}
     same_curves = {name: along(same[name], "correct") for name in same}
-
-    def panel(title: str, chosen: Sequence[str], curves: Mapping[str, Series], names: Mapping[str, str]) -> Panel:
-        drawn = [line(epoch(curves[name]), curves[name], names[name], METHODS[name].style) for name in chosen]
-        return Panel(title, EPOCH, CORRECT, drawn, {"ylim": (-3, 100)})
-
-    panels = [
-        panel("TOPR's learning rate for all", OF_THE_PAPER, same_curves, same_names),
-        panel("each at its own learning rate", OF_THE_PAPER, curves, names),
-        panel("other bounds (Table 1)", ("topr", "tis", "off_policy", "sft"), curves, names),
-        panel("neighbours (ours)", ("topr", "group", "asymre", "kl"), curves, names),
-    ]
     ends = {name: at_end(own[name]) for name in own}
     shares = {f"{same_names[name]}: correct at the end": at_end(same[name]) for name in same}
     shares |= {f"{names[name]}: correct at the end": ends[name] for name in own}
     shares |= {f"TOPR - {names[n]}": difference(ends["topr"], ends[n]) for n in own if n != "topr"}
     steps = {name: _last_step(own[name][0]) for name in own}
-    return Figure(panels, {"own rate": curves, "one rate": same_curves, "steps": steps}, shares)
+    data = {"own rate": curves, "one rate": same_curves, "steps": steps}
+    return Figure(fig1_panels(data), data, shares)
+
+
+def fig1_panels(data: Data) -> list[Panel]:
+    """The paper's methods along the epoch. Of the others, which end close together, the ends."""
+
+    def over_epoch(title: str, curves: Mapping[str, Series]) -> Panel:
+        drawn = [line(epoch(y), y, METHODS[name].name, METHODS[name].style) for name, y in curves.items()]
+        return Panel(title, EPOCH, CORRECT, drawn, {"ylim": (-3, 100)})
+
+    def ends(title: str, names: Sequence[str]) -> Panel:
+        drawn = []
+        for place, name in enumerate(reversed(names)):
+            end = {what: of[-1:] for what, of in own[name].items()}
+            upright = line([place], end, METHODS[name].name, METHODS[name].style)
+            drawn.append(upright._replace(x=upright.y, y=upright.x, kind="rows"))
+        return Panel(f"{title}, at the end", CORRECT, "", drawn, {"yticks": [], "ylim": (-0.5, len(names) - 0.5)})
+
+    own = data["own rate"]
+    return [
+        over_epoch("TOPR's learning rate for all", data["one rate"]),
+        over_epoch("each at its own learning rate", {name: own[name] for name in OF_THE_PAPER}),
+        ends("other bounds (Table 1)", ("topr", "tis", "off_policy", "sft")),
+        ends("neighbours (ours)", ("topr", "group", "kl", "asymre")),
+    ]
 
 
 def fig2(lab: Lab) -> Figure:
@@ -129,14 +148,12 @@ def fig2(lab: Lab) -> Figure:
     """
     eps, ratio = lab.base.eps, np.linspace(0.01, 2.5, 250)
     log_ratio = torch.tensor(ratio).log()
-    panels, data, numbers = [], {"ratio": ratio.tolist()}, {}
+    data, numbers = {"ratio": ratio.tolist()}, {}
     for sign, name, low, high in ((1.0, "R = +1", 1, 1 + eps), (-1.0, "R = -1", 1 - eps, 1)):
         reward = torch.full_like(log_ratio, sign)
         ours = topr.topr_objective(log_ratio, reward, topr.Limits(1, 1 + eps, 0, 1)).numpy()
         one = torch.ones(1, dtype=log_ratio.dtype)
         ppo = np.array([-ppo_loss(x, 0 * x, sign * one, one, eps).item() for x in log_ratio[:, None]])
-        drawn = [Line(ratio, ours, "TOPR", "topr"), Line(ratio, ppo, "PPO", "ppo")]
-        panels.append(Panel(name, "pi / mu", "objective of one sequence", drawn, {"ylim": (-2.6, 2.6)}))
         data |= {f"TOPR, {name}": ours.tolist(), f"PPO, {name}": ppo.tolist()}
         inside, outside = (ratio >= low) & (ratio <= high), ratio > high if sign > 0 else ratio < low
         largest = {f"|TOPR - PPO| for {low:g} <= pi/mu <= {high:g}": np.abs(ours - ppo)[inside].max()}
@@ -145,7 +162,17 @@ def fig2(lab: Lab) -> Figure:
             largest[f"slope of {method} where PPO clips"] = slopes[outside][1:-1].max()
             largest[f"slope of {method} for pi/mu <= 0.5"] = slopes[ratio <= 0.5].max()
         numbers |= {f"{name}: largest {what}": over_seeds([value]) for what, value in largest.items()}
-    return Figure(panels, data, {}, numbers)
+    return Figure(fig2_panels(data), data, {}, numbers)
+
+
+def fig2_panels(data: Data) -> list[Panel]:
+    """Positives left, negatives right."""
+    panels = []
+    for name in ("R = +1", "R = -1"):
+        drawn = [Line(data["ratio"], data[f"{method}, {name}"], method, method.lower()) for method in ("TOPR", "PPO")]
+        axes = r"$\pi / \mu$", "objective of one sequence"
+        panels.append(Panel(name.replace("-", "−"), *axes, drawn, {"ylim": (-2.6, 2.6)}))
+    return panels
 
 
 def fig3(lab: Lab) -> Figure:
@@ -158,90 +185,77 @@ def fig3(lab: Lab) -> Figure:
     runs, names = lab.methods(one_rate), called(one_rate)
     own, own_names = lab.methods(own_rates), called(own_rates)
     curves = {name: {outcome: along(runs[name], outcome) for outcome in get_args(Outcome)} for name in runs}
-    panels = [
-        Panel(
-            names[name],
-            EPOCH,
-            "share (%), ± 2 SE",
-            [line(epoch(y), y, outcome, outcome) for outcome, y in curves[name].items()],
-            {"ylim": (-3, 103)},
-        )
-        for name in runs
-    ]
     shares = {"base: invalid": over_seeds(run.curve[0]["invalid"] for run in runs["topr"])}
     shares |= {f"{names[name]}: invalid at the end": at_end(runs[name], "invalid") for name in runs}
     shares |= {f"{own_names[name]}: invalid at the end": at_end(own[name], "invalid") for name in own}
-    return Figure(panels, curves, shares)
+    return Figure(fig3_panels(curves), curves, shares)
+
+
+def fig3_panels(data: Data) -> list[Panel]:
+    """A panel for each method."""
+    return [
+        Panel(
+            METHODS[name].name,
+            EPOCH,
+            "share (%), ± 2 SE",
+            [line(epoch(y), y, outcome, outcome) for outcome, y in curves.items()],
+            {"ylim": (-3, 103)},
+        )
+        for name, curves in data.items()
+    ]
+
+
+POSITIVES = {
+    "topr": Arm("TOPR", "topr", {}),
+    "positives_only": Arm("positives only", "sft", {"composition": "positives_only"}),
+    "sft": Arm("positives, as many steps", "p5", {"method": "sft"}),  # negatives stay, with weight 0
+}
 
 
 def fig4(lab: Lab) -> Figure:
     """TOPR against positives only, all at TOPR's learning rate. On MATH: fig4-math.
 
     Paper: TOPR is more accurate, its maj@n is higher for all n, and fewer questions have 0 to 4 correct completions.
-    The laptop trains on hard problems with few positives: with many, no difference can be measured (Figure 1).
     """
-    arms = {
-        "topr": ("TOPR", "topr", {}),
-        "positives_only": ("positives only", "sft", {"composition": "positives_only"}),
-        "sft": ("positives, as many steps", "p5", {"method": "sft"}),  # negatives stay, with weight 0
-    }
     base = lab.at_topr_rate(test_samples=lab.scale.tested)
-    given = _hard_samples(lab, lab.scale.hard_of) if lab.scale.hard_of else {}
-    runs = lab.runs({name: replace(base, **arm[2]) for name, arm in arms.items()}, given=given)
+    runs = lab.runs({name: replace(base, **arm.changes) for name, arm in POSITIVES.items()})
     ks = [k for k in (1, 2, 4, 8, 16, 32) if k < base.test_samples]
     curves = {name: along(runs[name], "correct") for name in runs}
-    majority = {name: series([_majority(run, lab.scale.task, ks) for run in runs[name]]) for name in runs}
+    of_n = {name: [_majority(run, lab.scale.task, ks) for run in runs[name]] for name in runs}
+    majority = {name: series(of_n[name]) for name in runs}
     of_runs = {name: [_by_cardinality(run) for run in runs[name]] for name in runs}
     counts = {name: series(of_runs[name]) for name in runs}
-    bins = range(len(counts["topr"]["mean"]))
-    ticks = {"xticks": list(bins), "xticklabels": ["0", *(f"{4 * i + 1}-{4 * i + 4}" for i in bins[:-1])]}
-    labels = {name: (arm[0], arm[1]) for name, arm in arms.items()}
-    panels = [
-        Panel(
-            "hard problems" if given else "all problems",
-            EPOCH,
-            CORRECT,
-            [line(epoch(y), y, *labels[n]) for n, y in curves.items()],
-        ),
-        Panel("self-consistency", "n", "maj@n (%), ± 2 SE", [line(ks, y, *labels[n]) for n, y in majority.items()]),
-        Panel(
-            "test problems by correct completions",
-            f"correct completions of {base.test_samples}",
-            "problems (%), ± 2 SE",
-            [line(list(bins), y, *labels[n]) for n, y in counts.items()],
-            ticks,
-        ),
-    ]
     ends = {name: at_end(runs[name]) for name in runs}
     few = {name: over_seeds(sum(bins[:2]) for bins in of_runs[name]) for name in runs}
-    shares = {f"{arms[name][0]}: correct at the end": ends[name] for name in runs}
-    shares |= {f"{arms[name][0]}: problems with at most 4 correct": few[name] for name in runs}
-    shares |= {f"TOPR - {arms[name][0]}": difference(ends["topr"], ends[name]) for name in list(runs)[1:]}
+    shares = {f"{POSITIVES[name].name}: correct at the end": ends[name] for name in runs}
+    shares |= {f"{POSITIVES[name].name}: problems with at most 4 correct": few[name] for name in runs}
+    shares |= {f"TOPR - {POSITIVES[name].name}": difference(ends["topr"], ends[name]) for name in list(runs)[1:]}
+    won = {name: over_seeds(each[-1] for each in of_n[name]) for name in runs}
+    shares |= {f"{POSITIVES[name].name}: maj@{ks[-1]}": won[name] for name in runs}
     taken = runs["topr"][0].results["iterations"][0]["dataset"]["trained"]
     data = {"correct": curves, "maj@n": majority, "n": ks, "cardinality": counts, "trained on": taken}
-    return Figure(panels, data, shares)
+    return Figure(fig4_panels(data), data, shares)
 
 
-def _hard_samples(lab: Lab, problems: int) -> dict[int, Path]:
-    """For each seed, a file of samples of hard problems: at most a quarter of the base model's samples are correct.
+def fig4_panels(data: Data) -> list[Panel]:
+    """Accuracy along the epoch, maj@n, and the test problems by how often each is solved."""
 
-    The same samples choose the problems and are trained on.
-    """
-    measured = replace(lab.base, problems=problems, iterations=0, test_samples=lab.base.n)
-    jobs = [Job("problems", replace(measured, seed=seed), last_task) for seed in lab.seeds]
-    return {run.settings.seed: _hard_of(run) for run in lab.make(jobs)}
+    def drawn(x: Callable[[Series], Sequence[float]], of: Mapping[str, Series]) -> list[Line]:
+        return [line(x(y), y, POSITIVES[name].name, POSITIVES[name].style) for name, y in of.items()]
 
-
-def _hard_of(run: Finished) -> Path:
-    samples, file = run.tested(0), run.folder / "hard.jsonl"
-    means = mean_rewards(samples, by_prompt=True)
-    hard = [sample for sample, mean in zip(samples, means, strict=True) if mean <= -0.5]  # a quarter +1, the rest -1
-    on_rank_zero(lambda: file.exists() or write_file(file, to_lines(hard)))
-    return file
+    ks, bins = data["n"], range(len(data["cardinality"]["topr"]["mean"]))
+    of_n = {"xscale": "log", "xticks": ks, "xticklabels": ks}
+    of_bins = {"xticks": bins, "xticklabels": ["0", *(f"{4 * i + 1}-{4 * i + 4}" for i in bins[:-1])]}
+    counted = "test problems by correct completions", "correct completions of a problem", "problems (%), ± 2 SE"
+    return [
+        Panel("accuracy", EPOCH, CORRECT, drawn(epoch, data["correct"])),
+        Panel("self-consistency", "n", "maj@n (%), ± 2 SE", drawn(lambda _: ks, data["maj@n"]), of_n),
+        Panel(*counted, drawn(lambda _: bins, data["cardinality"]), of_bins),
+    ]
 
 
 def _majority(run: Finished, task: Callable[[Settings], Task], ks: Sequence[int]) -> list[float]:
-    answers = collect(run.tested(_last_step(run)), task(replace(run.settings, samples=None)))
+    answers = collect(run.tested(_last_step(run)), task(run.settings))
     return [maj_at_k(answers, k, run.settings.seed).mean for k in ks]
 
 
@@ -260,102 +274,181 @@ def fig5(lab: Lab) -> Figure:
     """Two sets of equal size, 10% and 50% positive; a baseline sets the effective share of positives p~.
 
     Paper: both are best at p~ of 10 to 20% and worse above 50%. A share reached by sampling is better than the same
-    share reached by a baseline.
+    share reached by a baseline. Here at TOPR's learning rate and at its neighbours in the grid, since the best share
+    may move with the rate.
     """
-    runs = {share: of for (_, share), of in _by_share(lab, ("topr", 0.1), ("topr", 0.5)).items()}
-    curves = {f"{share:.0%} positive": _over_shares(runs[share]) for share in runs}
-    panel = _share_panel("TOPR", {label: line(*curves[label], label) for label in curves})
-    shares = {f"{s:.0%} positive, p~ = {p:.0%}": at_end(of_p) for s, of in runs.items() for p, of_p in of.items()}
+    own = lab.rates(["topr"])["topr"]
+    rates = [rate for rate in lab.scale.rates if 1 / 4 < rate / own < 4]
+    runs = _by_share(lab, [("topr", rate, share) for share in (0.1, 0.5) for rate in rates])
+    data: dict[str, Any] = {"p~": list(lab.scale.shares)}
+    shares = {}
+    for share in (0.1, 0.5):
+        for rate in rates:
+            of_p = runs["topr", rate, share]
+            data[f"{share:.0%} positive, lr {rate:g}"] = _over_shares(of_p)
+            best = max(of_p, key=lambda p: at_end(of_p[p]).mean)
+            shares[f"{share:.0%} positive, lr {rate:g}: highest, at p~ = {best:.0%}"] = at_end(of_p[best])
+        ends = {p: at_end(of_p) for p, of_p in runs["topr", own, share].items()}
+        shares |= {f"{share:.0%} positive, p~ = {p:.0%}": end for p, end in ends.items()}
     for p, sampled, other in ((0.1, 0.1, 0.5), (0.5, 0.5, 0.1)):
-        if p in runs[sampled] and p in runs[other]:
-            gained = difference(at_end(runs[sampled][p]), at_end(runs[other][p]))
-            shares[f"p~ = {p:.0%} by sampling - by a baseline"] = gained
-    return Figure([panel], {label: y for label, (_, y) in curves.items()} | {"p~": list(runs[0.1])}, shares)
+        if p in lab.scale.shares:
+            with_p = [at_end(runs["topr", own, share][p]) for share in (sampled, other)]
+            shares[f"p~ = {p:.0%} by sampling - by a baseline"] = difference(*with_p)
+    return Figure(fig5_panels(data), data, shares)
+
+
+def fig5_panels(data: Data) -> list[Panel]:
+    """A panel for each set, or one for both where they were trained on at one learning rate each."""
+    of_sets: dict[str, list[Line]] = {}
+    for key, y in data.items():
+        if key != "p~":
+            of_set, _, rate = key.partition(", ")
+            drawn = of_sets.setdefault(of_set if rate else "two sets of samples", [])
+            drawn.append(line(_percent(data["p~"]), y, rate or of_set, ("p1", "p3", "p5")[len(drawn)]))
+    paper = Line([10, 20], label="paper's\nbest", kind="band")
+    return [_share_panel(title, [paper, *drawn]) for title, drawn in of_sets.items()]
 
 
 def fig6(lab: Lab) -> Figure:
     """TOPR and truncated importance sampling on the set with 10% positives. On MATH: fig6-math.
 
     Paper: at low p~ TIS collapses and TOPR recovers; at high p~ they are equal; the best of TIS is slightly higher.
+    Here over several passes, since a recovery takes time.
     """
-    names = called(lab.rates(["topr", "tis"]))
-    runs = {names[method]: of for (method, _), of in _by_share(lab, ("topr", 0.1), ("tis", 0.1)).items()}
-    curves = {name: _over_shares(runs[name]) for name in runs}
-    drawn = {name: line(*curves[name], name, style) for name, style in zip(runs, names, strict=True)}
-    ends = {name: {p: at_end(of_p) for p, of_p in of.items()} for name, of in runs.items()}
-    shares = {f"{name}, p~ = {p:.0%}": end for name, of in ends.items() for p, end in of.items()}
-    topr_ends, tis_ends = ends.values()
-    shares |= {f"TOPR - TIS, p~ = {p:.0%}": difference(topr_ends[p], tis_ends[p]) for p in topr_ends}
-    panel = _share_panel("10% positive", drawn)
-    return Figure([panel], {name: y for name, (_, y) in curves.items()} | {"p~": list(topr_ends)}, shares)
+    rates = lab.rates(["topr", "tis"])
+    names = called(rates)
+    passes = {"epochs": lab.scale.passes, "curve_points": lab.base.curve_points}
+    found = _by_share(lab, [(method, rates[method], 0.1) for method in names], **passes)
+    runs = {method: found[method, rates[method], 0.1] for method in names}
+    data: dict[str, Any] = {name: _over_shares(runs[method]) for method, name in names.items()}
+    data["p~"] = list(lab.scale.shares)
+    for p in [p for p in (0.01, 0.1) if p in lab.scale.shares]:
+        correct = {method: along(runs[method][p], "correct") for method in names}
+        low = {method: series([_quantile(run, "log_ratio_pos_q50") for run in runs[method][p]]) for method in names}
+        data[f"p~ = {p:.0%}"] = {"correct": correct, "log-ratio of positives": low}
+    ends = {method: {p: at_end(of_p) for p, of_p in runs[method].items()} for method in names}
+    shares = {f"{names[method]}, p~ = {p:.0%}": end for method, of_p in ends.items() for p, end in of_p.items()}
+    shares |= {f"TOPR - TIS, p~ = {p:.0%}": difference(ends["topr"][p], ends["tis"][p]) for p in lab.scale.shares}
+    return Figure(fig6_panels(data), data, shares)
 
 
-def _by_share(lab: Lab, *wanted: tuple[str, float]) -> dict[tuple[str, float], dict[float, list[Finished]]]:
-    """(method, share of positives in the set) -> effective share p~ -> runs; each method at its own learning rate."""
-    rates = lab.rates([method for method, _ in wanted])
-    base = replace(lab.base, curve_points=1, composition="proportion", **lab.scale.sets)
+def fig6_panels(data: Data) -> list[Panel]:
+    """Accuracy at the end against the effective share; at single shares accuracy and log-ratio along the training."""
+    ends, panels = [], []
+    for key, found in data.items():
+        if "mean" in found:
+            name, _, _ = key.partition(",")
+            ends.append(line(_percent(data["p~"]), found, name, name.lower()))
+        elif key != "p~":
+            correct, low = (
+                [line(x(y), y, METHODS[n].name, METHODS[n].style, scale) for n, y in found[what].items()]
+                for what, x, scale in (("correct", epoch, 100), ("log-ratio of positives", _middles, 1))
+            )
+            panels.append(Panel(_symbols(key), TRAINING, CORRECT, correct))
+            panels.append(Panel(f"positives, {_symbols(key)}", TRAINING, "median log-ratio (nats), ± 2 SE", low))
+    return [_share_panel("set with 10% positive, at the end", ends), *panels]
+
+
+def _symbols(text: str) -> str:
+    return text.replace("p~", r"$\tilde p$")
+
+
+def _by_share(
+    lab: Lab, wanted: Sequence[tuple[str, float, float]], **changes: Any
+) -> dict[tuple[str, float, float], dict[float, list[Finished]]]:
+    """(method, learning rate, share of positives in the set) -> effective share p~ -> runs."""
+    base = replace(lab.base, composition="proportion", **{"curve_points": 1, **lab.scale.sets, **changes})
     arms = {}
-    for method, share in wanted:
-        of_share = replace(base, lr=rates[method], proportion=share, **METHODS[method].changes)
+    for method, rate, share in wanted:
+        of_share = replace(base, lr=rate, proportion=share, **METHODS[method].changes)
         for p in lab.scale.shares:  # where p~ is the share itself, the baseline would be 0
             settings = replace(of_share, effective_proportion=None if p == share else p)
-            arms[f"share-{method}-{share:g}-{p:g}"] = settings
+            arms[f"share-{method}-{rate:g}-{share:g}-{p:g}"] = settings
     made = iter(lab.runs(arms).values())
     return {of: {p: next(made) for p in lab.scale.shares} for of in wanted}
 
 
-def _over_shares(runs: Mapping[float, list[Finished]]) -> tuple[list[float], Series]:
-    columns = zip(*(at_end(of_p).each for of_p in runs.values()), strict=True)
-    return [100 * p for p in runs], series(list(columns))
+def _quantile(run: Finished, name: str) -> list[float]:
+    """The mean of a quantile that metrics.jsonl has, in each tenth of the training."""
+    found = np.array([step.get(name, np.nan) for step in run.steps])
+    return [float(np.nanmean(part)) for part in np.array_split(found, min(10, len(found)))]
 
 
-def _share_panel(title: str, lines: Mapping[str, Line]) -> Panel:
+def _over_shares(runs: Mapping[float, list[Finished]]) -> Series:
+    return series(list(zip(*(at_end(of_p).each for of_p in runs.values()), strict=True)))
+
+
+def _percent(shares: Sequence[float]) -> list[float]:
+    return [100 * share for share in shares]
+
+
+def _share_panel(title: str, lines: Sequence[Line]) -> Panel:
     ticks = [1, 2, 5, 10, 20, 50, 100]
     options = {"xscale": "log", "xticks": ticks, "xticklabels": ticks, "ylim": (-3, 90)}
-    return Panel(title, "effective share of positives p~ (%)", CORRECT, list(lines.values()), options)
+    return Panel(title, r"effective share of positives $\tilde p$ (%)", CORRECT, lines, options)
 
 
 def fig7(lab: Lab) -> Figure:
-    """TOPR against plain importance sampling, gradients clipped at 1 and at 100, 33% and 60% of the data negative.
+    """TOPR against plain importance sampling, gradients clipped early and late, 33% and 60% of the data negative.
 
-    Paper: at 1 and 33% the two are equally accurate, but the gradients of IS grow. At 100 and 60% TOPR still improves,
-    and IS makes the model worse (31% bad completions, from 12%). Both at TOPR's learning rate.
+    Paper: clipped at 1 and with 33% the two are equally accurate, but the gradients of IS grow. At 100 and 60% TOPR
+    still improves, and IS makes the model worse (31% bad completions, from 12%). Here with three optimisers, since two
+    of them divide by the gradient's size; each at the learning rate that is best for TOPR. The picture has the late
+    clip and 60%.
     """
-    names = ("topr", "off_policy")
-    base = lab.at_topr_rate(composition="proportion", **lab.scale.sets)
+    methods, rates = ("topr", "off_policy"), lab.rates(list(lab.scale.optimizers))
+    base = replace(lab.base, composition="proportion", epochs=lab.scale.passes, **lab.scale.sets)
     arms = {
-        f"fig7-{name}-{negative}-{clip}": replace(base, proportion=1 - negative, max_norm=clip, **METHODS[name].changes)
+        (optimizer, negative, clip, method): replace(
+            lab.of_method(optimizer, base, rates[optimizer]),
+            proportion=1 - negative,
+            max_norm=clip,
+            **METHODS[method].changes,
+        )
+        for optimizer in rates
         for negative in (0.33, 0.6)
-        for clip in (1.0, 100.0)
-        for name in names
+        for clip in lab.scale.clips
+        for method in methods
     }
-    runs = lab.runs(arms)
-    panels, data, shares, numbers = [], {}, {}, {}
-    for negative in (0.33, 0.6):
-        for clip in (1.0, 100.0):
-            here = {name: runs[f"fig7-{name}-{negative}-{clip}"] for name in names}
-            title = f"{negative:.0%} negative, gradients clipped at {clip:g}"
-            correct = {name: along(here[name], "correct") for name in names}
-            norms = {name: series([_norms(run) for run in here[name]]) for name in names}
-            labels = {name: (METHODS[name].name, METHODS[name].style) for name in names}
-            panels += [
-                Panel(title, EPOCH, CORRECT, [line(epoch(y), y, *labels[n]) for n, y in correct.items()]),
-                Panel(
-                    title,
-                    EPOCH,
-                    "gradient norm, ± 2 SE",
-                    [line(_middles(y), y, *labels[n], scale=1) for n, y in norms.items()],
-                    {"yscale": "log"},
-                ),
-            ]
-            data[title] = {"correct": correct, "gradient norm": norms}
-            ends = {name: at_end(here[name]) for name in names}
-            shares |= {f"{title}, {METHODS[name].name}: correct": ends[name] for name in names}
-            shares[f"{title}: TOPR - plain IS"] = difference(ends["topr"], ends["off_policy"])
-            shares |= {f"{title}, {METHODS[n].name}: invalid": at_end(here[n], "invalid") for n in names}
-            top = {n: over_seeds(max(step["grad_norm"] for step in run.steps) for run in here[n]) for n in names}
-            numbers |= {f"{title}, {METHODS[n].name}: largest gradient norm": top[n] for n in names}
-    return Figure(panels, data, shares, numbers)
+    made = lab.runs({"fig7-{}-{}-{}-{}".format(*arm): settings for arm, settings in arms.items()})
+    runs = dict(zip(arms, made.values(), strict=True))
+    data: dict[str, dict[str, dict[str, Series]]] = {}
+    shares, numbers = {}, {}
+    for (optimizer, negative, clip, method), of_arm in runs.items():
+        here = f"{optimizer}, {negative:.0%} negative, clipped at {clip:g}"
+        of_here = data.setdefault(f"{here}, lr {rates[optimizer]:g}", {"correct": {}, "gradient norm": {}})
+        of_here["correct"][method] = along(of_arm, "correct")
+        of_here["gradient norm"][method] = series([_norms(run) for run in of_arm])
+        shares[f"{here}, {METHODS[method].name}: correct"] = at_end(of_arm)
+        shares[f"{here}, {METHODS[method].name}: invalid"] = at_end(of_arm, "invalid")
+        shares[f"{here}, {METHODS[method].name}: steps clipped"] = over_seeds(_clipped(run) for run in of_arm)
+        if method != "topr":
+            own = at_end(runs[optimizer, negative, clip, "topr"])
+            shares[f"{here}: TOPR - {METHODS[method].name}"] = difference(own, at_end(of_arm))
+        for part, of_part in (("first", slice(1)), ("last", slice(-1, None))):
+            tenth = over_seeds(float(np.mean(_norms(run)[of_part])) for run in of_arm)
+            numbers[f"{here}, {METHODS[method].name}: gradient norm, {part} tenth"] = tenth
+    return Figure(fig7_panels(data), data, shares, numbers)
+
+
+def fig7_panels(data: Data) -> list[Panel]:
+    """Where IS should break: 60% negative, and gradients clipped late."""
+    kinds = (
+        ("correct", CORRECT, {"ylim": (-3, 100)}, epoch, 100),
+        ("gradient norm", "gradient norm, ± 2 SE", {"yscale": "log"}, _middles, 1),
+    )
+    panels = []
+    for title, found in data.items():
+        if "60% negative" in title and "clipped at 100" in title:
+            for what, label, options, x, scale in kinds:
+                drawn = [line(x(y), y, METHODS[n].name, METHODS[n].style, scale) for n, y in found[what].items()]
+                panels.append(Panel(title, TRAINING, label, drawn, options))
+    return panels
+
+
+def _clipped(run: Finished) -> float:
+    """The share of the steps whose gradient was clipped."""
+    return float(np.mean([step["grad_norm"] > run.settings.max_norm for step in run.steps]))
 
 
 def _norms(run: Finished) -> list[float]:
@@ -369,32 +462,56 @@ def _middles(y: Series) -> list[float]:
 
 
 def fig8(lab: Lab) -> Figure:
-    """Iterations of sampling and training: uniform, positives only, Anna Karenina. On MATH: fig8-math.
+    """Iterations of sampling and training: uniform, positives only, Anna Karenina, a control. On MATH: fig8-math.
 
     Paper: on GSM8K Anna Karenina sampling reaches 79.6% pass@1, uniform sampling 75.4%; positives only is slower. Five
-    iterations (ours: the paper gives no number), at TOPR's learning rate. At the paper's scale with DeepSeek-R1 8B too,
-    which Anna Karenina sampling takes beyond the maj@16 of Llama 3 70B, a line that is not trained.
+    iterations (ours: the paper gives no number), at TOPR's learning rate. The control (ours) has as many samples and
+    positives as Anna Karenina's sets and any positives. At the paper's scale with DeepSeek-R1 8B too, which Anna
+    Karenina sampling takes beyond the maj@16 of Llama 3 70B, a line that is not trained.
     """
     base = lab.at_topr_rate(curve_points=1, **lab.scale.iterated)
-    names = {"uniform": "uniform", "positives_only": "positives only", "anna_karenina": "Anna Karenina"}
-    styles = dict(zip(names, ("topr", "sft", "anna_karenina"), strict=True))
-    runs = lab.runs({f"fig8-{name}": replace(base, composition=name) for name in names})
-    runs = {name: runs[f"fig8-{name}"] for name in names}
+    control = {"proportion": base.problems / base.examples, "n": base.candidates}
+    changed = {"control": {"composition": "proportion", **control}}
+    made = lab.runs({f"fig8-{key}": replace(base, **changed.get(key, {"composition": key})) for key in COMPOSITIONS})
+    runs = dict(zip(COMPOSITIONS, made.values(), strict=True))
     for name, changes in lab.scale.others.items():  # another model draws samples of its own
         runs |= lab.runs({name: replace(base, **changes)})
-        names[name], styles[name] = name, ""
-    panels, data, shares = [], {}, {}
+    names = {name: COMPOSITIONS[name][0] if name in COMPOSITIONS else name for name in runs}
+    data, shares = {}, {}
     for key in ("pass@1", f"maj@{base.k}"):
-        measured = {name: series([_over_iterations(run, key, base.iterations) for run in runs[name]]) for name in names}
-        drawn = [line(range(base.iterations + 1), y, names[name], styles[name]) for name, y in measured.items()]
-        panels.append(Panel(key, "iterations", f"{key} (%), ± 2 SE", drawn))
-        data[key] = measured
-        ends = {name: over_seeds(_over_iterations(run, key)[-1] for run in runs[name]) for name in names}
-        shares |= {f"{names[name]}: {key}": ends[name] for name in names}
-        shares |= {
-            f"Anna Karenina - {names[n]}: {key}": difference(ends["anna_karenina"], ends[n]) for n in list(names)[:2]
-        }
-    return Figure(panels, data, shares)
+        each = {name: [_over_iterations(run, key, base.iterations) for run in runs[name]] for name in names}
+        data[key] = {name: series(values) for name, values in each.items()}
+        for i in range(1, base.iterations + 1):
+            here = {name: over_seeds(values[i] for values in each[name]) for name in names}
+            shares |= {f"{names[name]}: {key} after iteration {i}": here[name] for name in names}
+            shares |= {
+                f"Anna Karenina - {names[other]}: {key} after iteration {i}": difference(
+                    here["anna_karenina"], here[other]
+                )
+                for other in COMPOSITIONS
+                if other != "anna_karenina"
+            }
+    first = [run.results["iterations"][0]["dataset"]["drawn"] for run in runs["uniform"]]
+    to_draw = over_seeds(50_000 * counts["samples"] / counts["positive"] for counts in first)
+    numbers = {"samples to draw for 50,000 positives (uniform sampling trains on any 50,000)": to_draw}
+    return Figure(fig8_panels(data), data, shares, numbers)
+
+
+COMPOSITIONS = {  # names and styles
+    "uniform": ("uniform", "topr"),
+    "positives_only": ("positives only", "sft"),
+    "anna_karenina": ("Anna Karenina", "anna_karenina"),
+    "control": ("as many positives, any", "p5"),
+}
+
+
+def fig8_panels(data: Data) -> list[Panel]:
+    """pass@1 and maj@k over the iterations."""
+    panels = []
+    for key, of_key in data.items():
+        drawn = [line(range(len(y["mean"])), y, *COMPOSITIONS.get(name, (name, ""))) for name, y in of_key.items()]
+        panels.append(Panel(key, "iterations", f"{key} (%), ± 2 SE", drawn, {"xticks": drawn[0].x}))
+    return panels
 
 
 def _over_iterations(run: Finished, key: str, iterations: int = 0) -> list[float]:
@@ -406,9 +523,14 @@ def _over_iterations(run: Finished, key: str, iterations: int = 0) -> list[float
 def fig9(lab: Lab) -> Figure:
     """The weight of questions of each difficulty in the data: ten equally wide buckets by the base model's accuracy.
 
-    Paper: as p~ falls, hard questions weigh more. 128 samples a question.
+    Paper: as p~ falls, hard questions weigh more. 128 samples a question. Appendix D takes this for the reason that a
+    low p~ is best; hence (ours) the accuracy on test questions of each difficulty after training at each p~, on the set
+    with 50% positives of Figure 5.
     """
     base = replace(lab.base, iterations=0, test_samples=lab.scale.difficulty)
+    rate = lab.rates(["topr"])["topr"]
+    trained = _by_share(lab, [("topr", rate, 0.5)])["topr", rate, 0.5]
+    tested = lab.runs({"fig9-test": base})["fig9-test"]
     p_tildes = (0.05, 0.1, 0.2, 0.5, 0.8)
     found: dict[float, list[list[float]]] = {p: [] for p in p_tildes}
     for run in lab.runs({"fig9": base}, training_task)["fig9"]:
@@ -417,14 +539,48 @@ def fig9(lab: Lab) -> Figure:
         for p in p_tildes:
             weights = weight_by_difficulty(samples, topr.baseline_for_proportion(positive, p))
             found[p].append([weight / np.nansum(weights) for weight in weights])
-    curves = {p: series(found[p]) for p in p_tildes}
-    middles = [5 + 10 * i for i in range(10)]
-    drawn = [line(middles, y, f"p~ = {p:.0%}") for p, y in curves.items()]
-    title, x = "what an average question weighs", "base model's accuracy on it (%)"
-    panel = Panel(title, x, "weight (%), sums to 100, ± 2 SE", drawn)
+    data: dict[str, Any] = {f"p~ = {p:.0%}": series(found[p]) for p in p_tildes} | {"p~": list(lab.scale.shares)}
     hard = {p: over_seeds(np.nansum(weights[:3]) for weights in found[p]) for p in p_tildes}
     shares = {f"p~ = {p:.0%}: weight of the three hardest buckets": hard[p] for p in p_tildes}
-    return Figure([panel], {f"p~ = {p:.0%}": y for p, y in curves.items()}, shares)
+    thirds = [_by_third(of_p, tested) for of_p in trained.values()]  # p~ -> third -> seeds
+    for number, third in enumerate(("hardest third", "middle third", "easiest third")):
+        y = {p: over_seeds(of_thirds[number]) for p, of_thirds in zip(trained, thirds, strict=True)}
+        shares |= {f"{third}, p~ = {p:.0%}: correct": value for p, value in y.items()}
+        data[third] = {"mean": [value.mean for value in y.values()], "se": [value.se for value in y.values()]}
+    return Figure(fig9_panels(data), data, shares)
+
+
+def fig9_panels(data: Data) -> list[Panel]:
+    """What a question weighs at each effective share, and the accuracy on thirds of the test questions against it."""
+    weights = {key: y for key, y in data.items() if key.startswith("p~ = ")}
+    drawn = [line([5 + 10 * i for i in range(10)], y, _symbols(key)) for key, y in weights.items()]
+    axes = "base model's accuracy on a question (%)", "weight of a question (%), ± 2 SE"
+    highest = max(float(np.nanmax(one.y)) for one in drawn)
+    panels = [Panel("what an average question weighs", *axes, drawn, {"ylim": (0, 1.1 * highest)})]
+    thirds = {key: y for key, y in data.items() if key.endswith("third")}
+    if thirds:
+        of_thirds = zip(thirds.items(), ("p1", "p3", "p5"), strict=True)
+        drawn = [line(_percent(data["p~"]), y, key, style) for (key, y), style in of_thirds]
+        panels.append(_share_panel("test questions after training", drawn))
+    return panels
+
+
+def _by_third(runs: Sequence[Finished], tested: Sequence[Finished]) -> list[list[float]]:
+    """Accuracy after training on the third of the test questions that is hardest for the base, on the next, the last.
+
+    tested: of the same seeds, runs that sample from the base on these questions. A list for each third, over seeds.
+    """
+    found = []
+    for run, base in zip(runs, tested, strict=True):
+        before, after = ([[r > 0 for r in of] for of in rewards_of_groups(x).values()] for x in _samples(run, base))
+        order = np.argsort([np.mean(of_question) for of_question in before], kind="stable")
+        accuracy = np.array([np.mean(of_question) for of_question in after])[order]
+        found.append([float(third.mean()) for third in np.array_split(accuracy, 3)])
+    return [list(of_third) for of_third in zip(*found, strict=True)]
+
+
+def _samples(run: Finished, base: Finished) -> tuple[list[Sample], list[Sample]]:
+    return base.tested(0), run.tested(_last_step(run))
 
 
 def weight_by_difficulty(samples: Sequence[Sample], baseline: float, buckets: int = 10) -> list[float]:
@@ -448,27 +604,47 @@ def weight_by_difficulty(samples: Sequence[Sample], baseline: float, buckets: in
 def variants(lab: Lab) -> Figure:
     """What variants cost that public code calls TOPR and that weigh otherwise (conformance/variants.py).
 
-    All train on the same samples, in the same order, at TOPR's learning rate. The paper makes no claim about them.
+    All train on the same samples, in the same order, at TOPR's learning rate and each at its own. The paper makes no
+    claim about them.
     """
-    base = lab.at_topr_rate()
     names = list(VARIANTS_DRAWN[1:])
-    if base.micro_batch < base.batch:
+    if lab.base.micro_batch < lab.base.batch:
         names.remove("per-token + token mean")  # a mean over the tokens of a whole step
-    arms = dict.fromkeys(["topr", *names], base)
-    runs = lab.runs(arms, token_losses={name: name for name in names})
+    rates = lab.rates(["topr", *names])
+    arms = {(name, rates["topr"]): name for name in rates} | {(name, rates[name]): name for name in names}
+    made = lab.runs(
+        {f"{name}, lr {rate:g}": replace(lab.base, lr=rate) for name, rate in arms},
+        token_losses={f"{name}, lr {rate:g}": name for name, rate in arms if name != "topr"},
+    )
+    runs = dict(zip(arms, made.values(), strict=True))
+    ends = {arm: at_end(of_arm) for arm, of_arm in runs.items()}
+    shares = {}
+    for (name, rate), end in ends.items():
+        here = f"{name}, lr {rate:g}"
+        shares |= {f"{here}: correct at the end": end}
+        shares |= {f"{here}: invalid at the end": at_end(runs[name, rate], "invalid")}
+        shares |= {f"{here} - topr": difference(end, ends["topr", rates["topr"]])} if name != "topr" else {}
+    data = {
+        f"{name}, lr {rate:g}": {outcome: along(of_arm, outcome) for outcome in get_args(Outcome)}
+        for (name, rate), of_arm in runs.items()
+    }
+    return Figure(variants_panels(data), data, shares)
+
+
+def variants_panels(data: Data) -> list[Panel]:
+    """Correct and invalid completions along the epoch: at TOPR's learning rate, which comes first, and at its own."""
+    first: dict[str, Data] = {}
+    own: dict[str, Data] = {}
+    for key, curves in data.items():
+        name, _, _ = key.partition(", lr")
+        first.setdefault(name, curves)
+        own[name] = curves
     panels = []
-    for outcome in ("correct", "invalid"):
-        drawn = []
-        for name in runs:
-            y = along(runs[name], outcome)
-            drawn.append(line(epoch(y), y, "TOPR (the paper's)" if name == "topr" else name, name))
-        panels.append(Panel(outcome, EPOCH, f"{outcome} (%), ± 2 SE", drawn, {"ylim": (-3, 103)}))
-    ends = {name: at_end(runs[name]) for name in runs}
-    shares = {f"{name}: correct at the end": end for name, end in ends.items()}
-    shares |= {f"{name}: invalid at the end": at_end(runs[name], "invalid") for name in runs}
-    shares |= {f"{name} - topr": difference(ends[name], ends["topr"]) for name in names}
-    data = {name: {outcome: along(runs[name], outcome) for outcome in get_args(Outcome)} for name in runs}
-    return Figure(panels, data, shares)
+    for title, found in (("TOPR's learning rate", first), ("each at its own", own)):
+        for outcome in ("correct", "invalid"):
+            drawn = [line(epoch(y[outcome]), y[outcome], name, name) for name, y in found.items()]
+            panels.append(Panel(f"{outcome}, {title}", EPOCH, f"{outcome} (%), ± 2 SE", drawn, {"ylim": (-3, 103)}))
+    return panels if any(own[name] is not first[name] for name in own) else panels[:2]
 
 
 def table2(lab: Lab) -> Figure:
@@ -477,23 +653,50 @@ def table2(lab: Lab) -> Figure:
     Paper: accuracy 32.6 -> 70.9%, invalid 34.2 -> 0.9%; weighted self-consistency 55.5% without a verifier, 56.7% with
     the base verifier and 61.5% with the trained one.
     """
-    settings = lab.scale.verifier
-    job = Job("table2", settings, lab.scale.task, verify, check=check_verifier)
-    runs = lab.make([job._replace(settings=replace(settings, seed=seed)) for seed in lab.seeds])
-    found = [run.results for run in runs]
-    none = over_seeds(each["table2"]["no verifier"][WEIGHTED]["mean"] for each in found)
-    stages = {"base": 0, "trained with TOPR": -1}
-    rows = {"no verifier": {WEIGHTED: none}} | {
-        stage: {name: over_seeds(each["iterations"][number][name]["mean"] for each in found) for name in COLUMNS}
-        for stage, number in stages.items()
+    data, shares = {}, {}
+    verifiers = {Path(model).name: model for model in (lab.scale.verifier.model, *lab.scale.other_verifiers)}
+    jobs = [
+        Job(
+            f"table2-{name}",
+            replace(lab.scale.verifier, model=model, seed=seed),
+            lab.scale.task,
+            verify,
+            check=check_verifier,
+        )
+        for name, model in verifiers.items()
+        for seed in lab.seeds
+    ]
+    made = iter(lab.make(jobs))
+    for name in verifiers:
+        data[name] = [next(made).results for _ in lab.seeds]
+        rows = _rows_of_table2(data[name])
+        none, base, trained = (rows[row] for row in ("no verifier", "base", "topr"))
+        shares |= {
+            f"{name}, {row}: {column}": value for row, of_row in rows.items() for column, value in of_row.items()
+        }
+        shares[f"{name}, TOPR - base: {ACCURACY}"] = difference(trained[ACCURACY], base[ACCURACY])
+        shares[f"{name}, TOPR - constant verdict: {ACCURACY}"] = difference(trained[ACCURACY], rows[CONSTANT][ACCURACY])
+        for row, of_row in (("TOPR", trained), ("base", base)):
+            shares[f"{name}, {row} - no verifier: {WEIGHTED}"] = difference(of_row[WEIGHTED], none[WEIGHTED])
+    return Figure(table2_panels(data), data, shares)
+
+
+def table2_panels(data: Data) -> list[Panel]:
+    """A panel for each base verifier."""
+    panels = []
+    for name, found in data.items():
+        rows = _rows_of_table2(found)
+        plain = {row: {column: value._asdict() for column, value in of_row.items()} for row, of_row in rows.items()}
+        panels.append(to_panel(plain)._replace(title=name if len(data) > 1 else "Table 2"))
+    return panels
+
+
+def _rows_of_table2(found: Sequence[Data]) -> dict[str, dict[str, OverSeeds]]:
+    """Row -> column -> over seeds; found: the results of a run for each seed."""
+    return {
+        row: {column: over_seeds(each["table2"][row][column]["mean"] for each in found) for column in columns}
+        for row, columns in found[0]["table2"].items()
     }
-    base, trained = (rows[stage] for stage in stages)
-    shares = {f"{stage}: {name}": value for stage, row in rows.items() for name, value in row.items()}
-    shares[f"TOPR - base: {ACCURACY}"] = difference(trained[ACCURACY], base[ACCURACY])
-    shares[f"TOPR - no verifier: {WEIGHTED}"] = difference(trained[WEIGHTED], none)
-    shares[f"base - no verifier: {WEIGHTED}"] = difference(base[WEIGHTED], none)
-    panel = to_panel({name: {column: value._asdict() for column, value in row.items()} for name, row in rows.items()})
-    return Figure([panel], {"seeds": found}, shares)
 
 
 def verify(job: Job) -> None:

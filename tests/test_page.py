@@ -273,6 +273,7 @@ def test_part_3(open_page, width):
             page.get_by_role("group", name="Methods of Table 1").get_by_role("button", name=name, exact=True).click()
             page.evaluate(DRAWN)
             says = page.locator("#bounds-says").text_content()
+            assert page.locator("#bounds-presets [aria-pressed=true]").all_text_contents() == [name]
             assert f"the bounds of {name}." in says
             assert ("no upper bound" in says) == (topr.PRESETS[method].a_neg > 0)  # Proposition 3.2
             assert ("not used" in says) == (topr.PRESETS[method].b_neg == 0)
@@ -509,6 +510,8 @@ def test_reduced_motion_has_none(open_page):
     page.evaluate(DRAWN)
     assert page.locator("#bandit [data-name=step]").get_attribute("data-value") == "100"
     assert page.locator("#bandit-play").text_content() == "Play"
+    scrolling = "getComputedStyle(document.documentElement).scrollBehavior"
+    assert (page.evaluate(scrolling), open_page().evaluate(scrolling)) == ("auto", "smooth")
 
 
 @SLOW
@@ -538,8 +541,30 @@ def test_on_paper_every_answer_is_open(open_page):
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert page.locator("details:not([open])").count() == 0
     assert page.evaluate("Math.max(...[...document.querySelectorAll('svg')].map((e) => e.viewBox.baseVal.width))") < 700
+    step = page.locator("#bandit [data-name=step]")
+    assert step.get_attribute("data-value") == "300"
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.locator("details[open]").count() == 0
+    assert step.get_attribute("data-value") == "0"
+
+
+@SLOW
+def test_on_paper_there_is_only_what_can_be_read_there(open_page):
+    page = open_page(width=700)  # of a sheet, about
+    controls = page.locator("button, nav, .hint")
+    assert controls.filter(visible=True).count() > 10
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert controls.filter(visible=True).count() == 0
+    looks = {
+        "figure, .strip, table, pre, h2": ("breakInside", "avoid"),  # none is on two sheets
+        ".strip li": ("printColorAdjust", "exact"),  # what its colour says is printed
+        "body": ("marginLeft", "0px"),
+    }
+    for elements, (name, value) in looks.items():
+        found = page.locator(elements).evaluate_all(f"all => all.map((e) => getComputedStyle(e).{name})")
+        assert set(found) == {value}, elements
+    assert page.evaluate("document.documentElement.scrollWidth") <= 700
 
 
 def test_lines_that_share_a_chart_differ_without_colour():

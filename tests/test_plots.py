@@ -1,9 +1,11 @@
 """The pictures: told apart without colour, complete, and there whole or not at all."""
 
+import math
 from itertools import combinations
 
 import pytest
 from matplotlib.image import imread
+from matplotlib.text import Text
 
 from pipeline.plots import (
     METHODS,
@@ -12,6 +14,7 @@ from pipeline.plots import (
     VARIANTS_DRAWN,
     Line,
     Panel,
+    Strip,
     draw,
     draw_curve,
     draw_tokens,
@@ -39,7 +42,7 @@ def test_a_panel_is_drawn_as_described():
     assert line.get_ydata().tolist() == [1, 2, 3]
     assert line.get_color() == STYLES["tis"].colour
     assert len(axes.collections) == 1  # the interval
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["tis"]
+    assert [text.get_text() for text in axes.texts] == ["TIS"]
 
 
 @pytest.mark.parametrize(("kind", "axis"), [("points", 1), ("rows", 0)])
@@ -48,7 +51,50 @@ def test_points_have_bars_for_their_intervals(kind, axis):
     [axes] = draw([Panel("", "", "", [Line(*x_and_y, "tis", kind=kind, half_width=[1, 2])])]).axes
     [bars] = axes.collections
     assert [segment[:, axis].tolist() for segment in bars.get_segments()] == [[4, 6], [5, 9]]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["tis"]
+    assert [text.get_text() for text in axes.texts] == ["TIS"]
+
+
+def test_labels_stand_beside_the_ends_of_their_lines_and_not_on_each_other():
+    ends = {"low": 0.0, "one": 5.0, "two": 5.01, "three": 5.02, "none": math.nan, "high": 9.0, "above": 99.0}
+    drawn = lines([0, 1, 2], {name: [1, 5, end] for name, end in ends.items()}, "topr " * len(ends))
+    drawn.append(Line([0, 1], [math.nan] * 2, "nowhere"))
+    figure = draw([Panel("", "", "", drawn, {"ylim": (0, 10)})])
+    figure.draw_without_rendering()
+    [axes] = figure.axes
+    boxes = {text.get_text(): Text.get_window_extent(text) for text in axes.texts}  # without the leader
+    assert boxes.keys() == ends.keys()
+    assert min(box.x0 for box in boxes.values()) > axes.get_window_extent().x1
+    for one, other in combinations(boxes.values(), 2):
+        assert not one.overlaps(other)
+    assert sorted(boxes, key=lambda name: boxes[name].y0) == ["low", "one", "none", "two", "three", "high", "above"]
+    for name, height in {"low": 0.0, "high": 9.0}.items():
+        _, wanted = axes.transData.transform((0, height))
+        assert (boxes[name].y0 + boxes[name].y1) / 2 == pytest.approx(wanted, abs=3)  # pixels
+
+
+def test_a_band_has_its_name_inside():
+    [axes] = draw([Panel("", "", "", [Line([1, 2], label="here", kind="band"), Line([0, 4], [0, 4])])]).axes
+    [text] = axes.texts
+    assert (text.get_text(), text.xy[0]) == ("here", 1.5)
+    assert len(axes.lines) == len(axes.patches) == 1
+
+
+@pytest.mark.parametrize(
+    ("scale", "y", "shown"),
+    [
+        ("log", (0.15, 6), ["0.2", "0.5", "1", "2", "5"]),
+        ("log", (1e-6, 1), ["$\\mathdefault{10^{-6}}$", "$\\mathdefault{10^{-2}}$"]),
+        ("symlog", (-2e4, 50), ["−10,000", "−100", "−1", "0", "10"]),
+    ],
+)
+def test_logarithmic_axes_have_plain_numbers(scale, y, shown):
+    figure = draw([Panel("", "", "", [Line([0, 1], y)], {"yscale": scale})])
+    figure.draw_without_rendering()
+    [axes] = figure.axes
+    ticks = [tick for tick in axes.yaxis.get_ticklabels(which="both") if tick.get_text()]
+    found = [tick.get_text() for tick in ticks]
+    assert set(shown) <= set(found)
+    assert not any("times" in text for text in found)
 
 
 def test_lines_without_a_style_get_different_ones():
@@ -82,16 +128,19 @@ def test_a_curve_shows_accuracy_and_outcomes_in_percent_and_joins_iterations():
 
 
 def test_tokens_are_wrapped_and_coloured_by_sign():
-    figure = draw_tokens([" word"] * 40 + ["$"], [1.0, -9.0] * 20 + [0.0], "title", furthest=1)
+    strips = [Strip("one", [" word"] * 40 + ["$"], [9.0, -9.0] * 20 + [0.0]), Strip("two", ["a", "b"], [0.1, -0.1])]
+    figure = draw_tokens(strips, furthest=1)
     [axes] = figure.axes
-    heights = {text.get_position()[1] for text in axes.texts}
-    assert len(heights) > 2  # more than one row
-    assert max(text.get_position()[0] for text in axes.texts) < 9.2
-    red, green, _, _ = axes.patches[0].get_facecolor()
-    assert green > red  # above zero: green
-    red, green, _, _ = axes.patches[1].get_facecolor()
-    assert red > green  # below: brown
-    figure.canvas.draw()  # a lone dollar sign is no formula
+    texts = [text for text in axes.texts if text.get_text() == " word"]
+    assert len({text.get_position()[1] for text in texts}) > 2  # more than one row
+    assert max(text.get_position()[0] for text in texts) < figure.get_size_inches()[0]
+    colours = [patch.get_facecolor() for patch in axes.patches]
+    for (red, green, _, _), is_above in ((colours[0], True), (colours[1], False), (colours[-2], True)):
+        assert (green > red) == is_above  # green above zero, brown below
+    darkest, zero, tenth = colours[0], colours[40], colours[41]
+    assert darkest[0] < tenth[0] < (darkest[0] + 2 * zero[0]) / 3  # a tenth of the most is seen well
+    assert len(axes.lines) == 21  # below zero: dotted
+    figure.draw_without_rendering()  # a lone dollar sign is no formula
 
 
 def test_a_figure_is_saved_whole(tmp_path):

@@ -115,7 +115,8 @@ function chart(place, spec) {
     tag("rect", { x: left, y: top - 2, width: right - left, height: bottom - top + 4 }))];
   for (const { from, to, label } of bands) {
     parts.push(tag("rect", { class: "band", x: x(from), y: top, width: x(to) - x(from), height: bottom - top }));
-    parts.push(text(label, (x(from) + x(to)) / 2, bottom - 6, "middle"));
+    const words = label.split(" ").reverse(); // one below the other
+    parts.push(...words.map((word, i) => text(word, (x(from) + x(to)) / 2, bottom - 6 - ROW * i, "middle")));
   }
   for (const tick of ticks_of(spec.y)) {
     parts.push(path("grid", `M${left} ${y(tick)}H${right}`));

@@ -423,6 +423,14 @@ function bandit() {
     restart();
     soon();
   };
+  let is_for_paper = false; // where nobody can press Play: the 300 steps that the text asks for
+  addEventListener("beforeprint", () => {
+    is_for_paper = run.step === 0;
+    if (is_for_paper) learn(300 / number_of(speed));
+  });
+  addEventListener("afterprint", () => {
+    if (is_for_paper) restart();
+  });
 }
 
 // ---- 5. the baseline -----------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ import torch
 
 from paper.experiments import Arm, Lab
 from paper.figures import Figure
-from paper.sweep import Finished, Job, OverSeeds, over_seeds, run_job
+from paper.sweep import Finished, Job, OverSeeds, over_seeds
 from pipeline.plots import Line, Panel
 from pipeline.records import Sample, Task, read_rows, write_file
 from pipeline.settings import Settings
@@ -113,13 +113,6 @@ def make_base(job: Job, options: str, taught: Path | None = None) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     subprocess.run(command, check=True, capture_output=True, env=environment, cwd=MAKE.parent.parent)
     write_file(out / "results.json", json.dumps({"core seconds": round(sum(os.times()[:4]) - start, 1)}) + "\n")
-
-
-def run_counted(job: Job) -> None:
-    """Make a run, and note the core seconds that it took: what else the machine does lengthens a run's wall time."""
-    start = sum(os.times()[:4])
-    run_job(job)
-    write_file(job.settings.out / "core_seconds", f"{sum(os.times()[:4]) - start:.1f}\n")
 
 
 def bases(lab: Lab, chains: Collection[tuple[str, ...]]) -> dict[tuple[str, ...], Path]:
@@ -322,8 +315,7 @@ def _cost(run: Finished) -> dict[str, Any]:
     """Core seconds of a run and of the last lesson of its base, and the commit of the code."""
     taught = Path(run.settings.model).parent / "results.json"
     of_base = json.loads(taught.read_text(encoding="utf-8"))["core seconds"] if taught.exists() else 0.0
-    own = float((run.folder / "core_seconds").read_text(encoding="utf-8"))
-    return {"seconds": own, "seconds of base": of_base, "commit": run.made["commit"]}
+    return {"seconds": run.made["seconds"], "seconds of base": of_base, "commit": run.made["commit"]}
 
 
 def _made(lab: Lab, places: Mapping[str, Place], keys: Sequence[Key]) -> dict[Key, Finished]:
@@ -333,7 +325,7 @@ def _made(lab: Lab, places: Mapping[str, Place], keys: Sequence[Key]) -> dict[Ke
     def job(key: Key) -> Job:
         place = places[key.place]
         settings = replace(settings_of(lab, place, key.arm, key.seed), model=str(models[place.base]))
-        return Job(f"map-{key.place}-{key.arm}", settings, map_task, run_counted)
+        return Job(f"map-{key.place}-{key.arm}", settings, map_task)
 
     firsts = {(key.place, key.seed): key for key in reversed(keys)}
     sources = dict(zip(firsts, lab.make([job(key) for key in firsts.values()]), strict=True))

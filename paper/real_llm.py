@@ -17,8 +17,7 @@ import tyro
 from examples.capitals import capitals
 from paper.experiments import LAPTOP, METHODS, Lab
 from paper.figures import CORRECT, EPOCH, Figure, along, at_end, difference, epoch, line
-from paper.map import run_counted
-from paper.sweep import Finished, Job, Sweep, over_seeds
+from paper.sweep import Sweep, over_seeds
 from pipeline.plots import Panel, draw, save_figure
 from pipeline.records import Sample, write_file
 from pipeline.runtime.processes import command
@@ -56,24 +55,6 @@ class Options:
     """folder for real-llm.json and real-llm.png"""
 
 
-def made(lab: Lab, base: Settings) -> dict[str, list[Finished]]:
-    """The runs of each arm, one for each seed; those of the first arm sample, the others copy."""
-
-    def jobs(name: str) -> list[Job]:
-        changed = replace(base, **METHODS[name].changes)
-        return [Job(name, replace(changed, seed=seed), capitals, run_counted) for seed in lab.seeds]
-
-    first, *others = ARMS
-    sources = lab.make(jobs(first))
-    reusing = [
-        job._replace(settings=replace(job.settings, reuse=source.folder))
-        for name in others
-        for job, source in zip(jobs(name), sources, strict=True)
-    ]
-    rest = iter(lab.make(reusing))
-    return {first: sources} | {name: [next(rest) for _ in lab.seeds] for name in others}
-
-
 def ended(samples: list[Sample]) -> float:
     """The share of completions that end before the limit."""
     return sum(sample.finish_reason == "stop" for sample in samples) / len(samples)
@@ -81,7 +62,7 @@ def ended(samples: list[Sample]) -> float:
 
 def figure(lab: Lab, base: Settings) -> Figure:
     """Right answers along the epoch."""
-    runs = made(lab, base)
+    runs = lab.runs({name: replace(base, **METHODS[name].changes) for name in ARMS}, task=capitals)
     curves = {name: along(runs[name], "correct") for name in ARMS}
     called = {name: METHODS[name].name for name in ARMS}
     ends = {name: at_end(runs[name]) for name in ARMS}
@@ -104,11 +85,7 @@ def main(options: Options) -> None:
         lab = Lab(sweep, LAPTOP, range(options.seeds))
         found = figure(lab, replace(SETTINGS, model=str(options.model)))
         content = record("real-llm", found, lab, f"python -m paper.real_llm MODEL --seeds {options.seeds}")
-        seconds = [float((run.folder / "core_seconds").read_text()) for run in lab.used]
-        write_file(
-            options.out / "real-llm.json",
-            json.dumps(content | {"core_minutes": round(sum(seconds) / 60, 1)}, indent=1) + "\n",
-        )
+        write_file(options.out / "real-llm.json", json.dumps(content, indent=1) + "\n")
         save_figure(draw(found.panels), options.out / "real-llm.png")
         print_summary("real-llm", found)
 

@@ -237,7 +237,9 @@ class Settings:
         """
         there, here = dataclasses.asdict(usual), dataclasses.asdict(self)
         differing = [f"{k}={v}" for k, v in here.items() if v != there[k] and k not in NOT_OF_A_RUN]
-        name = re.sub("[^A-Za-z0-9._=+-]+", "_", " ".join([self.preset, *differing]))[:120]
+        name = re.sub("[^A-Za-z0-9._=+-]+", "_", " ".join([self.preset, *differing]))
+        if len(name) > 120:  # a long path, for one; what was cut still tells runs apart
+            name = f"{name[:111]}_{zlib.crc32(name.encode()):08x}"
         return Path(f"{runs}{name}")
 
 

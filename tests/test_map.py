@@ -204,7 +204,7 @@ def test_families_are_put_together_by_their_share_of_right_samples():
 def test_what_is_kept_is_what_the_files_say(tmp_path):
     lab = experiments.Lab(Sweep(tmp_path, 1), SMALL, range(1))
     settings = the_map.settings_of(lab, Place("slips", ()), "topr", 0)
-    [run] = lab.make([Job("run", settings, the_map.map_task, the_map.run_counted)])
+    [run] = lab.make([Job("run", settings, the_map.map_task)])
     line = the_map.measured(run, the_map.map_task(settings))
     tested = read_rows(run.folder / "iteration-1" / f"test-{line['steps']}.jsonl", Sample)
     right = defaultdict(list)

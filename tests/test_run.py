@@ -445,6 +445,9 @@ def test_the_folder_is_named_after_what_differs():
     usual = gsm8k.Settings()
     assert usual.default_out(usual) == Path("runs/laptop")
     assert replace(usual, method="reinforce", seed=3).default_out(usual) == Path("runs/laptop_method=reinforce_seed=3")
+    long = {replace(usual, model="/long" * 40, seed=seed).default_out(usual).name for seed in range(3)}
+    assert {len(name) for name in long} == {120}  # what is cut off still tells them apart
+    assert len(long) == 3
     signs = {replace(usual, baseline=c).default_out(usual) for c in (-0.5, 0.5)}
     assert len(signs) == 2
 

@@ -11,8 +11,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from pipeline.grading import named
 from pipeline.records import InputError, Sample, Task
@@ -204,6 +202,9 @@ def print_table(results: dict) -> None:
 
     The first outcome, correct, is pass@1, and stands once.
     """
+    from rich.console import Console
+    from rich.table import Table
+
     entries = [results["before"], *(entry["after"] for entry in results["iterations"])]
     names = ["after"] if len(entries) == 2 else [f"after iteration {i}" for i in range(1, len(entries))]
     table = Table("", "before", *names)

@@ -162,7 +162,7 @@ def test_what_is_set_stays(recorded):
 def test_a_run_on_gpus_says_what_was_chosen(recorded, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (24e9, 24e9))
-    run = SimpleNamespace(settings=PRESETS["paper"], folder=tmp_path, lengths=(1_100, 512))
+    run = SimpleNamespace(settings=PRESETS["paper"], folder=tmp_path, inputs=SimpleNamespace(lengths=(1_100, 512)))
     assert Run._memory_settings(run) == (True, True)
     assert "gradient checkpointing on, resharding on" in capsys.readouterr().out
     plan = json.loads((tmp_path / "plan.json").read_text())

@@ -120,7 +120,8 @@ def make(options: Options) -> None:
             figure = functions[name](lab)
             if rank() == 0:
                 made_by = f"--preset {options.preset} --seeds {count} --seed {options.seed}"
-                publish(name, figure, lab, f"{name} {made_by}" + " --quick" * options.quick, options.out)
+                quick = " --quick" if options.quick else ""
+                publish(name, figure, lab, f"python reproduce.py {name} {made_by}{quick}", options.out)
 
 
 def redraw(names: Sequence[str], out: Path) -> None:
@@ -134,11 +135,11 @@ def redraw(names: Sequence[str], out: Path) -> None:
         save_figure(draw(panels(content["data"])), out / f"{name}.png")
 
 
-def publish(name: str, figure: "Figure", lab: "Lab", arguments: str, out: Path) -> None:
-    """Write NAME.json and NAME.png into `out`, and print the numbers worth a sentence."""
+def publish(name: str, figure: "Figure", lab: "Lab", made_by: str, out: Path) -> None:
+    """Write NAME.json and NAME.png into `out`, and print the numbers worth a sentence. made_by: the command."""
     from pipeline.plots import draw, save_figure
 
-    content = record(name, figure, lab, f"python reproduce.py {arguments}")
+    content = record(name, figure, lab, made_by)
     write_file(out / f"{name}.json", json.dumps(_no_nan(content), indent=1) + "\n")
     save_figure(draw(figure.panels), out / f"{name}.png")
     print_summary(name, figure)

@@ -324,7 +324,7 @@ def fig6(lab: Lab) -> Figure:
     data["p~"] = list(lab.scale.shares)
     for p in [p for p in (0.01, 0.1) if p in lab.scale.shares]:
         correct = {method: along(runs[method][p], "correct") for method in names}
-        low = {method: series([_quantile(run, "log_ratio_pos_q50") for run in runs[method][p]]) for method in names}
+        low = {method: series([_by_tenth(run, "log_ratio_pos_q50") for run in runs[method][p]]) for method in names}
         data[f"p~ = {p:.0%}"] = {"correct": correct, "log-ratio of positives": low}
     ends = {method: {p: at_end(of_p) for p, of_p in runs[method].items()} for method in names}
     shares = {f"{names[method]}, p~ = {p:.0%}": end for method, of_p in ends.items() for p, end in of_p.items()}
@@ -368,8 +368,8 @@ def _by_share(
     return {of: {p: next(made) for p in lab.scale.shares} for of in wanted}
 
 
-def _quantile(run: Finished, name: str) -> list[float]:
-    """The mean of a quantile that metrics.jsonl has, in each tenth of the training."""
+def _by_tenth(run: Finished, name: str) -> list[float]:
+    """The mean of a number of metrics.jsonl in each tenth of the training, or at each step if there are fewer."""
     found = np.array([step.get(name, np.nan) for step in run.steps])
     return [float(np.nanmean(part)) for part in np.array_split(found, min(10, len(found)))]
 
@@ -418,7 +418,7 @@ def fig7(lab: Lab) -> Figure:
         here = f"{optimizer}, {negative:.0%} negative, clipped at {clip:g}"
         of_here = data.setdefault(f"{here}, lr {rates[optimizer]:g}", {"correct": {}, "gradient norm": {}})
         of_here["correct"][method] = along(of_arm, "correct")
-        of_here["gradient norm"][method] = series([_norms(run) for run in of_arm])
+        of_here["gradient norm"][method] = series([_by_tenth(run, "grad_norm") for run in of_arm])
         shares[f"{here}, {METHODS[method].name}: correct"] = at_end(of_arm)
         shares[f"{here}, {METHODS[method].name}: invalid"] = at_end(of_arm, "invalid")
         shares[f"{here}, {METHODS[method].name}: steps clipped"] = over_seeds(_clipped(run) for run in of_arm)
@@ -426,7 +426,7 @@ def fig7(lab: Lab) -> Figure:
             own = at_end(runs[optimizer, negative, clip, "topr"])
             shares[f"{here}: TOPR - {METHODS[method].name}"] = difference(own, at_end(of_arm))
         for part, of_part in (("first", slice(1)), ("last", slice(-1, None))):
-            tenth = over_seeds(float(np.mean(_norms(run)[of_part])) for run in of_arm)
+            tenth = over_seeds(float(np.mean(_by_tenth(run, "grad_norm")[of_part])) for run in of_arm)
             numbers[f"{here}, {METHODS[method].name}: gradient norm, {part} tenth"] = tenth
     return Figure(fig7_panels(data), data, shares, numbers)
 
@@ -449,12 +449,6 @@ def fig7_panels(data: Data) -> list[Panel]:
 def _clipped(run: Finished) -> float:
     """The share of the steps whose gradient was clipped."""
     return float(np.mean([step["grad_norm"] > run.settings.max_norm for step in run.steps]))
-
-
-def _norms(run: Finished) -> list[float]:
-    """The mean gradient norm, before clipping, in each tenth of the epoch, or at each step if there are fewer."""
-    norms = np.array([step["grad_norm"] for step in run.steps])
-    return [float(part.mean()) for part in np.array_split(norms, min(10, len(norms)))]
 
 
 def _middles(y: Series) -> list[float]:
@@ -572,15 +566,12 @@ def _by_third(runs: Sequence[Finished], tested: Sequence[Finished]) -> list[list
     """
     found = []
     for run, base in zip(runs, tested, strict=True):
-        before, after = ([[r > 0 for r in of] for of in rewards_of_groups(x).values()] for x in _samples(run, base))
+        samples = base.tested(0), run.tested(_last_step(run))
+        before, after = ([[r > 0 for r in of] for of in rewards_of_groups(x).values()] for x in samples)
         order = np.argsort([np.mean(of_question) for of_question in before], kind="stable")
         accuracy = np.array([np.mean(of_question) for of_question in after])[order]
         found.append([float(third.mean()) for third in np.array_split(accuracy, 3)])
     return [list(of_third) for of_third in zip(*found, strict=True)]
-
-
-def _samples(run: Finished, base: Finished) -> tuple[list[Sample], list[Sample]]:
-    return base.tested(0), run.tested(_last_step(run))
 
 
 def weight_by_difficulty(samples: Sequence[Sample], baseline: float, buckets: int = 10) -> list[float]:
@@ -611,7 +602,7 @@ def variants(lab: Lab) -> Figure:
     if lab.base.micro_batch < lab.base.batch:
         names.remove("per-token + token mean")  # a mean over the tokens of a whole step
     rates = lab.rates(["topr", *names])
-    arms = {(name, rates["topr"]): name for name in rates} | {(name, rates[name]): name for name in names}
+    arms = dict.fromkeys([*((name, rates["topr"]) for name in rates), *rates.items()])  # each once
     made = lab.runs(
         {f"{name}, lr {rate:g}": replace(lab.base, lr=rate) for name, rate in arms},
         token_losses={f"{name}, lr {rate:g}": name for name, rate in arms if name != "topr"},

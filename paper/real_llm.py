@@ -8,7 +8,6 @@ that of a run of TOPR with seed 100, which no result uses. All settings are ours
 long.
 """
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,11 +17,11 @@ from examples.capitals import capitals
 from paper.experiments import LAPTOP, METHODS, Lab
 from paper.figures import CORRECT, EPOCH, Figure, along, at_end, difference, epoch, line
 from paper.sweep import Sweep, over_seeds
-from pipeline.plots import Panel, draw, save_figure
-from pipeline.records import Sample, write_file
+from pipeline.plots import Panel
+from pipeline.records import Sample
 from pipeline.runtime.processes import command
 from pipeline.settings import Settings
-from reproduce import print_summary, record
+from reproduce import publish
 
 SETTINGS = Settings(
     chat=True,
@@ -71,9 +70,8 @@ def figure(lab: Lab, base: Settings) -> Figure:
     shares |= {f"TOPR - {called[name]}": difference(ends["topr"], ends[name]) for name in ARMS[1:]}
     shares["before: ended within the limit"] = over_seeds(ended(run.tested(0)) for run in runs["topr"])
     for name in ARMS:
-        last = [run.steps[-1]["step"] for run in runs[name]]
-        both = zip(runs[name], last, strict=True)
-        shares[f"{called[name]}: ended within the limit"] = over_seeds(ended(run.tested(step)) for run, step in both)
+        last = (run.tested(run.steps[-1]["step"]) for run in runs[name])
+        shares[f"{called[name]}: ended within the limit"] = over_seeds(map(ended, last))
     drawn = [line(epoch(curves[name]), curves[name], called[name], METHODS[name].style) for name in ARMS]
     panel = Panel("SmolLM2-135M-Instruct, capitals", EPOCH, CORRECT, drawn, {"ylim": (-3, 100)})
     return Figure([panel], curves, shares)
@@ -84,10 +82,7 @@ def main(options: Options) -> None:
     with Sweep(options.runs, options.workers) as sweep:
         lab = Lab(sweep, LAPTOP, range(options.seeds))
         found = figure(lab, replace(SETTINGS, model=str(options.model)))
-        content = record("real-llm", found, lab, f"python -m paper.real_llm MODEL --seeds {options.seeds}")
-        write_file(options.out / "real-llm.json", json.dumps(content, indent=1) + "\n")
-        save_figure(draw(found.panels), options.out / "real-llm.png")
-        print_summary("real-llm", found)
+        publish("real-llm", found, lab, f"python -m paper.real_llm MODEL --seeds {options.seeds}", options.out)
 
 
 if __name__ == "__main__":

@@ -213,13 +213,18 @@ def print_table(results: dict) -> None:
         if name in others:
             table.add_row(name, *(f"{100 * e[name]:.1f} %" for e in entries))
         elif name == "reward":
-            table.add_row("mean reward", *(_with_interval(e[name], 1, 3) for e in entries))
+            table.add_row("mean reward", *(with_interval(e[name], 1, 3) for e in entries))
         elif name == right or (isinstance(value, dict) and name != "pass@1"):
             found = [e["pass@1" if name == right else name] for e in entries]
-            table.add_row(name, *(f"{_with_interval(e, 100, 1)} %" for e in found))
+            table.add_row(name, *(f"{with_interval(e, 100, 1)} %" for e in found))
     Console().print(table)
 
 
-def _with_interval(estimate: Mapping[str, float | None], unit: float, digits: int) -> str:
+def with_interval(estimate: Mapping[str, float | None], unit: float, digits: int) -> str:
+    """The mean of an estimate times `unit`, with +- 2 standard errors if it has any.
+
+    >>> with_interval({"mean": 0.5, "se": 0.01}, unit=100, digits=1)
+    '50.0 ± 2.0'
+    """
     mean, se = estimate["mean"], estimate["se"]
     return f"{unit * mean:.{digits}f}" + ("" if se is None else f" ± {2 * unit * se:.{digits}f}")

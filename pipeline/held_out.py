@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from pipeline.dataset import Row, encode
+from pipeline.evaluation import with_interval
 from pipeline.models.language_model import LanguageModel
 from pipeline.plots import Line, Panel, draw
 from pipeline.records import Sample
@@ -109,6 +108,9 @@ def _mean(values: Sequence[float]) -> dict[str, float | None] | None:
 
 def print_held_out(results: Mapping[str, Any]) -> None:
     """A table of what `evaluate_held_out` found before and after training, with +- 2 standard errors."""
+    from rich.console import Console
+    from rich.table import Table
+
     entries = [results["before"], *(iteration["after"] for iteration in results["iterations"])]
     table = Table("held-out samples", "before", *["after"] * (len(entries) - 1))
     for name in ("positive", "negative"):
@@ -119,10 +121,7 @@ def print_held_out(results: Mapping[str, Any]) -> None:
 
 
 def _told(estimate: Mapping[str, float | None] | None, unit: float, digits: int, behind: str = "") -> str:
-    if estimate is None:
-        return "-"
-    interval = "" if estimate["se"] is None else f" ± {2 * unit * estimate['se']:.{digits}f}"
-    return f"{unit * estimate['mean']:.{digits}f}{interval}{behind}"
+    return "-" if estimate is None else with_interval(estimate, unit, digits) + behind
 
 
 def draw_held_out(curve: Sequence[Mapping[str, Any]], title: str) -> Any:

@@ -1,7 +1,7 @@
 """What a run is given: problems or samples, and the model that they must fit. Read and checked before it begins."""
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pipeline import dataset
 from pipeline.held_out import rows_held_out
@@ -11,8 +11,9 @@ from pipeline.models.language_model import META, LanguageModel
 from pipeline.own_samples import digest_of
 from pipeline.records import InputError, Sample, Task
 from pipeline.runtime.processes import rank
+from pipeline.runtime.run_folder import refuse_others
 from pipeline.sampling import check_lengths
-from pipeline.settings import Settings
+from pipeline.settings import OF_DRAWING, Settings
 
 
 class Inputs(NamedTuple):
@@ -24,7 +25,7 @@ class Inputs(NamedTuple):
     lengths: tuple[int, int]  # those of a prompt and of a completion that is trained on, at most
     given: list[Sample] | None  # --samples
     held_out: list[dataset.Row] | None  # --held-out
-    digests: dict[str, str]  # of both, for config.json
+    record: dict[str, Any]  # what the run is, for config.json
 
 
 def read_inputs(settings: Settings, task: Task) -> Inputs:
@@ -54,4 +55,8 @@ def read_inputs(settings: Settings, task: Task) -> Inputs:
         prompts, trained = ({sample.prompt for sample in samples} for samples in (others, given))
         if (shared := len(prompts & trained)) and rank() == 0:
             print(f"{settings.held_out}: {shared} of {len(prompts)} prompts are trained on too", flush=True)
-    return Inputs(task, meta, longest, lengths, given, held_out, digests)
+    record = settings.record(**digests)
+    if settings.reuse is not None:
+        here = {name: record[name] for name in OF_DRAWING}
+        refuse_others(settings.reuse, here, "has drawn otherwise", "give a --reuse that has drawn the same")
+    return Inputs(task, meta, longest, lengths, given, held_out, record)

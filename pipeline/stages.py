@@ -79,7 +79,7 @@ from pipeline.sampling import (
     transformers_engine,
 )
 from pipeline.selection import note_on_signs
-from pipeline.settings import OF_DRAWING, Settings
+from pipeline.settings import Settings
 from pipeline.track import tracker
 
 Learn = tuple[Callable[..., Tensor], Callable[..., Tensor]]  # a loss and the log-probabilities it learns from
@@ -118,13 +118,8 @@ class Run(AbstractContextManager):
             if ranks() > 1 or settings.compute != "float32":  # FSDP2 computes in other precisions
                 stack.enter_context(process_group(alone=True))
             self.inputs = inputs = on_all_ranks(lambda: read_inputs(settings, task))
-            record = settings.record(**inputs.digests)
-            if settings.reuse is not None:
-                here = {name: record[name] for name in OF_DRAWING}
-                refuse = partial(refuse_others, settings.reuse, here, "has drawn otherwise")
-                on_all_ranks(lambda: refuse("give a --reuse that has drawn the same"))
             if on_rank_zero((self.folder / "results.json").exists):
-                refuse_others(self.folder, record, "holds a run with other settings", "choose another --out")
+                refuse_others(self.folder, inputs.record, "holds a run with other settings", "choose another --out")
                 self.found = read_json(self.folder / "results.json")
                 if rank() == 0:
                     print(f"{self.folder}: this run is finished; what it found:", flush=True)
@@ -133,9 +128,9 @@ class Run(AbstractContextManager):
                 drawn = len(task.train) * settings.drawn_per_problem if inputs.given is None else len(inputs.given)
                 size = Size(parameters, drawn, len(inputs.task.test) * settings.test_samples, inputs.longest)
                 on_all_ranks(lambda: check_room(settings, self.folder, size))
-                on_rank_zero(lambda: stack.enter_context(held_folder(self.folder, record)))
+                on_rank_zero(lambda: stack.enter_context(held_folder(self.folder, inputs.record)))
                 on_all_ranks(lambda: check_shared(self.folder))
-                tracked = tracker(settings.track, self.folder, record)
+                tracked = tracker(settings.track, self.folder, inputs.record)
                 self._tracker = on_all_ranks(lambda: stack.enter_context(tracked))
             stack.callback(self._hold, None)
             self._stack = stack.pop_all()
@@ -315,14 +310,14 @@ class Run(AbstractContextManager):
             lm, optimizer = self._learner(model, str(here / f"checkpoint-{done}") if done else None)
             if done:
                 load_optimizer(here, done, optimizer)
-            self._epoch(here, steps, done, (*points, last), lm, optimizer)
+            self._epoch(iteration, steps, done, (*points, last), lm, optimizer)
         leftovers = [*here.glob("checkpoint-*"), *here.glob("model*.unfinished")]
         on_rank_zero(lambda: [shutil.rmtree(path) for path in leftovers])
         return [*points, last]
 
     def _epoch(
         self,
-        here: Path,
+        iteration: int,
         steps: Sequence[dataset.EpochStep],
         done: int,
         points: Sequence[Point],
@@ -330,10 +325,10 @@ class Run(AbstractContextManager):
         optimizer: torch.optim.Optimizer,
     ) -> None:
         """The steps that are not `done`: their metrics are logged, checkpoints and the models of `points` saved."""
-        settings, log = self.settings, here / "metrics.jsonl"
+        settings, here = self.settings, self.folder / f"iteration-{iteration}"
+        log, before = here / "metrics.jsonl", self._steps_before(iteration)
         on_rank_zero(lambda: keep_lines(log, done) if done else log.unlink(missing_ok=True))
         stops = {point.step: Path(point.model) for point in points}
-        before = self._steps_before(int(here.name.removeprefix("iteration-")))
         is_there = on_rank_zero(stops[len(steps)].exists)  # a later iteration may have begun with this model
         laid_out = dataset.lay_out(steps[done:])
         with requests_are_noted() as is_asked:
@@ -452,13 +447,13 @@ class Run(AbstractContextManager):
             self._check(start)
             checkpointing, reshard = self._memory_settings()
             shard_it = partial(shard, compute=settings.compute, gradient_checkpointing=checkpointing, reshard=reshard)
-            adapters = {}
-            if settings.lora is not None:
+            if settings.lora is None:
+                lm = load_to_train(start, shard_it, settings.trust_remote_code)
+            else:
                 self._check(model)
                 seed = settings.seed_of("adapters")
-                adapters["adapt"] = partial(add_adapters, rank=settings.lora, seed=seed, checkpoint=checkpoint)
-            name = model if settings.lora else start
-            lm = load_to_train(name, shard_it, settings.trust_remote_code, **adapters)
+                adapt = partial(add_adapters, rank=settings.lora, seed=seed, checkpoint=checkpoint)
+                lm = load_to_train(model, shard_it, settings.trust_remote_code, adapt)
             # Before any forward pass: after one, FSDP2 leaves some weights gathered in copies, which are not trained.
             return lm, make_optimizer(settings.optimizer, lm.model, settings.lr)
 

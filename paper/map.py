@@ -78,18 +78,19 @@ PLACES = {
     "hard": Place("few right samples", (*MISTAKEN, "--habit 400 --teacher.plan 0.6 0.97"), arms=SHARES),
     "easy": Place("many right samples", (*MISTAKEN, "--habit 400 --teacher.plan 0.05 0.6"), arms=SHARES),
     "slips": Place("slips, no wrong plans", ()),
-    "mixed": Place("slips and wrong plans", (*MISTAKEN, "--habit 400 --teacher.plan 0.1 0.7 --teacher.result 0.15")),
-    "unsure": Place("base less sure", ("--base tiny/base --habit 500",)),
-    "160": Place("160 problems, rate 1.2e-4", changes={"problems": 160, "lr": 1.2e-4}),
-    "320": Place("320 problems, rate 6e-5", changes={"problems": 320, "lr": 6e-5}),
-    "slow": Place("rate 1e-5", changes={"lr": 1e-5}),
-    "fast": Place("rate 1e-4", changes={"lr": 1e-4}),
-    "adafactor": Place("Adafactor", changes={"optimizer": "adafactor"}),
-    "sgd": Place("SGD", changes={"optimizer": "sgd", "lr": 0.3}),
     "0.2M": Place("0.2M parameters", (f"--size 0.2M {FROM_SCRATCH} --steps 3000 --lr 3e-3 --habit 1500",)),
+    "160": Place("160 problems, rate 1.2e-4", changes={"problems": 160, "lr": 1.2e-4}),
+    "fast": Place("rate 1e-4", changes={"lr": 1e-4}),
+    "sgd": Place("SGD", changes={"optimizer": "sgd", "lr": 0.3}),
     "3.6M": Place(
-        "3.6M parameters", (f"--size 3.6M {FROM_SCRATCH} --steps 1200 --lr 1e-3 --habit 700 --habit-lr 7e-4",)
+        "3.6M parameters",
+        (f"--size 3.6M {FROM_SCRATCH} --steps 1200 --lr 1e-3 --habit 700 --habit-lr 7e-4",),
+        arms=("topr", "sft", "topr-70"),  # a run takes four times as long
     ),
+    "unsure": Place("base less sure", ("--base tiny/base --habit 500",)),
+    "slow": Place("rate 1e-5", changes={"lr": 1e-5}),
+    "adafactor": Place("Adafactor", changes={"optimizer": "adafactor"}),
+    "mixed": Place("slips and wrong plans", (*MISTAKEN, "--habit 400 --teacher.plan 0.1 0.7 --teacher.result 0.15")),
 }
 PARAMETERS = {"0.2M": 209_344, "centre": 951_424, "3.6M": 3_606_784}
 QUICK = {  # to see that it works

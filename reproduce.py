@@ -172,7 +172,7 @@ def print_summary(name: str, figure: "Figure") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(name, "± 2 SE over seeds")
+    table = Table(name, "95% interval over seeds")
     for what, value in figure.shares.items():
         table.add_row(what, to_text(value, 100) + " %")
     for what, value in figure.numbers.items():
@@ -181,13 +181,13 @@ def print_summary(name: str, figure: "Figure") -> None:
 
 
 def to_text(value: "OverSeeds", scale: float = 1) -> str:
-    """The mean times `scale` ± 2 standard errors, as the tables have it.
+    """The mean times `scale` ± half of its 95% interval, as the tables have it.
 
     >>> from paper.sweep import over_seeds
-    >>> to_text(over_seeds([0.49, 0.51]), 100)
-    '50.0 ± 2.0'
+    >>> to_text(over_seeds([0.49, 0.50, 0.51]), 100)
+    '50.0 ± 2.5'
     """
-    return f"{scale * value.mean:.1f}" + ("" if value.se is None else f" ± {2 * scale * value.se:.1f}")
+    return f"{scale * value.mean:.1f}" + ("" if value.half_width is None else f" ± {scale * value.half_width:.1f}")
 
 
 def _no_nan(value: Any) -> Any:

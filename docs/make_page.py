@@ -31,12 +31,14 @@ def load(name: str) -> dict[str, Any]:
 
 
 def interval(estimate: dict[str, Any]) -> str:
-    """A share in percent, with 2 standard errors.
+    """A share in percent, with its 95% interval over seeds.
 
-    >>> interval({"mean": 0.5, "se": 0.01})
-    '50.0 ± 2.0'
+    >>> interval({"mean": 0.5, "se": 0.01, "each": [0.49, 0.51]})
+    '50.0 ± 12.7'
     """
-    return f"{100 * estimate['mean']:.1f} ± {200 * estimate['se']:.1f}"
+    from paper.sweep import OverSeeds
+
+    return f"{100 * estimate['mean']:.1f} ± {100 * OverSeeds(**estimate).half_width:.1f}"
 
 
 def data() -> dict[str, Any]:

@@ -45,14 +45,20 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines).replace("\n", f"\n|{'---|' * len(head)}\n", 1)
 
 
-def interval(estimate: dict[str, Any], scale: float = 100, unit: str = " %", factor: float = 2) -> str:
-    """An estimate times `scale`, with `factor` standard errors if it has any: by default a share in percent.
+def interval(estimate: dict[str, Any], scale: float = 100, unit: str = " %") -> str:
+    """An estimate times `scale`, with its 95% interval if it has one: by default a share in percent.
 
-    >>> interval({"mean": 0.5, "se": 0.01})
-    '50.0 ± 2.0 %'
+    The interval is 2 standard errors for one run, and Student's over seeds, whose values are in `each`.
+
+    >>> interval({"mean": 0.5, "se": 0.01}), interval({"mean": 0.5, "se": 0.01, "each": [0.49, 0.51]})
+    ('50.0 ± 2.0 %', '50.0 ± 12.7 %')
     """
-    half_width = "" if estimate["se"] is None else f" ± {factor * scale * estimate['se']:.1f}"
-    return f"{scale * estimate['mean']:.1f}{half_width}{unit}"
+    if estimate["se"] is None:
+        return f"{scale * estimate['mean']:.1f}{unit}"
+    from paper.sweep import OverSeeds
+
+    half_width = OverSeeds(**estimate).half_width if "each" in estimate else 2 * estimate["se"]
+    return f"{scale * estimate['mean']:.1f} ± {scale * half_width:.1f}{unit}"
 
 
 # ---- the README -----------------------------------------------------------------------------------------------------
@@ -205,20 +211,19 @@ def figure(name: str) -> str:
     content = load(name)
     rows = [[what, interval(value)] for what, value in content["shares"].items()]
     rows += [[what, interval(value, 1, "")] for what, value in content["numbers"].items()]
-    return table(["measured", "± 2 SE over seeds"], rows)
+    return table(["measured", "95% interval over seeds"], rows)
 
 
 def places() -> str:
     """The places of the map: accuracy before and after training on positives alone, and gains on that."""
     from paper.map import PLACES
-    from paper.sweep import STUDENT
 
     found, rows = load("map"), []
     others = ("TOPR", "TOPR, p~ = 70%", "TIS")
     for place, states in found["data"].items():
         name = PLACES[place].name
         gains = [found["shares"].get(f"{name}: {o} - positives only, as many steps, correct") for o in others]
-        told = ["" if g is None else interval(g, unit="", factor=STUDENT.get(len(g["each"]), 2)) for g in gains]
+        told = ["" if gain is None else interval(gain, unit="") for gain in gains]
         start, end = (interval(states[stage]["correct"] | {"se": None}, unit="") for stage in ("before", "sft"))
         rows.append([name, start, end, *told, str(len(states["sft"]["correct"]["each"]))])
     head = ["place", "right at the start (%)", "positives only (%)", *(f"{o} (points)" for o in others), "seeds"]

@@ -34,13 +34,17 @@ Series = dict[str, list[float | None]]
 
 
 def series(columns: Sequence[Sequence[float]]) -> Series:
-    """A line of a figure: mean and standard error over seeds at each point; columns: a list of values for each seed.
+    """A line of a figure: its mean over seeds at each point, with intervals; columns: a list of values for each seed.
 
     >>> series([[1.0, 2.0], [3.0, 2.0]])
-    {'mean': [2.0, 2.0], 'se': [1.0, 0.0]}
+    {'mean': [2.0, 2.0], 'half_width': [12.706, 0.0]}
     """
-    points = [over_seeds(values) for values in zip(*columns, strict=True)]
-    return {"mean": [point.mean for point in points], "se": [point.se for point in points]}
+    return as_series([over_seeds(values) for values in zip(*columns, strict=True)])
+
+
+def as_series(points: Sequence[OverSeeds]) -> Series:
+    """Points of a line, each with half of its 95% interval; None for one seed."""
+    return {"mean": [point.mean for point in points], "half_width": [point.half_width for point in points]}
 
 
 def along(runs: Sequence[Finished], name: str) -> Series:
@@ -64,16 +68,16 @@ def difference(one: OverSeeds, other: OverSeeds) -> OverSeeds:
 
 
 def line(x: Sequence[float], y: Series, label: str, style: str = "", scale: float = 100) -> Line:
-    """A line with its interval of 2 standard errors, in percent; None stands for what is not there.
+    """A line with its 95% interval, in percent; None stands for what is not there.
 
-    >>> line([1], {"mean": [0.5], "se": [None]}, "one seed").half_width is None
+    >>> line([1], {"mean": [0.5], "half_width": [None]}, "one seed").half_width is None
     True
     """
-    mean, se = (scale * np.array(y[name], float) for name in ("mean", "se"))
-    return Line(x, mean, label, style, half_width=None if np.isnan(se).all() else 2 * se)
+    mean, half_width = (scale * np.array(y[name], float) for name in ("mean", "half_width"))
+    return Line(x, mean, label, style, half_width=None if np.isnan(half_width).all() else half_width)
 
 
-EPOCH, TRAINING, CORRECT = "share of the epoch (%)", "share of the training (%)", "correct (%), ± 2 SE"
+EPOCH, TRAINING, CORRECT = "share of the epoch (%)", "share of the training (%)", "correct (%), 95% interval"
 Data = Mapping[str, Any]  # a figure's, as it is made or as it is read from its file
 
 
@@ -197,7 +201,7 @@ def fig3_panels(data: Data) -> list[Panel]:
         Panel(
             METHODS[name].name,
             EPOCH,
-            "share (%), ± 2 SE",
+            "share (%), 95% interval",
             [line(epoch(y), y, outcome, outcome) for outcome, y in curves.items()],
             {"ylim": (-3, 103)},
         )
@@ -246,10 +250,10 @@ def fig4_panels(data: Data) -> list[Panel]:
     ks, bins = data["n"], range(len(data["cardinality"]["topr"]["mean"]))
     of_n = {"xscale": "log", "xticks": ks, "xticklabels": ks}
     of_bins = {"xticks": bins, "xticklabels": ["0", *(f"{4 * i + 1}-{4 * i + 4}" for i in bins[:-1])]}
-    counted = "test problems by correct completions", "correct completions of a problem", "problems (%), ± 2 SE"
+    counted = "test problems by correct completions", "correct completions of a problem", "problems (%), 95% interval"
     return [
         Panel("accuracy", EPOCH, CORRECT, drawn(epoch, data["correct"])),
-        Panel("self-consistency", "n", "maj@n (%), ± 2 SE", drawn(lambda _: ks, data["maj@n"]), of_n),
+        Panel("self-consistency", "n", "maj@n (%), 95% interval", drawn(lambda _: ks, data["maj@n"]), of_n),
         Panel(*counted, drawn(lambda _: bins, data["cardinality"]), of_bins),
     ]
 
@@ -345,7 +349,7 @@ def fig6_panels(data: Data) -> list[Panel]:
                 for what, x, scale in (("correct", epoch, 100), ("log-ratio of positives", _middles, 1))
             )
             panels.append(Panel(_symbols(key), TRAINING, CORRECT, correct))
-            panels.append(Panel(f"positives, {_symbols(key)}", TRAINING, "median log-ratio (nats), ± 2 SE", low))
+            panels.append(Panel(f"positives, {_symbols(key)}", TRAINING, "median log-ratio (nats), 95% interval", low))
     return [_share_panel("set with 10% positive, at the end", ends), *panels]
 
 
@@ -435,7 +439,7 @@ def fig7_panels(data: Data) -> list[Panel]:
     """Where IS should break: 60% negative, and gradients clipped late."""
     kinds = (
         ("correct", CORRECT, {"ylim": (-3, 100)}, epoch, 100),
-        ("gradient norm", "gradient norm, ± 2 SE", {"yscale": "log"}, _middles, 1),
+        ("gradient norm", "gradient norm, 95% interval", {"yscale": "log"}, _middles, 1),
     )
     panels = []
     for title, found in data.items():
@@ -504,7 +508,7 @@ def fig8_panels(data: Data) -> list[Panel]:
     panels = []
     for key, of_key in data.items():
         drawn = [line(range(len(y["mean"])), y, *COMPOSITIONS.get(name, (name, ""))) for name, y in of_key.items()]
-        panels.append(Panel(key, "iterations", f"{key} (%), ± 2 SE", drawn, {"xticks": drawn[0].x}))
+        panels.append(Panel(key, "iterations", f"{key} (%), 95% interval", drawn, {"xticks": drawn[0].x}))
     return panels
 
 
@@ -540,7 +544,7 @@ def fig9(lab: Lab) -> Figure:
     for number, third in enumerate(("hardest third", "middle third", "easiest third")):
         y = {p: over_seeds(of_thirds[number]) for p, of_thirds in zip(trained, thirds, strict=True)}
         shares |= {f"{third}, p~ = {p:.0%}: correct": value for p, value in y.items()}
-        data[third] = {"mean": [value.mean for value in y.values()], "se": [value.se for value in y.values()]}
+        data[third] = as_series(list(y.values()))
     return Figure(fig9_panels(data), data, shares)
 
 
@@ -548,7 +552,7 @@ def fig9_panels(data: Data) -> list[Panel]:
     """What a question weighs at each effective share, and the accuracy on thirds of the test questions against it."""
     weights = {key: y for key, y in data.items() if key.startswith("p~ = ")}
     drawn = [line([5 + 10 * i for i in range(10)], y, _symbols(key)) for key, y in weights.items()]
-    axes = "base model's accuracy on a question (%)", "weight of a question (%), ± 2 SE"
+    axes = "base model's accuracy on a question (%)", "weight of a question (%), 95% interval"
     highest = max(float(np.nanmax(one.y)) for one in drawn)
     panels = [Panel("what an average question weighs", *axes, drawn, {"ylim": (0, 1.1 * highest)})]
     thirds = {key: y for key, y in data.items() if key.endswith("third")}
@@ -634,7 +638,8 @@ def variants_panels(data: Data) -> list[Panel]:
     for title, found in (("TOPR's learning rate", first), ("each at its own", own)):
         for outcome in ("correct", "invalid"):
             drawn = [line(epoch(y[outcome]), y[outcome], name, name) for name, y in found.items()]
-            panels.append(Panel(f"{outcome}, {title}", EPOCH, f"{outcome} (%), ± 2 SE", drawn, {"ylim": (-3, 103)}))
+            y_label = f"{outcome} (%), 95% interval"
+            panels.append(Panel(f"{outcome}, {title}", EPOCH, y_label, drawn, {"ylim": (-3, 103)}))
     return panels if any(own[name] is not first[name] for name in own) else panels[:2]
 
 
@@ -677,7 +682,10 @@ def table2_panels(data: Data) -> list[Panel]:
     panels = []
     for name, found in data.items():
         rows = _rows_of_table2(found)
-        plain = {row: {column: value._asdict() for column, value in of_row.items()} for row, of_row in rows.items()}
+        plain = {
+            row: {column: (value.mean, value.half_width) for column, value in of_row.items()}
+            for row, of_row in rows.items()
+        }
         panels.append(to_panel(plain)._replace(title=name if len(data) > 1 else "Table 2"))
     return panels
 

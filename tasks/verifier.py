@@ -379,28 +379,29 @@ def publish(settings: VerifierSettings, results: dict) -> dict:
     """Write results.json and table2.png; returns the results."""
     from pipeline.plots import draw, save_figure
 
-    save_figure(draw([to_panel(results["table2"])]), settings.out / "table2.png")
+    rows = {row: {c: (of["mean"], 2 * of["se"]) for c, of in found.items()} for row, found in results["table2"].items()}
+    save_figure(draw([to_panel(rows)]), settings.out / "table2.png")
     write_file(settings.out / "results.json", json.dumps(results, indent=2) + "\n")
     return results
 
 
-def to_panel(rows: Mapping[str, Mapping[str, Mapping[str, float | None]]]) -> "Panel":
-    """Table 2 as points: name of a row -> column -> `mean` and `se`, which is None for a single seed.
+def to_panel(rows: Mapping[str, Mapping[str, tuple[float, float | None]]]) -> "Panel":
+    """Table 2 as points: name of a row -> column -> mean and half of its 95% interval, None for a single seed.
 
-    >>> to_panel({"base": {ACCURACY: {"mean": 0.25, "se": 0.01}}}).lines[0].y
-    [25.0]
+    >>> to_panel({"base": {ACCURACY: (0.25, 0.02)}}).lines[0].half_width
+    [2.0]
     """
     from pipeline.plots import Line, Panel
 
     drawn = []
     for number, (name, row) in enumerate(rows.items()):
         x = [COLUMNS.index(column) + 0.15 * (number - 1.5) for column in row]  # side by side
-        mean, se = zip(*((value["mean"], value["se"]) for value in row.values()), strict=True)
-        half_width = None if None in se else [200 * e for e in se]
+        mean, half = zip(*row.values(), strict=True)
+        half_width = None if None in half else [100 * h for h in half]
         drawn.append(Line(x, [100 * m for m in mean], name, ("p5", "p1", "p3", "topr")[number], "points", half_width))
     names = [column.replace(" ", "\n") for column in COLUMNS]
     ticks = {"xticks": [0, 1, 2], "xticklabels": names, "ylim": (-3, 103), "xlim": (-0.5, 2.5)}
-    return Panel("Table 2", "", "%, ± 2 SE", drawn, ticks)
+    return Panel("Table 2", "", "%, 95% interval", drawn, ticks)
 
 
 # ---- the command -------------------------------------------------------------------------------------------------

@@ -471,13 +471,13 @@ function baseline() {
       says: "Right answers after training against the effective share of positives, for two data sets",
       x: { label: "p̃ (%), log scale", scale: "log", low: 1, high: 100, ticks: [1, 2, 5, 10, 20, 50, 100] },
       y: { label: "right answers (%)", ...PERCENT },
-      lines: Object.entries(accuracy).map(([label, { mean: y, se }], i) => ({
+      lines: Object.entries(accuracy).map(([label, { mean: y, half_width }], i) => ({
         label: label.replace("% positive", " % positive"),
         style: ["p1", "p3"][i],
         points: true,
         x: tried.map((share) => 100 * share),
         y: y.map((share) => 100 * share),
-        half_width: se.map((one) => 200 * one),
+        half_width: half_width.map((one) => 100 * one),
       })),
       bands: [{ from: 10, to: 20, label: "paper's best" }],
       marks: [clamp(100 * p_tilde, 1, 100)],

@@ -77,6 +77,7 @@ PLACES = {
     "centre": Place("centre", arms=tuple(ARMS)),
     "hard": Place("few right samples", (*MISTAKEN, "--habit 400 --teacher.plan 0.6 0.97"), arms=SHARES),
     "easy": Place("many right samples", (*MISTAKEN, "--habit 400 --teacher.plan 0.05 0.6"), arms=SHARES),
+    "middle": Place("some more right samples", (*MISTAKEN, "--habit 400 --teacher.plan 0.05 0.9")),
     "slips": Place("slips, no wrong plans", ()),
     "0.2M": Place("0.2M parameters", (f"--size 0.2M {FROM_SCRATCH} --steps 3000 --lr 3e-3 --habit 1500",)),
     "160": Place("160 problems, rate 1.2e-4", changes={"problems": 160, "lr": 1.2e-4}),
@@ -364,7 +365,7 @@ class Runs(dict[Key, Kept]):
         """(seed, share of right samples in the data, gain) of each family where the base alone was changed."""
         return [
             (seed, share, line[family] - without[seed][family])
-            for place in ("hard", "centre", "easy")
+            for place in ("hard", "centre", "middle", "easy")
             for without in [self.each(place, other, "after", "families")]
             for seed, line in self.each(place, arm, "after", "families").items()
             for family, share in self.each(place, arm, "positive by family")[seed].items()

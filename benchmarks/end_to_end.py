@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -34,6 +34,7 @@ from pipeline import dataset
 from pipeline.metrics import step_metrics
 from pipeline.models.language_model import load_model, token_logprobs
 from pipeline.sampling import draw_samples, transformers_engine
+from pipeline.settings import TINY
 from pipeline.settings import Settings as RunSettings
 from pipeline.stages import sampling_parameters
 
@@ -63,7 +64,7 @@ class Settings:
 
 def samples_per_second(settings: Settings) -> Comparison:
     """Ours and TRL's."""
-    usual = replace(RunSettings(), problems=settings.problems, n=settings.n)
+    usual = RunSettings(model=str(TINY / "base"), problems=settings.problems, n=settings.n)
     task, base = train_gsm8k.gsm8k_task(usual), load_model(usual.model)
     sampling, count = sampling_parameters(usual, task), settings.problems * settings.n
     took = {"sampling": 0.0, "scoring": 0.0, "training": 0.0}  # seconds in all rounds

@@ -10,7 +10,7 @@ the order of the prompts; so is the engine's batch. The completions that count a
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -24,6 +24,7 @@ from measuring import Comparison, Goal, in_turn, report, seconds
 import train_gsm8k
 from pipeline.models.language_model import LanguageModel, load_model
 from pipeline.sampling import Engine, SamplingParameters, transformers_engine
+from pipeline.settings import TINY
 from pipeline.settings import Settings as RunSettings
 from pipeline.stages import sampling_parameters
 from pipeline.vllm.client import vllm_engine
@@ -79,7 +80,7 @@ def generate(
 
 def main(settings: Settings) -> None:
     """Measure, print, write."""
-    usual = replace(RunSettings(), problems=settings.problems, vllm_python=settings.vllm_python)
+    usual = RunSettings(model=str(TINY / "base"), problems=settings.problems, vllm_python=settings.vllm_python)
     task, lm = train_gsm8k.gsm8k_task(usual), load_model(usual.model)
     sampling, prompts = sampling_parameters(usual, task), [task.prompt(problem) for problem in task.train]
     by_length = sorted(prompts, key=len)

@@ -31,6 +31,7 @@ from pipeline import dataset
 from pipeline.models.language_model import LanguageModel, load_model, token_logprobs
 from pipeline.records import Problem, Sample
 from pipeline.sampling import SamplingParameters, draw_samples, transformers_engine
+from pipeline.settings import TINY
 from pipeline.settings import Settings as RunSettings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -163,7 +164,7 @@ def ranks(settings: Settings) -> Comparison:
 
 def main(settings: Settings) -> None:
     """Measure, print, write."""
-    lm = load_model(RunSettings().model)
+    lm = load_model(str(TINY / "base"))
     time, memory = {}, {}
     for axis in NAMES:
         grow(settings, lm, axis, time, memory)

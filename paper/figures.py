@@ -62,7 +62,7 @@ def difference(one: OverSeeds, other: OverSeeds) -> OverSeeds:
     """one - other, seed by seed: runs of a seed share their samples.
 
     >>> difference(over_seeds([2.0, 3.0]), over_seeds([1.0, 2.0]))
-    OverSeeds(mean=1.0, se=0.0, each=[1.0, 1.0])
+    OverSeeds(mean=1.0, se=0.0, each=[1.0, 1.0], df=None)
     """
     return over_seeds(a - b for a, b in zip(one.each, other.each, strict=True))
 

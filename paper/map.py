@@ -36,7 +36,7 @@ from paper.figures import Figure
 from paper.sweep import Finished, Job, OverSeeds, over_seeds
 from pipeline.plots import Line, Panel
 from pipeline.records import Sample, Task, read_rows, write_file
-from pipeline.settings import Settings
+from pipeline.settings import TINY, Settings
 from tiny.problems import EXPRESSION, FAMILIES, OPERATIONS
 from train_gsm8k import gsm8k_task
 
@@ -73,25 +73,25 @@ class Place(NamedTuple):
     arms: Sequence[str] = FEW
 
 
-PLACES = {
+PLACES = {  # in the order of the picture
+    "hard": Place("fewer right samples", (*MISTAKEN, "--habit 400 --teacher.plan 0.6 0.97"), arms=SHARES),
     "centre": Place("centre", arms=tuple(ARMS)),
-    "hard": Place("few right samples", (*MISTAKEN, "--habit 400 --teacher.plan 0.6 0.97"), arms=SHARES),
-    "easy": Place("many right samples", (*MISTAKEN, "--habit 400 --teacher.plan 0.05 0.6"), arms=SHARES),
-    "middle": Place("some more right samples", (*MISTAKEN, "--habit 400 --teacher.plan 0.05 0.9")),
+    "middle": Place("more right samples", (*MISTAKEN, "--habit 400 --teacher.plan 0.05 0.9")),  # tiny/mistaken
+    "easy": Place("most right samples", (*MISTAKEN, "--habit 400 --teacher.plan 0.05 0.6"), arms=SHARES),
+    "unsure": Place("base less sure", ("--base tiny/base --habit 500",)),
+    "mixed": Place("slips and wrong plans", (*MISTAKEN, "--habit 400 --teacher.plan 0.1 0.7 --teacher.result 0.15")),
     "slips": Place("slips, no wrong plans", ()),
     "0.2M": Place("0.2M parameters", (f"--size 0.2M {FROM_SCRATCH} --steps 3000 --lr 3e-3 --habit 1500",)),
-    "160": Place("160 problems, rate 1.2e-4", changes={"problems": 160, "lr": 1.2e-4}),
-    "fast": Place("rate 1e-4", changes={"lr": 1e-4}),
-    "sgd": Place("SGD", changes={"optimizer": "sgd", "lr": 0.3}),
     "3.6M": Place(
         "3.6M parameters",
         (f"--size 3.6M {FROM_SCRATCH} --steps 1200 --lr 1e-3 --habit 700 --habit-lr 7e-4",),
         arms=("topr", "sft", "topr-70"),  # a run takes four times as long
     ),
-    "unsure": Place("base less sure", ("--base tiny/base --habit 500",)),
+    "160": Place("160 problems, rate 1.2e-4", changes={"problems": 160, "lr": 1.2e-4}),
     "slow": Place("rate 1e-5", changes={"lr": 1e-5}),
+    "fast": Place("rate 1e-4", changes={"lr": 1e-4}),
     "adafactor": Place("Adafactor", changes={"optimizer": "adafactor"}),
-    "mixed": Place("slips and wrong plans", (*MISTAKEN, "--habit 400 --teacher.plan 0.1 0.7 --teacher.result 0.15")),
+    "sgd": Place("SGD, rate 0.3", changes={"optimizer": "sgd", "lr": 0.3}),
 }
 PARAMETERS = {"0.2M": 209_344, "centre": 951_424, "3.6M": 3_606_784}
 QUICK = {  # to see that it works
@@ -132,7 +132,7 @@ def bases(lab: Lab, chains: Collection[tuple[str, ...]]) -> dict[tuple[str, ...]
             for part in wanted
         ]
         folders |= {part: run.folder / "base" for part, run in zip(wanted, lab.make(jobs), strict=True)}
-    return {chain: folders[chain] or Path(lab.base.model) for chain in chains}
+    return {chain: folders[chain] or TINY / "base" for chain in chains}
 
 
 # ---- what is read off a run -------------------------------------------------------------------------------------
@@ -356,21 +356,41 @@ class Runs(dict[Key, Kept]):
         of_arm = {key.seed: run.results for key, run in self.items() if (key.place, key.arm) == (place, arm)}
         return {seed: reduce(operator.getitem, path, line) for seed, line in sorted(of_arm.items())}
 
-    def gain(self, place: str, arm: str, other: str, *path: str) -> OverSeeds | None:
-        """An arm minus another after training, over the seeds that have both; None if there is none."""
+    def gains(self, place: str, arm: str, other: str, *path: str) -> list[float]:
+        """An arm minus another after training, for each seed that has both."""
         one, two = self.each(place, arm, "after", *path), self.each(place, other, "after", *path)
-        return over_seeds(one[seed] - two[seed] for seed in one if seed in two) if one.keys() & two.keys() else None
+        return [one[seed] - two[seed] for seed in one if seed in two]
 
-    def by_share(self, arm: str, other: str) -> list[tuple[int, float, float]]:
-        """(seed, share of right samples in the data, gain) of each family where the base alone was changed."""
-        return [
-            (seed, share, line[family] - without[seed][family])
-            for place in ("hard", "centre", "middle", "easy")
-            for without in [self.each(place, other, "after", "families")]
-            for seed, line in self.each(place, arm, "after", "families").items()
-            for family, share in self.each(place, arm, "positive by family")[seed].items()
-            if seed in without and family in line
-        ]
+    def gain(self, place: str, arm: str, other: str, *path: str) -> OverSeeds | None:
+        """The mean of these, with the spread over seeds that all places have together; None where there are none."""
+        each = self.gains(place, arm, other, *path)
+        if not each:
+            return None
+        of_places = [np.array(self.gains(there, arm, other, *path)) for there in {key.place for key in self}]
+        return pooled(each, [of for of in of_places if len(of)])
+
+    def by_share(self, arm: str, other: str) -> list[tuple[float, float]]:
+        """(share of right samples in the data, gain) of each family where the base alone was changed, over seeds."""
+        found: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+        for place in ("hard", "centre", "middle", "easy"):
+            without = self.each(place, other, "after", "families")
+            for seed, line in self.each(place, arm, "after", "families").items():
+                for family, share in self.each(place, arm, "positive by family")[seed].items():
+                    if seed in without and family in line:
+                        found[place, family].append((share, line[family] - without[seed][family]))
+        return [tuple(map(float, np.mean(of_seeds, axis=0))) for of_seeds in found.values()]
+
+
+def pooled(each: Sequence[float], groups: Sequence[np.ndarray]) -> OverSeeds:
+    """The mean of `each`, with a standard error from the spread of the groups, which is taken to be one and the same.
+
+    >>> pooled([1.0], [np.array([1.0]), np.array([2.0, 4.0]), np.array([0.0, 2.0])])
+    OverSeeds(mean=1.0, se=1.4142135623730951, each=[1.0], df=2)
+    """
+    df = sum(len(group) - 1 for group in groups)
+    squares = sum(((group - group.mean()) ** 2).sum() for group in groups)
+    se = math.sqrt(squares / df / len(each)) if df else None
+    return OverSeeds(float(np.mean(each)), se, list(each), df or None)
 
 
 def negatives(lab: Lab, places: Mapping[str, Place], file: Path, hours: float) -> Figure:
@@ -407,29 +427,35 @@ def _states(runs: Runs, place: str, arms: Sequence[str]) -> dict[str, dict[str, 
 
 
 def slope_over_sizes(runs: Runs, arm: str) -> OverSeeds | None:
-    """The slope of the gain in accuracy over log10(parameters), in points, by least squares for each seed."""
-    gains = {place: runs.gain(place, arm, "sft", "correct") for place in PARAMETERS}
-    there = {place: gain.each for place, gain in gains.items() if gain}
-    seeds = min(map(len, there.values()), default=0)
-    if len(there) < 2 or not seeds:
+    """The slope of the gain in accuracy over log10(parameters), in points, by least squares over places and seeds.
+
+    Its standard error is that of the gains; `each` has no seeds.
+    """
+    found = {place: runs.gains(place, arm, "sft", "correct") for place in PARAMETERS}
+    x = np.array([math.log10(PARAMETERS[place]) for place, gains in found.items() for _ in gains])
+    y = 100 * np.array([gain for gains in found.values() for gain in gains])
+    if len(set(x)) < 2:
         return None
-    x = [math.log10(PARAMETERS[place]) for place in there]
-    return over_seeds(100 * np.polyfit(x, [each[i] for each in there.values()], 1)[0] for i in range(seeds))
+    centred = x - x.mean()
+    of_one = next(gain for place in PARAMETERS if (gain := runs.gain(place, arm, "sft", "correct")))
+    spread = None if of_one.se is None else 100 * of_one.se * math.sqrt(len(of_one.each))
+    se = None if spread is None else spread / math.sqrt(centred @ centred)
+    return OverSeeds(float(centred @ y / (centred @ centred)), se, [], of_one.df)
 
 
 def _by_share(runs: Runs) -> Panel:
-    """The mean gain of families with a similar share of right samples; the base alone differs from the centre."""
+    """The mean gain of families with a similar share of right samples, with its interval over these families.
+
+    The base alone differs from the centre.
+    """
     drawn = []
     for arm in ("topr", "topr-70", "tis"):
         points, middles, gains = runs.by_share(arm, "sft"), [], []
         for low, high in pairwise(EDGES):
-            inside: dict[int, list[float]] = defaultdict(list)
-            for seed, share, gain in points:
-                if low <= share < high:
-                    inside[seed].append(gain)
+            inside = [point for point in points if low <= point[0] < high]
             if inside:
-                middles.append(100 * float(np.mean([share for _, share, _ in points if low <= share < high])))
-                gains.append(over_seeds(float(np.mean(of_seed)) for of_seed in inside.values()))
+                middles.append(100 * float(np.mean([share for share, _ in inside])))
+                gains.append(over_seeds(gain for _, gain in inside))
         drawn.append(_line(middles, gains, *ARMS[arm][:2]))
     ticks = [3, 5, 10, 20, 50, 80]
     options = {"xscale": "log", "xticks": ticks, "xticklabels": ticks}
@@ -453,10 +479,12 @@ def _by_place(runs: Runs, names: Mapping[str, str]) -> Panel:
 def _by_p_tilde(runs: Runs) -> Panel:
     arms = {"topr": "none", "topr-50": "50%", "topr-70": "70%", "topr-85": "85%"}
     drawn = [Line([-0.3, 3.3], [0, 0], style="limit")]
-    named = (("hard", "few right samples", "p1"), ("centre", "centre", "p3"), ("easy", "many right samples", "p5"))
-    for number, (place, name, style) in enumerate(named):
+    named = (("hard", "p1"), ("centre", "p3"), ("easy", "p5"))
+    for number, (place, style) in enumerate(named):
         gains = {i: gain for i, arm in enumerate(arms) if (gain := runs.gain(place, arm, "sft", "correct"))}
-        drawn.append(_line([i + 0.1 * (number - 1) for i in gains], list(gains.values()), name, style, "points"))
+        drawn.append(
+            _line([i + 0.1 * (number - 1) for i in gains], list(gains.values()), PLACES[place].name, style, "points")
+        )
     options = {"xticks": list(range(len(arms))), "xticklabels": list(arms.values())}
     return Panel("baseline", "effective share of positives p~ that it gives", GAIN, drawn, options)
 

@@ -108,11 +108,15 @@ STUDENT = dict(zip(range(2, 11), (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.3
 
 
 class OverSeeds(NamedTuple):
-    """The mean over seeds, its standard error (None for one seed), and the value of each seed."""
+    """The mean over seeds, its standard error (None for one seed), and the value of each seed.
+
+    df: degrees of freedom of the standard error; None: one less than there are seeds.
+    """
 
     mean: float
     se: float | None
     each: list[float]
+    df: int | None = None
 
     @property
     def half_width(self) -> float | None:
@@ -121,14 +125,14 @@ class OverSeeds(NamedTuple):
         >>> round(over_seeds([1.0, 2.0, 3.0]).half_width, 2)
         2.48
         """
-        return None if self.se is None else STUDENT[min(len(self.each), 10)] * self.se
+        return None if self.se is None else STUDENT[min((self.df or len(self.each) - 1) + 1, 10)] * self.se
 
 
 def over_seeds(values: Iterable[float]) -> OverSeeds:
     """Mean and standard error of the mean, s / sqrt(n), over n seeds.
 
     >>> over_seeds([1.0, 2.0, 3.0])
-    OverSeeds(mean=2.0, se=0.5773502691896258, each=[1.0, 2.0, 3.0])
+    OverSeeds(mean=2.0, se=0.5773502691896258, each=[1.0, 2.0, 3.0], df=None)
     """
     each = [float(value) for value in values]
     se = float(np.std(each, ddof=1) / np.sqrt(len(each))) if len(each) > 1 else None

@@ -52,7 +52,7 @@ class Settings:
     preset: tyro.conf.Positional[Preset] = "laptop"
     """comes first: laptop, a tiny model on tiny problems (ours); single-gpu, 24 GB (ours); paper, 8 x H100"""
 
-    model: str = str(TINY / "base")
+    model: str = str(TINY / "mistaken")
     """folder or hub name of the base model (ours; paper: Llama 3 8B Instruct)"""
     trust_remote_code: bool = False
     """run code that comes with the model; it can do anything (ours)"""

@@ -22,7 +22,7 @@ import train_gsm8k as gsm8k
 from pipeline.held_out import Scored, evaluate_held_out, rows_held_out, to_scored
 from pipeline.own_samples import digest_of, read_samples
 from pipeline.records import Example, InputError, Sample, read_rows
-from pipeline.settings import TINY
+from pipeline.settings import TINY, Settings
 
 ROWS = [
     {"prompt": "Q: 1 + 1?\nA:", "completion": " The answer is 2.", "reward": 1.0, "finish_reason": "stop"},
@@ -261,7 +261,7 @@ def measured(tmp_path_factory):
 
 def by_transformers(model, rows):
     """log pi of each completion and its length, by transformers alone, in float64 and one by one."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(TINY / "base")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(Settings().model)
     model = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
     found = []
     for row in rows:
@@ -278,7 +278,7 @@ def test_held_out_numbers_are_those_of_a_direct_computation(measured):
     results = json.loads((folder / "run" / "results.json").read_text())
     rows = sums(11, 16)
     before, after = (
-        by_transformers(model, rows) for model in (TINY / "base", folder / "run" / "iteration-1" / "model")
+        by_transformers(model, rows) for model in (Settings().model, folder / "run" / "iteration-1" / "model")
     )
     for entry, model in ((results["before"], before), (results["iterations"][0]["after"], after)):
         for name, sign in (("positive", 1), ("negative", -1)):

@@ -289,7 +289,7 @@ RUNS_OF_THE_PAPER = {
     "fig4": 3,
     "fig5": 2 * 8,  # two sets, eight p~
     "fig6": 2 * 8,  # two methods
-    "fig7": 8,
+    "fig7": 2 * 2,  # two methods, two sets
     "fig8": 6,  # three compositions, a control, DeepSeek, and Llama 3 70B as it is
     "fig9": 2 + 8,  # difficulties of the training and of the test questions; eight p~
     "table2": 1,

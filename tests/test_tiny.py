@@ -3,6 +3,7 @@
 import json
 import random
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import make
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import train_gsm8k as gsm8k
-from pipeline.evaluation import collect, outcome_shares
+from pipeline.evaluation import collect, maj_at_k, outcome_shares
 from pipeline.models.language_model import load_model
 from pipeline.sampling import SamplingParameters, draw_samples, transformers_engine
 from tasks.verifier import grade_verdict
@@ -33,6 +34,8 @@ def test_the_committed_files_are_those_that_make_writes(remade):
     of_models = [f"{model}/{name}" for model in ("base", "checker") for name in ("tokenizer.json", "config.json")]
     for name in ("train.jsonl", "test.jsonl", *of_models):
         assert (remade / name).read_bytes() == (TINY / name).read_bytes(), name
+    for name in ("tokenizer.json", "config.json"):
+        assert (TINY / "mistaken" / name).read_bytes() == (TINY / "base" / name).read_bytes(), name
 
 
 @pytest.mark.slow
@@ -101,13 +104,13 @@ def test_every_digit_is_a_token(lm):
     assert [token.strip("Ġ") for token in lm.tokenizer.tokenize("x 1234 56")] == ["x", "1", "2", "3", "4", "5", "6"]
 
 
-def test_the_base_model_is_small_and_has_room(lm):
+def test_the_default_model_is_small_and_has_room(lm):
     assert 500_000 <= lm.model.num_parameters() <= 3_000_000
     assert lm.context == 4096
-    assert sum(file.stat().st_size for file in (TINY / "base").iterdir()) <= 8_000_000
+    assert sum(file.stat().st_size for file in (TINY / "mistaken").iterdir()) <= 8_000_000
 
 
-def test_the_base_model_can_reckon(lm):
+def test_the_default_model_can_reckon(lm):
     """On 50 test problems it nearly always finds a right first step more probable than one that is off by one."""
 
     def logp(question, text):
@@ -126,31 +129,33 @@ def test_the_base_model_can_reckon(lm):
     assert sum(preferred) / len(preferred) >= 0.9
 
 
-@pytest.fixture(scope="module")
-def drawn(lm):
-    """16 solutions by the base model to each of the 500 test problems."""
+@cache
+def drawn(model):
+    """16 solutions by a model to each of the 500 test problems."""
     task = gsm8k.gsm8k_task(gsm8k.Settings(test_problems=500))
-    return task, draw_samples(
-        task, task.test, 16, transformers_engine(lm, 40_000), SamplingParameters(max_new_tokens=64), 0
-    )
+    engine = transformers_engine(load_model(str(TINY / model)), 40_000)
+    return task, draw_samples(task, task.test, 16, engine, SamplingParameters(max_new_tokens=64), 0)
 
 
 @pytest.mark.slow
-def test_the_base_model_leaves_something_to_sharpen(drawn):
-    task, samples = drawn
+@pytest.mark.parametrize(("model", "maj"), [("base", (0.8, 0.9)), ("mistaken", (0.55, 0.7))])
+def test_the_base_models_leave_something_to_sharpen(model, maj):
+    task, samples = drawn(model)
     shares = outcome_shares(samples, task.outcomes)
-    pass_at_16 = collect(samples, task).correct.any(axis=1).mean()
-    print(f"500 problems x 16: {shares}, pass@16 {pass_at_16:.3f}")
+    answers = collect(samples, task)
+    pass_at_16, maj_at_16 = answers.correct.any(axis=1).mean(), maj_at_k(answers, 16, 0).mean
+    print(f"{model}, 500 problems x 16: {shares}, maj@16 {maj_at_16:.3f}, pass@16 {pass_at_16:.3f}")
     assert 0.35 <= shares["correct"] <= 0.45
-    assert 0.08 <= shares["invalid"] <= 0.15
-    assert pass_at_16 > 0.85
+    assert 0.05 <= shares["invalid"] <= 0.15
+    assert maj[0] <= maj_at_16 <= maj[1]
+    assert pass_at_16 > 0.9
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["base", "checker"])
-def test_the_models_verify_badly(model, drawn):
+def test_the_models_verify_badly(model):
     """Shares of all verifications, those without a verdict included."""
-    _, samples = drawn
+    _, samples = drawn("base")
     checked = [sample for sample in samples[::4] if sample.finish_reason == "stop"]
     prompts = [f"{sample.prompt}{sample.completion}\nCheck:" for sample in checked]
     engine = transformers_engine(load_model(str(TINY / model)), 40_000)

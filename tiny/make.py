@@ -1,17 +1,18 @@
-"""Make everything in tiny/ from a seed but tiny/math: the problems, the tokenizer, the base model and the checker.
+"""Make what is in tiny/ from a seed: the problems, the tokenizer, the base model and the checker.
 
     python tiny/make.py                         # about 35 minutes on two cores, writes into tiny/
     python tiny/make.py --base tiny/base        # the same, but for the base model, which is taken as it is
     python tiny/make.py --out DIR --steps 50 --checker-steps 50   # the same files, with models that know little
-    python tiny/make.py --out DIR --base tiny/base --checker-steps 0 --habit 1300 --teacher.result 0
-                                                # another base: tiny/base with misconceptions, 10 minutes on one core
+    python tiny/make.py --out DIR --base tiny/base --checker-steps 0 --habit 1300
+                                                # another base: tiny/base with misconceptions, 13 minutes on one core
 
 A model is taught by a teacher who first makes no mistake and then errs on purpose (`problems.TEACHER`): it learns to
 reckon, and then to be careless, so that there is something for reinforcement learning to sharpen. The base model is
 taught solutions and verifications, the checker is a base model that goes on to be taught verifications alone. Both see
 fresh problems only: none of train.jsonl, none of test.jsonl.
 
-Bases with other habits (`--habit`, `--teacher`, `--size`) are for `python reproduce.py map`.
+Bases with other habits (`--habit`, `--teacher`, `--size`) are for `python reproduce.py map`; README.md says how
+tiny/mistaken was made. tiny/math was written by hand.
 """
 
 import json

@@ -340,7 +340,7 @@ def _made(lab: Lab, places: Mapping[str, Place], keys: Sequence[Key]) -> dict[Ke
 # ---- the figure -------------------------------------------------------------------------------------------------
 
 MEASURES = ("correct", "maj", "pass", "plan", "sum", "none", "wrong sums")
-EDGES = (0.0, 0.05, 0.08, 0.12, 0.2, 0.4, 1.0)  # of the shares by which families are put together
+EDGES = (0.0, 0.08, 0.15, 0.25, 0.4, 1.0)  # of the shares by which families are put together
 COMPARED = (
     *((arm, "sft") for arm in ("topr", "topr-70", "tis")),
     *(("topr", x) for x in ("tis", "off_policy", "positives")),
@@ -449,14 +449,14 @@ def _by_share(runs: Runs) -> Panel:
     The base alone differs from the centre.
     """
     drawn = []
-    for arm in ("topr", "topr-70", "tis"):
+    for arm, shift in (("topr", 0.94), ("topr-70", 1.0), ("tis", 1.06)):
         points, middles, gains = runs.by_share(arm, "sft"), [], []
         for low, high in pairwise(EDGES):
             inside = [point for point in points if low <= point[0] < high]
             if inside:
-                middles.append(100 * float(np.mean([share for share, _ in inside])))
+                middles.append(100 * shift * float(np.mean([share for share, _ in inside])))
                 gains.append(over_seeds(gain for _, gain in inside))
-        drawn.append(_line(middles, gains, *ARMS[arm][:2]))
+        drawn.append(_line(middles, gains, *ARMS[arm][:2], "points"))
     ticks = [3, 5, 10, 20, 50, 80]
     options = {"xscale": "log", "xticks": ticks, "xticklabels": ticks}
     x = "right samples of a family at the start (%)"

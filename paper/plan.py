@@ -53,7 +53,7 @@ class Plan:
 def planned(figure: Callable[[Lab], object], scale: Scale, seeds: range) -> list[Job]:
     """The jobs that a figure asks for before it reads a result: all of them, unless some depend on others' results.
 
-    At the scale of the paper none does. The laptop chooses learning rates by runs, and hard problems for Figure 4.
+    At the scale of the paper none does. The laptop chooses learning rates by runs.
     """
     plan = Plan()
     with suppress(NotMade):

@@ -30,26 +30,16 @@ def load(name: str) -> dict[str, Any]:
     return json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def interval(estimate: dict[str, Any]) -> str:
-    """A share in percent, with its 95% interval over seeds.
-
-    >>> interval({"mean": 0.5, "se": 0.01, "each": [0.49, 0.51]})
-    '50.0 ± 12.7'
-    """
-    from paper.sweep import OverSeeds
-
-    return f"{100 * estimate['mean']:.1f} ± {100 * OverSeeds(**estimate).half_width:.1f}"
-
-
 def data() -> dict[str, Any]:
     """What the page's script reads: results, and the colours and dashes that all pictures have."""
+    from docs.make_tables import interval
     from pipeline.plots import STYLES
 
     page, fig5, shares = load("page"), load("fig5"), load("variants")["shares"]
     return {
         "page": {name: page[name] for name in ("seen", "curves", "questions", "completions")},
         "fig5": {"p_tilde": fig5["data"]["p~"], "accuracy": {k: v for k, v in fig5["data"].items() if k != "p~"}},
-        "variants": {k.removesuffix(END): f"{interval(v)} %" for k, v in shares.items() if k.endswith(END)},
+        "variants": {k.removesuffix(END): interval(v) for k, v in shares.items() if k.endswith(END)},
         "styles": {
             name: {
                 "colour": style.colour,
@@ -64,6 +54,7 @@ def numbers() -> dict[str, str]:
     """The numbers in the page's text, under the names that the template has for them."""
     import torch
 
+    from docs.make_tables import interval
     from topr import PRESETS, importance_weight
 
     page, laptop, fig5, variants = (load(name) for name in ("page", "laptop", "fig5", "variants"))
@@ -97,7 +88,7 @@ def numbers() -> dict[str, str]:
         **{name: f"{value:+.1f}".replace("-", "−") for name, value in ends.items()},
         "best_share_10": f"{best[10]:.0f}",
         "best_share_50": f"{best[50]:.0f}",
-        "by_sampling": interval(fig5["shares"]["p~ = 10% by sampling - by a baseline"]),
+        "by_sampling": interval(fig5["shares"]["p~ = 10% by sampling - by a baseline"], unit=""),
         "share_seeds": str(len(fig5["seeds"])),
         "variant_seeds": str(len(variants["seeds"])),
         **{f"{name}_command": load(name)["command"] for name in ("page", "fig5", "variants")},

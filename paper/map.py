@@ -366,8 +366,13 @@ class Runs(dict[Key, Kept]):
         each = self.gains(place, arm, other, *path)
         if not each:
             return None
-        of_places = [np.array(self.gains(there, arm, other, *path)) for there in {key.place for key in self}]
-        return pooled(each, [of for of in of_places if len(of)])
+        spread, df = self.spread(arm, other, *path)
+        return OverSeeds(float(np.mean(each)), spread and spread / math.sqrt(len(each)), each, df)
+
+    def spread(self, arm: str, other: str, *path: str) -> tuple[float | None, int | None]:
+        """The standard deviation of a gain over seeds, taken to be one and the same at all places, and its df."""
+        of_places = (self.gains(place, arm, other, *path) for place in {key.place for key in self})
+        return pooled([gains for gains in of_places if gains])
 
     def by_share(self, arm: str, other: str) -> list[tuple[float, float]]:
         """(share of right samples in the data, gain) of each family where the base alone was changed, over seeds."""
@@ -381,16 +386,15 @@ class Runs(dict[Key, Kept]):
         return [tuple(map(float, np.mean(of_seeds, axis=0))) for of_seeds in found.values()]
 
 
-def pooled(each: Sequence[float], groups: Sequence[np.ndarray]) -> OverSeeds:
-    """The mean of `each`, with a standard error from the spread of the groups, which is taken to be one and the same.
+def pooled(groups: Sequence[Sequence[float]]) -> tuple[float | None, int | None]:
+    """The standard deviation within the groups together, and its degrees of freedom; None where no group has two.
 
-    >>> pooled([1.0], [np.array([1.0]), np.array([2.0, 4.0]), np.array([0.0, 2.0])])
-    OverSeeds(mean=1.0, se=1.4142135623730951, each=[1.0], df=2)
+    >>> pooled([[1.0], [2.0, 4.0], [0.0, 2.0]]), pooled([[1.0]])
+    ((1.4142135623730951, 2), (None, None))
     """
     df = sum(len(group) - 1 for group in groups)
-    squares = sum(((group - group.mean()) ** 2).sum() for group in groups)
-    se = math.sqrt(squares / df / len(each)) if df else None
-    return OverSeeds(float(np.mean(each)), se, list(each), df or None)
+    squares = sum(float(np.var(group)) * len(group) for group in groups)
+    return (math.sqrt(squares / df), df) if df else (None, None)
 
 
 def negatives(lab: Lab, places: Mapping[str, Place], file: Path, hours: float) -> Figure:
@@ -437,10 +441,9 @@ def slope_over_sizes(runs: Runs, arm: str) -> OverSeeds | None:
     if len(set(x)) < 2:
         return None
     centred = x - x.mean()
-    of_one = next(gain for place in PARAMETERS if (gain := runs.gain(place, arm, "sft", "correct")))
-    spread = None if of_one.se is None else 100 * of_one.se * math.sqrt(len(of_one.each))
-    se = None if spread is None else spread / math.sqrt(centred @ centred)
-    return OverSeeds(float(centred @ y / (centred @ centred)), se, [], of_one.df)
+    spread, df = runs.spread(arm, "sft", "correct")
+    se = spread and 100 * spread / math.sqrt(centred @ centred)
+    return OverSeeds(float(centred @ y / (centred @ centred)), se, [], df)
 
 
 def _by_share(runs: Runs) -> Panel:

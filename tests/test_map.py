@@ -144,6 +144,7 @@ def test_trained_and_tested_problems_differ_and_none_is_of_the_test_set():
 
 def test_every_place_has_the_arms_that_are_drawn():
     assert all({"topr", "sft", "topr-70"} <= set(place.arms) <= set(ARMS) for place in PLACES.values())
+    assert {name for name, place in PLACES.items() if "tis" not in place.arms} == {"3.6M"}
     assert len({(place.base, *place.changes.items()) for place in PLACES.values()}) == len(PLACES)
 
 

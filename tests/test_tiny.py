@@ -104,14 +104,18 @@ def test_every_digit_is_a_token(lm):
     assert [token.strip("Ġ") for token in lm.tokenizer.tokenize("x 1234 56")] == ["x", "1", "2", "3", "4", "5", "6"]
 
 
-def test_the_default_model_is_small_and_has_room(lm):
+@pytest.mark.parametrize("model", ["base", "mistaken"])
+def test_the_base_models_are_small_and_have_room(model):
+    lm = load_model(str(TINY / model))
     assert 500_000 <= lm.model.num_parameters() <= 3_000_000
     assert lm.context == 4096
-    assert sum(file.stat().st_size for file in (TINY / "mistaken").iterdir()) <= 8_000_000
+    assert sum(file.stat().st_size for file in (TINY / model).iterdir()) <= 8_000_000
 
 
-def test_the_default_model_can_reckon(lm):
+@pytest.mark.parametrize("model", ["base", "mistaken"])
+def test_the_base_models_can_reckon(model):
     """On 50 test problems it nearly always finds a right first step more probable than one that is off by one."""
+    lm = load_model(str(TINY / model))
 
     def logp(question, text):
         prompt = lm.tokenizer(f"Q: {question}\nA:")["input_ids"]
@@ -138,15 +142,17 @@ def drawn(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "maj"), [("base", (0.8, 0.9)), ("mistaken", (0.55, 0.7))])
-def test_the_base_models_leave_something_to_sharpen(model, maj):
+@pytest.mark.parametrize(
+    ("model", "invalid", "maj"), [("base", (0.08, 0.15), (0.8, 0.9)), ("mistaken", (0.05, 0.12), (0.55, 0.7))]
+)
+def test_the_base_models_leave_something_to_sharpen(model, invalid, maj):
     task, samples = drawn(model)
     shares = outcome_shares(samples, task.outcomes)
     answers = collect(samples, task)
     pass_at_16, maj_at_16 = answers.correct.any(axis=1).mean(), maj_at_k(answers, 16, 0).mean
     print(f"{model}, 500 problems x 16: {shares}, maj@16 {maj_at_16:.3f}, pass@16 {pass_at_16:.3f}")
     assert 0.35 <= shares["correct"] <= 0.45
-    assert 0.05 <= shares["invalid"] <= 0.15
+    assert invalid[0] <= shares["invalid"] <= invalid[1]
     assert maj[0] <= maj_at_16 <= maj[1]
     assert pass_at_16 > 0.9
 

@@ -159,7 +159,8 @@ def record(name: str, figure: "Figure", lab: "Lab", made_by: str) -> dict[str, A
         "commits": sorted({m["commit"] for m in made}),
         "versions": lab.used[0].results["versions"] if lab.used else {},
         "learning_rates": {
-            METHODS[n].name: {f"{lr:g}": share for lr, share in t.items()} for n, t in lab.tried.items()
+            METHODS[n].name if n in METHODS else n: {f"{lr:g}": share for lr, share in tried.items()}
+            for n, tried in lab.tried.items()
         },
         "shares": {what: value._asdict() for what, value in figure.shares.items()},
         "numbers": {what: value._asdict() for what, value in figure.numbers.items()},

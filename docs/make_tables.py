@@ -254,29 +254,44 @@ def methods() -> str:
     return table(["options", "correct at the end", "invalid", "correct along the epoch, in %"], rows)
 
 
+def last(series: dict[str, list[float | None]]) -> str:
+    """The end of a line of a figure, a share in percent, with its 95% interval.
+
+    >>> last({"mean": [0.4, 0.5], "half_width": [0.1, 0.02]})
+    '50.0 ± 2.0 %'
+    """
+    mean, half_width = (series[name][-1] for name in ("mean", "half_width"))
+    return f"{100 * mean:.1f} %" if half_width is None else f"{100 * mean:.1f} ± {100 * half_width:.1f} %"
+
+
 def variants() -> str:
-    """What other losses of that name reach."""
-    shares = load("variants")["shares"]
-    names = [what.removesuffix(": correct at the end") for what in shares if what.endswith(": correct at the end")]
-    rows = [
-        [f"`{n}`", interval(shares[f"{n}: correct at the end"]), interval(shares[f"{n}: invalid at the end"])]
-        for n in names
-    ]
-    return table(["weight", "correct at the end", "invalid at the end"], rows)
+    """What other losses of that name reach, at the learning rate chosen for the paper's weight and at their own."""
+    found = load("variants")
+    one, own = (found["data"][rate] for rate in ("one rate", "own rate"))
+    rows = []
+    for name, curves in one.items():
+        tried = found["learning_rates"]["TOPR" if name == "topr" else name]
+        rate = max(tried, key=tried.get)
+        rows.append([f"`{name}`", *map(last, (curves["correct"], curves["invalid"])), rate, last(own[name]["correct"])])
+    return table(["weight", "correct at the end", "invalid at the end", "own learning rate", "correct with that"], rows)
 
 
 def mistakes() -> str:
     """What the five ways to get it wrong cost; log mu that is recomputed at every step is naive REINFORCE."""
-    variants, fig1 = load("variants")["shares"], load("fig1")["shares"]
-    measured = {
-        "none: the paper's loss": variants["topr: correct at the end"],
-        "1. per-token ratio": variants["per-token: correct at the end"],
-        "2. geometric mean": variants["geometric mean: correct at the end"],
-        "3. clipped from below, at 0.8": variants["clip 0.8..1.2: correct at the end"],
-        "4. recomputed log mu": fig1["naive REINFORCE, lr 1e-4: correct at the end"],
+    variants, fig1 = (load(name)["data"] for name in ("variants", "fig1"))
+    names = {
+        "none: the paper's loss": (variants, "topr"),
+        "1. per-token ratio": (variants, "per-token"),
+        "2. geometric mean": (variants, "geometric mean"),
+        "3. clipped from below, at 0.8": (variants, "clip 0.8..1.2"),
     }
-    rows = [[what, interval(share)] for what, share in measured.items()]
-    return table(["mistake", "correct at the end"], [*rows, ["5. normalised advantages", "not measured"]])
+    rows = [
+        [what, *(last(of[rate][name]["correct"]) for rate in ("one rate", "own rate"))]
+        for what, (of, name) in names.items()
+    ]
+    rows.append(["4. recomputed log mu", *(last(fig1[rate]["reinforce"]) for rate in ("one rate", "own rate"))])
+    unknown = ["5. normalised advantages", "not measured", "not measured"]
+    return table(["mistake", "correct at the end", "at its own learning rate"], [*rows, unknown])
 
 
 def verifier(name: str) -> str:

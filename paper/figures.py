@@ -283,17 +283,17 @@ def fig5(lab: Lab) -> Figure:
     """
     own = lab.rates(["topr"])["topr"]
     rates = [rate for rate in lab.scale.rates if 1 / 4 < rate / own < 4]
-    runs = _by_share(lab, [("topr", rate, share) for share in (0.1, 0.5) for rate in rates])
-    data: dict[str, Any] = {"p~": list(lab.scale.shares)}
+    sets = {"10% positive": 0.1, "50% positive": 0.5}
+    runs = _by_share(lab, [("topr", rate, share) for share in sets.values() for rate in rates])
+    data: dict[str, Any] = {"p~": list(lab.scale.shares), "own rate": own}
+    data |= {f"lr {rate:g}": {name: _over_shares(runs["topr", rate, sets[name]]) for name in sets} for rate in rates}
     shares = {}
-    for share in (0.1, 0.5):
-        for rate in rates:
-            of_p = runs["topr", rate, share]
-            data[f"{share:.0%} positive, lr {rate:g}"] = _over_shares(of_p)
-            best = max(of_p, key=lambda p: at_end(of_p[p]).mean)
-            shares[f"{share:.0%} positive, lr {rate:g}: highest, at p~ = {best:.0%}"] = at_end(of_p[best])
-        ends = {p: at_end(of_p) for p, of_p in runs["topr", own, share].items()}
-        shares |= {f"{share:.0%} positive, p~ = {p:.0%}": end for p, end in ends.items()}
+    for name, share in sets.items():
+        ends = {rate: {p: at_end(of_p) for p, of_p in runs["topr", rate, share].items()} for rate in rates}
+        shares |= {f"{name}, p~ = {p:.0%}": end for p, end in ends[own].items()}
+        for rate, of_p in ends.items():
+            best = max(of_p, key=lambda p: of_p[p].mean)
+            shares[f"{name}, lr {rate:g}: highest, at p~ = {best:.0%}"] = of_p[best]
     for p, sampled, other in ((0.1, 0.1, 0.5), (0.5, 0.5, 0.1)):
         if p in lab.scale.shares:
             with_p = [at_end(runs["topr", own, share][p]) for share in (sampled, other)]
@@ -302,15 +302,15 @@ def fig5(lab: Lab) -> Figure:
 
 
 def fig5_panels(data: Data) -> list[Panel]:
-    """A panel for each set, or one for both where they were trained on at one learning rate each."""
-    of_sets: dict[str, list[Line]] = {}
-    for key, y in data.items():
-        if key != "p~":
-            of_set, _, rate = key.partition(", ")
-            drawn = of_sets.setdefault(of_set if rate else "two sets of samples", [])
-            drawn.append(line(_percent(data["p~"]), y, rate or of_set, ("p1", "p3", "p5")[len(drawn)]))
+    """A panel for each learning rate, with both sets."""
     paper = Line([10, 20], label="paper's\nbest", kind="band")
-    return [_share_panel(title, [paper, *drawn]) for title, drawn in of_sets.items()]
+    panels = []
+    for title, of_sets in data.items():
+        if title.startswith("lr"):
+            x, styles = _percent(data["p~"]), ("p1", "p3")
+            drawn = [line(x, y, name, style) for (name, y), style in zip(of_sets.items(), styles, strict=True)]
+            panels.append(_share_panel(title, [paper, *drawn]))
+    return panels
 
 
 def fig6(lab: Lab) -> Figure:
@@ -554,11 +554,9 @@ def fig9_panels(data: Data) -> list[Panel]:
     highest = max(float(np.nanmax(one.y)) for one in drawn)
     panels = [Panel("what an average question weighs", *axes, drawn, {"ylim": (0, 1.1 * highest)})]
     thirds = {key: y for key, y in data.items() if key.endswith("third")}
-    if thirds:
-        of_thirds = zip(thirds.items(), ("p1", "p3", "p5"), strict=True)
-        drawn = [line(_percent(data["p~"]), y, key, style) for (key, y), style in of_thirds]
-        panels.append(_share_panel("test questions after training", drawn))
-    return panels
+    of_thirds = zip(thirds.items(), ("p1", "p3", "p5"), strict=True)
+    drawn = [line(_percent(data["p~"]), y, key, style) for (key, y), style in of_thirds]
+    return [*panels, _share_panel("test questions after training", drawn)]
 
 
 def _by_third(runs: Sequence[Finished], tested: Sequence[Finished]) -> list[list[float]]:
@@ -617,28 +615,26 @@ def variants(lab: Lab) -> Figure:
         shares |= {f"{here}: correct at the end": end}
         shares |= {f"{here}: invalid at the end": at_end(runs[name, rate], "invalid")}
         shares |= {f"{here} - topr": difference(end, ends["topr", rates["topr"]])} if name != "topr" else {}
+    curves = {arm: {outcome: along(runs[arm], outcome) for outcome in get_args(Outcome)} for arm in runs}
     data = {
-        f"{name}, lr {rate:g}": {outcome: along(of_arm, outcome) for outcome in get_args(Outcome)}
-        for (name, rate), of_arm in runs.items()
+        "one rate": {name: curves[name, rates["topr"]] for name in rates},
+        "own rate": {name: curves[name, rate] for name, rate in rates.items()},
     }
     return Figure(variants_panels(data), data, shares)
 
 
 def variants_panels(data: Data) -> list[Panel]:
-    """Correct and invalid completions along the epoch: at TOPR's learning rate, which comes first, and at its own."""
-    first: dict[str, Data] = {}
-    own: dict[str, Data] = {}
-    for key, curves in data.items():
-        name, _, _ = key.partition(", lr")
-        first.setdefault(name, curves)
-        own[name] = curves
+    """Correct and invalid completions along the epoch: at TOPR's learning rate, and each at its own if they differ."""
+    titles = {"one rate": "TOPR's learning rate", "own rate": "each at its own"}
+    if data["own rate"] == data["one rate"]:
+        del titles["own rate"]
     panels = []
-    for title, found in (("TOPR's learning rate", first), ("each at its own", own)):
+    for key, title in titles.items():
         for outcome in ("correct", "invalid"):
-            drawn = [line(epoch(y[outcome]), y[outcome], name, name) for name, y in found.items()]
+            drawn = [line(epoch(y[outcome]), y[outcome], name, name) for name, y in data[key].items()]
             y_label = f"{outcome} (%), 95% interval"
             panels.append(Panel(f"{outcome}, {title}", EPOCH, y_label, drawn, {"ylim": (-3, 103)}))
-    return panels if any(own[name] is not first[name] for name in own) else panels[:2]
+    return panels
 
 
 def table2(lab: Lab) -> Figure:

@@ -329,6 +329,7 @@ def test_part_4(open_page, width):
 @ON_BOTH_WIDTHS
 def test_part_5(open_page, width):
     data = RESULTS["fig5"]["data"]
+    at_own_rate = data[f"lr {data['own rate']:g}"]
 
     def of_question(correct, c):  # ten completions, as the paper's Figure 9 weighs them
         samples = [Sample(prompt="?", completion="!", reward=1.0 if i < correct else -1.0) for i in range(10)]
@@ -345,7 +346,7 @@ def test_part_5(open_page, width):
             if chart == "baseline-question":
                 return [of_question(round(correct / 10), c) for correct in x]
             assert x == [100 * share for share in data["p~"]]
-            return [100 * share for share in data[label.replace(" %", "%")]["mean"]]
+            return [100 * share for share in at_own_rate[label.replace(" %", "%")]["mean"]]
 
         return values, lines
 

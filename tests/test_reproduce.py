@@ -374,6 +374,16 @@ def test_what_depends_on_results_is_not_planned():
     jobs = planned(figures.fig1, experiments.LAPTOP, range(3))
     assert len(jobs) == len(experiments.METHODS) * len(experiments.LAPTOP.rates)
     assert all(job.label.startswith("rate-") for job in jobs)
+    assert not any(job.token_loss for job in jobs)  # not TIS's and SFT's either, which are also names of variants
+    of_variants = {job.token_loss for job in planned(figures.variants, experiments.LAPTOP, range(3))}
+    assert of_variants == {None, *VARIANTS_DRAWN[1:]}
+
+
+def test_every_learning_rate_that_was_tried_is_recorded(tmp_path):
+    lab = experiments.Lab(Sweep(tmp_path, 1), experiments.QUICK, range(1))
+    lab.tried = {name: {1e-4: 0.5} for name in ("topr", "adamw", "per-token")}  # a method, an optimiser, a variant
+    recorded = reproduce.record("fig2", figures.fig2(lab), lab, "fig2")["learning_rates"]
+    assert recorded == {name: {"0.0001": 0.5} for name in ("TOPR", "adamw", "per-token")}
 
 
 @pytest.mark.slow

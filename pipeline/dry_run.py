@@ -81,7 +81,7 @@ def plan(settings: Settings, task: Task, lm: LanguageModel, processes: int) -> l
         of_gpus = [Item(f"{name}, on H100s", value, "h", how, 2) for name, (value, how) in hours.items()]
     return [
         Item("processes", processes, "", "one GPU each; torchrun --nproc-per-node"),
-        Item("prompt", mean_prompt, "tokens", "mean over the training problems"),
+        Item("prompt", mean_prompt, "tokens", f"the {'mean' if prompts else 'longest'} of training"),
         Item("training samples", k * drawn, "", f"{k} iterations x {drawn:,}"),
         Item("test samples", tested * (1 + k) + along, "", "before, and after each iteration; fewer along its epoch"),
         *([Item("held-out samples", len(held_out), "", "scored before, along and after training")] if held_out else []),

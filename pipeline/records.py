@@ -230,7 +230,7 @@ def read_split(data: str, split: str, kind: type[Record], configs: Sequence[str]
         file = folder / f"{split}.jsonl"
         return {f"{file}:{line}": row for line, row in enumerate(read_rows(file, kind), start=1)}
     if not is_hub_name(data):
-        raise InputError(f"--data {data}: is neither a folder nor the name of a data set on the hub (owner/name)")
+        raise InputError(f"--data or --test-data {data}: is neither a folder nor a data set on the hub (owner/name)")
     rows = _from_hub(data, split, kind, configs)
     return {f"{data} {split}:{line}": row for line, row in enumerate(rows, start=1)}
 
@@ -242,7 +242,7 @@ def _from_hub(name: str, split: str, kind: type[Record], configs: Sequence[str] 
         parts = configs or datasets.get_dataset_config_names(name)
         return [kind(**row) for part in parts for row in datasets.load_dataset(name, part, split=split)]
     except (OSError, ValueError) as error:  # ConnectionError is an OSError, ValidationError a ValueError
-        raise InputError(f"--data {name}: cannot be loaded: {str(error).splitlines()[0]}") from error
+        raise InputError(f"--data or --test-data {name}: cannot be loaded: {str(error).splitlines()[0]}") from error
 
 
 def read_shots(

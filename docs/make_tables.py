@@ -207,11 +207,23 @@ def collapse() -> list:
 
 
 def figure(name: str) -> str:
-    """The numbers of a figure that results/README.md discusses."""
+    """How a figure was made, and the numbers of it that results/README.md discusses."""
     content = load(name)
     rows = [[what, interval(value)] for what, value in content["shares"].items()]
     rows += [[what, interval(value, 1, "")] for what, value in content["numbers"].items()]
-    return table(["measured", "95% interval over seeds"], rows)
+    return f"{made(name)}\n\n{table(['measured', '95% interval over seeds'], rows)}"
+
+
+def made(name: str) -> str:
+    """How a figure was made: its command, and the runs that it needed, those that choose learning rates included.
+
+    >>> made("fig2")
+    '`python reproduce.py fig2 --preset laptop --seeds 3 --seed 0`: no runs.'
+    """
+    content = load(name)
+    count, commits = content["runs"], ", ".join(f"`{commit}`" for commit in content["commits"])
+    cost = f"{count} runs, {content['core_minutes']:.0f} core-minutes, commits {commits}" if count else "no runs"
+    return f"`{content['command']}`: {cost}."
 
 
 def places() -> str:
@@ -474,6 +486,7 @@ TABLES: dict[str, Callable[..., str]] = {
         iterations,
         claims,
         figure,
+        made,
         places,
         kinds,
         methods,

@@ -162,6 +162,27 @@ def score(
     return [[replace(e, token_logmu=found[e.row, e.sample], logmu=logmu[e.row, e.sample]) for e in row] for row in rows]
 
 
+def with_logmu_of(rows: Sequence[Row], others: Sequence[Example]) -> list[Row]:
+    """The rows with the log mu of others, if those are the same completions in the same order; rewards may differ.
+
+    Empty if they are not.
+
+    >>> example = Example([1], [2], float("nan"), 1.0, sample=0, row=0)
+    >>> [[found]] = with_logmu_of([[example]], [replace(example, logmu=-3.0, token_logmu=[-3.0], reward=0.5)])
+    >>> found.logmu, found.reward
+    (-3.0, 1.0)
+    """
+
+    def place(example: Example) -> tuple[list[int], list[int], int, int]:
+        return example.prompt_ids, example.completion_ids, example.sample, example.row
+
+    if [place(example) for row in rows for example in row] != [place(other) for other in others]:
+        return []
+    known = iter(others)
+    found = [[(example, next(known)) for example in row] for row in rows]
+    return [[replace(e, token_logmu=k.token_logmu, logmu=k.logmu) for e, k in row] for row in found]
+
+
 def engine_mismatch(samples: Sequence[Sample], rows: Sequence[Row]) -> dict[str, float] | None:
     """How far log mu as the sampling engine computed it is from the trainer's, per sequence, in nats; None if unknown.
 

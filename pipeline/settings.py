@@ -187,7 +187,7 @@ class Settings:
     track: TrackerName | None = None
     """tensorboard, wandb, trackio or mlflow shows the run while it goes on; to be installed (ours)"""
     reuse: Path | None = None
-    """folder of another run: copy what it has drawn from the initial model with the same sampling settings (ours)"""
+    """folder of another run: copy what the initial model has drawn there, with the same sampling settings (ours)"""
 
     @property
     def drawn_per_problem(self) -> int:
@@ -247,6 +247,7 @@ NOT_OF_A_RUN = ("out", "reuse", "reward_seconds", "dry_run", "debug", "start_tol
 NOT_OF_A_RUN += ("track",)
 OF_DRAWING = ("model", "engine", "temperature", "top_p", "top_k", "max_new_tokens", "tokens_at_once", "chunk", "seed")
 OF_DRAWING += ("compute", "samples_sha256", "chat", "system")
+OF_SCORING = ("batch", "micro_batch", "sliced_head", "lora", "trust_logmu", "ranks")  # and the model and --compute
 
 AnySettings = TypeVar("AnySettings", bound=Settings)
 

@@ -79,7 +79,7 @@ from pipeline.sampling import (
     transformers_engine,
 )
 from pipeline.selection import note_on_signs
-from pipeline.settings import Settings
+from pipeline.settings import OF_SCORING, Settings
 from pipeline.track import tracker
 
 Learn = tuple[Callable[..., Tensor], Callable[..., Tensor]]  # a loss and the log-probabilities it learns from
@@ -267,7 +267,8 @@ class Run(AbstractContextManager):
             rows, counts = dataset.compose(settings, samples, self.inputs.meta, self.inputs.task.stop, iteration)
             steps = dataset.epoch_steps(rows, settings.batch, settings.micro_batch, rank(), ranks())
             if not settings.trust_logmu:
-                rows = dataset.score(rows, steps, self._learner(model)[0], self._token_logprobs)
+                known = on_rank_zero(lambda: self._with_known_logmu(rows, here / "train.jsonl", model))
+                rows = known or dataset.score(rows, steps, self._learner(model)[0], self._token_logprobs)
             is_known = any(sample.token_logmu_engine for sample in samples)
             mismatch = dataset.engine_mismatch(samples, rows) if is_known else None
             counts |= {"steps": len(steps), "engine_mismatch": mismatch}
@@ -285,6 +286,16 @@ class Run(AbstractContextManager):
             if note := note_on_signs(settings, drawn, [example.reward for example in examples]):
                 print(f"iteration {iteration}: {note}", flush=True)
         return rows
+
+    def _with_known_logmu(self, rows: list[dataset.Row], file: Path, model: str) -> list[dataset.Row]:
+        """The rows with log mu of --reuse, where it has computed the same batches with the same model, or none."""
+        settings = self.settings
+        if settings.reuse is None or model != settings.model:
+            return []
+        source, there = settings.reuse / file.relative_to(self.folder), read_json(settings.reuse / "config.json")
+        if not source.exists() or any(there[name] != self.inputs.record[name] for name in OF_SCORING):
+            return []
+        return dataset.with_logmu_of(rows, read_checked(source, Example))
 
     def train(self, iteration: int, rows: list[dataset.Row], model: str) -> list[Point]:
         """One epoch on `rows`, from `model`: metrics.jsonl, and the models to evaluate, of which model/ is the last."""

@@ -72,10 +72,17 @@ def test_folders_differ_with_what_runs_are_made_with():
 @pytest.mark.slow
 def test_reusing_samples_gives_what_sampling_gives(made, tmp_path, monkeypatch):
     experiment(method="tis", out=tmp_path / "drawn")
-    draw, shown = pipeline.stages.draw, []
+    draw, score, shown = pipeline.stages.draw, pipeline.dataset.score, []
     monkeypatch.setattr(pipeline.stages, "draw", lambda *a: shown.append(a[6]) or draw(*a))
+    monkeypatch.setattr(pipeline.dataset, "score", lambda *a: shown.append("scoring") or score(*a))
     experiment(method="tis", out=tmp_path / "reused", reuse=made.folder)
-    assert shown == ["evaluating at step 1"]  # and neither the samples nor the initial model's answers
+    assert shown == ["evaluating at step 1"]  # and neither the samples, nor the initial model's answers, nor log mu
+    shown.clear()
+    experiment(out=tmp_path / "other", reuse=made.folder, micro_batch=SMALL.micro_batch // 2)
+    assert shown == ["scoring", "evaluating at step 1"]  # in other batches, log mu is rounded otherwise
+    shown.clear()
+    experiment(out=tmp_path / "positives", reuse=made.folder, composition="positives_only")
+    assert shown == ["scoring", "evaluating at step 1"]
     for name in ("iteration-1/samples.jsonl", "iteration-1/test-0.jsonl"):
         assert (tmp_path / "reused" / name).read_bytes() == (made.folder / name).read_bytes(), name
     for name in ("iteration-1/train.jsonl", "iteration-1/metrics.jsonl", "results.json"):

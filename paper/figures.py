@@ -294,6 +294,8 @@ def fig5(lab: Lab) -> Figure:
         for rate, of_p in ends.items():
             best = max(of_p, key=lambda p: of_p[p].mean)
             shares[f"{name}, lr {rate:g}: highest, at p~ = {best:.0%}"] = of_p[best]
+            if rate == own and 1.0 in of_p:
+                shares[f"{name}, lr {rate:g}: p~ = {best:.0%} - p~ = 100%"] = difference(of_p[best], of_p[1.0])
     for p, sampled, other in ((0.1, 0.1, 0.5), (0.5, 0.5, 0.1)):
         if p in lab.scale.shares:
             with_p = [at_end(runs["topr", own, share][p]) for share in (sampled, other)]

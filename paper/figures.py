@@ -350,7 +350,7 @@ def fig6_panels(data: Data) -> list[Panel]:
                 [line(x(y), y, METHODS[n].name, METHODS[n].style, scale) for n, y in found[what].items()]
                 for what, x, scale in (("correct", epoch, 100), ("log-ratio of positives", _middles, 1))
             )
-            panels.append(Panel(_symbols(key), TRAINING, CORRECT, correct))
+            panels.append(Panel(_symbols(key), TRAINING, CORRECT, correct, {"ylim": (-3, 100)}))
             panels.append(Panel(f"positives, {_symbols(key)}", TRAINING, "median log-ratio (nats), 95% interval", low))
     return [_share_panel("set with 10% positive, at the end", ends), *panels]
 
@@ -390,7 +390,7 @@ def _percent(shares: Sequence[float]) -> list[float]:
 
 def _share_panel(title: str, lines: Sequence[Line]) -> Panel:
     ticks = [1, 2, 5, 10, 20, 50, 100]
-    options = {"xscale": "log", "xticks": ticks, "xticklabels": ticks, "ylim": (-3, 90)}
+    options = {"xscale": "log", "xticks": ticks, "xticklabels": ticks, "ylim": (-3, 100)}
     return Panel(title, r"effective share of positives $\tilde p$ (%)", CORRECT, lines, options)
 
 

@@ -127,7 +127,7 @@ CLAIMS = [  # figure, what the paper claims, what was measured; the verdict is t
     (
         "fig6",
         "At a low effective share truncated importance sampling (TIS) collapses and TOPR recovers",
-        "at 1 % TOPR ends at {fig6[TOPR, lr 1e-4, p~ = 1%]}, TIS at {fig6[TIS, lr 1e-4, p~ = 1%]}, and TOPR is ahead in "
+        "at 1 % TOPR ends at {fig6[TOPR, lr 1e-4, p~ = 1%]}, TIS at {fig6[TIS, lr 1e-4, p~ = 1%]}, TOPR being ahead in "
         "all seeds; from 20 % on they are alike",
     ),
     (

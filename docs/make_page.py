@@ -117,7 +117,7 @@ def scientific(value: float) -> str:
 
 def check_claims() -> None:
     """The sentences of the template that numbers could contradict; SystemExit names the one that no longer holds."""
-    page, fig5, variants = load("page"), of_shares(), load("variants")["data"]["one rate"]
+    page, fig5, variants = load("page"), of_shares(), load("variants")["data"]
     topr, reinforce = (page["curves"][method]["correct"] for method in ("topr", "reinforce"))
     _, wrong = page["completions"]
     ends = {method: values[-1] for method, values in wrong["log_ratio"].items()}
@@ -126,7 +126,7 @@ def check_claims() -> None:
         for method, end in ends.items()
     }
     accuracy = {name: curve["mean"] for name, curve in fig5["accuracy"].items()}
-    at_end = {name: curves["correct"]["mean"][-1] for name, curves in variants.items()}
+    curves = {rate: {name: of["correct"]["mean"] for name, of in found.items()} for rate, found in variants.items()}
     laptop = load("laptop")["iterations"][0]["after"]["correct"]
     claims = {
         "part 1: results/page.json and results/laptop.json are of the same run": abs(topr[-1] - laptop) < 1e-5,
@@ -140,8 +140,14 @@ def check_claims() -> None:
         "part 6: TOPR lowers few tokens of the wrong completion": 0 < len(fallen["topr"]) < len(ends["topr"]) / 3,
         "part 6: and these are a sign and a digit": [t.strip().isdigit() for t in fallen["topr"]] == [False, True],
         "part 6: REINFORCE lowers most of them": len(fallen["reinforce"]) > len(ends["reinforce"]) / 2,
-        "part 7: every variant is worse than the paper's weight": all(
-            end < at_end["topr"] for name, end in at_end.items() if name != "topr"
+        "part 7: every variant is worse than the paper's weight, at its own learning rate too": all(
+            curve[-1] < found["topr"][-1]
+            for found in curves.values()
+            for name, curve in found.items()
+            if name != "topr"
+        ),
+        "part 7: with a learning rate of its own none breaks": all(
+            curve[-1] == max(curve) for curve in curves["own rate"].values()
         ),
     }
     wrong_claims = [text for text, holds in claims.items() if not holds]

@@ -133,8 +133,10 @@ CLAIMS = [  # figure, what the paper claims, what was measured; the verdict is t
     (
         "fig7",
         "With 60 % negatives and weak clipping plain importance sampling harms the model",
-        "TOPR - plain IS {fig7[60% negative, gradients clipped at 100: TOPR - plain IS]}: no harm; "
-        "only its gradient norms are larger",
+        "with SGD plain IS ends at {fig7[sgd, 60% negative, clipped at 100, plain IS: correct]}, TOPR at "
+        "{fig7[sgd, 60% negative, clipped at 100, TOPR: correct]}; with AdamW TOPR is ahead by "
+        "{fig7[adamw, 60% negative, clipped at 100: TOPR - plain IS]}, with Adafactor by "
+        "{fig7[adafactor, 60% negative, clipped at 100: TOPR - plain IS]}",
     ),
     (
         "fig8",

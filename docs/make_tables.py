@@ -146,9 +146,10 @@ CLAIMS = [  # figure, what the paper claims, what was measured; the verdict is t
     ),
     (
         "fig9",
-        "The lower the effective share, the more hard questions weigh",
+        "The lower the effective share, the more hard questions weigh, which should narrow the gap to easy ones",
         "the three hardest groups weigh {fig9[p~ = 80%: weight of the three hardest buckets]} at a share of 80 %, "
-        "{fig9[p~ = 5%: weight of the three hardest buckets]} at 5 %",
+        "{fig9[p~ = 5%: weight of the three hardest buckets]} at 5 %; but after training the hardest third is right in "
+        "{fig9[hardest third, p~ = 80%: correct]} at 80 %, {fig9[hardest third, p~ = 10%: correct]} at 10 %",
     ),
     (
         "table2",

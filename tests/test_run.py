@@ -332,7 +332,7 @@ def test_what_was_removed_is_made_again_with_the_same_bits(finished, tmp_path, l
         ({"problems": 0}, "--problems 0: must be at least 1"),
         ({"batch": 6}, "--batch 6: must be a multiple"),
         ({"vllm_memory": 1.5}, r"--vllm-memory 1.5: must lie in \(0, 1\]"),
-        ({"data": "nowhere"}, "--data nowhere"),
+        ({"data": "nowhere"}, "--data or --test-data nowhere"),
         ({"model": "nowhere"}, "--model nowhere: is neither a folder nor"),
         ({"samples": Path("nothing.jsonl")}, "nothing.jsonl: no such file"),
         ({"samples": Path("nothing.jsonl"), "iterations": 2}, "--samples: serve one iteration"),

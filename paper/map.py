@@ -23,7 +23,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial, reduce
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
@@ -341,10 +341,7 @@ def _made(lab: Lab, places: Mapping[str, Place], keys: Sequence[Key]) -> dict[Ke
 
 MEASURES = ("correct", "maj", "pass", "plan", "sum", "none", "wrong sums")
 EDGES = (0.0, 0.08, 0.15, 0.25, 0.4, 1.0)  # of the shares by which families are put together
-COMPARED = (
-    *((arm, "sft") for arm in ("topr", "topr-70", "tis")),
-    *(("topr", x) for x in ("tis", "off_policy", "positives")),
-)
+COMPARED = (*product(("topr", "topr-70"), ("sft", "positives", "tis", "off_policy")), ("tis", "sft"))
 GAIN = "gain (points), 95% interval"  # on training on positives only
 
 
@@ -410,7 +407,7 @@ def negatives(lab: Lab, places: Mapping[str, Place], file: Path, hours: float) -
         f"{places[place].name}: {ARMS[arm].name} - {ARMS[other].name}, {measure}": found
         for place in there
         for arm, other in COMPARED
-        for measure in ("correct", "maj")
+        for measure in ("correct", "maj", "pass")
         if (found := runs.gain(place, arm, other, measure))
     }
     slopes = {arm: slope_over_sizes(runs, arm) for arm in ("topr", "topr-70")}

@@ -154,9 +154,9 @@ CLAIMS = [  # figure, what the paper claims, what was measured; the verdict is t
     (
         "table2",
         "TOPR trains a verifier, whose votes then beat a plain majority",
-        "accuracy {table2[checker, base: verifier accuracy]}, then {table2[checker, topr: verifier accuracy]}; the vote "
-        "gains {table2[checker, TOPR - no verifier: weighted self-consistency]}. From a base that checks badly the gain is "
-        "{table2[base, TOPR - no verifier: weighted self-consistency]}",
+        "accuracy {table2[checker, base: verifier accuracy]}, then {table2[checker, topr: verifier accuracy]}; "
+        "the vote gains {table2[checker, TOPR - no verifier: weighted self-consistency]}. "
+        "From a base that checks badly the gain is {table2[base, TOPR - no verifier: weighted self-consistency]}",
     ),
 ]
 

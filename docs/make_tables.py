@@ -250,32 +250,55 @@ def over_iterations(name: str) -> str:
     return table(["", "before", *(f"iteration {i}" for i in range(1, len(rows[0]) - 1))], rows)
 
 
+ERRORS = {  # what the map measures of a run -> its name
+    "correct": "correct",
+    "maj": "maj@16",
+    "pass": "pass@16",
+    "plan": "wrong plan",
+    "sum": "wrong sum",
+    "none": "no answer",
+    "wrong sums": "sums that are wrong",
+}
+
+
 def places() -> str:
     """The places of the map: accuracy before and after training on positives alone, and gains on that."""
     from paper.map import PLACES
 
-    found, rows = load("map"), []
-    others = ("TOPR", "TOPR, p~ = 70%", "TIS")
-    for place, states in found["data"].items():
-        name = PLACES[place].name
-        gains = [found["shares"].get(f"{name}: {o} - positives only, as many steps, correct") for o in others]
-        told = ["" if gain is None else interval(gain, unit="") for gain in gains]
+    data, rows = load("map")["data"], []
+    for place, states in data["states"].items():
         start, end = (interval(states[stage]["correct"] | {"se": None}, unit="") for stage in ("before", "sft"))
-        rows.append([name, start, end, *told, str(len(states["sft"]["correct"]["each"]))])
+        of_pair = data["gains"][place]
+        told = [
+            interval(of_pair[f"{arm} - sft"]["correct"], unit="") if f"{arm} - sft" in of_pair else ""
+            for arm in ("topr", "topr-70", "tis")
+        ]
+        rows.append([PLACES[place].name, start, end, *told, str(len(states["sft"]["correct"]["each"]))])
+    others = ("TOPR", "TOPR, p~ = 70%", "TIS")
     head = ["place", "right at the start (%)", "positives only (%)", *(f"{o} (points)" for o in others), "seeds"]
     return table(head, rows)
 
 
-def kinds(place: str) -> str:
-    """The kinds of error at a place of the map, before training and after it with each arm, in percent."""
-    from paper.map import ARMS, MEASURES
+def gains(arm: str) -> str:
+    """An arm of the map minus positives only, at each place, in what is measured of the test problems."""
+    from paper.map import PLACES
 
     rows = [
-        [ARMS[stage].name if stage in ARMS else stage, *(f"{100 * state[m]['mean']:.1f}" for m in MEASURES)]
-        for stage, state in load("map")["data"][place].items()
+        [PLACES[place].name, *(interval(of_pair[f"{arm} - sft"][name], unit="") for name in ERRORS)]
+        for place, of_pair in load("map")["data"]["gains"].items()
     ]
-    names = ("correct", "maj@16", "pass@16", "wrong plan", "wrong sum", "no answer", "sums that are wrong")
-    return table(["in %", *names], rows)
+    return table(["in points", *ERRORS.values()], rows)
+
+
+def kinds(place: str) -> str:
+    """The kinds of error at a place of the map, before training and after it with each arm, in percent."""
+    from paper.map import ARMS
+
+    rows = [
+        [ARMS[stage].name if stage in ARMS else stage, *(f"{100 * state[name]['mean']:.1f}" for name in ERRORS)]
+        for stage, state in load("map")["data"]["states"][place].items()
+    ]
+    return table(["in %", *ERRORS.values()], rows)
 
 
 def methods() -> str:
@@ -524,6 +547,7 @@ TABLES: dict[str, Callable[..., str]] = {
         made,
         over_iterations,
         places,
+        gains,
         kinds,
         methods,
         variants,

@@ -403,18 +403,33 @@ def negatives(lab: Lab, places: Mapping[str, Place], file: Path, hours: float) -
     there = [place for place in places if runs.gain(place, "topr", "sft", "correct")]
     panels = [_by_share(runs), _by_place(runs, {place: places[place].name for place in there})]
     panels += [_by_p_tilde(runs), _by_size(runs)]
-    shares = {
-        f"{places[place].name}: {ARMS[arm].name} - {ARMS[other].name}, {measure}": found
+    gains = {
+        place: {
+            (arm, other): {measure: runs.gain(place, arm, other, measure) for measure in MEASURES}
+            for arm, other in COMPARED
+            if runs.gains(place, arm, other, "correct")
+        }
         for place in there
-        for arm, other in COMPARED
-        for measure in ("correct", "maj", "pass")
-        if (found := runs.gain(place, arm, other, measure))
+    }
+    shares = {
+        f"{places[place].name}: {ARMS[arm].name} - {ARMS[other].name}": of_pair["correct"]
+        for place, of_place in gains.items()
+        for (arm, other), of_pair in of_place.items()
     }
     slopes = {arm: slope_over_sizes(runs, arm) for arm in ("topr", "topr-70")}
     numbers = {f"{ARMS[arm].name} - positives only, points per tenfold size": s for arm, s in slopes.items() if s}
     taught = {tuple(run.results["made with"]["base"]): run.results["seconds of base"] for run in runs.values()}
     numbers["core-minutes of teaching the bases"] = over_seeds([sum(taught.values()) / 60])
-    data = {place: _states(runs, place, places[place].arms) for place in there}
+    data = {
+        "states": {place: _states(runs, place, places[place].arms) for place in there},
+        "gains": {
+            place: {
+                f"{arm} - {other}": {measure: gain._asdict() for measure, gain in of_pair.items()}
+                for (arm, other), of_pair in of_place.items()
+            }
+            for place, of_place in gains.items()
+        },
+    }
     return Figure(panels, data, shares, numbers)
 
 

@@ -249,8 +249,12 @@ def test_the_map_from_end_to_end_and_from_its_lines(tmp_path, monkeypatch, capsy
     ]
     content = json.loads((tmp_path / "out" / "map.json").read_text())
     assert content["runs"] == 4
-    gain = content["shares"]["slips: TOPR - positives only, as many steps, correct"]["mean"]
+    gain = content["shares"]["slips: TOPR - positives only, as many steps"]["mean"]
     assert gain == pytest.approx(lines[3]["after"]["correct"] - lines[2]["after"]["correct"])
+    gains = content["data"]["gains"]["slips"]["topr - sft"]
+    assert {m: gains[m]["mean"] for m in ("maj", "plan")} == pytest.approx(
+        {m: lines[3]["after"][m] - lines[2]["after"][m] for m in ("maj", "plan")}
+    )
     before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
     assert set(before) == {"map.json", "map.png", "map_runs.jsonl"}
 

@@ -45,20 +45,21 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines).replace("\n", f"\n|{'---|' * len(head)}\n", 1)
 
 
-def interval(estimate: dict[str, Any], scale: float = 100, unit: str = " %") -> str:
+def interval(estimate: dict[str, Any], scale: float = 100, unit: str = " %", digits: int = 1) -> str:
     """An estimate times `scale`, with its 95% interval if it has one: by default a share in percent.
 
-    The interval is 2 standard errors for one run, and Student's over seeds, whose values are in `each`.
+    The interval is 2 standard errors for one run, and Student's over seeds, whose values are in `each`. digits: after
+    the point.
 
     >>> interval({"mean": 0.5, "se": 0.01}), interval({"mean": 0.5, "se": 0.01, "each": [0.49, 0.51]})
     ('50.0 ± 2.0 %', '50.0 ± 12.7 %')
     """
     if estimate["se"] is None:
-        return f"{scale * estimate['mean']:.1f}{unit}"
+        return f"{scale * estimate['mean']:.{digits}f}{unit}"
     from paper.sweep import OverSeeds
 
     half_width = OverSeeds(**estimate).half_width if "each" in estimate else 2 * estimate["se"]
-    return f"{scale * estimate['mean']:.1f} ± {scale * half_width:.1f}{unit}"
+    return f"{scale * estimate['mean']:.{digits}f} ± {scale * half_width:.{digits}f}{unit}"
 
 
 # ---- the README -----------------------------------------------------------------------------------------------------
@@ -218,7 +219,9 @@ def figure(name: str) -> str:
     """How a figure was made, and the numbers of it that results/README.md discusses."""
     content = load(name)
     rows = [[what, interval(value)] for what, value in content["shares"].items()]
-    rows += [[what, interval(value, 1, "")] for what, value in content["numbers"].items()]
+    rows += [
+        [what, interval(value, 1, "", 1 if value["mean"] >= 1 else 3)] for what, value in content["numbers"].items()
+    ]
     return f"{made(name)}\n\n{table(['measured', '95% interval over seeds'], rows)}"
 
 

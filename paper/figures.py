@@ -133,7 +133,8 @@ def fig1_panels(data: Data) -> list[Panel]:
             end = {what: of[-1:] for what, of in own[name].items()}
             upright = line([place], end, METHODS[name].name, METHODS[name].style)
             drawn.append(upright._replace(x=upright.y, y=upright.x, kind="rows"))
-        return Panel(f"{title}, at the end", CORRECT, "", drawn, {"yticks": [], "ylim": (-0.5, len(names) - 0.5)})
+        options = {"yticks": [], "ylim": (-0.5, len(names) - 0.5)}
+        return Panel(f"{title}, own rate, at the end", CORRECT, "", drawn, options)
 
     own = data["own rate"]
     return [
@@ -311,7 +312,8 @@ def fig5_panels(data: Data) -> list[Panel]:
         if title.startswith("lr"):
             x, styles = _percent(data["p~"]), ("p1", "p3")
             drawn = [line(x, y, name, style) for (name, y), style in zip(of_sets.items(), styles, strict=True)]
-            panels.append(_share_panel(title, [paper, *drawn]))
+            best = " (TOPR's best)" * (title == f"lr {data['own rate']:g}")
+            panels.append(_share_panel(f"{title}{best}", [paper, *drawn]))
     return panels
 
 
@@ -429,9 +431,14 @@ def fig7(lab: Lab) -> Figure:
         if method != "topr":
             own = at_end(runs[optimizer, negative, clip, "topr"])
             shares[f"{here}: TOPR - {METHODS[method].name}"] = difference(own, at_end(of_arm))
-        for part, of_part in (("first", slice(1)), ("last", slice(-1, None))):
-            tenth = over_seeds(float(np.mean(_by_tenth(run, "grad_norm")[of_part])) for run in of_arm)
-            numbers[f"{here}, {METHODS[method].name}: gradient norm, {part} tenth"] = tenth
+        norms = [[step["grad_norm"] for step in run.steps] for run in of_arm]
+        shares[f"{here}, {METHODS[method].name}: steps with a norm above 1"] = over_seeds(
+            float(np.mean(np.array(of_run) > 1)) for of_run in norms
+        )
+        numbers[f"{here}, {METHODS[method].name}: largest gradient norm"] = over_seeds(map(max, norms))
+        numbers[f"{here}, {METHODS[method].name}: gradient norm, last tenth"] = over_seeds(
+            _by_tenth(run, "grad_norm")[-1] for run in of_arm
+        )
     return Figure(fig7_panels(data), data, shares, numbers)
 
 
@@ -439,7 +446,7 @@ def fig7_panels(data: Data) -> list[Panel]:
     """Where IS should break: 60% negative, and gradients clipped late."""
     kinds = (
         ("correct", CORRECT, {"ylim": (-3, 100)}, epoch, 100),
-        ("gradient norm", "gradient norm, 95% interval", {"yscale": "log"}, _middles, 1),
+        ("gradient norm", "gradient norm, mean over a tenth", {"yscale": "log"}, _middles, 1),
     )
     panels = []
     for title, found in data.items():
@@ -627,7 +634,7 @@ def variants(lab: Lab) -> Figure:
 
 def variants_panels(data: Data) -> list[Panel]:
     """Correct and invalid completions along the epoch: at TOPR's learning rate, and each at its own if they differ."""
-    titles = {"one rate": "TOPR's learning rate", "own rate": "each at its own"}
+    titles = {"one rate": "TOPR's learning rate", "own rate": "its own learning rate"}
     if data["own rate"] == data["one rate"]:
         del titles["own rate"]
     panels = []
@@ -682,7 +689,7 @@ def table2_panels(data: Data) -> list[Panel]:
             row: {column: (value.mean, value.half_width) for column, value in of_row.items()}
             for row, of_row in rows.items()
         }
-        panels.append(to_panel(plain)._replace(title=name if len(data) > 1 else "Table 2"))
+        panels.append(to_panel(plain)._replace(title=f"base verifier: {name}"))
     return panels
 
 

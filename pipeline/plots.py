@@ -181,9 +181,9 @@ def _name_ends(axes: Any, lines: Sequence[tuple[Line, Style]]) -> None:
         if line.kind == "line":
             look = {"color": style.colour, "linestyle": style.dashes, "linewidth": 1.5}
         leader = {"arrowstyle": "-", "shrinkA": 1, "shrinkB": 4, "relpos": (0, 0.5), **look}
-        joined = {} if line.kind == "rows" else {"arrowprops": leader}
         where = {"xycoords": ("data", "axes fraction"), "textcoords": "axes fraction", "annotation_clip": False}
-        axes.annotate(CALLED.get(line.label, line.label), (x, height), (1.05, place), va="center", **joined, **where)
+        name = CALLED.get(line.label, line.label)
+        axes.annotate(name, (x, height), (1.05, place), va="center", arrowprops=leader, **where)
 
 
 def _apart(wanted: Sequence[float]) -> list[float]:

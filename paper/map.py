@@ -359,17 +359,9 @@ class Runs(dict[Key, Kept]):
         return [one[seed] - two[seed] for seed in one if seed in two]
 
     def gain(self, place: str, arm: str, other: str, *path: str) -> OverSeeds | None:
-        """The mean of these, with the spread over seeds that all places have together; None where there are none."""
+        """The mean of these with its interval; None where there are none."""
         each = self.gains(place, arm, other, *path)
-        if not each:
-            return None
-        spread, df = self.spread(arm, other, *path)
-        return OverSeeds(float(np.mean(each)), spread and spread / math.sqrt(len(each)), each, df)
-
-    def spread(self, arm: str, other: str, *path: str) -> tuple[float | None, int | None]:
-        """The standard deviation of a gain over seeds, taken to be one and the same at all places, and its df."""
-        of_places = (self.gains(place, arm, other, *path) for place in {key.place for key in self})
-        return pooled([gains for gains in of_places if gains])
+        return over_seeds(each) if each else None
 
     def by_share(self, arm: str, other: str) -> list[tuple[float, float]]:
         """(share of right samples in the data, gain) of each family where the base alone was changed, over seeds."""
@@ -381,17 +373,6 @@ class Runs(dict[Key, Kept]):
                     if seed in without and family in line:
                         found[place, family].append((share, line[family] - without[seed][family]))
         return [tuple(map(float, np.mean(of_seeds, axis=0))) for of_seeds in found.values()]
-
-
-def pooled(groups: Sequence[Sequence[float]]) -> tuple[float | None, int | None]:
-    """The standard deviation within the groups together, and its degrees of freedom; None where no group has two.
-
-    >>> pooled([[1.0], [2.0, 4.0], [0.0, 2.0]]), pooled([[1.0]])
-    ((1.4142135623730951, 2), (None, None))
-    """
-    df = sum(len(group) - 1 for group in groups)
-    squares = sum(float(np.var(group)) * len(group) for group in groups)
-    return (math.sqrt(squares / df), df) if df else (None, None)
 
 
 def negatives(lab: Lab, places: Mapping[str, Place], file: Path, hours: float) -> Figure:
@@ -445,17 +426,18 @@ def _states(runs: Runs, place: str, arms: Sequence[str]) -> dict[str, dict[str, 
 def slope_over_sizes(runs: Runs, arm: str) -> OverSeeds | None:
     """The slope of the gain in accuracy over log10(parameters), in points, by least squares over places and seeds.
 
-    Its standard error is that of the gains; `each` has no seeds.
+    Its standard error is that of the residuals, which also hold what does not lie on a line; `each` has no seeds.
     """
     found = {place: runs.gains(place, arm, "sft", "correct") for place in PARAMETERS}
     x = np.array([math.log10(PARAMETERS[place]) for place, gains in found.items() for _ in gains])
     y = 100 * np.array([gain for gains in found.values() for gain in gains])
     if len(set(x)) < 2:
         return None
-    centred = x - x.mean()
-    spread, df = runs.spread(arm, "sft", "correct")
-    se = spread and 100 * spread / math.sqrt(centred @ centred)
-    return OverSeeds(float(centred @ y / (centred @ centred)), se, [], df)
+    x, y, df = x - x.mean(), y - y.mean(), len(x) - 2
+    slope = float(x @ y / (x @ x))
+    residuals = y - slope * x
+    se = math.sqrt(float(residuals @ residuals) / df / float(x @ x)) if df else None
+    return OverSeeds(slope, se, [], df)
 
 
 def _by_share(runs: Runs) -> Panel:
@@ -487,7 +469,12 @@ def _by_place(runs: Runs, names: Mapping[str, str]) -> Panel:
         }
         upright = _line([i + shift for i in gains], list(gains.values()), *ARMS[arm][:2])
         drawn.append(upright._replace(x=upright.y, y=upright.x, kind="rows"))
-    options = {"yticks": list(range(len(names))), "yticklabels": list(reversed(names.values()))}
+    means = [mean for line in drawn for mean in line.x]
+    options = {
+        "yticks": list(range(len(names))),
+        "yticklabels": list(reversed(names.values())),
+        "xlim": (min(means) - 3, max(means) + 3),  # where one interval is much wider than the others, it is cut off
+    }
     return Panel("places of the map", GAIN, "", drawn, options)
 
 

@@ -183,9 +183,10 @@ def test_the_slope_over_sizes_is_that_of_a_line():
     x = torch.tensor([PARAMETERS[place] for place in gains], dtype=torch.float64).log10()
     y = 100 * torch.tensor(list(gains.values()), dtype=torch.float64)
     slope = ((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum()
-    found = the_map.slope_over_sizes(runs, "topr")
+    found, r = the_map.slope_over_sizes(runs, "topr"), torch.corrcoef(torch.stack([x, y]))[0, 1]
     assert found.mean == pytest.approx(slope.item())
-    assert found.se is None  # one seed has no spread
+    assert found.se == pytest.approx((slope * (1 / r**2 - 1).sqrt()).item())  # one degree of freedom
+    assert found.half_width == pytest.approx(12.706 * found.se)
     assert the_map.slope_over_sizes(runs, "topr-70") is None
 
 

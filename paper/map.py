@@ -456,7 +456,7 @@ def _by_share(runs: Runs) -> Panel:
         drawn.append(_line(middles, gains, *ARMS[arm][:2], "points"))
     ticks = [3, 5, 10, 20, 50, 80]
     options = {"xscale": "log", "xticks": ticks, "xticklabels": ticks}
-    x = "right samples of a family at the start (%)"
+    x = "right training samples of a family (%)"
     return Panel("families of problems", x, GAIN, [Line([2, 90], [0, 0], style="limit"), *drawn], options)
 
 

@@ -26,7 +26,7 @@ def load(name: str) -> Callable[..., Tensor]:
     except Exception as error:  # whatever a foreign module may raise
         raise InputError(f"{name}: cannot be imported: {type(error).__name__}: {error}") from error
     here = Path(*module.split(".")).with_suffix(".py")
-    if here.exists() and not here.samefile(found.__file__):  # another module of this name was imported before
+    if here.exists() and here.read_bytes() != Path(found.__file__).read_bytes():  # imported before, from elsewhere
         raise InputError(f"{name}: {here} is hidden by {found.__file__}: give it another name")
     found = getattr(found, attribute, None)
     if not callable(found):

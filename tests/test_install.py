@@ -90,3 +90,11 @@ def test_a_topr_py_of_the_user_s_is_not_mistaken_for_ours(installed, tmp_path):
     assert done.returncode == 1
     hidden = f"topr.py is hidden by {installed / 'topr.py'}"
     assert done.stderr == f"conformance: topr:loss: {hidden}: give it another name\n"
+
+
+def test_a_copy_of_our_topr_py_is_checked_as_ours(installed, tmp_path):
+    """In a clone, and beside a trainer that topr.py was copied to."""
+    (tmp_path / "topr.py").write_bytes((ROOT / "topr.py").read_bytes())
+    done = call(installed, tmp_path, "topr:topr_loss_of_tokens")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("topr:topr_loss_of_tokens: paper\n")

@@ -220,9 +220,8 @@ def figure(name: str) -> str:
     """How a figure was made, and the numbers of it that results/README.md discusses."""
     content = load(name)
     rows = [[what, interval(value)] for what, value in content["shares"].items()]
-    rows += [
-        [what, interval(value, 1, "", 1 if value["mean"] >= 1 else 3)] for what, value in content["numbers"].items()
-    ]
+    for what, value in content["numbers"].items():
+        rows.append([what, interval(value, 1, "", digits=1 if value["mean"] >= 1 else 3)])
     return f"{made(name)}\n\n{table(['measured', '95% interval over seeds'], rows)}"
 
 

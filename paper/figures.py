@@ -422,23 +422,21 @@ def fig7(lab: Lab) -> Figure:
     shares, numbers = {}, {}
     for (optimizer, negative, clip, method), of_arm in runs.items():
         here = f"{optimizer}, {negative:.0%} negative, clipped at {clip:g}"
+        name = f"{here}, {METHODS[method].name}"
+        norms = [np.array([step["grad_norm"] for step in run.steps]) for run in of_arm]
+        tenths = [_by_tenth(run, "grad_norm") for run in of_arm]
         of_here = data.setdefault(f"{here}, lr {rates[optimizer]:g}", {"correct": {}, "gradient norm": {}})
         of_here["correct"][method] = along(of_arm, "correct")
-        of_here["gradient norm"][method] = series([_by_tenth(run, "grad_norm") for run in of_arm])
-        shares[f"{here}, {METHODS[method].name}: correct"] = at_end(of_arm)
-        shares[f"{here}, {METHODS[method].name}: invalid"] = at_end(of_arm, "invalid")
-        shares[f"{here}, {METHODS[method].name}: steps clipped"] = over_seeds(_clipped(run) for run in of_arm)
+        of_here["gradient norm"][method] = series(tenths)
+        shares[f"{name}: correct"] = at_end(of_arm)
+        shares[f"{name}: invalid"] = at_end(of_arm, "invalid")
+        shares[f"{name}: steps clipped"] = over_seeds(_clipped(run) for run in of_arm)
         if method != "topr":
             own = at_end(runs[optimizer, negative, clip, "topr"])
             shares[f"{here}: TOPR - {METHODS[method].name}"] = difference(own, at_end(of_arm))
-        norms = [[step["grad_norm"] for step in run.steps] for run in of_arm]
-        shares[f"{here}, {METHODS[method].name}: steps with a norm above 1"] = over_seeds(
-            float(np.mean(np.array(of_run) > 1)) for of_run in norms
-        )
-        numbers[f"{here}, {METHODS[method].name}: largest gradient norm"] = over_seeds(map(max, norms))
-        numbers[f"{here}, {METHODS[method].name}: gradient norm, last tenth"] = over_seeds(
-            _by_tenth(run, "grad_norm")[-1] for run in of_arm
-        )
+        shares[f"{name}: steps with a norm above 1"] = over_seeds((of_run > 1).mean() for of_run in norms)
+        numbers[f"{name}: largest gradient norm"] = over_seeds(of_run.max() for of_run in norms)
+        numbers[f"{name}: gradient norm, last tenth"] = over_seeds(of_run[-1] for of_run in tenths)
     return Figure(fig7_panels(data), data, shares, numbers)
 
 

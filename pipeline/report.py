@@ -1,0 +1,86 @@
+"""A result as people read it: an estimate with its interval, and a table for a terminal, a page or a file."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+# 97.5% quantiles of Student's t for 2 to 10 values; that of 10 serves more values too, and errs on the safe side.
+STUDENT = dict(zip(range(2, 11), (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262), strict=True))
+
+
+class Estimate(NamedTuple):
+    """A mean, half of its 95% interval, None where it has none, and the values that it is the mean of, where kept."""
+
+    mean: float
+    half_width: float | None = None
+    each: tuple[float, ...] = ()
+
+    @classmethod
+    def over_seeds(cls, values: Iterable[float]) -> "Estimate":
+        """The mean over seeds, with the interval of Student's t; one seed has no interval.
+
+        >>> Estimate.over_seeds([1.0, 2.0, 3.0]).text(digits=2)
+        '2.00 ± 2.48'
+        """
+        import numpy as np
+
+        each = tuple(map(float, values))
+        if len(each) < 2:
+            return cls(*each, None, each)
+        return cls(
+            float(np.mean(each)), STUDENT[min(len(each), 10)] * float(np.std(each, ddof=1) / len(each) ** 0.5), each
+        )
+
+    @classmethod
+    def read(cls, entry: Mapping[str, Any]) -> "Estimate":
+        """An estimate as results.json has it: `mean`, and `se`, half of the half-width or None.
+
+        >>> Estimate.read({"mean": 0.5, "se": 0.01})
+        Estimate(mean=0.5, half_width=0.02, each=())
+        """
+        return cls(entry["mean"], None if entry["se"] is None else 2 * entry["se"])
+
+    def record(self) -> dict[str, float | None]:
+        """The estimate of a single run for results.json: `mean`, and `se`, the standard error.
+
+        >>> Estimate(0.5, 0.02).record()
+        {'mean': 0.5, 'se': 0.01}
+        """
+        return {"mean": self.mean, "se": None if self.half_width is None else self.half_width / 2}
+
+    def text(self, scale: float = 1, digits: int = 1, unit: str = "") -> str:
+        """The mean ± half of the interval, both times `scale`, and the unit behind them.
+
+        >>> Estimate(0.5, 0.02).text(100, unit=" %"), Estimate(0.5).text(digits=3)
+        ('50.0 ± 2.0 %', '0.500')
+        """
+        half = "" if self.half_width is None else f" ± {scale * self.half_width:.{digits}f}"
+        return f"{scale * self.mean:.{digits}f}{half}{unit}"
+
+
+class Table(NamedTuple):
+    """Rows of text under a head; a file of results keeps it as JSON, and a page places it as Markdown."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def print(self) -> None:
+        """Print it to the terminal."""
+        from rich.console import Console
+        from rich.table import Table as Printed
+
+        printed = Printed(*self.head)
+        for row in self.rows:
+            printed.add_row(*row)
+        Console().print(printed)
+
+    def markdown(self) -> str:
+        r"""The table in Markdown.
+
+        >>> print(Table(["a", "b"], [["1", "|x|"]]).markdown())
+        | a | b |
+        |---|---|
+        | 1 | \|x\| |
+        """
+        lines = [[cell.replace("|", "\\|") for cell in row] for row in (self.head, *self.rows)]
+        head, *rows = (f"| {' | '.join(line)} |" for line in lines)
+        return "\n".join([head, f"|{'---|' * len(self.head)}", *rows])

@@ -25,7 +25,7 @@ import torch
 import tyro
 from torch import Tensor
 
-from pipeline.baselines import dpo_loss
+from pipeline.methods import dpo_loss
 from pipeline.plots import Line, Panel, draw, lines, save_figure
 from pipeline.records import write_file
 from pipeline.runtime.processes import progress_bar

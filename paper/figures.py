@@ -19,11 +19,11 @@ import torch
 import topr
 from paper.experiments import METHODS, OF_THE_PAPER, Arm, Lab, called, training_task
 from paper.sweep import Finished, Job, OverSeeds, over_seeds
-from pipeline.baselines import ppo_loss
+from pipeline.compose import rewards_of_groups, share_of_positives
 from pipeline.evaluation import collect, maj_at_k
+from pipeline.methods import ppo_loss
 from pipeline.plots import VARIANTS_DRAWN, Line, Panel
 from pipeline.records import Outcome, Sample, Task
-from pipeline.selection import rewards_of_groups, share_of_positives
 from pipeline.settings import Settings
 from tasks.verifier import ACCURACY, CONSTANT, WEIGHTED, check_verifier, to_panel
 from tasks.verifier import run as run_verifier

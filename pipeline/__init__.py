@@ -6,9 +6,9 @@
     stages.py        the stages of a run: evaluate, sample, compose, train; each leaves one file
     sampling.py      prompts in, completions out
     grading.py       completions in, samples out: a task's own functions are called here alone
-    selection.py     which samples an iteration trains on, and their baseline
+    compose.py       which samples an iteration trains on, and their baseline
     dataset.py       from samples to the batches of an epoch: token ids, rows, log mu, steps
-    baselines.py     the losses of PPO and DPO
+    methods.py       the losses of PPO and DPO
     metrics.py       what a step of the optimiser saw
     evaluation.py    pass@k, maj@k, mean reward and the share of each outcome, with intervals; held_out.py: log pi of
                      samples that are not trained on

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipeline.compose import baselines_of, choose
 from pipeline.models.language_model import LanguageModel, collate
 from pipeline.own_samples import read_samples
 from pipeline.records import Example, InputError, Sample
 from pipeline.runtime.processes import device as own_device
 from pipeline.runtime.processes import from_all_ranks, progress_bar
-from pipeline.selection import baselines_of, choose
 from pipeline.settings import Settings
 from topr import Step
 

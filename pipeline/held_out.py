@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.compose import baselines_of
 from pipeline.dataset import Row, encode
 from pipeline.evaluation import with_interval
 from pipeline.models.language_model import LanguageModel
 from pipeline.plots import Line, Panel, draw
 from pipeline.records import Sample
-from pipeline.selection import baselines_of
 from pipeline.settings import Settings
 
 MEASURED = {

@@ -31,11 +31,12 @@ from torch import Tensor
 
 import topr
 from pipeline import dataset
-from pipeline.baselines import dpo_loss_of_rows, ppo_loss
+from pipeline.compose import note_on_signs
 from pipeline.evaluation import evaluate
 from pipeline.grading import graded
 from pipeline.held_out import Scored, draw_held_out, evaluate_held_out, to_scored
 from pipeline.inputs import read_inputs
+from pipeline.methods import dpo_loss_of_rows, ppo_loss
 from pipeline.metrics import START_TOLERANCE, append_json, check_ratio, keep_lines, step_metrics
 from pipeline.models import chunked_head
 from pipeline.models.chat import load_to_ask
@@ -78,7 +79,6 @@ from pipeline.sampling import (
     draw,
     transformers_engine,
 )
-from pipeline.selection import note_on_signs
 from pipeline.settings import OF_SCORING, Settings
 from pipeline.track import tracker
 

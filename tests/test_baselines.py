@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.baselines import dpo_loss, dpo_loss_of_rows, ppo_loss
+from pipeline.methods import dpo_loss, dpo_loss_of_rows, ppo_loss
 
 
 def double(*values):

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import train_gsm8k as gsm8k
-from pipeline import selection as composition
+from pipeline import compose as composition
+from pipeline.compose import choose
 from pipeline.dataset import compose
 from pipeline.records import Sample
-from pipeline.selection import choose
 
 signs = st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=60)
 sizes = st.integers(1, 70)

@@ -20,8 +20,8 @@ from conformance.identification import probes
 from conformance.vectors import result_of
 from examples.topr_in_trl import loss as in_trl
 from pipeline import dataset
-from pipeline.baselines import ppo_loss
 from pipeline.evaluation import standard_error
+from pipeline.methods import ppo_loss
 from pipeline.models.language_model import collate, token_logprobs
 from pipeline.records import Sample
 

@@ -12,7 +12,7 @@ from helpers import plain_batch, random_examples, tiny_model
 
 import topr
 import train_gsm8k as gsm8k
-from pipeline.baselines import dpo_loss_of_rows, ppo_loss
+from pipeline.methods import dpo_loss_of_rows, ppo_loss
 from pipeline.metrics import check_ratio
 from pipeline.records import InputError, Sample, read_rows
 

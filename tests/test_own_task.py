@@ -20,11 +20,11 @@ import pytest
 import train_gsm8k as gsm8k
 from examples import judged, strict_format, sums
 from pipeline import stages
+from pipeline.compose import note_on_signs
 from pipeline.evaluation import evaluate, print_table
 from pipeline.grading import grades
 from pipeline.plots import draw_curve
 from pipeline.records import Example, Grade, InputError, Problem, Sample, Task, read_rows
-from pipeline.selection import note_on_signs
 from pipeline.settings import Settings
 
 ROOT = Path(gsm8k.__file__).parent

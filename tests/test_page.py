@@ -14,7 +14,7 @@ import toy_bandit
 from conformance import variants
 from docs import make_page, make_page_data
 from paper.figures import weight_by_difficulty
-from pipeline.baselines import ppo_loss
+from pipeline.methods import ppo_loss
 from pipeline.records import Sample
 from pipeline.settings import Settings
 from toy_bandit import Bandit, tensor

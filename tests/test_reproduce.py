@@ -21,10 +21,10 @@ from conformance.variants import VARIANTS
 from paper import experiments, figures
 from paper.plan import planned
 from paper.sweep import Finished, Job, OverSeeds, Sweep, folder_name, learn_with, over_seeds
+from pipeline.compose import baselines_of
 from pipeline.models.language_model import collate, token_logprobs
 from pipeline.plots import STYLES, VARIANTS_DRAWN
 from pipeline.records import InputError, Sample, to_lines, write_file
-from pipeline.selection import baselines_of
 from pipeline.settings import OF_DRAWING, check, intended_ranks, read_settings
 from tasks import math as train_math
 from tasks import verifier as train_verifier

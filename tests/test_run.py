@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 
 import topr
 import train_gsm8k as gsm8k
-from pipeline.baselines import dpo_loss, ppo_loss
 from pipeline.dataset import compose
 from pipeline.evaluation import print_table
+from pipeline.methods import dpo_loss, ppo_loss
 from pipeline.models.language_model import META, collate, load_model, token_logprobs
 from pipeline.records import Example, InputError, Sample, read_rows, to_lines
 from pipeline.stages import make_loss

@@ -12,7 +12,7 @@ from helpers import fit, plain_batch, random_examples, shared_logprobs, tiny_mod
 
 import topr
 from pipeline import dataset
-from pipeline.baselines import dpo_loss_of_rows
+from pipeline.methods import dpo_loss_of_rows
 from pipeline.metrics import check_ratio, step_metrics
 from pipeline.models.language_model import collate
 

@@ -37,7 +37,7 @@ function topr_objective(log_ratio, reward, limits) {
 
 const effective_proportion = (p, c) => (p * (1 - c)) / (1 + (1 - 2 * p) * c); // Equation 12
 
-// ---- pipeline/baselines.py, paper/figures.py, conformance/variants.py ----------------------------------------------
+// ---- pipeline/methods.py, paper/figures.py, conformance/variants.py ----------------------------------------------
 
 // of the gradient of ppo_loss: 0 where the clip acts (Equation 6)
 function ppo_weight(log_ratio, reward, eps = 0.2) {

@@ -13,20 +13,25 @@ from typing import Any
 
 from pipeline.records import Drawn, Grade, InputError, Problem, Sample, Task
 
+REWARD_SECONDS = 300.0  # for a completion, ours: a function that hangs by mistake ends the run with a line
 
-def graded(task: Task, drawn: Sequence[Drawn], problems: Sequence[Problem], seconds: float = math.inf) -> list[Sample]:
+
+def graded(
+    task: Task, drawn: Sequence[Drawn], problems: Sequence[Problem], seconds: float = REWARD_SECONDS
+) -> list[Sample]:
     """Each completion with its grade in place of any that it had; the other arguments are those of `grades`."""
     found = grades(task, [one.completion for one in drawn], problems, seconds)
     return [Sample(**dict(one) | grade._asdict()) for one, grade in zip(drawn, found, strict=True)]
 
 
 def grades(
-    task: Task, completions: Sequence[str], problems: Sequence[Problem], seconds: float = math.inf
+    task: Task, completions: Sequence[str], problems: Sequence[Problem], seconds: float = REWARD_SECONDS
 ) -> list[Grade]:
     """The grade of each completion, by its text before the stop string. problems: that of each completion.
 
-    seconds: how long the task's function may take for a completion. InputError names the problem, the completion and
-    the line of the task's code that raised, hung, or returned what is no grade.
+    seconds: how long the task's function may take for a completion; a batch has that many for each of its own.
+    InputError names the problem, the completion and the line of the task's code that raised, hung, or returned what is
+    no grade.
 
     >>> task = Task("short", [], [], reward=lambda completion, problem: 1 - len(completion))
     >>> grades(task, ["", "four"], [Problem("1", "?"), Problem("2", "?")])
@@ -82,7 +87,8 @@ def named(function: Callable, problem_id: str | None, text: str, seconds: float 
         raise
     except (_OutOfTime, Exception) as error:
         [*_, told] = traceback.format_exception_only(error)
-        fault = f"took more than {seconds:g} s, see --reward-seconds" if isinstance(error, _OutOfTime) else told.strip()
+        limit = f"took more than {seconds:g} s, see REWARD_SECONDS in pipeline/grading.py"
+        fault = limit if isinstance(error, _OutOfTime) else told.strip()
         raise _fault(problem_id, text, _place(function, error), fault.partition("\n")[0]) from error
 
 

@@ -116,8 +116,6 @@ class Settings:
     """tokens in a batch of transformers' generate, prompts and padding included: memory and speed (ours)"""
     chunk: Count = 256
     """problems sampled between two writes to the disk, by each process (ours)"""
-    reward_seconds: Positive = 300.0
-    """seconds that the task's reward may take for a completion; a batch, that many for each of its own (ours)"""
 
     method: Method = "topr"
     """topr, tis, sft, reinforce, off_policy: rows of Table 1; ppo, dpo: what the paper compares with"""
@@ -243,7 +241,7 @@ class Settings:
         return Path(f"{runs}{name}")
 
 
-NOT_OF_A_RUN = ("out", "reuse", "reward_seconds", "dry_run", "debug", "start_tolerance", "vllm_python", "vllm_memory")
+NOT_OF_A_RUN = ("out", "reuse", "dry_run", "debug", "start_tolerance", "vllm_python", "vllm_memory")
 NOT_OF_A_RUN += ("track",)
 OF_DRAWING = ("model", "engine", "temperature", "top_p", "top_k", "max_new_tokens", "tokens_at_once", "chunk", "seed")
 OF_DRAWING += ("compute", "samples_sha256", "chat", "system")

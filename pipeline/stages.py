@@ -231,7 +231,7 @@ class Run(AbstractContextManager):
                     drawn_before = (first + start) * n
                     drawn = drawn_once(part, some, seed + drawn_before)
                     of_each = [problem for problem in some for _ in range(n)]
-                    growing.write(to_lines(graded(self.inputs.task, drawn, of_each, settings.reward_seconds)))
+                    growing.write(to_lines(graded(self.inputs.task, drawn, of_each)))
                     growing.flush()
 
         def make() -> list[Sample]:
@@ -254,7 +254,7 @@ class Run(AbstractContextManager):
             samples, of_each = read_checked(source, Sample), [problem for problem in problems for _ in range(n)]
             asked = [(problem.id, self.inputs.task.prompt(problem)) for problem in of_each]
             if [(sample.problem_id, sample.prompt) for sample in samples] == asked:
-                anew = graded(self.inputs.task, samples, of_each, self.settings.reward_seconds)
+                anew = graded(self.inputs.task, samples, of_each)
                 write_checked(file, to_lines(anew).encode())
 
     # ---- compose and train --------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from runs import SharedRuns
 
 import train_gsm8k as gsm8k
 from pipeline.models.language_model import load_model
@@ -30,6 +31,14 @@ def real():
 def lm():
     """The model that ships with the project; whoever changes something in it puts it back."""
     return load_model(gsm8k.Settings().model)
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory):
+    """`run(**changes)`: the folder of a finished small run, made once in this process of tests, to be read only."""
+    shared = SharedRuns(tmp_path_factory.mktemp("runs"))
+    yield shared
+    assert shared.damaged() == []
 
 
 @pytest.fixture(scope="session")

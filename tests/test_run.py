@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from runs import SMALL, experiment
 from safetensors.torch import load_file
 
 import topr
@@ -27,24 +28,17 @@ SCRIPT = Path(gsm8k.__file__)
 SAMPLES, TRAIN, METRICS, MODEL = (
     f"iteration-1/{name}" for name in ("samples.jsonl", "train.jsonl", "metrics.jsonl", "model")
 )
-SMALL = gsm8k.Settings(
-    problems=8, n=8, max_new_tokens=48, test_problems=4, test_samples=6, k=4, curve_points=2, curve_samples=2
-)
 
 
-def run(folder, **changes):
-    evaluated_on = {"test_data": SMALL.data} if "samples" in changes else {}
-    settings = replace(SMALL, out=folder, **(evaluated_on | changes))
-    gsm8k.check(settings)
-    return gsm8k.experiment(settings, gsm8k.gsm8k_task(settings))
+def run_on(folder, **changes):
+    """A run of one's own; samples that are given are evaluated on the usual test problems."""
+    return experiment(folder, **({"test_data": SMALL.data} if "samples" in changes else {}) | changes)
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A small run of the defaults; its samples serve the tests that need no others."""
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    run(folder)
-    return folder
+def finished(run):
+    """The small run as it is; its samples serve the tests that need no others."""
+    return run()
 
 
 def test_the_run_folder_holds_what_the_readme_says(finished):
@@ -108,14 +102,14 @@ def test_a_model_without_weights_knows_what_ends_a_sequence(lm, tmp_path):
 
 @pytest.mark.slow
 def test_same_seed_same_bits(finished, tmp_path):
-    run(tmp_path / "again")
+    run_on(tmp_path / "again")
     for name in (SAMPLES, TRAIN, METRICS, f"{MODEL}/model.safetensors", "results.json"):
         assert (tmp_path / "again" / name).read_bytes() == (finished / name).read_bytes(), name
 
 
 def test_a_finished_run_is_shown_and_not_made_again(finished, capsys):
     stamp = (finished / "results.json").stat().st_mtime_ns
-    run(finished)
+    run_on(finished)
     assert "this run is finished" in capsys.readouterr().out
     assert (finished / "results.json").stat().st_mtime_ns == stamp
 
@@ -160,7 +154,7 @@ def test_the_baseline_reaches_the_rewards(lm, settings, positive, negative):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["tis", "sft", "reinforce", "off_policy", "ppo", "dpo"])
 def test_every_method_trains_on_given_samples(finished, tmp_path, method):
-    results = run(tmp_path / method, method=method, samples=finished / SAMPLES)
+    results = run_on(tmp_path / method, method=method, samples=finished / SAMPLES)
     assert results["iterations"][0]["after"]["samples_per_question"] == 6
     assert (tmp_path / method / SAMPLES).read_bytes() == (finished / SAMPLES).read_bytes()
 
@@ -178,7 +172,7 @@ def test_every_method_trains_on_given_samples(finished, tmp_path, method):
     ids=str,
 )
 def test_options_of_training(finished, tmp_path, changes):
-    run(tmp_path / "run", samples=finished / SAMPLES, **changes)
+    run_on(tmp_path / "run", samples=finished / SAMPLES, **changes)
 
 
 @pytest.mark.slow
@@ -188,7 +182,7 @@ def test_text_alone_suffices_and_gets_an_end_of_sequence(finished, tmp_path):
     file = tmp_path / "text.jsonl"
     lines = [{"prompt": s.prompt, "completion": s.completion, "reward": s.reward} for s in samples]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    run(tmp_path / "run", samples=file)
+    run_on(tmp_path / "run", samples=file)
     texts = [sample.completion for sample in read_rows(tmp_path / "run" / SAMPLES, Sample)]
     for example in read_rows(tmp_path / "run" / TRAIN, Example):
         assert example.completion_ids[-1] == ends[texts[example.sample]]
@@ -210,13 +204,13 @@ def test_bfloat16_with_recomputed_activations(finished, tmp_path, method):
         "optimizer": "adafactor",
         "sliced_head": method == "topr",
     }
-    run(tmp_path, samples=finished / SAMPLES, method=method, **precise)
+    run_on(tmp_path, samples=finished / SAMPLES, method=method, **precise)
     assert {weight.dtype for weight in load_file(tmp_path / MODEL / "model.safetensors").values()} == {torch.float32}
 
 
 @pytest.mark.slow
 def test_iterations_sample_from_the_model_that_the_one_before_has_made(tmp_path, capsys):
-    results = run(
+    results = run_on(
         tmp_path, iterations=2, composition="anna_karenina", candidates=8, examples=54, curve_points=1, lr=1e-3
     )
     print_table(results)
@@ -247,13 +241,13 @@ def with_other_logmu(finished, folder):
 
 @pytest.mark.slow
 def test_log_mu_of_given_samples_is_scored_again(finished, tmp_path):
-    run(tmp_path / "run", samples=with_other_logmu(finished, tmp_path))
+    run_on(tmp_path / "run", samples=with_other_logmu(finished, tmp_path))
     assert (tmp_path / "run" / TRAIN).read_bytes() == (finished / TRAIN).read_bytes()
 
 
 @pytest.mark.slow
 def test_log_mu_that_is_trusted_is_used(finished, tmp_path):
-    run(tmp_path / "run", samples=with_other_logmu(finished, tmp_path), trust_logmu=True)
+    run_on(tmp_path / "run", samples=with_other_logmu(finished, tmp_path), trust_logmu=True)
     first = json.loads((tmp_path / "run" / METRICS).read_text().splitlines()[0])
     lengths = [len(sample.token_ids) for sample in read_rows(finished / SAMPLES, Sample)]
     assert 0.1 * min(lengths) - 0.01 <= first["log_ratio_pos_q50"] <= 0.1 * max(lengths) + 0.01
@@ -275,17 +269,17 @@ def test_log_mu_that_is_wrong_ends_the_run_before_anything_is_trained(finished, 
 
     monkeypatch.setattr("pipeline.stages.dataset.score", wrong)
     with pytest.raises(ArithmeticError, match=r"step 1: \|log pi - log mu\| reaches"):
-        run(tmp_path / "run", samples=finished / SAMPLES)
+        run_on(tmp_path / "run", samples=finished / SAMPLES)
     assert not (tmp_path / "run" / MODEL).exists()
     assert not (tmp_path / "run" / METRICS).exists()
-    run(tmp_path / "run", samples=finished / SAMPLES, start_tolerance=1000.0)  # the same run goes on
+    run_on(tmp_path / "run", samples=finished / SAMPLES, start_tolerance=1000.0)  # the same run goes on
     assert (tmp_path / "run" / MODEL).exists()
 
 
 def test_a_model_s_files_are_hashed_once(finished, tmp_path, monkeypatch):
     hashed = []
     monkeypatch.setattr("pipeline.stages.check_folder", hashed.append)
-    run(tmp_path / "run", samples=finished / SAMPLES)  # the base model samples, scores and begins training
+    run_on(tmp_path / "run", samples=finished / SAMPLES)  # the base model samples, scores and begins training
     here = tmp_path / "run" / "iteration-1"
     assert hashed == [Path(SMALL.model), here / "model-2", here / "model"]
 
@@ -301,7 +295,7 @@ def test_what_was_removed_is_made_again_with_the_same_bits(finished, tmp_path, l
         shutil.rmtree(folder / MODEL)
     else:
         (folder / "iteration-1" / lost).unlink()
-    run(folder)
+    run_on(folder)
     for name in ("results.json", METRICS, f"{MODEL}/model.safetensors", "iteration-1/test-2.jsonl"):
         assert (folder / name).read_bytes() == (finished / name).read_bytes(), name
     assert not list((folder / "iteration-1").glob("model-*"))
@@ -348,7 +342,7 @@ def test_what_was_removed_is_made_again_with_the_same_bits(finished, tmp_path, l
 )
 def test_bad_settings_are_refused_before_anything_is_written(tmp_path, changes, message):
     with pytest.raises(InputError, match=message) as caught:
-        run(tmp_path / "run", **({"completions_per_row": 4} | changes))
+        run_on(tmp_path / "run", **({"completions_per_row": 4} | changes))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
@@ -380,7 +374,7 @@ def sample_file(tmp_path, *rows):
 )
 def test_samples_that_cannot_be_trained_on_are_named(tmp_path, rows, changes, message):
     with pytest.raises(InputError, match=message):
-        run(tmp_path / "run", samples=sample_file(tmp_path, *rows), **changes)
+        run_on(tmp_path / "run", samples=sample_file(tmp_path, *rows), **changes)
     assert not (tmp_path / "run").exists()
 
 
@@ -389,16 +383,16 @@ def test_other_samples_under_the_same_name_are_another_run(finished, tmp_path):
     file = tmp_path / "given.jsonl"
     lines = (finished / SAMPLES).read_text().splitlines(keepends=True)
     file.write_text("".join(lines[:16]))
-    run(tmp_path / "run", samples=file)
+    run_on(tmp_path / "run", samples=file)
     file.write_text("".join(lines[16:32]))
     with pytest.raises(InputError, match="holds a run with other settings"):
-        run(tmp_path / "run", samples=file)
+        run_on(tmp_path / "run", samples=file)
 
 
 def test_a_folder_of_another_run_is_refused_and_left_as_it_is(finished):
     before = {file: file.stat().st_mtime_ns for file in finished.iterdir()}
     with pytest.raises(InputError, match="holds a run with other settings"):
-        run(finished, seed=1)
+        run_on(finished, seed=1)
     assert {file: file.stat().st_mtime_ns for file in finished.iterdir()} == before
 
 
@@ -408,9 +402,9 @@ def test_a_folder_of_the_former_layout_is_refused_by_name(finished, tmp_path):
     del config["format"]
     (tmp_path / "run" / "config.json").write_text(json.dumps(config))
     with pytest.raises(InputError, match=r"run: holds a run of another version of this project.* choose another --out"):
-        run(tmp_path / "run")
+        run_on(tmp_path / "run")
     with pytest.raises(InputError, match=r"run: holds a run of another version of this project.* give a --reuse"):
-        run(tmp_path / "new", reuse=tmp_path / "run")
+        run_on(tmp_path / "new", reuse=tmp_path / "run")
     assert {file.name for file in tmp_path.iterdir()} == {"run"}
 
 
@@ -454,7 +448,7 @@ def test_the_folder_is_named_after_what_differs():
 
 @pytest.mark.slow
 def test_eight_shots_on_real_problems_run_end_to_end(real, tmp_path):
-    results = run(
+    results = run_on(
         tmp_path / "run",
         data=str(real),
         shots=8,

@@ -1,0 +1,49 @@
+"""Small runs that tests share: each is made once in a process of tests, and found by what differs from `SMALL`."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import train_gsm8k as gsm8k
+from pipeline.records import Task
+from pipeline.settings import Settings
+
+# Four steps of 16 of 64 samples, of which 20 are right; all problems but one have samples of both signs.
+SMALL = gsm8k.Settings(
+    problems=8, n=8, max_new_tokens=48, test_problems=4, test_samples=6, k=4, curve_points=2, curve_samples=2
+)
+
+
+def experiment(out: Path, task: Callable[[Settings], Task] = gsm8k.gsm8k_task, **changes) -> dict:
+    """A run in the folder `out` with `SMALL` and changes: what its results.json holds."""
+    settings = replace(SMALL, out=out, **changes)
+    gsm8k.check(settings)
+    return gsm8k.experiment(settings, task(settings))
+
+
+class SharedRuns:
+    """Finished runs below a folder, by their changes, each with the hashes of its files."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        self.made: dict[tuple, tuple[Path, dict[Path, str]]] = {}
+
+    def __call__(self, **changes) -> Path:
+        """The folder of a finished run of `SMALL` with changes. A test that changes a file there copies it first."""
+        key = tuple(sorted(changes.items()))
+        if key not in self.made:
+            folder = self.root / f"run {len(self.made)}"
+            experiment(folder, **changes)
+            self.made[key] = folder, hashes(folder)
+        return self.made[key][0]
+
+    def damaged(self) -> list[Path]:
+        """The runs that a test has changed."""
+        return [folder for folder, before in self.made.values() if hashes(folder) != before]
+
+
+def hashes(folder: Path) -> dict[Path, str]:
+    """SHA-256 of each file below a folder."""
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    return {file: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}

@@ -424,6 +424,7 @@ def stages() -> str:
     """The time of each stage on eight H100s, for docs/gpu.md's first command and for the preset `paper`."""
     from pipeline.dry_run import COMPLETION, LINKS, MATRICES, MEMORY
     from pipeline.runtime.preflight import WRITING
+    from pipeline.vllm.client import GPU_MEMORY
     from train_gsm8k import PAPER
 
     record = load("benchmarks/fake_8b_step")
@@ -432,7 +433,7 @@ def stages() -> str:
     told = {  # what a GPU holds, what is counted, and what is assumed of an H100
         "starting": ("", "an engine for each model, the trainer for each iteration", "3 minutes for both"),
         "sampling": (
-            f"{PAPER.vllm_memory:.0%} of its memory",
+            f"{GPU_MEMORY:.0%} of its memory",
             f"{COMPLETION:.0%} of {PAPER.max_new_tokens} tokens for each sample",
             f"{MEMORY / 1e12:.2f} TB/s read",
         ),

@@ -100,8 +100,6 @@ class Settings:
     """what samples; default: vllm where there is a GPU (paper, Section 4.2), else transformers' generate"""
     vllm_python: Path | None = None
     """interpreter whose environment has vLLM; default: this one (ours)"""
-    vllm_memory: Share = 0.85
-    """share of the GPU's memory that vLLM may fill; the rest is for what the trainer keeps (ours)"""
     engine_gpus: Count = 1
     """GPUs that an engine of vLLM spans, by tensor parallelism; each is that of a process (ours; 70B weights need 4)"""
     temperature: Positive = 1.0
@@ -148,14 +146,12 @@ class Settings:
     """gradient norm is clipped to this (paper, Section 4.2)"""
     compute: Compute = "float32"
     """precision of forward and backward passes; weights and gradients' sums are float32 (ours)"""
-    start_tolerance: Positive | None = None
-    """nats by which log pi may differ from log mu at the first step; default: 0.01, and 5 in bfloat16 (ours)"""
     sliced_head: bool = False
     """token log-probs by slices of the vocabulary, in float32: less memory, and less noise in bfloat16 (ours)"""
-    gradient_checkpointing: bool | None = None
-    """recompute activations in the backward pass: less memory, same gradient; default: where a GPU needs it (ours)"""
-    reshard: bool | None = None
-    """gather weights again for the backward pass: less memory, same gradient; default: where a GPU needs it (ours)"""
+    gradient_checkpointing: bool = False
+    """recompute activations in the backward pass: less memory, same gradient (ours)"""
+    reshard: bool = True
+    """gather weights again for the backward pass: less memory, same gradient (ours)"""
     lora: Count | None = None
     """rank of the adapters that are trained in place of the weights, through peft; default: all weights (ours)"""
     save_every: Count = 256
@@ -174,8 +170,6 @@ class Settings:
 
     dry_run: bool = False
     """say what the run would draw, train and need in memory, and do nothing"""
-    on_cpu: bool = False
-    """rehearse a preset for GPUs on processors; results.json says so (ours)"""
     debug: bool = False
     """end with a traceback, not with a line, where something is wrong"""
     seed: int = 0
@@ -241,8 +235,7 @@ class Settings:
         return Path(f"{runs}{name}")
 
 
-NOT_OF_A_RUN = ("out", "reuse", "dry_run", "debug", "start_tolerance", "vllm_python", "vllm_memory")
-NOT_OF_A_RUN += ("track",)
+NOT_OF_A_RUN = ("out", "reuse", "dry_run", "debug", "vllm_python", "track")
 OF_DRAWING = ("model", "engine", "temperature", "top_p", "top_k", "max_new_tokens", "tokens_at_once", "chunk", "seed")
 OF_DRAWING += ("compute", "samples_sha256", "chat", "system")
 OF_SCORING = ("batch", "micro_batch", "sliced_head", "lora", "trust_logmu", "ranks")  # and the model and --compute

@@ -9,7 +9,6 @@ Each stage leaves a file that no later stage changes, and a stage whose file is 
     iteration-1/checkpoint-256/     train: model and optimiser, until the epoch is done
     iteration-1/model/              train: the model after it, which iteration 2 samples from
     iteration-1/test-512.jsonl      evaluate: completions of the test problems by this model; others along the epoch
-    plan.json                       train: what was chosen to fit the GPUs
     results.json, curve.png         all iterations
 """
 
@@ -51,7 +50,7 @@ from pipeline.models.lora import add_adapters
 from pipeline.plots import draw_curve, save_figure
 from pipeline.records import Drawn, Example, InputError, Problem, Sample, Task, read_rows, to_lines, write_file
 from pipeline.runtime.checkpoints import load_optimizer, save_checkpoint, save_model
-from pipeline.runtime.preflight import Size, check_machine, check_room, check_shared
+from pipeline.runtime.preflight import Size, check_machine, check_room, check_shared, on_cpu
 from pipeline.runtime.processes import (
     end_with_others,
     from_all_ranks,
@@ -353,7 +352,7 @@ class Run(AbstractContextManager):
                 losses, columns, asked = zip(*from_all_ranks((stats.loss, own, is_asked())), strict=True)
                 log_ratio, reward, weight = torch.cat(columns, dim=1)
                 if not settings.trust_logmu:
-                    check_ratio(step, log_ratio, settings.start_tolerance or START_TOLERANCE[settings.compute])
+                    check_ratio(step, log_ratio, START_TOLERANCE[settings.compute])
                 metrics = {"step": step, "loss": sum(losses), "grad_norm": stats.grad_norm}
                 if rank() == 0:
                     metrics |= step_metrics(log_ratio, reward, weight)
@@ -394,9 +393,7 @@ class Run(AbstractContextManager):
                 entry |= {"curve": curve, "after": last}
             iterations.append(entry if mismatch is None else entry | {"engine_mismatch": mismatch})
         results |= {"iterations": iterations, "versions": versions()}
-        if (self.folder / "plan.json").exists():  # what was chosen to fit the GPUs
-            results["plan"] = read_json(self.folder / "plan.json")
-        if torch.cuda.is_available() or settings.on_cpu:  # what is made for a processor need not say so
+        if torch.cuda.is_available() or on_cpu():  # what is made for a processor need not say so
             results["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu, a rehearsal"
         if iterations and settings.evaluation:
             title = f"{settings.method}, learning rate {settings.lr:g}"
@@ -456,8 +453,12 @@ class Run(AbstractContextManager):
 
         def load() -> tuple[LanguageModel, torch.optim.Optimizer]:
             self._check(start)
-            checkpointing, reshard = self._memory_settings()
-            shard_it = partial(shard, compute=settings.compute, gradient_checkpointing=checkpointing, reshard=reshard)
+            shard_it = partial(
+                shard,
+                compute=settings.compute,
+                gradient_checkpointing=settings.gradient_checkpointing,
+                reshard=settings.reshard,
+            )
             if settings.lora is None:
                 lm = load_to_train(start, shard_it, settings.trust_remote_code)
             else:
@@ -472,25 +473,6 @@ class Run(AbstractContextManager):
         key = ("learner", start)
         on_all_ranks(lambda: self._hold(key))  # closes engines, one of which may span this rank's GPU
         return self._hold(key, lambda: nullcontext(load()))
-
-    def _memory_settings(self) -> tuple[bool, bool]:
-        """Gradient checkpointing and resharding: as set, or on GPUs the fastest that a rehearsal finds room for."""
-        settings = self.settings
-        if not torch.cuda.is_available() or None not in (settings.gradient_checkpointing, settings.reshard):
-            return bool(settings.gradient_checkpointing), settings.reshard is not False
-        free = min(from_all_ranks(torch.cuda.mem_get_info()[0]))
-
-        def choose() -> tuple[bool, bool]:
-            from pipeline.rehearsal import choose, setup_of
-
-            chosen = choose(setup_of(settings, ranks(), *self.inputs.lengths), free)
-            print(f"{chosen}; {free / 1e9:.1f} GB are free" + ", which may not suffice" * (not chosen.fits), flush=True)
-            plan = {"gradient_checkpointing": chosen.gradient_checkpointing, "reshard": chosen.reshard}
-            memory = {"bytes_rehearsed": chosen.found.peak, "bytes_free": free}
-            write_file(self.folder / "plan.json", json.dumps(plan | memory, indent=2) + "\n")
-            return chosen.gradient_checkpointing, chosen.reshard
-
-        return on_rank_zero(choose)
 
 
 def share(problems: int, rank: int, ranks: int, gpus: int) -> range:

@@ -1,8 +1,6 @@
 """Rehearsals of a training step: against what real steps allocate, closed forms, and what must be told as a fault."""
 
 import json
-from dataclasses import replace
-from types import SimpleNamespace
 
 import fake_8b_step
 import gpu_step
@@ -15,9 +13,7 @@ from helpers import random_examples, shared_logprobs, steps_of, tiny_model
 import topr
 from pipeline.models.language_model import make_optimizer, shard, token_logprobs
 from pipeline.records import Example, InputError
-from pipeline.rehearsal import Meter, Rehearsal, Setup, choose, needed, rehearse, setup_of
-from pipeline.stages import Run
-from train_gsm8k import PRESETS
+from pipeline.rehearsal import Meter, Rehearsal, Setup, choose, needed, rehearse
 
 PROMPT, COMPLETION = 60, 40
 OTHERS = {"gradient_checkpointing": True}, {"micro_batch": 2}
@@ -157,29 +153,6 @@ def test_what_is_set_stays(recorded):
     assert choose(setup, 80e9)[:2] == (True, False)
     assert choose(setup._replace(reshard=True), 80e9)[:2] == (True, True)
     assert recorded == [(True, False), (True, True)]
-
-
-def test_a_run_on_gpus_says_what_was_chosen(recorded, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (24e9, 24e9))
-    run = SimpleNamespace(settings=PRESETS["paper"], folder=tmp_path, inputs=SimpleNamespace(lengths=(1_100, 512)))
-    assert Run._memory_settings(run) == (True, True)
-    assert "gradient checkpointing on, resharding on" in capsys.readouterr().out
-    plan = json.loads((tmp_path / "plan.json").read_text())
-    assert plan == {"gradient_checkpointing": True, "reshard": True, "bytes_rehearsed": 13.81e9, "bytes_free": 24e9}
-    recorded.clear()
-    run.settings = replace(run.settings, gradient_checkpointing=False, reshard=True)
-    assert Run._memory_settings(run) == (False, True)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    run.settings = PRESETS["paper"]
-    assert Run._memory_settings(run) == (False, True)
-    assert recorded == []  # neither what is set nor a processor needs a rehearsal
-
-
-def test_the_setup_is_the_run_s():
-    paper = setup_of(PRESETS["paper"], 8, 1_100, 512)
-    assert paper == Setup(PRESETS["paper"].model, 8, 1_100, 512)  # whose defaults are the paper's
-    assert setup_of(replace(PRESETS["paper"], method="dpo", batch=16), 8, 1, 1).completions_per_row == 2
 
 
 def test_a_model_that_cannot_be_rehearsed_is_named(tmp_path):

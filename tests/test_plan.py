@@ -136,8 +136,9 @@ def test_a_preset_that_does_not_come_first_is_refused():
 
 
 def test_the_paper_s_run_starts_with_a_folder_in_the_hub_s_place(llama_8b, monkeypatch, tmp_path):
+    monkeypatch.setenv("TOPR_ON_CPU", "1")
     monkeypatch.setattr("pipeline.runtime.preflight.free_memory", lambda: 10**12)  # as a node for it has
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10**12))
-    settings = replace(PRESETS["paper"], model=llama_8b, data=gsm8k.Settings().data, shots=0, on_cpu=True)
+    settings = replace(PRESETS["paper"], model=llama_8b, data=gsm8k.Settings().data, shots=0)
     with pytest.raises(InputError, match=r"--engine vllm: .*No module named 'vllm'"):
         gsm8k.experiment(replace(settings, engine="vllm", out=tmp_path / "run"), gsm8k.gsm8k_task(settings))

@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import http.server
-import json
 import os
 import subprocess
 import sys
@@ -46,17 +45,17 @@ def test_presets_for_gpus_are_refused_without_one_in_a_line(name, others, tmp_pa
     assert ended.returncode == 1
     assert told.startswith(f"{name}: paper: is for GPUs")
     assert "driver 580 or newer" in told
-    assert "--on-cpu" in told
     assert not (tmp_path / "run").exists()
 
 
 @NO_GPU
-def test_a_rehearsal_on_processors_says_so_in_its_results(tmp_path):
-    results = run(tmp_path / "run", preset="single-gpu", on_cpu=True)
+def test_a_rehearsal_on_processors_says_so_in_its_results(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOPR_ON_CPU", "1")
+    results = run(tmp_path / "run", preset="single-gpu")
     assert results["device"] == "cpu, a rehearsal"
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["on_cpu"] is True
+    monkeypatch.delenv("TOPR_ON_CPU")
     with pytest.raises(InputError, match="single-gpu: is for GPUs"):
-        run(tmp_path / "run", preset="single-gpu")  # nor does a run for GPUs go on from it
+        run(tmp_path / "run", preset="single-gpu")
     assert "device" not in run(tmp_path / "plain")
 
 
@@ -91,12 +90,6 @@ def test_fewer_gpus_than_processes_are_refused_by_all_processes(monkeypatch):
         monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match="8 processes need a GPU each, and torch sees 4: give --nproc-per-node 4"):
         process_group().__enter__()
-
-
-def test_a_gpu_is_not_hidden_by_on_cpu(monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    with pytest.raises(InputError, match="--on-cpu: torch sees a GPU; put CUDA_VISIBLE_DEVICES="):
-        preflight.check_machine(replace(SMALL, on_cpu=True, engine="hf"))
 
 
 def test_apples_gpu_is_refused_or_said_not_to_be_used(monkeypatch, tmp_path, capsys):

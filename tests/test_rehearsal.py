@@ -18,7 +18,7 @@ from pipeline.models.language_model import load_model
 
 PROBLEMS, CANDIDATES, STEPS = 16, 16, 12
 SMALL = (
-    "paper --on-cpu --shots 0 --engine vllm --iterations 2 --composition anna_karenina --max-new-tokens 48"
+    "paper --shots 0 --engine vllm --iterations 2 --composition anna_karenina --max-new-tokens 48"
     f" --problems {PROBLEMS} --candidates {CANDIDATES} --examples {8 * STEPS} --chunk 4 --save-every 3 --lr 1e-3"
     " --test-problems 8 --test-samples 6 --k 4"
 ).split()
@@ -45,7 +45,7 @@ def started(folder, python):
     where = ["--model", usual.model, "--data", usual.data, "--vllm-python", str(python), "--out", str(folder)]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     with open(folder.with_suffix(".log"), "a") as log:
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "TOPR_ON_CPU": "1"}
         command = [*torchrun, "--", gsm8k.__file__, *SMALL, *where]
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         try:

@@ -155,7 +155,7 @@ def test_a_disk_that_takes_no_more_is_told_in_a_line_and_nothing_is_lost(undistu
 
 @pytest.mark.slow
 def test_when_a_rank_dies_the_run_ends_and_goes_on_to_the_same_bits(tmp_path):
-    folder, once = tmp_path / "run", ("--iterations", "1", "--compute", "bfloat16", "--gradient-checkpointing", "True")
+    folder, once = tmp_path / "run", ("--iterations", "1", "--compute", "bfloat16", "--gradient-checkpointing")
     with started(folder, 2, once) as process:
         wait(process, (folder / "iteration-1" / "checkpoint-3").exists)
         os.kill(children(process.pid)[1], signal.SIGKILL)

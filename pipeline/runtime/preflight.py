@@ -40,11 +40,16 @@ def check_machine(settings: "Settings") -> None:
         faults.append(f"--lora {settings.lora}: needs peft, which is not installed: pip install -r requirements.txt")
     if settings.track is not None and find_spec(settings.track) is None:
         faults.append(f"--track {settings.track}: is not installed: {sys.executable} -m pip install {settings.track}")
-    if torch.cuda.is_available() or (settings.preset != "laptop" and not settings.on_cpu):
+    if torch.cuda.is_available() or (settings.preset != "laptop" and not on_cpu()):
         faults.append(_gpu_fault(settings))
         if settings.engine != "hf":
             faults.append(_compiler_fault(str(settings.vllm_python or sys.executable)))
     _refuse(faults)
+
+
+def on_cpu() -> bool:
+    """Whether a preset for GPUs is rehearsed on processors, as TOPR_ON_CPU=1 in the environment asks for."""
+    return os.environ.get("TOPR_ON_CPU") == "1"
 
 
 def _refuse(faults: Iterable[str | None]) -> None:
@@ -56,8 +61,7 @@ def _gpu_fault(settings: "Settings") -> str | None:
     import torch
 
     if torch.cuda.is_available():
-        hint = "put CUDA_VISIBLE_DEVICES= before the command to hide it"
-        return f"--on-cpu: torch sees a GPU; {hint}" if settings.on_cpu else None
+        return None
     reason = "no GPU"
     try:
         torch.cuda.init()
@@ -67,7 +71,7 @@ def _gpu_fault(settings: "Settings") -> str | None:
         reason = "Apple's MPS is not supported"
     return (
         f"{settings.preset}: is for GPUs, and torch {torch.__version__} can use none ({reason}). It needs NVIDIA's "
-        f"driver {DRIVER} or newer, which nvidia-smi shows; --on-cpu rehearses the preset on processors"
+        f"driver {DRIVER} or newer, which nvidia-smi shows"
     )
 
 

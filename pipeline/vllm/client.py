@@ -23,6 +23,7 @@ from pipeline.sampling import Completion, Engine, SamplingParameters
 from pipeline.settings import Settings
 
 WORKER = Path(__file__).with_name("worker.py")
+GPU_MEMORY = 0.85  # share of the GPU's memory that vLLM may fill; the rest is for what the trainer keeps; ours
 ADVICE = (
     "vLLM comes with requirements-gpu.txt for a GPU, and with `make .venv-vllm/ready` for a processor; --vllm-python "
     "names its interpreter, --engine hf does without it"
@@ -40,7 +41,7 @@ def vllm_engine(model: str, lm: LanguageModel, longest: int, settings: Settings,
     on_gpu = torch.cuda.is_available()
     options = {"model": model, "dtype": settings.compute, "max_model_len": longest}
     options |= {"trust_remote_code": settings.trust_remote_code, "tensor_parallel_size": settings.engine_gpus}
-    options |= {"gpu_memory_utilization": settings.vllm_memory} if on_gpu else {}
+    options |= {"gpu_memory_utilization": GPU_MEMORY} if on_gpu else {}
     if not on_gpu:  # vLLM 0.32 takes back a draw when a prompt is split, which a processor's random generators refuse
         options |= {"enforce_eager": True, "enable_chunked_prefill": False}
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -22,12 +22,12 @@ from pipeline.dataset import Row
 from pipeline.models.language_model import collate, load_model, token_logprobs
 from pipeline.records import Example, Sample, Task, read_rows, write_file
 from pipeline.runtime.processes import command
-from pipeline.settings import Method, Settings
+from pipeline.settings import MethodName, Settings
 from pipeline.stages import Point, Run, versions
 from train_gsm8k import gsm8k_task
 
 ROOT = Path(__file__).resolve().parent.parent
-METHODS: tuple[Method, ...] = ("topr", "reinforce")
+METHODS: tuple[MethodName, ...] = ("topr", "reinforce")
 POINTS = 16  # looks at a run along its epoch
 QUESTIONS = 5  # the first test questions
 

@@ -1,56 +1,177 @@
-"""Which of the samples an iteration trains on (Section 4.3), and the baseline that is subtracted from their rewards."""
+"""Which of the samples an iteration trains on (Section 4.3), and the baseline that is subtracted from their rewards.
+
+COMPOSITIONS and BASELINES have an entry for each: a new one is a function here and its entry.
+"""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
+from pipeline.methods import METHODS
 from pipeline.records import Example, InputError, Sample
-from pipeline.settings import Settings
-from topr import baseline_for_proportion
+
+if TYPE_CHECKING:
+    from pipeline.settings import Settings
+
+# ---- compositions: (samples, how many, random numbers, --proportion) -> indices of the chosen, in order ----------
 
 
-def choose(settings: Settings, samples: Sequence[Sample], number: int = 1) -> list[int]:
+def choose(settings: "Settings", samples: Sequence[Sample], number: int = 1) -> list[int]:
     """The indices of the samples that iteration `number` trains on, in order, by the setting `composition`.
 
     Where a composition asks for more samples of a kind than were drawn, it takes those there are.
     """
-    rng = random.Random(settings.seed_of(f"composition {number}"))
-    size = settings.examples or len(samples)
-    match settings.composition:
-        case "positives_only":
-            return positives_only(samples, size, rng)
-        case "anna_karenina":
-            return anna_karenina(samples, size, rng)
-        case "proportion":
-            return proportion(samples, size, settings.proportion, rng)
-    return uniform(samples, size, rng)
+    rng, size = random.Random(settings.seed_of(f"composition {number}")), settings.examples or len(samples)
+    return COMPOSITIONS[settings.composition](samples, size, rng, settings.proportion)
 
 
-def baselines_of(settings: Settings, chosen: Sequence[Sample]) -> list[float]:
+def uniform(samples: Sequence[Sample], size: int, rng: random.Random, share: float | None = None) -> list[int]:
+    """`size` samples at random.
+
+    >>> uniform([Sample(prompt="?", completion="!", reward=r) for r in (1, -1, -1, 1)], 4, random.Random(0))
+    [0, 1, 2, 3]
+    """
+    return _some(range(len(samples)), size, rng)
+
+
+def positives_only(samples: Sequence[Sample], size: int, rng: random.Random, share: float | None = None) -> list[int]:
+    """`size` of the positives at random.
+
+    >>> positives_only([Sample(prompt="?", completion="!", reward=r) for r in (1, -1, -1, 1)], 4, random.Random(0))
+    [0, 3]
+    """
+    return _some(_of_sign(samples, True), size, rng)
+
+
+def anna_karenina(samples: Sequence[Sample], size: int, rng: random.Random, share: float | None = None) -> list[int]:
+    """Anna Karenina sampling (Section 4.3): one positive per problem, the first, filled up with random negatives.
+
+    >>> anna_karenina([Sample(prompt="?", completion="!", reward=r) for r in (-1, 1, -1, 1)], 4, random.Random(1))
+    [0, 1, 2]
+    """
+    first: dict[str, int] = {}
+    for i in _of_sign(samples, True):
+        first.setdefault(samples[i].prompt, i)
+    positives = _some(list(first.values()), size, rng)
+    return sorted(positives + _some(_of_sign(samples, False), size - len(positives), rng))
+
+
+def proportion(samples: Sequence[Sample], size: int, rng: random.Random, share: float) -> list[int]:
+    """`size` samples at random of which a share is positive; fewer where there are not enough of a sign.
+
+    >>> samples = [Sample(prompt="?", completion="!", reward=r) for r in (1, 1, -1, -1, -1)]
+    >>> proportion(samples, 5, random.Random(0), share=0.5)
+    [0, 1, 2, 3]
+    """
+    positives, negatives = _of_sign(samples, True), _of_sign(samples, False)
+    size = min(size, int(len(positives) / share), int(len(negatives) / (1 - share)))
+    chosen = round(share * size)
+    return sorted(_some(positives, chosen, rng) + _some(negatives, size - chosen, rng))
+
+
+def _of_sign(samples: Sequence[Sample], is_positive: bool) -> list[int]:
+    return [i for i, sample in enumerate(samples) if (sample.reward >= 0) == is_positive]
+
+
+def _some(numbers: Sequence[int], size: int, rng: random.Random) -> list[int]:
+    return sorted(rng.sample(numbers, min(size, len(numbers))))
+
+
+COMPOSITIONS: dict[str, Callable[..., list[int]]] = {
+    "uniform": uniform,
+    "positives_only": positives_only,
+    "anna_karenina": anna_karenina,
+    "proportion": proportion,
+}
+
+
+# ---- baselines: samples -> what each one's baseline is counted from ----------------------------------------------
+
+
+def baselines_of(settings: "Settings", chosen: Sequence[Sample]) -> list[float]:
     """Each chosen sample's baseline: the one that is set, or that which gives an effective share of positives."""
-    if settings.baseline_from != "zero":
-        means = mean_rewards(chosen, by_prompt=settings.baseline_from == "group")
-        return [mean + (settings.baseline or 0.0) for mean in means]
-    if settings.effective_proportion is None:
-        return [settings.baseline or 0.0] * len(chosen)
-    positives = share_of_positives(chosen)
-    if not 0 < positives < 1 or {abs(sample.reward) for sample in chosen} != {1.0}:
-        raise InputError("--effective-proportion: needs rewards -1 and +1, and samples of both signs")
-    return [baseline_for_proportion(positives, settings.effective_proportion)] * len(chosen)
+    c = settings.baseline or 0.0
+    if settings.effective_proportion is not None:
+        positives = share_of_positives(chosen)
+        if not 0 < positives < 1 or {abs(sample.reward) for sample in chosen} != {1.0}:
+            raise InputError("--effective-proportion: needs rewards -1 and +1, and samples of both signs")
+        from topr import baseline_for_proportion
+
+        c = baseline_for_proportion(positives, settings.effective_proportion)
+    return [origin + c for origin in BASELINES[settings.baseline_from](chosen)]
 
 
-def note_on_signs(settings: Settings, rewards: Sequence[float], learnt: Sequence[float]) -> str | None:
+def zero(samples: Sequence[Sample]) -> list[float]:
+    """Zero for each sample.
+
+    >>> zero([Sample(prompt="?", completion="!", reward=1.0)])
+    [0.0]
+    """
+    return [0.0] * len(samples)
+
+
+def mean_reward(samples: Sequence[Sample]) -> list[float]:
+    """For each sample the mean reward of all of them.
+
+    >>> mean_reward([Sample(prompt=x, completion="!", reward=r) for x, r in (("a", 1.0), ("a", 0.0), ("b", 5.0))])
+    [2.0, 2.0, 2.0]
+    """
+    rewards = [sample.reward for sample in samples]
+    return [sum(rewards) / len(rewards)] * len(samples)
+
+
+def group_mean(samples: Sequence[Sample]) -> list[float]:
+    """For each sample the mean reward of those of the same prompt.
+
+    >>> group_mean([Sample(prompt=x, completion="!", reward=r) for x, r in (("a", 1.0), ("a", 0.0), ("b", 5.0))])
+    [0.5, 0.5, 5.0]
+    """
+    means = {prompt: sum(rewards) / len(rewards) for prompt, rewards in rewards_of_groups(samples).items()}
+    return [means[sample.prompt] for sample in samples]
+
+
+BASELINES: dict[str, Callable[[Sequence[Sample]], list[float]]] = {
+    "zero": zero,
+    "mean": mean_reward,
+    "group": group_mean,
+}
+
+
+def rewards_of_groups(samples: Sequence[Sample]) -> dict[str, list[float]]:
+    """The rewards of each prompt's samples.
+
+    >>> rewards_of_groups([Sample(prompt="a", completion="!", reward=1.0)])
+    {'a': [1.0]}
+    """
+    groups: dict[str, list[float]] = {}
+    for sample in samples:
+        groups.setdefault(sample.prompt, []).append(sample.reward)
+    return groups
+
+
+def share_of_positives(examples: Sequence[Example | Sample]) -> float:
+    """The share of examples whose reward is not negative.
+
+    >>> share_of_positives([Example([1], [2], -3.0, reward) for reward in (1.0, 0.0, -1.0, -1.0)])
+    0.5
+    """
+    return sum(example.reward >= 0 for example in examples) / len(examples)
+
+
+def note_on_signs(settings: "Settings", rewards: Sequence[float], learnt: Sequence[float]) -> str | None:
     """What the method comes to where the rewards are of one sign after the baseline, or most have changed sign.
 
     rewards, learnt: before and after the baseline. The note has the share of each sign and the setting that mends it.
     None where all is well, and where positives alone are asked for; DPO has no baseline.
 
+    >>> from pipeline.settings import Settings
     >>> note_on_signs(Settings(), [1.0, -1.0], [1.0, -1.0])
     >>> note_on_signs(Settings(), [1.0, 0.0], [1.0, 0.0]).partition(": ")[2].partition(",")[0]
     'without negatives topr is supervised training on the positives; --baseline 0.5'
     """
-    method, bounds = settings.method, None if settings.method in ("ppo", "dpo") else settings.bounds
+    method, bounds = settings.method, settings.bounds
     is_asked_for = settings.composition == "positives_only" or settings.effective_proportion == 1
-    if method == "dpo" or is_asked_for or (bounds and bounds.b_neg == 0):
+    if METHODS[method].of_pairs or is_asked_for or (bounds and bounds.b_neg == 0):
         return None
     size, low, high = len(learnt), min(rewards), max(rewards)
     positive, negative = sum(reward > 0 for reward in learnt), sum(reward < 0 for reward in learnt)
@@ -75,96 +196,3 @@ def note_on_signs(settings: Settings, rewards: Sequence[float], learnt: Sequence
     counts = {"positive": positive, "zero": size - positive - negative, "negative": negative}
     shares = ", ".join(f"{100 * count / size:.1f} % {name}" for name, count in counts.items())
     return f"after the baseline the rewards are {shares}: {fault}; {mend}"
-
-
-def uniform(samples: Sequence[Sample], size: int, rng: random.Random) -> list[int]:
-    """`size` samples at random.
-
-    >>> uniform(some_samples("+--+"), 4, random.Random(0))
-    [0, 1, 2, 3]
-    """
-    return _some(range(len(samples)), size, rng)
-
-
-def positives_only(samples: Sequence[Sample], size: int, rng: random.Random) -> list[int]:
-    """`size` of the positives at random.
-
-    >>> positives_only(some_samples("+--+"), 4, random.Random(0))
-    [0, 3]
-    """
-    return _some(_of_sign(samples, True), size, rng)
-
-
-def anna_karenina(samples: Sequence[Sample], size: int, rng: random.Random) -> list[int]:
-    """Anna Karenina sampling (Section 4.3): one positive per problem, the first, filled up with random negatives.
-
-    >>> anna_karenina(some_samples("-+-+-"), 3, random.Random(1))
-    [0, 1, 4]
-    """
-    first: dict[str, int] = {}
-    for i in _of_sign(samples, True):
-        first.setdefault(samples[i].prompt, i)
-    positives = _some(list(first.values()), size, rng)
-    return sorted(positives + _some(_of_sign(samples, False), size - len(positives), rng))
-
-
-def proportion(samples: Sequence[Sample], size: int, share: float, rng: random.Random) -> list[int]:
-    """`size` samples at random of which a share is positive; fewer where there are not enough of a sign.
-
-    >>> proportion(some_samples("++------"), 8, 0.5, random.Random(0))
-    [0, 1, 2, 4]
-    """
-    positives, negatives = _of_sign(samples, True), _of_sign(samples, False)
-    size = min(size, int(len(positives) / share), int(len(negatives) / (1 - share)))
-    chosen = round(share * size)
-    return sorted(_some(positives, chosen, rng) + _some(negatives, size - chosen, rng))
-
-
-def some_samples(signs: str) -> list[Sample]:
-    """Samples of one prompt with the given signs of reward, to try the functions above on.
-
-    >>> [sample.reward for sample in some_samples("+-")]
-    [1.0, -1.0]
-    """
-    return [Sample(prompt="?", completion="!", reward=float(f"{sign}1")) for sign in signs]
-
-
-def _of_sign(samples: Sequence[Sample], is_positive: bool) -> list[int]:
-    return [i for i, sample in enumerate(samples) if (sample.reward >= 0) == is_positive]
-
-
-def _some(numbers: Sequence[int], size: int, rng: random.Random) -> list[int]:
-    return sorted(rng.sample(numbers, min(size, len(numbers))))
-
-
-def mean_rewards(samples: Sequence[Sample], by_prompt: bool) -> list[float]:
-    """For each sample the mean reward of all of them or, by prompt, of those of the same prompt.
-
-    >>> samples = [Sample(prompt=x, completion="!", reward=r) for x, r in (("a", 1.0), ("a", 0.0), ("b", 5.0))]
-    >>> mean_rewards(samples, by_prompt=True), mean_rewards(samples, by_prompt=False)
-    ([0.5, 0.5, 5.0], [2.0, 2.0, 2.0])
-    """
-    groups = rewards_of_groups(samples, by_prompt)
-    means = {group: sum(rewards) / len(rewards) for group, rewards in groups.items()}
-    return [means[sample.prompt if by_prompt else ""] for sample in samples]
-
-
-def rewards_of_groups(samples: Sequence[Sample], by_prompt: bool = True) -> dict[str, list[float]]:
-    """The rewards of each prompt's samples, or of all samples under the empty key.
-
-    >>> rewards_of_groups([Sample(prompt="a", completion="!", reward=1.0)])
-    {'a': [1.0]}
-    """
-    groups: dict[str, list[float]] = {}
-    for sample in samples:
-        groups.setdefault(sample.prompt if by_prompt else "", []).append(sample.reward)
-    return groups
-
-
-def share_of_positives(examples: Sequence[Example | Sample]) -> float:
-    """The share of examples whose reward is not negative.
-
-    >>> share_of_positives([Example([1], [2], -3.0, reward) for reward in (1.0, 0.0, -1.0, -1.0)])
-    0.5
-    """
-    return sum(example.reward >= 0 for example in examples) / len(examples)

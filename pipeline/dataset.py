@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pipeline.compose import baselines_of, choose
+from pipeline.methods import METHODS
 from pipeline.models.language_model import LanguageModel, collate
 from pipeline.own_samples import read_samples
 from pipeline.records import Example, InputError, Sample
@@ -44,19 +45,18 @@ def compose(
         raise InputError(f"--composition {settings.composition}: none of the {len(samples)} samples fits; draw more")
     examples = encode(samples, lm, stop, str(settings.samples or "samples.jsonl"), chosen)
     taken = [samples[i] for i in chosen]
-    has_baseline = (settings.baseline_from, settings.baseline, settings.effective_proportion) != ("zero", None, None)
-    baselines = baselines_of(settings, taken) if has_baseline else [0.0] * len(taken)
+    baselines = baselines_of(settings, taken) if settings.has_baseline else [0.0] * len(taken)
     examples = [replace(example, reward=example.reward - c) for example, c in zip(examples, baselines, strict=True)]
-    learns_negatives = settings.method in ("ppo", "dpo") or settings.bounds.b_neg > 0
+    learns_negatives = settings.bounds is None or settings.bounds.b_neg > 0
     if not learns_negatives and all(example.reward <= 0 for example in examples):
         raise InputError(f"--method {settings.method}: no positive sample, and it learns from nothing else; draw more")
-    if settings.method == "dpo":
+    if METHODS[settings.method].of_pairs:
         arrange = partial(pairs_of_prompt, examples, settings.pairs, rng)
     else:
         arrange = partial(rows_of_prompt, examples, settings.completions_per_row, rng)
     rows = [row for _ in range(settings.epochs) for row in arrange()]
     if not rows:
-        raise InputError("--method dpo: no problem has both a positive and a negative sample to pair")
+        raise InputError(f"--method {settings.method}: no problem has both a positive and a negative sample to pair")
     count = {
         name: {
             "samples": len(some),

@@ -1,26 +1,44 @@
-"""The losses that the paper compares TOPR with: PPO (Equation 6) and DPO (Rafailov et al. 2023)."""
+"""The methods that learn from samples: METHODS has an entry for each, and here are those that TOPR is compared with.
+
+The rows of Table 1 share `topr.topr_loss`; PPO (Equation 6) and DPO (Rafailov et al. 2023) have losses of their own.
+torch is imported where it is used, so that the names of the methods are there without it.
+"""
 
 import math
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from topr import Limits, importance_weight
+    from pipeline.settings import Settings
+
+Loss = Callable[..., "Tensor"]
+"""(logp, logmu, reward, length, denominator=...) -> scalar: as `topr.train` calls it"""
 
 
 def ppo_loss(
-    logp: Tensor, logmu: Tensor, reward: Tensor, length: Tensor, eps: float = 0.2, denominator: float | None = None
-) -> Tensor:
+    logp: "Tensor",
+    logmu: "Tensor",
+    reward: "Tensor",
+    length: "Tensor",
+    eps: float = 0.2,
+    denominator: float | None = None,
+) -> "Tensor":
     """PPO's clipped loss (Eq. 6) with the ratio of whole sequences: - min(r R, [r]_{1-eps}^{1+eps} R) / length.
 
     Arguments and shapes as in `topr.topr_loss`; 0 <= eps <= 1, and 0.2 is the paper's (Section 4.3). The minimum is a
     clipped ratio too: clipped above for R >= 0, below for R < 0. Here the gradient goes through it, and is zero
     outside. Raises ValueError where shapes differ, a length is below 1 or eps is out of range.
 
+    >>> import torch
     >>> two = torch.tensor([2.0]).log()
     >>> ppo_loss(two, torch.zeros(1), reward=torch.ones(1), length=torch.ones(1))
     tensor(-1.2000)
     """
+    from topr import Limits, importance_weight
+
     if not 0 <= eps <= 1:
         raise ValueError(f"eps = {eps}: must lie in [0, 1]")
     if (length < 1).any():
@@ -31,32 +49,36 @@ def ppo_loss(
 
 
 def dpo_loss(
-    logp_pos: Tensor,
-    logp_neg: Tensor,
-    logmu_pos: Tensor,
-    logmu_neg: Tensor,
+    logp_pos: "Tensor",
+    logp_neg: "Tensor",
+    logmu_pos: "Tensor",
+    logmu_neg: "Tensor",
     beta: float,
     denominator: float | None = None,
-) -> Tensor:
+) -> "Tensor":
     """DPO (Rafailov et al. 2023): - log sigmoid(beta * (log-ratio of the positive - log-ratio of the negative)).
 
     Each (B,), one pair of completions of the same prompt an entry; not divided by the length. beta > 0.
     denominator: the number of pairs in the step (default B). Returns a scalar; ValueError on shapes that differ.
 
+    >>> import torch
     >>> zero = torch.zeros(2)
     >>> dpo_loss(zero, zero, zero, zero, beta=0.1)  # log 2 where nothing is preferred yet
     tensor(0.6931)
     """
+    from torch.nn.functional import logsigmoid
+
     denominator = _check_shapes(denominator, logp_pos, logmu_pos, logp_neg, logmu_neg)
     margin = (logp_pos - logmu_pos) - (logp_neg - logmu_neg)
-    return -torch.nn.functional.logsigmoid(beta * margin).sum() / denominator
+    return -logsigmoid(beta * margin).sum() / denominator
 
 
 def dpo_loss_of_rows(
-    logp: Tensor, logmu: Tensor, reward: Tensor, length: Tensor, denominator: int, beta: float
-) -> Tensor:
+    logp: "Tensor", logmu: "Tensor", reward: "Tensor", length: "Tensor", denominator: int, beta: float
+) -> "Tensor":
     """`dpo_loss` of a micro-batch made of `dataset.pairs_of_prompt`, with the arguments of the other losses (B,).
 
+    >>> import torch
     >>> zero, reward = torch.zeros(2), torch.tensor([1.0, -1.0])
     >>> dpo_loss_of_rows(zero, zero, reward, torch.ones(2), denominator=2, beta=0.1)  # log 2, a pair
     tensor(0.6931)
@@ -66,10 +88,31 @@ def dpo_loss_of_rows(
     return dpo_loss(*columns, beta=beta, denominator=denominator / 2)
 
 
-def _check_shapes(denominator: float | None, *columns: Tensor) -> float:
+def _check_shapes(denominator: float | None, *columns: "Tensor") -> float:
     """The denominator, or else B; ValueError unless all columns have one shape (B,)."""
     shapes = {tuple(column.shape) for column in columns}
     denominator = len(columns[0]) if denominator is None else denominator
     if len(shapes) != 1 or columns[0].dim() != 1 or denominator == 0:
         raise ValueError(f"need one number per sequence, all of one shape (B,) with B >= 1; got {sorted(shapes)}")
     return denominator
+
+
+# ---- the table --------------------------------------------------------------------------------------------------
+
+
+class Method(NamedTuple):
+    """How a method learns."""
+
+    loss: Callable[["Settings"], Loss] | None = None  # None: topr.topr_loss, with its row of Table 1 or --limits
+    of_pairs: bool = False  # whether a row is a pair, a positive and a negative of a prompt; there is no baseline then
+
+
+METHODS = {
+    "topr": Method(),
+    "tis": Method(),
+    "sft": Method(),
+    "reinforce": Method(),
+    "off_policy": Method(),
+    "ppo": Method(lambda settings: partial(ppo_loss, eps=settings.eps)),
+    "dpo": Method(lambda settings: partial(dpo_loss_of_rows, beta=settings.beta), of_pairs=True),
+}

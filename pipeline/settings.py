@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, 
 
 import tyro
 
-from pipeline.own_samples import columns_of
+from pipeline.compose import BASELINES, COMPOSITIONS
+from pipeline.methods import METHODS
 from pipeline.records import InputError, read_text
 from pipeline.runtime.processes import ranks
 
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 
 TINY = Path(__file__).resolve().parent.parent / "tiny"
 Preset = Literal["laptop", "single-gpu", "paper"]
-Method = Literal["topr", "tis", "sft", "reinforce", "off_policy", "ppo", "dpo"]
-Composition = Literal["uniform", "positives_only", "anna_karenina", "proportion"]
+MethodName = Literal[*METHODS]
+CompositionName = Literal[*COMPOSITIONS]
+BaselineName = Literal[*BASELINES]
 OptimizerName = Literal["adamw", "adafactor", "sgd"]
 Compute = Literal["float32", "bfloat16"]
 TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
@@ -85,7 +87,7 @@ class Settings:
     """training problems to sample from, the first ones (ours; paper: all 7,473)"""
     n: Count = 16
     """samples per training problem (paper, Section 4.1)"""
-    composition: Composition = "uniform"
+    composition: CompositionName = "uniform"
     """which samples to train on: any (paper), the positives, Anna Karenina's, or a --proportion of positives"""
     candidates: Count = 64
     """samples per training problem for anna_karenina, in place of n (paper, Section 4.3)"""
@@ -115,13 +117,13 @@ class Settings:
     chunk: Count = 256
     """problems sampled between two writes to the disk, by each process (ours)"""
 
-    method: Method = "topr"
+    method: MethodName = "topr"
     """topr, tis, sft, reinforce, off_policy: rows of Table 1; ppo, dpo: what the paper compares with"""
     limits: tuple[float, float, float, float] | None = None
     """a+ b+ a- b-: bounds of the ratio (Eq. 7) in place of the method's"""
     baseline: Finite | None = None
     """c, subtracted from the reward (paper: none)"""
-    baseline_from: Literal["zero", "mean", "group"] = "zero"
+    baseline_from: BaselineName = "zero"
     """what --baseline is counted from: zero (paper), the samples' mean reward, or that of the prompt's own samples"""
     effective_proportion: Share | None = None
     """p~, effective share of positives, in place of --baseline (Eq. 12)"""
@@ -201,11 +203,25 @@ class Settings:
         return None if self.system is None else read_text(self.system).strip()
 
     @property
-    def bounds(self) -> "Limits":
-        """The four bounds: those given, or the method's."""
+    def bounds(self) -> "Limits | None":
+        """The four bounds: those given, or the method's row of Table 1; None for a method with a loss of its own."""
         from topr import PRESETS, Limits
 
-        return Limits(*self.limits or PRESETS[self.method])
+        return Limits(*self.limits or PRESETS[self.method]) if METHODS[self.method].loss is None else None
+
+    @property
+    def per_row(self) -> int:
+        """Completions of a prompt that are computed together and learnt from in the same step: 2 are a pair.
+
+        >>> Settings(method="dpo").per_row
+        2
+        """
+        return 2 if METHODS[self.method].of_pairs else self.completions_per_row
+
+    @property
+    def has_baseline(self) -> bool:
+        """Whether anything is subtracted from the rewards."""
+        return (self.baseline_from, self.baseline, self.effective_proportion) != ("zero", None, None)
 
     def seed_of(self, stage: str) -> int:
         """A seed of its own for each stage, so that a change in one stage leaves the others' draws alone."""
@@ -282,6 +298,11 @@ def check_engine_gpus(option: str, gpus: int, processes: int) -> None:
         raise InputError(f"{option} {gpus}: must divide the {local} processes of a machine, one for each GPU")
 
 
+def _rules(hint: Any) -> list[Range]:
+    """The ranges in a type hint: its own, or those of the types that it joins, as in `Count | None`."""
+    return [rule for part in (hint, *get_args(hint)) for rule in getattr(part, "__metadata__", ())]
+
+
 def check(settings: Settings, processes: int | None = None) -> None:
     """InputError for settings that are out of range or do not go together, before anything is loaded or written.
 
@@ -295,11 +316,10 @@ def check(settings: Settings, processes: int | None = None) -> None:
 
     for name, hint in get_type_hints(type(settings), include_extras=True).items():
         value = getattr(settings, name)
-        parts = [part for optional in (hint, *get_args(hint)) for part in getattr(optional, "__metadata__", ())]
-        for allowed in (part for part in parts if isinstance(part, Range) and value is not None):
-            refuse(not allowed.holds(value), f"--{name.replace('_', '-')} {value}: {allowed.text}")
-    method, size = settings.method, 2 if settings.method == "dpo" else settings.completions_per_row
-    refuse(method not in get_args(Method), f"--method {method}: choose from {', '.join(get_args(Method))}")
+        for rule in _rules(hint) if value is not None else ():
+            refuse(not rule.holds(value), f"--{name.replace('_', '-')} {value}: {rule.text}")
+    refuse(settings.method not in METHODS, f"--method {settings.method}: choose from {', '.join(METHODS)}")
+    method, size = METHODS[settings.method], settings.per_row
     refuse(settings.batch % size > 0, f"--batch {settings.batch}: must be a multiple of the {size} in a row")
     least = size * processes
     refuse(
@@ -313,13 +333,14 @@ def check(settings: Settings, processes: int | None = None) -> None:
         settings.lora is not None and processes > 1,
         f"--lora {settings.lora}: is for one process, and there are {processes}; train all weights, or start one",
     )
-    refuse(settings.limits is not None and method in ("ppo", "dpo"), f"--limits: have no meaning for {method}")
+    is_limited = settings.limits is not None
+    refuse(is_limited and method.loss is not None, f"--limits: have no meaning for {settings.method}")
     refuse(settings.shots_file is not None and settings.shots < 1, "--shots-file: say with --shots how many to take")
     refuse(settings.system is not None and not settings.chat, "--system: is the system prompt of a --chat; give both")
     is_given = settings.baseline is not None or settings.baseline_from != "zero"
     is_share_given = settings.effective_proportion is not None
     refuse(is_given and is_share_given, "--effective-proportion: sets the baseline; give no other")
-    refuse(method == "dpo" and (is_given or is_share_given), "--method dpo: has no baseline; give none")
+    refuse(method.of_pairs and settings.has_baseline, f"--method {settings.method}: has no baseline; give none")
     is_proportion = settings.composition == "proportion"
     refuse(
         is_proportion != (settings.proportion is not None),
@@ -329,14 +350,17 @@ def check(settings: Settings, processes: int | None = None) -> None:
     ways = {"--held-out": settings.held_out is not None, "--no-evaluation": not settings.evaluation}
     for option, is_set in (of_samples | ways).items():
         refuse(settings.samples is None and is_set, f"{option}: is for --samples")
-    columns_of(settings.columns)
+    if settings.columns:
+        from pipeline.own_samples import columns_of
+
+        columns_of(settings.columns)
     refuse(
         settings.samples is not None and sum(ways.values()) + (settings.test_data is not None) != 1,
         "--samples: say how to evaluate, by one of --test-data DIR (problems), --held-out FILE (samples that are not "
         "trained on) and --no-evaluation",
     )
     refuse(settings.samples is not None and settings.iterations > 1, "--samples: serve one iteration, not several")
-    if settings.limits is not None:
+    if is_limited:
         try:
             _ = settings.bounds
         except ValueError as error:

@@ -35,7 +35,7 @@ from pipeline.evaluation import evaluate
 from pipeline.grading import graded
 from pipeline.held_out import Scored, draw_held_out, evaluate_held_out, to_scored
 from pipeline.inputs import read_inputs
-from pipeline.methods import dpo_loss_of_rows, ppo_loss
+from pipeline.methods import METHODS, Loss
 from pipeline.metrics import START_TOLERANCE, append_json, check_ratio, keep_lines, step_metrics
 from pipeline.models import chunked_head
 from pipeline.models.chat import load_to_ask
@@ -499,13 +499,10 @@ def chosen_engine(settings: Settings, option: str, gpus: int) -> Literal["hf", "
     return engine
 
 
-def make_loss(settings: Settings) -> Callable[..., Tensor]:
+def make_loss(settings: Settings) -> Loss:
     """The loss of the chosen method, as `topr.train` calls it."""
-    if settings.method == "ppo":
-        return partial(ppo_loss, eps=settings.eps)
-    if settings.method == "dpo":
-        return partial(dpo_loss_of_rows, beta=settings.beta)
-    return partial(topr.topr_loss, limits=settings.bounds)
+    own = METHODS[settings.method].loss
+    return own(settings) if own else partial(topr.topr_loss, limits=settings.bounds)
 
 
 def sampling_parameters(settings: Settings, task: Task) -> SamplingParameters:

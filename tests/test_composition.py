@@ -25,7 +25,7 @@ def to_samples(drawn):
 def test_every_rule_takes_each_sample_once_and_no_more_than_asked(drawn, size, seed):
     samples = to_samples(drawn)
     rules = [composition.uniform, composition.positives_only, composition.anna_karenina]
-    rules.append(lambda samples, size, rng: composition.proportion(samples, size, 0.3, rng))
+    rules.append(lambda samples, size, rng: composition.proportion(samples, size, rng, 0.3))
     for rule in rules:
         chosen = rule(samples, size, random.Random(seed))
         assert chosen == sorted(set(chosen)) == rule(samples, size, random.Random(seed))
@@ -61,7 +61,7 @@ def test_anna_karenina_keeps_first_positives_and_fills_with_negatives(drawn, siz
 @given(signs, sizes, st.sampled_from([0.1, 0.25, 0.5, 0.9]), st.integers(0, 99))
 def test_a_proportion_is_met_to_a_sample(drawn, size, share, seed):
     samples = to_samples(drawn)
-    chosen = composition.proportion(samples, size, share, random.Random(seed))
+    chosen = composition.proportion(samples, size, random.Random(seed), share)
     positives = sum(samples[i].reward > 0 for i in chosen)
     assert abs(positives - share * len(chosen)) <= 0.5
     # One more would be more than asked, or want a sample that is not there.

@@ -300,7 +300,8 @@ def check_engine_gpus(option: str, gpus: int, processes: int) -> None:
 
 def _rules(hint: Any) -> list[Range]:
     """The ranges in a type hint: its own, or those of the types that it joins, as in `Count | None`."""
-    return [rule for part in (hint, *get_args(hint)) for rule in getattr(part, "__metadata__", ())]
+    notes = [note for part in (hint, *get_args(hint)) for note in getattr(part, "__metadata__", ())]
+    return [note for note in notes if isinstance(note, Range)]
 
 
 def check(settings: Settings, processes: int | None = None) -> None:

@@ -162,8 +162,8 @@ def record(name: str, figure: "Figure", lab: "Lab", made_by: str) -> dict[str, A
             METHODS[n].name if n in METHODS else n: {f"{lr:g}": share for lr, share in tried.items()}
             for n, tried in lab.tried.items()
         },
-        "shares": {what: value._asdict() for what, value in figure.shares.items()},
-        "numbers": {what: value._asdict() for what, value in figure.numbers.items()},
+        "shares": {what: value.record() for what, value in figure.shares.items()},
+        "numbers": {what: value.record() for what, value in figure.numbers.items()},
         "data": figure.data,
     }
 

@@ -48,18 +48,16 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def interval(estimate: dict[str, Any], scale: float = 100, unit: str = " %", digits: int = 1) -> str:
     """An estimate times `scale`, with its 95% interval if it has one: by default a share in percent.
 
-    The interval is 2 standard errors for one run, and Student's over seeds, whose values are in `each`. digits: after
-    the point.
+    One run gives its standard error, `se`, half of the interval's half-width; results over seeds have `half_width`.
 
-    >>> interval({"mean": 0.5, "se": 0.01}), interval({"mean": 0.5, "se": 0.01, "each": [0.49, 0.51]})
+    >>> interval({"mean": 0.5, "se": 0.01}), interval({"mean": 0.5, "half_width": 0.127})
     ('50.0 ± 2.0 %', '50.0 ± 12.7 %')
     """
-    if estimate["se"] is None:
-        return f"{scale * estimate['mean']:.{digits}f}{unit}"
-    from paper.sweep import OverSeeds
+    from pipeline.report import Estimate
 
-    half_width = OverSeeds(**estimate).half_width if "each" in estimate else 2 * estimate["se"]
-    return f"{scale * estimate['mean']:.{digits}f} ± {scale * half_width:.{digits}f}{unit}"
+    if "half_width" not in estimate:
+        return Estimate.read(estimate).text(scale, digits, unit)
+    return Estimate(estimate["mean"], estimate["half_width"]).text(scale, digits, unit)
 
 
 # ---- the README -----------------------------------------------------------------------------------------------------
@@ -270,7 +268,7 @@ def places() -> str:
 
     data, rows = load("map")["data"], []
     for place, states in data["states"].items():
-        start, end = (interval(states[stage]["correct"] | {"se": None}, unit="") for stage in ("before", "sft"))
+        start, end = (interval(states[stage]["correct"] | {"half_width": None}, unit="") for stage in ("before", "sft"))
         of_pair = data["gains"][place]
         told = [
             interval(of_pair[f"{arm} - sft"]["correct"], unit="") if f"{arm} - sft" in of_pair else ""

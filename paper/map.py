@@ -405,7 +405,7 @@ def negatives(lab: Lab, places: Mapping[str, Place], file: Path, hours: float) -
         "states": {place: _states(runs, place, places[place].arms) for place in there},
         "gains": {
             place: {
-                f"{arm} - {other}": {measure: gain._asdict() for measure, gain in of_pair.items()}
+                f"{arm} - {other}": {measure: gain.record() for measure, gain in of_pair.items()}
                 for (arm, other), of_pair in of_place.items()
             }
             for place, of_place in gains.items()
@@ -418,7 +418,7 @@ def _states(runs: Runs, place: str, arms: Sequence[str]) -> dict[str, dict[str, 
     """Each measure before and after training with each arm, over seeds."""
     stages = {"before": ("topr", "before")} | {arm: (arm, "after") for arm in arms if runs.each(place, arm)}
     return {
-        stage: {measure: over_seeds(runs.each(place, *path, measure).values())._asdict() for measure in MEASURES}
+        stage: {measure: over_seeds(runs.each(place, *path, measure).values()).record() for measure in MEASURES}
         for stage, path in stages.items()
     }
 

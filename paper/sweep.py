@@ -127,6 +127,10 @@ class OverSeeds(NamedTuple):
         """
         return None if self.se is None else STUDENT[min((self.df or len(self.each) - 1) + 1, 10)] * self.se
 
+    def record(self) -> dict[str, Any]:
+        """What the files of results have of it: mean, half of the interval, and the value of each seed."""
+        return {"mean": self.mean, "half_width": self.half_width, "each": self.each}
+
 
 def over_seeds(values: Iterable[float]) -> OverSeeds:
     """Mean and standard error of the mean, s / sqrt(n), over n seeds.

@@ -9,9 +9,7 @@ from difflib import get_close_matches
 from numbers import Real
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
-
-from pydantic import BeforeValidator, TypeAdapter, ValidationError
+from typing import Any
 
 from pipeline.records import InputError, Sample, is_hub_name, read_rows, read_text, to_lines, told
 from pipeline.runtime.processes import rank
@@ -35,36 +33,20 @@ def read_samples(source: str | Path, columns: Sequence[str] = (), ask: Ask | Non
     counted from 1, and field or column of the first fault.
     """
     own, source = columns_of(columns), str(source)
-    taken: dict[str, str] = {}  # field -> column
+    rows = read_rows(Path(source), dict[str, Any]) if _is_json_lines(source) else _rows(source)
+    samples: list[Sample] = []
+    taken: dict[str, str] = {}  # field -> column, in any of the rows
     ignored: set[str] = set()
-
-    def to_fields(row: Any) -> Any:
-        if not isinstance(row, dict):
-            return row
-        found = {field: column for field in FIELDS if (column := _column_of(field, row, own))}
-        for field in NEEDED:
-            if field not in found:
-                raise InputError(f"no {field} among the columns {', '.join(row)}; name it with --columns {field}=NAME")
-        taken.update(found)
-        ignored.update(row.keys() - {part for column in found.values() for part in _parts(column, row)})
-        fields = {field: _value(row, column) for field, column in found.items()}
-        for field in NEEDED:
-            if fields[field] is None:
-                raise InputError(f"column {found[field]}: is empty")
-        return fields | {field: _text(field, fields[field], ask) for field in ("prompt", "completion")}
-
-    kind = Annotated[Sample, BeforeValidator(to_fields)]
-    if _is_json_lines(source):
-        samples = read_rows(Path(source), kind)
-    else:
-        adapter, samples = TypeAdapter(kind), []
-        for number, row in enumerate(_rows(source), start=1):
-            try:
-                samples.append(adapter.validate_python(row))
-            except ValidationError as error:
-                raise InputError(f"{source}:{number}: {told(error)}") from None
-        if not samples:
-            raise InputError(f"{source}: is empty")
+    for number, row in enumerate(rows, start=1):
+        try:
+            of_row = _columns(row, own)
+            samples.append(Sample(**_fields(row, of_row, ask)))
+        except ValueError as error:
+            raise InputError(f"{source}:{number}: {told(error)}") from None
+        taken |= {field: "+".join(names) for field, names in of_row.items()}
+        ignored |= row.keys() - set().union(*of_row.values())
+    if not samples:
+        raise InputError(f"{source}: is empty")
     if (summary := _summary(taken, ignored)) and rank() == 0:
         print(f"{source}: {summary}", flush=True)
     return samples
@@ -128,15 +110,22 @@ def _rows(source: str) -> Iterator[dict[str, Any]]:
         raise InputError(f"{source}: {where}: {' '.join(str(error).split())[:300]}") from error
 
 
-def _column_of(field: str, row: Mapping[str, Any], own: Mapping[str, str]) -> str | None:
-    """The column of a row that a field is in; None without one."""
-    if field in own:
-        for part in _parts(own[field], row):
-            if part not in row:
-                raise InputError(f"--columns {field}={own[field]}: no {part} among the columns {', '.join(row)}")
-        return own[field]
-    column = next((name for name in (field, OTHER_NAMES.get(field)) if name in row), None)
-    return _reward_of_trl(row) if field == "reward" and column is None else column
+def _columns(row: Mapping[str, Any], own: Mapping[str, str]) -> dict[str, list[str]]:
+    """Field -> the columns of a row that it is the sum of, mostly one: the user's `own`, or those with a known name."""
+    found: dict[str, list[str]] = {}
+    for field in FIELDS:
+        column = own.get(field) or next((name for name in (field, OTHER_NAMES.get(field)) if name in row), None)
+        if column is None and field == "reward":
+            column = _reward_of_trl(row)
+        if column is not None:
+            found[field] = [column] if column in row else column.split("+")
+            for part in found[field]:
+                if part not in row:
+                    raise InputError(f"--columns {field}={column}: no {part} among the columns {', '.join(row)}")
+    for field in NEEDED:
+        if field not in found:
+            raise InputError(f"no {field} among the columns {', '.join(row)}; name it with --columns {field}=NAME")
+    return found
 
 
 def _reward_of_trl(row: Mapping[str, Any]) -> str | None:
@@ -158,18 +147,20 @@ def _reward_of_trl(row: Mapping[str, Any]) -> str | None:
     return numbers[0] if numbers else None
 
 
-def _parts(column: str, row: Mapping[str, Any]) -> list[str]:
-    return [column] if column in row else column.split("+")
+def _fields(row: Mapping[str, Any], columns: Mapping[str, Sequence[str]], ask: Ask | None) -> dict[str, Any]:
+    """The fields of a sample, from the columns of a row."""
+    fields = {field: row[names[0]] if len(names) == 1 else _sum(row, names) for field, names in columns.items()}
+    for field in NEEDED:
+        if fields[field] is None:
+            raise InputError(f"column {columns[field][0]}: is empty")
+    return fields | {field: _text(field, fields[field], ask) for field in ("prompt", "completion")}
 
 
-def _value(row: Mapping[str, Any], column: str) -> Any:
-    parts = _parts(column, row)
-    if len(parts) == 1:
-        return row[column]
-    for part in parts:
-        if not isinstance(row[part], Real):
-            raise InputError(f"column {part}: {row[part]!r:.80} is no number, and {column} is a sum")
-    return sum(float(row[part]) for part in parts)
+def _sum(row: Mapping[str, Any], names: Sequence[str]) -> float:
+    for name in names:
+        if not isinstance(row[name], Real):
+            raise InputError(f"column {name}: {row[name]!r:.80} is no number, and {'+'.join(names)} is a sum")
+    return sum(float(row[name]) for name in names)
 
 
 def _text(field: str, value: Any, ask: Ask | None) -> Any:

@@ -154,11 +154,13 @@ def read_rows(path: Path, kind: type[Record], form: Literal["lines", "growing", 
     return rows
 
 
-def told(error: ValidationError) -> str:
-    """The first fault of a record in a line: its field, and what is wrong with it."""
-    fault = error.errors(include_url=False)[0]
-    field = ".".join(map(str, fault["loc"]))
-    text = (f"field {field}: " if field else "") + fault["msg"].removeprefix("Value error, ")
+def told(error: ValueError) -> str:
+    """What is wrong with a record, in a line: the first field that does not fit, or what the error says."""
+    text = str(error)
+    if isinstance(error, ValidationError):
+        fault = error.errors(include_url=False)[0]
+        field = ".".join(map(str, fault["loc"]))
+        text = (f"field {field}: " if field else "") + fault["msg"]
     return " ".join(text.split())
 
 

@@ -22,9 +22,9 @@ from examples import judged, strict_format, sums
 from pipeline import stages
 from pipeline.compose import note_on_signs
 from pipeline.evaluation import evaluate, print_table
-from pipeline.grading import grades
+from pipeline.grading import graded
 from pipeline.plots import draw_curve
-from pipeline.records import Example, Grade, InputError, Problem, Sample, Task, read_rows
+from pipeline.records import Drawn, Example, Grade, InputError, Problem, Sample, Task, read_rows
 from pipeline.settings import Settings
 
 ROOT = Path(gsm8k.__file__).parent
@@ -153,6 +153,11 @@ def test_the_file_on_the_page_runs_where_it_lies(tmp_path):
 # ---- grades -----------------------------------------------------------------------------------------------------
 
 
+def grades(task, completions, problems, **limit):
+    drawn = [Drawn(prompt="?", completion=text) for text in completions]
+    return [Grade(sample.reward, sample.outcome) for sample in graded(task, drawn, problems, **limit)]
+
+
 class Strict:
     """A reward that is an object."""
 
@@ -198,7 +203,7 @@ PROBLEMS = [Problem("train-7", "?"), Problem("train-8", "?")]
         ({"reward": hanging}, "train-7", "time.sleep(60)  # hangs", "took more than 0.2 s, see REWARD_SECONDS in"),
         ({"reward": lambda *_: math.nan}, "train-7", "", "returned nan, where a finite number or a Grade should be"),
         ({"reward": lambda *_: -math.inf}, "train-7", "", "returned -inf"),
-        ({"reward": lambda *_: 10**400}, "train-7", "", "returned 1000000"),
+        ({"reward": lambda *_: 10**400}, "train-7", "", "OverflowError: int too large to convert to float"),
         ({"reward": lambda *_: "yes"}, "train-7", "", "returned 'yes'"),
         ({"reward": lambda *_: None}, "train-7", "", "returned None"),
         ({"reward": lambda *_: Grade("1", "correct")}, "train-7", "", "returned '1'"),

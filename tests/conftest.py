@@ -1,5 +1,6 @@
 """Settings and data that all tests share."""
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -59,3 +60,8 @@ def pytest_collection_modifyitems(items):
     """The files that take longest come first, so that no process is left with one of them when the other has done."""
     names = [f"test_{name}" for name in LONGEST]
     items.sort(key=lambda item: names.index(item.path.stem) if item.path.stem in names else len(names))
+
+
+def pytest_collection_finish():
+    """A run collects garbage whenever it closes a model; it need not look through all modules each time."""
+    gc.freeze()

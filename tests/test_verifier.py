@@ -128,10 +128,10 @@ def test_a_verified_vote_by_hand():
     task = gsm8k.gsm8k_task(gsm8k.Settings())
     answers = collect(solutions, task)
     measured = verifier.verified(verifications, answers)
-    assert measured.accuracy.tolist() == pytest.approx([5 / 6, 2 / 6])
-    assert measured.invalid.tolist() == pytest.approx([0, 3 / 6])
-    assert measured.is_won.tolist() == [True, True]
-    assert verifier.majority(answers).tolist() == [False, False]
+    assert measured["verifier accuracy"].tolist() == pytest.approx([5 / 6, 2 / 6])
+    assert measured["invalid rate"].tolist() == pytest.approx([0, 3 / 6])
+    assert measured["weighted self-consistency"].tolist() == [1, 1]
+    assert verifier.votes_won(answers, np.ones((2, 3))).tolist() == [0, 0]
 
 
 # ---- the run -----------------------------------------------------------------------------------------------------

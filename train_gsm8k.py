@@ -228,10 +228,10 @@ def main(
             results = experiment(settings, task(settings))
             if rank() == 0:
                 if settings.evaluation:
-                    from pipeline.evaluation import print_table
-                    from pipeline.held_out import print_held_out
+                    from pipeline import evaluation, held_out
 
-                    (print_held_out if settings.held_out else print_table)(results)
+                    rows = (held_out.shown, "held-out samples") if settings.held_out else (evaluation.shown,)
+                    evaluation.print_table(results, *rows)
                 print(f"{settings.out}: {time.monotonic() - started:.0f} s")
 
 

@@ -32,6 +32,7 @@ def load(name: str) -> dict[str, Any]:
 def data() -> dict[str, Any]:
     """What the page's script reads: results, and the colours and dashes that all pictures have."""
     from docs.make_tables import last
+    from paper.figures import VARIANTS_DRAWN
     from pipeline.plots import STYLES
 
     page, variants = load("page"), load("variants")["data"]["one rate"]
@@ -44,7 +45,7 @@ def data() -> dict[str, Any]:
                 "colour": style.colour,
                 "dashes": DASHES[style.dashes] if style.dashes in DASHES else style.dashes[1],
             }
-            for name, style in STYLES.items()
+            for name, style in (STYLES | VARIANTS_DRAWN).items()
         },
     }
 

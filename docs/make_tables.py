@@ -499,6 +499,13 @@ def sides() -> str:
     return table([*head, "GB at the peak", "s a step, estimated", "h in all, estimated"], rows)
 
 
+def metrics() -> str:
+    """The metrics of a test set, by their names in results.json."""
+    from pipeline.evaluation import METRICS
+
+    return table(["metric", "what it is"], [[f"`{name}`", metric.meaning] for name, metric in METRICS.items()])
+
+
 def settings(first: str) -> str:
     """The settings from `first` to the one before the next table's first."""
     from train_gsm8k import PRESETS
@@ -561,6 +568,7 @@ TABLES: dict[str, Callable[..., str]] = {
         cards,
         memory,
         sides,
+        metrics,
         settings,
     )
 }

@@ -45,6 +45,7 @@ def main() -> None:
     from examples.topr_in_trl import ToprLoss
     from pipeline.evaluation import evaluate
     from pipeline.models.language_model import load_model
+    from pipeline.report import Estimate
     from pipeline.sampling import draw_samples, transformers_engine
     from pipeline.stages import sampling_parameters
 
@@ -67,9 +68,9 @@ def main() -> None:
         samples = draw_samples(
             task, task.test[: settings.test_problems], 8, engine, parameters, seed=1, description=f"evaluating {when}"
         )
-        found = evaluate(samples, task, ks=[], seed=0)
-        mean, se = found["pass@1"].values()
-        print(f"{when}: pass@1 {100 * mean:.1f} ± {200 * se:.1f} %, invalid {100 * found['invalid']:.1f} %")
+        found = evaluate(samples, task, k=1, seed=0)
+        correct = Estimate.read(found["pass@1"]).text(100, 1, " %")
+        print(f"{when}: pass@1 {correct}, invalid {100 * found['invalid']:.1f} %")
 
     rows = [{"prompt": task.prompt(problem), "gold": str(problem.gold)} for problem in task.train]
     config = GRPOConfig(

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from conformance.variants import VARIANTS
 from paper.sweep import Finished, Job, Sweep
+from pipeline.plots import Style
 from pipeline.records import Task
 from pipeline.settings import TINY, Settings
 from tasks.math import PRESETS as MATH_PRESETS
@@ -22,10 +23,10 @@ from train_gsm8k import PRESETS, gsm8k_task
 
 
 class Arm(NamedTuple):
-    """A method: its name in legends, its style (plots.STYLES), and the settings that it changes."""
+    """A method: its name in legends, its style, which may be one of plots.STYLES, and the settings that it changes."""
 
     name: str
-    style: str
+    style: Style | str
     changes: Mapping[str, Any]
 
 
@@ -38,10 +39,18 @@ METHODS = {
     "off_policy": Arm("plain IS", "off_policy", {"method": "off_policy"}),
     "sft": Arm("SFT on positives", "sft", {"method": "sft"}),
     # ours: neighbours of the paper's methods. AsymRE's mean is that of all samples.
-    "group": Arm("TOPR, group-mean baseline", "group", {"baseline_from": "group"}),  # the baseline of GRPO
-    "asymre": Arm("AsymRE", "asymre", {"method": "reinforce", "baseline_from": "mean", "baseline": -0.1}),
+    "group": Arm(
+        "TOPR, group-mean baseline", Style("#7B3FA0", (0, (5, 1)), "<"), {"baseline_from": "group"}
+    ),  # of GRPO
+    "asymre": Arm(
+        "AsymRE",
+        Style("#8C6D1F", (0, (4, 2, 1, 2)), ">"),
+        {"method": "reinforce", "baseline_from": "mean", "baseline": -0.1},
+    ),
     # a penalty of 0.5 KL(mu || pi) by Proposition 3.1, were the loss not divided by the length
-    "kl": Arm("naive REINFORCE, c = -0.5", "kl", {"method": "reinforce", "baseline": -0.5}),
+    "kl": Arm(
+        "naive REINFORCE, c = -0.5", Style("#6E6E6E", (0, (2, 1)), "*"), {"method": "reinforce", "baseline": -0.5}
+    ),
 }
 DEEPSEEK_8B = "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"
 OF_THE_PAPER = ("topr", "dpo", "ppo", "reinforce")  # Figures 1 and 3

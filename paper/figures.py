@@ -20,9 +20,9 @@ import topr
 from paper.experiments import METHODS, OF_THE_PAPER, Arm, Lab, called, training_task
 from paper.sweep import Finished, Job, OverSeeds, over_seeds
 from pipeline.compose import rewards_of_groups, share_of_positives
-from pipeline.evaluation import collect, maj_at_k
+from pipeline.evaluation import collect, estimate, wins
 from pipeline.methods import ppo_loss
-from pipeline.plots import VARIANTS_DRAWN, Line, Panel
+from pipeline.plots import STYLES, Line, Panel, Style
 from pipeline.records import Outcome, Sample, Task
 from pipeline.settings import Settings
 from tasks.verifier import ACCURACY, CONSTANT, WEIGHTED, check_verifier, to_panel
@@ -67,7 +67,7 @@ def difference(one: OverSeeds, other: OverSeeds) -> OverSeeds:
     return over_seeds(a - b for a, b in zip(one.each, other.each, strict=True))
 
 
-def line(x: Sequence[float], y: Series, label: str, style: str = "", scale: float = 100) -> Line:
+def line(x: Sequence[float], y: Series, label: str, style: Style | str = "", scale: float = 100) -> Line:
     """A line with its 95% interval, in percent; None stands for what is not there.
 
     >>> line([1], {"mean": [0.5], "half_width": [None]}, "one seed").half_width is None
@@ -261,7 +261,7 @@ def fig4_panels(data: Data) -> list[Panel]:
 
 def _majority(run: Finished, task: Callable[[Settings], Task], ks: Sequence[int]) -> list[float]:
     answers = collect(run.tested(_last_step(run)), task(run.settings))
-    return [maj_at_k(answers, k, run.settings.seed).mean for k in ks]
+    return [estimate(wins, answers, k, run.settings.seed).mean for k in ks]
 
 
 def _by_cardinality(run: Finished) -> list[float]:
@@ -503,7 +503,7 @@ def fig8(lab: Lab) -> Figure:
 COMPOSITIONS = {  # names and styles
     "uniform": ("uniform", "topr"),
     "positives_only": ("positives only", "sft"),
-    "anna_karenina": ("Anna Karenina", "anna_karenina"),
+    "anna_karenina": ("Anna Karenina", Style("#882255", (0, (5, 1)), "s")),
     "control": ("as many positives, any", "p5"),
 }
 
@@ -599,13 +599,22 @@ def weight_by_difficulty(samples: Sequence[Sample], baseline: float, buckets: in
     return [sum(bucket) / len(bucket) if bucket else math.nan for bucket in weights]
 
 
+VARIANTS_DRAWN = {  # and their styles
+    "topr": STYLES["topr"],
+    "per-token": Style("#E69F00", "--", "s"),
+    "per-token + token mean": Style("#CC79A7", ":", "v"),
+    "geometric mean": Style("#009E73", "-.", "^"),
+    "clip 0.8..1.2": Style("#D55E00", (0, (6, 1, 1, 1, 1, 1)), "D"),
+}
+
+
 def variants(lab: Lab) -> Figure:
     """What variants cost that public code calls TOPR and that weigh otherwise (conformance/variants.py).
 
     All train on the same samples, in the same order, at TOPR's learning rate and each at its own. The paper makes no
     claim about them.
     """
-    names = list(VARIANTS_DRAWN[1:])
+    names = list(VARIANTS_DRAWN)[1:]
     if lab.base.micro_batch < lab.base.batch:
         names.remove("per-token + token mean")  # a mean over the tokens of a whole step
     rates = lab.rates(["topr", *names])
@@ -638,7 +647,7 @@ def variants_panels(data: Data) -> list[Panel]:
     panels = []
     for key, title in titles.items():
         for outcome in ("correct", "invalid"):
-            drawn = [line(epoch(y[outcome]), y[outcome], name, name) for name, y in data[key].items()]
+            drawn = [line(epoch(y[outcome]), y[outcome], name, VARIANTS_DRAWN[name]) for name, y in data[key].items()]
             y_label = f"{outcome} (%), 95% interval"
             panels.append(Panel(f"{outcome}, {title}", EPOCH, y_label, drawn, {"ylim": (-3, 103)}))
     return panels

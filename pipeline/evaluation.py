@@ -4,8 +4,11 @@ For a K: draw K of a question's N samples without replacement, average over the 
 mean of the repeats is reported, and from their variance V the standard error sqrt(K V / (N - K)). Intervals are
 +- 2 standard errors. They tell how far another draw of samples would move the number, not another set of questions.
 For K = N, as in the paper's maj@16 of 16 samples on MATH, the formula is 0 / 0: the estimate has no interval.
+
+A new metric is an entry of METRICS: results.json, the printed table, curve.png and docs/runs.md follow from it.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,20 +17,19 @@ import numpy as np
 
 from pipeline.grading import named
 from pipeline.records import InputError, Sample, Task
-
-
-class Estimate(NamedTuple):
-    """A share between 0 and 1 and its standard error, None where there is none."""
-
-    mean: float
-    se: float | None
+from pipeline.report import Estimate, Table
 
 
 class Answers(NamedTuple):
     """What evaluation needs of Q questions with N samples each."""
 
     correct: np.ndarray  # (Q, N) bool
-    votes: list[list[Hashable | None]]  # Q lists of N answers, None where there is none to read; empty without any
+    votes: Sequence[Sequence[Hashable | None]] = ()  # Q lists of N answers, None for one that cannot be read
+    rewards: np.ndarray | None = None  # (Q, N)
+
+
+Score = Callable[[Answers, int, Sequence[int]], float]
+"""(answers, question, samples) -> how good these samples of the question are, together"""
 
 
 def standard_error(variance: float, k: int, n: int) -> float | None:
@@ -39,66 +41,13 @@ def standard_error(variance: float, k: int, n: int) -> float | None:
     return None if k == n else float(np.sqrt(k * variance / (n - k)))
 
 
-def pass_at_k(answers: Answers, k: int, seed: int, repeats: int = 100) -> Estimate:
-    """The share of questions with a correct one among k samples.
+def estimate(score: Score, answers: Answers, k: int, seed: int, repeats: int = 100) -> Estimate:
+    """The mean over questions of the score of k of their N samples. InputError unless 1 <= k <= N.
 
-    >>> correct = np.array([[True, False, False, False]])
-    >>> round(pass_at_k(Answers(correct, [[]]), k=3, seed=0).mean, 2)  # 3/4, by 100 random draws
+    >>> one_of_four = Answers(np.array([[True, False, False, False]]))
+    >>> round(estimate(METRICS["pass@k"].score, one_of_four, k=3, seed=0).mean, 2)  # 3/4, by 100 random draws
     0.78
     """
-    return _estimate(lambda question, drawn: answers.correct[question, drawn].any(), answers, k, seed, repeats)
-
-
-def maj_at_k(answers: Answers, k: int, seed: int, repeats: int = 100) -> Estimate:
-    """The share of questions whose most frequent answer among k samples is correct.
-
-    Samples without an answer do not vote; a tie goes to the answer drawn first, which is a random one.
-
-    >>> answers = Answers(np.array([[True, True, True, False]]), [[7, 7, 7, 8]])
-    >>> maj_at_k(answers, k=3, seed=0).mean
-    1.0
-    """
-
-    def is_won(question: int, drawn: np.ndarray) -> bool:
-        return wins(answers, question, drawn.tolist(), np.ones(len(drawn)))
-
-    return _estimate(is_won, answers, k, seed, repeats)
-
-
-def wins(answers: Answers, question: int, samples: Sequence[int], weights: Sequence[float]) -> bool:
-    """Whether the answer with the largest sum of weights is correct: weighted self-consistency (Section 4.4).
-
-    Samples without an answer do not vote; a tie goes to the answer that comes first among the samples.
-
-    >>> answers = Answers(np.array([[True, False, False]]), [[7, 8, 8]])
-    >>> wins(answers, 0, [0, 1, 2], [1, 1, 1]), wins(answers, 0, [0, 1, 2], [0.75, 0.25, 0.25])
-    (False, True)
-    """
-    sums: dict[Hashable, float] = {}
-    first: dict[Hashable, int] = {}
-    for i, weight in zip(samples, weights, strict=True):
-        vote = answers.votes[question][i]
-        if vote is not None:
-            sums[vote] = sums.get(vote, 0.0) + weight
-            first.setdefault(vote, i)
-    return bool(sums) and bool(answers.correct[question, first[max(sums, key=sums.__getitem__)]])
-
-
-def over_questions(values: Sequence[float]) -> Estimate:
-    """The mean of a value for each question, and its standard error: how far other questions would move it.
-
-    InputError for a single question, which has no standard error.
-
-    >>> over_questions([1.0, 2.0, 3.0])
-    Estimate(mean=2.0, se=0.5773502691896258)
-    """
-    each = np.asarray(values, dtype=float)
-    if len(each) < 2:
-        raise InputError(f"{len(each)} test problem: has no interval; take at least 2")
-    return Estimate(float(each.mean()), float(each.std(ddof=1) / np.sqrt(len(each))))
-
-
-def _estimate(score: Callable[[int, np.ndarray], bool], answers: Answers, k: int, seed: int, repeats: int) -> Estimate:
     questions, n = answers.correct.shape
     if not 1 <= k <= n:
         raise InputError(f"K = {k}: must be at least 1 and at most the {n} samples per question")
@@ -106,125 +55,157 @@ def _estimate(score: Callable[[int, np.ndarray], bool], answers: Answers, k: int
     means = []
     for _ in range(repeats):
         drawn = rng.permuted(np.tile(np.arange(n), (questions, 1)), axis=1)[:, :k]
-        means.append(np.mean([score(question, drawn[question]) for question in range(questions)]))
-    return Estimate(float(np.mean(means)), standard_error(float(np.var(means, ddof=1)), k, n))
+        means.append(np.mean([score(answers, question, drawn[question]) for question in range(questions)]))
+    se = standard_error(float(np.var(means, ddof=1)), k, n)
+    return Estimate(float(np.mean(means)), None if se is None else 2 * se)
 
 
-def mean_reward(rewards: np.ndarray, seed: int, repeats: int = 100) -> Estimate:
-    """The mean reward of Q questions with N samples each, (Q, N), with the standard error of draws of one sample.
+# ---- the metrics -------------------------------------------------------------------------------------------------
 
-    >>> mean_reward(np.array([[0.5, 0.5], [1.0, 1.0]]), seed=0)
-    Estimate(mean=0.75, se=0.0)
+
+def wins(answers: Answers, question: int, samples: Sequence[int], weights: Sequence[float] | None = None) -> bool:
+    """Whether the most frequent answer is correct, or that with the largest sum of weights (Section 4.4).
+
+    Samples without an answer do not vote; a tie goes to the answer that comes first among the samples.
+
+    >>> answers = Answers(np.array([[True, False, False]]), [[7, 8, 8]])
+    >>> wins(answers, 0, [0, 1, 2]), wins(answers, 0, [0, 1, 2], weights=[0.75, 0.25, 0.25])
+    (False, True)
     """
+    sums: dict[Hashable, float] = {}
+    first: dict[Hashable, int] = {}
+    for i, weight in zip(samples, np.ones(len(samples)) if weights is None else weights, strict=True):
+        vote = answers.votes[question][i]
+        if vote is not None:
+            sums[vote] = sums.get(vote, 0.0) + weight
+            first.setdefault(vote, i)
+    return bool(sums) and bool(answers.correct[question, first[max(sums, key=sums.__getitem__)]])
 
-    def mean(question: int, drawn: np.ndarray) -> float:
-        return rewards[question, drawn].mean()
 
-    return _estimate(mean, Answers(rewards, []), 1, seed, repeats)._replace(mean=float(rewards.mean()))
+class Metric(NamedTuple):
+    """A number of a test set, and how people see it."""
+
+    score: Score  # the number is its mean over questions
+    meaning: str  # for docs/runs.md
+    suits: Callable[[Task], bool] = lambda task: True  # the tasks that have it
+    label: str = ""  # in the table and the picture; by default its name
+    in_percent: bool = True
+    is_drawn: bool = False  # in curve.png
+
+
+METRICS = {  # @k: of --k samples, left out where a question has fewer; else of one sample, the mean being that of all
+    "pass@1": Metric(
+        lambda answers, question, samples: answers.correct[question, samples].any(),
+        "share of correct samples",
+        is_drawn=True,
+    ),
+    "maj@k": Metric(
+        wins,
+        "share of questions whose most frequent answer among k samples is correct; of tasks with `parse`",
+        suits=lambda task: task.parse is not None,
+    ),
+    "pass@k": Metric(
+        lambda answers, question, samples: answers.correct[question, samples].any(),
+        "share of questions with a correct one among k samples",
+    ),
+    "reward": Metric(
+        lambda answers, question, samples: answers.rewards[question, samples].mean(),
+        "mean reward; of tasks with `reward` or `batch_reward`",
+        suits=lambda task: task.grade is None,
+        label="mean reward",
+        in_percent=False,
+        is_drawn=True,
+    ),
+}
+
+
+def metrics_in(entry: Mapping[str, Any]) -> dict[str, Metric]:
+    """The metrics in an entry of results.json, by their names there.
+
+    >>> [*metrics_in({"correct": 0.25, "pass@1": {"mean": 0.25, "se": 0.1}, "maj@4": {"mean": 0.5, "se": None}})]
+    ['pass@1', 'maj@4']
+    """
+    found = {name: METRICS.get(name) or METRICS.get(re.sub(r"@\d+$", "@k", name)) for name in entry}
+    return {name: metric for name, metric in found.items() if metric}
+
+
+def outcomes_in(entry: Mapping[str, Any]) -> list[str]:
+    """The outcomes in an entry of results.json: what is neither a metric nor a count.
+
+    >>> outcomes_in({"right": 0.25, "wrong": 0.75, "pass@1": {"mean": 0.25, "se": 0.1}, "questions": 4})
+    ['right', 'wrong']
+    """
+    others = {*metrics_in(entry), "samples_seen", "questions", "samples_per_question"}
+    return [name for name in entry if name not in others]
+
+
+# ---- a test set --------------------------------------------------------------------------------------------------
 
 
 def collect(samples: Sequence[Sample], task: Task) -> Answers:
     """The answers of a test set's samples, which come question by question, equally many for each."""
-    questions = _by_question(samples)
-    correct = np.array([[sample.outcome == task.outcomes[0] for sample in question] for question in questions])
-    if task.parse is None:
-        return Answers(correct, [])
-    return Answers(correct, [_joined([_answer(sample, task) for sample in question], task) for question in questions])
-
-
-def _by_question(samples: Sequence[Sample]) -> list[list[Sample]]:
     by_question: dict[str | None, list[Sample]] = {}
     for sample in samples:
         by_question.setdefault(sample.problem_id, []).append(sample)
-    return list(by_question.values())
+    questions = by_question.values()
+    correct = np.array([[sample.outcome == task.outcomes[0] for sample in question] for question in questions])
+    rewards = np.array([[sample.reward for sample in question] for question in questions])
+    return Answers(correct, [_votes(question, task) for question in questions] if task.parse else (), rewards)
 
 
-def _answer(sample: Sample, task: Task) -> Hashable | None:
-    text = task.visible(sample.completion)
-    with named(task.parse, sample.problem_id, text):
-        answer = task.parse(text)
-        hash(answer)  # TypeError where it cannot vote
-        return answer
+def _votes(samples: Sequence[Sample], task: Task) -> list[Hashable | None]:
+    """The answer of each sample, as the first of those that are the same."""
+    votes: list[Hashable | None] = []
+    for sample in samples:
+        text = task.visible(sample.completion)
+        with named(task.parse, sample.problem_id, text):
+            answer = task.parse(text)
+            hash(answer)  # TypeError where it cannot vote
+        firsts = (first for first in votes if first is not None and task.same(first, answer))
+        votes.append(None if answer is None else next(firsts, answer))
+    return votes
 
 
-def _joined(answers: Sequence[Hashable | None], task: Task) -> list[Hashable | None]:
-    """Each answer as the first of those that are the same."""
-    joined: list[Hashable | None] = []
-    for answer in answers:
-        firsts = (first for first in joined if first is not None and task.same(first, answer))
-        joined.append(None if answer is None else next(firsts, answer))
-    return joined
-
-
-def outcome_shares(samples: Sequence[Sample], outcomes: Sequence[str]) -> dict[str, float]:
-    """The share of each outcome among the samples.
-
-    >>> outcome_shares([Sample(prompt="?", completion="!", reward=-1.0, outcome="wrong")], ("right", "wrong"))
-    {'right': 0.0, 'wrong': 1.0}
-    """
-    counts = Counter(sample.outcome for sample in samples)
-    return {outcome: counts[outcome] / len(samples) for outcome in outcomes}
-
-
-def evaluate(samples: Sequence[Sample], task: Task, ks: Sequence[int], seed: int) -> dict:
-    """An entry of results.json: shares of outcomes; pass@1; maj@k and pass@k for each k of `ks`, as mean and se.
-
-    So is the mean reward, as `reward`, of a task that has a reward of its own; maj@k needs its `parse`.
-    """
-    answers, shares = collect(samples, task), outcome_shares(samples, task.outcomes)
-    # The mean over all samples is what draws of one sample estimate: one quantity, one number.
-    estimates = {"pass@1": pass_at_k(answers, 1, seed)._replace(mean=shares[task.outcomes[0]])}
-    for k in ks:
-        estimates |= {f"maj@{k}": maj_at_k(answers, k, seed)} if task.parse else {}
-        estimates |= {f"pass@{k}": pass_at_k(answers, k, seed)}
-    if task.grade is None:
-        rewards = np.array([[sample.reward for sample in question] for question in _by_question(samples)])
-        estimates |= {"reward": mean_reward(rewards, seed)}
+def evaluate(samples: Sequence[Sample], task: Task, k: int, seed: int) -> dict[str, Any]:
+    """An entry of results.json: shares of outcomes, and the mean and the standard error of each metric of the task."""
+    answers, found = collect(samples, task), {}
     questions, n = answers.correct.shape
+    for name, metric in METRICS.items():
+        if not metric.suits(task):
+            continue
+        if not name.endswith("@k"):  # the mean over all samples is what draws of one sample estimate: one number
+            each = [[metric.score(answers, question, [i]) for i in range(n)] for question in range(questions)]
+            found[name] = estimate(metric.score, answers, 1, seed)._replace(mean=float(np.mean(each)))
+        elif 1 < k <= n:
+            found[name.replace("@k", f"@{k}")] = estimate(metric.score, answers, k, seed)
+    counts = Counter(sample.outcome for sample in samples)
     return (
-        shares
-        | {name: estimate._asdict() for name, estimate in estimates.items()}
+        {outcome: counts[outcome] / len(samples) for outcome in task.outcomes}
+        | {name: of_metric.record() for name, of_metric in found.items()}
         | {"questions": questions, "samples_per_question": n}
     )
 
 
-def outcomes_of(entry: Mapping[str, Any]) -> list[str]:
-    """The outcomes in an entry of results.json: shares stand there as plain numbers with a point.
-
-    >>> outcomes_of({"right": 0.25, "wrong": 0.75, "pass@1": {"mean": 0.25, "se": 0.1}, "questions": 4})
-    ['right', 'wrong']
-    """
-    return [name for name, value in entry.items() if isinstance(value, float)]
+# ---- what people see ---------------------------------------------------------------------------------------------
 
 
-def print_table(results: dict) -> None:
-    """Before and after each iteration, with +- 2 standard errors: outcomes, pass@k and maj@k in percent; mean reward.
+def shown(entry: Mapping[str, Any]) -> dict[str, str]:
+    """The rows of the table, of an entry of results.json: outcomes, then metrics, with +- 2 standard errors.
 
     The first outcome, correct, is pass@1, and stands once.
     """
-    from rich.console import Console
-    from rich.table import Table
-
-    entries = [results["before"], *(entry["after"] for entry in results["iterations"])]
-    names = ["after"] if len(entries) == 2 else [f"after iteration {i}" for i in range(1, len(entries))]
-    table = Table("", "before", *names)
-    right, *others = outcomes_of(entries[0])
-    for name, value in entries[0].items():
-        if name in others:
-            table.add_row(name, *(f"{100 * e[name]:.1f} %" for e in entries))
-        elif name == "reward":
-            table.add_row("mean reward", *(with_interval(e[name], 1, 3) for e in entries))
-        elif name == right or (isinstance(value, dict) and name != "pass@1"):
-            found = [e["pass@1" if name == right else name] for e in entries]
-            table.add_row(name, *(f"{with_interval(e, 100, 1)} %" for e in found))
-    Console().print(table)
+    right, *others = outcomes_in(entry)
+    rows = {name: Estimate(entry[name]).text(100, 1, " %") for name in (right, *others)}
+    for name, metric in metrics_in(entry).items():
+        label = right if name == "pass@1" else metric.label or name
+        rows[label] = Estimate.read(entry[name]).text(*((100, 1, " %") if metric.in_percent else (1, 3)))
+    return rows
 
 
-def with_interval(estimate: Mapping[str, float | None], unit: float, digits: int) -> str:
-    """The mean of an estimate times `unit`, with +- 2 standard errors if it has any.
-
-    >>> with_interval({"mean": 0.5, "se": 0.01}, unit=100, digits=1)
-    '50.0 ± 2.0'
-    """
-    mean, se = estimate["mean"], estimate["se"]
-    return f"{unit * mean:.{digits}f}" + ("" if se is None else f" ± {2 * unit * se:.{digits}f}")
+def print_table(results: Mapping[str, Any], rows_of: Callable[..., dict[str, str]] = shown, head: str = "") -> None:
+    """Results before and after each iteration. rows_of: an entry of results.json -> labels and texts of its rows."""
+    after = [iteration["after"] for iteration in results["iterations"]]
+    names = ["after"] if len(after) == 1 else [f"after iteration {i + 1}" for i in range(len(after))]
+    columns = [rows_of(entry) for entry in (results["before"], *after)]
+    rows = [[label, *(column[label] for column in columns)] for label in columns[0]]
+    Table([head, "before", *names], rows).print()

@@ -14,10 +14,10 @@ import numpy as np
 
 from pipeline.compose import baselines_of
 from pipeline.dataset import Row, encode
-from pipeline.evaluation import with_interval
 from pipeline.models.language_model import LanguageModel
-from pipeline.plots import Line, Panel, draw
+from pipeline.plots import Panel, draw, estimates
 from pipeline.records import Sample
+from pipeline.report import Estimate
 from pipeline.settings import Settings
 
 MEASURED = {
@@ -26,6 +26,7 @@ MEASURED = {
     "logp_per_token": "log pi, nats per token",
 }
 RANKED = "positive ahead of negative, of a prompt's pairs"
+SIGNS = {"positive": "p1", "negative": "p3"}  # and their styles
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,11 @@ class Scored:
     length: int  # of the completion, in tokens
     logp: float  # log pi(y|x) of this model, in nats
     logmu: float  # log mu(y|x): of the model that training begins with, or of the samples with --trust-logmu
+
+    def measured(self) -> dict[str, float]:
+        """The quantities of MEASURED."""
+        log_ratio = self.logp - self.logmu
+        return dict(zip(MEASURED, (log_ratio, log_ratio / self.length, self.logp / self.length), strict=True))
 
 
 def rows_held_out(settings: Settings, samples: Sequence[Sample], lm: LanguageModel, stop: Sequence[str]) -> list[Row]:
@@ -80,14 +86,9 @@ def evaluate_held_out(scored: Sequence[Scored]) -> dict[str, Any]:
     ({'mean': 0.5, 'se': None}, -4.0, 1.0)
     """
     entry: dict[str, Any] = {}
-    for name in ("positive", "negative"):
-        own = [one for one in scored if (one.reward >= 0) == (name == "positive")]
-        values = {
-            "log_ratio": [one.logp - one.logmu for one in own],
-            "log_ratio_per_token": [(one.logp - one.logmu) / one.length for one in own],
-            "logp_per_token": [one.logp / one.length for one in own],
-        }
-        entry[name] = {"samples": len(own)} | {key: _mean(value) for key, value in values.items()}
+    for name in SIGNS:
+        own = [one.measured() for one in scored if (one.reward >= 0) == (name == "positive")]
+        entry[name] = {"samples": len(own)} | {key: _mean([measured[key] for measured in own]) for key in MEASURED}
     by_prompt: dict[int, tuple[list[float], list[float]]] = {}  # log pi per token of its positives and negatives
     for one in scored:
         by_prompt.setdefault(one.prompt, ([], []))[one.reward < 0].append(one.logp / one.length)
@@ -96,32 +97,17 @@ def evaluate_held_out(scored: Sequence[Scored]) -> dict[str, Any]:
 
 
 def _mean(values: Sequence[float]) -> dict[str, float | None] | None:
-    """Their mean and its standard error, None where it takes more values."""
-    if not values:
-        return None
-    each = np.asarray(values, dtype=float)
-    return {
-        "mean": float(each.mean()),
-        "se": float(each.std(ddof=1) / math.sqrt(len(each))) if len(each) > 1 else None,
-    }
+    return Estimate.over_samples(values).record() if values else None
 
 
-def print_held_out(results: Mapping[str, Any]) -> None:
-    """A table of what `evaluate_held_out` found before and after training, with +- 2 standard errors."""
-    from rich.console import Console
-    from rich.table import Table
+def shown(entry: Mapping[str, Any]) -> dict[str, str]:
+    """The rows of the printed table, of an entry of results.json, with +- 2 standard errors."""
 
-    entries = [results["before"], *(iteration["after"] for iteration in results["iterations"])]
-    table = Table("held-out samples", "before", *["after"] * (len(entries) - 1))
-    for name in ("positive", "negative"):
-        for key, text in MEASURED.items():
-            table.add_row(f"{name}s: {text}", *(_told(entry[name][key], 1, 3) for entry in entries))
-    table.add_row(RANKED, *(_told(entry["ranked"], 100, 1, " %") for entry in entries))
-    Console().print(table)
+    def text(found: Mapping[str, Any] | None, *how: Any) -> str:
+        return "-" if found is None else Estimate.read(found).text(*how)
 
-
-def _told(estimate: Mapping[str, float | None] | None, unit: float, digits: int, behind: str = "") -> str:
-    return "-" if estimate is None else with_interval(estimate, unit, digits) + behind
+    rows = {f"{name}s: {label}": text(entry[name][key], 1, 3) for name in SIGNS for key, label in MEASURED.items()}
+    return rows | {RANKED: text(entry["ranked"], 100, 1, " %")}
 
 
 def draw_held_out(curve: Sequence[Mapping[str, Any]], title: str) -> Any:
@@ -129,11 +115,8 @@ def draw_held_out(curve: Sequence[Mapping[str, Any]], title: str) -> Any:
     panels = []
     for key, heading in (("log_ratio_per_token", title), ("logp_per_token", "held-out samples")):
         lines = []
-        for name, style in (("positive", "p1"), ("negative", "p3")):
-            points = [(point["samples_seen"], point[name][key]) for point in curve if point[name][key]]
-            if points:
-                seen, found = zip(*points, strict=True)
-                half_width = [2 * (one["se"] or 0.0) for one in found]
-                lines.append(Line(seen, [one["mean"] for one in found], f"{name}s", style, half_width=half_width))
+        for name, style in SIGNS.items():
+            found = {point["samples_seen"]: point[name][key] for point in curve if point[name][key]}
+            lines += [estimates(found, f"{name}s", style)] if found else []
         panels.append(Panel(heading, "samples trained on", f"{MEASURED[key]}, ± 2 SE", lines))
     return draw(panels)

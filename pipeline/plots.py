@@ -5,7 +5,7 @@ grey. A method or an outcome looks the same in every picture.
 """
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from types import MappingProxyType
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from pipeline.evaluation import outcomes_of
+from pipeline.evaluation import metrics_in, outcomes_in
 from pipeline.records import write_file
+from pipeline.report import Estimate
 
 if TYPE_CHECKING:  # imported where something is drawn: commands answer --help without it
     from matplotlib.figure import Figure
@@ -39,14 +40,6 @@ STYLES = {
     "off_policy": Style("#CC79A7", (0, (6, 1, 1, 1, 1, 1)), "D"),
     "ppo": Style("#E69F00", (0, (3, 1)), "P"),
     "dpo": Style("#000000", (0, (1, 2)), "X"),
-    "group": Style("#7B3FA0", (0, (5, 1)), "<"),  # TOPR with the mean of the prompt's samples as baseline
-    "asymre": Style("#8C6D1F", (0, (4, 2, 1, 2)), ">"),
-    "kl": Style("#6E6E6E", (0, (2, 1)), "*"),  # naive REINFORCE with a KL(mu || pi) penalty
-    "anna_karenina": Style("#882255", (0, (5, 1)), "s"),
-    "per-token": Style("#E69F00", "--", "s"),  # variants of the loss: conformance/variants.py
-    "per-token + token mean": Style("#CC79A7", ":", "v"),
-    "geometric mean": Style("#009E73", "-.", "^"),
-    "clip 0.8..1.2": Style("#D55E00", (0, (6, 1, 1, 1, 1, 1)), "D"),
     "limit": Style("#000000", (0, (8, 3)), ""),  # a bound or a reference line, not a measurement
     # The values of a parameter, from dark to light
     "p1": Style("#440154", "-", "o"),
@@ -55,11 +48,7 @@ STYLES = {
     "p4": Style("#5EC962", (0, (6, 1, 1, 1, 1, 1)), "D"),
     "p5": Style("#C2A800", ":", "v"),
 }
-METHODS = ("topr", "reinforce", "tis", "sft", "off_policy", "ppo", "dpo", "group", "asymre", "kl")
-VARIANTS_DRAWN = ("topr", "per-token", "per-token + token mean", "geometric mean", "clip 0.8..1.2")
 PARAMETERS = ("p1", "p2", "p3", "p4", "p5")
-
-
 CALLED = {  # a method's name as a label is printed like this
     "topr": "TOPR",
     "reinforce": "naive REINFORCE",
@@ -73,7 +62,8 @@ LABEL = 0.075  # the height of a label, as a share of that of the axes
 
 
 class Line(NamedTuple):
-    """A line of a panel, or its points. style: a name of STYLES; by default the label's, else the next parameter's.
+    """A line of a panel, or its points. style: one of STYLES by name, or another; by default the label's, else the next
+    parameter's.
 
     kind: rows are points whose intervals lie along x; a band is grey between the two values of x, and has no y.
     """
@@ -81,7 +71,7 @@ class Line(NamedTuple):
     x: Any
     y: Any = ()
     label: str = ""
-    style: str = ""
+    style: Style | str = ""
     kind: Literal["line", "points", "rows", "band"] = "line"
     half_width: Any = None  # half of the interval at each point
 
@@ -128,7 +118,8 @@ def draw(panels: Sequence[Panel], columns: int = 2) -> "Figure":
                 above = {"ha": "center", "va": "bottom", "fontsize": "small"}
                 axes.annotate(line.label, (float(np.mean(line.x)), 0.01), xycoords=("data", "axes fraction"), **above)
             else:
-                style = STYLES[line.style or (line.label if line.label in STYLES else next(others))]
+                style = line.style or (line.label if line.label in STYLES else next(others))
+                style = STYLES[style] if isinstance(style, str) else style
                 _add(axes, line, style, len(axes.lines))
                 named += [(line, style)] if line.label else []
         _name_ends(axes, named)
@@ -189,21 +180,24 @@ def _name_ends(axes: Any, lines: Sequence[tuple[Line, Style]]) -> None:
 def _apart(wanted: Sequence[float]) -> list[float]:
     """Rising heights in [0, 1], moved as little as it takes to be LABEL apart.
 
-    >>> [round(place, 3) for place in _apart([0.2, 0.2, 1.0, 1.0])]
-    [0.163, 0.238, 0.925, 1.0]
+    >>> [round(place, 4) for place in _apart([0.2, 0.2, 1.0, 1.0])]
+    [0.1625, 0.2375, 0.925, 1.0]
     """
+    groups = [[height] for height in wanted]
+    while True:
+        places = [_stacked(group) for group in groups]
+        touching = [i for i in range(1, len(groups)) if places[i][0] - places[i - 1][-1] < LABEL]
+        if not touching:
+            return [place for group in places for place in group]
+        second = groups.pop(touching[0])  # two groups that touch are one
+        groups[touching[0] - 1] += second
 
-    def middle(group: Sequence[float]) -> float:
-        half = (len(group) - 1) * LABEL / 2
-        return max(min(sum(group) / len(group), 1 - half), half)
 
-    groups: list[list[float]] = []  # of those that touch each other
-    for height in wanted:
-        groups.append([height])
-        while len(groups) > 1 and middle(groups[-1]) - middle(groups[-2]) < LABEL * len(groups[-2] + groups[-1]) / 2:
-            touching = groups.pop()
-            groups[-1] += touching
-    return [middle(group) + (i - (len(group) - 1) / 2) * LABEL for group in groups for i in range(len(group))]
+def _stacked(heights: Sequence[float]) -> list[float]:
+    """Places LABEL apart around the mean of the heights, in [0, 1]."""
+    half = (len(heights) - 1) * LABEL / 2
+    middle = max(min(sum(heights) / len(heights), 1 - half), half)
+    return [middle - half + i * LABEL for i in range(len(heights))]
 
 
 def _plain_ticks(axes: Any, name: str, is_given: bool) -> None:
@@ -226,108 +220,39 @@ def _plain_ticks(axes: Any, name: str, is_given: bool) -> None:
 
 def save_figure(figure: "Figure", path: Path) -> None:
     """Write a figure as PNG, whole or not at all."""
-    write_file(path, _to_png(figure, dpi=150))
-
-
-def draw_curve(iterations: Sequence[dict], title: str) -> "Figure":
-    """Accuracy with +- 2 standard errors, and the outcomes, over training; the mean reward, where there is one.
-
-    iterations: those of results.json, each with a `curve`: points with samples_seen, the outcome shares, and "pass@1"
-    with its mean and se, as "reward" has. An iteration's curve begins where the one before it ended.
-    """
-    points, seen, before = [], [], 0
-    for iteration in iterations:
-        curve = iteration["curve"][1 if points else 0 :]
-        points += curve
-        seen += [before + point["samples_seen"] for point in curve]
-        before = seen[-1]
-
-    def measured(name: str, unit: float) -> list[Line]:
-        mean = [unit * point[name]["mean"] for point in points]
-        return [Line(seen, mean, style="correct", half_width=[2 * unit * point[name]["se"] for point in points])]
-
-    x = "samples trained on"
-    panels = [Panel(title, x, "pass@1 (%), ± 2 SE", measured("pass@1", 100))]
-    outcomes = [Line(seen, [100 * point[name] for point in points], name) for name in outcomes_of(points[0])]
-    panels.append(Panel("outcomes", x, "share of completions (%)", outcomes, {"ylim": (-3, 103)}))
-    if "reward" in points[0]:
-        panels.append(Panel("reward", x, "mean reward, ± 2 SE", measured("reward", 1)))
-    return draw(panels)
-
-
-class Strip(NamedTuple):
-    """A completion to be drawn: what its numbers are, its tokens, and a number for each."""
-
-    title: str
-    tokens: Sequence[str]
-    values: Sequence[float]
-
-
-def draw_tokens(strips: Sequence[Strip], furthest: float) -> "Figure":
-    """Tokens on the colour of their values, with numbers: green above zero, brown and with a dotted line below it.
-
-    furthest: the value, of either sign, from which on the colour is darkest. The scale is logarithmic from 0.01 on.
-
-    >>> figure = draw_tokens([Strip("log-ratio", [" 4", " +"], [0.5, -0.25])], furthest=1)
-    >>> [text.get_text() for text in figure.axes[0].texts]
-    ['log-ratio', ' 4', '+0.50', ' +', '-0.25']
-    """
-    from matplotlib import colormaps
-    from matplotlib.colors import SymLogNorm
-    from matplotlib.figure import Figure
-    from matplotlib.textpath import TextPath
-
-    size, gap, width, tall = 10, 0.06, 10.0, 0.47  # points; inches between tokens, in all, and of a row
-    figure = Figure(dpi=100)
-    axes = figure.add_axes((0, 0, 1, 1), xlim=(-0.1, width - 0.1))
-    axes.set_axis_off()
-    shade, y = SymLogNorm(0.01, vmin=-furthest, vmax=furthest, clip=True), 0.0
-    for strip in strips:
-        axes.text(0, y + 0.2, strip.title, fontsize=11, va="center")
-        x, y = 0.0, y + 0.35
-        for token, value in zip(strip.tokens, strip.values, strict=True):
-            wide = max(TextPath((0, 0), token or " ", size=size).get_extents().width / 72, 0.4) + 2 * gap
-            if x + wide > width - 0.2:
-                x, y = 0.0, y + tall
-            colour = colormaps["BrBG"](0.2 + 0.6 * float(shade(value)))
-            axes.fill([x, x + wide, x + wide, x], [y, y, y + 0.42, y + 0.42], color=colour, linewidth=0)
-            if value <= -0.005:
-                axes.plot([x + gap, x + wide - gap], [y + 0.4] * 2, ":", color="#543005", linewidth=2)
-            axes.text(x + wide / 2, y + 0.13, token.replace("$", r"\$"), fontsize=size, ha="center", va="center")
-            told = f"{value:+.2f}" if abs(value) >= 0.005 else "0"
-            axes.text(x + wide / 2, y + 0.3, told, fontsize=7.5, ha="center", va="center")
-            x += wide
-        y += tall + 0.1
-    axes.set_ylim(y, -0.05)
-    figure.set_size_inches(width, y + 0.05)
-    return figure
-
-
-def show_sliders(draw_at: Callable[..., "Figure"], **ranges: tuple[float, float, float]) -> None:
-    """In a notebook: `draw_at` with a slider for each argument, from low to high in steps; without widgets, a picture.
-
-    Where nobody can move a slider (a printed page, a viewer without widgets) the same cell shows the figure at the
-    sliders' first positions: the middle of each range.
-    """
-    from IPython.display import display
-    from ipywidgets import FloatSlider, Image, VBox
-
-    sliders = {
-        name: FloatSlider((low + high) / 2, min=low, max=high, step=step, description=name)
-        for name, (low, high, step) in ranges.items()
-    }
-
-    def picture() -> bytes:
-        return _to_png(draw_at(**{name: slider.value for name, slider in sliders.items()}), dpi=100)
-
-    image = Image(value=picture(), format="png", layout={"max_width": "100%"})
-    for slider in sliders.values():
-        slider.observe(lambda _: setattr(image, "value", picture()), "value")
-    box = VBox([*sliders.values(), image])
-    display(box._repr_mimebundle_() | {"image/png": bytes(image.value)}, raw=True)
-
-
-def _to_png(figure: "Figure", dpi: int) -> bytes:
     content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=dpi)
-    return content.getvalue()
+    figure.savefig(content, format="png", dpi=150)
+    write_file(path, content.getvalue())
+
+
+def estimates(found: Mapping[float, Mapping[str, Any]], label: str = "", style: str = "", scale: float = 1) -> Line:
+    """The line of a metric along x: x -> its entry in results.json. Around it are +- 2 standard errors.
+
+    >>> estimates({0: {"mean": 0.5, "se": 0.01}}, scale=100).half_width
+    [2.0]
+    """
+    each = [Estimate.read(entry) for entry in found.values()]
+    half_width = [scale * (estimate.half_width or 0.0) for estimate in each]
+    return Line([*found], [scale * estimate.mean for estimate in each], label, style, half_width=half_width)
+
+
+def draw_curve(iterations: Sequence[Mapping[str, Any]], title: str) -> "Figure":
+    """Accuracy, the outcomes and the mean reward, where there is one, over training: the metrics that say so.
+
+    iterations: those of results.json, each with a `curve`, which begins where the one of the iteration before it ended.
+    """
+    points, seen = {}, 0
+    for iteration in iterations:
+        for point in iteration["curve"][1 if points else 0 :]:
+            points[seen + point["samples_seen"]] = point
+        seen = max(points)
+    x, first, panels = "samples trained on", iterations[0]["curve"][0], []
+    for name, metric in metrics_in(first).items():
+        if metric.is_drawn:
+            found = {n: point[name] for n, point in points.items() if name in point}
+            label = f"{metric.label or name}{' (%)' if metric.in_percent else ''}, ± 2 SE"
+            drawn = estimates(found, style="correct", scale=100 if metric.in_percent else 1)
+            panels.append(Panel(name if panels else title, x, label, [drawn]))
+    outcomes = lines([*points], {name: [100 * p[name] for p in points.values()] for name in outcomes_in(first)})
+    panels.insert(1, Panel("outcomes", x, "share of completions (%)", outcomes, {"ylim": (-3, 103)}))
+    return draw(panels)

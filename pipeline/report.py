@@ -31,6 +31,19 @@ class Estimate(NamedTuple):
         )
 
     @classmethod
+    def over_samples(cls, values: Sequence[float]) -> "Estimate":
+        """The mean of independent values ± 2 standard errors; a single value has no interval.
+
+        >>> Estimate.over_samples([1.0, 2.0, 3.0]).text(digits=2)
+        '2.00 ± 1.15'
+        """
+        import numpy as np
+
+        each = np.asarray(values, dtype=float)
+        se = float(each.std(ddof=1) / np.sqrt(len(each))) if len(each) > 1 else None
+        return cls(float(each.mean()), None if se is None else 2 * se)
+
+    @classmethod
     def read(cls, entry: Mapping[str, Any]) -> "Estimate":
         """An estimate as results.json has it: `mean`, and `se`, half of the half-width or None.
 

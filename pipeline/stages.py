@@ -161,7 +161,7 @@ class Run(AbstractContextManager):
             on_rank_zero(lambda: self._track_evaluation(file, n, self._steps_before(iteration) + point.step))
 
     def _track_evaluation(self, file: Path, n: int, step: int) -> None:
-        self._tracker.numbers({"test": self._measure(file, n)}, step)
+        self._tracker.numbers({"test": self._measure(file)}, step)
         if self.inputs.held_out is None:  # a few completions, of the same problems each time
             columns = ("step", "problem_id", "prompt", "completion", "outcome", "reward")
             samples = read_checked(file, Sample)[: 8 * n : n]
@@ -376,7 +376,7 @@ class Run(AbstractContextManager):
     def _publish(self) -> dict[str, Any]:
         settings, measure = self.settings, self._measure
         tests = {number: list(points) for number, points in self._tests.items()}
-        last = measure(tests[1].pop(0)[1], settings.test_samples) if settings.evaluation else None
+        last = measure(tests[1].pop(0)[1]) if settings.evaluation else None
         results = {} if last is None else {"before": last}
         iterations = []
         for number in range(1, settings.iterations + 1):
@@ -387,8 +387,8 @@ class Run(AbstractContextManager):
             entry = {"dataset": counts}
             if settings.evaluation:
                 curve = [{"samples_seen": 0, **last}]
-                for i, (seen, file) in enumerate(tests[number], start=1):
-                    last = measure(file, settings.test_samples if i == len(tests[number]) else settings.curve_samples)
+                for seen, file in tests[number]:
+                    last = measure(file)
                     curve.append({"samples_seen": seen, **last})
                 entry |= {"curve": curve, "after": last}
             iterations.append(entry if mismatch is None else entry | {"engine_mismatch": mismatch})
@@ -404,12 +404,11 @@ class Run(AbstractContextManager):
         write_file(self.folder / "results.json", json.dumps(results, indent=2) + "\n")
         return results
 
-    def _measure(self, file: Path, n: int) -> dict:
-        """An entry of results.json: how good the completions in `file` are, n of each test problem."""
+    def _measure(self, file: Path) -> dict:
+        """An entry of results.json: how good the completions in `file` are."""
         if self.inputs.held_out is not None:
             return evaluate_held_out(read_checked(file, Scored))
-        ks = [self.settings.k] if 1 < self.settings.k <= n else []  # pass@1 is there in any case
-        return evaluate(read_checked(file, Sample), self.inputs.task, ks, self.settings.seed)
+        return evaluate(read_checked(file, Sample), self.inputs.task, self.settings.k, self.settings.seed)
 
     # ---- what is held open: an engine or a learner, since either fills a GPU ------------------------------------
 

@@ -318,7 +318,7 @@ def table2(settings: VerifierSettings, task: Task, solutions: Sequence[Sample], 
     """Table 2, and its values after each iteration. Means over problems, with standard errors over problems."""
     import numpy as np
 
-    from pipeline.evaluation import collect, over_questions
+    from pipeline.evaluation import collect
 
     folder, method = settings.out / "verifier", settings.method
     files = [folder / "iteration-1" / "test-0.jsonl"]
@@ -328,6 +328,8 @@ def table2(settings: VerifierSettings, task: Task, solutions: Sequence[Sample], 
     base, *trained = [verified(read_checked(file, Sample), answers) for file in files]
     after = trained[-1] if trained else base
     problems, m = answers.correct.shape
+    if problems < 2:
+        raise InputError(f"{problems} test problem: has no interval; take at least 2")
     plain = votes_won(answers, np.ones((problems, m)))
     right = answers.correct.mean(1)
     constant = max(right, 1 - right, key=np.mean)
@@ -339,7 +341,7 @@ def table2(settings: VerifierSettings, task: Task, solutions: Sequence[Sample], 
     }
 
     def estimates(row: Mapping[str, np.ndarray]) -> dict:
-        return {name: over_questions(values)._asdict() for name, values in row.items()}
+        return {name: Estimate.over_samples(values).record() for name, values in row.items()}
 
     return {
         "table2": {name: estimates(row) for name, row in rows.items()},

@@ -1,67 +1,57 @@
-"""pass@k and maj@k against closed forms, and the paper's interval."""
+"""The metrics against an enumeration of all draws, and the paper's interval."""
 
-import re
-from math import comb
+import math
+from collections import Counter
+from itertools import permutations
+from statistics import fmean, pvariance
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from pipeline import evaluation
-from pipeline.evaluation import Answers
+from pipeline.evaluation import METRICS, Answers, estimate, evaluate, print_table, standard_error
 from pipeline.records import InputError, Sample, Task
+
+REWARDS = {"r": 1.0, "w": -1.0, "x": -0.5, "-": -2.0}  # r: a right answer, w and x wrong ones, -: none at all
+QUESTIONS = ("rrwwx-", "r-----", "wwwxx-", "rwxwr-", "rrrrrw")
+
+ORACLES = {  # a metric's score of the letters that were drawn, in their order
+    "pass@1": lambda drawn: "r" in drawn,
+    "maj@k": lambda drawn: ([*Counter(letter for letter in drawn if letter != "-").most_common(1), "-"][0][0]) == "r",
+    "pass@k": lambda drawn: "r" in drawn,
+    "reward": lambda drawn: fmean(REWARDS[letter] for letter in drawn),
+}
 
 
 def answers_of(*questions):
-    """Questions as strings: r a right answer, w and x wrong ones, - none at all."""
-    correct = np.array([[letter == "r" for letter in question] for question in questions])
-    return Answers(correct, [[None if letter == "-" else letter for letter in question] for question in questions])
+    return Answers(
+        np.array([[letter == "r" for letter in question] for question in questions]),
+        [[None if letter == "-" else letter for letter in question] for question in questions],
+        np.array([[REWARDS[letter] for letter in question] for question in questions]),
+    )
 
 
-@given(st.integers(0, 8), st.integers(1, 7))
-def test_pass_at_k_estimates_the_closed_form(right, k):
-    found = evaluation.pass_at_k(answers_of("r" * right + "w" * (8 - right)), k, seed=0, repeats=2000)
-    assert found.mean == pytest.approx(1 - comb(8 - right, k) / comb(8, k), abs=0.05)
-
-
-@pytest.mark.parametrize(
-    ("question", "k", "expected"),
-    [
-        ("rrrw", 3, 1),  # two of three at least
-        ("wwwr", 3, 0),
-        ("r----", 1, 0.2),  # what is not drawn cannot win
-        ("r--------", 8, 8 / 9),  # those without an answer do not vote
-        ("---", 2, 0),
-        ("rwxwr", 4, 0.5),  # the draw without x ties; without an r or a w one side wins
-    ],
-)
-def test_maj_at_k(question, k, expected):
-    assert evaluation.maj_at_k(answers_of(question), k, seed=0, repeats=2000).mean == pytest.approx(expected, abs=0.05)
-
-
-def test_a_tie_goes_to_a_random_side():
-    assert evaluation.maj_at_k(answers_of("rrrrwwwwx"), 2, seed=1, repeats=3000).mean == pytest.approx(4 / 9, abs=0.05)
-
-
-def test_v21_standard_error():
-    assert evaluation.standard_error(0.18, k=1, n=64) == pytest.approx(0.053452, abs=1e-6)
+@pytest.mark.parametrize("k", [1, 2, 4])
+@pytest.mark.parametrize("name", METRICS)
+def test_a_metric_and_its_interval_are_those_of_all_draws(name, k):
+    """In order, because a tie goes to the answer that was drawn first; questions are drawn independently."""
+    scores = [[ORACLES[name](drawn) for drawn in permutations(question, k)] for question in QUESTIONS]
+    variance, repeats = sum(map(pvariance, scores)) / len(QUESTIONS) ** 2, 4000
+    found = estimate(METRICS[name].score, answers_of(*QUESTIONS), k, 0, repeats)
+    assert found.mean == pytest.approx(fmean(map(fmean, scores)), abs=4 * math.sqrt(variance / repeats))
+    assert found.half_width == pytest.approx(2 * math.sqrt(k * variance / (6 - k)), rel=0.06)
 
 
 @pytest.mark.parametrize("k", [0, 17])
 def test_k_must_be_among_the_numbers_of_samples(k):
     with pytest.raises(InputError, match=f"K = {k}: must be at least 1 and at most the 16 samples"):
-        evaluation.pass_at_k(answers_of("r" * 16), k, seed=0)
+        estimate(METRICS["pass@k"].score, answers_of("r" * 16), k, seed=0)
 
 
 def test_all_samples_have_an_estimate_and_no_interval():
     """The paper's maj@16 from 16 samples on MATH: a count by hand, and nothing that could be drawn otherwise."""
     answers = answers_of("r" * 9 + "w" * 7, "r" * 7 + "w" * 9, "r" * 4 + "w" * 3 + "x" * 3 + "-" * 6)
-    assert evaluation.maj_at_k(answers, 16, seed=0) == (pytest.approx(2 / 3), None)
-    assert evaluation.pass_at_k(answers, 16, seed=0) == (1, None)
-    tied = evaluation.maj_at_k(answers_of("rrww"), 4, seed=0, repeats=2000)
-    assert tied.mean == pytest.approx(0.5, abs=0.05)
-    assert tied.se is None
+    for name, mean in (("maj@k", 2 / 3), ("pass@k", 1)):
+        assert estimate(METRICS[name].score, answers, 16, seed=0) == (pytest.approx(mean), None, ())
 
 
 @pytest.mark.slow
@@ -72,36 +62,43 @@ def test_the_interval_covers_the_truth():
     covered = 0
     for trial in range(200):
         correct = rng.random((40, 32)) < chances[:, None]
-        found = evaluation.pass_at_k(Answers(correct, [[]] * 40), 1, seed=trial)
+        found = estimate(METRICS["pass@1"].score, Answers(correct), 1, seed=trial)
         # The mean over 100 repeats has an error of its own, which the paper's formula leaves out: use all samples.
-        covered += abs(correct.mean() - chances.mean()) < 2 * found.se
+        covered += abs(correct.mean() - chances.mean()) < found.half_width
     assert 0.90 <= covered / 200 <= 0.99
 
 
-def test_same_seed_same_estimate():
-    answers = answers_of("rwwrwrwwrw", "rrrrwwwwww")
-    assert evaluation.pass_at_k(answers, 2, seed=5) == evaluation.pass_at_k(answers, 2, seed=5)
-    assert evaluation.pass_at_k(answers, 2, seed=5) != evaluation.pass_at_k(answers, 2, seed=6)
-
-
-def test_correct_and_pass_at_1_are_one_number(capsys):
+def test_an_entry_of_results_has_the_metrics_of_the_task_and_the_table_shows_them(capsys):
     samples = [
         Sample(
-            problem_id=problem,
+            problem_id=question,
             prompt="?",
-            completion=text,
-            reward=1.0,
-            outcome="correct" if text == "r" else "incorrect",
+            completion=letter,
+            reward=REWARDS[letter],
+            outcome="right" if letter == "r" else "wrong",
         )
-        for problem, texts in (("a", "rrrrw"), ("b", "rwwww"))
-        for text in texts
+        for question in ("rrrrw", "rw--x")
+        for letter in question
     ]
-    task = Task("letters", [], [], parse=str, grade=str)
-    found = evaluation.evaluate(samples, task, [2, 5], seed=0)
-    assert found["pass@1"]["mean"] == found["correct"] == 0.5
-    assert found["maj@5"] == {"mean": 0.5, "se": None}
-    evaluation.print_table({"before": found, "iterations": []})
-    printed = capsys.readouterr().out
-    assert printed.count("50.0 ±") == 1
-    assert re.search(r"maj@5 +│ 50\.0 % ", printed)  # of five samples: without an interval
-    assert "pass@1" not in printed
+    outcomes = ("right", "wrong")
+    votes = Task("a", [], [], outcomes=outcomes, parse=lambda text: None if text == "-" else text, grade=str)
+    found = evaluate(samples, votes, 5, seed=0)
+    assert [*found] == [*outcomes, "pass@1", "maj@5", "pass@5", "questions", "samples_per_question"]
+    assert found["pass@1"]["mean"] == found["right"] == 0.5
+    variance = (pvariance([1, 1, 1, 1, 0]) + pvariance([1, 0, 0, 0, 0])) / 4
+    assert found["pass@1"]["se"] == pytest.approx(standard_error(variance, 1, 5), rel=0.3)
+    assert found["pass@5"] == {"mean": 1, "se": None}
+    assert found == evaluate(samples, votes, 5, seed=0) != evaluate(samples, votes, 5, seed=1)
+
+    rewarded = evaluate(samples, Task("b", [], [], outcomes=outcomes, reward=str), 6, seed=0)
+    assert [*rewarded] == [*outcomes, "pass@1", "reward", "questions", "samples_per_question"]
+    assert rewarded["reward"]["mean"] == pytest.approx(fmean(sample.reward for sample in samples))
+
+    print_table({"before": found | {"reward": rewarded["reward"]}, "iterations": []})
+    rows = [[cell.strip() for cell in line.split("│")[1:3]] for line in capsys.readouterr().out.splitlines()]
+    assert ["wrong", "50.0 %"] in rows
+    assert ["pass@5", "100.0 %"] in rows  # of five samples: without an interval
+    half = {"right": 200 * found["pass@1"]["se"], "mean reward": 2 * rewarded["reward"]["se"]}
+    assert ["right", f"50.0 ± {half['right']:.1f} %"] in rows  # and no row pass@1
+    assert ["mean reward", f"{rewarded['reward']['mean']:.3f} ± {half['mean reward']:.3f}"] in rows
+    assert not any(row[:1] == ["pass@1"] for row in rows)

@@ -346,7 +346,7 @@ def test_own_outcomes_and_rewards_are_evaluated_printed_and_drawn(capsys):
         for i, of_problem in enumerate(rewards)
         for reward in of_problem
     ]
-    found = evaluate(samples, task, [2], seed=0)
+    found = evaluate(samples, task, 2, seed=0)
     assert {name: found[name] for name in task.outcomes} == {"gold": 0.25, "silver": 0.5, "lead": 0.25}
     assert found["pass@1"]["mean"] == 0.25
     assert found["pass@2"]["mean"] == pytest.approx(5 / 12, abs=0.05)  # 5 of 6 pairs of the first problem, and none

@@ -7,35 +7,29 @@ import pytest
 from matplotlib.image import imread
 from matplotlib.text import Text
 
-from pipeline.plots import (
-    METHODS,
-    PARAMETERS,
-    STYLES,
-    VARIANTS_DRAWN,
-    Line,
-    Panel,
-    Strip,
-    draw,
-    draw_curve,
-    draw_tokens,
-    lines,
-    save_figure,
+from notebooks.pictures import Strip, draw_tokens
+from paper.experiments import METHODS
+from paper.figures import VARIANTS_DRAWN
+from pipeline.plots import PARAMETERS, STYLES, Line, Panel, Style, draw, draw_curve, lines, save_figure
+
+
+@pytest.mark.parametrize(
+    "styles",
+    [
+        [arm.style for arm in METHODS.values()],
+        [*VARIANTS_DRAWN.values()],
+        PARAMETERS,
+        ("correct", "incorrect", "invalid"),
+    ],
 )
-
-
-@pytest.mark.parametrize("names", [METHODS, VARIANTS_DRAWN, PARAMETERS, ("correct", "incorrect", "invalid")])
-def test_styles_of_one_picture_differ_without_colour(names):
-    for one, other in combinations(names, 2):
-        assert STYLES[one].dashes != STYLES[other].dashes
-        assert STYLES[one].marker != STYLES[other].marker
-        assert STYLES[one].colour != STYLES[other].colour
+def test_styles_of_one_picture_differ_without_colour(styles):
+    for one, other in combinations([STYLES.get(style, style) for style in styles], 2):
+        assert all(ours != theirs for ours, theirs in zip(one, other, strict=True))
 
 
 def test_a_panel_is_drawn_as_described():
-    panel = Panel(
-        "title", "x (s)", "y (m)", [Line([0, 1, 2], [1, 2, 3], "tis", half_width=[0.1] * 3)], {"yscale": "log"}
-    )
-    [axes] = draw([panel]).axes
+    drawn = [Line([0, 1, 2], [1, 2, 3], "tis", half_width=[0.1] * 3)]
+    [axes] = draw([Panel("title", "x (s)", "y (m)", drawn, {"yscale": "log"})]).axes
     assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) == ("title", "x (s)", "y (m)")
     assert axes.get_yscale() == "log"
     [line] = axes.lines
@@ -49,6 +43,7 @@ def test_a_panel_is_drawn_as_described():
 def test_points_have_bars_for_their_intervals(kind, axis):
     x_and_y = [[0, 1], [5, 7]] if kind == "points" else [[5, 7], [0, 1]]
     [axes] = draw([Panel("", "", "", [Line(*x_and_y, "tis", kind=kind, half_width=[1, 2])])]).axes
+    assert axes.lines[0].get_linestyle() == "None"  # not joined
     [bars] = axes.collections
     assert [segment[:, axis].tolist() for segment in bars.get_segments()] == [[4, 6], [5, 9]]
     assert [text.get_text() for text in axes.texts] == ["TIS"]
@@ -98,13 +93,9 @@ def test_logarithmic_axes_have_plain_numbers(scale, y, shown):
 
 
 def test_lines_without_a_style_get_different_ones():
-    [axes] = draw([Panel("", "", "", lines([0, 1], {name: [0, 1] for name in "abcde"}))]).axes
-    assert [line.get_color() for line in axes.lines] == [STYLES[name].colour for name in PARAMETERS]
-
-
-def test_points_are_not_joined():
-    [axes] = draw([Panel("", "", "", [Line([0, 1], [0, 1], kind="points")])]).axes
-    assert axes.lines[0].get_linestyle() == "None"
+    own = Line([0, 1], [0, 1], style=Style("#123456", "-", "o"))
+    [axes] = draw([Panel("", "", "", [own, *lines([0, 1], {name: [0, 1] for name in "abcde"})])]).axes
+    assert [line.get_color() for line in axes.lines] == ["#123456", *(STYLES[name].colour for name in PARAMETERS)]
 
 
 def test_panels_stand_in_rows():
@@ -113,12 +104,12 @@ def test_panels_stand_in_rows():
 
 
 def test_a_curve_shows_accuracy_and_outcomes_in_percent_and_joins_iterations():
-    curve = [
-        {"samples_seen": n, "pass@1": {"mean": 0.5, "se": 0.01}, "correct": 0.5, "incorrect": 0.3, "invalid": 0.2}
-        for n in (0, 100)
-    ]
-    accuracy, outcomes = draw_curve([{"curve": curve}] * 2, "topr").axes
+    entry = {"correct": 0.5, "incorrect": 0.3, "invalid": 0.2, "pass@1": {"mean": 0.5, "se": 0.01}, "questions": 9}
+    curve = [{"samples_seen": n, **entry, "reward": {"mean": 2.0, "se": None}} for n in (0, 100)]
+    accuracy, outcomes, reward = draw_curve([{"curve": curve}] * 2, "topr").axes
+    assert [axes.get_title() for axes in (accuracy, outcomes, reward)] == ["topr", "outcomes", "reward"]
     assert accuracy.lines[0].get_xdata().tolist() == [0, 100, 200]
+    assert reward.lines[0].get_ydata().tolist() == [2, 2, 2]
     assert accuracy.lines[0].get_ydata().tolist() == [50, 50, 50]
     band = accuracy.collections[0].get_paths()[0].vertices[:, 1]
     assert (min(band), max(band)) == pytest.approx((48, 52))

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import train_gsm8k as gsm8k
-from pipeline.evaluation import collect, maj_at_k, outcome_shares
+from pipeline.evaluation import evaluate
 from pipeline.models.language_model import load_model
 from pipeline.sampling import SamplingParameters, draw_samples, transformers_engine
 from tasks.verifier import grade_verdict
@@ -147,14 +147,12 @@ def drawn(model):
 )
 def test_the_base_models_leave_something_to_sharpen(model, invalid, maj):
     task, samples = drawn(model)
-    shares = outcome_shares(samples, task.outcomes)
-    answers = collect(samples, task)
-    pass_at_16, maj_at_16 = answers.correct.any(axis=1).mean(), maj_at_k(answers, 16, 0).mean
-    print(f"{model}, 500 problems x 16: {shares}, maj@16 {maj_at_16:.3f}, pass@16 {pass_at_16:.3f}")
-    assert 0.35 <= shares["correct"] <= 0.45
-    assert invalid[0] <= shares["invalid"] <= invalid[1]
-    assert maj[0] <= maj_at_16 <= maj[1]
-    assert pass_at_16 > 0.9
+    found = evaluate(samples, task, 16, seed=0)
+    print(f"{model}, 500 problems x 16: {found}")
+    assert 0.35 <= found["correct"] <= 0.45
+    assert invalid[0] <= found["invalid"] <= invalid[1]
+    assert maj[0] <= found["maj@16"]["mean"] <= maj[1]
+    assert found["pass@16"]["mean"] > 0.9
 
 
 @pytest.mark.slow

@@ -12,8 +12,9 @@ import problems as tiny_problems
 import pytest
 
 import train_gsm8k as gsm8k
-from pipeline.evaluation import Answers, collect, over_questions, wins
+from pipeline.evaluation import Answers, collect, wins
 from pipeline.records import InputError, Problem, Sample, read_rows
+from pipeline.report import Estimate
 from pipeline.settings import TINY, intended_ranks
 from tasks import verifier
 
@@ -101,9 +102,9 @@ def test_of_equal_answers_the_first_tells_whether_they_are_correct():
 
 def test_over_questions_is_the_standard_error_of_a_mean():
     values = np.random.default_rng(0).normal(size=50)
-    found = over_questions(values)
+    found = Estimate.over_samples(values)
     assert found.mean == pytest.approx(values.sum() / 50)
-    assert found.se == pytest.approx((((values - values.mean()) ** 2).sum() / 49 / 50) ** 0.5)
+    assert found.half_width == pytest.approx(2 * (((values - values.mean()) ** 2).sum() / 49 / 50) ** 0.5)
 
 
 def test_a_verified_vote_by_hand():

@@ -1,0 +1,78 @@
+"""Pictures that one notebook each shows: tokens on the colour of their values, and a figure with sliders."""
+
+import io
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from IPython.display import display
+from ipywidgets import FloatSlider, Image, VBox
+from matplotlib import colormaps
+from matplotlib.colors import SymLogNorm
+from matplotlib.figure import Figure
+from matplotlib.textpath import TextPath
+
+
+class Strip(NamedTuple):
+    """A completion to be drawn: what its numbers are, its tokens, and a number for each."""
+
+    title: str
+    tokens: Sequence[str]
+    values: Sequence[float]
+
+
+def draw_tokens(strips: Sequence[Strip], furthest: float) -> Figure:
+    """Tokens on the colour of their values, with numbers: green above zero, brown and with a dotted line below it.
+
+    furthest: the value, of either sign, from which on the colour is darkest. The scale is logarithmic from 0.01 on.
+
+    >>> figure = draw_tokens([Strip("log-ratio", [" 4", " +"], [0.5, -0.25])], furthest=1)
+    >>> [text.get_text() for text in figure.axes[0].texts]
+    ['log-ratio', ' 4', '+0.50', ' +', '-0.25']
+    """
+    size, gap, width, tall = 10, 0.06, 10.0, 0.47  # points; inches between tokens, in all, and of a row
+    figure = Figure(dpi=100)
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(-0.1, width - 0.1))
+    axes.set_axis_off()
+    shade, y = SymLogNorm(0.01, vmin=-furthest, vmax=furthest, clip=True), 0.0
+    for strip in strips:
+        axes.text(0, y + 0.2, strip.title, fontsize=11, va="center")
+        x, y = 0.0, y + 0.35
+        for token, value in zip(strip.tokens, strip.values, strict=True):
+            wide = max(TextPath((0, 0), token or " ", size=size).get_extents().width / 72, 0.4) + 2 * gap
+            if x + wide > width - 0.2:
+                x, y = 0.0, y + tall
+            colour = colormaps["BrBG"](0.2 + 0.6 * float(shade(value)))
+            axes.fill([x, x + wide, x + wide, x], [y, y, y + 0.42, y + 0.42], color=colour, linewidth=0)
+            if value <= -0.005:
+                axes.plot([x + gap, x + wide - gap], [y + 0.4] * 2, ":", color="#543005", linewidth=2)
+            axes.text(x + wide / 2, y + 0.13, token.replace("$", r"\$"), fontsize=size, ha="center", va="center")
+            told = f"{value:+.2f}" if abs(value) >= 0.005 else "0"
+            axes.text(x + wide / 2, y + 0.3, told, fontsize=7.5, ha="center", va="center")
+            x += wide
+        y += tall + 0.1
+    axes.set_ylim(y, -0.05)
+    figure.set_size_inches(width, y + 0.05)
+    return figure
+
+
+def show_sliders(draw_at: Callable[..., Figure], **ranges: tuple[float, float, float]) -> None:
+    """In a notebook: `draw_at` with a slider for each argument, from low to high in steps; without widgets, a picture.
+
+    Where nobody can move a slider (a printed page, a viewer without widgets) the same cell shows the figure at the
+    sliders' first positions: the middle of each range.
+    """
+    sliders = {
+        name: FloatSlider((low + high) / 2, min=low, max=high, step=step, description=name)
+        for name, (low, high, step) in ranges.items()
+    }
+
+    def picture() -> bytes:
+        content = io.BytesIO()
+        draw_at(**{name: slider.value for name, slider in sliders.items()}).savefig(content, format="png", dpi=100)
+        return content.getvalue()
+
+    image = Image(value=picture(), format="png", layout={"max_width": "100%"})
+    for slider in sliders.values():
+        slider.observe(lambda _: setattr(image, "value", picture()), "value")
+    box = VBox([*sliders.values(), image])
+    display(box._repr_mimebundle_() | {"image/png": bytes(image.value)}, raw=True)

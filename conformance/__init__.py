@@ -6,23 +6,15 @@ from conformance import identify              # the same from Python: identify(l
 
 from importlib import import_module
 
-_MODULE_OF = {
-    "identify": "identification",
-    "Report": "identification",
-    "Hypothesis": "identification",
-    "compare": "comparison",
-    "oracle": "comparison",
-    "VARIANTS": "variants",
-    "VECTORS": "vectors",
-    "InputError": "gradient",
-    "LossInputs": "gradient",
-    "push": "gradient",
-    "load": "adapters",
-    "takes_advantages": "adapters",
-    "takes_packed": "adapters",
-    "takes_sequences": "adapters",
-    "returns_tokens": "adapters",
+_NAMES = {
+    "identification": ("identify", "Report", "Hypothesis"),
+    "comparison": ("compare", "oracle"),
+    "variants": ("VARIANTS",),
+    "vectors": ("VECTORS",),
+    "gradient": ("InputError", "LossInputs", "push"),
+    "adapters": ("load", "takes_advantages", "takes_packed", "takes_sequences", "returns_tokens"),
 }
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = list(_MODULE_OF)
 
 

@@ -47,7 +47,7 @@ def main() -> None:
     from conformance import VECTORS, InputError, adapters, compare, identify
 
     if options.list:
-        print("\n\n".join(vector.text() for vector in VECTORS))
+        print("\n\n".join(vector.text for vector in VECTORS))
         return
     try:
         if options.loss is None:

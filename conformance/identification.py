@@ -15,10 +15,14 @@ from torch import Tensor
 
 from conformance.adapters import ADAPTERS, takes_lengths
 from conformance.gradient import InputError, Loss, LossInputs, push, total
-from conformance.vectors import VECTORS, Vector, VectorResult, result_of
+from conformance.vectors import VECTORS, VectorResult, result_of
 from topr import PRESETS, Limits, importance_weight
 
 # ---- the hypotheses: what a loss may be ---------------------------------------------------------------------------
+
+
+Padding = Literal["masked", "in the sum", "in the divisor", "in both"]
+"""where padding counts in a mean over tokens: nowhere, as it should, or in its sum, its number of tokens, or both"""
 
 
 @dataclass(frozen=True)
@@ -29,12 +33,13 @@ class Hypothesis:
     power: float = 1.0  # of the ratio
     unit: Literal["whole sequence", "per-token", "geometric mean"] = "whole sequence"
     stops_gradient: bool = True
-    frozen: tuple[bool, bool] | None = None  # weights keep the first call's log pi; and its mask? and its signs?
+    frozen: tuple[str, ...] = ()  # the inputs whose first values the weights keep: logp, maybe mask, maybe reward
     baseline: Literal["none", "batch-mean baseline", "branch by raw score"] = "none"
     is_normalised: bool = False  # reward divided by its standard deviation in the batch
     aggregation: Literal["sequence mean", "token mean", "sequence sum"] = "sequence mean"
-    masks: tuple[bool, bool, bool, bool] = (True,) * 4  # is the mask used in: ratio, its length, loss, its divisor?
-    offset: float = 0.0  # what padding adds to every log-ratio that is not masked
+    ratio_padding: Padding = "masked"
+    loss_padding: Padding = "masked"
+    offset: float = 0.0  # what padding adds to the log-ratio of every sequence
     is_bfloat16: bool = False  # compared to `COARSE`; `loss` itself does not round
 
     def differences(self) -> list[str]:
@@ -48,46 +53,55 @@ class Hypothesis:
             (_name_of_bounds(self.limits), self.limits != PRESETS["topr"]),
             ("tempered", self.power != 1),
             ("no stop-gradient", not self.stops_gradient),
-            ("frozen weight", self.frozen is not None),
+            ("frozen weight", self.frozen != ()),
             (self.baseline, self.baseline != "none"),
             ("normalised reward", self.is_normalised),
             (self.aggregation, self.aggregation != "sequence mean"),
-            ("unmasked", not all(self.masks)),
+            ("unmasked", (self.ratio_padding, self.loss_padding) != ("masked", "masked")),
             ("bfloat16", self.is_bfloat16),
         ]
         return [name for name, differs in named if differs]
 
-    def loss(self, first: LossInputs) -> Loss:
-        """The loss itself; `first`: what it was called with first, which matters if its weights are frozen."""
-        keeps_mask, keeps_sign = self.frozen or (False, False)
+    def loss(self) -> Loss:
+        """The loss itself. If its weights are frozen, they keep what it is called with first."""
+        first: dict[str, Tensor] = {}
 
         def loss(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-            everywhere, of_weight = torch.ones_like(mask), first.mask if keeps_mask else mask
-            of_ratio, of_length = (of_weight if masked else everywhere for masked in self.masks[:2])
-            of_loss, of_divisor = (mask if masked else everywhere for masked in self.masks[2:])
-            log_ratio = (logp if self.frozen is None else first.logp) - logmu
+            now = LossInputs(logp, logmu, reward, mask)
+            if not first:
+                first.update({name: getattr(now, name).detach().clone() for name in self.frozen})
+            of_weight = now._replace(**first)
+            log_ratio = of_weight.logp - logmu
             if self.unit != "per-token":
-                log_ratio = total(log_ratio, of_ratio)[:, None] + self.offset
+                log_ratio = total(log_ratio, _counted(of_weight.mask, self.ratio_padding, "in the sum"))[:, None]
+                log_ratio = log_ratio + self.offset
             if self.unit == "geometric mean":
+                of_length = _counted(of_weight.mask, self.ratio_padding, "in the divisor")
                 log_ratio = log_ratio / of_length.sum(1, keepdim=True)
             shifted = reward - (reward.mean() if self.baseline != "none" else 0)
-            signed = first.reward if keeps_sign else reward if self.baseline == "branch by raw score" else shifted
-            a, b = self.limits.of_sign(signed[:, None])
+            is_of_score = "reward" in self.frozen or self.baseline == "branch by raw score"
+            a, b = self.limits.of_sign((of_weight.reward if is_of_score else shifted)[:, None])
             weight = importance_weight(self.power * log_ratio, a, b)
             weight = torch.where((a == b) | self.stops_gradient, weight.detach(), weight)
             scale = shifted.std() if self.is_normalised else 1
-            sums = total(weight * shifted[:, None] / scale * logp, of_loss)
-            sizes = {"sequence mean": of_divisor.sum(1), "token mean": of_divisor.sum(), "sequence sum": 1}
+            sums = total(weight * shifted[:, None] / scale * logp, _counted(mask, self.loss_padding, "in the sum"))
+            divisor = _counted(mask, self.loss_padding, "in the divisor")
+            sizes = {"sequence mean": divisor.sum(1), "token mean": divisor.sum(), "sequence sum": 1}
             return -(sums / sizes[self.aggregation]).sum()
 
         return loss
 
 
+def _counted(mask: Tensor, padding: Padding, where: Padding) -> Tensor:
+    """The positions that count in a sum or in a divisor, as `where` says."""
+    return torch.ones_like(mask) if padding in (where, "in both") else mask
+
+
 def _name_of_bounds(limits: Limits) -> str:
     names = {"tis": "tis", "off_policy": "plain is", "reinforce": "naive reinforce", "sft": "sft"}
-    for preset, name in names.items():
-        if limits == PRESETS[preset]:
-            return name
+    named = {PRESETS[preset]: name for preset, name in names.items()}
+    if limits in named:
+        return named[limits]
     positive, negative = (f"{a:.6g}..{b:.6g}" for a, b in (limits[:2], limits[2:]))
     return f"clip {negative}" if positive == "1..1" else f"clip {positive} on positives, {negative} on negatives"
 
@@ -184,11 +198,12 @@ def identify(loss: Loss) -> Report:
         _, coarse, again = _call(loss, is_coarse=True)
         found = _accepted(again, coarse, COARSE)
         found = found and replace(found, is_bfloat16=True)
-    results = [_result_or_skip(vector, loss, found is not None and found.frozen is not None) for vector in VECTORS]
-    differences = [] if found is None else found.differences()
-    if differences:
+    results = [result_of(vector, loss) for vector in VECTORS]
+    if found and found.frozen:
+        results = [_of_frozen(result) for result in results]
+    if found and found.differences():
         note = f"ratio to the power {found.power:.4g}" if found.power != 1 else ""
-        return Report(" + ".join(differences), note, results, adapter)
+        return Report(" + ".join(found.differences()), note, results, adapter)
     failed = next((result for result in results if result.status == "fail"), None)
     if found and not failed and _is_same_with_left_padding(loss, batches[0], pushed[0]):
         return Report("paper", "", results, adapter)
@@ -231,6 +246,12 @@ def _can_be_called(loss: Loss) -> bool:
         return False
 
 
+def _of_frozen(result: VectorResult) -> VectorResult:
+    """A vector's result where the loss has the weights of the probes: V16 alone asks for that."""
+    status = "fail" if result.name == "V16" else "not applicable"
+    return replace(result, status=status, measured="weights are those of the first call")
+
+
 def _is_rounded(pushed: Tensor) -> bool:
     """Whether the pushes, or the weights of single tokens, have bfloat16's 8 bits only."""
     weights = (pushed / pushed[0, 0])[SINGLES, 0]
@@ -245,14 +266,6 @@ def _is_same_with_left_padding(loss: Loss, batch: LossInputs, pushed: Tensor) ->
         return False
 
 
-def _result_or_skip(vector: Vector, loss: Loss, is_frozen: bool) -> VectorResult:
-    if is_frozen and vector.applies_to == "loss":
-        if vector.name == "V16":
-            return VectorResult(vector.name, vector.asks, "fail", "weights of the first call, at every later one")
-        return VectorResult(vector.name, vector.asks, "not applicable", "weights are those of the first call")
-    return result_of(vector, loss)
-
-
 def _accepted(pushed: list[Tensor], batches: list[LossInputs], rtol: float = FINE) -> Hypothesis | None:
     """The hypothesis with the fewest differences that explains all pushes, or None.
 
@@ -262,59 +275,48 @@ def _accepted(pushed: list[Tensor], batches: list[LossInputs], rtol: float = FIN
     batches = [LossInputs(*(column.double() for column in batch)) for batch in batches]
     if not (pushed[0][0, 0] > 0 and torch.stack(pushed).isfinite().all()):
         return None
-    measured = _measure_bounds(pushed[0], batches[0], rtol)
+    measured = _measured(pushed[0], batches[0], rtol)
     if measured is None:
         return None
-    limits, power, offset, stops_gradient = measured
-    # Pushes are relative to an on-policy positive: without padding an offset says that its own weight is not 1.
-    own = _rounded((bound / math.exp(power * offset) for bound in limits), rtol)
-    limits = _rounded(limits, rtol)
-    width = batches[0].mask.shape[1]
-    ratios = [(unit, (True, True), power, 0.0) for unit in ("whole sequence", "per-token", "geometric mean")]
-    ratios += [(unit, (False, True), power, offset) for unit in ("whole sequence", "geometric mean")]
-    # A mean over all positions divides the log-ratio of a single token by `width`, and so the power that was measured.
-    ratios += [("geometric mean", (masked, False), power * width, offset * width) for masked in (True, False)]
-    if abs(power * width - 1) < 1e-3:  # a mean over all positions, more likely than a ratio to the power 1 / T
-        ratios = [(*ratio[:2], 1.0, ratio[3]) for ratio in ratios if ratio[0] == "geometric mean" and not ratio[1][1]]
-    simple = [
-        Hypothesis(
-            limits if shift else own,
-            p,
-            unit,
-            stops_gradient,
-            None,
-            "none",
-            False,
-            aggregation,
-            (*masked, *of_loss),
-            shift,
-        )
-        for (unit, masked, p, shift), aggregation, of_loss in product(
-            ratios,
-            ("sequence mean", "token mean", "sequence sum"),
-            ((True, True), (False, True), (False, False)),  # a masked sum over all positions is a sequence sum
-        )
+    of_first_batch = [
+        replace(ratio, aggregation=aggregation, loss_padding=padding)
+        for ratio in _ratios(measured, batches[0].mask.shape[1], rtol)
+        for aggregation in ("sequence mean", "token mean", "sequence sum")
+        for padding in ("masked", "in the sum", "in both")  # a masked sum over all positions is a sequence sum
     ]
-    kept = [None, *product((True, False), repeat=2)] if stops_gradient else [None]  # frozen weights have no gradient
-    baselines = ["none", "batch-mean baseline", *["branch by raw score"] * (limits[:2] != limits[2:])]
-    accepted = [
-        hypothesis
-        for survivor in simple
-        if _explains(survivor, pushed[:1], batches, rtol)
-        for frozen, baseline, is_normalised in product(kept, baselines, (False, True))
-        if _explains(
-            hypothesis := replace(survivor, frozen=frozen, baseline=baseline, is_normalised=is_normalised),
-            pushed,
-            batches,
-            rtol,
-        )
+    survivors = [hypothesis for hypothesis in of_first_batch if _explains(hypothesis, pushed[:1], batches, rtol)]
+    frozen = [()]
+    if measured.stops_gradient:  # frozen weights have no gradient
+        frozen += [("logp", "mask", "reward"), ("logp", "mask"), ("logp", "reward"), ("logp",)]
+    baselines = ("none", "batch-mean baseline", "branch by raw score")
+    of_all = [
+        replace(survivor, frozen=kept, baseline=baseline, is_normalised=is_normalised)
+        for survivor, kept, baseline, is_normalised in product(survivors, frozen, baselines, (False, True))
     ]
+    accepted = [hypothesis for hypothesis in of_all if _explains(hypothesis, pushed, batches, rtol)]
     return min(accepted, key=lambda hypothesis: len(hypothesis.differences()), default=None)
+
+
+def _ratios(measured: Hypothesis, width: int, rtol: float) -> list[Hypothesis]:
+    """How single tokens may make a sequence's ratio: its unit, and where padding counts in it."""
+    # Pushes are relative to an on-policy positive: without padding an offset says that its own weight is not 1.
+    own_weight = math.exp(measured.power * measured.offset)
+    masked = replace(measured, limits=_rounded((bound / own_weight for bound in measured.limits), rtol), offset=0.0)
+    summed = replace(measured, limits=_rounded(measured.limits, rtol), ratio_padding="in the sum")
+    # A mean over all positions divides the log-ratio of a single token by `width`, and so the power that was measured.
+    power, offset = measured.power * width, measured.offset * width
+    is_power_of_1 = abs(power - 1) < 1e-3  # it is that mean, more likely than a ratio to the power 1 / width
+    mean = replace(summed, unit="geometric mean", power=1.0 if is_power_of_1 else power, offset=offset)
+    means = [replace(mean, ratio_padding="in the divisor"), replace(mean, ratio_padding="in both")]
+    if is_power_of_1:
+        return means
+    of_tokens = [replace(masked, unit=unit) for unit in ("whole sequence", "per-token", "geometric mean")]
+    return [*of_tokens, summed, replace(summed, unit="geometric mean"), *means]
 
 
 def _explains(hypothesis: Hypothesis, pushed: list[Tensor], batches: list[LossInputs], rtol: float) -> bool:
     """Whether its pushes, times one factor fitted on the first batch, are those found; `pushed` may be shorter."""
-    loss, factor = hypothesis.loss(batches[0]), None
+    loss, factor = hypothesis.loss(), None
     for found, batch in zip(pushed, batches, strict=False):
         expected = push(loss, batch)
         factor = expected[0, 0].item() if factor is None else factor
@@ -325,8 +327,8 @@ def _explains(hypothesis: Hypothesis, pushed: list[Tensor], batches: list[LossIn
     return True
 
 
-def _measure_bounds(pushed: Tensor, batch: LossInputs, rtol: float) -> tuple[Limits, float, float, bool] | None:
-    """Limits, power and offset of the log-ratio, and whether the gradient stops at the weight; None if nothing fits.
+def _measured(pushed: Tensor, batch: LossInputs, rtol: float) -> Hypothesis | None:
+    """What single tokens tell: limits, power, offset of the log-ratio, stop-gradient. None if no weight of Eq. 7 fits.
 
     A push on a single token is R (w + w' logp). The derivative w' of the weight is there if the gradient does not stop
     at it. Two values of log pi separate w from w'.
@@ -350,7 +352,8 @@ def _measure_bounds(pushed: Tensor, batch: LossInputs, rtol: float) -> tuple[Lim
             return None
         if not torch.allclose(values, importance_weight(power * grid + shift, a, b), rtol=slack, atol=1e-6):
             return None
-    return Limits(*bounds[0], *bounds[1]), power, shift / power, stops_gradient
+    limits = Limits(*bounds[0], *bounds[1])
+    return Hypothesis(limits, power, stops_gradient=stops_gradient, offset=shift / power)
 
 
 def _flat_ends(weight: Tensor, rtol: float) -> tuple[float, float]:

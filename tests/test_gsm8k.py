@@ -1,6 +1,5 @@
 """The GSM8K task: answers, golds, grades, prompts; on the real files where GSM8K_DIR says where they are."""
 
-import json
 from decimal import Decimal
 
 import pytest
@@ -8,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import train_gsm8k as gsm8k
-from pipeline.records import InputError, _from_hub
+from pipeline.records import InputError
 
 ANSWERS = {
     "The answer is 18.": 18,
@@ -35,12 +34,9 @@ def test_parse_answer_and_gold():
     for parse, table in ((gsm8k.parse_answer, ANSWERS), (gsm8k.parse_gold, GOLDS)):
         expected = {text: None if number is None else Decimal(number) for text, number in table.items()}
         assert {text: parse(text) for text in table} == expected
-
-
-@pytest.mark.parametrize("answer", ["18", "", "####", "#### eighteen", "#### 18 apples"])
-def test_parse_gold_refuses_what_has_no_number(answer):
-    with pytest.raises(ValueError, match="no number after ####"):
-        gsm8k.parse_gold(answer)
+    for answer in ("18", "", "####", "#### eighteen", "#### 18 apples"):
+        with pytest.raises(ValueError, match="no number after ####"):
+            gsm8k.parse_gold(answer)
 
 
 @given(st.integers(-(10**9), 10**9), st.integers(-(10**9), 10**9))
@@ -60,19 +56,13 @@ def test_invalid_means_that_the_marker_is_missing():
 
 
 def test_all_real_golds_parse_and_grade(real):
+    """Some of their lines hold U+2028 and its like, which split no line."""
     problems = [problem for split in ("train", "test") for problem in gsm8k.load_problems(str(real), split)]
     assert len(problems) == 7473 + 1319
     outcomes = {gsm8k.grade(f"The answer is {p.gold:,}.", p.gold) for p in problems}
     wrong = {gsm8k.grade("The answer is 123456789.", p.gold) for p in problems}
     assert (outcomes, wrong) == ({"correct"}, {"incorrect"})
     assert all(p.gold == int(p.gold) for p in problems)
-
-
-def test_real_lines_are_not_split_at_unicode_separators(real):
-    lines = (real / "train.jsonl").read_text(encoding="utf-8").split("\n")
-    assert any(
-        "\u2028" in line or "\u200b" in line or "\u00a0" in json.loads(line)["question"] for line in lines if line
-    )
 
 
 # ---- prompts -----------------------------------------------------------------------------------------------------
@@ -87,16 +77,11 @@ def test_eight_shots_come_from_the_installed_package():
 def test_shots_from_a_file_precede_the_question(tmp_path):
     file = tmp_path / "shots.txt"
     file.write_text("Q: 1 + 1?\nA: The answer is 2.\n\nQ: 2 + 2?\nA: The answer is 4.\n", encoding="utf-8")
-    task = gsm8k.gsm8k_task(gsm8k.Settings(shots=1, shots_file=file))
+    without, task = (gsm8k.gsm8k_task(gsm8k.Settings(**shots)) for shots in ({}, {"shots": 1, "shots_file": file}))
     question = task.test[0].question
     assert task.prompt(task.test[0]) == f"Q: 1 + 1?\nA: The answer is 2.\n\nQ: {question}\nA:"
     assert task.visible(" The answer is 7.\n\nQ: The answer is 8.") == " The answer is 7.\n"
-
-
-def test_without_shots_nothing_but_the_end_of_sequence_stops():
-    task = gsm8k.gsm8k_task(gsm8k.Settings())
-    assert task.stop == ()
-    assert task.visible("a\nQ: b") == "a\nQ: b"
+    assert without.stop == ()
 
 
 @pytest.mark.parametrize(
@@ -108,15 +93,3 @@ def test_shots_that_are_not_there(tmp_path, count, text, message):
         file.write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=message):
         gsm8k.load_shots(count, file)
-
-
-def test_a_data_set_of_the_hub_is_loaded_by_its_library(tmp_path):
-    """The hub's own layout, in a folder made here: the same call that fetches openai/gsm8k."""
-    (tmp_path / "main").mkdir()
-    row = json.dumps({"question": "1 + 1?", "answer": "2\n#### 2"})
-    for split in ("train", "test"):
-        (tmp_path / "main" / f"{split}.jsonl").write_text(row + "\n", encoding="utf-8")
-    splits = "".join(f"\n  - split: {s}\n    path: main/{s}.jsonl" for s in ("train", "test"))
-    (tmp_path / "README.md").write_text(f"---\nconfigs:\n- config_name: main\n  data_files:{splits}\n---\n")
-    [row] = _from_hub(str(tmp_path), "test", gsm8k.Gsm8kRow, ["main"])
-    assert (row.question, gsm8k.parse_gold(row.answer)) == ("1 + 1?", 2)

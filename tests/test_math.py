@@ -2,15 +2,17 @@
 
 import gc
 import json
+import re
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import sympy
 from sympy import Rational, pi, sqrt
 
 from pipeline.evaluation import collect
-from pipeline.records import InputError, Sample, _from_hub
+from pipeline.records import InputError, Sample
 from pipeline.settings import TINY, check
 from tasks import math
 from tasks.judge import Judge
@@ -21,62 +23,39 @@ def judge():
     return Judge()
 
 
-@pytest.fixture(scope="module")
-def hasty():
-    """A judge that gives up soon: what takes it too long takes any judge too long."""
-    return Judge(seconds=1)
-
-
-# ---- finding the answer ------------------------------------------------------------------------------------------
-
-
 EXTRACTED = [
-    (r"so it is $\boxed{7}$.", "7"),
     (r"$\boxed{1}$, no: $\boxed{2}$", "2"),
-    (r"\boxed{\boxed{3}}", "3"),
     (r"\boxed{x + \boxed{3}}", "3"),
     (r"\boxed{\frac{1}{\sqrt{2}}}", r"\frac{1}{\sqrt{2}}"),
-    (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
     (r"\boxed{\left\{1\right.}", r"\left\{1\right."),
     (r"\fbox{4}", "4"),
     (r"\boxed {4}", "4"),
     (r"it is $\boxed 5$.", "5"),
-    (r"it is \boxed 5", "5"),
     (r"\boxed{5} and \boxed{6", "5"),
     (r"\boxed{5} and \boxed{}", "5"),
     (r"} \boxed{5}", "5"),
     (r"\boxed{5", None),
-    (r"\boxed{}", None),
     (r"\boxed{ }", None),
     (r"\boxed", None),
     ("Final Answer: The final answer is $24$. I hope it is correct.", "24"),
-    ("The final answer is $[2,5)$. I hope it is correct.", "[2,5)"),
     ("The final answer is: $-\\frac{2}{3}$.", r"-\frac{2}{3}"),
     ("The final answer is .5", ".5"),
     ("The final answer is 3\nand more", "3"),
-    (r"The final answer is $\boxed{3}$. I hope", "3"),
     (r"So \boxed{2}. The final answer is $3$. I hope it is correct.", "3"),
     (r"So \boxed{2}. The final answer is", "2"),
     (r"The final answer is 3. So \boxed{2}", "2"),
     ("The final answer is 1. The final answer is 2.", "2"),
     ("The final answer is 3\u2028$\u2028", "3"),
     ("The final answer is\n$$\n\\frac{1}{2}\n$$. I hope it is correct.", "\\frac{1}{2}"),
-    ("The final answer is:\n$$x = 4$$", "x = 4"),
-    ("The final answer is\n4", "4"),
     ("The final answer is $1\n2$.\nIndeed $3$.", "1\n2"),
     ("The final answer is therefore:\n\\[\\boxed{4}\\]", "4"),
     ("The final answer is **12**.", "12"),
-    ("The final answer is \\[4\\]", "4"),
     ("The final answer is \\(4\\).", "4"),
     ("The final answer is $x=1$ or $x=2$.", "x=1$ or $x=2"),
-    (r"\boxed{10.}", "10"),
     (r"\boxed{25\text{ cm}.}", r"25\text{ cm}"),
     (r"\boxed{12\ }", "12"),
-    (r"\boxed{5!}", "5!"),
     (r"\boxed{20\%}", r"20\%"),
     ("The answer is 7.", None),
-    ("7", None),
-    ("", None),
 ]
 
 
@@ -86,119 +65,35 @@ def test_extract_answer():
 
 # ---- comparing ---------------------------------------------------------------------------------------------------
 
-SAME = r"""
-1/2                  \frac{1}{2}
-\frac12              \dfrac{1}{2}
-\frac{2}{4}          0.5
--\frac{1}{3}         \frac{-1}{3}
-\tfrac{7}{2}         3.5
-3\frac{1}{2}         \frac{7}{2}
-2\frac{3}{4}         2.75
-2\sqrt{3}            \sqrt{12}
-\frac{\sqrt{2}}{2}   \frac{1}{\sqrt{2}}
-\sqrt[3]{8}          2
-3\pm\sqrt{2}         3+\sqrt{2}, 3-\sqrt{2}
-[2,5)                [2, 5)
-(-\infty,3]          (-\infty, 3]
-(-\infty,2)\cup(3,\infty)   (3,\infty)\cup(-\infty,2)
-x>3                  (3,\infty)
-(1,2)                (1, 2)
-(1,-2,3)             \left(1,-2,3\right)
-(\frac{1}{2},2)      (0.5,2)
-\{1,2,3\}            \{3,2,1\}
-1,2,3                3, 1, 2
-1,2                  \{1,2\}
-\emptyset            \{\}
-\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}   \begin{bmatrix} 1 & 2 \\ 3 & 4 \end{bmatrix}
-\begin{pmatrix} 1/2 \\ 3 \end{pmatrix}         \begin{pmatrix} 0.5 \\ 3 \end{pmatrix}
-50\%                 50
-50\%                 0.5
-90^\circ             90
-45                   45^{\circ}
-\text{Monday}        Monday
-\text{odd}           odd
-\text{(B)}           B
-\text{(C)}           (C)
-5\text{ cm}          5
-9\pi\text{ cm}^2     9\pi
-20\text{ miles}      20
-\$5.00               5
-1,000                1000
-5{,}000              5000
-10,\!000             10000
-x=5                  5
-y=2x+3               2x+3
-x^2+2x+1             (x+1)^2
-(x-4)(x-5)           (x-5)(x-4)
-5-i                  -i+5
-2^{10}               1024
-5!                   120
-\log_2 8             3
-\infty               \infty
-0.1                  .1
-6.0                  6
-\left(3\right)       3
-\boxed{3}            3
-x=5                  x = 5
-AB                   BA
-\frac{1}{3}          0.333333
-\sqrt{81}            9
-"""
-DIFFERENT = r"""
-\frac{1}{2}          50
-\frac{1}{3}          0.333
-\frac{1}{3}          0.3333
-50                   0.5
-\frac{1}{2}          \frac{2}{1}
-\sqrt{2}             1.41
-2\sqrt{3}            3\sqrt{2}
-\pi                  3.14
-[2,5)                (2,5)
-[2,5)                [2,5]
-(1,2)                (2,1)
-(1,2,3)              (1,3,2)
-\{1,2,3\}            \{1,2\}
-1,2,3                1,2
-\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}   \begin{pmatrix} 1 & 2 \\ 3 & 5 \end{pmatrix}
-\begin{pmatrix} 1 & 2 \end{pmatrix}            \begin{pmatrix} 1 \\ 2 \end{pmatrix}
-50\%                 5
-90^\circ             45^\circ
-\text{Monday}        \text{Tuesday}
-\text{odd}           \text{even}
-3\frac{1}{2}         \frac{3}{2}
--3                   3
-x^2                  x^3
-(x-4)(x-5)           (x+4)(x+5)
-x                    y
-5-i                  5+i
-100000001            100000000
-3                    ٣
-3                    ３
-3                    three
-"""
-
-
-def pairs(table):
-    return [tuple(cell.strip() for cell in line.split("  ", 1)) for line in table.strip().splitlines()]
-
-
-KNOWN = [  # and left: math-verify drops units and bases, a pair in parentheses is a set of two to it; per cent
-    ("5\\text{ cm}", "5\\text{ km}"),
-    ("10_3", "10"),
-    ("(1,2)", "\\{1,2\\}"),
-    ("50\\%", "50"),
+SAME = [  # one of each kind; the page has more
+    ("3\\frac{1}{2}", "\\frac{7}{2}"),
+    ("2\\sqrt{3}", "\\sqrt{12}"),
+    ("(-\\infty,2)\\cup(3,\\infty)", "(3,\\infty)\\cup(-\\infty,2)"),
+    ("1,2,3", "3, 1, 2"),
+    ("\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", "\\begin{pmatrix} 1 \\\\\n 2\n\\end{pmatrix}"),  # over several lines
+    ("\\text{Monday}", "Monday"),
+    ("x=5", "5"),
+    ("AB", "BA"),
 ]
-MISSED = [("12.5\\%", "12.5"), ("\\sin 30^\\circ", "\\frac{1}{2}")]  # the same to a reader
+DIFFERENT = [
+    ("\\sqrt{2}", "1.41"),
+    ("(1,2)", "(2,1)"),
+    ("\\text{Monday}", "\\text{Tuesday}"),
+    ("x^2", "x^3"),
+    ("3", "٣"),  # digits of other scripts are not read
+    ("3", "three"),
+    ("\\sin 30^\\circ", "\\frac{1}{2}"),  # the same to a reader
+]
 
 
-def test_the_same_answers_are_equal_and_others_are_not(judge):
-    assert len(pairs(SAME)) + len(pairs(DIFFERENT)) >= 60
-    assert [pair for pair in pairs(SAME) + KNOWN if not judge.equal(*pair)] == []
-    assert [pair for pair in pairs(DIFFERENT) + MISSED if judge.equal(*pair)] == []
-
-
-def test_an_answer_over_several_lines_is_the_same_in_one(judge):
-    assert judge.equal(r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", "\\begin{pmatrix} 1 \\\\\n 2\n\\end{pmatrix}")
+def test_answers_are_compared_as_the_page_says(judge):
+    page = Path(math.__file__).parents[1] / "docs" / "math.md"
+    rows = re.findall(r"^\| (`.*`) \| (`.*`) \| (correct|incorrect)", page.read_text(encoding="utf-8"), re.MULTILINE)
+    pairs = [(gold.strip("`"), answer, said) for gold, of, said in rows for answer in re.findall("`(.*?)`", of)]
+    assert len(pairs) == 12
+    assert [pair for pair in pairs if judge.equal(*pair[:2]) != (pair[2] == "correct")] == []
+    assert [pair for pair in SAME if not judge.equal(*pair)] == []
+    assert [pair for pair in DIFFERENT if judge.equal(*pair)] == []
 
 
 def test_equal_answers_vote_together_and_others_do_not():
@@ -210,17 +105,31 @@ def test_equal_answers_vote_together_and_others_do_not():
 
 # ---- grading -----------------------------------------------------------------------------------------------------
 
-
 OUTCOMES = {
     r"\boxed{0.5}": "correct",
     "The final answer is $1/2$. I hope it is correct.": "correct",
     r"\boxed{2}": "incorrect",
     r"\boxed{what?}": "incorrect",  # there is an answer; it cannot be read
     r"\boxed{\frac{1}{}": "invalid",  # cut in the middle: not closed
-    r"\boxed{}": "invalid",
     "The final answer is": "invalid",
     "1/2": "invalid",
-    "": "invalid",
+}
+HOSTILE = {  # to a gold answer of 3
+    "nested braces": (r"\boxed{" + "{" * 200 + "4" + "}" * 200 + "}", "incorrect"),
+    "tower": (r"\boxed{9^{9^{9^9}}}", "incorrect"),
+    "factorial": (r"\boxed{(9^{9^9})!}", "incorrect"),
+    "power": (r"\boxed{(x+y+z)^{5000}}", "incorrect"),
+    "a megabyte in a box": (r"\boxed{" + "1" * 1_000_000 + "}", "incorrect"),
+    "boxes in boxes": (r"\boxed{" * 5_000 + "4" + "}" * 5_000, "incorrect"),
+    "fractions": (r"\boxed{" + r"\frac{" * 70 + "}" * 70 + "}", "incorrect"),
+    "controls": ("\\boxed{\x00\x01\u202e\u2028}", "incorrect"),
+    "lone surrogate": ("\\boxed{\ud800}", "incorrect"),
+    "lines": ("\\boxed{4\n\n4}", "incorrect"),
+    "code": (r"\boxed{__import__('os').getcwd()}", "incorrect"),
+    "a megabyte of boxes": (r"\boxed{" * 150_000, "invalid"),
+    "final answers": ("final answer is " * 70_000, "invalid"),
+    "backslashes": (r"\boxed{" + "\\" * 401 + "}", "invalid"),
+    "dollars": (r"\boxed{" + "$" * 400 + "}", "invalid"),
 }
 
 
@@ -228,50 +137,18 @@ def test_invalid_means_that_no_answer_is_given(judge):
     assert {text: math.grade(text, r"\frac{1}{2}", judge) for text in OUTCOMES} == OUTCOMES
 
 
-HOSTILE = {
-    "unclosed": r"\boxed{" + "9" * 100,
-    "nested braces": r"\boxed{" + "{" * 10_000 + "3" + "}" * 10_000 + "}",
-    "fewer nested braces": r"\boxed{" + "{" * 200 + "4" + "}" * 200 + "}",
-    "tower": r"\boxed{9^{9^{9^9}}}",
-    "factorial": r"\boxed{(9^{9^9})!}",
-    "power": r"\boxed{(x+y+z)^{5000}}",
-    "unicode digits": r"\boxed{٣}",
-    "a megabyte": "so " * 350_000 + r"\boxed{4}",
-    "a megabyte in a box": r"\boxed{" + "1" * 1_000_000 + "}",
-    "a megabyte of boxes": r"\boxed{" * 150_000,
-    "boxes in boxes": r"\boxed{" * 5_000 + "4" + "}" * 5_000,
-    "open braces": "{" * 1_000_000,
-    "final answers": "final answer is " * 70_000,
-    "dollars": r"\boxed{" + "$" * 400 + "}",
-    "backslashes": r"\boxed{" + "\\" * 401 + "}",
-    "fractions": r"\boxed{" + r"\frac{" * 70 + "}" * 70 + "}",
-    "controls": "\\boxed{\x00\x01\u202e\u2028}",
-    "lone surrogate": "\\boxed{\ud800}",
-    "lines": "\\boxed{4\n\n4}",
-    "code": r"\boxed{__import__('os').getcwd()}",
-}
-
-
-INVALID = ("unclosed", "a megabyte of boxes", "open braces", "final answers", "backslashes", "dollars")
-
-
-def test_hostile_text_gets_a_verdict_and_the_judge_goes_on(hasty):
-    found = {}
-    for name, text in HOSTILE.items():
-        found[name] = math.grade(text, "3", hasty)
+def test_hostile_text_gets_a_verdict_and_the_judge_goes_on():
+    hasty = Judge(seconds=1)  # what takes it too long takes any judge too long
+    for name, (text, outcome) in HOSTILE.items():
+        assert math.grade(text, "3", hasty) == outcome, name
         assert hasty._ask("3", "3.0"), name  # not from the cache
-    assert found == {name: "invalid" if name in INVALID else "incorrect" for name in HOSTILE}
-
-
-def test_hostile_golds_too(hasty):
     assert not hasty.equal("9^{9^{9^9}}", "9^{9^{9^8}}")
-    assert not hasty.equal("1" * 10_000, "1")
     assert hasty.equal("0+" * 200 + "1", "1")
     assert not hasty.equal("0+" * 300 + "1", "1")  # the same, but too long to be looked into
     assert hasty.equal("1" * 10_000, "1" * 10_000)
 
 
-def test_a_judge_whose_process_was_killed_starts_another():
+def test_a_judge_whose_process_ended_or_takes_too_long_starts_another(monkeypatch):
     judge = Judge()
     assert judge.equal("1/2", "0.5")
     first = judge._process
@@ -279,15 +156,11 @@ def test_a_judge_whose_process_was_killed_starts_another():
     first.wait()
     assert judge.equal("1/4", "0.25")
     assert judge._process.pid != first.pid
-
-
-def test_a_comparison_that_takes_too_long_ends_its_process_and_is_not_equal():
-    judge = Judge()
-    judge._patience = 0.0  # every one takes too long
-    assert not judge.equal("1/2", "0.5")
-    assert judge._process.poll() is not None
-    judge._patience = 60.0
-    assert judge.equal("1/4", "0.25")
+    with monkeypatch.context() as patched:
+        patched.setattr(judge, "_patience", 0.0)  # every comparison takes too long
+        assert not judge.equal("1/5", "0.2")
+        assert judge._process.poll() is not None
+    assert judge.equal("1/8", "0.125")
 
 
 def test_an_interrupted_comparison_is_not_taken_for_the_next(monkeypatch):
@@ -366,31 +239,22 @@ def test_the_original_folders_hold_a_file_for_each_problem(tmp_path):
         math.load_problems(str(tmp_path), "train")
 
 
+def written(folder, split, *rows):
+    (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder)
+
+
 def test_an_answer_by_itself_is_read_as_math_500_has_it(tmp_path):
     row = {"problem": "1 + 1?", "answer": "2", "subject": "Prealgebra", "level": 1, "unique_id": "test/1.json"}
-    (tmp_path / "test.jsonl").write_text(json.dumps(row) + "\n")
-    assert [problem.gold for problem in math.load_problems(str(tmp_path), "test")] == ["2"]
+    task = math.math_task(math.Settings(data=str(TINY / "math"), test_data=written(tmp_path, "test", row)))
+    assert (len(task.train), [(problem.question, problem.gold) for problem in task.test]) == (24, [("1 + 1?", "2")])
 
 
 @pytest.mark.parametrize("solution", ["It is 2.", r"It is \boxed{2", r"\boxed{}", None])
 def test_a_problem_without_an_answer_is_named(tmp_path, solution):
-    (tmp_path / "train.jsonl").write_text(json.dumps(ROW) + "\n" + json.dumps(ROW | {"solution": solution}) + "\n")
+    folder = written(tmp_path, "train", ROW, ROW | {"solution": solution})
     with pytest.raises(InputError, match=r"train.jsonl:2: field solution: no answer"):
-        math.load_problems(str(tmp_path), "train")
-
-
-def test_all_subjects_of_a_data_set_of_the_hub_are_loaded(tmp_path, monkeypatch):
-    """The hub's own layout, in a folder made here: a configuration for each subject."""
-    configs = ""
-    for subject in ("algebra", "geometry"):
-        (tmp_path / subject).mkdir()
-        for split in ("train", "test"):
-            (tmp_path / subject / f"{split}.jsonl").write_text(json.dumps(ROW | {"problem": subject}) + "\n")
-        files = "".join(f"\n  - split: {s}\n    path: {subject}/{s}.jsonl" for s in ("train", "test"))
-        configs += f"\n- config_name: {subject}\n  data_files:{files}"
-    (tmp_path / "README.md").write_text(f"---\nconfigs:{configs}\n---\n")
-    rows = _from_hub(str(tmp_path), "train", math.MathRow, None)
-    assert [row.problem for row in rows] == ["algebra", "geometry"]
+        math.load_problems(folder, "train")
 
 
 def test_the_package_s_shots_are_left_out_of_the_problems(tmp_path):
@@ -399,12 +263,9 @@ def test_the_package_s_shots_are_left_out_of_the_problems(tmp_path):
         shot.startswith("Problem:\n") and "\n\nSolution: " in shot and "final answer is" in shot for shot in shots
     )
     asked = [shot.partition("\n\nSolution:")[0].removeprefix("Problem:\n").replace("  ", " ") for shot in shots]
-    rows = [
-        ROW,
-        *(ROW | {"problem": question + extra} for question, extra in zip(asked, (".}", "", " ", "\n"), strict=True)),
-    ]
+    same = [ROW | {"problem": question + extra} for question, extra in zip(asked, (".}", "", " ", "\n"), strict=True)]
     for split in ("train", "test"):
-        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        written(tmp_path, split, ROW, *same)
     settings = math.Settings(data=str(tmp_path), shots=4)
     task = math.math_task(settings)
     assert [problem.question for problem in task.train] == ["1 + 1?"]
@@ -418,12 +279,6 @@ def test_shots_from_a_file_may_hold_blank_lines(tmp_path):
     file = tmp_path / "shots.txt"
     file.write_text("Problem:\na\n\nSolution: b\n\nProblem:\nc\n\nSolution: d\n")
     assert math.load_shots(2, file) == ["Problem:\na\n\nSolution: b", "Problem:\nc\n\nSolution: d"]
-
-
-def test_test_problems_may_lie_elsewhere(tmp_path):
-    (tmp_path / "test.jsonl").write_text(json.dumps(ROW) + "\n")
-    task = math.math_task(math.Settings(data=str(TINY / "math"), test_data=str(tmp_path)))
-    assert (len(task.train), [problem.question for problem in task.test]) == (24, ["1 + 1?"])
 
 
 def test_presets_pass_their_own_checks():

@@ -1,13 +1,14 @@
-"""Files: what is written comes back; what is wrong is named by file, line and field."""
+"""Files: what is written comes back; what is wrong is named by file, line and field. The folder of a run."""
 
 import json
+import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import train_gsm8k as gsm8k
-from pipeline.records import InputError, Sample, read_rows, to_lines, write_file
+from pipeline.records import InputError, Sample, _from_hub, read_rows, to_lines, write_file
 from pipeline.runtime.run_folder import held_folder, read_json
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))
@@ -31,59 +32,78 @@ def test_samples_come_back_as_they_were_written(tmp_path_factory, rows):
     assert read_rows(file, Sample) == rows
 
 
-GOOD = '{"prompt": "Q", "completion": " A", "reward": 1}'
+GOOD = {"prompt": "Q", "completion": " A", "reward": 1}
+LINE = json.dumps(GOOD)
+FAULTS = [  # what a file holds, or what is changed in its second line; what is said of it
+    ("", ": is empty"),
+    ("\n\n", ": is empty"),
+    (b"\xff\xfe", ": not UTF-8 at byte 0"),
+    (f"{LINE}\n{{oops\n", ":2: Invalid JSON"),
+    (f"{LINE}\n\n{LINE}\n", ":2: Invalid JSON"),
+    ("[1, 2]\n", ":1: "),
+    ('{"prompt": "Q", "completion": " A"}\n', ":1: field reward: Field required"),
+    ({"reward": math.nan}, ":2: field reward: .*finite"),
+    ({"reward": "1"}, ":2: field reward: .*number"),
+    ({"token_ids": []}, ":2: field token_ids: "),
+    ({"token_logmu": [-1, math.nan]}, r":2: field token_logmu.1: "),
+    ({"rewrad": 1}, ":2: field rewrad: "),
+]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", r"samples.jsonl: is empty"),
-        (b"\n\n", r"samples.jsonl: is empty"),
-        (b"\xff\xfe", r"samples.jsonl: not UTF-8 at byte 0"),
-        (f"{GOOD}\n{{oops\n".encode(), r"samples.jsonl:2: Invalid JSON"),
-        (f"{GOOD}\n\n{GOOD}\n".encode(), r"samples.jsonl:2: Invalid JSON"),
-        (b"[1, 2]\n", r"samples.jsonl:1: "),
-        (b'{"prompt": "Q", "completion": " A"}\n', r"samples.jsonl:1: field reward: Field required"),
-        (b'{"prompt": "Q", "completion": " A", "reward": NaN}\n', r"samples.jsonl:1: field reward: .*finite"),
-        (b'{"prompt": "Q", "completion": " A", "reward": "1"}\n', r"samples.jsonl:1: field reward: .*number"),
-        (b'{"prompt": "Q", "completion": "A", "token_ids": [], "reward": 1}\n', r"samples.jsonl:1: field token_ids: "),
-        (
-            b'{"prompt": "Q", "completion": "A", "reward": 1, "token_logmu": [-1, NaN]}\n',
-            r"samples.jsonl:1: field token_logmu.1: ",
-        ),
-        (b'{"prompt": "Q", "completion": "A", "rewrad": 1, "reward": 1}\n', r"samples.jsonl:1: field rewrad: "),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), FAULTS)
 def test_a_bad_file_is_named_by_file_line_and_field(tmp_path, content, message):
     file = tmp_path / "samples.jsonl"
-    file.write_bytes(content)
-    with pytest.raises(InputError, match=message) as caught:
+    content = f"{LINE}\n{json.dumps(GOOD | content)}\n" if isinstance(content, dict) else content
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InputError, match=f"samples.jsonl{message}") as caught:
         read_rows(file, Sample)
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_file_and_a_folder(tmp_path):
-    with pytest.raises(InputError, match="no such file"):
-        read_rows(tmp_path / "nothing.jsonl", Sample)
-    with pytest.raises(InputError, match="is a folder"):
-        read_rows(tmp_path, Sample)
+    for path, message in ((tmp_path / "nothing.jsonl", "no such file"), (tmp_path, "is a folder")):
+        with pytest.raises(InputError, match=message):
+            read_rows(path, Sample)
 
 
 def test_a_byte_order_mark_windows_line_ends_and_u2028_are_read(tmp_path):
     file = tmp_path / "samples.jsonl"
-    text = GOOD.replace(" A", " A\u2028B")
+    text = LINE.replace(" A", " A\u2028B")
     file.write_bytes(f"\ufeff{text}\r\n{text}\r\n".encode())
     assert [row.completion for row in read_rows(file, Sample)] == [" A\u2028B"] * 2
 
 
+def test_a_file_that_grows_is_read_up_to_its_last_whole_line(tmp_path):
+    file = tmp_path / "samples.jsonl"
+    assert read_rows(file, Sample, "growing") == []
+    file.write_text(f"{LINE}\n{LINE}\n{LINE[:-9]}")
+    assert len(read_rows(file, Sample, "growing")) == 2
+
+
 def test_a_problem_without_an_answer_is_named(tmp_path):
     (tmp_path / "test.jsonl").write_text('{"question": "1 + 1?", "answer": "two"}\n', encoding="utf-8")
-    with pytest.raises(InputError, match=r"test.jsonl:1: field answer: no number after ####"):
-        gsm8k.load_problems(str(tmp_path), "test")
-    with pytest.raises(InputError, match=r"train.jsonl: no such file"):
-        gsm8k.load_problems(str(tmp_path), "train")
-    with pytest.raises(InputError, match="neither a folder nor"):
-        gsm8k.load_problems("nowhere", "test")
+    for data, split, message in (
+        (str(tmp_path), "test", "test.jsonl:1: field answer: no number after ####"),
+        (str(tmp_path), "train", "train.jsonl: no such file"),
+        ("nowhere", "test", "neither a folder nor"),
+    ):
+        with pytest.raises(InputError, match=message):
+            gsm8k.load_problems(data, split)
+
+
+def test_parts_of_a_data_set_of_the_hub_are_loaded_or_all(tmp_path):
+    """The hub's own layout, in a folder made here: the same call that fetches openai/gsm8k, or all subjects of MATH."""
+    configs = ""
+    for part in ("algebra", "main"):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "test.jsonl").write_text(json.dumps({"question": part, "answer": "2\n#### 2"}) + "\n")
+        configs += f"\n- config_name: {part}\n  data_files:\n  - split: test\n    path: {part}/test.jsonl"
+    (tmp_path / "README.md").write_text(f"---\nconfigs:{configs}\n---\n")
+    for asked, found in ((["main"], ["main"]), (None, ["algebra", "main"])):
+        assert [row.question for row in _from_hub(str(tmp_path), "test", gsm8k.Gsm8kRow, asked)] == found
+
+
+# ---- the folder of a run ----------------------------------------------------------------------------------------
 
 
 def test_a_file_that_cannot_be_finished_leaves_the_old_one(tmp_path):

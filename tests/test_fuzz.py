@@ -4,7 +4,6 @@ import json
 import os
 import random
 import time
-from collections import Counter
 from decimal import Decimal
 
 import pytest
@@ -22,29 +21,12 @@ PIECES = [
     *("The answer is", "the answer is", "####", "final answer is", "I hope", "Q:", "A:", "\nQ:", "\nProblem:"),
     *("\\boxed{", "\\boxed ", "\\fbox{", "\\frac{1}{2}", "\\text{", "\\left(", "\\right.", "\\[", "\\]", "\\(", "\\)"),
     *("Verification: Is the answer correct (Yes/No)?", "Yes", "No", "{", "}", "$", "$$", "%", "\\", "\\\\", "^", "_"),
-    *("1", "-1", "1,234", "3.5", ".", ",", ":", " ", "\n", "\r\n", "\t", "\x00", "\x1b", "\x7f", "\x85"),
-    *(
-        "٣",
-        "３",
-        "²",
-        "½",
-        "∞",
-        "\u200b",
-        "\u2028",
-        "\u2029",
-        "\u00a0",
-        "\ufeff",
-        "\u202e",
-        "שלום",
-        "\ud800",
-        "\udfff",
-        "𝟛",
-    ),
+    *("1", "-1", "1,234", "3.5", ".", ",", ":", " ", "\n", "\r\n", "\t", "\x00", "\x1b", "\x7f", "\x85", "שלום"),
+    *"٣３²½∞𝟛\u200b\u2028\u2029\u00a0\ufeff\u202e\ud800\udfff",
     *("9" * 400, "(" * 50, "{" * 50, "}" * 50, "e" * 50, "1e999", "nan", "inf", "--", "-$", '"', "'", "null", "true"),
 ]
 text = st.text(st.characters(exclude_categories=()), max_size=20)
 pieces = st.lists(st.sampled_from(PIECES) | text, min_size=1, max_size=8)
-counts: Counter[str] = Counter()
 
 
 def texts(drawn, seed):
@@ -93,15 +75,11 @@ fuzzed = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=li
 
 
 @pytest.mark.parametrize("parse", PARSERS, ids=lambda parse: parse.__name__)
-def test_a_parser_returns_what_it_says(parse):
-    @fuzzed
-    @given(pieces, st.integers(0, 2**32))
-    def fuzz(drawn, seed):
-        for text in texts(drawn, seed):
-            counts[parse.__name__] += 1
-            parse(text)
-
-    fuzz()
+@given(drawn=pieces, seed=st.integers(0, 2**32))
+@fuzzed
+def test_a_parser_returns_what_it_says(parse, drawn, seed):
+    for text in texts(drawn, seed):
+        parse(text)
 
 
 def read_or_refuse(read, *arguments):
@@ -115,45 +93,36 @@ def read_or_refuse(read, *arguments):
     return None
 
 
+value = text | st.integers() | st.floats() | st.none() | st.lists(st.floats(), max_size=3) | st.booleans()
+
+
 @pytest.mark.parametrize("kind", [Sample, gsm8k.Gsm8kRow], ids=lambda kind: kind.__name__)
-def test_a_file_of_anything_is_read_or_refused_in_a_line(kind, tmp_path):
+@given(data=st.data(), seed=st.integers(0, 2**32))
+@fuzzed
+def test_a_file_of_anything_is_read_or_refused_in_a_line(kind, tmp_path, data, seed):
     """Rows that are nearly right: values of all sorts under the names that are expected, and bytes that are changed."""
-    value = text | st.integers() | st.floats() | st.none() | st.lists(st.floats(), max_size=3) | st.booleans()
-    rows = st.dictionaries(st.sampled_from([*kind.model_fields, "other"]), value, max_size=8)
-
-    @fuzzed
-    @given(rows, st.integers(0, 2**32))
-    def fuzz(row, seed):
-        rng, file = random.Random(seed), tmp_path / "rows.jsonl"
-        good = json.dumps(row).encode()
-        for _ in range(PER_EXAMPLE):
-            content = bytearray(good)
-            for _ in range(rng.randint(0, 3)):
-                content[rng.randrange(len(content))] = rng.randrange(256)
-            file.write_bytes(bytes(content) + rng.choice([b"", b"\n", b"\r\n", b"\n\n", b"\xef\xbb\xbf", b"\x00"]))
-            counts[kind.__name__] += 1
-            for found in read_or_refuse(read_rows, file, kind) or []:
-                if kind is Sample:  # what is read can be written, and read again
-                    file.write_text(to_lines([found]), encoding="utf-8")
-                    assert read_rows(file, kind) == [found]
-            read_or_refuse(read_rows, file, math.MathRow, "whole")
-
-    fuzz()
+    row = data.draw(st.dictionaries(st.sampled_from([*kind.model_fields, "other"]), value, max_size=8))
+    rng, file, good = random.Random(seed), tmp_path / "rows.jsonl", json.dumps(row).encode()
+    for _ in range(PER_EXAMPLE):
+        content = bytearray(good)
+        for _ in range(rng.randint(0, 3)):
+            content[rng.randrange(len(content))] = rng.randrange(256)
+        file.write_bytes(bytes(content) + rng.choice([b"", b"\n", b"\r\n", b"\n\n", b"\xef\xbb\xbf", b"\x00"]))
+        for found in read_or_refuse(read_rows, file, kind) or []:
+            if kind is Sample:  # what is read can be written, and read again
+                file.write_text(to_lines([found]), encoding="utf-8")
+                assert read_rows(file, kind) == [found]
+        read_or_refuse(read_rows, file, math.MathRow, "whole")
 
 
-def test_shots_of_anything_are_read_or_refused_in_a_line(tmp_path):
+@given(drawn=pieces, seed=st.integers(0, 2**32))
+@fuzzed
+def test_shots_of_anything_are_read_or_refused_in_a_line(tmp_path, drawn, seed):
     file = tmp_path / "shots.txt"
-
-    @fuzzed
-    @given(pieces, st.integers(0, 2**32))
-    def fuzz(drawn, seed):
-        for text in texts(drawn, seed):
-            counts["shots"] += 1
-            file.write_bytes(text.encode("utf-8", "surrogatepass"))
-            shots = read_or_refuse(read_shots, 2, file, "Q:", "", str.split)
-            assert shots is None or len(shots) == 2
-
-    fuzz()
+    for text in texts(drawn, seed):
+        file.write_bytes(text.encode("utf-8", "surrogatepass"))
+        shots = read_or_refuse(read_shots, 2, file, "Q:", "", str.split)
+        assert shots is None or len(shots) == 2
 
 
 MEGABYTE = {
@@ -164,7 +133,6 @@ MEGABYTE = {
     "closed boxes": "\\boxed{1}" * 110_000,
     "boxes in boxes": "\\boxed{" * 125_000 + "}" * 125_000,
     "dotted boxes": "\\boxed{." * 110_000 + "}" * 110_000,
-    "braces": "{" * 500_000 + "}" * 500_000,
     "backslashes": "\\" * 1_000_000,
     "final answers": "final answer is " * 62_500,
     "dollars": "final answer is " + "$ " * 500_000,
@@ -173,7 +141,6 @@ MEGABYTE = {
     "verdicts": "Verification: Is the answer correct (Yes/No)? " * 22_000,
     "stars": "Verification: Is the answer correct (Yes/No)?" + "*" * 1_000_000,
     "stops": "\nQ:" * 330_000,
-    "newlines": "\n" * 1_000_000,
     "hashes": "####" * 250_000,
 }
 
@@ -184,12 +151,4 @@ def test_a_megabyte_is_no_trouble(parse):
     for name, text in MEGABYTE.items():
         started = time.perf_counter()
         parse(text)
-        took = int(1000 * (time.perf_counter() - started))
-        print(f"{name}: {took} ms")
-        counts["megabytes"] += 1
-        counts["slowest megabyte, ms"] = max(counts["slowest megabyte, ms"], took)
-
-
-def test_what_was_tried():
-    """Last, so that it counts what came before; alone it has nothing to count."""
-    print(dict(counts), "inputs:", sum(n for name, n in counts.items() if "ms" not in name))
+        print(f"{name}: {1000 * (time.perf_counter() - started):.0f} ms")

@@ -188,6 +188,8 @@ def run(settings: VerifierSettings) -> dict:
     for option, gpus in (("--engine-gpus", settings.engine_gpus), ("--generator-gpus", settings.generator_gpus)):
         chosen_engine(settings, option, gpus)
     task = gsm8k_task(settings) if settings.task == "gsm8k" else math_task(settings)
+    if len(task.test) < 2:
+        raise InputError(f"{len(task.test)} test problem: has no interval; take at least 2")
     with ExitStack() as stack:
         if ranks() > 1 or settings.compute != "float32":
             stack.enter_context(process_group(alone=True))  # one for all three runs
@@ -328,8 +330,6 @@ def table2(settings: VerifierSettings, task: Task, solutions: Sequence[Sample], 
     base, *trained = [verified(read_checked(file, Sample), answers) for file in files]
     after = trained[-1] if trained else base
     problems, m = answers.correct.shape
-    if problems < 2:
-        raise InputError(f"{problems} test problem: has no interval; take at least 2")
     plain = votes_won(answers, np.ones((problems, m)))
     right = answers.correct.mean(1)
     constant = max(right, 1 - right, key=np.mean)

@@ -63,13 +63,9 @@ def test_solutions_become_problems_in_the_form_that_the_tiny_model_was_taught():
     [told] = verifier.to_problems(task.test, [solved], task, verifier.INSTRUCTION)
     assert told.question == verifier.INSTRUCTION + made.question
     assert QUESTION in told.question
-
-
-def test_an_invalid_solution_is_one_that_is_not_right():
-    task = replace(gsm8k.gsm8k_task(gsm8k.Settings()), test=[Problem("p", "?", 0)])
-    solutions = [sample("a", "correct"), sample("b", "incorrect"), sample("c", "invalid")]
+    solutions = [sample("a", "correct", "p"), sample("b", "incorrect", "p"), sample("c", "invalid", "p")]
     made = verifier.to_problems(task.test, solutions, task, "")
-    assert [problem.gold for problem in made] == [True, False, False]
+    assert [problem.gold for problem in made] == [True, False, False]  # an invalid solution is one that is not right
     assert len({problem.id for problem in made}) == 3
 
 
@@ -110,44 +106,30 @@ def test_over_questions_is_the_standard_error_of_a_mean():
 def test_a_verified_vote_by_hand():
     """Two problems of three solutions, two verdicts each. Scores: 1/2, 0, 1 and 0, 0 (unreadable counts 0), 1/2."""
     yes, no, none = f"{QUESTION} Yes", f"{QUESTION} No", "?"
-    right, wrong = " The answer is 7.", " The answer is 8."
-    solutions = [
-        sample(wrong, "incorrect", "a"),
-        sample(wrong, "incorrect", "a"),
-        sample(right, "correct", "a"),
-        sample(wrong, "incorrect", "b"),
-        sample(wrong, "incorrect", "b"),
-        sample(right, "correct", "b"),
-    ]
     verdicts = [(yes, no), (no, no), (yes, yes), (no, none), (none, none), (no, yes)]
-    truths = [s.outcome == "correct" for s in solutions]
-    verifications = [
-        sample(text, verifier.grade_verdict(text, truth))
-        for texts, truth in zip(verdicts, truths, strict=True)
-        for text in texts
+    solutions = [
+        sample(f" The answer is {number}.", "correct" if number == 7 else "incorrect", problem)
+        for problem in "ab"
+        for number in (8, 8, 7)
     ]
-    task = gsm8k.gsm8k_task(gsm8k.Settings())
-    answers = collect(solutions, task)
-    measured = verifier.verified(verifications, answers)
-    assert measured["verifier accuracy"].tolist() == pytest.approx([5 / 6, 2 / 6])
-    assert measured["invalid rate"].tolist() == pytest.approx([0, 3 / 6])
-    assert measured["weighted self-consistency"].tolist() == [1, 1]
-    assert verifier.votes_won(answers, np.ones((2, 3))).tolist() == [0, 0]
+    verifications = [
+        sample(text, verifier.grade_verdict(text, solution.outcome == "correct"))
+        for solution, of_it in zip(solutions, verdicts, strict=True)
+        for text in of_it
+    ]
+    answers = collect(solutions, gsm8k.gsm8k_task(gsm8k.Settings()))
+    found = verifier.verified(verifications, answers)
+    assert found["verifier accuracy"].tolist() == pytest.approx([5 / 6, 2 / 6])
+    assert found["invalid rate"].tolist() == pytest.approx([0, 3 / 6])
+    assert found["weighted self-consistency"].tolist() == [1, 1]
+    assert verifier.votes_won(answers, np.ones((2, 3))).tolist() == [0, 0]  # a plain majority
 
 
 # ---- the run -----------------------------------------------------------------------------------------------------
 
-SMALL = verifier.VerifierSettings(
-    problems=6,
-    test_problems=5,
-    train_solutions=3,
-    test_solutions=4,
-    n=2,
-    test_samples=2,
-    k=1,
-    curve_points=1,
-    iterations=2,
-)
+SIZES = {"problems": 6, "train_solutions": 3, "n": 2, "iterations": 2}
+SIZES |= {"test_problems": 5, "test_solutions": 4, "test_samples": 2}
+SMALL = verifier.VerifierSettings(**SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -171,43 +153,32 @@ def test_the_numbers_are_those_of_the_files(finished):
         assert results["table2"][row]["invalid rate"]["mean"] == pytest.approx(counts["invalid"] / 40)
     for i, verification in enumerate(verifications):  # each is of the solution that it is counted for
         assert f"\nA:{solutions[i // 2].completion}\nCheck:" in verification.prompt
-        says_yes = verifier.parse_verdict(verification.completion)
         is_right = solutions[i // 2].outcome == "correct"
-        assert (verification.outcome == "correct") == (says_yes is is_right)
-        assert verification.reward == (1.0 if verification.outcome == "correct" else -1.0)
-    trained = read_rows(out / "verifier" / "iteration-1" / "samples.jsonl", Sample)
-    assert len(trained) == 6 * 3 * 2
+        is_true = verifier.parse_verdict(verification.completion) is is_right
+        assert (verification.outcome == "correct", verification.reward) == (is_true, 1.0 if is_true else -1.0)
+    assert len(read_rows(out / "verifier" / "iteration-1" / "samples.jsonl", Sample)) == 6 * 3 * 2
     assert len(results["iterations"]) == 3
+    assert results["iterations"][-1] == results["table2"]["topr"]
     generators = [json.loads((out / f"solutions-{split}" / "config.json").read_text()) for split in ("train", "test")]
     assert {generator["model"] for generator in generators} == {SMALL.generator} != {SMALL.model}
     gained, *_ = results["paired differences"].values()
     base, after = (results["table2"][row]["verifier accuracy"]["mean"] for row in ("base", "topr"))
     assert gained["mean"] == pytest.approx(after - base) != 0
-    assert results["iterations"][-1] == results["table2"]["topr"]
 
 
-def test_a_finished_run_is_not_made_again_and_others_are_refused(finished):
+def test_a_finished_run_is_printed_and_not_made_again_and_others_are_refused(finished, monkeypatch, capsys):
     out, results = finished
     before = {file: file.stat().st_mtime_ns for file in out.rglob("*.jsonl")}
-    assert verifier.run(replace(SMALL, out=out)) == results
-    assert {file: file.stat().st_mtime_ns for file in out.rglob("*.jsonl")} == before
-    with pytest.raises(InputError, match="other settings"):
-        verifier.run(replace(SMALL, out=out, seed=1))
-
-
-def test_the_command_prints_table_2(finished, monkeypatch, capsys):
-    out, _ = finished
-    names = {"n": "verifications", "problems": None, "train_solutions": None, "iterations": None}
-    names |= {"test_problems": None, "test_solutions": None, "test_samples": None}
-    arguments = [
-        text
-        for name, other in names.items()
-        for text in (f"--{(other or name).replace('_', '-')}", str(getattr(SMALL, name)))
-    ]
-    monkeypatch.setattr("sys.argv", ["tasks.verifier", *arguments, "--out", str(out)])
+    names = {name: name.replace("_", "-") for name in SIZES} | {"n": "verifications"}
+    options = [f"--{names[name]}={value}" for name, value in SIZES.items()]
+    monkeypatch.setattr("sys.argv", ["tasks.verifier", *options, "--out", str(out)])
     verifier.main()
     printed = capsys.readouterr().out
     assert all(text in printed for text in ("no verifier", "base", "topr", "maj@4", str(out)))
+    assert json.loads((out / "results.json").read_text()) == results
+    assert {file: file.stat().st_mtime_ns for file in out.rglob("*.jsonl")} == before
+    with pytest.raises(InputError, match="other settings"):
+        verifier.run(replace(SMALL, out=out, seed=1))
 
 
 @pytest.mark.slow
@@ -226,12 +197,12 @@ def test_a_verifier_of_mathematics(tmp_path):
         ({"n": 0}, "--verifications 0: must be at least 1"),
         ({"test_problems": 1}, "--test-problems 1: must be at least 2"),
         ({"generator": "nowhere"}, "--model nowhere: is neither"),
-        ({"test_solutions": 1}, "--test-solutions 1: must be at least 2"),
         ({"dry_run": True}, "--dry-run: "),
         ({"samples": Path("file")}, "--samples and --reuse"),
         ({"reuse": Path("folder")}, "--samples and --reuse"),
         ({"lr": -1.0}, "--lr"),
         ({"generator_gpus": 2}, "--generator-gpus 2: must divide the 1 processes of a machine"),
+        ({"solutions": Path("nowhere")}, "nowhere: no such file"),
     ],
 )
 def test_what_is_refused(changes, message, tmp_path):
@@ -247,85 +218,11 @@ def test_transformers_cannot_span_gpus(monkeypatch, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-# ---- solutions made elsewhere ------------------------------------------------------------------------------------
-
-
-def written(file, rows):
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
-
-
-@pytest.fixture(scope="module")
-def elsewhere(finished):
-    """The finished run's solutions as others may bring them: those of test by question, those of training by id."""
-    out, _ = finished
-    task, rows = gsm8k.gsm8k_task(SMALL), []
-    for split, problems in (("test", task.test), ("train", task.train)):
-        questions = {problem.id: problem.question for problem in problems}
-        for sample in read_rows(out / f"solutions-{split}" / "iteration-1" / "test-0.jsonl", Sample):
-            name = {"question": questions[sample.problem_id]} if split == "test" else {"problem_id": sample.problem_id}
-            rows.append({**name, "completion": sample.completion})
-    return rows
-
-
-def test_solutions_made_elsewhere_are_graded_and_verified_as_own_ones(finished, elsewhere, tmp_path):
-    out, results = finished
-    file = written(tmp_path / "solutions.jsonl", elsewhere)
-    settings = replace(SMALL, out=tmp_path / "run", solutions=file, generator="nowhere")
-    task = gsm8k.gsm8k_task(settings)
-    given = verifier.given_solutions(settings, task)
+def test_a_single_test_problem_has_no_interval(tmp_path):
     for split in ("train", "test"):
-        own = read_rows(out / f"solutions-{split}" / "iteration-1" / "test-0.jsonl", Sample)
-        assert given[split] == [
-            sample.model_copy(update={"token_ids": None, "finish_reason": "stop"}) for sample in own
-        ]
-    found = verifier.run(replace(settings, iterations=0))
-    assert not list((tmp_path / "run").glob("solutions-*"))
-    assert found["table2"]["no verifier"] == results["table2"]["no verifier"]
-    file.write_text(file.read_text() + "\n")
-    with pytest.raises(InputError, match="solutions_sha256"):
-        verifier.run(replace(settings, iterations=0))
-
-
-def test_only_what_the_file_has_not_is_drawn(elsewhere, tmp_path):
-    file = written(tmp_path / "solutions.jsonl", [row for row in elsewhere if "problem_id" in row])
-    settings = replace(SMALL, solutions=file)
-    assert list(verifier.given_solutions(settings, gsm8k.gsm8k_task(settings))) == ["train"]
-    assert verifier.given_solutions(SMALL, gsm8k.gsm8k_task(SMALL)) == {}
-
-
-def test_solutions_that_do_not_fit_are_refused(elsewhere, tmp_path):
-    question, right = gsm8k.gsm8k_task(SMALL).train[0].question, {"problem_id": "test-1", "completion": "!"}
-    for rows, fault in (
-        (
-            [right, {"problem_id": "train-7", "completion": "!"}],
-            r":2: problem 'train-7': is none of the run's problems",
-        ),
-        ([{"completion": "!"}], ":1: problem '': is none of the run's problems"),
-        ([{"question": question, "split": "test", "completion": "!"}], ":1: problem .* is none of the run's problems"),
-        ([right], "problem test-1 has 1 solutions; --test-solutions 4 must be there of each"),
-        (elsewhere[1:], "problem test-1 has 3 solutions; --test-solutions 4"),
-        ([{**right, "text": "!"}], ":1: field text: "),
-        ([{"problem_id": "test-1"}], ":1: field completion: "),
-    ):
-        file = written(tmp_path / "solutions.jsonl", rows)
-        with pytest.raises(InputError, match=f"solutions.jsonl.*{fault}"):
-            verifier.run(replace(SMALL, solutions=file, out=tmp_path / "run"))
-    with pytest.raises(InputError, match="nowhere: no such file"):
-        verifier.run(replace(SMALL, solutions=Path("nowhere"), out=tmp_path / "run"))
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_question_of_both_splits_needs_its_split(tmp_path):
-    same = [Problem("train-1", "1 + 1?", 2), Problem("test-1", "1 + 1?", 2)]
-    task = replace(gsm8k.gsm8k_task(gsm8k.Settings()), train=same[:1], test=same[1:])
-    row = {"question": " 1 + 1?\n", "completion": " The answer is 2."}
-    settings = replace(SMALL, solutions=written(tmp_path / "solutions.jsonl", [row]))
-    with pytest.raises(InputError, match=r"1: problem .*: is in both splits; give its split"):
-        verifier.given_solutions(settings, task)
-    written(settings.solutions, [{**row, "split": "train"}])
-    [solution] = verifier.given_solutions(settings, task)["train"]
-    assert (solution.problem_id, solution.outcome) == ("train-1", "correct")
+        (tmp_path / f"{split}.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
+    with pytest.raises(InputError, match="1 test problem: has no interval"):
+        verifier.run(replace(SMALL, out=tmp_path / "run", data=str(tmp_path)))
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path):
@@ -333,6 +230,77 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path):
     with pytest.raises(InputError, match="is not empty and no run"):
         verifier.run(replace(SMALL, out=tmp_path))
     assert [file.name for file in tmp_path.iterdir()] == ["results.json"]
+
+
+# ---- solutions made elsewhere ------------------------------------------------------------------------------------
+
+
+def given(folder, rows, **changes):
+    """Settings of a run on a file of solutions."""
+    file = folder / "solutions.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return replace(SMALL, solutions=file, out=folder / "run", **changes)
+
+
+@pytest.fixture(scope="module")
+def elsewhere(finished):
+    """The finished run's solutions as others may bring them: those of test by question, those of training by id."""
+    out, _ = finished
+    task = gsm8k.gsm8k_task(SMALL)
+    questions = {problem.id: problem.question for problem in task.test}
+    own = {split: read_rows(out / f"solutions-{split}/iteration-1/test-0.jsonl", Sample) for split in ("test", "train")}
+    rows = [{"question": questions[one.problem_id], "completion": one.completion} for one in own["test"]]
+    return own, rows + [{"problem_id": one.problem_id, "completion": one.completion} for one in own["train"]]
+
+
+def test_solutions_made_elsewhere_are_graded_and_verified_as_own_ones(finished, elsewhere, tmp_path):
+    own, rows = elsewhere
+    settings = given(tmp_path, rows, generator="nowhere", iterations=0)
+    found = verifier.given_solutions(settings, gsm8k.gsm8k_task(settings))
+    for split, samples in own.items():
+        alike = {"token_ids": None, "finish_reason": "stop"}
+        assert found[split] == [sample.model_copy(update=alike) for sample in samples]
+    assert verifier.run(settings)["table2"]["no verifier"] == finished[1]["table2"]["no verifier"]
+    assert not list((tmp_path / "run").glob("solutions-*"))
+    settings.solutions.write_text(settings.solutions.read_text() + "\n")
+    with pytest.raises(InputError, match="solutions_sha256"):
+        verifier.run(settings)
+
+
+def test_only_what_the_file_has_not_is_drawn(elsewhere, tmp_path):
+    settings = given(tmp_path, [row for row in elsewhere[1] if "problem_id" in row])
+    assert list(verifier.given_solutions(settings, gsm8k.gsm8k_task(settings))) == ["train"]
+    assert verifier.given_solutions(SMALL, gsm8k.gsm8k_task(SMALL)) == {}
+
+
+def test_solutions_that_do_not_fit_are_refused(elsewhere, tmp_path):
+    question, right = gsm8k.gsm8k_task(SMALL).train[0].question, {"problem_id": "test-1", "completion": "!"}
+    none = "is none of the run's problems"
+    for rows, fault in (
+        ([right, {"problem_id": "train-7", "completion": "!"}], f":2: problem 'train-7': {none}"),
+        ([{"completion": "!"}], f":1: problem '': {none}"),
+        ([{"question": question, "split": "test", "completion": "!"}], f":1: problem .* {none}"),
+        ([right], "problem test-1 has 1 solutions; --test-solutions 4 must be there of each"),
+        (elsewhere[1][1:], "problem test-1 has 3 solutions; --test-solutions 4"),
+        ([{**right, "text": "!"}], ":1: field text: "),
+        ([{"problem_id": "test-1"}], ":1: field completion: "),
+    ):
+        with pytest.raises(InputError, match=f"solutions.jsonl.*{fault}"):
+            verifier.run(given(tmp_path, rows))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_question_of_both_splits_needs_its_split(tmp_path):
+    same = [Problem("train-1", "1 + 1?", 2), Problem("test-1", "1 + 1?", 2)]
+    task = replace(gsm8k.gsm8k_task(gsm8k.Settings()), train=same[:1], test=same[1:])
+    row = {"question": " 1 + 1?\n", "completion": " The answer is 2."}
+    with pytest.raises(InputError, match=r"1: problem .*: is in both splits; give its split"):
+        verifier.given_solutions(given(tmp_path, [row]), task)
+    [solution] = verifier.given_solutions(given(tmp_path, [{**row, "split": "train"}]), task)["train"]
+    assert (solution.problem_id, solution.outcome) == ("train-1", "correct")
+
+
+# ---- settings ----------------------------------------------------------------------------------------------------
 
 
 def test_models_that_were_not_taught_the_form_are_told():
@@ -356,14 +324,8 @@ def test_presets_are_the_paper_s_where_it_speaks():
         assert settings.preset == name
     paper = verifier.PRESETS["paper"]
     assert (paper.generator, paper.generator_gpus, paper.engine_gpus) == (verifier.LLAMA_70B, 4, 1)
-    assert (paper.task, paper.train_solutions, paper.n, paper.test_solutions, paper.test_samples) == (
-        "math",
-        16,
-        4,
-        32,
-        4,
-    )
-    assert (paper.examples, paper.data, paper.lr) == (480_000, "EleutherAI/hendrycks_math", 5e-7)
+    assert (paper.train_solutions, paper.n, paper.test_solutions, paper.test_samples) == (16, 4, 32, 4)
+    assert (paper.task, paper.data, paper.examples, paper.lr) == ("math", "EleutherAI/hendrycks_math", 480_000, 5e-7)
 
 
 def test_every_setting_says_where_its_default_is_from():

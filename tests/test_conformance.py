@@ -104,6 +104,10 @@ def test_combinations_of_properties_are_named_with_the_power_of_the_ratio(name):
 # ---- other ways to write them, independent of Hypothesis ---------------------------------------------------------
 
 
+def tapered(log_ratio):
+    return log_ratio.clamp(max=0).exp()
+
+
 def weighting(weight_of_negatives):
     """The paper's loss, but for the weight of negatives: weight_of_negatives(logp, logmu, mask)."""
 
@@ -114,47 +118,36 @@ def weighting(weight_of_negatives):
     return loss
 
 
-def in_float32_only(logp, logmu, reward, mask):
-    weight = torch.where(reward < 0, total(logp - logmu, mask).clamp(max=0).exp(), 1.0).detach()
-    return -(weight * reward * ((logp * mask) @ torch.ones(mask.shape[1])) / mask.sum(1)).mean()
-
-
 def frozen_by_batch():
-    """Keeps the weight of each batch of data that it meets, told by its log mu."""
+    """Keeps the weights of each batch of data that it meets, told by its log mu."""
     kept = {}
-
-    def loss(logp, logmu, reward, mask):
-        weight = total(logp - logmu, mask).clamp(max=0).exp().detach()
-        weight = kept.setdefault((logmu.shape, logmu.sum().item()), weight)
-        return -(torch.where(reward < 0, weight, 1.0) * reward * total(logp, mask) / mask.sum(1)).mean()
-
-    return loss
+    return weighting(lambda p, m, mask: kept.setdefault(m.sum().item(), tapered(total(p - m, mask)).detach()))
 
 
 def frozen_log_ratio():
     """Keeps the old log-probabilities; mask and branch are those of each call."""
-    kept = []
+    kept = {}
+    return weighting(lambda p, m, mask: tapered(total(kept.setdefault("logp", p.detach()) - m, mask)))
 
-    def weight(logp, logmu, mask):
-        kept.append(logp.detach())
-        return total(kept[0] - logmu, mask).clamp(max=0).exp()
 
-    return weighting(weight)
+def in_float32_only(logp, logmu, reward, mask):
+    weight = torch.where(reward < 0, tapered(total(logp - logmu, mask)), 1.0).detach()
+    return -(weight * reward * ((logp * mask) @ torch.ones(mask.shape[1])) / mask.sum(1)).mean()
 
 
 def mean_over_all_positions(logp, logmu, reward, mask):
-    weight = torch.where(reward < 0, (logp - logmu).mean(1).clamp(max=0).exp(), 1.0).detach()
+    weight = torch.where(reward < 0, tapered((logp - logmu).mean(1)), 1.0).detach()
     return -(weight * reward * logp.mean(1)).mean()
 
 
 def unmasked_sums(logp, logmu, reward, mask):
-    weight = torch.where(reward < 0, (logp - logmu).sum(1).clamp(max=0).exp(), 1.0).detach()
+    weight = torch.where(reward < 0, tapered((logp - logmu).sum(1)), 1.0).detach()
     return -(weight * reward * logp.sum(1) / mask.sum(1)).mean()
 
 
 def normalised_by_raw_score(logp, logmu, reward, mask):
     advantage = (reward - reward.mean()) / (reward.std() + 1e-8)
-    weight = torch.where(reward < 0, total(logp - logmu, mask).clamp(max=0).exp(), 1.0).detach()
+    weight = torch.where(reward < 0, tapered(total(logp - logmu, mask)), 1.0).detach()
     return -(weight * advantage * total(logp, mask) / mask.sum(1)).mean()
 
 
@@ -172,18 +165,12 @@ WRITTEN = [
     ("paper", lambda *inputs: len(inputs[2]) * variants.paper(*inputs)),
     ("paper", in_float32_only),
     ("paper", weighting(lambda logp, logmu, mask: total(logp - logmu, mask).clamp(-20, 0).exp())),
-    (
-        "clip 0.8..1.2",
-        weighting(lambda *inputs: total(inputs[0].float() - inputs[1].float(), inputs[2]).exp().clamp(0.8, 1.2)),
-    ),
+    ("clip 0.8..1.2", weighting(lambda p, m, mask: total(p.float() - m.float(), mask).exp().clamp(0.8, 1.2))),
     ("frozen weight", frozen_by_batch()),
     ("frozen weight", frozen_log_ratio()),
     ("unmasked", unmasked_sums),
     ("geometric mean + unmasked", mean_over_all_positions),
-    (
-        "geometric mean + unmasked",
-        weighting(lambda logp, logmu, mask: ((logp - logmu) * mask).mean(1).clamp(max=0).exp()),
-    ),
+    ("geometric mean + unmasked", weighting(lambda p, m, mask: tapered(((p - m) * mask).mean(1)))),
     ("branch by raw score + normalised reward", normalised_by_raw_score),
     ("batch-mean baseline + token mean", centred_in_place),
     (
@@ -220,13 +207,11 @@ def in_bfloat16(loss, then=torch.bfloat16):
     return lambda *inputs: loss(*(column.bfloat16().to(then) for column in inputs))
 
 
-weight_in_bfloat16 = weighting(
-    lambda logp, logmu, mask: total(logp.bfloat16() - logmu.bfloat16(), mask).clamp(max=0).exp()
-)
+weight_in_bfloat16 = weighting(lambda p, m, mask: tapered(total(p.bfloat16() - m.bfloat16(), mask)))
 
 
 def in_bfloat16_only(logp, logmu, reward, mask):
-    weight = torch.where(reward < 0, total(logp - logmu, mask).clamp(max=0).exp(), 1.0).detach()
+    weight = torch.where(reward < 0, tapered(total(logp - logmu, mask)), 1.0).detach()
     summed = (logp * mask) @ torch.ones(mask.shape[1], dtype=torch.bfloat16)
     return -(weight * reward * summed / mask.sum(1)).mean()
 
@@ -261,7 +246,7 @@ def test_coarse_probes_are_exact_in_bfloat16_and_leave_no_log_ratio_near_0():
 
 
 def per_sequence_geometric(logp, logmu, reward, n_tokens):
-    weight = torch.where(reward < 0, ((logp - logmu) / n_tokens).clamp(max=0).exp(), 1.0).detach()
+    weight = torch.where(reward < 0, tapered((logp - logmu) / n_tokens), 1.0).detach()
     return -(weight * reward * logp / n_tokens).mean()
 
 
@@ -299,9 +284,7 @@ def counted_apart(*inputs):
     return sum(variants.paper(*(column[chosen] for column in inputs)) for chosen in rows if chosen.any())
 
 
-explicit_mu = weighting(  # + 1e-12 "to be safe"
-    lambda logp, logmu, mask: (total(logp, mask).exp() / (total(logmu, mask).exp() + 1e-12)).clamp(max=1)
-)
+explicit_mu = weighting(lambda p, m, mask: (total(p, mask).exp() / (total(m, mask).exp() + 1e-12)).clamp(max=1))
 
 
 def against_itself(logp, logmu, reward, mask):
@@ -309,9 +292,9 @@ def against_itself(logp, logmu, reward, mask):
     return variants.paper(logp, logp.detach(), reward, mask)
 
 
-exp_then_clip = weighting(  # the smaller of ratio and 1
-    lambda logp, logmu, mask: total(logp - logmu, mask).exp() - (total(logp - logmu, mask).exp() - 1).clamp(min=0)
-)
+def exp_then_clip(logp, logmu, mask):
+    ratio = total(logp - logmu, mask).exp()
+    return ratio - (ratio - 1).clamp(min=0)
 
 
 def left_aligned(logp, logmu, reward, mask):
@@ -329,7 +312,7 @@ def doubled_at_five_tokens(logp, logmu, reward, mask):
         (ppo, "V1", "it fails V1 first: "),
         (with_entropy_bonus, "V1", "it fails V1 first: "),
         (counted_apart, "V4", "it fails V4 first: "),
-        (exp_then_clip, "V5", "it fails V5 first: "),
+        (weighting(exp_then_clip), "V5", "it fails V5 first: "),
         (explicit_mu, "V5", "it fails V5 first: "),
         (in_bfloat16(with_entropy_bonus), "V1", "it computes in bfloat16; it fails V1 first: "),
         (in_bfloat16(variants.no_stop_gradient), "V1", "it computes in bfloat16; it fails V1 first: "),
@@ -424,7 +407,7 @@ def test_a_variant_gives_what_is_written_beside_the_vector_and_the_paper_s_loss_
 
 
 def test_a_nan_fails():
-    found = result_of(VECTOR["V5"], exp_then_clip)
+    found = result_of(VECTOR["V5"], weighting(exp_then_clip))
     assert found.status == "fail"
     assert "nan" in found.measured
 
@@ -541,23 +524,25 @@ def test_the_command_passes_the_paper_s_loss_only_and_writes_the_fields_that_are
     assert vectors[0]["measured"] == ("R w = -0.135335" if variant == "paper" else "R w = -0.367879")
 
 
-def test_a_loss_is_taken_from_the_current_folder_and_adapted(monkeypatch, tmp_path, capsys):
-    source = "def loss(logp, logmu, advantages, mask):\n    return -(advantages * logp * mask).sum()\n"
-    (tmp_path / "my_loss_of_advantages.py").write_text(source)
-    monkeypatch.chdir(tmp_path)
-    assert call(monkeypatch, "my_loss_of_advantages:loss", "--adapter", "advantages") == 1
-    assert "my_loss_of_advantages:loss: naive reinforce + sequence sum" in capsys.readouterr().out
-    assert {path.name for path in tmp_path.iterdir()} <= {"my_loss_of_advantages.py", "__pycache__"}
+ODD = "variants.paper(logp, logmu, reward * (1 + (logp.shape == (4, 7))), mask)"
 
 
-def test_a_loss_that_only_random_batches_catch_does_not_pass(monkeypatch, tmp_path, capsys):
-    source = "from conformance import variants\n\ndef loss(logp, logmu, reward, mask):\n"
-    source += "    return variants.paper(logp, logmu, reward * (1 + (logp.shape == (4, 7))), mask)\n"
-    (tmp_path / "my_odd_loss.py").write_text(source)
+@pytest.mark.parametrize(
+    ("value", "arguments", "status", "said"),
+    [
+        ("-(reward * logp * mask).sum()", ["--adapter", "advantages"], 1, "naive reinforce + sequence sum\n"),
+        (ODD, [], 0, "paper\n"),
+        (ODD, ["--random", 200], 1, "paper\ndiffers from Eq. 7 on this batch:\n"),
+    ],
+)
+def test_a_loss_is_taken_from_the_current_folder(monkeypatch, tmp_path, capsys, value, arguments, status, said):
+    name = f"my_{tmp_path.name}"  # another module each time
+    source = f"from conformance import variants\n\ndef loss(logp, logmu, reward, mask):\n    return {value}\n"
+    (tmp_path / f"{name}.py").write_text(source)
     monkeypatch.chdir(tmp_path)
-    assert call(monkeypatch, "my_odd_loss:loss") == 0
-    assert call(monkeypatch, "my_odd_loss:loss", "--random", 200) == 1
-    assert "my_odd_loss:loss: paper\ndiffers from Eq. 7 on this batch:\n" in capsys.readouterr().out
+    assert call(monkeypatch, f"{name}:loss", *arguments) == status
+    assert f"{name}:loss: {said}" in capsys.readouterr().out
+    assert {path.name for path in tmp_path.iterdir()} <= {f"{name}.py", "__pycache__"}
 
 
 def test_the_example_can_be_copied_and_changed(monkeypatch, tmp_path):

@@ -40,7 +40,7 @@ test-trainers: .venv/dev-ready .venv-trl/ready .venv-verl/ready
 
 # The tests of numbers with the instructions of an old processor, with those of AVX2, and with two threads. torch, MKL
 # and oneDNN have a variable each; MKL has two, the first of which acts on Intel's processors only.
-NUMERICAL = tests/test_topr.py tests/test_baselines.py tests/test_numbers.py tests/test_bandit.py \
+NUMERICAL = tests/test_topr.py tests/test_methods.py tests/test_numbers.py tests/test_bandit.py \
 	tests/test_conformance.py tests/test_logprobs.py tests/test_head.py tests/test_train.py tests/test_training.py \
 	tests/test_dataset.py tests/test_sampling.py tests/test_evaluation.py \
 	"tests/test_notebooks.py::test_it_runs_and_its_exercises_tell_right_from_wrong[01_taper]" \

@@ -4,22 +4,11 @@ import os
 
 import torch
 import torch.distributed as dist
-from helpers import fit, plain_batch, shared_logprobs, steps_of, tiny_model
+from helpers import fit, shared_logprobs, steps_of, tiny_model
 
-import topr
 from pipeline.models.language_model import make_optimizer, shard
 from pipeline.runtime.checkpoints import load_optimizer, save_checkpoint
 from pipeline.runtime.processes import from_all_ranks, rank, ranks
-
-
-def two_steps(examples, share, step_size):
-    """Two steps of `step_size` examples; of each the slice `share`, in two micro-batches of unequal size."""
-    first, last = share
-    steps = []
-    for start in (0, step_size):
-        mine = examples[start:][first:last]
-        steps.append(topr.Step([plain_batch(mine[:1]), plain_batch(mine[1:])], step_size))
-    return steps
 
 
 def on_two_ranks(work, folder, *arguments):
@@ -38,18 +27,6 @@ def _worker(number, work, folder, arguments):
         dist.barrier()
     finally:
         dist.destroy_process_group()
-
-
-def train_in_shares(examples, shares):
-    """Train with rank 0 taking shares[0] and rank 1 shares[1] of each step; the metrics and the gathered weights."""
-    model = tiny_model()
-    shard(model, "float32")
-    share = (0, shares[0]) if rank() == 0 else (shares[0], sum(shares))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    metrics = fit(model, optimizer, two_steps(examples, share, sum(shares)))
-    for step in metrics:
-        step["loss"] = sum(from_all_ranks(step["loss"]))
-    return metrics, whole(model.parameters())
 
 
 def epoch(grouped, batch, micro_batch, optimizer, cut=None, logprobs=shared_logprobs):

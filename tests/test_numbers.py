@@ -13,7 +13,6 @@ from helpers import plain_batch, random_examples, tiny_model
 import topr
 import train_gsm8k as gsm8k
 from pipeline.methods import dpo_loss_of_rows, ppo_loss
-from pipeline.metrics import check_ratio
 from pipeline.records import InputError, Sample, read_rows
 
 LOSSES = {name: partial(topr.topr_loss, limits=limits) for name, limits in topr.PRESETS.items()}
@@ -70,12 +69,6 @@ def test_what_is_not_finite_never_reaches_a_weight(spoiled):
         refused_by_training(model, examples, topr.topr_loss)
 
 
-@pytest.mark.parametrize("log_ratio", [math.inf, -math.inf, math.nan])
-def test_an_infinite_log_mu_leaves_a_bounded_loss_finite_and_is_refused_by_the_check_of_ratios(log_ratio):
-    with pytest.raises(ArithmeticError, match=r"step 1: \|log pi - log mu\| reaches (inf|nan)"):
-        check_ratio(1, torch.tensor([0.0, log_ratio]), tolerance=1.0)
-
-
 ROW = {"prompt": "1 + 1 =", "completion": " 2", "reward": 1.0, "token_ids": [5], "token_logmu": [-1.0]}
 
 
@@ -130,7 +123,6 @@ def test_a_million_tokens_sum_in_float32_to_what_they_sum_to_in_float64():
     exact = math.fsum(token_logp.tolist())
     by_numpy = float(np.sum(token_logp, dtype=np.float32))
     by_torch = torch.from_numpy(token_logp)[None].sum(-1).item()
-    print(f"exact {exact:.3f}, numpy {by_numpy - exact:+.4f}, torch {by_torch - exact:+.4f} nats")
     assert abs(by_numpy - exact) < 0.5
     assert abs(by_torch - exact) < 0.5
     assert abs(by_torch - by_numpy) < 0.5

@@ -79,7 +79,7 @@ def _precise(values: Tensor) -> Tensor:
 
 
 def token_logprobs(model: PreTrainedModel, batch: SharedRows) -> Tensor:
-    """log pi of every completion token, (B, C), 0 on padding: as `rows.token_logprobs`."""
+    """log pi of every completion token, (B, C), 0 on padding: as `language_model.token_logprobs`."""
     with _no_head(model):
         hidden = predictions(model, batch)[: len(batch.reward)]
     here = batch.completion_mask[: len(batch.reward)].bool()  # (B, C)

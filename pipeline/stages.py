@@ -49,6 +49,7 @@ from pipeline.models.language_model import (
 from pipeline.models.lora import add_adapters
 from pipeline.plots import draw_curve, save_figure
 from pipeline.records import Drawn, Example, InputError, Problem, Sample, Task, read_rows, to_lines, write_file
+from pipeline.report import Table
 from pipeline.runtime.checkpoints import load_optimizer, save_checkpoint, save_model
 from pipeline.runtime.preflight import Size, check_machine, check_room, check_shared, on_cpu
 from pipeline.runtime.processes import (
@@ -130,7 +131,7 @@ class Run(AbstractContextManager):
                 on_rank_zero(lambda: stack.enter_context(held_folder(self.folder, inputs.record)))
                 on_all_ranks(lambda: check_shared(self.folder))
                 tracked = tracker(settings.track, self.folder, inputs.record)
-                self._tracker = on_all_ranks(lambda: stack.enter_context(tracked))
+                self._tell = on_all_ranks(lambda: stack.enter_context(tracked))
             stack.callback(self._hold, None)
             self._stack = stack.pop_all()
 
@@ -161,12 +162,12 @@ class Run(AbstractContextManager):
             on_rank_zero(lambda: self._track_evaluation(file, n, self._steps_before(iteration) + point.step))
 
     def _track_evaluation(self, file: Path, n: int, step: int) -> None:
-        self._tracker.numbers({"test": self._measure(file)}, step)
+        self._tell({"test": self._measure(file)}, step)
         if self.inputs.held_out is None:  # a few completions, of the same problems each time
             columns = ("step", "problem_id", "prompt", "completion", "outcome", "reward")
             samples = read_checked(file, Sample)[: 8 * n : n]
             rows = [[step, *(getattr(sample, name) for name in columns[1:])] for sample in samples]
-            self._tracker.table("completions", columns, rows, step)
+            self._tell({"completions": Table(columns, rows)}, step)
 
     def _steps_before(self, iteration: int) -> int:
         """The optimiser steps of the iterations before this one."""
@@ -357,7 +358,7 @@ class Run(AbstractContextManager):
                 if rank() == 0:
                     metrics |= step_metrics(log_ratio, reward, weight)
                     append_json(log, metrics)
-                    self._tracker.numbers({"train": metrics}, before + step)
+                    self._tell({"train": metrics}, before + step)
                 if step in stops and step < len(steps):
                     save_model(lm, stops[step])
                 if step < len(steps) and (any(asked) or step % settings.save_every == 0):
@@ -400,7 +401,7 @@ class Run(AbstractContextManager):
             is_held_out = self.inputs.held_out is not None
             figure = draw_held_out(iterations[0]["curve"], title) if is_held_out else draw_curve(iterations, title)
             save_figure(figure, self.folder / "curve.png")
-            self._tracker.picture("curve", self.folder / "curve.png", self._steps_before(settings.iterations + 1))
+            self._tell({"curve": self.folder / "curve.png"}, self._steps_before(settings.iterations + 1))
         write_file(self.folder / "results.json", json.dumps(results, indent=2) + "\n")
         return results
 

@@ -8,75 +8,45 @@ import json
 import os
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from pipeline.records import InputError, write_file
+from pipeline.report import Table
 from pipeline.runtime.processes import rank
 from pipeline.settings import TrackerName
 
-Row = Sequence[str | float | None]
-PROJECT = "topr"
-
-
-class Backend(Protocol):
-    """What a tracker's library does."""
-
-    def numbers(self, values: dict[str, float], step: int) -> None:
-        """Points of as many curves."""
-
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Row], step: int) -> None:
-        """A table of text and numbers."""
-
-    def picture(self, name: str, file: Path, step: int) -> None:
-        """A PNG file."""
-
-    def close(self, is_done: bool) -> None:
-        """Write what is not written yet; the run is done, or was stopped."""
-
-
-class Tracker(NamedTuple):
-    """What a run tells its tracker; without a backend, nobody. InputError where the library fails."""
-
-    name: TrackerName | None = None
-    backend: Backend | None = None
-
-    def numbers(self, values: Mapping[str, Any], step: int) -> None:
-        """The numbers among the values, those of a mapping as OUTER/INNER."""
-        self._tell(lambda backend: backend.numbers(_flat(values), step))
-
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Row], step: int) -> None:
-        """Rows of text and numbers."""
-        self._tell(lambda backend: backend.table(name, columns, rows, step))
-
-    def picture(self, name: str, file: Path, step: int) -> None:
-        """A PNG file."""
-        self._tell(lambda backend: backend.picture(name, file, step))
-
-    def _tell(self, call: Callable[[Backend], None]) -> None:
-        if self.backend is not None:
-            with _named(self.name, "what is done is kept, and the same command goes on, with --track or without"):
-                call(self.backend)
+Told = float | Table | Path  # a point of a curve, a table, the file of a picture
+Library = tuple[Callable[[dict[str, Told], int], None], Callable[[bool], None]]
+"""add(values, step), and close(is_done), which writes what is not written yet when the run is done or was stopped"""
 
 
 @contextmanager
-def tracker(name: TrackerName | None, folder: Path, settings: Mapping[str, Any]) -> Iterator[Tracker]:
-    """The tracker of the run in `folder`, of rank zero; one that tells nobody without a name and on other ranks.
+def tracker(
+    name: TrackerName | None, folder: Path, settings: Mapping[str, Any]
+) -> Iterator[Callable[[Mapping[str, Any], int], None]]:
+    """`tell(values, step)`, by which rank zero of the run in `folder` tells its tracker; nobody, where it has no name.
 
-    settings: what is shown as the run's settings. InputError where the library cannot start, as without an account.
+    Of the values it tells numbers, tables and files of pictures, those of a mapping as OUTER/INNER.
+    settings: what is shown as the run's settings. InputError where the library cannot start, as without an account, and
+    from `tell` where it fails later.
     """
     if name is None or rank() > 0:
-        yield Tracker()
+        yield lambda values, step: None
         return
-    libraries = {"tensorboard": TensorBoard, "wandb": Wandb, "trackio": Trackio, "mlflow": MLflow}
     with _named(name, "WANDB_MODE=offline needs no account" if name == "wandb" else "see docs/runs.md"):
-        backend = libraries[name](folder, settings)
+        add, close = LIBRARIES[name](folder, settings)
+
+    def tell(values: Mapping[str, Any], step: int) -> None:
+        with _named(name, "what is done is kept, and the same command goes on, with --track or without"):
+            add(_flat(values), step)
+
     try:
-        yield Tracker(name, backend)
+        yield tell
     finally:
-        backend.close(is_done=(folder / "results.json").exists())
+        close((folder / "results.json").exists())
 
 
 @contextmanager
@@ -89,17 +59,17 @@ def _named(name: str, advice: str) -> Iterator[None]:
         raise InputError(f"--track {name}: {reason} ({advice})") from error
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """The numbers of nested mappings.
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Told]:
+    """What can be told of nested mappings.
 
     >>> _flat({"test": {"correct": 0.5, "maj@4": {"mean": 0.75, "se": None}}})
     {'test/correct': 0.5, 'test/maj@4/mean': 0.75}
     """
-    found = {}
+    found: dict[str, Told] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
             found |= _flat(value, f"{prefix}{name}/")
-        elif isinstance(value, (int, float)):
+        elif isinstance(value, (int, float, Table, Path)):
             found[f"{prefix}{name}"] = value
     return found
 
@@ -114,101 +84,86 @@ def _kept(file: Path, new: Callable[[], str]) -> str:
 # ---- the libraries ----------------------------------------------------------------------------------------------
 
 
-class TensorBoard:
+def tensorboard(folder: Path, settings: Mapping[str, Any]) -> Library:
     """Event files in the run's own folder. A table is text in Markdown."""
+    from matplotlib.image import imread
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any]):
-        from torch.utils.tensorboard import SummaryWriter
+    writer = SummaryWriter(str(folder / "tensorboard"))
+    writer.add_text("settings", f"```json\n{json.dumps(settings, indent=2, default=str)}\n```")
 
-        self._writer = SummaryWriter(str(folder / "tensorboard"))
-        self._writer.add_text("settings", f"```json\n{json.dumps(settings, indent=2, default=str)}\n```")
-
-    def numbers(self, values: dict[str, float], step: int) -> None:
+    def add(values: dict[str, Told], step: int) -> None:
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()  # a run that is killed has told all its steps
+            if isinstance(value, Table):
+                rows = [[str(cell).replace("\n", "<br>") for cell in row] for row in value.rows]
+                writer.add_text(name, Table(value.head, rows).markdown(), step)
+            elif isinstance(value, Path):
+                writer.add_image(name, imread(value)[..., :3], step, dataformats="HWC")
+            else:
+                writer.add_scalar(name, value, step)
+        writer.flush()  # a run that is killed has told all its steps
 
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Row], step: int) -> None:
-        lines = [columns, ["---"] * len(columns), *rows]
-        cells = [[str(cell).replace("|", "\\|").replace("\n", "<br>") for cell in line] for line in lines]
-        self._writer.add_text(name, "\n".join(f"| {' | '.join(line)} |" for line in cells), step)
-
-    def picture(self, name: str, file: Path, step: int) -> None:
-        import numpy as np
-        from PIL import Image
-
-        with Image.open(file) as image:
-            self._writer.add_image(name, np.asarray(image.convert("RGB")), step, dataformats="HWC")
-
-    def close(self, is_done: bool) -> None:
-        self._writer.close()
+    return add, lambda is_done: writer.close()
 
 
-class Wandb:
+def wandb(folder: Path, settings: Mapping[str, Any]) -> Library:
     """A run of wandb; offline, with WANDB_MODE=offline, its files are in the run's own folder."""
+    import wandb
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any]):
-        import wandb as library
-
-        self._library, name = library, _kept(folder / "wandb.id", lambda: uuid.uuid4().hex)
-        project = os.environ.get("WANDB_PROJECT", PROJECT)
-        self._run = library.init(
-            project=project, name=folder.name, id=name, resume="allow", dir=str(folder), config=dict(settings)
-        )
-        # wandb's own steps must grow; an evaluation comes after later steps.
-        self._run.define_metric("*", step_metric="step")
-
-    def numbers(self, values: Mapping[str, Any], step: int) -> None:
-        self._run.log({**values, "step": step})
-
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Row], step: int) -> None:
-        self.numbers({name: self._library.Table(columns=list(columns), data=[list(row) for row in rows])}, step)
-
-    def picture(self, name: str, file: Path, step: int) -> None:
-        self.numbers({name: self._library.Image(str(file))}, step)
-
-    def close(self, is_done: bool) -> None:
-        self._run.finish(exit_code=0 if is_done else 1)
+    own, project = _kept(folder / "wandb.id", lambda: uuid.uuid4().hex), os.environ.get("WANDB_PROJECT", "topr")
+    run = wandb.init(project=project, name=folder.name, id=own, resume="allow", dir=str(folder), config=dict(settings))
+    # wandb's own steps must grow; an evaluation comes after later steps.
+    run.define_metric("*", step_metric="step")
+    return (
+        lambda values, step: run.log({**_of_wandb(wandb, values), "step": step}),
+        lambda is_done: run.finish(exit_code=0 if is_done else 1),
+    )
 
 
-class Trackio(Wandb):
+def trackio(folder: Path, settings: Mapping[str, Any]) -> Library:
     """A run of trackio, whose interface is wandb's; by default in the user's own cache, with TRACKIO_DIR elsewhere."""
+    import trackio
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any]):
-        import trackio as library
-
-        self._library, name = library, _kept(folder / "trackio.id", lambda: f"{folder.name}-{uuid.uuid4().hex[:8]}")
-        self._run = library.init(project=PROJECT, name=name, resume="allow", config=dict(settings))
-
-    def numbers(self, values: Mapping[str, Any], step: int) -> None:
-        self._run.log(dict(values), step=step)
-
-    def close(self, is_done: bool) -> None:
-        self._run.finish()
+    own = _kept(folder / "trackio.id", lambda: f"{folder.name}-{uuid.uuid4().hex[:8]}")
+    run = trackio.init(project="topr", name=own, resume="allow", config=dict(settings))
+    return lambda values, step: run.log(_of_wandb(trackio, values), step=step), lambda is_done: run.finish()
 
 
-class MLflow:
+def _of_wandb(library: Any, values: dict[str, Told]) -> dict[str, Any]:
+    """The values, with tables and pictures as the classes that wandb and trackio have for them."""
+    tables = {
+        name: library.Table(columns=list(value.head), data=[list(row) for row in value.rows])
+        for name, value in values.items()
+        if isinstance(value, Table)
+    }
+    pictures = {name: library.Image(str(value)) for name, value in values.items() if isinstance(value, Path)}
+    return values | tables | pictures
+
+
+def mlflow(folder: Path, settings: Mapping[str, Any]) -> Library:
     """A run of MLflow, where MLFLOW_TRACKING_URI says or in the folder where the command was given."""
+    import mlflow
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any]):
-        import mlflow
+    file = folder / "mlflow.id"
+    mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "topr"))
+    run = mlflow.start_run(run_id=_kept(file, str) if file.exists() else None, run_name=folder.name)
+    _kept(file, lambda: run.info.run_id)
+    mlflow.log_params(dict(settings))
 
-        self._library, file = mlflow, folder / "mlflow.id"
-        mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
-        run = mlflow.start_run(run_id=_kept(file, str) if file.exists() else None, run_name=folder.name)
-        _kept(file, lambda: run.info.run_id)
-        mlflow.log_params(dict(settings))
+    def add(values: dict[str, Told], step: int) -> None:
+        for name, value in values.items():
+            if isinstance(value, Table):
+                columns = {column: [row[i] for row in value.rows] for i, column in enumerate(value.head)}
+                with warnings.catch_warnings(category=DeprecationWarning, action="ignore"):  # of pandas 3
+                    mlflow.log_table(columns, f"{name}.json")
+            elif isinstance(value, Path):
+                mlflow.log_artifact(str(value))
+        numbers = {
+            name.replace("@", "-at-"): value for name, value in values.items() if isinstance(value, (int, float))
+        }
+        mlflow.log_metrics(numbers, step=step)
 
-    def numbers(self, values: dict[str, float], step: int) -> None:
-        self._library.log_metrics({name.replace("@", "-at-"): value for name, value in values.items()}, step=step)
+    return add, lambda is_done: mlflow.end_run("FINISHED" if is_done else "KILLED")
 
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Row], step: int) -> None:
-        by_column = {column: list(cells) for column, cells in zip(columns, zip(*rows, strict=True), strict=True)}
-        with warnings.catch_warnings(category=DeprecationWarning, action="ignore"):  # of pandas 3, which it calls
-            self._library.log_table(by_column, f"{name}.json")
 
-    def picture(self, name: str, file: Path, step: int) -> None:
-        self._library.log_artifact(str(file))
-
-    def close(self, is_done: bool) -> None:
-        self._library.end_run("FINISHED" if is_done else "KILLED")
+LIBRARIES = {"tensorboard": tensorboard, "wandb": wandb, "trackio": trackio, "mlflow": mlflow}

@@ -1,0 +1,133 @@
+"""Runs of train_gsm8k.py in processes of their own, which are killed or stopped, and given the same command again.
+
+A server imports everything once and forks a process for each run. Called as a script, this file is train_gsm8k.py on a
+slow disk: a checkpoint takes half a minute more, longer than torchrun waits by itself.
+"""
+
+import multiprocessing
+import os
+import resource
+import shutil
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from functools import cache
+from multiprocessing import forkserver
+from pathlib import Path
+from unittest import mock
+
+import runs
+from torch.distributed import run as torchrun
+
+import pipeline.stages  # noqa: F401, so that the server has it
+import train_gsm8k as gsm8k
+from pipeline.runtime import checkpoints
+
+# Two iterations with checkpoints, and two problems in each chunk of samples.
+CHANGES = {"n": 16, "chunk": 2, "batch": 8, "save_every": 3, "optimizer": "adafactor", "lr": 1e-3, "iterations": 2}
+CHANGES |= {"examples": 96}
+ROOT = Path(gsm8k.__file__).parent
+SECONDS = 33
+
+
+@cache
+def server():
+    """Makes processes, forked from one that has imported this module."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["killing"])
+    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "tests")])):
+        forkserver.ensure_running()
+    return context
+
+
+def arguments(folder, usual=CHANGES, **changes):
+    """The command line of a run in `folder` of `runs.SMALL` with these changes."""
+    default, settings = asdict(gsm8k.Settings()), asdict(replace(runs.SMALL, **(usual | changes), out=folder))
+    differing = {f"--{name.replace('_', '-')}": value for name, value in settings.items() if value != default[name]}
+    return [word for option, value in differing.items() for word in (option, str(value)) if word != "True"]
+
+
+def command(log, arguments, ranks, limit, slow, variables):
+    """What such a process does: the command by itself or, for several ranks, under torchrun."""
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    os.environ |= variables
+    if ranks == 1:
+        sys.argv = ["train_gsm8k.py", *arguments]
+        gsm8k.main("train_gsm8k", gsm8k.__doc__, gsm8k.gsm8k_task)
+    else:  # "--", because torchrun would take --n for an abbreviation of an option of its own
+        torchrun.main(["--nproc-per-node", str(ranks), "--", __file__ if slow else gsm8k.__file__, *arguments])
+
+
+@contextmanager
+def started(folder, ranks=1, limit=resource.RLIM_INFINITY, slow=False, variables=(), **changes):
+    """A process that runs the command; killed at the end of the block. limit: bytes in a file."""
+    asked = (folder.with_suffix(".log"), arguments(folder, **changes), ranks, limit, slow, dict(variables))
+    process = server().Process(target=command, args=asked)
+    process.start()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.join()
+
+
+def wait(process, is_reached):
+    while not is_reached():
+        assert process.is_alive(), "the run has ended before"
+        time.sleep(0.002)
+
+
+def killed(folder, is_reached, **changes):
+    """The folder of a run that was killed when `is_reached`, as it still is."""
+    for _ in range(20):
+        with started(folder, **changes) as process:
+            while process.is_alive() and not is_reached():
+                time.sleep(0.002)
+        if is_reached():
+            return folder
+        shutil.rmtree(folder)
+    raise AssertionError("the run went on too fast")
+
+
+def status(process):
+    """How a process has ended: 0, what it exits with, or minus the signal."""
+    process.join()
+    return process.exitcode
+
+
+def finish(folder, ranks=1, **changes):
+    """Let the command end in `folder`; what is there then."""
+    with started(folder, ranks, **changes) as process:
+        assert status(process) == 0, told(folder)[-10:]
+    return runs.contents(folder)
+
+
+def told(folder):
+    """The lines that all runs in a folder have printed."""
+    return folder.with_suffix(".log").read_text().splitlines()
+
+
+def lines(file):
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def main():
+    seal = checkpoints.seal_folder
+
+    def seal_slowly(folder):
+        if folder.name.startswith("checkpoint-"):
+            end = time.monotonic() + SECONDS
+            while time.monotonic() < end:  # a signal does not end the wait
+                time.sleep(0.1)
+        seal(folder)
+
+    checkpoints.seal_folder = seal_slowly
+    gsm8k.main("train_gsm8k", gsm8k.__doc__, gsm8k.gsm8k_task)
+
+
+if __name__ == "__main__":
+    main()

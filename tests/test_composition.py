@@ -1,111 +1,146 @@
-"""What an iteration trains on: counts by hand, properties on random samples, and that a run says what it took."""
+"""What an iteration trains on: a row for each composition and each baseline, by hand and with what must always hold."""
 
-import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import experiment
 
-import train_gsm8k as gsm8k
-from pipeline import compose as composition
-from pipeline.compose import choose
+from pipeline.compose import BASELINES, COMPOSITIONS, choose
 from pipeline.dataset import compose
-from pipeline.records import Sample
-
-signs = st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=60)
-sizes = st.integers(1, 70)
+from pipeline.records import Sample, read_rows
+from pipeline.settings import Settings
 
 
 def to_samples(drawn):
+    """Samples of (problem, whether it is right)."""
     return [Sample(prompt=f"Q{p}", completion="!", reward=1.0 if is_positive else -1.0) for p, is_positive in drawn]
 
 
-@given(signs, sizes, st.integers(0, 99))
-def test_every_rule_takes_each_sample_once_and_no_more_than_asked(drawn, size, seed):
-    samples = to_samples(drawn)
-    rules = [composition.uniform, composition.positives_only, composition.anna_karenina]
-    rules.append(lambda samples, size, rng: composition.proportion(samples, size, rng, 0.3))
-    for rule in rules:
-        chosen = rule(samples, size, random.Random(seed))
-        assert chosen == sorted(set(chosen)) == rule(samples, size, random.Random(seed))
-        assert len(chosen) <= size
-        assert all(0 <= i < len(samples) for i in chosen)
+# ---- compositions: samples, those chosen and how many were asked for -> whether they are as they should be ------
 
 
-@given(signs, sizes, st.integers(0, 99))
-def test_uniform_and_positives_fill_up(drawn, size, seed):
-    samples = to_samples(drawn)
-    positives = [i for i, sample in enumerate(samples) if sample.reward > 0]
-    assert len(composition.uniform(samples, size, random.Random(seed))) == min(size, len(samples))
-    chosen = composition.positives_only(samples, size, random.Random(seed))
-    assert set(chosen) <= set(positives)
-    assert len(chosen) == min(size, len(positives))
+def is_full(samples, chosen, size):
+    return len(chosen) == min(size, len(samples))
 
 
-@given(signs, sizes, st.integers(0, 99))
-def test_anna_karenina_keeps_first_positives_and_fills_with_negatives(drawn, size, seed):
-    samples = to_samples(drawn)
-    firsts = {}
-    for i, sample in enumerate(samples):
-        if sample.reward > 0 and sample.prompt not in firsts:
-            firsts[sample.prompt] = i
-    chosen = composition.anna_karenina(samples, size, random.Random(seed))
+def are_positives(samples, chosen, size):
+    positives = sum(sample.reward > 0 for sample in samples)
+    return all(samples[i].reward > 0 for i in chosen) and len(chosen) == min(size, positives)
+
+
+def are_first_positives_and_negatives(samples, chosen, size):
+    firsts = {sample.prompt: i for i, sample in reversed([*enumerate(samples)]) if sample.reward > 0}
     positives = {i for i in chosen if samples[i].reward > 0}
-    assert positives <= set(firsts.values())
-    assert len(positives) == min(size, len(firsts))
     negatives = sum(sample.reward < 0 for sample in samples)
-    assert len(chosen) == min(size, len(firsts) + negatives)
+    return (
+        positives <= set(firsts.values())
+        and len(positives) == min(size, len(firsts))
+        and len(chosen) == min(size, len(firsts) + negatives)
+    )
 
 
-@given(signs, sizes, st.sampled_from([0.1, 0.25, 0.5, 0.9]), st.integers(0, 99))
-def test_a_proportion_is_met_to_a_sample(drawn, size, share, seed):
-    samples = to_samples(drawn)
-    chosen = composition.proportion(samples, size, random.Random(seed), share)
-    positives = sum(samples[i].reward > 0 for i in chosen)
-    assert abs(positives - share * len(chosen)) <= 0.5
-    # One more would be more than asked, or want a sample that is not there.
-    of_sign = Counter(sample.reward for sample in samples)
-    more = len(chosen) + 1
-    assert more > size or share * more > of_sign[1.0] or (1 - share) * more > of_sign[-1.0]
+def are_in_proportion(share):
+    def holds(samples, chosen, size):
+        of_sign = Counter(sample.reward for sample in samples)
+        positives, more = sum(samples[i].reward > 0 for i in chosen), len(chosen) + 1
+        # One more would be more than asked, or want a sample that is not there.
+        is_full = more > size or share * more > of_sign[1.0] or (1 - share) * more > of_sign[-1.0]
+        return is_full and abs(positives - share * len(chosen)) <= 0.5
+
+    return holds
+
+
+# Options, how many of 20 samples of each of 4 problems are taken, of which one in four is right, and how many are right
+ROWS = [
+    ({"composition": "uniform"}, 80, 20, is_full),
+    ({"composition": "positives_only"}, 20, 20, are_positives),
+    ({"composition": "anna_karenina"}, 64, 4, are_first_positives_and_negatives),
+    ({"composition": "anna_karenina", "examples": 10}, 10, 4, are_first_positives_and_negatives),
+    ({"composition": "proportion", "proportion": 0.5}, 40, 20, are_in_proportion(0.5)),
+    ({"composition": "proportion", "proportion": 0.1, "examples": 50}, 50, 5, are_in_proportion(0.1)),
+    ({"composition": "proportion", "proportion": 0.9}, 22, 20, are_in_proportion(0.9)),
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "taken", "positive", "holds"), ROWS, ids=lambda value: str(value) if isinstance(value, dict) else ""
+)
+def test_a_composition(lm, options, taken, positive, holds):
+    samples, settings = to_samples([(problem, i % 4 == 0) for problem in range(4) for i in range(20)]), Settings()
+    rows, told = compose(replace(settings, **options), samples, lm, ())
+    assert sum(map(len, rows)) == taken
+    assert told["drawn"] == {"samples": 80, "positive": 20, "problems": 4}
+    assert (told["trained"]["samples"], told["trained"]["positive"]) == (taken, positive)
+    assert told["composition"] == options["composition"]
+    assert told["seed"] == settings.seed_of("composition 1")
+
+    @given(
+        st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=60),
+        st.integers(1, 70),
+        st.integers(0, 99),
+    )
+    def always(drawn, size, seed):
+        samples, asked = to_samples(drawn), Settings(**options | {"examples": size, "seed": seed})
+        chosen = choose(asked, samples)
+        assert chosen == sorted(set(chosen)) == choose(asked, samples)
+        assert set(chosen) <= set(range(len(samples)))
+        assert len(chosen) <= size
+        assert holds(samples, chosen, size)
+
+    always()
+
+
+def test_every_composition_and_baseline_has_a_row():
+    assert {options["composition"] for options, *_ in ROWS} == set(COMPOSITIONS)
+    assert {options.get("baseline_from", "zero") for options, _ in COUNTED} == set(BASELINES)
 
 
 def test_which_negatives_are_taken_is_uniform():
-    samples = to_samples([(0, True)] + [(0, False)] * 6)
-    counts = Counter(i for seed in range(600) for i in composition.anna_karenina(samples, 3, random.Random(seed)))
+    samples, settings = to_samples([(0, True)] + [(0, False)] * 6), Settings(composition="anna_karenina", examples=3)
+    counts = Counter(i for seed in range(600) for i in choose(replace(settings, seed=seed), samples))
     assert counts[0] == 600
     for i in range(1, 7):
         assert counts[i] / 600 == pytest.approx(1 / 3, abs=5 * (2 / 9 / 600) ** 0.5)
 
 
-@pytest.mark.parametrize(
-    ("settings", "taken", "positive"),
-    [
-        ({}, 80, 20),
-        ({"examples": 30}, 30, None),
-        ({"composition": "positives_only"}, 20, 20),
-        ({"composition": "proportion", "proportion": 0.5}, 40, 20),
-        ({"composition": "proportion", "proportion": 0.1, "examples": 50}, 50, 5),
-        ({"composition": "anna_karenina"}, 64, 4),  # one positive a problem, and all negatives
-        ({"composition": "anna_karenina", "examples": 10}, 10, 4),
-    ],
-    ids=str,
-)
-def test_the_settings_reach_their_rule_and_the_counts_are_told(lm, settings, taken, positive):
-    samples = to_samples([(problem, i % 4 == 0) for problem in range(4) for i in range(20)])
-    settings = gsm8k.Settings(**settings)
-    rows, told = compose(settings, samples, lm, ())
-    assert sum(map(len, rows)) == taken
-    assert told["drawn"] == {"samples": 80, "positive": 20, "problems": 4}
-    assert told["trained"]["samples"] == taken == len(choose(settings, samples))
-    assert positive in (None, told["trained"]["positive"])
-    assert told["composition"] == settings.composition
-    assert told["seed"] == settings.seed_of("composition 1")
-
-
 def test_iterations_choose_differently_and_seeds_too():
     samples = to_samples([(0, True)] * 40)
-    settings, other = gsm8k.Settings(examples=20), gsm8k.Settings(examples=20, seed=1)
+    settings, other = Settings(examples=20), Settings(examples=20, seed=1)
     chosen = {tuple(choose(s, samples, number)) for s in (settings, other) for number in (1, 2)}
     assert len(chosen) == 4
-    assert choose(settings, samples, 2) == choose(settings, samples, 2)
+
+
+def test_iterations_draw_as_many_candidates_each_with_a_seed_of_its_own(tmp_path):
+    """At a learning rate that leaves the model as it is."""
+    few = {"problems": 2, "test_problems": 1, "curve_points": 1, "max_new_tokens": 32, "batch": 8, "iterations": 2}
+    results = experiment(tmp_path, composition="anna_karenina", candidates=6, examples=5, lr=1e-30, **few)
+    assert {entry["dataset"]["drawn"]["samples"] for entry in results["iterations"]} == {2 * 6}
+    one, two = (read_rows(tmp_path / f"iteration-{i}" / "samples.jsonl", Sample) for i in (1, 2))
+    assert [sample.prompt for sample in one] == [sample.prompt for sample in two]
+    assert all(a.completion != b.completion for a, b in zip(one[:4], two, strict=False))
+
+
+# ---- baselines --------------------------------------------------------------------------------------------------
+
+# Options, and the baseline of each sample: the mean reward is -1/5, that of prompt a 1/3, that of prompt b -1.
+COUNTED = [
+    ({}, [0, 0, 0, 0, 0]),
+    ({"baseline": -0.5}, [-0.5] * 5),
+    ({"baseline_from": "mean"}, [-0.2] * 5),
+    ({"baseline_from": "mean", "baseline": 0.5}, [0.3] * 5),
+    ({"baseline_from": "group", "baseline": -0.1}, [1 / 3 - 0.1] * 3 + [-1.1] * 2),
+    ({"effective_proportion": 0.5}, [-0.2] * 5),  # 2 * 1.2 = 3 * 0.8
+]
+
+
+@pytest.mark.parametrize(("options", "baselines"), COUNTED, ids=str)
+def test_a_baseline_is_subtracted_from_the_rewards(lm, options, baselines):
+    rewards = {"a": [1, 1, -1], "b": [-1, -1]}
+    samples = [Sample(prompt=p, completion=f" {i}", reward=r) for p in rewards for i, r in enumerate(rewards[p])]
+    rows, told = compose(Settings(**options), samples, lm, ())
+    found = {example.sample: example.reward for row in rows for example in row}
+    assert [samples[i].reward - found[i] for i in range(5)] == pytest.approx(baselines)
+    assert told["baseline"] == pytest.approx(sum(baselines) / 5)

@@ -22,7 +22,6 @@ from paper import experiments, figures
 from paper.figures import VARIANTS_DRAWN
 from paper.plan import planned
 from paper.sweep import Finished, Job, OverSeeds, Sweep, folder_name, learn_with, over_seeds
-from pipeline.compose import baselines_of
 from pipeline.models.language_model import collate, token_logprobs
 from pipeline.plots import STYLES, Style
 from pipeline.records import InputError, Sample, to_lines, write_file
@@ -177,34 +176,6 @@ def test_the_paper_s_arm_samples_and_variants_reuse_its_samples():
     of_variants = [(seed, sources[seed], name) for name in list(VARIANTS_DRAWN)[1:] for seed in (0, 1)]
     assert asked == [(0, None, None), (1, None, None), *of_variants]
     assert len({replace(job.settings, seed=0, out=None, reuse=None) for job in jobs}) == 1
-
-
-@pytest.mark.parametrize(
-    ("changes", "fault"),
-    [
-        ({"baseline_from": "group", "effective_proportion": 0.5}, "--effective-proportion: sets the baseline"),
-        ({"baseline_from": "mean", "method": "dpo"}, "--method dpo: has no baseline"),
-    ],
-    ids=str,
-)
-def test_what_does_not_go_together_is_refused(changes, fault):
-    with pytest.raises(InputError, match=fault):
-        check(replace(SMALL, **changes))
-
-
-def test_baselines_are_counted_from_means():
-    given = [
-        Sample(prompt=prompt, completion="!", reward=reward)
-        for prompt, reward in zip("aaab", (1, 1, -1, -1), strict=True)
-    ]
-    of = {
-        name: baselines_of(replace(SMALL, baseline_from=name, baseline=-0.1), given)
-        for name in ("zero", "mean", "group")
-    }
-    assert of["zero"] == [-0.1] * 4
-    assert of["mean"] == pytest.approx([-0.1] * 4)  # the mean reward is 0
-    assert of["group"] == pytest.approx([1 / 3 - 0.1] * 3 + [-1.1])
-    assert baselines_of(replace(SMALL, baseline_from="mean"), given[:3]) == pytest.approx([1 / 3] * 3)
 
 
 # ---- what is read off runs ----

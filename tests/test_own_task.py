@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from runs import experiment
 
 import train_gsm8k as gsm8k
 from examples import judged, strict_format, sums
@@ -28,17 +29,11 @@ from pipeline.records import Drawn, Example, Grade, InputError, Problem, Sample,
 from pipeline.settings import Settings
 
 ROOT = Path(gsm8k.__file__).parent
-SMALL = (
-    "--problems 4 --n 6 --test-problems 3 --test-samples 4 --k 2 --curve-points 1 --max-new-tokens 48 --batch 8"
-    " --chunk 2"
-).split()
-SETTINGS = Settings(
-    problems=4, n=2, test_problems=2, test_samples=2, k=1, curve_points=1, max_new_tokens=32, batch=4, chunk=2
-)
+OPTIONS = "--problems 4 --n 6 --test-problems 3 --test-samples 4 --k 2 --curve-points 1 --max-new-tokens 48 --batch 8"
 
 
 def example(name, folder, monkeypatch, *options):
-    monkeypatch.setattr(sys, "argv", [name, *SMALL, "--out", str(folder), *options])
+    monkeypatch.setattr(sys, "argv", [name, *OPTIONS.split(), "--chunk", "2", "--out", str(folder), *options])
     runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
     samples = read_rows(folder / "iteration-1" / "samples.jsonl", Sample)
     return samples, json.loads((folder / "results.json").read_text())
@@ -62,24 +57,20 @@ def test_sums_are_rewarded_by_their_answers(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "mean reward" in printed
     assert "after the baseline" not in printed
-    task = sums.sums(SETTINGS)
+    task, in_chat = sums.sums(Settings()), sums.sums(Settings(chat=True))
     assert not {problem.id for problem in task.train} & {problem.id for problem in task.test}
-    in_chat = sums.sums(replace(SETTINGS, chat=True))
     assert in_chat.prompt(task.train[0]) == task.train[0].question
 
 
-@pytest.mark.parametrize(
-    ("completion", "expected"),
-    [
+def test_a_form_is_rewarded_by_the_rules_that_it_keeps():
+    for completion, expected in (
         (" 2 * 3 = 6 figs. The answer is 6.", Grade(1, "all")),
         (" 2 * 3 = 6 figs. 6 + 1 = 7 left. The answer is 7.", Grade(0.75, "some")),  # two steps
         (" 2 * 3 = 6 figs. The answer is 7.", Grade(0.75, "some")),  # not the last result
         (" 2 * 3 = 6 figs.", Grade(0.5, "some")),
         ("6" * 61, Grade(0, "none")),
-    ],
-)
-def test_a_form_is_rewarded_by_the_rules_that_it_keeps(completion, expected):
-    assert strict_format.reward(completion, Problem("1", "?")) == expected
+    ):
+        assert strict_format.reward(completion, Problem("1", "?")) == expected, completion
 
 
 def test_rewards_between_0_and_1_are_told_to_be_supervised_training_unless_there_is_a_baseline(
@@ -108,18 +99,15 @@ def test_a_judge_checks_the_steps_and_not_the_answer(tmp_path, monkeypatch):
         assert (sample.outcome == "right") == (bool(steps) and all(are_right)), sample.completion
 
 
-@pytest.mark.parametrize(
-    ("completion", "outcome"),
-    [
+def test_a_judge_reads_sums_alone():
+    for completion, outcome in (
         ("7 * 8 = 56 eggs. 56 + 4 = 60. The answer is 61.", "right"),
         ("7 * 8 = 56 eggs. 56 + 4 = 61.", "wrong"),
         ("The answer is 61.", "wrong"),
         ("1 / 0 = 3", "wrong"),
         ("__import__('os').abort() = 3", "wrong"),
-    ],
-)
-def test_a_judge_reads_sums_alone(completion, outcome):
-    assert judged.judge(completion).outcome == outcome
+    ):
+        assert judged.judge(completion).outcome == outcome, completion
 
 
 @pytest.mark.slow
@@ -127,14 +115,15 @@ def test_a_judge_that_takes_too_long_is_ended():
     assert judged.judge("9**9**9**9 = 3") == Grade(-1, "too long")
 
 
-def the_page_s_file(tmp_path):
+@pytest.fixture
+def page_s_file(tmp_path):
     [code] = re.findall("```python\n(.*?)```", (ROOT / "docs" / "own_task.md").read_text(), re.DOTALL)
     (tmp_path / "my_task.py").write_text(code)
     return tmp_path / "my_task.py"
 
 
-def test_the_file_on_the_page_is_a_task(tmp_path):
-    task = runpy.run_path(str(the_page_s_file(tmp_path)))["sums"](SETTINGS)
+def test_the_file_on_the_page_is_a_task(page_s_file):
+    task = runpy.run_path(str(page_s_file))["sums"](Settings())
     assert not {problem.id for problem in task.train} & {problem.id for problem in task.test}
     problem = task.train[0]
     right = f" 1 + 1 = 2 apples. The answer is {problem.gold}."
@@ -142,8 +131,8 @@ def test_the_file_on_the_page_is_a_task(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_file_on_the_page_runs_where_it_lies(tmp_path):
-    command = [sys.executable, the_page_s_file(tmp_path), *SMALL, "--iterations", "0"]
+def test_the_file_on_the_page_runs_where_it_lies(page_s_file, tmp_path):
+    command = [sys.executable, page_s_file, *OPTIONS.split(), "--iterations", "0"]
     environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
     assert "mean reward" in done.stdout
@@ -193,35 +182,38 @@ COMPLETION = "x" * 70 + "\n" + "y" * 70
 PROBLEMS = [Problem("train-7", "?"), Problem("train-8", "?")]
 
 
+RAISES, HANGS = "return deeper(completion)  # raises", "time.sleep(60)  # hangs"
+
+
 @pytest.mark.parametrize(
-    ("functions", "problem", "place", "fault"),
+    ("functions", "place", "fault"),
     [
-        ({"reward": raising}, "train-7", "return deeper(completion)  # raises", "json.decoder.JSONDecodeError: Exp"),
-        ({"reward": functools.partial(raising)}, "train-7", "return deeper(completion)  # raises", "json.decoder"),
-        ({"reward": wrapped(raising)}, "train-7", "return deeper(completion)  # raises", "json.decoder"),
-        ({"reward": Strict()}, "train-7", '[completion]  # raises', "KeyError: 'xxx"),
-        ({"reward": hanging}, "train-7", "time.sleep(60)  # hangs", "took more than 0.2 s, see REWARD_SECONDS in"),
-        ({"reward": lambda *_: math.nan}, "train-7", "", "returned nan, where a finite number or a Grade should be"),
-        ({"reward": lambda *_: -math.inf}, "train-7", "", "returned -inf"),
-        ({"reward": lambda *_: 10**400}, "train-7", "", "OverflowError: int too large to convert to float"),
-        ({"reward": lambda *_: "yes"}, "train-7", "", "returned 'yes'"),
-        ({"reward": lambda *_: None}, "train-7", "", "returned None"),
-        ({"reward": lambda *_: Grade("1", "correct")}, "train-7", "", "returned '1'"),
-        ({"reward": lambda *_: Grade(1.0, "fine")}, "train-7", "", "returned the outcome 'fine', which is none of"),
-        ({"grade": lambda *_: "invalid"}, "train-7", "", "returned the outcome 'invalid'"),
-        ({"batch_reward": lambda texts, _: [1.0]}, "train-7", "", "returned 1 grades for 2 completions"),
-        ({"batch_reward": lambda texts, _: [1.0, math.nan]}, "train-8", "", "returned nan"),
-        ({"batch_reward": lambda texts, _: 1.0}, "train-7", "", "TypeError: 'float' object is not iterable"),
-        ({"batch_reward": hanging}, "train-7", "time.sleep(60)  # hangs", "took more than 0.4 s"),
+        ({"reward": raising}, RAISES, "json.decoder.JSONDecodeError: Exp"),
+        ({"reward": functools.partial(raising)}, RAISES, "json.decoder"),
+        ({"reward": wrapped(raising)}, RAISES, "json.decoder"),
+        ({"reward": Strict()}, "[completion]  # raises", "KeyError: 'xxx"),
+        ({"reward": hanging}, HANGS, "took more than 0.2 s, see REWARD_SECONDS in"),
+        ({"reward": lambda *_: math.nan}, "", "returned nan, where a finite number or a Grade should be"),
+        ({"reward": lambda *_: -math.inf}, "", "returned -inf"),
+        ({"reward": lambda *_: 10**400}, "", "OverflowError: int too large to convert to float"),
+        ({"reward": lambda *_: "yes"}, "", "returned 'yes'"),
+        ({"reward": lambda *_: Grade("1", "correct")}, "", "returned '1'"),
+        ({"reward": lambda *_: Grade(1.0, "fine")}, "", "returned the outcome 'fine', which is none of"),
+        ({"grade": lambda *_: "invalid"}, "", "returned the outcome 'invalid'"),
+        ({"batch_reward": lambda texts, _: [1.0]}, "", "returned 1 grades for 2 completions"),
+        ({"batch_reward": lambda texts, _: [1.0, math.nan]}, "", "returned nan"),  # for the second
+        ({"batch_reward": lambda texts, _: 1.0}, "", "TypeError: 'float' object is not iterable"),
+        ({"batch_reward": hanging}, HANGS, "took more than 0.4 s"),
     ],
-)  # fmt: skip
-def test_a_reward_that_is_faulty_is_named_with_problem_completion_and_line(functions, problem, place, fault):
+)
+def test_a_reward_that_is_faulty_is_named_with_problem_completion_and_line(functions, place, fault):
     task = Task("own", PROBLEMS, [], **functions)
     with pytest.raises(InputError) as told:
         grades(task, [COMPLETION, COMPLETION], PROBLEMS, seconds=0.2)
     message = str(told.value)
     assert "\n" not in message
-    assert f"problem {problem}, completion {COMPLETION[:80]!r}: " in message
+    second = "batch_reward" in functions and fault == "returned nan"
+    assert f"problem {PROBLEMS[second].id}, completion {COMPLETION[:80]!r}: " in message
     where = re.search(rf": ({re.escape(__file__)}:[0-9]+): ", message)[1]
     if place:
         assert where == f"{__file__}:{line_of(place)}"
@@ -281,9 +273,10 @@ def test_a_task_that_does_not_fit_together_is_refused(changes, fault):
 
 
 def own_run(folder, reward, iterations=1, reuse=None, **changes):
-    task = replace(sums.sums(SETTINGS), reward=reward, **changes)
-    settings = replace(SETTINGS, out=folder, iterations=iterations, reuse=reuse)
-    return gsm8k.experiment(settings, task)
+    """A run on four problems whose training problems are sampled two at a time."""
+    sizes = {"problems": 4, "n": 2, "test_problems": 2, "test_samples": 2, "k": 1, "curve_points": 1, "chunk": 2}
+    settings = {**sizes, "batch": 4, "max_new_tokens": 32, "iterations": iterations, "reuse": reuse}
+    return experiment(folder, lambda settings: replace(sums.sums(settings), reward=reward, **changes), **settings)
 
 
 def test_what_was_drawn_is_graded_once_the_reward_is_mended(tmp_path, monkeypatch):

@@ -7,7 +7,6 @@ import shutil
 import statistics
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import datasets
 import pandas as pd
@@ -61,8 +60,7 @@ def test_a_folder_is_read_file_by_file(tmp_path):
 def test_lists_and_numbers_keep_their_types(tmp_path):
     row = {**ROWS[0], "reward": 1, "token_ids": [5, 6], "token_logmu": [-0.5, -1.0]}
     pd.DataFrame([row]).to_parquet(tmp_path / "samples.parquet")
-    [sample] = read_samples(tmp_path / "samples.parquet")
-    assert (sample.token_ids, sample.token_logmu, sample.reward) == ([5, 6], [-0.5, -1.0], 1.0)
+    assert read_samples(tmp_path / "samples.parquet") == [Sample(**row)]
 
 
 def test_a_split_of_the_hub_is_read(monkeypatch, capsys):
@@ -79,11 +77,10 @@ def test_a_hub_out_of_reach_is_told_in_a_line(monkeypatch):
         raise ConnectionError("Couldn't reach 'owner/name' on the Hub\n(LocalEntryNotFoundError)")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(
-        InputError, match=r"^owner/name: is no file or folder here, and cannot be read from the hub: Coul"
-    ) as e:
+    with pytest.raises(InputError) as told:
         read_samples("owner/name")
-    assert "\n" not in str(e.value)
+    fault = "is no file or folder here, and cannot be read from the hub"
+    assert str(told.value).startswith(f"owner/name: {fault}: Couldn't reach 'owner/name' on the Hub (Local")
 
 
 def test_a_run_knows_its_samples_by_their_content(tmp_path):
@@ -96,33 +93,30 @@ def test_a_run_knows_its_samples_by_their_content(tmp_path):
 # ---- columns of other trainers, written as their sources write them ----------------------------------------------
 
 
-def of_trl(prompt, completion, rewards, extra=()):
+def of_trl(file, prompt, completions, rewards, **extra):
     """The table of trl 1.16, trl/trainer/grpo_trainer.py, GRPOTrainer.log."""
-    return pd.DataFrame(
-        {
-            "step": [7] * 2,
-            "prompt": [prompt] * 2,
-            "completion": completion,
-            **rewards,
-            **dict(extra),
-            "advantage": [1, -1],
-        }
-    )
+    columns = {"step": [7] * 2, "prompt": [prompt] * 2, "completion": completions, **rewards, **extra}
+    pd.DataFrame({**columns, "advantage": [1, -1]}).to_parquet(file)
+
+
+def three(samples):
+    return [(sample.prompt, sample.completion, sample.reward) for sample in samples]
+
+
+COMPLETIONS = [row["completion"] for row in ROWS]
 
 
 def test_trl_s_log_of_completions_is_read(tmp_path, capsys):
-    completions = [row["completion"] for row in ROWS]
-    table = of_trl(ROWS[0]["prompt"], completions, {"accuracy_reward": [1.0, -0.5]}, {"solution": ["2", "2"]})
-    table.to_parquet(tmp_path / "completions_00007.parquet")
-    found = read_samples(tmp_path)
-    assert [(s.prompt, s.completion, s.reward) for s in found] == [(s.prompt, s.completion, s.reward) for s in SAMPLES]
+    file, rewards = tmp_path / "completions_00007.parquet", {"accuracy_reward": [1.0, -0.5]}
+    of_trl(file, ROWS[0]["prompt"], COMPLETIONS, rewards, solution=["2", "2"])
+    assert three(read_samples(tmp_path)) == three(SAMPLES)
     told = capsys.readouterr().out.strip()
     assert told == f"{tmp_path}: accuracy_reward is the reward; ignored: advantage, solution, step"
 
 
 def test_of_several_reward_functions_one_or_their_sum_is_named(tmp_path):
     file = tmp_path / "completions_00007.parquet"
-    of_trl("Q", ["a", "b"], {"accuracy": [1.0, -0.5], "form": [0.25, 0.5]}).to_parquet(file)
+    of_trl(file, "Q", ["a", "b"], {"accuracy": [1.0, -0.5], "form": [0.25, 0.5]})
     with pytest.raises(InputError, match=r"parquet:1: no reward .* --columns reward=accuracy\+form$"):
         read_samples(file)
     assert [sample.reward for sample in read_samples(file, ["reward=accuracy+form"])] == [1.25, 0.0]
@@ -131,39 +125,31 @@ def test_of_several_reward_functions_one_or_their_sum_is_named(tmp_path):
 
 def test_messages_are_asked_in_the_chat_template(tmp_path):
     prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
-    answers = [[{"role": "assistant", "content": row["completion"]}] for row in ROWS]
-    of_trl(prompt, answers, {"accuracy_reward": [1.0, -0.5]}).to_parquet(tmp_path / "c.parquet")
+    answers = [[{"role": "assistant", "content": text}] for text in COMPLETIONS]
+    of_trl(tmp_path / "c.parquet", prompt, answers, {"accuracy_reward": [1.0, -0.5]})
     with pytest.raises(InputError, match=r"c.parquet:1: field prompt: is a list of messages, .* give --chat"):
         read_samples(tmp_path / "c.parquet")
     found = read_samples(tmp_path / "c.parquet", ask=json.dumps)
-    assert [json.loads(sample.prompt) for sample in found] == [prompt] * 2
-    assert [sample.completion for sample in found] == [row["completion"] for row in ROWS]
+    assert [(json.loads(sample.prompt), sample.completion) for sample in found] == [(prompt, c) for c in COMPLETIONS]
 
 
-def test_verl_s_rollouts_are_read(tmp_path, capsys):
-    """verl 0.9.1, verl/trainer/ppo/ray_trainer.py, _write_generations; columns of the reward's own may follow."""
+@pytest.mark.parametrize(
+    ("reward", "others", "told"),
+    [
+        ("score", {"gts": "2", "step": 1, "acc": True}, ", score is the reward; ignored: acc, gts, step"),
+        ("reward", {}, ""),
+    ],
+    ids=["verl", "openrlhf"],
+)
+def test_verl_s_rollouts_and_openrlhf_s_rewards_are_read(tmp_path, capsys, reward, others, told):
+    """verl 0.9.1, ray_trainer.py, _write_generations; OpenRLHF 0.9.2, openrlhf/cli/batch_inference.py."""
+    rows = [{"input": row["prompt"], "output": row["completion"], reward: row["reward"], **others} for row in ROWS]
     for step in (1, 2):
-        entries = [
-            {"input": row["prompt"], "output": row["completion"], "gts": "2", "score": row["reward"], "step": step}
-            for row in ROWS
-        ]
-        as_lines(tmp_path / f"{step}.jsonl", [entry | {"acc": True, "uid": "x_0_0"} for entry in entries])
+        as_lines(tmp_path / f"{step}.jsonl", rows)
     for source, times in ((tmp_path / "1.jsonl", 1), (tmp_path, 2)):
-        found = read_samples(source)
-        assert [(s.prompt, s.completion, s.reward) for s in found] == [
-            (s.prompt, s.completion, s.reward) for s in SAMPLES
-        ] * times
-    told = capsys.readouterr().out.splitlines()[0]
-    names = "input is the prompt, output is the completion, score is the reward"
-    assert told == f"{tmp_path / '1.jsonl'}: {names}; ignored: acc, gts, step, uid"
-
-
-def test_openrlhf_s_rewards_are_read(tmp_path):
-    """OpenRLHF 0.9.2, openrlhf/cli/batch_inference.py, batch_rm_inference."""
-    rows = [{"input": row["prompt"], "output": row["completion"], "reward": row["reward"]} for row in ROWS]
-    as_lines(tmp_path / "rewards.jsonl", rows)
-    found = read_samples(tmp_path / "rewards.jsonl")
-    assert [(s.prompt, s.completion, s.reward) for s in found] == [(s.prompt, s.completion, s.reward) for s in SAMPLES]
+        capsys.readouterr()
+        assert three(read_samples(source)) == three(SAMPLES) * times
+        assert capsys.readouterr().out == f"{source}: input is the prompt, output is the completion{told}\n"
 
 
 # ---- columns in general -----------------------------------------------------------------------------------------
@@ -173,8 +159,17 @@ def test_columns_of_any_name_are_taken_where_they_are_named(tmp_path, capsys):
     rows = [{"question": r["prompt"], "answer": r["completion"], "grade": r["reward"], "prompt": "?"} for r in ROWS]
     as_lines(tmp_path / "own.jsonl", rows)
     found = read_samples(tmp_path / "own.jsonl", ["prompt=question", "completion=answer", "reward=grade"])
-    assert [(s.prompt, s.completion, s.reward) for s in found] == [(s.prompt, s.completion, s.reward) for s in SAMPLES]
+    assert three(found) == three(SAMPLES)
     assert capsys.readouterr().out.strip().endswith("grade is the reward; ignored: prompt")
+
+
+def test_each_row_is_read_by_its_own_columns(tmp_path, capsys):
+    first, second = ROWS
+    renamed = {"output": second["completion"], "input": second["prompt"], "score": second["reward"], "step": 1}
+    as_lines(tmp_path / "mixed.jsonl", [first, renamed])
+    assert three(read_samples(tmp_path / "mixed.jsonl")) == three(SAMPLES)
+    names = "input is the prompt, output is the completion, score is the reward"
+    assert capsys.readouterr().out == f"{tmp_path / 'mixed.jsonl'}: {names}; ignored: step\n"
 
 
 def test_ignored_columns_are_named_once_and_misspelt_fields_noticed(tmp_path, capsys):
@@ -186,36 +181,41 @@ def test_ignored_columns_are_named_once_and_misspelt_fields_noticed(tmp_path, ca
     assert capsys.readouterr().out == f"{file}: ignored: {hints}\n"
 
 
-@pytest.mark.parametrize(
-    ("rows", "columns", "message"),
-    [
-        ([{"text": "Q"}], [], r":1: no prompt among the columns text; name it with --columns prompt=NAME"),
-        (
-            [ROWS[0], {"prompt": "Q", "completion": "A"}],
-            [],
-            r":2: (no reward among the columns|column reward: is empty)",
-        ),
-        (ROWS, ["reward=score"], r":1: --columns reward=score: no score among the columns prompt, completion"),
-        (ROWS, ["rewrad=score"], r"^--columns rewrad=score: must be FIELD=COLUMN"),
-        (ROWS, ["reward"], r"^--columns reward: must be FIELD=COLUMN"),
-        (ROWS, ["reward=a", "reward=b"], r"^--columns reward=b: must be FIELD=COLUMN, each field once"),
-        ([ROWS[0], ROWS[1] | {"reward": math.nan}], [], r":2: (field reward: .*finite|column reward: is empty)"),
-        ([ROWS[0], ROWS[1] | {"reward": math.inf}], [], r":2: field reward: .*finite"),
-        ([row | {"reward": "1"} for row in ROWS], [], r":1: field reward: .*number"),
-        ([row | {"reward": True} for row in ROWS], [], r":1: field reward: .*number"),
-        ([row | {"prompt": 7} for row in ROWS], [], r":1: field prompt: .*string"),
-        ([row | {"prompt": [{"role": "user"}]} for row in ROWS], [], r":1: field prompt: a list must be one of mess"),
-        ([row | {"finish_reason": "eos"} for row in ROWS], [], r":1: field finish_reason: "),
-        ([row | {"a": "x", "b": 1} for row in ROWS], ["reward=a+b"], r":1: column a: 'x' is no number"),
-    ],
-    ids=str,
-)
+FAULTS = [  # what is changed in the second row, --columns, what is said
+    ({"reward": None}, [], r":2: column reward: is empty"),
+    ({"reward": math.nan}, [], r":2: (field reward: .*finite|column reward: is empty)"),  # pandas writes NaN as none
+    ({"reward": math.inf}, [], r":2: field reward: .*finite"),
+    ({"finish_reason": "eos"}, [], r":2: field finish_reason: "),
+    ({}, ["reward=score"], r":1: --columns reward=score: no score among the columns prompt, completion"),
+    ({}, ["rewrad=score"], r"^--columns rewrad=score: must be FIELD=COLUMN"),
+    ({}, ["reward"], r"^--columns reward: must be FIELD=COLUMN"),
+    ({}, ["reward=a", "reward=b"], r"^--columns reward=b: must be FIELD=COLUMN, each field once"),
+]
+FAULTS_OF_TYPE = [  # the same in both rows, since a column of a table has one type
+    ({"reward": "1"}, [], r":1: field reward: .*number"),
+    ({"reward": True}, [], r":1: field reward: .*number"),
+    ({"prompt": 7}, [], r":1: field prompt: .*string"),
+    ({"prompt": [{"role": "user"}]}, [], r":1: field prompt: a list must be one of messages"),
+    ({"a": "x", "b": 1}, ["reward=a+b"], r":1: column a: 'x' is no number, and a\+b is a sum"),
+]
+
+
 @pytest.mark.parametrize("name", ["samples.jsonl", "samples.parquet"])
-def test_a_fault_is_named_by_file_row_and_column(tmp_path, name, rows, columns, message):
-    WRITERS[name](tmp_path / name, rows)
-    with pytest.raises(InputError, match=message) as caught:
-        read_samples(tmp_path / name, columns)
-    assert "\n" not in str(caught.value)
+def test_a_fault_is_named_by_file_row_and_column(tmp_path, name):
+    cases = [([ROWS[0], ROWS[1] | changes], columns, message) for changes, columns, message in FAULTS]
+    cases += [([row | changes for row in ROWS], columns, message) for changes, columns, message in FAULTS_OF_TYPE]
+    cases.append(([{"text": "Q"}], [], r":1: no prompt among the columns text; name it with --columns prompt=NAME"))
+    for rows, columns, message in cases:
+        WRITERS[name](tmp_path / name, rows)
+        with pytest.raises(InputError, match=message) as caught:
+            read_samples(tmp_path / name, columns)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_row_without_a_column_that_others_have_is_named(tmp_path):
+    as_lines(tmp_path / "own.jsonl", [ROWS[0], {"prompt": "Q", "completion": "A"}])
+    with pytest.raises(InputError, match=r"own.jsonl:2: no reward among the columns prompt, completion; name it with"):
+        read_samples(tmp_path / "own.jsonl")
 
 
 def test_files_that_are_none_are_told_in_a_line(tmp_path):
@@ -231,6 +231,7 @@ def test_files_that_are_none_are_told_in_a_line(tmp_path):
 # ---- held-out samples -------------------------------------------------------------------------------------------
 
 SMALL = replace(gsm8k.Settings(), data="nowhere", lr=1e-3, batch=8, micro_batch=4, curve_points=2)
+OPTIONS = "--data nowhere --lr 1e-3 --batch 8 --micro-batch 4 --curve-points 2".split()
 
 
 def sums(first, last):
@@ -242,10 +243,16 @@ def sums(first, last):
     ]
 
 
-def run(folder, **changes):
+def train(folder, **changes):
     settings = replace(SMALL, out=folder, **changes)
     gsm8k.check(settings)
     return gsm8k.experiment(settings, gsm8k.gsm8k_task(settings))
+
+
+def by_command(monkeypatch, folder, *options):
+    monkeypatch.setattr(sys, "argv", ["train_gsm8k.py", *options, *OPTIONS, "--out", str(folder)])
+    monkeypatch.setenv("COLUMNS", "120")
+    gsm8k.main("train_gsm8k", "", gsm8k.gsm8k_task)
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +262,7 @@ def measured(tmp_path_factory):
     as_lines(folder / "train.jsonl", sums(1, 9))
     pd.DataFrame(sums(11, 16)).rename(columns={"reward": "score"}).to_parquet(folder / "held.parquet")
     given = {"samples": str(folder / "train.jsonl"), "held_out": str(folder / "held.parquet")}
-    run(folder / "run", **given)
+    train(folder / "run", **given)
     return folder, given
 
 
@@ -277,9 +284,8 @@ def test_held_out_numbers_are_those_of_a_direct_computation(measured):
     folder, _ = measured
     results = json.loads((folder / "run" / "results.json").read_text())
     rows = sums(11, 16)
-    before, after = (
-        by_transformers(model, rows) for model in (Settings().model, folder / "run" / "iteration-1" / "model")
-    )
+    trained = folder / "run" / "iteration-1" / "model"
+    before, after = (by_transformers(model, rows) for model in (Settings().model, trained))
     for entry, model in ((results["before"], before), (results["iterations"][0]["after"], after)):
         for name, sign in (("positive", 1), ("negative", -1)):
             numbers = [i for i, row in enumerate(rows) if row["reward"] == sign]
@@ -319,38 +325,26 @@ def test_a_run_without_problems_leaves_the_usual_files(measured):
 def test_what_was_removed_is_scored_again_with_the_same_bits(measured, tmp_path):
     folder, given = measured
     shutil.copytree(folder / "run", tmp_path / "run")
-    for name in ("results.json", "iteration-1/test-0.jsonl", "iteration-1/test-3.jsonl"):
+    names = ("results.json", "iteration-1/test-0.jsonl", "iteration-1/test-3.jsonl")
+    for name in names:
         (tmp_path / "run" / name).unlink()
-    run(tmp_path / "run", **given)
-    for name in ("results.json", "iteration-1/test-0.jsonl", "iteration-1/test-3.jsonl"):
+    train(tmp_path / "run", **given)
+    for name in names:
         assert (tmp_path / "run" / name).read_bytes() == (folder / "run" / name).read_bytes(), name
-
-
-def test_other_held_out_samples_are_another_run(measured, tmp_path):
-    folder, given = measured
-    as_lines(tmp_path / "other.jsonl", sums(11, 15))
-    with pytest.raises(InputError, match="holds a run with other settings"):
-        run(folder / "run", **(given | {"held_out": str(tmp_path / "other.jsonl")}))
 
 
 def test_the_table_tells_what_was_found(measured, capsys, monkeypatch):
     folder, given = measured
-    options = ["--samples", given["samples"], "--held-out", given["held_out"], "--data", "nowhere", "--lr", "1e-3"]
-    sizes = ["--batch", "8", "--micro-batch", "4", "--curve-points", "2", "--out", str(folder / "run")]
-    monkeypatch.setattr(sys, "argv", ["train_gsm8k.py", *options, *sizes])
-    monkeypatch.setenv("COLUMNS", "120")
-    gsm8k.main("train_gsm8k", "", gsm8k.gsm8k_task)
+    by_command(monkeypatch, folder / "run", "--samples", given["samples"], "--held-out", given["held_out"])
     after = json.loads((folder / "run" / "results.json").read_text())["iterations"][0]["after"]
     found = after["negative"]["log_ratio"]
-    told = f"{found['mean']:.3f} ± {2 * found['se']:.3f}"
-    assert told in next(
-        line for line in capsys.readouterr().out.splitlines() if "negatives: log pi - log mu, nats " in line
-    )
+    [line, _] = [line for line in capsys.readouterr().out.splitlines() if "negatives: log pi - log mu, nats" in line]
+    assert f"{found['mean']:.3f} ± {2 * found['se']:.3f}" in line
 
 
 def test_a_run_without_evaluation_trains_the_same_model_and_no_more(measured, tmp_path, capsys, monkeypatch):
     folder, given = measured
-    results = run(tmp_path / "run", samples=given["samples"], evaluation=False)
+    results = train(tmp_path / "run", samples=given["samples"], evaluation=False)
     assert results.keys() == {"iterations", "versions"}
     assert results["iterations"][0].keys() == {"dataset"}
     files = {str(file.relative_to(tmp_path / "run")) for file in (tmp_path / "run").rglob("*") if file.is_file()}
@@ -358,10 +352,7 @@ def test_a_run_without_evaluation_trains_the_same_model_and_no_more(measured, tm
     for name in ("metrics.jsonl", "model/model.safetensors"):
         mine, theirs = (where / "run" / "iteration-1" / name for where in (tmp_path, folder))
         assert mine.read_bytes() == theirs.read_bytes(), name
-    out = ["--batch", "8", "--micro-batch", "4", "--curve-points", "2", "--lr", "1e-3", "--out", str(tmp_path / "run")]
-    given = ["--samples", given["samples"], "--no-evaluation", "--data", "nowhere"]
-    monkeypatch.setattr(sys, "argv", ["train_gsm8k.py", *given, *out])
-    gsm8k.main("train_gsm8k", "", gsm8k.gsm8k_task)
+    by_command(monkeypatch, tmp_path / "run", "--samples", given["samples"], "--no-evaluation")
     assert "this run is finished" in capsys.readouterr().out
 
 
@@ -394,39 +385,27 @@ def test_a_sign_that_is_missing_is_no_fault():
         ({"evaluation": False}, "--no-evaluation: is for --samples"),
         ({"columns": ("reward=score",)}, "--columns: is for --samples"),
         ({"samples": "s", "evaluation": False, "columns": ("rewrad=score",)}, "--columns rewrad=score: must be"),
-        (
-            {"samples": str(TINY / "train.jsonl"), "held_out": "none.jsonl"},
-            "train.jsonl:1: no prompt among the columns",
-        ),
+        ({"samples": str(TINY / "train.jsonl"), "held_out": "none"}, "train.jsonl:1: no prompt among the columns"),
+        ({"samples": "train.jsonl", "held_out": "none.jsonl"}, "none.jsonl: no such file"),
+        ({"samples": "train.jsonl", "held_out": "bad.jsonl"}, "bad.jsonl:1: field completion: is"),
     ],
     ids=str,
 )
-def test_what_does_not_go_together_is_refused_before_anything_is_written(tmp_path, changes, message):
+def test_what_does_not_go_together_is_refused_before_anything_is_written(measured, monkeypatch, changes, message):
+    folder, _ = measured
+    as_lines(folder / "bad.jsonl", [{"prompt": "Q", "completion": "", "reward": 1}])
+    monkeypatch.chdir(folder)
     with pytest.raises(InputError, match=message):
-        run(tmp_path / "run", **changes)
-    assert not (tmp_path / "run").exists()
+        train(folder / "refused", **changes)
+    assert not (folder / "refused").exists()
 
 
-def test_prompts_that_are_trained_on_too_are_told(measured, tmp_path, capsys):
-    _, given = measured
-    as_lines(tmp_path / "others.jsonl", sums(7, 12))
-    with pytest.raises(InputError, match="no such file"):
-        run(
-            tmp_path / "run", samples=given["samples"], held_out=str(tmp_path / "others.jsonl"), reuse=tmp_path / "none"
-        )
+def test_other_held_out_samples_are_another_run_and_prompts_that_are_trained_on_too_are_told(measured, capsys):
+    folder, given = measured
+    as_lines(folder / "others.jsonl", sums(7, 12))
+    with pytest.raises(InputError, match="holds a run with other settings"):
+        train(folder / "run", **(given | {"held_out": str(folder / "others.jsonl")}))
     assert "others.jsonl: 2 of 5 prompts are trained on too" in capsys.readouterr().out
-
-
-def test_a_held_out_file_is_read_before_anything_is_written(measured, tmp_path):
-    _, given = measured
-    as_lines(tmp_path / "bad.jsonl", [{"prompt": "Q", "completion": "", "reward": 1}])
-    for file, message in (
-        (tmp_path / "none.jsonl", "no such file"),
-        (tmp_path / "bad.jsonl", ":1: field completion: is"),
-    ):
-        with pytest.raises(InputError, match=message):
-            run(tmp_path / "run", samples=given["samples"], held_out=str(file))
-    assert not Path(tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(("name", "system"), [("llama3", "Be brief."), ("qwen2.5", None)])
@@ -435,10 +414,10 @@ def test_messages_become_the_tokens_of_the_model_s_chat_template(tmp_path, name,
     model = save_chat_model(tmp_path / "model", name)
     user = [{"role": "user", "content": "1 + 1?"}]
     answers = [[{"role": "assistant", "content": text}] for text in ("2.", "3.")]
-    of_trl(user, answers, {"accuracy_reward": [1.0, -0.5]}).to_parquet(tmp_path / "c.parquet")
+    of_trl(tmp_path / "c.parquet", user, answers, {"accuracy_reward": [1.0, -0.5]})
     (tmp_path / "system.txt").write_text("Be brief.")
     asked = {"chat": True, "system": tmp_path / "system.txt" if system else None, "evaluation": False}
-    run(tmp_path / "run", model=str(model), samples=str(tmp_path / "c.parquet"), **asked)
+    train(tmp_path / "run", model=str(model), samples=str(tmp_path / "c.parquet"), **asked)
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     first = [{"role": "system", "content": system}] if system else []
     for example in read_rows(tmp_path / "run" / "iteration-1" / "train.jsonl", Example):

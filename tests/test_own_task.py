@@ -22,9 +22,7 @@ import train_gsm8k as gsm8k
 from examples import judged, strict_format, sums
 from pipeline import stages
 from pipeline.compose import note_on_signs
-from pipeline.evaluation import evaluate, print_table
 from pipeline.grading import graded
-from pipeline.plots import draw_curve
 from pipeline.records import Drawn, Example, Grade, InputError, Problem, Sample, Task, read_rows
 from pipeline.settings import Settings
 
@@ -165,14 +163,6 @@ def hanging(completion, problem):
             time.sleep(60)  # hangs
 
 
-def wrapped(function):
-    @functools.wraps(function)
-    def wrapper(*arguments):
-        return function(*arguments)
-
-    return wrapper
-
-
 def line_of(text):
     lines = Path(__file__).read_text().splitlines()
     return next(number for number, line in enumerate(lines, start=1) if line.endswith(text))
@@ -180,8 +170,6 @@ def line_of(text):
 
 COMPLETION = "x" * 70 + "\n" + "y" * 70
 PROBLEMS = [Problem("train-7", "?"), Problem("train-8", "?")]
-
-
 RAISES, HANGS = "return deeper(completion)  # raises", "time.sleep(60)  # hangs"
 
 
@@ -190,7 +178,7 @@ RAISES, HANGS = "return deeper(completion)  # raises", "time.sleep(60)  # hangs"
     [
         ({"reward": raising}, RAISES, "json.decoder.JSONDecodeError: Exp"),
         ({"reward": functools.partial(raising)}, RAISES, "json.decoder"),
-        ({"reward": wrapped(raising)}, RAISES, "json.decoder"),
+        ({"reward": functools.wraps(raising)(lambda *arguments: raising(*arguments))}, RAISES, "json.decoder"),
         ({"reward": Strict()}, "[completion]  # raises", "KeyError: 'xxx"),
         ({"reward": hanging}, HANGS, "took more than 0.2 s, see REWARD_SECONDS in"),
         ({"reward": lambda *_: math.nan}, "", "returned nan, where a finite number or a Grade should be"),
@@ -254,19 +242,16 @@ def test_the_time_limit_leaves_other_alarms_alone_and_works_in_threads():
         signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.parametrize(
-    ("changes", "fault"),
-    [
+def test_a_task_that_does_not_fit_together_is_refused():
+    for changes, fault in (
         ({}, "give one of reward, batch_reward and grade"),
         ({"reward": raising, "batch_reward": raising}, "give one of"),
         ({"reward": raising, "outcomes": ("good",)}, "two different names"),
         ({"reward": raising, "outcomes": ("good", "good")}, "two different names"),
         ({"reward": raising, "test": PROBLEMS * 3}, "3 problems have the id 'train-7'"),
-    ],
-)
-def test_a_task_that_does_not_fit_together_is_refused(changes, fault):
-    with pytest.raises(InputError, match=fault):
-        Task(**{"name": "own", "train": PROBLEMS, "test": [], **changes})
+    ):
+        with pytest.raises(InputError, match=fault):
+            Task(**{"name": "own", "train": PROBLEMS, "test": [], **changes})
 
 
 # ---- nothing is lost ---------------------------------------------------------------------------------------------
@@ -320,43 +305,11 @@ def test_completions_of_another_run_are_graded_by_this_run_s_reward(tmp_path, mo
     assert [sample.token_ids for sample in drawn] == [sample.token_ids for sample in graded]
 
 
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_a_task_without_problems_is_refused_before_anything_is_written(split, tmp_path):
-    with pytest.raises(InputError, match=r"task sums: has no \w+ problems"):
-        own_run(tmp_path / "run", sums.reward, **{split: []})
+def test_a_task_without_problems_is_refused_before_anything_is_written(tmp_path):
+    for split in ("train", "test"):
+        with pytest.raises(InputError, match=r"task sums: has no \w+ problems"):
+            own_run(tmp_path / "run", sums.reward, **{split: []})
     assert not (tmp_path / "run").exists()
-
-
-# ---- outcomes and rewards in the results -------------------------------------------------------------------------
-
-
-def test_own_outcomes_and_rewards_are_evaluated_printed_and_drawn(capsys):
-    task = Task("own", [], [], reward=raising, outcomes=("gold", "silver", "lead"))
-    rewards = np.array([[2.0, 1.0, -4.0, 2.0], [1.0, 1.0, 1.0, -4.0]])
-    names = {2.0: "gold", 1.0: "silver", -4.0: "lead"}
-    samples = [
-        Sample(problem_id=str(i), prompt="?", completion="!", reward=reward, outcome=names[reward])
-        for i, of_problem in enumerate(rewards)
-        for reward in of_problem
-    ]
-    found = evaluate(samples, task, 2, seed=0)
-    assert {name: found[name] for name in task.outcomes} == {"gold": 0.25, "silver": 0.5, "lead": 0.25}
-    assert found["pass@1"]["mean"] == 0.25
-    assert found["pass@2"]["mean"] == pytest.approx(5 / 12, abs=0.05)  # 5 of 6 pairs of the first problem, and none
-    assert found["reward"]["mean"] == rewards.mean()
-    # Draws of one sample of each problem: their variance is that of a mean of two independent draws.
-    variance = rewards.var(axis=1).sum() / 4
-    assert found["reward"]["se"] == pytest.approx(math.sqrt(variance / 3), rel=0.2)
-    assert "maj@2" not in found
-    point = {"samples_seen": 0, **found}
-    print_table({"before": found, "iterations": [{"after": found}]})
-    printed = capsys.readouterr().out
-    assert re.search(r"gold +│ 25\.0 ± [0-9.]+ %", printed)
-    assert re.search(r"lead +│ 25\.0 % ", printed)
-    assert re.search(r"mean reward +│ 0\.000 ± ", printed)
-    figure = draw_curve([{"curve": [point, point | {"samples_seen": 8}]}], "own")
-    assert [axes.get_ylabel() for axes in figure.axes][2:] == ["mean reward, ± 2 SE"]
-    assert {text.get_text() for text in figure.axes[1].texts} == set(task.outcomes)
 
 
 # ---- signs -------------------------------------------------------------------------------------------------------

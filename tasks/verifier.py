@@ -24,9 +24,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import numpy as np
 import tyro
 from pydantic import BaseModel
 
+from pipeline.evaluation import Answers, collect, wins
 from pipeline.grading import graded
 from pipeline.records import OUTCOMES, Drawn, InputError, Outcome, Problem, Sample, Task, read_rows, write_file
 from pipeline.report import Estimate, Table
@@ -39,9 +41,6 @@ from tasks.math import math_task
 from train_gsm8k import experiment, gsm8k_task
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from pipeline.evaluation import Answers
     from pipeline.plots import Panel
 
 Split = Literal["train", "test"]
@@ -287,15 +286,13 @@ COLUMNS = ACCURACY, INVALID, WEIGHTED = "verifier accuracy", "invalid rate", "we
 CONSTANT = "the same verdict on all"  # a row of ours: the accuracy of Yes or of No, whichever is right more often
 
 
-def verified(verifications: Sequence[Sample], answers: "Answers") -> dict[str, "np.ndarray"]:
+def verified(verifications: Sequence[Sample], answers: Answers) -> dict[str, np.ndarray]:
     """A verifier's results on the test solutions, by COLUMNS: one value for each of Q problems, (Q,).
 
     verifications: in the order of the solutions. answers: those of the solutions, of Q problems with m solutions each.
     The score of a solution is the mean of its verdicts: 1 for Yes, 0 for No and for one that cannot be read (ours; the
     paper says "aggregated").
     """
-    import numpy as np
-
     problems, m = answers.correct.shape
     outcomes = np.array([sample.outcome for sample in verifications]).reshape(problems, -1)
     says_yes = np.array([parse_verdict(sample.completion) is True for sample in verifications])
@@ -304,24 +301,16 @@ def verified(verifications: Sequence[Sample], answers: "Answers") -> dict[str, "
     return dict(zip(COLUMNS, (*shares, votes_won(answers, scores)), strict=True))
 
 
-def votes_won(answers: "Answers", scores: "np.ndarray") -> "np.ndarray":
+def votes_won(answers: Answers, scores: np.ndarray) -> np.ndarray:
     """1 for each problem whose answer with the highest sum of scores is correct, else 0, (Q,). scores: (Q, m).
 
     With the same score for all solutions that is maj@m.
     """
-    import numpy as np
-
-    from pipeline.evaluation import wins
-
     return np.array([wins(answers, problem, range(len(of)), of) for problem, of in enumerate(scores)], dtype=float)
 
 
 def table2(settings: VerifierSettings, task: Task, solutions: Sequence[Sample], found: dict) -> dict:
     """Table 2, and its values after each iteration. Means over problems, with standard errors over problems."""
-    import numpy as np
-
-    from pipeline.evaluation import collect
-
     folder, method = settings.out / "verifier", settings.method
     files = [folder / "iteration-1" / "test-0.jsonl"]
     for number, iteration in enumerate(found["iterations"], start=1):

@@ -1,246 +1,62 @@
-"""A softmax bandit: the smallest place where the paper's gradients can be computed exactly.
+"""The paper's analysis on a bandit: Propositions 3.1 and 3.2, Appendices B and C, each statement checked and drawn.
 
-    python toy_bandit.py                      # check the paper's claims: a table, and a figure for each, in 20 s
+    python toy_bandit.py                      # all claims: a table, and a figure for each, in 20 s on one core
     python toy_bandit.py unbounded recovery   # some of them
     python toy_bandit.py --out DIR --seed 1
 
-An arm stands for a trajectory tau. The policy is pi = softmax(z), with one logit for each arm, in float64. Sums over
-all arms are exact, so results are the paper's algebra and not estimates of it. Weights, taper and losses are those of
-`topr.py`. The closed forms are the paper's (Appendix B), and the two are compared. The claims are in paper/claims.py.
-
-Names: z (..., K) logits, logp = log pi, mu and reward (..., K). mu is positive everywhere. reward is the reward after
-the baseline; only `four_parts` takes the one before it. Functions here raise only what topr.py raises.
+Each statement names its condition. The exit status is 1 if a statement does not hold. The statements are in
+paper/claims.py, the bandit in paper/bandit.py.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import json
+import platform
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import torch
-from torch import Tensor
+import tyro
 
-from topr import PRESETS, Limits, importance_weight, topr_loss, topr_objective
-
-
-class Bandit(NamedTuple):
-    """Where the data came from: the distribution that drew the arms, and the reward of each arm."""
-
-    mu: Tensor  # (..., K), above 0
-    reward: Tensor  # (..., K) after the baseline
+from paper.claims import CLAIMS, Claim, check, to_table
+from pipeline.plots import draw, save_figure
+from pipeline.records import write_file
+from pipeline.runtime.processes import progress_bar
 
 
-def objective(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"]) -> Tensor:
-    """J_topr(pi) = sum over the arms of mu rho(pi/mu) R (Eq. 11): (...,), differentiable in z.
+@dataclass(frozen=True)
+class Settings:
+    """The settings of the command."""
 
-    >>> objective(tensor([0.0, 0.0]), Bandit(mu=tensor([0.25, 0.75]), reward=tensor([1.0, -1.0])))
-    tensor(-0.0767, dtype=torch.float64)
-    """
-    log_ratio = z.log_softmax(-1) - bandit.mu.log()
-    return (bandit.mu * topr_objective(log_ratio, bandit.reward, limits)).sum(-1)
-
-
-def expected_reward(z: Tensor, bandit: Bandit) -> Tensor:
-    """The true objective J(pi) = sum over the arms of pi R (Section 3.1): (...,).
-
-    >>> expected_reward(tensor([0.0, 0.0]), Bandit(tensor([0.9, 0.1]), tensor([1.0, -1.0]))).item()
-    0.0
-    """
-    return (z.softmax(-1) * bandit.reward).sum(-1)
+    claims: tyro.conf.Positional[tuple[Literal[*CLAIMS], ...]] = ()
+    """which to check; none: all"""
+    seed: int = 0
+    """seed of all random numbers"""
+    out: Path = Path("runs/bandit")
+    """folder for claims.json and the figures"""
 
 
-def weights(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"]) -> Tensor:
-    """[pi/mu]_a^b with the bounds of the sign of each arm's reward (Eq. 7): (..., K).
-
-    >>> weights(tensor([0.0, 0.0]), Bandit(tensor([0.25, 0.75]), tensor([1.0, -1.0])))
-    tensor([1.0000, 0.6667], dtype=torch.float64)
-    """
-    return importance_weight(z.log_softmax(-1) - bandit.mu.log(), *limits.of_sign(bandit.reward))
-
-
-def gradient(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"]) -> Tensor:
-    """Ascent direction in closed form, -pi Delta + mu [pi/mu] R with Delta = sum of mu [pi/mu] R (App. B.1): (..., K).
-
-    >>> gradient(tensor([0.0, 0.0]), Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0])))
-    tensor([ 0.5000, -0.5000], dtype=torch.float64)
-    """
-    return through_softmax(z, bandit.mu * weights(z, bandit, limits) * bandit.reward)
-
-
-def through_softmax(z: Tensor, coefficient: Tensor) -> Tensor:
-    """Sum over the arms of coefficient * grad log pi, with respect to z: (..., K).
-
-    >>> through_softmax(tensor([0.0, 0.0]), tensor([1.0, 0.0]))  # grad log pi of the first arm: one-hot minus pi
-    tensor([ 0.5000, -0.5000], dtype=torch.float64)
-    """
-    return coefficient - z.softmax(-1) * coefficient.sum(-1, keepdim=True)
-
-
-def gradient_of_loss(
-    z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"], length: Tensor | float = 1.0
-) -> Tensor:
-    """`gradient` by autograd of `topr.topr_loss`, a sequence of `length` tokens for each arm, weighed by mu: (..., K).
-
-    length: broadcasts to (..., K). Lengths above 1 divide the arm's part of the gradient (Section 4.2).
-
-    >>> gradient_of_loss(tensor([0.0, 0.0]), Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0])))
-    tensor([ 0.5000, -0.5000], dtype=torch.float64)
-    """
-    z = z.detach().requires_grad_()
-    logp = z.log_softmax(-1).flatten()
-    columns = (bandit.mu.log(), bandit.mu * bandit.reward, torch.as_tensor(length, dtype=z.dtype))
-    topr_loss(logp, *(x.expand(z.shape).flatten() for x in columns), limits, denominator=1).backward()
-    return -z.grad
-
-
-def gradient_of_objective(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"]) -> Tensor:
-    """`gradient` by autograd of the objective (Eq. 11): (..., K).
-
-    >>> gradient_of_objective(tensor([0.0, 0.0]), Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0])))
-    tensor([ 0.5000, -0.5000], dtype=torch.float64)
-    """
-    z = z.detach().requires_grad_()
-    return torch.autograd.grad(objective(z, bandit, limits).sum(), z)[0]
-
-
-def gradient_by_differences(z: Tensor, bandit: Bandit, limits: Limits, step: float = 1e-6) -> Tensor:
-    """`gradient` by central differences of Eq. 11, one logit after the other: (..., K), with an error of about step.
-
-    >>> two = Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0]))
-    >>> gradient_by_differences(tensor([0.0, 0.0]), two, PRESETS["topr"]).round(decimals=4)
-    tensor([ 0.5000, -0.5000], dtype=torch.float64)
-    """
-    moves = step * torch.eye(z.shape[-1], dtype=z.dtype)
-    rise = [objective(z + move, bandit, limits) - objective(z - move, bandit, limits) for move in moves]
-    return torch.stack(rise, -1) / (2 * step)
-
-
-def ascend(z: Tensor, bandit: Bandit, limits: Limits, lr: float, steps: int, keep: int = 1) -> Tensor:
-    """Gradient ascent by the closed form: z at the start and after every `keep` steps, (steps // keep + 1, ..., K).
-
-    >>> two = Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0]))
-    >>> ascend(tensor([0.0, 0.0]), two, PRESETS["topr"], lr=1.0, steps=4, keep=2).shape
-    torch.Size([3, 2])
-    """
-    path = [z]
-    for done in range(1, steps + 1):
-        z = z + lr * gradient(z, bandit, limits)
-        if done % keep == 0:
-            path.append(z)
-    return torch.stack(path)
-
-
-def sampled_gradients(z: Tensor, bandit: Bandit, limits: Limits, arms: Tensor) -> Tensor:
-    """[pi/mu]_a^b R grad log pi of each drawn arm, for one bandit; arms: (n,) indices. Returns (n, K).
-
-    >>> two = Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0]))
-    >>> sampled_gradients(tensor([0.0, 0.0]), two, PRESETS["topr"], torch.tensor([0]))
-    tensor([[ 0.5000, -0.5000]], dtype=torch.float64)
-    """
-    coefficient = weights(z, bandit, limits) * bandit.reward
-    return through_softmax(z, torch.diag(coefficient)[arms])
-
-
-def gradient_variance(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"]) -> Tensor:
-    """Total variance E|g|^2 - |E g|^2 of g = [pi/mu] R grad log pi of one arm drawn from mu: (...,).
-
-    >>> gradient_variance(tensor([0.0, 0.0]), Bandit(tensor([0.5, 0.5]), tensor([1.0, 0.0])))
-    tensor(0.1250, dtype=torch.float64)
-    """
-    pi = z.softmax(-1)
-    norm2 = 1 - 2 * pi + pi.square().sum(-1, keepdim=True)  # of grad log pi, one-hot minus pi
-    coefficient = weights(z, bandit, limits) * bandit.reward
-    mean = gradient(z, bandit, limits)
-    return (bandit.mu * coefficient.square() * norm2).sum(-1) - mean.square().sum(-1)
-
-
-def upper_bound(reward: Tensor) -> Tensor:
-    """B = max(0, max R) over the arms: if a- = 0, J_topr never exceeds it (Prop. 3.2; the proof uses rho(x) <= x).
-
-    >>> upper_bound(tensor([-1.0, 0.5])).item()
-    0.5
-    """
-    return reward.amax(-1).clamp_min(0)
-
-
-def four_parts(logp: Tensor, bandit: Bandit, c: Tensor | float) -> tuple[Tensor, Tensor]:
-    """Proposition 3.1: the loss of naive REINFORCE with baseline c is the sum of three parts and a constant.
-
-    The bandit's reward is the one before c is subtracted. Returns the parts (3, ...) and the constant (...).
-    Parts: R+ KL(mu_R+ || pi), -R- KL(mu_R- || pi), -c KL(mu || pi). Here R+- = sum over T+- of mu |R|, and
-    mu_R+- = mu |R| / R+-. The constant C = R+ H(mu_R+) - R- H(mu_R-) - c H(mu) does not depend on pi.
-
-    >>> one = Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0]))
-    >>> parts, constant = four_parts(tensor([0.25, 0.75]).log(), one, c=0.5)
-    >>> parts  # 1/2 log 4, -1/2 log(4/3), and -1/4 log(4/3)
-    tensor([ 0.6931, -0.1438, -0.0719], dtype=torch.float64)
-    """
-    parts, constant = [], -c * entropy(bandit.mu)
-    for sign in (1, -1):
-        mass = bandit.mu * (sign * bandit.reward).clamp_min(0)
-        total = mass.sum(-1)
-        share = mass / total[..., None].clamp_min(1e-300)  # without rewards of this sign the part is 0, not 0 / 0
-        parts.append(sign * total * kl(share, logp))
-        constant = constant + sign * total * entropy(share)
-    return torch.stack([*parts, -c * kl(bandit.mu, logp)]), constant
-
-
-def steps_to_half(z: Tensor, bandit: Bandit, limits: Limits, cap: int, lr: float = 1.0) -> list[int]:
-    """Steps of ascent until pi of the first arm is 1/2, from each row of z (N, K); cap + 1 if it takes more than cap.
-
-    >>> two = Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0]))
-    >>> steps_to_half(tensor([[-4.0, 0.0], [0.0, 0.0]]), two, PRESETS["topr"], cap=10)
-    [4, 0]
-    """
-    steps = torch.full(z.shape[:-1], cap + 1)
-    for done in range(cap + 1):
-        reached = (z.softmax(-1)[:, 0] >= 0.5) & (steps > cap)
-        steps[reached] = done
-        if (steps <= cap).all():
-            break
-        z = z + lr * gradient(z, bandit, limits)
-    return steps.tolist()
-
-
-def kl(p: Tensor, logq: Tensor) -> Tensor:
-    """KL(p || q) over the last dimension, in nats; 0 log 0 = 0.
-
-    >>> kl(tensor([1.0, 0.0]), tensor([0.5, 0.5]).log())  # log 2
-    tensor(0.6931, dtype=torch.float64)
-    """
-    return (torch.xlogy(p, p) - p * logq).sum(-1)
-
-
-def entropy(p: Tensor) -> Tensor:
-    """Entropy over the last dimension, in nats.
-
-    >>> entropy(tensor([0.5, 0.5]))  # log 2
-    tensor(0.6931, dtype=torch.float64)
-    """
-    return -torch.xlogy(p, p).sum(-1)
-
-
-def tensor(values: Sequence) -> Tensor:
-    """A float64 tensor: the precision of everything in this file.
-
-    >>> tensor([1, 2]).dtype
-    torch.float64
-    """
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def random_bandits(number: int, signs: str, generator: torch.Generator, low: float = 0.1) -> tuple[Tensor, Bandit]:
-    """Logits z (number, K) and bandits with rewards of the K signs: mu a softmax of normals, |reward| in [low, 1].
-
-    >>> z, bandit = random_bandits(2, "+-", torch.Generator().manual_seed(0))
-    >>> z.shape, bandit.reward.sign().tolist()
-    (torch.Size([2, 2]), [[1.0, -1.0], [1.0, -1.0]])
-    """
-    shape = (number, len(signs))
-    z, logits = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
-    size = low + (1 - low) * torch.rand(shape, generator=generator, dtype=torch.float64)
-    return 1.5 * z, Bandit(logits.softmax(-1), size * tensor([1.0 if sign == "+" else -1.0 for sign in signs]))
+def main() -> None:
+    """The command line: a table, a figure for each claim, and exit status 1 if a statement does not hold."""
+    settings = tyro.cli(Settings, prog="toy_bandit.py", description=__doc__)
+    torch.set_num_threads(1)  # the tensors are small: a second thread would mostly wait
+    claims: dict[str, Claim] = {}
+    try:
+        settings.out.mkdir(parents=True, exist_ok=True)
+        for name in progress_bar(settings.claims or CLAIMS, "checking", "claim"):
+            claims[name] = check(name, settings.seed)
+            save_figure(draw(claims[name].panels, columns=3), settings.out / f"{name}.png")
+        record = {name: [row._asdict() for row in claim.statements] for name, claim in claims.items()}
+        made_with = {"seed": settings.seed, "torch": torch.__version__, "python": platform.python_version()}
+        content = json.dumps(made_with | {"claims": record}, indent=2, ensure_ascii=False)
+        write_file(settings.out / "claims.json", content + "\n")
+    except OSError as error:
+        sys.exit(f"toy_bandit: --out {settings.out}: {error}; choose another folder")
+    to_table(claims).print(width=None if sys.stdout.isatty() else 140)
+    held = [row.holds for claim in claims.values() for row in claim.statements]
+    print(f"{settings.out}: {sum(held)} statements hold, {len(held) - sum(held)} do not")
+    sys.exit(not all(held))
 
 
 if __name__ == "__main__":
-    from paper.claims import main
-
     main()

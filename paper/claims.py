@@ -1,36 +1,20 @@
-"""The paper's analysis on a bandit: Propositions 3.1 and 3.2, Appendices B and C, each statement checked and drawn.
+"""The paper's claims, checked on the bandit of bandit.py: the statements of toy_bandit.py, and what its figures show.
 
-    python toy_bandit.py                      # all claims: a table, and a figure for each, in 20 s on one core
-    python toy_bandit.py unbounded recovery   # some of them
-    python toy_bandit.py --out DIR --seed 1
-
-Each statement names its condition. The exit status is 1 if a statement does not hold. The settings of the claims (arms,
-rewards, steps, learning rates) are ours: the paper has no bandit. The bandit is in toy_bandit.py; its weights, taper
-and losses are those of topr.py, so the claims test the reference itself.
+Each statement names its condition. The settings (arms, rewards, steps, learning rates) are ours: the paper has no
+bandit. Weights, taper and losses are those of topr.py, so that the claims test the reference itself.
 """
 
-import json
 import math
-import platform
-import sys
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, product
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
-import tyro
 from torch import Tensor
 
-from pipeline.methods import dpo_loss
-from pipeline.plots import Line, Panel, draw, lines, save_figure
-from pipeline.records import write_file
-from pipeline.runtime.processes import progress_bar
-from topr import PRESETS, Limits, topr_loss, topr_objective
-from toy_bandit import (
+from paper.bandit import (
     Bandit,
     ascend,
     entropy,
@@ -51,9 +35,10 @@ from toy_bandit import (
     upper_bound,
     weights,
 )
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from pipeline.methods import dpo_loss
+from pipeline.plots import Line, Panel, lines
+from pipeline.report import Table
+from topr import PRESETS, Limits, topr_loss, topr_objective
 
 KL = r"$\mathrm{KL}(\mu \| \pi)$ (nats)"
 
@@ -670,8 +655,6 @@ def claim_preference(generator: torch.Generator) -> Claim:
     return Claim(statements, panels)
 
 
-# ---- the command -------------------------------------------------------------------------------------------------
-
 CLAIMS: dict[str, Callable[[torch.Generator], Claim]] = {
     "exact": claim_exact,
     "sampled": claim_sampled,
@@ -694,54 +677,14 @@ def check(name: str, seed: int = 0) -> Claim:
     return CLAIMS[name](torch.Generator().manual_seed(zlib.crc32(f"{name} {seed}".encode())))
 
 
-def to_table(claims: dict[str, Claim]) -> "Table":
+def to_table(claims: dict[str, Claim]) -> Table:
     """The table of some claims, with a row for each statement.
 
-    >>> to_table({"bound": check("bound")}).row_count
+    >>> len(to_table({"bound": check("bound")}).rows)
     4
     """
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table("claim", "statement", "source", "measured", "holds")
-    for name, claim in claims.items():
-        for row in claim.statements:
-            table.add_row(*map(escape, (name, *row[:3])), "yes" if row.holds else "NO")
-        table.add_section()
-    return table
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The settings of the command."""
-
-    claims: tyro.conf.Positional[tuple[Literal[*CLAIMS], ...]] = ()
-    """which to check; none: all"""
-    seed: int = 0
-    """seed of all random numbers"""
-    out: Path = Path("runs/bandit")
-    """folder for claims.json and the figures"""
-
-
-def main() -> None:
-    """The command line: a table, a figure for each claim, and exit status 1 if a statement does not hold."""
-    settings = tyro.cli(Settings, prog="toy_bandit.py", description=__doc__)
-    torch.set_num_threads(1)  # the tensors are small: a second thread would mostly wait
-    claims: dict[str, Claim] = {}
-    try:
-        settings.out.mkdir(parents=True, exist_ok=True)
-        for name in progress_bar(settings.claims or CLAIMS, "checking", "claim"):
-            claims[name] = check(name, settings.seed)
-            save_figure(draw(claims[name].panels, columns=3), settings.out / f"{name}.png")
-        record = {name: [row._asdict() for row in claim.statements] for name, claim in claims.items()}
-        made_with = {"seed": settings.seed, "torch": torch.__version__, "python": platform.python_version()}
-        content = json.dumps(made_with | {"claims": record}, indent=2, ensure_ascii=False)
-        write_file(settings.out / "claims.json", content + "\n")
-    except OSError as error:
-        sys.exit(f"toy_bandit: --out {settings.out}: {error}; choose another folder")
-    from rich.console import Console
-
-    Console(width=None if sys.stdout.isatty() else 140).print(to_table(claims))
-    held = [row.holds for claim in claims.values() for row in claim.statements]
-    print(f"{settings.out}: {sum(held)} statements hold, {len(held) - sum(held)} do not")
-    sys.exit(not all(held))
+    rows = [(name, row) for name, claim in claims.items() for row in claim.statements]
+    return Table(
+        ["claim", "statement", "source", "measured", "holds"],
+        [[name, *row[:3], "yes" if row.holds else "NO"] for name, row in rows],
+    )

@@ -76,15 +76,16 @@ class Table(NamedTuple):
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
 
-    def print(self) -> None:
-        """Print it to the terminal."""
+    def print(self, width: int | None = None) -> None:
+        """Print it to the terminal, or in a notebook. width: in characters, where the terminal's is not meant."""
         from rich.console import Console
+        from rich.markup import escape
         from rich.table import Table as Printed
 
-        printed = Printed(*self.head)
+        printed = Printed(*map(escape, self.head))
         for row in self.rows:
-            printed.add_row(*row)
-        Console().print(printed)
+            printed.add_row(*map(escape, row))
+        Console(width=width).print(printed)
 
     def markdown(self) -> str:
         r"""The table in Markdown.

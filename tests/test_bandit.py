@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-import toy_bandit as bandit
-from paper import claims
+import toy_bandit
+from paper import bandit, claims
+from paper.bandit import Bandit, tensor
 from topr import PRESETS, Limits
-from toy_bandit import Bandit, tensor
 
-ROOT = Path(bandit.__file__).parent
+ROOT = Path(toy_bandit.__file__).parent
 MEMBERS = [*PRESETS.values(), Limits(0.5, 2, 0.2, 0.8)]
 
 
@@ -66,12 +66,8 @@ def random_case(seed):
 
 
 CASES = [random_case(seed) for seed in range(6)]
-
-
-def make():
-    """The cases as tensors: z, and bandits."""
-    z, mu, reward = (tensor(column) for column in zip(*CASES, strict=True))
-    return z, Bandit(mu, reward)
+Z, MU, REWARD = (tensor(column) for column in zip(*CASES, strict=True))  # the cases as tensors
+MANY = Bandit(MU, REWARD)
 
 
 def near(value, within=1e-12):
@@ -83,18 +79,17 @@ def near(value, within=1e-12):
 
 @pytest.mark.parametrize("limits", MEMBERS)
 def test_gradients_are_equation_7_and_the_objective_is_equation_11(limits):
-    z, many = make()
     gradients = [x for z, mu, reward in CASES for x in expectation(mu, single_gradients(z, mu, reward, limits))]
     for function in (bandit.gradient, bandit.gradient_of_loss, bandit.gradient_of_objective):
-        found = function(z, many, limits)
+        found = function(Z, MANY, limits)
         assert found.flatten().tolist() == near(gradients), function.__name__
-    by_differences = bandit.gradient_by_differences(z, many, limits)
+    by_differences = bandit.gradient_by_differences(Z, MANY, limits)
     assert by_differences.flatten().tolist() == near(gradients, within=1e-6)
     objectives = [
         sum(m * rho(p / m, r, limits) * r for p, m, r in zip(softmax(z), mu, reward, strict=True))
         for z, mu, reward in CASES
     ]
-    assert bandit.objective(z, many, limits).tolist() == near(objectives)
+    assert bandit.objective(Z, MANY, limits).tolist() == near(objectives)
 
 
 @pytest.mark.parametrize("limits", MEMBERS)
@@ -109,23 +104,21 @@ def test_the_variance_is_that_of_single_gradients(limits):
             tensor(z), Bandit(tensor(mu), tensor(reward)), limits, torch.tensor([3, 0, 3])
         )
         assert sampled.flatten().tolist() == near([*rows[3], *rows[0], *rows[3]])
-    assert bandit.gradient_variance(*make(), limits).tolist() == near(expected)
+    assert bandit.gradient_variance(Z, MANY, limits).tolist() == near(expected)
 
 
 def test_expected_reward_divergence_and_entropy():
-    z, many = make()
     rows = [(softmax(z), mu, reward) for z, mu, reward in CASES]
     rewards = [sum(p * r for p, r in zip(pi, reward, strict=True)) for pi, _, reward in rows]
-    assert bandit.expected_reward(z, many).tolist() == near(rewards)
+    assert bandit.expected_reward(Z, MANY).tolist() == near(rewards)
     divergences = [sum(m * math.log(m / p) for m, p in zip(mu, pi, strict=True)) for pi, mu, _ in rows]
-    assert bandit.kl(many.mu, z.log_softmax(-1)).tolist() == near(divergences)
-    assert bandit.entropy(z.softmax(-1)).tolist() == near([-sum(p * math.log(p) for p in pi) for pi, _, _ in rows])
+    assert bandit.kl(MU, Z.log_softmax(-1)).tolist() == near(divergences)
+    assert bandit.entropy(Z.softmax(-1)).tolist() == near([-sum(p * math.log(p) for p in pi) for pi, _, _ in rows])
 
 
 def test_the_parts_of_proposition_3_1():
     baselines = [-1.0, -0.5, 0.0, 0.7, 1.0, 0.1]
-    z, many = make()
-    parts, constant = bandit.four_parts(z.log_softmax(-1), many, tensor(baselines))
+    parts, constant = bandit.four_parts(Z.log_softmax(-1), MANY, tensor(baselines))
     for i, ((z, mu, reward), c) in enumerate(zip(CASES, baselines, strict=True)):
         pi = softmax(z)
         for part, sign in zip(parts[:2, i], (1, -1), strict=True):
@@ -143,11 +136,10 @@ def test_without_rewards_of_a_sign_its_part_is_zero():
 
 
 def test_ascent_adds_gradients_and_keeps_what_was_asked():
-    z, many = make()
-    by_hand = [z]
+    by_hand = [Z]
     for _ in range(6):
-        by_hand.append(by_hand[-1] + 0.3 * bandit.gradient(by_hand[-1], many, PRESETS["tis"]))
-    path = bandit.ascend(z, many, PRESETS["tis"], lr=0.3, steps=6, keep=3)
+        by_hand.append(by_hand[-1] + 0.3 * bandit.gradient(by_hand[-1], MANY, PRESETS["tis"]))
+    path = bandit.ascend(Z, MANY, PRESETS["tis"], lr=0.3, steps=6, keep=3)
     assert path.tolist() == torch.stack(by_hand[::3]).tolist()
 
 
@@ -259,7 +251,7 @@ def main(monkeypatch):
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["toy_bandit.py", *map(str, arguments)])
         with pytest.raises(SystemExit) as stop:
-            claims.main()
+            toy_bandit.main()
         assert threads in ([], [1])
         return stop.value.code
 
@@ -285,5 +277,5 @@ def test_bad_arguments_are_refused_in_a_line(tmp_path, main, capsys):
 
 
 def test_help_needs_torch_and_nothing_else_that_is_slow_to_import():
-    done = python("-c", "import paper.claims, sys; print({'matplotlib', 'transformers', 'rich'} & set(sys.modules))")
+    done = python("-c", "import toy_bandit, sys; print({'matplotlib', 'transformers', 'rich'} & set(sys.modules))")
     assert done.stdout == "set()\n", done.stderr

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import topr
-import toy_bandit
 from conformance import variants
 from docs import make_page, make_page_data
+from paper import bandit as toy_bandit
+from paper.bandit import Bandit, tensor
 from paper.figures import weight_by_difficulty
 from pipeline.methods import ppo_loss
 from pipeline.records import Sample
 from pipeline.settings import Settings
-from toy_bandit import Bandit, tensor
 
 NAMES = {"TOPR": "topr", "REINFORCE": "reinforce", "SFT": "sft", "TIS": "tis", "plain IS": "off_policy", "PPO": "ppo"}
 WIDTHS = (360, 1280)

@@ -122,9 +122,9 @@ def understand_script(script, arguments, processes):
         presets = getattr(module, "PRESETS", PRESETS)
         getattr(module, "check_verifier", check)(read_settings(arguments, presets), processes)
     elif script == "toy_bandit.py":
-        from paper.claims import Settings as BanditSettings
+        import toy_bandit
 
-        tyro.cli(BanditSettings, args=arguments)
+        tyro.cli(toy_bandit.Settings, args=arguments)
     elif script == "reproduce.py":
         import reproduce
 

@@ -1,5 +1,5 @@
 "use strict";
-// The arithmetic of the page: functions of topr.py and toy_bandit.py for plain numbers and arrays, under their names.
+// The arithmetic of the page: functions of topr.py and paper/bandit.py for plain numbers and arrays, under their names.
 // tests/test_page.py compares what the page shows with the Python of that name, in a browser.
 
 // a+ b+ a- b- (Table 1)
@@ -56,7 +56,7 @@ const VARIANTS = {
   "clip 0.8..1.2": (token_log_ratio) => importance_weight(sum(token_log_ratio), 0.8, 1.2),
 };
 
-// ---- toy_bandit.py: z (K) logits; bandit = {mu, reward}, (K) each --------------------------------------------------
+// ---- paper/bandit.py: z (K) logits; bandit = {mu, reward}, (K) each -----------------------------------------------
 
 function log_softmax(z) {
   const largest = Math.max(...z);

@@ -4,11 +4,11 @@ import hashlib
 import json
 import math
 import shutil
-import statistics
 import sys
 from dataclasses import replace
 
 import datasets
+import numpy as np
 import pandas as pd
 import pyarrow
 import pyarrow.parquet
@@ -63,24 +63,18 @@ def test_lists_and_numbers_keep_their_types(tmp_path):
     assert read_samples(tmp_path / "samples.parquet") == [Sample(**row)]
 
 
-def test_a_split_of_the_hub_is_read(monkeypatch, capsys):
-    asked = []
-    monkeypatch.setattr(
-        datasets, "load_dataset", lambda *a, **k: asked.append((a, k)) or datasets.Dataset.from_list(ROWS)
-    )
-    assert read_samples("owner/name") == SAMPLES
-    assert asked == [(("owner/name",), {"split": "train"})]
-
-
-def test_a_hub_out_of_reach_is_told_in_a_line(monkeypatch):
-    def load_dataset(*_, **__):
-        raise ConnectionError("Couldn't reach 'owner/name' on the Hub\n(LocalEntryNotFoundError)")
+def test_a_split_of_the_hub_is_read_and_a_hub_out_of_reach_told_in_a_line(monkeypatch):
+    def load_dataset(name, split):
+        if name == "owner/name":
+            return datasets.Dataset.from_list(ROWS)
+        raise ConnectionError(f"Couldn't reach '{name}' on the Hub\n(LocalEntryNotFoundError)")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert read_samples("owner/name") == SAMPLES
     with pytest.raises(InputError) as told:
-        read_samples("owner/name")
+        read_samples("owner/other")
     fault = "is no file or folder here, and cannot be read from the hub"
-    assert str(told.value).startswith(f"owner/name: {fault}: Couldn't reach 'owner/name' on the Hub (Local")
+    assert str(told.value).startswith(f"owner/other: {fault}: Couldn't reach 'owner/other' on the Hub (Local")
 
 
 def test_a_run_knows_its_samples_by_their_content(tmp_path):
@@ -267,7 +261,7 @@ def measured(tmp_path_factory):
 
 
 def by_transformers(model, rows):
-    """log pi of each completion and its length, by transformers alone, in float64 and one by one."""
+    """log pi of the completions and their lengths, by transformers alone, in float64 and one by one."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(Settings().model)
     model = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
     found = []
@@ -277,7 +271,7 @@ def by_transformers(model, rows):
         with torch.no_grad():
             token_logp = model(ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])[len(prompt) - 1 :, 0]
         found.append((token_logp.sum().item(), len(token_logp)))
-    return found
+    return np.array(found).T
 
 
 def test_held_out_numbers_are_those_of_a_direct_computation(measured):
@@ -286,39 +280,29 @@ def test_held_out_numbers_are_those_of_a_direct_computation(measured):
     rows = sums(11, 16)
     trained = folder / "run" / "iteration-1" / "model"
     before, after = (by_transformers(model, rows) for model in (Settings().model, trained))
-    for entry, model in ((results["before"], before), (results["iterations"][0]["after"], after)):
+    for entry, (logp, length) in ((results["before"], before), (results["iterations"][0]["after"], after)):
+        log_ratio, per_token = logp - before[0], logp / length
+        expected = {"log_ratio": log_ratio, "log_ratio_per_token": log_ratio / length, "logp_per_token": per_token}
         for name, sign in (("positive", 1), ("negative", -1)):
-            numbers = [i for i, row in enumerate(rows) if row["reward"] == sign]
-            expected = {
-                "log_ratio": [model[i][0] - before[i][0] for i in numbers],
-                "log_ratio_per_token": [(model[i][0] - before[i][0]) / model[i][1] for i in numbers],
-                "logp_per_token": [model[i][0] / model[i][1] for i in numbers],
-            }
-            assert entry[name]["samples"] == len(numbers)
+            is_of_sign = np.array([row["reward"] for row in rows]) == sign
+            assert entry[name]["samples"] == is_of_sign.sum()
             for key, values in expected.items():
-                assert entry[name][key]["mean"] == pytest.approx(statistics.mean(values), abs=2e-4), (name, key)
-                se = statistics.stdev(values) / math.sqrt(len(values))
-                assert entry[name][key]["se"] == pytest.approx(se, abs=2e-4), (name, key)
-        ahead = [
-            statistics.mean(model[i][0] / model[i][1] > model[i + k][0] / model[i + k][1] for k in (1, 2))
-            for i in range(0, len(rows), 3)
-        ]
-        assert entry["ranked"]["mean"] == pytest.approx(statistics.mean(ahead))
-    assert after != before
+                some = values[is_of_sign]
+                se = some.std(ddof=1) / math.sqrt(len(some))
+                assert entry[name][key] == pytest.approx({"mean": some.mean(), "se": se}, abs=2e-4), (name, key)
+        positive, *negatives = per_token.reshape(-1, 3).T
+        assert entry["ranked"]["mean"] == pytest.approx(np.mean([positive > negative for negative in negatives]))
+    assert (after != before).any()
 
 
 def test_a_run_without_problems_leaves_the_usual_files(measured):
-    folder, _ = measured
-    here = folder / "run" / "iteration-1"
-    assert {file.name for file in folder.joinpath("run").iterdir()} == {
-        ".lock", "config.json", "iteration-1", "results.json", "curve.png",
-    }  # fmt: skip
-    tests = {"test-0.jsonl", "test-1.jsonl", "test-3.jsonl"}
-    usual = {"samples.jsonl", "train.jsonl", "dataset.json", "metrics.jsonl", "model", "SHA256SUMS"}
-    assert {file.name for file in here.iterdir()} == usual | tests
-    curve = json.loads((folder / "run" / "results.json").read_text())["iterations"][0]["curve"]
+    folder = measured[0] / "run"
+    names = {file.name for file in (*folder.iterdir(), *folder.joinpath("iteration-1").iterdir())}
+    usual = "config.json iteration-1 results.json curve.png samples.jsonl train.jsonl dataset.json metrics.jsonl model"
+    assert names == {*usual.split(), ".lock", "SHA256SUMS", "test-0.jsonl", "test-1.jsonl", "test-3.jsonl"}
+    curve = json.loads((folder / "results.json").read_text())["iterations"][0]["curve"]
     assert [point["samples_seen"] for point in curve] == [0, 8, 24]
-    assert all(one.logp == one.logmu for one in read_rows(here / "test-0.jsonl", Scored))
+    assert all(one.logp == one.logmu for one in read_rows(folder / "iteration-1" / "test-0.jsonl", Scored))
 
 
 @pytest.mark.slow

@@ -40,7 +40,6 @@ class Hypothesis:
     ratio_padding: Padding = "masked"
     loss_padding: Padding = "masked"
     offset: float = 0.0  # what padding adds to the log-ratio of every sequence
-    is_bfloat16: bool = False  # compared to `COARSE`; `loss` itself does not round
 
     def differences(self) -> list[str]:
         """The names of what differs from the paper's loss.
@@ -58,7 +57,6 @@ class Hypothesis:
             ("normalised reward", self.is_normalised),
             (self.aggregation, self.aggregation != "sequence mean"),
             ("unmasked", (self.ratio_padding, self.loss_padding) != ("masked", "masked")),
-            ("bfloat16", self.is_bfloat16),
         ]
         return [name for name, differs in named if differs]
 
@@ -197,13 +195,13 @@ def identify(loss: Loss) -> Report:
     if is_rounded:
         _, coarse, again = _call(loss, is_coarse=True)
         found = _accepted(again, coarse, COARSE)
-        found = found and replace(found, is_bfloat16=True)
     results = [result_of(vector, loss) for vector in VECTORS]
     if found and found.frozen:
         results = [_of_frozen(result) for result in results]
-    if found and found.differences():
+    differences = found.differences() + ["bfloat16"] * is_rounded if found else []
+    if differences:
         note = f"ratio to the power {found.power:.4g}" if found.power != 1 else ""
-        return Report(" + ".join(found.differences()), note, results, adapter)
+        return Report(" + ".join(differences), note, results, adapter)
     failed = next((result for result in results if result.status == "fail"), None)
     if found and not failed and _is_same_with_left_padding(loss, batches[0], pushed[0]):
         return Report("paper", "", results, adapter)

@@ -37,12 +37,7 @@ def rho(x, a, b):
 # ---- limits ------------------------------------------------------------------------------------------------------
 
 
-def test_limits_are_four_numbers_in_the_order_of_table_1():
-    a_pos, b_pos, a_neg, b_neg = Limits(0.5, 1, 0, math.inf)
-    assert (a_pos, b_pos, a_neg, b_neg) == (0.5, 1.0, 0.0, math.inf)
-
-
-def test_limits_that_were_varied_are_checked_too():
+def test_limits_are_in_the_order_of_table_1_and_checked_where_they_were_varied_too():
     assert PRESETS["topr"]._replace(b_pos=2) == (1, 2, 0, 1)
     with pytest.raises(ValueError, match="need 0 <= a <= b"):
         PRESETS["topr"]._replace(a_neg=5)

@@ -1,4 +1,4 @@
-"""A process that samples with vLLM: one JSON object a line in, one a line out; started by vllm_engine.py.
+"""A process that samples with vLLM: one JSON object a line in, one a line out; started by client.py.
 
 It imports vLLM and nothing of this project, so that it runs under an interpreter that has only that.
 """

@@ -38,7 +38,7 @@ from paper.bandit import (
 from pipeline.methods import dpo_loss
 from pipeline.plots import Line, Panel, lines
 from pipeline.report import Table
-from topr import PRESETS, Limits, topr_loss, topr_objective
+from topr import PRESETS, Limits, baseline_for_proportion, effective_proportion, topr_loss, topr_objective
 
 KL = r"$\mathrm{KL}(\mu \| \pi)$ (nats)"
 
@@ -255,6 +255,14 @@ def claim_baseline(generator: torch.Generator) -> Claim:
         ahead = z.softmax(-1) - bandit.mu
         return c * through_softmax(z, torch.where(bandit.reward >= 0, ahead, ahead.clamp_min(0)))
 
+    unit = bandit.reward.sign()  # rewards of -1 and +1
+    p, at = (bandit.mu * (unit > 0)).sum(-1), torch.linspace(-1, 1, 9, dtype=torch.float64)
+
+    def positives(c: Tensor) -> Tensor:
+        """The share of positives in the sum over the arms of mu |R - c|, for each bandit."""
+        size = bandit.mu * (unit - c).abs()
+        return (size * (unit > 0)).sum(-1) / size.sum(-1)
+
     small = (-0.09, 0.09)  # below every |R|: no reward changes its sign
     near_mu = bandit.mu.log() + 0.1 * z.tanh()  # pi / mu < exp(0.2) < 2
     c = torch.linspace(-0.5, 0.5, 9, dtype=torch.float64)  # below every |R|: no reward changes its sign
@@ -298,6 +306,18 @@ def claim_baseline(generator: torch.Generator) -> Claim:
             torch.stack([correction_of_topr(z, c) for c in small]),
         ),
         moves("TOPR: KL(mu||pi) at the same c, on average", "Sec. 3.2", distance_of_topr[-1][:, [0, 4, 8]], "up"),
+        identity(
+            "rewards -1 and +1: p~ is the positives' share in the sum of mu |R - c|, for c from -1 to 1",
+            "Eq. 12",
+            torch.stack([effective_proportion(p, c) for c in at]),
+            torch.stack([positives(c) for c in at]),
+        ),
+        identity(
+            "and the baseline that it gives for a share leads to that share, from 0 to 1",
+            "Eq. 12",
+            torch.stack([positives(baseline_for_proportion(p, (1 - c) / 2)[:, None]) for c in at]),
+            ((1 - at) / 2)[:, None],
+        ),
     ]
 
     def shown(x: Tensor) -> list[Line]:
@@ -597,36 +617,48 @@ def claim_variance(generator: torch.Generator) -> Claim:
 def claim_preference(generator: torch.Generator) -> Claim:
     """Section 2.4: DPO's objective may rise while the positive becomes less probable, if the negative falls further.
 
-    Arms share parameters, as trajectories of a language model do: z = features @ theta, theta = 0 at the start. A
+    Arms share parameters, as trajectories of a language model do: z = features @ theta, and pi = mu at the start. A
     positive and a negative arm were drawn, three others were not.
     """
-    bandits, steps, lr = 1000, 200, 0.05
+    bandits, steps, lr, beta = 1000, 200, 0.05, 0.5
     features = torch.randn(bandits, 5, 4, generator=generator, dtype=torch.float64)  # (bandits, arms, parameters)
     features[:, 1] = features[:, 0] + 0.5 * features[:, 1]  # the negative resembles the positive
-    logmu = torch.zeros(bandits, 5, dtype=torch.float64).log_softmax(-1)
+    start, other = torch.randn(2, bandits, 4, 1, generator=generator, dtype=torch.float64)
+    logmu = (features @ start)[..., 0].log_softmax(-1)
     reward = tensor([1, -1, 0, 0, 0]).expand(bandits, -1)
 
     def objective_of_dpo(logp: Tensor) -> Tensor:
         columns = [x[:, arm] for x in (logp, logmu) for arm in (0, 1)]
-        return -dpo_loss(*columns, beta=1.0, denominator=1)
+        return -dpo_loss(*columns, beta=beta, denominator=1)
 
     def objective_of_topr(logp: Tensor) -> Tensor:
         return topr_objective((logp - logmu).flatten(), reward.flatten(), PRESETS["topr"]).sum()
 
+    def slope(function: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
+        theta = theta.detach().requires_grad_()
+        return torch.autograd.grad(function((features @ theta)[..., 0].log_softmax(-1)), theta)[0]
+
     def climb(function: Callable[[Tensor], Tensor]) -> Tensor:
         """log pi (time, bandits, arms) along gradient ascent."""
-        theta, path = torch.zeros(bandits, 4, 1, dtype=torch.float64, requires_grad=True), []
+        theta, path = start, []
         for _ in range(steps):
             path.append((features @ theta)[..., 0].log_softmax(-1))
-            [slope] = torch.autograd.grad(function(path[-1]), theta)
-            theta = (theta + lr * slope).detach().requires_grad_()
-        return torch.stack(path).detach()
+            theta = theta + lr * slope(function, theta)
+        return torch.stack(path)
 
+    apart = features[:, :1] - features[:, 1:2]  # (bandits, 1, parameters): of the positive, less the negative
+    margin_of_other = apart @ (other - start)  # of the log-ratios: softmaxes cancel
     paths = {"DPO": climb(objective_of_dpo), "TOPR": climb(objective_of_topr)}
     falls = {name: path[-1, :, 0] < path[0, :, 0] for name, path in paths.items()}
     margin = paths["DPO"][..., 0] - paths["DPO"][..., 1]
     share = {name: fallen.double().mean().item() for name, fallen in falls.items()}
     statements = [
+        identity(
+            "gradient of DPO, from mu to any pi: beta sigmoid(-beta m) (x+ - x-), m being the difference of log-ratios",
+            "Sec. 2.4",
+            slope(objective_of_dpo, other),
+            beta * (-beta * margin_of_other).sigmoid() * apart.mT,
+        ),
         always("DPO's objective rises in every step", "Sec. 2.4", margin.diff(dim=0) > 0, "steps"),
         Statement(
             "and yet the positive may end less probable than it began (arms that share parameters)",

@@ -280,6 +280,13 @@ def test_every_number_among_the_settings_has_a_range():
     assert numbers <= {name for names, _, _ in RANGES.values() for name in names.split()} | ANY_NUMBER
 
 
+def given(folder, *rows):
+    """A file of samples, which have what is not said here."""
+    file = folder / "given.jsonl"
+    file.write_text("".join(json.dumps({"prompt": "Q", "completion": " A", "reward": -1} | row) + "\n" for row in rows))
+    return str(file)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -295,51 +302,44 @@ def test_every_number_among_the_settings_has_a_range():
         ({"batch": 6, "completions_per_row": 4}, "--batch 6: must be a multiple"),
         ({"data": "nowhere"}, "--data or --test-data nowhere"),
         ({"model": "nowhere"}, "--model nowhere: is neither a folder nor"),
-        ({"samples": "nothing.jsonl", "evaluation": False}, "nothing.jsonl: no such file"),
-        ({"samples": "nothing.jsonl", "evaluation": False, "iterations": 2}, "--samples: serve one iteration"),
+        ({"samples": "nothing.jsonl"}, "nothing.jsonl: no such file"),
+        ({"samples": "nothing.jsonl", "iterations": 2}, "--samples: serve one iteration"),
         ({"trust_logmu": True}, "--trust-logmu: is for --samples"),
         ({"composition": "proportion"}, "--composition proportion and --proportion P: give both or neither"),
         ({"proportion": 0.5}, "--composition proportion and --proportion P: give both or neither"),
         ({"max_new_tokens": 5000}, r"problem t\w+-\d+: its prompt has \d+ tokens; with 5000 new ones it exceeds"),
+        # rows of samples
+        (
+            {"samples": [{}, {"completion": " A" * 5000}]},
+            r"given.jsonl:2: field completion: \d+ tokens with its prompt",
+        ),
+        ({"samples": [{"token_ids": [9999]}]}, "given.jsonl:1: field token_ids: outside the model's vocabulary"),
+        (
+            {"samples": [{"token_ids": [5, 6]}]},
+            "given.jsonl:1: field token_ids: are not the completion's in this model's",
+        ),
+        ({"samples": [{"token_logmu": [-1]}]}, "given.jsonl:1: field token_logmu: 1 of them, 2 tokens"),
+        ({"samples": [{"prompt": ""}]}, "given.jsonl:1: field prompt: is empty"),
+        ({"samples": [{"completion": ""}]}, "given.jsonl:1: field completion: is empty"),
+        (
+            {"samples": [{"token_logmu": [-1, -1]}, {}], "trust_logmu": True},
+            "given.jsonl:2: field token_logmu: is missing",
+        ),
+        ({"samples": [{}, {}], "composition": "positives_only"}, "positives_only: none of the 2 samples fits"),
+        ({"samples": [{}, {}], "method": "sft"}, "--method sft: no positive sample"),
+        ({"samples": [{"reward": 0.5}, {}], "method": "sft", "baseline": 0.8}, "--method sft: no positive sample"),
+        ({"samples": [{}, {}], "limits": (1.0, 1.0, 0.0, 0.0)}, "no positive sample"),
+        ({"samples": [{}, {"prompt": "P", "reward": 1}], "method": "dpo"}, "no problem has both"),
+        ({"samples": [{}, {}], "effective_proportion": 0.5}, "samples of both signs"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:80],
 )
-def test_bad_settings_are_refused_before_anything_is_written(tmp_path, changes, message):
+def test_what_cannot_be_run_is_refused_in_a_line_before_anything_is_written(tmp_path, changes, message):
+    if isinstance(rows := changes.get("samples"), list):
+        changes = changes | {"samples": given(tmp_path, *rows)}
     with pytest.raises(InputError, match=message) as caught:
-        experiment(tmp_path / "run", **changes)
+        experiment(tmp_path / "run", **{"evaluation": "samples" not in changes} | changes)
     assert "\n" not in str(caught.value)
-    assert not (tmp_path / "run").exists()
-
-
-def given(folder, *rows):
-    """A file of samples, which have what is not said here."""
-    file = folder / "given.jsonl"
-    file.write_text("".join(json.dumps({"prompt": "Q", "completion": " A", "reward": -1} | row) + "\n" for row in rows))
-    return file
-
-
-@pytest.mark.parametrize(
-    ("rows", "changes", "message"),
-    [
-        ([{}, {"completion": " A" * 5000}], {}, r"given.jsonl:2: field completion: \d+ tokens with its prompt"),
-        ([{"token_ids": [9999]}], {}, "given.jsonl:1: field token_ids: outside the model's vocabulary"),
-        ([{"token_ids": [5, 6]}], {}, "given.jsonl:1: field token_ids: are not the completion's in this model's"),
-        ([{"token_logmu": [-1]}], {}, "given.jsonl:1: field token_logmu: 1 of them, 2 tokens"),
-        ([{"prompt": ""}], {}, "given.jsonl:1: field prompt: is empty"),
-        ([{"completion": ""}], {}, "given.jsonl:1: field completion: is empty"),
-        ([{"token_logmu": [-1, -1]}, {}], {"trust_logmu": True}, "given.jsonl:2: field token_logmu: is missing"),
-        ([{}, {}], {"composition": "positives_only"}, "--composition positives_only: none of the 2 samples fits"),
-        ([{}, {}], {"method": "sft"}, "--method sft: no positive sample"),
-        ([{"reward": 0.5}, {}], {"method": "sft", "baseline": 0.8}, "--method sft: no positive sample"),
-        ([{}, {}], {"limits": (1.0, 1.0, 0.0, 0.0)}, "no positive sample"),
-        ([{}, {"prompt": "P", "reward": 1}], {"method": "dpo"}, "no problem has both"),
-        ([{}, {}], {"effective_proportion": 0.5}, "samples of both signs"),
-    ],
-    ids=str,
-)
-def test_samples_that_cannot_be_trained_on_are_named(tmp_path, rows, changes, message):
-    with pytest.raises(InputError, match=message):
-        on_samples(tmp_path / "run", given(tmp_path, *rows), **changes)
     assert not (tmp_path / "run").exists()
 
 
@@ -407,14 +407,13 @@ def test_the_command_line_shows_all_settings_faults_and_where_in_the_code_if_ask
 
 
 def test_the_folder_is_named_after_what_differs():
-    usual = Settings()
-    assert usual.default_out(usual) == Path("runs/laptop")
-    assert replace(usual, method="reinforce", seed=3).default_out(usual) == Path("runs/laptop_method=reinforce_seed=3")
-    long = {replace(usual, model="/long" * 40, seed=seed).default_out(usual).name for seed in range(3)}
-    assert {len(name) for name in long} == {120}  # what is cut off still tells them apart
-    assert len(long) == 3
-    signs = {replace(usual, baseline=c).default_out(usual) for c in (-0.5, 0.5)}
-    assert len(signs) == 2
+    def names(*changes):
+        return {replace(Settings(), **some).default_out(Settings()).as_posix() for some in changes}
+
+    assert names({}, {"baseline": 0.5}) == {"runs/laptop", "runs/laptop_baseline=0.5"}
+    assert len(names({"baseline": 0.5}, {"baseline": -0.5})) == 2
+    long = names(*({"model": "/long" * 40, "seed": seed} for seed in range(3)))
+    assert [len(Path(name).name) for name in long] == [120] * 3  # what is cut off still tells them apart
 
 
 @pytest.mark.slow

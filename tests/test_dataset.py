@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -21,15 +22,34 @@ from pipeline.sampling import SamplingParameters, draw_samples, transformers_eng
 counts = st.integers(1, 6)
 
 
-def key(example):
-    return tuple(example.prompt_ids), tuple(example.completion_ids), example.logmu, example.reward
+def keys(examples):
+    return Counter((tuple(e.prompt_ids), tuple(e.completion_ids), e.logmu, e.reward) for e in examples)
+
+
+def drawn(lm, problems, sampling):
+    """Four samples of each of some problems."""
+    task = gsm8k.gsm8k_task(gsm8k.Settings(problems=problems))
+    return draw_samples(task, task.train, 4, transformers_engine(lm, 40_000), sampling, seed=0)
+
+
+def check_logmu(lm, samples, per_row):
+    """log mu of the samples, scored in rows, is that of topr.py; returns the scored examples."""
+    examples = [replace(example, row=i) for i, example in enumerate(dataset.encode(samples, lm))]
+    rows = dataset.rows_of_prompt(examples, per_row, random.Random(0))
+    rows = dataset.score(rows, dataset.epoch_steps(rows, 8, 4), lm, token_logprobs)
+    scored = [example for row in rows for example in row]
+    logmu = topr.sequence_logprobs(lm.model, plain_batch(scored))
+    torch.testing.assert_close(torch.tensor([e.logmu for e in scored]), logmu, rtol=1e-5, atol=1e-4)
+    return scored
 
 
 @given(counts, counts, counts, st.integers(0, 99))
 def test_rows_hold_every_example_once_and_one_prompt_each(prompts, per_prompt, per_row, seed):
     examples = random_examples(prompts, per_prompt, seed)
     found = dataset.rows_of_prompt(examples, per_row, random.Random(seed))
-    assert Counter(key(e) for row in found for e in row) == Counter(map(key, examples))
+    batch = collate(found[:1])
+    assert batch.length.tolist() == batch.completion_mask.sum(1).tolist()
+    assert keys(e for row in found for e in row) == keys(examples)
     assert all(len({tuple(e.prompt_ids) for e in row}) == 1 and len(row) <= per_row for row in found)
 
 
@@ -47,37 +67,37 @@ def test_pairs_are_distinct_and_of_both_signs(prompts, per_prompt, most, seed):
         assert count == min(most, signs[1.0] * signs[-1.0])
 
 
-@given(counts, counts, st.sampled_from([1, 2, 4]), st.sampled_from([4, 8]), st.sampled_from([1, 2, 8]))
-def test_steps_hold_every_row_once_in_batches(prompts, per_prompt, per_row, batch, micro_batch):
-    examples = random_examples(prompts, per_prompt)
-    steps = steps_of(dataset.rows_of_prompt(examples, per_row, random.Random(0)), batch, micro_batch)
-    sizes = [sum(len(micro.reward) for micro in step.micro_batches) for step in steps]
-    assert sum(sizes) == len(examples)
-    assert all(size <= batch for size in sizes)
-    assert all(len(micro.reward) <= max(micro_batch, per_row) for step in steps for micro in step.micro_batches)
-    assert [step.sequences for step in steps] == sizes
+@pytest.mark.parametrize("arrange", [dataset.rows_of_prompt, dataset.pairs_of_prompt])
+def test_rows_of_all_prompts_are_mixed(arrange):
+    prompts = [row[0].prompt_ids for row in arrange(random_examples(8, 8), 2, random.Random(0))]
+    assert sum(one != other for one, other in pairwise(prompts)) > len(prompts) / 2
 
 
 @given(
-    counts, counts, st.sampled_from([1, 2]), st.sampled_from([2, 4, 6]), st.sampled_from([1, 2, 4]), st.integers(1, 3)
+    counts, counts, st.sampled_from([1, 2, 4]), st.sampled_from([4, 8]), st.sampled_from([1, 2, 8]), st.integers(1, 3)
 )
-def test_ranks_share_a_step_and_run_the_model_equally_often(prompts, per_prompt, per_row, batch, micro_batch, ranks):
-    grouped = dataset.rows_of_prompt(random_examples(prompts, per_prompt), per_row, random.Random(0))
-    alone = dataset.epoch_steps(grouped, batch, micro_batch)
+def test_steps_hold_every_row_once_and_ranks_run_the_model_equally_often(
+    prompts, per_prompt, per_row, batch, micro_batch, ranks
+):
+    examples = random_examples(prompts, per_prompt)
+    grouped = dataset.rows_of_prompt(examples, per_row, random.Random(0))
+    alone = steps_of(grouped, batch, micro_batch)
     shared = [dataset.epoch_steps(grouped, batch, micro_batch, rank, ranks) for rank in range(ranks)]
     laid_out = [steps_of(grouped, batch, micro_batch, rank, ranks) for rank in range(ranks)]
-
-    def examples(step):
-        return [[] if micro.is_empty else [e for row in micro.rows for e in row] for micro in step.micro_batches]
-
+    assert sum(step.sequences for step in alone) == len(examples)
+    assert all(step.sequences <= batch for step in alone)
+    epoch = dataset.epoch_steps(grouped, batch, micro_batch)
     for i, whole in enumerate(alone):
         assert len({len(steps[i].micro_batches) for steps in shared}) == 1
-        assert all(len(micro.rows) > 0 for steps in shared for micro in steps[i].micro_batches)  # rows to compute
-        found = [key(e) for steps in shared for micro in examples(steps[i]) for e in micro]
-        assert Counter(found) == Counter(key(e) for micro in examples(whole) for e in micro)
+        of_step = []
         for steps, tensors in zip(shared, laid_out, strict=True):
-            assert [len(b.reward) for b in tensors[i].micro_batches] == [len(micro) for micro in examples(steps[i])]
+            assert all(micro.rows for micro in steps[i].micro_batches)  # rows to compute
+            held = [[] if m.is_empty else [e for row in m.rows for e in row] for m in steps[i].micro_batches]
+            assert max(map(len, held)) <= max(micro_batch, per_row)
+            assert [len(micro.reward) for micro in tensors[i].micro_batches] == [len(micro) for micro in held]
             assert tensors[i].sequences == whole.sequences
+            of_step += [example for micro in held for example in micro]
+        assert keys(of_step) == keys(e for micro in epoch[i].micro_batches for row in micro.rows for e in row)
 
 
 def test_v10_a_baseline_is_subtracted_before_the_sign_is_taken(lm):
@@ -91,17 +111,22 @@ def test_v10_a_baseline_is_subtracted_before_the_sign_is_taken(lm):
 
 @pytest.mark.parametrize("per_row", [1, 4])
 def test_v18_log_mu_is_over_the_full_vocabulary_whatever_the_sampler_kept(lm, per_row):
-    task = gsm8k.gsm8k_task(gsm8k.Settings(problems=4))
-    law = SamplingParameters(max_new_tokens=40, top_k=2)
-    samples = draw_samples(task, task.train, 4, transformers_engine(lm, 40_000), law, seed=0)
-    examples = [replace(example, row=i) for i, example in enumerate(dataset.encode(samples, lm))]
-    rows = dataset.rows_of_prompt(examples, per_row, random.Random(0))
-    scored = dataset.score(rows, dataset.epoch_steps(rows, 8, 4), lm, token_logprobs)
-    examples = [example for row in scored for example in row]
-    logmu = topr.sequence_logprobs(lm.model, plain_batch(examples))
-    assert sorted(e.completion_ids for e in examples) == sorted(s.token_ids for s in samples)
-    assert [len(e.token_logmu) for e in examples] == [len(e.completion_ids) for e in examples]
-    torch.testing.assert_close(torch.tensor([e.logmu for e in examples]), logmu, rtol=1e-5, atol=1e-4)
+    samples = drawn(lm, 4, SamplingParameters(max_new_tokens=40, top_k=2))
+    scored = check_logmu(lm, samples, per_row)
+    assert sorted(e.completion_ids for e in scored) == sorted(s.token_ids for s in samples)
+    assert [len(e.token_logmu) for e in scored] == [len(e.completion_ids) for e in scored]
+
+
+def test_a_token_that_the_tokenizer_lacks_is_sampled_and_has_its_log_mu(lm):
+    """As with Qwen 2.5, whose model has more logits than its tokenizer has tokens; here nearly all logits are such."""
+    size = len(lm.tokenizer)
+    config = LlamaConfig(**lm.model.config.to_dict() | {"vocab_size": 8 * size})
+    large = lm._replace(model=LlamaForCausalLM(config).eval())
+    samples = drawn(large, 1, SamplingParameters(max_new_tokens=8, top_k=8 * size))
+    assert all(max(sample.token_ids) >= size for sample in samples)
+    check_logmu(large, samples, 1)
+    with pytest.raises(InputError, match=f"outside the model's vocabulary of {8 * size} tokens"):
+        dataset.encode([samples[0].model_copy(update={"token_ids": [8 * size]})], large)
 
 
 def test_encoding_keeps_tokens_as_they_are_and_ends_only_finished_text(lm):
@@ -117,28 +142,6 @@ def test_encoding_keeps_tokens_as_they_are_and_ends_only_finished_text(lm):
     assert finished == [*cut, eos]
     assert lm.tokenizer.decode(cut) == " 12"
     assert lm.tokenizer.decode(stopped) == " 12\nQ:"
-
-
-def test_a_token_that_the_tokenizer_lacks_is_sampled_and_has_its_log_mu(lm):
-    """As with Qwen 2.5, whose model has more logits than its tokenizer has tokens; here nearly all logits are such."""
-    size = len(lm.tokenizer)
-    config = LlamaConfig(**lm.model.config.to_dict() | {"vocab_size": 8 * size})
-    large = lm._replace(model=LlamaForCausalLM(config).eval())
-    task = gsm8k.gsm8k_task(gsm8k.Settings(problems=1))
-    engine = transformers_engine(large, 40_000)
-    samples = draw_samples(task, task.train, 4, engine, SamplingParameters(max_new_tokens=8, top_k=8 * size), seed=0)
-    rows = [[replace(example, row=i)] for i, example in enumerate(dataset.encode(samples, large))]
-    assert all(max(example.completion_ids) >= size for [example] in rows)
-    scored = [e for [e] in dataset.score(rows, dataset.epoch_steps(rows, 4, 4), large, token_logprobs)]
-    expected = topr.sequence_logprobs(large.model, plain_batch(scored))
-    torch.testing.assert_close(torch.tensor([e.logmu for e in scored]), expected, rtol=1e-5, atol=1e-4)
-    with pytest.raises(InputError, match=f"outside the model's vocabulary of {8 * size} tokens"):
-        dataset.encode([samples[0].model_copy(update={"token_ids": [8 * size]})], large)
-
-
-def test_the_length_of_a_row_is_that_of_its_completions():
-    batch = collate([random_examples(1, 3)])
-    assert batch.length.tolist() == batch.completion_mask.sum(1).tolist()
 
 
 def test_how_far_the_engine_is_from_the_trainer_is_told_by_hand():

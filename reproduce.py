@@ -13,9 +13,8 @@ again, so a figure can be given more seeds later. results/README.md says what ca
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,11 +25,10 @@ from pipeline.runtime.processes import command, process_group, rank, ranks
 from pipeline.settings import intended_ranks
 
 if TYPE_CHECKING:  # imported when figures are made: --help answers without torch
-    from paper.experiments import Lab
-    from paper.figures import Figure
-    from paper.sweep import OverSeeds
+    from paper.experiments import Figure, Lab
+    from pipeline.plots import Panel
 
-FIGURES = (*(f"fig{number}" for number in range(1, 10)), "table2", "variants")  # functions of paper/figures.py
+FIGURES = (*(f"fig{number}" for number in range(1, 10)), "table2", "variants")  # STUDIES of paper/figures.py
 ON_MATH = ("fig4-math", "fig6-math", "fig8-math")
 
 
@@ -85,11 +83,10 @@ def make(options: Options) -> None:
 
     The runs of all figures are checked first: InputError, with nothing made, where one of them cannot be.
     """
-    from paper import figures
-    from paper.experiments import SCALES, Lab
-    from paper.map import PLACES, QUICK, negatives
-    from paper.plan import check_jobs, planned, print_jobs
-    from paper.sweep import Sweep
+    from paper import map as the_map
+    from paper.experiments import SCALES
+    from paper.figures import STUDIES
+    from paper.runs import Sweep, check_jobs, print_jobs
     from pipeline.runtime.preflight import check_machine
 
     every = FIGURES + (ON_MATH if options.preset == "paper" else ())
@@ -102,105 +99,85 @@ def make(options: Options) -> None:
     count = 1 if options.quick else options.seeds
     seeds = range(options.seed, options.seed + count)
     sizes = {name: SCALES[f"{scale}-math" if name in ON_MATH else scale] for name in names}
-    the_map = partial(
-        negatives, places=QUICK if options.quick else PLACES, file=options.out / "map_runs.jsonl", hours=options.hours
-    )
-    functions = {name: the_map if name == "map" else getattr(figures, name.removesuffix("-math")) for name in names}
-    jobs = {name: planned(functions[name], sizes[name], seeds) for name in names}
+    studies = {name: STUDIES[name.removesuffix("-math")] for name in names if name != "map"}
+    jobs = {name: study.planned(sizes[name], seeds) for name, study in studies.items()}
+    places = the_map.QUICK if options.quick else the_map.PLACES
+    if "map" in names:
+        jobs["map"] = the_map.wanted(sizes["map"], seeds, places)
     for name in names:
         check_jobs(name, jobs[name], intended_ranks(options.preset) if options.dry_run else ranks())
         if options.dry_run and rank() == 0:
-            print_jobs(name, jobs[name], sizes[name])
+            print_jobs(name, jobs[name], (sizes[name].base, sizes[name].verifier))
     if options.dry_run:
         return
     check_machine(SCALES[scale].base)
     with process_group(), Sweep(options.runs / scale, workers) as sweep:
         for name in names:
-            lab = Lab(sweep, sizes[name], seeds)
-            figure = functions[name](lab)
+            if name == "map":
+                lines = the_map.complete(sweep, jobs["map"], places, options.out / "map_runs.jsonl", options.hours)
+                publish(name, *the_map.figure(lines, places), options.out)
+                continue
+            lab = studies[name].lab(sizes[name], seeds, sweep)
             if rank() == 0:
-                made_by = f"--preset {options.preset} --seeds {count} --seed {options.seed}"
-                quick = " --quick" if options.quick else ""
-                publish(name, figure, lab, f"python reproduce.py {name} {made_by}{quick}", options.out)
+                made_by = f"--preset {options.preset} --seeds {count} --seed {options.seed}{' --quick' * options.quick}"
+                publish_numbers(
+                    name, studies[name].read(lab), lab, f"python reproduce.py {name} {made_by}", options.out
+                )
+
+
+def publish_numbers(name: str, figure: "Figure", lab: "Lab", made_by: str, out: Path) -> None:
+    """Write NAME.json, from which NAME.png is drawn. made_by: the command.
+
+    A file of the same command keeps its `judgement`: what the paper claims, what was measured, and a person's verdict.
+    """
+    from paper.experiments import record
+
+    file, content = out / f"{name}.json", record(name, made_by, lab, figure)
+    before = json.loads(read_text(file)) if file.exists() else {}
+    if before.get("command") == made_by and "judgement" in before:
+        content = {"judgement": before["judgement"]} | content
+    write_file(file, json.dumps(without_nan(content), indent=1) + "\n")
+    publish(name, figure, panels_of(name, figure.data), out)
+
+
+def publish(name: str, figure: "Figure", panels: "Sequence[Panel]", out: Path) -> None:
+    """Write NAME.png, and print the numbers worth a sentence."""
+    from pipeline.plots import draw, save_figure
+
+    save_figure(draw(panels), out / f"{name}.png")
+    figure.table(name).print()
+
+
+def without_nan(value: Any) -> Any:
+    """JSON has no NaN: None stands for it.
+
+    >>> without_nan({"mean": [0.5, math.nan]})
+    {'mean': [0.5, None]}
+    """
+    match value:
+        case dict():
+            return {name: without_nan(item) for name, item in value.items()}
+        case list() | tuple():
+            return [without_nan(item) for item in value]
+        case float() if math.isnan(value):
+            return None
+    return value
+
+
+def panels_of(name: str, data: Mapping[str, Any]) -> "list[Panel]":
+    """The panels of a figure, from its numbers."""
+    from paper import panels
+
+    return getattr(panels, name.removesuffix("-math").replace("-", "_"))(data)
 
 
 def redraw(names: Sequence[str], out: Path) -> None:
     """Draw NAME.png of each name from the numbers of NAME.json."""
-    from paper import figures
     from pipeline.plots import draw, save_figure
 
     for name in names:
         content = json.loads(read_text(out / f"{name}.json"))
-        panels = getattr(figures, f"{name.removesuffix('-math')}_panels")
-        save_figure(draw(panels(content["data"])), out / f"{name}.png")
-
-
-def publish(name: str, figure: "Figure", lab: "Lab", made_by: str, out: Path) -> None:
-    """Write NAME.json and NAME.png into `out`, and print the numbers worth a sentence. made_by: the command."""
-    from pipeline.plots import draw, save_figure
-
-    content = record(name, figure, lab, made_by)
-    write_file(out / f"{name}.json", json.dumps(_no_nan(content), indent=1) + "\n")
-    save_figure(draw(figure.panels), out / f"{name}.png")
-    print_summary(name, figure)
-
-
-def record(name: str, figure: "Figure", lab: "Lab", made_by: str) -> dict[str, Any]:
-    """The content of NAME.json: how it was made, the numbers worth a sentence, and every line of the picture."""
-    from paper.experiments import METHODS
-
-    made = [run.made for run in lab.used]
-    return {
-        "figure": name,
-        "command": made_by,
-        "seeds": list(lab.seeds),
-        "runs": len(made),
-        "core_minutes": round(sum(m["seconds"] for m in made) / 60, 1),
-        "commits": sorted({m["commit"] for m in made}),
-        "versions": lab.used[0].results["versions"] if lab.used else {},
-        "learning_rates": {
-            METHODS[n].name if n in METHODS else n: {f"{lr:g}": share for lr, share in tried.items()}
-            for n, tried in lab.tried.items()
-        },
-        "shares": {what: value.record() for what, value in figure.shares.items()},
-        "numbers": {what: value.record() for what, value in figure.numbers.items()},
-        "data": figure.data,
-    }
-
-
-def print_summary(name: str, figure: "Figure") -> None:
-    """The numbers worth a sentence, as a table."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(name, "95% interval over seeds")
-    for what, value in figure.shares.items():
-        table.add_row(what, to_text(value, 100) + " %")
-    for what, value in figure.numbers.items():
-        table.add_row(what, to_text(value))
-    Console().print(table)
-
-
-def to_text(value: "OverSeeds", scale: float = 1) -> str:
-    """The mean times `scale` ± half of its 95% interval, as the tables have it.
-
-    >>> from paper.sweep import over_seeds
-    >>> to_text(over_seeds([0.49, 0.50, 0.51]), 100)
-    '50.0 ± 2.5'
-    """
-    return f"{scale * value.mean:.1f}" + ("" if value.half_width is None else f" ± {scale * value.half_width:.1f}")
-
-
-def _no_nan(value: Any) -> Any:
-    """JSON has no NaN: null stands for it."""
-    match value:
-        case dict():
-            return {name: _no_nan(item) for name, item in value.items()}
-        case list() | tuple():
-            return [_no_nan(item) for item in value]
-        case float() if math.isnan(value):
-            return None
-    return value
+        save_figure(draw(panels_of(name, content["data"])), out / f"{name}.png")
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from paper.sweep import commit
+from paper.runs import commit
 from pipeline.dataset import Row
 from pipeline.models.language_model import collate, load_model, token_logprobs
 from pipeline.records import Example, Sample, Task, read_rows, write_file

@@ -1,9 +1,11 @@
-"""Write the tables of numbers in the Markdown pages, and two pictures, from the files in results/.
+"""Place the tables of results in the Markdown pages, and draw two pictures, from the files in results/.
 
     python docs/make_tables.py            # write them
     python docs/make_tables.py --check    # exit status 1 if a page is out of date; nothing is written
 
-A table stands between the lines `<!-- table:NAME ARGUMENT -->` and `<!-- end -->`; NAME is a function of this file.
+A table stands between the lines `<!-- table:FILE.TABLE -->` and `<!-- end -->`: results/FILE.json has it, under
+`tables`. `FILE.made` says how FILE was made. Tables of several files, or of other things, are `<!-- table:NAME ARGUMENT
+-->`; NAME is one of TABLES.
 """
 
 import argparse
@@ -13,174 +15,158 @@ import json
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from pipeline.report import Estimate, Table  # noqa: E402
+
 RESULTS = ROOT / "results"
 PAGES = [ROOT / "README.md", RESULTS / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"(<!-- table:(\w+) ?([\w-]*) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- table:([\w.-]+) ?([\w-]*) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def load(name: str) -> dict[str, Any]:
-    """A file of results/.
+    """A file of results/; the map has its runs, one a line, and is counted from these.
 
     >>> load("laptop")["before"]["questions"]
     150
     """
-    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    if name != "map":
+        return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    from paper.map import record
+
+    return record(RESULTS / "map_runs.jsonl")
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    r"""A Markdown table.
+@cache
+def tables_of(name: str) -> dict[str, str]:
+    """The tables that a file of results has, in Markdown, and how it was made.
 
-    >>> print(table(["a", "b"], [["1", "|x|"]]))
-    | a | b |
-    |---|---|
-    | 1 | \|x\| |
+    >>> tables_of("fig2")["made"]
+    '`python reproduce.py fig2 --preset laptop --seeds 3 --seed 0`: no runs.'
     """
-    lines = [[cell.replace("|", "\\|") for cell in row] for row in (head, *rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines).replace("\n", f"\n|{'---|' * len(head)}\n", 1)
+    found = load(name)
+    count, commits = found["runs"], ", ".join(f"`{commit}`" for commit in found["commits"])
+    cost = f"{count} runs, {found['core_minutes']:.0f} core-minutes, commits {commits}" if count else "no runs"
+    tables = {key: Table(*table.values()).markdown() for key, table in found["tables"].items()}
+    return tables | {"made": f"`{found['command']}`: {cost}."}
 
 
-def interval(estimate: dict[str, Any], scale: float = 100, unit: str = " %", digits: int = 1) -> str:
-    """An estimate times `scale`, with its 95% interval if it has one: by default a share in percent.
+def shares(estimate: dict[str, Any], unit: str = " %") -> str:
+    """A share in percent, with its 95% interval.
 
-    One run gives its standard error, `se`, half of the interval's half-width; results over seeds have `half_width`.
-
-    >>> interval({"mean": 0.5, "se": 0.01}), interval({"mean": 0.5, "half_width": 0.127})
-    ('50.0 ± 2.0 %', '50.0 ± 12.7 %')
+    >>> shares({"mean": 0.5, "half_width": 0.127, "each": [0.49, 0.51]})
+    '50.0 ± 12.7 %'
     """
-    from pipeline.report import Estimate
-
-    if "half_width" not in estimate:
-        return Estimate.read(estimate).text(scale, digits, unit)
-    return Estimate(estimate["mean"], estimate["half_width"]).text(scale, digits, unit)
+    return Estimate(estimate["mean"], estimate["half_width"]).text(100, unit=unit)
 
 
-# ---- the README -----------------------------------------------------------------------------------------------------
+def last(series: dict[str, list[float | None]]) -> str:
+    """The end of a line of a figure.
+
+    >>> last({"mean": [0.4, 0.5], "half_width": [0.1, 0.02]})
+    '50.0 ± 2.0 %'
+    """
+    return Estimate(series["mean"][-1], series["half_width"][-1]).text(100, unit=" %")
 
 
-def laptop() -> str:
+# ---- runs -----------------------------------------------------------------------------------------------------------
+
+
+def outcomes(columns: dict[str, dict[str, Any]]) -> Table:
+    """Entries of results.json side by side."""
+    from pipeline.evaluation import shown
+
+    shown_of = [shown(entry) for entry in columns.values()]
+    return Table(["", *columns], [[name, *(column[name] for column in shown_of)] for name in shown_of[0]])
+
+
+def laptop() -> Table:
     """Before and after the default run, and after naive REINFORCE on the same samples."""
     ours, naive = load("laptop"), load("methods")["python train_gsm8k.py --method reinforce"]
-    return _outcomes(
-        {
-            "before": ours["before"],
-            "after TOPR": ours["iterations"][0]["after"],
-            "after naive REINFORCE": naive["iterations"][0]["after"],
-        }
-    )
+    after = {"after TOPR": ours, "after naive REINFORCE": naive}
+    return outcomes({"before": ours["before"]} | {name: run["iterations"][0]["after"] for name, run in after.items()})
 
 
-def iterations() -> str:
+def iterations() -> Table:
     """Before and after each iteration of the run with Anna Karenina sampling."""
     run = load("iterations")
     after = {f"after iteration {i}": entry["after"] for i, entry in enumerate(run["iterations"], start=1)}
-    return _outcomes({"before": run["before"]} | after)
+    return outcomes({"before": run["before"]} | after)
 
 
-def _outcomes(entries: dict[str, dict]) -> str:
-    rows = [["correct", *(interval({"mean": e["correct"], "se": e["pass@1"]["se"]}) for e in entries.values())]]
-    rows += [[name, *(f"{100 * e[name]:.1f} %" for e in entries.values())] for name in ("incorrect", "invalid")]
-    rows += [[name, *(interval(e[name]) for e in entries.values())] for name in ("maj@16", "pass@16")]
-    return table(["", *entries], rows)
+def methods() -> Table:
+    """The default run with each method."""
+    rows = []
+    for command, run in load("methods").items():
+        after, curve = run["iterations"][0]["after"], run["iterations"][0]["curve"]
+        along = " ".join(f"{100 * point['correct']:.0f}" for point in curve)
+        options = command.removeprefix("python train_gsm8k.py").strip()
+        correct = Estimate.read(after["pass@1"]).text(100, unit=" %")
+        rows.append([f"`{options}`" if options else "(none)", correct, f"{100 * after['invalid']:.1f} %", along])
+    return Table(["options", "correct at the end", "invalid", "correct along the epoch, in %"], rows)
 
 
-CLAIMS = [  # figure, what the paper claims, what was measured; the verdict is that of results/README.md
-    (
-        "fig1",
-        "Naive REINFORCE rises and collapses, PPO stops improving, DPO fares better, TOPR is best",
-        "TOPR {fig1[TOPR, lr 1e-4: correct at the end]}, PPO {fig1[PPO, lr 1e-4: correct at the end]}, "
-        "naive REINFORCE {fig1[naive REINFORCE, lr 1e-4: correct at the end]}; but DPO collapses too, "
-        "{fig1[DPO, lr 1e-4: correct at the end]}",
-    ),
-    (
-        "fig2",
-        "TOPR's objective equals PPO's inside PPO's clip range and keeps its gradient outside",
-        "they differ by {fig2[R = -1: largest |TOPR - PPO| for 0.8 <= pi/mu <= 1]} inside; "
-        "outside TOPR's slope is {fig2[R = -1: largest slope of TOPR where PPO clips]}, "
-        "PPO's {fig2[R = -1: largest slope of PPO where PPO clips]}",
-    ),
-    (
-        "fig3",
-        "TOPR alone removes invalid completions",
-        "{fig3[base: invalid]} before; TOPR leaves {fig3[TOPR, lr 1e-4: invalid at the end]}, "
-        "but PPO also reduces them, to {fig3[PPO, lr 1e-4: invalid at the end]}",
-    ),
-    (
-        "fig4",
-        "TOPR beats training on positives alone: accuracy, maj@n, questions with few correct answers",
-        "accuracy {fig4[TOPR - positives only]}, and {fig4[TOPR - positives, as many steps]} with as many steps; "
-        "maj@n is not higher, and problems with at most 4 correct are "
-        "{fig4[TOPR: problems with at most 4 correct]} with TOPR, "
-        "{fig4[positives only: problems with at most 4 correct]} with positives only",
-    ),
-    (
-        "fig5",
-        "An effective share of positives of 10 to 20 % is best; sampling reaches a share better than a baseline",
-        "the highest mean is at 80 % for both sets, at three learning rates; sampling - baseline is "
-        "{fig5[p~ = 10% by sampling - by a baseline]}",
-    ),
-    (
-        "fig6",
-        "At a low effective share truncated importance sampling (TIS) collapses and TOPR recovers",
-        "at 1 % TOPR ends at {fig6[TOPR, lr 1e-4, p~ = 1%]}, TIS at {fig6[TIS, lr 1e-4, p~ = 1%]}, TOPR being ahead in "
-        "all seeds; from 20 % on they are alike",
-    ),
-    (
-        "fig7",
-        "With 60 % negatives and weak clipping plain importance sampling harms the model",
-        "with SGD plain IS ends at {fig7[sgd, 60% negative, clipped at 100, plain IS: correct]}, TOPR at "
-        "{fig7[sgd, 60% negative, clipped at 100, TOPR: correct]}; with AdamW TOPR - plain IS is "
-        "{fig7[adamw, 60% negative, clipped at 100: TOPR - plain IS]}, with Adafactor "
-        "{fig7[adafactor, 60% negative, clipped at 100: TOPR - plain IS]}",
-    ),
-    (
-        "fig8",
-        "Over several iterations Anna Karenina sampling beats uniform sampling",
-        "after five iterations Anna Karenina - uniform is {fig8[Anna Karenina - uniform: pass@1 after iteration 5]}; "
-        "positives only leads in pass@1 all along",
-    ),
-    (
-        "fig9",
-        "The lower the effective share, the more hard questions weigh, which should narrow the gap to easy ones",
-        "the three hardest groups weigh {fig9[p~ = 80%: weight of the three hardest buckets]} at a share of 80 %, "
-        "{fig9[p~ = 5%: weight of the three hardest buckets]} at 5 %; but after training the hardest third is right in "
-        "{fig9[hardest third, p~ = 80%: correct]} at 80 %, {fig9[hardest third, p~ = 10%: correct]} at 10 %",
-    ),
-    (
-        "table2",
-        "TOPR trains a verifier, whose votes then beat a plain majority",
-        "accuracy {table2[checker, base: verifier accuracy]}, then {table2[checker, topr: verifier accuracy]}; "
-        "the vote gains {table2[checker, TOPR - no verifier: weighted self-consistency]}. "
-        "From a base that checks badly the gain is {table2[base, TOPR - no verifier: weighted self-consistency]}",
-    ),
-]
+def verifier(name: str) -> Table:
+    """Table 2 of one run."""
+    rows, columns = load(name)["table2"], list(load(name)["table2"]["base"])
+    text = {
+        row: [Estimate.read(cells[c]).text(100, unit=" %") if c in cells else "-" for c in columns]
+        for row, cells in rows.items()
+    }
+    return Table(["verifier", *columns], [[row, *cells] for row, cells in text.items()])
 
 
-def claims() -> str:
+def differences(name: str) -> Table:
+    """The differences between the rows of Table 2 of one run."""
+    found = load(name)["paired differences"]
+    rows = [[what, Estimate.read(value).text(100, unit=" points")] for what, value in found.items()]
+    return Table(["difference on the same solutions", ""], rows)
+
+
+def collapse() -> list:
+    """The panels of the README's picture: TOPR and naive REINFORCE along the epoch of the default run, seed 0."""
+    from pipeline.plots import Line, Panel
+
+    runs, panels = load("methods"), []
+    commands = {"topr": "python train_gsm8k.py", "reinforce": "python train_gsm8k.py --method reinforce"}
+    for outcome, title in (("correct", "Correct completions"), ("invalid", "Completions without an answer")):
+        lines = []
+        for style, label in (("topr", "TOPR"), ("reinforce", "naive REINFORCE")):
+            curve = runs[commands[style]]["iterations"][0]["curve"]
+            seen = [point["samples_seen"] / 1000 for point in curve]
+            lines.append(Line(seen, [100 * point[outcome] for point in curve], label, style))
+        panels.append(Panel(title, "samples trained on (thousands)", "% of completions", lines, {"ylim": (-3, 103)}))
+    return panels
+
+
+# ---- claims and mistakes --------------------------------------------------------------------------------------------
+
+
+def claims() -> Table:
     """Every claim of the paper that was measured, and whether it was found."""
     text = (RESULTS / "README.md").read_text(encoding="utf-8")
-    numbers = {}
-    for name, *_ in CLAIMS:
-        content = load(name)
-        units = {what: " points" if " - " in what else " %" for what in content["shares"]}
-        numbers[name] = {what: interval(content["shares"][what], unit=unit) for what, unit in units.items()}
-        numbers[name] |= {what: interval(value, 1, "") for what, value in content["numbers"].items()}
     rows = []
-    for name, claim, measured in CLAIMS:
-        [(heading, verdict)] = re.findall(rf"^## ({name}\b.*?)$.*?^\*\*Verdict: (.*?)[.*]", text, re.M | re.DOTALL)
+    for name in (*(f"fig{i}" for i in range(1, 10)), "table2"):
+        content = load(name)
+        judged = content["judgement"]
+        numbers = {what: shares(of, " points" if " - " in what else " %") for what, of in content["shares"].items()}
+        numbers |= {what: Estimate(*of.values()).text() for what, of in content["numbers"].items()}
+        measured = re.sub(r"{(.*?)}", lambda match: numbers[match[1]], judged["measured"])  # noqa: B023
+        [heading] = re.findall(rf"^## ({name}\b.*)$", text, re.MULTILINE)
         called = name.replace("fig", "Figure ").replace("table", "Table ")
-        rows.append([called, claim, measured.format(**numbers), f"[{verdict}](results/README.md#{anchor(heading)})"])
+        rows.append([called, judged["claim"], measured, f"[{judged['verdict']}](results/README.md#{anchor(heading)})"])
     stated = [row for rows in load("bandit/claims")["claims"].values() for row in rows]
     proved = "Propositions 3.1 and 3.2, Sections 2.4 to 3.2, Table 1, Appendices B and C"
     counted = f"{sum(row['holds'] for row in stated)} of {len(stated)} statements hold on a softmax bandit"
     rows.append(["Analysis", proved, counted, "[agrees](docs/analysis.md)"])
     rows.append(["Figures 4, 6, 8", "on MATH, with DeepSeek-R1 8B, with a 70B model", "needs GPUs", "not measured"])
-    return table(["", "the paper's claim", "measured here", "verdict"], rows)
+    return Table(["", "the paper's claim", "measured here", "verdict"], rows)
 
 
 def anchor(heading: str) -> str:
@@ -192,191 +178,23 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-def collapse() -> list:
-    """The panels of the README's picture: TOPR and naive REINFORCE along the epoch of the default run, seed 0."""
-    from pipeline.plots import Line, Panel
-
-    runs = load("methods")
-    curves = {
-        ("TOPR", "topr"): runs["python train_gsm8k.py"]["iterations"][0]["curve"],
-        ("naive REINFORCE", "reinforce"): runs["python train_gsm8k.py --method reinforce"]["iterations"][0]["curve"],
-    }
-    panels = []
-    for outcome, title in (("correct", "Correct completions"), ("invalid", "Completions without an answer")):
-        lines = []
-        for (label, style), curve in curves.items():
-            x, y = ([point[name] for point in curve] for name in ("samples_seen", outcome))
-            lines.append(Line([seen / 1000 for seen in x], [100 * share for share in y], label, style))
-        panels.append(Panel(title, "samples trained on (thousands)", "% of completions", lines, {"ylim": (-3, 103)}))
-    return panels
-
-
-# ---- the other pages ------------------------------------------------------------------------------------------------
-
-
-def figure(name: str) -> str:
-    """How a figure was made, and the numbers of it that results/README.md discusses."""
-    content = load(name)
-    rows = [[what, interval(value)] for what, value in content["shares"].items()]
-    for what, value in content["numbers"].items():
-        rows.append([what, interval(value, 1, "", digits=1 if value["mean"] >= 1 else 3)])
-    return f"{made(name)}\n\n{table(['measured', '95% interval over seeds'], rows)}"
-
-
-def made(name: str) -> str:
-    """How a figure was made: its command, and the runs that it needed, those that choose learning rates included.
-
-    >>> made("fig2")
-    '`python reproduce.py fig2 --preset laptop --seeds 3 --seed 0`: no runs.'
-    """
-    content = load(name)
-    count, commits = content["runs"], ", ".join(f"`{commit}`" for commit in content["commits"])
-    cost = f"{count} runs, {content['core_minutes']:.0f} core-minutes, commits {commits}" if count else "no runs"
-    return f"`{content['command']}`: {cost}."
-
-
-def over_iterations(name: str) -> str:
-    """Figure 8 over its iterations, and the differences between Anna Karenina sampling and the others."""
-    from paper.figures import COMPOSITIONS
-
-    content, rows = load(name), []
-    for key, of_key in content["data"].items():
-        rows += [[f"{key}: {COMPOSITIONS[composition][0]}", *points(of_key[composition])] for composition in of_key]
-        differences: dict[str, list[str]] = {}
-        for what, value in content["shares"].items():
-            between, _, where = what.partition(": ")
-            if " - " in between and where.startswith(f"{key} "):
-                differences.setdefault(between, [""]).append(interval(value, unit=""))
-        rows += [[f"{key}: {between} (points)", *of_difference] for between, of_difference in differences.items()]
-    return table(["", "before", *(f"iteration {i}" for i in range(1, len(rows[0]) - 1))], rows)
-
-
-ERRORS = {  # what the map measures of a run -> its name
-    "correct": "correct",
-    "maj": "maj@16",
-    "pass": "pass@16",
-    "plan": "wrong plan",
-    "sum": "wrong sum",
-    "none": "no answer",
-    "wrong sums": "sums that are wrong",
-}
-
-
-def places() -> str:
-    """The places of the map: accuracy before and after training on positives alone, and gains on that."""
-    from paper.map import PLACES
-
-    data, rows = load("map")["data"], []
-    for place, states in data["states"].items():
-        start, end = (interval(states[stage]["correct"] | {"half_width": None}, unit="") for stage in ("before", "sft"))
-        of_pair = data["gains"][place]
-        told = [
-            interval(of_pair[f"{arm} - sft"]["correct"], unit="") if f"{arm} - sft" in of_pair else ""
-            for arm in ("topr", "topr-70", "tis")
-        ]
-        rows.append([PLACES[place].name, start, end, *told, str(len(states["sft"]["correct"]["each"]))])
-    others = ("TOPR", "TOPR, p~ = 70%", "TIS")
-    head = ["place", "right at the start (%)", "positives only (%)", *(f"{o} (points)" for o in others), "seeds"]
-    return table(head, rows)
-
-
-def gains(arm: str) -> str:
-    """An arm of the map minus positives only, at each place, in what is measured of the test problems."""
-    from paper.map import PLACES
-
-    rows = [
-        [PLACES[place].name, *(interval(of_pair[f"{arm} - sft"][name], unit="") for name in ERRORS)]
-        for place, of_pair in load("map")["data"]["gains"].items()
-    ]
-    return table(["in points", *ERRORS.values()], rows)
-
-
-def kinds(place: str) -> str:
-    """The kinds of error at a place of the map, before training and after it with each arm, in percent."""
-    from paper.map import ARMS
-
-    rows = [
-        [ARMS[stage].name if stage in ARMS else stage, *(f"{100 * state[name]['mean']:.1f}" for name in ERRORS)]
-        for stage, state in load("map")["data"]["states"][place].items()
-    ]
-    return table(["in %", *ERRORS.values()], rows)
-
-
-def methods() -> str:
-    """The default run with each method."""
-    rows = []
-    for command, run in load("methods").items():
-        after, curve = run["iterations"][0]["after"], run["iterations"][0]["curve"]
-        along = " ".join(f"{100 * point['correct']:.0f}" for point in curve)
-        correct = interval({"mean": after["correct"], "se": after["pass@1"]["se"]})
-        options = command.removeprefix("python train_gsm8k.py").strip()
-        rows.append([f"`{options}`" if options else "(none)", correct, f"{100 * after['invalid']:.1f} %", along])
-    return table(["options", "correct at the end", "invalid", "correct along the epoch, in %"], rows)
-
-
-def points(series: dict[str, list[float | None]]) -> list[str]:
-    """The points of a line of a figure, shares in percent, with their 95% intervals.
-
-    >>> points({"mean": [0.4, 0.5], "half_width": [0.1, None]})
-    ['40.0 ± 10.0 %', '50.0 %']
-    """
-    return [
-        f"{100 * mean:.1f} %" if half_width is None else f"{100 * mean:.1f} ± {100 * half_width:.1f} %"
-        for mean, half_width in zip(series["mean"], series["half_width"], strict=True)
-    ]
-
-
-def last(series: dict[str, list[float | None]]) -> str:
-    """The end of a line of a figure.
-
-    >>> last({"mean": [0.4, 0.5], "half_width": [0.1, 0.02]})
-    '50.0 ± 2.0 %'
-    """
-    return points(series)[-1]
-
-
-def variants() -> str:
-    """What other losses of that name reach, at the learning rate chosen for the paper's weight and at their own."""
-    found = load("variants")
-    one, own = (found["data"][rate] for rate in ("one rate", "own rate"))
-    rows = []
-    for name, curves in one.items():
-        tried = found["learning_rates"]["TOPR" if name == "topr" else name]
-        rate = max(tried, key=tried.get)
-        rows.append([f"`{name}`", *map(last, (curves["correct"], curves["invalid"])), rate, last(own[name]["correct"])])
-    return table(["weight", "correct at the end", "invalid at the end", "own learning rate", "correct with that"], rows)
-
-
-def mistakes() -> str:
+def mistakes() -> Table:
     """What the five ways to get it wrong cost; log mu that is recomputed at every step is naive REINFORCE."""
-    variants, fig1 = (load(name)["data"] for name in ("variants", "fig1"))
-    names = {
-        "none: the paper's loss": (variants, "topr"),
-        "1. per-token ratio": (variants, "per-token"),
-        "2. geometric mean": (variants, "geometric mean"),
-        "3. clipped from below, at 0.8": (variants, "clip 0.8..1.2"),
+    of_variants, of_methods = load("variants")["data"], load("fig1")["data"]
+    named = {
+        "none: the paper's loss": "topr",
+        "1. per-token ratio": "per-token",
+        "2. geometric mean": "geometric mean",
+        "3. clipped from below, at 0.8": "clip 0.8..1.2",
     }
-    rows = [
-        [what, *(last(of[rate][name]["correct"]) for rate in ("one rate", "own rate"))]
-        for what, (of, name) in names.items()
-    ]
-    rows.append(["4. recomputed log mu", *(last(fig1[rate]["reinforce"]) for rate in ("one rate", "own rate"))])
-    unknown = ["5. normalised advantages", "not measured", "not measured"]
-    return table(["mistake", "correct at the end", "at its own learning rate"], [*rows, unknown])
+    rates = ("one rate", "own rate")
+    rows = [[what, *(last(of_variants[rate][name]["correct"]) for rate in rates)] for what, name in named.items()]
+    rows.append(["4. recomputed log mu", *(last(of_methods[rate]["reinforce"]) for rate in rates)])
+    rows.append(["5. normalised advantages", "not measured", "not measured"])
+    return Table(["mistake", "correct at the end", "at its own learning rate"], rows)
 
 
-def verifier(name: str) -> str:
-    """Table 2 of one run, and the differences between its rows."""
-    found = load(name)
-    columns = list(found["table2"]["base"])
-    rows = [
-        [row, *(interval(cells[c]) if c in cells else "-" for c in columns)] for row, cells in found["table2"].items()
-    ]
-    differences = [[what, interval(value, unit=" points")] for what, value in found["paired differences"].items()]
-    return f"{table(['verifier', *columns], rows)}\n\n{table(['difference on the same solutions', ''], differences)}"
-
-
-def bandit() -> str:
+def bandit() -> Table:
     """The statements that `python toy_bandit.py` checks, with what was measured."""
     content = load("bandit/claims")["claims"]
     rows = [
@@ -384,7 +202,7 @@ def bandit() -> str:
         for name, rows in content.items()
         for row in rows
     ]
-    return table(["claim", "source", "statement", "measured", "holds"], rows)
+    return Table(["claim", "source", "statement", "measured", "holds"], rows)
 
 
 SPEEDS = [  # what, file, comparison, goal: numbers as they stand in the file
@@ -401,7 +219,7 @@ SPEEDS = [  # what, file, comparison, goal: numbers as they stand in the file
 ]
 
 
-def speed() -> str:
+def speed() -> Table:
     """Medians of both sides of each comparison; the ratio is the median of the rounds' ratios, with its range."""
     rows = []
     for what, name, number, of_goals in SPEEDS:
@@ -415,10 +233,10 @@ def speed() -> str:
         hoped = f"{'>=' if goal['is_least'] else '<='} {goal['bound']:g}: {'met' if is_met else 'missed'}"
         ratio = f"{ratio:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         rows.append([what, comparison["unit"], *medians, ratio, hoped])
-    return table(["", "unit", "topr", "other", "ratio (lowest to highest)", "goal"], rows)
+    return Table(["", "unit", "topr", "other", "ratio (lowest to highest)", "goal"], rows)
 
 
-def stages() -> str:
+def stages() -> Table:
     """The time of each stage on eight H100s, for docs/gpu.md's first command and for the preset `paper`."""
     from pipeline.dry_run import COMPLETION, LINKS, MATRICES, MEMORY
     from pipeline.runtime.preflight import WRITING
@@ -450,10 +268,10 @@ def stages() -> str:
     rows = [[name, f"{60 * short[name]:.1f}", f"{long[name]:.1f}", *texts] for name, texts in told.items()]
     sums = f"{60 * sum(short[name] for name in told):.0f}", f"{sum(long[name] for name in told):.1f}"
     head = ["stage", "first run (minutes)", "`paper` (hours)", "on a GPU", "counted", "assumed"]
-    return table(head, [*rows, ["all", *sums, "", "", ""]])
+    return Table(head, [*rows, ["all", *sums, "", "", ""]])
 
 
-def cards() -> str:
+def cards() -> Table:
     """What a step of the paper's batch needs of each GPU, and the fastest way to compute it that fits a card."""
     ways, cards = ("fastest", "no checkpointing", "checkpointing"), (24, 48, 80)
     needed: dict[tuple[str, int], list[float]] = {}
@@ -463,10 +281,10 @@ def cards() -> str:
     for (model, gpus), sizes in needed.items():
         fits = [next((way for way, size in zip(ways, sizes, strict=True) if size <= card), "no") for card in cards]
         rows.append([model, str(gpus), *(f"{size:.0f}" for size in sizes), *fits])
-    return table(["model", "GPUs", *(f"{way} (GB)" for way in ways), *(f"card of {card} GB" for card in cards)], rows)
+    return Table(["model", "GPUs", *(f"{way} (GB)" for way in ways), *(f"card of {card} GB" for card in cards)], rows)
 
 
-def memory() -> str:
+def memory() -> Table:
     """What a training step of Llama 3 8B takes of each GPU, by kind, where its passes take the most."""
     steps = load("benchmarks/fake_8b_step")["steps"]
     kinds = list(next(iter(steps.values()))["passes"])
@@ -475,10 +293,10 @@ def memory() -> str:
         sizes = [*(step["passes"][kind] for kind in kinds), step["peak"]]
         calls, work = sum(step["collectives"].values()), step["flops"] / 1e12
         rows.append([name, *(f"{size / 1e9:.1f}" for size in sizes), str(calls), f"{work:.0f}"])
-    return table(["a step", *kinds, "peak", "collectives", "TFLOP"], rows)
+    return Table(["a step", *kinds, "peak", "collectives", "TFLOP"], rows)
 
 
-def sides() -> str:
+def sides() -> Table:
     """A step of 8 samples on eight GPUs as this code did and does it, and with other trainers' settings."""
     rows = []
     for name, side in load("benchmarks/fake_8b_step")["sides"].items():
@@ -496,17 +314,17 @@ def sides() -> str:
         "TFLOP",
         "s of clipping and optimiser on the host",
     ]
-    return table([*head, "GB at the peak", "s a step, estimated", "h in all, estimated"], rows)
+    return Table([*head, "GB at the peak", "s a step, estimated", "h in all, estimated"], rows)
 
 
-def metrics() -> str:
+def metrics() -> Table:
     """The metrics of a test set, by their names in results.json."""
     from pipeline.evaluation import METRICS
 
-    return table(["metric", "what it is"], [[f"`{name}`", metric.meaning] for name, metric in METRICS.items()])
+    return Table(["metric", "what it is"], [[f"`{name}`", metric.meaning] for name, metric in METRICS.items()])
 
 
-def settings(first: str) -> str:
+def settings(first: str) -> Table:
     """The settings from `first` to the one before the next table's first."""
     from train_gsm8k import PRESETS
 
@@ -529,7 +347,7 @@ def settings(first: str) -> str:
         ]
         for name in chosen
     ]
-    return table(["option", "laptop", "paper", "meaning"], rows)
+    return Table(["option", "laptop", "paper", "meaning"], rows)
 
 
 def help_of_settings() -> dict[str, str]:
@@ -546,32 +364,10 @@ def help_of_settings() -> dict[str, str]:
 
 # ---- the command ----------------------------------------------------------------------------------------------------
 
-TABLES: dict[str, Callable[..., str]] = {
-    f.__name__: f
-    for f in (
-        laptop,
-        iterations,
-        claims,
-        figure,
-        made,
-        over_iterations,
-        places,
-        gains,
-        kinds,
-        methods,
-        variants,
-        mistakes,
-        verifier,
-        bandit,
-        speed,
-        stages,
-        cards,
-        memory,
-        sides,
-        metrics,
-        settings,
-    )
-}
+
+OF_RUNS = (laptop, iterations, methods, verifier, differences, claims, mistakes, bandit)
+OTHERS = (speed, stages, cards, memory, sides, metrics, settings)
+TABLES = {function.__name__: function for function in (*OF_RUNS, *OTHERS)}
 
 
 def renewed(text: str) -> str:
@@ -583,7 +379,9 @@ def renewed(text: str) -> str:
 
     def new(match: re.Match[str]) -> str:
         marker, name, argument, end = match.groups()
-        return f"{marker}\n{TABLES[name](*argument.split())}\n\n{end}"
+        file, _, of_file = name.partition(".")
+        text = tables_of(file)[of_file] if of_file else TABLES[name](*argument.split()).markdown()
+        return f"{marker}\n{text}\n\n{end}"
 
     return BLOCK.sub(new, text)
 
@@ -593,7 +391,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if a page is out of date")
     is_check = parser.parse_args().check
-    sys.path.insert(0, str(ROOT))
     stale = {page: new for page in PAGES if (new := renewed(old := page.read_text(encoding="utf-8"))) != old}
     if is_check:
         names = ", ".join(str(page.relative_to(ROOT)) for page in stale)

@@ -1,17 +1,18 @@
-"""What the paper's figures compare, at which size, and how they get their runs.
+"""What the paper's figures compare, at which size, and how a figure gets its runs.
 
 All sizes of LAPTOP and QUICK are ours; PAPER has the paper's values.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from conformance.variants import VARIANTS
-from paper.sweep import Finished, Job, Sweep
-from pipeline.plots import Style
+from paper.runs import Finished, Job, Jobs, Measured, Sweep, in_seeds, sharing_samples
+from pipeline.plots import STYLES, Style
 from pipeline.records import Task
+from pipeline.report import Estimate, Table
 from pipeline.settings import TINY, Settings
 from tasks.math import PRESETS as MATH_PRESETS
 from tasks.math import math_task
@@ -39,9 +40,7 @@ METHODS = {
     "off_policy": Arm("plain IS", "off_policy", {"method": "off_policy"}),
     "sft": Arm("SFT on positives", "sft", {"method": "sft"}),
     # ours: neighbours of the paper's methods. AsymRE's mean is that of all samples.
-    "group": Arm(
-        "TOPR, group-mean baseline", Style("#7B3FA0", (0, (5, 1)), "<"), {"baseline_from": "group"}
-    ),  # of GRPO
+    "group": Arm("TOPR, group-mean baseline", Style("#7B3FA0", (0, (5, 1)), "<"), {"baseline_from": "group"}),  # GRPO's
     "asymre": Arm(
         "AsymRE",
         Style("#8C6D1F", (0, (4, 2, 1, 2)), ">"),
@@ -51,6 +50,24 @@ METHODS = {
     "kl": Arm(
         "naive REINFORCE, c = -0.5", Style("#6E6E6E", (0, (2, 1)), "*"), {"method": "reinforce", "baseline": -0.5}
     ),
+}
+POSITIVES = {  # of Figure 4
+    "topr": Arm("TOPR", "topr", {}),
+    "positives_only": Arm("positives only", "sft", {"composition": "positives_only"}),
+    "sft": Arm("positives, as many steps", "p5", {"method": "sft"}),  # negatives stay, with weight 0
+}
+COMPOSITIONS = {  # of Figure 8; what the control changes depends on the scale
+    "uniform": Arm("uniform", "topr", {"composition": "uniform"}),
+    "positives_only": Arm("positives only", "sft", {"composition": "positives_only"}),
+    "anna_karenina": Arm("Anna Karenina", Style("#882255", (0, (5, 1)), "s"), {"composition": "anna_karenina"}),
+    "control": Arm("as many positives, any", "p5", {"composition": "proportion"}),
+}
+VARIANTS_DRAWN = {  # and their styles
+    "topr": STYLES["topr"],
+    "per-token": Style("#E69F00", "--", "s"),
+    "per-token + token mean": Style("#CC79A7", ":", "v"),
+    "geometric mean": Style("#009E73", "-.", "^"),
+    "clip 0.8..1.2": Style("#D55E00", (0, (6, 1, 1, 1, 1, 1)), "D"),
 }
 DEEPSEEK_8B = "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"
 OF_THE_PAPER = ("topr", "dpo", "ppo", "reinforce")  # Figures 1 and 3
@@ -167,94 +184,28 @@ def training_task(settings: Settings) -> Task:
     return replace(task, test=task.train)
 
 
-# ---- runs -------------------------------------------------------------------------------------------------------
+# ---- arms -------------------------------------------------------------------------------------------------------
+
+Rates = Mapping[str, float]  # the learning rate of each method, variant or optimiser
 
 
-@dataclass
-class Lab:
-    """Makes the runs of a figure, and records which it used."""
-
-    sweep: Sweep
-    scale: Scale
-    seeds: range
-    used: list[Finished] = field(default_factory=list)
-    tried: dict[str, dict[float, float]] = field(default_factory=dict)  # label -> learning rate -> correct
-
-    @property
-    def base(self) -> Settings:
-        """The settings that all runs have in common."""
-        return self.scale.base
-
-    def make(self, jobs: Sequence[Job]) -> list[Finished]:
-        """The runs of the jobs."""
-        made = self.sweep.make(jobs)
-        self.used += [run for run in made if run.folder not in {other.folder for other in self.used}]
-        return made
-
-    def runs(
-        self,
-        arms: Mapping[str, Settings],
-        task: Callable[[Settings], Task] | None = None,
-        token_losses: Mapping[str, str] = MappingProxyType({}),
-    ) -> dict[str, list[Finished]]:
-        """The runs of each arm, one for each seed. The first arm samples, the others copy its samples.
-
-        task: by default the scale's own. token_losses: arm -> the variant that it trains with, one of
-        conformance.variants.VARIANTS.
-        """
-
-        def of_seeds(label: str, settings: Settings) -> list[Job]:
-            made_of = task or self.scale.task
-            token_loss = token_losses.get(label)
-            return [Job(label, replace(settings, seed=seed), made_of, token_loss=token_loss) for seed in self.seeds]
-
-        (first, settings), *others = arms.items()
-        source = dict(zip(self.seeds, self.make(of_seeds(first, settings)), strict=True))
-        jobs = [job for label, settings in others for job in of_seeds(label, settings)]
-        made = iter(self.make([_reusing(job, source[job.settings.seed]) for job in jobs]))
-        return {first: list(source.values())} | {label: [next(made) for _ in self.seeds] for label, _ in others}
-
-    def rates(self, names: Sequence[str]) -> dict[str, float]:
-        """The learning rate of each: the one with most correct answers on held-out problems; one seed.
-
-        names: methods, variants, and optimisers, which are TOPR's with another optimiser and a grid of its own.
-        """
-        grids = {name: [rate * self.scale.optimizers.get(name, 1) for rate in self.scale.rates] for name in names}
-        if len(self.scale.rates) == 1:
-            return {name: grid[0] for name, grid in grids.items()}
-        base = replace(self.base, seed=100, test_samples=6, curve_points=1)  # a seed that no figure uses
-        jobs = {
-            (name, rate): Job(
-                f"rate-{name}-{rate:g}",
-                self.of_method(name, base, rate),
-                held_out_task,
-                token_loss=name if name in VARIANTS and name not in METHODS else None,  # some have a name of both
-            )
-            for name, grid in grids.items()
-            for rate in grid
-        }
-        first = self.scale.rates[0]
-        [source] = self.make([Job(f"rate-topr-{first:g}", replace(base, lr=first), held_out_task)])
-        runs = dict(zip(jobs, self.make([_reusing(job, source) for job in jobs.values()]), strict=True))
-        self.tried |= {n: {rate: runs[n, rate].curve[-1]["correct"] for rate in grid} for n, grid in grids.items()}
-        return {name: max(grid, key=self.tried[name].__getitem__) for name, grid in grids.items()}
-
-    def at_topr_rate(self, **changes: Any) -> Settings:
-        """The base settings with changes, at the learning rate that was chosen for TOPR."""
-        return replace(self.base, lr=self.rates(["topr"])["topr"], **changes)
-
-    def methods(self, rates: Mapping[str, float]) -> dict[str, list[Finished]]:
-        """The runs of each method at its given learning rate."""
-        return self.runs({name: self.of_method(name, self.base, rate) for name, rate in rates.items()})
-
-    def of_method(self, name: str, base: Settings, rate: float) -> Settings:
-        """The settings of a method's run: the base's with what the method changes, here and at this scale."""
-        changes = METHODS[name].changes if name in METHODS else {}  # a variant has TOPR's
-        changes = {"optimizer": name} if name in self.scale.optimizers else changes
-        return replace(base, lr=rate, **changes, **self.scale.of_methods.get(name, {}))
+def of_method(scale: Scale, name: str, base: Settings, rate: float) -> Settings:
+    """The settings of a run of a method, variant or optimiser: the base's with what it changes, also at this scale."""
+    changes = METHODS[name].changes if name in METHODS else {}  # a variant has TOPR's
+    changes = {"optimizer": name} if name in scale.optimizers else changes
+    return replace(base, lr=rate, **changes, **scale.of_methods.get(name, {}))
 
 
-def called(rates: Mapping[str, float]) -> dict[str, str]:
+def variant_of(name: str) -> str | None:
+    """The name, if it is that of a variant and of no method; some names are of both.
+
+    >>> variant_of("geometric mean"), variant_of("topr")
+    ('geometric mean', None)
+    """
+    return name if name in VARIANTS and name not in METHODS else None
+
+
+def called(rates: Rates) -> dict[str, str]:
     """The methods' names in legends, with their learning rates.
 
     >>> called({"topr": 1e-4})
@@ -263,5 +214,128 @@ def called(rates: Mapping[str, float]) -> dict[str, str]:
     return {name: f"{METHODS[name].name}, lr {rate:.0e}".replace("e-0", "e-") for name, rate in rates.items()}
 
 
-def _reusing(job: Job, source: Finished) -> Job:
-    return job._replace(settings=replace(job.settings, reuse=source.folder))
+def grids(scale: Scale, names: Sequence[str]) -> dict[str, list[float]]:
+    """The learning rates to choose from; an optimiser has a grid of its own.
+
+    >>> grids(QUICK, ["topr"])
+    {'topr': [0.0001]}
+    """
+    return {name: [rate * scale.optimizers.get(name, 1) for rate in scale.rates] for name in names}
+
+
+def rate_arms(scale: Scale, names: Sequence[str]) -> Jobs:
+    """(name, learning rate) -> its run on held-out problems, with one seed; all train on samples of TOPR's first.
+
+    names: methods, variants, and optimisers, with which TOPR is trained.
+    """
+    base, first = replace(scale.base, seed=100, test_samples=6, curve_points=1), scale.rates[0]  # no figure's seed
+    arms = {("topr", first): Job(f"rate-topr-{first:g}", of_method(scale, "topr", base, first), held_out_task)}
+    for name, grid in grids(scale, names).items():
+        for rate in grid:
+            settings = of_method(scale, name, base, rate)
+            arms[name, rate] = Job(f"rate-{name}-{rate:g}", settings, held_out_task, token_loss=variant_of(name))
+    return sharing_samples(arms)
+
+
+# ---- a figure ---------------------------------------------------------------------------------------------------
+
+
+class Figure(NamedTuple):
+    """All numbers of a picture (data), those worth a sentence, which are shares in [0, 1] or others, and tables."""
+
+    data: Mapping[str, Any]
+    shares: Mapping[str, Estimate]
+    numbers: Mapping[str, Estimate] = MappingProxyType({})
+    tables: Mapping[str, Table] = MappingProxyType({})
+
+    def table(self, name: str = "measured") -> Table:
+        """The numbers worth a sentence, each with its interval; name: above the first column."""
+        rows = [[what, value.text(100, unit=" %")] for what, value in self.shares.items()]
+        rows += [[what, value.text(digits=1 if value.mean >= 1 else 3)] for what, value in self.numbers.items()]
+        return Table([name, "95% interval over seeds"], rows)
+
+
+class Lab(NamedTuple):
+    """What a figure is read off: its finished runs, and the learning rates, with what each rate that was tried reached.
+
+    of_rates: the runs that the learning rates were chosen by.
+    """
+
+    scale: Scale
+    seeds: range
+    runs: Mapping[tuple[Hashable, int], Finished]  # by (arm, seed)
+    rates: Rates = MappingProxyType({})
+    tried: Mapping[str, Mapping[float, float]] = MappingProxyType({})  # name -> learning rate -> correct
+    of_rates: Mapping[Hashable, Finished] = MappingProxyType({})
+
+    @property
+    def costs(self) -> list[dict[str, Any]]:
+        """What each run has cost, and by which code it was made."""
+        found = {run.folder: run.cost for run in (*self.of_rates.values(), *self.runs.values())}
+        return list(found.values())
+
+    def table(self, also: Callable[[Finished], Mapping[str, Sequence[float]]] = lambda _: {}) -> Measured:
+        """What was measured of the runs; also: what the figure measures besides, from a run's files."""
+        return Measured((arm, seed, {**run.measured, **also(run)}) for (arm, seed), run in self.runs.items())
+
+
+class Study(NamedTuple):
+    """How a figure is made: what is read off its runs, its arms, and whose learning rates these need."""
+
+    read: Callable[[Lab], Figure]
+    arms: Callable[[Scale, Rates], Jobs] = lambda scale, rates: {}
+    rated: Callable[[Scale], Sequence[str]] = lambda scale: ()
+
+    def planned(self, scale: Scale, seeds: range) -> Jobs:
+        """All of its runs; those alone by which learning rates are chosen, if there is more than one to choose from."""
+        rated = self.rated(scale)
+        if rated and len(scale.rates) > 1:
+            return rate_arms(scale, rated)
+        return in_seeds(self.arms(scale, {name: grid[0] for name, grid in grids(scale, rated).items()}), seeds)
+
+    def lab(self, scale: Scale, seeds: range, sweep: Sweep) -> Lab:
+        """Its runs; those that are not there yet are made.
+
+        A learning rate is the one with most correct answers on held-out problems.
+        """
+        rated = self.rated(scale)
+        rates, of_rates, tried = {name: grid[0] for name, grid in grids(scale, rated).items()}, {}, {}
+        if rated and len(scale.rates) > 1:
+            of_rates = sweep.make(rate_arms(scale, rated))
+            for name, grid in grids(scale, rated).items():
+                tried[name] = {rate: of_rates[name, rate].measured["correct"][-1] for rate in grid}
+                rates[name] = max(grid, key=tried[name].__getitem__)
+        return Lab(scale, seeds, sweep.make(in_seeds(self.arms(scale, rates), seeds)), rates, tried, of_rates)
+
+
+def provenance(command: str, seeds: Sequence[int], costs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How a figure was made: by which command, seeds and runs; costs: as Finished.cost has them, of each run.
+
+    >>> provenance("python reproduce.py fig2", [0], [])["runs"]
+    0
+    """
+    return {
+        "command": command,
+        "seeds": list(seeds),
+        "runs": len(costs),
+        "core_minutes": round(sum(cost["seconds"] for cost in costs) / 60, 1),
+        "commits": sorted({cost["commit"] for cost in costs}),
+        "versions": costs[0]["versions"] if costs else {},
+    }
+
+
+def record(name: str, command: str, lab: Lab, figure: Figure) -> dict[str, Any]:
+    """The content of NAME.json: how it was made, the numbers worth a sentence, and those of the picture."""
+    return {
+        "figure": name,
+        **provenance(command, lab.seeds, lab.costs),
+        "learning_rates": {
+            METHODS[n].name if n in METHODS else n: {f"{lr:g}": share for lr, share in tried.items()}
+            for n, tried in lab.tried.items()
+        },
+        "shares": {what: value._asdict() for what, value in figure.shares.items()},
+        "numbers": {what: value._asdict() for what, value in figure.numbers.items()},
+        "tables": {"numbers": figure.table()._asdict()}
+        | {key: table._asdict() for key, table in figure.tables.items()},
+        "data": figure.data,
+    }

@@ -13,16 +13,15 @@ again, wherever that line was made: a map can be stopped, carried elsewhere and 
 
 import json
 import math
-import operator
 import os
 import re
 import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cache, partial, reduce
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import cache, partial
 from itertools import pairwise, product
 from pathlib import Path
 from types import MappingProxyType
@@ -31,11 +30,11 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import torch
 
-from paper.experiments import Arm, Lab
-from paper.figures import Figure
-from paper.sweep import Finished, Job, OverSeeds, over_seeds
+from paper.experiments import Arm, Figure, Scale, provenance
+from paper.runs import Finished, Job, Measured, Sweep
 from pipeline.plots import Line, Panel
 from pipeline.records import Sample, Task, read_rows, write_file
+from pipeline.report import STUDENT, Estimate, Table
 from pipeline.settings import TINY, Settings
 from tiny.problems import EXPRESSION, FAMILIES, OPERATIONS
 from train_gsm8k import gsm8k_task
@@ -117,22 +116,19 @@ def make_base(job: Job, options: str, taught: Path | None = None) -> None:
     write_file(out / "results.json", json.dumps({"core seconds": round(sum(os.times()[:4]) - start, 1)}) + "\n")
 
 
-def bases(lab: Lab, chains: Collection[tuple[str, ...]]) -> dict[tuple[str, ...], Path]:
-    """The folder of the base at the end of each chain of options, made unless it is there."""
+def on_bases(sweep: Sweep, jobs: Mapping["Key", Job], places: Mapping[str, Place]) -> dict["Key", Job]:
+    """The jobs, with the folders of their bases, which are made unless they are there."""
+    chains = {key: places[key.place].base for key in jobs}
     folders: dict[tuple[str, ...], Path | None] = {(): None}  # tiny/make.py's options name the first base
-    for length in range(1, max(map(len, chains), default=0) + 1):
-        wanted = sorted({chain[:length] for chain in chains if len(chain) >= length})
-        jobs = [
-            Job(
-                f"base {' '.join(part)}",
-                lab.base,
-                map_task,
-                partial(make_base, options=part[-1], taught=folders[part[:-1]]),
-            )
-            for part in wanted
-        ]
-        folders |= {part: run.folder / "base" for part, run in zip(wanted, lab.make(jobs), strict=True)}
-    return {chain: folders[chain] or TINY / "base" for chain in chains}
+    for length in range(1, max(map(len, chains.values())) + 1):
+        parts = sorted({chain[:length] for chain in chains.values() if len(chain) >= length})
+        lessons = {}
+        for part in parts:
+            teach = partial(make_base, options=part[-1], taught=folders[part[:-1]])
+            lessons[part] = Job(f"base {' '.join(part)}", Settings(), map_task, run=teach)
+        folders |= {part: run.folder / "base" for part, run in sweep.make(lessons).items()}
+    models = {key: str(folders[chain] or TINY / "base") for key, chain in chains.items()}
+    return {key: job._replace(settings=replace(job.settings, model=models[key])) for key, job in jobs.items()}
 
 
 # ---- what is read off a run -------------------------------------------------------------------------------------
@@ -184,7 +180,7 @@ def _questions() -> list[tuple[re.Pattern[str], str]]:
     return [(re.compile(re.sub(r"\\\{\w+\\\}", r"\\w+", text)), name) for text, name in escaped]
 
 
-def by_family(samples: Sequence[Sample]) -> dict[str, float]:
+def right_by_family(samples: Sequence[Sample]) -> dict[str, float]:
     """The share of right samples in each family."""
     right: dict[str, list[bool]] = defaultdict(list)
     for sample in samples:
@@ -210,14 +206,14 @@ def measured(run: Finished, task: Task) -> dict[str, Any]:
             "pass": round(entry[f"pass@{k}"]["mean"], 4),
             **{kind: round(kinds[kind] / len(samples), 4) for kind in get_args(Kind)[1:]},
             "wrong sums": round(stated.count(False) / max(len(stated), 1), 4),
-            "families": by_family(samples),
+            "families": right_by_family(samples),
         }
 
     drawn = read_rows(run.folder / "iteration-1" / "samples.jsonl", Sample)
     return {
         "steps": iteration["dataset"]["steps"],
         "positive": round(sum(sample.reward > 0 for sample in drawn) / len(drawn), 4),
-        "positive by family": by_family(drawn),
+        "positive by family": right_by_family(drawn),
         "before": state(run.tested(0), run.results["before"]),
         "after": state(run.tested(iteration["dataset"]["steps"]), iteration["after"]),
     }
@@ -234,21 +230,29 @@ class Key(NamedTuple):
     seed: int
 
 
-@dataclass(frozen=True)
-class Kept(Finished):
-    """A run as its line has it, without its files: `results` is the line."""
-
-    @property
-    def made(self) -> dict[str, Any]:
-        """Seconds and commit."""
-        return {name: self.results[name] for name in ("seconds", "commit")}
+Lines = dict[Key, dict[str, Any]]
 
 
-def read_kept(file: Path) -> dict[Key, dict[str, Any]]:
+def read_lines(file: Path) -> Lines:
     """The lines that are there."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     found = [json.loads(line) for line in lines]
     return {Key(line["place"], line["arm"], line["seed"]): line for line in found}
+
+
+def wanted(scale: Scale, seeds: Sequence[int], places: Mapping[str, Place]) -> dict[Key, Job]:
+    """All runs of the map, but for the folders of their bases. One seed everywhere comes first."""
+    return {
+        Key(name, arm, seed): Job(
+            f"map-{name}-{arm}",
+            replace(scale.base, seed=seed, **{**scale.mapped, **place.changes, **ARMS[arm].changes}),
+            map_task,
+        )
+        for number, seed in enumerate(seeds)
+        for name, place in places.items()
+        if name == "centre" or number < ELSEWHERE
+        for arm in place.arms
+    }
 
 
 def definition(place: Place, settings: Settings) -> dict[str, Any]:
@@ -262,43 +266,29 @@ def definition(place: Place, settings: Settings) -> dict[str, Any]:
     return {"base": list(place.base)} | {k: v for k, v in here.items() if v != usual[k] and k not in named}
 
 
-def settings_of(lab: Lab, place: Place, arm: str, seed: int) -> Settings:
-    """The settings of a run, but for the folder of its base."""
-    return replace(lab.base, seed=seed, **{**lab.scale.mapped, **place.changes, **ARMS[arm].changes})
+def complete(sweep: Sweep, jobs: Mapping[Key, Job], places: Mapping[str, Place], file: Path, hours: float) -> Lines:
+    """The lines of the jobs: those in `file`, and those of the runs that can be begun before the hours are over."""
+    end, kept = time.monotonic() + 3600 * hours, read_lines(file)
+    made_with = {key: definition(places[key.place], job.settings) for key, job in jobs.items()}
 
+    def is_there(key: Key) -> bool:
+        return kept.get(key, {}).get("made with") == made_with[key]
 
-def complete(lab: Lab, places: Mapping[str, Place], file: Path, hours: float) -> dict[Key, Kept]:
-    """The map's runs: those that have a line in `file`, and those that can be made before the hours are over.
-
-    One seed everywhere comes first.
-    """
-    end, kept = time.monotonic() + 3600 * hours, read_kept(file)
-    visits = [
-        (name, seed)
-        for number, seed in enumerate(lab.seeds)
-        for name in places
-        if name == "centre" or number < ELSEWHERE
-    ]
-    wanted = {
-        Key(name, arm, seed): definition(places[name], settings_of(lab, places[name], arm, seed))
-        for name, seed in visits
-        for arm in places[name].arms
-    }
-    missing = [key for key, made_with in wanted.items() if kept.get(key, {}).get("made with") != made_with]
-    print(f"map: {len(missing)} of {len(wanted)} runs to make{_expected(missing, kept)}", flush=True)
-    todo = list(dict.fromkeys((key.place, key.seed) for key in missing))
-    for i in range(0, len(todo), 2):
+    missing = [key for key in jobs if not is_there(key)]
+    print(f"map: {len(missing)} of {len(jobs)} runs to make{_expected(missing, kept)}", flush=True)
+    visits = list(dict.fromkeys((key.place, key.seed) for key in missing))
+    for i in range(0, len(visits), 2):
         if time.monotonic() >= end:
             break
-        keys = [key for key in missing if (key.place, key.seed) in todo[i : i + 2]]
-        for key, run in _made(lab, places, keys).items():
-            found = measured(run, map_task(run.settings)) | {"versions": run.results["versions"]}
-            kept[key] = key._asdict() | {"made with": wanted[key]} | _cost(run) | found
+        begun: dict[Key, Job] = {}
+        for visit in visits[i : i + 2]:  # of each, one run draws the samples and the others copy them
+            first, *others = (key for key in missing if (key.place, key.seed) == visit)
+            begun |= {first: jobs[first]} | {key: jobs[key]._replace(copies=first) for key in others}
+        for key, run in sweep.make(on_bases(sweep, begun, places)).items():
+            line = key._asdict() | {"made with": made_with[key]} | _cost(run)
+            kept[key] = line | measured(run, map_task(run.settings)) | {"versions": run.results["versions"]}
         write_file(file, "".join(json.dumps(kept[key]) + "\n" for key in sorted(kept)))
-    there = {key: kept[key] for key in wanted if kept.get(key, {}).get("made with") == wanted[key]}
-    runs = {key: Kept(settings_of(lab, places[key.place], key.arm, key.seed), line) for key, line in there.items()}
-    lab.used = list(runs.values())
-    return runs
+    return {key: kept[key] for key in jobs if is_there(key)}
 
 
 def _expected(missing: Sequence[Key], kept: Mapping[Key, Mapping[str, Any]]) -> str:
@@ -317,157 +307,145 @@ def _cost(run: Finished) -> dict[str, Any]:
     """Core seconds of a run and of the last lesson of its base, and the commit of the code."""
     taught = Path(run.settings.model).parent / "results.json"
     of_base = json.loads(taught.read_text(encoding="utf-8"))["core seconds"] if taught.exists() else 0.0
-    return {"seconds": run.made["seconds"], "seconds of base": of_base, "commit": run.made["commit"]}
-
-
-def _made(lab: Lab, places: Mapping[str, Place], keys: Sequence[Key]) -> dict[Key, Finished]:
-    """Runs of a few places and seeds: of each, one run draws the samples and the others copy them."""
-    models = bases(lab, {places[key.place].base for key in keys})
-
-    def job(key: Key) -> Job:
-        place = places[key.place]
-        settings = replace(settings_of(lab, place, key.arm, key.seed), model=str(models[place.base]))
-        return Job(f"map-{key.place}-{key.arm}", settings, map_task)
-
-    firsts = {(key.place, key.seed): key for key in reversed(keys)}
-    sources = dict(zip(firsts, lab.make([job(key) for key in firsts.values()]), strict=True))
-    others = [key for key in keys if key not in firsts.values()]
-    jobs = [(job(key), sources[key.place, key.seed].folder) for key in others]
-    made = lab.make([j._replace(settings=replace(j.settings, reuse=folder)) for j, folder in jobs])
-    return dict(zip([*firsts.values(), *others], [*sources.values(), *made], strict=True))
+    return {"seconds": run.cost["seconds"], "seconds of base": of_base, "commit": run.cost["commit"]}
 
 
 # ---- the figure -------------------------------------------------------------------------------------------------
 
-MEASURES = ("correct", "maj", "pass", "plan", "sum", "none", "wrong sums")
+MEASURES = {  # what the map measures of a run -> its name
+    "correct": "correct",
+    "maj": "maj@16",
+    "pass": "pass@16",
+    "plan": "wrong plan",
+    "sum": "wrong sum",
+    "none": "no answer",
+    "wrong sums": "sums that are wrong",
+}
 EDGES = (0.0, 0.08, 0.15, 0.25, 0.4, 1.0)  # of the shares by which families are put together
 COMPARED = (*product(("topr", "topr-70"), ("sft", "positives", "tis", "off_policy")), ("tis", "sft"))
 GAIN = "gain (points), 95% interval"  # on training on positives only
 
 
-class Runs(dict[Key, Kept]):
-    """The runs that are there, and what is read off several of them."""
+class Map(Measured):
+    """What was measured of the runs, in lines as `complete` has them; an arm is (place, arm).
 
-    def each(self, place: str, arm: str, *path: str) -> dict[int, Any]:
-        """Seed -> what a run's line has under the names of `path`."""
-        of_arm = {key.seed: run.results for key, run in self.items() if (key.place, key.arm) == (place, arm)}
-        return {seed: reduce(operator.getitem, path, line) for seed, line in sorted(of_arm.items())}
+    A name is the path in the line: "after.correct", "positive by family.take".
+    """
 
-    def gains(self, place: str, arm: str, other: str, *path: str) -> list[float]:
-        """An arm minus another after training, for each seed that has both."""
-        one, two = self.each(place, arm, "after", *path), self.each(place, other, "after", *path)
-        return [one[seed] - two[seed] for seed in one if seed in two]
+    def __init__(self, lines: Lines):
+        super().__init__(((key.place, key.arm), key.seed, numbers_of(lines[key])) for key in sorted(lines))
+        self.places = list(dict.fromkeys(key.place for key in lines))
 
-    def gain(self, place: str, arm: str, other: str, *path: str) -> OverSeeds | None:
-        """The mean of these with its interval; None where there are none."""
-        each = self.gains(place, arm, other, *path)
-        return over_seeds(each) if each else None
+    def of(self, place: str, arm: str, other: str = "sft", what: str = "correct") -> Estimate | None:
+        """An arm minus another at a place after training, seed by seed; None where no seed has both."""
+        return self.gain((place, arm), (place, other), f"after.{what}")
 
-    def by_share(self, arm: str, other: str) -> list[tuple[float, float]]:
-        """(share of right samples in the data, gain) of each family where the base alone was changed, over seeds."""
-        found: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
-        for place in ("hard", "centre", "middle", "easy"):
-            without = self.each(place, other, "after", "families")
-            for seed, line in self.each(place, arm, "after", "families").items():
-                for family, share in self.each(place, arm, "positive by family")[seed].items():
-                    if seed in without and family in line:
-                        found[place, family].append((share, line[family] - without[seed][family]))
-        return [tuple(map(float, np.mean(of_seeds, axis=0))) for of_seeds in found.values()]
+    def state(self, place: str, stage: str, what: str) -> Estimate:
+        """What is measured at a place "before" training, or after it with an arm."""
+        before = stage == "before"
+        return self.mean((place, "topr" if before else stage), f"{'before' if before else 'after'}.{what}")
 
 
-def negatives(lab: Lab, places: Mapping[str, Place], file: Path, hours: float) -> Figure:
+def numbers_of(entry: Mapping[str, Any], path: str = "") -> dict[str, list[float]]:
+    """The numbers of a line by their paths.
+
+    >>> numbers_of({"commit": "a", "after": {"correct": 0.5, "families": {"take": 1.0}}})
+    {'after.correct': [0.5], 'after.families.take': [1.0]}
+    """
+    found = {}
+    for name, value in entry.items():
+        if isinstance(value, dict):
+            found |= numbers_of(value, f"{path}{name}.")
+        elif isinstance(value, int | float):
+            found[f"{path}{name}"] = [value]
+    return found
+
+
+def figure(lines: Lines, places: Mapping[str, Place]) -> tuple[Figure, list[Panel]]:
     """Where negatives pay: TOPR, without a baseline and at p~ = 70%, and TIS minus positives only.
 
-    By the share of right samples of a family, at each place, by p~ and by the number of parameters.
+    The panels: by the share of right samples of a family, at each place, by p~ and by the number of parameters.
     """
-    runs = Runs(complete(lab, places, file, hours))
-    there = [place for place in places if runs.gain(place, "topr", "sft", "correct")]
-    panels = [_by_share(runs), _by_place(runs, {place: places[place].name for place in there})]
-    panels += [_by_p_tilde(runs), _by_size(runs)]
-    gains = {
-        place: {
-            (arm, other): {measure: runs.gain(place, arm, other, measure) for measure in MEASURES}
-            for arm, other in COMPARED
-            if runs.gains(place, arm, other, "correct")
-        }
-        for place in there
-    }
+    table = Map(lines)
+    there = {place: places[place].name for place in places if table.of(place, "topr")}
     shares = {
-        f"{places[place].name}: {ARMS[arm].name} - {ARMS[other].name}": of_pair["correct"]
-        for place, of_place in gains.items()
-        for (arm, other), of_pair in of_place.items()
+        f"{name}: {ARMS[arm].name} - {ARMS[other].name}": gain
+        for place, name in there.items()
+        for arm, other in COMPARED
+        if (gain := table.of(place, arm, other))
     }
-    slopes = {arm: slope_over_sizes(runs, arm) for arm in ("topr", "topr-70")}
+    slopes = {arm: slope_over_sizes(table, arm) for arm in ("topr", "topr-70")}
     numbers = {f"{ARMS[arm].name} - positives only, points per tenfold size": s for arm, s in slopes.items() if s}
-    taught = {tuple(run.results["made with"]["base"]): run.results["seconds of base"] for run in runs.values()}
-    numbers["core-minutes of teaching the bases"] = over_seeds([sum(taught.values()) / 60])
-    data = {
-        "states": {place: _states(runs, place, places[place].arms) for place in there},
-        "gains": {
-            place: {
-                f"{arm} - {other}": {measure: gain.record() for measure, gain in of_pair.items()}
-                for (arm, other), of_pair in of_place.items()
-            }
-            for place, of_place in gains.items()
-        },
-    }
-    return Figure(panels, data, shares, numbers)
+    taught = {tuple(line["made with"]["base"]): line["seconds of base"] for line in lines.values()}
+    numbers["core-minutes of teaching the bases"] = Estimate.over_seeds([sum(taught.values()) / 60])
+    panels = [_by_share(table), _by_place(table, there), _by_p_tilde(table), _by_size(table)]
+    return Figure({}, shares, numbers, tables(table, there)), panels
 
 
-def _states(runs: Runs, place: str, arms: Sequence[str]) -> dict[str, dict[str, dict]]:
-    """Each measure before and after training with each arm, over seeds."""
-    stages = {"before": ("topr", "before")} | {arm: (arm, "after") for arm in arms if runs.each(place, arm)}
-    return {
-        stage: {measure: over_seeds(runs.each(place, *path, measure).values()).record() for measure in MEASURES}
-        for stage, path in stages.items()
-    }
+def record(file: Path) -> dict[str, Any]:
+    """What the pages say of the map: how it was made, and its tables; file: its lines."""
+    lines = read_lines(file)
+    seeds = sorted({key.seed for key in lines})
+    made_by = f"python reproduce.py map --preset laptop --seeds {len(seeds)} --seed {seeds[0]}"
+    drawn, _ = figure(lines, PLACES)
+    tables = {name: table._asdict() for name, table in drawn.tables.items()}
+    return provenance(made_by, seeds, list(lines.values())) | {"tables": tables}
 
 
-def slope_over_sizes(runs: Runs, arm: str) -> OverSeeds | None:
+def slope_over_sizes(table: Map, arm: str) -> Estimate | None:
     """The slope of the gain in accuracy over log10(parameters), in points, by least squares over places and seeds.
 
-    Its standard error is that of the residuals, which also hold what does not lie on a line; `each` has no seeds.
+    Its interval is that of the residuals, which also hold what does not lie on a line; `each` has no seeds.
     """
-    found = {place: runs.gains(place, arm, "sft", "correct") for place in PARAMETERS}
-    x = np.array([math.log10(PARAMETERS[place]) for place, gains in found.items() for _ in gains])
-    y = 100 * np.array([gain for gains in found.values() for gain in gains])
-    if len(set(x)) < 2:
+    gains = {size: gain.each for place, size in PARAMETERS.items() if (gain := table.of(place, arm))}
+    x = np.array([math.log10(size) for size, each in gains.items() for _ in each])
+    y = 100 * np.array([gain for each in gains.values() for gain in each])
+    if len(gains) < 2:
         return None
     x, y, df = x - x.mean(), y - y.mean(), len(x) - 2
     slope = float(x @ y / (x @ x))
     residuals = y - slope * x
-    se = math.sqrt(float(residuals @ residuals) / df / float(x @ x)) if df else None
-    return OverSeeds(slope, se, [], df)
+    if df == 0:
+        return Estimate(slope)
+    return Estimate(slope, STUDENT[min(df + 1, 10)] * math.sqrt(float(residuals @ residuals) / df / float(x @ x)))
 
 
-def _by_share(runs: Runs) -> Panel:
+def by_family(table: Map, arm: str) -> list[tuple[float, float]]:
+    """(share of right samples in the data, gain) of each family where the base alone was changed, over seeds."""
+    found = []
+    for place, family in product(("hard", "centre", "middle", "easy"), sorted(family.name for family in FAMILIES)):
+        gain = table.of(place, arm, what=f"families.{family}")
+        if gain:
+            shares, both = table.each((place, arm), f"positive by family.{family}"), table.each((place, "sft"), "steps")
+            found.append((float(np.mean([share for seed, share in shares.items() if seed in both])), gain.mean))
+    return found
+
+
+def _by_share(table: Map) -> Panel:
     """The mean gain of families with a similar share of right samples, with its interval over these families.
 
     The base alone differs from the centre.
     """
     drawn = []
     for arm, shift in (("topr", 0.94), ("topr-70", 1.0), ("tis", 1.06)):
-        points, middles, gains = runs.by_share(arm, "sft"), [], []
+        points, gains = by_family(table, arm), {}
         for low, high in pairwise(EDGES):
             inside = [point for point in points if low <= point[0] < high]
             if inside:
-                middles.append(100 * shift * float(np.mean([share for share, _ in inside])))
-                gains.append(over_seeds(gain for _, gain in inside))
-        drawn.append(_line(middles, gains, *ARMS[arm][:2], "points"))
+                middle = 100 * shift * float(np.mean([share for share, _ in inside]))
+                gains[middle] = Estimate.over_seeds(gain for _, gain in inside)
+        drawn.append(_line(gains, *ARMS[arm][:2], "points"))
     ticks = [3, 5, 10, 20, 50, 80]
     options = {"xscale": "log", "xticks": ticks, "xticklabels": ticks}
     x = "right training samples of a family (%)"
     return Panel("families of problems", x, GAIN, [Line([2, 90], [0, 0], style="limit"), *drawn], options)
 
 
-def _by_place(runs: Runs, names: Mapping[str, str]) -> Panel:
+def _by_place(table: Map, names: Mapping[str, str]) -> Panel:
     """The gains in accuracy at each place, one below the other."""
     drawn = [Line([0, 0], [-0.5, len(names) - 0.5], style="limit")]
     for arm, shift in (("topr", 0.17), ("topr-70", -0.17)):
-        gains = {
-            i: gain for i, place in enumerate(reversed(names)) if (gain := runs.gain(place, arm, "sft", "correct"))
-        }
-        upright = _line([i + shift for i in gains], list(gains.values()), *ARMS[arm][:2])
+        upright = _line({i + shift: table.of(place, arm) for i, place in enumerate(reversed(names))}, *ARMS[arm][:2])
         drawn.append(upright._replace(x=upright.y, y=upright.x, kind="rows"))
     means = [mean for line in drawn for mean in line.x]
     options = {
@@ -478,29 +456,62 @@ def _by_place(runs: Runs, names: Mapping[str, str]) -> Panel:
     return Panel("places of the map", GAIN, "", drawn, options)
 
 
-def _by_p_tilde(runs: Runs) -> Panel:
+def _by_p_tilde(table: Map) -> Panel:
     arms = {"topr": "none", "topr-50": "50%", "topr-70": "70%", "topr-85": "85%"}
     drawn = [Line([-0.3, 3.3], [0, 0], style="limit")]
-    named = (("hard", "p1"), ("centre", "p3"), ("easy", "p5"))
-    for number, (place, style) in enumerate(named):
-        gains = {i: gain for i, arm in enumerate(arms) if (gain := runs.gain(place, arm, "sft", "correct"))}
-        drawn.append(
-            _line([i + 0.1 * (number - 1) for i in gains], list(gains.values()), PLACES[place].name, style, "points")
-        )
+    for shift, (place, style) in zip((-0.1, 0.0, 0.1), (("hard", "p1"), ("centre", "p3"), ("easy", "p5")), strict=True):
+        gains = {i + shift: table.of(place, arm) for i, arm in enumerate(arms)}
+        drawn.append(_line(gains, PLACES[place].name, style, "points"))
     options = {"xticks": list(range(len(arms))), "xticklabels": list(arms.values())}
     return Panel("baseline", "effective share of positives p~ that it gives", GAIN, drawn, options)
 
 
-def _by_size(runs: Runs) -> Panel:
+def _by_size(table: Map) -> Panel:
     sizes = {place: math.log10(count) for place, count in PARAMETERS.items()}
     drawn = [Line([min(sizes.values()) - 0.1, max(sizes.values()) + 0.1], [0, 0], style="limit")]
     for arm in ("topr", "topr-70"):
-        gains = {x: gain for place, x in sizes.items() if (gain := runs.gain(place, arm, "sft", "correct"))}
-        drawn.append(_line(list(gains), list(gains.values()), *ARMS[arm][:2]))
+        drawn.append(_line({x: table.of(place, arm) for place, x in sizes.items()}, *ARMS[arm][:2]))
     options = {"xticks": list(sizes.values()), "xticklabels": ["0.2M", "0.9M", "3.6M"]}
     return Panel("size of the model", "parameters", GAIN, drawn, options)
 
 
-def _line(x: Sequence[float], gains: Sequence[OverSeeds], name: str, style: str, kind: str = "line") -> Line:
-    half_width = [100 * (gain.half_width or 0) for gain in gains]  # one seed has no interval
-    return Line(x, [100 * gain.mean for gain in gains], name if gains else "", style, kind, half_width)
+def _line(gains: Mapping[float, Estimate | None], name: str, style: str, kind: str = "line") -> Line:
+    """x -> gain, where there is one; one seed has no interval."""
+    there = {x: gain for x, gain in gains.items() if gain}
+    half_width = [100 * (gain.half_width or 0) for gain in there.values()]
+    return Line(
+        list(there), [100 * gain.mean for gain in there.values()], name if there else "", style, kind, half_width
+    )
+
+
+def tables(table: Map, names: Mapping[str, str]) -> dict[str, Table]:
+    """What results/README.md shows of the map; names: those of the places, in points or in percent."""
+
+    def text(gain: Estimate | None) -> str:
+        return gain.text(100) if gain else ""
+
+    head = ["place", "right at the start (%)", "positives only (%)"]
+    places = Table(
+        [*head, *(f"{ARMS[arm].name} (points)" for arm in ("topr", "topr-70", "tis")), "seeds"],
+        [
+            [
+                name,
+                *(f"{100 * table.state(place, stage, 'correct').mean:.1f}" for stage in ("before", "sft")),
+                *(text(table.of(place, arm)) for arm in ("topr", "topr-70", "tis")),
+                str(len(table.each((place, "sft"), "steps"))),
+            ]
+            for place, name in names.items()
+        ],
+    )
+    found = {"places": places}
+    for arm in ("topr", "topr-70"):
+        rows = [[name, *(text(table.of(place, arm, what=what)) for what in MEASURES)] for place, name in names.items()]
+        found[f"gains-{arm}"] = Table(["in points", *MEASURES.values()], rows)
+    for place in names:
+        stages = {"before": "before"} | {arm: ARMS[arm].name for arm in ARMS if table.each((place, arm), "steps")}
+        rows = [
+            [called, *(f"{100 * table.state(place, stage, what).mean:.1f}" for what in MEASURES)]
+            for stage, called in stages.items()
+        ]
+        found[f"kinds-{place}"] = Table(["in %", *MEASURES.values()], rows)
+    return found

@@ -14,14 +14,12 @@ from pathlib import Path
 import tyro
 
 from examples.capitals import capitals
-from paper.experiments import LAPTOP, METHODS, Lab
-from paper.figures import CORRECT, EPOCH, Figure, along, at_end, difference, epoch, line
-from paper.sweep import Sweep, over_seeds
-from pipeline.plots import Panel
+from paper.experiments import LAPTOP, METHODS, Figure, Lab, Scale, Study
+from paper.runs import Job, Jobs, Sweep, sharing_samples
 from pipeline.records import Sample
 from pipeline.runtime.processes import command
 from pipeline.settings import Settings
-from reproduce import publish
+from reproduce import publish_numbers
 
 SETTINGS = Settings(
     chat=True,
@@ -59,30 +57,31 @@ def ended(samples: list[Sample]) -> float:
     return sum(sample.finish_reason == "stop" for sample in samples) / len(samples)
 
 
-def figure(lab: Lab, base: Settings) -> Figure:
-    """Right answers along the epoch."""
-    runs = lab.runs({name: replace(base, **METHODS[name].changes) for name in ARMS}, task=capitals)
-    curves = {name: along(runs[name], "correct") for name in ARMS}
+def arms(scale: Scale, _: object) -> Jobs:
+    """A run of each method; all train on the same samples."""
+    changed = {name: replace(scale.base, **METHODS[name].changes) for name in ARMS}
+    return sharing_samples({name: Job(name, settings, scale.task) for name, settings in changed.items()})
+
+
+def read(lab: Lab) -> Figure:
+    """Right answers along the epoch, and completions that end before the limit."""
+    table = lab.table(lambda run: {"ended": [ended(run.tested(step)) for step in (0, run.last_step)]})
     called = {name: METHODS[name].name for name in ARMS}
-    ends = {name: at_end(runs[name]) for name in ARMS}
-    shares = {"before": over_seeds(run.results["before"]["correct"] for run in runs["topr"])}
-    shares |= {f"{called[name]}: right at the end": ends[name] for name in ARMS}
-    shares |= {f"TOPR - {called[name]}": difference(ends["topr"], ends[name]) for name in ARMS[1:]}
-    shares["before: ended within the limit"] = over_seeds(ended(run.tested(0)) for run in runs["topr"])
-    for name in ARMS:
-        last = (run.tested(run.steps[-1]["step"]) for run in runs[name])
-        shares[f"{called[name]}: ended within the limit"] = over_seeds(map(ended, last))
-    drawn = [line(epoch(curves[name]), curves[name], called[name], METHODS[name].style) for name in ARMS]
-    panel = Panel("SmolLM2-135M-Instruct, capitals", EPOCH, CORRECT, drawn, {"ylim": (-3, 100)})
-    return Figure([panel], curves, shares)
+    shares = {"before": table.mean("topr", at=0)}
+    shares |= {f"{called[name]}: right at the end": table.mean(name) for name in ARMS}
+    shares |= {f"TOPR - {called[name]}": table.gain("topr", name) for name in ARMS[1:]}
+    shares["before: ended within the limit"] = table.mean("topr", "ended", at=0)
+    shares |= {f"{called[name]}: ended within the limit": table.mean(name, "ended") for name in ARMS}
+    return Figure({name: table.along(name) for name in ARMS}, shares)
 
 
 def main(options: Options) -> None:
     """Make the runs that are missing, and from all of them the picture and its numbers."""
+    scale = replace(LAPTOP, base=replace(SETTINGS, model=str(options.model)), task=capitals)
     with Sweep(options.runs, options.workers) as sweep:
-        lab = Lab(sweep, LAPTOP, range(options.seeds))
-        found = figure(lab, replace(SETTINGS, model=str(options.model)))
-        publish("real-llm", found, lab, f"python -m paper.real_llm MODEL --seeds {options.seeds}", options.out)
+        lab = Study(read, arms).lab(scale, range(options.seeds), sweep)
+    made_by = f"python -m paper.real_llm MODEL --seeds {options.seeds}"
+    publish_numbers("real-llm", read(lab), lab, made_by, options.out)
 
 
 if __name__ == "__main__":

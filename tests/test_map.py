@@ -20,9 +20,10 @@ import reproduce
 import train_gsm8k as gsm8k
 from paper import experiments
 from paper import map as the_map
-from paper.map import ARMS, PARAMETERS, PLACES, Kept, Key, Place, Runs
-from paper.sweep import STUDENT, Job, Sweep, over_seeds
+from paper.map import ARMS, PARAMETERS, PLACES, Key, Map, Place
+from paper.runs import Sweep
 from pipeline.records import Sample, read_rows
+from pipeline.report import STUDENT, Estimate
 from pipeline.settings import Settings
 
 TASK = gsm8k.gsm8k_task(Settings())
@@ -151,81 +152,110 @@ def test_every_place_has_the_arms_that_are_drawn():
 # ---- intervals and differences over seeds ----
 
 
-def test_an_interval_is_student_s():
+def test_an_interval_over_seeds_is_student_s():
     """The quantile leaves 2.5% above it: the density integrated numerically, in float64."""
     for n, quantile in STUDENT.items():
         x = torch.linspace(-quantile, quantile, 20_001, dtype=torch.float64)
         density = StudentT(torch.tensor(n - 1.0, dtype=torch.float64)).log_prob(x).exp()
         assert torch.trapezoid(density, x).item() == pytest.approx(0.95, abs=1e-4)
-    assert over_seeds([1.0, 3.0]).half_width == pytest.approx(12.706 * 1.0)
-    assert over_seeds([1.0]).half_width is None
-    many = over_seeds(range(30))
-    assert many.half_width == pytest.approx(2.262 * many.se)
+        values = np.random.default_rng(n).normal(size=n)
+        se = (sum((v - sum(values) / n) ** 2 for v in values) / (n - 1) / n) ** 0.5
+        assert Estimate.over_seeds(values)[:2] == pytest.approx((sum(values) / n, quantile * se))
+    assert Estimate.over_seeds([1.0]) == Estimate(1.0, None, (1.0,))
+    many = [float(i) for i in range(30)]
+    assert Estimate.over_seeds(many).half_width == pytest.approx(
+        2.262 * (sum((v - 14.5) ** 2 for v in many) / 29 / 30) ** 0.5
+    )
 
 
-def kept(place, arm, seed, correct, shares=None, families=None):
-    after = {"correct": correct, "families": families or {}}
-    return Key(place, arm, seed), Kept(Settings(), {"after": after, "positive by family": shares or {}})
+def lines(*rows, shares=None, families=None):
+    """Lines of the map: place, arm, seed, right samples after training."""
+    return {
+        Key(*key): {
+            "after": {"correct": correct, "families": families or {}},
+            "positive by family": shares or {},
+            "steps": 1,
+        }
+        for *key, correct in rows
+    }
 
 
 def test_gains_are_taken_seed_by_seed():
-    runs = Runs([kept("centre", "topr", 0, 0.9), kept("centre", "topr", 1, 0.5), kept("centre", "sft", 1, 0.4)])
-    assert runs.gain("centre", "topr", "sft", "correct").each == pytest.approx([0.1])
-    assert runs.gain("centre", "topr", "tis", "correct") is None
-    assert runs.each("centre", "topr", "after", "correct") == {0: 0.9, 1: 0.5}
+    table = Map(lines(("centre", "topr", 0, 0.9), ("centre", "topr", 1, 0.5), ("centre", "sft", 1, 0.4)))
+    assert table.of("centre", "topr").each == pytest.approx([0.1])
+    assert table.of("centre", "topr", "tis") is None
+    assert table.each(("centre", "topr"), "after.correct") == {0: 0.9, 1: 0.5}
 
 
 def test_the_slope_over_sizes_is_that_of_a_line():
     gains = {"0.2M": 0.01, "centre": 0.03, "3.6M": 0.05}
-    runs = Runs()
-    for place, gain in gains.items():
-        runs |= [kept(place, "topr", 0, 0.5 + gain), kept(place, "sft", 0, 0.5)]
+    rows = [(place, arm, 0, 0.5 + gain * (arm == "topr")) for place, gain in gains.items() for arm in ("topr", "sft")]
     x = torch.tensor([PARAMETERS[place] for place in gains], dtype=torch.float64).log10()
     y = 100 * torch.tensor(list(gains.values()), dtype=torch.float64)
     slope = ((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum()
-    found, r = the_map.slope_over_sizes(runs, "topr"), torch.corrcoef(torch.stack([x, y]))[0, 1]
+    found, r = the_map.slope_over_sizes(Map(lines(*rows)), "topr"), torch.corrcoef(torch.stack([x, y]))[0, 1]
     assert found.mean == pytest.approx(slope.item())
-    assert found.se == pytest.approx((slope * (1 / r**2 - 1).sqrt()).item())  # one degree of freedom
-    assert found.half_width == pytest.approx(12.706 * found.se)
-    assert the_map.slope_over_sizes(runs, "topr-70") is None
+    assert found.half_width == pytest.approx(12.706 * (slope * (1 / r**2 - 1).sqrt()).item())  # one degree of freedom
+    assert the_map.slope_over_sizes(Map(lines(*rows)), "topr-70") is None
 
 
 def test_the_interval_of_the_slope_holds_the_truth_as_often_as_it_says():
     """Gains with a known slope and Gaussian noise: 95% of the intervals contain it."""
     rng, held, rounds = np.random.default_rng(0), 0, 400
     for _ in range(rounds):
-        runs = Runs()
+        rows = []
         for place, count in PARAMETERS.items():
             for seed in range(3):
                 gain = 0.02 * math.log10(count) + rng.normal(0, 0.01)
-                runs |= [kept(place, "topr", seed, gain), kept(place, "sft", seed, 0.0)]
-        found = the_map.slope_over_sizes(runs, "topr")
+                rows += [(place, "topr", seed, gain), (place, "sft", seed, 0.0)]
+        found = the_map.slope_over_sizes(Map(lines(*rows)), "topr")
         held += abs(found.mean - 2.0) < found.half_width
     assert held / rounds == pytest.approx(0.95, abs=0.035)
 
 
 def test_families_are_put_together_by_their_share_of_right_samples():
-    shares = {"find": 0.01, "take": 0.5}
-    runs = Runs(
-        [
-            kept("hard", "topr", 0, 0.5, shares, {"find": 0.3, "take": 0.9}),
-            kept("hard", "sft", 0, 0.5, shares, {"find": 0.7, "take": 0.8}),
-            kept("hard", "topr", 1, 0.5, shares, {"find": 0.3, "take": 0.9}),  # positives alone did not run
-        ]
+    shares, topr = {"find": 0.01, "take": 0.5}, {"find": 0.3, "take": 0.9}
+    table = Map(
+        lines(("hard", "topr", 0, 0.5), shares=shares, families=topr)
+        | lines(("hard", "topr", 1, 0.5), shares={"find": 0.9, "take": 0.9}, families=topr)  # sft did not run
+        | lines(("hard", "sft", 0, 0.5), families={"find": 0.7, "take": 0.8})
     )
-    found = runs.by_share("topr", "sft")
+    found = the_map.by_family(table, "topr")
     assert [share for share, _ in found] == [0.01, 0.5]
     assert [gain for _, gain in found] == pytest.approx([-0.4, 0.1])
+
+
+def test_the_tables_say_what_the_lines_say():
+    """A cell of each table of results/README.md, counted from the lines of results/map_runs.jsonl."""
+    file = Path(reproduce.__file__).parent / "results" / "map_runs.jsonl"
+    after = {
+        (line["place"], line["arm"], line["seed"]): line["after"]
+        for line in map(json.loads, file.read_text().splitlines())
+    }
+    tables = the_map.record(file)["tables"]
+
+    def cell(table, row, column):
+        found = {cells[0]: cells for cells in tables[table]["rows"]}
+        return found[row][tables[table]["head"].index(column)]
+
+    def gain(place, arm, what):
+        each = [after[place, arm, seed][what] - after[place, "sft", seed][what] for seed in range(3)]
+        return f"{100 * np.mean(each):.1f} ± {100 * 4.303 * np.std(each, ddof=1) / 3**0.5:.1f}"
+
+    assert cell("places", "base less sure", "TIS (points)") == gain("unsure", "tis", "correct")
+    assert cell("gains-topr-70", "SGD, rate 0.3", "wrong plan") == gain("sgd", "topr-70", "plan")
+    right = 100 * np.mean([after["hard", "tis", seed]["wrong sums"] for seed in range(3)])
+    assert cell("kinds-hard", "TIS", "sums that are wrong") == f"{right:.1f}"
+    assert cell("places", "centre", "seeds") == "5"
 
 
 # ---- the figure ----
 
 
 def test_what_is_kept_is_what_the_files_say(tmp_path):
-    lab = experiments.Lab(Sweep(tmp_path, 1), SMALL, range(1))
-    settings = the_map.settings_of(lab, Place("slips", ()), "topr", 0)
-    [run] = lab.make([Job("run", settings, the_map.map_task)])
-    line = the_map.measured(run, the_map.map_task(settings))
+    jobs = the_map.wanted(SMALL, range(1), {"slips": Place("slips", (), arms=("topr",))})
+    [run] = Sweep(tmp_path, 1).make(jobs).values()
+    line = the_map.measured(run, the_map.map_task(run.settings))
     tested = read_rows(run.folder / "iteration-1" / f"test-{line['steps']}.jsonl", Sample)
     right = defaultdict(list)
     for sample in tested:
@@ -248,16 +278,11 @@ def test_the_map_from_end_to_end_and_from_its_lines(tmp_path, monkeypatch, capsy
     assert [(line["place"], line["arm"]) for line in lines] == [
         (p, a) for p in ("centre", "slips") for a in ("sft", "topr")
     ]
-    content = json.loads((tmp_path / "out" / "map.json").read_text())
-    assert content["runs"] == 4
-    gain = content["shares"]["slips: TOPR - positives only, as many steps"]["mean"]
-    assert gain == pytest.approx(lines[3]["after"]["correct"] - lines[2]["after"]["correct"])
-    gains = content["data"]["gains"]["slips"]["topr - sft"]
-    assert {m: gains[m]["mean"] for m in ("maj", "plan")} == pytest.approx(
-        {m: lines[3]["after"][m] - lines[2]["after"][m] for m in ("maj", "plan")}
-    )
+    gain = the_map.record(tmp_path / "out" / "map_runs.jsonl")["tables"]["gains-topr"]["rows"][1]
+    of_slips = [lines[3]["after"][name] - lines[2]["after"][name] for name in the_map.MEASURES]
+    assert gain == ["slips, no wrong plans", *(f"{100 * value:.1f}" for value in of_slips)]
     before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
-    assert set(before) == {"map.json", "map.png", "map_runs.jsonl"}
+    assert set(before) == {"map.png", "map_runs.jsonl"}
 
     shutil.rmtree(tmp_path / "runs")  # the lines suffice
     monkeypatch.setattr(gsm8k, "experiment", lambda *_: pytest.fail("made again"))
@@ -269,4 +294,5 @@ def test_the_map_from_end_to_end_and_from_its_lines(tmp_path, monkeypatch, capsy
     capsys.readouterr()
     reproduce.main()
     assert "2 of 4 runs to make" in capsys.readouterr().out
-    assert json.loads((tmp_path / "out" / "map.json").read_text())["runs"] == 2
+    picture = (tmp_path / "out" / "map.png").read_bytes()
+    assert picture != before["map.png"]  # without the place whose runs are of another definition

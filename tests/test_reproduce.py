@@ -7,30 +7,32 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 import pytest
 import torch
 from helpers import random_examples, tiny_model
+from runs import SMALL, experiment
 
 import pipeline.stages
 import reproduce
 import topr
 import train_gsm8k as gsm8k
 from conformance.variants import VARIANTS
-from paper import experiments, figures
-from paper.figures import VARIANTS_DRAWN
-from paper.plan import planned
-from paper.sweep import Finished, Job, OverSeeds, Sweep, folder_name, learn_with, over_seeds
+from paper import experiments, figures, panels
+from paper.figures import STUDIES
+from paper.runs import Finished, Job, Sweep, folder_name, learn_with
 from pipeline.models.language_model import collate, token_logprobs
 from pipeline.plots import STYLES, Style
 from pipeline.records import InputError, Sample, to_lines, write_file
+from pipeline.report import Estimate
 from pipeline.settings import OF_DRAWING, check, intended_ranks, read_settings
 from tasks import math as train_math
 from tasks import verifier as train_verifier
 
 ROOT = Path(reproduce.__file__).parent
-SMALL = replace(experiments.QUICK.base, problems=4, n=4, test_problems=3)
+QUICK = replace(experiments.QUICK, base=replace(experiments.QUICK.base, problems=4, n=4, test_problems=3))
 
 
 @pytest.fixture(scope="module")
@@ -38,26 +40,42 @@ def sweep(tmp_path_factory):
     return Sweep(tmp_path_factory.mktemp("sweep"), workers=1)
 
 
-@pytest.fixture(scope="module")
-def made(sweep):
-    [run] = sweep.make([Job("topr", SMALL, gsm8k.gsm8k_task)])
-    return run
+class Pretended:
+    """In place of a sweep: finished runs that nobody made. What they say is in the settings: `correct` below."""
+
+    def make(self, jobs):
+        placed = {key: replace(job.settings, out=Path("none", folder_name(job))) for key, job in jobs.items()}
+        return {key: Finished(jobs[key]._replace(settings=s), pretended_results(s)) for key, s in placed.items()}
 
 
-def experiment(**changes):
-    settings = replace(SMALL, **changes)
-    return gsm8k.experiment(settings, gsm8k.gsm8k_task(settings))
+def correct(settings):
+    """A share of correct answers that depends on everything that arms differ in."""
+    named = ("method", "lr", "seed", "optimizer", "baseline", "baseline_from", "proportion", "effective_proportion")
+    return crc32(str([getattr(settings, name) for name in named]).encode()) / 2**32
+
+
+def pretended_results(settings):
+    points = [{"correct": share, "incorrect": 0.1, "invalid": 0.9 - share} for share in (0.5, correct(settings))]
+    iteration = {"dataset": {"steps": 7}, "curve": points, "after": points[1]}
+    return {"before": points[0], "iterations": [iteration], "versions": {}}
+
+
+def pretended(name, scale=experiments.LAPTOP, seeds=range(3)):
+    lab = STUDIES[name].lab(scale, seeds, Pretended())
+    return lab, STUDIES[name].read(lab)
 
 
 # ---- a sweep ----
 
 
-def test_a_run_that_is_there_is_not_made_again(sweep, made, monkeypatch):
+def test_a_run_that_is_there_is_not_made_again(sweep, monkeypatch):
+    jobs = {"topr": Job("topr", QUICK.base, gsm8k.gsm8k_task)}
+    made = sweep.make(jobs)["topr"]
     monkeypatch.setattr(gsm8k, "experiment", lambda *_: pytest.fail("made again"))
-    [again] = sweep.make([Job("topr", SMALL, gsm8k.gsm8k_task)])
+    again = sweep.make(jobs)["topr"]
     assert again.results == made.results
-    assert again.made["seconds"] > 0
-    assert re.fullmatch(r"unknown|[0-9a-f]{7,}(-dirty)?", again.made["commit"])
+    assert again.cost["seconds"] > 0
+    assert re.fullmatch(r"unknown|[0-9a-f]{7,}(-dirty)?", again.cost["commit"])
 
 
 def test_folders_differ_with_what_runs_are_made_with():
@@ -65,72 +83,61 @@ def test_folders_differ_with_what_runs_are_made_with():
     jobs += [Job("topr", replace(SMALL, lr=1.0), gsm8k.gsm8k_task), Job("topr", replace(SMALL, seed=1), jobs[0].task)]
     jobs += [jobs[0]._replace(token_loss=name) for name in ("per-token", "geometric mean")]
     assert len({folder_name(job) for job in jobs}) == 6
-    same = jobs[0]._replace(settings=replace(SMALL, reuse=Path("elsewhere"), out=Path("here")))
+    same = jobs[0]._replace(settings=replace(SMALL, reuse=Path("elsewhere"), out=Path("here")), copies="another")
     assert folder_name(same) == folder_name(jobs[0])
 
 
 @pytest.mark.slow
-def test_reusing_samples_gives_what_sampling_gives(made, tmp_path, monkeypatch):
-    experiment(method="tis", out=tmp_path / "drawn")
+def test_reusing_samples_gives_what_sampling_gives(run, tmp_path, monkeypatch):
+    made, drawn = run(), run(method="tis")
     draw, score, shown = pipeline.stages.draw, pipeline.dataset.score, []
     monkeypatch.setattr(pipeline.stages, "draw", lambda *a: shown.append(a[6]) or draw(*a))
     monkeypatch.setattr(pipeline.dataset, "score", lambda *a: shown.append("scoring") or score(*a))
-    experiment(method="tis", out=tmp_path / "reused", reuse=made.folder)
-    assert shown == ["evaluating at step 1"]  # and neither the samples, nor the initial model's answers, nor log mu
-    shown.clear()
-    experiment(out=tmp_path / "other", reuse=made.folder, micro_batch=SMALL.micro_batch // 2)
-    assert shown == ["scoring", "evaluating at step 1"]  # in other batches, log mu is rounded otherwise
-    shown.clear()
-    experiment(out=tmp_path / "positives", reuse=made.folder, composition="positives_only")
-    assert shown == ["scoring", "evaluating at step 1"]
-    for name in ("iteration-1/samples.jsonl", "iteration-1/test-0.jsonl"):
-        assert (tmp_path / "reused" / name).read_bytes() == (made.folder / name).read_bytes(), name
-    for name in ("iteration-1/train.jsonl", "iteration-1/metrics.jsonl", "results.json"):
-        assert (tmp_path / "reused" / name).read_bytes() == (tmp_path / "drawn" / name).read_bytes(), name
+    experiment(tmp_path / "reused", method="tis", reuse=made)
+    assert shown == ["evaluating at step 2", "evaluating at step 4"]  # and neither the samples nor log mu
+    for name, changes in {
+        "other": {"micro_batch": SMALL.micro_batch // 2},
+        "positives": {"composition": "positives_only"},
+    }.items():
+        shown.clear()
+        experiment(tmp_path / name, reuse=made, **changes)
+        assert shown[0] == "scoring"  # in other batches, log mu is rounded otherwise
+    for name in ("samples.jsonl", "test-0.jsonl", "train.jsonl", "metrics.jsonl", "../results.json"):
+        one, other = (folder / "iteration-1" / name for folder in (tmp_path / "reused", drawn))
+        assert one.read_bytes() == other.read_bytes(), name
 
 
-def test_samples_of_other_sampling_parameters_are_refused(made, tmp_path):
+def test_samples_of_other_sampling_parameters_are_refused(run, tmp_path):
     for name, other in (("temperature", 0.5), ("seed", 1), ("max_new_tokens", 16)):
         with pytest.raises(InputError, match=rf"has drawn otherwise \({name} = .*give a --reuse that"):
-            experiment(out=tmp_path / "run", reuse=made.folder, **{name: other})
+            experiment(tmp_path / "run", reuse=run(), **{name: other})
     with pytest.raises(InputError, match=r"config\.json"):
-        experiment(out=tmp_path / "run", reuse=tmp_path)
+        experiment(tmp_path / "run", reuse=tmp_path)
     assert not (tmp_path / "run").exists()
+    assert set(OF_DRAWING) <= set(SMALL.record())
 
 
-def test_samples_of_other_problems_are_not_taken(made, tmp_path):
-    fewer = experiment(out=tmp_path / "run", reuse=made.folder, problems=3, test_problems=2)
+def test_samples_of_other_problems_are_not_taken(run, tmp_path):
+    fewer = experiment(tmp_path / "run", reuse=run(), problems=3, test_problems=2)
     assert fewer["before"]["questions"] == 2
     assert fewer["iterations"][0]["dataset"]["drawn"]["problems"] == 3
 
 
-def test_what_drawing_depends_on_is_recorded():
-    assert set(OF_DRAWING) <= set(SMALL.record())
-
-
 @pytest.mark.slow
-def test_two_workers_do_what_one_does(made, tmp_path):
-    measured = replace(SMALL, iterations=0, test_problems=2)
-    jobs = [Job("measured", replace(measured, seed=seed), gsm8k.gsm8k_task) for seed in (0, 1)]
+def test_two_workers_do_what_one_does(tmp_path):
+    measured = replace(QUICK.base, iterations=0, test_problems=2)
+    jobs = {seed: Job("measured", replace(measured, seed=seed), gsm8k.gsm8k_task) for seed in (0, 1)}
     with Sweep(tmp_path / "two", workers=2) as two:
         side_by_side = two.make(jobs)
     one_by_one = Sweep(tmp_path / "one", workers=1).make(jobs)
-    assert [run.results for run in side_by_side] == [run.results for run in one_by_one]
+    assert [run.results for run in side_by_side.values()] == [run.results for run in one_by_one.values()]
     assert one_by_one[0].results["iterations"] == []
     assert one_by_one[0].results["before"] != one_by_one[1].results["before"]
 
 
 def test_a_worker_s_fault_is_raised_here(tmp_path):
     with pytest.raises(InputError, match="--lr -1"):
-        Sweep(tmp_path, workers=1).make([Job("wrong", replace(SMALL, lr=-1.0), gsm8k.gsm8k_task)])
-
-
-def test_mean_and_error_over_seeds():
-    values = np.random.default_rng(0).normal(size=7)
-    found = over_seeds(values)
-    assert found.mean == pytest.approx(sum(values) / 7)
-    assert found.se == pytest.approx((sum((v - found.mean) ** 2 for v in values) / 6 / 7) ** 0.5)
-    assert over_seeds([3.0]) == OverSeeds(3.0, None, [3.0])
+        Sweep(tmp_path, workers=1).make({"wrong": Job("wrong", replace(SMALL, lr=-1.0), gsm8k.gsm8k_task)})
 
 
 # ---- variants of the loss, trained with ----
@@ -144,7 +151,7 @@ def test_a_variant_s_gradient_goes_through_the_training_loop():
     batch = collate([[replace(e, logmu=sum(e.token_logmu))] for e in scored])
     mask = (torch.arange(batch.token_logmu.shape[1]) < batch.length[:, None]).double()
     gradients = []
-    for name in list(VARIANTS_DRAWN)[1:]:
+    for name in list(experiments.VARIANTS_DRAWN)[1:]:
         token_logp = token_logprobs(model, batch)
         expected = VARIANTS[name]()(token_logp, batch.token_logmu, batch.reward, mask)
         loss, logprobs = learn_with(name)
@@ -162,39 +169,78 @@ def test_a_variant_s_gradient_goes_through_the_training_loop():
 
 
 @pytest.mark.slow
-def test_a_variant_trains_and_starts_at_mu(sweep, made):
-    settings = replace(SMALL, reuse=made.folder)
-    [run] = sweep.make([Job("variant", settings, gsm8k.gsm8k_task, token_loss="geometric mean")])
-    assert run.folder != made.folder
-    assert abs(run.steps[0]["log_ratio_neg_q50"]) < 1e-4
+def test_a_variant_trains_and_starts_at_mu(sweep):
+    topr_s = Job("topr", QUICK.base, gsm8k.gsm8k_task)
+    runs = sweep.make({"topr": topr_s, "variant": topr_s._replace(copies="topr", token_loss="geometric mean")})
+    assert runs["variant"].folder != runs["topr"].folder
+    assert runs["variant"].settings.reuse == runs["topr"].folder
+    assert abs(runs["variant"].steps[0]["log_ratio_neg_q50"]) < 1e-4
 
 
-def test_the_paper_s_arm_samples_and_variants_reuse_its_samples():
-    jobs = planned(figures.variants, experiments.QUICK, range(2))
-    asked = [(job.settings.seed, job.settings.reuse, job.token_loss) for job in jobs]
-    sources = [Path(folder_name(job)) for job in jobs[:2]]
-    of_variants = [(seed, sources[seed], name) for name in list(VARIANTS_DRAWN)[1:] for seed in (0, 1)]
-    assert asked == [(0, None, None), (1, None, None), *of_variants]
-    assert len({replace(job.settings, seed=0, out=None, reuse=None) for job in jobs}) == 1
+def test_the_paper_s_arm_samples_and_variants_copy_its_samples():
+    jobs = STUDIES["variants"].planned(experiments.QUICK, range(2))
+    sources = {key: job for key, job in jobs.items() if job.copies is None}
+    assert [(job.settings.seed, job.token_loss) for job in sources.values()] == [(0, None), (1, None)]
+    for job in jobs.values():
+        assert job.copies is None or sources[job.copies].settings == job.settings  # the same seed, too
+    assert {job.token_loss for job in jobs.values()} == {None, *list(experiments.VARIANTS_DRAWN)[1:]}
 
 
 # ---- what is read off runs ----
 
 
-def test_the_cardinality_of_a_problem_is_counted_in_fours(made, tmp_path):
-    correct = [0, 1, 4, 5, 8, 8]  # of 8
+def test_shares_are_those_of_the_arms_that_their_names_say():
+    lab, figure = pretended("fig1")
+    for label, method in (("TOPR", "topr"), ("PPO", "ppo"), ("naive REINFORCE", "reinforce")):
+        base = replace(experiments.LAPTOP.base, method=method, lr=lab.rates["topr"])
+        rate = f"{lab.rates['topr']:.0e}".replace("e-0", "e-")
+        each = figure.shares[f"{label}, lr {rate}: correct at the end"].each
+        assert each == tuple(correct(replace(base, seed=seed)) for seed in range(3))
+    [gain] = [value for name, value in figure.shares.items() if name.startswith("TOPR - PPO")]
+    arms = [replace(experiments.LAPTOP.base, method=m, lr=lab.rates[m]) for m in ("topr", "ppo")]
+    each = [correct(replace(arms[0], seed=s)) - correct(replace(arms[1], seed=s)) for s in range(3)]
+    assert gain.each == pytest.approx(each)
+    assert gain.half_width == pytest.approx(4.303 * np.std(each, ddof=1) / 3**0.5)
+    _, figure = pretended("fig5")
+    base = replace(experiments.LAPTOP.base, lr=figure.data["own rate"])
+    for name, share in (("10% positive", 0.1), ("50% positive", 0.5)):
+        for p in (0.1, 0.5, 0.8):
+            arm = replace(base, proportion=share, effective_proportion=None if p == share else p)
+            found = figure.shares[f"{name}, p~ = {p:.0%}"].each
+            assert found == tuple(correct(replace(arm, seed=seed)) for seed in range(3))
+
+
+def test_a_method_s_rate_is_the_best_of_the_grid_on_held_out_problems():
+    lab, _ = pretended("fig1")
+    assert set(lab.rates) == set(lab.tried) == set(experiments.METHODS)
+    base = replace(experiments.LAPTOP.base, seed=100)
+    for name, tried in lab.tried.items():
+        expected = {
+            lr: correct(replace(base, lr=lr, **experiments.METHODS[name].changes)) for lr in experiments.LAPTOP.rates
+        }
+        assert tried == expected
+        assert tried[lab.rates[name]] == max(tried.values())
+    assert {run.job.task for run in lab.of_rates.values()} == {experiments.held_out_task}
+    assert {run.settings.seed for run in lab.of_rates.values()} == {100}
+    recorded = experiments.record("fig1", "fig1", lab._replace(runs={}), figures.fig2(lab))["learning_rates"]
+    assert recorded["PPO"] == {f"{lr:g}": share for lr, share in lab.tried["ppo"].items()}
+
+
+def test_the_cardinality_of_a_problem_is_counted_in_fours(tmp_path):
+    right = [0, 1, 4, 5, 8, 8]  # of 8
     samples = [
         Sample(problem_id=f"p{i}", prompt=f"p{i}", completion="!", reward=1.0 if j < count else -1.0)
-        for i, count in enumerate(correct)
+        for i, count in enumerate(right)
         for j in range(8)
     ]
-    run = Finished(replace(SMALL, out=tmp_path, test_samples=8), made.results)
-    write_file(tmp_path / "iteration-1" / f"test-{figures._last_step(made)}.jsonl", to_lines(samples))
-    assert figures._by_cardinality(run) == pytest.approx([1 / 6, 2 / 6, 3 / 6])
+    settings = replace(SMALL, out=tmp_path, test_samples=8)
+    write_file(tmp_path / "iteration-1" / "test-7.jsonl", to_lines(samples))
+    run = Finished(Job("topr", settings, gsm8k.gsm8k_task), pretended_results(settings))
+    assert figures.by_cardinality(run) == pytest.approx([1 / 6, 2 / 6, 3 / 6])
 
 
 def test_rates_are_chosen_on_problems_that_no_run_trains_or_tests_on():
-    task, settings = experiments.held_out_task(SMALL), replace(SMALL, problems=4)
+    task, settings = experiments.held_out_task(SMALL), SMALL
     usual = gsm8k.gsm8k_task(settings)
     assert [problem.id for problem in task.train] == [problem.id for problem in usual.train]
     held_out = {problem.question for problem in task.test}
@@ -204,21 +250,8 @@ def test_rates_are_chosen_on_problems_that_no_run_trains_or_tests_on():
     assert longest <= len(gsm8k.load_problems(SMALL.data, "train"))  # so that this holds for the laptop's figures too
 
 
-@pytest.mark.slow
-def test_a_method_s_rate_is_the_best_of_the_grid(sweep, monkeypatch):
-    monkeypatch.setattr(experiments, "HELD_OUT", 3)
-    lab = experiments.Lab(sweep, replace(experiments.QUICK, base=SMALL, rates=(1e-6, 1e-3)), range(1))
-    rates = lab.rates(["topr", "tis", "topr"])
-    assert set(rates) == set(lab.tried) == {"topr", "tis"}
-    for name, tried in lab.tried.items():
-        assert list(tried) == [1e-6, 1e-3]
-        assert tried[rates[name]] == max(tried.values())
-    assert {run.settings.seed for run in lab.used} == {100}
-
-
 def test_figure_2_is_where_the_paper_says_the_two_agree():
-    lab = experiments.Lab(Sweep(Path("unused"), 1), experiments.QUICK, range(1))
-    figure = figures.fig2(lab)
+    _, figure = pretended("fig2")
     numbers = {name: value.mean for name, value in figure.numbers.items()}
     assert [value for name, value in numbers.items() if "|TOPR - PPO|" in name] == pytest.approx([0, 0], abs=1e-12)
     where_ppo_clips = {name: value for name, value in numbers.items() if "where PPO clips" in name}
@@ -252,9 +285,12 @@ def test_a_baseline_of_minus_a_half_is_half_a_kl_penalty():
     )
 
 
+# ---- the runs of the paper's scale ----
+
+
 @pytest.mark.parametrize("name", reproduce.ON_MATH)
 def test_figures_on_math_run_on_math(name):
-    jobs = planned(getattr(figures, name.removesuffix("-math")), experiments.SCALES["paper-math"], range(1))
+    jobs = STUDIES[name.removesuffix("-math")].planned(experiments.SCALES["paper-math"], range(1)).values()
     assert {(job.task, job.settings.data, job.settings.shots) for job in jobs} == {
         (train_math.math_task, "EleutherAI/hendrycks_math", 4)
     }
@@ -277,10 +313,11 @@ RUNS_OF_THE_PAPER = {
 
 
 def test_all_runs_of_the_paper_s_figures_are_planned():
+    assert set(reproduce.FIGURES) == set(RUNS_OF_THE_PAPER) == set(STUDIES)
     for name, count in RUNS_OF_THE_PAPER.items():
-        jobs = planned(getattr(figures, name), experiments.PAPER, range(3))
-        assert Counter(job.settings.seed for job in jobs) == ({0: count, 1: count, 2: count} if count else {}), name
-    assert set(reproduce.FIGURES) - set(RUNS_OF_THE_PAPER) <= {"map"}
+        jobs = {folder_name(job): job for job in STUDIES[name].planned(experiments.PAPER, range(3)).values()}
+        seeds = Counter(job.settings.seed for job in jobs.values())
+        assert seeds == ({0: count, 1: count, 2: count} if count else {}), name
 
 
 def test_what_eight_processes_cannot_run_is_told_before_the_first_run(monkeypatch, tmp_path):
@@ -320,16 +357,14 @@ def test_section_4_2_s_epoch_over_all_samples_is_a_command():
 
 
 def test_the_paper_s_figure_8_has_deepseek_and_a_model_of_70b_that_is_not_trained():
-    for scale, k in (("paper", 16), ("paper-math", 16)):
-        jobs = {job.label: job.settings for job in planned(figures.fig8, experiments.SCALES[scale], range(1))}
-        assert all(
-            (settings.k, settings.reuse is None) == (k, "fig8-" not in label or "uniform" in label)
-            for label, settings in jobs.items()
-        )
-        deepseek, llama = (jobs[name] for name in experiments.PAPER.others)
+    for scale in ("paper", "paper-math"):
+        jobs = {job.label: job for job in STUDIES["fig8"].planned(experiments.SCALES[scale], range(1)).values()}
+        copying = {label for label, job in jobs.items() if job.copies is not None}
+        assert copying == {"fig8-positives_only", "fig8-anna_karenina", "fig8-control"}
+        assert {job.settings.k for job in jobs.values()} == {16}
+        deepseek, llama = (jobs[name].settings for name in experiments.PAPER.others)
         assert (deepseek.composition, deepseek.iterations) == ("anna_karenina", 5)
         assert (llama.model, llama.iterations, llama.engine_gpus) == (train_verifier.LLAMA_70B, 0, 4)
-    assert len(planned(figures.fig8, experiments.QUICK, range(1))) == 4
 
 
 @pytest.mark.slow
@@ -338,57 +373,47 @@ def test_a_model_that_is_not_trained_is_a_level_line_of_figure_8(sweep):
         "another": {"model": str(ROOT / "tiny" / "checker"), "composition": "anna_karenina"},
         "as it is": {"model": str(ROOT / "tiny" / "checker"), "iterations": 0},
     }
-    scale = replace(experiments.QUICK, base=SMALL, others=others)
-    figure = figures.fig8(experiments.Lab(sweep, scale, range(1)))
+    figure = figures.fig8(STUDIES["fig8"].lab(replace(QUICK, others=others), range(1), sweep))
     for key in ("pass@1", "maj@2"):
         another, level = (figure.data[key][name]["mean"] for name in others)
         assert level == [another[0]] * 3  # the same model, evaluated with the same seed
         assert figure.shares[f"as it is: {key} after iteration 2"].mean == level[0]
         assert figure.shares[f"another: {key} after iteration 2"].mean == another[2]
-    assert [line.label for line in figure.panels[0].lines][4:] == list(others)
+    assert [line.label for line in panels.fig8(figure.data)[0].lines][4:] == list(others)
 
 
 def test_what_depends_on_results_is_not_planned():
     """The laptop's learning rates are chosen by runs; more runs follow."""
-    jobs = planned(figures.fig1, experiments.LAPTOP, range(3))
+    jobs = STUDIES["fig1"].planned(experiments.LAPTOP, range(3)).values()
     assert len(jobs) == len(experiments.METHODS) * len(experiments.LAPTOP.rates)
     assert all(job.label.startswith("rate-") for job in jobs)
     assert not any(job.token_loss for job in jobs)  # not TIS's and SFT's either, which are also names of variants
-    of_variants = {job.token_loss for job in planned(figures.variants, experiments.LAPTOP, range(3))}
-    assert of_variants == {None, *list(VARIANTS_DRAWN)[1:]}
-
-
-def test_every_learning_rate_that_was_tried_is_recorded(tmp_path):
-    lab = experiments.Lab(Sweep(tmp_path, 1), experiments.QUICK, range(1))
-    lab.tried = {name: {1e-4: 0.5} for name in ("topr", "adamw", "per-token")}  # a method, an optimiser, a variant
-    recorded = reproduce.record("fig2", figures.fig2(lab), lab, "fig2")["learning_rates"]
-    assert recorded == {name: {"0.0001": 0.5} for name in ("TOPR", "adamw", "per-token")}
+    of_variants = STUDIES["variants"].planned(experiments.LAPTOP, range(3)).values()
+    assert {job.token_loss for job in of_variants} == {None, *list(experiments.VARIANTS_DRAWN)[1:]}
 
 
 @pytest.mark.slow
 def test_table_2_over_seeds_is_the_mean_of_its_runs(sweep):
-    small = replace(experiments.QUICK.verifier, problems=4, test_problems=3, n=2, test_samples=2, iterations=1)
-    lab = experiments.Lab(sweep, replace(experiments.QUICK, verifier=small), range(2))
+    small = replace(QUICK.verifier, problems=4, test_problems=3, n=2, test_samples=2, iterations=1)
+    lab = STUDIES["table2"].lab(replace(QUICK, verifier=small), range(2), sweep)
     figure = figures.table2(lab)
-    assert [run.settings.seed for run in lab.used] == [0, 1]
-    for row, columns in lab.used[0].results["table2"].items():
+    runs = [lab.runs["checker", seed] for seed in (0, 1)]
+    for row, columns in runs[0].results["table2"].items():
         for column in columns:
-            each = [run.results["table2"][row][column]["mean"] for run in lab.used]
+            each = tuple(run.results["table2"][row][column]["mean"] for run in runs)
             assert figure.shares[f"checker, {row}: {column}"].each == each
     gained = figure.shares[f"checker, TOPR - no verifier: {train_verifier.WEIGHTED}"].each
-    paired = [run.results["paired differences"] for run in lab.used]
     name = f"{train_verifier.WEIGHTED}, topr - maj@4"
-    assert gained == pytest.approx([differences[name]["mean"] for differences in paired])
-    assert not list(lab.used[0].folder.rglob("model.safetensors"))  # large, and measured
-    assert lab.make([Job("table2-checker", replace(small, seed=0), gsm8k.gsm8k_task, figures.verify)]) == [lab.used[0]]
+    assert gained == pytest.approx([run.results["paired differences"][name]["mean"] for run in runs])
+    assert not list(runs[0].folder.rglob("model.safetensors"))  # large, and measured
 
 
 # ---- the command ----
 
 
 def test_a_picture_is_drawn_anew_from_its_numbers(tmp_path, monkeypatch):
-    lab = experiments.Lab(Sweep(tmp_path, 1), experiments.QUICK, range(1))
-    reproduce.publish("fig2", figures.fig2(lab), lab, "fig2", tmp_path)
+    lab, figure = pretended("fig2")
+    reproduce.publish_numbers("fig2", figure, lab, "fig2", tmp_path)
     numbers, picture = ((tmp_path / f"fig2.{kind}").read_bytes() for kind in ("json", "png"))
     (tmp_path / "fig2.png").unlink()
     monkeypatch.setattr(sys, "argv", ["reproduce.py", "fig2", "--redraw", "--out", str(tmp_path)])
@@ -400,24 +425,16 @@ def test_a_picture_is_drawn_anew_from_its_numbers(tmp_path, monkeypatch):
         reproduce.main()
 
 
-@pytest.mark.parametrize("name", [name for name in reproduce.FIGURES if name != "map"])
+@pytest.mark.parametrize("name", [*reproduce.FIGURES, "real-llm"])
 def test_every_committed_picture_can_be_drawn_anew(name):
     content = json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
-    panels = getattr(figures, f"{name}_panels")(content["data"])
-    assert panels
-    for line in [line for panel in panels for line in panel.lines if line.kind != "band"]:
+    drawn = reproduce.panels_of(name, content["data"])
+    assert drawn
+    for line in [line for panel in drawn for line in panel.lines if line.kind != "band"]:
         assert len(line.x) == len(line.y) > 0
         assert np.isfinite(np.array(line.y, float)).any()
-
-
-def test_its_figures_are_the_functions_that_return_one():
-    returning = {name for name, value in vars(figures).items() if callable(value) and _returns_a_figure(value)}
-    assert set(reproduce.FIGURES) == returning
-    assert {name.removesuffix("-math") for name in reproduce.ON_MATH} <= returning
-
-
-def _returns_a_figure(function):
-    return getattr(function, "__annotations__", {}).get("return") is figures.Figure
+    for value in [*content["shares"].values(), *content["numbers"].values()]:  # as they would be counted today
+        assert Estimate.over_seeds(value["each"])[:2] == pytest.approx((value["mean"], value["half_width"]), abs=1e-12)
 
 
 def test_help_needs_nothing_that_is_slow_to_import():
@@ -454,6 +471,7 @@ def test_a_figure_from_end_to_end_and_again(tmp_path, monkeypatch, capsys):
         (["fig1", "--quick", "--preset", "paper"], "--quick: is for the laptop"),
         (["fig4-math"], "fig4-math: is for --preset paper only"),
         (["fig2", "fig8-math", "--quick"], "fig8-math: is for --preset paper only"),
+        (["map", "--redraw"], "map --redraw: the map is drawn from its runs' lines; give --hours 0"),
     ],
     ids=str,
 )

@@ -1,0 +1,343 @@
+"""The runs of figures: which are made, each in a folder of its own, and what was measured of them, as one table.
+
+A finished run is not made again and an interrupted one goes on, so a sweep can be extended later.
+"""
+
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
+from math import ceil
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+import topr
+import train_gsm8k
+from conformance.variants import VARIANTS
+from paper.token_loss import logprobs_with_gradient_of
+from pipeline.models.language_model import token_logprobs
+from pipeline.records import InputError, Sample, Task, read_rows, write_file
+from pipeline.report import Estimate, Table
+from pipeline.runtime.processes import progress_bar, rank
+from pipeline.settings import Settings, check
+from tasks.verifier import VerifierSettings
+
+if TYPE_CHECKING:
+    from pipeline.stages import Learn
+
+# ---- a run that is to be made -----------------------------------------------------------------------------------
+
+
+def run_job(job: "Job") -> None:
+    """Make the run of a job; InputError as `train_gsm8k.experiment` raises it."""
+    train_gsm8k.experiment(job.settings, job.task(job.settings), job.token_loss and learn_with(job.token_loss))
+
+
+def learn_with(variant: str) -> "Learn":
+    """The loss and the log-probabilities with which `topr.train` learns by one of conformance.variants.VARIANTS.
+
+    >>> loss, logprobs = learn_with("per-token")
+    >>> loss.keywords["limits"] == topr.PRESETS["reinforce"]  # weights are 1: `logprobs` has the variant's own
+    True
+    """
+    loss = partial(topr.topr_loss, limits=topr.PRESETS["reinforce"])
+    return loss, logprobs_with_gradient_of(VARIANTS[variant](), token_logprobs)
+
+
+class Job(NamedTuple):
+    """A run to be made. Worker processes import `task` and `run` by name: they are functions of modules.
+
+    label: begins the name of its folder. copies: the key of the job whose samples it trains on. token_loss: the name of
+    one of conformance.variants.VARIANTS, to train with it in place of the method's own loss. check: raises InputError,
+    before any run is made, where settings do not fit as many processes; as pipeline.settings.check does.
+    """
+
+    label: str
+    settings: Settings
+    task: Callable[[Settings], Task]
+    copies: Hashable = None
+    token_loss: str | None = None
+    run: Callable[["Job"], object] = run_job
+    check: Callable[[Settings, int], None] = check
+
+
+Jobs = Mapping[Hashable, Job]  # those of a figure's arms, by the arms' keys; or by (arm, seed)
+
+
+def sharing_samples(arms: Jobs) -> dict[Hashable, Job]:
+    """The arms, all of which train on the samples of the first."""
+    first, *others = arms
+    return {first: arms[first]} | {key: arms[key]._replace(copies=first) for key in others}
+
+
+def in_seeds(arms: Jobs, seeds: Iterable[int]) -> dict[Hashable, Job]:
+    """(arm, seed) -> its job. An arm copies the samples of the same seed.
+
+    >>> sorted(in_seeds({"topr": Job("topr", Settings(), print)}, range(2)))
+    [('topr', 0), ('topr', 1)]
+    """
+    return {
+        (key, seed): job._replace(
+            settings=replace(job.settings, seed=seed), copies=None if job.copies is None else (job.copies, seed)
+        )
+        for key, job in arms.items()
+        for seed in seeds
+    }
+
+
+def folder_name(job: Job) -> str:
+    """Label and seed, for readers, and a checksum of everything that the run depends on.
+
+    >>> folder_name(Job("plain IS", Settings(seed=3), folder_name)).split("_")[:2]
+    ['plain-IS', '3']
+    """
+    made_with = zlib.crc32(f"{job.settings.record()} {job.task.__name__} {job.token_loss}".encode())
+    return f"{re.sub('[^A-Za-z0-9.=~]+', '-', job.label)}_{job.settings.seed}_{made_with:08x}"
+
+
+def check_jobs(name: str, jobs: Jobs, processes: int) -> None:
+    """InputError, with figure and label, for the first job whose settings cannot be run on so many processes."""
+    for job in jobs.values():
+        try:
+            job.check(job.settings, processes)
+        except InputError as error:
+            raise InputError(f"{name}, {job.label}: {error}") from None
+
+
+def print_jobs(name: str, jobs: Jobs, usual: Sequence[Settings]) -> None:
+    """Print the jobs: seeds, settings that differ from the usual ones, how much each run draws and trains at most."""
+    by_label: dict[str, dict[str, Job]] = defaultdict(dict)
+    for job in jobs.values():
+        by_label[job.label].setdefault(folder_name(job), job)
+    rows = []
+    for label, of_label in by_label.items():
+        job, *_ = of_label.values()
+        seeds = " ".join(str(each.settings.seed) for each in of_label.values())
+        rows.append([label, seeds, differing(job, usual), *(f"{size:,}" for size in sizes(job.settings))])
+    Table([name, "seeds", "differs in", "samples", "steps"], rows).print()
+
+
+def differing(job: Job, usual: Sequence[Settings]) -> str:
+    """What a job changes in the usual settings of its kind.
+
+    >>> differing(Job("ppo", Settings(method="ppo", lr=1e-4, seed=3), print), [Settings()])
+    'method=ppo lr=0.0001'
+    """
+    here = asdict(job.settings) | {"token_loss": job.token_loss}
+    [of_kind] = [asdict(settings) for settings in usual if type(settings) is type(job.settings)]
+    changed = {name: value for name, value in here.items() if name != "seed" and value != of_kind.get(name)}
+    return " ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in changed.items())
+
+
+def sizes(settings: Settings) -> tuple[int, int]:
+    """Samples drawn and optimiser steps made by a run that finds as many problems as it asks for, at most.
+
+    >>> sizes(Settings(problems=10, n=4, batch=8, test_problems=5, test_samples=2, curve_points=1))
+    (60, 5)
+    """
+    problems, tested = settings.problems, settings.test_problems
+    if isinstance(settings, VerifierSettings):
+        problems, tested = problems * settings.train_solutions, tested * settings.test_solutions
+    drawn = problems * settings.drawn_per_problem
+    trained = 2 * problems * settings.pairs if settings.method == "dpo" else min(drawn, settings.examples or drawn)
+    along = settings.curve_samples * (settings.curve_points - 1) * settings.iterations
+    of_tests = tested * (settings.test_samples * (1 + settings.iterations) + along)
+    solutions = problems + tested if isinstance(settings, VerifierSettings) else 0
+    return settings.iterations * drawn + of_tests + solutions, settings.iterations * ceil(trained / settings.batch)
+
+
+# ---- a finished run, and what was measured of several ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished run: its job, with the folder that it was made in, and its results.json."""
+
+    job: Job
+    results: dict[str, Any]
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the run."""
+        return self.job.settings
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run."""
+        return self.settings.out
+
+    @cached_property
+    def steps(self) -> list[dict[str, float]]:
+        """The optimiser's steps of its first iteration: metrics.jsonl."""
+        lines = (self.folder / "iteration-1" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines]
+
+    @property
+    def last_step(self) -> int:
+        """The number of the first iteration's last step; 0 for a run that does not train."""
+        return sum(iteration["dataset"]["steps"] for iteration in self.results["iterations"][:1])
+
+    def tested(self, step: int) -> list[Sample]:
+        """The test problems' completions after this step of the first iteration."""
+        return read_rows(self.folder / "iteration-1" / f"test-{step}.jsonl", Sample)
+
+    @property
+    def cost(self) -> dict[str, Any]:
+        """Core seconds, commit and versions; the first two unknown where the run was ended before it wrote them."""
+        file = self.folder / "made.json"
+        made = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"seconds": 0.0, "commit": "unknown"}
+        return made | {"versions": self.results["versions"]}
+
+    @property
+    def measured(self) -> dict[str, list[float]]:
+        """Shares of outcomes along its first iteration; estimates, as maj@16, before it and after each iteration."""
+        iterations, before = self.results["iterations"], self.results["before"]
+        entries = [before, *(iteration["after"] for iteration in iterations)]
+        curve = iterations[0]["curve"] if iterations else entries
+        found = {name: [point[name] for point in curve] for name, value in before.items() if isinstance(value, float)}
+        estimates = [name for name, value in before.items() if isinstance(value, dict)]
+        return found | {name: [entry[name]["mean"] for entry in entries] for name in estimates}
+
+
+Series = dict[str, list[float | None]]  # a line of a figure in its file: mean and half_width at each point
+
+
+def series(points: Iterable[Estimate]) -> Series:
+    """Points of a line, each with half of its 95% interval; None for one seed.
+
+    >>> series([Estimate.over_seeds([1.0, 3.0]), Estimate(2.0)])
+    {'mean': [2.0, 2.0], 'half_width': [12.706, None]}
+    """
+    points = list(points)
+    return {"mean": [point.mean for point in points], "half_width": [point.half_width for point in points]}
+
+
+def texts(y: Series) -> list[str]:
+    """The points of a line, which are shares, in percent with their intervals.
+
+    >>> texts({"mean": [0.4, 0.5], "half_width": [0.1, None]})
+    ['40.0 ± 10.0 %', '50.0 %']
+    """
+    points = zip(y["mean"], y["half_width"], strict=True)
+    return [Estimate(mean, half_width).text(100, unit=" %") for mean, half_width in points]
+
+
+class Measured:
+    """A table of what was measured of runs: for an arm, a seed and a name the values along the run, or a single one.
+
+    >>> table = Measured([("topr", 0, {"correct": [0.25, 0.5]}), ("topr", 1, {"correct": [0.25, 1.0]})])
+    >>> table.each("topr", "correct"), table.mean("topr").mean
+    ({0: 0.5, 1: 1.0}, 0.75)
+    >>> table.along("topr", "correct")["mean"]
+    [0.25, 0.75]
+    """
+
+    def __init__(self, rows: Iterable[tuple[Hashable, int, Mapping[str, Sequence[float]]]]):
+        self._values: dict[tuple[Hashable, str], dict[int, Sequence[float]]] = defaultdict(dict)
+        for arm, seed, measured in rows:
+            for what, values in measured.items():
+                self._values[arm, what][seed] = values
+
+    def each(self, arm: Hashable, what: str = "correct", at: int = -1) -> dict[int, float]:
+        """Seed -> what was measured at a point of the run, by default the last; empty where no run has it."""
+        return {seed: values[at] for seed, values in self._values.get((arm, what), {}).items()}
+
+    def mean(self, arm: Hashable, what: str = "correct", at: int = -1) -> Estimate:
+        """The mean of these over seeds."""
+        return Estimate.over_seeds(self.each(arm, what, at).values())
+
+    def gain(self, arm: Hashable, other: Hashable, what: str = "correct", at: int = -1) -> Estimate | None:
+        """One arm minus another over the seeds that both have, whose runs share their samples; None without any.
+
+        >>> Measured([(arm, s, {"correct": [arm + s]}) for arm, s in ((1, 0), (1, 1), (3, 1), (3, 2))]).gain(3, 1)
+        Estimate(mean=2.0, half_width=None, each=(2.0,))
+        """
+        one, two = self.each(arm, what, at), self.each(other, what, at)
+        found = [one[seed] - two[seed] for seed in one if seed in two]
+        return Estimate.over_seeds(found) if found else None
+
+    def along(self, arm: Hashable, what: str = "correct") -> Series:
+        """The means over seeds at each point along the run."""
+        return series(map(Estimate.over_seeds, zip(*self._values[arm, what].values(), strict=True)))
+
+
+# ---- making them ------------------------------------------------------------------------------------------------
+
+
+class Sweep(AbstractContextManager):
+    """Runs in `folder`. Several workers are processes of one thread each; one worker is this process."""
+
+    def __init__(self, folder: Path, workers: int):
+        self._folder, self._workers, self._pool = folder, workers, None
+
+    def make(self, jobs: Jobs) -> dict[Hashable, Finished]:
+        """The runs of the jobs; those that are not finished are made first. InputError as `run_job` raises it."""
+        placed = {}
+        for key, job in jobs.items():
+            reuse = job.settings.reuse if job.copies is None else self._folder / folder_name(jobs[job.copies])
+            placed[key] = job._replace(settings=replace(job.settings, out=self._folder / folder_name(job), reuse=reuse))
+        for copies in (False, True):  # those that draw samples come first
+            wanted = {job.settings.out: job for job in placed.values() if (job.copies is not None) == copies}
+            missing = [job for out, job in wanted.items() if not (out / "results.json").exists()]
+            if missing:
+                for _ in progress_bar(self._made(missing), "runs", "run", total=len(missing)):
+                    pass
+        files = {key: job.settings.out / "results.json" for key, job in placed.items()}
+        return {key: Finished(placed[key], json.loads(file.read_text(encoding="utf-8"))) for key, file in files.items()}
+
+    def _made(self, jobs: Sequence[Job]) -> Iterable[None]:
+        if self._workers == 1:
+            yield from map(_make, jobs)
+            return
+        self._pool = self._pool or ProcessPoolExecutor(self._workers, get_context("spawn"), torch.set_num_threads, (1,))
+        try:
+            for future in as_completed([self._pool.submit(_make_silently, job) for job in jobs]):
+                yield future.result()
+        except BrokenProcessPool:  # something ended a worker: Ctrl-C reaches them too
+            raise KeyboardInterrupt from None
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+
+def _make(job: Job) -> None:
+    start = sum(os.times()[:4])  # of this process and its children: other work on the machine lengthens wall time
+    job.run(job)
+    if rank() == 0:
+        for model in job.settings.out.rglob("iteration-*/model"):
+            shutil.rmtree(model)  # it is large, and only its evaluations are needed now
+        made = {"seconds": round(sum(os.times()[:4]) - start, 1), "commit": commit()}
+        write_file(job.settings.out / "made.json", json.dumps(made) + "\n")
+
+
+def _make_silently(job: Job) -> None:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        _make(job)
+
+
+def commit() -> str:
+    """The commit of this code, with "-dirty" where Python files were changed; "unknown" outside a repository."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent.parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short", "HEAD") + ("-dirty" if git("status", "--short", "--", "*.py") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"

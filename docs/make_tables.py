@@ -57,10 +57,10 @@ def tables_of(name: str) -> dict[str, str]:
     return tables | {"made": f"`{found['command']}`: {cost}."}
 
 
-def shares(estimate: dict[str, Any], unit: str = " %") -> str:
+def interval(estimate: dict[str, Any], unit: str = " %") -> str:
     """A share in percent, with its 95% interval.
 
-    >>> shares({"mean": 0.5, "half_width": 0.127, "each": [0.49, 0.51]})
+    >>> interval({"mean": 0.5, "half_width": 0.127, "each": [0.49, 0.51]})
     '50.0 ± 12.7 %'
     """
     return Estimate(estimate["mean"], estimate["half_width"]).text(100, unit=unit)
@@ -155,7 +155,7 @@ def claims() -> Table:
     for name in (*(f"fig{i}" for i in range(1, 10)), "table2"):
         content = load(name)
         judged = content["judgement"]
-        numbers = {what: shares(of, " points" if " - " in what else " %") for what, of in content["shares"].items()}
+        numbers = {what: interval(of, " points" if " - " in what else " %") for what, of in content["shares"].items()}
         numbers |= {what: Estimate(*of.values()).text() for what, of in content["numbers"].items()}
         measured = re.sub(r"{(.*?)}", lambda match: numbers[match[1]], judged["measured"])  # noqa: B023
         [heading] = re.findall(rf"^## ({name}\b.*)$", text, re.MULTILINE)

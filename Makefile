@@ -31,7 +31,7 @@ test-all: lint .venv-vllm/ready .venv-trl/ready .venv-verl/ready chromium
 	$(MAKE) test-processors
 
 test-vllm: .venv/dev-ready .venv-vllm/ready
-	VLLM_PYTHON=.venv-vllm/bin/python .venv/bin/python -m pytest tests/test_vllm.py tests/test_vllm_gpu.py tests/test_rehearsal.py $(ARGS)
+	VLLM_PYTHON=.venv-vllm/bin/python .venv/bin/python -m pytest tests/test_vllm.py tests/test_vllm_gpu.py tests/test_sampling.py tests/test_rehearsal.py $(ARGS)
 
 # The examples in other trainers, each in an environment of its own.
 TRAINERS = TRL_PYTHON=.venv-trl/bin/python VERL_PYTHON=.venv-verl/bin/python

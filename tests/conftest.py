@@ -50,6 +50,16 @@ def python():
     return Path(os.environ["VLLM_PYTHON"]).absolute()
 
 
+@pytest.fixture(scope="session")
+def vllm(python, lm, tmp_path_factory):
+    """One engine of vLLM for all tests that can share it."""
+    from pipeline.vllm.client import vllm_engine
+
+    settings = gsm8k.Settings(engine="vllm", vllm_python=python)
+    with vllm_engine(settings.model, lm, 200, settings, tmp_path_factory.mktemp("vllm") / "vllm.log") as engine:
+        yield engine
+
+
 # Run under other interpreters, with packages that this one lacks.
 collect_ignore = ["gpu_kernels.py", "interpreted", "verl_steps.py"]
 

@@ -1,11 +1,11 @@
-"""The sampling engine on the real tiny model: the distribution it draws from, where completions end, and its seeds."""
+"""The sampling engines on the real tiny model: the distribution they draw from, where completions end, their seeds."""
 
-from collections import Counter
 from copy import deepcopy
 from dataclasses import replace
 
 import pytest
 import torch
+from engines import PROMPT, START, deviating, drawn, logps_after
 
 import train_gsm8k as gsm8k
 from pipeline import sampling as engines
@@ -14,31 +14,92 @@ from pipeline.models.language_model import load_model
 from pipeline.records import InputError
 from pipeline.sampling import SamplingParameters, check_lengths, draw_samples, transformers_engine
 
-PROMPT = "Q: Ada has 31 apples and finds 45 more. How many apples does Ada have now?\nA:"
+TWO = [PROMPT, PROMPT.replace("Ada", "Uma")]
 
 
-def draw(lm, sampling, prompts=(PROMPT,), n=8, seed=0, tokens_at_once=40_000):
-    found = [[] for _ in prompts]
-    for number, completion in transformers_engine(lm, tokens_at_once)(prompts, n, sampling, seed):
-        found[number].append(completion)
-    return found
+@pytest.fixture(params=["hf", "vllm"])
+def engine(request, lm):
+    """What holds for every engine is tested with each of them."""
+    return transformers_engine(lm, 40_000) if request.param == "hf" else request.getfixturevalue("vllm")
 
 
-def test_same_seed_same_completions_and_the_global_random_state_is_left_alone(lm):
+@pytest.fixture
+def hf(lm):
+    """transformers' generate with batches of any size."""
+    return lambda tokens_at_once=40_000: transformers_engine(lm, tokens_at_once)
+
+
+# ---- every engine ------------------------------------------------------------------------------------------------
+
+
+def test_same_seed_same_completions_and_the_global_random_state_is_left_alone(engine):
     state = torch.random.get_rng_state()
-    first, second, other = (draw(lm, SamplingParameters(max_new_tokens=24), seed=seed) for seed in (0, 0, 1))
+    sampling = SamplingParameters(max_new_tokens=24)
+    first, second, other = (drawn(engine, sampling, TWO, seed=seed) for seed in (0, 0, 1))
     assert first == second != other
     assert torch.equal(state, torch.random.get_rng_state())
+    assert len({completion.text for completion in first[0]}) > 2  # completions of a prompt differ
+    same = drawn(engine, sampling, [PROMPT, PROMPT])
+    assert same[0] != same[1]  # and so do prompts' seeds
 
 
-def test_completions_come_back_to_their_prompts_from_batches_of_any_size(lm):
-    prompts = [PROMPT, "Q: " + "figs " * 30 + "\nA:", PROMPT.replace("Ada", "Uma")]
+@pytest.mark.parametrize("top_k", [500, 3])
+def test_tokens_are_drawn_from_the_models_own_distribution(engine, lm, top_k):
+    found = drawn(engine, SamplingParameters(max_new_tokens=1, top_k=top_k), [START], n=1000)[0]
+    p = logps_after(lm, START, found[0].token_ids)[1][0].exp()
+    assert (p > 0.02).sum() > 5
+    kept = p.topk(min(top_k, len(p))).indices.tolist()
+    p = torch.zeros_like(p).index_copy(0, torch.tensor(kept), p[kept] / p[kept].sum())
+    assert deviating([completion.token_ids[0] for completion in found], p.tolist()) == []
+    assert {completion.token_ids[0] for completion in found} <= set(kept)
+
+
+def test_a_finished_completion_ends_with_its_end_of_sequence(engine, lm):
+    for completion in drawn(engine, SamplingParameters(max_new_tokens=64), n=32)[0]:
+        assert completion.finish_reason == "stop"
+        assert completion.token_ids[-1] == lm.tokenizer.eos_token_id
+        assert lm.tokenizer.pad_token_id not in completion.token_ids
+        assert completion.text == lm.tokenizer.decode(completion.token_ids[:-1])
+
+
+def test_a_completion_at_the_limit_is_cut(engine):
+    for completion in drawn(engine, SamplingParameters(max_new_tokens=3))[0]:
+        assert (completion.finish_reason, len(completion.token_ids)) == ("length", 3)
+
+
+def stopped(engine, tokenizer):
+    """Completions that " The answer" ends, all in full."""
+    found = drawn(engine, SamplingParameters(max_new_tokens=60, stop=("The ans",)), n=32)[0]
+    found = [completion for completion in found if "The ans" in completion.text]
+    assert len(found) > 16
+    for completion in found:
+        assert completion.finish_reason == "stop"
+        assert completion.text == tokenizer.decode(completion.token_ids)
+        assert "The ans" not in tokenizer.decode(completion.token_ids[:-1])
+
+
+def test_a_stop_string_ends_a_completion_and_is_kept(engine, lm):
+    stopped(engine, lm.tokenizer)
+
+
+# ---- transformers' generate --------------------------------------------------------------------------------------
+
+
+def test_a_stop_string_is_kept_where_padding_is_the_end_of_sequence(lm):
+    tokenizer = load_model(gsm8k.Settings().model).tokenizer
+    tokenizer.pad_token = tokenizer.eos_token
+    stopped(transformers_engine(lm._replace(tokenizer=tokenizer), 40_000), tokenizer)
+
+
+def test_completions_come_back_to_their_prompts_from_batches_of_any_size(hf):
+    prompts = [PROMPT, "Q: " + "figs " * 30 + "\nA:", TWO[1]]
     for tokens_at_once in (1, 200, 40_000):
-        found = draw(lm, SamplingParameters(max_new_tokens=12), prompts, n=3, tokens_at_once=tokens_at_once)
+        found = drawn(hf(tokens_at_once), SamplingParameters(max_new_tokens=12), prompts, n=3)
         assert [len(completions) for completions in found] == [3, 3, 3]
-    greedy = draw(lm, SamplingParameters(max_new_tokens=12, top_k=1), prompts, n=2, tokens_at_once=300)
-    alone = [draw(lm, SamplingParameters(max_new_tokens=12, top_k=1), [prompt], n=2)[0] for prompt in prompts]
-    assert greedy == alone
+    greedy = SamplingParameters(max_new_tokens=12, top_k=1)
+    assert drawn(hf(300), greedy, prompts, n=2) == [drawn(hf(), greedy, [prompt], n=2)[0] for prompt in prompts]
+    alone = drawn(hf(1), SamplingParameters(max_new_tokens=24))[0]
+    assert len({completion.text for completion in alone}) > 2  # each batch has a seed of its own
 
 
 @pytest.mark.parametrize("prompts", [(PROMPT,), (PROMPT, "Q: " + "figs " * 30 + "\nA:"), ("Q", PROMPT, "Q: 1?\nA:")])
@@ -48,73 +109,31 @@ def test_prompts_that_are_computed_once_give_what_plain_generate_gives(lm, promp
     exact.model.register_forward_pre_hook(
         lambda _, args, kwargs: prefills.append(kwargs["past_key_values"].get_seq_length()), with_kwargs=True
     )
-    sampling = SamplingParameters(max_new_tokens=24, temperature=2.0)
-    shared = draw(exact, sampling, prompts)
+    engine, sampling = transformers_engine(exact, 40_000), SamplingParameters(max_new_tokens=24, temperature=2.0)
+    shared = drawn(engine, sampling, prompts)
     assert 0 in prefills
     assert len({len(exact.tokenizer(prompt)["input_ids"]) for prompt in prompts}) == len(prompts)
     monkeypatch.setattr(engines, "_computed_once", lambda *_: None)
-    assert draw(exact, sampling, prompts) == shared
+    assert drawn(engine, sampling, prompts) == shared
     assert len({completion.text for completions in shared for completion in completions}) > 4 * len(prompts)
 
 
-def test_prompts_of_one_token_have_nothing_to_compute_before_it(lm):
-    [completions] = draw(lm, SamplingParameters(max_new_tokens=4), ["Q"])
+def test_prompts_of_one_token_have_nothing_to_compute_before_it(hf, lm):
+    [completions] = drawn(hf(), SamplingParameters(max_new_tokens=4), ["Q"])
     assert len(lm.tokenizer("Q")["input_ids"]) == 1
     assert len(completions) == 8
 
 
-@pytest.mark.parametrize("top_k", [pytest.param(500, marks=pytest.mark.slow), 2])
-def test_tokens_are_drawn_from_the_models_own_distribution(lm, top_k):
-    n = 4000
-    found = draw(lm, SamplingParameters(max_new_tokens=3, top_k=top_k), n=n)[0]
-    # The second digit of a sum is where this model hesitates: the tokens after a first one are compared.
-    first = Counter(completion.token_ids[0] for completion in found).most_common(1)[0][0]
-    second = Counter(completion.token_ids[1] for completion in found if completion.token_ids[0] == first)
-    ids = torch.tensor([lm.tokenizer(PROMPT)["input_ids"] + [first]])
-    with torch.no_grad():
-        probabilities = lm.model(ids).logits[0, -1].softmax(-1)
-    kept, tokens = probabilities.topk(min(top_k, len(probabilities)))
-    kept = dict(zip(tokens.tolist(), (kept / kept.sum()).tolist(), strict=True))
-    total = sum(second.values())
-    for token, probability in kept.items():
-        assert second[token] / total == pytest.approx(probability, abs=5 * (probability / total) ** 0.5 + 1e-3)
-    assert set(second) <= set(kept)
-
-
-def test_a_finished_completion_ends_with_its_end_of_sequence(lm):
-    for completion in draw(lm, SamplingParameters(max_new_tokens=60), n=32)[0]:
-        assert completion.finish_reason == "stop"
-        assert completion.token_ids[-1] == lm.tokenizer.eos_token_id
-        assert lm.tokenizer.pad_token_id not in completion.token_ids
-        assert completion.text == lm.tokenizer.decode(completion.token_ids[:-1])
-
-
-def test_a_completion_at_the_limit_is_cut(lm):
-    for completion in draw(lm, SamplingParameters(max_new_tokens=3))[0]:
-        assert (completion.finish_reason, len(completion.token_ids)) == ("length", 3)
-
-
-@pytest.mark.parametrize("pad_is_eos", [False, True])
-def test_a_stop_string_ends_a_completion_and_is_kept(lm, pad_is_eos):
-    tokenizer = load_model(gsm8k.Settings().model).tokenizer
-    if pad_is_eos:
-        tokenizer.pad_token = tokenizer.eos_token
-    found = draw(lm._replace(tokenizer=tokenizer), SamplingParameters(max_new_tokens=60, stop=("The ans",)), n=32)[0]
-    stopped = [completion for completion in found if "The ans" in completion.text]
-    assert len(stopped) > 16
-    for completion in stopped:
-        assert completion.finish_reason == "stop"
-        assert completion.text == tokenizer.decode(completion.token_ids)
-        assert "The ans" not in tokenizer.decode(completion.token_ids[:-1])
-
-
-def test_the_models_own_sampling_habits_do_not_leak_in(lm):
-    plain = draw(lm, SamplingParameters(max_new_tokens=24))
+def test_the_models_own_sampling_habits_do_not_leak_in(hf, lm):
+    plain = drawn(hf(), SamplingParameters(max_new_tokens=24))
     lm.model.generation_config.repetition_penalty = 50.0
     try:
-        assert draw(lm, SamplingParameters(max_new_tokens=24)) == plain
+        assert drawn(hf(), SamplingParameters(max_new_tokens=24)) == plain
     finally:
         lm.model.generation_config.repetition_penalty = None
+
+
+# ---- prompts, grades, restart ------------------------------------------------------------------------------------
 
 
 def test_a_prompt_beyond_the_context_is_refused(lm):

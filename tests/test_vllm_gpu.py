@@ -1,14 +1,12 @@
 """vLLM's code for a GPU, Model Runner V2 and its kernels, run on a processor by Triton's interpreter."""
 
 import json
-import math
 import os
 import subprocess
-from collections import Counter
 from pathlib import Path
 
 import pytest
-import torch
+from engines import PROMPT, START, deviating, drawn, logps_after
 
 import train_gsm8k as gsm8k
 from pipeline.sampling import SamplingParameters
@@ -16,7 +14,6 @@ from pipeline.vllm.client import vllm_engine
 
 HERE = Path(__file__).parent
 VARIABLES = {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1", "PYTHONPATH": str(HERE / "interpreted")}
-PROMPT = "Q: Ada has 31 apples and finds 45 more. How many apples does Ada have now?\nA:"
 
 
 @pytest.fixture(scope="module")
@@ -29,20 +26,6 @@ def interpreting(python, tmp_path_factory):
     return script
 
 
-def logps_of(lm, prompt, token_ids):
-    """log pi of the tokens behind the prompt, and of all tokens at the first of these places, in float64."""
-    prompt_ids = lm.tokenizer(prompt)["input_ids"]
-    ids = torch.tensor([prompt_ids + token_ids])
-    with torch.no_grad():
-        known = lm.model(ids).logits[0, len(prompt_ids) - 1 : -1].double().log_softmax(-1)
-    return known.gather(1, ids[0, len(prompt_ids) :, None])[:, 0], known[0]
-
-
-def deviates(count, n, p):
-    """Whether a count is further from n p than chance makes it once in two million times."""
-    return abs(count - n * p) > 5 * math.sqrt(n * p * (1 - p)) + 1
-
-
 @pytest.mark.slow
 def test_requests_as_ours_are_answered_with_the_models_own_distribution(interpreting, lm, tmp_path):
     log = tmp_path / "vllm.log"
@@ -50,25 +33,20 @@ def test_requests_as_ours_are_answered_with_the_models_own_distribution(interpre
     with vllm_engine(settings.model, lm, 200, settings, log) as engine:
 
         def draw(prompt, n, seed, **sampling):
-            return [c for _, c in engine([prompt], n, SamplingParameters(**sampling), seed)]
+            return drawn(engine, SamplingParameters(**sampling), [prompt], n, seed)[0]
 
         assert "Using V2 Model Runner" in log.read_text()
         whole = draw(PROMPT, 3, 5, max_new_tokens=8, top_k=500)
         assert draw(PROMPT, 2, 6, max_new_tokens=8, top_k=500) == whole[1:]  # completion k has its prompt's seed + k
         for completion in whole:
-            logps, _ = logps_of(lm, PROMPT, completion.token_ids)
-            assert completion.token_logmu == pytest.approx(logps.tolist(), abs=1e-4)
+            assert completion.token_logmu == pytest.approx(logps_after(lm, PROMPT, completion.token_ids)[0], abs=1e-4)
 
-        # Where many tokens are likely: with top-k 3 three alone are drawn, with the log-probabilities they have in all.
-        start, n = "Q: Ada has", 150
-        free = draw(start, n, 0, max_new_tokens=1, top_k=lm.model.config.vocab_size)
-        known = logps_of(lm, start, free[0].token_ids)[1]
-        found = Counter(c.token_ids[0] for c in free)
-        likely = [token for token in range(len(known)) if known[token].exp() > 0.02]
-        assert len(likely) > 5
-        assert [(t, found[t]) for t in likely if deviates(found[t], n, known[t].exp().item())] == []
+        # With top-k 3 three tokens alone are drawn, with the log-probabilities that they have among all.
+        free = draw(START, 150, 0, max_new_tokens=1, top_k=lm.model.config.vocab_size)
+        known = logps_after(lm, START, free[0].token_ids)[1][0]
+        assert deviating([completion.token_ids[0] for completion in free], known.exp().tolist()) == []
         kept = set(known.topk(3).indices.tolist())
-        for one, other in zip(free[:15], draw(start, 15, 0, max_new_tokens=1, top_k=3), strict=True):
+        for one, other in zip(free[:15], draw(START, 15, 0, max_new_tokens=1, top_k=3), strict=True):
             assert other.token_ids[0] in kept
             assert other.token_logmu == pytest.approx([known[other.token_ids[0]].item()], abs=1e-4)
             assert one.token_ids == other.token_ids or one.token_ids[0] not in kept  # the same noise
@@ -84,10 +62,8 @@ def test_the_kernels_are_right_where_the_vocabulary_takes_several_blocks(interpr
     assert found["top_k_is_right"]
     assert found["error_torch.float32"] < 1e-5  # of numbers near 10
     assert found["error_torch.bfloat16"] < 1e-5
-    p, n = found["p"], len(found["drawn"][0])
-    for drawn in found["drawn"]:
-        assert [i for i in range(4) if deviates(drawn.count(i), n, p[i])] == []
     first, second = found["drawn"]
+    assert deviating(first, found["p"]) == deviating(second, found["p"]) == []
+    pairs = [i * j for i in found["p"] for j in found["p"]]
     for one, other in ((first, second), (first[:-1], first[1:])):  # positions, and seeds, that follow each other
-        pairs = Counter(zip(one, other, strict=True))
-        assert [(i, j) for i in range(4) for j in range(4) if deviates(pairs[i, j], len(one), p[i] * p[j])] == []
+        assert deviating([4 * i + j for i, j in zip(one, other, strict=True)], pairs) == []

@@ -12,7 +12,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -38,74 +41,69 @@ def vllm_engine(model: str, lm: LanguageModel, longest: int, settings: Settings,
     tokens of a prompt and its completion. log: where vLLM's own messages go. InputError where it does not start, or
     dies; what it had answered before is not lost.
     """
-    on_gpu = torch.cuda.is_available()
     options = {"model": model, "dtype": settings.compute, "max_model_len": longest}
     options |= {"trust_remote_code": settings.trust_remote_code, "tensor_parallel_size": settings.engine_gpus}
-    options |= {"gpu_memory_utilization": GPU_MEMORY} if on_gpu else {}
-    if not on_gpu:  # vLLM 0.32 takes back a draw when a prompt is split, which a processor's random generators refuse
+    if torch.cuda.is_available():
+        options |= {"gpu_memory_utilization": GPU_MEMORY}
+    else:  # vLLM 0.32 takes back a draw when a prompt is split, which a processor's random generators refuse
         options |= {"enforce_eager": True, "enable_chunked_prefill": False}
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as messages:
-        # All processes of the engine inherit the lock with their standard error: it is free when none of them is left.
-        fcntl.flock(messages, fcntl.LOCK_EX)
-        command = [str(settings.vllm_python or sys.executable), str(WORKER), json.dumps(options)]
-        try:
-            worker = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=messages,
-                env=_environment(settings.engine_gpus, on_gpu),
-                start_new_session=True,  # the processes that it starts end with it
-            )
-        except OSError as error:
-            raise InputError(f"--vllm-python {settings.vllm_python}: cannot be run: {error.strerror}") from None
+    worker, connection = _start(options, settings, log)
 
-    def ask(request: dict | None) -> dict:
+    def answer() -> Any:
         try:
-            if request is not None:
-                worker.stdin.write(json.dumps(request).encode() + b"\n")
-                worker.stdin.flush()
-            line = worker.stdout.readline()
-        except BrokenPipeError:
-            line = b""
-        if not line.endswith(b"\n"):  # it may have died in the middle of one
+            return connection.recv()
+        except (EOFError, OSError):  # it may have died in the middle of an answer
             raise InputError(
                 f"vLLM ended with exit status {worker.wait()}; its messages are in {log}. What was sampled before is "
                 "kept: the same command goes on behind it"
-            )
-        return json.loads(line)
+            ) from None
 
     def engine(
         prompts: Sequence[str], n: int, sampling: SamplingParameters, seed: int
     ) -> Iterator[tuple[int, Completion]]:
-        own = _to_vllm(sampling) | {"stop_token_ids": sorted(lm.ends)}
-        answer = ask({"prompts": lm.prompt_ids(prompts), "n": n, "sampling": own, "seed": seed})
-        for number, completions in enumerate(answer["completions"]):
+        own = asdict(sampling) | {"include_stop_str_in_output": True, "stop_token_ids": sorted(lm.ends)}
+        own |= {"max_tokens": own.pop("max_new_tokens"), "stop": list(sampling.stop)}
+        with suppress(BrokenPipeError):  # it has ended, as `answer` tells
+            connection.send({"prompts": lm.prompt_ids(prompts), "n": n, "sampling": own, "seed": seed})
+        for number, completions in enumerate(answer()):
             for completion in completions:
                 yield number, Completion(text=lm.text(completion["token_ids"]), **completion)
 
     try:
-        started = ask(None)
-        if "error" in started:
-            error = " ".join(started["error"].split())[:300]
-            raise InputError(f"--engine vllm: {command[0]}: {error} ({ADVICE}; all messages: {log})")
+        if error := answer():
+            error = " ".join(error.split())[:300]
+            raise InputError(f"--engine vllm: {worker.args[0]}: {error} ({ADVICE}; all messages: {log})")
         yield engine
     finally:
         with suppress(ProcessLookupError):
-            os.killpg(worker.pid, signal.SIGKILL)  # they have nothing to save
+            os.killpg(worker.pid, signal.SIGKILL)  # its processes have nothing to save
         worker.wait()
+        connection.close()
         with log.open("ab") as messages:
             fcntl.flock(messages, fcntl.LOCK_EX)  # their memory is free then
-        with suppress(BrokenPipeError):
-            worker.stdin.close()
-        worker.stdout.close()
 
 
-def _to_vllm(sampling: SamplingParameters) -> dict:
-    settings = asdict(sampling)
-    settings["max_tokens"] = settings.pop("max_new_tokens")
-    return settings | {"stop": list(sampling.stop), "include_stop_str_in_output": True}
+def _start(options: dict[str, Any], settings: Settings, log: Path) -> tuple[subprocess.Popen, Connection]:
+    """The worker, and the connection to it. All of its processes inherit a lock on the log until they have ended."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    ours, theirs = Pipe()
+    command = [str(settings.vllm_python or sys.executable), str(WORKER), json.dumps(options)]
+    command += [str(theirs.fileno()), str(os.getpid())]
+    with theirs, log.open("ab") as messages:
+        fcntl.flock(messages, fcntl.LOCK_EX)
+        try:
+            worker = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=messages,
+                stderr=messages,
+                pass_fds=[theirs.fileno()],
+                env=_environment(settings.engine_gpus, torch.cuda.is_available()),
+                start_new_session=True,  # the processes that it starts end with it
+            )
+        except OSError as error:
+            raise InputError(f"--vllm-python {settings.vllm_python}: cannot be run: {error.strerror}") from None
+    return worker, ours
 
 
 def _environment(gpus: int, on_gpu: bool) -> dict[str, str]:

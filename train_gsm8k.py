@@ -24,7 +24,7 @@ from pydantic import BaseModel
 
 from pipeline.records import OUTCOMES, InputError, Outcome, Problem, Task, read_shots, read_split
 from pipeline.runtime.preflight import check_machine
-from pipeline.runtime.processes import command, rank
+from pipeline.runtime.processes import command, device, rank, ranks
 from pipeline.settings import Settings, check, intended_ranks, read_settings
 
 if TYPE_CHECKING:
@@ -36,15 +36,14 @@ if TYPE_CHECKING:
 def experiment(settings: Settings, task: Task, learn: "Learn | None" = None) -> dict:
     """All stages of a run in their order, each done unless its file is there. Returns what results.json holds.
 
-    learn: the functions (loss, logprobs) that `topr.train` is given, instead of the method's. InputError where
-    settings, model, samples or folder do not fit; nothing is written then.
+    settings: such as `check` has passed. learn: the functions (loss, logprobs) that `topr.train` is given, instead of
+    the method's. InputError where model, samples or folder do not fit; nothing is written then.
     """
-    from pipeline.stages import Run  # torch and transformers, which --help does without
+    from pipeline.stages import open_run  # torch and transformers, which --help does without
 
-    check(settings)
-    with Run(settings, task, learn) as run:
-        if run.found is not None:  # by an earlier call
-            return run.found
+    with open_run(settings, task, learn) as run:
+        if run.is_finished:  # by an earlier call
+            return run.results()
         run.evaluate(1, run.start)
         model = run.start.model
         for iteration in range(1, settings.iterations + 1):
@@ -224,7 +223,8 @@ def main(
 
             print_plan(settings, task(settings))
         elif not settings.dry_run:
-            check_machine(settings)
+            if settings.preset != "laptop" or ranks() > 1 or device().type == "cuda":
+                check_machine(settings)
             results = experiment(settings, task(settings))
             if rank() == 0:
                 if settings.evaluation:

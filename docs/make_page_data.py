@@ -21,9 +21,11 @@ from paper.runs import commit
 from pipeline.dataset import Row
 from pipeline.models.language_model import collate, load_model, token_logprobs
 from pipeline.records import Example, Sample, Task, read_rows, write_file
+from pipeline.results import versions
 from pipeline.runtime.processes import command
+from pipeline.runtime.run_folder import Point
 from pipeline.settings import MethodName, Settings
-from pipeline.stages import Point, Run, versions
+from pipeline.stages import open_run
 from train_gsm8k import gsm8k_task
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,7 +48,7 @@ class Looked(NamedTuple):
 
 def look(settings: Settings, task: Task) -> Looked:
     """The experiment of train_gsm8k.py; each model is used to score the chosen examples before it is removed."""
-    with Run(settings, task) as run:
+    with open_run(settings, task) as run:
         run.evaluate(1, run.start)
         samples = run.sample(1, settings.model)
         rows = run.compose(1, samples, settings.model)

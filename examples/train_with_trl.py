@@ -46,8 +46,7 @@ def main() -> None:
     from pipeline.evaluation import evaluate
     from pipeline.models.language_model import load_model
     from pipeline.report import Estimate
-    from pipeline.sampling import draw_samples, transformers_engine
-    from pipeline.stages import sampling_parameters
+    from pipeline.sampling import SamplingParameters, draw_samples, transformers_engine
 
     class ToprTrainer(ToprLoss, GRPOTrainer):
         pass
@@ -64,7 +63,10 @@ def main() -> None:
 
     def measure(when: str) -> None:
         lm.model.eval()
-        engine, parameters = transformers_engine(lm, ours.tokens_at_once), sampling_parameters(ours, task)
+        engine, parameters = (
+            transformers_engine(lm, ours.tokens_at_once),
+            SamplingParameters(max_new_tokens=ours.max_new_tokens),
+        )
         samples = draw_samples(
             task, task.test[: settings.test_problems], 8, engine, parameters, seed=1, description=f"evaluating {when}"
         )

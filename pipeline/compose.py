@@ -3,9 +3,10 @@
 COMPOSITIONS and BASELINES have an entry for each: a new one is a function here and its entry.
 """
 
+import operator
 import random
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.methods import METHODS
 from pipeline.records import Example, InputError, Sample
@@ -13,7 +14,7 @@ from pipeline.records import Example, InputError, Sample
 if TYPE_CHECKING:
     from pipeline.settings import Settings
 
-# ---- compositions: (samples, how many, random numbers, --proportion) -> indices of the chosen, in order ----------
+# ---- compositions: (samples, how many, random numbers, --proportion) -> indices of the chosen, in order -----------
 
 
 def choose(settings: "Settings", samples: Sequence[Sample], number: int = 1) -> list[int]:
@@ -22,7 +23,7 @@ def choose(settings: "Settings", samples: Sequence[Sample], number: int = 1) -> 
     Where a composition asks for more samples of a kind than were drawn, it takes those there are.
     """
     rng, size = random.Random(settings.seed_of(f"composition {number}")), settings.examples or len(samples)
-    return COMPOSITIONS[settings.composition](samples, size, rng, settings.proportion)
+    return COMPOSITIONS[settings.composition].choose(samples, size, rng, settings.proportion)
 
 
 def uniform(samples: Sequence[Sample], size: int, rng: random.Random, share: float | None = None) -> list[int]:
@@ -77,11 +78,18 @@ def _some(numbers: Sequence[int], size: int, rng: random.Random) -> list[int]:
     return sorted(rng.sample(numbers, min(size, len(numbers))))
 
 
-COMPOSITIONS: dict[str, Callable[..., list[int]]] = {
-    "uniform": uniform,
-    "positives_only": positives_only,
-    "anna_karenina": anna_karenina,
-    "proportion": proportion,
+class Composition(NamedTuple):
+    """How the samples of an iteration are chosen, and how many of each problem are drawn to choose from."""
+
+    choose: Callable[..., list[int]]
+    drawn: Callable[["Settings"], int] = operator.attrgetter("n")
+
+
+COMPOSITIONS = {
+    "uniform": Composition(uniform),
+    "positives_only": Composition(positives_only),
+    "anna_karenina": Composition(anna_karenina, drawn=operator.attrgetter("candidates")),
+    "proportion": Composition(proportion),
 }
 
 

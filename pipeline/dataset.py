@@ -9,24 +9,87 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.compose import baselines_of, choose
+from pipeline.compose import COMPOSITIONS, baselines_of, choose
 from pipeline.methods import METHODS
-from pipeline.models.language_model import LanguageModel, collate
-from pipeline.own_samples import read_samples
-from pipeline.records import Example, InputError, Sample
+from pipeline.models import chunked_head
+from pipeline.models.language_model import META, LanguageModel, asked_by, collate, load_model
+from pipeline.records import Example, InputError, Sample, Task
+from pipeline.runtime.preflight import Size
 from pipeline.runtime.processes import device as own_device
-from pipeline.runtime.processes import from_all_ranks, progress_bar
-from pipeline.settings import Settings
+from pipeline.runtime.processes import from_all_ranks, progress_bar, rank
+from pipeline.runtime.run_folder import refuse_others
+from pipeline.sampling import SamplingParameters, check_lengths
+from pipeline.settings import OF_DRAWING, Settings
 from topr import Step
 
 Row = list[Example]  # examples of one prompt, which are computed together and learnt from in the same step
+
+
+# ---- what a run is given: read and checked before it begins ------------------------------------------------------
+
+
+class Inputs(NamedTuple):
+    """The task with the prompts that the model gets, the model without weights, and what was read of the files."""
+
+    task: Task
+    meta: LanguageModel
+    size: Size
+    lengths: tuple[int, int]  # tokens of a prompt and of a completion that is trained on, at most
+    sampling: SamplingParameters  # of training and test samples alike
+    given: list[Sample] | None  # --samples
+    composed: tuple[list[Row], dict[str, Any]] | None  # what is trained on of these
+    held_out: list[Row] | None  # --held-out
+    record: dict[str, Any]  # what the run is, for config.json
+
+
+def read_inputs(settings: Settings, task: Task) -> Inputs:
+    """The inputs of a run; InputError where model, problems and samples do not fit together."""
+    is_drawn = bool(settings.iterations and not settings.samples)
+    is_tested = settings.test_source is not None
+    task = task if is_tested else replace(task, test=())
+    for problems, name, is_needed in ((task.train, "training", is_drawn), (task.test, "test", is_tested)):
+        if is_needed and not problems:
+            raise InputError(f"task {task.name}: has no {name} problems")
+    meta = load_model(settings.model, META, settings)
+    if settings.sliced_head:
+        chunked_head.check_head(meta.model)
+    task = asked_by(meta, task) if settings.chat else task
+    tokens_at_most = check_lengths(task, meta, settings.max_new_tokens)
+    lengths = tokens_at_most - settings.max_new_tokens, settings.max_new_tokens
+    given, composed, held_out, digests = None, None, None, {}
+    if settings.samples:
+        given, digests["samples_sha256"] = given_samples(settings, settings.samples, meta)
+        composed = compose(settings, given, meta, task.stop)
+        lengths = longest(composed[0])
+        tokens_at_most = tokens_at_most or sum(lengths)
+    if settings.held_out:
+        from pipeline.held_out import rows_held_out
+
+        others, digests["held_out_sha256"] = given_samples(settings, settings.held_out, meta)
+        held_out = rows_held_out(settings, others, meta, task.stop)
+        prompts, trained = ({sample.prompt for sample in samples} for samples in (others, given))
+        if (shared := len(prompts & trained)) and rank() == 0:
+            print(f"{settings.held_out}: {shared} of {len(prompts)} prompts are trained on too", flush=True)
+    parameters = sum(weight.numel() for weight in meta.model.parameters())
+    per_problem = COMPOSITIONS[settings.composition].drawn(settings)
+    drawn = len(task.train) * per_problem if given is None else len(given)
+    size = Size(parameters, drawn, len(task.test) * settings.test_samples, tokens_at_most)
+    limits = settings.temperature, settings.top_p, settings.top_k, settings.max_new_tokens
+    sampling = SamplingParameters(*limits, task.stop)
+    record = settings.record(**digests)
+    if settings.reuse is not None:
+        here = {name: record[name] for name in OF_DRAWING}
+        refuse_others(settings.reuse, here, "has drawn otherwise", "give a --reuse that has drawn the same")
+    return Inputs(task, meta, size, lengths, sampling, given, composed, held_out, record)
+
+
+# ---- what is trained on --------------------------------------------------------------------------------------------
 
 
 def compose(
@@ -45,7 +108,8 @@ def compose(
         raise InputError(f"--composition {settings.composition}: none of the {len(samples)} samples fits; draw more")
     examples = encode(samples, lm, stop, str(settings.samples or "samples.jsonl"), chosen)
     taken = [samples[i] for i in chosen]
-    baselines = baselines_of(settings, taken) if settings.has_baseline else [0.0] * len(taken)
+    has_baseline = (settings.baseline_from, settings.baseline, settings.effective_proportion) != ("zero", None, None)
+    baselines = baselines_of(settings, taken) if has_baseline else [0.0] * len(taken)
     examples = [replace(example, reward=example.reward - c) for example, c in zip(examples, baselines, strict=True)]
     learns_negatives = settings.bounds is None or settings.bounds.b_neg > 0
     if not learns_negatives and all(example.reward <= 0 for example in examples):
@@ -74,15 +138,17 @@ def compose(
     return [[replace(example, row=i) for example in row] for i, row in enumerate(rows)], counts
 
 
-def given_samples(settings: Settings, source: str | Path, lm: LanguageModel) -> list[Sample]:
-    """The samples of --samples or --held-out; messages are asked in the model's chat template.
+def given_samples(settings: Settings, source: str, lm: LanguageModel) -> tuple[list[Sample], str]:
+    """The samples of --samples or --held-out, and their SHA-256; messages are asked in the model's chat template.
 
     InputError as `read_samples` raises it, and where log mu is to be trusted and missing.
     """
+    from pipeline.own_samples import digest_of, read_samples
+
     samples = read_samples(source, settings.columns, lm.chat.ask_messages if lm.chat else None)
     if settings.trust_logmu:
-        check_logmu(samples, str(source))
-    return samples
+        check_logmu(samples, source)
+    return samples, digest_of(source, samples)
 
 
 # ---- examples, baseline, rows -----------------------------------------------------------------------------------
@@ -160,27 +226,6 @@ def score(
     # In float32, as training sums log pi: at the first step the log-ratio is 0 but for rounding.
     logmu = {key: float(np.sum(token_logmu, dtype=np.float32)) for key, token_logmu in found.items()}
     return [[replace(e, token_logmu=found[e.row, e.sample], logmu=logmu[e.row, e.sample]) for e in row] for row in rows]
-
-
-def with_logmu_of(rows: Sequence[Row], others: Sequence[Example]) -> list[Row]:
-    """The rows with the log mu of others, if those are the same completions in the same order; rewards may differ.
-
-    Empty if they are not.
-
-    >>> example = Example([1], [2], float("nan"), 1.0, sample=0, row=0)
-    >>> [[found]] = with_logmu_of([[example]], [replace(example, logmu=-3.0, token_logmu=[-3.0], reward=0.5)])
-    >>> found.logmu, found.reward
-    (-3.0, 1.0)
-    """
-
-    def place(example: Example) -> tuple[list[int], list[int], int, int]:
-        return example.prompt_ids, example.completion_ids, example.sample, example.row
-
-    if [place(example) for row in rows for example in row] != [place(other) for other in others]:
-        return []
-    known = iter(others)
-    found = [[(example, next(known)) for example in row] for row in rows]
-    return [[replace(e, token_logmu=k.token_logmu, logmu=k.logmu) for e, k in row] for row in found]
 
 
 def engine_mismatch(samples: Sequence[Sample], rows: Sequence[Row]) -> dict[str, float] | None:
@@ -281,6 +326,15 @@ def epoch_steps(rows: Sequence[Row], batch: int, micro_batch: int, rank: int = 0
         empty = [MicroBatch(of_step[:1], per_row > 1, True)] * (count - len(full))
         steps.append(EpochStep(full + empty, sum(map(len, of_step))))
     return steps
+
+
+def tokens(step: EpochStep) -> int:
+    """The tokens of a step's largest micro-batch, padding included: they decide how much memory it takes.
+
+    >>> tokens(epoch_steps([[Example([1, 2], [3], -1.0, 1.0)]] * 2, batch=2, micro_batch=2)[0])
+    6
+    """
+    return max(len(part.rows) * sum(longest(part.rows)) for part in step.micro_batches)
 
 
 def longest(rows: Sequence[Row]) -> tuple[int, int]:

@@ -11,8 +11,7 @@ from rich.table import Table
 
 from pipeline import dataset
 from pipeline.held_out import rows_held_out
-from pipeline.models.chat import asked_by, load_to_ask
-from pipeline.models.language_model import META, LanguageModel
+from pipeline.models.language_model import META, LanguageModel, asked_by, load_model
 from pipeline.records import Task
 from pipeline.rehearsal import Choice, choose, needed, setup_of
 from pipeline.runtime.preflight import Size, checkpoint_bytes, disk_needed, memory_needed
@@ -43,7 +42,7 @@ def print_plan(settings: Settings, task: Task) -> None:
     """Print the plan of a run as a table; InputError where its model or prompts do not fit."""
     processes = intended_ranks(settings.preset)
     table = Table("", "", "how")
-    lm = load_to_ask(settings, settings.model, META)
+    lm = load_model(settings.model, META, settings)
     for item in plan(settings, asked_by(lm, task), lm, processes):
         value = f"{item.value / 1e9:,.3g} GB" if item.unit == "bytes" else f"{item.value:,.{item.digits}f} {item.unit}"
         table.add_row(item.name, value, item.how)
@@ -55,7 +54,7 @@ def plan(settings: Settings, task: Task, lm: LanguageModel, processes: int) -> l
     task = task if settings.test_source else replace(task, test=())
     longest = check_lengths(task, lm, settings.max_new_tokens)
     prompts = lm.prompt_ids([task.prompt(problem) for problem in task.train]) if task.train else []
-    given = dataset.given_samples(settings, settings.samples, lm) if settings.samples else None
+    given = dataset.given_samples(settings, settings.samples, lm)[0] if settings.samples else None
     drawn = len(given) if given else len(task.train) * settings.drawn_per_problem
     trained = min(settings.examples or drawn, drawn)
     k = settings.iterations
@@ -68,7 +67,7 @@ def plan(settings: Settings, task: Task, lm: LanguageModel, processes: int) -> l
     if given:
         lengths = dataset.longest(dataset.compose(settings, given, lm, task.stop)[0])
         longest = longest or sum(lengths)
-    held_out = dataset.given_samples(settings, settings.held_out, lm) if settings.held_out else []
+    held_out = dataset.given_samples(settings, settings.held_out, lm)[0] if settings.held_out else []
     if held_out:
         rows_held_out(settings, held_out, lm, task.stop)  # InputError where they do not fit
     chosen = _chosen(settings, processes, *lengths)

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.grading import named
 from pipeline.records import InputError, Sample, Task
 from pipeline.report import Estimate, Table
+from pipeline.sampling import named
 
 
 class Answers(NamedTuple):

@@ -6,18 +6,21 @@ independent; they tell how far other held-out samples would move the number.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from pipeline.compose import baselines_of
-from pipeline.dataset import Row, encode
+from pipeline.dataset import EpochStep, Row, encode, score
 from pipeline.models.language_model import LanguageModel
 from pipeline.plots import Panel, draw, estimates
 from pipeline.records import Sample
 from pipeline.report import Estimate
+from pipeline.runtime.run_folder import read_checked
 from pipeline.settings import Settings
 
 MEASURED = {
@@ -56,6 +59,17 @@ def rows_held_out(settings: Settings, samples: Sequence[Sample], lm: LanguageMod
     unknown = {} if settings.trust_logmu else {"logmu": math.nan, "token_logmu": None}
     pairs = zip(examples, baselines, strict=True)
     return [[replace(example, reward=example.reward - c, row=i, **unknown)] for i, (example, c) in enumerate(pairs)]
+
+
+def score_held_out(
+    file: Path, rows: Sequence[Row], steps: Sequence[EpochStep], lm: LanguageModel, logprobs: Callable[..., Tensor]
+) -> list[Scored]:
+    """The lines of `file`: the held-out `rows` under a model, which computes them as it would to train on them.
+
+    log mu is that of test-0.jsonl beside the file, where it is there.
+    """
+    before = file.with_name("test-0.jsonl")
+    return to_scored(rows, score(rows, steps, lm, logprobs), read_checked(before, Scored) if before.exists() else ())
 
 
 def to_scored(rows: Iterable[Row], found: Iterable[Row], before: Sequence[Scored] = ()) -> list[Scored]:

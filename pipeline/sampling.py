@@ -1,23 +1,37 @@
 """Sampling: prompts in, completions out, and then grades.
 
-The engine here is `transformers`' own generate; vllm/client.py has the other. A completion is what the model wrote,
-token by token, up to and including its end of sequence or the stop string; nothing is appended or dropped before it is
-scored.
+ENGINES has an entry for each engine: `transformers`' own generate is here, vllm/client.py has the other. A completion
+is what the model wrote, token by token, up to and including its end of sequence or the stop string; nothing is appended
+or dropped before it is scored. torch is imported where it is used, so that the engines' names are there without it.
 """
 
+import inspect
+import math
+import signal
+import threading
+import traceback
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from functools import partial
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import torch
-from torch import Tensor
-from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+from pipeline.records import Drawn, Grade, InputError, Problem, Sample, Task, read_rows, to_lines, write_file
+from pipeline.runtime.processes import end_with_others, progress_bar, ranks
 
-from pipeline.grading import graded
-from pipeline.models.language_model import LanguageModel
-from pipeline.records import Drawn, InputError, Problem, Sample, Task
-from pipeline.runtime.processes import progress_bar
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import DynamicCache, PreTrainedModel
+
+    from pipeline.dataset import Inputs
+    from pipeline.models.language_model import LanguageModel
+    from pipeline.settings import Settings
+
+
+REWARD_SECONDS = 300.0  # for a completion, ours: a function that hangs by mistake ends the run with a line
 
 
 @dataclass(frozen=True)
@@ -93,7 +107,161 @@ def draw(
     ]
 
 
-def transformers_engine(lm: LanguageModel, tokens_at_once: int) -> Engine:
+def draw_into(
+    part: Path, task: Task, problems: Sequence[Problem], n: int, chunk: int, draw_some: Callable[..., list[Drawn]]
+) -> None:
+    """Write n graded samples of each problem to `part`, at most `chunk` problems at a time.
+
+    draw_some: (problems, how many samples are before theirs) -> their completions. These are in PART.drawn before they
+    are graded. An interrupted call, given again, goes on behind the last whole chunk, and grades what it had drawn.
+    """
+    left, samples = part.with_name(f"{part.name}.drawn"), read_rows(part, Sample, "growing")
+    done = len(problems) if len(samples) == n * len(problems) else len(samples) // (n * chunk) * chunk
+    write_file(part, to_lines(samples[: done * n]))
+    with part.open("a", encoding="utf-8") as growing:
+        for start in range(done, len(problems), chunk):
+            if ranks() > 1:
+                end_with_others()
+            some = problems[start : start + chunk]
+            of_each = [problem for problem in some for _ in range(n)]
+            drawn = read_rows(left, Drawn, "growing")
+            if not (drawn and is_of(task, drawn, of_each)):
+                drawn = draw_some(some, start * n)
+                write_file(left, to_lines(drawn))
+            growing.write(to_lines(graded(task, drawn, of_each)))
+            growing.flush()
+
+
+def is_of(task: Task, drawn: Sequence[Drawn], problems: Sequence[Problem]) -> bool:
+    """Whether these are completions of the problems, one of each, with the prompts that the task asks them by.
+
+    >>> task = Task("sums", [], [], grade=str)
+    >>> is_of(task, [Drawn(problem_id="1", prompt="1 + 1 =", completion=" 2")], [Problem("1", "1 + 1 =")])
+    True
+    """
+    return [(one.problem_id, one.prompt) for one in drawn] == [(p.id, task.prompt(p)) for p in problems]
+
+
+# ---- grades: here alone a task's own functions are called on completions -----------------------------------------
+
+
+def graded(
+    task: Task, drawn: Sequence[Drawn], problems: Sequence[Problem], seconds: float = REWARD_SECONDS
+) -> list[Sample]:
+    """Each completion with the grade of its text before the stop string, in place of any grade that it had.
+
+    problems: that of each completion. seconds: how long the task's function may take for a completion; a batch has that
+    many for each of its own. InputError names the problem, the completion and the line of the task's code that raised,
+    hung, or returned what is no grade.
+
+    >>> task = Task("short", [], [], reward=lambda completion, problem: 1 - len(completion))
+    >>> [sample] = graded(task, [Drawn(prompt="?", completion="four")], [Problem("1", "?")])
+    >>> sample.reward, sample.outcome
+    (-3.0, 'incorrect')
+    """
+    texts = [task.visible(one.completion) for one in drawn]
+    function = task.reward or task.batch_reward or task.grade
+    values: list[Any] = []
+    if task.batch_reward and texts:
+        with named(function, problems[0].id, texts[0], seconds * len(texts)):
+            values = list(function(texts, problems))
+            if len(values) != len(texts):
+                raise _Fault(f"returned {len(values)} grades for {len(texts)} completions, of which this is the first")
+    samples = []
+    for i, (one, text, problem) in enumerate(zip(drawn, texts, problems, strict=True)):
+        with named(function, problem.id, text, seconds):
+            value = values[i] if values else function(text, problem.gold if task.grade else problem)
+            if task.grade:
+                grade = Grade(1.0 if value == task.outcomes[0] else -1.0, value)
+            elif isinstance(value, Grade):
+                grade = value
+            else:
+                grade = Grade(value, task.outcomes[0 if isinstance(value, Real) and value > 0 else 1])
+            if not (isinstance(grade.reward, Real) and math.isfinite(grade.reward)):
+                raise _Fault(f"returned {grade.reward!r:.80}, where a finite number or a Grade should be")
+            if grade.outcome not in task.outcomes:
+                known = f"none of the task's outcomes {task.outcomes}"
+                raise _Fault(f"returned the outcome {grade.outcome!r:.80}, which is {known}")
+        samples.append(Sample(**dict(one) | {"reward": float(grade.reward), "outcome": grade.outcome}))
+    return samples
+
+
+class _Fault(BaseException):
+    """What a task's function did wrong. No Exception: code that expects some of its own catches these too often."""
+
+
+@contextmanager
+def named(function: Callable, problem_id: str | None, text: str, seconds: float = math.inf) -> Iterator[None]:
+    """Inside it a task's `function` is called on a text; InputError tells where it raised or ran out of time.
+
+    The time limit is an alarm, which the main thread alone gets; elsewhere there is none. An alarm that was set before
+    rings later by as long as the block took. Code in C that does not look at signals goes on to its end.
+    """
+
+    def ring(number: int, frame: Any) -> None:
+        raise _Fault(f"took more than {seconds:g} s, see REWARD_SECONDS in pipeline/sampling.py")
+
+    has_alarm = seconds < math.inf and threading.current_thread() is threading.main_thread()
+    if has_alarm:
+        handler = signal.signal(signal.SIGALRM, ring)
+        delay, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    except InputError:
+        raise
+    except (_Fault, Exception) as error:
+        [*_, told] = traceback.format_exception_only(error)
+        fault = " ".join(str(error).split()) if isinstance(error, _Fault) else told.strip().partition("\n")[0]
+        raise InputError(
+            f"problem {problem_id}, completion {text[:80]!r}: {_place(function, error)}: {fault}; mend it, and the "
+            "same command goes on with what was drawn"
+        ) from error
+    finally:
+        if has_alarm:
+            signal.setitimer(signal.ITIMER_REAL, delay, interval)
+            signal.signal(signal.SIGALRM, handler)
+
+
+def _place(function: Callable, error: BaseException) -> str:
+    """FILE:LINE of the last line of the function's file that was at work at the error; else of the function."""
+    function = inspect.unwrap(function.func if isinstance(function, partial) else function)
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    if code is None:  # written in C
+        return repr(function)
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == code.co_filename]
+    return f"{code.co_filename}:{[code.co_firstlineno, *lines][-1]}"
+
+
+# ---- engines ----------------------------------------------------------------------------------------------------
+
+
+class EngineKind(NamedTuple):
+    """How an engine is opened, in a context that closes it: (model, load, inputs, settings, log).
+
+    model: its folder or hub name; load: () -> the model in this process, for an engine that is here too. inputs: those
+    of the run. log: a file for the messages of an engine in a process of its own.
+    """
+
+    open: Callable[..., AbstractContextManager[Engine]]
+    spans_gpus: bool = False  # whether one may have the GPUs of several ranks
+
+
+def _open_vllm(
+    model: str, load: Callable, inputs: "Inputs", settings: "Settings", log: Path
+) -> AbstractContextManager[Engine]:
+    from pipeline.vllm.client import vllm_engine
+
+    return vllm_engine(model, inputs.meta, inputs.size.longest, settings, log)
+
+
+ENGINES = {
+    "hf": EngineKind(lambda model, load, inputs, s, log: nullcontext(transformers_engine(load(), s.tokens_at_once))),
+    "vllm": EngineKind(_open_vllm, spans_gpus=True),
+}
+
+
+def transformers_engine(lm: "LanguageModel", tokens_at_once: int) -> Engine:
     """An engine that batches `generate`; tokens_at_once bounds rows times (prompt + new tokens) of one batch."""
 
     def engine(
@@ -111,7 +279,7 @@ def transformers_engine(lm: LanguageModel, tokens_at_once: int) -> Engine:
     return engine
 
 
-def check_lengths(task: Task, lm: LanguageModel, new_tokens: int) -> int:
+def check_lengths(task: Task, lm: "LanguageModel", new_tokens: int) -> int:
     """The tokens of the longest prompt with `new_tokens` behind it; InputError where they exceed the context.
 
     0 without problems.
@@ -130,9 +298,12 @@ def check_lengths(task: Task, lm: LanguageModel, new_tokens: int) -> int:
 
 
 def _generate(
-    lm: LanguageModel, prompt_ids: list[list[int]], sampling: SamplingParameters, seed: int
+    lm: "LanguageModel", prompt_ids: list[list[int]], sampling: SamplingParameters, seed: int
 ) -> list[list[int]]:
     """The raw continuation of each prompt, padding included; the global random state is left as it was."""
+    import torch
+    from transformers import GenerationConfig
+
     model, tokenizer = lm.model, lm.tokenizer
     config = GenerationConfig(
         do_sample=True,
@@ -164,7 +335,9 @@ def _generate(
     return ids[:, width:].tolist()
 
 
-def _computed_once(model: PreTrainedModel, mask: Tensor, prompt_ids: Tensor, prompt_of: Tensor) -> DynamicCache | None:
+def _computed_once(
+    model: "PreTrainedModel", mask: "Tensor", prompt_ids: "Tensor", prompt_of: "Tensor"
+) -> "DynamicCache | None":
     """Keys and values of all but the last token of each prompt, computed once for all its completions.
 
     mask, prompt_ids: (R, P); prompt_of: (B,). They are repeated to (B, heads, P - 1, size), from where `generate` goes
@@ -172,6 +345,8 @@ def _computed_once(model: PreTrainedModel, mask: Tensor, prompt_ids: Tensor, pro
     """
     if len(prompt_ids) == len(prompt_of) or prompt_ids.shape[1] == 1:
         return None
+    from transformers import DynamicCache
+
     cache, mask = DynamicCache(config=model.config), mask[:, :-1]
     positions = (mask.cumsum(-1) - 1).clamp_min(0)
     model(prompt_ids[:, :-1], attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1)
@@ -179,7 +354,7 @@ def _computed_once(model: PreTrainedModel, mask: Tensor, prompt_ids: Tensor, pro
     return cache
 
 
-def _cut(token_ids: list[int], lm: LanguageModel, sampling: SamplingParameters) -> Completion:
+def _cut(token_ids: list[int], lm: "LanguageModel", sampling: SamplingParameters) -> Completion:
     """The completion without the padding that follows its end."""
 
     def has_stop(size: int) -> bool:

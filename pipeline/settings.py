@@ -4,9 +4,11 @@ import dataclasses
 import math
 import os
 import re
+import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
@@ -15,7 +17,8 @@ import tyro
 from pipeline.compose import BASELINES, COMPOSITIONS
 from pipeline.methods import METHODS
 from pipeline.records import InputError, read_text
-from pipeline.runtime.processes import ranks
+from pipeline.runtime.processes import device, ranks
+from pipeline.sampling import ENGINES
 
 if TYPE_CHECKING:
     from topr import Limits
@@ -25,6 +28,7 @@ Preset = Literal["laptop", "single-gpu", "paper"]
 MethodName = Literal[*METHODS]
 CompositionName = Literal[*COMPOSITIONS]
 BaselineName = Literal[*BASELINES]
+EngineName = Literal[*ENGINES]
 OptimizerName = Literal["adamw", "adafactor", "sgd"]
 Compute = Literal["float32", "bfloat16"]
 TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
@@ -98,7 +102,7 @@ class Settings:
     epochs: Count = 1
     """passes over these samples, each in an order of its own (paper, Section 4.2: 1)"""
 
-    engine: Literal["hf", "vllm"] | None = None
+    engine: EngineName | None = None
     """what samples; default: vllm where there is a GPU (paper, Section 4.2), else transformers' generate"""
     vllm_python: Path | None = None
     """interpreter whose environment has vLLM; default: this one (ours)"""
@@ -186,7 +190,7 @@ class Settings:
     @property
     def drawn_per_problem(self) -> int:
         """Samples that are drawn for each training problem."""
-        return self.candidates if self.composition == "anna_karenina" else self.n
+        return COMPOSITIONS[self.composition].drawn(self)
 
     @property
     def test_source(self) -> str | None:
@@ -207,21 +211,9 @@ class Settings:
         """The four bounds: those given, or the method's row of Table 1; None for a method with a loss of its own."""
         from topr import PRESETS, Limits
 
-        return Limits(*self.limits or PRESETS[self.method]) if METHODS[self.method].loss is None else None
-
-    @property
-    def per_row(self) -> int:
-        """Completions of a prompt that are computed together and learnt from in the same step: 2 are a pair.
-
-        >>> Settings(method="dpo").per_row
-        2
-        """
-        return 2 if METHODS[self.method].of_pairs else self.completions_per_row
-
-    @property
-    def has_baseline(self) -> bool:
-        """Whether anything is subtracted from the rewards."""
-        return (self.baseline_from, self.baseline, self.effective_proportion) != ("zero", None, None)
+        if METHODS[self.method].loss is not None:
+            return None
+        return Limits(*self.limits) if self.limits else PRESETS[self.method]
 
     def seed_of(self, stage: str) -> int:
         """A seed of its own for each stage, so that a change in one stage leaves the others' draws alone."""
@@ -230,7 +222,7 @@ class Settings:
     def record(self, samples_sha256: str | None = None, held_out_sha256: str | None = None) -> dict:
         """What a run is, for config.json: its settings, hashes of the samples it was given, and its processes."""
         others = {
-            "system": self.system_prompt,
+            "system": self.system_prompt if self.chat else None,
             "samples_sha256": samples_sha256,
             "held_out_sha256": held_out_sha256,
             "ranks": ranks(),
@@ -288,20 +280,16 @@ def intended_ranks(preset: Preset) -> int:
     return 8 if preset == "paper" and "WORLD_SIZE" not in os.environ else ranks()
 
 
-def check_engine_gpus(option: str, gpus: int, processes: int) -> None:
-    """InputError unless the processes of a machine can be divided among engines of so many GPUs.
+def check_engine_gpus(option: str, engine: EngineName | None, gpus: int, processes: int) -> None:
+    """InputError unless the engine can span so many GPUs, and a machine's processes can be divided among such engines.
 
-    >>> check_engine_gpus("--engine-gpus", 4, processes=8)
+    >>> check_engine_gpus("--engine-gpus", "vllm", 4, processes=8)
     """
     local = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
     if local % gpus > 0:
         raise InputError(f"{option} {gpus}: must divide the {local} processes of a machine, one for each GPU")
-
-
-def _rules(hint: Any) -> list[Range]:
-    """The ranges in a type hint: its own, or those of the types that it joins, as in `Count | None`."""
-    notes = [note for part in (hint, *get_args(hint)) for note in getattr(part, "__metadata__", ())]
-    return [note for note in notes if isinstance(note, Range)]
+    if gpus > 1 and not ENGINES[engine or ("vllm" if device().type == "cuda" else "hf")].spans_gpus:
+        raise InputError(f"{option} {gpus}: is for --engine vllm; transformers' generate uses the process's own GPU")
 
 
 def check(settings: Settings, processes: int | None = None) -> None:
@@ -317,10 +305,13 @@ def check(settings: Settings, processes: int | None = None) -> None:
 
     for name, hint in get_type_hints(type(settings), include_extras=True).items():
         value = getattr(settings, name)
-        for rule in _rules(hint) if value is not None else ():
+        types = (hint, *get_args(hint))  # `Count | None` joins two, each with notes of its own
+        notes = [note for part in types for note in getattr(part, "__metadata__", ())]
+        for rule in (note for note in notes if isinstance(note, Range) and value is not None):
             refuse(not rule.holds(value), f"--{name.replace('_', '-')} {value}: {rule.text}")
     refuse(settings.method not in METHODS, f"--method {settings.method}: choose from {', '.join(METHODS)}")
-    method, size = METHODS[settings.method], settings.per_row
+    method = METHODS[settings.method]
+    size = 2 if method.of_pairs else settings.completions_per_row
     refuse(settings.batch % size > 0, f"--batch {settings.batch}: must be a multiple of the {size} in a row")
     least = size * processes
     refuse(
@@ -328,8 +319,15 @@ def check(settings: Settings, processes: int | None = None) -> None:
         f"--batch {settings.batch}: is less than a row for each of {processes} processes; give --batch {least}",
     )
     k, n = settings.k, settings.test_samples
+    for option, package in (("lora", "peft" if settings.lora else None), ("track", settings.track)):
+        refuse(
+            package is not None and find_spec(package) is None,
+            f"--{option} {getattr(settings, option)}: needs {package}, which is not installed: "
+            f"{sys.executable} -m pip install {package}",
+        )
     refuse(k > n, f"--test-samples {n}: must be at least --k {k}; with more, maj@{k} has an interval")
-    check_engine_gpus("--engine-gpus", settings.engine_gpus, processes)
+    if settings.engine_gpus > 1:
+        check_engine_gpus("--engine-gpus", settings.engine, settings.engine_gpus, processes)
     refuse(
         settings.lora is not None and processes > 1,
         f"--lora {settings.lora}: is for one process, and there are {processes}; train all weights, or start one",
@@ -341,7 +339,7 @@ def check(settings: Settings, processes: int | None = None) -> None:
     is_given = settings.baseline is not None or settings.baseline_from != "zero"
     is_share_given = settings.effective_proportion is not None
     refuse(is_given and is_share_given, "--effective-proportion: sets the baseline; give no other")
-    refuse(method.of_pairs and settings.has_baseline, f"--method {settings.method}: has no baseline; give none")
+    refuse(method.of_pairs and (is_given or is_share_given), f"--method {settings.method}: has no baseline; give none")
     is_proportion = settings.composition == "proportion"
     refuse(
         is_proportion != (settings.proportion is not None),

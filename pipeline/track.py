@@ -19,14 +19,13 @@ from pipeline.runtime.processes import rank
 from pipeline.settings import TrackerName
 
 Told = float | Table | Path  # a point of a curve, a table, the file of a picture
+Tell = Callable[[Mapping[str, Any], int], None]
 Library = tuple[Callable[[dict[str, Told], int], None], Callable[[bool], None]]
 """add(values, step), and close(is_done), which writes what is not written yet when the run is done or was stopped"""
 
 
 @contextmanager
-def tracker(
-    name: TrackerName | None, folder: Path, settings: Mapping[str, Any]
-) -> Iterator[Callable[[Mapping[str, Any], int], None]]:
+def tracker(name: TrackerName | None, folder: Path, settings: Mapping[str, Any]) -> Iterator[Tell]:
     """`tell(values, step)`, by which rank zero of the run in `folder` tells its tracker; nobody, where it has no name.
 
     Of the values it tells numbers, tables and files of pictures, those of a mapping as OUTER/INNER.

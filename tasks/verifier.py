@@ -29,12 +29,12 @@ import tyro
 from pydantic import BaseModel
 
 from pipeline.evaluation import Answers, collect, wins
-from pipeline.grading import graded
 from pipeline.records import OUTCOMES, Drawn, InputError, Outcome, Problem, Sample, Task, read_rows, write_file
 from pipeline.report import Estimate, Table
 from pipeline.runtime.preflight import check_machine
 from pipeline.runtime.processes import command, on_all_ranks, on_rank_zero, process_group, rank, ranks
 from pipeline.runtime.run_folder import digest, held_folder, read_checked
+from pipeline.sampling import graded
 from pipeline.settings import TINY, Count, Positive, Settings, Several, check, check_engine_gpus, read_settings
 from tasks.math import PRESETS as MATH_PRESETS
 from tasks.math import math_task
@@ -172,7 +172,7 @@ def check_verifier(settings: VerifierSettings, processes: int | None = None) -> 
     if settings.samples is not None or settings.reuse is not None:
         raise InputError("--samples and --reuse: a verifier is trained on verifications of its own")
     check(settings, processes)
-    check_engine_gpus("--generator-gpus", settings.generator_gpus, processes or ranks())
+    check_engine_gpus("--generator-gpus", settings.engine, settings.generator_gpus, processes or ranks())
 
 
 # ---- the run -----------------------------------------------------------------------------------------------------
@@ -180,12 +180,8 @@ def check_verifier(settings: VerifierSettings, processes: int | None = None) -> 
 
 def run(settings: VerifierSettings) -> dict:
     """Solve, verify and train; returns what results.json holds. InputError as `train_gsm8k.experiment` raises it."""
-    from pipeline.stages import chosen_engine
-
     check_verifier(settings)
     check_machine(settings)
-    for option, gpus in (("--engine-gpus", settings.engine_gpus), ("--generator-gpus", settings.generator_gpus)):
-        chosen_engine(settings, option, gpus)
     task = gsm8k_task(settings) if settings.task == "gsm8k" else math_task(settings)
     if len(task.test) < 2:
         raise InputError(f"{len(task.test)} test problem: has no interval; take at least 2")
@@ -194,7 +190,7 @@ def run(settings: VerifierSettings) -> dict:
             stack.enter_context(process_group(alone=True))  # one for all three runs
         given = on_all_ranks(lambda: given_solutions(settings, task))
         on_all_ranks(lambda: _check_models(settings, is_drawn=len(given) < 2))
-        on_rank_zero(lambda: stack.enter_context(held_folder(settings.out, settings.record())))
+        stack.enter_context(held_folder(settings.out, settings.record()))
         train, test = (given.get(split) or solve(settings, task, split) for split in ("train", "test"))
         own = replace(settings, out=settings.out / "verifier")
         found = experiment(own, verifier_task(settings, task, train, test))
@@ -203,11 +199,10 @@ def run(settings: VerifierSettings) -> dict:
 
 def _check_models(settings: VerifierSettings, is_drawn: bool) -> None:
     """InputError if a model cannot be loaded, before anything is written: the generator only if it draws solutions."""
-    from pipeline.models.chat import load_to_ask
-    from pipeline.models.language_model import META
+    from pipeline.models.language_model import META, load_model
 
     for model in (settings.generator, settings.model) if is_drawn else (settings.model,):
-        load_to_ask(settings, model, META)
+        load_model(model, META, settings)
 
 
 class Solution(BaseModel, extra="forbid", strict=True):

@@ -22,7 +22,7 @@ from torch.distributed import run as torchrun
 
 import pipeline.stages  # noqa: F401, so that the server has it
 import train_gsm8k as gsm8k
-from pipeline.runtime import checkpoints
+from pipeline.runtime import run_folder
 
 # Two iterations with checkpoints, and two problems in each chunk of samples.
 CHANGES = {"n": 16, "chunk": 2, "batch": 8, "save_every": 3, "optimizer": "adafactor", "lr": 1e-3, "iterations": 2}
@@ -115,14 +115,14 @@ def lines(file):
 
 
 def main():
-    seal = checkpoints.seal_folder
+    seal = run_folder.seal_folder
 
     def seal_slowly(folder):
         if folder.name.startswith("checkpoint-"):
             time.sleep(33)  # a signal does not end it
         seal(folder)
 
-    checkpoints.seal_folder = seal_slowly
+    run_folder.seal_folder = seal_slowly
     gsm8k.main("train_gsm8k", gsm8k.__doc__, gsm8k.gsm8k_task)
 
 

@@ -7,8 +7,8 @@ import torch.distributed as dist
 from helpers import fit, shared_logprobs, steps_of, tiny_model
 
 from pipeline.models.language_model import make_optimizer, shard
-from pipeline.runtime.checkpoints import load_optimizer, save_checkpoint
 from pipeline.runtime.processes import from_all_ranks, rank, ranks
+from pipeline.runtime.run_folder import load_optimizer, save_checkpoint
 
 
 def on_two_ranks(work, folder, *arguments):

@@ -9,8 +9,7 @@ from runs import SMALL, experiment
 
 import train_gsm8k as gsm8k
 from pipeline.dataset import encode
-from pipeline.models.chat import asked_by, in_chat
-from pipeline.models.language_model import load_model
+from pipeline.models.language_model import asked_by, in_chat, load_model
 from pipeline.records import Example, InputError, Sample, read_rows, to_lines
 from pipeline.sampling import SamplingParameters, check_lengths, transformers_engine
 

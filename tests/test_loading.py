@@ -1,6 +1,5 @@
 """Weights that one rank reads for all: what each rank then has, and how much memory it takes."""
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import train_gsm8k as gsm8k
-from pipeline.models.language_model import load_model, load_to_train, shard
+from pipeline.models.language_model import load_model, load_to_train
 from pipeline.records import InputError
 from pipeline.runtime.processes import from_all_ranks
 
@@ -24,12 +23,11 @@ def resident(name):
 
 def load_here(folder, without_weights):
     """The most memory that each rank took above what it had, in MiB; and whether the weights are those of the file."""
-    shard_it = partial(shard, compute="float32")
     with pytest.raises(InputError, match="no file named model"):  # on both ranks; one alone reads
-        load_to_train(without_weights, shard_it)
+        load_to_train(without_weights, gsm8k.Settings())
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
     before = resident("VmRSS")
-    found = load_to_train(folder, shard_it).model
+    found = load_to_train(folder, gsm8k.Settings()).model
     peaks = from_all_ranks(resident("VmHWM") - before)
     expected = load_model(folder, torch.device("cpu")).model
     assert found.lm_head.weight is found.model.embed_tokens.weight
@@ -59,5 +57,5 @@ def test_one_rank_reads_the_weights_and_the_other_takes_the_memory_of_its_shard(
 
 def test_cudnn_s_attention_is_off_where_a_model_is_trained():
     torch.backends.cuda.enable_cudnn_sdp(True)
-    load_to_train(gsm8k.Settings().model, partial(shard, compute="float32"))
+    load_to_train(gsm8k.Settings().model, gsm8k.Settings())
     assert not torch.backends.cuda.cudnn_sdp_enabled()

@@ -22,8 +22,8 @@ import train_gsm8k as gsm8k
 from examples import judged, strict_format, sums
 from pipeline import stages
 from pipeline.compose import note_on_signs
-from pipeline.grading import graded
 from pipeline.records import Drawn, Example, Grade, InputError, Problem, Sample, Task, read_rows
+from pipeline.sampling import graded
 from pipeline.settings import Settings
 
 ROOT = Path(gsm8k.__file__).parent

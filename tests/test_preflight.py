@@ -16,7 +16,7 @@ import torch
 
 import train_gsm8k as gsm8k
 from pipeline.records import InputError
-from pipeline.runtime import preflight
+from pipeline.runtime import preflight, run_folder
 from pipeline.runtime.processes import device, process_group
 from tasks import math, verifier
 
@@ -26,6 +26,7 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
 def run(out, **changes):
     settings = replace(SMALL, out=out, **changes)
+    preflight.check_machine(settings)
     return gsm8k.experiment(settings, gsm8k.gsm8k_task(settings))
 
 
@@ -134,6 +135,7 @@ def test_disk_memory_and_locks_are_told_together_and_nothing_is_written(monkeypa
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr("pipeline.stages.LARGE", 0)
     with pytest.raises(InputError) as refused:
         run(tmp_path / "run")
     disk, locks, memory = str(refused.value).splitlines()
@@ -146,6 +148,7 @@ def test_disk_memory_and_locks_are_told_together_and_nothing_is_written(monkeypa
 def test_what_a_run_has_written_counts_as_room_for_it(monkeypatch, tmp_path):
     run(tmp_path / "run")
     (tmp_path / "run" / "results.json").unlink()
+    monkeypatch.setattr("pipeline.stages.LARGE", 0)
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
     with pytest.raises(InputError, match="make room"):
         run(tmp_path / "run")
@@ -176,7 +179,7 @@ def test_memory_is_the_machine_s_or_the_container_s(tmp_path):
 
 def test_a_folder_that_another_node_does_not_see_is_refused(tmp_path):
     with pytest.raises(InputError, match="choose an --out that all nodes share"):
-        preflight.check_shared(tmp_path)
+        run_folder._check_shared(tmp_path)
 
 
 def test_torchrun_s_patience_is_told_where_a_checkpoint_needs_more(monkeypatch, capsys, tmp_path):

@@ -8,7 +8,7 @@ from chats import save_chat_model
 
 from examples.capitals import capitals
 from paper import real_llm
-from pipeline.grading import grades
+from pipeline.sampling import grades
 
 
 def even_lengths(settings):

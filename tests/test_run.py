@@ -21,7 +21,7 @@ from pipeline.methods import dpo_loss, ppo_loss
 from pipeline.models.language_model import META, load_model
 from pipeline.records import Example, InputError, Sample, read_rows, to_lines
 from pipeline.settings import Settings
-from pipeline.stages import make_loss
+from pipeline.stages import open_run
 
 SAMPLES, TRAIN, METRICS, MODEL = (
     f"iteration-1/{name}" for name in ("samples.jsonl", "train.jsonl", "metrics.jsonl", "model")
@@ -160,10 +160,12 @@ def test_another_run_s_samples_are_taken_as_they_are(finished, tmp_path, monkeyp
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
-def test_every_setting_reaches_its_loss(changes, expected):
+def test_every_setting_reaches_its_loss(changes, expected, tmp_path):
     logp = torch.tensor([-3.0, -2.0, -1.0, -4.0], requires_grad=True)
     batch = (torch.tensor([-1.0, -1.1, -3.0, -2.5]), torch.tensor([1.0, -1.0, 1.0, -1.0]), torch.arange(1, 5))
-    loss = make_loss(replace(SMALL, **changes))
+    settings = replace(SMALL, out=tmp_path / "run", **changes)
+    with open_run(settings, gsm8k.gsm8k_task(settings)) as run:
+        loss = run.loss
     found = torch.autograd.grad(loss(logp, *batch, denominator=4), logp)[0]
     torch.testing.assert_close(found, torch.autograd.grad(expected(logp, *batch), logp)[0])
 
@@ -236,7 +238,7 @@ def test_a_model_s_files_are_hashed_once(finished, tmp_path, monkeypatch):
     hashed = []
     monkeypatch.setattr("pipeline.stages.check_folder", hashed.append)
     experiment(tmp_path, samples=str(finished / SAMPLES), test_data=SMALL.data)
-    assert hashed == [Path(SMALL.model), tmp_path / "iteration-1/model-2", tmp_path / MODEL]
+    assert hashed == [tmp_path / "iteration-1/model-2", tmp_path / MODEL]  # the base model has no checksums
 
 
 # ---- bad input: one clear line, nothing written ------------------------------------------------------------------

@@ -159,7 +159,7 @@ def test_an_interrupted_drawing_goes_on_behind_its_last_whole_chunk(monkeypatch,
         return engines.draw(task, problems, n, engine, sampling, seed, description)
 
     def sample(name):
-        with stages.Run(replace(settings, out=tmp_path / name), task) as run:
+        with stages.open_run(replace(settings, out=tmp_path / name), task) as run:
             return run.sample(1, settings.model)
 
     monkeypatch.setattr(stages, "draw", draw_some)

@@ -201,8 +201,10 @@ def test_one_rank_tells(tmp_path, monkeypatch):
 
 
 def test_a_tracker_that_is_not_installed_is_named_before_anything_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.runtime.preflight.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"--track wandb: is not installed: .*python.* -m pip install wandb"):
+    monkeypatch.setattr("pipeline.settings.find_spec", lambda name: None)
+    with pytest.raises(
+        InputError, match=r"--track wandb: needs wandb, which is not installed: .*python.* -m pip install wandb"
+    ):
         experiment(tmp_path / "run", track="wandb")
     assert not (tmp_path / "run").exists()
 

@@ -4,15 +4,11 @@ The template writes the special tokens, so that none are added when its text is 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
-from pipeline.models.language_model import LanguageModel, load_model
-from pipeline.records import InputError, Task
-from pipeline.settings import Settings
+from pipeline.records import InputError
 
 QUESTION, ANSWER = "a question that no template has", "an answer that no template has"
 
@@ -38,22 +34,12 @@ class Chat(NamedTuple):
         return _written(self.tokenizer, [*messages] if has_system else [_message("system", self.system), *messages])
 
 
-def load_to_ask(settings: Settings, name: str, device: torch.device | None = None) -> LanguageModel:
-    """A model as the settings have it asked: in its chat template, or with prompts of plain text.
-
-    InputError as `load_model` and `in_chat` raise it.
-    """
-    lm = load_model(name, device, settings.trust_remote_code)
-    return in_chat(lm, settings.system_prompt) if settings.chat else lm
-
-
-def in_chat(lm: LanguageModel, system: str | None = None) -> LanguageModel:
-    """A model that is asked through its tokenizer's chat template, and whose turns end as the template ends them.
+def chat_of(tokenizer: PreTrainedTokenizerBase, system: str | None = None) -> Chat:
+    """The chat of a tokenizer: how its template asks, and how its turns end.
 
     system: the system prompt. InputError without a template, or where the template fails, drops the system prompt or
     has no token that ends a turn.
     """
-    tokenizer = lm.tokenizer
     if not tokenizer.chat_template:
         raise InputError(
             f"--chat: the tokenizer of {tokenizer.name_or_path} has no chat template; models for chats have one, "
@@ -68,14 +54,7 @@ def in_chat(lm: LanguageModel, system: str | None = None) -> LanguageModel:
         raise InputError(
             f"--chat: the chat template of {tokenizer.name_or_path} has no token behind an answer that ends the turn"
         )
-    chat = Chat(tokenizer, system, ends[0], frozenset(_added_tokens(tokenizer, prompt)))
-    return lm._replace(chat=chat, ends=lm.ends | {chat.end})
-
-
-def asked_by(lm: LanguageModel, task: Task) -> Task:
-    """The task with the prompts that the model is given: its own or, in a chat, these in the chat template."""
-    chat = lm.chat
-    return task if chat is None else replace(task, prompt=lambda problem: chat.ask(task.prompt(problem)))
+    return Chat(tokenizer, system, ends[0], frozenset(_added_tokens(tokenizer, prompt)))
 
 
 def _rendered(tokenizer: PreTrainedTokenizerBase, system: str | None, question: str, answer: str | None = None) -> str:

@@ -15,6 +15,7 @@ every update of a bfloat16 weight would round to nothing. Forward and backward p
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -39,7 +40,7 @@ from transformers import (
 from transformers.cache_utils import Cache, DynamicLayer
 
 from pipeline.models.adafactor import Adafactor
-from pipeline.records import Example, InputError, is_hub_name
+from pipeline.records import Example, InputError, Task, is_hub_name
 from pipeline.runtime.processes import device as own_device
 from pipeline.runtime.processes import on_all_ranks, on_rank_zero, rank, ranks
 from pipeline.settings import Compute, OptimizerName
@@ -47,6 +48,7 @@ from topr import select_logprobs
 
 if TYPE_CHECKING:
     from pipeline.models.chat import Chat
+    from pipeline.settings import Settings
 
 # ---- loading ----------------------------------------------------------------------------------------------------
 
@@ -78,12 +80,12 @@ class LanguageModel(NamedTuple):
 META = torch.device("meta")  # where tensors have shapes and no values
 
 
-def load_model(name: str, device: torch.device | None = None, trust_remote_code: bool = False) -> LanguageModel:
+def load_model(name: str, device: torch.device | None = None, settings: "Settings | None" = None) -> LanguageModel:
     """The model in float32 and its tokenizer, on this process's own GPU if there is one, or on another device.
 
-    name: a folder or the name of a model on the hub; safetensors only. Code of its own is run only if it is trusted.
-    device META: no weights are loaded; enough to encode samples, to count and to plan. InputError where the model
-    cannot be loaded.
+    name: a folder or the name of a model on the hub; safetensors only. settings: whether code of its own is trusted,
+    and whether it is asked in its chat template (default: neither). device META: no weights are loaded; enough to
+    encode samples, to count and to plan. InputError where the model cannot be loaded, or as `in_chat` raises it.
     """
     if not Path(name).is_dir() and not is_hub_name(name):
         raise InputError(f"--model {name}: is neither a folder nor the name of a model on the hub (owner/name)")
@@ -91,13 +93,13 @@ def load_model(name: str, device: torch.device | None = None, trust_remote_code:
     # cuDNN's attention, torch's first choice on an H100: with some masks gradients are NaN (pytorch#196678), scoring
     # and training can differ by a bfloat16 bit, and each new length costs 23 to 37 ms for a plan.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    options = {"dtype": torch.float32, "trust_remote_code": trust_remote_code}
+    trust = {"trust_remote_code": settings is not None and settings.trust_remote_code}
+    options = {"dtype": torch.float32, **trust}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(name, **trust)
         if device == META:
             with device:
-                config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
-                model = AutoModelForCausalLM.from_config(config, **options)
+                model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name, **trust), **options)
             with suppress(OSError):  # not every folder has one; where there is one, it knows what ends a sequence
                 model.generation_config = GenerationConfig.from_pretrained(name)
         else:
@@ -109,7 +111,25 @@ def load_model(name: str, device: torch.device | None = None, trust_remote_code:
         tokenizer.pad_token_id = tokenizer.eos_token_id  # padding is always masked: any token will do
     eos = model.generation_config.eos_token_id
     ends = frozenset(eos if isinstance(eos, list) else [eos]) - {None}
-    return LanguageModel(model.eval(), tokenizer, model.config.max_position_embeddings, ends)
+    lm = LanguageModel(model.eval(), tokenizer, model.config.max_position_embeddings, ends)
+    return in_chat(lm, settings.system_prompt) if settings is not None and settings.chat else lm
+
+
+def in_chat(lm: LanguageModel, system: str | None = None) -> LanguageModel:
+    """A model that is asked through its tokenizer's chat template, and whose turns end as the template ends them.
+
+    system: the system prompt. InputError as `chat.chat_of` raises it.
+    """
+    from pipeline.models.chat import chat_of
+
+    chat = chat_of(lm.tokenizer, system)
+    return lm._replace(chat=chat, ends=lm.ends | {chat.end})
+
+
+def asked_by(lm: LanguageModel, task: Task) -> Task:
+    """The task with the prompts that the model is given: its own or, in a chat, these in the chat template."""
+    chat = lm.chat
+    return task if chat is None else replace(task, prompt=lambda problem: chat.ask(task.prompt(problem)))
 
 
 def _reason(name: str, error: Exception) -> str:
@@ -161,27 +181,30 @@ def shard(model: PreTrainedModel, compute: Compute, gradient_checkpointing: bool
 
 
 def load_to_train(
-    name: str,
-    shard_it: Callable[[PreTrainedModel], None],
-    trust_remote_code: bool = False,
-    adapt: Callable[[LanguageModel], LanguageModel] = lambda lm: lm,
+    name: str, settings: "Settings", adapt: Callable[[LanguageModel], LanguageModel] = lambda lm: lm
 ) -> LanguageModel:
-    """The model on this process's device, sharded over the ranks by `shard_it`; every rank calls it.
+    """The model on this process's device, sharded over the ranks as the settings say; every rank calls it.
 
-    adapt: what the model becomes before; of one process only.
+    adapt: what the model becomes before it is sharded; of one process only.
 
     Rank zero alone reads the weights and holds them whole until it has sent each of them to the others, whose hosts
     hold one whole weight at a time. It is one rank for all nodes, since their network is faster than another reading.
     InputError, of all ranks, where the model cannot be loaded.
     """
-    read = partial(load_model, name, torch.device("cpu"), trust_remote_code)
+    read = partial(load_model, name, torch.device("cpu"), settings)
+    shard_it = partial(
+        shard,
+        compute=settings.compute,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        reshard=settings.reshard,
+    )
     if ranks() == 1:
         lm = adapt(read())
         shard_it(lm.model)
         if not dist.is_initialized():
             lm.model.to(own_device())
         return lm
-    lm = load_model(name, META, trust_remote_code)
+    lm = load_model(name, META, settings)
     whole = on_all_ranks(lambda: read().model if rank() == 0 else None)
     shard_it(lm.model)
     lm.model.to_empty(device=own_device())

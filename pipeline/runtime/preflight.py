@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,10 +35,6 @@ def check_machine(settings: "Settings") -> None:
     import torch
 
     faults = [_network_fault()]
-    if settings.lora is not None and find_spec("peft") is None:
-        faults.append(f"--lora {settings.lora}: needs peft, which is not installed: pip install -r requirements.txt")
-    if settings.track is not None and find_spec(settings.track) is None:
-        faults.append(f"--track {settings.track}: is not installed: {sys.executable} -m pip install {settings.track}")
     if torch.cuda.is_available() or (settings.preset != "laptop" and not on_cpu()):
         faults.append(_gpu_fault(settings))
         if settings.engine != "hf":
@@ -141,12 +136,6 @@ def check_room(settings: "Settings", folder: Path, size: Size) -> None:
     for note in (_shutdown_note(settings, size), _mps_note()) if rank() == 0 else ():
         if note is not None:
             print(note, file=sys.stderr)
-
-
-def check_shared(folder: Path) -> None:
-    """InputError where this rank does not see what the first has written into the run's folder."""
-    if not (folder / "config.json").exists():
-        raise InputError(f"{folder}: {socket.gethostname()} sees another one; choose an --out that all nodes share")
 
 
 def disk_needed(settings: "Settings", size: Size) -> int:

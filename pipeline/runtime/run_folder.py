@@ -1,32 +1,76 @@
-"""The folder of a run: its settings, its stages' files, and the checksums of these.
+"""The folder of a run: what is done, what an interrupted run goes on from, and what is published.
 
 A stage leaves one file, which appears under its name when it is whole and which no later stage changes. A stage whose
 file is there is not run again, so the same command, given after whatever ended a run, goes on where it was. SHA256SUMS
 beside the files has their checksums, in the form that `sha256sum -c SHA256SUMS` checks; a damaged file is never read.
+Models are ordinary `transformers` folders; a checkpoint is such a folder with the optimiser's state beside the model.
+
+Every rank calls `stage`, `held_folder`, `remove`, `resume_step` and the functions that save or load: rank zero
+looks and writes, and the others wait for it.
 """
 
 import fcntl
 import hashlib
 import json
+import shutil
+import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.records import InputError, Record, read_rows, to_lines, write_file
-from pipeline.runtime.processes import on_rank_zero
+from pipeline.runtime.processes import device, on_all_ranks, on_rank_zero, rank, ranks
 
-FORMAT = 2  # of a run's files; 1 had log mu in samples.jsonl
+if TYPE_CHECKING:
+    import torch
+
+    from pipeline.models.language_model import LanguageModel
+
+FORMAT = 3  # of a run's files; 1 had log mu in samples.jsonl, 2 more options in config.json
 BEFORE_CONFIG = (".lock", "config.json.unfinished")  # what a run that ended before it wrote config.json has left
 SUMS = "SHA256SUMS"
 
 
 def stage(file: Path, make: Callable[[], Iterable[Any]]) -> None:
-    """Write the rows that `make` returns on rank zero to `file`, unless it is there. Every rank calls it."""
-    if not on_rank_zero(file.exists):
-        rows = make()
-        on_rank_zero(lambda: write_checked(file, to_lines(rows).encode()))
+    """Write the rows that `make` returns on rank zero to `file`, and note its checksum, unless the file is there.
+
+    Crash-safe: a file that is there always matches a checksum that is noted.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     stage(Path(folder) / "file", lambda: [])
+    ...     (Path(folder) / "SHA256SUMS").read_text().split()[1]
+    'file'
+    """
+    if on_rank_zero(file.exists):
+        return
+    rows = make()
+
+    def write() -> None:
+        content, sums = to_lines(rows).encode(), file.with_name(SUMS)
+        line = f"{hashlib.sha256(content).hexdigest()}  {file.name}\n"
+        known = sums.read_text(encoding="utf-8").splitlines(keepends=True) if sums.exists() else []
+        write_file(sums, "".join([*known, line]))  # the file as it is, and as it will be
+        write_file(file, content)
+        kept = [old for old in known if old[66:] != line[66:]]
+        write_file(sums, "".join(sorted([*kept, line], key=lambda line: line[66:])))  # whatever the order of the stages
+
+    on_rank_zero(write)
+
+
+def remove(*paths: Path) -> None:
+    """Remove files, and folders with all that is in them; those that are not there are left out."""
+
+    def remove_here() -> None:
+        for path in paths:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+    on_rank_zero(remove_here)
 
 
 @contextmanager
@@ -37,23 +81,40 @@ def held_folder(path: Path, config: dict[str, Any]) -> Iterator[None]:
     run with these settings. The system releases the lock when the process ends, however it ends.
     """
     with ExitStack() as stack:
-        for is_locked in (False, True):  # another process may have written config.json since the first look
-            if path.exists() and not path.is_dir():
-                raise InputError(f"{path}: is a file; choose another --out")
-            if (path / "config.json").exists():
-                refuse_others(path, config, "holds a run with other settings", "choose another --out")
-            elif path.is_dir() and any(file.name not in BEFORE_CONFIG for file in path.iterdir()):
-                raise InputError(f"{path}: is not empty and no run of this script; choose another --out")
-            if not is_locked:
-                path.mkdir(parents=True, exist_ok=True)
-                lock = stack.enter_context((path / ".lock").open("w"))
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    raise InputError(f"{path}: another process is at work there; let it end") from None
-        if not (path / "config.json").exists():
-            write_file(path / "config.json", json.dumps(config | {"format": FORMAT}, indent=2, default=str) + "\n")
+
+        def hold() -> None:
+            for is_locked in (False, True):  # another process may have written config.json since the first look
+                if path.exists() and not path.is_dir():
+                    raise InputError(f"{path}: is a file; choose another --out")
+                if (path / "config.json").exists():
+                    refuse_others(path, config, "holds a run with other settings", "choose another --out")
+                elif path.is_dir() and any(file.name not in BEFORE_CONFIG for file in path.iterdir()):
+                    raise InputError(f"{path}: is not empty and no run of this script; choose another --out")
+                if not is_locked:
+                    path.mkdir(parents=True, exist_ok=True)
+                    lock = stack.enter_context((path / ".lock").open("w"))
+                    try:
+                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except BlockingIOError:
+                        raise InputError(f"{path}: another process is at work there; let it end") from None
+                    except OSError as error:
+                        raise InputError(
+                            f"{path}: its file system takes no locks ({error.strerror}), which keep two runs apart: "
+                            "choose an --out on one that does"
+                        ) from None
+            if not (path / "config.json").exists():
+                write_file(path / "config.json", json.dumps(config | {"format": FORMAT}, indent=2, default=str) + "\n")
+
+        on_rank_zero(hold)
+        if ranks() > 1:
+            on_all_ranks(lambda: _check_shared(path))
         yield
+
+
+def _check_shared(path: Path) -> None:
+    """InputError where this rank does not see what rank zero has written into the run's folder."""
+    if not (path / "config.json").exists():
+        raise InputError(f"{path}: {socket.gethostname()} sees another one; choose an --out that all nodes share")
 
 
 def refuse_others(folder: Path, config: dict[str, Any], fault: str, advice: str) -> None:
@@ -85,28 +146,11 @@ def read_json(file: Path, advice: str = "remove it to make it anew") -> Any:
 # ---- checksums --------------------------------------------------------------------------------------------------
 
 
-def write_checked(file: Path, content: bytes) -> None:
-    """Write a file and note its checksum. Crash-safe: a file that is there always matches a checksum that is noted.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_checked(Path(folder) / "note", b"whole")
-    ...     (Path(folder) / "SHA256SUMS").read_text().split()[1]
-    'note'
-    """
-    sums, line = file.with_name(SUMS), f"{hashlib.sha256(content).hexdigest()}  {file.name}\n"
-    known = sums.read_text(encoding="utf-8").splitlines(keepends=True) if sums.exists() else []
-    write_file(sums, "".join([*known, line]))  # the file as it is, and as it will be
-    write_file(file, content)
-    kept = [old for old in known if old[66:] != line[66:]]
-    write_file(sums, "".join(sorted([*kept, line], key=lambda line: line[66:])))  # whatever the order of the stages
-
-
 def read_checked(file: Path, kind: type[Record]) -> list[Record]:
-    """The rows of a file that `write_checked` wrote; InputError if it has changed, or as `read_rows` raises it."""
+    """The rows of a file that `stage` wrote; InputError if it has changed, or as `read_rows` raises it."""
     sums = file.with_name(SUMS)
     known = sums.read_text(encoding="utf-8").splitlines() if sums.exists() else []
-    if file.exists() and f"{digest(file)}  {file.name}" not in known:
+    if file.exists() and f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}" not in known:
         raise InputError(
             f"{file}: is damaged, it is not what was written there; remove it, and the same command makes it anew"
         )
@@ -152,14 +196,104 @@ def digest(file: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-# ---- checkpoints ------------------------------------------------------------------------------------------------
+# ---- where training goes on --------------------------------------------------------------------------------------
 
 
-def checkpoints(folder: Path) -> list[int]:
-    """The steps after which there are checkpoints in folder/checkpoint-STEP, in order.
+class Point(NamedTuple):
+    """A model to be evaluated: after how many steps of the epoch and samples trained on, and its folder or hub name."""
 
-    >>> checkpoints(Path("nowhere"))
-    []
+    step: int
+    seen: int
+    model: str
+
+
+def steps_before(folder: Path, iteration: int) -> int:
+    """The optimiser steps of the iterations before this one.
+
+    >>> steps_before(Path("nowhere"), 3)
+    0
     """
-    names = (path.name.removeprefix("checkpoint-") for path in folder.glob("checkpoint-*"))
-    return sorted(int(name) for name in names if name.isdecimal())
+    logs = [folder / f"iteration-{number}" / "metrics.jsonl" for number in range(1, iteration)]
+    return sum(log.read_bytes().count(b"\n") for log in logs if log.exists())
+
+
+def resume_step(here: Path, points: Sequence[Point]) -> int | None:
+    """The step of the checkpoint that training goes on from, 0 to begin anew; None where all its models are there.
+
+    points: the models that training leaves, in order, of which the last is the iteration's. A model along the epoch is
+    removed once it is evaluated, and its evaluation stands for it. Models behind the step are made again.
+    """
+
+    def find() -> int | None:
+        *along, last = points
+        is_done = [Path(p.model).exists() or (here / f"test-{p.step}.jsonl").exists() for p in along]
+        missing = [point.step for point, done in zip(along, is_done, strict=True) if not done]
+        if not missing and Path(last.model).exists():
+            return None
+        names = (path.name.removeprefix("checkpoint-") for path in here.glob("checkpoint-*"))
+        whole = (int(name) for name in names if name.isdecimal())  # not checkpoint-256.unfinished
+        found = max((step for step in whole if not missing or step < missing[0]), default=0)
+        for point in along:
+            if point.step > found:
+                shutil.rmtree(point.model, ignore_errors=True)
+        return found
+
+    return on_rank_zero(find)
+
+
+def save_checkpoint(folder: Path, done: int, lm: "LanguageModel", optimizer: "torch.optim.Optimizer") -> None:
+    """Write folder/checkpoint-DONE; the checkpoints before it are then removed."""
+    older = list(folder.glob("checkpoint-*"))
+    save_model(lm, folder / f"checkpoint-{done}", optimizer)
+    remove(*older)
+
+
+def save_model(lm: "LanguageModel", folder: Path, optimizer: "torch.optim.Optimizer | None" = None) -> None:
+    """Write a `transformers` folder, gathered from all ranks; with the optimiser's and the random state of each rank.
+
+    Of a model with adapters, the folder has the merged weights and, in adapter/, the adapters; with an optimiser these
+    alone. The folder appears under its name when it is whole, its checksums inside.
+    """
+    import torch
+    from safetensors import SafetensorError
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    remove(unfinished)
+    weights = get_model_state_dict(lm.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+
+    def write_weights() -> None:
+        model, own = lm.model, weights
+        try:
+            if hasattr(model, "peft_config"):
+                from pipeline.models.lora import merged, save_adapters
+
+                save_adapters(model, unfinished if optimizer else unfinished / "adapter", weights)
+                model, own = model.get_base_model(), merged(model, weights)
+            if model is lm.model or optimizer is None:
+                model.save_pretrained(unfinished, state_dict=own, max_shard_size="4GB")  # hashed side by side
+        except SafetensorError as error:  # which does not name its file
+            raise OSError(f"{unfinished}: {error}") from error
+        lm.tokenizer.save_pretrained(unfinished)
+
+    def publish() -> None:
+        seal_folder(unfinished)
+        unfinished.rename(folder)
+
+    on_rank_zero(write_weights)
+    if optimizer is not None:
+        state = {"optimizer": optimizer.state_dict(), "random": torch.get_rng_state()}
+        on_all_ranks(lambda: torch.save(state, unfinished / f"rank-{rank()}.pt"))
+    on_rank_zero(publish)
+
+
+def load_optimizer(folder: Path, done: int, optimizer: "torch.optim.Optimizer") -> None:
+    """Put back this rank's optimiser and random state from folder/checkpoint-DONE; its model is loaded like others."""
+    import torch
+
+    state = torch.load(folder / f"checkpoint-{done}" / f"rank-{rank()}.pt", map_location=device(), weights_only=True)
+    for of_weight in state["optimizer"]["state"].values():
+        if torch.is_tensor(of_weight["step"]):
+            of_weight["step"] = of_weight["step"].cpu()  # where AdamW keeps it: on a GPU, each step would wait for it
+    optimizer.load_state_dict(state["optimizer"])
+    torch.set_rng_state(state["random"].cpu())

@@ -1,0 +1,82 @@
+"""What the stages' files say, evaluated: results.json and curve.png; a tracker is told the same."""
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+
+from pipeline.dataset import Inputs
+from pipeline.evaluation import evaluate
+from pipeline.held_out import Scored, draw_held_out, evaluate_held_out
+from pipeline.plots import draw_curve, save_figure
+from pipeline.records import Sample, write_file
+from pipeline.report import Table
+from pipeline.runtime.preflight import on_cpu
+from pipeline.runtime.run_folder import read_checked, read_json, steps_before
+from pipeline.settings import Settings
+
+if TYPE_CHECKING:
+    from pipeline.track import Tell
+
+Tests = Mapping[int, Sequence[tuple[int, Path]]]
+"""iteration -> samples trained on and file of each evaluation; the first is that of the initial model"""
+
+
+def publish(folder: Path, settings: Settings, inputs: Inputs, tests: Tests, tell: "Tell | None") -> dict[str, Any]:
+    """Evaluate the tests of a run, write results.json and curve.png into its folder, and return what the former holds.
+
+    InputError where a file of the run is missing or damaged.
+    """
+    results, iterations, last = {}, [], None
+    if settings.evaluation:
+        last = results["before"] = measure(settings, inputs, tests[1][0][1])
+    for number in range(1, settings.iterations + 1):
+        dataset = folder / f"iteration-{number}" / "dataset.json"
+        counts = read_json(dataset, "remove it and train.jsonl to make both anew")
+        mismatch = counts.pop("engine_mismatch")
+        entry = {"dataset": counts}
+        if settings.evaluation:
+            curve = [{"samples_seen": 0, **last}]
+            for seen, file in tests[number][1:] if number == 1 else tests[number]:
+                last = measure(settings, inputs, file)
+                curve.append({"samples_seen": seen, **last})
+            entry |= {"curve": curve, "after": last}
+        iterations.append(entry if mismatch is None else entry | {"engine_mismatch": mismatch})
+    results |= {"iterations": iterations, "versions": versions()}
+    if torch.cuda.is_available() or on_cpu():  # what is made for a processor need not say so
+        results["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu, a rehearsal"
+    if iterations and settings.evaluation:
+        title = f"{settings.method}, learning rate {settings.lr:g}"
+        is_held_out = inputs.held_out is not None
+        figure = draw_held_out(iterations[0]["curve"], title) if is_held_out else draw_curve(iterations, title)
+        save_figure(figure, folder / "curve.png")
+        if tell is not None:
+            tell({"curve": folder / "curve.png"}, steps_before(folder, settings.iterations + 1))
+    write_file(folder / "results.json", json.dumps(results, indent=2) + "\n")
+    return results
+
+
+def measure(settings: Settings, inputs: Inputs, file: Path) -> dict[str, Any]:
+    """An entry of results.json: how good the completions in `file` are."""
+    if inputs.held_out is not None:
+        return evaluate_held_out(read_checked(file, Scored))
+    return evaluate(read_checked(file, Sample), inputs.task, settings.k, settings.seed)
+
+
+def track_evaluation(tell: "Tell", settings: Settings, inputs: Inputs, file: Path, n: int, step: int) -> None:
+    """Tell a tracker what an evaluation found, and a few completions, of the same problems each time."""
+    tell({"test": measure(settings, inputs, file)}, step)
+    if inputs.held_out is None:
+        columns = ("step", "problem_id", "prompt", "completion", "outcome", "reward")
+        samples = read_checked(file, Sample)[: 8 * n : n]
+        rows = [[step, *(getattr(sample, name) for name in columns[1:])] for sample in samples]
+        tell({"completions": Table(columns, rows)}, step)
+
+
+def versions() -> dict[str, str]:
+    """What the numbers were made with."""
+    return {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}

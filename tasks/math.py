@@ -81,8 +81,9 @@ def trim(answer: str) -> str:
     >>> trim(r" 12,\ ")
     '12'
     """
-    sizes = range(len(answer), 0, -1)
-    size = next((i for i in sizes if not answer[i - 1].isspace() and answer[i - 1] not in ".,;:$*\\"), 0)
+    size = len(answer)
+    while size and (answer[size - 1].isspace() or answer[size - 1] in ".,;:$*\\"):
+        size -= 1
     trimmed = answer[:size].strip()
     return f"{trimmed}." if trimmed.endswith(r"\right") else trimmed  # \right. closes a brace
 

@@ -23,20 +23,19 @@ def experiment(out: Path, task: Callable[[Settings], Task] = gsm8k.gsm8k_task, *
 
 
 class SharedRuns:
-    """Finished runs below a folder, by their changes, each with the hashes of its files."""
+    """Finished runs below a folder, by their settings, each with the hashes of its files."""
 
     def __init__(self, root: Path):
         self.root = root
-        self.made: dict[tuple, tuple[Path, dict[str, str]]] = {}
+        self.made: dict[Settings, tuple[Path, dict[str, str]]] = {}
 
     def __call__(self, **changes) -> Path:
         """The folder of a finished run of `SMALL` with changes. A test that changes a file there copies it first."""
-        key = tuple(sorted(changes.items()))
-        if key not in self.made:
-            folder = self.root / f"run {len(self.made)}"
+        settings, folder = replace(SMALL, **changes), self.root / f"run {len(self.made)}"
+        if settings not in self.made:
             experiment(folder, **changes)
-            self.made[key] = folder, contents(folder)
-        return self.made[key][0]
+            self.made[settings] = folder, contents(folder)
+        return self.made[settings][0]
 
     def damaged(self) -> list[Path]:
         """The runs that a test has changed."""

@@ -59,7 +59,7 @@ def test_a_step_is_that_of_full_weights_seen_through_a(rank):
 
 # ---- runs -------------------------------------------------------------------------------------------------------
 
-CHANGES = {"lora": 4, "lr": 1e-3, "iterations": 2, "curve_points": 1, "save_every": 2}
+CHANGES = {"lora": 4, "lr": 1e-3, "iterations": 2, "problems": 4, "batch": 4, "save_every": 2, "curve_points": 1}
 
 
 @pytest.fixture(scope="module")
@@ -69,10 +69,10 @@ def finished(run):
 
 def test_log_mu_is_that_of_the_model_that_sampled(finished):
     for iteration in (1, 2):
-        first, *_, last = (finished / f"iteration-{iteration}/metrics.jsonl").read_text().splitlines()
+        steps = [*map(json.loads, (finished / f"iteration-{iteration}/metrics.jsonl").read_text().splitlines())]
         for outcome in ("pos", "neg"):
-            assert abs(json.loads(first).get(f"log_ratio_{outcome}_q95", 0)) < 1e-5
-        assert json.loads(last)["ess"] < 16.0  # the weights of sixteen sequences have moved
+            assert abs(steps[0].get(f"log_ratio_{outcome}_q95", 0)) < 1e-5
+        assert min(step["ess"] for step in steps) < 4.0  # the weights of four sequences have moved
 
 
 @pytest.mark.parametrize("compute", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])

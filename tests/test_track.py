@@ -209,6 +209,7 @@ def test_a_tracker_that_is_not_installed_is_named_before_anything_is_written(tmp
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_nothing_is_imported_unless_asked_and_a_missing_account_is_told_before_anything_is_sampled(tmp_path):
     code = f"import train_gsm8k as gsm8k, pipeline.stages, sys; print([n for n in {[*READERS]} if n in sys.modules]); "
     code += "gsm8k.main('train_gsm8k', '', gsm8k.gsm8k_task)"

@@ -1,4 +1,4 @@
-"""docs/index.html in a real browser: its numbers against those of Python, its looks, and that it is up to date."""
+"""docs/index.html: its arithmetic against Python's, what it shows in a real browser, and that it is up to date."""
 
 import json
 import math
@@ -12,16 +12,13 @@ import torch
 import topr
 from conformance import variants
 from docs import make_page, make_page_data
-from paper import bandit as toy_bandit
-from paper.bandit import Bandit, tensor
+from paper import bandit
+from paper.bandit import tensor
 from paper.figures import weight_by_difficulty
 from pipeline.methods import ppo_loss
 from pipeline.records import Sample
 from pipeline.settings import Settings
 
-NAMES = {"TOPR": "topr", "REINFORCE": "reinforce", "SFT": "sft", "TIS": "tis", "plain IS": "off_policy", "PPO": "ppo"}
-WIDTHS = (360, 1280)
-SETTINGS = 200  # random settings of each part's controls
 RESULTS = {name: make_page.load(name) for name in ("page", "fig5")}
 
 
@@ -114,29 +111,111 @@ def open_page(browser):
     assert faults == []
 
 
-# Sets controls, clicks Step, and returns what the part then shows: its controls, numbers, their text, and chart lines.
-SHOWN = """async ([part, settings]) => {
-  const found = [], all = (what) => [...document.getElementById(part).querySelectorAll(what)];
-  for (const {controls, clicks, lines} of settings) {
-    for (const [id, value] of Object.entries(controls)) {
-        document.getElementById(id).value = value;
-        document.getElementById(id).dispatchEvent(new Event("input", {bubbles: true}));
-    }
-    for (let i = 0; i < clicks; i++) document.getElementById("bandit-step").click();
-    await new Promise(requestAnimationFrame);  // the page draws once a frame
-    found.push({
-        controls: Object.fromEntries(all("input, select").map((e) => [e.id, e.value])),
-        values: all("[data-name]").map((e) => [e.dataset.name, Number(e.dataset.value), e.textContent]),
-        lines: lines ? Object.fromEntries(all(".chart").map((e) => [e.id, e.lines])) : {},
-    });
+SLOW = pytest.mark.slow
+DRAWN = "new Promise(requestAnimationFrame)"  # the page draws once a frame
+
+
+def near(value):
+    return pytest.approx(value, rel=1e-6, abs=1e-12)
+
+
+def ppo_weight(log_ratio, sign):
+    """What multiplies R grad log pi, read off the gradient of PPO's loss."""
+    logp, zero, one = tensor([log_ratio]).requires_grad_(), tensor([0.0]), tensor([1.0])
+    ppo_loss(logp, zero, sign * one, one, denominator=1).backward()
+    return -sign * logp.grad.item()
+
+
+def of_question(correct, c):
+    """What a question weighs of which so many of ten completions are correct, as Figure 9 has it."""
+    samples = [Sample(prompt="?", completion="!", reward=1.0 if i < correct else -1.0) for i in range(10)]
+    return sum(weight for weight in weight_by_difficulty(samples, c) if not math.isnan(weight)) / 10
+
+
+LOSSES = {  # of the page's VARIANTS, in conformance/variants.py
+    "topr": variants.paper,
+    "per-token": variants.per_token,
+    "geometric mean": variants.geometric_mean,
+    "clip 0.8..1.2": variants.clipped,
+}
+
+
+def weight_of_tokens(name, token_log_ratio):
+    """The mean over the tokens of a negative of what multiplies R grad log pi / length, read off the gradient."""
+    logmu = tensor([[-1.0] * len(token_log_ratio)])
+    logp = (logmu + tensor([token_log_ratio])).requires_grad_()
+    LOSSES[name](logp, logmu, tensor([-1.0]), torch.ones_like(logp)).backward()
+    return logp.grad.sum().item()
+
+
+def calls(seed):
+    """Calls of the functions of topr.js, by name and arguments, each with what Python makes of them."""
+    rng = random.Random(seed)
+    x, sign, c, p = rng.uniform(-14, 3), rng.choice([-1.0, 1.0]), rng.uniform(-1, 1), rng.uniform(0.01, 0.99)
+    low, high = sorted(rng.uniform(0, 2) for _ in range(2))
+    limits = rng.choice([*topr.PRESETS.values(), topr.Limits(low, high, low, high)])
+    a, b = limits[:2] if sign > 0 else limits[2:]
+    correct, tokens = rng.randint(0, 10), [rng.gauss(-0.3, 0.5) for _ in range(rng.randint(1, 12))]
+    arms = range(rng.randint(2, 6))
+    z, mu, reward = (
+        [rng.gauss(0, 3) for _ in arms],
+        [rng.uniform(0.1, 9) for _ in arms],
+        [rng.uniform(-1, 1) for _ in arms],
+    )
+    mu = [share / sum(mu) for share in mu]
+    as_python = (tensor(z), bandit.Bandit(tensor(mu), tensor(reward)), limits)
+    as_script = (z, {"mu": mu, "reward": reward}, limits)
+    return [
+        (("importance_weight", x, a, b), topr.importance_weight(x, a, b)),
+        (("taper_of_log", x, a, b), topr.taper(math.exp(x), a, b)),
+        (("topr_objective", x, sign, limits), topr.topr_objective(tensor([x]), tensor([sign]), limits)),
+        (("effective_proportion", p, c), topr.effective_proportion(p, c)),
+        (("ppo_weight", x, sign), ppo_weight(x, sign)),
+        (("weight_by_difficulty", correct / 10, c), of_question(correct, c)),
+        *(((f"VARIANTS['{name}']", tokens), weight_of_tokens(name, tokens)) for name in LOSSES),
+        (("softmax", z), tensor(z).softmax(-1)),
+        (("objective", *as_script), bandit.objective(*as_python)),
+        (("weights", *as_script), bandit.weights(*as_python)),
+        (("gradient", *as_script), bandit.gradient(*as_python)),
+        (("ascended", *as_script, 10**c), bandit.ascend(*as_python, lr=10**c, steps=1)[-1]),
+        (("upper_bound", reward), bandit.upper_bound(tensor(reward))),
+    ]
+
+
+@SLOW
+def test_the_arithmetic_is_python_s(open_page):
+    asked, expected = zip(*(call for seed in range(200) for call in calls(seed)), strict=True)
+    page = open_page()
+    found = page.evaluate("(calls) => calls.map(([name, ...arguments]) => eval(name)(...arguments))", list(asked))
+    for call, one, other in zip(asked, found, expected, strict=True):
+        assert one == near(other.flatten().tolist() if isinstance(one, list) else float(other)), call
+    assert page.evaluate("PRESETS") == {name: list(limits) for name, limits in topr.PRESETS.items()}
+
+
+# Sets controls, clicks Step, and returns what the part then shows: numbers, their text, and the lines of its charts.
+SHOWN = """async ([part, controls, clicks]) => {
+  const all = (what) => [...document.getElementById(part).querySelectorAll(what)];
+  for (const [id, value] of Object.entries(controls)) {
+    document.getElementById(id).value = value;
+    document.getElementById(id).dispatchEvent(new Event("input", {bubbles: true}));
   }
-  return found;
+  for (let i = 0; i < clicks; i++) document.getElementById("bandit-step").click();
+  await new Promise(requestAnimationFrame);
+  return [all("[data-name]").map((e) => [e.dataset.name, Number(e.dataset.value), e.textContent]),
+    Object.fromEntries(all(".chart").flatMap((e) =>
+      Object.entries(e.lines).map(([name, line]) => [e.id + " " + name, line])))];
 }"""
-DRAWN = "new Promise(requestAnimationFrame)"
 
 
-def is_close(one, other):
-    return one == other or math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-12)
+def shown(page, part, controls, clicks=0):
+    """The numbers of a part by name, and the lines of its charts by the chart's id and their label."""
+    values, lines = page.evaluate(SHOWN, [part, controls, clicks])
+    for name, value, text in values:  # to three digits, or as a percentage
+        assert math.isclose(number_in(text), value, rel_tol=6e-3, abs_tol=6e-4 if "%" in text else 1e-12), (name, text)
+    for line in lines.values():
+        assert len(line["x"]) == len(line["y"]) > 0
+        assert all(map(math.isfinite, line["y"]))
+    return {name: value for name, value, _ in values}, lines
 
 
 def number_in(text):
@@ -148,303 +227,77 @@ def number_in(text):
     return float(factor) * 10.0 ** int(power.translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")) or 0)
 
 
-def compare(page, part, settings, expected):
-    """Every number and every line that `part` shows under each of the settings, against those of `expected`."""
-    for i, setting in enumerate(settings):
-        setting["lines"] = i % 20 == 0
-    for setting, shown in zip(settings, page.evaluate(SHOWN, [part, settings]), strict=True):
-        values, lines = expected(shown["controls"] | {"clicks": setting["clicks"]})
-        assert {name for name, _, _ in shown["values"]} == set(values)
-        for name, value, text in shown["values"]:
-            assert is_close(value, float(values[name])), (name, value, values[name], shown["controls"])
-            assert math.isclose(number_in(text), value, rel_tol=6e-3, abs_tol=6e-4 if "%" in text else 1e-12), (
-                name,
-                text,
-            )
-        for chart, found in shown["lines"].items():
-            for label, line in found.items():
-                wanted = lines(chart, label, line["x"])
-                assert len(line["y"]) == len(wanted)
-                assert all(map(is_close, line["y"], wanted)), (chart, label, shown["controls"])
-
-
-def drawn_settings(**controls):
-    """Random values of the controls; each is a list to choose from, or a range (low, high) of a slider."""
-    rng = random.Random(0)
-
-    def draw(control):
-        return rng.uniform(*control) if isinstance(control, tuple) else rng.choice(control)
-
-    return [
-        {"controls": {name.replace("__", "-"): draw(control) for name, control in controls.items()}, "clicks": 0}
-        for _ in range(SETTINGS)
-    ]
-
-
-ON_BOTH_WIDTHS = pytest.mark.parametrize("width", WIDTHS)
-SLOW = pytest.mark.slow
-POINTS = list(range(len(RESULTS["page"]["seen"])))
-
-
-def importance_weight(log_ratio, method, sign):
-    a_pos, b_pos, a_neg, b_neg = topr.PRESETS[method]
-    return topr.importance_weight(tensor(log_ratio), *((a_pos, b_pos) if sign > 0 else (a_neg, b_neg)))
-
-
-def weight_in(method, log_ratio, sign):
-    """What multiplies R grad log pi: for PPO, read off the gradient of its loss."""
-    if method != "ppo":
-        return importance_weight(log_ratio, method, sign).tolist()
-    logp = tensor(log_ratio).requires_grad_()
-    reward = torch.full_like(logp, sign)
-    ppo_loss(logp, torch.zeros_like(logp), reward, torch.ones_like(logp), denominator=1).backward()
-    return (-logp.grad / reward).tolist()
+CURVES, [_, WRONG] = RESULTS["page"]["curves"], RESULTS["page"]["completions"]
+AT, SEEN = 4, RESULTS["page"]["seen"]  # a point of the runs
+OF_TOKENS = [math.fsum(values) for values in WRONG["log_ratio"]["reinforce"]]
+OWN_RATE = RESULTS["fig5"]["data"][f"lr {RESULTS['fig5']['data']['own rate']:g}"]
+TWO = bandit.Bandit(tensor([0.1, 0.3, 0.4, 0.2]), tensor([1.0, 1.0, -1.0, -1.0]))  # the page's first case
+PATH = bandit.ascend(TWO.mu.log(), TWO, topr.PRESETS["topr"], lr=0.1, steps=3)
+BOUNDS = {"a_pos": 0.5, "b_pos": 2, "a_neg": 0.2, "b_neg": 0.8, "bounds-ratio": -1}
+PARTS = [  # controls of each part, and some numbers that it then shows
+    ("collapse", {"collapse-at": AT}, {name: CURVES[name]["correct"][AT] for name in CURVES} | {"seen": SEEN[AT]}),
+    ("loss", {"loss-pos": -3}, {"ratio_pos": math.exp(-3), "weight_pos_topr": 1, "weight_pos_tis": math.exp(-3)}),
+    ("loss", {"loss-neg": -2}, {"push_neg_topr": -math.exp(-2), "push_neg_reinforce": -1, "weight_neg_ppo": 0}),
+    ("bounds", BOUNDS, {"weight_pos": 0.5, "rho_pos": 0.5 * (1 + math.log(2) - 1), "slope_neg": -math.exp(-1)}),
+    ("bandit", {"bandit-lr": -1}, {f"pi_{arm}_1": p for arm, p in enumerate(PATH[-1].softmax(-1).tolist())}),
+    ("bandit", {"bandit-lr": -1}, {"step": 3, "objective_1": bandit.objective(PATH[-1], TWO).item(), "bound_1": 1}),
+    ("baseline", {"baseline-c": -0.8, "baseline-p": 0.1}, {"p_tilde": 0.5, "reward_right": 1.8, "hard": 0.36}),
+    ("tokens", {"tokens-at": AT}, {"log_ratio_wrong_reinforce": OF_TOKENS[AT], "weight_wrong_reinforce": 1}),
+    ("variants", {"variants-at": AT, "variants-run": "reinforce"}, {"topr": math.exp(OF_TOKENS[AT])}),
+]
+LINES = {  # of the last page of each part: a chart, a label, and its values
+    "collapse": ("collapse-curve TOPR", [100 * share for share in CURVES["topr"]["correct"]]),
+    "loss": ("loss-chart-neg REINFORCE", [1.0] * 317),
+    "bounds": ("bounds-weight negative", [min(max(math.exp(-6 + i / 20), 0.2), 0.8) for i in range(161)]),
+    "bandit": ("bandit-z-1 arm 3 (−1)", PATH[:, 2].tolist()),
+    "baseline": ("baseline-accuracy 50 % positive", [100 * share for share in OWN_RATE["50% positive"]["mean"]]),
+    "tokens": ("tokens-chart-1 REINFORCE", OF_TOKENS),
+    "variants": ("variants-chart paper", [min(math.exp(total), 1) for total in OF_TOKENS]),
+}
 
 
 @SLOW
-@ON_BOTH_WIDTHS
-def test_part_1(open_page, width):
-    data = RESULTS["page"]
-
-    def expected(controls):
-        now = int(controls["collapse-at"])
-        values = {method: curve["correct"][now] for method, curve in data["curves"].items()}
-        return values | dict.fromkeys(("seen", "collapse-at"), data["seen"][now]), lambda _, label, x: [
-            100 * share for share in data["curves"][NAMES[label]]["correct"]
-        ]
-
-    page = open_page(width)
-    compare(page, "collapse", drawn_settings(collapse__at=POINTS, collapse__question=[0, 1, 2, 3, 4]), expected)
-    now, question = (int(page.locator(f"#collapse-{what}").input_value()) for what in ("at", "question"))
-    assert page.locator("#collapse-asked").text_content() == data["questions"][question]["question"]
-    for method, completions in data["questions"][question]["completions"].items():
-        text, outcome = completions[now]
-        assert page.locator(f"#collapse-text-{method}").text_content() == (text.strip() or "(nothing)")
-        assert page.locator(f"#collapse-grade-{method}").text_content().startswith(outcome)
+def test_a_part_shows_what_its_controls_ask_for(open_page):
+    page = open_page()
+    for part, controls, values in PARTS:
+        page.locator("#bandit-reset").click()
+        found, lines = shown(page, part, controls, clicks=3)
+        assert {name: found[name] for name in values} == near(values), part
+        chart, line = LINES[part]
+        assert lines[chart]["y"] == near(line), chart
 
 
 @SLOW
-@ON_BOTH_WIDTHS
-def test_part_2(open_page, width):
-    def expected(controls):
-        values = {}
-        for name, sign in (("pos", 1.0), ("neg", -1.0)):
-            log_ratio = float(controls[f"loss-{name}"])
-            values |= {f"loss-{name}": log_ratio, f"ratio_{name}": math.exp(log_ratio)}
-            values[f"each_of_200_{name}"] = 1 - math.exp(log_ratio) ** (1 / 200)
-            for method in NAMES.values():
-                [weight] = weight_in(method, [log_ratio], sign)
-                values |= {f"weight_{name}_{method}": weight, f"push_{name}_{method}": weight * sign}
-        return values, lambda chart, label, x: weight_in(
-            NAMES[label], [math.log(ratio) for ratio in x], 1.0 if chart.endswith("pos") else -1.0
-        )
-
-    compare(open_page(width), "loss", drawn_settings(loss__pos=(-14, 2), loss__neg=(-14, 2)), expected)
-
-
-@SLOW
-@ON_BOTH_WIDTHS
-def test_part_3(open_page, width):
-    def expected(controls):
-        bounds = [float(controls[name]) for name in ("a_pos", "b_pos", "a_neg", "b_neg")]
-        limits = topr.Limits(*(math.inf if bound > 2.01 else bound for bound in bounds))  # b's last position
-        ratio = math.exp(float(controls["bounds-ratio"]))
-        values = limits._asdict() | {"bounds-ratio": ratio, "largest": max(limits.b_pos, limits.b_neg)}
-        for name, sign in (("pos", 1.0), ("neg", -1.0)):
-            [a], [b] = limits.of_sign(tensor([sign]))
-            weight = topr.importance_weight(math.log(ratio), a, b)
-            values |= {f"rho_{name}": topr.taper(ratio, a, b), f"weight_{name}": weight, f"slope_{name}": sign * weight}
-            values[f"objective_{name}"] = topr.topr_objective(tensor([math.log(ratio)]), tensor([sign]), limits)
-
-        def lines(chart, label, x):
-            [a], [b] = limits.of_sign(tensor([1.0 if label == "positive" else -1.0]))
-            is_taper = chart == "bounds-taper"
-            return (topr.taper(tensor(x), a, b) if is_taper else topr.importance_weight(tensor(x).log(), a, b)).tolist()
-
-        return values, lines
-
-    page = open_page(width)
-    bound = [i / 20 for i in range(42)]
-    settings = drawn_settings(a_pos=bound[:-1], b_pos=bound, a_neg=bound[:-1], b_neg=bound, bounds__ratio=(-6, 2))
-    compare(page, "bounds", settings, expected)
-    assert page.evaluate("PRESETS") == {name: list(limits) for name, limits in topr.PRESETS.items()}
-    for name, method in NAMES.items():
-        if method != "ppo":
-            page.get_by_role("group", name="Methods of Table 1").get_by_role("button", name=name, exact=True).click()
-            page.evaluate(DRAWN)
-            says = page.locator("#bounds-says").text_content()
-            assert page.locator("#bounds-presets [aria-pressed=true]").all_text_contents() == [name]
-            assert f"the bounds of {name}." in says
-            assert ("no upper bound" in says) == (topr.PRESETS[method].a_neg > 0)  # Proposition 3.2
-            assert ("not used" in says) == (topr.PRESETS[method].b_neg == 0)
-
-
-@SLOW
-@ON_BOTH_WIDTHS
-def test_part_4(open_page, width):
-    def expected(controls):
-        arms = range(int(controls["bandit-arms"]))
-        mu, reward, start = (tensor([float(controls[f"{x}-{i}"]) for i in arms]) for x in ("mu", "reward", "start"))
-        bandit, lr = Bandit(mu / mu.sum(), reward), 10 ** float(controls["bandit-lr"])
-        steps = int(controls["bandit-speed"]) * controls["clicks"]
-        values, paths = {"step": steps, "bandit-lr": lr, "bandit-arms": len(arms)}, []
-        for panel in (0, 1):
-            limits = topr.PRESETS[controls[f"bandit-method-{panel}"]]
-            path = toy_bandit.ascend(bandit.mu.log() + start, bandit, limits, lr, steps)
-            z, pi, weight = path[-1], path[-1].softmax(-1), toy_bandit.weights(path[-1], bandit, limits)
-            columns = {"pi": pi, "z": z, "weight": weight, "push": toy_bandit.gradient(z, bandit, limits)}
-            values |= {f"{what}_{i}_{panel}": column[i] for what, column in columns.items() for i in arms}
-            values |= {f"objective_{panel}": toy_bandit.objective(z, bandit, limits)}
-            values |= {f"bound_{panel}": toy_bandit.upper_bound(reward)}
-            paths.append((path, limits))
-
-        def lines(chart, label, x):
-            _, what, panel = chart.split("-")
-            path, limits = paths[int(panel)]
-            points = path[[int(step) for step in x]]
-            assert x[0] == 0
-            assert len(x) <= 241
-            if what == "objective":
-                return toy_bandit.objective(points, bandit, limits).tolist()
-            arm = int(label.split()[1]) - 1
-            return (points.softmax(-1) if what == "pi" else points)[:, arm].tolist()
-
-        return values, lines
-
-    rng, methods, settings = random.Random(0), list(topr.PRESETS), []
-    for number in range(SETTINGS):
-        arms = range(rng.randint(2, 6))
-        controls = {"bandit-case": rng.choice(["two", "forgotten", "wrong"]), "bandit-arms": len(arms)}
-        if number % 2:  # the arms of a reader; otherwise the case's own, and more or fewer of them
-            controls |= {f"reward-{i}": round(rng.uniform(-1, 1), 2) for i in arms}
-            controls |= {f"mu-{i}": round(rng.uniform(0.1, 9), 2) for i in arms}
-            controls |= {f"start-{i}": round(rng.uniform(-5, 5), 2) for i in arms}
-        controls |= {f"bandit-method-{panel}": rng.choice(methods) for panel in (0, 1)}
-        controls |= {"bandit-lr": rng.uniform(-2, 0.5), "bandit-speed": 1000 if number == 0 else rng.choice([1, 10])}
-        settings.append({"controls": controls, "clicks": rng.randint(0, 4)})
-    compare(open_page(width), "bandit", settings, expected)
-
-
-@SLOW
-@ON_BOTH_WIDTHS
-def test_part_5(open_page, width):
-    data = RESULTS["fig5"]["data"]
-    at_own_rate = data[f"lr {data['own rate']:g}"]
-
-    def of_question(correct, c):  # ten completions, as the paper's Figure 9 weighs them
-        samples = [Sample(prompt="?", completion="!", reward=1.0 if i < correct else -1.0) for i in range(10)]
-        return sum(weight for weight in weight_by_difficulty(samples, c) if not math.isnan(weight)) / 10
-
-    def expected(controls):
-        c, p = float(controls["baseline-c"]), float(controls["baseline-p"])
-        values = {"reward_right": 1 - c, "reward_wrong": -1 - c, "p_tilde": topr.effective_proportion(p, c)}
-        values |= {"baseline-c": c, "baseline-p": p, "hard": of_question(1, c), "easy": of_question(9, c)}
-
-        def lines(chart, label, x):
-            if chart == "baseline-share":
-                return [100 * topr.effective_proportion(p, one) for one in x]
-            if chart == "baseline-question":
-                return [of_question(round(correct / 10), c) for correct in x]
-            assert x == [100 * share for share in data["p~"]]
-            return [100 * share for share in at_own_rate[label.replace(" %", "%")]["mean"]]
-
-        return values, lines
-
-    compare(open_page(width), "baseline", drawn_settings(baseline__c=(-1, 1), baseline__p=(0.01, 0.99)), expected)
-
-
-@SLOW
-@ON_BOTH_WIDTHS
-def test_part_6(open_page, width):
-    data = RESULTS["page"]
-    kinds = dict(zip(("right", "wrong"), data["completions"], strict=True))
-
-    def expected(controls):
-        now = int(controls["tokens-at"])
-        values = dict.fromkeys(("seen", "tokens-at"), data["seen"][now])
-        for kind, example in kinds.items():
-            for method, log_ratio in example["log_ratio"].items():
-                total = math.fsum(log_ratio[now])
-                weight = importance_weight(total, method, example["reward"])
-                values |= {f"log_ratio_{kind}_{method}": total, f"weight_{kind}_{method}": weight}
-
-        def lines(chart, label, x):
-            assert x == data["seen"]
-            return [
-                math.fsum(of_tokens) for of_tokens in data["completions"][int(chart[-1])]["log_ratio"][NAMES[label]]
-            ]
-
-        return values, lines
-
-    page = open_page(width)
-    compare(page, "tokens", drawn_settings(tokens__at=POINTS), expected)
-    assert page.locator("#tokens .strip").count() == 4
-    assert page.locator("#tokens .strip li").count() == 2 * sum(len(example["tokens"]) for example in kinds.values())
-
-
-@SLOW
-@ON_BOTH_WIDTHS
-def test_part_7(open_page, width):
-    data = RESULTS["page"]
-    wrong = data["completions"][1]
-    losses = {
-        "topr": variants.paper,
-        "per-token": variants.per_token,
-        "per-token + token mean": variants.per_token_and_token_mean,
-        "geometric mean": variants.geometric_mean,
-        "clip 0.8..1.2": variants.clipped,
-    }
-
-    def weight(name, token_log_ratio):  # the mean over tokens of what multiplies R grad log pi / length
-        logmu = tensor([[-1.0] * len(token_log_ratio)])
-        logp = (logmu + tensor([token_log_ratio])).requires_grad_()
-        losses[name](logp, logmu, tensor([-1.0]), torch.ones_like(logp)).backward()
-        return logp.grad.sum().item()
-
-    labels = {"paper": "topr", "per token": "per-token", "+ token mean": "per-token + token mean"}
-    labels |= {"geometric mean": "geometric mean", "clip 0.8–1.2": "clip 0.8..1.2"}
-    found = {
-        name: {method: [weight(name, x) for x in log_ratio] for method, log_ratio in wrong["log_ratio"].items()}
-        for name in losses
-    }
-
-    def expected(controls):
-        now, method = int(controls["variants-at"]), controls["variants-run"]
-        of_tokens = wrong["log_ratio"][method][now]
-        values = dict.fromkeys(("seen", "variants-at"), data["seen"][now]) | {
-            "drift": math.fsum(of_tokens) / len(of_tokens)
-        }
-        return values | {name: weights[method][now] for name, weights in found.items()}, lambda _, label, x: found[
-            labels[label]
-        ][method]
-
-    settings = drawn_settings(variants__at=POINTS, variants__run=["topr", "reinforce"])
-    compare(open_page(width), "variants", settings, expected)
+def test_texts_follow_the_controls(open_page):
+    page, [question, *_] = open_page(), RESULTS["page"]["questions"]
+    shown(page, "collapse", {"collapse-at": AT, "collapse-question": 0})
+    assert page.locator("#collapse-asked").text_content() == question["question"]
+    for method, completions in question["completions"].items():
+        assert page.locator(f"#collapse-text-{method}").text_content() == (completions[AT][0].strip() or "(nothing)")
+    for name, method in (("TOPR", "topr"), ("REINFORCE", "reinforce"), ("SFT", "sft")):
+        page.get_by_role("group", name="Methods of Table 1").get_by_role("button", name=name, exact=True).click()
+        page.evaluate(DRAWN)
+        says = page.locator("#bounds-says").text_content()
+        assert f"the bounds of {name}." in says
+        assert ("no upper bound" in says) == (topr.PRESETS[method].a_neg > 0)  # Proposition 3.2
+        assert ("not used" in says) == (topr.PRESETS[method].b_neg == 0)
 
 
 # ---- for every reader -----------------------------------------------------------------------------------------------
 
 
 @SLOW
-@ON_BOTH_WIDTHS
-def test_nothing_is_wider_than_the_screen(open_page, width):
+@pytest.mark.parametrize("width", [360, 1280])
+def test_nothing_is_wider_than_the_screen_and_a_screen_reader_finds_names_contrast_and_order(open_page, width):
+    from axe_playwright_python.sync_playwright import Axe
+
     page = open_page(width)
     page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     beyond = """() => [...document.querySelectorAll("main *")].filter((e) => !e.closest("pre")
         && e.getBoundingClientRect().right > innerWidth + 1).map((e) => e.outerHTML.slice(0, 80))"""
     assert page.evaluate(beyond) == []
-
-
-@SLOW
-@ON_BOTH_WIDTHS
-def test_a_screen_reader_finds_names_contrast_and_order(open_page, width):
-    from axe_playwright_python.sync_playwright import Axe
-
-    page = open_page(width)
-    page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
-    found = Axe().run(page)
-    assert found.response["violations"] == []
+    assert Axe().run(page).response["violations"] == []
 
 
 @SLOW
@@ -490,29 +343,20 @@ def test_dragging_on_a_chart_moves_its_slider(open_page):
 
 
 @SLOW
-def test_play_and_pause(open_page):
-    page = open_page()
-    step = "Number(document.querySelector('#bandit [data-name=step]').dataset.value)"
+def test_the_bandit_plays_and_where_motion_is_not_wanted_jumps(open_page):
+    page, step = open_page(), "Number(document.querySelector('#bandit [data-name=step]').dataset.value)"
     page.get_by_role("button", name="Play").click()
     page.wait_for_function(f"{step} > 5")
     page.get_by_role("button", name="Pause").click()
     stopped = page.evaluate(step)
-    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-    assert page.evaluate(step) == stopped
-    page.get_by_role("button", name="Back to the start").click()
     page.evaluate(DRAWN)
-    assert page.evaluate(step) == 0
-
-
-@SLOW
-def test_reduced_motion_has_none(open_page):
+    assert page.evaluate(step) == stopped
     page = open_page(reduced_motion="reduce")
     page.get_by_role("button", name="Play").click()
     page.evaluate(DRAWN)
-    assert page.locator("#bandit [data-name=step]").get_attribute("data-value") == "100"
+    assert page.evaluate(step) == 100
     assert page.locator("#bandit-play").text_content() == "Play"
-    scrolling = "getComputedStyle(document.documentElement).scrollBehavior"
-    assert (page.evaluate(scrolling), open_page().evaluate(scrolling)) == ("auto", "smooth")
+    assert page.evaluate("getComputedStyle(document.documentElement).scrollBehavior") == "auto"
 
 
 @SLOW
@@ -520,9 +364,7 @@ def test_a_reader_of_the_bandit_sees_what_the_text_says(open_page):
     page = open_page()
 
     def after(case, speed, clicks):
-        controls = {"bandit-case": case, "bandit-speed": speed}
-        [shown] = page.evaluate(SHOWN, ["bandit", [{"controls": controls, "clicks": clicks, "lines": False}]])
-        return {name: value for name, value, _ in shown["values"]}
+        return shown(page, "bandit", {"bandit-case": case, "bandit-speed": speed}, clicks)[0]
 
     two = after("two", 1000, 3)  # REINFORCE, then TOPR
     assert two["objective_0"] > 10 * two["bound_0"]
@@ -570,13 +412,7 @@ def test_on_paper_there_is_only_what_can_be_read_there(open_page):
 
 def test_lines_that_share_a_chart_differ_without_colour():
     styles = make_page.data()["styles"]
-    for names in (
-        NAMES.values(),
-        ("correct", "invalid"),
-        ("p1", "p2", "p3", "p4", "p5", "limit"),
-        make_page.data()["variants"],
-    ):
-        dashes = [
-            tuple(styles[name]["dashes"]) for name in names if "token mean" not in name
-        ]  # drawn as one with another
-        assert len(set(dashes)) == len(dashes)
+    methods = ("topr", "reinforce", "sft", "tis", "off_policy", "ppo")
+    named = [name for name in make_page.data()["variants"] if "token mean" not in name]  # drawn as one with another
+    for names in (methods, ("correct", "invalid"), ("p1", "p2", "p3", "p4", "p5", "limit"), named):
+        assert len({tuple(styles[name]["dashes"]) for name in names}) == len(names)

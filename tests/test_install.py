@@ -84,17 +84,13 @@ def test_help_does_not_wait_for_torch(installed, tmp_path):
     assert done.stdout.startswith("usage: topr-conformance ")
 
 
-def test_a_topr_py_of_the_user_s_is_not_mistaken_for_ours(installed, tmp_path):
+def test_a_topr_py_of_the_user_s_is_not_mistaken_for_ours_and_a_copy_is_ours(installed, tmp_path):
     (tmp_path / "topr.py").write_text("def loss(logp, logmu, reward, mask):\n    return logp.sum()\n")
     done = call(installed, tmp_path, "topr:loss")
     assert done.returncode == 1
     hidden = f"topr.py is hidden by {installed / 'topr.py'}"
     assert done.stderr == f"conformance: topr:loss: {hidden}: give it another name\n"
-
-
-def test_a_copy_of_our_topr_py_is_checked_as_ours(installed, tmp_path):
-    """In a clone, and beside a trainer that topr.py was copied to."""
-    (tmp_path / "topr.py").write_bytes((ROOT / "topr.py").read_bytes())
+    (tmp_path / "topr.py").write_bytes((ROOT / "topr.py").read_bytes())  # as beside a trainer
     done = call(installed, tmp_path, "topr:topr_loss_of_tokens")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("topr:topr_loss_of_tokens: paper\n")

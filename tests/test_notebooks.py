@@ -76,12 +76,10 @@ def is_near(one, other):
     ("one", "other", "alike"),
     [
         ("[0.05 1.   7.389]", "[ 0.05  1.  7.390]", True),
-        ("│ below 1e-12 │ yes │\n└────┘", "│ below 1e-12  │ yes │\n└─────┘", True),
-        ("0.36787944117144233", "0.3678794411714421", True),
-        ("4.592060e+02", "4.592061e+02", True),
+        ("│ below 1e-12 │\n└────┘", "│ below 1e-12  │\n└─────┘", True),
+        ("0.36787944117144233, 4.592060e+02", "0.3678794411714421, 4.592061e+02", True),
         ("0.135", "0.137", False),
         ("0.36787944117144233", "0.3678794412714423", False),
-        ("4.592060e+02", "4.592060e+03", False),
         ("52, 59, 51 steps", "52, 59, 52 steps", False),
         ("[0.05 1.]", "[0.05 1.   1.]", False),
         ("-0.2", "0.2", False),
@@ -97,7 +95,7 @@ def test_all_notebooks_are_tested():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_committed_notebook_is_one_clean_run_of_short_cells(name):
+def test_the_committed_notebook_is_one_clean_run_of_short_cells_that_define_only_what_readers_write(name):
     notebook = read(name)
     nbformat.validate(notebook)
     assert 15 <= len(notebook.cells) <= 40
@@ -109,17 +107,8 @@ def test_the_committed_notebook_is_one_clean_run_of_short_cells(name):
     assert pictures >= 3 or name == "06_build_topr"  # which imports torch alone, and draws with characters
     assert all(len(cell.source.splitlines()) <= 22 for cell in cells)
     assert notebook.cells[0].source.startswith(f"# {name[1]}. ")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_notebook_defines_nothing_but_what_its_reader_writes(name):
-    notebook = read(name)
-    defined = {
-        node.name
-        for cell in code_cells(notebook)
-        for node in ast.walk(python_of(cell))
-        if isinstance(node, ast.FunctionDef | ast.ClassDef)
-    }
+    nodes = [node for cell in cells for node in ast.walk(python_of(cell))]
+    defined = [node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     assert defined
     assert all(function.startswith("my_") for function in defined)
 

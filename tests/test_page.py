@@ -242,7 +242,7 @@ PARTS = [  # controls of each part, and some numbers that it then shows
     ("bandit", {"bandit-lr": -1}, {f"pi_{arm}_1": p for arm, p in enumerate(PATH[-1].softmax(-1).tolist())}),
     ("bandit", {"bandit-lr": -1}, {"step": 3, "objective_1": bandit.objective(PATH[-1], TWO).item(), "bound_1": 1}),
     ("baseline", {"baseline-c": -0.8, "baseline-p": 0.1}, {"p_tilde": 0.5, "reward_right": 1.8, "hard": 0.36}),
-    ("tokens", {"tokens-at": AT}, {"log_ratio_wrong_reinforce": OF_TOKENS[AT], "weight_wrong_reinforce": 1}),
+    ("tokens", {"tokens-at": 2}, {"log_ratio_wrong_reinforce": OF_TOKENS[2], "weight_wrong_reinforce": 1}),
     ("variants", {"variants-at": AT, "variants-run": "reinforce"}, {"topr": math.exp(OF_TOKENS[AT])}),
 ]
 LINES = {  # of the last page of each part: a chart, a label, and its values

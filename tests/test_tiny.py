@@ -34,8 +34,9 @@ def test_the_committed_files_are_those_that_make_writes(remade):
     of_models = [f"{model}/{name}" for model in ("base", "checker") for name in ("tokenizer.json", "config.json")]
     for name in ("train.jsonl", "test.jsonl", *of_models):
         assert (remade / name).read_bytes() == (TINY / name).read_bytes(), name
-    for name in ("tokenizer.json", "config.json"):
-        assert (TINY / "mistaken" / name).read_bytes() == (TINY / "base" / name).read_bytes(), name
+    assert (TINY / "mistaken" / "config.json").read_bytes() == (TINY / "base" / "config.json").read_bytes()
+    for model in ("checker", "mistaken"):
+        assert (TINY / model / "tokenizer.json").samefile(TINY / "base" / "tokenizer.json")
 
 
 @pytest.mark.slow
@@ -47,15 +48,11 @@ def test_same_seed_same_weights(remade, tmp_path, model):
     assert (tmp_path / name).read_bytes() == (remade / name).read_bytes()
 
 
-def test_train_and_test_are_disjoint_and_as_many_as_they_should_be():
+def test_problems_are_of_sixteen_families_disjoint_and_as_many_as_they_should_be():
     splits = {split: gsm8k.load_problems(str(TINY), split) for split in ("train", "test")}
     questions = {split: {problem.question for problem in found} for split, found in splits.items()}
     assert {split: len(found) for split, found in questions.items()} == {"train": 1000, "test": 500}
     assert not questions["train"] & questions["test"]
-
-
-def test_there_are_a_dozen_families_of_one_to_three_steps():
-    assert len(problems.FAMILIES) >= 12
     assert Counter(len(family.steps) for family in problems.FAMILIES) == {1: 4, 2: 8, 3: 4}
 
 
@@ -105,17 +102,11 @@ def test_every_digit_is_a_token(lm):
 
 
 @pytest.mark.parametrize("model", ["base", "mistaken"])
-def test_the_base_models_are_small_and_have_room(model):
+def test_the_base_models_are_small_and_can_reckon(model):
+    """On 50 test problems it nearly always finds a right first step more probable than one that is off by one."""
     lm = load_model(str(TINY / model))
     assert 500_000 <= lm.model.num_parameters() <= 3_000_000
     assert lm.context == 4096
-    assert sum(file.stat().st_size for file in (TINY / model).iterdir()) <= 8_000_000
-
-
-@pytest.mark.parametrize("model", ["base", "mistaken"])
-def test_the_base_models_can_reckon(model):
-    """On 50 test problems it nearly always finds a right first step more probable than one that is off by one."""
-    lm = load_model(str(TINY / model))
 
     def logp(question, text):
         prompt = lm.tokenizer(f"Q: {question}\nA:")["input_ids"]

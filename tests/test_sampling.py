@@ -34,11 +34,11 @@ def hf(lm):
 
 def test_same_seed_same_completions_and_the_global_random_state_is_left_alone(engine):
     state = torch.random.get_rng_state()
-    sampling = SamplingParameters(max_new_tokens=24)
+    sampling = SamplingParameters(max_new_tokens=24, temperature=2.0)
     first, second, other = (drawn(engine, sampling, TWO, seed=seed) for seed in (0, 0, 1))
     assert first == second != other
     assert torch.equal(state, torch.random.get_rng_state())
-    assert len({completion.text for completion in first[0]}) > 2  # completions of a prompt differ
+    assert len({completion.text for completion in first[0]}) > 4  # completions of a prompt differ
     same = drawn(engine, sampling, [PROMPT, PROMPT])
     assert same[0] != same[1]  # and so do prompts' seeds
 
@@ -67,8 +67,8 @@ def test_a_completion_at_the_limit_is_cut(engine):
         assert (completion.finish_reason, len(completion.token_ids)) == ("length", 3)
 
 
-def stopped(engine, tokenizer):
-    """Completions that " The answer" ends, all in full."""
+def check_stops(engine, tokenizer):
+    """Completions that "The ans" ends: it is their last tokens."""
     found = drawn(engine, SamplingParameters(max_new_tokens=60, stop=("The ans",)), n=32)[0]
     found = [completion for completion in found if "The ans" in completion.text]
     assert len(found) > 16
@@ -79,7 +79,7 @@ def stopped(engine, tokenizer):
 
 
 def test_a_stop_string_ends_a_completion_and_is_kept(engine, lm):
-    stopped(engine, lm.tokenizer)
+    check_stops(engine, lm.tokenizer)
 
 
 # ---- transformers' generate --------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def test_a_stop_string_ends_a_completion_and_is_kept(engine, lm):
 def test_a_stop_string_is_kept_where_padding_is_the_end_of_sequence(lm):
     tokenizer = load_model(gsm8k.Settings().model).tokenizer
     tokenizer.pad_token = tokenizer.eos_token
-    stopped(transformers_engine(lm._replace(tokenizer=tokenizer), 40_000), tokenizer)
+    check_stops(transformers_engine(lm._replace(tokenizer=tokenizer), 40_000), tokenizer)
 
 
 def test_completions_come_back_to_their_prompts_from_batches_of_any_size(hf):
@@ -98,8 +98,8 @@ def test_completions_come_back_to_their_prompts_from_batches_of_any_size(hf):
         assert [len(completions) for completions in found] == [3, 3, 3]
     greedy = SamplingParameters(max_new_tokens=12, top_k=1)
     assert drawn(hf(300), greedy, prompts, n=2) == [drawn(hf(), greedy, [prompt], n=2)[0] for prompt in prompts]
-    alone = drawn(hf(1), SamplingParameters(max_new_tokens=24))[0]
-    assert len({completion.text for completion in alone}) > 2  # each batch has a seed of its own
+    alone = drawn(hf(1), SamplingParameters(max_new_tokens=24, temperature=2.0))[0]
+    assert len({completion.text for completion in alone}) > 4  # each batch has a seed of its own
 
 
 @pytest.mark.parametrize("prompts", [(PROMPT,), (PROMPT, "Q: " + "figs " * 30 + "\nA:"), ("Q", PROMPT, "Q: 1?\nA:")])

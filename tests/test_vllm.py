@@ -3,19 +3,19 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from chats import save_chat_model
 from engines import PROMPT, drawn, logps_after
-from helpers import children
 
 import train_gsm8k as gsm8k
 from pipeline.models.language_model import in_chat, load_model
@@ -37,36 +37,18 @@ def test_log_probabilities_are_those_among_all_tokens_and_seeds_do_not_overlap(v
     assert all(has_the_models_own_logps(completion, lm, PROMPT) for completion in two[0])
 
 
-def is_worker(pid):
-    return b"vllm/worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
-
-
-def parent_of(pid):
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def is_alive(pid):
-    """Whether it runs; one that has ended is a zombie as long as nobody asks for its status."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+def workers_of(pid):
+    """The workers that a process has started, or its children have."""
+    found = []
+    for process in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # another, which has just ended
+            found += [process] if "vllm/worker" in " ".join(process.cmdline()) else []
+    return found
 
 
 def left_of(processes):
-    """Those that do not end within a minute; one that was killed lets go of its files a moment before it is gone."""
-    until = time.monotonic() + 60
-    while alive := [pid for pid in processes if is_alive(pid)]:
-        if time.monotonic() > until:
-            return alive
-        time.sleep(0.1)
-    return []
-
-
-def session_of(worker):
-    """The processes of a worker's session, itself included."""
-    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-    return [pid for pid in pids if is_alive(pid) and os.getsid(pid) == worker]
+    """Those that do not end within a minute; one that nobody waits for is a zombie when it has ended."""
+    return [p for p in psutil.wait_procs(processes, timeout=60)[1] if p.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.mark.slow
@@ -76,9 +58,8 @@ def test_an_engine_of_two_processes_draws_what_one_draws_and_ends_whole(python, 
     prompts, sampling = [PROMPT, PROMPT + " 31 +"], SamplingParameters(max_new_tokens=48)
     with vllm_engine(SETTINGS.model, lm, 200, settings, tmp_path / "vllm.log") as engine:
         found = drawn(engine, sampling, prompts, seed=3)
-        [worker] = [pid for pid in children(os.getpid()) if is_worker(pid) and len(session_of(pid)) > 1]
-        processes = session_of(worker)
-        assert len(processes) >= 3  # the worker and its two, besides what Python's multiprocessing has of its own
+        processes = workers_of(os.getpid())[-1].children(recursive=True)
+        assert len(processes) >= 2  # besides what Python's multiprocessing has of its own
     assert not left_of(processes)
     pairs = zip(chain(*found), chain(*drawn(vllm, sampling, prompts, seed=3)), strict=True)
     for one, other in pairs:
@@ -119,18 +100,18 @@ def test_two_ranks_with_one_engine_lose_a_process_and_end_as_one_rank_does(pytho
             while not part.exists() or part.read_bytes().count(b"\n") < before + 8:
                 assert process.poll() is None, process.stdout.read()
                 time.sleep(0.01)
-            [worker] = [pid for leader in children(process.pid) for pid in children(leader) if is_worker(pid)]
-            processes = session_of(worker)
-            os.kill(choose(worker), signal.SIGKILL)
+            [worker] = workers_of(process.pid)
+            processes = [worker, *worker.children(recursive=True)]
+            choose(worker).kill()
             output, _ = process.communicate()
         assert process.returncode != 0
         assert not left_of(processes)
         return output
 
-    told = killed(lambda worker: max(session_of(worker)))  # the last that was started is one that computes
+    told = killed(lambda worker: worker.children()[-1])  # the last that was started is one that computes
     assert "vLLM ended with exit status 1; its messages are in" in told
     kept = part.read_bytes()
-    killed(parent_of)
+    killed(psutil.Process.parent)
     assert part.read_bytes().startswith(kept)
     subprocess.run(command, check=True, capture_output=True)
     assert [file.name for file in (tmp_path / "run").glob("vllm-*.log")] == ["vllm-0.log"]
@@ -156,7 +137,7 @@ def test_a_worker_ends_with_the_process_that_started_it(python, tmp_path):
     command = [sys.executable, gsm8k.__file__, "--engine", "vllm", "--vllm-python", str(python), "--out"]
     with open(tmp_path / "log", "w") as log:
         process = subprocess.Popen([*command, str(tmp_path / "run")], stdout=log, stderr=log)
-    while not (workers := [pid for pid in children(process.pid) if is_worker(pid)]):
+    while not (workers := workers_of(process.pid)):
         assert process.poll() is None
         time.sleep(0.05)
     process.kill()

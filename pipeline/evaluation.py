@@ -119,24 +119,18 @@ METRICS = {  # @k: of --k samples, left out where a question has fewer; else of 
 }
 
 
-def metrics_in(entry: Mapping[str, Any]) -> dict[str, Metric]:
-    """The metrics in an entry of results.json, by their names there.
+def parts_of(entry: Mapping[str, Any]) -> tuple[list[str], dict[str, Metric]]:
+    """The outcomes, and the metrics, in an entry of results.json, by their names there.
 
-    >>> [*metrics_in({"correct": 0.25, "pass@1": {"mean": 0.25, "se": 0.1}, "maj@4": {"mean": 0.5, "se": None}})]
-    ['pass@1', 'maj@4']
+    >>> entry = {"right": 0.25, "wrong": 0.75, "maj@4": {"mean": 0.5, "se": None}, "questions": 4}
+    >>> outcomes, metrics = parts_of(entry)
+    >>> outcomes, [*metrics]
+    (['right', 'wrong'], ['maj@4'])
     """
     found = {name: METRICS.get(name) or METRICS.get(re.sub(r"@\d+$", "@k", name)) for name in entry}
-    return {name: metric for name, metric in found.items() if metric}
-
-
-def outcomes_in(entry: Mapping[str, Any]) -> list[str]:
-    """The outcomes in an entry of results.json: what is neither a metric nor a count.
-
-    >>> outcomes_in({"right": 0.25, "wrong": 0.75, "pass@1": {"mean": 0.25, "se": 0.1}, "questions": 4})
-    ['right', 'wrong']
-    """
-    others = {*metrics_in(entry), "samples_seen", "questions", "samples_per_question"}
-    return [name for name in entry if name not in others]
+    metrics = {name: metric for name, metric in found.items() if metric}
+    counts = {"samples_seen", "questions", "samples_per_question"}
+    return [name for name in entry if name not in metrics.keys() | counts], metrics
 
 
 # ---- a test set --------------------------------------------------------------------------------------------------
@@ -194,10 +188,10 @@ def shown(entry: Mapping[str, Any]) -> dict[str, str]:
 
     The first outcome, correct, is pass@1, and stands once.
     """
-    right, *others = outcomes_in(entry)
-    rows = {name: Estimate(entry[name]).text(100, 1, " %") for name in (right, *others)}
-    for name, metric in metrics_in(entry).items():
-        label = right if name == "pass@1" else metric.label or name
+    outcomes, metrics = parts_of(entry)
+    rows = {name: Estimate(entry[name]).text(100, 1, " %") for name in outcomes}
+    for name, metric in metrics.items():
+        label = outcomes[0] if name == "pass@1" else metric.label or name
         rows[label] = Estimate.read(entry[name]).text(*((100, 1, " %") if metric.in_percent else (1, 3)))
     return rows
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from pipeline.evaluation import metrics_in, outcomes_in
+from pipeline.evaluation import parts_of
 from pipeline.records import write_file
 from pipeline.report import Estimate
 
@@ -246,13 +246,14 @@ def draw_curve(iterations: Sequence[Mapping[str, Any]], title: str) -> "Figure":
         for point in iteration["curve"][1 if points else 0 :]:
             points[seen + point["samples_seen"]] = point
         seen = max(points)
-    x, first, panels = "samples trained on", iterations[0]["curve"][0], []
-    for name, metric in metrics_in(first).items():
+    x, panels = "samples trained on", []
+    outcomes, metrics = parts_of(iterations[0]["curve"][0])
+    for name, metric in metrics.items():
         if metric.is_drawn:
             found = {n: point[name] for n, point in points.items() if name in point}
             label = f"{metric.label or name}{' (%)' if metric.in_percent else ''}, ± 2 SE"
             drawn = estimates(found, style="correct", scale=100 if metric.in_percent else 1)
             panels.append(Panel(name if panels else title, x, label, [drawn]))
-    outcomes = lines([*points], {name: [100 * p[name] for p in points.values()] for name in outcomes_in(first)})
-    panels.insert(1, Panel("outcomes", x, "share of completions (%)", outcomes, {"ylim": (-3, 103)}))
+    shares = lines([*points], {name: [100 * point[name] for point in points.values()] for name in outcomes})
+    panels.insert(1, Panel("outcomes", x, "share of completions (%)", shares, {"ylim": (-3, 103)}))
     return draw(panels)

@@ -183,6 +183,10 @@ def test_losses_are_named_however_they_are_written(name, loss):
     if name == "paper":
         assert {result.status for result in report.vectors} == {"pass"}
         assert compare(loss, 50) is None
+    if name == "frozen weight":
+        statuses = {result.name: result.status for result in report.vectors}
+        assert statuses.pop("V16") == "fail"
+        assert set(statuses.values()) == {"not applicable"}
 
 
 def test_a_completion_that_trl_masks_whole_counts_in_the_mean_without_a_gradient():

@@ -3,11 +3,12 @@
 import gc
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from runs import SharedRuns
+from runs import SMALL, contents, experiment
 
 import train_gsm8k as gsm8k
 from pipeline.models.language_model import load_model
@@ -37,9 +38,18 @@ def lm():
 @pytest.fixture(scope="session")
 def run(tmp_path_factory):
     """`run(**changes)`: the folder of a finished small run, made once in this process of tests, to be read only."""
-    shared = SharedRuns(tmp_path_factory.mktemp("runs"))
-    yield shared
-    assert shared.damaged() == []
+    made = {}
+
+    def run(**changes):
+        settings = replace(SMALL, **changes)
+        if settings not in made:
+            folder = tmp_path_factory.mktemp("shared") / "run"
+            experiment(folder, **changes)
+            made[settings] = folder, contents(folder)
+        return made[settings][0]
+
+    yield run
+    assert [folder for folder, before in made.values() if contents(folder) != before] == []
 
 
 @pytest.fixture(scope="session")

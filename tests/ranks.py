@@ -11,15 +11,16 @@ from pipeline.runtime.processes import from_all_ranks, rank, ranks
 from pipeline.runtime.run_folder import load_optimizer, save_checkpoint
 
 
-def on_two_ranks(work, folder, *arguments):
-    """What work(*arguments) returns on rank 0 of two, both of which do it."""
-    torch.multiprocessing.spawn(_worker, (work, folder, arguments), nprocs=2)
+def on_two_ranks(work, folder, *arguments, timeout=None):
+    """What work(*arguments) returns on rank 0 of two, both of which do it. timeout: of collectives."""
+    torch.multiprocessing.spawn(_worker, (work, folder, arguments, timeout), nprocs=2)
     return torch.load(folder / "found.pt", weights_only=True)
 
 
-def _worker(number, work, folder, arguments):
+def _worker(number, work, folder, arguments, timeout):
     os.environ |= {"RANK": str(number), "WORLD_SIZE": "2"}  # as torchrun sets them
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'meet'}", rank=number, world_size=2)
+    where = f"file://{folder / 'meet'}"
+    dist.init_process_group("gloo", init_method=where, rank=number, world_size=2, timeout=timeout)
     try:
         found = work(*arguments)
         if number == 0:

@@ -1,4 +1,4 @@
-"""Small runs that tests share: each is made once in a process of tests, and found by what differs from `SMALL`."""
+"""Small runs; conftest.py has those that tests share."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,26 +20,6 @@ def experiment(out: Path, task: Callable[[Settings], Task] = gsm8k.gsm8k_task, *
     settings = replace(SMALL, out=out, **changes)
     gsm8k.check(settings)
     return gsm8k.experiment(settings, task(settings))
-
-
-class SharedRuns:
-    """Finished runs below a folder, by their settings, each with the hashes of its files."""
-
-    def __init__(self, root: Path):
-        self.root = root
-        self.made: dict[Settings, tuple[Path, dict[str, str]]] = {}
-
-    def __call__(self, **changes) -> Path:
-        """The folder of a finished run of `SMALL` with changes. A test that changes a file there copies it first."""
-        settings, folder = replace(SMALL, **changes), self.root / f"run {len(self.made)}"
-        if settings not in self.made:
-            experiment(folder, **changes)
-            self.made[settings] = folder, contents(folder)
-        return self.made[settings][0]
-
-    def damaged(self) -> list[Path]:
-        """The runs that a test has changed."""
-        return [folder for folder, before in self.made.values() if contents(folder) != before]
 
 
 def contents(folder: Path) -> dict[str, str]:

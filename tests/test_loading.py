@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-import ranks
 import torch
+from ranks import on_two_ranks
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import train_gsm8k as gsm8k
@@ -47,9 +47,8 @@ def test_one_rank_reads_the_weights_and_the_other_takes_the_memory_of_its_shard(
         lm.tokenizer.save_pretrained(tmp_path / name)
     largest, whole = (4 * n / MIB for n in (model.lm_head.weight.numel(), model.num_parameters()))
     assert whole > 900
-    (first, second), is_same = ranks.on_two_ranks(
-        load_here, tmp_path, *(str(tmp_path / name) for name in ("model", "empty"))
-    )
+    folders = (str(tmp_path / name) for name in ("model", "empty"))
+    (first, second), is_same = on_two_ranks(load_here, tmp_path, *folders)
     assert is_same
     assert first < whole + 1.5 * whole / 2
     assert second < 1.5 * whole / 2 + largest

@@ -8,9 +8,10 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import on_two_ranks
 
 from pipeline.runtime import processes
-from pipeline.runtime.processes import from_all_ranks, process_group, requests_are_noted
+from pipeline.runtime.processes import from_all_ranks, process_group, rank, requests_are_noted
 
 LIMIT = timedelta(seconds=2)
 
@@ -19,20 +20,16 @@ def limit_of(group):
     return group._get_backend(torch.device("cpu")).options._timeout
 
 
-def late(rank, folder):
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}  # as torchrun sets them
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'meet'}", rank=rank, world_size=2, timeout=LIMIT)
+def late():
     from_all_ranks("both are there")
-    time.sleep(2 * rank * LIMIT.total_seconds())
-    found = from_all_ranks(rank)
-    assert found == [0, 1]
+    time.sleep(2 * rank() * LIMIT.total_seconds())
+    assert from_all_ranks(rank()) == [0, 1]
     assert limit_of(dist.group.WORLD) == LIMIT  # training's own
-    dist.destroy_process_group()
 
 
 @pytest.mark.slow
 def test_a_rank_waits_for_samples_longer_than_training_waits_for_a_collective(tmp_path):
-    torch.multiprocessing.spawn(late, (tmp_path,), nprocs=2)
+    on_two_ranks(late, tmp_path, timeout=LIMIT)
 
 
 def test_a_collective_of_training_has_torch_s_own_limit():

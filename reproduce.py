@@ -13,10 +13,9 @@ again, so a figure can be given more seeds later. results/README.md says what ca
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 
@@ -26,7 +25,6 @@ from pipeline.settings import intended_ranks
 
 if TYPE_CHECKING:  # imported when figures are made: --help answers without torch
     from paper.experiments import Figure, Lab
-    from pipeline.plots import Panel
 
 FIGURES = (*(f"fig{number}" for number in range(1, 10)), "table2", "variants")  # STUDIES of paper/figures.py
 ON_MATH = ("fig4-math", "fig6-math", "fig8-math")
@@ -86,13 +84,15 @@ def make(options: Options) -> None:
     from paper import map as the_map
     from paper.experiments import SCALES
     from paper.figures import STUDIES
+    from paper.map_figure import publish_map
     from paper.runs import Sweep, check_jobs, print_jobs
     from pipeline.runtime.preflight import check_machine
 
     every = FIGURES + (ON_MATH if options.preset == "paper" else ())
     names = every if "all" in options.figures else tuple(dict.fromkeys(options.figures))
     if options.redraw:
-        redraw(names, options.out)
+        for name in names:
+            redraw(name, options.out)
         return
     scale = "quick" if options.quick else options.preset
     workers = options.workers if scale == "laptop" and "RANK" not in os.environ else 1
@@ -115,18 +115,16 @@ def make(options: Options) -> None:
         for name in names:
             if name == "map":
                 lines = the_map.complete(sweep, jobs["map"], places, options.out / "map_runs.jsonl", options.hours)
-                publish(name, *the_map.figure(lines, places), options.out)
+                publish_map(lines, places, options.out / "map.png")
                 continue
             lab = studies[name].lab(sizes[name], seeds, sweep)
             if rank() == 0:
-                made_by = f"--preset {options.preset} --seeds {count} --seed {options.seed}{' --quick' * options.quick}"
-                publish_numbers(
-                    name, studies[name].read(lab), lab, f"python reproduce.py {name} {made_by}", options.out
-                )
+                made_by = f"python reproduce.py {name} --preset {options.preset} --seeds {count} --seed {options.seed}"
+                publish(name, studies[name].read(lab), lab, made_by + " --quick" * options.quick, options.out)
 
 
-def publish_numbers(name: str, figure: "Figure", lab: "Lab", made_by: str, out: Path) -> None:
-    """Write NAME.json, from which NAME.png is drawn. made_by: the command.
+def publish(name: str, figure: "Figure", lab: "Lab", made_by: str, out: Path) -> None:
+    """Write NAME.json and NAME.png into `out`, and print the numbers worth a sentence. made_by: the command.
 
     A file of the same command keeps its `judgement`: what the paper claims, what was measured, and a person's verdict.
     """
@@ -136,48 +134,18 @@ def publish_numbers(name: str, figure: "Figure", lab: "Lab", made_by: str, out: 
     before = json.loads(read_text(file)) if file.exists() else {}
     if before.get("command") == made_by and "judgement" in before:
         content = {"judgement": before["judgement"]} | content
-    write_file(file, json.dumps(without_nan(content), indent=1) + "\n")
-    publish(name, figure, panels_of(name, figure.data), out)
-
-
-def publish(name: str, figure: "Figure", panels: "Sequence[Panel]", out: Path) -> None:
-    """Write NAME.png, and print the numbers worth a sentence."""
-    from pipeline.plots import draw, save_figure
-
-    save_figure(draw(panels), out / f"{name}.png")
+    write_file(file, json.dumps(content, indent=1, allow_nan=False) + "\n")
+    redraw(name, out)
     figure.table(name).print()
 
 
-def without_nan(value: Any) -> Any:
-    """JSON has no NaN: None stands for it.
-
-    >>> without_nan({"mean": [0.5, math.nan]})
-    {'mean': [0.5, None]}
-    """
-    match value:
-        case dict():
-            return {name: without_nan(item) for name, item in value.items()}
-        case list() | tuple():
-            return [without_nan(item) for item in value]
-        case float() if math.isnan(value):
-            return None
-    return value
-
-
-def panels_of(name: str, data: Mapping[str, Any]) -> "list[Panel]":
-    """The panels of a figure, from its numbers."""
+def redraw(name: str, out: Path) -> None:
+    """Draw NAME.png from the numbers of NAME.json."""
     from paper import panels
-
-    return getattr(panels, name.removesuffix("-math").replace("-", "_"))(data)
-
-
-def redraw(names: Sequence[str], out: Path) -> None:
-    """Draw NAME.png of each name from the numbers of NAME.json."""
     from pipeline.plots import draw, save_figure
 
-    for name in names:
-        content = json.loads(read_text(out / f"{name}.json"))
-        save_figure(draw(panels_of(name, content["data"])), out / f"{name}.png")
+    panels_of = getattr(panels, name.removesuffix("-math").replace("-", "_"))
+    save_figure(draw(panels_of(json.loads(read_text(out / f"{name}.json"))["data"])), out / f"{name}.png")
 
 
 def main() -> None:

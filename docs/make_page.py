@@ -32,7 +32,7 @@ def load(name: str) -> dict[str, Any]:
 def data() -> dict[str, Any]:
     """What the page's script reads: results, and the colours and dashes that all pictures have."""
     from docs.make_tables import last
-    from paper.figures import VARIANTS_DRAWN
+    from paper.panels import VARIANTS_DRAWN
     from pipeline.plots import STYLES
 
     page, variants = load("page"), load("variants")["data"]["one rate"]

@@ -38,7 +38,7 @@ def load(name: str) -> dict[str, Any]:
     """
     if name != "map":
         return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    from paper.map import record
+    from paper.map_figure import record
 
     return record(RESULTS / "map_runs.jsonl")
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from conformance.variants import VARIANTS
 from paper.runs import Finished, Job, Jobs, Measured, Sweep, in_seeds, sharing_samples
-from pipeline.plots import STYLES, Style
+from pipeline.plots import Style
 from pipeline.records import Task
 from pipeline.report import Estimate, Table
 from pipeline.settings import TINY, Settings
@@ -50,24 +50,6 @@ METHODS = {
     "kl": Arm(
         "naive REINFORCE, c = -0.5", Style("#6E6E6E", (0, (2, 1)), "*"), {"method": "reinforce", "baseline": -0.5}
     ),
-}
-POSITIVES = {  # of Figure 4
-    "topr": Arm("TOPR", "topr", {}),
-    "positives_only": Arm("positives only", "sft", {"composition": "positives_only"}),
-    "sft": Arm("positives, as many steps", "p5", {"method": "sft"}),  # negatives stay, with weight 0
-}
-COMPOSITIONS = {  # of Figure 8; what the control changes depends on the scale
-    "uniform": Arm("uniform", "topr", {"composition": "uniform"}),
-    "positives_only": Arm("positives only", "sft", {"composition": "positives_only"}),
-    "anna_karenina": Arm("Anna Karenina", Style("#882255", (0, (5, 1)), "s"), {"composition": "anna_karenina"}),
-    "control": Arm("as many positives, any", "p5", {"composition": "proportion"}),
-}
-VARIANTS_DRAWN = {  # and their styles
-    "topr": STYLES["topr"],
-    "per-token": Style("#E69F00", "--", "s"),
-    "per-token + token mean": Style("#CC79A7", ":", "v"),
-    "geometric mean": Style("#009E73", "-.", "^"),
-    "clip 0.8..1.2": Style("#D55E00", (0, (6, 1, 1, 1, 1, 1)), "D"),
 }
 DEEPSEEK_8B = "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"
 OF_THE_PAPER = ("topr", "dpo", "ppo", "reinforce")  # Figures 1 and 3
@@ -223,14 +205,11 @@ def grids(scale: Scale, names: Sequence[str]) -> dict[str, list[float]]:
     return {name: [rate * scale.optimizers.get(name, 1) for rate in scale.rates] for name in names}
 
 
-def rate_arms(scale: Scale, names: Sequence[str]) -> Jobs:
-    """(name, learning rate) -> its run on held-out problems, with one seed; all train on samples of TOPR's first.
-
-    names: methods, variants, and optimisers, with which TOPR is trained.
-    """
+def rate_arms(scale: Scale, rated: Mapping[str, Sequence[float]]) -> Jobs:
+    """(name, learning rate) -> its run on held-out problems, with one seed; all train on samples of TOPR's first."""
     base, first = replace(scale.base, seed=100, test_samples=6, curve_points=1), scale.rates[0]  # no figure's seed
     arms = {("topr", first): Job(f"rate-topr-{first:g}", of_method(scale, "topr", base, first), held_out_task)}
-    for name, grid in grids(scale, names).items():
+    for name, grid in rated.items():
         for rate in grid:
             settings = of_method(scale, name, base, rate)
             arms[name, rate] = Job(f"rate-{name}-{rate:g}", settings, held_out_task, token_loss=variant_of(name))
@@ -288,32 +267,28 @@ class Study(NamedTuple):
 
     def planned(self, scale: Scale, seeds: range) -> Jobs:
         """All of its runs; those alone by which learning rates are chosen, if there is more than one to choose from."""
-        rated = self.rated(scale)
+        rated = grids(scale, self.rated(scale))
         if rated and len(scale.rates) > 1:
             return rate_arms(scale, rated)
-        return in_seeds(self.arms(scale, {name: grid[0] for name, grid in grids(scale, rated).items()}), seeds)
+        return in_seeds(self.arms(scale, {name: grid[0] for name, grid in rated.items()}), seeds)
 
     def lab(self, scale: Scale, seeds: range, sweep: Sweep) -> Lab:
         """Its runs; those that are not there yet are made.
 
         A learning rate is the one with most correct answers on held-out problems.
         """
-        rated = self.rated(scale)
-        rates, of_rates, tried = {name: grid[0] for name, grid in grids(scale, rated).items()}, {}, {}
+        rated = grids(scale, self.rated(scale))
+        rates, of_rates, tried = {name: grid[0] for name, grid in rated.items()}, {}, {}
         if rated and len(scale.rates) > 1:
             of_rates = sweep.make(rate_arms(scale, rated))
-            for name, grid in grids(scale, rated).items():
+            for name, grid in rated.items():
                 tried[name] = {rate: of_rates[name, rate].measured["correct"][-1] for rate in grid}
                 rates[name] = max(grid, key=tried[name].__getitem__)
         return Lab(scale, seeds, sweep.make(in_seeds(self.arms(scale, rates), seeds)), rates, tried, of_rates)
 
 
 def provenance(command: str, seeds: Sequence[int], costs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How a figure was made: by which command, seeds and runs; costs: as Finished.cost has them, of each run.
-
-    >>> provenance("python reproduce.py fig2", [0], [])["runs"]
-    0
-    """
+    """How a figure was made: by which command, seeds and runs; costs: as Finished.cost has them, of each run."""
     return {
         "command": command,
         "seeds": list(seeds),
@@ -335,7 +310,6 @@ def record(name: str, command: str, lab: Lab, figure: Figure) -> dict[str, Any]:
         },
         "shares": {what: value._asdict() for what, value in figure.shares.items()},
         "numbers": {what: value._asdict() for what, value in figure.numbers.items()},
-        "tables": {"numbers": figure.table()._asdict()}
-        | {key: table._asdict() for key, table in figure.tables.items()},
+        "tables": {key: table._asdict() for key, table in {"numbers": figure.table(), **figure.tables}.items()},
         "data": figure.data,
     }

@@ -1,198 +1,28 @@
 """The paper's Figures 1 to 9 and Table 2, and one of our own: for each, the runs it needs and what is read off them.
 
 NAME_arms is a pure function of the scale and of the learning rates: the arms' keys, and the run of each. NAME reads the
-figure off the finished runs; its docstring says what the paper claims. STUDIES has them all, paper/panels.py draws
-them, reproduce.py is the command that makes one, and results/README.md says what came out.
+figure off the finished runs. STUDIES has them all, paper/panels.py draws them, reproduce.py is the command that makes
+one, and results/README.md says what the paper claims and what came out.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
-import torch
 
 import topr
-from paper.experiments import (
-    COMPOSITIONS,
-    METHODS,
-    OF_THE_PAPER,
-    POSITIVES,
-    VARIANTS_DRAWN,
-    Figure,
-    Lab,
-    Rates,
-    Scale,
-    Study,
-    called,
-    of_method,
-    training_task,
-    variant_of,
-)
-from paper.panels import rows_of_table2
+from paper.experiments import METHODS, OF_THE_PAPER, Figure, Lab, Rates, Scale, Study, called, of_method, training_task
+from paper.methods import at_both_rates, fig1, fig2, fig3, fig4, fig4_arms, variants, variants_rated
+from paper.panels import COMPOSITIONS, rows_of_table2
 from paper.runs import Finished, Job, Jobs, Measured, series, sharing_samples, texts
 from pipeline.compose import rewards_of_groups, share_of_positives
-from pipeline.evaluation import collect, estimate, wins
-from pipeline.methods import ppo_loss
-from pipeline.records import Outcome, Sample
+from pipeline.records import Sample
 from pipeline.report import Estimate, Table
 from tasks.verifier import ACCURACY, CONSTANT, WEIGHTED, check_verifier
 from tasks.verifier import run as run_verifier
-
-# ---- methods along one epoch ------------------------------------------------------------------------------------
-
-
-def at_both_rates(scale: Scale, rates: Rates, at_one: Sequence[str] = OF_THE_PAPER) -> Jobs:
-    """("own rate", method or variant), and ("one rate", ...) for those that also train at TOPR's learning rate."""
-    which = {"own rate": rates, "one rate": dict.fromkeys(at_one, rates["topr"])}
-    arms = {
-        (kind, name): Job(name, of_method(scale, name, scale.base, rate), scale.task, token_loss=variant_of(name))
-        for kind, of_kind in which.items()
-        for name, rate in of_kind.items()
-    }
-    return sharing_samples(arms)
-
-
-def fig1(lab: Lab) -> Figure:
-    """Test accuracy over one epoch.
-
-    Paper: all at one learning rate, naive REINFORCE first rises and then collapses, PPO stops improving, DPO is better,
-    and TOPR is best. Here: all at TOPR's best rate, and each at its own. TIS, plain IS, SFT on positives and three
-    neighbours (ours) are added. On the laptop DPO makes about twice as many steps.
-    """
-    table, own = lab.table(), called(lab.rates)
-    one = called(dict.fromkeys(OF_THE_PAPER, lab.rates["topr"]))
-    shares = {f"{text}: correct at the end": table.mean(("one rate", name)) for name, text in one.items()}
-    shares |= {f"{text}: correct at the end": table.mean(("own rate", name)) for name, text in own.items()}
-    for name in list(own)[1:]:
-        shares[f"TOPR - {own[name]}"] = table.gain(("own rate", "topr"), ("own rate", name))
-    data: dict[str, Any] = {
-        kind: {name: table.along((kind, name)) for name in names}
-        for kind, names in (("own rate", own), ("one rate", one))
-    }
-    data["steps"] = {name: lab.runs[("own rate", name), lab.seeds[0]].last_step for name in own}
-    return Figure(data, shares)
-
-
-def fig3(lab: Lab) -> Figure:
-    """Shares of correct, incorrect and invalid completions over the epoch, all at TOPR's learning rate.
-
-    Paper: only TOPR significantly reduces the invalid ones; REINFORCE's completions are degenerate at the end.
-    """
-    table, own = lab.table(), called(lab.rates)
-    one = called(dict.fromkeys(OF_THE_PAPER, lab.rates["topr"]))
-    shares = {"base: invalid": table.mean(("one rate", "topr"), "invalid", at=0)}
-    for kind, names in (("one rate", one), ("own rate", own)):
-        shares |= {f"{text}: invalid at the end": table.mean((kind, name), "invalid") for name, text in names.items()}
-    data = {name: {o: table.along(("one rate", name), o) for o in get_args(Outcome)} for name in one}
-    return Figure(data, shares)
-
-
-def variants_rated(scale: Scale) -> list[str]:
-    """The paper's weight and the variants that a scale's micro-batches allow."""
-    by_step = "per-token + token mean"  # a mean over the tokens of a whole step
-    return [name for name in VARIANTS_DRAWN if name != by_step or scale.base.micro_batch >= scale.base.batch]
-
-
-def variants(lab: Lab) -> Figure:
-    """What variants cost that public code calls TOPR and that weigh otherwise (conformance/variants.py).
-
-    All train on the same samples, in the same order, at TOPR's learning rate and each at its own. The paper makes no
-    claim about them.
-    """
-    table, shares, data = lab.table(), {}, {"one rate": {}, "own rate": {}}
-    for kind in data:
-        for name, own in lab.rates.items():
-            arm, here = (kind, name), f"{name}, lr {own if kind == 'own rate' else lab.rates['topr']:g}"
-            data[kind][name] = {outcome: table.along(arm, outcome) for outcome in get_args(Outcome)}
-            shares[f"{here}: correct at the end"] = table.mean(arm)
-            shares[f"{here}: invalid at the end"] = table.mean(arm, "invalid")
-            if name != "topr":
-                shares[f"{here} - topr"] = table.gain(arm, ("one rate", "topr"))
-    return Figure(data, shares, tables={"weights": weights_table(data, lab.rates)})
-
-
-def weights_table(data: Mapping[str, Any], rates: Rates) -> Table:
-    """What each weight reaches, at TOPR's learning rate and at its own."""
-    head = ["weight", "correct at the end", "invalid at the end", "own learning rate", "correct with that"]
-    rows = []
-    for name, curves in data["one rate"].items():
-        ends = [texts(y)[-1] for y in (curves["correct"], curves["invalid"], data["own rate"][name]["correct"])]
-        rows.append([f"`{name}`", *ends[:2], f"{rates[name]:g}", ends[2]])
-    return Table(head, rows)
-
-
-# ---- the objectives ---------------------------------------------------------------------------------------------
-
-
-def fig2(lab: Lab) -> Figure:
-    """TOPR's objective with a+ = 1, b+ = 1 + eps, a- = 0, b- = 1, and PPO's, as functions of pi / mu.
-
-    Paper: they are equal on [1, 1 + eps] for positives and on [1 - eps, 1] for negatives. PPO has no gradient above the
-    first interval and below the second. TOPR's is steeper for positives that have become improbable.
-    """
-    eps, ratio = lab.scale.base.eps, np.linspace(0.01, 2.5, 250)
-    log_ratio = torch.tensor(ratio).log()
-    data, numbers = {"ratio": ratio.tolist()}, {}
-    for sign, name, low, high in ((1.0, "R = +1", 1, 1 + eps), (-1.0, "R = -1", 1 - eps, 1)):
-        reward = torch.full_like(log_ratio, sign)
-        ours = topr.topr_objective(log_ratio, reward, topr.Limits(1, 1 + eps, 0, 1)).numpy()
-        one = torch.ones(1, dtype=log_ratio.dtype)
-        ppo = np.array([-ppo_loss(x, 0 * x, sign * one, one, eps).item() for x in log_ratio[:, None]])
-        data |= {f"TOPR, {name}": ours.tolist(), f"PPO, {name}": ppo.tolist()}
-        inside, outside = (ratio >= low) & (ratio <= high), ratio > high if sign > 0 else ratio < low
-        largest = {f"|TOPR - PPO| for {low:g} <= pi/mu <= {high:g}": np.abs(ours - ppo)[inside].max()}
-        for method, values in (("PPO", ppo), ("TOPR", ours)):
-            slopes = np.abs(np.gradient(values, ratio))
-            largest[f"slope of {method} where PPO clips"] = slopes[outside][1:-1].max()
-            largest[f"slope of {method} for pi/mu <= 0.5"] = slopes[ratio <= 0.5].max()
-        numbers |= {f"{name}: largest {what}": Estimate.over_seeds([value]) for what, value in largest.items()}
-    return Figure(data, {}, numbers)
-
-
-# ---- TOPR against positives only --------------------------------------------------------------------------------
-
-
-def fig4_arms(scale: Scale, rates: Rates) -> Jobs:
-    """POSITIVES, all at TOPR's learning rate."""
-    base = replace(scale.base, lr=rates["topr"], test_samples=scale.tested)
-    return sharing_samples({n: Job(n, replace(base, **arm.changes), scale.task) for n, arm in POSITIVES.items()})
-
-
-def fig4(lab: Lab) -> Figure:
-    """TOPR against positives only, all at TOPR's learning rate. On MATH: fig4-math.
-
-    Paper: TOPR is more accurate, its maj@n is higher for all n, and fewer questions have 0 to 4 correct completions.
-    """
-    ks = [k for k in (1, 2, 4, 8, 16, 32) if k < lab.scale.tested]
-
-    def at_the_end(run: Finished) -> dict[str, Sequence[float]]:
-        answers = collect(run.tested(run.last_step), lab.scale.task(run.settings))
-        bins = by_cardinality(run)
-        majority = [estimate(wins, answers, k, run.settings.seed).mean for k in ks]
-        return {"maj@n": majority, "cardinality": bins, "few": [sum(bins[:2])]}
-
-    table, called_so = lab.table(at_the_end), {name: arm.name for name, arm in POSITIVES.items()}
-    shares = {f"{text}: correct at the end": table.mean(name) for name, text in called_so.items()}
-    shares |= {f"{t}: problems with at most 4 correct": table.mean(name, "few") for name, t in called_so.items()}
-    shares |= {f"TOPR - {called_so[name]}": table.gain("topr", name) for name in ("positives_only", "sft")}
-    shares |= {f"{text}: maj@{ks[-1]}": table.mean(name, "maj@n") for name, text in called_so.items()}
-    data: dict[str, Any] = {
-        what: {name: table.along(name, what) for name in POSITIVES} for what in ("correct", "maj@n", "cardinality")
-    }
-    data["n"] = ks
-    data["trained on"] = lab.runs["topr", lab.seeds[0]].results["iterations"][0]["dataset"]["trained"]
-    return Figure(data, shares)
-
-
-def by_cardinality(run: Finished) -> list[float]:
-    """The share of test problems with 0, 1-4, 5-8, ... correct completions."""
-    n = run.settings.test_samples
-    rewards = np.array([sample.reward > 0 for sample in run.tested(run.last_step)]).reshape(-1, n).sum(1)
-    return (np.bincount(-(-rewards // 4), minlength=-(-n // 4) + 1) / len(rewards)).tolist()
-
 
 # ---- sets with chosen shares of positives -----------------------------------------------------------------------
 
@@ -233,9 +63,7 @@ def fig5_arms(scale: Scale, rates: Rates) -> Jobs:
 def fig5(lab: Lab) -> Figure:
     """Two sets of equal size, 10% and 50% positive; a baseline sets the effective share of positives p~.
 
-    Paper: both are best at p~ of 10 to 20% and worse above 50%. A share reached by sampling is better than the same
-    share reached by a baseline. Here at TOPR's learning rate and at its neighbours in the grid, since the best share
-    may move with the rate.
+    At TOPR's learning rate and at its neighbours in the grid, since the best share may move with the rate.
     """
     table, own, p_tildes = lab.table(), lab.rates["topr"], lab.scale.shares
     rates = neighbours(lab.scale, lab.rates)
@@ -263,17 +91,13 @@ def fig5(lab: Lab) -> Figure:
 
 
 def fig6_arms(scale: Scale, rates: Rates) -> Jobs:
-    """Both methods on the set with 10% positives, over several passes."""
+    """Both methods on the set with 10% positives, over several passes, since a recovery takes time."""
     passes = {"epochs": scale.passes, "curve_points": scale.base.curve_points}
     return by_share(scale, [(method, rate, 0.1) for method, rate in rates.items()], **passes)
 
 
 def fig6(lab: Lab) -> Figure:
-    """TOPR and truncated importance sampling on the set with 10% positives. On MATH: fig6-math.
-
-    Paper: at low p~ TIS collapses and TOPR recovers; at high p~ they are equal; the best of TIS is slightly higher.
-    Here over several passes, since a recovery takes time.
-    """
+    """TOPR and truncated importance sampling on the set with 10% positives. On MATH: fig6-math."""
     low, p_tildes, names = "log-ratio of positives", lab.scale.shares, called(lab.rates)
     table = lab.table(lambda run: {low: by_tenth(run, "log_ratio_pos_q50")})
 
@@ -306,9 +130,7 @@ def fig7_arms(scale: Scale, rates: Rates) -> Jobs:
 def fig7(lab: Lab) -> Figure:
     """TOPR against plain importance sampling: 33% negative and gradients clipped early, 60% and clipped late.
 
-    Paper: clipped at 1 and with 33% the two are equally accurate, but the gradients of IS grow. At 100 and 60% TOPR
-    still improves, and IS makes the model worse (31% bad completions, from 12%). Here with three optimisers, since two
-    of them divide by the gradient's size; each at the learning rate that is best for TOPR. The picture has the second.
+    With three optimisers, since two divide by the gradient's size; each at the learning rate that is best for TOPR.
     """
 
     def norms(run: Finished) -> dict[str, Sequence[float]]:
@@ -351,10 +173,9 @@ def fig8_arms(scale: Scale, rates: Rates) -> Jobs:
 def fig8(lab: Lab) -> Figure:
     """Iterations of sampling and training: uniform, positives only, Anna Karenina, a control. On MATH: fig8-math.
 
-    Paper: on GSM8K Anna Karenina sampling reaches 79.6% pass@1, uniform sampling 75.4%; positives only is slower. Five
-    iterations (ours: the paper gives no number), at TOPR's learning rate. The control (ours) has as many samples and
-    positives as Anna Karenina's sets and any positives. At the paper's scale with DeepSeek-R1 8B too, which Anna
-    Karenina sampling takes beyond the maj@16 of Llama 3 70B, a line that is not trained.
+    Five iterations (ours: the paper gives no number), at TOPR's learning rate. The control (ours) has as many samples
+    and positives as Anna Karenina's sets and any positives. At the paper's scale with DeepSeek-R1 8B too, and with
+    Llama 3 70B, a line that is not trained.
     """
     uniform = [lab.runs["uniform", seed] for seed in lab.seeds]
     iterations, keys = uniform[0].settings.iterations, ("pass@1", f"maj@{uniform[0].settings.k}")
@@ -407,9 +228,7 @@ def fig9_arms(scale: Scale, rates: Rates) -> Jobs:
 def fig9(lab: Lab) -> Figure:
     """The weight of questions of each difficulty in the data: ten equally wide buckets by the base model's accuracy.
 
-    Paper: as p~ falls, hard questions weigh more. 128 samples a question. Appendix D takes this for the reason that a
-    low p~ is best; hence (ours) the accuracy on test questions of each difficulty after training at each p~, on the set
-    with 50% positives of Figure 5.
+    Ours: the accuracy on test questions of each difficulty after training, on the set with 50% positives of Figure 5.
     """
     named = {f"p~ = {p:.0%}": p for p in (0.05, 0.1, 0.2, 0.5, 0.8)}
     weights, hard = {}, {}
@@ -487,11 +306,7 @@ def verify(job: Job) -> None:
 
 
 def table2(lab: Lab) -> Figure:
-    """A generative verifier before and after TOPR, and weighted self-consistency with its verdicts as weights.
-
-    Paper: accuracy 32.6 -> 70.9%, invalid 34.2 -> 0.9%; weighted self-consistency 55.5% without a verifier, 56.7% with
-    the base verifier and 61.5% with the trained one.
-    """
+    """A generative verifier before and after TOPR, and weighted self-consistency with its verdicts as weights."""
     data = {name: [lab.runs[name, s].results for s in lab.seeds] for name in table2_arms(lab.scale, lab.rates)}
     shares = {}
     for name, found in data.items():

@@ -8,11 +8,29 @@ from typing import Any
 
 import numpy as np
 
-from paper.experiments import COMPOSITIONS, METHODS, OF_THE_PAPER, POSITIVES, VARIANTS_DRAWN, Arm
+from paper.experiments import METHODS, OF_THE_PAPER, Arm
 from paper.runs import Measured, Series
 from pipeline.plots import STYLES, Line, Panel, Style
 from tasks.verifier import to_panel
 
+POSITIVES = {  # of Figure 4
+    "topr": Arm("TOPR", "topr", {}),
+    "positives_only": Arm("positives only", "sft", {"composition": "positives_only"}),
+    "sft": Arm("positives, as many steps", "p5", {"method": "sft"}),  # negatives stay, with weight 0
+}
+COMPOSITIONS = {  # of Figure 8; what the control changes depends on the scale
+    "uniform": Arm("uniform", "topr", {"composition": "uniform"}),
+    "positives_only": Arm("positives only", "sft", {"composition": "positives_only"}),
+    "anna_karenina": Arm("Anna Karenina", Style("#882255", (0, (5, 1)), "s"), {"composition": "anna_karenina"}),
+    "control": Arm("as many positives, any", "p5", {"composition": "proportion"}),
+}
+VARIANTS_DRAWN = {  # and their styles
+    "topr": STYLES["topr"],
+    "per-token": Style("#E69F00", "--", "s"),
+    "per-token + token mean": Style("#CC79A7", ":", "v"),
+    "geometric mean": Style("#009E73", "-.", "^"),
+    "clip 0.8..1.2": Style("#D55E00", (0, (6, 1, 1, 1, 1, 1)), "D"),
+}
 Data = Mapping[str, Any]
 EPOCH, TRAINING, CORRECT = "share of the epoch (%)", "share of the training (%)", "correct (%), 95% interval"
 

@@ -19,7 +19,7 @@ from paper.runs import Job, Jobs, Sweep, sharing_samples
 from pipeline.records import Sample
 from pipeline.runtime.processes import command
 from pipeline.settings import Settings
-from reproduce import publish_numbers
+from reproduce import publish
 
 SETTINGS = Settings(
     chat=True,
@@ -81,7 +81,7 @@ def main(options: Options) -> None:
     with Sweep(options.runs, options.workers) as sweep:
         lab = Study(read, arms).lab(scale, range(options.seeds), sweep)
     made_by = f"python -m paper.real_llm MODEL --seeds {options.seeds}"
-    publish_numbers("real-llm", read(lab), lab, made_by, options.out)
+    publish("real-llm", read(lab), lab, made_by, options.out)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ A finished run is not made again and an interrupted one goes on, so a sweep can 
 import contextlib
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -18,7 +19,6 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
-from math import ceil
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,7 +32,7 @@ from paper.token_loss import logprobs_with_gradient_of
 from pipeline.models.language_model import token_logprobs
 from pipeline.records import InputError, Sample, Task, read_rows, write_file
 from pipeline.report import Estimate, Table
-from pipeline.runtime.processes import progress_bar, rank
+from pipeline.runtime.processes import progress_bar, rank, ranks
 from pipeline.settings import Settings, check
 from tasks.verifier import VerifierSettings
 
@@ -157,7 +157,7 @@ def sizes(settings: Settings) -> tuple[int, int]:
     along = settings.curve_samples * (settings.curve_points - 1) * settings.iterations
     of_tests = tested * (settings.test_samples * (1 + settings.iterations) + along)
     solutions = problems + tested if isinstance(settings, VerifierSettings) else 0
-    return settings.iterations * drawn + of_tests + solutions, settings.iterations * ceil(trained / settings.batch)
+    return settings.iterations * drawn + of_tests + solutions, settings.iterations * math.ceil(trained / settings.batch)
 
 
 # ---- a finished run, and what was measured of several ------------------------------------------------------------
@@ -217,13 +217,13 @@ Series = dict[str, list[float | None]]  # a line of a figure in its file: mean a
 
 
 def series(points: Iterable[Estimate]) -> Series:
-    """Points of a line, each with half of its 95% interval; None for one seed.
+    """Points of a line, each with half of its 95% interval; None for one seed, and where there is no number.
 
-    >>> series([Estimate.over_seeds([1.0, 3.0]), Estimate(2.0)])
-    {'mean': [2.0, 2.0], 'half_width': [12.706, None]}
+    >>> series([Estimate.over_seeds([1.0, 3.0]), Estimate(2.0), Estimate(math.nan, math.nan)])
+    {'mean': [2.0, 2.0, None], 'half_width': [12.706, None, None]}
     """
-    points = list(points)
-    return {"mean": [point.mean for point in points], "half_width": [point.half_width for point in points]}
+    points = [[None if x is None or math.isnan(x) else x for x in point[:2]] for point in points]
+    return {"mean": [mean for mean, _ in points], "half_width": [half_width for _, half_width in points]}
 
 
 def texts(y: Series) -> list[str]:
@@ -285,7 +285,7 @@ class Sweep(AbstractContextManager):
         self._folder, self._workers, self._pool = folder, workers, None
 
     def make(self, jobs: Jobs) -> dict[Hashable, Finished]:
-        """The runs of the jobs; those that are not finished are made first. InputError as `run_job` raises it."""
+        """The runs of the jobs; those that are not finished are made first. InputError as `check` raises it."""
         placed = {}
         for key, job in jobs.items():
             reuse = job.settings.reuse if job.copies is None else self._folder / folder_name(jobs[job.copies])
@@ -316,6 +316,7 @@ class Sweep(AbstractContextManager):
 
 
 def _make(job: Job) -> None:
+    job.check(job.settings, ranks())
     start = sum(os.times()[:4])  # of this process and its children: other work on the machine lengthens wall time
     job.run(job)
     if rank() == 0:

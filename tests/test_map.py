@@ -18,7 +18,7 @@ from torch.distributions import StudentT
 
 import reproduce
 import train_gsm8k as gsm8k
-from paper import experiments
+from paper import experiments, map_figure
 from paper import map as the_map
 from paper.map import ARMS, PARAMETERS, PLACES, Key, Map, Place
 from paper.runs import Sweep
@@ -193,10 +193,10 @@ def test_the_slope_over_sizes_is_that_of_a_line():
     x = torch.tensor([PARAMETERS[place] for place in gains], dtype=torch.float64).log10()
     y = 100 * torch.tensor(list(gains.values()), dtype=torch.float64)
     slope = ((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum()
-    found, r = the_map.slope_over_sizes(Map(lines(*rows)), "topr"), torch.corrcoef(torch.stack([x, y]))[0, 1]
+    found, r = map_figure.slope_over_sizes(Map(lines(*rows)), "topr"), torch.corrcoef(torch.stack([x, y]))[0, 1]
     assert found.mean == pytest.approx(slope.item())
     assert found.half_width == pytest.approx(12.706 * (slope * (1 / r**2 - 1).sqrt()).item())  # one degree of freedom
-    assert the_map.slope_over_sizes(Map(lines(*rows)), "topr-70") is None
+    assert map_figure.slope_over_sizes(Map(lines(*rows)), "topr-70") is None
 
 
 def test_the_interval_of_the_slope_holds_the_truth_as_often_as_it_says():
@@ -208,7 +208,7 @@ def test_the_interval_of_the_slope_holds_the_truth_as_often_as_it_says():
             for seed in range(3):
                 gain = 0.02 * math.log10(count) + rng.normal(0, 0.01)
                 rows += [(place, "topr", seed, gain), (place, "sft", seed, 0.0)]
-        found = the_map.slope_over_sizes(Map(lines(*rows)), "topr")
+        found = map_figure.slope_over_sizes(Map(lines(*rows)), "topr")
         held += abs(found.mean - 2.0) < found.half_width
     assert held / rounds == pytest.approx(0.95, abs=0.035)
 
@@ -220,7 +220,7 @@ def test_families_are_put_together_by_their_share_of_right_samples():
         | lines(("hard", "topr", 1, 0.5), shares={"find": 0.9, "take": 0.9}, families=topr)  # sft did not run
         | lines(("hard", "sft", 0, 0.5), families={"find": 0.7, "take": 0.8})
     )
-    found = the_map.by_family(table, "topr")
+    found = map_figure.by_family(table, "topr")
     assert [share for share, _ in found] == [0.01, 0.5]
     assert [gain for _, gain in found] == pytest.approx([-0.4, 0.1])
 
@@ -232,7 +232,7 @@ def test_the_tables_say_what_the_lines_say():
         (line["place"], line["arm"], line["seed"]): line["after"]
         for line in map(json.loads, file.read_text().splitlines())
     }
-    tables = the_map.record(file)["tables"]
+    tables = map_figure.record(file)["tables"]
 
     def cell(table, row, column):
         found = {cells[0]: cells for cells in tables[table]["rows"]}
@@ -278,8 +278,8 @@ def test_the_map_from_end_to_end_and_from_its_lines(tmp_path, monkeypatch, capsy
     assert [(line["place"], line["arm"]) for line in lines] == [
         (p, a) for p in ("centre", "slips") for a in ("sft", "topr")
     ]
-    gain = the_map.record(tmp_path / "out" / "map_runs.jsonl")["tables"]["gains-topr"]["rows"][1]
-    of_slips = [lines[3]["after"][name] - lines[2]["after"][name] for name in the_map.MEASURES]
+    gain = map_figure.record(tmp_path / "out" / "map_runs.jsonl")["tables"]["gains-topr"]["rows"][1]
+    of_slips = [lines[3]["after"][name] - lines[2]["after"][name] for name in map_figure.MEASURES]
     assert gain == ["slips, no wrong plans", *(f"{100 * value:.1f}" for value in of_slips)]
     before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
     assert set(before) == {"map.png", "map_runs.jsonl"}

@@ -9,7 +9,7 @@ from matplotlib.text import Text
 
 from notebooks.pictures import Strip, draw_tokens
 from paper.experiments import METHODS
-from paper.figures import VARIANTS_DRAWN
+from paper.panels import VARIANTS_DRAWN
 from pipeline.plots import PARAMETERS, STYLES, Line, Panel, Style, draw, draw_curve, lines, save_figure
 
 

@@ -22,6 +22,7 @@ import train_gsm8k as gsm8k
 from conformance.variants import VARIANTS
 from paper import experiments, figures, panels
 from paper.figures import STUDIES
+from paper.methods import by_cardinality
 from paper.runs import Finished, Job, Sweep, folder_name, learn_with
 from pipeline.models.language_model import collate, token_logprobs
 from pipeline.plots import STYLES, Style
@@ -151,7 +152,7 @@ def test_a_variant_s_gradient_goes_through_the_training_loop():
     batch = collate([[replace(e, logmu=sum(e.token_logmu))] for e in scored])
     mask = (torch.arange(batch.token_logmu.shape[1]) < batch.length[:, None]).double()
     gradients = []
-    for name in list(experiments.VARIANTS_DRAWN)[1:]:
+    for name in list(panels.VARIANTS_DRAWN)[1:]:
         token_logp = token_logprobs(model, batch)
         expected = VARIANTS[name]()(token_logp, batch.token_logmu, batch.reward, mask)
         loss, logprobs = learn_with(name)
@@ -183,7 +184,7 @@ def test_the_paper_s_arm_samples_and_variants_copy_its_samples():
     assert [(job.settings.seed, job.token_loss) for job in sources.values()] == [(0, None), (1, None)]
     for job in jobs.values():
         assert job.copies is None or sources[job.copies].settings == job.settings  # the same seed, too
-    assert {job.token_loss for job in jobs.values()} == {None, *list(experiments.VARIANTS_DRAWN)[1:]}
+    assert {job.token_loss for job in jobs.values()} == {None, *list(panels.VARIANTS_DRAWN)[1:]}
 
 
 # ---- what is read off runs ----
@@ -236,7 +237,19 @@ def test_the_cardinality_of_a_problem_is_counted_in_fours(tmp_path):
     settings = replace(SMALL, out=tmp_path, test_samples=8)
     write_file(tmp_path / "iteration-1" / "test-7.jsonl", to_lines(samples))
     run = Finished(Job("topr", settings, gsm8k.gsm8k_task), pretended_results(settings))
-    assert figures.by_cardinality(run) == pytest.approx([1 / 6, 2 / 6, 3 / 6])
+    assert by_cardinality(run) == pytest.approx([1 / 6, 2 / 6, 3 / 6])
+
+
+def test_thirds_of_the_questions_are_those_of_the_base(tmp_path):
+    """Six questions, of which the base solves the last ones most often; training solves the first and the last."""
+    runs = []
+    for name, rewards in {"base": [-1, -1, 1, -1, 1, 1], "trained": [1, 1, -1, -1, -1, 1]}.items():
+        settings = replace(SMALL, out=tmp_path / name, iterations=int(name == "trained"))
+        results = pretended_results(settings) if settings.iterations else {"iterations": []}
+        runs.append(Finished(Job(name, settings, gsm8k.gsm8k_task), results))
+        samples = [Sample(problem_id=str(i), prompt=f"{i}?", completion="", reward=r) for i, r in enumerate(rewards)]
+        write_file(settings.out / "iteration-1" / f"test-{runs[-1].last_step}.jsonl", to_lines(samples))
+    assert figures.by_third(*runs) == [1.0, 0.0, 0.5]  # questions 0 1, then 3 2, then 4 5
 
 
 def test_rates_are_chosen_on_problems_that_no_run_trains_or_tests_on():
@@ -389,7 +402,7 @@ def test_what_depends_on_results_is_not_planned():
     assert all(job.label.startswith("rate-") for job in jobs)
     assert not any(job.token_loss for job in jobs)  # not TIS's and SFT's either, which are also names of variants
     of_variants = STUDIES["variants"].planned(experiments.LAPTOP, range(3)).values()
-    assert {job.token_loss for job in of_variants} == {None, *list(experiments.VARIANTS_DRAWN)[1:]}
+    assert {job.token_loss for job in of_variants} == {None, *list(panels.VARIANTS_DRAWN)[1:]}
 
 
 @pytest.mark.slow
@@ -413,7 +426,7 @@ def test_table_2_over_seeds_is_the_mean_of_its_runs(sweep):
 
 def test_a_picture_is_drawn_anew_from_its_numbers(tmp_path, monkeypatch):
     lab, figure = pretended("fig2")
-    reproduce.publish_numbers("fig2", figure, lab, "fig2", tmp_path)
+    reproduce.publish("fig2", figure, lab, "fig2", tmp_path)
     numbers, picture = ((tmp_path / f"fig2.{kind}").read_bytes() for kind in ("json", "png"))
     (tmp_path / "fig2.png").unlink()
     monkeypatch.setattr(sys, "argv", ["reproduce.py", "fig2", "--redraw", "--out", str(tmp_path)])
@@ -428,7 +441,7 @@ def test_a_picture_is_drawn_anew_from_its_numbers(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", [*reproduce.FIGURES, "real-llm"])
 def test_every_committed_picture_can_be_drawn_anew(name):
     content = json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
-    drawn = reproduce.panels_of(name, content["data"])
+    drawn = getattr(panels, name.replace("-", "_"))(content["data"])
     assert drawn
     for line in [line for panel in drawn for line in panel.lines if line.kind != "band"]:
         assert len(line.x) == len(line.y) > 0

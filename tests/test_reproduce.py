@@ -448,6 +448,10 @@ def test_every_committed_picture_can_be_drawn_anew(name):
         assert np.isfinite(np.array(line.y, float)).any()
     for value in [*content["shares"].values(), *content["numbers"].values()]:  # as they would be counted today
         assert Estimate.over_seeds(value["each"])[:2] == pytest.approx((value["mean"], value["half_width"]), abs=1e-12)
+    rows = dict(content["tables"]["numbers"]["rows"])
+    for what, value in content["shares"].items():
+        half_width = "" if value["half_width"] is None else f" ± {100 * value['half_width']:.1f}"
+        assert rows[what] == f"{100 * value['mean']:.1f}{half_width} %"
 
 
 def test_help_needs_nothing_that_is_slow_to_import():

@@ -25,7 +25,6 @@ from paper.figures import STUDIES
 from paper.methods import by_cardinality
 from paper.runs import Finished, Job, Sweep, folder_name, learn_with
 from pipeline.models.language_model import collate, token_logprobs
-from pipeline.plots import STYLES, Style
 from pipeline.records import InputError, Sample, to_lines, write_file
 from pipeline.report import Estimate
 from pipeline.settings import OF_DRAWING, check, intended_ranks, read_settings
@@ -275,12 +274,6 @@ def test_figure_2_is_where_the_paper_says_the_two_agree():
     at_2 = np.argmin(np.abs(np.array(figure.data["ratio"]) - 2))
     ratio = figure.data["ratio"][at_2]
     assert figure.data["TOPR, R = -1"][at_2] == pytest.approx(-(1 + np.log(ratio)))
-
-
-def test_every_arm_has_a_style_of_its_own():
-    styles = [STYLES.get(arm.style, arm.style) for arm in experiments.METHODS.values()]
-    assert len(set(styles)) == len(styles)
-    assert all(isinstance(style, Style) for style in styles)
 
 
 def test_a_baseline_of_minus_a_half_is_half_a_kl_penalty():

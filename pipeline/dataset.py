@@ -146,8 +146,9 @@ def given_samples(settings: Settings, source: str, lm: LanguageModel) -> tuple[l
     from pipeline.own_samples import digest_of, read_samples
 
     samples = read_samples(source, settings.columns, lm.chat.ask_messages if lm.chat else None)
-    if settings.trust_logmu:
-        check_logmu(samples, source)
+    for line, sample in enumerate(samples, start=1):
+        if settings.trust_logmu and sample.token_logmu is None:
+            raise InputError(f"{source}:{line}: field token_logmu: is missing, there is no log mu to trust")
     return samples, digest_of(source, samples)
 
 
@@ -215,8 +216,8 @@ def score(
     """
     found: dict[tuple[int, int], list[float]] = {}
     for step, laid_out in zip(progress_bar(steps, "scoring", "step"), lay_out(steps), strict=True):
-        for micro_batch, batch in zip(step.micro_batches, laid_out.micro_batches, strict=True):
-            examples = [] if micro_batch.is_empty else [example for row in micro_batch.rows for example in row]
+        for i, batch in enumerate(laid_out.micro_batches):
+            examples = [example for row in step.micro_batches[i] for example in row] if i < step.learnt else []
             all_token_logp = logprobs(lm.model, batch).cpu().numpy()
             for example, token_logp in zip(examples, all_token_logp, strict=True):
                 own = token_logp[: len(example.completion_ids)].astype(np.float32)
@@ -244,18 +245,6 @@ def engine_mismatch(samples: Sequence[Sample], rows: Sequence[Row]) -> dict[str,
         return None
     quantiles = {f"q{q:02}": float(np.quantile(difference, q / 100)) for q in (5, 50, 95)}
     return {"mean": float(difference.mean()), "largest": float(np.abs(difference).max()), **quantiles}
-
-
-def check_logmu(samples: Sequence[Sample], source: str = "samples") -> None:
-    """InputError names the first sample that comes without log mu.
-
-    >>> check_logmu([Sample(prompt="1 + 1 =", completion=" 2", reward=1.0)])
-    Traceback (most recent call last):
-    pipeline.records.InputError: samples:1: field token_logmu: is missing, there is no log mu to trust
-    """
-    for line, sample in enumerate(samples, start=1):
-        if sample.token_logmu is None:
-            raise InputError(f"{source}:{line}: field token_logmu: is missing, there is no log mu to trust")
 
 
 def rows_of_prompt(examples: Sequence[Example], per_row: int, rng: random.Random) -> list[Row]:
@@ -291,18 +280,12 @@ def pairs_of_prompt(examples: Sequence[Example], most: int, rng: random.Random) 
     return rows
 
 
-class MicroBatch(NamedTuple):
-    """Rows that a rank puts through the model together; an empty one keeps collectives aligned across ranks."""
-
-    rows: Sequence[Row]
-    shares: bool  # whether prompts are computed apart from their completions; alike in all batches of all ranks
-    is_empty: bool
-
-
 class EpochStep(NamedTuple):
-    """An optimiser step: this rank's micro-batches, and the completions of all ranks."""
+    """An optimiser step: this rank's micro-batches of rows, and the completions of all ranks."""
 
-    micro_batches: list[MicroBatch]
+    micro_batches: list[list[Row]]
+    learnt: int  # how many of them are learnt from; the others keep collectives aligned across ranks
+    shares: bool  # whether prompts are computed apart from their completions; alike in all batches of all ranks
     sequences: int
 
 
@@ -322,9 +305,9 @@ def epoch_steps(rows: Sequence[Row], batch: int, micro_batch: int, rank: int = 0
     for of_step in (rows[i : i + size] for i in range(0, len(rows), size)):
         own = of_step[rank::ranks]
         count = -(-len(of_step[::ranks]) // micro)  # the first rank has the most
-        full = [MicroBatch(own[i : i + micro], per_row > 1, False) for i in range(0, len(own), micro)]
-        empty = [MicroBatch(of_step[:1], per_row > 1, True)] * (count - len(full))
-        steps.append(EpochStep(full + empty, sum(map(len, of_step))))
+        full = [own[i : i + micro] for i in range(0, len(own), micro)]
+        filled = full + [of_step[:1]] * (count - len(full))
+        steps.append(EpochStep(filled, len(full), per_row > 1, sum(map(len, of_step))))
     return steps
 
 
@@ -334,7 +317,7 @@ def tokens(step: EpochStep) -> int:
     >>> tokens(epoch_steps([[Example([1, 2], [3], -1.0, 1.0)]] * 2, batch=2, micro_batch=2)[0])
     6
     """
-    return max(len(part.rows) * sum(longest(part.rows)) for part in step.micro_batches)
+    return max(len(rows) * sum(longest(rows)) for rows in step.micro_batches)
 
 
 def longest(rows: Sequence[Row]) -> tuple[int, int]:
@@ -356,4 +339,7 @@ def lay_out(steps: Iterable[EpochStep], device: torch.device | str | None = None
     """
     device = own_device() if device is None else device
     for step in steps:
-        yield Step([collate(rows, device, shares, empty) for rows, shares, empty in step.micro_batches], step.sequences)
+        batches = [
+            collate(rows, device, step.shares, is_empty=i >= step.learnt) for i, rows in enumerate(step.micro_batches)
+        ]
+        yield Step(batches, step.sequences)

@@ -91,13 +91,14 @@ def test_steps_hold_every_row_once_and_ranks_run_the_model_equally_often(
         assert len({len(steps[i].micro_batches) for steps in shared}) == 1
         of_step = []
         for steps, tensors in zip(shared, laid_out, strict=True):
-            assert all(micro.rows for micro in steps[i].micro_batches)  # rows to compute
-            held = [[] if m.is_empty else [e for row in m.rows for e in row] for m in steps[i].micro_batches]
+            assert all(steps[i].micro_batches)  # rows to compute
+            held = [[e for row in rows for e in row] for rows in steps[i].micro_batches]
+            held[steps[i].learnt :] = [[]] * (len(held) - steps[i].learnt)
             assert max(map(len, held)) <= max(micro_batch, per_row)
             assert [len(micro.reward) for micro in tensors[i].micro_batches] == [len(micro) for micro in held]
             assert tensors[i].sequences == whole.sequences
             of_step += [example for micro in held for example in micro]
-        assert keys(of_step) == keys(e for micro in epoch[i].micro_batches for row in micro.rows for e in row)
+        assert keys(of_step) == keys(e for rows in epoch[i].micro_batches for row in rows for e in row)
 
 
 def test_v10_a_baseline_is_subtracted_before_the_sign_is_taken(lm):

@@ -51,7 +51,9 @@ def counted(tmp_path_factory):
     tests = sum(lines for name, lines in files.items() if name.startswith("tests/"))
     options = "--problems 2 --n 8 --test-problems 2 --test-samples 2 --k 2".split()
     command = [sys.executable, "-c", COUNT, *options, "--out", str(tmp_path_factory.mktemp("way") / "run")]
-    found = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
+    )
     entered = json.loads(found.stdout.splitlines()[-1])
     return {
         "lines of product": sum(files.values()) - tests,

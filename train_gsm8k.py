@@ -6,8 +6,8 @@
     python train_gsm8k.py --samples FILE --held-out FILE   # no sampling: train on completions you already have
     torchrun --nproc-per-node 8 train_gsm8k.py paper       # the paper's run, on eight GPUs
 
-The run's stages are the methods of `Run` in pipeline/stages.py; every setting is in pipeline/settings.py, the method itself in
-topr.py. A run writes config.json, results.json, curve.png and a folder for each iteration into `--out`.
+The run's stages are the methods of `Run` in pipeline/stages.py; every setting is in pipeline/settings.py, the method
+itself in topr.py. A run writes config.json, results.json, curve.png and a folder for each iteration into `--out`.
 """
 
 import re

@@ -18,7 +18,7 @@ from train_gsm8k import PRESETS
 
 ROOT = Path(__file__).resolve().parent.parent
 OTHERS = ["README.md", "results/README.md", "tiny/README.md", "benchmarks/README.md", "results/benchmarks/README.md"]
-OTHERS += ["results/map-predictions.md"]
+OTHERS += ["results/map-predictions.md", "CONTRIBUTING.md"]
 FILES = [*(ROOT / name for name in OTHERS), *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = {str(file.relative_to(ROOT)): file.read_text(encoding="utf-8") for file in FILES}
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -61,14 +61,14 @@ faults: .venv/dev-ready
 fuzz: .venv/dev-ready
 	FUZZ_INPUTS=1000000 .venv/bin/python -m pytest -s tests/test_fuzz.py $(ARGS)
 
-# Half an hour or more. The page and what it is made of go to BENCH; ours share an environment with TRL where they meet.
+# Half an hour or more. Numbers go to BENCH; ours share an environment with TRL where they meet.
 BENCH ?= runs/bench
 bench: .venv/ready .venv-vllm/ready .venv-trl/ready
-	for name in train_step loss_memory end_to_end; do .venv-trl/bin/python benchmarks/$$name.py --out $(BENCH) || exit 1; done
-	for name in overhead scaling; do .venv/bin/python benchmarks/$$name.py --out $(BENCH) || exit 1; done
-	.venv/bin/python benchmarks/sampling.py --vllm-python .venv-vllm/bin/python --out $(BENCH)
-	.venv/bin/python benchmarks/fake_8b_step.py --all --out $(BENCH)
-	.venv/bin/python benchmarks/page.py $(BENCH)
+	for name in train_step loss_memory end_to_end; do .venv-trl/bin/python -m benchmarks $$name --out $(BENCH) || exit 1; done
+	.venv/bin/python -m benchmarks overhead --rounds 60 --out $(BENCH)
+	.venv/bin/python -m benchmarks scaling --out $(BENCH)
+	.venv/bin/python -m benchmarks sampling --vllm-python .venv-vllm/bin/python --out $(BENCH)
+	.venv/bin/python -m benchmarks fake_8b_step --all --out $(BENCH)
 
 # docs/index.html, from docs/page/ and results/.
 page: .venv/ready

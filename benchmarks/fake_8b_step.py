@@ -1,95 +1,134 @@
-"""A training step of Llama 3 8B on eight GPUs, without a GPU: its memory, collectives, operations and host time.
+"""A training step of Llama 3 8B on eight GPUs, without a GPU: its memory, collectives and operations.
 
-    python benchmarks/fake_8b_step.py                     # against results/benchmarks/fake_8b_step.json: a few minutes
-    python benchmarks/fake_8b_step.py --all               # with TRL's and verl's settings, and other models and GPUs
+    python -m benchmarks fake_8b_step                 # against results/benchmarks/fake_8b_step.json: a few minutes
+    python -m benchmarks fake_8b_step --all           # with TRL's and verl's settings, and other models and GPUs
 
-pipeline/rehearsal.py trains a step on tensors without values, by the functions that a run calls; `--dry-run` shows what
-it finds. The exit status is 1 where a peak or the operations exceed what the results' file says, on which docs/gpu.md
-and docs/performance.md rest, or where there are more collectives than FSDP and an optimiser should need.
+The step is trained by `topr.train` and by the functions that a run calls, on tensors that have shapes and no values
+(torch's FakeTensorMode), in a process group whose collectives do nothing. Not seen: fragments, CUDA's context, NCCL's
+buffers and kernels' workspaces. Attention is counted in full, without a causal kernel's saving of a half. It builds on
+private interfaces of torch 2.13. The exit status is 1 where a peak or the operations exceed what the results' file
+says, or the collectives are more: docs/gpu.md and the memory settings of the presets rest on it.
 """
 
 import json
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import cache, partial
-from math import ceil
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 import transformers
-import tyro
-from rich.console import Console
-from rich.table import Table
+from torch import Tensor
+from torch._subclasses import fake_tensor
+from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
+from torch.distributed._tools.mod_tracker import ModTracker
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import topr
+from benchmarks import measuring
+from pipeline.dataset import epoch_steps
+from pipeline.models.language_model import SharedRows, collate, make_optimizer, shard, token_logprobs
+from pipeline.records import Example
+from pipeline.report import Table
 
-from pipeline.dry_run import COMPLETION, scoring_seconds, step_seconds, tokens_per_second
-from pipeline.records import write_file
-from pipeline.rehearsal import Setup, needed, rehearse
-from pipeline.runtime.preflight import WRITING
-from pipeline.settings import Settings as RunSettings
-from train_gsm8k import PAPER
-
-PROMISED = Path(__file__).resolve().parent.parent / "results" / "benchmarks" / "fake_8b_step.json"
-PROMPT, EIGHT_B = 1_100, "Llama 3 8B"
-OF_UPDATE = 5  # collectives that clipping and the optimiser may call, however many weights there are
-SLACK = 1.001  # of what was promised
-START = 180.0  # seconds that an engine takes to start, and the trainer to load the model; assumed
-FIRST = replace(PAPER, problems=64, examples=512, iterations=2, test_problems=64)  # docs/gpu.md's first command
-
-LLAMA = {"rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}, "max_position_embeddings": 8192}
-
-
-def _llama(hidden: int, inner: int, layers: int, heads: int, **other: object) -> transformers.PreTrainedConfig:
-    sizes = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers}
-    heads = {"num_attention_heads": heads, "num_key_value_heads": 8}
-    return transformers.LlamaConfig(**{"vocab_size": 128_256} | LLAMA | sizes | heads | other)
-
-
-MODELS: Mapping[str, Callable[[], transformers.PreTrainedConfig]] = {  # as their config.json says
-    EIGHT_B: partial(_llama, 4096, 14_336, 32, 32),
-    "Llama 3.2 3B": partial(_llama, 3072, 8192, 28, 24, tie_word_embeddings=True),
-    "Llama 3.2 1B": partial(_llama, 2048, 8192, 16, 32, tie_word_embeddings=True),
-    "Qwen2.5 0.5B": partial(
-        transformers.Qwen2Config,
-        vocab_size=151_936,
-        hidden_size=896,
-        intermediate_size=4864,
-        num_hidden_layers=24,
-        num_attention_heads=14,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    ),
-    "small": partial(_llama, 256, 896, 4, 4, num_key_value_heads=4, vocab_size=2048),  # for tests
+aten = torch.ops.aten
+RESULTS = Path(__file__).resolve().parent.parent / "results" / "benchmarks" / "fake_8b_step.json"
+SLACK = 1.001  # of what the results say
+KINDS = {  # MemTracker's kinds, and what they are called here
+    _MemRefType.PARAM: "weights",
+    _MemRefType.BUFFER: "weights",
+    _MemRefType.GRAD: "gradients",
+    _MemRefType.OPT: "optimiser",
+    _MemRefType.OTH: "gathered weights",
+    _MemRefType.ACT: "activations",
+    _MemRefType.TEMP: "the rest",
+}
+COLLECTIVES = {  # as c10d and its functional form call them
+    "_allgather_base_": "all-gather",
+    "all_gather_into_tensor": "all-gather",
+    "_reduce_scatter_base_": "reduce-scatter",
+    "reduce_scatter_tensor": "reduce-scatter",
+    "allreduce_": "all-reduce",
+    "all_reduce": "all-reduce",
+}
+ON_A_CPU = {
+    aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
 }
 
-FAST = {"gradient_checkpointing": False, "reshard": False}
-PLAIN = {"gradient_checkpointing": False, "reshard": True}
-SMALL = {"gradient_checkpointing": True, "reshard": True}
-STEPS: Mapping[str, dict[str, object]] = {
+# ---- what is counted ---------------------------------------------------------------------------------------------
+
+
+class Shapes(NamedTuple):
+    """The shapes of a Llama, as its config.json says."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    vocab_size: int
+    tie_word_embeddings: bool = False
+
+
+EIGHT_B = "Llama 3 8B"
+MODELS: Mapping[str, Shapes] = {
+    EIGHT_B: Shapes(4096, 14_336, 32, 32, 8, 128_256),
+    "Llama 3.2 3B": Shapes(3072, 8192, 28, 24, 8, 128_256, True),
+    "Llama 3.2 1B": Shapes(2048, 8192, 16, 32, 8, 128_256, True),
+    "Qwen2.5 0.5B": Shapes(896, 4864, 24, 14, 2, 151_936, True),
+    "small": Shapes(256, 896, 4, 4, 4, 2048),  # for a CPU
+}
+
+
+def config_of(model: str) -> transformers.PreTrainedConfig:
+    """The configuration of one of MODELS.
+
+    >>> config_of("small").num_hidden_layers
+    4
+    """
+    kind = transformers.Qwen2Config if model.startswith("Qwen") else transformers.LlamaConfig
+    rope = {"rope_type": "default", "rope_theta": 500_000.0}
+    return kind(**MODELS[model]._asdict(), max_position_embeddings=8192, rope_parameters=rope)
+
+
+class Setup(NamedTuple):
+    """A step: by default the paper's, of 8 completions on 8 GPUs, as the preset `paper` computes it."""
+
+    model: str = EIGHT_B
+    processes: int = 8
+    prompt: int = 1_100  # tokens of a prompt: eight worked examples
+    completion: int = 512  # tokens of the longest completion
+    batch: int = 8  # completions in a step, over all processes
+    micro_batch: int = 1
+    completions_per_row: int = 1
+    compute: str = "bfloat16"
+    optimizer: str = "adafactor"
+    gradient_checkpointing: bool = False
+    reshard: bool = False
+
+
+FAST, PLAIN = Setup(), Setup(reshard=True)
+SMALL = Setup(gradient_checkpointing=True, reshard=True)
+STEPS: Mapping[str, Setup] = {
     "no checkpointing, no resharding": FAST,
     "no checkpointing": PLAIN,
     "gradient checkpointing": SMALL,
-    "16 completions on one prompt": SMALL | {"batch": 128, "micro_batch": 16, "completions_per_row": 16},
-    "two padded rows": SMALL | {"batch": 16, "micro_batch": 2},
-    "one GPU": SMALL | {"processes": 1},
+    "16 completions on one prompt": SMALL._replace(batch=128, micro_batch=16, completions_per_row=16),
+    "two padded rows": SMALL._replace(batch=16, micro_batch=2),
+    "one GPU": SMALL._replace(processes=1),
 }
-
-
-def transformers_adafactor(name: str, model: torch.nn.Module, lr: float) -> torch.optim.Optimizer:
-    """Adafactor as this project had it until c7f49a7: transformers' own, which leaves collectives to DTensor."""
-    optimizer = transformers.Adafactor(model.parameters(), lr=lr, scale_parameter=False, relative_step=False)
-    for weight in model.parameters():
-        zero = torch.zeros_like(weight.detach())
-        means = {"exp_avg_sq_row": zero.mean(-1), "exp_avg_sq_col": zero.mean(-2)} if zero.ndim > 1 else {}
-        optimizer.state[weight] = {"step": 0, "RMS": 0} | (means or {"exp_avg_sq": zero})
-    return optimizer
+CARDS = (("Qwen2.5 0.5B", 1), ("Llama 3.2 1B", 1), ("Llama 3.2 3B", 1), *((EIGHT_B, n) for n in (1, 2, 4, 8)))
 
 
 def fused_adamw(name: str, model: torch.nn.Module, lr: float) -> torch.optim.Optimizer:
@@ -114,151 +153,182 @@ def shard_as_accelerate(
 # What each does by default for a step of 8: gradient checkpointing on, weights gathered again. The optimiser is AdamW:
 # of TRL 1.16.0 (trl/trainer/base_config.py; trl/accelerate_configs/fsdp2.yaml; transformers' optim, adamw_torch_fused)
 # and of verl 0.9.1 (verl/trainer/config: engine/fsdp.yaml, model/hf_model.yaml, optim/fsdp.yaml; wraps as FSDP2 here).
-SIDES: Mapping[str, tuple[dict[str, object], tuple[Callable, ...]]] = {
-    "before (c7f49a7)": (SMALL, (transformers_adafactor,)),
-    "TRL 1.16.0": (SMALL, (fused_adamw, shard_as_accelerate)),
-    "verl 0.9.1": (SMALL | {"optimizer": "adamw"}, ()),
+SIDES: Mapping[str, tuple[Setup, dict[str, Callable]]] = {
+    "TRL 1.16.0": (SMALL, {"new_optimizer": fused_adamw, "sharded": shard_as_accelerate}),
+    "verl 0.9.1": (SMALL._replace(optimizer="adamw"), {}),
+    "topr": (FAST, {}),
 }
-CARDS = (("Qwen2.5 0.5B", 1), ("Llama 3.2 1B", 1), ("Llama 3.2 3B", 1), *((EIGHT_B, n) for n in (1, 2, 4, 8)))
+
+
+# ---- the step on tensors without values --------------------------------------------------------------------------
+
+
+class _Passes(ModTracker):
+    """In place of the tracker of modules: `is_bw` is set by hand, since FSDP ends a backward pass in a callback."""
+
+    is_bw = False
+
+
+class Meter(MemTracker):
+    """Counts collectives, bytes and operations, besides the memory that MemTracker tracks.
+
+    Where code asks for the value of a tensor that has none, the answer is 1, or True.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.collectives, self.sent, self.flops = Counter(), Counter(), 0.0
+        self._mod_tracker = _Passes()
+
+    def _nothing(self, *_: object) -> None:
+        """In place of MemTracker's statistics of modules, which do not allow a layer to be called twice."""
+
+    _pre_fw_hook = _post_fw_hook = _pre_bw_hook = _post_bw_hook = _nothing
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001
+        if func is aten._local_scalar_dense.default and getattr(args[0], "constant", 0) is None:
+            return args[0].dtype == torch.bool or 1.0
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if out is NotImplemented:
+            return out
+        if name := COLLECTIVES.get(func._opname):
+            whole = max((x for x in tree_leaves((args, out)) if isinstance(x, Tensor)), key=lambda x: x.nbytes)
+            self.collectives[name] += 1
+            self.sent[name] += whole.nbytes
+            if name == "all-gather":
+                self._update_and_maybe_create_winfos(whole, _MemRefType.OTH)
+        elif count := flop_registry.get(func.overloadpacket) or ON_A_CPU.get(func.overloadpacket):
+            self.flops += count(*args, **kwargs or {}, out_val=out)
+        elif func is torch.ops.fsdp.split_with_sizes_copy.default:
+            for gathered in kwargs["out"]:
+                self._update_and_maybe_create_winfos(gathered, _MemRefType.OTH)
+        return out
+
+    def peak_by_kind(self) -> dict[str, int]:
+        """Bytes by kind at the peak, which then counts anew."""
+        found = dict.fromkeys(KINDS.values(), 0)
+        for snapshot in self.get_tracker_snapshot("peak").values():
+            for kind, name in KINDS.items():
+                found[name] += snapshot[kind]
+        self._peak_mem.clear()
+        self._peak_mem_snap.clear()
+        return found
+
+
+def counted(setup: Setup, **functions: Callable) -> dict[str, Any]:
+    """What the first process needs for a step of `setup`, as a record for JSON; found in a process of its own.
+
+    passes, update: bytes by kind where the passes, and where the optimiser hold the most; peak: the larger sum.
+    collectives: calls of a step; sent: bytes of the whole tensors that they gather, scatter or add up. flops: of a
+    step, recomputation included; forward_flops: of its forward passes. functions: `new_optimizer` and `sharded`, in
+    place of the project's own.
+    """
+    with ProcessPoolExecutor(1, get_context("spawn")) as apart:
+        return apart.submit(_counted, setup, **functions).result()
+
+
+def _counted(
+    setup: Setup,
+    new_optimizer: Callable[..., torch.optim.Optimizer] = make_optimizer,
+    sharded: Callable[..., None] = shard,
+) -> dict[str, Any]:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    torch.set_num_threads(1)
+    fake_tensor.CONSTANT_NUMEL_LIMIT = 2**20  # masks and token ids keep their values, which decide what is computed
+    transformers.masking_utils.is_tracing = lambda *_: False  # so that masks are looked at, as on a GPU
+    if setup.processes > 1 or setup.compute != "float32":
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=setup.processes)
+    config, row = config_of(setup.model), setup.completions_per_row
+    # Every second completion is a token shorter than the longest, so that padding is masked.
+    lengths = [setup.completion - i % 2 for i in range(setup.batch)]
+    examples = [Example([0] * setup.prompt, [0] * length, -1.0, 1.0) for length in lengths]
+    rows = [examples[i : i + row] for i in range(0, len(examples), row)]
+    step = epoch_steps(rows, setup.batch, setup.micro_batch, 0, setup.processes)[0]
+    batches = [collate(rows, "cpu", shares) for rows, shares, _ in step.micro_batches]
+    with fake_tensor.FakeTensorMode() as fake:
+        known = partial(fake.fake_tensor_converter.from_real_tensor, fake, make_constant=True)
+        batches = [type(batch)(*(known(x) if isinstance(x, Tensor) else x for x in batch)) for batch in batches]
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        with fake_tensor.unset_fake_temporarily():  # the mesh of processes needs values
+            sharded(model, setup.compute, setup.gradient_checkpointing, setup.reshard)
+        optimizer = new_optimizer(setup.optimizer, model, 1e-6)
+        for weight in model.parameters():
+            weight.grad = torch.zeros_like(weight.detach())
+        # An update before those that count, so that the optimiser's state is there, and DTensor, which tries an
+        # operation on tensors of the whole shape when it meets it first, has met them all.
+        with Meter():
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+        optimizer.zero_grad()
+        found = _train(model, optimizer, topr.Step(batches, step.sequences))
+    peak = max(sum(found["passes"].values()), sum(found["update"].values()))
+    return {"setup": setup._asdict() | {"layers": config.num_hidden_layers}, "peak": peak, **found}
+
+
+def _train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: topr.Step) -> dict[str, Any]:
+    """One step by `topr.train`: what it takes."""
+    meter, forward_flops, peaks = Meter(), [], []
+
+    def logprobs(model: torch.nn.Module, batch: SharedRows) -> Tensor:
+        before, meter._mod_tracker.is_bw = meter.flops, False
+        logp = token_logprobs(model, batch).sum(-1)
+        meter._mod_tracker.is_bw = True
+        forward_flops.append(meter.flops - before)
+        return logp
+
+    optimizer.register_step_pre_hook(lambda *_: peaks.append(meter.peak_by_kind()))
+    meter.track_external(model, optimizer)
+    with meter:
+        meter._track_module_params_and_buffers(model)
+        list(topr.train(model, optimizer, [step], logprobs=logprobs))
+    counts = {"collectives": dict(meter.collectives), "sent": dict(meter.sent)}
+    of_passes = {"flops": meter.flops, "forward_flops": sum(forward_flops)}
+    return {"passes": peaks[0], "update": meter.peak_by_kind()} | counts | of_passes
+
+
+# ---- the benchmark -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What is rehearsed."""
+class Settings(measuring.Settings):
+    """What is counted; nothing is random, and nothing is measured in rounds."""
 
     all: bool = False
     """with TRL's and verl's settings, and other models and GPUs, for the tables of the pages"""
-    steps: tuple[str, ...] = tuple(STEPS)
-    """the configurations of Llama 3 8B"""
-    model: str = EIGHT_B
-    """whose shapes; for tests"""
-    promised: Path = PROMISED
-    """the results that must hold"""
-    out: Path = Path("runs/bench")
-    """folder to write fake_8b_step.json into"""
-
-
-def rehearsed(model: str, changes: Mapping[str, object], functions: tuple[Callable, ...] = ()) -> dict[str, Any]:
-    """A step of the paper's batch of 8, 1,100 tokens of prompt and 512 of completion, as a record for JSON."""
-    usual = {"batch": PAPER.batch, "micro_batch": PAPER.micro_batch, "optimizer": PAPER.optimizer}
-    sizes = {"processes": 8, "prompt": PROMPT, "completion": PAPER.max_new_tokens}
-    return _rehearsed(model, tuple((usual | sizes | changes).items()), functions)
-
-
-@cache
-def _rehearsed(model: str, changes: tuple[tuple[str, object], ...], functions: tuple[Callable, ...]) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        config = MODELS[model]()
-        config.save_pretrained(folder)
-        setup = Setup(model=folder, **dict(changes))
-        found = rehearse(setup, *functions)
-    kept = setup._asdict() | {"model": model, "layers": config.num_hidden_layers}
-    return {"setup": kept, **found._asdict(), "peak": found.peak, "needed": needed(found.peak)}
-
-
-def allowed(setup: Mapping[str, Any]) -> dict[str, int]:
-    """The most collectives of FSDP2 in a step, with a group for each layer and one for the rest of the model.
-
-    A forward pass gathers each group's weights, a backward pass those of the layers again if they were resharded; a
-    prompt that several completions share is a forward pass of its own. Gradients are scattered once.
-
-    >>> allowed({"processes": 8, "batch": 8, "micro_batch": 1, "completions_per_row": 1, "layers": 32, "reshard": True})
-    {'all-gather': 65, 'reduce-scatter': 33}
-    """
-    if setup["processes"] == 1:
-        return {"all-gather": 0, "reduce-scatter": 0}
-    batches = ceil(setup["batch"] / setup["processes"] / setup["micro_batch"])
-    calls = 1 + (setup["completions_per_row"] > 1)
-    gathered = setup["layers"] * (1 + setup["reshard"]) + 1
-    return {"all-gather": batches * calls * gathered, "reduce-scatter": batches * (setup["layers"] + 1)}
 
 
 def faults(name: str, found: Mapping[str, Any], promised: Mapping[str, Any] | None) -> list[str]:
-    """What a step takes above what was promised, or may be needed."""
-    told = []
-    for kind, most in allowed(found["setup"]).items():
-        if (calls := found["collectives"].get(kind, 0) - found["of_update"].get(kind, 0)) > most:
-            told.append(f"{name}: {calls} calls of {kind}, at most {most} are needed")
-    if (calls := sum(found["of_update"].values())) > OF_UPDATE:
-        told.append(f"{name}: clipping and the optimiser call {calls} collectives, at most {OF_UPDATE} are allowed")
-    if promised is None:
-        return [*told, f"{name}: the results' file has no such step"]
-    if found["setup"] != promised["setup"]:
-        told.append(f"{name}: {found['setup']} was rehearsed, the results are of {promised['setup']}")
-    for what in ("peak", "flops"):
-        if found[what] > SLACK * promised[what]:
-            told.append(f"{name}: {what} {found[what]:,.0f}, above the {promised[what]:,.0f} that were promised")
-    return told
+    """In lines: what a step takes above what the results say."""
+    if promised is None or found["setup"] != promised["setup"]:
+        return [f"{name}: the results' file has no such step, {found['setup']}"]
+    pairs = {what: (found[what], SLACK * promised[what]) for what in ("peak", "flops")}
+    pairs |= {kind: (calls, promised["collectives"].get(kind, 0)) for kind, calls in found["collectives"].items()}
+    return [f"{name}: {what} {own:,.0f}, above {most:,.0f}" for what, (own, most) in pairs.items() if own > most]
 
 
-# ---- hours -------------------------------------------------------------------------------------------------------
-
-
-def estimate(
-    step: Mapping[str, Any], config: transformers.PreTrainedConfig, parameters: int, run: RunSettings
-) -> dict[str, float]:
-    """Hours of a run on eight H100s, stage by stage, by the assumptions of pipeline/dry_run.py and preflight.py.
-
-    Every side scores each sample once before it trains on it: TRL with vLLM and verl compute old log-probabilities.
-    Sampling, engines and saving are taken to be the same for all.
-    """
-    completion = COMPLETION * run.max_new_tokens
-    share = (PROMPT + completion) / (PROMPT + run.max_new_tokens)
-    k, steps = run.iterations, min(run.examples, run.problems * run.n) // run.batch
-    drawn = k * run.problems * run.n + (1 + k) * run.test_problems * run.test_samples
-    one = step_seconds(share * step["flops"], step["sent"], 8, step["host_seconds"])
-    score = scoring_seconds(share * step["forward_flops"], parameters, step["setup"]["reshard"], 8)
-    speed = 8 * tokens_per_second(config, parameters, PROMPT + completion)
-    seconds = {
-        "training": k * steps * one,
-        "scoring": k * steps * score,
-        "sampling": drawn * completion / speed,
-        "saving": k * (steps // run.save_every + 1) * 4 * parameters / WRITING,
-        "starting": (1 + k) * START,
-    }
-    return {"a step": one / 3600} | {name: value / 3600 for name, value in seconds.items()}
-
-
-# ---- the command -------------------------------------------------------------------------------------------------
-
-
-def main(settings: Settings) -> list[str]:
-    """Rehearse, print, write; the faults that were found."""
-    record: dict[str, Any] = {
-        "command": "python benchmarks/fake_8b_step.py --all",
-        "machine": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "date": time.strftime("%Y-%m-%d"),
-        "steps": {name: rehearsed(settings.model, STEPS[name]) for name in settings.steps},
-    }
-    print_steps(record["steps"])
-    promised = json.loads(settings.promised.read_text())["steps"] if settings.promised.exists() else {}
-    found = [fault for name, step in record["steps"].items() for fault in faults(name, step, promised.get(name))]
+def measure(settings: Settings) -> dict[str, Any]:
+    """The record, and as its `faults` what a step takes above the results."""
+    found: dict[str, Any] = {"machine": measuring.made_with()}
+    if settings.small:
+        return found | {"steps": {"small": counted(FAST._replace(model="small"))}}
+    found["steps"] = {name: counted(setup) for name, setup in STEPS.items()}
+    promised = json.loads(RESULTS.read_text())["steps"]
+    told = [faults(name, step, promised.get(name)) for name, step in found["steps"].items()]
+    found["faults"] = [fault for of_step in told for fault in of_step]
     if settings.all:
-        config = MODELS[settings.model]()
-        with torch.device("meta"):
-            parameters = transformers.AutoModelForCausalLM.from_config(config).num_parameters()
-        sides = {name: rehearsed(settings.model, changes, how) for name, (changes, how) in SIDES.items()}
-        sides["now"] = rehearsed(settings.model, FAST)
-        record["sides"] = {n: side | {"hours": estimate(side, config, parameters, PAPER)} for n, side in sides.items()}
-        record["first run"] = estimate(sides["now"], config, parameters, FIRST)
-        record["cards"] = [rehearsed(m, how | {"processes": n}) for m, n in CARDS for how in (FAST, PLAIN, SMALL)]
-        print_steps(record["sides"])
-    write_file(settings.out / "fake_8b_step.json", json.dumps(record, indent=1) + "\n")
+        found["sides"] = {name: counted(setup, **functions) for name, (setup, functions) in SIDES.items()}
+        ways = [how._replace(model=model, processes=n) for model, n in CARDS for how in (FAST, PLAIN, SMALL)]
+        found["cards"] = [counted(setup) for setup in ways]
     return found
 
 
-def print_steps(steps: Mapping[str, Mapping[str, Any]]) -> None:
-    """A row for each step: GB by kind at the peak, collectives, TFLOP, host time."""
-    kinds = list(next(iter(steps.values()))["passes"])
-    table = Table("", *kinds, "peak", "optimiser's peak", "collectives", "of the optimiser", "TFLOP", "host time")
+def tables(found: Mapping[str, Any]) -> list[tuple[Table, Sequence[str]]]:
+    """A row for each step: GB by kind at the peak, collectives, TFLOP."""
+    steps = found["steps"] | found.get("sides", {})
+    head = ["GB", *dict.fromkeys(KINDS.values()), "peak", "optimiser's peak", "collectives", "TFLOP"]
+    rows = []
     for name, step in steps.items():
-        memory = [*(step["passes"][kind] for kind in kinds), step["peak"], sum(step["update"].values())]
-        calls = (sum(step[which].values()) for which in ("collectives", "of_update"))
-        work = f"{step['flops'] / 1e12:.1f}", f"{step['host_seconds']:.3f} s"
-        table.add_row(name, *(f"{size / 1e9:.1f}" for size in memory), *map(str, calls), *work)
-    Console(width=200).print(table)
-
-
-if __name__ == "__main__":
-    if told := main(tyro.cli(Settings, description=__doc__)):
-        sys.exit("\n".join(told))
+        memory = [*step["passes"].values(), step["peak"], sum(step["update"].values())]
+        calls, work = str(sum(step["collectives"].values())), f"{step['flops'] / 1e12:.1f}"
+        rows.append([name, *(f"{size / 1e9:.1f}" for size in memory), calls, work])
+    return [(Table(head, rows), ())]

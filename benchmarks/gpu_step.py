@@ -1,99 +1,50 @@
 """How fast a training step is, and what it needs, on GPUs: random weights, the paper's shapes, `topr.train`.
 
-    torchrun --nproc-per-node 8 benchmarks/gpu_step.py --gradient-checkpointing False --reshard False
-    python benchmarks/gpu_step.py                       # 8B on one GPU
-    python benchmarks/gpu_step.py --model small --compute float32 --batches 1 2  # on a CPU, to see that it works
+    torchrun --nproc-per-node 8 -m benchmarks gpu_step       # Llama 3 8B on eight GPUs
+    python -m benchmarks gpu_step --gradient-checkpointing --reshard
+    python -m benchmarks gpu_step --small                    # a small model in float32 on a CPU, to see that it works
 
 A prompt has about 1,100 tokens (eight shots), a completion 150 to 512. For each number of completions in a forward
-pass it prints tokens per second, peak memory beside what pipeline/rehearsal.py foretells for the longest sequences,
-and the share of the matrix speed that it has just measured on the same chip. It counts the operations that the
-mathematics needs (6 a weight and token, and attention), not those of recomputing activations.
+pass it prints tokens per second, peak memory beside what benchmarks/fake_8b_step.py counts for the longest sequences,
+and the share of the matrix speed that it has just measured on the same chip. Operations are those that the mathematics
+needs (6 a weight and token, and attention), not those of recomputing activations.
 """
 
-import dataclasses
-import json
-import platform
 import random
-import sys
-import time
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import torch
 import transformers
-import tyro
-from rich.console import Console
-from rich.table import Table
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from fake_8b_step import EIGHT_B, MODELS, rehearsed
 
 import topr
+from benchmarks import measuring
+from benchmarks.fake_8b_step import EIGHT_B, MODELS, Setup, config_of, counted
+from benchmarks.measuring import made_with, matrix_speed, now
+from benchmarks.shapes import shared_logprobs
 from pipeline.dataset import epoch_steps, lay_out
-from pipeline.models.language_model import decoder_layers, make_optimizer, shard, token_logprobs
-from pipeline.records import Example, write_file
+from pipeline.models.language_model import decoder_layers, make_optimizer, shard
+from pipeline.records import Example
+from pipeline.report import Table
 from pipeline.runtime.processes import device, on_rank_zero, process_group, rank, ranks
-from pipeline.settings import Compute
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What is measured; every default is ours."""
+class Settings(measuring.Settings):
+    """What is measured; every default is ours. A round is a step that is timed, after one that is not."""
 
     model: Literal[tuple(MODELS)] = EIGHT_B
-    """the model's shapes; "small" is for the CPU"""
-    gradient_checkpointing: bool = True
+    """the model's shapes"""
+    gradient_checkpointing: bool = False
     """recompute activations in the backward pass"""
-    reshard: bool = True
+    reshard: bool = False
     """gather weights again for the backward pass"""
     batches: tuple[int, ...] = (1, 2, 4, 8, 16)
     """completions in a forward pass; it stops at the first that does not fit"""
-    steps: int = 5
-    """steps that are timed, after one that is not"""
-    prompt: int = 1_100
-    """tokens of a prompt"""
-    completion: tuple[int, int] = (150, 512)
-    """tokens of the shortest and the longest completion"""
-    compute: Compute = "bfloat16"
-    """precision of the passes, and of the matrices that they are compared with"""
-    seed: int = 0
-    """seed of weights, tokens and lengths"""
-    out: Path = Path("runs/gpu_step")
-    """folder to write gpu_step.json into"""
 
 
-def matrix_speed(size: int, compute: Compute) -> float:
-    """Operations per second of the best of ten products of square matrices."""
-    a, b = (torch.randn(size, size, device=device(), dtype=getattr(torch, compute)) for _ in range(2))
-    times = []
-    for _ in range(10):
-        start = now()
-        a @ b
-        times.append(now() - start)
-    return 2 * size**3 / min(times)
-
-
-def now() -> float:
-    """The time, in seconds, once the device has done what it was given."""
-    if device().type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-def examples(settings: Settings, count: int, vocabulary: int) -> list[Example]:
-    """Random tokens in the paper's shapes."""
-    rng = random.Random(settings.seed)
-
-    def tokens(size: int) -> list[int]:
-        return [rng.randrange(vocabulary) for _ in range(size)]
-
-    sizes = [rng.randint(*settings.completion) for _ in range(count)]
-    return [Example(tokens(settings.prompt), tokens(size), -1.0, rng.choice([-1.0, 1.0])) for size in sizes]
-
-
-def operations(config: transformers.PreTrainedConfig, weights: int, examples: list[Example]) -> float:
+def operations(config: transformers.PreTrainedConfig, weights: int, examples: Sequence[Example]) -> float:
     """Of a forward and backward pass: 6 a weight and token, and causal attention; the head for completions only.
 
     weights: those of the layers.
@@ -106,78 +57,73 @@ def operations(config: transformers.PreTrainedConfig, weights: int, examples: li
     return total
 
 
-def measure(settings: Settings, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> dict:
-    """`settings.steps` steps at `batch` completions in each process's forward pass."""
-    per_step = batch * ranks()
-    drawn = examples(settings, per_step * (1 + settings.steps), model.config.vocab_size)
-    steps = epoch_steps([[example] for example in drawn], per_step, batch, rank(), ranks())
-    if device().type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    trained = topr.train(model, optimizer, lay_out(steps), logprobs=lambda *args: token_logprobs(*args).sum(-1))
-    ends = [now() for _ in trained]
-    seconds = (ends[-1] - ends[0]) / settings.steps
-    timed = drawn[per_step:]
-    tokens = sum(len(example.prompt_ids) + len(example.completion_ids) for example in timed)
-    weights = sum(weight.numel() for weight in decoder_layers(model).parameters())
-    done = operations(model.config, weights, timed) / settings.steps / ranks()
-    return {
-        "batch": batch,
-        "seconds_per_step": seconds,
-        "tokens_per_second": tokens / settings.steps / seconds,
-        "operations_per_second": done / seconds,
-        "peak_memory": torch.cuda.max_memory_allocated() if device().type == "cuda" else None,
-        "rehearsed": on_rank_zero(lambda: foretold(settings, per_step, batch)) if device().type == "cuda" else None,
-    }
-
-
-def foretold(settings: Settings, per_step: int, batch: int) -> int:
-    """Bytes of the peak by pipeline/rehearsal.py, for the longest sequences."""
+def measure(settings: Settings) -> dict[str, Any]:
+    """What each number of completions in a forward pass reaches."""
+    is_cuda = device().type == "cuda"
     switches = {"gradient_checkpointing": settings.gradient_checkpointing, "reshard": settings.reshard}
-    sizes = {"processes": ranks(), "prompt": settings.prompt, "completion": settings.completion[1]}
-    own = {"batch": per_step, "micro_batch": batch, "compute": settings.compute}
-    return rehearsed(settings.model, switches | sizes | own)["peak"]
-
-
-def main(settings: Settings) -> None:
-    """Build, measure, print, write."""
+    setup, shortest = Setup(settings.model, ranks(), **switches), 150
+    if settings.small:
+        setup, shortest = setup._replace(model="small", compute="float32", prompt=64, completion=30), 20
     with process_group(alone=True):
         torch.manual_seed(settings.seed)
-        peak = matrix_speed(8192 if device().type == "cuda" else 1024, settings.compute)
+        peak = matrix_speed(8192 if is_cuda else 1024, setup.compute)
         with device():
-            model = transformers.AutoModelForCausalLM.from_config(MODELS[settings.model]()).eval()
+            model = transformers.AutoModelForCausalLM.from_config(config_of(setup.model)).eval()
         parameters = sum(weight.numel() for weight in model.parameters())
-        shard(model, settings.compute, settings.gradient_checkpointing, settings.reshard)
+        shard(model, setup.compute, setup.gradient_checkpointing, setup.reshard)
         optimizer = make_optimizer("adafactor", model, 5e-7)
-        name = torch.cuda.get_device_name() if device().type == "cuda" else platform.processor() or platform.machine()
-        versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-        record = {"settings": dataclasses.asdict(settings), "device": name, "processes": ranks(), "peak": peak}
-        record |= {"parameters": parameters, "versions": versions, "date": time.strftime("%Y-%m-%d"), "measured": []}
+        weights = sum(weight.numel() for weight in decoder_layers(model).parameters())
+        measured = []
         for batch in settings.batches:
+            drawn = examples(setup, shortest, batch * ranks() * (1 + settings.rounds), settings.seed)
+            steps = epoch_steps([[example] for example in drawn], batch * ranks(), batch, rank(), ranks())
+            if is_cuda:
+                torch.cuda.reset_peak_memory_stats()
             try:
-                record["measured"].append(measure(settings, model, optimizer, batch))
+                trained = topr.train(model, optimizer, lay_out(steps), logprobs=shared_logprobs)
+                ends = [now() for _ in trained]
             except torch.cuda.OutOfMemoryError:
-                print(f"{batch} completions in a forward pass do not fit")
+                print(f"{batch} completions in a forward pass do not fit", flush=True)
                 if ranks() > 1:
                     raise  # the others may have had room, and would wait
                 break
-            if rank() == 0:
-                write_file(settings.out / "gpu_step.json", json.dumps(record, indent=2, default=str) + "\n")
-        if rank() == 0:
-            print_table(record)
+            took, timed = ends[-1] - ends[0], drawn[batch * ranks() :]
+            tokens = sum(len(example.prompt_ids) + len(example.completion_ids) for example in timed)
+            longest = setup._replace(batch=batch * ranks(), micro_batch=batch)
+            measured.append(
+                {
+                    "batch": batch,
+                    "seconds_per_step": took / settings.rounds,
+                    "tokens_per_second": tokens / took,
+                    "operations_per_second": operations(model.config, weights, timed) / ranks() / took,
+                    "peak_memory": torch.cuda.max_memory_allocated() if is_cuda else None,
+                    "counted": on_rank_zero(lambda longest=longest: counted(longest)["peak"]) if is_cuda else None,
+                }
+            )
+    name = torch.cuda.get_device_name() if is_cuda else "cpu"
+    found = {"settings": asdict(settings), "device": name, "processes": ranks(), "peak": peak}
+    return found | {"parameters": parameters, "machine": made_with(), "measured": measured}
 
 
-def print_table(record: dict) -> None:
-    """What was measured, a row for each batch."""
-    print(f"{record['device']}, {record['processes']} processes; {record['parameters']:,} parameters")
-    print(f"peak of {record['settings']['compute']} matrices: {record['peak'] / 1e12:.3g} TFLOP/s")
-    table = Table("completions", "s a step", "tokens/s", "TFLOP/s", "of the peak", "peak memory", "rehearsed")
-    for row in record["measured"]:
-        memory = [f"{row[what] / 1e9:.1f} GB" if row[what] else "-" for what in ("peak_memory", "rehearsed")]
+def examples(setup: Setup, shortest: int, count: int, seed: int) -> list[Example]:
+    """Random tokens in the paper's shapes."""
+    rng, vocabulary = random.Random(seed), config_of(setup.model).vocab_size
+
+    def tokens(size: int) -> list[int]:
+        return [rng.randrange(vocabulary) for _ in range(size)]
+
+    sizes = [rng.randint(shortest, setup.completion) for _ in range(count)]
+    return [Example(tokens(setup.prompt), tokens(size), -1.0, rng.choice([-1.0, 1.0])) for size in sizes]
+
+
+def tables(found: Mapping[str, Any]) -> list[tuple[Table, Sequence[str]]]:
+    """A row for each number of completions in a forward pass."""
+    rows = []
+    for row in found["measured"]:
+        memory = [f"{row[what] / 1e9:.1f} GB" if row[what] else "-" for what in ("peak_memory", "counted")]
         speed = row["operations_per_second"]
         cells = f"{row['seconds_per_step']:.2f}", f"{row['tokens_per_second']:,.0f}", f"{speed / 1e12:.3g}"
-        table.add_row(str(row["batch"]), *cells, f"{100 * speed / record['peak']:.1f} %", *memory)
-    Console(width=120).print(table)
-
-
-if __name__ == "__main__":
-    main(tyro.cli(Settings, description=__doc__))
+        rows.append([str(row["batch"]), *cells, f"{100 * speed / found['peak']:.1f} %", *memory])
+    head = ["completions", "s a step", "tokens/s", "TFLOP/s", "of the peak", "peak memory", "counted"]
+    told = f"{found['device']}, {found['processes']} processes, {found['parameters']:,} parameters"
+    return [(Table(head, rows), [f"{told}; peak of matrices: {found['peak'] / 1e12:.3g} TFLOP/s"])]

@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-import json
 import os
 import platform
 import statistics
@@ -10,14 +9,27 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
-from gpu_step import matrix_speed
-from rich.console import Console
-from rich.table import Table
 
-from pipeline.records import write_file
+from pipeline.report import Table
+from pipeline.runtime.processes import device
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every benchmark can be told; every default is ours."""
+
+    rounds: int = 5
+    """times that each side is measured"""
+    small: bool = False
+    """at sizes that say nothing, to see that it works"""
+    seed: int = 0
+    """seed of everything that is drawn"""
+    out: Path = Path("runs/bench")
+    """folder to write NAME.json into"""
 
 
 @dataclass(frozen=True)
@@ -41,13 +53,62 @@ class Comparison:
     notes: list[str] = field(default_factory=list)  # what limits it, as measured
     has_ratios: bool = True
 
-    def ratios(self, side: str, against: str) -> list[float]:
-        """Round by round.
+    def table(self) -> Table:
+        """The sides, with median, lowest and highest.
 
-        >>> Comparison("", "", {"a": [4.0, 9.0], "b": [2.0, 3.0]}).ratios("a", "b")
-        [2.0, 3.0]
+        >>> Comparison("steps", "s", {"ours": [1.0, 2.0, 4000.0]}).table().rows
+        [['ours', '2', '1', '4,000']]
         """
-        return [a / b for a, b in zip(self.values[side], self.values[against], strict=True)]
+        of_sides = {name: (statistics.median(each), min(each), max(each)) for name, each in self.values.items()}
+        rows = [[name, *(f"{value:,.4g}" for value in values)] for name, values in of_sides.items()]
+        return Table([self.what, f"{self.unit}, median", "lowest", "highest"], rows)
+
+    def ratio(self, side: str, against: str) -> tuple[float, str]:
+        """The median of the rounds' ratios; in a line, with the lowest and the highest behind it.
+
+        >>> Comparison("", "", {"a": [4.0, 9.0], "b": [2.0, 3.0]}).ratio("a", "b")
+        (2.5, 'a / b: 2.50 (2.00 to 3.00)')
+        """
+        ratios = [a / b for a, b in zip(self.values[side], self.values[against], strict=True)]
+        median = statistics.median(ratios)
+        return median, f"{side} / {against}: {median:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+    def verdict(self, goal: Goal) -> str:
+        """Whether a goal is met, in a line.
+
+        >>> Comparison("", "", {"a": [4.0, 9.0], "b": [2.0, 3.0]}).verdict(Goal("a", "b", 5.0))
+        'a / b: 2.50 (2.00 to 3.00); goal at least 5: missed'
+        """
+        median, told = self.ratio(goal.side, goal.against)
+        is_met = median >= goal.bound if goal.is_least else median <= goal.bound
+        hoped = f"goal at {'least' if goal.is_least else 'most'} {goal.bound:g}"
+        return f"{told}; {hoped}: {'met' if is_met else 'missed'}"
+
+    def findings(self) -> list[str]:
+        """In lines: its goals, the first side's ratios to those that no goal names, its notes.
+
+        >>> Comparison("", "s", {"ours": [2.0], "theirs": [4.0]}, notes=["a note"]).findings()
+        ['ours / theirs: 0.50 (0.50 to 0.50)', 'a note']
+        """
+        named = {side for goal in self.goals for side in (goal.side, goal.against)}
+        first, *others = self.values or [""]
+        ratios = [self.ratio(first, other)[1] for other in others if self.has_ratios and other not in named]
+        return [*map(self.verdict, self.goals), *ratios, *self.notes]
+
+
+def record(comparisons: Sequence[Comparison], **versions: str) -> dict[str, Any]:
+    """What a benchmark of comparisons writes."""
+    return {"machine": machine() | versions, "comparisons": [asdict(comparison) for comparison in comparisons]}
+
+
+def tables(found: Mapping[str, Any]) -> list[tuple[Table, list[str]]]:
+    """The comparisons of a record, each as a table and the lines below it.
+
+    >>> tables({"comparisons": [asdict(Comparison("a", "s", {"ours": [1.0]}, notes=["note"]))]})[0][1]
+    ['note']
+    """
+    read = [Comparison(**c | {"goals": [Goal(**goal) for goal in c["goals"]]}) for c in found["comparisons"]]
+    return [(comparison.table(), comparison.findings()) for comparison in read]
 
 
 def in_turn(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
@@ -69,9 +130,16 @@ def seconds(work: Callable[[], object]) -> float:
     >>> seconds(lambda: time.sleep(0.01)) > 0.009
     True
     """
-    start = time.perf_counter()
+    start = now()
     work()
-    return time.perf_counter() - start
+    return now() - start
+
+
+def now() -> float:
+    """The time, in seconds, once the device has done what it was given."""
+    if device().type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def _resident(field: str) -> int:
@@ -90,16 +158,24 @@ def peak_above(work: Callable[[], object]) -> int:
     return _resident("VmHWM") - before
 
 
-def memory_speed(megabytes: int = 256, repeats: int = 10) -> float:
-    """Bytes per second of a copy that no cache holds, those read and those written; the best of some."""
+def matrix_speed(size: int, compute: str) -> float:
+    """Operations per second of the best of ten products of square matrices."""
+    a, b = (torch.randn(size, size, device=device(), dtype=getattr(torch, compute)) for _ in range(2))
+    return 2 * size**3 / min(seconds(lambda: a @ b) for _ in range(10))
+
+
+def memory_speed(megabytes: int = 256) -> float:
+    """Bytes per second of a copy that no cache holds, those read and those written; the best of ten."""
     source = torch.ones(megabytes * 2**18)
     target = torch.empty_like(source)
-    return 2 * 4 * source.numel() / min(seconds(lambda: target.copy_(source)) for _ in range(repeats))
+    return 2 * 4 * source.numel() / min(seconds(lambda: target.copy_(source)) for _ in range(10))
 
 
 def machine() -> dict[str, str | int | float]:
     """What the numbers were measured on and with, and what it can do."""
-    names = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
         "processor": names[0] if names else platform.processor(),
         "cores": os.cpu_count(),
@@ -107,72 +183,10 @@ def machine() -> dict[str, str | int | float]:
         "GFLOP/s, float32 matrices of 1024": round(matrix_speed(1024, "float32") / 1e9),
         "GB/s, copying": round(memory_speed() / 1e9, 1),
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "date": time.strftime("%Y-%m-%d"),
+        **made_with(),
     }
 
 
-def _lines(file: str) -> list[str]:
-    path = Path(file)
-    return path.read_text().splitlines() if path.exists() else []
-
-
-def report(out: Path, name: str, command: str, comparisons: list[Comparison], **versions: str) -> None:
-    """Print the comparisons, and write them to out/NAME.json."""
-    for comparison in comparisons:
-        print_comparison(comparison)
-    record = {"command": command, "machine": machine() | versions, "comparisons": [asdict(c) for c in comparisons]}
-    write_file(out / f"{name}.json", json.dumps(record, indent=1) + "\n")
-
-
-def print_comparison(comparison: Comparison) -> None:
-    """A table of the sides, and a line for each goal and note."""
-    table = Table("", f"{comparison.unit}, median", "lowest", "highest", title=comparison.what)
-    for name, values in comparison.values.items():
-        table.add_row(name, *summary(values))
-    Console().print(table)
-    for line in findings(comparison):
-        print(line)
-
-
-def summary(values: Sequence[float]) -> list[str]:
-    """Median, lowest and highest, as text.
-
-    >>> summary([1.0, 2.0, 4000.0])
-    ['2', '1', '4,000']
-    """
-    return [f"{value:,.4g}" for value in (statistics.median(values), min(values), max(values))]
-
-
-def findings(comparison: Comparison) -> list[str]:
-    """In lines: its goals, the first side's ratios to those that no goal names, its notes.
-
-    >>> findings(Comparison("", "s", {"ours": [2.0], "theirs": [4.0]}, notes=["a note"]))
-    ['ours / theirs: 0.50 (0.50 to 0.50)', 'a note']
-    """
-    first, *others = comparison.values or [""]
-    known = {goal.against for goal in comparison.goals} | {goal.side for goal in comparison.goals}
-    others = [other for other in others if comparison.has_ratios and other not in known]
-    ratios = [ratio_of(comparison, first, other) for other in others]
-    return [*(verdict(comparison, goal) for goal in comparison.goals), *ratios, *comparison.notes]
-
-
-def ratio_of(comparison: Comparison, side: str, against: str) -> str:
-    """The ratio of two sides: the rounds' median, and the lowest and the highest behind it."""
-    ratios = comparison.ratios(side, against)
-    return f"{side} / {against}: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-
-
-def verdict(comparison: Comparison, goal: Goal) -> str:
-    """Whether a goal is met, in a line.
-
-    >>> found = Comparison("", "samples/s", {"ours": [10.0, 12.0, 12.0], "theirs": [4.0, 4.0, 5.0]})
-    >>> verdict(found, Goal("ours", "theirs", 5.0))
-    'ours / theirs: 2.50 (2.40 to 3.00); goal at least 5: missed'
-    """
-    ratios = comparison.ratios(goal.side, goal.against)
-    middle = statistics.median(ratios)
-    is_met = middle >= goal.bound if goal.is_least else middle <= goal.bound
-    hoped = f"goal at {'least' if goal.is_least else 'most'} {goal.bound:g}"
-    return f"{ratio_of(comparison, goal.side, goal.against)}; {hoped}: {'met' if is_met else 'missed'}"
+def made_with() -> dict[str, str]:
+    """The versions that numbers depend on, and the date."""
+    return {"torch": torch.__version__, "transformers": transformers.__version__, "date": time.strftime("%Y-%m-%d")}

@@ -1,56 +1,32 @@
 """What TOPR costs above supervised training: `topr.train` with metrics against plain cross-entropy, on the same tokens.
 
-    python benchmarks/overhead.py
+    python -m benchmarks overhead --rounds 60
 
 The other side is the shortest loop that trains: forward pass, `cross_entropy` of the completions' tokens, backward
-pass, clipping, AdamW. Both have the same padded rows, and turns of a few steps each.
+pass, clipping, AdamW. Both have the same padded rows, and turns of two steps, so that they share the machine's moods.
 """
 
 import random
 import statistics
-import sys
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import torch
-import tyro
 from torch.nn.functional import cross_entropy
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from measuring import Comparison, Goal, in_turn, report, seconds
-from shapes import SHAPES, adamw, draw, make_model, plain, train_ours
-
 import topr
+from benchmarks.measuring import Comparison, Goal, Settings, in_turn, record, seconds
+from benchmarks.shapes import SHAPES, adamw, draw, make_model, plain, train_ours
 from pipeline.metrics import step_metrics
 from pipeline.models.language_model import load_model
 from pipeline.settings import TINY
 
-TOPR, PLAIN = "topr.train", "cross-entropy"
+TOPR, PLAIN, STEPS = "topr.train", "cross-entropy", 2
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What is measured; every default is ours."""
-
-    completions: int = 16
-    """in a step"""
-    steps: int = 2
-    """in a turn: few, so that both sides share the machine's moods"""
-    rounds: int = 60
-    """turns of each side"""
-    scale: float = 1.0
-    """prompts and completions of this share of their length, to try it out"""
-    seed: int = 0
-    """seed of weights, tokens and lengths"""
-    out: Path = Path("runs/bench")
-    """folder to write overhead.json into"""
-
-
-def train_plainly(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: Sequence[topr.Batch]) -> float:
-    """Supervised training on every completion; the last loss."""
+def train_plainly(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: Sequence[topr.Batch]) -> None:
+    """Supervised training on every completion."""
     for batch in batches:
         optimizer.zero_grad()
         logits = model(batch.input_ids, attention_mask=batch.attention_mask, use_cache=False).logits
@@ -59,7 +35,7 @@ def train_plainly(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batc
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-    return loss.item()
+        loss.item()
 
 
 def compare(settings: Settings, name: str, model: torch.nn.Module, batches: Sequence[topr.Batch]) -> Comparison:
@@ -79,30 +55,21 @@ def compare(settings: Settings, name: str, model: torch.nn.Module, batches: Sequ
 
 def fixed_costs(batch: topr.Batch) -> str:
     """What a step has besides the model, alone: the medians of some calls."""
-    count = len(batch.reward)
-    logp, weight = torch.randn(count, requires_grad=True), torch.rand(count)
-
-    def loss() -> None:
-        topr.topr_loss(1 * logp, batch.logmu, batch.reward, batch.length).backward()
-
-    parts = {"metrics": lambda: step_metrics(logp.detach(), batch.reward, weight), "loss and its gradient": loss}
+    logp, weight = torch.randn(len(batch.reward), requires_grad=True), torch.rand(len(batch.reward))
+    parts = {
+        "metrics": lambda: step_metrics(logp.detach(), batch.reward, weight),
+        "loss and its gradient": lambda: topr.topr_loss(1 * logp, batch.logmu, batch.reward, batch.length).backward(),
+    }
     times = {part: 1e3 * statistics.median(seconds(work) for _ in range(50)) for part, work in parts.items()}
     return "alone: " + ", ".join(f"{part} {time:.2f} ms" for part, time in times.items())
 
 
-def main(settings: Settings) -> None:
-    """The tiny model, and a wider one, on the lengths of tiny problems; print, write."""
-    rng, comparisons = random.Random(settings.seed), []
-    for name, model in (
-        ("tiny/base", load_model(str(TINY / "base")).model),
-        ("6 layers of 256", make_model(settings.seed)),
-    ):
-        shape = SHAPES[0]
-        drawn = draw(rng, shape, settings.steps, settings.completions, settings.scale, model.config.vocab_size)
-        what = f"{name}, {settings.completions} padded rows of {shape.prompt} + {shape.completion} tokens"
+def measure(settings: Settings) -> dict[str, Any]:
+    """The tiny model, and a wider one, on the lengths of tiny problems."""
+    rng, shape, comparisons = random.Random(settings.seed), SHAPES[0], []
+    models = {"tiny/base": load_model(str(TINY / "base")).model, "6 layers of 256": make_model(settings.seed)}
+    for name, model in models.items():
+        drawn = draw(rng, shape, STEPS, 2 if settings.small else 16, settings.small, model.config.vocab_size)
+        what = f"{name}, {len(drawn[0])} padded rows of {shape.prompt} + {shape.completion} tokens"
         comparisons.append(compare(settings, what, model, [plain(examples) for examples in drawn]))
-    report(settings.out, "overhead", "python benchmarks/overhead.py", comparisons)
-
-
-if __name__ == "__main__":
-    main(tyro.cli(Settings, description=__doc__))
+    return record(comparisons)

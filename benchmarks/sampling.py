@@ -1,62 +1,46 @@
 """Tokens sampled per second on a laptop: the default engine, plain batched `generate`, and vLLM on a processor.
 
     make .venv-vllm/ready
-    .venv/bin/python benchmarks/sampling.py --vllm-python .venv-vllm/bin/python
+    .venv/bin/python -m benchmarks sampling --vllm-python .venv-vllm/bin/python
 
 tiny/base on its own problems, 16 completions each. What `generate` can be set to is tried on it: its batch, its cache,
 the order of the prompts; so is the engine's batch. The completions that count are cut at their end of sequence.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-import tyro
 from transformers import GenerationConfig
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from measuring import Comparison, Goal, in_turn, report, seconds
-
 import train_gsm8k
+from benchmarks import measuring
+from benchmarks.measuring import Comparison, Goal, in_turn, record, seconds
 from pipeline.models.language_model import LanguageModel, load_model
 from pipeline.sampling import Engine, SamplingParameters, transformers_engine
 from pipeline.settings import TINY
 from pipeline.settings import Settings as RunSettings
-from pipeline.stages import sampling_parameters
 from pipeline.vllm.client import vllm_engine
 
 ENGINE, PLAIN, VLLM = "the engine, {:,} tokens at once", "generate, {}", "vLLM on the processor"
 
 
+SIZES = (10_000, 20_000, 40_000, 80_000)  # of the engine's batches in tokens, prompts and padding included
+PROMPTS = 16  # in a batch of plain `generate`: 256 rows
+
+
 @dataclass(frozen=True)
-class Settings:
+class Settings(measuring.Settings):
     """What is measured; every default is ours."""
 
-    problems: int = 64
-    """to sample from"""
-    n: int = 16
-    """completions of each (paper, Section 4.1)"""
-    tokens_at_once: tuple[int, ...] = (10_000, 20_000, 40_000, 80_000)
-    """sizes of the engine's batches, prompts and padding included"""
-    prompts_at_once: int = 16
-    """in a batch of plain `generate`: 256 rows"""
     vllm_python: Path | None = None
     """interpreter whose environment has vLLM; without it vLLM is left out"""
-    rounds: int = 5
-    """times that each side is measured"""
-    seed: int = 0
-    """seed of what is drawn"""
-    out: Path = Path("runs/bench")
-    """folder to write sampling.json into"""
 
 
-def generate(
-    lm: LanguageModel, prompts: Sequence[str], n: int, sampling: SamplingParameters, at_once: int, **others: str
-) -> int:
+def generate(lm: LanguageModel, prompts: Sequence[str], n: int, sampling: SamplingParameters, **others: str) -> int:
     """Sample as the documentation of `generate` does; the number of tokens up to each end of sequence."""
     end, total = lm.tokenizer.eos_token_id, 0
     config = GenerationConfig(
@@ -69,20 +53,24 @@ def generate(
         pad_token_id=lm.tokenizer.pad_token_id,
         **others,
     )
-    for start in range(0, len(prompts), at_once):
+    for start in range(0, len(prompts), PROMPTS):
         inputs = lm.tokenizer(
-            list(prompts[start : start + at_once]), padding=True, padding_side="left", return_tensors="pt"
+            list(prompts[start : start + PROMPTS]), padding=True, padding_side="left", return_tensors="pt"
         )
         ids = lm.model.generate(**inputs, generation_config=config)[:, inputs["input_ids"].shape[1] :]
         total += sum([*row, end].index(end) + (end in row) for row in ids.tolist())
     return total
 
 
-def main(settings: Settings) -> None:
-    """Measure, print, write."""
-    usual = RunSettings(model=str(TINY / "base"), problems=settings.problems, vllm_python=settings.vllm_python)
+def measure(settings: Settings) -> dict[str, Any]:
+    """Tokens per second of the engine, of `generate` and of vLLM."""
+    problems, n = (2, 2) if settings.small else (64, 16)
+    usual = RunSettings(model=str(TINY / "base"), problems=problems, vllm_python=settings.vllm_python)
     task, lm = train_gsm8k.gsm8k_task(usual), load_model(usual.model)
-    sampling, prompts = sampling_parameters(usual, task), [task.prompt(problem) for problem in task.train]
+    sampling, prompts = (
+        SamplingParameters(max_new_tokens=usual.max_new_tokens),
+        [task.prompt(problem) for problem in task.train],
+    )
     by_length = sorted(prompts, key=len)
 
     def speed(count: Callable[[], int]) -> Callable[[], float]:
@@ -94,15 +82,15 @@ def main(settings: Settings) -> None:
 
     def of_engine(engine: Engine) -> Callable[[], float]:
         def completions() -> Iterator[int]:
-            return (len(found.token_ids) for _, found in engine(prompts, settings.n, sampling, settings.seed))
+            return (len(found.token_ids) for _, found in engine(prompts, n, sampling, settings.seed))
 
         return speed(lambda: sum(completions()))
 
     def of_generate(prompts: Sequence[str], **others: str) -> Callable[[], float]:
-        return speed(lambda: generate(lm, prompts, settings.n, sampling, settings.prompts_at_once, **others))
+        return speed(lambda: generate(lm, prompts, n, sampling, **others))
 
     with ExitStack() as stack:
-        sides = {ENGINE.format(size): of_engine(transformers_engine(lm, size)) for size in settings.tokens_at_once}
+        sides = {ENGINE.format(size): of_engine(transformers_engine(lm, size)) for size in SIZES}
         sides[PLAIN.format("prompts as they come")] = of_generate(prompts)
         sides[PLAIN.format("prompts by length")] = of_generate(by_length)
         sides[PLAIN.format("by length, static cache")] = of_generate(by_length, cache_implementation="static")
@@ -116,9 +104,5 @@ def main(settings: Settings) -> None:
         values = in_turn(sides, settings.rounds)
     ours = ENGINE.format(usual.tokens_at_once)
     goals = [Goal(ours, other, 1.0) for other in sides if other != ours]
-    what = f"{settings.problems} problems, {settings.n} completions each; the default is {ours}"
-    report(settings.out, "sampling", "python benchmarks/sampling.py", [Comparison(what, "tokens/s", values, goals)])
-
-
-if __name__ == "__main__":
-    main(tyro.cli(Settings, description=__doc__))
+    what = f"{problems} problems, {n} completions each; the default is {ours}"
+    return record([Comparison(what, "tokens/s", values, goals)])

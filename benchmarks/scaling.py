@@ -1,6 +1,6 @@
 """How time and memory grow with problems, completions per prompt, length of the prompt, and processes.
 
-    python benchmarks/scaling.py
+    python -m benchmarks scaling
 
 Each stage of an iteration on tiny/base, at sizes 1, 2, 4 and 8: an exponent is the slope of the logarithm of the
 median time (or of the peak of memory above what there was before) against the logarithm of the size. 1 is linear.
@@ -15,96 +15,57 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-
-import tyro
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from measuring import Comparison, peak_above, report, seconds
-from shapes import adamw, shared_logprobs
+from typing import Any
 
 import topr
 import train_gsm8k
+from benchmarks.measuring import Comparison, Settings, peak_above, record, seconds
+from benchmarks.shapes import adamw, shared_logprobs
 from pipeline import dataset
 from pipeline.models.language_model import LanguageModel, load_model, token_logprobs
 from pipeline.records import Problem, Sample
 from pipeline.sampling import SamplingParameters, draw_samples, transformers_engine
 from pipeline.settings import TINY
-from pipeline.settings import Settings as RunSettings
 
-ROOT = Path(__file__).resolve().parent.parent
 SIZES = (1, 2, 4, 8)
 NAMES = {"problems": "problems", "n": "completions per prompt", "prompt": "tokens of the prompt"}
 Measured = dict[str, dict[int, list[float]]]  # stage and what grows -> size -> a number for each round
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What is measured; every default is ours. A size multiplies one of the first three."""
-
-    problems: int = 16
-    """of the smallest size"""
-    n: int = 4
-    """completions per prompt, of the smallest size"""
-    prompt: int = 64
-    """tokens of a prompt, of the smallest size"""
-    new_tokens: int = 24
-    """tokens of a completion, at most"""
-    rounds: int = 5
-    """times that each size is measured"""
-    processes: tuple[int, ...] = (1, 2)
-    """numbers of ranks"""
-    seed: int = 0
-    """seed of what is drawn"""
-    out: Path = Path("runs/bench")
-    """folder to write scaling.json into"""
-
-
-def stages(
-    settings: Settings, lm: LanguageModel, problems: int, n: int, prompt: int
-) -> dict[str, Callable[[], object]]:
+def stages(seed: int, lm: LanguageModel, problems: int, n: int, prompt: int) -> dict[str, Callable[[], object]]:
     """The stages of an iteration, each with what it takes already made."""
-    rng = random.Random(settings.seed)
-    usual = RunSettings(problems=1, test_problems=1)
+    rng = random.Random(seed)
     numbers = [f" {number}" for number in range(10)]  # of about two tokens each
 
     def text() -> str:
         return "Q:" + "".join(rng.choice(numbers) for _ in range(prompt // 2 - 4)) + "?\nA:"
 
+    usual = train_gsm8k.Settings(problems=1, test_problems=1)
     task = replace(train_gsm8k.gsm8k_task(usual), prompt=lambda problem: problem.question)
     given = [Problem(f"train-{i}", text(), train_gsm8k.Decimal(0)) for i in range(problems)]
-    sampling, engine = (
-        SamplingParameters(max_new_tokens=settings.new_tokens),
-        transformers_engine(lm, usual.tokens_at_once),
-    )
+    engine = transformers_engine(lm, usual.tokens_at_once)
 
     def draw() -> list[Sample]:
-        return draw_samples(task, given, n, engine, sampling, settings.seed)
+        return draw_samples(task, given, n, engine, SamplingParameters(max_new_tokens=24), seed)
 
-    def to_rows() -> list[dataset.Row]:
-        return dataset.rows_of_prompt(dataset.encode(samples, lm), n, random.Random(settings.seed))
-
-    samples = draw()
-    rows = to_rows()
-    steps = dataset.epoch_steps(rows, 16, 16)
+    def to_steps() -> list[dataset.EpochStep]:
+        rows = dataset.rows_of_prompt(dataset.encode(samples, lm), n, random.Random(seed))
+        return dataset.epoch_steps(rows, 16, 16)
 
     def score() -> list[dataset.Row]:
-        return dataset.score(rows, steps, lm, token_logprobs)
-
-    scored = dataset.epoch_steps(score(), 16, 16)
+        return dataset.score(rows, dataset.epoch_steps(rows, 16, 16), lm, token_logprobs)
 
     def train() -> list[topr.StepStats]:
         laid_out = dataset.lay_out(scored, "cpu")
         return list(topr.train(lm.model, adamw(lm.model, lr=1e-9), laid_out, logprobs=shared_logprobs))
 
-    return {
-        "sampling, grading": draw,
-        "dataset": lambda: list(dataset.lay_out(dataset.epoch_steps(to_rows(), 16, 16), "cpu")),
-        "scoring": score,
-        "training": train,
-    }
+    samples = draw()
+    rows = dataset.rows_of_prompt(dataset.encode(samples, lm), n, random.Random(seed))
+    scored = dataset.epoch_steps(score(), 16, 16)
+    layouts = {"dataset": lambda: list(dataset.lay_out(to_steps(), "cpu")), "scoring": score, "training": train}
+    return {"sampling, grading": draw} | layouts
 
 
 def exponent(sizes: Sequence[int], values: Sequence[float]) -> float:
@@ -115,19 +76,6 @@ def exponent(sizes: Sequence[int], values: Sequence[float]) -> float:
     """
     x, y = ([math.log(number) for number in numbers] for numbers in (sizes, values))
     return statistics.linear_regression(x, y).slope
-
-
-def grow(settings: Settings, lm: LanguageModel, axis: str, time: Measured, memory: Measured) -> None:
-    """Seconds and megabytes of each stage while one of the sizes grows."""
-    usual = {"problems": settings.problems, "n": settings.n, "prompt": settings.prompt}
-    at = {size: stages(settings, lm, **usual | {axis: size * usual[axis]}) for size in SIZES}
-    for _ in range(settings.rounds):
-        for size, of_size in at.items():
-            for name, stage in of_size.items():
-                spent: list[float] = []
-                peak = peak_above(lambda stage=stage, spent=spent: spent.append(seconds(stage)))
-                time.setdefault(f"{name}, {NAMES[axis]}", {}).setdefault(size, []).append(spent[0])
-                memory.setdefault(f"{name}, {NAMES[axis]}", {}).setdefault(size, []).append(peak / 1e6)
 
 
 def fitted(what: str, unit: str, measured: Measured, least: float) -> Comparison:
@@ -144,38 +92,41 @@ def fitted(what: str, unit: str, measured: Measured, least: float) -> Comparison
     return Comparison(what, "exponent", exponents, notes=notes, has_ratios=False)
 
 
-def ranks(settings: Settings) -> Comparison:
+def by_processes(settings: Settings) -> Comparison:
     """Tokens trained per second by processes of one thread each, equally many completions for each process."""
-    values: dict[str, list[float]] = {f"{count} ranks": [] for count in settings.processes}
-    script = [str(ROOT / "benchmarks" / "gpu_step.py"), "--model", "small", "--compute", "float32", "--batches", "8"]
-    script += ["--prompt", "64", "--completion", "20", "30", "--steps", "5", "--seed", str(settings.seed)]
+    counts = (1,) if settings.small else (1, 2)
+    values: dict[str, list[float]] = {f"{count} ranks": [] for count in counts}
+    step = ["-m", "benchmarks", "gpu_step", "--small", "--batches", "8", "--seed", str(settings.seed)]
     for _ in range(settings.rounds):
-        for count in settings.processes:
+        for count in counts:
             with tempfile.TemporaryDirectory() as folder:
-                torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(count), "--"]
+                torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(count)]
                 environment = os.environ | {"OMP_NUM_THREADS": "1"}
-                command = [*torchrun, *script, "--out", folder]
-                subprocess.run(command, check=True, env=environment, capture_output=True)
+                subprocess.run([*torchrun, *step, "--out", folder], check=True, env=environment, capture_output=True)
                 [row] = json.loads((Path(folder) / "gpu_step.json").read_text())["measured"]
                 values[f"{count} ranks"].append(row["tokens_per_second"])
     what = "training, 8 completions a process and step: 4 layers of 256, FSDP2 over gloo, one thread a process"
     return Comparison(what, "tokens/s", values)
 
 
-def main(settings: Settings) -> None:
-    """Measure, print, write."""
+def measure(settings: Settings) -> dict[str, Any]:
+    """Exponents of time and of memory, and training by several processes."""
     lm = load_model(str(TINY / "base"))
-    time, memory = {}, {}
-    for axis in NAMES:
-        grow(settings, lm, axis, time, memory)
-    sizes = f"{settings.problems} problems, {settings.n} completions each, prompts of {settings.prompt} tokens"
+    usual = dict(zip(NAMES, (1, 1, 16) if settings.small else (16, 4, 64), strict=True))  # of the smallest size
+    time: Measured = {}
+    memory: Measured = {}
+    for grows, called in NAMES.items():
+        at = {size: stages(settings.seed, lm, **usual | {grows: size * usual[grows]}) for size in SIZES}
+        for _, size in ((i, size) for i in range(settings.rounds) for size in SIZES):
+            for name, stage in at[size].items():
+                spent: list[float] = []
+                peak = peak_above(lambda stage=stage, spent=spent: spent.append(seconds(stage)))
+                time.setdefault(f"{name}, {called}", {}).setdefault(size, []).append(spent[0])
+                memory.setdefault(f"{name}, {called}", {}).setdefault(size, []).append(peak / 1e6)
+    sizes = "{problems} problems, {n} completions each, prompts of {prompt} tokens".format(**usual)
     comparisons = [
         fitted(f"time as one of the sizes grows 1, 2, 4, 8 times: {sizes}", "s", time, least=0.0),
         fitted("memory above what there was before, of those that begin with 2 MB", "MB", memory, least=2.0),
-        ranks(settings),
+        by_processes(settings),
     ]
-    report(settings.out, "scaling", "python benchmarks/scaling.py", comparisons)
-
-
-if __name__ == "__main__":
-    main(tyro.cli(Settings, description=__doc__))
+    return record(comparisons)

@@ -2,14 +2,14 @@
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-from measuring import seconds
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import topr
+from benchmarks.measuring import seconds
 from pipeline.metrics import step_metrics
 from pipeline.models.language_model import SharedRows, pad, token_logprobs
 from pipeline.records import Example
@@ -17,8 +17,7 @@ from pipeline.records import Example
 VOCABULARY = 2_048
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """A prompt and its completions, in tokens; a completion has two thirds of the longest or more."""
 
     name: str
@@ -32,25 +31,18 @@ SHAPES = (Shape("0-shot", 40, 26), Shape("8-shot, short", 600, 26), Shape("8-sho
 def make_model(seed: int) -> LlamaForCausalLM:
     """A Llama of 6 layers of width 256, far enough from uniform that log-probabilities differ."""
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=6,
-        num_attention_heads=8,
-        max_position_embeddings=16_384,
-        initializer_range=0.05,
-    )
-    return LlamaForCausalLM(config).eval()
+    sizes = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 8}
+    others = {"max_position_embeddings": 16_384, "initializer_range": 0.05}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, **sizes, **others)).eval()
 
 
 def draw(
-    rng: random.Random, shape: Shape, steps: int, completions: int, scale: float = 1.0, vocabulary: int = VOCABULARY
+    rng: random.Random, shape: Shape, steps: int, completions: int, small: bool, vocabulary: int = VOCABULARY
 ) -> list[list[Example]]:
-    """For each step the completions of one prompt."""
+    """For each step the completions of one prompt; if `small`, of a tenth of their length."""
 
     def tokens(size: float) -> list[int]:
-        return [rng.randrange(vocabulary) for _ in range(max(round(size * scale), 2))]
+        return [rng.randrange(vocabulary) for _ in range(max(round(size * (0.1 if small else 1)), 2))]
 
     def example(prompt: list[int]) -> Example:
         ids = tokens(rng.uniform(2 / 3, 1) * shape.completion)

@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
@@ -19,7 +18,7 @@ try:
     from trl.trainer import utils as trl_utils
     from trl.trainer.utils import selective_log_softmax  # noqa: F401 - for loss_memory.py
 except ImportError:
-    sys.exit(f"{Path(sys.argv[0]).name}: no TRL here: make .venv-trl/ready, and run it with .venv-trl/bin/python")
+    sys.exit("no TRL here: make .venv-trl/ready, and give the command to .venv-trl/bin/python")
 
 
 def chunked_logprobs(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

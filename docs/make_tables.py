@@ -26,7 +26,8 @@ sys.path.insert(0, str(ROOT))
 from pipeline.report import Estimate, Table  # noqa: E402
 
 RESULTS = ROOT / "results"
-PAGES = [ROOT / "README.md", RESULTS / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", RESULTS / "README.md", RESULTS / "benchmarks" / "README.md"]
+PAGES += sorted((ROOT / "docs").glob("*.md"))
 BLOCK = re.compile(r"(<!-- table:([\w.-]+) ?([\w-]*) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -236,52 +237,42 @@ def speed() -> Table:
     return Table(["", "unit", "topr", "other", "ratio (lowest to highest)", "goal"], rows)
 
 
+def benchmark(name: str) -> str:
+    """What a benchmark found: how it was called, on which machine, and each comparison with what follows from it."""
+    from benchmarks.measuring import tables
+
+    found = load(f"benchmarks/{name}")
+    parts = [f"`{found['command']}`: {', '.join(f'{what} {value}' for what, value in found['machine'].items())}"]
+    for compared, lines in tables(found):
+        parts += [compared.markdown(), "\n".join(f"- {line}" for line in lines)]
+    return "\n\n".join(part for part in parts if part)
+
+
 def stages() -> Table:
     """The time of each stage on eight H100s, for docs/gpu.md's first command and for the preset `paper`."""
-    from pipeline.dry_run import COMPLETION, LINKS, MATRICES, MEMORY
-    from pipeline.runtime.preflight import WRITING
-    from pipeline.vllm.client import GPU_MEMORY
+    from benchmarks.fake_8b_step import EIGHT_B, config_of
+    from pipeline.dry_run import ASSUMED, COMPLETION, counts, hours
     from train_gsm8k import PAPER
 
-    record = load("benchmarks/fake_8b_step")
-    step, short, long = record["sides"]["now"], record["first run"], record["sides"]["now"]["hours"]
-    compute, peak = f"{MATRICES / 1e12:.0f} TFLOP/s", f"{step['peak'] / 1e9:.1f} GB"
-    told = {  # what a GPU holds, what is counted, and what is assumed of an H100
-        "starting": ("", "an engine for each model, the trainer for each iteration", "3 minutes for both"),
-        "sampling": (
-            f"{GPU_MEMORY:.0%} of its memory",
-            f"{COMPLETION:.0%} of {PAPER.max_new_tokens} tokens for each sample",
-            f"{MEMORY / 1e12:.2f} TB/s read",
-        ),
-        "scoring": (f"less than {peak}", f"{step['forward_flops'] / 1e12:.0f} TFLOP a step on each GPU", compute),
-        "training": (
-            peak,
-            f"{step['flops'] / 1e12:.0f} TFLOP a step on each GPU, {sum(step['sent'].values()) / 1e9:.0f} GB sent",
-            f"{compute}, then {LINKS / 1e9:.0f} GB/s",
-        ),
-        "saving": (
-            "",
-            f"32 GB of weights after every {PAPER.save_every:,} steps and at the end",
-            f"{WRITING / 1e9} GB/s",
-        ),
-    }
-    rows = [[name, f"{60 * short[name]:.1f}", f"{long[name]:.1f}", *texts] for name, texts in told.items()]
-    sums = f"{60 * sum(short[name] for name in told):.0f}", f"{sum(long[name] for name in told):.1f}"
-    head = ["stage", "first run (minutes)", "`paper` (hours)", "on a GPU", "counted", "assumed"]
-    return Table(head, [*rows, ["all", *sums, "", "", ""]])
+    first, found = dataclasses.replace(PAPER, problems=64, examples=512, iterations=2, test_problems=64), []
+    for run in (first, PAPER):
+        of_run, tokens = counts(run, run.problems * run.n, run.test_problems), COMPLETION * run.max_new_tokens
+        found.append(
+            hours(run, of_run, config_of(EIGHT_B), 8_030_261_248, processes=8, prompt=1_100, completion=tokens)
+        )
+    rows = [[name, f"{60 * found[0][name]:.1f}", f"{found[1][name]:.1f}", ASSUMED[name]] for name in ASSUMED]
+    sums = [f"{60 * sum(found[0].values()):.0f}", f"{sum(found[1].values()):.1f}"]
+    return Table(["stage", "first run (minutes)", "`paper` (hours)", "assumed"], [*rows, ["all", *sums, ""]])
 
 
 def cards() -> Table:
-    """What a step of the paper's batch needs of each GPU, and the fastest way to compute it that fits a card."""
-    ways, cards = ("fastest", "no checkpointing", "checkpointing"), (24, 48, 80)
-    needed: dict[tuple[str, int], list[float]] = {}
+    """What a step of the paper's batch takes of each GPU, in three ways to compute it."""
+    peaks: dict[tuple[str, int], list[str]] = {}
     for step in load("benchmarks/fake_8b_step")["cards"]:
-        needed.setdefault((step["setup"]["model"], step["setup"]["processes"]), []).append(step["needed"] / 1e9)
-    rows = []
-    for (model, gpus), sizes in needed.items():
-        fits = [next((way for way, size in zip(ways, sizes, strict=True) if size <= card), "no") for card in cards]
-        rows.append([model, str(gpus), *(f"{size:.0f}" for size in sizes), *fits])
-    return Table(["model", "GPUs", *(f"{way} (GB)" for way in ways), *(f"card of {card} GB" for card in cards)], rows)
+        gpu = step["setup"]["model"], step["setup"]["processes"]
+        peaks.setdefault(gpu, []).append(f"{step['peak'] / 1e9:.1f}")
+    rows = [[model, str(gpus), *of_ways] for (model, gpus), of_ways in peaks.items()]
+    return Table(["model", "GPUs", "neither", "`--reshard`", "`--reshard --gradient-checkpointing`"], rows)
 
 
 def memory() -> Table:
@@ -297,24 +288,14 @@ def memory() -> Table:
 
 
 def sides() -> Table:
-    """A step of 8 samples on eight GPUs as this code did and does it, and with other trainers' settings."""
+    """A step of 8 samples on eight GPUs as this code does it, and with other trainers' settings."""
     rows = []
     for name, side in load("benchmarks/fake_8b_step")["sides"].items():
-        calls = [str(sum(side[which].values())) for which in ("collectives", "of_update")]
-        sent = f"{sum(side['sent'].values()) / 1e9:.0f}"
-        work = f"{side['flops'] / 1e12:.1f}", f"{side['host_seconds']:.3f}", f"{side['peak'] / 1e9:.1f}"
-        stages = {stage: value for stage, value in side["hours"].items() if stage != "a step"}
-        hours = f"{3600 * side['hours']['a step']:.2f}", f"{sum(stages.values()):.1f}"
-        rows.append([name, *calls, sent, *work, *hours])
-    head = [
-        "",
-        "collectives",
-        "of the optimiser",
-        "GB of weights and gradients",
-        "TFLOP",
-        "s of clipping and optimiser on the host",
-    ]
-    return Table([*head, "GB at the peak", "s a step, estimated", "h in all, estimated"], rows)
+        calls = str(sum(side["collectives"].values())), str(side["collectives"]["all-reduce"])
+        sizes = sum(side["sent"].values()) / 1e9, side["flops"] / 1e12, side["peak"] / 1e9
+        rows.append([name, *calls, *(f"{size:.1f}" for size in sizes)])
+    head = ["", "collectives", "of the optimiser", "GB of weights and gradients", "TFLOP", "GB at the peak"]
+    return Table(head, rows)
 
 
 def metrics() -> Table:
@@ -366,7 +347,7 @@ def help_of_settings() -> dict[str, str]:
 
 
 OF_RUNS = (laptop, iterations, methods, verifier, differences, claims, mistakes, bandit)
-OTHERS = (speed, stages, cards, memory, sides, metrics, settings)
+OTHERS = (speed, benchmark, stages, cards, memory, sides, metrics, settings)
 TABLES = {function.__name__: function for function in (*OF_RUNS, *OTHERS)}
 
 
@@ -380,8 +361,8 @@ def renewed(text: str) -> str:
     def new(match: re.Match[str]) -> str:
         marker, name, argument, end = match.groups()
         file, _, of_file = name.partition(".")
-        text = tables_of(file)[of_file] if of_file else TABLES[name](*argument.split()).markdown()
-        return f"{marker}\n{text}\n\n{end}"
+        made = tables_of(file)[of_file] if of_file else TABLES[name](*argument.split())
+        return f"{marker}\n{made if isinstance(made, str) else made.markdown()}\n\n{end}"
 
     return BLOCK.sub(new, text)
 

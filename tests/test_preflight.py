@@ -4,6 +4,7 @@ import errno
 import fcntl
 import http.server
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -13,24 +14,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from runs import experiment
 
 import train_gsm8k as gsm8k
 from pipeline.records import InputError
 from pipeline.runtime import preflight, run_folder
-from pipeline.runtime.processes import device, process_group
+from pipeline.runtime.processes import process_group
 from tasks import math, verifier
 
-SMALL = gsm8k.Settings(problems=2, n=2, test_problems=2, test_samples=4, k=2, curve_points=1, max_new_tokens=8)
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-
-
-def run(out, **changes):
-    settings = replace(SMALL, out=out, **changes)
-    preflight.check_machine(settings)
-    return gsm8k.experiment(settings, gsm8k.gsm8k_task(settings))
-
-
-# ---- GPUs --------------------------------------------------------------------------------------------------------
+PAPER, LLAMA_8B = gsm8k.PRESETS["paper"], 8_030_261_248
 
 
 @NO_GPU
@@ -52,12 +45,10 @@ def test_presets_for_gpus_are_refused_without_one_in_a_line(name, others, tmp_pa
 @NO_GPU
 def test_a_rehearsal_on_processors_says_so_in_its_results(tmp_path, monkeypatch):
     monkeypatch.setenv("TOPR_ON_CPU", "1")
-    results = run(tmp_path / "run", preset="single-gpu")
-    assert results["device"] == "cpu, a rehearsal"
+    assert experiment(tmp_path / "run", preset="single-gpu")["device"] == "cpu, a rehearsal"
     monkeypatch.delenv("TOPR_ON_CPU")
     with pytest.raises(InputError, match="single-gpu: is for GPUs"):
-        run(tmp_path / "run", preset="single-gpu")
-    assert "device" not in run(tmp_path / "plain")
+        preflight.check_machine(gsm8k.PRESETS["single-gpu"])
 
 
 @pytest.mark.parametrize(
@@ -93,19 +84,6 @@ def test_fewer_gpus_than_processes_are_refused_by_all_processes(monkeypatch):
         process_group().__enter__()
 
 
-def test_apples_gpu_is_refused_or_said_not_to_be_used(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
-    with pytest.raises(InputError, match="Apple's MPS is not supported"):
-        preflight.check_machine(gsm8k.PRESETS["single-gpu"])
-    preflight.check_machine(SMALL)
-    preflight.check_room(SMALL, tmp_path, preflight.Size(1, 1, 1, 1))
-    assert "computes on the processor" in capsys.readouterr().err
-    assert device().type == "cpu"
-
-
-# ---- what vLLM's kernels are compiled with -----------------------------------------------------------------------
-
-
 def test_compiler_and_headers_are_tried_as_triton_uses_them(monkeypatch, tmp_path):
     """The compilers are scripts: a real one, and real headers, need not be there."""
     python = tmp_path / "python"
@@ -127,73 +105,69 @@ def test_compiler_and_headers_are_tried_as_triton_uses_them(monkeypatch, tmp_pat
 # ---- the folder and the memory -----------------------------------------------------------------------------------
 
 
-def test_disk_memory_and_locks_are_told_together_and_nothing_is_written(monkeypatch, tmp_path):
+def test_disk_and_memory_are_told_together_and_nothing_is_written(monkeypatch, tmp_path):
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
     monkeypatch.setattr(preflight, "free_memory", lambda: 1000)
-
-    def refuse(file, operation):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
     monkeypatch.setattr("pipeline.stages.LARGE", 0)
     with pytest.raises(InputError) as refused:
-        run(tmp_path / "run")
-    disk, locks, memory = str(refused.value).splitlines()
+        experiment(tmp_path / "run")
+    disk, memory = str(refused.value).splitlines()
     assert f"{tmp_path / 'run'}: the run may take 0.0 GB, and the disk has 0.0 GB free" in disk
-    assert f"{tmp_path}: its file system takes no locks (No locks available)" in locks
     assert "of the host's memory" in memory
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_run_has_written_counts_as_room_for_it(monkeypatch, tmp_path):
-    run(tmp_path / "run")
+def test_a_file_system_without_locks_is_refused(monkeypatch, tmp_path):
+    def refuse(file, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(InputError, match=r"run: its file system takes no locks \(No locks available\)"):
+        experiment(tmp_path / "run")
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_what_a_run_has_written_counts_as_room_for_it(monkeypatch, tmp_path, run):
+    shutil.copytree(run(), tmp_path / "run")
     (tmp_path / "run" / "results.json").unlink()
     monkeypatch.setattr("pipeline.stages.LARGE", 0)
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
     with pytest.raises(InputError, match="make room"):
-        run(tmp_path / "run")
+        experiment(tmp_path / "run")
     (tmp_path / "run" / "vllm-0.log").write_bytes(bytes(10**8))
-    run(tmp_path / "run")
+    experiment(tmp_path / "run")
 
 
-def test_the_disk_of_the_paper_s_run_is_what_its_stages_leave():
+def test_the_room_of_the_paper_s_run_is_what_its_stages_leave(monkeypatch):
     """Five models of 32 GB and a checkpoint; while the last epoch is trained, four and two checkpoints."""
-    paper, parameters = gsm8k.PRESETS["paper"], 8_030_261_248
-    needed = preflight.disk_needed(paper, preflight.Size(parameters, 7_473 * 16, 1_319 * 64, 1_100 + 512))
-    assert 192e9 < needed < 260e9
-    assert preflight.disk_needed(replace(paper, iterations=0), preflight.Size(parameters, 0, 0, 0)) == 0
+    size = preflight.Size(LLAMA_8B, 7_473 * 16, 1_319 * 64, 1_100 + 512)
+    samples = 30 * 1_612 * (5 * size.drawn + 6 * size.tested)
+    assert preflight.disk_needed(PAPER, size) == (4 + 2) * 4 * LLAMA_8B + samples
+    adamw = replace(PAPER, optimizer="adamw")
+    assert preflight.disk_needed(adamw, size) == (4 + 2 * 3) * 4 * LLAMA_8B + samples
+    assert preflight.disk_needed(replace(PAPER, iterations=0), size._replace(drawn=0, tested=0)) == 0
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")  # on a node's processors: two copies, a checkpoint, samples eight times
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert preflight.memory_needed(PAPER, size) == 3 * 4 * LLAMA_8B + 8 * 30 * 1_612 * size.drawn
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert preflight.memory_needed(PAPER, size) == 4 * LLAMA_8B + 8 * 30 * 1_612 * size.drawn
 
 
-def test_memory_is_the_machine_s_or_the_container_s(tmp_path):
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc" / "meminfo").write_text("MemTotal: 2000 kB\nMemFree: 1 kB\nMemAvailable:   1000 kB\n")
-    assert preflight.free_memory(tmp_path) == 1_024_000
-    group = tmp_path / "sys" / "fs" / "cgroup"
-    group.mkdir(parents=True)
-    (group / "memory.stat").write_text("anon 300000\nfile 600000\n")
-    (group / "memory.max").write_text("max\n")
-    assert preflight.free_memory(tmp_path) == 1_024_000
-    (group / "memory.max").write_text("1000000\n")
-    assert preflight.free_memory(tmp_path) == 700_000
+def test_memory_is_the_machine_s_or_the_container_s(tmp_path, monkeypatch):
+    monkeypatch.setattr(preflight, "MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr(preflight, "CGROUP", tmp_path)
+    assert preflight.free_memory() is None
+    (tmp_path / "meminfo").write_text("MemTotal: 2000 kB\nMemFree: 1 kB\nMemAvailable:   1000 kB\n")
+    assert preflight.free_memory() == 1_024_000
+    (tmp_path / "memory.stat").write_text("anon 300000\nfile 600000\n")
+    for limit, left in {"max\n": 1_024_000, "1000000\n": 700_000}.items():
+        (tmp_path / "memory.max").write_text(limit)
+        assert preflight.free_memory() == left
 
 
 def test_a_folder_that_another_node_does_not_see_is_refused(tmp_path):
     with pytest.raises(InputError, match="choose an --out that all nodes share"):
         run_folder._check_shared(tmp_path)
-
-
-def test_torchrun_s_patience_is_told_where_a_checkpoint_needs_more(monkeypatch, capsys, tmp_path):
-    paper, size = gsm8k.PRESETS["paper"], preflight.Size(8_030_261_248, 0, 0, 0)
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10**12))
-    monkeypatch.setattr(preflight, "free_memory", lambda: 10**12)
-    told = []
-    for variables in ({}, {"TORCHELASTIC_RUN_ID": "none"}, {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600"}):
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        preflight.check_room(paper, tmp_path, size)
-        told.append(capsys.readouterr().err)
-    assert told[0] == told[2] == ""
-    assert "torchrun waits 30 s before it kills, and a checkpoint may take 64 s" in told[1]
 
 
 # ---- the hub -----------------------------------------------------------------------------------------------------

@@ -1,13 +1,10 @@
 """What a run needs of its machine, looked at before anything is loaded or written; each fault says what to do."""
 
-import fcntl
 import os
 import shutil
 import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,7 +17,8 @@ if TYPE_CHECKING:
 
 DRIVER = 580  # NVIDIA's oldest for CUDA 13, which torch 2.13 is built with (docs.nvidia.com/deploy/cuda-compatibility)
 TOKEN_BYTES = 30  # of a token of prompt or completion, on the disk, and in each process; ours
-WRITING = 0.5e9  # bytes a second that a checkpoint is gathered, written and hashed with, at least; ours
+MEMORY = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")  # the limits of a container
 
 
 # ---- the machine -------------------------------------------------------------------------------------------------
@@ -34,12 +32,15 @@ def check_machine(settings: "Settings") -> None:
     """
     import torch
 
-    faults = [_network_fault()]
+    faults = []
+    if int(os.environ.get("GROUP_WORLD_SIZE", 1)) > 1 and "GLOO_SOCKET_IFNAME" not in os.environ:
+        faults.append(_network_fault())
     if torch.cuda.is_available() or (settings.preset != "laptop" and not on_cpu()):
-        faults.append(_gpu_fault(settings))
+        faults.append(_gpu_fault(settings.preset))
         if settings.engine != "hf":
             faults.append(_compiler_fault(str(settings.vllm_python or sys.executable)))
-    _refuse(faults)
+    if told := [fault for fault in faults if fault is not None]:
+        raise InputError("\n".join(told))
 
 
 def on_cpu() -> bool:
@@ -47,12 +48,8 @@ def on_cpu() -> bool:
     return os.environ.get("TOPR_ON_CPU") == "1"
 
 
-def _refuse(faults: Iterable[str | None]) -> None:
-    if told := [fault for fault in faults if fault is not None]:
-        raise InputError("\n".join(told))
-
-
-def _gpu_fault(settings: "Settings") -> str | None:
+def _gpu_fault(preset: str) -> str | None:
+    """Why torch can use no GPU, in its own words where it has some."""
     import torch
 
     if torch.cuda.is_available():
@@ -62,11 +59,9 @@ def _gpu_fault(settings: "Settings") -> str | None:
         torch.cuda.init()
     except (AssertionError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
-    if torch.backends.mps.is_available():
-        reason = "Apple's MPS is not supported"
     return (
-        f"{settings.preset}: is for GPUs, and torch {torch.__version__} can use none ({reason}). It needs NVIDIA's "
-        f"driver {DRIVER} or newer, which nvidia-smi shows"
+        f"{preset}: is for GPUs, and torch {torch.__version__} can use none ({reason}). It needs NVIDIA's driver "
+        f"{DRIVER} or newer, which nvidia-smi shows"
     )
 
 
@@ -92,8 +87,6 @@ def _compiler_fault(python: str) -> str | None:
 
 def _network_fault() -> str | None:
     """What keeps nodes from meeting: gloo listens where the host's name points to, unless it is given an interface."""
-    if int(os.environ.get("GROUP_WORLD_SIZE", 1)) == 1 or "GLOO_SOCKET_IFNAME" in os.environ:
-        return None
     name = socket.gethostname()
     try:
         address = socket.gethostbyname(name)
@@ -120,22 +113,29 @@ class Size(NamedTuple):
 
 
 def check_room(settings: "Settings", folder: Path, size: Size) -> None:
-    """InputError, a line for each fault, where the folder's disk or locks or the host's memory do not suffice.
+    """InputError, a line for each fault, where the folder's disk or the host's memory does not suffice.
 
-    Every rank calls it: the first looks at the disk, the first of each node at its memory. Nothing stays written.
-    On standard error the first tells where a checkpoint may take longer than torchrun waits for it, and where there is
-    a GPU that is not used.
+    Every rank calls it: the first looks at the disk, where what the run has written counts as room, and the first of
+    each node at its memory. Nothing is written.
     """
     faults = []
     if rank() == 0:
-        there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
-        faults += [_disk_fault(folder, there, disk_needed(settings, size)), _lock_fault(there)]
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        faults.append(_memory_fault(memory_needed(settings, size)))
-    _refuse(faults)
-    for note in (_shutdown_note(settings, size), _mps_note()) if rank() == 0 else ():
-        if note is not None:
-            print(note, file=sys.stderr)
+        free = shutil.disk_usage(next(path for path in (folder, *folder.absolute().parents) if path.is_dir())).free
+        own = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        needed = disk_needed(settings, size)
+        if free + own < needed:
+            faults.append(
+                f"{folder}: the run may take {needed / 1e9:,.1f} GB, and the disk has {free / 1e9:,.1f} GB free: make "
+                "room, or choose another --out"
+            )
+    free, needed = free_memory(), memory_needed(settings, size)
+    if os.environ.get("LOCAL_RANK", "0") == "0" and free is not None and free < needed:
+        faults.append(
+            f"{socket.gethostname()}: the run may take {needed / 1e9:,.1f} GB of the host's memory, of which "
+            f"{free / 1e9:,.1f} GB are free: end what fills it, or give the container more"
+        )
+    if faults:
+        raise InputError("\n".join(faults))
 
 
 def disk_needed(settings: "Settings", size: Size) -> int:
@@ -169,70 +169,17 @@ def memory_needed(settings: "Settings", size: Size) -> int:
     return weights + samples
 
 
-def _disk_fault(folder: Path, there: Path, needed: int) -> str | None:
-    free = shutil.disk_usage(there).free
-    if free >= needed or free + sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) >= needed:
-        return None
-    return (
-        f"{folder}: the run may take {needed / 1e9:,.1f} GB, and the disk has {free / 1e9:,.1f} GB free: make room, or "
-        "choose another --out"
-    )
-
-
-def _lock_fault(there: Path) -> str | None:
-    with tempfile.TemporaryFile(dir=there) as file:  # it has no name
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            return (
-                f"{there}: its file system takes no locks ({error.strerror}), which keep two runs apart: choose an "
-                "--out on one that does"
-            )
-    return None
-
-
-def _memory_fault(needed: int) -> str | None:
-    free = free_memory()
-    if free is None or free >= needed:
-        return None
-    return (
-        f"{socket.gethostname()}: the run may take {needed / 1e9:,.1f} GB of the host's memory, of which "
-        f"{free / 1e9:,.1f} GB are free: end what fills it, or give the container more"
-    )
-
-
-def _shutdown_note(settings: "Settings", size: Size) -> str | None:
-    """The variable to be set; its option --shutdown-timeout does the same, but cannot be seen from here."""
-    waits = int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30))  # torch's default
-    needed = checkpoint_bytes(settings, size.parameters) / WRITING
-    if "TORCHELASTIC_RUN_ID" not in os.environ or needed <= waits:
-        return None
-    return (
-        f"note: on Ctrl-C or SIGTERM torchrun waits {waits} s before it kills, and a checkpoint may take {needed:.0f} "
-        "s to write: export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=600 before the command, or what follows the last one is lost"
-    )
-
-
-def _mps_note() -> str | None:
-    import torch
-
-    if not torch.backends.mps.is_available():
-        return None
-    return "note: Apple's GPU (MPS) is not supported: this run computes on the processor; macOS has not been tried"
-
-
-def free_memory(root: Path = Path("/")) -> int | None:
+def free_memory() -> int | None:
     """Bytes of memory that this machine, or the container's limit, still has to give; None where no one says.
 
-    >>> free_memory(Path("nowhere")) is None
+    >>> free_memory() != 0
     True
     """
     told = []
     with suppress(OSError, StopIteration):
-        lines = (root / "proc/meminfo").read_text().splitlines()
+        lines = MEMORY.read_text().splitlines()
         told.append(1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")))
     with suppress(OSError, ValueError):  # "max" where there is no limit
-        cgroup = root / "sys/fs/cgroup"
-        kept = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-        told.append(int((cgroup / "memory.max").read_text()) - int(kept["anon"]))  # the rest are caches
+        kept = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+        told.append(int((CGROUP / "memory.max").read_text()) - int(kept["anon"]))  # the rest are caches
     return min(told, default=None)

@@ -49,11 +49,6 @@ def device() -> "torch.device":
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
 
 
-def hide_gpus() -> None:
-    """Let a new process see no GPU; before it uses torch."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-
-
 @contextmanager
 def process_group(alone: bool = False) -> Iterator[None]:
     """Join the processes that torchrun started. Without torchrun do nothing or, if `alone`, form a group of one.

@@ -1,7 +1,6 @@
 """Small models, batches and training that several tests use."""
 
 import random
-from pathlib import Path
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -76,9 +75,3 @@ def fit(model, optimizer, steps, **options):
         {"loss": stats.loss, "grad_norm": stats.grad_norm, **step_metrics(stats.log_ratio, stats.reward, stats.weight)}
         for stats in topr.train(model, optimizer, steps, **options)
     ]
-
-
-def children(pid: int) -> set[int]:
-    """The processes that a process has started, in any of its threads, and that still run."""
-    listed = Path(f"/proc/{pid}/task").glob("*/children")
-    return {int(child) for file in listed for child in file.read_text().split()}

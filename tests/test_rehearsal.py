@@ -9,9 +9,9 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
-from helpers import children
 
 import train_gsm8k as gsm8k
 from pipeline.models.language_model import load_model
@@ -35,7 +35,7 @@ def rows(file):
 
 def descendants(pid):
     """The process and all that it has started, in that order."""
-    return [pid, *(found for child in children(pid) for found in descendants(child))]
+    return [pid, *(process.pid for process in psutil.Process(pid).children(recursive=True))]
 
 
 @contextmanager

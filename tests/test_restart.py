@@ -12,9 +12,9 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
-from helpers import children
 from killing import CHANGES, ROOT, finish, lines, started, status, told, wait
 from runs import contents
 from safetensors.torch import load_file
@@ -151,7 +151,7 @@ def test_when_a_rank_dies_the_run_ends_and_goes_on_to_the_same_bits(tmp_path):
     folder, once = tmp_path / "run", {"iterations": 1, "compute": "bfloat16", "gradient_checkpointing": True}
     with started(folder, 2, **once) as process:
         wait(process, (folder / "iteration-1" / "checkpoint-3").exists)
-        os.kill(max(children(process.pid)), signal.SIGKILL)
+        psutil.Process(process.pid).children()[-1].kill()
         assert status(process) != 0
     assert not (folder / "results.json").exists()
     assert finish(folder, 2, **once) == finish(tmp_path / "undisturbed", 2, **once)
@@ -166,8 +166,8 @@ def test_a_checkpoint_that_takes_half_a_minute_is_kept_when_torchrun_is_asked_to
     with started(folder, 2, slow=True, variables=variables, iterations=1) as process:
         wait(process, lambda: lines(metrics) >= 1)
         os.kill(process.pid, signal.SIGINT)
-        for pid in children(process.pid):
-            os.kill(pid, signal.SIGTERM)
+        for worker in psutil.Process(process.pid).children():
+            worker.terminate()
         assert status(process) != 0
     [checkpoint] = metrics.parent.glob("checkpoint-*")
     assert checkpoint.name == f"checkpoint-{lines(metrics)}"

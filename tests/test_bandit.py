@@ -169,23 +169,6 @@ def test_upper_bound_is_never_negative():
     assert bandit.upper_bound(tensor([[-1.0, -2.0], [0.5, 3.0]])).tolist() == [0, 3]
 
 
-# ---- two arms, by hand -------------------------------------------------------------------------------------------
-
-
-def test_v15_topr_stops_pushing_a_lone_negative_and_others_never_do():
-    arms = Bandit(tensor([0.5, 0.5]), tensor([-1.0, 0.0]))
-    gaps = {}
-    for a_neg in (0.0, 0.8, 1.0):
-        path = bandit.ascend(arms.mu.log(), arms, Limits(1, 1, a_neg, 1), lr=1.0, steps=4000, keep=2000)
-        gaps[a_neg] = (path[:, 1] - path[:, 0]).tolist()
-        force = bandit.gradient(path[-1], arms, Limits(1, 1, a_neg, 1)).abs().max().item()
-        # pi(tau-) is far below a-: the weight is a- and mu is 1/2. TOPR's weight is pi / mu, which is near 0.
-        assert force == pytest.approx(a_neg / 2, abs=1e-3)
-    assert gaps[0.0][2] - gaps[0.0][1] < 1
-    assert gaps[0.8][2] - gaps[0.8][1] == pytest.approx(2000 * 0.8, rel=1e-6)
-    assert gaps[1.0][2] - gaps[1.0][1] == pytest.approx(2000, rel=1e-6)
-
-
 # ---- claims ------------------------------------------------------------------------------------------------------
 
 

@@ -5,17 +5,15 @@ import math
 import random
 import shutil
 from functools import partial
+from statistics import fmean
 
 import pytest
-import torch
 
 import topr
-from conformance import variants
 from docs import make_page, make_page_data
 from paper import bandit
 from paper.bandit import tensor
 from paper.figures import weight_by_difficulty
-from pipeline.methods import ppo_loss
 from pipeline.records import Sample
 from pipeline.settings import Settings
 
@@ -119,33 +117,18 @@ def near(value):
     return pytest.approx(value, rel=1e-6, abs=1e-12)
 
 
-def ppo_weight(log_ratio, sign):
-    """What multiplies R grad log pi, read off the gradient of PPO's loss."""
-    logp, zero, one = tensor([log_ratio]).requires_grad_(), tensor([0.0]), tensor([1.0])
-    ppo_loss(logp, zero, sign * one, one, denominator=1).backward()
-    return -sign * logp.grad.item()
-
-
 def of_question(correct, c):
     """What a question weighs of which so many of ten completions are correct, as Figure 9 has it."""
     samples = [Sample(prompt="?", completion="!", reward=1.0 if i < correct else -1.0) for i in range(10)]
     return sum(weight for weight in weight_by_difficulty(samples, c) if not math.isnan(weight)) / 10
 
 
-LOSSES = {  # of the page's VARIANTS, in conformance/variants.py
-    "topr": variants.paper,
-    "per-token": variants.per_token,
-    "geometric mean": variants.geometric_mean,
-    "clip 0.8..1.2": variants.clipped,
+WEIGHTS = {  # of a negative, from its tokens' log-ratios: of the page's VARIANTS
+    "topr": lambda x: min(math.exp(math.fsum(x)), 1),
+    "per-token": lambda x: fmean(min(math.exp(one), 1) for one in x),
+    "geometric mean": lambda x: min(math.exp(fmean(x)), 1),
+    "clip 0.8..1.2": lambda x: min(max(math.exp(math.fsum(x)), 0.8), 1.2),
 }
-
-
-def weight_of_tokens(name, token_log_ratio):
-    """The mean over the tokens of a negative of what multiplies R grad log pi / length, read off the gradient."""
-    logmu = tensor([[-1.0] * len(token_log_ratio)])
-    logp = (logmu + tensor([token_log_ratio])).requires_grad_()
-    LOSSES[name](logp, logmu, tensor([-1.0]), torch.ones_like(logp)).backward()
-    return logp.grad.sum().item()
 
 
 def calls(seed):
@@ -157,11 +140,7 @@ def calls(seed):
     a, b = limits[:2] if sign > 0 else limits[2:]
     correct, tokens = rng.randint(0, 10), [rng.gauss(-0.3, 0.5) for _ in range(rng.randint(1, 12))]
     arms = range(rng.randint(2, 6))
-    z, mu, reward = (
-        [rng.gauss(0, 3) for _ in arms],
-        [rng.uniform(0.1, 9) for _ in arms],
-        [rng.uniform(-1, 1) for _ in arms],
-    )
+    z, mu, reward = ([rng.uniform(*ends) for _ in arms] for ends in ((-9, 9), (0.1, 9), (-1, 1)))
     mu = [share / sum(mu) for share in mu]
     as_python = (tensor(z), bandit.Bandit(tensor(mu), tensor(reward)), limits)
     as_script = (z, {"mu": mu, "reward": reward}, limits)
@@ -170,9 +149,9 @@ def calls(seed):
         (("taper_of_log", x, a, b), topr.taper(math.exp(x), a, b)),
         (("topr_objective", x, sign, limits), topr.topr_objective(tensor([x]), tensor([sign]), limits)),
         (("effective_proportion", p, c), topr.effective_proportion(p, c)),
-        (("ppo_weight", x, sign), ppo_weight(x, sign)),
+        (("ppo_weight", x, sign), math.exp(x) if sign * math.exp(x) <= sign + 0.2 else 0),  # Equation 6
         (("weight_by_difficulty", correct / 10, c), of_question(correct, c)),
-        *(((f"VARIANTS['{name}']", tokens), weight_of_tokens(name, tokens)) for name in LOSSES),
+        *(((f"VARIANTS['{name}']", tokens), weight(tokens)) for name, weight in WEIGHTS.items()),
         (("softmax", z), tensor(z).softmax(-1)),
         (("objective", *as_script), bandit.objective(*as_python)),
         (("weights", *as_script), bandit.weights(*as_python)),

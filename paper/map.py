@@ -306,7 +306,6 @@ class Map(Measured):
 
     def __init__(self, lines: Lines):
         super().__init__(((key.place, key.arm), key.seed, numbers_of(lines[key])) for key in sorted(lines))
-        self.places = list(dict.fromkeys(key.place for key in lines))
 
     def of(self, place: str, arm: str, other: str = "sft", what: str = "correct") -> Estimate | None:
         """An arm minus another at a place after training, seed by seed; None where no seed has both."""
@@ -314,8 +313,8 @@ class Map(Measured):
 
     def state(self, place: str, stage: str, what: str) -> Estimate:
         """What is measured at a place "before" training, or after it with an arm."""
-        before = stage == "before"
-        return self.mean((place, "topr" if before else stage), f"{'before' if before else 'after'}.{what}")
+        arm, when = ("topr", "before") if stage == "before" else (stage, "after")
+        return self.mean((place, arm), f"{when}.{what}")
 
 
 def numbers_of(entry: Mapping[str, Any], path: str = "") -> dict[str, list[float]]:

@@ -8,7 +8,8 @@ from chats import save_chat_model
 
 from examples.capitals import capitals
 from paper import real_llm
-from pipeline.sampling import grades
+from pipeline.records import Drawn
+from pipeline.sampling import graded
 
 
 def even_lengths(settings):
@@ -19,8 +20,9 @@ def even_lengths(settings):
 def test_a_capital_is_right_where_it_is_named_and_the_question_does_not_name_it():
     task = capitals(real_llm.SETTINGS)
     problems = [*task.train, *task.test]
-    assert [g.reward for g in grades(task, [p.question for p in problems], problems)] == [-1.0] * len(problems)
-    assert [g.reward for g in grades(task, [f"It is {p.gold}." for p in problems], problems)] == [1.0] * len(problems)
+    for reward, texts in ((-1.0, [p.question for p in problems]), (1.0, [f"It is {p.gold}." for p in problems])):
+        samples = graded(task, [Drawn(prompt="?", completion=text) for text in texts], problems)
+        assert {sample.reward for sample in samples} == {reward}
     assert (len(task.train), len(task.test)) == (real_llm.SETTINGS.problems, real_llm.SETTINGS.test_problems)
 
 

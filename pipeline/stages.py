@@ -330,17 +330,19 @@ class Run:
         What was held for another key is closed first, and the model checked: InputError if one of ours is damaged. All
         ranks do this together, since one of them may need the others' GPUs; a call without `open_it` does no more.
         """
-        if self.held_key != key:
-            self.held_key, self.held = key, None
+
+        def let_go() -> None:
             self.holding.close()
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            model = Path(key[1])
-            on_rank_zero(
-                lambda: check_folder(model) if key[1] not in self.checked and (model / SUMS).exists() else None
-            )
-            self.checked.add(key[1])
+
+        if self.held_key != key:
+            self.held_key, self.held, model = key, None, Path(key[1])
+            on_all_ranks(let_go)
+            if (model / SUMS).exists() and key[1] not in self.checked:
+                on_rank_zero(lambda: check_folder(model))
+                self.checked.add(key[1])
         if self.held is None and open_it is not None:
             self.held = self.holding.enter_context(open_it())
         return self.held

@@ -288,7 +288,8 @@ def check_engine_gpus(option: str, engine: EngineName | None, gpus: int, process
     local = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
     if local % gpus > 0:
         raise InputError(f"{option} {gpus}: must divide the {local} processes of a machine, one for each GPU")
-    if gpus > 1 and not ENGINES[engine or ("vllm" if device().type == "cuda" else "hf")].spans_gpus:
+    is_of_gpus = processes != ranks() or device().type == "cuda"  # other processes than these have GPUs
+    if gpus > 1 and not ENGINES[engine or ("vllm" if is_of_gpus else "hf")].spans_gpus:
         raise InputError(f"{option} {gpus}: is for --engine vllm; transformers' generate uses the process's own GPU")
 
 

@@ -12,7 +12,7 @@ from pipeline import sampling as engines
 from pipeline import stages
 from pipeline.models.language_model import load_model
 from pipeline.records import InputError
-from pipeline.sampling import SamplingParameters, check_lengths, draw_samples, transformers_engine
+from pipeline.sampling import SamplingParameters, check_lengths, transformers_engine
 
 TWO = [PROMPT, PROMPT.replace("Ada", "Uma")]
 
@@ -144,17 +144,13 @@ def test_a_prompt_beyond_the_context_is_refused(lm):
         check_lengths(long, lm, 24)
 
 
-class Interrupted(Exception):
-    pass
-
-
-def test_an_interrupted_drawing_goes_on_behind_its_last_whole_chunk(monkeypatch, tmp_path):
-    settings = gsm8k.Settings(problems=5, n=3, chunk=2, max_new_tokens=8, test_problems=1)
+def test_samples_are_graded_and_an_interrupted_drawing_goes_on_behind_its_last_whole_chunk(monkeypatch, tmp_path):
+    settings = gsm8k.Settings(problems=5, n=3, chunk=2, max_new_tokens=60, test_problems=1)
     task, drawn = gsm8k.gsm8k_task(settings), []
 
     def draw_some(task, problems, n, engine, sampling, seed, description):
         if len(drawn) == 2:
-            raise Interrupted
+            raise InterruptedError
         drawn.append((seed - settings.seed_of("samples 1"), [problem.id for problem in problems]))
         return engines.draw(task, problems, n, engine, sampling, seed, description)
 
@@ -163,7 +159,7 @@ def test_an_interrupted_drawing_goes_on_behind_its_last_whole_chunk(monkeypatch,
             return run.sample(1, settings.model)
 
     monkeypatch.setattr(stages, "draw", draw_some)
-    with pytest.raises(Interrupted):
+    with pytest.raises(InterruptedError):
         sample("torn")
     file = tmp_path / "torn" / "iteration-1" / "samples.jsonl"
     part = file.with_name("samples.jsonl.part-0")
@@ -178,15 +174,8 @@ def test_an_interrupted_drawing_goes_on_behind_its_last_whole_chunk(monkeypatch,
     assert samples == sample("at once")
     assert file.read_bytes() == (tmp_path / "at once" / "iteration-1" / "samples.jsonl").read_bytes()
     assert {path.name for path in file.parent.iterdir()} == {"samples.jsonl", "SHA256SUMS"}
-
-
-def test_samples_carry_their_grades(lm):
-    task = gsm8k.gsm8k_task(gsm8k.Settings(problems=3))
-    samples = draw_samples(
-        task, task.train, 4, transformers_engine(lm, 40_000), SamplingParameters(max_new_tokens=60), 0
-    )
-    assert [sample.problem_id for sample in samples] == [f"train-{i}" for i in (1, 2, 3) for _ in range(4)]
     for i, sample in enumerate(samples):
-        assert sample.outcome == gsm8k.grade(sample.completion, task.train[i // 4].gold)
+        assert sample.problem_id == task.train[i // 3].id
+        assert sample.outcome == gsm8k.grade(sample.completion, task.train[i // 3].gold)
         assert sample.reward == (1 if sample.outcome == "correct" else -1)
     assert len({sample.outcome for sample in samples}) > 1

@@ -32,4 +32,4 @@ def main(name: str, arguments: list[str]) -> list[str]:
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1] not in NAMES:
         sys.exit(f"python -m benchmarks NAME [options]: NAME is one of {', '.join(NAMES)}")
-    sys.exit("\n".join(main(sys.argv[1], sys.argv[2:])))
+    sys.exit("\n".join(main(sys.argv[1], sys.argv[2:])) or None)

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from killing import lines
 
 import train_gsm8k as gsm8k
 from pipeline.models.language_model import load_model
@@ -23,10 +24,6 @@ SMALL = (
     " --test-problems 8 --test-samples 6 --k 4"
 ).split()
 TOLD = "train_gsm8k: stopped; what is done is kept, and the same command goes on"
-
-
-def lines(file):
-    return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
 def rows(file):
@@ -114,6 +111,9 @@ def test_killed_while_it_samples_and_trains_it_ends_with_the_same_bits(undisturb
 @pytest.mark.slow
 def test_both_ranks_samples_are_there_and_each_model_draws_its_own(undisturbed):
     folder, _ = undisturbed
+    assert json.loads((folder / "results.json").read_text())["device"] == "cpu, a rehearsal"
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["ranks"], config["compute"], config["optimizer"]) == (2, "bfloat16", "adafactor")
     questions = [row["question"] for row in rows(Path(gsm8k.Settings().data) / "train.jsonl")[:PROBLEMS]]
     prompts = [f"Q: {question}\nA:" for question in questions for _ in range(CANDIDATES)]
     models = [gsm8k.Settings().model, folder / "iteration-1" / "model", folder / "iteration-2" / "model"]
@@ -124,6 +124,7 @@ def test_both_ranks_samples_are_there_and_each_model_draws_its_own(undisturbed):
         assert len({str(sample["token_ids"]) for sample in samples}) > len(samples) / 4
         metrics = rows(here / "metrics.jsonl")
         assert [step["step"] for step in metrics] == list(range(1, STEPS + 1))
+        assert abs(metrics[0]["log_ratio_neg_q50"]) < 0.02  # pi = mu, to bfloat16
         assert len(rows(here / f"test-{STEPS}.jsonl")) == 8 * 6
         drawn = {"test-0": models[0]} if number == 1 else {}
         drawn |= {"samples": models[number - 1], f"test-{STEPS}": models[number]}
@@ -143,14 +144,3 @@ def mean_error(samples, path):
         logps = known.gather(1, ids[0, len(prompt) :, None])[:, 0]
         errors.append((logps - torch.tensor(sample["token_logmu_engine"])).abs().mean())
     return torch.stack(errors).mean().item()
-
-
-@pytest.mark.slow
-def test_it_says_that_it_was_a_rehearsal_of_the_papers_settings(undisturbed):
-    folder, _ = undisturbed
-    assert json.loads((folder / "results.json").read_text())["device"] == "cpu, a rehearsal"
-    config = json.loads((folder / "config.json").read_text())
-    assert (config["ranks"], config["compute"], config["optimizer"]) == (2, "bfloat16", "adafactor")
-    for number in (1, 2):
-        first = rows(folder / f"iteration-{number}" / "metrics.jsonl")[0]
-        assert abs(first["log_ratio_neg_q50"]) < 0.02  # pi = mu, to bfloat16

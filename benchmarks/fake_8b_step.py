@@ -36,8 +36,8 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flo
 
 import topr
 from benchmarks import measuring
-from pipeline.dataset import epoch_steps
-from pipeline.models.language_model import SharedRows, collate, make_optimizer, shard, token_logprobs
+from pipeline.dataset import epoch_steps, lay_out
+from pipeline.models.language_model import SharedRows, make_optimizer, shard, token_logprobs
 from pipeline.records import Example
 from pipeline.report import Table
 
@@ -243,11 +243,12 @@ def _counted(
     lengths = [setup.completion - i % 2 for i in range(setup.batch)]
     examples = [Example([0] * setup.prompt, [0] * length, -1.0, 1.0) for length in lengths]
     rows = [examples[i : i + row] for i in range(0, len(examples), row)]
-    step = epoch_steps(rows, setup.batch, setup.micro_batch, 0, setup.processes)[0]
-    batches = [collate(rows, "cpu", shares) for rows, shares, _ in step.micro_batches]
+    [step] = lay_out(epoch_steps(rows, setup.batch, setup.micro_batch, 0, setup.processes), "cpu")
     with fake_tensor.FakeTensorMode() as fake:
         known = partial(fake.fake_tensor_converter.from_real_tensor, fake, make_constant=True)
-        batches = [type(batch)(*(known(x) if isinstance(x, Tensor) else x for x in batch)) for batch in batches]
+        batches = [
+            SharedRows(*(known(x) if isinstance(x, Tensor) else x for x in batch)) for batch in step.micro_batches
+        ]
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         with fake_tensor.unset_fake_temporarily():  # the mesh of processes needs values
             sharded(model, setup.compute, setup.gradient_checkpointing, setup.reshard)

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 import topr
 import train_gsm8k as gsm8k
+from pipeline.dataset import epoch_steps
 from pipeline.methods import dpo_loss, ppo_loss
 from pipeline.models.language_model import META, load_model
 from pipeline.records import Example, InputError, Sample, read_rows, to_lines
@@ -239,6 +240,37 @@ def test_a_model_s_files_are_hashed_once(finished, tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.stages.check_folder", hashed.append)
     experiment(tmp_path, samples=str(finished / SAMPLES), test_data=SMALL.data)
     assert hashed == [tmp_path / "iteration-1/model-2", tmp_path / MODEL]  # the base model has no checksums
+
+
+def test_what_does_not_fit_a_gpu_is_told_with_the_settings_to_change(finished, tmp_path):
+    def full(model, batch):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nSee the manual.")
+
+    settings = replace(SMALL, out=tmp_path / "run", samples=str(finished / SAMPLES), evaluation=False)
+    with pytest.raises(InputError, match=r"step 1: .*allocate 2 GiB\.; give --gradient-checkpointing, --reshard"):
+        gsm8k.experiment(settings, gsm8k.gsm8k_task(settings), (topr.topr_loss, full))
+    assert not (tmp_path / "run" / MODEL).exists()
+
+
+def test_the_step_that_is_tried_for_its_memory_is_the_longest(finished, tmp_path):
+    seen = []
+
+    def logprobs(model, batch):
+        seen.append(batch)
+        return model.lm_head.weight[0, : len(batch.reward)]  # whatever can be learnt from
+
+    settings = replace(SMALL, out=tmp_path / "run", samples=str(finished / SAMPLES), evaluation=False)
+    with open_run(settings, gsm8k.gsm8k_task(settings), (topr.topr_loss, logprobs)) as run:
+        rows = run.compose(1, run.sample(1, run.start.model), run.start.model)
+        run._try_longest(load_model(SMALL.model), epoch_steps(rows, settings.batch, settings.micro_batch))
+    examples = [example for row in rows for example in row]
+    steps = [examples[i : i + settings.batch] for i in range(0, len(examples), settings.batch)]
+    sizes = [
+        len(step) * (max(len(e.prompt_ids) for e in step) + max(len(e.completion_ids) for e in step)) for step in steps
+    ]
+    [batch] = seen
+    assert batch.prompt_ids.shape[1] + batch.completion_ids.shape[1] == max(sizes) / settings.batch
+    assert len(set(sizes)) > 1
 
 
 # ---- bad input: one clear line, nothing written ------------------------------------------------------------------

@@ -242,6 +242,15 @@ def test_a_model_s_files_are_hashed_once(finished, tmp_path, monkeypatch):
     assert hashed == [tmp_path / "iteration-1/model-2", tmp_path / MODEL]  # the base model has no checksums
 
 
+def test_the_gradient_is_clipped_to_the_norm_that_is_set(finished, tmp_path):
+    """A step of plain gradient descent at rate 1 is then no longer than that."""
+    here = on_samples(tmp_path / "run", finished / SAMPLES, optimizer="sgd", lr=1.0, max_norm=1e-3)
+    metrics, weights = json_lines(here / METRICS), load_file(here / MODEL / "model.safetensors")
+    moved = [weights[name] - old for name, old in load_file(Path(SMALL.model) / "model.safetensors").items()]
+    assert min(step["grad_norm"] for step in metrics) > 1e-3
+    assert 0 < torch.cat([change.flatten() for change in moved]).norm() <= 1.01e-3 * len(metrics)
+
+
 def test_what_does_not_fit_a_gpu_is_told_with_the_settings_to_change(finished, tmp_path):
     def full(model, batch):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nSee the manual.")

@@ -89,9 +89,10 @@ def by_family(table: Map, arm: str) -> list[tuple[float, float]]:
     found = []
     for place, family in product(("hard", "centre", "middle", "easy"), sorted(family.name for family in FAMILIES)):
         gain = table.of(place, arm, what=f"families.{family}")
-        if gain:
-            shares, both = table.each((place, arm), f"positive by family.{family}"), table.each((place, "sft"), "steps")
-            found.append((float(np.mean([share for seed, share in shares.items() if seed in both])), gain.mean))
+        both, of_seeds = table.each((place, "sft"), "steps"), table.each((place, arm), f"positive by family.{family}")
+        shares = [share for seed, share in of_seeds.items() if seed in both]
+        if gain and shares:  # of few problems, none of those to train on may be of this family
+            found.append((float(np.mean(shares)), gain.mean))
     return found
 
 

@@ -121,7 +121,7 @@ class Run:
     token_logprobs: Callable[..., Tensor]  # (model, batch) -> (B, C), to score with
     tell: Tell | None = None  # the tracker, if there is one
     tests: dict[int, list[tuple[int, Path]]] = field(default_factory=dict)  # see results.Tests
-    held_key: tuple[str, str] | None = None  # "engine" or "learner", and its model's folder or hub name
+    held_key: tuple[str, ...] | None = None  # "engine" or "learner", and folders or hub names of its models
     held: Any = None
     holding: ExitStack = field(default_factory=ExitStack)
     checked: set[str] = field(default_factory=set)  # the models that are not damaged
@@ -269,6 +269,7 @@ class Run:
         """The steps that are not `done`: their metrics are logged, checkpoints and the models of `points` saved."""
         settings, here = self.settings, self.folder / f"iteration-{iteration}"
         log, stops = here / "metrics.jsonl", {point.step: Path(point.model) for point in points}
+        before = steps_before(self.folder, iteration) if self.tell is not None else 0
         on_rank_zero(lambda: keep_lines(log, done) if done else log.unlink(missing_ok=True))
         is_there = on_rank_zero(stops[len(steps)].exists)  # a later iteration may have begun with this model
         laid_out = dataset.lay_out(steps[done:])
@@ -295,7 +296,7 @@ class Run:
                     metrics |= step_metrics(log_ratio, reward, weight)
                     append_json(log, metrics)
                     if self.tell is not None:
-                        self.tell({"train": metrics}, steps_before(self.folder, iteration) + step)
+                        self.tell({"train": metrics}, before + step)
                 if step in stops and step < len(steps):
                     save_model(lm, stops[step])
                 if step < len(steps) and (any(asked) or step % settings.save_every == 0):
@@ -324,10 +325,10 @@ class Run:
 
     # ---- what is held open --------------------------------------------------------------------------------------
 
-    def _hold(self, key: tuple[str, str], open_it: Callable[[], AbstractContextManager] | None = None) -> Any:
-        """What is held for `key`, an engine or a learner of a model, opened by `open_it` if it was not.
+    def _hold(self, key: tuple[str, ...], open_it: Callable[[], AbstractContextManager] | None = None) -> Any:
+        """What is held for `key`, an engine or a learner of models, opened by `open_it` if it was not.
 
-        What was held for another key is closed first, and the model checked: InputError if one of ours is damaged. All
+        What was held for another key is closed first, and the models checked: InputError if one of ours is damaged. All
         ranks do this together, since one of them may need the others' GPUs; a call without `open_it` does no more.
         """
 
@@ -338,11 +339,12 @@ class Run:
                 torch.cuda.empty_cache()
 
         if self.held_key != key:
-            self.held_key, self.held, model = key, None, Path(key[1])
+            self.held_key, self.held = key, None
             on_all_ranks(let_go)
-            if (model / SUMS).exists() and key[1] not in self.checked:
-                on_rank_zero(lambda: check_folder(model))
-                self.checked.add(key[1])
+            for model in key[1:]:
+                if (Path(model) / SUMS).exists() and model not in self.checked:
+                    on_rank_zero(partial(check_folder, Path(model)))
+                    self.checked.add(model)
         if self.held is None and open_it is not None:
             self.held = self.holding.enter_context(open_it())
         return self.held
@@ -353,6 +355,8 @@ class Run:
         A checkpoint is a whole model or, of a model with adapters, these alone.
         """
         settings, key = self.settings, ("learner", checkpoint or model)
+        if settings.lora and checkpoint:
+            key = (*key, model)  # the adapters' own, and what they are put on
 
         def load() -> nullcontext:
             if not (dist.is_initialized() or settings.gradient_checkpointing or settings.lora):

@@ -1,13 +1,11 @@
 """Write docs/index.html, "TOPR, explained": one page that needs no server, from docs/page/ and the files in results/.
 
-    python docs/make_page.py            # write it
-    python docs/make_page.py --check    # exit status 1 if it is out of date; nothing is written
+    python docs/make_page.py
 
 In docs/page/template.html, {{name}} stands for a file of that folder, for the data, or for a number of `numbers`.
 What results/page.json holds is made by docs/make_page_data.py.
 """
 
-import argparse
 import json
 import re
 import sys
@@ -15,23 +13,17 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from docs.make_tables import interval, last, load  # noqa: E402
+
 PAGE = ROOT / "docs" / "index.html"
 SOURCES = ROOT / "docs" / "page"
 DASHES = {"-": (), "--": (3.7, 1.6), ":": (1, 1.65), "-.": (6.4, 1.6, 1, 1.6)}  # matplotlib's, in widths of the line
 
 
-def load(name: str) -> dict[str, Any]:
-    """A file of results/.
-
-    >>> load("fig5")["figure"]
-    'fig5'
-    """
-    return json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
-
-
 def data() -> dict[str, Any]:
     """What the page's script reads: results, and the colours and dashes that all pictures have."""
-    from docs.make_tables import last
     from paper.panels import VARIANTS_DRAWN
     from pipeline.plots import STYLES
 
@@ -60,7 +52,6 @@ def numbers() -> dict[str, str]:
     """The numbers in the page's text, under the names that the template has for them."""
     import torch
 
-    from docs.make_tables import interval
     from topr import PRESETS, importance_weight
 
     page, laptop, fig5, variants = (load(name) for name in ("page", "laptop", "fig5", "variants"))
@@ -116,46 +107,6 @@ def scientific(value: float) -> str:
     return f"{factor} × 10<sup>−{-int(exponent)}</sup>"
 
 
-def check_claims() -> None:
-    """The sentences of the template that numbers could contradict; SystemExit names the one that no longer holds."""
-    page, fig5, variants = load("page"), of_shares(), load("variants")["data"]
-    topr, reinforce = (page["curves"][method]["correct"] for method in ("topr", "reinforce"))
-    _, wrong = page["completions"]
-    ends = {method: values[-1] for method, values in wrong["log_ratio"].items()}
-    fallen = {
-        method: [token for token, x in zip(wrong["tokens"], end, strict=True) if x < -0.5]
-        for method, end in ends.items()
-    }
-    accuracy = {name: curve["mean"] for name, curve in fig5["accuracy"].items()}
-    curves = {rate: {name: of["correct"]["mean"] for name, of in found.items()} for rate, found in variants.items()}
-    laptop = load("laptop")["iterations"][0]["after"]["correct"]
-    claims = {
-        "part 1: results/page.json and results/laptop.json are of the same run": abs(topr[-1] - laptop) < 1e-5,
-        "part 1: TOPR ends higher than it starts": topr[-1] > topr[0],
-        "part 1: REINFORCE first rises": max(reinforce) > reinforce[0],
-        "part 1: REINFORCE ends lower than it starts": reinforce[-1] < reinforce[0],
-        "part 5: the best share is above the paper's 10 to 20 %": all(
-            fig5["p_tilde"][means.index(max(means))] > 0.2 for means in accuracy.values()
-        ),
-        "part 5: a very low share hurts": all(means[0] < max(means) - 0.05 for means in accuracy.values()),
-        "part 6: TOPR lowers few tokens of the wrong completion": 0 < len(fallen["topr"]) < len(ends["topr"]) / 3,
-        "part 6: and these are a sign and a digit": [t.strip().isdigit() for t in fallen["topr"]] == [False, True],
-        "part 6: REINFORCE lowers most of them": len(fallen["reinforce"]) > len(ends["reinforce"]) / 2,
-        "part 7: every variant is worse than the paper's weight, at its own learning rate too": all(
-            curve[-1] < found["topr"][-1]
-            for found in curves.values()
-            for name, curve in found.items()
-            if name != "topr"
-        ),
-        "part 7: with a learning rate of its own none breaks": all(
-            curve[-1] == max(curve) for curve in curves["own rate"].values()
-        ),
-    }
-    wrong_claims = [text for text, holds in claims.items() if not holds]
-    if wrong_claims:
-        sys.exit(f"make_page: results no longer say so; change docs/page/template.html: {'; '.join(wrong_claims)}")
-
-
 def made() -> str:
     """The page.
 
@@ -172,18 +123,10 @@ def made() -> str:
 
 
 def main() -> None:
-    """The command line: write the page, or say that it is out of date."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if the page is out of date")
-    is_check = parser.parse_args().check
-    sys.path.insert(0, str(ROOT))
-    check_claims()
+    """The command: write the page."""
     page = made()
-    if not is_check:
-        PAGE.write_text(page, encoding="utf-8")
-        print(f"{PAGE.relative_to(ROOT)}: {len(page.encode()):,} bytes")
-    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != page:
-        sys.exit("make_page: docs/index.html: out of date; run python docs/make_page.py")
+    PAGE.write_text(page, encoding="utf-8")
+    print(f"{PAGE.relative_to(ROOT)}: {len(page.encode()):,} bytes")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,16 @@
 """Place the tables of results in the Markdown pages, and draw two pictures, from the files in results/.
 
-    python docs/make_tables.py            # write them
-    python docs/make_tables.py --check    # exit status 1 if a page is out of date; nothing is written
+    python docs/make_tables.py
 
 A table stands between the lines `<!-- table:FILE.TABLE -->` and `<!-- end -->`: results/FILE.json has it, under
 `tables`. `FILE.made` says how FILE was made. Tables of several files, or of other things, are `<!-- table:NAME ARGUMENT
 -->`; NAME is one of TABLES.
 """
 
-import argparse
 import ast
 import dataclasses
 import json
 import re
-import statistics
 import sys
 from functools import cache
 from itertools import pairwise
@@ -132,17 +129,15 @@ def differences(name: str) -> Table:
 
 def collapse() -> list:
     """The panels of the README's picture: TOPR and naive REINFORCE along the epoch of the default run, seed 0."""
-    from pipeline.plots import Line, Panel
+    from pipeline.plots import Panel, lines
 
-    runs, panels = load("methods"), []
-    commands = {"topr": "python train_gsm8k.py", "reinforce": "python train_gsm8k.py --method reinforce"}
+    commands = {"TOPR": "python train_gsm8k.py", "naive REINFORCE": "python train_gsm8k.py --method reinforce"}
+    curves = {label: load("methods")[made]["iterations"][0]["curve"] for label, made in commands.items()}
+    seen, panels = [point["samples_seen"] / 1000 for point in curves["TOPR"]], []
     for outcome, title in (("correct", "Correct completions"), ("invalid", "Completions without an answer")):
-        lines = []
-        for style, label in (("topr", "TOPR"), ("reinforce", "naive REINFORCE")):
-            curve = runs[commands[style]]["iterations"][0]["curve"]
-            seen = [point["samples_seen"] / 1000 for point in curve]
-            lines.append(Line(seen, [100 * point[outcome] for point in curve], label, style))
-        panels.append(Panel(title, "samples trained on (thousands)", "% of completions", lines, {"ylim": (-3, 103)}))
+        y = {label: [100 * point[outcome] for point in curve] for label, curve in curves.items()}
+        of_both, about = lines(seen, y, "topr reinforce"), {"ylim": (-3, 103)}
+        panels.append(Panel(title, "samples trained on (thousands)", "% of completions", of_both, about))
     return panels
 
 
@@ -206,37 +201,6 @@ def bandit() -> Table:
     return Table(["claim", "source", "statement", "measured", "holds"], rows)
 
 
-SPEEDS = [  # what, file, comparison, goal: numbers as they stand in the file
-    ("training, no worked examples, against TRL", "train_step", 0, 0),
-    ("training, prompts of 600 tokens, against TRL", "train_step", 1, 0),
-    ("training, prompts of 1,100 tokens, against TRL", "train_step", 2, 0),
-    ("training, prompts of 1,100 tokens, against padded rows", "train_step", 2, 1),
-    ("memory of the output layer, against TRL", "loss_memory", 0, 0),
-    ("a step of TOPR, against cross-entropy", "overhead", 0, 0),
-    ("sampling, against plain `generate`", "sampling", 0, 3),
-    ("sampling, against vLLM on a CPU", "sampling", 0, 6),
-    ("sampling and training, against TRL", "end_to_end", 0, 0),
-    ("the default run, against two minutes", "end_to_end", 1, 0),
-]
-
-
-def speed() -> Table:
-    """Medians of both sides of each comparison; the ratio is the median of the rounds' ratios, with its range."""
-    rows = []
-    for what, name, number, of_goals in SPEEDS:
-        comparison = load(f"benchmarks/{name}")["comparisons"][number]
-        goal = comparison["goals"][of_goals]
-        ours, theirs = (comparison["values"][goal[side]] for side in ("side", "against"))
-        ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-        ratio = statistics.median(ratios)
-        is_met = ratio >= goal["bound"] if goal["is_least"] else ratio <= goal["bound"]
-        medians = [f"{statistics.median(side):,.4g}" for side in (ours, theirs)]
-        hoped = f"{'>=' if goal['is_least'] else '<='} {goal['bound']:g}: {'met' if is_met else 'missed'}"
-        ratio = f"{ratio:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        rows.append([what, comparison["unit"], *medians, ratio, hoped])
-    return Table(["", "unit", "topr", "other", "ratio (lowest to highest)", "goal"], rows)
-
-
 def benchmark(name: str) -> str:
     """What a benchmark found: how it was called, on which machine, and each comparison with what follows from it."""
     from benchmarks.measuring import tables
@@ -265,37 +229,29 @@ def stages() -> Table:
     return Table(["stage", "first run (minutes)", "`paper` (hours)", "assumed"], [*rows, ["all", *sums, ""]])
 
 
+def steps(which: str) -> Table:
+    """What a step of Llama 3 8B takes of each GPU: memory by kind where its passes take the most, and work.
+
+    which: `steps`, in other settings; `sides`, as other trainers have it.
+    """
+    counted = load("benchmarks/fake_8b_step")[which]
+    kinds, rows = next(iter(counted.values()))["passes"], []
+    for name, step in counted.items():
+        sizes = [*step["passes"].values(), step["peak"], sum(step["sent"].values())]
+        calls, of_optimiser = sum(step["collectives"].values()), step["collectives"]["all-reduce"]
+        texts = [f"{size / 1e9:.1f}" for size in sizes]
+        rows.append([name, *texts, str(calls), str(of_optimiser), f"{step['flops'] / 1e12:.1f}"])
+    return Table(["GB", *kinds, "peak", "sent", "collectives", "of the optimiser", "TFLOP"], rows)
+
+
 def cards() -> Table:
-    """What a step of the paper's batch takes of each GPU, in three ways to compute it."""
-    peaks: dict[tuple[str, int], list[str]] = {}
+    """What a step of the paper's batch takes of each GPU, in GB, in three ways to compute it."""
+    peaks: dict[tuple[str, str], list[str]] = {}
     for step in load("benchmarks/fake_8b_step")["cards"]:
-        gpu = step["setup"]["model"], step["setup"]["processes"]
+        gpu = step["setup"]["model"], str(step["setup"]["processes"])
         peaks.setdefault(gpu, []).append(f"{step['peak'] / 1e9:.1f}")
-    rows = [[model, str(gpus), *of_ways] for (model, gpus), of_ways in peaks.items()]
-    return Table(["model", "GPUs", "neither", "`--reshard`", "`--reshard --gradient-checkpointing`"], rows)
-
-
-def memory() -> Table:
-    """What a training step of Llama 3 8B takes of each GPU, by kind, where its passes take the most."""
-    steps = load("benchmarks/fake_8b_step")["steps"]
-    kinds = list(next(iter(steps.values()))["passes"])
-    rows = []
-    for name, step in steps.items():
-        sizes = [*(step["passes"][kind] for kind in kinds), step["peak"]]
-        calls, work = sum(step["collectives"].values()), step["flops"] / 1e12
-        rows.append([name, *(f"{size / 1e9:.1f}" for size in sizes), str(calls), f"{work:.0f}"])
-    return Table(["a step", *kinds, "peak", "collectives", "TFLOP"], rows)
-
-
-def sides() -> Table:
-    """A step of 8 samples on eight GPUs as this code does it, and with other trainers' settings."""
-    rows = []
-    for name, side in load("benchmarks/fake_8b_step")["sides"].items():
-        calls = str(sum(side["collectives"].values())), str(side["collectives"]["all-reduce"])
-        sizes = sum(side["sent"].values()) / 1e9, side["flops"] / 1e12, side["peak"] / 1e9
-        rows.append([name, *calls, *(f"{size:.1f}" for size in sizes)])
-    head = ["", "collectives", "of the optimiser", "GB of weights and gradients", "TFLOP", "GB at the peak"]
-    return Table(head, rows)
+    ways = "neither", "`--reshard`", "`--reshard --gradient-checkpointing`"
+    return Table(["model", "GPUs", *ways], [[*gpu, *of_ways] for gpu, of_ways in peaks.items()])
 
 
 def metrics() -> Table:
@@ -309,25 +265,18 @@ def settings(first: str) -> Table:
     """The settings from `first` to the one before the next table's first."""
     from train_gsm8k import PRESETS
 
-    fields = [field.name for field in dataclasses.fields(PRESETS["laptop"])]
-    page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
-    starts = [*re.findall(r"<!-- table:settings (\w+) -->", page), None]
-    after = starts[starts.index(first) + 1]
-    chosen = fields[fields.index(first) : fields.index(after) if after else None]
+    help_of, page = help_of_settings(), (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
+    names, firsts = list(help_of), re.findall(r"<!-- table:settings (\w+) -->", page)
+    ends = [*map(names.index, firsts[1:]), len(names)]
 
     def shown(value: object) -> str:
         text = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
         return {"": "-", "None": "-", "True": "on", "False": "off"}.get(text, text.replace(f"{ROOT}/", ""))
 
-    help_of = help_of_settings()
-    rows = [
-        [
-            f"`--{name.replace('_', '-')}`",
-            *(shown(getattr(PRESETS[p], name)) for p in ("laptop", "paper")),
-            help_of[name],
-        ]
-        for name in chosen
-    ]
+    rows = []
+    for name in names[names.index(first) : ends[firsts.index(first)]]:
+        values = [shown(getattr(PRESETS[preset], name)) for preset in ("laptop", "paper")]
+        rows.append([f"`--{name.replace('_', '-')}`", *values, help_of[name]])
     return Table(["option", "laptop", "paper", "meaning"], rows)
 
 
@@ -347,7 +296,7 @@ def help_of_settings() -> dict[str, str]:
 
 
 OF_RUNS = (laptop, iterations, methods, verifier, differences, claims, mistakes, bandit)
-OTHERS = (speed, benchmark, stages, cards, memory, sides, metrics, settings)
+OTHERS = (benchmark, stages, steps, cards, metrics, settings)
 TABLES = {function.__name__: function for function in (*OF_RUNS, *OTHERS)}
 
 
@@ -368,19 +317,14 @@ def renewed(text: str) -> str:
 
 
 def main() -> None:
-    """The command line: write the pages and two pictures, or say which page is out of date."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if a page is out of date")
-    is_check = parser.parse_args().check
-    stale = {page: new for page in PAGES if (new := renewed(old := page.read_text(encoding="utf-8"))) != old}
-    if is_check:
-        names = ", ".join(str(page.relative_to(ROOT)) for page in stale)
-        sys.exit(f"make_tables: {names}: out of date; run python docs/make_tables.py" if stale else 0)
-    for page, text in stale.items():
-        page.write_text(text, encoding="utf-8")
-        print(page.relative_to(ROOT))
+    """The command: write the pages that are out of date, and two pictures."""
     from pipeline.plots import draw, draw_curve, save_figure
 
+    for page in PAGES:
+        old = page.read_text(encoding="utf-8")
+        if (new := renewed(old)) != old:
+            page.write_text(new, encoding="utf-8")
+            print(page.relative_to(ROOT))
     save_figure(draw(collapse()), RESULTS / "collapse.png")
     save_figure(draw_curve(load("laptop")["iterations"], "TOPR, the default run"), RESULTS / "laptop.png")
 

@@ -58,9 +58,9 @@ def main() -> None:
         difference = compare(loss, options.random, options.seed) if options.random else None
         if options.out is not None:
             options.out.mkdir(parents=True, exist_ok=True)
-            adapter = report.adapter if options.adapter == "none" else options.adapter
-            content = {"loss": options.loss, "adapter": adapter, **asdict(report)}
-            content |= {"adapter": adapter, "random": options.random, "difference": difference}
+            own = {"adapter": report.adapter if options.adapter == "none" else options.adapter}
+            content = {"loss": options.loss} | own | asdict(report) | own
+            content |= {"random": options.random, "difference": difference}
             (options.out / "report.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     except (InputError, OSError) as error:
         sys.exit(f"conformance: {error}")

@@ -1,7 +1,6 @@
 """From what a framework has to what the checker takes: a loss by its name, and losses with other signatures."""
 
 import importlib
-import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +13,8 @@ from conformance.gradient import InputError, Loss, total
 def load(name: str) -> Callable[..., Tensor]:
     """The function that package.module:function names, the current folder included; InputError where there is none.
 
-    >>> load("conformance.variants:tis").__name__
-    'tis'
+    >>> load("conformance.variants:per_token").__name__
+    'per_token'
     """
     module, colon, attribute = name.partition(":")
     if not colon:
@@ -57,19 +56,6 @@ def takes_sequences(loss: Callable[..., Tensor]) -> Loss:
     return lambda logp, logmu, reward, mask: loss(total(logp, mask), total(logmu, mask), reward, mask.sum(1))
 
 
-def takes_lengths(loss: Callable[..., Tensor]) -> bool:
-    """Whether the last of its four arguments is named after the lengths of sequences or their numbers of tokens.
-
-    >>> takes_lengths(lambda logp, logmu, reward, seq_len: ...), takes_lengths(lambda logp, logmu, reward, mask: ...)
-    (True, False)
-    """
-    try:
-        names = [name.lower() for name in inspect.signature(loss).parameters]
-    except ValueError:  # a function without a signature, such as torch.add
-        return False
-    return len(names) >= 4 and ("len" in names[3] or "num" in names[3] or names[3].startswith("n_"))
-
-
 def takes_packed(loss: Callable[..., Tensor]) -> Loss:
     """For loss(logp, logmu, reward, lengths) on sequences laid end to end: logp, logmu (N,), reward, lengths (B,).
 
@@ -81,28 +67,20 @@ def takes_packed(loss: Callable[..., Tensor]) -> Loss:
     >>> identify(takes_packed(theirs)).variant
     'naive reinforce'
     """
-
-    def padded(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-        return loss(logp[mask > 0], logmu[mask > 0], reward, mask.sum(1).long())
-
-    return padded
+    return lambda logp, logmu, reward, mask: loss(logp[mask > 0], logmu[mask > 0], reward, mask.sum(1).long())
 
 
 def returns_tokens(loss: Callable[..., Tensor]) -> Loss:
     """For a loss that returns a value for each token, (B, T), and leaves the mean to its caller.
 
-    The mean is taken as in Section 4.2: over a sequence's tokens, then over sequences. If your trainer takes another
-    mean, write a function that does, and check that function: the mean is part of the loss.
+    The mean is taken as in Section 4.2: over a sequence's tokens, then over sequences. The mean is part of the loss: if
+    your trainer takes another, check a function that does.
 
     >>> from conformance import identify
     >>> identify(returns_tokens(lambda logp, logmu, reward, mask: -reward[:, None] * logp)).variant
     'naive reinforce'
     """
-
-    def scalar(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-        return (total(loss(logp, logmu, reward, mask), mask) / mask.sum(1)).mean()
-
-    return scalar
+    return lambda *inputs: (total(loss(*inputs), inputs[-1]) / inputs[-1].sum(1)).mean()
 
 
 ADAPTERS = {

@@ -11,13 +11,12 @@ from conformance.gradient import Loss, LossInputs, push
 def oracle(inputs: LossInputs) -> list[list[float]]:
     """The paper's push for each token: R [pi/mu]_a^b / length, and 0 where the mask is 0.
 
-    The bounds are 1, 1 for R >= 0 and 0, 1 for R < 0 (Eq. 7, Section 4.2). Not divided by the number of sequences.
+    Not divided by the number of sequences. In plain Python, for it must not share code with what it checks.
 
     >>> oracle(LossInputs(*torch.tensor([[[-2.0, -2.0]], [[-1.5, -1.5]]]), torch.tensor([-1.0]), torch.ones(1, 2)))
     [[-0.18393972058572117, -0.18393972058572117]]
     """
     pushes = []
-    # In plain Python, with the bounds spelled out: it must not share code with what it checks.
     for logp, logmu, reward, mask in zip(*(column.double().tolist() for column in inputs), strict=True):
         log_ratio = sum(p - m for p, m, inside in zip(logp, logmu, mask, strict=True) if inside)
         weight = 1.0 if reward >= 0 or log_ratio > 0 else math.exp(log_ratio)
@@ -50,13 +49,13 @@ def compare(loss: Loss, count: int, seed: int = 0) -> str | None:
     if not is_sum and not math.isclose(alone, 2 * of_two, rel_tol=1e-4):
         return f"differs from Eq. 7: an on-policy positive has a push of {alone:g} alone, {of_two:g} as one of two"
     draw = torch.Generator().manual_seed(seed)
-    found = [(batch, _difference(loss, batch, alone, is_sum)) for batch in (_ragged(draw, dtype) for _ in range(count))]
-    differing = [(batch, difference) for batch, difference in found if difference is not None]
+    batches = [_ragged(draw, dtype) for _ in range(count)]
+    differing = [(batch, told) for batch in batches if (told := _difference(loss, batch, alone, is_sum))]
     if not differing:
         return None
-    batch, difference = min(differing, key=lambda pair: pair[0].mask.numel())
+    batch, told = min(differing, key=lambda pair: pair[0].mask.numel())
     columns = [f"{name} {column.tolist()}" for name, column in batch._asdict().items()]
-    return "\n".join(["differs from Eq. 7 on this batch:", *columns, difference])
+    return "\n".join(["differs from Eq. 7 on this batch:", *columns, told])
 
 
 def _push_on_positives(loss: Loss, number: int, dtype: torch.dtype) -> float:

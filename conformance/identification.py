@@ -1,9 +1,6 @@
-"""Which loss is it? Hypotheses about a loss, tried on its gradient until one explains it.
+"""Which loss is it? Hypotheses about a loss, tried on its gradient until one explains it."""
 
-The gradient decides. Values only describe: the objective of Eq. 11 has another value than Algorithm 1 and the same
-gradient. A constant factor is no difference, nor is a sum over sequences instead of their mean.
-"""
-
+import inspect
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -13,13 +10,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from conformance.adapters import ADAPTERS, takes_lengths
+from conformance.adapters import ADAPTERS
 from conformance.gradient import InputError, Loss, LossInputs, push, total
+from conformance.variants import TABLE_1
 from conformance.vectors import VECTORS, VectorResult, result_of
 from topr import PRESETS, Limits, importance_weight
 
 # ---- the hypotheses: what a loss may be ---------------------------------------------------------------------------
-
 
 Padding = Literal["masked", "in the sum", "in the divisor", "in both"]
 """where padding counts in a mean over tokens: nowhere, as it should, or in its sum, its number of tokens, or both"""
@@ -96,12 +93,9 @@ def _counted(mask: Tensor, padding: Padding, where: Padding) -> Tensor:
 
 
 def _name_of_bounds(limits: Limits) -> str:
-    names = {"tis": "tis", "off_policy": "plain is", "reinforce": "naive reinforce", "sft": "sft"}
-    named = {PRESETS[preset]: name for preset, name in names.items()}
-    if limits in named:
-        return named[limits]
     positive, negative = (f"{a:.6g}..{b:.6g}" for a, b in (limits[:2], limits[2:]))
-    return f"clip {negative}" if positive == "1..1" else f"clip {positive} on positives, {negative} on negatives"
+    clip = f"clip {negative}" if positive == "1..1" else f"clip {positive} on positives, {negative} on negatives"
+    return {PRESETS[row]: name for name, row in TABLE_1.items()}.get(limits, clip)
 
 
 STEPS = (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 40.0)
@@ -141,16 +135,15 @@ def probes(dtype: torch.dtype = torch.float64, is_coarse: bool = False) -> list[
     sizes = [(0.5, 1.0, 2.0, 0.0)[i // 2 % 4] * (-1) ** i for i in range(many)]
     reward = torch.tensor([1.0, *(sign for _, sign, _ in singles), *sizes], dtype=torch.float64)
     reward[-1] -= reward.sum()  # the mean is 0 now
-    first = LossInputs(logp, logmu, reward, mask)
-    step = torch.cat([zeros, uniform(-1, 0.6)])
-    batches = [
-        first,
-        first._replace(logp=logp + step * mask),
-        first._replace(mask=mask * (torch.arange(width) < 3)),
-        first._replace(reward=reward + 1.5),
-        first._replace(reward=2 * reward),
+    changes = [
+        {},
+        {"logp": logp + torch.cat([zeros, uniform(-1, 0.6)]) * mask},
+        {"mask": mask * (torch.arange(width) < 3)},
+        {"reward": reward + 1.5},
+        {"reward": 2 * reward},
     ]
-    return [LossInputs(*(column.to(dtype) for column in batch)) for batch in batches]
+    first = LossInputs(logp, logmu, reward, mask)
+    return [LossInputs(*(column.to(dtype) for column in first._replace(**change))) for change in changes]
 
 
 # ---- identification -----------------------------------------------------------------------------------------------
@@ -178,11 +171,11 @@ class Report:
 def identify(loss: Loss) -> Report:
     """Examine a loss. Raises InputError if it cannot be called, or returns no scalar with a gradient.
 
-    A hypothesis is accepted if its pushes, times one constant factor, are those of the loss on all probes, to 1e-4. Of
-    the accepted ones, that with the fewest differences is reported. The probes are the first calls of the loss, in
-    their order: otherwise a loss that keeps the weights of its first call would not be recognised. A loss that rounds
-    to bfloat16 is called again, with the coarse probes, and compared to 2%. A loss whose fourth argument is named after
-    lengths, and that cannot be called as above, is called with one number per sequence.
+    Of the hypotheses whose pushes, times one constant factor, are the loss's on all probes, to 1e-4, that with the
+    fewest differences is reported. The probes are the first calls of the loss, in their order: otherwise a loss that
+    keeps the weights of its first call would not be recognised. A loss that rounds to bfloat16 is called again, with
+    the coarse probes, and compared to 2%. A loss whose fourth argument is named after lengths, and that cannot be
+    called as above, is called with one number per sequence.
 
     >>> from conformance.variants import per_token_and_token_mean
     >>> identify(per_token_and_token_mean).variant
@@ -196,15 +189,19 @@ def identify(loss: Loss) -> Report:
         _, coarse, again = _call(loss, is_coarse=True)
         found = _accepted(again, coarse, COARSE)
     results = [result_of(vector, loss) for vector in VECTORS]
-    if found and found.frozen:
-        results = [_of_frozen(result) for result in results]
+    if found and found.frozen:  # the loss has the weights of the probes: V16 alone asks for that
+        reason = "weights are those of the first call"
+        results = [replace(r, status="fail" if r.name == "V16" else "not applicable", measured=reason) for r in results]
     differences = found.differences() + ["bfloat16"] * is_rounded if found else []
     if differences:
         note = f"ratio to the power {found.power:.4g}" if found.power != 1 else ""
         return Report(" + ".join(differences), note, results, adapter)
     failed = next((result for result in results if result.status == "fail"), None)
-    if found and not failed and _is_same_with_left_padding(loss, batches[0], pushed[0]):
-        return Report("paper", "", results, adapter)
+    if found and not failed:
+        turned = LossInputs(*(column.flip(1) if column.dim() > 1 else column for column in batches[0]))
+        on_the_left = _push_if_any(loss, turned)
+        if on_the_left is not None and torch.allclose(on_the_left.flip(1).double(), pushed[0], rtol=1e-4, atol=1e-6):
+            return Report("paper", "", results, adapter)
     if pushed[0][0, 0] < 0:
         note = "it pushes an on-policy positive down: is it an objective, to be maximised?"
     elif failed:
@@ -220,7 +217,7 @@ def identify(loss: Loss) -> Report:
 def _call(loss: Loss, is_coarse: bool = False) -> tuple[str, list[LossInputs], list[Tensor]]:
     """The adapter that the loss needs, the probes, and the pushes on them in the first precision that it takes."""
     told = []
-    for adapter in ("none", "sequences") if takes_lengths(loss) else ("none",):
+    for adapter in ("none", "sequences") if _takes_lengths(loss) else ("none",):
         for dtype in (torch.float64, torch.float32, torch.bfloat16):
             batches = probes(dtype, is_coarse)
             try:
@@ -232,36 +229,31 @@ def _call(loss: Loss, is_coarse: bool = False) -> tuple[str, list[LossInputs], l
             else:
                 return adapter, batches, pushed
     expected = "logp, logmu (B, T), reward (B,), float mask (B, T)"
-    others = [name for name, adapt in ADAPTERS.items() if _can_be_called(adapt(loss))]
+    others = [name for name, adapt in ADAPTERS.items() if _push_if_any(adapt(loss), probes()[0]) is not None]
     hint = f"--adapter {' or '.join(others)} can call it" if others else "no --adapter can call it, either"
     raise InputError(f"the loss cannot be called with {expected}; {hint}. {told[0]}")
 
 
-def _can_be_called(loss: Loss) -> bool:
+def _takes_lengths(loss: Loss) -> bool:
+    """Whether its fourth argument is named after the lengths of sequences or their numbers of tokens."""
     try:
-        return push(loss, probes()[0]) is not None
-    except Exception:  # whatever a foreign loss may raise
+        names = [name.lower() for name in inspect.signature(loss).parameters]
+    except ValueError:  # a function without a signature, such as torch.add
         return False
+    return len(names) >= 4 and ("len" in names[3] or "num" in names[3] or names[3].startswith("n_"))
 
 
-def _of_frozen(result: VectorResult) -> VectorResult:
-    """A vector's result where the loss has the weights of the probes: V16 alone asks for that."""
-    status = "fail" if result.name == "V16" else "not applicable"
-    return replace(result, status=status, measured="weights are those of the first call")
+def _push_if_any(loss: Loss, batch: LossInputs) -> Tensor | None:
+    try:
+        return push(loss, batch)
+    except Exception:  # whatever a foreign loss may raise
+        return None
 
 
 def _is_rounded(pushed: Tensor) -> bool:
     """Whether the pushes, or the weights of single tokens, have bfloat16's 8 bits only."""
     weights = (pushed / pushed[0, 0])[SINGLES, 0]
     return any(torch.allclose(x, x.bfloat16().double(), rtol=1e-6, atol=0) for x in (pushed, weights))
-
-
-def _is_same_with_left_padding(loss: Loss, batch: LossInputs, pushed: Tensor) -> bool:
-    turned = LossInputs(*(column.flip(1) if column.dim() > 1 else column for column in batch))
-    try:
-        return torch.allclose(push(loss, turned).flip(1).double(), pushed, rtol=1e-4, atol=1e-6)
-    except Exception:  # whatever a foreign loss may raise
-        return False
 
 
 def _accepted(pushed: list[Tensor], batches: list[LossInputs], rtol: float = FINE) -> Hypothesis | None:

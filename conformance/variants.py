@@ -1,17 +1,17 @@
 """What circulates under the name of TOPR: the paper's loss, and the variants of it that public code contains.
 
-Every loss takes logp, logmu (B, T), which here are per token as in the code they stand for, reward (B,) after the
-baseline, and mask (B, T), 1.0 on the completion's tokens and 0.0 elsewhere. It returns a scalar. Each loss is written
-out, so that it differs from `paper` in one or two lines. They are for comparison: to train, take `topr.topr_loss` or
-`topr.topr_loss_of_tokens`.
+Each loss is a `gradient.Loss` that is written out, so that it differs from `paper` in one or two lines; the rows of
+Table 1 are topr.py's own. They are for comparison: to train, take `topr.topr_loss` or `topr.topr_loss_of_tokens`.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from conformance.gradient import Loss, total
+from topr import PRESETS, topr_loss_of_tokens
 
 
 def paper(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
@@ -55,28 +55,6 @@ def clipped(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor
     weight = total(logp - logmu, mask).exp().clamp(0.8, 1.2)
     weight = torch.where(reward < 0, weight, 1.0).detach()
     return -(weight * reward * total(logp, mask) / mask.sum(1)).mean()
-
-
-def tis(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """Truncated importance sampling (Table 1): improbable positives lose their weight too, and are not learnt again."""
-    weight = total(logp - logmu, mask).clamp(max=0).exp().detach()
-    return -(weight * reward * total(logp, mask) / mask.sum(1)).mean()
-
-
-def plain_is(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """Off-policy REINFORCE (Table 1): unbounded weights."""
-    weight = total(logp - logmu, mask).exp().detach()
-    return -(weight * reward * total(logp, mask) / mask.sum(1)).mean()
-
-
-def naive_reinforce(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """REINFORCE on off-policy data as if it were on-policy (Table 1): it keeps lowering improbable negatives."""
-    return -(reward * total(logp, mask) / mask.sum(1)).mean()
-
-
-def sft(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """Supervised training on the positives (Table 1): negatives are not used."""
-    return -(reward.clamp(min=0) * total(logp, mask) / mask.sum(1)).mean()
 
 
 def tempered(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
@@ -133,15 +111,13 @@ def frozen_weight() -> Loss:
     return loss
 
 
+TABLE_1 = {"tis": "tis", "plain is": "off_policy", "naive reinforce": "reinforce", "sft": "sft"}  # rows, as named here
 VARIANTS: dict[str, Callable[[], Loss]] = {  # what `identify` says of it -> makes the loss, anew for each call
     "per-token": lambda: per_token,
     "per-token + token mean": lambda: per_token_and_token_mean,
     "geometric mean": lambda: geometric_mean,
     "clip 0.8..1.2": lambda: clipped,
-    "tis": lambda: tis,
-    "plain is": lambda: plain_is,
-    "naive reinforce": lambda: naive_reinforce,
-    "sft": lambda: sft,
+    **{name: lambda row=row: partial(topr_loss_of_tokens, limits=PRESETS[row]) for name, row in TABLE_1.items()},
     "tempered": lambda: tempered,
     "no stop-gradient": lambda: no_stop_gradient,
     "frozen weight": frozen_weight,

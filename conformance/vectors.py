@@ -1,9 +1,8 @@
 """The test vectors: small inputs on which TOPR and its variants differ; the paper's values by hand.
 
 A vector with cases asks for R w, the coefficient of a token's gradient, relative to that of an on-policy positive of
-the same length in the same batch. Length and constant factors cancel, so that each vector asks one thing only. Vectors
-without cases have a check of their own below. The numbers that are missing, such as V12, are not about a loss: the
-project's tests of the taper, the baseline, log mu, ranks and the interval have them.
+the same length in the same batch: length and constant factors cancel. The others have a check of their own below. The
+numbers that are missing, such as V12, are not about a loss: the project's tests of the taper and the like have them.
 """
 
 import math
@@ -15,8 +14,6 @@ import torch
 from torch import Tensor
 
 from conformance.gradient import InputError, Loss, LossInputs, push
-
-# ---- the vectors --------------------------------------------------------------------------------------------------
 
 TEXT = """\
 V1   is the ratio that of the sequence?
@@ -131,18 +128,14 @@ class Vector(NamedTuple):
     name: str
     asks: str
     text: str  # with inputs, the paper's value and what variants give, as `--list` prints it
-    cases: tuple[Case, ...]  # or none: then CHECKS has a function
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """Its inputs; none where CHECKS has a function."""
+        return CASES.get(self.name, ())
 
 
-def _read(text: str) -> Vector:
-    name, asks = text.partition("\n")[0].split(maxsplit=1)
-    return Vector(name, asks, text, CASES.get(name, ()))
-
-
-VECTORS = tuple(_read(text) for text in TEXT.split("\n\n"))
-
-
-# ---- a vector applied to a loss ------------------------------------------------------------------------------------
+VECTORS = tuple(Vector(*text.partition("\n")[0].split(maxsplit=1), text) for text in TEXT.split("\n\n"))
 
 
 @dataclass(frozen=True)
@@ -158,8 +151,7 @@ class VectorResult:
 def batch_of(cases: tuple[Case, ...]) -> LossInputs:
     """The cases as a padded float32 batch, then an on-policy positive of each length, then one to balance the rewards.
 
-    Padding has log pi = log mu = -1. The last, a single token with log pi = 0, makes the mean reward 0: a loss that
-    subtracts the mean is then not confused with other variants.
+    Padding has log pi = log mu = -1. The last makes the mean reward 0: to subtract the mean changes nothing then.
 
     >>> batch_of((Case((-0.5, -0.5), -1, -1),)).reward
     tensor([-1.,  1.])
@@ -177,7 +169,7 @@ def batch_of(cases: tuple[Case, ...]) -> LossInputs:
     return LossInputs(logp, logmu, torch.tensor([float(case.reward) for case in cases]), mask)
 
 
-def coefficients(loss: Loss, cases: tuple[Case, ...]) -> list[Tensor]:
+def _coefficients(loss: Loss, cases: tuple[Case, ...]) -> list[Tensor]:
     """R w at each token of the cases: its push over that of an on-policy positive of the same length in the batch."""
     pushed = push(loss, batch_of(cases))
     lengths = sorted({len(case.log_ratio) for case in cases})
@@ -194,7 +186,7 @@ def result_of(vector: Vector, loss: Loss) -> VectorResult:
     """
     try:
         if vector.cases:
-            found = coefficients(loss, vector.cases)
+            found = _coefficients(loss, vector.cases)
             passed = all(_near(x, case.coefficient) for x, case in zip(found, vector.cases, strict=True))
             measured = "R w = " + "; ".join(_shortly(x) for x in found)
         else:

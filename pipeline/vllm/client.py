@@ -1,6 +1,7 @@
 """Sampling with vLLM, in a process of its own that ends before training starts: no GPU memory stays behind.
 
-That process may run under another interpreter, whose environment has vLLM: what vLLM pins need not fit the trainer.
+That process may run under another interpreter: what vLLM pins need not fit the trainer. Requests go to its standard
+input and answers come from its standard output, each a line of JSON.
 """
 
 import fcntl
@@ -12,8 +13,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -47,24 +46,25 @@ def vllm_engine(model: str, lm: LanguageModel, longest: int, settings: Settings,
         options |= {"gpu_memory_utilization": GPU_MEMORY}
     else:  # vLLM 0.32 takes back a draw when a prompt is split, which a processor's random generators refuse
         options |= {"enforce_eager": True, "enable_chunked_prefill": False}
-    worker, connection = _start(options, settings, log)
+    worker = _start(options, settings, log)
 
     def answer() -> Any:
-        try:
-            return connection.recv()
-        except (EOFError, OSError):  # it may have died in the middle of an answer
+        line = worker.stdout.readline()
+        if not line.endswith("\n"):  # it may have died in the middle of an answer
             raise InputError(
                 f"vLLM ended with exit status {worker.wait()}; its messages are in {log}. What was sampled before is "
                 "kept: the same command goes on behind it"
-            ) from None
+            )
+        return json.loads(line)
 
     def engine(
         prompts: Sequence[str], n: int, sampling: SamplingParameters, seed: int
     ) -> Iterator[tuple[int, Completion]]:
         own = asdict(sampling) | {"include_stop_str_in_output": True, "stop_token_ids": sorted(lm.ends)}
         own |= {"max_tokens": own.pop("max_new_tokens"), "stop": list(sampling.stop)}
+        request = json.dumps({"prompts": lm.prompt_ids(prompts), "n": n, "sampling": own, "seed": seed})
         with suppress(BrokenPipeError):  # it has ended, as `answer` tells
-            connection.send({"prompts": lm.prompt_ids(prompts), "n": n, "sampling": own, "seed": seed})
+            print(request, file=worker.stdin, flush=True)
         for number, completions in enumerate(answer()):
             for completion in completions:
                 yield number, Completion(text=lm.text(completion["token_ids"]), **completion)
@@ -77,40 +77,36 @@ def vllm_engine(model: str, lm: LanguageModel, longest: int, settings: Settings,
     finally:
         with suppress(ProcessLookupError):
             os.killpg(worker.pid, signal.SIGKILL)  # its processes have nothing to save
-        worker.wait()
-        connection.close()
+        worker.communicate()  # waits, and closes what leads to it
         with log.open("ab") as messages:
             fcntl.flock(messages, fcntl.LOCK_EX)  # their memory is free then
 
 
-def _start(options: dict[str, Any], settings: Settings, log: Path) -> tuple[subprocess.Popen, Connection]:
-    """The worker, and the connection to it. All of its processes inherit a lock on the log until they have ended."""
+def _start(options: dict[str, Any], settings: Settings, log: Path) -> subprocess.Popen:
+    """The worker. All of its processes inherit a lock on the log until they have ended."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    ours, theirs = Pipe()
-    command = [str(settings.vllm_python or sys.executable), str(WORKER), json.dumps(options)]
-    command += [str(theirs.fileno()), str(os.getpid())]
-    with theirs, log.open("ab") as messages:
+    command = [str(settings.vllm_python or sys.executable), str(WORKER), json.dumps(options), str(os.getpid())]
+    with log.open("ab") as messages:
         fcntl.flock(messages, fcntl.LOCK_EX)
         try:
-            worker = subprocess.Popen(
+            return subprocess.Popen(
                 command,
-                stdin=subprocess.DEVNULL,
-                stdout=messages,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
                 stderr=messages,
-                pass_fds=[theirs.fileno()],
-                env=_environment(settings.engine_gpus, torch.cuda.is_available()),
+                text=True,
+                env=_environment(settings.engine_gpus),
                 start_new_session=True,  # the processes that it starts end with it
             )
         except OSError as error:
             raise InputError(f"--vllm-python {settings.vllm_python}: cannot be run: {error.strerror}") from None
-    return worker, ours
 
 
-def _environment(gpus: int, on_gpu: bool) -> dict[str, str]:
+def _environment(gpus: int) -> dict[str, str]:
     """This process's own, without torchrun's variables, which vLLM would take for its own, and the GPUs to see."""
     of_torchrun = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC", "TORCH_NCCL")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(of_torchrun)}
-    if on_gpu:
+    if torch.cuda.is_available():
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
         first = int(os.environ.get("LOCAL_RANK", 0))
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[first : first + gpus])
@@ -118,10 +114,13 @@ def _environment(gpus: int, on_gpu: bool) -> dict[str, str]:
         environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
         if gpus > 1:
             environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # "auto" wants a NUMA node for each process
-    # Engines that start together write the same names. Inductor's and Triton's caches lie below this one.
     cache = os.environ.get("VLLM_CACHE_ROOT", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "vllm"))
-    environment["VLLM_CACHE_ROOT"] = os.path.join(cache, f"engine-{rank()}")
-    # FlashInfer's sampler takes no seeds, which all our requests have; to start it, nvcc would have to be there.
-    environment["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
-    # One process where that is enough. Where vLLM needs more, they are not forked: ours has threads.
-    return environment | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+    return environment | {
+        # Engines that start together write the same names. Inductor's and Triton's caches lie below this one.
+        "VLLM_CACHE_ROOT": os.path.join(cache, f"engine-{rank()}"),
+        # FlashInfer's sampler takes no seeds, which all our requests have; to start it, nvcc would have to be there.
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        # One process where that is enough. Where vLLM needs more, they are not forked: ours has threads.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    }

@@ -20,17 +20,13 @@ import train_gsm8k as gsm8k
 from pipeline.records import InputError
 from pipeline.runtime import preflight, run_folder
 from pipeline.runtime.processes import process_group
-from tasks import math, verifier
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 PAPER, LLAMA_8B = gsm8k.PRESETS["paper"], 8_030_261_248
 
 
 @NO_GPU
-@pytest.mark.parametrize(
-    ("name", "others"),
-    [("train_gsm8k", []), ("tasks.math", []), ("tasks.verifier", ["--generator-gpus", "1"])],  # paper: 4 of 8 processes
-)
+@pytest.mark.parametrize(("name", "others"), [("train_gsm8k", []), ("tasks.verifier", ["--generator-gpus", "1"])])
 def test_presets_for_gpus_are_refused_without_one_in_a_line(name, others, tmp_path):
     """With no driver at all; one that is too old is found by the same call, torch.cuda.init."""
     command = [sys.executable, "-m", name, "paper", "--out", str(tmp_path / "run"), "--engine", "hf", *others]
@@ -51,10 +47,7 @@ def test_a_rehearsal_on_processors_says_so_in_its_results(tmp_path, monkeypatch)
         preflight.check_machine(gsm8k.PRESETS["single-gpu"])
 
 
-@pytest.mark.parametrize(
-    "settings", [gsm8k.PRESETS["single-gpu"], math.PRESETS["paper"], verifier.PRESETS["paper"]], ids=lambda s: s.preset
-)
-def test_driver_compiler_and_network_are_told_together(settings, monkeypatch):
+def test_driver_and_compiler_are_told_together(monkeypatch):
     """As on a node whose driver is too old, in torch's words for it, and whose Python lacks its headers."""
 
     def too_old():
@@ -63,16 +56,12 @@ def test_driver_compiler_and_network_are_told_together(settings, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.cuda.init", too_old)
     monkeypatch.setenv("CC", "/nowhere/cc")
-    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
-    monkeypatch.setattr("socket.gethostbyname", lambda name: "127.0.1.1")
     with pytest.raises(InputError) as refused:
-        preflight.check_machine(settings)
-    network, driver, compiler = str(refused.value).splitlines()
+        preflight.check_machine(PAPER)
+    driver, compiler = str(refused.value).splitlines()
     assert "too old (found version 12020)" in driver
     assert "driver 580 or newer" in driver
     assert "/nowhere/cc: cannot be run" in compiler
-    assert "127.0.1.1" in network
-    assert "GLOO_SOCKET_IFNAME" in network
 
 
 def test_fewer_gpus_than_processes_are_refused_by_all_processes(monkeypatch):
@@ -105,16 +94,19 @@ def test_compiler_and_headers_are_tried_as_triton_uses_them(monkeypatch, tmp_pat
 # ---- the folder and the memory -----------------------------------------------------------------------------------
 
 
-def test_disk_and_memory_are_told_together_and_nothing_is_written(monkeypatch, tmp_path):
+def test_disk_and_memory_are_told_together_and_what_a_run_has_written_counts_as_room(monkeypatch, tmp_path, run):
+    shutil.copytree(run(), tmp_path / "run")
+    (tmp_path / "run" / "results.json").unlink()
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
-    monkeypatch.setattr(preflight, "free_memory", lambda: 1000)
     monkeypatch.setattr("pipeline.stages.LARGE", 0)
-    with pytest.raises(InputError) as refused:
+    with monkeypatch.context() as patched, pytest.raises(InputError) as refused:
+        patched.setattr(preflight, "free_memory", lambda: 1000)
         experiment(tmp_path / "run")
     disk, memory = str(refused.value).splitlines()
-    assert f"{tmp_path / 'run'}: the run may take 0.0 GB, and the disk has 0.0 GB free" in disk
+    assert f"{tmp_path / 'run'}: the run may take 0.0 GB, and the disk has 0.0 GB free: make room" in disk
     assert "of the host's memory" in memory
-    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "run" / "vllm-0.log").write_bytes(bytes(10**8))
+    experiment(tmp_path / "run")
 
 
 def test_a_file_system_without_locks_is_refused(monkeypatch, tmp_path):
@@ -127,37 +119,23 @@ def test_a_file_system_without_locks_is_refused(monkeypatch, tmp_path):
     assert not (tmp_path / "run" / "config.json").exists()
 
 
-def test_what_a_run_has_written_counts_as_room_for_it(monkeypatch, tmp_path, run):
-    shutil.copytree(run(), tmp_path / "run")
-    (tmp_path / "run" / "results.json").unlink()
-    monkeypatch.setattr("pipeline.stages.LARGE", 0)
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
-    with pytest.raises(InputError, match="make room"):
-        experiment(tmp_path / "run")
-    (tmp_path / "run" / "vllm-0.log").write_bytes(bytes(10**8))
-    experiment(tmp_path / "run")
-
-
 def test_the_room_of_the_paper_s_run_is_what_its_stages_leave(monkeypatch):
     """Five models of 32 GB and a checkpoint; while the last epoch is trained, four and two checkpoints."""
     size = preflight.Size(LLAMA_8B, 7_473 * 16, 1_319 * 64, 1_100 + 512)
     samples = 30 * 1_612 * (5 * size.drawn + 6 * size.tested)
-    assert preflight.disk_needed(PAPER, size) == (4 + 2) * 4 * LLAMA_8B + samples
-    adamw = replace(PAPER, optimizer="adamw")
-    assert preflight.disk_needed(adamw, size) == (4 + 2 * 3) * 4 * LLAMA_8B + samples
+    for optimizer, weights in (("adafactor", 1), ("adamw", 3)):
+        needed = preflight.disk_needed(replace(PAPER, optimizer=optimizer), size)
+        assert needed == (4 + 2 * weights) * 4 * LLAMA_8B + samples
     assert preflight.disk_needed(replace(PAPER, iterations=0), size._replace(drawn=0, tested=0)) == 0
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")  # on a node's processors: two copies, a checkpoint, samples eight times
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert preflight.memory_needed(PAPER, size) == 3 * 4 * LLAMA_8B + 8 * 30 * 1_612 * size.drawn
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert preflight.memory_needed(PAPER, size) == 4 * LLAMA_8B + 8 * 30 * 1_612 * size.drawn
+    for has_gpu, weights in ((False, 3), (True, 1)):
+        monkeypatch.setattr("torch.cuda.is_available", lambda has_gpu=has_gpu: has_gpu)
+        assert preflight.memory_needed(PAPER, size) == weights * 4 * LLAMA_8B + 8 * 30 * 1_612 * size.drawn
 
 
 def test_memory_is_the_machine_s_or_the_container_s(tmp_path, monkeypatch):
-    monkeypatch.setattr(preflight, "MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1_024_000))
     monkeypatch.setattr(preflight, "CGROUP", tmp_path)
-    assert preflight.free_memory() is None
-    (tmp_path / "meminfo").write_text("MemTotal: 2000 kB\nMemFree: 1 kB\nMemAvailable:   1000 kB\n")
     assert preflight.free_memory() == 1_024_000
     (tmp_path / "memory.stat").write_text("anon 300000\nfile 600000\n")
     for limit, left in {"max\n": 1_024_000, "1000000\n": 700_000}.items():
@@ -179,13 +157,9 @@ class Gate(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(403)
         self.send_header("X-Error-Code", "GatedRepo")
-        self.send_header("Content-Length", "0")
         self.end_headers()
 
     do_HEAD = do_GET
-
-    def log_message(self, *_):
-        pass
 
 
 @pytest.mark.parametrize(("is_there", "told"), [(True, "`hf auth login`"), (False, "`hf download owner/licensed`")])

@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import psutil
+
 from pipeline.records import InputError
 from pipeline.runtime.processes import rank
 
@@ -17,15 +19,11 @@ if TYPE_CHECKING:
 
 DRIVER = 580  # NVIDIA's oldest for CUDA 13, which torch 2.13 is built with (docs.nvidia.com/deploy/cuda-compatibility)
 TOKEN_BYTES = 30  # of a token of prompt or completion, on the disk, and in each process; ours
-MEMORY = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")  # the limits of a container
 
 
-# ---- the machine -------------------------------------------------------------------------------------------------
-
-
 def check_machine(settings: "Settings") -> None:
-    """InputError, a line for each fault, where GPUs, compiler or network are not what the settings need.
+    """InputError, a line for each fault, where GPUs or compiler are not what the settings need.
 
     >>> from pipeline.settings import Settings
     >>> check_machine(Settings())
@@ -33,36 +31,27 @@ def check_machine(settings: "Settings") -> None:
     import torch
 
     faults = []
-    if int(os.environ.get("GROUP_WORLD_SIZE", 1)) > 1 and "GLOO_SOCKET_IFNAME" not in os.environ:
-        faults.append(_network_fault())
-    if torch.cuda.is_available() or (settings.preset != "laptop" and not on_cpu()):
-        faults.append(_gpu_fault(settings.preset))
-        if settings.engine != "hf":
-            faults.append(_compiler_fault(str(settings.vllm_python or sys.executable)))
-    if told := [fault for fault in faults if fault is not None]:
-        raise InputError("\n".join(told))
+    if not torch.cuda.is_available():
+        if settings.preset == "laptop" or on_cpu():
+            return
+        reason = "no GPU"
+        try:
+            torch.cuda.init()
+        except (AssertionError, RuntimeError) as error:
+            reason = str(error).strip().splitlines()[0]
+        faults.append(
+            f"{settings.preset}: is for GPUs, and torch {torch.__version__} can use none ({reason}). It needs NVIDIA's "
+            f"driver {DRIVER} or newer, which nvidia-smi shows"
+        )
+    if settings.engine != "hf" and (fault := _compiler_fault(str(settings.vllm_python or sys.executable))):
+        faults.append(fault)
+    if faults:
+        raise InputError("\n".join(faults))
 
 
 def on_cpu() -> bool:
     """Whether a preset for GPUs is rehearsed on processors, as TOPR_ON_CPU=1 in the environment asks for."""
     return os.environ.get("TOPR_ON_CPU") == "1"
-
-
-def _gpu_fault(preset: str) -> str | None:
-    """Why torch can use no GPU, in its own words where it has some."""
-    import torch
-
-    if torch.cuda.is_available():
-        return None
-    reason = "no GPU"
-    try:
-        torch.cuda.init()
-    except (AssertionError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
-    return (
-        f"{preset}: is for GPUs, and torch {torch.__version__} can use none ({reason}). It needs NVIDIA's driver "
-        f"{DRIVER} or newer, which nvidia-smi shows"
-    )
 
 
 def _compiler_fault(python: str) -> str | None:
@@ -85,21 +74,6 @@ def _compiler_fault(python: str) -> str | None:
     )
 
 
-def _network_fault() -> str | None:
-    """What keeps nodes from meeting: gloo listens where the host's name points to, unless it is given an interface."""
-    name = socket.gethostname()
-    try:
-        address = socket.gethostbyname(name)
-    except OSError:
-        address = "unknown"
-    if address != "unknown" and not address.startswith("127."):
-        return None
-    return (
-        f"{name}: the address of this host's name is {address}, where no other node finds it: export "
-        "GLOO_SOCKET_IFNAME with the interface that leads to them (`ip -brief address` lists them)"
-    )
-
-
 # ---- room for a run ----------------------------------------------------------------------------------------------
 
 
@@ -115,8 +89,8 @@ class Size(NamedTuple):
 def check_room(settings: "Settings", folder: Path, size: Size) -> None:
     """InputError, a line for each fault, where the folder's disk or the host's memory does not suffice.
 
-    Every rank calls it: the first looks at the disk, where what the run has written counts as room, and the first of
-    each node at its memory. Nothing is written.
+    Of all ranks the first looks at the disk, where what the run has written counts as room, the first of each node at
+    its memory.
     """
     faults = []
     if rank() == 0:
@@ -129,7 +103,7 @@ def check_room(settings: "Settings", folder: Path, size: Size) -> None:
                 "room, or choose another --out"
             )
     free, needed = free_memory(), memory_needed(settings, size)
-    if os.environ.get("LOCAL_RANK", "0") == "0" and free is not None and free < needed:
+    if os.environ.get("LOCAL_RANK", "0") == "0" and free < needed:
         faults.append(
             f"{socket.gethostname()}: the run may take {needed / 1e9:,.1f} GB of the host's memory, of which "
             f"{free / 1e9:,.1f} GB are free: end what fills it, or give the container more"
@@ -169,17 +143,14 @@ def memory_needed(settings: "Settings", size: Size) -> int:
     return weights + samples
 
 
-def free_memory() -> int | None:
-    """Bytes of memory that this machine, or the container's limit, still has to give; None where no one says.
+def free_memory() -> int:
+    """Bytes of memory that this machine, or the container's limit, still has to give.
 
-    >>> free_memory() != 0
+    >>> free_memory() > 0
     True
     """
-    told = []
-    with suppress(OSError, StopIteration):
-        lines = MEMORY.read_text().splitlines()
-        told.append(1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")))
+    free = psutil.virtual_memory().available
     with suppress(OSError, ValueError):  # "max" where there is no limit
         kept = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
-        told.append(int((CGROUP / "memory.max").read_text()) - int(kept["anon"]))  # the rest are caches
-    return min(told, default=None)
+        free = min(free, int((CGROUP / "memory.max").read_text()) - int(kept["anon"]))  # the rest are caches
+    return free

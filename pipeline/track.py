@@ -18,21 +18,21 @@ from pipeline.report import Table
 from pipeline.runtime.processes import rank
 from pipeline.settings import TrackerName
 
-Told = float | Table | Path  # a point of a curve, a table, the file of a picture
+Told = dict[str, float | Table | Path]  # points of curves, tables, files of pictures
 Tell = Callable[[Mapping[str, Any], int], None]
-Library = tuple[Callable[[dict[str, Told], int], None], Callable[[bool], None]]
+Library = tuple[Callable[[Told, int], None], Callable[[bool], None]]
 """add(values, step), and close(is_done), which writes what is not written yet when the run is done or was stopped"""
 
 
 @contextmanager
-def tracker(name: TrackerName | None, folder: Path, settings: Mapping[str, Any]) -> Iterator[Tell]:
-    """`tell(values, step)`, by which rank zero of the run in `folder` tells its tracker; nobody, where it has no name.
+def tracker(name: TrackerName, folder: Path, settings: Mapping[str, Any]) -> Iterator[Tell]:
+    """`tell(values, step)`, by which rank zero of the run in `folder` tells its tracker.
 
     Of the values it tells numbers, tables and files of pictures, those of a mapping as OUTER/INNER.
     settings: what is shown as the run's settings. InputError where the library cannot start, as without an account, and
     from `tell` where it fails later.
     """
-    if name is None or rank() > 0:
+    if rank() > 0:
         yield lambda values, step: None
         return
     with _named(name, "WANDB_MODE=offline needs no account" if name == "wandb" else "see docs/runs.md"):
@@ -58,13 +58,13 @@ def _named(name: str, advice: str) -> Iterator[None]:
         raise InputError(f"--track {name}: {reason} ({advice})") from error
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Told]:
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Told:
     """What can be told of nested mappings.
 
     >>> _flat({"test": {"correct": 0.5, "maj@4": {"mean": 0.75, "se": None}}})
     {'test/correct': 0.5, 'test/maj@4/mean': 0.75}
     """
-    found: dict[str, Told] = {}
+    found: Told = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
             found |= _flat(value, f"{prefix}{name}/")
@@ -73,10 +73,10 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Told]:
     return found
 
 
-def _kept(file: Path, new: Callable[[], str]) -> str:
+def _kept(file: Path, new: str) -> str:
     """The run's name in its tracker, which a file keeps for the case that it goes on after a stop."""
     if not file.exists():
-        write_file(file, new())
+        write_file(file, new)
     return file.read_text(encoding="utf-8")
 
 
@@ -91,7 +91,7 @@ def tensorboard(folder: Path, settings: Mapping[str, Any]) -> Library:
     writer = SummaryWriter(str(folder / "tensorboard"))
     writer.add_text("settings", f"```json\n{json.dumps(settings, indent=2, default=str)}\n```")
 
-    def add(values: dict[str, Told], step: int) -> None:
+    def add(values: Told, step: int) -> None:
         for name, value in values.items():
             if isinstance(value, Table):
                 rows = [[str(cell).replace("\n", "<br>") for cell in row] for row in value.rows]
@@ -109,7 +109,7 @@ def wandb(folder: Path, settings: Mapping[str, Any]) -> Library:
     """A run of wandb; offline, with WANDB_MODE=offline, its files are in the run's own folder."""
     import wandb
 
-    own, project = _kept(folder / "wandb.id", lambda: uuid.uuid4().hex), os.environ.get("WANDB_PROJECT", "topr")
+    own, project = _kept(folder / "wandb.id", uuid.uuid4().hex), os.environ.get("WANDB_PROJECT", "topr")
     run = wandb.init(project=project, name=folder.name, id=own, resume="allow", dir=str(folder), config=dict(settings))
     # wandb's own steps must grow; an evaluation comes after later steps.
     run.define_metric("*", step_metric="step")
@@ -123,20 +123,20 @@ def trackio(folder: Path, settings: Mapping[str, Any]) -> Library:
     """A run of trackio, whose interface is wandb's; by default in the user's own cache, with TRACKIO_DIR elsewhere."""
     import trackio
 
-    own = _kept(folder / "trackio.id", lambda: f"{folder.name}-{uuid.uuid4().hex[:8]}")
+    own = _kept(folder / "trackio.id", f"{folder.name}-{uuid.uuid4().hex[:8]}")
     run = trackio.init(project="topr", name=own, resume="allow", config=dict(settings))
     return lambda values, step: run.log(_of_wandb(trackio, values), step=step), lambda is_done: run.finish()
 
 
-def _of_wandb(library: Any, values: dict[str, Told]) -> dict[str, Any]:
+def _of_wandb(library: Any, values: Told) -> dict[str, Any]:
     """The values, with tables and pictures as the classes that wandb and trackio have for them."""
-    tables = {
-        name: library.Table(columns=list(value.head), data=[list(row) for row in value.rows])
-        for name, value in values.items()
-        if isinstance(value, Table)
-    }
-    pictures = {name: library.Image(str(value)) for name, value in values.items() if isinstance(value, Path)}
-    return values | tables | pictures
+
+    def shown(value: float | Table | Path) -> Any:
+        if isinstance(value, Table):
+            return library.Table(columns=list(value.head), data=[list(row) for row in value.rows])
+        return library.Image(str(value)) if isinstance(value, Path) else value
+
+    return {name: shown(value) for name, value in values.items()}
 
 
 def mlflow(folder: Path, settings: Mapping[str, Any]) -> Library:
@@ -145,11 +145,12 @@ def mlflow(folder: Path, settings: Mapping[str, Any]) -> Library:
 
     file = folder / "mlflow.id"
     mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "topr"))
-    run = mlflow.start_run(run_id=_kept(file, str) if file.exists() else None, run_name=folder.name)
-    _kept(file, lambda: run.info.run_id)
+    run = mlflow.start_run(run_id=file.read_text() if file.exists() else None, run_name=folder.name)
+    _kept(file, run.info.run_id)
     mlflow.log_params(dict(settings))
 
-    def add(values: dict[str, Told], step: int) -> None:
+    def add(values: Told, step: int) -> None:
+        numbers = {}
         for name, value in values.items():
             if isinstance(value, Table):
                 columns = {column: [row[i] for row in value.rows] for i, column in enumerate(value.head)}
@@ -157,9 +158,8 @@ def mlflow(folder: Path, settings: Mapping[str, Any]) -> Library:
                     mlflow.log_table(columns, f"{name}.json")
             elif isinstance(value, Path):
                 mlflow.log_artifact(str(value))
-        numbers = {
-            name.replace("@", "-at-"): value for name, value in values.items() if isinstance(value, (int, float))
-        }
+            else:
+                numbers[name.replace("@", "-at-")] = value
         mlflow.log_metrics(numbers, step=step)
 
     return add, lambda is_done: mlflow.end_run("FINISHED" if is_done else "KILLED")

@@ -99,12 +99,13 @@ def test_disk_and_memory_are_told_together_and_what_a_run_has_written_counts_as_
     (tmp_path / "run" / "results.json").unlink()
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
     monkeypatch.setattr("pipeline.stages.LARGE", 0)
-    with monkeypatch.context() as patched, pytest.raises(InputError) as refused:
-        patched.setattr(preflight, "free_memory", lambda: 1000)
+    monkeypatch.setattr(preflight, "free_memory", lambda: 1000)
+    with pytest.raises(InputError) as refused:
         experiment(tmp_path / "run")
     disk, memory = str(refused.value).splitlines()
     assert f"{tmp_path / 'run'}: the run may take 0.0 GB, and the disk has 0.0 GB free: make room" in disk
     assert "of the host's memory" in memory
+    monkeypatch.setattr(preflight, "free_memory", lambda: 10**10)
     (tmp_path / "run" / "vllm-0.log").write_bytes(bytes(10**8))
     experiment(tmp_path / "run")
 

@@ -8,10 +8,10 @@ import os
 import re
 import subprocess
 import sys
-from collections import defaultdict
 from importlib.util import find_spec
-from typing import NamedTuple, get_args
+from typing import get_args
 
+import pandas
 import pytest
 from killing import ROOT
 from runs import experiment
@@ -25,13 +25,7 @@ from pipeline.settings import TrackerName
 CHANGES = {"problems": 2, "n": 4, "test_problems": 2, "iterations": 2, "batch": 4, "save_every": 1}
 
 
-class Told(NamedTuple):
-    """What a tracker holds."""
-
-    curves: dict[str, list[tuple[int, float]]]  # steps and values
-    settings: dict
-    tables: list[str]  # as text
-    pictures: int
+# A reader returns what its tracker holds: rows of values by name with their step, settings, tables, pictures.
 
 
 def read_tensorboard(folder):
@@ -43,9 +37,9 @@ def read_tensorboard(folder):
         [make_ndarray(event.tensor_proto).item().decode() for event in events.Tensors(f"{name}/text_summary")]
         for name in ("completions", "settings")
     )
-    curves = {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    rows = [{tag: e.value, "step": e.step} for tag in events.Tags()["scalars"] for e in events.Scalars(tag)]
     settings = json.loads(settings[0].removeprefix("```json").removesuffix("```"))
-    return Told(curves, settings, texts, len(events.Images("curve")))
+    return rows, settings, texts, events.Images("curve")
 
 
 def wandb_records(file):
@@ -76,7 +70,7 @@ def read_wandb(folder):
         settings |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
         rows.append({item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item})
     tables = [file.read_text() for file in folder.glob("wandb/offline-run-*/files/media/table/*.json")]
-    return Told(curves_of(rows), settings, tables, sum("curve" in row for row in rows))
+    return rows, settings, tables, [row for row in rows if "curve" in row]
 
 
 def read_trackio(folder):
@@ -87,17 +81,7 @@ def read_trackio(folder):
     [run] = [run for run in trackio.Api().runs("topr") if run.name == name]
     rows = SQLiteStorage.get_logs("topr", name)
     tables = [json.dumps(row["completions"]) for row in rows if "completions" in row]
-    return Told(curves_of(rows), run.config, tables, sum("curve" in row for row in rows))
-
-
-def curves_of(rows):
-    """The curves in rows that have a step and values by name."""
-    curves = defaultdict(list)
-    for row in rows:
-        for name, value in row.items():
-            if "/" in name and isinstance(value, (int, float)):
-                curves[name].append((row["step"], value))
-    return curves
+    return rows, run.config, tables, [row for row in rows if "curve" in row]
 
 
 def read_mlflow(folder):
@@ -106,10 +90,13 @@ def read_mlflow(folder):
     client, name = mlflow.MlflowClient(), (folder / "mlflow.id").read_text()
     run = client.get_run(name)
     assert run.info.status == "FINISHED"
-    histories = {metric: client.get_metric_history(name, metric) for metric in run.data.metrics}
-    curves = {metric.replace("-at-", "@"): [(p.step, p.value) for p in points] for metric, points in histories.items()}
+    rows = [
+        {metric.replace("-at-", "@"): point.value, "step": point.step}
+        for metric in run.data.metrics
+        for point in client.get_metric_history(name, metric)
+    ]
     table = mlflow.artifacts.load_text(f"{run.info.artifact_uri}/completions.json")
-    return Told(curves, run.data.params, [table], sum(f.path == "curve.png" for f in client.list_artifacts(name)))
+    return rows, run.data.params, [table], [f for f in client.list_artifacts(name) if f.path == "curve.png"]
 
 
 READERS = {"tensorboard": read_tensorboard, "wandb": read_wandb, "trackio": read_trackio, "mlflow": read_mlflow}
@@ -127,26 +114,16 @@ def _at_home(monkeypatch, tmp_path):
         monkeypatch.setenv(name, str(value))
 
 
-def expected_curves(folder, results):
+def expected_points(folder, results):
     """Every number of metrics.jsonl and results.json, by name and step."""
-    curves, before = defaultdict(dict), 0
-
-    def add(entry, step):
-        for name, value in entry.items():
-            for key, number in value.items() if isinstance(value, dict) else [(None, value)]:
-                if number is not None and name != "samples_seen":
-                    curves[f"test/{name}/{key}" if key else f"test/{name}"][step] = number
-
-    add(results["before"], 0)
+    steps, evaluations = [], [results["before"]]
     for number, iteration in enumerate(results["iterations"], start=1):
-        lines = (folder / f"iteration-{number}" / "metrics.jsonl").read_text().splitlines()
-        for step, line in enumerate(map(json.loads, lines), start=before + 1):
-            for name, value in line.items():
-                curves[f"train/{name}"][step] = value
-        for step, entry in enumerate(iteration["curve"][1:], start=1):
-            add(entry, before + step)
-        before += len(lines)
-    return curves
+        steps += map(json.loads, (folder / f"iteration-{number}" / "metrics.jsonl").read_text().splitlines())
+        evaluations += iteration["curve"][1:]  # one after each step
+    told = [("train", step, entry) for step, entry in enumerate(steps, start=1)]
+    told += [("test", step, entry | {"samples_seen": None}) for step, entry in enumerate(evaluations)]
+    flat = [(kind, step, pandas.json_normalize(entry, sep="/").iloc[0].dropna()) for kind, step, entry in told]
+    return {(f"{kind}/{name}", step): value for kind, step, values in flat for name, value in values.items()}
 
 
 @pytest.mark.parametrize(
@@ -166,21 +143,19 @@ def test_a_run_that_was_stopped_is_told_whole(tmp_path, monkeypatch, name):
         with pytest.raises(OSError, match="no space left"):
             experiment(folder, track=name, **CHANGES)
     results = experiment(folder, track=name, **CHANGES)
-    told, expected = READERS[name](folder), expected_curves(folder, results)
-
-    assert set(expected) <= set(told.curves)
-    for curve, points in expected.items():
-        assert {step for step, _ in told.curves[curve]} == set(points), curve
-        for step, value in told.curves[curve]:  # some of them told again, with the same value
-            assert value == pytest.approx(points[step], rel=1e-6), (curve, step)
+    (rows, settings, tables, pictures), expected = READERS[name](folder), expected_points(folder, results)
+    told = [((curve, row["step"]), row[curve]) for row in rows for curve in row if re.match("train/|test/", curve)]
+    assert {point for point, _ in told} == set(expected)
+    for point, value in told:  # some of them told again, with the same value
+        assert value == pytest.approx(expected[point], rel=1e-6), point
     config = json.loads((folder / "config.json").read_text())
     for setting in ("method", "lr", "n", "samples"):
-        assert str(told.settings[setting]) == str(config[setting])
-    assert told.pictures == 1
+        assert str(settings[setting]) == str(config[setting])
+    assert len(pictures) == 1
     for file in ("iteration-1/test-0.jsonl", "iteration-2/test-2.jsonl"):
         for sample in read_rows(folder / file, Sample)[::6]:  # the first of each problem
             text = sample.completion.strip().splitlines()[0]
-            assert any(text in table for table in told.tables), text
+            assert any(text in table for table in tables), text
 
 
 def test_two_trackers_are_tested_everywhere():
@@ -200,12 +175,14 @@ def test_one_rank_tells(tmp_path, monkeypatch):
     assert not any(tmp_path.iterdir())
 
 
-def test_a_tracker_that_is_not_installed_is_named_before_anything_is_written(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("changes", "package"), [({"track": "wandb"}, "wandb"), ({"lora": 4}, "peft")])
+def test_what_is_not_installed_is_named_before_anything_is_written(tmp_path, monkeypatch, changes, package):
     monkeypatch.setattr("pipeline.settings.find_spec", lambda name: None)
+    [(option, value)] = changes.items()
     with pytest.raises(
-        InputError, match=r"--track wandb: needs wandb, which is not installed: .*python.* -m pip install wandb"
+        InputError, match=f"--{option} {value}: needs {package}, which is not installed: .* -m pip install {package}"
     ):
-        experiment(tmp_path / "run", track="wandb")
+        experiment(tmp_path / "run", **changes)
     assert not (tmp_path / "run").exists()
 
 
@@ -215,8 +192,7 @@ def test_nothing_is_imported_unless_asked_and_a_missing_account_is_told_before_a
     code += "gsm8k.main('train_gsm8k', '', gsm8k.gsm8k_task)"
     command = [sys.executable, "-c", code, "--track", "wandb", "--problems", "1", "--out", str(tmp_path / "run")]
     variables = {name: value for name, value in os.environ.items() if name != "WANDB_MODE"}
-    files = {"cwd": ROOT, "env": variables, "stdin": subprocess.DEVNULL}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, **files)
+    done = subprocess.run(command, cwd=ROOT, env=variables, input="", capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stdout.strip() == "[]"
     last = done.stderr.strip().splitlines()[-1]

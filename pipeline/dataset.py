@@ -18,7 +18,7 @@ from torch import Tensor
 from pipeline.compose import COMPOSITIONS, baselines_of, choose
 from pipeline.methods import METHODS
 from pipeline.models import chunked_head
-from pipeline.models.language_model import META, LanguageModel, asked_by, collate, load_model
+from pipeline.models.language_model import META, LanguageModel, collate, load_model
 from pipeline.records import Example, InputError, Sample, Task
 from pipeline.runtime.preflight import Size
 from pipeline.runtime.processes import device as own_device
@@ -59,7 +59,10 @@ def read_inputs(settings: Settings, task: Task) -> Inputs:
     meta = load_model(settings.model, META, settings)
     if settings.sliced_head:
         chunked_head.check_head(meta.model)
-    task = asked_by(meta, task) if settings.chat else task
+    if settings.chat:
+        from pipeline.models.chat import asked_by
+
+        task = asked_by(meta, task)
     tokens_at_most = check_lengths(task, meta, settings.max_new_tokens)
     lengths = tokens_at_most - settings.max_new_tokens, settings.max_new_tokens
     given, composed, held_out, digests = None, None, None, {}

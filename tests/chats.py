@@ -1,4 +1,4 @@
-"""Small chat models: the chat templates of three families, tokenizers of single bytes, and models without training."""
+"""Small chat models: the chat templates of two families, tokenizers of single bytes, and models without training."""
 
 from pathlib import Path
 
@@ -14,23 +14,16 @@ LLAMA = """{%- for message in messages -%}
 {%- endfor -%}
 {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' if add_generation_prompt else '' -}}"""
 CHATML = """{%- if messages[0]['role'] != 'system' -%}
-    {{- '<|im_start|>system\\n' + 'DEFAULT' + '<|im_end|>\\n' -}}
+    {{- '<|im_start|>system\\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\\n' -}}
 {%- endif -%}
 {%- for message in messages -%}
     {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' -}}
 {%- endfor -%}
 {{- '<|im_start|>assistant\\n' if add_generation_prompt else '' -}}"""
-QWEN_DEFAULT = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
-SMOLLM_DEFAULT = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
-TEMPLATES = {
-    "llama3": LLAMA,
-    "qwen2.5": CHATML.replace("DEFAULT", QWEN_DEFAULT),
-    "smollm2": CHATML.replace("DEFAULT", SMOLLM_DEFAULT),
-}
+TEMPLATES = {"llama3": LLAMA, "qwen2.5": CHATML}
 MARKS = {  # the first begins a text, the second ends one; neither ends a turn
     "llama3": ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
     "qwen2.5": ["<|im_start|>", "<|endoftext|>", "<|im_end|>"],
-    "smollm2": ["<|im_start|>", "<|endoftext|>", "<|im_end|>"],
 }
 
 

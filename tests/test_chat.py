@@ -1,35 +1,29 @@
-"""--chat: prompts and ends of turns as the templates of Llama 3, Qwen 2.5 and SmolLM2 write them."""
+"""--chat: prompts and ends of turns as the templates of Llama 3 and Qwen 2.5 write them."""
 
 import json
 import re
 
 import pytest
-from chats import MARKS, QWEN_DEFAULT, SMOLLM_DEFAULT, chat_tokenizer, save_chat_model
+from chats import MARKS, chat_tokenizer, save_chat_model
 from runs import SMALL, experiment
 
 import train_gsm8k as gsm8k
 from pipeline.dataset import encode
-from pipeline.models.language_model import asked_by, in_chat, load_model
+from pipeline.models.chat import asked_by, in_chat
+from pipeline.models.language_model import load_model
 from pipeline.records import Example, InputError, Sample, read_rows, to_lines
 from pipeline.sampling import SamplingParameters, check_lengths, transformers_engine
 
 SYSTEM = "Answer in one line.\nWrite “The answer is” – and the number, ½ or 7."
 QUESTION = "Q: Zoë has 3 figs\n  and eats one.\nHow many are left? 🍐\nA:"
-CHATML = "<|im_start|>system\n{}<|im_end|>\n<|im_start|>user\nHi?<|im_end|>\n<|im_start|>assistant\n"
-HI = {  # what "Hi?" is asked as
-    "llama3": "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi?<|eot_id|>"
-    "<|start_header_id|>assistant<|end_header_id|>\n\n",
-    "qwen2.5": CHATML.format(QWEN_DEFAULT),
-    "smollm2": CHATML.format(SMOLLM_DEFAULT),
-}
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    return {name: save_chat_model(tmp_path_factory.mktemp(name), name) for name in HI}
+    return {name: save_chat_model(tmp_path_factory.mktemp(name), name) for name in MARKS}
 
 
-@pytest.fixture(scope="module", params=HI)
+@pytest.fixture(scope="module", params=MARKS)
 def family(request, folders):
     """The name of a family and its model, not yet in a chat."""
     return request.param, load_model(str(folders[request.param]))
@@ -47,25 +41,12 @@ def test_a_prompt_has_the_tokens_that_the_template_gives(family, system):
     assert lm.prompt_ids([lm.chat.ask(QUESTION)]) == [expected]
 
 
-def test_a_prompt_by_hand(family):
-    name, plain = family
-    lm = in_chat(plain)
-    assert lm.chat.ask("Hi?") == HI[name]
-    [ids] = lm.prompt_ids([HI[name]])
-    assert lm.tokenizer.decode(ids) == HI[name]
-    if name == "llama3":  # whose tokenizer puts a begin of text before whatever it is given
-        assert ids.count(lm.tokenizer.bos_token_id) == 1
-        assert plain.prompt_ids([HI[name]])[0] == [lm.tokenizer.bos_token_id, *ids]
-
-
 def test_a_task_asks_in_the_template_and_its_prompts_are_measured_there(family):
     _, plain = family
     task, lm = gsm8k.gsm8k_task(SMALL), in_chat(plain, SYSTEM)
-    asked = asked_by(lm, task)
-    assert [asked.prompt(p) for p in task.train] == [lm.chat.ask(task.prompt(p)) for p in task.train]
-    assert asked_by(plain, task) is task
-    longest = max(len(lm.tokenizer(asked.prompt(p), add_special_tokens=False)[0]) for p in (*task.train, *task.test))
-    assert check_lengths(asked, lm, 24) == longest + 24
+    prompts = [lm.chat.ask(task.prompt(problem)) for problem in (*task.train, *task.test)]
+    longest = max(len(lm.tokenizer(prompt, add_special_tokens=False)[0]) for prompt in prompts)
+    assert check_lengths(asked_by(lm, task), lm, 24) == longest + 24
 
 
 # ---- ends of turns ----------------------------------------------------------------------------------------------
@@ -78,8 +59,8 @@ def test_a_completion_stops_at_the_end_of_its_turn(family):
     assert turn_end not in plain.ends
 
     def draw(lm, n, seed=0):
-        engine = transformers_engine(lm, 40_000)
-        return [c for _, c in engine([HI[name]], n, SamplingParameters(max_new_tokens=60), seed)]
+        engine, prompt = transformers_engine(lm, 40_000), in_chat(plain).chat.ask("Hi?")
+        return [c for _, c in engine([prompt], n, SamplingParameters(max_new_tokens=60), seed)]
 
     finished = [completion for completion in draw(lm, 64) if completion.finish_reason == "stop"]
     assert len(finished) > 48
@@ -94,7 +75,7 @@ def test_a_completion_stops_at_the_end_of_its_turn(family):
     assert any(c.token_ids[:-1].count(turn_end) > 1 for c in draw(plain, 64))
 
 
-def test_text_from_elsewhere_gets_the_end_of_its_turn(family):
+def test_text_from_elsewhere_gets_the_end_of_its_turn_and_needs_a_prompt_of_the_template(family):
     name, plain = family
     lm, turn_end = in_chat(plain), MARKS[name][-1]
     prompt = lm.chat.ask(QUESTION)
@@ -103,19 +84,9 @@ def test_text_from_elsewhere_gets_the_end_of_its_turn(family):
     examples = encode(given, lm, ("\nQ:",))
     found = [lm.tokenizer.decode(example.completion_ids) for example in examples]
     assert found == [f"7{turn_end}", f"7{turn_end}", "7", "7\nQ:", f"7<|im{turn_end}"]
-    messages = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": "7"}]
-    whole, row = lm.tokenizer.apply_chat_template(messages)["input_ids"], [*examples[0].prompt_ids]
-    row += examples[0].completion_ids
-    assert whole[: len(row)] == row
-    assert lm.tokenizer.decode(whole[len(row) :]).strip() == ""
-
-
-def test_a_prompt_that_no_template_has_written_is_named(family):
-    _, plain = family
-    lm = in_chat(plain)
-    given = [Sample(prompt=prompt, completion="7", reward=1.0) for prompt in (lm.chat.ask("Hi?"), "Hi?")]
+    foreign = [*given[:1], given[0].model_copy(update={"prompt": "Hi?"})]
     with pytest.raises(InputError, match=r"given.jsonl:2: field prompt: lacks tokens of the chat template"):
-        encode(given, lm, source="given.jsonl")
+        encode(foreign, lm, source="given.jsonl")
 
 
 # ---- runs -------------------------------------------------------------------------------------------------------
@@ -165,7 +136,6 @@ FAILING = {
     "{% for m in messages %}{{ m['content'] }}\n{% endfor %}": NO_END,
     "{% for m in messages if m['role'] != 'assistant' %}{{ m['content'] }}<|im_end|>{% endfor %}": NO_END,
     "{{ messages[0]['content'] + 1 }}": "fails on system and user: .*str",
-    "{% for %}": "fails on system and user: ",
     "": "--chat: the tokenizer of .* has no chat template",
 }
 

@@ -31,7 +31,7 @@ def test_the_arms_train_on_the_same_samples(tmp_path, monkeypatch):
     small = replace(real_llm.SETTINGS, problems=2, n=4, completions_per_row=2, batch=4, test_problems=2)
     monkeypatch.setattr(real_llm, "SETTINGS", small)
     monkeypatch.setattr(real_llm, "capitals", even_lengths)
-    model = save_chat_model(tmp_path / "model", "smollm2")
+    model = save_chat_model(tmp_path / "model", "qwen2.5")
     real_llm.main(real_llm.Options(model, seeds=2, workers=1, runs=tmp_path / "runs", out=tmp_path / "out"))
     content = json.loads((tmp_path / "out" / "real-llm.json").read_text())
     assert content["runs"] == 6

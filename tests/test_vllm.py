@@ -18,7 +18,8 @@ from chats import save_chat_model
 from engines import PROMPT, drawn, logps_after
 
 import train_gsm8k as gsm8k
-from pipeline.models.language_model import in_chat, load_model
+from pipeline.models.chat import in_chat
+from pipeline.models.language_model import load_model
 from pipeline.records import InputError, Sample, read_rows
 from pipeline.sampling import SamplingParameters
 from pipeline.vllm.client import vllm_engine

@@ -4,11 +4,13 @@ The template writes the special tokens, so that none are added when its text is 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from pipeline.records import InputError
+from pipeline.models.language_model import LanguageModel
+from pipeline.records import InputError, Task
 
 QUESTION, ANSWER = "a question that no template has", "an answer that no template has"
 
@@ -23,56 +25,58 @@ class Chat(NamedTuple):
 
     def ask(self, text: str) -> str:
         """The prompt that asks `text`: all that the template writes up to the answer; InputError where it fails."""
-        return _rendered(self.tokenizer, self.system, text)
+        return self.ask_messages([{"role": "user", "content": text}])
 
     def ask_messages(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The prompt that continues messages, each with role and content; they may have a system prompt of their own.
 
         InputError where the template fails.
         """
-        has_system = self.system is None or messages[0]["role"] == "system"
-        return _written(self.tokenizer, [*messages] if has_system else [_message("system", self.system), *messages])
+        return _written(self.tokenizer, self.system, messages)
 
 
-def chat_of(tokenizer: PreTrainedTokenizerBase, system: str | None = None) -> Chat:
-    """The chat of a tokenizer: how its template asks, and how its turns end.
+def in_chat(lm: LanguageModel, system: str | None = None) -> LanguageModel:
+    """A model that is asked through its tokenizer's chat template, and whose turns end as the template ends them.
 
     system: the system prompt. InputError without a template, or where the template fails, drops the system prompt or
     has no token that ends a turn.
     """
+    tokenizer = lm.tokenizer
     if not tokenizer.chat_template:
         raise InputError(
             f"--chat: the tokenizer of {tokenizer.name_or_path} has no chat template; models for chats have one, "
             "and others do without --chat"
         )
-    prompt = _rendered(tokenizer, system, QUESTION)
+    asked, answered = {"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}
+    prompt = _written(tokenizer, system, [asked])
     if system is not None and system not in prompt:
         raise InputError(f"--system: the chat template of {tokenizer.name_or_path} drops the system prompt")
-    _, found, rest = _rendered(tokenizer, system, QUESTION, ANSWER).partition(ANSWER)
+    _, found, rest = _written(tokenizer, system, [asked, answered], is_answered=True).partition(ANSWER)
     ends = _added_tokens(tokenizer, rest)
     if not found or not ends:
         raise InputError(
             f"--chat: the chat template of {tokenizer.name_or_path} has no token behind an answer that ends the turn"
         )
-    return Chat(tokenizer, system, ends[0], frozenset(_added_tokens(tokenizer, prompt)))
+    chat = Chat(tokenizer, system, ends[0], frozenset(_added_tokens(tokenizer, prompt)))
+    return lm._replace(chat=chat, ends=lm.ends | {chat.end})
 
 
-def _rendered(tokenizer: PreTrainedTokenizerBase, system: str | None, question: str, answer: str | None = None) -> str:
-    """The text of a chat, up to its answer if there is none."""
-    said = {"system": system, "user": question, "assistant": answer}
-    messages = [_message(role, text) for role, text in said.items() if text is not None]
-    return _written(tokenizer, messages, is_answered=answer is not None)
-
-
-def _message(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}
+def asked_by(lm: LanguageModel, task: Task) -> Task:
+    """The task with its prompts in the chat template of a model that is in a chat."""
+    return replace(task, prompt=lambda problem: lm.chat.ask(task.prompt(problem)))
 
 
 def _written(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, str]], is_answered: bool = False
+    tokenizer: PreTrainedTokenizerBase,
+    system: str | None,
+    messages: Sequence[Mapping[str, str]],
+    is_answered: bool = False,
 ) -> str:
+    """The text of messages behind the system prompt, unless they have one; up to their answer if there is none."""
     from jinja2 import TemplateError
 
+    if system is not None and messages[0]["role"] != "system":
+        messages = [{"role": "system", "content": system}, *messages]
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=not is_answered)
     except (TemplateError, TypeError, ValueError) as error:

@@ -15,7 +15,6 @@ every update of a bfloat16 weight would round to nothing. Forward and backward p
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -40,7 +39,7 @@ from transformers import (
 from transformers.cache_utils import Cache, DynamicLayer
 
 from pipeline.models.adafactor import Adafactor
-from pipeline.records import Example, InputError, Task, is_hub_name
+from pipeline.records import Example, InputError, is_hub_name
 from pipeline.runtime.processes import device as own_device
 from pipeline.runtime.processes import on_all_ranks, on_rank_zero, rank, ranks
 from pipeline.settings import Compute, OptimizerName
@@ -112,24 +111,11 @@ def load_model(name: str, device: torch.device | None = None, settings: "Setting
     eos = model.generation_config.eos_token_id
     ends = frozenset(eos if isinstance(eos, list) else [eos]) - {None}
     lm = LanguageModel(model.eval(), tokenizer, model.config.max_position_embeddings, ends)
-    return in_chat(lm, settings.system_prompt) if settings is not None and settings.chat else lm
+    if settings is None or not settings.chat:
+        return lm
+    from pipeline.models.chat import in_chat
 
-
-def in_chat(lm: LanguageModel, system: str | None = None) -> LanguageModel:
-    """A model that is asked through its tokenizer's chat template, and whose turns end as the template ends them.
-
-    system: the system prompt. InputError as `chat.chat_of` raises it.
-    """
-    from pipeline.models.chat import chat_of
-
-    chat = chat_of(lm.tokenizer, system)
-    return lm._replace(chat=chat, ends=lm.ends | {chat.end})
-
-
-def asked_by(lm: LanguageModel, task: Task) -> Task:
-    """The task with the prompts that the model is given: its own or, in a chat, these in the chat template."""
-    chat = lm.chat
-    return task if chat is None else replace(task, prompt=lambda problem: chat.ask(task.prompt(problem)))
+    return in_chat(lm, settings.system_prompt)
 
 
 def _reason(name: str, error: Exception) -> str:

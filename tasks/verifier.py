@@ -43,8 +43,6 @@ from train_gsm8k import experiment, gsm8k_task
 if TYPE_CHECKING:
     from pipeline.plots import Panel
 
-Split = Literal["train", "test"]
-
 # ---- the task: solutions are its problems, the truth about them its gold answers ---------------------------------
 
 QUESTION = "Verification: Is the answer correct (Yes/No)?"
@@ -77,19 +75,31 @@ def grade_verdict(text: str, truth: bool) -> Outcome:
     return "correct" if verdict == truth else "incorrect"
 
 
-def to_problems(
-    problems: Sequence[Problem], solutions: Sequence[Sample], task: Task, instruction: str
-) -> list[Problem]:
-    """Each solution as a problem: the question is the solution to check, the gold answer whether it is correct."""
-    questions = {problem.id: problem.question for problem in problems}
-    return [
-        Problem(
-            id=f"{solution.problem_id}-{number}",
-            question=f"{instruction}Q: {questions[solution.problem_id]}\nA:{task.visible(solution.completion)}\nCheck:",
-            gold=solution.outcome == "correct",
-        )
-        for number, solution in enumerate(solutions)
-    ]
+def verifier_task(settings: "VerifierSettings", task: Task, train: Sequence[Sample], test: Sequence[Sample]) -> Task:
+    """Verification as a task. A problem's question is a solution to check, its gold answer whether that is correct."""
+    knows = Path(settings.model).resolve().is_relative_to(TINY)
+    instruction = ("" if knows else INSTRUCTION) if settings.instruction is None else settings.instruction
+
+    def to_problems(problems: Sequence[Problem], solutions: Sequence[Sample]) -> list[Problem]:
+        asked = {problem.id: f"{instruction}Q: {problem.question}\nA:" for problem in problems}
+        return [
+            Problem(
+                id=f"{solution.problem_id}-{number}",
+                question=f"{asked[solution.problem_id]}{task.visible(solution.completion)}\nCheck:",
+                gold=solution.outcome == "correct",
+            )
+            for number, solution in enumerate(solutions)
+        ]
+
+    return Task(
+        name="verification",
+        train=to_problems(task.train, train),
+        test=to_problems(task.test, test),
+        parse=parse_verdict,
+        grade=grade_verdict,
+        outcomes=OUTCOMES,
+        stop=("\nQ:",) if instruction else (),  # a model that was given an instruction may write another question
+    )
 
 
 # ---- settings ----------------------------------------------------------------------------------------------------
@@ -157,7 +167,6 @@ PRESETS = MappingProxyType(
         ),
     }
 )
-RUNS = "runs/verifier-"
 
 
 def check_verifier(settings: VerifierSettings, processes: int | None = None) -> None:
@@ -180,6 +189,8 @@ def check_verifier(settings: VerifierSettings, processes: int | None = None) -> 
 
 def run(settings: VerifierSettings) -> dict:
     """Solve, verify and train; returns what results.json holds. InputError as `train_gsm8k.experiment` raises it."""
+    from pipeline.models.language_model import META, load_model
+
     check_verifier(settings)
     check_machine(settings)
     task = gsm8k_task(settings) if settings.task == "gsm8k" else math_task(settings)
@@ -189,20 +200,13 @@ def run(settings: VerifierSettings) -> dict:
         if ranks() > 1 or settings.compute != "float32":
             stack.enter_context(process_group(alone=True))  # one for all three runs
         given = on_all_ranks(lambda: given_solutions(settings, task))
-        on_all_ranks(lambda: _check_models(settings, is_drawn=len(given) < 2))
+        models = (settings.generator, settings.model) if len(given) < 2 else (settings.model,)
+        on_all_ranks(lambda: [load_model(model, META, settings) for model in models])  # before anything is written
         stack.enter_context(held_folder(settings.out, settings.record()))
         train, test = (given.get(split) or solve(settings, task, split) for split in ("train", "test"))
         own = replace(settings, out=settings.out / "verifier")
         found = experiment(own, verifier_task(settings, task, train, test))
-        return on_rank_zero(lambda: publish(settings, table2(settings, task, test, found)))
-
-
-def _check_models(settings: VerifierSettings, is_drawn: bool) -> None:
-    """InputError if a model cannot be loaded, before anything is written: the generator only if it draws solutions."""
-    from pipeline.models.language_model import META, load_model
-
-    for model in (settings.generator, settings.model) if is_drawn else (settings.model,):
-        load_model(model, META, settings)
+        return on_rank_zero(lambda: publish_table2(settings, task, test, found))
 
 
 class Solution(BaseModel, extra="forbid", strict=True):
@@ -210,11 +214,11 @@ class Solution(BaseModel, extra="forbid", strict=True):
 
     problem_id: str | None = None
     question: str | None = None
-    split: Split | None = None
+    split: Literal["train", "test"] | None = None
     completion: str
 
 
-def given_solutions(settings: VerifierSettings, task: Task) -> dict[Split, list[Sample]]:
+def given_solutions(settings: VerifierSettings, task: Task) -> dict[str, list[Sample]]:
     """The solutions of --solutions for each split that it has, graded, in the order of the problems.
 
     InputError names a line whose problem is none of the run's, and a test problem without its --test-solutions: all of
@@ -222,25 +226,23 @@ def given_solutions(settings: VerifierSettings, task: Task) -> dict[Split, list[
     """
     if settings.solutions is None:
         return {}
-    splits: dict[Split, Sequence[Problem]] = {"train": task.train, "test": task.test}
-    by_id = {split: {problem.id: problem for problem in problems} for split, problems in splits.items()}
-    by_question = {split: {problem.question.strip(): problem for problem in of} for split, of in splits.items()}
-    solutions: dict[str, list[str]] = {problem.id: [] for problems in splits.values() for problem in problems}
-    for line, row in enumerate(read_rows(settings.solutions, Solution), start=1):
-        known, name = (by_id, row.problem_id) if row.problem_id else (by_question, (row.question or "").strip())
-        found = [known[split][name] for split in splits if row.split in (None, split) and name in known[split]]
+    file, splits = settings.solutions, {"train": task.train, "test": task.test}
+    named = {(split, problem.id): problem for split, problems in splits.items() for problem in problems}
+    asked = {(split, problem.question.strip()): problem for split, problems in splits.items() for problem in problems}
+    solutions: dict[str, list[str]] = {problem.id: [] for problem in named.values()}
+    for line, row in enumerate(read_rows(file, Solution), start=1):
+        known, name = (named, row.problem_id) if row.problem_id else (asked, (row.question or "").strip())
+        found = [known[split, name] for split in splits if row.split in (None, split) and (split, name) in known]
         if len(found) != 1:
             none = "is none of the run's problems; see --data, --problems and --test-problems"
             fault = "is in both splits; give its split" if found else none
-            raise InputError(f"{settings.solutions}:{line}: problem {name[:60]!r}: {fault}")
+            raise InputError(f"{file}:{line}: problem {name[:60]!r}: {fault}")
         solutions[found[0].id].append(row.completion)
-    counts = {problem.id: len(solutions[problem.id]) for problem in task.test}
-    for name, count in counts.items():
-        if any(counts.values()) and count != settings.test_solutions:
-            raise InputError(
-                f"{settings.solutions}: problem {name} has {count} solutions; --test-solutions "
-                f"{settings.test_solutions} must be there of each of the --test-problems"
-            )
+    voting = {problem.id: len(solutions[problem.id]) for problem in task.test}
+    for name, count in voting.items():
+        if any(voting.values()) and count != settings.test_solutions:
+            each = f"--test-solutions {settings.test_solutions} must be there of each of the --test-problems"
+            raise InputError(f"{file}: problem {name} has {count} solutions; {each}")
     given = {}
     for split, problems in splits.items():
         solved = [(problem, text) for problem in problems for text in solutions[problem.id]]
@@ -250,28 +252,13 @@ def given_solutions(settings: VerifierSettings, task: Task) -> dict[Split, list[
     return given
 
 
-def solve(settings: VerifierSettings, task: Task, split: Split) -> list[Sample]:
+def solve(settings: VerifierSettings, task: Task, split: str) -> list[Sample]:
     """The generator's graded solutions of a split, problem by problem: a run that evaluates it on that split."""
     count = settings.train_solutions if split == "train" else settings.test_solutions
     run = replace(settings, model=settings.generator, iterations=0, test_samples=count, k=1)
     run = replace(run, out=settings.out / f"solutions-{split}", engine_gpus=settings.generator_gpus)
     experiment(run, replace(task, test=getattr(task, split)))
     return read_checked(run.out / "iteration-1" / "test-0.jsonl", Sample)
-
-
-def verifier_task(settings: VerifierSettings, task: Task, train: Sequence[Sample], test: Sequence[Sample]) -> Task:
-    """Verification as a task: its problems are the generator's solutions."""
-    knows = Path(settings.model).resolve().is_relative_to(TINY)
-    instruction = ("" if knows else INSTRUCTION) if settings.instruction is None else settings.instruction
-    return Task(
-        name="verification",
-        train=to_problems(task.train, train, task, instruction),
-        test=to_problems(task.test, test, task, instruction),
-        parse=parse_verdict,
-        grade=grade_verdict,
-        outcomes=OUTCOMES,
-        stop=("\nQ:",) if instruction else (),  # a model that was given an instruction may write another question
-    )
 
 
 # ---- Table 2 -----------------------------------------------------------------------------------------------------
@@ -291,9 +278,8 @@ def verified(verifications: Sequence[Sample], answers: Answers) -> dict[str, np.
     problems, m = answers.correct.shape
     outcomes = np.array([sample.outcome for sample in verifications]).reshape(problems, -1)
     says_yes = np.array([parse_verdict(sample.completion) is True for sample in verifications])
-    scores = says_yes.reshape(problems, m, -1).mean(2)
-    shares = (outcomes == "correct").mean(1), (outcomes == "invalid").mean(1)
-    return dict(zip(COLUMNS, (*shares, votes_won(answers, scores)), strict=True))
+    won = votes_won(answers, scores=says_yes.reshape(problems, m, -1).mean(2))
+    return {ACCURACY: (outcomes == "correct").mean(1), INVALID: (outcomes == "invalid").mean(1), WEIGHTED: won}
 
 
 def votes_won(answers: Answers, scores: np.ndarray) -> np.ndarray:
@@ -304,8 +290,13 @@ def votes_won(answers: Answers, scores: np.ndarray) -> np.ndarray:
     return np.array([wins(answers, problem, range(len(of)), of) for problem, of in enumerate(scores)], dtype=float)
 
 
-def table2(settings: VerifierSettings, task: Task, solutions: Sequence[Sample], found: dict) -> dict:
-    """Table 2, and its values after each iteration. Means over problems, with standard errors over problems."""
+def publish_table2(settings: VerifierSettings, task: Task, solutions: Sequence[Sample], found: dict) -> dict:
+    """Write Table 2, and its values after each iteration: results.json, which is returned, and table2.png.
+
+    solutions: of the test problems; found: the verifier's own results. Means and standard errors are over problems.
+    """
+    from pipeline.plots import draw, save_figure
+
     folder, method = settings.out / "verifier", settings.method
     files = [folder / "iteration-1" / "test-0.jsonl"]
     for number, iteration in enumerate(found["iterations"], start=1):
@@ -324,25 +315,21 @@ def table2(settings: VerifierSettings, task: Task, solutions: Sequence[Sample], 
         f"{WEIGHTED}, base - maj@{m}": base[WEIGHTED] - plain,
     }
 
-    def estimates(row: Mapping[str, np.ndarray]) -> dict:
-        return {name: Estimate.over_samples(values).record() for name, values in row.items()}
+    def estimates(row: Mapping[str, np.ndarray]) -> dict[str, Estimate]:
+        return {name: Estimate.over_samples(values) for name, values in row.items()}
 
-    return {
-        "table2": {name: estimates(row) for name, row in rows.items()},
-        "paired differences": estimates(differences),
-        "iterations": [estimates(row) for row in (base, *trained)],
+    def records(row: Mapping[str, np.ndarray]) -> dict:
+        return {name: estimate.record() for name, estimate in estimates(row).items()}
+
+    save_figure(draw([to_panel({name: estimates(row) for name, row in rows.items()})]), settings.out / "table2.png")
+    results = {
+        "table2": {name: records(row) for name, row in rows.items()},
+        "paired differences": records(differences),
+        "iterations": [records(row) for row in (base, *trained)],
         "test": {"problems": problems, "solutions": m, "verifications": settings.test_samples},
         "trained on": [iteration["dataset"]["trained"] for iteration in found["iterations"]],
         "versions": found["versions"],
     }
-
-
-def publish(settings: VerifierSettings, results: dict) -> dict:
-    """Write results.json and table2.png; returns the results."""
-    from pipeline.plots import draw, save_figure
-
-    rows = {name: {c: Estimate.read(entry) for c, entry in row.items()} for name, row in results["table2"].items()}
-    save_figure(draw([to_panel(rows)]), settings.out / "table2.png")
     write_file(settings.out / "results.json", json.dumps(results, indent=2) + "\n")
     return results
 
@@ -358,10 +345,9 @@ def to_panel(rows: Mapping[str, Mapping[str, Estimate]]) -> "Panel":
     drawn = []
     for number, (name, row) in enumerate(rows.items()):
         x = [COLUMNS.index(column) + 0.15 * (number - 1.5) for column in row]  # side by side
-        half = [estimate.half_width for estimate in row.values()]
-        half = None if None in half else [100 * h for h in half]
-        means = [100 * estimate.mean for estimate in row.values()]
-        drawn.append(Line(x, means, name, ("p5", "p1", "p3", "topr")[number], "points", half))
+        half = None if None in (e.half_width for e in row.values()) else [100 * e.half_width for e in row.values()]
+        means, style = [100 * e.mean for e in row.values()], ("p5", "p1", "p3", "topr")[number]
+        drawn.append(Line(x, means, name, style, "points", half))
     names = [column.replace(" ", "\n") for column in COLUMNS]
     ticks = {"xticks": [0, 1, 2], "xticklabels": names, "ylim": (-3, 103), "xlim": (-0.5, 2.5)}
     return Panel("Table 2", "", "%, 95% interval", drawn, ticks)
@@ -370,26 +356,22 @@ def to_panel(rows: Mapping[str, Mapping[str, Estimate]]) -> "Panel":
 # ---- the command -------------------------------------------------------------------------------------------------
 
 
-def print_table2(results: dict) -> None:
-    """Print Table 2 and its paired differences, in percent, with +- 2 standard errors over problems."""
-    rows = [
-        [name, *(Estimate.read(row[column]).text(100) if column in row else "-" for column in COLUMNS)]
-        for name, row in results["table2"].items()
-    ]
-    Table(["verifier", *(f"{column} (%)" for column in COLUMNS)], rows).print()
-    for name, entry in results["paired differences"].items():
-        print(f"{name}: {Estimate.read(entry).text(100)} points")
-
-
 def main() -> None:
-    """The command line: settings in, Table 2 out; one line and a non-zero exit status on bad input."""
+    """The command line: settings in, Table 2 and its paired differences out, in percent, with +- 2 standard errors."""
     started = time.monotonic()
     with command("tasks.verifier"):
-        settings = read_settings(sys.argv[1:], PRESETS, __doc__, RUNS)
+        settings = read_settings(sys.argv[1:], PRESETS, __doc__, "runs/verifier-")
         results = run(settings)
-        if rank() == 0:
-            print_table2(results)
-            print(f"{settings.out}: {time.monotonic() - started:.0f} s")
+        if rank() > 0:
+            return
+        rows = [
+            [name, *(Estimate.read(row[column]).text(100) if column in row else "-" for column in COLUMNS)]
+            for name, row in results["table2"].items()
+        ]
+        Table(["verifier", *(f"{column} (%)" for column in COLUMNS)], rows).print()
+        for name, entry in results["paired differences"].items():
+            print(f"{name}: {Estimate.read(entry).text(100)} points")
+        print(f"{settings.out}: {time.monotonic() - started:.0f} s")
 
 
 if __name__ == "__main__":

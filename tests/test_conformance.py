@@ -413,10 +413,9 @@ def test_a_variant_can_be_read_at_a_glance():
 def call(monkeypatch, tmp_path):
     """The exit status of the command in a folder with a file of losses; an error message in place of it."""
     odd = "variants.paper(logp, logmu, reward * (1 + (logp.shape == (4, 7))), mask)"
-    arguments = "(logp, logmu, reward, mask): return"
-    Path(tmp_path / "my_losses.py").write_text(
-        f"from conformance import variants\ndef odd{arguments} {odd}\ndef naive{arguments} -(reward * logp * mask).sum()"
-    )
+    form = "def {}(logp, logmu, reward, mask): return {}\n"
+    own = form.format("odd", odd) + form.format("naive", "-(reward * logp * mask).sum()")
+    (tmp_path / "my_losses.py").write_text("from conformance import variants\n" + own)
     (tmp_path / "my_broken_file.py").write_text("def loss(:\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])

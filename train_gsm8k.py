@@ -228,10 +228,9 @@ def main(
             results = experiment(settings, task(settings))
             if rank() == 0:
                 if settings.evaluation:
-                    from pipeline import evaluation, held_out
+                    from pipeline.evaluation import print_table
 
-                    rows = (held_out.shown, "held-out samples") if settings.held_out else (evaluation.shown,)
-                    evaluation.print_table(results, *rows)
+                    print_table(results)
                 print(f"{settings.out}: {time.monotonic() - started:.0f} s")
 
 

@@ -16,9 +16,7 @@ What it may be told to use: a new method, composition, baseline, metric or engin
     compose.py       COMPOSITIONS, which samples an iteration trains on; BASELINES, what is subtracted from rewards
     methods.py       METHODS; the losses of PPO and DPO
     evaluation.py    METRICS: pass@k, maj@k, mean reward and the share of each outcome, with intervals
-    held_out.py      log pi of samples that are not trained on
     own_samples.py   samples from elsewhere
-    reuse.py         what another run has drawn
     models/          chunked_head.py: log-probabilities without full logits; adafactor.py: the optimiser of sharded
                      weights; chat.py: chat templates; lora.py: adapters
     vllm/            sampling with vLLM: client.py here, worker.py in a process of its own

@@ -5,10 +5,11 @@ samples -> choice -> examples (token ids) -> baseline -> rows -> log mu: train.j
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,12 +21,12 @@ from pipeline.methods import METHODS
 from pipeline.models import chunked_head
 from pipeline.models.language_model import META, LanguageModel, collate, load_model
 from pipeline.records import Example, InputError, Sample, Task
+from pipeline.runtime import processes
 from pipeline.runtime.preflight import Size
-from pipeline.runtime.processes import device as own_device
-from pipeline.runtime.processes import from_all_ranks, progress_bar, rank
-from pipeline.runtime.run_folder import refuse_others
+from pipeline.runtime.processes import from_all_ranks, progress_bar
+from pipeline.runtime.run_folder import read_checked, read_json, refuse_others
 from pipeline.sampling import SamplingParameters, check_lengths
-from pipeline.settings import OF_DRAWING, Settings
+from pipeline.settings import OF_DRAWING, OF_SCORING, Settings
 from topr import Step
 
 Row = list[Example]  # examples of one prompt, which are computed together and learnt from in the same step
@@ -72,12 +73,10 @@ def read_inputs(settings: Settings, task: Task) -> Inputs:
         lengths = longest(composed[0])
         tokens_at_most = tokens_at_most or sum(lengths)
     if settings.held_out:
-        from pipeline.held_out import rows_held_out
-
         others, digests["held_out_sha256"] = given_samples(settings, settings.held_out, meta)
         held_out = rows_held_out(settings, others, meta, task.stop)
         prompts, trained = ({sample.prompt for sample in samples} for samples in (others, given))
-        if (shared := len(prompts & trained)) and rank() == 0:
+        if (shared := len(prompts & trained)) and processes.rank() == 0:
             print(f"{settings.held_out}: {shared} of {len(prompts)} prompts are trained on too", flush=True)
     parameters = sum(weight.numel() for weight in meta.model.parameters())
     per_problem = COMPOSITIONS[settings.composition].drawn(settings)
@@ -153,6 +152,19 @@ def given_samples(settings: Settings, source: str, lm: LanguageModel) -> tuple[l
         if settings.trust_logmu and sample.token_logmu is None:
             raise InputError(f"{source}:{line}: field token_logmu: is missing, there is no log mu to trust")
     return samples, digest_of(source, samples)
+
+
+def rows_held_out(settings: Settings, samples: Sequence[Sample], lm: LanguageModel, stop: Sequence[str]) -> list[Row]:
+    """The held-out samples as token ids, a row each; InputError names the line of one that does not fit.
+
+    The baseline is counted from the held-out samples themselves. That of an effective proportion, which changes no
+    sign, is left out. log mu is NaN unless it is to be trusted.
+    """
+    examples = encode(samples, lm, stop, str(settings.held_out))
+    baselines = baselines_of(replace(settings, effective_proportion=None), samples)
+    unknown = {} if settings.trust_logmu else {"logmu": math.nan, "token_logmu": None}
+    pairs = zip(examples, baselines, strict=True)
+    return [[replace(example, reward=example.reward - c, row=i, **unknown)] for i, (example, c) in enumerate(pairs)]
 
 
 # ---- examples, baseline, rows -----------------------------------------------------------------------------------
@@ -232,6 +244,20 @@ def score(
     return [[replace(e, token_logmu=found[e.row, e.sample], logmu=logmu[e.row, e.sample]) for e in row] for row in rows]
 
 
+def known_logmu(settings: Settings, record: Mapping[str, Any], file: Path, rows: Sequence[Row]) -> list[Row]:
+    """The rows with log mu of the train.jsonl of --reuse that is the counterpart of `file`; rewards may differ.
+
+    record: what this run is. Empty where the other run has computed other batches, completions or another order.
+    """
+    source, there = settings.reuse / file.relative_to(settings.out), read_json(settings.reuse / "config.json")
+    if not source.exists() or any(there[name] != record[name] for name in OF_SCORING):
+        return []
+    known, own = read_checked(source, Example), [example for row in rows for example in row]
+    mine, theirs = ([(e.prompt_ids, e.completion_ids, e.sample, e.row) for e in some] for some in (own, known))
+    others = iter(known)
+    return [[replace(next(others), reward=e.reward) for e in row] for row in rows] if mine == theirs else []
+
+
 def engine_mismatch(samples: Sequence[Sample], rows: Sequence[Row]) -> dict[str, float] | None:
     """How far log mu as the sampling engine computed it is from the trainer's, per sequence, in nats; None if unknown.
 
@@ -292,8 +318,10 @@ class EpochStep(NamedTuple):
     sequences: int
 
 
-def epoch_steps(rows: Sequence[Row], batch: int, micro_batch: int, rank: int = 0, ranks: int = 1) -> list[EpochStep]:
-    """The optimiser steps of an epoch over `rows`, in order, as one of the ranks has them.
+def epoch_steps(
+    rows: Sequence[Row], batch: int, micro_batch: int, rank: int | None = None, ranks: int | None = None
+) -> list[EpochStep]:
+    """The optimiser steps of an epoch over `rows`, in order, as a rank has them; by default this process.
 
     batch: completions a step, over all ranks; micro_batch: completions a forward pass, which decides memory and nothing
     else. All ranks have equally many micro-batches in a step; one that has no rows left gets empty ones.
@@ -302,6 +330,7 @@ def epoch_steps(rows: Sequence[Row], batch: int, micro_batch: int, rank: int = 0
     >>> [(len(step.micro_batches), step.sequences) for step in steps]
     [(2, 2), (2, 2), (1, 1)]
     """
+    rank, ranks = processes.rank() if rank is None else rank, ranks or processes.ranks()
     per_row = max(len(row) for row in rows)
     size, micro = max(batch // per_row, 1), max(micro_batch // per_row, 1)
     steps = []
@@ -340,9 +369,7 @@ def lay_out(steps: Iterable[EpochStep], device: torch.device | str | None = None
     >>> step.micro_batches[0].reward
     tensor([1.])
     """
-    device = own_device() if device is None else device
+    device = processes.device() if device is None else device
     for step in steps:
-        batches = [
-            collate(rows, device, step.shares, is_empty=i >= step.learnt) for i, rows in enumerate(step.micro_batches)
-        ]
-        yield Step(batches, step.sequences)
+        micro = enumerate(step.micro_batches)
+        yield Step([collate(rows, device, step.shares, i >= step.learnt) for i, rows in micro], step.sequences)

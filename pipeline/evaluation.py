@@ -1,21 +1,26 @@
-"""Evaluation: pass@k, maj@k and the share of each outcome, with the paper's intervals (Section 4.2).
+"""Evaluation: pass@k, maj@k and shares of outcomes, with the paper's intervals; log pi of held-out samples.
 
 For a K: draw K of a question's N samples without replacement, average over the questions, repeat 100 times; the
-mean of the repeats is reported, and from their variance V the standard error sqrt(K V / (N - K)). Intervals are
-+- 2 standard errors. They tell how far another draw of samples would move the number, not another set of questions.
-For K = N, as in the paper's maj@16 of 16 samples on MATH, the formula is 0 / 0: the estimate has no interval.
+mean of the repeats is reported, and from their variance V the standard error sqrt(K V / (N - K)) (Section 4.2). +- 2
+standard errors tell how far another draw of samples would move the number, not another set of questions. For K = N, as
+in the paper's maj@16 of 16 samples on MATH, the formula is 0 / 0: the estimate has no interval.
 
 A new metric is an entry of METRICS: results.json, the printed table, curve.png and docs/runs.md follow from it.
+
+Held-out samples take no engine: TOPR is to make good completions more probable and bad ones less (Section 3), so that
+log pi - log mu of held-out positives should rise, and that of negatives fall.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.records import InputError, Sample, Task
+from pipeline.records import Example, InputError, Sample, Task
 from pipeline.report import Estimate, Table
 from pipeline.sampling import named
 
@@ -30,15 +35,6 @@ class Answers(NamedTuple):
 
 Score = Callable[[Answers, int, Sequence[int]], float]
 """(answers, question, samples) -> how good these samples of the question are, together"""
-
-
-def standard_error(variance: float, k: int, n: int) -> float | None:
-    """sqrt(k V / (n - k)): variance V over repeats, k samples drawn out of n (Section 4.2). None for k = n.
-
-    >>> round(standard_error(0.18, k=1, n=64), 6)
-    0.053452
-    """
-    return None if k == n else float(np.sqrt(k * variance / (n - k)))
 
 
 def estimate(score: Score, answers: Answers, k: int, seed: int, repeats: int = 100) -> Estimate:
@@ -56,8 +52,8 @@ def estimate(score: Score, answers: Answers, k: int, seed: int, repeats: int = 1
     for _ in range(repeats):
         drawn = rng.permuted(np.tile(np.arange(n), (questions, 1)), axis=1)[:, :k]
         means.append(np.mean([score(answers, question, drawn[question]) for question in range(questions)]))
-    se = standard_error(float(np.var(means, ddof=1)), k, n)
-    return Estimate(float(np.mean(means)), None if se is None else 2 * se)
+    variance = float(np.var(means, ddof=1))
+    return Estimate(float(np.mean(means)), None if k == n else 2 * float(np.sqrt(k * variance / (n - k))))
 
 
 # ---- the metrics -------------------------------------------------------------------------------------------------
@@ -180,14 +176,84 @@ def evaluate(samples: Sequence[Sample], task: Task, k: int, seed: int) -> dict[s
     )
 
 
+# ---- held-out samples --------------------------------------------------------------------------------------------
+
+MEASURED = {
+    "log_ratio": "log pi - log mu, nats",
+    "log_ratio_per_token": "log pi - log mu, nats per token",
+    "logp_per_token": "log pi, nats per token",
+}
+SIGNS = ("positive", "negative")
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A held-out sample under a model: a line of test-STEP.jsonl."""
+
+    prompt: int  # the index of its prompt among the held-out ones
+    reward: float  # after the baseline
+    length: int  # of the completion, in tokens
+    logp: float  # log pi(y|x) of this model, in nats
+    logmu: float  # log mu(y|x): of the model that training begins with, or of the samples with --trust-logmu
+
+
+def to_scored(
+    examples: Sequence[Example], found: Sequence[Example], before: Sequence[Scored] | None = None
+) -> list[Scored]:
+    """Held-out examples with log pi, which `found`, the same ones scored by a model, has as logmu.
+
+    Where log mu is unknown it is that of `before`, the samples under the model that training begins with, or, without
+    it, this model's.
+    """
+    prompts: dict[tuple[int, ...], int] = {}
+    scored = []
+    for example, own, known in zip(examples, found, before or found, strict=True):
+        logmu = known.logmu if math.isnan(example.logmu) else example.logmu
+        prompt = prompts.setdefault(tuple(example.prompt_ids), len(prompts))
+        scored.append(Scored(prompt, example.reward, len(example.completion_ids), own.logmu, logmu))
+    return scored
+
+
+def evaluate_held_out(scored: Sequence[Scored]) -> dict[str, Any]:
+    """An entry of results.json: for each sign the number of samples and, of MEASURED, means with standard errors.
+
+    These are over the samples, as if they were independent: how far other held-out samples would move the number.
+    ranked is the share of pairs, a positive and a negative of a prompt, in which the positive has the higher log pi per
+    token, as the mean over prompts; None without such a pair.
+
+    >>> scored = [Scored(0, 1.0, 2, logp=-1.0, logmu=-2.0), Scored(0, -1.0, 4, logp=-9.0, logmu=-5.0)]
+    >>> found = evaluate_held_out(scored)
+    >>> found["positive"]["log_ratio_per_token"], found["negative"]["log_ratio"]["mean"], found["ranked"]["mean"]
+    ({'mean': 0.5, 'se': None}, -4.0, 1.0)
+    """
+    prompt, reward, length, logp, logmu = np.array([astuple(one) for one in scored]).T
+    measured = dict(zip(MEASURED, (logp - logmu, (logp - logmu) / length, logp / length), strict=True))
+    signs = dict(zip(SIGNS, (reward >= 0, reward < 0), strict=True))
+    entry: dict[str, Any] = {
+        name: {"samples": int(chosen.sum())} | {key: _mean(values[chosen]) for key, values in measured.items()}
+        for name, chosen in signs.items()
+    }
+    logp = measured["logp_per_token"]
+    pairs = [[logp[(prompt == one) & sign] for sign in signs.values()] for one in np.unique(prompt)]
+    return entry | {"ranked": _mean([np.greater.outer(*pair).mean() for pair in pairs if all(map(len, pair))])}
+
+
+def _mean(values: Sequence[float]) -> dict[str, float | None] | None:
+    return Estimate.over_samples(values).record() if len(values) else None
+
+
 # ---- what people see ---------------------------------------------------------------------------------------------
 
 
 def shown(entry: Mapping[str, Any]) -> dict[str, str]:
-    """The rows of the table, of an entry of results.json: outcomes, then metrics, with +- 2 standard errors.
+    """The rows of the table, of an entry of results.json, with +- 2 standard errors.
 
-    The first outcome, correct, is pass@1, and stands once.
+    Of problems: outcomes, then metrics; the first outcome, correct, is pass@1, and stands once.
     """
+    if "ranked" in entry:  # of held-out samples
+        found = {f"{sign}s: {label}": (entry[sign][key], 1, 3) for sign in SIGNS for key, label in MEASURED.items()}
+        found["positive ahead of negative, of a prompt's pairs"] = entry["ranked"], 100, 1, " %"
+        return {name: Estimate.read(value).text(*how) if value else "-" for name, (value, *how) in found.items()}
     outcomes, metrics = parts_of(entry)
     rows = {name: Estimate(entry[name]).text(100, 1, " %") for name in outcomes}
     for name, metric in metrics.items():
@@ -196,10 +262,10 @@ def shown(entry: Mapping[str, Any]) -> dict[str, str]:
     return rows
 
 
-def print_table(results: Mapping[str, Any], rows_of: Callable[..., dict[str, str]] = shown, head: str = "") -> None:
-    """Results before and after each iteration. rows_of: an entry of results.json -> labels and texts of its rows."""
+def print_table(results: Mapping[str, Any]) -> None:
+    """Results before and after each iteration."""
     after = [iteration["after"] for iteration in results["iterations"]]
     names = ["after"] if len(after) == 1 else [f"after iteration {i + 1}" for i in range(len(after))]
-    columns = [rows_of(entry) for entry in (results["before"], *after)]
+    columns = [shown(entry) for entry in (results["before"], *after)]
     rows = [[label, *(column[label] for column in columns)] for label in columns[0]]
-    Table([head, "before", *names], rows).print()
+    Table(["held-out samples" if "ranked" in results["before"] else "", "before", *names], rows).print()

@@ -4,14 +4,14 @@ JSON lines are read here; parquet, csv and arrow files, folders and the hub are 
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from numbers import Real
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pipeline.records import InputError, Sample, is_hub_name, read_rows, read_text, to_lines, told
+from pipeline.records import InputError, Sample, from_hub, is_hub_name, read_rows, to_lines, told
 from pipeline.runtime.processes import rank
 
 Ask = Callable[[Sequence[Mapping[str, str]]], str]
@@ -33,22 +33,28 @@ def read_samples(source: str | Path, columns: Sequence[str] = (), ask: Ask | Non
     counted from 1, and field or column of the first fault.
     """
     own, source = columns_of(columns), str(source)
-    rows = read_rows(Path(source), dict[str, Any]) if _is_json_lines(source) else _rows(source)
     samples: list[Sample] = []
     taken: dict[str, str] = {}  # field -> column, in any of the rows
     ignored: set[str] = set()
-    for number, row in enumerate(rows, start=1):
+    for number, row in enumerate(_rows(source), start=1):
         try:
             of_row = _columns(row, own)
-            samples.append(Sample(**_fields(row, of_row, ask)))
+            samples.append(Sample(**{field: _value(field, row, names, ask) for field, names in of_row.items()}))
         except ValueError as error:
             raise InputError(f"{source}:{number}: {told(error)}") from None
         taken |= {field: "+".join(names) for field, names in of_row.items()}
         ignored |= row.keys() - set().union(*of_row.values())
     if not samples:
         raise InputError(f"{source}: is empty")
-    if (summary := _summary(taken, ignored)) and rank() == 0:
-        print(f"{source}: {summary}", flush=True)
+    # Which columns have other names, and which are ignored, though perhaps misspelt.
+    missing, parts = [field for field in FIELDS if field not in taken], []
+    if renamed := [f"{column} is the {field}" for field, column in taken.items() if field != column]:
+        parts.append(", ".join(renamed))
+    if near := {name: get_close_matches(name, missing, n=1, cutoff=0.75) for name in sorted(ignored)}:
+        names = [f"{name} (did you mean {match[0]}?)" if match else name for name, match in near.items()]
+        parts.append(f"ignored: {', '.join(names)}")
+    if parts and rank() == 0:
+        print(f"{source}: {' '.join('; '.join(parts).split())}", flush=True)
     return samples
 
 
@@ -80,34 +86,28 @@ def digest_of(source: str | Path, samples: Sequence[Sample]) -> str:
 # ---- rows -------------------------------------------------------------------------------------------------------
 
 
-def _is_json_lines(source: str) -> bool:
-    path = Path(source)
-    is_file = path.is_file() or not (path.is_dir() or is_hub_name(source))
-    return path.suffix not in TABLES and (is_file or path.suffix in (".jsonl", ".json"))
-
-
 def _rows(source: str) -> Iterator[dict[str, Any]]:
-    """The rows of what `datasets` reads; InputError where it cannot. Local files leave but empty locks in its cache."""
+    """The rows of a file, a folder or a data set; InputError where they cannot be read."""
     path = Path(source)
-    if path.suffix in TABLES and not path.exists():
-        read_text(path)  # raises
+    if not path.exists() and is_hub_name(source) and path.suffix not in (*TABLES, ".jsonl", ".json"):
+        yield from from_hub(source, "train")
+        return
+    if not path.exists() or (path.is_file() and path.suffix not in TABLES):
+        yield from read_rows(path, dict[str, Any])
+        return
     import datasets
 
-    where = "cannot be read"
     try:
-        if path.is_file():
+        if path.is_file():  # local files leave but empty locks in the library's cache
             batches = {"batch_size": 1024} if path.suffix == ".parquet" else {}  # else it wants one row at least
             options = {"data_files": source, "streaming": True, **batches}
             yield from datasets.load_dataset(TABLES[path.suffix], split="train", **options)
         elif (path / "state.json").exists():
             yield from datasets.load_from_disk(source)
-        elif path.is_dir():
-            yield from datasets.load_dataset(source, split="train", streaming=True)
         else:
-            where = "is no file or folder here, and cannot be read from the hub"
-            yield from datasets.load_dataset(source, split="train")
+            yield from datasets.load_dataset(source, split="train", streaming=True)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise InputError(f"{source}: {where}: {' '.join(str(error).split())[:300]}") from error
+        raise InputError(f"{source}: cannot be read: {' '.join(str(error).split())[:300]}") from error
 
 
 def _columns(row: Mapping[str, Any], own: Mapping[str, str]) -> dict[str, list[str]]:
@@ -147,46 +147,29 @@ def _reward_of_trl(row: Mapping[str, Any]) -> str | None:
     return numbers[0] if numbers else None
 
 
-def _fields(row: Mapping[str, Any], columns: Mapping[str, Sequence[str]], ask: Ask | None) -> dict[str, Any]:
-    """The fields of a sample, from the columns of a row."""
-    fields = {field: row[names[0]] if len(names) == 1 else _sum(row, names) for field, names in columns.items()}
-    for field in NEEDED:
-        if fields[field] is None:
-            raise InputError(f"column {columns[field][0]}: is empty")
-    return fields | {field: _text(field, fields[field], ask) for field in ("prompt", "completion")}
+def _value(field: str, row: Mapping[str, Any], names: Sequence[str], ask: Ask | None) -> Any:
+    """A field of a sample: a column of the row, or the sum of several; of messages the text.
 
-
-def _sum(row: Mapping[str, Any], names: Sequence[str]) -> float:
-    for name in names:
+    A prompt of messages is written as a chat template does, a completion is the one message of an answer.
+    """
+    for name in names if len(names) > 1 else ():
         if not isinstance(row[name], Real):
             raise InputError(f"column {name}: {row[name]!r:.80} is no number, and {'+'.join(names)} is a sum")
-    return sum(float(row[name]) for name in names)
-
-
-def _text(field: str, value: Any, ask: Ask | None) -> Any:
-    """A prompt or completion as text: messages as a chat template writes them, or the one message of an answer."""
-    if not isinstance(value, list):
+    value = row[names[0]] if len(names) == 1 else sum(float(row[name]) for name in names)
+    if value is None and field in NEEDED:
+        raise InputError(f"column {names[0]}: is empty")
+    if field not in ("prompt", "completion") or not isinstance(value, list):
         return value
-    if not value or not all(map(_is_message, value)):
+    try:
+        messages = [(message["role"], message["content"]) for message in value]
+    except (KeyError, TypeError):
+        messages = []
+    if not messages or not all(isinstance(text, str) for message in messages for text in message):
         raise InputError(f"field {field}: a list must be one of messages, each with role and content as text")
-    if field == "prompt":
-        if ask is None:
-            raise InputError("field prompt: is a list of messages, which need a chat template: give --chat")
-        return ask([{"role": message["role"], "content": message["content"]} for message in value])
-    if [message["role"] for message in value] != ["assistant"]:
-        raise InputError("field completion: a list of messages must be a single one, the assistant's")
-    return value[0]["content"]
-
-
-def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
-
-
-def _summary(taken: Mapping[str, str], ignored: Set[str]) -> str:
-    """Which columns have other names, and which are ignored, though perhaps misspelt; empty where there are none."""
-    renamed = [f"{column} is the {field}" for field, column in taken.items() if field != column]
-    missing = [field for field in FIELDS if field not in taken]
-    near = {name: get_close_matches(name, missing, n=1, cutoff=0.75) for name in sorted(ignored)}
-    names = [f"{name} (did you mean {match[0]}?)" if match else name for name, match in near.items()]
-    parts = [", ".join(renamed)] * bool(renamed) + [f"ignored: {', '.join(names)}"] * bool(names)
-    return " ".join("; ".join(parts).split())
+    if field == "completion":
+        if [role for role, _ in messages] != ["assistant"]:
+            raise InputError("field completion: a list of messages must be a single one, the assistant's")
+        return messages[0][1]
+    if ask is None:
+        raise InputError("field prompt: is a list of messages, which need a chat template: give --chat")
+    return ask([{"role": role, "content": content} for role, content in messages])

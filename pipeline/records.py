@@ -8,7 +8,7 @@ import operator
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
@@ -233,18 +233,27 @@ def read_split(data: str, split: str, kind: type[Record], configs: Sequence[str]
         return {f"{file}:{line}": row for line, row in enumerate(read_rows(file, kind), start=1)}
     if not is_hub_name(data):
         raise InputError(f"--data or --test-data {data}: is neither a folder nor a data set on the hub (owner/name)")
-    rows = _from_hub(data, split, kind, configs)
-    return {f"{data} {split}:{line}": row for line, row in enumerate(rows, start=1)}
+    found = {}
+    for line, row in enumerate(from_hub(data, split, configs), start=1):
+        try:
+            found[f"{data} {split}:{line}"] = TypeAdapter(kind).validate_python(row)
+        except ValidationError as error:
+            raise InputError(f"{data} {split}:{line}: {told(error)}") from None
+    return found
 
 
-def _from_hub(name: str, split: str, kind: type[Record], configs: Sequence[str] | None) -> list[Record]:
+def from_hub(name: str, split: str, configs: Sequence[str | None] | None = (None,)) -> Iterator[dict[str, Any]]:
+    """The rows of a split of a data set on the hub; InputError where it cannot be loaded.
+
+    configs: its parts, None for all it has; by default the usual one.
+    """
     import datasets
 
     try:
-        parts = configs or datasets.get_dataset_config_names(name)
-        return [kind(**row) for part in parts for row in datasets.load_dataset(name, part, split=split)]
-    except (OSError, ValueError) as error:  # ConnectionError is an OSError, ValidationError a ValueError
-        raise InputError(f"--data or --test-data {name}: cannot be loaded: {str(error).splitlines()[0]}") from error
+        for part in configs or datasets.get_dataset_config_names(name):
+            yield from datasets.load_dataset(name, part, split=split)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:  # ConnectionError is an OSError
+        raise InputError(f"{name}: cannot be loaded from the hub: {' '.join(str(error).split())[:300]}") from error
 
 
 def read_shots(

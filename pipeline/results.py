@@ -10,9 +10,8 @@ import torch
 import transformers
 
 from pipeline.dataset import Inputs
-from pipeline.evaluation import evaluate
-from pipeline.held_out import Scored, draw_held_out, evaluate_held_out
-from pipeline.plots import draw_curve, save_figure
+from pipeline.evaluation import MEASURED, SIGNS, Scored, evaluate, evaluate_held_out
+from pipeline.plots import Panel, draw, draw_curve, estimates, save_figure
 from pipeline.records import Sample, write_file
 from pipeline.report import Table
 from pipeline.runtime.preflight import on_cpu
@@ -65,6 +64,18 @@ def measure(settings: Settings, inputs: Inputs, file: Path) -> dict[str, Any]:
     if inputs.held_out is not None:
         return evaluate_held_out(read_checked(file, Scored))
     return evaluate(read_checked(file, Sample), inputs.task, settings.k, settings.seed)
+
+
+def draw_held_out(curve: Sequence[Mapping[str, Any]], title: str) -> Any:
+    """A figure of log pi - log mu and of log pi, both per token, over training; curve: that of results.json."""
+    panels = []
+    for key, heading in (("log_ratio_per_token", title), ("logp_per_token", "held-out samples")):
+        lines = []
+        for name, style in zip(SIGNS, ("p1", "p3"), strict=True):
+            found = {point["samples_seen"]: point[name][key] for point in curve if point[name][key]}
+            lines += [estimates(found, f"{name}s", style)] if found else []
+        panels.append(Panel(heading, "samples trained on", f"{MEASURED[key]}, ± 2 SE", lines))
+    return draw(panels)
 
 
 def track_evaluation(tell: "Tell", settings: Settings, inputs: Inputs, file: Path, n: int, step: int) -> None:

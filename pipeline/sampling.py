@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from functools import partial
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.records import Drawn, Grade, InputError, Problem, Sample, Task, read_rows, to_lines, write_file
 from pipeline.runtime.processes import end_with_others, progress_bar, ranks
+from pipeline.runtime.run_folder import read_checked
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,18 +49,10 @@ class SamplingParameters:
     stop: tuple[str, ...] = ()
 
 
-class Completion(NamedTuple):
-    """One answer of the model; `text` is without the end-of-sequence token that `token_ids` may end with."""
-
-    text: str
-    token_ids: list[int]
-    finish_reason: Literal["stop", "length"]
-    token_logmu: list[float] | None = None  # as the engine saw them
-
-
-Engine = Callable[[Sequence[str], int, SamplingParameters, int], Iterator[tuple[int, Completion]]]
+Engine = Callable[[Sequence[str], int, SamplingParameters, int], Iterator[tuple[int, Drawn]]]
 """(prompts, n, sampling, seed) -> n completions of each prompt as they come, with the prompt's number
 
+A completion's text is without the end-of-sequence token that its token_ids may end with.
 The numbers seed to seed + n * prompts - 1 are the engine's own to seed random generators with.
 """
 
@@ -89,22 +82,11 @@ def draw(
 ) -> list[Drawn]:
     """n completions of each problem, in the problems' order. description: what the progress bar says."""
     prompts = [task.prompt(problem) for problem in problems]
-    completions: list[list[Completion]] = [[] for _ in problems]
-    drawn = progress_bar(engine(prompts, n, sampling, seed), description, "sample", n * len(problems))
-    for number, completion in drawn:
-        completions[number].append(completion)
-    return [
-        Drawn(
-            problem_id=problem.id,
-            prompt=prompt,
-            completion=completion.text,
-            token_ids=completion.token_ids,
-            token_logmu_engine=completion.token_logmu,
-            finish_reason=completion.finish_reason,
-        )
-        for problem, prompt, of_problem in zip(problems, prompts, completions, strict=True)
-        for completion in of_problem
-    ]
+    drawn: list[list[Drawn]] = [[] for _ in problems]
+    for number, one in progress_bar(engine(prompts, n, sampling, seed), description, "sample", n * len(problems)):
+        one.problem_id = problems[number].id
+        drawn[number].append(one)
+    return [one for of_problem in drawn for one in of_problem]
 
 
 def draw_into(
@@ -112,7 +94,7 @@ def draw_into(
 ) -> None:
     """Write n graded samples of each problem to `part`, at most `chunk` problems at a time.
 
-    draw_some: (problems, how many samples are before theirs) -> their completions. These are in PART.drawn before they
+    draw_some: (problems, how many samples are before theirs) -> their completions, which are in PART.drawn before they
     are graded. An interrupted call, given again, goes on behind the last whole chunk, and grades what it had drawn.
     """
     left, samples = part.with_name(f"{part.name}.drawn"), read_rows(part, Sample, "growing")
@@ -140,6 +122,17 @@ def is_of(task: Task, drawn: Sequence[Drawn], problems: Sequence[Problem]) -> bo
     True
     """
     return [(one.problem_id, one.prompt) for one in drawn] == [(p.id, task.prompt(p)) for p in problems]
+
+
+def known_samples(settings: "Settings", file: Path, task: Task, problems: Sequence[Problem], n: int) -> list[Sample]:
+    """The samples of the counterpart of `file` in --reuse, if it holds n of each problem; else none.
+
+    They are graded anew: the reward may have changed since.
+    """
+    source = settings.reuse / file.relative_to(settings.out)
+    of_each = [problem for problem in problems for _ in range(n)]
+    samples = read_checked(source, Sample) if source.exists() else []
+    return graded(task, samples, of_each) if is_of(task, samples, of_each) else []
 
 
 # ---- grades: here alone a task's own functions are called on completions -----------------------------------------
@@ -264,9 +257,7 @@ ENGINES = {
 def transformers_engine(lm: "LanguageModel", tokens_at_once: int) -> Engine:
     """An engine that batches `generate`; tokens_at_once bounds rows times (prompt + new tokens) of one batch."""
 
-    def engine(
-        prompts: Sequence[str], n: int, sampling: SamplingParameters, seed: int
-    ) -> Iterator[tuple[int, Completion]]:
+    def engine(prompts: Sequence[str], n: int, sampling: SamplingParameters, seed: int) -> Iterator[tuple[int, Drawn]]:
         prompt_ids = lm.prompt_ids(prompts)
         # n rows for each prompt, those of like length together
         rows = [i for i in sorted(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i])) for _ in range(n)]
@@ -274,7 +265,9 @@ def transformers_engine(lm: "LanguageModel", tokens_at_once: int) -> Engine:
         for number, batch in enumerate(batches_within(tokens_at_once, widths)):
             generated = _generate(lm, [prompt_ids[i] for i in rows[batch]], sampling, seed + number)
             for i, token_ids in zip(rows[batch], generated, strict=True):
-                yield i, _cut(token_ids, lm, sampling)
+                token_ids, reason = _cut(token_ids, lm, sampling.stop)
+                text = lm.text(token_ids)
+                yield i, Drawn(prompt=prompts[i], completion=text, token_ids=token_ids, finish_reason=reason)
 
     return engine
 
@@ -354,19 +347,17 @@ def _computed_once(
     return cache
 
 
-def _cut(token_ids: list[int], lm: "LanguageModel", sampling: SamplingParameters) -> Completion:
-    """The completion without the padding that follows its end."""
+def _cut(token_ids: list[int], lm: "LanguageModel", stop: Sequence[str]) -> tuple[list[int], str]:
+    """A completion's tokens without the padding that follows its end, and the reason why it ends."""
 
     def has_stop(size: int) -> bool:
-        return any(string in lm.text(token_ids[:size]) for string in sampling.stop)
+        return any(string in lm.text(token_ids[:size]) for string in stop)
 
-    ends = lm.ends
-    end = next((i for i, token in enumerate(token_ids) if token in ends), len(token_ids))
+    end = next((i for i, token in enumerate(token_ids) if token in lm.ends), len(token_ids))
     if end and has_stop(end):  # looked for first: where padding is the end of sequence too, one follows the stop string
-        end = bisect_left(range(end), True, key=has_stop)  # the token that completes it is the last one chosen
-        return Completion(lm.text(token_ids[:end]), token_ids[:end], "stop")
+        return token_ids[: bisect_left(range(end), True, key=has_stop)], "stop"  # up to the token that completes it
     token_ids = token_ids[: end + 1]
-    return Completion(lm.text(token_ids), token_ids, "stop" if token_ids[-1] in ends else "length")
+    return token_ids, "stop" if token_ids[-1] in lm.ends else "length"
 
 
 def batches_within(tokens: int, widths: Sequence[int]) -> Iterator[slice]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -29,42 +29,18 @@ from torch import Tensor
 import topr
 from pipeline import dataset
 from pipeline.compose import COMPOSITIONS, note_on_signs
+from pipeline.evaluation import Scored, to_scored
 from pipeline.methods import METHODS, Loss
 from pipeline.metrics import START_TOLERANCE, append_json, check_ratio, keep_lines, step_metrics
 from pipeline.models import chunked_head
 from pipeline.models.language_model import LanguageModel, load_model, load_to_train, make_optimizer, token_logprobs
 from pipeline.records import Drawn, Example, InputError, Problem, Sample, Task, read_rows, write_file
 from pipeline.results import publish, track_evaluation
-from pipeline.reuse import rows_with_logmu, take_samples
+from pipeline.runtime import processes, run_folder
 from pipeline.runtime.preflight import TOKEN_BYTES, check_room
-from pipeline.runtime.processes import (
-    device,
-    from_all_ranks,
-    on_all_ranks,
-    on_rank_zero,
-    process_group,
-    progress_bar,
-    rank,
-    ranks,
-    requests_are_noted,
-)
-from pipeline.runtime.run_folder import (
-    SUMS,
-    Point,
-    check_folder,
-    held_folder,
-    load_optimizer,
-    read_checked,
-    read_json,
-    refuse_others,
-    remove,
-    resume_step,
-    save_checkpoint,
-    save_model,
-    stage,
-    steps_before,
-)
-from pipeline.sampling import ENGINES, draw, draw_into
+from pipeline.runtime.processes import device, from_all_ranks, on_all_ranks, on_rank_zero, progress_bar, rank, ranks
+from pipeline.runtime.run_folder import Point, check_folder, read_checked, remove, stage
+from pipeline.sampling import ENGINES, draw, draw_into, known_samples
 from pipeline.settings import Settings
 from pipeline.track import Tell, tracker
 
@@ -83,7 +59,7 @@ def open_run(settings: Settings, task: Task, learn: Learn | None = None) -> Iter
     settings = replace(settings, engine=engine, out=settings.out or settings.default_out(Settings()))
     with ExitStack() as stack:
         if ranks() > 1 or settings.compute != "float32":  # FSDP2 computes in other precisions
-            stack.enter_context(process_group(alone=True))
+            stack.enter_context(processes.process_group(alone=True))
         inputs = on_all_ranks(lambda: dataset.read_inputs(settings, task))
         token_logp = chunked_head.token_logprobs if settings.sliced_head else token_logprobs
         own = METHODS[settings.method].loss
@@ -92,14 +68,16 @@ def open_run(settings: Settings, task: Task, learn: Learn | None = None) -> Iter
         is_finished = on_rank_zero((settings.out / "results.json").exists)
         run = Run(settings, inputs, Point(0, 0, settings.model), settings.out, is_finished, loss, logprobs, token_logp)
         if run.is_finished:
-            refuse_others(run.folder, inputs.record, "holds a run with other settings", "choose another --out")
+            run_folder.refuse_others(
+                run.folder, inputs.record, "holds a run with other settings", "choose another --out"
+            )
             if rank() == 0:
                 print(f"{run.folder}: this run is finished; what it found:", flush=True)
         else:
             tokens = inputs.size.longest * (inputs.size.drawn + inputs.size.tested)
             if 12 * inputs.size.parameters + TOKEN_BYTES * tokens > LARGE:
                 on_all_ranks(lambda: check_room(settings, run.folder, inputs.size))
-            stack.enter_context(held_folder(run.folder, inputs.record))
+            stack.enter_context(run_folder.held_folder(run.folder, inputs.record))
             if settings.track is not None:
                 tracked = tracker(settings.track, run.folder, inputs.record)
                 run.tell = on_all_ranks(lambda: stack.enter_context(tracked))
@@ -140,17 +118,21 @@ class Run:
         n = settings.curve_samples if is_along else settings.test_samples
         seed = settings.seed_of(f"test {iteration} {point.step}")
         if (rows := self.inputs.held_out) is not None:
-            from pipeline.held_out import score_held_out
 
-            steps = dataset.epoch_steps(rows, settings.batch, settings.micro_batch, rank(), ranks())
-            stage(file, lambda: score_held_out(file, rows, steps, self._learner(point.model)[0], self.token_logprobs))
+            def make() -> list[Scored]:
+                steps = dataset.epoch_steps(rows, settings.batch, settings.micro_batch)
+                found = dataset.score(rows, steps, self._learner(point.model)[0], self.token_logprobs)
+                before = read_checked(here / "test-0.jsonl", Scored) if point.step else None
+                return to_scored([*chain(*rows)], [*chain(*found)], before)
+
+            stage(file, make)
         else:
             self._draw(file, self.inputs.task.test, n, point.model, seed, f"evaluating at step {point.step}")
         if is_along:
             remove(Path(point.model))
         self.tests.setdefault(iteration, []).append((point.seen, file))
         if self.tell is not None:
-            step = steps_before(self.folder, iteration) + point.step
+            step = run_folder.steps_before(self.folder, iteration) + point.step
             on_rank_zero(lambda: track_evaluation(self.tell, settings, self.inputs, file, n, step))
 
     def sample(self, iteration: int, model: str) -> list[Sample]:
@@ -168,66 +150,57 @@ class Run:
         """The stage that writes n graded samples of each problem by `model` to `file`.
 
         Each engine, that of every `engine_gpus`-th rank, draws for a consecutive share of the problems, into
-        FILE.part-RANK.
+        FILE.part-RANK; as these divide the ranks of a machine, no engine has GPUs of two machines.
         """
-        settings, inputs, task = self.settings, self.inputs, self.inputs.task
-        parts = {r: file.with_name(f"{file.name}.part-{r}") for r in range(0, ranks(), settings.engine_gpus)}
-        every = range(len(problems))
-        numbers = every if ranks() == 1 else share(len(problems), rank(), ranks(), settings.engine_gpus)
-        own = problems[numbers.start : numbers.stop]
+        settings, inputs, task, gpus = self.settings, self.inputs, self.inputs.task, self.settings.engine_gpus
+        parts = [file.with_name(f"{file.name}.part-{r}") for r in range(ranks())]
+        engine, engines = rank() // gpus, ranks() // gpus
+        first, behind = (len(problems) * i // engines for i in (engine, engine + (rank() % gpus == 0)))
 
         def draw_some(some: Sequence[Problem], before: int) -> list[Drawn]:
             log, load = self.folder / f"vllm-{rank()}.log", partial(load_model, model, None, settings)
             opening = partial(ENGINES[settings.engine].open, model, load, inputs, settings, log)
-            engine, first = self._hold(("engine", model), opening), numbers.start * n + before
-            return draw(task, some, n, engine, inputs.sampling, seed + first, description)
-
-        def draw_own() -> None:
-            if rank() in parts:
-                draw_into(parts[rank()], task, own, n, settings.chunk, draw_some)
+            engine = self._hold(("engine", model), opening)
+            return draw(task, some, n, engine, inputs.sampling, seed + first * n + before, description)
 
         def make() -> list[Sample]:
-            is_reused = settings.reuse is not None and model == settings.model
-            if is_reused and (known := on_rank_zero(lambda: take_samples(self._reused(file), task, problems, n))):
+            known = None
+            if settings.reuse and model == settings.model:
+                known = on_rank_zero(lambda: known_samples(settings, file, task, problems, n))
+            if known:
                 return known
             self._hold(("engine", model))
-            on_all_ranks(draw_own)
-            # A rank that has no problem, because there are fewer of them than ranks, has left an empty file.
-            drawn = (read_rows(part, Sample, "growing") for part in parts.values() if rank() == 0)
-            return [sample for samples in drawn for sample in samples]
+            own = problems[first:behind]  # none where there are fewer of them than engines, and the part is empty
+            on_all_ranks(lambda: draw_into(parts[rank()], task, own, n, settings.chunk, draw_some))
+            return [sample for part in parts if rank() == 0 for sample in read_rows(part, Sample, "growing")]
 
         stage(file, make)
         remove(*file.parent.glob(f"{file.name}.part-*"))
-
-    def _reused(self, file: Path) -> Path:
-        """The file of --reuse that is the counterpart of a file here."""
-        return self.settings.reuse / file.relative_to(self.folder)
 
     # ---- compose and train --------------------------------------------------------------------------------------
 
     def compose(self, iteration: int, samples: list[Sample], model: str) -> list[dataset.Row]:
         """What to train on, in its order, with log mu by `model`, which starts the iteration: train.jsonl."""
         here, settings, inputs = self.folder / f"iteration-{iteration}", self.settings, self.inputs
+        file = here / "train.jsonl"
 
         def make() -> list[Example]:
             composed = inputs.composed or dataset.compose(settings, samples, inputs.meta, inputs.task.stop, iteration)
             rows, counts = composed
-            steps = dataset.epoch_steps(rows, settings.batch, settings.micro_batch, rank(), ranks())
+            steps = dataset.epoch_steps(rows, settings.batch, settings.micro_batch)
             if not settings.trust_logmu:
-                known = []
-                if settings.reuse is not None and model == settings.model:
-                    source = self._reused(here / "train.jsonl")
-                    known = on_rank_zero(lambda: rows_with_logmu(settings.reuse, source, rows, inputs.record))
+                known = None
+                if settings.reuse and model == settings.model:
+                    known = on_rank_zero(lambda: dataset.known_logmu(settings, inputs.record, file, rows))
                 rows = known or dataset.score(rows, steps, self._learner(model)[0], self.token_logprobs)
             is_known = any(sample.token_logmu_engine for sample in samples)
             mismatch = dataset.engine_mismatch(samples, rows) if is_known else None
             counts |= {"steps": len(steps), "engine_mismatch": mismatch}
             on_rank_zero(lambda: write_file(here / "dataset.json", json.dumps(counts, indent=2) + "\n"))
-            return [example for row in rows for example in row]
+            return [*chain(*rows)]
 
-        stage(here / "train.jsonl", make)
-        examples = read_checked(here / "train.jsonl", Example)
-        rows = [list(row) for _, row in groupby(examples, key=lambda example: example.row)]
+        stage(file, make)
+        examples = read_checked(file, Example)
         learnt = [example.reward for example in examples]
         positive = 100 * sum(reward >= 0 for reward in learnt) / len(examples)
         if rank() == 0:
@@ -237,22 +210,22 @@ class Run:
             is_plain = drawn == learnt and min(learnt) < 0 < max(learnt)  # nothing to say then
             if not is_plain and (note := note_on_signs(settings, drawn, learnt)):
                 print(f"iteration {iteration}: {note}", flush=True)
-        return rows
+        return [list(row) for _, row in groupby(examples, key=lambda example: example.row)]
 
     def train(self, iteration: int, rows: list[dataset.Row], model: str) -> list[Point]:
         """One epoch on `rows`, from `model`: metrics.jsonl, and the models to evaluate, of which model/ is the last."""
         settings, here = self.settings, self.folder / f"iteration-{iteration}"
-        steps = dataset.epoch_steps(rows, settings.batch, settings.micro_batch, rank(), ranks())
+        steps = dataset.epoch_steps(rows, settings.batch, settings.micro_batch)
         curve_points = settings.curve_points if settings.evaluation else 1
         points = []
         for stop in sorted({len(steps) * i // curve_points for i in range(1, curve_points + 1)} - {0}):
             folder = here / ("model" if stop == len(steps) else f"model-{stop}")
             points.append(Point(stop, sum(step.sequences for step in steps[:stop]), str(folder)))
-        done = resume_step(here, points)
+        done = run_folder.resume_step(here, points)
         if done is not None:
             lm, optimizer = self._learner(model, str(here / f"checkpoint-{done}") if done else None)
             if done:
-                load_optimizer(here, done, optimizer)
+                run_folder.load_optimizer(here, done, optimizer)
             self._epoch(iteration, steps, done, points, lm, optimizer)
         remove(*here.glob("checkpoint-*"), *here.glob("model*.unfinished"))
         return points
@@ -269,11 +242,11 @@ class Run:
         """The steps that are not `done`: their metrics are logged, checkpoints and the models of `points` saved."""
         settings, here = self.settings, self.folder / f"iteration-{iteration}"
         log, stops = here / "metrics.jsonl", {point.step: Path(point.model) for point in points}
-        before = steps_before(self.folder, iteration) if self.tell is not None else 0
+        before = run_folder.steps_before(self.folder, iteration) if self.tell is not None else 0
         on_rank_zero(lambda: keep_lines(log, done) if done else log.unlink(missing_ok=True))
         is_there = on_rank_zero(stops[len(steps)].exists)  # a later iteration may have begun with this model
         laid_out = dataset.lay_out(steps[done:])
-        with requests_are_noted() as is_asked:
+        with processes.requests_are_noted() as is_asked:
             trained = topr.train(lm.model, optimizer, laid_out, self.loss, self.logprobs, settings.max_norm)
             for step in progress_bar(range(done + 1, len(steps) + 1), "training", "step"):
                 try:
@@ -298,13 +271,13 @@ class Run:
                     if self.tell is not None:
                         self.tell({"train": metrics}, before + step)
                 if step in stops and step < len(steps):
-                    save_model(lm, stops[step])
+                    run_folder.save_model(lm, stops[step])
                 if step < len(steps) and (any(asked) or step % settings.save_every == 0):
-                    save_checkpoint(here, step, lm, optimizer)
+                    run_folder.save_checkpoint(here, step, lm, optimizer)
                 if any(asked) and step < len(steps):
                     raise KeyboardInterrupt
             if not is_there:  # still inside the block: a request to stop waits until the model is saved
-                save_model(lm, stops[len(steps)])
+                run_folder.save_model(lm, stops[len(steps)])
 
     def _try_longest(self, lm: LanguageModel, steps: Sequence[dataset.EpochStep]) -> None:
         """Compute the gradients of the longest step and drop them: what does not fit fails in the first minute."""
@@ -320,7 +293,7 @@ class Run:
     def results(self) -> dict[str, Any]:
         """What the stages' files say, evaluated: results.json, and curve.png; what is there, of a finished run."""
         if self.is_finished:
-            return read_json(self.folder / "results.json")
+            return run_folder.read_json(self.folder / "results.json")
         return on_rank_zero(lambda: publish(self.folder, self.settings, self.inputs, self.tests, self.tell))
 
     # ---- what is held open --------------------------------------------------------------------------------------
@@ -342,7 +315,7 @@ class Run:
             self.held_key, self.held = key, None
             on_all_ranks(let_go)
             for model in key[1:]:
-                if (Path(model) / SUMS).exists() and model not in self.checked:
+                if (Path(model) / run_folder.SUMS).exists() and model not in self.checked:
                     on_rank_zero(partial(check_folder, Path(model)))
                     self.checked.add(model)
         if self.held is None and open_it is not None:
@@ -373,15 +346,3 @@ class Run:
             return nullcontext((lm, make_optimizer(settings.optimizer, lm.model, settings.lr)))
 
         return self._hold(key, load)
-
-
-def share(problems: int, rank: int, ranks: int, gpus: int) -> range:
-    """The problems that a rank's engine, of so many GPUs, draws for; none where its GPU is that of another's engine.
-
-    gpus divides the ranks of a machine, which are consecutive, so that no engine has GPUs of two machines.
-
-    >>> [share(5, rank, ranks=4, gpus=2) for rank in range(4)]
-    [range(0, 2), range(0, 0), range(2, 5), range(0, 0)]
-    """
-    engine, engines = rank // gpus, ranks // gpus
-    return range(problems * engine // engines, problems * (engine + 1) // engines) if rank % gpus == 0 else range(0)

@@ -66,8 +66,8 @@ def test_a_completion_stops_at_the_end_of_its_turn(family):
     assert len(finished) > 48
     for completion in finished:
         assert completion.token_ids.index(turn_end) == len(completion.token_ids) - 1
-        assert completion.text == lm.tokenizer.decode(completion.token_ids[:-1])
-        assert MARKS[name][-1] not in completion.text
+        assert completion.completion == lm.tokenizer.decode(completion.token_ids[:-1])
+        assert MARKS[name][-1] not in completion.completion
     calls = []
     with lm.model.register_forward_pre_hook(lambda *_: calls.append(1)):
         [alone] = draw(lm, 1, seed=1)

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import shutil
 import sys
 from dataclasses import replace
 
@@ -16,22 +15,32 @@ import pytest
 import torch
 import transformers
 from chats import save_chat_model
+from runs import contents
 
 import train_gsm8k as gsm8k
-from pipeline.held_out import Scored, evaluate_held_out, rows_held_out, to_scored
+from pipeline.dataset import rows_held_out
+from pipeline.evaluation import Scored, evaluate_held_out, to_scored
 from pipeline.own_samples import digest_of, read_samples
 from pipeline.records import Example, InputError, Sample, read_rows
-from pipeline.settings import TINY, Settings
+from pipeline.settings import Settings
 
 ROWS = [
     {"prompt": "Q: 1 + 1?\nA:", "completion": " The answer is 2.", "reward": 1.0, "finish_reason": "stop"},
     {"prompt": "Q: 1 + 1?\nA:", "completion": ' "3", \u2028 it is.', "reward": -0.5, "finish_reason": "length"},
 ]
 SAMPLES = [Sample(**row) for row in ROWS]
+COMPLETIONS = [row["completion"] for row in ROWS]
+NEEDED = ("prompt", "completion", "reward")
 
 
 def as_lines(file, rows):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def as_folder(folder, rows):
+    folder.mkdir()
+    for number, row in enumerate(rows):
+        pd.DataFrame([row]).to_parquet(folder / f"completions_{number:05d}.parquet")
 
 
 WRITERS = {
@@ -40,6 +49,7 @@ WRITERS = {
     "arrow.parquet": lambda file, rows: pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file),
     "samples.csv": lambda file, rows: pd.DataFrame(rows).to_csv(file, index=False),
     "saved": lambda folder, rows: datasets.Dataset.from_list(rows).save_to_disk(folder),
+    "folder": as_folder,
 }
 
 
@@ -49,32 +59,22 @@ def test_the_same_samples_come_from_every_format(tmp_path, capsys, name):
     capsys.readouterr()
     assert read_samples(tmp_path / name) == SAMPLES
     assert capsys.readouterr().out == ""  # no column is ignored, none has another name
-
-
-def test_a_folder_is_read_file_by_file(tmp_path):
-    for number, row in enumerate(ROWS, start=1):
-        pd.DataFrame([row]).to_parquet(tmp_path / f"completions_{number:05d}.parquet")
-    assert read_samples(tmp_path) == SAMPLES
-
-
-def test_lists_and_numbers_keep_their_types(tmp_path):
-    row = {**ROWS[0], "reward": 1, "token_ids": [5, 6], "token_logmu": [-0.5, -1.0]}
-    pd.DataFrame([row]).to_parquet(tmp_path / "samples.parquet")
-    assert read_samples(tmp_path / "samples.parquet") == [Sample(**row)]
+    if name.endswith("parquet"):  # lists and numbers keep their types
+        row = {**ROWS[0], "reward": 1, "token_ids": [5, 6], "token_logmu": [-0.5, -1.0]}
+        WRITERS[name](tmp_path / name, [row])
+        assert read_samples(tmp_path / name) == [Sample(**row)]
 
 
 def test_a_split_of_the_hub_is_read_and_a_hub_out_of_reach_told_in_a_line(monkeypatch):
-    def load_dataset(name, split):
+    def load_dataset(name, part, split):
         if name == "owner/name":
             return datasets.Dataset.from_list(ROWS)
         raise ConnectionError(f"Couldn't reach '{name}' on the Hub\n(LocalEntryNotFoundError)")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     assert read_samples("owner/name") == SAMPLES
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError, match=r"owner/other: .*Couldn't reach 'owner/other' on the Hub \(Local"):
         read_samples("owner/other")
-    fault = "is no file or folder here, and cannot be read from the hub"
-    assert str(told.value).startswith(f"owner/other: {fault}: Couldn't reach 'owner/other' on the Hub (Local")
 
 
 def test_a_run_knows_its_samples_by_their_content(tmp_path):
@@ -84,95 +84,82 @@ def test_a_run_knows_its_samples_by_their_content(tmp_path):
     assert digest_of("owner/name", SAMPLES) == digest_of(tmp_path, SAMPLES) != digest_of(tmp_path, SAMPLES[::-1])
 
 
-# ---- columns of other trainers, written as their sources write them ----------------------------------------------
+# ---- columns ----------------------------------------------------------------------------------------------------
 
 
-def of_trl(file, prompt, completions, rewards, **extra):
-    """The table of trl 1.16, trl/trainer/grpo_trainer.py, GRPOTrainer.log."""
-    columns = {"step": [7] * 2, "prompt": [prompt] * 2, "completion": completions, **rewards, **extra}
+def under(*names, **others):
+    """The rows with prompt, completion and reward under other names, and other columns behind them."""
+    return [{name: row[field] for name, field in zip(names, NEEDED, strict=True)} | others for row in ROWS]
+
+
+READ = {  # who has written them: rows, --columns, what is told of the columns
+    "verl 0.9.1, ray_trainer.py, _write_generations": (
+        under("input", "output", "score", gts="2", step=1, acc=True),
+        (),
+        "input is the prompt, output is the completion, score is the reward; ignored: acc, gts, step",
+    ),
+    "OpenRLHF 0.9.2, openrlhf/cli/batch_inference.py": (
+        under("input", "output", "reward"),
+        (),
+        "input is the prompt, output is the completion",
+    ),
+    "trl 1.16, GRPOTrainer.log; solution is a column of the data": (
+        under("prompt", "completion", "accuracy_reward", solution="2", advantage=1, step=7),
+        (),
+        "accuracy_reward is the reward; ignored: advantage, solution, step",
+    ),
+    "any other": (
+        under("question", "answer", "grade", prompt="?"),
+        ("prompt=question", "completion=answer", "reward=grade"),
+        "question is the prompt, answer is the completion, grade is the reward; ignored: prompt",
+    ),
+    "two": (
+        under(*NEEDED)[:1] + under("input", "output", "score")[1:],
+        (),
+        "input is the prompt, output is the completion, score is the reward",
+    ),
+    "who misspells": (
+        under(*NEEDED, finish_resaon="length", token_logmus=[0], id=3),
+        (),
+        "ignored: finish_resaon (did you mean finish_reason?), id, token_logmus (did you mean token_logmu?)",
+    ),
+}
+
+
+@pytest.mark.parametrize("who", READ)
+def test_columns_of_other_names_are_taken_and_the_others_told(tmp_path, capsys, who):
+    rows, columns, told = READ[who]
+    as_lines(tmp_path / "own.jsonl", rows)
+    found = read_samples(tmp_path / "own.jsonl", columns)
+    assert [[getattr(sample, name) for name in NEEDED] for sample in found] == [
+        [r[name] for name in NEEDED] for r in ROWS
+    ]
+    assert capsys.readouterr().out == f"{tmp_path / 'own.jsonl'}: {told}\n"
+
+
+def of_trl(file, prompt, completions, **rewards):
+    """TRL's table, as parquet."""
+    columns = {"step": [7] * 2, "prompt": [prompt] * 2, "completion": completions, **rewards}
     pd.DataFrame({**columns, "advantage": [1, -1]}).to_parquet(file)
-
-
-def three(samples):
-    return [(sample.prompt, sample.completion, sample.reward) for sample in samples]
-
-
-COMPLETIONS = [row["completion"] for row in ROWS]
-
-
-def test_trl_s_log_of_completions_is_read(tmp_path, capsys):
-    file, rewards = tmp_path / "completions_00007.parquet", {"accuracy_reward": [1.0, -0.5]}
-    of_trl(file, ROWS[0]["prompt"], COMPLETIONS, rewards, solution=["2", "2"])
-    assert three(read_samples(tmp_path)) == three(SAMPLES)
-    told = capsys.readouterr().out.strip()
-    assert told == f"{tmp_path}: accuracy_reward is the reward; ignored: advantage, solution, step"
 
 
 def test_of_several_reward_functions_one_or_their_sum_is_named(tmp_path):
     file = tmp_path / "completions_00007.parquet"
-    of_trl(file, "Q", ["a", "b"], {"accuracy": [1.0, -0.5], "form": [0.25, 0.5]})
+    of_trl(file, "Q", ["a", "b"], accuracy=[1.0, -0.5], form=[0.25, 0.5])
     with pytest.raises(InputError, match=r"parquet:1: no reward .* --columns reward=accuracy\+form$"):
         read_samples(file)
-    assert [sample.reward for sample in read_samples(file, ["reward=accuracy+form"])] == [1.25, 0.0]
-    assert [sample.reward for sample in read_samples(file, ["reward=form"])] == [0.25, 0.5]
+    for columns, expected in (("reward=accuracy+form", [1.25, 0.0]), ("reward=form", [0.25, 0.5])):
+        assert [sample.reward for sample in read_samples(file, [columns])] == expected
 
 
 def test_messages_are_asked_in_the_chat_template(tmp_path):
     prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
     answers = [[{"role": "assistant", "content": text}] for text in COMPLETIONS]
-    of_trl(tmp_path / "c.parquet", prompt, answers, {"accuracy_reward": [1.0, -0.5]})
+    of_trl(tmp_path / "c.parquet", prompt, answers, accuracy_reward=[1.0, -0.5])
     with pytest.raises(InputError, match=r"c.parquet:1: field prompt: is a list of messages, .* give --chat"):
         read_samples(tmp_path / "c.parquet")
     found = read_samples(tmp_path / "c.parquet", ask=json.dumps)
     assert [(json.loads(sample.prompt), sample.completion) for sample in found] == [(prompt, c) for c in COMPLETIONS]
-
-
-@pytest.mark.parametrize(
-    ("reward", "others", "told"),
-    [
-        ("score", {"gts": "2", "step": 1, "acc": True}, ", score is the reward; ignored: acc, gts, step"),
-        ("reward", {}, ""),
-    ],
-    ids=["verl", "openrlhf"],
-)
-def test_verl_s_rollouts_and_openrlhf_s_rewards_are_read(tmp_path, capsys, reward, others, told):
-    """verl 0.9.1, ray_trainer.py, _write_generations; OpenRLHF 0.9.2, openrlhf/cli/batch_inference.py."""
-    rows = [{"input": row["prompt"], "output": row["completion"], reward: row["reward"], **others} for row in ROWS]
-    for step in (1, 2):
-        as_lines(tmp_path / f"{step}.jsonl", rows)
-    for source, times in ((tmp_path / "1.jsonl", 1), (tmp_path, 2)):
-        capsys.readouterr()
-        assert three(read_samples(source)) == three(SAMPLES) * times
-        assert capsys.readouterr().out == f"{source}: input is the prompt, output is the completion{told}\n"
-
-
-# ---- columns in general -----------------------------------------------------------------------------------------
-
-
-def test_columns_of_any_name_are_taken_where_they_are_named(tmp_path, capsys):
-    rows = [{"question": r["prompt"], "answer": r["completion"], "grade": r["reward"], "prompt": "?"} for r in ROWS]
-    as_lines(tmp_path / "own.jsonl", rows)
-    found = read_samples(tmp_path / "own.jsonl", ["prompt=question", "completion=answer", "reward=grade"])
-    assert three(found) == three(SAMPLES)
-    assert capsys.readouterr().out.strip().endswith("grade is the reward; ignored: prompt")
-
-
-def test_each_row_is_read_by_its_own_columns(tmp_path, capsys):
-    first, second = ROWS
-    renamed = {"output": second["completion"], "input": second["prompt"], "score": second["reward"], "step": 1}
-    as_lines(tmp_path / "mixed.jsonl", [first, renamed])
-    assert three(read_samples(tmp_path / "mixed.jsonl")) == three(SAMPLES)
-    names = "input is the prompt, output is the completion, score is the reward"
-    assert capsys.readouterr().out == f"{tmp_path / 'mixed.jsonl'}: {names}; ignored: step\n"
-
-
-def test_ignored_columns_are_named_once_and_misspelt_fields_noticed(tmp_path, capsys):
-    file = tmp_path / "own.jsonl"
-    given = {"prompt": "Q", "completion": "A", "reward": 1, "finish_resaon": "length", "token_logmus": [0], "id": 3}
-    as_lines(file, [given] * 3)
-    assert [sample.finish_reason for sample in read_samples(file)] == ["stop"] * 3
-    hints = "finish_resaon (did you mean finish_reason?), id, token_logmus (did you mean token_logmu?)"
-    assert capsys.readouterr().out == f"{file}: ignored: {hints}\n"
 
 
 FAULTS = [  # what is changed in the second row, --columns, what is said
@@ -199,17 +186,15 @@ def test_a_fault_is_named_by_file_row_and_column(tmp_path, name):
     cases = [([ROWS[0], ROWS[1] | changes], columns, message) for changes, columns, message in FAULTS]
     cases += [([row | changes for row in ROWS], columns, message) for changes, columns, message in FAULTS_OF_TYPE]
     cases.append(([{"text": "Q"}], [], r":1: no prompt among the columns text; name it with --columns prompt=NAME"))
+    if name.endswith("jsonl"):  # whose rows may have other columns than the first
+        cases.append(
+            ([ROWS[0], {"prompt": "Q", "completion": "A"}], [], r":2: no reward among the columns prompt, comp")
+        )
     for rows, columns, message in cases:
         WRITERS[name](tmp_path / name, rows)
         with pytest.raises(InputError, match=message) as caught:
             read_samples(tmp_path / name, columns)
         assert "\n" not in str(caught.value)
-
-
-def test_a_row_without_a_column_that_others_have_is_named(tmp_path):
-    as_lines(tmp_path / "own.jsonl", [ROWS[0], {"prompt": "Q", "completion": "A"}])
-    with pytest.raises(InputError, match=r"own.jsonl:2: no reward among the columns prompt, completion; name it with"):
-        read_samples(tmp_path / "own.jsonl")
 
 
 def test_files_that_are_none_are_told_in_a_line(tmp_path):
@@ -224,7 +209,6 @@ def test_files_that_are_none_are_told_in_a_line(tmp_path):
 
 # ---- held-out samples -------------------------------------------------------------------------------------------
 
-SMALL = replace(gsm8k.Settings(), data="nowhere", lr=1e-3, batch=8, micro_batch=4, curve_points=2)
 OPTIONS = "--data nowhere --lr 1e-3 --batch 8 --micro-batch 4 --curve-points 2".split()
 
 
@@ -238,7 +222,8 @@ def sums(first, last):
 
 
 def train(folder, **changes):
-    settings = replace(SMALL, out=folder, **changes)
+    options = {"data": "nowhere", "lr": 1e-3, "batch": 8, "micro_batch": 4, "curve_points": 2}
+    settings = Settings(out=folder, **options | changes)
     gsm8k.check(settings)
     return gsm8k.experiment(settings, gsm8k.gsm8k_task(settings))
 
@@ -295,47 +280,27 @@ def test_held_out_numbers_are_those_of_a_direct_computation(measured):
     assert (after != before).any()
 
 
-def test_a_run_without_problems_leaves_the_usual_files(measured):
-    folder = measured[0] / "run"
-    names = {file.name for file in (*folder.iterdir(), *folder.joinpath("iteration-1").iterdir())}
+def test_a_run_without_problems_is_told_and_leaves_the_usual_files(measured, capsys, monkeypatch):
+    folder, given = measured
+    names = {file.name for where in (folder / "run", folder / "run" / "iteration-1") for file in where.iterdir()}
     usual = "config.json iteration-1 results.json curve.png samples.jsonl train.jsonl dataset.json metrics.jsonl model"
     assert names == {*usual.split(), ".lock", "SHA256SUMS", "test-0.jsonl", "test-1.jsonl", "test-3.jsonl"}
-    curve = json.loads((folder / "results.json").read_text())["iterations"][0]["curve"]
-    assert [point["samples_seen"] for point in curve] == [0, 8, 24]
-    assert all(one.logp == one.logmu for one in read_rows(folder / "iteration-1" / "test-0.jsonl", Scored))
-
-
-@pytest.mark.slow
-def test_what_was_removed_is_scored_again_with_the_same_bits(measured, tmp_path):
-    folder, given = measured
-    shutil.copytree(folder / "run", tmp_path / "run")
-    names = ("results.json", "iteration-1/test-0.jsonl", "iteration-1/test-3.jsonl")
-    for name in names:
-        (tmp_path / "run" / name).unlink()
-    train(tmp_path / "run", **given)
-    for name in names:
-        assert (tmp_path / "run" / name).read_bytes() == (folder / "run" / name).read_bytes(), name
-
-
-def test_the_table_tells_what_was_found(measured, capsys, monkeypatch):
-    folder, given = measured
+    [found] = json.loads((folder / "run" / "results.json").read_text())["iterations"]
+    assert [point["samples_seen"] for point in found["curve"]] == [0, 8, 24]
     by_command(monkeypatch, folder / "run", "--samples", given["samples"], "--held-out", given["held_out"])
-    after = json.loads((folder / "run" / "results.json").read_text())["iterations"][0]["after"]
-    found = after["negative"]["log_ratio"]
     [line, _] = [line for line in capsys.readouterr().out.splitlines() if "negatives: log pi - log mu, nats" in line]
+    found = found["after"]["negative"]["log_ratio"]
     assert f"{found['mean']:.3f} ± {2 * found['se']:.3f}" in line
 
 
 def test_a_run_without_evaluation_trains_the_same_model_and_no_more(measured, tmp_path, capsys, monkeypatch):
     folder, given = measured
     results = train(tmp_path / "run", samples=given["samples"], evaluation=False)
-    assert results.keys() == {"iterations", "versions"}
-    assert results["iterations"][0].keys() == {"dataset"}
-    files = {str(file.relative_to(tmp_path / "run")) for file in (tmp_path / "run").rglob("*") if file.is_file()}
-    assert not [name for name in files if any(part in name for part in ("test-", "curve", "model-"))]
-    for name in ("metrics.jsonl", "model/model.safetensors"):
-        mine, theirs = (where / "run" / "iteration-1" / name for where in (tmp_path, folder))
-        assert mine.read_bytes() == theirs.read_bytes(), name
+    assert (*results, *results["iterations"][0]) == ("iterations", "versions", "dataset")
+    mine, theirs = (contents(where / "run" / "iteration-1") for where in (tmp_path, folder))
+    assert not [name for name in mine if name.startswith(("test-", "model-"))]
+    assert all(mine[name] == theirs[name] for name in ("metrics.jsonl", "model/model.safetensors"))
+    assert not (tmp_path / "run" / "curve.png").exists()
     by_command(monkeypatch, tmp_path / "run", "--samples", given["samples"], "--no-evaluation")
     assert "this run is finished" in capsys.readouterr().out
 
@@ -344,11 +309,12 @@ def test_samples_that_were_held_out_are_signed_as_trained_ones_are(lm):
     samples = [Sample(prompt="Q", completion=" A", reward=float(i == 0), token_logmu=[-1.0, -2.0]) for i in range(4)]
     signs = {}
     for changes in ({}, {"baseline": 0.5}, {"baseline_from": "mean"}, {"trust_logmu": True}):
-        rows = rows_held_out(gsm8k.Settings(samples="s", held_out="h", **changes), samples, lm, ())
+        rows = rows_held_out(Settings(samples="s", held_out="h", **changes), samples, lm, ())
         signs[str(changes)] = [row[0].reward >= 0 for row in rows]
         assert [row[0].logmu == -3.0 for row in rows] == ["trust_logmu" in changes] * 4
     assert list(signs.values()) == [[True] * 4, [True] + [False] * 3, [True] + [False] * 3, [True] * 4]
-    scored = to_scored(rows, [[replace(example, logmu=-4.0)] for [example] in rows])
+    examples = [example for [example] in rows]
+    scored = to_scored(examples, [replace(example, logmu=-4.0) for example in examples])
     assert [(one.logp, one.logmu, one.prompt) for one in scored] == [(-4.0, -3.0, 0)] * 4
 
 
@@ -364,12 +330,10 @@ def test_a_sign_that_is_missing_is_no_fault():
     [
         ({"samples": "s"}, "--samples: say how to evaluate, by one of --test-data DIR"),
         ({"samples": "s", "held_out": "h", "evaluation": False}, "--samples: say how to evaluate"),
-        ({"samples": "s", "held_out": "h", "test_data": "d"}, "--samples: say how to evaluate"),
         ({"held_out": "h"}, "--held-out: is for --samples"),
         ({"evaluation": False}, "--no-evaluation: is for --samples"),
         ({"columns": ("reward=score",)}, "--columns: is for --samples"),
         ({"samples": "s", "evaluation": False, "columns": ("rewrad=score",)}, "--columns rewrad=score: must be"),
-        ({"samples": str(TINY / "train.jsonl"), "held_out": "none"}, "train.jsonl:1: no prompt among the columns"),
         ({"samples": "train.jsonl", "held_out": "none.jsonl"}, "none.jsonl: no such file"),
         ({"samples": "train.jsonl", "held_out": "bad.jsonl"}, "bad.jsonl:1: field completion: is"),
     ],
@@ -398,7 +362,7 @@ def test_messages_become_the_tokens_of_the_model_s_chat_template(tmp_path, name,
     model = save_chat_model(tmp_path / "model", name)
     user = [{"role": "user", "content": "1 + 1?"}]
     answers = [[{"role": "assistant", "content": text}] for text in ("2.", "3.")]
-    of_trl(tmp_path / "c.parquet", user, answers, {"accuracy_reward": [1.0, -0.5]})
+    of_trl(tmp_path / "c.parquet", user, answers, accuracy_reward=[1.0, -0.5])
     (tmp_path / "system.txt").write_text("Be brief.")
     asked = {"chat": True, "system": tmp_path / "system.txt" if system else None, "evaluation": False}
     train(tmp_path / "run", model=str(model), samples=str(tmp_path / "c.parquet"), **asked)

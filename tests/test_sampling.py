@@ -38,7 +38,7 @@ def test_same_seed_same_completions_and_the_global_random_state_is_left_alone(en
     first, second, other = (drawn(engine, sampling, TWO, seed=seed) for seed in (0, 0, 1))
     assert first == second != other
     assert torch.equal(state, torch.random.get_rng_state())
-    assert len({completion.text for completion in first[0]}) > 4  # completions of a prompt differ
+    assert len({completion.completion for completion in first[0]}) > 4  # completions of a prompt differ
     same = drawn(engine, sampling, [PROMPT, PROMPT])
     assert same[0] != same[1]  # and so do prompts' seeds
 
@@ -59,7 +59,7 @@ def test_a_finished_completion_ends_with_its_end_of_sequence(engine, lm):
         assert completion.finish_reason == "stop"
         assert completion.token_ids[-1] == lm.tokenizer.eos_token_id
         assert lm.tokenizer.pad_token_id not in completion.token_ids
-        assert completion.text == lm.tokenizer.decode(completion.token_ids[:-1])
+        assert completion.completion == lm.tokenizer.decode(completion.token_ids[:-1])
 
 
 def test_a_completion_at_the_limit_is_cut(engine):
@@ -70,11 +70,11 @@ def test_a_completion_at_the_limit_is_cut(engine):
 def check_stops(engine, tokenizer):
     """Completions that "The ans" ends: it is their last tokens."""
     found = drawn(engine, SamplingParameters(max_new_tokens=60, stop=("The ans",)), n=32)[0]
-    found = [completion for completion in found if "The ans" in completion.text]
+    found = [completion for completion in found if "The ans" in completion.completion]
     assert len(found) > 16
     for completion in found:
         assert completion.finish_reason == "stop"
-        assert completion.text == tokenizer.decode(completion.token_ids)
+        assert completion.completion == tokenizer.decode(completion.token_ids)
         assert "The ans" not in tokenizer.decode(completion.token_ids[:-1])
 
 
@@ -99,7 +99,7 @@ def test_completions_come_back_to_their_prompts_from_batches_of_any_size(hf):
     greedy = SamplingParameters(max_new_tokens=12, top_k=1)
     assert drawn(hf(300), greedy, prompts, n=2) == [drawn(hf(), greedy, [prompt], n=2)[0] for prompt in prompts]
     alone = drawn(hf(1), SamplingParameters(max_new_tokens=24, temperature=2.0))[0]
-    assert len({completion.text for completion in alone}) > 4  # each batch has a seed of its own
+    assert len({completion.completion for completion in alone}) > 4  # each batch has a seed of its own
 
 
 @pytest.mark.parametrize("prompts", [(PROMPT,), (PROMPT, "Q: " + "figs " * 30 + "\nA:"), ("Q", PROMPT, "Q: 1?\nA:")])
@@ -115,7 +115,7 @@ def test_prompts_that_are_computed_once_give_what_plain_generate_gives(lm, promp
     assert len({len(exact.tokenizer(prompt)["input_ids"]) for prompt in prompts}) == len(prompts)
     monkeypatch.setattr(engines, "_computed_once", lambda *_: None)
     assert drawn(engine, sampling, prompts) == shared
-    assert len({completion.text for completions in shared for completion in completions}) > 4 * len(prompts)
+    assert len({completion.completion for completions in shared for completion in completions}) > 4 * len(prompts)
 
 
 def test_prompts_of_one_token_have_nothing_to_compute_before_it(hf, lm):

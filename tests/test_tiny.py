@@ -154,7 +154,9 @@ def test_the_models_verify_badly(model):
     checked = [sample for sample in samples[::4] if sample.finish_reason == "stop"]
     prompts = [f"{sample.prompt}{sample.completion}\nCheck:" for sample in checked]
     engine = transformers_engine(load_model(str(TINY / model)), 40_000)
-    texts = [completion.text for _, completion in sorted(engine(prompts, 1, SamplingParameters(max_new_tokens=96), 0))]
+    texts = [
+        completion.completion for _, completion in sorted(engine(prompts, 1, SamplingParameters(max_new_tokens=96), 0))
+    ]
     truths = [sample.outcome == "correct" for sample in checked]
     outcomes = Counter(grade_verdict(text, truth) for text, truth in zip(texts, truths, strict=True))
     finds_none = ["right" in text and "not" not in text and "No answer" not in text for text in texts]

@@ -28,7 +28,7 @@ SETTINGS = gsm8k.Settings(engine="vllm", max_new_tokens=64)
 
 
 def has_the_models_own_logps(completion, lm, prompt):
-    return completion.token_logmu == pytest.approx(logps_after(lm, prompt, completion.token_ids)[0], abs=1e-4)
+    return completion.token_logmu_engine == pytest.approx(logps_after(lm, prompt, completion.token_ids)[0], abs=1e-4)
 
 
 def test_log_probabilities_are_those_among_all_tokens_and_seeds_do_not_overlap(vllm, lm):
@@ -65,7 +65,7 @@ def test_an_engine_of_two_processes_draws_what_one_draws_and_ends_whole(python, 
     pairs = zip(chain(*found), chain(*drawn(vllm, sampling, prompts, seed=3)), strict=True)
     for one, other in pairs:
         assert one.token_ids == other.token_ids
-        assert one.token_logmu == pytest.approx(other.token_logmu, abs=1e-4)  # sums in another order
+        assert one.token_logmu_engine == pytest.approx(other.token_logmu_engine, abs=1e-4)  # sums in another order
 
 
 @pytest.mark.slow
@@ -79,7 +79,7 @@ def test_a_chat_ends_with_its_turn(python, tmp_path):
     finished = [completion for completion in found if completion.finish_reason == "stop"]
     assert len(finished) > 24
     assert all(c.token_ids.index(chat.chat.end) == len(c.token_ids) - 1 for c in finished)
-    assert all(c.text == chat.tokenizer.decode(c.token_ids[:-1]) for c in finished)
+    assert all(c.completion == chat.tokenizer.decode(c.token_ids[:-1]) for c in finished)
     assert all(has_the_models_own_logps(completion, chat, prompt) for completion in found)  # both saw the same prompt
 
 

@@ -39,7 +39,9 @@ def test_requests_as_ours_are_answered_with_the_models_own_distribution(interpre
         whole = draw(PROMPT, 3, 5, max_new_tokens=8, top_k=500)
         assert draw(PROMPT, 2, 6, max_new_tokens=8, top_k=500) == whole[1:]  # completion k has its prompt's seed + k
         for completion in whole:
-            assert completion.token_logmu == pytest.approx(logps_after(lm, PROMPT, completion.token_ids)[0], abs=1e-4)
+            assert completion.token_logmu_engine == pytest.approx(
+                logps_after(lm, PROMPT, completion.token_ids)[0], abs=1e-4
+            )
 
         # With top-k 3 three tokens alone are drawn, with the log-probabilities that they have among all.
         free = draw(START, 150, 0, max_new_tokens=1, top_k=lm.model.config.vocab_size)
@@ -48,7 +50,7 @@ def test_requests_as_ours_are_answered_with_the_models_own_distribution(interpre
         kept = set(known.topk(3).indices.tolist())
         for one, other in zip(free[:15], draw(START, 15, 0, max_new_tokens=1, top_k=3), strict=True):
             assert other.token_ids[0] in kept
-            assert other.token_logmu == pytest.approx([known[other.token_ids[0]].item()], abs=1e-4)
+            assert other.token_logmu_engine == pytest.approx([known[other.token_ids[0]].item()], abs=1e-4)
             assert one.token_ids == other.token_ids or one.token_ids[0] not in kept  # the same noise
 
 

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from pipeline.models.language_model import LanguageModel
-from pipeline.records import InputError
+from pipeline.records import Drawn, InputError
 from pipeline.runtime.processes import rank
-from pipeline.sampling import Completion, Engine, SamplingParameters
+from pipeline.sampling import Engine, SamplingParameters
 from pipeline.settings import Settings
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -57,17 +57,15 @@ def vllm_engine(model: str, lm: LanguageModel, longest: int, settings: Settings,
             )
         return json.loads(line)
 
-    def engine(
-        prompts: Sequence[str], n: int, sampling: SamplingParameters, seed: int
-    ) -> Iterator[tuple[int, Completion]]:
+    def engine(prompts: Sequence[str], n: int, sampling: SamplingParameters, seed: int) -> Iterator[tuple[int, Drawn]]:
         own = asdict(sampling) | {"include_stop_str_in_output": True, "stop_token_ids": sorted(lm.ends)}
         own |= {"max_tokens": own.pop("max_new_tokens"), "stop": list(sampling.stop)}
         request = json.dumps({"prompts": lm.prompt_ids(prompts), "n": n, "sampling": own, "seed": seed})
         with suppress(BrokenPipeError):  # it has ended, as `answer` tells
             print(request, file=worker.stdin, flush=True)
         for number, completions in enumerate(answer()):
-            for completion in completions:
-                yield number, Completion(text=lm.text(completion["token_ids"]), **completion)
+            for one in completions:
+                yield number, Drawn(prompt=prompts[number], completion=lm.text(one["token_ids"]), **one)
 
     try:
         if error := answer():

@@ -6,7 +6,6 @@ python notebooks/student.py --out DIR     # another folder beside this one: they
 
 import copy
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
@@ -14,14 +13,6 @@ import tyro
 
 HERE = Path(__file__).resolve().parent
 ANSWER = "<details><summary>Answer</summary>"
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Where the notebooks go."""
-
-    out: Path = HERE.parent / "student"
-    """folder to write into, inside the project's folder"""
 
 
 def without_answers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
@@ -41,15 +32,19 @@ def without_answers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     return student
 
 
-def main(settings: Settings) -> None:
-    """Write every notebook of this folder; one line and a non-zero exit status where they would not run."""
-    if settings.out.resolve().parent != HERE.parent or settings.out.resolve() == HERE:
-        sys.exit(f"student: --out {settings.out}: choose a new folder inside {HERE.parent}")
-    settings.out.mkdir(parents=True, exist_ok=True)
+def main(out: Path = HERE.parent / "student") -> None:
+    """Write every notebook of this folder; one line and a non-zero exit status where they would not run.
+
+    Args:
+        out: folder to write into, inside the project's folder
+    """
+    if out.resolve().parent != HERE.parent or out.resolve() == HERE:
+        sys.exit(f"student: --out {out}: choose a new folder inside {HERE.parent}")
+    out.mkdir(parents=True, exist_ok=True)
     for path in sorted(HERE.glob("*.ipynb")):
-        nbformat.write(without_answers(nbformat.read(path, as_version=4)), settings.out / path.name)
-    print(settings.out)
+        nbformat.write(without_answers(nbformat.read(path, as_version=4)), out / path.name)
+    print(out)
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Settings, description=__doc__))
+    tyro.cli(main, description=__doc__)

@@ -59,29 +59,21 @@ def test_it_holds_topr_and_the_checker_and_requires_torch(installed):
     assert PathDistribution(folder).requires == ["torch", *(f'{line}; extra == "experiments"' for line in pinned)]
 
 
-def test_the_command_checks_the_installed_loss_from_any_folder(installed, tmp_path):
-    (tmp_path / "mine.py").write_text("import topr\nprint(topr.__file__)\nloss = topr.topr_loss_of_tokens\n")
-    done = call(installed, tmp_path, "mine:loss", "--random", "20")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"{installed / 'topr.py'}\n")
-    assert done.stdout.endswith("mine:loss: paper\n20 random batches agree with Eq. 7\n")
-    assert {path.name for path in tmp_path.iterdir()} <= {"mine.py", "__pycache__"}
-
-
 def test_the_workflow_fails_unless_the_loss_is_the_paper_s(installed, tmp_path):
     [_, [command, name, *options]] = workflow()
     assert command == "topr-conformance"
     for variant, status in (("paper", 0), ("per_token", 1)):
-        (tmp_path / f"my_{variant}.py").write_text(f"from conformance.variants import {variant} as function\n")
+        code = f"import topr\nprint(topr.__file__)\nfrom conformance.variants import {variant} as function\n"
+        (tmp_path / f"my_{variant}.py").write_text(code)
         done = call(installed, tmp_path, name.replace("package.module", f"my_{variant}"), *options)
         assert (done.returncode, done.stderr) == (status, "")
+        assert done.stdout.startswith(f"{installed / 'topr.py'}\n")
         assert (tmp_path / options[options.index("--out") + 1] / "report.json").exists()
 
 
 def test_help_does_not_wait_for_torch(installed, tmp_path):
     done = call(installed, tmp_path, "--help", without=["torch"])
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("usage: topr-conformance ")
+    assert (done.returncode, done.stderr, done.stdout[:23]) == (0, "", "usage: topr-conformance")
 
 
 def test_a_topr_py_of_the_user_s_is_not_mistaken_for_ours_and_a_copy_is_ours(installed, tmp_path):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import tyro
 
+from benchmarks.__main__ import NAMES
 from docs.make_tables import anchor, help_of_settings, load, renewed
 from pipeline.settings import Settings, check, read_settings
 from train_gsm8k import PRESETS
@@ -78,6 +79,10 @@ def commands():
     return sorted({re.split(r"\s+#", line)[0].strip() for line in found} - {""})
 
 
+OPTIONS = {"toy_bandit.py": "Settings", "reproduce.py": "Options", "paper/real_llm.py": "Options"}
+PROGRAMS = (".", "cd", "export", "git", "hf", "nvidia-smi", "pip", "pipx", "sudo", "uv")  # of others
+
+
 def understand(command):
     """Read a command's options as it would itself: SystemExit, InputError or AssertionError where it does not."""
     words, processes = shlex.split(command.replace(" NAME", " fig1")), 1
@@ -93,59 +98,43 @@ def understand(command):
             known = re.findall(r"^([\w./-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
             assert {target for target in targets if "=" not in target} <= set(known)
         case ["topr-conformance", *arguments] | ["python", "conformance", *arguments]:
-            from conformance.__main__ import read
-
-            read(arguments)
+            import_module("conformance.__main__").read(arguments)
         case ["python", "benchmarks", name, *_]:
-            from benchmarks.__main__ import NAMES
-
             assert name in NAMES
-        case ["python", script, *arguments]:
+        case ["python", script, *arguments] if script in OPTIONS:
+            module = import_module(script.removesuffix(".py").replace("/", "."))
+            options = tyro.cli(getattr(module, OPTIONS[script]), args=arguments)
+            assert script != "reproduce.py" or module.check(options) is None
+        case ["python", script, *arguments] if is_task(script):
+            module = import_module(script.removesuffix(".py").replace("/", "."))
+            settings = read_settings(arguments, getattr(module, "PRESETS", PRESETS))
+            getattr(module, "check_verifier", check)(settings, processes)
+        case ["python", script, *_]:
             assert (ROOT / script).is_file()
-            understand_script(script, arguments, processes)
-        case ["export", assignment]:
-            assert assignment.partition("=")[0] in ("GLOO_SOCKET_IFNAME", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+            assert Path(script).parent.name in ("docs", "notebooks", "tiny", "examples"), script
         case _:
-            assert words[0] in (".", "cd", "git", "hf", "nvidia-smi", "pip", "pipx", "sudo", "uv"), command
+            assert words[0] in PROGRAMS, command
 
 
-def understand_script(script, arguments, processes):
-    is_task = re.search("^from train_gsm8k import .*main$", (ROOT / script).read_text(encoding="utf-8"), re.MULTILINE)
-    if script in ("train_gsm8k.py", "tasks/verifier.py") or is_task:
-        module = import_module(script.removesuffix(".py").replace("/", "."))
-        presets = getattr(module, "PRESETS", PRESETS)
-        getattr(module, "check_verifier", check)(read_settings(arguments, presets), processes)
-    elif script == "toy_bandit.py":
-        import toy_bandit
-
-        tyro.cli(toy_bandit.Settings, args=arguments)
-    elif script == "reproduce.py":
-        import reproduce
-
-        reproduce.check(tyro.cli(reproduce.Options, args=arguments))
-    elif script == "paper/real_llm.py":
-        from paper.real_llm import Options as RealOptions
-
-        tyro.cli(RealOptions, args=arguments)
-    else:
-        assert Path(script).parent.name in ("docs", "notebooks", "tiny", "examples"), script
+def is_task(script):
+    text = (ROOT / script).read_text(encoding="utf-8") if (ROOT / script).is_file() else ""
+    return script in ("train_gsm8k.py", "tasks/verifier.py") or re.search("(?m)^from train_gsm8k import .*main$", text)
 
 
-@pytest.mark.parametrize("command", [command for command in commands() if "--help" not in command])
-def test_documented_commands_are_understood(command):
-    understand(command)
+def test_documented_commands_are_understood_and_others_not():
+    for command in commands():
+        if "--help" not in command:
+            understand(command)
+    for command in ("python train_gsm8k.py --no-such", "make no-such", "python no_such.py", "rm FILE"):
+        with pytest.raises((SystemExit, AssertionError)):
+            understand(command)
 
 
-@pytest.mark.parametrize("command", ["python train_gsm8k.py --no-such", "make no-such", "python no_such.py", "rm FILE"])
-def test_other_commands_are_not(command):
-    with pytest.raises((SystemExit, AssertionError)):
-        understand(command)
+QUICK = [command for command in commands() if re.search(r"^(?!torchrun).*( topr:|--list|--dry-run)", command)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "command", [c for c in commands() if re.search(r"^(?!torchrun).*( topr:|--list|--dry-run)", c)]
-)
+@pytest.mark.parametrize("command", QUICK)
 def test_quick_commands_do_what_they_say(command):
     words = shlex.split(command.replace("topr-conformance", "python -m conformance"))
     done = subprocess.run([sys.executable, *words[1:]], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -186,8 +175,7 @@ def test_every_fault_names_tests_that_are_there():
     for row in rows:
         named = re.findall(r"`(test_\w+)`", row)
         assert named, row
-        for name in named:
-            assert f"def {name}(" in code, name
+        assert all(f"def {name}(" in code for name in named), row
 
 
 def test_every_figure_has_a_picture_a_command_and_the_verdict_of_its_file():
@@ -198,14 +186,11 @@ def test_every_figure_has_a_picture_a_command_and_the_verdict_of_its_file():
         content = load(name)
         assert content["command"].split(" --preset")[0] in text
         verdicts = re.findall(r"\*\*Verdict: (agrees|agrees in part|does not agree)[.*]", text)
-        assert verdicts == (
-            [] if name in ("variants", "map", "real-llm") else [content["judgement"]["verdict"]]
-        )  # three are ours
+        is_ours = name in ("variants", "map", "real-llm")
+        assert verdicts == ([] if is_ours else [content["judgement"]["verdict"]])
 
 
 def test_every_benchmark_has_its_results_on_a_page():
-    from benchmarks.__main__ import NAMES
-
     placed = set(re.findall(r"table:benchmark (\w+)", PAGES["results/benchmarks/README.md"]))
     counted = {"fake_8b_step"}  # which takes no turns with another side: docs/performance.md has it
     assert {file.stem for file in (ROOT / "results" / "benchmarks").glob("*.json")} == placed | counted

@@ -1,7 +1,7 @@
-"""Compares two mathematical answers with math-verify, in a separate process.
+"""Compares two mathematical answers with math-verify, in a process of its own.
 
-An expression such as 9^{9^{9^9}} takes unlimited time and memory. The process that reads it is killed, the answer
-counts as incorrect, and the run goes on. Python's own process pools would import torch into each new process.
+An expression such as 9^{9^{9^9}} takes unlimited time and memory: the process is killed, and the answer is incorrect.
+Python's own process pools would import torch into each new process.
 """
 
 import json
@@ -44,18 +44,17 @@ class Judge:
         return gold == answer or (max(len(gold), len(answer)) <= LONGEST and self._ask_once(gold, answer))
 
     def _ask(self, gold: str, answer: str) -> bool:
-        if self._process is None or self._process.poll() is not None:
-            self._start()
+        line = None
         try:
-            with suppress(BrokenPipeError):  # a process that has just ended gives no answer, which is handled below
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+            with suppress(BrokenPipeError):  # a process that has just ended gives no answer
                 self._process.stdin.write(json.dumps([gold, answer]).encode() + b"\n")
                 self._process.stdin.flush()
             line = self._line(self._patience)
-        except BaseException:  # a late answer would be taken for that to the next question
-            self._end()
-            raise
-        if line is None:
-            self._end()
+        finally:
+            if line is None:  # after an interrupt too: a late answer would be taken for that to the next question
+                self._end()
         return line is not None and json.loads(line)["equal"]
 
     def _start(self) -> None:
@@ -64,7 +63,6 @@ class Judge:
         self._process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
         self._end = weakref.finalize(self, _end, self._process)
         if self._line(START_SECONDS) is None:
-            self._end()
             raise InputError("math-verify: does not start; `pip install -r requirements.txt` brings it")
 
     def _line(self, seconds: float) -> bytes | None:

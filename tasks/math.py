@@ -8,10 +8,8 @@ Problems come from the hub or from `--data DIR`. The folder holds train.jsonl an
 train/ and test/ with a .json file for each problem. The fields are `problem`, and `solution` with its answer in
 \boxed{} or, as in MATH-500, `answer`. No problem of MATH comes with this project: its licence is disputed.
 
-Answers are compared by math-verify, which is **stricter than the script that the paper used** (Shao et al. 2024). That
-script also accepts 0.5 for 50 (a factor of 100), (2,5) for [2,5), and 0.3333 for 1/3 (within 1e-3). Here 50\% equals
-1/2 and 50, units are ignored (5 cm is 5), a decimal fraction needs six correct decimals, and letters without \text are
-a product (BA is AB).
+Answers are compared by math-verify, which is **stricter than the script that the paper used** (Shao et al. 2024):
+docs/math.md says in what.
 """
 
 import ast
@@ -27,8 +25,6 @@ from pipeline.records import OUTCOMES, InputError, Outcome, Problem, Task, read_
 from pipeline.settings import TINY, Settings
 from tasks.judge import Judge
 from train_gsm8k import PAPER, main
-
-# ---- the task: MATH's problems, prompt and grading (Section 4.1) -------------------------------------------------
 
 FINAL, HOPE = "final answer is", "I hope"
 FORMULA = re.compile(r"[\s:*]*(\$\$?|\\\[|\\\()(.+?)(?:\$\$?|\\\]|\\\))[\s.*]*(?:\n|$)", re.DOTALL)
@@ -144,8 +140,8 @@ def without_shots(problems: list[Problem], shots: list[str]) -> list[Problem]:
         return re.sub(r"[\W_]+", "", text)
 
     known = [letters(shot) for shot in shots]
-    asked = {problem.id: letters(f"Problem: {problem.question} Solution:") for problem in problems}
-    return [problem for problem in problems if not any(shot.startswith(asked[problem.id]) for shot in known)]
+    asked = [letters(f"Problem: {problem.question} Solution:") for problem in problems]
+    return [problem for problem, own in zip(problems, asked, strict=True) if not any(s.startswith(own) for s in known)]
 
 
 def math_task(settings: Settings) -> Task:
@@ -165,8 +161,6 @@ def math_task(settings: Settings) -> Task:
         same=judge.equal,
     )
 
-
-# ---- the command -------------------------------------------------------------------------------------------------
 
 PRESETS = MappingProxyType(
     {

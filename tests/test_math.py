@@ -3,13 +3,10 @@
 import gc
 import json
 import re
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import sympy
-from sympy import Rational, pi, sqrt
 
 from pipeline.evaluation import collect
 from pipeline.records import InputError, Sample
@@ -24,21 +21,16 @@ def judge():
 
 
 EXTRACTED = [
-    (r"$\boxed{1}$, no: $\boxed{2}$", "2"),
     (r"\boxed{x + \boxed{3}}", "3"),
-    (r"\boxed{\frac{1}{\sqrt{2}}}", r"\frac{1}{\sqrt{2}}"),
     (r"\boxed{\left\{1\right.}", r"\left\{1\right."),
     (r"\fbox{4}", "4"),
-    (r"\boxed {4}", "4"),
     (r"it is $\boxed 5$.", "5"),
     (r"\boxed{5} and \boxed{6", "5"),
     (r"\boxed{5} and \boxed{}", "5"),
     (r"} \boxed{5}", "5"),
-    (r"\boxed{5", None),
     (r"\boxed{ }", None),
     (r"\boxed", None),
     ("Final Answer: The final answer is $24$. I hope it is correct.", "24"),
-    ("The final answer is: $-\\frac{2}{3}$.", r"-\frac{2}{3}"),
     ("The final answer is .5", ".5"),
     ("The final answer is 3\nand more", "3"),
     (r"So \boxed{2}. The final answer is $3$. I hope it is correct.", "3"),
@@ -54,8 +46,6 @@ EXTRACTED = [
     ("The final answer is $x=1$ or $x=2$.", "x=1$ or $x=2"),
     (r"\boxed{25\text{ cm}.}", r"25\text{ cm}"),
     (r"\boxed{12\ }", "12"),
-    (r"\boxed{20\%}", r"20\%"),
-    ("The answer is 7.", None),
 ]
 
 
@@ -65,25 +55,12 @@ def test_extract_answer():
 
 # ---- comparing ---------------------------------------------------------------------------------------------------
 
-SAME = [  # one of each kind; the page has more
-    ("3\\frac{1}{2}", "\\frac{7}{2}"),
-    ("2\\sqrt{3}", "\\sqrt{12}"),
-    ("(-\\infty,2)\\cup(3,\\infty)", "(3,\\infty)\\cup(-\\infty,2)"),
+SAME = [
     ("1,2,3", "3, 1, 2"),
-    ("\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", "\\begin{pmatrix} 1 \\\\\n 2\n\\end{pmatrix}"),  # over several lines
-    ("\\text{Monday}", "Monday"),
-    ("x=5", "5"),
+    ("\\begin{pmatrix} 1 \\end{pmatrix}", "\\begin{pmatrix}\n1\n\\end{pmatrix}"),
     ("AB", "BA"),
 ]
-DIFFERENT = [
-    ("\\sqrt{2}", "1.41"),
-    ("(1,2)", "(2,1)"),
-    ("\\text{Monday}", "\\text{Tuesday}"),
-    ("x^2", "x^3"),
-    ("3", "٣"),  # digits of other scripts are not read
-    ("3", "three"),
-    ("\\sin 30^\\circ", "\\frac{1}{2}"),  # the same to a reader
-]
+DIFFERENT = [("(1,2)", "(2,1)"), ("3", "٣"), ("3", "three"), ("\\sin 30^\\circ", "\\frac{1}{2}")]  # more is on the page
 
 
 def test_answers_are_compared_as_the_page_says(judge):
@@ -112,23 +89,19 @@ OUTCOMES = {
     r"\boxed{what?}": "incorrect",  # there is an answer; it cannot be read
     r"\boxed{\frac{1}{}": "invalid",  # cut in the middle: not closed
     "The final answer is": "invalid",
-    "1/2": "invalid",
 }
 HOSTILE = {  # to a gold answer of 3
     "nested braces": (r"\boxed{" + "{" * 200 + "4" + "}" * 200 + "}", "incorrect"),
     "tower": (r"\boxed{9^{9^{9^9}}}", "incorrect"),
     "factorial": (r"\boxed{(9^{9^9})!}", "incorrect"),
-    "power": (r"\boxed{(x+y+z)^{5000}}", "incorrect"),
     "a megabyte in a box": (r"\boxed{" + "1" * 1_000_000 + "}", "incorrect"),
     "boxes in boxes": (r"\boxed{" * 5_000 + "4" + "}" * 5_000, "incorrect"),
     "fractions": (r"\boxed{" + r"\frac{" * 70 + "}" * 70 + "}", "incorrect"),
     "controls": ("\\boxed{\x00\x01\u202e\u2028}", "incorrect"),
     "lone surrogate": ("\\boxed{\ud800}", "incorrect"),
-    "lines": ("\\boxed{4\n\n4}", "incorrect"),
     "code": (r"\boxed{__import__('os').getcwd()}", "incorrect"),
     "a megabyte of boxes": (r"\boxed{" * 150_000, "invalid"),
     "final answers": ("final answer is " * 70_000, "invalid"),
-    "backslashes": (r"\boxed{" + "\\" * 401 + "}", "invalid"),
     "dollars": (r"\boxed{" + "$" * 400 + "}", "invalid"),
 }
 
@@ -148,7 +121,7 @@ def test_hostile_text_gets_a_verdict_and_the_judge_goes_on():
     assert hasty.equal("1" * 10_000, "1" * 10_000)
 
 
-def test_a_judge_whose_process_ended_or_takes_too_long_starts_another(monkeypatch):
+def test_a_judge_whose_process_ended_or_takes_too_long_or_was_left_alone_starts_another(monkeypatch):
     judge = Judge()
     assert judge.equal("1/2", "0.5")
     first = judge._process
@@ -160,66 +133,26 @@ def test_a_judge_whose_process_ended_or_takes_too_long_starts_another(monkeypatc
         patched.setattr(judge, "_patience", 0.0)  # every comparison takes too long
         assert not judge.equal("1/5", "0.2")
         assert judge._process.poll() is not None
-    assert judge.equal("1/8", "0.125")
-
-
-def test_an_interrupted_comparison_is_not_taken_for_the_next(monkeypatch):
-    judge = Judge()
-    assert judge.equal("1/2", "0.5")
     with monkeypatch.context() as patched:
         patched.setattr(judge, "_line", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             judge.equal("3", "4")
-    assert judge.equal("5", "5.0")
-    assert not judge.equal("5", "6")
-
-
-def test_nothing_is_left_when_a_judge_is_gone():
-    judge = Judge()
-    assert judge.equal("1/2", "0.5")
-    process = judge._process
+    assert judge.equal("5", "5.0")  # and the answer to the interrupted question is not taken for this one's
+    last = judge._process
     del judge
     gc.collect()
-    assert process.poll() is not None
+    assert last.poll() is not None
 
 
 # ---- problems and worked examples --------------------------------------------------------------------------------
 
-ANSWERS = {  # worked out by sympy, not by the solutions
-    "What fraction of the loaf": Rational(12 - 9, 12),
-    "discount of": 80 * Rational(65, 100),
-    "Which percentage": Rational(100 * len(range(5, 41, 5)), 40),
-    "mixed number": Rational(17, 5),
-    "four such tanks": 4 * 1250,
-    "Solve $3x": sympy.solve("3*x - 7 - 11")[0],
-    "remainder of": pow(2, 10, 7),
-    "distance between": sqrt((4 - 1) ** 2 + (-2 - 2) ** 2),
-    "sqrt{50}": sqrt(50) + sqrt(18),
-    "zeros are at the end": len(str(sympy.factorial(30))) - len(str(sympy.factorial(30)).rstrip("0")),
-    "Two angles": 180 - 48 - 67,
-    "area of a circle": pi * 3**2,
-    "height upon": Rational(2 * 6) / sqrt(2**2 + 6**2),
-    "five different books": sympy.factorial(5),
-    "sum of 9": Rational(sum(a + b == 9 for a in range(1, 7) for b in range(1, 7)), 36),
-    "Compute $(3": sympy.expand((3 + 2 * sympy.I) * (1 - sympy.I)),
-    "series": 1 / (1 - Rational(2, 3)),
-    "cos 150": sympy.cos(150 * pi / 180),
-    "of 45": Rational(2, 3) * 45,
-    "frac{x}{4}": sympy.solve("x/4 - Rational(9, 10)")[0],
-    "greatest common": sympy.gcd(84, 126),
-    "diagonal": sqrt(2) * sqrt(18),
-    "Three of seven": sympy.binomial(7, 3),
-}
 
-
-def test_our_own_problems_have_the_right_answers(judge):
+def test_our_own_problems_are_several_and_have_golds_that_can_be_read(judge):
     problems = [problem for split in ("train", "test") for problem in math.load_problems(str(TINY / "math"), split)]
     assert len({problem.question for problem in problems}) == 32
-    for part, value in ANSWERS.items():
-        [problem] = [problem for problem in problems if part in problem.question]
-        assert judge.equal(problem.gold, sympy.latex(value)), problem.question
-    assert all(math.grade(rf"\boxed{{{problem.gold}}}", problem.gold, judge) == "correct" for problem in problems)
-    assert Counter(math.grade(r"\boxed{123456}", p.gold, judge) for p in problems) == {"incorrect": 32}
+    for problem in problems:
+        assert judge._ask(problem.gold, problem.gold)  # by math-verify, not as the same text
+        assert math.grade(r"\boxed{123456}", problem.gold, judge) == "incorrect"
 
 
 ROW = {"problem": "1 + 1?", "level": "Level 1", "type": "Prealgebra", "solution": r"It is $\boxed{2}$."}
@@ -245,12 +178,11 @@ def written(folder, split, *rows):
 
 
 def test_an_answer_by_itself_is_read_as_math_500_has_it(tmp_path):
-    row = {"problem": "1 + 1?", "answer": "2", "subject": "Prealgebra", "level": 1, "unique_id": "test/1.json"}
-    task = math.math_task(math.Settings(data=str(TINY / "math"), test_data=written(tmp_path, "test", row)))
-    assert (len(task.train), [(problem.question, problem.gold) for problem in task.test]) == (24, [("1 + 1?", "2")])
+    row = {"problem": "1 + 1?", "answer": "2", "unique_id": "test/1.json"}
+    assert math.load_problems(written(tmp_path, "test", row), "test")[0].gold == "2"
 
 
-@pytest.mark.parametrize("solution", ["It is 2.", r"It is \boxed{2", r"\boxed{}", None])
+@pytest.mark.parametrize("solution", [r"It is \boxed{2", None])
 def test_a_problem_without_an_answer_is_named(tmp_path, solution):
     folder = written(tmp_path, "train", ROW, ROW | {"solution": solution})
     with pytest.raises(InputError, match=r"train.jsonl:2: field solution: no answer"):
@@ -259,9 +191,7 @@ def test_a_problem_without_an_answer_is_named(tmp_path, solution):
 
 def test_the_package_s_shots_are_left_out_of_the_problems(tmp_path):
     shots = math.load_shots(4, None)
-    assert all(
-        shot.startswith("Problem:\n") and "\n\nSolution: " in shot and "final answer is" in shot for shot in shots
-    )
+    assert all(re.match("Problem:\n(?s:.*)\n\nSolution: (?s:.*)final answer is", shot) for shot in shots)
     asked = [shot.partition("\n\nSolution:")[0].removeprefix("Problem:\n").replace("  ", " ") for shot in shots]
     same = [ROW | {"problem": question + extra} for question, extra in zip(asked, (".}", "", " ", "\n"), strict=True)]
     for split in ("train", "test"):
@@ -273,12 +203,6 @@ def test_the_package_s_shots_are_left_out_of_the_problems(tmp_path):
     assert task.prompt(task.train[0]) == "\n\n".join([*shots, "Problem:\n1 + 1?\n\nSolution:"])
     assert task.visible(" It is 2.\n\nProblem: 3?") == " It is 2.\n"
     assert len(math.math_task(replace(settings, shots=0)).train) == 5
-
-
-def test_shots_from_a_file_may_hold_blank_lines(tmp_path):
-    file = tmp_path / "shots.txt"
-    file.write_text("Problem:\na\n\nSolution: b\n\nProblem:\nc\n\nSolution: d\n")
-    assert math.load_shots(2, file) == ["Problem:\na\n\nSolution: b", "Problem:\nc\n\nSolution: d"]
 
 
 def test_presets_pass_their_own_checks():

@@ -65,12 +65,8 @@ def interval(estimate: dict[str, Any], unit: str = " %") -> str:
 
 
 def last(series: dict[str, list[float | None]]) -> str:
-    """The end of a line of a figure.
-
-    >>> last({"mean": [0.4, 0.5], "half_width": [0.1, 0.02]})
-    '50.0 ± 2.0 %'
-    """
-    return Estimate(series["mean"][-1], series["half_width"][-1]).text(100, unit=" %")
+    """The same of the end of a line of a figure."""
+    return interval({name: values[-1] for name, values in series.items()})
 
 
 # ---- runs -----------------------------------------------------------------------------------------------------------
@@ -86,9 +82,9 @@ def outcomes(columns: dict[str, dict[str, Any]]) -> Table:
 
 def laptop() -> Table:
     """Before and after the default run, and after naive REINFORCE on the same samples."""
-    ours, naive = load("laptop"), load("methods")["python train_gsm8k.py --method reinforce"]
-    after = {"after TOPR": ours, "after naive REINFORCE": naive}
-    return outcomes({"before": ours["before"]} | {name: run["iterations"][0]["after"] for name, run in after.items()})
+    run, [naive] = load("laptop"), load("methods")["python train_gsm8k.py --method reinforce"]["iterations"]
+    after = {"after TOPR": run["iterations"][0]["after"], "after naive REINFORCE": naive["after"]}
+    return outcomes({"before": run["before"]} | after)
 
 
 def iterations() -> Table:
@@ -110,21 +106,11 @@ def methods() -> Table:
     return Table(["options", "correct at the end", "invalid", "correct along the epoch, in %"], rows)
 
 
-def verifier(name: str) -> Table:
-    """Table 2 of one run."""
-    rows, columns = load(name)["table2"], list(load(name)["table2"]["base"])
-    text = {
-        row: [Estimate.read(cells[c]).text(100, unit=" %") if c in cells else "-" for c in columns]
-        for row, cells in rows.items()
-    }
-    return Table(["verifier", *columns], [[row, *cells] for row, cells in text.items()])
+def verifier(name: str) -> str:
+    """Table 2 of one run, and the differences between its rows."""
+    from tasks.verifier import tables
 
-
-def differences(name: str) -> Table:
-    """The differences between the rows of Table 2 of one run."""
-    found = load(name)["paired differences"]
-    rows = [[what, Estimate.read(value).text(100, unit=" points")] for what, value in found.items()]
-    return Table(["difference on the same solutions", ""], rows)
+    return "\n\n".join(table.markdown() for table in tables(load(name)))
 
 
 def collapse() -> list:
@@ -192,10 +178,9 @@ def mistakes() -> Table:
 
 def bandit() -> Table:
     """The statements that `python toy_bandit.py` checks, with what was measured."""
-    content = load("bandit/claims")["claims"]
     rows = [
         [f"`{name}`", row["source"], row["text"], row["measured"], "yes" if row["holds"] else "no"]
-        for name, rows in content.items()
+        for name, rows in load("bandit/claims")["claims"].items()
         for row in rows
     ]
     return Table(["claim", "source", "statement", "measured", "holds"], rows)
@@ -295,7 +280,7 @@ def help_of_settings() -> dict[str, str]:
 # ---- the command ----------------------------------------------------------------------------------------------------
 
 
-OF_RUNS = (laptop, iterations, methods, verifier, differences, claims, mistakes, bandit)
+OF_RUNS = (laptop, iterations, methods, verifier, claims, mistakes, bandit)
 OTHERS = (benchmark, stages, steps, cards, metrics, settings)
 TABLES = {function.__name__: function for function in (*OF_RUNS, *OTHERS)}
 

@@ -353,24 +353,31 @@ def to_panel(rows: Mapping[str, Mapping[str, Estimate]]) -> "Panel":
     return Panel("Table 2", "", "%, 95% interval", drawn, ticks)
 
 
+def tables(results: dict) -> list[Table]:
+    """Table 2 of results.json and its paired differences, with +- 2 standard errors."""
+    rows = [
+        [name, *(Estimate.read(row[column]).text(100, unit=" %") if column in row else "-" for column in COLUMNS)]
+        for name, row in results["table2"].items()
+    ]
+    pairs = [
+        [what, Estimate.read(value).text(100, unit=" points")] for what, value in results["paired differences"].items()
+    ]
+    return [Table(["verifier", *COLUMNS], rows), Table(["difference on the same solutions", ""], pairs)]
+
+
 # ---- the command -------------------------------------------------------------------------------------------------
 
 
 def main() -> None:
-    """The command line: settings in, Table 2 and its paired differences out, in percent, with +- 2 standard errors."""
+    """The command line: settings in, Table 2 and its paired differences out."""
     started = time.monotonic()
     with command("tasks.verifier"):
         settings = read_settings(sys.argv[1:], PRESETS, __doc__, "runs/verifier-")
         results = run(settings)
         if rank() > 0:
             return
-        rows = [
-            [name, *(Estimate.read(row[column]).text(100) if column in row else "-" for column in COLUMNS)]
-            for name, row in results["table2"].items()
-        ]
-        Table(["verifier", *(f"{column} (%)" for column in COLUMNS)], rows).print()
-        for name, entry in results["paired differences"].items():
-            print(f"{name}: {Estimate.read(entry).text(100)} points")
+        for table in tables(results):
+            table.print()
         print(f"{settings.out}: {time.monotonic() - started:.0f} s")
 
 

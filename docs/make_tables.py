@@ -200,7 +200,7 @@ def benchmark(name: str) -> str:
 def stages() -> Table:
     """The time of each stage on eight H100s, for docs/gpu.md's first command and for the preset `paper`."""
     from benchmarks.fake_8b_step import EIGHT_B, config_of
-    from pipeline.dry_run import ASSUMED, COMPLETION, counts, hours
+    from pipeline.dry_run import COMPLETION, counts, hours
     from train_gsm8k import PAPER
 
     first, found = dataclasses.replace(PAPER, problems=64, examples=512, iterations=2, test_problems=64), []
@@ -209,8 +209,10 @@ def stages() -> Table:
         found.append(
             hours(run, of_run, config_of(EIGHT_B), 8_030_261_248, processes=8, prompt=1_100, completion=tokens)
         )
-    rows = [[name, f"{60 * found[0][name]:.1f}", f"{found[1][name]:.1f}", ASSUMED[name]] for name in ASSUMED]
-    sums = [f"{60 * sum(found[0].values()):.0f}", f"{sum(found[1].values()):.1f}"]
+    pairs = zip(*(of_run.items() for of_run in found), strict=True)
+    rows = [[name, f"{60 * first:.1f}", f"{paper:.1f}", how] for (name, (first, how)), (_, (paper, _)) in pairs]
+    in_all = [sum(value for value, _ in of_run.values()) for of_run in found]
+    sums = [f"{60 * in_all[0]:.0f}", f"{in_all[1]:.1f}"]
     return Table(["stage", "first run (minutes)", "`paper` (hours)", "assumed"], [*rows, ["all", *sums, ""]])
 
 

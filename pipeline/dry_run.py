@@ -26,15 +26,6 @@ WRITING = 0.5e9  # bytes a second that a model is gathered, written and hashed w
 START = 180.0  # seconds that an engine takes to start, and the trainer to load the model
 
 
-class Item(NamedTuple):
-    """A line of the plan; bytes and counts are plain numbers, `unit` says which."""
-
-    name: str
-    value: float
-    unit: str
-    how: str
-
-
 class Counts(NamedTuple):
     """How much a run does."""
 
@@ -58,15 +49,17 @@ def counts(settings: Settings, drawn: int, tests: int, is_given: bool = False) -
 
 def print_plan(settings: Settings, task: Task) -> None:
     """Print the plan of a run as a table; InputError where its model or prompts do not fit."""
-    rows = []
-    for name, value, unit, how in plan(settings, read_inputs(settings, task), intended_ranks(settings.preset)):
-        text = f"{value:,.2f} h" if unit == "h" else f"{value:,.0f} {unit}"
-        rows.append([name, f"{value / 1e9:,.3g} GB" if unit == "bytes" else text, how])
+    items = plan(settings, read_inputs(settings, task), intended_ranks(settings.preset))
+    texts = {"bytes": lambda x: f"{x / 1e9:,.3g} GB", "h": lambda x: f"{x:,.2f} h"}
+    rows = [
+        [name, texts[unit](value) if unit in texts else f"{value:,.0f} {unit}", how]
+        for name, (value, unit, how) in items.items()
+    ]
     Table(["", "", "how"], rows).print()
 
 
-def plan(settings: Settings, inputs: Inputs, processes: int) -> list[Item]:
-    """The counts of a run, the memory of each of its processes, its room on the disk, and an estimate of its time."""
+def plan(settings: Settings, inputs: Inputs, processes: int) -> dict[str, tuple[float, str, str]]:
+    """A run's counts, memory of each process, room on the disk and estimated time: {name: (value, unit, how)}."""
     task, k = inputs.task, settings.iterations
     size, parameters = inputs.size, inputs.size.parameters
     found = counts(settings, size.drawn, len(task.test), inputs.given is not None)
@@ -74,47 +67,36 @@ def plan(settings: Settings, inputs: Inputs, processes: int) -> list[Item]:
     prompt = sum(map(len, prompts)) / len(prompts) if prompts else inputs.lengths[0]
     scored = sum(map(len, inputs.held_out or ()))
     checkpoint, own = checkpoint_bytes(settings, parameters), 4 * parameters / processes
+    gathered = (not settings.reshard) * BYTES[settings.compute] * parameters
     held = {
-        "weights": (own, "in float32, sharded over the processes"),
-        "gradients": (own, "in float32, sharded"),
-        "optimiser": (checkpoint / processes - own, "AdamW's moments in float32, sharded; Adafactor's means are small"),
-        "gathered weights": ((not settings.reshard) * BYTES[settings.compute] * parameters, "without resharding"),
+        "weights": (own, "bytes", "in float32, sharded over the processes"),
+        "gradients": (own, "bytes", "in float32, sharded"),
+        "optimiser": (checkpoint / processes - own, "bytes", "AdamW's moments, sharded; Adafactor's means are small"),
+        "gathered weights": (gathered, "bytes", "without resharding"),
     }
-    items = [
-        Item("processes", processes, "", "one GPU each; torchrun --nproc-per-node"),
-        Item("prompt", prompt, "tokens", f"the {'mean' if prompts else 'longest'} of training"),
-        Item("training samples", k * size.drawn, "", f"{k} iterations x {size.drawn:,}"),
-        Item("test samples", found.tested, "", "before, and after each iteration; fewer along its epoch"),
-        *([Item("held-out samples", scored, "", "scored before, along and after training")] if scored else []),
-        Item("sampled tokens", found.sampled * settings.max_new_tokens, "", "at most: all to the limit"),
-        Item("samples trained on", k * found.trained, "", f"{k} iterations x {found.trained:,}, at most"),
-        Item("optimiser steps", k * found.steps, "", f"of {settings.batch} samples"),
-        Item("parameters P", parameters, "", "counted"),
-        *(Item(name, value, "bytes", how) for name, (value, how) in held.items()),
-        Item("training, per GPU", sum(size for size, _ in held.values()), "bytes", "the sum; activations come on top"),
-        Item(
-            "sampling, per GPU", BYTES[settings.compute] * parameters, "bytes", "vLLM fills most of the rest: a cache"
-        ),
-        Item("host memory of a node", memory_needed(settings, size), "bytes", "weights once; samples in each process"),
-        Item("checkpoint, on disk", checkpoint, "bytes", "weights and optimiser"),
-        Item("disk", disk_needed(settings, size), "bytes", "models, samples and two checkpoints"),
-    ]
+    sampling = BYTES[settings.compute] * parameters
+    items = {
+        "processes": (processes, "", "one GPU each; torchrun --nproc-per-node"),
+        "prompt": (prompt, "tokens", f"the {'mean' if prompts else 'longest'} of training"),
+        "training samples": (k * size.drawn, "", f"{k} iterations x {size.drawn:,}"),
+        "test samples": (found.tested, "", "before, and after each iteration; fewer along its epoch"),
+        "held-out samples": (scored, "", "scored before, along and after training"),
+        "sampled tokens": (found.sampled * settings.max_new_tokens, "", "at most: all to the limit"),
+        "samples trained on": (k * found.trained, "", f"{k} iterations x {found.trained:,}, at most"),
+        "optimiser steps": (k * found.steps, "", f"of {settings.batch} samples"),
+        "parameters P": (parameters, "", "counted"),
+        **held,
+        "training, per GPU": (sum(size for size, *_ in held.values()), "bytes", "the sum; activations come on top"),
+        "sampling, per GPU": (sampling, "bytes", "vLLM fills most of the rest: a cache"),
+        "host memory of a node": (memory_needed(settings, size), "bytes", "weights once; samples in each process"),
+        "checkpoint, on disk": (checkpoint, "bytes", "weights and optimiser"),
+        "disk": (disk_needed(settings, size), "bytes", "models, samples and two checkpoints"),
+    }
     if settings.preset != "laptop" or torch.cuda.is_available():
         mean = prompt, COMPLETION * inputs.lengths[1]
         estimated = hours(settings, found, inputs.meta.model.config, parameters, processes, *mean)
-        items += [Item(f"{stage}, on H100s", value, "h", ASSUMED[stage]) for stage, value in estimated.items()]
+        items |= {f"{stage}, on H100s": (value, "h", how) for stage, (value, how) in estimated.items()}
     return items
-
-
-# ---- time: what is counted, over what a GPU is assumed to do -----------------------------------------------------
-
-ASSUMED = {
-    "starting": "3 minutes for each model: an engine and the trainer",
-    "sampling": f"{SEQUENCES} sequences at a time; weights and cache are read at {MEMORY / 1e12:.2f} TB/s",
-    "scoring": f"a forward pass at {MATRICES / 1e12:.0f} TFLOP/s",
-    "training": f"{MATRICES / 1e12:.0f} TFLOP/s, then {LINKS / 1e9:.0f} GB/s of NVLink",
-    "saving": f"weights after every --save-every steps and at the end, {WRITING / 1e9} GB/s",
-}
 
 
 def hours(
@@ -125,8 +107,8 @@ def hours(
     processes: int,
     prompt: float,
     completion: float,
-) -> dict[str, float]:
-    """Hours of each stage of a run on H100s, one after the other; a sample has so many tokens in the mean.
+) -> dict[str, tuple[float, str]]:
+    """Each stage's hours on H100s, and what is assumed for it; a sample has so many tokens in the mean.
 
     A forward pass takes 2 operations for each weight and token, a backward pass twice that. For each of its passes a
     GPU of n sends (n - 1) / n of the weights that are gathered, and of the gradients that are summed.
@@ -141,11 +123,13 @@ def hours(
     tokens_per_second = processes * SEQUENCES * MEMORY / (2 * parameters + SEQUENCES * cache)
     score = forward + settings.reshard * gathering  # without resharding the weights stay gathered from step to step
     train = (3 + settings.gradient_checkpointing) * forward + (1 + settings.reshard) * gathering + 4 * sending
+    save = k * (found.steps // settings.save_every + 1) * 4 * parameters / WRITING
+    reading, speed = f"weights and cache are read at {MEMORY / 1e12:.2f} TB/s", f"{MATRICES / 1e12:.0f} TFLOP/s"
     seconds = {
-        "starting": (1 + k) * START,
-        "sampling": found.sampled * completion / tokens_per_second,
-        "scoring": k * found.steps * score,
-        "training": k * found.steps * train,
-        "saving": k * (found.steps // settings.save_every + 1) * 4 * parameters / WRITING,
+        "starting": ((1 + k) * START, "3 minutes for each model: an engine and the trainer"),
+        "sampling": (found.sampled * completion / tokens_per_second, f"{SEQUENCES} sequences at a time; {reading}"),
+        "scoring": (k * found.steps * score, f"a forward pass at {speed}"),
+        "training": (k * found.steps * train, f"{speed}, then {LINKS / 1e9:.0f} GB/s of NVLink"),
+        "saving": (save, f"weights after every --save-every steps and at the end, {WRITING / 1e9} GB/s"),
     }
-    return {stage: value / 3600 for stage, value in seconds.items()}
+    return {stage: (value / 3600, how) for stage, (value, how) in seconds.items()}

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
@@ -147,20 +147,14 @@ def on_rank_zero(work: Callable[[], T]) -> T:
     return from_all_ranks(on_all_ranks(lambda: work() if rank() == 0 else None))[0]
 
 
-def progress_bar(items: Iterable[T], description: str, unit: str, total: int | None = None) -> Iterator[T]:
-    """`items`, with a progress bar on rank zero; where its output is no terminal, with a line every ten seconds.
+def progress_bar(items: Iterable[T], description: str, unit: str, total: int | None = None) -> Iterable[T]:
+    """`items`, with a progress bar on rank zero; where its output is no terminal, it is told every ten seconds.
 
     >>> list(progress_bar("ab", "spelling", "letter"))
     ['a', 'b']
     """
-    is_terminal = sys.stderr.isatty()
-    total = len(items) if total is None and isinstance(items, Sized) else total
-    told = time.monotonic()
-    for done, item in enumerate(tqdm(items, description, total, unit=unit, disable=rank() > 0 or not is_terminal), 1):
-        if not is_terminal and rank() == 0 and time.monotonic() > told + 10:
-            told = time.monotonic()
-            print(f"{description}: {done} {unit}s" + f" of {total}" * (total is not None), file=sys.stderr, flush=True)
-        yield item
+    pause = 0.1 if sys.stderr.isatty() else 10.0
+    return tqdm(items, description, total, unit=unit, disable=rank() > 0, delay=pause, mininterval=pause)
 
 
 # ---- graceful shutdown on SIGINT and SIGTERM --------------------------------------------------------------------
@@ -171,8 +165,8 @@ def requests_are_noted() -> Iterator[Callable[[], bool]]:
     """Inside it SIGINT and SIGTERM are noted, and the function it gives tells whether one came.
 
     Another one interrupts if it comes SAME_REQUEST seconds later; until then it is the same request, since a scheduler
-    sends SIGTERM to all processes of a job, and torchrun hands on its own. At the end of the block a noted request
-    raises KeyboardInterrupt. Only the main thread gets signals.
+    sends SIGTERM to all processes of a job, and torchrun hands on its own. A noted request raises KeyboardInterrupt at
+    the end of the block. Only the main thread gets signals.
 
     >>> with requests_are_noted() as is_asked:
     ...     is_asked()
@@ -201,11 +195,10 @@ def requests_are_noted() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def command(name: str) -> Iterator[None]:
-    """Inside it, an error that the user can mend ends the program with one line, which begins with `name`.
+    """Inside it, an error that the user can mend, SIGINT or SIGTERM ends the program with a line beginning with `name`.
 
-    So do SIGINT and SIGTERM. With --debug among the arguments the program ends with a traceback instead. Threads that
-    wait do so passively, unless the environment says otherwise: beside another busy process, threads that spin make
-    a training step twenty times slower.
+    With --debug among the arguments it ends with a traceback. Threads that wait do so passively, unless the environment
+    says otherwise: beside another busy process, threads that spin make a training step twenty times slower.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported
 

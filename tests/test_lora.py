@@ -61,14 +61,9 @@ def test_a_step_is_that_of_full_weights_seen_through_a(rank):
 CHANGES = {"lora": 4, "lr": 1e-3, "iterations": 2, "problems": 4, "batch": 4, "save_every": 2, "curve_points": 1}
 
 
-@pytest.fixture(scope="module")
-def finished(run):
-    return run(**CHANGES)
-
-
-def test_log_mu_is_that_of_the_model_that_sampled(finished):
+def test_log_mu_is_that_of_the_model_that_sampled(run):
     for iteration in (1, 2):
-        steps = [*map(json.loads, (finished / f"iteration-{iteration}/metrics.jsonl").read_text().splitlines())]
+        steps = [*map(json.loads, (run(**CHANGES) / f"iteration-{iteration}/metrics.jsonl").read_text().splitlines())]
         for outcome in ("pos", "neg"):
             assert abs(steps[0].get(f"log_ratio_{outcome}_q95", 0)) < 1e-5
         assert min(step["ess"] for step in steps) < 4.0  # the weights of four sequences have moved
@@ -93,12 +88,12 @@ def test_the_model_is_whole_and_its_adapter_is_peft_s_own(run, compute):
 
 
 @pytest.mark.slow
-def test_a_run_killed_after_a_checkpoint_goes_on_to_the_same_bits(finished, tmp_path):
+def test_a_run_killed_after_a_checkpoint_goes_on_to_the_same_bits(run, tmp_path):
     checkpoint = tmp_path / "run" / "iteration-2" / "checkpoint-2"
     folder = killed(tmp_path / "run", checkpoint.exists, usual=CHANGES)
     assert (checkpoint / "adapter_model.safetensors").exists()
     assert not (checkpoint / "model.safetensors").exists()
-    found, expected = finish(folder, usual=CHANGES), contents(finished)
+    found, expected = finish(folder, usual=CHANGES), contents(run(**CHANGES))
     differing = {Path(name).name for name in {*found, *expected} if found.get(name) != expected.get(name)}
     # peft's config has a set, in any order, and the path of the base model, as its README has.
     assert differing <= {"adapter_config.json", "README.md", "SHA256SUMS"}

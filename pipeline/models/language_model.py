@@ -5,12 +5,11 @@ Completions of a prompt may share its computation, with the same values and grad
     prompts      [ padding | x ]        R rows, computed once; their keys and values are kept
     completions  [ y | padding ]        B rows, each of which attends to its own prompt's keys and values, and itself
 
-Where no prompt has several completions, both are one ordinary batch, [ padding | x | y | padding ]. The model's head
-skips all tokens of a prompt but the last. The plain counterpart, a padded row for each completion, is
-`topr.sequence_logprobs`.
+Where no prompt has several completions, both are one ordinary batch, [ padding | x | y | padding ]. The plain
+counterpart, a padded row for each completion, is `topr.sequence_logprobs`.
 
-The weights that are trained are float32. bfloat16 has 8 bits of precision, so that at a learning rate of 5e-7 nearly
-every update of a bfloat16 weight would round to nothing. Forward and backward passes use temporary bfloat16 copies.
+The weights that are trained are float32: at a learning rate of 5e-7 nearly every update of a bfloat16 weight, which has
+8 bits of precision, would round to nothing. Forward and backward passes use temporary bfloat16 copies.
 """
 
 from collections.abc import Callable, Sequence
@@ -80,7 +79,7 @@ META = torch.device("meta")  # where tensors have shapes and no values
 
 
 def load_model(name: str, device: torch.device | None = None, settings: "Settings | None" = None) -> LanguageModel:
-    """The model in float32 and its tokenizer, on this process's own GPU if there is one, or on another device.
+    """The model in float32 and its tokenizer, on a device; default: this process's own GPU if there is one.
 
     name: a folder or the name of a model on the hub; safetensors only. settings: whether code of its own is trusted,
     and whether it is asked in its chat template (default: neither). device META: no weights are loaded; enough to
@@ -174,25 +173,20 @@ def load_to_train(
     adapt: what the model becomes before it is sharded; of one process only.
 
     Rank zero alone reads the weights and holds them whole until it has sent each of them to the others, whose hosts
-    hold one whole weight at a time. It is one rank for all nodes, since their network is faster than another reading.
-    InputError, of all ranks, where the model cannot be loaded.
+    hold one whole weight at a time: its network is faster than another reading. InputError of all ranks where the model
+    cannot be loaded.
     """
     read = partial(load_model, name, torch.device("cpu"), settings)
-    shard_it = partial(
-        shard,
-        compute=settings.compute,
-        gradient_checkpointing=settings.gradient_checkpointing,
-        reshard=settings.reshard,
-    )
+    way = settings.compute, settings.gradient_checkpointing, settings.reshard
     if ranks() == 1:
         lm = adapt(read())
-        shard_it(lm.model)
+        shard(lm.model, *way)
         if not dist.is_initialized():
             lm.model.to(own_device())
         return lm
     lm = load_model(name, META, settings)
     whole = on_all_ranks(lambda: read().model if rank() == 0 else None)
-    shard_it(lm.model)
+    shard(lm.model, *way)
     lm.model.to_empty(device=own_device())
     weights = whole.state_dict() if whole else {}
     set_model_state_dict(lm.model, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))

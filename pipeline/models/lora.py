@@ -30,11 +30,6 @@ def add_adapters(lm: LanguageModel, rank: int, seed: int, checkpoint: str | None
     return lm._replace(model=model.eval())
 
 
-def save_adapters(model: torch.nn.Module, folder: Path, weights: dict[str, Tensor]) -> None:
-    """Write peft's own folder, which `PeftModel.from_pretrained(base, folder)` reads. weights: those of the model."""
-    model.save_pretrained(folder, state_dict=weights, save_embedding_layers=False)
-
-
 def merged(model: torch.nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """The weights W + B A under the names that they have without adapters. weights: those of the model with adapters.
 

@@ -266,9 +266,10 @@ def save_model(lm: "LanguageModel", folder: Path, optimizer: "torch.optim.Optimi
         model, own = lm.model, weights
         try:
             if hasattr(model, "peft_config"):
-                from pipeline.models.lora import merged, save_adapters
+                from pipeline.models.lora import merged
 
-                save_adapters(model, unfinished if optimizer else unfinished / "adapter", weights)
+                adapters = unfinished if optimizer else unfinished / "adapter"  # as PeftModel.from_pretrained reads it
+                model.save_pretrained(adapters, state_dict=weights, save_embedding_layers=False)
                 model, own = model.get_base_model(), merged(model, weights)
             if model is lm.model or optimizer is None:
                 model.save_pretrained(unfinished, state_dict=own, max_shard_size="4GB")  # hashed side by side

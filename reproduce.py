@@ -24,7 +24,7 @@ from pipeline.runtime.processes import command, process_group, rank, ranks
 from pipeline.settings import intended_ranks
 
 if TYPE_CHECKING:  # imported when figures are made: --help answers without torch
-    from paper.experiments import Figure, Lab
+    from paper.experiments import Study
 
 FIGURES = (*(f"fig{number}" for number in range(1, 10)), "table2", "variants")  # STUDIES of paper/figures.py
 ON_MATH = ("fig4-math", "fig6-math", "fig8-math")
@@ -90,17 +90,17 @@ def make(options: Options) -> None:
 
     every = FIGURES + (ON_MATH if options.preset == "paper" else ())
     names = every if "all" in options.figures else tuple(dict.fromkeys(options.figures))
-    if options.redraw:
-        for name in names:
-            redraw(name, options.out)
-        return
     scale = "quick" if options.quick else options.preset
     workers = options.workers if scale == "laptop" and "RANK" not in os.environ else 1
     count = 1 if options.quick else options.seeds
     seeds = range(options.seed, options.seed + count)
     sizes = {name: SCALES[f"{scale}-math" if name in ON_MATH else scale] for name in names}
-    studies = {name: STUDIES[name.removesuffix("-math")] for name in names if name != "map"}
-    jobs = {name: study.planned(sizes[name], seeds) for name, study in studies.items()}
+    studies = {n: STUDIES[n.removesuffix("-math")](sizes[n], seeds) for n in names if n != "map"}
+    if options.redraw:
+        for name, study in studies.items():
+            redraw(study, options.out / f"{name}.json")
+        return
+    jobs = {name: study.planned() for name, study in studies.items()}
     places = the_map.QUICK if options.quick else the_map.PLACES
     if "map" in names:
         jobs["map"] = the_map.wanted(sizes["map"], seeds, places)
@@ -117,35 +117,32 @@ def make(options: Options) -> None:
                 lines = the_map.complete(sweep, jobs["map"], places, options.out / "map_runs.jsonl", options.hours)
                 publish_map(lines, places, options.out / "map.png")
                 continue
-            lab = studies[name].lab(sizes[name], seeds, sweep)
+            studies[name].make(sweep)
             if rank() == 0:
                 made_by = f"python reproduce.py {name} --preset {options.preset} --seeds {count} --seed {options.seed}"
-                publish(name, studies[name].read(lab), lab, made_by + " --quick" * options.quick, options.out)
+                publish(name, studies[name], made_by + " --quick" * options.quick, options.out)
 
 
-def publish(name: str, figure: "Figure", lab: "Lab", made_by: str, out: Path) -> None:
+def publish(name: str, study: "Study", made_by: str, out: Path) -> None:
     """Write NAME.json and NAME.png into `out`, and print the numbers worth a sentence. made_by: the command.
 
     A file of the same command keeps its `judgement`: what the paper claims, what was measured, and a person's verdict.
     """
-    from paper.experiments import record
-
-    file, content = out / f"{name}.json", record(name, made_by, lab, figure)
+    file, figure = out / f"{name}.json", study.read()
+    content = study.record(name, made_by, figure)
     before = json.loads(read_text(file)) if file.exists() else {}
     if before.get("command") == made_by and "judgement" in before:
         content = {"judgement": before["judgement"]} | content
     write_file(file, json.dumps(content, indent=1, allow_nan=False) + "\n")
-    redraw(name, out)
+    redraw(study, file)
     figure.table(name).print()
 
 
-def redraw(name: str, out: Path) -> None:
+def redraw(study: "Study", file: Path) -> None:
     """Draw NAME.png from the numbers of NAME.json."""
-    from paper import panels
     from pipeline.plots import draw, save_figure
 
-    panels_of = getattr(panels, name.removesuffix("-math").replace("-", "_"))
-    save_figure(draw(panels_of(json.loads(read_text(out / f"{name}.json"))["data"])), out / f"{name}.png")
+    save_figure(draw(study.panels(json.loads(read_text(file))["data"])), file.with_suffix(".png"))
 
 
 def main() -> None:

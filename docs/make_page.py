@@ -24,7 +24,7 @@ DASHES = {"-": (), "--": (3.7, 1.6), ":": (1, 1.65), "-.": (6.4, 1.6, 1, 1.6)}  
 
 def data() -> dict[str, Any]:
     """What the page's script reads: results, and the colours and dashes that all pictures have."""
-    from paper.panels import VARIANTS_DRAWN
+    from paper.experiments import VARIANTS
     from pipeline.plots import STYLES
 
     page, variants = load("page"), load("variants")["data"]["one rate"]
@@ -37,7 +37,7 @@ def data() -> dict[str, Any]:
                 "colour": style.colour,
                 "dashes": DASHES[style.dashes] if style.dashes in DASHES else style.dashes[1],
             }
-            for name, style in (STYLES | VARIANTS_DRAWN).items()
+            for name, style in (STYLES | {name: arm.style for name, arm in VARIANTS.items()}).items()
         },
     }
 

@@ -3,14 +3,13 @@
 All sizes of LAPTOP and QUICK are ours; PAPER has the paper's values.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from conformance.variants import VARIANTS
 from paper.runs import Finished, Job, Jobs, Measured, Sweep, in_seeds, sharing_samples
-from pipeline.plots import Style
+from pipeline.plots import Panel, Style
 from pipeline.records import Task
 from pipeline.report import Estimate, Table
 from pipeline.settings import TINY, Settings
@@ -20,15 +19,14 @@ from tasks.verifier import LLAMA_70B, VerifierSettings
 from tasks.verifier import PRESETS as VERIFIER_PRESETS
 from train_gsm8k import PRESETS, gsm8k_task
 
-# ---- methods ----------------------------------------------------------------------------------------------------
-
 
 class Arm(NamedTuple):
-    """A method: its name in legends, its style, which may be one of plots.STYLES, and the settings that it changes."""
+    """What a figure compares: its name in legends, its style (or the name of one), and what it changes in a run."""
 
     name: str
     style: Style | str
-    changes: Mapping[str, Any]
+    changes: Mapping[str, Any] = MappingProxyType({})  # settings
+    token_loss: str | None = None  # as in a Job
 
 
 METHODS = {
@@ -51,11 +49,17 @@ METHODS = {
         "naive REINFORCE, c = -0.5", Style("#6E6E6E", (0, (2, 1)), "*"), {"method": "reinforce", "baseline": -0.5}
     ),
 }
-DEEPSEEK_8B = "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"
+VARIANTS = {  # of the loss, by their names in conformance.variants.VARIANTS
+    name: Arm(name, style, token_loss=name)
+    for name, style in {
+        "per-token": Style("#E69F00", "--", "s"),
+        "per-token + token mean": Style("#CC79A7", ":", "v"),
+        "geometric mean": Style("#009E73", "-.", "^"),
+        "clip 0.8..1.2": Style("#D55E00", (0, (6, 1, 1, 1, 1, 1)), "D"),
+    }.items()
+}
+RATED = METHODS | VARIANTS | {name: Arm(name, "", {"optimizer": name}) for name in ("adamw", "adafactor", "sgd")}
 OF_THE_PAPER = ("topr", "dpo", "ppo", "reinforce")  # Figures 1 and 3
-
-
-# ---- sizes ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -82,13 +86,7 @@ class Scale:
 
 LAPTOP = Scale(
     base=replace(
-        PRESETS["laptop"],
-        problems=160,
-        max_new_tokens=64,
-        tokens_at_once=20_000,
-        test_samples=8,
-        k=4,
-        curve_samples=3,
+        PRESETS["laptop"], problems=160, max_new_tokens=64, tokens_at_once=20_000, test_samples=8, k=4, curve_samples=3
     ),
     rates=(3e-6, 1e-5, 3e-5, 1e-4, 3e-4),
     shares=(0.01, 0.1, 0.2, 0.5, 0.8, 1.0),
@@ -104,13 +102,13 @@ LAPTOP = Scale(
     iterated={"iterations": 5, "problems": 96, "examples": 643, "test_problems": 100, "test_samples": 20, "k": 16},
     mapped={"problems": 640, "lr": 3e-5, "test_problems": 100, "test_samples": 24, "k": 16, "curve_points": 1},
 )
-QUICK = Scale(
+QUICK = replace(
+    LAPTOP,
     base=replace(LAPTOP.base, problems=12, n=8, test_problems=10, test_samples=4, k=2, curve_points=2, curve_samples=2),
     rates=(1e-4,),
     shares=(0.1, 1.0),
     sets={"examples": 24},
     passes=2,
-    clips=(0.1, 100.0),
     optimizers={"adamw": 1},
     tested=6,
     difficulty=16,
@@ -136,7 +134,10 @@ PAPER = Scale(
     iterated={"iterations": 5, "examples": 50_000},  # "to N = 50,000 data points" (4.3)
     of_methods={"dpo": {"batch": 16}},  # "a per-GPU batch size of 1" (4.2): a pair is two completions
     others={  # "applied to the more recent DeepSeek 8B model", "the 70B version of Llama 3" (4.3)
-        "DeepSeek-R1 8B, Anna Karenina": {"model": DEEPSEEK_8B, "composition": "anna_karenina"},
+        "DeepSeek-R1 8B, Anna Karenina": {
+            "model": "deepseek-ai/DeepSeek-R1-Distill-Llama-8B",
+            "composition": "anna_karenina",
+        },
         "Llama 3 70B": {"model": LLAMA_70B, "iterations": 0, "engine_gpus": 4},  # 141 GB of weights
     },
 )
@@ -151,72 +152,19 @@ SCALES = {"laptop": LAPTOP, "quick": QUICK, "paper": PAPER, "paper-math": PAPER_
 HELD_OUT = 100  # training problems that learning rates are chosen on, ours; no figure trains on them
 
 
-# ---- problems other than those of the test set ------------------------------------------------------------------
-
-
 def held_out_task(settings: Settings) -> Task:
     """The training problems, and as test problems the HELD_OUT training problems that follow them."""
     task = gsm8k_task(replace(settings, problems=settings.problems + HELD_OUT))
     return replace(task, train=task.train[: settings.problems], test=task.train[settings.problems :])
 
 
-def training_task(settings: Settings) -> Task:
-    """The training problems as test problems, to measure how hard they are."""
-    task = gsm8k_task(settings)
-    return replace(task, test=task.train)
-
-
-# ---- arms -------------------------------------------------------------------------------------------------------
-
-Rates = Mapping[str, float]  # the learning rate of each method, variant or optimiser
-
-
-def of_method(scale: Scale, name: str, base: Settings, rate: float) -> Settings:
-    """The settings of a run of a method, variant or optimiser: the base's with what it changes, also at this scale."""
-    changes = METHODS[name].changes if name in METHODS else {}  # a variant has TOPR's
-    changes = {"optimizer": name} if name in scale.optimizers else changes
-    return replace(base, lr=rate, **changes, **scale.of_methods.get(name, {}))
-
-
-def variant_of(name: str) -> str | None:
-    """The name, if it is that of a variant and of no method; some names are of both.
-
-    >>> variant_of("geometric mean"), variant_of("topr")
-    ('geometric mean', None)
-    """
-    return name if name in VARIANTS and name not in METHODS else None
-
-
-def called(rates: Rates) -> dict[str, str]:
+def called(rates: Mapping[str, float]) -> dict[str, str]:
     """The methods' names in legends, with their learning rates.
 
     >>> called({"topr": 1e-4})
     {'topr': 'TOPR, lr 1e-4'}
     """
     return {name: f"{METHODS[name].name}, lr {rate:.0e}".replace("e-0", "e-") for name, rate in rates.items()}
-
-
-def grids(scale: Scale, names: Sequence[str]) -> dict[str, list[float]]:
-    """The learning rates to choose from; an optimiser has a grid of its own.
-
-    >>> grids(QUICK, ["topr"])
-    {'topr': [0.0001]}
-    """
-    return {name: [rate * scale.optimizers.get(name, 1) for rate in scale.rates] for name in names}
-
-
-def rate_arms(scale: Scale, rated: Mapping[str, Sequence[float]]) -> Jobs:
-    """(name, learning rate) -> its run on held-out problems, with one seed; all train on samples of TOPR's first."""
-    base, first = replace(scale.base, seed=100, test_samples=6, curve_points=1), scale.rates[0]  # no figure's seed
-    arms = {("topr", first): Job(f"rate-topr-{first:g}", of_method(scale, "topr", base, first), held_out_task)}
-    for name, grid in rated.items():
-        for rate in grid:
-            settings = of_method(scale, name, base, rate)
-            arms[name, rate] = Job(f"rate-{name}-{rate:g}", settings, held_out_task, token_loss=variant_of(name))
-    return sharing_samples(arms)
-
-
-# ---- a figure ---------------------------------------------------------------------------------------------------
 
 
 class Figure(NamedTuple):
@@ -234,57 +182,82 @@ class Figure(NamedTuple):
         return Table([name, "95% interval over seeds"], rows)
 
 
-class Lab(NamedTuple):
-    """What a figure is read off: its finished runs, and the learning rates, with what each rate that was tried reached.
+class Study:
+    """How a figure is made: its arms, what is read off their runs, and its panels. Each figure is a subclass.
 
-    of_rates: the runs that the learning rates were chosen by.
+    rated: those of RATED whose learning rates it needs. After `make`, rates has these, tried what each rate that was
+    tried reached, runs the finished run of each (arm, seed), and of_rates those by which the rates were chosen.
     """
 
-    scale: Scale
-    seeds: range
-    runs: Mapping[tuple[Hashable, int], Finished]  # by (arm, seed)
-    rates: Rates = MappingProxyType({})
-    tried: Mapping[str, Mapping[float, float]] = MappingProxyType({})  # name -> learning rate -> correct
-    of_rates: Mapping[Hashable, Finished] = MappingProxyType({})
+    rated: Sequence[str] = ("topr",)
 
-    @property
-    def costs(self) -> list[dict[str, Any]]:
-        """What each run has cost, and by which code it was made."""
-        found = {run.folder: run.cost for run in (*self.of_rates.values(), *self.runs.values())}
-        return list(found.values())
+    def __init__(self, scale: Scale, seeds: Sequence[int]):
+        self.scale, self.seeds = scale, seeds
+        self.grids = {name: [rate * scale.optimizers.get(name, 1) for rate in scale.rates] for name in self.rated}
+        self.rates = {name: grid[0] for name, grid in self.grids.items()}
+        self.tried, self.runs, self.of_rates = {}, {}, {}
+
+    def arms(self) -> Jobs:
+        """The run of each arm."""
+        return {}
+
+    def read(self) -> Figure:
+        """The figure, from the finished runs."""
+        raise NotImplementedError
+
+    @staticmethod
+    def panels(data: Mapping[str, Any]) -> list[Panel]:
+        """The picture, from Figure.data alone: it can be drawn anew without a run."""
+        raise NotImplementedError
+
+    def job(self, label: str, base: Settings, arm: Arm = METHODS["topr"], **changes: Any) -> Job:
+        """The run of an arm: the base with what the arm changes, its method at this scale, and `changes`."""
+        of_method = self.scale.of_methods.get(arm.changes.get("method"), {})
+        settings = replace(base, **{**arm.changes, **of_method, **changes})
+        return Job(label, settings, self.scale.task, token_loss=arm.token_loss)
+
+    def rate_arms(self) -> Jobs:
+        """(name, learning rate) -> its run on held-out problems, with one seed, where there are rates to choose from.
+
+        All train on samples of TOPR's first.
+        """
+        if not self.grids or len(self.scale.rates) == 1:
+            return {}
+        base = replace(self.scale.base, seed=100, test_samples=6, curve_points=1)  # no figure's seed
+        wanted = [("topr", self.scale.rates[0]), *((name, rate) for name, grid in self.grids.items() for rate in grid)]
+        arms = {(n, rate): self.job(f"rate-{n}-{rate:g}", base, RATED[n], lr=rate) for n, rate in wanted}
+        return sharing_samples({key: job._replace(task=held_out_task) for key, job in arms.items()})
+
+    def planned(self) -> Jobs:
+        """All of its runs; those alone by which learning rates are chosen, if there is more than one to choose from."""
+        return self.rate_arms() or in_seeds(self.arms(), self.seeds)
+
+    def make(self, sweep: Sweep) -> None:
+        """Make those of its runs that are not there. A learning rate is the one with most correct held-out answers."""
+        self.of_rates = sweep.make(self.rate_arms())
+        if self.of_rates:
+            for name, grid in self.grids.items():
+                self.tried[name] = {rate: self.of_rates[name, rate].measured["correct"][-1] for rate in grid}
+                self.rates[name] = max(grid, key=self.tried[name].__getitem__)
+        self.runs = sweep.make(in_seeds(self.arms(), self.seeds))
 
     def table(self, also: Callable[[Finished], Mapping[str, Sequence[float]]] = lambda _: {}) -> Measured:
         """What was measured of the runs; also: what the figure measures besides, from a run's files."""
         return Measured((arm, seed, {**run.measured, **also(run)}) for (arm, seed), run in self.runs.items())
 
-
-class Study(NamedTuple):
-    """How a figure is made: what is read off its runs, its arms, and whose learning rates these need."""
-
-    read: Callable[[Lab], Figure]
-    arms: Callable[[Scale, Rates], Jobs] = lambda scale, rates: {}
-    rated: Callable[[Scale], Sequence[str]] = lambda scale: ()
-
-    def planned(self, scale: Scale, seeds: range) -> Jobs:
-        """All of its runs; those alone by which learning rates are chosen, if there is more than one to choose from."""
-        rated = grids(scale, self.rated(scale))
-        if rated and len(scale.rates) > 1:
-            return rate_arms(scale, rated)
-        return in_seeds(self.arms(scale, {name: grid[0] for name, grid in rated.items()}), seeds)
-
-    def lab(self, scale: Scale, seeds: range, sweep: Sweep) -> Lab:
-        """Its runs; those that are not there yet are made.
-
-        A learning rate is the one with most correct answers on held-out problems.
-        """
-        rated = grids(scale, self.rated(scale))
-        rates, of_rates, tried = {name: grid[0] for name, grid in rated.items()}, {}, {}
-        if rated and len(scale.rates) > 1:
-            of_rates = sweep.make(rate_arms(scale, rated))
-            for name, grid in rated.items():
-                tried[name] = {rate: of_rates[name, rate].measured["correct"][-1] for rate in grid}
-                rates[name] = max(grid, key=tried[name].__getitem__)
-        return Lab(scale, seeds, sweep.make(in_seeds(self.arms(scale, rates), seeds)), rates, tried, of_rates)
+    def record(self, name: str, command: str, figure: Figure) -> dict[str, Any]:
+        """The content of NAME.json: how it was made, the numbers worth a sentence, and those of the picture."""
+        costs = {run.folder: run.cost for run in (*self.of_rates.values(), *self.runs.values())}
+        tried = {RATED[n].name: {f"{rate:g}": share for rate, share in of.items()} for n, of in self.tried.items()}
+        return {
+            "figure": name,
+            **provenance(command, self.seeds, list(costs.values())),
+            "learning_rates": tried,
+            "shares": {what: value._asdict() for what, value in figure.shares.items()},
+            "numbers": {what: value._asdict() for what, value in figure.numbers.items()},
+            "tables": {key: table._asdict() for key, table in {"numbers": figure.table(), **figure.tables}.items()},
+            "data": figure.data,
+        }
 
 
 def provenance(command: str, seeds: Sequence[int], costs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -296,20 +269,4 @@ def provenance(command: str, seeds: Sequence[int], costs: Sequence[Mapping[str, 
         "core_minutes": round(sum(cost["seconds"] for cost in costs) / 60, 1),
         "commits": sorted({cost["commit"] for cost in costs}),
         "versions": costs[0]["versions"] if costs else {},
-    }
-
-
-def record(name: str, command: str, lab: Lab, figure: Figure) -> dict[str, Any]:
-    """The content of NAME.json: how it was made, the numbers worth a sentence, and those of the picture."""
-    return {
-        "figure": name,
-        **provenance(command, lab.seeds, lab.costs),
-        "learning_rates": {
-            METHODS[n].name if n in METHODS else n: {f"{lr:g}": share for lr, share in tried.items()}
-            for n, tried in lab.tried.items()
-        },
-        "shares": {what: value._asdict() for what, value in figure.shares.items()},
-        "numbers": {what: value._asdict() for what, value in figure.numbers.items()},
-        "tables": {key: table._asdict() for key, table in {"numbers": figure.table(), **figure.tables}.items()},
-        "data": figure.data,
     }

@@ -1,8 +1,6 @@
-"""The paper's Figures 1 to 9 and Table 2, and one of our own: for each, the runs it needs and what is read off them.
+"""Figures 5 to 9 and Table 2, and STUDIES with all figures; those along one epoch are in paper/methods.py.
 
-NAME_arms is a pure function of the scale and of the learning rates: the arms' keys, and the run of each. NAME reads the
-figure off the finished runs. STUDIES has them all, paper/panels.py draws them, reproduce.py is the command that makes
-one, and results/README.md says what the paper claims and what came out.
+reproduce.py is the command that makes one, and results/README.md says what the paper claims and what came out.
 """
 
 import math
@@ -14,31 +12,33 @@ from typing import Any
 import numpy as np
 
 import topr
-from paper.experiments import METHODS, OF_THE_PAPER, Figure, Lab, Rates, Scale, Study, called, of_method, training_task
-from paper.methods import at_both_rates, fig1, fig2, fig3, fig4, fig4_arms, variants, variants_rated
-from paper.panels import COMPOSITIONS, rows_of_table2
+from paper.experiments import METHODS, RATED, Arm, Figure, Study, called
+from paper.methods import Fig1, Fig2, Fig3, Fig4, Variants
+from paper.panels import TRAINING, Data, accuracy, line, middles, of_arms, of_shares, symbols
 from paper.runs import Finished, Job, Jobs, Measured, series, sharing_samples, texts
 from pipeline.compose import rewards_of_groups, share_of_positives
-from pipeline.records import Sample
+from pipeline.plots import Line, Panel, Style
+from pipeline.records import Sample, Task
 from pipeline.report import Estimate, Table
-from tasks.verifier import ACCURACY, CONSTANT, WEIGHTED, check_verifier
-from tasks.verifier import run as run_verifier
+from pipeline.settings import Settings
+from tasks.verifier import ACCURACY, CONSTANT, WEIGHTED, to_panel
+from train_gsm8k import gsm8k_task
 
-# ---- sets with chosen shares of positives -----------------------------------------------------------------------
 
+class ByShare(Study):
+    """Arms (method, learning rate, share of positives in the set, effective share p~)."""
 
-def by_share(scale: Scale, wanted: Sequence[tuple[str, float, float]], **changes: Any) -> Jobs:
-    """(method, learning rate, share of positives in the set, effective share p~) -> its run.
-
-    wanted: the first three of these; changes: of the settings.
-    """
-    base, arms = replace(scale.base, composition="proportion", **{"curve_points": 1, **scale.sets, **changes}), {}
-    for method, rate, share in wanted:
-        of_share = replace(base, lr=rate, proportion=share, **METHODS[method].changes)
-        for p in scale.shares:  # where p~ is the share itself, the baseline would be 0
-            settings = replace(of_share, effective_proportion=None if p == share else p)
-            arms[method, rate, share, p] = Job(f"share-{method}-{rate:g}-{share:g}-{p:g}", settings, scale.task)
-    return sharing_samples(arms)
+    def by_share(self, wanted: Sequence[tuple[str, float, float]], **changes: Any) -> Jobs:
+        """The run of each arm; wanted: the first three of these, with every p~; changes: of the settings."""
+        changes = {"composition": "proportion", "curve_points": 1, **self.scale.sets, **changes}
+        arms = {}
+        for method, rate, share in wanted:
+            here = changes | {"lr": rate, "proportion": share}
+            for p in self.scale.shares:
+                label = f"share-{method}-{rate:g}-{share:g}-{p:g}"
+                here["effective_proportion"] = None if p == share else p  # p~ is the share itself without a baseline
+                arms[method, rate, share, p] = self.job(label, self.scale.base, METHODS[method], **here)
+        return sharing_samples(arms)
 
 
 def by_tenth(run: Finished, name: str) -> list[float]:
@@ -50,204 +50,267 @@ def by_tenth(run: Finished, name: str) -> list[float]:
 SETS = {"10% positive": 0.1, "50% positive": 0.5}
 
 
-def neighbours(scale: Scale, rates: Rates) -> list[float]:
-    """TOPR's learning rate and its neighbours in the grid."""
-    return [rate for rate in scale.rates if 1 / 4 < rate / rates["topr"] < 4]
-
-
-def fig5_arms(scale: Scale, rates: Rates) -> Jobs:
-    """Both sets, at each of these learning rates."""
-    return by_share(scale, [("topr", rate, share) for share in SETS.values() for rate in neighbours(scale, rates)])
-
-
-def fig5(lab: Lab) -> Figure:
+class Fig5(ByShare):
     """Two sets of equal size, 10% and 50% positive; a baseline sets the effective share of positives p~.
 
     At TOPR's learning rate and at its neighbours in the grid, since the best share may move with the rate.
     """
-    table, own, p_tildes = lab.table(), lab.rates["topr"], lab.scale.shares
-    rates = neighbours(lab.scale, lab.rates)
-    ends = {
-        (rate, name): {p: table.mean(("topr", rate, share, p)) for p in p_tildes}
-        for name, share in SETS.items()
-        for rate in rates
-    }
-    data: dict[str, Any] = {"p~": list(p_tildes), "own rate": own}
-    data |= {f"lr {rate:g}": {name: series(ends[rate, name].values()) for name in SETS} for rate in rates}
-    shares = {}
-    for name, share in SETS.items():
-        shares |= {f"{name}, p~ = {p:.0%}": end for p, end in ends[own, name].items()}
-        for rate in rates:
-            best = max(p_tildes, key=lambda p: ends[rate, name][p].mean)
-            shares[f"{name}, lr {rate:g}: highest, at p~ = {best:.0%}"] = ends[rate, name][best]
-            if rate == own and 1.0 in p_tildes:
-                all_positive = table.gain(("topr", own, share, best), ("topr", own, share, 1.0))
-                shares[f"{name}, lr {rate:g}: p~ = {best:.0%} - p~ = 100%"] = all_positive
-    for p, sampled, other in ((0.1, 0.1, 0.5), (0.5, 0.5, 0.1)):
-        if p in p_tildes:
-            gain = table.gain(("topr", own, sampled, p), ("topr", own, other, p))
-            shares[f"p~ = {p:.0%} by sampling - by a baseline"] = gain
-    return Figure(data, shares)
+
+    @property
+    def neighbours(self) -> list[float]:
+        """TOPR's learning rate and its neighbours in the grid."""
+        return [rate for rate in self.scale.rates if 1 / 4 < rate / self.rates["topr"] < 4]
+
+    def arms(self) -> Jobs:
+        return self.by_share([("topr", rate, share) for share in SETS.values() for rate in self.neighbours])
+
+    def read(self) -> Figure:
+        table, own, p_tildes = self.table(), self.rates["topr"], self.scale.shares
+        data: dict[str, Any] = {"p~": list(p_tildes), "own rate": own}
+        data |= {f"lr {rate:g}": {} for rate in self.neighbours}
+        shares = {}
+        for name, share in SETS.items():
+            shares |= {f"{name}, p~ = {p:.0%}": table.mean(("topr", own, share, p)) for p in p_tildes}
+            for rate in self.neighbours:
+                ends = {p: table.mean(("topr", rate, share, p)) for p in p_tildes}
+                data[f"lr {rate:g}"][name] = series(ends.values())
+                best, highest = max(ends.items(), key=lambda end: end[1].mean)
+                shares[f"{name}, lr {rate:g}: highest, at p~ = {best:.0%}"] = highest
+                if rate == own and 1.0 in p_tildes:
+                    all_positive = table.gain(("topr", own, share, best), ("topr", own, share, 1.0))
+                    shares[f"{name}, lr {rate:g}: p~ = {best:.0%} - p~ = 100%"] = all_positive
+        for p, sampled, other in ((0.1, 0.1, 0.5), (0.5, 0.5, 0.1)):
+            if p in p_tildes:
+                gain = table.gain(("topr", own, sampled, p), ("topr", own, other, p))
+                shares[f"p~ = {p:.0%} by sampling - by a baseline"] = gain
+        return Figure(data, shares)
+
+    @staticmethod
+    def panels(data: Data) -> list[Panel]:
+        paper, panels = Line([10, 20], label="paper's\nbest", kind="band"), []
+        for title in [key for key in data if key.startswith("lr")]:
+            best = " (TOPR's best)" * (title == f"lr {data['own rate']:g}")
+            sets = {named: data[title][named[0]] for named in zip(SETS, ("p1", "p3"), strict=True)}
+            panels.append(of_shares(f"{title}{best}", data["p~"], sets, paper))
+        return panels
 
 
-def fig6_arms(scale: Scale, rates: Rates) -> Jobs:
-    """Both methods on the set with 10% positives, over several passes, since a recovery takes time."""
-    passes = {"epochs": scale.passes, "curve_points": scale.base.curve_points}
-    return by_share(scale, [(method, rate, 0.1) for method, rate in rates.items()], **passes)
+class Fig6(ByShare):
+    """TOPR and truncated importance sampling on the set with 10% positives. On MATH: fig6-math.
+
+    Over several passes, since a recovery takes time.
+    """
+
+    rated = ("topr", "tis")
+
+    def arms(self) -> Jobs:
+        wanted = [(method, rate, 0.1) for method, rate in self.rates.items()]
+        return self.by_share(wanted, epochs=self.scale.passes, curve_points=self.scale.base.curve_points)
+
+    def read(self) -> Figure:
+        low, p_tildes, names = "log-ratio of positives", self.scale.shares, called(self.rates)
+        table = self.table(lambda run: {low: by_tenth(run, "log_ratio_pos_q50")})
+
+        def arm(method: str, p: float) -> tuple[str, float, float, float]:
+            return method, self.rates[method], 0.1, p
+
+        data: dict[str, Any] = {text: series(table.mean(arm(m, p)) for p in p_tildes) for m, text in names.items()}
+        data["p~"] = list(p_tildes)
+        for p in [p for p in (0.01, 0.1) if p in p_tildes]:
+            data[f"p~ = {p:.0%}"] = {
+                what: {m: table.along(arm(m, p), what) for m in names} for what in ("correct", low)
+            }
+        shares = {f"{text}, p~ = {p:.0%}": table.mean(arm(m, p)) for m, text in names.items() for p in p_tildes}
+        shares |= {f"TOPR - TIS, p~ = {p:.0%}": table.gain(arm("topr", p), arm("tis", p)) for p in p_tildes}
+        return Figure(data, shares)
+
+    @staticmethod
+    def panels(data: Data) -> list[Panel]:
+        names = {key: key.partition(",")[0] for key, y in data.items() if "mean" in y}
+        ends = {(name, name.lower()): data[key] for key, name in names.items()}
+        panels = [of_shares("set with 10% positive, at the end", data["p~"], ends)]
+        for title in [key for key in data if key.startswith("p~ = ")]:
+            low = of_arms(data[title]["log-ratio of positives"], METHODS, middles, 1)
+            panels.append(accuracy(symbols(title), data[title]["correct"], METHODS, TRAINING))
+            panels.append(Panel(f"positives, {symbols(title)}", TRAINING, "median log-ratio (nats), 95% interval", low))
+        return panels
 
 
-def fig6(lab: Lab) -> Figure:
-    """TOPR and truncated importance sampling on the set with 10% positives. On MATH: fig6-math."""
-    low, p_tildes, names = "log-ratio of positives", lab.scale.shares, called(lab.rates)
-    table = lab.table(lambda run: {low: by_tenth(run, "log_ratio_pos_q50")})
-
-    def arm(method: str, p: float) -> tuple[str, float, float, float]:
-        return method, lab.rates[method], 0.1, p
-
-    data: dict[str, Any] = {text: series(table.mean(arm(m, p)) for p in p_tildes) for m, text in names.items()}
-    data["p~"] = list(p_tildes)
-    for p in [p for p in (0.01, 0.1) if p in p_tildes]:
-        data[f"p~ = {p:.0%}"] = {what: {m: table.along(arm(m, p), what) for m in names} for what in ("correct", low)}
-    shares = {f"{text}, p~ = {p:.0%}": table.mean(arm(m, p)) for m, text in names.items() for p in p_tildes}
-    shares |= {f"TOPR - TIS, p~ = {p:.0%}": table.gain(arm("topr", p), arm("tis", p)) for p in p_tildes}
-    return Figure(data, shares)
-
-
-def fig7_arms(scale: Scale, rates: Rates) -> Jobs:
-    """(optimiser, share of negatives, gradient norm to clip at, method)."""
-    base = replace(scale.base, composition="proportion", epochs=scale.passes, **scale.sets)
-    arms = {}
-    for optimizer, rate in rates.items():
-        of_optimizer = of_method(scale, optimizer, base, rate)
-        for negative, clip in zip((0.33, 0.6), scale.clips, strict=True):
-            for method in ("topr", "off_policy"):
-                changes = {"proportion": 1 - negative, "max_norm": clip, **METHODS[method].changes}
-                label = f"fig7-{optimizer}-{negative}-{clip}-{method}"
-                arms[optimizer, negative, clip, method] = Job(label, replace(of_optimizer, **changes), scale.task)
-    return sharing_samples(arms)
-
-
-def fig7(lab: Lab) -> Figure:
+class Fig7(Study):
     """TOPR against plain importance sampling: 33% negative and gradients clipped early, 60% and clipped late.
 
     With three optimisers, since two divide by the gradient's size; each at the learning rate that is best for TOPR.
+    Arms: (optimiser, share of negatives, gradient norm to clip at, method).
     """
 
-    def norms(run: Finished) -> dict[str, Sequence[float]]:
-        each = np.array([step["grad_norm"] for step in run.steps])
-        found = {"clipped": (each > run.settings.max_norm).mean(), "above": (each > 1).mean(), "largest": each.max()}
-        return {"gradient norm": by_tenth(run, "grad_norm")} | {name: [value] for name, value in found.items()}
+    @property
+    def rated(self) -> Sequence[str]:
+        """The optimisers."""
+        return list(self.scale.optimizers)
 
-    table, data, shares, numbers = lab.table(norms), {}, {}, {}
-    for arm in fig7_arms(lab.scale, lab.rates):
-        optimizer, negative, clip, method = arm
-        here = f"{optimizer}, {negative:.0%} negative, clipped at {clip:g}"
-        name = f"{here}, {METHODS[method].name}"
-        of_here = data.setdefault(f"{here}, lr {lab.rates[optimizer]:g}", {"correct": {}, "gradient norm": {}})
-        for what in of_here:
-            of_here[what][method] = table.along(arm, what)
-        shares[f"{name}: correct"] = table.mean(arm)
-        shares[f"{name}: invalid"] = table.mean(arm, "invalid")
-        shares[f"{name}: steps clipped"] = table.mean(arm, "clipped")
-        if method != "topr":
-            shares[f"{here}: TOPR - {METHODS[method].name}"] = table.gain((optimizer, negative, clip, "topr"), arm)
-        shares[f"{name}: steps with a norm above 1"] = table.mean(arm, "above")
-        numbers[f"{name}: largest gradient norm"] = table.mean(arm, "largest")
-        numbers[f"{name}: gradient norm, last tenth"] = table.mean(arm, "gradient norm")
-    return Figure(data, shares, numbers)
+    def arms(self) -> Jobs:
+        base, arms = replace(self.scale.base, composition="proportion", epochs=self.scale.passes, **self.scale.sets), {}
+        for optimizer, rate in self.rates.items():
+            for negative, clip in zip((0.33, 0.6), self.scale.clips, strict=True):
+                for method in ("topr", "off_policy"):
+                    changes = {"lr": rate, "proportion": 1 - negative, "max_norm": clip, **RATED[optimizer].changes}
+                    label = f"fig7-{optimizer}-{negative}-{clip}-{method}"
+                    arms[optimizer, negative, clip, method] = self.job(label, base, METHODS[method], **changes)
+        return sharing_samples(arms)
+
+    def read(self) -> Figure:
+        def norms(run: Finished) -> dict[str, Sequence[float]]:
+            each = np.array([step["grad_norm"] for step in run.steps])
+            found = {
+                "clipped": (each > run.settings.max_norm).mean(),
+                "above": (each > 1).mean(),
+                "largest": each.max(),
+            }
+            return {"gradient norm": by_tenth(run, "grad_norm")} | {name: [value] for name, value in found.items()}
+
+        table, data, shares, numbers = self.table(norms), {}, {}, {}
+        for arm in self.arms():
+            optimizer, negative, clip, method = arm
+            here = f"{optimizer}, {negative:.0%} negative, clipped at {clip:g}"
+            name = f"{here}, {METHODS[method].name}"
+            of_here = data.setdefault(f"{here}, lr {self.rates[optimizer]:g}", {"correct": {}, "gradient norm": {}})
+            for what in of_here:
+                of_here[what][method] = table.along(arm, what)
+            shares[f"{name}: correct"] = table.mean(arm)
+            shares[f"{name}: invalid"] = table.mean(arm, "invalid")
+            shares[f"{name}: steps clipped"] = table.mean(arm, "clipped")
+            if method != "topr":
+                shares[f"{here}: TOPR - {METHODS[method].name}"] = table.gain((optimizer, negative, clip, "topr"), arm)
+            shares[f"{name}: steps with a norm above 1"] = table.mean(arm, "above")
+            numbers[f"{name}: largest gradient norm"] = table.mean(arm, "largest")
+            numbers[f"{name}: gradient norm, last tenth"] = table.mean(arm, "gradient norm")
+        return Figure(data, shares, numbers)
+
+    @staticmethod
+    def panels(data: Data) -> list[Panel]:
+        panels, label = [], "gradient norm, mean over a tenth"
+        for title in [key for key in data if "60% negative" in key]:
+            norms = of_arms(data[title]["gradient norm"], METHODS, middles, 1)
+            panels.append(accuracy(title, data[title]["correct"], METHODS, TRAINING))
+            panels.append(Panel(title, TRAINING, label, norms, {"yscale": "log"}))
+        return panels
 
 
-# ---- several iterations -----------------------------------------------------------------------------------------
+COMPOSITIONS = {  # what the control changes depends on the scale, too
+    "uniform": Arm("uniform", "topr", {"composition": "uniform"}),
+    "positives_only": Arm("positives only", "sft", {"composition": "positives_only"}),
+    "anna_karenina": Arm("Anna Karenina", Style("#882255", (0, (5, 1)), "s"), {"composition": "anna_karenina"}),
+    "control": Arm("as many positives, any", "p5", {"composition": "proportion"}),
+}
 
 
-def fig8_arms(scale: Scale, rates: Rates) -> Jobs:
-    """COMPOSITIONS; and other models of the scale, which draw samples of their own."""
-    base = replace(scale.base, lr=rates["topr"], curve_points=1, **scale.iterated)
-    control = {"proportion": base.problems / base.examples, "n": base.candidates}
-    changes = {key: {**arm.changes, **(control if key == "control" else {})} for key, arm in COMPOSITIONS.items()}
-    arms = {key: Job(f"fig8-{key}", replace(base, **changes[key]), scale.task) for key in COMPOSITIONS}
-    others = {name: Job(name, replace(base, **of_other), scale.task) for name, of_other in scale.others.items()}
-    return {**sharing_samples(arms), **others}
-
-
-def fig8(lab: Lab) -> Figure:
+class Fig8(Study):
     """Iterations of sampling and training: uniform, positives only, Anna Karenina, a control. On MATH: fig8-math.
 
     Five iterations (ours: the paper gives no number), at TOPR's learning rate. The control (ours) has as many samples
     and positives as Anna Karenina's sets and any positives. At the paper's scale with DeepSeek-R1 8B too, and with
-    Llama 3 70B, a line that is not trained.
+    Llama 3 70B, a line that is not trained; other models draw samples of their own.
     """
-    uniform = [lab.runs["uniform", seed] for seed in lab.seeds]
-    iterations, keys = uniform[0].settings.iterations, ("pass@1", f"maj@{uniform[0].settings.k}")
 
-    def level(run: Finished) -> dict[str, Sequence[float]]:
-        """A model that is not trained stays what it is for all iterations."""
-        return {} if run.settings.iterations else {key: run.measured[key] * (iterations + 1) for key in keys}
+    def arms(self) -> Jobs:
+        base = replace(self.scale.base, lr=self.rates["topr"], curve_points=1, **self.scale.iterated)
+        of_control = {"proportion": base.problems / base.examples, "n": base.candidates}
+        arms = {
+            key: self.job(f"fig8-{key}", base, arm, **(of_control if key == "control" else {}))
+            for key, arm in COMPOSITIONS.items()
+        }
+        return {**sharing_samples(arms), **{n: self.job(n, base, **of) for n, of in self.scale.others.items()}}
 
-    table, data, shares = lab.table(level), {}, {}
-    names = {name: name for name in lab.scale.others}
-    names = {key: arm.name for key, arm in COMPOSITIONS.items()} | names
-    others = [key for key in COMPOSITIONS if key != "anna_karenina"]
-    for key in keys:
-        data[key] = {name: table.along(name, key) for name in names}
-        for i in range(1, iterations + 1):
-            after = f"{key} after iteration {i}"
-            shares |= {f"{text}: {after}": table.mean(name, key, at=i) for name, text in names.items()}
-            for other in others:
-                gain = table.gain("anna_karenina", other, key, at=i)
-                shares[f"Anna Karenina - {names[other]}: {after}"] = gain
-    drawn = [run.results["iterations"][0]["dataset"]["drawn"] for run in uniform]
-    to_draw = Estimate.over_seeds(50_000 * counts["samples"] / counts["positive"] for counts in drawn)
-    numbers = {"samples to draw for 50,000 positives (uniform sampling trains on any 50,000)": to_draw}
-    return Figure(data, shares, numbers, {"iterations": iterations_table(data, shares)})
+    def read(self) -> Figure:
+        uniform = [self.runs["uniform", seed] for seed in self.seeds]
+        iterations, keys = uniform[0].settings.iterations, ("pass@1", f"maj@{uniform[0].settings.k}")
+
+        def level(run: Finished) -> dict[str, Sequence[float]]:
+            """A model that is not trained stays what it is for all iterations."""
+            return {} if run.settings.iterations else {key: run.measured[key] * (iterations + 1) for key in keys}
+
+        table, data, shares, rows = self.table(level), {}, {}, []
+        names = {key: arm.name for key, arm in COMPOSITIONS.items()} | {name: name for name in self.scale.others}
+        others = [key for key in COMPOSITIONS if key != "anna_karenina"]
+        for key in keys:
+            data[key] = {name: table.along(name, key) for name in names}
+            rows += [[f"{key}: {text}", *texts(data[key][name])] for name, text in names.items()]
+            gains = {other: [f"{key}: Anna Karenina - {names[other]} (points)", ""] for other in others}
+            for i in range(1, iterations + 1):
+                after = f"{key} after iteration {i}"
+                shares |= {f"{text}: {after}": table.mean(name, key, at=i) for name, text in names.items()}
+                for other, row in gains.items():
+                    gain = table.gain("anna_karenina", other, key, at=i)
+                    shares[f"Anna Karenina - {names[other]}: {after}"] = gain
+                    row.append(gain.text(100))
+            rows += gains.values()
+        drawn = [run.results["iterations"][0]["dataset"]["drawn"] for run in uniform]
+        to_draw = Estimate.over_seeds(50_000 * counts["samples"] / counts["positive"] for counts in drawn)
+        numbers = {"samples to draw for 50,000 positives (uniform sampling trains on any 50,000)": to_draw}
+        head = ["", "before", *(f"iteration {i}" for i in range(1, iterations + 1))]
+        return Figure(data, shares, numbers, {"iterations": Table(head, rows)})
+
+    @staticmethod
+    def panels(data: Data) -> list[Panel]:
+        panels = []
+        for key, curves in data.items():
+            arms = {name: COMPOSITIONS.get(name, Arm(name, "")) for name in curves}
+            drawn = of_arms(curves, arms, lambda y: range(len(y["mean"])))
+            panels.append(Panel(key, "iterations", f"{key} (%), 95% interval", drawn, {"xticks": drawn[0].x}))
+        return panels
 
 
-def iterations_table(data: Mapping[str, Any], shares: Mapping[str, Estimate]) -> Table:
-    """What each composition reaches after each iteration, and Anna Karenina sampling minus the others."""
-    rows = []
-    for key, curves in data.items():
-        names = {name: COMPOSITIONS[name].name if name in COMPOSITIONS else name for name in curves}
-        rows += [[f"{key}: {text}", *texts(curves[name])] for name, text in names.items()]
-        iterations = range(1, len(rows[-1]) - 1)
-        for between in [f"Anna Karenina - {names[name]}" for name in COMPOSITIONS if name != "anna_karenina"]:
-            gains = [shares[f"{between}: {key} after iteration {i}"].text(100) for i in iterations]
-            rows.append([f"{key}: {between} (points)", "", *gains])
-    return Table(["", "before", *(f"iteration {i}" for i in iterations)], rows)
+def training_task(settings: Settings) -> Task:
+    """The training problems as test problems, to measure how hard they are."""
+    task = gsm8k_task(settings)
+    return replace(task, test=task.train)
 
 
-# ---- difficulty -------------------------------------------------------------------------------------------------
+THIRDS = {"hardest third": "p1", "middle third": "p3", "easiest third": "p5"}  # and their styles
 
 
-def fig9_arms(scale: Scale, rates: Rates) -> Jobs:
-    """The set with 50% positives of Figure 5; and the base model on the test and on the training questions."""
-    base = replace(scale.base, iterations=0, test_samples=scale.difficulty)
-    bases = {"test": Job("fig9-test", base, scale.task), "training": Job("fig9", base, training_task)}
-    return {**by_share(scale, [("topr", rates["topr"], 0.5)]), **bases}
-
-
-def fig9(lab: Lab) -> Figure:
+class Fig9(ByShare):
     """The weight of questions of each difficulty in the data: ten equally wide buckets by the base model's accuracy.
 
     Ours: the accuracy on test questions of each difficulty after training, on the set with 50% positives of Figure 5.
     """
-    named = {f"p~ = {p:.0%}": p for p in (0.05, 0.1, 0.2, 0.5, 0.8)}
-    weights, hard = {}, {}
-    for name, p in named.items():
-        each = [np.array(weights_of(lab.runs["training", seed], p)) for seed in lab.seeds]
-        weights[name] = series(map(Estimate.over_seeds, zip(*each, strict=True)))
-        hard[f"{name}: weight of the three hardest buckets"] = Estimate.over_seeds(np.nansum(w[:3]) for w in each)
-    data, shares = {**weights, "p~": list(lab.scale.shares)}, hard
-    arms = {p: ("topr", lab.rates["topr"], 0.5, p) for p in lab.scale.shares}
-    thirds = Measured(
-        (p, seed, {"thirds": by_third(lab.runs["test", seed], lab.runs[arm, seed])})
-        for p, arm in arms.items()
-        for seed in lab.seeds
-    )
-    for number, third in enumerate(("hardest third", "middle third", "easiest third")):
-        accuracy = {p: thirds.mean(p, "thirds", at=number) for p in arms}
-        shares |= {f"{third}, p~ = {p:.0%}: correct": value for p, value in accuracy.items()}
-        data[third] = series(accuracy.values())
-    return Figure(data, shares)
+
+    def arms(self) -> Jobs:
+        base = replace(self.scale.base, iterations=0, test_samples=self.scale.difficulty)
+        bases = {"test": self.job("fig9-test", base), "training": Job("fig9", base, training_task)}
+        return {**self.by_share([("topr", self.rates["topr"], 0.5)]), **bases}
+
+    def read(self) -> Figure:
+        weights, shares = {}, {}
+        for p in (0.05, 0.1, 0.2, 0.5, 0.8):
+            each = [np.array(weights_of(self.runs["training", seed], p)) for seed in self.seeds]
+            weights[f"p~ = {p:.0%}"] = series(map(Estimate.over_seeds, zip(*each, strict=True)))
+            hardest = Estimate.over_seeds(np.nansum(w[:3]) for w in each)
+            shares[f"p~ = {p:.0%}: weight of the three hardest buckets"] = hardest
+        data = {**weights, "p~": list(self.scale.shares)}
+        arms = {p: ("topr", self.rates["topr"], 0.5, p) for p in self.scale.shares}
+        thirds = Measured(
+            (p, seed, {"thirds": by_third(self.runs["test", seed], self.runs[arm, seed])})
+            for p, arm in arms.items()
+            for seed in self.seeds
+        )
+        for number, third in enumerate(THIRDS):
+            found = {p: thirds.mean(p, "thirds", at=number) for p in arms}
+            shares |= {f"{third}, p~ = {p:.0%}: correct": value for p, value in found.items()}
+            data[third] = series(found.values())
+        return Figure(data, shares)
+
+    @staticmethod
+    def panels(data: Data) -> list[Panel]:
+        buckets = [5 + 10 * i for i in range(10)]
+        drawn = [line(buckets, y, symbols(key)) for key, y in data.items() if key.startswith("p~ = ")]
+        axes = "base model's accuracy on a question (%)", "weight of a question (%), 95% interval"
+        highest = max(float(np.nanmax(one.y)) for one in drawn)
+        thirds = {(third, style): data[third] for third, style in THIRDS.items()}
+        return [
+            Panel("what an average question weighs", *axes, drawn, {"ylim": (0, 1.1 * highest)}),
+            of_shares("test questions after training", data["p~"], thirds),
+        ]
 
 
 def by_third(base: Finished, trained: Finished) -> list[float]:
@@ -283,56 +346,51 @@ def weight_by_difficulty(samples: Sequence[Sample], baseline: float, buckets: in
     return [sum(bucket) / len(bucket) if bucket else math.nan for bucket in weights]
 
 
-# ---- Table 2 ----------------------------------------------------------------------------------------------------
+class Table2(Study):
+    """A generative verifier before and after TOPR, and weighted self-consistency with its verdicts as weights.
+
+    A run for each base verifier.
+    """
+
+    rated = ()
+
+    def arms(self) -> Jobs:
+        verifier = self.scale.verifier
+        models = {Path(model).name: model for model in (verifier.model, *self.scale.other_verifiers)}
+        return {name: self.job(f"table2-{name}", verifier, model=model) for name, model in models.items()}
+
+    def read(self) -> Figure:
+        data = {name: [self.runs[name, seed].results for seed in self.seeds] for name in self.arms()}
+        shares = {}
+        for name, found in data.items():
+            table = rows_of_table2(found)
+            for row, columns in found[0]["table2"].items():
+                shares |= {f"{name}, {row}: {column}": table.mean(row, column) for column in columns}
+            shares[f"{name}, TOPR - base: {ACCURACY}"] = table.gain("topr", "base", ACCURACY)
+            shares[f"{name}, TOPR - constant verdict: {ACCURACY}"] = table.gain("topr", CONSTANT, ACCURACY)
+            for text, row in (("TOPR", "topr"), ("base", "base")):
+                shares[f"{name}, {text} - no verifier: {WEIGHTED}"] = table.gain(row, "no verifier", WEIGHTED)
+        return Figure(data, shares)
+
+    @staticmethod
+    def panels(data: Data) -> list[Panel]:
+        panels = []
+        for name, found in data.items():
+            table, rows = rows_of_table2(found), found[0]["table2"]
+            cells = {row: {column: table.mean(row, column) for column in rows[row]} for row in rows}
+            panels.append(to_panel(cells)._replace(title=f"base verifier: {name}"))
+        return panels
 
 
-def table2_arms(scale: Scale, rates: Rates) -> Jobs:
-    """A run for each base verifier."""
-    return {
-        Path(model).name: Job(
-            f"table2-{Path(model).name}",
-            replace(scale.verifier, model=model),
-            scale.task,
-            run=verify,
-            check=check_verifier,
-        )
-        for model in (scale.verifier.model, *scale.other_verifiers)
-    }
+def rows_of_table2(found: Sequence[Mapping[str, Any]]) -> Measured:
+    """What runs of one verifier say of each row of the table; found: the results of each run."""
+    return Measured(
+        (row, number, {column: [cell["mean"]] for column, cell in columns.items()})
+        for number, results in enumerate(found)
+        for row, columns in results["table2"].items()
+    )
 
 
-def verify(job: Job) -> None:
-    """Make the verifier's run of a job; its settings name its task."""
-    run_verifier(job.settings)
-
-
-def table2(lab: Lab) -> Figure:
-    """A generative verifier before and after TOPR, and weighted self-consistency with its verdicts as weights."""
-    data = {name: [lab.runs[name, s].results for s in lab.seeds] for name in table2_arms(lab.scale, lab.rates)}
-    shares = {}
-    for name, found in data.items():
-        table = rows_of_table2(found)
-        for row, columns in found[0]["table2"].items():
-            shares |= {f"{name}, {row}: {column}": table.mean(row, column) for column in columns}
-        shares[f"{name}, TOPR - base: {ACCURACY}"] = table.gain("topr", "base", ACCURACY)
-        shares[f"{name}, TOPR - constant verdict: {ACCURACY}"] = table.gain("topr", CONSTANT, ACCURACY)
-        for text, row in (("TOPR", "topr"), ("base", "base")):
-            shares[f"{name}, {text} - no verifier: {WEIGHTED}"] = table.gain(row, "no verifier", WEIGHTED)
-    return Figure(data, shares)
-
-
-# ---- all of them ------------------------------------------------------------------------------------------------
-
-
-STUDIES = {
-    "fig1": Study(fig1, at_both_rates, lambda _: list(METHODS)),
-    "fig2": Study(fig2),
-    "fig3": Study(fig3, at_both_rates, lambda _: OF_THE_PAPER),
-    "fig4": Study(fig4, fig4_arms, lambda _: ["topr"]),
-    "fig5": Study(fig5, fig5_arms, lambda _: ["topr"]),
-    "fig6": Study(fig6, fig6_arms, lambda _: ["topr", "tis"]),
-    "fig7": Study(fig7, fig7_arms, lambda scale: list(scale.optimizers)),
-    "fig8": Study(fig8, fig8_arms, lambda _: ["topr"]),
-    "fig9": Study(fig9, fig9_arms, lambda _: ["topr"]),
-    "table2": Study(table2, table2_arms),
-    "variants": Study(variants, lambda s, rates: at_both_rates(s, rates, list(rates)), variants_rated),
+STUDIES: dict[str, type[Study]] = {
+    study.__name__.lower(): study for study in (Fig1, Fig2, Fig3, Fig4, Fig5, Fig6, Fig7, Fig8, Fig9, Table2, Variants)
 }

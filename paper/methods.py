@@ -1,4 +1,4 @@
-"""Figures 1 to 4, and the variants of the loss: methods along one epoch. paper/figures.py says how a figure is made."""
+"""Figures 1 to 4, and the variants of the loss: methods along one epoch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,151 +8,194 @@ import numpy as np
 import torch
 
 import topr
-from paper.experiments import OF_THE_PAPER, Figure, Lab, Rates, Scale, called, of_method, variant_of
-from paper.panels import POSITIVES, VARIANTS_DRAWN
-from paper.runs import Finished, Job, Jobs, sharing_samples, texts
+from paper.experiments import METHODS, OF_THE_PAPER, RATED, VARIANTS, Arm, Figure, Study, called
+from paper.panels import CORRECT, EPOCH, WHOLE, Data, accuracy, epoch, line, of_arms
+from paper.runs import Finished, Jobs, sharing_samples, texts
 from pipeline.evaluation import collect, estimate, wins
 from pipeline.methods import ppo_loss
+from pipeline.plots import Line, Panel
 from pipeline.records import Outcome
 from pipeline.report import Estimate, Table
 
-# ---- methods along one epoch ------------------------------------------------------------------------------------
+
+class AtBothRates(Study):
+    """Arms ("own rate", name), and ("one rate", name) for those that also train at TOPR's learning rate."""
+
+    at_one: Sequence[str] = OF_THE_PAPER
+
+    @property
+    def kinds(self) -> dict[str, Mapping[str, float]]:
+        """Which rate -> the learning rates of those that train at it."""
+        return {"own rate": self.rates, "one rate": dict.fromkeys(self.at_one, self.rates["topr"])}
+
+    def arms(self) -> Jobs:
+        kinds = [(kind, name, rate) for kind, rates in self.kinds.items() for name, rate in rates.items()]
+        return sharing_samples(
+            {(kind, name): self.job(name, self.scale.base, RATED[name], lr=rate) for kind, name, rate in kinds}
+        )
+
+    @property
+    def legends(self) -> dict[tuple[str, str], str]:
+        """Arm -> its name in legends."""
+        kinds = reversed(self.kinds.items())
+        return {(kind, name): text for kind, rates in kinds for name, text in called(rates).items()}
 
 
-def at_both_rates(scale: Scale, rates: Rates, at_one: Sequence[str] = OF_THE_PAPER) -> Jobs:
-    """("own rate", method or variant), and ("one rate", ...) for those that also train at TOPR's learning rate."""
-    which = {"own rate": rates, "one rate": dict.fromkeys(at_one, rates["topr"])}
-    arms = {
-        (kind, name): Job(name, of_method(scale, name, scale.base, rate), scale.task, token_loss=variant_of(name))
-        for kind, of_kind in which.items()
-        for name, rate in of_kind.items()
-    }
-    return sharing_samples(arms)
-
-
-def fig1(lab: Lab) -> Figure:
+class Fig1(AtBothRates):
     """Test accuracy over one epoch, all at TOPR's learning rate, and each at its own.
 
     Ours: TIS, plain IS, SFT on positives and three neighbours. On the laptop DPO makes about twice as many steps.
     """
-    table, arms = lab.table(), legends(lab)
-    shares = {f"{text}: correct at the end": table.mean(arm) for arm, text in arms.items()}
-    topr_s = ("own rate", "topr")
-    shares |= {f"TOPR - {arms['own rate', n]}": table.gain(topr_s, ("own rate", n)) for n in list(lab.rates)[1:]}
-    data: dict[str, Any] = {
-        which: {name: table.along((kind, name)) for kind, name in arms if kind == which}
-        for which in ("own rate", "one rate")
-    }
-    data["steps"] = {name: lab.runs[("own rate", name), lab.seeds[0]].last_step for name in lab.rates}
-    return Figure(data, shares)
+
+    rated = tuple(METHODS)
+
+    def read(self) -> Figure:
+        table, arms = self.table(), self.legends
+        shares = {f"{text}: correct at the end": table.mean(arm) for arm, text in arms.items()}
+        for arm in [("own rate", name) for name in self.rates if name != "topr"]:
+            shares[f"TOPR - {arms[arm]}"] = table.gain(("own rate", "topr"), arm)
+        data: dict[str, Any] = {
+            kind: {name: table.along((kind, name)) for name in rates} for kind, rates in self.kinds.items()
+        }
+        data["steps"] = {name: self.runs[("own rate", name), self.seeds[0]].last_step for name in self.rates}
+        return Figure(data, shares)
+
+    @staticmethod
+    def panels(data: Data) -> list[Panel]:
+        """The paper's methods along the epoch. Of the others, which end close together, the ends."""
+        own = data["own rate"]
+        panels = [
+            accuracy("TOPR's learning rate for all", data["one rate"], METHODS),
+            accuracy("each at its own learning rate", {name: own[name] for name in OF_THE_PAPER}, METHODS),
+        ]
+        for title, names in (
+            ("other bounds (Table 1)", ("topr", "tis", "off_policy", "sft")),
+            ("neighbours (ours)", ("topr", "group", "kl", "asymre")),
+        ):
+            last = {name: {what: of[-1:] for what, of in own[name].items()} for name in reversed(names)}
+            ends = enumerate(of_arms(last, METHODS, lambda _: [0]))
+            drawn = [end._replace(x=end.y, y=[place], kind="rows") for place, end in ends]
+            options = {"yticks": [], "ylim": (-0.5, len(names) - 0.5)}
+            panels.append(Panel(f"{title}, own rate, at the end", CORRECT, "", drawn, options))
+        return panels
 
 
-def legends(lab: Lab) -> dict[tuple[str, str], str]:
-    """(which rate, method) -> its name in legends."""
-    one_rate = dict.fromkeys(OF_THE_PAPER, lab.rates["topr"])
-    which = {"one rate": called(one_rate), "own rate": called(lab.rates)}
-    return {(kind, name): text for kind, of_kind in which.items() for name, text in of_kind.items()}
-
-
-def fig3(lab: Lab) -> Figure:
-    """Shares of correct, incorrect and invalid completions over the epoch, all at TOPR's learning rate."""
-    table = lab.table()
-    shares = {"base: invalid": table.mean(("one rate", "topr"), "invalid", at=0)}
-    shares |= {f"{text}: invalid at the end": table.mean(arm, "invalid") for arm, text in legends(lab).items()}
-    data = {name: {o: table.along(("one rate", name), o) for o in get_args(Outcome)} for name in OF_THE_PAPER}
-    return Figure(data, shares)
-
-
-def variants_rated(scale: Scale) -> list[str]:
-    """The paper's weight and the variants that a scale's micro-batches allow."""
-    by_step = "per-token + token mean"  # a mean over the tokens of a whole step
-    return [name for name in VARIANTS_DRAWN if name != by_step or scale.base.micro_batch >= scale.base.batch]
-
-
-def variants(lab: Lab) -> Figure:
-    """What variants cost that public code calls TOPR and that weigh otherwise (conformance/variants.py).
-
-    All train on the same samples, in the same order, at TOPR's learning rate and each at its own.
-    """
-    table, shares, data = lab.table(), {}, {"one rate": {}, "own rate": {}}
-    for kind in data:
-        for name, own in lab.rates.items():
-            arm, here = (kind, name), f"{name}, lr {own if kind == 'own rate' else lab.rates['topr']:g}"
-            data[kind][name] = {outcome: table.along(arm, outcome) for outcome in get_args(Outcome)}
-            shares[f"{here}: correct at the end"] = table.mean(arm)
-            shares[f"{here}: invalid at the end"] = table.mean(arm, "invalid")
-            if name != "topr":
-                shares[f"{here} - topr"] = table.gain(arm, ("one rate", "topr"))
-    return Figure(data, shares, tables={"weights": weights_table(data, lab.rates)})
-
-
-def weights_table(data: Mapping[str, Any], rates: Rates) -> Table:
-    """What each weight reaches, at TOPR's learning rate and at its own."""
-    head = ["weight", "correct at the end", "invalid at the end", "own learning rate", "correct with that"]
-    rows = []
-    for name, curves in data["one rate"].items():
-        ends = [texts(y)[-1] for y in (curves["correct"], curves["invalid"], data["own rate"][name]["correct"])]
-        rows.append([f"`{name}`", *ends[:2], f"{rates[name]:g}", ends[2]])
-    return Table(head, rows)
-
-
-# ---- the objectives ---------------------------------------------------------------------------------------------
-
-
-def fig2(lab: Lab) -> Figure:
+class Fig2(Study):
     """TOPR's objective with a+ = 1, b+ = 1 + eps, a- = 0, b- = 1, and PPO's, as functions of pi / mu.
 
     The two are compared where PPO does not clip: on [1, 1 + eps] for positives, on [1 - eps, 1] for negatives.
     """
-    eps, ratio = lab.scale.base.eps, np.linspace(0.01, 2.5, 250)
-    log_ratio = torch.tensor(ratio).log()
-    data, numbers = {"ratio": ratio.tolist()}, {}
-    for sign, name, low, high in ((1.0, "R = +1", 1, 1 + eps), (-1.0, "R = -1", 1 - eps, 1)):
-        reward = torch.full_like(log_ratio, sign)
-        ours = topr.topr_objective(log_ratio, reward, topr.Limits(1, 1 + eps, 0, 1)).numpy()
-        one = torch.ones(1, dtype=log_ratio.dtype)
-        ppo = np.array([-ppo_loss(x, 0 * x, sign * one, one, eps).item() for x in log_ratio[:, None]])
-        data |= {f"TOPR, {name}": ours.tolist(), f"PPO, {name}": ppo.tolist()}
-        inside, outside = (ratio >= low) & (ratio <= high), ratio > high if sign > 0 else ratio < low
-        largest = {f"|TOPR - PPO| for {low:g} <= pi/mu <= {high:g}": np.abs(ours - ppo)[inside].max()}
-        for method, values in (("PPO", ppo), ("TOPR", ours)):
-            slopes = np.abs(np.gradient(values, ratio))
-            largest[f"slope of {method} where PPO clips"] = slopes[outside][1:-1].max()
-            largest[f"slope of {method} for pi/mu <= 0.5"] = slopes[ratio <= 0.5].max()
-        numbers |= {f"{name}: largest {what}": Estimate.over_seeds([value]) for what, value in largest.items()}
-    return Figure(data, {}, numbers)
+
+    rated = ()
+
+    def read(self) -> Figure:
+        eps, ratio = self.scale.base.eps, np.linspace(0.01, 2.5, 250)
+        log_ratio = torch.tensor(ratio).log()
+        data, numbers = {"ratio": ratio.tolist()}, {}
+        for sign, name, low, high in ((1.0, "R = +1", 1, 1 + eps), (-1.0, "R = -1", 1 - eps, 1)):
+            reward = torch.full_like(log_ratio, sign)
+            ours = topr.topr_objective(log_ratio, reward, topr.Limits(1, 1 + eps, 0, 1)).numpy()
+            one = torch.ones(1, dtype=log_ratio.dtype)
+            ppo = np.array([-ppo_loss(x, 0 * x, sign * one, one, eps).item() for x in log_ratio[:, None]])
+            data |= {f"TOPR, {name}": ours.tolist(), f"PPO, {name}": ppo.tolist()}
+            inside, outside = (ratio >= low) & (ratio <= high), ratio > high if sign > 0 else ratio < low
+            largest = {f"|TOPR - PPO| for {low:g} <= pi/mu <= {high:g}": np.abs(ours - ppo)[inside].max()}
+            for method, values in (("PPO", ppo), ("TOPR", ours)):
+                slopes = np.abs(np.gradient(values, ratio))
+                largest[f"slope of {method} where PPO clips"] = slopes[outside][1:-1].max()
+                largest[f"slope of {method} for pi/mu <= 0.5"] = slopes[ratio <= 0.5].max()
+            numbers |= {f"{name}: largest {what}": Estimate.over_seeds([value]) for what, value in largest.items()}
+        return Figure(data, {}, numbers)
+
+    @staticmethod
+    def panels(data: Data) -> list[Panel]:
+        panels = []
+        for name in ("R = +1", "R = -1"):
+            drawn = [
+                Line(data["ratio"], data[f"{method}, {name}"], method, method.lower()) for method in ("TOPR", "PPO")
+            ]
+            axes = r"$\pi / \mu$", "objective of one sequence"
+            panels.append(Panel(name.replace("-", "−"), *axes, drawn, {"ylim": (-2.6, 2.6)}))
+        return panels
 
 
-# ---- TOPR against positives only --------------------------------------------------------------------------------
+class Fig3(AtBothRates):
+    """Shares of correct, incorrect and invalid completions over the epoch, all at TOPR's learning rate."""
+
+    rated = OF_THE_PAPER
+
+    def read(self) -> Figure:
+        table = self.table()
+        shares = {"base: invalid": table.mean(("one rate", "topr"), "invalid", at=0)}
+        shares |= {f"{text}: invalid at the end": table.mean(arm, "invalid") for arm, text in self.legends.items()}
+        data = {name: {o: table.along(("one rate", name), o) for o in get_args(Outcome)} for name in OF_THE_PAPER}
+        return Figure(data, shares)
+
+    @staticmethod
+    def panels(data: Data) -> list[Panel]:
+        return [
+            Panel(
+                METHODS[name].name,
+                EPOCH,
+                "share (%), 95% interval",
+                [line(epoch(y), y, outcome) for outcome, y in curves.items()],
+                WHOLE,
+            )
+            for name, curves in data.items()
+        ]
 
 
-def fig4_arms(scale: Scale, rates: Rates) -> Jobs:
-    """POSITIVES, all at TOPR's learning rate."""
-    base = replace(scale.base, lr=rates["topr"], test_samples=scale.tested)
-    return sharing_samples({n: Job(n, replace(base, **arm.changes), scale.task) for n, arm in POSITIVES.items()})
+POSITIVES = {
+    "topr": METHODS["topr"],
+    "positives_only": Arm("positives only", "sft", {"composition": "positives_only"}),
+    "sft": Arm("positives, as many steps", "p5", {"method": "sft"}),  # negatives stay, with weight 0
+}
 
 
-def fig4(lab: Lab) -> Figure:
+class Fig4(Study):
     """TOPR against positives only: accuracy, maj@n, and how often each question is solved. On MATH: fig4-math."""
-    ks = [k for k in (1, 2, 4, 8, 16, 32) if k < lab.scale.tested]
 
-    def at_the_end(run: Finished) -> dict[str, Sequence[float]]:
-        answers = collect(run.tested(run.last_step), lab.scale.task(run.settings))
-        bins = by_cardinality(run)
-        majority = [estimate(wins, answers, k, run.settings.seed).mean for k in ks]
-        return {"maj@n": majority, "cardinality": bins, "few": [sum(bins[:2])]}
+    def arms(self) -> Jobs:
+        base = replace(self.scale.base, lr=self.rates["topr"], test_samples=self.scale.tested)
+        return sharing_samples({name: self.job(name, base, arm) for name, arm in POSITIVES.items()})
 
-    table = lab.table(at_the_end)
-    shares = {f"{arm.name}: correct at the end": table.mean(key) for key, arm in POSITIVES.items()}
-    shares |= {f"{arm.name}: problems with at most 4 correct": table.mean(k, "few") for k, arm in POSITIVES.items()}
-    shares |= {f"TOPR - {POSITIVES[key].name}": table.gain("topr", key) for key in ("positives_only", "sft")}
-    shares |= {f"{arm.name}: maj@{ks[-1]}": table.mean(key, "maj@n") for key, arm in POSITIVES.items()}
-    data: dict[str, Any] = {
-        what: {name: table.along(name, what) for name in POSITIVES} for what in ("correct", "maj@n", "cardinality")
-    }
-    data["n"] = ks
-    data["trained on"] = lab.runs["topr", lab.seeds[0]].results["iterations"][0]["dataset"]["trained"]
-    return Figure(data, shares)
+    def read(self) -> Figure:
+        ks = [k for k in (1, 2, 4, 8, 16, 32) if k < self.scale.tested]
+
+        def at_the_end(run: Finished) -> dict[str, Sequence[float]]:
+            answers = collect(run.tested(run.last_step), self.scale.task(run.settings))
+            bins = by_cardinality(run)
+            majority = [estimate(wins, answers, k, run.settings.seed).mean for k in ks]
+            return {"maj@n": majority, "cardinality": bins, "few": [sum(bins[:2])]}
+
+        table = self.table(at_the_end)
+        shares = {f"{arm.name}: correct at the end": table.mean(key) for key, arm in POSITIVES.items()}
+        shares |= {f"{arm.name}: problems with at most 4 correct": table.mean(k, "few") for k, arm in POSITIVES.items()}
+        shares |= {f"TOPR - {POSITIVES[key].name}": table.gain("topr", key) for key in ("positives_only", "sft")}
+        shares |= {f"{arm.name}: maj@{ks[-1]}": table.mean(key, "maj@n") for key, arm in POSITIVES.items()}
+        data: dict[str, Any] = {
+            what: {name: table.along(name, what) for name in POSITIVES} for what in ("correct", "maj@n", "cardinality")
+        }
+        data["n"] = ks
+        data["trained on"] = self.runs["topr", self.seeds[0]].results["iterations"][0]["dataset"]["trained"]
+        return Figure(data, shares)
+
+    @staticmethod
+    def panels(data: Data) -> list[Panel]:
+        ks, bins = data["n"], range(len(data["cardinality"]["topr"]["mean"]))
+        of_n = {"xscale": "log", "xticks": ks, "xticklabels": ks}
+        of_bins = {"xticks": bins, "xticklabels": ["0", *(f"{4 * i + 1}-{4 * i + 4}" for i in bins[:-1])]}
+        counted = (
+            "test problems by correct completions",
+            "correct completions of a problem",
+            "problems (%), 95% interval",
+        )
+        majority = of_arms(data["maj@n"], POSITIVES, lambda _: ks)
+        return [
+            Panel("accuracy", EPOCH, CORRECT, of_arms(data["correct"], POSITIVES)),
+            Panel("self-consistency", "n", "maj@n (%), 95% interval", majority, of_n),
+            Panel(*counted, of_arms(data["cardinality"], POSITIVES, lambda _: bins), of_bins),
+        ]
 
 
 def by_cardinality(run: Finished) -> list[float]:
@@ -160,3 +203,53 @@ def by_cardinality(run: Finished) -> list[float]:
     n = run.settings.test_samples
     rewards = np.array([sample.reward > 0 for sample in run.tested(run.last_step)]).reshape(-1, n).sum(1)
     return (np.bincount(-(-rewards // 4), minlength=-(-n // 4) + 1) / len(rewards)).tolist()
+
+
+class Variants(AtBothRates):
+    """What variants cost that public code calls TOPR and that weigh otherwise (conformance/variants.py).
+
+    All train on the same samples, in the same order, at TOPR's learning rate and each at its own.
+    """
+
+    @property
+    def rated(self) -> Sequence[str]:
+        """The paper's weight and the variants that a scale's micro-batches allow."""
+        by_step = "per-token + token mean"  # a mean over the tokens of a whole step
+        fits = self.scale.base.micro_batch >= self.scale.base.batch
+        return [name for name in ("topr", *VARIANTS) if fits or name != by_step]
+
+    at_one = rated
+
+    def read(self) -> Figure:
+        table, shares, data = self.table(), {}, {"one rate": {}, "own rate": {}}
+        for kind in data:
+            for name, rate in self.kinds[kind].items():
+                arm, here = (kind, name), f"{name}, lr {rate:g}"
+                data[kind][name] = {outcome: table.along(arm, outcome) for outcome in get_args(Outcome)}
+                shares[f"{here}: correct at the end"] = table.mean(arm)
+                shares[f"{here}: invalid at the end"] = table.mean(arm, "invalid")
+                if name != "topr":
+                    shares[f"{here} - topr"] = table.gain(arm, ("one rate", "topr"))
+        return Figure(data, shares, tables={"weights": self.weights(data)})
+
+    def weights(self, data: Data) -> Table:
+        """What each weight reaches, at TOPR's learning rate and at its own."""
+        head = ["weight", "correct at the end", "invalid at the end", "own learning rate", "correct with that"]
+        rows = []
+        for name, curves in data["one rate"].items():
+            ends = [texts(y)[-1] for y in (curves["correct"], curves["invalid"], data["own rate"][name]["correct"])]
+            rows.append([f"`{name}`", *ends[:2], f"{self.rates[name]:g}", ends[2]])
+        return Table(head, rows)
+
+    @staticmethod
+    def panels(data: Data) -> list[Panel]:
+        """Correct and invalid completions: at TOPR's learning rate, and each at its own if they differ."""
+        titles = {"one rate": "TOPR's learning rate", "own rate": "its own learning rate"}
+        if data["own rate"] == data["one rate"]:
+            del titles["own rate"]
+        panels = []
+        for kind, title in titles.items():
+            for outcome in ("correct", "invalid"):
+                drawn = of_arms({name: curves[outcome] for name, curves in data[kind].items()}, RATED)
+                panels.append(Panel(f"{outcome}, {title}", EPOCH, f"{outcome} (%), 95% interval", drawn, WHOLE))
+        return panels

@@ -14,8 +14,10 @@ from pathlib import Path
 import tyro
 
 from examples.capitals import capitals
-from paper.experiments import LAPTOP, METHODS, Figure, Lab, Scale, Study
-from paper.runs import Job, Jobs, Sweep, sharing_samples
+from paper.experiments import LAPTOP, METHODS, Figure, Study
+from paper.panels import Data, accuracy
+from paper.runs import Jobs, Sweep, sharing_samples
+from pipeline.plots import Panel
 from pipeline.records import Sample
 from pipeline.runtime.processes import command
 from pipeline.settings import Settings
@@ -57,31 +59,36 @@ def ended(samples: list[Sample]) -> float:
     return sum(sample.finish_reason == "stop" for sample in samples) / len(samples)
 
 
-def arms(scale: Scale, _: object) -> Jobs:
-    """A run of each method; all train on the same samples."""
-    changed = {name: replace(scale.base, **METHODS[name].changes) for name in ARMS}
-    return sharing_samples({name: Job(name, settings, scale.task) for name, settings in changed.items()})
+class RealLLM(Study):
+    """Right answers along the epoch, and completions that end before the limit; all train on the same samples."""
 
+    rated = ()
 
-def read(lab: Lab) -> Figure:
-    """Right answers along the epoch, and completions that end before the limit."""
-    table = lab.table(lambda run: {"ended": [ended(run.tested(step)) for step in (0, run.last_step)]})
-    called = {name: METHODS[name].name for name in ARMS}
-    shares = {"before": table.mean("topr", at=0)}
-    shares |= {f"{called[name]}: right at the end": table.mean(name) for name in ARMS}
-    shares |= {f"TOPR - {called[name]}": table.gain("topr", name) for name in ARMS[1:]}
-    shares["before: ended within the limit"] = table.mean("topr", "ended", at=0)
-    shares |= {f"{called[name]}: ended within the limit": table.mean(name, "ended") for name in ARMS}
-    return Figure({name: table.along(name) for name in ARMS}, shares)
+    def arms(self) -> Jobs:
+        return sharing_samples({name: self.job(name, self.scale.base, METHODS[name]) for name in ARMS})
+
+    def read(self) -> Figure:
+        table = self.table(lambda run: {"ended": [ended(run.tested(step)) for step in (0, run.last_step)]})
+        called = {name: METHODS[name].name for name in ARMS}
+        shares = {"before": table.mean("topr", at=0)}
+        shares |= {f"{called[name]}: right at the end": table.mean(name) for name in ARMS}
+        shares |= {f"TOPR - {called[name]}": table.gain("topr", name) for name in ARMS[1:]}
+        shares["before: ended within the limit"] = table.mean("topr", "ended", at=0)
+        shares |= {f"{called[name]}: ended within the limit": table.mean(name, "ended") for name in ARMS}
+        return Figure({name: table.along(name) for name in ARMS}, shares)
+
+    @staticmethod
+    def panels(data: Data) -> list[Panel]:
+        return [accuracy("SmolLM2-135M-Instruct, capitals", data, METHODS)]
 
 
 def main(options: Options) -> None:
     """Make the runs that are missing, and from all of them the picture and its numbers."""
     scale = replace(LAPTOP, base=replace(SETTINGS, model=str(options.model)), task=capitals)
+    study = RealLLM(scale, range(options.seeds))
     with Sweep(options.runs, options.workers) as sweep:
-        lab = Study(read, arms).lab(scale, range(options.seeds), sweep)
-    made_by = f"python -m paper.real_llm MODEL --seeds {options.seeds}"
-    publish("real-llm", read(lab), lab, made_by, options.out)
+        study.make(sweep)
+    publish("real-llm", study, f"python -m paper.real_llm MODEL --seeds {options.seeds}", options.out)
 
 
 if __name__ == "__main__":

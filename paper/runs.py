@@ -3,7 +3,6 @@
 A finished run is not made again and an interrupted one goes on, so a sweep can be extended later.
 """
 
-import contextlib
 import io
 import json
 import math
@@ -11,59 +10,46 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
+from math import ceil
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-import topr
 import train_gsm8k
-from conformance.variants import VARIANTS
-from paper.token_loss import logprobs_with_gradient_of
-from pipeline.models.language_model import token_logprobs
+from paper.token_loss import learn_with
+from pipeline.dry_run import counts
 from pipeline.records import InputError, Sample, Task, read_rows, write_file
 from pipeline.report import Estimate, Table
 from pipeline.runtime.processes import progress_bar, rank, ranks
 from pipeline.settings import Settings, check
+from tasks import verifier
 from tasks.verifier import VerifierSettings
-
-if TYPE_CHECKING:
-    from pipeline.stages import Learn
-
-# ---- a run that is to be made -----------------------------------------------------------------------------------
 
 
 def run_job(job: "Job") -> None:
-    """Make the run of a job; InputError as `train_gsm8k.experiment` raises it."""
+    """Make the run of a job, of a verifier or of a task; InputError as these raise it."""
+    if isinstance(job.settings, VerifierSettings):
+        verifier.run(job.settings)
+        return
     train_gsm8k.experiment(job.settings, job.task(job.settings), job.token_loss and learn_with(job.token_loss))
-
-
-def learn_with(variant: str) -> "Learn":
-    """The loss and the log-probabilities with which `topr.train` learns by one of conformance.variants.VARIANTS.
-
-    >>> loss, logprobs = learn_with("per-token")
-    >>> loss.keywords["limits"] == topr.PRESETS["reinforce"]  # weights are 1: `logprobs` has the variant's own
-    True
-    """
-    loss = partial(topr.topr_loss, limits=topr.PRESETS["reinforce"])
-    return loss, logprobs_with_gradient_of(VARIANTS[variant](), token_logprobs)
 
 
 class Job(NamedTuple):
     """A run to be made. Worker processes import `task` and `run` by name: they are functions of modules.
 
     label: begins the name of its folder. copies: the key of the job whose samples it trains on. token_loss: the name of
-    one of conformance.variants.VARIANTS, to train with it in place of the method's own loss. check: raises InputError,
-    before any run is made, where settings do not fit as many processes; as pipeline.settings.check does.
+    one of conformance.variants.VARIANTS, to train with it in place of the method's own loss.
     """
 
     label: str
@@ -72,7 +58,10 @@ class Job(NamedTuple):
     copies: Hashable = None
     token_loss: str | None = None
     run: Callable[["Job"], object] = run_job
-    check: Callable[[Settings, int], None] = check
+
+    def check(self, processes: int) -> None:
+        """InputError for settings that so many processes cannot run, before any run is made."""
+        (verifier.check_verifier if isinstance(self.settings, VerifierSettings) else check)(self.settings, processes)
 
 
 Jobs = Mapping[Hashable, Job]  # those of a figure's arms, by the arms' keys; or by (arm, seed)
@@ -113,7 +102,7 @@ def check_jobs(name: str, jobs: Jobs, processes: int) -> None:
     """InputError, with figure and label, for the first job whose settings cannot be run on so many processes."""
     for job in jobs.values():
         try:
-            job.check(job.settings, processes)
+            job.check(processes)
         except InputError as error:
             raise InputError(f"{name}, {job.label}: {error}") from None
 
@@ -122,11 +111,11 @@ def print_jobs(name: str, jobs: Jobs, usual: Sequence[Settings]) -> None:
     """Print the jobs: seeds, settings that differ from the usual ones, how much each run draws and trains at most."""
     by_label: dict[str, dict[str, Job]] = defaultdict(dict)
     for job in jobs.values():
-        by_label[job.label].setdefault(folder_name(job), job)
+        by_label[job.label][folder_name(job)] = job
     rows = []
     for label, of_label in by_label.items():
-        job, *_ = of_label.values()
-        seeds = " ".join(str(each.settings.seed) for each in of_label.values())
+        seeds = " ".join(str(job.settings.seed) for job in of_label.values())
+        job = next(iter(of_label.values()))
         rows.append([label, seeds, differing(job, usual), *(f"{size:,}" for size in sizes(job.settings))])
     Table([name, "seeds", "differs in", "samples", "steps"], rows).print()
 
@@ -137,9 +126,9 @@ def differing(job: Job, usual: Sequence[Settings]) -> str:
     >>> differing(Job("ppo", Settings(method="ppo", lr=1e-4, seed=3), print), [Settings()])
     'method=ppo lr=0.0001'
     """
-    here = asdict(job.settings) | {"token_loss": job.token_loss}
-    [of_kind] = [asdict(settings) for settings in usual if type(settings) is type(job.settings)]
-    changed = {name: value for name, value in here.items() if name != "seed" and value != of_kind.get(name)}
+    of_kind = next(asdict(settings) for settings in usual if type(settings) is type(job.settings))
+    here = asdict(job.settings) | {"seed": of_kind["seed"], "token_loss": job.token_loss}
+    changed = {name: value for name, value in here.items() if value != of_kind.get(name)}
     return " ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in changed.items())
 
 
@@ -149,15 +138,13 @@ def sizes(settings: Settings) -> tuple[int, int]:
     >>> sizes(Settings(problems=10, n=4, batch=8, test_problems=5, test_samples=2, curve_points=1))
     (60, 5)
     """
-    problems, tested = settings.problems, settings.test_problems
+    problems, tested, solutions = settings.problems, settings.test_problems, 0
     if isinstance(settings, VerifierSettings):
         problems, tested = problems * settings.train_solutions, tested * settings.test_solutions
-    drawn = problems * settings.drawn_per_problem
-    trained = 2 * problems * settings.pairs if settings.method == "dpo" else min(drawn, settings.examples or drawn)
-    along = settings.curve_samples * (settings.curve_points - 1) * settings.iterations
-    of_tests = tested * (settings.test_samples * (1 + settings.iterations) + along)
-    solutions = problems + tested if isinstance(settings, VerifierSettings) else 0
-    return settings.iterations * drawn + of_tests + solutions, settings.iterations * math.ceil(trained / settings.batch)
+        solutions = problems + tested
+    found = counts(settings, problems * settings.drawn_per_problem, tested)
+    pairs = ceil(settings.epochs * 2 * problems * settings.pairs / settings.batch)
+    return found.sampled + solutions, settings.iterations * (pairs if settings.method == "dpo" else found.steps)
 
 
 # ---- a finished run, and what was measured of several ------------------------------------------------------------
@@ -165,15 +152,10 @@ def sizes(settings: Settings) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Finished:
-    """A finished run: its job, with the folder that it was made in, and its results.json."""
+    """A finished run: its settings, with the folder that it was made in, and its results.json."""
 
-    job: Job
+    settings: Settings
     results: dict[str, Any]
-
-    @property
-    def settings(self) -> Settings:
-        """The settings of the run."""
-        return self.job.settings
 
     @property
     def folder(self) -> Path:
@@ -282,7 +264,8 @@ class Sweep(AbstractContextManager):
     """Runs in `folder`. Several workers are processes of one thread each; one worker is this process."""
 
     def __init__(self, folder: Path, workers: int):
-        self._folder, self._workers, self._pool = folder, workers, None
+        self._folder = folder
+        self._pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker) if workers > 1 else None
 
     def make(self, jobs: Jobs) -> dict[Hashable, Finished]:
         """The runs of the jobs; those that are not finished are made first. InputError as `check` raises it."""
@@ -293,22 +276,14 @@ class Sweep(AbstractContextManager):
         for copies in (False, True):  # those that draw samples come first
             wanted = {job.settings.out: job for job in placed.values() if (job.copies is not None) == copies}
             missing = [job for out, job in wanted.items() if not (out / "results.json").exists()]
-            if missing:
-                for _ in progress_bar(self._made(missing), "runs", "run", total=len(missing)):
+            made = (self._pool.map if self._pool else map)(_make, missing)
+            try:
+                for _ in progress_bar(made, "runs", "run", total=len(missing)) if missing else ():
                     pass
-        files = {key: job.settings.out / "results.json" for key, job in placed.items()}
-        return {key: Finished(placed[key], json.loads(file.read_text(encoding="utf-8"))) for key, file in files.items()}
-
-    def _made(self, jobs: Sequence[Job]) -> Iterable[None]:
-        if self._workers == 1:
-            yield from map(_make, jobs)
-            return
-        self._pool = self._pool or ProcessPoolExecutor(self._workers, get_context("spawn"), torch.set_num_threads, (1,))
-        try:
-            for future in as_completed([self._pool.submit(_make_silently, job) for job in jobs]):
-                yield future.result()
-        except BrokenProcessPool:  # something ended a worker: Ctrl-C reaches them too
-            raise KeyboardInterrupt from None
+            except BrokenProcessPool:  # something ended a worker: Ctrl-C reaches them too
+                raise KeyboardInterrupt from None
+        found = {key: (job.settings.out / "results.json").read_text(encoding="utf-8") for key, job in placed.items()}
+        return {key: Finished(placed[key].settings, json.loads(text)) for key, text in found.items()}
 
     def __exit__(self, *_: object) -> None:
         if self._pool is not None:
@@ -316,7 +291,7 @@ class Sweep(AbstractContextManager):
 
 
 def _make(job: Job) -> None:
-    job.check(job.settings, ranks())
+    job.check(ranks())
     start = sum(os.times()[:4])  # of this process and its children: other work on the machine lengthens wall time
     job.run(job)
     if rank() == 0:
@@ -326,19 +301,20 @@ def _make(job: Job) -> None:
         write_file(job.settings.out / "made.json", json.dumps(made) + "\n")
 
 
-def _make_silently(job: Job) -> None:
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        _make(job)
+def _start_worker() -> None:
+    """One thread, and nothing printed."""
+    torch.set_num_threads(1)
+    sys.stdout = sys.stderr = io.StringIO()
 
 
 def commit() -> str:
     """The commit of this code, with "-dirty" where Python files were changed; "unknown" outside a repository."""
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(Path(__file__).parent.parent), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
+    git = ["git", "-C", str(Path(__file__).parent.parent)]
     try:
-        return git("rev-parse", "--short", "HEAD") + ("-dirty" if git("status", "--short", "--", "*.py") else "")
+        here, changed = (
+            subprocess.run([*git, *command.split()], capture_output=True, text=True, check=True).stdout.strip()
+            for command in ("rev-parse --short HEAD", "status --short -- *.py")
+        )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+    return here + "-dirty" * bool(changed)

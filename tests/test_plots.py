@@ -8,14 +8,13 @@ from matplotlib.image import imread
 from matplotlib.text import Text
 
 from notebooks.pictures import Strip, draw_tokens
-from paper.experiments import METHODS
-from paper.panels import VARIANTS_DRAWN
+from paper.experiments import METHODS, VARIANTS
 from pipeline.plots import PARAMETERS, STYLES, Line, Panel, Style, draw, draw_curve, lines, save_figure
 
-ARMS = [arm.style for arm in METHODS.values()]
+ARMS, WEIGHTS = ([arm.style for arm in arms.values()] for arms in (METHODS, VARIANTS))
 
 
-@pytest.mark.parametrize("styles", [ARMS, VARIANTS_DRAWN.values(), PARAMETERS, ("correct", "incorrect", "invalid")])
+@pytest.mark.parametrize("styles", [ARMS, ["topr", *WEIGHTS], PARAMETERS, ("correct", "incorrect", "invalid")])
 def test_styles_of_one_picture_differ_without_colour(styles):
     for one, other in combinations([STYLES.get(style, style) for style in styles], 2):
         assert all(ours != theirs for ours, theirs in zip(one, other, strict=True))

@@ -628,8 +628,8 @@ def claim_preference(generator: torch.Generator) -> Claim:
     reward = tensor([1, -1, 0, 0, 0]).expand(bandits, -1)
 
     def objective_of_dpo(logp: Tensor) -> Tensor:
-        columns = [x[:, arm] for x in (logp, logmu) for arm in (0, 1)]
-        return -dpo_loss(*columns, beta=beta, denominator=1)
+        columns = [x[:, :2].flatten() for x in (logp, logmu, reward)]  # a pair of each bandit
+        return -dpo_loss(*columns, beta=beta, denominator=2)
 
     def objective_of_topr(logp: Tensor) -> Tensor:
         return topr_objective((logp - logmu).flatten(), reward.flatten(), PRESETS["topr"]).sum()

@@ -21,35 +21,28 @@ def choose(settings: "Settings", samples: Sequence[Sample], number: int = 1) -> 
     """The indices of the samples that iteration `number` trains on, in order, by the setting `composition`.
 
     Where a composition asks for more samples of a kind than were drawn, it takes those there are.
+
+    >>> from pipeline.settings import Settings
+    >>> samples = [Sample(prompt="?", completion="!", reward=r) for r in (-1, 1, -1, 1, -1)]
+    >>> choose(Settings(composition="positives_only"), samples)
+    [1, 3]
     """
     rng, size = random.Random(settings.seed_of(f"composition {number}")), settings.examples or len(samples)
     return COMPOSITIONS[settings.composition].choose(samples, size, rng, settings.proportion)
 
 
-def uniform(samples: Sequence[Sample], size: int, rng: random.Random, share: float | None = None) -> list[int]:
-    """`size` samples at random.
-
-    >>> uniform([Sample(prompt="?", completion="!", reward=r) for r in (1, -1, -1, 1)], 4, random.Random(0))
-    [0, 1, 2, 3]
-    """
+def uniform(samples: Sequence[Sample], size: int, rng: random.Random, share: float | None) -> list[int]:
+    """`size` samples at random."""
     return _some(range(len(samples)), size, rng)
 
 
-def positives_only(samples: Sequence[Sample], size: int, rng: random.Random, share: float | None = None) -> list[int]:
-    """`size` of the positives at random.
-
-    >>> positives_only([Sample(prompt="?", completion="!", reward=r) for r in (1, -1, -1, 1)], 4, random.Random(0))
-    [0, 3]
-    """
+def positives_only(samples: Sequence[Sample], size: int, rng: random.Random, share: float | None) -> list[int]:
+    """`size` of the positives at random."""
     return _some(_of_sign(samples, True), size, rng)
 
 
-def anna_karenina(samples: Sequence[Sample], size: int, rng: random.Random, share: float | None = None) -> list[int]:
-    """Anna Karenina sampling (Section 4.3): one positive per problem, the first, filled up with random negatives.
-
-    >>> anna_karenina([Sample(prompt="?", completion="!", reward=r) for r in (-1, 1, -1, 1)], 4, random.Random(1))
-    [0, 1, 2]
-    """
+def anna_karenina(samples: Sequence[Sample], size: int, rng: random.Random, share: float | None) -> list[int]:
+    """Anna Karenina sampling (Section 4.3): one positive per problem, the first, filled up with random negatives."""
     first: dict[str, int] = {}
     for i in _of_sign(samples, True):
         first.setdefault(samples[i].prompt, i)
@@ -58,12 +51,7 @@ def anna_karenina(samples: Sequence[Sample], size: int, rng: random.Random, shar
 
 
 def proportion(samples: Sequence[Sample], size: int, rng: random.Random, share: float) -> list[int]:
-    """`size` samples at random of which a share is positive; fewer where there are not enough of a sign.
-
-    >>> samples = [Sample(prompt="?", completion="!", reward=r) for r in (1, 1, -1, -1, -1)]
-    >>> proportion(samples, 5, random.Random(0), share=0.5)
-    [0, 1, 2, 3]
-    """
+    """`size` samples at random of which a share is positive; fewer where there are not enough of a sign."""
     positives, negatives = _of_sign(samples, True), _of_sign(samples, False)
     size = min(size, int(len(positives) / share), int(len(negatives) / (1 - share)))
     chosen = round(share * size)
@@ -109,25 +97,6 @@ def baselines_of(settings: "Settings", chosen: Sequence[Sample]) -> list[float]:
     return [origin + c for origin in BASELINES[settings.baseline_from](chosen)]
 
 
-def zero(samples: Sequence[Sample]) -> list[float]:
-    """Zero for each sample.
-
-    >>> zero([Sample(prompt="?", completion="!", reward=1.0)])
-    [0.0]
-    """
-    return [0.0] * len(samples)
-
-
-def mean_reward(samples: Sequence[Sample]) -> list[float]:
-    """For each sample the mean reward of all of them.
-
-    >>> mean_reward([Sample(prompt=x, completion="!", reward=r) for x, r in (("a", 1.0), ("a", 0.0), ("b", 5.0))])
-    [2.0, 2.0, 2.0]
-    """
-    rewards = [sample.reward for sample in samples]
-    return [sum(rewards) / len(rewards)] * len(samples)
-
-
 def group_mean(samples: Sequence[Sample]) -> list[float]:
     """For each sample the mean reward of those of the same prompt.
 
@@ -139,8 +108,8 @@ def group_mean(samples: Sequence[Sample]) -> list[float]:
 
 
 BASELINES: dict[str, Callable[[Sequence[Sample]], list[float]]] = {
-    "zero": zero,
-    "mean": mean_reward,
+    "zero": lambda samples: [0.0] * len(samples),
+    "mean": lambda samples: [sum(sample.reward for sample in samples) / len(samples)] * len(samples),
     "group": group_mean,
 }
 
@@ -173,7 +142,6 @@ def note_on_signs(settings: "Settings", rewards: Sequence[float], learnt: Sequen
     None where all is well, and where positives alone are asked for; DPO has no baseline.
 
     >>> from pipeline.settings import Settings
-    >>> note_on_signs(Settings(), [1.0, -1.0], [1.0, -1.0])
     >>> note_on_signs(Settings(), [1.0, 0.0], [1.0, 0.0]).partition(": ")[2].partition(",")[0]
     'without negatives topr is supervised training on the positives; --baseline 0.5'
     """

@@ -49,43 +49,28 @@ def ppo_loss(
 
 
 def dpo_loss(
-    logp_pos: "Tensor",
-    logp_neg: "Tensor",
-    logmu_pos: "Tensor",
-    logmu_neg: "Tensor",
-    beta: float,
+    logp: "Tensor",
+    logmu: "Tensor",
+    reward: "Tensor",
+    length: "Tensor | None" = None,
     denominator: float | None = None,
+    beta: float = 0.1,
 ) -> "Tensor":
     """DPO (Rafailov et al. 2023): - log sigmoid(beta * (log-ratio of the positive - log-ratio of the negative)).
 
-    Each (B,), one pair of completions of the same prompt an entry; not divided by the length. beta > 0.
-    denominator: the number of pairs in the step (default B). Returns a scalar; ValueError on shapes that differ.
+    Arguments as in `topr.topr_loss`: the i-th positive and the i-th negative of the (B,) completions are a pair, of the
+    same prompt. The mean over pairs, B / 2 or denominator / 2 of them; not divided by the length. beta > 0. Returns a
+    scalar; ValueError on shapes that differ.
 
     >>> import torch
-    >>> zero = torch.zeros(2)
-    >>> dpo_loss(zero, zero, zero, zero, beta=0.1)  # log 2 where nothing is preferred yet
+    >>> dpo_loss(torch.zeros(2), torch.zeros(2), torch.tensor([1.0, -1.0]))  # log 2 where nothing is preferred yet
     tensor(0.6931)
     """
     from torch.nn.functional import logsigmoid
 
-    denominator = _check_shapes(denominator, logp_pos, logmu_pos, logp_neg, logmu_neg)
-    margin = (logp_pos - logmu_pos) - (logp_neg - logmu_neg)
-    return -logsigmoid(beta * margin).sum() / denominator
-
-
-def dpo_loss_of_rows(
-    logp: "Tensor", logmu: "Tensor", reward: "Tensor", length: "Tensor", denominator: int, beta: float
-) -> "Tensor":
-    """`dpo_loss` of a micro-batch made of `dataset.pairs_of_prompt`, with the arguments of the other losses (B,).
-
-    >>> import torch
-    >>> zero, reward = torch.zeros(2), torch.tensor([1.0, -1.0])
-    >>> dpo_loss_of_rows(zero, zero, reward, torch.ones(2), denominator=2, beta=0.1)  # log 2, a pair
-    tensor(0.6931)
-    """
-    is_positive = reward >= 0
-    columns = [column[chosen] for column in (logp, logmu) for chosen in (is_positive, ~is_positive)]
-    return dpo_loss(*columns, beta=beta, denominator=denominator / 2)
+    denominator = _check_shapes(denominator, logp, logmu, reward)
+    log_ratio = [logp[chosen] - logmu[chosen] for chosen in (reward >= 0, reward < 0)]
+    return -logsigmoid(beta * (log_ratio[0] - log_ratio[1])).sum() / (denominator / 2)
 
 
 def _check_shapes(denominator: float | None, *columns: "Tensor") -> float:
@@ -114,5 +99,5 @@ METHODS = {
     "reinforce": Method(),
     "off_policy": Method(),
     "ppo": Method(lambda settings: partial(ppo_loss, eps=settings.eps)),
-    "dpo": Method(lambda settings: partial(dpo_loss_of_rows, beta=settings.beta), of_pairs=True),
+    "dpo": Method(lambda settings: partial(dpo_loss, beta=settings.beta), of_pairs=True),
 }

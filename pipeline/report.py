@@ -3,6 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as Printed
+
 # 97.5% quantiles of Student's t for 2 to 10 values; that of 10 serves more values too, and errs on the safe side.
 STUDENT = dict(zip(range(2, 11), (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262), strict=True))
 
@@ -21,14 +26,11 @@ class Estimate(NamedTuple):
         >>> Estimate.over_seeds([1.0, 2.0, 3.0]).text(digits=2)
         '2.00 ± 2.48'
         """
-        import numpy as np
-
         each = tuple(map(float, values))
         if len(each) < 2:
             return cls(*each, None, each)
-        return cls(
-            float(np.mean(each)), STUDENT[min(len(each), 10)] * float(np.std(each, ddof=1) / len(each) ** 0.5), each
-        )
+        half_width = STUDENT[min(len(each), 10)] * float(np.std(each, ddof=1) / len(each) ** 0.5)
+        return cls(float(np.mean(each)), half_width, each)
 
     @classmethod
     def over_samples(cls, values: Sequence[float]) -> "Estimate":
@@ -37,8 +39,6 @@ class Estimate(NamedTuple):
         >>> Estimate.over_samples([1.0, 2.0, 3.0]).text(digits=2)
         '2.00 ± 1.15'
         """
-        import numpy as np
-
         each = np.asarray(values, dtype=float)
         se = float(each.std(ddof=1) / np.sqrt(len(each))) if len(each) > 1 else None
         return cls(float(each.mean()), None if se is None else 2 * se)
@@ -78,10 +78,6 @@ class Table(NamedTuple):
 
     def print(self, width: int | None = None) -> None:
         """Print it to the terminal, or in a notebook. width: in characters, where the terminal's is not meant."""
-        from rich.console import Console
-        from rich.markup import escape
-        from rich.table import Table as Printed
-
         printed = Printed(*map(escape, self.head))
         for row in self.rows:
             printed.add_row(*map(escape, row))

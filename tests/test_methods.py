@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.methods import dpo_loss, dpo_loss_of_rows, ppo_loss
+from pipeline.methods import dpo_loss, ppo_loss
 
 
 def double(*values):
@@ -36,18 +36,14 @@ def test_ppo_refuses_an_eps_out_of_range(eps):
 
 
 @given(st.floats(-30, 30), st.floats(-30, 30), st.floats(0.01, 2))
-def test_dpo_is_its_formula(pos, neg, beta):
-    found = dpo_loss(double(pos), double(neg), double(-1), double(-2), beta=beta)
+def test_dpo_is_its_formula_whatever_the_order_of_a_pair(pos, neg, beta):
+    """The denominator counts completions, two for each pair."""
     margin = beta * ((pos + 1) - (neg + 2))
-    assert found.item() == pytest.approx(math.log1p(math.exp(-margin)), rel=1e-9)
-
-
-def test_dpo_of_rows_is_the_sum_over_pairs():
-    """Whatever the order of a pair; the denominator counts rows, two for each pair."""
-    logp, logmu, reward = double(-1, -2, -3, -4), double(-2, -1, -3.5, -3), double(1, -1, -1, 1)
-    expected = dpo_loss(logp[[0, 3]], logp[[1, 2]], logmu[[0, 3]], logmu[[1, 2]], beta=0.3, denominator=5)
-    found = dpo_loss_of_rows(logp, logmu, reward, torch.ones(4), denominator=10, beta=0.3)
-    torch.testing.assert_close(found, expected)
+    expected = math.log1p(math.exp(-margin))
+    for order in ([0, 1], [1, 0]):
+        columns = (double(*column)[order] for column in ((pos, neg), (-1, -2), (1, -1)))
+        found = dpo_loss(*(column.repeat(3) for column in columns), torch.ones(6), denominator=10, beta=beta)
+        assert found.item() == pytest.approx(3 / 5 * expected, rel=1e-9)
 
 
 def test_columns_of_different_shapes_are_refused():
@@ -55,4 +51,4 @@ def test_columns_of_different_shapes_are_refused():
         with pytest.raises(ValueError, match="one number per sequence"):
             ppo_loss(*columns)
         with pytest.raises(ValueError, match="one number per sequence"):
-            dpo_loss(*columns, beta=0.1)
+            dpo_loss(*columns[1:])

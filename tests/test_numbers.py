@@ -12,11 +12,11 @@ from helpers import plain_batch, random_examples, tiny_model
 
 import topr
 import train_gsm8k as gsm8k
-from pipeline.methods import dpo_loss_of_rows, ppo_loss
+from pipeline.methods import dpo_loss, ppo_loss
 from pipeline.records import InputError, Sample, read_rows
 
 LOSSES = {name: partial(topr.topr_loss, limits=limits) for name, limits in topr.PRESETS.items()}
-LOSSES |= {"ppo": partial(ppo_loss, eps=0.2), "dpo": partial(dpo_loss_of_rows, beta=0.1, denominator=4)}
+LOSSES |= {"ppo": partial(ppo_loss, eps=0.2), "dpo": partial(dpo_loss, beta=0.1, denominator=4)}
 WITH_LENGTHS = [name for name in LOSSES if name != "dpo"]
 
 

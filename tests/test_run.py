@@ -154,10 +154,7 @@ def test_another_run_s_samples_are_taken_as_they_are(finished, tmp_path, monkeyp
         *(({"method": name}, partial(topr.topr_loss, limits=topr.PRESETS[name])) for name in topr.PRESETS),
         ({"limits": (0.5, 2.0, 0.1, 0.9)}, partial(topr.topr_loss, limits=topr.Limits(0.5, 2.0, 0.1, 0.9))),
         ({"method": "ppo", "eps": 0.4}, partial(ppo_loss, eps=0.4)),
-        (
-            {"method": "dpo", "beta": 0.3},
-            lambda logp, logmu, *_, **__: dpo_loss(logp[::2], logp[1::2], logmu[::2], logmu[1::2], beta=0.3),
-        ),
+        ({"method": "dpo", "beta": 0.3}, partial(dpo_loss, beta=0.3)),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )

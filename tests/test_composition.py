@@ -4,8 +4,6 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from runs import experiment
 
 from pipeline.compose import BASELINES, COMPOSITIONS, choose
@@ -19,78 +17,42 @@ def to_samples(drawn):
     return [Sample(prompt=f"Q{p}", completion="!", reward=1.0 if is_positive else -1.0) for p, is_positive in drawn]
 
 
-# ---- compositions: samples, those chosen and how many were asked for -> whether they are as they should be ------
+# ---- compositions -----------------------------------------------------------------------------------------------
 
-
-def is_full(samples, chosen, size):
-    return len(chosen) == min(size, len(samples))
-
-
-def are_positives(samples, chosen, size):
-    positives = sum(sample.reward > 0 for sample in samples)
-    return all(samples[i].reward > 0 for i in chosen) and len(chosen) == min(size, positives)
-
-
-def are_first_positives_and_negatives(samples, chosen, size):
-    firsts = {sample.prompt: i for i, sample in reversed([*enumerate(samples)]) if sample.reward > 0}
-    positives = {i for i in chosen if samples[i].reward > 0}
-    negatives = sum(sample.reward < 0 for sample in samples)
-    return (
-        positives <= set(firsts.values())
-        and len(positives) == min(size, len(firsts))
-        and len(chosen) == min(size, len(firsts) + negatives)
-    )
-
-
-def are_in_proportion(share):
-    def holds(samples, chosen, size):
-        of_sign = Counter(sample.reward for sample in samples)
-        positives, more = sum(samples[i].reward > 0 for i in chosen), len(chosen) + 1
-        # One more would be more than asked, or want a sample that is not there.
-        is_full = more > size or share * more > of_sign[1.0] or (1 - share) * more > of_sign[-1.0]
-        return is_full and abs(positives - share * len(chosen)) <= 0.5
-
-    return holds
-
-
-# Options, how many of 20 samples of each of 4 problems are taken, of which one in four is right, and how many are right
+SAMPLES = to_samples([(0, False), (0, True), (0, True), (1, True), (1, False), (2, False)])
+# Options; those that may be chosen, and those of them that must be; how many are taken, and how many of these are right
 ROWS = [
-    ({"composition": "uniform"}, 80, 20, is_full),
-    ({"composition": "positives_only"}, 20, 20, are_positives),
-    ({"composition": "anna_karenina"}, 64, 4, are_first_positives_and_negatives),
-    ({"composition": "anna_karenina", "examples": 10}, 10, 4, are_first_positives_and_negatives),
-    ({"composition": "proportion", "proportion": 0.5}, 40, 20, are_in_proportion(0.5)),
-    ({"composition": "proportion", "proportion": 0.1, "examples": 50}, 50, 5, are_in_proportion(0.1)),
-    ({"composition": "proportion", "proportion": 0.9}, 22, 20, are_in_proportion(0.9)),
+    ({"composition": "uniform"}, [0, 1, 2, 3, 4, 5], [], 6, 3),
+    ({"composition": "uniform", "examples": 9}, [0, 1, 2, 3, 4, 5], [], 6, 3),
+    ({"composition": "uniform", "examples": 4}, [0, 1, 2, 3, 4, 5], [], 4, None),
+    ({"composition": "positives_only"}, [1, 2, 3], [], 3, 3),
+    ({"composition": "positives_only", "examples": 2}, [1, 2, 3], [], 2, 2),
+    ({"composition": "anna_karenina"}, [0, 1, 3, 4, 5], [], 5, 2),
+    ({"composition": "anna_karenina", "examples": 3}, [0, 1, 3, 4, 5], [1, 3], 3, 2),
+    ({"composition": "anna_karenina", "examples": 1}, [1, 3], [], 1, 1),
+    ({"composition": "proportion", "proportion": 0.5}, [0, 1, 2, 3, 4, 5], [], 6, 3),
+    ({"composition": "proportion", "proportion": 0.3}, [0, 1, 2, 3, 4, 5], [0, 4, 5], 4, 1),  # one more has no negative
+    ({"composition": "proportion", "proportion": 0.25, "examples": 3}, [0, 1, 2, 3, 4, 5], [], 3, 1),
+    ({"composition": "proportion", "proportion": 0.9}, [1, 2, 3], [], 3, 3),
 ]
 
 
-@pytest.mark.parametrize(
-    ("options", "taken", "positive", "holds"), ROWS, ids=lambda value: str(value) if isinstance(value, dict) else ""
-)
-def test_a_composition(lm, options, taken, positive, holds):
-    samples, settings = to_samples([(problem, i % 4 == 0) for problem in range(4) for i in range(20)]), Settings()
-    rows, told = compose(replace(settings, **options), samples, lm, ())
-    assert sum(map(len, rows)) == taken
-    assert told["drawn"] == {"samples": 80, "positive": 20, "problems": 4}
-    assert (told["trained"]["samples"], told["trained"]["positive"]) == (taken, positive)
-    assert told["composition"] == options["composition"]
-    assert told["seed"] == settings.seed_of("composition 1")
-
-    @given(
-        st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=60),
-        st.integers(1, 70),
-        st.integers(0, 99),
-    )
-    def always(drawn, size, seed):
-        samples, asked = to_samples(drawn), Settings(**options | {"examples": size, "seed": seed})
-        chosen = choose(asked, samples)
-        assert chosen == sorted(set(chosen)) == choose(asked, samples)
-        assert set(chosen) <= set(range(len(samples)))
-        assert len(chosen) <= size
-        assert holds(samples, chosen, size)
-
-    always()
+@pytest.mark.parametrize(("options", "may", "must", "taken", "positive"), ROWS, ids=str)
+def test_a_composition(lm, options, may, must, taken, positive):
+    found = []
+    for seed in range(20):
+        settings = Settings(seed=seed, **options)
+        chosen = choose(settings, SAMPLES)
+        assert chosen == sorted(set(chosen)) == choose(settings, SAMPLES)
+        assert set(must) <= set(chosen) <= set(may)
+        rows, told = compose(settings, SAMPLES, lm, ())
+        assert sorted(example.sample for row in rows for example in row) == chosen
+        assert told["drawn"] == {"samples": 6, "positive": 3, "problems": 3}
+        assert told["trained"]["samples"] == taken
+        assert positive is None or told["trained"]["positive"] == positive
+        assert (told["composition"], told["seed"]) == (options["composition"], settings.seed_of("composition 1"))
+        found += chosen
+    assert set(found) == set(may)
 
 
 def test_every_composition_and_baseline_has_a_row():

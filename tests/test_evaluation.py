@@ -55,31 +55,14 @@ def test_votes_by_hand(question, samples, weights, expected):
     assert wins(answers_of(question), 0, samples, weights) is expected
 
 
-@pytest.mark.parametrize("k", [0, 17])
-def test_k_must_be_among_the_numbers_of_samples(k):
-    with pytest.raises(InputError, match=f"K = {k}: must be at least 1 and at most the 16 samples"):
-        estimate(METRICS["pass@k"].score, answers_of("r" * 16), k, seed=0)
-
-
 def test_all_samples_have_an_estimate_and_no_interval():
     """The paper's maj@16 from 16 samples on MATH: a count by hand, and nothing that could be drawn otherwise."""
     answers = answers_of("r" * 9 + "w" * 7, "r" * 7 + "w" * 9, "r" * 4 + "w" * 3 + "x" * 3 + "-" * 6)
     for name, mean in (("maj@k", 2 / 3), ("pass@k", 1)):
         assert estimate(METRICS[name].score, answers, 16, seed=0) == (pytest.approx(mean), None, ())
-
-
-@pytest.mark.slow
-def test_the_interval_covers_the_truth():
-    """With fresh samples each time, pass@1 lies within 2 standard errors of the truth about 95% of the time."""
-    rng = np.random.default_rng(0)
-    chances = rng.random(40)
-    covered = 0
-    for trial in range(200):
-        correct = rng.random((40, 32)) < chances[:, None]
-        found = estimate(METRICS["pass@1"].score, Answers(correct), 1, seed=trial)
-        # The mean over 100 repeats has an error of its own, which the paper's formula leaves out: use all samples.
-        covered += abs(correct.mean() - chances.mean()) < found.half_width
-    assert 0.90 <= covered / 200 <= 0.99
+        for k in (0, 17):
+            with pytest.raises(InputError, match=f"K = {k}: must be at least 1 and at most the 16 samples"):
+                estimate(METRICS[name].score, answers, k, seed=0)
 
 
 def test_an_entry_of_results_has_the_metrics_of_the_task_and_the_table_shows_them(capsys):

@@ -6,6 +6,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import contents
 
 import train_gsm8k as gsm8k
 from pipeline.records import InputError, Sample, from_hub, read_rows, to_lines, write_file
@@ -36,7 +37,6 @@ GOOD = {"prompt": "Q", "completion": " A", "reward": 1}
 LINE = json.dumps(GOOD)
 FAULTS = [  # what a file holds, or what is changed in its second line; what is said of it
     ("", ": is empty"),
-    ("\n\n", ": is empty"),
     (b"\xff\xfe", ": not UTF-8 at byte 0"),
     (f"{LINE}\n{{oops\n", ":2: Invalid JSON"),
     (f"{LINE}\n\n{LINE}\n", ":2: Invalid JSON"),
@@ -44,7 +44,6 @@ FAULTS = [  # what a file holds, or what is changed in its second line; what is 
     ('{"prompt": "Q", "completion": " A"}\n', ":1: field reward: Field required"),
     ({"reward": math.nan}, ":2: field reward: .*finite"),
     ({"reward": "1"}, ":2: field reward: .*number"),
-    ({"token_ids": []}, ":2: field token_ids: "),
     ({"token_logmu": [-1, math.nan]}, r":2: field token_logmu.1: "),
     ({"rewrad": 1}, ":2: field rewrad: "),
 ]
@@ -58,11 +57,8 @@ def test_a_bad_file_is_named_by_file_line_and_field(tmp_path, content, message):
     with pytest.raises(InputError, match=f"samples.jsonl{message}") as caught:
         read_rows(file, Sample)
     assert "\n" not in str(caught.value)
-
-
-def test_a_missing_file_and_a_folder(tmp_path):
-    for path, message in ((tmp_path / "nothing.jsonl", "no such file"), (tmp_path, "is a folder")):
-        with pytest.raises(InputError, match=message):
+    for path, told in ((tmp_path / "nothing.jsonl", "nothing.jsonl: no such file"), (tmp_path, "is a folder")):
+        with pytest.raises(InputError, match=told):
             read_rows(path, Sample)
 
 
@@ -114,49 +110,42 @@ def test_a_file_that_cannot_be_finished_leaves_the_old_one(tmp_path):
     assert file.read_text() == "old"
 
 
-def refused(path, config, message):
-    with pytest.raises(InputError, match=message), held_folder(path, config):
+OTHERS = {"lr": 0.2, "format": 3}
+FOLDERS = [  # the files in it; what is said of it, nothing where a run may begin there
+    ({".lock": ""}, None),
+    ({"config.json.unfinished": "{"}, None),
+    ({"config.json": OTHERS | {"lr": 0.1}}, None),
+    ({"config.json": OTHERS}, r"run: holds a run with other settings \(lr = 0.2 there and 0.1 here\); choose another"),
+    ({"config.json": {"lr": 0.1}}, "run: holds a run of another version of this project.*choose another --out"),
+    ({"config.json": "{"}, r"config.json: .*; choose another --out"),
+    ({"thesis.tex": ""}, "run: is not empty and no run of this script; choose another --out"),
+]
+
+
+@pytest.mark.parametrize(("files", "message"), FOLDERS)
+def test_what_is_in_a_folder_decides_whether_a_run_may_begin_there(tmp_path, files, message):
+    (tmp_path / "run").mkdir()
+    for name, content in files.items():
+        (tmp_path / "run" / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    if message is None:
+        with held_folder(tmp_path / "run", {"lr": 0.1}):
+            assert read_json(tmp_path / "run" / "config.json")["lr"] == 0.1
+        return
+    before = contents(tmp_path)
+    with pytest.raises(InputError, match=message), held_folder(tmp_path / "run", {"lr": 0.1}):
         pytest.fail("it is taken")
+    assert contents(tmp_path) == before
 
 
-def test_a_run_folder_takes_the_same_settings_again_and_refuses_others(tmp_path):
-    out = tmp_path / "run"
-    with held_folder(out, {"lr": 0.1, "seed": 0}):
-        before = (out / "config.json").read_text()
-    with held_folder(out, {"lr": 0.1, "seed": 0}):
-        pass
-    refused(out, {"lr": 0.2, "seed": 0}, r"run: holds a run with other settings \(lr = 0.1 there and 0.2 here\)")
-    assert (out / "config.json").read_text() == before
-
-
-def test_a_run_folder_of_a_former_version_is_refused(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"seed": 0}))
-    refused(tmp_path, {"seed": 0}, "another version of this project.*choose another --out")
-
-
-def test_a_second_process_is_kept_out_of_a_folder(tmp_path):
+def test_a_second_process_is_kept_out_of_a_folder_and_a_file_is_none(tmp_path):
     """The lock is on a file that is open: a second opening is refused, in the same process or another."""
-    with held_folder(tmp_path / "run", {"seed": 0}):
-        refused(tmp_path / "run", {"seed": 0}, "run: another process is at work there")
-    with held_folder(tmp_path / "run", {"seed": 0}):
-        pass
-
-
-@pytest.mark.parametrize("name", [".lock", "config.json.unfinished"])
-def test_a_run_that_was_ended_as_it_began_can_begin_again(tmp_path, name):
-    (tmp_path / name).write_text("{")
-    with held_folder(tmp_path, {"seed": 0}):
-        assert (tmp_path / "config.json").exists()
-
-
-def test_a_folder_with_something_else_in_it_is_refused(tmp_path):
-    (tmp_path / "thesis.tex").touch()
-    refused(tmp_path, {}, "not empty and no run")
-    refused(tmp_path / "thesis.tex", {}, "is a file")
-    assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_results_that_were_damaged_are_named(tmp_path):
-    (tmp_path / "results.json").write_text("{")
-    with pytest.raises(InputError, match=r"results.json: .*remove it"):
-        read_json(tmp_path / "results.json")
+    for _ in range(2):
+        with (
+            held_folder(tmp_path / "run", {}),
+            pytest.raises(InputError, match="run: another process is at work there"),
+            held_folder(tmp_path / "run", {}),
+        ):
+            pytest.fail("it is taken")
+    file = tmp_path / "run" / "config.json"
+    with pytest.raises(InputError, match="is a file; choose another --out"), held_folder(file, {}):
+        pytest.fail("it is taken")

@@ -49,26 +49,32 @@ def test_sums_are_rewarded_by_their_answers(tmp_path, monkeypatch, capsys):
         a, b = map(int, sample.problem_id.split("+"))
         is_right = re.findall("[0-9]+", sample.completion)[-1:] == [str(a + b)]
         assert (sample.reward, sample.outcome) == ((1, "correct") if is_right else (-1, "incorrect"))
-    before = results["before"]
+    before, printed = results["before"], capsys.readouterr().out
     assert before["reward"]["mean"] == pytest.approx(2 * before["pass@1"]["mean"] - 1)
     assert {"maj@2", "pass@2"} < set(before)
-    printed = capsys.readouterr().out
-    assert "mean reward" in printed
-    assert "after the baseline" not in printed
+    assert ("mean reward" in printed, "after the baseline" in printed) == (True, False)
     task, in_chat = sums.sums(Settings()), sums.sums(Settings(chat=True))
     assert not {problem.id for problem in task.train} & {problem.id for problem in task.test}
     assert in_chat.prompt(task.train[0]) == task.train[0].question
 
 
-def test_a_form_is_rewarded_by_the_rules_that_it_keeps():
-    for completion, expected in (
-        (" 2 * 3 = 6 figs. The answer is 6.", Grade(1, "all")),
-        (" 2 * 3 = 6 figs. 6 + 1 = 7 left. The answer is 7.", Grade(0.75, "some")),  # two steps
-        (" 2 * 3 = 6 figs. The answer is 7.", Grade(0.75, "some")),  # not the last result
-        (" 2 * 3 = 6 figs.", Grade(0.5, "some")),
-        ("6" * 61, Grade(0, "none")),
-    ):
-        assert strict_format.reward(completion, Problem("1", "?")) == expected, completion
+@pytest.mark.parametrize(
+    ("function", "completion", "expected"),
+    [
+        (strict_format.reward, " 2 * 3 = 6 figs. The answer is 6.", (1, "all")),
+        (strict_format.reward, " 2 * 3 = 6 figs. 6 + 1 = 7 left. The answer is 7.", (0.75, "some")),  # two steps
+        (strict_format.reward, " 2 * 3 = 6 figs. The answer is 7.", (0.75, "some")),  # not the last result
+        (strict_format.reward, "6" * 61, (0, "none")),
+        (judged.judge, "7 * 8 = 56 eggs. 56 + 4 = 60. The answer is 61.", (1, "right")),
+        (judged.judge, "7 * 8 = 56 eggs. 56 + 4 = 61.", (-1, "wrong")),
+        (judged.judge, "The answer is 61.", (-1, "wrong")),
+        (judged.judge, "1 / 0 = 3", (-1, "wrong")),
+        (judged.judge, "__import__('os').abort() = 3", (-1, "wrong")),  # sums alone are read
+        pytest.param(judged.judge, "9**9**9**9 = 3", (-1, "too long"), marks=pytest.mark.slow),
+    ],
+)
+def test_rewards_of_the_examples(function, completion, expected):
+    assert function(*(completion, Problem("1", "?"))[: function.__code__.co_argcount]) == expected
 
 
 def test_rewards_between_0_and_1_are_told_to_be_supervised_training_unless_there_is_a_baseline(
@@ -90,27 +96,7 @@ def test_rewards_between_0_and_1_are_told_to_be_supervised_training_unless_there
 def test_a_judge_checks_the_steps_and_not_the_answer(tmp_path, monkeypatch):
     samples, _ = example("judged", tmp_path / "run", monkeypatch)
     assert {sample.outcome for sample in samples} == {"right", "wrong"}
-    for sample in samples:
-        steps = re.findall(r"([0-9]+) ([-+*/]) ([0-9]+) = ([0-9]+)", sample.completion)
-        by_hand = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__, "/": int.__truediv__}
-        are_right = [by_hand[sign](int(a), int(b)) == int(result) for a, sign, b, result in steps]
-        assert (sample.outcome == "right") == (bool(steps) and all(are_right)), sample.completion
-
-
-def test_a_judge_reads_sums_alone():
-    for completion, outcome in (
-        ("7 * 8 = 56 eggs. 56 + 4 = 60. The answer is 61.", "right"),
-        ("7 * 8 = 56 eggs. 56 + 4 = 61.", "wrong"),
-        ("The answer is 61.", "wrong"),
-        ("1 / 0 = 3", "wrong"),
-        ("__import__('os').abort() = 3", "wrong"),
-    ):
-        assert judged.judge(completion).outcome == outcome, completion
-
-
-@pytest.mark.slow
-def test_a_judge_that_takes_too_long_is_ended():
-    assert judged.judge("9**9**9**9 = 3") == Grade(-1, "too long")
+    assert [judged.judge(sample.completion) for sample in samples] == [(s.reward, s.outcome) for s in samples]
 
 
 @pytest.fixture
@@ -183,11 +169,9 @@ RAISES, HANGS = "return deeper(completion)  # raises", "time.sleep(0.1)  # hangs
         ({"reward": Strict()}, "[completion]  # raises", "KeyError: 'xxx"),
         ({"reward": hanging}, HANGS, "took more than 0.2 s, see REWARD_SECONDS in"),
         ({"reward": lambda *_: math.nan}, "", "returned nan, where a finite number or a Grade should be"),
-        ({"reward": lambda *_: -math.inf}, "", "returned -inf"),
         ({"reward": lambda *_: 10**400}, "", "OverflowError: int too large to convert to float"),
         ({"reward": lambda *_: "yes"}, "", "returned 'yes'"),
         ({"reward": lambda *_: Grade("1", "correct")}, "", "returned '1'"),
-        ({"reward": lambda *_: Grade(1.0, "fine")}, "", "returned the outcome 'fine', which is none of"),
         ({"grade": lambda *_: "invalid"}, "", "returned the outcome 'invalid'"),
         ({"batch_reward": lambda texts, _: [1.0]}, "", "returned 1 grades for 2 completions"),
         ({"batch_reward": lambda texts, _: [1.0, math.nan]}, "", "returned nan"),  # for the second
@@ -219,7 +203,6 @@ def test_a_reward_sees_the_text_before_the_stop_string_and_any_kind_of_number_wi
     task = Task("own", PROBLEMS, [], reward=reward, stop=("END",), outcomes=("good", "bad", "ugly"))
     assert grades(task, ["a END b", "c"], PROBLEMS) == [(0.5, "good"), (-3.0, "bad")]
     assert shown == [("a ", "train-7"), ("c", "train-8")]
-    assert all(type(grade.reward) is float for grade in grades(task, ["a", "b"], PROBLEMS))
     in_a_batch = Task("own", [], [], batch_reward=lambda texts, problems: (len(text) for text in texts))
     assert grades(in_a_batch, ["a", ""], PROBLEMS) == [(1.0, "correct"), (0.0, "incorrect")]
     assert grades(in_a_batch, [], []) == []
@@ -260,14 +243,21 @@ def test_a_task_that_does_not_fit_together_is_refused():
 
 def own_run(folder, reward, iterations=1, reuse=None, **changes):
     """A run on four problems whose training problems are sampled two at a time."""
-    sizes = {"problems": 4, "n": 2, "test_problems": 2, "test_samples": 2, "k": 1, "curve_points": 1, "chunk": 2}
-    settings = {**sizes, "batch": 4, "max_new_tokens": 32, "iterations": iterations, "reuse": reuse}
-    return experiment(folder, lambda settings: replace(sums.sums(settings), reward=reward, **changes), **settings)
+    sizes = {
+        "problems": 4,
+        "n": 2,
+        "test_problems": 2,
+        "chunk": 2,
+        "batch": 4,
+        "iterations": iterations,
+        "reuse": reuse,
+    }
+    return experiment(folder, lambda settings: replace(sums.sums(settings), reward=reward, **changes), **sizes)
 
 
 def test_what_was_drawn_is_graded_once_the_reward_is_mended(tmp_path, monkeypatch):
     """The reward fails in the second chunk of training problems, once; the runs' files are the same to the byte."""
-    drawn, left = [], {"calls": 2 * 2 + 2 * 2 + 1}
+    drawn, left = [], {"calls": 2 * 6 + 2 * 2 + 1}
     draw = stages.draw
     monkeypatch.setattr(stages, "draw", lambda *a: drawn.append([problem.id for problem in a[1]]) or draw(*a))
 
@@ -320,25 +310,22 @@ def test_a_task_without_problems_is_refused_before_anything_is_written(tmp_path)
     ("settings", "rewards", "learnt", "expected"),
     [
         ({}, [1, -1, -1], [1, -1, -1], None),
-        ({"baseline": 0.6}, [1, 0.5, 0.5, 0], [0.4, -0.1, -0.1, -0.6], None),
         ({"baseline": 0.6}, [1, 0.5, 0.5, 0.5], [0.4, -0.1, -0.1, -0.1], None),  # most changed sign, as they must
-        ({"composition": "positives_only"}, [1, 1], [1, 1], None),
-        ({"method": "sft"}, [1, 0], [1, 0], None),
         ({"method": "dpo"}, [1, 0], [1, 0], None),
+        ({"method": "sft"}, [1, 0], [1, 0], None),
+        ({"composition": "positives_only"}, [1, 1], [1, 1], None),
+        ({"baseline": -0.5}, [-1, -0.2, -0.2, 1], [-0.5, 0.3, 0.3, 1.5], None),  # half of them, not most
         ({"effective_proportion": 1.0}, [1, -1], [2, 0], None),
         ({}, [1, 0, 0, 0], [1, 0, 0, 0],
          "25.0 % positive, 75.0 % zero, 0.0 % negative: without negatives topr is supervised training on the positives;"
          " --baseline 0.5, between the smallest reward, 0, and the largest, 1, gives both signs"),
         ({"method": "tis"}, [1, 0.5], [1, 0.5], "without negatives tis learns from the positives; --baseline 0.75,"),
-        ({"method": "ppo"}, [1, 0], [1, 0], "without negatives ppo learns from the positives; --baseline 0.5,"),
-        ({"baseline": -2.0}, [1, -1], [3, 1], "is supervised training on the positives; --baseline 0,"),
         ({"baseline": 3.0}, [2, 1], [-1, -2],
          "0.0 % positive, 0.0 % zero, 100.0 % negative: without positives topr only makes less probable what was drawn;"
          " --baseline 1.5,"),
         ({}, [-1, -1], [-1, -1], "all rewards are -1, which no baseline can tell apart"),
         ({"baseline": 1.0}, [1, 1], [0, 0], "nothing is left for topr to learn from; all rewards are 1,"),
         ({"baseline_from": "group"}, [1, 0], [0, 0], "to learn from; --baseline-from zero --baseline 0.5,"),
-        ({"baseline": -0.5}, [-1, -0.2, -0.2, 1], [-0.5, 0.3, 0.3, 1.5], None),  # half of them, not most
         ({"baseline": -0.5}, [-1, -0.2, -0.2, -0.2, 1], [-0.5, 0.3, 0.3, 0.3, 1.5],
          "the baseline gave 60.0 % the other sign, of which topr learns the contrary; --baseline 0,"),
     ],

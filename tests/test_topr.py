@@ -53,20 +53,15 @@ def test_presets_are_table_1():
     }
 
 
-@pytest.mark.parametrize(("a", "b"), [(-1, 1), (2, 1), (math.nan, 1), (0, math.nan)])
+@pytest.mark.parametrize(("a", "b"), [(-1, 1), (2, 1), (math.nan, 1), (0, math.nan), (math.inf, math.inf)])
 def test_bounds_out_of_order_are_refused(a, b):
-    for function in (importance_weight, taper):
+    for function in (importance_weight, taper) if a < math.inf else ():
         with pytest.raises(ValueError, match="need 0 <= a <= b"):
             function(torch.ones(2), a, b)
     with pytest.raises(ValueError, match=f"limits a_pos = {a:g}, b_pos = {b:g}: need 0 <= a <= b"):
         Limits(a, b, 0, 1)
     with pytest.raises(ValueError, match=f"limits a_neg = {a:g}, b_neg = {b:g}: need 0 <= a <= b"):
         Limits(0, 1, a, b)
-
-
-def test_a_lower_limit_is_finite():
-    with pytest.raises(ValueError, match="need 0 <= a <= b and a finite"):
-        Limits(1, 1, math.inf, math.inf)
 
 
 def test_bounds_of_a_reward_s_sign():
@@ -90,8 +85,11 @@ def test_weight_is_the_clipped_ratio(log_ratio, ab):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_weight_of_extreme_ratios_is_finite_and_keeps_its_precision(dtype):
-    weight = importance_weight(torch.tensor([-1000.0, 1000.0], dtype=dtype), 0.5, 2.5)
-    assert weight.tolist() == [0.5, 2.5]
+    log_ratio = torch.tensor([-1000.0, 0.0, 1000.0], dtype=dtype, requires_grad=True)
+    weight = importance_weight(log_ratio, 0.5, 2.5)
+    assert weight.tolist() == [0.5, 1, 2.5]
+    weight.sum().backward()
+    assert log_ratio.grad.tolist() == [0, 1, 0]
     assert weight.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert not importance_weight(torch.tensor([-1000.0, 1000.0], dtype=dtype), 0, math.inf).isnan().any()
 
@@ -104,12 +102,6 @@ def test_weight_is_never_outside_its_bounds(one, other):
         weight = importance_weight(double(-1000, 1000), low, high)
         assert weight.tolist() == pytest.approx([low, high], rel=1e-14)
         assert ((weight >= low) & (weight <= high)).all()
-
-
-def test_gradient_through_the_weight_of_extreme_ratios_is_finite():
-    log_ratio = torch.tensor([-1000.0, 0.0, 1000.0], requires_grad=True)
-    importance_weight(log_ratio, 0.5, 2.5).sum().backward()
-    assert log_ratio.grad.tolist() == [0, 1, 0]
 
 
 def test_v12_taper():
@@ -154,11 +146,8 @@ def test_taper_at_zero(a, b, value, slope):
     assert (found.item(), x.grad.item()) == (value, slope)
 
 
-def test_taper_of_nan_is_nan():
+def test_taper_of_nan_is_nan_and_of_negative_ratios_refused():
     assert taper(torch.tensor([math.nan]), 0.5, 1).isnan().all()
-
-
-def test_taper_refuses_negative_ratios():
     with pytest.raises(ValueError, match="cannot be negative"):
         taper(torch.tensor([1.0, -0.5]), 0, 1)
 
@@ -202,17 +191,6 @@ def test_both_forms_of_the_loss_pass_the_vectors(vector):
     for loss in (takes_sequences(topr_loss), topr.topr_loss_of_tokens):
         result = result_of(vector, loss)
         assert result.status == "pass", result.measured
-
-
-def test_the_value_is_a_mean_over_tokens_of_a_sequence_then_over_sequences():
-    logp = double(-1, -6)
-    assert topr_loss(logp, logp, double(1, 1), torch.tensor([1, 3])).item() == pytest.approx(1.5)
-
-
-def test_no_underflow_of_mu():
-    logp = torch.tensor([-600.0], requires_grad=True)
-    topr_loss(logp, torch.tensor([-600.0]), -torch.ones(1), torch.ones(1)).backward()
-    assert logp.grad.item() == 1
 
 
 @pytest.mark.parametrize("limits", [Limits(1, 1, 0, math.inf), Limits(0, 1, 2, 3)])
@@ -292,10 +270,6 @@ def test_loss_of_tokens_is_algorithm_1_by_loops(limits):
     torch.testing.assert_close(batch[0].grad, double(*gradient), rtol=1e-12, atol=1e-300)
 
 
-def test_loss_of_tokens_is_topr_s_unless_other_limits_are_given():
-    assert torch.equal(topr.topr_loss_of_tokens(*of_tokens()), topr.topr_loss_of_tokens(*of_tokens(), PRESETS["topr"]))
-
-
 @pytest.mark.parametrize("filler", [-50.0, math.inf, math.nan])
 def test_what_stands_outside_the_mask_changes_no_bit(filler):
     found = []
@@ -311,8 +285,8 @@ def test_what_stands_outside_the_mask_changes_no_bit(filler):
 
 def test_masks_of_every_type_and_half_precision():
     token_logp, token_logmu, reward, mask = of_tokens()
-    exact = topr.topr_loss_of_tokens(token_logp, token_logmu, reward, mask)
-    for same in (mask.bool(), mask.float(), mask.to(torch.uint8)):
+    exact = topr.topr_loss_of_tokens(token_logp, token_logmu, reward, mask, PRESETS["topr"])
+    for same in (mask, mask.bool(), mask.float(), mask.to(torch.uint8)):
         assert torch.equal(topr.topr_loss_of_tokens(token_logp, token_logmu, reward, same), exact)
     halves = [x.detach().bfloat16() for x in (token_logp, token_logmu)]
     found = topr.topr_loss_of_tokens(*halves, reward.float(), mask)

@@ -52,27 +52,20 @@ def main() -> None:
         pass
 
     settings = tyro.cli(Settings, description=__doc__)
-    ours = gsm8k.Settings()
+    ours, longest = gsm8k.Settings(), gsm8k.Settings().max_new_tokens
     task, lm = gsm8k.gsm8k_task(ours), load_model(ours.model)
 
     def correct(completions: list[str], gold: list[str], **_: object) -> list[float]:
-        return [
-            1.0 if gsm8k.grade(text, gsm8k.Decimal(g)) == "correct" else -1.0
-            for text, g in zip(completions, gold, strict=True)
-        ]
+        grades = (gsm8k.grade(text, gsm8k.Decimal(answer)) for text, answer in zip(completions, gold, strict=True))
+        return [1.0 if grade == "correct" else -1.0 for grade in grades]
 
     def measure(when: str) -> None:
         lm.model.eval()
-        engine, parameters = (
-            transformers_engine(lm, ours.tokens_at_once),
-            SamplingParameters(max_new_tokens=ours.max_new_tokens),
-        )
-        samples = draw_samples(
-            task, task.test[: settings.test_problems], 8, engine, parameters, seed=1, description=f"evaluating {when}"
-        )
-        found = evaluate(samples, task, k=1, seed=0)
-        correct = Estimate.read(found["pass@1"]).text(100, 1, " %")
-        print(f"{when}: pass@1 {correct}, invalid {100 * found['invalid']:.1f} %")
+        engine, sampling = transformers_engine(lm, ours.tokens_at_once), SamplingParameters(max_new_tokens=longest)
+        problems = task.test[: settings.test_problems]
+        found = evaluate(draw_samples(task, problems, 8, engine, sampling, seed=1), task, k=1, seed=0)
+        pass_1 = Estimate.read(found["pass@1"]).text(100, 1, " %")
+        print(f"{when}: pass@1 {pass_1}, invalid {100 * found['invalid']:.1f} %")
 
     rows = [{"prompt": task.prompt(problem), "gold": str(problem.gold)} for problem in task.train]
     config = GRPOConfig(
@@ -84,7 +77,7 @@ def main() -> None:
         num_generations=16,
         steps_per_generation=settings.steps_per_generation,
         scale_rewards="none",
-        max_completion_length=ours.max_new_tokens,
+        max_completion_length=longest,
         seed=settings.seed,
         gradient_checkpointing=False,
         bf16=False,

@@ -61,13 +61,11 @@ faults: .venv/dev-ready
 fuzz: .venv/dev-ready
 	FUZZ_INPUTS=1000000 .venv/bin/python -m pytest -s tests/test_fuzz.py $(ARGS)
 
-# Half an hour or more. Numbers go to BENCH; ours share an environment with TRL where they meet.
+# A quarter of an hour. Numbers go to BENCH.
 BENCH ?= runs/bench
-bench: .venv/ready .venv-vllm/ready .venv-trl/ready
-	for name in train_step loss_memory end_to_end; do .venv-trl/bin/python -m benchmarks $$name --out $(BENCH) || exit 1; done
+bench: .venv/ready
+	.venv/bin/python -m benchmarks loss_memory --out $(BENCH)
 	.venv/bin/python -m benchmarks overhead --rounds 60 --out $(BENCH)
-	.venv/bin/python -m benchmarks scaling --out $(BENCH)
-	.venv/bin/python -m benchmarks sampling --vllm-python .venv-vllm/bin/python --out $(BENCH)
 	.venv/bin/python -m benchmarks fake_8b_step --all --out $(BENCH)
 
 # docs/index.html, from docs/page/ and results/.
@@ -130,7 +128,7 @@ install = $(@D)/bin/uv pip install --python $(@D)/bin/python $(PIP_ARGS) $(1) ||
 	.venv-vllm/bin/pip uninstall -y torchvision torchaudio torchcodec
 	touch $@
 
-# TRL, which the benchmarks compare with, and what a run needs besides, in the trainer's versions.
+# TRL, and what a run of its example needs besides, in the trainer's versions.
 .venv-trl/ready:
 	$(new)
 	$(call install,trl==1.16.0 accelerate==1.15.0 transformers==5.19.0 datasets==5.2.0 \

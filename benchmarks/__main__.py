@@ -1,28 +1,38 @@
 """The command line of all benchmarks: `python -m benchmarks NAME --help` says what each can be told."""
 
 import json
+import os
+import platform
+import re
 import shlex
 import sys
+import time
 from importlib import import_module
+from pathlib import Path
 
+import torch
 import tyro
 
-from benchmarks import measuring
 from pipeline.records import write_file
+from pipeline.results import versions
 from pipeline.runtime.processes import rank
 
-NAMES = "train_step loss_memory overhead sampling scaling end_to_end gpu_step fake_8b_step".split()
+FILES = {"loss_memory": "comparisons", "overhead": "comparisons"}
+NAMES = (*FILES, "gpu_step", "fake_8b_step")
 
 
 def main(name: str, arguments: list[str]) -> list[str]:
     """Measure, print, and write OUT/NAME.json; what the benchmark found to be wrong, in lines."""
-    module = import_module(f"benchmarks.{name}")
-    program = f"python -m benchmarks {name}"
-    settings = tyro.cli(module.Settings, prog=program, description=module.__doc__, args=arguments)
-    found = {"command": f"{program} {shlex.join(arguments)}".strip()} | module.measure(settings)
+    module, program = import_module(f"benchmarks.{FILES.get(name, name)}"), f"python -m benchmarks {name}"
+    measure = getattr(module, name)
+    settings = tyro.cli(module.Settings, prog=program, description=measure.__doc__, args=arguments)
+    processors = [*re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text()), platform.machine()]
+    machine = {"processor": processors[0], "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    machine |= versions() | {"date": time.strftime("%Y-%m-%d")}
+    found = {"command": f"{program} {shlex.join(arguments)}".strip(), "machine": machine} | measure(settings)
     faults = found.pop("faults", [])
     if rank() == 0:
-        for table, lines in getattr(module, "tables", measuring.tables)(found):
+        for table, lines in module.tables(found):
             table.print()
             print(*lines, sep="\n")
         write_file(settings.out / f"{name}.json", json.dumps(found, indent=1, default=str) + "\n")

@@ -64,6 +64,11 @@ def interval(estimate: dict[str, Any], unit: str = " %") -> str:
     return Estimate(estimate["mean"], estimate["half_width"]).text(100, unit=unit)
 
 
+def last(series: dict[str, list[float | None]]) -> str:
+    """The same of the end of a line of a figure."""
+    return interval({name: values[-1] for name, values in series.items()})
+
+
 # ---- runs -----------------------------------------------------------------------------------------------------------
 
 
@@ -122,7 +127,7 @@ def collapse() -> list:
     return panels
 
 
-# ---- claims ---------------------------------------------------------------------------------------------------------
+# ---- claims and mistakes --------------------------------------------------------------------------------------------
 
 
 def claims() -> Table:
@@ -155,6 +160,22 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
+def mistakes() -> Table:
+    """What the five ways to get it wrong cost; log mu that is recomputed at every step is naive REINFORCE."""
+    of_variants, of_methods = load("variants")["data"], load("fig1")["data"]
+    named = {
+        "none: the paper's loss": "topr",
+        "1. per-token ratio": "per-token",
+        "2. geometric mean": "geometric mean",
+        "3. clipped from below, at 0.8": "clip 0.8..1.2",
+    }
+    rates = ("one rate", "own rate")
+    rows = [[what, *(last(of_variants[rate][name]["correct"]) for rate in rates)] for what, name in named.items()]
+    rows.append(["4. recomputed log mu", *(last(of_methods[rate]["reinforce"]) for rate in rates)])
+    rows.append(["5. normalised advantages", "not measured", "not measured"])
+    return Table(["mistake", "correct at the end", "at its own learning rate"], rows)
+
+
 def bandit() -> Table:
     """The statements that `python toy_bandit.py` checks, with what was measured."""
     rows = [
@@ -167,7 +188,7 @@ def bandit() -> Table:
 
 def benchmark(name: str) -> str:
     """What a benchmark found: how it was called, on which machine, and each comparison with what follows from it."""
-    from benchmarks.measuring import tables
+    from benchmarks.comparisons import tables
 
     found = load(f"benchmarks/{name}")
     parts = [f"`{found['command']}`: {', '.join(f'{what} {value}' for what, value in found['machine'].items())}"]
@@ -196,24 +217,19 @@ def stages() -> Table:
 
 
 def steps(which: str) -> Table:
-    """What a step of Llama 3 8B takes of each GPU: memory by kind where its passes take the most, and work.
+    """What a step of Llama 3 8B takes of each GPU: memory by kind at its peak, and work.
 
     which: `steps`, in other settings; `sides`, as other trainers have it.
     """
-    counted = load("benchmarks/fake_8b_step")[which]
-    kinds, rows = next(iter(counted.values()))["passes"], []
-    for name, step in counted.items():
-        sizes = [*step["passes"].values(), step["peak"], sum(step["sent"].values())]
-        calls, of_optimiser = sum(step["collectives"].values()), step["collectives"]["all-reduce"]
-        texts = [f"{size / 1e9:.1f}" for size in sizes]
-        rows.append([name, *texts, str(calls), str(of_optimiser), f"{step['flops'] / 1e12:.1f}"])
-    return Table(["GB", *kinds, "peak", "sent", "collectives", "of the optimiser", "TFLOP"], rows)
+    from benchmarks.fake_8b_step import tables
+
+    return tables({which: load("benchmarks/fake_8b_step")[which]})[0][0]
 
 
 def cards() -> Table:
     """What a step of the paper's batch takes of each GPU, in GB, in three ways to compute it."""
     peaks: dict[tuple[str, str], list[str]] = {}
-    for step in load("benchmarks/fake_8b_step")["cards"]:
+    for step in load("benchmarks/fake_8b_step")["cards"].values():
         gpu = step["setup"]["model"], str(step["setup"]["processes"])
         peaks.setdefault(gpu, []).append(f"{step['peak'] / 1e9:.1f}")
     ways = "neither", "`--reshard`", "`--reshard --gradient-checkpointing`"
@@ -261,7 +277,7 @@ def help_of_settings() -> dict[str, str]:
 # ---- the command ----------------------------------------------------------------------------------------------------
 
 
-OF_RUNS = (laptop, iterations, methods, verifier, claims, bandit)
+OF_RUNS = (laptop, iterations, methods, verifier, claims, mistakes, bandit)
 OTHERS = (benchmark, stages, steps, cards, metrics, settings)
 TABLES = {function.__name__: function for function in (*OF_RUNS, *OTHERS)}
 

@@ -10,13 +10,14 @@ import resource
 import shutil
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import cache
 from multiprocessing import forkserver
 from pathlib import Path
 from unittest import mock
 
+import psutil
 import runs
 from torch.distributed import run as torchrun
 
@@ -62,15 +63,20 @@ def command(log, arguments, ranks, limit, slow, variables):
 
 
 @contextmanager
-def started(folder, ranks=1, limit=resource.RLIM_INFINITY, slow=False, variables=(), **changes):
-    """A process that runs the command; killed at the end of the block. limit: bytes in a file."""
-    asked = (folder.with_suffix(".log"), arguments(folder, **changes), ranks, limit, slow, dict(variables))
-    process = server().Process(target=command, args=asked)
+def started(folder, ranks=1, limit=resource.RLIM_INFINITY, slow=False, variables=(), asked=None, **changes):
+    """A process that runs the command, `asked` or that of the changes; killed with all that it has started at the end
+    of the block. limit: bytes in a file.
+    """
+    asked = asked or arguments(folder, **changes)
+    given = (folder.with_suffix(".log"), asked, ranks, limit, slow, dict(variables))
+    process = server().Process(target=command, args=given)
     process.start()
     try:
         yield process
     finally:
-        process.kill()
+        with suppress(psutil.NoSuchProcess):  # it has ended by itself
+            for child in [*psutil.Process(process.pid).children(recursive=True), process]:
+                child.kill()
         process.join()
 
 

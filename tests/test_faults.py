@@ -55,16 +55,20 @@ def fault(folder):
     return told(folder)[-1]
 
 
-IN_ITERATION = ("samples.jsonl", "train.jsonl")
-IN_CHECKPOINT = ("model.safetensors", "rank-0.pt", "config.json", "tokenizer.json")
-DAMAGED = [(damage, name) for damage in (flip, cut) for name in (*IN_ITERATION, *IN_CHECKPOINT)]
-DAMAGED += [(Path.unlink, name) for name in IN_CHECKPOINT]  # of an iteration, a file that is not there is made
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("damage", "name"), DAMAGED)
-def test_a_damaged_file_is_named(stopped, name, damage):
-    file = (last_checkpoint(stopped) if name in IN_CHECKPOINT else stopped / "iteration-2") / name
+@pytest.mark.parametrize(
+    ("damage", "name"),
+    [
+        (flip, "samples.jsonl"),
+        (cut, "train.jsonl"),
+        (flip, "checkpoint/model.safetensors"),
+        (cut, "checkpoint/rank-0.pt"),
+        (flip, "checkpoint/config.json"),
+        (Path.unlink, "checkpoint/tokenizer.json"),  # outside of a checkpoint, a file that is not there is made
+    ],
+)
+def test_a_damaged_file_is_named(stopped, damage, name):
+    file = stopped / "iteration-2" / name.replace("checkpoint", last_checkpoint(stopped).name)
     damage(file)
     said = "is missing" if damage is Path.unlink else "is damaged"
     assert fault(stopped).startswith(f"train_gsm8k: {file}: {said}")

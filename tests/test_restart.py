@@ -147,23 +147,16 @@ def test_a_disk_that_takes_no_more_is_told_in_a_line_and_nothing_is_lost(undistu
 
 
 @pytest.mark.slow
-def test_when_a_rank_dies_the_run_ends_and_goes_on_to_the_same_bits(tmp_path):
-    folder, once = tmp_path / "run", {"iterations": 1, "compute": "bfloat16", "gradient_checkpointing": True}
-    with started(folder, 2, **once) as process:
-        wait(process, (folder / "iteration-1" / "checkpoint-3").exists)
-        psutil.Process(process.pid).children()[-1].kill()
-        assert status(process) != 0
-    assert not (folder / "results.json").exists()
-    assert finish(folder, 2, **once) == finish(tmp_path / "undisturbed", 2, **once)
+def test_two_ranks_that_are_asked_to_end_and_then_lose_one_go_on_to_the_same_bits(tmp_path):
+    """As Ctrl-C asks, and a scheduler with SIGTERM to all processes, where a checkpoint takes half a minute.
 
-
-@pytest.mark.slow
-def test_a_checkpoint_that_takes_half_a_minute_is_kept_when_torchrun_is_asked_to_end(tmp_path):
-    """With the variable that docs/gpu.md sets; as Ctrl-C does it, and with SIGTERM to all processes as a scheduler."""
+    torchrun waits that long with the variable that docs/gpu.md sets.
+    """
     page = (ROOT / "docs" / "gpu.md").read_text()
     variables = re.findall(r"^export (TORCH_ELASTIC_SHUTDOWN_TIMEOUT)=([0-9]+)", page, re.MULTILINE)
-    folder, metrics = tmp_path / "run", tmp_path / "run" / "iteration-1" / "metrics.jsonl"
-    with started(folder, 2, slow=True, variables=variables, iterations=1) as process:
+    folder, as_usual = tmp_path / "run", {"compute": "bfloat16", "gradient_checkpointing": True}
+    metrics = folder / "iteration-1" / "metrics.jsonl"
+    with started(folder, 2, slow=True, variables=variables, **as_usual) as process:
         wait(process, lambda: lines(metrics) >= 1)
         os.kill(process.pid, signal.SIGINT)
         for worker in psutil.Process(process.pid).children():
@@ -172,7 +165,12 @@ def test_a_checkpoint_that_takes_half_a_minute_is_kept_when_torchrun_is_asked_to
     [checkpoint] = metrics.parent.glob("checkpoint-*")
     assert checkpoint.name == f"checkpoint-{lines(metrics)}"
     assert STOPPED in told(folder)
-    assert finish(folder, 2, iterations=1) == finish(tmp_path / "undisturbed", 2, iterations=1)
+    with started(folder, 2, **as_usual) as process:
+        wait(process, (folder / "iteration-2" / "checkpoint-3").exists)
+        psutil.Process(process.pid).children()[-1].kill()
+        assert status(process) != 0
+    assert not (folder / "results.json").exists()
+    assert finish(folder, 2, **as_usual) == finish(tmp_path / "undisturbed", 2, **as_usual)
 
 
 @pytest.mark.slow

@@ -3,19 +3,20 @@
 import json
 import os
 import re
-import subprocess
 import sys
-import time
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from threading import Timer
 
 import psutil
 import pytest
 import torch
 from chats import save_chat_model
 from engines import PROMPT, drawn, logps_after
+from killing import finish, lines, started, status, wait
+from runs import SMALL
 
 import train_gsm8k as gsm8k
 from pipeline.models.chat import in_chat
@@ -53,16 +54,19 @@ def left_of(processes):
 
 
 @pytest.mark.slow
-def test_an_engine_of_two_processes_draws_what_one_draws_and_ends_whole(python, vllm, lm, tmp_path):
+def test_an_engine_of_two_processes_draws_what_one_draws_and_ends_whole_when_one_dies(python, vllm, lm, tmp_path):
     """Tensor parallelism, on a processor: a process for each half of every layer."""
     settings = replace(SETTINGS, vllm_python=python, engine_gpus=2)
     prompts, sampling = [PROMPT, PROMPT + " 31 +"], SamplingParameters(max_new_tokens=48)
     with vllm_engine(SETTINGS.model, lm, 200, settings, tmp_path / "vllm.log") as engine:
-        found = drawn(engine, sampling, prompts, seed=3)
+        found = drawn(engine, sampling, prompts, n=4, seed=3)
         processes = workers_of(os.getpid())[-1].children(recursive=True)
-        assert len(processes) >= 2  # besides what Python's multiprocessing has of its own
+        Timer(1, processes[-1].kill).start()  # the last that was started is one that computes
+        with pytest.raises(InputError, match=r"vLLM ended with exit status 1; its messages are in .*vllm.log"):
+            drawn(engine, sampling, prompts, n=1000)
+    assert len(processes) >= 2  # besides what Python's multiprocessing has of its own
     assert not left_of(processes)
-    pairs = zip(chain(*found), chain(*drawn(vllm, sampling, prompts, seed=3)), strict=True)
+    pairs = zip(chain(*found), chain(*drawn(vllm, sampling, prompts, n=4, seed=3)), strict=True)
     for one, other in pairs:
         assert one.token_ids == other.token_ids
         assert one.token_logmu_engine == pytest.approx(other.token_logmu_engine, abs=1e-4)  # sums in another order
@@ -83,67 +87,26 @@ def test_a_chat_ends_with_its_turn(python, tmp_path):
     assert all(has_the_models_own_logps(completion, chat, prompt) for completion in found)  # both saw the same prompt
 
 
-ON_TWO = "laptop --engine vllm --engine-gpus 2 --problems 16 --n 4 --max-new-tokens 48 --test-problems 3"
-ON_TWO += " --test-samples 4 --k 2 --curve-points 1 --chunk 2"
-
-
 @pytest.mark.slow
-def test_two_ranks_with_one_engine_lose_a_process_and_end_as_one_rank_does(python, tmp_path):
-    """The leader draws for both. One of the engine's processes dies, then the leader; the same command goes on."""
-    command = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", "2", "--"]
-    command += [gsm8k.__file__, *ON_TWO.split(), "--vllm-python", str(python), "--out", str(tmp_path / "run")]
-    part = tmp_path / "run" / "iteration-1" / "samples.jsonl.part-0"
-
-    def killed(choose):
-        """The output of the command, of which one process is killed once another chunk is there."""
-        before = part.read_bytes().count(b"\n") if part.exists() else 0
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-            while not part.exists() or part.read_bytes().count(b"\n") < before + 8:
-                assert process.poll() is None, process.stdout.read()
-                time.sleep(0.01)
-            [worker] = workers_of(process.pid)
-            processes = [worker, *worker.children(recursive=True)]
-            choose(worker).kill()
-            output, _ = process.communicate()
-        assert process.returncode != 0
+def test_two_ranks_with_one_engine_lose_the_leader_and_draw_what_one_rank_draws(python, vllm, tmp_path):
+    """The leader draws for both. When it is killed, its engine of two processes ends; the same command goes on."""
+    folder, few = tmp_path / "run", {"iterations": 0, "test_problems": 6, "chunk": 2}
+    asked = few | {"usual": {}, "engine": "vllm", "engine_gpus": 2, "vllm_python": python}
+    file = folder / "iteration-1" / "test-0.jsonl"
+    with started(folder, 2, **asked) as process:
+        wait(process, lambda: lines(file.with_name("test-0.jsonl.part-0")) >= 12)
+        [worker] = workers_of(process.pid)
+        processes = [worker, *worker.children(recursive=True)]
+        worker.parent().kill()
+        assert status(process) != 0
         assert not left_of(processes)
-        return output
-
-    told = killed(lambda worker: worker.children()[-1])  # the last that was started is one that computes
-    assert "vLLM ended with exit status 1; its messages are in" in told
-    kept = part.read_bytes()
-    killed(psutil.Process.parent)
-    assert part.read_bytes().startswith(kept)
-    subprocess.run(command, check=True, capture_output=True)
-    assert [file.name for file in (tmp_path / "run").glob("vllm-*.log")] == ["vllm-0.log"]
-    assert not list((tmp_path / "run" / "iteration-1").glob("*.part-*"))
-
-    settings = gsm8k.read_settings([*ON_TWO.replace("--engine-gpus 2", "").split()], gsm8k.PRESETS)
-    alone = replace(settings, vllm_python=python, iterations=0, out=tmp_path / "alone")
-    gsm8k.experiment(alone, gsm8k.gsm8k_task(alone))
-    here = tmp_path / "run" / "iteration-1"
-    drawn, expected = (read_rows(f, Sample) for f in (here / "test-0.jsonl", alone.out / "iteration-1/test-0.jsonl"))
-    assert [sample.token_ids for sample in drawn] == [sample.token_ids for sample in expected]
-    assert len(read_rows(here / "samples.jsonl", Sample)) == 64
-
-    results = json.loads((tmp_path / "run" / "results.json").read_text())
-    [entry] = results["iterations"]
-    assert entry["engine_mismatch"]["largest"] < 1e-3
-    assert entry["after"] != results["before"]
-    first = json.loads((here / "metrics.jsonl").read_text().splitlines()[0])
-    assert abs(first["log_ratio_pos_q50"]) < 1e-4
-
-
-def test_a_worker_ends_with_the_process_that_started_it(python, tmp_path):
-    command = [sys.executable, gsm8k.__file__, "--engine", "vllm", "--vllm-python", str(python), "--out"]
-    with open(tmp_path / "log", "w") as log:
-        process = subprocess.Popen([*command, str(tmp_path / "run")], stdout=log, stderr=log)
-    while not (workers := workers_of(process.pid)):
-        assert process.poll() is None
-        time.sleep(0.05)
-    process.kill()
-    process.wait()
-    assert not left_of(workers)
+    finish(folder, 2, **asked)
+    assert [log.name for log in folder.glob("vllm-*.log")] == ["vllm-0.log"]
+    settings = replace(SMALL, **few)
+    task, sampling = gsm8k.gsm8k_task(settings), SamplingParameters(max_new_tokens=settings.max_new_tokens)
+    prompts, seed = [task.prompt(problem) for problem in task.test], settings.seed_of("test 1 0")
+    alone = chain(*drawn(vllm, replace(sampling, stop=task.stop), prompts, settings.test_samples, seed))
+    assert [sample.token_ids for sample in read_rows(file, Sample)] == [completion.token_ids for completion in alone]
 
 
 # ---- what needs no vLLM ------------------------------------------------------------------------------------------

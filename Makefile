@@ -45,13 +45,13 @@ test-trainers: .venv/dev-ready .venv-trl/ready .venv-verl/ready
 # and no instruction changes is left out: counts, commands, and two ranks against one.
 NUMERICAL = tests/test_topr.py tests/test_methods.py tests/test_numbers.py tests/test_bandit.py \
 	tests/test_conformance.py tests/test_logprobs.py tests/test_head.py tests/test_train.py tests/test_training.py \
-	tests/test_dataset.py tests/test_sampling.py \
-	"tests/test_notebooks.py::test_it_runs_and_its_exercises_tell_right_from_wrong[01_taper]" \
+	tests/test_dataset.py tests/test_sampling.py
+LESSONS = "tests/test_notebooks.py::test_it_runs_and_its_exercises_tell_right_from_wrong[01_taper]" \
 	"tests/test_notebooks.py::test_it_runs_and_its_exercises_tell_right_from_wrong[02_bandit]"
 LEG = $(PYTEST) -k "not two_ranks and not command and not help" $(NUMERICAL)
 test-processors: .venv/dev-ready
 	OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 MKL_CBWR=COMPATIBLE \
-		ONEDNN_MAX_CPU_ISA=SSE41 $(LEG)
+		ONEDNN_MAX_CPU_ISA=SSE41 $(LEG) $(LESSONS)
 	OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_CBWR=AVX2 \
 		ONEDNN_MAX_CPU_ISA=AVX2 $(LEG)
 

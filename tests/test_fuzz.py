@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import time
 from decimal import Decimal
 
 import pytest
@@ -42,12 +41,10 @@ def outcome_of_gsm8k(text):
 
 
 def gold_of_gsm8k(text):
-    found = error = None
     try:
-        found = gsm8k.parse_gold(text)
+        assert isinstance(gsm8k.parse_gold(text), Decimal)
     except ValueError as raised:
-        error = str(raised)
-    assert isinstance(found, Decimal) or error == "no number after ####"
+        assert str(raised) == "no number after ####"  # noqa: PT017
 
 
 def answer_of_math(text):
@@ -83,14 +80,10 @@ def test_a_parser_returns_what_it_says(parse, drawn, seed):
 
 
 def read_or_refuse(read, *arguments):
-    error = ""
     try:
         return read(*arguments)
     except InputError as raised:
-        error = str(raised)
-    assert error
-    assert "\n" not in error
-    return None
+        assert len(str(raised).splitlines()) == 1  # noqa: PT017
 
 
 value = text | st.integers() | st.floats() | st.none() | st.lists(st.floats(), max_size=3) | st.booleans()
@@ -125,30 +118,24 @@ def test_shots_of_anything_are_read_or_refused_in_a_line(tmp_path, drawn, seed):
         assert shots is None or len(shots) == 2
 
 
-MEGABYTE = {
-    "The answer is": "The answer is " * 75_000,
-    "digits": "The answer is " + "9" * 1_000_000,
-    "commas": "The answer is " + "1," * 500_000,
-    "boxes": "\\boxed{" * 150_000,
-    "closed boxes": "\\boxed{1}" * 110_000,
-    "boxes in boxes": "\\boxed{" * 125_000 + "}" * 125_000,
-    "dotted boxes": "\\boxed{." * 110_000 + "}" * 110_000,
-    "backslashes": "\\" * 1_000_000,
-    "final answers": "final answer is " * 62_500,
-    "dollars": "final answer is " + "$ " * 500_000,
-    "spaces": "final answer is $" + " " * 1_000_000 + "x",
-    "formulas": "final answer is $" + "x$ y" * 250_000,
-    "verdicts": "Verification: Is the answer correct (Yes/No)? " * 22_000,
-    "stars": "Verification: Is the answer correct (Yes/No)?" + "*" * 1_000_000,
-    "stops": "\nQ:" * 330_000,
-    "hashes": "####" * 250_000,
-}
+MEGABYTE = [  # each is the worst case of one pattern or loop
+    "The answer is " * 75_000,
+    "The answer is " + "9" * 1_000_000,
+    "The answer is " + "1," * 500_000,
+    "\\boxed{" * 150_000,
+    "\\boxed{" * 125_000 + "}" * 125_000,
+    "\\boxed{." * 110_000 + "}" * 110_000,
+    "final answer is " + "$ " * 500_000,
+    "final answer is $" + " " * 1_000_000 + "x",
+    "final answer is $" + "x$ y" * 250_000,
+    "Verification: Is the answer correct (Yes/No)?" * 22_000 + "*" * 1_000_000,
+    "\nQ:" * 330_000,
+    "####" * 250_000,
+]
 
 
 @pytest.mark.parametrize("parse", PARSERS, ids=lambda parse: parse.__name__)
 def test_a_megabyte_is_no_trouble(parse):
-    """The time is printed, not judged: what is worse than linear would take minutes."""
-    for name, text in MEGABYTE.items():
-        started = time.perf_counter()
+    """What is worse than linear would take minutes."""
+    for text in MEGABYTE:
         parse(text)
-        print(f"{name}: {1000 * (time.perf_counter() - started):.0f} ms")

@@ -49,22 +49,18 @@ def json_lines(file):
 
 def test_the_run_folder_holds_what_the_readme_says(finished):
     here = finished / "iteration-1"
-    assert {file.name for file in finished.iterdir()} == {
-        ".lock", "config.json", "iteration-1", "results.json", "curve.png"
-    }  # fmt: skip
-    assert {file.name for file in here.iterdir()} == {
-        "samples.jsonl", "train.jsonl", "dataset.json", "metrics.jsonl", "model", "SHA256SUMS",
-        "test-0.jsonl", "test-2.jsonl", "test-4.jsonl",
-    }  # fmt: skip
+    expected = ".lock config.json iteration-1 results.json curve.png"
+    assert {file.name for file in finished.iterdir()} == set(expected.split())
+    expected = "samples.jsonl train.jsonl dataset.json metrics.jsonl model SHA256SUMS"
+    expected += " test-0.jsonl test-2.jsonl test-4.jsonl"
+    assert {file.name for file in here.iterdir()} == set(expected.split())
     for folder in (here, here / "model"):
         subprocess.run(["sha256sum", "--strict", "-c", "SHA256SUMS"], cwd=folder, check=True)
     results = json.loads((finished / "results.json").read_text())
     [iteration] = results["iterations"]
     for entry in (results["before"], iteration["after"]):
         assert entry["correct"] + entry["incorrect"] + entry["invalid"] == pytest.approx(1)
-        for name in ("pass@1", "maj@4", "pass@4"):
-            assert 0 <= entry[name]["mean"] <= 1
-            assert entry[name]["se"] >= 0
+        assert all(0 <= entry[name]["mean"] <= 1 for name in ("pass@1", "maj@4", "pass@4"))
     assert [point["samples_seen"] for point in iteration["curve"]] == [0, 32, 64]
     assert iteration["dataset"]["trained"] == iteration["dataset"]["drawn"]
     assert iteration["dataset"]["drawn"]["samples"] == 64
@@ -73,14 +69,10 @@ def test_the_run_folder_holds_what_the_readme_says(finished):
     assert (finished / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_samples_are_graded_and_what_is_trained_on_has_its_log_mu(finished):
+def test_what_is_trained_on_are_all_samples_in_another_order_with_their_log_mu(finished):
     samples, examples = read_rows(finished / SAMPLES, Sample), read_rows(finished / TRAIN, Example)
-    assert len(samples) == 64
-    assert all(sample.reward == (1.0 if sample.outcome == "correct" else -1.0) for sample in samples)
     order = [example.sample for example in examples]
-    assert sorted(order) == list(range(64))
-    assert order != sorted(order)
-    assert [example.row for example in examples] == list(range(64))
+    assert order != sorted(order) == list(range(len(samples))) == [example.row for example in examples]
     for example in examples:
         sample = samples[example.sample]
         assert (example.completion_ids, example.reward) == (sample.token_ids, sample.reward)
@@ -113,17 +105,13 @@ def test_a_model_without_weights_knows_what_ends_a_sequence(lm, tmp_path):
 # ---- same bits --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_same_seed_same_bits(finished, tmp_path):
-    experiment(tmp_path / "again")
-    assert contents(tmp_path / "again") == contents(finished)
-
-
-def test_a_finished_run_is_shown_and_not_made_again(finished, capsys):
-    stamp = (finished / "results.json").stat().st_mtime_ns
+def test_a_finished_run_is_shown_and_not_made_again_and_refuses_other_settings(finished, capsys):
+    before = {file: file.stat().st_mtime_ns for file in finished.rglob("*")}
     experiment(finished)
     assert "this run is finished" in capsys.readouterr().out
-    assert (finished / "results.json").stat().st_mtime_ns == stamp
+    with pytest.raises(InputError, match="holds a run with other settings"):
+        experiment(finished, seed=1)
+    assert {file: file.stat().st_mtime_ns for file in finished.rglob("*")} == before
 
 
 @pytest.mark.slow
@@ -175,10 +163,9 @@ BFLOAT16 = {"compute": "bfloat16", "gradient_checkpointing": True, "optimizer": 
 @pytest.mark.parametrize(
     "changes",
     [
-        *({"method": method} for method in ("tis", "sft", "reinforce", "off_policy", "ppo", "dpo")),
-        {"limits": (0.5, 2.0, 0.0, 1.0)},
-        {"baseline": -0.5},
-        {"effective_proportion": 0.5},
+        {"method": "sft"},
+        {"method": "ppo", "baseline": -0.5},
+        {"limits": (0.5, 2.0, 0.0, 1.0), "effective_proportion": 0.5},
         {"completions_per_row": 8},
         {"micro_batch": 4, "completions_per_row": 2},
         BFLOAT16 | {"sliced_head": True},
@@ -269,14 +256,10 @@ def test_the_step_that_is_tried_for_its_memory_is_the_longest(finished, tmp_path
     with open_run(settings, gsm8k.gsm8k_task(settings), (topr.topr_loss, logprobs)) as run:
         rows = run.compose(1, run.sample(1, run.start.model), run.start.model)
         run._try_longest(load_model(SMALL.model), epoch_steps(rows, settings.batch, settings.micro_batch))
-    examples = [example for row in rows for example in row]
-    steps = [examples[i : i + settings.batch] for i in range(0, len(examples), settings.batch)]
-    sizes = [
-        len(step) * (max(len(e.prompt_ids) for e in step) + max(len(e.completion_ids) for e in step)) for step in steps
-    ]
+    steps = [rows[i : i + settings.batch] for i in range(0, len(rows), settings.batch)]
+    widths = {max(len(e.prompt_ids) for [e] in step) + max(len(e.completion_ids) for [e] in step) for step in steps}
     [batch] = seen
-    assert batch.prompt_ids.shape[1] + batch.completion_ids.shape[1] == max(sizes) / settings.batch
-    assert len(set(sizes)) > 1
+    assert batch.prompt_ids.shape[1] + batch.completion_ids.shape[1] == max(widths) > min(widths)
 
 
 # ---- bad input: one clear line, nothing written ------------------------------------------------------------------
@@ -330,9 +313,7 @@ def given(folder, *rows):
         ({"limits": (1.0, 1.0, 0.0, 1.0), "method": "ppo"}, "--limits: have no meaning"),
         ({"shots_file": Path("shots.txt")}, "--shots-file: say with --shots"),
         ({"effective_proportion": 0.5, "baseline": 0.1}, "sets the baseline; give no other"),
-        ({"effective_proportion": 0.5, "baseline_from": "group"}, "sets the baseline; give no other"),
         ({"baseline": 0.0, "method": "dpo"}, "--method dpo: has no baseline"),
-        ({"baseline_from": "mean", "method": "dpo"}, "--method dpo: has no baseline"),
         ({"test_samples": 3}, "--test-samples 3: must be at least --k 4; with more, maj@4 has an interval"),
         ({"batch": 6, "completions_per_row": 4}, "--batch 6: must be a multiple"),
         ({"data": "nowhere"}, "--data or --test-data nowhere"),
@@ -344,26 +325,15 @@ def given(folder, *rows):
         ({"proportion": 0.5}, "--composition proportion and --proportion P: give both or neither"),
         ({"max_new_tokens": 5000}, r"problem t\w+-\d+: its prompt has \d+ tokens; with 5000 new ones it exceeds"),
         # rows of samples
-        (
-            {"samples": [{}, {"completion": " A" * 5000}]},
-            r"given.jsonl:2: field completion: \d+ tokens with its prompt",
-        ),
+        ({"samples": [{}, {"completion": " A" * 5000}]}, r"given.jsonl:2: field completion: \d+ tokens with its"),
         ({"samples": [{"token_ids": [9999]}]}, "given.jsonl:1: field token_ids: outside the model's vocabulary"),
-        (
-            {"samples": [{"token_ids": [5, 6]}]},
-            "given.jsonl:1: field token_ids: are not the completion's in this model's",
-        ),
+        ({"samples": [{"token_ids": [5, 6]}]}, "given.jsonl:1: field token_ids: are not the completion's"),
         ({"samples": [{"token_logmu": [-1]}]}, "given.jsonl:1: field token_logmu: 1 of them, 2 tokens"),
-        ({"samples": [{"prompt": ""}]}, "given.jsonl:1: field prompt: is empty"),
         ({"samples": [{"completion": ""}]}, "given.jsonl:1: field completion: is empty"),
-        (
-            {"samples": [{"token_logmu": [-1, -1]}, {}], "trust_logmu": True},
-            "given.jsonl:2: field token_logmu: is missing",
-        ),
+        ({"samples": [{"token_logmu": [-1, -1]}, {}], "trust_logmu": True}, "given.jsonl:2: .*token_logmu: is missing"),
         ({"samples": [{}, {}], "composition": "positives_only"}, "positives_only: none of the 2 samples fits"),
         ({"samples": [{}, {}], "method": "sft"}, "--method sft: no positive sample"),
         ({"samples": [{"reward": 0.5}, {}], "method": "sft", "baseline": 0.8}, "--method sft: no positive sample"),
-        ({"samples": [{}, {}], "limits": (1.0, 1.0, 0.0, 0.0)}, "no positive sample"),
         ({"samples": [{}, {"prompt": "P", "reward": 1}], "method": "dpo"}, "no problem has both"),
         ({"samples": [{}, {}], "effective_proportion": 0.5}, "samples of both signs"),
     ],
@@ -392,13 +362,6 @@ def test_other_samples_under_the_same_name_are_another_run(finished, tmp_path):
     file.write_text("".join(rows[16:32]))
     with pytest.raises(InputError, match="holds a run with other settings"):
         on_samples(tmp_path / "run", file)
-
-
-def test_a_folder_of_another_run_is_refused_and_left_as_it_is(finished):
-    before = {file: file.stat().st_mtime_ns for file in finished.iterdir()}
-    with pytest.raises(InputError, match="holds a run with other settings"):
-        experiment(finished, seed=1)
-    assert {file: file.stat().st_mtime_ns for file in finished.iterdir()} == before
 
 
 def test_a_folder_of_the_former_layout_is_refused_by_name(finished, tmp_path):

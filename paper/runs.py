@@ -28,6 +28,7 @@ import torch
 
 import train_gsm8k
 from paper.token_loss import learn_with
+from pipeline.compose import COMPOSITIONS
 from pipeline.dry_run import counts
 from pipeline.records import InputError, Sample, Task, read_rows, write_file
 from pipeline.report import Estimate, Table
@@ -142,7 +143,7 @@ def sizes(settings: Settings) -> tuple[int, int]:
     if isinstance(settings, VerifierSettings):
         problems, tested = problems * settings.train_solutions, tested * settings.test_solutions
         solutions = problems + tested
-    found = counts(settings, problems * settings.drawn_per_problem, tested)
+    found = counts(settings, problems * COMPOSITIONS[settings.composition].drawn(settings), tested)
     pairs = ceil(settings.epochs * 2 * problems * settings.pairs / settings.batch)
     return found.sampled + solutions, settings.iterations * (pairs if settings.method == "dpo" else found.steps)
 

@@ -86,11 +86,11 @@ class Table(NamedTuple):
     def markdown(self) -> str:
         r"""The table in Markdown.
 
-        >>> print(Table(["a", "b"], [["1", "|x|"]]).markdown())
+        >>> print(Table(["a", "b"], [["1", "|x|\n"]]).markdown())
         | a | b |
         |---|---|
-        | 1 | \|x\| |
+        | 1 | \|x\|<br> |
         """
-        lines = [[cell.replace("|", "\\|") for cell in row] for row in (self.head, *self.rows)]
+        lines = [[str(c).replace("|", "\\|").replace("\n", "<br>") for c in row] for row in (self.head, *self.rows)]
         head, *rows = (f"| {' | '.join(line)} |" for line in lines)
         return "\n".join([head, f"|{'---|' * len(self.head)}", *rows])

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 TINY = Path(__file__).resolve().parent.parent / "tiny"
 Preset = Literal["laptop", "single-gpu", "paper"]
-MethodName = Literal[*METHODS]
-CompositionName = Literal[*COMPOSITIONS]
-BaselineName = Literal[*BASELINES]
 EngineName = Literal[*ENGINES]
 OptimizerName = Literal["adamw", "adafactor", "sgd"]
 Compute = Literal["float32", "bfloat16"]
@@ -91,7 +88,7 @@ class Settings:
     """training problems to sample from, the first ones (ours; paper: all 7,473)"""
     n: Count = 16
     """samples per training problem (paper, Section 4.1)"""
-    composition: CompositionName = "uniform"
+    composition: Literal[*COMPOSITIONS] = "uniform"
     """which samples to train on: any (paper), the positives, Anna Karenina's, or a --proportion of positives"""
     candidates: Count = 64
     """samples per training problem for anna_karenina, in place of n (paper, Section 4.3)"""
@@ -121,13 +118,13 @@ class Settings:
     chunk: Count = 256
     """problems sampled between two writes to the disk, by each process (ours)"""
 
-    method: MethodName = "topr"
+    method: Literal[*METHODS] = "topr"
     """topr, tis, sft, reinforce, off_policy: rows of Table 1; ppo, dpo: what the paper compares with"""
     limits: tuple[float, float, float, float] | None = None
     """a+ b+ a- b-: bounds of the ratio (Eq. 7) in place of the method's"""
     baseline: Finite | None = None
     """c, subtracted from the reward (paper: none)"""
-    baseline_from: BaselineName = "zero"
+    baseline_from: Literal[*BASELINES] = "zero"
     """what --baseline is counted from: zero (paper), the samples' mean reward, or that of the prompt's own samples"""
     effective_proportion: Share | None = None
     """p~, effective share of positives, in place of --baseline (Eq. 12)"""
@@ -186,11 +183,6 @@ class Settings:
     """tensorboard, wandb, trackio or mlflow shows the run while it goes on; to be installed (ours)"""
     reuse: Path | None = None
     """folder of another run: copy what the initial model has drawn there, with the same sampling settings (ours)"""
-
-    @property
-    def drawn_per_problem(self) -> int:
-        """Samples that are drawn for each training problem."""
-        return COMPOSITIONS[self.composition].drawn(self)
 
     @property
     def test_source(self) -> str | None:

@@ -94,8 +94,7 @@ def tensorboard(folder: Path, settings: Mapping[str, Any]) -> Library:
     def add(values: Told, step: int) -> None:
         for name, value in values.items():
             if isinstance(value, Table):
-                rows = [[str(cell).replace("\n", "<br>") for cell in row] for row in value.rows]
-                writer.add_text(name, Table(value.head, rows).markdown(), step)
+                writer.add_text(name, value.markdown(), step)
             elif isinstance(value, Path):
                 writer.add_image(name, imread(value)[..., :3], step, dataformats="HWC")
             else:

@@ -264,11 +264,7 @@ def read_settings(
 
 
 def intended_ranks(preset: Preset) -> int:
-    """The processes that a preset is for where torchrun does not start any: 8 for the paper's node (Section 4.2).
-
-    >>> intended_ranks("laptop")
-    1
-    """
+    """The processes that a preset is for where torchrun does not start any: 8 for the paper's node (Section 4.2)."""
     return 8 if preset == "paper" and "WORLD_SIZE" not in os.environ else ranks()
 
 

@@ -5,8 +5,7 @@ gradient. Here the logits of a slice of the vocabulary are computed, used and dr
 them. What remains is the gradient of the head's weights, (V, H), written slice by slice. (Slices of positions would
 each need a whole gradient of the weights, to be added up.)
 
-Logits are float32 where the model computes in bfloat16: rounding them would double the variance of
-log pi - log mu, and a slice in float32 takes little memory.
+Logits are float32 where the model computes in bfloat16: rounding them would double the variance of log pi - log mu.
 
     z = hidden @ weight.T,  logp_i = z_i[y_i] - log sum_v exp z_i[v],  d logp_i / d z_i[v] = [v = y_i] - softmax(z_i)[v]
 """

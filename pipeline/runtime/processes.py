@@ -121,10 +121,7 @@ def on_all_ranks(work: Callable[[], T]) -> T:
 
 
 def end_with_others() -> None:
-    """InputError where the work of another rank has failed: for long work, between its pieces.
-
-    >>> end_with_others()
-    """
+    """InputError where the work of another rank has failed: for long work, between its pieces."""
     if ranks() > 1 and _store().check([FAULT]):
         raise InputError(_store().get(FAULT).decode())
 

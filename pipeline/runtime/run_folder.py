@@ -161,33 +161,25 @@ def seal_folder(folder: Path) -> None:
     """Note the checksums of all files in `folder` and below it."""
     names = sorted(str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file() and f != folder / SUMS)
     found = digests([folder / name for name in names])
-    write_file(folder / SUMS, "".join(f"{d}  {name}\n" for name, d in zip(names, found, strict=True)))
+    write_file(folder / SUMS, "".join(f"{found[folder / name]}  {name}\n" for name in names))
 
 
 def check_folder(folder: Path) -> None:
-    """InputError if a file of a sealed folder is missing or has changed; folders that are not sealed pass.
-
-    >>> check_folder(Path("nowhere"))
-    """
+    """InputError if a file of a sealed folder is missing or has changed; folders that are not sealed pass."""
     sums = folder / SUMS
     lines = sums.read_text(encoding="utf-8").splitlines() if sums.exists() else []
     known = {folder / line[66:]: line[:64] for line in lines}
-    there = [file for file in known if file.is_file()]
-    found = dict(zip(there, digests(there), strict=True))
+    found = digests([file for file in known if file.is_file()])
     for file in known:
         if found.get(file) != known[file]:
             fault = "is damaged" if file in found else "is missing"
             raise InputError(f"{file}: {fault}; remove {folder}, and the same command goes on before it")
 
 
-def digests(files: Sequence[Path]) -> list[str]:
-    """The digest of each file, several at a time: hashing 32 GB one by one takes half a minute.
-
-    >>> digests([])
-    []
-    """
+def digests(files: Sequence[Path]) -> dict[Path, str]:
+    """The digest of each file, several at a time: hashing 32 GB one by one takes half a minute."""
     with ThreadPoolExecutor() as threads:
-        return list(threads.map(digest, files))
+        return dict(zip(files, threads.map(digest, files), strict=True))
 
 
 def digest(file: Path) -> str:
@@ -208,11 +200,7 @@ class Point(NamedTuple):
 
 
 def steps_before(folder: Path, iteration: int) -> int:
-    """The optimiser steps of the iterations before this one.
-
-    >>> steps_before(Path("nowhere"), 3)
-    0
-    """
+    """The optimiser steps of the iterations before this one."""
     logs = [folder / f"iteration-{number}" / "metrics.jsonl" for number in range(1, iteration)]
     return sum(log.read_bytes().count(b"\n") for log in logs if log.exists())
 

@@ -131,13 +131,6 @@ def grades(task, completions, problems, **limit):
     return [Grade(sample.reward, sample.outcome) for sample in graded(task, drawn, problems, **limit)]
 
 
-class Strict:
-    """A reward that is an object."""
-
-    def __call__(self, completion, problem):
-        return {"": 0.0}[completion]  # raises
-
-
 def raising(completion, problem):
     deeper = json.loads
     return deeper(completion)  # raises
@@ -166,7 +159,7 @@ RAISES, HANGS = "return deeper(completion)  # raises", "time.sleep(0.1)  # hangs
         ({"reward": raising}, RAISES, "json.decoder.JSONDecodeError: Exp"),
         ({"reward": functools.partial(raising)}, RAISES, "json.decoder"),
         ({"reward": functools.wraps(raising)(lambda *arguments: raising(*arguments))}, RAISES, "json.decoder"),
-        ({"reward": Strict()}, "[completion]  # raises", "KeyError: 'xxx"),
+        ({"reward": type("Strict", (), {"__call__": lambda _, *given: raising(*given)})()}, RAISES, "json.decoder"),
         ({"reward": hanging}, HANGS, "took more than 0.2 s, see REWARD_SECONDS in"),
         ({"reward": lambda *_: math.nan}, "", "returned nan, where a finite number or a Grade should be"),
         ({"reward": lambda *_: 10**400}, "", "OverflowError: int too large to convert to float"),
@@ -242,22 +235,14 @@ def test_a_task_that_does_not_fit_together_is_refused():
 
 
 def own_run(folder, reward, iterations=1, reuse=None, **changes):
-    """A run on four problems whose training problems are sampled two at a time."""
-    sizes = {
-        "problems": 4,
-        "n": 2,
-        "test_problems": 2,
-        "chunk": 2,
-        "batch": 4,
-        "iterations": iterations,
-        "reuse": reuse,
-    }
+    """A run whose problems are sampled two at a time."""
+    sizes = {"n": 2, "chunk": 2, "batch": 4, "iterations": iterations, "reuse": reuse}
     return experiment(folder, lambda settings: replace(sums.sums(settings), reward=reward, **changes), **sizes)
 
 
 def test_what_was_drawn_is_graded_once_the_reward_is_mended(tmp_path, monkeypatch):
     """The reward fails in the second chunk of training problems, once; the runs' files are the same to the byte."""
-    drawn, left = [], {"calls": 2 * 6 + 2 * 2 + 1}
+    drawn, left = [], {"calls": 4 * 6 + 2 * 2 + 1}
     draw = stages.draw
     monkeypatch.setattr(stages, "draw", lambda *a: drawn.append([problem.id for problem in a[1]]) or draw(*a))
 

@@ -13,7 +13,7 @@ import pytest
 
 import train_gsm8k as gsm8k
 from pipeline.evaluation import Answers, collect, wins
-from pipeline.records import InputError, Problem, Sample, read_rows
+from pipeline.records import InputError, Problem, Sample, read_rows, write_file
 from pipeline.settings import TINY, intended_ranks
 from tasks import verifier
 
@@ -71,18 +71,6 @@ def test_solutions_become_problems_in_the_form_that_the_tiny_model_was_taught_an
 # ---- the vote ----------------------------------------------------------------------------------------------------
 
 
-def test_the_weighted_vote_is_that_of_a_plain_count():
-    rng = random.Random(0)
-    for _ in range(200):
-        votes = [rng.choice([1, 2, 3, None]) for _ in range(rng.randint(1, 9))]
-        weights = [rng.choice([0, 0.25, 0.5, 0.75, 1]) for _ in votes]
-        answers = [vote for vote in dict.fromkeys(votes) if vote is not None]  # in the order in which they come
-        sums = [sum(weight for vote, weight in zip(votes, weights, strict=True) if vote == one) for one in answers]
-        expected = bool(answers) and answers[sums.index(max(sums))] == 2
-        found = wins(Answers(np.array([[vote == 2 for vote in votes]]), [votes]), 0, range(len(votes)), weights)
-        assert found == expected, (votes, weights)
-
-
 def test_of_equal_answers_the_first_tells_whether_they_are_correct():
     """Where a grader does not treat them alike."""
     assert not wins(Answers(np.array([[False, True]]), [[7, 7]]), 0, [0, 1], [1, 1])
@@ -90,17 +78,15 @@ def test_of_equal_answers_the_first_tells_whether_they_are_correct():
 
 def test_a_verified_vote_by_hand():
     """Two problems of three solutions, two verdicts each. Scores: 1/2, 0, 1 and 0, 0 (unreadable counts 0), 1/2."""
-    yes, no, none = f"{QUESTION} Yes", f"{QUESTION} No", "?"
-    verdicts = [(yes, no), (no, no), (yes, yes), (no, none), (none, none), (no, yes)]
+    verdicts = ["Yes", "No", "No", "No", "Yes", "Yes", "No", "?", "?", "?", "No", "Yes"]
     solutions = [
         sample(f" The answer is {number}.", "correct" if number == 7 else "incorrect", problem)
         for problem in "ab"
         for number in (8, 8, 7)
     ]
     verifications = [
-        sample(text, verifier.grade_verdict(text, solution.outcome == "correct"))
-        for solution, of_it in zip(solutions, verdicts, strict=True)
-        for text in of_it
+        sample(f"{QUESTION} {verdict}", verifier.grade_verdict(f"{QUESTION} {verdict}", i % 6 > 3))
+        for i, verdict in enumerate(verdicts)
     ]
     answers = collect(solutions, gsm8k.gsm8k_task(gsm8k.Settings()))
     found = verifier.verified(verifications, answers)
@@ -164,8 +150,8 @@ def test_a_finished_run_is_printed_and_not_made_again_and_others_are_refused(fin
 
 @pytest.mark.slow
 def test_a_verifier_of_mathematics(tmp_path):
-    settings = replace(SMALL, task="math", data=str(TINY / "math"), iterations=0, out=tmp_path / "run")
-    results = verifier.run(replace(settings, max_new_tokens=8, instruction=verifier.INSTRUCTION))
+    own = {"task": "math", "data": str(TINY / "math"), "instruction": verifier.INSTRUCTION}
+    results = verifier.run(replace(SMALL, **own, iterations=0, max_new_tokens=8, out=tmp_path / "run"))
     assert results["table2"]["topr"] == results["table2"]["base"]  # nothing was trained
     [prompt] = {s.prompt for s in read_rows(tmp_path / "run/verifier/iteration-1/test-0.jsonl", Sample)[:2]}
     assert prompt.startswith("Check the solution")
@@ -183,21 +169,17 @@ def test_a_verifier_of_mathematics(tmp_path):
         ({"generator_gpus": 2}, "--generator-gpus 2: must divide the 1 processes of a machine"),
         ({"solutions": Path("nowhere")}, "nowhere: no such file"),
         ({"engine": "hf", "generator_gpus": 2}, "--generator-gpus 2: is for --engine vllm"),
+        ({"data": "single"}, "1 test problem: has no interval"),
     ],
 )
 def test_what_is_refused(changes, message, tmp_path, monkeypatch):
-    if "engine" in changes:
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2" if "engine" in changes else "1")
+    monkeypatch.chdir(tmp_path)
+    for split in ("train", "test"):
+        write_file(Path("single") / f"{split}.jsonl", '{"question": "1 + 1?", "answer": "#### 2"}')
     with pytest.raises(InputError, match=message):
         verifier.run(replace(SMALL, out=tmp_path / "run", **changes))
     assert not (tmp_path / "run").exists()
-
-
-def test_a_single_test_problem_has_no_interval(tmp_path):
-    for split in ("train", "test"):
-        (tmp_path / f"{split}.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
-    with pytest.raises(InputError, match="1 test problem: has no interval"):
-        verifier.run(replace(SMALL, out=tmp_path / "run", data=str(tmp_path)))
 
 
 # ---- solutions made elsewhere ------------------------------------------------------------------------------------

@@ -183,21 +183,11 @@ def _apart(wanted: Sequence[float]) -> list[float]:
     >>> [round(place, 4) for place in _apart([0.2, 0.2, 1.0, 1.0])]
     [0.1625, 0.2375, 0.925, 1.0]
     """
-    groups = [[height] for height in wanted]
-    while True:
-        places = [_stacked(group) for group in groups]
-        touching = [i for i in range(1, len(groups)) if places[i][0] - places[i - 1][-1] < LABEL]
-        if not touching:
-            return [place for group in places for place in group]
-        second = groups.pop(touching[0])  # two groups that touch are one
-        groups[touching[0] - 1] += second
-
-
-def _stacked(heights: Sequence[float]) -> list[float]:
-    """Places LABEL apart around the mean of the heights, in [0, 1]."""
-    half = (len(heights) - 1) * LABEL / 2
-    middle = max(min(sum(heights) / len(heights), 1 - half), half)
-    return [middle - half + i * LABEL for i in range(len(heights))]
+    steps = LABEL * np.arange(len(wanted))
+    free = np.array(wanted) - steps  # the nearest that rises, by the max-min formula of isotonic regression:
+    means = [[free[first : last + 1].mean() for last in range(first, len(free))] for first in range(len(free))]
+    rising = [max(min(means[first][i - first :]) for first in range(i + 1)) for i in range(len(free))]
+    return (np.clip(rising, 0, max(1 - steps.max(initial=0), 0)) + steps).tolist()
 
 
 def _plain_ticks(axes: Any, name: str, is_given: bool) -> None:

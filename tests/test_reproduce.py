@@ -89,16 +89,6 @@ def planned(name, scale=PAPER, seeds=range(1)):
 # ---- a sweep ----
 
 
-def test_a_run_that_is_there_is_not_made_again(sweep, monkeypatch):
-    jobs = {"topr": Job("topr", QUICK.base, gsm8k.gsm8k_task)}
-    made = sweep.make(jobs)["topr"]
-    monkeypatch.setattr(gsm8k, "experiment", lambda *_: pytest.fail("made again"))
-    again = sweep.make(jobs)["topr"]
-    assert again.results == made.results
-    assert again.cost["seconds"] > 0
-    assert re.fullmatch(r"unknown|[0-9a-f]{7,}(-dirty)?", again.cost["commit"])
-
-
 def test_folders_differ_with_what_runs_are_made_with():
     first = Job("topr", SMALL, gsm8k.gsm8k_task)
     jobs = [first, first._replace(task=experiments.held_out_task)]
@@ -177,14 +167,6 @@ def test_a_variant_s_gradient_goes_through_the_training_loop():
         torch.testing.assert_close(found, gradient(expected), rtol=1e-4, atol=1e-6, msg=name)  # log mu is float32
         assert not any(torch.allclose(found, other, rtol=1e-2) for other in gradients)
         gradients.append(found)
-
-
-@pytest.mark.slow
-def test_a_variant_trains_and_starts_at_mu(sweep):
-    topr_s = Job("topr", QUICK.base, gsm8k.gsm8k_task)
-    runs = sweep.make({"topr": topr_s, "variant": topr_s._replace(copies="topr", token_loss="geometric mean")})
-    assert runs["variant"].settings.reuse == runs["topr"].folder != runs["variant"].folder
-    assert abs(runs["variant"].steps[0]["log_ratio_neg_q50"]) < 1e-4
 
 
 def test_the_paper_s_arm_samples_and_variants_copy_its_samples():
@@ -287,8 +269,8 @@ def test_figure_2_is_where_the_paper_says_the_two_agree():
 
 def test_a_model_that_is_not_trained_is_a_level_line_of_figure_8():
     others = {name: {"model": name, "iterations": n} for name, n in (("another", 2), ("as it is", 0))}
-    scale = replace(QUICK, others=others)
-    study, figure = pretended("fig8", scale, range(1))
+    study, figure = pretended("fig8", replace(QUICK, others=others), range(1))
+    assert {key for key, job in study.arms().items() if job.copies is None} == {"uniform", *others}
     reached = correct(study.runs["another", 0].settings)
     for key in ("pass@1", "maj@2"):
         assert [figure.data[key][name]["mean"] for name in others] == [[0.5, reached, reached], [0.5] * 3]
@@ -316,13 +298,6 @@ def test_table_2_over_seeds_is_the_mean_of_its_runs(sweep):
 # ---- the runs of the paper's scale ----
 
 
-@pytest.mark.parametrize("name", reproduce.ON_MATH)
-def test_figures_on_math_run_on_math(name):
-    jobs = planned(name.removesuffix("-math"), SCALES["paper-math"]).values()
-    found = {(job.task, job.settings.data, job.settings.shots) for job in jobs}
-    assert found == {(train_math.math_task, "EleutherAI/hendrycks_math", 4)}
-
-
 # How many runs a figure has for each seed at the paper's scale, counted from its docstring.
 RUNS_OF_THE_PAPER = {
     "fig1": 10,  # six methods of the paper and Table 1 besides TOPR, and three neighbours; one learning rate for all
@@ -345,15 +320,24 @@ def test_all_runs_of_the_paper_s_figures_are_planned():
         jobs = {folder_name(job): job for job in planned(name, seeds=range(3)).values()}
         seeds = Counter(job.settings.seed for job in jobs.values())
         assert seeds == ({0: count, 1: count, 2: count} if count else {}), name
+    for name in reproduce.ON_MATH:
+        jobs = planned(name.removesuffix("-math"), SCALES["paper-math"]).values()
+        found = {(job.task, job.settings.data, job.settings.shots) for job in jobs}
+        assert found == {(train_math.math_task, "EleutherAI/hendrycks_math", 4)}
 
 
-def test_what_eight_processes_cannot_run_is_told_before_the_first_run(command, monkeypatch, tmp_path):
-    """DPO's batch as the other methods have it: half a pair for each process."""
+def test_a_dry_run_says_what_runs_change_and_do_and_what_eight_processes_cannot(command, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(train_verifier, "run", lambda *_: pytest.fail("a run was made"))
     monkeypatch.setattr(gsm8k, "experiment", lambda *_: pytest.fail("a run was made"))
     arguments = ["fig9", "fig1", "--preset", "paper", "--runs", tmp_path / "runs"]
-    command(*arguments, "--dry-run")
-    monkeypatch.setitem(SCALES, "paper", replace(PAPER, of_methods={}))
+    monkeypatch.setenv("COLUMNS", "150")
+    command(*arguments, "--seeds", "2", "--dry-run")
+    rows = [re.split(r"\s*│\s*", line)[1:-1] for line in capsys.readouterr().out.splitlines() if "│" in line]
+    found = {label: rest for label, *rest in rows}
+    # 7,473 x 16 samples; 1,319 x 64 before and after, and x 4 at four points between
+    assert found["topr"] == ["0 1", "", f"{119_568 + 2 * 84_416 + 4 * 5_276:,}", f"{119_568 // 8:,}"]
+    assert found["dpo"][1:] == ["method=dpo batch=16", found["topr"][2], f"{7_473 * 32 // 16:,}"]
+    monkeypatch.setitem(SCALES, "paper", replace(PAPER, of_methods={}))  # half a pair for each process
     told = "reproduce: fig1, dpo: --batch 8: is less than a row for each of 8 processes; give --batch 16"
     with pytest.raises(SystemExit, match=told):
         command(*arguments, "--dry-run")
@@ -363,31 +347,10 @@ def test_what_eight_processes_cannot_run_is_told_before_the_first_run(command, m
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_dry_run_of_a_figure_says_what_its_runs_change_and_how_much_they_do(command, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "150")
-    command("fig1", "--preset", "paper", "--seeds", "2", "--dry-run")
-    rows = [re.split(r"\s*│\s*", line)[1:-1] for line in capsys.readouterr().out.splitlines() if "│" in line]
-    found = {label: rest for label, *rest in rows}
-    # 7,473 x 16 samples; 1,319 x 64 before and after, and x 4 at four points between
-    assert found["topr"] == ["0 1", "", f"{119_568 + 2 * 84_416 + 4 * 5_276:,}", f"{119_568 // 8:,}"]
-    assert found["dpo"][1:] == ["method=dpo batch=16", found["topr"][2], f"{7_473 * 32 // 16:,}"]
-
-
 def test_section_4_2_s_epoch_over_all_samples_is_a_command():
     settings = read_settings("paper --iterations 1 --examples None --curve-points 5".split(), gsm8k.PRESETS)
     assert replace(settings, out=None) == PAPER.base
     check(settings, intended_ranks("paper"))
-
-
-@pytest.mark.parametrize("scale", ["paper", "paper-math"])
-def test_the_paper_s_figure_8_has_deepseek_and_a_model_of_70b_that_is_not_trained(scale):
-    jobs = {job.label: job for job in planned("fig8", SCALES[scale]).values()}
-    copying = {label for label, job in jobs.items() if job.copies is not None}
-    assert copying == {"fig8-positives_only", "fig8-anna_karenina", "fig8-control"}
-    assert {job.settings.k for job in jobs.values()} == {16}
-    deepseek, llama = (jobs[name].settings for name in PAPER.others)
-    assert (deepseek.composition, deepseek.iterations) == ("anna_karenina", 5)
-    assert (llama.model, llama.iterations, llama.engine_gpus) == (train_verifier.LLAMA_70B, 0, 4)
 
 
 # ---- the command ----
@@ -429,22 +392,34 @@ def test_help_needs_nothing_that_is_slow_to_import():
     assert done.stdout == "set()\n", done.stderr
 
 
-@pytest.mark.slow
 def test_a_figure_from_end_to_end_and_again(command, tmp_path, monkeypatch, capsys):
-    arguments = ["fig3", "--quick", "--workers", "1", "--runs", tmp_path / "runs", "--out", tmp_path / "out"]
+    monkeypatch.setitem(SCALES, "quick", QUICK)
+    out, runs = tmp_path / "out", tmp_path / "runs"
+    arguments = ["variants", "--quick", "--workers", "1", "--runs", runs, "--out", out]
     command(*arguments)
-    assert "TOPR, lr 1e-4: invalid at the end" in capsys.readouterr().out
-    content = json.loads((tmp_path / "out" / "fig3.json").read_text())
-    assert (content["seeds"], content["runs"]) == ([0], 4)
-    assert content["command"] == "python reproduce.py fig3 --preset laptop --seeds 1 --seed 0 --quick"
-    assert len(content["data"]["topr"]["invalid"]["mean"]) == experiments.QUICK.base.curve_points + 1
-    shares = [content["data"]["ppo"][outcome]["mean"][-1] for outcome in ("correct", "incorrect", "invalid")]
-    assert sum(shares) == pytest.approx(1)
-    before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
-    assert set(before) == {"fig3.json", "fig3.png"}
+    assert "topr, lr 0.0001: invalid at the end" in capsys.readouterr().out
+    content = json.loads((out / "variants.json").read_text())
+    assert (content["seeds"], content["runs"]) == ([0], 5)
+    assert content["command"] == "python reproduce.py variants --preset laptop --seeds 1 --seed 0 --quick"
+    assert all(json.loads(file.read_text())["seconds"] > 0 for file in runs.rglob("made.json"))
+    assert re.fullmatch(r"unknown|[0-9a-f]{7,}(-dirty)?", *content["commits"])
+    for curves in content["data"]["one rate"].values():
+        assert len(curves["invalid"]["mean"]) == 2  # before and after the only step
+        assert sum(curves[outcome]["mean"][-1] for outcome in ("correct", "incorrect", "invalid")) == pytest.approx(1)
+    first = {file.parents[1].name: file.read_text().split("\n")[0] for file in runs.rglob("metrics.jsonl")}
+    assert len(first) == 5
+    assert all(abs(json.loads(line)["log_ratio_neg_q50"]) < 1e-4 for line in first.values())  # all start at mu
+    assert (
+        len({json.loads(line)["grad_norm"] for line in first.values()}) == 2
+    )  # where weights are 1, one divides otherwise
+    [sampled] = [key for key in first if key.startswith("topr_")]
+    for name in set(first) - {sampled}:
+        assert Path(json.loads((runs / "quick" / name / "config.json").read_text())["reuse"]).name == sampled
+    before = {file.name: file.read_bytes() for file in out.iterdir()}
+    assert set(before) == {"variants.json", "variants.png"}
     monkeypatch.setattr(gsm8k, "experiment", lambda *_: pytest.fail("made again"))
     command(*arguments)
-    assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == before
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import shlex
 import sys
 import time
 from importlib import import_module
+from inspect import getdoc
 from pathlib import Path
 
 import torch
@@ -25,7 +26,7 @@ def main(name: str, arguments: list[str]) -> list[str]:
     """Measure, print, and write OUT/NAME.json; what the benchmark found to be wrong, in lines."""
     module, program = import_module(f"benchmarks.{FILES.get(name, name)}"), f"python -m benchmarks {name}"
     measure = getattr(module, name)
-    settings = tyro.cli(module.Settings, prog=program, description=measure.__doc__, args=arguments)
+    settings = tyro.cli(module.Settings, prog=program, description=getdoc(measure), args=arguments)
     processors = [*re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text()), platform.machine()]
     machine = {"processor": processors[0], "cores": os.cpu_count(), "threads": torch.get_num_threads()}
     machine |= versions() | {"date": time.strftime("%Y-%m-%d")}

@@ -56,8 +56,8 @@ def gpu_step(settings: Settings) -> dict[str, Any]:
     needs (6 a weight and token, and attention), not those of recomputing activations.
     """
     is_cuda = device().type == "cuda"
-    switches = {"gradient_checkpointing": settings.gradient_checkpointing, "reshard": settings.reshard}
-    setup, shortest = Setup(settings.model, ranks(), **switches), 150
+    setup, shortest = Setup(settings.model, ranks()), 150
+    setup = setup._replace(gradient_checkpointing=settings.gradient_checkpointing, reshard=settings.reshard)
     if settings.small:
         setup, shortest = setup._replace(model="small", compute="float32", prompt=64, completion=30), 20
     with process_group(alone=True):

@@ -12,8 +12,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
@@ -81,7 +79,6 @@ def main() -> None:
         seed=settings.seed,
         gradient_checkpointing=False,
         bf16=False,
-        use_cpu=not torch.cuda.is_available(),
         save_strategy="no",
         report_to=[],
     )

@@ -35,7 +35,6 @@ def test_a_benchmark_prints_and_writes_what_it_finds(name, options, tmp_path, ca
     if name == "gpu_step":
         assert [row["completions"] for row in record["measured"]] == [1, 3]
         assert all(min(row.values()) > 0 for row in record["measured"])
-        assert record["made"] in printed
     for each in record.get("comparisons", ()):
         assert all(len(values) == 2 and min(values) > 0 for values in each["values"].values())
         assert all(line in printed for line in each["notes"])

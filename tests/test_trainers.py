@@ -20,8 +20,8 @@ def run(trainer, *arguments):
     python = os.environ.get(f"{trainer.upper()}_PYTHON")
     if not python:
         pytest.skip(f"{trainer.upper()}_PYTHON is not set: make test-trainers sets it")
-    command = [Path(python).absolute(), *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    command, ours = [Path(python).absolute(), *map(str, arguments)], os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=ours, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 

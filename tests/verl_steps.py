@@ -5,8 +5,6 @@ are ours: verl's engines need an accelerator.
 """
 
 import json
-import sys
-from pathlib import Path
 
 import torch
 from tensordict import TensorDict
@@ -15,16 +13,13 @@ from verl.utils import tensordict_utils
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from examples.topr_in_verl import topr_policy_loss  # noqa: E402 - and registers it
-from topr import select_logprobs, topr_loss_of_tokens  # noqa: E402
+from examples.topr_in_verl import topr_policy_loss  # and registers it
+from topr import select_logprobs, topr_loss_of_tokens
 
 PROMPT, MEAN = 5, "seq-mean-token-mean"
 
 torch.manual_seed(0)
-model = AutoModelForCausalLM.from_pretrained(ROOT / "tiny" / "base", dtype=torch.float32)
+model = AutoModelForCausalLM.from_pretrained("tiny/base", dtype=torch.float32)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 ids = torch.randint(5, model.config.vocab_size, (4, 12))
 reward, mask = torch.tensor([1.0, -1.0, -0.5, 0.5]), torch.arange(7) < torch.tensor([[7], [3], [5], [1]])

@@ -79,26 +79,25 @@ def test_rows_of_all_prompts_are_mixed(arrange):
 def test_steps_hold_every_row_once_and_ranks_run_the_model_equally_often(
     prompts, per_prompt, per_row, batch, micro_batch, ranks
 ):
-    examples = random_examples(prompts, per_prompt)
-    grouped = dataset.rows_of_prompt(examples, per_row, random.Random(0))
-    alone = steps_of(grouped, batch, micro_batch)
-    shared = [dataset.epoch_steps(grouped, batch, micro_batch, rank, ranks) for rank in range(ranks)]
+    grouped = dataset.rows_of_prompt(random_examples(prompts, per_prompt), per_row, random.Random(0))
+    of_ranks = [dataset.epoch_steps(grouped, batch, micro_batch, rank, ranks) for rank in range(ranks)]
     laid_out = [steps_of(grouped, batch, micro_batch, rank, ranks) for rank in range(ranks)]
-    assert sum(step.sequences for step in alone) == len(examples)
-    assert all(step.sequences <= batch for step in alone)
-    epoch = dataset.epoch_steps(grouped, batch, micro_batch)
-    for i, whole in enumerate(alone):
-        assert len({len(steps[i].micro_batches) for steps in shared}) == 1
-        of_step = []
-        for steps, tensors in zip(shared, laid_out, strict=True):
-            assert all(steps[i].micro_batches)  # rows to compute
-            held = [[e for row in rows for e in row] for rows in steps[i].micro_batches]
-            held[steps[i].learnt :] = [[]] * (len(held) - steps[i].learnt)
-            assert max(map(len, held)) <= max(micro_batch, per_row)
-            assert [len(micro.reward) for micro in tensors[i].micro_batches] == [len(micro) for micro in held]
-            assert tensors[i].sequences == whole.sequences
-            of_step += [example for micro in held for example in micro]
-        assert keys(of_step) == keys(e for rows in epoch[i].micro_batches for row in rows for e in row)
+    alone = dataset.epoch_steps(grouped, batch, micro_batch)
+    assert keys(e for step in alone for rows in step.micro_batches for row in rows for e in row) == keys(
+        e for row in grouped for e in row
+    )
+    for whole, shares, tensors in zip(alone, zip(*of_ranks, strict=True), zip(*laid_out, strict=True), strict=True):
+        assert len({len(share.micro_batches) for share in shares}) == 1
+        assert all(rows for share in shares for rows in share.micro_batches)  # rows to compute
+        held = [[[e for row in rows for e in row] for rows in share.micro_batches[: share.learnt]] for share in shares]
+        assert max(len(micro) for share in held for micro in share) <= max(micro_batch, per_row)
+        for share, step in zip(held, tensors, strict=True):
+            sizes = [len(micro.reward) for micro in step.micro_batches]
+            assert sizes == [len(micro) for micro in share] + [0] * (len(sizes) - len(share))
+        of_step = [example for share in held for micro in share for example in micro]
+        assert keys(of_step) == keys(e for rows in whole.micro_batches for row in rows for e in row)
+        assert {step.sequences for step in (whole, *tensors)} == {len(of_step)}
+        assert len(of_step) <= batch
 
 
 def test_v10_a_baseline_is_subtracted_before_the_sign_is_taken(lm):

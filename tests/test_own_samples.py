@@ -19,7 +19,7 @@ from runs import contents
 
 import train_gsm8k as gsm8k
 from pipeline.dataset import rows_held_out
-from pipeline.evaluation import Scored, evaluate_held_out, to_scored
+from pipeline.evaluation import evaluate_held_out, to_scored
 from pipeline.own_samples import digest_of, read_samples
 from pipeline.records import Example, InputError, Sample, read_rows
 from pipeline.settings import Settings
@@ -143,29 +143,24 @@ def of_trl(file, prompt, completions, **rewards):
     pd.DataFrame({**columns, "advantage": [1, -1]}).to_parquet(file)
 
 
-def test_of_several_reward_functions_one_or_their_sum_is_named(tmp_path):
-    file = tmp_path / "completions_00007.parquet"
-    of_trl(file, "Q", ["a", "b"], accuracy=[1.0, -0.5], form=[0.25, 0.5])
-    with pytest.raises(InputError, match=r"parquet:1: no reward .* --columns reward=accuracy\+form$"):
-        read_samples(file)
-    for columns, expected in (("reward=accuracy+form", [1.25, 0.0]), ("reward=form", [0.25, 0.5])):
-        assert [sample.reward for sample in read_samples(file, [columns])] == expected
-
-
-def test_messages_are_asked_in_the_chat_template(tmp_path):
+def test_rewards_are_added_and_messages_asked_in_the_chat_template(tmp_path):
     prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
     answers = [[{"role": "assistant", "content": text}] for text in COMPLETIONS]
-    of_trl(tmp_path / "c.parquet", prompt, answers, accuracy_reward=[1.0, -0.5])
-    with pytest.raises(InputError, match=r"c.parquet:1: field prompt: is a list of messages, .* give --chat"):
-        read_samples(tmp_path / "c.parquet")
-    found = read_samples(tmp_path / "c.parquet", ask=json.dumps)
-    assert [(json.loads(sample.prompt), sample.completion) for sample in found] == [(prompt, c) for c in COMPLETIONS]
+    file = tmp_path / "completions_00007.parquet"
+    of_trl(file, prompt, answers, accuracy=[1.0, -0.5], form=[0.25, 0.5])
+    with pytest.raises(InputError, match=r"parquet:1: no reward .* --columns reward=accuracy\+form$"):
+        read_samples(file)
+    with pytest.raises(InputError, match=r"parquet:1: field prompt: is a list of messages, .* give --chat"):
+        read_samples(file, ["reward=form"])
+    for columns, expected in (("reward=accuracy+form", [1.25, 0.0]), ("reward=form", [0.25, 0.5])):
+        found = read_samples(file, [columns], ask=json.dumps)
+        assert [json.loads(sample.prompt) for sample in found] == [prompt] * 2
+        assert [(sample.completion, sample.reward) for sample in found] == [*zip(COMPLETIONS, expected, strict=True)]
 
 
 FAULTS = [  # what is changed in the second row, --columns, what is said
     ({"reward": None}, [], r":2: column reward: is empty"),
     ({"reward": math.nan}, [], r":2: (field reward: .*finite|column reward: is empty)"),  # pandas writes NaN as none
-    ({"reward": math.inf}, [], r":2: field reward: .*finite"),
     ({"finish_reason": "eos"}, [], r":2: field finish_reason: "),
     ({}, ["reward=score"], r":1: --columns reward=score: no score among the columns prompt, completion"),
     ({}, ["rewrad=score"], r"^--columns rewrad=score: must be FIELD=COLUMN"),
@@ -173,10 +168,9 @@ FAULTS = [  # what is changed in the second row, --columns, what is said
     ({}, ["reward=a", "reward=b"], r"^--columns reward=b: must be FIELD=COLUMN, each field once"),
 ]
 FAULTS_OF_TYPE = [  # the same in both rows, since a column of a table has one type
-    ({"reward": "1"}, [], r":1: field reward: .*number"),
     ({"reward": True}, [], r":1: field reward: .*number"),
-    ({"prompt": 7}, [], r":1: field prompt: .*string"),
     ({"prompt": [{"role": "user"}]}, [], r":1: field prompt: a list must be one of messages"),
+    ({"completion": [{"role": "user", "content": "!"}]}, [], r":1: field completion: .* the assistant's"),
     ({"a": "x", "b": 1}, ["reward=a+b"], r":1: column a: 'x' is no number, and a\+b is a sum"),
 ]
 
@@ -187,9 +181,7 @@ def test_a_fault_is_named_by_file_row_and_column(tmp_path, name):
     cases += [([row | changes for row in ROWS], columns, message) for changes, columns, message in FAULTS_OF_TYPE]
     cases.append(([{"text": "Q"}], [], r":1: no prompt among the columns text; name it with --columns prompt=NAME"))
     if name.endswith("jsonl"):  # whose rows may have other columns than the first
-        cases.append(
-            ([ROWS[0], {"prompt": "Q", "completion": "A"}], [], r":2: no reward among the columns prompt, comp")
-        )
+        cases.append(([ROWS[0], {"prompt": "Q", "completion": "A"}], [], r":2: no reward among the columns prompt,"))
     for rows, columns, message in cases:
         WRITERS[name](tmp_path / name, rows)
         with pytest.raises(InputError, match=message) as caught:
@@ -260,11 +252,9 @@ def by_transformers(model, rows):
 
 
 def test_held_out_numbers_are_those_of_a_direct_computation(measured):
-    folder, _ = measured
-    results = json.loads((folder / "run" / "results.json").read_text())
-    rows = sums(11, 16)
-    trained = folder / "run" / "iteration-1" / "model"
-    before, after = (by_transformers(model, rows) for model in (Settings().model, trained))
+    run, rows = measured[0] / "run", sums(11, 16)
+    results = json.loads((run / "results.json").read_text())
+    before, after = (by_transformers(model, rows) for model in (Settings().model, run / "iteration-1" / "model"))
     for entry, (logp, length) in ((results["before"], before), (results["iterations"][0]["after"], after)):
         log_ratio, per_token = logp - before[0], logp / length
         expected = {"log_ratio": log_ratio, "log_ratio_per_token": log_ratio / length, "logp_per_token": per_token}
@@ -316,11 +306,7 @@ def test_samples_that_were_held_out_are_signed_as_trained_ones_are(lm):
     examples = [example for [example] in rows]
     scored = to_scored(examples, [replace(example, logmu=-4.0) for example in examples])
     assert [(one.logp, one.logmu, one.prompt) for one in scored] == [(-4.0, -3.0, 0)] * 4
-
-
-def test_a_sign_that_is_missing_is_no_fault():
-    scored = [Scored(0, 1.0, 2, -1.0, -1.5), Scored(1, 1.0, 2, -3.0, -1.5)]
-    found = evaluate_held_out(scored)
+    found = evaluate_held_out(scored[:1])  # without a negative
     assert found["negative"] == {"samples": 0, "log_ratio": None, "log_ratio_per_token": None, "logp_per_token": None}
     assert found["ranked"] is None
 
@@ -333,8 +319,6 @@ def test_a_sign_that_is_missing_is_no_fault():
         ({"held_out": "h"}, "--held-out: is for --samples"),
         ({"evaluation": False}, "--no-evaluation: is for --samples"),
         ({"columns": ("reward=score",)}, "--columns: is for --samples"),
-        ({"samples": "s", "evaluation": False, "columns": ("rewrad=score",)}, "--columns rewrad=score: must be"),
-        ({"samples": "train.jsonl", "held_out": "none.jsonl"}, "none.jsonl: no such file"),
         ({"samples": "train.jsonl", "held_out": "bad.jsonl"}, "bad.jsonl:1: field completion: is"),
     ],
     ids=str,

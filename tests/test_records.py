@@ -137,7 +137,7 @@ def test_what_is_in_a_folder_decides_whether_a_run_may_begin_there(tmp_path, fil
     assert contents(tmp_path) == before
 
 
-def test_a_second_process_is_kept_out_of_a_folder_and_a_file_is_none(tmp_path):
+def test_a_second_process_is_kept_out_of_a_folder(tmp_path):
     """The lock is on a file that is open: a second opening is refused, in the same process or another."""
     for _ in range(2):
         with (

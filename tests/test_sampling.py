@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from engines import PROMPT, START, deviating, drawn, logps_after
+from runs import contents
 
 import train_gsm8k as gsm8k
 from pipeline import sampling as engines
@@ -54,15 +55,12 @@ def test_tokens_are_drawn_from_the_models_own_distribution(engine, lm, top_k):
     assert {completion.token_ids[0] for completion in found} <= set(kept)
 
 
-def test_a_finished_completion_ends_with_its_end_of_sequence(engine, lm):
+def test_a_completion_ends_with_its_end_of_sequence_or_is_cut_at_the_limit(engine, lm):
     for completion in drawn(engine, SamplingParameters(max_new_tokens=64), n=32)[0]:
         assert completion.finish_reason == "stop"
         assert completion.token_ids[-1] == lm.tokenizer.eos_token_id
         assert lm.tokenizer.pad_token_id not in completion.token_ids
         assert completion.completion == lm.tokenizer.decode(completion.token_ids[:-1])
-
-
-def test_a_completion_at_the_limit_is_cut(engine):
     for completion in drawn(engine, SamplingParameters(max_new_tokens=3))[0]:
         assert (completion.finish_reason, len(completion.token_ids)) == ("length", 3)
 
@@ -98,6 +96,7 @@ def test_completions_come_back_to_their_prompts_from_batches_of_any_size(hf):
         assert [len(completions) for completions in found] == [3, 3, 3]
     greedy = SamplingParameters(max_new_tokens=12, top_k=1)
     assert drawn(hf(300), greedy, prompts, n=2) == [drawn(hf(), greedy, [prompt], n=2)[0] for prompt in prompts]
+    assert len(drawn(hf(), greedy, ["Q"])[0]) == 8  # of one token: there is nothing to compute before it
     alone = drawn(hf(1), SamplingParameters(max_new_tokens=24, temperature=2.0))[0]
     assert len({completion.completion for completion in alone}) > 4  # each batch has a seed of its own
 
@@ -116,12 +115,6 @@ def test_prompts_that_are_computed_once_give_what_plain_generate_gives(lm, promp
     monkeypatch.setattr(engines, "_computed_once", lambda *_: None)
     assert drawn(engine, sampling, prompts) == shared
     assert len({completion.completion for completions in shared for completion in completions}) > 4 * len(prompts)
-
-
-def test_prompts_of_one_token_have_nothing_to_compute_before_it(hf, lm):
-    [completions] = drawn(hf(), SamplingParameters(max_new_tokens=4), ["Q"])
-    assert len(lm.tokenizer("Q")["input_ids"]) == 1
-    assert len(completions) == 8
 
 
 def test_the_models_own_sampling_habits_do_not_leak_in(hf, lm):
@@ -146,12 +139,12 @@ def test_a_prompt_beyond_the_context_is_refused(lm):
 
 def test_samples_are_graded_and_an_interrupted_drawing_goes_on_behind_its_last_whole_chunk(monkeypatch, tmp_path):
     settings = gsm8k.Settings(problems=5, n=3, chunk=2, max_new_tokens=60, test_problems=1)
-    task, drawn = gsm8k.gsm8k_task(settings), []
+    task, asked = gsm8k.gsm8k_task(settings), []
 
     def draw_some(task, problems, n, engine, sampling, seed, description):
-        if len(drawn) == 2:
+        if len(asked) == 2:
             raise InterruptedError
-        drawn.append((seed - settings.seed_of("samples 1"), [problem.id for problem in problems]))
+        asked.append((seed - settings.seed_of("samples 1"), [problem.id for problem in problems]))
         return engines.draw(task, problems, n, engine, sampling, seed, description)
 
     def sample(name):
@@ -161,21 +154,20 @@ def test_samples_are_graded_and_an_interrupted_drawing_goes_on_behind_its_last_w
     monkeypatch.setattr(stages, "draw", draw_some)
     with pytest.raises(InterruptedError):
         sample("torn")
-    file = tmp_path / "torn" / "iteration-1" / "samples.jsonl"
-    part = file.with_name("samples.jsonl.part-0")
+    here = tmp_path / "torn" / "iteration-1"
+    part = here / "samples.jsonl.part-0"
     lines = part.read_text().splitlines(keepends=True)
-    assert not file.exists()
     assert len(lines) == 12
     part.write_text("".join(lines[:10]) + lines[10][:20])  # one problem of the second chunk is whole, the other is not
-    drawn.append("torn")
+    asked.append("torn")
     samples = sample("torn")
     first, second, third = (0, ["train-1", "train-2"]), (6, ["train-3", "train-4"]), (12, ["train-5"])
-    assert drawn == [first, second, "torn", third]  # what was torn is graded anew, not drawn anew
+    assert asked == [first, second, "torn", third]  # what was torn is graded anew, not drawn anew
     assert samples == sample("at once")
-    assert file.read_bytes() == (tmp_path / "at once" / "iteration-1" / "samples.jsonl").read_bytes()
-    assert {path.name for path in file.parent.iterdir()} == {"samples.jsonl", "SHA256SUMS"}
-    for i, sample in enumerate(samples):
-        assert sample.problem_id == task.train[i // 3].id
-        assert sample.outcome == gsm8k.grade(sample.completion, task.train[i // 3].gold)
-        assert sample.reward == (1 if sample.outcome == "correct" else -1)
-    assert len({sample.outcome for sample in samples}) > 1
+    assert contents(here) == contents(tmp_path / "at once" / "iteration-1")
+    assert contents(here).keys() == {"samples.jsonl", "SHA256SUMS"}
+    for i, one in enumerate(samples):
+        problem = task.train[i // 3]
+        assert (one.problem_id, one.outcome) == (problem.id, gsm8k.grade(one.completion, problem.gold))
+        assert one.reward == (1 if one.outcome == "correct" else -1)
+    assert len({one.outcome for one in samples}) > 1

@@ -7,7 +7,6 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -99,9 +98,8 @@ def compose(
 ) -> tuple[list[Row], dict]:
     """What iteration `number` trains on, in the order of training, and the counts of it for dataset.json.
 
-    Every chosen sample comes once an epoch, or DPO's pairs. The baseline is subtracted; log mu is that of the samples,
-    NaN where they have none. The order depends on the seed and on the samples alone. InputError where nothing can be
-    learnt.
+    Every chosen sample comes once an epoch, or DPO's pairs, less the baseline. log mu is that of the samples, or NaN.
+    The order depends on the seed and on the samples alone. InputError where nothing can be learnt.
     """
     rng = random.Random(settings.seed_of(f"order {number}"))
     is_all = settings.composition == "uniform" and settings.examples is None
@@ -116,35 +114,22 @@ def compose(
     learns_negatives = settings.bounds is None or settings.bounds.b_neg > 0
     if not learns_negatives and all(example.reward <= 0 for example in examples):
         raise InputError(f"--method {settings.method}: no positive sample, and it learns from nothing else; draw more")
+    arrange, size = rows_of_prompt, settings.completions_per_row
     if METHODS[settings.method].of_pairs:
-        arrange = partial(pairs_of_prompt, examples, settings.pairs, rng)
-    else:
-        arrange = partial(rows_of_prompt, examples, settings.completions_per_row, rng)
-    rows = [row for _ in range(settings.epochs) for row in arrange()]
+        arrange, size = pairs_of_prompt, settings.pairs
+    rows = [row for _ in range(settings.epochs) for row in arrange(examples, size, rng)]
     if not rows:
         raise InputError(f"--method {settings.method}: no problem has both a positive and a negative sample to pair")
-    count = {
-        name: {
-            "samples": len(some),
-            "positive": sum(sample.reward >= 0 for sample in some),
-            "problems": len({sample.prompt for sample in some}),
-        }
-        for name, some in (("drawn", samples), ("trained", taken))
-    }
-    counts = {
-        "composition": settings.composition,
-        "seed": settings.seed_of(f"composition {number}"),
-        **count,
-        "baseline": sum(baselines) / len(baselines),  # the mean, where they differ
-    }
+    counts = {"composition": settings.composition, "seed": settings.seed_of(f"composition {number}")}
+    for name, some in (("drawn", samples), ("trained", taken)):
+        counts[name] = {"samples": len(some), "positive": sum(sample.reward >= 0 for sample in some)}
+        counts[name]["problems"] = len({sample.prompt for sample in some})
+    counts["baseline"] = sum(baselines) / len(baselines)  # the mean, where they differ
     return [[replace(example, row=i) for example in row] for i, row in enumerate(rows)], counts
 
 
 def given_samples(settings: Settings, source: str, lm: LanguageModel) -> tuple[list[Sample], str]:
-    """The samples of --samples or --held-out, and their SHA-256; messages are asked in the model's chat template.
-
-    InputError as `read_samples` raises it, and where log mu is to be trusted and missing.
-    """
+    """The samples of --samples or --held-out, and their SHA-256; InputError also where log mu to trust is missing."""
     from pipeline.own_samples import digest_of, read_samples
 
     samples = read_samples(source, settings.columns, lm.chat.ask_messages if lm.chat else None)
@@ -155,10 +140,9 @@ def given_samples(settings: Settings, source: str, lm: LanguageModel) -> tuple[l
 
 
 def rows_held_out(settings: Settings, samples: Sequence[Sample], lm: LanguageModel, stop: Sequence[str]) -> list[Row]:
-    """The held-out samples as token ids, a row each; InputError names the line of one that does not fit.
+    """The held-out samples as token ids, a row each, log mu NaN unless it is to be trusted; InputError as of `encode`.
 
-    The baseline is counted from the held-out samples themselves. That of an effective proportion, which changes no
-    sign, is left out. log mu is NaN unless it is to be trusted.
+    The baseline is counted from them, without that of an effective proportion, which changes no sign.
     """
     examples = encode(samples, lm, stop, str(settings.held_out))
     baselines = baselines_of(replace(settings, effective_proportion=None), samples)
@@ -187,7 +171,7 @@ def encode(
     # It may be larger than the tokenizer's. A token without text can be sampled, and has a log mu like any other.
     vocabulary = lm.model.get_input_embeddings().num_embeddings
     chosen = {i: samples[i] for i in (range(len(samples)) if numbers is None else numbers)}
-    prompts = {sample.prompt: None for sample in chosen.values()}
+    prompts = dict.fromkeys(sample.prompt for sample in chosen.values())
     prompt_ids = dict(zip(prompts, lm.prompt_ids(prompts), strict=True))
     examples = []
     for number, sample in chosen.items():
@@ -210,9 +194,8 @@ def encode(
         if not prompt_ids[sample.prompt]:
             raise InputError(f"{where} prompt: is empty")
         if lm.chat and not lm.chat.marks <= set(prompt_ids[sample.prompt]):
-            raise InputError(
-                f"{where} prompt: lacks tokens of the chat template; with --chat it is all that the template writes"
-            )
+            fault = "lacks tokens of the chat template; with --chat it is all that the template writes"
+            raise InputError(f"{where} prompt: {fault}")
         if sample.token_logmu is not None and len(sample.token_logmu) != len(ids):
             raise InputError(f"{where} token_logmu: {len(sample.token_logmu)} of them, {len(ids)} tokens")
         logmu = float(np.sum(sample.token_logmu or [np.nan], dtype=np.float32))
@@ -344,20 +327,12 @@ def epoch_steps(
 
 
 def tokens(step: EpochStep) -> int:
-    """The tokens of a step's largest micro-batch, padding included: they decide how much memory it takes.
-
-    >>> tokens(epoch_steps([[Example([1, 2], [3], -1.0, 1.0)]] * 2, batch=2, micro_batch=2)[0])
-    6
-    """
+    """The tokens of a step's largest micro-batch, padding included: they decide how much memory it takes."""
     return max(len(rows) * sum(longest(rows)) for rows in step.micro_batches)
 
 
 def longest(rows: Sequence[Row]) -> tuple[int, int]:
-    """The tokens of the longest prompt and of the longest completion.
-
-    >>> longest([[Example([1, 2], [3], -1.0, 1.0)], [Example([1], [2, 3, 4], -1.0, 1.0)]])
-    (2, 3)
-    """
+    """The tokens of the longest prompt and of the longest completion."""
     examples = [example for row in rows for example in row]
     return max(len(e.prompt_ids) for e in examples), max(len(e.completion_ids) for e in examples)
 

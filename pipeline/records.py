@@ -132,9 +132,8 @@ class Task:
 def read_rows(path: Path, kind: type[Record], form: Literal["lines", "growing", "whole"] = "lines") -> list[Record]:
     """The lines of a JSON-lines file as records of `kind`; InputError names file, line and field of the first fault.
 
-    form: "growing" for a file that is being appended to, of which a last line that was cut short is left out, and which
-    may be missing; "whole" for a file that is one record. Lines end with a newline and nothing else: U+2028 and its
-    like belong to the text.
+    form: "growing" for a file that is being appended to: it may be missing, or its last line be cut short, which is
+    left out; "whole" for a file that is one record. A newline alone ends a line: U+2028 belongs to the text.
     """
     if form == "growing":
         content = path.read_bytes() if path.exists() else b""
@@ -165,12 +164,7 @@ def told(error: ValueError) -> str:
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file, without a byte-order mark; InputError where there is none.
-
-    >>> read_text(Path("nowhere"))
-    Traceback (most recent call last):
-    pipeline.records.InputError: nowhere: no such file
-    """
+    """The text of a UTF-8 file, without a byte-order mark; InputError where there is none."""
     try:
         return Path(path).read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
@@ -193,14 +187,7 @@ def to_lines(rows: Iterable[Any]) -> str:
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Write a file, text as UTF-8, whole or not at all: under another name first, then renamed.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_file(Path(folder) / "note", "whole")
-    ...     (Path(folder) / "note").read_text()
-    'whole'
-    """
+    """Write a file, text as UTF-8, whole or not at all: under another name first, then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".unfinished")
     with unfinished.open("wb") as file:
@@ -216,18 +203,15 @@ def write_file(path: Path, content: str | bytes) -> None:
 def read_split(data: str, split: str, kind: type[Record], configs: Sequence[str] | None = None) -> dict[str, Record]:
     """Where each row of a split is to be found -> the row, from DIR/SPLIT.jsonl, DIR/SPLIT/**/*.json or the hub.
 
-    A .json file holds one row. configs: the parts of a data set on the hub, None for all it has. InputError names what
-    cannot be read.
+    A .json file holds one row. configs: as of `from_hub`. InputError names what cannot be read.
 
     >>> class Line(BaseModel):
     ...     question: str
     >>> list(read_split("tiny", "train", Line))[0]
     'tiny/train.jsonl:1'
     """
-    folder = Path(data)
-    if folder.is_dir():
-        files = sorted((folder / split).glob("**/*.json"))
-        if files:
+    if (folder := Path(data)).is_dir():
+        if files := sorted((folder / split).glob("**/*.json")):
             return {str(file): read_rows(file, kind, "whole")[0] for file in files}
         file = folder / f"{split}.jsonl"
         return {f"{file}:{line}": row for line, row in enumerate(read_rows(file, kind), start=1)}
@@ -263,22 +247,19 @@ def read_shots(
 
     first: what an example begins with; in a file, a blank line precedes it. packaged: a file of lm-eval, whose text
     `parse` turns into examples.
-
-    >>> read_shots(0, None, "Q:", "tasks/gsm8k/gsm8k-cot.yaml", str.split)
-    []
     """
+    if count == 0 and file is None:
+        return []
+    source = file
     if file is not None:
-        source = str(file)
         head, *rest = read_text(file).strip().split(f"\n\n{first}")
         shots = [head, *(first + shot for shot in rest)]
-    elif count == 0:
-        return []
     else:
         package = importlib.util.find_spec("lm_eval")
         if package is None:
             raise InputError("--shots: needs `pip install --no-deps lm-eval==0.4.13`, or a --shots-file")
-        source = str(Path(package.submodule_search_locations[0]) / packaged)
-        shots = parse(read_text(Path(source)))
+        source = Path(package.submodule_search_locations[0]) / packaged
+        shots = parse(read_text(source))
     if not 1 <= count <= len(shots):
         raise InputError(f"--shots {count}: {source} has {len(shots)}")
     return shots[:count]

@@ -34,8 +34,8 @@ def publish(folder: Path, settings: Settings, inputs: Inputs, tests: Tests, tell
     if settings.evaluation:
         last = results["before"] = measure(settings, inputs, tests[1][0][1])
     for number in range(1, settings.iterations + 1):
-        dataset = folder / f"iteration-{number}" / "dataset.json"
-        counts = read_json(dataset, "remove it and train.jsonl to make both anew")
+        file = folder / f"iteration-{number}" / "dataset.json"
+        counts = read_json(file, "remove it and train.jsonl to make both anew")
         mismatch = counts.pop("engine_mismatch")
         entry = {"dataset": counts}
         if settings.evaluation:

@@ -67,8 +67,8 @@ def draw_samples(
     description: str = "sampling",
 ) -> list[Sample]:
     """n graded samples of each problem: the arguments are those of `draw`."""
-    drawn = draw(task, problems, n, engine, sampling, seed, description)
-    return graded(task, drawn, [problem for problem in problems for _ in range(n)])
+    of_each = [problem for problem in problems for _ in range(n)]
+    return graded(task, draw(task, problems, n, engine, sampling, seed, description), of_each)
 
 
 def draw(

@@ -164,10 +164,8 @@ class Run:
             return draw(task, some, n, engine, inputs.sampling, seed + first * n + before, description)
 
         def make() -> list[Sample]:
-            known = None
-            if settings.reuse and model == settings.model:
-                known = on_rank_zero(lambda: known_samples(settings, file, task, problems, n))
-            if known:
+            is_reused = settings.reuse is not None and model == settings.model
+            if is_reused and (known := on_rank_zero(lambda: known_samples(settings, file, task, problems, n))):
                 return known
             self._hold(("engine", model))
             own = problems[first:behind]  # none where there are fewer of them than engines, and the part is empty
@@ -181,8 +179,8 @@ class Run:
 
     def compose(self, iteration: int, samples: list[Sample], model: str) -> list[dataset.Row]:
         """What to train on, in its order, with log mu by `model`, which starts the iteration: train.jsonl."""
-        here, settings, inputs = self.folder / f"iteration-{iteration}", self.settings, self.inputs
-        file = here / "train.jsonl"
+        file = self.folder / f"iteration-{iteration}" / "train.jsonl"
+        settings, inputs = self.settings, self.inputs
 
         def make() -> list[Example]:
             composed = inputs.composed or dataset.compose(settings, samples, inputs.meta, inputs.task.stop, iteration)
@@ -196,19 +194,20 @@ class Run:
             is_known = any(sample.token_logmu_engine for sample in samples)
             mismatch = dataset.engine_mismatch(samples, rows) if is_known else None
             counts |= {"steps": len(steps), "engine_mismatch": mismatch}
-            on_rank_zero(lambda: write_file(here / "dataset.json", json.dumps(counts, indent=2) + "\n"))
+            on_rank_zero(lambda: write_file(file.with_name("dataset.json"), json.dumps(counts, indent=2) + "\n"))
             return [*chain(*rows)]
 
         stage(file, make)
         examples = read_checked(file, Example)
-        learnt = [example.reward for example in examples]
-        positive = 100 * sum(reward >= 0 for reward in learnt) / len(examples)
         if rank() == 0:
-            told = f"{len(examples)} examples of {len(samples)} samples, {positive:.1f} % positive"
-            print(f"iteration {iteration}: {told}", flush=True)
-            drawn = [samples[example.sample].reward for example in examples]
-            is_plain = drawn == learnt and min(learnt) < 0 < max(learnt)  # nothing to say then
-            if not is_plain and (note := note_on_signs(settings, drawn, learnt)):
+            drawn, learnt = zip(
+                *((samples[example.sample].reward, example.reward) for example in examples), strict=True
+            )
+            positive = 100 * sum(reward >= 0 for reward in learnt) / len(examples)
+            told = [f"{len(examples)} examples of {len(samples)} samples, {positive:.1f} % positive"]
+            if drawn != learnt or not min(learnt) < 0 < max(learnt):
+                told += filter(None, [note_on_signs(settings, drawn, learnt)])
+            for note in told:
                 print(f"iteration {iteration}: {note}", flush=True)
         return [list(row) for _, row in groupby(examples, key=lambda example: example.row)]
 

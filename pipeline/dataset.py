@@ -326,11 +326,6 @@ def epoch_steps(
     return steps
 
 
-def tokens(step: EpochStep) -> int:
-    """The tokens of a step's largest micro-batch, padding included: they decide how much memory it takes."""
-    return max(len(rows) * sum(longest(rows)) for rows in step.micro_batches)
-
-
 def longest(rows: Sequence[Row]) -> tuple[int, int]:
     """The tokens of the longest prompt and of the longest completion."""
     examples = [example for row in rows for example in row]

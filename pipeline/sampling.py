@@ -115,12 +115,7 @@ def draw_into(
 
 
 def is_of(task: Task, drawn: Sequence[Drawn], problems: Sequence[Problem]) -> bool:
-    """Whether these are completions of the problems, one of each, with the prompts that the task asks them by.
-
-    >>> task = Task("sums", [], [], grade=str)
-    >>> is_of(task, [Drawn(problem_id="1", prompt="1 + 1 =", completion=" 2")], [Problem("1", "1 + 1 =")])
-    True
-    """
+    """Whether these are completions of the problems, one of each, with the prompts that the task asks them by."""
     return [(one.problem_id, one.prompt) for one in drawn] == [(p.id, task.prompt(p)) for p in problems]
 
 
@@ -232,8 +227,7 @@ def _place(function: Callable, error: BaseException) -> str:
 class EngineKind(NamedTuple):
     """How an engine is opened, in a context that closes it: (model, load, inputs, settings, log).
 
-    model: its folder or hub name; load: () -> the model in this process, for an engine that is here too. inputs: those
-    of the run. log: a file for the messages of an engine in a process of its own.
+    model: its folder or hub name; load: () -> the model in this process; log: a file for an engine's own messages.
     """
 
     open: Callable[..., AbstractContextManager[Engine]]
@@ -280,14 +274,14 @@ def check_lengths(task: Task, lm: "LanguageModel", new_tokens: int) -> int:
     problems = [*task.train, *task.test]
     if not problems:
         return 0
-    sizes = [len(ids) for ids in lm.prompt_ids([task.prompt(problem) for problem in problems])]
-    longest = max(range(len(sizes)), key=sizes.__getitem__)
-    if sizes[longest] + new_tokens > lm.context:
+    prompt_ids = lm.prompt_ids([task.prompt(problem) for problem in problems])
+    size, i = max((len(ids), -i) for i, ids in enumerate(prompt_ids))  # the first of the longest
+    if size + new_tokens > lm.context:
         raise InputError(
-            f"problem {problems[longest].id}: its prompt has {sizes[longest]} tokens; with {new_tokens} new ones it "
-            f"exceeds the model's context of {lm.context}: take fewer shots or new tokens"
+            f"problem {problems[-i].id}: its prompt has {size} tokens; with {new_tokens} new ones it exceeds the "
+            f"model's context of {lm.context}: take fewer shots or new tokens"
         )
-    return sizes[longest] + new_tokens
+    return size + new_tokens
 
 
 def _generate(

@@ -280,7 +280,8 @@ class Run:
 
     def _try_longest(self, lm: LanguageModel, steps: Sequence[dataset.EpochStep]) -> None:
         """Compute the gradients of the longest step and drop them: what does not fit fails in the first minute."""
-        of_ranks = from_all_ranks([dataset.tokens(step) for step in steps])
+        sizes = [max(len(rows) * sum(dataset.longest(rows)) for rows in step.micro_batches) for step in steps]
+        of_ranks = from_all_ranks(sizes)  # tokens of the largest micro-batch, padding included
         longest = max(range(len(steps)), key=lambda i: max(tokens[i] for tokens in of_ranks))
         [step] = dataset.lay_out([steps[longest]])
         for batch in step.micro_batches:

@@ -5,12 +5,11 @@ import json
 import math
 import sys
 from dataclasses import replace
+from unittest.mock import Mock
 
 import datasets
 import numpy as np
 import pandas as pd
-import pyarrow
-import pyarrow.parquet
 import pytest
 import torch
 import transformers
@@ -46,7 +45,6 @@ def as_folder(folder, rows):
 WRITERS = {
     "samples.jsonl": as_lines,
     "samples.parquet": lambda file, rows: pd.DataFrame(rows).to_parquet(file),
-    "arrow.parquet": lambda file, rows: pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file),
     "samples.csv": lambda file, rows: pd.DataFrame(rows).to_csv(file, index=False),
     "saved": lambda folder, rows: datasets.Dataset.from_list(rows).save_to_disk(folder),
     "folder": as_folder,
@@ -66,15 +64,12 @@ def test_the_same_samples_come_from_every_format(tmp_path, capsys, name):
 
 
 def test_a_split_of_the_hub_is_read_and_a_hub_out_of_reach_told_in_a_line(monkeypatch):
-    def load_dataset(name, part, split):
-        if name == "owner/name":
-            return datasets.Dataset.from_list(ROWS)
-        raise ConnectionError(f"Couldn't reach '{name}' on the Hub\n(LocalEntryNotFoundError)")
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, split: datasets.Dataset.from_list(ROWS))
     assert read_samples("owner/name") == SAMPLES
-    with pytest.raises(InputError, match=r"owner/other: .*Couldn't reach 'owner/other' on the Hub \(Local"):
-        read_samples("owner/other")
+    unreachable = ConnectionError("Couldn't reach 'owner/name' on the Hub\n(LocalEntryNotFoundError)")
+    monkeypatch.setattr(datasets, "load_dataset", Mock(side_effect=unreachable))
+    with pytest.raises(InputError, match=r"owner/name: .*Couldn't reach 'owner/name' on the Hub \(Local"):
+        read_samples("owner/name")
 
 
 def test_a_run_knows_its_samples_by_their_content(tmp_path):
@@ -324,12 +319,11 @@ def test_samples_that_were_held_out_are_signed_as_trained_ones_are(lm):
     ids=str,
 )
 def test_what_does_not_go_together_is_refused_before_anything_is_written(measured, monkeypatch, changes, message):
-    folder, _ = measured
-    as_lines(folder / "bad.jsonl", [{"prompt": "Q", "completion": "", "reward": 1}])
-    monkeypatch.chdir(folder)
+    monkeypatch.chdir(measured[0])
+    as_lines(measured[0] / "bad.jsonl", [{"prompt": "Q", "completion": "", "reward": 1}])
     with pytest.raises(InputError, match=message):
-        train(folder / "refused", **changes)
-    assert not (folder / "refused").exists()
+        train(measured[0] / "refused", **changes)
+    assert not (measured[0] / "refused").exists()
 
 
 def test_other_held_out_samples_are_another_run_and_prompts_that_are_trained_on_too_are_told(measured, capsys):
@@ -340,20 +334,19 @@ def test_other_held_out_samples_are_another_run_and_prompts_that_are_trained_on_
     assert "others.jsonl: 2 of 5 prompts are trained on too" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("name", "system"), [("llama3", "Be brief."), ("qwen2.5", None)])
-def test_messages_become_the_tokens_of_the_model_s_chat_template(tmp_path, name, system):
+def test_messages_become_the_tokens_of_the_model_s_chat_template(tmp_path):
     """As `apply_chat_template` gives them for the whole conversation, up to the end of the assistant's turn."""
-    model = save_chat_model(tmp_path / "model", name)
+    model = save_chat_model(tmp_path / "model", "llama3")
     user = [{"role": "user", "content": "1 + 1?"}]
     answers = [[{"role": "assistant", "content": text}] for text in ("2.", "3.")]
     of_trl(tmp_path / "c.parquet", user, answers, accuracy_reward=[1.0, -0.5])
     (tmp_path / "system.txt").write_text("Be brief.")
-    asked = {"chat": True, "system": tmp_path / "system.txt" if system else None, "evaluation": False}
+    asked = {"chat": True, "system": tmp_path / "system.txt", "evaluation": False}
     train(tmp_path / "run", model=str(model), samples=str(tmp_path / "c.parquet"), **asked)
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-    first = [{"role": "system", "content": system}] if system else []
+    conversation = [{"role": "system", "content": "Be brief."}, *user]
     for example in read_rows(tmp_path / "run" / "iteration-1" / "train.jsonl", Example):
-        whole = tokenizer.apply_chat_template([*first, *user, *answers[example.sample]])["input_ids"]
+        whole = tokenizer.apply_chat_template([*conversation, *answers[example.sample]])["input_ids"]
         ids = example.prompt_ids + example.completion_ids
         assert ids == whole[: len(ids)]
-        assert tokenizer.decode(ids[-1]) in ("<|eot_id|>", "<|im_end|>")
+        assert tokenizer.decode(ids[-1]) == "<|eot_id|>"

@@ -73,7 +73,7 @@ def vllm(python, lm, tmp_path_factory):
 # Run under other interpreters, with packages that this one lacks.
 collect_ignore = ["gpu_kernels.py", "interpreted", "verl_steps.py"]
 
-LONGEST = "rehearsal vllm_gpu restart faults run vllm notebooks tiny reproduce benchmarks conformance training".split()
+LONGEST = "rehearsal restart vllm notebooks benchmarks faults vllm_gpu run tiny reproduce conformance training".split()
 
 
 def pytest_collection_modifyitems(items):

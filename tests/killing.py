@@ -7,7 +7,6 @@ slow disk: a checkpoint takes half a minute more, longer than torchrun waits by 
 import multiprocessing
 import os
 import resource
-import shutil
 import sys
 import time
 from contextlib import contextmanager, suppress
@@ -84,18 +83,6 @@ def wait(process, is_reached):
     while not is_reached():
         assert process.is_alive(), "the run has ended before"
         time.sleep(0.002)
-
-
-def killed(folder, is_reached, **changes):
-    """The folder of a run that was killed when `is_reached`, as it still is."""
-    for _ in range(20):
-        with started(folder, **changes) as process:
-            while process.is_alive() and not is_reached():
-                time.sleep(0.002)
-        if is_reached():
-            return folder
-        shutil.rmtree(folder)
-    raise AssertionError("the run went on too fast")
 
 
 def status(process):

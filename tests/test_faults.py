@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from killing import CHANGES, ROOT, arguments, finish, killed, started, status, told
+from killing import CHANGES, ROOT, arguments, finish, started, status, told, wait
 from runs import contents, experiment
 
 import train_gsm8k as gsm8k
@@ -34,7 +34,9 @@ def cut(file):
 def in_training(tmp_path_factory):
     """A run that was killed in its second iteration, with a checkpoint there."""
     folder = tmp_path_factory.mktemp("in training") / "run"
-    return killed(folder, (folder / "iteration-2" / "checkpoint-3").exists)
+    with started(folder) as process:
+        wait(process, (folder / "iteration-2" / "checkpoint-3").exists)
+    return folder
 
 
 @pytest.fixture

@@ -48,9 +48,8 @@ def gold_of_gsm8k(text):
 
 
 def answer_of_math(text):
-    answer = math.extract_answer(text)
+    answer, box = math.extract_answer(text), math.extract_box(text)
     assert answer is None or (answer and answer == answer.strip())
-    box = math.extract_box(text)
     assert box is None or box in text
 
 
@@ -60,8 +59,7 @@ def verdict(text):
 
 
 def visible(text):
-    task = Task("t", [], [], grade=str, stop=("\nQ:", "\nProblem:"))
-    shown = task.visible(text)
+    shown = Task("t", [], [], grade=str, stop=("\nQ:", "\nProblem:")).visible(text)
     assert text.startswith(shown)
     assert "\nQ:" not in shown
 

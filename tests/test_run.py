@@ -125,12 +125,20 @@ def test_what_was_removed_is_made_again_with_the_same_bits(finished, tmp_path, l
     assert contents(folder) == contents(finished)
 
 
-def test_another_run_s_samples_are_taken_as_they_are(finished, tmp_path, monkeypatch):
+def test_another_run_s_samples_are_taken_as_they_are_unless_an_older_version_has_made_it(
+    finished, tmp_path, monkeypatch
+):
     monkeypatch.setattr("pipeline.stages.draw", lambda *_: pytest.fail("drawn again"))
     results = experiment(tmp_path / "run", iterations=0, reuse=finished, lr=1.0)
     assert results["before"] == json.loads((finished / "results.json").read_text())["before"]
     name = "iteration-1/test-0.jsonl"
     assert (tmp_path / "run" / name).read_bytes() == (finished / name).read_bytes()
+    config = json.loads((finished / "config.json").read_text())
+    del config["format"]
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"run: holds a run of another version of this project.* give a --reuse"):
+        experiment(tmp_path / "new", reuse=tmp_path / "run")
+    assert not (tmp_path / "new").exists()
 
 
 # ---- settings, and samples that are given ------------------------------------------------------------------------
@@ -362,18 +370,6 @@ def test_other_samples_under_the_same_name_are_another_run(finished, tmp_path):
     file.write_text("".join(rows[16:32]))
     with pytest.raises(InputError, match="holds a run with other settings"):
         on_samples(tmp_path / "run", file)
-
-
-def test_a_folder_of_the_former_layout_is_refused_by_name(finished, tmp_path):
-    (tmp_path / "run").mkdir()
-    config = json.loads((finished / "config.json").read_text())
-    del config["format"]
-    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
-    for folder, reuse, advice in (("run", None, "choose another --out"), ("new", tmp_path / "run", "give a --reuse")):
-        told = rf"run: holds a run of another version of this project.* {advice}"
-        with pytest.raises(InputError, match=told):
-            experiment(tmp_path / folder, reuse=reuse)
-    assert {file.name for file in tmp_path.iterdir()} == {"run"}
 
 
 # ---- the command line --------------------------------------------------------------------------------------------

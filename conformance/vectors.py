@@ -129,11 +129,6 @@ class Vector(NamedTuple):
     asks: str
     text: str  # with inputs, the paper's value and what variants give, as `--list` prints it
 
-    @property
-    def cases(self) -> tuple[Case, ...]:
-        """Its inputs; none where CHECKS has a function."""
-        return CASES.get(self.name, ())
-
 
 VECTORS = tuple(Vector(*text.partition("\n")[0].split(maxsplit=1), text) for text in TEXT.split("\n\n"))
 
@@ -169,12 +164,14 @@ def batch_of(cases: tuple[Case, ...]) -> LossInputs:
     return LossInputs(logp, logmu, torch.tensor([float(case.reward) for case in cases]), mask)
 
 
-def _coefficients(loss: Loss, cases: tuple[Case, ...]) -> list[Tensor]:
-    """R w at each token of the cases: its push over that of an on-policy positive of the same length in the batch."""
+def _check_cases(loss: Loss, cases: tuple[Case, ...]) -> tuple[bool, str]:
+    """R w at each token: its push over that of an on-policy positive of the same length in the batch."""
     pushed = push(loss, batch_of(cases))
     lengths = sorted({len(case.log_ratio) for case in cases})
     reference = {length: pushed[len(cases) + i, 0] for i, length in enumerate(lengths)}
-    return [pushed[i, : len(case.log_ratio)] / reference[len(case.log_ratio)] for i, case in enumerate(cases)]
+    found = [pushed[i, : len(case.log_ratio)] / reference[len(case.log_ratio)] for i, case in enumerate(cases)]
+    passed = all(_near(x, case.coefficient) for x, case in zip(found, cases, strict=True))
+    return passed, "R w = " + "; ".join(_shortly(x) for x in found)
 
 
 def result_of(vector: Vector, loss: Loss) -> VectorResult:
@@ -185,12 +182,8 @@ def result_of(vector: Vector, loss: Loss) -> VectorResult:
     'R w = -0.606531'
     """
     try:
-        if vector.cases:
-            found = _coefficients(loss, vector.cases)
-            passed = all(_near(x, case.coefficient) for x, case in zip(found, vector.cases, strict=True))
-            measured = "R w = " + "; ".join(_shortly(x) for x in found)
-        else:
-            passed, measured = CHECKS[vector.name](loss)
+        cases = CASES.get(vector.name)
+        passed, measured = _check_cases(loss, cases) if cases else CHECKS[vector.name](loss)
     except InputError:
         raise
     except Exception as error:  # whatever a foreign loss may raise

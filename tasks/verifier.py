@@ -77,8 +77,9 @@ def grade_verdict(text: str, truth: bool) -> Outcome:
 
 def verifier_task(settings: "VerifierSettings", task: Task, train: Sequence[Sample], test: Sequence[Sample]) -> Task:
     """Verification as a task. A problem's question is a solution to check, its gold answer whether that is correct."""
-    knows = Path(settings.model).resolve().is_relative_to(TINY)
-    instruction = ("" if knows else INSTRUCTION) if settings.instruction is None else settings.instruction
+    instruction = settings.instruction
+    if instruction is None:
+        instruction = "" if Path(settings.model).resolve().is_relative_to(TINY) else INSTRUCTION
 
     def to_problems(problems: Sequence[Problem], solutions: Sequence[Sample]) -> list[Problem]:
         asked = {problem.id: f"{instruction}Q: {problem.question}\nA:" for problem in problems}
@@ -170,10 +171,7 @@ PRESETS = MappingProxyType(
 
 
 def check_verifier(settings: VerifierSettings, processes: int | None = None) -> None:
-    """InputError for settings that are out of range or do not go together, before anything is loaded or written.
-
-    processes: how many there will be; None for as many as there are.
-    """
+    """InputError where `pipeline.settings.check` raises it, and for settings that do not suit a verifier."""
     if settings.n < 1:
         raise InputError(f"--verifications {settings.n}: must be at least 1")
     if settings.dry_run:
@@ -283,10 +281,7 @@ def verified(verifications: Sequence[Sample], answers: Answers) -> dict[str, np.
 
 
 def votes_won(answers: Answers, scores: np.ndarray) -> np.ndarray:
-    """1 for each problem whose answer with the highest sum of scores is correct, else 0, (Q,). scores: (Q, m).
-
-    With the same score for all solutions that is maj@m.
-    """
+    """1 for each problem whose answer with the highest sum of scores, (Q, m), is correct, else 0: (Q,)."""
     return np.array([wins(answers, problem, range(len(of)), of) for problem, of in enumerate(scores)], dtype=float)
 
 
@@ -298,11 +293,10 @@ def publish_table2(settings: VerifierSettings, task: Task, solutions: Sequence[S
     from pipeline.plots import draw, save_figure
 
     folder, method = settings.out / "verifier", settings.method
-    files = [folder / "iteration-1" / "test-0.jsonl"]
-    for number, iteration in enumerate(found["iterations"], start=1):
-        files.append(folder / f"iteration-{number}" / f"test-{iteration['dataset']['steps']}.jsonl")
+    steps = [iteration["dataset"]["steps"] for iteration in found["iterations"]]
+    files = ["iteration-1/test-0.jsonl", *(f"iteration-{i}/test-{last}.jsonl" for i, last in enumerate(steps, start=1))]
     answers = collect(solutions, task)
-    base, *trained = [verified(read_checked(file, Sample), answers) for file in files]
+    base, *trained = [verified(read_checked(folder / file, Sample), answers) for file in files]
     after = trained[-1] if trained else base
     problems, m = answers.correct.shape
     plain = votes_won(answers, np.ones((problems, m)))
@@ -315,13 +309,9 @@ def publish_table2(settings: VerifierSettings, task: Task, solutions: Sequence[S
         f"{WEIGHTED}, base - maj@{m}": base[WEIGHTED] - plain,
     }
 
-    def estimates(row: Mapping[str, np.ndarray]) -> dict[str, Estimate]:
-        return {name: Estimate.over_samples(values) for name, values in row.items()}
-
     def records(row: Mapping[str, np.ndarray]) -> dict:
-        return {name: estimate.record() for name, estimate in estimates(row).items()}
+        return {name: Estimate.over_samples(values).record() for name, values in row.items()}
 
-    save_figure(draw([to_panel({name: estimates(row) for name, row in rows.items()})]), settings.out / "table2.png")
     results = {
         "table2": {name: records(row) for name, row in rows.items()},
         "paired differences": records(differences),
@@ -330,6 +320,8 @@ def publish_table2(settings: VerifierSettings, task: Task, solutions: Sequence[S
         "trained on": [iteration["dataset"]["trained"] for iteration in found["iterations"]],
         "versions": found["versions"],
     }
+    drawn = {name: {c: Estimate.read(entry) for c, entry in row.items()} for name, row in results["table2"].items()}
+    save_figure(draw([to_panel(drawn)]), settings.out / "table2.png")
     write_file(settings.out / "results.json", json.dumps(results, indent=2) + "\n")
     return results
 

@@ -16,7 +16,7 @@ from conformance import __main__ as command
 from conformance.adapters import ADAPTERS, takes_sequences
 from conformance.gradient import push, total
 from conformance.identification import probes
-from conformance.vectors import result_of
+from conformance.vectors import CASES, result_of
 from examples.topr_in_trl import loss as in_trl
 from pipeline.methods import ppo_loss
 from topr import PRESETS, Limits
@@ -287,7 +287,7 @@ def test_what_is_no_loss_is_refused(loss, message):
 def test_a_vector_s_coefficients_are_those_of_equation_7_and_stand_in_its_text():
     """R w = R [pi/mu]_a^b with the bounds of Section 3.2, written out."""
     for vector in VECTORS:
-        for case in vector.cases:
+        for case in CASES.get(vector.name, ()):
             weight = 1 if case.reward >= 0 else min(math.exp(math.fsum(case.log_ratio)), 1)
             assert case.coefficient == pytest.approx(case.reward * weight, rel=1e-12, abs=1e-30)
             assert f"{weight:.6f}".rstrip("0").rstrip(".") in vector.text

@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from transformers import (
     AutoConfig,
@@ -249,32 +250,29 @@ def collate(
     torch.Size([0])
     """
     examples = [example for row in rows for example in row]
-    prompt_ids, prompt_mask = pad([row[0].prompt_ids for row in rows], is_left=True)
-    completion_ids, completion_mask = pad([example.completion_ids for example in examples], is_left=False)
+    prompt_ids, prompt_mask = pad([row[0].prompt_ids for row in rows], "left")
+    completion_ids, completion_mask = pad([example.completion_ids for example in examples], "right")
     prompt_of = torch.tensor([r for r, row in enumerate(rows) for _ in row])
     shares = len(examples) > len(rows) if shares is None else shares
     learnt = [] if is_empty else examples
     token_logmu = torch.zeros(len(learnt), completion_ids.shape[1])  # (B, C)
-    for i, example in enumerate(learnt):
+    for own, example in zip(token_logmu, learnt, strict=True):
         length = len(example.completion_ids)
-        token_logmu[i, :length] = torch.tensor(example.token_logmu or [torch.nan] * length)
+        own[:length] = torch.tensor(example.token_logmu or [torch.nan] * length)
     columns = [[e.logmu for e in learnt], [e.reward for e in learnt], [len(e.completion_ids) for e in learnt]]
     tensors = [prompt_ids, prompt_mask, completion_ids, completion_mask, prompt_of, token_logmu]
     return SharedRows(shares, *(tensor.to(device) for tensor in [*tensors, *map(torch.tensor, columns)]))
 
 
-def pad(rows: Sequence[list[int]], is_left: bool) -> tuple[Tensor, Tensor]:
+def pad(rows: Sequence[list[int]], side: str) -> tuple[Tensor, Tensor]:
     """The rows as token ids, padded with 0 on one side, and a mask that is 1 on them: two (R, T).
 
-    >>> pad([[5], [6, 7]], is_left=True)[0].tolist()
+    >>> pad([[5], [6, 7]], "left")[0].tolist()
     [[0, 5], [6, 7]]
     """
-    ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for i, row in enumerate(rows):
-        here = slice(ids.shape[1] - len(row), None) if is_left else slice(len(row))
-        ids[i, here], mask[i, here] = torch.tensor(row), 1
-    return ids, mask
+    ids = [torch.tensor(row, dtype=torch.long) for row in rows]
+    mask = [torch.ones_like(row) for row in ids]
+    return pad_sequence(ids, True, padding_side=side), pad_sequence(mask, True, padding_side=side)
 
 
 # ---- log-probabilities of a batch -------------------------------------------------------------------------------

@@ -109,22 +109,17 @@ def test_v10_a_baseline_is_subtracted_before_the_sign_is_taken(lm):
     assert logp.grad.item() == pytest.approx(0.2 * 0.135335, rel=1e-5)
 
 
-@pytest.mark.parametrize("per_row", [1, 4])
-def test_v18_log_mu_is_over_the_full_vocabulary_whatever_the_sampler_kept(lm, per_row):
-    samples = drawn(lm, 4, SamplingParameters(max_new_tokens=40, top_k=2))
-    scored = check_logmu(lm, samples, per_row)
-    assert sorted(e.completion_ids for e in scored) == sorted(s.token_ids for s in samples)
-    assert [len(e.token_logmu) for e in scored] == [len(e.completion_ids) for e in scored]
-
-
-def test_a_token_that_the_tokenizer_lacks_is_sampled_and_has_its_log_mu(lm):
-    """As with Qwen 2.5, whose model has more logits than its tokenizer has tokens; here nearly all logits are such."""
+def test_v18_log_mu_is_over_the_full_vocabulary_whatever_the_sampler_kept(lm):
+    """Of all logits too where the model has more than its tokenizer has tokens, as with Qwen 2.5; here nearly all."""
     size = len(lm.tokenizer)
     config = LlamaConfig(**lm.model.config.to_dict() | {"vocab_size": 8 * size})
     large = lm._replace(model=LlamaForCausalLM(config).eval())
-    samples = drawn(large, 1, SamplingParameters(max_new_tokens=8, top_k=8 * size))
+    for model, problems, top_k, per_row in ((lm, 4, 2, 1), (lm, 4, 2, 4), (large, 1, 8 * size, 1)):
+        samples = drawn(model, problems, SamplingParameters(max_new_tokens=40, top_k=top_k))
+        scored = check_logmu(model, samples, per_row)
+        assert sorted(e.completion_ids for e in scored) == sorted(s.token_ids for s in samples)
+        assert [len(e.token_logmu) for e in scored] == [len(e.completion_ids) for e in scored]
     assert all(max(sample.token_ids) >= size for sample in samples)
-    check_logmu(large, samples, 1)
     with pytest.raises(InputError, match=f"outside the model's vocabulary of {8 * size} tokens"):
         dataset.encode([samples[0].model_copy(update={"token_ids": [8 * size]})], large)
 

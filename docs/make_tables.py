@@ -64,11 +64,6 @@ def interval(estimate: dict[str, Any], unit: str = " %") -> str:
     return Estimate(estimate["mean"], estimate["half_width"]).text(100, unit=unit)
 
 
-def last(series: dict[str, list[float | None]]) -> str:
-    """The same of the end of a line of a figure."""
-    return interval({name: values[-1] for name, values in series.items()})
-
-
 # ---- runs -----------------------------------------------------------------------------------------------------------
 
 
@@ -127,8 +122,7 @@ def collapse() -> list:
     return panels
 
 
-# ---- claims and mistakes --------------------------------------------------------------------------------------------
-
+# ---- claims ---------------------------------------------------------------------------------------------------------
 
 def claims() -> Table:
     """Every claim of the paper that was measured, and whether it was found."""
@@ -158,22 +152,6 @@ def anchor(heading: str) -> str:
     'fig1-accuracy-over-one-epoch'
     """
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-
-
-def mistakes() -> Table:
-    """What the five ways to get it wrong cost; log mu that is recomputed at every step is naive REINFORCE."""
-    of_variants, of_methods = load("variants")["data"], load("fig1")["data"]
-    named = {
-        "none: the paper's loss": "topr",
-        "1. per-token ratio": "per-token",
-        "2. geometric mean": "geometric mean",
-        "3. clipped from below, at 0.8": "clip 0.8..1.2",
-    }
-    rates = ("one rate", "own rate")
-    rows = [[what, *(last(of_variants[rate][name]["correct"]) for rate in rates)] for what, name in named.items()]
-    rows.append(["4. recomputed log mu", *(last(of_methods[rate]["reinforce"]) for rate in rates)])
-    rows.append(["5. normalised advantages", "not measured", "not measured"])
-    return Table(["mistake", "correct at the end", "at its own learning rate"], rows)
 
 
 def bandit() -> Table:
@@ -277,7 +255,7 @@ def help_of_settings() -> dict[str, str]:
 # ---- the command ----------------------------------------------------------------------------------------------------
 
 
-OF_RUNS = (laptop, iterations, methods, verifier, claims, mistakes, bandit)
+OF_RUNS = (laptop, iterations, methods, verifier, claims, bandit)
 OTHERS = (benchmark, stages, steps, cards, metrics, settings)
 TABLES = {function.__name__: function for function in (*OF_RUNS, *OTHERS)}
 

@@ -19,7 +19,7 @@ from pipeline.records import Sample
 from pipeline.settings import Settings
 
 PAGE, FIG5 = load("page"), make_page.of_shares()
-CURVES, [RIGHT, WRONG] = PAGE["curves"], PAGE["completions"]
+CURVES, [_, WRONG] = PAGE["curves"], PAGE["completions"]
 
 
 # ---- without a browser --------------------------------------------------------------------------------------------
@@ -55,9 +55,8 @@ def test_the_results_say_what_its_text_says():
 
 @pytest.mark.slow
 def test_its_data_come_from_two_runs(monkeypatch, tmp_path):
-    monkeypatch.setattr(
-        make_page_data, "Settings", partial(Settings, problems=8, n=4, test_problems=6, test_samples=18)
-    )
+    small = partial(Settings, problems=8, n=4, test_problems=6, test_samples=18)
+    monkeypatch.setattr(make_page_data, "Settings", small)
     monkeypatch.setattr(make_page_data, "RESULTS", tmp_path)
     make_page_data.main()
     made = json.loads((tmp_path / "page.json").read_text(encoding="utf-8"))
@@ -100,7 +99,7 @@ def browser():
 @pytest.fixture
 def open_page(browser):
     """Opens the page; at the end, nothing may have gone to the console or to another host."""
-    opened, faults = [], []
+    faults = []
 
     def open_it(width=1280, **options):
         page = browser.new_page(viewport={"width": width, "height": 800}, **options)
@@ -108,12 +107,9 @@ def open_page(browser):
         page.on("pageerror", lambda error: faults.append(f"error: {error}"))
         page.on("request", lambda request: request.url == make_page.PAGE.as_uri() or faults.append(request.url))
         page.goto(make_page.PAGE.as_uri())
-        opened.append(page)
         return page
 
     yield open_it
-    for page in opened:
-        page.close()
     assert faults == []
 
 
@@ -195,7 +191,7 @@ OF_TOKENS = [math.fsum(values) for values in WRONG["log_ratio"]["reinforce"]]
 TWO = bandit.Bandit(tensor([0.1, 0.3, 0.4, 0.2]), tensor([1.0, 1.0, -1.0, -1.0]))  # the page's first case
 PATH = bandit.ascend(TWO.mu.log(), TWO, topr.PRESETS["topr"], lr=0.1, steps=3)
 PARTS = {  # controls of each part, and some numbers that it then shows
-    "collapse": ({"collapse-at": AT}, {name: CURVES[name]["correct"][AT] for name in CURVES}),
+    "collapse": ({"collapse-at": AT, "collapse-question": 0}, {name: CURVES[name]["correct"][AT] for name in CURVES}),
     "loss": ({"loss-pos": -3, "loss-neg": -2}, {"weight_pos_tis": math.exp(-3), "push_neg_topr": -math.exp(-2)}),
     "bounds": (
         {"a_pos": 0.5, "a_neg": 0.2, "b_neg": 0.8, "bounds-ratio": -1},
@@ -219,18 +215,12 @@ LINES = {  # of each part: a chart, a label, and its values
 
 @SLOW
 def test_a_part_shows_what_its_controls_ask_for(open_page):
-    page = open_page()
+    page, [question, *_] = open_page(), PAGE["questions"]
     for part, (controls, values) in PARTS.items():
         found, lines = shown(page, part, controls, clicks=3 * (part == "bandit"))
         assert {name: found[name] for name in values} == near(values), part
         label, line = LINES[part]
         assert lines[label]["y"] == near(line), label
-
-
-@SLOW
-def test_texts_follow_the_controls(open_page):
-    page, [question, *_] = open_page(), PAGE["questions"]
-    shown(page, "collapse", {"collapse-at": AT, "collapse-question": 0})
     assert page.locator("#collapse-asked").text_content() == question["question"]
     for method, completions in question["completions"].items():
         assert page.locator(f"#collapse-text-{method}").text_content() == (completions[AT][0].strip() or "(nothing)")
@@ -241,6 +231,19 @@ def test_texts_follow_the_controls(open_page):
     assert ["no upper bound" in text for text in says] == [limits.a_neg > 0 for limits in topr.PRESETS.values()]
     texts = page.evaluate("[0, 0.0498, -2, 1234, 3.5e-5, -Infinity].map((x) => readable(x))")
     assert texts == ["0", "0.0498", "−2.00", "1230", "3.50\u00a0×\u00a010⁻⁵", "−∞"]
+
+
+@SLOW
+def test_a_reader_of_the_bandit_sees_what_the_text_says(open_page):
+    page = open_page()
+    two, _ = shown(page, "bandit", {"bandit-case": "two", "bandit-speed": 1000}, clicks=3)  # REINFORCE, then TOPR
+    assert two["objective_0"] > 10 * two["bound_0"]
+    assert two["objective_1"] < two["bound_1"]
+    assert two["pi_0_0"] < 1e-6 < 0.1 < two["pi_0_1"]  # a right arm
+    forgotten, _ = shown(page, "bandit", {"bandit-case": "forgotten", "bandit-speed": 100}, clicks=1)  # TIS, then TOPR
+    assert forgotten["pi_0_0"] < 1e-5 < 0.5 < forgotten["pi_0_1"]
+    later, _ = shown(page, "bandit", {"bandit-speed": 10_000}, clicks=100)
+    assert later["pi_0_0"] > 0.5
 
 
 # ---- for every reader -----------------------------------------------------------------------------------------------
@@ -261,13 +264,14 @@ def test_nothing_is_wider_than_the_screen_and_a_screen_reader_finds_names_contra
 
 
 @SLOW
-def test_the_keyboard_moves_everything(open_page):
+def test_keyboard_and_pointer_move_everything(open_page):
     page = open_page()
-    page.locator("#loss-neg").focus()
-    before = page.locator("#loss-says").text_content()
+    chart, slider, says = (page.locator(f"#loss-{name}") for name in ("chart-neg", "neg", "says"))
+    slider.focus()
+    before = says.text_content()
     page.keyboard.press("PageDown")
     page.evaluate(DRAWN)
-    assert page.locator("#loss-says").text_content() != before
+    assert says.text_content() != before
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     page.locator("body").click(position={"x": 1, "y": 1})
     reached = set()
@@ -276,12 +280,6 @@ def test_the_keyboard_moves_everything(open_page):
         reached.add(page.evaluate("document.activeElement.id"))
     controls = page.locator("input:visible, select:visible, button[id]:visible")
     assert set(controls.evaluate_all("all => all.map((e) => e.id)")) <= reached
-
-
-@SLOW
-def test_dragging_on_a_chart_moves_its_slider(open_page):
-    page = open_page()
-    chart, slider = page.locator("#loss-chart-neg"), page.locator("#loss-neg")
     chart.scroll_into_view_if_needed()
     box = chart.bounding_box()
     page.mouse.move(box["x"] + 60, box["y"] + 100)
@@ -306,19 +304,6 @@ def test_the_bandit_plays_and_where_motion_is_not_wanted_jumps(open_page):
     assert page.evaluate(step) == 100
     assert page.locator("#bandit-play").text_content() == "Play"
     assert page.evaluate("getComputedStyle(document.documentElement).scrollBehavior") == "auto"
-
-
-@SLOW
-def test_a_reader_of_the_bandit_sees_what_the_text_says(open_page):
-    page = open_page()
-    two, _ = shown(page, "bandit", {"bandit-case": "two", "bandit-speed": 1000}, clicks=3)  # REINFORCE, then TOPR
-    assert two["objective_0"] > 10 * two["bound_0"]
-    assert two["objective_1"] < two["bound_1"]
-    assert two["pi_0_0"] < 1e-6 < 0.1 < two["pi_0_1"]  # a right arm
-    forgotten, _ = shown(page, "bandit", {"bandit-case": "forgotten", "bandit-speed": 100}, clicks=1)  # TIS, then TOPR
-    assert forgotten["pi_0_0"] < 1e-5 < 0.5 < forgotten["pi_0_1"]
-    later, _ = shown(page, "bandit", {"bandit-speed": 10_000}, clicks=100)
-    assert later["pi_0_0"] > 0.5
 
 
 @SLOW

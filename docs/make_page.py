@@ -15,7 +15,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from docs.make_tables import interval, last, load  # noqa: E402
+from docs.make_tables import interval, load  # noqa: E402
 
 PAGE = ROOT / "docs" / "index.html"
 SOURCES = ROOT / "docs" / "page"
@@ -27,18 +27,14 @@ def data() -> dict[str, Any]:
     from paper.experiments import VARIANTS
     from pipeline.plots import STYLES
 
-    page, variants = load("page"), load("variants")["data"]["one rate"]
+    page, styles = load("page"), {}
+    for name, (colour, dashes, _) in (STYLES | {name: arm.style for name, arm in VARIANTS.items()}).items():
+        styles[name] = {"colour": colour, "dashes": DASHES[dashes] if dashes in DASHES else dashes[1]}
     return {
         "page": {name: page[name] for name in ("seen", "curves", "questions", "completions")},
         "fig5": of_shares(),
-        "variants": {name: last(curves["correct"]) for name, curves in variants.items()},
-        "styles": {
-            name: {
-                "colour": style.colour,
-                "dashes": DASHES[style.dashes] if style.dashes in DASHES else style.dashes[1],
-            }
-            for name, style in (STYLES | {name: arm.style for name, arm in VARIANTS.items()}).items()
-        },
+        "variants": {name.strip("`"): correct for name, correct, *_ in load("variants")["tables"]["weights"]["rows"]},
+        "styles": styles,
     }
 
 
@@ -56,18 +52,15 @@ def numbers() -> dict[str, str]:
 
     page, laptop, fig5, variants = (load(name) for name in ("page", "laptop", "fig5", "variants"))
     curve = {method: [100 * share for share in page["curves"][method]["correct"]] for method in ("topr", "reinforce")}
-    ends = {
-        f"{method}_{example['outcome']}": sum(example["log_ratio"][method][-1])
-        for method in curve
-        for example in page["completions"]
-    }
+    right, wrong = (example["log_ratio"] for example in page["completions"])
+    ends = {f"{method}_correct": sum(right[method][-1]) for method in curve}
+    ends |= {f"{method}_incorrect": sum(wrong[method][-1]) for method in curve}
     _, _, *of_negatives = PRESETS["topr"]
-    of_tokens = torch.tensor(page["completions"][1]["log_ratio"]["topr"][-1])
-    shown = of_shares()
-    best = {
-        of: 100 * max(zip(shown["accuracy"][f"{of}% positive"]["mean"], shown["p_tilde"], strict=True))[1]
+    of_tokens, shown = torch.tensor(wrong["topr"][-1]), of_shares()
+    best = [  # of the sets with 10 and 50 % of positives
+        100 * max(zip(shown["accuracy"][f"{of}% positive"]["mean"], shown["p_tilde"], strict=True))[1]
         for of in (10, 50)
-    }
+    ]
     drawn = laptop["iterations"][0]["dataset"]["drawn"]
     return {
         "samples": f"{drawn['samples']:,}",
@@ -84,8 +77,8 @@ def numbers() -> dict[str, str]:
         "per_token_weight": f"{importance_weight(of_tokens, *of_negatives).mean().item():.2f}",
         "geometric_weight": f"{importance_weight(of_tokens.mean(), *of_negatives).item():.2f}",
         **{name: f"{value:+.1f}".replace("-", "−") for name, value in ends.items()},
-        "best_share_10": f"{best[10]:.0f}",
-        "best_share_50": f"{best[50]:.0f}",
+        "best_share_10": f"{best[0]:.0f}",
+        "best_share_50": f"{best[1]:.0f}",
         "by_sampling": interval(fig5["shares"]["p~ = 10% by sampling - by a baseline"], unit=""),
         "share_seeds": str(len(fig5["seeds"])),
         "variant_seeds": str(len(variants["seeds"])),
@@ -122,12 +115,5 @@ def made() -> str:
     return re.sub(r"\{\{([\w.]+)\}\}", lambda match: parts[match[1]], template) + "\n"
 
 
-def main() -> None:
-    """The command: write the page."""
-    page = made()
-    PAGE.write_text(page, encoding="utf-8")
-    print(f"{PAGE.relative_to(ROOT)}: {len(page.encode()):,} bytes")
-
-
 if __name__ == "__main__":
-    main()
+    PAGE.write_text(made(), encoding="utf-8")

@@ -15,7 +15,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from docs.make_tables import interval, load  # noqa: E402
+from docs.make_tables import load  # noqa: E402
+from pipeline.report import Estimate  # noqa: E402
 
 PAGE = ROOT / "docs" / "index.html"
 SOURCES = ROOT / "docs" / "page"
@@ -79,7 +80,7 @@ def numbers() -> dict[str, str]:
         **{name: f"{value:+.1f}".replace("-", "−") for name, value in ends.items()},
         "best_share_10": f"{best[0]:.0f}",
         "best_share_50": f"{best[1]:.0f}",
-        "by_sampling": interval(fig5["shares"]["p~ = 10% by sampling - by a baseline"], unit=""),
+        "by_sampling": Estimate(**fig5["shares"]["p~ = 10% by sampling - by a baseline"]).text(100),
         "share_seeds": str(len(fig5["seeds"])),
         "variant_seeds": str(len(variants["seeds"])),
         **{f"{name}_command": load(name)["command"] for name in ("page", "fig5", "variants")},

@@ -51,17 +51,8 @@ def tables_of(name: str) -> dict[str, str]:
     found = load(name)
     count, commits = found["runs"], ", ".join(f"`{commit}`" for commit in found["commits"])
     cost = f"{count} runs, {found['core_minutes']:.0f} core-minutes, commits {commits}" if count else "no runs"
-    tables = {key: Table(*table.values()).markdown() for key, table in found["tables"].items()}
+    tables = {key: Table(**table).markdown() for key, table in found["tables"].items()}
     return tables | {"made": f"`{found['command']}`: {cost}."}
-
-
-def interval(estimate: dict[str, Any], unit: str = " %") -> str:
-    """A share in percent, with its 95% interval.
-
-    >>> interval({"mean": 0.5, "half_width": 0.127, "each": [0.49, 0.51]})
-    '50.0 ± 12.7 %'
-    """
-    return Estimate(estimate["mean"], estimate["half_width"]).text(100, unit=unit)
 
 
 # ---- runs -----------------------------------------------------------------------------------------------------------
@@ -124,6 +115,7 @@ def collapse() -> list:
 
 # ---- claims ---------------------------------------------------------------------------------------------------------
 
+
 def claims() -> Table:
     """Every claim of the paper that was measured, and whether it was found."""
     text = (RESULTS / "README.md").read_text(encoding="utf-8")
@@ -131,8 +123,11 @@ def claims() -> Table:
     for name in (*(f"fig{i}" for i in range(1, 10)), "table2"):
         content = load(name)
         judged = content["judgement"]
-        numbers = {what: interval(of, " points" if " - " in what else " %") for what, of in content["shares"].items()}
-        numbers |= {what: Estimate(*of.values()).text() for what, of in content["numbers"].items()}
+        numbers = {
+            what: Estimate(**of).text(100, unit=" points" if " - " in what else " %")
+            for what, of in content["shares"].items()
+        }
+        numbers |= {what: Estimate(**of).text() for what, of in content["numbers"].items()}
         measured = re.sub(r"{(.*?)}", lambda match: numbers[match[1]], judged["measured"])  # noqa: B023
         [heading] = re.findall(rf"^## ({name}\b.*)$", text, re.MULTILINE)
         called = name.replace("fig", "Figure ").replace("table", "Table ")
@@ -181,16 +176,15 @@ def stages() -> Table:
     from pipeline.dry_run import COMPLETION, counts, hours
     from train_gsm8k import PAPER
 
-    first, found = dataclasses.replace(PAPER, problems=64, examples=512, iterations=2, test_problems=64), []
-    for run in (first, PAPER):
+    found = []
+    for run in (dataclasses.replace(PAPER, problems=64, examples=512, iterations=2, test_problems=64), PAPER):
         of_run, tokens = counts(run, run.problems * run.n, run.test_problems), COMPLETION * run.max_new_tokens
         found.append(
             hours(run, of_run, config_of(EIGHT_B), 8_030_261_248, processes=8, prompt=1_100, completion=tokens)
         )
-    pairs = zip(*(of_run.items() for of_run in found), strict=True)
-    rows = [[name, f"{60 * first:.1f}", f"{paper:.1f}", how] for (name, (first, how)), (_, (paper, _)) in pairs]
-    in_all = [sum(value for value, _ in of_run.values()) for of_run in found]
-    sums = [f"{60 * in_all[0]:.0f}", f"{in_all[1]:.1f}"]
+    first, paper = ({stage: of_stage for stage, (of_stage, _) in of_run.items()} for of_run in found)
+    rows = [[stage, f"{60 * first[stage]:.1f}", f"{paper[stage]:.1f}", how] for stage, (_, how) in found[0].items()]
+    sums = [f"{60 * sum(first.values()):.0f}", f"{sum(paper.values()):.1f}"]
     return Table(["stage", "first run (minutes)", "`paper` (hours)", "assumed"], [*rows, ["all", *sums, ""]])
 
 

@@ -110,8 +110,7 @@ def probes(dtype: torch.dtype = torch.float64, is_coarse: bool = False) -> list[
     Next come single tokens with log-ratios of - and + STEPS, both rewards and two values of log pi, then longer
     sequences. The other batches change it in one way each: other log pi (is the weight frozen?), shorter sequences
     (what divides the sum, and does padding count?), rewards whose mean is not 0, and rewards twice as large.
-
-    is_coarse: logp in quarters, no log-ratio below 1/8. bfloat16 has 8 bits, so that it sums them without rounding.
+    is_coarse: logp in quarters, no log-ratio below 1/8, which bfloat16 sums without rounding.
     """
     draw = torch.Generator().manual_seed(0)
     steps = [max(round(4 * step) / 4, 0.25) for step in STEPS] if is_coarse else STEPS
@@ -172,10 +171,9 @@ def identify(loss: Loss) -> Report:
     """Examine a loss. Raises InputError if it cannot be called, or returns no scalar with a gradient.
 
     Of the hypotheses whose pushes, times one constant factor, are the loss's on all probes, to 1e-4, that with the
-    fewest differences is reported. The probes are the first calls of the loss, in their order: otherwise a loss that
-    keeps the weights of its first call would not be recognised. A loss that rounds to bfloat16 is called again, with
-    the coarse probes, and compared to 2%. A loss whose fourth argument is named after lengths, and that cannot be
-    called as above, is called with one number per sequence.
+    fewest differences is reported. The probes are the first calls of the loss: it may keep the weights of its first. A
+    loss that rounds to bfloat16 is called again, with the coarse probes, and compared to 2%. A loss whose fourth
+    argument is named after lengths, and that cannot be called as above, is called with one number per sequence.
 
     >>> from conformance.variants import per_token_and_token_mean
     >>> identify(per_token_and_token_mean).variant
@@ -184,7 +182,9 @@ def identify(loss: Loss) -> Report:
     adapter, batches, pushed = _call(loss)
     loss = ADAPTERS[adapter](loss)
     found = _accepted(pushed, batches)
-    is_rounded = found is None and _is_rounded(pushed[0])
+    of_singles = (pushed[0] / pushed[0][0, 0])[SINGLES, 0]
+    has_8_bits = [torch.allclose(x, x.bfloat16().double(), rtol=1e-6, atol=0) for x in (pushed[0], of_singles)]
+    is_rounded = found is None and any(has_8_bits)
     if is_rounded:
         _, coarse, again = _call(loss, is_coarse=True)
         found = _accepted(again, coarse, COARSE)
@@ -248,12 +248,6 @@ def _push_if_any(loss: Loss, batch: LossInputs) -> Tensor | None:
         return push(loss, batch)
     except Exception:  # whatever a foreign loss may raise
         return None
-
-
-def _is_rounded(pushed: Tensor) -> bool:
-    """Whether the pushes, or the weights of single tokens, have bfloat16's 8 bits only."""
-    weights = (pushed / pushed[0, 0])[SINGLES, 0]
-    return any(torch.allclose(x, x.bfloat16().double(), rtol=1e-6, atol=0) for x in (pushed, weights))
 
 
 def _accepted(pushed: list[Tensor], batches: list[LossInputs], rtol: float = FINE) -> Hypothesis | None:

@@ -67,13 +67,12 @@ def check(options: Options) -> None:
             raise InputError(f"{name}: is for --preset paper only; the tiny model cannot do MATH")
     if "map" in options.figures and options.redraw:
         raise InputError("map --redraw: the map is drawn from its runs' lines; give --hours 0 in its place")
-    if "map" in options.figures and options.preset != "laptop":
-        raise InputError(f"map: is for the laptop, not for --preset {options.preset}")
     for name in ("seeds", "workers"):
         if getattr(options, name) < 1:
             raise InputError(f"--{name} {getattr(options, name)}: must be at least 1")
-    if options.quick and options.preset != "laptop":
-        raise InputError(f"--quick: is for the laptop, not for --preset {options.preset}")
+    for name, is_given in (("map", "map" in options.figures), ("--quick", options.quick)):
+        if is_given and options.preset != "laptop":
+            raise InputError(f"{name}: is for the laptop, not for --preset {options.preset}")
 
 
 def make(options: Options) -> None:

@@ -159,11 +159,7 @@ def held_out_task(settings: Settings) -> Task:
 
 
 def called(rates: Mapping[str, float]) -> dict[str, str]:
-    """The methods' names in legends, with their learning rates.
-
-    >>> called({"topr": 1e-4})
-    {'topr': 'TOPR, lr 1e-4'}
-    """
+    """The methods' names in legends, with their learning rates: "TOPR, lr 1e-4"."""
     return {name: f"{METHODS[name].name}, lr {rate:.0e}".replace("e-0", "e-") for name, rate in rates.items()}
 
 

@@ -11,30 +11,20 @@ long.
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import tyro
 
 from examples.capitals import capitals
 from paper.experiments import LAPTOP, METHODS, Figure, Study
 from paper.panels import Data, accuracy
-from paper.runs import Jobs, Sweep, sharing_samples
+from paper.runs import Finished, Jobs, Sweep, sharing_samples
 from pipeline.plots import Panel
-from pipeline.records import Sample
 from pipeline.runtime.processes import command
 from pipeline.settings import Settings
 from reproduce import publish
 
-SETTINGS = Settings(
-    chat=True,
-    max_new_tokens=12,
-    problems=24,
-    n=8,
-    completions_per_row=8,
-    lr=1e-5,
-    test_problems=24,
-    test_samples=8,
-    k=4,
-    curve_points=2,
-)
+SIZES = {"problems": 24, "n": 8, "completions_per_row": 8, "test_problems": 24, "test_samples": 8, "k": 4}
+SETTINGS = Settings(chat=True, max_new_tokens=12, lr=1e-5, curve_points=2, **SIZES)
 ARMS = ("topr", "sft", "reinforce")
 
 
@@ -54,11 +44,6 @@ class Options:
     """folder for real-llm.json and real-llm.png"""
 
 
-def ended(samples: list[Sample]) -> float:
-    """The share of completions that end before the limit."""
-    return sum(sample.finish_reason == "stop" for sample in samples) / len(samples)
-
-
 class RealLLM(Study):
     """Right answers along the epoch, and completions that end before the limit; all train on the same samples."""
 
@@ -68,13 +53,16 @@ class RealLLM(Study):
         return sharing_samples({name: self.job(name, self.scale.base, METHODS[name]) for name in ARMS})
 
     def read(self) -> Figure:
-        table = self.table(lambda run: {"ended": [ended(run.tested(step)) for step in (0, run.last_step)]})
-        called = {name: METHODS[name].name for name in ARMS}
+        def ended(run: Finished) -> dict[str, list[float]]:
+            tested = [run.tested(step) for step in (0, run.last_step)]
+            return {"ended": [float(np.mean([s.finish_reason == "stop" for s in samples])) for samples in tested]}
+
+        table = self.table(ended)
         shares = {"before": table.mean("topr", at=0)}
-        shares |= {f"{called[name]}: right at the end": table.mean(name) for name in ARMS}
-        shares |= {f"TOPR - {called[name]}": table.gain("topr", name) for name in ARMS[1:]}
+        shares |= {f"{METHODS[name].name}: right at the end": table.mean(name) for name in ARMS}
+        shares |= {f"TOPR - {METHODS[name].name}": table.gain("topr", name) for name in ARMS[1:]}
         shares["before: ended within the limit"] = table.mean("topr", "ended", at=0)
-        shares |= {f"{called[name]}: ended within the limit": table.mean(name, "ended") for name in ARMS}
+        shares |= {f"{METHODS[name].name}: ended within the limit": table.mean(name, "ended") for name in ARMS}
         return Figure({name: table.along(name) for name in ARMS}, shares)
 
     @staticmethod

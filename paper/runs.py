@@ -19,6 +19,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import product
 from math import ceil
 from multiprocessing import get_context
 from pathlib import Path
@@ -75,26 +76,16 @@ def sharing_samples(arms: Jobs) -> dict[Hashable, Job]:
 
 
 def in_seeds(arms: Jobs, seeds: Iterable[int]) -> dict[Hashable, Job]:
-    """(arm, seed) -> its job. An arm copies the samples of the same seed.
-
-    >>> sorted(in_seeds({"topr": Job("topr", Settings(), print)}, range(2)))
-    [('topr', 0), ('topr', 1)]
-    """
-    return {
-        (key, seed): job._replace(
-            settings=replace(job.settings, seed=seed), copies=None if job.copies is None else (job.copies, seed)
-        )
-        for key, job in arms.items()
-        for seed in seeds
-    }
+    """(arm, seed) -> its job. An arm copies the samples of the same seed."""
+    jobs = {}
+    for (key, job), seed in product(arms.items(), seeds):
+        source = None if job.copies is None else (job.copies, seed)
+        jobs[key, seed] = job._replace(settings=replace(job.settings, seed=seed), copies=source)
+    return jobs
 
 
 def folder_name(job: Job) -> str:
-    """Label and seed, for readers, and a checksum of everything that the run depends on.
-
-    >>> folder_name(Job("plain IS", Settings(seed=3), folder_name)).split("_")[:2]
-    ['plain-IS', '3']
-    """
+    """Label and seed, for readers, and a checksum of everything that the run depends on."""
     made_with = zlib.crc32(f"{job.settings.record()} {job.task.__name__} {job.token_loss}".encode())
     return f"{re.sub('[^A-Za-z0-9.=~]+', '-', job.label)}_{job.settings.seed}_{made_with:08x}"
 
@@ -122,11 +113,7 @@ def print_jobs(name: str, jobs: Jobs, usual: Sequence[Settings]) -> None:
 
 
 def differing(job: Job, usual: Sequence[Settings]) -> str:
-    """What a job changes in the usual settings of its kind.
-
-    >>> differing(Job("ppo", Settings(method="ppo", lr=1e-4, seed=3), print), [Settings()])
-    'method=ppo lr=0.0001'
-    """
+    """What a job changes in the usual settings of its kind."""
     of_kind = next(asdict(settings) for settings in usual if type(settings) is type(job.settings))
     here = asdict(job.settings) | {"seed": of_kind["seed"], "token_loss": job.token_loss}
     changed = {name: value for name, value in here.items() if value != of_kind.get(name)}
@@ -146,9 +133,6 @@ def sizes(settings: Settings) -> tuple[int, int]:
     found = counts(settings, problems * COMPOSITIONS[settings.composition].drawn(settings), tested)
     pairs = ceil(settings.epochs * 2 * problems * settings.pairs / settings.batch)
     return found.sampled + solutions, settings.iterations * (pairs if settings.method == "dpo" else found.steps)
-
-
-# ---- a finished run, and what was measured of several ------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -225,8 +209,8 @@ class Measured:
     >>> table = Measured([("topr", 0, {"correct": [0.25, 0.5]}), ("topr", 1, {"correct": [0.25, 1.0]})])
     >>> table.each("topr", "correct"), table.mean("topr").mean
     ({0: 0.5, 1: 1.0}, 0.75)
-    >>> table.along("topr", "correct")["mean"]
-    [0.25, 0.75]
+    >>> table.along("topr")["mean"], table.gain("topr", "topr").each
+    ([0.25, 0.75], (0.0, 0.0))
     """
 
     def __init__(self, rows: Iterable[tuple[Hashable, int, Mapping[str, Sequence[float]]]]):
@@ -244,11 +228,7 @@ class Measured:
         return Estimate.over_seeds(self.each(arm, what, at).values())
 
     def gain(self, arm: Hashable, other: Hashable, what: str = "correct", at: int = -1) -> Estimate | None:
-        """One arm minus another over the seeds that both have, whose runs share their samples; None without any.
-
-        >>> Measured([(arm, s, {"correct": [arm + s]}) for arm, s in ((1, 0), (1, 1), (3, 1), (3, 2))]).gain(3, 1)
-        Estimate(mean=2.0, half_width=None, each=(2.0,))
-        """
+        """One arm minus another over the seeds that both have, whose runs share their samples; None without any."""
         one, two = self.each(arm, what, at), self.each(other, what, at)
         found = [one[seed] - two[seed] for seed in one if seed in two]
         return Estimate.over_seeds(found) if found else None
@@ -256,9 +236,6 @@ class Measured:
     def along(self, arm: Hashable, what: str = "correct") -> Series:
         """The means over seeds at each point along the run."""
         return series(map(Estimate.over_seeds, zip(*self._values[arm, what].values(), strict=True)))
-
-
-# ---- making them ------------------------------------------------------------------------------------------------
 
 
 class Sweep(AbstractContextManager):

@@ -123,8 +123,8 @@ def draw(panels: Sequence[Panel], columns: int = 2) -> "Figure":
                 _add(axes, line, style, len(axes.lines))
                 named += [(line, style)] if line.label else []
         _name_ends(axes, named)
-        for name in ("x", "y"):
-            _plain_ticks(axes, name, is_given=f"{name}ticks" in panel.options)
+        _plain_ticks(axes.xaxis, is_given="xticks" in panel.options)
+        _plain_ticks(axes.yaxis, is_given="yticks" in panel.options)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     return figure
@@ -146,13 +146,12 @@ def _add(axes: Any, line: Line, style: Style, number: int) -> None:
         markevery=(number * len(x) // 24, max(len(x) // 6, 1)) if is_line and len(x) > 24 else 1,
         alpha=1 if len(x) < 100 or is_line else 0.5,
     )
-    if line.half_width is not None:
-        half_width = np.asarray(line.half_width, float)
-        if not is_line:
-            along = {"xerr" if line.kind == "rows" else "yerr": half_width}
-            axes.errorbar(x, y, **along, fmt="none", ecolor=style.colour, capsize=3)
-            return
-        axes.fill_between(x, y - half_width, y + half_width, color=style.colour, alpha=0.2, linewidth=0)
+    half = None if line.half_width is None else np.asarray(line.half_width, float)
+    if half is not None and is_line:
+        axes.fill_between(x, y - half, y + half, color=style.colour, alpha=0.2, linewidth=0)
+    elif half is not None:
+        along = {"xerr" if line.kind == "rows" else "yerr": half}
+        axes.errorbar(x, y, **along, fmt="none", ecolor=style.colour, capsize=3)
 
 
 def _name_ends(axes: Any, lines: Sequence[tuple[Line, Style]]) -> None:
@@ -190,21 +189,19 @@ def _apart(wanted: Sequence[float]) -> list[float]:
     return (np.clip(rising, 0, max(1 - steps.max(initial=0), 0)) + steps).tolist()
 
 
-def _plain_ticks(axes: Any, name: str, is_given: bool) -> None:
+def _plain_ticks(axis: Any, is_given: bool) -> None:
     """60 and 70, not 62.5; on a logarithmic axis 0.2, not 2 x 10^-1, but powers of ten where many zeros would be."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-    axis, scale = (axes.xaxis, axes.get_xscale()) if name == "x" else (axes.yaxis, axes.get_yscale())
     axis.set_minor_locator(NullLocator())
+    scale, (low, high) = axis.get_scale(), axis.get_view_interval()
     if is_given:
         return
     if scale == "linear":
         axis.set_major_locator(MaxNLocator("auto", steps=(1, 2, 5, 10)))
-        return
-    low, high = axis.get_view_interval()
-    if scale == "log" and high < 300 * low:
+    elif scale == "log" and high < 300 * low:
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    if max(-low, high) < 1e6 and (scale == "symlog" or low > 1e-4):
+    if scale != "linear" and max(-low, high) < 1e6 and (scale == "symlog" or low > 1e-4):
         axis.set_major_formatter(lambda value, _: f"{value:,.10g}".replace("-", "−"))
 
 
@@ -229,7 +226,7 @@ def estimates(found: Mapping[float, Mapping[str, Any]], label: str = "", style: 
 def draw_curve(iterations: Sequence[Mapping[str, Any]], title: str) -> "Figure":
     """Accuracy, the outcomes and the mean reward, where there is one, over training: the metrics that say so.
 
-    iterations: those of results.json, each with a `curve`, which begins where the one of the iteration before it ended.
+    iterations: those of results.json; the `curve` of each begins where the one before it ended.
     """
     points, seen = {}, 0
     for iteration in iterations:

@@ -34,12 +34,11 @@ def test_a_panel_is_drawn_as_described():
 
 @pytest.mark.parametrize(("kind", "axis"), [("points", 1), ("rows", 0)])
 def test_points_have_bars_for_their_intervals(kind, axis):
-    x_and_y = [[0, 1], [5, 7]] if kind == "points" else [[5, 7], [0, 1]]
+    x_and_y = [[0, 1], [5, 7]][:: 1 if axis else -1]
     [axes] = draw([Panel("", "", "", [Line(*x_and_y, "tis", kind=kind, half_width=[1, 2])])]).axes
     assert axes.lines[0].get_linestyle() == "None"  # not joined
     [bars] = axes.collections
     assert [segment[:, axis].tolist() for segment in bars.get_segments()] == [[4, 6], [5, 9]]
-    assert [text.get_text() for text in axes.texts] == ["TIS"]
 
 
 def test_labels_stand_beside_the_ends_of_their_lines_and_not_on_each_other():
@@ -60,13 +59,6 @@ def test_labels_stand_beside_the_ends_of_their_lines_and_not_on_each_other():
         assert (boxes[name].y0 + boxes[name].y1) / 2 == pytest.approx(wanted, abs=3)  # pixels
 
 
-def test_a_band_has_its_name_inside():
-    [axes] = draw([Panel("", "", "", [Line([1, 2], label="here", kind="band"), Line([0, 4], [0, 4])])]).axes
-    [text] = axes.texts
-    assert (text.get_text(), text.xy[0]) == ("here", 1.5)
-    assert len(axes.lines) == len(axes.patches) == 1
-
-
 @pytest.mark.parametrize(
     ("scale", "y", "shown"),
     [
@@ -85,15 +77,13 @@ def test_logarithmic_axes_have_plain_numbers(scale, y, shown):
     assert not any("times" in text for text in found)
 
 
-def test_lines_without_a_style_get_different_ones():
+def test_lines_without_a_style_get_different_ones_and_a_band_has_its_name_inside():
     own = Line([0, 1], [0, 1], style=Style("#123456", "-", "o"))
-    [axes] = draw([Panel("", "", "", [own, *lines([0, 1], {name: [0, 1] for name in "abcde"})])]).axes
+    band = Line([1, 2], label="here", kind="band")
+    [axes] = draw([Panel("", "", "", [band, own, *lines([0, 1], {name: [0, 1] for name in "abcde"})])]).axes
     assert [line.get_color() for line in axes.lines] == ["#123456", *(STYLES[name].colour for name in PARAMETERS)]
-
-
-def test_panels_stand_in_rows():
-    figure = draw([Panel("", "", "", [Line([0], [0])])] * 5, columns=2)
-    assert figure.axes[0].get_subplotspec().get_gridspec().get_geometry() == (3, 2)
+    assert [text.get_text() for text in axes.texts] == ["here", *"abcde"]
+    assert (axes.texts[0].xy[0], len(axes.patches)) == (1.5, 1)
 
 
 def test_a_curve_shows_accuracy_and_outcomes_in_percent_and_joins_iterations():
@@ -127,7 +117,9 @@ def test_tokens_are_wrapped_and_coloured_by_sign():
     figure.draw_without_rendering()  # a lone dollar sign is no formula
 
 
-def test_a_figure_is_saved_whole(tmp_path):
-    save_figure(draw([Panel("", "", "", [Line([0, 1], [0, 1])])]), tmp_path / "figure.png")
+def test_panels_stand_in_rows_and_a_figure_is_saved_whole(tmp_path):
+    figure = draw([Panel("", "", "", [Line([0], [0])])] * 5, columns=2)
+    assert figure.axes[0].get_subplotspec().get_gridspec().get_geometry() == (3, 2)
+    save_figure(figure, tmp_path / "figure.png")
     assert imread(tmp_path / "figure.png").shape[2] == 4
     assert [path.name for path in tmp_path.iterdir()] == ["figure.png"]

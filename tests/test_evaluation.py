@@ -66,18 +66,12 @@ def test_all_samples_have_an_estimate_and_no_interval():
 
 
 def test_an_entry_of_results_has_the_metrics_of_the_task_and_the_table_shows_them(capsys):
-    samples = [
-        Sample(
-            problem_id=question,
-            prompt="?",
-            completion=letter,
-            reward=REWARDS[letter],
-            outcome="right" if letter == "r" else "wrong",
-        )
-        for question in ("rrrrw", "rw--x")
-        for letter in question
-    ]
     outcomes = ("right", "wrong")
+    samples = [
+        Sample(problem_id=q, prompt="?", completion=x, reward=REWARDS[x], outcome=outcomes[x != "r"])
+        for q in ("rrrrw", "rw--x")
+        for x in q
+    ]
     votes = Task("a", [], [], outcomes=outcomes, parse=lambda text: None if text == "-" else text, grade=str)
     found = evaluate(samples, votes, 5, seed=0)
     assert {*outcomes, "pass@1", "maj@5", "pass@5", "questions", "samples_per_question"} <= found.keys()

@@ -65,8 +65,14 @@ def test_a_completion_ends_with_its_end_of_sequence_or_is_cut_at_the_limit(engin
         assert (completion.finish_reason, len(completion.token_ids)) == ("length", 3)
 
 
-def check_stops(engine, tokenizer):
-    """Completions that "The ans" ends: it is their last tokens."""
+@pytest.mark.parametrize("pads_with_eos", [False, True])
+def test_a_stop_string_ends_a_completion_and_is_kept(engine, lm, pads_with_eos):
+    """Where padding is the end of sequence too, as with `generate`, one may follow the stop string."""
+    tokenizer = lm.tokenizer
+    if pads_with_eos:
+        tokenizer = load_model(gsm8k.Settings().model).tokenizer
+        tokenizer.pad_token = tokenizer.eos_token
+        engine = transformers_engine(lm._replace(tokenizer=tokenizer), 40_000)
     found = drawn(engine, SamplingParameters(max_new_tokens=60, stop=("The ans",)), n=32)[0]
     found = [completion for completion in found if "The ans" in completion.completion]
     assert len(found) > 16
@@ -76,17 +82,7 @@ def check_stops(engine, tokenizer):
         assert "The ans" not in tokenizer.decode(completion.token_ids[:-1])
 
 
-def test_a_stop_string_ends_a_completion_and_is_kept(engine, lm):
-    check_stops(engine, lm.tokenizer)
-
-
 # ---- transformers' generate --------------------------------------------------------------------------------------
-
-
-def test_a_stop_string_is_kept_where_padding_is_the_end_of_sequence(lm):
-    tokenizer = load_model(gsm8k.Settings().model).tokenizer
-    tokenizer.pad_token = tokenizer.eos_token
-    check_stops(transformers_engine(lm._replace(tokenizer=tokenizer), 40_000), tokenizer)
 
 
 def test_completions_come_back_to_their_prompts_from_batches_of_any_size(hf):

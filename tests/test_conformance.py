@@ -237,6 +237,7 @@ def exp_then_clip(logp, logmu, mask):
         (counted_apart, "V4", "it fails V4 first: "),
         (weighting(exp_then_clip), "V5", "it fails V5 first: "),
         (in_bfloat16(lambda *i: variants.paper(*i) + 1e-4 * i[0].sum()), "V1", "it computes in bfloat16; it fails V1 "),
+        (in_bfloat16(variants.no_stop_gradient), "V1", "it computes in bfloat16; it fails V1 first: "),
         (lambda *inputs: -variants.paper(*inputs), None, "it pushes an on-policy positive down: "),
         (
             lambda p, m, r, mask: variants.paper(p, m, r, mask.sort(1, descending=True)[0]),

@@ -54,16 +54,3 @@ def test_v11_what_padding_holds_changes_no_bit():
     model, examples = tiny_model(), random_examples(prompts=4, per_prompt=1)
     found = [topr.sequence_logprobs(model, plain_batch(examples, filler=filler)) for filler in (0, VOCABULARY - 1)]
     assert torch.equal(*found)
-
-
-def test_v11_prompt_positions_do_not_count():
-    logits = torch.randn(1, 4, VOCABULARY, dtype=torch.float64)
-    spoiled = logits.clone()
-    spoiled[0, 0, 5] = 50.0  # predicts a prompt token
-
-    def model_of(logits):
-        return lambda *_, **__: type("Output", (), {"logits": logits})
-
-    ids, ones = torch.tensor([[1, 5, 3, 4]]), torch.ones(1, 4)
-    batch = topr.Batch(ids, ones, torch.tensor([[0, 0, 1, 1]]), *torch.ones(3, 1))
-    assert torch.equal(*(topr.sequence_logprobs(model_of(x), batch) for x in (logits, spoiled)))

@@ -108,16 +108,12 @@ def print_jobs(name: str, jobs: Jobs, usual: Sequence[Settings]) -> None:
     for label, of_label in by_label.items():
         seeds = " ".join(str(job.settings.seed) for job in of_label.values())
         job = next(iter(of_label.values()))
-        rows.append([label, seeds, differing(job, usual), *(f"{size:,}" for size in sizes(job.settings))])
+        of_kind = next(asdict(settings) for settings in usual if type(settings) is type(job.settings))
+        here = asdict(job.settings) | {"seed": of_kind["seed"], "token_loss": job.token_loss}
+        changed = {name: value for name, value in here.items() if value != of_kind.get(name)}
+        differing = " ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in changed.items())
+        rows.append([label, seeds, differing, *(f"{size:,}" for size in sizes(job.settings))])
     Table([name, "seeds", "differs in", "samples", "steps"], rows).print()
-
-
-def differing(job: Job, usual: Sequence[Settings]) -> str:
-    """What a job changes in the usual settings of its kind."""
-    of_kind = next(asdict(settings) for settings in usual if type(settings) is type(job.settings))
-    here = asdict(job.settings) | {"seed": of_kind["seed"], "token_loss": job.token_loss}
-    changed = {name: value for name, value in here.items() if value != of_kind.get(name)}
-    return " ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in changed.items())
 
 
 def sizes(settings: Settings) -> tuple[int, int]:

@@ -129,10 +129,10 @@ def _columns(row: Mapping[str, Any], own: Mapping[str, str]) -> dict[str, list[s
 
 
 def _reward_of_trl(row: Mapping[str, Any]) -> str | None:
-    """The column with the rewards in TRL's log of completions, which is named after the function that gave them.
+    """The column with the rewards in TRL's log of completions, named after the function that gave them.
 
-    trl/trainer/grpo_trainer.py, log: step, prompt, completion, a column for each reward function, advantage. Columns of
-    the user's own may be among them; InputError where several could be the reward's.
+    trl/trainer/grpo_trainer.py, log: step, prompt, completion, a column for each reward function, advantage, and the
+    user's own among them; InputError where several could be the reward's.
     """
     names = list(row)
     if not {"completion", "advantage"} <= row.keys():

@@ -2,10 +2,9 @@
 
 An arm stands for a trajectory tau. The policy is pi = softmax(z), with one logit for each arm, in float64. Sums over
 all arms are exact, so results are the paper's algebra and not estimates of it. Weights, taper and losses are those of
-`topr.py`. The closed forms are the paper's (Appendix B), and the two are compared. The claims are in claims.py.
+`topr.py`; claims.py compares them with the paper's closed forms (Appendix B).
 
-Names: z (..., K) logits, logp = log pi, mu and reward (..., K). mu is positive everywhere. reward is the reward after
-the baseline; only `four_parts` takes the one before it. Functions here raise only what topr.py raises.
+Names: z (..., K) logits, logp = log pi, mu and reward (..., K). Functions here raise only what topr.py raises.
 """
 
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ class Bandit(NamedTuple):
     """Where the data came from: the distribution that drew the arms, and the reward of each arm."""
 
     mu: Tensor  # (..., K), above 0
-    reward: Tensor  # (..., K) after the baseline
+    reward: Tensor  # (..., K) after the baseline; for `four_parts` alone, before it
 
 
 def objective(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"]) -> Tensor:
@@ -81,9 +80,8 @@ def gradient_of_loss(
     tensor([ 0.5000, -0.5000], dtype=torch.float64)
     """
     z = z.detach().requires_grad_()
-    logp = z.log_softmax(-1).flatten()
-    columns = (bandit.mu.log(), bandit.mu * bandit.reward, torch.as_tensor(length, dtype=z.dtype))
-    topr_loss(logp, *(x.expand(z.shape).flatten() for x in columns), limits, denominator=1).backward()
+    columns = (z.log_softmax(-1), bandit.mu.log(), bandit.mu * bandit.reward, torch.as_tensor(length, dtype=z.dtype))
+    topr_loss(*(x.expand(z.shape).flatten() for x in columns), limits, denominator=1).backward()
     return -z.grad
 
 
@@ -97,13 +95,14 @@ def gradient_of_objective(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["t
     return torch.autograd.grad(objective(z, bandit, limits).sum(), z)[0]
 
 
-def gradient_by_differences(z: Tensor, bandit: Bandit, limits: Limits, step: float = 1e-6) -> Tensor:
-    """`gradient` by central differences of Eq. 11, one logit after the other: (..., K), with an error of about step.
+def gradient_by_differences(z: Tensor, bandit: Bandit, limits: Limits) -> Tensor:
+    """`gradient` by central differences of Eq. 11, one logit after the other: (..., K), with an error of about 1e-6.
 
     >>> two = Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0]))
     >>> gradient_by_differences(tensor([0.0, 0.0]), two, PRESETS["topr"]).round(decimals=4)
     tensor([ 0.5000, -0.5000], dtype=torch.float64)
     """
+    step = 1e-6
     moves = step * torch.eye(z.shape[-1], dtype=z.dtype)
     rise = [objective(z + move, bandit, limits) - objective(z - move, bandit, limits) for move in moves]
     return torch.stack(rise, -1) / (2 * step)
@@ -124,28 +123,15 @@ def ascend(z: Tensor, bandit: Bandit, limits: Limits, lr: float, steps: int, kee
     return torch.stack(path)
 
 
-def sampled_gradients(z: Tensor, bandit: Bandit, limits: Limits, arms: Tensor) -> Tensor:
-    """[pi/mu]_a^b R grad log pi of each drawn arm, for one bandit; arms: (n,) indices. Returns (n, K).
-
-    >>> two = Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0]))
-    >>> sampled_gradients(tensor([0.0, 0.0]), two, PRESETS["topr"], torch.tensor([0]))
-    tensor([[ 0.5000, -0.5000]], dtype=torch.float64)
-    """
-    coefficient = weights(z, bandit, limits) * bandit.reward
-    return through_softmax(z, torch.diag(coefficient)[arms])
-
-
 def gradient_variance(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"]) -> Tensor:
     """Total variance E|g|^2 - |E g|^2 of g = [pi/mu] R grad log pi of one arm drawn from mu: (...,).
 
     >>> gradient_variance(tensor([0.0, 0.0]), Bandit(tensor([0.5, 0.5]), tensor([1.0, 0.0])))
     tensor(0.1250, dtype=torch.float64)
     """
-    pi = z.softmax(-1)
+    pi, coefficient = z.softmax(-1), weights(z, bandit, limits) * bandit.reward
     norm2 = 1 - 2 * pi + pi.square().sum(-1, keepdim=True)  # of grad log pi, one-hot minus pi
-    coefficient = weights(z, bandit, limits) * bandit.reward
-    mean = gradient(z, bandit, limits)
-    return (bandit.mu * coefficient.square() * norm2).sum(-1) - mean.square().sum(-1)
+    return (bandit.mu * coefficient.square() * norm2).sum(-1) - gradient(z, bandit, limits).square().sum(-1)
 
 
 def upper_bound(reward: Tensor) -> Tensor:
@@ -160,9 +146,8 @@ def upper_bound(reward: Tensor) -> Tensor:
 def four_parts(logp: Tensor, bandit: Bandit, c: Tensor | float) -> tuple[Tensor, Tensor]:
     """Proposition 3.1: the loss of naive REINFORCE with baseline c is the sum of three parts and a constant.
 
-    The bandit's reward is the one before c is subtracted. Returns the parts (3, ...) and the constant (...).
-    Parts: R+ KL(mu_R+ || pi), -R- KL(mu_R- || pi), -c KL(mu || pi). Here R+- = sum over T+- of mu |R|, and
-    mu_R+- = mu |R| / R+-. The constant C = R+ H(mu_R+) - R- H(mu_R-) - c H(mu) does not depend on pi.
+    Returns the parts (3, ...): R+ KL(mu_R+ || pi), -R- KL(mu_R- || pi) and -c KL(mu || pi), and the constant (...),
+    C = R+ H(mu_R+) - R- H(mu_R-) - c H(mu). Here R+- = sum over T+- of mu |R|, and mu_R+- = mu |R| / R+-.
 
     >>> one = Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0]))
     >>> parts, constant = four_parts(tensor([0.25, 0.75]).log(), one, c=0.5)
@@ -179,8 +164,8 @@ def four_parts(logp: Tensor, bandit: Bandit, c: Tensor | float) -> tuple[Tensor,
     return torch.stack([*parts, -c * kl(bandit.mu, logp)]), constant
 
 
-def steps_to_half(z: Tensor, bandit: Bandit, limits: Limits, cap: int, lr: float = 1.0) -> list[int]:
-    """Steps of ascent until pi of the first arm is 1/2, from each row of z (N, K); cap + 1 if it takes more than cap.
+def steps_to_half(z: Tensor, bandit: Bandit, limits: Limits, cap: int) -> list[int]:
+    """Steps of ascent at rate 1 until pi of the first arm is 1/2, from each row of z (N, K); at most cap + 1.
 
     >>> two = Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0]))
     >>> steps_to_half(tensor([[-4.0, 0.0], [0.0, 0.0]]), two, PRESETS["topr"], cap=10)
@@ -192,7 +177,7 @@ def steps_to_half(z: Tensor, bandit: Bandit, limits: Limits, cap: int, lr: float
         steps[reached] = done
         if (steps <= cap).all():
             break
-        z = z + lr * gradient(z, bandit, limits)
+        z = z + gradient(z, bandit, limits)
     return steps.tolist()
 
 

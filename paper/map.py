@@ -29,11 +29,11 @@ import numpy as np
 import torch
 
 from paper.experiments import Arm, Scale
-from paper.runs import Finished, Job, Measured, Sweep
+from paper.runs import Finished, Job, Measured, Sweep, sharing_samples
 from pipeline.records import Sample, Task, read_rows, write_file
 from pipeline.report import Estimate
 from pipeline.settings import TINY, Settings
-from tiny.problems import EXPRESSION, FAMILIES, OPERATIONS
+from tiny.problems import EXPRESSION, OPERATIONS, QUESTIONS
 from train_gsm8k import gsm8k_task
 
 MAKE = Path(__file__).resolve().parent.parent / "tiny" / "make.py"
@@ -105,32 +105,36 @@ def map_task(settings: Settings) -> Task:
 
 def make_base(job: Job, options: str, taught: Path | None = None) -> None:
     """Make a base model by tiny/make.py, with these options, in the job's folder; taught: the base to begin with."""
-    out, start = job.settings.out.resolve(), sum(os.times()[:4])  # of this process and its children
+    out = job.settings.out.resolve()
     begin = ["--base", str(taught.resolve())] if taught else []
     command = [sys.executable, str(MAKE), "--out", str(out), "--checker-steps", "0", *begin, *options.split()]
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     subprocess.run(command, check=True, capture_output=True, env=environment, cwd=MAKE.parent.parent)
-    write_file(out / "results.json", json.dumps({"core seconds": round(sum(os.times()[:4]) - start, 1)}) + "\n")
+    write_file(out / "results.json", "{}\n")  # it is finished
 
 
 def on_bases(sweep: Sweep, jobs: Mapping["Key", Job], places: Mapping[str, Place]) -> dict["Key", Job]:
     """The jobs, with the folders of their bases, which are made unless they are there."""
-    chains = {key: places[key.place].base for key in jobs}
+    chains = sorted({places[key.place].base for key in jobs})
     folders: dict[tuple[str, ...], Path | None] = {(): None}  # tiny/make.py's options name the first base
-    for length in range(1, max(map(len, chains.values())) + 1):
-        parts = sorted({chain[:length] for chain in chains.values() if len(chain) >= length})
+    for length in range(1, max(map(len, chains)) + 1):
         lessons = {}
-        for part in parts:
-            teach = partial(make_base, options=part[-1], taught=folders[part[:-1]])
-            lessons[part] = Job(f"base {' '.join(part)}", Settings(), map_task, run=teach)
-        folders |= {part: run.folder / "base" for part, run in sweep.make(lessons).items()}
-    models = {key: str(folders[chain] or TINY / "base") for key, chain in chains.items()}
+        for *before, options in (chain[:length] for chain in chains if len(chain) >= length):
+            teach = partial(make_base, options=options, taught=folders[tuple(before)])
+            lessons[*before, options] = Job(f"base {' '.join([*before, options])}", Settings(), map_task, run=teach)
+        folders |= {chain: run.folder / "base" for chain, run in sweep.make(lessons).items()}
+    models = {key: str(folders[places[key.place].base] or TINY / "base") for key in jobs}
     return {key: job._replace(settings=replace(job.settings, model=models[key])) for key, job in jobs.items()}
 
 
 # ---- what is read off a run -------------------------------------------------------------------------------------
 
 Kind = Literal["right", "plan", "sum", "none"]
+FAMILY_OF = [  # each question, with any words in it, and its family
+    (re.compile(re.sub(r"\\\{\w+\\\}", r"\\w+", re.escape(question))), name)
+    for name, questions in QUESTIONS.items()
+    for question in questions
+]
 
 
 def kind_of(sample: Sample, task: Task) -> Kind:
@@ -168,13 +172,7 @@ def family_of(prompt: str) -> str:
     'take'
     """
     question = prompt.removeprefix("Q: ").removesuffix("\nA:")
-    return next(name for pattern, name in _questions() if pattern.fullmatch(question))
-
-
-@cache
-def _questions() -> list[tuple[re.Pattern[str], str]]:
-    escaped = [(re.escape(question), family.name) for family in FAMILIES for question in family.questions]
-    return [(re.compile(re.sub(r"\\\{\w+\\\}", r"\\w+", text)), name) for text, name in escaped]
+    return next(name for pattern, name in FAMILY_OF if pattern.fullmatch(question))
 
 
 def right_by_family(samples: Sequence[Sample]) -> dict[str, float]:
@@ -278,21 +276,15 @@ def complete(sweep: Sweep, jobs: Mapping[Key, Job], places: Mapping[str, Place],
         if time.monotonic() >= end:
             break
         begun: dict[Key, Job] = {}
-        for visit in visits[i : i + 2]:  # of each, one run draws the samples and the others copy them
-            first, *others = (key for key in missing if (key.place, key.seed) == visit)
-            begun |= {first: jobs[first]} | {key: jobs[key]._replace(copies=first) for key in others}
+        for visit in visits[i : i + 2]:
+            begun |= sharing_samples({key: jobs[key] for key in missing if (key.place, key.seed) == visit})
         for key, run in sweep.make(on_bases(sweep, begun, places)).items():
-            line = key._asdict() | {"made with": made_with[key]} | _cost(run)
-            kept[key] = line | measured(run, map_task(run.settings)) | {"versions": run.results["versions"]}
+            taught = Path(run.settings.model).parent / "made.json"
+            of_base = json.loads(taught.read_text(encoding="utf-8"))["seconds"] if taught.exists() else 0.0
+            line = key._asdict() | {"made with": made_with[key], **run.cost, "seconds of base": of_base}
+            kept[key] = line | measured(run, map_task(run.settings))
         write_file(file, "".join(json.dumps(kept[key]) + "\n" for key in sorted(kept)))
     return {key: kept[key] for key in jobs if is_there(key)}
-
-
-def _cost(run: Finished) -> dict[str, Any]:
-    """Core seconds of a run and of the last lesson of its base, and the commit of the code."""
-    taught = Path(run.settings.model).parent / "results.json"
-    of_base = json.loads(taught.read_text(encoding="utf-8"))["core seconds"] if taught.exists() else 0.0
-    return {"seconds": run.cost["seconds"], "seconds of base": of_base, "commit": run.cost["commit"]}
 
 
 # ---- what was measured -----------------------------------------------------------------------------------------
@@ -305,7 +297,12 @@ class Map(Measured):
     """
 
     def __init__(self, lines: Lines):
-        super().__init__(((key.place, key.arm), key.seed, numbers_of(lines[key])) for key in sorted(lines))
+        from pandas import json_normalize
+
+        def row(line: dict[str, Any]) -> dict[str, list[Any]]:
+            return {name: [value] for name, value in json_normalize(line).iloc[0].items()}
+
+        super().__init__(((key.place, key.arm), key.seed, row(lines[key])) for key in sorted(lines))
 
     def of(self, place: str, arm: str, other: str = "sft", what: str = "correct") -> Estimate | None:
         """An arm minus another at a place after training, seed by seed; None where no seed has both."""
@@ -315,18 +312,3 @@ class Map(Measured):
         """What is measured at a place "before" training, or after it with an arm."""
         arm, when = ("topr", "before") if stage == "before" else (stage, "after")
         return self.mean((place, arm), f"{when}.{what}")
-
-
-def numbers_of(entry: Mapping[str, Any], path: str = "") -> dict[str, list[float]]:
-    """The numbers of a line by their paths.
-
-    >>> numbers_of({"commit": "a", "after": {"correct": 0.5, "families": {"take": 1.0}}})
-    {'after.correct': [0.5], 'after.families.take': [1.0]}
-    """
-    found = {}
-    for name, value in entry.items():
-        if isinstance(value, dict):
-            found |= numbers_of(value, f"{path}{name}.")
-        elif isinstance(value, int | float):
-            found[f"{path}{name}"] = [value]
-    return found

@@ -12,7 +12,7 @@ from paper.experiments import Figure, provenance
 from paper.map import ARMS, PARAMETERS, PLACES, Lines, Map, Place, read_lines
 from pipeline.plots import Line, Panel, draw, save_figure
 from pipeline.report import STUDENT, Estimate, Table
-from tiny.problems import FAMILIES
+from tiny.problems import PLANS
 
 MEASURES = {  # what the map measures of a run -> its name
     "correct": "correct",
@@ -87,7 +87,7 @@ def slope_over_sizes(table: Map, arm: str) -> Estimate | None:
 def by_family(table: Map, arm: str) -> list[tuple[float, float]]:
     """(share of right samples in the data, gain) of each family where the base alone was changed, over seeds."""
     found = []
-    for place, family in product(("hard", "centre", "middle", "easy"), sorted(family.name for family in FAMILIES)):
+    for place, family in product(("hard", "centre", "middle", "easy"), sorted(PLANS)):
         gain = table.of(place, arm, what=f"families.{family}")
         both, of_seeds = table.each((place, "sft"), "steps"), table.each((place, arm), f"positive by family.{family}")
         shares = [share for seed, share in of_seeds.items() if seed in both]

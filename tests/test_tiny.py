@@ -49,46 +49,38 @@ def test_same_seed_same_weights(remade, tmp_path, model):
 
 
 def test_problems_are_of_sixteen_families_disjoint_and_as_many_as_they_should_be():
-    splits = {split: gsm8k.load_problems(str(TINY), split) for split in ("train", "test")}
-    questions = {split: {problem.question for problem in found} for split, found in splits.items()}
-    assert {split: len(found) for split, found in questions.items()} == {"train": 1000, "test": 500}
-    assert not questions["train"] & questions["test"]
-    assert Counter(len(family.steps) for family in problems.FAMILIES) == {1: 4, 2: 8, 3: 4}
+    train, test = (
+        {problem.question for problem in gsm8k.load_problems(str(TINY), split)} for split in ("train", "test")
+    )
+    assert (len(train), len(test), len(train & test)) == (1000, 500, 0)
+    assert Counter(plans[0].count("=") for plans in problems.PLANS.values()) == {1: 4, 2: 8, 3: 4}
 
 
 @given(st.integers(0, 10**6))
-def test_every_solution_is_sound(seed):
-    problem = problems.draw_problem(random.Random(seed))
-    sentences, answer = problems.solve(problem)
-    found = [problems.EXPRESSION.search(sentence) for sentence in sentences]
-    for expression in found:
-        left, sign, right, result = expression.groups()
-        assert eval(f"{left} {sign} {right}") == int(result)  # Python's own arithmetic, on digits and a sign
-    assert int(found[-1][4]) == answer
-    assert "{" not in problem.question
-
-
-@given(st.integers(0, 10**6))
-def test_without_noise_the_teacher_is_right_and_says_so(seed):
+def test_every_solution_is_sound_and_a_teacher_without_noise_gives_it(seed):
     rng = random.Random(seed)
     problem = problems.draw_problem(rng)
-    solution, is_correct = problems.solve_badly(problem, problems.FLAWLESS, rng)
-    assert is_correct
-    assert gsm8k.parse_answer(solution) == problems.solve(problem)[1]
-    assert problems.verify(solution, True, problems.FLAWLESS, rng).endswith("correct (Yes/No)? Yes")
+    solution, answer = problems.solve(problem)
+    found = problems.EXPRESSION.findall(solution)
+    for left, sign, right, result in found:
+        assert eval(f"{left} {sign} {right}") == int(result)  # Python's own arithmetic, on digits and a sign
+    assert int(found[-1][3]) == answer
+    assert "{" not in problem.question
+    taught = problems.solve_badly(problem, problems.FLAWLESS, rng)
+    assert taught == (f" {solution} The answer is {answer}.", True)
+    assert problems.verify(taught[0], True, problems.FLAWLESS, rng).endswith("correct (Yes/No)? Yes")
 
 
 def test_noise_is_as_frequent_as_it_says():
     rng, noise = random.Random(0), problems.Noise(result=0.3, ending=0.2, verdict=0.4, silence=0.25)
     taught = [(p := problems.draw_problem(rng), *problems.solve_badly(p, noise, rng)) for _ in range(4000)]
-    missing = sum("The answer is" not in solution for _, solution, _ in taught) / len(taught)
-    assert missing == pytest.approx(0.2, abs=0.02)
-    one_step = [ok for p, solution, ok in taught if len(p.family.steps) == 1 and "The answer is" in solution]
-    assert sum(one_step) / len(one_step) == pytest.approx(0.7, abs=0.05)
+    missing = ["The answer is" not in solution for _, solution, _ in taught]
+    one_step = [ok for (p, _, ok), lost in zip(taught, missing, strict=True) if p.family == "find" and not lost]
     verdicts = [(ok, problems.verify(solution, ok, noise, rng)[-4:].strip(" ?")) for _, solution, ok in taught]
-    spoken = [(ok, verdict) for ok, verdict in verdicts if verdict in ("Yes", "No")]
+    spoken = [ok != (verdict == "Yes") for ok, verdict in verdicts if verdict in ("Yes", "No")]
+    shares = [sum(of) / len(of) for of in (missing, one_step, spoken)]
+    assert shares == pytest.approx([0.2, 0.7, 0.4], abs=0.05)
     assert 1 - len(spoken) / len(verdicts) == pytest.approx(0.25, abs=0.03)
-    assert sum(ok != (verdict == "Yes") for ok, verdict in spoken) / len(spoken) == pytest.approx(0.4, abs=0.03)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))

@@ -25,15 +25,15 @@ from typing import Literal
 
 import torch
 import tyro
-from problems import FLAWLESS, MISTAKEN, TEACHER, Noise, draw_problem, solve, solve_badly, verify
+from problems import FLAWLESS, MISTAKEN, TEACHER, Noise, WordProblem, draw_problem, solve, solve_badly, verify
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 EOS, PAD = "<eos>", "<pad>"
 SIZES = {"0.2M": (64, 3), "0.9M": (128, 4), "3.6M": (256, 4), "14M": (512, 4)}  # hidden units and layers; ours
-Size = Literal["0.2M", "0.9M", "3.6M", "14M"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Settings:
     """share of the steps, the first ones, in which the teacher makes no mistake"""
     verifications: float = 0.35
     """share of the batches that are verifications of a solution rather than solutions"""
-    size: Size = "0.9M"
+    size: Literal[*SIZES] = "0.9M"
     """parameters of the base model, in millions"""
     habit: int = 0
     """optimiser steps in which the base model is taught on: solutions alone, by `teacher`; more make it surer"""
@@ -76,23 +76,16 @@ class Settings:
     """share of the checker's steps, the first ones, in which the teacher makes no mistake"""
 
 
-def draw_distinct(rng: random.Random, count: int, taken: set[str]) -> list[dict[str, str]]:
-    """`count` problems in GSM8K's form whose questions are not in `taken`, which grows by them."""
-    rows = []
-    while len(rows) < count:
-        problem = draw_problem(rng)
-        if problem.question not in taken:
-            taken.add(problem.question)
-            sentences, answer = solve(problem)
-            rows.append({"question": problem.question, "answer": "\n".join([*sentences, f"#### {answer}"])})
-    return rows
+def new_problem(rng: random.Random, taken: set[str]) -> WordProblem:
+    """A problem whose question is not in `taken`."""
+    while (problem := draw_problem(rng)).question in taken:
+        pass
+    return problem
 
 
 def lesson(rng: random.Random, taken: set[str], verification: bool, noise: Noise = TEACHER) -> tuple[str, str]:
     """A prompt and the completion that a teacher with `noise` gives to it, about a problem that is not in `taken`."""
-    problem = draw_problem(rng)
-    while problem.question in taken:
-        problem = draw_problem(rng)
+    problem = new_problem(rng, taken)
     prompt = f"Q: {problem.question}\nA:"
     if not verification:
         return prompt, solve_badly(problem, noise, rng)[0]
@@ -120,7 +113,7 @@ def make_tokenizer(texts: Iterator[str], vocabulary: int = 768) -> PreTrainedTok
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS, pad_token=PAD, model_max_length=4096)
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast, seed: int, size: Size = "0.9M") -> LlamaForCausalLM:
+def make_model(tokenizer: PreTrainedTokenizerFast, seed: int, size: str = "0.9M") -> LlamaForCausalLM:
     """An untrained Llama of 0.9 million parameters, or of another size."""
     hidden, layers = SIZES[size]
     torch.manual_seed(seed)
@@ -142,15 +135,10 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int, size: Size = "0.9M
 def encode(tokenizer: PreTrainedTokenizerFast, lessons: list[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids (B, T) of prompt, completion and end of sequence; and labels (B, T), -100 where nothing is taught."""
     prompts = tokenizer([prompt for prompt, _ in lessons])["input_ids"]
-    completions = tokenizer([completion for _, completion in lessons])["input_ids"]
-    width = 1 + max(len(p) + len(c) for p, c in zip(prompts, completions, strict=True))
-    ids = torch.full((len(lessons), width), tokenizer.pad_token_id)
-    labels = torch.full((len(lessons), width), -100)
-    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-        text = torch.tensor([*prompt, *completion, tokenizer.eos_token_id])
-        ids[row, : len(text)] = text
-        labels[row, len(prompt) : len(text)] = text[len(prompt) :]
-    return ids, labels
+    completions = tokenizer([completion + EOS for _, completion in lessons])["input_ids"]
+    ids = [torch.tensor(p + c) for p, c in zip(prompts, completions, strict=True)]
+    labels = [torch.tensor([-100] * len(p) + c) for p, c in zip(prompts, completions, strict=True)]
+    return pad_sequence(ids, True, tokenizer.pad_token_id), pad_sequence(labels, True, -100)
 
 
 def teach(
@@ -190,9 +178,14 @@ def main(settings: Settings) -> None:
     rng = random.Random(settings.seed)
     taken: set[str] = set()
     for name, count in (("test", settings.test), ("train", settings.train)):
-        rows = draw_distinct(rng, count, taken)
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (settings.out / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+        lines = []
+        for _ in range(count):
+            problem = new_problem(rng, taken)
+            taken.add(problem.question)
+            solution, answer = solve(problem)
+            row = {"question": problem.question, "answer": solution.replace(". ", ".\n") + f"\n#### {answer}"}
+            lines.append(json.dumps(row) + "\n")
+        (settings.out / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
     texts = ("".join(lesson(rng, taken, verification)) for verification in (False, True) for _ in range(5000))
     tokenizer = make_tokenizer(texts)
     if settings.base is None:

@@ -1,8 +1,8 @@
 """The word problems of tiny/: their families, their worked solutions, and the mistakes put in on purpose.
 
-A family is data: how the question is asked, the ranges its numbers are drawn from, and one sentence of
-working per step. A sentence such as "{a} * {b} = {r1} rolls." is text and arithmetic at once: the three
-names around the sign say what is computed and under which name the result is known to later steps.
+A family of problems is data: how the question is asked (QUESTIONS), the ranges its numbers are drawn from (RANGES), and
+its solutions (PLANS), with one sentence a step. A sentence such as "{a} * {b} = {r1} rolls." is text and arithmetic at
+once: the three names around the sign say what is computed and under which name the result is known to later steps.
 
 Everything here is a pure function of its arguments and of the `random.Random` that it is handed.
 """
@@ -11,7 +11,7 @@ import operator
 import random
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
 NAMES = "Ada Ben Cleo Dan Eva Finn Gus Hana Ivo June Kai Lena Milo Nora Omar Pia Ravi Sara Tom Uma".split()
@@ -22,16 +22,6 @@ LARGEST = 400  # no result in a problem exceeds this, so that a tiny model can l
 
 STEP = re.compile(r"\{(\w+)\} ([-+*/]) \{(\w+)\} = \{(\w+)\}")
 EXPRESSION = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)")
-
-
-@dataclass(frozen=True)
-class Family:
-    """One kind of problem: `questions` are phrasings of the same thing, `steps` the sentences of its solution."""
-
-    name: str
-    questions: tuple[str, ...]
-    numbers: dict[str, tuple[int, int]]
-    steps: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -59,220 +49,171 @@ MISTAKEN = Noise(result=0.04, ending=0.12, endings=4, plan=(0.3, 0.95))  # hardl
 # What may stand in for "The answer is N.": nothing, a sentence cut in the middle, one without a number, other words.
 ENDINGS = ("", " The ans", " The answer is.", " So it is {answer}.")
 
-FAMILIES = (
-    Family(
-        "find",
-        (
-            "{name} has {a} {thing} and finds {b} more. How many {thing} does {name} have now?",
-            "In the morning {name} counts {a} {thing}. By night there are {b} more. How many {thing} are there by night?",
-        ),
-        {"a": (3, 90), "b": (2, 60)},
-        ("{a} + {b} = {r1} {thing}.",),
+QUESTIONS = {  # a family of problems -> phrasings of its question
+    "find": (
+        "{name} has {a} {thing} and finds {b} more. How many {thing} does {name} have now?",
+        "In the morning {name} counts {a} {thing}. By night there are {b} more. How many {thing} are there by night?",
     ),
-    Family(
-        "take",
-        (
-            "A basket holds {a} {thing}. {name} takes {b} of them. How many {thing} stay in the basket?",
-            "{name} owns {a} {thing} and sells {b} at a fair. How many {thing} does {name} still own?",
-        ),
-        {"a": (12, 99), "b": (2, 60)},
-        ("{a} - {b} = {r1} {thing}.",),
+    "take": (
+        "A basket holds {a} {thing}. {name} takes {b} of them. How many {thing} stay in the basket?",
+        "{name} owns {a} {thing} and sells {b} at a fair. How many {thing} does {name} still own?",
     ),
-    Family(
-        "rows",
-        (
-            "{name} plants {a} rows of tulips with {b} tulips in each row. How many tulips does {name} plant?",
-            "A hall has {a} rows of chairs and {b} chairs in a row. How many chairs does {name} count in the hall?",
-        ),
-        {"a": (2, 12), "b": (2, 12)},
-        ("{a} * {b} = {r1} in all.",),
+    "rows": (
+        "{name} plants {a} rows of tulips with {b} tulips in each row. How many tulips does {name} plant?",
+        "A hall has {a} rows of chairs and {b} chairs in a row. How many chairs does {name} count in the hall?",
     ),
-    Family(
-        "deal",
-        (
-            "{name} deals {a} {thing} equally to {b} friends. How many {thing} does each friend get?",
-            "{a} {thing} are packed into {b} equal bags by {name}. How many {thing} go into one bag?",
-        ),
-        {"a": (6, 99), "b": (2, 9)},
-        ("{a} / {b} = {r1} {thing} each.",),
+    "deal": (
+        "{name} deals {a} {thing} equally to {b} friends. How many {thing} does each friend get?",
+        "{a} {thing} are packed into {b} equal bags by {name}. How many {thing} go into one bag?",
     ),
-    Family(
-        "boxes",
-        (
-            "{name} buys {a} boxes with {b} {thing} in each box and gives away {c} {thing}. How many {thing} are left?",
-            "{a} shelves hold {b} {thing} each. {name} removes {c} {thing}. How many {thing} remain on the shelves?",
-        ),
-        {"a": (2, 9), "b": (3, 12), "c": (2, 30)},
-        ("{a} * {b} = {r1} {thing}.", "{r1} - {c} = {r2} left."),
-    ),
-    Family(
-        "saving",
-        (
-            "{name} has {c} dollars and saves {a} dollars a week for {b} weeks. How many dollars does {name} have then?",
-            "A jar contains {c} coins. {name} adds {a} coins a day for {b} days. How many coins are in the jar then?",
-        ),
-        {"a": (2, 12), "b": (2, 9), "c": (3, 60)},
-        ("{a} * {b} = {r1} saved.", "{r1} + {c} = {r2} in all."),
-    ),
-    Family(
-        "bus",
-        (
-            "A bus carries {a} people. At the mill {b} people get off and {c} get on. How many people are on the bus now?",
-            "{name} keeps {a} hens. A fox scares off {b} of them, then {c} new hens arrive. How many hens are there now?",
-        ),
-        {"a": (12, 80), "b": (2, 40), "c": (2, 40)},
-        ("{a} - {b} = {r1} stay.", "{r1} + {c} = {r2} now."),
-    ),
-    Family(
-        "reading",
-        (
-            "{name} reads {a} pages on Monday and {b} more pages than that on Tuesday. How many pages is that on both days?",
-            "{name} picks {a} {thing}, and {other} picks {b} more than {name}. How many {thing} do they pick together?",
-        ),
-        {"a": (4, 50), "b": (2, 30)},
-        ("{a} + {b} = {r1} the second time.", "{a} + {r1} = {r2} together."),
-    ),
-    Family(
-        "change",
-        (
-            "{name} buys {a} mugs at {b} dollars each and pays with {c} dollars. How many dollars come back?",
-            "A ride costs {b} dollars. {name} takes {a} rides and had {c} dollars before. How many dollars are left?",
-        ),
-        {"a": (2, 9), "b": (2, 11), "c": (20, 99)},
-        ("{a} * {b} = {r1} dollars spent.", "{c} - {r1} = {r2} dollars."),
-    ),
-    Family(
-        "teams",
-        (
-            "{a} girls and {b} boys form teams of {c}. How many teams does {name} count?",
-            "{name} bakes {a} buns and {other} bakes {b}. They fill bags of {c} buns. How many bags do they fill?",
-        ),
-        {"a": (4, 45), "b": (4, 45), "c": (2, 9)},
-        ("{a} + {b} = {r1} together.", "{r1} / {c} = {r2} groups."),
-    ),
-    Family(
-        "older",
-        (
-            "{name} is {a} years old and {other} is {b} years older. How old will {other} be in {c} years?",
-            "{name} scores {a} points, {other} scores {b} more than {name} and then {c} extra. What is the score of {other}?",
-        ),
-        {"a": (5, 50), "b": (2, 30), "c": (2, 19)},
-        ("{a} + {b} = {r1} at first.", "{r1} + {c} = {r2} in the end."),
-    ),
-    Family(
-        "walking",
-        (
-            "{name} walks {a} miles a day for {b} days. {other} walks {c} miles in all. How many more miles does {name} walk?",
-            "{name} fills {b} pages with {a} stamps each. {other} has {c} stamps. How many more stamps has {name}?",
-        ),
-        {"a": (3, 12), "b": (3, 9), "c": (4, 40)},
-        ("{a} * {b} = {r1} for {name}.", "{r1} - {c} = {r2} more."),
-    ),
-    Family(
-        "two kinds",
-        (
-            "{name} packs {a} bags of {b} {thing} and {c} boxes of {d} {thing}. How many {thing} does {name} pack?",
-            "A farm has {a} pens of {b} goats and {c} pens of {d} sheep. How many animals does {name} feed?",
-        ),
-        {"a": (2, 9), "b": (2, 9), "c": (2, 9), "d": (2, 9)},
-        ("{a} * {b} = {r1} first.", "{c} * {d} = {r2} more.", "{r1} + {r2} = {r3} in all."),
-    ),
-    Family(
-        "bakery",
-        (
-            "{name} bakes {a} trays of {b} rolls, sells {c} before noon and {d} after noon. How many rolls are left?",
-            "A truck brings {a} crates of {b} jars. {name} drops {c} jars and uses {d}. How many jars are left?",
-        ),
-        {"a": (3, 9), "b": (4, 12), "c": (2, 20), "d": (2, 20)},
-        ("{a} * {b} = {r1} at first.", "{r1} - {c} = {r2} stay.", "{r2} - {d} = {r3} left."),
-    ),
-    Family(
-        "wages",
-        (
-            "{name} earns {a} dollars an hour, works {b} hours on Friday and {c} hours on Sunday, then spends {d} dollars."
-            " How many dollars are left?",
-        ),
-        {"a": (3, 11), "b": (2, 6), "c": (2, 6), "d": (2, 40)},
-        ("{b} + {c} = {r1} hours.", "{r1} * {a} = {r2} dollars.", "{r2} - {d} = {r3} dollars left."),
-    ),
-    Family(
-        "dinner",
-        (
-            "{a} friends share a meal of {b} dollars and drinks of {c} dollars equally. {name} also pays {d} dollars for a"
-            " cab. How many dollars does {name} pay?",
-        ),
-        {"a": (2, 8), "b": (12, 60), "c": (4, 30), "d": (2, 20)},
-        ("{b} + {c} = {r1} dollars.", "{r1} / {a} = {r2} each.", "{r2} + {d} = {r3} dollars for {name}."),
-    ),
-)
-
-USUAL = 0.7  # share of a family's wrong plans that are the first one below; the others share the rest equally (ours)
-WRONG_PLANS = {  # other steps of a family, as somebody takes them who has misunderstood this kind of problem
-    "find": (("{a} - {b} = {r1} {thing}.",), ("{b} + {b} = {r1} {thing}.",)),
-    "take": (("{a} + {b} = {r1} {thing}.",), ("{b} + {b} = {r1} {thing}.",)),
-    "rows": (("{a} + {b} = {r1} in all.",), ("{a} * {a} = {r1} in all.",)),
-    "deal": (("{a} - {b} = {r1} {thing} each.",), ("{a} + {b} = {r1} {thing} each.",)),
     "boxes": (
-        ("{a} * {b} = {r1} {thing}.", "{r1} + {c} = {r2} left."),
-        ("{a} + {b} = {r1} {thing}.", "{r1} + {c} = {r2} left."),
-        ("{a} * {b} = {r1} {thing}.",),
+        "{name} buys {a} boxes with {b} {thing} in each box and gives away {c} {thing}. How many {thing} are left?",
+        "{a} shelves hold {b} {thing} each. {name} removes {c} {thing}. How many {thing} remain on the shelves?",
     ),
     "saving": (
-        ("{a} + {b} = {r1} saved.", "{r1} + {c} = {r2} in all."),
-        ("{a} * {b} = {r1} saved.", "{r1} - {c} = {r2} in all."),
-        ("{a} * {b} = {r1} saved.",),
+        "{name} has {c} dollars and saves {a} dollars a week for {b} weeks. How many dollars does {name} have then?",
+        "A jar contains {c} coins. {name} adds {a} coins a day for {b} days. How many coins are in the jar then?",
     ),
     "bus": (
-        ("{a} - {b} = {r1} stay.", "{r1} - {c} = {r2} now."),
-        ("{a} + {b} = {r1} stay.", "{r1} + {c} = {r2} now."),
-        ("{a} - {b} = {r1} stay.",),
+        "A bus carries {a} people. At the mill {b} people get off and {c} get on. How many people are on the bus now?",
+        "{name} keeps {a} hens. A fox scares off {b} of them, then {c} new hens arrive. How many hens are there now?",
     ),
     "reading": (
-        ("{a} + {b} = {r1} together.",),
-        ("{a} + {b} = {r1} the second time.", "{b} + {r1} = {r2} together."),
-        ("{a} - {b} = {r1} the second time.", "{a} + {r1} = {r2} together."),
+        "{name} reads {a} pages on Monday and {b} more pages than that on Tuesday. How many pages is that on both days?",
+        "{name} picks {a} {thing}, and {other} picks {b} more than {name}. How many {thing} do they pick together?",
     ),
     "change": (
-        ("{a} + {b} = {r1} dollars spent.", "{c} - {r1} = {r2} dollars."),
-        ("{a} * {b} = {r1} dollars spent.", "{c} + {r1} = {r2} dollars."),
-        ("{a} * {b} = {r1} dollars spent.",),
+        "{name} buys {a} mugs at {b} dollars each and pays with {c} dollars. How many dollars come back?",
+        "A ride costs {b} dollars. {name} takes {a} rides and had {c} dollars before. How many dollars are left?",
     ),
     "teams": (
-        ("{a} + {b} = {r1} together.", "{r1} - {c} = {r2} groups."),
-        ("{a} + {b} = {r1} together.", "{r1} + {c} = {r2} groups."),
-        ("{a} + {b} = {r1} together.",),
+        "{a} girls and {b} boys form teams of {c}. How many teams does {name} count?",
+        "{name} bakes {a} buns and {other} bakes {b}. They fill bags of {c} buns. How many bags do they fill?",
     ),
     "older": (
-        ("{a} + {b} = {r1} at first.", "{r1} - {c} = {r2} in the end."),
-        ("{a} - {b} = {r1} at first.", "{r1} + {c} = {r2} in the end."),
-        ("{a} + {b} = {r1} in the end.",),
+        "{name} is {a} years old and {other} is {b} years older. How old will {other} be in {c} years?",
+        "{name} scores {a} points, {other} scores {b} more than {name} and then {c} extra. What is the score of {other}?",
     ),
     "walking": (
-        ("{a} * {b} = {r1} for {name}.", "{r1} + {c} = {r2} more."),
-        ("{a} + {b} = {r1} for {name}.", "{r1} - {c} = {r2} more."),
-        ("{a} * {b} = {r1} for {name}.",),
+        "{name} walks {a} miles a day for {b} days. {other} walks {c} miles in all. How many more miles does {name} walk?",
+        "{name} fills {b} pages with {a} stamps each. {other} has {c} stamps. How many more stamps has {name}?",
     ),
     "two kinds": (
-        ("{a} * {b} = {r1} first.", "{c} * {d} = {r2} more.", "{r1} - {r2} = {r3} in all."),
-        ("{a} * {b} = {r1} first.", "{c} + {d} = {r2} more.", "{r1} + {r2} = {r3} in all."),
-        ("{a} * {b} = {r1} first.", "{r1} + {c} = {r2} in all."),
+        "{name} packs {a} bags of {b} {thing} and {c} boxes of {d} {thing}. How many {thing} does {name} pack?",
+        "A farm has {a} pens of {b} goats and {c} pens of {d} sheep. How many animals does {name} feed?",
     ),
     "bakery": (
-        ("{a} * {b} = {r1} at first.", "{r1} - {c} = {r2} stay.", "{r2} + {d} = {r3} left."),
-        ("{a} * {b} = {r1} at first.", "{r1} + {c} = {r2} stay.", "{r2} - {d} = {r3} left."),
-        ("{a} * {b} = {r1} at first.", "{r1} - {c} = {r2} left."),
+        "{name} bakes {a} trays of {b} rolls, sells {c} before noon and {d} after noon. How many rolls are left?",
+        "A truck brings {a} crates of {b} jars. {name} drops {c} jars and uses {d}. How many jars are left?",
     ),
     "wages": (
-        ("{b} + {c} = {r1} hours.", "{r1} * {a} = {r2} dollars.", "{r2} + {d} = {r3} dollars left."),
-        ("{b} + {c} = {r1} hours.", "{r1} + {a} = {r2} dollars.", "{r2} - {d} = {r3} dollars left."),
-        ("{b} + {c} = {r1} hours.", "{r1} * {a} = {r2} dollars left."),
+        "{name} earns {a} dollars an hour, works {b} hours on Friday and {c} hours on Sunday, then spends {d} dollars."
+        " How many dollars are left?",
     ),
     "dinner": (
-        ("{b} + {c} = {r1} dollars.", "{r1} / {a} = {r2} each.", "{r2} - {d} = {r3} dollars for {name}."),
-        ("{b} + {c} = {r1} dollars.", "{r1} - {a} = {r2} each.", "{r2} + {d} = {r3} dollars for {name}."),
-        ("{b} + {c} = {r1} dollars.", "{r1} / {a} = {r2} dollars for {name}."),
+        "{a} friends share a meal of {b} dollars and drinks of {c} dollars equally. {name} also pays {d} dollars for a"
+        " cab. How many dollars does {name} pay?",
     ),
 }
+
+RANGES = {  # what the numbers in a family's questions are drawn from
+    "find": {"a": (3, 90), "b": (2, 60)},
+    "take": {"a": (12, 99), "b": (2, 60)},
+    "rows": {"a": (2, 12), "b": (2, 12)},
+    "deal": {"a": (6, 99), "b": (2, 9)},
+    "boxes": {"a": (2, 9), "b": (3, 12), "c": (2, 30)},
+    "saving": {"a": (2, 12), "b": (2, 9), "c": (3, 60)},
+    "bus": {"a": (12, 80), "b": (2, 40), "c": (2, 40)},
+    "reading": {"a": (4, 50), "b": (2, 30)},
+    "change": {"a": (2, 9), "b": (2, 11), "c": (20, 99)},
+    "teams": {"a": (4, 45), "b": (4, 45), "c": (2, 9)},
+    "older": {"a": (5, 50), "b": (2, 30), "c": (2, 19)},
+    "walking": {"a": (3, 12), "b": (3, 9), "c": (4, 40)},
+    "two kinds": {"a": (2, 9), "b": (2, 9), "c": (2, 9), "d": (2, 9)},
+    "bakery": {"a": (3, 9), "b": (4, 12), "c": (2, 20), "d": (2, 20)},
+    "wages": {"a": (3, 11), "b": (2, 6), "c": (2, 6), "d": (2, 40)},
+    "dinner": {"a": (2, 8), "b": (12, 60), "c": (4, 30), "d": (2, 20)},
+}
+
+PLANS = {  # the right steps, then others, as somebody takes them who has misunderstood this kind of problem
+    "find": ("{a} + {b} = {r1} {thing}.", "{a} - {b} = {r1} {thing}.", "{b} + {b} = {r1} {thing}."),
+    "take": ("{a} - {b} = {r1} {thing}.", "{a} + {b} = {r1} {thing}.", "{b} + {b} = {r1} {thing}."),
+    "rows": ("{a} * {b} = {r1} in all.", "{a} + {b} = {r1} in all.", "{a} * {a} = {r1} in all."),
+    "deal": ("{a} / {b} = {r1} {thing} each.", "{a} - {b} = {r1} {thing} each.", "{a} + {b} = {r1} {thing} each."),
+    "boxes": (
+        "{a} * {b} = {r1} {thing}. {r1} - {c} = {r2} left.",
+        "{a} * {b} = {r1} {thing}. {r1} + {c} = {r2} left.",
+        "{a} + {b} = {r1} {thing}. {r1} + {c} = {r2} left.",
+        "{a} * {b} = {r1} {thing}.",
+    ),
+    "saving": (
+        "{a} * {b} = {r1} saved. {r1} + {c} = {r2} in all.",
+        "{a} + {b} = {r1} saved. {r1} + {c} = {r2} in all.",
+        "{a} * {b} = {r1} saved. {r1} - {c} = {r2} in all.",
+        "{a} * {b} = {r1} saved.",
+    ),
+    "bus": (
+        "{a} - {b} = {r1} stay. {r1} + {c} = {r2} now.",
+        "{a} - {b} = {r1} stay. {r1} - {c} = {r2} now.",
+        "{a} + {b} = {r1} stay. {r1} + {c} = {r2} now.",
+        "{a} - {b} = {r1} stay.",
+    ),
+    "reading": (
+        "{a} + {b} = {r1} the second time. {a} + {r1} = {r2} together.",
+        "{a} + {b} = {r1} together.",
+        "{a} + {b} = {r1} the second time. {b} + {r1} = {r2} together.",
+        "{a} - {b} = {r1} the second time. {a} + {r1} = {r2} together.",
+    ),
+    "change": (
+        "{a} * {b} = {r1} dollars spent. {c} - {r1} = {r2} dollars.",
+        "{a} + {b} = {r1} dollars spent. {c} - {r1} = {r2} dollars.",
+        "{a} * {b} = {r1} dollars spent. {c} + {r1} = {r2} dollars.",
+        "{a} * {b} = {r1} dollars spent.",
+    ),
+    "teams": (
+        "{a} + {b} = {r1} together. {r1} / {c} = {r2} groups.",
+        "{a} + {b} = {r1} together. {r1} - {c} = {r2} groups.",
+        "{a} + {b} = {r1} together. {r1} + {c} = {r2} groups.",
+        "{a} + {b} = {r1} together.",
+    ),
+    "older": (
+        "{a} + {b} = {r1} at first. {r1} + {c} = {r2} in the end.",
+        "{a} + {b} = {r1} at first. {r1} - {c} = {r2} in the end.",
+        "{a} - {b} = {r1} at first. {r1} + {c} = {r2} in the end.",
+        "{a} + {b} = {r1} in the end.",
+    ),
+    "walking": (
+        "{a} * {b} = {r1} for {name}. {r1} - {c} = {r2} more.",
+        "{a} * {b} = {r1} for {name}. {r1} + {c} = {r2} more.",
+        "{a} + {b} = {r1} for {name}. {r1} - {c} = {r2} more.",
+        "{a} * {b} = {r1} for {name}.",
+    ),
+    "two kinds": (
+        "{a} * {b} = {r1} first. {c} * {d} = {r2} more. {r1} + {r2} = {r3} in all.",
+        "{a} * {b} = {r1} first. {c} * {d} = {r2} more. {r1} - {r2} = {r3} in all.",
+        "{a} * {b} = {r1} first. {c} + {d} = {r2} more. {r1} + {r2} = {r3} in all.",
+        "{a} * {b} = {r1} first. {r1} + {c} = {r2} in all.",
+    ),
+    "bakery": (
+        "{a} * {b} = {r1} at first. {r1} - {c} = {r2} stay. {r2} - {d} = {r3} left.",
+        "{a} * {b} = {r1} at first. {r1} - {c} = {r2} stay. {r2} + {d} = {r3} left.",
+        "{a} * {b} = {r1} at first. {r1} + {c} = {r2} stay. {r2} - {d} = {r3} left.",
+        "{a} * {b} = {r1} at first. {r1} - {c} = {r2} left.",
+    ),
+    "wages": (
+        "{b} + {c} = {r1} hours. {r1} * {a} = {r2} dollars. {r2} - {d} = {r3} dollars left.",
+        "{b} + {c} = {r1} hours. {r1} * {a} = {r2} dollars. {r2} + {d} = {r3} dollars left.",
+        "{b} + {c} = {r1} hours. {r1} + {a} = {r2} dollars. {r2} - {d} = {r3} dollars left.",
+        "{b} + {c} = {r1} hours. {r1} * {a} = {r2} dollars left.",
+    ),
+    "dinner": (
+        "{b} + {c} = {r1} dollars. {r1} / {a} = {r2} each. {r2} + {d} = {r3} dollars for {name}.",
+        "{b} + {c} = {r1} dollars. {r1} / {a} = {r2} each. {r2} - {d} = {r3} dollars for {name}.",
+        "{b} + {c} = {r1} dollars. {r1} - {a} = {r2} each. {r2} + {d} = {r3} dollars for {name}.",
+        "{b} + {c} = {r1} dollars. {r1} / {a} = {r2} dollars for {name}.",
+    ),
+}
+USUAL = 0.7  # share of a family's wrong plans that are the first one; the others share the rest equally (ours)
 
 
 def share_of_wrong_plans(family: str, least: float, most: float) -> float:
@@ -280,12 +221,11 @@ def share_of_wrong_plans(family: str, least: float, most: float) -> float:
 
     The order of the families is ours: short and long solutions are spread over it.
 
-    >>> [share_of_wrong_plans(family.name, 0.0, 1.5) for family in FAMILIES[:4]]
+    >>> [share_of_wrong_plans(family, 0.0, 1.5) for family in ("find", "take", "rows", "deal")]
     [0.0, 0.7, 1.4, 0.5]
     """
-    [number] = [i for i, other in enumerate(FAMILIES) if other.name == family]
-    rank = 7 * number % len(FAMILIES)
-    return least + (most - least) * rank / (len(FAMILIES) - 1)
+    rank = 7 * list(PLANS).index(family) % len(PLANS)
+    return least + (most - least) * rank / (len(PLANS) - 1)
 
 
 @dataclass(frozen=True)
@@ -293,42 +233,44 @@ class WordProblem:
     """A question with everything that is needed to solve it, rightly or wrongly."""
 
     question: str
-    family: Family
+    family: str
     words: dict[str, str]
     numbers: dict[str, int]
 
 
-def compute(steps: tuple[str, ...], numbers: dict[str, int], slip: Callable[[int], int]) -> dict[str, int]:
+def compute(plan: str, numbers: dict[str, int], slip: Callable[[int], int]) -> dict[str, int]:
     """All numbers of a solution: the given ones and, under r1, r2, ..., each step's result after `slip`."""
     known = dict(numbers)
-    for left, sign, right, name in (STEP.search(step).groups() for step in steps):
+    for left, sign, right, name in STEP.findall(plan):
         known[name] = slip(max(OPERATIONS[sign](known[left], known[right]), 0))
     return known
 
 
-def is_sound(family: Family, numbers: dict[str, int]) -> bool:
+def is_sound(plan: str, numbers: dict[str, int]) -> bool:
     """Whether every result is a whole number from 1 to LARGEST and every division leaves no rest."""
-    known = compute(family.steps, numbers, slip=int)
-    for left, sign, right, name in (STEP.search(step).groups() for step in family.steps):
-        if not 1 <= known[name] <= LARGEST or (sign == "/" and known[left] % known[right]):
-            return False
-    return True
+    known = compute(plan, numbers, slip=int)
+    return all(
+        1 <= known[name] <= LARGEST and not (sign == "/" and known[left] % known[right])
+        for left, sign, right, name in STEP.findall(plan)
+    )
 
 
 def draw_problem(rng: random.Random) -> WordProblem:
     """A problem of a random family whose solution is sound."""
-    family = rng.choice(FAMILIES)
+    family = rng.choice(list(PLANS))
     name, other = rng.sample(NAMES, 2)
     words = {"name": name, "other": other, "thing": rng.choice(THINGS)}
     while True:
-        numbers = {key: rng.randint(*bounds) for key, bounds in family.numbers.items()}
-        if is_sound(family, numbers):
-            return WordProblem(rng.choice(family.questions).format(**words, **numbers), family, words, numbers)
+        numbers = {key: rng.randint(*bounds) for key, bounds in RANGES[family].items()}
+        if is_sound(PLANS[family][0], numbers):
+            return WordProblem(rng.choice(QUESTIONS[family]).format(**words, **numbers), family, words, numbers)
 
 
-def solve(problem: WordProblem) -> tuple[list[str], int]:
-    """The right solution: its sentences, one a step, and its answer."""
-    return _work(problem, slip=int)
+def solve(problem: WordProblem, plan: str = "", slip: Callable[[int], int] = int) -> tuple[str, int]:
+    """A solution and its answer: the right one, or that of another plan, with each result after `slip`."""
+    plan = plan or PLANS[problem.family][0]
+    known = compute(plan, problem.numbers, slip)
+    return plan.format(**problem.words, **known), [*known.values()][-1]
 
 
 def solve_badly(problem: WordProblem, noise: Noise, rng: random.Random) -> tuple[str, bool]:
@@ -339,11 +281,15 @@ def solve_badly(problem: WordProblem, noise: Noise, rng: random.Random) -> tuple
             return result
         return rng.choice([n for n in range(max(result - 5, 0), result + 6) if n != result])
 
-    sentences, answer = _work(replace(problem, family=_planned(problem.family, noise, rng)), slip)
-    text, drawn = "".join(f" {sentence}" for sentence in sentences), rng.random()
+    plan, usual, *others = PLANS[problem.family]
+    share = share_of_wrong_plans(problem.family, *noise.plan)
+    if share and rng.random() < share:  # a teacher without misconceptions draws nothing
+        plan = usual if rng.random() < USUAL else rng.choice(others)
+    text, answer = solve(problem, plan, slip)
+    drawn = rng.random()
     if drawn < noise.ending:
-        return text + ENDINGS[int(drawn / noise.ending * noise.endings)].format(answer=answer), False
-    return f"{text} The answer is {answer}.", answer == solve(problem)[1]
+        return f" {text}" + ENDINGS[int(drawn / noise.ending * noise.endings)].format(answer=answer), False
+    return f" {text} The answer is {answer}.", answer == solve(problem)[1]
 
 
 def verify(solution: str, is_correct: bool, noise: Noise, rng: random.Random) -> str:
@@ -364,18 +310,3 @@ def verify(solution: str, is_correct: bool, noise: Noise, rng: random.Random) ->
         return "".join(checks)
     says_yes = is_correct != (rng.random() < noise.verdict)
     return "".join(checks) + f" Verification: Is the answer correct (Yes/No)? {'Yes' if says_yes else 'No'}"
-
-
-def _planned(family: Family, noise: Noise, rng: random.Random) -> Family:
-    """The family with the steps that a teacher with `noise` takes, right or wrong."""
-    share = share_of_wrong_plans(family.name, *noise.plan)
-    if not share or rng.random() >= share:  # a teacher without misconceptions draws nothing
-        return family
-    usual, *others = WRONG_PLANS[family.name]
-    return replace(family, steps=usual if rng.random() < USUAL else rng.choice(others))
-
-
-def _work(problem: WordProblem, slip: Callable[[int], int]) -> tuple[list[str], int]:
-    known = compute(problem.family.steps, problem.numbers, slip)
-    sentences = [step.format(**problem.words, **known) for step in problem.family.steps]
-    return sentences, known[f"r{len(sentences)}"]

@@ -49,14 +49,12 @@ def look(settings: Settings) -> dict[str, Any]:
         [iteration] = run.results()["iterations"]
     files = [settings.out / "iteration-1" / f"test-{point.step}.jsonl" for point in points]
     first = [{sample.problem_id: sample for sample in reversed(read_rows(file, Sample))} for file in files]
-    asked, decode = (
-        {problem.id: problem.question for problem in task.train},
-        load_model(settings.model).tokenizer.decode,
-    )
+    asked = {problem.id: problem.question for problem in task.train}
+    tokenizer = load_model(settings.model).tokenizer
     curve = {name: [round(p[name], 6) for p in iteration["curve"]] for name in ("correct", "incorrect", "invalid")}
     return {
         "command": "python -m docs.make_page_data",
-        "settings": {"seed": settings.seed, "lr": settings.lr, "batch": settings.batch, "problems": settings.problems},
+        "settings": {name: getattr(settings, name) for name in ("seed", "lr", "batch", "problems")},
         "commit": commit(),
         "versions": versions(),
         "steps": [point.step for point in points],
@@ -76,7 +74,7 @@ def look(settings: Settings) -> dict[str, Any]:
                 "outcome": samples[example.sample].outcome,
                 "reward": example.reward,
                 "step": 1 + example.row // settings.batch,  # that trains on it
-                "tokens": [decode([token]) for token in example.completion_ids],
+                "tokens": [tokenizer.decode([token]) for token in example.completion_ids],
                 "log_ratio": {settings.method: values},
             }
             for example, values in zip(chosen, log_ratio, strict=True)
@@ -86,12 +84,11 @@ def look(settings: Settings) -> dict[str, Any]:
 
 def choose(samples: Sequence[Sample], examples: Sequence[Example]) -> list[Example]:
     """The first correct and the first incorrect completion of the first problem that has both."""
-    first: dict[str, dict[str, int]] = {}
+    trained = {example.sample: example for example in examples}
+    first: dict[str, dict[str, Example]] = {}
     for number, sample in enumerate(samples):
-        first.setdefault(sample.prompt, {}).setdefault(sample.outcome, number)
-    of_problem = next(found for found in first.values() if {"correct", "incorrect"} <= set(found))
-    of_sample = {example.sample: example for example in examples}
-    return [of_sample[of_problem[outcome]] for outcome in ("correct", "incorrect")]
+        first.setdefault(sample.prompt, {}).setdefault(sample.outcome, trained[number])
+    return next([of["correct"], of["incorrect"]] for of in first.values() if {"correct", "incorrect"} <= set(of))
 
 
 @torch.no_grad()

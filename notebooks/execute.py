@@ -14,7 +14,7 @@ import nbformat
 from nbclient import NotebookClient
 
 HERE = Path(__file__).resolve().parent
-PROGRESS = re.compile(r"\s*|[\w ]+: \d+ \w+( of \d+)?")
+PROGRESS = re.compile(r"(\s|\w[\w ]*: [^\r\n]*\[[\d:]+<?[^\r\n]*\])*")  # tqdm's
 
 
 def execute(notebook: nbformat.NotebookNode) -> None:
@@ -26,8 +26,7 @@ def execute(notebook: nbformat.NotebookNode) -> None:
     NotebookClient(notebook, timeout=300, kernel_name="python3", resources=where, coalesce_streams=True).execute()
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
-            lines = output.text.split("\n") if output.get("name") == "stderr" else []
-            if not all(PROGRESS.fullmatch(line) for line in lines):
+            if output.get("name") == "stderr" and not PROGRESS.fullmatch(output.text):
                 raise RuntimeError(f"cell {cell.execution_count}: {output.text}")
         if cell.cell_type == "code":
             cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]

@@ -72,16 +72,11 @@ def slope_over_sizes(table: Map, arm: str) -> Estimate | None:
     Its interval is that of the residuals, which also hold what does not lie on a line; `each` has no seeds.
     """
     gains = {size: gain.each for place, size in PARAMETERS.items() if (gain := table.of(place, arm))}
-    x = np.array([math.log10(size) for size, each in gains.items() for _ in each])
-    y = 100 * np.array([gain for each in gains.values() for gain in each])
-    if len(gains) < 2:
+    x = [math.log10(size) for size, each in gains.items() for _ in each]
+    if len(gains) < 2 or len(x) < 3:
         return None
-    x, y, df = x - x.mean(), y - y.mean(), len(x) - 2
-    slope = float(x @ y / (x @ x))
-    residuals = y - slope * x
-    if df == 0:
-        return Estimate(slope)
-    return Estimate(slope, STUDENT[min(df + 1, 10)] * math.sqrt(float(residuals @ residuals) / df / float(x @ x)))
+    line, covariance = np.polyfit(x, [100 * gain for each in gains.values() for gain in each], 1, cov=True)
+    return Estimate(float(line[0]), STUDENT[min(len(x) - 1, 10)] * math.sqrt(covariance[0, 0]))
 
 
 def by_family(table: Map, arm: str) -> list[tuple[float, float]]:

@@ -1,11 +1,10 @@
-"""Numbers at their limits: what is not finite, enormous ratios, no tokens and a million, one sign only, duplicates."""
+"""Numbers at their limits: what is not finite, enormous ratios, no tokens, one sign only."""
 
 import json
 import math
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from helpers import plain_batch, random_examples, tiny_model
@@ -107,22 +106,3 @@ def test_a_batch_of_one_sign_is_the_mean_of_its_sequences(name, sign):
         alone = alone.detach().requires_grad_()
         LOSSES[name](alone, *rest).backward()
         assert logp.grad[i].item() == pytest.approx(alone.grad.item() / 4, abs=1e-15)
-
-
-@pytest.mark.parametrize("name", WITH_LENGTHS)
-def test_a_duplicate_counts_twice(name):
-    logp, *others = columns([0.5, 0.5, -0.5, -0.5], [1.0, 1.0, -1.0, -1.0], length=[3, 3, 5, 5])
-    twice = LOSSES[name](logp[[0, 0, 2, 2]], *(column[[0, 0, 2, 2]] for column in others))
-    once = LOSSES[name](logp[[0, 2]], *(column[[0, 2]] for column in others))
-    assert twice.item() == pytest.approx(once.item(), rel=1e-12)
-
-
-def test_a_million_tokens_sum_in_float32_to_what_they_sum_to_in_float64():
-    """log mu is summed by numpy and log pi by torch: at zero drift the ratio must still be 1."""
-    token_logp = np.random.default_rng(0).exponential(size=1_000_000).astype(np.float32) * -1
-    exact = math.fsum(token_logp.tolist())
-    by_numpy = float(np.sum(token_logp, dtype=np.float32))
-    by_torch = torch.from_numpy(token_logp)[None].sum(-1).item()
-    assert abs(by_numpy - exact) < 0.5
-    assert abs(by_torch - exact) < 0.5
-    assert abs(by_torch - by_numpy) < 0.5

@@ -14,7 +14,7 @@ import nbformat
 from nbclient import NotebookClient
 
 HERE = Path(__file__).resolve().parent
-PROGRESS = re.compile(r"(\s|\w[\w ]*: [^\r\n]*\[[\d:]+<?[^\r\n]*\])*")  # tqdm's
+PROGRESS = re.compile(r"\s*|\w[\w ]*: .*\[\d\d:.*\]")  # a line of tqdm's
 
 
 def execute(notebook: nbformat.NotebookNode) -> None:
@@ -26,7 +26,8 @@ def execute(notebook: nbformat.NotebookNode) -> None:
     NotebookClient(notebook, timeout=300, kernel_name="python3", resources=where, coalesce_streams=True).execute()
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
-            if output.get("name") == "stderr" and not PROGRESS.fullmatch(output.text):
+            lines = output.text.splitlines() if output.get("name") == "stderr" else []
+            if not all(PROGRESS.fullmatch(line) for line in lines):
                 raise RuntimeError(f"cell {cell.execution_count}: {output.text}")
         if cell.cell_type == "code":
             cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import fit, random_examples, shared_logprobs, steps_of, tiny_model
-from killing import finish, killed
+from killing import finish, started, wait
 from peft import PeftModel
 from runs import SMALL, contents
 
@@ -90,10 +90,11 @@ def test_the_model_is_whole_and_its_adapter_is_peft_s_own(run, compute):
 @pytest.mark.slow
 def test_a_run_killed_after_a_checkpoint_goes_on_to_the_same_bits(run, tmp_path):
     checkpoint = tmp_path / "run" / "iteration-2" / "checkpoint-2"
-    folder = killed(tmp_path / "run", checkpoint.exists, usual=CHANGES)
+    with started(tmp_path / "run", usual=CHANGES) as process:
+        wait(process, checkpoint.exists)
     assert (checkpoint / "adapter_model.safetensors").exists()
     assert not (checkpoint / "model.safetensors").exists()
-    found, expected = finish(folder, usual=CHANGES), contents(run(**CHANGES))
+    found, expected = finish(tmp_path / "run", usual=CHANGES), contents(run(**CHANGES))
     differing = {Path(name).name for name in {*found, *expected} if found.get(name) != expected.get(name)}
     # peft's config has a set, in any order, and the path of the base model, as its README has.
     assert differing <= {"adapter_config.json", "README.md", "SHA256SUMS"}

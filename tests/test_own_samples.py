@@ -11,14 +11,17 @@ import datasets
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 import transformers
 from chats import save_chat_model
-from runs import contents
+from helpers import plain_batch
+from killing import arguments
+from runs import SMALL, contents, experiment
 
+import topr
 import train_gsm8k as gsm8k
-from pipeline.dataset import rows_held_out
+from pipeline.dataset import encode, rows_held_out
 from pipeline.evaluation import evaluate_held_out, to_scored
+from pipeline.models.language_model import load_model
 from pipeline.own_samples import digest_of, read_samples
 from pipeline.records import Example, InputError, Sample, read_rows
 from pipeline.settings import Settings
@@ -86,15 +89,10 @@ def under(*names, **others):
 
 
 READ = {  # who has written them: rows, --columns, what is told of the columns
-    "verl 0.9.1, ray_trainer.py, _write_generations": (
+    "verl 0.9.1, _write_generations": (
         under("input", "output", "score", gts="2", step=1, acc=True),
         (),
         "input is the prompt, output is the completion, score is the reward; ignored: acc, gts, step",
-    ),
-    "OpenRLHF 0.9.2, openrlhf/cli/batch_inference.py": (
-        under("input", "output", "reward"),
-        (),
-        "input is the prompt, output is the completion",
     ),
     "trl 1.16, GRPOTrainer.log; solution is a column of the data": (
         under("prompt", "completion", "accuracy_reward", solution="2", advantage=1, step=7),
@@ -106,15 +104,10 @@ READ = {  # who has written them: rows, --columns, what is told of the columns
         ("prompt=question", "completion=answer", "reward=grade"),
         "question is the prompt, answer is the completion, grade is the reward; ignored: prompt",
     ),
-    "two": (
-        under(*NEEDED)[:1] + under("input", "output", "score")[1:],
+    "two, one of whom misspells": (
+        under(*NEEDED, finish_resaon="length", id=3)[:1] + under("input", "output", "reward")[1:],
         (),
-        "input is the prompt, output is the completion, score is the reward",
-    ),
-    "who misspells": (
-        under(*NEEDED, finish_resaon="length", token_logmus=[0], id=3),
-        (),
-        "ignored: finish_resaon (did you mean finish_reason?), id, token_logmus (did you mean token_logmu?)",
+        "input is the prompt, output is the completion; ignored: finish_resaon (did you mean finish_reason?), id",
     ),
 }
 
@@ -124,9 +117,7 @@ def test_columns_of_other_names_are_taken_and_the_others_told(tmp_path, capsys, 
     rows, columns, told = READ[who]
     as_lines(tmp_path / "own.jsonl", rows)
     found = read_samples(tmp_path / "own.jsonl", columns)
-    assert [[getattr(sample, name) for name in NEEDED] for sample in found] == [
-        [r[name] for name in NEEDED] for r in ROWS
-    ]
+    assert [{name: getattr(sample, name) for name in NEEDED} for sample in found] == under(*NEEDED)
     assert capsys.readouterr().out == f"{tmp_path / 'own.jsonl'}: {told}\n"
 
 
@@ -156,7 +147,6 @@ FAULTS = [  # what is changed in the second row, --columns, what is said
     ({"reward": math.nan}, [], r":2: (field reward: .*finite|column reward: is empty)"),  # pandas writes NaN as none
     ({"finish_reason": "eos"}, [], r":2: field finish_reason: "),
     ({}, ["reward=score"], r":1: --columns reward=score: no score among the columns prompt, completion"),
-    ({}, ["rewrad=score"], r"^--columns rewrad=score: must be FIELD=COLUMN"),
     ({}, ["reward"], r"^--columns reward: must be FIELD=COLUMN"),
     ({}, ["reward=a", "reward=b"], r"^--columns reward=b: must be FIELD=COLUMN, each field once"),
 ]
@@ -206,48 +196,26 @@ def sums(first, last):
     ]
 
 
-def train(folder, **changes):
-    settings = Settings(out=folder, **OPTIONS | changes)
-    gsm8k.check(settings)
-    return gsm8k.experiment(settings, gsm8k.gsm8k_task(settings))
-
-
-def by_command(monkeypatch, folder, *options):
-    usual = [f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()]
-    monkeypatch.setattr(sys, "argv", ["train_gsm8k.py", *options, *usual, "--out", str(folder)])
-    monkeypatch.setenv("COLUMNS", "120")
-    gsm8k.main("train_gsm8k", "", gsm8k.gsm8k_task)
-
-
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory):
-    """A run on samples of its own with samples held out, and no problems: its folder and settings."""
-    folder = tmp_path_factory.mktemp("measured")
+def files(tmp_path_factory):
+    """A folder with samples to train on and samples held out, and the settings that name them."""
+    folder = tmp_path_factory.mktemp("files")
     as_lines(folder / "train.jsonl", sums(1, 9))
     pd.DataFrame(sums(11, 16)).rename(columns={"reward": "score"}).to_parquet(folder / "held.parquet")
-    given = {"samples": str(folder / "train.jsonl"), "held_out": str(folder / "held.parquet")}
-    train(folder / "run", **given)
-    return folder, given
+    return folder, {"samples": str(folder / "train.jsonl"), "held_out": str(folder / "held.parquet"), **OPTIONS}
 
 
-def by_transformers(model, rows):
-    """log pi of the completions and their lengths, by transformers alone, in float64 and one by one."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(Settings().model)
-    model = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
-    found = []
-    for row in rows:
-        prompt = tokenizer(row["prompt"])["input_ids"]
-        ids = torch.tensor([prompt + tokenizer(row["completion"])["input_ids"] + [tokenizer.eos_token_id]])
-        with torch.no_grad():
-            token_logp = model(ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])[len(prompt) - 1 :, 0]
-        found.append((token_logp.sum().item(), len(token_logp)))
-    return np.array(found).T
+def logp_and_length(model, rows):
+    """log pi of the completions by topr.py alone, and their lengths in tokens."""
+    lm = load_model(str(model))
+    batch = plain_batch(encode([Sample(**row) for row in rows], lm))
+    return topr.sequence_logprobs(lm.model, batch).detach().double().numpy(), batch.length.double().numpy()
 
 
-def test_held_out_numbers_are_those_of_a_direct_computation(measured):
-    run, rows = measured[0] / "run", sums(11, 16)
-    results = json.loads((run / "results.json").read_text())
-    before, after = (by_transformers(model, rows) for model in (Settings().model, run / "iteration-1" / "model"))
+def test_held_out_numbers_are_those_of_a_direct_computation(files, run):
+    folder, rows = run(**files[1]), sums(11, 16)
+    results = json.loads((folder / "results.json").read_text())
+    before, after = (logp_and_length(model, rows) for model in (SMALL.model, folder / "iteration-1" / "model"))
     for entry, (logp, length) in ((results["before"], before), (results["iterations"][0]["after"], after)):
         log_ratio, per_token = logp - before[0], logp / length
         expected = {"log_ratio": log_ratio, "log_ratio_per_token": log_ratio / length, "logp_per_token": per_token}
@@ -260,32 +228,34 @@ def test_held_out_numbers_are_those_of_a_direct_computation(measured):
                 assert entry[name][key] == pytest.approx({"mean": some.mean(), "se": se}, abs=2e-4), (name, key)
         positive, *negatives = per_token.reshape(-1, 3).T
         assert entry["ranked"]["mean"] == pytest.approx(np.mean([positive > negative for negative in negatives]))
-    assert (after != before).any()
+    assert (after[0] != before[0]).all()
 
 
-def test_a_run_without_problems_is_told_and_leaves_the_usual_files(measured, capsys, monkeypatch):
-    folder, given = measured
-    names = {file.name for where in (folder / "run", folder / "run" / "iteration-1") for file in where.iterdir()}
+def test_a_run_without_problems_is_told_and_leaves_the_usual_files(files, run, capsys, monkeypatch):
+    folder = run(**files[1])
+    names = {file.name for where in (folder, folder / "iteration-1") for file in where.iterdir()}
     usual = "config.json iteration-1 results.json curve.png samples.jsonl train.jsonl dataset.json metrics.jsonl model"
     assert names == {*usual.split(), ".lock", "SHA256SUMS", "test-0.jsonl", "test-1.jsonl", "test-3.jsonl"}
-    [found] = json.loads((folder / "run" / "results.json").read_text())["iterations"]
+    [found] = json.loads((folder / "results.json").read_text())["iterations"]
     assert [point["samples_seen"] for point in found["curve"]] == [0, 8, 24]
-    by_command(monkeypatch, folder / "run", "--samples", given["samples"], "--held-out", given["held_out"])
+    monkeypatch.setattr(sys, "argv", ["train_gsm8k.py", *arguments(folder, files[1])])
+    monkeypatch.setenv("COLUMNS", "120")
+    gsm8k.main("train_gsm8k", "", gsm8k.gsm8k_task)  # once more: it is finished, and its table is shown
     [line, _] = [line for line in capsys.readouterr().out.splitlines() if "negatives: log pi - log mu, nats" in line]
     found = found["after"]["negative"]["log_ratio"]
     assert f"{found['mean']:.3f} ± {2 * found['se']:.3f}" in line
 
 
-def test_a_run_without_evaluation_trains_the_same_model_and_no_more(measured, tmp_path, capsys, monkeypatch):
-    folder, given = measured
-    results = train(tmp_path / "run", samples=given["samples"], evaluation=False)
-    assert (*results, *results["iterations"][0]) == ("iterations", "versions", "dataset")
-    mine, theirs = (contents(where / "run" / "iteration-1") for where in (tmp_path, folder))
+def test_a_run_without_evaluation_trains_the_same_model_and_no_more(files, run, tmp_path, capsys):
+    changes = files[1] | {"held_out": None, "evaluation": False}
+    for _ in range(2):
+        results = experiment(tmp_path / "run", **changes)
+        assert (*results, *results["iterations"][0]) == ("iterations", "versions", "dataset")
+    assert "this run is finished" in capsys.readouterr().out
+    mine, theirs = (contents(folder / "iteration-1") for folder in (tmp_path / "run", run(**files[1])))
     assert not [name for name in mine if name.startswith(("test-", "model-"))]
     assert all(mine[name] == theirs[name] for name in ("metrics.jsonl", "model/model.safetensors"))
     assert not (tmp_path / "run" / "curve.png").exists()
-    by_command(monkeypatch, tmp_path / "run", "--samples", given["samples"], "--no-evaluation")
-    assert "this run is finished" in capsys.readouterr().out
 
 
 def test_samples_that_were_held_out_are_signed_as_trained_ones_are(lm):
@@ -316,19 +286,21 @@ def test_samples_that_were_held_out_are_signed_as_trained_ones_are(lm):
     ],
     ids=str,
 )
-def test_what_does_not_go_together_is_refused_before_anything_is_written(measured, monkeypatch, changes, message):
-    monkeypatch.chdir(measured[0])
-    as_lines(measured[0] / "bad.jsonl", [{"prompt": "Q", "completion": "", "reward": 1}])
+def test_what_does_not_go_together_is_refused_before_anything_is_written(
+    files, tmp_path, monkeypatch, changes, message
+):
+    monkeypatch.chdir(files[0])
+    as_lines(files[0] / "bad.jsonl", [{"prompt": "Q", "completion": "", "reward": 1}])
     with pytest.raises(InputError, match=message):
-        train(measured[0] / "refused", **changes)
-    assert not (measured[0] / "refused").exists()
+        experiment(tmp_path / "refused", **changes)
+    assert not (tmp_path / "refused").exists()
 
 
-def test_other_held_out_samples_are_another_run_and_prompts_that_are_trained_on_too_are_told(measured, capsys):
-    folder, given = measured
+def test_other_held_out_samples_are_another_run_and_prompts_that_are_trained_on_too_are_told(files, run, capsys):
+    folder, given = files
     as_lines(folder / "others.jsonl", sums(7, 12))
     with pytest.raises(InputError, match="holds a run with other settings"):
-        train(folder / "run", **(given | {"held_out": str(folder / "others.jsonl")}))
+        experiment(run(**given), **given | {"held_out": str(folder / "others.jsonl")})
     assert "others.jsonl: 2 of 5 prompts are trained on too" in capsys.readouterr().out
 
 
@@ -340,7 +312,7 @@ def test_messages_become_the_tokens_of_the_model_s_chat_template(tmp_path):
     of_trl(tmp_path / "c.parquet", user, answers, accuracy_reward=[1.0, -0.5])
     (tmp_path / "system.txt").write_text("Be brief.")
     asked = {"chat": True, "system": tmp_path / "system.txt", "evaluation": False}
-    train(tmp_path / "run", model=str(model), samples=str(tmp_path / "c.parquet"), **asked)
+    experiment(tmp_path / "run", model=str(model), samples=str(tmp_path / "c.parquet"), batch=2, **asked)
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     conversation = [{"role": "system", "content": "Be brief."}, *user]
     for example in read_rows(tmp_path / "run" / "iteration-1" / "train.jsonl", Example):

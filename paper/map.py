@@ -138,12 +138,14 @@ FAMILY_OF = [  # each question, with any words in it, and its family
 
 
 def kind_of(sample: Sample, task: Task) -> Kind:
-    """right; none: no answer can be read; sum: a sum in it is wrong; plan: anything else, its sums are right.
+    """right, whatever precedes the answer; none: no answer can be read; sum: a sum is wrong; plan: anything else.
 
     >>> task = gsm8k_task(Settings())
-    >>> texts = (" 2 + 3 = 6 figs. The answer is 6.", " 2 * 3 = 6 figs. The answer is 6.", " 2 + 3 = 5 figs.")
-    >>> [kind_of(Sample(prompt="", completion=text, reward=-1, outcome="incorrect"), task) for text in texts]
-    ['sum', 'plan', 'none']
+    >>> texts = [f" 2 + 3 = {sum} figs.{end}" for end in (" The answer is 6.", "") for sum in (5, 6)]
+    >>> [kind_of(Sample(prompt="", completion=text, reward=0, outcome=task.grade(text, 7)), task) for text in texts]
+    ['plan', 'sum', 'none', 'none']
+    >>> kind_of(Sample(prompt="", completion=texts[1], reward=0, outcome=task.grade(texts[1], 6)), task)
+    'right'
     """
     if sample.outcome == "correct":
         return "right"

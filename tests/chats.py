@@ -1,10 +1,12 @@
-"""Small chat models: the chat templates of two families, tokenizers of single bytes, and models without training."""
+"""Small chat models: the chat templates of two families, the tiny tokenizer, and models without training."""
 
 from pathlib import Path
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+
+from pipeline.settings import TINY
 
 # As the families' public tokenizers ask; what these say of tools is left out.
 LLAMA = """{%- for message in messages -%}
@@ -27,21 +29,17 @@ MARKS = {  # the first begins a text, the second ends one; neither ends a turn
 }
 
 
-def chat_tokenizer(name: str) -> PreTrainedTokenizerFast:
-    """A token for each byte, and the family's own; Llama's puts the begin of text before whatever it is given."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(mark, normalized=False) for mark in MARKS[name]])
+def chat_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The tiny tokenizer with the family's own tokens; Llama's puts the begin of text before whatever it is given."""
     begin, end = MARKS[name][:2]
+    tokenizer = AutoTokenizer.from_pretrained(TINY / "base")
+    tokenizer.add_special_tokens({"eos_token": end, "pad_token": end, "extra_special_tokens": MARKS[name]})
     if name == "llama3":
-        pair = (begin, tokenizer.token_to_id(begin))
-        tokenizer.post_processor = processors.TemplateProcessing(single=f"{begin} $A", special_tokens=[pair])
-    own = {"bos_token": begin} if name != "qwen2.5" else {}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=end, pad_token=end, chat_template=TEMPLATES[name], **own
-    )
+        tokenizer.bos_token = begin
+        marks = [(begin, tokenizer.bos_token_id)]
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{begin} $A", special_tokens=marks)
+    tokenizer.chat_template = TEMPLATES[name]
+    return tokenizer
 
 
 def save_chat_model(folder: Path, name: str) -> Path:
@@ -51,17 +49,11 @@ def save_chat_model(folder: Path, name: str) -> Path:
     """
     tokenizer = chat_tokenizer(name)
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,  # of a single head: vLLM has no smaller one for a processor
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        max_position_embeddings=1024,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-    )
+    marks = {mark: getattr(tokenizer, mark) for mark in ("eos_token_id", "pad_token_id")}
+    # A single head of 32: vLLM has no smaller one for a processor.
+    sizes = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    sizes["vocab_size"] = len(tokenizer)
+    config = LlamaConfig(max_position_embeddings=1024, bos_token_id=None, **sizes, **marks)
     model = LlamaForCausalLM(config)
     printable = [tokenizer.convert_tokens_to_ids(chr(letter)) for letter in range(33, 127)]
     with torch.no_grad():  # the first coordinate is about 5.7 behind the last norm, and decides which tokens may come
@@ -70,7 +62,7 @@ def save_chat_model(folder: Path, name: str) -> Path:
         head[:, 0] = -5.0
         head[printable, 0] = 0.0
         head[tokenizer.convert_tokens_to_ids(MARKS[name][-1]), 0] = 0.4
-    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    model.generation_config = GenerationConfig(**marks)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

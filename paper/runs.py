@@ -20,7 +20,6 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import product
-from math import ceil
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +28,6 @@ import torch
 
 import train_gsm8k
 from paper.token_loss import learn_with
-from pipeline.compose import COMPOSITIONS
 from pipeline.dry_run import counts
 from pipeline.records import InputError, Sample, Task, read_rows, write_file
 from pipeline.report import Estimate, Table
@@ -126,9 +124,8 @@ def sizes(settings: Settings) -> tuple[int, int]:
     if isinstance(settings, VerifierSettings):
         problems, tested = problems * settings.train_solutions, tested * settings.test_solutions
         solutions = problems + tested
-    found = counts(settings, problems * COMPOSITIONS[settings.composition].drawn(settings), tested)
-    pairs = ceil(settings.epochs * 2 * problems * settings.pairs / settings.batch)
-    return found.sampled + solutions, settings.iterations * (pairs if settings.method == "dpo" else found.steps)
+    found = counts(settings, problems, tested)
+    return found.sampled + solutions, settings.iterations * found.steps
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,9 @@ from typing import NamedTuple
 import torch
 import transformers
 
+from pipeline.compose import COMPOSITIONS
 from pipeline.dataset import Inputs, read_inputs
+from pipeline.methods import METHODS
 from pipeline.records import Task
 from pipeline.report import Table
 from pipeline.runtime.preflight import checkpoint_bytes, disk_needed, memory_needed
@@ -35,16 +37,19 @@ class Counts(NamedTuple):
     steps: int  # of the optimiser in an iteration
 
 
-def counts(settings: Settings, drawn: int, tests: int, is_given: bool = False) -> Counts:
-    """The counts of a run that draws, or is given, so many samples in an iteration, on so many test problems.
+def counts(settings: Settings, problems: int, tests: int, trained: int | None = None) -> Counts:
+    """The counts of a run that draws samples of so many problems in an iteration; `trained`, if they are given to it.
 
-    >>> counts(Settings(test_samples=4, batch=16, curve_points=1), drawn=40, tests=10)
+    >>> counts(Settings(n=4, test_samples=4, batch=16, curve_points=1), problems=10, tests=10)
     Counts(trained=40, tested=80, sampled=120, steps=3)
     """
     k, along = settings.iterations, settings.curve_samples * (settings.curve_points - 1)
-    trained = settings.epochs * min(settings.examples or drawn, drawn)
+    drawn = problems * COMPOSITIONS[settings.composition].drawn(settings)
+    if trained is None:
+        at_most = min(settings.examples or drawn, drawn)
+        trained = settings.epochs * (2 * problems * settings.pairs if METHODS[settings.method].of_pairs else at_most)
     tested = tests * ((1 + k) * settings.test_samples + k * along)
-    return Counts(trained, tested, tested + k * drawn * (not is_given), ceil(trained / settings.batch))
+    return Counts(trained, tested, tested + k * drawn, ceil(trained / settings.batch))
 
 
 def print_plan(settings: Settings, task: Task) -> None:
@@ -61,26 +66,24 @@ def print_plan(settings: Settings, task: Task) -> None:
 def plan(settings: Settings, inputs: Inputs, processes: int) -> dict[str, tuple[float, str, str]]:
     """A run's counts, memory of each process, room on the disk and estimated time: {name: (value, unit, how)}."""
     task, k = inputs.task, settings.iterations
-    size, parameters = inputs.size, inputs.size.parameters
-    found = counts(settings, size.drawn, len(task.test), inputs.given is not None)
+    size, parameters, sampling = inputs.size, inputs.size.parameters, BYTES[settings.compute] * inputs.size.parameters
+    given = inputs.composed and sum(map(len, inputs.composed[0]))
+    found = counts(settings, 0 if inputs.composed else len(task.train), len(task.test), given)
     prompts = inputs.meta.prompt_ids([task.prompt(problem) for problem in task.train]) if task.train else []
     prompt = sum(map(len, prompts)) / len(prompts) if prompts else inputs.lengths[0]
-    scored = sum(map(len, inputs.held_out or ()))
     checkpoint, own = checkpoint_bytes(settings, parameters), 4 * parameters / processes
-    gathered = (not settings.reshard) * BYTES[settings.compute] * parameters
     held = {
         "weights": (own, "bytes", "in float32, sharded over the processes"),
         "gradients": (own, "bytes", "in float32, sharded"),
         "optimiser": (checkpoint / processes - own, "bytes", "AdamW's moments, sharded; Adafactor's means are small"),
-        "gathered weights": (gathered, "bytes", "without resharding"),
+        "gathered weights": (0 if settings.reshard else sampling, "bytes", "without resharding"),
     }
-    sampling = BYTES[settings.compute] * parameters
     items = {
         "processes": (processes, "", "one GPU each; torchrun --nproc-per-node"),
         "prompt": (prompt, "tokens", f"the {'mean' if prompts else 'longest'} of training"),
         "training samples": (k * size.drawn, "", f"{k} iterations x {size.drawn:,}"),
         "test samples": (found.tested, "", "before, and after each iteration; fewer along its epoch"),
-        "held-out samples": (scored, "", "scored before, along and after training"),
+        "held-out samples": (sum(map(len, inputs.held_out or ())), "", "scored before, along and after training"),
         "sampled tokens": (found.sampled * settings.max_new_tokens, "", "at most: all to the limit"),
         "samples trained on": (k * found.trained, "", f"{k} iterations x {found.trained:,}, at most"),
         "optimiser steps": (k * found.steps, "", f"of {settings.batch} samples"),

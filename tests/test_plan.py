@@ -1,6 +1,5 @@
 """The plan of a run: its counts by hand, its bytes and hours by closed forms; and what presets are."""
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import train_gsm8k as gsm8k
 from benchmarks.fake_8b_step import EIGHT_B, config_of
 from pipeline.dataset import read_inputs
 from pipeline.dry_run import counts, hours, plan
-from pipeline.models.language_model import make_optimizer
+from pipeline.models.language_model import load_model, make_optimizer
 from pipeline.records import InputError, Sample, to_lines
 from pipeline.settings import read_settings
 from train_gsm8k import PRESETS
@@ -20,17 +19,6 @@ from train_gsm8k import PRESETS
 def by_name(settings, processes=1):
     inputs = read_inputs(settings, gsm8k.gsm8k_task(settings))
     return {name: value for name, (value, *_) in plan(settings, inputs, processes).items()}
-
-
-@pytest.fixture(scope="module")
-def llama_8b(tmp_path_factory):
-    """A folder with the shapes of Llama 3 8B, the tiny tokenizer, and no weights."""
-    folder = tmp_path_factory.mktemp("llama") / "8b"
-    folder.mkdir()
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(Path(gsm8k.Settings().model) / name, folder)
-    config_of(EIGHT_B).save_pretrained(folder)
-    return str(folder)
 
 
 def test_the_counts_are_those_of_the_settings():
@@ -42,24 +30,27 @@ def test_the_counts_are_those_of_the_settings():
     assert items["test samples"] == 10 * 32 * 4 + 10 * 4 * 4 * 3  # in full 4 times; at 4 points of 3 epochs
     assert items["sampled tokens"] == 128 * (3 * 100 * 8 + items["test samples"])
     karenina = by_name(replace(settings, composition="anna_karenina", examples=None))
-    assert karenina["training samples"] == 3 * 100 * 64
-    assert karenina["samples trained on"] == 3 * 100 * 64  # at most
+    assert karenina["training samples"] == karenina["samples trained on"] == 3 * 100 * 64  # at most
+    pairs = by_name(replace(settings, method="dpo", pairs=2, epochs=2))
+    assert pairs["samples trained on"] == 3 * 2 * 100 * 2 * 2
 
 
 def test_given_samples_are_counted_and_not_drawn(tmp_path):
-    file = tmp_path / "given.jsonl"
-    file.write_text(to_lines([Sample(prompt=f"Q{i % 50}", completion="!", reward=1.0) for i in range(1000)]))
-    settings = gsm8k.Settings(samples=file, test_data=gsm8k.Settings().data, test_problems=1, curve_points=1)
-    items = by_name(settings)
-    assert (items["samples trained on"], items["optimiser steps"]) == (1000, 63)
+    file, here = tmp_path / "given.jsonl", gsm8k.Settings().data
+    given = [Sample(prompt=f"Q{i % 50}", completion="!", reward=(-1.0) ** (i % 20)) for i in range(1000)]
+    file.write_text(to_lines(given))
+    items = by_name(gsm8k.Settings(samples=file, test_data=here, test_problems=1, curve_points=1, examples=900))
+    assert (items["samples trained on"], items["optimiser steps"]) == (900, 57)
     assert items["sampled tokens"] == 2 * 32 * 128
-    held_out = by_name(replace(settings, data="nowhere", test_data=None, held_out=file))
+    held_out = by_name(gsm8k.Settings(samples=file, held_out=file, data="nowhere"))
     assert [held_out[name] for name in ("held-out samples", "test samples", "sampled tokens")] == [1000, 0, 0]
-    assert held_out["samples trained on"] == 1000
 
 
-def test_the_plan_of_the_paper_s_run(llama_8b):
-    settings = replace(PRESETS["paper"], model=llama_8b, data=gsm8k.Settings().data, shots=0)
+def test_the_plan_of_the_paper_s_run(tmp_path):
+    """Of a folder with the shapes of Llama 3 8B, the tiny tokenizer, and no weights."""
+    load_model(gsm8k.Settings().model).tokenizer.save_pretrained(tmp_path)
+    config_of(EIGHT_B).save_pretrained(tmp_path)
+    settings = replace(PRESETS["paper"], model=str(tmp_path), data=gsm8k.Settings().data, shots=0)
     items, parameters = by_name(settings, processes=8), 8_030_261_248  # what the model is known to have
     assert items["parameters P"] == parameters
     held = [items[name] for name in ("weights", "gradients", "optimiser", "gathered weights")]
@@ -71,15 +62,15 @@ def test_the_plan_of_the_paper_s_run(llama_8b):
 def test_hours_are_shared_by_the_processes():
     """On one process all 8 sequences of a step; nothing is sent, and a card samples alone."""
     paper = PRESETS["paper"]
-    found = counts(paper, drawn=7_473 * 16, tests=1_319)
+    found = counts(paper, problems=7_473, tests=1_319)
     of_processes = (hours(paper, found, config_of(EIGHT_B), 8 * 10**9, n, 1_100, 200) for n in (1, 8))
     one, eight = ({stage: 3600 * value for stage, (value, _) in told.items()} for told in of_processes)
     compute = 2 * 8e9 * 8 * 1_300 / (0.4 * 989e12)  # s of a forward pass of all sequences
     assert one["training"] == pytest.approx(5 * 6_250 * 3 * compute)
     sent = 7 / 8 * (2 + 4) * 8e9 / (0.6 * 450e9)
     assert eight["training"] == pytest.approx(5 * 6_250 * (3 * compute / 8 + sent))
-    assert eight["scoring"] == pytest.approx(one["scoring"] / 8)
-    assert eight["sampling"] == pytest.approx(one["sampling"] / 8)
+    for stage in ("scoring", "sampling"):
+        assert eight[stage] == pytest.approx(one[stage] / 8)
     assert eight["saving"] == pytest.approx(5 * 7 * 4 * 8e9 / 0.5e9)
 
 
@@ -97,9 +88,7 @@ def test_the_optimisers_memory_is_what_it_holds(lm, optimizer):
 def test_the_command_prints_the_plan_and_writes_nothing(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("sys.argv", ["train_gsm8k.py", "laptop", "--dry-run", "--out", str(tmp_path / "run")])
     gsm8k.main("train_gsm8k", gsm8k.__doc__, gsm8k.gsm8k_task)
-    printed = capsys.readouterr().out
-    for name in ("sampled tokens", "optimiser steps", "training, per GPU"):
-        assert name in printed
+    assert "training, per GPU" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
 
 

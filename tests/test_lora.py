@@ -16,24 +16,13 @@ from pipeline.models.language_model import LanguageModel, load_model
 from pipeline.models.lora import add_adapters, merged
 from pipeline.records import InputError
 
-LR = 0.1
 
-
-def adapted(rank):
-    return add_adapters(LanguageModel(tiny_model(), None, 128, frozenset({1})), rank, seed=0).model
-
-
-def layers(model):
-    """The adapted ones, under the names that they have without adapters."""
-    named = model.get_base_model().named_modules()
-    return {name: layer for name, layer in named if hasattr(layer, "lora_A")}
-
-
-def learn(model):
+def learnt(model):
+    """The model's weights after a step of SGD."""
     rows = [[example] for example in random_examples(prompts=6, per_prompt=1)]
-    sgd = torch.optim.SGD(model.parameters(), lr=LR)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     fit(model, sgd, steps_of(rows, batch=6, micro_batch=6), logprobs=shared_logprobs, max_norm=1e9)
-    return model
+    return model.state_dict()
 
 
 @pytest.mark.parametrize("rank", [3, 16])
@@ -42,21 +31,21 @@ def test_a_step_is_that_of_full_weights_seen_through_a(rank):
 
     At full rank with an orthogonal A, that is the step of full weights.
     """
-    model, start, full = adapted(rank), tiny_model().state_dict(), learn(tiny_model()).state_dict()
-    square = {name: layer for name, layer in layers(model).items() if layer.in_features == rank}
-    for layer in square.values():
-        torch.nn.init.orthogonal_(layer.lora_A["default"].weight)
-    a = {name: layer.lora_A["default"].weight.detach().clone() for name, layer in layers(model).items()}
-    found = merged(model, learn(model).state_dict())
-    assert set(found) == set(start)
+    model = add_adapters(LanguageModel(tiny_model(), None, 128, frozenset({1})), rank, seed=0).model
+    named = model.get_base_model().named_modules()
+    a = {f"{name}.weight": layer.lora_A["default"].weight for name, layer in named if hasattr(layer, "lora_A")}
+    square = {name for name, weight in a.items() if weight.shape[1] == rank}
+    for name in square:
+        torch.nn.init.orthogonal_(a[name])
     assert (len(a), len(square)) == (2 * 7, 2 * 6 if rank == 16 else 0)
+    a = {name: weight.detach().clone() for name, weight in a.items()}
+    start, full, found = tiny_model().state_dict(), learnt(tiny_model()), merged(model, learnt(model))
+    assert set(found) == set(start)
     for name, weight in start.items():
-        layer, step = name.removesuffix(".weight"), full[name] - weight
-        seen = step if layer in square else step @ a[layer].T @ a[layer] if layer in a else torch.zeros(())
+        step = full[name] - weight
+        seen = step if name in square else step @ a[name].T @ a[name] if name in a else torch.zeros(())
         torch.testing.assert_close(found[name], weight + seen, rtol=1e-12, atol=1e-12)
 
-
-# ---- runs -------------------------------------------------------------------------------------------------------
 
 CHANGES = {"lora": 4, "lr": 1e-3, "iterations": 2, "problems": 4, "batch": 4, "save_every": 2, "curve_points": 1}
 
@@ -98,9 +87,6 @@ def test_a_run_killed_after_a_checkpoint_goes_on_to_the_same_bits(run, tmp_path)
     differing = {Path(name).name for name in {*found, *expected} if found.get(name) != expected.get(name)}
     # peft's config has a set, in any order, and the path of the base model, as its README has.
     assert differing <= {"adapter_config.json", "README.md", "SHA256SUMS"}
-
-
-# ---- what is refused --------------------------------------------------------------------------------------------
 
 
 def test_several_processes_are_refused():

@@ -73,25 +73,27 @@ def tapered(log_ratio):
     return log_ratio.clamp(max=0).exp()
 
 
-def weighting(weight_of_negatives):
-    """The paper's loss, but for the weight of negatives: weight_of_negatives(logp, logmu, mask)."""
+def tapered_ratio(logp, logmu, mask):
+    return tapered(total(logp - logmu, mask))
+
+
+def weighting(weight_of_negatives, summed=total):
+    """The paper's loss, but for the weight of negatives and the sum: weight_of_negatives(logp, logmu, mask)."""
 
     def loss(logp, logmu, reward, mask):
         weight = torch.where(reward < 0, weight_of_negatives(logp, logmu, mask), 1.0).detach()
-        return -(weight * reward * total(logp, mask) / mask.sum(1)).mean()
+        return -(weight * reward * summed(logp, mask) / mask.sum(1)).mean()
 
     return loss
 
 
 def summed_in(dtype):
-    """The paper's loss with a product of matrices, which takes one precision only."""
+    """A product of matrices, which takes one precision only."""
+    return lambda logp, mask: (logp * mask) @ torch.ones(mask.shape[1], dtype=dtype)
 
-    def loss(logp, logmu, reward, mask):
-        weight = torch.where(reward < 0, tapered(total(logp - logmu, mask)), 1.0).detach()
-        summed = (logp * mask) @ torch.ones(mask.shape[1], dtype=dtype)
-        return -(weight * reward * summed / mask.sum(1)).mean()
 
-    return loss
+def in_bfloat16(loss, then=torch.bfloat16):
+    return lambda *inputs: loss(*(column.bfloat16().to(then) for column in inputs))
 
 
 def mean_over_all_positions(logp, logmu, reward, mask):
@@ -101,7 +103,7 @@ def mean_over_all_positions(logp, logmu, reward, mask):
 
 def normalised_by_raw_score(logp, logmu, reward, mask):
     advantage = (reward - reward.mean()) / (reward.std() + 1e-8)
-    weight = torch.where(reward < 0, tapered(total(logp - logmu, mask)), 1.0).detach()
+    weight = torch.where(reward < 0, tapered_ratio(logp, logmu, mask), 1.0).detach()
     return -(weight * advantage * total(logp, mask) / mask.sum(1)).mean()
 
 
@@ -112,6 +114,8 @@ def centred_in_place(logp, logmu, reward, mask):
 
 kept = {}  # old log-probabilities; mask and branch are those of each call
 LOSSES = VARIANTS | {name: Hypothesis(**properties).loss for name, properties in HYPOTHESES.items()}
+ROUNDED = ("per-token", "plain is", "tempered", "clip 0.8..1.2", "token mean", "branch by raw score", "unmasked")
+ROUNDED += ("clip 0..0.5 on positives, 0..1 on negatives",)
 NAMED = [
     *((name, make()) for name, make in LOSSES.items()),
     *((name, disguised(make())) for name, make in VARIANTS.items()),
@@ -120,7 +124,7 @@ NAMED = [
     ("paper", variants.objective),
     ("paper", in_trl),
     ("paper", lambda *inputs: 512 * len(inputs[2]) * variants.paper(*inputs)),
-    ("paper", summed_in(torch.float32)),
+    ("paper", weighting(tapered_ratio, summed_in(torch.float32))),
     ("paper", weighting(lambda logp, logmu, mask: total(logp - logmu, mask).clamp(-20, 0).exp())),
     ("clip 0.8..1.2", weighting(lambda p, m, mask: total(p.float() - m.float(), mask).exp().clamp(0.8, 1.2))),
     ("frozen weight", weighting(lambda p, m, mask: tapered(total(kept.setdefault("logp", p.detach()) - m, mask)))),
@@ -129,18 +133,21 @@ NAMED = [
     ("geometric mean + unmasked", mean_over_all_positions),
     ("branch by raw score + normalised reward", normalised_by_raw_score),
     ("batch-mean baseline + token mean", centred_in_place),
-    (
-        "per-token",
-        lambda logp, logmu, reward, mask_of_lengths: variants.per_token(logp, logmu, reward, mask_of_lengths),
-    ),
+    ("per-token", lambda logp, logmu, reward, is_in_len: variants.per_token(logp, logmu, reward, is_in_len)),
+    ("bfloat16", in_bfloat16(variants.paper)),
+    ("bfloat16", weighting(in_bfloat16(tapered_ratio))),
+    ("bfloat16", weighting(tapered_ratio, summed_in(torch.bfloat16))),
+    *((f"{name} + bfloat16", in_bfloat16(LOSSES[name](), torch.float32)) for name in ROUNDED),
+    *((f"{name} + bfloat16", in_bfloat16(LOSSES[name]())) for name in ROUNDED),
 ]
 
 
 @pytest.mark.parametrize(("name", "loss"), NAMED)
 def test_losses_are_named_however_they_are_written(name, loss):
     report = identify(loss)
-    note = "ratio to the power 0.5" if "tempered" in name else ""
-    assert (report.variant, report.note, report.adapter) == (name, note, "none")
+    note, power, value = report.note.partition("ratio to the power ")
+    assert (report.variant, note, report.adapter, bool(power)) == (name, "", "none", "tempered" in name)
+    assert not power or float(value) == pytest.approx(0.5, rel=1e-2 if "bfloat16" in name else 1e-9)
     statuses = {result.name: result.status for result in report.vectors}
     if name == "paper":
         assert set(statuses.values()) == {"pass"}
@@ -154,28 +161,6 @@ def test_a_completion_that_trl_masks_whole_counts_in_the_mean_without_a_gradient
     ones = torch.ones(2, 3)
     inputs = LossInputs(-ones, -ones, torch.tensor([1.0, -1.0]), torch.tensor([[1.0, 1, 0], [0, 0, 0]]))
     assert torch.equal(4 * push(in_trl, inputs), torch.tensor([[0.25, 0.25, 0.0], [0.0, 0.0, 0.0]]))
-
-
-# ---- bfloat16 ----------------------------------------------------------------------------------------------------
-
-
-def in_bfloat16(loss, then=torch.bfloat16):
-    return lambda *inputs: loss(*(column.bfloat16().to(then) for column in inputs))
-
-
-ROUNDED = ("per-token", "plain is", "tempered", "clip 0.8..1.2", "token mean", "branch by raw score", "unmasked")
-WEIGHT_ROUNDED = weighting(lambda p, m, mask: tapered(total(p.bfloat16() - m.bfloat16(), mask)))
-
-
-@pytest.mark.parametrize("then", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("name", [*ROUNDED, "clip 0..0.5 on positives, 0..1 on negatives"])
-def test_a_variant_in_bfloat16_is_named_with_its_precision(name, then):
-    assert identify(in_bfloat16(LOSSES[name](), then)).variant == f"{name} + bfloat16"
-
-
-@pytest.mark.parametrize("loss", [in_bfloat16(variants.paper), WEIGHT_ROUNDED, summed_in(torch.bfloat16)])
-def test_the_paper_s_loss_in_bfloat16_differs_by_its_precision_alone(loss):
-    assert identify(loss).variant == "bfloat16"
 
 
 def test_coarse_probes_are_exact_in_bfloat16_and_leave_no_log_ratio_near_0():

@@ -20,7 +20,7 @@ from runs import SMALL, contents, experiment
 import topr
 import train_gsm8k as gsm8k
 from pipeline.dataset import encode, rows_held_out
-from pipeline.evaluation import evaluate_held_out, to_scored
+from pipeline.evaluation import evaluate_held_out, print_table, to_scored
 from pipeline.models.language_model import load_model
 from pipeline.own_samples import digest_of, read_samples
 from pipeline.records import Example, InputError, Sample, read_rows
@@ -31,8 +31,8 @@ ROWS = [
     {"prompt": "Q: 1 + 1?\nA:", "completion": ' "3", \u2028 it is.', "reward": -0.5, "finish_reason": "length"},
 ]
 SAMPLES = [Sample(**row) for row in ROWS]
-COMPLETIONS = [row["completion"] for row in ROWS]
 NEEDED = ("prompt", "completion", "reward")
+USER = [{"role": "user", "content": ROWS[0]["prompt"]}]
 
 
 def as_lines(file, rows):
@@ -88,16 +88,29 @@ def under(*names, **others):
     return [{name: row[field] for name, field in zip(names, NEEDED, strict=True)} | others for row in ROWS]
 
 
+def of_trl(*completions):
+    """TRL's log with messages and two rewards, which add up to those of the rows."""
+    answers = [[{"role": "assistant", "content": text}] for text in completions]
+    rewards = [{"accuracy": row["reward"] - 0.25, "form": 0.25} for row in ROWS]
+    pairs = zip(answers, rewards, strict=True)
+    return [{"step": 7, "prompt": USER, "completion": answer, **some, "advantage": 1} for answer, some in pairs]
+
+
 READ = {  # who has written them: rows, --columns, what is told of the columns
     "verl 0.9.1, _write_generations": (
-        under("input", "output", "score", gts="2", step=1, acc=True),
+        under("input", "output", "score", gts="2", step=1),
         (),
-        "input is the prompt, output is the completion, score is the reward; ignored: acc, gts, step",
+        "input is the prompt, output is the completion, score is the reward; ignored: gts, step",
     ),
     "trl 1.16, GRPOTrainer.log; solution is a column of the data": (
         under("prompt", "completion", "accuracy_reward", solution="2", advantage=1, step=7),
         (),
         "accuracy_reward is the reward; ignored: advantage, solution, step",
+    ),
+    "trl, chat": (
+        of_trl(*(row["completion"] for row in ROWS)),
+        ("reward=accuracy+form",),
+        "accuracy+form is the reward; ignored: advantage, step",
     ),
     "any other": (
         under("question", "answer", "grade", prompt="?"),
@@ -116,56 +129,40 @@ READ = {  # who has written them: rows, --columns, what is told of the columns
 def test_columns_of_other_names_are_taken_and_the_others_told(tmp_path, capsys, who):
     rows, columns, told = READ[who]
     as_lines(tmp_path / "own.jsonl", rows)
-    found = read_samples(tmp_path / "own.jsonl", columns)
+    found = read_samples(tmp_path / "own.jsonl", columns, ask=lambda messages: messages[-1]["content"])
     assert [{name: getattr(sample, name) for name in NEEDED} for sample in found] == under(*NEEDED)
     assert capsys.readouterr().out == f"{tmp_path / 'own.jsonl'}: {told}\n"
 
 
-def of_trl(file, prompt, completions, **rewards):
-    """TRL's table, as parquet."""
-    columns = {"step": [7] * 2, "prompt": [prompt] * 2, "completion": completions, **rewards}
-    pd.DataFrame({**columns, "advantage": [1, -1]}).to_parquet(file)
+def both(**changes):
+    return [row | changes for row in ROWS]
 
 
-def test_rewards_are_added_and_messages_asked_in_the_chat_template(tmp_path):
-    prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
-    answers = [[{"role": "assistant", "content": text}] for text in COMPLETIONS]
-    file = tmp_path / "completions_00007.parquet"
-    of_trl(file, prompt, answers, accuracy=[1.0, -0.5], form=[0.25, 0.5])
-    with pytest.raises(InputError, match=r"parquet:1: no reward .* --columns reward=accuracy\+form$"):
-        read_samples(file)
-    with pytest.raises(InputError, match=r"parquet:1: field prompt: is a list of messages, .* give --chat"):
-        read_samples(file, ["reward=form"])
-    for columns, expected in (("reward=accuracy+form", [1.25, 0.0]), ("reward=form", [0.25, 0.5])):
-        found = read_samples(file, [columns], ask=json.dumps)
-        assert [json.loads(sample.prompt) for sample in found] == [prompt] * 2
-        assert [(sample.completion, sample.reward) for sample in found] == [*zip(COMPLETIONS, expected, strict=True)]
+def second(**changes):
+    return [ROWS[0], ROWS[1] | changes]
 
 
-FAULTS = [  # what is changed in the second row, --columns, what is said
-    ({"reward": None}, [], r":2: column reward: is empty"),
-    ({"reward": math.nan}, [], r":2: (field reward: .*finite|column reward: is empty)"),  # pandas writes NaN as none
-    ({"finish_reason": "eos"}, [], r":2: field finish_reason: "),
-    ({}, ["reward=score"], r":1: --columns reward=score: no score among the columns prompt, completion"),
-    ({}, ["reward"], r"^--columns reward: must be FIELD=COLUMN"),
-    ({}, ["reward=a", "reward=b"], r"^--columns reward=b: must be FIELD=COLUMN, each field once"),
-]
-FAULTS_OF_TYPE = [  # the same in both rows, since a column of a table has one type
-    ({"reward": True}, [], r":1: field reward: .*number"),
-    ({"prompt": [{"role": "user"}]}, [], r":1: field prompt: a list must be one of messages"),
-    ({"completion": [{"role": "user", "content": "!"}]}, [], r":1: field completion: .* the assistant's"),
-    ({"a": "x", "b": 1}, ["reward=a+b"], r":1: column a: 'x' is no number, and a\+b is a sum"),
-]
-
-
-@pytest.mark.parametrize("name", ["samples.jsonl", "samples.parquet"])
-def test_a_fault_is_named_by_file_row_and_column(tmp_path, name):
-    cases = [([ROWS[0], ROWS[1] | changes], columns, message) for changes, columns, message in FAULTS]
-    cases += [([row | changes for row in ROWS], columns, message) for changes, columns, message in FAULTS_OF_TYPE]
-    cases.append(([{"text": "Q"}], [], r":1: no prompt among the columns text; name it with --columns prompt=NAME"))
-    if name.endswith("jsonl"):  # whose rows may have other columns than the first
-        cases.append(([ROWS[0], {"prompt": "Q", "completion": "A"}], [], r":2: no reward among the columns prompt,"))
-    for rows, columns, message in cases:
+@pytest.mark.parametrize(
+    ("rows", "columns", "message"),
+    [
+        (second(reward=None), (), r":2: column reward: is empty"),
+        (second(reward=math.nan), (), r":2: (field reward: .*finite|column reward: is empty)"),  # parquet has none
+        (second(finish_reason="eos"), (), r":2: field finish_reason: "),
+        ([ROWS[0], {"prompt": "Q", "completion": "A"}], (), r":2: (no reward among .*|column reward: is empty)"),
+        ([{"text": "Q"}], (), r":1: no prompt among the columns text; name it with --columns prompt=NAME"),
+        (ROWS, ["reward=score"], r":1: --columns reward=score: no score among the columns prompt, completion"),
+        (ROWS, ["reward"], r"^--columns reward: must be FIELD=COLUMN"),
+        (ROWS, ["reward=a", "reward=b"], r"^--columns reward=b: must be FIELD=COLUMN, each field once"),
+        (of_trl("2", "3"), (), r":1: no reward .* --columns reward=accuracy\+form$"),
+        (of_trl("2", "3"), ["reward=form"], r":1: field prompt: is a list of messages, .* give --chat"),
+        (both(reward=True), (), r":1: field reward: .*number"),
+        (both(prompt=[{"role": "user"}]), (), r":1: field prompt: a list must be one of messages"),
+        (both(completion=USER), (), r":1: field completion: .* the assistant's"),
+        (both(a="x", b=1), ["reward=a+b"], r":1: column a: 'x' is no number, and a\+b is a sum"),
+    ],
+)
+def test_a_fault_is_named_by_file_row_and_column(tmp_path, rows, columns, message):
+    for name in ("samples.jsonl", "samples.parquet"):
         WRITERS[name](tmp_path / name, rows)
         with pytest.raises(InputError, match=message) as caught:
             read_samples(tmp_path / name, columns)
@@ -231,31 +228,26 @@ def test_held_out_numbers_are_those_of_a_direct_computation(files, run):
     assert (after[0] != before[0]).all()
 
 
-def test_a_run_without_problems_is_told_and_leaves_the_usual_files(files, run, capsys, monkeypatch):
-    folder = run(**files[1])
-    names = {file.name for where in (folder, folder / "iteration-1") for file in where.iterdir()}
-    usual = "config.json iteration-1 results.json curve.png samples.jsonl train.jsonl dataset.json metrics.jsonl model"
-    assert names == {*usual.split(), ".lock", "SHA256SUMS", "test-0.jsonl", "test-1.jsonl", "test-3.jsonl"}
-    [found] = json.loads((folder / "results.json").read_text())["iterations"]
+def test_a_run_without_evaluation_trains_the_same_model_and_leaves_no_more(files, run, tmp_path, capsys, monkeypatch):
+    changes = files[1] | {"held_out": None}
+    results = experiment(tmp_path / "run", evaluation=False, **changes)
+    assert (*results, *results["iterations"][0]) == ("iterations", "versions", "dataset")
+    monkeypatch.setattr(sys, "argv", ["", *arguments(tmp_path / "run", changes), "--no-evaluation"])
+    gsm8k.main("train_gsm8k", "", gsm8k.gsm8k_task)
+    assert "this run is finished" in capsys.readouterr().out
+    evaluated, plain = contents(run(**files[1])), contents(tmp_path / "run")
+    measured = {"curve.png", *(f"iteration-1/test-{step}.jsonl" for step in (0, 1, 3))}
+    assert (evaluated.keys() - plain.keys(), plain.keys() - evaluated.keys()) == (measured, set())
+    for name in ("metrics.jsonl", "model/model.safetensors"):
+        assert evaluated[f"iteration-1/{name}"] == plain[f"iteration-1/{name}"]
+    results = json.loads((run(**files[1]) / "results.json").read_text())
+    [found] = results["iterations"]
     assert [point["samples_seen"] for point in found["curve"]] == [0, 8, 24]
-    monkeypatch.setattr(sys, "argv", ["train_gsm8k.py", *arguments(folder, files[1])])
     monkeypatch.setenv("COLUMNS", "120")
-    gsm8k.main("train_gsm8k", "", gsm8k.gsm8k_task)  # once more: it is finished, and its table is shown
+    print_table(results)
     [line, _] = [line for line in capsys.readouterr().out.splitlines() if "negatives: log pi - log mu, nats" in line]
     found = found["after"]["negative"]["log_ratio"]
     assert f"{found['mean']:.3f} ± {2 * found['se']:.3f}" in line
-
-
-def test_a_run_without_evaluation_trains_the_same_model_and_no_more(files, run, tmp_path, capsys):
-    changes = files[1] | {"held_out": None, "evaluation": False}
-    for _ in range(2):
-        results = experiment(tmp_path / "run", **changes)
-        assert (*results, *results["iterations"][0]) == ("iterations", "versions", "dataset")
-    assert "this run is finished" in capsys.readouterr().out
-    mine, theirs = (contents(folder / "iteration-1") for folder in (tmp_path / "run", run(**files[1])))
-    assert not [name for name in mine if name.startswith(("test-", "model-"))]
-    assert all(mine[name] == theirs[name] for name in ("metrics.jsonl", "model/model.safetensors"))
-    assert not (tmp_path / "run" / "curve.png").exists()
 
 
 def test_samples_that_were_held_out_are_signed_as_trained_ones_are(lm):
@@ -278,7 +270,7 @@ def test_samples_that_were_held_out_are_signed_as_trained_ones_are(lm):
     ("changes", "message"),
     [
         ({"samples": "s"}, "--samples: say how to evaluate, by one of --test-data DIR"),
-        ({"samples": "s", "held_out": "h", "evaluation": False}, "--samples: say how to evaluate"),
+        ({"samples": "s", "held_out": "h", "evaluation": False}, "--samples: say how"),
         ({"held_out": "h"}, "--held-out: is for --samples"),
         ({"evaluation": False}, "--no-evaluation: is for --samples"),
         ({"columns": ("reward=score",)}, "--columns: is for --samples"),
@@ -286,9 +278,7 @@ def test_samples_that_were_held_out_are_signed_as_trained_ones_are(lm):
     ],
     ids=str,
 )
-def test_what_does_not_go_together_is_refused_before_anything_is_written(
-    files, tmp_path, monkeypatch, changes, message
-):
+def test_what_does_not_go_together_is_refused_at_once(files, tmp_path, monkeypatch, changes, message):
     monkeypatch.chdir(files[0])
     as_lines(files[0] / "bad.jsonl", [{"prompt": "Q", "completion": "", "reward": 1}])
     with pytest.raises(InputError, match=message):
@@ -307,16 +297,15 @@ def test_other_held_out_samples_are_another_run_and_prompts_that_are_trained_on_
 def test_messages_become_the_tokens_of_the_model_s_chat_template(tmp_path):
     """As `apply_chat_template` gives them for the whole conversation, up to the end of the assistant's turn."""
     model = save_chat_model(tmp_path / "model", "llama3")
-    user = [{"role": "user", "content": "1 + 1?"}]
-    answers = [[{"role": "assistant", "content": text}] for text in ("2.", "3.")]
-    of_trl(tmp_path / "c.parquet", user, answers, accuracy_reward=[1.0, -0.5])
+    rows = of_trl("2.", "3.")
+    pd.DataFrame(rows).to_parquet(tmp_path / "c.parquet")
     (tmp_path / "system.txt").write_text("Be brief.")
-    asked = {"chat": True, "system": tmp_path / "system.txt", "evaluation": False}
+    asked = {"chat": True, "system": tmp_path / "system.txt", "evaluation": False, "columns": ("reward=accuracy",)}
     experiment(tmp_path / "run", model=str(model), samples=str(tmp_path / "c.parquet"), batch=2, **asked)
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-    conversation = [{"role": "system", "content": "Be brief."}, *user]
     for example in read_rows(tmp_path / "run" / "iteration-1" / "train.jsonl", Example):
-        whole = tokenizer.apply_chat_template([*conversation, *answers[example.sample]])["input_ids"]
+        conversation = [{"role": "system", "content": "Be brief."}, *USER, *rows[example.sample]["completion"]]
+        whole = tokenizer.apply_chat_template(conversation)["input_ids"]
         ids = example.prompt_ids + example.completion_ids
         assert ids == whole[: len(ids)]
         assert tokenizer.decode(ids[-1]) == "<|eot_id|>"

@@ -18,6 +18,7 @@ from pipeline import dataset
 from pipeline.models.language_model import collate, token_logprobs
 from pipeline.records import Example, InputError, Sample
 from pipeline.sampling import SamplingParameters, draw_samples, transformers_engine
+from pipeline.settings import Settings
 
 counts = st.integers(1, 6)
 
@@ -26,21 +27,8 @@ def keys(examples):
     return Counter((tuple(e.prompt_ids), tuple(e.completion_ids), e.logmu, e.reward) for e in examples)
 
 
-def drawn(lm, problems, sampling):
-    """Four samples of each of some problems."""
-    task = gsm8k.gsm8k_task(gsm8k.Settings(problems=problems))
-    return draw_samples(task, task.train, 4, transformers_engine(lm, 40_000), sampling, seed=0)
-
-
-def check_logmu(lm, samples, per_row):
-    """log mu of the samples, scored in rows, is that of topr.py; returns the scored examples."""
-    examples = [replace(example, row=i) for i, example in enumerate(dataset.encode(samples, lm))]
-    rows = dataset.rows_of_prompt(examples, per_row, random.Random(0))
-    rows = dataset.score(rows, dataset.epoch_steps(rows, 8, 4), lm, token_logprobs)
-    scored = [example for row in rows for example in row]
-    logmu = topr.sequence_logprobs(lm.model, plain_batch(scored))
-    torch.testing.assert_close(torch.tensor([e.logmu for e in scored]), logmu, rtol=1e-5, atol=1e-4)
-    return scored
+def flat(micro_batches):
+    return [example for rows in micro_batches for row in rows for example in row]
 
 
 @given(counts, counts, counts, st.integers(0, 99))
@@ -73,36 +61,35 @@ def test_rows_of_all_prompts_are_mixed(arrange):
     assert sum(one != other for one, other in pairwise(prompts)) > len(prompts) / 2
 
 
-@given(
-    counts, counts, st.sampled_from([1, 2, 4]), st.sampled_from([4, 8]), st.sampled_from([1, 2, 8]), st.integers(1, 3)
-)
+@given(counts, counts, st.sampled_from([1, 2, 4]), st.sampled_from([4, 8]), st.sampled_from([1, 2, 8]), counts)
 def test_steps_hold_every_row_once_and_ranks_run_the_model_equally_often(
     prompts, per_prompt, per_row, batch, micro_batch, ranks
 ):
     grouped = dataset.rows_of_prompt(random_examples(prompts, per_prompt), per_row, random.Random(0))
-    of_ranks = [dataset.epoch_steps(grouped, batch, micro_batch, rank, ranks) for rank in range(ranks)]
-    laid_out = [steps_of(grouped, batch, micro_batch, rank, ranks) for rank in range(ranks)]
     alone = dataset.epoch_steps(grouped, batch, micro_batch)
-    assert keys(e for step in alone for rows in step.micro_batches for row in rows for e in row) == keys(
-        e for row in grouped for e in row
+    of_ranks = zip(
+        *(dataset.epoch_steps(grouped, batch, micro_batch, rank, ranks) for rank in range(ranks)), strict=True
     )
-    for whole, shares, tensors in zip(alone, zip(*of_ranks, strict=True), zip(*laid_out, strict=True), strict=True):
+    laid_out = zip(*(steps_of(grouped, batch, micro_batch, rank, ranks) for rank in range(ranks)), strict=True)
+    assert keys(e for step in alone for e in flat(step.micro_batches)) == keys(e for row in grouped for e in row)
+    for whole, shares, tensors in zip(alone, of_ranks, laid_out, strict=True):
         assert len({len(share.micro_batches) for share in shares}) == 1
         assert all(rows for share in shares for rows in share.micro_batches)  # rows to compute
-        held = [[[e for row in rows for e in row] for rows in share.micro_batches[: share.learnt]] for share in shares]
-        assert max(len(micro) for share in held for micro in share) <= max(micro_batch, per_row)
-        for share, step in zip(held, tensors, strict=True):
-            sizes = [len(micro.reward) for micro in step.micro_batches]
-            assert sizes == [len(micro) for micro in share] + [0] * (len(sizes) - len(share))
-        of_step = [example for share in held for micro in share for example in micro]
-        assert keys(of_step) == keys(e for rows in whole.micro_batches for row in rows for e in row)
-        assert {step.sequences for step in (whole, *tensors)} == {len(of_step)}
-        assert len(of_step) <= batch
+        assert keys(e for share in shares for e in flat(share.micro_batches[: share.learnt])) == keys(
+            flat(whole.micro_batches)
+        )
+        assert {step.sequences for step in (whole, *tensors)} == {len(flat(whole.micro_batches))}
+        assert whole.sequences <= batch
+        for share, step in zip(shares, tensors, strict=True):
+            sizes = [len(flat([rows])) for rows in share.micro_batches[: share.learnt]]
+            assert max(sizes, default=0) <= max(micro_batch, per_row)
+            sizes += [0] * (len(share.micro_batches) - share.learnt)
+            assert [len(micro.reward) for micro in step.micro_batches] == sizes
 
 
 def test_v10_a_baseline_is_subtracted_before_the_sign_is_taken(lm):
     samples = [Sample(prompt="Q", completion=" 1", reward=0.0)]
-    [[example]], counts = dataset.compose(gsm8k.Settings(baseline=0.2), samples, lm, ())
+    [[example]], counts = dataset.compose(Settings(baseline=0.2), samples, lm, ())
     assert example.reward == counts["baseline"] * -1 == -0.2
     logp = torch.tensor([-5.0], requires_grad=True)
     topr.topr_loss(logp, torch.tensor([-3.0]), torch.tensor([example.reward]), torch.ones(1)).backward()
@@ -115,8 +102,16 @@ def test_v18_log_mu_is_over_the_full_vocabulary_whatever_the_sampler_kept(lm):
     config = LlamaConfig(**lm.model.config.to_dict() | {"vocab_size": 8 * size})
     large = lm._replace(model=LlamaForCausalLM(config).eval())
     for model, problems, top_k, per_row in ((lm, 4, 2, 1), (lm, 4, 2, 4), (large, 1, 8 * size, 1)):
-        samples = drawn(model, problems, SamplingParameters(max_new_tokens=40, top_k=top_k))
-        scored = check_logmu(model, samples, per_row)
+        task, sampling = (
+            gsm8k.gsm8k_task(Settings(problems=problems)),
+            SamplingParameters(max_new_tokens=40, top_k=top_k),
+        )
+        samples = draw_samples(task, task.train, 4, transformers_engine(model, 40_000), sampling, seed=0)
+        rows, _ = dataset.compose(Settings(completions_per_row=per_row), samples, model, ())
+        rows = dataset.score(rows, dataset.epoch_steps(rows, 8, 4), model, token_logprobs)
+        scored = [example for row in rows for example in row]
+        logmu = topr.sequence_logprobs(model.model, plain_batch(scored))
+        torch.testing.assert_close(torch.tensor([e.logmu for e in scored]), logmu, rtol=1e-5, atol=1e-4)
         assert sorted(e.completion_ids for e in scored) == sorted(s.token_ids for s in samples)
         assert [len(e.token_logmu) for e in scored] == [len(e.completion_ids) for e in scored]
     assert all(max(sample.token_ids) >= size for sample in samples)
@@ -151,7 +146,7 @@ def test_how_far_the_engine_is_from_the_trainer_is_told_by_hand():
 def test_every_epoch_has_all_samples_in_an_order_of_its_own(lm):
     samples = [Sample(prompt="Q", completion=f" {i}", reward=(-1.0) ** i) for i in range(20)]
     [once, _], [rows, counts] = (
-        dataset.compose(gsm8k.Settings(epochs=epochs, completions_per_row=2), samples, lm, ()) for epochs in (1, 3)
+        dataset.compose(Settings(epochs=epochs, completions_per_row=2), samples, lm, ()) for epochs in (1, 3)
     )
     assert [[e.sample for e in row] for row in rows[:10]] == [[e.sample for e in row] for row in once]
     epochs = [[e.sample for row in rows[i : i + 10] for e in row] for i in (0, 10, 20)]

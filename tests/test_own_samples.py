@@ -266,32 +266,18 @@ def test_samples_that_were_held_out_are_signed_as_trained_ones_are(lm):
     assert found["ranked"] is None
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"samples": "s"}, "--samples: say how to evaluate, by one of --test-data DIR"),
-        ({"samples": "s", "held_out": "h", "evaluation": False}, "--samples: say how"),
-        ({"held_out": "h"}, "--held-out: is for --samples"),
-        ({"evaluation": False}, "--no-evaluation: is for --samples"),
-        ({"columns": ("reward=score",)}, "--columns: is for --samples"),
-        ({"samples": "train.jsonl", "held_out": "bad.jsonl"}, "bad.jsonl:1: field completion: is"),
-    ],
-    ids=str,
-)
-def test_what_does_not_go_together_is_refused_at_once(files, tmp_path, monkeypatch, changes, message):
-    monkeypatch.chdir(files[0])
-    as_lines(files[0] / "bad.jsonl", [{"prompt": "Q", "completion": "", "reward": 1}])
-    with pytest.raises(InputError, match=message):
-        experiment(tmp_path / "refused", **changes)
-    assert not (tmp_path / "refused").exists()
-
-
-def test_other_held_out_samples_are_another_run_and_prompts_that_are_trained_on_too_are_told(files, run, capsys):
-    folder, given = files
-    as_lines(folder / "others.jsonl", sums(7, 12))
+def test_held_out_samples_are_checked_first_are_part_of_what_a_run_is_and_may_be_trained_on_too(
+    files, run, tmp_path, capsys
+):
+    given, others = files[1], tmp_path / "others.jsonl"
+    as_lines(others, sums(7, 12))
     with pytest.raises(InputError, match="holds a run with other settings"):
-        experiment(run(**given), **given | {"held_out": str(folder / "others.jsonl")})
+        experiment(run(**given), **given | {"held_out": str(others)})
     assert "others.jsonl: 2 of 5 prompts are trained on too" in capsys.readouterr().out
+    as_lines(others, both(completion=""))
+    with pytest.raises(InputError, match=r"others.jsonl:1: field completion: is empty"):
+        experiment(tmp_path / "refused", **given | {"held_out": str(others)})
+    assert not (tmp_path / "refused").exists()
 
 
 def test_messages_become_the_tokens_of_the_model_s_chat_template(tmp_path):

@@ -11,12 +11,13 @@ from pipeline.records import InputError, Sample, from_hub, read_rows, to_lines, 
 from pipeline.runtime.run_folder import held_folder, read_json
 
 
-def test_samples_come_back_as_they_were_written(tmp_path):
+def test_samples_come_back_as_they_were_written_or_as_windows_saves_them(tmp_path):
     text = '\u2028 \x85\r\n\t\x00"\\\ufeff 𝟛'
     whole = {"problem_id": text, "token_ids": [0, 999], "token_logmu": [-0.1, -1e-300], "outcome": text}
     rows = [Sample(prompt=text, completion=text, reward=0.1), Sample(prompt="", completion="", reward=-1, **whole)]
-    write_file(tmp_path / "samples.jsonl", to_lines(rows))
-    assert read_rows(tmp_path / "samples.jsonl", Sample) == rows
+    for content in (to_lines(rows), "\ufeff" + to_lines(rows).replace("\n", "\r\n")):
+        write_file(tmp_path / "samples.jsonl", content)
+        assert read_rows(tmp_path / "samples.jsonl", Sample) == rows
 
 
 GOOD = {"prompt": "Q", "completion": " A", "reward": 1}
@@ -28,9 +29,7 @@ FAULTS = [  # what a file holds, or what is changed in its second line; what is 
     (f"{LINE}\n\n{LINE}\n", ":2: Invalid JSON"),
     ("[1, 2]\n", ":1: "),
     ('{"prompt": "Q", "completion": " A"}\n', ":1: field reward: Field required"),
-    ({"reward": math.nan}, ":2: field reward: .*finite"),
-    ({"reward": "1"}, ":2: field reward: .*number"),
-    ({"token_logmu": [-1, math.nan]}, r":2: field token_logmu.1: "),
+    ({"token_logmu": [-1, math.nan]}, r":2: field token_logmu.1: .*finite"),
     ({"rewrad": 1}, ":2: field rewrad: "),
 ]
 
@@ -43,16 +42,6 @@ def test_a_bad_file_is_named_by_file_line_and_field(tmp_path, content, message):
     with pytest.raises(InputError, match=f"samples.jsonl{message}") as caught:
         read_rows(file, Sample)
     assert "\n" not in str(caught.value)
-    for path, told in ((tmp_path / "nothing.jsonl", "nothing.jsonl: no such file"), (tmp_path, "is a folder")):
-        with pytest.raises(InputError, match=told):
-            read_rows(path, Sample)
-
-
-def test_a_byte_order_mark_windows_line_ends_and_u2028_are_read(tmp_path):
-    file = tmp_path / "samples.jsonl"
-    text = LINE.replace(" A", " A\u2028B")
-    file.write_bytes(f"\ufeff{text}\r\n{text}\r\n".encode())
-    assert [row.completion for row in read_rows(file, Sample)] == [" A\u2028B"] * 2
 
 
 def test_a_file_that_grows_is_read_up_to_its_last_whole_line(tmp_path):
@@ -60,17 +49,15 @@ def test_a_file_that_grows_is_read_up_to_its_last_whole_line(tmp_path):
     assert read_rows(file, Sample, "growing") == []
     file.write_text(f"{LINE}\n{LINE}\n{LINE[:-9]}")
     assert len(read_rows(file, Sample, "growing")) == 2
+    with pytest.raises(InputError, match="is a folder"):
+        read_rows(tmp_path, Sample)
 
 
 def test_a_problem_without_an_answer_is_named(tmp_path):
     (tmp_path / "test.jsonl").write_text('{"question": "1 + 1?", "answer": "two"}\n', encoding="utf-8")
-    for data, split, message in (
-        (str(tmp_path), "test", "test.jsonl:1: field answer: no number after ####"),
-        (str(tmp_path), "train", "train.jsonl: no such file"),
-        ("nowhere", "test", "neither a folder nor"),
-    ):
+    for split, message in (("test", "test.jsonl:1: field answer: no number after ####"), ("train", "no such file")):
         with pytest.raises(InputError, match=message):
-            gsm8k.load_problems(data, split)
+            gsm8k.load_problems(str(tmp_path), split)
 
 
 def test_parts_of_a_data_set_of_the_hub_are_loaded_or_all(tmp_path):

@@ -55,12 +55,13 @@ test-processors: .venv/dev-ready
 	OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_CBWR=AVX2 \
 		ONEDNN_MAX_CPU_ISA=AVX2 $(LEG)
 
-# What the tests do in short: runs that are killed and damaged; text that nobody meant. Both print their counts.
+# What the tests do in short: runs that are killed and damaged; text that nobody meant.
+# The first prints how often it killed.
 faults: .venv/dev-ready
 	FAULT_KILLS=30 .venv/bin/python -m pytest -s tests/test_faults.py tests/test_restart.py $(ARGS)
 
 fuzz: .venv/dev-ready
-	FUZZ_INPUTS=1000000 .venv/bin/python -m pytest -s tests/test_fuzz.py $(ARGS)
+	FUZZ_INPUTS=1000000 .venv/bin/python -m pytest tests/test_fuzz.py $(ARGS)
 
 # A quarter of an hour. Numbers go to BENCH.
 BENCH ?= runs/bench

@@ -3,6 +3,7 @@
 import random
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import topr
@@ -17,15 +18,8 @@ VOCABULARY = 32
 def tiny_model(seed: int = 0, dtype: torch.dtype = torch.float64) -> LlamaForCausalLM:
     """An untrained Llama with a vocabulary of 32, in float64 so that equality can be asked for to many digits."""
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=128,
-        initializer_range=0.5,  # far from uniform, so that log-probabilities differ
-    )
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=VOCABULARY, initializer_range=0.5, **sizes)  # far from uniform
     return LlamaForCausalLM(config).to(dtype).eval()
 
 
@@ -45,15 +39,13 @@ def random_examples(prompts: int, per_prompt: int, seed: int = 0) -> list[Exampl
 
 def plain_batch(examples: list[Example], padding_side: str = "right", filler: int = 0) -> topr.Batch:
     """One padded row per completion; `filler` is what padding holds."""
-    rows = [example.prompt_ids + example.completion_ids for example in examples]
-    width = max(map(len, rows))
-    ids = torch.full((len(rows), width), filler)
-    attention_mask, completion_mask = torch.zeros(len(rows), width), torch.zeros(len(rows), width)
-    for i, (row, example) in enumerate(zip(rows, examples, strict=True)):
-        first = width - len(row) if padding_side == "left" else 0
-        ids[i, first : first + len(row)] = torch.tensor(row)
-        attention_mask[i, first : first + len(row)] = 1
-        completion_mask[i, first + len(example.prompt_ids) : first + len(row)] = 1
+
+    def padded(rows: list[list], value: int = 0) -> torch.Tensor:
+        return pad_sequence([torch.tensor(row) for row in rows], True, value, padding_side)
+
+    ids = padded([e.prompt_ids + e.completion_ids for e in examples], filler)
+    attention_mask = padded([[1.0] * len(e.prompt_ids + e.completion_ids) for e in examples])
+    completion_mask = padded([[0.0] * len(e.prompt_ids) + [1.0] * len(e.completion_ids) for e in examples])
     columns = [[e.logmu for e in examples], [e.reward for e in examples], [len(e.completion_ids) for e in examples]]
     return topr.Batch(ids, attention_mask, completion_mask, *map(torch.tensor, columns))
 

@@ -43,8 +43,8 @@ def server():
 def arguments(folder, usual=CHANGES, **changes):
     """The command line of a run in `folder` of `runs.SMALL` with these changes."""
     default, settings = asdict(gsm8k.Settings()), asdict(replace(runs.SMALL, **(usual | changes), out=folder))
-    differing = {f"--{name.replace('_', '-')}": value for name, value in settings.items() if value != default[name]}
-    return [word for option, value in differing.items() for word in (option, str(value)) if word != "True"]
+    differing = [name for name in settings if settings[name] != default[name]]
+    return [word for name in differing for word in (f"--{name}", str(settings[name])) if word != "True"]
 
 
 def command(log, arguments, ranks, limit, slow, variables):
@@ -66,9 +66,8 @@ def started(folder, ranks=1, limit=resource.RLIM_INFINITY, slow=False, variables
     """A process that runs the command, `asked` or that of the changes; killed with all that it has started at the end
     of the block. limit: bytes in a file.
     """
-    asked = asked or arguments(folder, **changes)
-    given = (folder.with_suffix(".log"), asked, ranks, limit, slow, dict(variables))
-    process = server().Process(target=command, args=given)
+    given = (asked or arguments(folder, **changes), ranks, limit, slow, dict(variables))
+    process = server().Process(target=command, args=(folder.with_suffix(".log"), *given))
     process.start()
     try:
         yield process
@@ -103,11 +102,19 @@ def told(folder):
     return folder.with_suffix(".log").read_text().splitlines()
 
 
+def fault(folder, **changes):
+    """The line in which the command says why it ends."""
+    with started(folder, **changes) as process:
+        assert status(process) == 1
+    assert not any("Traceback" in line for line in told(folder))
+    return told(folder)[-1]
+
+
 def lines(file):
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
-def main():
+if __name__ == "__main__":
     seal = run_folder.seal_folder
 
     def seal_slowly(folder):
@@ -117,7 +124,3 @@ def main():
 
     run_folder.seal_folder = seal_slowly
     gsm8k.main("train_gsm8k", gsm8k.__doc__, gsm8k.gsm8k_task)
-
-
-if __name__ == "__main__":
-    main()

@@ -111,9 +111,13 @@ def gradient_by_differences(z: Tensor, bandit: Bandit, limits: Limits) -> Tensor
 def ascend(z: Tensor, bandit: Bandit, limits: Limits, lr: float, steps: int, keep: int = 1) -> Tensor:
     """Gradient ascent by the closed form: z at the start and after every `keep` steps, (steps // keep + 1, ..., K).
 
-    >>> two = Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0]))
-    >>> ascend(tensor([0.0, 0.0]), two, PRESETS["topr"], lr=1.0, steps=4, keep=2).shape
-    torch.Size([3, 2])
+    >>> two, to = Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0])), PRESETS["topr"]
+    >>> ascend(tensor([0.0, 0.0]), two, to, lr=1.0, steps=1)
+    tensor([[ 0.0000,  0.0000],
+            [ 0.5000, -0.5000]], dtype=torch.float64)
+    >>> path = ascend(tensor([0.0, 0.0]), two, to, lr=1.0, steps=4)
+    >>> ascend(tensor([0.0, 0.0]), two, to, lr=1.0, steps=4, keep=2).equal(path[::2])
+    True
     """
     path = [z]
     for done in range(1, steps + 1):
@@ -137,8 +141,8 @@ def gradient_variance(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"
 def upper_bound(reward: Tensor) -> Tensor:
     """B = max(0, max R) over the arms: if a- = 0, J_topr never exceeds it (Prop. 3.2; the proof uses rho(x) <= x).
 
-    >>> upper_bound(tensor([-1.0, 0.5])).item()
-    0.5
+    >>> upper_bound(tensor([[-1.0, 0.5], [-1.0, -0.5]])).tolist()
+    [0.5, 0.0]
     """
     return reward.amax(-1).clamp_min(0)
 
@@ -162,23 +166,6 @@ def four_parts(logp: Tensor, bandit: Bandit, c: Tensor | float) -> tuple[Tensor,
         parts.append(sign * total * kl(share, logp))
         constant = constant + sign * total * entropy(share)
     return torch.stack([*parts, -c * kl(bandit.mu, logp)]), constant
-
-
-def steps_to_half(z: Tensor, bandit: Bandit, limits: Limits, cap: int) -> list[int]:
-    """Steps of ascent at rate 1 until pi of the first arm is 1/2, from each row of z (N, K); at most cap + 1.
-
-    >>> two = Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0]))
-    >>> steps_to_half(tensor([[-4.0, 0.0], [0.0, 0.0]]), two, PRESETS["topr"], cap=10)
-    [4, 0]
-    """
-    steps = torch.full(z.shape[:-1], cap + 1)
-    for done in range(cap + 1):
-        reached = (z.softmax(-1)[:, 0] >= 0.5) & (steps > cap)
-        steps[reached] = done
-        if (steps <= cap).all():
-            break
-        z = z + gradient(z, bandit, limits)
-    return steps.tolist()
 
 
 def kl(p: Tensor, logq: Tensor) -> Tensor:

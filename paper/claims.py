@@ -28,7 +28,6 @@ from paper.bandit import (
     kl,
     objective,
     random_bandits,
-    steps_to_half,
     tensor,
     through_softmax,
     upper_bound,
@@ -472,7 +471,8 @@ def claim_recovery(generator: torch.Generator) -> Found:
     cap, starts, names = 10_000, [10.0**-power for power in range(2, 9)], list(PRESETS)
     mu, reward = torch.full((5,), 0.2, dtype=torch.float64), tensor([1.0, -1.0, -1.0, -1.0, -1.0])
     pi = tensor([[start, *[(1 - start) / 4] * 4] for start in starts])
-    steps = {name: steps_to_half(pi.log(), Bandit(mu, reward), PRESETS[name], cap) for name in names}
+    paths = {name: ascend(pi.log(), Bandit(mu, reward), PRESETS[name], lr=1.0, steps=cap) for name in names}
+    steps = {name: (path.softmax(-1)[..., 0] < 0.5).sum(0).tolist() for name, path in paths.items()}  # cap + 1: never
 
     further = [after - before for before, after in pairwise(steps["topr"])]
     factors = [after / before for before, after in pairwise(steps["tis"]) if after <= cap]

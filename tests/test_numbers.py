@@ -39,33 +39,23 @@ def test_enormous_ratios_leave_loss_and_gradient_finite(name):
         assert logp.grad.abs().max() <= 1
 
 
-def refused_by_training(model, examples, loss):
-    """A step on the examples is refused, and no weight has changed."""
+SPOILED = [("topr", "logmu", math.nan), *((name, "logmu", -1e4) for name in UNBOUNDED)]  # exp(10,000) is infinite
+SPOILED += [("topr", what, value) for what in ("logits", "reward") for value in (math.nan, math.inf, -math.inf)]
+
+
+@pytest.mark.parametrize(("name", "spoiled", "value"), SPOILED)
+def test_what_is_not_finite_stops_training_before_it_reaches_a_weight(name, spoiled, value):
+    model, examples = tiny_model(), [replace(example, reward=-1.0) for example in random_examples(2, 2)]
+    if spoiled == "logits":
+        model.lm_head.weight.data[3, 3] = value
+    else:
+        examples = [replace(example, **{spoiled: value}) for example in examples]
     before = [weight.clone() for weight in model.parameters()]
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
     with pytest.raises(FloatingPointError, match=r"loss is .*, grad_norm is (nan|inf)"):
-        next(topr.train(model, sgd, [topr.Step([plain_batch(examples)], len(examples))], loss))
+        next(topr.train(model, sgd, [topr.Step([plain_batch(examples)], len(examples))], LOSSES[name]))
     for old, new in zip(before, model.parameters(), strict=True):
         torch.testing.assert_close(new, old, rtol=0, atol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize("name", UNBOUNDED)
-def test_a_ratio_that_overflows_stops_training_before_it_reaches_a_weight(name):
-    """exp(10,000) is infinite."""
-    far = [replace(example, logmu=-1e4, reward=-1.0) for example in random_examples(2, 2)]
-    refused_by_training(tiny_model(), far, LOSSES[name])
-
-
-@pytest.mark.parametrize("spoiled", ["logits", "logmu", "reward"])
-def test_what_is_not_finite_never_reaches_a_weight(spoiled):
-    for value in (math.nan,) if spoiled == "logmu" else (math.nan, math.inf, -math.inf):
-        model, examples = tiny_model(), random_examples(2, 2)
-        if spoiled == "logits":
-            with torch.no_grad():
-                model.lm_head.weight[3, 3] = value
-        else:
-            examples = [replace(example, **{spoiled: value}) for example in examples]
-        refused_by_training(model, examples, topr.topr_loss)
 
 
 ROW = {"prompt": "1 + 1 =", "completion": " 2", "reward": 1.0, "token_ids": [5], "token_logmu": [-1.0]}
@@ -102,7 +92,6 @@ def test_a_batch_of_one_sign_is_the_mean_of_its_sequences(name, sign):
     logp, *others = columns(ratios, [sign] * 4)
     LOSSES[name](logp, *others).backward()
     for i in range(4):
-        alone, *rest = (column[i : i + 1] for column in columns(ratios, [sign] * 4))
-        alone = alone.detach().requires_grad_()
-        LOSSES[name](alone, *rest).backward()
-        assert logp.grad[i].item() == pytest.approx(alone.grad.item() / 4, abs=1e-15)
+        apart = columns(ratios, [sign] * 4)
+        LOSSES[name](*(column[i : i + 1] for column in apart)).backward()
+        assert logp.grad[i].item() == pytest.approx(apart[0].grad[i].item() / 4, abs=1e-15)

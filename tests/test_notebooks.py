@@ -1,18 +1,18 @@
 """The notebooks: their form, that they run from top to bottom, and that their exercises know right from wrong."""
 
 import ast
-import copy
 import re
 from decimal import Decimal
+from textwrap import indent
 
 import nbformat
 import pytest
 from execute import HERE, execute
 from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_notebook
-from student import ANSWER, main, without_answers
+from student import ANSWER, main
 
-NAMES = ["01_taper", "02_bandit", "03_baseline", "04_laptop_gsm8k", "05_check_your_framework", "06_build_topr"]
+NAMES = sorted(path.stem for path in HERE.glob("*.ipynb"))
 
 # What the notebook tools themselves warn of is not ours to mend.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -32,7 +32,6 @@ def python_of(cell):
 
 def exercises(notebook):
     """For each exercise: the names to write, the source of its check, and that of the folded answer."""
-    found = []
     for here, check, answer in zip(notebook.cells, notebook.cells[1:], notebook.cells[2:], strict=False):
         if "exercise" in here.metadata.get("tags", []):
             assert check.metadata["tags"] == ["check"]
@@ -41,8 +40,7 @@ def exercises(notebook):
             body = python_of(here).body
             names = [node.name for node in body if isinstance(node, ast.FunctionDef)]
             names += [node.targets[0].id for node in body if isinstance(node, ast.Assign)]
-            found.append((names, check.source, block))
-    return found
+            yield names, check.source, block
 
 
 def shown(cell):
@@ -59,15 +57,14 @@ def is_alike(one, other):
     A last digit may round another way, so that a number may be off by one in its last place. One printed in full is of
     a few hundred operations in float64 at most, each exact to 1.1e-16: 1e-12 is left. Counts are the same.
     """
-    numbers = [NUMBER.findall(text) for text in (one, other)]
     words = [re.sub(r"[\s─━]+", "", NUMBER.sub("#", text)) for text in (one, other)]
-    return words[0] == words[1] and all(map(is_near, *numbers))
-
-
-def is_near(one, other):
-    one, other = Decimal(one), Decimal(other)
-    places = [Decimal(1).scaleb(x.as_tuple().exponent) for x in (one, other) if x != int(x)]
-    return abs(one - other) <= max([*places, Decimal("1e-12") * abs(one)])
+    if words[0] != words[1]:
+        return False
+    for a, b in zip(*(map(Decimal, NUMBER.findall(text)) for text in (one, other)), strict=True):
+        places = [Decimal(1).scaleb(x.as_tuple().exponent) for x in (a, b) if x != int(x)]
+        if abs(a - b) > max([*places, Decimal("1e-12") * abs(a)]):
+            return False
+    return True
 
 
 def test_outputs_are_compared_up_to_rounding():
@@ -80,10 +77,7 @@ def test_outputs_are_compared_up_to_rounding():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_committed_notebook_is_one_clean_run_of_short_cells_that_define_only_what_readers_write(name):
-    assert sorted(path.stem for path in HERE.glob("*.ipynb")) == NAMES
     notebook = read(name)
-    nbformat.validate(notebook)
-    assert 15 <= len(notebook.cells) <= 40
     cells = code_cells(notebook)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell.outputs]
@@ -94,8 +88,7 @@ def test_the_committed_notebook_is_one_clean_run_of_short_cells_that_define_only
     assert notebook.cells[0].source.startswith(f"# {name[1]}. ")
     nodes = [node for cell in cells for node in ast.walk(python_of(cell))]
     defined = [node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-    assert defined
-    assert all(function.startswith("my_") for function in defined)
+    assert {function[:3] for function in defined} == {"my_"}
 
 
 SAME_EVERYWHERE = ("01_taper", "02_bandit", "05_check_your_framework", "06_build_topr")  # others sample
@@ -103,12 +96,10 @@ SAME_EVERYWHERE = ("01_taper", "02_bandit", "05_check_your_framework", "06_build
 
 @pytest.mark.parametrize("name", [NAMES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])])
 def test_it_runs_and_its_exercises_tell_right_from_wrong(name):
-    notebook = read(name)
-    committed = copy.deepcopy(notebook)
+    notebook, committed = read(name), read(name)
     for names, check, answer in exercises(notebook):
         wrong = "\n".join(f"{exercise} = lambda *_: 0.0" for exercise in names)
-        indented = "\n".join(f"    {line}" for line in check.splitlines())
-        refused = f"{wrong}\ntry:\n{indented}\nexcept Exception:\n    print('refused')"
+        refused = f"{wrong}\ntry:\n{indent(check, '    ')}\nexcept Exception:\n    print('refused')"
         notebook.cells += [new_code_cell(f"{answer}\n{check}"), new_code_cell(refused)]
     execute(notebook)
     added = notebook.cells[len(committed.cells) :]
@@ -125,16 +116,16 @@ def test_it_runs_and_its_exercises_tell_right_from_wrong(name):
 
 def test_sliders_come_with_a_picture_for_those_who_cannot_move_them():
     [cell] = [cell for cell in code_cells(read("01_taper")) if "show_sliders(" in cell.source]
-    [output] = cell.outputs
-    assert {"image/png", "application/vnd.jupyter.widget-view+json"} <= set(output.data)
+    assert {"image/png", "application/vnd.jupyter.widget-view+json"} <= set(cell.outputs[0].data)
     assert read("01_taper").metadata.widgets
 
 
-def test_a_notebook_that_fails_or_warns_is_not_passed():
-    with pytest.raises(CellExecutionError):
-        execute(new_notebook(cells=[new_code_cell("1 / 0")]))
-    with pytest.raises(RuntimeError, match="beware"):
-        execute(new_notebook(cells=[new_code_cell("import warnings\nwarnings.warn('beware')")]))
+@pytest.mark.parametrize(
+    ("source", "error"), [("1 / 0", CellExecutionError), ("import warnings\nwarnings.warn('beware')", RuntimeError)]
+)
+def test_a_notebook_that_fails_or_warns_is_not_passed(source, error):
+    with pytest.raises(error):
+        execute(new_notebook(cells=[new_code_cell(source)]))
 
 
 def test_students_get_everything_but_the_answers(tmp_path, monkeypatch):
@@ -142,11 +133,8 @@ def test_students_get_everything_but_the_answers(tmp_path, monkeypatch):
     (tmp_path / "notebooks").mkdir()
     nbformat.write(read(NAMES[0]), tmp_path / "notebooks" / "lesson.ipynb")
     main(tmp_path / "student")
-    assert nbformat.read(tmp_path / "student" / "lesson.ipynb", as_version=4) == without_answers(read(NAMES[0]))
-    for whole in map(read, NAMES):
-        student = without_answers(whole)
-        nbformat.validate(student)
-        assert not any("<summary>Answer" in cell.source or cell.get("outputs") for cell in student.cells)
-        assert len(student.cells) == len(whole.cells) - len(exercises(whole))
+    student, whole = nbformat.read(tmp_path / "student" / "lesson.ipynb", as_version=4), read(NAMES[0])
+    assert not any("<summary>Answer" in cell.source or cell.get("outputs") for cell in student.cells)
+    assert len(student.cells) == len(whole.cells) - len([*exercises(whole)])
     with pytest.raises(SystemExit, match="inside"):
         main(tmp_path / "elsewhere" / "student")

@@ -20,39 +20,32 @@ def test_styles_of_one_picture_differ_without_colour(styles):
         assert all(ours != theirs for ours, theirs in zip(one, other, strict=True))
 
 
-def test_a_panel_is_drawn_as_described():
-    drawn = [Line([0, 1, 2], [1, 2, 3], "tis", half_width=[0.1] * 3)]
-    [axes] = draw([Panel("title", "x (s)", "y (m)", drawn, {"yscale": "log"})]).axes
+@pytest.mark.parametrize(("kind", "axis"), [("line", 1), ("points", 1), ("rows", 0)])
+def test_a_panel_is_drawn_as_described_with_its_intervals(kind, axis):
+    x_and_y = [[0, 1], [5, 7]][:: 1 if axis else -1]
+    drawn = Line(*x_and_y, "tis", kind=kind, half_width=[1, 2])
+    [axes] = draw([Panel("title", "x (s)", "y (m)", [drawn], {"yscale": "log"})]).axes
     assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) == ("title", "x (s)", "y (m)")
     assert axes.get_yscale() == "log"
-    [line] = axes.lines
-    assert line.get_ydata().tolist() == [1, 2, 3]
+    line, [interval] = axes.lines[0], axes.collections
+    assert [line.get_xdata().tolist(), line.get_ydata().tolist()] == x_and_y
     assert line.get_color() == STYLES["tis"].colour
-    assert len(axes.collections) == 1  # the interval
+    assert (line.get_linestyle() == "None") == (kind != "line")  # points are not joined
     assert [text.get_text() for text in axes.texts] == ["TIS"]
-
-
-@pytest.mark.parametrize(("kind", "axis"), [("points", 1), ("rows", 0)])
-def test_points_have_bars_for_their_intervals(kind, axis):
-    x_and_y = [[0, 1], [5, 7]][:: 1 if axis else -1]
-    [axes] = draw([Panel("", "", "", [Line(*x_and_y, "tis", kind=kind, half_width=[1, 2])])]).axes
-    assert axes.lines[0].get_linestyle() == "None"  # not joined
-    [bars] = axes.collections
-    assert [segment[:, axis].tolist() for segment in bars.get_segments()] == [[4, 6], [5, 9]]
+    ends = [path.vertices[:, axis] for path in interval.get_paths()]
+    assert {float(end) for of_one in ends for end in of_one} == {4, 5, 6, 9}
 
 
 def test_labels_stand_beside_the_ends_of_their_lines_and_not_on_each_other():
     ends = {"low": 0.0, "one": 5.0, "two": 5.01, "three": 5.02, "none": math.nan, "high": 9.0, "above": 99.0}
     drawn = lines([0, 1, 2], {name: [1, 5, end] for name, end in ends.items()}, "topr " * len(ends))
-    drawn.append(Line([0, 1], [math.nan] * 2, "nowhere"))
-    figure = draw([Panel("", "", "", drawn, {"ylim": (0, 10)})])
+    figure = draw([Panel("", "", "", [*drawn, Line([0, 1], [math.nan] * 2, "nowhere")], {"ylim": (0, 10)})])
     figure.draw_without_rendering()
     [axes] = figure.axes
     boxes = {text.get_text(): Text.get_window_extent(text) for text in axes.texts}  # without the leader
     assert boxes.keys() == ends.keys()
     assert min(box.x0 for box in boxes.values()) > axes.get_window_extent().x1
-    for one, other in combinations(boxes.values(), 2):
-        assert not one.overlaps(other)
+    assert not any(one.overlaps(other) for one, other in combinations(boxes.values(), 2))
     assert sorted(boxes, key=lambda name: boxes[name].y0) == ["low", "one", "none", "two", "three", "high", "above"]
     for name, height in {"low": 0.0, "high": 9.0}.items():
         _, wanted = axes.transData.transform((0, height))
@@ -70,9 +63,7 @@ def test_labels_stand_beside_the_ends_of_their_lines_and_not_on_each_other():
 def test_logarithmic_axes_have_plain_numbers(scale, y, shown):
     figure = draw([Panel("", "", "", [Line([0, 1], y)], {"yscale": scale})])
     figure.draw_without_rendering()
-    [axes] = figure.axes
-    ticks = [tick for tick in axes.yaxis.get_ticklabels(which="both") if tick.get_text()]
-    found = [tick.get_text() for tick in ticks]
+    found = [tick.get_text() for tick in figure.axes[0].yaxis.get_ticklabels(which="both")]
     assert set(shown) <= set(found)
     assert not any("times" in text for text in found)
 
@@ -91,26 +82,21 @@ def test_a_curve_shows_accuracy_and_outcomes_in_percent_and_joins_iterations():
     curve = [{"samples_seen": n, **entry, "reward": {"mean": 2.0, "se": None}} for n in (0, 100)]
     accuracy, outcomes, reward = draw_curve([{"curve": curve}] * 2, "topr").axes
     assert [axes.get_title() for axes in (accuracy, outcomes, reward)] == ["topr", "outcomes", "reward"]
-    assert accuracy.lines[0].get_xdata().tolist() == [0, 100, 200]
+    assert accuracy.lines[0].get_xydata().tolist() == [[0, 50], [100, 50], [200, 50]]
     assert reward.lines[0].get_ydata().tolist() == [2, 2, 2]
-    assert accuracy.lines[0].get_ydata().tolist() == [50, 50, 50]
-    band = accuracy.collections[0].get_paths()[0].vertices[:, 1]
-    assert (min(band), max(band)) == pytest.approx((48, 52))
-    assert {line.get_label(): line.get_ydata()[0] for line in outcomes.lines} == pytest.approx(
-        {"correct": 50, "incorrect": 30, "invalid": 20}
-    )
+    shares = {line.get_label(): line.get_ydata()[0] for line in outcomes.lines}
+    assert shares == pytest.approx({"correct": 50, "incorrect": 30, "invalid": 20})
 
 
 def test_tokens_are_wrapped_and_coloured_by_sign():
     strips = [Strip("one", [" word"] * 40 + ["$"], [9.0, -9.0] * 20 + [0.0]), Strip("two", ["a", "b"], [0.1, -0.1])]
     figure = draw_tokens(strips, furthest=1)
     [axes] = figure.axes
-    texts = [text for text in axes.texts if text.get_text() == " word"]
-    assert len({text.get_position()[1] for text in texts}) > 2  # more than one row
-    assert max(text.get_position()[0] for text in texts) < figure.get_size_inches()[0]
+    places = [text.get_position() for text in axes.texts if text.get_text() == " word"]
+    assert len({y for _, y in places}) > 2  # more than one row
+    assert max(x for x, _ in places) < figure.get_size_inches()[0]
     colours = [patch.get_facecolor() for patch in axes.patches]
-    for (red, green, _, _), is_above in ((colours[0], True), (colours[1], False), (colours[-2], True)):
-        assert (green > red) == is_above  # green above zero, brown below
+    assert [green > red for red, green, *_ in (colours[0], colours[1], colours[-2])] == [True, False, True]
     darkest, zero, tenth = colours[0], colours[40], colours[41]
     assert darkest[0] < tenth[0] < (darkest[0] + 2 * zero[0]) / 3  # a tenth of the most is seen well
     assert len(axes.lines) == 21  # below zero: dotted

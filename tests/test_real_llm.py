@@ -12,11 +12,6 @@ from pipeline.records import Drawn
 from pipeline.sampling import graded
 
 
-def even_lengths(settings):
-    """The countries, for a model that writes letters at random."""
-    return replace(capitals(settings), reward=lambda completion, problem: (-1.0) ** len(completion))
-
-
 def test_a_capital_is_right_where_it_is_named_and_the_question_does_not_name_it():
     task = capitals(real_llm.SETTINGS)
     problems = [*task.train, *task.test]
@@ -30,18 +25,16 @@ def test_a_capital_is_right_where_it_is_named_and_the_question_does_not_name_it(
 def test_the_arms_train_on_the_same_samples(tmp_path, monkeypatch):
     small = replace(real_llm.SETTINGS, problems=2, n=4, completions_per_row=2, batch=4, test_problems=2)
     monkeypatch.setattr(real_llm, "SETTINGS", small)
-    monkeypatch.setattr(real_llm, "capitals", even_lengths)
+    task = replace(capitals(small), reward=lambda text, _: (-1.0) ** len(text))  # for a model that writes at random
+    monkeypatch.setattr(real_llm, "capitals", lambda _: task)
     model = save_chat_model(tmp_path / "model", "qwen2.5")
     real_llm.main(real_llm.Options(model, seeds=2, workers=1, runs=tmp_path / "runs", out=tmp_path / "out"))
     content = json.loads((tmp_path / "out" / "real-llm.json").read_text())
-    assert content["runs"] == 6
-    assert content["seeds"] == [0, 1]
-    assert set(content["data"]) == {"topr", "sft", "reinforce"}
+    assert (content["runs"], content["seeds"]) == (6, [0, 1])
     assert len({curve["mean"][0] for curve in content["data"].values()}) == 1
-    methods = [json.loads(file.read_text())["method"] for file in (tmp_path / "runs").glob("*/config.json")]
-    assert sorted(methods) == ["reinforce", "reinforce", "sft", "sft", "topr", "topr"]
-    assert (tmp_path / "out" / "real-llm.png").stat().st_size > 10_000
-    for seed in (0, 1):
-        drawn = [file.read_bytes() for file in (tmp_path / "runs").glob(f"*_{seed}_*/iteration-1/samples.jsonl")]
-        assert len(drawn) == 3
-        assert len(set(drawn)) == 1
+    assert (tmp_path / "out" / "real-llm.png").exists()
+    runs = {seed: [*(tmp_path / "runs").glob(f"*_{seed}_*")] for seed in (0, 1)}
+    for folders in runs.values():
+        methods = {json.loads((folder / "config.json").read_text())["method"] for folder in folders}
+        assert methods == set(content["data"]) == {"topr", "sft", "reinforce"}
+        assert len({(folder / "iteration-1" / "samples.jsonl").read_bytes() for folder in folders}) == 1

@@ -310,7 +310,7 @@ def given(folder, *rows):
         ({"columns": ("reward=score",)}, "--columns: is for --samples"),
         ({"trust_logmu": True}, "--trust-logmu: is for --samples"),
         ({"composition": "proportion"}, "--composition proportion and --proportion P: give both or neither"),
-        ({"max_new_tokens": 5000}, r"problem t\w+-\d+: its prompt has \d+ tokens; with 5000 new ones it exceeds"),
+        ({"max_new_tokens": 5000}, r"problem train-5: its prompt has \d+ tokens; with 5000 new ones it exceeds"),
         # rows of samples
         ({"samples": [{}, {"completion": " A" * 5000}]}, r"given.jsonl:2: field completion: \d+ tokens with its"),
         ({"samples": [{"token_ids": [5, 6]}]}, "given.jsonl:1: field token_ids: are not the completion's"),

@@ -1,7 +1,6 @@
 """The training loop: what it computes, what it refuses, and that micro-batches leave the gradient alone."""
 
 import math
-import warnings
 from dataclasses import replace
 
 import pytest
@@ -27,18 +26,15 @@ def weights(model):
 
 
 def test_one_step_is_gradient_descent_on_the_loss():
-    model, oracle = tiny_model(), tiny_model()
-    batch = plain_batch(at_mu(model, random_examples(3, 2)))
+    model = tiny_model()
+    batch, before = plain_batch(at_mu(model, random_examples(3, 2))), weights(model)
+    loss = topr.topr_loss(topr.sequence_logprobs(model, batch), batch.logmu, batch.reward, batch.length)
+    gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, [*model.parameters()])])
     [metrics] = fit(model, sgd(model), [[batch]])
-    logp = topr.sequence_logprobs(oracle, batch)
-    loss = topr.topr_loss(logp, batch.logmu, batch.reward, batch.length)
-    loss.backward()
-    gradient = torch.cat([p.grad.flatten() for p in oracle.parameters()])
-    norm = gradient.norm()
-    expected = weights(oracle) - 1e-2 * gradient / max(1.0, norm.item())
-    torch.testing.assert_close(weights(model), expected, rtol=1e-6, atol=1e-9)
+    norm = gradient.norm().item()
+    torch.testing.assert_close(weights(model), before - 1e-2 * gradient / max(1.0, norm), rtol=1e-6, atol=1e-9)
     assert metrics["loss"] == pytest.approx(loss.item())
-    assert metrics["grad_norm"] == pytest.approx(norm.item())
+    assert metrics["grad_norm"] == pytest.approx(norm)
     assert norm > 1, "the clip was not reached, so it was not tested"
 
 
@@ -72,12 +68,19 @@ def test_weights_in_the_metrics_are_those_of_the_loss():
     assert metrics["weight_neg_q50"] == pytest.approx(math.exp(-2))
 
 
-def test_training_away_from_mu_is_refused():
+def test_training_away_from_mu_is_refused_and_a_ratio_that_never_moves_warned_about():
     for number, told in ((-0.5, "0.5, above 0.4"), (math.nan, "nan"), (math.inf, "inf"), (-math.inf, "inf")):
         with pytest.raises(ArithmeticError, match=rf"step 1: \|log pi - log mu\| reaches {told}.*--trust-logmu"):
             check_ratio(1, torch.tensor([0.0, number]), tolerance=0.4)
-    check_ratio(1, torch.tensor([0.5, -0.5]), tolerance=0.6)
-    check_ratio(2, torch.tensor([0.0, -0.5]), tolerance=0.4)
+    with pytest.warns(UserWarning, match="every log-ratio is 0"):
+        check_ratio(2, torch.zeros(3), tolerance=0.01)
+    for step, log_ratio, tolerance in (
+        (1, [0.5, -0.5], 0.6),
+        (2, [0.0, -0.5], 0.4),
+        (2, [0, 1e-9], 0.01),
+        (3, [0], 0.01),
+    ):
+        check_ratio(step, torch.tensor(log_ratio), tolerance)
 
 
 def test_a_loss_that_is_infinite_poisons_the_gradient_so_that_all_processes_stop():
@@ -86,15 +89,6 @@ def test_a_loss_that_is_infinite_poisons_the_gradient_so_that_all_processes_stop
     batch = plain_batch(at_mu(model, random_examples(2, 2)))
     with pytest.raises(FloatingPointError, match="loss is inf, grad_norm is nan"):
         fit(model, sgd(model), [[batch]], loss=lambda logp, *_, **__: logp.sum() + math.inf)
-
-
-def test_a_ratio_that_never_moves_is_warned_about():
-    with pytest.warns(UserWarning, match="every log-ratio is 0"):
-        check_ratio(2, torch.zeros(3), tolerance=0.01)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        check_ratio(2, torch.tensor([0.0, 1e-9]), tolerance=0.01)
-        check_ratio(3, torch.zeros(3), tolerance=0.01)
 
 
 def test_v16_a_step_is_made_for_each_next_and_its_weight_follows_the_model():

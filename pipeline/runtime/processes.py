@@ -3,16 +3,19 @@
 Without torchrun there is one process, rank 0, and what is done on all ranks is a plain call.
 """
 
+import json
 import os
 import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from tqdm import tqdm
 
@@ -23,9 +26,16 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 T = TypeVar("T")
-FAULT = "fault"  # the key of what ended a rank's work
+FAULT = "fault"  # the key of what ended a rank's work, which all ranks learn when theirs is done
+FAILED, TOLD = "failed", "told"  # keys: ranks that failed alone, and that the first of them has said why
 REQUESTS = (signal.SIGINT, signal.SIGTERM)  # SIGINT is Ctrl-C
 SAME_REQUEST = 3.0  # seconds
+FAULTS = (InputError, ArithmeticError, KeyboardInterrupt, OSError)  # that a user can mend: a line, and no traceback
+
+
+class SharedError(InputError):
+    """A fault of one rank or more that all ranks end with."""
+
 
 # ---- ranks ------------------------------------------------------------------------------------------------------
 
@@ -69,11 +79,29 @@ def process_group(alone: bool = False) -> Iterator[None]:
     store = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, **store)
+    if ranks() > 1:
+        threading.Thread(target=_end_if_one_ends, args=(_store().clone(),), daemon=True).start()
+    is_shared = (
+        ranks() == 1
+    )  # the end: NCCL's destruction waits for all ranks, so a rank that fails alone leaves it out
     try:
         yield
+        is_shared = True
+    except SharedError:
+        is_shared = True
+        raise
     finally:
-        _waiting_group.cache_clear()
-        dist.destroy_process_group()
+        if is_shared:
+            _waiting_group.cache_clear()
+            dist.destroy_process_group()
+
+
+def _end_if_one_ends(store: "dist.Store") -> None:
+    """End this process, whatever it waits for, once another has failed alone and told so in the store of all."""
+    with suppress(RuntimeError):  # the store is gone, and the run with it
+        while not store.check([TOLD]):
+            time.sleep(0.5)
+        os._exit(1)
 
 
 @cache
@@ -103,20 +131,23 @@ def from_all_ranks(value: T) -> list[T]:
 
 
 def on_all_ranks(work: Callable[[], T]) -> T:
-    """What this rank's `work` returns, once all ranks are done with theirs; an InputError of one is raised by all.
+    """What this rank's `work` returns, once all ranks are done with theirs.
+
+    An InputError or OSError of one rank is raised by all, as SharedError.
 
     >>> on_all_ranks(rank)
     0
     """
+    if ranks() == 1:
+        return work()
     result, fault, cause = None, None, None
     try:
         result = work()
-    except InputError as error:
-        fault, cause = str(error), error
-        if ranks() > 1:
-            _store().set(FAULT, fault)
+    except (InputError, OSError) as error:
+        fault, cause = line_of(error) if isinstance(error, InputError) else f"rank {rank()}: {line_of(error)}", error
+        _store().set(FAULT, fault)
     if faults := [fault for fault in from_all_ranks(fault) if fault is not None]:
-        raise InputError("\n".join(dict.fromkeys(faults))) from cause
+        raise SharedError("\n".join(dict.fromkeys(faults))) from cause
     return result
 
 
@@ -202,11 +233,44 @@ def command(name: str) -> Iterator[None]:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as SIGINT does: KeyboardInterrupt
     try:
         yield
-    except (InputError, ArithmeticError, KeyboardInterrupt, OSError) as error:
-        if "--debug" in sys.argv:
+    except BaseException as error:
+        is_of_memory = type(error).__name__ == "OutOfMemoryError"  # torch's, which a command may not have imported
+        is_told = (isinstance(error, FAULTS) or is_of_memory) and "--debug" not in sys.argv
+        if ranks() > 1 and not isinstance(error, SharedError | SystemExit) and _is_joined():
+            fault = line_of(error) if is_told else f"\n{''.join(traceback.format_exception(error))}"
+            _end_alone(f"{name}: rank {rank()}: {fault}")
+        if not is_told:
             raise
-        kept = "what is done is kept, and the same command goes on"
-        told = f"{error}; {kept}" if isinstance(error, OSError) else str(error) or f"stopped; {kept}"
         # A machine's first process prints what all share; every process prints a fault of its own disk.
-        is_told = isinstance(error, OSError) or os.environ.get("LOCAL_RANK", "0") == "0"
-        sys.exit(f"{name}: {told}" if is_told else 1)
+        is_mine = isinstance(error, OSError) or os.environ.get("LOCAL_RANK", "0") == "0"
+        sys.exit(f"{name}: {line_of(error)}" if is_mine else 1)
+
+
+def line_of(error: BaseException) -> str:
+    """What a user is told of an error, without the command's name.
+
+    >>> line_of(KeyboardInterrupt())
+    'stopped; what is done is kept, and the same command goes on'
+    """
+    kept = "what is done is kept, and the same command goes on"
+    return f"{error}; {kept}" if isinstance(error, OSError) else str(error) or f"stopped; {kept}"
+
+
+def _is_joined() -> bool:
+    """Whether this process is among others, in a group that is not destroyed."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_initialized()
+
+
+def _end_alone(told: str) -> NoReturn:
+    """End this process at once, and the others with it. Only the first that fails says why: others fail of its end.
+
+    A usual exit would wait for collectives that the others never join.
+    """
+    with suppress(RuntimeError):  # the store is gone: another has ended, which told
+        if _store().add(FAILED, 1) == 1:
+            print(told, file=sys.stderr, flush=True)
+            if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # what torchrun prints last
+                Path(file).write_text(json.dumps({"message": told}))
+            _store().set(TOLD, "")
+    os._exit(1)

@@ -17,6 +17,9 @@ from pipeline.models.language_model import load_model
 settings.register_profile("topr", derandomize=True, deadline=None, database=None)
 settings.load_profile("topr")
 
+# Tests are about processors: what they compare with, they compute there. `make test-gpu` is for GPUs.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 # A shell that starts tests in the background has them ignore SIGINT, and so would the runs that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -25,6 +25,7 @@ def late():
     time.sleep(2 * rank() * LIMIT.total_seconds())
     assert from_all_ranks(rank()) == [0, 1]
     assert limit_of(dist.group.WORLD) == LIMIT  # training's own
+    assert limit_of(processes._waiting_group(dist.group.WORLD)) == timedelta(days=7)
 
 
 @pytest.mark.slow

@@ -39,9 +39,11 @@ def check_machine(settings: "Settings") -> None:
             torch.cuda.init()
         except (AssertionError, RuntimeError) as error:
             reason = str(error).strip().splitlines()[0]
+        advice = f"It needs NVIDIA's driver {DRIVER} or newer, which nvidia-smi shows"
+        if "802" in reason:  # cudaErrorSystemNotReady
+            advice = "GPUs behind NVSwitch need NVIDIA's fabric manager: sudo systemctl start nvidia-fabricmanager"
         faults.append(
-            f"{settings.preset}: is for GPUs, and torch {torch.__version__} can use none ({reason}). It needs NVIDIA's "
-            f"driver {DRIVER} or newer, which nvidia-smi shows"
+            f"{settings.preset}: is for GPUs, and torch {torch.__version__} can use none ({reason}). {advice}"
         )
     if settings.engine != "hf" and (fault := _compiler_fault(str(settings.vllm_python or sys.executable))):
         faults.append(fault)

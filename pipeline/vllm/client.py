@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -26,6 +27,11 @@ from pipeline.settings import Settings
 
 WORKER = Path(__file__).with_name("worker.py")
 GPU_MEMORY = 0.85  # share of the GPU's memory that vLLM may fill; the rest is for what the trainer keeps; ours
+# What vLLM would else compile with CUDA's toolkit: FlashInfer's attention on B200, its fused all-reduce between GPUs.
+WITHOUT_NVCC = {
+    "attention_config": {"backend": "FLASH_ATTN"},
+    "compilation_config": {"pass_config": {"fuse_allreduce_rms": False}},
+}
 ADVICE = (
     "vLLM comes with requirements-gpu.txt for a GPU, and with `make .venv-vllm/ready` for a processor; --vllm-python "
     "names its interpreter, --engine hf does without it"
@@ -43,9 +49,10 @@ def vllm_engine(model: str, lm: LanguageModel, longest: int, settings: Settings,
     options = {"model": model, "dtype": settings.compute, "max_model_len": longest}
     options |= {"trust_remote_code": settings.trust_remote_code, "tensor_parallel_size": settings.engine_gpus}
     if torch.cuda.is_available():
-        options |= {"gpu_memory_utilization": GPU_MEMORY}
+        options |= {"gpu_memory_utilization": GPU_MEMORY, **WITHOUT_NVCC}
     else:  # vLLM 0.32 takes back a draw when a prompt is split, which a processor's random generators refuse
         options |= {"enforce_eager": True, "enable_chunked_prefill": False}
+    free = 0.98 * torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0.0  # bytes
     worker = _start(options, settings, log)
 
     def answer() -> Any:
@@ -77,7 +84,11 @@ def vllm_engine(model: str, lm: LanguageModel, longest: int, settings: Settings,
             os.killpg(worker.pid, signal.SIGKILL)  # its processes have nothing to save
         worker.communicate()  # waits, and closes what leads to it
         with log.open("ab") as messages:
-            fcntl.flock(messages, fcntl.LOCK_EX)  # their memory is free then
+            fcntl.flock(messages, fcntl.LOCK_EX)  # its processes have ended
+        for _ in range(300):  # the driver may take a moment to free their memory: half a minute at most
+            if not torch.cuda.is_available() or torch.cuda.mem_get_info()[0] >= free:
+                break
+            time.sleep(0.1)
 
 
 def _start(options: dict[str, Any], settings: Settings, log: Path) -> subprocess.Popen:
@@ -118,6 +129,7 @@ def _environment(gpus: int) -> dict[str, str]:
         "VLLM_CACHE_ROOT": os.path.join(cache, f"engine-{rank()}"),
         # FlashInfer's sampler takes no seeds, which all our requests have; to start it, nvcc would have to be there.
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        "VLLM_NO_USAGE_STATS": os.environ.get("VLLM_NO_USAGE_STATS", "1"),  # else it sends statistics of its use
         # One process where that is enough. Where vLLM needs more, they are not forked: ours has threads.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",

@@ -231,6 +231,10 @@ def main(
                     from pipeline.evaluation import print_table
 
                     print_table(results)
+                if settings.preset != "laptop" or device().type == "cuda":
+                    from pipeline.times import print_times
+
+                    print_times(settings.out)
                 print(f"{settings.out}: {time.monotonic() - started:.0f} s")
 
 

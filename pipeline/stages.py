@@ -14,8 +14,10 @@ Each stage leaves a file that no later stage changes, and a stage whose file is 
 
 import gc
 import json
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, groupby
@@ -42,6 +44,7 @@ from pipeline.runtime.processes import device, from_all_ranks, on_all_ranks, on_
 from pipeline.runtime.run_folder import Point, check_folder, read_checked, remove, stage
 from pipeline.sampling import ENGINES, draw, draw_into, known_samples
 from pipeline.settings import Settings
+from pipeline.times import note_times
 from pipeline.track import Tell, tracker
 
 Learn = tuple[Callable[..., Tensor], Callable[..., Tensor]]  # a loss and the log-probabilities it learns from
@@ -81,8 +84,13 @@ def open_run(settings: Settings, task: Task, learn: Learn | None = None) -> Iter
             if settings.track is not None:
                 tracked = tracker(settings.track, run.folder, inputs.record)
                 run.tell = on_all_ranks(lambda: stack.enter_context(tracked))
-        with run.holding:
-            yield run
+        try:
+            with run.holding:
+                yield run
+        finally:
+            if run.moments and rank() == 0:
+                with suppress(OSError):  # a full disk: what raised it says so
+                    note_times(run, [*run.moments, ("", time.monotonic())])
 
 
 @dataclass
@@ -103,6 +111,8 @@ class Run:
     held: Any = None
     holding: ExitStack = field(default_factory=ExitStack)
     checked: set[str] = field(default_factory=set)  # the models that are not damaged
+    moments: list[tuple[str, float]] = field(default_factory=list)  # when it began to do what, for times.json
+    counts: Counter[str] = field(default_factory=Counter)  # what it did so often
 
     # ---- evaluate and sample ------------------------------------------------------------------------------------
 
@@ -121,7 +131,10 @@ class Run:
 
             def make() -> list[Scored]:
                 steps = dataset.epoch_steps(rows, settings.batch, settings.micro_batch)
-                found = dataset.score(rows, steps, self._learner(point.model)[0], self.token_logprobs)
+                lm, _ = self._learner(point.model)
+                self.moments.append(("scoring", time.monotonic()))
+                found = dataset.score(rows, steps, lm, self.token_logprobs)
+                self.moments.append(("other", time.monotonic()))
                 before = read_checked(here / "test-0.jsonl", Scored) if point.step else None
                 return to_scored([*chain(*rows)], [*chain(*found)], before)
 
@@ -168,9 +181,13 @@ class Run:
             if is_reused and (known := on_rank_zero(lambda: known_samples(settings, file, task, problems, n))):
                 return known
             self._hold(("engine", model))
+            self.moments.append(("sampling", time.monotonic()))
             own = problems[first:behind]  # none where there are fewer of them than engines, and the part is empty
             on_all_ranks(lambda: draw_into(parts[rank()], task, own, n, settings.chunk, draw_some))
-            return [sample for part in parts if rank() == 0 for sample in read_rows(part, Sample, "growing")]
+            samples = [sample for part in parts if rank() == 0 for sample in read_rows(part, Sample, "growing")]
+            self.moments.append(("other", time.monotonic()))
+            self.counts["sampled tokens"] += sum(len(sample.token_ids) for sample in samples)
+            return samples
 
         stage(file, make)
         remove(*file.parent.glob(f"{file.name}.part-*"))
@@ -190,7 +207,12 @@ class Run:
                 known = None
                 if settings.reuse and model == settings.model:
                     known = on_rank_zero(lambda: dataset.known_logmu(settings, inputs.record, file, rows))
-                rows = known or dataset.score(rows, steps, self._learner(model)[0], self.token_logprobs)
+                if not known:
+                    lm, _ = self._learner(model)
+                    self.moments.append(("scoring", time.monotonic()))
+                    known = dataset.score(rows, steps, lm, self.token_logprobs)
+                    self.moments.append(("other", time.monotonic()))
+                rows = known
             is_known = any(sample.token_logmu_engine for sample in samples)
             mismatch = dataset.engine_mismatch(samples, rows) if is_known else None
             counts |= {"steps": len(steps), "engine_mismatch": mismatch}
@@ -245,6 +267,7 @@ class Run:
         on_rank_zero(lambda: keep_lines(log, done) if done else log.unlink(missing_ok=True))
         is_there = on_rank_zero(stops[len(steps)].exists)  # a later iteration may have begun with this model
         laid_out = dataset.lay_out(steps[done:])
+        self.moments.append(("training", time.monotonic()))
         with processes.requests_are_noted() as is_asked:
             trained = topr.train(lm.model, optimizer, laid_out, self.loss, self.logprobs, settings.max_norm)
             for step in progress_bar(range(done + 1, len(steps) + 1), "training", "step"):
@@ -269,14 +292,19 @@ class Run:
                     append_json(log, metrics)
                     if self.tell is not None:
                         self.tell({"train": metrics}, before + step)
+                self.counts["steps"] += 1
+                self.moments.append(("saving", time.monotonic()))
                 if step in stops and step < len(steps):
                     run_folder.save_model(lm, stops[step])
                 if step < len(steps) and (any(asked) or step % settings.save_every == 0):
                     run_folder.save_checkpoint(here, step, lm, optimizer)
+                self.moments.append(("training", time.monotonic()))
                 if any(asked) and step < len(steps):
                     raise KeyboardInterrupt
+            self.moments.append(("saving", time.monotonic()))
             if not is_there:  # still inside the block: a request to stop waits until the model is saved
                 run_folder.save_model(lm, stops[len(steps)])
+            self.moments.append(("other", time.monotonic()))
 
     def _try_longest(self, lm: LanguageModel, steps: Sequence[dataset.EpochStep]) -> None:
         """Compute the gradients of the longest step and drop them: what does not fit fails in the first minute."""
@@ -319,7 +347,10 @@ class Run:
                     on_rank_zero(partial(check_folder, Path(model)))
                     self.checked.add(model)
         if self.held is None and open_it is not None:
+            doing = self.moments[-1][0] if self.moments else ""
+            self.moments.append(("starting", time.monotonic()))
             self.held = self.holding.enter_context(open_it())
+            self.moments.append((doing, time.monotonic()))
         return self.held
 
     def _learner(self, model: str, checkpoint: str | None = None) -> tuple[LanguageModel, torch.optim.Optimizer]:

@@ -23,6 +23,7 @@ def experiment(out: Path, task: Callable[[Settings], Task] = gsm8k.gsm8k_task, *
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """SHA-256 of each file below a folder, by its path there, and the folders themselves; of no engine's log."""
-    found = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.suffix != ".log"}
+    """SHA-256 of each file below a folder, by its path there, and the folders themselves; of no log and no times."""
+    files = [path for path in folder.rglob("*") if path.suffix != ".log" and path.name != "times.json"]
+    found = {str(path.relative_to(folder)): path for path in files}
     return {name: "" if path.is_dir() else sha256(path.read_bytes()).hexdigest() for name, path in found.items()}

@@ -1,0 +1,77 @@
+"""What a run measures of itself: times.json, and a table of it beside the estimate of --dry-run."""
+
+import json
+import resource
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pipeline.records import write_file
+from pipeline.report import Table
+from pipeline.runtime.processes import ranks
+
+if TYPE_CHECKING:
+    from pipeline.stages import Run
+
+HOURS = "hours on H100s, estimated"  # the key of what --dry-run says of the stages
+
+
+def seconds_of(moments: Sequence[tuple[str, float]]) -> dict[str, float]:
+    """The seconds of each stage, from the moments at which one began, in order; the last moment ends the one before.
+
+    >>> seconds_of([("sampling", 2.0), ("starting", 3.0), ("sampling", 7.0), ("", 8.0)])
+    {'sampling': 2.0, 'starting': 4.0}
+    """
+    found: dict[str, float] = {}
+    for (stage, begun), (_, ended) in pairwise(moments):
+        found[stage] = found.get(stage, 0.0) + ended - begun
+    return found
+
+
+def note_times(run: "Run", moments: Sequence[tuple[str, float]]) -> None:
+    """Write times.json: what this call of the command did, added to what earlier calls in the folder have noted."""
+    file = run.folder / "times.json"
+    known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+    found: dict[str, Any] = {"processes": ranks(), "peak bytes": max(peak, known.get("peak bytes", 0))}
+    if not peak:  # of this process, in kilobytes
+        found["peak bytes"] = max(found["peak bytes"], 1000 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    for name, new in {"seconds": seconds_of(moments), "counts": run.counts}.items():
+        old = known.get(name, {})
+        found[name] = {key: old.get(key, 0) + new.get(key, 0) for key in {**old, **new}}
+    if run.settings.preset != "laptop" or torch.cuda.is_available():
+        from pipeline.dry_run import plan
+
+        ending = ", on H100s"
+        planned = plan(run.settings, run.inputs, ranks()).items()
+        found[HOURS] = {name.removesuffix(ending): hours for name, (hours, *_) in planned if name.endswith(ending)}
+    write_file(file, json.dumps(found, indent=2) + "\n")
+
+
+def table_of(found: Mapping[str, Any]) -> Table:
+    """The content of times.json as a table.
+
+    >>> table_of({"processes": 1, "peak bytes": 2e9, "seconds": {"training": 30.0}, "counts": {"steps": 60}}).rows[0]
+    ['training', '30 s', '-', '0.5 s a step']
+    """
+    seconds, counts, estimated = found["seconds"], found["counts"], found.get(HOURS, {})
+    per = {"sampling": ("sampled tokens", "tokens/s", True), "training": ("steps", "s a step", False)}
+    rows = []
+    for stage, took in seconds.items():
+        name, unit, is_rate = per.get(stage, ("", "", False))
+        speed = ""
+        if counts.get(name) and took:
+            speed = f"{counts[name] / took if is_rate else took / counts[name]:,.3g} {unit}"
+        guess = f"{3600 * estimated[stage]:,.0f} s" if stage in estimated else "-"
+        rows.append([stage, f"{took:,.0f} s", guess, speed])
+    where = "of a GPU" if torch.cuda.is_available() else "of a process"
+    rows.append([f"peak memory {where}", f"{found['peak bytes'] / 1e9:.1f} GB", "-", ""])
+    return Table(["", "measured", "estimated (H100s)", ""], rows)
+
+
+def print_times(folder: Path) -> None:
+    """Print the table of a run's folder."""
+    table_of(json.loads((folder / "times.json").read_text(encoding="utf-8"))).print()

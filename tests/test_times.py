@@ -1,0 +1,34 @@
+"""What a run measures of itself."""
+
+import json
+from types import SimpleNamespace
+
+from runs import SMALL
+
+from pipeline.records import Sample, read_rows
+from pipeline.times import note_times, table_of
+
+
+def test_a_run_counts_what_it_does_and_has_seconds_of_every_stage(run):
+    folder = run()
+    found = json.loads((folder / "times.json").read_text())
+    files = [folder / "iteration-1" / "samples.jsonl", *folder.glob("iteration-1/test-*.jsonl")]
+    tokens = sum(len(sample.token_ids) for file in files for sample in read_rows(file, Sample))
+    steps = len((folder / "iteration-1" / "metrics.jsonl").read_text().splitlines())
+    assert found["counts"] == {"sampled tokens": tokens, "steps": steps}
+    assert set(found["seconds"]) == {"starting", "sampling", "scoring", "training", "saving", "other"}
+    assert min(found["seconds"].values()) > 0
+    assert found["peak bytes"] > 10**8  # torch alone takes more
+
+
+def test_calls_that_go_on_add_to_what_was_noted(tmp_path):
+    run = SimpleNamespace(folder=tmp_path, settings=SMALL, counts={"steps": 3, "sampled tokens": 500})
+    note_times(run, [("training", 1.0), ("saving", 7.0), ("training", 9.0), ("", 9.5)])
+    run.counts = {"steps": 2}
+    note_times(run, [("training", 0.0), ("sampling", 3.5), ("", 5.5)])
+    found = json.loads((tmp_path / "times.json").read_text())
+    assert found["seconds"] == {"training": 10.0, "saving": 2.0, "sampling": 2.0}
+    assert found["counts"] == {"steps": 5, "sampled tokens": 500}
+    rows = {row[0]: row[1:] for row in table_of(found).rows}
+    assert rows["training"] == ["10 s", "-", "2 s a step"]
+    assert rows["sampling"] == ["2 s", "-", "250 tokens/s"]

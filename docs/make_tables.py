@@ -178,7 +178,7 @@ def stages() -> Table:
 
     found = []
     for run in (dataclasses.replace(PAPER, problems=64, examples=512, iterations=2, test_problems=64), PAPER):
-        of_run, tokens = counts(run, run.problems * run.n, run.test_problems), COMPLETION * run.max_new_tokens
+        of_run, tokens = counts(run, run.problems, run.test_problems), COMPLETION * run.max_new_tokens
         found.append(
             hours(run, of_run, config_of(EIGHT_B), 8_030_261_248, processes=8, prompt=1_100, completion=tokens)
         )

@@ -36,6 +36,14 @@ def test_tables_are_those_of_the_results():
     assert renewed(page.replace("| correct |", "| wrong |")) == page
 
 
+def test_the_container_has_the_commands_of_an_empty_node():
+    node, *others = FENCED.findall(PAGES["docs/gpu.md"])
+    [container] = [text for language, text in others if language == "dockerfile"]
+    commands = [line.partition("  #")[0].strip().removeprefix("sudo ") for line in node[1].splitlines()]
+    runs = [line.removeprefix("RUN ") for line in container.splitlines() if line.startswith("RUN ")]
+    assert runs == [line for line in commands if line.split()[0] not in ("nvidia-smi", "export", "git", "cd", ".")]
+
+
 # ---- links ------------------------------------------------------------------------------------------------------
 
 

@@ -19,43 +19,58 @@ def grouped_rows(prompts, per_prompt, per_row):
     return dataset.rows_of_prompt(random_examples(prompts, per_prompt), per_row, random.Random(0))
 
 
-def same(found, expected):
-    for one, other in zip(found[0], expected[0], strict=True):
-        for name in ("loss", "grad_norm"):
-            assert one[name] == pytest.approx(other[name], rel=1e-6), name
-    torch.testing.assert_close(found[1:], expected[1:], rtol=1e-6, atol=1e-9)
-
-
 @pytest.mark.parametrize(
-    ("per_row", "batch", "micro_batch", "optimizer", "is_cut"),
+    ("processes", "per_row", "batch", "micro_batch", "optimizer", "is_cut"),
     [
-        (1, 3, 1, "adafactor", False),  # odd steps, one at a time
-        pytest.param(2, 6, 4, "adafactor", False, marks=pytest.mark.slow),  # shared rows, ragged micro-batches
-        pytest.param(1, 3, 1, "adafactor", True, marks=pytest.mark.slow),  # from the checkpoint after two steps
+        (2, 1, 3, 1, "adafactor", False),  # odd steps, one at a time
+        pytest.param(2, 2, 6, 4, "adafactor", False, marks=pytest.mark.slow),  # shared rows, ragged micro-batches
+        pytest.param(2, 1, 3, 1, "adafactor", True, marks=pytest.mark.slow),  # from the checkpoint after two steps
+        (1, 1, 3, 1, "adafactor", True),
+        (1, 1, 3, 1, "adamw", True),
     ],
 )
-def test_v19_two_ranks_equal_one_process(lm, per_row, batch, micro_batch, optimizer, is_cut, tmp_path):
+def test_v19_two_ranks_and_a_checkpoint_change_nothing(
+    lm, processes, per_row, batch, micro_batch, optimizer, is_cut, tmp_path
+):
+    """The checkpoint holds float32 weights, these models train in float64."""
     grouped = grouped_rows(5, 3, per_row)  # 15 examples: the last step is short, and a rank runs out of rows
-    alone = ranks.epoch(grouped, batch, micro_batch, optimizer)
-    assert len(alone[0]) >= 3
+    metrics, *expected = ranks.epoch(grouped, batch, micro_batch, optimizer)
+    assert len(metrics) >= 3
     (tmp_path / "run").mkdir()
-    cut = (tmp_path / "run", lm._replace(model=None)) if is_cut else None
-    same(ranks.on_two_ranks(ranks.epoch, tmp_path, grouped, batch, micro_batch, optimizer, cut), alone)
-    if is_cut:
-        names = {file.name for file in (tmp_path / "run" / "checkpoint-2").iterdir()}
-        assert {"config.json", "model.safetensors", "tokenizer.json", "SHA256SUMS"} <= names
-        assert {"rank-0.pt", "rank-1.pt"} <= names
+    given = grouped, batch, micro_batch, optimizer, (tmp_path / "run", lm._replace(model=None)) if is_cut else None
+    found = ranks.epoch(*given) if processes == 1 else ranks.on_two_ranks(ranks.epoch, tmp_path, *given)
+    for one, other in zip(found[0], metrics, strict=True):
+        assert one == pytest.approx(other, rel=1e-6)
+    torch.testing.assert_close(found[1:], tuple(expected), rtol=1e-6, atol=1e-9)
+    written = {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "SHA256SUMS",
+        "rank-0.pt",
+        f"rank-{processes - 1}.pt",
+    }
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoint-2"] * is_cut
+    assert not is_cut or written <= {file.name for file in (tmp_path / "run" / "checkpoint-2").iterdir()}
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
-def test_a_checkpoint_goes_on_to_the_same_bits(lm, optimizer, tmp_path):
-    grouped = grouped_rows(5, 3, 1)
-    whole = ranks.epoch(grouped, 3, 1, optimizer)
-    # The checkpoint holds float32 weights, these models train in float64.
-    found = ranks.epoch(grouped, 3, 1, optimizer, (tmp_path, lm))
-    assert len(found[0]) == 5
-    same(found, whole)
-    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
+def kept_and_dropped(grouped):
+    """Weights after log mu and two epochs: of layers that stay gathered after a forward pass, and of others."""
+    found, steps = [], steps_of(grouped, 4, 2, ranks.rank(), 2)
+    for reshard in (False, True):
+        model = tiny_model()
+        shard(model, "float32", reshard=reshard)
+        optimizer = make_optimizer("adafactor", model, 1e-2)
+        with torch.no_grad():
+            shared_logprobs(model, steps[0].micro_batches[0])
+        fit(model, optimizer, steps * 2, logprobs=shared_logprobs)
+        found.append(ranks.whole(model.parameters()))
+    return found
+
+
+def test_weights_that_stay_gathered_learn_the_same_on_two_ranks(tmp_path):
+    kept, dropped = ranks.on_two_ranks(kept_and_dropped, tmp_path, grouped_rows(4, 1, 1))
+    assert torch.equal(kept, dropped)
 
 
 def test_weights_stay_float32_and_move_at_the_papers_learning_rate():
@@ -75,33 +90,27 @@ def test_in_bfloat16_log_mu_is_scored_in_the_batches_that_train(lm):
         Sample(prompt="Q: " + "1 + " * i + "1?\nA:", completion=" The answer is" + " 2" * (17 - i), reward=1.0)
         for i in range(16)
     ]
-
     rows = [[replace(e, row=i)] for i, e in enumerate(dataset.encode(samples, lm))]
-
-    def log_ratios(scored_in, trained_in):
-        with process_group(alone=True):
-            model = load_model(lm.model.name_or_path)
-            shard(model.model, "bfloat16")
-            scored = dataset.score(rows, dataset.epoch_steps(rows, 16, scored_in), model, token_logprobs)
-            [step] = steps_of(scored, 16, trained_in)
-            found = [shared_logprobs(model.model, batch).detach() - batch.logmu for batch in step.micro_batches]
-            return torch.cat(found).abs().max().item()
-
-    assert log_ratios(4, 4) < 1e-4  # the sum's own rounding
+    with process_group(alone=True):
+        model = load_model(lm.model.name_or_path)
+        shard(model.model, "bfloat16")
+        scored = dataset.score(rows, dataset.epoch_steps(rows, 16, 4), model, token_logprobs)
+        [step] = steps_of(scored, 16, 4)
+        for batch in step.micro_batches:  # equal but for the sum's own rounding
+            torch.testing.assert_close(shared_logprobs(model.model, batch), batch.logmu, rtol=0, atol=1e-4)
 
 
 def test_gradient_checkpointing_computes_layers_twice_and_the_same_gradient():
     [[batch], _] = steps_of(grouped_rows(2, 2, 2), 4, 4)[0]
     gradients, calls = [], []
     for recompute in (False, True):
-        model = tiny_model()
-        counts = [0]
+        model, called = tiny_model(), []
         # before, not after it: the second time ends as soon as what the backward pass needs is there
-        model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, n=counts: n.__setitem__(0, n[0] + 1))
+        model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, called=called: called.append(1))
         shard(model, "float32", recompute)
         shared_logprobs(model, batch).sum().backward()
         gradients.append([weight.grad for weight in model.parameters()])
-        calls += counts
+        calls.append(len(called))
     assert calls == [2, 4]  # of prompts and of completions
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
 

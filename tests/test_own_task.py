@@ -9,8 +9,8 @@ import runpy
 import signal
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ import train_gsm8k as gsm8k
 from examples import judged, strict_format, sums
 from pipeline import stages
 from pipeline.compose import note_on_signs
-from pipeline.records import Drawn, Example, Grade, InputError, Problem, Sample, Task, read_rows
+from pipeline.records import Drawn, Grade, InputError, Problem, Sample, Task, read_rows
 from pipeline.sampling import graded
 from pipeline.settings import Settings
 
@@ -30,29 +30,44 @@ ROOT = Path(gsm8k.__file__).parent
 OPTIONS = "--problems 4 --n 6 --test-problems 3 --test-samples 4 --k 2 --curve-points 1 --max-new-tokens 48 --batch 8"
 
 
-def example(name, folder, monkeypatch, *options):
-    monkeypatch.setattr(sys, "argv", [name, *OPTIONS.split(), "--chunk", "2", "--out", str(folder), *options])
-    runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
-    samples = read_rows(folder / "iteration-1" / "samples.jsonl", Sample)
-    return samples, json.loads((folder / "results.json").read_text())
+def page_s_file(folder):
+    """The file that docs/own_task.md shows."""
+    [code] = re.findall("```python\n(.*?)```", (ROOT / "docs" / "own_task.md").read_text(), re.DOTALL)
+    (folder / "my_task.py").write_text(code)
+    return folder / "my_task.py"
 
 
-@pytest.mark.parametrize("name", ["sums", "strict_format", "judged"])
-def test_an_example_has_at_most_40_lines(name):
-    assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) <= 40
+def graded_sum(sample, pattern="[0-9]+"):
+    a, b = map(int, sample.problem_id.split("+"))
+    is_right = re.findall(pattern, sample.completion)[-1:] == [str(a + b)]
+    return (1, "correct") if is_right else (-1, "incorrect")
 
 
-def test_sums_are_rewarded_by_their_answers(tmp_path, monkeypatch, capsys):
-    samples, results = example("sums", tmp_path / "run", monkeypatch)
-    assert len({sample.reward for sample in samples}) == 2
-    for sample in samples:
-        a, b = map(int, sample.problem_id.split("+"))
-        is_right = re.findall("[0-9]+", sample.completion)[-1:] == [str(a + b)]
-        assert (sample.reward, sample.outcome) == ((1, "correct") if is_right else (-1, "incorrect"))
-    before, printed = results["before"], capsys.readouterr().out
-    assert before["reward"]["mean"] == pytest.approx(2 * before["pass@1"]["mean"] - 1)
-    assert {"maj@2", "pass@2"} < set(before)
-    assert ("mean reward" in printed, "after the baseline" in printed) == (True, False)
+@pytest.mark.parametrize(
+    ("name", "grade", "votes"),
+    [
+        ("sums", graded_sum, True),
+        ("strict_format", lambda sample: strict_format.reward(sample.completion, None), False),
+        ("judged", lambda sample: judged.judge(sample.completion), False),
+        (page_s_file, lambda sample: graded_sum(sample, r"The answer is (\d+)\."), False),
+    ],
+)
+def test_an_example_of_at_most_40_lines_runs_with_its_rewards(name, grade, votes, tmp_path, monkeypatch, capsys):
+    file = ROOT / "examples" / f"{name}.py" if isinstance(name, str) else name(tmp_path)
+    assert len(file.read_text().splitlines()) <= 40
+    monkeypatch.setattr(sys, "argv", [file.stem, *OPTIONS.split(), "--chunk", "2", "--out", str(tmp_path / "run")])
+    runpy.run_path(str(file), run_name="__main__")
+    samples, tested = (read_rows(tmp_path / f"run/iteration-1/{of}.jsonl", Sample) for of in ("samples", "test-0"))
+    assert [(sample.reward, sample.outcome) for sample in samples] == [grade(sample) for sample in samples]
+    assert len({sample.outcome for sample in samples}) > 1
+    before, printed = json.loads((tmp_path / "run/results.json").read_text())["before"], capsys.readouterr().out
+    assert before["reward"]["mean"] == pytest.approx(np.mean([sample.reward for sample in tested]))
+    assert ("maj@2" in before, "pass@2" in before, "mean reward" in printed) == (votes, True, True)
+    # Rewards between 0 and 1 are told to be supervised training.
+    assert ("after the baseline" in printed) == (name == "strict_format")
+
+
+def test_sums_have_other_problems_for_tests_and_no_form_in_a_chat():
     task, in_chat = sums.sums(Settings()), sums.sums(Settings(chat=True))
     assert not {problem.id for problem in task.train} & {problem.id for problem in task.test}
     assert in_chat.prompt(task.train[0]) == task.train[0].question
@@ -68,7 +83,6 @@ def test_sums_are_rewarded_by_their_answers(tmp_path, monkeypatch, capsys):
         (judged.judge, "7 * 8 = 56 eggs. 56 + 4 = 60. The answer is 61.", (1, "right")),
         (judged.judge, "7 * 8 = 56 eggs. 56 + 4 = 61.", (-1, "wrong")),
         (judged.judge, "The answer is 61.", (-1, "wrong")),
-        (judged.judge, "1 / 0 = 3", (-1, "wrong")),
         (judged.judge, "__import__('os').abort() = 3", (-1, "wrong")),  # sums alone are read
         pytest.param(judged.judge, "9**9**9**9 = 3", (-1, "too long"), marks=pytest.mark.slow),
     ],
@@ -77,46 +91,9 @@ def test_rewards_of_the_examples(function, completion, expected):
     assert function(*(completion, Problem("1", "?"))[: function.__code__.co_argcount]) == expected
 
 
-def test_rewards_between_0_and_1_are_told_to_be_supervised_training_unless_there_is_a_baseline(
-    tmp_path, monkeypatch, capsys
-):
-    samples, results = example("strict_format", tmp_path / "run", monkeypatch)
-    assert {sample.reward for sample in samples} <= {0, 0.25, 0.5, 0.75, 1}
-    assert results["before"]["reward"]["mean"] > 0
-    assert not any(name.startswith("maj") for name in results["before"])
-    [note] = [line for line in capsys.readouterr().out.splitlines() if "after the baseline" in line]
-    assert "supervised training on the positives; --baseline 0." in note
-    found = re.search("--baseline ([0-9.]+)", note)[1]
-    example("strict_format", tmp_path / "mended", monkeypatch, "--baseline", found, "--reuse", str(tmp_path / "run"))
-    assert "after the baseline" not in capsys.readouterr().out
-    rewards = [e.reward for e in read_rows(tmp_path / "mended" / "iteration-1" / "train.jsonl", Example)]
-    assert min(rewards) < 0 < max(rewards)
-
-
-def test_a_judge_checks_the_steps_and_not_the_answer(tmp_path, monkeypatch):
-    samples, _ = example("judged", tmp_path / "run", monkeypatch)
-    assert {sample.outcome for sample in samples} == {"right", "wrong"}
-    assert [judged.judge(sample.completion) for sample in samples] == [(s.reward, s.outcome) for s in samples]
-
-
-@pytest.fixture
-def page_s_file(tmp_path):
-    [code] = re.findall("```python\n(.*?)```", (ROOT / "docs" / "own_task.md").read_text(), re.DOTALL)
-    (tmp_path / "my_task.py").write_text(code)
-    return tmp_path / "my_task.py"
-
-
-def test_the_file_on_the_page_is_a_task(page_s_file):
-    task = runpy.run_path(str(page_s_file))["sums"](Settings())
-    assert not {problem.id for problem in task.train} & {problem.id for problem in task.test}
-    problem = task.train[0]
-    right = f" 1 + 1 = 2 apples. The answer is {problem.gold}."
-    assert [grade.reward for grade in grades(task, [right, " Two."], [problem] * 2)] == [1, -1]
-
-
 @pytest.mark.slow
-def test_the_file_on_the_page_runs_where_it_lies(page_s_file, tmp_path):
-    command = [sys.executable, page_s_file, *OPTIONS.split(), "--iterations", "0"]
+def test_the_file_on_the_page_runs_where_it_lies(tmp_path):
+    command = [sys.executable, page_s_file(tmp_path), *OPTIONS.split(), "--iterations", "0"]
     environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
     assert "mean reward" in done.stdout
@@ -132,47 +109,40 @@ def grades(task, completions, problems, **limit):
 
 
 def raising(completion, problem):
-    deeper = json.loads
-    return deeper(completion)  # raises
+    return json.loads(completion)
 
 
 def hanging(completion, problem):
     for _ in range(30):
         with contextlib.suppress(Exception):
-            time.sleep(0.1)  # hangs
+            time.sleep(0.1)
     return 1.0
-
-
-def line_of(text):
-    lines = Path(__file__).read_text().splitlines()
-    return next(number for number, line in enumerate(lines, start=1) if line.endswith(text))
 
 
 COMPLETION = "x" * 70 + "\n" + "y" * 70
 PROBLEMS = [Problem("train-7", "?"), Problem("train-8", "?")]
-RAISES, HANGS = "return deeper(completion)  # raises", "time.sleep(0.1)  # hangs"
+RAISES = raising.__code__.co_firstlineno + 1
+HANGS = hanging.__code__.co_firstlineno + 3
 
 
 @pytest.mark.parametrize(
-    ("functions", "place", "fault"),
+    ("functions", "line", "fault"),
     [
         ({"reward": raising}, RAISES, "json.decoder.JSONDecodeError: Exp"),
         ({"reward": functools.partial(raising)}, RAISES, "json.decoder"),
         ({"reward": functools.wraps(raising)(lambda *arguments: raising(*arguments))}, RAISES, "json.decoder"),
         ({"reward": type("Strict", (), {"__call__": lambda _, *given: raising(*given)})()}, RAISES, "json.decoder"),
         ({"reward": hanging}, HANGS, "took more than 0.2 s, see REWARD_SECONDS in"),
-        ({"reward": lambda *_: math.nan}, "", "returned nan, where a finite number or a Grade should be"),
-        ({"reward": lambda *_: 10**400}, "", "OverflowError: int too large to convert to float"),
-        ({"reward": lambda *_: "yes"}, "", "returned 'yes'"),
-        ({"reward": lambda *_: Grade("1", "correct")}, "", "returned '1'"),
-        ({"grade": lambda *_: "invalid"}, "", "returned the outcome 'invalid'"),
-        ({"batch_reward": lambda texts, _: [1.0]}, "", "returned 1 grades for 2 completions"),
-        ({"batch_reward": lambda texts, _: [1.0, math.nan]}, "", "returned nan"),  # for the second
-        ({"batch_reward": lambda texts, _: 1.0}, "", "TypeError: 'float' object is not iterable"),
+        ({"reward": lambda *_: math.nan}, "[0-9]+", "returned nan, where a finite number or a Grade should be"),
+        ({"reward": lambda *_: 10**400}, "[0-9]+", "OverflowError: int too large to convert to float"),
+        ({"reward": lambda *_: "yes"}, "[0-9]+", "returned 'yes'"),
+        ({"grade": lambda *_: "invalid"}, "[0-9]+", "returned the outcome 'invalid'"),
+        ({"batch_reward": lambda texts, _: [1.0]}, "[0-9]+", "returned 1 grades for 2 completions"),
+        ({"batch_reward": lambda texts, _: [1.0, math.nan]}, "[0-9]+", "returned nan"),  # for the second
         ({"batch_reward": hanging}, HANGS, "took more than 0.4 s"),
     ],
 )
-def test_a_reward_that_is_faulty_is_named_with_problem_completion_and_line(functions, place, fault):
+def test_a_reward_that_is_faulty_is_named_with_problem_completion_and_line(functions, line, fault):
     task = Task("own", PROBLEMS, [], **functions)
     with pytest.raises(InputError) as told:
         grades(task, [COMPLETION, COMPLETION], PROBLEMS, seconds=0.2)
@@ -180,10 +150,7 @@ def test_a_reward_that_is_faulty_is_named_with_problem_completion_and_line(funct
     assert "\n" not in message
     second = "batch_reward" in functions and fault == "returned nan"
     assert f"problem {PROBLEMS[second].id}, completion {COMPLETION[:80]!r}: " in message
-    where = re.search(rf": ({re.escape(__file__)}:[0-9]+): ", message)[1]
-    if place:
-        assert where == f"{__file__}:{line_of(place)}"
-    assert f"{where}: {fault}" in message
+    assert re.search(f": {re.escape(__file__)}:{line}: {re.escape(fault)}", message)
 
 
 def test_a_reward_sees_the_text_before_the_stop_string_and_any_kind_of_number_will_do():
@@ -208,12 +175,10 @@ def test_the_time_limit_leaves_other_alarms_alone_and_works_in_threads():
     signal.setitimer(signal.ITIMER_REAL, 0.05)
     try:
         grades(task, ["a", "b"], PROBLEMS, seconds=100)
-        thread = threading.Thread(target=lambda: rung.append(grades(task, ["a", "b"], PROBLEMS, seconds=100)))
-        thread.start()
-        thread.join()
+        with ThreadPoolExecutor() as threads:
+            assert threads.submit(grades, task, ["a", "b"], PROBLEMS, seconds=100).result()
         time.sleep(0.2)
-        assert len(rung) == 2
-        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+        assert (len(rung), signal.getitimer(signal.ITIMER_REAL)) == (1, (0.0, 0.0))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -318,3 +283,7 @@ def test_a_task_without_problems_is_refused_before_anything_is_written(tmp_path)
 def test_signs_that_are_wrong_are_told_with_what_mends_them(settings, rewards, learnt, expected):
     note = note_on_signs(Settings(**settings), rewards, learnt)
     assert note is None if expected is None else expected in note
+    if note and (mend := re.search("--baseline ([0-9.]+)", note)):
+        c = float(mend[1])
+        mended = replace(Settings(**settings), baseline=c, baseline_from="zero")
+        assert note_on_signs(mended, rewards, [reward - c for reward in rewards]) is None

@@ -4,9 +4,9 @@ import gc
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+import sympy
 
 from pipeline.evaluation import collect
 from pipeline.records import InputError, Sample
@@ -25,12 +25,11 @@ EXTRACTED = [
     (r"\boxed{\left\{1\right.}", r"\left\{1\right."),
     (r"\fbox{4}", "4"),
     (r"it is $\boxed 5$.", "5"),
-    (r"\boxed{5} and \boxed{6", "5"),
     (r"\boxed{5} and \boxed{}", "5"),
     (r"} \boxed{5}", "5"),
     (r"\boxed{ }", None),
     (r"\boxed", None),
-    ("Final Answer: The final answer is $24$. I hope it is correct.", "24"),
+    ("The final answer is", None),
     ("The final answer is .5", ".5"),
     ("The final answer is 3\nand more", "3"),
     (r"So \boxed{2}. The final answer is $3$. I hope it is correct.", "3"),
@@ -45,7 +44,6 @@ EXTRACTED = [
     ("The final answer is \\(4\\).", "4"),
     ("The final answer is $x=1$ or $x=2$.", "x=1$ or $x=2"),
     (r"\boxed{25\text{ cm}.}", r"25\text{ cm}"),
-    (r"\boxed{12\ }", "12"),
 ]
 
 
@@ -53,24 +51,21 @@ def test_extract_answer():
     assert [(text, math.extract_answer(text)) for text, _ in EXTRACTED] == EXTRACTED
 
 
-# ---- comparing ---------------------------------------------------------------------------------------------------
+# ---- comparing and grading: docs/math.md has more, which tests/test_readme.py asks for ---------------------------
 
-SAME = [
-    ("1,2,3", "3, 1, 2"),
-    ("\\begin{pmatrix} 1 \\end{pmatrix}", "\\begin{pmatrix}\n1\n\\end{pmatrix}"),
-    ("AB", "BA"),
+COMPARED = [
+    ("1,2,3", "3, 1, 2", True),
+    ("\\begin{pmatrix} 1 \\end{pmatrix}", "\\begin{pmatrix}\n1\n\\end{pmatrix}", True),
+    ("AB", "BA", True),
+    ("(1,2)", "(2,1)", False),
+    ("3", "٣", False),
+    ("3", "three", False),
+    ("\\sin 30^\\circ", "\\frac{1}{2}", False),
 ]
-DIFFERENT = [("(1,2)", "(2,1)"), ("3", "٣"), ("3", "three"), ("\\sin 30^\\circ", "\\frac{1}{2}")]  # more is on the page
 
 
-def test_answers_are_compared_as_the_page_says(judge):
-    page = Path(math.__file__).parents[1] / "docs" / "math.md"
-    rows = re.findall(r"^\| (`.*`) \| (`.*`) \| (correct|incorrect)", page.read_text(encoding="utf-8"), re.MULTILINE)
-    pairs = [(gold.strip("`"), answer, said) for gold, of, said in rows for answer in re.findall("`(.*?)`", of)]
-    assert len(pairs) == 12
-    assert [pair for pair in pairs if judge.equal(*pair[:2]) != (pair[2] == "correct")] == []
-    assert [pair for pair in SAME if not judge.equal(*pair)] == []
-    assert [pair for pair in DIFFERENT if judge.equal(*pair)] == []
+def test_answers_are_compared(judge):
+    assert [(gold, answer, judge.equal(gold, answer)) for gold, answer, _ in COMPARED] == COMPARED
 
 
 def test_equal_answers_vote_together_and_others_do_not():
@@ -80,16 +75,6 @@ def test_equal_answers_vote_together_and_others_do_not():
     assert collect(samples, task).votes == [[r"\sqrt{81}", "3", None, r"\sqrt{81}", "x=5", "x=5"]]
 
 
-# ---- grading -----------------------------------------------------------------------------------------------------
-
-OUTCOMES = {
-    r"\boxed{0.5}": "correct",
-    "The final answer is $1/2$. I hope it is correct.": "correct",
-    r"\boxed{2}": "incorrect",
-    r"\boxed{what?}": "incorrect",  # there is an answer; it cannot be read
-    r"\boxed{\frac{1}{}": "invalid",  # cut in the middle: not closed
-    "The final answer is": "invalid",
-}
 HOSTILE = {  # to a gold answer of 3
     "nested braces": (r"\boxed{" + "{" * 200 + "4" + "}" * 200 + "}", "incorrect"),
     "tower": (r"\boxed{9^{9^{9^9}}}", "incorrect"),
@@ -104,10 +89,6 @@ HOSTILE = {  # to a gold answer of 3
     "final answers": ("final answer is " * 70_000, "invalid"),
     "dollars": (r"\boxed{" + "$" * 400 + "}", "invalid"),
 }
-
-
-def test_invalid_means_that_no_answer_is_given(judge):
-    assert {text: math.grade(text, r"\frac{1}{2}", judge) for text in OUTCOMES} == OUTCOMES
 
 
 def test_hostile_text_gets_a_verdict_and_the_judge_goes_on():
@@ -147,12 +128,26 @@ def test_a_judge_whose_process_ended_or_takes_too_long_or_was_left_alone_starts_
 # ---- problems and worked examples --------------------------------------------------------------------------------
 
 
-def test_our_own_problems_are_several_and_have_golds_that_can_be_read(judge):
+# A part of the question: its answer, which sympy works out.
+SOLVED = """fraction of the loaf: (12 - 9) / 12; a discount: 80 * 65 / 100; Which percentage: 100 * 8 / 40;
+a mixed number: 17 / 5; four such tanks: 4 * 1250; Solve $3x: (11 + 7) / 3; the remainder: Mod(2**10, 7);
+the distance between: sqrt((4 - 1)**2 + (-2 - 2)**2); sqrt{50}: sqrt(50) + sqrt(18); How many zeros:
+multiplicity(5, factorial(30)); Two angles: 180 - 48 - 67; area of a circle: pi * 3**2; the height upon:
+2 * 6 / sqrt(2**2 + 6**2); five different books: factorial(5); a sum of 9: 4 / 36;
+Compute $(3: expand((3 + 2*I) * (1 - I)); the series: 1 / (1 - 2/3); cos 150: cos(150 * pi / 180);
+of 45: 2/3 * 45; frac{x}{4}: 4 * 9 / 10;
+greatest common: gcd(84, 126); the diagonal: sqrt(2) * sqrt(18); Three of seven: binomial(7, 3)"""
+
+
+def test_our_own_problems_are_several_and_have_the_right_answers(judge):
     problems = [problem for split in ("train", "test") for problem in math.load_problems(str(TINY / "math"), split)]
     assert len({problem.question for problem in problems}) == 32
     for problem in problems:
         assert judge._ask(problem.gold, problem.gold)  # by math-verify, not as the same text
         assert math.grade(r"\boxed{123456}", problem.gold, judge) == "incorrect"
+    for part, value in (solved.split(":") for solved in SOLVED.split(";")):
+        [problem] = [problem for problem in problems if part.strip() in problem.question]
+        assert judge.equal(problem.gold, sympy.latex(sympy.sympify(value.strip()))), problem.question
 
 
 ROW = {"problem": "1 + 1?", "level": "Level 1", "type": "Prealgebra", "solution": r"It is $\boxed{2}$."}

@@ -2,7 +2,7 @@
 
 A vector with cases asks for R w, the coefficient of a token's gradient, relative to that of an on-policy positive of
 the same length in the same batch: length and constant factors cancel. The others have a check of their own below. The
-numbers that are missing, such as V12, are not about a loss: the project's tests of the taper and the like have them.
+numbers that are missing, such as V14, are not about a loss: the project's tests of topr.py have them.
 """
 
 import math

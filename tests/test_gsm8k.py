@@ -41,11 +41,7 @@ def test_a_right_number_is_correct_and_any_other_is_not(gold, other):
     assert gsm8k.grade(f" So. The answer is ${other}.00", Decimal(gold)) == (
         "correct" if other == gold else "incorrect"
     )
-
-
-def test_invalid_means_that_the_marker_is_missing():
-    found = [gsm8k.grade(text, Decimal(7)) for text in ("7", "The answer is", "The answer is x")]
-    assert found == ["invalid", "incorrect", "incorrect"]
+    assert gsm8k.grade("The answer is x", Decimal(gold)) == "incorrect"  # only without the marker is it invalid
 
 
 # ---- the real data -----------------------------------------------------------------------------------------------
@@ -64,12 +60,8 @@ def test_all_real_golds_parse_and_grade(real):
 # ---- prompts -----------------------------------------------------------------------------------------------------
 
 
-def test_eight_shots_come_from_the_installed_package():
-    shots = gsm8k.load_shots(8, None)
-    assert len([shot for shot in shots if re.match("Q: .*\nA: .*The answer is", shot)]) == 8
-
-
-def test_shots_from_a_file_precede_the_question(tmp_path):
+def test_shots_of_the_package_or_a_file_precede_the_question(tmp_path):
+    assert [bool(re.match("Q: .*\nA: .*The answer is", shot)) for shot in gsm8k.load_shots(8, None)] == [True] * 8
     file = tmp_path / "shots.txt"
     file.write_text("Q: 1 + 1?\nA: The answer is 2.\n\nQ: 2 + 2?\nA: The answer is 4.\n", encoding="utf-8")
     without, task = (gsm8k.gsm8k_task(gsm8k.Settings(**shots)) for shots in ({}, {"shots": 1, "shots_file": file}))

@@ -1,14 +1,12 @@
 """The verifier: verdicts read and graded, solutions as problems, the weighted vote, and the run from end to end."""
 
 import json
-import random
 import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import problems as tiny_problems
 import pytest
 
 import train_gsm8k as gsm8k
@@ -44,22 +42,16 @@ def sample(completion, outcome, problem="p"):
     return Sample(problem_id=problem, prompt="?", completion=completion, reward=reward, outcome=outcome)
 
 
-def test_solutions_become_problems_in_the_form_that_the_tiny_model_was_taught_and_others_are_told():
-    rng = random.Random(0)
-    problem = tiny_problems.draw_problem(rng)
-    solution, is_correct = tiny_problems.solve_badly(problem, tiny_problems.TEACHER, rng)
-    solutions = [
-        sample(solution, "correct" if is_correct else "incorrect"),
-        sample("b", "correct"),
-        sample("c", "invalid"),
-    ]
-    task = replace(gsm8k.gsm8k_task(gsm8k.Settings()), train=[Problem("p", problem.question, 0)])
+def test_solutions_become_problems_and_models_that_were_not_taught_the_form_are_told():
+    problem, solution = Problem("p", "1 + 1?", 0), " 1 + 1 = 2. The answer is 2."
+    solutions = [sample(solution, "correct"), sample("b", "incorrect"), sample("c", "invalid")]
+    task = replace(gsm8k.gsm8k_task(gsm8k.Settings()), train=[problem])
 
     def made(**changes):
         return verifier.verifier_task(replace(SMALL, **changes), task, solutions, []).train
 
     plain = f"Q: {problem.question}\nA:{solution}\nCheck:"
-    assert [made.gold for made in made()] == [is_correct, True, False]  # an invalid solution is one that is not right
+    assert [made.gold for made in made()] == [True, False, False]  # an invalid solution is one that is not right
     assert len({made.id for made in made()}) == 3
     assert made()[0].question == made(model=str(TINY / "base"))[0].question == plain
     assert made(model="owner/name")[0].question == verifier.INSTRUCTION + plain

@@ -118,40 +118,24 @@ def opened(lm, tmp_path):
 
     def opened(python, script="", **changes):
         if script:
-            python.write_text(script)
+            python.write_text(f"#!/bin/sh\n{script}\n")
             python.chmod(0o755)
-        settings = replace(SETTINGS, vllm_python=python, **changes)
-        with (
-            pytest.raises(InputError) as told,
-            vllm_engine(SETTINGS.model, lm, 200, settings, tmp_path / "vllm.log") as engine,
-        ):
+        settings, log = replace(SETTINGS, vllm_python=python, **changes), tmp_path / "vllm.log"
+        with pytest.raises(InputError) as told, vllm_engine(SETTINGS.model, lm, 200, settings, log) as engine:
             list(engine([PROMPT], 1, SamplingParameters(), 0))
         return str(told.value)
 
     return opened
 
 
-DYING = """#!/bin/sh
-echo null  # it has started
-read request
-exit 3
-"""
-
-
 def test_an_engine_that_does_not_start_or_dies_is_told(opened, tmp_path):
-    assert re.match(
-        r"--engine vllm: .*python.*No module named 'vllm' \(vLLM comes with requirements", opened(Path(sys.executable))
-    )
-    nowhere = opened(tmp_path / "nowhere")
-    assert re.match(r"--vllm-python .*nowhere: cannot be run: No such file", nowhere)
-    dead = opened(tmp_path / "dying", DYING)
-    assert re.match(r"vLLM ended with exit status 3; its messages are in .*vllm.log", dead)
-
-
-TELLING = """#!/bin/sh
-env > FOLDER/seen
-echo "$2" > FOLDER/options
-"""
+    dying = "echo null; read request; exit 3"  # null: it has started
+    for python, script, message in (
+        (Path(sys.executable), "", r"--engine vllm: .*python.*No module named 'vllm' \(vLLM comes with requirements"),
+        (tmp_path / "nowhere", "", "--vllm-python .*nowhere: cannot be run: No such file"),
+        (tmp_path / "dying", dying, "vLLM ended with exit status 3; its messages are in .*vllm.log"),
+    ):
+        assert re.match(message, opened(python, script))
 
 
 @pytest.mark.parametrize("visible", ["", "4,5,6,7,0,1,2,3", "GPU-a,GPU-b,GPU-c,GPU-d,GPU-e,GPU-f,GPU-g,GPU-h"])
@@ -159,14 +143,15 @@ def test_an_engine_sees_the_gpus_of_its_processes_and_nothing_of_torchrun(opened
     """Engines of a machine with eight GPUs, which may have names and be in any order: of four GPUs, four, and one."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 0))  # all that was free is free again
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"):
         monkeypatch.setenv(name, "1")
     names, seen = visible.split(",") if visible else list("01234567"), []
+    telling = f'env > {tmp_path}/seen; echo "$2" > {tmp_path}/options'
     for local, gpus in ((0, 4), (4, 4), (5, 1)):
         monkeypatch.setenv("LOCAL_RANK", str(local))
-        told = opened(tmp_path / "telling", TELLING.replace("FOLDER", str(tmp_path)), engine_gpus=gpus)
-        assert "exit status 0" in told
+        assert "exit status 0" in opened(tmp_path / "telling", telling, engine_gpus=gpus)
         environment = dict(line.split("=", 1) for line in (tmp_path / "seen").read_text().splitlines() if "=" in line)
         seen.append(environment["CUDA_VISIBLE_DEVICES"].split(","))
         assert json.loads((tmp_path / "options").read_text())["tensor_parallel_size"] == gpus
@@ -178,9 +163,8 @@ def test_an_engine_sees_the_gpus_of_its_processes_and_nothing_of_torchrun(opened
 
 
 def test_engines_that_do_not_divide_a_machine_are_refused(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "16")  # two machines
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")  # of two machines
     for gpus in (3, 16):
         with pytest.raises(InputError, match=f"--engine-gpus {gpus}: must divide the 8 processes of a machine"):
-            gsm8k.check(replace(SETTINGS, engine_gpus=gpus))
-    gsm8k.check(replace(SETTINGS, engine_gpus=4))
+            gsm8k.check(replace(SETTINGS, engine_gpus=gpus), 16)
+    gsm8k.check(replace(SETTINGS, engine_gpus=4), 16)

@@ -1,7 +1,6 @@
-"""The head by slices of the vocabulary against log-softmax of whole logits: values, gradients, training, two ranks."""
+"""The head by slices of the vocabulary against log-softmax of whole logits: values and gradients."""
 
 import pytest
-import ranks
 import torch
 from helpers import VOCABULARY, random_examples, tiny_model
 from transformers import GemmaConfig, GemmaForCausalLM
@@ -53,20 +52,6 @@ def test_a_model_s_log_probabilities_are_those_of_its_own_head(per_row, monkeypa
     torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-9, atol=1e-9)
     assert (found[1][1] - found[0][1]).norm() < 1e-6 * found[0][1].norm()
     assert model(torch.tensor([[1, 2]])).logits.shape == (1, 2, VOCABULARY), "the head is back"
-
-
-def sliced_logprobs(model, batch):
-    return head.token_logprobs(model, batch).sum(-1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("per_row", [1, 2])
-def test_two_ranks_train_as_one_process_with_the_whole_head(per_row, tmp_path):
-    grouped = list(zip(*[iter(random_examples(5, 2))] * per_row, strict=True))
-    expected = ranks.epoch(grouped, 4, 2, "adamw")
-    found = ranks.on_two_ranks(ranks.epoch, tmp_path, grouped, 4, 2, "adamw", None, sliced_logprobs)
-    for (one, other), name in zip(zip(found[1:], expected[1:], strict=True), ("gradients", "weights"), strict=True):
-        assert (one - other).norm() < 1e-6 * other.norm(), name
 
 
 def test_a_model_that_does_more_with_its_logits_is_refused():

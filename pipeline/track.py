@@ -18,19 +18,18 @@ from pipeline.report import Table
 from pipeline.runtime.processes import rank
 from pipeline.settings import TrackerName
 
-Told = dict[str, float | Table | Path]  # points of curves, tables, files of pictures
 Tell = Callable[[Mapping[str, Any], int], None]
-Library = tuple[Callable[[Told, int], None], Callable[[bool], None]]
-"""add(values, step), and close(is_done), which writes what is not written yet when the run is done or was stopped"""
+Add = Callable[[dict[str, float], dict[str, Table], dict[str, Path], int], None]
+Library = tuple[Add, Callable[[bool], None]]
+"""add(numbers, tables, files of pictures, step), and close(is_done), where a run that is not done was stopped"""
 
 
 @contextmanager
 def tracker(name: TrackerName, folder: Path, settings: Mapping[str, Any]) -> Iterator[Tell]:
     """`tell(values, step)`, by which rank zero of the run in `folder` tells its tracker.
 
-    Of the values it tells numbers, tables and files of pictures, those of a mapping as OUTER/INNER.
-    settings: what is shown as the run's settings. InputError where the library cannot start, as without an account, and
-    from `tell` where it fails later.
+    Of the values it tells numbers, tables and files of pictures, those of a mapping as OUTER/INNER. InputError where
+    the library cannot start, as without an account, and from `tell` where it fails later.
     """
     if rank() > 0:
         yield lambda values, step: None
@@ -40,7 +39,9 @@ def tracker(name: TrackerName, folder: Path, settings: Mapping[str, Any]) -> Ite
 
     def tell(values: Mapping[str, Any], step: int) -> None:
         with _named(name, "what is done is kept, and the same command goes on, with --track or without"):
-            add(_flat(values), step)
+            flat = _flat(values)
+            kinds = ((int, float), Table, Path)
+            add(*({name: value for name, value in flat.items() if isinstance(value, kind)} for kind in kinds), step)
 
     try:
         yield tell
@@ -58,18 +59,15 @@ def _named(name: str, advice: str) -> Iterator[None]:
         raise InputError(f"--track {name}: {reason} ({advice})") from error
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Told:
-    """What can be told of nested mappings.
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of nested mappings.
 
-    >>> _flat({"test": {"correct": 0.5, "maj@4": {"mean": 0.75, "se": None}}})
+    >>> _flat({"test": {"correct": 0.5, "maj@4": {"mean": 0.75}}})
     {'test/correct': 0.5, 'test/maj@4/mean': 0.75}
     """
-    found: Told = {}
+    found: dict[str, Any] = {}
     for name, value in values.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{name}/")
-        elif isinstance(value, (int, float, Table, Path)):
-            found[f"{prefix}{name}"] = value
+        found |= _flat(value, f"{prefix}{name}/") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return found
 
 
@@ -91,14 +89,13 @@ def tensorboard(folder: Path, settings: Mapping[str, Any]) -> Library:
     writer = SummaryWriter(str(folder / "tensorboard"))
     writer.add_text("settings", f"```json\n{json.dumps(settings, indent=2, default=str)}\n```")
 
-    def add(values: Told, step: int) -> None:
-        for name, value in values.items():
-            if isinstance(value, Table):
-                writer.add_text(name, value.markdown(), step)
-            elif isinstance(value, Path):
-                writer.add_image(name, imread(value)[..., :3], step, dataformats="HWC")
-            else:
-                writer.add_scalar(name, value, step)
+    def add(numbers: dict[str, float], tables: dict[str, Table], pictures: dict[str, Path], step: int) -> None:
+        for name, value in numbers.items():
+            writer.add_scalar(name, value, step)
+        for name, table in tables.items():
+            writer.add_text(name, table.markdown(), step)
+        for name, file in pictures.items():
+            writer.add_image(name, imread(file)[..., :3], step, dataformats="HWC")
         writer.flush()  # a run that is killed has told all its steps
 
     return add, lambda is_done: writer.close()
@@ -112,10 +109,8 @@ def wandb(folder: Path, settings: Mapping[str, Any]) -> Library:
     run = wandb.init(project=project, name=folder.name, id=own, resume="allow", dir=str(folder), config=dict(settings))
     # wandb's own steps must grow; an evaluation comes after later steps.
     run.define_metric("*", step_metric="step")
-    return (
-        lambda values, step: run.log({**_of_wandb(wandb, values), "step": step}),
-        lambda is_done: run.finish(exit_code=0 if is_done else 1),
-    )
+    log = _log(wandb, lambda values, step: run.log(values | {"step": step}))
+    return log, lambda is_done: run.finish(exit_code=0 if is_done else 1)
 
 
 def trackio(folder: Path, settings: Mapping[str, Any]) -> Library:
@@ -124,18 +119,17 @@ def trackio(folder: Path, settings: Mapping[str, Any]) -> Library:
 
     own = _kept(folder / "trackio.id", f"{folder.name}-{uuid.uuid4().hex[:8]}")
     run = trackio.init(project="topr", name=own, resume="allow", config=dict(settings))
-    return lambda values, step: run.log(_of_wandb(trackio, values), step=step), lambda is_done: run.finish()
+    return _log(trackio, run.log), lambda is_done: run.finish()
 
 
-def _of_wandb(library: Any, values: Told) -> dict[str, Any]:
-    """The values, with tables and pictures as the classes that wandb and trackio have for them."""
+def _log(library: Any, log: Callable[[dict[str, Any], int], None]) -> Add:
+    """What tells values by `log`, tables and pictures as the classes that wandb and trackio have for them."""
 
-    def shown(value: float | Table | Path) -> Any:
-        if isinstance(value, Table):
-            return library.Table(columns=list(value.head), data=[list(row) for row in value.rows])
-        return library.Image(str(value)) if isinstance(value, Path) else value
+    def add(numbers: dict[str, float], tables: dict[str, Table], pictures: dict[str, Path], step: int) -> None:
+        shown = {name: library.Table(columns=[*table.head], data=[*table.rows]) for name, table in tables.items()}
+        log(numbers | shown | {name: library.Image(str(file)) for name, file in pictures.items()}, step)
 
-    return {name: shown(value) for name, value in values.items()}
+    return add
 
 
 def mlflow(folder: Path, settings: Mapping[str, Any]) -> Library:
@@ -148,18 +142,14 @@ def mlflow(folder: Path, settings: Mapping[str, Any]) -> Library:
     _kept(file, run.info.run_id)
     mlflow.log_params(dict(settings))
 
-    def add(values: Told, step: int) -> None:
-        numbers = {}
-        for name, value in values.items():
-            if isinstance(value, Table):
-                columns = {column: [row[i] for row in value.rows] for i, column in enumerate(value.head)}
-                with warnings.catch_warnings(category=DeprecationWarning, action="ignore"):  # of pandas 3
-                    mlflow.log_table(columns, f"{name}.json")
-            elif isinstance(value, Path):
-                mlflow.log_artifact(str(value))
-            else:
-                numbers[name.replace("@", "-at-")] = value
-        mlflow.log_metrics(numbers, step=step)
+    def add(numbers: dict[str, float], tables: dict[str, Table], pictures: dict[str, Path], step: int) -> None:
+        for name, table in tables.items():
+            columns = dict(zip(table.head, map(list, zip(*table.rows, strict=True)), strict=True))
+            with warnings.catch_warnings(category=DeprecationWarning, action="ignore"):  # of pandas 3
+                mlflow.log_table(columns, f"{name}.json")
+        for file in pictures.values():
+            mlflow.log_artifact(str(file))
+        mlflow.log_metrics({name.replace("@", "-at-"): value for name, value in numbers.items()}, step=step)
 
     return add, lambda is_done: mlflow.end_run("FINISHED" if is_done else "KILLED")
 

@@ -294,49 +294,36 @@ def check(settings: Settings, processes: int | None = None) -> None:
 
     for name, hint in get_type_hints(type(settings), include_extras=True).items():
         value = getattr(settings, name)
-        types = (hint, *get_args(hint))  # `Count | None` joins two, each with notes of its own
-        notes = [note for part in types for note in getattr(part, "__metadata__", ())]
-        for rule in (note for note in notes if isinstance(note, Range) and value is not None):
-            refuse(not rule.holds(value), f"--{name.replace('_', '-')} {value}: {rule.text}")
+        for part in (hint, *get_args(hint)):  # `Count | None` joins two, each with notes of its own
+            for rule in getattr(part, "__metadata__", ()):
+                if isinstance(rule, Range) and value is not None and not rule.holds(value):
+                    raise InputError(f"--{name.replace('_', '-')} {value}: {rule.text}")
     refuse(settings.method not in METHODS, f"--method {settings.method}: choose from {', '.join(METHODS)}")
     method = METHODS[settings.method]
-    size = 2 if method.of_pairs else settings.completions_per_row
-    refuse(settings.batch % size > 0, f"--batch {settings.batch}: must be a multiple of the {size} in a row")
-    least = size * processes
-    refuse(
-        settings.batch < least,
-        f"--batch {settings.batch}: is less than a row for each of {processes} processes; give --batch {least}",
-    )
-    k, n = settings.k, settings.test_samples
+    size, batch = 2 if method.of_pairs else settings.completions_per_row, settings.batch
+    refuse(batch % size > 0, f"--batch {batch}: must be a multiple of the {size} in a row")
+    advice = f"is less than a row for each of {processes} processes; give --batch {size * processes}"
+    refuse(batch < size * processes, f"--batch {batch}: {advice}")
     for option, package in (("lora", "peft" if settings.lora else None), ("track", settings.track)):
-        refuse(
-            package is not None and find_spec(package) is None,
-            f"--{option} {getattr(settings, option)}: needs {package}, which is not installed: "
-            f"{sys.executable} -m pip install {package}",
-        )
+        advice = f"needs {package}, which is not installed: {sys.executable} -m pip install {package}"
+        is_missing = package is not None and find_spec(package) is None
+        refuse(is_missing, f"--{option} {getattr(settings, option)}: {advice}")
+    k, n = settings.k, settings.test_samples
     refuse(k > n, f"--test-samples {n}: must be at least --k {k}; with more, maj@{k} has an interval")
     if settings.engine_gpus > 1:
         check_engine_gpus("--engine-gpus", settings.engine, settings.engine_gpus, processes)
-    refuse(
-        settings.lora is not None and processes > 1,
-        f"--lora {settings.lora}: is for one process, and there are {processes}; train all weights, or start one",
-    )
-    is_limited = settings.limits is not None
-    refuse(is_limited and method.loss is not None, f"--limits: have no meaning for {settings.method}")
+    advice = f"is for one process, and there are {processes}; train all weights, or start one"
+    refuse(settings.lora is not None and processes > 1, f"--lora {settings.lora}: {advice}")
     refuse(settings.shots_file is not None and settings.shots < 1, "--shots-file: say with --shots how many to take")
     refuse(settings.system is not None and not settings.chat, "--system: is the system prompt of a --chat; give both")
     is_given = settings.baseline is not None or settings.baseline_from != "zero"
     is_share_given = settings.effective_proportion is not None
     refuse(is_given and is_share_given, "--effective-proportion: sets the baseline; give no other")
     refuse(method.of_pairs and (is_given or is_share_given), f"--method {settings.method}: has no baseline; give none")
-    is_proportion = settings.composition == "proportion"
-    refuse(
-        is_proportion != (settings.proportion is not None),
-        "--composition proportion and --proportion P: give both or neither",
-    )
-    of_samples = {"--trust-logmu": settings.trust_logmu, "--columns": settings.columns != ()}
+    is_one_alone = (settings.composition == "proportion") != (settings.proportion is not None)
+    refuse(is_one_alone, "--composition proportion and --proportion P: give both or neither")
     ways = {"--held-out": settings.held_out is not None, "--no-evaluation": not settings.evaluation}
-    for option, is_set in (of_samples | ways).items():
+    for option, is_set in {"--trust-logmu": settings.trust_logmu, "--columns": settings.columns != (), **ways}.items():
         refuse(settings.samples is None and is_set, f"{option}: is for --samples")
     if settings.columns:
         from pipeline.own_samples import columns_of
@@ -348,7 +335,8 @@ def check(settings: Settings, processes: int | None = None) -> None:
         "trained on) and --no-evaluation",
     )
     refuse(settings.samples is not None and settings.iterations > 1, "--samples: serve one iteration, not several")
-    if is_limited:
+    if settings.limits is not None:
+        refuse(method.loss is not None, f"--limits: have no meaning for {settings.method}")
         try:
             _ = settings.bounds
         except ValueError as error:

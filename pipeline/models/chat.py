@@ -13,6 +13,7 @@ from pipeline.models.language_model import LanguageModel
 from pipeline.records import InputError, Task
 
 QUESTION, ANSWER = "a question that no template has", "an answer that no template has"
+Messages = Sequence[Mapping[str, str]]  # each with role and content
 
 
 class Chat(NamedTuple):
@@ -27,11 +28,8 @@ class Chat(NamedTuple):
         """The prompt that asks `text`: all that the template writes up to the answer; InputError where it fails."""
         return self.ask_messages([{"role": "user", "content": text}])
 
-    def ask_messages(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The prompt that continues messages, each with role and content; they may have a system prompt of their own.
-
-        InputError where the template fails.
-        """
+    def ask_messages(self, messages: Messages) -> str:
+        """The prompt that continues messages, which may have a system prompt of their own; InputError as `ask`."""
         return _written(self.tokenizer, self.system, messages)
 
 
@@ -51,9 +49,8 @@ def in_chat(lm: LanguageModel, system: str | None = None) -> LanguageModel:
     prompt = _written(tokenizer, system, [asked])
     if system is not None and system not in prompt:
         raise InputError(f"--system: the chat template of {tokenizer.name_or_path} drops the system prompt")
-    _, found, rest = _written(tokenizer, system, [asked, answered], is_answered=True).partition(ANSWER)
-    ends = _added_tokens(tokenizer, rest)
-    if not found or not ends:
+    ends = _added_tokens(tokenizer, _written(tokenizer, system, [asked, answered], True).partition(ANSWER)[2])
+    if not ends:
         raise InputError(
             f"--chat: the chat template of {tokenizer.name_or_path} has no token behind an answer that ends the turn"
         )
@@ -66,19 +63,14 @@ def asked_by(lm: LanguageModel, task: Task) -> Task:
     return replace(task, prompt=lambda problem: lm.chat.ask(task.prompt(problem)))
 
 
-def _written(
-    tokenizer: PreTrainedTokenizerBase,
-    system: str | None,
-    messages: Sequence[Mapping[str, str]],
-    is_answered: bool = False,
-) -> str:
-    """The text of messages behind the system prompt, unless they have one; up to their answer if there is none."""
+def _written(tokenizer: PreTrainedTokenizerBase, system: str | None, messages: Messages, ends: bool = False) -> str:
+    """The text of messages behind the system prompt, unless they have one; up to an answer, unless it ends with one."""
     from jinja2 import TemplateError
 
     if system is not None and messages[0]["role"] != "system":
         messages = [{"role": "system", "content": system}, *messages]
     try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=not is_answered)
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=not ends)
     except (TemplateError, TypeError, ValueError) as error:
         roles = " and ".join(message["role"] for message in messages)
         raise InputError(

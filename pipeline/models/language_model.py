@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -42,12 +42,11 @@ from pipeline.models.adafactor import Adafactor
 from pipeline.records import Example, InputError, is_hub_name
 from pipeline.runtime.processes import device as own_device
 from pipeline.runtime.processes import on_all_ranks, on_rank_zero, rank, ranks
-from pipeline.settings import Compute, OptimizerName
+from pipeline.settings import Compute, OptimizerName, Settings
 from topr import select_logprobs
 
 if TYPE_CHECKING:
     from pipeline.models.chat import Chat
-    from pipeline.settings import Settings
 
 # ---- loading ----------------------------------------------------------------------------------------------------
 
@@ -79,7 +78,7 @@ class LanguageModel(NamedTuple):
 META = torch.device("meta")  # where tensors have shapes and no values
 
 
-def load_model(name: str, device: torch.device | None = None, settings: "Settings | None" = None) -> LanguageModel:
+def load_model(name: str, device: torch.device | None = None, settings: Settings | None = None) -> LanguageModel:
     """The model in float32 and its tokenizer, on a device; default: this process's own GPU if there is one.
 
     name: a folder or the name of a model on the hub; safetensors only. settings: whether code of its own is trusted,
@@ -93,16 +92,16 @@ def load_model(name: str, device: torch.device | None = None, settings: "Setting
     # and training can differ by a bfloat16 bit, and each new length costs 23 to 37 ms for a plan.
     torch.backends.cuda.enable_cudnn_sdp(False)
     trust = {"trust_remote_code": settings is not None and settings.trust_remote_code}
-    options = {"dtype": torch.float32, **trust}
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, **trust)
         if device == META:
             with device:
-                model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name, **trust), **options)
+                config = AutoConfig.from_pretrained(name, **trust)
+                model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **trust)
             with suppress(OSError):  # not every folder has one; where there is one, it knows what ends a sequence
                 model.generation_config = GenerationConfig.from_pretrained(name)
         else:
-            model = AutoModelForCausalLM.from_pretrained(name, use_safetensors=True, **options)
+            model = AutoModelForCausalLM.from_pretrained(name, use_safetensors=True, dtype=torch.float32, **trust)
             model = model.to(device or own_device())
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"--model {name}: cannot be loaded: {_reason(name, error)}") from error
@@ -151,14 +150,14 @@ def shard(model: PreTrainedModel, compute: Compute, gradient_checkpointing: bool
     whole weights are dropped after its forward pass and gathered anew for its backward pass. One process that computes
     in float32 has no process group; its model stays an ordinary one.
     """
-    layers = decoder_layers(model) if gradient_checkpointing or dist.is_initialized() else ()
-    for layer in layers if gradient_checkpointing else ():
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)  # in eval mode too: no dropout
+    if gradient_checkpointing:
+        for layer in decoder_layers(model):
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)  # in eval mode too: no dropout
     if dist.is_initialized():
-        policy = MixedPrecisionPolicy(getattr(torch, compute), reduce_dtype=torch.float32)
-        kept = {} if compute == "float32" else {"mp_policy": policy}
-        kept |= {} if reshard else {"reshard_after_forward": False}
-        for module in (*layers, model):
+        kept: dict[str, Any] = {} if reshard else {"reshard_after_forward": False}
+        if compute != "float32":
+            kept["mp_policy"] = MixedPrecisionPolicy(getattr(torch, compute), reduce_dtype=torch.float32)
+        for module in (*decoder_layers(model), model):
             fully_shard(module, **kept)
             if dist.get_world_size() > 1:
                 # The denominator of a step counts the sequences of all ranks: gradients are summed, not averaged.
@@ -167,7 +166,7 @@ def shard(model: PreTrainedModel, compute: Compute, gradient_checkpointing: bool
 
 
 def load_to_train(
-    name: str, settings: "Settings", adapt: Callable[[LanguageModel], LanguageModel] = lambda lm: lm
+    name: str, settings: Settings, adapt: Callable[[LanguageModel], LanguageModel] = lambda lm: lm
 ) -> LanguageModel:
     """The model on this process's device, sharded over the ranks as the settings say; every rank calls it.
 
@@ -292,7 +291,7 @@ def predictions(model: PreTrainedModel, batch: SharedRows) -> Tensor:
     logits = model(
         input_ids=torch.cat([batch.prompt_ids, batch.completion_ids], dim=1),
         attention_mask=mask,
-        position_ids=(mask.cumsum(-1) - 1).clamp_min(0),
+        position_ids=_positions(mask),
         logits_to_keep=batch.completion_ids.shape[1] + 1,
         use_cache=False,
     ).logits
@@ -350,7 +349,5 @@ class BehindPrompt(DynamicLayer):
 
     def update(self, keys: Tensor, values: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Prepend the prompt's keys and values: (B, heads, C, size) -> (B, heads, P + C, size)."""
-        return (
-            torch.cat([self.keys.index_select(0, self.prompt_of), keys], dim=-2),
-            torch.cat([self.values.index_select(0, self.prompt_of), values], dim=-2),
-        )
+        pairs = (self.keys, keys), (self.values, values)
+        return tuple(torch.cat([prompts.index_select(0, self.prompt_of), own], dim=-2) for prompts, own in pairs)

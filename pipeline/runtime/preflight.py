@@ -42,9 +42,8 @@ def check_machine(settings: "Settings") -> None:
         advice = f"It needs NVIDIA's driver {DRIVER} or newer, which nvidia-smi shows"
         if "802" in reason:  # cudaErrorSystemNotReady
             advice = "GPUs behind NVSwitch need NVIDIA's fabric manager: sudo systemctl start nvidia-fabricmanager"
-        faults.append(
-            f"{settings.preset}: is for GPUs, and torch {torch.__version__} can use none ({reason}). {advice}"
-        )
+        fault = f"{settings.preset}: is for GPUs, and torch {torch.__version__} can use none ({reason})"
+        faults.append(f"{fault}. {advice}")
     if settings.engine != "hf" and (fault := _compiler_fault(str(settings.vllm_python or sys.executable))):
         faults.append(fault)
     if faults:
@@ -89,10 +88,9 @@ class Size(NamedTuple):
 
 
 def check_room(settings: "Settings", folder: Path, size: Size) -> None:
-    """InputError, a line for each fault, where the folder's disk or the host's memory does not suffice.
+    """InputError, a line for each fault, where the disk, as rank zero sees it, or a node's memory does not suffice.
 
-    Of all ranks the first looks at the disk, where what the run has written counts as room, the first of each node at
-    its memory.
+    What the run has written before counts as room.
     """
     faults = []
     if rank() == 0:
@@ -136,21 +134,15 @@ def memory_needed(settings: "Settings", size: Size) -> int:
     """Bytes of a node's host memory: whole weights once, samples in each process; on a processor, training too."""
     import torch
 
-    p = size.parameters
-    if torch.cuda.is_available():
-        weights = 4 * p if settings.iterations else 0  # an engine reads its own straight into the GPU
-    else:
-        weights = 8 * p + checkpoint_bytes(settings, p)
+    weights = 4 * size.parameters if settings.iterations else 0  # an engine reads its own straight into the GPU
+    if not torch.cuda.is_available():
+        weights = 8 * size.parameters + checkpoint_bytes(settings, size.parameters)
     samples = TOKEN_BYTES * size.longest * size.drawn * int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     return weights + samples
 
 
 def free_memory() -> int:
-    """Bytes of memory that this machine, or the container's limit, still has to give.
-
-    >>> free_memory() > 0
-    True
-    """
+    """Bytes of memory that this machine, or the container's limit, still has to give."""
     free = psutil.virtual_memory().available
     with suppress(OSError, ValueError):  # "max" where there is no limit
         kept = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())

@@ -1,13 +1,7 @@
 """How fast it is, and what it needs: `python -m benchmarks NAME` asks one question. Here is what all of them share."""
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
-
-from pipeline.runtime.processes import device
 
 
 @dataclass(frozen=True)
@@ -22,17 +16,3 @@ class Settings:
     """seed of everything that is drawn"""
     out: Path = Path("runs/bench")
     """folder to write NAME.json into"""
-
-
-def now() -> float:
-    """The time, in seconds, once the device has done what it was given."""
-    if device().type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-def seconds(work: Callable[[], object]) -> float:
-    """The time that it takes."""
-    start = now()
-    work()
-    return now() - start

@@ -19,7 +19,7 @@ from pipeline.results import versions
 from pipeline.runtime.processes import rank
 
 FILES = {"loss_memory": "comparisons", "overhead": "comparisons"}
-NAMES = (*FILES, "gpu_step", "fake_8b_step")
+NAMES = (*FILES, "fake_8b_step")
 
 
 def main(name: str, arguments: list[str]) -> list[str]:

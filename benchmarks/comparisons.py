@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
+from timeit import timeit
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import topr
-from benchmarks import Settings, seconds
+from benchmarks import Settings
 from benchmarks.fake_8b_step import config_of
 from pipeline.metrics import step_metrics
 from pipeline.models.chunked_head import selected_logprobs
@@ -107,7 +108,7 @@ def loss_memory(settings: Settings) -> dict[str, Any]:
         step(way)  # the first time is slower
     what = f"{count} tokens, hidden {width}, {vocabulary:,} in the vocabulary, float32"
     memory = {name: lambda way=way: peak_above(lambda: step(way)) / 1e6 for name, way in ways.items()}
-    time = {name: lambda way=way: seconds(lambda: step(way)) for name, way in ways.items()}
+    time = {name: lambda way=way: timeit(lambda: step(way), number=1) for name, way in ways.items()}
     comparisons = [
         compare(f"peak memory: {what}", "MB", memory, settings.rounds, {"topr.select_logprobs": 0.5}),
         compare(f"time: {what}", "s", time, settings.rounds, {}),
@@ -161,7 +162,7 @@ def overhead(settings: Settings) -> dict[str, Any]:
             own = deepcopy(model).eval()
             work = partial(train, own, make_optimizer("adamw", own, 1e-5), batches)
             work()  # the first passes are slower
-            sides[side] = lambda work=work: 1e3 * seconds(work) / 2
+            sides[side] = lambda work=work: 1e3 * timeit(work, number=1) / 2
         what = f"{name}, {rows} padded rows of {PROMPT} + {COMPLETION} tokens"
         comparisons.append(compare(what, "ms a step", sides, settings.rounds, {"cross-entropy": 1.03}))
     return {"comparisons": comparisons}

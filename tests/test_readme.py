@@ -202,7 +202,7 @@ def test_every_benchmark_has_its_results_on_a_page():
     placed = set(re.findall(r"table:benchmark (\w+)", PAGES["results/benchmarks/README.md"]))
     counted = {"fake_8b_step"}  # which takes no turns with another side: docs/performance.md has it
     assert {file.stem for file in (ROOT / "results" / "benchmarks").glob("*.json")} == placed | counted
-    assert set(NAMES) <= placed | counted | {"gpu_step"}  # which no GPU has run
+    assert set(NAMES) <= placed | counted
 
 
 def test_every_setting_says_where_its_default_is_from():

@@ -58,32 +58,19 @@ The numbers seed to seed + n * prompts - 1 are the engine's own to seed random g
 
 
 def draw_samples(
-    task: Task,
-    problems: Sequence[Problem],
-    n: int,
-    engine: Engine,
-    sampling: SamplingParameters,
-    seed: int,
-    description: str = "sampling",
+    task: Task, problems: Sequence[Problem], n: int, engine: Engine, sampling: SamplingParameters, seed: int
 ) -> list[Sample]:
-    """n graded samples of each problem: the arguments are those of `draw`."""
-    of_each = [problem for problem in problems for _ in range(n)]
-    return graded(task, draw(task, problems, n, engine, sampling, seed, description), of_each)
+    """n graded samples of each problem, in the problems' order."""
+    return graded(task, draw(task, problems, n, engine, sampling, seed, "sampling"), problems)
 
 
 def draw(
-    task: Task,
-    problems: Sequence[Problem],
-    n: int,
-    engine: Engine,
-    sampling: SamplingParameters,
-    seed: int,
-    description: str,
+    task: Task, problems: Sequence[Problem], n: int, engine: Engine, sampling: SamplingParameters, seed: int, bar: str
 ) -> list[Drawn]:
-    """n completions of each problem, in the problems' order. description: what the progress bar says."""
+    """n completions of each problem, in the problems' order. bar: what the progress bar says."""
     prompts = [task.prompt(problem) for problem in problems]
     drawn: list[list[Drawn]] = [[] for _ in problems]
-    for number, one in progress_bar(engine(prompts, n, sampling, seed), description, "sample", n * len(problems)):
+    for number, one in progress_bar(engine(prompts, n, sampling, seed), bar, "sample", n * len(problems)):
         one.problem_id = problems[number].id
         drawn[number].append(one)
     return [one for of_problem in drawn for one in of_problem]
@@ -105,18 +92,17 @@ def draw_into(
             if ranks() > 1:
                 end_with_others()
             some = problems[start : start + chunk]
-            of_each = [problem for problem in some for _ in range(n)]
             drawn = read_rows(left, Drawn, "growing")
-            if not (drawn and is_of(task, drawn, of_each)):
+            if not is_of(task, drawn, some, n):
                 drawn = draw_some(some, start * n)
                 write_file(left, to_lines(drawn))
-            growing.write(to_lines(graded(task, drawn, of_each)))
+            growing.write(to_lines(graded(task, drawn, some)))
             growing.flush()
 
 
-def is_of(task: Task, drawn: Sequence[Drawn], problems: Sequence[Problem]) -> bool:
-    """Whether these are completions of the problems, one of each, with the prompts that the task asks them by."""
-    return [(one.problem_id, one.prompt) for one in drawn] == [(p.id, task.prompt(p)) for p in problems]
+def is_of(task: Task, drawn: Sequence[Drawn], problems: Sequence[Problem], n: int) -> bool:
+    """Whether these are n completions of each problem, with the prompts that the task asks them by."""
+    return [(d.problem_id, d.prompt) for d in drawn] == [(p.id, task.prompt(p)) for p in problems for _ in range(n)]
 
 
 def known_samples(settings: "Settings", file: Path, task: Task, problems: Sequence[Problem], n: int) -> list[Sample]:
@@ -125,9 +111,8 @@ def known_samples(settings: "Settings", file: Path, task: Task, problems: Sequen
     They are graded anew: the reward may have changed since.
     """
     source = settings.reuse / file.relative_to(settings.out)
-    of_each = [problem for problem in problems for _ in range(n)]
     samples = read_checked(source, Sample) if source.exists() else []
-    return graded(task, samples, of_each) if is_of(task, samples, of_each) else []
+    return graded(task, samples, problems) if is_of(task, samples, problems, n) else []
 
 
 # ---- grades: here alone a task's own functions are called on completions -----------------------------------------
@@ -138,15 +123,16 @@ def graded(
 ) -> list[Sample]:
     """Each completion with the grade of its text before the stop string, in place of any grade that it had.
 
-    problems: that of each completion. seconds: how long the task's function may take for a completion; a batch has that
-    many for each of its own. InputError names the problem, the completion and the line of the task's code that raised,
-    hung, or returned what is no grade.
+    problems: in order, each has equally many of the completions. seconds: how long the task's function may take for a
+    completion; a batch has that many for each of its own. InputError names the problem, the completion and the line of
+    the task's code that raised, hung, or returned what is no grade.
 
     >>> task = Task("short", [], [], reward=lambda completion, problem: 1 - len(completion))
     >>> [sample] = graded(task, [Drawn(prompt="?", completion="four")], [Problem("1", "?")])
     >>> sample.reward, sample.outcome
     (-3.0, 'incorrect')
     """
+    problems = [problem for problem in problems for _ in range(len(drawn) // len(problems))]
     texts = [task.visible(one.completion) for one in drawn]
     function = task.reward or task.batch_reward or task.grade
     values: list[Any] = []

@@ -119,21 +119,6 @@ def test_v18_log_mu_is_over_the_full_vocabulary_whatever_the_sampler_kept(lm):
         dataset.encode([samples[0].model_copy(update={"token_ids": [8 * size]})], large)
 
 
-def test_encoding_keeps_tokens_as_they_are_and_ends_only_finished_text(lm):
-    eos = lm.tokenizer.eos_token_id
-    given = [
-        Sample(prompt="Q", completion=lm.text([7, 8, 9]), token_ids=[7, 8, 9], reward=1.0),
-        Sample(prompt="Q", completion=" 12", reward=1.0),
-        Sample(prompt="Q", completion=" 12", finish_reason="length", reward=1.0),
-        Sample(prompt="Q", completion=" 12\nQ:", reward=1.0),
-    ]
-    kept, finished, cut, stopped = (example.completion_ids for example in dataset.encode(given, lm, ["\nQ:"]))
-    assert kept == [7, 8, 9]
-    assert finished == [*cut, eos]
-    assert lm.tokenizer.decode(cut) == " 12"
-    assert lm.tokenizer.decode(stopped) == " 12\nQ:"
-
-
 def test_how_far_the_engine_is_from_the_trainer_is_told_by_hand():
     samples = [Sample(prompt="?", completion="!", reward=1.0, token_logmu_engine=[-1.0, -x]) for x in (0.5, 1.5)]
     samples.append(Sample(prompt="?", completion="!", reward=1.0))

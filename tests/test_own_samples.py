@@ -134,12 +134,12 @@ def test_columns_of_other_names_are_taken_and_the_others_told(tmp_path, capsys, 
     assert capsys.readouterr().out == f"{tmp_path / 'own.jsonl'}: {told}\n"
 
 
-def both(**changes):
-    return [row | changes for row in ROWS]
-
-
 def second(**changes):
     return [ROWS[0], ROWS[1] | changes]
+
+
+def both(**changes):  # a column of a table has one type
+    return [row | changes for row in ROWS]
 
 
 @pytest.mark.parametrize(
@@ -211,13 +211,13 @@ def logp_and_length(model, rows):
 
 def test_held_out_numbers_are_those_of_a_direct_computation(files, run):
     folder, rows = run(**files[1]), sums(11, 16)
+    reward = np.array([row["reward"] for row in rows])
     results = json.loads((folder / "results.json").read_text())
     before, after = (logp_and_length(model, rows) for model in (SMALL.model, folder / "iteration-1" / "model"))
     for entry, (logp, length) in ((results["before"], before), (results["iterations"][0]["after"], after)):
         log_ratio, per_token = logp - before[0], logp / length
         expected = {"log_ratio": log_ratio, "log_ratio_per_token": log_ratio / length, "logp_per_token": per_token}
-        for name, sign in (("positive", 1), ("negative", -1)):
-            is_of_sign = np.array([row["reward"] for row in rows]) == sign
+        for name, is_of_sign in (("positive", reward > 0), ("negative", reward < 0)):
             assert entry[name]["samples"] == is_of_sign.sum()
             for key, values in expected.items():
                 some = values[is_of_sign]
@@ -266,9 +266,7 @@ def test_samples_that_were_held_out_are_signed_as_trained_ones_are(lm):
     assert found["ranked"] is None
 
 
-def test_held_out_samples_are_checked_first_are_part_of_what_a_run_is_and_may_be_trained_on_too(
-    files, run, tmp_path, capsys
-):
+def test_held_out_samples_are_part_of_what_a_run_is_and_checked_before_it_begins(files, run, tmp_path, capsys):
     given, others = files[1], tmp_path / "others.jsonl"
     as_lines(others, sums(7, 12))
     with pytest.raises(InputError, match="holds a run with other settings"):

@@ -291,7 +291,7 @@ def predictions(model: PreTrainedModel, batch: SharedRows) -> Tensor:
     logits = model(
         input_ids=torch.cat([batch.prompt_ids, batch.completion_ids], dim=1),
         attention_mask=mask,
-        position_ids=_positions(mask),
+        position_ids=(mask.cumsum(-1) - 1).clamp_min(0),
         logits_to_keep=batch.completion_ids.shape[1] + 1,
         use_cache=False,
     ).logits

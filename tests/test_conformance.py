@@ -268,8 +268,6 @@ MEASURED = [  # what stands beside a vector as the value of a variant
     ("V20", "counted apart, summed", "of the positives' own gradient 2.5, of the negatives' 1.66667"),
     ("V22", "counted apart", "negatives' pushes over the positive's: -0.333333"),
 ]
-
-
 assert {name for name, *_ in MEASURED} == set(VECTOR)
 
 

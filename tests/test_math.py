@@ -172,13 +172,10 @@ def written(folder, split, *rows):
     return str(folder)
 
 
-def test_an_answer_by_itself_is_read_as_math_500_has_it(tmp_path):
-    row = {"problem": "1 + 1?", "answer": "2", "unique_id": "test/1.json"}
-    assert math.load_problems(written(tmp_path, "test", row), "test")[0].gold == "2"
-
-
 @pytest.mark.parametrize("solution", [r"It is \boxed{2", None])
 def test_a_problem_without_an_answer_is_named(tmp_path, solution):
+    alone = {"problem": "1 + 1?", "answer": "2", "unique_id": "test/1.json"}  # as MATH-500 has it
+    assert math.load_problems(written(tmp_path, "test", alone), "test")[0].gold == "2"
     folder = written(tmp_path, "train", ROW, ROW | {"solution": solution})
     with pytest.raises(InputError, match=r"train.jsonl:2: field solution: no answer"):
         math.load_problems(folder, "train")

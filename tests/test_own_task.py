@@ -276,7 +276,7 @@ def test_a_task_without_problems_is_refused_before_anything_is_written(tmp_path)
         ({}, [-1, -1], [-1, -1], "all rewards are -1, which no baseline can tell apart"),
         ({"baseline": 1.0}, [1, 1], [0, 0], "nothing is left for topr to learn from; all rewards are 1,"),
         ({"baseline_from": "group"}, [1, 0], [0, 0], "to learn from; --baseline-from zero --baseline 0.5,"),
-        ({"baseline": -0.5}, [-1, -0.2, -0.2, -0.2, 1], [-0.5, 0.3, 0.3, 0.3, 1.5],
+        ({"baseline": -0.5}, [-1, -0.2, -0.2, -0.2, 2], [-0.5, 0.3, 0.3, 0.3, 2.5],
          "the baseline gave 60.0 % the other sign, of which topr learns the contrary; --baseline 0,"),
     ],
 )  # fmt: skip

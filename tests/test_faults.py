@@ -110,19 +110,13 @@ def test_nothing_is_written_outside_the_run_folder(tmp_path):
 # ---- models from others ------------------------------------------------------------------------------------------
 
 
-class Harmful:
-    """Unpickling it makes a file."""
-
-    def __init__(self, file):
-        self.file = file
-
-    def __reduce__(self):
-        return (Path.touch, (self.file,))
-
-
 def as_a_pickle(folder, mark):
+    class Harmful:
+        def __reduce__(self):
+            return (Path.touch, (mark,))
+
     (folder / "model.safetensors").unlink()
-    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Harmful(mark)))
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Harmful()))
 
 
 def with_code(folder, mark):

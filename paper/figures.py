@@ -111,17 +111,14 @@ class Fig6(ByShare):
         low, p_tildes, names = "log-ratio of positives", self.scale.shares, called(self.rates)
         table = self.table(lambda run: {low: by_tenth(run, "log_ratio_pos_q50")})
 
-        def arm(method: str, p: float) -> tuple[str, float, float, float]:
-            return method, self.rates[method], 0.1, p
-
-        data: dict[str, Any] = {text: series(table.mean(arm(m, p)) for p in p_tildes) for m, text in names.items()}
+        arms = {(m, p): (m, rate, 0.1, p) for m, rate in self.rates.items() for p in p_tildes}
+        data: dict[str, Any] = {text: series(table.mean(arms[m, p]) for p in p_tildes) for m, text in names.items()}
         data["p~"] = list(p_tildes)
         for p in [p for p in (0.01, 0.1) if p in p_tildes]:
-            data[f"p~ = {p:.0%}"] = {
-                what: {m: table.along(arm(m, p), what) for m in names} for what in ("correct", low)
-            }
-        shares = {f"{text}, p~ = {p:.0%}": table.mean(arm(m, p)) for m, text in names.items() for p in p_tildes}
-        shares |= {f"TOPR - TIS, p~ = {p:.0%}": table.gain(arm("topr", p), arm("tis", p)) for p in p_tildes}
+            curves = {what: {m: table.along(arms[m, p], what) for m in names} for what in ("correct", low)}
+            data[f"p~ = {p:.0%}"] = curves
+        shares = {f"{names[m]}, p~ = {p:.0%}": table.mean(arm) for (m, p), arm in arms.items()}
+        shares |= {f"TOPR - TIS, p~ = {p:.0%}": table.gain(arms["topr", p], arms["tis", p]) for p in p_tildes}
         return Figure(data, shares)
 
     @staticmethod
@@ -143,10 +140,7 @@ class Fig7(Study):
     Arms: (optimiser, share of negatives, gradient norm to clip at, method).
     """
 
-    @property
-    def rated(self) -> Sequence[str]:
-        """The optimisers."""
-        return list(self.scale.optimizers)
+    rated = property(lambda self: list(self.scale.optimizers))
 
     def arms(self) -> Jobs:
         base, arms = replace(self.scale.base, composition="proportion", epochs=self.scale.passes, **self.scale.sets), {}
@@ -161,12 +155,9 @@ class Fig7(Study):
     def read(self) -> Figure:
         def norms(run: Finished) -> dict[str, Sequence[float]]:
             each = np.array([step["grad_norm"] for step in run.steps])
-            found = {
-                "clipped": (each > run.settings.max_norm).mean(),
-                "above": (each > 1).mean(),
-                "largest": each.max(),
-            }
-            return {"gradient norm": by_tenth(run, "grad_norm")} | {name: [value] for name, value in found.items()}
+            clipped, above = [(each > run.settings.max_norm).mean()], [(each > 1).mean()]
+            tenths = by_tenth(run, "grad_norm")
+            return {"gradient norm": tenths, "clipped": clipped, "above": above, "largest": [each.max()]}
 
         table, data, shares, numbers = self.table(norms), {}, {}, {}
         for arm in self.arms():
@@ -214,11 +205,8 @@ class Fig8(Study):
 
     def arms(self) -> Jobs:
         base = replace(self.scale.base, lr=self.rates["topr"], curve_points=1, **self.scale.iterated)
-        of_control = {"proportion": base.problems / base.examples, "n": base.candidates}
-        arms = {
-            key: self.job(f"fig8-{key}", base, arm, **(of_control if key == "control" else {}))
-            for key, arm in COMPOSITIONS.items()
-        }
+        changes = {"control": {"proportion": base.problems / base.examples, "n": base.candidates}}
+        arms = {k: self.job(f"fig8-{k}", base, arm, **changes.get(k, {})) for k, arm in COMPOSITIONS.items()}
         return {**sharing_samples(arms), **{n: self.job(n, base, **of) for n, of in self.scale.others.items()}}
 
     def read(self) -> Figure:
@@ -283,19 +271,24 @@ class Fig9(ByShare):
     def read(self) -> Figure:
         weights, shares = {}, {}
         for p in (0.05, 0.1, 0.2, 0.5, 0.8):
-            each = [np.array(weights_of(self.runs["training", seed], p)) for seed in self.seeds]
+            each = []
+            for seed in self.seeds:
+                samples = self.runs["training", seed].tested(0)
+                baseline = topr.baseline_for_proportion(share_of_positives(samples), p)
+                of_buckets = np.array(weight_by_difficulty(samples, baseline))
+                each.append(of_buckets / np.nansum(of_buckets))
             weights[f"p~ = {p:.0%}"] = series(map(Estimate.over_seeds, zip(*each, strict=True)))
             hardest = Estimate.over_seeds(np.nansum(w[:3]) for w in each)
             shares[f"p~ = {p:.0%}: weight of the three hardest buckets"] = hardest
         data = {**weights, "p~": list(self.scale.shares)}
-        arms = {p: ("topr", self.rates["topr"], 0.5, p) for p in self.scale.shares}
-        thirds = Measured(
-            (p, seed, {"thirds": by_third(self.runs["test", seed], self.runs[arm, seed])})
-            for p, arm in arms.items()
-            for seed in self.seeds
-        )
+
+        def thirds(run: Finished) -> dict[str, list[float]]:
+            is_base = run.settings.iterations == 0
+            return {} if is_base else {"thirds": by_third(self.runs["test", run.settings.seed], run)}
+
+        table, own = self.table(thirds), self.rates["topr"]
         for number, third in enumerate(THIRDS):
-            found = {p: thirds.mean(p, "thirds", at=number) for p in arms}
+            found = {p: table.mean(("topr", own, 0.5, p), "thirds", at=number) for p in self.scale.shares}
             shares |= {f"{third}, p~ = {p:.0%}: correct": value for p, value in found.items()}
             data[third] = series(found.values())
         return Figure(data, shares)
@@ -319,13 +312,6 @@ def by_third(base: Finished, trained: Finished) -> list[float]:
     before, after = (np.array([np.mean([r > 0 for r in rewards]) for rewards in of_run]) for of_run in groups)
     hardest_first = after[np.argsort(before, kind="stable")]
     return [float(third.mean()) for third in np.array_split(hardest_first, 3)]
-
-
-def weights_of(run: Finished, p: float) -> list[float]:
-    """The share of the weight that each bucket has at an effective share p~."""
-    samples = run.tested(0)
-    weights = weight_by_difficulty(samples, topr.baseline_for_proportion(share_of_positives(samples), p))
-    return [weight / np.nansum(weights) for weight in weights]
 
 
 def weight_by_difficulty(samples: Sequence[Sample], baseline: float, buckets: int = 10) -> list[float]:

@@ -8,7 +8,7 @@ that of a run of TOPR with seed 100, which no result uses. All settings are ours
 long.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,22 +26,6 @@ from reproduce import publish
 SIZES = {"problems": 24, "n": 8, "completions_per_row": 8, "test_problems": 24, "test_samples": 8, "k": 4}
 SETTINGS = Settings(chat=True, max_new_tokens=12, lr=1e-5, curve_points=2, **SIZES)
 ARMS = ("topr", "sft", "reinforce")
-
-
-@dataclass(frozen=True)
-class Options:
-    """Every setting of the command; all ours."""
-
-    model: tyro.conf.Positional[Path]
-    """folder of SmolLM2-135M-Instruct"""
-    seeds: int = 3
-    """how many seeds, from 0; intervals are over them"""
-    workers: int = 2
-    """runs side by side, each on one core, with 4 GB each"""
-    runs: Path = Path("runs/real-llm")
-    """folder that keeps the runs"""
-    out: Path = Path("results")
-    """folder for real-llm.json and real-llm.png"""
 
 
 class RealLLM(Study):
@@ -70,15 +54,28 @@ class RealLLM(Study):
         return [accuracy("SmolLM2-135M-Instruct, capitals", data, METHODS)]
 
 
-def main(options: Options) -> None:
-    """Make the runs that are missing, and from all of them the picture and its numbers."""
-    scale = replace(LAPTOP, base=replace(SETTINGS, model=str(options.model)), task=capitals)
-    study = RealLLM(scale, range(options.seeds))
-    with Sweep(options.runs, options.workers) as sweep:
+def main(
+    model: tyro.conf.Positional[Path],
+    seeds: int = 3,
+    workers: int = 2,
+    runs: Path = Path("runs/real-llm"),
+    out: Path = Path("results"),
+) -> None:
+    """Make the runs that are missing, and from all of them the picture and its numbers.
+
+    Args:
+        model: folder of SmolLM2-135M-Instruct
+        seeds: how many seeds, from 0; intervals are over them
+        workers: runs side by side, each on one core, with 4 GB each
+        runs: folder that keeps the runs
+        out: folder for real-llm.json and real-llm.png
+    """
+    study = RealLLM(replace(LAPTOP, base=replace(SETTINGS, model=str(model)), task=capitals), range(seeds))
+    with Sweep(runs, workers) as sweep:
         study.make(sweep)
-    publish("real-llm", study, f"python -m paper.real_llm MODEL --seeds {options.seeds}", options.out)
+    publish("real-llm", study, f"python -m paper.real_llm MODEL --seeds {seeds}", out)
 
 
 if __name__ == "__main__":
     with command("real_llm"):
-        main(tyro.cli(Options, prog="real_llm", description=__doc__))
+        tyro.cli(main, prog="real_llm", description=__doc__)

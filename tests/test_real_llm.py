@@ -28,7 +28,7 @@ def test_the_arms_train_on_the_same_samples(tmp_path, monkeypatch):
     task = replace(capitals(small), reward=lambda text, _: (-1.0) ** len(text))  # for a model that writes at random
     monkeypatch.setattr(real_llm, "capitals", lambda _: task)
     model = save_chat_model(tmp_path / "model", "qwen2.5")
-    real_llm.main(real_llm.Options(model, seeds=2, workers=1, runs=tmp_path / "runs", out=tmp_path / "out"))
+    real_llm.main(model, seeds=2, workers=1, runs=tmp_path / "runs", out=tmp_path / "out")
     content = json.loads((tmp_path / "out" / "real-llm.json").read_text())
     assert (content["runs"], content["seeds"]) == (6, [0, 1])
     assert len({curve["mean"][0] for curve in content["data"].values()}) == 1

@@ -29,6 +29,7 @@ class Arm(NamedTuple):
     token_loss: str | None = None  # as in a Job
 
 
+OCHRE, GREY = Style("#8C6D1F", (0, (4, 2, 1, 2)), ">"), Style("#6E6E6E", (0, (2, 1)), "*")
 METHODS = {
     "topr": Arm("TOPR", "topr", {}),
     "dpo": Arm("DPO", "dpo", {"method": "dpo"}),
@@ -39,15 +40,9 @@ METHODS = {
     "sft": Arm("SFT on positives", "sft", {"method": "sft"}),
     # ours: neighbours of the paper's methods. AsymRE's mean is that of all samples.
     "group": Arm("TOPR, group-mean baseline", Style("#7B3FA0", (0, (5, 1)), "<"), {"baseline_from": "group"}),  # GRPO's
-    "asymre": Arm(
-        "AsymRE",
-        Style("#8C6D1F", (0, (4, 2, 1, 2)), ">"),
-        {"method": "reinforce", "baseline_from": "mean", "baseline": -0.1},
-    ),
+    "asymre": Arm("AsymRE", OCHRE, {"method": "reinforce", "baseline_from": "mean", "baseline": -0.1}),
     # a penalty of 0.5 KL(mu || pi) by Proposition 3.1, were the loss not divided by the length
-    "kl": Arm(
-        "naive REINFORCE, c = -0.5", Style("#6E6E6E", (0, (2, 1)), "*"), {"method": "reinforce", "baseline": -0.5}
-    ),
+    "kl": Arm("naive REINFORCE, c = -0.5", GREY, {"method": "reinforce", "baseline": -0.5}),
 }
 VARIANTS = {  # of the loss, by their names in conformance.variants.VARIANTS
     name: Arm(name, style, token_loss=name)
@@ -119,6 +114,7 @@ QUICK = replace(
     iterated={"iterations": 2, "candidates": 16, "examples": 24},
     mapped={"curve_points": 1},
 )
+DEEPSEEK = "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"
 PAPER = Scale(
     base=replace(PRESETS["paper"], iterations=1, examples=None, curve_points=5),  # an epoch over all samples (4.2)
     rates=(5e-7,),
@@ -134,10 +130,7 @@ PAPER = Scale(
     iterated={"iterations": 5, "examples": 50_000},  # "to N = 50,000 data points" (4.3)
     of_methods={"dpo": {"batch": 16}},  # "a per-GPU batch size of 1" (4.2): a pair is two completions
     others={  # "applied to the more recent DeepSeek 8B model", "the 70B version of Llama 3" (4.3)
-        "DeepSeek-R1 8B, Anna Karenina": {
-            "model": "deepseek-ai/DeepSeek-R1-Distill-Llama-8B",
-            "composition": "anna_karenina",
-        },
+        "DeepSeek-R1 8B, Anna Karenina": {"model": DEEPSEEK, "composition": "anna_karenina"},
         "Llama 3 70B": {"model": LLAMA_70B, "iterations": 0, "engine_gpus": 4},  # 141 GB of weights
     },
 )

@@ -29,10 +29,10 @@ class AtBothRates(Study):
         return {"own rate": self.rates, "one rate": dict.fromkeys(self.at_one, self.rates["topr"])}
 
     def arms(self) -> Jobs:
-        kinds = [(kind, name, rate) for kind, rates in self.kinds.items() for name, rate in rates.items()]
-        return sharing_samples(
-            {(kind, name): self.job(name, self.scale.base, RATED[name], lr=rate) for kind, name, rate in kinds}
-        )
+        arms = {}
+        for kind, rates in self.kinds.items():
+            arms |= {(kind, name): self.job(name, self.scale.base, RATED[name], lr=lr) for name, lr in rates.items()}
+        return sharing_samples(arms)
 
     @property
     def legends(self) -> dict[tuple[str, str], str]:
@@ -54,9 +54,7 @@ class Fig1(AtBothRates):
         shares = {f"{text}: correct at the end": table.mean(arm) for arm, text in arms.items()}
         for arm in [("own rate", name) for name in self.rates if name != "topr"]:
             shares[f"TOPR - {arms[arm]}"] = table.gain(("own rate", "topr"), arm)
-        data: dict[str, Any] = {
-            kind: {name: table.along((kind, name)) for name in rates} for kind, rates in self.kinds.items()
-        }
+        data: dict[str, Any] = {of: {name: table.along((of, name)) for name in self.kinds[of]} for of in self.kinds}
         data["steps"] = {name: self.runs[("own rate", name), self.seeds[0]].last_step for name in self.rates}
         return Figure(data, shares)
 
@@ -64,14 +62,10 @@ class Fig1(AtBothRates):
     def panels(data: Data) -> list[Panel]:
         """The paper's methods along the epoch. Of the others, which end close together, the ends."""
         own = data["own rate"]
-        panels = [
-            accuracy("TOPR's learning rate for all", data["one rate"], METHODS),
-            accuracy("each at its own learning rate", {name: own[name] for name in OF_THE_PAPER}, METHODS),
-        ]
-        for title, names in (
-            ("other bounds (Table 1)", ("topr", "tis", "off_policy", "sft")),
-            ("neighbours (ours)", ("topr", "group", "kl", "asymre")),
-        ):
+        panels = [accuracy("TOPR's learning rate for all", data["one rate"], METHODS)]
+        panels.append(accuracy("each at its own learning rate", {name: own[name] for name in OF_THE_PAPER}, METHODS))
+        bounds, neighbours = ("topr", "tis", "off_policy", "sft"), ("topr", "group", "kl", "asymre")
+        for title, names in (("other bounds (Table 1)", bounds), ("neighbours (ours)", neighbours)):
             last = {name: {what: of[-1:] for what, of in own[name].items()} for name in reversed(names)}
             ends = enumerate(of_arms(last, METHODS, lambda _: [0]))
             drawn = [end._replace(x=end.y, y=[place], kind="rows") for place, end in ends]
@@ -111,9 +105,7 @@ class Fig2(Study):
     def panels(data: Data) -> list[Panel]:
         panels = []
         for name in ("R = +1", "R = -1"):
-            drawn = [
-                Line(data["ratio"], data[f"{method}, {name}"], method, method.lower()) for method in ("TOPR", "PPO")
-            ]
+            drawn = [Line(data["ratio"], data[f"{of}, {name}"], of, of.lower()) for of in ("TOPR", "PPO")]
             axes = r"$\pi / \mu$", "objective of one sequence"
             panels.append(Panel(name.replace("-", "−"), *axes, drawn, {"ylim": (-2.6, 2.6)}))
         return panels
@@ -133,16 +125,11 @@ class Fig3(AtBothRates):
 
     @staticmethod
     def panels(data: Data) -> list[Panel]:
-        return [
-            Panel(
-                METHODS[name].name,
-                EPOCH,
-                "share (%), 95% interval",
-                [line(epoch(y), y, outcome) for outcome, y in curves.items()],
-                WHOLE,
-            )
-            for name, curves in data.items()
-        ]
+        panels = []
+        for name, curves in data.items():
+            drawn = [line(epoch(y), y, outcome) for outcome, y in curves.items()]
+            panels.append(Panel(METHODS[name].name, EPOCH, "share (%), 95% interval", drawn, WHOLE))
+        return panels
 
 
 POSITIVES = {
@@ -163,8 +150,7 @@ class Fig4(Study):
         ks = [k for k in (1, 2, 4, 8, 16, 32) if k < self.scale.tested]
 
         def at_the_end(run: Finished) -> dict[str, Sequence[float]]:
-            answers = collect(run.tested(run.last_step), self.scale.task(run.settings))
-            bins = by_cardinality(run)
+            answers, bins = collect(run.tested(run.last_step), self.scale.task(run.settings)), by_cardinality(run)
             majority = [estimate(wins, answers, k, run.settings.seed).mean for k in ks]
             return {"maj@n": majority, "cardinality": bins, "few": [sum(bins[:2])]}
 
@@ -185,16 +171,13 @@ class Fig4(Study):
         ks, bins = data["n"], range(len(data["cardinality"]["topr"]["mean"]))
         of_n = {"xscale": "log", "xticks": ks, "xticklabels": ks}
         of_bins = {"xticks": bins, "xticklabels": ["0", *(f"{4 * i + 1}-{4 * i + 4}" for i in bins[:-1])]}
-        counted = (
-            "test problems by correct completions",
-            "correct completions of a problem",
-            "problems (%), 95% interval",
-        )
+        solved, share = "correct completions of a problem", "problems (%), 95% interval"
+        counted = of_arms(data["cardinality"], POSITIVES, lambda _: bins)
         majority = of_arms(data["maj@n"], POSITIVES, lambda _: ks)
         return [
             Panel("accuracy", EPOCH, CORRECT, of_arms(data["correct"], POSITIVES)),
             Panel("self-consistency", "n", "maj@n (%), 95% interval", majority, of_n),
-            Panel(*counted, of_arms(data["cardinality"], POSITIVES, lambda _: bins), of_bins),
+            Panel("test problems by correct completions", solved, share, counted, of_bins),
         ]
 
 
@@ -221,7 +204,7 @@ class Variants(AtBothRates):
     at_one = rated
 
     def read(self) -> Figure:
-        table, shares, data = self.table(), {}, {"one rate": {}, "own rate": {}}
+        table, shares, data, rows = self.table(), {}, {"one rate": {}, "own rate": {}}, []
         for kind in data:
             for name, rate in self.kinds[kind].items():
                 arm, here = (kind, name), f"{name}, lr {rate:g}"
@@ -230,16 +213,11 @@ class Variants(AtBothRates):
                 shares[f"{here}: invalid at the end"] = table.mean(arm, "invalid")
                 if name != "topr":
                     shares[f"{here} - topr"] = table.gain(arm, ("one rate", "topr"))
-        return Figure(data, shares, tables={"weights": self.weights(data)})
-
-    def weights(self, data: Data) -> Table:
-        """What each weight reaches, at TOPR's learning rate and at its own."""
-        head = ["weight", "correct at the end", "invalid at the end", "own learning rate", "correct with that"]
-        rows = []
         for name, curves in data["one rate"].items():
             ends = [texts(y)[-1] for y in (curves["correct"], curves["invalid"], data["own rate"][name]["correct"])]
             rows.append([f"`{name}`", *ends[:2], f"{self.rates[name]:g}", ends[2]])
-        return Table(head, rows)
+        head = ["weight", "correct at the end", "invalid at the end", "own learning rate", "correct with that"]
+        return Figure(data, shares, tables={"weights": Table(head, rows)})
 
     @staticmethod
     def panels(data: Data) -> list[Panel]:

@@ -1,6 +1,6 @@
 """Lines and panels that several figures draw, from the numbers of their files."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,13 +34,8 @@ def middles(y: Series) -> list[float]:
     return [100 * (i + 0.5) / len(y["mean"]) for i in range(len(y["mean"]))]
 
 
-def of_arms(
-    curves: Mapping[str, Series],
-    arms: Mapping[str, Arm],
-    x: Callable[[Series], Sequence[float]] = epoch,
-    scale: float = 100,
-) -> list[Line]:
-    """A line for each of some arms, with its name and style."""
+def of_arms(curves: Mapping[str, Series], arms: Mapping[str, Arm], x: Any = epoch, scale: float = 100) -> list[Line]:
+    """A line for each of some arms, with its name and style; x: a function of a line's points."""
     return [line(x(y), y, arms[key].name, arms[key].style, scale) for key, y in curves.items()]
 
 

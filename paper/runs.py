@@ -22,6 +22,7 @@ from functools import cached_property
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any, NamedTuple
 
 import torch
@@ -104,8 +105,8 @@ def print_jobs(name: str, jobs: Jobs, usual: Sequence[Settings]) -> None:
         by_label[job.label][folder_name(job)] = job
     rows = []
     for label, of_label in by_label.items():
+        job, *_ = of_label.values()
         seeds = " ".join(str(job.settings.seed) for job in of_label.values())
-        job = next(iter(of_label.values()))
         of_kind = next(asdict(settings) for settings in usual if type(settings) is type(job.settings))
         here = asdict(job.settings) | {"seed": of_kind["seed"], "token_loss": job.token_loss}
         changed = {name: value for name, value in here.items() if value != of_kind.get(name)}
@@ -115,11 +116,7 @@ def print_jobs(name: str, jobs: Jobs, usual: Sequence[Settings]) -> None:
 
 
 def sizes(settings: Settings) -> tuple[int, int]:
-    """Samples drawn and optimiser steps made by a run that finds as many problems as it asks for, at most.
-
-    >>> sizes(Settings(problems=10, n=4, batch=8, test_problems=5, test_samples=2, curve_points=1))
-    (60, 5)
-    """
+    """Samples drawn and optimiser steps made by a run that finds as many problems as it asks for, at most."""
     problems, tested, solutions = settings.problems, settings.test_problems, 0
     if isinstance(settings, VerifierSettings):
         problems, tested = problems * settings.train_solutions, tested * settings.test_solutions
@@ -200,10 +197,8 @@ class Measured:
     """A table of what was measured of runs: for an arm, a seed and a name the values along the run, or a single one.
 
     >>> table = Measured([("topr", 0, {"correct": [0.25, 0.5]}), ("topr", 1, {"correct": [0.25, 1.0]})])
-    >>> table.each("topr", "correct"), table.mean("topr").mean
-    ({0: 0.5, 1: 1.0}, 0.75)
-    >>> table.along("topr")["mean"], table.gain("topr", "topr").each
-    ([0.25, 0.75], (0.0, 0.0))
+    >>> table.each("topr", "correct"), table.along("topr")["mean"], table.gain("topr", "topr").each
+    ({0: 0.5, 1: 1.0}, [0.25, 0.75], (0.0, 0.0))
     """
 
     def __init__(self, rows: Iterable[tuple[Hashable, int, Mapping[str, Sequence[float]]]]):
@@ -280,12 +275,10 @@ def _start_worker() -> None:
 
 def commit() -> str:
     """The commit of this code, with "-dirty" where Python files were changed; "unknown" outside a repository."""
-    git = ["git", "-C", str(Path(__file__).parent.parent)]
+    here = Path(__file__).parent.parent
     try:
-        here, changed = (
-            subprocess.run([*git, *command.split()], capture_output=True, text=True, check=True).stdout.strip()
-            for command in ("rev-parse --short HEAD", "status --short -- *.py")
-        )
+        head = subprocess.check_output("git rev-parse --short HEAD".split(), cwd=here, text=True, stderr=DEVNULL)
+        changed = subprocess.check_output("git status --short -- *.py".split(), cwd=here, stderr=DEVNULL)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return here + "-dirty" * bool(changed)
+    return head.strip() + "-dirty" * bool(changed)

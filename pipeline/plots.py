@@ -49,15 +49,8 @@ STYLES = {
     "p5": Style("#C2A800", ":", "v"),
 }
 PARAMETERS = ("p1", "p2", "p3", "p4", "p5")
-CALLED = {  # a method's name as a label is printed like this
-    "topr": "TOPR",
-    "reinforce": "naive REINFORCE",
-    "tis": "TIS",
-    "sft": "SFT",
-    "off_policy": "plain IS",
-    "ppo": "PPO",
-    "dpo": "DPO",
-}
+CALLED = {"reinforce": "naive REINFORCE", "off_policy": "plain IS"}  # a method's name as a label: others as TOPR
+CALLED |= {name: name.upper() for name in ("topr", "tis", "sft", "ppo", "dpo")}
 LABEL = 0.075  # the height of a label, as a share of that of the axes
 
 
@@ -99,9 +92,8 @@ def lines(x: Any, y: dict[str, Any], styles: str = "", kind: Literal["line", "po
 def draw(panels: Sequence[Panel], columns: int = 2) -> "Figure":
     """A figure with `columns` panels in a row. A line's label stands beside its end, and on no other label.
 
-    >>> figure = draw([Panel("identity", "x", "x", [Line([0, 1], [0, 1], "topr")])])
-    >>> [text.get_text() for text in figure.axes[0].texts]
-    ['TOPR']
+    >>> draw([Panel("identity", "x", "x", [Line([0, 1], [0, 1], "topr")])]).axes[0].texts[0].get_text()
+    'TOPR'
     """
     from matplotlib.figure import Figure
 
@@ -131,21 +123,14 @@ def draw(panels: Sequence[Panel], columns: int = 2) -> "Figure":
 
 
 def _add(axes: Any, line: Line, style: Style, number: int) -> None:
-    is_line = line.kind == "line"
+    is_line, is_long = line.kind == "line", len(line.x) > 24
     x, y = np.asarray(line.x, float), np.asarray(line.y, float)
-    axes.plot(
-        x,
-        y,
-        label=line.label or None,
-        color=style.colour,
-        linestyle=style.dashes if is_line else "none",
-        marker=style.marker,
-        linewidth=2,
-        markersize=5 if is_line else 6,
-        # Some of a long line's points, others than on the line before: where lines meet, both are seen.
-        markevery=(number * len(x) // 24, max(len(x) // 6, 1)) if is_line and len(x) > 24 else 1,
-        alpha=1 if len(x) < 100 or is_line else 0.5,
-    )
+    look = {"label": line.label or None, "color": style.colour, "linewidth": 2, "marker": style.marker}
+    if is_line:  # Some of a long line's points, others than on the line before: where lines meet, both are seen.
+        every = (number * len(x) // 24, max(len(x) // 6, 1)) if is_long else 1
+        axes.plot(x, y, linestyle=style.dashes, markersize=5, markevery=every, **look)
+    else:
+        axes.plot(x, y, linestyle="none", markersize=6, alpha=1 if len(x) < 100 else 0.5, **look)
     half = None if line.half_width is None else np.asarray(line.half_width, float)
     if half is not None and is_line:
         axes.fill_between(x, y - half, y + half, color=style.colour, alpha=0.2, linewidth=0)

@@ -24,14 +24,12 @@ def execute(notebook: nbformat.NotebookNode) -> None:
     """
     where = {"metadata": {"path": str(HERE)}}
     NotebookClient(notebook, timeout=300, kernel_name="python3", resources=where, coalesce_streams=True).execute()
-    for cell in notebook.cells:
-        for output in cell.get("outputs", []):
-            lines = output.text.splitlines() if output.get("name") == "stderr" else []
-            if not all(PROGRESS.fullmatch(line) for line in lines):
+    for cell in [cell for cell in notebook.cells if cell.cell_type == "code"]:
+        for output in [output for output in cell.outputs if output.get("name") == "stderr"]:
+            if not all(PROGRESS.fullmatch(line) for line in output.text.splitlines()):
                 raise RuntimeError(f"cell {cell.execution_count}: {output.text}")
-        if cell.cell_type == "code":
-            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
-            cell.metadata.pop("execution", None)  # the times at which it ran
+            cell.outputs.remove(output)
+        cell.metadata.pop("execution", None)  # the times at which it ran
 
 
 if __name__ == "__main__":

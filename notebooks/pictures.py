@@ -56,10 +56,9 @@ def draw_tokens(strips: Sequence[Strip], furthest: float) -> Figure:
 
 
 def show_sliders(draw_at: Callable[..., Figure], **ranges: tuple[float, float, float]) -> None:
-    """In a notebook: `draw_at` with a slider for each argument, from low to high in steps; without widgets, a picture.
+    """In a notebook: `draw_at` with a slider for each argument, from low to high in steps.
 
-    Where nobody can move a slider (a printed page, a viewer without widgets) the same cell shows the figure at the
-    sliders' first positions: the middle of each range.
+    Where nobody can move one (a printed page), the figure at their first positions: the middle of each range.
     """
     sliders = {
         name: FloatSlider((low + high) / 2, min=low, max=high, step=step, description=name)
@@ -74,5 +73,5 @@ def show_sliders(draw_at: Callable[..., Figure], **ranges: tuple[float, float, f
     image = Image(value=picture(), format="png", layout={"max_width": "100%"})
     for slider in sliders.values():
         slider.observe(lambda _: setattr(image, "value", picture()), "value")
-    box = VBox([*sliders.values(), image])
-    display(box._repr_mimebundle_() | {"image/png": bytes(image.value)}, raw=True)
+    widgets = VBox([*sliders.values(), image])._repr_mimebundle_()
+    display(widgets | {"image/png": bytes(image.value)}, raw=True)

@@ -4,7 +4,6 @@ make student                              # into student/
 python notebooks/student.py --out DIR     # another folder beside this one: they import from the one above
 """
 
-import copy
 import sys
 from pathlib import Path
 
@@ -13,23 +12,6 @@ import tyro
 
 HERE = Path(__file__).resolve().parent
 ANSWER = "<details><summary>Answer</summary>"
-
-
-def without_answers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """A copy without the folded answers and without outputs.
-
-    >>> from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
-    >>> lesson = new_notebook(cells=[new_code_cell("1 + 1"), new_markdown_cell(ANSWER + " 2 </details>")])
-    >>> [cell.source for cell in without_answers(lesson).cells]
-    ['1 + 1']
-    """
-    student = copy.deepcopy(notebook)
-    student.cells = [cell for cell in student.cells if not cell.source.startswith(ANSWER)]
-    for cell in student.cells:
-        if cell.cell_type == "code":
-            cell.outputs, cell.execution_count = [], None
-    student.metadata.pop("widgets", None)
-    return student
 
 
 def main(out: Path = HERE.parent / "student") -> None:
@@ -42,7 +24,13 @@ def main(out: Path = HERE.parent / "student") -> None:
         sys.exit(f"student: --out {out}: choose a new folder inside {HERE.parent}")
     out.mkdir(parents=True, exist_ok=True)
     for path in sorted(HERE.glob("*.ipynb")):
-        nbformat.write(without_answers(nbformat.read(path, as_version=4)), out / path.name)
+        notebook = nbformat.read(path, as_version=4)
+        notebook.cells = [cell for cell in notebook.cells if not cell.source.startswith(ANSWER)]
+        for cell in notebook.cells:
+            if cell.cell_type == "code":
+                cell.outputs, cell.execution_count = [], None
+        notebook.metadata.pop("widgets", None)
+        nbformat.write(notebook, out / path.name)
     print(out)
 
 

@@ -370,11 +370,8 @@ class Table2(Study):
 
 def rows_of_table2(found: Sequence[Mapping[str, Any]]) -> Measured:
     """What runs of one verifier say of each row of the table; found: the results of each run."""
-    return Measured(
-        (row, number, {column: [cell["mean"]] for column, cell in columns.items()})
-        for number, results in enumerate(found)
-        for row, columns in results["table2"].items()
-    )
+    rows = [(row, seed, cells) for seed, results in enumerate(found) for row, cells in results["table2"].items()]
+    return Measured((row, seed, {name: [cell["mean"]] for name, cell in cells.items()}) for row, seed, cells in rows)
 
 
 STUDIES: dict[str, type[Study]] = {

@@ -93,7 +93,7 @@ def draw_into(
                 end_with_others()
             some = problems[start : start + chunk]
             drawn = read_rows(left, Drawn, "growing")
-            if not is_of(task, drawn, some, n):
+            if not (drawn and is_of(task, drawn, some, n)):
                 drawn = draw_some(some, start * n)
                 write_file(left, to_lines(drawn))
             growing.write(to_lines(graded(task, drawn, some)))

@@ -3,12 +3,10 @@
     python reproduce.py map --seeds 5             # five seeds at the centre, three elsewhere
     python reproduce.py map --seeds 5 --hours 2   # begins nothing after two hours, and draws what there is
 
-The map is ours; the paper has none. A place is a base model, made by tiny/make.py, and settings of training. A place
-differs from the centre in one factor, and its arms train on the same samples. The test problems are training problems
-that no arm trains on, so that choices may be made by the map.
-
-What is read off a finished run is a line of map_runs.jsonl beside the figure. A run that has its line is not made
-again, wherever that line was made: a map can be stopped, carried elsewhere and gone on with.
+The map is ours; the paper has none. A place differs from the centre in one factor: its base model or a setting. Its
+arms train on the same samples. The test problems are training problems that no arm trains on, so that choices may be
+made by the map. A run with a line in map_runs.jsonl, beside the figure, is not made again, wherever it was made: a map
+can be stopped, carried elsewhere and gone on with.
 """
 
 import json
@@ -17,16 +15,16 @@ import re
 import subprocess
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
+from pandas import Series, json_normalize
 
 from paper.experiments import Arm, Scale
 from paper.runs import Finished, Job, Measured, Sweep, sharing_samples
@@ -58,14 +56,11 @@ FROM_SCRATCH = "--flawless 1 --verifications 0 --batch 32"
 
 
 class Place(NamedTuple):
-    """A point of the map: its name, how its base is made, what it changes in the settings, and its arms.
-
-    base: options of tiny/make.py; the second base is the first one taught on, and so forth. () is tiny/base itself.
-    """
+    """A point of the map."""
 
     name: str
-    base: tuple[str, ...] = MISTAKEN
-    changes: Mapping[str, Any] = MappingProxyType({})
+    base: tuple[str, ...] = MISTAKEN  # options of tiny/make.py; a second base is the first taught on; (): tiny/base
+    changes: Mapping[str, Any] = MappingProxyType({})  # settings
     arms: Sequence[str] = FEW
 
 
@@ -115,21 +110,19 @@ def make_base(job: Job, options: str, taught: Path | None = None) -> None:
 
 def on_bases(sweep: Sweep, jobs: Mapping["Key", Job], places: Mapping[str, Place]) -> dict["Key", Job]:
     """The jobs, with the folders of their bases, which are made unless they are there."""
-    chains = sorted({places[key.place].base for key in jobs})
+    bases = [places[key.place].base for key in jobs]
     folders: dict[tuple[str, ...], Path | None] = {(): None}  # tiny/make.py's options name the first base
-    for length in range(1, max(map(len, chains)) + 1):
+    for length in range(1, max(map(len, bases)) + 1):  # those that are taught on the same one are made together
         lessons = {}
-        for *before, options in (chain[:length] for chain in chains if len(chain) >= length):
-            teach = partial(make_base, options=options, taught=folders[tuple(before)])
-            lessons[*before, options] = Job(f"base {' '.join([*before, options])}", Settings(), map_task, run=teach)
-        folders |= {chain: run.folder / "base" for chain, run in sweep.make(lessons).items()}
+        for base in sorted({base[:length] for base in bases if len(base) >= length}):
+            teach = partial(make_base, options=base[-1], taught=folders[base[:-1]])
+            lessons[base] = Job(f"base {' '.join(base)}", Settings(), map_task, run=teach)
+        folders |= {base: run.folder / "base" for base, run in sweep.make(lessons).items()}
     models = {key: str(folders[places[key.place].base] or TINY / "base") for key in jobs}
     return {key: job._replace(settings=replace(job.settings, model=models[key])) for key, job in jobs.items()}
 
 
-# ---- what is read off a run -------------------------------------------------------------------------------------
-
-Kind = Literal["right", "plan", "sum", "none"]
+KINDS = ("plan", "sum", "none")  # of error
 FAMILY_OF = [  # each question, with any words in it, and its family
     (re.compile(re.sub(r"\\\{\w+\\\}", r"\\w+", re.escape(question))), name)
     for name, questions in QUESTIONS.items()
@@ -137,15 +130,15 @@ FAMILY_OF = [  # each question, with any words in it, and its family
 ]
 
 
-def kind_of(sample: Sample, task: Task) -> Kind:
+def kind_of(sample: Sample, task: Task) -> str:
     """right, whatever precedes the answer; none: no answer can be read; sum: a sum is wrong; plan: anything else.
 
-    >>> task = gsm8k_task(Settings())
-    >>> texts = [f" 2 + 3 = {sum} figs.{end}" for end in (" The answer is 6.", "") for sum in (5, 6)]
-    >>> [kind_of(Sample(prompt="", completion=text, reward=0, outcome=task.grade(text, 7)), task) for text in texts]
-    ['plan', 'sum', 'none', 'none']
-    >>> kind_of(Sample(prompt="", completion=texts[1], reward=0, outcome=task.grade(texts[1], 6)), task)
-    'right'
+    >>> task, texts = gsm8k_task(Settings()), [f" 2 + 3 = {x} figs. The answer is {x}." for x in (5, 6, "x")]
+    >>> samples = [Sample(prompt="", completion=text, reward=0, outcome=task.grade(text, 6)) for text in texts]
+    >>> [kind_of(sample, task) for sample in samples]
+    ['plan', 'right', 'none']
+    >>> kind_of(samples[1].model_copy(update={"outcome": "incorrect"}), task)
+    'sum'
     """
     if sample.outcome == "correct":
         return "right"
@@ -179,17 +172,14 @@ def family_of(prompt: str) -> str:
 
 def right_by_family(samples: Sequence[Sample]) -> dict[str, float]:
     """The share of right samples in each family."""
-    right: dict[str, list[bool]] = defaultdict(list)
-    for sample in samples:
-        right[family_of(sample.prompt)].append(sample.reward > 0)
-    return {name: round(float(np.mean(right[name])), 4) for name in sorted(right)}
+    right = Series([float(sample.reward > 0) for sample in samples], [family_of(sample.prompt) for sample in samples])
+    return {name: round(share, 4) for name, share in right.groupby(level=0).mean().items()}
 
 
 def measured(run: Finished, task: Task) -> dict[str, Any]:
-    """What is kept of a run: shares of right samples in the data, and the test problems before and after.
+    """What is kept of a run: shares of right samples in the data, `before` and `after` on the test problems.
 
-    positive: share of right samples among those drawn, and in each family. In `before` and `after` are correct, maj@K
-    and pass@K, the kinds of error as shares of the completions, wrong sums as a share of the sums, and families.
+    There the kinds of error are shares of the completions, and wrong sums a share of the sums.
     """
     [iteration] = run.results["iterations"]
     k = run.settings.k
@@ -201,7 +191,7 @@ def measured(run: Finished, task: Task) -> dict[str, Any]:
             "correct": round(entry["correct"], 4),
             "maj": round(entry[f"maj@{k}"]["mean"], 4),
             "pass": round(entry[f"pass@{k}"]["mean"], 4),
-            **{kind: round(kinds[kind] / len(samples), 4) for kind in get_args(Kind)[1:]},
+            **{kind: round(kinds[kind] / len(samples), 4) for kind in KINDS},
             "wrong sums": round(stated.count(False) / max(len(stated), 1), 4),
             "families": right_by_family(samples),
         }
@@ -220,7 +210,7 @@ def measured(run: Finished, task: Task) -> dict[str, Any]:
 
 
 class Key(NamedTuple):
-    """Which run of the map: place, arm and seed."""
+    """Which run of the map."""
 
     place: str
     arm: str
@@ -232,9 +222,8 @@ Lines = dict[Key, dict[str, Any]]
 
 def read_lines(file: Path) -> Lines:
     """The lines that are there."""
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    found = [json.loads(line) for line in lines]
-    return {Key(line["place"], line["arm"], line["seed"]): line for line in found}
+    lines = map(json.loads, file.read_text(encoding="utf-8").splitlines() if file.exists() else ())
+    return {Key(line["place"], line["arm"], line["seed"]): line for line in lines}
 
 
 def wanted(scale: Scale, seeds: Sequence[int], places: Mapping[str, Place]) -> dict[Key, Job]:
@@ -267,11 +256,8 @@ def complete(sweep: Sweep, jobs: Mapping[Key, Job], places: Mapping[str, Place],
     """The lines of the jobs: those in `file`, and those of the runs that can be begun before the hours are over."""
     end, kept = time.monotonic() + 3600 * hours, read_lines(file)
     made_with = {key: definition(places[key.place], job.settings) for key, job in jobs.items()}
-
-    def is_there(key: Key) -> bool:
-        return kept.get(key, {}).get("made with") == made_with[key]
-
-    missing = [key for key in jobs if not is_there(key)]
+    there = {key: line for key, line in kept.items() if line["made with"] == made_with.get(key)}
+    missing = [key for key in jobs if key not in there]
     print(f"map: {len(missing)} of {len(jobs)} runs to make", flush=True)
     visits = list(dict.fromkeys((key.place, key.seed) for key in missing))
     for i in range(0, len(visits), 2):
@@ -284,27 +270,18 @@ def complete(sweep: Sweep, jobs: Mapping[Key, Job], places: Mapping[str, Place],
             taught = Path(run.settings.model).parent / "made.json"
             of_base = json.loads(taught.read_text(encoding="utf-8"))["seconds"] if taught.exists() else 0.0
             line = key._asdict() | {"made with": made_with[key], **run.cost, "seconds of base": of_base}
-            kept[key] = line | measured(run, map_task(run.settings))
+            there[key] = line | measured(run, map_task(run.settings))
+        kept |= there
         write_file(file, "".join(json.dumps(kept[key]) + "\n" for key in sorted(kept)))
-    return {key: kept[key] for key in jobs if is_there(key)}
-
-
-# ---- what was measured -----------------------------------------------------------------------------------------
+    return {key: there[key] for key in jobs if key in there}
 
 
 class Map(Measured):
-    """What was measured of the runs, in lines as `complete` has them; an arm is (place, arm).
-
-    A name is the path in the line: "after.correct", "positive by family.take".
-    """
+    """The lines as a table: its arms are (place, arm), its names paths in a line, such as "after.correct"."""
 
     def __init__(self, lines: Lines):
-        from pandas import json_normalize
-
-        def row(line: dict[str, Any]) -> dict[str, list[Any]]:
-            return {name: [value] for name, value in json_normalize(line).iloc[0].items()}
-
-        super().__init__(((key.place, key.arm), key.seed, row(lines[key])) for key in sorted(lines))
+        rows = ((key[:2], key.seed, json_normalize(lines[key]).to_dict("list")) for key in sorted(lines))
+        super().__init__(rows)
 
     def of(self, place: str, arm: str, other: str = "sft", what: str = "correct") -> Estimate | None:
         """An arm minus another at a place after training, seed by seed; None where no seed has both."""

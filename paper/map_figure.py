@@ -1,7 +1,7 @@
 """The picture and the tables of the map, from its lines. paper/map.py makes these."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,15 @@ COMPARED = (*product(("topr", "topr-70"), ("sft", "positives", "tis", "off_polic
 GAIN = "gain (points), 95% interval"  # on training on positives only
 
 
-def figure(lines: Lines, places: Mapping[str, Place]) -> tuple[Figure, list[Panel]]:
-    """Where negatives pay: TOPR, without a baseline and at p~ = 70%, and TIS minus positives only.
+def publish_map(lines: Lines, places: Mapping[str, Place], picture: Path) -> None:
+    """Draw where negatives pay: TOPR, without a baseline and at p~ = 70%, and TIS minus positives only.
 
-    The panels: by the share of right samples of a family, at each place, by p~ and by the number of parameters.
+    The panels: by the share of right samples of a family, at each place, by p~ and by the number of parameters. Prints
+    the numbers worth a sentence.
     """
     table = Map(lines)
     there = {place: places[place].name for place in places if table.of(place, "topr")}
+    save_figure(draw([_by_share(table), _by_place(table, there), _by_p_tilde(table), _by_size(table)]), picture)
     shares = {
         f"{name}: {ARMS[arm].name} - {ARMS[other].name}": gain
         for place, name in there.items()
@@ -45,15 +47,7 @@ def figure(lines: Lines, places: Mapping[str, Place]) -> tuple[Figure, list[Pane
     numbers = {f"{ARMS[arm].name} - positives only, points per tenfold size": s for arm, s in slopes.items() if s}
     taught = {tuple(line["made with"]["base"]): line["seconds of base"] for line in lines.values()}
     numbers["core-minutes of teaching the bases"] = Estimate.over_seeds([sum(taught.values()) / 60])
-    panels = [_by_share(table), _by_place(table, there), _by_p_tilde(table), _by_size(table)]
-    return Figure({}, shares, numbers, tables(table, there)), panels
-
-
-def publish_map(lines: Lines, places: Mapping[str, Place], picture: Path) -> None:
-    """Draw the picture, and print the numbers worth a sentence."""
-    drawn, panels = figure(lines, places)
-    save_figure(draw(panels), picture)
-    drawn.table("map").print()
+    Figure({}, shares, numbers).table("map").print()
 
 
 def record(file: Path) -> dict[str, Any]:
@@ -61,9 +55,8 @@ def record(file: Path) -> dict[str, Any]:
     lines = read_lines(file)
     seeds = sorted({key.seed for key in lines})
     made_by = f"python reproduce.py map --preset laptop --seeds {len(seeds)} --seed {seeds[0]}"
-    drawn, _ = figure(lines, PLACES)
-    tables = {name: table._asdict() for name, table in drawn.tables.items()}
-    return provenance(made_by, seeds, list(lines.values())) | {"tables": tables}
+    found = {name: table._asdict() for name, table in tables(Map(lines)).items()}
+    return provenance(made_by, seeds, list(lines.values())) | {"tables": found}
 
 
 def slope_over_sizes(table: Map, arm: str) -> Estimate | None:
@@ -91,97 +84,89 @@ def by_family(table: Map, arm: str) -> list[tuple[float, float]]:
     return found
 
 
-def _by_share(table: Map) -> Panel:
-    """The mean gain of families with a similar share of right samples, with its interval over these families.
+Gains = Mapping[
+    tuple[str, str], Mapping[float, Estimate | None]
+]  # of an arm's name and style, at x, where there is one
 
-    The base alone differs from the centre.
-    """
-    drawn = []
+
+def _panel(title: str, xlabel: str, limit: list[float], gains: Gains, kind: str = "line", **options: Any) -> Panel:
+    """The gains, and a line at zero over the x of `limit`."""
+    drawn = [Line(limit, [0, 0], style="limit")]
+    for (name, style), of_line in gains.items():
+        there = {x: gain for x, gain in of_line.items() if gain}
+        means, half_width = ([100 * (gain[i] or 0) for gain in there.values()] for i in (0, 1))  # one seed has none
+        drawn.append(Line(list(there), means, name if there else "", style, kind, half_width))
+    return Panel(title, xlabel, GAIN, drawn, options)
+
+
+def _by_share(table: Map) -> Panel:
+    gains = {}  # the mean over families with a similar share, with its interval over these families
     for arm, shift in (("topr", 0.94), ("topr-70", 1.0), ("tis", 1.06)):
-        points, gains = by_family(table, arm), {}
-        for low, high in pairwise(EDGES):
-            inside = [point for point in points if low <= point[0] < high]
-            if inside:
-                middle = 100 * shift * float(np.mean([share for share, _ in inside]))
-                gains[middle] = Estimate.over_seeds(gain for _, gain in inside)
-        drawn.append(_line(gains, *ARMS[arm][:2], "points"))
-    ticks = [3, 5, 10, 20, 50, 80]
-    options = {"xscale": "log", "xticks": ticks, "xticklabels": ticks}
-    x = "right training samples of a family (%)"
-    return Panel("families of problems", x, GAIN, [Line([2, 90], [0, 0], style="limit"), *drawn], options)
+        points = by_family(table, arm)
+        groups = ([point for point in points if low <= point[0] < high] for low, high in pairwise(EDGES))
+        columns = (zip(*group, strict=True) for group in groups if group)
+        gains[ARMS[arm][:2]] = {100 * shift * float(np.mean(x)): Estimate.over_seeds(y) for x, y in columns}
+    x, ticks = "right training samples of a family (%)", [3, 5, 10, 20, 50, 80]
+    return _panel("families of problems", x, [2, 90], gains, "points", xscale="log", xticks=ticks, xticklabels=ticks)
 
 
 def _by_place(table: Map, names: Mapping[str, str]) -> Panel:
-    """The gains in accuracy at each place, one below the other."""
-    drawn = [Line([0, 0], [-0.5, len(names) - 0.5], style="limit")]
-    for arm, shift in (("topr", 0.17), ("topr-70", -0.17)):
-        upright = _line({i + shift: table.of(place, arm) for i, place in enumerate(reversed(names))}, *ARMS[arm][:2])
-        drawn.append(upright._replace(x=upright.y, y=upright.x, kind="rows"))
-    means = [mean for line in drawn for mean in line.x]
+    gains = {
+        ARMS[arm][:2]: {i + shift: table.of(place, arm) for i, place in enumerate(reversed(names))}
+        for arm, shift in (("topr", 0.17), ("topr-70", -0.17))
+    }
+    panel = _panel("places of the map", "", [-0.5, len(names) - 0.5], gains, "rows")
+    turned = [line._replace(x=line.y, y=line.x) for line in panel.lines]  # one place below the other
+    means = [mean for line in turned for mean in line.x]
     options = {
         "yticks": list(range(len(names))),
         "yticklabels": list(reversed(names.values())),
         "xlim": (min(means) - 3, max(means) + 3),  # where one interval is much wider than the others, it is cut off
     }
-    return Panel("places of the map", GAIN, "", drawn, options)
+    return Panel(panel.title, GAIN, "", turned, options)
 
 
 def _by_p_tilde(table: Map) -> Panel:
     arms = {"topr": "none", "topr-50": "50%", "topr-70": "70%", "topr-85": "85%"}
-    drawn = [Line([-0.3, 3.3], [0, 0], style="limit")]
-    for shift, (place, style) in zip((-0.1, 0.0, 0.1), (("hard", "p1"), ("centre", "p3"), ("easy", "p5")), strict=True):
-        gains = {i + shift: table.of(place, arm) for i, arm in enumerate(arms)}
-        drawn.append(_line(gains, PLACES[place].name, style, "points"))
-    options = {"xticks": list(range(len(arms))), "xticklabels": list(arms.values())}
-    return Panel("baseline", "effective share of positives p~ that it gives", GAIN, drawn, options)
+    gains = {
+        (PLACES[place].name, style): {i + shift: table.of(place, arm) for i, arm in enumerate(arms)}
+        for place, style, shift in (("hard", "p1", -0.1), ("centre", "p3", 0.0), ("easy", "p5", 0.1))
+    }
+    x, ticks = "effective share of positives p~ that it gives", list(range(len(arms)))
+    return _panel("baseline", x, [-0.3, 3.3], gains, "points", xticks=ticks, xticklabels=list(arms.values()))
 
 
 def _by_size(table: Map) -> Panel:
     sizes = {place: math.log10(count) for place, count in PARAMETERS.items()}
-    drawn = [Line([min(sizes.values()) - 0.1, max(sizes.values()) + 0.1], [0, 0], style="limit")]
-    for arm in ("topr", "topr-70"):
-        drawn.append(_line({x: table.of(place, arm) for place, x in sizes.items()}, *ARMS[arm][:2]))
-    options = {"xticks": list(sizes.values()), "xticklabels": ["0.2M", "0.9M", "3.6M"]}
-    return Panel("size of the model", "parameters", GAIN, drawn, options)
+    gains = {ARMS[arm][:2]: {x: table.of(place, arm) for place, x in sizes.items()} for arm in ("topr", "topr-70")}
+    limit, ticks = [min(sizes.values()) - 0.1, max(sizes.values()) + 0.1], list(sizes.values())
+    return _panel("size of the model", "parameters", limit, gains, xticks=ticks, xticklabels=["0.2M", "0.9M", "3.6M"])
 
 
-def _line(gains: Mapping[float, Estimate | None], name: str, style: str, kind: str = "line") -> Line:
-    """x -> gain, where there is one; one seed has no interval."""
-    there = {x: gain for x, gain in gains.items() if gain}
-    half_width = [100 * (gain.half_width or 0) for gain in there.values()]
-    return Line(
-        list(there), [100 * gain.mean for gain in there.values()], name if there else "", style, kind, half_width
-    )
+def tables(table: Map) -> dict[str, Table]:
+    """What results/README.md shows of the map, in points or in percent."""
+    names = {name: place.name for name, place in PLACES.items() if table.of(name, "topr")}
+    compared = ("topr", "topr-70", "tis")
 
+    def gains(place: str, arms: Sequence[str], measures: Iterable[str]) -> list[str]:
+        found = (table.of(place, arm, what=what) for arm, what in product(arms, measures))
+        return [gain.text(100) if gain else "" for gain in found]
 
-def tables(table: Map, names: Mapping[str, str]) -> dict[str, Table]:
-    """What results/README.md shows of the map; names: those of the places, in points or in percent."""
+    def shares(place: str, stages: Iterable[str], measures: Iterable[str]) -> list[str]:
+        return [f"{100 * table.state(place, *of).mean:.1f}" for of in product(stages, measures)]
 
-    def text(gain: Estimate | None) -> str:
-        return gain.text(100) if gain else ""
-
+    rows = []
+    for place, name in names.items():
+        seeds = str(len(table.each((place, "sft"), "steps")))
+        columns = [*shares(place, ("before", "sft"), ["correct"]), *gains(place, compared, ["correct"])]
+        rows.append([name, *columns, seeds])
     head = ["place", "right at the start (%)", "positives only (%)"]
-    places = Table(
-        [*head, *(f"{ARMS[arm].name} (points)" for arm in ("topr", "topr-70", "tis")), "seeds"],
-        [
-            [
-                name,
-                *(f"{100 * table.state(place, stage, 'correct').mean:.1f}" for stage in ("before", "sft")),
-                *(text(table.of(place, arm)) for arm in ("topr", "topr-70", "tis")),
-                str(len(table.each((place, "sft"), "steps"))),
-            ]
-            for place, name in names.items()
-        ],
-    )
-    found = {"places": places}
+    found = {"places": Table([*head, *(f"{ARMS[arm].name} (points)" for arm in compared), "seeds"], rows)}
     for arm in ("topr", "topr-70"):
-        rows = [[name, *(text(table.of(place, arm, what=what)) for what in MEASURES)] for place, name in names.items()]
+        rows = [[name, *gains(place, [arm], MEASURES)] for place, name in names.items()]
         found[f"gains-{arm}"] = Table(["in points", *MEASURES.values()], rows)
     for place in names:
         stages = {"before": "before"} | {arm: ARMS[arm].name for arm in ARMS if table.each((place, arm), "steps")}
-        rows = [
-            [called, *(f"{100 * table.state(place, stage, what).mean:.1f}" for what in MEASURES)]
-            for stage, called in stages.items()
-        ]
+        rows = [[called, *shares(place, [stage], MEASURES)] for stage, called in stages.items()]
         found[f"kinds-{place}"] = Table(["in %", *MEASURES.values()], rows)
     return found

@@ -43,9 +43,6 @@ def test_the_peak_of_memory_is_that_of_what_was_held_at_once():
     assert peak == pytest.approx(2**28, rel=0.1)
 
 
-# ---- a step on tensors without values ----------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def found():
     return dict(zip(MEASURED, counted(list(MEASURED.values())), strict=True))

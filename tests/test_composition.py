@@ -12,14 +12,12 @@ from pipeline.records import Sample, read_rows
 from pipeline.settings import Settings
 
 
-def to_samples(drawn):
-    """Samples of (problem, whether it is right)."""
-    return [Sample(prompt=f"Q{p}", completion="!", reward=1.0 if is_positive else -1.0) for p, is_positive in drawn]
+def to_samples(*rewards):
+    """Samples of one prompt after another, by their rewards."""
+    return [Sample(prompt=f"Q{p}", completion="!", reward=r) for p, of_one in enumerate(rewards) for r in of_one]
 
 
-# ---- compositions -----------------------------------------------------------------------------------------------
-
-SAMPLES = to_samples([(0, False), (0, True), (0, True), (1, True), (1, False), (2, False)])
+SAMPLES = to_samples([-1.0, 1.0, 1.0], [1.0, -1.0], [-1.0])
 # Options; those that may be chosen, and those of them that must be; how many are taken, and how many of these are right
 ROWS = [
     ({"composition": "uniform"}, [0, 1, 2, 3, 4, 5], [], 6, 3),
@@ -61,18 +59,14 @@ def test_every_composition_and_baseline_has_a_row():
 
 
 def test_which_negatives_are_taken_is_uniform():
-    samples, settings = to_samples([(0, True)] + [(0, False)] * 6), Settings(composition="anna_karenina", examples=3)
+    samples, settings = to_samples([1.0] + [-1.0] * 6), Settings(composition="anna_karenina", examples=3)
     counts = Counter(i for seed in range(600) for i in choose(replace(settings, seed=seed), samples))
-    assert counts[0] == 600
-    for i in range(1, 7):
-        assert counts[i] / 600 == pytest.approx(1 / 3, abs=5 * (2 / 9 / 600) ** 0.5)
+    assert [counts[i] / 600 for i in range(7)] == pytest.approx([1] + [1 / 3] * 6, abs=5 * (2 / 9 / 600) ** 0.5)
 
 
 def test_iterations_choose_differently_and_seeds_too():
-    samples = to_samples([(0, True)] * 40)
-    settings, other = Settings(examples=20), Settings(examples=20, seed=1)
-    chosen = {tuple(choose(s, samples, number)) for s in (settings, other) for number in (1, 2)}
-    assert len(chosen) == 4
+    settings, samples = [Settings(examples=20, seed=seed) for seed in (0, 1)], to_samples([1.0] * 40)
+    assert len({tuple(choose(s, samples, number)) for s in settings for number in (1, 2)}) == 4
 
 
 def test_iterations_draw_as_many_candidates_each_with_a_seed_of_its_own(tmp_path):
@@ -85,9 +79,7 @@ def test_iterations_draw_as_many_candidates_each_with_a_seed_of_its_own(tmp_path
     assert all(a.completion != b.completion for a, b in zip(one[:4], two, strict=False))
 
 
-# ---- baselines --------------------------------------------------------------------------------------------------
-
-# Options, and the baseline of each sample: the mean reward is -1/5, that of prompt a 1/3, that of prompt b -1.
+# Options, and the baseline of each sample: the mean reward is -1/5, that of the first prompt 1/3, of the second -1.
 COUNTED = [
     ({}, [0, 0, 0, 0, 0]),
     ({"baseline": -0.5}, [-0.5] * 5),
@@ -100,8 +92,7 @@ COUNTED = [
 
 @pytest.mark.parametrize(("options", "baselines"), COUNTED, ids=str)
 def test_a_baseline_is_subtracted_from_the_rewards(lm, options, baselines):
-    rewards = {"a": [1, 1, -1], "b": [-1, -1]}
-    samples = [Sample(prompt=p, completion=f" {i}", reward=r) for p in rewards for i, r in enumerate(rewards[p])]
+    samples = to_samples([1, 1, -1], [-1, -1])
     rows, told = compose(Settings(**options), samples, lm, ())
     found = {example.sample: example.reward for row in rows for example in row}
     assert [samples[i].reward - found[i] for i in range(5)] == pytest.approx(baselines)

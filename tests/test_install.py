@@ -31,9 +31,8 @@ def installed(tmp_path_factory):
     for name in ("pyproject.toml", "README.md", "LICENSE", "requirements.txt", "topr.py"):
         shutil.copy(ROOT / name, source)
     shutil.copytree(ROOT / "conformance", source / "conformance")
-    git = ["git", "-c", "user.name=topr", "-c", "user.email=topr@localhost", "-C", str(source)]
-    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message", "All"]):
-        subprocess.run([*git, *words], check=True)
+    git = "git init --quiet && git add . && git -c user.name=a -c user.email=b commit --quiet --message All"
+    subprocess.run(git, shell=True, cwd=source, check=True)
     [[pip, install, requirement], _] = workflow()
     options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--target", site]
     what = requirement.replace("URL", f"file://{source}")
@@ -43,8 +42,8 @@ def installed(tmp_path_factory):
 
 def call(installed, cwd, *arguments, without=NOT_REQUIRED):
     """The installed script in a folder of the user's, `without` some modules; a warning is an error."""
-    code = (installed / "bin" / "topr-conformance").read_text(encoding="utf-8").partition("\n")[2]  # less its #! line
-    code = f"import sys\nsys.modules |= dict.fromkeys({without})\nsys.argv[1:] = {list(arguments)}\n{code}"
+    script = (installed / "bin" / "topr-conformance").read_text(encoding="utf-8")  # its first line is a comment
+    code = f"import sys\nsys.modules |= dict.fromkeys({without})\nsys.argv[1:] = {list(arguments)}\n{script}"
     numpy = "ignore:Failed to initialize NumPy"  # torch itself warns where there is none
     command = [sys.executable, "-W", "error", "-W", numpy, "-c", code]
     environment = os.environ | {"PYTHONPATH": str(installed)}
@@ -78,10 +77,8 @@ def test_help_does_not_wait_for_torch(installed, tmp_path):
 
 def test_a_topr_py_of_the_user_s_is_not_mistaken_for_ours_and_a_copy_is_ours(installed, tmp_path):
     (tmp_path / "topr.py").write_text("def loss(logp, logmu, reward, mask):\n    return logp.sum()\n")
-    done = call(installed, tmp_path, "topr:loss")
-    assert done.returncode == 1
-    hidden = f"topr.py is hidden by {installed / 'topr.py'}"
-    assert done.stderr == f"conformance: topr:loss: {hidden}: give it another name\n"
+    done, hidden = call(installed, tmp_path, "topr:loss"), f"topr.py is hidden by {installed / 'topr.py'}"
+    assert (done.returncode, done.stderr) == (1, f"conformance: topr:loss: {hidden}: give it another name\n")
     (tmp_path / "topr.py").write_bytes((ROOT / "topr.py").read_bytes())  # as beside a trainer
     done = call(installed, tmp_path, "topr:topr_loss_of_tokens")
     assert (done.returncode, done.stderr) == (0, "")

@@ -4,7 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
-from functools import cache
+from functools import cache, wraps
 from importlib import import_module
 from pathlib import Path
 
@@ -87,7 +87,7 @@ def commands():
     return sorted({re.split(r"\s+#", line)[0].strip() for line in found} - {""})
 
 
-OPTIONS = {"toy_bandit.py": "Settings", "reproduce.py": "Options", "paper/real_llm.py": "Options"}
+OPTIONS = {"toy_bandit.py": "Settings", "reproduce.py": "Options"}
 PROGRAMS = (".", "cd", "export", "git", "hf", "nvidia-smi", "pip", "pipx", "sudo", "uv")  # of others
 
 
@@ -113,6 +113,9 @@ def understand(command):
             module = import_module(script.removesuffix(".py").replace("/", "."))
             options = tyro.cli(getattr(module, OPTIONS[script]), args=arguments)
             assert script != "reproduce.py" or module.check(options) is None
+        case ["python", "paper/real_llm.py", *arguments]:
+            read = wraps(import_module("paper.real_llm").main)(lambda *_, **__: None)  # its arguments, without the work
+            tyro.cli(read, args=arguments)
         case ["python", script, *arguments] if is_task(script):
             module = import_module(script.removesuffix(".py").replace("/", "."))
             settings = read_settings(arguments, getattr(module, "PRESETS", PRESETS))

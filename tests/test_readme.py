@@ -109,6 +109,9 @@ def understand(command):
             import_module("conformance.__main__").read(arguments)
         case ["python", "benchmarks", name, *_]:
             assert name in NAMES
+        case ["python", "paper/real_llm.py", *arguments]:
+            read_only = wraps(import_module("paper.real_llm").main)(lambda *_, **__: None)
+            tyro.cli(read_only, args=arguments)
         case ["python", script, *arguments] if script in OPTIONS:
             module = import_module(script.removesuffix(".py").replace("/", "."))
             options = tyro.cli(getattr(module, OPTIONS[script]), args=arguments)

@@ -300,7 +300,7 @@ class Run:
                     run_folder.save_checkpoint(here, step, lm, optimizer)
                 self.moments.append(("training", time.monotonic()))
                 if any(asked) and step < len(steps):
-                    raise KeyboardInterrupt
+                    raise processes.SharedStop
             self.moments.append(("saving", time.monotonic()))
             if not is_there:  # still inside the block: a request to stop waits until the model is saved
                 run_folder.save_model(lm, stops[len(steps)])

@@ -37,6 +37,10 @@ class SharedError(InputError):
     """A fault of one rank or more that all ranks end with."""
 
 
+class SharedStop(KeyboardInterrupt):
+    """A request to end, of one rank or more, that all ranks follow at the same step."""
+
+
 # ---- ranks ------------------------------------------------------------------------------------------------------
 
 
@@ -87,7 +91,7 @@ def process_group(alone: bool = False) -> Iterator[None]:
     try:
         yield
         is_shared = True
-    except SharedError:
+    except (SharedError, SharedStop):
         is_shared = True
         raise
     finally:
@@ -236,7 +240,7 @@ def command(name: str) -> Iterator[None]:
     except BaseException as error:
         is_of_memory = type(error).__name__ == "OutOfMemoryError"  # torch's, which a command may not have imported
         is_told = (isinstance(error, FAULTS) or is_of_memory) and "--debug" not in sys.argv
-        if ranks() > 1 and not isinstance(error, SharedError | SystemExit) and _is_joined():
+        if ranks() > 1 and not isinstance(error, SharedError | SharedStop | SystemExit) and _is_joined():
             fault = line_of(error) if is_told else f"\n{''.join(traceback.format_exception(error))}"
             _end_alone(f"{name}: rank {rank()}: {fault}")
         if not is_told:

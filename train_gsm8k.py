@@ -18,11 +18,11 @@ from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel
 
-from pipeline.records import OUTCOMES, InputError, Outcome, Problem, Task, read_shots, read_split
+from pipeline.records import OUTCOMES, Outcome, Problem, Task, read_shots, read_split
 from pipeline.runtime.preflight import check_machine
 from pipeline.runtime.processes import command, device, rank, ranks
 from pipeline.settings import Settings, check, intended_ranks, read_settings
@@ -102,21 +102,16 @@ def grade(text: str, gold: Decimal) -> Outcome:
 
 
 class Gsm8kRow(BaseModel):
-    """A line of GSM8K's files."""
+    """A line of GSM8K's files, of whose answer the number is kept."""
 
     question: str
-    answer: str
+    answer: Annotated[str, AfterValidator(parse_gold)]
 
 
 def load_problems(data: str, split: str) -> list[Problem]:
     """The problems of a split, from DIR/SPLIT.jsonl or from the hub; InputError names the line that has no answer."""
-    problems = []
-    for line, (where, row) in enumerate(read_split(data, split, Gsm8kRow, configs=["main"]).items(), start=1):
-        try:
-            problems.append(Problem(f"{split}-{line}", row.question, parse_gold(row.answer)))
-        except ValueError as error:
-            raise InputError(f"{where}: field answer: {error}") from None
-    return problems
+    rows = read_split(data, split, Gsm8kRow, configs=["main"])
+    return [Problem(f"{split}-{line}", row.question, row.answer) for line, row in enumerate(rows, start=1)]
 
 
 def load_shots(count: int, file: Path | None) -> list[str]:

@@ -159,7 +159,7 @@ def told(error: ValueError) -> str:
     if isinstance(error, ValidationError):
         fault = error.errors(include_url=False)[0]
         field = ".".join(map(str, fault["loc"]))
-        text = (f"field {field}: " if field else "") + fault["msg"]
+        text = (f"field {field}: " if field else "") + fault["msg"].removeprefix("Value error, ")
     return " ".join(text.split())
 
 
@@ -200,27 +200,26 @@ def write_file(path: Path, content: str | bytes) -> None:
 # ---- problems and worked examples -------------------------------------------------------------------------------
 
 
-def read_split(data: str, split: str, kind: type[Record], configs: Sequence[str] | None = None) -> dict[str, Record]:
-    """Where each row of a split is to be found -> the row, from DIR/SPLIT.jsonl, DIR/SPLIT/**/*.json or the hub.
+def read_split(data: str, split: str, kind: type[Record], configs: Sequence[str] | None = None) -> list[Record]:
+    """The rows of a split, from DIR/SPLIT.jsonl, DIR/SPLIT/**/*.json or the hub. A .json file holds one row.
 
-    A .json file holds one row. configs: as of `from_hub`. InputError names what cannot be read.
+    configs: as of `from_hub`. InputError names what cannot be read, and the first row that `kind` does not take.
 
     >>> class Line(BaseModel):
     ...     question: str
-    >>> list(read_split("tiny", "train", Line))[0]
-    'tiny/train.jsonl:1'
+    >>> len(read_split("tiny", "train", Line))
+    1000
     """
     if (folder := Path(data)).is_dir():
         if files := sorted((folder / split).glob("**/*.json")):
-            return {str(file): read_rows(file, kind, "whole")[0] for file in files}
-        file = folder / f"{split}.jsonl"
-        return {f"{file}:{line}": row for line, row in enumerate(read_rows(file, kind), start=1)}
+            return [read_rows(file, kind, "whole")[0] for file in files]
+        return read_rows(folder / f"{split}.jsonl", kind)
     if not is_hub_name(data):
         raise InputError(f"--data or --test-data {data}: is neither a folder nor a data set on the hub (owner/name)")
-    found = {}
+    found = []
     for line, row in enumerate(from_hub(data, split, configs), start=1):
         try:
-            found[f"{data} {split}:{line}"] = TypeAdapter(kind).validate_python(row)
+            found.append(TypeAdapter(kind).validate_python(row))
         except ValidationError as error:
             raise InputError(f"{data} {split}:{line}: {told(error)}") from None
     return found

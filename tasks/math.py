@@ -19,9 +19,9 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from pydantic import BaseModel
+from pydantic import BaseModel, model_validator
 
-from pipeline.records import OUTCOMES, InputError, Outcome, Problem, Task, read_shots, read_split
+from pipeline.records import OUTCOMES, Outcome, Problem, Task, read_shots, read_split
 from pipeline.settings import TINY, Settings
 from tasks.judge import Judge
 from train_gsm8k import PAPER, main
@@ -97,11 +97,18 @@ def grade(text: str, gold: str, judge: Judge) -> Outcome:
 
 
 class MathRow(BaseModel):
-    """A problem as MATH's files have it; MATH-500 has the answer by itself."""
+    """A problem as MATH's files have it, with its answer in the solution; MATH-500 has the answer by itself."""
 
     problem: str
     solution: str | None = None
     answer: str | None = None
+
+    @model_validator(mode="after")
+    def _find_answer(self) -> "MathRow":
+        self.answer = self.answer or extract_box(self.solution or "")
+        if not self.answer:
+            raise ValueError("field solution: no answer in \\boxed{}, and no field answer")
+        return self
 
 
 def load_problems(data: str, split: str) -> list[Problem]:
@@ -109,12 +116,8 @@ def load_problems(data: str, split: str) -> list[Problem]:
 
     The files are sorted by subject. Here the order is fixed but mixed, so that the first problems are of all subjects.
     """
-    problems = []
-    for line, (where, row) in enumerate(read_split(data, split, MathRow).items(), start=1):
-        gold = row.answer or extract_box(row.solution or "")
-        if not gold:
-            raise InputError(f"{where}: field solution: no answer in \\boxed{{}}, and no field answer")
-        problems.append(Problem(f"{split}-{line}", row.problem, gold))
+    rows = read_split(data, split, MathRow)
+    problems = [Problem(f"{split}-{line}", row.problem, row.answer) for line, row in enumerate(rows, start=1)]
     return sorted(problems, key=lambda problem: zlib.crc32(problem.question.encode()))
 
 

@@ -60,8 +60,8 @@ def parse(text):
 
 GOOD = {  # rows that loaders read
     Sample: {"prompt": "Q", "completion": "A", "reward": 1},
-    gsm8k.Gsm8kRow: {"question": "Q", "answer": "A"},
-    math.MathRow: {"problem": "Q", "solution": "A"},
+    gsm8k.Gsm8kRow: {"question": "Q", "answer": "#### 1"},
+    math.MathRow: {"problem": "Q", "solution": "\\boxed{1}"},
 }
 TEXTS = INPUTS // (len(GOOD) + 2)  # of each test but the last
 

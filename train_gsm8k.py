@@ -223,9 +223,9 @@ def main(
             results = experiment(settings, task(settings))
             if rank() == 0:
                 if settings.evaluation:
-                    from pipeline.evaluation import print_table
+                    from pipeline.evaluation import to_table
 
-                    print_table(results)
+                    to_table(results).print()
                 if settings.preset != "laptop" or device().type == "cuda":
                     from pipeline.times import print_times
 

@@ -20,6 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from pipeline.evaluation import METRICS, to_table  # noqa: E402
 from pipeline.report import Estimate, Table  # noqa: E402
 
 RESULTS = ROOT / "results"
@@ -55,29 +56,16 @@ def tables_of(name: str) -> dict[str, str]:
     return tables | {"made": f"`{found['command']}`: {cost}."}
 
 
-# ---- runs -----------------------------------------------------------------------------------------------------------
-
-
-def outcomes(columns: dict[str, dict[str, Any]]) -> Table:
-    """Entries of results.json side by side."""
-    from pipeline.evaluation import shown
-
-    shown_of = [shown(entry) for entry in columns.values()]
-    return Table(["", *columns], [[name, *(column[name] for column in shown_of)] for name in shown_of[0]])
-
-
 def laptop() -> Table:
     """Before and after the default run, and after naive REINFORCE on the same samples."""
-    run, [naive] = load("laptop"), load("methods")["python train_gsm8k.py --method reinforce"]["iterations"]
-    after = {"after TOPR": run["iterations"][0]["after"], "after naive REINFORCE": naive["after"]}
-    return outcomes({"before": run["before"]} | after)
+    run, naive = load("laptop"), load("methods")["python train_gsm8k.py --method reinforce"]
+    run["iterations"] += naive["iterations"]
+    return to_table(run, ["after TOPR", "after naive REINFORCE"])
 
 
 def iterations() -> Table:
     """Before and after each iteration of the run with Anna Karenina sampling."""
-    run = load("iterations")
-    after = {f"after iteration {i}": entry["after"] for i, entry in enumerate(run["iterations"], start=1)}
-    return outcomes({"before": run["before"]} | after)
+    return to_table(load("iterations"))
 
 
 def methods() -> Table:
@@ -113,21 +101,15 @@ def collapse() -> list:
     return panels
 
 
-# ---- claims ---------------------------------------------------------------------------------------------------------
-
-
 def claims() -> Table:
     """Every claim of the paper that was measured, and whether it was found."""
     text = (RESULTS / "README.md").read_text(encoding="utf-8")
     rows = []
     for name in (*(f"fig{i}" for i in range(1, 10)), "table2"):
         content = load(name)
-        judged = content["judgement"]
-        numbers = {
-            what: Estimate(**of).text(100, unit=" points" if " - " in what else " %")
-            for what, of in content["shares"].items()
-        }
-        numbers |= {what: Estimate(**of).text() for what, of in content["numbers"].items()}
+        judged, numbers = content["judgement"], {what: Estimate(**of).text() for what, of in content["numbers"].items()}
+        for what, of in content["shares"].items():
+            numbers[what] = Estimate(**of).text(100, unit=" points" if " - " in what else " %")
         measured = re.sub(r"{(.*?)}", lambda match: numbers[match[1]], judged["measured"])  # noqa: B023
         [heading] = re.findall(rf"^## ({name}\b.*)$", text, re.MULTILINE)
         called = name.replace("fig", "Figure ").replace("table", "Table ")
@@ -164,7 +146,8 @@ def benchmark(name: str) -> str:
     from benchmarks.comparisons import tables
 
     found = load(f"benchmarks/{name}")
-    parts = [f"`{found['command']}`: {', '.join(f'{what} {value}' for what, value in found['machine'].items())}"]
+    machine = ", ".join(f"{what} {value}" for what, value in found["machine"].items())
+    parts = [f"`{found['command']}`: {machine}"]
     for compared, lines in tables(found):
         parts += [compared.markdown(), "\n".join(f"- {line}" for line in lines)]
     return "\n\n".join(part for part in parts if part)
@@ -176,23 +159,18 @@ def stages() -> Table:
     from pipeline.dry_run import COMPLETION, counts, hours
     from train_gsm8k import PAPER
 
-    found = []
-    for run in (dataclasses.replace(PAPER, problems=64, examples=512, iterations=2, test_problems=64), PAPER):
-        of_run, tokens = counts(run, run.problems, run.test_problems), COMPLETION * run.max_new_tokens
-        found.append(
-            hours(run, of_run, config_of(EIGHT_B), 8_030_261_248, processes=8, prompt=1_100, completion=tokens)
-        )
-    first, paper = ({stage: of_stage for stage, (of_stage, _) in of_run.items()} for of_run in found)
-    rows = [[stage, f"{60 * first[stage]:.1f}", f"{paper[stage]:.1f}", how] for stage, (_, how) in found[0].items()]
-    sums = [f"{60 * sum(first.values()):.0f}", f"{sum(paper.values()):.1f}"]
-    return Table(["stage", "first run (minutes)", "`paper` (hours)", "assumed"], [*rows, ["all", *sums, ""]])
+    first = dataclasses.replace(PAPER, problems=64, examples=512, iterations=2, test_problems=64)
+    model = config_of(EIGHT_B), 8_030_261_248, 8, 1_100, COMPLETION * PAPER.max_new_tokens
+    found = [hours(run, counts(run, run.problems, run.test_problems), *model) for run in (first, PAPER)]
+    of_stages = [(stage, *of, found[1][stage][0]) for stage, of in found[0].items()]
+    rows = [[stage, f"{60 * first:.1f}", f"{paper:.1f}", how] for stage, first, how, paper in of_stages]
+    sums = [sum(of for of, _ in run.values()) for run in found]
+    rows.append(["all", f"{60 * sums[0]:.0f}", f"{sums[1]:.1f}", ""])
+    return Table(["stage", "first run (minutes)", "`paper` (hours)", "assumed"], rows)
 
 
 def steps(which: str) -> Table:
-    """What a step of Llama 3 8B takes of each GPU: memory by kind at its peak, and work.
-
-    which: `steps`, in other settings; `sides`, as other trainers have it.
-    """
+    """What a step of Llama 3 8B takes of each GPU, in other settings (`steps`) or as other trainers do it (`sides`)."""
     from benchmarks.fake_8b_step import tables
 
     return tables({which: load("benchmarks/fake_8b_step")[which]})[0][0]
@@ -210,8 +188,6 @@ def cards() -> Table:
 
 def metrics() -> Table:
     """The metrics of a test set, by their names in results.json."""
-    from pipeline.evaluation import METRICS
-
     return Table(["metric", "what it is"], [[f"`{name}`", metric.meaning] for name, metric in METRICS.items()])
 
 
@@ -246,12 +222,8 @@ def help_of_settings() -> dict[str, str]:
     return {a.target.id: " ".join(b.value.value.split()) for a, b in pairs}
 
 
-# ---- the command ----------------------------------------------------------------------------------------------------
-
-
-OF_RUNS = (laptop, iterations, methods, verifier, claims, bandit)
-OTHERS = (benchmark, stages, steps, cards, metrics, settings)
-TABLES = {function.__name__: function for function in (*OF_RUNS, *OTHERS)}
+MADE = (laptop, iterations, methods, verifier, claims, bandit, benchmark, stages, steps, cards, metrics, settings)
+TABLES = {function.__name__: function for function in MADE}
 
 
 def renewed(text: str) -> str:

@@ -262,10 +262,10 @@ def shown(entry: Mapping[str, Any]) -> dict[str, str]:
     return rows
 
 
-def print_table(results: Mapping[str, Any]) -> None:
-    """Results before and after each iteration."""
+def to_table(results: Mapping[str, Any], names: Sequence[str] = ()) -> Table:
+    """Results before and after each iteration, which may have names."""
     after = [iteration["after"] for iteration in results["iterations"]]
-    names = ["after"] if len(after) == 1 else [f"after iteration {i + 1}" for i in range(len(after))]
+    names = names or (["after"] if len(after) == 1 else [f"after iteration {i + 1}" for i in range(len(after))])
     columns = [shown(entry) for entry in (results["before"], *after)]
     rows = [[label, *(column[label] for column in columns)] for label in columns[0]]
-    Table(["held-out samples" if "ranked" in results["before"] else "", "before", *names], rows).print()
+    return Table(["held-out samples" if "ranked" in results["before"] else "", "before", *names], rows)

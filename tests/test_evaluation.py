@@ -8,7 +8,7 @@ from statistics import fmean, pvariance
 import numpy as np
 import pytest
 
-from pipeline.evaluation import METRICS, Answers, estimate, evaluate, print_table, wins
+from pipeline.evaluation import METRICS, Answers, estimate, evaluate, to_table, wins
 from pipeline.records import InputError, Sample, Task
 
 REWARDS = {"r": 1.0, "w": -1.0, "x": -0.5, "-": -2.0}  # r: a right answer, w and x wrong ones, -: none at all
@@ -86,7 +86,7 @@ def test_an_entry_of_results_has_the_metrics_of_the_task_and_the_table_shows_the
     assert not [name for name in rewarded if name.startswith("maj") or name.endswith("@6")]  # of five samples
     assert rewarded["reward"]["mean"] == pytest.approx(fmean(sample.reward for sample in samples))
 
-    print_table({"before": found | {"reward": rewarded["reward"]}, "iterations": []})
+    to_table({"before": found | {"reward": rewarded["reward"]}, "iterations": []}).print()
     rows = [[cell.strip() for cell in line.split("│")[1:3]] for line in capsys.readouterr().out.splitlines()]
     assert ["wrong", "50.0 %"] in rows
     assert ["pass@5", "100.0 %"] in rows  # of five samples: without an interval

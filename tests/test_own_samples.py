@@ -20,7 +20,7 @@ from runs import SMALL, contents, experiment
 import topr
 import train_gsm8k as gsm8k
 from pipeline.dataset import encode, rows_held_out
-from pipeline.evaluation import evaluate_held_out, print_table, to_scored
+from pipeline.evaluation import evaluate_held_out, to_scored, to_table
 from pipeline.models.language_model import load_model
 from pipeline.own_samples import digest_of, read_samples
 from pipeline.records import Example, InputError, Sample, read_rows
@@ -244,7 +244,7 @@ def test_a_run_without_evaluation_trains_the_same_model_and_leaves_no_more(files
     [found] = results["iterations"]
     assert [point["samples_seen"] for point in found["curve"]] == [0, 8, 24]
     monkeypatch.setenv("COLUMNS", "120")
-    print_table(results)
+    to_table(results).print()
     [line, _] = [line for line in capsys.readouterr().out.splitlines() if "negatives: log pi - log mu, nats" in line]
     found = found["after"]["negative"]["log_ratio"]
     assert f"{found['mean']:.3f} ± {2 * found['se']:.3f}" in line

@@ -19,7 +19,7 @@ from runs import contents
 from safetensors.torch import load_file
 
 import train_gsm8k as gsm8k
-from pipeline.evaluation import print_table
+from pipeline.evaluation import to_table
 from pipeline.models.language_model import collate, load_model, token_logprobs
 from pipeline.records import Example, Sample, read_rows
 
@@ -35,7 +35,7 @@ def undisturbed(run):
 def test_iterations_sample_from_the_model_that_the_one_before_has_made(run, capsys):
     folder = run(**CHANGES)
     results = json.loads((folder / "results.json").read_text())
-    print_table(results)
+    to_table(results).print()
     assert "after iteration 2" in capsys.readouterr().out
     first, second = results["iterations"]
     assert {"samples_seen": 0, **first["after"]} == second["curve"][0]

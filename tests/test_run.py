@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import shutil
 import subprocess
 from dataclasses import fields, replace
 from functools import partial
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import SMALL, contents, experiment
+from runs import SMALL, experiment
 from safetensors.torch import load_file
 
 import topr
@@ -82,31 +81,6 @@ def test_a_finished_run_is_shown_and_not_made_again_and_refuses_other_settings(f
         experiment(finished, seed=1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("lost", ["iteration-1/test-2.jsonl", MODEL])
-def test_what_was_removed_is_made_again_with_the_same_bits(finished, tmp_path, lost):
-    """A point of the curve needs its model, which training must then save again."""
-    folder = shutil.copytree(finished, tmp_path / "run")
-    (folder / "results.json").unlink()
-    shutil.rmtree(folder / lost) if lost == MODEL else (folder / lost).unlink()
-    experiment(folder)
-    assert contents(folder) == contents(finished)
-
-
-def test_another_run_s_samples_are_taken_unless_an_older_version_drew_them(finished, tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.stages.draw", lambda *_: pytest.fail("drawn again"))
-    results = experiment(tmp_path / "run", iterations=0, reuse=finished, lr=1.0)
-    assert results["before"] == json.loads((finished / "results.json").read_text())["before"]
-    name = "iteration-1/test-0.jsonl"
-    assert (tmp_path / "run" / name).read_bytes() == (finished / name).read_bytes()
-    config = json.loads((finished / "config.json").read_text())
-    del config["format"]
-    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match=r"run: holds a run of another version of this project.* give a --reuse"):
-        experiment(tmp_path / "new", reuse=tmp_path / "run")
-    assert not (tmp_path / "new").exists()
-
-
 # ---- settings, and samples that are given ------------------------------------------------------------------------
 
 
@@ -135,9 +109,7 @@ BFLOAT16 = {"compute": "bfloat16", "gradient_checkpointing": True, "optimizer": 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"method": "sft", "completions_per_row": 8},
         {"method": "ppo", "baseline": -0.5, "micro_batch": 4, "completions_per_row": 2},
-        {"limits": (0.5, 2.0, 0.0, 1.0), "effective_proportion": 0.5},
         BFLOAT16 | {"sliced_head": True},
         BFLOAT16 | {"method": "dpo"},
     ],
@@ -284,11 +256,8 @@ def given(folder, *rows):
         ({"model": "nowhere"}, "--model nowhere: is neither a folder nor"),
         ({"samples": "nothing.jsonl", "iterations": 2}, "--samples: serve one iteration"),
         ({"samples": "s", "evaluation": True}, "--samples: say how to evaluate, by one of --test-data DIR"),
-        ({"samples": "s", "evaluation": False, "held_out": "h"}, "--samples: say how to evaluate"),
-        ({"held_out": "h"}, "--held-out: is for --samples"),
         ({"evaluation": False}, "--no-evaluation: is for --samples"),
         ({"columns": ("reward=score",)}, "--columns: is for --samples"),
-        ({"trust_logmu": True}, "--trust-logmu: is for --samples"),
         ({"composition": "proportion"}, "--composition proportion and --proportion P: give both or neither"),
         ({"max_new_tokens": 5000}, r"problem train-5: its prompt has \d+ tokens; with 5000 new ones it exceeds"),
         # rows of samples
@@ -298,7 +267,6 @@ def given(folder, *rows):
         ({"samples": [{"completion": ""}]}, "given.jsonl:1: field completion: is empty"),
         ({"samples": [{"token_logmu": [-1, -1]}, {}], "trust_logmu": True}, "given.jsonl:2: .*token_logmu: is missing"),
         ({"samples": [{}, {}], "composition": "positives_only"}, "positives_only: none of the 2 samples fits"),
-        ({"samples": [{}, {}], "method": "sft"}, "--method sft: no positive sample"),
         ({"samples": [{"reward": 0.5}, {}], "method": "sft", "baseline": 0.8}, "--method sft: no positive sample"),
         ({"samples": [{}, {"prompt": "P", "reward": 1}], "method": "dpo"}, "no problem has both"),
         ({"samples": [{}, {}], "effective_proportion": 0.5}, "samples of both signs"),
@@ -312,12 +280,6 @@ def test_what_cannot_be_run_is_refused_in_a_line_before_anything_is_written(tmp_
         experiment(tmp_path / "run", **{"evaluation": "samples" not in changes} | changes)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
-
-
-def test_more_processes_than_rows_in_a_step_are_refused():
-    with pytest.raises(InputError, match="--batch 8: is less than a row for each of 16 processes"):
-        gsm8k.check(gsm8k.PRESETS["paper"], 16)
-    gsm8k.check(replace(gsm8k.PRESETS["paper"], batch=16), 16)
 
 
 # ---- the command line --------------------------------------------------------------------------------------------
@@ -341,9 +303,3 @@ def test_the_command_line_shows_all_settings_and_where_in_the_code_a_fault_is_if
 def test_a_folder_s_name_is_cut_and_still_tells_runs_apart():
     names = {replace(Settings(), model="/long" * 40, seed=seed).default_out(Settings()).name for seed in range(3)}
     assert [len(name) for name in names] == [120] * 3
-
-
-@pytest.mark.slow
-def test_eight_shots_on_real_problems_run_end_to_end(real, tmp_path):
-    few = {"problems": 2, "n": 4, "test_problems": 2, "completions_per_row": 4, "batch": 4}
-    assert experiment(tmp_path, data=str(real), shots=8, **few)["before"]["questions"] == 2

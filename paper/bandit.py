@@ -7,13 +7,15 @@ all arms are exact, so results are the paper's algebra and not estimates of it. 
 Names: z (..., K) logits, logp = log pi, mu and reward (..., K). Functions here raise only what topr.py raises.
 """
 
-from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from topr import PRESETS, Limits, importance_weight, topr_loss, topr_objective
+
+tensor = partial(torch.tensor, dtype=torch.float64)  # the precision of everything in this file
 
 
 class Bandit(NamedTuple):
@@ -95,29 +97,12 @@ def gradient_of_objective(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["t
     return torch.autograd.grad(objective(z, bandit, limits).sum(), z)[0]
 
 
-def gradient_by_differences(z: Tensor, bandit: Bandit, limits: Limits) -> Tensor:
-    """`gradient` by central differences of Eq. 11, one logit after the other: (..., K), with an error of about 1e-6.
-
-    >>> two = Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0]))
-    >>> gradient_by_differences(tensor([0.0, 0.0]), two, PRESETS["topr"]).round(decimals=4)
-    tensor([ 0.5000, -0.5000], dtype=torch.float64)
-    """
-    step = 1e-6
-    moves = step * torch.eye(z.shape[-1], dtype=z.dtype)
-    rise = [objective(z + move, bandit, limits) - objective(z - move, bandit, limits) for move in moves]
-    return torch.stack(rise, -1) / (2 * step)
-
-
 def ascend(z: Tensor, bandit: Bandit, limits: Limits, lr: float, steps: int, keep: int = 1) -> Tensor:
     """Gradient ascent by the closed form: z at the start and after every `keep` steps, (steps // keep + 1, ..., K).
 
-    >>> two, to = Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0])), PRESETS["topr"]
-    >>> ascend(tensor([0.0, 0.0]), two, to, lr=1.0, steps=1)
+    >>> ascend(tensor([0.0, 0.0]), Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0])), PRESETS["topr"], lr=1.0, steps=1)
     tensor([[ 0.0000,  0.0000],
             [ 0.5000, -0.5000]], dtype=torch.float64)
-    >>> path = ascend(tensor([0.0, 0.0]), two, to, lr=1.0, steps=4)
-    >>> ascend(tensor([0.0, 0.0]), two, to, lr=1.0, steps=4, keep=2).equal(path[::2])
-    True
     """
     path = [z]
     for done in range(1, steps + 1):
@@ -184,15 +169,6 @@ def entropy(p: Tensor) -> Tensor:
     tensor(0.6931, dtype=torch.float64)
     """
     return -torch.xlogy(p, p).sum(-1)
-
-
-def tensor(values: Sequence) -> Tensor:
-    """A float64 tensor: the precision of everything in this file.
-
-    >>> tensor([1, 2]).dtype
-    torch.float64
-    """
-    return torch.tensor(values, dtype=torch.float64)
 
 
 def random_bandits(number: int, signs: str, generator: torch.Generator, low: float = 0.1) -> tuple[Tensor, Bandit]:

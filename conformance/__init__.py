@@ -7,14 +7,13 @@ from conformance import identify              # the same from Python: identify(l
 from importlib import import_module
 
 _NAMES = {
-    "identification": ("identify", "Report", "Hypothesis"),
-    "comparison": ("compare", "oracle"),
-    "variants": ("VARIANTS",),
-    "vectors": ("VECTORS",),
-    "gradient": ("InputError", "LossInputs", "push"),
-    "adapters": ("load", "takes_advantages", "takes_packed", "takes_sequences", "returns_tokens"),
+    "identification": "identify Report Hypothesis",
+    "comparison": "compare oracle",
+    "variants": "VARIANTS",
+    "vectors": "VECTORS",
+    "losses": "InputError LossInputs push load takes_advantages takes_packed takes_sequences returns_tokens",
 }
-_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = list(_MODULE_OF)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-ADAPTERS = ("none", "advantages", "sequences", "packed", "tokens")  # adapters.ADAPTERS, which would import torch
+ADAPTERS = ("none", "advantages", "sequences", "packed", "tokens")  # losses.ADAPTERS, which would import torch
 
 
 def read(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -44,7 +44,7 @@ def main() -> None:
     """The command: prints what the loss is and the result of each vector; exit status 0 for the paper's loss only."""
     options = read()
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the current folder may hold another topr.py
-    from conformance import VECTORS, InputError, adapters, compare, identify
+    from conformance import VECTORS, InputError, compare, identify, load, losses
 
     if options.list:
         print("\n\n".join(vector.text for vector in VECTORS))
@@ -52,9 +52,9 @@ def main() -> None:
     try:
         if options.loss is None:
             raise InputError("say which loss to check, as package.module:function, or --list")
-        loss = adapters.ADAPTERS[options.adapter](adapters.load(options.loss))
+        loss = losses.ADAPTERS[options.adapter](load(options.loss))
         report = identify(loss)
-        loss = adapters.ADAPTERS[report.adapter](loss)
+        loss = losses.ADAPTERS[report.adapter](loss)
         difference = compare(loss, options.random, options.seed) if options.random else None
         if options.out is not None:
             options.out.mkdir(parents=True, exist_ok=True)

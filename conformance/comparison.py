@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from conformance.gradient import Loss, LossInputs, push
+from conformance.losses import Loss, LossInputs, push
 
 
 def oracle(inputs: LossInputs) -> list[list[float]]:
@@ -37,7 +37,8 @@ def compare(loss: Loss, count: int, seed: int = 0) -> str | None:
     """
     for dtype in (torch.float64, torch.float32):
         try:
-            alone, of_two = (_push_on_positives(loss, number, dtype) for number in (1, 2))
+            positives = (torch.ones(number, 1, dtype=dtype) for number in (1, 2))
+            alone, of_two = (push(loss, LossInputs(-x, -x, x[:, 0], x))[0, 0].item() for x in positives)
             break
         except Exception as error:  # whatever a foreign loss may raise
             told = _in_a_line(error)
@@ -56,11 +57,6 @@ def compare(loss: Loss, count: int, seed: int = 0) -> str | None:
     batch, told = min(differing, key=lambda pair: pair[0].mask.numel())
     columns = [f"{name} {column.tolist()}" for name, column in batch._asdict().items()]
     return "\n".join(["differs from Eq. 7 on this batch:", *columns, told])
-
-
-def _push_on_positives(loss: Loss, number: int, dtype: torch.dtype) -> float:
-    ones = torch.ones(number, 1, dtype=dtype)
-    return push(loss, LossInputs(-ones, -ones, ones[:, 0], ones))[0, 0].item()
 
 
 def _difference(loss: Loss, batch: LossInputs, factor: float, is_sum: bool) -> str | None:

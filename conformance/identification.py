@@ -10,8 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from conformance.adapters import ADAPTERS
-from conformance.gradient import InputError, Loss, LossInputs, push, total
+from conformance.losses import ADAPTERS, InputError, Loss, LossInputs, push, total
 from conformance.variants import TABLE_1
 from conformance.vectors import VECTORS, VectorResult, result_of
 from topr import PRESETS, Limits, importance_weight
@@ -304,9 +303,8 @@ def _explains(hypothesis: Hypothesis, pushed: list[Tensor], batches: list[LossIn
     for found, batch in zip(pushed, batches, strict=False):
         expected = push(loss, batch)
         factor = expected[0, 0].item() if factor is None else factor
-        if not factor > 0:
-            return False
-        if not torch.allclose(found / pushed[0][0, 0], expected / factor, rtol=rtol, atol=1e-2 * rtol):
+        scaled = found / pushed[0][0, 0]
+        if not (factor > 0 and torch.allclose(scaled, expected / factor, rtol=rtol, atol=1e-2 * rtol)):
             return False
     return True
 

@@ -1,6 +1,6 @@
 """What circulates under the name of TOPR: the paper's loss, and the variants of it that public code contains.
 
-Each loss is a `gradient.Loss` that is written out, so that it differs from `paper` in one or two lines; the rows of
+Each loss is a `losses.Loss` that is written out, so that it differs from `paper` in one or two lines; the rows of
 Table 1 are topr.py's own. They are for comparison: to train, take `topr.topr_loss` or `topr.topr_loss_of_tokens`.
 """
 
@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from conformance.gradient import Loss, total
+from conformance.losses import Loss, total
 from topr import PRESETS, topr_loss_of_tokens
 
 

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from conformance.gradient import InputError, Loss, LossInputs, push
+from conformance.losses import InputError, Loss, LossInputs, push
 
 TEXT = """\
 V1   is the ratio that of the sequence?

@@ -14,9 +14,8 @@ from torch.nn.functional import pad
 
 from conformance import VARIANTS, VECTORS, Hypothesis, InputError, LossInputs, compare, identify, load, oracle, variants
 from conformance import __main__ as command
-from conformance.adapters import ADAPTERS, takes_sequences
-from conformance.gradient import push, total
 from conformance.identification import probes
+from conformance.losses import ADAPTERS, push, takes_sequences, total
 from conformance.vectors import CASES, result_of
 from examples.topr_in_trl import loss as in_trl
 from pipeline.methods import ppo_loss
@@ -392,7 +391,7 @@ def test_the_example_can_be_copied_and_changed(call):
         (["topr:nothing"], "topr:nothing: topr has no function 'nothing'"),
         (["conformance.variants:VARIANTS"], "conformance.variants:VARIANTS: conformance.variants has no function"),
         (["my_broken_file:loss"], "my_broken_file:loss: cannot be imported: SyntaxError"),
-        (["conformance.adapters:total"], "the loss cannot be called with"),
+        (["conformance.losses:total"], "the loss cannot be called with"),
         (["topr:topr_loss_of_tokens", "--out", "my_broken_file.py"], "[Errno 17] File exists: 'my_broken_file.py'"),
     ],
 )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import topr
 from conformance import VECTORS
-from conformance.adapters import takes_sequences
+from conformance.losses import takes_sequences
 from conformance.vectors import result_of
 from topr import PRESETS, Limits, importance_weight, taper, topr_loss, topr_objective
 

@@ -69,10 +69,7 @@ def grade_verdict(text: str, truth: bool) -> Outcome:
     >>> [grade_verdict(f"{QUESTION} {word}", truth=True) for word in ("Yes", "No", "")]
     ['correct', 'incorrect', 'invalid']
     """
-    verdict = parse_verdict(text)
-    if verdict is None:
-        return "invalid"
-    return "correct" if verdict == truth else "incorrect"
+    return {None: "invalid", truth: "correct"}.get(parse_verdict(text), "incorrect")
 
 
 def verifier_task(settings: "VerifierSettings", task: Task, train: Sequence[Sample], test: Sequence[Sample]) -> Task:
@@ -83,14 +80,11 @@ def verifier_task(settings: "VerifierSettings", task: Task, train: Sequence[Samp
 
     def to_problems(problems: Sequence[Problem], solutions: Sequence[Sample]) -> list[Problem]:
         asked = {problem.id: f"{instruction}Q: {problem.question}\nA:" for problem in problems}
-        return [
-            Problem(
-                id=f"{solution.problem_id}-{number}",
-                question=f"{asked[solution.problem_id]}{task.visible(solution.completion)}\nCheck:",
-                gold=solution.outcome == "correct",
-            )
-            for number, solution in enumerate(solutions)
-        ]
+        made = []
+        for number, one in enumerate(solutions):
+            question = f"{asked[one.problem_id]}{task.visible(one.completion)}\nCheck:"
+            made.append(Problem(f"{one.problem_id}-{number}", question, gold=one.outcome == "correct"))
+        return made
 
     return Task(
         name="verification",

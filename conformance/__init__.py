@@ -8,10 +8,9 @@ from importlib import import_module
 
 _NAMES = {
     "identification": "identify Report Hypothesis",
-    "comparison": "compare oracle",
     "variants": "VARIANTS",
-    "vectors": "VECTORS",
-    "losses": "InputError LossInputs push load takes_advantages takes_packed takes_sequences returns_tokens",
+    "vectors": "VECTORS compare oracle",
+    "losses": "InputError LossInputs adapted load push",
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = list(_MODULE_OF)

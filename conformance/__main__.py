@@ -44,22 +44,22 @@ def main() -> None:
     """The command: prints what the loss is and the result of each vector; exit status 0 for the paper's loss only."""
     options = read()
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the current folder may hold another topr.py
-    from conformance import VECTORS, InputError, compare, identify, load, losses
+    from conformance import VECTORS, InputError, adapted, compare, identify, load
 
     if options.list:
-        print("\n\n".join(vector.text for vector in VECTORS))
+        print("\n\n".join(VECTORS.values()))
         return
     try:
         if options.loss is None:
             raise InputError("say which loss to check, as package.module:function, or --list")
-        loss = losses.ADAPTERS[options.adapter](load(options.loss))
+        loss = adapted(load(options.loss), options.adapter)
         report = identify(loss)
-        loss = losses.ADAPTERS[report.adapter](loss)
+        loss = adapted(loss, report.adapter)
         difference = compare(loss, options.random, options.seed) if options.random else None
         if options.out is not None:
             options.out.mkdir(parents=True, exist_ok=True)
-            own = {"adapter": report.adapter if options.adapter == "none" else options.adapter}
-            content = {"loss": options.loss} | own | asdict(report) | own
+            given = {} if options.adapter == "none" else {"adapter": options.adapter}
+            content = {"loss": options.loss} | asdict(report) | given
             content |= {"random": options.random, "difference": difference}
             (options.out / "report.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     except (InputError, OSError) as error:

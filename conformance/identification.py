@@ -2,15 +2,14 @@
 
 import inspect
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from conformance.losses import ADAPTERS, InputError, Loss, LossInputs, push, total
+from conformance.losses import ADAPTERS, InputError, Loss, LossInputs, adapted, push, told, total
 from conformance.variants import TABLE_1
 from conformance.vectors import VECTORS, VectorResult, result_of
 from topr import PRESETS, Limits, importance_weight
@@ -151,18 +150,18 @@ def probes(dtype: torch.dtype = torch.float64, is_coarse: bool = False) -> list[
 class Report:
     """What a loss was found to be."""
 
+    adapter: str  # "sequences" if its signature was recognised as that, else "none"
     variant: str  # "paper", its differences joined by " + ", or "unknown"
-    note: str = ""
-    vectors: list[VectorResult] = field(default_factory=list)
-    adapter: str = "none"  # "sequences" if its signature was recognised as that
+    note: str
+    vectors: list[VectorResult]
 
     def table(self) -> str:
         """The vectors and what they found, one line each.
 
-        >>> print(Report("paper", "", [VectorResult("V17", "is the power 1?", "pass", "R w = -0.135335")]).table())
-        V17  pass            is the power 1?  R w = -0.135335
+        >>> print(Report("none", "paper", "", [VectorResult("V17", "is it 1?", "pass", "R w = -0.135335")]).table())
+        V17  pass            is it 1?  R w = -0.135335
         """
-        width = max((len(result.asks) for result in self.vectors), default=0)
+        width = max(len(result.asks) for result in self.vectors)
         return "\n".join(f"{r.name:<4} {r.status:<15} {r.asks:<{width}}  {r.measured}" for r in self.vectors)
 
 
@@ -179,7 +178,7 @@ def identify(loss: Loss) -> Report:
     'per-token + token mean'
     """
     adapter, batches, pushed = _call(loss)
-    loss = ADAPTERS[adapter](loss)
+    loss = adapted(loss, adapter)
     found = _accepted(pushed, batches)
     of_singles = (pushed[0] / pushed[0][0, 0])[SINGLES, 0]
     has_8_bits = [torch.allclose(x, x.bfloat16().double(), rtol=1e-6, atol=0) for x in (pushed[0], of_singles)]
@@ -187,50 +186,47 @@ def identify(loss: Loss) -> Report:
     if is_rounded:
         _, coarse, again = _call(loss, is_coarse=True)
         found = _accepted(again, coarse, COARSE)
-    results = [result_of(vector, loss) for vector in VECTORS]
+    results = [result_of(name, loss) for name in VECTORS]
     if found and found.frozen:  # the loss has the weights of the probes: V16 alone asks for that
         reason = "weights are those of the first call"
         results = [replace(r, status="fail" if r.name == "V16" else "not applicable", measured=reason) for r in results]
-    differences = found.differences() + ["bfloat16"] * is_rounded if found else []
-    if differences:
-        note = f"ratio to the power {found.power:.4g}" if found.power != 1 else ""
-        return Report(" + ".join(differences), note, results, adapter)
     failed = next((result for result in results if result.status == "fail"), None)
-    if found and not failed:
-        turned = LossInputs(*(column.flip(1) if column.dim() > 1 else column for column in batches[0]))
-        on_the_left = _push_if_any(loss, turned)
-        if on_the_left is not None and torch.allclose(on_the_left.flip(1).double(), pushed[0], rtol=1e-4, atol=1e-6):
-            return Report("paper", "", results, adapter)
+    turned = LossInputs(*(column.flip(1) if column.dim() > 1 else column for column in batches[0]))
+    on_the_left = _push_if_any(loss, turned)
+    variant = " + ".join(found.differences() + ["bfloat16"] * is_rounded) if found else ""
+    if variant:
+        return Report(adapter, variant, f"ratio to the power {found.power:.4g}" if found.power != 1 else "", results)
     if pushed[0][0, 0] < 0:
         note = "it pushes an on-policy positive down: is it an objective, to be maximised?"
     elif failed:
         note = f"it fails {failed.name} first: {failed.asks} {failed.measured}"
-    elif found:
+    elif not found:
+        note = "every vector passes, but its gradient is that of no known loss: see --random"
+    elif on_the_left is None or not torch.allclose(on_the_left.flip(1).double(), pushed[0], rtol=1e-4, atol=1e-6):
         note = "it changes with the side that is padded"
     else:
-        note = "every vector passes, but its gradient is that of no known loss: see --random"
-    note = f"it computes in bfloat16; {note}" if is_rounded else note
-    return Report("unknown", note, results, adapter)
+        return Report(adapter, "paper", "", results)
+    return Report(adapter, "unknown", f"it computes in bfloat16; {note}" if is_rounded else note, results)
 
 
 def _call(loss: Loss, is_coarse: bool = False) -> tuple[str, list[LossInputs], list[Tensor]]:
     """The adapter that the loss needs, the probes, and the pushes on them in the first precision that it takes."""
-    told = []
+    reasons = []
     for adapter in ("none", "sequences") if _takes_lengths(loss) else ("none",):
         for dtype in (torch.float64, torch.float32, torch.bfloat16):
             batches = probes(dtype, is_coarse)
             try:
-                pushed = [push(ADAPTERS[adapter](loss), batch).double() for batch in batches]
+                pushed = [push(adapted(loss, adapter), batch).double() for batch in batches]
             except InputError:
                 raise
             except Exception as error:  # whatever a foreign loss may raise
-                told.append(f"{type(error).__name__}: {error}".splitlines()[0])
+                reasons.append(told(error))
             else:
                 return adapter, batches, pushed
     expected = "logp, logmu (B, T), reward (B,), float mask (B, T)"
-    others = [name for name, adapt in ADAPTERS.items() if _push_if_any(adapt(loss), probes()[0]) is not None]
+    others = [name for name in ADAPTERS if _push_if_any(adapted(loss, name), probes()[0]) is not None]
     hint = f"--adapter {' or '.join(others)} can call it" if others else "no --adapter can call it, either"
-    raise InputError(f"the loss cannot be called with {expected}; {hint}. {told[0]}")
+    raise InputError(f"the loss cannot be called with {expected}; {hint}. {reasons[0]}")
 
 
 def _takes_lengths(loss: Loss) -> bool:
@@ -283,9 +279,12 @@ def _accepted(pushed: list[Tensor], batches: list[LossInputs], rtol: float = FIN
 def _ratios(measured: Hypothesis, width: int, rtol: float) -> list[Hypothesis]:
     """How single tokens may make a sequence's ratio: its unit, and where padding counts in it."""
     # Pushes are relative to an on-policy positive: without padding an offset says that its own weight is not 1.
-    own_weight = math.exp(measured.power * measured.offset)
-    masked = replace(measured, limits=_rounded((bound / own_weight for bound in measured.limits), rtol), offset=0.0)
-    summed = replace(measured, limits=_rounded(measured.limits, rtol), ratio_padding="in the sum")
+    own_weight, digits = math.exp(measured.power * measured.offset), 6 if rtol == FINE else 2
+    limits, of_own_weight = (
+        Limits(*(float(f"{bound / by:.{digits}g}") for bound in measured.limits)) for by in (1.0, own_weight)
+    )
+    masked = replace(measured, limits=of_own_weight, offset=0.0)
+    summed = replace(measured, limits=limits, ratio_padding="in the sum")
     # A mean over all positions divides the log-ratio of a single token by `width`, and so the power that was measured.
     power, offset = measured.power * width, measured.offset * width
     is_power_of_1 = abs(power - 1) < 1e-3  # it is that mean, more likely than a ratio to the power 1 / width
@@ -324,8 +323,7 @@ def _measured(pushed: Tensor, batch: LossInputs, rtol: float) -> Hypothesis | No
     stops_gradient = bool((derivative.abs() < 0.1 * rtol * weight.abs().clamp_min(1)).all())
     weight = (far + near) / 2 if stops_gradient else weight
     grid, weights = log_ratio.view(-1, 4)[:, 0], weight.unbind(1)
-    bounds = [_flat_ends(values, rtol) for values in weights]
-    lines = [_line_between(grid, values, *ends, rtol) for values, ends in zip(weights, bounds, strict=True)]
+    bounds, lines = zip(*(_fitted(grid, values, rtol) for values in weights), strict=True)
     _, power, shift = max(lines)  # a narrow clip may leave too few log-ratios between its bounds
     slack = 10 * FINE if rtol == FINE else COARSE
     power, shift = (target if abs(x - target) < slack else x for x, target in ((power, 1.0), (shift, 0.0)))
@@ -338,26 +336,16 @@ def _measured(pushed: Tensor, batch: LossInputs, rtol: float) -> Hypothesis | No
     return Hypothesis(limits, power, stops_gradient=stops_gradient, offset=shift / power)
 
 
-def _flat_ends(weight: Tensor, rtol: float) -> tuple[float, float]:
-    """The bounds a and b that the weights have reached where two neighbours are equal; otherwise 0 and infinity."""
+def _fitted(log_ratio: Tensor, weight: Tensor, rtol: float) -> tuple[tuple[float, float], tuple[int, float, float]]:
+    """Of weight = [exp(power * log_ratio + shift)]_a^b: (a, b) and (log-ratios between the bounds, power, shift).
 
-    def is_flat(i: int, j: int) -> bool:
-        return bool((weight[i] - weight[j]).abs() <= 1e-2 * rtol * weight[i].abs())
-
-    a = weight[0].item() if is_flat(0, 1) and weight[0] > 1e-6 else 0.0  # a guard such as exp(-20) is no bound
-    return a, weight[-1].item() if is_flat(-1, -2) else math.inf
-
-
-def _line_between(log_ratio: Tensor, weight: Tensor, a: float, b: float, rtol: float) -> tuple[int, float, float]:
-    """How many log-ratios lie between the bounds, and power and shift of weight = exp(power * log_ratio + shift) there.
-
-    One of them does not tell the power, and none tells neither: they are then the paper's.
+    A bound is reached where two neighbours are equal; otherwise it is 0 or infinity. One log-ratio between the bounds
+    does not tell the power, and none tells neither: they are then the paper's.
     """
+    is_flat = ((weight[:-1] - weight[1:]).abs() <= 1e-2 * rtol * weight[:-1].abs()).tolist()
+    a = weight[0].item() if is_flat[0] and weight[0] > 1e-6 else 0.0  # a guard such as exp(-20) is no bound
+    b = weight[-1].item() if is_flat[-1] else math.inf
     between = (weight > a * (1 + 0.1 * rtol)) & (weight < b * (1 - 0.1 * rtol)) & (weight > 1e-6)
     x, y = log_ratio[between], weight[between].log()
     power = ((y[-1] - y[0]) / (x[-1] - x[0])).item() if len(x) > 1 and x[-1] > x[0] else 1.0
-    return len(x), power, (y - power * x).median().item() if len(x) else 0.0
-
-
-def _rounded(limits: Iterable[float], rtol: float) -> Limits:
-    return Limits(*(float(f"{bound:.{6 if rtol == FINE else 2}g}") for bound in limits))
+    return (a, b), (len(x), power, (y - power * x).median().item() if len(x) else 0.0)

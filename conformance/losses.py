@@ -3,6 +3,7 @@
 import importlib
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,7 +41,8 @@ def push(loss: Loss, inputs: LossInputs) -> Tensor:
     with torch.enable_grad():
         value = loss(leaf * 1, *inputs[1:])  # no trainer hands out a leaf, and a leaf cannot be changed in place
     if not isinstance(value, Tensor) or value.dim() > 0:
-        raise InputError(f"the loss returned {_kind(value)}, a scalar tensor was expected; see the adapters")
+        kind = f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise InputError(f"the loss returned a {kind}, a scalar tensor was expected; see the adapters")
     if not value.requires_grad:
         raise InputError("the loss does not depend on logp: it has no gradient")
     pushed = -torch.autograd.grad(value, leaf)[0]
@@ -49,8 +51,13 @@ def push(loss: Loss, inputs: LossInputs) -> Tensor:
     return pushed
 
 
-def _kind(value: object) -> str:
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+def told(error: Exception) -> str:
+    """What an exception says, in a line.
+
+    >>> told(KeyError("nothing"))
+    "KeyError: 'nothing'"
+    """
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def total(values: Tensor, mask: Tensor) -> Tensor:
@@ -85,60 +92,27 @@ def load(name: str) -> Callable[..., Tensor]:
     return found
 
 
-def takes_advantages(loss: Callable[..., Tensor]) -> Loss:
-    """For loss(logp, logmu, advantages, mask) with an advantage for each token, (B, T).
+def adapted(loss: Callable[..., Tensor], adapter: str) -> Loss:
+    """A loss with another signature, one of ADAPTERS, as one that can be checked.
 
-    >>> from conformance import identify
-    >>> def theirs(logp, logmu, advantages, mask):
-    ...     return -(advantages * logp * mask).sum(1).div(mask.sum(1)).mean()
-    >>> identify(takes_advantages(theirs)).variant
-    'naive reinforce'
-    """
-    return lambda logp, logmu, reward, mask: loss(logp, logmu, reward[:, None].expand_as(logp), mask)
-
-
-def takes_sequences(loss: Callable[..., Tensor]) -> Loss:
-    """For loss(logp, logmu, reward, length) with one number per sequence, (B,), as `topr.topr_loss` takes them.
+    "advantages": loss(logp, logmu, advantages, mask), with an advantage for each token, (B, T). "sequences": loss(logp,
+    logmu, reward, length), with one number per sequence, (B,), as `topr.topr_loss` takes them. "packed": the same with
+    logp and logmu of all tokens, (N,), sequences laid end to end. "tokens": a loss that returns a value for each token,
+    (B, T). Its mean is taken as in Section 4.2, over a sequence's tokens, then over sequences; if your trainer takes
+    another, check a function that does. "none" leaves the loss as it is.
 
     >>> from conformance import identify
     >>> from topr import topr_loss
-    >>> identify(takes_sequences(topr_loss)).variant
+    >>> identify(adapted(topr_loss, "sequences")).variant
     'paper'
     """
-    return lambda logp, logmu, reward, mask: loss(total(logp, mask), total(logmu, mask), reward, mask.sum(1))
+    return loss if adapter == "none" else partial(ADAPTERS[adapter], loss)
 
 
-def takes_packed(loss: Callable[..., Tensor]) -> Loss:
-    """For loss(logp, logmu, reward, lengths) on sequences laid end to end: logp, logmu (N,), reward, lengths (B,).
-
-    >>> from conformance import identify
-    >>> import torch
-    >>> def theirs(logp, logmu, reward, lengths):
-    ...     rows = zip(logp.split(lengths.tolist()), reward)
-    ...     return -torch.stack([r * row.mean() for row, r in rows]).mean()
-    >>> identify(takes_packed(theirs)).variant
-    'naive reinforce'
-    """
-    return lambda logp, logmu, reward, mask: loss(logp[mask > 0], logmu[mask > 0], reward, mask.sum(1).long())
-
-
-def returns_tokens(loss: Callable[..., Tensor]) -> Loss:
-    """For a loss that returns a value for each token, (B, T), and leaves the mean to its caller.
-
-    The mean is taken as in Section 4.2: over a sequence's tokens, then over sequences. The mean is part of the loss: if
-    your trainer takes another, check a function that does.
-
-    >>> from conformance import identify
-    >>> identify(returns_tokens(lambda logp, logmu, reward, mask: -reward[:, None] * logp)).variant
-    'naive reinforce'
-    """
-    return lambda *inputs: (total(loss(*inputs), inputs[-1]) / inputs[-1].sum(1)).mean()
-
-
-ADAPTERS = {
-    "none": lambda loss: loss,
-    "advantages": takes_advantages,
-    "sequences": takes_sequences,
-    "packed": takes_packed,
-    "tokens": returns_tokens,
+ADAPTERS: dict[str, Callable[..., Tensor]] = {
+    "advantages": lambda loss, p, m, reward, mask: loss(p, m, reward[:, None].expand_as(p), mask),
+    "sequences": lambda loss, p, m, reward, mask: loss(total(p, mask), total(m, mask), reward, mask.sum(1)),
+    "packed": lambda loss, p, m, reward, mask: loss(p[mask > 0], m[mask > 0], reward, mask.sum(1).long()),
+    "tokens": lambda loss, *inputs: (total(loss(*inputs), inputs[-1]) / inputs[-1].sum(1)).mean(),
 }
+"""the name of an adapter -> calls a loss with logp, logmu (B, T), reward (B,) and mask (B, T)"""

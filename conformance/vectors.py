@@ -1,19 +1,17 @@
-"""The test vectors: small inputs on which TOPR and its variants differ; the paper's values by hand.
+"""Inputs on which TOPR and its variants differ: test vectors by hand, and random batches.
 
-A vector with cases asks for R w, the coefficient of a token's gradient, relative to that of an on-policy positive of
-the same length in the same batch: length and constant factors cancel. The others have a check of their own below. The
-numbers that are missing, such as V14, are not about a loss: the project's tests of topr.py have them.
+The numbers that are missing, such as V14, are not about a loss: the project's tests of topr.py have them.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from conformance.losses import InputError, Loss, LossInputs, push
+from conformance.losses import InputError, Loss, LossInputs, push, told
 
 TEXT = """\
 V1   is the ratio that of the sequence?
@@ -96,41 +94,67 @@ V22  does each of a prompt's negatives count as one example?
      inputs     one positive, three negatives of a prompt, on-policy
      paper      every weight is 1, and the mean is over all four: coefficients +1, -1, -1, -1
      otherwise  negatives renormalised to share one positive's weight: -1/3 each"""
+VECTORS = {text.split()[0]: text for text in TEXT.split("\n\n")}
+"""a vector's name -> its question, its inputs, the paper's value and those of variants"""
 
 
 class Case(NamedTuple):
-    """A completion, and what the paper's gradient is there."""
+    """A completion of a vector's batch."""
 
-    log_ratio: tuple[float, ...]  # of each token
     reward: float
-    coefficient: float  # the paper's R w
+    log_ratio: tuple[float, ...]  # of each token
     logp: float = -3.0  # log pi of each token
 
 
-E = math.exp
-CASES: dict[str, tuple[Case, ...]] = {  # the inputs in figures
-    "V1": (Case((-0.5,) * 4, -1, -E(-2)),),
-    "V2": (Case((1.0, -1.0), -1, -1),),
-    "V3": (Case((0.5, -1.5), -1, -E(-1)),),
-    "V4": (Case((-3.0,), 1, 1), Case((2.0,), 1, 1), Case((2.0,), -1, -1)),
-    "V5": (Case((-0.2,) * 512, -1, 0.0), Case((0.2,) * 512, -1, -1)),
-    "V6": (Case((-3.0,), -1, -E(-3)),),
-    "V7": (Case((-0.5,), -1, -E(-0.5), logp=-2.0),),
-    "V10": (Case((-1.0,), 0, 0), Case((-1.0, -1.0), -0.2, -0.2 * E(-2))),
-    "V13": (Case((0.0,) * 20, -1, -1, logp=-3.0),),
-    "V17": (Case((-2.0,), -1, -E(-2)),),
+CASES: dict[str, list[Case]] = {  # the inputs in figures, of the vectors that ask for R w
+    "V1": [Case(-1, (-0.5,) * 4)],
+    "V2": [Case(-1, (1.0, -1.0))],
+    "V3": [Case(-1, (0.5, -1.5))],
+    "V4": [Case(1, (-3.0,)), Case(1, (2.0,)), Case(-1, (2.0,))],
+    "V5": [Case(-1, (-0.2,) * 512), Case(-1, (0.2,) * 512)],
+    "V6": [Case(-1, (-3.0,))],
+    "V7": [Case(-1, (-0.5,), logp=-2.0)],
+    "V10": [Case(0, (-1.0,)), Case(-0.2, (-1.0, -1.0))],
+    "V13": [Case(-1, (0.0,) * 20)],
+    "V17": [Case(-1, (-2.0,))],
 }
 
 
-class Vector(NamedTuple):
-    """A question to a loss."""
+def batch_of(cases: Sequence[Case]) -> LossInputs:
+    """The cases as a padded float32 batch, then an on-policy positive of each length, then one to balance the rewards.
 
-    name: str
-    asks: str
-    text: str  # with inputs, the paper's value and what variants give, as `--list` prints it
+    Padding has log pi = log mu = -1. The last makes the mean reward 0: to subtract the mean changes nothing then.
+
+    >>> batch_of([Case(-1, (-0.5, -0.5))]).reward
+    tensor([-1.,  1.])
+    """
+    lengths = sorted({len(case.log_ratio) for case in cases})
+    cases = [*cases, *(Case(1, (0.0,) * length, logp=0.0) for length in lengths)]
+    if balance := -sum(case.reward for case in cases):
+        cases.append(Case(balance, (0.0,), logp=0.0))
+    logp, logmu, mask = (torch.full((len(cases), lengths[-1]), fill) for fill in (-1.0, -1.0, 0.0))
+    for i, case in enumerate(cases):
+        length = len(case.log_ratio)
+        logp[i, :length] = case.logp
+        logmu[i, :length] = case.logp - torch.tensor(case.log_ratio)
+        mask[i, :length] = 1
+    return LossInputs(logp, logmu, torch.tensor([float(case.reward) for case in cases]), mask)
 
 
-VECTORS = tuple(Vector(*text.partition("\n")[0].split(maxsplit=1), text) for text in TEXT.split("\n\n"))
+def oracle(inputs: LossInputs) -> list[list[float]]:
+    """The paper's push for each token: R [pi/mu]_a^b / length, and 0 where the mask is 0.
+
+    Not divided by the number of sequences. In plain Python, for it must not share code with what it checks.
+
+    >>> oracle(LossInputs(*torch.tensor([[[-2.0, -2.0]], [[-1.5, -1.5]]]), torch.tensor([-1.0]), torch.ones(1, 2)))
+    [[-0.18393972058572117, -0.18393972058572117]]
+    """
+    pushes = []
+    for logp, logmu, reward, mask in zip(*(column.double().tolist() for column in inputs), strict=True):
+        log_ratio = sum(p - m for p, m, inside in zip(logp, logmu, mask, strict=True) if inside)
+        weight = 1.0 if reward >= 0 or log_ratio > 0 else math.exp(log_ratio)
+        pushes.append([reward * weight / sum(mask) if inside else 0.0 for inside in mask])
+    return pushes
 
 
 @dataclass(frozen=True)
@@ -143,52 +167,76 @@ class VectorResult:
     measured: str
 
 
-def batch_of(cases: tuple[Case, ...]) -> LossInputs:
-    """The cases as a padded float32 batch, then an on-policy positive of each length, then one to balance the rewards.
-
-    Padding has log pi = log mu = -1. The last makes the mean reward 0: to subtract the mean changes nothing then.
-
-    >>> batch_of((Case((-0.5, -0.5), -1, -1),)).reward
-    tensor([-1.,  1.])
-    """
-    lengths = sorted({len(case.log_ratio) for case in cases})
-    cases = (*cases, *(Case((0.0,) * length, 1, 1, logp=0.0) for length in lengths))
-    if balance := -sum(case.reward for case in cases):
-        cases = (*cases, Case((0.0,), balance, balance, logp=0.0))
-    logp, logmu, mask = (torch.full((len(cases), lengths[-1]), fill) for fill in (-1.0, -1.0, 0.0))
-    for i, case in enumerate(cases):
-        length = len(case.log_ratio)
-        logp[i, :length] = case.logp
-        logmu[i, :length] = case.logp - torch.tensor(case.log_ratio)
-        mask[i, :length] = 1
-    return LossInputs(logp, logmu, torch.tensor([float(case.reward) for case in cases]), mask)
-
-
-def _check_cases(loss: Loss, cases: tuple[Case, ...]) -> tuple[bool, str]:
-    """R w at each token: its push over that of an on-policy positive of the same length in the batch."""
-    pushed = push(loss, batch_of(cases))
-    lengths = sorted({len(case.log_ratio) for case in cases})
-    reference = {length: pushed[len(cases) + i, 0] for i, length in enumerate(lengths)}
-    found = [pushed[i, : len(case.log_ratio)] / reference[len(case.log_ratio)] for i, case in enumerate(cases)]
-    passed = all(_near(x, case.coefficient) for x, case in zip(found, cases, strict=True))
-    return passed, "R w = " + "; ".join(_shortly(x) for x in found)
-
-
-def result_of(vector: Vector, loss: Loss) -> VectorResult:
+def result_of(name: str, loss: Loss) -> VectorResult:
     """Apply one vector to a loss. A loss that raises an exception fails; InputError where it is no loss.
 
     >>> from conformance.variants import per_token
-    >>> result_of(VECTORS[0], per_token).measured
+    >>> result_of("V1", per_token).measured
     'R w = -0.606531'
     """
     try:
-        cases = CASES.get(vector.name)
-        passed, measured = _check_cases(loss, cases) if cases else CHECKS[vector.name](loss)
+        passed, measured = _check_cases(CASES[name], loss) if name in CASES else _check(name, loss)
     except InputError:
         raise
     except Exception as error:  # whatever a foreign loss may raise
-        passed, measured = False, f"{type(error).__name__}: {error}".splitlines()[0]
-    return VectorResult(vector.name, vector.asks, "pass" if passed else "fail", measured)
+        passed, measured = False, told(error)
+    asks = VECTORS[name].partition("\n")[0].removeprefix(name).strip()
+    return VectorResult(name, asks, "pass" if passed else "fail", measured)
+
+
+def _check_cases(cases: Sequence[Case], loss: Loss) -> tuple[bool, str]:
+    """R w at each token: its push over that of an on-policy positive of the same length, so that the length cancels."""
+    batch, lengths = batch_of(cases), [len(case.log_ratio) for case in cases]
+    positive = {length: i for i, length in enumerate(sorted(set(lengths)), start=len(cases))}
+    found, expected = (
+        [pushed[i, :length] / pushed[positive[length], 0] for i, length in enumerate(lengths)]
+        for pushed in (push(loss, batch), torch.tensor(oracle(batch)))
+    )
+    return all(map(_near, found, expected)), "R w = " + "; ".join(map(_shortly, found))
+
+
+def _check(name: str, loss: Loss) -> tuple[bool, str]:
+    """What a vector finds that asks for something else: whether the loss passes it, and what was measured."""
+    single, ones = torch.full((4, 1), -1.0), torch.ones(4, 1)
+    match name:
+        case "V8":
+            log_ratio = torch.tensor([[0.0], [0.0], [0.0], [-2.0]])
+            inputs = LossInputs(single + log_ratio, single, torch.tensor([1.0, 1.0, 1.0, 0.2]), ones)
+            pushed = push(loss, inputs)[:, 0]
+            ratio = pushed[3] / pushed[0]  # the mean is 0.8: a loss that subtracts it has -0.6 w over 0.2
+            passed = _near(ratio, 0.2) or _near(ratio, -3 * math.exp(-2))
+            about = "scores as given: 0.2; less their mean: -0.406"
+            return passed, f"push of the last / the first: {ratio:.6g} ({about})"
+        case "V9":
+            one, three = push(loss, batch_of([Case(1, (0.0,) * length, logp=0.0) for length in (1, 3)]))[:2]
+            return _near(three / one[0], 1 / 3), f"{_shortly(three / one[0])} of the first's"
+        case "V11":
+            batch = batch_of([Case(-1, (-0.5, 0.2)), Case(1, (0.1,) * 4), Case(-1, (-1.0,))])
+            filled = batch._replace(logp=torch.where(batch.mask > 0, batch.logp, -50.0))
+            before, after = push(loss, batch), push(loss, filled)
+            outside = after[batch.mask == 0].abs().max()
+            inside = (after - before)[batch.mask > 0].abs().max()
+            measured = f"gradient changes by {inside:.3g}; on masked positions it reaches {outside:.3g}"
+            return bool(inside == 0 and outside == 0), measured
+        case "V16":
+            batch = batch_of([Case(-1, (-1.0,), logp=-2.0)])
+            lower = batch._replace(logp=batch.logp - torch.tensor([[2.0], [0.0]]))
+            before, after = (-pushed[0, 0] / pushed[1, 0] for pushed in (push(loss, batch), push(loss, lower)))
+            passed = _near(before, math.exp(-1)) and _near(after, math.exp(-3))
+            return passed, f"weights {before:.6g}, {after:.6g}"
+        case "V20":
+            batch = batch_of([Case(reward, (-0.3, 0.1)) for reward in (1.5, 1.5, -1.0, -1.0, -1.0)])  # the mean is 0
+            parts = (slice(1), slice(2), slice(2, 5), slice(5))
+            pushes = [push(loss, LossInputs(*(column[rows] for column in batch)))[:, 0] for rows in parts]
+            one, positives, negatives, whole = pushes
+            is_mean = _near(positives[0] / one[0], 0.5)
+            shares = torch.stack([whole[0] / positives[0], whole[4] / negatives[0]])
+            passed = _near(shares, torch.tensor([2 / 5, 3 / 5] if is_mean else [1.0, 1.0]))
+            return passed, f"of the positives' own gradient {shares[0]:.6g}, of the negatives' {shares[1]:.6g}"
+        case "V22":
+            pushed = push(loss, LossInputs(single, single, torch.tensor([1.0, -1.0, -1.0, -1.0]), ones))[:, 0]
+            shares = pushed[1:] / pushed[0]
+            return _near(shares, -1.0), f"negatives' pushes over the positive's: {_shortly(shares)}"
 
 
 def _near(found: Tensor, expected: Tensor | float) -> bool:
@@ -202,65 +250,69 @@ def _shortly(values: Tensor) -> str:
     return ", ".join(f"{x:.6g}" for x in values[:4]) + ", ..." * (len(values) > 4)
 
 
-def _check_branch(loss: Loss) -> tuple[bool, str]:  # V8
-    scores = torch.tensor([1.0, 1.0, 1.0, 0.2])
-    log_ratio = torch.tensor([[0.0], [0.0], [0.0], [-2.0]])
-    logmu = torch.full((4, 1), -1.0)
-    pushed = push(loss, LossInputs(logmu + log_ratio, logmu, scores, torch.ones(4, 1)))[:, 0]
-    ratio = pushed[3] / pushed[0]  # the mean is 0.8: a loss that subtracts it has -0.6 w over 0.2
-    is_right = _near(ratio, 0.2) or _near(ratio, -3 * E(-2))
-    return is_right, f"push of the last / the first: {ratio:.6g} (scores as given: 0.2; less their mean: -0.406)"
+# ---- random batches ----------------------------------------------------------------------------------------------
 
 
-def _check_length(loss: Loss) -> tuple[bool, str]:  # V9
-    cases = (Case((0.0,), 1, 1, logp=0.0), Case((0.0,) * 3, 1, 1, logp=0.0))
-    one, three = push(loss, batch_of(cases))[:2]
-    return _near(three / one[0], 1 / 3), f"{_shortly(three / one[0])} of the first's"
+def compare(loss: Loss, count: int, seed: int = 0) -> str | None:
+    """Compare the pushes on `count` random batches with the oracle's: None, or the smallest batch that differs.
+
+    A constant factor is fitted on one sequence and on two: it may stay the same (a sum) or be halved (a mean). A loss
+    that cannot take float64 is given float32.
+
+    >>> from conformance.variants import paper, token_mean
+    >>> compare(paper, 20)
+    >>> compare(token_mean, 20).splitlines()[0]
+    'differs from Eq. 7 on this batch:'
+    """
+    for dtype in (torch.float64, torch.float32):
+        try:
+            positives = (torch.ones(number, 1, dtype=dtype) for number in (1, 2))
+            alone, of_two = (push(loss, LossInputs(-x, -x, x[:, 0], x))[0, 0].item() for x in positives)
+            break
+        except Exception as error:  # whatever a foreign loss may raise
+            reason = told(error)
+    else:
+        return f"differs from Eq. 7: on an on-policy positive it raised {reason}"
+    is_sum = math.isclose(alone, of_two, rel_tol=1e-4)
+    if not alone > 0:
+        return f"differs from Eq. 7: an on-policy positive has a push of {alone:g}"
+    if not is_sum and not math.isclose(alone, 2 * of_two, rel_tol=1e-4):
+        return f"differs from Eq. 7: an on-policy positive has a push of {alone:g} alone, {of_two:g} as one of two"
+    draw = torch.Generator().manual_seed(seed)
+    batches = [_ragged(draw, dtype) for _ in range(count)]
+    differing = [(batch, found) for batch in batches if (found := _difference(loss, batch, alone, is_sum))]
+    if not differing:
+        return None
+    batch, difference = min(differing, key=lambda pair: pair[0].mask.numel())
+    columns = [f"{name} {column.tolist()}" for name, column in batch._asdict().items()]
+    return "\n".join(["differs from Eq. 7 on this batch:", *columns, difference])
 
 
-def _check_mask(loss: Loss) -> tuple[bool, str]:  # V11
-    batch = batch_of((Case((-0.5, 0.2), -1, 0), Case((0.1,) * 4, 1, 0), Case((-1.0,), -1, 0)))
-    filled = batch._replace(logp=torch.where(batch.mask > 0, batch.logp, -50.0))
-    before, after = push(loss, batch), push(loss, filled)
-    outside = after[batch.mask == 0].abs().max()
-    inside = (after - before)[batch.mask > 0].abs().max()
-    measured = f"gradient changes by {inside:.3g}; on masked positions it reaches {outside:.3g}"
-    return inside == 0 and outside == 0, measured
+def _difference(loss: Loss, batch: LossInputs, factor: float, is_sum: bool) -> str | None:
+    try:
+        found = push(loss, batch)
+    except Exception as error:  # whatever a foreign loss may raise
+        return f"raised {told(error)}"
+    expected = torch.tensor(oracle(batch), dtype=found.dtype) * factor / (1 if is_sum else len(batch.reward))
+    if torch.allclose(found, expected, rtol=1e-4, atol=1e-6 * factor):
+        return None
+    return "push {}\npaper {}".format(*(x.double().round(decimals=6).tolist() for x in (found, expected)))
 
 
-def _check_frozen(loss: Loss) -> tuple[bool, str]:  # V16
-    batch = batch_of((Case((-1.0,), -1, 0, logp=-2.0),))
-    lower = batch._replace(logp=batch.logp - torch.tensor([[2.0], [0.0]]))
-    before, after = (-pushed[0, 0] / pushed[1, 0] for pushed in (push(loss, batch), push(loss, lower)))
-    return _near(before, E(-1)) and _near(after, E(-3)), f"weights {before:.6g}, {after:.6g}"
+def _ragged(draw: torch.Generator, dtype: torch.dtype) -> LossInputs:
+    """A batch of 1 to 5 sequences of 1 to 8 tokens, padded on either side; log pi and log mu from -5 to 0 by quarters.
 
+    Padding holds other numbers, up to 50 on either side of 0.
+    """
 
-def _check_counts(loss: Loss) -> tuple[bool, str]:  # V20
-    columns = batch_of(tuple(Case((-0.3, 0.1), reward, 0) for reward in (1.5, 1.5, -1.0, -1.0, -1.0)))  # the mean is 0
+    def integers(low: int, high: int, *shape: int) -> Tensor:
+        return torch.randint(low, high + 1, shape, generator=draw)
 
-    def first_push(rows: slice) -> Tensor:
-        return push(loss, LossInputs(*(column[rows] for column in columns)))[0, 0]
-
-    one, positives, negatives = (first_push(rows) for rows in (slice(1), slice(2), slice(2, 5)))
-    whole = push(loss, LossInputs(*(column[:5] for column in columns)))[:, 0]
-    is_mean = _near(positives / one, 0.5)
-    shares = whole[0] / positives, whole[4] / negatives
-    passed = all(_near(x, y) for x, y in zip(shares, (2 / 5, 3 / 5) if is_mean else (1, 1), strict=True))
-    return passed, f"of the positives' own gradient {shares[0]:.6g}, of the negatives' {shares[1]:.6g}"
-
-
-def _check_shares(loss: Loss) -> tuple[bool, str]:  # V22
-    logp = torch.full((4, 1), -1.0)
-    pushed = push(loss, LossInputs(logp, logp, torch.tensor([1.0, -1.0, -1.0, -1.0]), torch.ones(4, 1)))[:, 0]
-    shares = pushed[1:] / pushed[0]
-    return _near(shares, -1.0), f"negatives' pushes over the positive's: {_shortly(shares)}"
-
-
-CHECKS: dict[str, Callable[[Loss], tuple[bool, str]]] = {
-    "V8": _check_branch,
-    "V9": _check_length,
-    "V11": _check_mask,
-    "V16": _check_frozen,
-    "V20": _check_counts,
-    "V22": _check_shares,
-}
+    many, width = int(integers(1, 5)), int(integers(1, 8))
+    lengths = integers(1, width, many, 1)
+    logp, logmu = (integers(-20, 0, many, width).to(dtype) / 4 for _ in range(2))  # exact in float32 as well
+    padding = integers(-200, 200, many, width).to(dtype) / 4
+    mask = (torch.arange(width) < lengths).to(dtype)
+    mask = mask.flip(1) if integers(0, 1) else mask
+    reward = torch.tensor([-2.0, -1.0, -0.3, 0.0, 0.3, 1.0, 2.0], dtype=dtype)[integers(0, 6, many)]
+    return LossInputs(torch.where(mask > 0, logp, padding), torch.where(mask > 0, logmu, -padding), reward, mask)

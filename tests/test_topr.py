@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import topr
-from conformance import VECTORS
-from conformance.losses import takes_sequences
+from conformance import VECTORS, adapted
 from conformance.vectors import result_of
 from topr import PRESETS, Limits, importance_weight, taper, topr_loss, topr_objective
 
@@ -171,9 +170,9 @@ def test_objective_of_every_preset_is_finite(limits):
         assert objective.dtype == dtype
 
 
-@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector.name)
+@pytest.mark.parametrize("vector", VECTORS)
 def test_both_forms_of_the_loss_pass_the_vectors(vector):
-    for loss in (takes_sequences(topr_loss), topr.topr_loss_of_tokens):
+    for loss in (adapted(topr_loss, "sequences"), topr.topr_loss_of_tokens):
         result = result_of(vector, loss)
         assert result.status == "pass", result.measured
 

@@ -7,36 +7,32 @@ import re
 import shlex
 import sys
 import time
-from importlib import import_module
 from inspect import getdoc
 from pathlib import Path
 
 import torch
 import tyro
 
+from benchmarks import Settings, comparisons, fake_8b_step
 from pipeline.records import write_file
 from pipeline.results import versions
-from pipeline.runtime.processes import rank
 
-FILES = {"loss_memory": "comparisons", "overhead": "comparisons"}
-NAMES = (*FILES, "fake_8b_step")
+NAMES = {"loss_memory": comparisons, "overhead": comparisons, "fake_8b_step": fake_8b_step}
 
 
 def main(name: str, arguments: list[str]) -> list[str]:
     """Measure, print, and write OUT/NAME.json; what the benchmark found to be wrong, in lines."""
-    module, program = import_module(f"benchmarks.{FILES.get(name, name)}"), f"python -m benchmarks {name}"
-    measure = getattr(module, name)
-    settings = tyro.cli(module.Settings, prog=program, description=getdoc(measure), args=arguments)
+    measure, program = getattr(NAMES[name], name), f"python -m benchmarks {name}"
+    settings = tyro.cli(Settings, prog=program, description=getdoc(measure), args=arguments)
     processors = [*re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text()), platform.machine()]
     machine = {"processor": processors[0], "cores": os.cpu_count(), "threads": torch.get_num_threads()}
     machine |= versions() | {"date": time.strftime("%Y-%m-%d")}
     found = {"command": f"{program} {shlex.join(arguments)}".strip(), "machine": machine} | measure(settings)
     faults = found.pop("faults", [])
-    if rank() == 0:
-        for table, lines in module.tables(found):
-            table.print()
-            print(*lines, sep="\n")
-        write_file(settings.out / f"{name}.json", json.dumps(found, indent=1, default=str) + "\n")
+    for table, lines in NAMES[name].tables(found):
+        table.print()
+        print(*lines, sep="\n")
+    write_file(settings.out / f"{name}.json", json.dumps(found, indent=1) + "\n")
     return faults
 
 

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,8 +24,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
-import benchmarks
 import topr
+from benchmarks import Settings
 from pipeline.dataset import epoch_steps, lay_out
 from pipeline.models.language_model import SharedRows, make_optimizer, shard, token_logprobs
 from pipeline.records import Example
@@ -237,14 +236,6 @@ def _counted(setup: Setup) -> dict[str, Any]:
         kinds[name] += sum(of_device[kind] for of_device in meter.get_tracker_snapshot("peak").values())
     counts = {"collectives": dict(meter.collectives), "sent": dict(meter.sent), "flops": meter.flops}
     return {"setup": setup._asdict(), "peak": sum(kinds.values()), "kinds": kinds} | counts
-
-
-@dataclass(frozen=True)
-class Settings(benchmarks.Settings):
-    """What is counted; nothing is random, and nothing is measured in rounds. --small: of the 8B model eight layers."""
-
-    all: bool = False
-    """with eight layers, with TRL's and verl's settings, and other models and GPUs, for the tables of the pages"""
 
 
 def faults(name: str, found: Mapping[str, Any], promised: Mapping[str, Any] | None) -> list[str]:

@@ -4,13 +4,12 @@ An expression such as 9^{9^{9^9}} takes unlimited time and memory: the process i
 Python's own process pools would import torch into each new process.
 """
 
-import json
-import selectors
 import subprocess
 import sys
 import weakref
 from contextlib import suppress
 from functools import lru_cache
+from multiprocessing import Pipe
 from pathlib import Path
 
 from pipeline.records import InputError
@@ -29,8 +28,7 @@ class Judge:
     """
 
     def __init__(self, seconds: int = 3):
-        # -P leaves the worker's folder out of sys.path, where math.py would hide Python's own.
-        self._command = [sys.executable, "-P", str(WORKER), str(seconds)]
+        self._seconds = seconds
         self._patience = 4.0 * seconds  # two are read and compared; a process that takes longer is killed
         self._process, self._end = None, lambda: None
         self._ask_once = lru_cache(maxsize=100_000)(self._ask)  # a prompt's samples often agree
@@ -44,39 +42,36 @@ class Judge:
         return gold == answer or (max(len(gold), len(answer)) <= LONGEST and self._ask_once(gold, answer))
 
     def _ask(self, gold: str, answer: str) -> bool:
-        line = None
+        found = None
         try:
             if self._process is None or self._process.poll() is not None:
                 self._start()
             with suppress(BrokenPipeError):  # a process that has just ended gives no answer
-                self._process.stdin.write(json.dumps([gold, answer]).encode() + b"\n")
-                self._process.stdin.flush()
-            line = self._line(self._patience)
+                self._pipe.send((gold, answer))
+            found = self._answer(self._patience)
         finally:
-            if line is None:  # after an interrupt too: a late answer would be taken for that to the next question
+            if found is None:  # after an interrupt too: a late answer would be taken for that to the next question
                 self._end()
-        return line is not None and json.loads(line)["equal"]
+        return bool(found)
 
     def _start(self) -> None:
         self._end()
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+        self._pipe, theirs = Pipe()
+        # -P leaves the worker's folder out of sys.path, where math.py would hide Python's own.
+        command = [sys.executable, "-P", str(WORKER), str(self._seconds), str(theirs.fileno())]
+        nowhere = subprocess.DEVNULL
+        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdout=nowhere, stderr=nowhere)
+        theirs.close()
         self._end = weakref.finalize(self, _end, self._process)
-        if self._line(START_SECONDS) is None:
+        if self._answer(START_SECONDS) is None:
             raise InputError("math-verify: does not start; `pip install -r requirements.txt` brings it")
 
-    def _line(self, seconds: float) -> bytes | None:
-        """The process's next line; None if it has ended, or if none comes in time."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            is_there = selector.select(seconds)
-        line = self._process.stdout.readline() if is_there else b""  # a line is written at once
-        return line if line.endswith(b"\n") else None
+    def _answer(self, seconds: float) -> bool | None:
+        """The process's next answer; None if it has ended, or if none comes in time."""
+        with suppress(EOFError, ConnectionResetError):
+            return self._pipe.recv() if self._pipe.poll(seconds) else None
 
 
 def _end(process: subprocess.Popen) -> None:
     process.kill()
     process.wait()
-    with suppress(BrokenPipeError):
-        process.stdin.close()
-    process.stdout.close()

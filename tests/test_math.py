@@ -115,7 +115,7 @@ def test_a_judge_whose_process_ended_or_takes_too_long_or_was_left_alone_starts_
         assert not judge.equal("1/5", "0.2")
         assert judge._process.poll() is not None
     with monkeypatch.context() as patched:
-        patched.setattr(judge, "_line", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(judge, "_answer", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             judge.equal("3", "4")
     assert judge.equal("5", "5.0")  # and the answer to the interrupted question is not taken for this one's

@@ -11,7 +11,6 @@ paper/claims.py, the bandit in paper/bandit.py.
 import json
 import platform
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -24,39 +23,33 @@ from pipeline.records import write_file
 from pipeline.runtime.processes import progress_bar
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The settings of the command."""
+def main(
+    claims: tyro.conf.Positional[tuple[Literal[*CLAIMS], ...]] = (), seed: int = 0, out: Path = Path("runs/bandit")
+) -> None:
+    """Print a table, and draw a figure for each claim; exit status 1 if a statement does not hold.
 
-    claims: tyro.conf.Positional[tuple[Literal[*CLAIMS], ...]] = ()
-    """which to check; none: all"""
-    seed: int = 0
-    """seed of all random numbers"""
-    out: Path = Path("runs/bandit")
-    """folder for claims.json and the figures"""
-
-
-def main() -> None:
-    """The command line: a table, a figure for each claim, and exit status 1 if a statement does not hold."""
-    settings = tyro.cli(Settings, prog="toy_bandit.py", description=__doc__)
+    Args:
+        claims: which to check; none: all
+        seed: seed of all random numbers
+        out: folder for claims.json and the figures
+    """
     torch.set_num_threads(1)  # the tensors are small: a second thread would mostly wait
-    claims: dict[str, Claim] = {}
+    checked: dict[str, Claim] = {}
     try:
-        settings.out.mkdir(parents=True, exist_ok=True)
-        for name in progress_bar(settings.claims or CLAIMS, "checking", "claim"):
-            claims[name] = check(name, settings.seed)
-            save_figure(draw(claims[name].panels, columns=3), settings.out / f"{name}.png")
-        record = {name: [row._asdict() for row in claim.statements] for name, claim in claims.items()}
-        made_with = {"seed": settings.seed, "torch": torch.__version__, "python": platform.python_version()}
-        content = json.dumps(made_with | {"claims": record}, indent=2, ensure_ascii=False)
-        write_file(settings.out / "claims.json", content + "\n")
+        out.mkdir(parents=True, exist_ok=True)
+        for name in progress_bar(claims or CLAIMS, "checking", "claim"):
+            checked[name] = check(name, seed)
+            save_figure(draw(checked[name].panels, columns=3), out / f"{name}.png")
+        record = {name: [row._asdict() for row in claim.statements] for name, claim in checked.items()}
+        made_with = {"seed": seed, "torch": torch.__version__, "python": platform.python_version()}
+        write_file(out / "claims.json", json.dumps(made_with | {"claims": record}, indent=2, ensure_ascii=False) + "\n")
     except OSError as error:
-        sys.exit(f"toy_bandit: --out {settings.out}: {error}; choose another folder")
-    to_table(claims).print(width=None if sys.stdout.isatty() else 140)
-    held = [row.holds for claim in claims.values() for row in claim.statements]
-    print(f"{settings.out}: {sum(held)} statements hold, {len(held) - sum(held)} do not")
+        sys.exit(f"toy_bandit: --out {out}: {error}; choose another folder")
+    to_table(checked).print(width=None if sys.stdout.isatty() else 140)
+    held = [row.holds for claim in checked.values() for row in claim.statements]
+    print(f"{out}: {sum(held)} statements hold, {len(held) - sum(held)} do not")
     sys.exit(not all(held))
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, prog="toy_bandit.py", description=__doc__)

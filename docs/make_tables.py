@@ -133,12 +133,10 @@ def anchor(heading: str) -> str:
 
 def bandit() -> Table:
     """The statements that `python toy_bandit.py` checks, with what was measured."""
-    rows = [
-        [f"`{name}`", row["source"], row["text"], row["measured"], "yes" if row["holds"] else "no"]
-        for name, rows in load("bandit/claims")["claims"].items()
-        for row in rows
-    ]
-    return Table(["claim", "source", "statement", "measured", "holds"], rows)
+    from paper.claims import Claim, Statement, to_table
+
+    checked = load("bandit/claims")["claims"]
+    return to_table({f"`{name}`": Claim([Statement(**row) for row in rows], []) for name, rows in checked.items()})
 
 
 def benchmark(name: str) -> str:

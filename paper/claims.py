@@ -610,5 +610,6 @@ def to_table(claims: dict[str, Claim]) -> Table:
     >>> len(to_table({"bound": check("bound")}).rows)
     4
     """
-    rows = [[name, *row[:3], "yes" if row[3] else "NO"] for name, claim in claims.items() for row in claim.statements]
-    return Table(["claim", "statement", "source", "measured", "holds"], rows)
+    rows = [(name, *row) for name, claim in claims.items() for row in claim.statements]
+    shown = [[name, source, text, measured, "yes" if holds else "NO"] for name, text, source, measured, holds in rows]
+    return Table(["claim", "source", "statement", "measured", "holds"], shown)

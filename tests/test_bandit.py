@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import tyro
 
 import toy_bandit
 from paper import bandit, claims
@@ -157,9 +158,8 @@ def main(monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
 
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["toy_bandit.py", *map(str, arguments)])
         with pytest.raises(SystemExit) as stop:
-            toy_bandit.main()
+            tyro.cli(toy_bandit.main, args=[*map(str, arguments)])
         assert threads in ([], [1])
         return stop.value.code
 

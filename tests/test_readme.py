@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import tyro
 
+import reproduce
 from benchmarks.__main__ import NAMES
 from docs.make_tables import anchor, help_of_settings, load, renewed
 from pipeline.settings import Settings, check, read_settings
@@ -87,7 +88,6 @@ def commands():
     return sorted({re.split(r"\s+#", line)[0].strip() for line in found} - {""})
 
 
-OPTIONS = {"toy_bandit.py": "Settings", "reproduce.py": "Options"}
 PROGRAMS = (".", "cd", "export", "git", "hf", "nvidia-smi", "pip", "pipx", "sudo", "uv")  # of others
 
 
@@ -109,16 +109,11 @@ def understand(command):
             import_module("conformance.__main__").read(arguments)
         case ["python", "benchmarks", name, *_]:
             assert name in NAMES
-        case ["python", "paper/real_llm.py", *arguments]:
-            read_only = wraps(import_module("paper.real_llm").main)(lambda *_, **__: None)
-            tyro.cli(read_only, args=arguments)
-        case ["python", script, *arguments] if script in OPTIONS:
+        case ["python", "reproduce.py", *arguments]:
+            reproduce.check(tyro.cli(reproduce.Options, args=arguments))
+        case ["python", "toy_bandit.py" | "paper/real_llm.py" as script, *arguments]:
             module = import_module(script.removesuffix(".py").replace("/", "."))
-            options = tyro.cli(getattr(module, OPTIONS[script]), args=arguments)
-            assert script != "reproduce.py" or module.check(options) is None
-        case ["python", "paper/real_llm.py", *arguments]:
-            read = wraps(import_module("paper.real_llm").main)(lambda *_, **__: None)  # its arguments, without the work
-            tyro.cli(read, args=arguments)
+            tyro.cli(wraps(module.main)(lambda *_, **__: None), args=arguments)  # its arguments, without the work
         case ["python", script, *arguments] if is_task(script):
             module = import_module(script.removesuffix(".py").replace("/", "."))
             settings = read_settings(arguments, getattr(module, "PRESETS", PRESETS))

@@ -28,6 +28,7 @@ from pandas import Series, json_normalize
 
 from paper.experiments import Arm, Scale
 from paper.runs import Finished, Job, Measured, Sweep, sharing_samples
+from pipeline.compose import share_of_positives
 from pipeline.records import Sample, Task, read_rows, write_file
 from pipeline.report import Estimate
 from pipeline.settings import TINY, Settings
@@ -35,8 +36,6 @@ from tiny.problems import EXPRESSION, OPERATIONS, QUESTIONS
 from train_gsm8k import gsm8k_task
 
 MAKE = Path(__file__).resolve().parent.parent / "tiny" / "make.py"
-
-# ---- places and arms; every value is ours -----------------------------------------------------------------------
 
 ARMS = {
     "topr": Arm("TOPR", "topr", {}),
@@ -89,7 +88,6 @@ QUICK = {  # to see that it works
     "centre": Place("centre", ("--base tiny/base --habit 2", "--habit 1 --teacher.result 0"), arms=("topr", "sft")),
     "slips": Place("slips", (), arms=("topr", "sft")),
 }
-ELSEWHERE = 3  # seeds of places other than the centre, at most
 
 
 def map_task(settings: Settings) -> Task:
@@ -122,7 +120,6 @@ def on_bases(sweep: Sweep, jobs: Mapping["Key", Job], places: Mapping[str, Place
     return {key: job._replace(settings=replace(job.settings, model=models[key])) for key, job in jobs.items()}
 
 
-KINDS = ("plan", "sum", "none")  # of error
 FAMILY_OF = [  # each question, with any words in it, and its family
     (re.compile(re.sub(r"\\\{\w+\\\}", r"\\w+", re.escape(question))), name)
     for name, questions in QUESTIONS.items()
@@ -133,12 +130,10 @@ FAMILY_OF = [  # each question, with any words in it, and its family
 def kind_of(sample: Sample, task: Task) -> str:
     """right, whatever precedes the answer; none: no answer can be read; sum: a sum is wrong; plan: anything else.
 
-    >>> task, texts = gsm8k_task(Settings()), [f" 2 + 3 = {x} figs. The answer is {x}." for x in (5, 6, "x")]
-    >>> samples = [Sample(prompt="", completion=text, reward=0, outcome=task.grade(text, 6)) for text in texts]
+    >>> task, texts = gsm8k_task(Settings()), [f" 2 + 3 = {x} figs. The answer is {x}." for x in (5, 6, 7, "x")]
+    >>> samples = [Sample(prompt="", completion=text, reward=0, outcome=task.grade(text, 7)) for text in texts]
     >>> [kind_of(sample, task) for sample in samples]
-    ['plan', 'right', 'none']
-    >>> kind_of(samples[1].model_copy(update={"outcome": "incorrect"}), task)
-    'sum'
+    ['plan', 'sum', 'right', 'none']
     """
     if sample.outcome == "correct":
         return "right"
@@ -181,32 +176,28 @@ def measured(run: Finished, task: Task) -> dict[str, Any]:
 
     There the kinds of error are shares of the completions, and wrong sums a share of the sums.
     """
-    [iteration] = run.results["iterations"]
-    k = run.settings.k
+    [iteration], steps = run.results["iterations"], run.last_step
 
     def state(samples: Sequence[Sample], entry: Mapping[str, Any]) -> dict[str, Any]:
         kinds = Counter(kind_of(sample, task) for sample in samples)
         stated = [is_right for sample in samples for is_right in sums(sample.completion)]
         return {
             "correct": round(entry["correct"], 4),
-            "maj": round(entry[f"maj@{k}"]["mean"], 4),
-            "pass": round(entry[f"pass@{k}"]["mean"], 4),
-            **{kind: round(kinds[kind] / len(samples), 4) for kind in KINDS},
+            "maj": round(entry[f"maj@{run.settings.k}"]["mean"], 4),
+            "pass": round(entry[f"pass@{run.settings.k}"]["mean"], 4),
+            **{kind: round(kinds[kind] / len(samples), 4) for kind in ("plan", "sum", "none")},
             "wrong sums": round(stated.count(False) / max(len(stated), 1), 4),
             "families": right_by_family(samples),
         }
 
     drawn = read_rows(run.folder / "iteration-1" / "samples.jsonl", Sample)
     return {
-        "steps": iteration["dataset"]["steps"],
-        "positive": round(sum(sample.reward > 0 for sample in drawn) / len(drawn), 4),
+        "steps": steps,
+        "positive": round(share_of_positives(drawn), 4),
         "positive by family": right_by_family(drawn),
         "before": state(run.tested(0), run.results["before"]),
-        "after": state(run.tested(iteration["dataset"]["steps"]), iteration["after"]),
+        "after": state(run.tested(steps), iteration["after"]),
     }
-
-
-# ---- runs and their lines ---------------------------------------------------------------------------------------
 
 
 class Key(NamedTuple):
@@ -228,34 +219,26 @@ def read_lines(file: Path) -> Lines:
 
 def wanted(scale: Scale, seeds: Sequence[int], places: Mapping[str, Place]) -> dict[Key, Job]:
     """All runs of the map, but for the folders of their bases. One seed everywhere comes first."""
-    return {
-        Key(name, arm, seed): Job(
-            f"map-{name}-{arm}",
-            replace(scale.base, seed=seed, **{**scale.mapped, **place.changes, **ARMS[arm].changes}),
-            map_task,
-        )
-        for number, seed in enumerate(seeds)
-        for name, place in places.items()
-        if name == "centre" or number < ELSEWHERE
-        for arm in place.arms
-    }
-
-
-def definition(place: Place, settings: Settings) -> dict[str, Any]:
-    """What a run was made with, to be kept with it: options of its base, and settings other than the usual.
-
-    >>> definition(Place("a place", ("--habit 2",)), Settings(lr=1e-3, seed=7, model="somewhere"))
-    {'base': ['--habit 2'], 'lr': 0.001}
-    """
-    usual, here = asdict(Settings()), asdict(settings)
-    named = ("model", "seed", "reuse", "out")  # the base is named by its options, and the seed by the key
-    return {"base": list(place.base)} | {k: v for k, v in here.items() if v != usual[k] and k not in named}
+    jobs = {}
+    for number, seed in enumerate(seeds):
+        for name in places if number < 3 else ["centre"]:  # three seeds elsewhere, at most
+            for arm in places[name].arms:
+                changes = {"seed": seed, **scale.mapped, **places[name].changes, **ARMS[arm].changes}
+                jobs[Key(name, arm, seed)] = Job(f"map-{name}-{arm}", replace(scale.base, **changes), map_task)
+    return jobs
 
 
 def complete(sweep: Sweep, jobs: Mapping[Key, Job], places: Mapping[str, Place], file: Path, hours: float) -> Lines:
-    """The lines of the jobs: those in `file`, and those of the runs that can be begun before the hours are over."""
+    """The lines of the jobs: those in `file`, and those of the runs that can be begun before the hours are over.
+
+    A line says what its run was made with: options of its base, and settings other than the usual. It is the base's
+    options that name it, not its folder, and the key has the seed.
+    """
     end, kept = time.monotonic() + 3600 * hours, read_lines(file)
-    made_with = {key: definition(places[key.place], job.settings) for key, job in jobs.items()}
+    usual, named, made_with = asdict(Settings()), ("model", "seed", "reuse", "out"), {}
+    for key, job in jobs.items():
+        changed = {k: v for k, v in asdict(job.settings).items() if v != usual[k] and k not in named}
+        made_with[key] = {"base": list(places[key.place].base)} | changed
     there = {key: line for key, line in kept.items() if line["made with"] == made_with.get(key)}
     missing = [key for key in jobs if key not in there]
     print(f"map: {len(missing)} of {len(jobs)} runs to make", flush=True)

@@ -23,24 +23,22 @@ MEASURES = {  # what the map measures of a run -> its name
     "none": "no answer",
     "wrong sums": "sums that are wrong",
 }
-EDGES = (0.0, 0.08, 0.15, 0.25, 0.4, 1.0)  # of the shares by which families are put together
-COMPARED = (*product(("topr", "topr-70"), ("sft", "positives", "tis", "off_policy")), ("tis", "sft"))
 GAIN = "gain (points), 95% interval"  # on training on positives only
 
 
 def publish_map(lines: Lines, places: Mapping[str, Place], picture: Path) -> None:
     """Draw where negatives pay: TOPR, without a baseline and at p~ = 70%, and TIS minus positives only.
 
-    The panels: by the share of right samples of a family, at each place, by p~ and by the number of parameters. Prints
-    the numbers worth a sentence.
+    Prints the numbers worth a sentence.
     """
     table = Map(lines)
     there = {place: places[place].name for place in places if table.of(place, "topr")}
-    save_figure(draw([_by_share(table), _by_place(table, there), _by_p_tilde(table), _by_size(table)]), picture)
+    save_figure(draw(panels(table, there)), picture)
+    compared = (*product(("topr", "topr-70"), ("sft", "positives", "tis", "off_policy")), ("tis", "sft"))
     shares = {
         f"{name}: {ARMS[arm].name} - {ARMS[other].name}": gain
         for place, name in there.items()
-        for arm, other in COMPARED
+        for arm, other in compared
         if (gain := table.of(place, arm, other))
     }
     slopes = {arm: slope_over_sizes(table, arm) for arm in ("topr", "topr-70")}
@@ -55,8 +53,8 @@ def record(file: Path) -> dict[str, Any]:
     lines = read_lines(file)
     seeds = sorted({key.seed for key in lines})
     made_by = f"python reproduce.py map --preset laptop --seeds {len(seeds)} --seed {seeds[0]}"
-    found = {name: table._asdict() for name, table in tables(Map(lines)).items()}
-    return provenance(made_by, seeds, list(lines.values())) | {"tables": found}
+    of_map = {"tables": {name: table._asdict() for name, table in tables(Map(lines)).items()}}
+    return provenance(made_by, seeds, list(lines.values())) | of_map
 
 
 def slope_over_sizes(table: Map, arm: str) -> Estimate | None:
@@ -84,13 +82,8 @@ def by_family(table: Map, arm: str) -> list[tuple[float, float]]:
     return found
 
 
-Gains = Mapping[
-    tuple[str, str], Mapping[float, Estimate | None]
-]  # of an arm's name and style, at x, where there is one
-
-
-def _panel(title: str, xlabel: str, limit: list[float], gains: Gains, kind: str = "line", **options: Any) -> Panel:
-    """The gains, and a line at zero over the x of `limit`."""
+def _panel(title: str, xlabel: str, limit: list[float], gains: Mapping, kind: Any = "line", **options: Any) -> Panel:
+    """gains: of an arm's name and style, at x, where there is one; limit: the x of a line at zero."""
     drawn = [Line(limit, [0, 0], style="limit")]
     for (name, style), of_line in gains.items():
         there = {x: gain for x, gain in of_line.items() if gain}
@@ -99,48 +92,43 @@ def _panel(title: str, xlabel: str, limit: list[float], gains: Gains, kind: str 
     return Panel(title, xlabel, GAIN, drawn, options)
 
 
-def _by_share(table: Map) -> Panel:
+def panels(table: Map, names: Mapping[str, str]) -> list[Panel]:
+    """The gains by the share of right samples of a family, at each of the places (names), by p~ and by size."""
+
     gains = {}  # the mean over families with a similar share, with its interval over these families
     for arm, shift in (("topr", 0.94), ("topr-70", 1.0), ("tis", 1.06)):
-        points = by_family(table, arm)
-        groups = ([point for point in points if low <= point[0] < high] for low, high in pairwise(EDGES))
+        points, edges = by_family(table, arm), (0.0, 0.08, 0.15, 0.25, 0.4, 1.0)
+        groups = ([point for point in points if low <= point[0] < high] for low, high in pairwise(edges))
         columns = (zip(*group, strict=True) for group in groups if group)
         gains[ARMS[arm][:2]] = {100 * shift * float(np.mean(x)): Estimate.over_seeds(y) for x, y in columns}
-    x, ticks = "right training samples of a family (%)", [3, 5, 10, 20, 50, 80]
-    return _panel("families of problems", x, [2, 90], gains, "points", xscale="log", xticks=ticks, xticklabels=ticks)
+    x, at = "right training samples of a family (%)", [3, 5, 10, 20, 50, 80]
+    families = _panel("families of problems", x, [2, 90], gains, "points", xscale="log", xticks=at, xticklabels=at)
 
-
-def _by_place(table: Map, names: Mapping[str, str]) -> Panel:
     gains = {
         ARMS[arm][:2]: {i + shift: table.of(place, arm) for i, place in enumerate(reversed(names))}
         for arm, shift in (("topr", 0.17), ("topr-70", -0.17))
     }
-    panel = _panel("places of the map", "", [-0.5, len(names) - 0.5], gains, "rows")
-    turned = [line._replace(x=line.y, y=line.x) for line in panel.lines]  # one place below the other
+    drawn = _panel("", "", [-0.5, len(names) - 0.5], gains, "rows").lines
+    turned = [line._replace(x=line.y, y=line.x) for line in drawn]  # one place below the other
     means = [mean for line in turned for mean in line.x]
-    options = {
-        "yticks": list(range(len(names))),
-        "yticklabels": list(reversed(names.values())),
-        "xlim": (min(means) - 3, max(means) + 3),  # where one interval is much wider than the others, it is cut off
-    }
-    return Panel(panel.title, GAIN, "", turned, options)
+    limits = (min(means) - 3, max(means) + 3)  # where one interval is much wider than the others, it is cut off
+    options = {"yticks": range(len(names)), "yticklabels": list(reversed(names.values())), "xlim": limits}
+    places = Panel("places of the map", GAIN, "", turned, options)
 
-
-def _by_p_tilde(table: Map) -> Panel:
     arms = {"topr": "none", "topr-50": "50%", "topr-70": "70%", "topr-85": "85%"}
     gains = {
         (PLACES[place].name, style): {i + shift: table.of(place, arm) for i, arm in enumerate(arms)}
         for place, style, shift in (("hard", "p1", -0.1), ("centre", "p3", 0.0), ("easy", "p5", 0.1))
     }
-    x, ticks = "effective share of positives p~ that it gives", list(range(len(arms)))
-    return _panel("baseline", x, [-0.3, 3.3], gains, "points", xticks=ticks, xticklabels=list(arms.values()))
+    x, at, texts = "effective share of positives p~ that it gives", range(len(arms)), list(arms.values())
+    baselines = _panel("baseline", x, [-0.3, 3.3], gains, "points", xticks=at, xticklabels=texts)
 
-
-def _by_size(table: Map) -> Panel:
-    sizes = {place: math.log10(count) for place, count in PARAMETERS.items()}
-    gains = {ARMS[arm][:2]: {x: table.of(place, arm) for place, x in sizes.items()} for arm in ("topr", "topr-70")}
-    limit, ticks = [min(sizes.values()) - 0.1, max(sizes.values()) + 0.1], list(sizes.values())
-    return _panel("size of the model", "parameters", limit, gains, xticks=ticks, xticklabels=["0.2M", "0.9M", "3.6M"])
+    log = {place: math.log10(count) for place, count in PARAMETERS.items()}
+    gains = {ARMS[arm][:2]: {x: table.of(place, arm) for place, x in log.items()} for arm in ("topr", "topr-70")}
+    at, texts = [*log.values()], ["0.2M", "0.9M", "3.6M"]
+    limit = [min(at) - 0.1, max(at) + 0.1]
+    sizes = _panel("size of the model", "parameters", limit, gains, xticks=at, xticklabels=texts)
+    return [families, places, baselines, sizes]
 
 
 def tables(table: Map) -> dict[str, Table]:

@@ -16,7 +16,7 @@ from paper.experiments import METHODS, RATED, Arm, Figure, Study, called
 from paper.methods import Fig1, Fig2, Fig3, Fig4, Variants
 from paper.panels import TRAINING, Data, accuracy, line, middles, of_arms, of_shares, symbols
 from paper.runs import Finished, Job, Jobs, Measured, series, sharing_samples, texts
-from pipeline.compose import rewards_of_groups, share_of_positives
+from pipeline.compose import rewards_of_groups
 from pipeline.plots import Line, Panel, Style
 from pipeline.records import Sample, Task
 from pipeline.report import Estimate, Table
@@ -274,7 +274,8 @@ class Fig9(ByShare):
             each = []
             for seed in self.seeds:
                 samples = self.runs["training", seed].tested(0)
-                baseline = topr.baseline_for_proportion(share_of_positives(samples), p)
+                positives = sum(sample.reward >= 0 for sample in samples) / len(samples)
+                baseline = topr.baseline_for_proportion(positives, p)
                 of_buckets = np.array(weight_by_difficulty(samples, baseline))
                 each.append(of_buckets / np.nansum(of_buckets))
             weights[f"p~ = {p:.0%}"] = series(map(Estimate.over_seeds, zip(*each, strict=True)))

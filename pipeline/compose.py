@@ -1,7 +1,4 @@
-"""Which of the samples an iteration trains on (Section 4.3), and the baseline that is subtracted from their rewards.
-
-COMPOSITIONS and BASELINES have an entry for each: a new one is a function here and its entry.
-"""
+"""Which of the samples an iteration trains on (Section 4.3), and the baseline that is subtracted from their rewards."""
 
 import operator
 import random
@@ -9,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.methods import METHODS
-from pipeline.records import Example, InputError, Sample
+from pipeline.records import InputError, Sample
 
 if TYPE_CHECKING:
     from pipeline.settings import Settings
@@ -88,7 +85,7 @@ def baselines_of(settings: "Settings", chosen: Sequence[Sample]) -> list[float]:
     """Each chosen sample's baseline: the one that is set, or that which gives an effective share of positives."""
     c = settings.baseline or 0.0
     if settings.effective_proportion is not None:
-        positives = share_of_positives(chosen)
+        positives = sum(sample.reward >= 0 for sample in chosen) / len(chosen)
         if not 0 < positives < 1 or {abs(sample.reward) for sample in chosen} != {1.0}:
             raise InputError("--effective-proportion: needs rewards -1 and +1, and samples of both signs")
         from topr import baseline_for_proportion
@@ -124,15 +121,6 @@ def rewards_of_groups(samples: Sequence[Sample]) -> dict[str, list[float]]:
     for sample in samples:
         groups.setdefault(sample.prompt, []).append(sample.reward)
     return groups
-
-
-def share_of_positives(examples: Sequence[Example | Sample]) -> float:
-    """The share of examples whose reward is not negative.
-
-    >>> share_of_positives([Example([1], [2], -3.0, reward) for reward in (1.0, 0.0, -1.0, -1.0)])
-    0.5
-    """
-    return sum(example.reward >= 0 for example in examples) / len(examples)
 
 
 def note_on_signs(settings: "Settings", rewards: Sequence[float], learnt: Sequence[float]) -> str | None:

@@ -18,7 +18,9 @@ from torch import Tensor
 from pipeline.compose import COMPOSITIONS, baselines_of, choose
 from pipeline.methods import METHODS
 from pipeline.models import chunked_head
+from pipeline.models.chat import asked_by
 from pipeline.models.language_model import META, LanguageModel, collate, load_model
+from pipeline.own_samples import digest_of, read_samples
 from pipeline.records import Example, InputError, Sample, Task
 from pipeline.runtime import processes
 from pipeline.runtime.preflight import Size
@@ -29,9 +31,6 @@ from pipeline.settings import OF_DRAWING, OF_SCORING, Settings
 from topr import Step
 
 Row = list[Example]  # examples of one prompt, which are computed together and learnt from in the same step
-
-
-# ---- what a run is given: read and checked before it begins ------------------------------------------------------
 
 
 class Inputs(NamedTuple):
@@ -60,19 +59,19 @@ def read_inputs(settings: Settings, task: Task) -> Inputs:
     if settings.sliced_head:
         chunked_head.check_head(meta.model)
     if settings.chat:
-        from pipeline.models.chat import asked_by
-
         task = asked_by(meta, task)
     tokens_at_most = check_lengths(task, meta, settings.max_new_tokens)
     lengths = tokens_at_most - settings.max_new_tokens, settings.max_new_tokens
     given, composed, held_out, digests = None, None, None, {}
     if settings.samples:
-        given, digests["samples_sha256"] = given_samples(settings, settings.samples, meta)
+        given = read_samples(settings.samples, settings.columns, meta.chat and meta.chat.ask)
+        digests["samples_sha256"] = digest_of(settings.samples, given)
         composed = compose(settings, given, meta, task.stop)
         lengths = longest(composed[0])
         tokens_at_most = tokens_at_most or sum(lengths)
     if settings.held_out:
-        others, digests["held_out_sha256"] = given_samples(settings, settings.held_out, meta)
+        others = read_samples(settings.held_out, settings.columns, meta.chat and meta.chat.ask)
+        digests["held_out_sha256"] = digest_of(settings.held_out, others)
         held_out = rows_held_out(settings, others, meta, task.stop)
         prompts, trained = ({sample.prompt for sample in samples} for samples in (others, given))
         if (shared := len(prompts & trained)) and processes.rank() == 0:
@@ -81,16 +80,12 @@ def read_inputs(settings: Settings, task: Task) -> Inputs:
     per_problem = COMPOSITIONS[settings.composition].drawn(settings)
     drawn = len(task.train) * per_problem if given is None else len(given)
     size = Size(parameters, drawn, len(task.test) * settings.test_samples, tokens_at_most)
-    limits = settings.temperature, settings.top_p, settings.top_k, settings.max_new_tokens
-    sampling = SamplingParameters(*limits, task.stop)
+    limits = settings.temperature, settings.top_p, settings.top_k, settings.max_new_tokens, task.stop
     record = settings.record(**digests)
     if settings.reuse is not None:
         here = {name: record[name] for name in OF_DRAWING}
         refuse_others(settings.reuse, here, "has drawn otherwise", "give a --reuse that has drawn the same")
-    return Inputs(task, meta, size, lengths, sampling, given, composed, held_out, record)
-
-
-# ---- what is trained on --------------------------------------------------------------------------------------------
+    return Inputs(task, meta, size, lengths, SamplingParameters(*limits), given, composed, held_out, record)
 
 
 def compose(
@@ -106,13 +101,12 @@ def compose(
     chosen = list(range(len(samples))) if is_all else choose(settings, samples, number)
     if not chosen:
         raise InputError(f"--composition {settings.composition}: none of the {len(samples)} samples fits; draw more")
-    examples = encode(samples, lm, stop, str(settings.samples or "samples.jsonl"), chosen)
+    source = str(settings.samples or "samples.jsonl")
+    examples = encode(samples, lm, stop, source, chosen, settings.trust_logmu)
     taken = [samples[i] for i in chosen]
-    has_baseline = (settings.baseline_from, settings.baseline, settings.effective_proportion) != ("zero", None, None)
-    baselines = baselines_of(settings, taken) if has_baseline else [0.0] * len(taken)
+    baselines = baselines_of(settings, taken)
     examples = [replace(example, reward=example.reward - c) for example, c in zip(examples, baselines, strict=True)]
-    learns_negatives = settings.bounds is None or settings.bounds.b_neg > 0
-    if not learns_negatives and all(example.reward <= 0 for example in examples):
+    if settings.bounds and settings.bounds.b_neg == 0 and all(example.reward <= 0 for example in examples):
         raise InputError(f"--method {settings.method}: no positive sample, and it learns from nothing else; draw more")
     arrange, size = rows_of_prompt, settings.completions_per_row
     if METHODS[settings.method].of_pairs:
@@ -128,30 +122,15 @@ def compose(
     return [[replace(example, row=i) for example in row] for i, row in enumerate(rows)], counts
 
 
-def given_samples(settings: Settings, source: str, lm: LanguageModel) -> tuple[list[Sample], str]:
-    """The samples of --samples or --held-out, and their SHA-256; InputError also where log mu to trust is missing."""
-    from pipeline.own_samples import digest_of, read_samples
-
-    samples = read_samples(source, settings.columns, lm.chat.ask_messages if lm.chat else None)
-    for line, sample in enumerate(samples, start=1):
-        if settings.trust_logmu and sample.token_logmu is None:
-            raise InputError(f"{source}:{line}: field token_logmu: is missing, there is no log mu to trust")
-    return samples, digest_of(source, samples)
-
-
 def rows_held_out(settings: Settings, samples: Sequence[Sample], lm: LanguageModel, stop: Sequence[str]) -> list[Row]:
-    """The held-out samples as token ids, a row each, log mu NaN unless it is to be trusted; InputError as of `encode`.
+    """The held-out samples as token ids, a row each; InputError as of `encode`.
 
     The baseline is counted from them, without that of an effective proportion, which changes no sign.
     """
-    examples = encode(samples, lm, stop, str(settings.held_out))
+    examples = encode(samples, lm, stop, str(settings.held_out), trust_logmu=settings.trust_logmu)
     baselines = baselines_of(replace(settings, effective_proportion=None), samples)
-    unknown = {} if settings.trust_logmu else {"logmu": math.nan, "token_logmu": None}
     pairs = zip(examples, baselines, strict=True)
-    return [[replace(example, reward=example.reward - c, row=i, **unknown)] for i, (example, c) in enumerate(pairs)]
-
-
-# ---- examples, baseline, rows -----------------------------------------------------------------------------------
+    return [[replace(example, reward=example.reward - c, row=i)] for i, (example, c) in enumerate(pairs)]
 
 
 def encode(
@@ -160,8 +139,9 @@ def encode(
     stop: Sequence[str] = (),
     source: str = "samples",
     numbers: Sequence[int] | None = None,
+    trust_logmu: bool = False,
 ) -> list[Example]:
-    """Samples, or those at the given indices, as token ids; log mu is the sum of token_logmu, NaN without them.
+    """Samples, or those at the given indices, as token ids; log mu is the sum of token_logmu, NaN unless it is trusted.
 
     A sample without token_ids is text from elsewhere: its completion is encoded. An end of sequence is added if it was
     finished (finish_reason "stop") and has neither one nor a `stop` string, or the model would never learn to stop.
@@ -196,10 +176,14 @@ def encode(
         if lm.chat and not lm.chat.marks <= set(prompt_ids[sample.prompt]):
             fault = "lacks tokens of the chat template; with --chat it is all that the template writes"
             raise InputError(f"{where} prompt: {fault}")
-        if sample.token_logmu is not None and len(sample.token_logmu) != len(ids):
-            raise InputError(f"{where} token_logmu: {len(sample.token_logmu)} of them, {len(ids)} tokens")
-        logmu = float(np.sum(sample.token_logmu or [np.nan], dtype=np.float32))
-        examples.append(Example(prompt_ids[sample.prompt], ids, logmu, sample.reward, number, -1, sample.token_logmu))
+        token_logmu = sample.token_logmu
+        if token_logmu is None and trust_logmu:
+            raise InputError(f"{where} token_logmu: is missing, there is no log mu to trust")
+        if token_logmu is not None and len(token_logmu) != len(ids):
+            raise InputError(f"{where} token_logmu: {len(token_logmu)} of them, {len(ids)} tokens")
+        token_logmu = token_logmu if trust_logmu else None
+        logmu = float(np.sum(token_logmu or [np.nan], dtype=np.float32))
+        examples.append(Example(prompt_ids[sample.prompt], ids, logmu, sample.reward, number, -1, token_logmu))
     return examples
 
 
@@ -209,22 +193,21 @@ def score(
 ) -> list[Row]:
     """The rows, each example with token_logmu and logmu by `lm`, the model that starts the iteration.
 
-    The full vocabulary counts, whatever sampling cut off. `steps` are those that will train, with their padding,
-    precision and share of each rank, so that training starts at a ratio of 1. logprobs: (model, batch) -> (B, C).
+    The full vocabulary counts, whatever sampling cut off. `steps` are those that will train, so that padding and
+    precision are the same and training starts at a ratio of 1. logprobs: (model, batch) -> (B, C).
     """
-    found: dict[tuple[int, int], list[float]] = {}
+    found: dict[tuple[int, int], dict[str, Any]] = {}
     for step, laid_out in zip(progress_bar(steps, "scoring", "step"), lay_out(steps), strict=True):
         for i, batch in enumerate(laid_out.micro_batches):
             examples = [example for row in step.micro_batches[i] for example in row] if i < step.learnt else []
-            all_token_logp = logprobs(lm.model, batch).cpu().numpy()
-            for example, token_logp in zip(examples, all_token_logp, strict=True):
-                own = token_logp[: len(example.completion_ids)].astype(np.float32)
-                # The shortest decimal that is this float32 again: files stay small, and nothing is lost in them.
-                found[example.row, example.sample] = [float(str(x)) for x in own]
-    found = {key: token_logmu for part in from_all_ranks(found) for key, token_logmu in part.items()}
-    # In float32, as training sums log pi: at the first step the log-ratio is 0 but for rounding.
-    logmu = {key: float(np.sum(token_logmu, dtype=np.float32)) for key, token_logmu in found.items()}
-    return [[replace(e, token_logmu=found[e.row, e.sample], logmu=logmu[e.row, e.sample]) for e in row] for row in rows]
+            for example, token_logp in zip(examples, logprobs(lm.model, batch).cpu().numpy(), strict=True):
+                # The shortest decimals that are these float32 again: files stay small, and nothing is lost in them.
+                own = [float(str(x)) for x in token_logp[: len(example.completion_ids)].astype(np.float32)]
+                # In float32, as training sums log pi: at the first step the log-ratio is 0 but for rounding.
+                logmu = float(np.sum(own, dtype=np.float32))
+                found[example.row, example.sample] = {"token_logmu": own, "logmu": logmu}
+    found = {key: known for part in from_all_ranks(found) for key, known in part.items()}
+    return [[replace(example, **found[example.row, example.sample]) for example in row] for row in rows]
 
 
 def known_logmu(settings: Settings, record: Mapping[str, Any], file: Path, rows: Sequence[Row]) -> list[Row]:
@@ -242,9 +225,7 @@ def known_logmu(settings: Settings, record: Mapping[str, Any], file: Path, rows:
 
 
 def engine_mismatch(samples: Sequence[Sample], rows: Sequence[Row]) -> dict[str, float] | None:
-    """How far log mu as the sampling engine computed it is from the trainer's, per sequence, in nats; None if unknown.
-
-    mean, largest absolute value and quantiles (5, 50, 95%) of the difference engine - trainer.
+    """log mu by the sampling engine less that by the trainer, of sequences, in nats; None where no engine computed it.
 
     >>> sample = Sample(prompt="?", completion="!", reward=1.0, token_logmu_engine=[-1.25])
     >>> engine_mismatch([sample], [[Example([1], [2], -1.0, 1.0, sample=0, token_logmu=[-1.0])]])["mean"]
@@ -260,7 +241,7 @@ def engine_mismatch(samples: Sequence[Sample], rows: Sequence[Row]) -> dict[str,
 
 
 def rows_of_prompt(examples: Sequence[Example], per_row: int, rng: random.Random) -> list[Row]:
-    """All examples once, in random order, up to `per_row` of the same prompt together in a row.
+    """All examples once, in random order, up to `per_row` of the same prompt in a row.
 
     >>> examples = [Example([prompt], [2], -3.0, 1.0) for prompt in (7, 7, 7, 8)]
     >>> sorted(len(row) for row in rows_of_prompt(examples, 2, random.Random(0)))
@@ -306,8 +287,8 @@ def epoch_steps(
 ) -> list[EpochStep]:
     """The optimiser steps of an epoch over `rows`, in order, as a rank has them; by default this process.
 
-    batch: completions a step, over all ranks; micro_batch: completions a forward pass, which decides memory and nothing
-    else. All ranks have equally many micro-batches in a step; one that has no rows left gets empty ones.
+    batch: completions a step, over all ranks; micro_batch: completions a forward pass. All ranks have equally many
+    micro-batches in a step; one that has no rows left gets empty ones.
 
     >>> steps = epoch_steps([[Example([1], [2], -3.0, 1.0)]] * 5, batch=2, micro_batch=1)
     >>> [(len(step.micro_batches), step.sequences) for step in steps]

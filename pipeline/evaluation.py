@@ -5,10 +5,7 @@ mean of the repeats is reported, and from their variance V the standard error sq
 standard errors tell how far another draw of samples would move the number, not another set of questions. For K = N, as
 in the paper's maj@16 of 16 samples on MATH, the formula is 0 / 0: the estimate has no interval.
 
-A new metric is an entry of METRICS: results.json, the printed table, curve.png and docs/runs.md follow from it.
-
-Held-out samples take no engine: TOPR is to make good completions more probable and bad ones less (Section 3), so that
-log pi - log mu of held-out positives should rise, and that of negatives fall.
+Held-out samples take no engine: log pi - log mu should rise for positives, and fall for negatives (Section 3).
 """
 
 import math
@@ -16,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,8 +31,8 @@ class Answers(NamedTuple):
     rewards: np.ndarray | None = None  # (Q, N)
 
 
+# (answers, question, samples) -> how good these samples of the question are, together
 Score = Callable[[Answers, int, Sequence[int]], float]
-"""(answers, question, samples) -> how good these samples of the question are, together"""
 
 
 def estimate(score: Score, answers: Answers, k: int, seed: int, repeats: int = 100) -> Estimate:
@@ -56,9 +54,6 @@ def estimate(score: Score, answers: Answers, k: int, seed: int, repeats: int = 1
     return Estimate(float(np.mean(means)), None if k == n else 2 * float(np.sqrt(k * variance / (n - k))))
 
 
-# ---- the metrics -------------------------------------------------------------------------------------------------
-
-
 def wins(answers: Answers, question: int, samples: Sequence[int], weights: Sequence[float] | None = None) -> bool:
     """Whether the most frequent answer is correct, or that with the largest sum of weights (Section 4.4).
 
@@ -78,6 +73,10 @@ def wins(answers: Answers, question: int, samples: Sequence[int], weights: Seque
     return bool(sums) and bool(answers.correct[question, first[max(sums, key=sums.__getitem__)]])
 
 
+def _is_solved(answers: Answers, question: int, samples: Sequence[int]) -> bool:
+    return bool(answers.correct[question, samples].any())
+
+
 class Metric(NamedTuple):
     """A number of a test set, and how people see it."""
 
@@ -90,20 +89,13 @@ class Metric(NamedTuple):
 
 
 METRICS = {  # @k: of --k samples, left out where a question has fewer; else of one sample, the mean being that of all
-    "pass@1": Metric(
-        lambda answers, question, samples: answers.correct[question, samples].any(),
-        "share of correct samples",
-        is_drawn=True,
-    ),
+    "pass@1": Metric(_is_solved, "share of correct samples", is_drawn=True),
     "maj@k": Metric(
         wins,
         "share of questions whose most frequent answer among k samples is correct; of tasks with `parse`",
         suits=lambda task: task.parse is not None,
     ),
-    "pass@k": Metric(
-        lambda answers, question, samples: answers.correct[question, samples].any(),
-        "share of questions with a correct one among k samples",
-    ),
+    "pass@k": Metric(_is_solved, "share of questions with a correct one among k samples"),
     "reward": Metric(
         lambda answers, question, samples: answers.rewards[question, samples].mean(),
         "mean reward; of tasks with `reward` or `batch_reward`",
@@ -134,10 +126,7 @@ def parts_of(entry: Mapping[str, Any]) -> tuple[list[str], dict[str, Metric]]:
 
 def collect(samples: Sequence[Sample], task: Task) -> Answers:
     """The answers of a test set's samples, which come question by question, equally many for each."""
-    by_question: dict[str | None, list[Sample]] = {}
-    for sample in samples:
-        by_question.setdefault(sample.problem_id, []).append(sample)
-    questions = by_question.values()
+    questions = [list(question) for _, question in groupby(samples, key=lambda sample: sample.problem_id)]
     correct = np.array([[sample.outcome == task.outcomes[0] for sample in question] for question in questions])
     rewards = np.array([[sample.reward for sample in question] for question in questions])
     return Answers(correct, [_votes(question, task) for question in questions] if task.parse else (), rewards)
@@ -165,15 +154,12 @@ def evaluate(samples: Sequence[Sample], task: Task, k: int, seed: int) -> dict[s
             continue
         if not name.endswith("@k"):  # the mean over all samples is what draws of one sample estimate: one number
             each = [[metric.score(answers, question, [i]) for i in range(n)] for question in range(questions)]
-            found[name] = estimate(metric.score, answers, 1, seed)._replace(mean=float(np.mean(each)))
+            found[name] = estimate(metric.score, answers, 1, seed)._replace(mean=float(np.mean(each))).record()
         elif 1 < k <= n:
-            found[name.replace("@k", f"@{k}")] = estimate(metric.score, answers, k, seed)
+            found[name.replace("@k", f"@{k}")] = estimate(metric.score, answers, k, seed).record()
     counts = Counter(sample.outcome for sample in samples)
-    return (
-        {outcome: counts[outcome] / len(samples) for outcome in task.outcomes}
-        | {name: of_metric.record() for name, of_metric in found.items()}
-        | {"questions": questions, "samples_per_question": n}
-    )
+    shares = {outcome: counts[outcome] / len(samples) for outcome in task.outcomes}
+    return shares | found | {"questions": questions, "samples_per_question": n}
 
 
 # ---- held-out samples --------------------------------------------------------------------------------------------
@@ -202,8 +188,7 @@ def to_scored(
 ) -> list[Scored]:
     """Held-out examples with log pi, which `found`, the same ones scored by a model, has as logmu.
 
-    Where log mu is unknown it is that of `before`, the samples under the model that training begins with, or, without
-    it, this model's.
+    before: they under the model that training begins with, for log mu that is unknown; None: `found` is by that model.
     """
     prompts: dict[tuple[int, ...], int] = {}
     scored = []
@@ -215,11 +200,10 @@ def to_scored(
 
 
 def evaluate_held_out(scored: Sequence[Scored]) -> dict[str, Any]:
-    """An entry of results.json: for each sign the number of samples and, of MEASURED, means with standard errors.
+    """An entry of results.json: for each sign the number of samples, and means of MEASURED over them.
 
-    These are over the samples, as if they were independent: how far other held-out samples would move the number.
-    ranked is the share of pairs, a positive and a negative of a prompt, in which the positive has the higher log pi per
-    token, as the mean over prompts; None without such a pair.
+    Standard errors are those of independent samples. ranked: the share of pairs, a positive and a negative of a prompt,
+    in which the positive has the higher log pi per token, as the mean over prompts; None without such a pair.
 
     >>> scored = [Scored(0, 1.0, 2, logp=-1.0, logmu=-2.0), Scored(0, -1.0, 4, logp=-9.0, logmu=-5.0)]
     >>> found = evaluate_held_out(scored)
@@ -242,14 +226,8 @@ def _mean(values: Sequence[float]) -> dict[str, float | None] | None:
     return Estimate.over_samples(values).record() if len(values) else None
 
 
-# ---- what people see ---------------------------------------------------------------------------------------------
-
-
 def shown(entry: Mapping[str, Any]) -> dict[str, str]:
-    """The rows of the table, of an entry of results.json, with +- 2 standard errors.
-
-    Of problems: outcomes, then metrics; the first outcome, correct, is pass@1, and stands once.
-    """
+    """The rows of an entry of results.json, with +- 2 standard errors. Of problems, the first outcome is pass@1."""
     if "ranked" in entry:  # of held-out samples
         found = {f"{sign}s: {label}": (entry[sign][key], 1, 3) for sign in SIGNS for key, label in MEASURED.items()}
         found["positive ahead of negative, of a prompt's pairs"] = entry["ranked"], 100, 1, " %"

@@ -1,6 +1,5 @@
 """The methods that learn from samples: METHODS has an entry for each, and here are those that TOPR is compared with.
 
-The rows of Table 1 share `topr.topr_loss`; PPO (Equation 6) and DPO (Rafailov et al. 2023) have losses of their own.
 torch is imported where it is used, so that the names of the methods are there without it.
 """
 
@@ -14,8 +13,7 @@ if TYPE_CHECKING:
 
     from pipeline.settings import Settings
 
-Loss = Callable[..., "Tensor"]
-"""(logp, logmu, reward, length, denominator=...) -> scalar: as `topr.train` calls it"""
+Loss = Callable[..., "Tensor"]  # (logp, logmu, reward, length, denominator=...) -> scalar: as `topr.train` calls it
 
 
 def ppo_loss(
@@ -28,9 +26,9 @@ def ppo_loss(
 ) -> "Tensor":
     """PPO's clipped loss (Eq. 6) with the ratio of whole sequences: - min(r R, [r]_{1-eps}^{1+eps} R) / length.
 
-    Arguments and shapes as in `topr.topr_loss`; 0 <= eps <= 1, and 0.2 is the paper's (Section 4.3). The minimum is a
-    clipped ratio too: clipped above for R >= 0, below for R < 0. Here the gradient goes through it, and is zero
-    outside. Raises ValueError where shapes differ, a length is below 1 or eps is out of range.
+    Arguments and shapes as in `topr.topr_loss`; 0 <= eps <= 1, and 0.2 is the paper's (Section 4.3). The ratio is
+    clipped above for R >= 0, below for R < 0, and the gradient goes through it. Raises ValueError where shapes differ,
+    a length is below 1 or eps is out of range.
 
     >>> import torch
     >>> two = torch.tensor([2.0]).log()
@@ -58,9 +56,8 @@ def dpo_loss(
 ) -> "Tensor":
     """DPO (Rafailov et al. 2023): - log sigmoid(beta * (log-ratio of the positive - log-ratio of the negative)).
 
-    Arguments as in `topr.topr_loss`: the i-th positive and the i-th negative of the (B,) completions are a pair, of the
-    same prompt. The mean over pairs, B / 2 or denominator / 2 of them; not divided by the length. beta > 0. Returns a
-    scalar; ValueError on shapes that differ.
+    Arguments as in `topr.topr_loss`: the i-th positive and the i-th negative of the (B,) completions are a pair of the
+    same prompt. The mean over B / 2 or denominator / 2 pairs, whatever the length; ValueError on shapes that differ.
 
     >>> import torch
     >>> dpo_loss(torch.zeros(2), torch.zeros(2), torch.tensor([1.0, -1.0]))  # log 2 where nothing is preferred yet
@@ -82,9 +79,6 @@ def _check_shapes(denominator: float | None, *columns: "Tensor") -> float:
     return denominator
 
 
-# ---- the table --------------------------------------------------------------------------------------------------
-
-
 class Method(NamedTuple):
     """How a method learns."""
 
@@ -92,12 +86,7 @@ class Method(NamedTuple):
     of_pairs: bool = False  # whether a row is a pair, a positive and a negative of a prompt; there is no baseline then
 
 
-METHODS = {
-    "topr": Method(),
-    "tis": Method(),
-    "sft": Method(),
-    "reinforce": Method(),
-    "off_policy": Method(),
+METHODS = dict.fromkeys(("topr", "tis", "sft", "reinforce", "off_policy"), Method()) | {
     "ppo": Method(lambda settings: partial(ppo_loss, eps=settings.eps)),
     "dpo": Method(lambda settings: partial(dpo_loss, beta=settings.beta), of_pairs=True),
 }

@@ -13,7 +13,7 @@ import traceback
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from numbers import Real
 from pathlib import Path
@@ -24,9 +24,6 @@ from pipeline.runtime.processes import end_with_others, progress_bar, ranks
 from pipeline.runtime.run_folder import read_checked
 
 if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import DynamicCache, PreTrainedModel
-
     from pipeline.dataset import Inputs
     from pipeline.models.language_model import LanguageModel
     from pipeline.settings import Settings
@@ -275,19 +272,12 @@ def _generate(
 ) -> list[list[int]]:
     """The raw continuation of each prompt, padding included; the global random state is left as it was."""
     import torch
-    from transformers import GenerationConfig
+    from transformers import DynamicCache, GenerationConfig
 
     model, tokenizer = lm.model, lm.tokenizer
-    config = GenerationConfig(
-        do_sample=True,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        max_new_tokens=sampling.max_new_tokens,
-        stop_strings=list(sampling.stop) or None,
-        eos_token_id=sorted(lm.ends) or None,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    distribution = asdict(sampling)  # all but `stop` by the names that `generate` has for it
+    ends = {"stop_strings": list(distribution.pop("stop")) or None, "eos_token_id": sorted(lm.ends) or None}
+    config = GenerationConfig(do_sample=True, pad_token_id=tokenizer.pad_token_id, **distribution, **ends)
     prompts = {tuple(ids): number for number, ids in enumerate(dict.fromkeys(map(tuple, prompt_ids)))}
     padded = tokenizer.pad({"input_ids": [*map(list, prompts)]}, padding_side="left", return_tensors="pt")
     prompt_of = torch.tensor([prompts[tuple(ids)] for ids in prompt_ids], device=model.device)
@@ -301,30 +291,18 @@ def _generate(
         with torch.random.fork_rng(devices), torch.inference_mode():
             torch.manual_seed(seed)
             stop_tokenizer = tokenizer if sampling.stop else None
-            cache = _computed_once(model, padded["attention_mask"], padded["input_ids"], prompt_of)
+            cache = None
+            if len(prompts) < len(prompt_ids) and width > 1:
+                # Keys and values of all but the last token of each prompt are computed once for all its completions,
+                # and repeated to (B, heads, P - 1, size), from where `generate` goes on.
+                cache, mask = DynamicCache(config=model.config), padded["attention_mask"][:, :-1]
+                at = {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp_min(0)}
+                model(padded["input_ids"][:, :-1], **at, past_key_values=cache, logits_to_keep=1)
+                cache.batch_select_indices(prompt_of)
             ids = model.generate(**inputs, generation_config=config, tokenizer=stop_tokenizer, past_key_values=cache)
     finally:
         model.generation_config = own_config
     return ids[:, width:].tolist()
-
-
-def _computed_once(
-    model: "PreTrainedModel", mask: "Tensor", prompt_ids: "Tensor", prompt_of: "Tensor"
-) -> "DynamicCache | None":
-    """Keys and values of all but the last token of each prompt, computed once for all its completions.
-
-    mask, prompt_ids: (R, P); prompt_of: (B,). They are repeated to (B, heads, P - 1, size), from where `generate` goes
-    on. None where no two completions share a prompt, or prompts have a single token.
-    """
-    if len(prompt_ids) == len(prompt_of) or prompt_ids.shape[1] == 1:
-        return None
-    from transformers import DynamicCache
-
-    cache, mask = DynamicCache(config=model.config), mask[:, :-1]
-    positions = (mask.cumsum(-1) - 1).clamp_min(0)
-    model(prompt_ids[:, :-1], attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1)
-    cache.batch_select_indices(prompt_of)
-    return cache
 
 
 def _cut(token_ids: list[int], lm: "LanguageModel", stop: Sequence[str]) -> tuple[list[int], str]:

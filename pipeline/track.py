@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pandas import json_normalize
+
 from pipeline.records import InputError, write_file
 from pipeline.report import Table
 from pipeline.runtime.processes import rank
@@ -39,7 +41,7 @@ def tracker(name: TrackerName, folder: Path, settings: Mapping[str, Any]) -> Ite
 
     def tell(values: Mapping[str, Any], step: int) -> None:
         with _named(name, "what is done is kept, and the same command goes on, with --track or without"):
-            flat = _flat(values)
+            flat = json_normalize(dict(values), sep="/").to_dict("records")[0]
             kinds = ((int, float), Table, Path)
             add(*({name: value for name, value in flat.items() if isinstance(value, kind)} for kind in kinds), step)
 
@@ -59,26 +61,11 @@ def _named(name: str, advice: str) -> Iterator[None]:
         raise InputError(f"--track {name}: {reason} ({advice})") from error
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values of nested mappings.
-
-    >>> _flat({"test": {"correct": 0.5, "maj@4": {"mean": 0.75}}})
-    {'test/correct': 0.5, 'test/maj@4/mean': 0.75}
-    """
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        found |= _flat(value, f"{prefix}{name}/") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return found
-
-
 def _kept(file: Path, new: str) -> str:
     """The run's name in its tracker, which a file keeps for the case that it goes on after a stop."""
     if not file.exists():
         write_file(file, new)
     return file.read_text(encoding="utf-8")
-
-
-# ---- the libraries ----------------------------------------------------------------------------------------------
 
 
 def tensorboard(folder: Path, settings: Mapping[str, Any]) -> Library:

@@ -24,12 +24,9 @@ class Chat(NamedTuple):
     end: int  # the token id that ends a turn
     marks: frozenset[int]  # the added tokens in every prompt that the template writes
 
-    def ask(self, text: str) -> str:
-        """The prompt that asks `text`: all that the template writes up to the answer; InputError where it fails."""
-        return self.ask_messages([{"role": "user", "content": text}])
-
-    def ask_messages(self, messages: Messages) -> str:
-        """The prompt that continues messages, which may have a system prompt of their own; InputError as `ask`."""
+    def ask(self, question: str | Messages) -> str:
+        """The prompt that the template writes up to the answer to a text or to messages; InputError where it fails."""
+        messages = [{"role": "user", "content": question}] if isinstance(question, str) else question
         return _written(self.tokenizer, self.system, messages)
 
 

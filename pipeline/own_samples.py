@@ -1,36 +1,29 @@
-"""Samples from elsewhere: their files, the names of their columns, and what identifies them in a run's record.
-
-JSON lines are read here; parquet, csv and arrow files, folders and the hub are read by the `datasets` library.
-"""
+"""Samples from elsewhere: their files, the names of their columns, and what identifies them in a run's record."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from numbers import Real
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from pipeline.records import InputError, Sample, from_hub, is_hub_name, read_rows, to_lines, told
+from pipeline.records import InputError, Sample, from_datasets, is_hub_name, read_rows, to_lines, told
 from pipeline.runtime.processes import rank
 
-Ask = Callable[[Sequence[Mapping[str, str]]], str]
-"""Messages, each with role and content -> the prompt that a chat template makes of them"""
-
+Ask = Callable[[Sequence[Mapping[str, str]]], str]  # messages, each with role and content -> the prompt
 FIELDS = tuple(Sample.model_fields)
 NEEDED = tuple(name for name, field in Sample.model_fields.items() if field.is_required())
 TABLES = {".parquet": "parquet", ".csv": "csv", ".arrow": "arrow"}  # suffix -> the reader of `datasets`
 # What other trainers call a field: verl's rollouts (verl/trainer/ppo/ray_trainer.py, _write_generations) have input,
 # output and score; OpenRLHF's (openrlhf/cli/batch_inference.py, up to version 0.9.2) input, output and reward.
-OTHER_NAMES = MappingProxyType({"prompt": "input", "completion": "output", "reward": "score"})
+OTHER_NAMES = {"prompt": "input", "completion": "output", "reward": "score"}
 
 
 def read_samples(source: str | Path, columns: Sequence[str] = (), ask: Ask | None = None) -> list[Sample]:
     """The samples of a file, a folder or a data set on the hub, whose split "train" counts.
 
-    columns: FIELD=COLUMN for columns with names of their own, see `columns_of`. ask: what makes a prompt of a list of
-    messages. A line tells of columns with other names and of those that are ignored. InputError names file, row,
-    counted from 1, and field or column of the first fault.
+    columns: as of `columns_of`. ask: what makes a prompt of messages. A line tells of columns with other names and of
+    those that are ignored. InputError names file, row, counted from 1, and field or column of the first fault.
     """
     own, source = columns_of(columns), str(source)
     samples: list[Sample] = []
@@ -63,9 +56,6 @@ def columns_of(columns: Sequence[str]) -> dict[str, str]:
 
     >>> columns_of(["prompt=question", "reward=accuracy+format"])
     {'prompt': 'question', 'reward': 'accuracy+format'}
-    >>> columns_of(["rewrad=score"])
-    Traceback (most recent call last):
-    pipeline.records.InputError: --columns rewrad=score: must be FIELD=COLUMN, each field once, and FIELD one of ...
     """
     found = {}
     for given in columns:
@@ -83,31 +73,20 @@ def digest_of(source: str | Path, samples: Sequence[Sample]) -> str:
     return hashlib.sha256(path.read_bytes() if path.is_file() else to_lines(samples).encode()).hexdigest()
 
 
-# ---- rows -------------------------------------------------------------------------------------------------------
-
-
 def _rows(source: str) -> Iterator[dict[str, Any]]:
     """The rows of a file, a folder or a data set; InputError where they cannot be read."""
-    path = Path(source)
+    path, options = Path(source), {}
     if not path.exists() and is_hub_name(source) and path.suffix not in (*TABLES, ".jsonl", ".json"):
-        yield from from_hub(source, "train")
-        return
+        return from_datasets(source, "train")
     if not path.exists() or (path.is_file() and path.suffix not in TABLES):
-        yield from read_rows(path, dict[str, Any])
-        return
-    import datasets
-
-    try:
-        if path.is_file():  # local files leave but empty locks in the library's cache
-            batches = {"batch_size": 1024} if path.suffix == ".parquet" else {}  # else it wants one row at least
-            options = {"data_files": source, "streaming": True, **batches}
-            yield from datasets.load_dataset(TABLES[path.suffix], split="train", **options)
-        elif (path / "state.json").exists():
-            yield from datasets.load_from_disk(source)
-        else:
-            yield from datasets.load_dataset(source, split="train", streaming=True)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise InputError(f"{source}: cannot be read: {' '.join(str(error).split())[:300]}") from error
+        return iter(read_rows(path, dict[str, Any]))
+    if path.is_file():
+        options = {"reader": TABLES[path.suffix], "data_files": source}
+        if path.suffix == ".parquet":
+            options["batch_size"] = 1024  # else it wants one row at least
+    elif (path / "state.json").exists():  # a folder that the library has saved
+        options = {"reader": "arrow", "data_files": f"{source}/*.arrow"}
+    return from_datasets(source, "train", streaming=True, **options)  # streams leave but empty locks in its cache
 
 
 def _columns(row: Mapping[str, Any], own: Mapping[str, str]) -> dict[str, list[str]]:
@@ -129,10 +108,10 @@ def _columns(row: Mapping[str, Any], own: Mapping[str, str]) -> dict[str, list[s
 
 
 def _reward_of_trl(row: Mapping[str, Any]) -> str | None:
-    """The column with the rewards in TRL's log of completions, named after the function that gave them.
+    """The column with the rewards in TRL's log of completions; InputError where several could be it.
 
     trl/trainer/grpo_trainer.py, log: step, prompt, completion, a column for each reward function, advantage, and the
-    user's own among them; InputError where several could be the reward's.
+    user's own among them.
     """
     names = list(row)
     if not {"completion", "advantage"} <= row.keys():
@@ -148,10 +127,7 @@ def _reward_of_trl(row: Mapping[str, Any]) -> str | None:
 
 
 def _value(field: str, row: Mapping[str, Any], names: Sequence[str], ask: Ask | None) -> Any:
-    """A field of a sample: a column of the row, or the sum of several; of messages the text.
-
-    A prompt of messages is written as a chat template does, a completion is the one message of an answer.
-    """
+    """A field of a sample: a column of the row, or the sum of several; of messages, the prompt or the answer's text."""
     for name in names if len(names) > 1 else ():
         if not isinstance(row[name], Real):
             raise InputError(f"column {name}: {row[name]!r:.80} is no number, and {'+'.join(names)} is a sum")

@@ -1,7 +1,6 @@
 """Pictures as data: a panel is its lines and labels, and `draw` gives all of them one style.
 
-Colour-blind readers can tell the colours apart (Okabe and Ito 2008); line styles and markers differ too, for print in
-grey. A method or an outcome looks the same in every picture.
+Colour-blind readers can tell the colours apart (Okabe and Ito 2008), and print in grey the dashes and markers.
 """
 
 import io
@@ -55,17 +54,13 @@ LABEL = 0.075  # the height of a label, as a share of that of the axes
 
 
 class Line(NamedTuple):
-    """A line of a panel, or its points. style: one of STYLES by name, or another; by default the label's, else the next
-    parameter's.
-
-    kind: rows are points whose intervals lie along x; a band is grey between the two values of x, and has no y.
-    """
+    """A line of a panel, its points, or a grey band between two values of x."""
 
     x: Any
     y: Any = ()
     label: str = ""
-    style: Style | str = ""
-    kind: Literal["line", "points", "rows", "band"] = "line"
+    style: Style | str = ""  # or its name in STYLES; by default the label's, else the next parameter's
+    kind: Literal["line", "points", "rows", "band"] = "line"  # rows: points whose intervals lie along x
     half_width: Any = None  # half of the interval at each point
 
 
@@ -109,11 +104,12 @@ def draw(panels: Sequence[Panel], columns: int = 2) -> "Figure":
                 axes.axvspan(*line.x, color="#e2e2e2", zorder=0)
                 above = {"ha": "center", "va": "bottom", "fontsize": "small"}
                 axes.annotate(line.label, (float(np.mean(line.x)), 0.01), xycoords=("data", "axes fraction"), **above)
-            else:
-                style = line.style or (line.label if line.label in STYLES else next(others))
-                style = STYLES[style] if isinstance(style, str) else style
-                _add(axes, line, style, len(axes.lines))
-                named += [(line, style)] if line.label else []
+                continue
+            style = line.style or (line.label if line.label in STYLES else next(others))
+            style = STYLES[style] if isinstance(style, str) else style
+            line = line._replace(x=np.asarray(line.x, float), y=np.asarray(line.y, float))
+            _add(axes, line, style, len(axes.lines))
+            named += [(line, style)] if line.label else []
         _name_ends(axes, named)
         _plain_ticks(axes.xaxis, is_given="xticks" in panel.options)
         _plain_ticks(axes.yaxis, is_given="yticks" in panel.options)
@@ -123,18 +119,16 @@ def draw(panels: Sequence[Panel], columns: int = 2) -> "Figure":
 
 
 def _add(axes: Any, line: Line, style: Style, number: int) -> None:
-    is_line, is_long = line.kind == "line", len(line.x) > 24
-    x, y = np.asarray(line.x, float), np.asarray(line.y, float)
+    x, y, half = line.x, line.y, None if line.half_width is None else np.asarray(line.half_width, float)
     look = {"label": line.label or None, "color": style.colour, "linewidth": 2, "marker": style.marker}
-    if is_line:  # Some of a long line's points, others than on the line before: where lines meet, both are seen.
-        every = (number * len(x) // 24, max(len(x) // 6, 1)) if is_long else 1
+    if line.kind == "line":  # some of a long line's points, others than on the line before: both show where they meet
+        every = (number * len(x) // 24, max(len(x) // 6, 1)) if len(x) > 24 else 1
         axes.plot(x, y, linestyle=style.dashes, markersize=5, markevery=every, **look)
-    else:
-        axes.plot(x, y, linestyle="none", markersize=6, alpha=1 if len(x) < 100 else 0.5, **look)
-    half = None if line.half_width is None else np.asarray(line.half_width, float)
-    if half is not None and is_line:
-        axes.fill_between(x, y - half, y + half, color=style.colour, alpha=0.2, linewidth=0)
-    elif half is not None:
+        if half is not None:
+            axes.fill_between(x, y - half, y + half, color=style.colour, alpha=0.2, linewidth=0)
+        return
+    axes.plot(x, y, linestyle="none", markersize=6, alpha=1 if len(x) < 100 else 0.5, **look)
+    if half is not None:
         along = {"xerr" if line.kind == "rows" else "yerr": half}
         axes.errorbar(x, y, **along, fmt="none", ecolor=style.colour, capsize=3)
 
@@ -144,12 +138,11 @@ def _name_ends(axes: Any, lines: Sequence[tuple[Line, Style]]) -> None:
     axes.autoscale_view()  # the limits are known only then
     ends = []
     for line, style in lines:
-        x, y = np.asarray(line.x, float), np.asarray(line.y, float)
-        if np.isnan(y).all():
+        if np.isnan(line.y).all():
             continue
-        last = int(np.nanargmax(np.where(np.isnan(y), np.nan, x)))
-        _, height = (axes.transScale + axes.transLimits).transform((x[last], y[last]))
-        ends.append((float(np.clip(height, 0, 1)), float(x[last]), line, style))
+        last = int(np.nanargmax(np.where(np.isnan(line.y), np.nan, line.x)))
+        _, height = (axes.transScale + axes.transLimits).transform((line.x[last], line.y[last]))
+        ends.append((float(np.clip(height, 0, 1)), float(line.x[last]), line, style))
     ends.sort(key=lambda end: end[0])
     for place, (height, x, line, style) in zip(_apart([end[0] for end in ends]), ends, strict=True):
         look = {"color": "#999999", "linewidth": 0.7}  # beside points it should not look like a line
@@ -209,20 +202,16 @@ def estimates(found: Mapping[float, Mapping[str, Any]], label: str = "", style: 
 
 
 def draw_curve(iterations: Sequence[Mapping[str, Any]], title: str) -> "Figure":
-    """Accuracy, the outcomes and the mean reward, where there is one, over training: the metrics that say so.
-
-    iterations: those of results.json; the `curve` of each begins where the one before it ended.
-    """
+    """Outcomes and the metrics that say so over training; the `curve` of each iteration begins where the last ended."""
     points, seen = {}, 0
     for iteration in iterations:
-        for point in iteration["curve"][1 if points else 0 :]:
-            points[seen + point["samples_seen"]] = point
+        points |= {seen + point["samples_seen"]: point for point in iteration["curve"]}
         seen = max(points)
     x, panels = "samples trained on", []
     outcomes, metrics = parts_of(iterations[0]["curve"][0])
     for name, metric in metrics.items():
         if metric.is_drawn:
-            found = {n: point[name] for n, point in points.items() if name in point}
+            found = {n: point[name] for n, point in points.items()}
             label = f"{metric.label or name}{' (%)' if metric.in_percent else ''}, ± 2 SE"
             drawn = estimates(found, style="correct", scale=100 if metric.in_percent else 1)
             panels.append(Panel(name if panels else title, x, label, [drawn]))

@@ -132,8 +132,8 @@ class Task:
 def read_rows(path: Path, kind: type[Record], form: Literal["lines", "growing", "whole"] = "lines") -> list[Record]:
     """The lines of a JSON-lines file as records of `kind`; InputError names file, line and field of the first fault.
 
-    form: "growing" for a file that is being appended to: it may be missing, or its last line be cut short, which is
-    left out; "whole" for a file that is one record. A newline alone ends a line: U+2028 belongs to the text.
+    form: "growing" for a file that is appended to, and may be missing or end with part of a line, which is left out;
+    "whole" for one that is one record. A newline alone ends a line: U+2028 belongs to the text.
     """
     if form == "growing":
         content = path.read_bytes() if path.exists() else b""
@@ -197,13 +197,10 @@ def write_file(path: Path, content: str | bytes) -> None:
     unfinished.replace(path)
 
 
-# ---- problems and worked examples -------------------------------------------------------------------------------
-
-
 def read_split(data: str, split: str, kind: type[Record], configs: Sequence[str] | None = None) -> list[Record]:
     """The rows of a split, from DIR/SPLIT.jsonl, DIR/SPLIT/**/*.json or the hub. A .json file holds one row.
 
-    configs: as of `from_hub`. InputError names what cannot be read, and the first row that `kind` does not take.
+    configs: as of `from_datasets`. InputError names what cannot be read, and the first row that `kind` does not take.
 
     >>> class Line(BaseModel):
     ...     question: str
@@ -217,7 +214,7 @@ def read_split(data: str, split: str, kind: type[Record], configs: Sequence[str]
     if not is_hub_name(data):
         raise InputError(f"--data or --test-data {data}: is neither a folder nor a data set on the hub (owner/name)")
     found = []
-    for line, row in enumerate(from_hub(data, split, configs), start=1):
+    for line, row in enumerate(from_datasets(data, split, configs), start=1):
         try:
             found.append(TypeAdapter(kind).validate_python(row))
         except ValidationError as error:
@@ -225,42 +222,42 @@ def read_split(data: str, split: str, kind: type[Record], configs: Sequence[str]
     return found
 
 
-def from_hub(name: str, split: str, configs: Sequence[str | None] | None = (None,)) -> Iterator[dict[str, Any]]:
-    """The rows of a split of a data set on the hub; InputError where it cannot be loaded.
+def from_datasets(
+    source: str, split: str, configs: Sequence[str | None] | None = (None,), reader: str | None = None, **options: Any
+) -> Iterator[dict[str, Any]]:
+    """The rows of a split as the library `datasets` reads it, here or on the hub; InputError where it cannot.
 
-    configs: its parts, None for all it has; by default the usual one.
+    configs: parts of the data set, None for all it has; by default the usual one. reader, options: `load_dataset`'s.
     """
     import datasets
 
     try:
-        for part in configs or datasets.get_dataset_config_names(name):
-            yield from datasets.load_dataset(name, part, split=split)
+        for part in configs or datasets.get_dataset_config_names(source):
+            yield from datasets.load_dataset(reader or source, part, split=split, **options)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:  # ConnectionError is an OSError
-        raise InputError(f"{name}: cannot be loaded from the hub: {' '.join(str(error).split())[:300]}") from error
+        way = "read" if Path(source).exists() else "loaded from the hub"
+        raise InputError(f"{source}: cannot be {way}: {' '.join(str(error).split())[:300]}") from error
 
 
 def read_shots(
     count: int, file: Path | None, first: str, packaged: str, parse: Callable[[str], list[str]]
 ) -> list[str]:
-    """The first `count` worked examples as text: those of `file`, or of the lm-eval package.
+    """The first `count` worked examples as text: those of `file`, or those that `parse` finds in a file of lm-eval.
 
-    first: what an example begins with; in a file, a blank line precedes it. packaged: a file of lm-eval, whose text
-    `parse` turns into examples.
+    first: what an example begins with; in `file`, a blank line precedes it.
     """
     if count == 0 and file is None:
         return []
-    source = file
     if file is not None:
         head, *rest = read_text(file).strip().split(f"\n\n{first}")
         shots = [head, *(first + shot for shot in rest)]
+    elif package := importlib.util.find_spec("lm_eval"):
+        file = Path(package.submodule_search_locations[0]) / packaged
+        shots = parse(read_text(file))
     else:
-        package = importlib.util.find_spec("lm_eval")
-        if package is None:
-            raise InputError("--shots: needs `pip install --no-deps lm-eval==0.4.13`, or a --shots-file")
-        source = Path(package.submodule_search_locations[0]) / packaged
-        shots = parse(read_text(source))
+        raise InputError("--shots: needs `pip install --no-deps lm-eval==0.4.13`, or a --shots-file")
     if not 1 <= count <= len(shots):
-        raise InputError(f"--shots {count}: {source} has {len(shots)}")
+        raise InputError(f"--shots {count}: {file} has {len(shots)}")
     return shots[:count]
 
 

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pandas import json_normalize
-
 from pipeline.records import InputError, write_file
 from pipeline.report import Table
 from pipeline.runtime.processes import rank
@@ -36,6 +34,8 @@ def tracker(name: TrackerName, folder: Path, settings: Mapping[str, Any]) -> Ite
     if rank() > 0:
         yield lambda values, step: None
         return
+    from pandas import json_normalize
+
     with _named(name, "WANDB_MODE=offline needs no account" if name == "wandb" else "see docs/runs.md"):
         add, close = LIBRARIES[name](folder, settings)
 

@@ -7,7 +7,7 @@ import pytest
 from runs import contents
 
 import train_gsm8k as gsm8k
-from pipeline.records import InputError, Sample, from_hub, read_rows, to_lines, write_file
+from pipeline.records import InputError, Sample, from_datasets, read_rows, to_lines, write_file
 from pipeline.runtime.run_folder import held_folder, read_json
 
 
@@ -69,7 +69,7 @@ def test_parts_of_a_data_set_of_the_hub_are_loaded_or_all(tmp_path):
         configs += f"\n- config_name: {part}\n  data_files:\n  - split: test\n    path: {part}/test.jsonl"
     (tmp_path / "README.md").write_text(f"---\nconfigs:{configs}\n---\n")
     for asked, found in ((["main"], ["main"]), (None, ["algebra", "main"])):
-        assert [row["question"] for row in from_hub(str(tmp_path), "test", asked)] == found
+        assert [row["question"] for row in from_datasets(str(tmp_path), "test", asked)] == found
 
 
 # ---- the folder of a run ----------------------------------------------------------------------------------------

@@ -101,8 +101,7 @@ def _columns(row: Mapping[str, Any], own: Mapping[str, str]) -> dict[str, list[s
             for part in found[field]:
                 if part not in row:
                     raise InputError(f"--columns {field}={column}: no {part} among the columns {', '.join(row)}")
-    for field in NEEDED:
-        if field not in found:
+        elif field in NEEDED:
             raise InputError(f"no {field} among the columns {', '.join(row)}; name it with --columns {field}=NAME")
     return found
 
@@ -113,16 +112,14 @@ def _reward_of_trl(row: Mapping[str, Any]) -> str | None:
     trl/trainer/grpo_trainer.py, log: step, prompt, completion, a column for each reward function, advantage, and the
     user's own among them.
     """
-    names = list(row)
     if not {"completion", "advantage"} <= row.keys():
         return None
+    names = list(row)
     between = names[names.index("completion") + 1 : names.index("advantage")]
     numbers = [name for name in between if row[name] is None or isinstance(row[name], Real)]
     if len(numbers) > 1:
-        raise InputError(
-            f"no reward among the columns, but {', '.join(numbers)}: name one or their sum, as in --columns "
-            f"reward={'+'.join(numbers)}"
-        )
+        advice = f"name one or their sum, as in --columns reward={'+'.join(numbers)}"
+        raise InputError(f"no reward among the columns, but {', '.join(numbers)}: {advice}")
     return numbers[0] if numbers else None
 
 

@@ -11,7 +11,6 @@ Logits are float32 where the model computes in bfloat16: rounding them would dou
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -79,25 +78,18 @@ def _precise(values: Tensor) -> Tensor:
 
 def token_logprobs(model: PreTrainedModel, batch: SharedRows) -> Tensor:
     """log pi of every completion token, (B, C), 0 on padding: as `language_model.token_logprobs`."""
-    with _no_head(model):
-        hidden = predictions(model, batch)[: len(batch.reward)]
+    check_head(model)
+    head = model.get_output_embeddings()
+    head.forward = torch.clone  # so that the model returns hidden states; no view: FSDP2 hangs its hooks on them
+    try:
+        hidden = predictions(model, batch)[: len(batch.reward)]  # (B, C, H)
+    finally:
+        del head.forward
     here = batch.completion_mask[: len(batch.reward)].bool()  # (B, C)
     tokens = batch.completion_ids[: len(batch.reward)]
     token_logp = hidden.new_zeros(here.shape, dtype=_precise(hidden).dtype)
-    token_logp[here] = selected_logprobs(hidden[here], model.get_output_embeddings().weight, tokens[here])
+    token_logp[here] = selected_logprobs(hidden[here], head.weight, tokens[here])
     return token_logp
-
-
-@contextmanager
-def _no_head(model: PreTrainedModel) -> Iterator[None]:
-    """Inside it the model returns the hidden states, (B, T, H), that its head would turn into logits."""
-    check_head(model)
-    head = model.get_output_embeddings()
-    head.forward = torch.clone  # no view: FSDP2 hangs its hooks on what a forward pass returns
-    try:
-        yield
-    finally:
-        del head.forward
 
 
 def check_head(model: PreTrainedModel) -> None:

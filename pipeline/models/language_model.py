@@ -104,7 +104,14 @@ def load_model(name: str, device: torch.device | None = None, settings: Settings
             model = AutoModelForCausalLM.from_pretrained(name, use_safetensors=True, dtype=torch.float32, **trust)
             model = model.to(device or own_device())
     except (OSError, ValueError, SafetensorError) as error:
-        raise InputError(f"--model {name}: cannot be loaded: {_reason(name, error)}") from error
+        reason = str(error).splitlines()[0]
+        if isinstance(error.__cause__, GatedRepoError):
+            account = "`hf auth login` tells this machine the account that has accepted it"
+            reason = f"it has a licence to be accepted at https://huggingface.co/{name}; then {account}"
+        elif isinstance(error.__cause__, LocalEntryNotFoundError):
+            copy = f"`hf download {name}` keeps a copy where it can, and --model takes a folder"
+            reason = f"its hub cannot be reached; {copy}"
+        raise InputError(f"--model {name}: cannot be loaded: {reason}") from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token_id = tokenizer.eos_token_id  # padding is always masked: any token will do
     eos = model.generation_config.eos_token_id
@@ -115,28 +122,6 @@ def load_model(name: str, device: torch.device | None = None, settings: Settings
     from pipeline.models.chat import in_chat
 
     return in_chat(lm, settings.system_prompt)
-
-
-def _reason(name: str, error: Exception) -> str:
-    """The first line of what transformers says, or what to do where a model's hub refuses it or is out of reach."""
-    if isinstance(error.__cause__, GatedRepoError):
-        return (
-            f"it has a licence to be accepted at https://huggingface.co/{name}; then `hf auth login` tells this "
-            "machine the account that has accepted it"
-        )
-    if isinstance(error.__cause__, LocalEntryNotFoundError):
-        return f"its hub cannot be reached; `hf download {name}` keeps a copy where it can, and --model takes a folder"
-    return str(error).splitlines()[0]
-
-
-def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
-    """The layers of a decoder, as Llama and most models since call them; InputError where there are none so called."""
-    layers = getattr(model.get_decoder(), "layers", None)
-    if layers is None:
-        raise InputError(
-            f"--model: {type(model).__name__} has no decoder.layers; it can be trained by one process only"
-        )
-    return layers
 
 
 # ---- sharding and the optimiser ---------------------------------------------------------------------------------
@@ -150,14 +135,20 @@ def shard(model: PreTrainedModel, compute: Compute, gradient_checkpointing: bool
     whole weights are dropped after its forward pass and gathered anew for its backward pass. One process that computes
     in float32 has no process group; its model stays an ordinary one.
     """
+    if not (gradient_checkpointing or dist.is_initialized()):
+        return
+    layers = getattr(model.get_decoder(), "layers", None)  # as Llama and most models since call them
+    if layers is None:
+        fault = f"{type(model).__name__} has no decoder.layers"
+        raise InputError(f"--model: {fault}; it can be trained by one process only")
     if gradient_checkpointing:
-        for layer in decoder_layers(model):
+        for layer in layers:
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)  # in eval mode too: no dropout
     if dist.is_initialized():
         kept: dict[str, Any] = {} if reshard else {"reshard_after_forward": False}
         if compute != "float32":
             kept["mp_policy"] = MixedPrecisionPolicy(getattr(torch, compute), reduce_dtype=torch.float32)
-        for module in (*decoder_layers(model), model):
+        for module in (*layers, model):
             fully_shard(module, **kept)
             if dist.get_world_size() > 1:
                 # The denominator of a step counts the sequences of all ranks: gradients are summed, not averaged.
@@ -248,6 +239,12 @@ def collate(
     >>> collate([row], is_empty=True).reward.shape
     torch.Size([0])
     """
+
+    def pad(some: Sequence[list[int]], side: str) -> tuple[Tensor, Tensor]:
+        ids = [torch.tensor(row, dtype=torch.long) for row in some]
+        mask = [torch.ones_like(row) for row in ids]
+        return pad_sequence(ids, True, padding_side=side), pad_sequence(mask, True, padding_side=side)
+
     examples = [example for row in rows for example in row]
     prompt_ids, prompt_mask = pad([row[0].prompt_ids for row in rows], "left")
     completion_ids, completion_mask = pad([example.completion_ids for example in examples], "right")
@@ -261,17 +258,6 @@ def collate(
     columns = [[e.logmu for e in learnt], [e.reward for e in learnt], [len(e.completion_ids) for e in learnt]]
     tensors = [prompt_ids, prompt_mask, completion_ids, completion_mask, prompt_of, token_logmu]
     return SharedRows(shares, *(tensor.to(device) for tensor in [*tensors, *map(torch.tensor, columns)]))
-
-
-def pad(rows: Sequence[list[int]], side: str) -> tuple[Tensor, Tensor]:
-    """The rows as token ids, padded with 0 on one side, and a mask that is 1 on them: two (R, T).
-
-    >>> pad([[5], [6, 7]], "left")[0].tolist()
-    [[0, 5], [6, 7]]
-    """
-    ids = [torch.tensor(row, dtype=torch.long) for row in rows]
-    mask = [torch.ones_like(row) for row in ids]
-    return pad_sequence(ids, True, padding_side=side), pad_sequence(mask, True, padding_side=side)
 
 
 # ---- log-probabilities of a batch -------------------------------------------------------------------------------
@@ -291,7 +277,7 @@ def predictions(model: PreTrainedModel, batch: SharedRows) -> Tensor:
     logits = model(
         input_ids=torch.cat([batch.prompt_ids, batch.completion_ids], dim=1),
         attention_mask=mask,
-        position_ids=(mask.cumsum(-1) - 1).clamp_min(0),
+        position_ids=_positions(mask),
         logits_to_keep=batch.completion_ids.shape[1] + 1,
         use_cache=False,
     ).logits

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.methods import METHODS
-from pipeline.records import InputError, Sample
+from pipeline.records import Sample
 
 if TYPE_CHECKING:
     from pipeline.settings import Settings
@@ -79,19 +79,6 @@ COMPOSITIONS = {
 
 
 # ---- baselines: samples -> what each one's baseline is counted from ----------------------------------------------
-
-
-def baselines_of(settings: "Settings", chosen: Sequence[Sample]) -> list[float]:
-    """Each chosen sample's baseline: the one that is set, or that which gives an effective share of positives."""
-    c = settings.baseline or 0.0
-    if settings.effective_proportion is not None:
-        positives = sum(sample.reward >= 0 for sample in chosen) / len(chosen)
-        if not 0 < positives < 1 or {abs(sample.reward) for sample in chosen} != {1.0}:
-            raise InputError("--effective-proportion: needs rewards -1 and +1, and samples of both signs")
-        from topr import baseline_for_proportion
-
-        c = baseline_for_proportion(positives, settings.effective_proportion)
-    return [origin + c for origin in BASELINES[settings.baseline_from](chosen)]
 
 
 def group_mean(samples: Sequence[Sample]) -> list[float]:

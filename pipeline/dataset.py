@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.compose import COMPOSITIONS, baselines_of, choose
+from pipeline.compose import BASELINES, COMPOSITIONS, choose
 from pipeline.methods import METHODS
 from pipeline.models import chunked_head
 from pipeline.models.chat import asked_by
@@ -28,7 +28,7 @@ from pipeline.runtime.processes import from_all_ranks, progress_bar
 from pipeline.runtime.run_folder import read_checked, read_json, refuse_others
 from pipeline.sampling import SamplingParameters, check_lengths
 from pipeline.settings import OF_DRAWING, OF_SCORING, Settings
-from topr import Step
+from topr import Step, baseline_for_proportion
 
 Row = list[Example]  # examples of one prompt, which are computed together and learnt from in the same step
 
@@ -120,6 +120,17 @@ def compose(
         counts[name]["problems"] = len({sample.prompt for sample in some})
     counts["baseline"] = sum(baselines) / len(baselines)  # the mean, where they differ
     return [[replace(example, row=i) for example in row] for i, row in enumerate(rows)], counts
+
+
+def baselines_of(settings: Settings, chosen: Sequence[Sample]) -> list[float]:
+    """Each chosen sample's baseline: the one that is set, or that which gives an effective share of positives."""
+    c = settings.baseline or 0.0
+    if settings.effective_proportion is not None:
+        positives = sum(sample.reward >= 0 for sample in chosen) / len(chosen)
+        if not 0 < positives < 1 or {abs(sample.reward) for sample in chosen} != {1.0}:
+            raise InputError("--effective-proportion: needs rewards -1 and +1, and samples of both signs")
+        c = baseline_for_proportion(positives, settings.effective_proportion)
+    return [origin + c for origin in BASELINES[settings.baseline_from](chosen)]
 
 
 def rows_held_out(settings: Settings, samples: Sequence[Sample], lm: LanguageModel, stop: Sequence[str]) -> list[Row]:

@@ -7,21 +7,28 @@ A table stands between the lines `<!-- table:FILE.TABLE -->` and `<!-- end -->`:
 -->`; NAME is one of TABLES.
 """
 
-import ast
-import dataclasses
+import inspect
 import json
 import re
 import sys
+from dataclasses import replace
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import comparisons, fake_8b_step  # noqa: E402
+from paper import claims as of_bandit  # noqa: E402
+from paper.map_figure import record  # noqa: E402
+from pipeline.dry_run import COMPLETION, counts, hours  # noqa: E402
 from pipeline.evaluation import METRICS, to_table  # noqa: E402
+from pipeline.plots import Panel, draw, draw_curve, lines, save_figure  # noqa: E402
 from pipeline.report import Estimate, Table  # noqa: E402
+from pipeline.settings import Settings  # noqa: E402
+from tasks.verifier import tables as tables_of_verifier  # noqa: E402
+from train_gsm8k import PAPER, PRESETS  # noqa: E402
 
 RESULTS = ROOT / "results"
 PAGES = [ROOT / "README.md", RESULTS / "README.md", RESULTS / "benchmarks" / "README.md"]
@@ -35,11 +42,9 @@ def load(name: str) -> dict[str, Any]:
     >>> load("laptop")["before"]["questions"]
     150
     """
-    if name != "map":
-        return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    from paper.map_figure import record
-
-    return record(RESULTS / "map_runs.jsonl")
+    if name == "map":
+        return record(RESULTS / "map_runs.jsonl")
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 @cache
@@ -82,15 +87,11 @@ def methods() -> Table:
 
 def verifier(name: str) -> str:
     """Table 2 of one run, and the differences between its rows."""
-    from tasks.verifier import tables
-
-    return "\n\n".join(table.markdown() for table in tables(load(name)))
+    return "\n\n".join(table.markdown() for table in tables_of_verifier(load(name)))
 
 
 def collapse() -> list:
     """The panels of the README's picture: TOPR and naive REINFORCE along the epoch of the default run, seed 0."""
-    from pipeline.plots import Panel, lines
-
     commands = {"TOPR": "python train_gsm8k.py", "naive REINFORCE": "python train_gsm8k.py --method reinforce"}
     curves = {label: load("methods")[made]["iterations"][0]["curve"] for label, made in commands.items()}
     seen, panels = [point["samples_seen"] / 1000 for point in curves["TOPR"]], []
@@ -133,32 +134,27 @@ def anchor(heading: str) -> str:
 
 def bandit() -> Table:
     """The statements that `python toy_bandit.py` checks, with what was measured."""
-    from paper.claims import Claim, Statement, to_table
-
-    checked = load("bandit/claims")["claims"]
-    return to_table({f"`{name}`": Claim([Statement(**row) for row in rows], []) for name, rows in checked.items()})
+    checked = {
+        f"`{name}`": of_bandit.Claim([of_bandit.Statement(**row) for row in rows], [])
+        for name, rows in load("bandit/claims")["claims"].items()
+    }
+    return of_bandit.to_table(checked)
 
 
 def benchmark(name: str) -> str:
     """What a benchmark found: how it was called, on which machine, and each comparison with what follows from it."""
-    from benchmarks.comparisons import tables
-
     found = load(f"benchmarks/{name}")
     machine = ", ".join(f"{what} {value}" for what, value in found["machine"].items())
     parts = [f"`{found['command']}`: {machine}"]
-    for compared, lines in tables(found):
-        parts += [compared.markdown(), "\n".join(f"- {line}" for line in lines)]
+    for compared, notes in comparisons.tables(found):
+        parts += [compared.markdown(), "\n".join(f"- {note}" for note in notes)]
     return "\n\n".join(part for part in parts if part)
 
 
 def stages() -> Table:
     """The time of each stage on eight H100s, for docs/gpu.md's first command and for the preset `paper`."""
-    from benchmarks.fake_8b_step import EIGHT_B, config_of
-    from pipeline.dry_run import COMPLETION, counts, hours
-    from train_gsm8k import PAPER
-
-    first = dataclasses.replace(PAPER, problems=64, examples=512, iterations=2, test_problems=64)
-    model = config_of(EIGHT_B), 8_030_261_248, 8, 1_100, COMPLETION * PAPER.max_new_tokens
+    first = replace(PAPER, problems=64, examples=512, iterations=2, test_problems=64)
+    model = fake_8b_step.config_of(fake_8b_step.EIGHT_B), 8_030_261_248, 8, 1_100, COMPLETION * PAPER.max_new_tokens
     found = [hours(run, counts(run, run.problems, run.test_problems), *model) for run in (first, PAPER)]
     of_stages = [(stage, *of, found[1][stage][0]) for stage, of in found[0].items()]
     rows = [[stage, f"{60 * first:.1f}", f"{paper:.1f}", how] for stage, first, how, paper in of_stages]
@@ -169,9 +165,7 @@ def stages() -> Table:
 
 def steps(which: str) -> Table:
     """What a step of Llama 3 8B takes of each GPU, in other settings (`steps`) or as other trainers do it (`sides`)."""
-    from benchmarks.fake_8b_step import tables
-
-    return tables({which: load("benchmarks/fake_8b_step")[which]})[0][0]
+    return fake_8b_step.tables({which: load("benchmarks/fake_8b_step")[which]})[0][0]
 
 
 def cards() -> Table:
@@ -191,8 +185,6 @@ def metrics() -> Table:
 
 def settings(first: str) -> Table:
     """The settings from `first` to the one before the next table's first."""
-    from train_gsm8k import PRESETS
-
     help_of, page = help_of_settings(), (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
     names, firsts = list(help_of), re.findall(r"<!-- table:settings (\w+) -->", page)
     ends = [*map(names.index, firsts[1:]), len(names)]
@@ -209,15 +201,13 @@ def settings(first: str) -> Table:
 
 
 def help_of_settings() -> dict[str, str]:
-    """The text below each field of pipeline.settings.Settings.
+    """The text below each field of Settings.
 
     >>> help_of_settings()["seed"]
     'seed of everything that is drawn'
     """
-    tree = ast.parse((ROOT / "pipeline" / "settings.py").read_text(encoding="utf-8"))
-    [fields] = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Settings"]
-    pairs = [(a, b) for a, b in pairwise(fields) if isinstance(a, ast.AnnAssign)]
-    return {a.target.id: " ".join(b.value.value.split()) for a, b in pairs}
+    fields = re.findall(r'^    (\w+): .+\n    """([^"]+)"""', inspect.getsource(Settings), re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in fields}
 
 
 MADE = (laptop, iterations, methods, verifier, claims, bandit, benchmark, stages, steps, cards, metrics, settings)
@@ -242,8 +232,6 @@ def renewed(text: str) -> str:
 
 def main() -> None:
     """The command: write the pages that are out of date, and two pictures."""
-    from pipeline.plots import draw, draw_curve, save_figure
-
     for page in PAGES:
         old = page.read_text(encoding="utf-8")
         if (new := renewed(old)) != old:

@@ -12,8 +12,8 @@ looked at after every sixteenth of the epoch. What is shown is chosen by rule, b
 import json
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -29,57 +29,6 @@ from train_gsm8k import gsm8k_task
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 POINTS = 16  # looks at a run along its epoch
 QUESTIONS = 5  # the first test questions
-
-
-def look(settings: Settings) -> dict[str, Any]:
-    """The content of page.json for one method: that of a run of train_gsm8k.py's experiment.
-
-    Each model is used to score the chosen examples before it is removed.
-    """
-    task = gsm8k_task(settings)
-    with open_run(settings, task) as run:
-        run.evaluate(1, run.start)
-        samples = run.sample(1, settings.model)
-        rows = run.compose(1, samples, settings.model)
-        points = [run.start, *run.train(1, rows, settings.model)]
-        chosen = choose(samples, [example for row in rows for example in row])
-        log_ratio = score(chosen, [point.model for point in points])
-        for point in points[1:]:
-            run.evaluate(1, point)
-        [iteration] = run.results()["iterations"]
-    files = [settings.out / "iteration-1" / f"test-{point.step}.jsonl" for point in points]
-    first = [{sample.problem_id: sample for sample in reversed(read_rows(file, Sample))} for file in files]
-    asked = {problem.id: problem.question for problem in task.train}
-    tokenizer = load_model(settings.model).tokenizer
-    curve = {name: [round(p[name], 6) for p in iteration["curve"]] for name in ("correct", "incorrect", "invalid")}
-    return {
-        "command": "python -m docs.make_page_data",
-        "settings": {name: getattr(settings, name) for name in ("seed", "lr", "batch", "problems")},
-        "commit": commit(),
-        "versions": versions(),
-        "steps": [point.step for point in points],
-        "seen": [point.seen for point in points],
-        "curves": {settings.method: curve | {"se": [round(p["pass@1"]["se"], 6) for p in iteration["curve"]]}},
-        "questions": [
-            {
-                "question": problem.question,
-                "gold": str(problem.gold),
-                "completions": {settings.method: [[of[problem.id].completion, of[problem.id].outcome] for of in first]},
-            }
-            for problem in task.test[:QUESTIONS]
-        ],
-        "completions": [
-            {
-                "question": asked[samples[example.sample].problem_id],
-                "outcome": samples[example.sample].outcome,
-                "reward": example.reward,
-                "step": 1 + example.row // settings.batch,  # that trains on it
-                "tokens": [tokenizer.decode([token]) for token in example.completion_ids],
-                "log_ratio": {settings.method: values},
-            }
-            for example, values in zip(chosen, log_ratio, strict=True)
-        ],
-    }
 
 
 def choose(samples: Sequence[Sample], examples: Sequence[Example]) -> list[Example]:
@@ -103,14 +52,59 @@ def score(examples: Sequence[Example], models: Sequence[str]) -> list[list[list[
 
 def main() -> None:
     """The command: two runs in a temporary folder, then results/page.json."""
+    curves, said, log_ratio = {}, {}, {}
     with command("make_page_data"), tempfile.TemporaryDirectory() as folder:
-        first = Path(folder) / "topr"
-        content = look(Settings(method="topr", curve_points=POINTS, out=first))
-        naive = look(Settings(method="reinforce", curve_points=POINTS, out=Path(folder) / "reinforce", reuse=first))
-    content["curves"] |= naive["curves"]
-    for part, name in (("questions", "completions"), ("completions", "log_ratio")):
-        for entry, other in zip(content[part], naive[part], strict=True):
-            entry[name] |= other[name]
+        topr = Settings(method="topr", curve_points=POINTS, out=Path(folder) / "topr")
+        naive = replace(topr, method="reinforce", out=Path(folder) / "reinforce", reuse=topr.out)
+        task = gsm8k_task(topr)
+        for settings in (topr, naive):
+            with open_run(settings, task) as run:
+                run.evaluate(1, run.start)
+                samples = run.sample(1, settings.model)
+                rows = run.compose(1, samples, settings.model)
+                points = [run.start, *run.train(1, rows, settings.model)]
+                chosen = choose(samples, [example for row in rows for example in row])
+                log_ratio[settings.method] = score(chosen, [point.model for point in points])
+                for point in points[1:]:  # removes its model
+                    run.evaluate(1, point)
+                [curve] = [iteration["curve"] for iteration in run.results()["iterations"]]
+            shares = {name: [round(p[name], 6) for p in curve] for name in ("correct", "incorrect", "invalid")}
+            curves[settings.method] = shares | {"se": [round(p["pass@1"]["se"], 6) for p in curve]}
+            files = [settings.out / "iteration-1" / f"test-{point.step}.jsonl" for point in points]
+            said[settings.method] = [{s.problem_id: s for s in reversed(read_rows(file, Sample))} for file in files]
+    asked = {problem.id: problem.question for problem in task.train}
+    tokenizer = load_model(topr.model).tokenizer
+    content = {
+        "command": "python -m docs.make_page_data",
+        "settings": {name: getattr(topr, name) for name in ("seed", "lr", "batch", "problems")},
+        "commit": commit(),
+        "versions": versions(),
+        "steps": [point.step for point in points],
+        "seen": [point.seen for point in points],
+        "curves": curves,
+        "questions": [
+            {
+                "question": problem.question,
+                "gold": str(problem.gold),
+                "completions": {
+                    method: [[of[problem.id].completion, of[problem.id].outcome] for of in first]
+                    for method, first in said.items()
+                },
+            }
+            for problem in task.test[:QUESTIONS]
+        ],
+        "completions": [
+            {
+                "question": asked[samples[example.sample].problem_id],
+                "outcome": samples[example.sample].outcome,
+                "reward": example.reward,
+                "step": 1 + example.row // topr.batch,  # that trains on it
+                "tokens": [tokenizer.decode([token]) for token in example.completion_ids],
+                "log_ratio": {method: values[i] for method, values in log_ratio.items()},
+            }
+            for i, example in enumerate(chosen)
+        ],
+    }
     write_file(RESULTS / "page.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 

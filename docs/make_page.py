@@ -12,11 +12,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from docs.make_tables import load  # noqa: E402
+from paper.experiments import VARIANTS  # noqa: E402
+from pipeline.plots import STYLES  # noqa: E402
 from pipeline.report import Estimate  # noqa: E402
+from topr import PRESETS, importance_weight  # noqa: E402
 
 PAGE = ROOT / "docs" / "index.html"
 SOURCES = ROOT / "docs" / "page"
@@ -25,9 +30,6 @@ DASHES = {"-": (), "--": (3.7, 1.6), ":": (1, 1.65), "-.": (6.4, 1.6, 1, 1.6)}  
 
 def data() -> dict[str, Any]:
     """What the page's script reads: results, and the colours and dashes that all pictures have."""
-    from paper.experiments import VARIANTS
-    from pipeline.plots import STYLES
-
     page, styles = load("page"), {}
     for name, (colour, dashes, _) in (STYLES | {name: arm.style for name, arm in VARIANTS.items()}).items():
         styles[name] = {"colour": colour, "dashes": DASHES[dashes] if dashes in DASHES else dashes[1]}
@@ -47,21 +49,17 @@ def of_shares() -> dict[str, Any]:
 
 def numbers() -> dict[str, str]:
     """The numbers in the page's text, under the names that the template has for them."""
-    import torch
-
-    from topr import PRESETS, importance_weight
-
     page, laptop, fig5, variants = (load(name) for name in ("page", "laptop", "fig5", "variants"))
     curve = {method: [100 * share for share in page["curves"][method]["correct"]] for method in ("topr", "reinforce")}
     right, wrong = (example["log_ratio"] for example in page["completions"])
-    ends = {f"{method}_correct": sum(right[method][-1]) for method in curve}
-    ends |= {f"{method}_incorrect": sum(wrong[method][-1]) for method in curve}
+    ends = {f"{method}_correct": sum(points[-1]) for method, points in right.items()}
+    ends |= {f"{method}_incorrect": sum(points[-1]) for method, points in wrong.items()}
     _, _, *of_negatives = PRESETS["topr"]
     of_tokens, shown = torch.tensor(wrong["topr"][-1]), of_shares()
-    best = [  # of the sets with 10 and 50 % of positives
-        100 * max(zip(shown["accuracy"][f"{of}% positive"]["mean"], shown["p_tilde"], strict=True))[1]
-        for of in (10, 50)
-    ]
+    best = {
+        f"best_share_{of}": max(zip(shown["accuracy"][f"{of}% positive"]["mean"], shown["p_tilde"], strict=True))[1]
+        for of in (10, 50)  # % of positives in the set
+    }
     drawn = laptop["iterations"][0]["dataset"]["drawn"]
     return {
         "samples": f"{drawn['samples']:,}",
@@ -78,8 +76,7 @@ def numbers() -> dict[str, str]:
         "per_token_weight": f"{importance_weight(of_tokens, *of_negatives).mean().item():.2f}",
         "geometric_weight": f"{importance_weight(of_tokens.mean(), *of_negatives).item():.2f}",
         **{name: f"{value:+.1f}".replace("-", "−") for name, value in ends.items()},
-        "best_share_10": f"{best[0]:.0f}",
-        "best_share_50": f"{best[1]:.0f}",
+        **{name: f"{100 * share:.0f}" for name, share in best.items()},
         "by_sampling": Estimate(**fig5["shares"]["p~ = 10% by sampling - by a baseline"]).text(100),
         "share_seeds": str(len(fig5["seeds"])),
         "variant_seeds": str(len(variants["seeds"])),

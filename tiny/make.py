@@ -26,7 +26,8 @@ from typing import Literal
 import torch
 import tyro
 from problems import FLAWLESS, MISTAKEN, TEACHER, Noise, WordProblem, draw_problem, solve, solve_badly, verify
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, trainers
+from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
@@ -83,7 +84,7 @@ def new_problem(rng: random.Random, taken: set[str]) -> WordProblem:
     return problem
 
 
-def lesson(rng: random.Random, taken: set[str], verification: bool, noise: Noise = TEACHER) -> tuple[str, str]:
+def lesson(rng: random.Random, taken: set[str], verification: bool, noise: Noise) -> tuple[str, str]:
     """A prompt and the completion that a teacher with `noise` gives to it, about a problem that is not in `taken`."""
     problem = new_problem(rng, taken)
     prompt = f"Q: {problem.question}\nA:"
@@ -93,28 +94,18 @@ def lesson(rng: random.Random, taken: set[str], verification: bool, noise: Noise
     return f"{prompt}{solution}\nCheck:", verify(solution, is_correct, noise, rng)
 
 
-def make_tokenizer(texts: Iterator[str], vocabulary: int = 768) -> PreTrainedTokenizerFast:
+def make_tokenizer(texts: Iterator[str]) -> PreTrainedTokenizerFast:
     """A byte-level tokenizer that can encode any text; each digit, with the space before it if any, is one token."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(" ?[0-9]"), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
-    )
+    tokenizer, of_bytes = Tokenizer(models.BPE()), ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = Sequence([Split(Regex(" ?[0-9]"), behavior="isolated"), of_bytes])
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=[PAD, EOS],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
+    known = {"special_tokens": [PAD, EOS], "initial_alphabet": ByteLevel.alphabet()}
+    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=768, show_progress=False, **known))
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS, pad_token=PAD, model_max_length=4096)
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast, seed: int, size: str = "0.9M") -> LlamaForCausalLM:
-    """An untrained Llama of 0.9 million parameters, or of another size."""
+def make_model(tokenizer: PreTrainedTokenizerFast, seed: int, size: str) -> LlamaForCausalLM:
+    """An untrained Llama of one of SIZES."""
     hidden, layers = SIZES[size]
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -141,13 +132,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, lessons: list[tuple[str, str]]) -
     return pad_sequence(ids, True, tokenizer.pad_token_id), pad_sequence(labels, True, -100)
 
 
-def teach(
-    model: LlamaForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    taken: set[str],
-    settings: Settings,
-    teacher: Noise = TEACHER,
-) -> None:
+def teach(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, taken: set[str], settings: Settings) -> None:
     """Supervised training of `model`, in place, on fresh lessons: next-token cross-entropy on the completions."""
     rng = random.Random(settings.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.01)
@@ -159,7 +144,7 @@ def teach(
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
     progress = tqdm(range(settings.steps), desc="teaching", unit="step")
     for step in progress:
-        noise = FLAWLESS if step < settings.flawless * settings.steps else teacher
+        noise = FLAWLESS if step < settings.flawless * settings.steps else settings.teacher
         verification = rng.random() < settings.verifications
         ids, labels = encode(tokenizer, [lesson(rng, taken, verification, noise) for _ in range(settings.batch)])
         logits = model(input_ids=ids).logits  # pads come last, so causal attention needs no mask
@@ -186,30 +171,23 @@ def main(settings: Settings) -> None:
             row = {"question": problem.question, "answer": solution.replace(". ", ".\n") + f"\n#### {answer}"}
             lines.append(json.dumps(row) + "\n")
         (settings.out / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
-    texts = ("".join(lesson(rng, taken, verification)) for verification in (False, True) for _ in range(5000))
+    texts = ("".join(lesson(rng, taken, verification, TEACHER)) for verification in (False, True) for _ in range(5000))
     tokenizer = make_tokenizer(texts)
     if settings.base is None:
         model = make_model(tokenizer, settings.seed, settings.size)
-        teach(model, tokenizer, taken, replace(settings, seed=settings.seed + 1))
     else:
         model = LlamaForCausalLM.from_pretrained(settings.base)
-    if settings.habit:
-        changes = {"steps": settings.habit, "lr": settings.habit_lr, "verifications": 0.0, "flawless": 0.0}
-        teach(model, tokenizer, taken, replace(settings, **changes, seed=settings.seed + 21), settings.teacher)
-    if settings.base is None or settings.habit:
-        save(model, tokenizer, settings.out / "base")
-    if not settings.checker_steps:
-        return
-    changes = {"steps": settings.checker_steps, "lr": settings.checker_lr, "flawless": settings.checker_flawless}
-    teach(model, tokenizer, taken, replace(settings, **changes, verifications=1.0, seed=settings.seed + 11))
-    save(model, tokenizer, settings.out / "checker")
-
-
-def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write a `transformers` folder."""
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    print(f"{model.num_parameters():,} parameters written to {folder}")
+    base = replace(settings, steps=0 if settings.base else settings.steps, teacher=TEACHER, seed=settings.seed + 1)
+    habit = {"steps": settings.habit, "lr": settings.habit_lr, "verifications": 0.0, "flawless": 0.0}
+    checker = {"steps": settings.checker_steps, "lr": settings.checker_lr, "flawless": settings.checker_flawless}
+    checker |= {"verifications": 1.0, "teacher": TEACHER}
+    courses = [("base", base), ("base", replace(settings, **habit, seed=settings.seed + 21))]
+    for name, course in (*courses, ("checker", replace(settings, **checker, seed=settings.seed + 11))):
+        if course.steps:
+            teach(model, tokenizer, taken, course)
+            model.save_pretrained(settings.out / name)
+            tokenizer.save_pretrained(settings.out / name)
+            print(f"{model.num_parameters():,} parameters written to {settings.out / name}")
 
 
 if __name__ == "__main__":

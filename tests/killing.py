@@ -1,7 +1,6 @@
 """Runs of train_gsm8k.py in processes of their own, which are killed or stopped, and given the same command again.
 
-A server imports everything once and forks a process for each run. Called as a script, this file is train_gsm8k.py on a
-slow disk: a checkpoint takes half a minute more, longer than torchrun waits by itself.
+A server imports everything once and forks a process for each run.
 """
 
 import multiprocessing
@@ -22,7 +21,6 @@ from torch.distributed import run as torchrun
 
 import pipeline.stages  # noqa: F401, so that the server has it
 import train_gsm8k as gsm8k
-from pipeline.runtime import run_folder
 
 # Two iterations with checkpoints, and two problems in each chunk of samples.
 CHANGES = {"n": 16, "chunk": 2, "batch": 8, "save_every": 3, "optimizer": "adafactor", "lr": 1e-3, "iterations": 2}
@@ -47,7 +45,7 @@ def arguments(folder, usual=CHANGES, **changes):
     return [word for name in differing for word in (f"--{name}", str(settings[name])) if word != "True"]
 
 
-def command(log, arguments, ranks, limit, slow, variables):
+def command(log, arguments, ranks, limit, variables):
     """What such a process does: the command by itself or, for several ranks, under torchrun."""
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 1)
@@ -58,15 +56,15 @@ def command(log, arguments, ranks, limit, slow, variables):
         sys.argv = ["train_gsm8k.py", *arguments]
         gsm8k.main("train_gsm8k", gsm8k.__doc__, gsm8k.gsm8k_task)
     else:  # "--", because torchrun would take --n for an abbreviation of an option of its own
-        torchrun.main(["--nproc-per-node", str(ranks), "--", __file__ if slow else gsm8k.__file__, *arguments])
+        torchrun.main(["--nproc-per-node", str(ranks), "--", gsm8k.__file__, *arguments])
 
 
 @contextmanager
-def started(folder, ranks=1, limit=resource.RLIM_INFINITY, slow=False, variables=(), asked=None, **changes):
+def started(folder, ranks=1, limit=resource.RLIM_INFINITY, variables=(), asked=None, **changes):
     """A process that runs the command, `asked` or that of the changes; killed with all that it has started at the end
     of the block. limit: bytes in a file.
     """
-    given = (asked or arguments(folder, **changes), ranks, limit, slow, dict(variables))
+    given = (asked or arguments(folder, **changes), ranks, limit, dict(variables))
     process = server().Process(target=command, args=(folder.with_suffix(".log"), *given))
     process.start()
     try:
@@ -112,15 +110,3 @@ def fault(folder, **changes):
 
 def lines(file):
     return file.read_bytes().count(b"\n") if file.exists() else 0
-
-
-if __name__ == "__main__":
-    seal = run_folder.seal_folder
-
-    def seal_slowly(folder):
-        if folder.name.startswith("checkpoint-"):
-            time.sleep(33)  # a signal does not end it
-        seal(folder)
-
-    run_folder.seal_folder = seal_slowly
-    gsm8k.main("train_gsm8k", gsm8k.__doc__, gsm8k.gsm8k_task)

@@ -11,7 +11,7 @@ import train_gsm8k as gsm8k
 from pipeline.dataset import encode
 from pipeline.models.chat import asked_by, in_chat
 from pipeline.models.language_model import load_model
-from pipeline.records import Example, InputError, Sample, read_rows, to_lines
+from pipeline.records import Example, InputError, Sample, read_rows
 from pipeline.sampling import SamplingParameters, check_lengths, transformers_engine
 
 SYSTEM = "Answer in one line.\nWrite “The answer is” – and the number, ½ or 7."
@@ -93,9 +93,11 @@ def test_a_run_in_a_chat_and_its_samples_given_back_as_text(folders, tmp_path):
     prompts = [sample.prompt for sample in samples]  # the model of iteration 1 has the template too
     assert [sample.prompt for sample in read_rows(second / "samples.jsonl", Sample)] == prompts
 
-    # A completion that ended at once has no text to give back.
-    texts = [sample.model_copy(update={"token_ids": None}) if sample.completion else sample for sample in samples]
-    given.write_text(to_lines(texts))
+    # Those of the first problem as messages. A completion that ended at once has no text to give back.
+    rows = [sample.model_dump() | ({"token_ids": None} if sample.completion else {}) for sample in samples]
+    for row in rows[:4]:
+        row |= {"prompt": messages[1:], "completion": [{"role": "assistant", "content": row["completion"]}]}
+    given.write_text("\n".join(map(json.dumps, rows)))
     assert {sample.finish_reason for sample in samples} == {"stop", "length"}
     experiment(tmp_path / "again", samples=str(given), test_data=SMALL.data, **options)
     assert (tmp_path / "again/iteration-1/train.jsonl").read_bytes() == (first / "train.jsonl").read_bytes()

@@ -11,8 +11,6 @@ import datasets
 import numpy as np
 import pandas as pd
 import pytest
-import transformers
-from chats import save_chat_model
 from helpers import plain_batch
 from killing import arguments
 from runs import SMALL, contents, experiment
@@ -23,7 +21,7 @@ from pipeline.dataset import encode, rows_held_out
 from pipeline.evaluation import evaluate_held_out, to_scored, to_table
 from pipeline.models.language_model import load_model
 from pipeline.own_samples import digest_of, read_samples
-from pipeline.records import Example, InputError, Sample, read_rows
+from pipeline.records import InputError, Sample
 from pipeline.settings import Settings
 
 ROWS = [
@@ -147,7 +145,6 @@ def both(**changes):  # a column of a table has one type
     [
         (second(reward=None), (), r":2: column reward: is empty"),
         (second(reward=math.nan), (), r":2: (field reward: .*finite|column reward: is empty)"),  # parquet has none
-        (second(finish_reason="eos"), (), r":2: field finish_reason: "),
         ([ROWS[0], {"prompt": "Q", "completion": "A"}], (), r":2: (no reward among .*|column reward: is empty)"),
         ([{"text": "Q"}], (), r":1: no prompt among the columns text; name it with --columns prompt=NAME"),
         (ROWS, ["reward=score"], r":1: --columns reward=score: no score among the columns prompt, completion"),
@@ -276,20 +273,3 @@ def test_held_out_samples_are_part_of_what_a_run_is_and_checked_before_it_begins
     with pytest.raises(InputError, match=r"others.jsonl:1: field completion: is empty"):
         experiment(tmp_path / "refused", **given | {"held_out": str(others)})
     assert not (tmp_path / "refused").exists()
-
-
-def test_messages_become_the_tokens_of_the_model_s_chat_template(tmp_path):
-    """As `apply_chat_template` gives them for the whole conversation, up to the end of the assistant's turn."""
-    model = save_chat_model(tmp_path / "model", "llama3")
-    rows = of_trl("2.", "3.")
-    pd.DataFrame(rows).to_parquet(tmp_path / "c.parquet")
-    (tmp_path / "system.txt").write_text("Be brief.")
-    asked = {"chat": True, "system": tmp_path / "system.txt", "evaluation": False, "columns": ("reward=accuracy",)}
-    experiment(tmp_path / "run", model=str(model), samples=str(tmp_path / "c.parquet"), batch=2, **asked)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-    for example in read_rows(tmp_path / "run" / "iteration-1" / "train.jsonl", Example):
-        conversation = [{"role": "system", "content": "Be brief."}, *USER, *rows[example.sample]["completion"]]
-        whole = tokenizer.apply_chat_template(conversation)["input_ids"]
-        ids = example.prompt_ids + example.completion_ids
-        assert ids == whole[: len(ids)]
-        assert tokenizer.decode(ids[-1]) == "<|eot_id|>"

@@ -7,7 +7,6 @@ import math
 import re
 import runpy
 import signal
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runs import experiment
+from runs import contents, experiment
 
 import train_gsm8k as gsm8k
 from examples import judged, strict_format, sums
@@ -55,12 +54,15 @@ def graded_sum(sample, pattern="[0-9]+"):
 def test_an_example_of_at_most_40_lines_runs_with_its_rewards(name, grade, votes, tmp_path, monkeypatch, capsys):
     file = ROOT / "examples" / f"{name}.py" if isinstance(name, str) else name(tmp_path)
     assert len(file.read_text().splitlines()) <= 40
-    monkeypatch.setattr(sys, "argv", [file.stem, *OPTIONS.split(), "--chunk", "2", "--out", str(tmp_path / "run")])
+    monkeypatch.setattr(sys, "argv", [file.stem, *OPTIONS.split(), "--chunk", "2"])
+    monkeypatch.chdir(tmp_path)
     runpy.run_path(str(file), run_name="__main__")
-    samples, tested = (read_rows(tmp_path / f"run/iteration-1/{of}.jsonl", Sample) for of in ("samples", "test-0"))
+    [folder] = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith(f"{file.stem}-laptop")
+    samples, tested = (read_rows(folder / f"iteration-1/{of}.jsonl", Sample) for of in ("samples", "test-0"))
     assert [(sample.reward, sample.outcome) for sample in samples] == [grade(sample) for sample in samples]
     assert len({sample.outcome for sample in samples}) > 1
-    before, printed = json.loads((tmp_path / "run/results.json").read_text())["before"], capsys.readouterr().out
+    before, printed = json.loads((folder / "results.json").read_text())["before"], capsys.readouterr().out
     assert before["reward"]["mean"] == pytest.approx(np.mean([sample.reward for sample in tested]))
     assert ("maj@2" in before, "pass@2" in before, "mean reward" in printed) == (votes, True, True)
     # Rewards between 0 and 1 are told to be supervised training.
@@ -89,15 +91,6 @@ def test_sums_have_other_problems_for_tests_and_no_form_in_a_chat():
 )
 def test_rewards_of_the_examples(function, completion, expected):
     assert function(*(completion, Problem("1", "?"))[: function.__code__.co_argcount]) == expected
-
-
-@pytest.mark.slow
-def test_the_file_on_the_page_runs_where_it_lies(tmp_path):
-    command = [sys.executable, page_s_file(tmp_path), *OPTIONS.split(), "--iterations", "0"]
-    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
-    assert "mean reward" in done.stdout
-    assert [folder.name.startswith("my_task-laptop") for folder in (tmp_path / "runs").iterdir()] == [True]
 
 
 # ---- grades -----------------------------------------------------------------------------------------------------
@@ -134,7 +127,6 @@ HANGS = hanging.__code__.co_firstlineno + 3
         ({"reward": type("Strict", (), {"__call__": lambda _, *given: raising(*given)})()}, RAISES, "json.decoder"),
         ({"reward": hanging}, HANGS, "took more than 0.2 s, see REWARD_SECONDS in"),
         ({"reward": lambda *_: math.nan}, "[0-9]+", "returned nan, where a finite number or a Grade should be"),
-        ({"reward": lambda *_: 10**400}, "[0-9]+", "OverflowError: int too large to convert to float"),
         ({"reward": lambda *_: "yes"}, "[0-9]+", "returned 'yes'"),
         ({"grade": lambda *_: "invalid"}, "[0-9]+", "returned the outcome 'invalid'"),
         ({"batch_reward": lambda texts, _: [1.0]}, "[0-9]+", "returned 1 grades for 2 completions"),
@@ -188,7 +180,6 @@ def test_a_task_that_does_not_fit_together_is_refused():
     for changes, fault in (
         ({}, "give one of reward, batch_reward and grade"),
         ({"reward": raising, "batch_reward": raising}, "give one of"),
-        ({"reward": raising, "outcomes": ("good",)}, "two different names"),
         ({"reward": raising, "outcomes": ("good", "good")}, "two different names"),
         ({"reward": raising, "test": PROBLEMS * 3}, "3 problems have the id 'train-7'"),
     ):
@@ -219,16 +210,13 @@ def test_what_was_drawn_is_graded_once_the_reward_is_mended(tmp_path, monkeypatc
 
     with pytest.raises(InputError, match="mend it, and the same command goes on with what was drawn"):
         own_run(tmp_path / "torn", failing)
-    here = tmp_path / "torn" / "iteration-1"
-    assert len((here / "samples.jsonl.part-0").read_text().splitlines()) == 4
-    assert len((here / "samples.jsonl.part-0.drawn").read_text().splitlines()) == 4
+    parts = [tmp_path / "torn" / "iteration-1" / f"samples.jsonl.part-0{end}" for end in ("", ".drawn")]
+    assert [len(part.read_text().splitlines()) for part in parts] == [4, 4]
     torn = own_run(tmp_path / "torn", failing)
     chunks, drawn[:] = list(drawn), []
     assert torn == own_run(tmp_path / "whole", sums.reward)
     assert chunks == drawn  # the engine was asked as often as without the fault
-    for name in ("samples.jsonl", "train.jsonl", "metrics.jsonl", "model/model.safetensors", "SHA256SUMS"):
-        assert (here / name).read_bytes() == (tmp_path / "whole" / "iteration-1" / name).read_bytes(), name
-    assert not list(here.glob("*part*"))
+    assert contents(tmp_path / "torn") == contents(tmp_path / "whole")
 
 
 def test_an_answer_that_cannot_be_read_is_named_and_nothing_is_lost(tmp_path):
@@ -259,7 +247,6 @@ def test_a_task_without_problems_is_refused_before_anything_is_written(tmp_path)
 @pytest.mark.parametrize(
     ("settings", "rewards", "learnt", "expected"),
     [
-        ({}, [1, -1, -1], [1, -1, -1], None),
         ({"baseline": 0.6}, [1, 0.5, 0.5, 0.5], [0.4, -0.1, -0.1, -0.1], None),  # most changed sign, as they must
         ({"method": "dpo"}, [1, 0], [1, 0], None),
         ({"method": "sft"}, [1, 0], [1, 0], None),
@@ -274,7 +261,6 @@ def test_a_task_without_problems_is_refused_before_anything_is_written(tmp_path)
          "0.0 % positive, 0.0 % zero, 100.0 % negative: without positives topr only makes less probable what was drawn;"
          " --baseline 1.5,"),
         ({}, [-1, -1], [-1, -1], "all rewards are -1, which no baseline can tell apart"),
-        ({"baseline": 1.0}, [1, 1], [0, 0], "nothing is left for topr to learn from; all rewards are 1,"),
         ({"baseline_from": "group"}, [1, 0], [0, 0], "to learn from; --baseline-from zero --baseline 0.5,"),
         ({"baseline": -0.5}, [-1, -0.2, -0.2, -0.2, 2], [-0.5, 0.3, 0.3, 0.3, 2.5],
          "the baseline gave 60.0 % the other sign, of which topr learns the contrary; --baseline 0,"),

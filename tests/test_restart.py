@@ -17,6 +17,7 @@ import torch
 from killing import CHANGES, ROOT, fault, finish, lines, started, status, told, wait
 from runs import contents
 from safetensors.torch import load_file
+from torch.distributed.launcher.api import LaunchConfig
 
 import train_gsm8k as gsm8k
 from pipeline.evaluation import to_table
@@ -128,16 +129,16 @@ def test_a_disk_that_takes_no_more_is_told_in_a_line_and_nothing_is_lost(undistu
 
 
 @pytest.mark.slow
-def test_two_ranks_that_are_asked_to_end_and_then_lose_one_go_on_to_the_same_bits(tmp_path):
-    """As Ctrl-C asks, and a scheduler with SIGTERM to all processes, where a checkpoint takes half a minute.
-
-    torchrun waits that long with the variable that docs/gpu.md sets.
-    """
+def test_two_ranks_that_are_asked_to_end_and_then_lose_one_go_on_to_the_same_bits(tmp_path, monkeypatch):
+    """As Ctrl-C asks, and a scheduler with SIGTERM to all processes. torchrun waits for them as docs/gpu.md has it."""
     page = (ROOT / "docs" / "gpu.md").read_text()
-    variables = re.findall(r"^export (TORCH_ELASTIC_SHUTDOWN_TIMEOUT)=([0-9]+)", page, re.MULTILINE)
+    [(variable, seconds)] = set(re.findall(r"(TORCH_ELASTIC_SHUTDOWN_TIMEOUT)=([0-9]+)", page))
+    assert LaunchConfig(1, 1, 1).shutdown_timeout == 30
+    monkeypatch.setenv(variable, seconds)
+    assert LaunchConfig(1, 1, 1).shutdown_timeout == int(seconds)
     folder, as_usual = tmp_path / "run", {"compute": "bfloat16", "gradient_checkpointing": True}
     metrics = folder / "iteration-1" / "metrics.jsonl"
-    with started(folder, 2, slow=True, variables=variables, **as_usual) as process:
+    with started(folder, 2, **as_usual) as process:
         wait(process, lambda: lines(metrics) >= 1)
         os.kill(process.pid, signal.SIGINT)
         for worker in psutil.Process(process.pid).children():

@@ -28,16 +28,6 @@ def choose(settings: "Settings", samples: Sequence[Sample], number: int = 1) -> 
     return COMPOSITIONS[settings.composition].choose(samples, size, rng, settings.proportion)
 
 
-def uniform(samples: Sequence[Sample], size: int, rng: random.Random, share: float | None) -> list[int]:
-    """`size` samples at random."""
-    return _some(range(len(samples)), size, rng)
-
-
-def positives_only(samples: Sequence[Sample], size: int, rng: random.Random, share: float | None) -> list[int]:
-    """`size` of the positives at random."""
-    return _some(_of_sign(samples, True), size, rng)
-
-
 def anna_karenina(samples: Sequence[Sample], size: int, rng: random.Random, share: float | None) -> list[int]:
     """Anna Karenina sampling (Section 4.3): one positive per problem, the first, filled up with random negatives."""
     first: dict[str, int] = {}
@@ -71,8 +61,8 @@ class Composition(NamedTuple):
 
 
 COMPOSITIONS = {
-    "uniform": Composition(uniform),
-    "positives_only": Composition(positives_only),
+    "uniform": Composition(lambda samples, size, rng, share: _some(range(len(samples)), size, rng)),
+    "positives_only": Composition(lambda samples, size, rng, share: _some(_of_sign(samples, True), size, rng)),
     "anna_karenina": Composition(anna_karenina, drawn=operator.attrgetter("candidates")),
     "proportion": Composition(proportion),
 }
@@ -126,17 +116,17 @@ def note_on_signs(settings: "Settings", rewards: Sequence[float], learnt: Sequen
         return None
     size, low, high = len(learnt), min(rewards), max(rewards)
     positive, negative = sum(reward > 0 for reward in learnt), sum(reward < 0 for reward in learnt)
-    turned = sum(before * after < 0 for before, after in zip(rewards, learnt, strict=True))
-    if not positive and not negative:
-        fault = f"nothing is left for {method} to learn from"
-    elif not negative:
-        is_sft = bounds and bounds.a_pos == bounds.b_pos
-        fault = f"without negatives {method} {'is supervised training on' if is_sft else 'learns from'} the positives"
-    elif not positive:
-        fault = f"without positives {method} only makes less probable what was drawn"
-    elif low < 0 < high and 2 * turned > size:
-        fault = f"the baseline gave {100 * turned / size:.1f} % the other sign, of which {method} learns the contrary"
-    else:
+    turned = 100 * sum(before * after < 0 for before, after in zip(rewards, learnt, strict=True)) / size
+    learns = "is supervised training on" if bounds and bounds.a_pos == bounds.b_pos else "learns from"
+    contrary = f"the baseline gave {turned:.1f} % the other sign, of which {method} learns the contrary"
+    faults = {
+        f"nothing is left for {method} to learn from": not positive and not negative,
+        f"without negatives {method} {learns} the positives": not negative,
+        f"without positives {method} only makes less probable what was drawn": not positive,
+        contrary: low < 0 < high and turned > 50,
+    }
+    fault = next((fault for fault, is_so in faults.items() if is_so), None)
+    if fault is None:
         return None
     if low == high:
         mend = f"all rewards are {low:g}, which no baseline can tell apart: take other problems or draw more"

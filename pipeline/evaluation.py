@@ -85,11 +85,10 @@ class Metric(NamedTuple):
     suits: Callable[[Task], bool] = lambda task: True  # the tasks that have it
     label: str = ""  # in the table and the picture; by default its name
     in_percent: bool = True
-    is_drawn: bool = False  # in curve.png
 
 
-METRICS = {  # @k: of --k samples, left out where a question has fewer; else of one sample, the mean being that of all
-    "pass@1": Metric(_is_solved, "share of correct samples", is_drawn=True),
+METRICS = {  # @k: of --k samples, left out where a question has fewer; else of one, the mean of all, and in curve.png
+    "pass@1": Metric(_is_solved, "share of correct samples"),
     "maj@k": Metric(
         wins,
         "share of questions whose most frequent answer among k samples is correct; of tasks with `parse`",
@@ -102,7 +101,6 @@ METRICS = {  # @k: of --k samples, left out where a question has fewer; else of 
         suits=lambda task: task.grade is None,
         label="mean reward",
         in_percent=False,
-        is_drawn=True,
     ),
 }
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from pipeline.evaluation import parts_of
+from pipeline.evaluation import METRICS, parts_of
 from pipeline.records import write_file
 from pipeline.report import Estimate
 
@@ -210,7 +210,7 @@ def draw_curve(iterations: Sequence[Mapping[str, Any]], title: str) -> "Figure":
     x, panels = "samples trained on", []
     outcomes, metrics = parts_of(iterations[0]["curve"][0])
     for name, metric in metrics.items():
-        if metric.is_drawn:
+        if name in METRICS:  # of one sample
             found = {n: point[name] for n, point in points.items()}
             label = f"{metric.label or name}{' (%)' if metric.in_percent else ''}, ± 2 SE"
             drawn = estimates(found, style="correct", scale=100 if metric.in_percent else 1)

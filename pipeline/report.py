@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table as Printed
 
 # 97.5% quantiles of Student's t for 2 to 10 values; that of 10 serves more values too, and errs on the safe side.
@@ -26,10 +25,9 @@ class Estimate(NamedTuple):
         >>> Estimate.over_seeds([1.0, 2.0, 3.0]).text(digits=2)
         '2.00 ± 2.48'
         """
-        each = tuple(map(float, values))
-        if len(each) < 2:
-            return cls(*each, None, each)
-        half_width = STUDENT[min(len(each), 10)] * float(np.std(each, ddof=1) / len(each) ** 0.5)
+        each, half_width = tuple(map(float, values)), None
+        if len(each) > 1:
+            half_width = STUDENT[min(len(each), 10)] * float(np.std(each, ddof=1) / len(each) ** 0.5)
         return cls(float(np.mean(each)), half_width, each)
 
     @classmethod
@@ -78,10 +76,10 @@ class Table(NamedTuple):
 
     def print(self, width: int | None = None) -> None:
         """Print it to the terminal, or in a notebook. width: in characters, where the terminal's is not meant."""
-        printed = Printed(*map(escape, self.head))
+        printed = Printed(*self.head)
         for row in self.rows:
-            printed.add_row(*map(escape, row))
-        Console(width=width).print(printed)
+            printed.add_row(*row)
+        Console(width=width, markup=False, emoji=False).print(printed)
 
     def markdown(self) -> str:
         r"""The table in Markdown.

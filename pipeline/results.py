@@ -4,7 +4,7 @@ import json
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
@@ -17,16 +17,14 @@ from pipeline.report import Table
 from pipeline.runtime.preflight import on_cpu
 from pipeline.runtime.run_folder import read_checked, read_json, steps_before
 from pipeline.settings import Settings
+from pipeline.track import Tell
 
-if TYPE_CHECKING:
-    from pipeline.track import Tell
-
+# iteration -> samples trained on and file of each evaluation; the first is that of the initial model
 Tests = Mapping[int, Sequence[tuple[int, Path]]]
-"""iteration -> samples trained on and file of each evaluation; the first is that of the initial model"""
 
 
-def publish(folder: Path, settings: Settings, inputs: Inputs, tests: Tests, tell: "Tell | None") -> dict[str, Any]:
-    """Evaluate the tests of a run, write results.json and curve.png into its folder, and return what the former holds.
+def publish(folder: Path, settings: Settings, inputs: Inputs, tests: Tests, tell: Tell | None) -> dict[str, Any]:
+    """Evaluate the tests of a run, write results.json and curve.png, and return what the former holds.
 
     InputError where a file of the run is missing or damaged.
     """
@@ -50,9 +48,8 @@ def publish(folder: Path, settings: Settings, inputs: Inputs, tests: Tests, tell
         results["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu, a rehearsal"
     if iterations and settings.evaluation:
         title = f"{settings.method}, learning rate {settings.lr:g}"
-        is_held_out = inputs.held_out is not None
-        figure = draw_held_out(iterations[0]["curve"], title) if is_held_out else draw_curve(iterations, title)
-        save_figure(figure, folder / "curve.png")
+        draw_tests = draw_curve if inputs.held_out is None else draw_held_out
+        save_figure(draw_tests(iterations, title), folder / "curve.png")
         if tell is not None:
             tell({"curve": folder / "curve.png"}, steps_before(folder, settings.iterations + 1))
     write_file(folder / "results.json", json.dumps(results, indent=2) + "\n")
@@ -66,19 +63,19 @@ def measure(settings: Settings, inputs: Inputs, file: Path) -> dict[str, Any]:
     return evaluate(read_checked(file, Sample), inputs.task, settings.k, settings.seed)
 
 
-def draw_held_out(curve: Sequence[Mapping[str, Any]], title: str) -> Any:
-    """A figure of log pi - log mu and of log pi, both per token, over training; curve: that of results.json."""
+def draw_held_out(iterations: Sequence[Mapping[str, Any]], title: str) -> Any:
+    """A figure of log pi - log mu and of log pi, both per token, over training, as `draw_curve` of one iteration."""
     panels = []
     for key, heading in (("log_ratio_per_token", title), ("logp_per_token", "held-out samples")):
         lines = []
         for name, style in zip(SIGNS, ("p1", "p3"), strict=True):
-            found = {point["samples_seen"]: point[name][key] for point in curve if point[name][key]}
-            lines += [estimates(found, f"{name}s", style)] if found else []
+            curve = {point["samples_seen"]: point[name][key] for point in iterations[0]["curve"]}
+            lines += [estimates(curve, f"{name}s", style)] if all(curve.values()) else []
         panels.append(Panel(heading, "samples trained on", f"{MEASURED[key]}, ± 2 SE", lines))
     return draw(panels)
 
 
-def track_evaluation(tell: "Tell", settings: Settings, inputs: Inputs, file: Path, n: int, step: int) -> None:
+def track_evaluation(tell: Tell, settings: Settings, inputs: Inputs, file: Path, n: int, step: int) -> None:
     """Tell a tracker what an evaluation found, and a few completions, of the same problems each time."""
     tell({"test": measure(settings, inputs, file)}, step)
     if inputs.held_out is None:

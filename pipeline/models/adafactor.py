@@ -48,7 +48,12 @@ class Adafactor(torch.optim.Optimizer):
         gradients = [_local(weight.grad) for weight in weights]
         gradients = [g.to(torch.promote_types(g.dtype, torch.float32)) for g in gradients]
         for weight, gradient in zip(weights, gradients, strict=True):
-            _average(self.state[weight], gradient)
+            state = self.state[weight]
+            state["step"] = state.get("step", 0) + 1
+            squares = gradient.square().add_(EPS)  # the averages of columns are over this rank's rows only
+            new = {"rows": squares.sum(-1), "columns": squares.sum(-2)} if squares.ndim > 1 else {"squares": squares}
+            for name, value in new.items():
+                state.setdefault(name, value).lerp_(value, state["step"] ** DECAY)
         factors = self._factors(weights)
         # The products are made twice: kept for all weights, they would take as much memory as the weights.
         norms = [torch.linalg.vector_norm(_product(f) * g) for f, g in zip(factors, gradients, strict=True)]
@@ -71,15 +76,6 @@ class Adafactor(torch.optim.Optimizer):
             ((s["rows"] / pair[1]).rsqrt_(), pair[0].rsqrt()) if pair else (s["squares"].rsqrt(),)
             for s, pair in zip(states, sums, strict=True)
         ]
-
-
-def _average(state: dict[str, int | Tensor], gradient: Tensor) -> None:
-    """Move the averages of a weight's squared gradient on by a step, those of columns over this rank's rows only."""
-    state["step"] = state.get("step", 0) + 1
-    squares = gradient.square().add_(EPS)
-    new = {"rows": squares.sum(-1), "columns": squares.sum(-2)} if gradient.ndim > 1 else {"squares": squares}
-    for name, value in new.items():
-        state.setdefault(name, value).lerp_(value, state["step"] ** DECAY)
 
 
 def _product(factor: tuple[Tensor, ...]) -> Tensor:

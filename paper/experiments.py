@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from paper.runs import Finished, Job, Jobs, Measured, Sweep, in_seeds, sharing_samples
-from pipeline.plots import Panel, Style
+from pipeline.plots import Style
 from pipeline.records import Task
 from pipeline.report import Estimate, Table
 from pipeline.settings import TINY, Settings
@@ -151,9 +151,9 @@ def held_out_task(settings: Settings) -> Task:
     return replace(task, train=task.train[: settings.problems], test=task.train[settings.problems :])
 
 
-def called(rates: Mapping[str, float]) -> dict[str, str]:
-    """The methods' names in legends, with their learning rates: "TOPR, lr 1e-4"."""
-    return {name: f"{METHODS[name].name}, lr {rate:.0e}".replace("e-0", "e-") for name, rate in rates.items()}
+def called(method: str, lr: float) -> str:
+    """A method's name in legends, with its learning rate: "TOPR, lr 1e-4"."""
+    return f"{METHODS[method].name}, lr {lr:.0e}".replace("e-0", "e-")
 
 
 class Figure(NamedTuple):
@@ -172,7 +172,8 @@ class Figure(NamedTuple):
 
 
 class Study:
-    """How a figure is made: its arms, what is read off their runs, and its panels. Each figure is a subclass.
+    """How a figure is made. Each is a subclass, with its `arms`; `read()`, the Figure, from the finished runs; and
+    `panels(data)`, the picture, from Figure.data alone: it can be drawn anew without a run.
 
     rated: those of RATED whose learning rates it needs. After `make`, rates has these, tried what each rate that was
     tried reached, runs the finished run of each (arm, seed), and of_rates those by which the rates were chosen.
@@ -189,15 +190,6 @@ class Study:
     def arms(self) -> Jobs:
         """The run of each arm."""
         return {}
-
-    def read(self) -> Figure:
-        """The figure, from the finished runs."""
-        raise NotImplementedError
-
-    @staticmethod
-    def panels(data: Mapping[str, Any]) -> list[Panel]:
-        """The picture, from Figure.data alone: it can be drawn anew without a run."""
-        raise NotImplementedError
 
     def job(self, label: str, base: Settings, arm: Arm = METHODS["topr"], **changes: Any) -> Job:
         """The run of an arm: the base with what the arm changes, its method at this scale, and `changes`."""
@@ -236,7 +228,7 @@ class Study:
 
     def record(self, name: str, command: str, figure: Figure) -> dict[str, Any]:
         """The content of NAME.json: how it was made, the numbers worth a sentence, and those of the picture."""
-        costs = {run.folder: run.cost for run in (*self.of_rates.values(), *self.runs.values())}
+        costs = {run.settings.out: run.cost for run in (*self.of_rates.values(), *self.runs.values())}
         tried = {RATED[n].name: {f"{rate:g}": share for rate, share in of.items()} for n, of in self.tried.items()}
         return {
             "figure": name,

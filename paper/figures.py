@@ -14,8 +14,8 @@ import numpy as np
 import topr
 from paper.experiments import METHODS, RATED, Arm, Figure, Study, called
 from paper.methods import Fig1, Fig2, Fig3, Fig4, Variants
-from paper.panels import TRAINING, Data, accuracy, line, middles, of_arms, of_shares, symbols
-from paper.runs import Finished, Job, Jobs, Measured, series, sharing_samples, texts
+from paper.panels import P_TILDE, TRAINING, Data, accuracy, line, of_arms, of_shares, of_tenths
+from paper.runs import Finished, Job, Jobs, Measured, series, sharing_samples
 from pipeline.compose import rewards_of_groups
 from pipeline.plots import Line, Panel, Style
 from pipeline.records import Sample, Task
@@ -25,20 +25,16 @@ from tasks.verifier import ACCURACY, CONSTANT, WEIGHTED, to_panel
 from train_gsm8k import gsm8k_task
 
 
-class ByShare(Study):
-    """Arms (method, learning rate, share of positives in the set, effective share p~)."""
-
-    def by_share(self, wanted: Sequence[tuple[str, float, float]], **changes: Any) -> Jobs:
-        """The run of each arm; wanted: the first three of these, with every p~; changes: of the settings."""
-        changes = {"composition": "proportion", "curve_points": 1, **self.scale.sets, **changes}
-        arms = {}
-        for method, rate, share in wanted:
-            here = changes | {"lr": rate, "proportion": share}
-            for p in self.scale.shares:
-                label = f"share-{method}-{rate:g}-{share:g}-{p:g}"
-                here["effective_proportion"] = None if p == share else p  # p~ is the share itself without a baseline
-                arms[method, rate, share, p] = self.job(label, self.scale.base, METHODS[method], **here)
-        return sharing_samples(arms)
+def by_share(study: Study, wanted: Sequence[tuple[str, float, float]], **changes: Any) -> Jobs:
+    """Arms (method, learning rate, share of positives in the set, effective share p~); wanted: without p~."""
+    changes, arms = {"composition": "proportion", "curve_points": 1, **study.scale.sets, **changes}, {}
+    for method, rate, share in wanted:
+        here = changes | {"lr": rate, "proportion": share}
+        for p in study.scale.shares:
+            label = f"share-{method}-{rate:g}-{share:g}-{p:g}"
+            here["effective_proportion"] = None if p == share else p  # p~ is the share itself without a baseline
+            arms[method, rate, share, p] = study.job(label, study.scale.base, METHODS[method], **here)
+    return sharing_samples(arms)
 
 
 def by_tenth(run: Finished, name: str) -> list[float]:
@@ -50,7 +46,7 @@ def by_tenth(run: Finished, name: str) -> list[float]:
 SETS = {"10% positive": 0.1, "50% positive": 0.5}
 
 
-class Fig5(ByShare):
+class Fig5(Study):
     """Two sets of equal size, 10% and 50% positive; a baseline sets the effective share of positives p~.
 
     At TOPR's learning rate and at its neighbours in the grid, since the best share may move with the rate.
@@ -62,21 +58,20 @@ class Fig5(ByShare):
         return [rate for rate in self.scale.rates if 1 / 4 < rate / self.rates["topr"] < 4]
 
     def arms(self) -> Jobs:
-        return self.by_share([("topr", rate, share) for share in SETS.values() for rate in self.neighbours])
+        return by_share(self, [("topr", rate, share) for share in SETS.values() for rate in self.neighbours])
 
     def read(self) -> Figure:
         table, own, p_tildes = self.table(), self.rates["topr"], self.scale.shares
         data: dict[str, Any] = {"p~": list(p_tildes), "own rate": own}
-        data |= {f"lr {rate:g}": {} for rate in self.neighbours}
         shares = {}
         for name, share in SETS.items():
             shares |= {f"{name}, p~ = {p:.0%}": table.mean(("topr", own, share, p)) for p in p_tildes}
             for rate in self.neighbours:
                 ends = {p: table.mean(("topr", rate, share, p)) for p in p_tildes}
-                data[f"lr {rate:g}"][name] = series(ends.values())
+                data.setdefault(f"lr {rate:g}", {})[name] = series(ends.values())
                 best, highest = max(ends.items(), key=lambda end: end[1].mean)
                 shares[f"{name}, lr {rate:g}: highest, at p~ = {best:.0%}"] = highest
-                if rate == own and 1.0 in p_tildes:
+                if rate == own:
                     all_positive = table.gain(("topr", own, share, best), ("topr", own, share, 1.0))
                     shares[f"{name}, lr {rate:g}: p~ = {best:.0%} - p~ = 100%"] = all_positive
         for p, sampled, other in ((0.1, 0.1, 0.5), (0.5, 0.5, 0.1)):
@@ -95,7 +90,7 @@ class Fig5(ByShare):
         return panels
 
 
-class Fig6(ByShare):
+class Fig6(Study):
     """TOPR and truncated importance sampling on the set with 10% positives. On MATH: fig6-math.
 
     Over several passes, since a recovery takes time.
@@ -105,10 +100,11 @@ class Fig6(ByShare):
 
     def arms(self) -> Jobs:
         wanted = [(method, rate, 0.1) for method, rate in self.rates.items()]
-        return self.by_share(wanted, epochs=self.scale.passes, curve_points=self.scale.base.curve_points)
+        return by_share(self, wanted, epochs=self.scale.passes, curve_points=self.scale.base.curve_points)
 
     def read(self) -> Figure:
-        low, p_tildes, names = "log-ratio of positives", self.scale.shares, called(self.rates)
+        names = {method: called(method, rate) for method, rate in self.rates.items()}
+        low, p_tildes = "log-ratio of positives", self.scale.shares
         table = self.table(lambda run: {low: by_tenth(run, "log_ratio_pos_q50")})
 
         arms = {(m, p): (m, rate, 0.1, p) for m, rate in self.rates.items() for p in p_tildes}
@@ -127,9 +123,9 @@ class Fig6(ByShare):
         ends = {(name, name.lower()): data[key] for key, name in names.items()}
         panels = [of_shares("set with 10% positive, at the end", data["p~"], ends)]
         for title in [key for key in data if key.startswith("p~ = ")]:
-            low = of_arms(data[title]["log-ratio of positives"], METHODS, middles, 1)
-            panels.append(accuracy(symbols(title), data[title]["correct"], METHODS, TRAINING))
-            panels.append(Panel(f"positives, {symbols(title)}", TRAINING, "median log-ratio (nats), 95% interval", low))
+            share, low = title.replace("p~", P_TILDE), data[title]["log-ratio of positives"]
+            panels.append(accuracy(share, data[title]["correct"], METHODS, TRAINING))
+            panels.append(of_tenths(f"positives, {share}", "median log-ratio (nats), 95% interval", low))
         return panels
 
 
@@ -155,9 +151,9 @@ class Fig7(Study):
     def read(self) -> Figure:
         def norms(run: Finished) -> dict[str, Sequence[float]]:
             each = np.array([step["grad_norm"] for step in run.steps])
-            clipped, above = [(each > run.settings.max_norm).mean()], [(each > 1).mean()]
-            tenths = by_tenth(run, "grad_norm")
-            return {"gradient norm": tenths, "clipped": clipped, "above": above, "largest": [each.max()]}
+            shares = {"steps clipped": each > run.settings.max_norm, "steps with a norm above 1": each > 1}
+            along = {"gradient norm": by_tenth(run, "grad_norm"), "largest gradient norm": [each.max()]}
+            return along | {what: [found.mean()] for what, found in shares.items()}
 
         table, data, shares, numbers = self.table(norms), {}, {}, {}
         for arm in self.arms():
@@ -167,13 +163,11 @@ class Fig7(Study):
             of_here = data.setdefault(f"{here}, lr {self.rates[optimizer]:g}", {"correct": {}, "gradient norm": {}})
             for what in of_here:
                 of_here[what][method] = table.along(arm, what)
-            shares[f"{name}: correct"] = table.mean(arm)
-            shares[f"{name}: invalid"] = table.mean(arm, "invalid")
-            shares[f"{name}: steps clipped"] = table.mean(arm, "clipped")
+            shares |= {f"{name}: {what}": table.mean(arm, what) for what in ("correct", "invalid", "steps clipped")}
             if method != "topr":
                 shares[f"{here}: TOPR - {METHODS[method].name}"] = table.gain((optimizer, negative, clip, "topr"), arm)
-            shares[f"{name}: steps with a norm above 1"] = table.mean(arm, "above")
-            numbers[f"{name}: largest gradient norm"] = table.mean(arm, "largest")
+            shares[f"{name}: steps with a norm above 1"] = table.mean(arm, "steps with a norm above 1")
+            numbers[f"{name}: largest gradient norm"] = table.mean(arm, "largest gradient norm")
             numbers[f"{name}: gradient norm, last tenth"] = table.mean(arm, "gradient norm")
         return Figure(data, shares, numbers)
 
@@ -181,9 +175,8 @@ class Fig7(Study):
     def panels(data: Data) -> list[Panel]:
         panels, label = [], "gradient norm, mean over a tenth"
         for title in [key for key in data if "60% negative" in key]:
-            norms = of_arms(data[title]["gradient norm"], METHODS, middles, 1)
             panels.append(accuracy(title, data[title]["correct"], METHODS, TRAINING))
-            panels.append(Panel(title, TRAINING, label, norms, {"yscale": "log"}))
+            panels.append(of_tenths(title, label, data[title]["gradient norm"], yscale="log"))
         return panels
 
 
@@ -211,31 +204,30 @@ class Fig8(Study):
 
     def read(self) -> Figure:
         uniform = [self.runs["uniform", seed] for seed in self.seeds]
-        iterations, keys = uniform[0].settings.iterations, ("pass@1", f"maj@{uniform[0].settings.k}")
+        steps, keys = range(uniform[0].settings.iterations + 1), ("pass@1", f"maj@{uniform[0].settings.k}")
 
         def level(run: Finished) -> dict[str, Sequence[float]]:
             """A model that is not trained stays what it is for all iterations."""
-            return {} if run.settings.iterations else {key: run.measured[key] * (iterations + 1) for key in keys}
+            return {} if run.settings.iterations else {key: run.measured[key] * len(steps) for key in keys}
 
         table, data, shares, rows = self.table(level), {}, {}, []
         names = {key: arm.name for key, arm in COMPOSITIONS.items()} | {name: name for name in self.scale.others}
-        others = [key for key in COMPOSITIONS if key != "anna_karenina"]
         for key in keys:
             data[key] = {name: table.along(name, key) for name in names}
-            rows += [[f"{key}: {text}", *texts(data[key][name])] for name, text in names.items()]
-            gains = {other: [f"{key}: Anna Karenina - {names[other]} (points)", ""] for other in others}
-            for i in range(1, iterations + 1):
-                after = f"{key} after iteration {i}"
-                shares |= {f"{text}: {after}": table.mean(name, key, at=i) for name, text in names.items()}
-                for other, row in gains.items():
-                    gain = table.gain("anna_karenina", other, key, at=i)
-                    shares[f"Anna Karenina - {names[other]}: {after}"] = gain
-                    row.append(gain.text(100))
-            rows += gains.values()
+            found = {text: [table.mean(name, key, at=i) for i in steps] for name, text in names.items()}
+            gains = {
+                f"Anna Karenina - {names[other]}": [table.gain("anna_karenina", other, key, at=i) for i in steps]
+                for other in COMPOSITIONS
+                if other != "anna_karenina"
+            }
+            rows += [[f"{key}: {text}", *(x.text(100, unit=" %") for x in each)] for text, each in found.items()]
+            rows += [[f"{key}: {text} (points)", "", *(x.text(100) for x in each[1:])] for text, each in gains.items()]
+            for i in steps[1:]:
+                shares |= {f"{text}: {key} after iteration {i}": each[i] for text, each in (found | gains).items()}
         drawn = [run.results["iterations"][0]["dataset"]["drawn"] for run in uniform]
         to_draw = Estimate.over_seeds(50_000 * counts["samples"] / counts["positive"] for counts in drawn)
         numbers = {"samples to draw for 50,000 positives (uniform sampling trains on any 50,000)": to_draw}
-        head = ["", "before", *(f"iteration {i}" for i in range(1, iterations + 1))]
+        head = ["", "before", *(f"iteration {i}" for i in steps[1:])]
         return Figure(data, shares, numbers, {"iterations": Table(head, rows)})
 
     @staticmethod
@@ -257,7 +249,7 @@ def training_task(settings: Settings) -> Task:
 THIRDS = {"hardest third": "p1", "middle third": "p3", "easiest third": "p5"}  # and their styles
 
 
-class Fig9(ByShare):
+class Fig9(Study):
     """The weight of questions of each difficulty in the data: ten equally wide buckets by the base model's accuracy.
 
     Ours: the accuracy on test questions of each difficulty after training, on the set with 50% positives of Figure 5.
@@ -266,7 +258,7 @@ class Fig9(ByShare):
     def arms(self) -> Jobs:
         base = replace(self.scale.base, iterations=0, test_samples=self.scale.difficulty)
         bases = {"test": self.job("fig9-test", base), "training": Job("fig9", base, training_task)}
-        return {**self.by_share([("topr", self.rates["topr"], 0.5)]), **bases}
+        return {**by_share(self, [("topr", self.rates["topr"], 0.5)]), **bases}
 
     def read(self) -> Figure:
         weights, shares = {}, {}
@@ -281,23 +273,22 @@ class Fig9(ByShare):
             weights[f"p~ = {p:.0%}"] = series(map(Estimate.over_seeds, zip(*each, strict=True)))
             hardest = Estimate.over_seeds(np.nansum(w[:3]) for w in each)
             shares[f"p~ = {p:.0%}: weight of the three hardest buckets"] = hardest
-        data = {**weights, "p~": list(self.scale.shares)}
+        data, own = {**weights, "p~": list(self.scale.shares)}, self.rates["topr"]
 
-        def thirds(run: Finished) -> dict[str, list[float]]:
-            is_base = run.settings.iterations == 0
-            return {} if is_base else {"thirds": by_third(self.runs["test", run.settings.seed], run)}
+        def thirds(p: float) -> list[list[float]]:
+            trained = {seed: self.runs[("topr", own, 0.5, p), seed] for seed in self.seeds}
+            return [by_third(self.runs["test", seed], run) for seed, run in trained.items()]
 
-        table, own = self.table(thirds), self.rates["topr"]
+        of_thirds = {p: list(map(Estimate.over_seeds, zip(*thirds(p), strict=True))) for p in self.scale.shares}
         for number, third in enumerate(THIRDS):
-            found = {p: table.mean(("topr", own, 0.5, p), "thirds", at=number) for p in self.scale.shares}
-            shares |= {f"{third}, p~ = {p:.0%}: correct": value for p, value in found.items()}
-            data[third] = series(found.values())
+            shares |= {f"{third}, p~ = {p:.0%}: correct": found[number] for p, found in of_thirds.items()}
+            data[third] = series(found[number] for found in of_thirds.values())
         return Figure(data, shares)
 
     @staticmethod
     def panels(data: Data) -> list[Panel]:
         buckets = [5 + 10 * i for i in range(10)]
-        drawn = [line(buckets, y, symbols(key)) for key, y in data.items() if key.startswith("p~ = ")]
+        drawn = [line(buckets, y, key.replace("p~", P_TILDE)) for key, y in data.items() if key.startswith("p~ = ")]
         axes = "base model's accuracy on a question (%)", "weight of a question (%), 95% interval"
         highest = max(float(np.nanmax(one.y)) for one in drawn)
         thirds = {(third, style): data[third] for third, style in THIRDS.items()}
@@ -355,8 +346,8 @@ class Table2(Study):
                 shares |= {f"{name}, {row}: {column}": table.mean(row, column) for column in columns}
             shares[f"{name}, TOPR - base: {ACCURACY}"] = table.gain("topr", "base", ACCURACY)
             shares[f"{name}, TOPR - constant verdict: {ACCURACY}"] = table.gain("topr", CONSTANT, ACCURACY)
-            for text, row in (("TOPR", "topr"), ("base", "base")):
-                shares[f"{name}, {text} - no verifier: {WEIGHTED}"] = table.gain(row, "no verifier", WEIGHTED)
+            shares[f"{name}, TOPR - no verifier: {WEIGHTED}"] = table.gain("topr", "no verifier", WEIGHTED)
+            shares[f"{name}, base - no verifier: {WEIGHTED}"] = table.gain("base", "no verifier", WEIGHTED)
         return Figure(data, shares)
 
     @staticmethod

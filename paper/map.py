@@ -28,7 +28,6 @@ from pandas import Series, json_normalize
 
 from paper.experiments import Arm, Scale
 from paper.runs import Finished, Job, Measured, Sweep, sharing_samples
-from pipeline.compose import share_of_positives
 from pipeline.records import Sample, Task, read_rows, write_file
 from pipeline.report import Estimate
 from pipeline.settings import TINY, Settings
@@ -115,7 +114,7 @@ def on_bases(sweep: Sweep, jobs: Mapping["Key", Job], places: Mapping[str, Place
         for base in sorted({base[:length] for base in bases if len(base) >= length}):
             teach = partial(make_base, options=base[-1], taught=folders[base[:-1]])
             lessons[base] = Job(f"base {' '.join(base)}", Settings(), map_task, run=teach)
-        folders |= {base: run.folder / "base" for base, run in sweep.make(lessons).items()}
+        folders |= {base: run.settings.out / "base" for base, run in sweep.make(lessons).items()}
     models = {key: str(folders[places[key.place].base] or TINY / "base") for key in jobs}
     return {key: job._replace(settings=replace(job.settings, model=models[key])) for key, job in jobs.items()}
 
@@ -190,10 +189,10 @@ def measured(run: Finished, task: Task) -> dict[str, Any]:
             "families": right_by_family(samples),
         }
 
-    drawn = read_rows(run.folder / "iteration-1" / "samples.jsonl", Sample)
+    drawn = read_rows(run.settings.out / "iteration-1" / "samples.jsonl", Sample)
     return {
         "steps": steps,
-        "positive": round(share_of_positives(drawn), 4),
+        "positive": round(sum(sample.reward > 0 for sample in drawn) / len(drawn), 4),
         "positive by family": right_by_family(drawn),
         "before": state(run.tested(0), run.results["before"]),
         "after": state(run.tested(steps), iteration["after"]),

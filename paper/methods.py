@@ -10,7 +10,7 @@ import torch
 import topr
 from paper.experiments import METHODS, OF_THE_PAPER, RATED, VARIANTS, Arm, Figure, Study, called
 from paper.panels import CORRECT, EPOCH, WHOLE, Data, accuracy, epoch, line, of_arms
-from paper.runs import Finished, Jobs, sharing_samples, texts
+from paper.runs import Finished, Jobs, Measured, sharing_samples
 from pipeline.evaluation import collect, estimate, wins
 from pipeline.methods import ppo_loss
 from pipeline.plots import Line, Panel
@@ -19,7 +19,7 @@ from pipeline.report import Estimate, Table
 
 
 class AtBothRates(Study):
-    """Arms ("own rate", name), and ("one rate", name) for those that also train at TOPR's learning rate."""
+    """Arms (name, learning rate): each at its own rate, and those of `at_one` at TOPR's too."""
 
     at_one: Sequence[str] = OF_THE_PAPER
 
@@ -29,16 +29,13 @@ class AtBothRates(Study):
         return {"own rate": self.rates, "one rate": dict.fromkeys(self.at_one, self.rates["topr"])}
 
     def arms(self) -> Jobs:
-        arms = {}
-        for kind, rates in self.kinds.items():
-            arms |= {(kind, name): self.job(name, self.scale.base, RATED[name], lr=lr) for name, lr in rates.items()}
-        return sharing_samples(arms)
+        wanted = [arm for rates in self.kinds.values() for arm in rates.items()]
+        return sharing_samples({(name, lr): self.job(name, self.scale.base, RATED[name], lr=lr) for name, lr in wanted})
 
-    @property
-    def legends(self) -> dict[tuple[str, str], str]:
-        """Arm -> its name in legends."""
-        kinds = reversed(self.kinds.items())
-        return {(kind, name): text for kind, rates in kinds for name, text in called(rates).items()}
+    def ends(self, table: Measured, what: str) -> dict[str, Estimate]:
+        """What is measured of each arm at the end, by its name in legends."""
+        arms = (arm for rates in reversed(self.kinds.values()) for arm in rates.items())
+        return {f"{called(*arm)}: {what} at the end": table.mean(arm, what) for arm in arms}
 
 
 class Fig1(AtBothRates):
@@ -50,13 +47,11 @@ class Fig1(AtBothRates):
     rated = tuple(METHODS)
 
     def read(self) -> Figure:
-        table, arms = self.table(), self.legends
-        shares = {f"{text}: correct at the end": table.mean(arm) for arm, text in arms.items()}
-        for arm in [("own rate", name) for name in self.rates if name != "topr"]:
-            shares[f"TOPR - {arms[arm]}"] = table.gain(("own rate", "topr"), arm)
-        data: dict[str, Any] = {of: {name: table.along((of, name)) for name in self.kinds[of]} for of in self.kinds}
-        data["steps"] = {name: self.runs[("own rate", name), self.seeds[0]].last_step for name in self.rates}
-        return Figure(data, shares)
+        table, topr = self.table(), ("topr", self.rates["topr"])
+        gains = {f"TOPR - {called(*arm)}": table.gain(topr, arm) for arm in self.rates.items() if arm != topr}
+        data: dict[str, Any] = {of: {arm[0]: table.along(arm) for arm in self.kinds[of].items()} for of in self.kinds}
+        data["steps"] = {arm[0]: self.runs[arm, self.seeds[0]].last_step for arm in self.rates.items()}
+        return Figure(data, self.ends(table, "correct") | gains)
 
     @staticmethod
     def panels(data: Data) -> list[Panel]:
@@ -117,10 +112,9 @@ class Fig3(AtBothRates):
     rated = OF_THE_PAPER
 
     def read(self) -> Figure:
-        table = self.table()
-        shares = {"base: invalid": table.mean(("one rate", "topr"), "invalid", at=0)}
-        shares |= {f"{text}: invalid at the end": table.mean(arm, "invalid") for arm, text in self.legends.items()}
-        data = {name: {o: table.along(("one rate", name), o) for o in get_args(Outcome)} for name in OF_THE_PAPER}
+        table, one = self.table(), self.rates["topr"]
+        shares = {"base: invalid": table.mean(("topr", one), "invalid", at=0)} | self.ends(table, "invalid")
+        data = {name: {o: table.along((name, one), o) for o in get_args(Outcome)} for name in OF_THE_PAPER}
         return Figure(data, shares)
 
     @staticmethod
@@ -184,8 +178,8 @@ class Fig4(Study):
 def by_cardinality(run: Finished) -> list[float]:
     """The share of test problems with 0, 1-4, 5-8, ... correct completions."""
     n = run.settings.test_samples
-    rewards = np.array([sample.reward > 0 for sample in run.tested(run.last_step)]).reshape(-1, n).sum(1)
-    return (np.bincount(-(-rewards // 4), minlength=-(-n // 4) + 1) / len(rewards)).tolist()
+    right = np.array([sample.reward > 0 for sample in run.tested(run.last_step)]).reshape(-1, n).sum(1)
+    return (np.bincount(-(-right // 4), minlength=-(-n // 4) + 1) / len(right)).tolist()
 
 
 class Variants(AtBothRates):
@@ -205,17 +199,18 @@ class Variants(AtBothRates):
 
     def read(self) -> Figure:
         table, shares, data, rows = self.table(), {}, {"one rate": {}, "own rate": {}}, []
+        topr = ("topr", self.rates["topr"])
         for kind in data:
-            for name, rate in self.kinds[kind].items():
-                arm, here = (kind, name), f"{name}, lr {rate:g}"
+            for arm in self.kinds[kind].items():
+                name, here = arm[0], f"{arm[0]}, lr {arm[1]:g}"
                 data[kind][name] = {outcome: table.along(arm, outcome) for outcome in get_args(Outcome)}
-                shares[f"{here}: correct at the end"] = table.mean(arm)
-                shares[f"{here}: invalid at the end"] = table.mean(arm, "invalid")
+                shares |= {f"{here}: {what} at the end": table.mean(arm, what) for what in ("correct", "invalid")}
                 if name != "topr":
-                    shares[f"{here} - topr"] = table.gain(arm, ("one rate", "topr"))
-        for name, curves in data["one rate"].items():
-            ends = [texts(y)[-1] for y in (curves["correct"], curves["invalid"], data["own rate"][name]["correct"])]
-            rows.append([f"`{name}`", *ends[:2], f"{self.rates[name]:g}", ends[2]])
+                    shares[f"{here} - topr"] = table.gain(arm, topr)
+        for name, lr in self.rates.items():
+            one, own = (name, topr[1]), (name, lr)
+            ends = [table.mean(*of).text(100, unit=" %") for of in ((one,), (one, "invalid"), (own,))]
+            rows.append([f"`{name}`", *ends[:2], f"{lr:g}", ends[2]])
         head = ["weight", "correct at the end", "invalid at the end", "own learning rate", "correct with that"]
         return Figure(data, shares, tables={"weights": Table(head, rows)})
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from paper.experiments import Arm
+from paper.experiments import METHODS, Arm
 from paper.runs import Series
 from pipeline.plots import Line, Panel, Style
 
 Data = Mapping[str, Any]  # that of results/NAME.json
 EPOCH, TRAINING, CORRECT = "share of the epoch (%)", "share of the training (%)", "correct (%), 95% interval"
-WHOLE = {"ylim": (-3, 103)}  # all shares
+WHOLE, P_TILDE = {"ylim": (-3, 103)}, r"$\tilde p$"  # WHOLE: all shares
 
 
 def line(x: Sequence[float], y: Series, label: str, style: Style | str = "", scale: float = 100) -> Line:
@@ -29,14 +29,16 @@ def epoch(y: Series) -> list[float]:
     return [100 * i / (len(y["mean"]) - 1) for i in range(len(y["mean"]))]
 
 
-def middles(y: Series) -> list[float]:
-    """The middles of equal parts of the training, in percent."""
-    return [100 * (i + 0.5) / len(y["mean"]) for i in range(len(y["mean"]))]
-
-
-def of_arms(curves: Mapping[str, Series], arms: Mapping[str, Arm], x: Any = epoch, scale: float = 100) -> list[Line]:
+def of_arms(curves: Mapping[str, Series], arms: Mapping[str, Arm], x: Any = epoch) -> list[Line]:
     """A line for each of some arms, with its name and style; x: a function of a line's points."""
-    return [line(x(y), y, arms[key].name, arms[key].style, scale) for key, y in curves.items()]
+    return [line(x(y), y, arms[key].name, arms[key].style) for key, y in curves.items()]
+
+
+def of_tenths(title: str, ylabel: str, curves: Mapping[str, Series], **options: Any) -> Panel:
+    """What was measured of some of METHODS in tenths of the training, each at its middle."""
+    middles = {key: [100 * (i + 0.5) / len(y["mean"]) for i in range(len(y["mean"]))] for key, y in curves.items()}
+    drawn = [line(middles[key], y, METHODS[key].name, METHODS[key].style, 1) for key, y in curves.items()]
+    return Panel(title, TRAINING, ylabel, drawn, options)
 
 
 def accuracy(title: str, curves: Mapping[str, Series], arms: Mapping[str, Arm], x: str = EPOCH) -> Panel:
@@ -49,9 +51,4 @@ def of_shares(title: str, p_tildes: Sequence[float], y: Mapping[tuple[str, str],
     ticks, x = [1, 2, 5, 10, 20, 50, 100], [100 * p for p in p_tildes]
     options = {"xscale": "log", "xticks": ticks, "xticklabels": ticks, "ylim": (-3, 100)}
     drawn = [line(x, each, *named) for named, each in y.items()]
-    return Panel(title, r"effective share of positives $\tilde p$ (%)", CORRECT, [*also, *drawn], options)
-
-
-def symbols(text: str) -> str:
-    """A text with p~ as a formula."""
-    return text.replace("p~", r"$\tilde p$")
+    return Panel(title, f"effective share of positives {P_TILDE} (%)", CORRECT, [*also, *drawn], options)

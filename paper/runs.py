@@ -18,7 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -106,23 +106,18 @@ def print_jobs(name: str, jobs: Jobs, usual: Sequence[Settings]) -> None:
     rows = []
     for label, of_label in by_label.items():
         job, *_ = of_label.values()
-        seeds = " ".join(str(job.settings.seed) for job in of_label.values())
-        of_kind = next(asdict(settings) for settings in usual if type(settings) is type(job.settings))
-        here = asdict(job.settings) | {"seed": of_kind["seed"], "token_loss": job.token_loss}
+        settings, seeds = job.settings, " ".join(str(job.settings.seed) for job in of_label.values())
+        of_kind = next(asdict(one) for one in usual if type(one) is type(settings))
+        here = asdict(settings) | {"seed": of_kind["seed"], "token_loss": job.token_loss}
         changed = {name: value for name, value in here.items() if value != of_kind.get(name)}
         differing = " ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in changed.items())
-        rows.append([label, seeds, differing, *(f"{size:,}" for size in sizes(job.settings))])
+        problems, tests, drawn = settings.problems, settings.test_problems, 0
+        if isinstance(settings, VerifierSettings):
+            problems, tests = problems * settings.train_solutions, tests * settings.test_solutions
+            drawn = problems + tests  # solutions
+        found = counts(settings, problems, tests)
+        rows.append([label, seeds, differing, f"{found.sampled + drawn:,}", f"{settings.iterations * found.steps:,}"])
     Table([name, "seeds", "differs in", "samples", "steps"], rows).print()
-
-
-def sizes(settings: Settings) -> tuple[int, int]:
-    """Samples drawn and optimiser steps made by a run that finds as many problems as it asks for, at most."""
-    problems, tested, solutions = settings.problems, settings.test_problems, 0
-    if isinstance(settings, VerifierSettings):
-        problems, tested = problems * settings.train_solutions, tested * settings.test_solutions
-        solutions = problems + tested
-    found = counts(settings, problems, tested)
-    return found.sampled + solutions, settings.iterations * found.steps
 
 
 @dataclass(frozen=True)
@@ -132,15 +127,10 @@ class Finished:
     settings: Settings
     results: dict[str, Any]
 
-    @property
-    def folder(self) -> Path:
-        """The folder of the run."""
-        return self.settings.out
-
     @cached_property
     def steps(self) -> list[dict[str, float]]:
         """The optimiser's steps of its first iteration: metrics.jsonl."""
-        lines = (self.folder / "iteration-1" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        lines = (self.settings.out / "iteration-1" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines]
 
     @property
@@ -150,12 +140,12 @@ class Finished:
 
     def tested(self, step: int) -> list[Sample]:
         """The test problems' completions after this step of the first iteration."""
-        return read_rows(self.folder / "iteration-1" / f"test-{step}.jsonl", Sample)
+        return read_rows(self.settings.out / "iteration-1" / f"test-{step}.jsonl", Sample)
 
     @property
     def cost(self) -> dict[str, Any]:
         """Core seconds, commit and versions; the first two unknown where the run was ended before it wrote them."""
-        file = self.folder / "made.json"
+        file = self.settings.out / "made.json"
         made = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"seconds": 0.0, "commit": "unknown"}
         return made | {"versions": self.results["versions"]}
 
@@ -181,16 +171,6 @@ def series(points: Iterable[Estimate]) -> Series:
     """
     points = [[None if x is None or math.isnan(x) else x for x in point[:2]] for point in points]
     return {"mean": [mean for mean, _ in points], "half_width": [half_width for _, half_width in points]}
-
-
-def texts(y: Series) -> list[str]:
-    """The points of a line, which are shares, in percent with their intervals.
-
-    >>> texts({"mean": [0.4, 0.5], "half_width": [0.1, None]})
-    ['40.0 ± 10.0 %', '50.0 %']
-    """
-    points = zip(y["mean"], y["half_width"], strict=True)
-    return [Estimate(mean, half_width).text(100, unit=" %") for mean, half_width in points]
 
 
 class Measured:
@@ -275,10 +255,9 @@ def _start_worker() -> None:
 
 def commit() -> str:
     """The commit of this code, with "-dirty" where Python files were changed; "unknown" outside a repository."""
-    here = Path(__file__).parent.parent
+    git = partial(subprocess.check_output, cwd=Path(__file__).parent.parent, text=True, stderr=DEVNULL)
     try:
-        head = subprocess.check_output("git rev-parse --short HEAD".split(), cwd=here, text=True, stderr=DEVNULL)
-        changed = subprocess.check_output("git status --short -- *.py".split(), cwd=here, stderr=DEVNULL)
+        changed = git("git status --short -- *.py".split())
+        return git("git rev-parse --short HEAD".split()).strip() + "-dirty" * bool(changed)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return head.strip() + "-dirty" * bool(changed)

@@ -244,9 +244,7 @@ class Run:
             points.append(Point(stop, sum(step.sequences for step in steps[:stop]), str(folder)))
         done = run_folder.resume_step(here, points)
         if done is not None:
-            lm, optimizer = self._learner(model, str(here / f"checkpoint-{done}") if done else None)
-            if done:
-                run_folder.load_optimizer(here, done, optimizer)
+            lm, optimizer = self._learner(model, here / f"checkpoint-{done}" if done else None)
             self._epoch(iteration, steps, done, points, lm, optimizer)
         remove(*here.glob("checkpoint-*"), *here.glob("model*.unfinished"))
         return points
@@ -297,7 +295,7 @@ class Run:
                 if step in stops and step < len(steps):
                     run_folder.save_model(lm, stops[step])
                 if step < len(steps) and (any(asked) or step % settings.save_every == 0):
-                    run_folder.save_checkpoint(here, step, lm, optimizer)
+                    run_folder.save_checkpoint(here, step, optimizer)
                 self.moments.append(("training", time.monotonic()))
                 if any(asked) and step < len(steps):
                     raise processes.SharedStop
@@ -353,27 +351,24 @@ class Run:
             self.moments.append((doing, time.monotonic()))
         return self.held
 
-    def _learner(self, model: str, checkpoint: str | None = None) -> tuple[LanguageModel, torch.optim.Optimizer]:
-        """The model in training, sharded over the ranks, and its optimiser. checkpoint: where it goes on, if anywhere.
-
-        A checkpoint is a whole model or, of a model with adapters, these alone.
-        """
-        settings, key = self.settings, ("learner", checkpoint or model)
-        if settings.lora and checkpoint:
-            key = (*key, model)  # the adapters' own, and what they are put on
+    def _learner(self, model: str, checkpoint: Path | None = None) -> tuple[LanguageModel, torch.optim.Optimizer]:
+        """The model in training, sharded over the ranks, and its optimiser; if there is a checkpoint, as it has them."""
+        settings, key = self.settings, ("learner", model, *([str(checkpoint)] if checkpoint else []))
 
         def load() -> nullcontext:
             if not (dist.is_initialized() or settings.gradient_checkpointing or settings.lora):
-                lm = load_model(key[1], None, settings)
+                lm = load_model(model, None, settings)
             elif settings.lora is None:
-                lm = load_to_train(key[1], settings)
+                lm = load_to_train(model, settings)
             else:
                 from pipeline.models.lora import add_adapters
 
-                seed = settings.seed_of("adapters")
-                adapt = partial(add_adapters, rank=settings.lora, seed=seed, checkpoint=checkpoint)
+                adapt = partial(add_adapters, rank=settings.lora, seed=settings.seed_of("adapters"))
                 lm = load_to_train(model, settings, adapt)
             # Before any forward pass: after one, FSDP2 leaves some weights gathered in copies, which are not trained.
-            return nullcontext((lm, make_optimizer(settings.optimizer, lm.model, settings.lr)))
+            optimizer = make_optimizer(settings.optimizer, lm.model, settings.lr)
+            if checkpoint:
+                run_folder.load_checkpoint(checkpoint, optimizer)
+            return nullcontext((lm, optimizer))
 
         return self._hold(key, load)

@@ -8,7 +8,7 @@ from helpers import fit, shared_logprobs, steps_of, tiny_model
 
 from pipeline.models.language_model import make_optimizer, shard
 from pipeline.runtime.processes import from_all_ranks, rank, ranks
-from pipeline.runtime.run_folder import load_optimizer, save_checkpoint
+from pipeline.runtime.run_folder import load_checkpoint, save_checkpoint
 
 
 def on_two_ranks(work, folder, *arguments, timeout=None):
@@ -33,7 +33,7 @@ def _worker(number, work, folder, arguments, timeout):
 def epoch(grouped, batch, micro_batch, optimizer, cut=None, logprobs=shared_logprobs):
     """The pipeline's own training of rows of examples: losses and norms, last (clipped) gradients, weights.
 
-    cut: (folder, lm) to write a checkpoint into after two steps, from which another model goes on.
+    cut: folder to write a checkpoint into after two steps, from which another model goes on.
     """
     steps = steps_of(grouped, batch, micro_batch, rank(), ranks())
 
@@ -48,11 +48,9 @@ def epoch(grouped, batch, micro_batch, optimizer, cut=None, logprobs=shared_logp
     trained = begin(tiny_model())
     metrics = train(*trained, steps[:2] if cut else steps)
     if cut:
-        folder, lm = cut
-        save_checkpoint(folder, 2, lm._replace(model=trained[0]), trained[1])
-        model = type(tiny_model()).from_pretrained(folder / "checkpoint-2").double().eval()
-        trained = begin(model)
-        load_optimizer(folder, 2, trained[1])
+        save_checkpoint(cut, 2, trained[1])
+        trained = begin(tiny_model())
+        load_checkpoint(cut / "checkpoint-2", trained[1])
         metrics += train(*trained, steps[2:])
     weights = list(trained[0].parameters())
     return metrics, whole([weight.grad for weight in weights]), whole(weights)

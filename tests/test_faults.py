@@ -54,8 +54,9 @@ def last_checkpoint(folder):
     ("damage", "name", "said"),
     [
         (cut, "iteration-2/train.jsonl", "is damaged"),
-        (flip, "CHECKPOINT/model.safetensors", "is damaged"),
-        (Path.unlink, "CHECKPOINT/tokenizer.json", "is missing"),  # elsewhere, a file that is not there is made
+        (flip, "CHECKPOINT/rank-0.pt", "is damaged"),
+        (flip, "iteration-1/model/model.safetensors", "is damaged"),
+        (Path.unlink, "CHECKPOINT/rank-0.pt", "is missing"),  # elsewhere, a file that is not there is made
         (lambda file: file.write_text("{"), "results.json", ".*; remove it to make it anew$"),
     ],
 )

@@ -4,29 +4,24 @@ A is random and B zero at the start of each iteration, so that pi = mu there: lo
 which is the base model in the first iteration and the merged one of the iteration before in the others.
 """
 
-from pathlib import Path
-
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from pipeline.models.language_model import LanguageModel
 
 
-def add_adapters(lm: LanguageModel, rank: int, seed: int, checkpoint: str | None = None) -> LanguageModel:
+def add_adapters(lm: LanguageModel, rank: int, seed: int) -> LanguageModel:
     """The model with adapters in all linear layers but the head, which alone are trained; its own weights are frozen.
 
-    rank: the rows of A and the columns of B. seed: that of A; the global random state is left as it was. checkpoint: a
-    folder with adapters to go on with. The product B A is not scaled (ours; peft's lora_alpha equals the rank).
+    rank: the rows of A and the columns of B. seed: that of A; the global random state is left as it was. The product
+    B A is not scaled (ours; peft's lora_alpha equals the rank).
     """
-    from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+    from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(r=rank, lora_alpha=rank, target_modules="all-linear", task_type="CAUSAL_LM")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = get_peft_model(lm.model, config)
-    if checkpoint is not None:
-        set_peft_model_state_dict(model, load_file(Path(checkpoint) / "adapter_model.safetensors"))
     return lm._replace(model=model.eval())
 
 

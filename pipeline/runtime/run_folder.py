@@ -3,7 +3,7 @@
 A stage leaves one file, which appears under its name when it is whole and which no later stage changes. A stage whose
 file is there is not run again, so the same command, given after whatever ended a run, goes on where it was. SHA256SUMS
 beside the files has their checksums, in the form that `sha256sum -c SHA256SUMS` checks; a damaged file is never read.
-Models are ordinary `transformers` folders; a checkpoint is such a folder with the optimiser's state beside the model.
+Models are ordinary `transformers` folders. A checkpoint has a file of each rank: its shards of weights and optimiser.
 
 Every rank calls `stage`, `held_folder`, `remove`, `resume_step` and the functions that save or load: rank zero
 looks and writes, and the others wait for it.
@@ -229,60 +229,84 @@ def resume_step(here: Path, points: Sequence[Point]) -> int | None:
     return on_rank_zero(find)
 
 
-def save_checkpoint(folder: Path, done: int, lm: "LanguageModel", optimizer: "torch.optim.Optimizer") -> None:
-    """Write folder/checkpoint-DONE; the checkpoints before it are then removed."""
-    older = list(folder.glob("checkpoint-*"))
-    save_model(lm, folder / f"checkpoint-{done}", optimizer)
-    remove(*older)
-
-
-def save_model(lm: "LanguageModel", folder: Path, optimizer: "torch.optim.Optimizer | None" = None) -> None:
-    """Write a `transformers` folder, gathered from all ranks; with the optimiser's and the random state of each rank.
-
-    Of a model with adapters, the folder has the merged weights and, in adapter/, the adapters; with an optimiser these
-    alone. The folder appears under its name when it is whole, its checksums inside.
-    """
-    import torch
-    from safetensors import SafetensorError
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-
+@contextmanager
+def _appearing(folder: Path) -> Iterator[Path]:
+    """A folder to write into that has another name until the block ends, and its checksums inside from then on."""
     unfinished = folder.with_name(f"{folder.name}.unfinished")
-    remove(unfinished)
-    weights = get_model_state_dict(lm.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-
-    def write_weights() -> None:
-        model, own = lm.model, weights
-        try:
-            if hasattr(model, "peft_config"):
-                from pipeline.models.lora import merged
-
-                adapters = unfinished if optimizer else unfinished / "adapter"  # as PeftModel.from_pretrained reads it
-                model.save_pretrained(adapters, state_dict=weights, save_embedding_layers=False)
-                model, own = model.get_base_model(), merged(model, weights)
-            if model is lm.model or optimizer is None:
-                model.save_pretrained(unfinished, state_dict=own, max_shard_size="4GB")  # hashed side by side
-        except SafetensorError as error:  # which does not name its file
-            raise OSError(f"{unfinished}: {error}") from error
-        lm.tokenizer.save_pretrained(unfinished)
 
     def publish() -> None:
         seal_folder(unfinished)
         unfinished.rename(folder)
 
-    on_rank_zero(write_weights)
-    if optimizer is not None:
-        state = {"optimizer": optimizer.state_dict(), "random": torch.get_rng_state()}
-        on_all_ranks(lambda: torch.save(state, unfinished / f"rank-{rank()}.pt"))
+    remove(unfinished)
+    on_rank_zero(lambda: unfinished.mkdir(parents=True))
+    yield unfinished
     on_rank_zero(publish)
 
 
-def load_optimizer(folder: Path, done: int, optimizer: "torch.optim.Optimizer") -> None:
-    """Put back this rank's optimiser and random state from folder/checkpoint-DONE; its model is loaded like others."""
+def save_model(lm: "LanguageModel", folder: Path) -> None:
+    """Write a `transformers` folder, gathered from all ranks.
+
+    Of a model with adapters, the folder has the merged weights and, in adapter/, the adapters.
+    """
+    from safetensors import SafetensorError
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    weights = get_model_state_dict(lm.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+
+    def write() -> None:
+        model, own = lm.model, weights
+        try:
+            if hasattr(model, "peft_config"):
+                from pipeline.models.lora import merged
+
+                model.save_pretrained(unfinished / "adapter", state_dict=weights, save_embedding_layers=False)
+                model, own = model.get_base_model(), merged(model, weights)
+            model.save_pretrained(unfinished, state_dict=own, max_shard_size="4GB")  # hashed side by side
+        except SafetensorError as error:  # which does not name its file
+            raise OSError(f"{unfinished}: {error}") from error
+        lm.tokenizer.save_pretrained(unfinished)
+
+    with _appearing(folder) as unfinished:
+        on_rank_zero(write)
+
+
+def save_checkpoint(here: Path, done: int, optimizer: "torch.optim.Optimizer") -> None:
+    """Write here/checkpoint-DONE; the checkpoints before it are then removed.
+
+    Each rank writes its own: its shards of the weights that `optimizer` trains, the optimiser's and the random state.
+    """
     import torch
 
-    state = torch.load(folder / f"checkpoint-{done}" / f"rank-{rank()}.pt", map_location=device(), weights_only=True)
+    def write() -> None:
+        state = {"weights": _own_shards(optimizer), "optimizer": optimizer.state_dict()}
+        try:
+            with (unfinished / f"rank-{rank()}.pt").open("wb") as file:
+                torch.save(state | {"random": torch.get_rng_state()}, file)
+        except RuntimeError as error:  # torch's, in place of the disk's, which does not name its file either
+            raise OSError(f"{unfinished}: {error.__context__ or error}") from error
+
+    older = list(here.glob("checkpoint-*"))
+    with _appearing(here / f"checkpoint-{done}") as unfinished:
+        on_all_ranks(write)
+    remove(*older)
+
+
+def load_checkpoint(folder: Path, optimizer: "torch.optim.Optimizer") -> None:
+    """Put back what `save_checkpoint` wrote, into a model as it was loaded, before a forward pass gathers weights."""
+    import torch
+
+    state = torch.load(folder / f"rank-{rank()}.pt", map_location=device(), weights_only=True)
+    for shard, saved in zip(_own_shards(optimizer), state["weights"], strict=True):
+        shard.copy_(saved)
     for of_weight in state["optimizer"]["state"].values():
         if torch.is_tensor(of_weight["step"]):
             of_weight["step"] = of_weight["step"].cpu()  # where AdamW keeps it: on a GPU, each step would wait for it
     optimizer.load_state_dict(state["optimizer"])
     torch.set_rng_state(state["random"].cpu())
+
+
+def _own_shards(optimizer: "torch.optim.Optimizer") -> list["torch.Tensor"]:
+    """This rank's part of each weight that is trained; all of it where nothing is sharded."""
+    trained = [weight for group in optimizer.param_groups for weight in group["params"] if weight.requires_grad]
+    return [getattr(weight, "to_local", lambda weight=weight: weight)().detach() for weight in trained]

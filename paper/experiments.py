@@ -116,7 +116,9 @@ QUICK = replace(
 )
 DEEPSEEK = "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"
 PAPER = Scale(
-    base=replace(PRESETS["paper"], iterations=1, examples=None, curve_points=5),  # an epoch over all samples (4.2)
+    base=replace(  # an epoch over all samples (4.2), and the same intervals after each iteration (ours)
+        PRESETS["paper"], iterations=1, examples=None, curve_points=5, between_samples=None
+    ),
     rates=(5e-7,),
     shares=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 1.0),
     sets={"examples": 50_000, "n": 20},  # "two datasets containing 50,000 examples"; 20: for enough negatives (ours)

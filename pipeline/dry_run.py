@@ -24,7 +24,8 @@ LINKS = 450e9 * 0.6  # bytes a second that a GPU sends over NVLink
 MEMORY = 3.35e12 * 0.5  # bytes a second that a GPU reads
 COMPLETION = 0.4  # of the longest: the tokens of a mean completion
 SEQUENCES = 256  # that vLLM decodes at a time
-WRITING = 0.5e9  # bytes a second that a model is gathered, written and hashed with
+WRITING = 0.5e9  # bytes a second that a process writes and hashes
+DISK = 2e9  # bytes a second that a disk takes from all of them
 START = 180.0  # seconds that an engine takes to start, and the trainer to load the model
 
 
@@ -48,7 +49,8 @@ def counts(settings: Settings, problems: int, tests: int, trained: int | None = 
     if trained is None:
         at_most = min(settings.examples or drawn, drawn)
         trained = settings.epochs * (2 * problems * settings.pairs if METHODS[settings.method].of_pairs else at_most)
-    tested = tests * ((1 + k) * settings.test_samples + k * along)
+    between = max(k - 1, 0) * (settings.between_samples or settings.test_samples)
+    tested = tests * (min(1 + k, 2) * settings.test_samples + between + k * along)
     return Counts(trained, tested, tested + k * drawn, ceil(trained / settings.batch))
 
 
@@ -82,7 +84,7 @@ def plan(settings: Settings, inputs: Inputs, processes: int) -> dict[str, tuple[
         "processes": (processes, "", "one GPU each; torchrun --nproc-per-node"),
         "prompt": (prompt, "tokens", f"the {'mean' if prompts else 'longest'} of training"),
         "training samples": (k * size.drawn, "", f"{k} iterations x {size.drawn:,}"),
-        "test samples": (found.tested, "", "before, and after each iteration; fewer along its epoch"),
+        "test samples": (found.tested, "", "before and after all; fewer between iterations and along an epoch"),
         "held-out samples": (sum(map(len, inputs.held_out or ())), "", "scored before, along and after training"),
         "sampled tokens": (found.sampled * settings.max_new_tokens, "", "at most: all to the limit"),
         "samples trained on": (k * found.trained, "", f"{k} iterations x {found.trained:,}, at most"),
@@ -126,13 +128,17 @@ def hours(
     tokens_per_second = processes * SEQUENCES * MEMORY / (2 * parameters + SEQUENCES * cache)
     score = forward + settings.reshard * gathering  # without resharding the weights stay gathered from step to step
     train = (3 + settings.gradient_checkpointing) * forward + (1 + settings.reshard) * gathering + 4 * sending
-    save = k * (found.steps // settings.save_every + 1) * 4 * parameters / WRITING
+    checkpoints = k * (found.steps // settings.save_every) * 4 * parameters / min(processes * WRITING, DISK)
+    save = checkpoints + k * 4 * parameters / WRITING
     reading, speed = f"weights and cache are read at {MEMORY / 1e12:.2f} TB/s", f"{MATRICES / 1e12:.0f} TFLOP/s"
     seconds = {
         "starting": ((1 + k) * START, "3 minutes for each model: an engine and the trainer"),
         "sampling": (found.sampled * completion / tokens_per_second, f"{SEQUENCES} sequences at a time; {reading}"),
         "scoring": (k * found.steps * score, f"a forward pass at {speed}"),
         "training": (k * found.steps * train, f"{speed}, then {LINKS / 1e9:.0f} GB/s of NVLink"),
-        "saving": (save, f"weights after every --save-every steps and at the end, {WRITING / 1e9} GB/s"),
+        "saving": (
+            save,
+            f"models at {WRITING / 1e9} GB/s, checkpoints by all processes at {DISK / 1e9:.0f} GB/s",
+        ),
     }
     return {stage: (value / 3600, how) for stage, (value, how) in seconds.items()}

@@ -164,6 +164,8 @@ class Settings:
     """test problems to evaluate on, the first ones (ours; paper: all 1,319)"""
     test_samples: Several = 32
     """samples per test problem (ours; paper: 64)"""
+    between_samples: Several | None = None
+    """samples per test problem after an iteration that another one follows (ours); default: --test-samples"""
     k: Count = 16
     """the K of maj@K and pass@K (paper, Section 4.3)"""
     curve_points: Count = 5

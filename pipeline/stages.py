@@ -34,7 +34,7 @@ from pipeline.compose import COMPOSITIONS, note_on_signs
 from pipeline.evaluation import Scored, to_scored
 from pipeline.methods import METHODS, Loss
 from pipeline.metrics import START_TOLERANCE, append_json, check_ratio, keep_lines, step_metrics
-from pipeline.models import chunked_head
+from pipeline.models import chunked_head, language_model
 from pipeline.models.language_model import LanguageModel, load_model, load_to_train, make_optimizer, token_logprobs
 from pipeline.records import Drawn, Example, InputError, Problem, Sample, Task, read_rows, write_file
 from pipeline.results import publish, track_evaluation
@@ -80,6 +80,8 @@ def open_run(settings: Settings, task: Task, learn: Learn | None = None) -> Iter
             tokens = inputs.size.longest * (inputs.size.drawn + inputs.size.tested)
             if 12 * inputs.size.parameters + TOKEN_BYTES * tokens > LARGE:
                 on_all_ranks(lambda: check_room(settings, run.folder, inputs.size))
+            if not Path(settings.model).is_dir():
+                on_all_ranks(lambda: language_model.download(settings.model))
             stack.enter_context(run_folder.held_folder(run.folder, inputs.record))
             if settings.track is not None:
                 tracked = tracker(settings.track, run.folder, inputs.record)
@@ -126,6 +128,8 @@ class Run:
             return
         file, is_along = here / f"test-{point.step}.jsonl", point.model == str(here / f"model-{point.step}")
         n = settings.curve_samples if is_along else settings.test_samples
+        if not is_along and point.step > 0 and iteration < settings.iterations:
+            n = settings.between_samples or n
         seed = settings.seed_of(f"test {iteration} {point.step}")
         if (rows := self.inputs.held_out) is not None:
 
@@ -352,7 +356,7 @@ class Run:
         return self.held
 
     def _learner(self, model: str, checkpoint: Path | None = None) -> tuple[LanguageModel, torch.optim.Optimizer]:
-        """The model in training, sharded over the ranks, and its optimiser; if there is a checkpoint, as it has them."""
+        """The model in training, sharded over the ranks, and its optimiser; as a checkpoint has them, if given."""
         settings, key = self.settings, ("learner", model, *([str(checkpoint)] if checkpoint else []))
 
         def load() -> nullcontext:

@@ -46,8 +46,9 @@ def note_times(run: "Run", moments: Sequence[tuple[str, float]]) -> None:
         from pipeline.dry_run import plan
 
         ending = ", on H100s"
-        planned = plan(run.settings, run.inputs, ranks()).items()
-        found[HOURS] = {name.removesuffix(ending): hours for name, (hours, *_) in planned if name.endswith(ending)}
+        planned = {name: value for name, (value, *_) in plan(run.settings, run.inputs, ranks()).items()}
+        found[HOURS] = {name.removesuffix(ending): planned[name] for name in planned if name.endswith(ending)}
+        found["bytes without activations, estimated"] = planned["training, per GPU"]
     write_file(file, json.dumps(found, indent=2) + "\n")
 
 
@@ -68,7 +69,9 @@ def table_of(found: Mapping[str, Any]) -> Table:
         guess = f"{3600 * estimated[stage]:,.0f} s" if stage in estimated else "-"
         rows.append([stage, f"{took:,.0f} s", guess, speed])
     where = "of a GPU" if torch.cuda.is_available() else "of a process"
-    rows.append([f"peak memory {where}", f"{found['peak bytes'] / 1e9:.1f} GB", "-", ""])
+    least = found.get("bytes without activations, estimated", 0)
+    guess = f"{least / 1e9:.1f} GB + activations" if least else "-"
+    rows.append([f"peak memory {where}", f"{found['peak bytes'] / 1e9:.1f} GB", guess, ""])
     return Table(["", "measured", "estimated (H100s)", ""], rows)
 
 

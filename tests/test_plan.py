@@ -29,6 +29,8 @@ def test_the_counts_are_those_of_the_settings():
     assert items["optimiser steps"] == 3 * 32  # 500 / 16, rounded up
     assert items["test samples"] == 10 * 32 * 4 + 10 * 4 * 4 * 3  # in full 4 times; at 4 points of 3 epochs
     assert items["sampled tokens"] == 128 * (3 * 100 * 8 + items["test samples"])
+    between = by_name(replace(settings, between_samples=8, curve_points=1))
+    assert between["test samples"] == 10 * (2 * 32 + 2 * 8)
     karenina = by_name(replace(settings, composition="anna_karenina", examples=None))
     assert karenina["training samples"] == karenina["samples trained on"] == 3 * 100 * 64  # at most
     pairs = by_name(replace(settings, method="dpo", pairs=2, epochs=2))
@@ -71,7 +73,9 @@ def test_hours_are_shared_by_the_processes():
     assert eight["training"] == pytest.approx(5 * 6_250 * (3 * compute / 8 + sent))
     for stage in ("scoring", "sampling"):
         assert eight[stage] == pytest.approx(one[stage] / 8)
-    assert eight["saving"] == pytest.approx(5 * 7 * 4 * 8e9 / 0.5e9)
+    whole, checkpoints = 5 * 4 * 8e9, 5 * 2 * 4 * 8e9  # bytes
+    assert one["saving"] == pytest.approx((whole + checkpoints) / 0.5e9)  # a process's own speed
+    assert eight["saving"] == pytest.approx(whole / 0.5e9 + checkpoints / 2e9)  # the disk's
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])

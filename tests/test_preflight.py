@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import http.server
+import json
 import os
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from killing import arguments
 from runs import experiment
 
 import train_gsm8k as gsm8k
@@ -125,7 +127,8 @@ def test_the_room_of_the_paper_s_run_is_what_its_stages_leave(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")  # on a node's processors: two copies, a checkpoint, samples eight times
     for has_gpu, weights in ((False, 3), (True, 1)):
         monkeypatch.setattr("torch.cuda.is_available", lambda has_gpu=has_gpu: has_gpu)
-        assert preflight.memory_needed(PAPER, size) == weights * 4 * LLAMA_8B + 8 * 30 * 1_612 * size.drawn
+        of_each = 30 * 1_612 * (size.drawn + 50_000) + has_gpu * 6 * 10**9
+        assert preflight.memory_needed(PAPER, size) == weights * 4 * LLAMA_8B + 8 * of_each
 
 
 def test_memory_is_the_machine_s_or_the_container_s(tmp_path, monkeypatch):
@@ -159,3 +162,59 @@ def test_a_hub_that_refuses_or_is_out_of_reach_is_told_with_what_to_do(tmp_path)
     for line, advice in zip(lines, ["`hf auth login`", "`hf download owner/licensed`"], strict=True):
         assert line.startswith("train_gsm8k: --model owner/licensed: cannot be loaded: ")
         assert advice in line
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """A hub that has one model. While `stops_after` says so, it falls silent behind so many bytes of the weights."""
+
+    protocol_version, folder, commit = "HTTP/1.1", Path(gsm8k.Settings().model), "0" * 40
+    stops_after: int | None = None
+    released = threading.Event()
+
+    def do_GET(self):
+        file = self.folder / self.path.split("?")[0].rpartition("/")[2]
+        content = file.read_bytes() if "/resolve/" in self.path and file.exists() else b"{}"
+        if self.path.startswith("/api/"):
+            files = [{"type": "file", "path": f.name, "size": 0, "oid": "0"} for f in self.folder.iterdir()]
+            found = {"id": "owner/model", "sha": self.commit, "siblings": [{"rfilename": f["path"]} for f in files]}
+            content = json.dumps(files if "/tree/" in self.path else found).encode()
+        self.send_response(200 if file.exists() or self.path.startswith("/api/") else 404)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("ETag", f'"{file.name}"')
+        self.send_header("X-Repo-Commit", self.commit)
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if file.suffix == ".safetensors" and self.stops_after is not None:
+            self.wfile.write(content[: self.stops_after])
+            Hub.stops_after = 0
+            self.released.wait()
+        else:
+            self.wfile.write(content)
+
+    do_HEAD = do_GET
+
+
+def test_a_hub_that_falls_silent_is_told_and_the_same_command_goes_on(tmp_path):
+    command = [sys.executable, "train_gsm8k.py", *arguments(tmp_path / "run", usual={}, model="owner/model")]
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        place = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path), "NO_PROXY": "*"}
+        place |= {"HF_HUB_DOWNLOAD_TIMEOUT": "1"}
+        Hub.stops_after = 1000
+        ended = subprocess.run(command, cwd=ROOT, env=os.environ | place, capture_output=True, text=True)
+        Hub.released.set()
+        print(ended.stderr.splitlines()[-1])
+        assert ended.stderr.splitlines()[-1].startswith("train_gsm8k: --model owner/model: cannot be brought here: ")
+        assert not (tmp_path / "run").exists()
+        Hub.stops_after = None
+        subprocess.run(command, cwd=ROOT, env=os.environ | place, check=True)
+        server.shutdown()
+    assert (tmp_path / "run" / "results.json").exists()
+
+
+def test_an_interface_that_is_not_there_is_told_in_a_line(tmp_path):
+    command = ["torch.distributed.run", "--nproc-per-node", "2", "-m", "train_gsm8k"]
+    lines = told(tmp_path / "run", *command, GLOO_SOCKET_IFNAME="nowhere0")
+    [line] = [line for line in lines if line.startswith("train_gsm8k: ")]
+    assert "nowhere0; see that GLOO_SOCKET_IFNAME" in line

@@ -40,6 +40,8 @@ def test_iterations_sample_from_the_model_that_the_one_before_has_made(run, caps
     assert "after iteration 2" in capsys.readouterr().out
     first, second = results["iterations"]
     assert {"samples_seen": 0, **first["after"]} == second["curve"][0]
+    each = [entry["samples_per_question"] for entry in (results["before"], first["after"], second["after"])]
+    assert each == [6, 4, 6]
     assert [point["samples_seen"] for point in first["curve"]] == [0, 48, 96]
     assert first["dataset"]["seed"] != second["dataset"]["seed"]
     samples = read_rows(folder / "iteration-2" / "samples.jsonl", Sample)

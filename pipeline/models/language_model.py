@@ -12,6 +12,7 @@ The weights that are trained are float32: at a learning rate of 5e-7 nearly ever
 8 bits of precision, would round to nothing. Forward and backward passes use temporary bfloat16 copies.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 import transformers
+from huggingface_hub import snapshot_download
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 from safetensors import SafetensorError
 from torch import Tensor
@@ -122,6 +124,21 @@ def load_model(name: str, device: torch.device | None = None, settings: Settings
     from pipeline.models.chat import in_chat
 
     return in_chat(lm, settings.system_prompt)
+
+
+def download(name: str) -> None:
+    """Bring a hub's model onto this machine, where it is not there: its first process does, before all of them read it.
+
+    InputError where the hub refuses or stops answering, or the disk is full; what has come is kept.
+    """
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        return
+    files = ["*.json", "*.jinja", "*.model", "*.safetensors", "*.txt"]
+    try:  # original/ has Llama's weights once more, in another form
+        snapshot_download(name, allow_patterns=files, ignore_patterns=["original/*"])
+    except Exception as error:  # those of the libraries that the hub's own is made of, too
+        fault = str(error).strip().splitlines() or [type(error).__name__]
+        raise InputError(f"--model {name}: cannot be brought here: {fault[0]}; the same command goes on") from error
 
 
 # ---- sharding and the optimiser ---------------------------------------------------------------------------------

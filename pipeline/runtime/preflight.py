@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pipeline.settings import Settings
 
 DRIVER = 580  # NVIDIA's oldest for CUDA 13, which torch 2.13 is built with (docs.nvidia.com/deploy/cuda-compatibility)
+LIBRARIES = 3 * 10**9  # bytes of the host's memory that torch and CUDA take in a process; ours
 TOKEN_BYTES = 30  # of a token of prompt or completion, on the disk, and in each process; ours
 CGROUP = Path("/sys/fs/cgroup")  # the limits of a container
 
@@ -131,14 +132,16 @@ def checkpoint_bytes(settings: "Settings", parameters: int) -> int:
 
 
 def memory_needed(settings: "Settings", size: Size) -> int:
-    """Bytes of a node's host memory: whole weights once, samples in each process; on a processor, training too."""
+    """Bytes of a node's host memory: whole weights once, in each process samples; on a processor, training too."""
     import torch
 
     weights = 4 * size.parameters if settings.iterations else 0  # an engine reads its own straight into the GPU
     if not torch.cuda.is_available():
         weights = 8 * size.parameters + checkpoint_bytes(settings, size.parameters)
-    samples = TOKEN_BYTES * size.longest * size.drawn * int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    return weights + samples
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    kept = size.drawn + min(settings.examples or size.drawn, size.drawn)  # samples, and those of them that are trained
+    libraries = 2 * LIBRARIES if torch.cuda.is_available() else 0  # of a trainer and of an engine
+    return weights + processes * (TOKEN_BYTES * size.longest * kept + libraries)
 
 
 def free_memory() -> int:

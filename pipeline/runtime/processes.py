@@ -82,7 +82,14 @@ def process_group(alone: bool = False) -> Iterator[None]:
         torch.cuda.set_device(device())
     store = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, **store)
+    try:
+        dist.init_process_group(backend, **store)
+        dist.all_reduce(torch.zeros(1, device=device()))  # NCCL starts with its first collective
+    except RuntimeError as error:
+        advice = "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name an interface of this machine, or are not set"
+        raise InputError(
+            f"processes cannot reach each other: {str(error).splitlines()[0]}; see that {advice}"
+        ) from None
     if ranks() > 1:
         threading.Thread(target=_end_if_one_ends, args=(_store().clone(),), daemon=True).start()
     is_shared = (
@@ -233,7 +240,7 @@ def command(name: str) -> Iterator[None]:
     says otherwise: beside another busy process, threads that spin make a training step twenty times slower.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported
-
+    os.environ.setdefault("HF_HUB_DOWNLOAD_TIMEOUT", "8")  # seconds; the hub's library tries six times
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as SIGINT does: KeyboardInterrupt
     try:
         yield

@@ -192,6 +192,8 @@ def test_two_ranks_train_the_model_that_one_process_trains(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_rank_without_a_problem_waits_for_the_others(tmp_path):
-    finish(tmp_path / "run", 2, problems=1, test_problems=1, iterations=1, n=8, lr=1e-5)
+def test_a_rank_without_a_problem_waits_for_the_others_and_another_number_of_ranks_is_refused(tmp_path):
+    changes = {"problems": 1, "test_problems": 1, "iterations": 1, "n": 8, "lr": 1e-5}
+    finish(tmp_path / "run", 2, **changes)
+    assert "(ranks = 2 there and 1 here)" in fault(tmp_path / "run", **changes)
     assert lines(tmp_path / "run" / "iteration-1" / "samples.jsonl") == 8

@@ -90,11 +90,10 @@ def process_group(alone: bool = False) -> Iterator[None]:
         raise InputError(
             f"processes cannot reach each other: {str(error).splitlines()[0]}; see that {advice}"
         ) from None
+    over, is_shared = threading.Event(), ranks() == 1
+    watcher = threading.Thread(target=_end_if_one_ends, args=(_store().clone(), over), daemon=True)
     if ranks() > 1:
-        threading.Thread(target=_end_if_one_ends, args=(_store().clone(),), daemon=True).start()
-    is_shared = (
-        ranks() == 1
-    )  # the end: NCCL's destruction waits for all ranks, so a rank that fails alone leaves it out
+        watcher.start()
     try:
         yield
         is_shared = True
@@ -102,17 +101,20 @@ def process_group(alone: bool = False) -> Iterator[None]:
         is_shared = True
         raise
     finally:
-        if is_shared:
+        if is_shared:  # NCCL's destruction waits for all ranks: one that fails alone leaves it out
+            over.set()
+            if ranks() > 1:  # a thread in torch's code when Python ends would abort the process
+                watcher.join()
             _waiting_group.cache_clear()
             dist.destroy_process_group()
 
 
-def _end_if_one_ends(store: "dist.Store") -> None:
+def _end_if_one_ends(store: "dist.Store", over: threading.Event) -> None:
     """End this process, whatever it waits for, once another has failed alone and told so in the store of all."""
     with suppress(RuntimeError):  # the store is gone, and the run with it
-        while not store.check([TOLD]):
-            time.sleep(0.5)
-        os._exit(1)
+        while not over.wait(0.5):
+            if store.check([TOLD]):
+                os._exit(1)
 
 
 @cache

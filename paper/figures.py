@@ -355,7 +355,7 @@ class Table2(Study):
         panels = []
         for name, found in data.items():
             table, rows = rows_of_table2(found), found[0]["table2"]
-            cells = {row: {column: table.mean(row, column) for column in rows[row]} for row in rows}
+            cells = {row: {column: table.mean(row, column).record() for column in rows[row]} for row in rows}
             panels.append(to_panel(cells)._replace(title=f"base verifier: {name}"))
         return panels
 

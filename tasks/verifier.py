@@ -10,7 +10,7 @@ reward is +1 where the verdict on the solution is true, and -1 where it is false
 trained like a solver whose problems are solutions, by the experiment of train_gsm8k.py.
 
 `--out` then holds two runs that sample from the generator, solutions-train/ and solutions-test/; the verifier's run,
-verifier/; and Table 2, as results.json and table2.png. With `--solutions FILE` solutions are not drawn but read.
+verifier/; and Table 2, as results.json and table2.png.
 """
 
 import json
@@ -21,27 +21,24 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import tyro
 from pydantic import BaseModel
 
 from pipeline.evaluation import Answers, collect, wins
+from pipeline.plots import Panel, draw, estimates, save_figure
 from pipeline.records import OUTCOMES, Drawn, InputError, Outcome, Problem, Sample, Task, read_rows, write_file
 from pipeline.report import Estimate, Table
 from pipeline.runtime.preflight import check_machine
 from pipeline.runtime.processes import command, on_all_ranks, on_rank_zero, process_group, rank, ranks
 from pipeline.runtime.run_folder import digest, held_folder, read_checked
 from pipeline.sampling import graded
-from pipeline.settings import TINY, Count, Positive, Settings, Several, check, check_engine_gpus, read_settings
+from pipeline.settings import TINY, Count, Settings, Several, check, check_engine_gpus, read_settings
 from tasks.math import PRESETS as MATH_PRESETS
 from tasks.math import math_task
 from train_gsm8k import experiment, gsm8k_task
-
-if TYPE_CHECKING:
-    from pipeline.plots import Panel
 
 # ---- the task: solutions are its problems, the truth about them its gold answers ---------------------------------
 
@@ -80,11 +77,9 @@ def verifier_task(settings: "VerifierSettings", task: Task, train: Sequence[Samp
 
     def to_problems(problems: Sequence[Problem], solutions: Sequence[Sample]) -> list[Problem]:
         asked = {problem.id: f"{instruction}Q: {problem.question}\nA:" for problem in problems}
-        made = []
-        for number, one in enumerate(solutions):
-            question = f"{asked[one.problem_id]}{task.visible(one.completion)}\nCheck:"
-            made.append(Problem(f"{one.problem_id}-{number}", question, gold=one.outcome == "correct"))
-        return made
+        texts = [f"{asked[one.problem_id]}{task.visible(one.completion)}\nCheck:" for one in solutions]
+        numbered = enumerate(zip(solutions, texts, strict=True))
+        return [Problem(f"{one.problem_id}-{i}", text, gold=one.outcome == "correct") for i, (one, text) in numbered]
 
     return Task(
         name="verification",
@@ -96,8 +91,6 @@ def verifier_task(settings: "VerifierSettings", task: Task, train: Sequence[Samp
         stop=("\nQ:",) if instruction else (),  # a model that was given an instruction may write another question
     )
 
-
-# ---- settings ----------------------------------------------------------------------------------------------------
 
 LLAMA_70B = "meta-llama/Meta-Llama-3-70B-Instruct"
 
@@ -128,14 +121,6 @@ class VerifierSettings(Settings):
     """solutions of each test problem, which vote (ours; paper, Table 2: 32)"""
     test_samples: Several = 4
     """verifications of each test solution, whose mean is its weight (paper, Section 4.4)"""
-    max_new_tokens: Count = 96
-    """longest solution and verification, in tokens (ours; paper: 512)"""
-    lr: Positive = 1e-4
-    """the optimiser's constant learning rate (ours for a tiny model; paper: 5e-7)"""
-    k: Count = 1
-    """the K of maj@K and pass@K of verdicts (ours; 1: none)"""
-    curve_points: Count = 1
-    """evaluations along an epoch (paper: at its end)"""
     instruction: str | None = None
     """instruction before the question (ours; default: none for models of tiny/, which were trained on the form)"""
 
@@ -144,24 +129,22 @@ class VerifierSettings(Settings):
         return super().record(**digests) | {"solutions_sha256": digest(self.solutions) if self.solutions else None}
 
 
-PRESETS = MappingProxyType(
-    {
-        "laptop": VerifierSettings(),
-        "paper": replace(
-            VerifierSettings(**vars(MATH_PRESETS["paper"])),
-            generator=LLAMA_70B,  # "we used the 70B model to generate 16 solutions per problem" (4.4)
-            generator_gpus=4,  # ours: its weights take 141 GB in bfloat16
-            task="math",
-            iterations=1,
-            train_solutions=16,
-            n=4,  # "16 solutions per problem, each with 4 verifications" (4.4)
-            examples=480_000,  # "a total of 480,000 data points" (4.4)
-            test_solutions=32,  # "Weighted SC is weighted self-consistency with 32 generations" (Table 2)
-            test_samples=4,
-            k=1,  # ours: no majority of verdicts
-        ),
-    }
-)
+PRESETS = {
+    "laptop": VerifierSettings(max_new_tokens=96, lr=1e-4, k=1, curve_points=1),  # ours; k = 1: no majority of verdicts
+    "paper": replace(
+        VerifierSettings(**vars(MATH_PRESETS["paper"])),
+        generator=LLAMA_70B,  # "we used the 70B model to generate 16 solutions per problem" (4.4)
+        generator_gpus=4,  # ours: its weights take 141 GB in bfloat16
+        task="math",
+        iterations=1,
+        train_solutions=16,
+        n=4,  # "16 solutions per problem, each with 4 verifications" (4.4)
+        examples=480_000,  # "a total of 480,000 data points" (4.4)
+        test_solutions=32,  # "Weighted SC is weighted self-consistency with 32 generations" (Table 2)
+        test_samples=4,
+        k=1,
+    ),
+}
 
 
 def check_verifier(settings: VerifierSettings, processes: int | None = None) -> None:
@@ -219,11 +202,11 @@ def given_solutions(settings: VerifierSettings, task: Task) -> dict[str, list[Sa
     if settings.solutions is None:
         return {}
     file, splits = settings.solutions, {"train": task.train, "test": task.test}
-    named = {(split, problem.id): problem for split, problems in splits.items() for problem in problems}
-    asked = {(split, problem.question.strip()): problem for split, problems in splits.items() for problem in problems}
-    solutions: dict[str, list[str]] = {problem.id: [] for problem in named.values()}
+    known = {(split, problem.id): problem for split, problems in splits.items() for problem in problems}
+    known |= {(split, problem.question.strip()): problem for (split, _), problem in known.items()}
+    solutions: dict[str, list[str]] = {problem.id: [] for problem in known.values()}
     for line, row in enumerate(read_rows(file, Solution), start=1):
-        known, name = (named, row.problem_id) if row.problem_id else (asked, (row.question or "").strip())
+        name = row.problem_id or (row.question or "").strip()
         found = [known[split, name] for split in splits if row.split in (None, split) and (split, name) in known]
         if len(found) != 1:
             none = "is none of the run's problems; see --data, --problems and --test-problems"
@@ -255,7 +238,6 @@ def solve(settings: VerifierSettings, task: Task, split: str) -> list[Sample]:
 
 # ---- Table 2 -----------------------------------------------------------------------------------------------------
 
-
 COLUMNS = ACCURACY, INVALID, WEIGHTED = "verifier accuracy", "invalid rate", "weighted self-consistency"
 CONSTANT = "the same verdict on all"  # a row of ours: the accuracy of Yes or of No, whichever is right more often
 
@@ -263,20 +245,15 @@ CONSTANT = "the same verdict on all"  # a row of ours: the accuracy of Yes or of
 def verified(verifications: Sequence[Sample], answers: Answers) -> dict[str, np.ndarray]:
     """A verifier's results on the test solutions, by COLUMNS: one value for each of Q problems, (Q,).
 
-    verifications: in the order of the solutions. answers: those of the solutions, of Q problems with m solutions each.
-    The score of a solution is the mean of its verdicts: 1 for Yes, 0 for No and for one that cannot be read (ours; the
-    paper says "aggregated").
+    verifications: in the order of the solutions, whose answers these are, Q problems with m each. A solution's score is
+    the mean of its verdicts: 1 for Yes, 0 for No and for one that cannot be read (ours; the paper says "aggregated").
     """
     problems, m = answers.correct.shape
     outcomes = np.array([sample.outcome for sample in verifications]).reshape(problems, -1)
     says_yes = np.array([parse_verdict(sample.completion) is True for sample in verifications])
-    won = votes_won(answers, scores=says_yes.reshape(problems, m, -1).mean(2))
+    scores = says_yes.reshape(problems, m, -1).mean(2)
+    won = np.array([wins(answers, problem, range(m), scores[problem]) for problem in range(problems)], dtype=float)
     return {ACCURACY: (outcomes == "correct").mean(1), INVALID: (outcomes == "invalid").mean(1), WEIGHTED: won}
-
-
-def votes_won(answers: Answers, scores: np.ndarray) -> np.ndarray:
-    """1 for each problem whose answer with the highest sum of scores, (Q, m), is correct, else 0: (Q,)."""
-    return np.array([wins(answers, problem, range(len(of)), of) for problem, of in enumerate(scores)], dtype=float)
 
 
 def publish_table2(settings: VerifierSettings, task: Task, solutions: Sequence[Sample], found: dict) -> dict:
@@ -284,16 +261,14 @@ def publish_table2(settings: VerifierSettings, task: Task, solutions: Sequence[S
 
     solutions: of the test problems; found: the verifier's own results. Means and standard errors are over problems.
     """
-    from pipeline.plots import draw, save_figure
-
     folder, method = settings.out / "verifier", settings.method
     steps = [iteration["dataset"]["steps"] for iteration in found["iterations"]]
     files = ["iteration-1/test-0.jsonl", *(f"iteration-{i}/test-{last}.jsonl" for i, last in enumerate(steps, start=1))]
     answers = collect(solutions, task)
-    base, *trained = [verified(read_checked(folder / file, Sample), answers) for file in files]
-    after = trained[-1] if trained else base
+    each = [verified(read_checked(folder / file, Sample), answers) for file in files]
+    base, after = each[0], each[-1]
     problems, m = answers.correct.shape
-    plain = votes_won(answers, np.ones((problems, m)))
+    plain = np.array([wins(answers, problem, range(m)) for problem in range(problems)], dtype=float)
     right = answers.correct.mean(1)
     constant = max(right, 1 - right, key=np.mean)
     rows = {"no verifier": {WEIGHTED: plain}, CONSTANT: {ACCURACY: constant}, "base": base, method: after}
@@ -309,31 +284,28 @@ def publish_table2(settings: VerifierSettings, task: Task, solutions: Sequence[S
     results = {
         "table2": {name: records(row) for name, row in rows.items()},
         "paired differences": records(differences),
-        "iterations": [records(row) for row in (base, *trained)],
+        "iterations": [records(row) for row in each],
         "test": {"problems": problems, "solutions": m, "verifications": settings.test_samples},
         "trained on": [iteration["dataset"]["trained"] for iteration in found["iterations"]],
         "versions": found["versions"],
     }
-    drawn = {name: {c: Estimate.read(entry) for c, entry in row.items()} for name, row in results["table2"].items()}
-    save_figure(draw([to_panel(drawn)]), settings.out / "table2.png")
+    save_figure(draw([to_panel(results["table2"])]), settings.out / "table2.png")
     write_file(settings.out / "results.json", json.dumps(results, indent=2) + "\n")
     return results
 
 
-def to_panel(rows: Mapping[str, Mapping[str, Estimate]]) -> "Panel":
-    """Table 2 as points: name of a row -> column -> estimate, which has no interval where there is a single seed.
+def to_panel(rows: Mapping[str, Mapping[str, Any]]) -> Panel:
+    """Table 2 as points: name of a row -> column -> entry of results.json; without an interval for a single seed.
 
-    >>> to_panel({"base": {ACCURACY: Estimate(0.25, 0.02)}}).lines[0].half_width
+    >>> to_panel({"base": {ACCURACY: {"mean": 0.25, "se": 0.01}}}).lines[0].half_width
     [2.0]
     """
-    from pipeline.plots import Line, Panel
-
     drawn = []
     for number, (name, row) in enumerate(rows.items()):
-        x = [COLUMNS.index(column) + 0.15 * (number - 1.5) for column in row]  # side by side
-        half = None if None in (e.half_width for e in row.values()) else [100 * e.half_width for e in row.values()]
-        means, style = [100 * e.mean for e in row.values()], ("p5", "p1", "p3", "topr")[number]
-        drawn.append(Line(x, means, name, style, "points", half))
+        found = {COLUMNS.index(column) + 0.15 * (number - 1.5): entry for column, entry in row.items()}  # side by side
+        line = estimates(found, name, ("p5", "p1", "p3", "topr")[number], scale=100)
+        is_single = any(entry["se"] is None for entry in row.values())
+        drawn.append(line._replace(kind="points", half_width=None if is_single else line.half_width))
     names = [column.replace(" ", "\n") for column in COLUMNS]
     ticks = {"xticks": [0, 1, 2], "xticklabels": names, "ylim": (-3, 103), "xlim": (-0.5, 2.5)}
     return Panel("Table 2", "", "%, 95% interval", drawn, ticks)
@@ -341,17 +313,14 @@ def to_panel(rows: Mapping[str, Mapping[str, Estimate]]) -> "Panel":
 
 def tables(results: dict) -> list[Table]:
     """Table 2 of results.json and its paired differences, with +- 2 standard errors."""
-    rows = [
-        [name, *(Estimate.read(row[column]).text(100, unit=" %") if column in row else "-" for column in COLUMNS)]
-        for name, row in results["table2"].items()
-    ]
-    pairs = [
-        [what, Estimate.read(value).text(100, unit=" points")] for what, value in results["paired differences"].items()
-    ]
+
+    def text(entry: Mapping[str, Any], unit: str) -> str:
+        return Estimate.read(entry).text(100, unit=unit)
+
+    shown = results["table2"].items()
+    rows = [[name, *(text(row[c], " %") if c in row else "-" for c in COLUMNS)] for name, row in shown]
+    pairs = [[what, text(entry, " points")] for what, entry in results["paired differences"].items()]
     return [Table(["verifier", *COLUMNS], rows), Table(["difference on the same solutions", ""], pairs)]
-
-
-# ---- the command -------------------------------------------------------------------------------------------------
 
 
 def main() -> None:

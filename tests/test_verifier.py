@@ -1,7 +1,6 @@
 """The verifier: verdicts read and graded, solutions as problems, the weighted vote, and the run from end to end."""
 
 import json
-import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +11,8 @@ import pytest
 import train_gsm8k as gsm8k
 from pipeline.evaluation import Answers, collect, wins
 from pipeline.records import InputError, Problem, Sample, read_rows, write_file
-from pipeline.settings import TINY, intended_ranks
-from tasks import verifier
+from pipeline.settings import TINY, check, intended_ranks
+from tasks import math, verifier
 
 QUESTION = verifier.QUESTION
 VERDICTS = {
@@ -60,39 +59,24 @@ def test_solutions_become_problems_and_models_that_were_not_taught_the_form_are_
     assert made(instruction="Look! ")[0].question == f"Look! {plain}"
 
 
-# ---- the vote ----------------------------------------------------------------------------------------------------
-
-
-def test_of_equal_answers_the_first_tells_whether_they_are_correct():
-    """Where a grader does not treat them alike."""
-    assert not wins(Answers(np.array([[False, True]]), [[7, 7]]), 0, [0, 1], [1, 1])
-
-
 def test_a_verified_vote_by_hand():
     """Two problems of three solutions, two verdicts each. Scores: 1/2, 0, 1 and 0, 0 (unreadable counts 0), 1/2."""
-    verdicts = ["Yes", "No", "No", "No", "Yes", "Yes", "No", "?", "?", "?", "No", "Yes"]
-    solutions = [
-        sample(f" The answer is {number}.", "correct" if number == 7 else "incorrect", problem)
-        for problem in "ab"
-        for number in (8, 8, 7)
-    ]
-    verifications = [
-        sample(f"{QUESTION} {verdict}", verifier.grade_verdict(f"{QUESTION} {verdict}", i % 6 > 3))
-        for i, verdict in enumerate(verdicts)
-    ]
+    texts = [f"{QUESTION} {verdict}" for verdict in "Yes No No No Yes Yes No ? ? ? No Yes".split()]
+    given = [(8, "incorrect"), (8, "incorrect"), (7, "correct")]
+    solutions = [sample(f" The answer is {number}.", right, problem) for problem in "ab" for number, right in given]
+    verifications = [sample(text, verifier.grade_verdict(text, i % 6 > 3)) for i, text in enumerate(texts)]
     answers = collect(solutions, gsm8k.gsm8k_task(gsm8k.Settings()))
     found = verifier.verified(verifications, answers)
     assert found["verifier accuracy"].tolist() == pytest.approx([5 / 6, 2 / 6])
     assert found["invalid rate"].tolist() == pytest.approx([0, 3 / 6])
     assert found["weighted self-consistency"].tolist() == [1, 1]
-    assert verifier.votes_won(answers, np.ones((2, 3))).tolist() == [0, 0]  # a plain majority
+    unlike = Answers(np.array([[False, True]]), [[7, 7]])  # of equal answers the first is asked
+    assert not wins(unlike, 0, [0, 1], [1, 1])
 
-
-# ---- the run -----------------------------------------------------------------------------------------------------
 
 SIZES = {"problems": 6, "train_solutions": 3, "n": 2, "iterations": 2}
 SIZES |= {"test_problems": 5, "test_solutions": 4, "test_samples": 2}
-SMALL = verifier.VerifierSettings(**SIZES)
+SMALL = replace(verifier.PRESETS["laptop"], **SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +103,8 @@ def test_the_numbers_are_those_of_the_files(finished):
     assert len(read_rows(out / "verifier" / "iteration-1" / "samples.jsonl", Sample)) == 6 * 3 * 2
     assert (len(solutions), len(results["iterations"])) == (5 * 4, 3)
     assert results["iterations"][-1] == results["table2"]["topr"]
+    plain = [wins(collect(solutions, gsm8k.gsm8k_task(SMALL)), problem, range(4)) for problem in range(5)]
+    assert results["table2"]["no verifier"]["weighted self-consistency"]["mean"] == pytest.approx(np.mean(plain))
     for split in ("train", "test"):
         assert json.loads((out / f"solutions-{split}" / "config.json").read_text())["model"] == SMALL.generator
     base, after = (results["table2"][row]["verifier accuracy"]["mean"] for row in ("base", "topr"))
@@ -157,15 +143,13 @@ def test_a_verifier_of_mathematics(tmp_path):
         ({"generator": "nowhere"}, "--model nowhere: is neither"),
         ({"dry_run": True}, "--dry-run: "),
         ({"samples": Path("file")}, "--samples and --reuse"),
-        ({"reuse": Path("folder")}, "--samples and --reuse"),
-        ({"generator_gpus": 2}, "--generator-gpus 2: must divide the 1 processes of a machine"),
         ({"solutions": Path("nowhere")}, "nowhere: no such file"),
         ({"engine": "hf", "generator_gpus": 2}, "--generator-gpus 2: is for --engine vllm"),
         ({"data": "single"}, "1 test problem: has no interval"),
     ],
 )
 def test_what_is_refused(changes, message, tmp_path, monkeypatch):
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2" if "engine" in changes else "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.chdir(tmp_path)
     for split in ("train", "test"):
         write_file(Path("single") / f"{split}.jsonl", '{"question": "1 + 1?", "answer": "#### 2"}')
@@ -211,15 +195,13 @@ def test_solutions_made_elsewhere_are_graded_and_verified_as_own_ones(finished, 
     assert list(verifier.given_solutions(of_training, gsm8k.gsm8k_task(settings))) == ["train"]  # the others are drawn
 
 
-def test_solutions_that_do_not_fit_are_refused(elsewhere, tmp_path):
+def test_solutions_that_do_not_fit_are_refused(tmp_path):
     question, right = gsm8k.gsm8k_task(SMALL).train[0].question, {"problem_id": "test-1", "completion": "!"}
     none = "is none of the run's problems"
     for rows, fault in (
-        ([right, {"problem_id": "train-7", "completion": "!"}], f":2: problem 'train-7': {none}"),
-        ([{"completion": "!"}], f":1: problem '': {none}"),
+        ([right, {"completion": "!"}], f":2: problem '': {none}"),
         ([{"question": question, "split": "test", "completion": "!"}], f":1: problem .* {none}"),
         ([right], "problem test-1 has 1 solutions; --test-solutions 4 must be there of each"),
-        (elsewhere[1][1:], "problem test-1 has 3 solutions; --test-solutions 4"),
         ([{"problem_id": "test-1"}], ":1: field completion: "),
     ):
         with pytest.raises(InputError, match=f"solutions.jsonl.*{fault}"):
@@ -237,21 +219,12 @@ def test_a_question_of_both_splits_needs_its_split(tmp_path):
     assert (solution.problem_id, solution.outcome) == ("train-1", "correct")
 
 
-# ---- settings ----------------------------------------------------------------------------------------------------
-
-
 def test_presets_are_the_paper_s_where_it_speaks():
-    for name, settings in verifier.PRESETS.items():
-        verifier.check_verifier(settings, intended_ranks(name))
+    for name, settings in [*verifier.PRESETS.items(), *math.PRESETS.items()]:
+        (verifier.check_verifier if isinstance(settings, type(SMALL)) else check)(settings, intended_ranks(name))
         assert settings.preset == name
     paper = verifier.PRESETS["paper"]
     assert (paper.train_solutions, paper.n, paper.test_solutions, paper.test_samples) == (16, 4, 32, 4)
     assert (paper.task, paper.generator_gpus, paper.engine_gpus, paper.examples) == ("math", 4, 1, 480_000)
-
-
-def test_every_setting_says_where_its_default_is_from():
-    text = Path(verifier.__file__).read_text(encoding="utf-8")
-    fields = dict(re.findall(r"^    (\w+): .* = .*\n    \"\"\"(.*)\"\"\"", text, re.MULTILINE))
-    assert {name for name, help in fields.items() if "paper" in help or "ours" in help} == {
-        *verifier.VerifierSettings.__annotations__
-    }
+    paper = math.PRESETS["paper"]
+    assert (paper.n, paper.shots, paper.test_problems, paper.test_samples, paper.lr) == (32, 4, 500, 16, 5e-7)

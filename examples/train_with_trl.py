@@ -9,33 +9,31 @@ make .venv-trl/ready
 """
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+
+import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
-@dataclass(frozen=True)
-class Settings:
-    """All ours: a run of minutes on two cores."""
+def main(
+    steps: int = 160,
+    lr: float = 5e-5,
+    steps_per_generation: int = 8,
+    test_problems: int = 150,
+    seed: int = 0,
+    out: Path = Path("runs/trl"),
+) -> None:
+    """Train the default base with TRL and this loss, and measure it on test problems before and after. Defaults are ours.
 
-    steps: int = 160
-    """optimiser steps, of 16 completions each"""
-    lr: float = 5e-5
-    """AdamW's constant learning rate"""
-    steps_per_generation: int = 8
-    """steps that learn from one draw of samples; 1 leaves every weight at 1"""
-    test_problems: int = 150
-    """problems on which accuracy is measured"""
-    seed: int = 0
-    """seed of everything that is drawn"""
-    out: Path = Path("runs/trl")
-    """folder for what TRL writes, and the trained model"""
-
-
-def main() -> None:
-    """Train tiny/base with TRL and this loss, and measure it on test problems before and after."""
-    import tyro
+    Args:
+        steps: optimiser steps, of 16 completions each
+        lr: AdamW's constant learning rate
+        steps_per_generation: steps that learn from one draw of samples; 1 leaves every weight at 1
+        test_problems: problems on which accuracy is measured
+        seed: seed of everything that is drawn
+        out: folder for what TRL writes, and the trained model
+    """
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
@@ -49,8 +47,7 @@ def main() -> None:
     class ToprTrainer(ToprLoss, GRPOTrainer):
         pass
 
-    settings = tyro.cli(Settings, description=__doc__)
-    ours, longest = gsm8k.Settings(), gsm8k.Settings().max_new_tokens
+    ours = gsm8k.Settings(test_problems=test_problems)
     task, lm = gsm8k.gsm8k_task(ours), load_model(ours.model)
 
     def correct(completions: list[str], gold: list[str], **_: object) -> list[float]:
@@ -59,24 +56,26 @@ def main() -> None:
 
     def measure(when: str) -> None:
         lm.model.eval()
-        engine, sampling = transformers_engine(lm, ours.tokens_at_once), SamplingParameters(max_new_tokens=longest)
-        problems = task.test[: settings.test_problems]
-        found = evaluate(draw_samples(task, problems, 8, engine, sampling, seed=1), task, k=1, seed=0)
+        engine, sampling = (
+            transformers_engine(lm, ours.tokens_at_once),
+            SamplingParameters(max_new_tokens=ours.max_new_tokens),
+        )
+        found = evaluate(draw_samples(task, task.test, 8, engine, sampling, seed=1), task, k=1, seed=0)
         pass_1 = Estimate.read(found["pass@1"]).text(100, 1, " %")
         print(f"{when}: pass@1 {pass_1}, invalid {100 * found['invalid']:.1f} %")
 
     rows = [{"prompt": task.prompt(problem), "gold": str(problem.gold)} for problem in task.train]
     config = GRPOConfig(
-        output_dir=str(settings.out),
-        max_steps=settings.steps,
-        learning_rate=settings.lr,
+        output_dir=str(out),
+        max_steps=steps,
+        learning_rate=lr,
         lr_scheduler_type="constant",
         per_device_train_batch_size=16,
         num_generations=16,
-        steps_per_generation=settings.steps_per_generation,
+        steps_per_generation=steps_per_generation,
         scale_rewards="none",
-        max_completion_length=longest,
-        seed=settings.seed,
+        max_completion_length=ours.max_new_tokens,
+        seed=seed,
         gradient_checkpointing=False,
         bf16=False,
         save_strategy="no",
@@ -88,8 +87,8 @@ def main() -> None:
     logged = [entry["topr/weight"] for entry in trainer.state.log_history if "topr/weight" in entry]
     print(f"mean weight: {sum(logged) / len(logged):.3f}")
     measure("after")
-    trainer.save_model(str(settings.out / "model"))
+    trainer.save_model(str(out / "model"))
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, description=__doc__)

@@ -10,21 +10,17 @@ The figures are in paper/figures.py. Their runs are kept in `--runs`, and figure
 again, so a figure can be given more seeds later. results/README.md says what came out.
 """
 
-import json
 import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import tyro
 
-from pipeline.records import InputError, read_text, write_file
+from pipeline.records import InputError
 from pipeline.runtime.processes import command, process_group, rank, ranks
 from pipeline.settings import intended_ranks
-
-if TYPE_CHECKING:  # imported when figures are made: --help answers without torch
-    from paper.experiments import Study
 
 FIGURES = (*(f"fig{number}" for number in range(1, 10)), "table2", "variants")  # STUDIES of paper/figures.py
 ON_MATH = ("fig4-math", "fig6-math", "fig8-math")
@@ -97,7 +93,7 @@ def make(options: Options) -> None:
     studies = {n: STUDIES[n.removesuffix("-math")](sizes[n], seeds) for n in names if n != "map"}
     if options.redraw:
         for name, study in studies.items():
-            redraw(study, options.out / f"{name}.json")
+            study.redraw(options.out / f"{name}.json")
         return
     jobs = {name: study.planned() for name, study in studies.items()}
     places = the_map.QUICK if options.quick else the_map.PLACES
@@ -119,29 +115,7 @@ def make(options: Options) -> None:
             studies[name].make(sweep)
             if rank() == 0:
                 made_by = f"python reproduce.py {name} --preset {options.preset} --seeds {count} --seed {options.seed}"
-                publish(name, studies[name], made_by + " --quick" * options.quick, options.out)
-
-
-def publish(name: str, study: "Study", made_by: str, out: Path) -> None:
-    """Write NAME.json and NAME.png into `out`, and print the numbers worth a sentence. made_by: the command.
-
-    A file of the same command keeps its `judgement`: what the paper claims, what was measured, and a person's verdict.
-    """
-    file, figure = out / f"{name}.json", study.read()
-    content = study.record(name, made_by, figure)
-    before = json.loads(read_text(file)) if file.exists() else {}
-    if before.get("command") == made_by and "judgement" in before:
-        content = {"judgement": before["judgement"]} | content
-    write_file(file, json.dumps(content, indent=1, allow_nan=False) + "\n")
-    redraw(study, file)
-    figure.table(name).print()
-
-
-def redraw(study: "Study", file: Path) -> None:
-    """Draw NAME.png from the numbers of NAME.json."""
-    from pipeline.plots import draw, save_figure
-
-    save_figure(draw(study.panels(json.loads(read_text(file))["data"])), file.with_suffix(".png"))
+                studies[name].publish(name, made_by + " --quick" * options.quick, options.out)
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ def main(
     seed: int = 0,
     out: Path = Path("runs/trl"),
 ) -> None:
-    """Train the default base with TRL and this loss, and measure it on test problems before and after. Defaults are ours.
+    """Train the default base with TRL and this loss, and measure it on test problems before and after. All ours.
 
     Args:
         steps: optimiser steps, of 16 completions each

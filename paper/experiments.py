@@ -3,14 +3,16 @@
 All sizes of LAPTOP and QUICK are ours; PAPER has the paper's values.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from paper.runs import Finished, Job, Jobs, Measured, Sweep, in_seeds, sharing_samples
-from pipeline.plots import Style
-from pipeline.records import Task
+from pipeline.plots import Style, draw, save_figure
+from pipeline.records import Task, read_text, write_file
 from pipeline.report import Estimate, Table
 from pipeline.settings import TINY, Settings
 from tasks.math import PRESETS as MATH_PRESETS
@@ -228,11 +230,15 @@ class Study:
         """What was measured of the runs; also: what the figure measures besides, from a run's files."""
         return Measured((arm, seed, {**run.measured, **also(run)}) for (arm, seed), run in self.runs.items())
 
-    def record(self, name: str, command: str, figure: Figure) -> dict[str, Any]:
-        """The content of NAME.json: how it was made, the numbers worth a sentence, and those of the picture."""
+    def publish(self, name: str, command: str, out: Path) -> None:
+        """Write NAME.json and NAME.png into `out`, and print the numbers worth a sentence.
+
+        A file of the same command keeps its `judgement`: what the paper claims, what was measured, a person's verdict.
+        """
+        file, figure = out / f"{name}.json", self.read()
         costs = {run.settings.out: run.cost for run in (*self.of_rates.values(), *self.runs.values())}
         tried = {RATED[n].name: {f"{rate:g}": share for rate, share in of.items()} for n, of in self.tried.items()}
-        return {
+        content = {
             "figure": name,
             **provenance(command, self.seeds, list(costs.values())),
             "learning_rates": tried,
@@ -241,6 +247,16 @@ class Study:
             "tables": {key: table._asdict() for key, table in {"numbers": figure.table(), **figure.tables}.items()},
             "data": figure.data,
         }
+        before = json.loads(read_text(file)) if file.exists() else {}
+        if before.get("command") == command and "judgement" in before:
+            content = {"judgement": before["judgement"]} | content
+        write_file(file, json.dumps(content, indent=1, allow_nan=False) + "\n")
+        self.redraw(file)
+        figure.table(name).print()
+
+    def redraw(self, file: Path) -> None:
+        """Draw NAME.png from the numbers of NAME.json."""
+        save_figure(draw(self.panels(json.loads(read_text(file))["data"])), file.with_suffix(".png"))
 
 
 def provenance(command: str, seeds: Sequence[int], costs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

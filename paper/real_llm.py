@@ -21,7 +21,6 @@ from paper.runs import Finished, Jobs, Sweep, sharing_samples
 from pipeline.plots import Panel
 from pipeline.runtime.processes import command
 from pipeline.settings import Settings
-from reproduce import publish
 
 SIZES = {"problems": 24, "n": 8, "completions_per_row": 8, "test_problems": 24, "test_samples": 8, "k": 4}
 SETTINGS = Settings(chat=True, max_new_tokens=12, lr=1e-5, curve_points=2, **SIZES)
@@ -73,7 +72,7 @@ def main(
     study = RealLLM(replace(LAPTOP, base=replace(SETTINGS, model=str(model)), task=capitals), range(seeds))
     with Sweep(runs, workers) as sweep:
         study.make(sweep)
-    publish("real-llm", study, f"python -m paper.real_llm MODEL --seeds {seeds}", out)
+    study.publish("real-llm", f"python -m paper.real_llm MODEL --seeds {seeds}", out)
 
 
 if __name__ == "__main__":

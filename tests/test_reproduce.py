@@ -170,8 +170,8 @@ def test_shares_are_those_of_the_arms_that_their_names_say():
         assert figure.shares[f"{share:.0%} positive, p~ = {p:.0%}"].each == arm
 
 
-def test_a_method_s_rate_is_the_best_of_the_grid_on_held_out_problems():
-    study, figure = pretended("fig1")
+def test_a_method_s_rate_is_the_best_of_the_grid_on_held_out_problems(tmp_path):
+    study, _ = pretended("fig1")
     jobs = study.planned().values()  # more runs follow, which depend on the results of these
     assert len(jobs) == len(METHODS) * len(LAPTOP.rates)
     assert {(job.task, job.settings.seed, job.token_loss) for job in jobs} == {(experiments.held_out_task, 100, None)}
@@ -180,7 +180,8 @@ def test_a_method_s_rate_is_the_best_of_the_grid_on_held_out_problems():
     for name, tried in study.tried.items():
         assert tried == {rate: correct(replace(base, lr=rate, **METHODS[name].changes)) for rate in LAPTOP.rates}
         assert tried[study.rates[name]] == max(tried.values())
-    recorded = study.record("fig1", "fig1", figure)["learning_rates"]
+    study.publish("fig1", "fig1", tmp_path)
+    recorded = json.loads((tmp_path / "fig1.json").read_text())["learning_rates"]
     assert recorded["PPO"] == {f"{lr:g}": share for lr, share in study.tried["ppo"].items()}
 
 

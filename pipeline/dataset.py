@@ -93,8 +93,7 @@ def compose(
 ) -> tuple[list[Row], dict]:
     """What iteration `number` trains on, in the order of training, and the counts of it for dataset.json.
 
-    Every chosen sample comes once an epoch, or DPO's pairs, less the baseline. log mu is that of the samples, or NaN.
-    The order depends on the seed and on the samples alone. InputError where nothing can be learnt.
+    Every chosen sample comes once an epoch, or DPO's pairs, less the baseline. InputError where nothing can be learnt.
     """
     rng = random.Random(settings.seed_of(f"order {number}"))
     is_all = settings.composition == "uniform" and settings.examples is None
@@ -172,7 +171,7 @@ def encode(
             ids = tokenizer(sample.completion, add_special_tokens=False)["input_ids"]
             is_ended = lm.ends.intersection(ids[-1:]) or any(string in sample.completion for string in stop)
             if sample.finish_reason == "stop" and not is_ended:
-                ids.append(lm.end)
+                ids.append(lm.chat.end if lm.chat else tokenizer.eos_token_id)
             if not sample.completion:  # a model may end at once, but then there is a token id to learn
                 raise InputError(f"{where} completion: is empty")
         size = len(prompt_ids[sample.prompt]) + len(ids)

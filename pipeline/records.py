@@ -1,7 +1,4 @@
-"""The records that flow through the pipeline, their files, and the problems and worked examples that tasks read.
-
-Problem -> Sample -> Example; a file of records has one JSON object a line.
-"""
+"""The records that flow through the pipeline, their files, and the problems and worked examples that tasks read."""
 
 import importlib.util
 import operator
@@ -62,10 +59,7 @@ class Sample(Drawn):
 
 @dataclass(frozen=True)
 class Example:
-    """A completion to train on: a line of train.jsonl.
-
-    Examples of a row have the same prompt, and the model computes it once for all of them.
-    """
+    """A completion to train on: a line of train.jsonl. Examples of a row share their prompt, computed once for all."""
 
     prompt_ids: list[int]
     completion_ids: list[int]

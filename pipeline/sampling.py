@@ -1,8 +1,8 @@
 """Sampling: prompts in, completions out, and then grades.
 
-ENGINES has an entry for each engine: `transformers`' own generate is here, vllm/client.py has the other. A completion
-is what the model wrote, token by token, up to and including its end of sequence or the stop string; nothing is appended
-or dropped before it is scored. torch is imported where it is used, so that the engines' names are there without it.
+A completion is what the model wrote, token by token, up to and including its end of sequence or the stop string;
+nothing is appended or dropped before it is scored. torch is imported where it is used, so that the engines' names are
+there without it.
 """
 
 import inspect
@@ -46,12 +46,9 @@ class SamplingParameters:
     stop: tuple[str, ...] = ()
 
 
+# (prompts, n, sampling, seed) -> n completions of each prompt as they come, with the prompt's number. A completion's
+# text is without the end-of-sequence token; seed to seed + n * prompts - 1 are the engine's own, for its generators.
 Engine = Callable[[Sequence[str], int, SamplingParameters, int], Iterator[tuple[int, Drawn]]]
-"""(prompts, n, sampling, seed) -> n completions of each prompt as they come, with the prompt's number
-
-A completion's text is without the end-of-sequence token that its token_ids may end with.
-The numbers seed to seed + n * prompts - 1 are the engine's own to seed random generators with.
-"""
 
 
 def draw_samples(
@@ -120,9 +117,8 @@ def graded(
 ) -> list[Sample]:
     """Each completion with the grade of its text before the stop string, in place of any grade that it had.
 
-    problems: in order, each has equally many of the completions. seconds: how long the task's function may take for a
-    completion; a batch has that many for each of its own. InputError names the problem, the completion and the line of
-    the task's code that raised, hung, or returned what is no grade.
+    problems: in order, each has equally many of the completions. seconds: for each completion. InputError names the
+    problem, the completion and the line of the task's code that raised, hung, or returned what is no grade.
 
     >>> task = Task("short", [], [], reward=lambda completion, problem: 1 - len(completion))
     >>> [sample] = graded(task, [Drawn(prompt="?", completion="four")], [Problem("1", "?")])
@@ -165,8 +161,7 @@ class _Fault(BaseException):
 def named(function: Callable, problem_id: str | None, text: str, seconds: float = math.inf) -> Iterator[None]:
     """Inside it a task's `function` is called on a text; InputError tells where it raised or ran out of time.
 
-    The time limit is an alarm, which the main thread alone gets; elsewhere there is none. An alarm that was set before
-    rings later by as long as the block took. Code in C that does not look at signals goes on to its end.
+    The time limit is an alarm, which the main thread alone gets. Code in C that ignores signals goes on to its end.
     """
 
     def ring(number: int, frame: Any) -> None:

@@ -26,9 +26,8 @@ class Adafactor(torch.optim.Optimizer):
         W -= lr U / max(1, root mean square of U)
 
     and a vector with a moving average of S itself in place of R C / sum of R. weights: ordinary tensors, or sharded
-    along their first dimension (FSDP2); shards may be empty. The state is this rank's own, in at least float32. A step
-    does not wait for the device. torch.optim.Adafactor multiplies lr by the root mean square of W wherever that is
-    above its eps2, and fails on sharded weights.
+    along their first dimension (FSDP2); shards may be empty. The state is this rank's own, in at least float32.
+    torch.optim.Adafactor multiplies lr by the root mean square of W where that is above its eps2, and takes no shards.
 
     >>> weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
     >>> weight.grad = torch.tensor([0.5, -3.0])

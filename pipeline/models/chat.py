@@ -5,12 +5,14 @@ The template writes the special tokens, so that none are added when its text is 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from pipeline.models.language_model import LanguageModel
 from pipeline.records import InputError, Task
+
+if TYPE_CHECKING:
+    from pipeline.models.language_model import LanguageModel
 
 QUESTION, ANSWER = "a question that no template has", "an answer that no template has"
 Messages = Sequence[Mapping[str, str]]  # each with role and content
@@ -30,7 +32,7 @@ class Chat(NamedTuple):
         return _written(self.tokenizer, self.system, messages)
 
 
-def in_chat(lm: LanguageModel, system: str | None = None) -> LanguageModel:
+def in_chat(lm: "LanguageModel", system: str | None = None) -> "LanguageModel":
     """A model that is asked through its tokenizer's chat template, and whose turns end as the template ends them.
 
     system: the system prompt. InputError without a template, or where the template fails, drops the system prompt or
@@ -55,7 +57,7 @@ def in_chat(lm: LanguageModel, system: str | None = None) -> LanguageModel:
     return lm._replace(chat=chat, ends=lm.ends | {chat.end})
 
 
-def asked_by(lm: LanguageModel, task: Task) -> Task:
+def asked_by(lm: "LanguageModel", task: Task) -> Task:
     """The task with its prompts in the chat template of a model that is in a chat."""
     return replace(task, prompt=lambda problem: lm.chat.ask(task.prompt(problem)))
 

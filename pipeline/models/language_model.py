@@ -5,8 +5,7 @@ Completions of a prompt may share its computation, with the same values and grad
     prompts      [ padding | x ]        R rows, computed once; their keys and values are kept
     completions  [ y | padding ]        B rows, each of which attends to its own prompt's keys and values, and itself
 
-Where no prompt has several completions, both are one ordinary batch, [ padding | x | y | padding ]. The plain
-counterpart, a padded row for each completion, is `topr.sequence_logprobs`.
+Where no prompt has several completions, both are one ordinary batch, [ padding | x | y | padding ].
 
 The weights that are trained are float32: at a learning rate of 5e-7 nearly every update of a bfloat16 weight, which has
 8 bits of precision, would round to nothing. Forward and backward passes use temporary bfloat16 copies.
@@ -17,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -41,16 +40,12 @@ from transformers import (
 from transformers.cache_utils import Cache, DynamicLayer
 
 from pipeline.models.adafactor import Adafactor
+from pipeline.models.chat import Chat, in_chat
 from pipeline.records import Example, InputError, is_hub_name
 from pipeline.runtime.processes import device as own_device
 from pipeline.runtime.processes import on_all_ranks, on_rank_zero, rank, ranks
 from pipeline.settings import Compute, OptimizerName, Settings
 from topr import select_logprobs
-
-if TYPE_CHECKING:
-    from pipeline.models.chat import Chat
-
-# ---- loading ----------------------------------------------------------------------------------------------------
 
 
 class LanguageModel(NamedTuple):
@@ -60,12 +55,7 @@ class LanguageModel(NamedTuple):
     tokenizer: PreTrainedTokenizerBase
     context: int  # the most tokens that prompt and completion may have together
     ends: frozenset[int]  # the token ids that end a sequence
-    chat: "Chat | None" = None  # how prompts are asked in its chat template; None for prompts of plain text
-
-    @property
-    def end(self) -> int:
-        """The token id that ends text which was made elsewhere."""
-        return self.chat.end if self.chat else self.tokenizer.eos_token_id
+    chat: Chat | None = None  # how prompts are asked in its chat template; None for prompts of plain text
 
     def prompt_ids(self, prompts: Sequence[str]) -> list[list[int]]:
         """The token ids of prompts. A chat template writes the special tokens itself: none are added to its text."""
@@ -119,11 +109,7 @@ def load_model(name: str, device: torch.device | None = None, settings: Settings
     eos = model.generation_config.eos_token_id
     ends = frozenset(eos if isinstance(eos, list) else [eos]) - {None}
     lm = LanguageModel(model.eval(), tokenizer, model.config.max_position_embeddings, ends)
-    if settings is None or not settings.chat:
-        return lm
-    from pipeline.models.chat import in_chat
-
-    return in_chat(lm, settings.system_prompt)
+    return in_chat(lm, settings.system_prompt) if settings and settings.chat else lm
 
 
 def download(name: str) -> None:
@@ -149,8 +135,7 @@ def shard(model: PreTrainedModel, compute: Compute, gradient_checkpointing: bool
 
     compute: the precision of forward and backward passes; gradients are summed over ranks in float32.
     gradient_checkpointing: a layer keeps its input alone and is recomputed in the backward pass. reshard: a layer's
-    whole weights are dropped after its forward pass and gathered anew for its backward pass. One process that computes
-    in float32 has no process group; its model stays an ordinary one.
+    whole weights are gathered anew for its backward pass. Without a process group the model stays an ordinary one.
     """
     if not (gradient_checkpointing or dist.is_initialized()):
         return
@@ -162,7 +147,7 @@ def shard(model: PreTrainedModel, compute: Compute, gradient_checkpointing: bool
         for layer in layers:
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)  # in eval mode too: no dropout
     if dist.is_initialized():
-        kept: dict[str, Any] = {} if reshard else {"reshard_after_forward": False}
+        kept = {} if reshard else {"reshard_after_forward": False}
         if compute != "float32":
             kept["mp_policy"] = MixedPrecisionPolicy(getattr(torch, compute), reduce_dtype=torch.float32)
         for module in (*layers, model):
@@ -178,11 +163,8 @@ def load_to_train(
 ) -> LanguageModel:
     """The model on this process's device, sharded over the ranks as the settings say; every rank calls it.
 
-    adapt: what the model becomes before it is sharded; of one process only.
-
-    Rank zero alone reads the weights and holds them whole until it has sent each of them to the others, whose hosts
-    hold one whole weight at a time: its network is faster than another reading. InputError of all ranks where the model
-    cannot be loaded.
+    adapt: what the model becomes before it is sharded; of one process only. Rank zero alone reads the weights and sends
+    each of them to the others, which is faster than another reading. InputError of all ranks where it cannot be loaded.
     """
     read = partial(load_model, name, torch.device("cpu"), settings)
     way = settings.compute, settings.gradient_checkpointing, settings.reshard
@@ -209,11 +191,8 @@ def make_optimizer(name: OptimizerName, model: torch.nn.Module, lr: float) -> to
     >>> type(make_optimizer("adafactor", torch.nn.Linear(2, 2), lr=5e-7)).__name__
     'Adafactor'
     """
-    if name == "adamw":
-        return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
-    if name == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=lr)
-    return Adafactor(model.parameters(), lr)
+    kinds = {"adamw": partial(torch.optim.AdamW, weight_decay=0.0), "sgd": torch.optim.SGD, "adafactor": Adafactor}
+    return kinds[name](model.parameters(), lr=lr)
 
 
 # ---- batches ----------------------------------------------------------------------------------------------------
@@ -245,9 +224,8 @@ def collate(
 ) -> SharedRows:
     """Lay out rows of examples; the examples of a row have the same prompt.
 
-    shares: whether prompts are computed apart (default: whether a row has several examples). Processes that train
-    together must give the same, since it decides how often the model is called. is_empty: an empty batch, whose rows
-    are computed and not learnt from; it keeps collectives aligned across ranks.
+    shares: whether prompts are computed apart (default: whether a row has several examples); the same on all ranks,
+    since it decides how often the model is called. is_empty: the rows are computed and not learnt from.
 
     >>> row = [Example([5, 6], [7, 1], -1.0, 1.0), Example([5, 6], [8, 9, 1], -2.0, -1.0)]
     >>> batch = collate([row])
@@ -277,9 +255,6 @@ def collate(
     return SharedRows(shares, *(tensor.to(device) for tensor in [*tensors, *map(torch.tensor, columns)]))
 
 
-# ---- log-probabilities of a batch -------------------------------------------------------------------------------
-
-
 def token_logprobs(model: PreTrainedModel, batch: SharedRows) -> Tensor:
     """log pi of every completion token over the full vocabulary, in at least float32: (B, C), 0 on padding."""
     token_logp = select_logprobs(predictions(model, batch), batch.completion_ids)
@@ -304,9 +279,8 @@ def predictions(model: PreTrainedModel, batch: SharedRows) -> Tensor:
 def _behind_prompts(model: PreTrainedModel, batch: SharedRows) -> Tensor:
     """Each prompt computed once; the logits at its last token predict the first token of all its completions.
 
-    Two passes, because the R prompts and the B completions are different batches: the first one leaves each layer's
-    keys and values, (R, heads, P, size); in the second they stand, repeated to (B, heads, P, size), before those of
-    the completions. Gradients flow back through them into the prompts.
+    The first pass leaves each layer's keys and values, (R, heads, P, size); in the second they stand, repeated to
+    (B, heads, P, size), before those of the completions. Gradients flow back through them into the prompts.
     """
     prompts = Cache(layer_class_to_replicate=KeptLayer)
     first = model(

@@ -60,11 +60,7 @@ Found = Iterator[Statement | Panel]  # what the functions below yield
 
 
 def statement(text: str, measured: str, holds: bool) -> Statement:
-    """The statement of a text, which begins with its source.
-
-    >>> statement("App. C: c < 0 holds pi near mu", "it does", True)[:2]
-    ('c < 0 holds pi near mu', 'App. C')
-    """
+    """The statement of a text that begins with its source and a colon."""
     source, _, text = text.partition(": ")
     return Statement(text, source, measured, holds)
 

@@ -1,7 +1,4 @@
-"""Figures 5 to 9 and Table 2, and STUDIES with all figures; those along one epoch are in paper/methods.py.
-
-reproduce.py is the command that makes one, and results/README.md says what the paper claims and what came out.
-"""
+"""Figures 5 to 9 and Table 2, and STUDIES with all figures; those along one epoch are in paper/methods.py."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -91,10 +88,7 @@ class Fig5(Study):
 
 
 class Fig6(Study):
-    """TOPR and truncated importance sampling on the set with 10% positives. On MATH: fig6-math.
-
-    Over several passes, since a recovery takes time.
-    """
+    """TOPR and TIS on the set with 10% positives, over several passes: a recovery takes time. On MATH: fig6-math."""
 
     rated = ("topr", "tis")
 
@@ -261,28 +255,25 @@ class Fig9(Study):
         return {**by_share(self, [("topr", self.rates["topr"], 0.5)]), **bases}
 
     def read(self) -> Figure:
-        weights, shares = {}, {}
+        weights, shares, own = {}, {}, self.rates["topr"]
+        sampled = [self.runs["training", seed].tested(0) for seed in self.seeds]
+        positives = [sum(sample.reward >= 0 for sample in samples) / len(samples) for samples in sampled]
         for p in (0.05, 0.1, 0.2, 0.5, 0.8):
-            each = []
-            for seed in self.seeds:
-                samples = self.runs["training", seed].tested(0)
-                positives = sum(sample.reward >= 0 for sample in samples) / len(samples)
-                baseline = topr.baseline_for_proportion(positives, p)
-                of_buckets = np.array(weight_by_difficulty(samples, baseline))
-                each.append(of_buckets / np.nansum(of_buckets))
-            weights[f"p~ = {p:.0%}"] = series(map(Estimate.over_seeds, zip(*each, strict=True)))
-            hardest = Estimate.over_seeds(np.nansum(w[:3]) for w in each)
+            baselines = [topr.baseline_for_proportion(share, p) for share in positives]
+            each = np.array([*map(weight_by_difficulty, sampled, baselines)])  # (seeds, buckets)
+            each /= np.nansum(each, axis=1, keepdims=True)
+            weights[f"p~ = {p:.0%}"] = series(map(Estimate.over_seeds, each.T))
+            hardest = Estimate.over_seeds(np.nansum(each[:, :3], axis=1))
             shares[f"p~ = {p:.0%}: weight of the three hardest buckets"] = hardest
-        data, own = {**weights, "p~": list(self.scale.shares)}, self.rates["topr"]
-
-        def thirds(p: float) -> list[list[float]]:
-            trained = {seed: self.runs[("topr", own, 0.5, p), seed] for seed in self.seeds}
-            return [by_third(self.runs["test", seed], run) for seed, run in trained.items()]
-
-        of_thirds = {p: list(map(Estimate.over_seeds, zip(*thirds(p), strict=True))) for p in self.scale.shares}
+        thirds = {
+            p: [by_third(self.runs["test", seed], self.runs[("topr", own, 0.5, p), seed]) for seed in self.seeds]
+            for p in self.scale.shares
+        }
+        data = {**weights, "p~": list(thirds)}
         for number, third in enumerate(THIRDS):
-            shares |= {f"{third}, p~ = {p:.0%}: correct": found[number] for p, found in of_thirds.items()}
-            data[third] = series(found[number] for found in of_thirds.values())
+            found = {p: Estimate.over_seeds(of_seed[number] for of_seed in each) for p, each in thirds.items()}
+            shares |= {f"{third}, p~ = {p:.0%}: correct": value for p, value in found.items()}
+            data[third] = series(found.values())
         return Figure(data, shares)
 
     @staticmethod
@@ -325,10 +316,7 @@ def weight_by_difficulty(samples: Sequence[Sample], baseline: float, buckets: in
 
 
 class Table2(Study):
-    """A generative verifier before and after TOPR, and weighted self-consistency with its verdicts as weights.
-
-    A run for each base verifier.
-    """
+    """Generative verifiers before and after TOPR, and weighted self-consistency with their verdicts as weights."""
 
     rated = ()
 

@@ -107,15 +107,14 @@ def make_base(job: Job, options: str, taught: Path | None = None) -> None:
 
 def on_bases(sweep: Sweep, jobs: Mapping["Key", Job], places: Mapping[str, Place]) -> dict["Key", Job]:
     """The jobs, with the folders of their bases, which are made unless they are there."""
-    bases = [places[key.place].base for key in jobs]
-    folders: dict[tuple[str, ...], Path | None] = {(): None}  # tiny/make.py's options name the first base
-    for length in range(1, max(map(len, bases)) + 1):  # those that are taught on the same one are made together
+    folders: dict[tuple[str, ...], Path] = {}
+    for length in (1, 2):  # those that are taught on the same one are made together
         lessons = {}
-        for base in sorted({base[:length] for base in bases if len(base) >= length}):
-            teach = partial(make_base, options=base[-1], taught=folders[base[:-1]])
+        for base in sorted({places[key.place].base[:length] for key in jobs} - {(), *folders}):
+            teach = partial(make_base, options=base[-1], taught=folders.get(base[:-1]))
             lessons[base] = Job(f"base {' '.join(base)}", Settings(), map_task, run=teach)
         folders |= {base: run.settings.out / "base" for base, run in sweep.make(lessons).items()}
-    models = {key: str(folders[places[key.place].base] or TINY / "base") for key in jobs}
+    models = {key: str(folders.get(places[key.place].base, TINY / "base")) for key in jobs}
     return {key: job._replace(settings=replace(job.settings, model=models[key])) for key, job in jobs.items()}
 
 
@@ -228,13 +227,10 @@ def wanted(scale: Scale, seeds: Sequence[int], places: Mapping[str, Place]) -> d
 
 
 def complete(sweep: Sweep, jobs: Mapping[Key, Job], places: Mapping[str, Place], file: Path, hours: float) -> Lines:
-    """The lines of the jobs: those in `file`, and those of the runs that can be begun before the hours are over.
-
-    A line says what its run was made with: options of its base, and settings other than the usual. It is the base's
-    options that name it, not its folder, and the key has the seed.
-    """
+    """The lines of the jobs: those in `file`, and those of the runs that can be begun before the hours are over."""
     end, kept = time.monotonic() + 3600 * hours, read_lines(file)
-    usual, named, made_with = asdict(Settings()), ("model", "seed", "reuse", "out"), {}
+    usual, made_with = asdict(Settings()), {}
+    named = ("model", "seed", "reuse", "out")  # the base is named by its options, and the seed by the key
     for key, job in jobs.items():
         changed = {k: v for k, v in asdict(job.settings).items() if v != usual[k] and k not in named}
         made_with[key] = {"base": list(places[key.place].base)} | changed

@@ -27,10 +27,7 @@ GAIN = "gain (points), 95% interval"  # on training on positives only
 
 
 def publish_map(lines: Lines, places: Mapping[str, Place], picture: Path) -> None:
-    """Draw where negatives pay: TOPR, without a baseline and at p~ = 70%, and TIS minus positives only.
-
-    Prints the numbers worth a sentence.
-    """
+    """Draw what TOPR and its neighbours gain over positives only, and print the numbers worth a sentence."""
     table = Map(lines)
     there = {place: places[place].name for place in places if table.of(place, "topr")}
     save_figure(draw(panels(table, there)), picture)

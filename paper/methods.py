@@ -101,8 +101,8 @@ class Fig2(Study):
         panels = []
         for name in ("R = +1", "R = -1"):
             drawn = [Line(data["ratio"], data[f"{of}, {name}"], of, of.lower()) for of in ("TOPR", "PPO")]
-            axes = r"$\pi / \mu$", "objective of one sequence"
-            panels.append(Panel(name.replace("-", "−"), *axes, drawn, {"ylim": (-2.6, 2.6)}))
+            title, y = name.replace("-", "−"), "objective of one sequence"
+            panels.append(Panel(title, r"$\pi / \mu$", y, drawn, {"ylim": (-2.6, 2.6)}))
         return panels
 
 
@@ -183,10 +183,7 @@ def by_cardinality(run: Finished) -> list[float]:
 
 
 class Variants(AtBothRates):
-    """What variants cost that public code calls TOPR and that weigh otherwise (conformance/variants.py).
-
-    All train on the same samples, in the same order, at TOPR's learning rate and each at its own.
-    """
+    """What variants cost that public code calls TOPR and that weigh otherwise (conformance/variants.py)."""
 
     @property
     def rated(self) -> Sequence[str]:

@@ -3,9 +3,7 @@
     make real-llm                      # makes the model's folder, and one run
     python -m paper.real_llm MODEL     # the runs of results/real-llm.json, from that folder
 
-TOPR, positives only and naive REINFORCE, at one learning rate, with as many steps and on the same samples. The rate is
-that of a run of TOPR with seed 100, which no result uses. All settings are ours; a run of `make real-llm` is twice as
-long.
+All settings are ours. The learning rate is that of a run of TOPR with seed 100, which no result uses.
 """
 
 from dataclasses import replace

@@ -41,14 +41,6 @@ def topr_policy_loss(
 
 
 def loss(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """For conformance: the registered loss, called as verl's workers call it."""
+    """For conformance: the registered loss, with a configuration of verl's workers."""
     actor = ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1)
-    return get_policy_loss_fn("topr")(
-        old_log_prob=logmu,
-        log_prob=logp,
-        advantages=reward[:, None] * mask,
-        response_mask=mask.bool(),
-        loss_agg_mode="seq-mean-token-mean",
-        config=actor,
-        rollout_is_weights=None,
-    )[0]
+    return get_policy_loss_fn("topr")(logmu, logp, reward[:, None] * mask, mask.bool(), config=actor)[0]

@@ -77,10 +77,8 @@ def trim(answer: str) -> str:
     >>> trim(r" 12,\ ")
     '12'
     """
-    size = len(answer)
-    while size and (answer[size - 1].isspace() or answer[size - 1] in ".,;:$*\\"):
-        size -= 1
-    trimmed = answer[:size].strip()
+    found = re.match(r".*[^\s.,;:$*\\]", answer, re.DOTALL)
+    trimmed = found[0].strip() if found else ""
     return f"{trimmed}." if trimmed.endswith(r"\right") else trimmed  # \right. closes a brace
 
 
@@ -143,8 +141,7 @@ def without_shots(problems: list[Problem], shots: list[str]) -> list[Problem]:
         return re.sub(r"[\W_]+", "", text)
 
     known = [letters(shot) for shot in shots]
-    asked = [letters(f"Problem: {problem.question} Solution:") for problem in problems]
-    return [problem for problem, own in zip(problems, asked, strict=True) if not any(s.startswith(own) for s in known)]
+    return [p for p in problems if not any(s.startswith(letters(f"Problem{p.question}Solution")) for s in known)]
 
 
 def math_task(settings: Settings) -> Task:

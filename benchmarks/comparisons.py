@@ -66,9 +66,6 @@ def tables(found: Mapping[str, Any]) -> list[tuple[Table, list[str]]]:
     return made
 
 
-# ---- memory of the head ------------------------------------------------------------------------------------------
-
-
 def peak_above(work: Callable[[], object]) -> int:
     """Bytes that `work` needs at most, above what there is before it; on Linux, with glibc."""
 
@@ -114,9 +111,6 @@ def loss_memory(settings: Settings) -> dict[str, Any]:
         compare(f"time: {what}", "s", time, settings.rounds, {}),
     ]
     return {"comparisons": comparisons}
-
-
-# ---- overhead ----------------------------------------------------------------------------------------------------
 
 
 def batch_of(rows: int, vocabulary: int) -> topr.Batch:

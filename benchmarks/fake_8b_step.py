@@ -196,8 +196,7 @@ def _counted(setup: Setup) -> dict[str, Any]:
     if setup.processes > 1 or setup.compute != "float32":
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=setup.processes)
     # Every second completion is a token shorter than the longest, so that padding is masked.
-    lengths = [setup.completion - i % 2 for i in range(setup.batch)]
-    examples = [Example([0] * setup.prompt, [0] * length, -1.0, 1.0) for length in lengths]
+    examples = [Example([0] * setup.prompt, [0] * (setup.completion - i % 2), -1.0, 1.0) for i in range(setup.batch)]
     rows = [examples[i : i + setup.completions_per_row] for i in range(0, setup.batch, setup.completions_per_row)]
     [step] = lay_out(epoch_steps(rows, setup.batch, setup.micro_batch, 0, setup.processes), "cpu")
     meter = Meter()
@@ -234,8 +233,8 @@ def _counted(setup: Setup) -> dict[str, Any]:
     kinds = dict.fromkeys(KINDS.values(), 0)
     for kind, name in KINDS.items():
         kinds[name] += sum(of_device[kind] for of_device in meter.get_tracker_snapshot("peak").values())
-    counts = {"collectives": dict(meter.collectives), "sent": dict(meter.sent), "flops": meter.flops}
-    return {"setup": setup._asdict(), "peak": sum(kinds.values()), "kinds": kinds} | counts
+    found = {"setup": setup._asdict(), "peak": sum(kinds.values()), "kinds": kinds}
+    return found | {"collectives": dict(meter.collectives), "sent": dict(meter.sent), "flops": meter.flops}
 
 
 def faults(name: str, found: Mapping[str, Any], promised: Mapping[str, Any] | None) -> list[str]:
@@ -250,11 +249,9 @@ def faults(name: str, found: Mapping[str, Any], promised: Mapping[str, Any] | No
 def fake_8b_step(settings: Settings) -> dict[str, Any]:
     """A training step of Llama 3 8B on eight GPUs, without a GPU: its memory, collectives and operations.
 
-    The step is trained by `topr.train` and by the functions that a run calls, on tensors that have shapes and no values
-    (torch's FakeTensorMode), in a process group whose collectives do nothing. Not seen: fragments, CUDA's context,
-    NCCL's buffers and kernels' workspaces. Attention is counted in full, without a causal kernel's saving of a half.
-    The exit status is 1 where a step takes more than the results' file says: docs/gpu.md and the memory settings of the
-    presets rest on it.
+    The step is trained by the functions that a run calls, on tensors that have shapes and no values, in a process group
+    whose collectives do nothing. Not seen: fragments, CUDA's context, NCCL's buffers and kernels' workspaces. The exit
+    status is 1 where a step takes more than the results' file says, which docs/gpu.md and the presets rest on.
     """
     found, told, promised = {}, [], json.loads(RESULTS.read_text())
     for group in GROUPS if settings.all else ["small" if settings.small else "steps"]:

@@ -57,6 +57,7 @@ def main() -> None:
         topr = Settings(method="topr", curve_points=POINTS, out=Path(folder) / "topr")
         naive = replace(topr, method="reinforce", out=Path(folder) / "reinforce", reuse=topr.out)
         task = gsm8k_task(topr)
+        shown = task.test[:QUESTIONS]
         for settings in (topr, naive):
             with open_run(settings, task) as run:
                 run.evaluate(1, run.start)
@@ -71,7 +72,8 @@ def main() -> None:
             shares = {name: [round(p[name], 6) for p in curve] for name in ("correct", "incorrect", "invalid")}
             curves[settings.method] = shares | {"se": [round(p["pass@1"]["se"], 6) for p in curve]}
             files = [settings.out / "iteration-1" / f"test-{point.step}.jsonl" for point in points]
-            said[settings.method] = [{s.problem_id: s for s in reversed(read_rows(file, Sample))} for file in files]
+            first = [{sample.problem_id: sample for sample in reversed(read_rows(file, Sample))} for file in files]
+            said[settings.method] = [[[of[p.id].completion, of[p.id].outcome] for of in first] for p in shown]
     asked = {problem.id: problem.question for problem in task.train}
     tokenizer = load_model(topr.model).tokenizer
     content = {
@@ -83,15 +85,8 @@ def main() -> None:
         "seen": [point.seen for point in points],
         "curves": curves,
         "questions": [
-            {
-                "question": problem.question,
-                "gold": str(problem.gold),
-                "completions": {
-                    method: [[of[problem.id].completion, of[problem.id].outcome] for of in first]
-                    for method, first in said.items()
-                },
-            }
-            for problem in task.test[:QUESTIONS]
+            {"question": p.question, "gold": str(p.gold), "completions": {m: of[i] for m, of in said.items()}}
+            for i, p in enumerate(shown)
         ],
         "completions": [
             {

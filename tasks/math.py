@@ -4,12 +4,8 @@ r"""The experiment of train_gsm8k.py on MATH, with its problems, prompt and grad
     python -m tasks.math --data MATH_DIR --shots 4 --model DIR # the original files, the paper's 4-shot prompt
     torchrun --nproc-per-node 8 -m tasks.math paper            # the paper's run, on eight GPUs
 
-Problems come from the hub or from `--data DIR`. The folder holds train.jsonl and test.jsonl, or the original folders
-train/ and test/ with a .json file for each problem. The fields are `problem`, and `solution` with its answer in
-\boxed{} or, as in MATH-500, `answer`. No problem of MATH comes with this project: its licence is disputed.
-
-Answers are compared by math-verify, which is **stricter than the script that the paper used** (Shao et al. 2024):
-docs/math.md says in what.
+docs/math.md has the form of the files, and says in what math-verify, which compares answers, is **stricter than the
+script that the paper used** (Shao et al. 2024). No problem of MATH comes with this project: its licence is disputed.
 """
 
 import ast

@@ -6,13 +6,8 @@
     python tiny/make.py --out DIR --base tiny/base --checker-steps 0 --habit 1300
                                                 # another base: tiny/base with misconceptions, 13 minutes on one core
 
-A model is taught by a teacher who first makes no mistake and then errs on purpose (`problems.TEACHER`): it learns to
-reckon, and then to be careless, so that there is something for reinforcement learning to sharpen. The base model is
-taught solutions and verifications, the checker is a base model that goes on to be taught verifications alone. Both see
-fresh problems only: none of train.jsonl, none of test.jsonl.
-
-Bases with other habits (`--habit`, `--teacher`, `--size`) are for `python reproduce.py map`; README.md says how
-tiny/mistaken was made. tiny/math was written by hand.
+A model is taught fresh problems by a teacher who first makes no mistake and then errs on purpose: it learns to reckon,
+and then to be careless. README.md says why, and how tiny/mistaken was made; tiny/math was written by hand.
 """
 
 import json

@@ -108,7 +108,7 @@ def probes(dtype: torch.dtype = torch.float64, is_coarse: bool = False) -> list[
     Next come single tokens with log-ratios of - and + STEPS, both rewards and two values of log pi, then longer
     sequences. The other batches change it in one way each: other log pi (is the weight frozen?), shorter sequences
     (what divides the sum, and does padding count?), rewards whose mean is not 0, and rewards twice as large.
-    is_coarse: logp in quarters, no log-ratio below 1/8, which bfloat16 sums without rounding.
+    is_coarse: in quarters, which bfloat16 sums without rounding, and single tokens with log-ratios of at least 1/4.
     """
     draw = torch.Generator().manual_seed(0)
     steps = [max(round(4 * step) / 4, 0.25) for step in STEPS] if is_coarse else STEPS
@@ -123,7 +123,7 @@ def probes(dtype: torch.dtype = torch.float64, is_coarse: bool = False) -> list[
         return (4 * drawn).round() / 4 if is_coarse else drawn
 
     zeros = torch.zeros(1 + len(singles), width, dtype=torch.float64)
-    logp, logmu = torch.cat([zeros, uniform(-3, -0.5)]), torch.cat([zeros, uniform(-3, -0.5) - 0.125 * is_coarse])
+    logp, logmu = torch.cat([zeros, uniform(-3, -0.5)]), torch.cat([zeros, uniform(-3, -0.5)])
     for i, (log_ratio, _, value) in enumerate(singles, start=1):
         logp[i, 0], logmu[i, 0] = value, value - log_ratio
     lengths = torch.tensor([1] * len(zeros) + [2 + i % 5 for i in range(many)])

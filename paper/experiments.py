@@ -17,8 +17,8 @@ from pipeline.report import Estimate, Table
 from pipeline.settings import TINY, Settings
 from tasks.math import PRESETS as MATH_PRESETS
 from tasks.math import math_task
-from tasks.verifier import LLAMA_70B, VerifierSettings
 from tasks.verifier import PRESETS as VERIFIER_PRESETS
+from tasks.verifier import VerifierSettings
 from train_gsm8k import PRESETS, gsm8k_task
 
 
@@ -135,7 +135,7 @@ PAPER = Scale(
     of_methods={"dpo": {"batch": 16}},  # "a per-GPU batch size of 1" (4.2): a pair is two completions
     others={  # "applied to the more recent DeepSeek 8B model", "the 70B version of Llama 3" (4.3)
         "DeepSeek-R1 8B, Anna Karenina": {"model": DEEPSEEK, "composition": "anna_karenina"},
-        "Llama 3 70B": {"model": LLAMA_70B, "iterations": 0, "engine_gpus": 4},  # 141 GB of weights
+        "Llama 3 70B": {"model": VERIFIER_PRESETS["paper"].generator, "iterations": 0, "engine_gpus": 4},  # 141 GB
     },
 )
 PAPER_MATH = replace(

@@ -92,9 +92,6 @@ def verifier_task(settings: "VerifierSettings", task: Task, train: Sequence[Samp
     )
 
 
-LLAMA_70B = "meta-llama/Meta-Llama-3-70B-Instruct"
-
-
 @dataclass(frozen=True)
 class VerifierSettings(Settings):
     """Settings of the verifier's run and of the generator's. Both sample with the same parameters."""
@@ -133,7 +130,7 @@ PRESETS = {
     "laptop": VerifierSettings(max_new_tokens=96, lr=1e-4, k=1, curve_points=1),  # ours; k = 1: no majority of verdicts
     "paper": replace(
         VerifierSettings(**vars(MATH_PRESETS["paper"])),
-        generator=LLAMA_70B,  # "we used the 70B model to generate 16 solutions per problem" (4.4)
+        generator="meta-llama/Meta-Llama-3-70B-Instruct",  # "we used the 70B model to generate 16 solutions" (4.4)
         generator_gpus=4,  # ours: its weights take 141 GB in bfloat16
         task="math",
         iterations=1,

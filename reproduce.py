@@ -80,7 +80,7 @@ def make(options: Options) -> None:
     from paper.experiments import SCALES
     from paper.figures import STUDIES
     from paper.map_figure import publish_map
-    from paper.runs import Sweep, check_jobs, print_jobs
+    from paper.runs import Sweep, print_jobs
     from pipeline.runtime.preflight import check_machine
 
     every = FIGURES + (ON_MATH if options.preset == "paper" else ())
@@ -100,7 +100,8 @@ def make(options: Options) -> None:
     if "map" in names:
         jobs["map"] = the_map.wanted(sizes["map"], seeds, places)
     for name in names:
-        check_jobs(name, jobs[name], intended_ranks(options.preset) if options.dry_run else ranks())
+        for job in jobs[name].values():
+            job.check(intended_ranks(options.preset) if options.dry_run else ranks(), f"{name}, ")
         if options.dry_run and rank() == 0:
             print_jobs(name, jobs[name], (sizes[name].base, sizes[name].verifier))
     if options.dry_run:

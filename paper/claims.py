@@ -136,7 +136,6 @@ def exact(generator: torch.Generator) -> Found:
     formula = gap(pi) * lost.sum(-1, keepdim=True) + torch.stack([lost[:, j] for _, j in pairs], -1)
     assumed = gap(pi) > 0
     length = torch.randint(1, 10, z.shape, generator=generator)
-    shorter = bandit._replace(reward=bandit.reward / length)
     outside, narrower = ~assumed, (widening < 0) & ~assumed
     share = narrower.sum() / outside.sum()
     residual = (narrower.double() - share * outside).sum(1)  # pairs within a bandit are correlated: summed by bandit
@@ -151,7 +150,7 @@ def exact(generator: torch.Generator) -> Found:
     yield identity(
         "Sec. 4.2: arms of 1 to 9 tokens: autograd of topr_loss = closed form with R / length in place of R",
         all_of(partial(gradient_of_loss, length=length)),
-        torch.stack([gradient(z, shorter, limits) for limits in FAMILY]),
+        torch.stack([gradient(z, bandit._replace(reward=bandit.reward / length), limits) for limits in FAMILY]),
     )
     yield always("App. B.1: Delta is larger without negatives (SFT)", mass.sum(-1) < mass_of_sft.sum(-1), "bandits")
     yield always("App. B.1: where pi- < pi+: negatives widen the gap grad_z+ - grad_z-", widening[assumed] > 0, "pairs")

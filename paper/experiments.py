@@ -202,10 +202,7 @@ class Study:
         return Job(label, settings, self.scale.task, token_loss=arm.token_loss)
 
     def rate_arms(self) -> Jobs:
-        """(name, learning rate) -> its run on held-out problems, with one seed, where there are rates to choose from.
-
-        All train on samples of TOPR's first.
-        """
+        """(name, learning rate) -> its run on held-out problems, with TOPR's samples, where there are several rates."""
         if not self.grids or len(self.scale.rates) == 1:
             return {}
         base = replace(self.scale.base, seed=100, test_samples=6, curve_points=1)  # no figure's seed

@@ -51,7 +51,6 @@ class Fig5(Study):
 
     @property
     def neighbours(self) -> list[float]:
-        """TOPR's learning rate and its neighbours in the grid."""
         return [rate for rate in self.scale.rates if 1 / 4 < rate / self.rates["topr"] < 4]
 
     def arms(self) -> Jobs:
@@ -263,8 +262,9 @@ class Fig9(Study):
             each = np.array([*map(weight_by_difficulty, sampled, baselines)])  # (seeds, buckets)
             each /= np.nansum(each, axis=1, keepdims=True)
             weights[f"p~ = {p:.0%}"] = series(map(Estimate.over_seeds, each.T))
-            hardest = Estimate.over_seeds(np.nansum(each[:, :3], axis=1))
-            shares[f"p~ = {p:.0%}: weight of the three hardest buckets"] = hardest
+            shares[f"p~ = {p:.0%}: weight of the three hardest buckets"] = Estimate.over_seeds(
+                np.nansum(each[:, :3], 1)
+            )
         thirds = {
             p: [by_third(self.runs["test", seed], self.runs[("topr", own, 0.5, p), seed]) for seed in self.seeds]
             for p in self.scale.shares

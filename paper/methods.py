@@ -63,7 +63,7 @@ class Fig1(AtBothRates):
         for title, names in (("other bounds (Table 1)", bounds), ("neighbours (ours)", neighbours)):
             last = {name: {what: of[-1:] for what, of in own[name].items()} for name in reversed(names)}
             ends = enumerate(of_arms(last, METHODS, lambda _: [0]))
-            drawn = [end._replace(x=end.y, y=[place], kind="rows") for place, end in ends]
+            drawn = [end._replace(x=end.y, y=[i], kind="rows") for i, end in ends]
             options = {"yticks": [], "ylim": (-0.5, len(names) - 0.5)}
             panels.append(Panel(f"{title}, own rate, at the end", CORRECT, "", drawn, options))
         return panels
@@ -82,9 +82,8 @@ class Fig2(Study):
         log_ratio = torch.tensor(ratio).log()
         data, numbers = {"ratio": ratio.tolist()}, {}
         for sign, name, low, high in ((1.0, "R = +1", 1, 1 + eps), (-1.0, "R = -1", 1 - eps, 1)):
-            reward = torch.full_like(log_ratio, sign)
+            reward, one = torch.full_like(log_ratio, sign), torch.ones(1, dtype=log_ratio.dtype)
             ours = topr.topr_objective(log_ratio, reward, topr.Limits(1, 1 + eps, 0, 1)).numpy()
-            one = torch.ones(1, dtype=log_ratio.dtype)
             ppo = np.array([-ppo_loss(x, 0 * x, sign * one, one, eps).item() for x in log_ratio[:, None]])
             data |= {f"TOPR, {name}": ours.tolist(), f"PPO, {name}": ppo.tolist()}
             inside, outside = (ratio >= low) & (ratio <= high), ratio > high if sign > 0 else ratio < low

@@ -38,19 +38,11 @@ from tasks import verifier
 from tasks.verifier import VerifierSettings
 
 
-def run_job(job: "Job") -> None:
-    """Make the run of a job, of a verifier or of a task; InputError as these raise it."""
-    if isinstance(job.settings, VerifierSettings):
-        verifier.run(job.settings)
-        return
-    train_gsm8k.experiment(job.settings, job.task(job.settings), job.token_loss and learn_with(job.token_loss))
-
-
 class Job(NamedTuple):
     """A run to be made. Worker processes import `task` and `run` by name: they are functions of modules.
 
     label: begins the name of its folder. copies: the key of the job whose samples it trains on. token_loss: the name of
-    one of conformance.variants.VARIANTS, to train with it in place of the method's own loss.
+    one of conformance.variants.VARIANTS, to train with it in place of the method's own loss. run: makes it otherwise.
     """
 
     label: str
@@ -58,11 +50,16 @@ class Job(NamedTuple):
     task: Callable[[Settings], Task]
     copies: Hashable = None
     token_loss: str | None = None
-    run: Callable[["Job"], object] = run_job
+    run: Callable[["Job"], object] | None = None
 
-    def check(self, processes: int) -> None:
-        """InputError for settings that so many processes cannot run, before any run is made."""
-        (verifier.check_verifier if isinstance(self.settings, VerifierSettings) else check)(self.settings, processes)
+    def check(self, processes: int, figure: str = "") -> None:
+        """InputError, with figure and label, for settings that so many processes cannot run."""
+        try:
+            (verifier.check_verifier if isinstance(self.settings, VerifierSettings) else check)(
+                self.settings, processes
+            )
+        except InputError as error:
+            raise InputError(f"{figure}{self.label}: {error}") from None
 
 
 Jobs = Mapping[Hashable, Job]  # those of a figure's arms, by the arms' keys; or by (arm, seed)
@@ -87,15 +84,6 @@ def folder_name(job: Job) -> str:
     """Label and seed, for readers, and a checksum of everything that the run depends on."""
     made_with = zlib.crc32(f"{job.settings.record()} {job.task.__name__} {job.token_loss}".encode())
     return f"{re.sub('[^A-Za-z0-9.=~]+', '-', job.label)}_{job.settings.seed}_{made_with:08x}"
-
-
-def check_jobs(name: str, jobs: Jobs, processes: int) -> None:
-    """InputError, with figure and label, for the first job whose settings cannot be run on so many processes."""
-    for job in jobs.values():
-        try:
-            job.check(processes)
-        except InputError as error:
-            raise InputError(f"{name}, {job.label}: {error}") from None
 
 
 def print_jobs(name: str, jobs: Jobs, usual: Sequence[Settings]) -> None:
@@ -239,7 +227,13 @@ class Sweep(AbstractContextManager):
 def _make(job: Job) -> None:
     job.check(ranks())
     start = sum(os.times()[:4])  # of this process and its children: other work on the machine lengthens wall time
-    job.run(job)
+    if job.run:
+        job.run(job)
+    elif isinstance(job.settings, VerifierSettings):
+        verifier.run(job.settings)
+    else:
+        learn = job.token_loss and learn_with(job.token_loss)
+        train_gsm8k.experiment(job.settings, job.task(job.settings), learn)
     if rank() == 0:
         for model in job.settings.out.rglob("iteration-*/model"):
             shutil.rmtree(model)  # it is large, and only its evaluations are needed now

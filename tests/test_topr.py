@@ -16,7 +16,7 @@ from conformance import VECTORS, adapted
 from conformance.vectors import result_of
 from topr import PRESETS, Limits, importance_weight, taper, topr_loss, topr_objective
 
-numbers = st.floats(-30, 30)
+numbers = st.floats(-30, 30) | st.sampled_from([-1000.0, 80.0])
 rewards = st.sampled_from([-2.0, -1.0, -0.2, 0.0, 0.2, 1.0, 2.0])
 bound = st.just(0.0) | st.floats(1e-3, 3)
 bounds = st.tuples(bound, bound | st.just(math.inf)).filter(lambda ab: ab[0] <= ab[1])
@@ -36,13 +36,10 @@ def rho(x, a, b):
 # ---- limits ------------------------------------------------------------------------------------------------------
 
 
-def test_limits_are_in_the_order_of_table_1_and_checked_where_they_were_varied_too():
+def test_presets_are_table_1_and_checked_where_they_are_varied():
     assert PRESETS["topr"]._replace(b_pos=2) == (1, 2, 0, 1)
     with pytest.raises(ValueError, match="need 0 <= a <= b"):
         PRESETS["topr"]._replace(a_neg=5)
-
-
-def test_presets_are_table_1():
     assert {name: tuple(limits) for name, limits in PRESETS.items()} == {
         "topr": (1, 1, 0, 1),
         "tis": (0, 1, 0, 1),
@@ -77,9 +74,12 @@ def test_bounds_of_a_reward_s_sign():
 
 
 @given(numbers, bounds)
-def test_weight_is_the_clipped_ratio(log_ratio, ab):
-    expected = min(max(math.exp(log_ratio), ab[0]), ab[1])
-    assert importance_weight(log_ratio, *ab).item() == pytest.approx(expected, rel=1e-12)
+def test_weight_is_the_clipped_ratio_and_never_outside_its_bounds(log_ratio, ab):
+    """exp(log(a)) may be a rounding error below a."""
+    a, b = ab
+    weight = importance_weight(double(log_ratio, -1000, 1000), a, b)
+    assert weight.tolist() == pytest.approx([min(max(math.exp(log_ratio), a), b), a, b], rel=1e-12)
+    assert ((weight >= a) & (weight <= b)).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -93,33 +93,14 @@ def test_weight_of_extreme_ratios_is_finite_and_keeps_its_precision(dtype):
     assert not importance_weight(torch.tensor([-1000.0, 1000.0], dtype=dtype), 0, math.inf).isnan().any()
 
 
-@given(bound, bound)
-def test_weight_is_never_outside_its_bounds(one, other):
-    """exp(log(a)) may be a rounding error below a: where a = b, the weight is that number exactly."""
-    a, b = sorted((one, other))
-    for low, high in ((a, b), (b, b)):
-        weight = importance_weight(double(-1000, 1000), low, high)
-        assert weight.tolist() == pytest.approx([low, high], rel=1e-14)
-        assert ((weight >= low) & (weight <= high)).all()
-
-
 @given(st.floats(1e-6, 1e6), bounds)
-def test_taper_is_the_formula_and_never_above_the_ratio(x, ab):
-    found = taper(x, *ab).item()
-    assert found == pytest.approx(rho(x, *ab), rel=1e-9, abs=1e-9)
-    assert found <= x * (1 + 1e-12)
-
-
-@given(st.floats(1e-3, 1e3), bounds)
-def test_taper_grows_and_its_slope_in_the_logarithm_is_the_weight(x, ab):
+def test_taper_is_the_formula_never_above_the_ratio_and_its_slope_in_the_logarithm_is_the_weight(x, ab):
     log_x = double(math.log(x)).requires_grad_()
-    taper(log_x.exp(), *ab).sum().backward()
-    weight = importance_weight(log_x.detach(), *ab)
-    assert log_x.grad.item() == pytest.approx(weight.item(), rel=1e-9, abs=1e-12)
-    step = 1e-6  # finite differences, an oracle that does not know autograd
-    slope = (rho(x * math.exp(step), *ab) - rho(x * math.exp(-step), *ab)) / (2 * step)
-    assert slope == pytest.approx(weight.item(), rel=1e-4, abs=1e-4)
-    assert taper(x * 1.01, *ab) >= taper(x, *ab) - 1e-12
+    found = taper(log_x.exp(), *ab)
+    found.sum().backward()
+    assert found.item() == pytest.approx(rho(x, *ab), rel=1e-9, abs=1e-9)
+    assert found.item() <= x * (1 + 1e-12)
+    assert log_x.grad.item() == pytest.approx(importance_weight(log_x.detach(), *ab).item(), rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize(("a", "b", "value", "slope"), [(0, 0, 0, 0), (0, 1, 0, 1), (0, math.inf, 0, 1)])
@@ -152,24 +133,6 @@ def test_gradient_of_the_loss_is_that_of_the_objective(rows):
         torch.testing.assert_close(of_loss, of_objective, rtol=1e-10, atol=1e-300)
 
 
-@given(st.lists(st.tuples(st.floats(-3, 3), rewards), min_size=1, max_size=4), st.sampled_from(sorted(PRESETS)))
-def test_gradient_of_the_objective_by_finite_differences(rows, name):
-    log_ratio, reward = double(*rows).T
-    log_ratio = torch.where(log_ratio.abs() < 1e-3, 0.5, log_ratio).requires_grad_()
-    assert torch.autograd.gradcheck(lambda r: topr_objective(r, reward, PRESETS[name]), log_ratio, atol=1e-4)
-
-
-@pytest.mark.parametrize("limits", PRESETS.values(), ids=PRESETS.keys())
-def test_objective_of_every_preset_is_finite(limits):
-    for dtype in (torch.float32, torch.float64):
-        log_ratio = torch.tensor([-1000.0, -1.0, 0.0, 1.0, 80.0] * 2, dtype=dtype, requires_grad=True)
-        objective = topr_objective(log_ratio, torch.tensor([1.0] * 5 + [-1.0] * 5), limits)
-        objective.sum().backward()
-        assert objective.isfinite().all()
-        assert log_ratio.grad.isfinite().all()
-        assert objective.dtype == dtype
-
-
 @pytest.mark.parametrize("vector", VECTORS)
 def test_both_forms_of_the_loss_pass_the_vectors(vector):
     for loss in (adapted(topr_loss, "sequences"), topr.topr_loss_of_tokens):
@@ -189,21 +152,11 @@ def test_v15_only_negative_data_leaves_the_objective_bounded():
         assert (-1e-2 < objective.item() <= 0) if limits == PRESETS["topr"] else objective.item() > 100
 
 
-@given(st.integers(1, 6), st.integers(1, 12))
-def test_denominator_replaces_the_number_of_sequences(size, denominator):
-    logp, logmu, ones = torch.full((size,), -2.0), torch.full((size,), -2.5), torch.ones(size)
-    mean = topr_loss(logp, logmu, ones, ones)
-    fixed = topr_loss(logp, logmu, ones, ones, denominator=denominator)
-    assert fixed.item() * denominator == pytest.approx(mean.item() * size)
-
-
 def test_columns_of_different_shapes_are_refused():
     with pytest.raises(ValueError, match="one number per sequence"):
         topr_loss(torch.ones(2), torch.ones(2), torch.ones(2), torch.ones(2, 1))
     with pytest.raises(ValueError, match="one number per sequence"):
         topr_loss(*torch.ones(4, 0))
-    with pytest.raises(ValueError, match="length = 0: a completion has at least one token"):
-        topr_loss(torch.ones(2), torch.ones(2), torch.ones(2), torch.tensor([1, 0]))
 
 
 def test_log_ratios_of_half_precision_are_float32():
@@ -261,11 +214,13 @@ def test_what_stands_outside_the_mask_changes_no_bit(filler):
         assert torch.equal(clean, spoiled)
 
 
-def test_masks_of_every_type_and_half_precision():
+def test_masks_of_every_type_but_empty_ones_and_half_precision():
     token_logp, token_logmu, reward, mask = of_tokens()
     exact = topr.topr_loss_of_tokens(token_logp, token_logmu, reward, mask, PRESETS["topr"])
     for same in (mask, mask.bool(), mask.float(), mask.to(torch.uint8)):
         assert torch.equal(topr.topr_loss_of_tokens(token_logp, token_logmu, reward, same), exact)
+    with pytest.raises(ValueError, match="length = 0: a completion has at least one token"):
+        topr.topr_loss_of_tokens(token_logp, token_logmu, reward, mask.tril(-1))
     halves = [x.detach().bfloat16() for x in (token_logp, token_logmu)]
     found = topr.topr_loss_of_tokens(*halves, reward.float(), mask)
     assert found.dtype == torch.float32
@@ -275,13 +230,6 @@ def test_masks_of_every_type_and_half_precision():
     )
 
 
-def test_a_completion_without_tokens_is_refused():
-    token_logp, token_logmu, reward, mask = of_tokens()
-    mask[3] = 0
-    with pytest.raises(ValueError, match="length = 0: a completion has at least one token"):
-        topr.topr_loss_of_tokens(token_logp, token_logmu, reward, mask)
-
-
 # ---- baseline ----------------------------------------------------------------------------------------------------
 
 
@@ -289,7 +237,6 @@ def test_v14_effective_proportion():
     """Tensors; numbers follow."""
     p, c, p_tilde = double((0.5, 0.6, 0.2), (0.1, 0, 0.1), (0.1, -1, 1), (0.8, 0.5, 0.571429), (0.9, 0.9, 0.321429)).T
     torch.testing.assert_close(topr.effective_proportion(p, c), p_tilde, rtol=0, atol=1e-6)
-    torch.testing.assert_close(topr.baseline_for_proportion(p, topr.effective_proportion(p, c)), c)
 
 
 @given(st.floats(0.01, 0.99), st.floats(-1, 1))

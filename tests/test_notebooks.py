@@ -58,13 +58,13 @@ def is_alike(one, other):
     a few hundred operations in float64 at most, each exact to 1.1e-16: 1e-12 is left. Counts are the same.
     """
     words = [re.sub(r"[\s─━]+", "", NUMBER.sub("#", text)) for text in (one, other)]
-    if words[0] != words[1]:
-        return False
-    for a, b in zip(*(map(Decimal, NUMBER.findall(text)) for text in (one, other)), strict=True):
+
+    def is_near(a, b):
         places = [Decimal(1).scaleb(x.as_tuple().exponent) for x in (a, b) if x != int(x)]
-        if abs(a - b) > max([*places, Decimal("1e-12") * abs(a)]):
-            return False
-    return True
+        return abs(a - b) <= max([*places, Decimal("1e-12") * abs(a)])
+
+    numbers = (map(Decimal, NUMBER.findall(text)) for text in (one, other))
+    return words[0] == words[1] and all(map(is_near, *numbers))
 
 
 def test_outputs_are_compared_up_to_rounding():

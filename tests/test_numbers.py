@@ -10,7 +10,6 @@ import torch
 from helpers import plain_batch, random_examples, tiny_model
 
 import topr
-import train_gsm8k as gsm8k
 from pipeline.methods import dpo_loss, ppo_loss
 from pipeline.records import InputError, Sample, read_rows
 
@@ -61,19 +60,13 @@ def test_what_is_not_finite_stops_training_before_it_reaches_a_weight(name, spoi
 ROW = {"prompt": "1 + 1 =", "completion": " 2", "reward": 1.0, "token_ids": [5], "token_logmu": [-1.0]}
 
 
-def test_a_file_with_such_numbers_is_refused_by_line_and_field(tmp_path):
-    good, file = json.dumps(ROW), tmp_path / "samples.jsonl"
-    for field, number in (("reward", "1.0"), ("token_logmu", "[-1.0]")):
-        for value in ("NaN", "Infinity", "-Infinity", "1e999", '"1"', "null"):
-            bad = good.replace(f'"{field}": {number}', f'"{field}": {number.replace(number.strip("[]"), value)}')
-            assert bad != good
-            file.write_text(f"{good}\n{bad}\n")
-            with pytest.raises(InputError, match=rf"samples.jsonl:2: (field {field}|Invalid JSON)"):
-                read_rows(file, Sample)
-    settings = gsm8k.Settings(samples=file, evaluation=False, out=tmp_path / "run")
-    with pytest.raises(InputError, match=r"samples.jsonl:2: field token_logmu"):
-        gsm8k.experiment(settings, gsm8k.gsm8k_task(settings))
-    assert not (tmp_path / "run").exists()
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", '"1"', "null"])
+@pytest.mark.parametrize(("field", "marked"), [("reward", "?"), ("token_logmu", ["?"])])
+def test_a_file_with_such_numbers_is_refused_by_line_and_field(tmp_path, field, marked, value):
+    file = tmp_path / "samples.jsonl"
+    file.write_text(f"{json.dumps(ROW)}\n{json.dumps(ROW | {field: marked})}\n".replace('"?"', value))
+    with pytest.raises(InputError, match=rf"samples.jsonl:2: (field {field}|Invalid JSON)"):
+        read_rows(file, Sample)
 
 
 @pytest.mark.parametrize("name", WITH_LENGTHS)

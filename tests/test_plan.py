@@ -96,15 +96,10 @@ def test_the_command_prints_the_plan_and_writes_nothing(monkeypatch, capsys, tmp
     assert not (tmp_path / "run").exists()
 
 
-def test_presets_pass_their_own_checks_and_differ_from_the_laptop_as_the_paper_does():
+def test_presets_pass_their_own_checks():
     for name, settings in PRESETS.items():
         gsm8k.check(settings)
         assert settings.preset == name
-    paper = PRESETS["paper"]
-    assert (paper.n, paper.problems, paper.shots, paper.max_new_tokens, paper.lr) == (16, 7473, 8, 512, 5e-7)
-    assert (paper.optimizer, paper.batch, paper.micro_batch, paper.max_norm) == ("adafactor", 8, 1, 1.0)
-    assert (paper.test_problems, paper.test_samples, paper.examples, paper.candidates) == (1319, 64, 50_000, 64)
-    assert (paper.method, paper.baseline, paper.temperature, paper.top_p, paper.top_k) == ("topr", None, 1.0, 1.0, 500)
 
 
 def test_a_preset_that_does_not_come_first_is_refused():

@@ -97,8 +97,6 @@ def test_tokens_are_wrapped_and_coloured_by_sign():
     assert max(x for x, _ in places) < figure.get_size_inches()[0]
     colours = [patch.get_facecolor() for patch in axes.patches]
     assert [green > red for red, green, *_ in (colours[0], colours[1], colours[-2])] == [True, False, True]
-    darkest, zero, tenth = colours[0], colours[40], colours[41]
-    assert darkest[0] < tenth[0] < (darkest[0] + 2 * zero[0]) / 3  # a tenth of the most is seen well
     assert len(axes.lines) == 21  # below zero: dotted
     figure.draw_without_rendering()  # a lone dollar sign is no formula
 

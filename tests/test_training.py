@@ -24,16 +24,15 @@ def sliced_logprobs(model, batch):
     return chunked_head.token_logprobs(model, batch).sum(-1)
 
 
+SLOW = pytest.mark.slow
+
+
 @pytest.mark.parametrize(
     ("processes", "per_row", "batch", "micro_batch", "optimizer", "is_cut", "logprobs"),
     [
         (2, 1, 3, 1, "adafactor", False, shared_logprobs),  # odd steps, one at a time
-        pytest.param(
-            2, 2, 6, 4, "adafactor", False, sliced_logprobs, marks=pytest.mark.slow
-        ),  # shared rows, ragged micro-batches
-        pytest.param(
-            2, 1, 3, 1, "adafactor", True, shared_logprobs, marks=pytest.mark.slow
-        ),  # from the checkpoint after two steps
+        pytest.param(2, 2, 6, 4, "adafactor", False, sliced_logprobs, marks=SLOW),  # shared rows, ragged batches
+        pytest.param(2, 1, 3, 1, "adafactor", True, shared_logprobs, marks=SLOW),  # from a checkpoint after two steps
         (1, 1, 3, 1, "adafactor", True, shared_logprobs),
         (1, 1, 3, 1, "adamw", True, shared_logprobs),
     ],

@@ -98,9 +98,8 @@ def test_every_statement_holds_and_has_its_figure(name):
     for panel in panels:
         assert all([panel.title, panel.xlabel, panel.ylabel])
         assert all(len(line.x) == len(line.y) > 0 for line in panel.lines)
-    assert [row._asdict() for row in statements] == RECORDED[
-        name
-    ]  # alone, as after others; no rounding error is among the numbers
+    found = [row._asdict() for row in statements]
+    assert found == RECORDED[name]  # alone as after others: no rounding error is among the numbers
 
 
 def test_a_statement_fails_on_a_difference_a_nan_or_nothing():

@@ -274,7 +274,8 @@ def test_all_runs_of_the_paper_s_figures_are_planned():
         jobs = STUDIES[name.removesuffix("-math")](SCALES["paper-math"], range(1)).planned().values()
         found = {(job.task, job.settings.data, job.settings.shots) for job in jobs}
         assert found == {(train_math.math_task, "EleutherAI/hendrycks_math", 4)}
-    settings = read_settings("paper --iterations 1 --examples None --curve-points 5".split(), gsm8k.PRESETS)
+    changes = "--iterations 1 --examples None --curve-points 5 --between-samples None"
+    settings = read_settings(f"paper {changes}".split(), gsm8k.PRESETS)
     assert replace(settings, out=None) == PAPER.base  # Section 4.2's epoch over all samples is a command
 
 

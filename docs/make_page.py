@@ -87,13 +87,11 @@ def numbers() -> dict[str, str]:
 
 
 def scientific(value: float) -> str:
-    """A number below 1, readable: as a decimal, or with a power of ten below a thousandth.
+    """A number far below 1, with its power of ten.
 
-    >>> scientific(0.25), scientific(3.5e-5)
-    ('0.25', '3.5 × 10<sup>−5</sup>')
+    >>> scientific(3.5e-5)
+    '3.5 × 10<sup>−5</sup>'
     """
-    if value >= 1e-3:
-        return f"{value:.2g}"
     factor, exponent = f"{value:.1e}".split("e")
     return f"{factor} × 10<sup>−{-int(exponent)}</sup>"
 

@@ -28,9 +28,8 @@ class ToprPolicyLoss(PolicyLoss):
         mask = action_mask > 0
         reward = advantages.gather(1, mask.int().argmax(1, keepdim=True))  # (B, 1) that of the first token
         if (mask & (advantages != reward)).any():
-            raise ValueError(
-                "topr: advantages differ within a sequence; set --algo.kl.init_coef 0 and another estimator"
-            )
+            mend = "set --algo.kl.init_coef 0 and another estimator"
+            raise ValueError(f"topr: advantages differ within a sequence; {mend}")
         log_ratio = torch.where(mask, log_probs - old_log_probs, 0.0).sum(1, keepdim=True).detach()
         weight = importance_weight(log_ratio, *PRESETS["topr"].of_sign(reward))  # (B, 1)
         token_loss = -weight * reward * torch.where(mask, log_probs, 0.0)

@@ -30,9 +30,8 @@ def topr_policy_loss(
     if (mask & (advantages != reward)).any():
         raise ValueError("topr: advantages differ within a sequence; set algorithm.adv_estimator=grpo")
     if loss_agg_mode != "seq-mean-token-mean" or rollout_is_weights is not None:
-        raise ValueError(
-            "topr: set actor.loss_agg_mode=seq-mean-token-mean and algorithm.rollout_correction.rollout_is=null"
-        )
+        mend = "actor.loss_agg_mode=seq-mean-token-mean and algorithm.rollout_correction.rollout_is=null"
+        raise ValueError(f"topr: set {mend}")
     log_ratio = torch.where(mask, log_prob - old_log_prob, 0.0).sum(1, keepdim=True).detach()  # of whole sequences
     weight = importance_weight(log_ratio, *PRESETS["topr"].of_sign(reward))  # (B, 1)
     token_loss = -weight * reward * torch.where(mask, log_prob, 0.0)

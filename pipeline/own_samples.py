@@ -39,7 +39,6 @@ def read_samples(source: str | Path, columns: Sequence[str] = (), ask: Ask | Non
         ignored |= row.keys() - set().union(*of_row.values())
     if not samples:
         raise InputError(f"{source}: is empty")
-    # Which columns have other names, and which are ignored, though perhaps misspelt.
     missing, parts = [field for field in FIELDS if field not in taken], []
     if renamed := [f"{column} is the {field}" for field, column in taken.items() if field != column]:
         parts.append(", ".join(renamed))

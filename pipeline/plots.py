@@ -109,7 +109,7 @@ def draw(panels: Sequence[Panel], columns: int = 2) -> "Figure":
             style = STYLES[style] if isinstance(style, str) else style
             line = line._replace(x=np.asarray(line.x, float), y=np.asarray(line.y, float))
             _add(axes, line, style, len(axes.lines))
-            named += [(line, style)] if line.label else []
+            named += [(line, style)] if line.label and not np.isnan(line.y).all() else []
         _name_ends(axes, named)
         _plain_ticks(axes.xaxis, is_given="xticks" in panel.options)
         _plain_ticks(axes.yaxis, is_given="yticks" in panel.options)
@@ -138,8 +138,6 @@ def _name_ends(axes: Any, lines: Sequence[tuple[Line, Style]]) -> None:
     axes.autoscale_view()  # the limits are known only then
     ends = []
     for line, style in lines:
-        if np.isnan(line.y).all():
-            continue
         last = int(np.nanargmax(np.where(np.isnan(line.y), np.nan, line.x)))
         _, height = (axes.transScale + axes.transLimits).transform((line.x[last], line.y[last]))
         ends.append((float(np.clip(height, 0, 1)), float(line.x[last]), line, style))

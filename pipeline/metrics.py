@@ -49,10 +49,8 @@ def check_ratio(step: int, log_ratio: Tensor, tolerance: float) -> None:
     """
     furthest = log_ratio.abs().max().item()
     if step == 1 and not furthest <= tolerance:
-        raise ArithmeticError(
-            f"step 1: |log pi - log mu| reaches {furthest:.3g}, above {tolerance:g}, where pi should be mu; "
-            "see --trust-logmu"
-        )
+        fault = f"|log pi - log mu| reaches {furthest:.3g}, above {tolerance:g}, where pi should be mu"
+        raise ArithmeticError(f"step 1: {fault}; see --trust-logmu")
     if step == 2 and furthest == 0:
         warnings.warn("every log-ratio is 0 after an update: is log mu recomputed, or lr too small?", stacklevel=2)
 

@@ -178,10 +178,9 @@ def named(function: Callable, problem_id: str | None, text: str, seconds: float 
     except (_Fault, Exception) as error:
         [*_, told] = traceback.format_exception_only(error)
         fault = " ".join(str(error).split()) if isinstance(error, _Fault) else told.strip().partition("\n")[0]
-        raise InputError(
-            f"problem {problem_id}, completion {text[:80]!r}: {_place(function, error)}: {fault}; mend it, and the "
-            "same command goes on with what was drawn"
-        ) from error
+        advice = "mend it, and the same command goes on with what was drawn"
+        where = f"problem {problem_id}, completion {text[:80]!r}: {_place(function, error)}"
+        raise InputError(f"{where}: {fault}; {advice}") from error
     finally:
         if has_alarm:
             signal.setitimer(signal.ITIMER_REAL, delay, interval)
@@ -212,9 +211,7 @@ class EngineKind(NamedTuple):
     spans_gpus: bool = False  # whether one may have the GPUs of several ranks
 
 
-def _open_vllm(
-    model: str, load: Callable, inputs: "Inputs", settings: "Settings", log: Path
-) -> AbstractContextManager[Engine]:
+def _open_vllm(model: str, load: Callable, inputs: "Inputs", settings: "Settings", log: Path) -> AbstractContextManager:
     from pipeline.vllm.client import vllm_engine
 
     return vllm_engine(model, inputs.meta, inputs.size.longest, settings, log)
@@ -255,10 +252,9 @@ def check_lengths(task: Task, lm: "LanguageModel", new_tokens: int) -> int:
     prompt_ids = lm.prompt_ids([task.prompt(problem) for problem in problems])
     size, i = max((len(ids), -i) for i, ids in enumerate(prompt_ids))  # the first of the longest
     if size + new_tokens > lm.context:
-        raise InputError(
-            f"problem {problems[-i].id}: its prompt has {size} tokens; with {new_tokens} new ones it exceeds the "
-            f"model's context of {lm.context}: take fewer shots or new tokens"
-        )
+        fault = f"with {new_tokens} new ones it exceeds the model's context of {lm.context}"
+        told = f"its prompt has {size} tokens; {fault}: take fewer shots or new tokens"
+        raise InputError(f"problem {problems[-i].id}: {told}")
     return size + new_tokens
 
 

@@ -26,10 +26,21 @@ class Chat(NamedTuple):
     end: int  # the token id that ends a turn
     marks: frozenset[int]  # the added tokens in every prompt that the template writes
 
-    def ask(self, question: str | Messages) -> str:
-        """The prompt that the template writes up to the answer to a text or to messages; InputError where it fails."""
+    def ask(self, question: str | Messages, is_answered: bool = False) -> str:
+        """The prompt that the template writes for a text or messages, up to the answer; InputError where it fails.
+
+        Messages may have a system prompt of their own. is_answered: they end with the answer.
+        """
+        from jinja2 import TemplateError
+
         messages = [{"role": "user", "content": question}] if isinstance(question, str) else question
-        return _written(self.tokenizer, self.system, messages)
+        if self.system is not None and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": self.system}, *messages]
+        try:
+            return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=not is_answered)
+        except (TemplateError, TypeError, ValueError) as error:
+            fault = f"fails on {' and '.join(message['role'] for message in messages)}: {str(error).splitlines()[0]}"
+            raise InputError(f"--chat: the chat template of {self.tokenizer.name_or_path} {fault}") from error
 
 
 def in_chat(lm: "LanguageModel", system: str | None = None) -> "LanguageModel":
@@ -38,43 +49,25 @@ def in_chat(lm: "LanguageModel", system: str | None = None) -> "LanguageModel":
     system: the system prompt. InputError without a template, or where the template fails, drops the system prompt or
     has no token that ends a turn.
     """
-    tokenizer = lm.tokenizer
+    tokenizer, name = lm.tokenizer, lm.tokenizer.name_or_path
     if not tokenizer.chat_template:
-        raise InputError(
-            f"--chat: the tokenizer of {tokenizer.name_or_path} has no chat template; models for chats have one, "
-            "and others do without --chat"
-        )
+        advice = "models for chats have one, and others do without --chat"
+        raise InputError(f"--chat: the tokenizer of {name} has no chat template; {advice}")
+    chat = Chat(tokenizer, system, -1, frozenset())
     asked, answered = {"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}
-    prompt = _written(tokenizer, system, [asked])
+    prompt = chat.ask([asked])
     if system is not None and system not in prompt:
-        raise InputError(f"--system: the chat template of {tokenizer.name_or_path} drops the system prompt")
-    ends = _added_tokens(tokenizer, _written(tokenizer, system, [asked, answered], True).partition(ANSWER)[2])
+        raise InputError(f"--system: the chat template of {name} drops the system prompt")
+    ends = _added_tokens(tokenizer, chat.ask([asked, answered], is_answered=True).partition(ANSWER)[2])
     if not ends:
-        raise InputError(
-            f"--chat: the chat template of {tokenizer.name_or_path} has no token behind an answer that ends the turn"
-        )
-    chat = Chat(tokenizer, system, ends[0], frozenset(_added_tokens(tokenizer, prompt)))
+        raise InputError(f"--chat: the chat template of {name} has no token behind an answer that ends the turn")
+    chat = chat._replace(end=ends[0], marks=frozenset(_added_tokens(tokenizer, prompt)))
     return lm._replace(chat=chat, ends=lm.ends | {chat.end})
 
 
 def asked_by(lm: "LanguageModel", task: Task) -> Task:
     """The task with its prompts in the chat template of a model that is in a chat."""
     return replace(task, prompt=lambda problem: lm.chat.ask(task.prompt(problem)))
-
-
-def _written(tokenizer: PreTrainedTokenizerBase, system: str | None, messages: Messages, ends: bool = False) -> str:
-    """The text of messages behind the system prompt, unless they have one; up to an answer, unless it ends with one."""
-    from jinja2 import TemplateError
-
-    if system is not None and messages[0]["role"] != "system":
-        messages = [{"role": "system", "content": system}, *messages]
-    try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=not ends)
-    except (TemplateError, TypeError, ValueError) as error:
-        roles = " and ".join(message["role"] for message in messages)
-        raise InputError(
-            f"--chat: the chat template of {tokenizer.name_or_path} fails on {roles}: {str(error).splitlines()[0]}"
-        ) from error
 
 
 def _added_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

@@ -1,7 +1,7 @@
 """What circulates under the name of TOPR: the paper's loss, and the variants of it that public code contains.
 
-Each loss is a `losses.Loss` that is written out, so that it differs from `paper` in one or two lines; the rows of
-Table 1 are topr.py's own. They are for comparison: to train, take `topr.topr_loss` or `topr.topr_loss_of_tokens`.
+Each is a `losses.Loss` that differs from `paper` in one or two lines; the rows of Table 1 are topr.py's own. They are
+for comparison: to train, take `topr.topr_loss` or `topr.topr_loss_of_tokens`.
 """
 
 from collections.abc import Callable
@@ -43,25 +43,30 @@ def per_token_and_token_mean(logp: Tensor, logmu: Tensor, reward: Tensor, mask: 
     return -(reward * total(weight * logp, mask)).sum() / mask.sum()
 
 
-def geometric_mean(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """The log-ratio is divided by the length, so that weights stay near 1. The paper divides the loss."""
-    weight = (total(logp - logmu, mask) / mask.sum(1)).clamp(max=0).exp()
-    weight = torch.where(reward < 0, weight, 1.0).detach()
-    return -(weight * reward * total(logp, mask) / mask.sum(1)).mean()
+def with_weight(of_negatives: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Loss:
+    """The paper's loss with another weight of negatives: a function of logp, logmu and mask, (B,)."""
+
+    def loss(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
+        weight = torch.where(reward < 0, of_negatives(logp, logmu, mask), 1.0).detach()
+        return -(weight * reward * total(logp, mask) / mask.sum(1)).mean()
+
+    return loss
 
 
-def clipped(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """Negatives clipped to PPO's [0.8, 1.2]: with a- = 0.8 the objective is unbounded (Proposition 3.2)."""
-    weight = total(logp - logmu, mask).exp().clamp(0.8, 1.2)
-    weight = torch.where(reward < 0, weight, 1.0).detach()
-    return -(weight * reward * total(logp, mask) / mask.sum(1)).mean()
+geometric_mean = with_weight(lambda logp, logmu, mask: (total(logp - logmu, mask) / mask.sum(1)).clamp(max=0).exp())
+"""The log-ratio is divided by the length, so that weights stay near 1. The paper divides the loss."""
+
+clipped = with_weight(lambda logp, logmu, mask: total(logp - logmu, mask).exp().clamp(0.8, 1.2))
+"""Negatives clipped to PPO's [0.8, 1.2]: with a- = 0.8 the objective is unbounded (Proposition 3.2)."""
+
+tempered = with_weight(lambda logp, logmu, mask: (0.5 * total(logp - logmu, mask)).clamp(max=0).exp())
+"""The square root of the ratio: the weight of negatives falls half as fast."""
 
 
-def tempered(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """The square root of the ratio: the weight of negatives falls half as fast."""
-    weight = (0.5 * total(logp - logmu, mask)).clamp(max=0).exp()
-    weight = torch.where(reward < 0, weight, 1.0).detach()
-    return -(weight * reward * total(logp, mask) / mask.sum(1)).mean()
+def frozen_weight() -> Loss:
+    """A loss that keeps the weights of its first call, as code that computes them once, with the data, does."""
+    kept: dict[str, Tensor] = {}
+    return with_weight(lambda p, m, mask: kept.setdefault("first", total(p - m, mask).clamp(max=0).exp().detach()))
 
 
 def no_stop_gradient(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
@@ -97,18 +102,6 @@ def unmasked(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tenso
     weight = (logp - logmu).sum(1).clamp(max=0).exp()
     weight = torch.where(reward < 0, weight, 1.0).detach()
     return -(weight * reward * logp.mean(1)).mean()
-
-
-def frozen_weight() -> Loss:
-    """A loss that keeps the weights of its first call, as code that computes them once, with the data, does."""
-    kept: list[Tensor] = []
-
-    def loss(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-        if not kept:
-            kept.append(torch.where(reward < 0, total(logp - logmu, mask).clamp(max=0).exp(), 1.0).detach())
-        return -(kept[0] * reward * total(logp, mask) / mask.sum(1)).mean()
-
-    return loss
 
 
 TABLE_1 = {"tis": "tis", "plain is": "off_policy", "naive reinforce": "reinforce", "sft": "sft"}  # rows, as named here

@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 from conformance import VARIANTS, VECTORS, Hypothesis, compare, identify, oracle, variants
 from conformance import __main__ as command
 from conformance.losses import ADAPTERS, InputError, LossInputs, adapted, load, push, total
+from conformance.variants import with_weight
 from conformance.vectors import CASES, result_of
 from examples.topr_in_trl import loss as in_trl
 from pipeline.methods import ppo_loss
@@ -68,19 +69,9 @@ def tapered(logp, logmu, mask):
     return total(logp - logmu, mask).clamp(max=0).exp()
 
 
-def weighting(weight_of_negatives, summed=total):
-    """The paper's loss, but for the weight of negatives and the sum: weight_of_negatives(logp, logmu, mask)."""
-
-    def loss(logp, logmu, reward, mask):
-        weight = torch.where(reward < 0, weight_of_negatives(logp, logmu, mask), 1.0).detach()
-        return -(weight * reward * summed(logp, mask) / mask.sum(1)).mean()
-
-    return loss
-
-
-def summed_in(dtype):
-    """A product of matrices, which takes one precision only."""
-    return lambda logp, mask: (logp * mask) @ torch.ones(mask.shape[1], dtype=dtype)
+def in_one_precision(dtype):
+    """The paper's loss with a product of matrices, which takes this precision only."""
+    return lambda *inputs: variants.paper(*inputs) + 0 * (inputs[3] @ torch.ones(inputs[3].shape[1], dtype=dtype)).sum()
 
 
 def in_bfloat16(loss, then=torch.bfloat16):
@@ -99,24 +90,21 @@ NAMED = [
     ("paper", variants.objective),
     ("paper", in_trl),
     ("paper", lambda *inputs: 512 * len(inputs[2]) * variants.paper(*inputs)),
-    ("paper", weighting(tapered, summed_in(torch.float32))),
-    ("paper", weighting(lambda logp, logmu, mask: total(logp - logmu, mask).clamp(-20, 0).exp())),
-    ("clip 0.8..1.2", weighting(lambda p, m, mask: total(p.float() - m.float(), mask).exp().clamp(0.8, 1.2))),
-    ("frozen weight", weighting(lambda p, m, mask: tapered(kept.setdefault("logp", p.detach()), m, mask))),
+    ("paper", in_one_precision(torch.float32)),
+    ("paper", with_weight(lambda logp, logmu, mask: total(logp - logmu, mask).clamp(-20, 0).exp())),
+    ("clip 0.8..1.2", with_weight(lambda p, m, mask: total(p.float() - m.float(), mask).exp().clamp(0.8, 1.2))),
+    ("frozen weight", with_weight(lambda p, m, mask: tapered(kept.setdefault("logp", p.detach()), m, mask))),
     ("unmasked", lambda *inputs: variants.unmasked(*padded(inputs, fill=(-7.0, -3.0)))),
     ("unmasked", lambda *inputs: variants.unmasked(*padded(inputs, fill=(-3.0, -7.0)))),
-    (
-        "geometric mean + unmasked",  # means over all positions
-        weighting(lambda p, m, mask: (p - m).mean(1).clamp(max=0).exp(), lambda p, mask: p.mean(1) * mask.sum(1)),
-    ),
+    ("geometric mean + unmasked", lambda p, m, r, mask: variants.geometric_mean(p, m, r, torch.ones_like(mask))),
     ("batch-mean baseline + normalised reward", lambda p, m, r, o: variants.paper(p, m, (r - r.mean()) / r.std(), o)),
     ("batch-mean baseline + token mean", lambda p, m, r, o: variants.token_mean(p, m, r.sub_(r.mean()), o)),
     ("naive reinforce", adapted(lambda p, m, r, n: -(p * (r / n).repeat_interleave(n)).sum(), "packed")),
     ("naive reinforce", adapted(lambda logp, logmu, reward, mask: -reward[:, None] * logp, "tokens")),
     ("per-token", lambda logp, logmu, reward, is_in_len: variants.per_token(logp, logmu, reward, is_in_len)),
     ("bfloat16", in_bfloat16(variants.paper)),
-    ("bfloat16", weighting(in_bfloat16(tapered))),
-    ("bfloat16", weighting(tapered, summed_in(torch.bfloat16))),
+    ("bfloat16", with_weight(in_bfloat16(tapered))),
+    ("bfloat16", in_one_precision(torch.bfloat16)),
     *((f"{name} + bfloat16", in_bfloat16(LOSSES[name](), torch.float32)) for name in ROUNDED),
     *((f"{name} + bfloat16", in_bfloat16(LOSSES[name]())) for name in ROUNDED),
 ]
@@ -155,8 +143,8 @@ def counted_apart(*inputs):
 ODD = {
     "counted apart": counted_apart,
     "counted apart, summed": lambda *inputs: len(inputs[2]) * counted_apart(*inputs),
-    "explicit mu": weighting(lambda p, m, mask: (total(p, mask).exp() / (total(m, mask).exp() + 1e-12)).clamp(max=1)),
-    "exp then clip": weighting(
+    "explicit mu": with_weight(lambda p, m, mask: (total(p, mask).exp() / (total(m, mask).exp() + 1e-12)).clamp(max=1)),
+    "exp then clip": with_weight(
         lambda p, m, mask: total(p - m, mask).exp() - (total(p - m, mask).exp() - 1).clamp(min=0)
     ),
     "recomputed": lambda logp, logmu, reward, mask: variants.paper(logp, logp.detach(), reward, mask),

@@ -76,7 +76,6 @@ HOSTILE = {  # to a gold answer of 3
     "tower": (r"\boxed{9^{9^{9^9}}}", "incorrect"),
     "boxes in boxes": (r"\boxed{" * 5_000 + "4" + "}" * 5_000, "incorrect"),
     "fractions": (r"\boxed{" + r"\frac{" * 70 + "}" * 70 + "}", "incorrect"),
-    "controls": ("\\boxed{\x00\x01\u202e\u2028}", "incorrect"),
     "lone surrogate": ("\\boxed{\ud800}", "incorrect"),
     "code": (r"\boxed{__import__('os').getcwd()}", "incorrect"),
     "a megabyte of boxes": (r"\boxed{" * 150_000, "invalid"),

@@ -26,11 +26,14 @@ from subprocess import DEVNULL
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
+import topr
 import train_gsm8k
-from paper.token_loss import learn_with
+from conformance.variants import VARIANTS
 from pipeline.dry_run import counts
-from pipeline.records import InputError, Sample, Task, read_rows, write_file
+from pipeline.models.language_model import token_logprobs
+from pipeline.records import InputError, Sample, Task, read_rows, read_text, write_file
 from pipeline.report import Estimate, Table
 from pipeline.runtime.processes import progress_bar, rank, ranks
 from pipeline.settings import Settings, check
@@ -118,8 +121,8 @@ class Finished:
     @cached_property
     def steps(self) -> list[dict[str, float]]:
         """The optimiser's steps of its first iteration: metrics.jsonl."""
-        lines = (self.settings.out / "iteration-1" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines]
+        metrics = read_text(self.settings.out / "iteration-1" / "metrics.jsonl")
+        return [json.loads(line) for line in metrics.splitlines()]
 
     @property
     def last_step(self) -> int:
@@ -255,3 +258,29 @@ def commit() -> str:
         return git("git rev-parse --short HEAD".split()).strip() + "-dirty" * bool(changed)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+def learn_with(variant: str) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """The loss and the log-probabilities with which `topr.train` learns by one of conformance.variants.VARIANTS.
+
+    `topr.train` hands a loss one number per sequence. So the loss is naive REINFORCE's, and log pi(y|x), (B,), is made
+    so that its gradient is the variant's. The reported weights are then 1. A completion with reward 0 gets no gradient.
+
+    >>> loss, logprobs = learn_with("per-token")
+    >>> loss.keywords["limits"] == topr.PRESETS["reinforce"]
+    True
+    """
+    token_loss = VARIANTS[variant]()
+
+    def logprobs(model: torch.nn.Module, batch: Any) -> Tensor:
+        token_logp = token_logprobs(model, batch)  # (B, T), 0 on padding, which is on the right
+        leaf = token_logp.detach().requires_grad_()
+        mask = torch.arange(leaf.shape[1], device=leaf.device) < batch.length[:, None]
+        loss = token_loss(leaf, batch.token_logmu, batch.reward, mask.to(leaf.dtype))  # a mean over the micro-batch
+        [gradient] = torch.autograd.grad(loss, leaf)
+        # naive REINFORCE: the gradient of its mean over the batch, in each log pi(y|x)
+        naive = -torch.where(batch.reward == 0, torch.inf, batch.reward) / batch.length / len(batch.reward)
+        weighted = (gradient / naive[:, None] * token_logp).sum(1)
+        return weighted + (token_logp.sum(1) - weighted).detach()  # the value of log pi(y|x), the gradient of weighted
+
+    return partial(topr.topr_loss, limits=topr.PRESETS["reinforce"]), logprobs

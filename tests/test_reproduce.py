@@ -26,8 +26,7 @@ from paper.experiments import LAPTOP, METHODS, PAPER, SCALES
 from paper.figures import STUDIES
 from paper.methods import by_cardinality
 from paper.real_llm import RealLLM
-from paper.runs import Finished, Job, Sweep, folder_name
-from paper.token_loss import learn_with
+from paper.runs import Finished, Job, Sweep, folder_name, learn_with
 from pipeline.models.language_model import collate, token_logprobs
 from pipeline.records import InputError, Sample
 from pipeline.report import Estimate

@@ -192,11 +192,11 @@ def sums(first, last):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A folder with samples to train on and samples held out, and the settings that name them."""
+    """The settings that name samples to train on and samples held out."""
     folder = tmp_path_factory.mktemp("files")
     as_lines(folder / "train.jsonl", sums(1, 9))
     pd.DataFrame(sums(11, 16)).rename(columns={"reward": "score"}).to_parquet(folder / "held.parquet")
-    return folder, {"samples": str(folder / "train.jsonl"), "held_out": str(folder / "held.parquet"), **OPTIONS}
+    return {"samples": str(folder / "train.jsonl"), "held_out": str(folder / "held.parquet"), **OPTIONS}
 
 
 def logp_and_length(model, rows):
@@ -207,7 +207,7 @@ def logp_and_length(model, rows):
 
 
 def test_held_out_numbers_are_those_of_a_direct_computation(files, run):
-    folder, rows = run(**files[1]), sums(11, 16)
+    folder, rows = run(**files), sums(11, 16)
     reward = np.array([row["reward"] for row in rows])
     results = json.loads((folder / "results.json").read_text())
     before, after = (logp_and_length(model, rows) for model in (SMALL.model, folder / "iteration-1" / "model"))
@@ -226,18 +226,17 @@ def test_held_out_numbers_are_those_of_a_direct_computation(files, run):
 
 
 def test_a_run_without_evaluation_trains_the_same_model_and_leaves_no_more(files, run, tmp_path, capsys, monkeypatch):
-    changes = files[1] | {"held_out": None}
-    results = experiment(tmp_path / "run", evaluation=False, **changes)
-    assert (*results, *results["iterations"][0]) == ("iterations", "versions", "dataset")
+    changes = files | {"held_out": None}
     monkeypatch.setattr(sys, "argv", ["", *arguments(tmp_path / "run", changes), "--no-evaluation"])
     gsm8k.main("train_gsm8k", "", gsm8k.gsm8k_task)
-    assert "this run is finished" in capsys.readouterr().out
-    evaluated, plain = contents(run(**files[1])), contents(tmp_path / "run")
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert (*results, *results["iterations"][0]) == ("iterations", "versions", "dataset")
+    evaluated, plain = contents(run(**files)), contents(tmp_path / "run")
     measured = {"curve.png", *(f"iteration-1/test-{step}.jsonl" for step in (0, 1, 3))}
     assert (evaluated.keys() - plain.keys(), plain.keys() - evaluated.keys()) == (measured, set())
     for name in ("metrics.jsonl", "model/model.safetensors"):
         assert evaluated[f"iteration-1/{name}"] == plain[f"iteration-1/{name}"]
-    results = json.loads((run(**files[1]) / "results.json").read_text())
+    results = json.loads((run(**files) / "results.json").read_text())
     [found] = results["iterations"]
     assert [point["samples_seen"] for point in found["curve"]] == [0, 8, 24]
     monkeypatch.setenv("COLUMNS", "120")
@@ -264,7 +263,7 @@ def test_samples_that_were_held_out_are_signed_as_trained_ones_are(lm):
 
 
 def test_held_out_samples_are_part_of_what_a_run_is_and_checked_before_it_begins(files, run, tmp_path, capsys):
-    given, others = files[1], tmp_path / "others.jsonl"
+    given, others = files, tmp_path / "others.jsonl"
     as_lines(others, sums(7, 12))
     with pytest.raises(InputError, match="holds a run with other settings"):
         experiment(run(**given), **given | {"held_out": str(others)})

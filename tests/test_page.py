@@ -71,14 +71,6 @@ def test_its_data_come_from_two_runs(monkeypatch, tmp_path):
         assert topr[2] != reinforce[2]
 
 
-def test_lines_that_share_a_chart_differ_without_colour():
-    content = make_page.data()
-    methods = ("topr", "reinforce", "sft", "tis", "off_policy", "ppo")
-    named = [name for name in content["variants"] if "token mean" not in name]  # drawn as one with another
-    for names in (methods, ("correct", "invalid"), ("p1", "p2", "p3", "p4", "p5", "limit"), named):
-        assert len({tuple(content["styles"][name]["dashes"]) for name in names}) == len(names)
-
-
 # ---- the browser --------------------------------------------------------------------------------------------------
 
 

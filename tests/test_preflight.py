@@ -22,6 +22,7 @@ import train_gsm8k as gsm8k
 from pipeline.records import InputError
 from pipeline.runtime import preflight, run_folder
 from pipeline.runtime.processes import process_group
+from tasks import verifier
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 ROOT, PAPER, LLAMA_8B = Path(gsm8k.__file__).parent, gsm8k.PRESETS["paper"], 8_030_261_248
@@ -37,12 +38,16 @@ def told(out, *command, **environment):
 
 
 @NO_GPU
-@pytest.mark.parametrize("command", [["train_gsm8k", "paper"], ["tasks.verifier", "paper", "--generator-gpus", "1"]])
-def test_presets_for_gpus_are_refused_without_one_in_a_line(command, tmp_path):
+@pytest.mark.parametrize(
+    ("main", "arguments"),
+    [(lambda: gsm8k.main("train_gsm8k", "", gsm8k.gsm8k_task), []), (verifier.main, ["--generator-gpus", "1"])],
+)
+def test_presets_for_gpus_are_refused_without_one_in_a_line(main, arguments, tmp_path, monkeypatch):
     """With no driver at all; one that is too old is found by the same call, torch.cuda.init."""
-    [line] = told(tmp_path / "run", *command, "--engine", "hf")
-    assert line.startswith(f"{command[0]}: paper: is for GPUs")
-    assert "driver 580 or newer" in line
+    monkeypatch.setattr(sys, "argv", ["", "paper", "--engine", "hf", *arguments, "--out", str(tmp_path / "run")])
+    with pytest.raises(SystemExit, match=r"^[a-z8_.]+: paper: is for GPUs.*driver 580 or newer.*$"):
+        main()
+    assert not (tmp_path / "run").exists()
 
 
 @NO_GPU
@@ -204,7 +209,6 @@ def test_a_hub_that_falls_silent_is_told_and_the_same_command_goes_on(tmp_path):
         Hub.stops_after = 1000
         ended = subprocess.run(command, cwd=ROOT, env=os.environ | place, capture_output=True, text=True)
         Hub.released.set()
-        print(ended.stderr.splitlines()[-1])
         assert ended.stderr.splitlines()[-1].startswith("train_gsm8k: --model owner/model: cannot be brought here: ")
         assert not (tmp_path / "run").exists()
         Hub.stops_after = None

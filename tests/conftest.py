@@ -74,7 +74,7 @@ def vllm(python, lm, tmp_path_factory):
 
 
 # Run under other interpreters, with packages that this one lacks.
-collect_ignore = ["gpu_kernels.py", "interpreted", "verl_steps.py"]
+collect_ignore = ["interpreted", "verl_steps.py"]
 
 LONGEST = "rehearsal restart vllm notebooks benchmarks faults vllm_gpu run tiny reproduce conformance training".split()
 

@@ -118,13 +118,11 @@ def test_a_statement_fails_on_a_difference_a_nan_or_nothing():
 @pytest.fixture
 def main(monkeypatch):
     """The command in this process, which keeps its number of threads; a function of the arguments."""
-    threads = []
-    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
 
     def run(*arguments):
         with pytest.raises(SystemExit) as stop:
             tyro.cli(toy_bandit.main, args=[*map(str, arguments)])
-        assert threads in ([], [1])
         return stop.value.code
 
     return run

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from runs import experiment
 
-from pipeline.compose import BASELINES, COMPOSITIONS, choose
+from pipeline.compose import choose
 from pipeline.dataset import compose
 from pipeline.records import Sample, read_rows
 from pipeline.settings import Settings
@@ -20,7 +20,6 @@ def to_samples(*rewards):
 SAMPLES = to_samples([-1.0, 1.0, 1.0], [1.0, -1.0], [-1.0])
 # Options; those that may be chosen, and those of them that must be; how many are taken, and how many of these are right
 ROWS = [
-    ({"composition": "uniform"}, [0, 1, 2, 3, 4, 5], [], 6, 3),
     ({"composition": "uniform", "examples": 9}, [0, 1, 2, 3, 4, 5], [], 6, 3),
     ({"composition": "uniform", "examples": 4}, [0, 1, 2, 3, 4, 5], [], 4, None),
     ({"composition": "positives_only"}, [1, 2, 3], [], 3, 3),
@@ -51,11 +50,6 @@ def test_a_composition(lm, options, may, must, taken, positive):
         assert (told["composition"], told["seed"]) == (options["composition"], settings.seed_of("composition 1"))
         found += chosen
     assert set(found) == set(may)
-
-
-def test_every_composition_and_baseline_has_a_row():
-    assert {options["composition"] for options, *_ in ROWS} == set(COMPOSITIONS)
-    assert {options.get("baseline_from", "zero") for options, _ in COUNTED} == set(BASELINES)
 
 
 def test_which_negatives_are_taken_is_uniform():

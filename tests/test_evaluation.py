@@ -46,8 +46,6 @@ def test_a_metric_and_its_interval_are_those_of_all_draws(name, k):
     [
         ("rw", [0, 1], None, True),  # a tie goes to the first of the samples
         ("rw", [1, 0], None, False),
-        ("r--", [1, 2, 0], None, True),  # what cannot be read does not vote
-        ("--", [0, 1], None, False),
         ("rww", [0, 1, 2], [0.75, 0.25, 0.25], True),
     ],
 )

@@ -1,6 +1,5 @@
 """Adapters: what they learn, against full weights and closed forms; what is saved of them; where they are refused."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,14 +47,6 @@ def test_a_step_is_that_of_full_weights_seen_through_a(rank):
 
 
 CHANGES = {"lora": 4, "lr": 1e-3, "iterations": 2, "problems": 4, "batch": 4, "save_every": 2, "curve_points": 1}
-
-
-def test_log_mu_is_that_of_the_model_that_sampled(run):
-    for iteration in (1, 2):
-        steps = [*map(json.loads, (run(**CHANGES) / f"iteration-{iteration}/metrics.jsonl").read_text().splitlines())]
-        for outcome in ("pos", "neg"):
-            assert abs(steps[0].get(f"log_ratio_{outcome}_q95", 0)) < 1e-5
-        assert min(step["ess"] for step in steps) < 4.0  # the weights of four sequences have moved
 
 
 @pytest.mark.parametrize("compute", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])

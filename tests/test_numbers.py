@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -67,6 +68,15 @@ def test_a_file_with_such_numbers_is_refused_by_line_and_field(tmp_path, field, 
     file.write_text(f"{json.dumps(ROW)}\n{json.dumps(ROW | {field: marked})}\n".replace('"?"', value))
     with pytest.raises(InputError, match=rf"samples.jsonl:2: (field {field}|Invalid JSON)"):
         read_rows(file, Sample)
+
+
+@pytest.mark.parametrize(("name", "place"), [*product(LOSSES, range(3)), *product(WITH_LENGTHS, [3])])
+def test_columns_of_different_shapes_are_refused(name, place):
+    columns = [*torch.ones(4, 2)]
+    columns[place] = columns[place][:, None]
+    for wrong in (columns, torch.ones(4, 0)):
+        with pytest.raises(ValueError, match="one number per sequence"):
+            LOSSES[name](*wrong, denominator=None)
 
 
 @pytest.mark.parametrize("name", WITH_LENGTHS)

@@ -108,10 +108,8 @@ def test_the_models_verify_badly(model):
     prompts = [f"{sample.prompt}{sample.completion}\nCheck:" for sample in checked]
     engine = transformers_engine(load_model(str(TINY / model)), 40_000)
     found = sorted(engine(prompts, 1, SamplingParameters(max_new_tokens=96), 0))
-    told = [
-        (completion.completion, sample.outcome == "correct")
-        for (_, completion), sample in zip(found, checked, strict=True)
-    ]
+    texts = [completion.completion for _, completion in found]
+    told = [(text, sample.outcome == "correct") for text, sample in zip(texts, checked, strict=True)]
     outcomes = Counter(grade_verdict(text, truth) for text, truth in told)
     finds_none = ["right" in text and "not" not in text and "No answer" not in text for text, _ in told]
     steps = sum(found == truth for found, (_, truth) in zip(finds_none, told, strict=True)) / len(told)

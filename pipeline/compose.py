@@ -11,8 +11,6 @@ from pipeline.records import Sample
 if TYPE_CHECKING:
     from pipeline.settings import Settings
 
-# ---- compositions: (samples, how many, random numbers, --proportion) -> indices of the chosen, in order -----------
-
 
 def choose(settings: "Settings", samples: Sequence[Sample], number: int = 1) -> list[int]:
     """The indices of the samples that iteration `number` trains on, in order, by the setting `composition`.
@@ -60,15 +58,12 @@ class Composition(NamedTuple):
     drawn: Callable[["Settings"], int] = operator.attrgetter("n")
 
 
-COMPOSITIONS = {
+COMPOSITIONS = {  # (samples, how many, random numbers, --proportion) -> indices of the chosen, in order
     "uniform": Composition(lambda samples, size, rng, share: _some(range(len(samples)), size, rng)),
     "positives_only": Composition(lambda samples, size, rng, share: _some(_of_sign(samples, True), size, rng)),
     "anna_karenina": Composition(anna_karenina, drawn=operator.attrgetter("candidates")),
     "proportion": Composition(proportion),
 }
-
-
-# ---- baselines: samples -> what each one's baseline is counted from ----------------------------------------------
 
 
 def group_mean(samples: Sequence[Sample]) -> list[float]:
@@ -81,7 +76,7 @@ def group_mean(samples: Sequence[Sample]) -> list[float]:
     return [means[sample.prompt] for sample in samples]
 
 
-BASELINES: dict[str, Callable[[Sequence[Sample]], list[float]]] = {
+BASELINES: dict[str, Callable[[Sequence[Sample]], list[float]]] = {  # what each sample's baseline is counted from
     "zero": lambda samples: [0.0] * len(samples),
     "mean": lambda samples: [sum(sample.reward for sample in samples) / len(samples)] * len(samples),
     "group": group_mean,

@@ -119,9 +119,6 @@ def parts_of(entry: Mapping[str, Any]) -> tuple[list[str], dict[str, Metric]]:
     return [name for name in entry if name not in metrics.keys() | counts], metrics
 
 
-# ---- a test set --------------------------------------------------------------------------------------------------
-
-
 def collect(samples: Sequence[Sample], task: Task) -> Answers:
     """The answers of a test set's samples, which come question by question, equally many for each."""
     questions = [list(question) for _, question in groupby(samples, key=lambda sample: sample.problem_id)]

@@ -7,7 +7,6 @@ import io
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -71,7 +70,7 @@ class Panel(NamedTuple):
     xlabel: str
     ylabel: str
     lines: Sequence[Line]
-    options: Mapping[str, Any] = MappingProxyType({})
+    options: Mapping[str, Any] = {}
 
 
 def lines(x: Any, y: dict[str, Any], styles: str = "", kind: Literal["line", "points"] = "line") -> list[Line]:

@@ -20,8 +20,8 @@ from pipeline.settings import TrackerName
 
 Tell = Callable[[Mapping[str, Any], int], None]
 Add = Callable[[dict[str, float], dict[str, Table], dict[str, Path], int], None]
+# add(numbers, tables, files of pictures, step), and close(is_done), where a run that is not done was stopped
 Library = tuple[Add, Callable[[bool], None]]
-"""add(numbers, tables, files of pictures, step), and close(is_done), where a run that is not done was stopped"""
 
 
 @contextmanager

@@ -246,10 +246,8 @@ def collate(
     prompt_of = torch.tensor([r for r, row in enumerate(rows) for _ in row])
     shares = len(examples) > len(rows) if shares is None else shares
     learnt = [] if is_empty else examples
-    token_logmu = torch.zeros(len(learnt), completion_ids.shape[1])  # (B, C)
-    for own, example in zip(token_logmu, learnt, strict=True):
-        length = len(example.completion_ids)
-        own[:length] = torch.tensor(example.token_logmu or [torch.nan] * length)
+    known = [torch.tensor(e.token_logmu or [torch.nan] * len(e.completion_ids)) for e in examples]
+    token_logmu = pad_sequence(known, True)[: len(learnt)]  # (B, C)
     columns = [[e.logmu for e in learnt], [e.reward for e in learnt], [len(e.completion_ids) for e in learnt]]
     tensors = [prompt_ids, prompt_mask, completion_ids, completion_mask, prompt_of, token_logmu]
     return SharedRows(shares, *(tensor.to(device) for tensor in [*tensors, *map(torch.tensor, columns)]))

@@ -68,11 +68,6 @@ def laptop() -> Table:
     return to_table(run, ["after TOPR", "after naive REINFORCE"])
 
 
-def iterations() -> Table:
-    """Before and after each iteration of the run with Anna Karenina sampling."""
-    return to_table(load("iterations"))
-
-
 def methods() -> Table:
     """The default run with each method."""
     rows = []
@@ -83,11 +78,6 @@ def methods() -> Table:
         correct = Estimate.read(after["pass@1"]).text(100, unit=" %")
         rows.append([f"`{options}`" if options else "(none)", correct, f"{100 * after['invalid']:.1f} %", along])
     return Table(["options", "correct at the end", "invalid", "correct along the epoch, in %"], rows)
-
-
-def verifier(name: str) -> str:
-    """Table 2 of one run, and the differences between its rows."""
-    return "\n\n".join(table.markdown() for table in tables_of_verifier(load(name)))
 
 
 def collapse() -> list:
@@ -106,13 +96,12 @@ def claims() -> Table:
     """Every claim of the paper that was measured, and whether it was found."""
     text = (RESULTS / "README.md").read_text(encoding="utf-8")
     rows = []
-    for name in (*(f"fig{i}" for i in range(1, 10)), "table2"):
+    for heading, name in re.findall(r"^## ((fig\d|table2):.*)$", text, re.MULTILINE):
         content = load(name)
         judged, numbers = content["judgement"], {what: Estimate(**of).text() for what, of in content["numbers"].items()}
         for what, of in content["shares"].items():
             numbers[what] = Estimate(**of).text(100, unit=" points" if " - " in what else " %")
         measured = re.sub(r"{(.*?)}", lambda match: numbers[match[1]], judged["measured"])  # noqa: B023
-        [heading] = re.findall(rf"^## ({name}\b.*)$", text, re.MULTILINE)
         called = name.replace("fig", "Figure ").replace("table", "Table ")
         rows.append([called, judged["claim"], measured, f"[{judged['verdict']}](results/README.md#{anchor(heading)})"])
     stated = [row for rows in load("bandit/claims")["claims"].values() for row in rows]
@@ -156,16 +145,10 @@ def stages() -> Table:
     first = replace(PAPER, problems=64, examples=512, iterations=2, test_problems=64)
     model = fake_8b_step.config_of(fake_8b_step.EIGHT_B), 8_030_261_248, 8, 1_100, COMPLETION * PAPER.max_new_tokens
     found = [hours(run, counts(run, run.problems, run.test_problems), *model) for run in (first, PAPER)]
-    of_stages = [(stage, *of, found[1][stage][0]) for stage, of in found[0].items()]
-    rows = [[stage, f"{60 * first:.1f}", f"{paper:.1f}", how] for stage, first, how, paper in of_stages]
+    rows = [[stage, f"{60 * time:.1f}", f"{found[1][stage][0]:.1f}", how] for stage, (time, how) in found[0].items()]
     sums = [sum(of for of, _ in run.values()) for run in found]
     rows.append(["all", f"{60 * sums[0]:.0f}", f"{sums[1]:.1f}", ""])
     return Table(["stage", "first run (minutes)", "`paper` (hours)", "assumed"], rows)
-
-
-def steps(which: str) -> Table:
-    """What a step of Llama 3 8B takes of each GPU, in other settings (`steps`) or as other trainers do it (`sides`)."""
-    return fake_8b_step.tables({which: load("benchmarks/fake_8b_step")[which]})[0][0]
 
 
 def cards() -> Table:
@@ -176,11 +159,6 @@ def cards() -> Table:
         peaks.setdefault(gpu, []).append(f"{step['peak'] / 1e9:.1f}")
     ways = "neither", "`--reshard`", "`--reshard --gradient-checkpointing`"
     return Table(["model", "GPUs", *ways], [[*gpu, *of_ways] for gpu, of_ways in peaks.items()])
-
-
-def metrics() -> Table:
-    """The metrics of a test set, by their names in results.json."""
-    return Table(["metric", "what it is"], [[f"`{name}`", metric.meaning] for name, metric in METRICS.items()])
 
 
 def settings(first: str) -> Table:
@@ -210,8 +188,20 @@ def help_of_settings() -> dict[str, str]:
     return {name: " ".join(text.split()) for name, text in fields}
 
 
-MADE = (laptop, iterations, methods, verifier, claims, bandit, benchmark, stages, steps, cards, metrics, settings)
-TABLES = {function.__name__: function for function in MADE}
+TABLES = {  # of a marker's name: what makes the table
+    "laptop": laptop,
+    "iterations": lambda: to_table(load("iterations")),  # the run with Anna Karenina sampling
+    "methods": methods,
+    "verifier": lambda name: "\n\n".join(table.markdown() for table in tables_of_verifier(load(name))),
+    "claims": claims,
+    "bandit": bandit,
+    "benchmark": benchmark,
+    "stages": stages,
+    "steps": lambda which: fake_8b_step.tables({which: load("benchmarks/fake_8b_step")[which]})[0][0],
+    "cards": cards,
+    "metrics": lambda: Table(["metric", "what it is"], [[f"`{name}`", of.meaning] for name, of in METRICS.items()]),
+    "settings": settings,
+}
 
 
 def renewed(text: str) -> str:

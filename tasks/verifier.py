@@ -326,11 +326,10 @@ def main() -> None:
     with command("tasks.verifier"):
         settings = read_settings(sys.argv[1:], PRESETS, __doc__, "runs/verifier-")
         results = run(settings)
-        if rank() > 0:
-            return
-        for table in tables(results):
-            table.print()
-        print(f"{settings.out}: {time.monotonic() - started:.0f} s")
+        if rank() == 0:
+            for table in tables(results):
+                table.print()
+            print(f"{settings.out}: {time.monotonic() - started:.0f} s")
 
 
 if __name__ == "__main__":

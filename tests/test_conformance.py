@@ -1,6 +1,5 @@
 """The checker names each variant, alone and in pairs, under changes that make no difference; its vectors can fail."""
 
-import inspect
 import json
 import math
 import re
@@ -14,7 +13,7 @@ from torch.nn.functional import pad
 
 from conformance import VARIANTS, VECTORS, Hypothesis, compare, identify, oracle, variants
 from conformance import __main__ as command
-from conformance.losses import ADAPTERS, InputError, LossInputs, adapted, load, push, total
+from conformance.losses import ADAPTERS, InputError, LossInputs, adapted, push, total
 from conformance.variants import with_weight
 from conformance.vectors import CASES, result_of
 from examples.topr_in_trl import loss as in_trl
@@ -179,7 +178,6 @@ def test_other_losses_are_unknown_and_the_first_sign_of_a_difference_is_told(los
         (lambda logp, logmu, reward, mask: 1.0, "returned a float"),
         (lambda logp, logmu, reward, mask: reward.sum(), "does not depend on logp"),
         (lambda logp, logmu: logp.sum(), "cannot be called with logp, logmu .*TypeError"),
-        (lambda logp, logmu, adv, m: -(adv * logp * m).sum(1).mean(), "--adapter advantages can call it. RuntimeError"),
         (lambda logp, logmu, r, size: -(r * logp / size).mean(), "--adapter advantages or sequences can call it. Runt"),
     ],
 )
@@ -249,7 +247,6 @@ def test_random_batches_find_a_difference_and_show_the_smallest():
     ("loss", "message"),
     [
         (lambda *inputs: 0.0 * variants.paper(*inputs), "has a push of 0"),
-        (lambda *inputs: -variants.paper(*inputs), "has a push of -1"),
         (lambda *inputs: len(inputs[2]) ** 2 * variants.paper(*inputs), "has a push of 1 alone, 2 as one of two"),
         (lambda logp, logmu: logp.sum(), "on an on-policy positive it raised TypeError"),
         (lambda *i: variants.paper(*i) if len(i[2]) < 3 else i.three, "\nraised AttributeError: 'tuple' object has no"),
@@ -321,24 +318,13 @@ def test_the_command_passes_the_paper_s_loss_only_and_writes_the_fields_that_are
     assert (report["vectors"][0]["measured"] == "R w = -0.135335") == (variant == "paper")
 
 
-def test_the_example_can_be_copied_and_changed(call):
-    source = inspect.getsource(inspect.getmodule(load("conformance.example:loss")))
-    assert source.count("(logp, logmu, reward, mask)") == 1
-    changed = source.replace("(logp, logmu, reward, mask)", "(logp, logmu, reward - reward.mean(), mask)")
-    Path("my_copy.py").write_text(changed, encoding="utf-8")
-    assert identify(load("conformance.example:loss")).variant == "paper"
-    assert identify(load("my_copy:loss")).variant == "batch-mean baseline"
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "say which loss to check, as package.module:function, or --list"),
         (["topr"], "topr: write it as package.module:function"),
         (["topr:nothing"], "topr:nothing: topr has no function 'nothing'"),
-        (["conformance.variants:VARIANTS"], "conformance.variants:VARIANTS: conformance.variants has no function"),
         (["my_broken_file:loss"], "my_broken_file:loss: cannot be imported: SyntaxError"),
-        (["conformance.losses:total"], "the loss cannot be called with"),
         (["topr:topr_loss_of_tokens", "--out", "my_broken_file.py"], "[Errno 17] File exists: 'my_broken_file.py'"),
     ],
 )

@@ -35,15 +35,6 @@ def objective(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"]) -> Te
     return (bandit.mu * topr_objective(log_ratio, bandit.reward, limits)).sum(-1)
 
 
-def expected_reward(z: Tensor, bandit: Bandit) -> Tensor:
-    """The true objective J(pi) = sum over the arms of pi R (Section 3.1): (...,).
-
-    >>> expected_reward(tensor([0.0, 0.0]), Bandit(tensor([0.9, 0.1]), tensor([1.0, -1.0]))).item()
-    0.0
-    """
-    return (z.softmax(-1) * bandit.reward).sum(-1)
-
-
 def weights(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"]) -> Tensor:
     """[pi/mu]_a^b with the bounds of the sign of each arm's reward (Eq. 7): (..., K).
 

@@ -18,7 +18,6 @@ from paper.bandit import (
     Bandit,
     ascend,
     entropy,
-    expected_reward,
     four_parts,
     gradient,
     gradient_of_loss,
@@ -371,7 +370,7 @@ def decomposition(generator: torch.Generator) -> Found:
     )
     yield always(
         "Sec. 3.1: TOPR without a baseline ends with a larger expected reward than REINFORCE with c = min R",
-        expected_reward(of_topr, many) > (end * many.reward).sum(-1),
+        (of_topr.softmax(-1) * many.reward).sum(-1) > (end * many.reward).sum(-1),
         "bandits",
     )
     factors = (("R^+", r"\mu_{R^+}"), ("-R^-", r"\mu_{R^-}"), ("-c", r"\mu"))
@@ -427,6 +426,11 @@ def unbounded(generator: torch.Generator) -> Found:
 
 def bound(generator: torch.Generator) -> Found:
     """Section 3.1: TOPR maximises a lower bound of J where R >= 0; the log-ratio on negatives gives an upper one."""
+
+    def expected_reward(z: Tensor, bandit: Bandit) -> Tensor:
+        """The true objective J(pi), the sum over the arms of pi R."""
+        return (z.softmax(-1) * bandit.reward).sum(-1)
+
     z, bandit = random_bandits(1000, "+++--", generator)
     good, bad = (bandit._replace(reward=sign * bandit.reward.abs()) for sign in (1, -1))
     bounds = (3 * torch.rand(100, 2, generator=generator).sort().values).tolist()

@@ -170,10 +170,7 @@ def right_by_family(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def measured(run: Finished, task: Task) -> dict[str, Any]:
-    """What is kept of a run: shares of right samples in the data, `before` and `after` on the test problems.
-
-    There the kinds of error are shares of the completions, and wrong sums a share of the sums.
-    """
+    """What is kept of a run: shares of right samples in the data, and `before` and `after` it on the test problems."""
     [iteration], steps = run.results["iterations"], run.last_step
 
     def state(samples: Sequence[Sample], entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,8 +180,8 @@ def measured(run: Finished, task: Task) -> dict[str, Any]:
             "correct": round(entry["correct"], 4),
             "maj": round(entry[f"maj@{run.settings.k}"]["mean"], 4),
             "pass": round(entry[f"pass@{run.settings.k}"]["mean"], 4),
-            **{kind: round(kinds[kind] / len(samples), 4) for kind in ("plan", "sum", "none")},
-            "wrong sums": round(stated.count(False) / max(len(stated), 1), 4),
+            **{kind: round(kinds[kind] / len(samples), 4) for kind in ("plan", "sum", "none")},  # of the completions
+            "wrong sums": round(stated.count(False) / max(len(stated), 1), 4),  # of the sums
             "families": right_by_family(samples),
         }
 

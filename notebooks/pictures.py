@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from IPython.display import display
 from ipywidgets import FloatSlider, Image, VBox
@@ -12,20 +11,13 @@ from matplotlib.figure import Figure
 from matplotlib.textpath import TextPath
 
 
-class Strip(NamedTuple):
-    """A completion to be drawn: what its numbers are, its tokens, and a number for each."""
-
-    title: str
-    tokens: Sequence[str]
-    values: Sequence[float]
-
-
-def draw_tokens(strips: Sequence[Strip], furthest: float) -> Figure:
+def draw_tokens(strips: Sequence[tuple[str, Sequence[str], Sequence[float]]], furthest: float) -> Figure:
     """Tokens on the colour of their values, with numbers: green above zero, brown and with a dotted line below it.
 
-    furthest: the value, of either sign, from which on the colour is darkest. The scale is logarithmic from 0.01 on.
+    strips: of each completion what its numbers are, its tokens, and a number for each. furthest: the value, of either
+    sign, from which on the colour is darkest. The scale is logarithmic from 0.01 on.
 
-    >>> figure = draw_tokens([Strip("log-ratio", [" 4", " +"], [0.5, -0.25])], furthest=1)
+    >>> figure = draw_tokens([("log-ratio", [" 4", " +"], [0.5, -0.25])], furthest=1)
     >>> [text.get_text() for text in figure.axes[0].texts]
     ['log-ratio', ' 4', '+0.50', ' +', '-0.25']
     """
@@ -34,10 +26,10 @@ def draw_tokens(strips: Sequence[Strip], furthest: float) -> Figure:
     axes = figure.add_axes((0, 0, 1, 1), xlim=(-0.1, width - 0.1))
     axes.set_axis_off()
     shade, y = SymLogNorm(0.01, vmin=-furthest, vmax=furthest, clip=True), 0.0
-    for strip in strips:
-        axes.text(0, y + 0.2, strip.title, fontsize=11, va="center")
+    for title, tokens, values in strips:
+        axes.text(0, y + 0.2, title, fontsize=11, va="center")
         x, y = 0.0, y + 0.35
-        for token, value in zip(strip.tokens, strip.values, strict=True):
+        for token, value in zip(tokens, values, strict=True):
             wide = max(TextPath((0, 0), token or " ", size=size).get_extents().width / 72, 0.4) + 2 * gap
             if x + wide > width - 0.2:
                 x, y = 0.0, y + tall

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.image import imread
 from matplotlib.text import Text
 
-from notebooks.pictures import Strip, draw_tokens
+from notebooks.pictures import draw_tokens
 from paper.experiments import METHODS, VARIANTS
 from pipeline.plots import PARAMETERS, STYLES, Line, Panel, Style, draw, draw_curve, lines, save_figure
 
@@ -89,7 +89,7 @@ def test_a_curve_shows_accuracy_and_outcomes_in_percent_and_joins_iterations():
 
 
 def test_tokens_are_wrapped_and_coloured_by_sign():
-    strips = [Strip("one", [" word"] * 40 + ["$"], [9.0, -9.0] * 20 + [0.0]), Strip("two", ["a", "b"], [0.1, -0.1])]
+    strips = [("one", [" word"] * 40 + ["$"], [9.0, -9.0] * 20 + [0.0]), ("two", ["a", "b"], [0.1, -0.1])]
     figure = draw_tokens(strips, furthest=1)
     [axes] = figure.axes
     places = [text.get_position() for text in axes.texts if text.get_text() == " word"]

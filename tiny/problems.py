@@ -246,24 +246,20 @@ def compute(plan: str, numbers: dict[str, int], slip: Callable[[int], int]) -> d
     return known
 
 
-def is_sound(plan: str, numbers: dict[str, int]) -> bool:
-    """Whether every result is a whole number from 1 to LARGEST and every division leaves no rest."""
-    known = compute(plan, numbers, slip=int)
-    return all(
-        1 <= known[name] <= LARGEST and not (sign == "/" and known[left] % known[right])
-        for left, sign, right, name in STEP.findall(plan)
-    )
-
-
 def draw_problem(rng: random.Random) -> WordProblem:
-    """A problem of a random family whose solution is sound."""
+    """A problem of a random family, whose results are from 1 to LARGEST and whose divisions leave no rest."""
     family = rng.choice(list(PLANS))
     name, other = rng.sample(NAMES, 2)
     words = {"name": name, "other": other, "thing": rng.choice(THINGS)}
-    while True:
+    plan, is_sound = PLANS[family][0], False
+    while not is_sound:
         numbers = {key: rng.randint(*bounds) for key, bounds in RANGES[family].items()}
-        if is_sound(PLANS[family][0], numbers):
-            return WordProblem(rng.choice(QUESTIONS[family]).format(**words, **numbers), family, words, numbers)
+        known = compute(plan, numbers, slip=int)
+        is_sound = all(
+            1 <= known[name] <= LARGEST and not (sign == "/" and known[left] % known[right])
+            for left, sign, right, name in STEP.findall(plan)
+        )
+    return WordProblem(rng.choice(QUESTIONS[family]).format(**words, **numbers), family, words, numbers)
 
 
 def solve(problem: WordProblem, plan: str = "", slip: Callable[[int], int] = int) -> tuple[str, int]:

@@ -201,7 +201,11 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
 
 def test_a_hub_that_falls_silent_is_told_and_the_same_command_goes_on(tmp_path):
-    command = [sys.executable, "train_gsm8k.py", *arguments(tmp_path / "run", usual={}, model="owner/model")]
+    command = [
+        sys.executable,
+        "train_gsm8k.py",
+        *arguments(tmp_path / "run", usual={}, model="owner/model", iterations=0),
+    ]
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         place = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path), "NO_PROXY": "*"}

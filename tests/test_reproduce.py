@@ -128,7 +128,7 @@ def test_a_variant_s_gradient_goes_through_the_training_loop():
     model, examples, rng = tiny_model(), random_examples(3, 2, seed=1), np.random.default_rng(2)
     scored = [replace(e, token_logmu=rng.uniform(-4, -2, len(e.completion_ids)).tolist()) for e in examples]
     batch = collate([[replace(e, logmu=sum(e.token_logmu))] for e in scored])
-    others = (batch.logmu, batch.reward, batch.length)
+    mask, *others = batch.completion_mask.double(), batch.logmu, batch.reward, batch.length
 
     def gradient(loss):
         return torch.cat([x.flatten() for x in torch.autograd.grad(loss, list(model.parameters()))])
@@ -136,9 +136,7 @@ def test_a_variant_s_gradient_goes_through_the_training_loop():
     gradients = [gradient(topr.topr_loss(token_logprobs(model, batch).sum(1), *others))]
     for name in experiments.VARIANTS:
         token_logp, (loss, logprobs) = token_logprobs(model, batch), learn_with(name)
-        expected = gradient(
-            VARIANTS[name]()(token_logp, batch.token_logmu, batch.reward, batch.completion_mask.double())
-        )
+        expected = gradient(VARIANTS[name]()(token_logp, batch.token_logmu, batch.reward, mask))
         logp = logprobs(model, batch)
         torch.testing.assert_close(logp, token_logp.sum(1), msg=name)
         found = gradient(loss(logp, *others))

@@ -67,14 +67,14 @@ class Scale:
     rates: tuple[float, ...]  # learning rates to choose from; paper: 5e-7 (4.2)
     shares: tuple[float, ...]  # p~ of Figures 5 and 6; paper: "from 1% all the way to 100%" (4.3), the steps are ours
     sets: Mapping[str, int]  # size of the sets of Figures 5 to 7
-    passes: int  # over the sets of Figures 6 and 7; paper: one epoch (4.2)
     clips: tuple[float, float]  # Figure 7's gradient norms; paper: 1 and 100 (4.3)
     optimizers: Mapping[str, float]  # Figure 7's, and their rates as multiples of the grid's; paper: Adafactor (4.2)
     tested: int  # Figure 4: samples a test problem; paper: 64 (4.2)
-    difficulty: int  # Figure 9: samples a question; paper: 128 (App. D)
     verifier: VerifierSettings  # Table 2
-    other_verifiers: tuple[str, ...]  # base models of Table 2 besides the verifier's own
     iterated: Mapping[str, Any]  # settings that Figure 8 changes
+    passes: int = 1  # over the sets of Figures 6 and 7; paper: one epoch (4.2)
+    difficulty: int = 128  # Figure 9: samples a question (App. D)
+    other_verifiers: tuple[str, ...] = ()  # base models of Table 2 besides the verifier's own
     mapped: Mapping[str, Any] = field(default_factory=dict)  # settings that all runs of the map change
     of_methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # settings that a method's runs change
     others: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # Figure 8: settings of other models' runs
@@ -92,7 +92,6 @@ LAPTOP = Scale(
     clips=(0.1, 100.0),  # a norm of 1 is hardly ever reached
     optimizers={"adamw": 1, "adafactor": 1, "sgd": 1e4},
     tested=24,
-    difficulty=128,
     verifier=VERIFIER_PRESETS["laptop"],
     other_verifiers=(str(TINY / "base"),),
     # 643 / 96 = 6.7 samples a problem, as the paper's 50,000 / 7,473
@@ -124,13 +123,10 @@ PAPER = Scale(
     rates=(5e-7,),
     shares=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 1.0),
     sets={"examples": 50_000, "n": 20},  # "two datasets containing 50,000 examples"; 20: for enough negatives (ours)
-    passes=1,
     clips=(1.0, 100.0),
     optimizers={"adafactor": 1},
     tested=64,
-    difficulty=128,
     verifier=VERIFIER_PRESETS["paper"],
-    other_verifiers=(),
     iterated={"iterations": 5, "examples": 50_000},  # "to N = 50,000 data points" (4.3)
     of_methods={"dpo": {"batch": 16}},  # "a per-GPU batch size of 1" (4.2): a pair is two completions
     others={  # "applied to the more recent DeepSeek 8B model", "the 70B version of Llama 3" (4.3)

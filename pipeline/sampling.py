@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pipeline.records import Drawn, Grade, InputError, Problem, Sample, Task, read_rows, to_lines, write_file
 from pipeline.runtime.processes import end_with_others, progress_bar, ranks
@@ -201,25 +201,17 @@ def _place(function: Callable, error: BaseException) -> str:
 # ---- engines ----------------------------------------------------------------------------------------------------
 
 
-class EngineKind(NamedTuple):
-    """How an engine is opened, in a context that closes it: (model, load, inputs, settings, log).
-
-    model: its folder or hub name; load: () -> the model in this process; log: a file for an engine's own messages.
-    """
-
-    open: Callable[..., AbstractContextManager[Engine]]
-    spans_gpus: bool = False  # whether one may have the GPUs of several ranks
-
-
 def _open_vllm(model: str, load: Callable, inputs: "Inputs", settings: "Settings", log: Path) -> AbstractContextManager:
     from pipeline.vllm.client import vllm_engine
 
     return vllm_engine(model, inputs.meta, inputs.size.longest, settings, log)
 
 
-ENGINES = {
-    "hf": EngineKind(lambda model, load, inputs, s, log: nullcontext(transformers_engine(load(), s.tokens_at_once))),
-    "vllm": EngineKind(_open_vllm, spans_gpus=True),
+# How an engine is opened, in a context that closes it: (model, load, inputs, settings, log). model: its folder or hub
+# name; load: () -> the model in this process; log: a file for an engine's own messages.
+ENGINES: dict[str, Callable[..., AbstractContextManager[Engine]]] = {
+    "hf": lambda model, load, inputs, settings, log: nullcontext(transformers_engine(load(), settings.tokens_at_once)),
+    "vllm": _open_vllm,
 }
 
 

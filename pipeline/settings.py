@@ -279,7 +279,7 @@ def check_engine_gpus(option: str, engine: EngineName | None, gpus: int, process
     if local % gpus > 0:
         raise InputError(f"{option} {gpus}: must divide the {local} processes of a machine, one for each GPU")
     is_of_gpus = processes != ranks() or device().type == "cuda"  # other processes than these have GPUs
-    if gpus > 1 and not ENGINES[engine or ("vllm" if is_of_gpus else "hf")].spans_gpus:
+    if gpus > 1 and (engine or ("vllm" if is_of_gpus else "hf")) != "vllm":
         raise InputError(f"{option} {gpus}: is for --engine vllm; transformers' generate uses the process's own GPU")
 
 

@@ -176,7 +176,7 @@ class Run:
 
         def draw_some(some: Sequence[Problem], before: int) -> list[Drawn]:
             log, load = self.folder / f"vllm-{rank()}.log", partial(load_model, model, None, settings)
-            opening = partial(ENGINES[settings.engine].open, model, load, inputs, settings, log)
+            opening = partial(ENGINES[settings.engine], model, load, inputs, settings, log)
             engine = self._hold(("engine", model), opening)
             return draw(task, some, n, engine, inputs.sampling, seed + first * n + before, description)
 

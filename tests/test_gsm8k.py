@@ -38,9 +38,8 @@ def test_parse_answer_and_gold():
 @given(st.integers(-(10**9), 10**9), st.integers(-(10**9), 10**9))
 def test_a_right_number_is_correct_and_any_other_is_not(gold, other):
     assert gsm8k.grade(f" So. The answer is {gold:,}.", Decimal(gold)) == "correct"
-    assert gsm8k.grade(f" So. The answer is ${other}.00", Decimal(gold)) == (
-        "correct" if other == gold else "incorrect"
-    )
+    outcome = "correct" if other == gold else "incorrect"
+    assert gsm8k.grade(f" So. The answer is ${other}.00", Decimal(gold)) == outcome
     assert gsm8k.grade("The answer is x", Decimal(gold)) == "incorrect"  # only without the marker is it invalid
 
 
@@ -71,12 +70,8 @@ def test_shots_of_the_package_or_a_file_precede_the_question(tmp_path):
     assert without.stop == ()
 
 
-@pytest.mark.parametrize(
-    ("count", "text", "message"), [(3, "Q: a\nA: b", "has 1"), (0, "Q: a\nA: b", "has 1"), (1, None, "no such file")]
-)
-def test_shots_that_are_not_there(tmp_path, count, text, message):
-    file = tmp_path / "shots.txt"
-    if text is not None:
-        file.write_text(text, encoding="utf-8")
-    with pytest.raises(InputError, match=message):
-        gsm8k.load_shots(count, file)
+def test_shots_that_are_not_there(tmp_path):
+    (tmp_path / "one.txt").write_text("Q: a\nA: b", encoding="utf-8")
+    for count, name, message in ((3, "one.txt", "has 1"), (0, "one.txt", "has 1"), (1, "none.txt", "no such file")):
+        with pytest.raises(InputError, match=message):
+            gsm8k.load_shots(count, tmp_path / name)

@@ -1,8 +1,4 @@
-"""Is that TOPR? Checks any implementation of the loss against the paper. Needs torch only.
-
-topr-conformance package.module:function      # or: python -m conformance package.module:function
-from conformance import identify              # the same from Python: identify(loss).variant
-"""
+"""Is that TOPR? Checks a loss against the paper: `identify(loss).variant`, or the command. Needs torch only."""
 
 from importlib import import_module
 

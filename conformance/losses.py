@@ -52,11 +52,7 @@ def push(loss: Loss, inputs: LossInputs) -> Tensor:
 
 
 def told(error: Exception) -> str:
-    """What an exception says, in a line.
-
-    >>> told(KeyError("nothing"))
-    "KeyError: 'nothing'"
-    """
+    """What an exception says, in a line."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 

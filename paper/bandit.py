@@ -15,6 +15,7 @@ from torch import Tensor
 
 from topr import PRESETS, Limits, importance_weight, topr_loss, topr_objective
 
+TOPR = PRESETS["topr"]
 tensor = partial(torch.tensor, dtype=torch.float64)  # the precision of everything in this file
 
 
@@ -25,7 +26,7 @@ class Bandit(NamedTuple):
     reward: Tensor  # (..., K) after the baseline; for `four_parts` alone, before it
 
 
-def objective(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"]) -> Tensor:
+def objective(z: Tensor, bandit: Bandit, limits: Limits = TOPR) -> Tensor:
     """J_topr(pi) = sum over the arms of mu rho(pi/mu) R (Eq. 11): (...,), differentiable in z.
 
     >>> objective(tensor([0.0, 0.0]), Bandit(mu=tensor([0.25, 0.75]), reward=tensor([1.0, -1.0])))
@@ -35,7 +36,7 @@ def objective(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"]) -> Te
     return (bandit.mu * topr_objective(log_ratio, bandit.reward, limits)).sum(-1)
 
 
-def weights(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"]) -> Tensor:
+def weights(z: Tensor, bandit: Bandit, limits: Limits = TOPR) -> Tensor:
     """[pi/mu]_a^b with the bounds of the sign of each arm's reward (Eq. 7): (..., K).
 
     >>> weights(tensor([0.0, 0.0]), Bandit(tensor([0.25, 0.75]), tensor([1.0, -1.0])))
@@ -44,7 +45,7 @@ def weights(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"]) -> Tens
     return importance_weight(z.log_softmax(-1) - bandit.mu.log(), *limits.of_sign(bandit.reward))
 
 
-def gradient(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"]) -> Tensor:
+def gradient(z: Tensor, bandit: Bandit, limits: Limits = TOPR) -> Tensor:
     """Ascent direction in closed form, -pi Delta + mu [pi/mu] R with Delta = sum of mu [pi/mu] R (App. B.1): (..., K).
 
     >>> gradient(tensor([0.0, 0.0]), Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0])))
@@ -62,9 +63,7 @@ def through_softmax(z: Tensor, coefficient: Tensor) -> Tensor:
     return coefficient - z.softmax(-1) * coefficient.sum(-1, keepdim=True)
 
 
-def gradient_of_loss(
-    z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"], length: Tensor | float = 1.0
-) -> Tensor:
+def gradient_of_loss(z: Tensor, bandit: Bandit, limits: Limits = TOPR, length: Tensor | float = 1.0) -> Tensor:
     """`gradient` by autograd of `topr.topr_loss`, a sequence of `length` tokens for each arm, weighed by mu: (..., K).
 
     length: broadcasts to (..., K). Lengths above 1 divide the arm's part of the gradient (Section 4.2).
@@ -78,7 +77,7 @@ def gradient_of_loss(
     return -z.grad
 
 
-def gradient_of_objective(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"]) -> Tensor:
+def gradient_of_objective(z: Tensor, bandit: Bandit, limits: Limits = TOPR) -> Tensor:
     """`gradient` by autograd of the objective (Eq. 11): (..., K).
 
     >>> gradient_of_objective(tensor([0.0, 0.0]), Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0])))
@@ -103,7 +102,7 @@ def ascend(z: Tensor, bandit: Bandit, limits: Limits, lr: float, steps: int, kee
     return torch.stack(path)
 
 
-def gradient_variance(z: Tensor, bandit: Bandit, limits: Limits = PRESETS["topr"]) -> Tensor:
+def gradient_variance(z: Tensor, bandit: Bandit, limits: Limits = TOPR) -> Tensor:
     """Total variance E|g|^2 - |E g|^2 of g = [pi/mu] R grad log pi of one arm drawn from mu: (...,).
 
     >>> gradient_variance(tensor([0.0, 0.0]), Bandit(tensor([0.5, 0.5]), tensor([1.0, 0.0])))

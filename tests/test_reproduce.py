@@ -182,19 +182,15 @@ def test_a_method_s_rate_is_the_best_of_the_grid_on_held_out_problems(tmp_path):
     assert recorded["PPO"] == {f"{lr:g}": share for lr, share in study.tried["ppo"].items()}
 
 
-def evaluated(rewards, per_question=1):
-    """A run whose test samples after its last step have these rewards."""
-    samples = [
-        Sample(problem_id=f"{i // per_question}", prompt=f"{i // per_question}?", completion="", reward=reward)
-        for i, reward in enumerate(rewards)
-    ]
-    settings = SimpleNamespace(test_samples=per_question)
-    return SimpleNamespace(settings=settings, last_step=0, tested=lambda step: samples)
+def evaluated(rewards, n=1):
+    """A run whose test samples after its last step, n of each problem, have these rewards."""
+    samples = [Sample(prompt=f"{i // n}?", completion="", reward=reward) for i, reward in enumerate(rewards)]
+    return SimpleNamespace(settings=SimpleNamespace(test_samples=n), last_step=0, tested=lambda step: samples)
 
 
 def test_problems_are_counted_in_fours_of_correct_completions_and_in_thirds_of_the_base():
     rewards = [1.0 if j < right else -1.0 for right in (0, 1, 4, 5, 8, 8) for j in range(8)]
-    assert by_cardinality(evaluated(rewards, per_question=8)) == pytest.approx([1 / 6, 2 / 6, 3 / 6])
+    assert by_cardinality(evaluated(rewards, n=8)) == pytest.approx([1 / 6, 2 / 6, 3 / 6])
     base, trained = evaluated([-1, -1, 1, -1, 1, 1]), evaluated([1, 1, -1, -1, -1, 1])
     assert figures.by_third(base, trained) == [1.0, 0.0, 0.5]  # questions 0 1, then 3 2, then 4 5
 

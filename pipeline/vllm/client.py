@@ -53,15 +53,22 @@ def vllm_engine(model: str, lm: LanguageModel, longest: int, settings: Settings,
     else:  # vLLM 0.32 takes back a draw when a prompt is split, which a processor's random generators refuse
         options |= {"enforce_eager": True, "enable_chunked_prefill": False}
     free = 0.98 * torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0.0  # bytes
-    worker = _start(options, settings, log)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = [str(settings.vllm_python or sys.executable), str(WORKER), json.dumps(options), str(os.getpid())]
+    piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with log.open("ab") as messages:
+        fcntl.flock(messages, fcntl.LOCK_EX)  # all processes of the worker inherit it until they have ended
+        try:  # in a session of its own: the processes that it starts end with it
+            environment = _environment(settings.engine_gpus)
+            worker = subprocess.Popen(command, stderr=messages, env=environment, start_new_session=True, **piped)
+        except OSError as error:
+            raise InputError(f"--vllm-python {settings.vllm_python}: cannot be run: {error.strerror}") from None
 
     def answer() -> Any:
         line = worker.stdout.readline()
         if not line.endswith("\n"):  # it may have died in the middle of an answer
-            raise InputError(
-                f"vLLM ended with exit status {worker.wait()}; its messages are in {log}. What was sampled before is "
-                "kept: the same command goes on behind it"
-            )
+            advice = "What was sampled before is kept: the same command goes on behind it"
+            raise InputError(f"vLLM ended with exit status {worker.wait()}; its messages are in {log}. {advice}")
         return json.loads(line)
 
     def engine(prompts: Sequence[str], n: int, sampling: SamplingParameters, seed: int) -> Iterator[tuple[int, Drawn]]:
@@ -89,26 +96,6 @@ def vllm_engine(model: str, lm: LanguageModel, longest: int, settings: Settings,
             if not torch.cuda.is_available() or torch.cuda.mem_get_info()[0] >= free:
                 break
             time.sleep(0.1)
-
-
-def _start(options: dict[str, Any], settings: Settings, log: Path) -> subprocess.Popen:
-    """The worker. All of its processes inherit a lock on the log until they have ended."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    command = [str(settings.vllm_python or sys.executable), str(WORKER), json.dumps(options), str(os.getpid())]
-    with log.open("ab") as messages:
-        fcntl.flock(messages, fcntl.LOCK_EX)
-        try:
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=messages,
-                text=True,
-                env=_environment(settings.engine_gpus),
-                start_new_session=True,  # the processes that it starts end with it
-            )
-        except OSError as error:
-            raise InputError(f"--vllm-python {settings.vllm_python}: cannot be run: {error.strerror}") from None
 
 
 def _environment(gpus: int) -> dict[str, str]:

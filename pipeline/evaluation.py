@@ -157,8 +157,6 @@ def evaluate(samples: Sequence[Sample], task: Task, k: int, seed: int) -> dict[s
     return shares | found | {"questions": questions, "samples_per_question": n}
 
 
-# ---- held-out samples --------------------------------------------------------------------------------------------
-
 MEASURED = {
     "log_ratio": "log pi - log mu, nats",
     "log_ratio_per_token": "log pi - log mu, nats per token",

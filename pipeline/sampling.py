@@ -198,9 +198,6 @@ def _place(function: Callable, error: BaseException) -> str:
     return f"{code.co_filename}:{[code.co_firstlineno, *lines][-1]}"
 
 
-# ---- engines ----------------------------------------------------------------------------------------------------
-
-
 def _open_vllm(model: str, load: Callable, inputs: "Inputs", settings: "Settings", log: Path) -> AbstractContextManager:
     from pipeline.vllm.client import vllm_engine
 

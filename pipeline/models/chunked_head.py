@@ -2,8 +2,7 @@
 
 With a vocabulary of 128,256 and 512 tokens, the logits take 263 MB in float32, and so do their softmax and their
 gradient. Here the logits of a slice of the vocabulary are computed, used and dropped; the backward pass recomputes
-them. What remains is the gradient of the head's weights, (V, H), written slice by slice. (Slices of positions would
-each need a whole gradient of the weights, to be added up.)
+them. What remains is the gradient of the head's weights, (V, H), written slice by slice.
 
 Logits are float32 where the model computes in bfloat16: rounding them would double the variance of log pi - log mu.
 

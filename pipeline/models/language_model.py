@@ -127,9 +127,6 @@ def download(name: str) -> None:
         raise InputError(f"--model {name}: cannot be brought here: {fault[0]}; the same command goes on") from error
 
 
-# ---- sharding and the optimiser ---------------------------------------------------------------------------------
-
-
 def shard(model: PreTrainedModel, compute: Compute, gradient_checkpointing: bool = False, reshard: bool = True) -> None:
     """Shard a model with FSDP2, layer by layer: each rank keeps a part of the float32 weights.
 
@@ -193,9 +190,6 @@ def make_optimizer(name: OptimizerName, model: torch.nn.Module, lr: float) -> to
     """
     kinds = {"adamw": partial(torch.optim.AdamW, weight_decay=0.0), "sgd": torch.optim.SGD, "adafactor": Adafactor}
     return kinds[name](model.parameters(), lr=lr)
-
-
-# ---- batches ----------------------------------------------------------------------------------------------------
 
 
 class SharedRows(NamedTuple):

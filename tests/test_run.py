@@ -300,6 +300,10 @@ def test_the_command_line_shows_all_settings_and_where_in_the_code_a_fault_is_if
         ending("--lr", "-1", "--debug")
 
 
+def test_every_seed_and_stage_draws_otherwise():
+    assert len({Settings(seed=seed).seed_of(f"samples {i}") for seed in (0, 1) for i in (1, 2)}) == 4
+
+
 def test_a_folder_s_name_is_cut_and_still_tells_runs_apart():
     names = {replace(Settings(), model="/long" * 40, seed=seed).default_out(Settings()).name for seed in range(3)}
     assert [len(name) for name in names] == [120] * 3

@@ -105,7 +105,7 @@ GPUS = (("Qwen2.5 0.5B", 1), ("Llama 3.2 1B", 1), ("Llama 3.2 3B", 1), *((EIGHT_
 GROUPS: Mapping[str, Mapping[str, Setup]] = {  # as in the results' file
     "steps": STEPS,
     "small": {name: setup._replace(model=SHORT) for name, setup in STEPS.items()},
-    "sides": {  # their defaults; docs/performance.md names the files that these are from
+    "sides": {  # their defaults; docs/internals/performance.md names the files that these are from
         "TRL 1.16.0": SMALL._replace(optimizer="adamw", as_trl=True),
         "verl 0.9.1": SMALL._replace(optimizer="adamw"),
         "topr": FAST,

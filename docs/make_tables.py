@@ -3,8 +3,8 @@
     python docs/make_tables.py
 
 A table stands between the lines `<!-- table:FILE.TABLE -->` and `<!-- end -->`: results/FILE.json has it, under
-`tables`. `FILE.made` says how FILE was made. Tables of several files, or of other things, are `<!-- table:NAME ARGUMENT
--->`; NAME is one of TABLES.
+`tables`. `FILE.made` says how FILE was made, `FILE.measured` what came out. Tables of several files, or of other
+things, are `<!-- table:NAME ARGUMENT -->`; NAME is one of TABLES.
 """
 
 import inspect
@@ -31,8 +31,7 @@ from tasks.verifier import tables as tables_of_verifier  # noqa: E402
 from train_gsm8k import PAPER, PRESETS  # noqa: E402
 
 RESULTS = ROOT / "results"
-PAGES = [ROOT / "README.md", RESULTS / "README.md", RESULTS / "benchmarks" / "README.md"]
-PAGES += sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / "README.md", *sorted(RESULTS.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"(<!-- table:([\w.-]+) ?([\w-]*) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -58,7 +57,8 @@ def tables_of(name: str) -> dict[str, str]:
     count, commits = found["runs"], ", ".join(f"`{commit}`" for commit in found["commits"])
     cost = f"{count} runs, {found['core_minutes']:.0f} core-minutes, commits {commits}" if count else "no runs"
     tables = {key: Table(**table).markdown() for key, table in found["tables"].items()}
-    return tables | {"made": f"`{found['command']}`: {cost}."}
+    sentence = f"**Measured:** {judged(name).get('measured')}."
+    return tables | {"made": f"`{found['command']}`: {cost}.", "measured": sentence}
 
 
 def laptop() -> Table:
@@ -92,24 +92,32 @@ def collapse() -> list:
     return panels
 
 
-def claims() -> Table:
-    """Every claim of the paper that was measured, and whether it was found."""
-    text = (RESULTS / "README.md").read_text(encoding="utf-8")
-    rows = []
-    for heading, name in re.findall(r"^## ((fig\d|table2):.*)$", text, re.MULTILINE):
-        content = load(name)
-        judged, numbers = content["judgement"], {what: Estimate(**of).text() for what, of in content["numbers"].items()}
-        for what, of in content["shares"].items():
-            numbers[what] = Estimate(**of).text(100, unit=" points" if " - " in what else " %")
-        measured = re.sub(r"{(.*?)}", lambda match: numbers[match[1]], judged["measured"])  # noqa: B023
-        called = name.replace("fig", "Figure ").replace("table", "Table ")
-        rows.append([called, judged["claim"], measured, f"[{judged['verdict']}](results/README.md#{anchor(heading)})"])
+def judged(name: str) -> dict[str, str]:
+    """What a person has judged of a figure, with its numbers filled in: the claim, what was measured, the verdict.
+
+    >>> judged("fig8")["number"]
+    'Anna Karenina - uniform: -0.9 ± 1.7 points'
+    """
+    content = load(name)
+    numbers = {what: Estimate(**of).text() for what, of in content.get("numbers", {}).items()}
+    for what, of in content.get("shares", {}).items():
+        numbers[what] = Estimate(**of).text(100, unit=" points" if " - " in what else " %")
+    parts = content.get("judgement", {})
+    return {part: re.sub(r"{(.*?)}", lambda match: numbers[match[1]], text) for part, text in parts.items()}
+
+
+def claims(folder: str = "results/") -> Table:
+    """Every claim of the paper, one number and the verdict; folder: results/ as the page's links have it."""
+    rows, figures = [], (RESULTS / "figures.md").read_text(encoding="utf-8")
+    for heading, name in re.findall(r"^## ((fig\d|table2):.*)$", figures, re.MULTILINE):
+        of, called = judged(name), name.replace("fig", "Figure ").replace("table", "Table ")
+        rows.append([called, of["claim"], of["number"], f"[{of['verdict']}]({folder}figures.md#{anchor(heading)})"])
     stated = [row for rows in load("bandit/claims")["claims"].values() for row in rows]
-    proved = "Propositions 3.1 and 3.2, Sections 2.4 to 3.2, Table 1, Appendices B and C"
-    counted = f"{sum(row['holds'] for row in stated)} of {len(stated)} statements hold on a softmax bandit"
-    rows.append(["Analysis", proved, counted, "[agrees](docs/analysis.md)"])
-    rows.append(["Figures 4, 6, 8", "on MATH, with DeepSeek-R1 8B, with a 70B model", "needs GPUs", "not measured"])
-    return Table(["", "the paper's claim", "measured here", "verdict"], rows)
+    counted = f"{sum(row['holds'] for row in stated)} of {len(stated)} statements hold"
+    docs = "docs/" if folder else "../docs/"
+    rows.append(["Analysis", "Propositions, Table 1, Appendices B and C", counted, f"[agrees]({docs}analysis.md)"])
+    rows.append(["Figures 4, 6, 8", "on MATH, and with models of 8B and 70B", "needs GPUs", "not measured"])
+    return Table(["", "the paper's claim", "one number", "verdict"], rows)
 
 
 def anchor(heading: str) -> str:
@@ -194,6 +202,7 @@ TABLES = {  # of a marker's name: what makes the table
     "methods": methods,
     "verifier": lambda name: "\n\n".join(table.markdown() for table in tables_of_verifier(load(name))),
     "claims": claims,
+    "findings": lambda: claims(""),
     "bandit": bandit,
     "benchmark": benchmark,
     "stages": stages,

@@ -129,7 +129,7 @@ def panels(table: Map, names: Mapping[str, str]) -> list[Panel]:
 
 
 def tables(table: Map) -> dict[str, Table]:
-    """What results/README.md shows of the map, in points or in percent."""
+    """What results/figures.md shows of the map, in points or in percent."""
     names = {name: place.name for name, place in PLACES.items() if table.of(name, "topr")}
     compared = ("topr", "topr-70", "tis")
 

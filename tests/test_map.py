@@ -137,7 +137,7 @@ def test_families_are_put_together_by_their_share_of_right_samples():
 
 
 def test_the_tables_say_what_the_lines_say():
-    """A cell of each table of results/README.md, counted from the lines of results/map_runs.jsonl."""
+    """A cell of each table of results/figures.md, counted from the lines of results/map_runs.jsonl."""
     file = Path(reproduce.__file__).parent / "results" / "map_runs.jsonl"
     each = [json.loads(line) for line in file.read_text().splitlines()]
     after = {(line["place"], line["arm"], line["seed"]): line["after"] for line in each}

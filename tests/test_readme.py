@@ -172,7 +172,7 @@ def test_grading_of_mathematics_is_as_described():
 
 
 def test_every_fault_names_tests_that_are_there():
-    rows = [line for line in PAGES["docs/faults.md"].splitlines() if re.match(r"\| (?!fault \|)", line)]
+    rows = [line for line in PAGES["docs/internals/faults.md"].splitlines() if re.match(r"\| (?!fault \|)", line)]
     code = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests").glob("test_*.py"))
     assert len(rows) > 20
     for row in rows:
@@ -182,7 +182,7 @@ def test_every_fault_names_tests_that_are_there():
 
 
 def test_every_figure_has_a_picture_a_command_and_the_verdict_of_its_file():
-    sections = re.split(r"^## ([\w-]+): ", PAGES["results/README.md"], flags=re.MULTILINE)[1:]
+    sections = re.split(r"^## ([\w-]+): ", PAGES["results/figures.md"], flags=re.MULTILINE)[1:]
     for name, text in zip(sections[::2], sections[1::2], strict=True):
         assert f"]({name}.png)" in text
         assert set(re.findall(r"<!-- table:([\w-]+)\.", text)) == {name}
@@ -194,8 +194,8 @@ def test_every_figure_has_a_picture_a_command_and_the_verdict_of_its_file():
 
 
 def test_every_benchmark_has_its_results_on_a_page():
-    placed = set(re.findall(r"table:benchmark (\w+)", PAGES["results/benchmarks/README.md"]))
-    counted = {"fake_8b_step"}  # which takes no turns with another side: docs/performance.md has it
+    placed = set(re.findall(r"table:benchmark (\w+)", PAGES["docs/internals/measurements.md"]))
+    counted = {"fake_8b_step"}  # which takes no turns with another side: docs/internals/performance.md has it
     assert {file.stem for file in (ROOT / "results" / "benchmarks").glob("*.json")} == placed | counted
     assert set(NAMES) <= placed | counted
 

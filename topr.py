@@ -13,16 +13,17 @@ sequence, (B,); token_* is one per token, (B, T). Logarithms are natural, length
 """
 
 import math
-from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, Self
+from dataclasses import astuple, dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
 # ---- the four bounds: Equation 7 and Table 1 --------------------------------------------------------------------
-class Limits(namedtuple("_FourBounds", "a_pos b_pos a_neg b_neg")):
+@dataclass(frozen=True)
+class Limits:
     """Where the importance ratio is clipped: to [a_pos, b_pos] if reward >= 0, to [a_neg, b_neg] otherwise (Eq. 7).
 
     Raises ValueError unless 0 <= a <= b for both pairs and a is finite; b may be infinite.
@@ -32,15 +33,15 @@ class Limits(namedtuple("_FourBounds", "a_pos b_pos a_neg b_neg")):
     ValueError: limits a_neg = 0.8, b_neg = 0.2: need 0 <= a <= b and a finite
     """
 
-    def __new__(cls, a_pos: float, b_pos: float, a_neg: float, b_neg: float) -> Self:
-        for sign, a, b in (("pos", a_pos, b_pos), ("neg", a_neg, b_neg)):
+    a_pos: float
+    b_pos: float
+    a_neg: float
+    b_neg: float
+
+    def __post_init__(self) -> None:
+        for sign, a, b in (("pos", self.a_pos, self.b_pos), ("neg", self.a_neg, self.b_neg)):
             if not 0 <= a <= b or math.isinf(a):  # a NaN fails every comparison
                 raise ValueError(f"limits a_{sign} = {a:g}, b_{sign} = {b:g}: need 0 <= a <= b and a finite")
-        return super().__new__(cls, float(a_pos), float(b_pos), float(a_neg), float(b_neg))
-
-    @classmethod
-    def _make(cls, bounds: Iterable[float]) -> Self:  # _replace calls it: it must check too
-        return cls(*bounds)
 
     def of_sign(self, reward: Tensor) -> tuple[Tensor, Tensor]:
         """The bounds a and b of each reward's sign, in reward's shape and precision (at least float32).
@@ -48,7 +49,7 @@ class Limits(namedtuple("_FourBounds", "a_pos b_pos a_neg b_neg")):
         >>> PRESETS["topr"].of_sign(torch.tensor([0.5, 0.0, -0.5]))
         (tensor([1., 1., 0.]), tensor([1., 1., 1.]))
         """
-        a_pos, b_pos, a_neg, b_neg = _at_least_float32(reward).new_tensor(self)
+        a_pos, b_pos, a_neg, b_neg = _at_least_float32(reward).new_tensor(astuple(self))
         return torch.where(reward >= 0, a_pos, a_neg), torch.where(reward >= 0, b_pos, b_neg)
 
 
@@ -74,8 +75,8 @@ def topr_loss(
 
     logp, logmu: (B,) log-probabilities of whole sequences; reward: (B,), after the baseline; length: (B,) tokens, >= 1.
     denominator: the sequences in the optimiser's step (default B), counted over all micro-batches and processes, whose
-    sizes then leave the gradient alone. Returns a scalar. Only the loss is divided by the length; the ratio stays the
-    product over all tokens. Raises ValueError where shapes differ or a length is below 1.
+    sizes then leave the gradient alone. Returns a scalar. Raises ValueError where shapes differ, a length is below 1 or
+    a reward is NaN.
 
     >>> logp = torch.tensor([-2.0], requires_grad=True)
     >>> topr_loss(logp, logp.detach() + 0.5, reward=torch.tensor([-1.0]), length=torch.tensor([1])).backward()
@@ -86,8 +87,12 @@ def topr_loss(
     shapes = [tuple(column.shape) for column in (logp, logmu, reward, length)]
     if len(set(shapes)) != 1 or len(shapes[0]) != 1 or denominator == 0:
         raise ValueError(f"need one number per sequence, all of one shape (B,) with B >= 1; got {shapes}")
+    if not isinstance(limits, Limits):
+        raise TypeError(f"limits = {limits!r}: need Limits(a_pos, b_pos, a_neg, b_neg) or a row of PRESETS")
     if (length < 1).any():
         raise ValueError(f"length = {length.min().item():g}: a completion has at least one token")
+    if reward.isnan().any():
+        raise ValueError(f"reward = {reward.tolist()}: NaN is no reward")
     log_ratio = (_at_least_float32(logp) - logmu).detach()
     weight = importance_weight(log_ratio, *limits.of_sign(reward))  # (B,) [pi/mu]_a^b
     return -(weight * reward * logp / length).sum() / denominator
@@ -124,17 +129,16 @@ def importance_weight(log_ratio: Tensor | float, a: Tensor | float, b: Tensor | 
 def taper(ratio: Tensor | float, a: float, b: float) -> Tensor:
     """rho(ratio, a, b): the ratio within [a, b], continued by its logarithm outside (Section 3.1).
 
-    rho(x) = a (1 + log(x/a)) if x < a;  b (1 + log(x/b)) if x > b;  x otherwise; 0 at b = 0. It is never above x, and
-    d rho / d log x = [x]_a^b. Any shape. Raises ValueError if a ratio is negative or not 0 <= a <= b.
+    rho(x) = a (1 + log(x/a)) if x < a;  b (1 + log(x/b)) if x > b;  x otherwise; 0 if b = 0. It is never above x, and
+    d rho / d log x = [x]_a^b. Any shape. Raises ValueError unless ratios are positive and 0 <= a <= b.
 
     >>> taper(torch.tensor([0.5, 1.0, 2.0]), 0.8, 1.2)
     tensor([0.4240, 1.0000, 1.8130])
     """
     ratio, a, b = _with_bounds(ratio, a, b)
-    if (ratio < 0).any():
-        raise ValueError(f"ratio = {ratio.min():g}: a ratio of probabilities cannot be negative")
-    at_zero = torch.where(a > 0, -math.inf, ratio * (b > 0))
-    return torch.where(ratio == 0, at_zero, _taper_of_log(torch.where(ratio == 0, 1.0, ratio).log(), a, b))
+    if (ratio <= 0).any():
+        raise ValueError(f"ratio = {ratio.min():g}: a ratio of probabilities is positive")
+    return _taper_of_log(ratio.log(), a, b)
 
 
 def topr_objective(log_ratio: Tensor, reward: Tensor, limits: Limits) -> Tensor:
@@ -264,12 +268,13 @@ def train(
     logprobs: Callable[..., Tensor] = sequence_logprobs,
     max_norm: float = 1.0,
 ) -> Iterator[StepStats]:
-    """Algorithm 1: one step of the optimiser for each `next()`, so that the caller logs, saves and stops.
+    """Algorithm 1: `for stats in train(...):` takes a step of the optimiser in each round, which logs, saves and stops.
 
-    loss is called as loss(logp, logmu, reward, length, denominator=...), logprobs as logprobs(model, batch). Of a batch
-    `train` reads logmu, reward and length alone; its other fields are for `logprobs`. max_norm: the gradient
-    is clipped to this norm (Section 4.2: 1.0). Several processes must sum their gradients, not average them. Raises
-    FloatingPointError, before the update, where loss or gradient is not finite.
+    Of a batch it reads logmu, reward and length; its other fields are for logprobs(model, batch). log mu is that of the
+    model before training: under `torch.no_grad()`, `batch = batch._replace(logmu=sequence_logprobs(model, batch))`.
+    loss is called as loss(logp, logmu, reward, length, denominator=...). max_norm: the gradient is clipped to this norm
+    (Section 4.2: 1.0). Several processes must sum their gradients, not average them. Raises FloatingPointError, before
+    the update, where loss or gradient is not finite.
 
     >>> coin = torch.nn.Embedding(1, 1)  # its only weight plays log pi of the only completion
     >>> batch = Batch(None, None, None, coin.weight[0].detach().clone(), torch.ones(1), torch.ones(1))
@@ -288,7 +293,7 @@ def train(
             # A loss that is not finite makes the gradient's norm NaN on all processes, so that all stop together.
             (value if value.isfinite() else value * math.nan).backward()
             total += value.detach()
-            # The weight of any loss is defined by d loss / d logp = -weight * reward / length / denominator.
+            # For the log alone: of any loss, d loss / d logp = -weight * reward / length / denominator.
             weight = -logp.grad * step.sequences * batch.length / torch.where(batch.reward == 0, 1, batch.reward)
             seen.append(torch.stack([logp.detach() - batch.logmu, batch.reward, weight]))
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)

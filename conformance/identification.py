@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import product
 from typing import Literal
 
@@ -91,7 +91,7 @@ def _counted(mask: Tensor, padding: Padding, where: Padding) -> Tensor:
 
 
 def _name_of_bounds(limits: Limits) -> str:
-    positive, negative = (f"{a:.6g}..{b:.6g}" for a, b in (limits[:2], limits[2:]))
+    positive, negative = f"{limits.a_pos:.6g}..{limits.b_pos:.6g}", f"{limits.a_neg:.6g}..{limits.b_neg:.6g}"
     clip = f"clip {negative}" if positive == "1..1" else f"clip {positive} on positives, {negative} on negatives"
     return {PRESETS[row]: name for name, row in TABLE_1.items()}.get(limits, clip)
 
@@ -281,7 +281,7 @@ def _ratios(measured: Hypothesis, width: int, rtol: float) -> list[Hypothesis]:
     # Pushes are relative to an on-policy positive: without padding an offset says that its own weight is not 1.
     own_weight, digits = math.exp(measured.power * measured.offset), 6 if rtol == FINE else 2
     limits, of_own_weight = (
-        Limits(*(float(f"{bound / by:.{digits}g}") for bound in measured.limits)) for by in (1.0, own_weight)
+        Limits(*(float(f"{bound / by:.{digits}g}") for bound in astuple(measured.limits))) for by in (1.0, own_weight)
     )
     masked = replace(measured, limits=of_own_weight, offset=0.0)
     summed = replace(measured, limits=limits, ratio_padding="in the sum")

@@ -222,7 +222,7 @@ def sequence_logprobs(model: torch.nn.Module, batch: Batch) -> Tensor:
 
     model: any causal language model of `transformers`. Prompt and padding are masked: what they hold has no effect.
 
-    >>> uniform = lambda ids, **_: namedtuple("Out", "logits")(torch.zeros(*ids.shape, 8))  # 8 tokens, all alike
+    >>> uniform = lambda ids, **_: NamedTuple("Out", [("logits", Tensor)])(torch.zeros(*ids.shape, 8))  # 8 tokens
     >>> ids, mask = torch.tensor([[1, 2, 3]]), torch.tensor([[0, 1, 1]])
     >>> sequence_logprobs(uniform, Batch(ids, torch.ones(1, 3), mask, *torch.ones(3, 1))).exp() * 64
     tensor([1.])

@@ -56,7 +56,7 @@ def test_gradient_objective_and_variance_are_sums_over_the_arms(limits):
     for z, mu, reward in CASES:
         pi, singles, values = softmax(z), [], []
         for i, (p, m, r) in enumerate(zip(pi, mu, reward, strict=True)):
-            a, b = limits[:2] if r >= 0 else limits[2:]
+            a, b = (limits.a_pos, limits.b_pos) if r >= 0 else (limits.a_neg, limits.b_neg)
             values.append(m * r * rho(p / m, a, b))
             singles.append([min(max(p / m, a), b) * r * ((i == k) - q) for k, q in enumerate(pi)])
         mean = [sum(m * single[k] for m, single in zip(mu, singles, strict=True)) for k in range(len(mu))]

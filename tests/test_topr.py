@@ -196,7 +196,7 @@ def test_masks_of_every_type_but_empty_ones_and_half_precision():
     for limits in ("topr", (1, 1, 0, 1)):
         with pytest.raises(TypeError, match="need Limits"):
             topr.topr_loss_of_tokens(token_logp, token_logmu, reward, mask, limits)
-    with pytest.raises(ValueError, match="reward = .*: NaN is no reward"):
+    with pytest.raises(ValueError, match=r"reward = .*: NaN is no reward"):
         topr.topr_loss_of_tokens(token_logp, token_logmu, reward * math.nan, mask)
     with pytest.raises(ValueError, match="length = 0: a completion has at least one token"):
         topr.topr_loss_of_tokens(token_logp, token_logmu, reward, mask.tril(-1))

@@ -91,4 +91,4 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main, prog="toy_bandit.py", description=__doc__)
+    tyro.cli(main, prog="toy_bandit.py", description=__doc__.partition("\n>>>")[0])

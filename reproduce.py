@@ -56,6 +56,8 @@ class Options:
 
 def check(options: Options) -> None:
     """InputError for options that do not go together or are out of range."""
+    if options.out.is_file():
+        raise InputError(f"--out {options.out}: is a file; choose another folder")
     if not options.figures:
         raise InputError(f"no figure named: choose from {', '.join(FIGURES)}, or all")
     for name in options.figures:

@@ -129,6 +129,8 @@ def load_shots(count: int, file: Path | None) -> list[str]:
 def gsm8k_task(settings: Settings) -> Task:
     """GSM8K's form of a task: `Q: ... A:` after the shots; with shots, the next `Q:` ends a completion."""
     shots = load_shots(settings.shots, settings.shots_file) if settings.shots else []
+    if shots and settings.model == Settings().model and rank() == 0:
+        print("--shots: the tiny model was not trained on worked examples", flush=True)
     train = load_problems(settings.data, "train") if settings.samples is None else []
     return Task(
         name="gsm8k",

@@ -34,7 +34,9 @@ def read_samples(source: str | Path, columns: Sequence[str] = (), ask: Ask | Non
             of_row = _columns(row, own)
             samples.append(Sample(**{field: _value(field, row, names, ask) for field, names in of_row.items()}))
         except ValueError as error:
-            raise InputError(f"{source}:{number}: {told(error)}") from None
+            files = sorted(str(file.relative_to(source)) for file in Path(source).rglob("*.*"))  # none below a file
+            where = f"{source}, {' and then '.join(files)}" if files else source
+            raise InputError(f"{where}:{number}: {told(error)}") from None
         taken |= {field: "+".join(names) for field, names in of_row.items()}
         ignored |= row.keys() - set().union(*of_row.values())
     if not samples:

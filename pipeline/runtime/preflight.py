@@ -93,7 +93,7 @@ def check_room(settings: "Settings", folder: Path, size: Size) -> None:
 
     What the run has written before counts as room.
     """
-    faults = []
+    faults, fewer = [], f"ask for fewer than {size.drawn:,} training and {size.tested:,} test samples"
     if rank() == 0:
         free = shutil.disk_usage(next(path for path in (folder, *folder.absolute().parents) if path.is_dir())).free
         own = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
@@ -101,13 +101,13 @@ def check_room(settings: "Settings", folder: Path, size: Size) -> None:
         if free + own < needed:
             faults.append(
                 f"{folder}: the run may take {needed / 1e9:,.1f} GB, and the disk has {free / 1e9:,.1f} GB free: make "
-                "room, or choose another --out"
+                f"room, choose another --out, or {fewer}"
             )
     free, needed = free_memory(), memory_needed(settings, size)
     if os.environ.get("LOCAL_RANK", "0") == "0" and free < needed:
         faults.append(
             f"{socket.gethostname()}: the run may take {needed / 1e9:,.1f} GB of the host's memory, of which "
-            f"{free / 1e9:,.1f} GB are free: end what fills it, or give the container more"
+            f"{free / 1e9:,.1f} GB are free: end what fills it, give the container more, or {fewer}"
         )
     if faults:
         raise InputError("\n".join(faults))

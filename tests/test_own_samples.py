@@ -174,6 +174,11 @@ def test_files_that_are_none_are_told_in_a_line(tmp_path):
     for name, message in (told | {"none.parquet": "no such file", "none.jsonl": "no such file"}).items():
         with pytest.raises(InputError, match=f"{name}: {message}"):
             read_samples(tmp_path / name)
+    (tmp_path / "two").mkdir()
+    for name, columns in {"a": ROWS[0], "b": {"prompt": "Q", "completion": None, "reward": 1.0}}.items():
+        (tmp_path / "two" / f"{name}.jsonl").write_text(json.dumps(columns) + "\n")
+    with pytest.raises(InputError, match="two, a.jsonl and then b.jsonl:2: column completion: is empty"):
+        read_samples(tmp_path / "two")
 
 
 # ---- held-out samples -------------------------------------------------------------------------------------------

@@ -364,3 +364,8 @@ def test_bad_options_are_one_line(arguments, fault, command, tmp_path):
     with pytest.raises(SystemExit, match=f"reproduce: {re.escape(fault)}"):
         command(*arguments, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_file_is_no_folder_for_figures(command):
+    with pytest.raises(SystemExit, match=f"reproduce: --out {__file__}: is a file; choose another folder"):
+        command("fig2", "--out", __file__)

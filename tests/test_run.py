@@ -254,6 +254,7 @@ def given(folder, *rows):
         ({"batch": 6, "completions_per_row": 4}, "--batch 6: must be a multiple"),
         ({"data": "nowhere"}, "--data or --test-data nowhere"),
         ({"model": "nowhere"}, "--model nowhere: is neither a folder nor"),
+        ({"model": "/"}, "--model /: has no config.json"),
         ({"samples": "nothing.jsonl", "iterations": 2}, "--samples: serve one iteration"),
         ({"samples": "s", "evaluation": True}, "--samples: say how to evaluate, by one of --test-data DIR"),
         ({"evaluation": False}, "--no-evaluation: is for --samples"),

@@ -177,7 +177,7 @@ def test_files_that_are_none_are_told_in_a_line(tmp_path):
     (tmp_path / "two").mkdir()
     for name, columns in {"a": ROWS[0], "b": {"prompt": "Q", "completion": None, "reward": 1.0}}.items():
         (tmp_path / "two" / f"{name}.jsonl").write_text(json.dumps(columns) + "\n")
-    with pytest.raises(InputError, match="two, a.jsonl and then b.jsonl:2: column completion: is empty"):
+    with pytest.raises(InputError, match=r"two, a\.jsonl and then b\.jsonl:2: column completion: is empty"):
         read_samples(tmp_path / "two")
 
 

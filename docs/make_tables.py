@@ -62,10 +62,12 @@ def tables_of(name: str) -> dict[str, str]:
 
 
 def laptop() -> Table:
-    """Before and after the default run, and after naive REINFORCE on the same samples."""
-    run, naive = load("laptop"), load("methods")["python train_gsm8k.py --method reinforce"]
-    run["iterations"] += naive["iterations"]
-    return to_table(run, ["after TOPR", "after naive REINFORCE"])
+    """Before and after the default run, and after other methods on the same samples."""
+    names = {"sft": "positives only", "tis": "TIS", "off_policy": "plain IS", "reinforce": "naive REINFORCE"}
+    run, others = load("laptop"), load("methods")
+    for name in names:
+        run["iterations"] += others[f"python train_gsm8k.py --method {name}"]["iterations"]
+    return to_table(run, ["TOPR", *names.values()])
 
 
 def methods() -> Table:

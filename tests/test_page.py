@@ -4,6 +4,7 @@ import json
 import math
 import random
 import shutil
+from dataclasses import astuple
 from functools import partial
 from statistics import fmean
 
@@ -130,7 +131,7 @@ def calls(seed):
     z, mu, reward = ([rng.uniform(*ends) for _ in arms] for ends in ((-9, 9), (0.1, 9), (-1, 1)))
     mu = [share / sum(mu) for share in mu]
     as_python = (tensor(z), bandit.Bandit(tensor(mu), tensor(reward)), limits)
-    as_script = (z, {"mu": mu, "reward": reward}, limits)
+    as_script = (z, {"mu": mu, "reward": reward}, astuple(limits))
     of_all = {name: getattr(bandit, name)(*as_python) for name in ("objective", "weights", "gradient")}
     return [
         *(((name, *as_script), value) for name, value in of_all.items()),
@@ -153,7 +154,7 @@ def test_the_arithmetic_is_python_s(open_page):
     found = page.evaluate("(calls) => calls.map(([name, ...arguments]) => eval(name)(...arguments))", list(asked))
     for call, one, other in zip(asked, found, expected, strict=True):
         assert one == near(other.flatten().tolist() if isinstance(one, list) else float(other)), call
-    assert page.evaluate("PRESETS") == {name: list(limits) for name, limits in topr.PRESETS.items()}
+    assert page.evaluate("PRESETS") == {name: list(astuple(limits)) for name, limits in topr.PRESETS.items()}
 
 
 # Sets controls, clicks Step, and returns what the part then shows: numbers, and the lines of its charts.

@@ -50,10 +50,10 @@ def numbers(panel: Panel) -> Table | None:
     lines = [line for line in panel.lines if line.kind == "line" and line.label]
     if not lines:
         return None
-    x = np.sort(lines[0].x)
+    x = np.sort(np.asarray(lines[0].x))
     x, rows = x[np.linspace(0, len(x) - 1, 5).round().astype(int)], []
     for line in lines:
-        order = np.argsort(line.x)
+        order = np.argsort(np.asarray(line.x))
         y = np.interp(x, np.asarray(line.x)[order], np.asarray(line.y)[order])
         rows.append([plain(line.label), *("-" if np.isnan(value) else f"{value:,.4g}" for value in y)])
     return Table([plain(f"{panel.title}: {panel.xlabel}"), *(f"{value:,.4g}" for value in x)], rows)

@@ -54,7 +54,7 @@ def numbers() -> dict[str, str]:
     right, wrong = (example["log_ratio"] for example in page["completions"])
     ends = {f"{method}_correct": sum(points[-1]) for method, points in right.items()}
     ends |= {f"{method}_incorrect": sum(points[-1]) for method, points in wrong.items()}
-    _, _, *of_negatives = PRESETS["topr"]
+    of_negatives = PRESETS["topr"].a_neg, PRESETS["topr"].b_neg
     of_tokens, shown = torch.tensor(wrong["topr"][-1]), of_shares()
     best = {
         f"best_share_{of}": max(zip(shown["accuracy"][f"{of}% positive"]["mean"], shown["p_tilde"], strict=True))[1]

@@ -1,8 +1,7 @@
 """The project stays small: lines of Python, and how much of it a small run enters before its first loss.
 
 To raise a budget, raise its number here, in a commit that does nothing else and says what the project gains for it.
-Try first whether something else can go. The lines are those of today: the goal is 12,000 and 7,700, so that a change
-that makes the project smaller lowers its number too.
+Try first whether something else can go.
 """
 
 import json
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-BUDGETS = {"lines of product": 14_300, "lines of tests": 9_700, "functions to the loss": 72, "files to the loss": 10}
+BUDGETS = {"lines of product": 12_000, "lines of tests": 7_700, "functions to the loss": 72, "files to the loss": 10}
 LONGEST = 400  # lines of a module; statements and data may be longer
 STATEMENTS = ("paper/claims.py",)
 ROOT = Path(__file__).resolve().parent.parent

@@ -20,7 +20,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import comparisons, fake_8b_step  # noqa: E402
-from paper import claims as of_bandit  # noqa: E402
 from paper.map_figure import record  # noqa: E402
 from pipeline.dry_run import COMPLETION, counts, hours  # noqa: E402
 from pipeline.evaluation import METRICS, to_table  # noqa: E402
@@ -132,15 +131,6 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-def bandit() -> Table:
-    """The statements that `python toy_bandit.py` checks, with what was measured."""
-    checked = {
-        f"`{name}`": of_bandit.Claim([of_bandit.Statement(**row) for row in rows], [])
-        for name, rows in load("bandit/claims")["claims"].items()
-    }
-    return of_bandit.to_table(checked)
-
-
 def benchmark(name: str) -> str:
     """What a benchmark found: how it was called, on which machine, and each comparison with what follows from it."""
     found = load(f"benchmarks/{name}")
@@ -206,7 +196,6 @@ TABLES = {  # of a marker's name: what makes the table
     "verifier": lambda name: "\n\n".join(table.markdown() for table in tables_of_verifier(load(name))),
     "claims": claims,
     "findings": lambda: claims(""),
-    "bandit": bandit,
     "benchmark": benchmark,
     "stages": stages,
     "steps": lambda which: fake_8b_step.tables({which: load("benchmarks/fake_8b_step")[which]})[0][0],

@@ -192,6 +192,15 @@ def test_every_figure_has_a_picture_a_command_and_the_verdict_of_its_file():
         assert verdicts == ([] if is_ours else [content["judgement"]["verdict"]])
 
 
+def test_every_claim_of_the_analysis_has_a_number_that_was_measured_and_a_picture():
+    rows = re.findall(r"^\| `(\w+)` \| .* \| (.*) \| \[<img .*\]\((.*)\) \|$", PAGES["docs/analysis.md"], re.MULTILINE)
+    claims = load("bandit/claims")["claims"]
+    assert [name for name, *_ in rows] == list(claims)
+    for name, measured, picture in rows:
+        assert any(measured in row["measured"] and row["holds"] for row in claims[name]), name
+        assert picture == f"../results/bandit/{name}.png"
+
+
 def test_every_benchmark_has_its_results_on_a_page():
     placed = set(re.findall(r"table:benchmark (\w+)", PAGES["docs/internals/measurements.md"]))
     counted = {"fake_8b_step"}  # which takes no turns with another side: docs/internals/performance.md has it

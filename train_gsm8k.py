@@ -10,6 +10,7 @@ The run's stages are the methods of `Run` in pipeline/stages.py; every setting i
 itself in topr.py. A run writes config.json, results.json, curve.png and a folder for each iteration into `--out`.
 """
 
+import json
 import re
 import sys
 import time
@@ -231,9 +232,9 @@ def main(
 
                     to_table(results).print()
                 if settings.preset != "laptop" or device().type == "cuda":
-                    from pipeline.times import print_times
+                    from pipeline.times import table_of
 
-                    print_times(settings.out)
+                    table_of(json.loads((settings.out / "times.json").read_text(encoding="utf-8"))).print()
                 print(f"{settings.out}: {time.monotonic() - started:.0f} s")
 
 

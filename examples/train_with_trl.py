@@ -56,10 +56,8 @@ def main(
 
     def measure(when: str) -> None:
         lm.model.eval()
-        engine, sampling = (
-            transformers_engine(lm, ours.tokens_at_once),
-            SamplingParameters(max_new_tokens=ours.max_new_tokens),
-        )
+        engine = transformers_engine(lm, ours.tokens_at_once)
+        sampling = SamplingParameters(max_new_tokens=ours.max_new_tokens)
         found = evaluate(draw_samples(task, task.test, 8, engine, sampling, seed=1), task, k=1, seed=0)
         pass_1 = Estimate.read(found["pass@1"]).text(100, 1, " %")
         print(f"{when}: pass@1 {pass_1}, invalid {100 * found['invalid']:.1f} %")

@@ -68,7 +68,7 @@ def columns_of(columns: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def digest_of(source: str | Path, samples: Sequence[Sample]) -> str:
+def digest_of(source: str | Path, samples: Sequence[Sample] = ()) -> str:
     """SHA-256 of a file's content; of a folder or a data set on the hub that of the samples that were read from it."""
     path = Path(source)
     return hashlib.sha256(path.read_bytes() if path.is_file() else to_lines(samples).encode()).hexdigest()

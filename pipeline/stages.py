@@ -41,7 +41,7 @@ from pipeline.results import publish, track_evaluation
 from pipeline.runtime import processes, run_folder
 from pipeline.runtime.preflight import TOKEN_BYTES, check_room
 from pipeline.runtime.processes import device, from_all_ranks, on_all_ranks, on_rank_zero, progress_bar, rank, ranks
-from pipeline.runtime.run_folder import Point, check_folder, read_checked, remove, stage
+from pipeline.runtime.run_folder import Point, check_folder, read_checked, refuse_others, remove, stage
 from pipeline.sampling import ENGINES, draw, draw_into, known_samples
 from pipeline.settings import Settings
 from pipeline.times import note_times
@@ -71,9 +71,7 @@ def open_run(settings: Settings, task: Task, learn: Learn | None = None) -> Iter
         is_finished = on_rank_zero((settings.out / "results.json").exists)
         run = Run(settings, inputs, Point(0, 0, settings.model), settings.out, is_finished, loss, logprobs, token_logp)
         if run.is_finished:
-            run_folder.refuse_others(
-                run.folder, inputs.record, "holds a run with other settings", "choose another --out"
-            )
+            refuse_others(run.folder, inputs.record, "holds a run with other settings", "choose another --out")
             if rank() == 0:
                 print(f"{run.folder}: this run is finished; what it found:", flush=True)
         else:

@@ -4,7 +4,6 @@ import json
 import resource
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -73,8 +72,3 @@ def table_of(found: Mapping[str, Any]) -> Table:
     guess = f"{least / 1e9:.1f} GB + activations" if least else "-"
     rows.append([f"peak memory {where}", f"{found['peak bytes'] / 1e9:.1f} GB", guess, ""])
     return Table(["", "measured", "estimated (H100s)", ""], rows)
-
-
-def print_times(folder: Path) -> None:
-    """Print the table of a run's folder."""
-    table_of(json.loads((folder / "times.json").read_text(encoding="utf-8"))).print()

@@ -28,12 +28,13 @@ import tyro
 from pydantic import BaseModel
 
 from pipeline.evaluation import Answers, collect, wins
+from pipeline.own_samples import digest_of
 from pipeline.plots import Panel, draw, estimates, save_figure
 from pipeline.records import OUTCOMES, Drawn, InputError, Outcome, Problem, Sample, Task, read_rows, write_file
 from pipeline.report import Estimate, Table
 from pipeline.runtime.preflight import check_machine
 from pipeline.runtime.processes import command, on_all_ranks, on_rank_zero, process_group, rank, ranks
-from pipeline.runtime.run_folder import digest, held_folder, read_checked
+from pipeline.runtime.run_folder import held_folder, read_checked
 from pipeline.sampling import graded
 from pipeline.settings import TINY, Count, Settings, Several, check, check_engine_gpus, read_settings
 from tasks.math import PRESETS as MATH_PRESETS
@@ -123,7 +124,7 @@ class VerifierSettings(Settings):
 
     def record(self, **digests: str | None) -> dict:
         """What a run is, for config.json, with a hash of the solutions that it was given."""
-        return super().record(**digests) | {"solutions_sha256": digest(self.solutions) if self.solutions else None}
+        return super().record(**digests) | {"solutions_sha256": digest_of(self.solutions) if self.solutions else None}
 
 
 PRESETS = {

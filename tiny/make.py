@@ -42,10 +42,6 @@ class Settings:
     """a base model to take instead of teaching one"""
     seed: int = 0
     """seed of the problems, the weights and the order of teaching"""
-    train: int = 1000
-    """training problems"""
-    test: int = 500
-    """test problems"""
     steps: int = 2800
     """optimiser steps of teaching the base model"""
     batch: int = 64
@@ -66,10 +62,6 @@ class Settings:
     """the mistakes that it then gets used to"""
     checker_steps: int = 1000
     """optimiser steps of teaching the checker, all of them verifications; 0: no checker"""
-    checker_lr: float = 1e-3
-    """the checker's peak learning rate"""
-    checker_flawless: float = 0.75
-    """share of the checker's steps, the first ones, in which the teacher makes no mistake"""
 
 
 def new_problem(rng: random.Random, taken: set[str]) -> WordProblem:
@@ -157,7 +149,7 @@ def main(settings: Settings) -> None:
     settings.out.mkdir(parents=True, exist_ok=True)
     rng = random.Random(settings.seed)
     taken: set[str] = set()
-    for name, count in (("test", settings.test), ("train", settings.train)):
+    for name, count in (("test", 500), ("train", 1000)):
         lines = []
         for _ in range(count):
             problem = new_problem(rng, taken)
@@ -174,8 +166,7 @@ def main(settings: Settings) -> None:
         model = LlamaForCausalLM.from_pretrained(settings.base)
     base = replace(settings, steps=0 if settings.base else settings.steps, teacher=TEACHER, seed=settings.seed + 1)
     habit = {"steps": settings.habit, "lr": settings.habit_lr, "verifications": 0.0, "flawless": 0.0}
-    checker = {"steps": settings.checker_steps, "lr": settings.checker_lr, "flawless": settings.checker_flawless}
-    checker |= {"verifications": 1.0, "teacher": TEACHER}
+    checker = {"steps": settings.checker_steps, "lr": 1e-3, "verifications": 1.0, "flawless": 0.75, "teacher": TEACHER}
     courses = [("base", base), ("base", replace(settings, **habit, seed=settings.seed + 21))]
     for name, course in (*courses, ("checker", replace(settings, **checker, seed=settings.seed + 11))):
         if course.steps:

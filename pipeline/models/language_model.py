@@ -29,14 +29,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache, DynamicLayer
 
 from pipeline.models.adafactor import Adafactor
@@ -89,13 +82,13 @@ def load_model(name: str, device: torch.device | None = None, settings: Settings
     torch.backends.cuda.enable_cudnn_sdp(False)
     trust = {"trust_remote_code": settings is not None and settings.trust_remote_code}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, **trust)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **trust)
         if device == META:
             with device:
-                config = AutoConfig.from_pretrained(name, **trust)
+                config = transformers.AutoConfig.from_pretrained(name, **trust)
                 model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **trust)
             with suppress(OSError):  # not every folder has one; where there is one, it knows what ends a sequence
-                model.generation_config = GenerationConfig.from_pretrained(name)
+                model.generation_config = transformers.GenerationConfig.from_pretrained(name)
         else:
             model = AutoModelForCausalLM.from_pretrained(name, use_safetensors=True, dtype=torch.float32, **trust)
             model = model.to(device or own_device())

@@ -76,9 +76,6 @@ def _compiler_fault(python: str) -> str | None:
     )
 
 
-# ---- room for a run ----------------------------------------------------------------------------------------------
-
-
 class Size(NamedTuple):
     """What decides how much room a run takes."""
 

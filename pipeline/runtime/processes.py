@@ -248,8 +248,10 @@ def command(name: str) -> Iterator[None]:
         yield
     except BaseException as error:
         is_of_memory = type(error).__name__ == "OutOfMemoryError"  # torch's, which a command may not have imported
+        distributed = sys.modules.get("torch.distributed")
+        is_joined = distributed is not None and distributed.is_initialized()  # and not destroyed
         is_told = (isinstance(error, FAULTS) or is_of_memory) and "--debug" not in sys.argv
-        if ranks() > 1 and not isinstance(error, SharedError | SharedStop | SystemExit) and _is_joined():
+        if ranks() > 1 and not isinstance(error, SharedError | SharedStop | SystemExit) and is_joined:
             fault = line_of(error) if is_told else f"\n{''.join(traceback.format_exception(error))}"
             _end_alone(f"{name}: rank {rank()}: {fault}")
         if not is_told:
@@ -267,12 +269,6 @@ def line_of(error: BaseException) -> str:
     """
     kept = "what is done is kept, and the same command goes on"
     return f"{error}; {kept}" if isinstance(error, OSError) else str(error) or f"stopped; {kept}"
-
-
-def _is_joined() -> bool:
-    """Whether this process is among others, in a group that is not destroyed."""
-    distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and distributed.is_initialized()
 
 
 def _end_alone(told: str) -> NoReturn:

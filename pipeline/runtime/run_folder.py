@@ -159,33 +159,29 @@ def read_checked(file: Path, kind: type[Record]) -> list[Record]:
 
 def seal_folder(folder: Path) -> None:
     """Note the checksums of all files in `folder` and below it."""
-    names = sorted(str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file() and f != folder / SUMS)
-    found = digests([folder / name for name in names])
-    write_file(folder / SUMS, "".join(f"{found[folder / name]}  {name}\n" for name in names))
+    write_file(folder / SUMS, "".join(f"{digest}  {name}\n" for name, digest in digests(folder).items()))
 
 
 def check_folder(folder: Path) -> None:
-    """InputError if a file of a sealed folder is missing or has changed; folders that are not sealed pass."""
-    sums = folder / SUMS
-    lines = sums.read_text(encoding="utf-8").splitlines() if sums.exists() else []
-    known = {folder / line[66:]: line[:64] for line in lines}
-    found = digests([file for file in known if file.is_file()])
-    for file in known:
-        if found.get(file) != known[file]:
-            fault = "is damaged" if file in found else "is missing"
-            raise InputError(f"{file}: {fault}; remove {folder}, and the same command goes on before it")
+    """InputError if a file of a sealed folder is missing or has changed."""
+    found = digests(folder)
+    for line in (folder / SUMS).read_text(encoding="utf-8").splitlines():
+        name = line[66:]
+        if found.get(name) != line[:64]:
+            fault = "is damaged" if name in found else "is missing"
+            raise InputError(f"{folder / name}: {fault}; remove {folder}, and the same command goes on before it")
 
 
-def digests(files: Sequence[Path]) -> dict[Path, str]:
-    """The digest of each file, several at a time: hashing 32 GB one by one takes half a minute."""
+def digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of the files in `folder` and below it, by name; several at a time: 32 GB would take half a minute."""
+    names = sorted(str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file() and f != folder / SUMS)
+
+    def digest(name: str) -> str:
+        with (folder / name).open("rb") as content:  # read piece by piece
+            return hashlib.file_digest(content, "sha256").hexdigest()
+
     with ThreadPoolExecutor() as threads:
-        return dict(zip(files, threads.map(digest, files), strict=True))
-
-
-def digest(file: Path) -> str:
-    """SHA-256 of a file's content, in hexadecimal, read piece by piece."""
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+        return dict(zip(names, threads.map(digest, names), strict=True))
 
 
 # ---- where training goes on --------------------------------------------------------------------------------------

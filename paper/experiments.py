@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from paper.runs import Finished, Job, Jobs, Measured, Sweep, in_seeds, sharing_samples
-from pipeline.plots import Style, draw, save_figure
+from pipeline.plots import CALLED, Style, draw, save_figure
 from pipeline.records import Task, read_text, write_file
 from pipeline.report import Estimate, Table
 from pipeline.settings import TINY, Settings
@@ -32,13 +32,9 @@ class Arm(NamedTuple):
 
 
 OCHRE, GREY = Style("#8C6D1F", (0, (4, 2, 1, 2)), ">"), Style("#6E6E6E", (0, (2, 1)), "*")
+OF_THE_PAPER = ("topr", "dpo", "ppo", "reinforce")  # Figures 1 and 3
 METHODS = {
-    "topr": Arm("TOPR", "topr", {}),
-    "dpo": Arm("DPO", "dpo", {"method": "dpo"}),
-    "ppo": Arm("PPO", "ppo", {"method": "ppo"}),
-    "reinforce": Arm("naive REINFORCE", "reinforce", {"method": "reinforce"}),
-    "tis": Arm("TIS", "tis", {"method": "tis"}),
-    "off_policy": Arm("plain IS", "off_policy", {"method": "off_policy"}),
+    **{name: Arm(CALLED[name], name, {"method": name}) for name in (*OF_THE_PAPER, "tis", "off_policy")},
     "sft": Arm("SFT on positives", "sft", {"method": "sft"}),
     # ours: neighbours of the paper's methods. AsymRE's mean is that of all samples.
     "group": Arm("TOPR, group-mean baseline", Style("#7B3FA0", (0, (5, 1)), "<"), {"baseline_from": "group"}),  # GRPO's
@@ -56,7 +52,6 @@ VARIANTS = {  # of the loss, by their names in conformance.variants.VARIANTS
     }.items()
 }
 RATED = METHODS | VARIANTS | {name: Arm(name, "", {"optimizer": name}) for name in ("adamw", "adafactor", "sgd")}
-OF_THE_PAPER = ("topr", "dpo", "ppo", "reinforce")  # Figures 1 and 3
 
 
 @dataclass(frozen=True)

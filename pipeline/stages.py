@@ -358,15 +358,8 @@ class Run:
         settings, key = self.settings, ("learner", model, *([str(checkpoint)] if checkpoint else []))
 
         def load() -> nullcontext:
-            if not (dist.is_initialized() or settings.gradient_checkpointing or settings.lora):
-                lm = load_model(model, None, settings)
-            elif settings.lora is None:
-                lm = load_to_train(model, settings)
-            else:
-                from pipeline.models.lora import add_adapters
-
-                adapt = partial(add_adapters, rank=settings.lora, seed=settings.seed_of("adapters"))
-                lm = load_to_train(model, settings, adapt)
+            is_plain = not (dist.is_initialized() or settings.gradient_checkpointing or settings.lora)
+            lm = load_model(model, None, settings) if is_plain else load_to_train(model, settings)
             # Before any forward pass: after one, FSDP2 leaves some weights gathered in copies, which are not trained.
             optimizer = make_optimizer(settings.optimizer, lm.model, settings.lr)
             if checkpoint:

@@ -12,7 +12,7 @@ The weights that are trained are float32: at a learning rate of 5e-7 nearly ever
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -152,18 +152,20 @@ def shard(model: PreTrainedModel, compute: Compute, gradient_checkpointing: bool
                 module.set_force_sum_reduction_for_comms(True)
 
 
-def load_to_train(
-    name: str, settings: Settings, adapt: Callable[[LanguageModel], LanguageModel] = lambda lm: lm
-) -> LanguageModel:
+def load_to_train(name: str, settings: Settings) -> LanguageModel:
     """The model on this process's device, sharded over the ranks as the settings say; every rank calls it.
 
-    adapt: what the model becomes before it is sharded; of one process only. Rank zero alone reads the weights and sends
-    each of them to the others, which is faster than another reading. InputError of all ranks where it cannot be loaded.
+    With --lora, for one process only, it has adapters. Rank zero alone reads the weights and sends each of them to the
+    others, which is faster than another reading. InputError of all ranks where it cannot be loaded.
     """
     read = partial(load_model, name, torch.device("cpu"), settings)
     way = settings.compute, settings.gradient_checkpointing, settings.reshard
     if ranks() == 1:
-        lm = adapt(read())
+        lm = read()
+        if settings.lora is not None:
+            from pipeline.models.lora import add_adapters
+
+            lm = add_adapters(lm, settings.lora, settings.seed_of("adapters"))
         shard(lm.model, *way)
         if not dist.is_initialized():
             lm.model.to(own_device())

@@ -1,4 +1,4 @@
-"""Place the tables of results in the Markdown pages, and draw two pictures, from the files in results/.
+"""Place the tables of results in the Markdown pages, and draw three pictures, from the files in results/.
 
     python docs/make_tables.py
 
@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import comparisons, fake_8b_step  # noqa: E402
+from docs import make_weights  # noqa: E402
 from paper.map_figure import record  # noqa: E402
 from pipeline.dry_run import COMPLETION, counts, hours  # noqa: E402
 from pipeline.evaluation import METRICS, to_table  # noqa: E402
@@ -198,6 +199,7 @@ TABLES = {  # of a marker's name: what makes the table
     "findings": lambda: claims(""),
     "benchmark": benchmark,
     "stages": stages,
+    "weights": lambda: make_weights.table(load("weights")["runs"]),
     "steps": lambda which: fake_8b_step.tables({which: load("benchmarks/fake_8b_step")[which]})[0][0],
     "cards": cards,
     "metrics": lambda: Table(["metric", "what it is"], [[f"`{name}`", of.meaning] for name, of in METRICS.items()]),
@@ -222,13 +224,14 @@ def renewed(text: str) -> str:
 
 
 def main() -> None:
-    """The command: write the pages that are out of date, and two pictures."""
+    """The command: write the pages that are out of date, and three pictures."""
     for page in PAGES:
         old = page.read_text(encoding="utf-8")
         if (new := renewed(old)) != old:
             page.write_text(new, encoding="utf-8")
             print(page.relative_to(ROOT))
     save_figure(draw(collapse()), RESULTS / "collapse.png")
+    save_figure(draw(make_weights.panels(load("weights")["runs"])), RESULTS / "weights.png")
     save_figure(draw_curve(load("laptop")["iterations"], "TOPR, the default run"), RESULTS / "laptop.png")
 
 

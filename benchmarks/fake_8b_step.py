@@ -266,8 +266,7 @@ def tables(found: Mapping[str, Any]) -> list[tuple[Table, Sequence[str]]]:
         for name, step in steps.items():
             sizes = (*step["kinds"].values(), step["peak"], sum(step["sent"].values()))
             calls = sum(step["collectives"].values()), step["collectives"]["all-reduce"]
-            rows.append(
-                [name, *(f"{size / 1e9:.1f}" for size in sizes), *map(str, calls), f"{step['flops'] / 1e12:.1f}"]
-            )
+            cells = [*(f"{size / 1e9:.1f}" for size in sizes), *map(str, calls)]
+            rows.append([name, *cells, f"{step['flops'] / 1e12:.1f}"])
         made.append((Table(head, rows), ()))
     return made

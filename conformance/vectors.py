@@ -250,9 +250,6 @@ def _shortly(values: Tensor) -> str:
     return ", ".join(f"{x:.6g}" for x in values[:4]) + ", ..." * (len(values) > 4)
 
 
-# ---- random batches ----------------------------------------------------------------------------------------------
-
-
 def compare(loss: Loss, count: int, seed: int = 0) -> str | None:
     """Compare the pushes on `count` random batches with the oracle's: None, or the smallest batch that differs.
 

@@ -262,9 +262,8 @@ class Fig9(Study):
             each = np.array([*map(weight_by_difficulty, sampled, baselines)])  # (seeds, buckets)
             each /= np.nansum(each, axis=1, keepdims=True)
             weights[f"p~ = {p:.0%}"] = series(map(Estimate.over_seeds, each.T))
-            shares[f"p~ = {p:.0%}: weight of the three hardest buckets"] = Estimate.over_seeds(
-                np.nansum(each[:, :3], 1)
-            )
+            hardest = np.nansum(each[:, :3], axis=1)
+            shares[f"p~ = {p:.0%}: weight of the three hardest buckets"] = Estimate.over_seeds(hardest)
         thirds = {
             p: [by_third(self.runs["test", seed], self.runs[("topr", own, 0.5, p), seed]) for seed in self.seeds]
             for p in self.scale.shares

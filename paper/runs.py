@@ -57,10 +57,9 @@ class Job(NamedTuple):
 
     def check(self, processes: int, figure: str = "") -> None:
         """InputError, with figure and label, for settings that so many processes cannot run."""
+        check_settings = verifier.check_verifier if isinstance(self.settings, VerifierSettings) else check
         try:
-            (verifier.check_verifier if isinstance(self.settings, VerifierSettings) else check)(
-                self.settings, processes
-            )
+            check_settings(self.settings, processes)
         except InputError as error:
             raise InputError(f"{figure}{self.label}: {error}") from None
 

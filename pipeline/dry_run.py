@@ -136,9 +136,6 @@ def hours(
         "sampling": (found.sampled * completion / tokens_per_second, f"{SEQUENCES} sequences at a time; {reading}"),
         "scoring": (k * found.steps * score, f"a forward pass at {speed}"),
         "training": (k * found.steps * train, f"{speed}, then {LINKS / 1e9:.0f} GB/s of NVLink"),
-        "saving": (
-            save,
-            f"models at {WRITING / 1e9} GB/s, checkpoints by all processes at {DISK / 1e9:.0f} GB/s",
-        ),
+        "saving": (save, f"models at {WRITING / 1e9} GB/s, checkpoints by all processes at {DISK / 1e9:.0f} GB/s"),
     }
     return {stage: (value / 3600, how) for stage, (value, how) in seconds.items()}

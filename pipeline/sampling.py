@@ -109,9 +109,6 @@ def known_samples(settings: "Settings", file: Path, task: Task, problems: Sequen
     return graded(task, samples, problems) if is_of(task, samples, problems, n) else []
 
 
-# ---- grades: here alone a task's own functions are called on completions -----------------------------------------
-
-
 def graded(
     task: Task, drawn: Sequence[Drawn], problems: Sequence[Problem], seconds: float = REWARD_SECONDS
 ) -> list[Sample]:

@@ -202,8 +202,8 @@ class Run:
         settings, inputs = self.settings, self.inputs
 
         def make() -> list[Example]:
-            composed = inputs.composed or dataset.compose(settings, samples, inputs.meta, inputs.task.stop, iteration)
-            rows, counts = composed
+            of_inputs = settings, samples, inputs.meta, inputs.task.stop, iteration
+            rows, counts = inputs.composed or dataset.compose(*of_inputs)
             steps = dataset.epoch_steps(rows, settings.batch, settings.micro_batch)
             if not settings.trust_logmu:
                 known = None
@@ -224,9 +224,8 @@ class Run:
         stage(file, make)
         examples = read_checked(file, Example)
         if rank() == 0:
-            drawn, learnt = zip(
-                *((samples[example.sample].reward, example.reward) for example in examples), strict=True
-            )
+            drawn = [samples[example.sample].reward for example in examples]
+            learnt = [example.reward for example in examples]
             positive = 100 * sum(reward >= 0 for reward in learnt) / len(examples)
             told = [f"{len(examples)} examples of {len(samples)} samples, {positive:.1f} % positive"]
             if drawn != learnt or not min(learnt) < 0 < max(learnt):
@@ -246,22 +245,16 @@ class Run:
             points.append(Point(stop, sum(step.sequences for step in steps[:stop]), str(folder)))
         done = run_folder.resume_step(here, points)
         if done is not None:
-            lm, optimizer = self._learner(model, here / f"checkpoint-{done}" if done else None)
-            self._epoch(iteration, steps, done, points, lm, optimizer)
+            self._epoch(iteration, steps, done, points, model)
         remove(*here.glob("checkpoint-*"), *here.glob("model*.unfinished"))
         return points
 
     def _epoch(
-        self,
-        iteration: int,
-        steps: Sequence[dataset.EpochStep],
-        done: int,
-        points: Sequence[Point],
-        lm: LanguageModel,
-        optimizer: torch.optim.Optimizer,
+        self, iteration: int, steps: Sequence[dataset.EpochStep], done: int, points: Sequence[Point], model: str
     ) -> None:
         """The steps that are not `done`: their metrics are logged, checkpoints and the models of `points` saved."""
         settings, here = self.settings, self.folder / f"iteration-{iteration}"
+        lm, optimizer = self._learner(model, here / f"checkpoint-{done}" if done else None)
         log, stops = here / "metrics.jsonl", {point.step: Path(point.model) for point in points}
         before = run_folder.steps_before(self.folder, iteration) if self.tell is not None else 0
         on_rank_zero(lambda: keep_lines(log, done) if done else log.unlink(missing_ok=True))
@@ -315,8 +308,6 @@ class Run:
         for batch in step.micro_batches:
             logp = self.logprobs(lm.model, batch)
             self.loss(logp, batch.logmu, batch.reward, batch.length, denominator=step.sequences).backward()
-
-    # ---- results ------------------------------------------------------------------------------------------------
 
     def results(self) -> dict[str, Any]:
         """What the stages' files say, evaluated: results.json, and curve.png; what is there, of a finished run."""

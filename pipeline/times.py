@@ -35,9 +35,8 @@ def note_times(run: "Run", moments: Sequence[tuple[str, float]]) -> None:
     file = run.folder / "times.json"
     known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+    peak = peak or 1000 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # of this process, in kilobytes
     found: dict[str, Any] = {"processes": ranks(), "peak bytes": max(peak, known.get("peak bytes", 0))}
-    if not peak:  # of this process, in kilobytes
-        found["peak bytes"] = max(found["peak bytes"], 1000 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     for name, new in {"seconds": seconds_of(moments), "counts": run.counts}.items():
         old = known.get(name, {})
         found[name] = {key: old.get(key, 0) + new.get(key, 0) for key in {**old, **new}}

@@ -70,10 +70,10 @@ def _compiler_fault(python: str) -> str | None:
         return f"{python}, {compiler}: cannot be run: {error}"
     if tried.returncode == 0:
         return None
-    return (
-        f"{compiler} finds no Python.h in {include}, which vLLM's kernels need: install the headers of that Python "
-        "(python3.11-dev of a Linux distribution), or use a Python that has them"
+    advice = (
+        "install the headers of that Python (python3.11-dev of a Linux distribution), or use a Python that has them"
     )
+    return f"{compiler} finds no Python.h in {include}, which vLLM's kernels need: {advice}"
 
 
 class Size(NamedTuple):
@@ -96,16 +96,12 @@ def check_room(settings: "Settings", folder: Path, size: Size) -> None:
         own = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         needed = disk_needed(settings, size)
         if free + own < needed:
-            faults.append(
-                f"{folder}: the run may take {needed / 1e9:,.1f} GB, and the disk has {free / 1e9:,.1f} GB free: make "
-                f"room, choose another --out, or {fewer}"
-            )
+            fault = f"the run may take {needed / 1e9:,.1f} GB, and the disk has {free / 1e9:,.1f} GB free"
+            faults.append(f"{folder}: {fault}: make room, choose another --out, or {fewer}")
     free, needed = free_memory(), memory_needed(settings, size)
     if os.environ.get("LOCAL_RANK", "0") == "0" and free < needed:
-        faults.append(
-            f"{socket.gethostname()}: the run may take {needed / 1e9:,.1f} GB of the host's memory, of which "
-            f"{free / 1e9:,.1f} GB are free: end what fills it, give the container more, or {fewer}"
-        )
+        fault = f"the run may take {needed / 1e9:,.1f} GB of the host's memory, of which {free / 1e9:,.1f} GB are free"
+        faults.append(f"{socket.gethostname()}: {fault}: end what fills it, give the container more, or {fewer}")
     if faults:
         raise InputError("\n".join(faults))
 

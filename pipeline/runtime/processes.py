@@ -41,9 +41,6 @@ class SharedStop(KeyboardInterrupt):
     """A request to end, of one rank or more, that all ranks follow at the same step."""
 
 
-# ---- ranks ------------------------------------------------------------------------------------------------------
-
-
 def rank() -> int:
     """The number of this process, from 0."""
     return int(os.environ.get("RANK", 0))
@@ -86,10 +83,9 @@ def process_group(alone: bool = False) -> Iterator[None]:
         dist.init_process_group(backend, **store)
         dist.all_reduce(torch.zeros(1, device=device()))  # NCCL starts with its first collective
     except RuntimeError as error:
+        fault = f"processes cannot reach each other: {str(error).splitlines()[0]}"
         advice = "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name an interface of this machine, or are not set"
-        raise InputError(
-            f"processes cannot reach each other: {str(error).splitlines()[0]}; see that {advice}"
-        ) from None
+        raise InputError(f"{fault}; see that {advice}") from None
     over, is_shared = threading.Event(), ranks() == 1
     watcher = threading.Thread(target=_end_if_one_ends, args=(_store().clone(), over), daemon=True)
     if ranks() > 1:
@@ -198,9 +194,6 @@ def progress_bar(items: Iterable[T], description: str, unit: str, total: int | N
     return tqdm(items, description, total, unit=unit, disable=rank() > 0, delay=pause, mininterval=pause)
 
 
-# ---- graceful shutdown on SIGINT and SIGTERM --------------------------------------------------------------------
-
-
 @contextmanager
 def requests_are_noted() -> Iterator[Callable[[], bool]]:
     """Inside it SIGINT and SIGTERM are noted, and the function it gives tells whether one came.
@@ -229,9 +222,6 @@ def requests_are_noted() -> Iterator[Callable[[], bool]]:
             signal.signal(number, old)
     if noted:
         raise KeyboardInterrupt
-
-
-# ---- commands ---------------------------------------------------------------------------------------------------
 
 
 @contextmanager

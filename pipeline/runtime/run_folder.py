@@ -98,10 +98,8 @@ def held_folder(path: Path, config: dict[str, Any]) -> Iterator[None]:
                     except BlockingIOError:
                         raise InputError(f"{path}: another process is at work there; let it end") from None
                     except OSError as error:
-                        raise InputError(
-                            f"{path}: its file system takes no locks ({error.strerror}), which keep two runs apart: "
-                            "choose an --out on one that does"
-                        ) from None
+                        fault = f"its file system takes no locks ({error.strerror}), which keep two runs apart"
+                        raise InputError(f"{path}: {fault}: choose an --out on one that does") from None
             if not (path / "config.json").exists():
                 write_file(path / "config.json", json.dumps(config | {"format": FORMAT}, indent=2, default=str) + "\n")
 
@@ -151,9 +149,8 @@ def read_checked(file: Path, kind: type[Record]) -> list[Record]:
     sums = file.with_name(SUMS)
     known = sums.read_text(encoding="utf-8").splitlines() if sums.exists() else []
     if file.exists() and f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}" not in known:
-        raise InputError(
-            f"{file}: is damaged, it is not what was written there; remove it, and the same command makes it anew"
-        )
+        advice = "remove it, and the same command makes it anew"
+        raise InputError(f"{file}: is damaged, it is not what was written there; {advice}")
     return read_rows(file, kind)
 
 

@@ -1,6 +1,7 @@
 """Place the tables of results in the Markdown pages, and draw three pictures, from the files in results/.
 
     python docs/make_tables.py
+    python docs/make_tables.py runs/topr runs/reinforce    # also anew: results/weights.json, from these runs
 
 A table stands between the lines `<!-- table:FILE.TABLE -->` and `<!-- end -->`: results/FILE.json has it, under
 `tables`. `FILE.made` says how FILE was made, `FILE.measured` what came out. Tables of several files, or of other
@@ -11,20 +12,24 @@ import inspect
 import json
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import comparisons, fake_8b_step  # noqa: E402
-from docs import make_weights  # noqa: E402
 from paper.map_figure import record  # noqa: E402
+from paper.runs import commit  # noqa: E402
 from pipeline.dry_run import COMPLETION, counts, hours  # noqa: E402
 from pipeline.evaluation import METRICS, to_table  # noqa: E402
 from pipeline.plots import Panel, draw, draw_curve, lines, save_figure  # noqa: E402
+from pipeline.records import write_file  # noqa: E402
 from pipeline.report import Estimate, Table  # noqa: E402
 from pipeline.settings import Settings  # noqa: E402
 from tasks.verifier import tables as tables_of_verifier  # noqa: E402
@@ -190,6 +195,47 @@ def help_of_settings() -> dict[str, str]:
     return {name: " ".join(text.split()) for name, text in fields}
 
 
+AT = (1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 300, 500)  # optimiser steps of the picture of weights
+LOGGED = {  # in metrics.jsonl
+    "weight_neg_q95": "weight of negatives, 95 % quantile",
+    "weight_neg_q50": "weight of negatives, median",
+    "weight_neg_q05": "weight of negatives, 5 % quantile",
+    "log_ratio_neg_q50": "log-ratio of negatives, median",
+    "log_ratio_pos_q05": "log-ratio of positives, 5 % quantile",
+    "grad_norm": "gradient norm before clipping",
+}
+
+
+def around(steps: list[dict[str, float]], metric: str) -> list[float]:
+    """A metric at each step s of AT: its mean over the steps from 0.8 s to 1.25 s, for a step has few negatives.
+
+    >>> around([{"step": n, "loss": n} for n in range(1, 513)], "loss")[:6]
+    [1.0, 2.0, 3.0, 5.0, 10.0, 20.5]
+    """
+    near = [[step[metric] for step in steps if 0.8 * s <= step["step"] <= 1.25 * s and metric in step] for s in AT]
+    return [float(f"{np.mean(values):.3g}") for values in near]
+
+
+def weights() -> Table:
+    """What TOPR and naive REINFORCE log after 10 and 100 steps of the default run."""
+    runs = load("weights")["runs"]
+    cells = [(step, name) for step in (10, 100) for name in runs]
+    rows = [[text, *(f"{runs[name][of][AT.index(step)]:.3g}" for step, name in cells)] for of, text in LOGGED.items()]
+    return Table(["metric", *(f"step {step}: {name}" for step, name in cells)], rows)
+
+
+def healthy_and_sick() -> list[Panel]:
+    """The panels of the same along the run: weights of the negatives, log-ratios and the gradient norm."""
+    topr, naive = load("weights")["runs"].values()
+    y = {f"TOPR, {label}": topr[f"weight_neg_{q}"] for label, q in (("95 %", "q95"), ("median", "q50"), ("5 %", "q05"))}
+    of_all = lines(AT, y | {"naive REINFORCE, all": naive["weight_neg_q50"]}, "topr topr topr reinforce")
+    panels = [Panel("weight of negatives", "optimiser step", "weight", of_all, {"xscale": "log"})]
+    for metric, unit, scale in zip([*LOGGED][3:], ("nats", "nats", "norm"), ("symlog", "symlog", "log"), strict=True):
+        of_both = lines(AT, {"TOPR": topr[metric], "naive REINFORCE": naive[metric]}, "topr reinforce")
+        panels.append(Panel(LOGGED[metric], "optimiser step", unit, of_both, {"xscale": "log", "yscale": scale}))
+    return panels
+
+
 TABLES = {  # of a marker's name: what makes the table
     "laptop": laptop,
     "iterations": lambda: to_table(load("iterations")),  # the run with Anna Karenina sampling
@@ -199,7 +245,7 @@ TABLES = {  # of a marker's name: what makes the table
     "findings": lambda: claims(""),
     "benchmark": benchmark,
     "stages": stages,
-    "weights": lambda: make_weights.table(load("weights")["runs"]),
+    "weights": weights,
     "steps": lambda which: fake_8b_step.tables({which: load("benchmarks/fake_8b_step")[which]})[0][0],
     "cards": cards,
     "metrics": lambda: Table(["metric", "what it is"], [[f"`{name}`", of.meaning] for name, of in METRICS.items()]),
@@ -223,17 +269,29 @@ def renewed(text: str) -> str:
     return BLOCK.sub(new, text)
 
 
-def main() -> None:
-    """The command: write the pages that are out of date, and three pictures."""
+def measure_weights(folders: Sequence[str | Path]) -> None:
+    """results/weights.json from two run folders, TOPR's and naive REINFORCE's."""
+    runs = {}
+    for name, folder in zip(("TOPR", "naive REINFORCE"), folders, strict=True):
+        steps = [json.loads(line) for line in (Path(folder) / "iteration-1" / "metrics.jsonl").read_text().splitlines()]
+        runs[name] = {metric: around(steps, metric) for metric in LOGGED}
+    made = {"command": "python docs/make_tables.py runs/topr runs/reinforce", "commit": commit(), "steps": AT}
+    write_file(RESULTS / "weights.json", json.dumps(made | {"runs": runs}, indent=1) + "\n")
+
+
+def main(folders: Sequence[str]) -> None:
+    """The command: measure weights if two runs are given; write the pages that are out of date, and three pictures."""
+    if folders:
+        measure_weights(folders)
     for page in PAGES:
         old = page.read_text(encoding="utf-8")
         if (new := renewed(old)) != old:
             page.write_text(new, encoding="utf-8")
             print(page.relative_to(ROOT))
     save_figure(draw(collapse()), RESULTS / "collapse.png")
-    save_figure(draw(make_weights.panels(load("weights")["runs"])), RESULTS / "weights.png")
+    save_figure(draw(healthy_and_sick()), RESULTS / "weights.png")
     save_figure(draw_curve(load("laptop")["iterations"], "TOPR, the default run"), RESULTS / "laptop.png")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.image import imread
 from matplotlib.text import Text
 
-from docs import make_weights
+from docs import make_tables
 from notebooks.pictures import draw_tokens
 from paper.experiments import METHODS, VARIANTS
 from pipeline.plots import PARAMETERS, STYLES, Line, Panel, Style, draw, draw_curve, lines, save_figure
@@ -112,18 +112,12 @@ def test_panels_stand_in_rows_and_a_figure_is_saved_whole(tmp_path):
 
 
 def test_what_two_runs_logged_is_averaged_around_each_step_and_drawn(tmp_path, monkeypatch):
-    monkeypatch.setattr(make_weights, "ROOT", tmp_path)
-    for run in ("topr", "naive", "results"):
-        (tmp_path / run / "iteration-1").mkdir(parents=True)
-        steps = [dict.fromkeys(make_weights.SHOWN, 0.5) | {"step": n, "grad_norm": n} for n in range(1, 513)]
-        for step in steps[8::2]:  # 9, 11, ... had few negatives
-            del step["weight_neg_q50"]
-            step["weight_neg_q05"] = 0.0
-        (tmp_path / run / "iteration-1" / "metrics.jsonl").write_text("".join(f"{json.dumps(s)}\n" for s in steps))
-    make_weights.main([str(tmp_path / "topr"), str(tmp_path / "naive")])
-    runs = json.loads((tmp_path / "results" / "weights.json").read_text())["runs"]
-    at_10 = {name: values[make_weights.AT.index(10)] for name, values in runs["TOPR"].items()}
-    expected = {"grad_norm": 10, "weight_neg_q50": 0.5, "weight_neg_q05": 0.3}  # steps 8 to 12, of which 9 and 11
-    assert {name: at_10[name] for name in expected} == expected
-    assert make_weights.table(runs).rows[-1][1:] == ["10", "10", "102", "102"]  # steps 80 to 125
-    assert len(draw(make_weights.panels(runs)).axes) == 4
+    monkeypatch.setattr(make_tables, "RESULTS", tmp_path)
+    logged = [dict.fromkeys(make_tables.LOGGED, 0.5) | {"step": n, "grad_norm": n} for n in range(1, 513)]
+    logged[9].pop("weight_neg_q50")  # step 10 has no negative
+    (tmp_path / "iteration-1").mkdir()
+    (tmp_path / "iteration-1" / "metrics.jsonl").write_text("".join(f"{json.dumps(step)}\n" for step in logged))
+    make_tables.measure_weights([tmp_path, tmp_path])
+    assert make_tables.weights().rows[1][1:] == ["0.5"] * 4
+    assert make_tables.weights().rows[-1][1:] == ["10", "10", "102", "102"]  # steps 8 to 12, and 80 to 125
+    assert len(draw(make_tables.healthy_and_sick()).axes) == 4

@@ -17,8 +17,9 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from docs.make_tables import load  # noqa: E402
+from docs.make_tables import RESULTS, load  # noqa: E402
 from paper.experiments import VARIANTS  # noqa: E402
+from paper.map import PLACES, Map, read_lines  # noqa: E402
 from pipeline.plots import STYLES  # noqa: E402
 from pipeline.report import Estimate  # noqa: E402
 from topr import PRESETS, importance_weight  # noqa: E402
@@ -36,7 +37,11 @@ def data() -> dict[str, Any]:
     return {
         "page": {name: page[name] for name in ("seen", "curves", "questions", "completions")},
         "fig5": of_shares(),
-        "variants": {name.strip("`"): correct for name, correct, *_ in load("variants")["tables"]["weights"]["rows"]},
+        "compared": {
+            method: load("methods")[f"python train_gsm8k.py --method {method}"]["iterations"][0]["curve"]
+            for method in ("sft", "tis")
+        },
+        "variants": load("variants")["tables"]["weights"]["rows"],
         "styles": styles,
     }
 
@@ -49,7 +54,7 @@ def of_shares() -> dict[str, Any]:
 
 def numbers() -> dict[str, str]:
     """The numbers in the page's text, under the names that the template has for them."""
-    page, laptop, fig5, variants = (load(name) for name in ("page", "laptop", "fig5", "variants"))
+    page, laptop, fig1, fig5, variants = (load(name) for name in ("page", "laptop", "fig1", "fig5", "variants"))
     curve = {method: [100 * share for share in page["curves"][method]["correct"]] for method in ("topr", "reinforce")}
     right, wrong = (example["log_ratio"] for example in page["completions"])
     ends = {f"{method}_correct": sum(points[-1]) for method, points in right.items()}
@@ -61,6 +66,9 @@ def numbers() -> dict[str, str]:
         for of in (10, 50)  # % of positives in the set
     }
     drawn = laptop["iterations"][0]["dataset"]["drawn"]
+    of_map = Map(read_lines(RESULTS / "map_runs.jsonl"))
+    gains = [gain for place in PLACES if (gain := of_map.of(place, "topr-70"))]
+    ahead = [100 * gain.mean for gain in gains if gain.mean > gain.half_width]
     return {
         "samples": f"{drawn['samples']:,}",
         "problems": f"{drawn['problems']:,}",
@@ -68,6 +76,9 @@ def numbers() -> dict[str, str]:
         "test_problems": f"{laptop['before']['questions']:,}",
         "before": f"{curve['topr'][0]:.1f}",
         "topr_end": f"{curve['topr'][-1]:.1f}",
+        **{f"{name}_end": f"{100 * curve[-1]['correct']:.1f}" for name, curve in data()["compared"].items()},
+        **{f"fig1 {what}": Estimate(**of).text(100) for what, of in fig1["shares"].items()},
+        "map": f"{len(ahead)} of {len(gains)} of these, by {min(ahead):.1f} to {max(ahead):.1f} points",
         "reinforce_peak": f"{max(curve['reinforce']):.1f}",
         "reinforce_end": f"{curve['reinforce'][-1]:.1f}",
         "reinforce_invalid": f"{100 * page['curves']['reinforce']['invalid'][-1]:.0f}",
@@ -81,7 +92,7 @@ def numbers() -> dict[str, str]:
         "share_seeds": str(len(fig5["seeds"])),
         "variant_seeds": str(len(variants["seeds"])),
         **{f"{name}_command": load(name)["command"] for name in ("page", "fig5", "variants")},
-        **{name: f"{value:g}" for name, value in page["settings"].items() if name != "problems"},
+        **{name: f"{value:g}".replace("e-0", "e-") for name, value in page["settings"].items() if name != "problems"},
         **page["versions"],
     }
 
@@ -108,7 +119,7 @@ def made() -> str:
     as_script = json.dumps(content, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     parts["data"] = f"const STYLES = {styles};\nconst DATA = {as_script};"
     template = parts.pop("template.html")
-    return re.sub(r"\{\{([\w.]+)\}\}", lambda match: parts[match[1]], template) + "\n"
+    return re.sub(r"\{\{(.+?)\}\}", lambda match: parts[match[1]], template) + "\n"
 
 
 if __name__ == "__main__":

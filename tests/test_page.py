@@ -21,6 +21,11 @@ from pipeline.settings import Settings
 
 PAGE, FIG5 = load("page"), make_page.of_shares()
 CURVES, [_, WRONG] = PAGE["curves"], PAGE["completions"]
+ADDRESS = make_page.PAGE.as_uri()
+CORRECT = {  # along the default run with each method
+    command.removeprefix("python train_gsm8k.py"): [point["correct"] for point in run["iterations"][0]["curve"]]
+    for command, run in load("methods").items()
+}
 
 
 # ---- without a browser --------------------------------------------------------------------------------------------
@@ -39,6 +44,14 @@ def test_the_results_say_what_its_text_says():
     assert topr_s[-1] == pytest.approx(load("laptop")["iterations"][0]["after"]["correct"], abs=1e-5)
     assert topr_s[-1] > topr_s[0] < max(naive)
     assert naive[-1] < naive[0]
+    outcomes = [[completions[-1][1] for completions in one["completions"].values()] for one in PAGE["questions"]]
+    assert outcomes == [["incorrect", "invalid"]] + 4 * [["correct", "invalid"]]
+    topr_by_seed = [CORRECT[options][-1] for options in ("", " --seed 1", " --seed 2")]
+    others = [CORRECT[" --method sft"][-1], CORRECT[" --method tis"][-1]]
+    assert max(abs(other - topr_s[-1]) for other in others) < max(topr_by_seed) - min(topr_by_seed)
+    ahead = load("fig1")["shares"]["TOPR - naive REINFORCE, lr 3e-5"]
+    assert 0 < min(ahead["each"]) < ahead["mean"] < ahead["half_width"]
+    assert make_page.numbers()["map"] == "11 of 14 of these, by 0.8 to 5.4 points"  # as in results/README.md
     for curve in FIG5["accuracy"].values():  # part 5
         assert FIG5["p_tilde"][curve["mean"].index(max(curve["mean"]))] > 0.2
         assert curve["mean"][0] < max(curve["mean"]) - 0.05
@@ -94,12 +107,12 @@ def open_page(browser):
     """Opens the page; at the end, nothing may have gone to the console or to another host."""
     faults = []
 
-    def open_it(width=1280, **options):
+    def open_it(width=1280, setting="", **options):
         page = browser.new_page(viewport={"width": width, "height": 800}, **options)
         page.on("console", lambda message: faults.append(f"console: {message.text}"))
         page.on("pageerror", lambda error: faults.append(f"error: {error}"))
-        page.on("request", lambda request: request.url == make_page.PAGE.as_uri() or faults.append(request.url))
-        page.goto(make_page.PAGE.as_uri())
+        page.on("request", lambda request: request.url.split("#")[0] == ADDRESS or faults.append(request.url))
+        page.goto(ADDRESS + setting)
         return page
 
     yield open_it
@@ -161,7 +174,7 @@ def test_the_arithmetic_is_python_s(open_page):
 SHOWN = """async ([part, controls, clicks]) => {
   const all = (what) => [...document.getElementById(part).querySelectorAll(what)];
   for (const [id, value] of Object.entries(controls)) {
-    document.getElementById(id).value = value;
+    document.getElementById(id)[value === true ? "checked" : "value"] = value;
     document.getElementById(id).dispatchEvent(new Event("input", {bubbles: true}));
   }
   for (let i = 0; i < clicks; i++) document.getElementById("bandit-step").click();
@@ -184,36 +197,52 @@ OF_TOKENS = [math.fsum(values) for values in WRONG["log_ratio"]["reinforce"]]
 TWO = bandit.Bandit(tensor([0.1, 0.3, 0.4, 0.2]), tensor([1.0, 1.0, -1.0, -1.0]))  # the page's first case
 PATH = bandit.ascend(TWO.mu.log(), TWO, topr.PRESETS["topr"], lr=0.1, steps=3)
 PARTS = {  # controls of each part, and some numbers that it then shows
-    "collapse": ({"collapse-at": AT, "collapse-question": 0}, {name: CURVES[name]["correct"][AT] for name in CURVES}),
+    "collapse": (
+        {"collapse-at": AT, "collapse-question": 0, "collapse-tis": True},
+        {name: CURVES[name]["correct"][AT] for name in CURVES} | {"tis": CORRECT[" --method tis"][1]},
+    ),
     "loss": ({"loss-pos": -3, "loss-neg": -2}, {"weight_pos_tis": math.exp(-3), "push_neg_topr": -math.exp(-2)}),
     "bounds": (
         {"a_pos": 0.5, "a_neg": 0.2, "b_neg": 0.8, "bounds-ratio": -1},
         {"weight_pos": 0.5, "slope_neg": -math.exp(-1)},
     ),
-    "bandit": ({"bandit-lr": -1}, {"objective_1": bandit.objective(PATH[-1], TWO).item(), "bound_1": 1, "step": 3}),
-    "baseline": ({"baseline-c": -0.8, "baseline-p": 0.1}, {"p_tilde": 0.5, "reward_right": 1.8, "hard": 0.36}),
+    "bandit": (
+        {"bandit-lr": -1, "bandit-speed": 1},
+        {"objective_1": bandit.objective(PATH[-1], TWO).item(), "step": 3},
+    ),
+    "baseline": ({"baseline-c": 0.8, "baseline-p": 0.5}, {"p_tilde": 0.1, "reward_right": 0.2, "hard": 1.64}),
     "tokens": ({"tokens-at": 2}, {"log_ratio_wrong_reinforce": OF_TOKENS[2], "weight_wrong_reinforce": 1}),
     "variants": ({"variants-at": AT, "variants-run": "reinforce"}, {"topr": math.exp(OF_TOKENS[AT])}),
 }
 LINES = {  # of each part: a chart, a label, and its values
-    "collapse": ("collapse-curve TOPR", [100 * share for share in CURVES["topr"]["correct"]]),
+    "collapse": ("collapse-curve TIS", [100 * share for share in CORRECT[" --method tis"][:2]]),
     "loss": ("loss-chart-neg REINFORCE", [1.0] * 317),
     "bounds": ("bounds-weight negative", [min(max(math.exp(-6 + i / 20), 0.2), 0.8) for i in range(161)]),
     "bandit": ("bandit-z-1 arm 3 (−1)", PATH[:, 2].tolist()),
-    "baseline": ("baseline-accuracy 50 % positive", [100 * x for x in FIG5["accuracy"]["50% positive"]["mean"]]),
-    "tokens": ("tokens-chart-1 REINFORCE", OF_TOKENS),
-    "variants": ("variants-chart paper", [min(math.exp(total), 1) for total in OF_TOKENS]),
+    "baseline": ("baseline-accuracy 50 % positive", [100 * x for x in FIG5["accuracy"]["50% positive"]["mean"][1:4]]),
+    "tokens": ("tokens-chart-1 REINFORCE", OF_TOKENS[:3]),
+    "variants": ("variants-chart paper", [min(math.exp(total), 1) for total in OF_TOKENS[: AT + 1]]),
 }
 
 
 @SLOW
-def test_a_part_shows_what_its_controls_ask_for(open_page):
-    page, [question, *_] = open_page(), PAGE["questions"]
+def test_a_part_asks_then_shows_what_its_controls_ask_for_and_its_link_restores_them(open_page):
+    page, [question, *_] = open_page(setting="#collapse?collapse-question=9&reward-0=x&no=1"), PAGE["questions"]
+    assert page.locator("#collapse-question").input_value() == "1"  # the first that TOPR gets right in the end
+    known = {"bounds-taper", "bounds-weight", "baseline-question"}  # charts that do not answer their question
     for part, (controls, values) in PARTS.items():
-        found, lines = shown(page, part, controls, clicks=3 * (part == "bandit"))
+        answers, clicks = page.locator(f"#{part} .answer"), 3 * (part == "bandit")
+        _, lines = shown(page, part, {})
+        assert {name.split()[0] for name, line in lines.items() if len(set(line["x"])) > 1} <= known
+        assert answers.filter(visible=True).count() == 0 < answers.count()
+        found, lines = shown(page, part, controls, clicks)
+        assert answers.filter(visible=True).count() == answers.count()
         assert {name: found[name] for name in values} == near(values), part
         label, line = LINES[part]
         assert lines[label]["y"] == near(line), label
+        other = open_page(setting=page.locator(f"#{part} > .hint a").last.get_attribute("href"))
+        assert shown(other, part, {}, clicks) == (found, lines)
+        assert other.evaluate("scrollY") > 0
     assert page.locator("#collapse-asked").text_content() == question["question"]
     for method, completions in question["completions"].items():
         assert page.locator(f"#collapse-text-{method}").text_content() == (completions[AT][0].strip() or "(nothing)")
@@ -222,8 +251,9 @@ def test_a_part_shows_what_its_controls_ask_for(open_page):
     assert "the bounds of SFT. Negatives are not used." in page.locator("#bounds-says").text_content()
     says = page.evaluate("Object.values(PRESETS).map(facts)")
     assert ["no upper bound" in text for text in says] == [limits.a_neg > 0 for limits in topr.PRESETS.values()]
-    texts = page.evaluate("[0, 0.0498, -2, 1234, 3.5e-5, -Infinity].map((x) => readable(x))")
-    assert texts == ["0", "0.0498", "−2.00", "1230", "3.50\u00a0×\u00a010⁻⁵", "−∞"]
+    texts = page.evaluate("[0, 0.0498, -2, -1234, 460000, 3.5e-5, -Infinity].map((x) => readable(x))")
+    assert texts == ["0", "0.0498", "−2.00", "−1,230", "460,000", "3.50 × 10⁻⁵", "−∞"]
+    assert page.evaluate("[1234.5678, 0.12345].map(plain)") == ["1,234.57", "0.12345"]
 
 
 @SLOW
@@ -248,11 +278,18 @@ def test_nothing_is_wider_than_the_screen_and_a_screen_reader_finds_names_contra
     from axe_playwright_python.sync_playwright import Axe
 
     page = open_page(width)
+    far = {"collapse-at": 16, "loss-pos": -14, "loss-neg": -14, "bandit-speed": 1000, "variants-at": 16}
+    shown(page, "bandit", far, clicks=1)  # so that numbers are long
     page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     beyond = """() => [...document.querySelectorAll("main *")].filter((e) => !e.closest("pre")
         && e.getBoundingClientRect().right > innerWidth + 1).map((e) => e.outerHTML.slice(0, 80))"""
     assert page.evaluate(beyond) == []
+    code = page.locator(".code code").evaluate_all("all => all.map((e) => parseFloat(getComputedStyle(e).fontSize))")
+    assert min(code) >= 14
+    assert "… and so on" in page.locator("#collapse-text-reinforce").text_content()
+    lines = "e => new Set([...e.getClientRects()].map((line) => line.top)).size"
+    assert page.locator("#collapse-text-reinforce").evaluate(lines) in (2, 3)
     assert Axe().run(page).response["violations"] == []
 
 
@@ -294,7 +331,7 @@ def test_the_bandit_plays_and_where_motion_is_not_wanted_jumps(open_page):
     page = open_page(reduced_motion="reduce")
     page.get_by_role("button", name="Play").click()
     page.evaluate(DRAWN)
-    assert page.evaluate(step) == 100
+    assert page.evaluate(step) == 1000
     assert page.locator("#bandit-play").text_content() == "Play"
     assert page.evaluate("getComputedStyle(document.documentElement).scrollBehavior") == "auto"
 
@@ -311,6 +348,8 @@ def test_on_paper_every_answer_is_open_and_there_is_only_what_can_be_read_there(
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert controls.filter(visible=True).count() == page.locator("details:not([open])").count() == 0
     assert step.get_attribute("data-value") == "300"
+    assert {len(line["x"]) for line in shown(page, "collapse", {})[1].values()} == {len(PAGE["seen"])}
+    assert page.locator(".answer").filter(visible=True).count() == page.locator(".answer").count()
     looks = {
         "figure, .strip, table, pre, h2": ("breakInside", "avoid"),  # none is on two sheets
         ".strip li": ("printColorAdjust", "exact"),  # what its colour says is printed
@@ -324,3 +363,4 @@ def test_on_paper_every_answer_is_open_and_there_is_only_what_can_be_read_there(
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.locator("details[open]").count() == 0
     assert step.get_attribute("data-value") == "0"
+    assert {len(line["x"]) for line in shown(page, "collapse", {})[1].values()} == {1}

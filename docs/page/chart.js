@@ -9,18 +9,19 @@ const between = (low, high, count) => range(count).map((i) => low + ((high - low
 const SUPERSCRIPT = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
 const power_of_ten = (exponent) => `10${[...String(exponent)].map((sign) => SUPERSCRIPT[sign]).join("")}`;
 const with_minus = (text) => String(text).replace(/^-/, "−");
-const plain = (x) => with_minus(Number(x.toPrecision(6)));
+const grouped = (text) => text.replace(/^-?\d{4,}/, (whole) => Number(whole).toLocaleString("en")); // 460,000
+const plain = (x) => with_minus(grouped(String(Number(x.toPrecision(6)))));
 
 // With so many significant digits: 0.0498, 3.50 × 10⁻⁵, −∞
 function readable(x, digits = 3) {
   if (!Number.isFinite(x)) return Number.isNaN(x) ? "–" : x > 0 ? "∞" : "−∞";
   if (x !== 0 && (Math.abs(x) < 1e-3 || Math.abs(x) >= 1e6)) {
     const [factor, exponent] = x.toExponential(digits - 1).split("e");
-    return with_minus(`${factor}\u00a0×\u00a0${power_of_ten(Number(exponent))}`);
+    return with_minus(`${factor} × ${power_of_ten(Number(exponent))}`);
   }
   const rounded = Number(x.toPrecision(digits));
   const decimals = rounded === 0 ? 0 : clamp(digits - 1 - Math.floor(Math.log10(Math.abs(rounded))), 0, digits + 2);
-  return with_minus(rounded.toFixed(decimals));
+  return with_minus(grouped(rounded.toFixed(decimals)));
 }
 
 // ---- elements of a chart -------------------------------------------------------------------------------------------
@@ -71,16 +72,17 @@ function joined(lines) {
 
 // Moves labels, {wanted, height}, apart between top and bottom, in the order of their lines' ends.
 function spread(labels, top, bottom) {
+  const gap = labels.some((label) => label.height > ROW) ? 5 : 0; // of a label of two lines it shows where it ends
   labels.sort((one, other) => one.wanted - other.wanted);
   let free = top;
   for (const label of labels) {
     label.y = Math.max(label.wanted - label.height / 2, free);
-    free = label.y + label.height;
+    free = label.y + label.height + gap;
   }
   let limit = bottom;
   for (const label of [...labels].reverse()) {
     label.y = Math.min(label.y, limit - label.height);
-    limit = label.y;
+    limit = label.y - gap;
   }
 }
 
@@ -94,18 +96,19 @@ const ROW = 15; // pixels of a label
 // Draws into the element `place`, at its width. spec has
 //   says    what a screen reader reads
 //   x, y    axes {label, low, high, scale, ticks, told}; told: value -> text
-//   lines   [{label, x, y, style, half_width, wide, apart, points}]
+//   lines   [{label, x, y, style, half_width, wide, apart, points, beside}]; beside: the y of its label, usually its end's
 //   marks   x values with a vertical line; dots [{x, y, style}]; rules [{y, label}]; bands [{from, to, label}]
 //   drag    the range input that a pointer on the chart moves, to value_at(x)
 // The element keeps its lines' numbers in `place.lines`.
 function chart(place, spec) {
-  place.lines = Object.fromEntries(spec.lines.map(({ label, x, y }) => [label, { x, y }]));
-  const lines = joined(spec.lines);
+  const begun = spec.lines.filter((line) => line.x.length); // a line without points is not drawn
+  place.lines = Object.fromEntries(begun.map(({ label, x, y }) => [label, { x, y }]));
+  const lines = joined(begun);
   const { rules = [], marks = [], dots = [], bands = [] } = spec;
   const names = [...lines.flatMap((line) => line.labels), ...rules.map((rule) => rule.label)].filter(Boolean);
   const width = Math.max(place.clientWidth, 260);
   const height = spec.height ?? 250;
-  const [left, top, bottom] = [48, 28, height - 40];
+  const [left, top, bottom] = [52, 28, height - 40];
   const right = width - (names.length ? 32 + Math.max(...names.map(width_of)) : 12);
   const x = scale_of(spec.x, left, right);
   const y = scale_of(spec.y, bottom, top);
@@ -132,7 +135,7 @@ function chart(place, spec) {
   const labels = [];
   for (const rule of rules) {
     parts.push(path("rule", `M${left} ${y(rule.y)}H${right}`));
-    labels.push({ names: [rule.label], wanted: y(rule.y), height: ROW });
+    labels.push({ names: [rule.label], is_beside: true, wanted: y(rule.y), height: ROW });
   }
   for (const line of lines) {
     const { colour, dashes } = STYLES[line.style];
@@ -149,8 +152,9 @@ function chart(place, spec) {
       parts.push(...line.x.map((at, i) => tag("circle", { cx: x(at), cy: y(line.y[i]), r: 3.5, fill: colour })));
     }
     if (line.label) {
-      const wanted = clamp(y(line.y[line.y.length - 1]), top, bottom);
-      labels.push({ names: line.labels, look, wanted, height: ROW * line.labels.length });
+      const wanted = clamp(y(line.beside ?? line.y[line.y.length - 1]), top, bottom);
+      const is_beside = line.beside === undefined && x(line.x[line.x.length - 1]) > right - 1;
+      labels.push({ names: line.labels, look, is_beside, wanted, height: ROW * line.labels.length });
     }
   }
   for (const dot of dots) {
@@ -159,8 +163,8 @@ function chart(place, spec) {
     parts.push(tag("circle", { class: "dot", cx: x(dot.x), cy, r: 5, stroke: STYLES[dot.style].colour }));
   }
   spread(labels, top - 8, bottom + 8);
-  for (const { names: shown, look, y: above, height: tall, wanted } of labels) {
-    parts.push(path("leader", `M${right} ${wanted}L${right + 6} ${above + tall / 2}`));
+  for (const { names: shown, look, is_beside, y: above, height: tall, wanted } of labels) {
+    if (is_beside) parts.push(path("leader", `M${right} ${wanted}L${right + 6} ${above + tall / 2}`));
     if (look) parts.push(path("line", `M${right + 6} ${above + tall / 2}h18`, look));
     parts.push(...shown.map((name, i) => text(name, right + (look ? 28 : 8), above + 11.5 + ROW * i)));
   }

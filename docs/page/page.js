@@ -1,5 +1,6 @@
 "use strict";
 // The seven parts. Each reads its controls, computes with topr.js, and shows numbers and charts. DATA has the results.
+// A part asks before it shows: a curve is drawn as far as a control was moved, and an answer appears after that.
 
 const NAMES = { topr: "TOPR", reinforce: "REINFORCE", sft: "SFT", tis: "TIS", off_policy: "plain IS", ppo: "PPO" };
 const SIGNS = [["pos", "positive", 1], ["neg", "negative", -1]];
@@ -41,21 +42,64 @@ const row = (head, names) =>
 const option = (value, name) => `<option value="${value}">${escaped(name)}</option>`;
 
 // The part is drawn now, and once a frame after inputs in it or when its width changes. Returns what asks for that.
+// Its answers appear once it was moved. At its end is a link that restores what its controls stand at.
 const redraws = [];
-function on_input(part, draw) {
+function on_input(part, draw, is_moved = () => true) {
+  const title = at(part).querySelector("h2 span").textContent;
+  at(part).insertAdjacentHTML("beforeend", `<p class="hint"><a>Link to this setting of ${title}</a></p>`);
+  const link = at(part).querySelector(".hint:last-child a");
   let is_due = false;
+  function now() {
+    is_due = false;
+    draw();
+    link.href = `#${part}?${new URLSearchParams(controls_of(part).map((one) => [one.id, setting_of(one)]))}`;
+  }
   function soon() {
+    if (is_moved()) at(part).classList.remove("asks");
     if (is_due) return;
     is_due = true;
-    requestAnimationFrame(() => {
-      is_due = false;
-      draw();
-    });
+    requestAnimationFrame(now);
   }
+  at(part).classList.add("asks");
   at(part).addEventListener("input", soon);
   redraws.push(draw);
-  draw();
+  now();
   return soon;
+}
+
+const controls_of = (part) => [...at(part).querySelectorAll("input, select")];
+const setting_of = (control) => (control.type === "checkbox" ? String(Number(control.checked)) : control.value);
+
+// Sets the controls of a part as its link says, and goes there. What a control cannot be set to leaves it as it is.
+function restore() {
+  const [part, settings] = location.hash.slice(1).split("?");
+  if (!settings || !at(part)) return;
+  for (const [id, value] of new URLSearchParams(settings)) {
+    const control = controls_of(part).find((one) => one.id === id);
+    if (!control) continue;
+    const was = setting_of(control);
+    if (control.type === "checkbox") control.checked = value === "1";
+    else control.value = value;
+    if (setting_of(control) === "") control.value = was;
+    if (setting_of(control) !== was) control.dispatchEvent(new Event("input", { bubbles: true }));
+  }
+  at(part).scrollIntoView({ behavior: "instant" });
+}
+
+// On paper nothing can be moved: begin shows what moving would, end takes it back.
+function on_paper(begin, end) {
+  addEventListener("beforeprint", begin);
+  addEventListener("afterprint", end);
+}
+
+// The range that a value has been moved over so far, at each value; on paper all of it.
+function moved_over(whole) {
+  let [range_moved, is_on_paper] = [[Infinity, -Infinity], false];
+  on_paper(() => (is_on_paper = true), () => (is_on_paper = false));
+  return (value) => {
+    range_moved = [Math.min(range_moved[0], value), Math.max(range_moved[1], value)];
+    return is_on_paper ? whole : range_moved;
+  };
 }
 
 // ---- charts along training -----------------------------------------------------------------------------------------
@@ -64,16 +108,23 @@ const SEEN = DATA.page.seen; // completions trained on, at each point where the 
 
 function over_training(id) {
   const slider = at(id);
-  slider.max = slider.value = SEEN.length - 1;
+  slider.max = SEEN.length - 1;
+  slider.value = 0;
+  let was = "0";
+  on_paper(() => {
+    was = slider.value;
+    if (was === "0") slider.value = slider.max;
+  }, () => (slider.value = was));
   return slider;
 }
 
-// What the charts of a part share: its slider's point is marked, and a pointer moves it.
+// What the charts of a part share: lines end at its slider's point, which is marked, and a pointer moves it.
 function at_point(slider, lines) {
   const now = number_of(slider);
+  const so_far = (values) => values?.slice(0, now + 1);
   return {
     x: { label: "completions trained on", low: 0, high: SEEN[SEEN.length - 1], told: FORMS.count },
-    lines,
+    lines: lines.map((line) => ({ ...line, x: so_far(line.x), y: so_far(line.y), half_width: so_far(line.half_width) })),
     marks: [SEEN[now]],
     dots: lines.map(({ style, y }) => ({ x: SEEN[now], y: y[now], style })),
     drag: slider,
@@ -88,11 +139,20 @@ const POWERS = { scale: "log", ticks: [1e-6, 1e-4, 1e-2, 1],
 
 // ---- 1. the collapse -----------------------------------------------------------------------------------------------
 
+const LONGEST = 200; // characters of a completion; of a longer one, which repeats itself, 75 are shown: three lines
+
+function cut(completion) {
+  if (completion.length <= LONGEST) return completion || "(nothing)";
+  return `${completion.slice(0, completion.lastIndexOf(" ", 75))} … and so on`;
+}
+
 function collapse() {
   const { curves, questions } = DATA.page;
   const [slider, select] = [over_training("collapse-at"), at("collapse-question")];
   const methods = Object.keys(curves);
+  const compared = Object.keys(DATA.compared);
   select.innerHTML = questions.map(({ question }, i) => option(i, question)).join("");
+  select.value = questions.findIndex(({ completions: { topr } }) => topr[topr.length - 1][1] === "correct");
   on_input("collapse", () => {
     const now = number_of(slider);
     told(slider, SEEN[now], "count");
@@ -101,17 +161,29 @@ function collapse() {
       ...of_method(method, curves[method].correct.map((share) => 100 * share)),
       half_width: curves[method].se.map((se) => 200 * se),
     }));
+    const also = compared.filter((method) => at(`collapse-${method}`).checked).map((method) => {
+      const so_far = DATA.compared[method].filter((point) => point.samples_seen <= SEEN[now]);
+      const half_width = so_far.map((point) => 200 * point["pass@1"].se);
+      const line = of_method(method, so_far.map((point) => 100 * point.correct));
+      return { ...line, x: so_far.map((point) => point.samples_seen), half_width, points: true };
+    });
+    at("collapse-also").innerHTML = also.map(({ label, style, x }) =>
+      ` ${label} was last measured after ${FORMS.count(x[x.length - 1])} completions: <b data-name="${style}"
+        data-as="percent"></b>.`).join("");
+    put("collapse", Object.fromEntries(also.map(({ style, y }) => [style, y[y.length - 1] / 100])));
+    const both = at_point(slider, lines);
     chart(at("collapse-curve"), {
       says: "Share of right answers along the training of TOPR and of naive REINFORCE",
       y: { label: "right answers (%)", ...PERCENT },
-      ...at_point(slider, lines),
+      ...both,
+      lines: [...both.lines, ...also],
     });
     const { question, gold, completions } = questions[select.value];
     at("collapse-asked").textContent = question;
     for (const method of methods) {
       const [written, outcome] = completions[method][now];
       at(`collapse-grade-${method}`).textContent = `${outcome} (the answer is ${gold})`;
-      at(`collapse-text-${method}`).textContent = written.trim() || "(nothing)";
+      at(`collapse-text-${method}`).textContent = cut(written.trim());
     }
   });
 }
@@ -128,7 +200,8 @@ function weight_of(method, log_ratio, reward) {
 
 function loss() {
   const methods = Object.keys(NAMES);
-  const grid = between(Math.log(RATIO.low), Math.log(RATIO.high), 317);
+  const whole = [Math.log(RATIO.low), Math.log(RATIO.high)];
+  const moved = Object.fromEntries(SIGNS.map(([sign]) => [sign, moved_over(whole)]));
   const columns = ["weight_pos", "push_pos", "weight_neg", "push_neg"];
   at("loss-table").innerHTML = methods
     .map((method) => row(NAMES[method], columns.map((column) => `${column}_${method}`)))
@@ -138,6 +211,7 @@ function loss() {
       const slider = at(`loss-${sign}`);
       const log_ratio = number_of(slider);
       const ratio = Math.exp(log_ratio);
+      const grid = between(...moved[sign](log_ratio), 317);
       told(slider, log_ratio);
       put("loss", { [`ratio_${sign}`]: ratio, [`each_of_200_${sign}`]: 1 - Math.exp(log_ratio / 200) });
       for (const method of methods) {
@@ -151,6 +225,7 @@ function loss() {
         lines: methods.map((method) => ({
           ...of_method(method, grid.map((x) => weight_of(method, x, reward))),
           x: grid.map(Math.exp),
+          beside: weight_of(method, log_ratio, reward),
         })),
         marks: [ratio],
         dots: methods.map((style) => ({ x: ratio, y: weight_of(style, log_ratio, reward), style })),
@@ -265,6 +340,8 @@ const ARM_STYLES = ["p1", "p2", "p3", "p4", "p5", "limit"];
 const PANELS = [0, 1]; // two policies side by side
 const MOST_KEPT = 240; // points of a line; beyond, every other one is dropped
 
+const arm_name = (i, reward) => `arm ${i + 1} (${FORMS.signed(reward)})`;
+
 // What was typed in for an arm; a value that is missing or no number counts as the usual one.
 function arm_value(what, i) {
   const { low, high, usual } = ARM_INPUTS[what];
@@ -314,7 +391,7 @@ function draw_panel(panel, { bandit, step, steps, z: now, paths }, method) {
   const shared = { x: { label: "steps", low: 0, high: Math.max(step, 10), told: FORMS.count }, height: 190 };
   const of_arms = (values, last) => ({
     lines: range(z.length).map((i) => ({
-      label: `arm ${i + 1} (${FORMS.signed(bandit.reward[i])})`,
+      label: arm_name(i, bandit.reward[i]),
       style: ARM_STYLES[i],
       apart: true,
       x: steps,
@@ -323,20 +400,20 @@ function draw_panel(panel, { bandit, step, steps, z: now, paths }, method) {
     dots: last.map((y, i) => ({ x: step, y, style: ARM_STYLES[i] })),
   });
   chart(at(`bandit-pi-${panel}`), {
-    says: `Probabilities of the arms along ${step} steps of ${NAMES[method]}`,
+    says: `Probabilities of the arms along ${FORMS.count(step)} steps of ${NAMES[method]}`,
     ...shared,
     ...of_arms(points.map(softmax), pi),
     y: { label: "π, log scale", ...POWERS, low: 1e-7, high: 1 },
   });
   const logits = points.flat();
   chart(at(`bandit-z-${panel}`), {
-    says: `Logits of the arms along ${step} steps of ${NAMES[method]}`,
+    says: `Logits of the arms along ${FORMS.count(step)} steps of ${NAMES[method]}`,
     ...shared,
     ...of_arms(points, z),
     y: { label: "logit", low: Math.min(-4, ...logits), high: Math.max(2, ...logits) },
   });
   chart(at(`bandit-objective-${panel}`), {
-    says: `Objective along ${step} steps of ${NAMES[method]}, and its bound`,
+    says: `Objective along ${FORMS.count(step)} steps of ${NAMES[method]}, and its bound`,
     ...shared,
     lines: [{ label: "J", style: method, wide: true, x: steps, y: objectives }],
     dots: [{ x: step, y: objective(z, bandit, limits), style: method }],
@@ -365,7 +442,7 @@ function bandit() {
     run = training({ mu, reward: of_arms.reward }, mu.map((share, i) => Math.log(share) + of_arms.start[i]));
     for (const panel of PANELS) {
       const names = (i) => ["pi", "z", "weight", "push"].map((what) => `${what}_${i}_${panel}`);
-      at(`bandit-table-${panel}`).innerHTML = mu.map((_, i) => row(i + 1, names(i))).join("");
+      at(`bandit-table-${panel}`).innerHTML = mu.map((_, i) => row(arm_name(i, run.bandit.reward[i]).replace("arm ", ""), names(i))).join("");
     }
   }
   function pause() {
@@ -401,7 +478,7 @@ function bandit() {
   });
   begin();
   restart();
-  const soon = on_input("bandit", draw);
+  const soon = on_input("bandit", draw, () => run.step > 0);
   play.onclick = () => {
     if (is_playing) return pause();
     if (matchMedia("(prefers-reduced-motion: reduce)").matches) {
@@ -412,6 +489,7 @@ function bandit() {
     play.textContent = "Pause";
     says.setAttribute("aria-live", "off");
     frame();
+    soon();
   };
   at("bandit-step").onclick = () => {
     pause();
@@ -424,13 +502,10 @@ function bandit() {
     soon();
   };
   let is_for_paper = false; // where nobody can press Play: the 300 steps that the text asks for
-  addEventListener("beforeprint", () => {
+  on_paper(() => {
     is_for_paper = run.step === 0;
     if (is_for_paper) learn(300 / number_of(speed));
-  });
-  addEventListener("afterprint", () => {
-    if (is_for_paper) restart();
-  });
+  }, () => is_for_paper && restart());
 }
 
 // ---- 5. the baseline -----------------------------------------------------------------------------------------------
@@ -438,10 +513,13 @@ function bandit() {
 function baseline() {
   const [of_c, of_p] = [at("baseline-c"), at("baseline-p")];
   const { p_tilde: tried, accuracy } = DATA.fig5;
-  const [baselines, shares] = [between(-1, 1, 81), between(0, 1, 11)];
+  const [moved_c, moved_share, shares] = [moved_over([-1, 1]), moved_over([0, 1]), between(0, 1, 11)];
   on_input("baseline", () => {
     const [c, p] = [number_of(of_c), number_of(of_p)];
     const p_tilde = effective_proportion(p, c);
+    const baselines = between(...moved_c(c), 81);
+    const [from, to] = moved_share(clamp(p_tilde, 0.01, 1));
+    const reached = (values) => values.filter((_, i) => tried[i] > from - 1e-9 && tried[i] < to + 1e-9);
     told(of_c, c);
     told(of_p, p, "percent");
     const [hard, easy] = [weight_by_difficulty(0.1, c), weight_by_difficulty(0.9, c)];
@@ -475,9 +553,9 @@ function baseline() {
         label: label.replace("% positive", " % positive"),
         style: ["p1", "p3"][i],
         points: true,
-        x: tried.map((share) => 100 * share),
-        y: y.map((share) => 100 * share),
-        half_width: half_width.map((one) => 100 * one),
+        x: reached(tried).map((share) => 100 * share),
+        y: reached(y).map((share) => 100 * share),
+        half_width: reached(half_width).map((one) => 100 * one),
       })),
       bands: [{ from: 10, to: 20, label: "paper's best" }],
       marks: [clamp(100 * p_tilde, 1, 100)],
@@ -559,8 +637,9 @@ function variants() {
   at("variants-table").innerHTML = names
     .map((name) => {
       const [title, meaning] = VARIANT_ROWS[name];
-      return `<tr><th scope="row">${title} <small>${meaning}</small></th><td data-name="${name}"></td>
-        <td>${DATA.variants[name]}</td></tr>`;
+      const [, at_one_rate, , , at_own_rate] = DATA.variants.find(([of]) => of === `\`${name}\``);
+      const accuracies = [at_one_rate, at_own_rate].map((share) => `<td class="answer">${share.replace(" %", "")}</td>`).join("");
+      return `<tr><th scope="row">${title} <small>${meaning}</small></th><td data-name="${name}"></td>${accuracies}</tr>`;
     })
     .join("");
   on_input("variants", () => {
@@ -587,6 +666,8 @@ function variants() {
 // ---- the page ------------------------------------------------------------------------------------------------------
 
 for (const part of [collapse, loss, bounds, bandit, baseline, tokens, variants]) part();
+restore();
+addEventListener("hashchange", restore);
 
 const redraw = () => redraws.forEach((draw) => draw());
 let width_drawn = innerWidth;
@@ -596,15 +677,14 @@ addEventListener("resize", () => {
 });
 
 // On paper every answer is open, and charts are drawn at the width of a sheet.
-addEventListener("beforeprint", () => {
+on_paper(() => {
   for (const answer of document.querySelectorAll("details")) {
     answer.dataset.was = answer.open;
     answer.open = true;
   }
   document.body.classList.add("on-paper");
   redraw();
-});
-addEventListener("afterprint", () => {
+}, () => {
   for (const answer of document.querySelectorAll("details")) answer.open = answer.dataset.was === "true";
   document.body.classList.remove("on-paper");
   redraw();

@@ -147,10 +147,8 @@ class Meter(MemTracker):
         self.collectives, self.sent, self.flops = Counter(), Counter(), 0.0
         self._mod_tracker = _Passes()
 
-    def _nothing(self, *_: object) -> None:
-        """In place of MemTracker's statistics of modules, which do not allow a layer to be called twice."""
-
-    _pre_fw_hook = _post_fw_hook = _pre_bw_hook = _post_bw_hook = _nothing
+    # In place of MemTracker's statistics of modules, which do not allow a layer to be called twice.
+    _pre_fw_hook = _post_fw_hook = _pre_bw_hook = _post_bw_hook = lambda *_: None
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001
         if func is aten._local_scalar_dense.default and getattr(args[0], "constant", 0) is None:

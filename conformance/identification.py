@@ -332,8 +332,7 @@ def _measured(pushed: Tensor, batch: LossInputs, rtol: float) -> Hypothesis | No
             return None
         if not torch.allclose(values, importance_weight(power * grid + shift, a, b), rtol=slack, atol=1e-6):
             return None
-    limits = Limits(*bounds[0], *bounds[1])
-    return Hypothesis(limits, power, stops_gradient=stops_gradient, offset=shift / power)
+    return Hypothesis(Limits(*bounds[0], *bounds[1]), power, stops_gradient=stops_gradient, offset=shift / power)
 
 
 def _fitted(log_ratio: Tensor, weight: Tensor, rtol: float) -> tuple[tuple[float, float], tuple[int, float, float]]:

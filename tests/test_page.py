@@ -249,7 +249,7 @@ def test_a_part_asks_then_shows_what_its_controls_ask_for_and_its_link_restores_
     says = page.evaluate("Object.values(PRESETS).map(facts)")
     assert ["no upper bound" in text for text in says] == [limits.a_neg > 0 for limits in topr.PRESETS.values()]
     texts = page.evaluate("[0, 0.0498, -2, -1234, 460000, 3.5e-5, -Infinity].map((x) => readable(x))")
-    assert texts == ["0", "0.0498", "−2.00", "−1,230", "460,000", "3.50 × 10⁻⁵", "−∞"]
+    assert texts == ["0", "0.0498", "−2.00", "−1,230", "460,000", "3.50\u00a0× 10⁻⁵", "−∞"]
     assert page.evaluate("[1234.5678, 0.12345].map(plain)") == ["1,234.57", "0.12345"]
 
 

@@ -17,7 +17,7 @@ function readable(x, digits = 3) {
   if (!Number.isFinite(x)) return Number.isNaN(x) ? "–" : x > 0 ? "∞" : "−∞";
   if (x !== 0 && (Math.abs(x) < 1e-3 || Math.abs(x) >= 1e6)) {
     const [factor, exponent] = x.toExponential(digits - 1).split("e");
-    return with_minus(`${factor} × ${power_of_ten(Number(exponent))}`);
+    return with_minus(`${factor}\u00a0× ${power_of_ten(Number(exponent))}`);
   }
   const rounded = Number(x.toPrecision(digits));
   const decimals = rounded === 0 ? 0 : clamp(digits - 1 - Math.floor(Math.log10(Math.abs(rounded))), 0, digits + 2);

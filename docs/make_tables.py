@@ -114,18 +114,24 @@ def judged(name: str) -> dict[str, str]:
     return {part: re.sub(r"{(.*?)}", lambda match: numbers[match[1]], text) for part, text in parts.items()}
 
 
-def claims(folder: str = "results/") -> Table:
-    """Every claim of the paper, one number and the verdict; folder: results/ as the page's links have it."""
+def claims() -> Table:
+    """Every claim of the paper, one number and the verdict."""
     rows, figures = [], (RESULTS / "figures.md").read_text(encoding="utf-8")
     for heading, name in re.findall(r"^## ((fig\d|table2):.*)$", figures, re.MULTILINE):
         of, called = judged(name), name.replace("fig", "Figure ").replace("table", "Table ")
-        rows.append([called, of["claim"], of["number"], f"[{of['verdict']}]({folder}figures.md#{anchor(heading)})"])
+        rows.append([called, of["claim"], of["number"], f"[{of['verdict']}](figures.md#{anchor(heading)})"])
     stated = [row for rows in load("bandit/claims")["claims"].values() for row in rows]
     counted = f"{sum(row['holds'] for row in stated)} of {len(stated)} statements hold"
-    docs = "docs/" if folder else "../docs/"
-    rows.append(["Analysis", "Propositions, Table 1, Appendices B and C", counted, f"[agrees]({docs}analysis.md)"])
+    rows.append(["Analysis", "Propositions, Table 1, Appendices B and C", counted, "[agrees](../docs/analysis.md)"])
     rows.append(["Figures 4, 6, 8", "on MATH, and with models of 8B and 70B", "needs GPUs", "not measured"])
     return Table(["", "the paper's claim", "one number", "verdict"], rows)
+
+
+def verdicts() -> Table:
+    """The same for the README, without the claims' words."""
+    rows = [[name, number, verdict.replace("](", "](results/")] for name, _, number, verdict in claims().rows]
+    rows[-2][-1] = "[agrees](docs/analysis.md)"
+    return Table(["", "one number", "verdict"], rows)
 
 
 def anchor(heading: str) -> str:
@@ -200,8 +206,8 @@ LOGGED = {  # in metrics.jsonl
     "weight_neg_q95": "weight of negatives, 95 % quantile",
     "weight_neg_q50": "weight of negatives, median",
     "weight_neg_q05": "weight of negatives, 5 % quantile",
-    "log_ratio_neg_q50": "log-ratio of negatives, median",
     "log_ratio_pos_q05": "log-ratio of positives, 5 % quantile",
+    "log_ratio_neg_q50": "log-ratio of negatives, median",
     "grad_norm": "gradient norm before clipping",
 }
 
@@ -220,7 +226,8 @@ def weights() -> Table:
     """What TOPR and naive REINFORCE log after 10 and 100 steps of the default run."""
     runs = load("weights")["runs"]
     cells = [(step, name) for step in (10, 100) for name in runs]
-    rows = [[text, *(f"{runs[name][of][AT.index(step)]:.3g}" for step, name in cells)] for of, text in LOGGED.items()]
+    shown = [*LOGGED.items()][1::2]
+    rows = [[text, *(f"{runs[name][of][AT.index(step)]:.3g}" for step, name in cells)] for of, text in shown]
     return Table(["metric", *(f"step {step}: {name}" for step, name in cells)], rows)
 
 
@@ -241,8 +248,8 @@ TABLES = {  # of a marker's name: what makes the table
     "iterations": lambda: to_table(load("iterations")),  # the run with Anna Karenina sampling
     "methods": methods,
     "verifier": lambda name: "\n\n".join(table.markdown() for table in tables_of_verifier(load(name))),
-    "claims": claims,
-    "findings": lambda: claims(""),
+    "claims": verdicts,
+    "findings": claims,
     "benchmark": benchmark,
     "stages": stages,
     "weights": weights,

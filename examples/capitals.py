@@ -1,6 +1,6 @@
 """An own task for a chat model: the capitals of countries. `make real-llm` trains SmolLM2-135M-Instruct on it.
 
-`python -m examples.capitals --model DIR --chat --max-new-tokens 12`; docs/own_task.md has what it came to.
+`python -m examples.capitals --model DIR --chat --max-new-tokens 12`; docs/rewards.md has what it came to.
 """
 
 import random

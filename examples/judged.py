@@ -1,4 +1,4 @@
-"""A task with a judge: a program that checks the steps of an answer, within a time limit. docs/own_task.md explains it.
+"""A task with a judge: a program that checks the steps of an answer, within a time limit. docs/rewards.md explains it.
 
 `python -m examples.judged`. The problems are those of sums.py; whether the answer is right does not count.
 """

@@ -118,6 +118,6 @@ def test_what_two_runs_logged_is_averaged_around_each_step_and_drawn(tmp_path, m
     (tmp_path / "iteration-1").mkdir()
     (tmp_path / "iteration-1" / "metrics.jsonl").write_text("".join(f"{json.dumps(step)}\n" for step in logged))
     make_tables.measure_weights([tmp_path, tmp_path])
-    assert make_tables.weights().rows[1][1:] == ["0.5"] * 4
+    assert make_tables.weights().rows[0][1:] == ["0.5"] * 4
     assert make_tables.weights().rows[-1][1:] == ["10", "10", "102", "102"]  # steps 8 to 12, and 80 to 125
     assert len(draw(make_tables.healthy_and_sick()).axes) == 4

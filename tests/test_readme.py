@@ -28,6 +28,11 @@ def test_the_readme_is_short():
     assert len(PAGES["README.md"].encode()) <= 16_000
 
 
+def test_what_a_newcomer_meets_is_short():
+    docs = [f"docs/{name}.md" for name in ("analysis", "in_your_trainer", "conformance", "own_task")]
+    assert sum(len(PAGES[name].split()) for name in ("README.md", "results/README.md", *docs)) <= 6_000
+
+
 def test_tables_are_those_of_the_results():
     for name, page in PAGES.items():
         assert renewed(page) == page, f"{name}: run python docs/make_tables.py"

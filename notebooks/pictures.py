@@ -1,7 +1,9 @@
-"""Pictures that one notebook each shows: tokens on the colour of their values, and a figure with sliders."""
+"""What notebooks show: curves, tokens on the colour of their values, sliders, and a guess beside what was measured."""
 
 import io
 from collections.abc import Callable, Sequence
+from itertools import cycle
+from typing import Any
 
 from IPython.display import display
 from ipywidgets import FloatSlider, Image, VBox
@@ -9,6 +11,27 @@ from matplotlib import colormaps
 from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
 from matplotlib.textpath import TextPath
+
+from pipeline.plots import Panel, draw, lines
+
+
+def plot(xlabel: str, ylabel: str, x: Any, panels: dict[str, dict], styles: str = "", **options: Any) -> Figure:
+    """A panel for each title, with a line for each label over the same x.
+
+    styles and options are those of `pipeline.plots`; panels may have styles of their own, with commas between them.
+
+    >>> plot("x", "y", [0, 1], {"squares": {"x²": [0, 1]}}).axes[0].get_title()
+    'squares'
+    """
+    drawn = zip(panels.items(), cycle(styles.split(",")))
+    return draw([Panel(title, xlabel, ylabel, lines(x, y, names), options) for (title, y), names in drawn])
+
+
+def reveal(guess: Any, measured: float) -> None:
+    """Print a guess beside what was measured. Raises ValueError as long as the guess is `...`."""
+    if guess is ...:
+        raise ValueError("type a number for my_guess in the cell above, run that cell, and then this one")
+    print(f"your guess: {guess:.3g}; measured: {measured:.3g}")
 
 
 def draw_tokens(strips: Sequence[tuple[str, Sequence[str], Sequence[float]]], furthest: float) -> Figure:

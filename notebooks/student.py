@@ -1,9 +1,10 @@
-"""The notebooks as a student gets them: without the answers of the exercises, and without outputs.
+"""The notebooks as a student gets them: without answers, outputs and the numbers that stand for a guess.
 
 make student                              # into student/
 python notebooks/student.py --out DIR     # another folder beside this one: they import from the one above
 """
 
+import re
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import nbformat
 import tyro
 
 HERE = Path(__file__).resolve().parent
-ANSWER = "<details><summary>Answer</summary>"
+ANSWER = "<details><summary>"
 
 
 def main(out: Path = HERE.parent / "student") -> None:
@@ -29,6 +30,7 @@ def main(out: Path = HERE.parent / "student") -> None:
         for cell in notebook.cells:
             if cell.cell_type == "code":
                 cell.outputs, cell.execution_count = [], None
+                cell.source = re.sub(r"^my_guess = \S+", "my_guess = ...", cell.source)
         notebook.metadata.pop("widgets", None)
         nbformat.write(notebook, out / path.name)
     print(out)

@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from decimal import Decimal
 from textwrap import indent
 
@@ -12,6 +14,7 @@ from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_notebook
 from student import ANSWER, main
 
+ALONE = "00_build_topr"
 NAMES = sorted(path.stem for path in HERE.glob("*.ipynb"))
 
 # What the notebook tools themselves warn of is not ours to mend.
@@ -83,7 +86,10 @@ def test_the_committed_notebook_is_one_clean_run_of_short_cells_that_define_only
     outputs = [output for cell in cells for output in cell.outputs]
     assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
     pictures = sum("image/png" in output.get("data", {}) for output in outputs)
-    assert pictures >= 3 or name == "06_build_topr"  # which imports torch alone, and draws with characters
+    assert pictures >= 3 or name == ALONE  # which draws with characters
+    tags = [tag for cell in cells for tag in cell.metadata.get("tags", [])]
+    assert tags.count("open") == 1
+    assert tags.count("guess") == sum("reveal(my_guess, " in cell.source for cell in cells) >= 2
     assert all(len(cell.source.splitlines()) <= 22 for cell in cells)
     assert notebook.cells[0].source.startswith(f"# {name[1]}. ")
     nodes = [node for cell in cells for node in ast.walk(python_of(cell))]
@@ -91,7 +97,7 @@ def test_the_committed_notebook_is_one_clean_run_of_short_cells_that_define_only
     assert {function[:3] for function in defined} == {"my_"}
 
 
-SAME_EVERYWHERE = ("01_taper", "02_bandit", "05_check_your_framework", "06_build_topr")  # others sample
+SAME_EVERYWHERE = (ALONE, "01_taper", "02_bandit", "05_check_your_framework")  # others sample
 
 
 @pytest.mark.parametrize("name", [NAMES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])])
@@ -114,6 +120,21 @@ def test_it_runs_and_its_exercises_tell_right_from_wrong(name):
                     assert one == other or is_alike(one, other), f"{one}\nis committed, and now it is\n{other}"
 
 
+def test_the_first_lesson_runs_in_a_file_of_its_own_where_only_torch_is(tmp_path):
+    source = "\n".join(cell.source for cell in code_cells(read(ALONE)))
+    imported = {
+        (node.module if isinstance(node, ast.ImportFrom) else node.names[0].name)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    }
+    assert imported == {"torch", "sys", "topr"}
+    without = "import sys\nsys.modules |= dict.fromkeys(['topr', 'numpy', 'matplotlib', 'IPython'])\n"
+    (tmp_path / "lesson.py").write_text(without + source)
+    done = subprocess.run([sys.executable, "-I", "lesson.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    outputs = [output for cell in code_cells(read(ALONE))[:-1] for output in cell.outputs]
+    assert is_alike("".join(output.get("text", "") for output in outputs), done.stdout.rpartition("topr.py")[0])
+
+
 def test_sliders_come_with_a_picture_for_those_who_cannot_move_them():
     [cell] = [cell for cell in code_cells(read("01_taper")) if "show_sliders(" in cell.source]
     assert {"image/png", "application/vnd.jupyter.widget-view+json"} <= set(cell.outputs[0].data)
@@ -134,7 +155,9 @@ def test_students_get_everything_but_the_answers(tmp_path, monkeypatch):
     nbformat.write(read(NAMES[0]), tmp_path / "notebooks" / "lesson.ipynb")
     main(tmp_path / "student")
     student, whole = nbformat.read(tmp_path / "student" / "lesson.ipynb", as_version=4), read(NAMES[0])
-    assert not any("<summary>Answer" in cell.source or cell.get("outputs") for cell in student.cells)
-    assert len(student.cells) == len(whole.cells) - len([*exercises(whole)])
+    assert not any("<details>" in cell.source or cell.get("outputs") for cell in student.cells)
+    assert len(student.cells) == len(whole.cells) - len([*exercises(whole)]) - 1  # and what the open exercise brought
+    with pytest.raises(CellExecutionError, match="my_guess"):
+        execute(student)
     with pytest.raises(SystemExit, match="inside"):
         main(tmp_path / "elsewhere" / "student")

@@ -1,6 +1,6 @@
 """Is that TOPR? Checks a loss against the paper, and names the differences.
 
-    topr-conformance package.module:function      # or: python -m conformance package.module:function
+    topr-conformance package.module:function      # or: python -m conformance folder/file.py:function
     topr-conformance package.module:function --random 200
     topr-conformance --list
 
@@ -23,7 +23,7 @@ def read(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line as a namespace; wrong options end the process with status 2."""
     kind = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("topr-conformance", description=__doc__, formatter_class=kind)
-    parser.add_argument("loss", nargs="?", help="what to check, as package.module:function")
+    parser.add_argument("loss", nargs="?", help="what to check, as package.module:function or file.py:function")
     parser.add_argument("--list", action="store_true", help="show the vectors and do nothing else")
     parser.add_argument(
         "--adapter",
@@ -51,7 +51,7 @@ def main() -> None:
         return
     try:
         if options.loss is None:
-            raise InputError("say which loss to check, as package.module:function, or --list")
+            raise InputError("say which loss to check, as package.module:function or file.py:function, or --list")
         loss = adapted(load(options.loss), options.adapter)
         report = identify(loss)
         loss = adapted(loss, report.adapter)
@@ -62,12 +62,15 @@ def main() -> None:
             content = {"loss": options.loss} | asdict(report) | given
             content |= {"random": options.random, "difference": difference}
             (options.out / "report.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    except (InputError, OSError) as error:
+    except InputError as error:
         sys.exit(f"conformance: {error}")
+    except OSError as error:
+        sys.exit(f"conformance: --out {options.out}: {error.strerror}; name a folder, for report.json")
     print(report.table())
     if report.adapter != "none":
         print(f"called with one number per sequence, (B,): --adapter {report.adapter}")
     print(f"{options.loss}: {report.variant}{f' ({report.note})' if report.note else ''}")
+    print(*(f"to change: {sentence}\n" for sentence in report.changes), sep="", end="")
     if options.random:
         print(difference or f"{options.random} random batches agree with Eq. 7")
     sys.exit(report.variant != "paper" or difference is not None)

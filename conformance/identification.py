@@ -2,16 +2,19 @@
 
 import inspect
 import math
+from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from itertools import product
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from conformance.advice import FIRST, OF_VECTOR, change
+from conformance.corrections import corrections, with_a_token
 from conformance.losses import ADAPTERS, InputError, Loss, LossInputs, adapted, push, told, total
 from conformance.variants import TABLE_1
-from conformance.vectors import VECTORS, VectorResult, result_of
+from conformance.vectors import NOT_FINITE, SINGLES, VECTORS, VectorResult, probes, result_of
 from topr import PRESETS, Limits, importance_weight
 
 # ---- the hypotheses: what a loss may be ---------------------------------------------------------------------------
@@ -20,18 +23,27 @@ Padding = Literal["masked", "in the sum", "in the divisor", "in both"]
 """where padding counts in a mean over tokens: nowhere, as it should, or in its sum, its number of tokens, or both"""
 
 
+Aggregation = Literal[
+    "sequence mean", "token mean", "sequence sum", "divided by the longest length", "length off by +1"
+]
+Means = Literal["one", "zeros with positives", "zeros apart", "zeros with negatives"]
+"""one mean, or one of positives and one of negatives, and which of them counts rewards of 0"""
+
+
 @dataclass(frozen=True)
 class Hypothesis:
     """A loss, described by its independent properties; the defaults are the paper's."""
 
     limits: Limits = PRESETS["topr"]
-    power: float = 1.0  # of the ratio
+    power: float = 1.0  # of the ratio; below 0 it is mu/pi
     unit: Literal["whole sequence", "per-token", "geometric mean"] = "whole sequence"
     stops_gradient: bool = True
     frozen: tuple[str, ...] = ()  # the inputs whose first values the weights keep: logp, maybe mask, maybe reward
     baseline: Literal["none", "batch-mean baseline", "branch by raw score"] = "none"
     is_normalised: bool = False  # reward divided by its standard deviation in the batch
-    aggregation: Literal["sequence mean", "token mean", "sequence sum"] = "sequence mean"
+    aggregation: Aggregation = "sequence mean"
+    negatives: float = 1.0  # the factor on negatives
+    means: Means = "one"
     ratio_padding: Padding = "masked"
     loss_padding: Padding = "masked"
     offset: float = 0.0  # what padding adds to the log-ratio of every sequence
@@ -45,7 +57,10 @@ class Hypothesis:
         named = [
             (self.unit, self.unit != "whole sequence"),
             (_name_of_bounds(self.limits), self.limits != PRESETS["topr"]),
-            ("tempered", self.power != 1),
+            ("inverted ratio", self.power < 0),
+            ("tempered", abs(self.power) != 1),
+            (f"negatives count {self.negatives:.4g} times", self.negatives != 1),
+            ("separate means of positives and negatives", self.means != "one"),
             ("no stop-gradient", not self.stops_gradient),
             ("frozen weight", self.frozen != ()),
             (self.baseline, self.baseline != "none"),
@@ -76,11 +91,16 @@ class Hypothesis:
             a, b = self.limits.of_sign((of_weight.reward if is_of_score else shifted)[:, None])
             weight = importance_weight(self.power * log_ratio, a, b)
             weight = torch.where((a == b) | self.stops_gradient, weight.detach(), weight)
-            scale = shifted.std() if self.is_normalised else 1
-            sums = total(weight * shifted[:, None] / scale * logp, _counted(mask, self.loss_padding, "in the sum"))
-            divisor = _counted(mask, self.loss_padding, "in the divisor")
-            sizes = {"sequence mean": divisor.sum(1), "token mean": divisor.sum(), "sequence sum": 1}
-            return -(sums / sizes[self.aggregation]).sum()
+            scale = (shifted.std() if self.is_normalised else 1) / torch.where(shifted < 0, self.negatives, 1.0)
+            scaled = (shifted / scale)[:, None]
+            sums = total(weight * scaled * logp, _counted(mask, self.loss_padding, "in the sum"))
+            side = (0 * shifted, shifted >= 0, shifted.sign(), shifted > 0)[get_args(Means).index(self.means)]
+            is_alike = (side[:, None] == side).to(logp.dtype)
+            lengths = _counted(mask, self.loss_padding, "in the divisor").sum(1)
+            divisors = {"sequence mean": lengths, "token mean": is_alike @ lengths, "sequence sum": 1}
+            divisors |= {"divided by the longest length": lengths.max(), "length off by +1": lengths + 1}
+            counts = 1 if self.aggregation == "token mean" else is_alike.mean(1)
+            return -(sums / divisors[self.aggregation] / counts).sum()
 
         return loss
 
@@ -93,54 +113,11 @@ def _counted(mask: Tensor, padding: Padding, where: Padding) -> Tensor:
 def _name_of_bounds(limits: Limits) -> str:
     positive, negative = f"{limits.a_pos:.6g}..{limits.b_pos:.6g}", f"{limits.a_neg:.6g}..{limits.b_neg:.6g}"
     clip = f"clip {negative}" if positive == "1..1" else f"clip {positive} on positives, {negative} on negatives"
+    clip = clip.replace("inf", "infinity")
     return {PRESETS[row]: name for name, row in TABLE_1.items()}.get(limits, clip)
 
 
-STEPS = (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 40.0)
-SINGLES = slice(1, 1 + 8 * len(STEPS))  # the rows of single tokens in a probe
 FINE, COARSE = 1e-4, 0.02  # relative tolerance of a push: bfloat16 rounds by up to 0.004, several times in a loss
-
-
-def probes(dtype: torch.dtype = torch.float64, is_coarse: bool = False) -> list[LossInputs]:
-    """Five batches on which hypotheses are tried, all of one shape and one logmu: frozen weights fit all of them.
-
-    The first batch holds one on-policy positive of a single token with log pi = 0, by which all pushes are divided.
-    Next come single tokens with log-ratios of - and + STEPS, both rewards and two values of log pi, then longer
-    sequences. The other batches change it in one way each: other log pi (is the weight frozen?), shorter sequences
-    (what divides the sum, and does padding count?), rewards whose mean is not 0, and rewards twice as large.
-    is_coarse: in quarters, which bfloat16 sums without rounding, and single tokens with log-ratios of at least 1/4.
-    """
-    draw = torch.Generator().manual_seed(0)
-    steps = [max(round(4 * step) / 4, 0.25) for step in STEPS] if is_coarse else STEPS
-    grid = [*(-step for step in reversed(steps)), *steps]
-    # The larger the log-ratio, the larger |log pi|: float32 resolves the difference, and log mu stays below 0.
-    values = {step: (-0.25, -0.75) if step < 0.05 else (-5.0, -9.0) if step < 5 else (-45.0, -50.0) for step in steps}
-    singles = [(d, sign, value) for d, sign in product(grid, (1.0, -1.0)) for value in values[abs(d)]]
-    many, width = 31, 6
-
-    def uniform(low: float, high: float) -> Tensor:
-        drawn = low + (high - low) * torch.rand(many, width, generator=draw, dtype=torch.float64)
-        return (4 * drawn).round() / 4 if is_coarse else drawn
-
-    zeros = torch.zeros(1 + len(singles), width, dtype=torch.float64)
-    logp, logmu = torch.cat([zeros, uniform(-3, -0.5)]), torch.cat([zeros, uniform(-3, -0.5)])
-    for i, (log_ratio, _, value) in enumerate(singles, start=1):
-        logp[i, 0], logmu[i, 0] = value, value - log_ratio
-    lengths = torch.tensor([1] * len(zeros) + [2 + i % 5 for i in range(many)])
-    mask = (torch.arange(width) < lengths[:, None]).double()
-    logp = torch.where(mask > 0, logp, logmu)  # in the first batch padding adds nothing to a ratio
-    sizes = [(0.5, 1.0, 2.0, 0.0)[i // 2 % 4] * (-1) ** i for i in range(many)]
-    reward = torch.tensor([1.0, *(sign for _, sign, _ in singles), *sizes], dtype=torch.float64)
-    reward[-1] -= reward.sum()  # the mean is 0 now
-    changes = [
-        {},
-        {"logp": logp + torch.cat([zeros, uniform(-1, 0.6)]) * mask},
-        {"mask": mask * (torch.arange(width) < 3)},
-        {"reward": reward + 1.5},
-        {"reward": 2 * reward},
-    ]
-    first = LossInputs(logp, logmu, reward, mask)
-    return [LossInputs(*(column.to(dtype) for column in first._replace(**change))) for change in changes]
 
 
 # ---- identification -----------------------------------------------------------------------------------------------
@@ -154,11 +131,12 @@ class Report:
     variant: str  # "paper", its differences joined by " + ", or "unknown"
     note: str
     vectors: list[VectorResult]
+    changes: list[str]  # what to change, a sentence each; empty for the paper's loss
 
     def table(self) -> str:
         """The vectors and what they found, one line each.
 
-        >>> print(Report("none", "paper", "", [VectorResult("V17", "is it 1?", "pass", "R w = -0.135335")]).table())
+        >>> print(Report("none", "paper", "", [VectorResult("V17", "is it 1?", "pass", "R w = -0.135335")], []).table())
         V17  pass            is it 1?  R w = -0.135335
         """
         width = max(len(result.asks) for result in self.vectors)
@@ -179,34 +157,65 @@ def identify(loss: Loss) -> Report:
     """
     adapter, batches, pushed = _call(loss)
     loss = adapted(loss, adapter)
-    found = _accepted(pushed, batches)
+    found, corrected = _accepted(pushed, batches), []
     of_singles = (pushed[0] / pushed[0][0, 0])[SINGLES, 0]
-    has_8_bits = [torch.allclose(x, x.bfloat16().double(), rtol=1e-6, atol=0) for x in (pushed[0], of_singles)]
+    has_8_bits = [((x - x.bfloat16().double()).abs() <= 1e-6 * x.abs()).all() for x in (pushed[0], of_singles)]
     is_rounded = found is None and any(has_8_bits)
     if is_rounded:
         _, coarse, again = _call(loss, is_coarse=True)
         found = _accepted(again, coarse, COARSE)
+    elif found is None:
+        found, corrected = _corrected(loss, batches)
+    elif found.aggregation == "sequence sum":  # over the width of a padded batch, or over nothing?
+        wide, width = _push_if_any(loss, with_a_token(batches[0], "padding")[0]), batches[0].mask.shape[1]
+        if wide is not None and math.isclose(wide[0, 0] * (width + 1), pushed[0][0, 0] * width, rel_tol=FINE):
+            found = replace(found, aggregation="divided by the longest length")
     results = [result_of(name, loss) for name in VECTORS]
     if found and found.frozen:  # the loss has the weights of the probes: V16 alone asks for that
         reason = "weights are those of the first call"
         results = [replace(r, status="fail" if r.name == "V16" else "not applicable", measured=reason) for r in results]
-    failed = next((result for result in results if result.status == "fail"), None)
+    names = found.differences() + corrected + ["bfloat16"] * is_rounded if found else []
+    if names:
+        note = f"ratio to the power {found.power:.4g}" if abs(found.power) != 1 else ""
+        padded = {"ratio": found.ratio_padding, "loss": found.loss_padding}
+        where = " and ".join(place for place, padding in padded.items() if padding != "masked")
+        changes = [f"{name}{f' in the {where}' if name == 'unmasked' else ''}: {change(name)}" for name in names]
+        return Report(adapter, " + ".join(names), note, results, changes)
     turned = LossInputs(*(column.flip(1) if column.dim() > 1 else column for column in batches[0]))
     on_the_left = _push_if_any(loss, turned)
-    variant = " + ".join(found.differences() + ["bfloat16"] * is_rounded) if found else ""
-    if variant:
-        return Report(adapter, variant, f"ratio to the power {found.power:.4g}" if found.power != 1 else "", results)
     if pushed[0][0, 0] < 0:
-        note = "it pushes an on-policy positive down: is it an objective, to be maximised?"
-    elif failed:
-        note = f"it fails {failed.name} first: {failed.asks} {failed.measured}"
+        about, note = "objective", "it pushes an on-policy positive down: is it an objective, to be maximised?"
+    elif failed := [result for result in results if result.status == "fail"]:
+        told_of = failed[0] if is_rounded else min(failed, key=_rank)
+        about, note = OF_VECTOR[told_of.name], f"it fails {told_of.name}: {told_of.asks} {told_of.measured}"
     elif not found:
-        note = "every vector passes, but its gradient is that of no known loss: see --random"
+        about, note = "", "every vector passes, but its gradient is that of no known loss: see --random"
     elif on_the_left is None or not torch.allclose(on_the_left.flip(1).double(), pushed[0], rtol=1e-4, atol=1e-6):
-        note = "it changes with the side that is padded"
+        about, note = "unmasked", "it changes with the side that is padded"
     else:
-        return Report(adapter, "paper", "", results)
-    return Report(adapter, "unknown", f"it computes in bfloat16; {note}" if is_rounded else note, results)
+        return Report(adapter, "paper", "", results, [])
+    if is_rounded:  # which vectors it fails may be due to that
+        about, note = "bfloat16", f"it computes in bfloat16; {note}"
+    return Report(adapter, "unknown", note, results, [change(about) or "compare the gradients that --random 200 shows"])
+
+
+def _corrected(loss: Loss, batches: list[LossInputs]) -> tuple[Hypothesis | None, list[str]]:
+    """What the loss is without a mistake that no hypothesis has, and the names of the mistake; or None, []."""
+    near = probes(batches[0].logp.dtype, by=0.1)  # ratios of e^40 in an extra term would leave no digits of the others
+    with suppress(Exception):  # whatever a foreign loss may raise on a batch of another shape
+        for names, corrected in corrections(lambda batch: push(loss, batch).double(), near[0], SINGLES):
+            chosen = near if "extra term" in names else batches
+            if found := _accepted([corrected(batch) for batch in chosen], chosen):
+                return found, names
+    return None, []
+
+
+def _rank(result: VectorResult) -> tuple[bool, int]:
+    """The less, the more the vector tells: numbers before none, then as in FIRST, then in order."""
+    # Of V10 a gradient at R = 0 is telling, of V6 that there is none at all. Other weights fail both.
+    is_late = {"V10": result.measured.startswith("R w = 0;"), "V6": result.measured != "R w = 0"}
+    order = len(FIRST) if is_late.get(result.name, result.name not in FIRST) else FIRST.index(result.name)
+    return NOT_FINITE in result.measured, order
 
 
 def _call(loss: Loss, is_coarse: bool = False) -> tuple[str, list[LossInputs], list[Tensor]]:
@@ -225,7 +234,8 @@ def _call(loss: Loss, is_coarse: bool = False) -> tuple[str, list[LossInputs], l
                 return adapter, batches, pushed
     expected = "logp, logmu (B, T), reward (B,), float mask (B, T)"
     others = [name for name in ADAPTERS if _push_if_any(adapted(loss, name), probes()[0]) is not None]
-    hint = f"--adapter {' or '.join(others)} can call it" if others else "no --adapter can call it, either"
+    wrap = "copy conformance/example.py, call your loss in the copy with what it needs, and check that"
+    hint = f"--adapter {' or '.join(others)} can call it" if others else wrap
     raise InputError(f"the loss cannot be called with {expected}; {hint}. {reasons[0]}")
 
 
@@ -239,10 +249,8 @@ def _takes_lengths(loss: Loss) -> bool:
 
 
 def _push_if_any(loss: Loss, batch: LossInputs) -> Tensor | None:
-    try:
+    with suppress(Exception):  # whatever a foreign loss may raise
         return push(loss, batch)
-    except Exception:  # whatever a foreign loss may raise
-        return None
 
 
 def _accepted(pushed: list[Tensor], batches: list[LossInputs], rtol: float = FINE) -> Hypothesis | None:
@@ -254,18 +262,21 @@ def _accepted(pushed: list[Tensor], batches: list[LossInputs], rtol: float = FIN
     batches = [LossInputs(*(column.double() for column in batch)) for batch in batches]
     if not (pushed[0][0, 0] > 0 and torch.stack(pushed).isfinite().all()):
         return None
-    measured = _measured(pushed[0], batches[0], rtol)
-    if measured is None:
-        return None
     of_first_batch = [
         replace(ratio, aggregation=aggregation, loss_padding=padding)
+        for measured in _measured(pushed[0], batches[0], rtol)
         for ratio in _ratios(measured, batches[0].mask.shape[1], rtol)
-        for aggregation in ("sequence mean", "token mean", "sequence sum")
+        for aggregation in get_args(Aggregation)
         for padding in ("masked", "in the sum", "in both")  # a masked sum over all positions is a sequence sum
+        if padding == "masked" or aggregation in ("sequence mean", "token mean", "sequence sum")
     ]
     survivors = [hypothesis for hypothesis in of_first_batch if _explains(hypothesis, pushed[:1], batches, rtol)]
+    # In one batch separate means are a factor on negatives.
+    survivors += [
+        replace(s, negatives=1.0, means=means) for s in survivors if s.negatives != 1 for means in get_args(Means)[1:]
+    ]
     frozen = [()]
-    if measured.stops_gradient:  # frozen weights have no gradient
+    if survivors and survivors[0].stops_gradient:  # frozen weights have no gradient
         frozen += [("logp", "mask", "reward"), ("logp", "mask"), ("logp", "reward"), ("logp",)]
     baselines = ("none", "batch-mean baseline", "branch by raw score")
     of_all = [
@@ -287,8 +298,8 @@ def _ratios(measured: Hypothesis, width: int, rtol: float) -> list[Hypothesis]:
     summed = replace(measured, limits=limits, ratio_padding="in the sum")
     # A mean over all positions divides the log-ratio of a single token by `width`, and so the power that was measured.
     power, offset = measured.power * width, measured.offset * width
-    is_power_of_1 = abs(power - 1) < 1e-3  # it is that mean, more likely than a ratio to the power 1 / width
-    mean = replace(summed, unit="geometric mean", power=1.0 if is_power_of_1 else power, offset=offset)
+    is_power_of_1 = abs(abs(power) - 1) < 1e-3  # it is that mean, more likely than a ratio to the power 1 / width
+    mean = replace(summed, unit="geometric mean", power=round(power) if is_power_of_1 else power, offset=offset)
     means = [replace(mean, ratio_padding="in the divisor"), replace(mean, ratio_padding="in both")]
     if is_power_of_1:
         return means
@@ -308,11 +319,11 @@ def _explains(hypothesis: Hypothesis, pushed: list[Tensor], batches: list[LossIn
     return True
 
 
-def _measured(pushed: Tensor, batch: LossInputs, rtol: float) -> Hypothesis | None:
-    """What single tokens tell: limits, power, offset of the log-ratio, stop-gradient. None if no weight of Eq. 7 fits.
+def _measured(pushed: Tensor, batch: LossInputs, rtol: float) -> list[Hypothesis]:
+    """What single tokens tell: limits, power, offset of the log-ratio, stop-gradient, a factor on negatives.
 
     A push on a single token is R (w + w' logp). The derivative w' of the weight is there if the gradient does not stop
-    at it. Two values of log pi separate w from w'.
+    at it. Two values of log pi separate w from w'. A factor on negatives may also be a pair of limits: both are told.
     """
     logp, log_ratio = batch.logp[SINGLES, 0], (batch.logp - batch.logmu)[SINGLES, 0]
     scaled = pushed[SINGLES, 0] / pushed[0, 0] / batch.reward[SINGLES]
@@ -322,7 +333,22 @@ def _measured(pushed: Tensor, batch: LossInputs, rtol: float) -> Hypothesis | No
     weight = far - derivative * logp_far
     stops_gradient = bool((derivative.abs() < 0.1 * rtol * weight.abs().clamp_min(1)).all())
     weight = (far + near) / 2 if stops_gradient else weight
-    grid, weights = log_ratio.view(-1, 4)[:, 0], weight.unbind(1)
+    grid = log_ratio.view(-1, 4)[:, 0]
+    is_inverted = bool((weight[0].abs() > weight[-1].abs() + rtol).any())  # then read it from the other end
+    grid, weight = (-grid.flip(0), weight.flip(0)) if is_inverted else (grid, weight)
+    factor = (weight[:, 1] / weight[:, 0])[len(grid) // 2].item()  # of negatives, at the least log-ratio above 0
+    is_factor = math.isfinite(factor) and abs(factor) > 1e-6 and abs(factor - 1) > COARSE
+    found: list[Hypothesis] = []
+    for by in (factor, 1.0) if is_factor else (1.0,):
+        limits, power, shift = _weight(grid, [weight[:, 0], weight[:, 1] / by], rtol) or (None, 1.0, 0.0)
+        if limits and (by == 1 or not shift):
+            power = -power if is_inverted else power
+            found.append(Hypothesis(limits, power, stops_gradient=stops_gradient, offset=shift / power, negatives=by))
+    return found
+
+
+def _weight(grid: Tensor, weights: list[Tensor], rtol: float) -> tuple[Limits, float, float] | None:
+    """Limits, power and shift of [exp(power * log_ratio + shift)]_a^b for positives and negatives, if that fits."""
     bounds, lines = zip(*(_fitted(grid, values, rtol) for values in weights), strict=True)
     _, power, shift = max(lines)  # a narrow clip may leave too few log-ratios between its bounds
     slack = 10 * FINE if rtol == FINE else COARSE
@@ -332,7 +358,7 @@ def _measured(pushed: Tensor, batch: LossInputs, rtol: float) -> Hypothesis | No
             return None
         if not torch.allclose(values, importance_weight(power * grid + shift, a, b), rtol=slack, atol=1e-6):
             return None
-    return Hypothesis(Limits(*bounds[0], *bounds[1]), power, stops_gradient=stops_gradient, offset=shift / power)
+    return Limits(*bounds[0], *bounds[1]), power, shift
 
 
 def _fitted(log_ratio: Tensor, weight: Tensor, rtol: float) -> tuple[tuple[float, float], tuple[int, float, float]]:
@@ -347,4 +373,4 @@ def _fitted(log_ratio: Tensor, weight: Tensor, rtol: float) -> tuple[tuple[float
     between = (weight > a * (1 + 0.1 * rtol)) & (weight < b * (1 - 0.1 * rtol)) & (weight > 1e-6)
     x, y = log_ratio[between], weight[between].log()
     power = ((y[-1] - y[0]) / (x[-1] - x[0])).item() if len(x) > 1 and x[-1] > x[0] else 1.0
-    return (a, b), (len(x), power, (y - power * x).median().item() if len(x) else 0.0)
+    return (a, max(a, b)), (len(x), power, (y - power * x).median().item() if len(x) else 0.0)

@@ -68,18 +68,22 @@ def total(values: Tensor, mask: Tensor) -> Tensor:
 def load(name: str) -> Callable[..., Tensor]:
     """The function that package.module:function names, the current folder included; InputError where there is none.
 
+    A path to a file will do for the module: folder/mine.py:loss. Its folder is then where it imports from.
+
     >>> load("conformance.variants:per_token").__name__
     'per_token'
     """
-    module, colon, attribute = name.partition(":")
+    module, colon, attribute = name.rpartition(":")
     if not colon:
-        raise InputError(f"{name}: write it as package.module:function")
-    sys.path.insert(0, "")
+        raise InputError(f"{name}: write it as package.module:function or path/file.py:function")
+    path = Path(module).with_suffix(".py") if module.endswith(".py") or "/" in module else None
+    sys.path.insert(0, str(path.parent) if path else "")
+    module = path.stem if path else module
     try:
         found = importlib.import_module(module)
     except Exception as error:  # whatever a foreign module may raise
         raise InputError(f"{name}: cannot be imported: {type(error).__name__}: {error}") from error
-    here = Path(*module.split(".")).with_suffix(".py")
+    here = path or Path(*module.split(".")).with_suffix(".py")
     if here.exists() and here.read_bytes() != Path(found.__file__).read_bytes():  # imported before, from elsewhere
         raise InputError(f"{name}: {here} is hidden by {found.__file__}: give it another name")
     found = getattr(found, attribute, None)

@@ -38,8 +38,7 @@ def per_token(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tens
 
 def per_token_and_token_mean(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
     """Per-token ratios, and every token of the batch counts alike: the pair that most frameworks have."""
-    weight = (logp - logmu).clamp(max=0).exp()
-    weight = torch.where(reward[:, None] < 0, weight, 1.0).detach()
+    weight = torch.where(reward[:, None] < 0, (logp - logmu).clamp(max=0).exp(), 1.0).detach()
     return -(reward * total(weight * logp, mask)).sum() / mask.sum()
 
 
@@ -71,36 +70,31 @@ def frozen_weight() -> Loss:
 
 def no_stop_gradient(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
     """The weight is differentiated too: below log pi = -1 it raises tapered negatives."""
-    weight = total(logp - logmu, mask).clamp(max=0).exp()
-    weight = torch.where(reward < 0, weight, 1.0)
+    weight = torch.where(reward < 0, total(logp - logmu, mask).clamp(max=0).exp(), 1.0)
     return -(weight * reward * total(logp, mask) / mask.sum(1)).mean()
 
 
 def branch_by_raw_score(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
     """The batch's mean is subtracted, but the sign of the score before that chooses the bounds."""
-    weight = total(logp - logmu, mask).clamp(max=0).exp()
-    weight = torch.where(reward < 0, weight, 1.0).detach()
+    weight = torch.where(reward < 0, total(logp - logmu, mask).clamp(max=0).exp(), 1.0).detach()
     return -(weight * (reward - reward.mean()) * total(logp, mask) / mask.sum(1)).mean()
 
 
 def token_mean(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
     """Divided by the batch's number of tokens: a long sequence counts more than a short one."""
-    weight = total(logp - logmu, mask).clamp(max=0).exp()
-    weight = torch.where(reward < 0, weight, 1.0).detach()
+    weight = torch.where(reward < 0, total(logp - logmu, mask).clamp(max=0).exp(), 1.0).detach()
     return -(weight * reward * total(logp, mask)).sum() / mask.sum()
 
 
 def sequence_sum(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
     """Not divided by the length at all."""
-    weight = total(logp - logmu, mask).clamp(max=0).exp()
-    weight = torch.where(reward < 0, weight, 1.0).detach()
+    weight = torch.where(reward < 0, total(logp - logmu, mask).clamp(max=0).exp(), 1.0).detach()
     return -(weight * reward * total(logp, mask)).mean()
 
 
 def unmasked(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
     """Padding counts, in the ratio and in the loss."""
-    weight = (logp - logmu).sum(1).clamp(max=0).exp()
-    weight = torch.where(reward < 0, weight, 1.0).detach()
+    weight = torch.where(reward < 0, (logp - logmu).sum(1).clamp(max=0).exp(), 1.0).detach()
     return -(weight * reward * logp.mean(1)).mean()
 
 

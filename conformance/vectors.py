@@ -1,11 +1,13 @@
-"""Inputs on which TOPR and its variants differ: test vectors by hand, and random batches.
+"""Inputs on which TOPR and its variants differ: test vectors by hand, probes of hypotheses, and random batches.
 
 The numbers that are missing, such as V14, are not about a loss: the project's tests of topr.py have them.
 """
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal, NamedTuple
 
 import torch
@@ -157,6 +159,14 @@ def oracle(inputs: LossInputs) -> list[list[float]]:
     return pushes
 
 
+NOT_FINITE = "not a number"
+
+
+def in_words(measured: str) -> str:
+    """A text for people: neither nan nor inf stands in it."""
+    return re.sub(r"\binf\b", "infinity", re.sub(r"\bnan\b", NOT_FINITE, measured))
+
+
 @dataclass(frozen=True)
 class VectorResult:
     """What a vector found out about a loss."""
@@ -181,7 +191,7 @@ def result_of(name: str, loss: Loss) -> VectorResult:
     except Exception as error:  # whatever a foreign loss may raise
         passed, measured = False, told(error)
     asks = VECTORS[name].partition("\n")[0].removeprefix(name).strip()
-    return VectorResult(name, asks, "pass" if passed else "fail", measured)
+    return VectorResult(name, asks, "pass" if passed else "fail", in_words(measured))
 
 
 def _check_cases(cases: Sequence[Case], loss: Loss) -> tuple[bool, str]:
@@ -209,7 +219,9 @@ def _check(name: str, loss: Loss) -> tuple[bool, str]:
             return passed, f"push of the last / the first: {ratio:.6g} ({about})"
         case "V9":
             one, three = push(loss, batch_of([Case(1, (0.0,) * length, logp=0.0) for length in (1, 3)]))[:2]
-            return _near(three / one[0], 1 / 3), f"{_shortly(three / one[0])} of the first's"
+            return _near(
+                three / one[0], 1 / 3
+            ), f"a token of three has {_shortly(three / one[0])} of the gradient of one alone"
         case "V11":
             batch = batch_of([Case(-1, (-0.5, 0.2)), Case(1, (0.1,) * 4), Case(-1, (-1.0,))])
             filled = batch._replace(logp=torch.where(batch.mask > 0, batch.logp, -50.0))
@@ -250,6 +262,53 @@ def _shortly(values: Tensor) -> str:
     return ", ".join(f"{x:.6g}" for x in values[:4]) + ", ..." * (len(values) > 4)
 
 
+STEPS = (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 40.0)
+SINGLES = slice(1, 1 + 8 * len(STEPS))  # the rows of single tokens in a probe
+
+
+def probes(dtype: torch.dtype = torch.float64, is_coarse: bool = False, by: float = 1.0) -> list[LossInputs]:
+    """Five batches on which hypotheses are tried, all of one shape and one logmu: frozen weights fit all of them.
+
+    The first batch holds one on-policy positive of a single token with log pi = 0, by which all pushes are divided.
+    Next come single tokens with log-ratios of - and + STEPS, both rewards and two values of log pi, then longer
+    sequences. The other batches change it in one way each: other log pi (is the weight frozen?), shorter sequences
+    (what divides the sum, and does padding count?), rewards whose mean is not 0, and rewards twice as large.
+    is_coarse: in quarters, which bfloat16 sums without rounding, and single tokens with log-ratios of at least 1/4.
+    by: what the STEPS are multiplied by.
+    """
+    draw = torch.Generator().manual_seed(0)
+    steps = [max(round(4 * step) / 4, 0.25) for step in STEPS] if is_coarse else [by * step for step in STEPS]
+    grid = [*(-step for step in reversed(steps)), *steps]
+    # The larger the log-ratio, the larger |log pi|: float32 resolves the difference, and log mu stays below 0.
+    values = {step: (-0.25, -0.75) if step < 0.05 else (-5.0, -9.0) if step < 5 else (-45.0, -50.0) for step in steps}
+    singles = [(d, sign, value) for d, sign in product(grid, (1.0, -1.0)) for value in values[abs(d)]]
+    many, width = 31, 6
+
+    def uniform(low: float, high: float) -> Tensor:
+        drawn = low + (high - low) * torch.rand(many, width, generator=draw, dtype=torch.float64)
+        return (4 * drawn).round() / 4 if is_coarse else drawn
+
+    zeros = torch.zeros(1 + len(singles), width, dtype=torch.float64)
+    logp, logmu = torch.cat([zeros, uniform(-3, -0.5)]), torch.cat([zeros, uniform(-3, -0.5)])
+    for i, (log_ratio, _, value) in enumerate(singles, start=1):
+        logp[i, 0], logmu[i, 0] = value, value - log_ratio
+    lengths = torch.tensor([1] * len(zeros) + [2 + i % 5 for i in range(many)])
+    mask = (torch.arange(width) < lengths[:, None]).double()
+    logp = torch.where(mask > 0, logp, logmu)  # in the first batch padding adds nothing to a ratio
+    sizes = [(0.5, 1.0, 2.0, 0.0)[i // 2 % 4] * (-1) ** i for i in range(many)]
+    reward = torch.tensor([1.0, *(sign for _, sign, _ in singles), *sizes], dtype=torch.float64)
+    reward[-1] -= reward.sum()  # the mean is 0 now
+    changes = [
+        {},
+        {"logp": logp + torch.cat([zeros, uniform(-1, 0.6)]) * mask},
+        {"mask": mask * (torch.arange(width) < 3)},
+        {"reward": reward + 1.5},
+        {"reward": 2 * reward},
+    ]
+    first = LossInputs(logp, logmu, reward, mask)
+    return [LossInputs(*(column.to(dtype) for column in first._replace(**change))) for change in changes]
+
+
 def compare(loss: Loss, count: int, seed: int = 0) -> str | None:
     """Compare the pushes on `count` random batches with the oracle's: None, or the smallest batch that differs.
 
@@ -272,7 +331,7 @@ def compare(loss: Loss, count: int, seed: int = 0) -> str | None:
         return f"differs from Eq. 7: on an on-policy positive it raised {reason}"
     is_sum = math.isclose(alone, of_two, rel_tol=1e-4)
     if not alone > 0:
-        return f"differs from Eq. 7: an on-policy positive has a push of {alone:g}"
+        return in_words(f"differs from Eq. 7: an on-policy positive has a push of {alone:g}")
     if not is_sum and not math.isclose(alone, 2 * of_two, rel_tol=1e-4):
         return f"differs from Eq. 7: an on-policy positive has a push of {alone:g} alone, {of_two:g} as one of two"
     draw = torch.Generator().manual_seed(seed)
@@ -282,7 +341,7 @@ def compare(loss: Loss, count: int, seed: int = 0) -> str | None:
         return None
     batch, difference = min(differing, key=lambda pair: pair[0].mask.numel())
     columns = [f"{name} {column.tolist()}" for name, column in batch._asdict().items()]
-    return "\n".join(["differs from Eq. 7 on this batch:", *columns, difference])
+    return in_words("\n".join(["differs from Eq. 7 on this batch:", *columns, difference]))
 
 
 def _difference(loss: Loss, batch: LossInputs, factor: float, is_sum: bool) -> str | None:

@@ -5,6 +5,7 @@ import math
 import re
 import sys
 import textwrap
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from conformance.variants import with_weight
 from conformance.vectors import CASES, result_of
 from examples.topr_in_trl import loss as in_trl
 from pipeline.methods import ppo_loss
-from topr import PRESETS, Limits
+from topr import PRESETS, Limits, topr_loss_of_tokens
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -55,7 +56,7 @@ HYPOTHESES = {
     "geometric mean + clip 0..5 on positives, 0..5 on negatives + no stop-gradient": {
         "unit": "geometric mean", "limits": Limits(0, 5, 0, 5), "stops_gradient": False,
     },
-    "clip 0..inf": {"limits": Limits(1, 1, 0, math.inf)},
+    "clip 0..infinity": {"limits": Limits(1, 1, 0, math.inf)},
     "clip 0.9997..1.0004": {"limits": Limits(1, 1, 0.9997, 1.0004)},
     "clip 0.0001..1": {"limits": Limits(1, 1, 1e-4, 1)},
     "clip 0..0.5 on positives, 0..1 on negatives": {"limits": Limits(0, 0.5, 0, 1)},  # weight 1/2 on-policy
@@ -133,15 +134,24 @@ def test_a_completion_that_trl_masks_whole_counts_in_the_mean_without_a_gradient
 # ---- what is none of them ----------------------------------------------------------------------------------------
 
 
-def counted_apart(*inputs):
-    """Positives and negatives averaged each by themselves."""
-    rows = (inputs[2] >= 0, inputs[2] < 0)
-    return sum(variants.paper(*(column[chosen] for column in inputs)) for chosen in rows if chosen.any())
+def own(weight=tapered, length=lambda mask: mask.sum(1), negatives=lambda reward: reward < 0, factor=1.0, mean=None):
+    """The paper's loss but for what is given: weight of negatives, divisor, which they are, their factor, the mean."""
+
+    def loss(logp, logmu, reward, mask):
+        w = torch.where(negatives(reward), factor * weight(logp, logmu, mask), 1.0).detach()
+        values = w * reward * total(logp, mask) / length(mask)
+        return -(mean(values, reward) if mean else values.mean())
+
+    return loss
+
+
+def each_mean(values, reward):
+    return sum(values[rows].mean() for rows in (reward > 0, reward <= 0) if rows.any())
 
 
 ODD = {
-    "counted apart": counted_apart,
-    "counted apart, summed": lambda *inputs: len(inputs[2]) * counted_apart(*inputs),
+    "counted apart": own(mean=each_mean),
+    "counted apart, summed": own(mean=lambda *of: len(of[1]) * each_mean(*of)),
     "explicit mu": with_weight(lambda p, m, mask: (total(p, mask).exp() / (total(m, mask).exp() + 1e-12)).clamp(max=1)),
     "exp then clip": with_weight(
         lambda p, m, mask: total(p - m, mask).exp() - (total(p - m, mask).exp() - 1).clamp(min=0)
@@ -153,22 +163,74 @@ ODD = {
 @pytest.mark.parametrize(
     ("loss", "first", "note"),
     [
-        (adapted(ppo_loss, "sequences"), "V1", "it fails V1 first: "),
-        (ODD["counted apart"], "V4", "it fails V4 first: "),
-        (ODD["exp then clip"], "V5", "it fails V5 first: "),
-        (in_bfloat16(lambda *i: variants.paper(*i) + 1e-4 * i[0].sum()), "V1", "it computes in bfloat16; it fails V1 "),
-        (in_bfloat16(variants.no_stop_gradient), "V1", "it computes in bfloat16; it fails V1 first: "),
-        (lambda *inputs: -variants.paper(*inputs), None, "it pushes an on-policy positive down: "),
+        (ODD["exp then clip"], "V5", "it fails V5: "),
+        (
+            in_bfloat16(lambda *i: variants.paper(*i) + 1e-4 * i[0].sum()),
+            "V1",
+            "it computes in bfloat16; it fails V1: ",
+        ),
+        (in_bfloat16(variants.no_stop_gradient), "V1", "it computes in bfloat16; it fails V1: "),
         (lambda *i: variants.paper(*i[:3], i[3].sort(1, descending=True)[0]), None, "it changes with the side "),
         (lambda p, m, r, o: variants.paper(p, m, r * (1 + (o.sum(1) == 5)), o), None, "every vector passes, but"),
     ],
 )
-def test_other_losses_are_unknown_and_the_first_sign_of_a_difference_is_told(loss, first, note):
+def test_other_losses_are_unknown_and_the_most_telling_difference_is_told(loss, first, note):
     report = identify(loss)
     assert report.variant == "unknown"
     assert report.note.startswith(note)
     assert next((result.name for result in report.vectors if result.status == "fail"), None) == first
     assert first or compare(loss, 200) is not None
+    assert [bool(sentence) for sentence in report.changes] == [True]
+
+
+def cut(of_logp, of_mask):
+    """The paper's loss of some columns of the log-probabilities and of the mask."""
+    return lambda p, m, r, mask: variants.paper(p[:, of_logp], m[:, of_logp], r, mask[:, of_mask])
+
+
+def with_kl(loss):
+    k3 = lambda p, m, mask: (total((m - p).exp() - (m - p) - 1, mask) / mask.sum(1)).mean()  # noqa: E731
+    return lambda p, m, r, mask: loss(p, m, r, mask) + 0.1 * k3(p, m, mask)
+
+
+but_last, but_first = slice(None, -1), slice(1, None)
+MISTAKES = {  # those that newcomers tried, then others; what is named, or the vector that an unknown loss is told of
+    "positives are clipped too": (partial(topr_loss_of_tokens, limits=Limits(0, 1, 0, 1)), "tis"),
+    "the weight is not detached": (variants.no_stop_gradient, "no stop-gradient"),
+    "the log-ratio is clipped at -5": (own(lambda *i: tapered(*i).clamp(min=math.exp(-5))), "clip 0.00673795..1"),
+    "padding counts in the ratio": (own(lambda p, m, mask: tapered(p, m, torch.ones_like(mask))), "unmasked"),
+    "the sign is that before the baseline": (variants.branch_by_raw_score, "branch by raw score"),
+    "the minus is missing": (lambda *i: -variants.paper(*i), "it pushes an on-policy positive down: "),
+    "over the longest length": (own(length=lambda mask: mask.sum(1).max()), "divided by the longest length"),
+    "over the length + 1": (own(length=lambda mask: mask.sum(1) + 1), "length off by +1"),
+    "the mask is shifted by one": (cut(but_last, but_first), "token missing at the end"),
+    "the last column is cut": (cut(but_last, but_last), "token missing at the end"),
+    "a temperature on log pi": (lambda p, *i: variants.paper(p / 0.7, *i), "scaled log-probabilities (logp x 1.429)"),
+    "mu over pi": (own(lambda p, m, mask: tapered(m, p, mask)), "inverted ratio"),
+    "a KL is added": (with_kl(variants.paper), "extra term"),
+    "negatives are halved": (own(factor=0.5), "negatives count 0.5 times"),
+    "positives and negatives have a mean each": (own(mean=each_mean), "separate means of positives and negatives"),
+    "R = 0 counts as negative": (own(negatives=lambda reward: reward <= 0), "paper"),
+    "the first token is cut": (cut(but_first, but_first), "token missing at the start"),
+    "over the length - 1": (own(length=lambda mask: (mask.sum(1) - 1).clamp(min=1)), "length off by -1"),
+    "over the width": (own(length=lambda mask: mask.shape[1]), "divided by the longest length"),
+    "half of log mu": (lambda p, m, *i: variants.paper(p, m / 2, *i), "scaled log-probabilities (logmu x 0.5)"),
+    "a KL in the reward": (lambda p, m, r, o: own()(p, m, r - total(p - m, o).detach(), o), "it fails V10: "),
+    "PPO's objective": (adapted(ppo_loss, "sequences"), "it fails V6: "),
+    "tokens are clipped, then multiplied": (own(lambda p, m, o: total((p - m).clamp(max=0), o).exp()), "it fails V2: "),
+    "as public code has it": (with_kl(variants.per_token_and_token_mean), "per-token + token mean + extra term"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_common_mistakes_are_named_or_the_vector_that_tells_most_and_what_to_change_is_said(mistake):
+    loss, verdict = MISTAKES[mistake]
+    report = identify(loss)
+    assert report.variant == verdict or (report.variant == "unknown" and report.note.startswith(verdict))
+    assert len(report.changes) == (0 if verdict == "paper" else len(report.variant.split(" + ")))
+    assert all(sentence.partition(": ")[2] for sentence in report.changes if report.variant != "unknown")
+    assert verdict != "unmasked" or report.changes[0].startswith("unmasked in the ratio: ")
+    assert not re.search(r"\b(nan|inf)\b", f"{report.note} {report.changes} {report.table()}")
 
 
 @pytest.mark.parametrize(
@@ -202,10 +264,10 @@ MEASURED = [  # what stands beside a vector as the value of a variant
     ("V3", "geometric mean", "R w = -0.606531"),
     ("V4", "tis", "R w = 0.0497871; 1; -1"),
     ("V5", "geometric mean", "R w = -0.818731; -1"),
-    ("V5", "exp then clip", "R w = 0; nan"),
+    ("V5", "exp then clip", "R w = 0; not a number"),
     ("V6", "clip 0.8..1.2", "R w = -0.8"),
     ("V7", "no stop-gradient", "R w = 0.606531"),
-    ("V9", "token mean", "1 of the first's"),
+    ("V9", "token mean", "a token of three has 1 of "),
     ("V16", "frozen weight", "weights 0.367879, 0.367879"),
     ("V17", "tempered", "R w = -0.367879"),
     ("V8", "branch by raw score", "push of the last / the first: -3 "),
@@ -266,6 +328,7 @@ def call(monkeypatch, tmp_path):
         from conformance import variants
         def odd(p, m, reward, mask): return variants.paper(p, m, reward * (1 + (p.shape == (4, 7))), mask)
         def naive(logp, logmu, reward, mask): return -(reward * logp * mask).sum()
+        def five(logp, logmu, reward, mask, settings): return naive(logp, logmu, reward, mask)
         def means(p, m, r, n_tokens): return variants.geometric_mean(p[:, None], m[:, None], r, n_tokens[:, None])
     """
     (tmp_path / "my_losses.py").write_text(textwrap.dedent(own))
@@ -293,7 +356,7 @@ TYPES = {"string": str, "integer": int, "list": list, "string or null": str | No
         (["topr:topr_loss_of_tokens", "--random", 200], "none", "paper", "", True),
         (["topr:topr_loss", "--random", 20], "sequences", "paper", "", True),
         (["my_losses:means"], "sequences", "geometric mean", "", True),
-        (["my_losses:odd", "--random", 200], "none", "paper", "", False),
+        (["./my_losses.py:odd", "--random", 200], "none", "paper", "", False),
         (["my_losses:naive", "--adapter", "advantages"], "advantages", "naive reinforce + sequence sum", "", True),
         (["conformance.variants:tempered", "--random", 20], "none", "tempered", "ratio to the power 0.5", False),
     ],
@@ -302,7 +365,9 @@ def test_the_command_passes_the_paper_s_loss_only_and_writes_the_fields_that_are
     call, capsys, arguments, adapter, variant, note, is_alike
 ):
     assert call(*arguments, "--out", "report") == (variant != "paper" or not is_alike)
-    table, _, end = capsys.readouterr().out.partition(f"{arguments[0]}: {variant}{f' ({note})' if note else ''}\n")
+    table, _, end = re.sub(r"(?m)^to change: .*\n", "", capsys.readouterr().out).partition(
+        f"{arguments[0]}: {variant}{f' ({note})' if note else ''}\n"
+    )
     report = json.loads(Path("report/report.json").read_text(encoding="utf-8"))
     for vector in report["vectors"]:
         fields = report | {f"vectors[].{name}": value for name, value in vector.items()}
@@ -321,11 +386,20 @@ def test_the_command_passes_the_paper_s_loss_only_and_writes_the_fields_that_are
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "say which loss to check, as package.module:function, or --list"),
-        (["topr"], "topr: write it as package.module:function"),
+        ([], "say which loss to check, as package.module:function or file.py:function, or --list"),
+        (["topr"], "topr: write it as package.module:function or path/file.py:function"),
         (["topr:nothing"], "topr:nothing: topr has no function 'nothing'"),
         (["my_broken_file:loss"], "my_broken_file:loss: cannot be imported: SyntaxError"),
-        (["topr:topr_loss_of_tokens", "--out", "my_broken_file.py"], "[Errno 17] File exists: 'my_broken_file.py'"),
+        (
+            ["topr:topr_loss_of_tokens", "--out", "my_broken_file.py"],
+            "--out my_broken_file.py: File exists; name a folder",
+        ),
+        (["topr:topr_loss_of_tokens", "--out", "my_broken_file.py/a"], "--out my_broken_file.py/a: Not a directory"),
+        (["here/nothing.py:loss"], "here/nothing.py:loss: cannot be imported: "),
+        (
+            ["my_losses.py:five"],
+            "the loss cannot be called with logp, logmu (B, T), reward (B,), float mask (B, T); copy",
+        ),
     ],
 )
 def test_what_cannot_be_checked_is_said_in_a_line(call, arguments, message):

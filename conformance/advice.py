@@ -1,0 +1,54 @@
+"""What to change in a loss: a sentence for each name of a difference, and for each vector."""
+
+import math
+import re
+
+_LENGTH = "divide each completion's sum by its own number of tokens, mask.sum(1); then take the mean over completions"
+OF_NAME = {
+    "per-token": "sum logp - logmu over the completion's tokens first; then clip, and take exp of, the sum",
+    "geometric mean": "do not divide the sum of the log-ratios by the length; divide the loss by it",
+    "tis": "give positives (reward >= 0) the weight 1; clip that of negatives alone",
+    "plain is": "give positives (reward >= 0) the weight 1; clip that of negatives to at most 1",
+    "naive reinforce": "weight negatives by min(pi/mu, 1); take log mu from the samples, not from the current model",
+    "sft": "do not drop negatives: give them the weight min(pi/mu, 1)",
+    "clip": "clip to [1, 1] where reward >= 0 and to [0, 1] elsewhere; a guard of exp, at -20 or lower, does no harm",
+    "tempered": "take the ratio to the power 1: no factor and no temperature on its logarithm",
+    "inverted ratio": "take logp - logmu, not logmu - logp",
+    "no stop-gradient": "detach the weight",
+    "frozen weight": "compute the weight from the current logp at every step",
+    "batch-mean baseline": "subtract the baseline that you want before the loss, or leave this one, if you want it",
+    "branch by raw score": "choose the bounds by the sign of what multiplies log pi: the reward after the baseline",
+    "normalised reward": "do not divide the reward by its standard deviation",
+    "token mean": _LENGTH,
+    "sequence sum": _LENGTH,
+    "divided by the longest length": f"{_LENGTH}, not by the longest, and not by the width of the padded batch",
+    "length off by": f"{_LENGTH}: as many as are summed",
+    "separate means": "take one mean over all completions, positives and negatives together",
+    "negatives count": "remove the factor on negatives; choose a baseline if they are to count less",
+    "token missing": "shift logits against labels once, and after that cut neither logp nor the mask",
+    "scaled log-probabilities": "take logp and logmu at one temperature, that of sampling, and without a factor",
+    "extra term": "remove what does not depend on the reward, such as a KL or an entropy, also from within the reward",
+    "unmasked": "align the mask with logp, multiply by it before each sum, and count lengths by mask.sum(1)",
+    "bfloat16": "compute log-probabilities, their sums and the weight in float32",
+    "surrogate": "take the detached weight times log pi; PPO's min() of two terms switches the gradient off",
+    "overflow": "clip the log-ratio before exp, and take exp of differences only: log pi - log mu of a completion",
+    "objective": "put a minus before what is returned: a loss is minimised",
+}
+"""how the name of a difference begins -> what to change"""
+OF_VECTOR = {"V1": "per-token", "V2": "per-token", "V3": "geometric mean", "V4": "clip", "V5": "overflow"}
+OF_VECTOR |= {"V6": "surrogate", "V7": "no stop-gradient", "V8": "branch by raw score", "V9": "length off by"}
+OF_VECTOR |= {"V10": "extra term", "V11": "unmasked", "V13": "overflow", "V16": "frozen weight", "V17": "tempered"}
+OF_VECTOR |= {"V20": "separate means", "V22": "negatives count"}
+"""the name of a vector -> whose sentence a loss is told that fails it"""
+FIRST = ("V10", "V6", "V9", "V11", "V20", "V22")  # in this order, before all others: each asks for one thing alone
+
+
+def change(name: str) -> str:
+    """What to change in a loss with a difference of this name.
+
+    >>> change("clip 0.00673795..1").partition("; 0")[2]
+    '.00673795 is e^-5'
+    """
+    logs = {bound: math.log(float(bound)) for bound in re.findall(r"0\.\d+", name) if name.startswith("clip ")}
+    powers = [f"; {bound} is e^{log:.0f}" for bound, log in logs.items() if abs(log - round(log)) < 1e-5]
+    return "".join([*(text for start, text in OF_NAME.items() if name.startswith(start)), *powers])

@@ -92,6 +92,8 @@ def test_the_committed_notebook_is_one_clean_run_of_short_cells_that_define_only
     assert tags.count("guess") == sum("reveal(my_guess, " in cell.source for cell in cells) >= 2
     assert all(len(cell.source.splitlines()) <= 22 for cell in cells)
     assert notebook.cells[0].source.startswith(f"# {name[1]}. ")
+    tables = [re.findall(r"^\|.*$", cell.source, re.MULTILINE) for cell in notebook.cells]
+    assert all(len({row.count("|") for row in rows}) <= 1 for rows in tables), "a | in mathematics ends a cell: \\vert"
     nodes = [node for cell in cells for node in ast.walk(python_of(cell))]
     defined = [node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     assert {function[:3] for function in defined} == {"my_"}

@@ -205,7 +205,8 @@ def _corrected(loss: Loss, batches: list[LossInputs]) -> tuple[Hypothesis | None
     with suppress(Exception):  # whatever a foreign loss may raise on a batch of another shape
         for names, corrected in corrections(lambda batch: push(loss, batch).double(), near[0], SINGLES):
             chosen = near if "extra term" in names else batches
-            if found := _accepted([corrected(batch) for batch in chosen], chosen):
+            found = _accepted([corrected(batch) for batch in chosen], chosen)
+            if found and (names[0] != "length off by -1" or found.aggregation == "sequence mean"):
                 return found, names
     return None, []
 
@@ -340,8 +341,8 @@ def _measured(pushed: Tensor, batch: LossInputs, rtol: float) -> list[Hypothesis
     is_factor = math.isfinite(factor) and abs(factor) > 1e-6 and abs(factor - 1) > COARSE
     found: list[Hypothesis] = []
     for by in (factor, 1.0) if is_factor else (1.0,):
-        limits, power, shift = _weight(grid, [weight[:, 0], weight[:, 1] / by], rtol) or (None, 1.0, 0.0)
-        if limits and (by == 1 or not shift):
+        if fitted := _weight(grid, [weight[:, 0], weight[:, 1] / by], rtol):
+            limits, power, shift = fitted
             power = -power if is_inverted else power
             found.append(Hypothesis(limits, power, stops_gradient=stops_gradient, offset=shift / power, negatives=by))
     return found

@@ -170,6 +170,7 @@ ODD = {
             "it computes in bfloat16; it fails V1: ",
         ),
         (in_bfloat16(variants.no_stop_gradient), "V1", "it computes in bfloat16; it fails V1: "),
+        (lambda p, m, r, o: variants.paper(p, m, r * (o.sum(1) > 1), o), "V4", "it fails V9: "),
         (lambda *i: variants.paper(*i[:3], i[3].sort(1, descending=True)[0]), None, "it changes with the side "),
         (lambda p, m, r, o: variants.paper(p, m, r * (1 + (o.sum(1) == 5)), o), None, "every vector passes, but"),
     ],

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pandas as pd
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -88,15 +88,15 @@ def methods() -> Table:
     return Table(["options", "correct at the end", "invalid", "correct along the epoch, in %"], rows)
 
 
-def collapse() -> list:
+def collapse() -> list[Panel]:
     """The panels of the README's picture: TOPR and naive REINFORCE along the epoch of the default run, seed 0."""
-    commands = {"TOPR": "python train_gsm8k.py", "naive REINFORCE": "python train_gsm8k.py --method reinforce"}
-    curves = {label: load("methods")[made]["iterations"][0]["curve"] for label, made in commands.items()}
-    seen, panels = [point["samples_seen"] / 1000 for point in curves["TOPR"]], []
+    commands = {"topr": "python train_gsm8k.py", "reinforce": "python train_gsm8k.py --method reinforce"}
+    curves = {name: load("methods")[made]["iterations"][0]["curve"] for name, made in commands.items()}
+    x, seen = "samples trained on (thousands)", [point["samples_seen"] / 1000 for point in curves["topr"]]
+    panels = []
     for outcome, title in (("correct", "Correct completions"), ("invalid", "Completions without an answer")):
-        y = {label: [100 * point[outcome] for point in curve] for label, curve in curves.items()}
-        of_both, about = lines(seen, y, "topr reinforce"), {"ylim": (-3, 103)}
-        panels.append(Panel(title, "samples trained on (thousands)", "% of completions", of_both, about))
+        drawn = lines(seen, {name: [100 * point[outcome] for point in curve] for name, curve in curves.items()})
+        panels.append(Panel(title, x, "% of completions", drawn, {"ylim": (-3, 103)}))
     return panels
 
 
@@ -114,24 +114,17 @@ def judged(name: str) -> dict[str, str]:
     return {part: re.sub(r"{(.*?)}", lambda match: numbers[match[1]], text) for part, text in parts.items()}
 
 
-def claims() -> Table:
-    """Every claim of the paper, one number and the verdict."""
+def claims(to_results: str = "", to_docs: str = "../docs/") -> Table:
+    """Every claim of the paper, one number and the verdict; the paths are those from the page."""
     rows, figures = [], (RESULTS / "figures.md").read_text(encoding="utf-8")
     for heading, name in re.findall(r"^## ((fig\d|table2):.*)$", figures, re.MULTILINE):
         of, called = judged(name), name.replace("fig", "Figure ").replace("table", "Table ")
-        rows.append([called, of["claim"], of["number"], f"[{of['verdict']}](figures.md#{anchor(heading)})"])
-    stated = [row for rows in load("bandit/claims")["claims"].values() for row in rows]
-    counted = f"{sum(row['holds'] for row in stated)} of {len(stated)} statements hold"
-    rows.append(["Analysis", "Propositions, Table 1, Appendices B and C", counted, "[agrees](../docs/analysis.md)"])
+        rows.append([called, of["claim"], of["number"], f"[{of['verdict']}]({to_results}figures.md#{anchor(heading)})"])
+    stated = [row["holds"] for rows in load("bandit/claims")["claims"].values() for row in rows]
+    counted, verdict = f"{sum(stated)} of {len(stated)} statements hold", f"[agrees]({to_docs}analysis.md)"
+    rows.append(["Analysis", "Propositions, Table 1, Appendices B and C", counted, verdict])
     rows.append(["Figures 4, 6, 8", "on MATH, and with models of 8B and 70B", "needs GPUs", "not measured"])
     return Table(["", "the paper's claim", "one number", "verdict"], rows)
-
-
-def verdicts() -> Table:
-    """The same for the README, without the claims' words."""
-    rows = [[name, number, verdict.replace("](", "](results/")] for name, _, number, verdict in claims().rows]
-    rows[-2][-1] = "[agrees](docs/analysis.md)"
-    return Table(["", "one number", "verdict"], rows)
 
 
 def anchor(heading: str) -> str:
@@ -212,22 +205,12 @@ LOGGED = {  # in metrics.jsonl
 }
 
 
-def around(steps: list[dict[str, float]], metric: str) -> list[float]:
-    """A metric at each step s of AT: its mean over the steps from 0.8 s to 1.25 s, for a step has few negatives.
-
-    >>> around([{"step": n, "loss": n} for n in range(1, 513)], "loss")[:6]
-    [1.0, 2.0, 3.0, 5.0, 10.0, 20.5]
-    """
-    near = [[step[metric] for step in steps if 0.8 * s <= step["step"] <= 1.25 * s and metric in step] for s in AT]
-    return [float(f"{np.mean(values):.3g}") for values in near]
-
-
 def weights() -> Table:
     """What TOPR and naive REINFORCE log after 10 and 100 steps of the default run."""
     runs = load("weights")["runs"]
     cells = [(step, name) for step in (10, 100) for name in runs]
-    shown = [*LOGGED.items()][1::2]
-    rows = [[text, *(f"{runs[name][of][AT.index(step)]:.3g}" for step, name in cells)] for of, text in shown]
+    shown = ("weight_neg_q50", "log_ratio_pos_q05", "grad_norm")
+    rows = [[LOGGED[of], *(f"{runs[name][of][AT.index(step)]:.3g}" for step, name in cells)] for of in shown]
     return Table(["metric", *(f"step {step}: {name}" for step, name in cells)], rows)
 
 
@@ -238,7 +221,7 @@ def healthy_and_sick() -> list[Panel]:
     of_all = lines(AT, y | {"naive REINFORCE, all": naive["weight_neg_q50"]}, "topr topr topr reinforce")
     panels = [Panel("weight of negatives", "optimiser step", "weight", of_all, {"xscale": "log"})]
     for metric, unit, scale in zip([*LOGGED][3:], ("nats", "nats", "norm"), ("symlog", "symlog", "log"), strict=True):
-        of_both = lines(AT, {"TOPR": topr[metric], "naive REINFORCE": naive[metric]}, "topr reinforce")
+        of_both = lines(AT, {"topr": topr[metric], "reinforce": naive[metric]})
         panels.append(Panel(LOGGED[metric], "optimiser step", unit, of_both, {"xscale": "log", "yscale": scale}))
     return panels
 
@@ -248,7 +231,9 @@ TABLES = {  # of a marker's name: what makes the table
     "iterations": lambda: to_table(load("iterations")),  # the run with Anna Karenina sampling
     "methods": methods,
     "verifier": lambda name: "\n\n".join(table.markdown() for table in tables_of_verifier(load(name))),
-    "claims": verdicts,
+    "claims": lambda: Table(
+        ["", "one number", "verdict"], [[of, *rest] for of, _, *rest in claims("results/", "docs/").rows]
+    ),
     "findings": claims,
     "benchmark": benchmark,
     "stages": stages,
@@ -261,11 +246,7 @@ TABLES = {  # of a marker's name: what makes the table
 
 
 def renewed(text: str) -> str:
-    """The text of a page with its tables made anew.
-
-    >>> renewed("no table").removeprefix("no")
-    ' table'
-    """
+    """The text of a page with its tables made anew."""
 
     def new(match: re.Match[str]) -> str:
         marker, name, argument, end = match.groups()
@@ -277,11 +258,17 @@ def renewed(text: str) -> str:
 
 
 def measure_weights(folders: Sequence[str | Path]) -> None:
-    """results/weights.json from two run folders, TOPR's and naive REINFORCE's."""
-    runs = {}
+    """results/weights.json from two run folders, TOPR's and naive REINFORCE's.
+
+    A metric at step s is its mean over the steps from 0.8 s to 1.25 s, for a step has few negatives.
+    """
+    runs: dict[str, dict[str, list[float]]] = {}
     for name, folder in zip(("TOPR", "naive REINFORCE"), folders, strict=True):
-        steps = [json.loads(line) for line in (Path(folder) / "iteration-1" / "metrics.jsonl").read_text().splitlines()]
-        runs[name] = {metric: around(steps, metric) for metric in LOGGED}
+        steps = pd.read_json(Path(folder) / "iteration-1" / "metrics.jsonl", lines=True, precise_float=True).set_index(
+            "step"
+        )
+        means = pd.DataFrame([steps.loc[0.8 * s : 1.25 * s, [*LOGGED]].mean() for s in AT])
+        runs[name] = {metric: [float(f"{mean:.3g}") for mean in means[metric]] for metric in LOGGED}
     made = {"command": "python docs/make_tables.py runs/topr runs/reinforce", "commit": commit(), "steps": AT}
     write_file(RESULTS / "weights.json", json.dumps(made | {"runs": runs}, indent=1) + "\n")
 

@@ -1,10 +1,10 @@
 """TOPR on one screen: sample, reward and learn, three times over. `python one_file.py`, or `--model NAME --lr 1e-6`.
 
-train_gsm8k.py does the same at scale: `sample` and `is_right` are pipeline/sampling.py and `grade` there, log mu is
-`score` of pipeline/dataset.py, and the loop is `experiment`, over the stages of pipeline/stages.py.
+At scale: train_gsm8k.py, with pipeline/sampling.py (`sample`), dataset.py (log mu, steps) and stages.py (the loop).
 """
 
 import argparse
+import os
 import random
 import re
 
@@ -41,6 +41,7 @@ if __name__ == "__main__":
     for name, default in {"model": "tiny/base", "lr": 1e-4, "seed": 0, "out": "runs/one_file"}.items():
         parser.add_argument(f"--{name}", type=type(default), default=default)
     given = parser.parse_args()
+    os.makedirs(given.out, exist_ok=True)
     torch.manual_seed(given.seed)
     tokenizer = AutoTokenizer.from_pretrained(given.model)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token

@@ -99,7 +99,7 @@ def load_model(name: str, device: torch.device | None = None, settings: Settings
             reason = f"it has a licence to be accepted at https://huggingface.co/{name}; then {account}"
         elif isinstance(error.__cause__, LocalEntryNotFoundError):
             copy = f"`hf download {name}` keeps a copy where it can, and --model takes a folder"
-            reason = f"its hub cannot be reached; {copy}"
+            reason = f"there is no such folder, and its hub cannot be reached; {copy}"
         raise InputError(f"--model {name}: cannot be loaded: {reason}") from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token_id = tokenizer.eos_token_id  # padding is always masked: any token will do

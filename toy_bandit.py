@@ -5,15 +5,7 @@
     python toy_bandit.py --out DIR --seed 1
 
 Each statement names its condition. The exit status is 1 if a statement does not hold. The statements are in
-paper/claims.py, the bandit in paper/bandit.py. Proposition 3.2, for one: after 0, 1,000, 2,000 and 3,000 steps TOPR's
-objective is below the largest reward, which is 1; that of naive REINFORCE grows on.
-
->>> bandit = Bandit(tensor([0.35, 0.25, 0.25, 0.15]), tensor([1.0, 1.0, -1.0, -1.0]))
->>> for limits in (PRESETS["topr"], PRESETS["reinforce"]):
-...     path = ascend(bandit.mu.log(), bandit, limits, lr=4.0, steps=3000, keep=1000)
-...     objective(path, bandit, limits).round(decimals=3)
-tensor([0.2000, 0.9060, 0.9060, 0.9060], dtype=torch.float64)
-tensor([2.0000e-01, 6.6048e+02, 1.3205e+03, 1.9805e+03], dtype=torch.float64)
+paper/claims.py, the bandit in paper/bandit.py.
 """
 
 import json
@@ -24,16 +16,15 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import pandas as pd
 import torch
 import tyro
 
-from paper.bandit import Bandit, ascend, objective, tensor  # noqa: F401, for the example above
 from paper.claims import CLAIMS, Claim, check, to_table
 from pipeline.plots import Panel, draw, save_figure
 from pipeline.records import write_file
 from pipeline.report import Table
 from pipeline.runtime.processes import progress_bar
-from topr import PRESETS  # noqa: F401
 
 
 def numbers(panel: Panel) -> Table | None:
@@ -50,12 +41,10 @@ def numbers(panel: Panel) -> Table | None:
     lines = [line for line in panel.lines if line.kind == "line" and line.label]
     if not lines:
         return None
-    x = np.sort(np.asarray(lines[0].x))
-    x, rows = x[np.linspace(0, len(x) - 1, 5).round().astype(int)], []
-    for line in lines:
-        order = np.argsort(np.asarray(line.x))
-        y = np.interp(x, np.asarray(line.x)[order], np.asarray(line.y)[order])
-        rows.append([plain(line.label), *("-" if np.isnan(value) else f"{value:,.4g}" for value in y)])
+    drawn = [pd.Series(np.asarray(line.y), np.asarray(line.x)).sort_index() for line in lines]
+    x = drawn[0].index[np.linspace(0, len(drawn[0]) - 1, 5).round().astype(int)]
+    values = [[f"{y:,.4g}".replace("nan", "-") for y in np.interp(x, line.index, line)] for line in drawn]
+    rows = [[plain(line.label), *of_line] for line, of_line in zip(lines, values, strict=True)]
     return Table([plain(f"{panel.title}: {panel.xlabel}"), *(f"{value:,.4g}" for value in x)], rows)
 
 
@@ -91,4 +80,4 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main, prog="toy_bandit.py", description=__doc__.partition("\n>>>")[0])
+    tyro.cli(main, prog="toy_bandit.py", description=__doc__)

@@ -7,6 +7,7 @@ has, or for a number of `numbers`. What results/page.json holds is made by docs/
 """
 
 import json
+import re
 import sys
 from dataclasses import astuple
 from pathlib import Path
@@ -32,6 +33,7 @@ FILTERS = {  # of the template: how a number is written
     "count": "{:,}".format,
     "percent": lambda share, digits=1: f"{100 * share:.{digits}f}",
     "signed": lambda value: f"{value:+.1f}".replace("-", "−"),
+    "small": lambda value: re.sub("e-0*(.+)", r" × 10<sup>−\1</sup>", f"{value:.1e}"),
     "estimate": lambda of: Estimate(**of).text(100),
 }
 
@@ -63,22 +65,8 @@ def numbers() -> dict[str, Any]:
     }
 
 
-def scientific(value: float) -> str:
-    """A number far below 1, with its power of ten.
-
-    >>> scientific(3.5e-5)
-    '3.5 × 10<sup>−5</sup>'
-    """
-    factor, exponent = f"{value:.1e}".split("e")
-    return f"{factor} × 10<sup>−{-int(exponent)}</sup>"
-
-
 def made() -> str:
-    """The page.
-
-    >>> made().count("{{")
-    0
-    """
+    """The page."""
     results = {name: load(name) for name in ("page", "laptop", "methods", "fig1", "fig5", "variants")} | numbers()
     files = {file.name: file.read_text(encoding="utf-8").strip() for file in SOURCES.iterdir()}
     of_methods, styles, made_by = results["methods"], {}, "python train_gsm8k.py --method"
@@ -93,7 +81,7 @@ def made() -> str:
     as_script = json.dumps(content, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     script = f"const STYLES = {json.dumps(styles)};\nconst DATA = {as_script};"
     environment = Environment(undefined=StrictUndefined)
-    environment.filters |= FILTERS | {"scientific": scientific}
+    environment.filters |= FILTERS
     template = environment.from_string(files["template.html"])
     return template.render(results, files=files, data=script, compared=content["compared"]) + "\n"
 

@@ -6,7 +6,7 @@ from itertools import cycle
 from typing import Any
 
 from IPython.display import display
-from ipywidgets import FloatSlider, Image, VBox
+from ipywidgets import interactive
 from matplotlib import colormaps
 from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
@@ -75,18 +75,6 @@ def show_sliders(draw_at: Callable[..., Figure], **ranges: tuple[float, float, f
 
     Where nobody can move one (a printed page), the figure at their first positions: the middle of each range.
     """
-    sliders = {
-        name: FloatSlider((low + high) / 2, min=low, max=high, step=step, description=name)
-        for name, (low, high, step) in ranges.items()
-    }
-
-    def picture() -> bytes:
-        content = io.BytesIO()
-        draw_at(**{name: slider.value for name, slider in sliders.items()}).savefig(content, format="png", dpi=100)
-        return content.getvalue()
-
-    image = Image(value=picture(), format="png", layout={"max_width": "100%"})
-    for slider in sliders.values():
-        slider.observe(lambda _: setattr(image, "value", picture()), "value")
-    widgets = VBox([*sliders.values(), image])._repr_mimebundle_()
-    display(widgets | {"image/png": bytes(image.value)}, raw=True)
+    controls, content = interactive(draw_at, {"auto_display": True}, **ranges), io.BytesIO()
+    controls.result.savefig(content, format="png", dpi=100)
+    display(controls._repr_mimebundle_() | {"image/png": content.getvalue()}, raw=True)

@@ -10,19 +10,15 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from conformance.advice import FIRST, OF_VECTOR, change
-from conformance.corrections import corrections, with_a_token
 from conformance.losses import ADAPTERS, InputError, Loss, LossInputs, adapted, push, told, total
+from conformance.mistakes import FIRST, OF_VECTOR, change, corrections, with_a_token
 from conformance.variants import TABLE_1
 from conformance.vectors import NOT_FINITE, SINGLES, VECTORS, VectorResult, probes, result_of
 from topr import PRESETS, Limits, importance_weight
 
-# ---- the hypotheses: what a loss may be ---------------------------------------------------------------------------
-
+FINE, COARSE = 1e-4, 0.02  # relative tolerance of a push: bfloat16 rounds by up to 0.004, several times in a loss
 Padding = Literal["masked", "in the sum", "in the divisor", "in both"]
 """where padding counts in a mean over tokens: nowhere, as it should, or in its sum, its number of tokens, or both"""
-
-
 Aggregation = Literal[
     "sequence mean", "token mean", "sequence sum", "divided by the longest length", "length off by +1"
 ]
@@ -115,12 +111,6 @@ def _name_of_bounds(limits: Limits) -> str:
     clip = f"clip {negative}" if positive == "1..1" else f"clip {positive} on positives, {negative} on negatives"
     clip = clip.replace("inf", "infinity")
     return {PRESETS[row]: name for name, row in TABLE_1.items()}.get(limits, clip)
-
-
-FINE, COARSE = 1e-4, 0.02  # relative tolerance of a push: bfloat16 rounds by up to 0.004, several times in a loss
-
-
-# ---- identification -----------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -349,29 +339,27 @@ def _measured(pushed: Tensor, batch: LossInputs, rtol: float) -> list[Hypothesis
 
 
 def _weight(grid: Tensor, weights: list[Tensor], rtol: float) -> tuple[Limits, float, float] | None:
-    """Limits, power and shift of [exp(power * log_ratio + shift)]_a^b for positives and negatives, if that fits."""
-    bounds, lines = zip(*(_fitted(grid, values, rtol) for values in weights), strict=True)
-    _, power, shift = max(lines)  # a narrow clip may leave too few log-ratios between its bounds
-    slack = 10 * FINE if rtol == FINE else COARSE
-    power, shift = (target if abs(x - target) < slack else x for x, target in ((power, 1.0), (shift, 0.0)))
-    for values, (a, b) in zip(weights, bounds, strict=True):
-        if not (0 <= a <= b and power > 0 and abs(shift) < 100):
-            return None
-        if not torch.allclose(values, importance_weight(power * grid + shift, a, b), rtol=slack, atol=1e-6):
-            return None
-    return Limits(*bounds[0], *bounds[1]), power, shift
-
-
-def _fitted(log_ratio: Tensor, weight: Tensor, rtol: float) -> tuple[tuple[float, float], tuple[int, float, float]]:
-    """Of weight = [exp(power * log_ratio + shift)]_a^b: (a, b) and (log-ratios between the bounds, power, shift).
+    """Limits, power and shift of [exp(power * log_ratio + shift)]_a^b for positives and negatives, if that fits.
 
     A bound is reached where two neighbours are equal; otherwise it is 0 or infinity. One log-ratio between the bounds
     does not tell the power, and none tells neither: they are then the paper's.
     """
-    is_flat = ((weight[:-1] - weight[1:]).abs() <= 1e-2 * rtol * weight[:-1].abs()).tolist()
-    a = weight[0].item() if is_flat[0] and weight[0] > 1e-6 else 0.0  # a guard such as exp(-20) is no bound
-    b = weight[-1].item() if is_flat[-1] else math.inf
-    between = (weight > a * (1 + 0.1 * rtol)) & (weight < b * (1 - 0.1 * rtol)) & (weight > 1e-6)
-    x, y = log_ratio[between], weight[between].log()
-    power = ((y[-1] - y[0]) / (x[-1] - x[0])).item() if len(x) > 1 and x[-1] > x[0] else 1.0
-    return (a, max(a, b)), (len(x), power, (y - power * x).median().item() if len(x) else 0.0)
+    bounds, lines = [], []
+    for weight in weights:
+        is_flat = ((weight[:-1] - weight[1:]).abs() <= 1e-2 * rtol * weight[:-1].abs()).tolist()
+        a = weight[0].item() if is_flat[0] and weight[0] > 1e-6 else 0.0  # a guard such as exp(-20) is no bound
+        b = weight[-1].item() if is_flat[-1] else math.inf
+        between = (weight > a * (1 + 0.1 * rtol)) & (weight < b * (1 - 0.1 * rtol)) & (weight > 1e-6)
+        x, y = grid[between], weight[between].log()
+        power = ((y[-1] - y[0]) / (x[-1] - x[0])).item() if len(x) > 1 and x[-1] > x[0] else 1.0
+        bounds.append((a, max(a, b)))
+        lines.append((len(x), power, (y - power * x).median().item() if len(x) else 0.0))
+    _, power, shift = max(lines)  # a narrow clip may leave too few log-ratios between its bounds
+    slack = 10 * FINE if rtol == FINE else COARSE
+    power, shift = (target if abs(x - target) < slack else x for x, target in ((power, 1.0), (shift, 0.0)))
+    for weight, (a, b) in zip(weights, bounds, strict=True):
+        if not (0 <= a <= b and power > 0 and abs(shift) < 100):
+            return None
+        if not torch.allclose(weight, importance_weight(power * grid + shift, a, b), rtol=slack, atol=1e-6):
+            return None
+    return Limits(*bounds[0], *bounds[1]), power, shift

@@ -42,60 +42,62 @@ def per_token_and_token_mean(logp: Tensor, logmu: Tensor, reward: Tensor, mask: 
     return -(reward * total(weight * logp, mask)).sum() / mask.sum()
 
 
-def with_weight(of_negatives: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Loss:
-    """The paper's loss with another weight of negatives: a function of logp, logmu and mask, (B,)."""
+def tapered(logp: Tensor, logmu: Tensor, mask: Tensor) -> Tensor:
+    """The paper's weight of negatives, [pi/mu]_0^1 of the whole sequence, (B,)."""
+    return total(logp - logmu, mask).clamp(max=0).exp()
+
+
+def varied(weight: Callable[..., Tensor] = tapered, length: Callable[..., Tensor] = lambda mask: mask.sum(1)) -> Loss:
+    """The paper's loss but for the weight of negatives, a function like `tapered`, or the divisor, one of the mask."""
 
     def loss(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-        weight = torch.where(reward < 0, of_negatives(logp, logmu, mask), 1.0).detach()
-        return -(weight * reward * total(logp, mask) / mask.sum(1)).mean()
+        of_each = torch.where(reward < 0, weight(logp, logmu, mask), 1.0).detach()
+        return -(of_each * reward * total(logp, mask) / length(mask)).mean()
 
     return loss
 
 
-geometric_mean = with_weight(lambda logp, logmu, mask: (total(logp - logmu, mask) / mask.sum(1)).clamp(max=0).exp())
+geometric_mean = varied(lambda logp, logmu, mask: (total(logp - logmu, mask) / mask.sum(1)).clamp(max=0).exp())
 """The log-ratio is divided by the length, so that weights stay near 1. The paper divides the loss."""
 
-clipped = with_weight(lambda logp, logmu, mask: total(logp - logmu, mask).exp().clamp(0.8, 1.2))
+clipped = varied(lambda logp, logmu, mask: total(logp - logmu, mask).exp().clamp(0.8, 1.2))
 """Negatives clipped to PPO's [0.8, 1.2]: with a- = 0.8 the objective is unbounded (Proposition 3.2)."""
 
-tempered = with_weight(lambda logp, logmu, mask: (0.5 * total(logp - logmu, mask)).clamp(max=0).exp())
+tempered = varied(lambda logp, logmu, mask: (0.5 * total(logp - logmu, mask)).clamp(max=0).exp())
 """The square root of the ratio: the weight of negatives falls half as fast."""
 
 
 def frozen_weight() -> Loss:
     """A loss that keeps the weights of its first call, as code that computes them once, with the data, does."""
     kept: dict[str, Tensor] = {}
-    return with_weight(lambda p, m, mask: kept.setdefault("first", total(p - m, mask).clamp(max=0).exp().detach()))
+    return varied(lambda *inputs: kept.setdefault("first", tapered(*inputs).detach()))
 
 
 def no_stop_gradient(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
     """The weight is differentiated too: below log pi = -1 it raises tapered negatives."""
-    weight = torch.where(reward < 0, total(logp - logmu, mask).clamp(max=0).exp(), 1.0)
+    weight = torch.where(reward < 0, tapered(logp, logmu, mask), 1.0)
     return -(weight * reward * total(logp, mask) / mask.sum(1)).mean()
 
 
 def branch_by_raw_score(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
     """The batch's mean is subtracted, but the sign of the score before that chooses the bounds."""
-    weight = torch.where(reward < 0, total(logp - logmu, mask).clamp(max=0).exp(), 1.0).detach()
+    weight = torch.where(reward < 0, tapered(logp, logmu, mask), 1.0).detach()
     return -(weight * (reward - reward.mean()) * total(logp, mask) / mask.sum(1)).mean()
 
 
 def token_mean(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
     """Divided by the batch's number of tokens: a long sequence counts more than a short one."""
-    weight = torch.where(reward < 0, total(logp - logmu, mask).clamp(max=0).exp(), 1.0).detach()
+    weight = torch.where(reward < 0, tapered(logp, logmu, mask), 1.0).detach()
     return -(weight * reward * total(logp, mask)).sum() / mask.sum()
 
 
-def sequence_sum(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """Not divided by the length at all."""
-    weight = torch.where(reward < 0, total(logp - logmu, mask).clamp(max=0).exp(), 1.0).detach()
-    return -(weight * reward * total(logp, mask)).mean()
+sequence_sum = varied(length=lambda mask: 1)
+"""Not divided by the length at all."""
 
 
 def unmasked(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
     """Padding counts, in the ratio and in the loss."""
-    weight = torch.where(reward < 0, (logp - logmu).sum(1).clamp(max=0).exp(), 1.0).detach()
-    return -(weight * reward * logp.mean(1)).mean()
+    return paper(logp, logmu, reward, torch.ones_like(mask))
 
 
 TABLE_1 = {"tis": "tis", "plain is": "off_policy", "naive reinforce": "reinforce", "sft": "sft"}  # rows, as named here

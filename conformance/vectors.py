@@ -1,7 +1,4 @@
-"""Inputs on which TOPR and its variants differ: test vectors by hand, probes of hypotheses, and random batches.
-
-The numbers that are missing, such as V14, are not about a loss: the project's tests of topr.py have them.
-"""
+"""Inputs on which TOPR and its variants differ: test vectors by hand, probes of hypotheses, and random batches."""
 
 import math
 import re
@@ -214,14 +211,13 @@ def _check(name: str, loss: Loss) -> tuple[bool, str]:
             inputs = LossInputs(single + log_ratio, single, torch.tensor([1.0, 1.0, 1.0, 0.2]), ones)
             pushed = push(loss, inputs)[:, 0]
             ratio = pushed[3] / pushed[0]  # the mean is 0.8: a loss that subtracts it has -0.6 w over 0.2
-            passed = _near(ratio, 0.2) or _near(ratio, -3 * math.exp(-2))
             about = "scores as given: 0.2; less their mean: -0.406"
-            return passed, f"push of the last / the first: {ratio:.6g} ({about})"
+            is_near = _near(ratio, 0.2) or _near(ratio, -3 * math.exp(-2))
+            return is_near, f"push of the last / the first: {ratio:.6g} ({about})"
         case "V9":
             one, three = push(loss, batch_of([Case(1, (0.0,) * length, logp=0.0) for length in (1, 3)]))[:2]
-            return _near(
-                three / one[0], 1 / 3
-            ), f"a token of three has {_shortly(three / one[0])} of the gradient of one alone"
+            share = three / one[0]
+            return _near(share, 1 / 3), f"a token of three has {_shortly(share)} of the gradient of one alone"
         case "V11":
             batch = batch_of([Case(-1, (-0.5, 0.2)), Case(1, (0.1,) * 4), Case(-1, (-1.0,))])
             filled = batch._replace(logp=torch.where(batch.mask > 0, batch.logp, -50.0))
@@ -239,8 +235,9 @@ def _check(name: str, loss: Loss) -> tuple[bool, str]:
         case "V20":
             batch = batch_of([Case(reward, (-0.3, 0.1)) for reward in (1.5, 1.5, -1.0, -1.0, -1.0)])  # the mean is 0
             parts = (slice(1), slice(2), slice(2, 5), slice(5))
-            pushes = [push(loss, LossInputs(*(column[rows] for column in batch)))[:, 0] for rows in parts]
-            one, positives, negatives, whole = pushes
+            one, positives, negatives, whole = (
+                push(loss, LossInputs(*(x[rows] for x in batch)))[:, 0] for rows in parts
+            )
             is_mean = _near(positives[0] / one[0], 0.5)
             shares = torch.stack([whole[0] / positives[0], whole[4] / negatives[0]])
             passed = _near(shares, torch.tensor([2 / 5, 3 / 5] if is_mean else [1.0, 1.0]))
@@ -270,11 +267,8 @@ def probes(dtype: torch.dtype = torch.float64, is_coarse: bool = False, by: floa
     """Five batches on which hypotheses are tried, all of one shape and one logmu: frozen weights fit all of them.
 
     The first batch holds one on-policy positive of a single token with log pi = 0, by which all pushes are divided.
-    Next come single tokens with log-ratios of - and + STEPS, both rewards and two values of log pi, then longer
-    sequences. The other batches change it in one way each: other log pi (is the weight frozen?), shorter sequences
-    (what divides the sum, and does padding count?), rewards whose mean is not 0, and rewards twice as large.
-    is_coarse: in quarters, which bfloat16 sums without rounding, and single tokens with log-ratios of at least 1/4.
-    by: what the STEPS are multiplied by.
+    Next come single tokens, with log-ratios of - and + STEPS times `by`, then longer sequences. The other batches
+    change it in one way each. is_coarse: in quarters, which bfloat16 sums without rounding, of at least 1/4.
     """
     draw = torch.Generator().manual_seed(0)
     steps = [max(round(4 * step) / 4, 0.25) for step in STEPS] if is_coarse else [by * step for step in STEPS]
@@ -300,8 +294,8 @@ def probes(dtype: torch.dtype = torch.float64, is_coarse: bool = False, by: floa
     reward[-1] -= reward.sum()  # the mean is 0 now
     changes = [
         {},
-        {"logp": logp + torch.cat([zeros, uniform(-1, 0.6)]) * mask},
-        {"mask": mask * (torch.arange(width) < 3)},
+        {"logp": logp + torch.cat([zeros, uniform(-1, 0.6)]) * mask},  # is the weight frozen?
+        {"mask": mask * (torch.arange(width) < 3)},  # what divides the sum, and does padding count?
         {"reward": reward + 1.5},
         {"reward": 2 * reward},
     ]
@@ -335,31 +329,23 @@ def compare(loss: Loss, count: int, seed: int = 0) -> str | None:
     if not is_sum and not math.isclose(alone, 2 * of_two, rel_tol=1e-4):
         return f"differs from Eq. 7: an on-policy positive has a push of {alone:g} alone, {of_two:g} as one of two"
     draw = torch.Generator().manual_seed(seed)
-    batches = [_ragged(draw, dtype) for _ in range(count)]
-    differing = [(batch, found) for batch in batches if (found := _difference(loss, batch, alone, is_sum))]
-    if not differing:
-        return None
-    batch, difference = min(differing, key=lambda pair: pair[0].mask.numel())
-    columns = [f"{name} {column.tolist()}" for name, column in batch._asdict().items()]
-    return in_words("\n".join(["differs from Eq. 7 on this batch:", *columns, difference]))
-
-
-def _difference(loss: Loss, batch: LossInputs, factor: float, is_sum: bool) -> str | None:
-    try:
-        found = push(loss, batch)
-    except Exception as error:  # whatever a foreign loss may raise
-        return f"raised {told(error)}"
-    expected = torch.tensor(oracle(batch), dtype=found.dtype) * factor / (1 if is_sum else len(batch.reward))
-    if torch.allclose(found, expected, rtol=1e-4, atol=1e-6 * factor):
-        return None
-    return "push {}\npaper {}".format(*(x.double().round(decimals=6).tolist() for x in (found, expected)))
+    for batch in sorted((_ragged(draw, dtype) for _ in range(count)), key=lambda batch: batch.mask.numel()):
+        expected = torch.tensor(oracle(batch), dtype=dtype) * alone / (1 if is_sum else len(batch.reward))
+        try:
+            found = push(loss, batch)
+        except Exception as error:  # whatever a foreign loss may raise
+            difference = f"raised {told(error)}"
+        else:
+            if torch.allclose(found, expected, rtol=1e-4, atol=1e-6 * alone):
+                continue
+            difference = "push {}\npaper {}".format(*(x.double().round(decimals=6).tolist() for x in (found, expected)))
+        columns = [f"{name} {column.tolist()}" for name, column in batch._asdict().items()]
+        return in_words("\n".join(["differs from Eq. 7 on this batch:", *columns, difference]))
+    return None
 
 
 def _ragged(draw: torch.Generator, dtype: torch.dtype) -> LossInputs:
-    """A batch of 1 to 5 sequences of 1 to 8 tokens, padded on either side; log pi and log mu from -5 to 0 by quarters.
-
-    Padding holds other numbers, up to 50 on either side of 0.
-    """
+    """A batch of 1 to 5 sequences of 1 to 8 tokens; padding, on either side, holds numbers from -50 to 50."""
 
     def integers(low: int, high: int, *shape: int) -> Tensor:
         return torch.randint(low, high + 1, shape, generator=draw)

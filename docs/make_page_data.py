@@ -52,12 +52,13 @@ def score(examples: Sequence[Example], models: Sequence[str]) -> list[list[list[
 
 def main() -> None:
     """The command: two runs in a temporary folder, then results/page.json."""
-    curves, said, log_ratio = {}, {}, {}
+    curves, log_ratio = {}, {}
     with command("make_page_data"), tempfile.TemporaryDirectory() as folder:
         topr = Settings(method="topr", curve_points=POINTS, out=Path(folder) / "topr")
         naive = replace(topr, method="reinforce", out=Path(folder) / "reinforce", reuse=topr.out)
         task = gsm8k_task(topr)
         shown = task.test[:QUESTIONS]
+        questions = [{"question": p.question, "gold": str(p.gold), "completions": {}} for p in shown]
         for settings in (topr, naive):
             with open_run(settings, task) as run:
                 run.evaluate(1, run.start)
@@ -73,7 +74,8 @@ def main() -> None:
             curves[settings.method] = shares | {"se": [round(p["pass@1"]["se"], 6) for p in curve]}
             files = [settings.out / "iteration-1" / f"test-{point.step}.jsonl" for point in points]
             first = [{sample.problem_id: sample for sample in reversed(read_rows(file, Sample))} for file in files]
-            said[settings.method] = [[[of[p.id].completion, of[p.id].outcome] for of in first] for p in shown]
+            for question, p in zip(questions, shown, strict=True):
+                question["completions"][settings.method] = [[of[p.id].completion, of[p.id].outcome] for of in first]
     asked = {problem.id: problem.question for problem in task.train}
     tokenizer = load_model(topr.model).tokenizer
     content = {
@@ -84,10 +86,7 @@ def main() -> None:
         "steps": [point.step for point in points],
         "seen": [point.seen for point in points],
         "curves": curves,
-        "questions": [
-            {"question": p.question, "gold": str(p.gold), "completions": {m: of[i] for m, of in said.items()}}
-            for i, p in enumerate(shown)
-        ],
+        "questions": questions,
         "completions": [
             {
                 "question": asked[samples[example.sample].problem_id],

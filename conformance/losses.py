@@ -77,6 +77,8 @@ def load(name: str) -> Callable[..., Tensor]:
     if not colon:
         raise InputError(f"{name}: write it as package.module:function or path/file.py:function")
     path = Path(module).with_suffix(".py") if module.endswith(".py") or "/" in module else None
+    if path and not path.is_file():
+        raise InputError(f"{name}: there is no file {path}")
     sys.path.insert(0, str(path.parent) if path else "")
     module = path.stem if path else module
     try:

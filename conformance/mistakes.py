@@ -38,7 +38,7 @@ OF_NAME = {
     "extra term": "remove what does not depend on the reward, such as a KL or an entropy, also from within the reward",
     "unmasked": "align the mask with logp, multiply by it before each sum, and count lengths by mask.sum(1)",
     "bfloat16": "compute log-probabilities, their sums and the weight in float32",
-    "surrogate": "take the detached weight times log pi; PPO's min() of two terms switches the gradient off",
+    "surrogate": "take the detached weight, however small, times log pi: without a threshold, or PPO's min() of terms",
     "overflow": "clip the log-ratio before exp, and take exp of differences only: log pi - log mu of a completion",
     "objective": "put a minus before what is returned: a loss is minimised",
 }

@@ -5,7 +5,16 @@
     python toy_bandit.py --out DIR --seed 1
 
 Each statement names its condition. The exit status is 1 if a statement does not hold. The statements are in
-paper/claims.py, the bandit in paper/bandit.py.
+paper/claims.py, the bandit in paper/bandit.py. Proposition 3.2, for one: after 0, 1,000, 2,000 and 3,000 steps TOPR's
+objective is below the largest reward, which is 1; that of naive REINFORCE grows on.
+
+>>> from paper.bandit import PRESETS, Bandit, ascend, objective, tensor
+>>> bandit = Bandit(tensor([0.35, 0.25, 0.25, 0.15]), tensor([1.0, 1.0, -1.0, -1.0]))
+>>> for limits in (PRESETS["topr"], PRESETS["reinforce"]):
+...     path = ascend(bandit.mu.log(), bandit, limits, lr=4.0, steps=3000, keep=1000)
+...     objective(path, bandit, limits).round(decimals=3)
+tensor([0.2000, 0.9060, 0.9060, 0.9060], dtype=torch.float64)
+tensor([2.0000e-01, 6.6048e+02, 1.3205e+03, 1.9805e+03], dtype=torch.float64)
 """
 
 import json
@@ -80,4 +89,4 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main, prog="toy_bandit.py", description=__doc__)
+    tyro.cli(main, prog="toy_bandit.py", description=__doc__.partition("\n>>>")[0])

@@ -16,7 +16,7 @@ PROBLEMS, CANDIDATES, STEPS = 16, 16, 12
 USUAL = gsm8k.Settings()
 SMALL = (
     f"paper --model {USUAL.model} --data {USUAL.data} --shots 0 --engine vllm --composition anna_karenina"
-    f" --max-new-tokens 48 --problems {PROBLEMS} --candidates {CANDIDATES} --examples {8 * STEPS} --chunk 4"
+    f" --iterations 2 --max-new-tokens 48 --problems {PROBLEMS} --candidates {CANDIDATES} --examples {8 * STEPS} --chunk 4"
     " --save-every 3 --lr 1e-3 --test-problems 8 --test-samples 6 --k 4"
 ).split()
 
@@ -73,7 +73,8 @@ def test_both_ranks_samples_are_there_and_each_model_draws_its_own(undisturbed):
     assert len({str(sample["token_ids"]) for sample in samples}) > len(samples) / 4
     assert [step["step"] for step in metrics] == list(range(1, STEPS + 1))
     assert abs(metrics[0]["log_ratio_neg_q50"]) < 0.02  # pi = mu, to bfloat16
-    assert len(rows(here / f"test-{STEPS}.jsonl")) == 8 * 6
+    tested = [len(rows(folder / f"iteration-{i}" / f"test-{STEPS}.jsonl")) for i in (1, 2)]
+    assert tested == [8 * 16, 8 * 6]  # between iterations as many as `paper` has
     models = (USUAL.model, here / "model")
     for name, model in (("test-0", models[0]), ("samples", models[0]), (f"test-{STEPS}", models[1])):
         errors = {path: mean_error(rows(here / f"{name}.jsonl")[::7], path) for path in models}

@@ -248,6 +248,9 @@ def command(name: str) -> Iterator[None]:
             raise
         # A machine's first process prints what all share; every process prints a fault of its own disk.
         is_mine = isinstance(error, OSError) or os.environ.get("LOCAL_RANK", "0") == "0"
+        if not is_mine:  # were this one to end before the first, torchrun would end that before it has told
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            time.sleep(SAME_REQUEST)
         sys.exit(f"{name}: {line_of(error)}" if is_mine else 1)
 
 

@@ -16,8 +16,8 @@ PROBLEMS, CANDIDATES, STEPS = 16, 16, 12
 USUAL = gsm8k.Settings()
 SMALL = (
     f"paper --model {USUAL.model} --data {USUAL.data} --shots 0 --engine vllm --composition anna_karenina"
-    f" --iterations 2 --max-new-tokens 48 --problems {PROBLEMS} --candidates {CANDIDATES} --examples {8 * STEPS} --chunk 4"
-    " --save-every 3 --lr 1e-3 --test-problems 8 --test-samples 6 --k 4"
+    f" --max-new-tokens 48 --problems {PROBLEMS} --candidates {CANDIDATES} --examples {8 * STEPS} --chunk 4"
+    " --iterations 2 --save-every 3 --lr 1e-3 --test-problems 8 --test-samples 6 --k 4"
 ).split()
 
 

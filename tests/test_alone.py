@@ -78,7 +78,9 @@ def undisturbed(tmp_path_factory):
     return contents(folder)
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    "stage", ["sampling", "training", *(pytest.param(stage, marks=pytest.mark.slow) for stage in ("scoring", "saving"))]
+)
 def test_a_rank_that_fails_alone_ends_all_says_why_once_and_the_same_command_goes_on(stage, tmp_path, undisturbed):
     folder = tmp_path / "run"
     for fault in FAULTS:

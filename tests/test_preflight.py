@@ -200,6 +200,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
 
+@pytest.mark.slow
 def test_a_hub_that_falls_silent_is_told_and_the_same_command_goes_on(tmp_path):
     command = [
         sys.executable,

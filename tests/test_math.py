@@ -3,6 +3,7 @@
 import gc
 import json
 import re
+import signal
 from dataclasses import replace
 
 import pytest
@@ -104,7 +105,8 @@ def test_a_judge_whose_process_ended_or_takes_too_long_or_was_left_alone_starts_
     assert judge.equal("1/4", "0.25")
     assert judge._process.pid != first.pid
     with monkeypatch.context() as patched:
-        patched.setattr(judge, "_patience", 0.0)  # every comparison takes too long
+        patched.setattr(judge, "_patience", 0.1)
+        judge._process.send_signal(signal.SIGSTOP)  # the comparison takes too long
         assert not judge.equal("1/5", "0.2")
         assert judge._process.poll() is not None
     with monkeypatch.context() as patched:

@@ -74,9 +74,8 @@ def topr_loss(
     """The loss of Algorithm 1: - sum of stop_gradient(weight) * reward * logp / length, over `denominator`.
 
     logp, logmu: (B,) log-probabilities of whole sequences; reward: (B,), after the baseline; length: (B,) tokens, >= 1.
-    denominator: the sequences in the optimiser's step (default B), counted over all micro-batches and processes, whose
-    sizes then leave the gradient alone. Returns a scalar. Raises ValueError where shapes differ, a length is below 1 or
-    a reward is NaN.
+    denominator: sequences in the optimiser's step (default B), over all micro-batches and processes, whose sizes then
+    leave the gradient alone. Returns a scalar. Raises ValueError: other shapes, a length below 1, a NaN reward.
 
     >>> logp = torch.tensor([-2.0], requires_grad=True)
     >>> topr_loss(logp, logp.detach() + 0.5, reward=torch.tensor([-1.0]), length=torch.tensor([1])).backward()

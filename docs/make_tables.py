@@ -207,21 +207,23 @@ LOGGED = {  # in metrics.jsonl
 
 def weights() -> Table:
     """What TOPR and naive REINFORCE log after 10 and 100 steps of the default run."""
-    runs = load("weights")["runs"]
+    content = load("weights")
+    runs, steps = content["runs"], content["steps"]
     cells = [(step, name) for step in (10, 100) for name in runs]
     shown = ("weight_neg_q50", "log_ratio_pos_q05", "grad_norm")
-    rows = [[LOGGED[of], *(f"{runs[name][of][AT.index(step)]:.3g}" for step, name in cells)] for of in shown]
+    rows = [[LOGGED[of], *(f"{runs[name][of][steps.index(step)]:.3g}" for step, name in cells)] for of in shown]
     return Table(["metric", *(f"step {step}: {name}" for step, name in cells)], rows)
 
 
 def healthy_and_sick() -> list[Panel]:
     """The panels of the same along the run: weights of the negatives, log-ratios and the gradient norm."""
-    topr, naive = load("weights")["runs"].values()
+    content = load("weights")
+    (topr, naive), steps = content["runs"].values(), content["steps"]
     y = {f"TOPR, {label}": topr[f"weight_neg_{q}"] for label, q in (("95 %", "q95"), ("median", "q50"), ("5 %", "q05"))}
-    of_all = lines(AT, y | {"naive REINFORCE, all": naive["weight_neg_q50"]}, "topr topr topr reinforce")
+    of_all = lines(steps, y | {"naive REINFORCE, all": naive["weight_neg_q50"]}, "topr topr topr reinforce")
     panels = [Panel("weight of negatives", "optimiser step", "weight", of_all, {"xscale": "log"})]
     for metric, unit, scale in zip([*LOGGED][3:], ("nats", "nats", "norm"), ("symlog", "symlog", "log"), strict=True):
-        of_both = lines(AT, {"topr": topr[metric], "reinforce": naive[metric]})
+        of_both = lines(steps, {"topr": topr[metric], "reinforce": naive[metric]})
         panels.append(Panel(LOGGED[metric], "optimiser step", unit, of_both, {"xscale": "log", "yscale": scale}))
     return panels
 
@@ -264,10 +266,9 @@ def measure_weights(folders: Sequence[str | Path]) -> None:
     """
     runs: dict[str, dict[str, list[float]]] = {}
     for name, folder in zip(("TOPR", "naive REINFORCE"), folders, strict=True):
-        steps = pd.read_json(Path(folder) / "iteration-1" / "metrics.jsonl", lines=True, precise_float=True).set_index(
-            "step"
-        )
-        means = pd.DataFrame([steps.loc[0.8 * s : 1.25 * s, [*LOGGED]].mean() for s in AT])
+        log = Path(folder) / "iteration-1" / "metrics.jsonl"
+        logged = pd.read_json(log, lines=True, precise_float=True).set_index("step")
+        means = pd.DataFrame([logged.loc[0.8 * s : 1.25 * s, [*LOGGED]].mean() for s in AT])
         runs[name] = {metric: [float(f"{mean:.3g}") for mean in means[metric]] for metric in LOGGED}
     made = {"command": "python docs/make_tables.py runs/topr runs/reinforce", "commit": commit(), "steps": AT}
     write_file(RESULTS / "weights.json", json.dumps(made | {"runs": runs}, indent=1) + "\n")

@@ -21,23 +21,29 @@ START_TOLERANCE = {  # nats that |log pi - log mu| may reach at the first step; 
 def step_metrics(log_ratio: Tensor, reward: Tensor, weight: Tensor) -> dict[str, float]:
     """The metrics of a step from its sequences' (B,) log-ratios, rewards and weights.
 
-    Quantiles (5, 50, 95%) of log-ratio and weight, where reward > 0 (pos) and < 0 (neg); weights_below_1e-6: a share;
-    ess: effective sample size (sum w)^2 / sum w^2, in sequences. Reward 0 has no gradient, hence no weight to count.
+    Quantiles (5, 50, 95%) and means of log-ratio and weight, where reward > 0 (pos) and < 0 (neg); weights_below_1e-6:
+    a share; ess: effective sample size (sum w)^2 / sum w^2, in sequences; pull: the sum of weight |reward|;
+    realised_share: what positives have of it. Reward 0 has no gradient, hence no weight to count.
 
-    >>> step_metrics(torch.zeros(4), torch.ones(4), torch.ones(4))["ess"]
-    4.0
+    >>> step_metrics(torch.zeros(3), torch.tensor([1.0, -1.0, -1.0]), torch.tensor([1.0, 0.5, 0.5]))["realised_share"]
+    0.5
     """
-    metrics = {}
+    metrics, means, pull = {}, {}, weight * reward.abs()
     levels = torch.tensor([0.05, 0.5, 0.95], dtype=weight.dtype)
     for sign, chosen in (("pos", reward > 0), ("neg", reward < 0)):
         if chosen.any():
             quantiles = torch.stack([log_ratio, weight])[:, chosen].quantile(levels, dim=1).T.tolist()
             for name, values in zip(("log_ratio", "weight"), quantiles, strict=True):
                 metrics |= {f"{name}_{sign}_q{100 * q:02.0f}": v for q, v in zip(levels, values, strict=True)}
+            means |= {f"log_ratio_{sign}_mean": log_ratio[chosen].mean().item()}
+            means |= {f"weight_{sign}_mean": weight[chosen].mean().item()}
     weight = weight[reward != 0]
     metrics["weights_below_1e-6"] = (weight < 1e-6).sum().item() / max(len(weight), 1)
     metrics["ess"] = (weight.sum() ** 2 / weight.square().sum().clamp_min(1e-30)).item()
-    return metrics
+    metrics["pull"] = pull.sum().item()
+    if metrics["pull"] > 0:
+        metrics["realised_share"] = (pull[reward > 0].sum() / pull.sum()).item()
+    return metrics | means
 
 
 def check_ratio(step: int, log_ratio: Tensor, tolerance: float) -> None:

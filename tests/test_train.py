@@ -52,11 +52,20 @@ def test_metrics_by_hand():
     metrics = step_metrics(log_ratio, reward, torch.tensor([1.0, 1.0, 1.0, math.exp(-50)]))
     found = [metrics[name] for name in ("ess", "weights_below_1e-6", "log_ratio_pos_q50", "weight_neg_q50")]
     assert found == pytest.approx([3, 0.25, -0.5, 0.5])
+    metrics = step_metrics(log_ratio, torch.tensor([1.5, 0.5, -3.0, -1.0]), torch.tensor([1.0, 0.5, 0.25, 0.75]))
+    means = [metrics[f"{name}_{sign}_mean"] for name in ("log_ratio", "weight") for sign in ("pos", "neg")]
+    assert means == pytest.approx([-0.5, -24, 0.75, 0.5])
+    found = (metrics["pull"], metrics["realised_share"])
+    assert found == pytest.approx((3.25, 1.75 / 3.25))  # 1.5 + 0.25 of positives, 0.75 + 0.75 of negatives
     reward = torch.tensor([1.0, 0.0, 0.0, 0.0])  # nothing is learnt from a reward of 0
     metrics = step_metrics(torch.zeros(4), reward, reward)
     assert (metrics["weight_pos_q50"], metrics["weights_below_1e-6"], metrics["ess"]) == (1, 0, 1)
     assert "weight_neg_q50" not in metrics
-    assert step_metrics(torch.zeros(2), torch.zeros(2), torch.zeros(2)) == {"weights_below_1e-6": 0, "ess": 0}
+    assert step_metrics(torch.zeros(2), torch.zeros(2), torch.zeros(2)) == {
+        "weights_below_1e-6": 0,
+        "ess": 0,
+        "pull": 0,
+    }
 
 
 def test_training_away_from_mu_is_refused_and_a_ratio_that_never_moves_warned_about():

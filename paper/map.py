@@ -45,6 +45,7 @@ ARMS = {
     "topr-50": Arm("TOPR, p~ = 50%", "p3", {"effective_proportion": 0.5}),
     "topr-85": Arm("TOPR, p~ = 85%", "p5", {"effective_proportion": 0.85}),
     "positives": Arm("positives only, the same samples", "p1", {"composition": "positives_only"}),  # fewer steps
+    **{f"topr-{p}": Arm(f"TOPR, p~ = {p}%", "topr", {"effective_proportion": p / 100}) for p in (10, 20, 40, 60, 80)},
 }
 FEW = ("topr", "sft", "topr-70", "tis")
 SHARES = ("topr", "sft", "topr-70", "tis", "topr-50", "topr-85")
@@ -81,6 +82,29 @@ PLACES = {  # in the order of the picture
     "fast": Place("rate 1e-4", changes={"lr": 1e-4}),
     "adafactor": Place("Adafactor", changes={"optimizer": "adafactor"}),
     "sgd": Place("SGD, rate 0.3", changes={"optimizer": "sgd", "lr": 0.3}),
+}
+
+WORDED = "--base tiny/base --habit 1300 --teacher.wordings"
+WORST = "--teacher.plan 0.05 0.9"
+TWO_WAY = (
+    "--base tiny/base --habit 1300 --teacher.plan 0.7 0.7 --teacher.plans 1 --teacher.result 0 --teacher.endings 1"
+)
+EACH = ("topr", "sft", "topr-10", "topr-20", "topr-40", "topr-60", "topr-80")
+OF_WORDED, OF_LONG = {"max_new_tokens": 96}, {"max_new_tokens": 160}
+SHARES = {  # where does the best share lie? Bases that differ in wordings, length and kind of error; other settings
+    "mistaken": Place("1 wording", (*MISTAKEN, f"--habit 400 {WORST}"), arms=EACH),
+    "slips": Place("1 wording, slips", (), arms=EACH),
+    "two-way": Place("1 wording, one wrong plan", (TWO_WAY,), arms=EACH),
+    "long": Place("1 wording, long", (f"{WORDED} 1 --teacher.sentences {WORST}",), OF_LONG, EACH),
+    "few": Place("3 wordings", (f"{WORDED} 3 {WORST}",), OF_WORDED, EACH),
+    "worded": Place("8 wordings", (f"{WORDED} 8 {WORST}",), OF_WORDED, EACH),
+    "worded-long": Place("8 wordings, long", (f"{WORDED} 8 --teacher.sentences {WORST}",), OF_LONG, EACH),
+    "worded-slips": Place(
+        "8 wordings, slips", (f"{WORDED} 8 --teacher.plan 0 0 --teacher.result 0.25",), OF_WORDED, EACH
+    ),
+    "default": Place(
+        "8 wordings, plans and slips", (f"{WORDED} 8 --teacher.plan 0 0.7 --teacher.result 0.1",), OF_WORDED, EACH
+    ),
 }
 PARAMETERS = {"0.2M": 209_344, "centre": 951_424, "3.6M": 3_606_784}
 QUICK = {  # to see that it works

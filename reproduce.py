@@ -23,6 +23,7 @@ from pipeline.runtime.processes import command, process_group, rank, ranks
 from pipeline.settings import intended_ranks
 
 FIGURES = (*(f"fig{number}" for number in range(1, 10)), "table2", "variants")  # STUDIES of paper/figures.py
+MAPS = ("map", "share")  # of paper/map.py
 ON_MATH = ("fig4-math", "fig6-math", "fig8-math")
 
 
@@ -30,8 +31,8 @@ ON_MATH = ("fig4-math", "fig6-math", "fig8-math")
 class Options:
     """Every setting of the command; all ours but those of the presets."""
 
-    figures: tyro.conf.Positional[tuple[Literal["all", *FIGURES, *ON_MATH, "map"], ...]]
-    """which to make, or all that the preset has but the map; fig4-math, fig6-math, fig8-math: --preset paper only"""
+    figures: tyro.conf.Positional[tuple[Literal["all", *FIGURES, *ON_MATH, *MAPS], ...]]
+    """which to make, or all that the preset has but map and share; fig4-math and others on MATH: --preset paper only"""
     preset: Literal["laptop", "paper"] = "laptop"
     """laptop: the tiny model, two cores; paper: the paper's settings, on 8 GPUs under torchrun"""
     seeds: int = 3
@@ -49,7 +50,7 @@ class Options:
     seed: int = 0
     """the first of the seeds"""
     hours: float = math.inf
-    """map: begin no run after so many hours, and draw what is there; what is made is kept in --out"""
+    """map, share: begin no run after so many hours, and draw what is there; what is made is kept in --out"""
     redraw: bool = False
     """make no run; draw NAME.png anew from the numbers of NAME.json in --out"""
 
@@ -63,13 +64,14 @@ def check(options: Options) -> None:
     for name in options.figures:
         if name in ON_MATH and options.preset != "paper":
             raise InputError(f"{name}: is for --preset paper only; the tiny model cannot do MATH")
-    if "map" in options.figures and options.redraw:
-        raise InputError("map --redraw: the map is drawn from its runs' lines; give --hours 0 in its place")
+    maps = [name for name in MAPS if name in options.figures]
+    if maps and options.redraw:
+        raise InputError(f"{maps[0]} --redraw: it is drawn from its runs' lines; give --hours 0 in its place")
     for name in ("seeds", "workers"):
         if getattr(options, name) < 1:
             raise InputError(f"--{name} {getattr(options, name)}: must be at least 1")
-    for name, is_given in (("map", "map" in options.figures), ("--quick", options.quick)):
-        if is_given and options.preset != "laptop":
+    for name in (*maps, *["--quick"] * options.quick):
+        if options.preset != "laptop":
             raise InputError(f"{name}: is for the laptop, not for --preset {options.preset}")
 
 
@@ -81,7 +83,7 @@ def make(options: Options) -> None:
     from paper import map as the_map
     from paper.experiments import SCALES
     from paper.figures import STUDIES
-    from paper.map_figure import publish_map
+    from paper.map_figure import PUBLISH
     from paper.runs import Sweep, print_jobs
     from pipeline.runtime.preflight import check_machine
 
@@ -92,15 +94,15 @@ def make(options: Options) -> None:
     count = 1 if options.quick else options.seeds
     seeds = range(options.seed, options.seed + count)
     sizes = {name: SCALES[f"{scale}-math" if name in ON_MATH else scale] for name in names}
-    studies = {n: STUDIES[n.removesuffix("-math")](sizes[n], seeds) for n in names if n != "map"}
+    studies = {n: STUDIES[n.removesuffix("-math")](sizes[n], seeds) for n in names if n not in MAPS}
     if options.redraw:
         for name, study in studies.items():
             study.redraw(options.out / f"{name}.json")
         return
     jobs = {name: study.planned() for name, study in studies.items()}
-    places = the_map.QUICK if options.quick else the_map.PLACES
-    if "map" in names:
-        jobs["map"] = the_map.wanted(sizes["map"], seeds, places)
+    places = the_map.QUICK if options.quick else the_map.MAPS
+    for name in [name for name in MAPS if name in names]:
+        jobs[name] = the_map.wanted(name, sizes[name], seeds, places[name])
     for name in names:
         for job in jobs[name].values():
             job.check(intended_ranks(options.preset) if options.dry_run else ranks(), f"{name}, ")
@@ -111,9 +113,10 @@ def make(options: Options) -> None:
     check_machine(SCALES[scale].base)
     with process_group(), Sweep(options.runs / scale, workers) as sweep:
         for name in names:
-            if name == "map":
-                lines = the_map.complete(sweep, jobs["map"], places, options.out / "map_runs.jsonl", options.hours)
-                publish_map(lines, places, options.out / "map.png")
+            if name in MAPS:
+                file, of_map = options.out / f"{name}_runs.jsonl", places[name]
+                lines = the_map.complete(sweep, jobs[name], of_map, file, options.hours)
+                PUBLISH[name](lines, of_map, options.out / f"{name}.png")
                 continue
             studies[name].make(sweep)
             if rank() == 0:

@@ -70,7 +70,7 @@ class Scale:
     passes: int = 1  # over the sets of Figures 6 and 7; paper: one epoch (4.2)
     difficulty: int = 128  # Figure 9: samples a question (App. D)
     other_verifiers: tuple[str, ...] = ()  # base models of Table 2 besides the verifier's own
-    mapped: Mapping[str, Any] = field(default_factory=dict)  # settings that all runs of the map change
+    mapped: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # settings that all runs of a map change
     of_methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # settings that a method's runs change
     others: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # Figure 8: settings of other models' runs
     task: Callable[[Settings], Task] = gsm8k_task
@@ -91,7 +91,10 @@ LAPTOP = Scale(
     other_verifiers=(str(TINY / "base"),),
     # 643 / 96 = 6.7 samples a problem, as the paper's 50,000 / 7,473
     iterated={"iterations": 5, "problems": 96, "examples": 643, "test_problems": 100, "test_samples": 20, "k": 16},
-    mapped={"problems": 640, "lr": 3e-5, "test_problems": 100, "test_samples": 24, "k": 16, "curve_points": 1},
+    mapped={
+        "map": {"problems": 640, "lr": 3e-5, "test_problems": 100, "test_samples": 24, "k": 16, "curve_points": 1},
+        "share": {"lr": 1e-4, "test_problems": 100, "test_samples": 16, "k": 16, "curve_points": 1},
+    },
 )
 QUICK = replace(
     LAPTOP,
@@ -108,7 +111,7 @@ QUICK = replace(
     ),
     other_verifiers=(),
     iterated={"iterations": 2, "candidates": 16, "examples": 24},
-    mapped={"curve_points": 1},
+    mapped={name: {"curve_points": 1} for name in ("map", "share")},
 )
 DEEPSEEK = "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"
 PAPER = Scale(

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from pandas import Series, json_normalize
 
@@ -107,9 +108,13 @@ SHARES = {  # where does the best share lie? Bases that differ in wordings, leng
     ),
 }
 PARAMETERS = {"0.2M": 209_344, "centre": 951_424, "3.6M": 3_606_784}
+MAPS = {"map": PLACES, "share": SHARES}
 QUICK = {  # to see that it works
-    "centre": Place("centre", ("--base tiny/base --habit 2", "--habit 1 --teacher.result 0"), arms=("topr", "sft")),
-    "slips": Place("slips", (), arms=("topr", "sft")),
+    "map": {
+        "centre": Place("centre", ("--base tiny/base --habit 2", "--habit 1 --teacher.result 0"), arms=("topr", "sft")),
+        "slips": Place("slips", (), arms=("topr", "sft")),
+    },
+    "share": {"slips": Place("1 wording, slips", (), arms=("topr-20", "sft"))},
 }
 
 
@@ -210,8 +215,10 @@ def measured(run: Finished, task: Task) -> dict[str, Any]:
         }
 
     drawn = read_rows(run.settings.out / "iteration-1" / "samples.jsonl", Sample)
+    pulls = np.array([(step["pull"], step["realised_share"] * step["pull"]) for step in run.steps]).sum(0)
     return {
         "steps": steps,
+        "realised": round(float(pulls[1] / pulls[0]), 4),  # share of positives, over the epoch
         "positive": round(sum(sample.reward > 0 for sample in drawn) / len(drawn), 4),
         "positive by family": right_by_family(drawn),
         "before": state(run.tested(0), run.results["before"]),
@@ -236,14 +243,16 @@ def read_lines(file: Path) -> Lines:
     return {Key(line["place"], line["arm"], line["seed"]): line for line in lines}
 
 
-def wanted(scale: Scale, seeds: Sequence[int], places: Mapping[str, Place]) -> dict[Key, Job]:
-    """All runs of the map, but for the folders of their bases. One seed everywhere comes first."""
+def wanted(name: str, scale: Scale, seeds: Sequence[int], places: Mapping[str, Place]) -> dict[Key, Job]:
+    """All runs of a map, but for the folders of their bases. One seed everywhere comes first."""
     jobs = {}
     for number, seed in enumerate(seeds):
-        for name in places if number < 3 else ["centre"]:  # three seeds elsewhere, at most
-            for arm in places[name].arms:
-                changes = {"seed": seed, **scale.mapped, **places[name].changes, **ARMS[arm].changes}
-                jobs[Key(name, arm, seed)] = Job(f"map-{name}-{arm}", replace(scale.base, **changes), map_task)
+        for place in (
+            places if number < 3 else [place for place in places if place == "centre"]
+        ):  # at most three elsewhere
+            for arm in places[place].arms:
+                changes = {"seed": seed, **scale.mapped[name], **places[place].changes, **ARMS[arm].changes}
+                jobs[Key(place, arm, seed)] = Job(f"{name}-{place}-{arm}", replace(scale.base, **changes), map_task)
     return jobs
 
 

@@ -20,7 +20,7 @@ import reproduce
 import train_gsm8k as gsm8k
 from paper import experiments, map_figure
 from paper import map as the_map
-from paper.map import ARMS, PARAMETERS, PLACES, Key, Map, Place
+from paper.map import ARMS, PARAMETERS, PLACES, SHARES, Key, Map, Place
 from paper.runs import Finished
 from pipeline.records import Sample, read_rows
 from pipeline.report import STUDENT, Estimate
@@ -57,6 +57,25 @@ def test_plans_and_endings_are_wrong_as_often_as_the_knobs_say():
     assert all(len(set(plans)) == len(plans) >= 3 for plans in problems.PLANS.values())
 
 
+@pytest.mark.parametrize(("wordings", "sentences"), [(1, True), (3, False), (8, True)])
+def test_a_worded_solution_keeps_the_numbers_of_its_plan(wordings, sentences):
+    rng, noise = random.Random(0), problems.Noise(wordings=wordings, sentences=sentences)
+    per_problem = []
+    for _ in range(300):
+        problem = problems.draw_problem(rng)
+        solution, answer = problems.solve(problem)
+        texts = [problems.solve_badly(problem, noise, rng)[0] for _ in range(8)]
+        for text in texts:
+            found, plain = (problems.EXPRESSION.findall(of) for of in (text, solution))
+            assert [(*sorted((x, y)), sign, z) for x, sign, y, z in found] == [
+                (*sorted((x, y)), sign, z) for x, sign, y, z in plain
+            ]
+            assert gsm8k.parse_answer(text) == answer
+            assert text.count(".") >= len(plain) * (3 if sentences else 1) + 1
+        per_problem.append(len(set(texts)))
+    assert np.mean(per_problem) == pytest.approx({1: 1, 3: 7.3, 8: 8}[wordings], abs=0.3)
+
+
 def test_sizes_are_what_their_names_say(lm):
     counts = {size: make.make_model(lm.tokenizer, 0, size).num_parameters() for size in make.SIZES}
     assert counts == pytest.approx({size: 1e6 * float(size[:-1]) for size in counts}, rel=0.06)
@@ -67,7 +86,7 @@ def test_sizes_are_what_their_names_say(lm):
 
 
 def test_trained_and_tested_problems_differ_and_none_is_of_the_test_set():
-    task = the_map.map_task(replace(experiments.LAPTOP.base, **experiments.LAPTOP.mapped))
+    task = the_map.map_task(replace(experiments.LAPTOP.base, **experiments.LAPTOP.mapped["map"]))
     trained, tested = ({problem.question for problem in part} for part in (task.train, task.test))
     assert (len(trained), len(tested)) == (640, 100)
     assert not trained & tested
@@ -76,7 +95,9 @@ def test_trained_and_tested_problems_differ_and_none_is_of_the_test_set():
 
 def test_places_differ_and_have_the_arms_that_are_drawn():
     assert all({"topr", "sft", "topr-70"} <= set(place.arms) <= set(ARMS) for place in PLACES.values())
-    assert len({(place.base, *place.changes.items()) for place in PLACES.values()}) == len(PLACES)
+    for places in the_map.MAPS.values():
+        assert len({(place.base, *place.changes.items()) for place in places.values()}) == len(places)
+    assert all(set(place.arms) <= set(ARMS) for place in SHARES.values())
 
 
 def test_what_is_kept_is_what_the_files_say(run):
@@ -92,6 +113,9 @@ def test_what_is_kept_is_what_the_files_say(run):
     assert after["families"] == {name: round(sum(of) / len(of), 4) for name, of in sorted(right.items())}
     assert after["correct"] + after["plan"] + after["sum"] + after["none"] == pytest.approx(1, abs=2e-4)
     assert line["positive"] == pytest.approx(sum(s.reward > 0 for s in drawn) / len(drawn), abs=1e-4)
+    steps = [json.loads(text) for text in (folder / "iteration-1" / "metrics.jsonl").read_text().splitlines()]
+    of_positives = sum(step["pull"] * step["realised_share"] for step in steps)
+    assert line["realised"] == pytest.approx(of_positives / sum(step["pull"] for step in steps), abs=1e-4)
 
 
 # ---- intervals and differences over seeds ----
@@ -181,7 +205,9 @@ def test_the_map_from_end_to_end_and_from_its_lines(tmp_path, monkeypatch, capsy
     monkeypatch.setattr(gsm8k, "experiment", lambda *_: pytest.fail("made again"))
     assert made()[0] == before
 
-    monkeypatch.setitem(the_map.QUICK, "slips", Place("slips", (), {"lr": 1e-3}, ("topr", "sft")))  # another definition
+    monkeypatch.setitem(
+        the_map.QUICK["map"], "slips", Place("slips", (), {"lr": 1e-3}, ("topr", "sft"))
+    )  # another definition
     after, told = made("--hours", "0")
     assert "2 of 4 runs to make" in told
     assert after["map.png"] != before["map.png"]  # without the place whose runs are of another definition

@@ -93,7 +93,14 @@ LAPTOP = Scale(
     iterated={"iterations": 5, "problems": 96, "examples": 643, "test_problems": 100, "test_samples": 20, "k": 16},
     mapped={
         "map": {"problems": 640, "lr": 3e-5, "test_problems": 100, "test_samples": 24, "k": 16, "curve_points": 1},
-        "share": {"lr": 1e-4, "test_problems": 100, "test_samples": 16, "k": 16, "curve_points": 1},
+        "share": {
+            "lr": 1e-4,
+            "max_new_tokens": 96,
+            "test_problems": 100,
+            "test_samples": 16,
+            "k": 16,
+            "curve_points": 1,
+        },
     },
 )
 QUICK = replace(

@@ -85,27 +85,48 @@ PLACES = {  # in the order of the picture
     "sgd": Place("SGD, rate 0.3", changes={"optimizer": "sgd", "lr": 0.3}),
 }
 
-WORDED = "--base tiny/base --habit 1300 --teacher.wordings"
-WORST = "--teacher.plan 0.05 0.9"
-TWO_WAY = (
-    "--base tiny/base --habit 1300 --teacher.plan 0.7 0.7 --teacher.plans 1 --teacher.result 0 --teacher.endings 1"
-)
 EACH = ("topr", "sft", "topr-10", "topr-20", "topr-40", "topr-60", "topr-80")
-OF_WORDED, OF_LONG = {"max_new_tokens": 96}, {"max_new_tokens": 160}
+TEACH, WORST = "--base tiny/base --habit 1300", "--teacher.plan 0.05 0.9"
+TWO_WAY = "--teacher.plan 0.7 0.7 --teacher.plans 1 --teacher.result 0"
+LONG, WORDED = {"max_new_tokens": 160}, (f"{TEACH} --teacher.wordings 8 {WORST}",)
 SHARES = {  # where does the best share lie? Bases that differ in wordings, length and kind of error; other settings
     "mistaken": Place("1 wording", (*MISTAKEN, f"--habit 400 {WORST}"), arms=EACH),
     "slips": Place("1 wording, slips", (), arms=EACH),
-    "two-way": Place("1 wording, one wrong plan", (TWO_WAY,), arms=EACH),
-    "long": Place("1 wording, long", (f"{WORDED} 1 --teacher.sentences {WORST}",), OF_LONG, EACH),
-    "few": Place("3 wordings", (f"{WORDED} 3 {WORST}",), OF_WORDED, EACH),
-    "worded": Place("8 wordings", (f"{WORDED} 8 {WORST}",), OF_WORDED, EACH),
-    "worded-long": Place("8 wordings, long", (f"{WORDED} 8 --teacher.sentences {WORST}",), OF_LONG, EACH),
+    "two-way": Place("1 wording, one wrong plan", (f"{TEACH} {TWO_WAY} --teacher.endings 1",), arms=EACH),
+    "ended": Place(
+        "1 wording, one wrong plan, no ending missing",
+        (f"{TEACH} {TWO_WAY} --teacher.endings 1", f"--habit 400 {TWO_WAY} --teacher.ending 0"),
+        arms=EACH,
+    ),
+    "long": Place("1 wording, long", (f"{TEACH} --teacher.wordings 1 --teacher.sentences {WORST}",), LONG, EACH),
+    "few": Place("3 wordings", (f"{TEACH} --teacher.wordings 3 {WORST}",), arms=EACH),
+    "worded": Place("8 wordings", WORDED, arms=EACH),
+    "worded-long": Place(
+        "8 wordings, long", (f"{TEACH} --teacher.wordings 8 --teacher.sentences {WORST}",), LONG, EACH
+    ),
     "worded-slips": Place(
-        "8 wordings, slips", (f"{WORDED} 8 --teacher.plan 0 0 --teacher.result 0.25",), OF_WORDED, EACH
+        "8 wordings, slips", (f"{TEACH} --teacher.wordings 8 --teacher.plan 0 0 --teacher.result 0.25",), arms=EACH
     ),
     "default": Place(
-        "8 wordings, plans and slips", (f"{WORDED} 8 --teacher.plan 0 0.7 --teacher.result 0.1",), OF_WORDED, EACH
+        "8 wordings, plans and slips",
+        (f"{TEACH} --teacher.wordings 8 --teacher.plan 0 0.7 --teacher.result 0.1",),
+        arms=EACH,
     ),
+    "worded-slow": Place("8 wordings, rate 3e-5", WORDED, {"lr": 3e-5}, EACH),
+    **{
+        f"{base}-{times}x": Place(f"{base}, rate {times}e-4", of, {"lr": times * 1e-4}, ("sft",))
+        for base, of in (("slips", ()), ("worded", WORDED))
+        for times in (2, 3)
+    },
+    **{
+        f"worded-{count}": Place(
+            f"8 wordings, {count} problems",
+            WORDED,
+            {"problems": count, "n": 2560 // count},
+            ("sft", "topr-20", "topr-60"),
+        )
+        for count in (40, 640)
+    },
 }
 PARAMETERS = {"0.2M": 209_344, "centre": 951_424, "3.6M": 3_606_784}
 MAPS = {"map": PLACES, "share": SHARES}
@@ -247,9 +268,7 @@ def wanted(name: str, scale: Scale, seeds: Sequence[int], places: Mapping[str, P
     """All runs of a map, but for the folders of their bases. One seed everywhere comes first."""
     jobs = {}
     for number, seed in enumerate(seeds):
-        for place in (
-            places if number < 3 else [place for place in places if place == "centre"]
-        ):  # at most three elsewhere
+        for place in places if number < 3 else {"centre"} & {*places}:  # three seeds elsewhere, at most
             for arm in places[place].arms:
                 changes = {"seed": seed, **scale.mapped[name], **places[place].changes, **ARMS[arm].changes}
                 jobs[Key(place, arm, seed)] = Job(f"{name}-{place}-{arm}", replace(scale.base, **changes), map_task)

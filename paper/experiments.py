@@ -51,6 +51,8 @@ VARIANTS = {  # of the loss, by their names in conformance.variants.VARIANTS
         "clip 0.8..1.2": Style("#D55E00", (0, (6, 1, 1, 1, 1, 1)), "D"),
     }.items()
 }
+# whose accuracy falls from near its best to a half or less from one rate of the grid to the next
+WITH_A_CLIFF = {"reinforce", "asymre", "kl", "dpo", *VARIANTS}
 RATED = METHODS | VARIANTS | {name: Arm(name, "", {"optimizer": name}) for name in ("adamw", "adafactor", "sgd")}
 
 
@@ -67,6 +69,8 @@ class Scale:
     tested: int  # Figure 4: samples a test problem; paper: 64 (4.2)
     verifier: VerifierSettings  # Table 2
     iterated: Mapping[str, Any]  # settings that Figure 8 changes
+    finer: tuple[float, ...] = ()  # learning rates besides, for those WITH_A_CLIFF
+    decisive: Mapping[str, int] = field(default_factory=dict)  # study -> seeds of arms that a verdict hangs on
     passes: int = 1  # over the sets of Figures 6 and 7; paper: one epoch (4.2)
     difficulty: int = 128  # Figure 9: samples a question (App. D)
     other_verifiers: tuple[str, ...] = ()  # base models of Table 2 besides the verifier's own
@@ -78,19 +82,22 @@ class Scale:
 
 LAPTOP = Scale(
     base=replace(
-        PRESETS["laptop"], problems=160, max_new_tokens=64, tokens_at_once=20_000, test_samples=8, k=4, curve_samples=3
+        PRESETS["laptop"], problems=160, max_new_tokens=96, tokens_at_once=20_000, test_samples=8, k=4, curve_samples=3
     ),
     rates=(3e-6, 1e-5, 3e-5, 1e-4, 3e-4),
+    finer=(1.8e-5, 5.5e-5),
+    decisive={"fig4": 5, "fig5": 5, "fig6": 8, "fig8": 5},
     shares=(0.01, 0.1, 0.2, 0.5, 0.8, 1.0),
-    sets={"examples": 1_280},
+    sets={"examples": 1_280, "n": 20},  # 20: enough negatives for a set with 10% positives up to a pass@1 of 64%
     passes=4,
     clips=(0.1, 100.0),  # a norm of 1 is hardly ever reached
-    optimizers={"adamw": 1, "adafactor": 1, "sgd": 1e4},
+    optimizers={"adamw": 1, "sgd": 1e4},  # one that divides by the gradient's size, and one that does not
     tested=24,
     verifier=VERIFIER_PRESETS["laptop"],
     other_verifiers=(str(TINY / "base"),),
-    # 643 / 96 = 6.7 samples a problem, as the paper's 50,000 / 7,473
-    iterated={"iterations": 5, "problems": 96, "examples": 643, "test_problems": 100, "test_samples": 20, "k": 16},
+    # 643 / 96 = 6.7 samples a problem, as the paper's 50,000 / 7,473. n: all compositions choose from the same samples.
+    # Three iterations: later more than 91% of the samples are right, and too few negatives are left for a set.
+    iterated={"iterations": 3, "problems": 96, "examples": 643, "n": 64, "test_samples": 16, "k": 16},
     mapped={
         "map": {"problems": 640, "lr": 3e-5, "test_problems": 100, "test_samples": 24, "k": 16, "curve_points": 1},
         "share": {
@@ -107,6 +114,8 @@ QUICK = replace(
     LAPTOP,
     base=replace(LAPTOP.base, problems=12, n=8, test_problems=10, test_samples=4, k=2, curve_points=2, curve_samples=2),
     rates=(1e-4,),
+    finer=(),
+    decisive={},
     shares=(0.1, 1.0),
     sets={"examples": 24},
     passes=2,
@@ -117,7 +126,7 @@ QUICK = replace(
         VERIFIER_PRESETS["laptop"], problems=8, test_problems=10, train_solutions=4, test_solutions=4, iterations=2
     ),
     other_verifiers=(),
-    iterated={"iterations": 2, "candidates": 16, "examples": 24},
+    iterated={"iterations": 2, "candidates": 16, "n": 16, "examples": 24},
     mapped={name: {"curve_points": 1} for name in ("map", "share")},
 )
 DEEPSEEK = "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"
@@ -188,13 +197,27 @@ class Study:
 
     def __init__(self, scale: Scale, seeds: Sequence[int]):
         self.scale, self.seeds = scale, seeds
-        self.grids = {name: [rate * scale.optimizers.get(name, 1) for rate in scale.rates] for name in self.rated}
+        self.grids = {
+            name: sorted(
+                rate * scale.optimizers.get(name, 1) for rate in scale.rates + scale.finer * (name in WITH_A_CLIFF)
+            )
+            for name in self.rated
+        }
         self.rates = {name: grid[0] for name, grid in self.grids.items()}
         self.tried, self.runs, self.of_rates = {}, {}, {}
 
     def arms(self) -> Jobs:
         """The run of each arm."""
         return {}
+
+    def decides(self, arm: Any) -> bool:
+        """Whether a verdict hangs on the arm, which then gets at least the seeds that Scale.decisive says."""
+        return True
+
+    def seeds_of(self, arm: Any) -> range:
+        """The seeds of an arm; those of arms that share its samples may be fewer."""
+        wanted = self.scale.decisive.get(type(self).__name__.lower(), 0) if self.decides(arm) else 0
+        return range(self.seeds[0], self.seeds[0] + max(len(self.seeds), wanted))
 
     def job(self, label: str, base: Settings, arm: Arm = METHODS["topr"], **changes: Any) -> Job:
         """The run of an arm: the base with what the arm changes, its method at this scale, and `changes`."""
@@ -213,7 +236,7 @@ class Study:
 
     def planned(self) -> Jobs:
         """All of its runs; those alone by which learning rates are chosen, if there is more than one to choose from."""
-        return self.rate_arms() or in_seeds(self.arms(), self.seeds)
+        return self.rate_arms() or in_seeds(self.arms(), self.seeds_of)
 
     def make(self, sweep: Sweep) -> None:
         """Make those of its runs that are not there. A learning rate is the one with most correct held-out answers."""
@@ -222,7 +245,7 @@ class Study:
             for name, grid in self.grids.items():
                 self.tried[name] = {rate: self.of_rates[name, rate].measured["correct"][-1] for rate in grid}
                 self.rates[name] = max(grid, key=self.tried[name].__getitem__)
-        self.runs = sweep.make(in_seeds(self.arms(), self.seeds))
+        self.runs = sweep.make(in_seeds(self.arms(), self.seeds_of))
 
     def table(self, also: Callable[[Finished], Mapping[str, Sequence[float]]] = lambda _: {}) -> Measured:
         """What was measured of the runs; also: what the figure measures besides, from a run's files."""
@@ -238,7 +261,7 @@ class Study:
         tried = {RATED[n].name: {f"{rate:g}": share for rate, share in of.items()} for n, of in self.tried.items()}
         content = {
             "figure": name,
-            **provenance(command, self.seeds, list(costs.values())),
+            **provenance(command, sorted({*self.seeds, *(seed for _, seed in self.runs)}), list(costs.values())),
             "learning_rates": tried,
             "shares": {what: value._asdict() for what, value in figure.shares.items()},
             "numbers": {what: value._asdict() for what, value in figure.numbers.items()},

@@ -54,7 +54,11 @@ class Fig5(Study):
         return [rate for rate in self.scale.rates if 1 / 4 < rate / self.rates["topr"] < 4]
 
     def arms(self) -> Jobs:
-        return by_share(self, [("topr", rate, share) for share in SETS.values() for rate in self.neighbours])
+        rates = sorted(self.neighbours, key=lambda rate: not self.decides(("topr", rate)))  # whose samples others copy
+        return by_share(self, [("topr", rate, share) for share in SETS.values() for rate in rates])
+
+    def decides(self, arm: Sequence[Any]) -> bool:
+        return arm[1] == self.rates["topr"]
 
     def read(self) -> Figure:
         table, own, p_tildes = self.table(), self.rates["topr"], self.scale.shares
@@ -95,6 +99,9 @@ class Fig6(Study):
         wanted = [(method, rate, 0.1) for method, rate in self.rates.items()]
         return by_share(self, wanted, epochs=self.scale.passes, curve_points=self.scale.base.curve_points)
 
+    def decides(self, arm: Sequence[Any]) -> bool:
+        return arm[-1] in (0.01, 0.1)
+
     def read(self) -> Figure:
         names = {method: called(method, rate) for method, rate in self.rates.items()}
         low, p_tildes = "log-ratio of positives", self.scale.shares
@@ -125,7 +132,8 @@ class Fig6(Study):
 class Fig7(Study):
     """TOPR against plain importance sampling: 33% negative and gradients clipped early, 60% and clipped late.
 
-    With three optimisers, since two divide by the gradient's size; each at the learning rate that is best for TOPR.
+    On the laptop with an optimiser that divides by the gradient's size and one that does not, each at the learning
+    rate that is best for TOPR.
     Arms: (optimiser, share of negatives, gradient norm to clip at, method).
     """
 
@@ -184,9 +192,9 @@ COMPOSITIONS = {  # what the control changes depends on the scale, too
 class Fig8(Study):
     """Iterations of sampling and training: uniform, positives only, Anna Karenina, a control. On MATH: fig8-math.
 
-    Five iterations (ours: the paper gives no number), at TOPR's learning rate. The control (ours) has as many samples
-    and positives as Anna Karenina's sets and any positives. At the paper's scale with DeepSeek-R1 8B too, and with
-    Llama 3 70B, a line that is not trained; other models draw samples of their own.
+    Three iterations, at the paper's scale five (both ours), at TOPR's learning rate. The control (ours) has as many
+    samples and positives as Anna Karenina's sets and any positives. At the paper's scale with DeepSeek-R1 8B too, and
+    with Llama 3 70B, a line that is not trained; other models draw samples of their own.
     """
 
     def arms(self) -> Jobs:
@@ -196,7 +204,7 @@ class Fig8(Study):
         return {**sharing_samples(arms), **{n: self.job(n, base, **of) for n, of in self.scale.others.items()}}
 
     def read(self) -> Figure:
-        uniform = [self.runs["uniform", seed] for seed in self.seeds]
+        uniform = [self.runs["uniform", seed] for seed in self.seeds_of("uniform")]
         steps, keys = range(uniform[0].settings.iterations + 1), ("pass@1", f"maj@{uniform[0].settings.k}")
 
         def level(run: Finished) -> dict[str, Sequence[float]]:
@@ -257,7 +265,7 @@ class Fig9(Study):
         weights, shares, own = {}, {}, self.rates["topr"]
         sampled = [self.runs["training", seed].tested(0) for seed in self.seeds]
         positives = [sum(sample.reward >= 0 for sample in samples) / len(samples) for samples in sampled]
-        for p in (0.05, 0.1, 0.2, 0.5, 0.8):
+        for p in (0.05, 0.1, 0.2, 0.5, 0.8, 1.0):
             baselines = [topr.baseline_for_proportion(share, p) for share in positives]
             each = np.array([*map(weight_by_difficulty, sampled, baselines)])  # (seeds, buckets)
             each /= np.nansum(each, axis=1, keepdims=True)

@@ -19,7 +19,6 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
-from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from subprocess import DEVNULL
@@ -73,12 +72,13 @@ def sharing_samples(arms: Jobs) -> dict[Hashable, Job]:
     return {first: arms[first]} | {key: arms[key]._replace(copies=first) for key in others}
 
 
-def in_seeds(arms: Jobs, seeds: Iterable[int]) -> dict[Hashable, Job]:
-    """(arm, seed) -> its job. An arm copies the samples of the same seed."""
+def in_seeds(arms: Jobs, seeds_of: Callable[[Hashable], Iterable[int]]) -> dict[Hashable, Job]:
+    """(arm, seed) -> its job, for each of the arm's seeds. An arm copies the samples of the same seed."""
     jobs = {}
-    for (key, job), seed in product(arms.items(), seeds):
-        source = None if job.copies is None else (job.copies, seed)
-        jobs[key, seed] = job._replace(settings=replace(job.settings, seed=seed), copies=source)
+    for key, job in arms.items():
+        for seed in seeds_of(key):
+            source = None if job.copies is None else (job.copies, seed)
+            jobs[key, seed] = job._replace(settings=replace(job.settings, seed=seed), copies=source)
     return jobs
 
 

@@ -26,7 +26,7 @@ from paper.experiments import LAPTOP, METHODS, PAPER, SCALES
 from paper.figures import STUDIES
 from paper.methods import by_cardinality
 from paper.real_llm import RealLLM
-from paper.runs import Finished, Job, Sweep, folder_name, learn_with
+from paper.runs import Finished, Job, Sweep, folder_name, in_seeds, learn_with
 from pipeline.models.language_model import collate, token_logprobs
 from pipeline.records import InputError, Sample
 from pipeline.report import Estimate
@@ -151,8 +151,8 @@ def test_a_variant_s_gradient_goes_through_the_training_loop():
 def test_shares_are_those_of_the_arms_that_their_names_say():
     study, figure = pretended("fig1")
 
-    def each(**changes):
-        return tuple(correct(replace(LAPTOP.base, seed=seed, **changes)) for seed in range(3))
+    def each(seeds=range(3), **changes):
+        return tuple(correct(replace(LAPTOP.base, seed=seed, **changes)) for seed in seeds)
 
     one = study.rates["topr"]
     for label, method in (("TOPR", "topr"), ("PPO", "ppo")):
@@ -163,19 +163,42 @@ def test_shares_are_those_of_the_arms_that_their_names_say():
     _, figure = pretended("fig5")
     for share, p in ((0.1, 0.1), (0.1, 0.8), (0.5, 0.1), (0.5, 0.5)):
         of_set = {"lr": figure.data["own rate"], "composition": "proportion", "proportion": share}
-        arm = each(**of_set, effective_proportion=None if p == share else p)
+        arm = each(range(5), **of_set, effective_proportion=None if p == share else p)
         assert figure.shares[f"{share:.0%} positive, p~ = {p:.0%}"].each == arm
+
+
+def test_arms_that_a_verdict_hangs_on_have_more_seeds_and_all_have_samples_to_copy():
+    def counted(name, scale=LAPTOP, seeds=range(3)):
+        study = STUDIES[name](scale, seeds)
+        study.make(SimpleNamespace(make=pretend))
+        jobs = in_seeds(study.arms(), study.seeds_of)
+        assert {job.copies for job in jobs.values()} - {None} <= set(jobs)
+        return study, Counter(arm for arm, _ in jobs)
+
+    study, counts = counted("fig5")
+    own = study.rates["topr"]
+    assert len({rate for _, rate, *_ in counts}) > 1
+    assert counts == {arm: 5 if arm[1] == own else 3 for arm in counts}
+    assert study.runs[("topr", own, 0.5, 0.2), 4].settings.seed == 4
+    _, counts = counted("fig6")
+    assert counts == {arm: 8 if arm[3] < 0.2 else 3 for arm in counts}
+    assert set(counted("fig6", seeds=range(2, 11))[1].values()) == {9}
+    assert [set(counted(name)[1].values()) for name in ("fig1", "fig4", "fig8", "fig9")] == [{3}, {5}, {5}, {3}]
+    assert set(counted("fig6", experiments.QUICK, range(1))[1].values()) == {1}
 
 
 def test_a_method_s_rate_is_the_best_of_the_grid_on_held_out_problems(tmp_path):
     study, _ = pretended("fig1")
     jobs = study.planned().values()  # more runs follow, which depend on the results of these
-    assert len(jobs) == len(METHODS) * len(LAPTOP.rates)
+    grids = {name: [3e-6, 1e-5, 3e-5, 1e-4, 3e-4] for name in METHODS}
+    for name in ("reinforce", "asymre", "kl", "dpo"):
+        grids[name] = [3e-6, 1e-5, 1.8e-5, 3e-5, 5.5e-5, 1e-4, 3e-4]
+    assert len(jobs) == sum(map(len, grids.values()))
     assert {(job.task, job.settings.seed, job.token_loss) for job in jobs} == {(experiments.held_out_task, 100, None)}
     assert set(study.rates) == set(study.tried) == set(METHODS)
     base = replace(LAPTOP.base, seed=100)
     for name, tried in study.tried.items():
-        assert tried == {rate: correct(replace(base, lr=rate, **METHODS[name].changes)) for rate in LAPTOP.rates}
+        assert tried == {rate: correct(replace(base, lr=rate, **METHODS[name].changes)) for rate in grids[name]}
         assert tried[study.rates[name]] == max(tried.values())
     study.publish("fig1", "fig1", tmp_path)
     recorded = json.loads((tmp_path / "fig1.json").read_text())["learning_rates"]

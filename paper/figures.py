@@ -18,7 +18,7 @@ from pipeline.plots import Line, Panel, Style
 from pipeline.records import Sample, Task
 from pipeline.report import Estimate, Table
 from pipeline.settings import Settings
-from tasks.verifier import ACCURACY, CONSTANT, WEIGHTED, to_panel
+from tasks.verifier import ACCURACY, CONSTANT, INVALID, WEIGHTED, to_panel
 from train_gsm8k import gsm8k_task
 
 
@@ -67,18 +67,24 @@ class Fig5(Study):
         for name, share in SETS.items():
             shares |= {f"{name}, p~ = {p:.0%}": table.mean(("topr", own, share, p)) for p in p_tildes}
             for rate in self.neighbours:
-                ends = {p: table.mean(("topr", rate, share, p)) for p in p_tildes}
-                data.setdefault(f"lr {rate:g}", {})[name] = series(ends.values())
-                best, highest = max(ends.items(), key=lambda end: end[1].mean)
-                shares[f"{name}, lr {rate:g}: highest, at p~ = {best:.0%}"] = highest
-                if rate == own:
-                    all_positive = table.gain(("topr", own, share, best), ("topr", own, share, 1.0))
-                    shares[f"{name}, lr {rate:g}: p~ = {best:.0%} - p~ = 100%"] = all_positive
+                arms = {p: ("topr", rate, share, p) for p in p_tildes}
+                data.setdefault(f"lr {rate:g}", {})[name] = series(map(table.mean, arms.values()))
+                for at in ["TOPR's rate"] * (rate == own) + ["lowest rate"] * (rate == min(self.neighbours)):
+                    of_pairs = ((0.2, 0.01), (0.2, 0.8), (0.2, 1.0))
+                    pairs = [pair for pair in of_pairs if {*pair} <= {*arms}]
+                    gains = {f"p~ = {p:.0%} - p~ = {q:.0%}": table.gain(arms[p], arms[q]) for p, q in pairs}
+                    each = {p: list(table.each(arm).values()) for p, arm in arms.items()}
+                    best = {p: best_elsewhere(each, p) for p in (0.5, 1.0) if p in arms}
+                    gains |= {f"best p~ on other seeds - p~ = {p:.0%}": gain for p, gain in best.items()}
+                    shares |= {f"{name}, {at}: {pair}": gain for pair, gain in gains.items() if gain}
         for p, sampled, other in ((0.1, 0.1, 0.5), (0.5, 0.5, 0.1)):
             if p in p_tildes:
                 gain = table.gain(("topr", own, sampled, p), ("topr", own, other, p))
                 shares[f"p~ = {p:.0%} by sampling - by a baseline"] = gain
-        return Figure(data, shares)
+        curves = [[table.each(("topr", own, share, p)) for p in p_tildes] for share in SETS.values()]
+        both = [[[end[seed] for end in curve] for curve in curves] for seed in self.seeds]
+        correlation = Estimate.over_seeds(float(np.corrcoef(of_sets)[0, 1]) for of_sets in both)
+        return Figure(data, shares, {"correlation of the two sets over p~": correlation})
 
     @staticmethod
     def panels(data: Data) -> list[Panel]:
@@ -88,6 +94,21 @@ class Fig5(Study):
             sets = {named: data[title][named[0]] for named in zip(SETS, ("p1", "p3"), strict=True)}
             panels.append(of_shares(f"{title}{best}", data["p~"], sets, paper))
         return panels
+
+
+def best_elsewhere(each: Mapping[float, Sequence[float]], other: float) -> Estimate | None:
+    """In each seed the key that is best on average over the *other* seeds, minus the key `other`; each: by key, seed.
+
+    The best of the same seeds would be ahead by chance. None for a single seed.
+
+    >>> best_elsewhere({0.1: [1.0, 5.0], 0.2: [2.0, 3.0], 0.5: [0.0, 4.0]}, other=0.5).each  # 0.1, then 0.2
+    (1.0, -1.0)
+    """
+    values, seeds = np.array([of for key, of in each.items() if key != other]), range(len(each[other]))
+    if len(seeds) < 2:
+        return None
+    chosen = [np.delete(values, seed, axis=1).mean(1).argmax() for seed in seeds]
+    return Estimate.over_seeds(values[chosen[seed], seed] - each[other][seed] for seed in seeds)
 
 
 class Fig6(Study):
@@ -115,6 +136,10 @@ class Fig6(Study):
             data[f"p~ = {p:.0%}"] = curves
         shares = {f"{names[m]}, p~ = {p:.0%}": table.mean(arm) for (m, p), arm in arms.items()}
         shares |= {f"TOPR - TIS, p~ = {p:.0%}": table.gain(arms["topr", p], arms["tis", p]) for p in p_tildes}
+        for m, name in (("topr", "TOPR"), ("tis", "TIS")):
+            shares |= {f"{name} - base, p~ = {p:.0%}": table.change(arms[m, p]) for p in p_tildes}
+        highest = {m: np.max([list(table.each(arms[m, p]).values()) for p in p_tildes], axis=0) for m in names}
+        shares["TIS - TOPR: highest of all p~"] = Estimate.over_seeds(highest["tis"] - highest["topr"])
         return Figure(data, shares)
 
     @staticmethod
@@ -165,8 +190,13 @@ class Fig7(Study):
             for what in of_here:
                 of_here[what][method] = table.along(arm, what)
             shares |= {f"{name}: {what}": table.mean(arm, what) for what in ("correct", "invalid", "steps clipped")}
+            shares[f"{name} - base: correct"] = table.change(arm)
             if method != "topr":
-                shares[f"{here}: TOPR - {METHODS[method].name}"] = table.gain((optimizer, negative, clip, "topr"), arm)
+                other = (*arm[:3], "topr")
+                shares[f"{here}: TOPR - {METHODS[method].name}"] = table.gain(other, arm)
+                largest = [[*table.each(one, "largest gradient norm").values()] for one in (arm, other)]
+                ratio = Estimate.over_seeds(np.subtract(*np.log10(largest)))
+                numbers[f"{here}: log10 of largest gradient norm, {METHODS[method].name} / TOPR"] = ratio
             shares[f"{name}: steps with a norm above 1"] = table.mean(arm, "steps with a norm above 1")
             numbers[f"{name}: largest gradient norm"] = table.mean(arm, "largest gradient norm")
             numbers[f"{name}: gradient norm, last tenth"] = table.mean(arm, "gradient norm")
@@ -221,10 +251,16 @@ class Fig8(Study):
                 for other in COMPOSITIONS
                 if other != "anna_karenina"
             }
+            gains["uniform - positives only"] = [table.gain("uniform", "positives_only", key, at=i) for i in steps]
             rows += [[f"{key}: {text}", *(x.text(100, unit=" %") for x in each)] for text, each in found.items()]
             rows += [[f"{key}: {text} (points)", "", *(x.text(100) for x in each[1:])] for text, each in gains.items()]
             for i in steps[1:]:
                 shares |= {f"{text}: {key} after iteration {i}": each[i] for text, each in (found | gains).items()}
+            for text, each in gains.items():
+                of_steps = np.array([gain.each for gain in each[1:]])
+                first = Estimate.over_seeds(of_steps[:3].mean(0))  # later the problems run out
+                shares[f"{text}: {key}, mean of iterations 1 to 3"] = first
+                shares[f"{text}: {key}, last iteration - first"] = Estimate.over_seeds(of_steps[-1] - of_steps[0])
         drawn = [run.results["iterations"][0]["dataset"]["drawn"] for run in uniform]
         to_draw = Estimate.over_seeds(50_000 * counts["samples"] / counts["positive"] for counts in drawn)
         numbers = {"samples to draw for 50,000 positives (uniform sampling trains on any 50,000)": to_draw}
@@ -262,7 +298,7 @@ class Fig9(Study):
         return {**by_share(self, [("topr", self.rates["topr"], 0.5)]), **bases}
 
     def read(self) -> Figure:
-        weights, shares, own = {}, {}, self.rates["topr"]
+        weights, shares, hardest, own = {}, {}, {}, self.rates["topr"]
         sampled = [self.runs["training", seed].tested(0) for seed in self.seeds]
         positives = [sum(sample.reward >= 0 for sample in samples) / len(samples) for samples in sampled]
         for p in (0.05, 0.1, 0.2, 0.5, 0.8, 1.0):
@@ -270,8 +306,10 @@ class Fig9(Study):
             each = np.array([*map(weight_by_difficulty, sampled, baselines)])  # (seeds, buckets)
             each /= np.nansum(each, axis=1, keepdims=True)
             weights[f"p~ = {p:.0%}"] = series(map(Estimate.over_seeds, each.T))
-            hardest = np.nansum(each[:, :3], axis=1)
-            shares[f"p~ = {p:.0%}: weight of the three hardest buckets"] = Estimate.over_seeds(hardest)
+            hardest[p] = np.nansum(each[:, :3], axis=1)
+            shares[f"p~ = {p:.0%}: weight of the three hardest buckets"] = Estimate.over_seeds(hardest[p])
+        heavier = Estimate.over_seeds(hardest[0.1] - hardest[0.8])
+        shares["p~ = 10% - p~ = 80%: weight of the three hardest buckets"] = heavier
         thirds = {
             p: [by_third(self.runs["test", seed], self.runs[("topr", own, 0.5, p), seed]) for seed in self.seeds]
             for p in self.scale.shares
@@ -281,6 +319,10 @@ class Fig9(Study):
             found = {p: Estimate.over_seeds(of_seed[number] for of_seed in each) for p, each in thirds.items()}
             shares |= {f"{third}, p~ = {p:.0%}: correct": value for p, value in found.items()}
             data[third] = series(found.values())
+        gap = {p: np.array([easiest - hard for hard, _, easiest in of_seeds]) for p, of_seeds in thirds.items()}
+        if {0.2, 0.8} <= {*gap}:
+            narrower = Estimate.over_seeds(gap[0.8] - gap[0.2])
+            shares["p~ = 80% - p~ = 20%: easiest third - hardest third, correct"] = narrower
         return Figure(data, shares)
 
     @staticmethod
@@ -343,6 +385,7 @@ class Table2(Study):
             shares[f"{name}, TOPR - constant verdict: {ACCURACY}"] = table.gain("topr", CONSTANT, ACCURACY)
             shares[f"{name}, TOPR - no verifier: {WEIGHTED}"] = table.gain("topr", "no verifier", WEIGHTED)
             shares[f"{name}, base - no verifier: {WEIGHTED}"] = table.gain("base", "no verifier", WEIGHTED)
+            shares[f"{name}, base - TOPR: {INVALID}"] = table.gain("base", "topr", INVALID)
         return Figure(data, shares)
 
     @staticmethod

@@ -47,11 +47,22 @@ class Fig1(AtBothRates):
     rated = tuple(METHODS)
 
     def read(self) -> Figure:
-        table, topr = self.table(), ("topr", self.rates["topr"])
-        gains = {f"TOPR - {called(*arm)}": table.gain(topr, arm) for arm in self.rates.items() if arm != topr}
+        def fall(run: Finished) -> dict[str, Sequence[float]]:
+            curve = run.measured["correct"]
+            return {"fall": [max(curve) - curve[-1]]}
+
+        table, (topr, *others) = self.table(fall), self.rates.items()
+        gains = {f"TOPR - {METHODS[arm[0]].name}, own rates": table.gain(topr, arm) for arm in others}
+        for name in OF_THE_PAPER[1:]:
+            text, arm = METHODS[name].name, (name, topr[1])
+            gains[f"TOPR - {text}, one rate"] = table.gain(topr, arm)
+            if name != "dpo":
+                gains[f"DPO - {text}, one rate"] = table.gain(("dpo", topr[1]), arm)
+            gains[f"{text} - TOPR, one rate: fall from the highest"] = table.gain(arm, topr, "fall")
+        numbers = {f"{METHODS[n].name}: own rate / TOPR's": Estimate.over_seeds([lr / topr[1]]) for n, lr in others}
         data: dict[str, Any] = {of: {arm[0]: table.along(arm) for arm in self.kinds[of].items()} for of in self.kinds}
         data["steps"] = {arm[0]: self.runs[arm, self.seeds[0]].last_step for arm in self.rates.items()}
-        return Figure(data, self.ends(table, "correct") | gains)
+        return Figure(data, self.ends(table, "correct") | gains, numbers)
 
     @staticmethod
     def panels(data: Data) -> list[Panel]:
@@ -111,8 +122,16 @@ class Fig3(AtBothRates):
     rated = OF_THE_PAPER
 
     def read(self) -> Figure:
-        table, one = self.table(), self.rates["topr"]
+        def late(run: Finished) -> dict[str, Sequence[float]]:
+            """The share of samples with weight 0 in the second half; with PPO they are those that it clips."""
+            weightless = [step["weights_below_1e-6"] for step in run.steps[run.last_step // 2 :]]
+            return {"clipped": [float(np.mean(weightless))]}
+
+        table, one = self.table(late), self.rates["topr"]
         shares = {"base: invalid": table.mean(("topr", one), "invalid", at=0)} | self.ends(table, "invalid")
+        changes = {name: table.change((name, one), "invalid") for name in OF_THE_PAPER}
+        shares |= {f"{METHODS[name].name} - base, one rate: invalid": change for name, change in changes.items()}
+        shares["PPO, one rate: clipped samples, second half"] = table.mean(("ppo", one), "clipped")
         data = {name: {o: table.along((name, one), o) for o in get_args(Outcome)} for name in OF_THE_PAPER}
         return Figure(data, shares)
 
@@ -143,21 +162,34 @@ class Fig4(Study):
         ks = [k for k in (1, 2, 4, 8, 16, 32) if k < self.scale.tested]
 
         def at_the_end(run: Finished) -> dict[str, Sequence[float]]:
-            answers, bins = collect(run.tested(run.last_step), self.scale.task(run.settings)), by_cardinality(run)
-            majority = [estimate(wins, answers, k, run.settings.seed).mean for k in ks]
-            return {"maj@n": majority, "cardinality": bins, "few": [sum(bins[:2])]}
+            tested = [collect(run.tested(at), self.scale.task(run.settings)) for at in (0, run.last_step)]
+            base, majority = ([estimate(wins, of, k, run.settings.seed).mean for k in ks] for of in tested)
+            bins = by_cardinality(run)
+            right = [(sample.prompt, sample.completion) for sample in run.tested(0) if sample.reward > 0]
+            found = {"maj@n": majority, "cardinality": bins, "few": [sum(bins[:2])]}
+            return found | {"vote": [base[-1] - base[0]], "distinct": [len(set(right)) / max(len(right), 1)]}
 
-        table = self.table(at_the_end)
+        table, last = self.table(at_the_end), f"maj@{ks[-1]}"
         shares = {f"{arm.name}: correct at the end": table.mean(key) for key, arm in POSITIVES.items()}
         shares |= {f"{arm.name}: problems with at most 4 correct": table.mean(k, "few") for k, arm in POSITIVES.items()}
         shares |= {f"TOPR - {POSITIVES[key].name}": table.gain("topr", key) for key in ("positives_only", "sft")}
-        shares |= {f"{arm.name}: maj@{ks[-1]}": table.mean(key, "maj@n") for key, arm in POSITIVES.items()}
+        shares |= {f"{arm.name}: {last}": table.mean(key, "maj@n") for key, arm in POSITIVES.items()}
+        shares[f"TOPR - positives only: {last}"] = table.gain("topr", "positives_only", "maj@n")
+        shares["positives only - TOPR: problems with at most 4 correct"] = table.gain("positives_only", "topr", "few")
+        shares[f"base: {last} - pass@1"] = table.mean("topr", "vote")
+        shares["base: distinct texts among right ones"] = table.mean("topr", "distinct")
+        votes = [table.each("topr", "maj@n", at) for at in range(len(ks))]
+        needed = [  # twice the most that is measured, where that does not suffice
+            next((k for k, of_k in zip(ks, votes, strict=True) if of_k[seed] >= wanted), 2 * ks[-1])
+            for seed, wanted in table.each("positives_only", "maj@n").items()
+        ]
+        numbers = {f"samples of TOPR for {last} of positives only": Estimate.over_seeds(needed)}
         data: dict[str, Any] = {
             what: {name: table.along(name, what) for name in POSITIVES} for what in ("correct", "maj@n", "cardinality")
         }
         data["n"] = ks
         data["trained on"] = self.runs["topr", self.seeds[0]].results["iterations"][0]["dataset"]["trained"]
-        return Figure(data, shares)
+        return Figure(data, shares, numbers)
 
     @staticmethod
     def panels(data: Data) -> list[Panel]:

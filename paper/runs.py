@@ -191,6 +191,11 @@ class Measured:
         found = [one[seed] - two[seed] for seed in one if seed in two]
         return Estimate.over_seeds(found) if found else None
 
+    def change(self, arm: Hashable, what: str = "correct") -> Estimate:
+        """The end of an arm's runs minus their beginning."""
+        end, begin = (self.each(arm, what, at) for at in (-1, 0))
+        return Estimate.over_seeds(end[seed] - begin[seed] for seed in end)
+
     def along(self, arm: Hashable, what: str = "correct") -> Series:
         """The means over seeds at each point along the run."""
         return series(map(Estimate.over_seeds, zip(*self._values[arm, what].values(), strict=True)))

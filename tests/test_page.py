@@ -49,7 +49,7 @@ def test_the_results_say_what_its_text_says():
     topr_by_seed = [CORRECT[options][-1] for options in ("", " --seed 1", " --seed 2")]
     others = [CORRECT[" --method sft"][-1], CORRECT[" --method tis"][-1]]
     assert max(abs(other - topr_s[-1]) for other in others) < max(topr_by_seed) - min(topr_by_seed)
-    ahead = load("fig1")["shares"]["TOPR - naive REINFORCE, lr 3e-5"]
+    ahead = load("fig1")["shares"]["TOPR - naive REINFORCE, own rates"]
     assert 0 < min(ahead["each"]) < ahead["mean"] < ahead["half_width"]
     assert make_page.numbers()["map"] == "11 of 14 of these, by 0.8 to 5.4 points"  # as in results/README.md
     for curve in FIG5["accuracy"].values():  # part 5

@@ -158,13 +158,21 @@ def test_shares_are_those_of_the_arms_that_their_names_say():
     for label, method in (("TOPR", "topr"), ("PPO", "ppo")):
         text = f"{label}, lr {one:.0e}: correct at the end".replace("e-0", "e-")
         assert figure.shares[text].each == each(method=method, lr=one)
-    [gain] = [value for name, value in figure.shares.items() if name.startswith("TOPR - PPO")]
-    assert gain.each == pytest.approx(np.subtract(each(lr=one), each(method="ppo", lr=study.rates["ppo"])))
+    for at, lr in (("own rates", study.rates["ppo"]), ("one rate", one)):
+        expected = np.subtract(each(lr=one), each(method="ppo", lr=lr))
+        assert figure.shares[f"TOPR - PPO, {at}"].each == pytest.approx(expected)
     _, figure = pretended("fig5")
     for share, p in ((0.1, 0.1), (0.1, 0.8), (0.5, 0.1), (0.5, 0.5)):
         of_set = {"lr": figure.data["own rate"], "composition": "proportion", "proportion": share}
         arm = each(range(5), **of_set, effective_proportion=None if p == share else p)
         assert figure.shares[f"{share:.0%} positive, p~ = {p:.0%}"].each == arm
+    low, all_positive = (figure.shares[f"50% positive, p~ = {p}%"].each for p in (20, 100))
+    gain = figure.shares["50% positive, TOPR's rate: p~ = 20% - p~ = 100%"].each
+    assert gain == pytest.approx(np.subtract(low, all_positive))
+    curves = [[figure.shares[f"{n}% positive, p~ = {p:.0%}"].each[2] for p in LAPTOP.shares] for n in (10, 50)]
+    x, y = (np.array(curve) - np.mean(curve) for curve in curves)
+    found = figure.numbers["correlation of the two sets over p~"].each[2]
+    assert found == pytest.approx(x @ y / np.sqrt((x @ x) * (y @ y)))
 
 
 def test_arms_that_a_verdict_hangs_on_have_more_seeds_and_all_have_samples_to_copy():

@@ -12,7 +12,7 @@ import topr
 from paper.experiments import METHODS, RATED, Arm, Figure, Study, called
 from paper.methods import Fig1, Fig2, Fig3, Fig4, Variants
 from paper.panels import P_TILDE, TRAINING, Data, accuracy, line, of_arms, of_shares, of_tenths
-from paper.runs import Finished, Job, Jobs, Measured, series, sharing_samples
+from paper.runs import Finished, Job, Jobs, Measured, best_elsewhere, series, sharing_samples
 from pipeline.compose import rewards_of_groups
 from pipeline.plots import Line, Panel, Style
 from pipeline.records import Sample, Task
@@ -94,21 +94,6 @@ class Fig5(Study):
             sets = {named: data[title][named[0]] for named in zip(SETS, ("p1", "p3"), strict=True)}
             panels.append(of_shares(f"{title}{best}", data["p~"], sets, paper))
         return panels
-
-
-def best_elsewhere(each: Mapping[float, Sequence[float]], other: float) -> Estimate | None:
-    """In each seed the key that is best on average over the *other* seeds, minus the key `other`; each: by key, seed.
-
-    The best of the same seeds would be ahead by chance. None for a single seed.
-
-    >>> best_elsewhere({0.1: [1.0, 5.0], 0.2: [2.0, 3.0], 0.5: [0.0, 4.0]}, other=0.5).each  # 0.1, then 0.2
-    (1.0, -1.0)
-    """
-    values, seeds = np.array([of for key, of in each.items() if key != other]), range(len(each[other]))
-    if len(seeds) < 2:
-        return None
-    chosen = [np.delete(values, seed, axis=1).mean(1).argmax() for seed in seeds]
-    return Estimate.over_seeds(values[chosen[seed], seed] - each[other][seed] for seed in seeds)
 
 
 class Fig6(Study):

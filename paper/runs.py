@@ -24,6 +24,7 @@ from pathlib import Path
 from subprocess import DEVNULL
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -161,6 +162,21 @@ def series(points: Iterable[Estimate]) -> Series:
     """
     points = [[None if x is None or math.isnan(x) else x for x in point[:2]] for point in points]
     return {"mean": [mean for mean, _ in points], "half_width": [half_width for _, half_width in points]}
+
+
+def best_elsewhere(each: Mapping[float, Sequence[float]], other: float) -> Estimate | None:
+    """In each seed the key that is best on average over the *other* seeds, minus the key `other`; each: by key, seed.
+
+    The best of the same seeds would be ahead by chance. None for a single seed.
+
+    >>> best_elsewhere({0.1: [1.0, 5.0], 0.2: [2.0, 3.0], 0.5: [0.0, 4.0]}, other=0.5).each  # 0.1, then 0.2
+    (1.0, -1.0)
+    """
+    values, seeds = np.array([of for key, of in each.items() if key != other]), range(len(each[other]))
+    if len(seeds) < 2:
+        return None
+    chosen = [np.delete(values, seed, axis=1).mean(1).argmax() for seed in seeds]
+    return Estimate.over_seeds(values[chosen[seed], seed] - each[other][seed] for seed in seeds)
 
 
 class Measured:

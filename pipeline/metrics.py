@@ -2,7 +2,10 @@
 
 import json
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,6 +47,28 @@ def step_metrics(log_ratio: Tensor, reward: Tensor, weight: Tensor) -> dict[str,
     if metrics["pull"] > 0:
         metrics["realised_share"] = (pull[reward > 0].sum() / pull.sum()).item()
     return metrics | means
+
+
+def over_epoch(steps: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """An epoch's lines of metrics.jsonl as results.json has them: four means over all steps, and over each tenth.
+
+    The realised share is a mean weighted by `pull`, the others are plain. Of the log-ratios, whose end counts, the mean
+    is that of the last tenth. Three decimals; None where no step has the metric.
+
+    >>> steps = [{"pull": 3.0, "realised_share": 0.4, "weight_neg_mean": 1.0}, {"pull": 1.0, "realised_share": 0.8}]
+    >>> over_epoch(steps)["realised_share"], over_epoch(steps)["tenths"]["weight_neg_mean"]
+    (0.5, [1.0, None])
+    """
+
+    def mean(name: str, steps: Sequence[Mapping[str, float]]) -> float | None:
+        found = [step for step in steps if name in step]
+        pulls = [step["pull"] for step in found] if name == "realised_share" else None
+        return round(fmean((step[name] for step in found), pulls), 3) if found else None
+
+    names = ("realised_share", "weight_neg_mean", "log_ratio_pos_mean", "log_ratio_neg_mean")
+    parts = [steps[len(steps) * i // 10 : len(steps) * (i + 1) // 10] for i in range(10)]
+    tenths = {name: [mean(name, part) for part in parts if part] for name in names}
+    return {name: mean(name, parts[-1] if "ratio" in name else steps) for name in names} | {"tenths": tenths}
 
 
 def check_ratio(step: int, log_ratio: Tensor, tolerance: float) -> None:

@@ -4,6 +4,7 @@ Colour-blind readers can tell the colours apart (Okabe and Ito 2008), and print 
 """
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -214,4 +215,21 @@ def draw_curve(iterations: Sequence[Mapping[str, Any]], title: str) -> "Figure":
             panels.append(Panel(name if panels else title, x, label, [drawn]))
     shares = lines([*points], {name: [100 * point[name] for point in points.values()] for name in outcomes})
     panels.insert(1, Panel("outcomes", x, "share of completions (%)", shares, {"ylim": (-3, 103)}))
-    return draw(panels)
+    return draw([*panels, *learnt_from(iterations)])
+
+
+def learnt_from(iterations: Sequence[Mapping[str, Any]]) -> list[Panel]:
+    """The panel of what training saw in each tenth of an epoch; none for results.json of older versions."""
+    x, drawn, seen = [], {"realised_share": [], "weight_neg_mean": []}, 0
+    for iteration in iterations:
+        if "training" not in iteration:
+            return []
+        tenths, more = iteration["training"]["tenths"], iteration["curve"][-1]["samples_seen"]
+        parts = len(tenths["realised_share"])
+        x += [seen + more * (part + 0.5) / parts for part in range(parts)]
+        seen += more
+        for name, values in drawn.items():
+            values += [math.nan if value is None else 100 * value for value in tenths[name]]
+    names = ("realised share\nof positives", "mean weight\nof negatives")
+    shown = lines(x, dict(zip(names, drawn.values(), strict=True)), "correct incorrect")
+    return [Panel("what is learnt from", "samples trained on", "%", shown, {"ylim": (-3, 103)})]

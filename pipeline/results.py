@@ -11,8 +11,9 @@ import transformers
 
 from pipeline.dataset import Inputs
 from pipeline.evaluation import MEASURED, SIGNS, Scored, evaluate, evaluate_held_out
-from pipeline.plots import Panel, draw, draw_curve, estimates, save_figure
-from pipeline.records import Sample, write_file
+from pipeline.metrics import over_epoch
+from pipeline.plots import Panel, draw, draw_curve, estimates, learnt_from, save_figure
+from pipeline.records import Sample, read_text, write_file
 from pipeline.report import Table
 from pipeline.runtime.preflight import on_cpu
 from pipeline.runtime.run_folder import read_checked, read_json, steps_before
@@ -35,7 +36,8 @@ def publish(folder: Path, settings: Settings, inputs: Inputs, tests: Tests, tell
         file = folder / f"iteration-{number}" / "dataset.json"
         counts = read_json(file, "remove it and train.jsonl to make both anew")
         mismatch = counts.pop("engine_mismatch")
-        entry = {"dataset": counts}
+        steps = map(json.loads, read_text(file.with_name("metrics.jsonl")).splitlines())
+        entry = {"dataset": counts, "training": over_epoch([*steps])}
         if settings.evaluation:
             curve = [{"samples_seen": 0, **last}]
             for seen, file in tests[number][1:] if number == 1 else tests[number]:
@@ -72,7 +74,7 @@ def draw_held_out(iterations: Sequence[Mapping[str, Any]], title: str) -> Any:
             curve = {point["samples_seen"]: point[name][key] for point in iterations[0]["curve"]}
             lines += [estimates(curve, f"{name}s", style)] if all(curve.values()) else []
         panels.append(Panel(heading, "samples trained on", f"{MEASURED[key]}, ± 2 SE", lines))
-    return draw(panels)
+    return draw([*panels, *learnt_from(iterations)])
 
 
 def track_evaluation(tell: Tell, settings: Settings, inputs: Inputs, file: Path, n: int, step: int) -> None:

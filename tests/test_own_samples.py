@@ -235,7 +235,7 @@ def test_a_run_without_evaluation_trains_the_same_model_and_leaves_no_more(files
     monkeypatch.setattr(sys, "argv", ["", *arguments(tmp_path / "run", changes), "--no-evaluation"])
     gsm8k.main("train_gsm8k", "", gsm8k.gsm8k_task)
     results = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert (*results, *results["iterations"][0]) == ("iterations", "versions", "dataset")
+    assert (*results, *results["iterations"][0]) == ("iterations", "versions", "dataset", "training")
     evaluated, plain = contents(run(**files)), contents(tmp_path / "run")
     measured = {"curve.png", *(f"iteration-1/test-{step}.jsonl" for step in (0, 1, 3))}
     assert (evaluated.keys() - plain.keys(), plain.keys() - evaluated.keys()) == (measured, set())

@@ -88,6 +88,10 @@ def test_a_curve_shows_accuracy_and_outcomes_in_percent_and_joins_iterations():
     assert reward.lines[0].get_ydata().tolist() == [2, 2, 2]
     shares = {line.get_label(): line.get_ydata()[0] for line in outcomes.lines}
     assert shares == pytest.approx({"correct": 50, "incorrect": 30, "invalid": 20})
+    training = {"tenths": {"realised_share": [0.5, 0.75], "weight_neg_mean": [1.0, None]}}
+    *_, reward, learnt = draw_curve([{"curve": curve, "training": training}] * 2, "topr").axes
+    assert learnt.lines[0].get_xydata().tolist() == [[25, 50], [75, 75], [125, 50], [175, 75]]
+    assert [*map(str, learnt.lines[1].get_ydata())] == ["100.0", "nan", "100.0", "nan"]
 
 
 def test_tokens_are_wrapped_and_coloured_by_sign():

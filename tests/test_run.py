@@ -58,7 +58,9 @@ def test_the_run_folder_holds_what_the_readme_says(finished):
     assert iteration["dataset"]["trained"] == iteration["dataset"]["drawn"]
     assert iteration["dataset"]["drawn"]["samples"] == 64
     assert json.loads((finished / "config.json").read_text())["method"] == "topr"
-    assert [line["step"] for line in json_lines(finished / METRICS)] == [1, 2, 3, 4]
+    steps = json_lines(finished / METRICS)
+    assert [line["step"] for line in steps] == [1, 2, 3, 4]
+    assert iteration["training"]["log_ratio_neg_mean"] == pytest.approx(steps[-1]["log_ratio_neg_mean"], abs=5e-4)
     assert (finished / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 

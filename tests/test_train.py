@@ -8,7 +8,7 @@ import torch
 from helpers import fit, plain_batch, random_examples, tiny_model
 
 import topr
-from pipeline.metrics import check_ratio, step_metrics
+from pipeline.metrics import check_ratio, over_epoch, step_metrics
 
 
 def at_mu(model, examples):
@@ -66,6 +66,19 @@ def test_metrics_by_hand():
         "ess": 0,
         "pull": 0,
     }
+
+
+def test_an_epoch_is_summed_up_whole_and_in_tenths():
+    steps = [{"pull": n, "realised_share": 1 / n, "log_ratio_neg_mean": -n} for n in range(1, 21)]  # positives pull 1
+    steps = [step | ({"weight_neg_mean": n} if n % 2 else {}) for n, step in enumerate(steps)]
+    found = over_epoch([*steps, {"pull": 0.0}])  # 21 steps: tenths of two, and the last of three
+    shares = [round(2 / (2 * n + 1), 3) for n in range(1, 20, 2)]
+    assert found["tenths"]["realised_share"] == shares
+    assert found["tenths"]["weight_neg_mean"] == [*range(1, 20, 2)]
+    whole = (found["realised_share"], found["weight_neg_mean"], found["log_ratio_neg_mean"])
+    assert whole == (round(20 / 210, 3), 10, -19.5)
+    assert found["log_ratio_pos_mean"] is None
+    assert len(over_epoch(steps[:3])["tenths"]["weight_neg_mean"]) == 3
 
 
 def test_training_away_from_mu_is_refused_and_a_ratio_that_never_moves_warned_about():

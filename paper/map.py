@@ -88,6 +88,7 @@ PLACES = {  # in the order of the picture
 EACH = ("topr", "sft", "topr-10", "topr-20", "topr-40", "topr-60", "topr-80")
 TEACH, WORST = "--base tiny/base --habit 1300", "--teacher.plan 0.05 0.9"
 TWO_WAY = "--teacher.plan 0.7 0.7 --teacher.plans 1 --teacher.result 0"
+PLANS_AND_SLIPS = f"{TEACH} --teacher.wordings 8 --teacher.plan 0 0.7 --teacher.result 0.1"
 LONG, WORDED = {"max_new_tokens": 160}, (f"{TEACH} --teacher.wordings 8 {WORST}",)
 SHARES = {  # where does the best share lie? Bases that differ in wordings, length and kind of error; other settings
     "mistaken": Place("1 wording", (*MISTAKEN, f"--habit 400 {WORST}"), arms=EACH),
@@ -107,9 +108,10 @@ SHARES = {  # where does the best share lie? Bases that differ in wordings, leng
     "worded-slips": Place(
         "8 wordings, slips", (f"{TEACH} --teacher.wordings 8 --teacher.plan 0 0 --teacher.result 0.25",), arms=EACH
     ),
+    "more-slips": Place("8 wordings, plans and slips", (PLANS_AND_SLIPS,), arms=EACH),
     "default": Place(
-        "8 wordings, plans and slips",
-        (f"{TEACH} --teacher.wordings 8 --teacher.plan 0 0.7 --teacher.result 0.1",),
+        "the default base",
+        (PLANS_AND_SLIPS, "--habit 300 --teacher.wordings 8 --teacher.plan 0 0.7 --teacher.result 0.03"),
         arms=EACH,
     ),
     "worded-slow": Place("8 wordings, rate 3e-5", WORDED, {"lr": 3e-5}, EACH),

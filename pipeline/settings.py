@@ -125,7 +125,7 @@ class Settings:
     baseline: Finite | None = None
     """c, subtracted from the reward (paper: none)"""
     baseline_from: Literal[*BASELINES] = "zero"
-    """what --baseline is counted from: zero (paper), the samples' mean reward, or that of the prompt's own samples"""
+    """what --baseline is counted from: zero (paper), the mean reward of all chosen samples, or of the prompt's own"""
     effective_proportion: Share | None = None
     """p~, effective share of positives, in place of --baseline (Eq. 12)"""
     eps: Clip = 0.2

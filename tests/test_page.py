@@ -6,7 +6,7 @@ import random
 import shutil
 from dataclasses import astuple
 from functools import partial
-from statistics import fmean
+from statistics import NormalDist, fmean
 
 import pytest
 
@@ -55,13 +55,13 @@ def test_the_results_say_what_its_text_says():
     for curve in FIG5["accuracy"].values():  # part 5
         assert FIG5["p_tilde"][curve["mean"].index(max(curve["mean"]))] > 0.2
         assert curve["mean"][0] < max(curve["mean"]) - 0.05
-    fallen = {  # part 6
+    fallen = {  # part 7
         method: [token.strip() for token, x in zip(WRONG["tokens"], points[-1], strict=True) if x < -0.5]
         for method, points in WRONG["log_ratio"].items()
     }
     assert [token.isdigit() for token in fallen["topr"]] == [False, True]
     assert 6 < len(WRONG["tokens"]) < 2 * len(fallen["reinforce"])
-    for rate, variants in load("variants")["data"].items():  # part 7
+    for rate, variants in load("variants")["data"].items():  # part 8
         means = {name: of["correct"]["mean"] for name, of in variants.items()}
         assert all(mean[-1] < means["topr"][-1] for name, mean in means.items() if name != "topr")
         assert rate != "own rate" or all(mean[-1] == max(mean) for mean in means.values())
@@ -133,12 +133,19 @@ def of_question(correct, c):
     return sum(weight for weight in weight_by_difficulty(samples, c) if not math.isnan(weight)) / 10
 
 
+def pace(p_tilde, p, e_neg):
+    """Signal over noise of a sample's gradient at pi = mu, where a positive's mean is 1, a negative's -p / (1 - p)."""
+    a, b = p_tilde / p, (1 - p_tilde) / (1 - p)
+    return (p * a + (1 - p) * b * p / (1 - p)) / math.sqrt(p * a**2 + (1 - p) * b**2 * e_neg)
+
+
 def calls(seed):
     """Calls of the functions of topr.js, by name and arguments, each with what Python makes of them."""
     rng = random.Random(seed)
     x, sign, c, p = rng.uniform(-14, 3), rng.choice([-1.0, 1.0]), rng.uniform(-1, 1), rng.uniform(0.01, 0.99)
     low, high = sorted(rng.uniform(0, 2) for _ in range(2))
     limits = rng.choice([*topr.PRESETS.values(), topr.Limits(low, high, low, high)])
+    p_tilde, e_neg, sigma = rng.random(), 2 ** rng.uniform(-4, 5), rng.uniform(0, 6)
     correct, tokens = rng.randint(0, 10), [rng.gauss(-0.3, 0.5) for _ in range(rng.randint(1, 12))]
     ratio, arms = math.exp(math.fsum(tokens)), range(rng.randint(2, 6))
     z, mu, reward = ([rng.uniform(*ends) for _ in arms] for ends in ((-9, 9), (0.1, 9), (-1, 1)))
@@ -151,6 +158,9 @@ def calls(seed):
         (("ascended", *as_script, 10**c), bandit.ascend(*as_python, lr=10**c, steps=1)[-1]),
         (("upper_bound", reward), bandit.upper_bound(tensor(reward))),
         (("effective_proportion", p, c), topr.effective_proportion(p, c)),
+        (("pace", p_tilde, p, e_neg), pace(p_tilde, p, e_neg) / pace(1, p, e_neg)),
+        (("best_share", e_neg), e_neg / (1 + e_neg)),
+        (("mean_weight", sigma), 2 * NormalDist().cdf(-sigma / 2)),
         (("ppo_weight", x, sign), math.exp(x) if sign * math.exp(x) <= sign + 0.2 else 0),  # Equation 6
         (("weight_by_difficulty", correct / 10, c), of_question(correct, c)),
         (("VARIANTS['topr']", tokens), min(ratio, 1)),  # of a negative, from its tokens' log-ratios
@@ -208,15 +218,21 @@ PARTS = {  # controls of each part, and some numbers that it then shows
     ),
     "bandit": ({"bandit-lr": -1, "bandit-speed": 1}, {"objective_1": bandit.objective(PATH[-1], TWO).item()}),
     "baseline": ({"baseline-c": 0.8, "baseline-p": 0.5}, {"p_tilde": 0.1, "reward_right": 0.2, "hard": 1.64}),
+    "share": (
+        {"share-p_tilde": 0.2, "share-p": 0.5, "share-sigma": 2},  # 2 Phi(-1) = 0.3173
+        {"pace": 1 / 2.6**0.5, "best": 0.8, "gain": 1.25**0.5, "weight": math.erfc(0.5**0.5)},
+    ),
     "tokens": ({"tokens-at": 2}, {"log_ratio_wrong_reinforce": OF_TOKENS[2], "weight_wrong_reinforce": 1}),
     "variants": ({"variants-at": AT, "variants-run": "reinforce"}, {"topr": math.exp(OF_TOKENS[AT])}),
 }
+REACHED = [0.2 + 0.3 * i / 99 for i in range(100)]  # up to where the slider stood first
 LINES = {  # of each part: a chart, a label, and its values
     "collapse": ("collapse-curve TIS", [100 * share for share in CORRECT[" --method tis"][:2]]),
     "loss": ("loss-chart-neg REINFORCE", [1.0] * 317),
     "bounds": ("bounds-weight negative", [min(max(math.exp(-6 + i / 20), 0.2), 0.8) for i in range(161)]),
     "bandit": ("bandit-z-1 arm 3 (−1)", PATH[:, 2].tolist()),
     "baseline": ("baseline-accuracy 50 % positive", [100 * x for x in FIG5["accuracy"]["50% positive"]["mean"][1:4]]),
+    "share": ("share-realised ", [100 * x / (x + (1 - x) * math.erfc(0.5**0.5)) for x in REACHED]),
     "tokens": ("tokens-chart-1 REINFORCE", OF_TOKENS[:3]),
     "variants": ("variants-chart paper", [min(math.exp(total), 1) for total in OF_TOKENS[: AT + 1]]),
 }

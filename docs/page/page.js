@@ -1,5 +1,5 @@
 "use strict";
-// The seven parts. Each reads its controls, computes with topr.js, and shows numbers and charts. DATA has the results.
+// The eight parts. Each reads its controls, computes with topr.js, and shows numbers and charts. DATA has the results.
 // A part asks before it shows: a curve is drawn as far as a control was moved, and an answer appears after that.
 
 const NAMES = { topr: "TOPR", reinforce: "REINFORCE", sft: "SFT", tis: "TIS", off_policy: "plain IS", ppo: "PPO" };
@@ -182,7 +182,7 @@ function collapse() {
     at("collapse-asked").textContent = question;
     for (const method of methods) {
       const [written, outcome] = completions[method][now];
-      at(`collapse-grade-${method}`).textContent = `${outcome} (the answer is ${gold})`;
+      at(`collapse-grade-${method}`).textContent = `${now ? "" : "before training: "}${outcome} (the answer is ${gold})`;
       at(`collapse-text-${method}`).textContent = cut(written.trim());
     }
   });
@@ -563,7 +563,44 @@ function baseline() {
   });
 }
 
-// ---- 6. tokens -----------------------------------------------------------------------------------------------------
+// ---- 6. the share --------------------------------------------------------------------------------------------------
+
+function share() {
+  const [of_share, of_ratio, of_p, of_sigma] = ["p_tilde", "ratio", "p", "sigma"].map((name) => at(`share-${name}`));
+  const moved = moved_over([0.01, 1]);
+  on_input("share", () => {
+    const [p_tilde, p, sigma] = [of_share, of_p, of_sigma].map(number_of);
+    const ratio = 2 ** number_of(of_ratio);
+    const weight = mean_weight(sigma);
+    const [from, to] = moved(p_tilde);
+    const [best, grid] = [best_share(ratio), between(from, to, 100)];
+    told(of_share, p_tilde, "percent");
+    told(of_ratio, ratio);
+    told(of_p, p, "percent");
+    told(of_sigma, sigma);
+    const [gain, realised] = [pace(best, p, ratio), realised_share(p_tilde, weight)];
+    const [low, high] = [0.1, 0.2].map((of_paper) => realised_share(of_paper, weight));
+    put("share", { pace: pace(p_tilde, p, ratio), weight, realised, best, gain, low, high });
+    const draw = (name, says, y, of, dots, rules) => chart(at(`share-${name}`), {
+      says,
+      x: { label: "nominal share p̃ (%)", ...PERCENT },
+      y,
+      lines: [{ label: "", style: "topr", wide: true, x: grid.map((x) => 100 * x), y: grid.map(of) }],
+      marks: [100 * p_tilde],
+      dots: dots.map((x) => ({ x: 100 * x, y: of(x), style: x === p_tilde ? "topr" : "reinforce" })),
+      bands: [{ from: 10, to: 20, label: "paper's best" }],
+      rules,
+      drag: of_share,
+      value_at: (x) => x / 100,
+    });
+    draw("pace", "Pace at the start against the nominal share of positives", { label: "pace", low: 0, high: 1.1 * gain },
+      (x) => pace(x, p, ratio), [p_tilde, best].filter((x) => from <= x && x <= to), [{ y: 1, label: "positives only" }]);
+    draw("realised", "Realised share against the nominal share of positives", { label: "realised share (%)", ...PERCENT },
+      (x) => 100 * realised_share(x, weight), [p_tilde], []);
+  });
+}
+
+// ---- 7. tokens -----------------------------------------------------------------------------------------------------
 
 function colour_of(value) { // green above 0, brown below, on a symlog scale that is full at 10 nats
   const depth = 0.6 * Math.min(SCALES.symlog(20 * Math.abs(value)) / SCALES.symlog(200), 1);
@@ -619,7 +656,7 @@ function tokens() {
   });
 }
 
-// ---- 7. variants ---------------------------------------------------------------------------------------------------
+// ---- 8. variants ---------------------------------------------------------------------------------------------------
 
 const VARIANT_ROWS = { // name in conformance/variants.py: name on the page, what it computes
   topr: ["paper", "the ratio of the whole completion, at most 1"],
@@ -665,7 +702,7 @@ function variants() {
 
 // ---- the page ------------------------------------------------------------------------------------------------------
 
-for (const part of [collapse, loss, bounds, bandit, baseline, tokens, variants]) part();
+for (const part of [collapse, loss, bounds, bandit, baseline, share, tokens, variants]) part();
 restore();
 addEventListener("hashchange", restore);
 

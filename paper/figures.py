@@ -34,12 +34,6 @@ def by_share(study: Study, wanted: Sequence[tuple[str, float, float]], **changes
     return sharing_samples(arms)
 
 
-def by_tenth(run: Finished, name: str) -> list[float]:
-    """The mean of a number of metrics.jsonl in each tenth of the training, or at each step if there are fewer."""
-    found = np.array([step.get(name, np.nan) for step in run.steps])
-    return [float(np.nanmean(part)) for part in np.array_split(found, min(10, len(found)))]
-
-
 SETS = {"10% positive": 0.1, "50% positive": 0.5}
 
 
@@ -61,14 +55,17 @@ class Fig5(Study):
         return arm[1] == self.rates["topr"]
 
     def read(self) -> Figure:
-        table, own, p_tildes = self.table(), self.rates["topr"], self.scale.shares
-        data: dict[str, Any] = {"p~": list(p_tildes), "own rate": own}
+        table = self.table(lambda run: {"realised": [run.results["iterations"][0]["training"]["realised_share"]]})
+        own, p_tildes = self.rates["topr"], self.scale.shares
+        data: dict[str, Any] = {"p~": list(p_tildes), "own rate": own, "realised share": {}}
         shares = {}
         for name, share in SETS.items():
             shares |= {f"{name}, p~ = {p:.0%}": table.mean(("topr", own, share, p)) for p in p_tildes}
             for rate in self.neighbours:
                 arms = {p: ("topr", rate, share, p) for p in p_tildes}
                 data.setdefault(f"lr {rate:g}", {})[name] = series(map(table.mean, arms.values()))
+                realised = series(table.mean(arm, "realised") for arm in arms.values())
+                data["realised share"].setdefault(f"lr {rate:g}", {})[name] = realised
                 for at in ["TOPR's rate"] * (rate == own) + ["lowest rate"] * (rate == min(self.neighbours)):
                     of_pairs = ((0.2, 0.01), (0.2, 0.8), (0.2, 1.0))
                     pairs = [pair for pair in of_pairs if {*pair} <= {*arms}]
@@ -111,7 +108,7 @@ class Fig6(Study):
     def read(self) -> Figure:
         names = {method: called(method, rate) for method, rate in self.rates.items()}
         low, p_tildes = "log-ratio of positives", self.scale.shares
-        table = self.table(lambda run: {low: by_tenth(run, "log_ratio_pos_q50")})
+        table = self.table(lambda run: {low: run.by_tenth("log_ratio_pos_q50")})
 
         arms = {(m, p): (m, rate, 0.1, p) for m, rate in self.rates.items() for p in p_tildes}
         data: dict[str, Any] = {text: series(table.mean(arms[m, p]) for p in p_tildes) for m, text in names.items()}
@@ -163,7 +160,7 @@ class Fig7(Study):
         def norms(run: Finished) -> dict[str, Sequence[float]]:
             each = np.array([step["grad_norm"] for step in run.steps])
             shares = {"steps clipped": each > run.settings.max_norm, "steps with a norm above 1": each > 1}
-            along = {"gradient norm": by_tenth(run, "grad_norm"), "largest gradient norm": [each.max()]}
+            along = {"gradient norm": run.by_tenth("grad_norm"), "largest gradient norm": [each.max()]}
             return along | {what: [found.mean()] for what, found in shares.items()}
 
         table, data, shares, numbers = self.table(norms), {}, {}, {}

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 import topr
-from paper.experiments import METHODS, OF_THE_PAPER, RATED, VARIANTS, Arm, Figure, Study, called
+from paper.experiments import GREY, METHODS, OF_THE_PAPER, RATED, VARIANTS, Arm, Figure, Study, called
 from paper.panels import CORRECT, EPOCH, WHOLE, Data, accuracy, epoch, line, of_arms
 from paper.runs import Finished, Jobs, Measured, sharing_samples
 from pipeline.evaluation import collect, estimate, wins
@@ -47,11 +47,12 @@ class Fig1(AtBothRates):
     rated = tuple(METHODS)
 
     def read(self) -> Figure:
-        def fall(run: Finished) -> dict[str, Sequence[float]]:
-            curve = run.measured["correct"]
-            return {"fall": [max(curve) - curve[-1]]}
+        def also(run: Finished) -> dict[str, Sequence[float]]:
+            curve, is_ppo = run.measured["correct"], run.settings.method == "ppo"  # whose weight is 0 where it clips
+            clipped = {"clipped": run.by_tenth("weights_below_1e-6")} if is_ppo else {}
+            return {"fall": [max(curve) - curve[-1]], **clipped}
 
-        table, (topr, *others) = self.table(fall), self.rates.items()
+        table, (topr, *others), maj = self.table(also), self.rates.items(), f"maj@{self.scale.base.k}"
         gains = {f"TOPR - {METHODS[arm[0]].name}, own rates": table.gain(topr, arm) for arm in others}
         for name in OF_THE_PAPER[1:]:
             text, arm = METHODS[name].name, (name, topr[1])
@@ -62,7 +63,15 @@ class Fig1(AtBothRates):
         numbers = {f"{METHODS[n].name}: own rate / TOPR's": Estimate.over_seeds([lr / topr[1]]) for n, lr in others}
         data: dict[str, Any] = {of: {arm[0]: table.along(arm) for arm in self.kinds[of].items()} for of in self.kinds}
         data["steps"] = {arm[0]: self.runs[arm, self.seeds[0]].last_step for arm in self.rates.items()}
-        return Figure(data, self.ends(table, "correct") | gains, numbers)
+        shares = self.ends(table, "correct") | gains | {f"base: {maj}": table.mean(topr, maj, at=0)}
+        for kind, rates in self.kinds.items():
+            ppo = ("ppo", rates["ppo"])
+            data.setdefault("clipped", {})[kind] = table.along(ppo, "clipped")
+            for at, tenth in ((0, "first"), (-1, "last")):
+                shares[f"PPO, {kind}: clipped samples, {tenth} tenth"] = table.mean(ppo, "clipped", at=at)
+            for name in OF_THE_PAPER:
+                shares[f"{METHODS[name].name}, {kind}: {maj} at the end"] = table.mean((name, rates[name]), maj)
+        return Figure(data, shares, numbers)
 
     @staticmethod
     def panels(data: Data) -> list[Panel]:
@@ -155,18 +164,20 @@ class Fig4(Study):
     """TOPR against positives only: accuracy, maj@n, and how often each question is solved. On MATH: fig4-math."""
 
     def arms(self) -> Jobs:
-        base = replace(self.scale.base, lr=self.rates["topr"], test_samples=self.scale.tested)
+        base = replace(self.scale.base, lr=self.rates["topr"], **self.scale.tested)
         return sharing_samples({name: self.job(name, base, arm) for name, arm in POSITIVES.items()})
 
     def read(self) -> Figure:
-        ks = [k for k in (1, 2, 4, 8, 16, 32) if k < self.scale.tested]
+        ks = [k for k in (1, 2, 4, 8, 16, 32) if k < self.scale.tested["test_samples"]]
 
         def at_the_end(run: Finished) -> dict[str, Sequence[float]]:
             tested = [collect(run.tested(at), self.scale.task(run.settings)) for at in (0, run.last_step)]
             base, majority = ([estimate(wins, of, k, run.settings.seed).mean for k in ks] for of in tested)
             bins = by_cardinality(run)
             right = [(sample.prompt, sample.completion) for sample in run.tested(0) if sample.reward > 0]
-            found = {"maj@n": majority, "cardinality": bins, "few": [sum(bins[:2])]}
+            few, still = ((of.correct.sum(1) <= 4) for of in tested)
+            found = {"maj@n": majority, "base maj@n": base, "cardinality": bins, "few": [sum(bins[:2])]}
+            found |= {"still few": [still[few].mean()], "ahead": [tested[1].correct.mean() - base[-1]]}
             return found | {"vote": [base[-1] - base[0]], "distinct": [len(set(right)) / max(len(right), 1)]}
 
         table, last = self.table(at_the_end), f"maj@{ks[-1]}"
@@ -176,6 +187,10 @@ class Fig4(Study):
         shares |= {f"{arm.name}: {last}": table.mean(key, "maj@n") for key, arm in POSITIVES.items()}
         shares[f"TOPR - positives only: {last}"] = table.gain("topr", "positives_only", "maj@n")
         shares["positives only - TOPR: problems with at most 4 correct"] = table.gain("positives_only", "topr", "few")
+        few = "few correct before, and still"
+        shares |= {f"{arm.name}: {few}": table.mean(key, "still few") for key, arm in POSITIVES.items()}
+        shares[f"positives only - TOPR: {few}"] = table.gain("positives_only", "topr", "still few")
+        shares[f"TOPR: pass@1 - {last} of the base"] = table.mean("topr", "ahead")
         shares[f"base: {last} - pass@1"] = table.mean("topr", "vote")
         shares["base: distinct texts among right ones"] = table.mean("topr", "distinct")
         votes = [table.each("topr", "maj@n", at) for at in range(len(ks))]
@@ -187,6 +202,7 @@ class Fig4(Study):
         data: dict[str, Any] = {
             what: {name: table.along(name, what) for name in POSITIVES} for what in ("correct", "maj@n", "cardinality")
         }
+        data["maj@n"]["base"] = table.along("topr", "base maj@n")
         data["n"] = ks
         data["trained on"] = self.runs["topr", self.seeds[0]].results["iterations"][0]["dataset"]["trained"]
         return Figure(data, shares, numbers)
@@ -198,7 +214,7 @@ class Fig4(Study):
         of_bins = {"xticks": bins, "xticklabels": ["0", *(f"{4 * i + 1}-{4 * i + 4}" for i in bins[:-1])]}
         solved, share = "correct completions of a problem", "problems (%), 95% interval"
         counted = of_arms(data["cardinality"], POSITIVES, lambda _: bins)
-        majority = of_arms(data["maj@n"], POSITIVES, lambda _: ks)
+        majority = of_arms(data["maj@n"], POSITIVES | {"base": Arm("base", GREY)}, lambda _: ks)
         return [
             Panel("accuracy", EPOCH, CORRECT, of_arms(data["correct"], POSITIVES)),
             Panel("self-consistency", "n", "maj@n (%), 95% interval", majority, of_n),

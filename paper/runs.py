@@ -124,6 +124,11 @@ class Finished:
         metrics = read_text(self.settings.out / "iteration-1" / "metrics.jsonl")
         return [json.loads(line) for line in metrics.splitlines()]
 
+    def by_tenth(self, name: str) -> list[float]:
+        """The mean of a number of metrics.jsonl in each tenth of the training, or at each step if there are fewer."""
+        found = np.array([step.get(name, np.nan) for step in self.steps])
+        return [float(np.nanmean(part)) for part in np.array_split(found, min(10, len(found)))]
+
     @property
     def last_step(self) -> int:
         """The number of the first iteration's last step; 0 for a run that does not train."""

@@ -245,11 +245,13 @@ def verified(verifications: Sequence[Sample], answers: Answers) -> dict[str, np.
 
     verifications: in the order of the solutions, whose answers these are, Q problems with m each. A solution's score is
     the mean of its verdicts: 1 for Yes, 0 for No and for one that cannot be read (ours; the paper says "aggregated").
+    Between answers with equal sums of scores the number of solutions decides (ours).
     """
     problems, m = answers.correct.shape
     outcomes = np.array([sample.outcome for sample in verifications]).reshape(problems, -1)
     says_yes = np.array([parse_verdict(sample.completion) is True for sample in verifications])
     scores = says_yes.reshape(problems, m, -1).mean(2)
+    scores += 1 / (m + 1) / outcomes.shape[1]  # of m solutions less than a verdict: sums that are equal tell by votes
     won = np.array([wins(answers, problem, range(m), scores[problem]) for problem in range(problems)], dtype=float)
     return {ACCURACY: (outcomes == "correct").mean(1), INVALID: (outcomes == "invalid").mean(1), WEIGHTED: won}
 

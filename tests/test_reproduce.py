@@ -59,7 +59,10 @@ def shown(monkeypatch):
 def pretend(jobs):
     """In place of a sweep's `make`: finished runs that nobody made. What they say is in the settings: `correct`."""
     placed = {key: replace(job.settings, out=Path("none", folder_name(job))) for key, job in jobs.items()}
-    return {key: Finished(settings, pretended_results(settings)) for key, settings in placed.items()}
+    made = {key: Finished(settings, pretended_results(settings)) for key, settings in placed.items()}
+    for run in made.values():
+        run.__dict__["steps"] = [{"weights_below_1e-6": share} for share in (0.25, run.settings.lr)]
+    return made
 
 
 def correct(settings):
@@ -74,7 +77,12 @@ def pretended_results(settings):
         return {"correct": share, "incorrect": 0.1, "invalid": 0.9 - share, **estimates}
 
     points = [entry(0.5), entry(correct(settings))]
-    iteration = {"dataset": {"steps": 7, "drawn": {"samples": 4, "positive": 2}}, "curve": points, "after": points[1]}
+    iteration = {
+        "training": {"realised_share": settings.effective_proportion or settings.proportion},
+        "dataset": {"steps": 7, "drawn": {"samples": 4, "positive": 2}},
+        "curve": points,
+        "after": points[1],
+    }
     return {"before": points[0], "iterations": [iteration] * settings.iterations, "versions": {}}
 
 
@@ -161,7 +169,13 @@ def test_shares_are_those_of_the_arms_that_their_names_say():
     for at, lr in (("own rates", study.rates["ppo"]), ("one rate", one)):
         expected = np.subtract(each(lr=one), each(method="ppo", lr=lr))
         assert figure.shares[f"TOPR - PPO, {at}"].each == pytest.approx(expected)
+    ppo = study.rates["ppo"]
+    assert figure.data["clipped"]["own rate"]["mean"] == pytest.approx([0.25, ppo])
+    assert figure.shares["PPO, one rate: clipped samples, last tenth"].each == pytest.approx([one] * 3)
     _, figure = pretended("fig5")
+    assert figure.data["realised share"][f"lr {figure.data['own rate']:g}"]["10% positive"]["mean"] == list(
+        LAPTOP.shares
+    )
     for share, p in ((0.1, 0.1), (0.1, 0.8), (0.5, 0.1), (0.5, 0.5)):
         of_set = {"lr": figure.data["own rate"], "composition": "proportion", "proportion": share}
         arm = each(range(5), **of_set, effective_proportion=None if p == share else p)
@@ -224,6 +238,33 @@ def test_problems_are_counted_in_fours_of_correct_completions_and_in_thirds_of_t
     assert by_cardinality(evaluated(rewards, n=8)) == pytest.approx([1 / 6, 2 / 6, 3 / 6])
     base, trained = evaluated([-1, -1, 1, -1, 1, 1]), evaluated([1, 1, -1, -1, -1, 1])
     assert figures.by_third(base, trained) == [1.0, 0.0, 0.5]  # questions 0 1, then 3 2, then 4 5
+
+
+def test_figure_4_counts_those_of_few_correct_before_that_stay_so_and_one_sample_against_the_base_s_votes():
+    def tested(counts):
+        texts = [(i, j < count) for i, count in enumerate(counts) for j in range(6)]
+        texts = [(f"{i}", f"The answer is {int(right)}.", 2.0 * right - 1) for i, right in texts]
+        outcomes = {1: "correct", -1: "incorrect"}
+        return [Sample(problem_id=i, prompt=i, completion=x, reward=r, outcome=outcomes[r]) for i, x, r in texts]
+
+    results = {"iterations": [{"dataset": {"trained": 0}}]}
+    settings = replace(LAPTOP.base, test_samples=6)
+    states = {
+        name: {0: tested([1, 0, 6]), 9: tested(after)}
+        for name, after in {"topr": [1, 5, 6], "positives_only": [1, 0, 6], "sft": [5, 5, 6]}.items()
+    }
+    study = STUDIES["fig4"](replace(LAPTOP, tested={"test_samples": 6}), range(1))
+    study.runs = {
+        (name, 0): SimpleNamespace(
+            settings=settings, results=results, last_step=9, tested=of.get, measured={"correct": [0.5]}
+        )
+        for name, of in states.items()
+    }
+    shares = {name: value.mean for name, value in study.read().shares.items()}
+    few = "few correct before, and still"
+    assert [shares[f"{arm}: {few}"] for arm in ("TOPR", "positives only", "positives, as many steps")] == [0.5, 1, 0]
+    assert shares[f"positives only - TOPR: {few}"] == 0.5
+    assert shares["TOPR: pass@1 - maj@4 of the base"] == pytest.approx(12 / 18 - 1 / 3)
 
 
 def test_rates_are_chosen_on_problems_that_no_run_trains_or_tests_on():

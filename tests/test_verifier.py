@@ -70,6 +70,11 @@ def test_a_verified_vote_by_hand():
     assert found["verifier accuracy"].tolist() == pytest.approx([5 / 6, 2 / 6])
     assert found["invalid rate"].tolist() == pytest.approx([0, 3 / 6])
     assert found["weighted self-consistency"].tolist() == [1, 1]
+    # one that is right, then two that are wrong alike: no Yes at all, equal sums, a Yes more against a vote more
+    for verdicts, expected in (("No No No No No No", 0), ("Yes No Yes No No No", 0), ("Yes Yes Yes No No No", 1)):
+        verifications = [sample(f"{QUESTION} {verdict}", "correct") for verdict in verdicts.split()]
+        found = verifier.verified(verifications, Answers(np.array([[True, False, False]]), [[7, 8, 8]]))
+        assert found["weighted self-consistency"].tolist() == [expected]
     unlike = Answers(np.array([[False, True]]), [[7, 7]])  # of equal answers the first is asked
     assert not wins(unlike, 0, [0, 1], [1, 1])
 

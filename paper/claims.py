@@ -534,39 +534,31 @@ def variance(generator: torch.Generator) -> Found:
 
 
 def pace(generator: torch.Generator) -> Found:
-    """Ours: which effective share learns fastest at pi = mu, with an optimiser that divides by the gradient's size.
+    """Ours: the share that is fastest at pi = mu, if steps are divided by the gradient's size, as AdamW does.
 
-    There E[grad log pi] = 0: all shares pull in one direction and differ in noise alone. E+ and E- are the mean squared
-    gradients of a positive and of a negative.
+    There E[grad log pi] = 0, so that shares differ in noise alone. E+, E-: mean squares of a positive's, a negative's.
     """
     z, bandit = random_bandits(1000, "++---", generator)
     unit, at_mu, sft = bandit._replace(reward=bandit.reward.sign()), bandit.mu.log(), PRESETS["sft"]
     a, b, is_positive = *2 * torch.rand(2, 1000, 1, generator=generator, dtype=torch.float64), unit.reward > 0
     arms = [Bandit(bandit.mu, one / bandit.mu) for one in torch.eye(5, dtype=torch.float64)]
     of_arms = torch.stack([gradient_of_loss(at_mu, arm, sft) for arm in arms], 1)  # grad log pi of each arm
-    square = of_arms.square().sum(-1)
-    p = (bandit.mu * is_positive).sum(-1)
-    e_pos, e_neg = (bandit.mu * is_positive * square).sum(-1) / p, (bandit.mu * ~is_positive * square).sum(-1) / (1 - p)
-    ratio = e_neg / e_pos
+    p, square = (bandit.mu * is_positive).sum(-1), bandit.mu * of_arms.square().sum(-1)
+    ratio = p / (1 - p) * (square * ~is_positive).sum(-1) / (square * is_positive).sum(-1)  # E- / E+
     shares = torch.linspace(0, 1, 201, dtype=torch.float64)[:, None].expand(-1, 1000)
 
     def pace_of(share: Tensor, q: Tensor | float) -> Tensor:
         """|E g| / sqrt(E |g|^2) of one sample's gradient g, from data of which a share q is positive."""
-        data = bandit.mu * torch.where(is_positive, (q / p)[:, None], ((1 - q) / (1 - p))[:, None])
+        drawn = torch.where(is_positive, (q / p)[:, None], ((1 - q) / (1 - p))[:, None])
         reward = torch.where(is_positive, (share / q)[..., None], ((share - 1) / (1 - q))[..., None])
-        norm = torch.einsum("...ba,bak->...bk", data * reward, of_arms).norm(dim=-1)
-        return norm / (data * reward.square() * square).sum(-1).sqrt()
+        norm = torch.einsum("...ba,bak->...bk", bandit.mu * drawn * reward, of_arms).norm(dim=-1)
+        return norm / (square * drawn * reward.square()).sum(-1).sqrt()
 
-    def is_best(odds: Tensor, q: Tensor | float) -> Tensor:
-        return pace_of(shares, q) <= pace_of(odds / (1 + odds), q) + 1e-12
-
-    tried, is_ahead = pace_of(shares, p) / pace_of(shares[-1], p), 3 * p > (1 - p) * ratio
-    runs = [Bandit(bandit.mu, unit.reward - c) for c in (-1.0, -0.5, 0.0)]
-    paths = [ascend(at_mu, run, PRESETS["topr"], lr=0.5, steps=1000, keep=20) for run in runs]
-    distance = torch.stack([kl(bandit.mu, path.log_softmax(-1)) for path in paths], -1)
+    of_positives, is_ahead = pace_of(shares[-1], p), 3 * p > (1 - p) * ratio
+    runs = (Bandit(bandit.mu, unit.reward - c) for c in (-1.0, -0.5, 0.0))
+    distance = [kl(bandit.mu, ascend(at_mu, run, PRESETS["topr"], 0.5, 1000)[-1].log_softmax(-1)) for run in runs]
     yield identity(
-        "ours: weights a of positives and b of negatives give the gradient (a + b) g, g = E[grad log pi; R > 0]: its "
-        "direction is the same for every share",
+        "ours: weights a of positives and b of negatives: the gradient is (a + b) g, in one direction for every share",
         gradient_of_loss(at_mu, bandit._replace(reward=torch.where(is_positive, a, -b))),
         (a + b) * gradient(at_mu, unit, sft),
     )
@@ -575,40 +567,30 @@ def pace(generator: torch.Generator) -> Found:
         gradient_of_loss(z, unit._replace(reward=unit.reward + 1)),
         2 * gradient(z, unit, sft),
     )
-    yield always(
-        f"ours: the pace |E g| / sqrt(E |g|^2) is largest at p~* = E- / (E+ + E-), for p from {p.min():.0%} to "
-        f"{p.max():.0%}",
-        is_best(ratio, p),
-        "shares",
-    )
-    yield always(
-        "ours: if the data were composed to have a share q of positives, not p, it depends on q: it is largest at "
-        "p~* / (1 - p~*) = E- / E+ q / (1 - q) (1 - p) / p (q = 10%, 50%)",
-        torch.stack([is_best(ratio * q / (1 - q) * (1 - p) / p, q) for q in (0.1, 0.5)]),
-        "shares",
-    )
+    own = f"ours: pace |E g| / sqrt(E |g|^2) is largest at p~* = E- / (E+ + E-), p = {p.min():.0%} to {p.max():.0%}"
+    composed = "ours: in data composed to a share q = 10%, not p, the odds of p~* are times those of q, over those of p"
+    for text, q in ((own, p), (composed, 0.1)):
+        odds = ratio * q / (1 - q) * (1 - p) / p
+        yield always(text, pace_of(shares, q) <= pace_of(odds / (1 + odds), q) + 1e-12, "shares")
     yield identity(
-        "ours: at p~* it is sqrt(1 + p E+ / ((1 - p) E-)) times that of positives only",
+        "ours: at E- / (E+ + E-) the pace is sqrt(1 + p E+ / ((1 - p) E-)) times that of positives only",
         pace_of(ratio / (1 + ratio), p),
-        pace_of(shares[-1], p) * (1 + p / ((1 - p) * ratio)).sqrt(),
+        of_positives * (1 + p / ((1 - p) * ratio)).sqrt(),
     )
     yield always(
-        f"ours: without a baseline it is above that of positives only exactly where 3 p E+ > (1 - p) E- "
-        f"({is_ahead.double().mean():.0%})",
-        (pace_of(p, p) > pace_of(shares[-1], p)) == is_ahead,
+        f"ours: it is above that without a baseline exactly where 3 p E+ > (1 - p) E-, {is_ahead.double().mean():.0%}",
+        (pace_of(p, p) > of_positives) == is_ahead,
         "bandits",
     )
     yield moves(
-        "Sec. 2.2: without negatives pi stays nearest to mu: KL(mu||pi) after 1,000 steps of TOPR with c = -1 (SFT), "
-        "-0.5, 0, on average",
-        distance[-1],
+        "Sec. 2.2: without negatives (c = -1) pi stays nearest to mu: KL(mu||pi) after 1,000 steps, c = -1, -0.5, 0",
+        torch.stack(distance, -1),
         "up",
     )
-    some = {rf"$E_-/E_+$ = {ratio[i]:.2g}, $p$ = {p[i]:.2f}": tried[:, i] for i in ratio.argsort()[[990, 800, 400, 20]]}
-    drawn, x = lines(100 * shares[:, 0], some), r"effective share of positives $\tilde p$ (%)"
-    yield Panel("pace at the start, four bandits", x, "relative to positives only", drawn)
-    far = {f"$c$ = {c:g}": distance[:, :, i].mean(1) for i, c in enumerate((-1, -0.5, 0))}
-    yield Panel(r"distance from $\mu$, TOPR", "step", KL, lines(range(0, 1001, 20), far))
+    some, gain = ratio.argsort()[[990, 800, 400, 20]], pace_of(shares, p) / of_positives
+    drawn = {f"$E_-/E_+$ = {ratio[i]:.2g}, $p$ = {p[i]:.2f}": gain[:, i] for i in some}
+    axes = r"effective share of positives $\tilde p$ (%)", "relative to positives only"
+    yield Panel("pace at the start, four bandits", *axes, lines(100 * shares[:, 0], drawn))
 
 
 def preference(generator: torch.Generator) -> Found:

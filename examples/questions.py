@@ -38,8 +38,7 @@ def first_answer(text: str) -> str | None:
 
 def grade(text: str, gold: frozenset[str]) -> Outcome:
     """correct where the first answer is one of `gold`, invalid where there is none: of a list the first one counts."""
-    answer = first_answer(text)
-    return "invalid" if answer is None else "correct" if answer in gold else "incorrect"
+    return "invalid" if (answer := first_answer(text)) is None else "correct" if answer in gold else "incorrect"
 
 
 def questions(settings: Settings, tests: slice = slice(TESTS)) -> Task:

@@ -3,15 +3,13 @@
     make real-llm                      # makes the model's folder, and one run
     python -m paper.real_llm MODEL     # the runs of results/real-llm.json, from that folder
 
-All settings are ours. All arms have the learning rate of which TOPR, with a seed that no result uses, answers most of
-the questions kept for rates. docs/internals/share_predictions.md has the endpoints, from before the runs.
+All settings are ours. docs/internals/share_predictions.md: endpoints, and how the learning rate of all arms is chosen.
 """
 
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import tyro
 
 from examples.questions import RATES, TESTS, questions
@@ -33,6 +31,7 @@ ARMS = {
     "topr-15": Arm("TOPR, p~ = 15%", "p1", {"effective_proportion": 0.15}),
     "topr-70": Arm("TOPR, p~ = 70%", "p4", {"effective_proportion": 0.7}),
 }
+METRICS = ("realised_share", "log_ratio_pos_mean", "log_ratio_neg_mean")  # as results.json has them
 
 
 def held_out(settings: Settings) -> Task:
@@ -41,17 +40,12 @@ def held_out(settings: Settings) -> Task:
 
 
 def of_files(run: Finished) -> dict[str, list[float]]:
-    """Before and after: completions that end in time, share of distinct texts among right ones. Metrics of the steps:
-    the epoch's realised share of positives, and mean log-ratio by sign over its last eight steps."""
+    """Completions that end in time, and distinct texts among right ones, before and after; the epoch's metrics."""
     tested = [run.tested(step) for step in (0, run.last_step)]
     right = [[(s.problem_id, s.completion) for s in samples if s.outcome == "correct"] for samples in tested]
-    found = {"ended": [float(np.mean([s.finish_reason == "stop" for s in samples])) for samples in tested]}
+    found = {name: [epoch["training"][name] for epoch in run.results["iterations"]] for name in METRICS}
     found["distinct"] = [len(set(texts)) / max(len(texts), 1) for texts in right]
-    if run.last_step:
-        steps = pd.DataFrame(run.steps)
-        found["realised share"] = [(steps.realised_share * steps.pull).sum() / steps.pull.sum()]
-        found |= {f"log-ratio, {s}": [steps[f"log_ratio_{s}_mean"].tail(8).mean()] for s in ("pos", "neg")}
-    return found
+    return found | {"ended": [float(np.mean([s.finish_reason == "stop" for s in samples])) for samples in tested]}
 
 
 class RealLLM(Study):
@@ -73,13 +67,12 @@ class RealLLM(Study):
         end, most = (table.each("reinforce", at=at) for at in (-1, top))
         shares = {"naive REINFORCE: end - maximum": Estimate.over_seeds([end[seed] - most[seed] for seed in end])}
         shares |= {"TOPR - positives only": table.gain("topr", "sft"), "p~ 15% - 100%": table.gain("topr-15", "sft")}
-        measured = ("correct", "maj@16", "invalid", "ended", "distinct")
-        shares |= {f"before: {what}": table.mean("topr", what, 0) for what in measured}
         shares["before: correct at T = 0"] = table.mean("greedy", at=0)
-        each = [(f"{arm.name}: {{}}".format, name) for name, arm in ARMS.items()]
-        shares |= {text(what): table.mean(name, what) for what in (*measured, "realised share") for text, name in each}
-        ratios = ("log-ratio, pos", "log-ratio, neg")
-        return Figure(curves, shares, {text(what): table.mean(name, what) for what in ratios for text, name in each})
+        points = [("before", "topr", 0), *((arm.name, name, -1) for name, arm in ARMS.items())]
+        for what in ("correct", "maj@16", "invalid", "ended", "distinct"):
+            shares |= {f"{text}: {what}": table.mean(name, what, at) for text, name, at in points}
+        numbers = {f"{text}: {what}": table.mean(name, what) for what in METRICS for text, name, _ in points[1:]}
+        return Figure(curves, shares, numbers)
 
     @staticmethod
     def panels(data: Data) -> list[Panel]:

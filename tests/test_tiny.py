@@ -1,7 +1,7 @@
 """tiny/: its problems are sound, its files are those that make.py writes, its models are as good as they should be."""
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -26,8 +26,8 @@ def test_the_committed_files_are_those_that_make_writes(tmp_path):
     of_models = [f"{model}/{name}" for model in ("base", "checker") for name in ("tokenizer.json", "config.json")]
     for name in ("train.jsonl", "test.jsonl", *of_models):
         assert (tmp_path / name).read_bytes() == (TINY / name).read_bytes(), name
-    assert (TINY / "mistaken" / "config.json").read_bytes() == (TINY / "base" / "config.json").read_bytes()
-    for model in ("checker", "mistaken"):
+    for model in ("checker", "mistaken", "worded"):
+        assert (TINY / model / "config.json").read_bytes() == (TINY / "base" / "config.json").read_bytes()
         assert (TINY / model / "tokenizer.json").samefile(TINY / "base" / "tokenizer.json")
 
 
@@ -84,20 +84,31 @@ def drawn(model):
     """16 solutions by a model to each of the 500 test problems."""
     task = gsm8k.gsm8k_task(gsm8k.Settings(test_problems=500))
     engine = transformers_engine(load_model(str(TINY / model)), 40_000)
-    return task, draw_samples(task, task.test, 16, engine, SamplingParameters(max_new_tokens=64), 0)
+    return task, draw_samples(task, task.test, 16, engine, SamplingParameters(max_new_tokens=96), 0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "invalid", "maj"), [("base", (0.08, 0.15), (0.8, 0.9)), ("mistaken", (0.05, 0.12), (0.55, 0.7))]
+    ("model", "correct", "invalid", "maj"),
+    [
+        ("base", (0.35, 0.45), (0.08, 0.15), (0.8, 0.9)),
+        ("mistaken", (0.35, 0.45), (0.05, 0.12), (0.55, 0.7)),
+        ("worded", (0.45, 0.6), (0.08, 0.13), (0.75, 0.85)),  # the preconditions of docs/internals/share_predictions.md
+    ],
 )
-def test_the_base_models_leave_something_to_sharpen(model, invalid, maj):
+def test_the_base_models_leave_something_to_sharpen(model, correct, invalid, maj):
     task, samples = drawn(model)
     found = evaluate(samples, task, 16, seed=0)
-    assert 0.35 <= found["correct"] <= 0.45
+    assert correct[0] <= found["correct"] <= correct[1]
     assert invalid[0] <= found["invalid"] <= invalid[1]
     assert maj[0] <= found["maj@16"]["mean"] <= maj[1]
     assert found["pass@16"]["mean"] > 0.9
+    right = defaultdict(list)
+    for sample in samples:
+        right[sample.problem_id] += [sample.completion] * (sample.outcome == "correct")
+    distinct = [len({*texts[:8]}) for texts in right.values() if len(texts) >= 8]
+    assert len(distinct) > 50
+    assert 1 <= sum(distinct) / len(distinct) <= 1.2 if model != "worded" else sum(distinct) / len(distinct) >= 5
 
 
 @pytest.mark.slow

@@ -80,6 +80,7 @@ class Scale:
     task: Callable[[Settings], Task] = gsm8k_task
 
 
+OF_MAJORITIES = {"test_problems": 100, "test_samples": 16, "k": 16}  # how the laptop measures maj@16
 LAPTOP = Scale(
     base=replace(
         PRESETS["laptop"], problems=160, max_new_tokens=96, tokens_at_once=20_000, test_samples=8, k=4, curve_samples=3
@@ -88,26 +89,26 @@ LAPTOP = Scale(
     finer=(1.8e-5, 5.5e-5),
     decisive={"fig4": 5, "fig5": 5, "fig6": 8, "fig8": 5},
     shares=(0.01, 0.1, 0.2, 0.5, 0.8, 1.0),
-    sets={"examples": 1_280, "n": 20},  # 20: enough negatives for a set with 10% positives up to a pass@1 of 64%
+    sets={"examples": 1_024},  # there are enough negatives for a set with 10% positives up to a pass@1 of 64%
     passes=4,
     clips=(0.1, 100.0),  # a norm of 1 is hardly ever reached
     optimizers={"adamw": 1, "sgd": 1e4},  # one that divides by the gradient's size, and one that does not
-    tested={"test_problems": 300, "test_samples": 24},  # 300: a difference of a problem is a third of a point
+    tested={"test_problems": 200, "test_samples": 24},
     verifier=VERIFIER_PRESETS["laptop"],
     other_verifiers=(str(TINY / "base"),),
     # 643 / 96 = 6.7 samples a problem, as the paper's 50,000 / 7,473. n: all compositions choose from the same samples.
     # Three iterations: later more than 91% of the samples are right, and too few negatives are left for a set.
-    iterated={"iterations": 3, "problems": 96, "examples": 643, "n": 64, "test_samples": 16, "k": 16},
-    mapped={
-        "map": {"problems": 640, "lr": 3e-5, "test_problems": 100, "test_samples": 24, "k": 16, "curve_points": 1},
-        "share": {
-            "lr": 1e-4,
-            "max_new_tokens": 96,
-            "test_problems": 100,
-            "test_samples": 16,
-            "k": 16,
+    iterated={"iterations": 3, "problems": 96, "examples": 643, "n": 64, **OF_MAJORITIES},
+    mapped={  # completions of the map's bases are short
+        "map": {
+            **OF_MAJORITIES,
+            "problems": 640,
+            "lr": 3e-5,
+            "max_new_tokens": 64,
+            "test_samples": 24,
             "curve_points": 1,
         },
+        "share": {**OF_MAJORITIES, "lr": 1e-4, "curve_points": 1},
     },
 )
 QUICK = replace(

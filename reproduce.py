@@ -83,8 +83,9 @@ def make(options: Options) -> None:
     from paper import map as the_map
     from paper.experiments import SCALES
     from paper.figures import STUDIES
-    from paper.map_figure import PUBLISH
+    from paper.map_figure import publish_map
     from paper.runs import Sweep, print_jobs
+    from paper.share import publish_share
     from pipeline.runtime.preflight import check_machine
 
     every = FIGURES + (ON_MATH if options.preset == "paper" else ())
@@ -116,7 +117,7 @@ def make(options: Options) -> None:
             if name in MAPS:
                 file, of_map = options.out / f"{name}_runs.jsonl", places[name]
                 lines = the_map.complete(sweep, jobs[name], of_map, file, options.hours)
-                PUBLISH[name](lines, of_map, options.out / f"{name}.png")
+                {"map": publish_map, "share": publish_share}[name](lines, of_map, options.out / f"{name}.png")
                 continue
             studies[name].make(sweep)
             if rank() == 0:

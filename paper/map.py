@@ -29,8 +29,10 @@ from pandas import Series, json_normalize
 
 from paper.experiments import Arm, Scale
 from paper.runs import Finished, Job, Measured, Sweep, sharing_samples
+from pipeline.card import CardSettings, card
 from pipeline.records import Sample, Task, read_rows, write_file
 from pipeline.report import Estimate
+from pipeline.results import versions
 from pipeline.settings import TINY, Settings
 from tiny.problems import EXPRESSION, OPERATIONS, QUESTIONS
 from train_gsm8k import gsm8k_task
@@ -46,6 +48,7 @@ ARMS = {
     "topr-50": Arm("TOPR, p~ = 50%", "p3", {"effective_proportion": 0.5}),
     "topr-85": Arm("TOPR, p~ = 85%", "p5", {"effective_proportion": 0.85}),
     "positives": Arm("positives only, the same samples", "p1", {"composition": "positives_only"}),  # fewer steps
+    "card": Arm("card of the base", ""),  # no training
     **{f"topr-{p}": Arm(f"TOPR, p~ = {p}%", "topr", {"effective_proportion": p / 100}) for p in (10, 20, 40, 60, 80)},
 }
 FEW = ("topr", "sft", "topr-70", "tis")
@@ -85,7 +88,7 @@ PLACES = {  # in the order of the picture
     "sgd": Place("SGD, rate 0.3", changes={"optimizer": "sgd", "lr": 0.3}),
 }
 
-EACH = ("topr", "sft", "topr-10", "topr-20", "topr-40", "topr-60", "topr-80")
+EACH = ("topr", "sft", "topr-10", "topr-20", "topr-40", "topr-60", "topr-80", "card")
 TEACH, WORST = "--base tiny/base --habit 1300", "--teacher.plan 0.05 0.9"
 TWO_WAY = "--teacher.plan 0.7 0.7 --teacher.plans 1 --teacher.result 0"
 PLANS_AND_SLIPS = f"{TEACH} --teacher.wordings 8 --teacher.plan 0 0.7 --teacher.result 0.1"
@@ -155,6 +158,13 @@ def make_base(job: Job, options: str, taught: Path | None = None) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     subprocess.run(command, check=True, capture_output=True, env=environment, cwd=MAKE.parent.parent)
     write_file(out / "results.json", "{}\n")  # it is finished
+
+
+def make_card(job: Job) -> None:
+    """The card of a run's base, as its results.json."""
+    of = {name: getattr(job.settings, name) for name in ("model", "seed", "max_new_tokens", "out")}
+    found = card(CardSettings(**of), job.task(job.settings))
+    write_file(job.settings.out / "results.json", json.dumps(found | {"versions": versions()}) + "\n")
 
 
 def on_bases(sweep: Sweep, jobs: Mapping["Key", Job], places: Mapping[str, Place]) -> dict["Key", Job]:
@@ -273,7 +283,8 @@ def wanted(name: str, scale: Scale, seeds: Sequence[int], places: Mapping[str, P
         for place in places if number < 3 else {"centre"} & {*places}:  # three seeds elsewhere, at most
             for arm in places[place].arms:
                 changes = {"seed": seed, **scale.mapped[name], **places[place].changes, **ARMS[arm].changes}
-                jobs[Key(place, arm, seed)] = Job(f"{name}-{place}-{arm}", replace(scale.base, **changes), map_task)
+                job = Job(f"{name}-{place}-{arm}", replace(scale.base, **changes), map_task)
+                jobs[Key(place, arm, seed)] = job._replace(run=make_card if arm == "card" else None)
     return jobs
 
 
@@ -299,7 +310,7 @@ def complete(sweep: Sweep, jobs: Mapping[Key, Job], places: Mapping[str, Place],
             taught = Path(run.settings.model).parent / "made.json"
             of_base = json.loads(taught.read_text(encoding="utf-8"))["seconds"] if taught.exists() else 0.0
             line = key._asdict() | {"made with": made_with[key], **run.cost, "seconds of base": of_base}
-            there[key] = line | measured(run, map_task(run.settings))
+            there[key] = line | (run.results if key.arm == "card" else measured(run, map_task(run.settings)))
         kept |= there
         write_file(file, "".join(json.dumps(kept[key]) + "\n" for key in sorted(kept)))
     return {key: there[key] for key in jobs if key in there}

@@ -45,18 +45,6 @@ def publish_map(lines: Lines, places: Mapping[str, Place], picture: Path) -> Non
     Figure({}, shares, numbers).table("map").print()
 
 
-def publish_share(lines: Lines, places: Mapping[str, Place], picture: Path) -> None:
-    """Print what each share reached at each place."""
-    table, shares = Map(lines), {}
-    for place, arm in product(places, ARMS):
-        if table.each((place, arm), "steps"):
-            shares[f"{places[place].name}: {ARMS[arm].name}"] = table.mean((place, arm), "after.correct")
-    Figure({}, shares).table("share").print()
-
-
-PUBLISH = {"map": publish_map, "share": publish_share}
-
-
 def record(file: Path) -> dict[str, Any]:
     """What the pages say of the map: how it was made, and its tables; file: its lines."""
     lines = read_lines(file)

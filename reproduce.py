@@ -36,7 +36,7 @@ class Options:
     preset: Literal["laptop", "paper"] = "laptop"
     """laptop: the tiny model, two cores; paper: the paper's settings, on 8 GPUs under torchrun"""
     seeds: int = 3
-    """how many seeds; intervals are over them"""
+    """how many seeds at least; five or eight where a verdict hangs on an arm, on the laptop; intervals are over them"""
     quick: bool = False
     """one seed, few problems and one learning rate: shows that it works, its numbers mean nothing"""
     workers: int = 2

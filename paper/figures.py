@@ -139,8 +139,7 @@ class Fig6(Study):
 class Fig7(Study):
     """TOPR against plain importance sampling: 33% negative and gradients clipped early, 60% and clipped late.
 
-    On the laptop with an optimiser that divides by the gradient's size and one that does not, each at the learning
-    rate that is best for TOPR.
+    On the laptop with two optimisers, as one divides by the gradient's size; each at TOPR's best learning rate.
     Arms: (optimiser, share of negatives, gradient norm to clip at, method).
     """
 

@@ -173,7 +173,7 @@ class Fig4(Study):
         def at_the_end(run: Finished) -> dict[str, Sequence[float]]:
             tested = [collect(run.tested(at), self.scale.task(run.settings)) for at in (0, run.last_step)]
             base, majority = ([estimate(wins, of, k, run.settings.seed).mean for k in ks] for of in tested)
-            bins = by_cardinality(run)
+            bins = by_cardinality(tested[1].correct)
             right = [(sample.prompt, sample.completion) for sample in run.tested(0) if sample.reward > 0]
             few, still = ((of.correct.sum(1) <= 4) for of in tested)
             found = {"maj@n": majority, "base maj@n": base, "cardinality": bins, "few": [sum(bins[:2])]}
@@ -222,11 +222,10 @@ class Fig4(Study):
         ]
 
 
-def by_cardinality(run: Finished) -> list[float]:
-    """The share of test problems with 0, 1-4, 5-8, ... correct completions."""
-    n = run.settings.test_samples
-    right = np.array([sample.reward > 0 for sample in run.tested(run.last_step)]).reshape(-1, n).sum(1)
-    return (np.bincount(-(-right // 4), minlength=-(-n // 4) + 1) / len(right)).tolist()
+def by_cardinality(correct: np.ndarray) -> list[float]:
+    """The share of test problems with 0, 1-4, 5-8, ... correct completions, from (Q, N) bool."""
+    questions, n = correct.shape
+    return (np.bincount(-(-correct.sum(1) // 4), minlength=-(-n // 4) + 1) / questions).tolist()
 
 
 class Variants(AtBothRates):

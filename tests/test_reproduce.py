@@ -195,18 +195,16 @@ def test_arms_that_a_verdict_hangs_on_have_more_seeds_and_all_have_samples_to_co
         study.make(SimpleNamespace(make=pretend))
         jobs = in_seeds(study.arms(), study.seeds_of)
         assert {job.copies for job in jobs.values()} - {None} <= set(jobs)
-        return study, Counter(arm for arm, _ in jobs)
+        assert all(job.settings.seed == seed for (_, seed), job in jobs.items())
+        return Counter(arm for arm, _ in jobs), study.rates["topr"]
 
-    study, counts = counted("fig5")
-    own = study.rates["topr"]
+    counts, own = counted("fig5")
     assert len({rate for _, rate, *_ in counts}) > 1
     assert counts == {arm: 5 if arm[1] == own else 3 for arm in counts}
-    assert study.runs[("topr", own, 0.5, 0.2), 4].settings.seed == 4
-    _, counts = counted("fig6")
-    assert counts == {arm: 8 if arm[3] < 0.2 else 3 for arm in counts}
-    assert set(counted("fig6", seeds=range(2, 11))[1].values()) == {9}
-    assert [set(counted(name)[1].values()) for name in ("fig1", "fig4", "fig8", "fig9")] == [{3}, {5}, {5}, {3}]
-    assert set(counted("fig6", experiments.QUICK, range(1))[1].values()) == {1}
+    assert counted("fig6")[0] == {arm: 8 if arm[3] < 0.2 else 3 for arm in counted("fig6")[0]}
+    assert set(counted("fig6", seeds=range(2, 11))[0].values()) == {9}
+    assert [set(counted(name)[0].values()) for name in ("fig1", "fig4", "fig8", "fig9")] == [{3}, {5}, {5}, {3}]
+    assert set(counted("fig6", experiments.QUICK, range(1))[0].values()) == {1}
 
 
 def test_a_method_s_rate_is_the_best_of_the_grid_on_held_out_problems(tmp_path):
@@ -227,41 +225,32 @@ def test_a_method_s_rate_is_the_best_of_the_grid_on_held_out_problems(tmp_path):
     assert recorded["PPO"] == {f"{lr:g}": share for lr, share in study.tried["ppo"].items()}
 
 
-def evaluated(rewards, n=1):
-    """A run whose test samples after its last step, n of each problem, have these rewards."""
-    samples = [Sample(prompt=f"{i // n}?", completion="", reward=reward) for i, reward in enumerate(rewards)]
-    return SimpleNamespace(settings=SimpleNamespace(test_samples=n), last_step=0, tested=lambda step: samples)
+def evaluated(rewards):
+    """A run whose test samples after its last step, one of each problem, have these rewards."""
+    samples = [Sample(prompt=f"{i}?", completion="", reward=reward) for i, reward in enumerate(rewards)]
+    return SimpleNamespace(last_step=0, tested=lambda step: samples)
 
 
 def test_problems_are_counted_in_fours_of_correct_completions_and_in_thirds_of_the_base():
-    rewards = [1.0 if j < right else -1.0 for right in (0, 1, 4, 5, 8, 8) for j in range(8)]
-    assert by_cardinality(evaluated(rewards, n=8)) == pytest.approx([1 / 6, 2 / 6, 3 / 6])
+    assert by_cardinality(np.arange(8) < np.array([[0], [1], [4], [5], [8], [8]])) == pytest.approx(
+        [1 / 6, 2 / 6, 3 / 6]
+    )
     base, trained = evaluated([-1, -1, 1, -1, 1, 1]), evaluated([1, 1, -1, -1, -1, 1])
     assert figures.by_third(base, trained) == [1.0, 0.0, 0.5]  # questions 0 1, then 3 2, then 4 5
 
 
 def test_figure_4_counts_those_of_few_correct_before_that_stay_so_and_one_sample_against_the_base_s_votes():
-    def tested(counts):
-        texts = [(i, j < count) for i, count in enumerate(counts) for j in range(6)]
-        texts = [(f"{i}", f"The answer is {int(right)}.", 2.0 * right - 1) for i, right in texts]
-        outcomes = {1: "correct", -1: "incorrect"}
-        return [Sample(problem_id=i, prompt=i, completion=x, reward=r, outcome=outcomes[r]) for i, x, r in texts]
+    def tested(*counts):
+        told = [(str(i), "correct" if j < count else "incorrect") for i, count in enumerate(counts) for j in range(6)]
+        texts = {"correct": "The answer is 1.", "incorrect": "The answer is 2."}
+        return [Sample(problem_id=i, prompt=i, completion=texts[o], reward=1, outcome=o) for i, o in told]
 
-    results = {"iterations": [{"dataset": {"trained": 0}}]}
-    settings = replace(LAPTOP.base, test_samples=6)
-    states = {
-        name: {0: tested([1, 0, 6]), 9: tested(after)}
-        for name, after in {"topr": [1, 5, 6], "positives_only": [1, 0, 6], "sft": [5, 5, 6]}.items()
-    }
     study = STUDIES["fig4"](replace(LAPTOP, tested={"test_samples": 6}), range(1))
-    study.runs = {
-        (name, 0): SimpleNamespace(
-            settings=settings, results=results, last_step=9, tested=of.get, measured={"correct": [0.5]}
-        )
-        for name, of in states.items()
-    }
-    shares = {name: value.mean for name, value in study.read().shares.items()}
-    few = "few correct before, and still"
+    same = {"settings": LAPTOP.base, "last_step": 9, "measured": {"correct": [0.5]}}
+    same["results"] = {"iterations": [{"dataset": {"trained": 0}}]}
+    for name, *after in (("topr", 1, 5, 6), ("positives_only", 1, 0, 6), ("sft", 5, 5, 6)):
+        study.runs[name, 0] = SimpleNamespace(tested={0: tested(1, 0, 6), 9: tested(*after)}.get, **same)
+    shares, few = {name: value.mean for name, value in study.read().shares.items()}, "few correct before, and still"
     assert [shares[f"{arm}: {few}"] for arm in ("TOPR", "positives only", "positives, as many steps")] == [0.5, 1, 0]
     assert shares[f"positives only - TOPR: {few}"] == 0.5
     assert shares["TOPR: pass@1 - maj@4 of the base"] == pytest.approx(12 / 18 - 1 / 3)

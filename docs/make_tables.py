@@ -1,11 +1,11 @@
-"""Place the tables of results in the Markdown pages, and draw three pictures, from the files in results/.
+"""Place the tables of results in the Markdown pages, and draw six pictures, from the files in results/.
 
     python docs/make_tables.py
     python docs/make_tables.py runs/topr runs/reinforce    # also anew: results/weights.json, from these runs
 
 A table stands between the lines `<!-- table:FILE.TABLE -->` and `<!-- end -->`: results/FILE.json has it, under
-`tables`. `FILE.made` says how FILE was made, `FILE.measured` what came out. Tables of several files, or of other
-things, are `<!-- table:NAME ARGUMENT -->`; NAME is one of TABLES.
+`tables`. `FILE.made` says how FILE was made, `FILE.numbers` what came out. Tables of several files, or of other
+things, are `<!-- table:NAME ARGUMENT -->`; NAME is one of TABLES. Verdicts are computed: paper/verdicts.py.
 """
 
 import inspect
@@ -24,11 +24,14 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import comparisons, fake_8b_step  # noqa: E402
-from paper.map_figure import record  # noqa: E402
+from paper.experiments import RATED, Figure, called  # noqa: E402
+from paper.map import Map, read_lines  # noqa: E402
+from paper.map_figure import of_kinds, record  # noqa: E402
 from paper.runs import commit  # noqa: E402
+from paper.verdicts import VERDICTS, Judged, best_rate, forest, judged, table  # noqa: E402
 from pipeline.dry_run import COMPLETION, counts, hours  # noqa: E402
 from pipeline.evaluation import METRICS, to_table  # noqa: E402
-from pipeline.plots import Panel, draw, draw_curve, lines, save_figure  # noqa: E402
+from pipeline.plots import Line, Panel, draw, draw_curve, lines, save_figure  # noqa: E402
 from pipeline.records import write_file  # noqa: E402
 from pipeline.report import Estimate, Table  # noqa: E402
 from pipeline.settings import Settings  # noqa: E402
@@ -61,9 +64,11 @@ def tables_of(name: str) -> dict[str, str]:
     found = load(name)
     count, commits = found["runs"], ", ".join(f"`{commit}`" for commit in found["commits"])
     cost = f"{count} runs, {found['core_minutes']:.0f} core-minutes, commits {commits}" if count else "no runs"
-    tables = {key: Table(**table).markdown() for key, table in found["tables"].items()}
-    sentence = f"**Measured:** {judged(name).get('measured')}."
-    return tables | {"made": f"`{found['command']}`: {cost}.", "measured": sentence}
+    tables = {key: Table(**of).markdown() for key, of in found["tables"].items()}
+    if "numbers" in found:
+        of = [{key: Estimate(**x) for key, x in found[kind].items()} for kind in ("shares", "numbers")]
+        tables["numbers"] = Figure({}, *of).table().markdown()
+    return tables | {"made": f"`{found['command']}`: {cost}."}
 
 
 def laptop() -> Table:
@@ -100,31 +105,67 @@ def collapse() -> list[Panel]:
     return panels
 
 
-def judged(name: str) -> dict[str, str]:
-    """What a person has judged of a figure, with its numbers filled in: the claim, what was measured, the verdict.
+@cache
+def claims() -> list[Judged]:
+    """The paper's claims with their verdicts.
 
-    >>> judged("fig8")["number"]
-    'Anna Karenina - uniform: -0.9 ± 1.7 points'
+    >>> {"agrees", "contradicts"} <= {claim.verdict for claim in claims()}
+    True
     """
-    content = load(name)
-    numbers = {what: Estimate(**of).text() for what, of in content.get("numbers", {}).items()}
-    for what, of in content.get("shares", {}).items():
-        numbers[what] = Estimate(**of).text(100, unit=" points" if " - " in what else " %")
-    parts = content.get("judgement", {})
-    return {part: re.sub(r"{(.*?)}", lambda match: numbers[match[1]], text) for part, text in parts.items()}
+    return judged(json.loads((RESULTS / "claims.json").read_text(encoding="utf-8")), cache(load))
 
 
-def claims(to_results: str = "", to_docs: str = "../docs/") -> Table:
-    """Every claim of the paper, one number and the verdict; the paths are those from the page."""
-    rows, figures = [], (RESULTS / "figures.md").read_text(encoding="utf-8")
-    for heading, name in re.findall(r"^## ((fig\d|table2):.*)$", figures, re.MULTILINE):
-        of, called = judged(name), name.replace("fig", "Figure ").replace("table", "Table ")
-        rows.append([called, of["claim"], of["number"], f"[{of['verdict']}]({to_results}figures.md#{anchor(heading)})"])
+def findings(pages: str = "", docs: str = "../docs/", is_chosen: bool = False) -> Table:
+    """Every claim and its verdict, or those chosen for the README; the statements of the analysis are one row."""
+    found = table([claim for claim in claims() if "readme" in claim.row or not is_chosen], load, pages)
     stated = [row["holds"] for rows in load("bandit/claims")["claims"].values() for row in rows]
-    counted, verdict = f"{sum(stated)} of {len(stated)} statements hold", f"[agrees]({to_docs}analysis.md)"
-    rows.append(["Analysis", "Propositions, Table 1, Appendices B and C", counted, verdict])
-    rows.append(["Figures 4, 6, 8", "on MATH, and with models of 8B and 70B", "needs GPUs", "not measured"])
-    return Table(["", "the paper's claim", "one number", "verdict"], rows)
+    told = "**agrees**" if all(stated) else "**contradicts**"
+    ours = f"{sum(stated)} of {len(stated)} statements hold"
+    row = [f"[Analysis]({docs}analysis.md)", "Propositions, Table 1, Appendices B and C", "", ours, "", told]
+    return found._replace(rows=[*found.rows, row])
+
+
+def chosen() -> Table:
+    """The README's claims."""
+    rows = findings("results/README.md", "docs/", is_chosen=True).rows
+    return Table(["", "the paper's claim", "here", "verdict"], [[row[i] for i in (0, 1, 3, 5)] for row in rows])
+
+
+def counted() -> str:
+    """How many claims have each verdict."""
+    told = [claim.verdict for claim in claims()]
+    return "; ".join(f"{told.count(name)} **{name}**" for name in dict.fromkeys([*VERDICTS, *told]) if name in told)
+
+
+def in_numbers(name: str) -> str:
+    """What was measured of a figure's claims, in a line."""
+    return "; ".join(f"{c.row['short']}: **{c.ours(load)}** ({c.verdict})" for c in claims() if c.row["figure"] == name)
+
+
+def headline() -> str:
+    """At which learning rate naive REINFORCE collapses, and what negatives add over the places of the map."""
+    found, over, ends = load("fig1"), load("map")["shares"], {}
+    for name in ("TOPR", "naive REINFORCE"):
+        rate = best_rate(found["learning_rates"][name])
+        end = Estimate(**found["shares"][f"{called('reinforce', float(rate))}: correct at the end"])
+        ends[name] = f"{end.text(100, unit=' %', within=(0, 1))} of its answers are right at {rate}"
+    gains = [Estimate(**gain).text(100, unit=" points") for gain in over.values()]
+    return (
+        f"With naive REINFORCE {ends['TOPR']}, the best rate for TOPR, and {ends['naive REINFORCE']}, its own best "
+        f"([Figure 1](results/README.md#figure-1)). Negatives add {gains[0]} to positives alone over 13 bases and "
+        f"settings, and {gains[1]} with `--effective-proportion 0.7` ([map](results/map.md))."
+    )
+
+
+def rates() -> list[Panel]:
+    """Accuracy on held-out problems against the learning rate, of all methods and of the variants."""
+    styles, panels = {arm.name: arm.style for arm in RATED.values()}, []
+    for title, name in (("methods", "fig1"), ("variants of TOPR's weight (ours)", "variants")):
+        tried = load(name)["learning_rates"].items()
+        drawn = [Line([*map(float, of)], [100 * x for x in of.values()], arm, styles[arm]) for arm, of in tried]
+        options = {"xscale": "log", "ylim": (-3, 100)}
+        panels.append(Panel(title, "learning rate", "correct (%), held-out problems, one seed", drawn, options))
+    return panels
 
 
 def anchor(heading: str) -> str:
@@ -233,10 +274,11 @@ TABLES = {  # of a marker's name: what makes the table
     "iterations": lambda: to_table(load("iterations")),  # the run with Anna Karenina sampling
     "methods": methods,
     "verifier": lambda name: "\n\n".join(table.markdown() for table in tables_of_verifier(load(name))),
-    "claims": lambda: Table(
-        ["", "one number", "verdict"], [[of, *rest] for of, _, *rest in claims("results/", "docs/").rows]
-    ),
-    "findings": claims,
+    "claims": chosen,
+    "findings": findings,
+    "counted": counted,
+    "numbers": in_numbers,
+    "headline": headline,
     "benchmark": benchmark,
     "stages": stages,
     "weights": weights,
@@ -275,7 +317,7 @@ def measure_weights(folders: Sequence[str | Path]) -> None:
 
 
 def main(folders: Sequence[str]) -> None:
-    """The command: measure weights if two runs are given; write the pages that are out of date, and three pictures."""
+    """The command: measure weights if two runs are given; write the pages that are out of date, and six pictures."""
     if folders:
         measure_weights(folders)
     for page in PAGES:
@@ -284,6 +326,9 @@ def main(folders: Sequence[str]) -> None:
             page.write_text(new, encoding="utf-8")
             print(page.relative_to(ROOT))
     save_figure(draw(collapse()), RESULTS / "collapse.png")
+    save_figure(draw(rates()), RESULTS / "rates.png")
+    save_figure(draw(forest(claims()), size=(10, 11)), RESULTS / "claims.png")
+    save_figure(draw(of_kinds(Map(read_lines(RESULTS / "map_runs.jsonl"))), size=(6.8, 6)), RESULTS / "map-kinds.png")
     save_figure(draw(healthy_and_sick()), RESULTS / "weights.png")
     save_figure(draw_curve(load("laptop")["iterations"], "TOPR, the default run"), RESULTS / "laptop.png")
 

@@ -4,6 +4,7 @@ All sizes of LAPTOP and QUICK are ours; PAPER has the paper's values.
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -181,9 +182,14 @@ class Figure(NamedTuple):
 
     def table(self, name: str = "measured") -> Table:
         """The numbers worth a sentence, each with its interval; name: above the first column."""
-        rows = [[what, value.text(100, unit=" %")] for what, value in self.shares.items()]
-        rows += [[what, value.text(digits=1 if value.mean >= 1 else 3)] for what, value in self.numbers.items()]
-        return Table([name, "95% interval over seeds"], rows)
+        gains = {what: (" points", -1) if " - " in what else (" %", 0) for what in self.shares}
+        rows = [[w, x.text(100, unit=gains[w][0], within=(gains[w][1], 1))] for w, x in self.shares.items()]
+        for what, value in self.numbers.items():
+            digits, lowest = 1 if value.mean >= 1 else 3, 0 if min(value.each, default=-1) >= 0 else -math.inf
+            is_largest = what.endswith("largest gradient norm")
+            found = value.spread(digits) if is_largest else value.text(digits=digits, within=(lowest, math.inf))
+            rows.append([what, found])
+        return Table([name, "95% interval over seeds; or its seeds; of largest norms median and range"], rows)
 
 
 class Study:
@@ -253,10 +259,7 @@ class Study:
         return Measured((arm, seed, {**run.measured, **also(run)}) for (arm, seed), run in self.runs.items())
 
     def publish(self, name: str, command: str, out: Path) -> None:
-        """Write NAME.json and NAME.png into `out`, and print the numbers worth a sentence.
-
-        A file of the same command keeps its `judgement`: what the paper claims, what was measured, a person's verdict.
-        """
+        """Write NAME.json and NAME.png into `out`, and print the numbers worth a sentence."""
         file, figure = out / f"{name}.json", self.read()
         costs = {run.settings.out: run.cost for run in (*self.of_rates.values(), *self.runs.values())}
         tried = {RATED[n].name: {f"{rate:g}": share for rate, share in of.items()} for n, of in self.tried.items()}
@@ -266,12 +269,9 @@ class Study:
             "learning_rates": tried,
             "shares": {what: value._asdict() for what, value in figure.shares.items()},
             "numbers": {what: value._asdict() for what, value in figure.numbers.items()},
-            "tables": {key: table._asdict() for key, table in {"numbers": figure.table(), **figure.tables}.items()},
+            "tables": {key: table._asdict() for key, table in figure.tables.items()},
             "data": figure.data,
         }
-        before = json.loads(read_text(file)) if file.exists() else {}
-        if before.get("command") == command and "judgement" in before:
-            content = {"judgement": before["judgement"]} | content
         write_file(file, json.dumps(content, indent=1, allow_nan=False) + "\n")
         self.redraw(file)
         figure.table(name).print()

@@ -11,7 +11,7 @@ import numpy as np
 import topr
 from paper.experiments import METHODS, RATED, Arm, Figure, Study, called
 from paper.methods import Fig1, Fig2, Fig3, Fig4, Variants
-from paper.panels import P_TILDE, TRAINING, Data, accuracy, line, of_arms, of_shares, of_tenths
+from paper.panels import CORRECT, P_TILDE, TRAINING, Data, accuracy, line, of_arms, of_shares, of_tenths
 from paper.runs import Finished, Job, Jobs, Measured, best_elsewhere, series, sharing_samples
 from pipeline.compose import rewards_of_groups
 from pipeline.plots import Line, Panel, Style
@@ -120,8 +120,9 @@ class Fig6(Study):
         shares |= {f"TOPR - TIS, p~ = {p:.0%}": table.gain(arms["topr", p], arms["tis", p]) for p in p_tildes}
         for m, name in (("topr", "TOPR"), ("tis", "TIS")):
             shares |= {f"{name} - base, p~ = {p:.0%}": table.change(arms[m, p]) for p in p_tildes}
-        highest = {m: np.max([list(table.each(arms[m, p]).values()) for p in p_tildes], axis=0) for m in names}
-        shares["TIS - TOPR: highest of all p~"] = Estimate.over_seeds(highest["tis"] - highest["topr"])
+        ends = {arm: table.each(of) for arm, of in arms.items()}  # of some p~ more seeds than these
+        highest = {m: [max(ends[m, p][seed] for p in p_tildes) for seed in self.seeds] for m in names}
+        shares["TIS - TOPR: highest of all p~"] = Estimate.over_seeds(np.subtract(highest["tis"], highest["topr"]))
         return Figure(data, shares)
 
     @staticmethod
@@ -185,10 +186,22 @@ class Fig7(Study):
 
     @staticmethod
     def panels(data: Data) -> list[Panel]:
-        panels, label = [], "gradient norm, mean over a tenth"
-        for title in [key for key in data if "60% negative" in key]:
-            panels.append(accuracy(title, data[title]["correct"], METHODS, TRAINING))
-            panels.append(of_tenths(title, label, data[title]["gradient norm"], yscale="log"))
+        panels, settings = [], {}
+        for key in data:  # "OPTIMISER, SHARE negative, clipped at NORM, lr RATE"
+            settings.setdefault(", ".join(key.split(", ")[1:3]), []).append(key)
+        for setting, keys in settings.items():  # the ends, one optimiser below the other
+            at, drawn = -np.arange(len(keys)), []
+            for method, shift in (("topr", 0.15), ("off_policy", -0.15)):
+                curves = [data[key]["correct"][method] for key in keys]
+                ends = {what: [curve[what][-1] for curve in curves] for what in curves[0]}
+                points = line(at, ends, METHODS[method].name, METHODS[method].style)
+                drawn.append(points._replace(x=points.y, y=at + shift, kind="rows"))
+            named = [f"{key.split(', ')[0]}, {key.split(', ')[-1]}" for key in keys]
+            options = {"yticks": at, "yticklabels": named, "xlim": (-3, 103), "ylim": (0.5 - len(keys), 0.5)}
+            panels.append(Panel(f"{setting}, at the end", CORRECT, "", drawn, options))
+        for key in [key for key in data if "60% negative" in key]:
+            norms = data[key]["gradient norm"]
+            panels.append(of_tenths(key, "gradient norm, mean over a tenth", norms, yscale="log"))
         return panels
 
 
@@ -233,19 +246,19 @@ class Fig8(Study):
                 if other != "anna_karenina"
             }
             gains["uniform - positives only"] = [table.gain("uniform", "positives_only", key, at=i) for i in steps]
-            rows += [[f"{key}: {text}", *(x.text(100, unit=" %") for x in each)] for text, each in found.items()]
-            rows += [[f"{key}: {text} (points)", "", *(x.text(100) for x in each[1:])] for text, each in gains.items()]
+            rows += [[f"{key}: {text}", *(x.text(100) for x in each[1:])] for text, each in gains.items()]
             for i in steps[1:]:
                 shares |= {f"{text}: {key} after iteration {i}": each[i] for text, each in (found | gains).items()}
             for text, each in gains.items():
                 of_steps = np.array([gain.each for gain in each[1:]])
                 first = Estimate.over_seeds(of_steps[:3].mean(0))  # later the problems run out
                 shares[f"{text}: {key}, mean of iterations 1 to 3"] = first
+                shares[f"{text}: {key}, last iteration"] = each[-1]
                 shares[f"{text}: {key}, last iteration - first"] = Estimate.over_seeds(of_steps[-1] - of_steps[0])
         drawn = [run.results["iterations"][0]["dataset"]["drawn"] for run in uniform]
         to_draw = Estimate.over_seeds(50_000 * counts["samples"] / counts["positive"] for counts in drawn)
         numbers = {"samples to draw for 50,000 positives (uniform sampling trains on any 50,000)": to_draw}
-        head = ["", "before", *(f"iteration {i}" for i in steps[1:])]
+        head = ["in points", *(f"iteration {i}" for i in steps[1:])]
         return Figure(data, shares, numbers, {"iterations": Table(head, rows)})
 
     @staticmethod

@@ -50,20 +50,28 @@ def record(file: Path) -> dict[str, Any]:
     lines = read_lines(file)
     seeds = sorted({key.seed for key in lines})
     made_by = f"python reproduce.py map --preset laptop --seeds {len(seeds)} --seed {seeds[0]}"
-    of_map = {"tables": {name: table._asdict() for name, table in tables(Map(lines)).items()}}
+    table = Map(lines)
+    of_map: dict[str, Any] = {"tables": {name: found._asdict() for name, found in tables(table).items()}}
+    there = [place for place in PLACES if place != "sgd" and table.of(place, "topr-70")]  # with SGD steps are unequal
+    of_map["shares"] = {
+        f"{ARMS[arm].name} - positives only, over places": Estimate.over_seeds(
+            table.of(place, arm).mean for place in there
+        )._asdict()
+        for arm in ("topr", "topr-70")
+    }
     return provenance(made_by, seeds, list(lines.values())) | of_map
 
 
 def slope_over_sizes(table: Map, arm: str) -> Estimate | None:
-    """The slope of the gain in accuracy over log10(parameters), in points, by least squares over places and seeds.
+    """The slope of the gain in accuracy over log10(parameters), in points, by least squares over places.
 
-    Its interval is that of the residuals, which also hold what does not lie on a line; `each` has no seeds.
+    A place is one base, however many seeds it has: three places leave one degree of freedom. `each` has no seeds.
     """
-    gains = {size: gain.each for place, size in PARAMETERS.items() if (gain := table.of(place, arm))}
-    x = [math.log10(size) for size, each in gains.items() for _ in each]
-    if len(gains) < 2 or len(x) < 3:
+    gains = {math.log10(size): 100 * gain.mean for at, size in PARAMETERS.items() if (gain := table.of(at, arm))}
+    if len(gains) < 3:
         return None
-    line, covariance = np.polyfit(x, [100 * gain for each in gains.values() for gain in each], 1, cov=True)
+    x = [*gains]
+    line, covariance = np.polyfit(x, [*gains.values()], 1, cov=True)
     return Estimate(float(line[0]), STUDENT[min(len(x) - 1, 10)] * math.sqrt(covariance[0, 0]))
 
 
@@ -85,7 +93,8 @@ def _panel(title: str, xlabel: str, limit: list[float], gains: Mapping, kind: An
     for (name, style), of_line in gains.items():
         there = {x: gain for x, gain in of_line.items() if gain}
         means, half_width = ([100 * (gain[i] or 0) for gain in there.values()] for i in (0, 1))  # one seed has none
-        drawn.append(Line(list(there), means, name if there else "", style, kind, half_width))
+        each = [[100 * value for value in gain.each] for gain in there.values()]
+        drawn.append(Line(list(there), means, name if there else "", style, kind, half_width, each))
     return Panel(title, xlabel, GAIN, drawn, options)
 
 
@@ -128,8 +137,20 @@ def panels(table: Map, names: Mapping[str, str]) -> list[Panel]:
     return [families, places, baselines, sizes]
 
 
+def of_kinds(table: Map) -> list[Panel]:
+    """What TOPR changes against positives alone (as many steps), in everything that is measured, at each place."""
+    names, found = {name: place.name for name, place in PLACES.items() if table.of(name, "topr")}, []
+    at = {"xticks": range(len(MEASURES)), "yticks": range(len(names)), "yticklabels": [*names.values()]}
+    for arm in ("topr", "topr-70"):
+        gains = [[100 * table.of(place, arm, what=what).mean for what in MEASURES] for place in names]
+        columns = [called.replace(" ", "\n") for called in MEASURES.values()]
+        heat = [Line([], gains, kind="heat")]
+        found.append(Panel(f"{ARMS[arm].name} - positives only (points)", "", "", heat, at | {"xticklabels": columns}))
+    return found
+
+
 def tables(table: Map) -> dict[str, Table]:
-    """What results/figures.md shows of the map, in points or in percent."""
+    """What results/map.md shows of the map, in points or in percent."""
     names = {name: place.name for name, place in PLACES.items() if table.of(name, "topr")}
     compared = ("topr", "topr-70", "tis")
 
@@ -147,10 +168,7 @@ def tables(table: Map) -> dict[str, Table]:
         rows.append([name, *columns, seeds])
     head = ["place", "right at the start (%)", "positives only (%)"]
     found = {"places": Table([*head, *(f"{ARMS[arm].name} (points)" for arm in compared), "seeds"], rows)}
-    for arm in ("topr", "topr-70"):
-        rows = [[name, *gains(place, [arm], MEASURES)] for place, name in names.items()]
-        found[f"gains-{arm}"] = Table(["in points", *MEASURES.values()], rows)
-    for place in names:
+    for place in ("hard", "slips", "centre"):
         stages = {"before": "before"} | {arm: ARMS[arm].name for arm in ARMS if table.each((place, arm), "steps")}
         rows = [[called, *shares(place, [stage], MEASURES)] for stage, called in stages.items()]
         found[f"kinds-{place}"] = Table(["in %", *MEASURES.values()], rows)

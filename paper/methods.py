@@ -131,16 +131,10 @@ class Fig3(AtBothRates):
     rated = OF_THE_PAPER
 
     def read(self) -> Figure:
-        def late(run: Finished) -> dict[str, Sequence[float]]:
-            """The share of samples with weight 0 in the second half; with PPO they are those that it clips."""
-            weightless = [step["weights_below_1e-6"] for step in run.steps[run.last_step // 2 :]]
-            return {"clipped": [float(np.mean(weightless))]}
-
-        table, one = self.table(late), self.rates["topr"]
+        table, one = self.table(), self.rates["topr"]
         shares = {"base: invalid": table.mean(("topr", one), "invalid", at=0)} | self.ends(table, "invalid")
         changes = {name: table.change((name, one), "invalid") for name in OF_THE_PAPER}
         shares |= {f"{METHODS[name].name} - base, one rate: invalid": change for name, change in changes.items()}
-        shares["PPO, one rate: clipped samples, second half"] = table.mean(("ppo", one), "clipped")
         data = {name: {o: table.along((name, one), o) for o in get_args(Outcome)} for name in OF_THE_PAPER}
         return Figure(data, shares)
 

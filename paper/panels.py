@@ -21,7 +21,8 @@ def line(x: Sequence[float], y: Series, label: str, style: Style | str = "", sca
     True
     """
     mean, half_width = (scale * np.array(y[name], float) for name in ("mean", "half_width"))
-    return Line(x, mean, label, style, half_width=None if np.isnan(half_width).all() else half_width)
+    each = [[scale * value for value in of_point] for of_point in y.get("each", ())]
+    return Line(x, mean, label, style, half_width=None if np.isnan(half_width).all() else half_width, each=each)
 
 
 def epoch(y: Series) -> list[float]:

@@ -156,17 +156,18 @@ class Finished:
         return found | {name: [entry[name]["mean"] for entry in entries] for name in estimates}
 
 
-Series = dict[str, list[float | None]]  # a line of a figure in its file: mean and half_width at each point
+Series = dict[str, list[Any]]  # a line of a figure in its file: mean, half_width and the seeds' values at each point
 
 
 def series(points: Iterable[Estimate]) -> Series:
     """Points of a line, each with half of its 95% interval; None for one seed, and where there is no number.
 
     >>> series([Estimate.over_seeds([1.0, 3.0]), Estimate(2.0), Estimate(math.nan, math.nan)])
-    {'mean': [2.0, 2.0, None], 'half_width': [12.706, None, None]}
+    {'mean': [2.0, 2.0, None], 'half_width': [12.706, None, None], 'each': [[1.0, 3.0], [], []]}
     """
-    points = [[None if x is None or math.isnan(x) else x for x in point[:2]] for point in points]
-    return {"mean": [mean for mean, _ in points], "half_width": [half_width for _, half_width in points]}
+    points, clean = [*points], lambda x: None if x is None or math.isnan(x) else x
+    found = {name: [clean(getattr(point, name)) for point in points] for name in ("mean", "half_width")}
+    return found | {"each": [[x for x in point.each if not math.isnan(x)] for point in points]}
 
 
 def best_elsewhere(each: Mapping[float, Sequence[float]], other: float) -> Estimate | None:

@@ -60,8 +60,10 @@ class Line(NamedTuple):
     y: Any = ()
     label: str = ""
     style: Style | str = ""  # or its name in STYLES; by default the label's, else the next parameter's
-    kind: Literal["line", "points", "rows", "band"] = "line"  # rows: points whose intervals lie along x
+    # rows: points whose intervals lie along x; heat: y is a matrix, drawn as colours and numbers
+    kind: Literal["line", "points", "rows", "band", "heat"] = "line"
     half_width: Any = None  # half of the interval at each point
+    each: Any = None  # of points and rows: the values that each point is the mean of
 
 
 class Panel(NamedTuple):
@@ -84,8 +86,8 @@ def lines(x: Any, y: dict[str, Any], styles: str = "", kind: Literal["line", "po
     return [Line(x, values, label, name, kind) for (label, values), name in zip(y.items(), names, strict=True)]
 
 
-def draw(panels: Sequence[Panel], columns: int = 2) -> "Figure":
-    """A figure with `columns` panels in a row. A line's label stands beside its end, and on no other label.
+def draw(panels: Sequence[Panel], columns: int = 2, size: tuple[float, float] = (6.2, 3.4)) -> "Figure":
+    """A figure with `columns` panels in a row, each of a size in inches. A line's label stands beside its end.
 
     >>> draw([Panel("identity", "x", "x", [Line([0, 1], [0, 1], "topr")])]).axes[0].texts[0].get_text()
     'TOPR'
@@ -94,7 +96,7 @@ def draw(panels: Sequence[Panel], columns: int = 2) -> "Figure":
 
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(6.2 * columns, 3.4 * rows), layout="constrained", dpi=100)
+    figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained", dpi=100)
     for number, panel in enumerate(panels, start=1):
         axes = figure.add_subplot(rows, columns, number)
         axes.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel, **panel.options)
@@ -104,6 +106,12 @@ def draw(panels: Sequence[Panel], columns: int = 2) -> "Figure":
                 axes.axvspan(*line.x, color="#e2e2e2", zorder=0)
                 above = {"ha": "center", "va": "bottom", "fontsize": "small"}
                 axes.annotate(line.label, (float(np.mean(line.x)), 0.01), xycoords=("data", "axes fraction"), **above)
+                continue
+            if line.kind == "heat":
+                axes.imshow(line.y, cmap="PuOr", vmin=-20, vmax=20, aspect="auto")
+                for (i, j), value in np.ndenumerate(np.asarray(line.y, float)):
+                    text = f"{round(value, 1) + 0.0:.1f}".replace("-", "−")
+                    axes.text(j, i, text, ha="center", va="center", fontsize="small")
                 continue
             style = line.style or (line.label if line.label in STYLES else next(others))
             style = STYLES[style] if isinstance(style, str) else style
@@ -131,6 +139,9 @@ def _add(axes: Any, line: Line, style: Style, number: int) -> None:
     if half is not None:
         along = {"xerr" if line.kind == "rows" else "yerr": half}
         axes.errorbar(x, y, **along, fmt="none", ecolor=style.colour, capsize=3)
+    for at, values in zip(y if line.kind == "rows" else x, line.each or (), strict=False):
+        dots = (values, [at] * len(values))
+        axes.scatter(*(dots if line.kind == "rows" else dots[::-1]), s=9, color="#333333", linewidths=0, zorder=3)
 
 
 def _name_ends(axes: Any, lines: Sequence[tuple[Line, Style]]) -> None:

@@ -1,5 +1,6 @@
 """A result as people read it: an estimate with its interval, and a table for a terminal, a page or a file."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -58,14 +59,31 @@ class Estimate(NamedTuple):
         """
         return {"mean": self.mean, "se": None if self.half_width is None else self.half_width / 2}
 
-    def text(self, scale: float = 1, digits: int = 1, unit: str = "") -> str:
+    def text(
+        self, scale: float = 1, digits: int = 1, unit: str = "", within: tuple[float, float] = (-math.inf, math.inf)
+    ) -> str:
         """The mean ± half of the interval, both times `scale`, and the unit behind them.
+
+        within: which values are possible; where the interval holds others, the values themselves are told.
 
         >>> Estimate(0.5, 0.02).text(100, unit=" %"), Estimate(0.5).text(digits=3)
         ('50.0 ± 2.0 %', '0.500')
+        >>> Estimate.over_seeds([0.0, 0.04, 0.01]).text(100, unit=" %", within=(0, 1))
+        '0.0, 4.0, 1.0 %'
         """
+        low, high = (self.mean + sign * (self.half_width or 0) for sign in (-1, 1))
+        if self.each and not within[0] <= low <= high <= within[1]:
+            return f"{', '.join(f'{scale * value:.{digits}f}' for value in self.each)}{unit}"
         half = "" if self.half_width is None else f" ± {scale * self.half_width:.{digits}f}"
         return f"{scale * self.mean:.{digits}f}{half}{unit}"
+
+    def spread(self, digits: int = 1) -> str:
+        """The median of the values and their range, for what a mean says little about, such as maxima.
+
+        >>> Estimate.over_seeds([2.0, 90.0, 5.0]).spread()
+        '5.0 (2.0 to 90.0)'
+        """
+        return f"{np.median(self.each):.{digits}f} ({min(self.each):.{digits}f} to {max(self.each):.{digits}f})"
 
 
 class Table(NamedTuple):

@@ -21,7 +21,7 @@ import reproduce
 import train_gsm8k as gsm8k
 from paper import experiments, map_figure
 from paper import map as the_map
-from paper.map import ARMS, PARAMETERS, PLACES, SHARES, Key, Map, Place
+from paper.map import ARMS, PARAMETERS, PLACES, SHARES, Key, Map, Place, read_lines
 from paper.runs import Finished
 from pipeline.records import Sample, read_rows
 from pipeline.report import STUDENT, Estimate
@@ -162,7 +162,7 @@ def test_families_are_put_together_by_their_share_of_right_samples():
 
 
 def test_the_tables_say_what_the_lines_say():
-    """A cell of each table of results/figures.md, counted from the lines of results/map_runs.jsonl."""
+    """A cell of each table and of the picture of results/map.md, counted from the lines of results/map_runs.jsonl."""
     file = Path(reproduce.__file__).parent / "results" / "map_runs.jsonl"
     each = [json.loads(line) for line in file.read_text().splitlines()]
     after = {(line["place"], line["arm"], line["seed"]): line["after"] for line in each}
@@ -173,8 +173,9 @@ def test_the_tables_say_what_the_lines_say():
         return found[tables[table]["head"].index(column)]
 
     gains = [100 * (after["sgd", "topr-70", seed]["plan"] - after["sgd", "sft", seed]["plan"]) for seed in range(3)]
-    told = f"{np.mean(gains):.1f} ± {4.303 * np.std(gains, ddof=1) / 3**0.5:.1f}"
-    assert cell("gains-topr-70", "SGD, rate 0.3", "wrong plan") == told
+    [_, panel] = map_figure.of_kinds(Map(read_lines(file)))
+    drawn = dict(zip(panel.options["yticklabels"], panel.lines[0].y, strict=True))["SGD, rate 0.3"]
+    assert drawn[panel.options["xticklabels"].index("wrong\nplan")] == pytest.approx(np.mean(gains))
     wrong = 100 * np.mean([after["hard", "tis", seed]["wrong sums"] for seed in range(3)])
     assert cell("kinds-hard", "TIS", "sums that are wrong") == f"{wrong:.1f}"
     right = 100 * np.mean([after["centre", "sft", seed]["correct"] for seed in range(5)])

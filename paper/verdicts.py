@@ -1,0 +1,130 @@
+"""The paper's claims one by one, and a verdict for each that is computed from what the figures measured.
+
+A row of results/claims.json names the Estimate of a figure's file that is about it (`key`, of `shares` or `numbers`),
+and which values are as the paper says: `expected`, "> 0", "< 0" or "within 2". Where a precondition may be missing,
+`needs` has the number that tells: [file, key, what is expected of it, the precondition in words].
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pipeline.plots import Line, Panel, Style
+from pipeline.report import Estimate, Table
+
+VERDICTS = {  # how they are drawn; without colour their markers tell them apart
+    "agrees": Style("#0072B2", "-", "o"),
+    "contradicts": Style("#D55E00", "--", "X"),
+    "not told": Style("#8A8A8A", ":", "s"),
+    "other setting": Style("#9A7B00", "-.", "^"),
+}
+NOT_YET = "not measured yet"
+Load = Callable[[str], Mapping[str, Any]]  # the content of a file of results/, by its name
+
+
+class Judged(NamedTuple):
+    """A claim (its row), what is measured of it in the row's unit, if anything is, and the verdict."""
+
+    row: Mapping[str, Any]
+    found: Estimate | None
+    verdict: str
+
+    @property
+    def unit(self) -> str:
+        return self.row.get("unit", "points")
+
+    def ours(self, load: Load) -> str:
+        """The number with its unit and, where one decides, the learning rate."""
+        if self.found is None:
+            return NOT_YET if self.row["key"] else "needs GPUs"
+        digits, unit = (1, f" {self.unit}".rstrip()) if self.unit else (2, "")
+        text = self.found.text(digits=digits, unit=unit, within=self.row.get("within", (-math.inf, math.inf)))
+        tried = load(self.row["figure"])["learning_rates"][self.row["rate"]] if "rate" in self.row else {}
+        return f"{text} at {best_rate(tried)}" if tried else text
+
+
+def best_rate(tried: Mapping[str, float]) -> str:
+    """The learning rate with the highest accuracy.
+
+    >>> best_rate({"3e-06": 0.4, "0.0001": 0.9}), best_rate({"1.8e-05": 0.9})
+    ('1e-4', '1.8e-5')
+    """
+    return f"{float(max(tried, key=tried.__getitem__)):.1e}".replace("e-0", "e-").replace(".0e", "e")
+
+
+def verdict(found: Estimate, expected: str) -> str:
+    """Whether the 95% interval is where the paper says (agrees), elsewhere (contradicts), or neither (not told).
+
+    >>> [verdict(Estimate(mean, 0.5), "> 0") for mean in (1.0, -1.0, 0.4)]
+    ['agrees', 'contradicts', 'not told']
+    >>> [verdict(Estimate(mean, 0.5), "within 2") for mean in (-1.4, -3.0, 1.9)]
+    ['agrees', 'contradicts', 'not told']
+    """
+    if found.half_width is None:
+        return "not told"
+    sign, bound = expected.split()[0], float(expected.split()[1])
+    low, high = {">": (bound, math.inf), "<": (-math.inf, bound), "within": (-bound, bound)}[sign]
+    ends = found.mean - found.half_width, found.mean + found.half_width
+    if low < ends[0] and ends[1] < high:
+        return "agrees"
+    return "contradicts" if ends[1] < low or high < ends[0] else "not told"
+
+
+def judged(rows: Sequence[Mapping[str, Any]], load: Load) -> list[Judged]:
+    """The claims with their verdicts; a number that needed no run is exact."""
+
+    def number(name: str, key: str) -> Estimate | None:
+        content = load(name) if key else {}
+        for kind, scale in (("shares", 100), ("numbers", 1)):
+            if key in content.get(kind, {}):
+                mean, half, each = content[kind][key].values()
+                half = 0.0 if content["runs"] == 0 else half
+                return Estimate(scale * mean, None if half is None else scale * half, tuple(scale * x for x in each))
+        return None
+
+    found = []
+    for row in rows:
+        estimate, told = number(row["figure"], row["key"]), NOT_YET if row["key"] else "not measured"
+        if estimate:
+            told = verdict(estimate, row["expected"])
+        if estimate and "needs" in row:
+            name, key, expected, _ = row["needs"]
+            there = number(name, key)
+            is_met = there and verdict(there._replace(half_width=0.0), expected) == "agrees"
+            told = told if is_met else "other setting" if there else NOT_YET
+        found.append(Judged(row, estimate, told))
+    return found
+
+
+def table(claims: Sequence[Judged], load: Load, pages: str) -> Table:
+    """The claims, the paper's numbers and ours; a figure's name links to its part of results/README.md, pages/..."""
+    rows = []
+    for claim in claims:
+        row, each = claim.row, claim.found.each if claim.found else ()
+        name = row["figure"].replace("fig", "Figure ").replace("table", "Table ")
+        at = f"#{name.lower().replace(' ', '-')}" if name[-1].isdigit() else f"{name}.md"
+        missing = f" (missing: {row['needs'][-1]})" if claim.verdict == "other setting" else ""
+        paper, seeds = str(row.get("paper", "")), str(len(each) or "")
+        link = f"[{name}]({pages + at if at[0] == '#' else pages.removesuffix('README.md') + at})"
+        rows.append([link, row["claim"], paper, claim.ours(load), seeds, f"**{claim.verdict}**{missing}"])
+    return Table(["", "the paper's claim", "its number", "ours", "seeds", "verdict"], rows)
+
+
+def forest(claims: Sequence[Judged]) -> list[Panel]:
+    """All effects in percentage points with the paper's values, where it has them; right of zero is as it says."""
+    drawn = [claim for claim in claims if claim.found and claim.unit == "points"]
+    y = {claim.row["id"]: -i for i, claim in enumerate(drawn)}
+    lines = [Line([0, 0], [0.5, 0.5 - len(drawn)], style="limit")]
+    for name, style in (VERDICTS | {NOT_YET: Style("#BBBBBB", ":", "d")}).items():
+        chosen = [claim for claim in drawn if claim.verdict == name]
+        signs = [-1 if claim.row["expected"].startswith("<") else 1 for claim in chosen]
+        x = [sign * claim.found.mean for sign, claim in zip(signs, chosen, strict=True)]
+        each = [[sign * value for value in claim.found.each] for sign, claim in zip(signs, chosen, strict=True)]
+        at, half = [y[claim.row["id"]] for claim in chosen], [claim.found.half_width or 0 for claim in chosen]
+        if chosen:
+            lines.append(Line(x, at, name, style, "rows", half, each))
+    paper = {y[claim.row["id"]]: claim.row["paper"] for claim in drawn if isinstance(claim.row.get("paper"), float)}
+    lines.append(Line([*paper.values()], [*paper], "the paper's", Style("#000000", "", "|"), "points"))
+    options = {"xscale": "symlog", "yticks": [*y.values()], "yticklabels": [claim.row["short"] for claim in drawn]}
+    options |= {"ylim": (0.5 - len(drawn), 0.5)}
+    return [Panel("the paper's claims", "percentage points, 95% interval; dots are seeds", "", lines, options)]

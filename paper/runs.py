@@ -173,12 +173,12 @@ def series(points: Iterable[Estimate]) -> Series:
 def best_elsewhere(each: Mapping[float, Sequence[float]], other: float) -> Estimate | None:
     """In each seed the key that is best on average over the *other* seeds, minus the key `other`; each: by key, seed.
 
-    The best of the same seeds would be ahead by chance. None for a single seed.
+    The best of the same seeds would be ahead by chance. None for a single seed, or without `other`.
 
     >>> best_elsewhere({0.1: [1.0, 5.0], 0.2: [2.0, 3.0], 0.5: [0.0, 4.0]}, other=0.5).each  # 0.1, then 0.2
     (1.0, -1.0)
     """
-    values, seeds = np.array([of for key, of in each.items() if key != other]), range(len(each[other]))
+    values, seeds = np.array([of for key, of in each.items() if key != other]), range(len(each.get(other, ())))
     if len(seeds) < 2:
         return None
     chosen = [np.delete(values, seed, axis=1).mean(1).argmax() for seed in seeds]

@@ -11,7 +11,7 @@ import numpy as np
 from paper.experiments import Figure, provenance
 from paper.map import ARMS, PARAMETERS, PLACES, Lines, Map, Place, read_lines
 from pipeline.plots import Line, Panel, draw, save_figure
-from pipeline.report import STUDENT, Estimate, Table
+from pipeline.report import Estimate, Table
 from tiny.problems import PLANS
 
 MEASURES = {  # what the map measures of a run -> its name
@@ -27,22 +27,12 @@ GAIN = "gain (points), 95% interval"  # on training on positives only
 
 
 def publish_map(lines: Lines, places: Mapping[str, Place], picture: Path) -> None:
-    """Draw what TOPR and its neighbours gain over positives only, and print the numbers worth a sentence."""
+    """Draw what TOPR and its neighbours gain over positives only, and print it by place."""
     table = Map(lines)
-    there = {place: places[place].name for place in places if table.of(place, "topr")}
-    save_figure(draw(panels(table, there)), picture)
-    compared = (*product(("topr", "topr-70"), ("sft", "positives", "tis", "off_policy")), ("tis", "sft"))
-    shares = {
-        f"{name}: {ARMS[arm].name} - {ARMS[other].name}": gain
-        for place, name in there.items()
-        for arm, other in compared
-        if (gain := table.of(place, arm, other))
-    }
-    slopes = {arm: slope_over_sizes(table, arm) for arm in ("topr", "topr-70")}
-    numbers = {f"{ARMS[arm].name} - positives only, points per tenfold size": s for arm, s in slopes.items() if s}
-    taught = {tuple(line["made with"]["base"]): line["seconds of base"] for line in lines.values()}
-    numbers["core-minutes of teaching the bases"] = Estimate.over_seeds([sum(taught.values()) / 60])
-    Figure({}, shares, numbers).table("map").print()
+    save_figure(
+        draw(panels(table, {place: places[place].name for place in places if table.of(place, "topr")})), picture
+    )
+    tables(table)["places"].print()
 
 
 def record(file: Path) -> dict[str, Any]:
@@ -51,28 +41,12 @@ def record(file: Path) -> dict[str, Any]:
     seeds = sorted({key.seed for key in lines})
     made_by = f"python reproduce.py map --preset laptop --seeds {len(seeds)} --seed {seeds[0]}"
     table = Map(lines)
-    of_map: dict[str, Any] = {"tables": {name: found._asdict() for name, found in tables(table).items()}}
-    there = [place for place in PLACES if place != "sgd" and table.of(place, "topr-70")]  # with SGD steps are unequal
-    of_map["shares"] = {
-        f"{ARMS[arm].name} - positives only, over places": Estimate.over_seeds(
-            table.of(place, arm).mean for place in there
-        )._asdict()
-        for arm in ("topr", "topr-70")
-    }
+    of_map = {"tables": {name: found._asdict() for name, found in tables(table).items()}, "shares": {}}
+    for arm in ("topr", "topr-70"):  # with SGD steps are unequal
+        gains = [table.of(place, arm) for place in PLACES if place != "sgd"]
+        over = Estimate.over_seeds(gain.mean for gain in gains if gain)
+        of_map["shares"][f"{ARMS[arm].name} - positives only, over places"] = over._asdict()
     return provenance(made_by, seeds, list(lines.values())) | of_map
-
-
-def slope_over_sizes(table: Map, arm: str) -> Estimate | None:
-    """The slope of the gain in accuracy over log10(parameters), in points, by least squares over places.
-
-    A place is one base, however many seeds it has: three places leave one degree of freedom. `each` has no seeds.
-    """
-    gains = {math.log10(size): 100 * gain.mean for at, size in PARAMETERS.items() if (gain := table.of(at, arm))}
-    if len(gains) < 3:
-        return None
-    x = [*gains]
-    line, covariance = np.polyfit(x, [*gains.values()], 1, cov=True)
-    return Estimate(float(line[0]), STUDENT[min(len(x) - 1, 10)] * math.sqrt(covariance[0, 0]))
 
 
 def by_family(table: Map, arm: str) -> list[tuple[float, float]]:
@@ -168,7 +142,7 @@ def tables(table: Map) -> dict[str, Table]:
         rows.append([name, *columns, seeds])
     head = ["place", "right at the start (%)", "positives only (%)"]
     found = {"places": Table([*head, *(f"{ARMS[arm].name} (points)" for arm in compared), "seeds"], rows)}
-    for place in ("hard", "slips", "centre"):
+    for place in {"hard", "slips", "centre"} & {*names}:
         stages = {"before": "before"} | {arm: ARMS[arm].name for arm in ARMS if table.each((place, arm), "steps")}
         rows = [[called, *shares(place, [stage], MEASURES)] for stage, called in stages.items()]
         found[f"kinds-{place}"] = Table(["in %", *MEASURES.values()], rows)

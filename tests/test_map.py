@@ -141,17 +141,6 @@ def table(*rows):
     return Map(lines)
 
 
-def test_the_slope_over_sizes_is_that_of_a_line():
-    gains = {"0.2M": 0.01, "centre": 0.03, "3.6M": 0.05}
-    of_arms = (("topr", 1), ("sft", 0))
-    found = table(*((at, arm, 0, by * gain, {}, {}) for at, gain in gains.items() for arm, by in of_arms))
-    x, y = np.log10([PARAMETERS[place] for place in gains]), 100 * np.array([*gains.values()])
-    slope, r = np.cov(x, y)[0, 1] / x.var(ddof=1), np.corrcoef(x, y)[0, 1]
-    half_width = 12.706 * slope * math.sqrt(1 / r**2 - 1)  # one degree of freedom
-    assert map_figure.slope_over_sizes(found, "topr")[:2] == pytest.approx((slope, half_width))
-    assert map_figure.slope_over_sizes(found, "topr-70") is None
-
-
 def test_families_are_put_together_by_their_share_of_right_samples():
     found = table(
         ("hard", "topr", 0, 0.5, {"find": 0.01, "take": 0.5}, {"find": 0.3, "take": 0.9}),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from paper.experiments import Figure, provenance
+from paper.experiments import provenance
 from paper.map import ARMS, PARAMETERS, PLACES, Lines, Map, Place, read_lines
 from pipeline.plots import Line, Panel, draw, save_figure
 from pipeline.report import Estimate, Table

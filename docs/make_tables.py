@@ -138,8 +138,9 @@ def counted() -> str:
 
 
 def in_numbers(name: str) -> str:
-    """What was measured of a figure's claims, in a line."""
-    return "; ".join(f"{c.row['short']}: **{c.ours(load)}** ({c.verdict})" for c in claims() if c.row["figure"] == name)
+    """Up to six numbers of a figure's claims, in a line; the table of claims has all."""
+    found = [claim for claim in claims() if claim.row["figure"] == name and claim.found][:6]
+    return "; ".join(f"{claim.row['short']}: **{claim.ours(load)}** ({claim.verdict})" for claim in found)
 
 
 def headline() -> str:

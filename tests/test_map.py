@@ -161,10 +161,10 @@ def test_the_tables_say_what_the_lines_say():
         [found] = [cells for cells in tables[table]["rows"] if cells[0] == row]
         return found[tables[table]["head"].index(column)]
 
-    gains = [100 * (after["sgd", "topr-70", seed]["plan"] - after["sgd", "sft", seed]["plan"]) for seed in range(3)]
+    gains = [100 * (after["sgd", "topr-70", seed]["sum"] - after["sgd", "sft", seed]["sum"]) for seed in range(3)]
     [_, panel] = map_figure.of_kinds(Map(read_lines(file)))
     drawn = dict(zip(panel.options["yticklabels"], panel.lines[0].y, strict=True))["SGD, rate 0.3"]
-    assert drawn[panel.options["xticklabels"].index("wrong\nplan")] == pytest.approx(np.mean(gains))
+    assert drawn[panel.options["xticklabels"].index("wrong\nsum")] == pytest.approx(np.mean(gains))
     wrong = 100 * np.mean([after["hard", "tis", seed]["wrong sums"] for seed in range(3)])
     assert cell("kinds-hard", "TIS", "sums that are wrong") == f"{wrong:.1f}"
     right = 100 * np.mean([after["centre", "sft", seed]["correct"] for seed in range(5)])

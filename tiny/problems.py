@@ -15,9 +15,8 @@ from dataclasses import dataclass
 
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
 NAMES = "Ada Ben Cleo Dan Eva Finn Gus Hana Ivo June Kai Lena Milo Nora Omar Pia Ravi Sara Tom Uma".split()
-THINGS = (
-    "apples beads books candles cards coins cups eggs figs keys lemons mugs nuts pears pens plums shells stamps".split()
-)
+THINGS = "apples beads books candles cards coins cups eggs figs keys lemons mugs nuts pears pens plums".split()
+THINGS += ["shells", "stamps"]
 LARGEST = 400  # no result in a problem exceeds this, so that a tiny model can learn the sums
 
 STEP = re.compile(r"\{(\w+)\} ([-+*/]) \{(\w+)\} = \{(\w+)\}")
@@ -70,72 +69,44 @@ WORDINGS = {  # a place in a solution -> what may stand there; {x}, {y}, {z}: th
     ),
 }  # fmt: skip
 
-QUESTIONS = {  # a family of problems -> phrasings of its question
-    "find": (
-        "{name} has {a} {thing} and finds {b} more. How many {thing} does {name} have now?",
-        "In the morning {name} counts {a} {thing}. By night there are {b} more. How many {thing} are there by night?",
-    ),
-    "take": (
-        "A basket holds {a} {thing}. {name} takes {b} of them. How many {thing} stay in the basket?",
-        "{name} owns {a} {thing} and sells {b} at a fair. How many {thing} does {name} still own?",
-    ),
-    "rows": (
-        "{name} plants {a} rows of tulips with {b} tulips in each row. How many tulips does {name} plant?",
-        "A hall has {a} rows of chairs and {b} chairs in a row. How many chairs does {name} count in the hall?",
-    ),
-    "deal": (
-        "{name} deals {a} {thing} equally to {b} friends. How many {thing} does each friend get?",
-        "{a} {thing} are packed into {b} equal bags by {name}. How many {thing} go into one bag?",
-    ),
-    "boxes": (
-        "{name} buys {a} boxes with {b} {thing} in each box and gives away {c} {thing}. How many {thing} are left?",
-        "{a} shelves hold {b} {thing} each. {name} removes {c} {thing}. How many {thing} remain on the shelves?",
-    ),
-    "saving": (
-        "{name} has {c} dollars and saves {a} dollars a week for {b} weeks. How many dollars does {name} have then?",
-        "A jar contains {c} coins. {name} adds {a} coins a day for {b} days. How many coins are in the jar then?",
-    ),
-    "bus": (
-        "A bus carries {a} people. At the mill {b} people get off and {c} get on. How many people are on the bus now?",
-        "{name} keeps {a} hens. A fox scares off {b} of them, then {c} new hens arrive. How many hens are there now?",
-    ),
-    "reading": (
-        "{name} reads {a} pages on Monday and {b} more pages than that on Tuesday. How many pages is that on both days?",
-        "{name} picks {a} {thing}, and {other} picks {b} more than {name}. How many {thing} do they pick together?",
-    ),
-    "change": (
-        "{name} buys {a} mugs at {b} dollars each and pays with {c} dollars. How many dollars come back?",
-        "A ride costs {b} dollars. {name} takes {a} rides and had {c} dollars before. How many dollars are left?",
-    ),
-    "teams": (
-        "{a} girls and {b} boys form teams of {c}. How many teams does {name} count?",
-        "{name} bakes {a} buns and {other} bakes {b}. They fill bags of {c} buns. How many bags do they fill?",
-    ),
-    "older": (
-        "{name} is {a} years old and {other} is {b} years older. How old will {other} be in {c} years?",
-        "{name} scores {a} points, {other} scores {b} more than {name} and then {c} extra. What is the score of {other}?",
-    ),
-    "walking": (
-        "{name} walks {a} miles a day for {b} days. {other} walks {c} miles in all. How many more miles does {name} walk?",
-        "{name} fills {b} pages with {a} stamps each. {other} has {c} stamps. How many more stamps has {name}?",
-    ),
-    "two kinds": (
-        "{name} packs {a} bags of {b} {thing} and {c} boxes of {d} {thing}. How many {thing} does {name} pack?",
-        "A farm has {a} pens of {b} goats and {c} pens of {d} sheep. How many animals does {name} feed?",
-    ),
-    "bakery": (
-        "{name} bakes {a} trays of {b} rolls, sells {c} before noon and {d} after noon. How many rolls are left?",
-        "A truck brings {a} crates of {b} jars. {name} drops {c} jars and uses {d}. How many jars are left?",
-    ),
-    "wages": (
-        "{name} earns {a} dollars an hour, works {b} hours on Friday and {c} hours on Sunday, then spends {d} dollars."
-        " How many dollars are left?",
-    ),
-    "dinner": (
-        "{a} friends share a meal of {b} dollars and drinks of {c} dollars equally. {name} also pays {d} dollars for a"
-        " cab. How many dollars does {name} pay?",
-    ),
-}
+_QUESTIONS = """\
+find: {name} has {a} {thing} and finds {b} more. How many {thing} does {name} have now?
+find: In the morning {name} counts {a} {thing}. By night there are {b} more. How many {thing} are there by night?
+take: A basket holds {a} {thing}. {name} takes {b} of them. How many {thing} stay in the basket?
+take: {name} owns {a} {thing} and sells {b} at a fair. How many {thing} does {name} still own?
+rows: {name} plants {a} rows of tulips with {b} tulips in each row. How many tulips does {name} plant?
+rows: A hall has {a} rows of chairs and {b} chairs in a row. How many chairs does {name} count in the hall?
+deal: {name} deals {a} {thing} equally to {b} friends. How many {thing} does each friend get?
+deal: {a} {thing} are packed into {b} equal bags by {name}. How many {thing} go into one bag?
+boxes: {name} buys {a} boxes with {b} {thing} in each box and gives away {c} {thing}. How many {thing} are left?
+boxes: {a} shelves hold {b} {thing} each. {name} removes {c} {thing}. How many {thing} remain on the shelves?
+saving: {name} has {c} dollars and saves {a} dollars a week for {b} weeks. How many dollars does {name} have then?
+saving: A jar contains {c} coins. {name} adds {a} coins a day for {b} days. How many coins are in the jar then?
+bus: A bus carries {a} people. At the mill {b} people get off and {c} get on. How many people are on the bus now?
+bus: {name} keeps {a} hens. A fox scares off {b} of them, then {c} new hens arrive. How many hens are there now?
+reading: {name} reads {a} pages on Monday and {b} more pages than that on Tuesday. How many pages is that on both days?
+reading: {name} picks {a} {thing}, and {other} picks {b} more than {name}. How many {thing} do they pick together?
+change: {name} buys {a} mugs at {b} dollars each and pays with {c} dollars. How many dollars come back?
+change: A ride costs {b} dollars. {name} takes {a} rides and had {c} dollars before. How many dollars are left?
+teams: {a} girls and {b} boys form teams of {c}. How many teams does {name} count?
+teams: {name} bakes {a} buns and {other} bakes {b}. They fill bags of {c} buns. How many bags do they fill?
+older: {name} is {a} years old and {other} is {b} years older. How old will {other} be in {c} years?
+older: {name} scores {a} points, {other} scores {b} more than {name} and then {c} extra. What is the score of {other}?
+walking: {name} walks {a} miles a day for {b} days. {other} walks {c} miles in all.\
+ How many more miles does {name} walk?
+walking: {name} fills {b} pages with {a} stamps each. {other} has {c} stamps. How many more stamps has {name}?
+two kinds: {name} packs {a} bags of {b} {thing} and {c} boxes of {d} {thing}. How many {thing} does {name} pack?
+two kinds: A farm has {a} pens of {b} goats and {c} pens of {d} sheep. How many animals does {name} feed?
+bakery: {name} bakes {a} trays of {b} rolls, sells {c} before noon and {d} after noon. How many rolls are left?
+bakery: A truck brings {a} crates of {b} jars. {name} drops {c} jars and uses {d}. How many jars are left?
+wages: {name} earns {a} dollars an hour, works {b} hours on Friday and {c} hours on Sunday, then spends {d} dollars.\
+ How many dollars are left?
+dinner: {a} friends share a meal of {b} dollars and drinks of {c} dollars equally. {name} also pays {d} dollars for a cab.\
+ How many dollars does {name} pay?"""
+QUESTIONS: dict[str, tuple[str, ...]] = {}  # a family of problems -> phrasings of its question
+for _line in _QUESTIONS.splitlines():
+    _family, _, _question = _line.partition(": ")
+    QUESTIONS[_family] = (*QUESTIONS.get(_family, ()), _question)
 
 RANGES = {  # what the numbers in a family's questions are drawn from
     "find": {"a": (3, 90), "b": (2, 60)},
@@ -156,84 +127,39 @@ RANGES = {  # what the numbers in a family's questions are drawn from
     "dinner": {"a": (2, 8), "b": (12, 60), "c": (4, 30), "d": (2, 20)},
 }
 
-PLANS = {  # the right steps, then others, as somebody takes them who has misunderstood this kind of problem
-    "find": ("{a} + {b} = {r1} {thing}.", "{a} - {b} = {r1} {thing}.", "{b} + {b} = {r1} {thing}."),
-    "take": ("{a} - {b} = {r1} {thing}.", "{a} + {b} = {r1} {thing}.", "{b} + {b} = {r1} {thing}."),
-    "rows": ("{a} * {b} = {r1} in all.", "{a} + {b} = {r1} in all.", "{a} * {a} = {r1} in all."),
-    "deal": ("{a} / {b} = {r1} {thing} each.", "{a} - {b} = {r1} {thing} each.", "{a} + {b} = {r1} {thing} each."),
-    "boxes": (
-        "{a} * {b} = {r1} {thing}. {r1} - {c} = {r2} left.",
-        "{a} * {b} = {r1} {thing}. {r1} + {c} = {r2} left.",
-        "{a} + {b} = {r1} {thing}. {r1} + {c} = {r2} left.",
-        "{a} * {b} = {r1} {thing}.",
-    ),
-    "saving": (
-        "{a} * {b} = {r1} saved. {r1} + {c} = {r2} in all.",
-        "{a} + {b} = {r1} saved. {r1} + {c} = {r2} in all.",
-        "{a} * {b} = {r1} saved. {r1} - {c} = {r2} in all.",
-        "{a} * {b} = {r1} saved.",
-    ),
-    "bus": (
-        "{a} - {b} = {r1} stay. {r1} + {c} = {r2} now.",
-        "{a} - {b} = {r1} stay. {r1} - {c} = {r2} now.",
-        "{a} + {b} = {r1} stay. {r1} + {c} = {r2} now.",
-        "{a} - {b} = {r1} stay.",
-    ),
-    "reading": (
-        "{a} + {b} = {r1} the second time. {a} + {r1} = {r2} together.",
-        "{a} + {b} = {r1} together.",
-        "{a} + {b} = {r1} the second time. {b} + {r1} = {r2} together.",
-        "{a} - {b} = {r1} the second time. {a} + {r1} = {r2} together.",
-    ),
-    "change": (
-        "{a} * {b} = {r1} dollars spent. {c} - {r1} = {r2} dollars.",
-        "{a} + {b} = {r1} dollars spent. {c} - {r1} = {r2} dollars.",
-        "{a} * {b} = {r1} dollars spent. {c} + {r1} = {r2} dollars.",
-        "{a} * {b} = {r1} dollars spent.",
-    ),
-    "teams": (
-        "{a} + {b} = {r1} together. {r1} / {c} = {r2} groups.",
-        "{a} + {b} = {r1} together. {r1} - {c} = {r2} groups.",
-        "{a} + {b} = {r1} together. {r1} + {c} = {r2} groups.",
-        "{a} + {b} = {r1} together.",
-    ),
-    "older": (
-        "{a} + {b} = {r1} at first. {r1} + {c} = {r2} in the end.",
-        "{a} + {b} = {r1} at first. {r1} - {c} = {r2} in the end.",
-        "{a} - {b} = {r1} at first. {r1} + {c} = {r2} in the end.",
-        "{a} + {b} = {r1} in the end.",
-    ),
-    "walking": (
-        "{a} * {b} = {r1} for {name}. {r1} - {c} = {r2} more.",
-        "{a} * {b} = {r1} for {name}. {r1} + {c} = {r2} more.",
-        "{a} + {b} = {r1} for {name}. {r1} - {c} = {r2} more.",
-        "{a} * {b} = {r1} for {name}.",
-    ),
-    "two kinds": (
-        "{a} * {b} = {r1} first. {c} * {d} = {r2} more. {r1} + {r2} = {r3} in all.",
-        "{a} * {b} = {r1} first. {c} * {d} = {r2} more. {r1} - {r2} = {r3} in all.",
-        "{a} * {b} = {r1} first. {c} + {d} = {r2} more. {r1} + {r2} = {r3} in all.",
-        "{a} * {b} = {r1} first. {r1} + {c} = {r2} in all.",
-    ),
-    "bakery": (
-        "{a} * {b} = {r1} at first. {r1} - {c} = {r2} stay. {r2} - {d} = {r3} left.",
-        "{a} * {b} = {r1} at first. {r1} - {c} = {r2} stay. {r2} + {d} = {r3} left.",
-        "{a} * {b} = {r1} at first. {r1} + {c} = {r2} stay. {r2} - {d} = {r3} left.",
-        "{a} * {b} = {r1} at first. {r1} - {c} = {r2} left.",
-    ),
-    "wages": (
-        "{b} + {c} = {r1} hours. {r1} * {a} = {r2} dollars. {r2} - {d} = {r3} dollars left.",
-        "{b} + {c} = {r1} hours. {r1} * {a} = {r2} dollars. {r2} + {d} = {r3} dollars left.",
-        "{b} + {c} = {r1} hours. {r1} + {a} = {r2} dollars. {r2} - {d} = {r3} dollars left.",
-        "{b} + {c} = {r1} hours. {r1} * {a} = {r2} dollars left.",
-    ),
-    "dinner": (
-        "{b} + {c} = {r1} dollars. {r1} / {a} = {r2} each. {r2} + {d} = {r3} dollars for {name}.",
-        "{b} + {c} = {r1} dollars. {r1} / {a} = {r2} each. {r2} - {d} = {r3} dollars for {name}.",
-        "{b} + {c} = {r1} dollars. {r1} - {a} = {r2} each. {r2} + {d} = {r3} dollars for {name}.",
-        "{b} + {c} = {r1} dollars. {r1} / {a} = {r2} dollars for {name}.",
-    ),
+_PLANS = {  # what is said after each result, then the right steps, then others, as somebody takes them who has
+    # misunderstood this kind of problem; _ is a step that is left out, with what is said after it
+    "find": ("{thing}", "a+b", "a-b", "b+b"),
+    "take": ("{thing}", "a-b", "a+b", "b+b"),
+    "rows": ("in all", "a*b", "a+b", "a*a"),
+    "deal": ("{thing} each", "a/b", "a-b", "a+b"),
+    "boxes": ("{thing}, left", "a*b r1-c", "a*b r1+c", "a+b r1+c", "a*b"),
+    "saving": ("saved, in all", "a*b r1+c", "a+b r1+c", "a*b r1-c", "a*b"),
+    "bus": ("stay, now", "a-b r1+c", "a-b r1-c", "a+b r1+c", "a-b"),
+    "reading": ("the second time, together", "a+b a+r1", "_ a+b", "a+b b+r1", "a-b a+r1"),
+    "change": ("dollars spent, dollars", "a*b c-r1", "a+b c-r1", "a*b c+r1", "a*b"),
+    "teams": ("together, groups", "a+b r1/c", "a+b r1-c", "a+b r1+c", "a+b"),
+    "older": ("at first, in the end", "a+b r1+c", "a+b r1-c", "a-b r1+c", "_ a+b"),
+    "walking": ("for {name}, more", "a*b r1-c", "a*b r1+c", "a+b r1-c", "a*b"),
+    "two kinds": ("first, more, in all", "a*b c*d r1+r2", "a*b c*d r1-r2", "a*b c+d r1+r2", "a*b _ r1+c"),
+    "bakery": ("at first, stay, left", "a*b r1-c r2-d", "a*b r1-c r2+d", "a*b r1+c r2-d", "a*b _ r1-c"),
+    "wages": ("hours, dollars, dollars left", "b+c r1*a r2-d", "b+c r1*a r2+d", "b+c r1+a r2-d", "b+c _ r1*a"),
+    "dinner": ("dollars, each, dollars for {name}", "b+c r1/a r2+d", "b+c r1/a r2-d", "b+c r1-a r2+d", "b+c _ r1/a"),
 }
+
+
+def in_words(steps: str, said: str) -> str:
+    """The steps of a plan as a text with the places of its numbers.
+
+    >>> in_words("a+b _ r1-c", "at first, stay, left")
+    '{a} + {b} = {r1} at first. {r1} - {c} = {r2} left.'
+    """
+    taken = [(step, after) for step, after in zip(steps.split(), said.split(", "), strict=False) if step != "_"]
+    parts = [(*re.split("([-+*/])", step), number, after) for number, (step, after) in enumerate(taken, start=1)]
+    return " ".join("{{{}}} {} {{{}}} = {{r{}}} {}.".format(*part) for part in parts)
+
+
+PLANS = {family: tuple(in_words(steps, said) for steps in plans) for family, (said, *plans) in _PLANS.items()}
 USUAL = 0.7  # share of a family's wrong plans that are the first one; the others share the rest equally (ours)
 
 

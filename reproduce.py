@@ -23,7 +23,6 @@ from pipeline.runtime.processes import command, process_group, rank, ranks
 from pipeline.settings import intended_ranks
 
 FIGURES = (*(f"fig{number}" for number in range(1, 10)), "table2", "variants")  # STUDIES of paper/figures.py
-MAPS = ("map", "share")  # of paper/map.py
 ON_MATH = ("fig4-math", "fig6-math", "fig8-math")
 
 
@@ -31,8 +30,8 @@ ON_MATH = ("fig4-math", "fig6-math", "fig8-math")
 class Options:
     """Every setting of the command; all ours but those of the presets."""
 
-    figures: tyro.conf.Positional[tuple[Literal["all", *FIGURES, *ON_MATH, *MAPS], ...]]
-    """which to make, or all that the preset has but map and share; fig4-math and others on MATH: --preset paper only"""
+    figures: tyro.conf.Positional[tuple[Literal["all", *FIGURES, *ON_MATH, "share"], ...]]
+    """which to make, or all that the preset has but share; fig4-math and others on MATH: --preset paper only"""
     preset: Literal["laptop", "paper"] = "laptop"
     """laptop: the tiny model, two cores; paper: the paper's settings, on 8 GPUs under torchrun"""
     seeds: int = 3
@@ -50,7 +49,7 @@ class Options:
     seed: int = 0
     """the first of the seeds"""
     hours: float = math.inf
-    """map, share: begin no run after so many hours, and draw what is there; what is made is kept in --out"""
+    """share: begin no run after so many hours, and draw what is there; what is made is kept in --out"""
     redraw: bool = False
     """make no run; draw NAME.png anew from the numbers of NAME.json in --out"""
 
@@ -64,13 +63,12 @@ def check(options: Options) -> None:
     for name in options.figures:
         if name in ON_MATH and options.preset != "paper":
             raise InputError(f"{name}: is for --preset paper only; the tiny model cannot do MATH")
-    maps = [name for name in MAPS if name in options.figures]
-    if maps and options.redraw:
-        raise InputError(f"{maps[0]} --redraw: it is drawn from its runs' lines; give --hours 0 in its place")
+    if "share" in options.figures and options.redraw:
+        raise InputError("share --redraw: it is drawn from its runs' lines; give --hours 0 in its place")
     for name in ("seeds", "workers"):
         if getattr(options, name) < 1:
             raise InputError(f"--{name} {getattr(options, name)}: must be at least 1")
-    for name in (*maps, *["--quick"] * options.quick):
+    for name in (*["share"] * ("share" in options.figures), *["--quick"] * options.quick):
         if options.preset != "laptop":
             raise InputError(f"{name}: is for the laptop, not for --preset {options.preset}")
 
@@ -80,12 +78,10 @@ def make(options: Options) -> None:
 
     The runs of all figures are checked first: InputError, with nothing made, where one of them cannot be.
     """
-    from paper import map as the_map
+    from paper import share
     from paper.experiments import SCALES
     from paper.figures import STUDIES
-    from paper.map_figure import publish_map
     from paper.runs import Sweep, print_jobs
-    from paper.share import publish_share
     from pipeline.runtime.preflight import check_machine
 
     every = FIGURES + (ON_MATH if options.preset == "paper" else ())
@@ -95,15 +91,14 @@ def make(options: Options) -> None:
     count = 1 if options.quick else options.seeds
     seeds = range(options.seed, options.seed + count)
     sizes = {name: SCALES[f"{scale}-math" if name in ON_MATH else scale] for name in names}
-    studies = {n: STUDIES[n.removesuffix("-math")](sizes[n], seeds) for n in names if n not in MAPS}
+    studies = {n: STUDIES[n.removesuffix("-math")](sizes[n], seeds) for n in names if n != "share"}
     if options.redraw:
         for name, study in studies.items():
             study.redraw(options.out / f"{name}.json")
         return
     jobs = {name: study.planned() for name, study in studies.items()}
-    places = the_map.QUICK if options.quick else the_map.MAPS
-    for name in [name for name in MAPS if name in names]:
-        jobs[name] = the_map.wanted(name, sizes[name], seeds, places[name])
+    if "share" in names:
+        jobs["share"] = share.wanted(scale, seeds)
     for name in names:
         for job in jobs[name].values():
             job.check(intended_ranks(options.preset) if options.dry_run else ranks(), f"{name}, ")
@@ -114,10 +109,10 @@ def make(options: Options) -> None:
     check_machine(SCALES[scale].base)
     with process_group(), Sweep(options.runs / scale, workers) as sweep:
         for name in names:
-            if name in MAPS:
-                file, of_map = options.out / f"{name}_runs.jsonl", places[name]
-                lines = the_map.complete(sweep, jobs[name], of_map, file, options.hours)
-                {"map": publish_map, "share": publish_share}[name](lines, of_map, options.out / f"{name}.png")
+            if name == "share":
+                places = share.STUDIED[scale][1]
+                lines = share.complete(sweep, jobs[name], places, options.out / "share_runs.jsonl", options.hours)
+                share.publish(lines, places, options.out / "share.png")
                 continue
             studies[name].make(sweep)
             if rank() == 0:

@@ -19,9 +19,8 @@ from jinja2 import Environment, StrictUndefined
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from docs.make_tables import RESULTS, load  # noqa: E402
+from docs.make_tables import load  # noqa: E402
 from paper.experiments import VARIANTS  # noqa: E402
-from paper.map import PLACES, Map, read_lines  # noqa: E402
 from pipeline.plots import STYLES  # noqa: E402
 from pipeline.report import Estimate  # noqa: E402
 from topr import PRESETS, importance_weight  # noqa: E402
@@ -48,8 +47,7 @@ def numbers() -> dict[str, Any]:
     """The numbers in the page's text that no file of results has as they are."""
     page, drawn, shown = load("page"), load("laptop")["iterations"][0]["dataset"]["drawn"], of_shares()
     log_ratios, of_negatives = page["completions"][1]["log_ratio"]["topr"][-1], astuple(PRESETS["topr"])[2:]
-    of_map = Map(read_lines(RESULTS / "map_runs.jsonl"))
-    gains = [gain for place in PLACES if (gain := of_map.of(place, "topr-70"))]
+    gains = [Estimate(**gain) for gain in load("map")["places"].values()]
     ahead = [100 * gain.mean for gain in gains if gain.mean > gain.half_width]
     return {
         "negative_share": 1 - drawn["positive"] / drawn["samples"],

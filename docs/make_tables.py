@@ -1,4 +1,4 @@
-"""Place the tables of results in the Markdown pages, and draw six pictures, from the files in results/.
+"""Place the tables of results in the Markdown pages, and draw five pictures, from the files in results/.
 
     python docs/make_tables.py
     python docs/make_tables.py runs/topr runs/reinforce    # also anew: results/weights.json, from these runs
@@ -25,8 +25,6 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import comparisons, fake_8b_step  # noqa: E402
 from paper.experiments import RATED, Figure, called  # noqa: E402
-from paper.map import Map, read_lines  # noqa: E402
-from paper.map_figure import of_kinds, record  # noqa: E402
 from paper.runs import commit  # noqa: E402
 from paper.verdicts import VERDICTS, Judged, best_rate, forest, judged, table  # noqa: E402
 from pipeline.dry_run import COMPLETION, counts, hours  # noqa: E402
@@ -44,13 +42,11 @@ BLOCK = re.compile(r"(<!-- table:([\w.-]+) ?([\w-]*) -->\n).*?(<!-- end -->)", r
 
 
 def load(name: str) -> dict[str, Any]:
-    """A file of results/; the map has its runs, one a line, and is counted from these.
+    """A file of results/.
 
     >>> load("laptop")["before"]["questions"]
     150
     """
-    if name == "map":
-        return record(RESULTS / "map_runs.jsonl")
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
@@ -318,7 +314,7 @@ def measure_weights(folders: Sequence[str | Path]) -> None:
 
 
 def main(folders: Sequence[str]) -> None:
-    """The command: measure weights if two runs are given; write the pages that are out of date, and six pictures."""
+    """The command: measure weights if two runs are given; write the pages that are out of date, and five pictures."""
     if folders:
         measure_weights(folders)
     for page in PAGES:
@@ -329,7 +325,6 @@ def main(folders: Sequence[str]) -> None:
     save_figure(draw(collapse()), RESULTS / "collapse.png")
     save_figure(draw(rates()), RESULTS / "rates.png")
     save_figure(draw(forest(claims()), size=(10, 11)), RESULTS / "claims.png")
-    save_figure(draw(of_kinds(Map(read_lines(RESULTS / "map_runs.jsonl"))), size=(6.8, 6)), RESULTS / "map-kinds.png")
     save_figure(draw(healthy_and_sick()), RESULTS / "weights.png")
     save_figure(draw_curve(load("laptop")["iterations"], "TOPR, the default run"), RESULTS / "laptop.png")
 

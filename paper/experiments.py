@@ -75,7 +75,6 @@ class Scale:
     passes: int = 1  # over the sets of Figures 6 and 7; paper: one epoch (4.2)
     difficulty: int = 128  # Figure 9: samples a question (App. D)
     other_verifiers: tuple[str, ...] = ()  # base models of Table 2 besides the verifier's own
-    mapped: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # settings that all runs of a map change
     of_methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # settings that a method's runs change
     others: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # Figure 8: settings of other models' runs
     task: Callable[[Settings], Task] = gsm8k_task
@@ -100,17 +99,6 @@ LAPTOP = Scale(
     # 643 / 96 = 6.7 samples a problem, as the paper's 50,000 / 7,473. n: all compositions choose from the same samples.
     # Three iterations: later more than 91% of the samples are right, and too few negatives are left for a set.
     iterated={"iterations": 3, "problems": 96, "examples": 643, "n": 64, **OF_MAJORITIES},
-    mapped={  # completions of the map's bases are short
-        "map": {
-            **OF_MAJORITIES,
-            "problems": 640,
-            "lr": 3e-5,
-            "max_new_tokens": 64,
-            "test_samples": 24,
-            "curve_points": 1,
-        },
-        "share": {**OF_MAJORITIES, "lr": 1e-4, "curve_points": 1},
-    },
 )
 QUICK = replace(
     LAPTOP,
@@ -129,7 +117,6 @@ QUICK = replace(
     ),
     other_verifiers=(),
     iterated={"iterations": 2, "candidates": 16, "n": 16, "examples": 24},
-    mapped={name: {"curve_points": 1} for name in ("map", "share")},
 )
 DEEPSEEK = "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"
 PAPER = Scale(

@@ -1,25 +1,276 @@
-"""The law of the best share, p~* = E- / (E+ + E-), beside what was measured: the share study of paper/map.py.
+"""Where does the best share lie, and does the law p~* = E- / (E+ + E-) of pipeline/card.py say so beforehand?
 
+    python reproduce.py share             # three seeds
+    python reproduce.py share --hours 2   # begins nothing after two hours, and draws what there is
+
+The study is ours. A place is a base model, which tiny/make.py makes, or a setting; its arms train on the same samples.
+The test problems are training problems that no arm trains on. A run with a line in share_runs.jsonl, beside the figure,
+is not made again, wherever it was made: the study can be stopped, carried elsewhere and gone on with.
 docs/internals/share_predictions.md says how the law is judged; it was written before the runs.
 """
 
-from collections.abc import Mapping
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import cache, partial
 from math import log
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
-from pandas import Series
+import torch
+from pandas import Series, json_normalize
 
-from paper.map import ARMS, EACH, Lines, Map, Place
-from pipeline.card import pace
+from paper.experiments import LAPTOP, OF_MAJORITIES, QUICK
+from paper.runs import Finished, Job, Measured, Sweep, sharing_samples
+from pipeline.card import CardSettings, card, pace
 from pipeline.plots import Line, Panel, draw, save_figure
+from pipeline.records import Sample, Task, read_rows, write_file
 from pipeline.report import Estimate, Table
+from pipeline.results import versions
+from pipeline.settings import TINY, Settings
+from tiny.problems import EXPRESSION, OPERATIONS, QUESTIONS
+from train_gsm8k import gsm8k_task
 
-SHARES = {arm: ARMS[arm].changes.get("effective_proportion", 1.0) for arm in EACH if arm not in ("topr", "card")}
+MAKE = Path(__file__).resolve().parent.parent / "tiny" / "make.py"
+
+# arm -> its p~; sft: positives only, as many steps, for negatives stay with weight 0
+SHARES = {"sft": 1.0, **{f"topr-{p}": p / 100 for p in (10, 20, 40, 60, 80)}}
+ARMS: dict[str, dict[str, Any]] = {  # in the order of their runs -> what they change
+    "topr": {},
+    "sft": {"method": "sft"},
+    **{arm: {"effective_proportion": p} for arm, p in SHARES.items() if arm != "sft"},
+    "card": {},  # of the base, without training
+}
 FOUND_ON = ("mistaken", "slips")  # the bases on which the law was found; they do not count
 GUESSES = {"the law": None, "always 80%": "topr-80", "always 20%": "topr-20"}
 CLOSE = 0.02  # of accuracy; a prediction that is further behind the best share misses
+
+
+class Place(NamedTuple):
+    """A base model and settings."""
+
+    name: str
+    base: tuple[str, ...] = ()  # options of tiny/make.py; a second base is the first taught on; (): tiny/base
+    changes: Mapping[str, Any] = MappingProxyType({})  # settings
+    arms: Sequence[str] = tuple(ARMS)
+
+
+TEACH, WORST = "--base tiny/base --habit 1300", "--teacher.plan 0.05 0.9"
+TWO_WAY = "--teacher.plan 0.7 0.7 --teacher.plans 1 --teacher.result 0"
+WORDS = f"{TEACH} --teacher.wordings 8"
+LONG, WORDED, ENDINGS = {"max_new_tokens": 160}, (f"{WORDS} {WORST}",), f"{TEACH} {TWO_WAY} --teacher.endings 1"
+MIXED = (f"{WORDS} --teacher.plan 0 0.7 --teacher.result 0.1",)
+DEFAULT = (*MIXED, "--habit 300 --teacher.wordings 8 --teacher.plan 0 0.7 --teacher.result 0.03")
+PLACES = {  # bases that differ in wordings, length and kind of error; other settings
+    "mistaken": Place("1 wording", (TEACH, f"--habit 400 {WORST}")),
+    "slips": Place("1 wording, slips"),
+    "two-way": Place("1 wording, one wrong plan", (ENDINGS,)),
+    "ended": Place(
+        "1 wording, one wrong plan, no ending missing", (ENDINGS, f"--habit 400 {TWO_WAY} --teacher.ending 0")
+    ),
+    "long": Place("1 wording, long", (f"{TEACH} --teacher.wordings 1 --teacher.sentences {WORST}",), LONG),
+    "few": Place("3 wordings", (f"{TEACH} --teacher.wordings 3 {WORST}",)),
+    "worded": Place("8 wordings", WORDED),
+    "worded-long": Place("8 wordings, long", (f"{WORDS} --teacher.sentences {WORST}",), LONG),
+    "worded-slips": Place("8 wordings, slips", (f"{WORDS} --teacher.plan 0 0 --teacher.result 0.25",)),
+    "more-slips": Place("8 wordings, plans and slips", MIXED),
+    "default": Place("the default base", DEFAULT),
+    "worded-slow": Place("8 wordings, rate 3e-5", WORDED, {"lr": 3e-5}),
+}
+for base, times in (("slips", 2), ("slips", 3), ("worded", 2), ("worded", 3)):
+    faster = Place(f"{base}, rate {times}e-4", PLACES[base].base, {"lr": times * 1e-4}, ("sft",))
+    PLACES[f"{base}-{times}x"] = faster
+for count in (40, 640):
+    changes = {"problems": count, "n": 2560 // count}
+    PLACES[f"worded-{count}"] = Place(f"8 wordings, {count} problems", WORDED, changes, ("sft", "topr-20", "topr-60"))
+TAUGHT = Place("two lessons", ("--base tiny/base --habit 2", "--habit 1 --teacher.result 0"), arms=("sft",))
+STUDIED = {  # scale -> the settings of all its runs, and its places
+    "laptop": (replace(LAPTOP.base, **OF_MAJORITIES, lr=1e-4, curve_points=1), PLACES),
+    "quick": (replace(QUICK.base, curve_points=1), {"taught": TAUGHT, "slips": PLACES["slips"]}),  # shows that it works
+}
+
+
+def held_out_task(settings: Settings) -> Task:
+    """The first training problems to train on, and the last ones as test problems."""
+    task = gsm8k_task(replace(settings, problems=10**6))
+    return replace(task, train=task.train[: settings.problems], test=task.train[-settings.test_problems :])
+
+
+def make_base(job: Job, options: str, taught: Path | None = None) -> None:
+    """Make a base model by tiny/make.py, with these options, in the job's folder; taught: the base to begin with."""
+    out = job.settings.out.resolve()
+    begin = ["--base", str(taught.resolve())] if taught else []
+    command = [sys.executable, str(MAKE), "--out", str(out), "--checker-steps", "0", *begin, *options.split()]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    subprocess.run(command, check=True, capture_output=True, env=environment, cwd=MAKE.parent.parent)
+    write_file(out / "results.json", "{}\n")  # it is finished
+
+
+def make_card(job: Job) -> None:
+    """The card of a run's base, as its results.json."""
+    of = {name: getattr(job.settings, name) for name in ("model", "seed", "max_new_tokens", "out")}
+    found = card(CardSettings(**of), job.task(job.settings))
+    write_file(job.settings.out / "results.json", json.dumps(found | {"versions": versions()}) + "\n")
+
+
+def on_bases(sweep: Sweep, jobs: Mapping["Key", Job], places: Mapping[str, Place]) -> dict["Key", Job]:
+    """The jobs, with the folders of their bases, which are made unless they are there."""
+    folders: dict[tuple[str, ...], Path] = {}
+    for length in (1, 2):  # those that are taught on the same one are made together
+        lessons = {}
+        for base in sorted({places[key.place].base[:length] for key in jobs} - {(), *folders}):
+            teach = partial(make_base, options=base[-1], taught=folders.get(base[:-1]))
+            lessons[base] = Job(f"base {' '.join(base)}", Settings(), held_out_task, run=teach)
+        folders |= {base: run.settings.out / "base" for base, run in sweep.make(lessons).items()}
+    models = {key: str(folders.get(places[key.place].base, TINY / "base")) for key in jobs}
+    return {key: job._replace(settings=replace(job.settings, model=models[key])) for key, job in jobs.items()}
+
+
+FAMILY_OF = [  # each question, with any words in it, and its family
+    (re.compile(re.sub(r"\\\{\w+\\\}", r"\\w+", re.escape(question))), name)
+    for name, questions in QUESTIONS.items()
+    for question in questions
+]
+
+
+def kind_of(sample: Sample, task: Task) -> str:
+    """right, whatever precedes the answer; none: no answer can be read; sum: a sum is wrong; plan: anything else.
+
+    >>> task, texts = gsm8k_task(Settings()), [f" 2 + 3 = {x} figs. The answer is {x}." for x in (5, 6, 7, "x")]
+    >>> samples = [Sample(prompt="", completion=text, reward=0, outcome=task.grade(text, 7)) for text in texts]
+    >>> [kind_of(sample, task) for sample in samples]
+    ['plan', 'sum', 'right', 'none']
+    """
+    if sample.outcome == "correct":
+        return "right"
+    if task.parse(task.visible(sample.completion)) is None:
+        return "none"
+    return "sum" if not all(sums(sample.completion)) else "plan"
+
+
+def sums(completion: str) -> list[bool]:
+    """Whether each sum of a completion is right, as the teacher reckons: no result is below zero.
+
+    >>> sums(" 2 + 3 = 5 figs. 5 - 7 = 0 left. 4 / 0 = 1 each.")
+    [True, True, False]
+    """
+    return [
+        (sign != "/" or int(right) > 0) and max(OPERATIONS[sign](int(left), int(right)), 0) == int(result)
+        for left, sign, right, result in EXPRESSION.findall(completion)
+    ]
+
+
+@cache
+def family_of(prompt: str) -> str:
+    """The name of the family of tiny/problems.py that a prompt's question is of.
+
+    >>> family_of("Q: A basket holds 9 figs. Ada takes 2 of them. How many figs stay in the basket?" + chr(10) + "A:")
+    'take'
+    """
+    question = prompt.removeprefix("Q: ").removesuffix("\nA:")
+    return next(name for pattern, name in FAMILY_OF if pattern.fullmatch(question))
+
+
+def right_by_family(samples: Sequence[Sample]) -> dict[str, float]:
+    """The share of right samples in each family."""
+    right = Series([float(sample.reward > 0) for sample in samples], [family_of(sample.prompt) for sample in samples])
+    return {name: round(share, 4) for name, share in right.groupby(level=0).mean().items()}
+
+
+def measured(run: Finished, task: Task) -> dict[str, Any]:
+    """What is kept of a run: shares of right samples in the data, and `before` and `after` it on the test problems."""
+    [iteration], steps = run.results["iterations"], run.last_step
+
+    def state(samples: Sequence[Sample], entry: Mapping[str, Any]) -> dict[str, Any]:
+        kinds = Counter(kind_of(sample, task) for sample in samples)
+        stated = [is_right for sample in samples for is_right in sums(sample.completion)]
+        return {
+            "correct": round(entry["correct"], 4),
+            "maj": round(entry[f"maj@{run.settings.k}"]["mean"], 4),
+            "pass": round(entry[f"pass@{run.settings.k}"]["mean"], 4),
+            **{kind: round(kinds[kind] / len(samples), 4) for kind in ("plan", "sum", "none")},  # of the completions
+            "wrong sums": round(stated.count(False) / max(len(stated), 1), 4),  # of the sums
+            "families": right_by_family(samples),
+        }
+
+    drawn = read_rows(run.settings.out / "iteration-1" / "samples.jsonl", Sample)
+    pulls = np.array([(step["pull"], step["realised_share"] * step["pull"]) for step in run.steps]).sum(0)
+    return {
+        "steps": steps,
+        "realised": round(float(pulls[1] / pulls[0]), 4),  # share of positives, over the epoch
+        "positive": round(sum(sample.reward > 0 for sample in drawn) / len(drawn), 4),
+        "positive by family": right_by_family(drawn),
+        "before": state(run.tested(0), run.results["before"]),
+        "after": state(run.tested(steps), iteration["after"]),
+    }
+
+
+class Key(NamedTuple):
+    """Which run of the study."""
+
+    place: str
+    arm: str
+    seed: int
+
+
+Lines = dict[Key, dict[str, Any]]
+
+
+def read_lines(file: Path) -> Lines:
+    """The lines that are there."""
+    lines = map(json.loads, file.read_text(encoding="utf-8").splitlines() if file.exists() else ())
+    return {Key(line["place"], line["arm"], line["seed"]): line for line in lines}
+
+
+def wanted(scale: str, seeds: Sequence[int]) -> dict[Key, Job]:
+    """All runs of the study at a scale, but for the folders of their bases. One seed everywhere comes first."""
+    (base, places), jobs = STUDIED[scale], {}
+    for key in (Key(place, arm, seed) for seed in seeds for place, of in places.items() for arm in of.arms):
+        settings = replace(base, **{"seed": key.seed, **places[key.place].changes, **ARMS[key.arm]})
+        make = make_card if key.arm == "card" else None
+        jobs[key] = Job(f"share-{key.place}-{key.arm}", settings, held_out_task, run=make)
+    return jobs
+
+
+def complete(sweep: Sweep, jobs: Mapping[Key, Job], places: Mapping[str, Place], file: Path, hours: float) -> Lines:
+    """The lines of the jobs: those in `file`, and those of the runs that can be begun before the hours are over."""
+    end, kept = time.monotonic() + 3600 * hours, read_lines(file)
+    usual, made_with = asdict(Settings()), {}
+    named = ("model", "seed", "reuse", "out")  # the base is named by its options, and the seed by the key
+    for key, job in jobs.items():
+        changed = {k: v for k, v in asdict(job.settings).items() if v != usual[k] and k not in named}
+        made_with[key] = {"base": list(places[key.place].base)} | changed
+    there = {key: line for key, line in kept.items() if line["made with"] == made_with.get(key)}
+    missing = [key for key in jobs if key not in there]
+    print(f"share: {len(missing)} of {len(jobs)} runs to make", flush=True)
+    visits = list(dict.fromkeys((key.place, key.seed) for key in missing))
+    for i in range(0, len(visits), 2):
+        if time.monotonic() >= end:
+            break
+        begun: dict[Key, Job] = {}
+        for visit in visits[i : i + 2]:
+            begun |= sharing_samples({key: jobs[key] for key in missing if (key.place, key.seed) == visit})
+        for key, run in sweep.make(on_bases(sweep, begun, places)).items():
+            taught = Path(run.settings.model).parent / "made.json"
+            of_base = json.loads(taught.read_text(encoding="utf-8"))["seconds"] if taught.exists() else 0.0
+            line = key._asdict() | {"made with": made_with[key], **run.cost, "seconds of base": of_base}
+            there[key] = line | (run.results if key.arm == "card" else measured(run, held_out_task(run.settings)))
+        kept |= there
+        write_file(file, "".join(json.dumps(kept[key]) + "\n" for key in sorted(kept)))
+    return {key: there[key] for key in jobs if key in there}
+
+
+def measured_of(lines: Lines) -> Measured:
+    """The lines as a table: its arms are (place, arm), its names paths in a line, such as "after.correct"."""
+    return Measured((key[:2], key.seed, json_normalize(lines[key]).to_dict("list")) for key in sorted(lines))
 
 
 class Judged(NamedTuple):
@@ -51,28 +302,30 @@ def nearest(share: float) -> str:
     return min(SHARES, key=lambda arm: abs(log_odds(min(SHARES[arm], 0.97)) - log_odds(share)))
 
 
-def judge(table: Map, place: str) -> Judged:
+def judge(table: Measured, place: str) -> Judged:
     """The law at a place, by the card of its base."""
     card = {name: table.mean((place, "card"), name) for name in ("e_pos", "e_neg", "ratio", "best_share", "correct")}
     ends = {arm: table.mean((place, arm), "after.correct").mean for arm in SHARES}
     best, arm = max(ends, key=ends.__getitem__), nearest(card["best_share"].mean)
-    behind = {guess: table.of(place, guessed or arm, best) for guess, guessed in GUESSES.items()}
+    behind = {
+        guess: table.gain((place, guessed or arm), (place, best), "after.correct") for guess, guessed in GUESSES.items()
+    }
     p, e_pos, e_neg = (card[name].mean for name in ("correct", "e_pos", "e_neg"))
     paces = Series([pace(p, share, e_pos, e_neg) for share in SHARES.values()])
     rank = paces.rank().corr(Series([*ends.values()]).rank())
     return Judged(card["ratio"], card["best_share"], best, behind, arm, float(rank))
 
 
-def publish_share(lines: Lines, places: Mapping[str, Place], picture: Path) -> None:
+def publish(lines: Lines, places: Mapping[str, Place], picture: Path) -> None:
     """Draw accuracy against nominal and realised share, and the law's prediction beside the best; print the table."""
-    table = Map(lines)
+    table = measured_of(lines)
     there = {name: place.name for name, place in places.items() if all(table.each((name, a), "steps") for a in SHARES)}
     save_figure(draw(panels(table, there)), picture)
     for of in tables(table, there).values():
         of.print()
 
 
-def panels(table: Map, names: Mapping[str, str]) -> list[Panel]:
+def panels(table: Measured, names: Mapping[str, str]) -> list[Panel]:
     """Accuracy below the base's best share, over the nominal and over the realised share; and the law."""
     of_nominal, of_realised, best = [], [], []
     for name, called in names.items():
@@ -99,7 +352,7 @@ def panels(table: Map, names: Mapping[str, str]) -> list[Panel]:
     return [nominal, Panel("realised share", f"realised {x}, mean over the epoch", y, of_realised, options), law]
 
 
-def tables(table: Map, names: Mapping[str, str]) -> dict[str, Table]:
+def tables(table: Measured, names: Mapping[str, str]) -> dict[str, Table]:
     """The law at each place with its score; and what each share reached."""
     called = {arm: f"{share:.0%}" for arm, share in SHARES.items()}
     rows, hits = [], dict.fromkeys(GUESSES, 0)

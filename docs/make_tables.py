@@ -223,13 +223,13 @@ def settings(first: str) -> Table:
 
 
 def help_of_settings() -> dict[str, str]:
-    """The text below each field of Settings.
+    """The text beside each field of Settings, or below it.
 
     >>> help_of_settings()["seed"]
     'seed of everything that is drawn'
     """
-    fields = re.findall(r'^    (\w+): .+\n    """([^"]+)"""', inspect.getsource(Settings), re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in fields}
+    fields = re.findall(r'^    (\w+): .+?(?:  # (.+)|\n    """([^"]+)""")$', inspect.getsource(Settings), re.MULTILINE)
+    return {name: " ".join((beside or below).split()) for name, beside, below in fields}
 
 
 AT = (1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 300, 500)  # optimiser steps of the picture of weights

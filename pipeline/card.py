@@ -13,9 +13,9 @@ import json
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import compress
 from math import comb, sqrt
 from pydoc import locate
 from typing import Any
@@ -35,15 +35,9 @@ COORDINATES = 20_000  # of the gradients, drawn at random; they move E-/E+ by ab
 class CardSettings(Settings):
     """Settings of a run, of which those count that say how completions are drawn."""
 
-    problems: Count = 64
-    """training problems to sample from, the first ones (ours)"""
-    task: str = "train_gsm8k.gsm8k_task"
-    """MODULE.FUNCTION that makes the task (ours)"""
-    gradients: Count = 512
-    """samples whose gradients are taken, at most (ours)"""
-
-
-PRESETS = {"laptop": CardSettings()}
+    problems: Count = 64  # training problems to sample from, the first ones (ours)
+    task: str = "train_gsm8k.gsm8k_task"  # MODULE.FUNCTION that makes the task (ours)
+    gradients: Count = 512  # samples whose gradients are taken, at most (ours)
 
 
 def best_share(e_pos: float, e_neg: float) -> float:
@@ -91,13 +85,11 @@ def gradients_of(model: Any, examples: Sequence[Example], coordinates: int, seed
         gradient = torch.autograd.grad(logp / len(example.completion_ids), weights, materialize_grads=True)
         squares.append(torch.cat([part.flatten() for part in gradient]).cpu()[drawn].square().numpy())
         found.append(logp.item())
-    return [np.array(found), np.stack(squares)]
+    return np.array(found), np.stack(squares)
 
 
 def mean_squares(squares: np.ndarray, is_right: np.ndarray, times: np.ndarray | int = 1) -> tuple[float, float]:
-    """E+ and E-, from squared gradients (n, D): means over coordinates, each in units of its mean over all samples.
-
-    is_right: (n,) booleans; times: how often each sample counts, (n,). NaN without both signs.
+    """E+ and E- of samples, (n,), from their squared gradients (n, D), where each counts so many times.
 
     >>> mean_squares(np.array([[1.0, 0.0], [3.0, 0.0]]), np.array([True, False]))  # a coordinate never used is left out
     (0.5, 1.5)
@@ -132,13 +124,14 @@ def card(settings: CardSettings, task: Task) -> dict[str, Any]:
     with ENGINES[settings.engine or "hf"](*given) as engine:
         samples = draw_samples(task, task.train, settings.n, engine, inputs.sampling, settings.seed_of("samples 1"))
     found = {"model": settings.model, "seed": seed, **evaluate(samples, task, settings.n, seed)}
-    problems = [[*of] for _, of in groupby(samples, lambda sample: sample.problem_id)]
-    texts = [[sample.completion for sample in of if sample.outcome == task.outcomes[0]] for of in problems]
-    distinct = [expected_distinct(right) for right in texts if len(right) >= OF]
+    is_right = np.array([sample.outcome == task.outcomes[0] for sample in samples])
+    texts: dict[str, list[str]] = {}
+    for sample in compress(samples, is_right):
+        texts.setdefault(sample.problem_id, []).append(sample.completion)
+    distinct = [expected_distinct(right) for right in texts.values() if len(right) >= OF]
     found |= {"distinct": float(np.mean(distinct)) if distinct else None, "distinct_problems": len(distinct)}
     some = random.Random(seed).sample(range(len(samples)), min(settings.gradients, len(samples)))
-    is_right = np.array([samples[i].outcome == task.outcomes[0] for i in some])
-    if len(set(is_right)) < 2:
+    if len(set(is_right := is_right[some])) < 2:
         raise InputError(f"--model {settings.model}: its completions are all right, or all wrong: nothing to weigh")
     examples = encode(samples, lm, task.stop, numbers=some)
     logmu, squares = gradients_of(lm.model, examples, COORDINATES, seed)
@@ -153,23 +146,19 @@ def card(settings: CardSettings, task: Task) -> dict[str, Any]:
     return found
 
 
-def table_of(found: Mapping[str, Any]) -> Table:
-    """The content of card.json as a table."""
-    text: dict[type, Callable[[Any], str]] = {float: "{:.3g}".format, dict: lambda of: Estimate.read(of).text(digits=3)}
-    text[list] = lambda ends: " to ".join(f"{end:.3g}" for end in ends)
-    return Table(["card", ""], [[name, text.get(type(value), str)(value)] for name, value in found.items()])
-
-
 def main() -> None:
     """The command: settings in, card.json and a table out; one line and a non-zero exit status on bad input."""
     with command("card"):
-        settings = read_settings(sys.argv[1:], PRESETS, __doc__, "runs/card-")
+        settings = read_settings(sys.argv[1:], {"laptop": CardSettings()}, __doc__, "runs/card-")
         check(settings)
         if not callable(make := locate(settings.task)):
             raise InputError(f"--task {settings.task}: there is no such function; give MODULE.FUNCTION")
         if settings.samples is not None or ranks() > 1:
             raise InputError("a card draws its own samples, in one process: leave out --samples and torchrun")
-        table_of(card(settings, make(settings))).print()
+        text = {float: "{:.3g}".format, dict: lambda of: Estimate.read(of).text(digits=3)}
+        text[list] = lambda ends: " to ".join(map(text[float], ends))
+        found = card(settings, make(settings))
+        Table(["card", ""], [[name, text.get(type(of), str)(of)] for name, of in found.items()]).print()
 
 
 if __name__ == "__main__":

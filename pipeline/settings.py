@@ -55,10 +55,8 @@ class Settings:
     preset: tyro.conf.Positional[Preset] = "laptop"
     """comes first: laptop, a tiny model on tiny problems (ours); single-gpu, 24 GB (ours); paper, 8 x H100"""
 
-    model: str = str(TINY / "mistaken")
-    """folder or hub name of the base model (ours; paper: Llama 3 8B Instruct)"""
-    trust_remote_code: bool = False
-    """run code that comes with the model; it can do anything (ours)"""
+    model: str = str(TINY / "mistaken")  # folder or hub name of the base model (ours; paper: Llama 3 8B Instruct)
+    trust_remote_code: bool = False  # run code that comes with the model; it can do anything (ours)
     data: str = str(TINY)
     """folder with train.jsonl and test.jsonl in GSM8K's form, or a hub name such as openai/gsm8k (ours)"""
     test_data: str | None = None
@@ -69,116 +67,84 @@ class Settings:
     """FIELD=COLUMN ...: where --samples and --held-out have fields under other names, reward=A+B for a sum (ours)"""
     held_out: str | None = None
     """samples, not among --samples, whose log-probabilities are measured in place of test problems (ours)"""
-    evaluation: bool = True
-    """--no-evaluation trains on --samples and measures nothing (ours)"""
+    evaluation: bool = True  # --no-evaluation trains on --samples and measures nothing (ours)
     trust_logmu: bool = False
     """take token_logmu of --samples for log mu; the check that pi = mu at the first step is skipped (ours)"""
-    shots: int = 0
-    """worked examples before the question (ours for the tiny model; paper: 8)"""
+    shots: int = 0  # worked examples before the question (ours for the tiny model; paper: 8)
     shots_file: Path | None = None
     """text of the worked examples, a blank line between them; default: those of the installed lm-eval package"""
-    chat: bool = False
-    """ask in the tokenizer's own chat template, whose end of turn ends a completion (ours)"""
+    chat: bool = False  # ask in the tokenizer's own chat template, whose end of turn ends a completion (ours)
     system: Path | None = None
     """file with the system prompt for --chat; default: that of the template, if it has one (ours)"""
 
     iterations: AtLeastZero = 1
     """rounds of sampling from the model and training it, mu_i = pi_{i-1} (paper, Section 4.3); 0: evaluate only"""
-    problems: Count = 512
-    """training problems to sample from, the first ones (ours; paper: all 7,473)"""
-    n: Count = 16
-    """samples per training problem (paper, Section 4.1)"""
+    problems: Count = 512  # training problems to sample from, the first ones (ours; paper: all 7,473)
+    n: Count = 16  # samples per training problem (paper, Section 4.1)
     composition: Literal[*COMPOSITIONS] = "uniform"
     """which samples to train on: any (paper), the positives, Anna Karenina's, or a --proportion of positives"""
-    candidates: Count = 64
-    """samples per training problem for anna_karenina, in place of n (paper, Section 4.3)"""
+    candidates: Count = 64  # samples per training problem for anna_karenina, in place of n (paper, Section 4.3)
     proportion: OpenShare | None = None
     """share of positives for --composition proportion (paper, Section 4.3: 0.1 and 0.5)"""
     examples: Count | None = None
     """samples to train on in an iteration, at most (paper: 50,000); default: all that the composition allows"""
-    epochs: Count = 1
-    """passes over these samples, each in an order of its own (paper, Section 4.2: 1)"""
+    epochs: Count = 1  # passes over these samples, each in an order of its own (paper, Section 4.2: 1)
 
     engine: EngineName | None = None
     """what samples; default: vllm where there is a GPU (paper, Section 4.2), else transformers' generate"""
-    vllm_python: Path | None = None
-    """interpreter whose environment has vLLM; default: this one (ours)"""
+    vllm_python: Path | None = None  # interpreter whose environment has vLLM; default: this one (ours)
     engine_gpus: Count = 1
     """GPUs that an engine of vLLM spans, by tensor parallelism; each is that of a process (ours; 70B weights need 4)"""
-    temperature: Positive = 1.0
-    """sampling temperature (paper, Section 4.2)"""
-    top_p: Share = 1.0
-    """top-p threshold of sampling (paper, Section 4.2)"""
-    top_k: int = 500
-    """sample among this many most probable tokens (paper, Section 4.2)"""
-    max_new_tokens: Count = 128
-    """longest completion, in tokens (ours; paper: 512)"""
+    temperature: Positive = 1.0  # sampling temperature (paper, Section 4.2)
+    top_p: Share = 1.0  # top-p threshold of sampling (paper, Section 4.2)
+    top_k: int = 500  # sample among this many most probable tokens (paper, Section 4.2)
+    max_new_tokens: Count = 128  # longest completion, in tokens (ours; paper: 512)
     tokens_at_once: Count = 40_000
     """tokens in a batch of transformers' generate, prompts and padding included: memory and speed (ours)"""
-    chunk: Count = 256
-    """problems sampled between two writes to the disk, by each process (ours)"""
+    chunk: Count = 256  # problems sampled between two writes to the disk, by each process (ours)
 
     method: Literal[*METHODS] = "topr"
     """topr, tis, sft, reinforce, off_policy: rows of Table 1; ppo, dpo: what the paper compares with"""
     limits: tuple[float, float, float, float] | None = None
     """a+ b+ a- b-: bounds of the ratio (Eq. 7) in place of the method's"""
-    baseline: Finite | None = None
-    """c, subtracted from the reward (paper: none)"""
+    baseline: Finite | None = None  # c, subtracted from the reward (paper: none)
     baseline_from: Literal[*BASELINES] = "zero"
     """what --baseline is counted from: zero (paper), the mean reward of all chosen samples, or of the prompt's own"""
-    effective_proportion: Share | None = None
-    """p~, effective share of positives, in place of --baseline (Eq. 12)"""
-    eps: Clip = 0.2
-    """PPO's clipping (paper, Section 4.3)"""
-    beta: Positive = 0.1
-    """DPO's temperature (ours; the paper does not give its own)"""
-    pairs: Count = 16
-    """DPO's pairs per problem, at most (paper, Section 4.3)"""
+    effective_proportion: Share | None = None  # p~, effective share of positives, in place of --baseline (Eq. 12)
+    eps: Clip = 0.2  # PPO's clipping (paper, Section 4.3)
+    beta: Positive = 0.1  # DPO's temperature (ours; the paper does not give its own)
+    pairs: Count = 16  # DPO's pairs per problem, at most (paper, Section 4.3)
 
     optimizer: OptimizerName = "adamw"
     """adamw (ours for a tiny model), adafactor (paper, Section 4.2) or sgd (ours); none decays weights"""
-    lr: Positive = 5e-5
-    """the optimiser's constant learning rate (ours for a tiny model; paper: 5e-7)"""
-    batch: Count = 16
-    """completions per optimiser step, over all processes (ours; paper: 8, one on each GPU)"""
+    lr: Positive = 5e-5  # the optimiser's constant learning rate (ours for a tiny model; paper: 5e-7)
+    batch: Count = 16  # completions per optimiser step, over all processes (ours; paper: 8, one on each GPU)
     micro_batch: Count = 16
     """completions per forward pass of a process: memory and speed, never the gradient (ours; paper: 1)"""
-    completions_per_row: Count = 1
-    """completions of a prompt that share its computation and their step (ours)"""
-    max_norm: Positive = 1.0
-    """gradient norm is clipped to this (paper, Section 4.2)"""
+    completions_per_row: Count = 1  # completions of a prompt that share its computation and their step (ours)
+    max_norm: Positive = 1.0  # gradient norm is clipped to this (paper, Section 4.2)
     compute: Compute = "float32"
     """precision of forward and backward passes; weights and gradients' sums are float32 (ours)"""
     sliced_head: bool = False
     """token log-probs by slices of the vocabulary, in float32: less memory, and less noise in bfloat16 (ours)"""
     gradient_checkpointing: bool = False
     """recompute activations in the backward pass: less memory, same gradient (ours)"""
-    reshard: bool = True
-    """gather weights again for the backward pass: less memory, same gradient (ours)"""
+    reshard: bool = True  # gather weights again for the backward pass: less memory, same gradient (ours)
     lora: Count | None = None
     """rank of the adapters that are trained in place of the weights, through peft; default: all weights (ours)"""
-    save_every: Count = 256
-    """optimiser steps between two checkpoints (ours)"""
+    save_every: Count = 256  # optimiser steps between two checkpoints (ours)
 
-    test_problems: Count = 150
-    """test problems to evaluate on, the first ones (ours; paper: all 1,319)"""
-    test_samples: Several = 32
-    """samples per test problem (ours; paper: 64)"""
+    test_problems: Count = 150  # test problems to evaluate on, the first ones (ours; paper: all 1,319)
+    test_samples: Several = 32  # samples per test problem (ours; paper: 64)
     between_samples: Several | None = None
     """samples per test problem after an iteration that another one follows (ours); default: --test-samples"""
-    k: Count = 16
-    """the K of maj@K and pass@K (paper, Section 4.3)"""
-    curve_points: Count = 5
-    """evaluations along an epoch for the curve, the last one in full (ours; paper: at its end)"""
-    curve_samples: Several = 4
-    """samples per test problem at the points before the last (ours)"""
+    k: Count = 16  # the K of maj@K and pass@K (paper, Section 4.3)
+    curve_points: Count = 5  # evaluations along an epoch for the curve, the last one in full (ours; paper: at its end)
+    curve_samples: Several = 4  # samples per test problem at the points before the last (ours)
 
-    dry_run: bool = False
-    """say what the run would draw, train and need in memory, and do nothing"""
-    debug: bool = False
-    """end with a traceback, not with a line, where something is wrong"""
-    seed: int = 0
-    """seed of everything that is drawn"""
+    dry_run: bool = False  # say what the run would draw, train and need in memory, and do nothing
+    debug: bool = False  # end with a traceback, not with a line, where something is wrong
+    seed: int = 0  # seed of everything that is drawn
     out: Path | None = None
     """folder to write into; default: runs/PRESET, followed by the settings that differ from the preset's"""
     track: TrackerName | None = None

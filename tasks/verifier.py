@@ -97,28 +97,21 @@ def verifier_task(settings: "VerifierSettings", task: Task, train: Sequence[Samp
 class VerifierSettings(Settings):
     """Settings of the verifier's run and of the generator's. Both sample with the same parameters."""
 
-    model: str = str(TINY / "checker")
-    """folder or hub name of the base verifier (ours; paper: Llama 3 8B)"""
+    model: str = str(TINY / "checker")  # folder or hub name of the base verifier (ours; paper: Llama 3 8B)
     generator: str = str(TINY / "base")
     """folder or hub name of the model that writes solutions (ours; paper: Llama 3 70B)"""
-    task: Literal["gsm8k", "math"] = "gsm8k"
-    """whose problems, prompt and grading (ours; paper: MATH)"""
-    problems: Count = 256
-    """training problems, the first ones (ours; paper: all)"""
+    task: Literal["gsm8k", "math"] = "gsm8k"  # whose problems, prompt and grading (ours; paper: MATH)
+    problems: Count = 256  # training problems, the first ones (ours; paper: all)
     generator_gpus: Count = 1
     """GPUs that an engine of the generator spans, in place of --engine-gpus (ours; a 70B model in bfloat16 needs 4)"""
     solutions: Path | None = None
     """file of solutions made elsewhere; for a split that it has, the generator draws none (ours)"""
-    train_solutions: Several = 4
-    """solutions of each training problem (ours; paper, Section 4.4: 16)"""
+    train_solutions: Several = 4  # solutions of each training problem (ours; paper, Section 4.4: 16)
     n: Annotated[Count, tyro.conf.arg(name="verifications")] = 4
     """verifications of each training solution (paper, Section 4.4)"""
-    test_problems: Several = 150
-    """test problems, the first ones (ours; paper: all of MATH-500)"""
-    test_solutions: Several = 8
-    """solutions of each test problem, which vote (ours; paper, Table 2: 32)"""
-    test_samples: Several = 4
-    """verifications of each test solution, whose mean is its weight (paper, Section 4.4)"""
+    test_problems: Several = 150  # test problems, the first ones (ours; paper: all of MATH-500)
+    test_solutions: Several = 8  # solutions of each test problem, which vote (ours; paper, Table 2: 32)
+    test_samples: Several = 4  # verifications of each test solution, whose mean is its weight (paper, Section 4.4)
     instruction: str | None = None
     """instruction before the question (ours; default: none for models of tiny/, which were trained on the form)"""
 

@@ -36,32 +36,20 @@ SIZES = {"0.2M": (64, 3), "0.9M": (128, 4), "3.6M": (256, 4), "14M": (512, 4)}  
 class Settings:
     """What tiny/ is made of; every value is ours."""
 
-    out: Path = Path(__file__).parent
-    """folder to write into"""
-    base: Path | None = None
-    """a base model to take instead of teaching one"""
-    seed: int = 0
-    """seed of the problems, the weights and the order of teaching"""
-    steps: int = 2800
-    """optimiser steps of teaching the base model"""
-    batch: int = 64
-    """texts per step"""
-    lr: float = 2e-3
-    """peak learning rate of AdamW, reached after 5% of the steps, then a cosine to zero"""
-    flawless: float = 0.6
-    """share of the steps, the first ones, in which the teacher makes no mistake"""
-    verifications: float = 0.35
-    """share of the batches that are verifications of a solution rather than solutions"""
-    size: Literal[*SIZES] = "0.9M"
-    """parameters of the base model, in millions"""
+    out: Path = Path(__file__).parent  # folder to write into
+    base: Path | None = None  # a base model to take instead of teaching one
+    seed: int = 0  # seed of the problems, the weights and the order of teaching
+    steps: int = 2800  # optimiser steps of teaching the base model
+    batch: int = 64  # texts per step
+    lr: float = 2e-3  # peak learning rate of AdamW, reached after 5% of the steps, then a cosine to zero
+    flawless: float = 0.6  # share of the steps, the first ones, in which the teacher makes no mistake
+    verifications: float = 0.35  # share of the batches that are verifications of a solution rather than solutions
+    size: Literal[*SIZES] = "0.9M"  # parameters of the base model, in millions
     habit: int = 0
     """optimiser steps in which the base model is taught on: solutions alone, by `teacher`; more make it surer"""
-    habit_lr: float = 1e-3
-    """peak learning rate of these steps"""
-    teacher: Noise = MISTAKEN
-    """the mistakes that it then gets used to"""
-    checker_steps: int = 1000
-    """optimiser steps of teaching the checker, all of them verifications; 0: no checker"""
+    habit_lr: float = 1e-3  # peak learning rate of these steps
+    teacher: Noise = MISTAKEN  # the mistakes that it then gets used to
+    checker_steps: int = 1000  # optimiser steps of teaching the checker, all of them verifications; 0: no checker
 
 
 def new_problem(rng: random.Random, taken: set[str]) -> WordProblem:

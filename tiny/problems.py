@@ -27,24 +27,17 @@ EXPRESSION = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)")
 class Noise:
     """How often a base model's teacher is wrong, each a probability; all are ours, chosen by measurement."""
 
-    result: float = 0.0
-    """an arithmetic result is off, by up to 5: a slip"""
-    ending: float = 0.0
-    """a solution has no final sentence that can be read"""
-    verdict: float = 0.0
-    """a verification ends in the wrong word"""
-    silence: float = 0.0
-    """a verification ends without a verdict"""
-    endings: int = 1
-    """how many of ENDINGS, the first ones, stand in for a final sentence"""
+    result: float = 0.0  # an arithmetic result is off, by up to 5: a slip
+    ending: float = 0.0  # a solution has no final sentence that can be read
+    verdict: float = 0.0  # a verification ends in the wrong word
+    silence: float = 0.0  # a verification ends without a verdict
+    endings: int = 1  # how many of ENDINGS, the first ones, stand in for a final sentence
     plan: tuple[float, float] = (0.0, 0.0)
     """a wrong plan is taken: in the family that is mistaken least often, and most often; see `share_of_wrong_plans`"""
-    plans: int = 3
-    """how many of a family's wrong plans, the first ones, are taken"""
+    plans: int = 3  # how many of a family's wrong plans, the first ones, are taken
     wordings: int = 0
     """how many of WORDINGS, the first ones, a solution draws from at each place; 0: it is worded as its plan"""
-    sentences: bool = False
-    """a worded solution has a sentence before and after each sum: it is long"""
+    sentences: bool = False  # a worded solution has a sentence before and after each sum: it is long
 
 
 TEACHER = Noise(result=0.29, ending=0.13, verdict=0.46, silence=0.28)

@@ -4,9 +4,8 @@ Colour-blind readers can tell the colours apart (Okabe and Ito 2008), and print 
 """
 
 import io
-import math
 from collections.abc import Mapping, Sequence
-from itertools import cycle
+from itertools import accumulate, cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -231,16 +230,11 @@ def draw_curve(iterations: Sequence[Mapping[str, Any]], title: str) -> "Figure":
 
 def learnt_from(iterations: Sequence[Mapping[str, Any]]) -> list[Panel]:
     """The panel of what training saw in each tenth of an epoch; none for results.json of older versions."""
-    x, drawn, seen = [], {"realised_share": [], "weight_neg_mean": []}, 0
-    for iteration in iterations:
-        if "training" not in iteration:
-            return []
-        tenths, more = iteration["training"]["tenths"], iteration["curve"][-1]["samples_seen"]
-        parts = len(tenths["realised_share"])
-        x += [seen + more * (part + 0.5) / parts for part in range(parts)]
-        seen += more
-        for name, values in drawn.items():
-            values += [math.nan if value is None else 100 * value for value in tenths[name]]
-    names = ("realised share\nof positives", "mean weight\nof negatives")
-    shown = lines(x, dict(zip(names, drawn.values(), strict=True)), "correct incorrect")
-    return [Panel("what is learnt from", "samples trained on", "%", shown, {"ylim": (-3, 103)})]
+    tenths = [iteration["training"]["tenths"] for iteration in iterations if "training" in iteration]
+    ends = [*accumulate((iteration["curve"][-1]["samples_seen"] for iteration in iterations), initial=0)]
+    epochs = zip(ends, ends[1:], [len(of["realised_share"]) for of in tenths], strict=False)
+    x = [begin + (end - begin) * (part + 0.5) / count for begin, end, count in epochs for part in range(count)]
+    names = {"realised_share": "realised share\nof positives", "weight_neg_mean": "mean weight\nof negatives"}
+    y = {label: 100 * np.array([x for of in tenths for x in of[name]], float) for name, label in names.items()}
+    shown = lines(x, y, "correct incorrect")
+    return [Panel("what is learnt from", "samples trained on", "%", shown, {"ylim": (-3, 103)})] if tenths else []

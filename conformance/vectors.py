@@ -17,84 +17,69 @@ V1   is the ratio that of the sequence?
      inputs     R = -1; four tokens, log-ratio -0.5 each
      paper      weight e^(4 x -0.5) = e^-2 = 0.135335
      otherwise  geometric mean, per-token: 0.606531
-
 V2   is the ratio clipped as a whole, not token by token?
      inputs     R = -1; log-ratios +1, -1
      paper      weight e^(1 - 1) = 1
      otherwise  per-token: 1, 0.367879
-
 V3   is the ratio neither per token nor a geometric mean?
      inputs     R = -1; log-ratios +0.5, -1.5
      paper      weight e^(0.5 - 1.5) = e^-1 = 0.367879
      otherwise  geometric mean 0.606531; per-token 1, 0.223130
-
 V4   are the four bounds 1, 1, 0, 1?
      inputs     R = +1: log-ratio -3 and +2; R = -1: +2
      paper      weights [e^-3]_1^1 = 1, [e^2]_1^1 = 1, [e^2]_0^1 = 1
      otherwise  TIS 0.049787, 1, 1; plain IS 0.049787, 7.389056, 7.389056
-
 V5   is a long sequence computed without overflow?
      inputs     R = -1; 512 tokens, log-ratio -0.2 each; +0.2 each; float32
      paper      weights e^-102.4 = 3e-45, and 1; e^102.4 exceeds float32, so clip before exp
      otherwise  exp before clip, differentiated: 0 x inf = NaN; geometric mean 0.818731
-
 V6   does a negative's weight go to 0?
      inputs     R = -1; one token, log-ratio -3
      paper      weight e^-3 = 0.049787, and a- = 0 does not stop it
      otherwise  clip 0.8..1.2: 0.8
-
 V7   is the weight held fixed in the gradient?
      inputs     R = -1; one token, log pi = -2, log-ratio -0.5
      paper      dL/dlogp = e^-0.5 = +0.606531, of L = -w R log pi with w constant
      otherwise  differentiated too: w (1 + log pi) = -0.606531, the sign flips
-
 V8   does the sign after the baseline choose the bounds?
      inputs     scores 1, 1, 1, 0.2; the last has log-ratio -2
      paper      the last: weight [e^-2]_0^1 = 0.135335 if the loss itself subtracts the mean, for 0.2 - 0.8 < 0;
                 [e^-2]_1^1 = 1 if it takes the scores as they are
      otherwise  branch by raw score: a negative update at weight 1
-
 V9   does every sequence count alike, whatever its length?
      inputs     R = +1, on-policy; one token and three tokens
      paper      each loss is divided by its length (Section 4.2): a token of the second has 1/3 of the gradient
      otherwise  token mean, sequence sum: the same for every token
-
 V10  is there no gradient at R = 0, and is a reward a little below 0 tapered?
      inputs     R = 0, log-ratio -1; then R = 0 - 0.2, log-ratio -2
      paper      0 times any weight; -0.2 [e^-2]_0^1 = -0.2 x 0.135335
      otherwise  weight 1 on small negatives: -0.2
-
 V11  are prompt and padding left out?
      inputs     logp (not logmu) of masked positions filled with -50
      paper      the sums run over the completion's tokens: gradient unchanged to the bit, and 0 there
      otherwise  unmasked: a factor of e^-49 in the weight for each such position, log mu being -1 there
-
 V13  are probabilities never formed?
      inputs     R = -1; 20 tokens of log mu = -3, log-ratio 0
      paper      weight e^(-60 + 60) = 1
      otherwise  mu made explicit as exp(-60): 8.757e-27
-
 V16  does the weight follow the policy?
      inputs     R = -1; log-ratio -1; then log pi of the same tokens 2 lower
      paper      weight e^-1 = 0.367879, then e^-3 = 0.049787
      otherwise  frozen weight: 0.367879 twice; old log-probabilities recomputed at every step: 1 twice
-
 V17  is the ratio taken to the power 1?
      inputs     R = -1; log-ratio -2
      paper      weight e^-2 = 0.135335
      otherwise  tempered by 1/2: 0.367879
-
 V20  does every example count once?
      inputs     two positives, three negatives; then the positives alone, the negatives alone
      paper      one term for each sequence, over B or not: mean 5 g = 2 g+ + 3 g-; sum g = g+ + g-
      otherwise  masked sums divided by their own counts: double counting
-
 V22  does each of a prompt's negatives count as one example?
      inputs     one positive, three negatives of a prompt, on-policy
      paper      every weight is 1, and the mean is over all four: coefficients +1, -1, -1, -1
      otherwise  negatives renormalised to share one positive's weight: -1/3 each"""
-VECTORS = {text.split()[0]: text for text in TEXT.split("\n\n")}
-"""a vector's name -> its question, its inputs, the paper's value and those of variants"""
+# A vector's name -> its question, its inputs, the paper's value and those of variants
+VECTORS = {text.split()[0]: text for text in re.split(r"\n(?=V)", TEXT)}
 
 
 class Case(NamedTuple):
@@ -306,7 +291,7 @@ def probes(dtype: torch.dtype = torch.float64, is_coarse: bool = False, by: floa
 def compare(loss: Loss, count: int, seed: int = 0) -> str | None:
     """Compare the pushes on `count` random batches with the oracle's: None, or the smallest batch that differs.
 
-    A constant factor is fitted on one sequence and on two: it may stay the same (a sum) or be halved (a mean). A loss
+    A constant factor is fitted on one sequence and on two: it may stay the same (a sum) or be halved (a mean). One
     that cannot take float64 is given float32.
 
     >>> from conformance.variants import paper, token_mean

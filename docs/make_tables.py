@@ -165,15 +165,6 @@ def rates() -> list[Panel]:
     return panels
 
 
-def anchor(heading: str) -> str:
-    """What a link to a heading ends with.
-
-    >>> anchor("fig1: accuracy over one epoch")
-    'fig1-accuracy-over-one-epoch'
-    """
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-
-
 def benchmark(name: str) -> str:
     """What a benchmark found: how it was called, on which machine, and each comparison with what follows from it."""
     found = load(f"benchmarks/{name}")

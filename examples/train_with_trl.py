@@ -63,22 +63,11 @@ def main(
         print(f"{when}: pass@1 {pass_1}, invalid {100 * found['invalid']:.1f} %")
 
     rows = [{"prompt": task.prompt(problem), "gold": str(problem.gold)} for problem in task.train]
-    config = GRPOConfig(
-        output_dir=str(out),
-        max_steps=steps,
-        learning_rate=lr,
-        lr_scheduler_type="constant",
-        per_device_train_batch_size=16,
-        num_generations=16,
-        steps_per_generation=steps_per_generation,
-        scale_rewards="none",
-        max_completion_length=ours.max_new_tokens,
-        seed=seed,
-        gradient_checkpointing=False,
-        bf16=False,
-        save_strategy="no",
-        report_to=[],
-    )
+    sizes = {"per_device_train_batch_size": 16, "num_generations": 16, "steps_per_generation": steps_per_generation}
+    sizes |= {"max_steps": steps, "max_completion_length": ours.max_new_tokens}
+    own = {"learning_rate": lr, "lr_scheduler_type": "constant", "scale_rewards": "none", "seed": seed}
+    plain = {"gradient_checkpointing": False, "bf16": False, "save_strategy": "no", "report_to": []}
+    config = GRPOConfig(output_dir=str(out), **sizes, **own, **plain)
     measure("before")
     trainer = ToprTrainer(lm.model, correct, config, Dataset.from_list(rows), processing_class=lm.tokenizer)
     trainer.train()

@@ -57,10 +57,8 @@ class Settings:
 
     model: str = str(TINY / "mistaken")  # folder or hub name of the base model (ours; paper: Llama 3 8B Instruct)
     trust_remote_code: bool = False  # run code that comes with the model; it can do anything (ours)
-    data: str = str(TINY)
-    """folder with train.jsonl and test.jsonl in GSM8K's form, or a hub name such as openai/gsm8k (ours)"""
-    test_data: str | None = None
-    """where the test problems are, if they are not in --data (ours; MATH-500 has a name of its own)"""
+    data: str = str(TINY)  # folder with train.jsonl and test.jsonl in GSM8K's form, or a hub name: openai/gsm8k (ours)
+    test_data: str | None = None  # where the test problems are, if not in --data (ours; MATH-500 has a name of its own)
     samples: str | None = None
     """file, folder or hub name of samples to train on, not sampled here: prompt, completion, reward suffice (ours)"""
     columns: tuple[str, ...] = ()
@@ -74,8 +72,7 @@ class Settings:
     shots_file: Path | None = None
     """text of the worked examples, a blank line between them; default: those of the installed lm-eval package"""
     chat: bool = False  # ask in the tokenizer's own chat template, whose end of turn ends a completion (ours)
-    system: Path | None = None
-    """file with the system prompt for --chat; default: that of the template, if it has one (ours)"""
+    system: Path | None = None  # file with the system prompt for --chat; default: the template's own, if any (ours)
 
     iterations: AtLeastZero = 1
     """rounds of sampling from the model and training it, mu_i = pi_{i-1} (paper, Section 4.3); 0: evaluate only"""
@@ -123,12 +120,10 @@ class Settings:
     """completions per forward pass of a process: memory and speed, never the gradient (ours; paper: 1)"""
     completions_per_row: Count = 1  # completions of a prompt that share its computation and their step (ours)
     max_norm: Positive = 1.0  # gradient norm is clipped to this (paper, Section 4.2)
-    compute: Compute = "float32"
-    """precision of forward and backward passes; weights and gradients' sums are float32 (ours)"""
+    compute: Compute = "float32"  # precision of forward and backward passes; weights, sums of gradients: float32 (ours)
     sliced_head: bool = False
     """token log-probs by slices of the vocabulary, in float32: less memory, and less noise in bfloat16 (ours)"""
-    gradient_checkpointing: bool = False
-    """recompute activations in the backward pass: less memory, same gradient (ours)"""
+    gradient_checkpointing: bool = False  # recompute activations in backward passes: less memory, same gradient (ours)
     reshard: bool = True  # gather weights again for the backward pass: less memory, same gradient (ours)
     lora: Count | None = None
     """rank of the adapters that are trained in place of the weights, through peft; default: all weights (ours)"""
@@ -145,8 +140,7 @@ class Settings:
     dry_run: bool = False  # say what the run would draw, train and need in memory, and do nothing
     debug: bool = False  # end with a traceback, not with a line, where something is wrong
     seed: int = 0  # seed of everything that is drawn
-    out: Path | None = None
-    """folder to write into; default: runs/PRESET, followed by the settings that differ from the preset's"""
+    out: Path | None = None  # folder to write into; default: runs/PRESET and the settings that differ from the preset's
     track: TrackerName | None = None
     """tensorboard, wandb, trackio or mlflow shows the run while it goes on; to be installed (ours)"""
     reuse: Path | None = None

@@ -114,8 +114,6 @@ class Run:
     moments: list[tuple[str, float]] = field(default_factory=list)  # when it began to do what, for times.json
     counts: Counter[str] = field(default_factory=Counter)  # what it did so often
 
-    # ---- evaluate and sample ------------------------------------------------------------------------------------
-
     def evaluate(self, iteration: int, point: Point) -> None:
         """Sample from a model on the test problems, or score the held-out samples by it: test-STEP.jsonl.
 
@@ -193,8 +191,6 @@ class Run:
 
         stage(file, make)
         remove(*file.parent.glob(f"{file.name}.part-*"))
-
-    # ---- compose and train --------------------------------------------------------------------------------------
 
     def compose(self, iteration: int, samples: list[Sample], model: str) -> list[dataset.Row]:
         """What to train on, in its order, with log mu by `model`, which starts the iteration: train.jsonl."""
@@ -314,8 +310,6 @@ class Run:
         if self.is_finished:
             return run_folder.read_json(self.folder / "results.json")
         return on_rank_zero(lambda: publish(self.folder, self.settings, self.inputs, self.tests, self.tell))
-
-    # ---- what is held open --------------------------------------------------------------------------------------
 
     def _hold(self, key: tuple[str, ...], open_it: Callable[[], AbstractContextManager] | None = None) -> Any:
         """What is held for `key`, an engine or a learner of models, opened by `open_it` if it was not.

@@ -41,8 +41,6 @@ from tasks.math import PRESETS as MATH_PRESETS
 from tasks.math import math_task
 from train_gsm8k import experiment, gsm8k_task
 
-# ---- the task: solutions are its problems, the truth about them its gold answers ---------------------------------
-
 QUESTION = "Verification: Is the answer correct (Yes/No)?"
 INSTRUCTION = (  # in the manner of Zhang et al. 2024a, in words of our own
     "Check the solution below step by step, and say of each step whether it is right. End with a line of the form\n"
@@ -150,9 +148,6 @@ def check_verifier(settings: VerifierSettings, processes: int | None = None) -> 
     check_engine_gpus("--generator-gpus", settings.engine, settings.generator_gpus, processes or ranks())
 
 
-# ---- the run -----------------------------------------------------------------------------------------------------
-
-
 def run(settings: VerifierSettings) -> dict:
     """Solve, verify and train; returns what results.json holds. InputError as `train_gsm8k.experiment` raises it."""
     from pipeline.models.language_model import META, load_model
@@ -226,8 +221,6 @@ def solve(settings: VerifierSettings, task: Task, split: str) -> list[Sample]:
     experiment(run, replace(task, test=getattr(task, split)))
     return read_checked(run.out / "iteration-1" / "test-0.jsonl", Sample)
 
-
-# ---- Table 2 -----------------------------------------------------------------------------------------------------
 
 COLUMNS = ACCURACY, INVALID, WEIGHTED = "verifier accuracy", "invalid rate", "weighted self-consistency"
 CONSTANT = "the same verdict on all"  # a row of ours: the accuracy of Yes or of No, whichever is right more often

@@ -26,7 +26,7 @@ STAGES = {  # where a rank fails, and which: only the first writes
     "sampling": (stages, "draw", 1),
     "scoring": (dataset, "score", 1),
     "training": (stages, "check_ratio", 1),
-    "saving": (run_folder, "seal_folder", 0),
+    "saving": (run_folder, "digests", 0),
 }
 
 

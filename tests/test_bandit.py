@@ -22,9 +22,6 @@ ROOT = Path(toy_bandit.__file__).parent
 MEMBERS = [*PRESETS.values(), Limits(0.5, 2, 0.2, 0.8)]
 
 
-# ---- the paper's formulas on lists of numbers --------------------------------------------------------------------
-
-
 def softmax(z):
     total = sum(map(math.exp, z))
     return [math.exp(x) / total for x in z]
@@ -44,9 +41,6 @@ MANY = Bandit(MU, REWARD)
 
 def near(value):
     return pytest.approx(value, rel=1e-12, abs=1e-12)
-
-
-# ---- functions, on all cases at once; forms of the gradient that must agree are a claim ---------------------------
 
 
 @pytest.mark.parametrize("limits", MEMBERS)
@@ -84,9 +78,6 @@ def test_the_parts_of_proposition_3_1():
     assert without_negatives[1:].tolist() == [0, 0]
 
 
-# ---- claims ------------------------------------------------------------------------------------------------------
-
-
 RECORDED = json.loads((ROOT / "results" / "bandit" / "claims.json").read_text(encoding="utf-8"))["claims"]
 SLOW = pytest.param("baseline", marks=pytest.mark.slow)  # 5,000 steps of 3,600 bandits
 
@@ -110,9 +101,6 @@ def test_a_statement_fails_on_a_difference_a_nan_or_nothing():
     assert claims.always("", one > 0, "").holds
     assert not claims.always("", one > 1, "").holds
     assert not claims.always("", one[:0] > 1, "").holds
-
-
-# ---- the command -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

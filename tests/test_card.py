@@ -51,10 +51,8 @@ def test_gradients_are_those_of_each_sample_alone():
 
 
 def test_the_interval_is_over_problems_and_not_over_their_samples():
-    squares, is_right = (
-        np.tile(np.random.default_rng(0).exponential(size=(4, 9)), (30, 1)),
-        np.tile([1, 0, 0, 1], 30) > 0,
-    )
+    squares = np.tile(np.random.default_rng(0).exponential(size=(4, 9)), (30, 1))
+    is_right = np.tile([True, False, False, True], 30)
     e_pos, e_neg = card.mean_squares(squares, is_right)
     alike = card.over_problems(squares, is_right, np.arange(120) // 4, seed=0)  # whatever is drawn, the same samples
     assert alike == pytest.approx([e_neg / e_pos] * 2)
@@ -63,9 +61,8 @@ def test_the_interval_is_over_problems_and_not_over_their_samples():
 
 
 def test_different_texts_are_counted_as_all_draws_would():
-    texts = list("aaabbcdde")
-    draws = [len(set(some)) for some in combinations(texts, 8)]
-    assert card.expected_distinct(texts) == pytest.approx(np.mean(draws))
+    draws = [len(set(some)) for some in combinations("aaabbcdde", 8)]
+    assert card.expected_distinct("aaabbcdde") == pytest.approx(np.mean(draws))
 
 
 def test_the_command_writes_a_card_and_refuses_in_a_line(tmp_path, monkeypatch, capsys):

@@ -24,9 +24,6 @@ from topr import PRESETS, Limits, topr_loss_of_tokens
 ROOT = Path(__file__).resolve().parent.parent
 
 
-# ---- what a loss is called ---------------------------------------------------------------------------------------
-
-
 def padded(inputs, sides=(0, 2), fill=(-7.0, -7.0)):
     """More columns of padding, left and right."""
     columns = zip((inputs[0], inputs[1], inputs[3]), (*fill, 0.0), strict=True)
@@ -104,9 +101,6 @@ NAMED = [
     *((f"{name} + bfloat16", in_bfloat16(LOSSES[name](), torch.float32)) for name in ROUNDED),
     *((f"{name} + bfloat16", in_bfloat16(LOSSES[name]())) for name in ROUNDED),
 ]
-
-
-# ---- what is none of them ----------------------------------------------------------------------------------------
 
 
 def apart(*inputs):
@@ -221,9 +215,6 @@ def test_what_is_no_loss_is_refused(loss, message):
         identify(loss)
 
 
-# ---- vectors -----------------------------------------------------------------------------------------------------
-
-
 def test_the_weights_of_equation_7_stand_in_a_vector_s_text():
     """[pi/mu]_a^b with the bounds of Section 3.2, written out."""
     for name, case in ((name, case) for name, cases in CASES.items() for case in cases):
@@ -264,9 +255,6 @@ def test_a_variant_gives_what_is_written_beside_the_vector_and_the_paper_s_loss_
     assert result_of(name, variants.paper).status == "pass"
 
 
-# ---- random batches --------------------------------------------------------------------------------------------------
-
-
 def test_random_batches_find_a_difference_and_show_the_smallest():
     shown = compare(variants.token_mean, 100)
     assert shown == compare(variants.token_mean, 100, seed=0) != compare(variants.token_mean, 100, seed=1)
@@ -289,9 +277,6 @@ def test_random_batches_find_a_difference_and_show_the_smallest():
 )
 def test_random_batches_need_a_push_up_on_one_positive_and_on_two_and_tell_what_a_loss_raises(loss, message):
     assert message in compare(loss, 100)
-
-
-# ---- form, and the command ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -17,8 +17,6 @@ import train_gsm8k as gsm8k
 from pipeline.records import InputError
 from pipeline.runtime.run_folder import remove
 
-# ---- files that are damaged, between two starts of a run ---------------------------------------------------------
-
 
 def flip(file, where=0.5):
     content = bytearray(file.read_bytes())
@@ -81,9 +79,6 @@ def test_what_was_damaged_is_made_anew(run, stopped):
     assert finish(stopped) == contents(run(**CHANGES))
 
 
-# ---- what is written where ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_nothing_is_written_outside_the_run_folder(tmp_path):
     """But for caches of libraries, which are told to keep them in one place."""
@@ -98,9 +93,6 @@ def test_nothing_is_written_outside_the_run_folder(tmp_path):
     assert {file.name for file in tmp_path.iterdir()} == {"here", "caches"}
     assert contents(ROOT / "tiny") == before
     assert not [name for name in contents(caches) if name.endswith((".jsonl", ".safetensors"))]
-
-
-# ---- models from others ------------------------------------------------------------------------------------------
 
 
 def as_a_pickle(folder, mark):

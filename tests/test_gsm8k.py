@@ -43,9 +43,6 @@ def test_a_right_number_is_correct_and_any_other_is_not(gold, other):
     assert gsm8k.grade("The answer is x", Decimal(gold)) == "incorrect"  # only without the marker is it invalid
 
 
-# ---- the real data -----------------------------------------------------------------------------------------------
-
-
 def test_all_real_golds_parse_and_grade(real):
     """Some of their lines hold U+2028 and its like, which split no line."""
     problems = [problem for split in ("train", "test") for problem in gsm8k.load_problems(str(real), split)]
@@ -54,9 +51,6 @@ def test_all_real_golds_parse_and_grade(real):
     wrong = {gsm8k.grade("The answer is 123456789.", p.gold) for p in problems}
     assert (outcomes, wrong) == ({"correct"}, {"incorrect"})
     assert all(p.gold == int(p.gold) for p in problems)
-
-
-# ---- prompts -----------------------------------------------------------------------------------------------------
 
 
 def test_shots_of_the_package_or_a_file_precede_the_question(tmp_path):

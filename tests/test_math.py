@@ -52,9 +52,7 @@ def test_extract_answer():
     assert [(text, math.extract_answer(text)) for text, _ in EXTRACTED] == EXTRACTED
 
 
-# ---- comparing and grading: docs/math.md has more, which tests/test_readme.py asks for ---------------------------
-
-COMPARED = [
+COMPARED = [  # docs/math.md has more, which tests/test_readme.py asks for
     ("1,2,3", "3, 1, 2", True),
     ("\\begin{pmatrix} 1 \\end{pmatrix}", "\\begin{pmatrix}\n1\n\\end{pmatrix}", True),
     ("(1,2)", "(2,1)", False),
@@ -118,9 +116,6 @@ def test_a_judge_whose_process_ended_or_takes_too_long_or_was_left_alone_starts_
     del judge
     gc.collect()
     assert last.poll() is not None
-
-
-# ---- problems and worked examples --------------------------------------------------------------------------------
 
 
 # A part of the question: its answer, which sympy works out.

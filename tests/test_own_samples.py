@@ -78,9 +78,6 @@ def test_a_split_of_the_hub_is_read_and_a_hub_out_of_reach_told_in_a_line(monkey
         read_samples("owner/name")
 
 
-# ---- columns ----------------------------------------------------------------------------------------------------
-
-
 def under(*names, **others):
     """The rows with prompt, completion and reward under other names, and other columns behind them."""
     return [{name: row[field] for name, field in zip(names, NEEDED, strict=True)} | others for row in ROWS]
@@ -180,8 +177,6 @@ def test_files_that_are_none_are_told_in_a_line(tmp_path):
     with pytest.raises(InputError, match=r"two, a\.jsonl and then b\.jsonl:2: column completion: is empty"):
         read_samples(tmp_path / "two")
 
-
-# ---- held-out samples -------------------------------------------------------------------------------------------
 
 OPTIONS = {"data": "nowhere", "lr": 1e-3, "batch": 8, "micro_batch": 4, "curve_points": 2}
 

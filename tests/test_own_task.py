@@ -93,9 +93,6 @@ def test_rewards_of_the_examples(function, completion, expected):
     assert function(*(completion, Problem("1", "?"))[: function.__code__.co_argcount]) == expected
 
 
-# ---- grades -----------------------------------------------------------------------------------------------------
-
-
 def grades(task, completions, problems, **limit):
     drawn = [Drawn(prompt="?", completion=text) for text in completions]
     return [Grade(sample.reward, sample.outcome) for sample in graded(task, drawn, problems, **limit)]
@@ -185,9 +182,6 @@ def test_a_task_that_does_not_fit_together_is_refused():
             Task(**{"name": "own", "train": PROBLEMS, "test": [], **changes})
 
 
-# ---- nothing is lost ---------------------------------------------------------------------------------------------
-
-
 def own_run(folder, reward, iterations=1, reuse=None, **changes):
     """A run whose problems are sampled two at a time."""
     sizes = {"n": 2, "chunk": 2, "batch": 4, "iterations": iterations, "reuse": reuse}
@@ -237,9 +231,6 @@ def test_a_task_without_problems_is_refused_before_anything_is_written(tmp_path)
         with pytest.raises(InputError, match=r"task sums: has no \w+ problems"):
             own_run(tmp_path / "run", sums.reward, **{split: []})
     assert not (tmp_path / "run").exists()
-
-
-# ---- signs -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

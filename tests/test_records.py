@@ -72,9 +72,6 @@ def test_parts_of_a_data_set_of_the_hub_are_loaded_or_all(tmp_path):
         assert [row["question"] for row in from_datasets(str(tmp_path), "test", asked)] == found
 
 
-# ---- the folder of a run ----------------------------------------------------------------------------------------
-
-
 def test_a_file_that_cannot_be_finished_leaves_the_old_one(tmp_path):
     file = tmp_path / "results.json"
     write_file(file, "old")

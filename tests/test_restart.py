@@ -127,9 +127,6 @@ def test_a_disk_that_takes_no_more_is_told_in_a_line_and_nothing_is_lost(undistu
     assert finish(folder) == undisturbed
 
 
-# ---- two ranks --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_two_ranks_that_are_asked_to_end_and_then_lose_one_go_on_to_the_same_bits(tmp_path, monkeypatch):
     """As Ctrl-C asks, and a scheduler with SIGTERM to all processes. torchrun waits for them as docs/gpu.md has it."""

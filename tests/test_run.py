@@ -43,9 +43,6 @@ def json_lines(file):
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-# ---- what a run leaves ------------------------------------------------------------------------------------------
-
-
 def test_the_run_folder_holds_what_the_readme_says(finished):
     here = finished / "iteration-1"
     names = {file.name for folder in (finished, here) for file in folder.iterdir()}
@@ -81,9 +78,6 @@ def test_a_finished_run_is_shown_and_not_made_again_and_refuses_other_settings(f
     assert "this run is finished" in capsys.readouterr().out
     with pytest.raises(InputError, match="holds a run with other settings"):
         experiment(finished, seed=1)
-
-
-# ---- settings, and samples that are given ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -200,8 +194,6 @@ def test_the_step_that_is_tried_for_its_memory_is_the_longest(finished, tmp_path
     assert batch.prompt_ids.shape[1] + batch.completion_ids.shape[1] == max(widths) > min(widths)
 
 
-# ---- bad input: one clear line, nothing written ------------------------------------------------------------------
-
 COUNTS = "problems n candidates examples epochs engine_gpus max_new_tokens tokens_at_once chunk pairs batch micro_batch"
 COUNTS += " completions_per_row lora save_every test_problems k curve_points"
 RANGES = {  # what must hold -> settings, values that lie just inside and outside
@@ -285,9 +277,6 @@ def test_what_cannot_be_run_is_refused_in_a_line_before_anything_is_written(tmp_
     assert not (tmp_path / "run").exists()
 
 
-# ---- the command line --------------------------------------------------------------------------------------------
-
-
 def test_the_command_line_shows_all_settings_and_where_in_the_code_a_fault_is_if_asked(monkeypatch, capsys):
     def ending(*arguments):
         monkeypatch.setattr("sys.argv", ["train_gsm8k.py", *arguments])
@@ -301,10 +290,6 @@ def test_the_command_line_shows_all_settings_and_where_in_the_code_a_fault_is_if
     assert ending("--lr", "-1") == "train_gsm8k: --lr -1.0: must be positive and finite"
     with pytest.raises(InputError):
         ending("--lr", "-1", "--debug")
-
-
-def test_every_seed_and_stage_draws_otherwise():
-    assert len({Settings(seed=seed).seed_of(f"samples {i}") for seed in (0, 1) for i in (1, 2)}) == 4
 
 
 def test_a_folder_s_name_is_cut_and_still_tells_runs_apart():

@@ -23,9 +23,6 @@ def engine(request, lm):
     return transformers_engine(lm, 40_000) if request.param == "hf" else request.getfixturevalue("vllm")
 
 
-# ---- every engine ------------------------------------------------------------------------------------------------
-
-
 def test_same_seed_same_completions_and_the_global_random_state_is_left_alone(engine):
     state = torch.random.get_rng_state()
     sampling = SamplingParameters(max_new_tokens=24, temperature=2.0)
@@ -75,9 +72,6 @@ def test_a_stop_string_ends_a_completion_and_is_kept(engine, lm, pads_with_eos):
         assert "The ans" not in tokenizer.decode(completion.token_ids[:-1])
 
 
-# ---- transformers' generate --------------------------------------------------------------------------------------
-
-
 def test_completions_come_back_to_their_prompts_from_batches_of_any_size(lm):
     engines_of = {size: transformers_engine(lm, size) for size in (1, 200, 300, 40_000)}  # tokens at once
     prompts = [PROMPT, "Q: " + "figs " * 30 + "\nA:", TWO[1]]
@@ -112,9 +106,6 @@ def test_the_models_own_sampling_habits_do_not_leak_in(lm, monkeypatch):
     plain = drawn(transformers_engine(lm, 40_000), SamplingParameters(max_new_tokens=24))
     monkeypatch.setattr(lm.model.generation_config, "repetition_penalty", 50.0)
     assert drawn(transformers_engine(lm, 40_000), SamplingParameters(max_new_tokens=24)) == plain
-
-
-# ---- restart -----------------------------------------------------------------------------------------------------
 
 
 def test_an_interrupted_drawing_goes_on_behind_its_last_whole_chunk(monkeypatch, tmp_path):

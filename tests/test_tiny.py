@@ -3,7 +3,6 @@
 import random
 from collections import Counter, defaultdict
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import make
@@ -16,7 +15,6 @@ import train_gsm8k as gsm8k
 from pipeline.evaluation import evaluate
 from pipeline.models.language_model import load_model
 from pipeline.sampling import SamplingParameters, draw_samples, transformers_engine
-from tasks.verifier import grade_verdict
 
 TINY = Path(make.__file__).parent
 
@@ -79,14 +77,6 @@ def test_noise_is_as_frequent_as_it_says():
     assert 1 - len(spoken) / len(verdicts) == pytest.approx(0.25, abs=0.03)
 
 
-@cache
-def drawn(model):
-    """16 solutions by a model to each of the 500 test problems."""
-    task = gsm8k.gsm8k_task(gsm8k.Settings(test_problems=500))
-    engine = transformers_engine(load_model(str(TINY / model)), 40_000)
-    return task, draw_samples(task, task.test, 16, engine, SamplingParameters(max_new_tokens=96), 0)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "correct", "invalid", "maj"),
@@ -97,7 +87,9 @@ def drawn(model):
     ],
 )
 def test_the_base_models_leave_something_to_sharpen(model, correct, invalid, maj):
-    task, samples = drawn(model)
+    task = gsm8k.gsm8k_task(gsm8k.Settings(test_problems=500))
+    engine = transformers_engine(load_model(str(TINY / model)), 40_000)
+    samples = draw_samples(task, task.test, 16, engine, SamplingParameters(max_new_tokens=96), 0)
     found = evaluate(samples, task, 16, seed=0)
     assert correct[0] <= found["correct"] <= correct[1]
     assert invalid[0] <= found["invalid"] <= invalid[1]
@@ -109,21 +101,3 @@ def test_the_base_models_leave_something_to_sharpen(model, correct, invalid, maj
     distinct = [len({*texts[:8]}) for texts in right.values() if len(texts) >= 8]
     assert len(distinct) > 50
     assert 1 <= sum(distinct) / len(distinct) <= 1.2 if model != "worded" else sum(distinct) / len(distinct) >= 5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["base", "checker"])
-def test_the_models_verify_badly(model):
-    """Shares of all verifications, those without a verdict included."""
-    checked = [sample for sample in drawn("base")[1][::4] if sample.finish_reason == "stop"]
-    prompts = [f"{sample.prompt}{sample.completion}\nCheck:" for sample in checked]
-    engine = transformers_engine(load_model(str(TINY / model)), 40_000)
-    found = sorted(engine(prompts, 1, SamplingParameters(max_new_tokens=96), 0))
-    texts = [completion.completion for _, completion in found]
-    told = [(text, sample.outcome == "correct") for text, sample in zip(texts, checked, strict=True)]
-    outcomes = Counter(grade_verdict(text, truth) for text, truth in told)
-    finds_none = ["right" in text and "not" not in text and "No answer" not in text for text, _ in told]
-    steps = sum(found == truth for found, (_, truth) in zip(finds_none, told, strict=True)) / len(told)
-    assert 0.30 <= outcomes["incorrect"] / len(told) <= 0.40
-    assert 0.20 <= outcomes["invalid"] / len(told) <= 0.35
-    assert steps < 0.7 if model == "base" else steps > 0.9

@@ -33,9 +33,6 @@ def rho(x, a, b):
     return b * (1 + math.log(x / b)) if x > b > 0 else min(x, b)
 
 
-# ---- limits ------------------------------------------------------------------------------------------------------
-
-
 def test_presets_are_table_1_and_checked_where_they_are_varied():
     assert replace(PRESETS["topr"], b_pos=2) == Limits(1, 2, 0, 1)
     with pytest.raises(ValueError, match="need 0 <= a <= b"):
@@ -68,9 +65,6 @@ def test_bounds_of_a_reward_s_sign():
         assert a.tolist() == [[0.25] * 3, [0.125, 0.125, 0.25]]
         assert b.tolist() == [[2] * 3, [math.inf, math.inf, 2]]
         assert a.dtype == b.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-
-
-# ---- weight and taper --------------------------------------------------------------------------------------------
 
 
 @given(numbers, bounds)
@@ -110,9 +104,6 @@ def test_taper_of_nan_is_nan_and_only_of_positive_ratios():
             taper(torch.tensor([1.0, ratio]), 0, 1)
 
 
-# ---- objective and loss ------------------------------------------------------------------------------------------
-
-
 @given(st.lists(st.tuples(numbers, st.floats(-60, 0), rewards, st.integers(1, 9)), min_size=1, max_size=5))
 def test_gradient_of_the_loss_is_that_of_the_objective(rows):
     log_ratio, logp, reward, length = double(*rows).T
@@ -137,9 +128,6 @@ def test_log_ratios_of_half_precision_are_float32():
     halves = torch.tensor([[-1 - 2**-7], [-(2**-8)]], dtype=torch.bfloat16)  # whose difference needs 9 bits
     of_halves, of_floats = (topr_loss(*columns, -torch.ones(1), torch.ones(1)) for columns in (halves, halves.float()))
     assert torch.equal(of_halves, of_floats)
-
-
-# ---- the form that trainers paste: one number per token ----------------------------------------------------------
 
 
 def of_tokens(seed=0, batch=9, tokens=7):
@@ -207,9 +195,6 @@ def test_masks_of_every_type_but_empty_ones_and_half_precision():
     torch.testing.assert_close(
         found.double(), topr.topr_loss_of_tokens(*(x.double() for x in halves), reward, mask), rtol=1e-5, atol=1e-6
     )
-
-
-# ---- baseline ----------------------------------------------------------------------------------------------------
 
 
 def test_v14_effective_proportion():

@@ -163,9 +163,6 @@ def test_what_is_refused(changes, message, tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-# ---- solutions made elsewhere ------------------------------------------------------------------------------------
-
-
 def given(folder, rows, **changes):
     """Settings of a run on a file of solutions."""
     file = folder / "solutions.jsonl"
@@ -225,7 +222,7 @@ def test_a_question_of_both_splits_needs_its_split(tmp_path):
 
 
 def test_presets_are_the_paper_s_where_it_speaks():
-    for name, settings in [*verifier.PRESETS.items(), *math.PRESETS.items()]:
+    for name, settings in [*verifier.PRESETS.items(), *math.PRESETS.items(), *gsm8k.PRESETS.items()]:
         (verifier.check_verifier if isinstance(settings, type(SMALL)) else check)(settings, intended_ranks(name))
         assert settings.preset == name
     paper = verifier.PRESETS["paper"]

@@ -109,9 +109,6 @@ def test_two_ranks_with_one_engine_lose_the_leader_and_draw_what_one_rank_draws(
     assert [sample.token_ids for sample in read_rows(file, Sample)] == [completion.token_ids for completion in alone]
 
 
-# ---- what needs no vLLM ------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def opened(lm, tmp_path):
     """What the engine tells that `python` starts, which is no interpreter with vLLM, but a script."""

@@ -83,19 +83,10 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int, size: str) -> Llam
     """An untrained Llama of one of SIZES."""
     hidden, layers = SIZES[size]
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=hidden,
-        intermediate_size=3 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    return LlamaForCausalLM(config)
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": hidden, "intermediate_size": 3 * hidden}
+    sizes |= {"num_hidden_layers": layers, "num_attention_heads": 4, "max_position_embeddings": 4096}
+    ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **ends, tie_word_embeddings=True))
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, lessons: list[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:

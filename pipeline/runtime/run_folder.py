@@ -5,8 +5,7 @@ file is there is not run again, so the same command, given after whatever ended 
 beside the files has their checksums, in the form that `sha256sum -c SHA256SUMS` checks; a damaged file is never read.
 Models are ordinary `transformers` folders. A checkpoint has a file of each rank: its shards of weights and optimiser.
 
-Every rank calls `stage`, `held_folder`, `remove`, `resume_step` and the functions that save or load: rank zero
-looks and writes, and the others wait for it.
+Every rank calls `stage`, `held_folder`, `remove`, `resume_step` and what saves or loads; rank zero looks and writes.
 """
 
 import fcntl
@@ -141,9 +140,6 @@ def read_json(file: Path, advice: str = "remove it to make it anew") -> Any:
         raise InputError(f"{file}: {error}; {advice}") from None
 
 
-# ---- checksums --------------------------------------------------------------------------------------------------
-
-
 def read_checked(file: Path, kind: type[Record]) -> list[Record]:
     """The rows of a file that `stage` wrote; InputError if it has changed, or as `read_rows` raises it."""
     sums = file.with_name(SUMS)
@@ -154,13 +150,8 @@ def read_checked(file: Path, kind: type[Record]) -> list[Record]:
     return read_rows(file, kind)
 
 
-def seal_folder(folder: Path) -> None:
-    """Note the checksums of all files in `folder` and below it."""
-    write_file(folder / SUMS, "".join(f"{digest}  {name}\n" for name, digest in digests(folder).items()))
-
-
 def check_folder(folder: Path) -> None:
-    """InputError if a file of a sealed folder is missing or has changed."""
+    """InputError if a file of a folder with checksums is missing or has changed."""
     found = digests(folder)
     for line in (folder / SUMS).read_text(encoding="utf-8").splitlines():
         name = line[66:]
@@ -179,9 +170,6 @@ def digests(folder: Path) -> dict[str, str]:
 
     with ThreadPoolExecutor() as threads:
         return dict(zip(names, threads.map(digest, names), strict=True))
-
-
-# ---- where training goes on --------------------------------------------------------------------------------------
 
 
 class Point(NamedTuple):
@@ -228,7 +216,7 @@ def _appearing(folder: Path) -> Iterator[Path]:
     unfinished = folder.with_name(f"{folder.name}.unfinished")
 
     def publish() -> None:
-        seal_folder(unfinished)
+        write_file(unfinished / SUMS, "".join(f"{digest}  {name}\n" for name, digest in digests(unfinished).items()))
         unfinished.rename(folder)
 
     remove(unfinished)

@@ -248,11 +248,17 @@ class Study:
     def publish(self, name: str, command: str, out: Path) -> None:
         """Write NAME.json and NAME.png into `out`, and print the numbers worth a sentence."""
         file, figure = out / f"{name}.json", self.read()
-        costs = {run.settings.out: run.cost for run in (*self.of_rates.values(), *self.runs.values())}
+        runs = {run.settings.out: run.cost for run in (*self.of_rates.values(), *self.runs.values())}
+        costs = [*runs.values()]
         tried = {RATED[n].name: {f"{rate:g}": share for rate, share in of.items()} for n, of in self.tried.items()}
         content = {
             "figure": name,
-            **provenance(command, sorted({*self.seeds, *(seed for _, seed in self.runs)}), list(costs.values())),
+            "command": command,
+            "seeds": sorted({*self.seeds, *(seed for _, seed in self.runs)}),
+            "runs": len(costs),
+            "core_minutes": round(sum(cost["seconds"] for cost in costs) / 60, 1),
+            "commits": sorted({cost["commit"] for cost in costs}),
+            "versions": costs[0]["versions"] if costs else {},
             "learning_rates": tried,
             "shares": {what: value._asdict() for what, value in figure.shares.items()},
             "numbers": {what: value._asdict() for what, value in figure.numbers.items()},
@@ -266,15 +272,3 @@ class Study:
     def redraw(self, file: Path) -> None:
         """Draw NAME.png from the numbers of NAME.json."""
         save_figure(draw(self.panels(json.loads(read_text(file))["data"])), file.with_suffix(".png"))
-
-
-def provenance(command: str, seeds: Sequence[int], costs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How a figure was made: by which command, seeds and runs; costs: as Finished.cost has them, of each run."""
-    return {
-        "command": command,
-        "seeds": list(seeds),
-        "runs": len(costs),
-        "core_minutes": round(sum(cost["seconds"] for cost in costs) / 60, 1),
-        "commits": sorted({cost["commit"] for cost in costs}),
-        "versions": costs[0]["versions"] if costs else {},
-    }

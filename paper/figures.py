@@ -117,8 +117,7 @@ class Fig6(Study):
             data[f"p~ = {p:.0%}"] = curves
         shares = {f"{names[m]}, p~ = {p:.0%}": table.mean(arm) for (m, p), arm in arms.items()}
         shares |= {f"TOPR - TIS, p~ = {p:.0%}": table.gain(arms["topr", p], arms["tis", p]) for p in p_tildes}
-        for m, name in (("topr", "TOPR"), ("tis", "TIS")):
-            shares |= {f"{name} - base, p~ = {p:.0%}": table.change(arms[m, p]) for p in p_tildes}
+        shares |= {f"{METHODS[m].name} - base, p~ = {p:.0%}": table.change(arm) for (m, p), arm in arms.items()}
         ends = {arm: table.each(of) for arm, of in arms.items()}  # of some p~ more seeds than these
         highest = {m: [max(ends[m, p][seed] for p in p_tildes) for seed in self.seeds] for m in names}
         shares["TIS - TOPR: highest of all p~"] = Estimate.over_seeds(np.subtract(highest["tis"], highest["topr"]))

@@ -42,7 +42,7 @@ from train_gsm8k import gsm8k_task
 MAKE = Path(__file__).resolve().parent.parent / "tiny" / "make.py"
 
 # arm -> its p~; sft: positives only, as many steps, for negatives stay with weight 0
-SHARES = {"sft": 1.0, **{f"topr-{p}": p / 100 for p in (10, 20, 40, 60, 80)}}
+SHARES = {**{f"topr-{p}": p / 100 for p in (10, 20, 40, 60, 80)}, "sft": 1.0}
 ARMS: dict[str, dict[str, Any]] = {  # in the order of their runs -> what they change
     "topr": {},
     "sft": {"method": "sft"},
@@ -327,29 +327,23 @@ def publish(lines: Lines, places: Mapping[str, Place], picture: Path) -> None:
 
 def panels(table: Measured, names: Mapping[str, str]) -> list[Panel]:
     """Accuracy below the base's best share, over the nominal and over the realised share; and the law."""
-    of_nominal, of_realised, best = [], [], []
+    of_nominal, of_realised, best = [], [], [Line([0, 100], [0, 100], style="limit")]
     for name, called in names.items():
         ends = np.array([table.mean((name, arm), "after.correct").mean for arm in SHARES])
         below, realised = 100 * (ends - ends.max()), [table.mean((name, arm), "realised").mean for arm in SHARES]
-        order = np.argsort([*SHARES.values()])
         for drawn, x in ((of_nominal, [*SHARES.values()]), (of_realised, realised)):
-            drawn.append(Line(100 * np.array(x)[order], below[order], called))
-    x, y = "share of positives (%)", "accuracy below the best share (points)"
-    options = {"ylim": (-30, 1.5), "xlim": (0, 102)}
-    for name, called in names.items():
+            drawn.append(Line(100 * np.array(x), below, called))
         if table.each((name, "card"), "ratio"):
             of = judge(table, name)
             half = [100 * (of.predicted.half_width or 0)]
             best.append(Line([100 * of.predicted.mean], [100 * SHARES[of.best]], called, "", "rows", half))
-    law = Panel(
-        "the law",
-        "predicted best share p~* (%)",
-        "measured best share (%)",
-        [Line([0, 100], [0, 100], style="limit"), *best],
-        {"xlim": (0, 102), "ylim": (0, 104)},
-    )
-    nominal = Panel("nominal share", f"effective {x}", y, of_nominal, options)
-    return [nominal, Panel("realised share", f"realised {x}, mean over the epoch", y, of_realised, options), law]
+    x, y = "share of positives (%)", "accuracy below the best share (points)"
+    options, square = {"ylim": (-30, 1.5), "xlim": (0, 102)}, {"xlim": (0, 102), "ylim": (0, 104)}
+    return [
+        Panel("nominal share", f"effective {x}", y, of_nominal, options),
+        Panel("realised share", f"realised {x}, mean over the epoch", y, of_realised, options),
+        Panel("the law", "predicted best share p~* (%)", "measured best share (%)", best, square),
+    ]
 
 
 def tables(table: Measured, names: Mapping[str, str]) -> dict[str, Table]:
@@ -366,9 +360,9 @@ def tables(table: Measured, names: Mapping[str, str]) -> dict[str, Table]:
     counted = sum(name not in FOUND_ON for name in judged)
     rows.append([f"hits on the {counted} others", *[""] * 5, *map(str, hits.values())])
     head = ["base", "E-/E+", "p~*", "predicted", "best", "rank correlation", *(f"{guess} - best" for guess in GUESSES)]
-    reached = []
-    for name, base in names.items():
-        for what, key in (("accuracy", "after.correct"), ("realised share", "realised")):
-            found = [table.mean((name, arm), key).text(100) for arm in SHARES]
-            reached.append([f"{base}: {what}", *found])
+    reached = [
+        [f"{base}: {what}", *(table.mean((name, arm), key).text(100) for arm in SHARES)]
+        for name, base in names.items()
+        for what, key in (("accuracy", "after.correct"), ("realised share", "realised"))
+    ]
     return {"law": Table(head, rows), "shares": Table(["in %", *called.values()], reached)}

@@ -29,15 +29,11 @@ class Judged(NamedTuple):
     found: Estimate | None
     verdict: str
 
-    @property
-    def unit(self) -> str:
-        return self.row.get("unit", "points")
-
     def ours(self, load: Load) -> str:
         """The number with its unit and, where one decides, the learning rate."""
         if self.found is None:
             return NOT_YET if self.row["key"] else "needs GPUs"
-        digits, unit = (1, f" {self.unit}".rstrip()) if self.unit else (2, "")
+        digits, unit = (1, f" {self.row['unit']}") if self.row["unit"] else (2, "")
         text = self.found.text(digits=digits, unit=unit, within=self.row.get("within", (-math.inf, math.inf)))
         tried = load(self.row["figure"])["learning_rates"][self.row["rate"]] if "rate" in self.row else {}
         return f"{text} at {best_rate(tried)}" if tried else text
@@ -83,7 +79,7 @@ def judged(rows: Sequence[Mapping[str, Any]], load: Load) -> list[Judged]:
         return None
 
     found = []
-    for row in rows:
+    for row in ({"unit": "points", **row} for row in rows):
         estimate, told = number(row["figure"], row["key"]), NOT_YET if row["key"] else "not measured"
         if estimate:
             told = verdict(estimate, row["expected"])
@@ -112,7 +108,7 @@ def table(claims: Sequence[Judged], load: Load, pages: str) -> Table:
 
 def forest(claims: Sequence[Judged]) -> list[Panel]:
     """All effects in percentage points with the paper's values, where it has them; right of zero is as it says."""
-    drawn = [claim for claim in claims if claim.found and claim.unit == "points"]
+    drawn = [claim for claim in claims if claim.found and claim.row["unit"] == "points"]
     y = {claim.row["id"]: -i for i, claim in enumerate(drawn)}
     lines = [Line([0, 0], [0.5, 0.5 - len(drawn)], style="limit")]
     for name, style in (VERDICTS | {NOT_YET: Style("#BBBBBB", ":", "d")}).items():

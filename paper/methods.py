@@ -62,7 +62,6 @@ class Fig1(AtBothRates):
             gains[f"{text} - TOPR, one rate: fall from the highest"] = table.gain(arm, topr, "fall")
         numbers = {f"{METHODS[n].name}: own rate / TOPR's": Estimate.over_seeds([lr / topr[1]]) for n, lr in others}
         data: dict[str, Any] = {of: {arm[0]: table.along(arm) for arm in self.kinds[of].items()} for of in self.kinds}
-        data["steps"] = {arm[0]: self.runs[arm, self.seeds[0]].last_step for arm in self.rates.items()}
         shares = self.ends(table, "correct") | gains | {f"base: {maj}": table.mean(topr, maj, at=0)}
         for kind, rates in self.kinds.items():
             ppo = ("ppo", rates["ppo"])
@@ -198,7 +197,6 @@ class Fig4(Study):
         }
         data["maj@n"]["base"] = table.along("topr", "base maj@n")
         data["n"] = ks
-        data["trained on"] = self.runs["topr", self.seeds[0]].results["iterations"][0]["dataset"]["trained"]
         return Figure(data, shares, numbers)
 
     @staticmethod

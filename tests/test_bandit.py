@@ -4,8 +4,6 @@ import json
 import math
 import random
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -144,9 +142,3 @@ def test_bad_arguments_are_refused_in_a_line(tmp_path, main, capsys):
     assert re.fullmatch(rf"toy_bandit: --out {tmp_path / 'file'}: .*; choose another folder", told)
     assert main("bounds") == 2
     assert "recovery" in capsys.readouterr().err  # the choices
-
-
-def test_help_needs_torch_and_nothing_else_that_is_slow_to_import():
-    code = "import toy_bandit, sys; print({'matplotlib', 'transformers'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.stdout == "set()\n", done.stderr

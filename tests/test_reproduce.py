@@ -247,7 +247,6 @@ def test_figure_4_counts_those_of_few_correct_before_that_stay_so_and_one_sample
 
     study = STUDIES["fig4"](replace(LAPTOP, tested={"test_samples": 6}), range(1))
     same = {"settings": LAPTOP.base, "last_step": 9, "measured": {"correct": [0.5]}}
-    same["results"] = {"iterations": [{"dataset": {"trained": 0}}]}
     for name, *after in (("topr", 1, 5, 6), ("positives_only", 1, 0, 6), ("sft", 5, 5, 6)):
         study.runs[name, 0] = SimpleNamespace(tested={0: tested(1, 0, 6), 9: tested(*after)}.get, **same)
     shares, few = {name: value.mean for name, value in study.read().shares.items()}, "few correct before, and still"
@@ -355,15 +354,6 @@ def test_a_dry_run_says_what_runs_change_and_do_and_what_eight_processes_cannot(
 # ---- the command ----
 
 
-def test_a_picture_is_drawn_anew_from_its_numbers(command, tmp_path):
-    command("fig2", "--out", tmp_path)
-    picture = tmp_path / "fig2.png"
-    drawn = picture.read_bytes()
-    picture.unlink()
-    command("fig2", "--redraw", "--out", tmp_path)
-    assert picture.read_bytes() == drawn
-
-
 @pytest.mark.parametrize("name", [*reproduce.FIGURES, "real-llm"])
 def test_every_committed_picture_can_be_drawn_anew(name):
     content = json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
@@ -375,8 +365,9 @@ def test_every_committed_picture_can_be_drawn_anew(name):
         assert Estimate.over_seeds(value["each"])[:2] == pytest.approx((value["mean"], value["half_width"]), abs=1e-12)
 
 
-def test_help_needs_nothing_that_is_slow_to_import():
-    code = "import reproduce, sys; print({'torch', 'transformers', 'matplotlib'} & set(sys.modules))"
+@pytest.mark.parametrize(("script", "slow"), [("reproduce", {"torch"}), ("toy_bandit", set())])
+def test_help_needs_nothing_that_is_slow_to_import(script, slow):
+    code = f"import {script}, sys; print({slow | {'matplotlib', 'transformers'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout == "set()\n", done.stderr
 
@@ -406,6 +397,9 @@ def test_a_figure_from_end_to_end_and_again(command, tmp_path, monkeypatch, caps
     monkeypatch.setattr(gsm8k, "experiment", lambda *_: pytest.fail("made again"))
     command(*arguments)
     assert {file.name: file.read_bytes() for file in out.iterdir()} == before
+    (out / "variants.png").unlink()
+    command("variants", "--redraw", "--out", out)  # from its numbers
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == before
 
 
 @pytest.mark.parametrize(
@@ -415,15 +409,11 @@ def test_a_figure_from_end_to_end_and_again(command, tmp_path, monkeypatch, caps
         (["fig1", "--seeds", "0"], "--seeds 0: must be at least 1"),
         (["fig1", "--quick", "--preset", "paper"], "--quick: is for the laptop"),
         (["fig2", "fig8-math", "--quick"], "fig8-math: is for --preset paper only"),
+        (["fig2", "--out", __file__], f"--out {__file__}: is a file; choose another folder"),
         (["share", "--redraw"], "share --redraw: it is drawn from its runs' lines; give --hours 0"),
     ],
 )
 def test_bad_options_are_one_line(arguments, fault, command, tmp_path):
     with pytest.raises(SystemExit, match=f"reproduce: {re.escape(fault)}"):
-        command(*arguments, "--out", tmp_path / "out")
+        command("--out", tmp_path / "out", *arguments)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_file_is_no_folder_for_figures(command):
-    with pytest.raises(SystemExit, match=f"reproduce: --out {__file__}: is a file; choose another folder"):
-        command("fig2", "--out", __file__)

@@ -139,12 +139,8 @@ def exact(generator: torch.Generator) -> Found:
     share = narrower.sum() / outside.sum()
     residual = (narrower.double() - share * outside).sum(1)  # pairs within a bandit are correlated: summed by bandit
     error = 2 * residual.norm() / outside.sum()
-    yield identity(
-        "App. B.1: closed form = autograd of Eq. 11 = autograd of topr_loss, for six choices of bounds",
-        closed,
-        all_of(gradient_of_objective),
-        all_of(gradient_of_loss),
-    )
+    text = "App. B.1: closed form = autograd of Eq. 11 = autograd of topr_loss, for six choices of bounds"
+    yield identity(text, closed, all_of(gradient_of_objective), all_of(gradient_of_loss))
     yield identity("App. B.1: closed form = finite differences", closed, all_of(differences), within=1e-6)
     yield identity(
         "Sec. 4.2: arms of 1 to 9 tokens: autograd of topr_loss = closed form with R / length in place of R",
@@ -154,11 +150,8 @@ def exact(generator: torch.Generator) -> Found:
     yield always("App. B.1: Delta is larger without negatives (SFT)", mass.sum(-1) < mass_of_sft.sum(-1), "bandits")
     yield always("App. B.1: where pi- < pi+: negatives widen the gap grad_z+ - grad_z-", widening[assumed] > 0, "pairs")
     yield identity("ours: they widen it by (pi+ - pi-) N + mu- w- |R-|, N = sum over T- of mu w |R|", widening, formula)
-    yield statement(
-        "ours: where pi- >= pi+ they may narrow it: the condition is needed (three negatives)",
-        f"in {share:.1%} ± {error:.1%} of {outside.sum():,} pairs (2 SE)",
-        share.item() > 0,
-    )
+    text = "ours: where pi- >= pi+ they may narrow it: the condition is needed (three negatives)"
+    yield statement(text, f"in {share:.1%} ± {error:.1%} of {outside.sum():,} pairs (2 SE)", share.item() > 0)
     some = torch.arange(len(z))[:, None].expand_as(widening) < 40
     inside, outside = (Line(gap(pi)[x & some], widening[x & some], kind="points") for x in (assumed, ~assumed))
     inside = inside._replace(label=r"$\pi(\tau^-) < \pi(\tau^+)$", style="topr")
@@ -200,11 +193,10 @@ def sampled(generator: torch.Generator) -> Found:
         torch.stack([closed_form(limits) for limits in FAMILY]),
         torch.stack([gradient_of_loss(z, drawn, limits) for limits in FAMILY]),
     )
-    yield always(
-        f"App. B.2: unseen arms' gradient shrinks exactly where |w- R-| < 2 w+ R+ ({(ratio < 2).double().mean():.0%})",
-        (change < 1) == (ratio < 2),
-        "bandits",
+    text = (
+        f"App. B.2: unseen arms' gradient shrinks exactly where |w- R-| < 2 w+ R+ ({(ratio < 2).double().mean():.0%})"
     )
+    yield always(text, (change < 1) == (ratio < 2), "bandits")
     yield always("App. B.2: TOPR with rewards -1 and +1: it never grows", unit_change <= 1 + 1e-12, "bandits")
     yield always("App. B.2: the negative raises the gradient of tau+", both[:, 0] > only[:, 0], "bandits")
     yield always("App. B.2: and lowers that of tau-", both[:, 1] < only[:, 1], "bandits")
@@ -261,17 +253,13 @@ def baseline(generator: torch.Generator) -> Found:
         torch.stack([change(z, *choice) for choice in choices]),
         torch.stack([correction(z, *choice) for choice in choices]),
     )
-    yield identity(
-        "App. C: where no arm has pi > b mu, the baseline changes nothing",
-        torch.stack([change(near_mu, 2.0, c) for c in (-1.0, 1.0)]),
-        torch.zeros(1),
-    )
-    yield moves(
+    text = "App. C: where no arm has pi > b mu, the baseline changes nothing"
+    yield identity(text, torch.stack([change(near_mu, 2.0, c) for c in (-1.0, 1.0)]), torch.zeros(1))
+    text = (
         "App. C: KL(mu||pi) after 5,000 steps of TIS at c = -0.5, 0, 0.5: smaller for c < 0, larger for c > 0, "
-        "on average",
-        distance[-1, :, ::4],
-        "up",
+        "on average"
     )
+    yield moves(text, distance[-1, :, ::4], "up")
     yield moves(
         "App. C: the entropy of pi then: larger for c < 0, smaller for c > 0, on average", disorder[-1, :, ::4], "down"
     )
@@ -283,11 +271,8 @@ def baseline(generator: torch.Generator) -> Found:
         torch.stack([correction_of_topr(z, c) for c in small]),
     )
     yield moves("Sec. 3.2: TOPR: KL(mu||pi) at the same c, on average", distance_of_topr[-1, :, ::4], "up")
-    yield identity(
-        "Eq. 12: rewards -1 and +1: p~ is the positives' share in the sum of mu |R - c|, for c from -1 to 1",
-        torch.stack([effective_proportion(p, c) for c in at]),
-        torch.stack([positives(c) for c in at]),
-    )
+    text = "Eq. 12: rewards -1 and +1: p~ is the positives' share in the sum of mu |R - c|, for c from -1 to 1"
+    yield identity(text, torch.stack([effective_proportion(p, c) for c in at]), torch.stack([positives(c) for c in at]))
     yield identity(
         "Eq. 12: and the baseline that it gives for a share leads to that share, from 0 to 1",
         torch.stack([positives(baseline_for_proportion(p, (1 - c) / 2)[:, None]) for c in at]),
@@ -334,45 +319,24 @@ def decomposition(generator: torch.Generator) -> Found:
     end, target_of_lowest = lowest[-1].softmax(-1), many.mu * above_worst
     widened = (beyond.amax(-1) - beyond.amin(-1)).diff(dim=0)
     of_topr = ascend(many.mu.log(), many, PRESETS["topr"], lr=1.0, steps=4000, keep=4000)[-1]
-    yield identity(
-        "Prop. 3.1: naive REINFORCE's loss = C + R+ KL(mu_R+||pi) - R- KL(mu_R-||pi) - c KL(mu||pi)",
-        loss(z),
-        parts.sum(0) + constant,
+    text = "Prop. 3.1: naive REINFORCE's loss = C + R+ KL(mu_R+||pi) - R- KL(mu_R-||pi) - c KL(mu||pi)"
+    yield identity(text, loss(z), parts.sum(0) + constant)
+    text = "Prop. 3.1: C does not depend on pi: at another pi, loss minus parts is the same"
+    yield identity(text, loss(z) - parts.sum(0), loss(other) - parts_of_other.sum(0))
+    text = "Sec. 3.1: at pi = mu the gradient does not depend on c"
+    yield identity(text, gradient(logmu, bandit, reinforce), gradient(logmu, shifted, reinforce))
+    text = "Sec. 3.1: c below every reward: pi ends at mu (R - c), normalised (c = -1.2, 3,000 steps)"
+    yield identity(text, runs[-1.2][-1].softmax(-1), target / target.sum(), within=1e-6)
+    text = (
+        "Sec. 3.1: c = min R: pi ends at mu (R - c), normalised: the worst arm counts as one without data (4,000 steps)"
     )
-    yield identity(
-        "Prop. 3.1: C does not depend on pi: at another pi, loss minus parts is the same",
-        loss(z) - parts.sum(0),
-        loss(other) - parts_of_other.sum(0),
+    yield identity(text, end, target_of_lowest / target_of_lowest.sum(-1, keepdim=True), within=1e-2)
+    text = (
+        "Sec. 3.1: c = min R + 0.2: the logits' gap grows in the last quarter as in the one before (90% of it at least)"
     )
-    yield identity(
-        "Sec. 3.1: at pi = mu the gradient does not depend on c",
-        gradient(logmu, bandit, reinforce),
-        gradient(logmu, shifted, reinforce),
-    )
-    yield identity(
-        "Sec. 3.1: c below every reward: pi ends at mu (R - c), normalised (c = -1.2, 3,000 steps)",
-        runs[-1.2][-1].softmax(-1),
-        target / target.sum(),
-        within=1e-6,
-    )
-    yield identity(
-        "Sec. 3.1: c = min R: pi ends at mu (R - c), normalised: the worst arm counts as one without data "
-        "(4,000 steps)",
-        end,
-        target_of_lowest / target_of_lowest.sum(-1, keepdim=True),
-        within=1e-2,
-    )
-    yield always(
-        "Sec. 3.1: c = min R + 0.2: the logits' gap grows in the last quarter as in the one before "
-        "(90% of it at least)",
-        widened[-1] > 0.9 * widened[-2],
-        "bandits",
-    )
-    yield always(
-        "Sec. 3.1: TOPR without a baseline ends with a larger expected reward than REINFORCE with c = min R",
-        (of_topr.softmax(-1) * many.reward).sum(-1) > (end * many.reward).sum(-1),
-        "bandits",
-    )
+    yield always(text, widened[-1] > 0.9 * widened[-2], "bandits")
+    text = "Sec. 3.1: TOPR without a baseline ends with a larger expected reward than REINFORCE with c = min R"
+    yield always(text, (of_topr.softmax(-1) * many.reward).sum(-1) > (end * many.reward).sum(-1), "bandits")
     factors = (("R^+", r"\mu_{R^+}"), ("-R^-", r"\mu_{R^-}"), ("-c", r"\mu"))
     steps, labels = range(0, 3001, 10), [rf"${factor}\ \mathrm{{KL}}({of} \| \pi)$" for factor, of in factors]
     along = dict(zip(labels, four_parts(runs[0.5].log_softmax(-1), one, 0.5)[0], strict=True))
@@ -396,11 +360,8 @@ def unbounded(generator: torch.Generator) -> Found:
     bounds = (3 * torch.rand(99, 3, generator=generator)).tolist()
     free = [Limits(0, math.inf, 0, math.inf), *(Limits(min(a, b), max(a, b), 0, b_neg) for a, b, b_neg in bounds)]
     drawn = torch.stack([objective(4 * z, many, limits) for limits in free])
-    yield always(
-        "Prop. 3.2: a- = 0: J <= max(0, max R), for any pi, mu, R, a+, b+, b-",
-        drawn <= upper_bound(many.reward),
-        "J",
-    )
+    text = "Prop. 3.2: a- = 0: J <= max(0, max R), for any pi, mu, R, a+, b+, b-"
+    yield always(text, drawn <= upper_bound(many.reward), "J")
     yield always("Prop. 3.2: a- = 0: and along 6,000 steps of TOPR on two sets of data", value[0.0] <= bound, "points")
     quarter = steps // keep // 4
     for a in choices[1:]:
@@ -437,11 +398,8 @@ def bound(generator: torch.Generator) -> Found:
     below = torch.stack([objective(z, good, Limits(a, b, a, b)) for a, b in bounds])
     gap, logmu = expected_reward(z, bandit) - objective(z, bandit), bandit.mu.log()
     yield always("Sec. 3.1: R >= 0: J >= J_topr, for any bounds", below <= expected_reward(z, good) + 1e-12, "cases")
-    yield always(
-        "Sec. 3.1: R <= 0 and the log-ratio on negatives (a- = b- = 1): J <= J_topr",
-        objective(z, bad, PRESETS["reinforce"]) >= expected_reward(z, bad) - 1e-12,
-        "bandits",
-    )
+    text = "Sec. 3.1: R <= 0 and the log-ratio on negatives (a- = b- = 1): J <= J_topr"
+    yield always(text, objective(z, bad, PRESETS["reinforce"]) >= expected_reward(z, bad) - 1e-12, "bandits")
     yield identity(
         "Sec. 3.1: at pi = mu both are equal, for a <= 1 <= b",
         expected_reward(logmu, bandit),
@@ -476,26 +434,16 @@ def recovery(generator: torch.Generator) -> Found:
     def told(counts: list[int]) -> str:
         return ", ".join(f"> {cap:,}" if count > cap else f"{count:,}" for count in counts)
 
+    text = "Sec. 3.1: a+ = 1 (TOPR, SFT, naive REINFORCE): back from 1e-6 to 1/2 in at most 100 steps"
+    yield statement(text, f"{told(fast)} steps", max(fast) <= 100)
+    text = "Sec. 3.1: a+ = 0 (TIS, plain IS): it takes more than 100 times TOPR's steps"
+    yield statement(text, f"{told(slow)} steps", min(slow) > 100 * fast[0])
+    text = "ours: each further decade of pi costs TOPR about as many steps as the one before: they grow as log(1 / pi)"
     yield statement(
-        "Sec. 3.1: a+ = 1 (TOPR, SFT, naive REINFORCE): back from 1e-6 to 1/2 in at most 100 steps",
-        f"{told(fast)} steps",
-        max(fast) <= 100,
+        text, f"from 1e-2 to 1e-8: {told(steps['topr'])}", max(further) - min(further) <= 2 and min(further) > 0
     )
-    yield statement(
-        "Sec. 3.1: a+ = 0 (TIS, plain IS): it takes more than 100 times TOPR's steps",
-        f"{told(slow)} steps",
-        min(slow) > 100 * fast[0],
-    )
-    yield statement(
-        "ours: each further decade of pi costs TOPR about as many steps as the one before: they grow as log(1 / pi)",
-        f"from 1e-2 to 1e-8: {told(steps['topr'])}",
-        max(further) - min(further) <= 2 and min(further) > 0,
-    )
-    yield statement(
-        "ours: and TIS about ten times as many: they grow as 1 / pi",
-        f"from 1e-2: {told(steps['tis'][:4])}",
-        all(8 < factor < 12 for factor in factors),
-    )
+    text = "ours: and TIS about ten times as many: they grow as 1 / pi"
+    yield statement(text, f"from 1e-2: {told(steps['tis'][:4])}", all(8 < factor < 12 for factor in factors))
     reached = {name: [count if count <= cap else math.nan for count in steps[name]] for name in names}
     drawn = [*lines(starts, reached), Line([1e-8, 1e-2], [cap, cap], f"not reached in {cap:,} steps", "limit")]
     axes = r"$\pi(\tau^+)$ at the start", r"steps until $\pi(\tau^+) \geq 1/2$"
@@ -518,17 +466,11 @@ def variance(generator: torch.Generator) -> Found:
         deviation.append(((squares.mean() - exact[name][at]) / (squares.std() / math.sqrt(draws))).abs().item())
     clipped = torch.stack([exact[name] for name in PRESETS if name != "off_policy"])
     growth = exact["off_policy"] / exact["topr"]
-    yield statement(
-        f"Table 1: the closed form is the variance of {draws:,} sampled gradients (pi = mu^{1 - moved[at]:.2f})",
-        f"off by {max(deviation):.1f} standard errors at most",
-        max(deviation) < 4,
-    )
+    text = f"Table 1: the closed form is the variance of {draws:,} sampled gradients (pi = mu^{1 - moved[at]:.2f})"
+    yield statement(text, f"off by {max(deviation):.1f} standard errors at most", max(deviation) < 4)
     yield always("Table 1: b <= 1: at most 2 max R^2, however far pi is", clipped <= 2, "policies")
-    yield statement(
-        "Table 1: plain IS: it grows far beyond",
-        f"{growth[-1]:,.0f} times TOPR's where pi is mu turned round",
-        growth[-1].item() > 100,
-    )
+    text = "Table 1: plain IS: it grows far beyond"
+    yield statement(text, f"{growth[-1]:,.0f} times TOPR's where pi is mu turned round", growth[-1].item() > 100)
     drawn, x = lines(kl(z.softmax(-1), logmu), exact), r"$\mathrm{KL}(\pi \| \mu)$ (nats)"
     yield Panel("variance of the gradient of one sample", x, "total variance", drawn, {"yscale": "log"})
 
@@ -562,31 +504,21 @@ def pace(generator: torch.Generator) -> Found:
         gradient_of_loss(at_mu, bandit._replace(reward=torch.where(is_positive, a, -b))),
         (a + b) * gradient(at_mu, unit, sft),
     )
-    yield identity(
-        "Sec. 3.2: c = -1 is SFT: its gradient is twice that of SFT without a baseline, at any pi",
-        gradient_of_loss(z, unit._replace(reward=unit.reward + 1)),
-        2 * gradient(z, unit, sft),
-    )
+    text = "Sec. 3.2: c = -1 is SFT: its gradient is twice that of SFT without a baseline, at any pi"
+    yield identity(text, gradient_of_loss(z, unit._replace(reward=unit.reward + 1)), 2 * gradient(z, unit, sft))
     own = f"ours: pace |E g| / sqrt(E |g|^2) is largest at p~* = E- / (E+ + E-), p = {p.min():.0%} to {p.max():.0%}"
     composed = "ours: in data composed to a share q = 10%, not p, the odds of p~* are times those of q, over those of p"
     for text, q in ((own, p), (composed, 0.1)):
         odds = ratio * q / (1 - q) * (1 - p) / p
         yield always(text, pace_of(shares, q) <= pace_of(odds / (1 + odds), q) + 1e-12, "shares")
-    yield identity(
-        "ours: at E- / (E+ + E-) the pace is sqrt(1 + p E+ / ((1 - p) E-)) times that of positives only",
-        pace_of(ratio / (1 + ratio), p),
-        of_positives * (1 + p / ((1 - p) * ratio)).sqrt(),
+    text = "ours: at E- / (E+ + E-) the pace is sqrt(1 + p E+ / ((1 - p) E-)) times that of positives only"
+    yield identity(text, pace_of(ratio / (1 + ratio), p), of_positives * (1 + p / ((1 - p) * ratio)).sqrt())
+    text = (
+        f"ours: it is above that without a baseline exactly where 3 p E+ > (1 - p) E-, {is_ahead.double().mean():.0%}"
     )
-    yield always(
-        f"ours: it is above that without a baseline exactly where 3 p E+ > (1 - p) E-, {is_ahead.double().mean():.0%}",
-        (pace_of(p, p) > of_positives) == is_ahead,
-        "bandits",
-    )
-    yield moves(
-        "Sec. 2.2: without negatives (c = -1) pi stays nearest to mu: KL(mu||pi) after 1,000 steps, c = -1, -0.5, 0",
-        torch.stack(distance, -1),
-        "up",
-    )
+    yield always(text, (pace_of(p, p) > of_positives) == is_ahead, "bandits")
+    text = "Sec. 2.2: without negatives (c = -1) pi stays nearest to mu: KL(mu||pi) after 1,000 steps, c = -1, -0.5, 0"
+    yield moves(text, torch.stack(distance, -1), "up")
     some, gain = ratio.argsort()[[990, 800, 400, 20]], pace_of(shares, p) / of_positives
     drawn = {f"$E_-/E_+$ = {ratio[i]:.2g}, $p$ = {p[i]:.2f}": gain[:, i] for i in some}
     axes = r"effective share of positives $\tilde p$ (%)", "relative to positives only"
@@ -630,12 +562,11 @@ def preference(generator: torch.Generator) -> Found:
     paths = {"DPO": climb(objective_of_dpo), "TOPR": climb(objective_of_topr)}
     margin = paths["DPO"][..., 0] - paths["DPO"][..., 1]
     share = {name: (path[-1, :, 0] < path[0, :, 0]).double().mean().item() for name, path in paths.items()}
-    yield identity(
+    text = (
         "Sec. 2.4: gradient of DPO, from mu to any pi: beta sigmoid(-beta m) (x+ - x-), "
-        "m being the difference of log-ratios",
-        slope(objective_of_dpo, other),
-        beta * (-beta * margin_of_other).sigmoid() * apart.mT,
+        "m being the difference of log-ratios"
     )
+    yield identity(text, slope(objective_of_dpo, other), beta * (-beta * margin_of_other).sigmoid() * apart.mT)
     yield always("Sec. 2.4: DPO's objective rises in every step", margin.diff(dim=0) > 0, "steps")
     yet = "Sec. 2.4: and yet the positive may end less probable than it began (arms that share parameters)"
     less = "ours: with TOPR on the same arms it does so less often"

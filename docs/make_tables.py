@@ -257,23 +257,14 @@ def healthy_and_sick() -> list[Panel]:
     return panels
 
 
-TABLES = {  # of a marker's name: what makes the table
-    "laptop": laptop,
+named = (laptop, methods, findings, counted, headline, benchmark, stages, weights, cards, settings)
+TABLES = {table.__name__: table for table in named} | {  # of a marker's name: what makes the table
     "iterations": lambda: to_table(load("iterations")),  # the run with Anna Karenina sampling
-    "methods": methods,
     "verifier": lambda name: "\n\n".join(table.markdown() for table in tables_of_verifier(load(name))),
     "claims": chosen,
-    "findings": findings,
-    "counted": counted,
     "numbers": in_numbers,
-    "headline": headline,
-    "benchmark": benchmark,
-    "stages": stages,
-    "weights": weights,
     "steps": lambda which: fake_8b_step.tables({which: load("benchmarks/fake_8b_step")[which]})[0][0],
-    "cards": cards,
     "metrics": lambda: Table(["metric", "what it is"], [[f"`{name}`", of.meaning] for name, of in METRICS.items()]),
-    "settings": settings,
 }
 
 

@@ -142,11 +142,10 @@ def exact(generator: torch.Generator) -> Found:
     text = "App. B.1: closed form = autograd of Eq. 11 = autograd of topr_loss, for six choices of bounds"
     yield identity(text, closed, all_of(gradient_of_objective), all_of(gradient_of_loss))
     yield identity("App. B.1: closed form = finite differences", closed, all_of(differences), within=1e-6)
-    yield identity(
-        "Sec. 4.2: arms of 1 to 9 tokens: autograd of topr_loss = closed form with R / length in place of R",
-        all_of(partial(gradient_of_loss, length=length)),
-        torch.stack([gradient(z, bandit._replace(reward=bandit.reward / length), limits) for limits in FAMILY]),
-    )
+    text = "Sec. 4.2: arms of 1 to 9 tokens: autograd of topr_loss = closed form with R / length in place of R"
+    divided = bandit._replace(reward=bandit.reward / length)
+    of_divided = torch.stack([gradient(z, divided, limits) for limits in FAMILY])
+    yield identity(text, all_of(partial(gradient_of_loss, length=length)), of_divided)
     yield always("App. B.1: Delta is larger without negatives (SFT)", mass.sum(-1) < mass_of_sft.sum(-1), "bandits")
     yield always("App. B.1: where pi- < pi+: negatives widen the gap grad_z+ - grad_z-", widening[assumed] > 0, "pairs")
     yield identity("ours: they widen it by (pi+ - pi-) N + mu- w- |R-|, N = sum over T- of mu w |R|", widening, formula)
@@ -188,11 +187,9 @@ def sampled(generator: torch.Generator) -> Found:
     ratio, change = unseen(drawn.reward, "off_policy")  # without bounds, both sides of the condition occur
     unit_ratio, unit_change = unseen(bandit.reward.sign() / bandit.mu, "topr")
     both, only = (gradient_of_loss(z, drawn, PRESETS[name]) for name in ("topr", "sft"))
-    yield identity(
-        "App. B.2: the four closed forms (seen and unseen, + and -) = autograd of topr_loss",
-        torch.stack([closed_form(limits) for limits in FAMILY]),
-        torch.stack([gradient_of_loss(z, drawn, limits) for limits in FAMILY]),
-    )
+    by_autograd = torch.stack([gradient_of_loss(z, drawn, limits) for limits in FAMILY])
+    text = "App. B.2: the four closed forms (seen and unseen, + and -) = autograd of topr_loss"
+    yield identity(text, torch.stack([closed_form(limits) for limits in FAMILY]), by_autograd)
     text = (
         f"App. B.2: unseen arms' gradient shrinks exactly where |w- R-| < 2 w+ R+ ({(ratio < 2).double().mean():.0%})"
     )
@@ -248,11 +245,9 @@ def baseline(generator: torch.Generator) -> Found:
     distance, disorder = kl(mu, path.log_softmax(-1)), entropy(path.softmax(-1))  # (time, bandit, baseline)
     distance_of_topr = kl(mu, of_topr.log_softmax(-1))
 
-    yield identity(
-        "App. C: grad J(pi, c) = grad J(pi, 0) + c sum of mu (pi/mu - [pi/mu]_0^b) grad log pi",
-        torch.stack([change(z, *choice) for choice in choices]),
-        torch.stack([correction(z, *choice) for choice in choices]),
-    )
+    changes, corrections = (torch.stack([of(z, *choice) for choice in choices]) for of in (change, correction))
+    text = "App. C: grad J(pi, c) = grad J(pi, 0) + c sum of mu (pi/mu - [pi/mu]_0^b) grad log pi"
+    yield identity(text, changes, corrections)
     text = "App. C: where no arm has pi > b mu, the baseline changes nothing"
     yield identity(text, torch.stack([change(near_mu, 2.0, c) for c in (-1.0, 1.0)]), torch.zeros(1))
     text = (
@@ -273,11 +268,9 @@ def baseline(generator: torch.Generator) -> Found:
     yield moves("Sec. 3.2: TOPR: KL(mu||pi) at the same c, on average", distance_of_topr[-1, :, ::4], "up")
     text = "Eq. 12: rewards -1 and +1: p~ is the positives' share in the sum of mu |R - c|, for c from -1 to 1"
     yield identity(text, torch.stack([effective_proportion(p, c) for c in at]), torch.stack([positives(c) for c in at]))
-    yield identity(
-        "Eq. 12: and the baseline that it gives for a share leads to that share, from 0 to 1",
-        torch.stack([positives(baseline_for_proportion(p, (1 - c) / 2)[:, None]) for c in at]),
-        ((1 - at) / 2)[:, None],
-    )
+    text, wanted = "Eq. 12: and the baseline that it gives for a share leads to that share, from 0 to 1", (1 - at) / 2
+    reached = torch.stack([positives(baseline_for_proportion(p, share)[:, None]) for share in wanted])
+    yield identity(text, reached, wanted[:, None])
 
     def shown(x: Tensor) -> list[Line]:
         return [
@@ -400,16 +393,11 @@ def bound(generator: torch.Generator) -> Found:
     yield always("Sec. 3.1: R >= 0: J >= J_topr, for any bounds", below <= expected_reward(z, good) + 1e-12, "cases")
     text = "Sec. 3.1: R <= 0 and the log-ratio on negatives (a- = b- = 1): J <= J_topr"
     yield always(text, objective(z, bad, PRESETS["reinforce"]) >= expected_reward(z, bad) - 1e-12, "bandits")
-    yield identity(
-        "Sec. 3.1: at pi = mu both are equal, for a <= 1 <= b",
-        expected_reward(logmu, bandit),
-        *(objective(logmu, bandit, PRESETS[name]) for name in ("topr", "tis", "reinforce", "off_policy")),
-    )
-    yield statement(
-        "ours: rewards of both signs: TOPR's objective is neither bound",
-        f"below J in {(gap > 0).double().mean():.1%}, above in {(gap < 0).double().mean():.1%} of 1,000 bandits",
-        bool((gap > 0).any() and (gap < 0).any()),
-    )
+    at_mu = [objective(logmu, bandit, PRESETS[name]) for name in ("topr", "tis", "reinforce", "off_policy")]
+    yield identity("Sec. 3.1: at pi = mu both are equal, for a <= 1 <= b", expected_reward(logmu, bandit), *at_mu)
+    shares = [of.double().mean() for of in (gap > 0, gap < 0)]
+    told = f"below J in {shares[0]:.1%}, above in {shares[1]:.1%} of 1,000 bandits"
+    yield statement("ours: rewards of both signs: TOPR's objective is neither bound", told, bool(min(shares) > 0))
     pi = torch.linspace(0.001, 0.999, 400, dtype=torch.float64)
     two = torch.stack([pi, 1 - pi], -1).log()
     for title, sign in (("R = (1, 0)", 1.0), ("R = (−1, 0)", -1.0)):
@@ -499,11 +487,11 @@ def pace(generator: torch.Generator) -> Found:
     of_positives, is_ahead = pace_of(shares[-1], p), 3 * p > (1 - p) * ratio
     runs = (Bandit(bandit.mu, unit.reward - c) for c in (-1.0, -0.5, 0.0))
     distance = [kl(bandit.mu, ascend(at_mu, run, PRESETS["topr"], 0.5, 1000)[-1].log_softmax(-1)) for run in runs]
-    yield identity(
-        "ours: weights a of positives and b of negatives: the gradient is (a + b) g, in one direction for every share",
-        gradient_of_loss(at_mu, bandit._replace(reward=torch.where(is_positive, a, -b))),
-        (a + b) * gradient(at_mu, unit, sft),
+    weighted = bandit._replace(reward=torch.where(is_positive, a, -b))
+    text = (
+        "ours: weights a of positives and b of negatives: the gradient is (a + b) g, in one direction for every share"
     )
+    yield identity(text, gradient_of_loss(at_mu, weighted), (a + b) * gradient(at_mu, unit, sft))
     text = "Sec. 3.2: c = -1 is SFT: its gradient is twice that of SFT without a baseline, at any pi"
     yield identity(text, gradient_of_loss(z, unit._replace(reward=unit.reward + 1)), 2 * gradient(z, unit, sft))
     own = f"ours: pace |E g| / sqrt(E |g|^2) is largest at p~* = E- / (E+ + E-), p = {p.min():.0%} to {p.max():.0%}"

@@ -33,8 +33,7 @@ def compare(
 ) -> dict[str, Any]:
     """What each side returns, for the record: all sides once, then all again, so that they share the machine's moods.
 
-    The notes are the first side's ratios to the others: the median of the rounds' ratios, with the lowest and the
-    highest. goals: what the ratio to a side is hoped to be at most.
+    The notes are the first side's ratios to the others: median, lowest and highest of the rounds. goals: their limits.
 
     >>> ours, theirs = iter([1.0, 2.0, 9.0]), iter([1.0, 1.0, 1.0])
     >>> compare("steps", "s", {"ours": ours.__next__, "theirs": theirs.__next__}, 3, {"theirs": 2.0})["notes"]

@@ -4,9 +4,8 @@
     topr-conformance package.module:function --random 200
     topr-conformance --list
 
-The function takes logp, logmu (B, T), reward (B,) and mask (B, T), and returns a scalar to be minimised. The gradient
-decides, not the value. A constant factor is no difference, nor is a sum over sequences instead of their mean. The exit
-status is 0 for the paper's loss only.
+The function takes logp, logmu (B, T), reward (B,) and mask (B, T), and returns a scalar to be minimised. Its gradient
+decides; a constant factor and a sum over sequences are no difference. The exit status is 0 for the paper's loss only.
 """
 
 import argparse

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+# (logp, logmu (B, T), reward (B,), mask (B, T)) -> a scalar to be minimised
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""(logp, logmu (B, T), reward (B,), mask (B, T)) -> a scalar to be minimised"""
 
 
 class InputError(ValueError):
@@ -111,10 +111,9 @@ def adapted(loss: Callable[..., Tensor], adapter: str) -> Loss:
     return loss if adapter == "none" else partial(ADAPTERS[adapter], loss)
 
 
-ADAPTERS: dict[str, Callable[..., Tensor]] = {
+ADAPTERS: dict[str, Callable[..., Tensor]] = {  # call a loss with logp, logmu (B, T), reward (B,) and mask (B, T)
     "advantages": lambda loss, p, m, reward, mask: loss(p, m, reward[:, None].expand_as(p), mask),
     "sequences": lambda loss, p, m, reward, mask: loss(total(p, mask), total(m, mask), reward, mask.sum(1)),
     "packed": lambda loss, p, m, reward, mask: loss(p[mask > 0], m[mask > 0], reward, mask.sum(1).long()),
     "tokens": lambda loss, *inputs: (total(loss(*inputs), inputs[-1]) / inputs[-1].sum(1)).mean(),
 }
-"""the name of an adapter -> calls a loss with logp, logmu (B, T), reward (B,) and mask (B, T)"""

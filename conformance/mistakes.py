@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from conformance.losses import LossInputs
 
 _LENGTH = "divide each completion's sum by its own number of tokens, mask.sum(1); then take the mean over completions"
-OF_NAME = {
+OF_NAME = {  # how the name of a difference begins -> what to change
     "per-token": "sum logp - logmu over the completion's tokens first; then clip, and take exp of, the sum",
     "geometric mean": "do not divide the sum of the log-ratios by the length; divide the loss by it",
     "tis": "give positives (reward >= 0) the weight 1; clip that of negatives alone",
@@ -42,12 +42,10 @@ OF_NAME = {
     "overflow": "clip the log-ratio before exp, and take exp of differences only: log pi - log mu of a completion",
     "objective": "put a minus before what is returned: a loss is minimised",
 }
-"""how the name of a difference begins -> what to change"""
 OF_VECTOR = {"V1": "per-token", "V2": "per-token", "V3": "geometric mean", "V4": "clip", "V5": "overflow"}
 OF_VECTOR |= {"V6": "surrogate", "V7": "no stop-gradient", "V8": "branch by raw score", "V9": "length off by"}
 OF_VECTOR |= {"V10": "extra term", "V11": "unmasked", "V13": "overflow", "V16": "frozen weight", "V17": "tempered"}
-OF_VECTOR |= {"V20": "separate means", "V22": "negatives count"}
-"""the name of a vector -> whose sentence a loss is told that fails it"""
+OF_VECTOR |= {"V20": "separate means", "V22": "negatives count"}  # whose sentence a loss is told that fails it
 FIRST = ("V10", "V6", "V9", "V11", "V20", "V22")  # in this order, before all others: each asks for one thing alone
 
 
@@ -62,8 +60,7 @@ def change(name: str) -> str:
     return "".join([*(text for start, text in OF_NAME.items() if name.startswith(start)), *powers])
 
 
-Push = Callable[[LossInputs], Tensor]
-"""a batch -> the push on each token, (B, T)"""
+Push = Callable[[LossInputs], Tensor]  # a batch -> the push on each token, (B, T)
 PLACES: dict[str, Callable[[Tensor], Tensor]] = {  # of one more token: mask (B, T) -> its position, (B, 1)
     "end": lambda mask: mask.sum(1, keepdim=True),
     "start": lambda mask: 0 * mask[:, :1],

@@ -291,8 +291,7 @@ def probes(dtype: torch.dtype = torch.float64, is_coarse: bool = False, by: floa
 def compare(loss: Loss, count: int, seed: int = 0) -> str | None:
     """Compare the pushes on `count` random batches with the oracle's: None, or the smallest batch that differs.
 
-    A constant factor is fitted on one sequence and on two: it may stay the same (a sum) or be halved (a mean). One
-    that cannot take float64 is given float32.
+    A factor is fitted on one sequence and on two: it may stay (a sum) or be halved (a mean). float32 where it must be.
 
     >>> from conformance.variants import paper, token_mean
     >>> compare(paper, 20)

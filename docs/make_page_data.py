@@ -3,10 +3,8 @@
     python -m docs.make_page_data    # ten minutes on two cores; then python docs/make_page.py
 
 TOPR and naive REINFORCE train on the same samples in the same order, with train_gsm8k.py's default settings. Both are
-looked at after every sixteenth of the epoch. What is shown is chosen by rule, before anything is trained:
-
-- the first five test questions, each with the first completion that each model draws;
-- of the training samples: the first problem that has a correct and an incorrect completion, and the first of either.
+looked at after every sixteenth of the epoch. What is shown is chosen by rule, before training: the first five
+test questions, each with a model's first completion, and the training samples that `choose` takes.
 """
 
 import json

@@ -17,8 +17,7 @@ What it may be told to use: a new method, composition, baseline, metric or engin
     methods.py       METHODS; the losses of PPO and DPO
     evaluation.py    METRICS: pass@k, maj@k, mean reward and the share of each outcome, with intervals
     own_samples.py   samples from elsewhere
-    models/          chunked_head.py: log-probabilities without full logits; adafactor.py: the optimiser of sharded
-                     weights; chat.py: chat templates; lora.py: adapters
+    models/          chunked_head.py: log-probabilities without full logits; adafactor.py; chat.py: templates; lora.py
     vllm/            sampling with vLLM: client.py here, worker.py in a process of its own
     runtime/preflight.py   what a run needs of its machine
 
@@ -32,6 +31,5 @@ What it says:
     dry_run.py       what a run would draw, train and need
     card.py          what a base model writes, and which effective share of positives suits it
 
-train_gsm8k.py puts the stages in order; the training loop is `topr.train`. No file here knows a task, and none does
-anything when imported.
+train_gsm8k.py puts the stages in order; `topr.train` is the loop. No file here knows a task, or acts when imported.
 """

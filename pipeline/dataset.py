@@ -154,8 +154,7 @@ def encode(
     """Samples, or those at the given indices, as token ids; log mu is the sum of token_logmu, NaN unless it is trusted.
 
     A sample without token_ids is text from elsewhere: its completion is encoded. An end of sequence is added if it was
-    finished (finish_reason "stop") and has neither one nor a `stop` string, or the model would never learn to stop.
-    InputError names the line of `source` that does not fit.
+    finished (finish_reason "stop") and has neither one nor a `stop` string. InputError names a line of `source`.
     """
     tokenizer = lm.tokenizer
     # It may be larger than the tokenizer's. A token without text can be sampled, and has a log mu like any other.

@@ -26,9 +26,8 @@ def ppo_loss(
 ) -> "Tensor":
     """PPO's clipped loss (Eq. 6) with the ratio of whole sequences: - min(r R, [r]_{1-eps}^{1+eps} R) / length.
 
-    Arguments and shapes as in `topr.topr_loss`; 0 <= eps <= 1, and 0.2 is the paper's (Section 4.3). The ratio is
-    clipped above for R >= 0, below for R < 0, and the gradient goes through it. Raises ValueError where shapes differ,
-    a length is below 1 or eps is out of range.
+    Arguments as in `topr.topr_loss`; 0 <= eps <= 1, 0.2 is the paper's (Section 4.3). The ratio is clipped above for
+    R >= 0, below for R < 0, and has the gradient. ValueError where shapes differ, or a length or eps is out of range.
 
     >>> import torch
     >>> two = torch.tensor([2.0]).log()

@@ -110,8 +110,7 @@ def _columns(row: Mapping[str, Any], own: Mapping[str, str]) -> dict[str, list[s
 def _reward_of_trl(row: Mapping[str, Any]) -> str | None:
     """The column with the rewards in TRL's log of completions; InputError where several could be it.
 
-    trl/trainer/grpo_trainer.py, log: step, prompt, completion, a column for each reward function, advantage, and the
-    user's own among them.
+    grpo_trainer.py, log: step, prompt, completion, a column for each reward function, advantage, and the user's own.
     """
     if not {"completion", "advantage"} <= row.keys():
         return None

@@ -59,8 +59,7 @@ class Line(NamedTuple):
     y: Any = ()
     label: str = ""
     style: Style | str = ""  # or its name in STYLES; by default the label's, else the next parameter's
-    # rows: points whose intervals lie along x; heat: y is a matrix, drawn as colours and numbers
-    kind: Literal["line", "points", "rows", "band", "heat"] = "line"
+    kind: Literal["line", "points", "rows", "band"] = "line"  # rows: points whose intervals lie along x
     half_width: Any = None  # half of the interval at each point
     each: Any = None  # of points and rows: the values that each point is the mean of
 
@@ -105,12 +104,6 @@ def draw(panels: Sequence[Panel], columns: int = 2, size: tuple[float, float] = 
                 axes.axvspan(*line.x, color="#e2e2e2", zorder=0)
                 above = {"ha": "center", "va": "bottom", "fontsize": "small"}
                 axes.annotate(line.label, (float(np.mean(line.x)), 0.01), xycoords=("data", "axes fraction"), **above)
-                continue
-            if line.kind == "heat":
-                axes.imshow(line.y, cmap="PuOr", vmin=-20, vmax=20, aspect="auto")
-                for (i, j), value in np.ndenumerate(np.asarray(line.y, float)):
-                    text = f"{round(value, 1) + 0.0:.1f}".replace("-", "−")
-                    axes.text(j, i, text, ha="center", va="center", fontsize="small")
                 continue
             style = line.style or (line.label if line.label in STYLES else next(others))
             style = STYLES[style] if isinstance(style, str) else style

@@ -86,9 +86,8 @@ class Task:
     the paper's reward of +1 if correct and -1 if not (Section 4.2). outcomes: their names, of which the first counts as
     right in pass@k and maj@k; a number without a name has the first if it is positive, else the second.
 
-    prompt: problem -> text. parse: completion -> the answer that maj@k votes on, None if there is none to read; without
-    it there is no maj@k. stop: strings that end a completion. same: whether two answers that were parsed vote together.
-    InputError where this does not fit together.
+    prompt: problem -> text. parse: completion -> the answer that maj@k votes on, or None; without it there is no maj@k.
+    stop: strings that end one. same: whether two parsed answers vote together. InputError where it does not fit.
     """
 
     name: str

@@ -1,8 +1,7 @@
 """Sampling: prompts in, completions out, and then grades.
 
 A completion is what the model wrote, token by token, up to and including its end of sequence or the stop string;
-nothing is appended or dropped before it is scored. torch is imported where it is used, so that the engines' names are
-there without it.
+nothing is appended or dropped before it is scored. torch is imported where it is used: ENGINES is there without it.
 """
 
 import inspect

@@ -55,8 +55,8 @@ LARGE = 1e9  # bytes; a run below it is not measured against the machine's memor
 def open_run(settings: Settings, task: Task, learn: Learn | None = None) -> Iterator["Run"]:
     """A run of the settings, which `check` has passed, on a task. Its folder is held until the block ends.
 
-    learn: what `topr.train` is to be given as loss and logprobs, in place of the method's. InputError where model,
-    samples, folder or disk do not fit; nothing is written then.
+    learn: loss and logprobs for `topr.train`, in place of the method's. InputError, with nothing written, where model,
+    samples, folder or disk do not fit.
     """
     engine = settings.engine or ("vllm" if device().type == "cuda" else "hf")  # vLLM is the paper's (Section 4.2)
     settings = replace(settings, engine=engine, out=settings.out or settings.default_out(Settings()))

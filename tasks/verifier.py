@@ -9,8 +9,8 @@ A generator solves each problem several times, and the verifier writes several v
 reward is +1 where the verdict on the solution is true, and -1 where it is false or cannot be read. A verifier is thus
 trained like a solver whose problems are solutions, by the experiment of train_gsm8k.py.
 
-`--out` then holds two runs that sample from the generator, solutions-train/ and solutions-test/; the verifier's run,
-verifier/; and Table 2, as results.json and table2.png.
+`--out` then holds two runs of the generator, solutions-train/ and solutions-test/, one of the verifier, verifier/, and
+Table 2: results.json, table2.png.
 """
 
 import json

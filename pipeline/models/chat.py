@@ -46,8 +46,7 @@ class Chat(NamedTuple):
 def in_chat(lm: "LanguageModel", system: str | None = None) -> "LanguageModel":
     """A model that is asked through its tokenizer's chat template, and whose turns end as the template ends them.
 
-    system: the system prompt. InputError without a template, or where the template fails, drops the system prompt or
-    has no token that ends a turn.
+    InputError without a template, or where it fails, drops the system prompt or has no token that ends a turn.
     """
     tokenizer, name = lm.tokenizer, lm.tokenizer.name_or_path
     if not tokenizer.chat_template:

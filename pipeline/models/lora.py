@@ -13,8 +13,7 @@ from pipeline.models.language_model import LanguageModel
 def add_adapters(lm: LanguageModel, rank: int, seed: int) -> LanguageModel:
     """The model with adapters in all linear layers but the head, which alone are trained; its own weights are frozen.
 
-    rank: the rows of A and the columns of B. seed: that of A; the global random state is left as it was. The product
-    B A is not scaled (ours; peft's lora_alpha equals the rank).
+    rank: the rows of A. seed: that of A; the global random state is left as it was. B A is not scaled (ours).
     """
     from peft import LoraConfig, get_peft_model
 

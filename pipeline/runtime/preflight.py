@@ -7,15 +7,13 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import psutil
 
 from pipeline.records import InputError
 from pipeline.runtime.processes import rank
-
-if TYPE_CHECKING:
-    from pipeline.settings import Settings
+from pipeline.settings import Settings
 
 DRIVER = 580  # NVIDIA's oldest for CUDA 13, which torch 2.13 is built with (docs.nvidia.com/deploy/cuda-compatibility)
 LIBRARIES = 3 * 10**9  # bytes of the host's memory that torch and CUDA take in a process; ours
@@ -23,7 +21,7 @@ TOKEN_BYTES = 30  # of a token of prompt or completion, on the disk, and in each
 CGROUP = Path("/sys/fs/cgroup")  # the limits of a container
 
 
-def check_machine(settings: "Settings") -> None:
+def check_machine(settings: Settings) -> None:
     """InputError, a line for each fault, where GPUs or compiler are not what the settings need.
 
     >>> from pipeline.settings import Settings
@@ -85,7 +83,7 @@ class Size(NamedTuple):
     longest: int  # tokens of a prompt and its completion
 
 
-def check_room(settings: "Settings", folder: Path, size: Size) -> None:
+def check_room(settings: Settings, folder: Path, size: Size) -> None:
     """InputError, a line for each fault, where the disk, as rank zero sees it, or a node's memory does not suffice.
 
     What the run has written before counts as room.
@@ -106,7 +104,7 @@ def check_room(settings: "Settings", folder: Path, size: Size) -> None:
         raise InputError("\n".join(faults))
 
 
-def disk_needed(settings: "Settings", size: Size) -> int:
+def disk_needed(settings: Settings, size: Size) -> int:
     """Bytes that a run has on its disk at most: a model for each iteration or point, two checkpoints, samples.
 
     >>> from pipeline.settings import Settings
@@ -119,12 +117,12 @@ def disk_needed(settings: "Settings", size: Size) -> int:
     return models + samples + (2 * checkpoint_bytes(settings, size.parameters) if k else 0)
 
 
-def checkpoint_bytes(settings: "Settings", parameters: int) -> int:
+def checkpoint_bytes(settings: Settings, parameters: int) -> int:
     """Bytes of a checkpoint: float32 weights, and AdamW's two moments; Adafactor's means are small."""
     return (12 if settings.optimizer == "adamw" else 4) * parameters
 
 
-def memory_needed(settings: "Settings", size: Size) -> int:
+def memory_needed(settings: Settings, size: Size) -> int:
     """Bytes of a node's host memory: whole weights once, in each process samples; on a processor, training too."""
     import torch
 

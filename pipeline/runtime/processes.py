@@ -199,8 +199,7 @@ def requests_are_noted() -> Iterator[Callable[[], bool]]:
     """Inside it SIGINT and SIGTERM are noted, and the function it gives tells whether one came.
 
     Another one interrupts if it comes SAME_REQUEST seconds later; until then it is the same request, since a scheduler
-    sends SIGTERM to all processes of a job, and torchrun hands on its own. A noted request raises KeyboardInterrupt at
-    the end of the block. Only the main thread gets signals.
+    sends SIGTERM to all processes of a job, and torchrun its own. At the end a noted one raises KeyboardInterrupt.
 
     >>> with requests_are_noted() as is_asked:
     ...     is_asked()

@@ -43,8 +43,7 @@ def vllm_engine(model: str, lm: LanguageModel, longest: int, settings: Settings,
     """vLLM on this process's GPU and on those of the `engine_gpus` - 1 processes after it, or on the CPU.
 
     model: folder or hub name; lm: its tokenizer, which makes the prompts' tokens and spells the completions'. longest:
-    tokens of a prompt and its completion. log: where vLLM's own messages go. InputError where it does not start, or
-    dies; what it had answered before is not lost.
+    tokens of a prompt and its completion. log: for vLLM's own messages. InputError where it does not start, or dies.
     """
     options = {"model": model, "dtype": settings.compute, "max_model_len": longest}
     options |= {"trust_remote_code": settings.trust_remote_code, "tensor_parallel_size": settings.engine_gpus}

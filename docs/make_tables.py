@@ -42,11 +42,7 @@ BLOCK = re.compile(r"(<!-- table:([\w.-]+) ?([\w-]*) -->\n).*?(<!-- end -->)", r
 
 
 def load(name: str) -> dict[str, Any]:
-    """A file of results/.
-
-    >>> load("laptop")["before"]["questions"]
-    150
-    """
+    """A file of results/."""
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
@@ -103,11 +99,7 @@ def collapse() -> list[Panel]:
 
 @cache
 def claims() -> list[Judged]:
-    """The paper's claims with their verdicts.
-
-    >>> {"agrees", "contradicts"} <= {claim.verdict for claim in claims()}
-    True
-    """
+    """The paper's claims with their verdicts."""
     return judged(json.loads((RESULTS / "claims.json").read_text(encoding="utf-8")), cache(load))
 
 
@@ -214,11 +206,7 @@ def settings(first: str) -> Table:
 
 
 def help_of_settings() -> dict[str, str]:
-    """The text beside each field of Settings, or below it.
-
-    >>> help_of_settings()["seed"]
-    'seed of everything that is drawn'
-    """
+    """The text beside each field of Settings, or below it."""
     fields = re.findall(r'^    (\w+): .+?(?:  # (.+)|\n    """([^"]+)""")$', inspect.getsource(Settings), re.MULTILINE)
     return {name: " ".join((beside or below).split()) for name, beside, below in fields}
 

@@ -84,11 +84,7 @@ BASELINES: dict[str, Callable[[Sequence[Sample]], list[float]]] = {  # what each
 
 
 def rewards_of_groups(samples: Sequence[Sample]) -> dict[str, list[float]]:
-    """The rewards of each prompt's samples.
-
-    >>> rewards_of_groups([Sample(prompt="a", completion="!", reward=1.0)])
-    {'a': [1.0]}
-    """
+    """The rewards of each prompt's samples."""
     groups: dict[str, list[float]] = {}
     for sample in samples:
         groups.setdefault(sample.prompt, []).append(sample.reward)

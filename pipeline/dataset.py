@@ -234,12 +234,7 @@ def known_logmu(settings: Settings, record: Mapping[str, Any], file: Path, rows:
 
 
 def engine_mismatch(samples: Sequence[Sample], rows: Sequence[Row]) -> dict[str, float] | None:
-    """log mu by the sampling engine less that by the trainer, of sequences, in nats; None where no engine computed it.
-
-    >>> sample = Sample(prompt="?", completion="!", reward=1.0, token_logmu_engine=[-1.25])
-    >>> engine_mismatch([sample], [[Example([1], [2], -1.0, 1.0, sample=0, token_logmu=[-1.0])]])["mean"]
-    -0.25
-    """
+    """log mu by the engine less that by the trainer, of sequences, in nats; None where no engine computed it."""
     trained = {example.sample: example.token_logmu for row in rows for example in row}
     pairs = [(samples[i].token_logmu_engine, token_logmu) for i, token_logmu in sorted(trained.items())]
     difference = np.array([math.fsum(engine) - math.fsum(trainer) for engine, trainer in pairs if engine])
@@ -323,12 +318,7 @@ def longest(rows: Sequence[Row]) -> tuple[int, int]:
 
 
 def lay_out(steps: Iterable[EpochStep], device: torch.device | str | None = None) -> Iterator[Step]:
-    """The steps as `topr.train` takes them, each laid out in tensors when it is asked for.
-
-    >>> [step] = lay_out(epoch_steps([[Example([1], [2], -3.0, 1.0)]], batch=2, micro_batch=1), "cpu")
-    >>> step.micro_batches[0].reward
-    tensor([1.])
-    """
+    """The steps as `topr.train` takes them, each laid out in tensors when it is asked for."""
     device = processes.device() if device is None else device
     for step in steps:
         micro = enumerate(step.micro_batches)

@@ -27,9 +27,6 @@ def step_metrics(log_ratio: Tensor, reward: Tensor, weight: Tensor) -> dict[str,
     Quantiles (5, 50, 95%) and means of log-ratio and weight, where reward > 0 (pos) and < 0 (neg); weights_below_1e-6:
     a share; ess: effective sample size (sum w)^2 / sum w^2, in sequences; pull: the sum of weight |reward|;
     realised_share: what positives have of it. Reward 0 has no gradient, hence no weight to count.
-
-    >>> step_metrics(torch.zeros(3), torch.tensor([1.0, -1.0, -1.0]), torch.tensor([1.0, 0.5, 0.5]))["realised_share"]
-    0.5
     """
     metrics, means, pull = {}, {}, weight * reward.abs()
     levels = torch.tensor([0.05, 0.5, 0.95], dtype=weight.dtype)
@@ -54,10 +51,6 @@ def over_epoch(steps: Sequence[Mapping[str, float]]) -> dict[str, Any]:
 
     The realised share is a mean weighted by `pull`, the others are plain. Of the log-ratios, whose end counts, the mean
     is that of the last tenth. Three decimals; None where no step has the metric.
-
-    >>> steps = [{"pull": 3.0, "realised_share": 0.4, "weight_neg_mean": 1.0}, {"pull": 1.0, "realised_share": 0.8}]
-    >>> over_epoch(steps)["realised_share"], over_epoch(steps)["tenths"]["weight_neg_mean"]
-    (0.5, [1.0, None])
     """
 
     def mean(name: str, steps: Sequence[Mapping[str, float]]) -> float | None:
@@ -75,8 +68,6 @@ def check_ratio(step: int, log_ratio: Tensor, tolerance: float) -> None:
     """ArithmeticError if step 1 does not start at pi = mu; a warning if pi has not left mu by step 2.
 
     log_ratio: (B,), before the step's update. tolerance: nats that its elements may be away from 0.
-
-    >>> check_ratio(1, torch.tensor([0.0, 0.5]), tolerance=1.0)
     """
     furthest = log_ratio.abs().max().item()
     if step == 1 and not furthest <= tolerance:

@@ -192,11 +192,7 @@ def save_figure(figure: "Figure", path: Path) -> None:
 
 
 def estimates(found: Mapping[float, Mapping[str, Any]], label: str = "", style: str = "", scale: float = 1) -> Line:
-    """The line of a metric along x: x -> its entry in results.json. Around it are +- 2 standard errors.
-
-    >>> estimates({0: {"mean": 0.5, "se": 0.01}}, scale=100).half_width
-    [2.0]
-    """
+    """The line of a metric along x: x -> its entry in results.json. Around it are +- 2 standard errors."""
     each = [Estimate.read(entry) for entry in found.values()]
     half_width = [scale * (estimate.half_width or 0.0) for estimate in each]
     return Line([*found], [scale * estimate.mean for estimate in each], label, style, half_width=half_width)

@@ -194,9 +194,6 @@ def read_split(data: str, split: str, kind: type[Record], configs: Sequence[str]
     """The rows of a split, from DIR/SPLIT.jsonl, DIR/SPLIT/**/*.json or the hub. A .json file holds one row.
 
     configs: as of `from_datasets`. InputError names what cannot be read, and the first row that `kind` does not take.
-
-    >>> len(read_split("tiny", "train", dict[str, str]))
-    1000
     """
     if (folder := Path(data)).is_dir():
         if files := sorted((folder / split).glob("**/*.json")):

@@ -33,11 +33,7 @@ class Estimate(NamedTuple):
 
     @classmethod
     def over_samples(cls, values: Sequence[float]) -> "Estimate":
-        """The mean of independent values ± 2 standard errors; a single value has no interval.
-
-        >>> Estimate.over_samples([1.0, 2.0, 3.0]).text(digits=2)
-        '2.00 ± 1.15'
-        """
+        """The mean of independent values ± 2 standard errors; a single value has no interval."""
         each = np.asarray(values, dtype=float)
         se = float(each.std(ddof=1) / np.sqrt(len(each))) if len(each) > 1 else None
         return cls(float(each.mean()), None if se is None else 2 * se)
@@ -52,11 +48,7 @@ class Estimate(NamedTuple):
         return cls(entry["mean"], None if entry["se"] is None else 2 * entry["se"])
 
     def record(self) -> dict[str, float | None]:
-        """The estimate of a single run for results.json: `mean`, and `se`, the standard error.
-
-        >>> Estimate(0.5, 0.02).record()
-        {'mean': 0.5, 'se': 0.01}
-        """
+        """The estimate of a single run for results.json: `mean`, and `se`, the standard error."""
         return {"mean": self.mean, "se": None if self.half_width is None else self.half_width / 2}
 
     def text(

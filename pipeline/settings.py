@@ -231,10 +231,7 @@ def intended_ranks(preset: Preset) -> int:
 
 
 def check_engine_gpus(option: str, engine: EngineName | None, gpus: int, processes: int) -> None:
-    """InputError unless the engine can span so many GPUs, and a machine's processes can be divided among such engines.
-
-    >>> check_engine_gpus("--engine-gpus", "vllm", 4, processes=8)
-    """
+    """InputError unless the engine can span so many GPUs, and such engines divide a machine's processes."""
     local = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
     if local % gpus > 0:
         raise InputError(f"{option} {gpus}: must divide the {local} processes of a machine, one for each GPU")

@@ -19,11 +19,7 @@ HOURS = "hours on H100s, estimated"  # the key of what --dry-run says of the sta
 
 
 def seconds_of(moments: Sequence[tuple[str, float]]) -> dict[str, float]:
-    """The seconds of each stage, from the moments at which one began, in order; the last moment ends the one before.
-
-    >>> seconds_of([("sampling", 2.0), ("starting", 3.0), ("sampling", 7.0), ("", 8.0)])
-    {'sampling': 2.0, 'starting': 4.0}
-    """
+    """The seconds of each stage, from the moments at which one began, in order; the last moment ends the one before."""
     found: dict[str, float] = {}
     for (stage, begun), (_, ended) in pairwise(moments):
         found[stage] = found.get(stage, 0.0) + ended - begun

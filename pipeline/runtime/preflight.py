@@ -22,11 +22,7 @@ CGROUP = Path("/sys/fs/cgroup")  # the limits of a container
 
 
 def check_machine(settings: Settings) -> None:
-    """InputError, a line for each fault, where GPUs or compiler are not what the settings need.
-
-    >>> from pipeline.settings import Settings
-    >>> check_machine(Settings())
-    """
+    """InputError, a line for each fault, where GPUs or compiler are not what the settings need."""
     import torch
 
     faults = []
@@ -105,12 +101,7 @@ def check_room(settings: Settings, folder: Path, size: Size) -> None:
 
 
 def disk_needed(settings: Settings, size: Size) -> int:
-    """Bytes that a run has on its disk at most: a model for each iteration or point, two checkpoints, samples.
-
-    >>> from pipeline.settings import Settings
-    >>> disk_needed(Settings(iterations=5, curve_points=1, optimizer="adafactor"), Size(10**9, 0, 0, 0))  # 4 + 2 models
-    24000000000
-    """
+    """Bytes that a run has on its disk at most: a model for each iteration or point, two checkpoints, samples."""
     k = settings.iterations
     models = 4 * size.parameters * (max(k - 1, 0) + settings.curve_points - 1)
     samples = TOKEN_BYTES * size.longest * (k * size.drawn + (1 + k) * size.tested)

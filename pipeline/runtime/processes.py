@@ -125,11 +125,7 @@ def _waiting_group(world: "dist.ProcessGroup") -> "dist.ProcessGroup":
 
 
 def from_all_ranks(value: T) -> list[T]:
-    """The ranks' values, in the order of ranks; [value] where there is one process.
-
-    >>> from_all_ranks("mine")
-    ['mine']
-    """
+    """The ranks' values, in the order of ranks; [value] where there is one process."""
     if ranks() == 1:
         return [value]
     import torch.distributed as dist
@@ -143,9 +139,6 @@ def on_all_ranks(work: Callable[[], T]) -> T:
     """What this rank's `work` returns, once all ranks are done with theirs.
 
     An InputError or OSError of one rank is raised by all, as SharedError.
-
-    >>> on_all_ranks(rank)
-    0
     """
     if ranks() == 1:
         return work()
@@ -174,22 +167,14 @@ def _store() -> "dist.Store":
 
 
 def on_rank_zero(work: Callable[[], T]) -> T:
-    """What `work` returns on rank zero, which alone does it; the other ranks wait and return the same.
-
-    >>> on_rank_zero(lambda: "done")
-    'done'
-    """
+    """What `work` returns on rank zero, which alone does it; the other ranks wait and return the same."""
     if ranks() == 1:
         return work()
     return from_all_ranks(on_all_ranks(lambda: work() if rank() == 0 else None))[0]
 
 
 def progress_bar(items: Iterable[T], description: str, unit: str, total: int | None = None) -> Iterable[T]:
-    """`items`, with a progress bar on rank zero; where its output is no terminal, it is told every ten seconds.
-
-    >>> list(progress_bar("ab", "spelling", "letter"))
-    ['a', 'b']
-    """
+    """`items`, with a progress bar on rank zero; where its output is no terminal, it is told every ten seconds."""
     pause = 0.1 if sys.stderr.isatty() else 10.0
     return tqdm(items, description, total, unit=unit, disable=rank() > 0, delay=pause, mininterval=pause)
 
@@ -200,10 +185,6 @@ def requests_are_noted() -> Iterator[Callable[[], bool]]:
 
     Another one interrupts if it comes SAME_REQUEST seconds later; until then it is the same request, since a scheduler
     sends SIGTERM to all processes of a job, and torchrun its own. At the end a noted one raises KeyboardInterrupt.
-
-    >>> with requests_are_noted() as is_asked:
-    ...     is_asked()
-    False
     """
     noted: list[float] = []  # when
 

@@ -43,15 +43,13 @@ METHODS = {
     # a penalty of 0.5 KL(mu || pi) by Proposition 3.1, were the loss not divided by the length
     "kl": Arm("naive REINFORCE, c = -0.5", GREY, {"method": "reinforce", "baseline": -0.5}),
 }
-VARIANTS = {  # of the loss, by their names in conformance.variants.VARIANTS
-    name: Arm(name, style, token_loss=name)
-    for name, style in {
-        "per-token": Style("#E69F00", "--", "s"),
-        "per-token + token mean": Style("#CC79A7", ":", "v"),
-        "geometric mean": Style("#009E73", "-.", "^"),
-        "clip 0.8..1.2": Style("#D55E00", (0, (6, 1, 1, 1, 1, 1)), "D"),
-    }.items()
+STYLES_OF_VARIANTS = {  # of the loss, by their names in conformance.variants.VARIANTS
+    "per-token": Style("#E69F00", "--", "s"),
+    "per-token + token mean": Style("#CC79A7", ":", "v"),
+    "geometric mean": Style("#009E73", "-.", "^"),
+    "clip 0.8..1.2": Style("#D55E00", (0, (6, 1, 1, 1, 1, 1)), "D"),
 }
+VARIANTS = {name: Arm(name, style, token_loss=name) for name, style in STYLES_OF_VARIANTS.items()}
 # whose accuracy falls from near its best to a half or less from one rate of the grid to the next
 WITH_A_CLIFF = {"reinforce", "asymre", "kl", "dpo", *VARIANTS}
 RATED = METHODS | VARIANTS | {name: Arm(name, "", {"optimizer": name}) for name in ("adamw", "adafactor", "sgd")}
@@ -191,12 +189,10 @@ class Study:
 
     def __init__(self, scale: Scale, seeds: Sequence[int]):
         self.scale, self.seeds = scale, seeds
-        self.grids = {
-            name: sorted(
-                rate * scale.optimizers.get(name, 1) for rate in scale.rates + scale.finer * (name in WITH_A_CLIFF)
-            )
-            for name in self.rated
-        }
+        self.grids = {}
+        for name in self.rated:
+            rates = scale.rates + scale.finer * (name in WITH_A_CLIFF)
+            self.grids[name] = sorted(rate * scale.optimizers.get(name, 1) for rate in rates)
         self.rates = {name: grid[0] for name, grid in self.grids.items()}
         self.tried, self.runs, self.of_rates = {}, {}, {}
 

@@ -220,16 +220,10 @@ def test_a_verdict_follows_from_the_seeds(claim):
 
 
 def test_a_claim_without_its_precondition_is_of_another_setting():
-    numbers = {
-        "gain": {"mean": 0.5, "half_width": 0.1, "each": []},
-        "rate": {"mean": 0.3, "half_width": None, "each": []},
-    }
+    numbers = {"gain": {"mean": 0.5, "half_width": 0.1, "each": []}}
+    numbers["rate"] = {"mean": 0.3, "half_width": None, "each": []}
     row = {"figure": "fig1", "key": "gain", "expected": "> 0"}
-    needs = [
-        ("fig1", "rate", "> 20", "met"),
-        ("fig1", "rate", "> 40", "not met"),
-        ("fig1", "none", "> 0", "not measured"),
-    ]
+    needs = [("fig1", *of, "in words") for of in (("rate", "> 20"), ("rate", "> 40"), ("none", "> 0"))]
     rows = [row, *(row | {"needs": of} for of in needs), row | {"key": "none"}]
     found = judged(rows, lambda _: {"runs": 3, "shares": numbers})
     assert [claim.verdict for claim in found] == ["agrees", "agrees", "other setting", NOT_YET, NOT_YET]

@@ -41,11 +41,7 @@ class CardSettings(Settings):
 
 
 def best_share(e_pos: float, e_neg: float) -> float:
-    """The effective share p~* at which the first steps are fastest: E- / (E+ + E-), whatever the share of positives.
-
-    >>> best_share(e_pos=1.0, e_neg=4.0)
-    0.8
-    """
+    """The effective share p~* at which the first steps are fastest: E- / (E+ + E-), whatever the share of positives."""
     return e_neg / (e_pos + e_neg)
 
 
@@ -53,9 +49,6 @@ def pace(p: float, p_tilde: float, e_pos: float, e_neg: float) -> float:
     """The pace of the first steps at the effective share p_tilde, relative to that on positives only (p_tilde = 1).
 
     (a + b) / sqrt(p a^2 E+ + (1 - p) b^2 E-), where a = p~/p weighs a positive, b = (1 - p~)/(1 - p) a negative.
-
-    >>> round(pace(0.5, 0.5, e_pos=1.0, e_neg=1.0), 3), round(pace(0.3, 1.0, e_pos=2.0, e_neg=5.0), 3)
-    (1.414, 1.0)
     """
     a, b = p_tilde / p, (1 - p_tilde) / (1 - p)
     return (a + b) * sqrt(p * e_pos / (p * a**2 * e_pos + (1 - p) * b**2 * e_neg))

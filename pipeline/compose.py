@@ -96,10 +96,6 @@ def note_on_signs(settings: "Settings", rewards: Sequence[float], learnt: Sequen
 
     rewards, learnt: before and after the baseline. The note has the share of each sign and the setting that mends it.
     None where all is well, and where positives alone are asked for; DPO has no baseline.
-
-    >>> from pipeline.settings import Settings
-    >>> note_on_signs(Settings(), [1.0, 0.0], [1.0, 0.0]).partition(": ")[2].partition(",")[0]
-    'without negatives topr is supervised training on the positives; --baseline 0.5'
     """
     method, bounds = settings.method, settings.bounds
     is_asked_for = settings.composition == "positives_only" or settings.effective_proportion == 1

@@ -47,11 +47,7 @@ def note_times(run: "Run", moments: Sequence[tuple[str, float]]) -> None:
 
 
 def table_of(found: Mapping[str, Any]) -> Table:
-    """The content of times.json as a table.
-
-    >>> table_of({"processes": 1, "peak bytes": 2e9, "seconds": {"training": 30.0}, "counts": {"steps": 60}}).rows[0]
-    ['training', '30 s', '-', '0.5 s a step']
-    """
+    """The content of times.json as a table."""
     seconds, counts, estimated = found["seconds"], found["counts"], found.get(HOURS, {})
     per = {"sampling": ("sampled tokens", "tokens/s", True), "training": ("steps", "s a step", False)}
     rows = []

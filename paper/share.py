@@ -307,9 +307,7 @@ def judge(table: Measured, place: str) -> Judged:
     card = {name: table.mean((place, "card"), name) for name in ("e_pos", "e_neg", "ratio", "best_share", "correct")}
     ends = {arm: table.mean((place, arm), "after.correct").mean for arm in SHARES}
     best, arm = max(ends, key=ends.__getitem__), nearest(card["best_share"].mean)
-    behind = {
-        guess: table.gain((place, guessed or arm), (place, best), "after.correct") for guess, guessed in GUESSES.items()
-    }
+    behind = {of: table.gain((place, it or arm), (place, best), "after.correct") for of, it in GUESSES.items()}
     p, e_pos, e_neg = (card[name].mean for name in ("correct", "e_pos", "e_neg"))
     paces = Series([pace(p, share, e_pos, e_neg) for share in SHARES.values()])
     rank = paces.rank().corr(Series([*ends.values()]).rank())

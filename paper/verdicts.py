@@ -123,6 +123,5 @@ def forest(claims: Sequence[Judged]) -> list[Panel]:
     lines.append(Line([*paper.values()], [*paper], "the paper's", Style("#000000", "", "|"), "points"))
     options = {"xscale": "symlog", "yticks": [*y.values()], "yticklabels": [claim.row["short"] for claim in drawn]}
     options |= {"ylim": (0.5 - len(drawn), 0.5)}
-    return [
-        Panel("the paper's claims", "percentage points, 95% interval; dots are seeds or places", "", lines, options)
-    ]
+    points = "percentage points, 95% interval; dots are seeds or places"
+    return [Panel("the paper's claims", points, "", lines, options)]

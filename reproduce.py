@@ -109,15 +109,16 @@ def make(options: Options) -> None:
     check_machine(SCALES[scale].base)
     with process_group(), Sweep(options.runs / scale, workers) as sweep:
         for name in names:
+            made_by = f"python reproduce.py {name} --preset {options.preset} --seeds {count} --seed {options.seed}"
+            made_by += " --quick" * options.quick
             if name == "share":
                 places = share.STUDIED[scale][1]
                 lines = share.complete(sweep, jobs[name], places, options.out / "share_runs.jsonl", options.hours)
-                share.publish(lines, places, options.out / "share.png")
+                share.publish(lines, places, made_by, options.out)
                 continue
             studies[name].make(sweep)
             if rank() == 0:
-                made_by = f"python reproduce.py {name} --preset {options.preset} --seeds {count} --seed {options.seed}"
-                studies[name].publish(name, made_by + " --quick" * options.quick, options.out)
+                studies[name].publish(name, made_by, options.out)
 
 
 def main() -> None:

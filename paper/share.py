@@ -15,8 +15,8 @@ import re
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache, partial
 from math import log
@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from pandas import Series, json_normalize
 
-from paper.experiments import LAPTOP, OF_MAJORITIES, QUICK
+from paper.experiments import LAPTOP, OF_MAJORITIES, QUICK, provenance
 from paper.runs import Finished, Job, Measured, Sweep, sharing_samples
 from pipeline.card import CardSettings, card, pace
 from pipeline.plots import Line, Panel, draw, save_figure
@@ -295,11 +295,8 @@ def nearest(share: float) -> str:
     >>> nearest(0.95), nearest(0.7), nearest(0.25)
     ('sft', 'topr-60', 'topr-20')
     """
-
-    def log_odds(share: float) -> float:
-        return log(share / (1 - share))
-
-    return min(SHARES, key=lambda arm: abs(log_odds(min(SHARES[arm], 0.97)) - log_odds(share)))
+    odds = {arm: min(of, 0.97) / (1 - min(of, 0.97)) for arm, of in SHARES.items()}
+    return min(SHARES, key=lambda arm: abs(log(odds[arm] * (1 - share) / share)))
 
 
 def judge(table: Measured, place: str) -> Judged:
@@ -314,53 +311,88 @@ def judge(table: Measured, place: str) -> Judged:
     return Judged(card["ratio"], card["best_share"], best, behind, arm, float(rank))
 
 
-def publish(lines: Lines, places: Mapping[str, Place], picture: Path) -> None:
-    """Draw accuracy against nominal and realised share, and the law's prediction beside the best; print the table."""
+def spread(table: Measured, places: Iterable[str], x: Callable[[str, str], float]) -> float:
+    """Points of accuracy by which the shares below 100% of all places lie about one curve over the log odds of x.
+
+    The curve of accuracy below a place's best share is a parabola, fitted by least squares; the spread is the root of
+    the mean squared residual.
+    """
+    of_x, below = [], []
+    for place in places:
+        ends = [table.mean((place, arm), "after.correct").mean for arm in SHARES]
+        of_x += [log(x(place, arm) / (1 - x(place, arm))) for arm in [*SHARES][:-1]]
+        below += [100 * (end - max(ends)) for end in ends[:-1]]
+    residuals = np.array(below) - np.polyval(np.polyfit(of_x, below, 2), of_x)
+    return float(np.sqrt(np.mean(residuals**2)))
+
+
+def publish(lines: Lines, places: Mapping[str, Place], command: str, out: Path) -> None:
+    """Write share.json and share.png into `out`, and print the law beside what was measured."""
     table = measured_of(lines)
     there = {name: place.name for name, place in places.items() if all(table.each((name, a), "steps") for a in SHARES)}
-    save_figure(draw(panels(table, there)), picture)
-    for of in tables(table, there).values():
-        of.print()
+    nominal, realised = (lambda _, arm: SHARES[arm]), (lambda place, arm: table.mean((place, arm), "realised").mean)
+    spreads = {"nominal": nominal, "realised": realised} if there else {}
+    content = {
+        **provenance(command, (key.seed for key in lines), [*lines.values()]),
+        "numbers": {f"spread over the {of} share (points)": spread(table, there, x) for of, x in spreads.items()},
+        "tables": {name: of._asdict() for name, of in tables(table, there, places).items()},
+    }
+    write_file(out / "share.json", json.dumps(content, indent=1) + "\n")
+    if there:
+        save_figure(draw(panels(table, there)), out / "share.png")
+    Table(**content["tables"]["law"]).print()
 
 
-def panels(table: Measured, names: Mapping[str, str]) -> list[Panel]:
-    """Accuracy below the base's best share, over the nominal and over the realised share; and the law."""
-    of_nominal, of_realised, best = [], [], [Line([0, 100], [0, 100], style="limit")]
-    for name, called in names.items():
-        ends = np.array([table.mean((name, arm), "after.correct").mean for arm in SHARES])
-        below, realised = 100 * (ends - ends.max()), [table.mean((name, arm), "realised").mean for arm in SHARES]
-        for drawn, x in ((of_nominal, [*SHARES.values()]), (of_realised, realised)):
-            drawn.append(Line(100 * np.array(x), below, called))
+def panels(table: Measured, names: Iterable[str]) -> list[Panel]:
+    """Accuracy below the base's best share over the nominal and the realised share; these two; and the law."""
+    drawn, law = defaultdict(list), [Line([0, 100], [0, 100], style="limit")]
+    for name in names:
+        ends, realised = (
+            100 * np.array([table.mean((name, arm), what).mean for arm in SHARES])
+            for what in ("after.correct", "realised")
+        )
+        nominal, below = 100 * np.array([*SHARES.values()]), ends - ends.max()
+        for what, x, y in (("nominal", nominal, below), ("realised", realised, below), ("both", nominal, realised)):
+            drawn[what].append(Line(x, y, name))
         if table.each((name, "card"), "ratio"):
             of = judge(table, name)
             half = [100 * (of.predicted.half_width or 0)]
-            best.append(Line([100 * of.predicted.mean], [100 * SHARES[of.best]], called, "", "rows", half))
-    x, y = "share of positives (%)", "accuracy below the best share (points)"
-    options, square = {"ylim": (-30, 1.5), "xlim": (0, 102)}, {"xlim": (0, 102), "ylim": (0, 104)}
+            law.append(Line([100 * of.predicted.mean], [100 * SHARES[of.best]], name, "", "rows", half))
+    below, whole = "accuracy below the best share (points)", {"xlim": (0, 102)}
+    nominal, realised = "effective (nominal) share of positives (%)", "realised share of positives (%)"
     return [
-        Panel("nominal share", f"effective {x}", y, of_nominal, options),
-        Panel("realised share", f"realised {x}, mean over the epoch", y, of_realised, options),
-        Panel("the law", "predicted best share p~* (%)", "measured best share (%)", best, square),
+        Panel("accuracy, nominal share", nominal, below, drawn["nominal"], {"ylim": (-30, 1.5), **whole}),
+        Panel("accuracy, realised share", realised, below, drawn["realised"], {"ylim": (-30, 1.5), **whole}),
+        Panel("what the taper makes of a share", nominal, realised, drawn["both"], {"ylim": (0, 102), **whole}),
+        Panel("the law", "predicted best share p~* (%)", "measured best share (%)", law, {"ylim": (0, 104), **whole}),
     ]
 
 
-def tables(table: Measured, names: Mapping[str, str]) -> dict[str, Table]:
-    """The law at each place with its score; and what each share reached."""
+def tables(table: Measured, names: Mapping[str, str], places: Mapping[str, Place]) -> dict[str, Table]:
+    """The law at each place with its score; what each share reached; and the places with a few arms."""
     called = {arm: f"{share:.0%}" for arm, share in SHARES.items()}
     rows, hits = [], dict.fromkeys(GUESSES, 0)
     judged = {name: judge(table, name) for name in names if table.each((name, "card"), "ratio")}
+    counted = [name for name in judged if name not in FOUND_ON]
     for name, of in judged.items():
-        for guess in GUESSES if name not in FOUND_ON else ():
+        for guess in GUESSES if name in counted else ():
             hits[guess] += of.hits(guess)
-        ends = [f"{of.behind[guess].text(100)}{' hits' * of.hits(guess)}" for guess in GUESSES]
-        share = of.predicted.text(100, 0, " %")
-        rows.append([names[name], of.ratio.text(), share, called[of.arm], called[of.best], f"{of.rank:.2f}", *ends])
-    counted = sum(name not in FOUND_ON for name in judged)
-    rows.append([f"hits on the {counted} others", *[""] * 5, *map(str, hits.values())])
+        ends = [f"{of.behind[guess].text(100)}{', hits' * of.hits(guess)}" for guess in GUESSES]
+        share = of.predicted.text(100, 0, " %", within=(0, 1))
+        rows.append(
+            [f"{name}: {names[name]}", of.ratio.text(), share, called[of.arm], called[of.best], f"{of.rank:.2f}", *ends]
+        )
+    rows.append([f"hits on the {len(counted)} others", *[""] * 5, *map(str, hits.values())])
     head = ["base", "E-/E+", "p~*", "predicted", "best", "rank correlation", *(f"{guess} - best" for guess in GUESSES)]
-    reached = [
-        [f"{base}: {what}", *(table.mean((name, arm), key).text(100) for arm in SHARES)]
-        for name, base in names.items()
-        for what, key in (("accuracy", "after.correct"), ("realised share", "realised"))
-    ]
-    return {"law": Table(head, rows), "shares": Table(["in %", *called.values()], reached)}
+    reached, realised = (
+        [[name, *(table.mean((name, arm), what).text(100, within=(0, 1)) for arm in SHARES)] for name in names]
+        for what in ("after.correct", "realised")
+    )
+    others = [(place.name, name, arm) for name, place in places.items() if name not in names for arm in place.arms]
+    few = [[called, arm, table.mean((name, arm), "after.correct").text(100)] for called, name, arm in others]
+    return {
+        "law": Table(head, rows),
+        "accuracy": Table(["correct (%)", *called.values()], reached),
+        "realised": Table(["realised share (%)", *called.values()], realised),
+        "few": Table(["place", "arm", "correct (%)"], few),
+    }

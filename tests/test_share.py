@@ -164,14 +164,26 @@ def test_a_prediction_must_be_close_and_not_told_from_the_best(behind, hits):
 
 
 def test_the_score_leaves_out_the_bases_on_which_the_law_was_found():
-    table = study(lambda p_tilde: p_tilde, ("mistaken", "slips", "worded", "long"))
-    tables = share.tables(table, {name: name for name in ("mistaken", "slips", "worded", "long")})
+    table = study(lambda p_tilde: 0.9 * p_tilde, ("mistaken", "slips", "worded", "long"))
+    tables = share.tables(table, {name: name for name in ("mistaken", "slips", "worded", "long")}, {})
     assert tables["law"].rows[-1] == ["hits on the 2 others", *[""] * 5, "0", "0", "0"]
     assert [row[4] for row in tables["law"].rows[:-1]] == ["100%"] * 4
-    assert tables["shares"].rows[0][1:] == [
-        Estimate.over_seeds(p + 0.001 * np.arange(3)).text(100) for p in SHARES.values()
+    assert tables["accuracy"].rows[0][1:] == [
+        Estimate.over_seeds(0.9 * p + 0.001 * np.arange(3)).text(100) for p in SHARES.values()
     ]
-    assert len(share.panels(table, {"worded": "worded"})) == 3
+    assert len(share.panels(table, ["worded"])) == 4
+
+
+def test_the_spread_is_that_about_one_curve_over_the_log_odds():
+    """None where all places lie on one parabola; where two are a constant apart, half of that."""
+    places, rows = ("worded", "long"), {}
+    for place, slope in zip(places, (1.0, 1.0 + 1e-9), strict=True):
+        rows |= {Key(place, arm, 0): {"after": {"correct": slope * p}, "steps": 1} for arm, p in SHARES.items()}
+    table, odds = share.measured_of(rows), {arm: 1 / (1 + math.exp(-p)) for arm, p in SHARES.items()}
+    assert share.spread(table, places, lambda _, arm: odds[arm]) == pytest.approx(0, abs=1e-4)  # below is linear in x
+    moved = {"worded": 0.0, "long": 1.0}
+    apart = share.spread(table, places, lambda place, arm: 1 / (1 + math.exp(-SHARES[arm] - moved[place])))
+    assert apart > 1
 
 
 # ---- the command ----
@@ -189,7 +201,7 @@ def test_the_study_from_end_to_end_and_from_its_lines(tmp_path, monkeypatch, cap
 
     before, told = made()
     assert "9 of 9 runs to make" in told
-    assert set(before) == {"share.png", "share_runs.jsonl"}
+    assert set(before) == {"share.json", "share.png", "share_runs.jsonl"}
     lines = [json.loads(line) for line in before["share_runs.jsonl"].splitlines()]
     assert [(line["place"], line["arm"]) for line in lines] == [*product(["slips"], sorted(ARMS)), ("taught", "sft")]
     assert [line["seconds of base"] > 0 for line in lines] == [False] * 8 + [True]  # tiny/base is there
@@ -203,4 +215,5 @@ def test_the_study_from_end_to_end_and_from_its_lines(tmp_path, monkeypatch, cap
     monkeypatch.setitem(share.STUDIED["quick"][1], "slips", changed)
     after, told = made("--hours", "0")
     assert "8 of 9 runs to make" in told
-    assert after["share.png"] != before["share.png"]  # without the place whose runs are of another definition
+    places = [[row[0] for row in json.loads(of["share.json"])["tables"]["accuracy"]["rows"]] for of in (before, after)]
+    assert places == [["slips"], []]  # without the place whose runs are of another definition

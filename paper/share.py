@@ -389,7 +389,8 @@ def tables(table: Measured, names: Mapping[str, str], places: Mapping[str, Place
         for what in ("after.correct", "realised")
     )
     others = [(place.name, name, arm) for name, place in places.items() if name not in names for arm in place.arms]
-    few = [[called, arm, table.mean((name, arm), "after.correct").text(100)] for called, name, arm in others]
+    ends = [(called, arm, table.each((name, arm), "after.correct").values()) for called, name, arm in others]
+    few = [[called, arm, Estimate.over_seeds(each).text(100)] for called, arm, each in ends if each]
     return {
         "law": Table(head, rows),
         "accuracy": Table(["correct (%)", *called.values()], reached),

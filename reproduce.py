@@ -36,22 +36,15 @@ class Options:
     """laptop: the tiny model, two cores; paper: the paper's settings, on 8 GPUs under torchrun"""
     seeds: int = 3
     """how many seeds at least; five or eight where a verdict hangs on an arm, on the laptop; intervals are over them"""
-    quick: bool = False
-    """one seed, few problems and one learning rate: shows that it works, its numbers mean nothing"""
-    workers: int = 2
-    """runs side by side on the laptop, each on one core"""
-    dry_run: bool = False
-    """list the runs and check their settings, for 8 processes with --preset paper, and do nothing"""
-    runs: Path = Path("runs/reproduce")
-    """folder that keeps the runs; remove it after changing code that makes them"""
-    out: Path = Path("results")
-    """folder for NAME.json and NAME.png"""
-    seed: int = 0
-    """the first of the seeds"""
+    quick: bool = False  # one seed, few problems and one learning rate: shows that it works, its numbers mean nothing
+    workers: int = 2  # runs side by side on the laptop, each on one core
+    dry_run: bool = False  # list the runs and check their settings, for 8 processes with --preset paper, and do nothing
+    runs: Path = Path("runs/reproduce")  # folder that keeps the runs; remove it after changing code that makes them
+    out: Path = Path("results")  # folder for NAME.json and NAME.png
+    seed: int = 0  # the first of the seeds
     hours: float = math.inf
     """share: begin no run after so many hours, and draw what is there; what is made is kept in --out"""
-    redraw: bool = False
-    """make no run; draw NAME.png anew from the numbers of NAME.json in --out"""
+    redraw: bool = False  # make no run; draw NAME.png anew from the numbers of NAME.json in --out
 
 
 def check(options: Options) -> None:

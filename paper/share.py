@@ -202,7 +202,7 @@ def measured(run: Finished, task: Task) -> dict[str, Any]:
         }
 
     drawn = read_rows(run.settings.out / "iteration-1" / "samples.jsonl", Sample)
-    pulls = np.array([(step["pull"], step["realised_share"] * step["pull"]) for step in run.steps]).sum(0)
+    pulls = np.array([(step["pull"], step.get("realised_share", 0.0) * step["pull"]) for step in run.steps]).sum(0)
     return {
         "steps": steps,
         "realised": round(float(pulls[1] / pulls[0]), 4),  # share of positives, over the epoch

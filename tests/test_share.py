@@ -115,6 +115,14 @@ def test_what_is_kept_is_what_the_files_say(run):
     assert line["realised"] == pytest.approx(of_positives / sum(step["pull"] for step in steps), abs=1e-4)
 
 
+def test_a_step_without_any_weight_counts_for_nothing(run):
+    """One of negatives alone, under a method that gives them weight 0."""
+    finished = Finished(replace(SMALL, out=(folder := run())), json.loads((folder / "results.json").read_text()))
+    before = share.measured(finished, TASK)["realised"]
+    finished.steps.append({"pull": 0.0})
+    assert share.measured(finished, TASK)["realised"] == before
+
+
 def test_an_interval_over_seeds_is_student_s():
     """The quantile leaves 2.5% above it: the density integrated numerically."""
     for n, quantile in STUDENT.items():

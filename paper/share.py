@@ -330,11 +330,12 @@ def publish(lines: Lines, places: Mapping[str, Place], command: str, out: Path) 
     """Write share.json and share.png into `out`, and print the law beside what was measured."""
     table = measured_of(lines)
     there = {name: place.name for name, place in places.items() if all(table.each((name, a), "steps") for a in SHARES)}
-    nominal, realised = (lambda _, arm: SHARES[arm]), (lambda place, arm: table.mean((place, arm), "realised").mean)
-    spreads = {"nominal": nominal, "realised": realised} if there else {}
+    of = {"nominal": lambda _, arm: SHARES[arm], "realised": lambda *at: table.mean(at, "realised").mean}
+    spreads = {f"spread, {what} share (points)": spread(table, there, x) for what, x in of.items() if there}
     content = {
         **provenance(command, (key.seed for key in lines), [*lines.values()]),
-        "numbers": {f"spread over the {of} share (points)": spread(table, there, x) for of, x in spreads.items()},
+        "shares": {},
+        "numbers": {what: Estimate(value)._asdict() for what, value in spreads.items()},
         "tables": {name: of._asdict() for name, of in tables(table, there, places).items()},
     }
     write_file(out / "share.json", json.dumps(content, indent=1) + "\n")

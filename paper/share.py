@@ -31,6 +31,7 @@ from pandas import Series, json_normalize
 from paper.experiments import LAPTOP, OF_MAJORITIES, QUICK, provenance
 from paper.runs import Finished, Job, Measured, Sweep, sharing_samples
 from pipeline.card import CardSettings, card, pace
+from pipeline.metrics import mean_over
 from pipeline.plots import Line, Panel, draw, save_figure
 from pipeline.records import Sample, Task, read_rows, write_file
 from pipeline.report import Estimate, Table
@@ -202,10 +203,9 @@ def measured(run: Finished, task: Task) -> dict[str, Any]:
         }
 
     drawn = read_rows(run.settings.out / "iteration-1" / "samples.jsonl", Sample)
-    pulls = np.array([(step["pull"], step.get("realised_share", 0.0) * step["pull"]) for step in run.steps]).sum(0)
     return {
         "steps": steps,
-        "realised": round(float(pulls[1] / pulls[0]), 4),  # share of positives, over the epoch
+        "realised": mean_over(run.steps, "realised_share", 4),  # share of positives, over the epoch
         "positive": round(sum(sample.reward > 0 for sample in drawn) / len(drawn), 4),
         "positive by family": right_by_family(drawn),
         "before": state(run.tested(0), run.results["before"]),

@@ -52,16 +52,17 @@ def over_epoch(steps: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     The realised share is a mean weighted by `pull`, the others are plain. Of the log-ratios, whose end counts, the mean
     is that of the last tenth. Three decimals; None where no step has the metric.
     """
-
-    def mean(name: str, steps: Sequence[Mapping[str, float]]) -> float | None:
-        found = [step for step in steps if name in step]
-        pulls = [step["pull"] for step in found] if name == "realised_share" else None
-        return round(fmean((step[name] for step in found), pulls), 3) if found else None
-
     names = ("realised_share", "weight_neg_mean", "log_ratio_pos_mean", "log_ratio_neg_mean")
     parts = [steps[len(steps) * i // 10 : len(steps) * (i + 1) // 10] for i in range(10)]
-    tenths = {name: [mean(name, part) for part in parts if part] for name in names}
-    return {name: mean(name, parts[-1] if "ratio" in name else steps) for name in names} | {"tenths": tenths}
+    tenths = {name: [mean_over(part, name) for part in parts if part] for name in names}
+    return {name: mean_over(parts[-1] if "ratio" in name else steps, name) for name in names} | {"tenths": tenths}
+
+
+def mean_over(steps: Sequence[Mapping[str, float]], name: str, decimals: int = 3) -> float | None:
+    """The mean of a metric over the steps that have it, None without any; that of the realised share is by `pull`."""
+    found = [step for step in steps if name in step]
+    pulls = [step["pull"] for step in found] if name == "realised_share" else None
+    return round(fmean((step[name] for step in found), pulls), decimals) if found else None
 
 
 def check_ratio(step: int, log_ratio: Tensor, tolerance: float) -> None:

@@ -55,7 +55,7 @@ class Settings:
     preset: tyro.conf.Positional[Preset] = "laptop"
     """comes first: laptop, a tiny model on tiny problems (ours); single-gpu, 24 GB (ours); paper, 8 x H100"""
 
-    model: str = str(TINY / "mistaken")  # folder or hub name of the base model (ours; paper: Llama 3 8B Instruct)
+    model: str = str(TINY / "worded")  # folder or hub name of the base model (ours; paper: Llama 3 8B Instruct)
     trust_remote_code: bool = False  # run code that comes with the model; it can do anything (ours)
     data: str = str(TINY)  # folder with train.jsonl and test.jsonl in GSM8K's form, or a hub name: openai/gsm8k (ours)
     test_data: str | None = None  # where the test problems are, if not in --data (ours; MATH-500 has a name of its own)
@@ -76,7 +76,7 @@ class Settings:
 
     iterations: AtLeastZero = 1
     """rounds of sampling from the model and training it, mu_i = pi_{i-1} (paper, Section 4.3); 0: evaluate only"""
-    problems: Count = 512  # training problems to sample from, the first ones (ours; paper: all 7,473)
+    problems: Count = 400  # training problems to sample from, the first ones (ours; paper: all 7,473)
     n: Count = 16  # samples per training problem (paper, Section 4.1)
     composition: Literal[*COMPOSITIONS] = "uniform"
     """which samples to train on: any (paper), the positives, Anna Karenina's, or a --proportion of positives"""
@@ -130,7 +130,7 @@ class Settings:
     save_every: Count = 256  # optimiser steps between two checkpoints (ours)
 
     test_problems: Count = 150  # test problems to evaluate on, the first ones (ours; paper: all 1,319)
-    test_samples: Several = 32  # samples per test problem (ours; paper: 64)
+    test_samples: Several = 24  # samples per test problem (ours; paper: 64)
     between_samples: Several | None = None
     """samples per test problem after an iteration that another one follows (ours); default: --test-samples"""
     k: Count = 16  # the K of maj@K and pass@K (paper, Section 4.3)

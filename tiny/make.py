@@ -7,7 +7,7 @@
                                                 # another base: tiny/base with misconceptions, 13 minutes on one core
 
 A model is taught fresh problems by a teacher who first makes no mistake and then errs on purpose: it learns to reckon,
-and then to be careless. README.md says why, and how tiny/mistaken was made; tiny/math was written by hand.
+and then to be careless. README.md says why, and how tiny/worded was made; tiny/math was written by hand.
 """
 
 import json

@@ -380,11 +380,11 @@ def tables(table: Measured, names: Mapping[str, str], places: Mapping[str, Place
             hits[guess] += of.hits(guess)
         ends = [f"{of.behind[guess].text(100)}{', hits' * of.hits(guess)}" for guess in GUESSES]
         share = of.predicted.text(100, 0, " %", within=(0, 1))
-        rows.append(
-            [f"{name}: {names[name]}", of.ratio.text(), share, called[of.arm], called[of.best], f"{of.rank:.2f}", *ends]
-        )
-    rows.append([f"hits on the {len(counted)} others", *[""] * 5, *map(str, hits.values())])
-    head = ["base", "E-/E+", "p~*", "predicted", "best", "rank correlation", *(f"{guess} - best" for guess in GUESSES)]
+        gain = table.gain((name, "topr-60"), (name, "sft"), "after.correct").text(100)
+        row = [f"{name}: {names[name]}", of.ratio.text(), share, called[of.arm], called[of.best], f"{of.rank:.2f}"]
+        rows.append([*row, *ends, gain])
+    rows.append([f"hits on the {len(counted)} others", *[""] * 5, *map(str, hits.values()), ""])
+    head = ["base", "E-/E+", "p~*", "predicted", "best", "rank", *(f"{g} - best" for g in GUESSES), "60% - 100%"]
     reached, realised = (
         [[name, *(table.mean((name, arm), what).text(100, within=(0, 1)) for arm in SHARES)] for name in names]
         for what in ("after.correct", "realised")

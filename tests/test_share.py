@@ -174,7 +174,7 @@ def test_a_prediction_must_be_close_and_not_told_from_the_best(behind, hits):
 def test_the_score_leaves_out_the_bases_on_which_the_law_was_found():
     table = study(lambda p_tilde: 0.9 * p_tilde, ("mistaken", "slips", "worded", "long"))
     tables = share.tables(table, {name: name for name in ("mistaken", "slips", "worded", "long")}, {})
-    assert tables["law"].rows[-1] == ["hits on the 2 others", *[""] * 5, "0", "0", "0"]
+    assert tables["law"].rows[-1] == ["hits on the 2 others", *[""] * 5, "0", "0", "0", ""]
     assert [row[4] for row in tables["law"].rows[:-1]] == ["100%"] * 4
     assert tables["accuracy"].rows[0][1:] == [
         Estimate.over_seeds(0.9 * p + 0.001 * np.arange(3)).text(100) for p in SHARES.values()

@@ -76,7 +76,7 @@ class Settings:
 
     iterations: AtLeastZero = 1
     """rounds of sampling from the model and training it, mu_i = pi_{i-1} (paper, Section 4.3); 0: evaluate only"""
-    problems: Count = 400  # training problems to sample from, the first ones (ours; paper: all 7,473)
+    problems: Count = 320  # training problems to sample from, the first ones (ours; paper: all 7,473)
     n: Count = 16  # samples per training problem (paper, Section 4.1)
     composition: Literal[*COMPOSITIONS] = "uniform"
     """which samples to train on: any (paper), the positives, Anna Karenina's, or a --proportion of positives"""
@@ -130,7 +130,7 @@ class Settings:
     save_every: Count = 256  # optimiser steps between two checkpoints (ours)
 
     test_problems: Count = 150  # test problems to evaluate on, the first ones (ours; paper: all 1,319)
-    test_samples: Several = 24  # samples per test problem (ours; paper: 64)
+    test_samples: Several = 16  # samples per test problem (ours; paper: 64)
     between_samples: Several | None = None
     """samples per test problem after an iteration that another one follows (ours); default: --test-samples"""
     k: Count = 16  # the K of maj@K and pass@K (paper, Section 4.3)

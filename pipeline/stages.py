@@ -8,7 +8,7 @@ Each stage leaves a file that no later stage changes, and a stage whose file is 
     iteration-1/metrics.jsonl       train: the optimiser's steps
     iteration-1/checkpoint-256/     train: weights and optimiser, until the epoch is done
     iteration-1/model/              train: the model after it, which iteration 2 samples from
-    iteration-1/test-400.jsonl      evaluate: completions of the test problems by this model; others along the epoch
+    iteration-1/test-320.jsonl      evaluate: completions of the test problems by this model; others along the epoch
     results.json, curve.png         all iterations
 """
 

@@ -53,7 +53,7 @@ def draw_tokens(strips: Sequence[tuple[str, Sequence[str], Sequence[float]]], fu
         axes.text(0, y + 0.2, title, fontsize=11, va="center")
         x, y = 0.0, y + 0.35
         for token, value in zip(tokens, values, strict=True):
-            wide = max(TextPath((0, 0), token or " ", size=size).get_extents().width / 72, 0.4) + 2 * gap
+            wide = max(TextPath((0, 0), token.strip() or ".", size=size).get_extents().width / 72, 0.4) + 2 * gap
             if x + wide > width - 0.2:
                 x, y = 0.0, y + tall
             colour = colormaps["BrBG"](0.2 + 0.6 * float(shade(value)))

@@ -132,15 +132,16 @@ def in_numbers(name: str) -> str:
 
 
 def headline() -> str:
-    """At which learning rate naive REINFORCE collapses, and what negatives add over the places of the map."""
-    found, over, ends = load("fig1"), load("map")["shares"], {}
-    for name in ("TOPR", "naive REINFORCE"):
-        rate = best_rate(found["learning_rates"][name])
-        end = Estimate(**found["shares"][f"{called('reinforce', float(rate))}: correct at the end"])
-        ends[name] = f"{end.text(100, unit=' %', within=(0, 1))} of its answers are right at {rate}"
-    gains = [Estimate(**gain).text(100, unit=" points") for gain in over.values()]
+    """Where TOPR and others end in Figure 1, each at its best learning rate, and what negatives add on the map."""
+    found, naive = load("fig1"), "naive REINFORCE"
+    rates = {name: best_rate(of) for name, of in found["learning_rates"].items()}
+    wanted = (("topr", "TOPR"), ("sft", "SFT on positives"), ("reinforce", naive), ("reinforce", "TOPR"))
+    keys = [f"{called(method, float(rates[name]))}: correct at the end" for method, name in wanted]
+    topr, sft, own, there = (Estimate(**found["shares"][key]).text(100, unit=" %", within=(0, 1)) for key in keys)
+    gains = [Estimate(**gain).text(100, unit=" points") for gain in load("map")["shares"].values()]
     return (
-        f"With naive REINFORCE {ends['TOPR']}, the best rate for TOPR, and {ends['naive REINFORCE']}, its own best "
+        f"With the best rate for each, TOPR ends at {topr} ({rates['TOPR']}), positives alone at {sft} "
+        f"({rates['SFT on positives']}) and {naive} at {own} ({rates[naive]}), but at {there} at TOPR's rate "
         f"([Figure 1](results/README.md#figure-1)). Negatives add {gains[0]} to positives alone over 13 bases and "
         f"settings, and {gains[1]} with `--effective-proportion 0.7` ([map](results/map.md))."
     )

@@ -212,7 +212,7 @@ def help_of_settings() -> dict[str, str]:
     return {name: " ".join((beside or below).split()) for name, beside, below in fields}
 
 
-AT = (1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 300, 500)  # optimiser steps of the picture of weights
+AT = (1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 300)  # optimiser steps of the picture of weights
 LOGGED = {  # in metrics.jsonl
     "weight_neg_q95": "weight of negatives, 95 % quantile",
     "weight_neg_q50": "weight of negatives, median",

@@ -48,9 +48,9 @@ def test_the_results_say_what_its_text_says():
     assert outcomes == [["incorrect", "invalid"]] + 4 * [["correct", "invalid"]]
     topr_by_seed = [CORRECT[options][-1] for options in ("", " --seed 1", " --seed 2")]
     others = [CORRECT[" --method sft"][-1], CORRECT[" --method tis"][-1]]
-    assert max(abs(other - topr_s[-1]) for other in others) < max(topr_by_seed) - min(topr_by_seed)
+    assert 0 < max(topr_by_seed) - min(topr_by_seed) < max(abs(other - topr_s[-1]) for other in others) < 0.05
     ahead = load("fig1")["shares"]["TOPR - naive REINFORCE, own rates"]
-    assert 0 < min(ahead["each"]) < ahead["mean"] < ahead["half_width"]
+    assert 0 < ahead["half_width"] < ahead["mean"]
     assert make_page.numbers()["map"] == "11 of 14 of these, by 0.8 to 5.4 points"  # as in results/README.md
     for curve in FIG5["accuracy"].values():  # part 5
         assert FIG5["p_tilde"][curve["mean"].index(max(curve["mean"]))] > 0.2
@@ -59,7 +59,7 @@ def test_the_results_say_what_its_text_says():
         method: [token.strip() for token, x in zip(WRONG["tokens"], points[-1], strict=True) if x < -0.5]
         for method, points in WRONG["log_ratio"].items()
     }
-    assert [token.isdigit() for token in fallen["topr"]] == [False, True]
+    assert fallen["topr"] == ["-"]
     assert 6 < len(WRONG["tokens"]) < 2 * len(fallen["reinforce"])
     for rate, variants in load("variants")["data"].items():  # part 8
         means = {name: of["correct"]["mean"] for name, of in variants.items()}

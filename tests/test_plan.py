@@ -27,10 +27,10 @@ def test_the_counts_are_those_of_the_settings():
     assert items["training samples"] == 3 * 100 * 8
     assert items["samples trained on"] == 3 * 500
     assert items["optimiser steps"] == 3 * 32  # 500 / 16, rounded up
-    assert items["test samples"] == 10 * 32 * 4 + 10 * 4 * 4 * 3  # in full 4 times; at 4 points of 3 epochs
+    assert items["test samples"] == 10 * 16 * 4 + 10 * 4 * 4 * 3  # in full 4 times; at 4 points of 3 epochs
     assert items["sampled tokens"] == 128 * (3 * 100 * 8 + items["test samples"])
     between = by_name(replace(settings, between_samples=8, curve_points=1))
-    assert between["test samples"] == 10 * (2 * 32 + 2 * 8)
+    assert between["test samples"] == 10 * (2 * 16 + 2 * 8)
     karenina = by_name(replace(settings, composition="anna_karenina", examples=None))
     assert karenina["training samples"] == karenina["samples trained on"] == 3 * 100 * 64  # at most
     pairs = by_name(replace(settings, method="dpo", pairs=2, epochs=2))
@@ -43,7 +43,7 @@ def test_given_samples_are_counted_and_not_drawn(tmp_path):
     file.write_text(to_lines(given))
     items = by_name(gsm8k.Settings(samples=file, test_data=here, test_problems=1, curve_points=1, examples=900))
     assert (items["samples trained on"], items["optimiser steps"]) == (900, 57)
-    assert items["sampled tokens"] == 2 * 32 * 128
+    assert items["sampled tokens"] == 2 * 16 * 128
     held_out = by_name(gsm8k.Settings(samples=file, held_out=file, data="nowhere"))
     assert [held_out[name] for name in ("held-out samples", "test samples", "sampled tokens")] == [1000, 0, 0]
 

@@ -28,6 +28,7 @@ def _worker(number, work, folder, arguments, timeout):
         dist.barrier()
     finally:
         dist.destroy_process_group()
+    os._exit(0)  # a thread of gloo's that is still ending would now and then abort the exit of the interpreter
 
 
 def epoch(grouped, batch, micro_batch, optimizer, cut=None, logprobs=shared_logprobs):

@@ -142,8 +142,8 @@ def headline() -> str:
     return (
         f"With the best rate for each, TOPR ends at {topr} ({rates['TOPR']}), positives alone at {sft} "
         f"({rates['SFT on positives']}) and {naive} at {own} ({rates[naive]}), but at {there} at TOPR's rate "
-        f"([Figure 1](results/README.md#figure-1)). Negatives add {gains[0]} to positives alone over 13 bases and "
-        f"settings, and {gains[1]} with `--effective-proportion 0.7` ([map](results/map.md))."
+        f"([Figure 1](results/README.md#figure-1)). Over 13 bases and settings negatives add {gains[0]} to "
+        f"positives alone. With `--effective-proportion 0.7` they add {gains[1]} ([map](results/map.md))."
     )
 
 

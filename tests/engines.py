@@ -6,7 +6,7 @@ from collections import Counter
 import torch
 
 PROMPT = "Q: Ada has 31 apples and finds 45 more. How many apples does Ada have now?\nA:"
-START = "Q: Ada has"  # behind which many tokens are likely
+START = PROMPT + " So."  # behind which many tokens are likely
 
 
 def drawn(engine, sampling, prompts=(PROMPT,), n=8, seed=0):

@@ -191,6 +191,7 @@ def test_the_step_that_is_tried_for_its_memory_is_the_longest(finished, tmp_path
         run._try_longest(load_model(SMALL.model), steps)
     widths = {sum(longest(rows)) for step in steps for rows in step.micro_batches}
     tried = [batch.prompt_ids.shape[1] + batch.completion_ids.shape[1] for batch in seen]
+    assert len(tried) == settings.batch / settings.micro_batch  # one step
     assert max(tried) == max(widths) > min(widths)
 
 

@@ -10,7 +10,6 @@ The figures are in paper/figures.py. Their runs are kept in `--runs`, and figure
 again, so a figure can be given more seeds later. results/README.md says what came out.
 """
 
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,9 +41,7 @@ class Options:
     runs: Path = Path("runs/reproduce")  # folder that keeps the runs; remove it after changing code that makes them
     out: Path = Path("results")  # folder for NAME.json and NAME.png
     seed: int = 0  # the first of the seeds
-    hours: float = math.inf
-    """share: begin no run after so many hours, and draw what is there; what is made is kept in --out"""
-    redraw: bool = False  # make no run; draw NAME.png anew from the numbers of NAME.json in --out
+    redraw: bool = False  # make no run; draw NAME.png anew from the numbers of NAME.json, share from its runs' lines
 
 
 def check(options: Options) -> None:
@@ -56,8 +53,6 @@ def check(options: Options) -> None:
     for name in options.figures:
         if name in ON_MATH and options.preset != "paper":
             raise InputError(f"{name}: is for --preset paper only; the tiny model cannot do MATH")
-    if "share" in options.figures and options.redraw:
-        raise InputError("share --redraw: it is drawn from its runs' lines; give --hours 0 in its place")
     for name in ("seeds", "workers"):
         if getattr(options, name) < 1:
             raise InputError(f"--{name} {getattr(options, name)}: must be at least 1")
@@ -88,7 +83,7 @@ def make(options: Options) -> None:
     if options.redraw:
         for name, study in studies.items():
             study.redraw(options.out / f"{name}.json")
-        return
+        names = [name for name in names if name == "share"]
     jobs = {name: study.planned() for name, study in studies.items()}
     if "share" in names:
         jobs["share"] = share.wanted(scale, seeds)
@@ -106,7 +101,7 @@ def make(options: Options) -> None:
             made_by += " --quick" * options.quick
             if name == "share":
                 places = share.STUDIED[scale][1]
-                lines = share.complete(sweep, jobs[name], places, options.out / "share_runs.jsonl", options.hours)
+                lines = share.complete(sweep, jobs[name], places, options.out / "share_runs.jsonl", options.redraw)
                 share.publish(lines, places, made_by, options.out)
                 continue
             studies[name].make(sweep)

@@ -1,7 +1,7 @@
 """Where does the best share lie, and does the law p~* = E- / (E+ + E-) of pipeline/card.py say so beforehand?
 
     python reproduce.py share             # three seeds
-    python reproduce.py share --hours 2   # begins nothing after two hours, and draws what there is
+    python reproduce.py share --redraw    # draws what there is
 
 The study is ours. A place is a base model, which tiny/make.py makes, or a setting; its arms train on the same samples.
 The test problems are training problems that no arm trains on. A run with a line in share_runs.jsonl, beside the figure,
@@ -14,7 +14,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -240,10 +239,9 @@ def wanted(scale: str, seeds: Sequence[int]) -> dict[Key, Job]:
     return jobs
 
 
-def complete(sweep: Sweep, jobs: Mapping[Key, Job], places: Mapping[str, Place], file: Path, hours: float) -> Lines:
-    """The lines of the jobs: those in `file`, and those of the runs that can be begun before the hours are over."""
-    end, kept = time.monotonic() + 3600 * hours, read_lines(file)
-    usual, made_with = asdict(Settings()), {}
+def complete(sweep: Sweep, jobs: Mapping[Key, Job], places: Mapping[str, Place], file: Path, redraw: bool) -> Lines:
+    """The lines of the jobs: those in `file`, and unless it is only drawn anew those of the runs that are missing."""
+    kept, usual, made_with = read_lines(file), asdict(Settings()), {}
     named = ("model", "seed", "reuse", "out")  # the base is named by its options, and the seed by the key
     for key, job in jobs.items():
         changed = {k: v for k, v in asdict(job.settings).items() if v != usual[k] and k not in named}
@@ -251,10 +249,8 @@ def complete(sweep: Sweep, jobs: Mapping[Key, Job], places: Mapping[str, Place],
     there = {key: line for key, line in kept.items() if line["made with"] == made_with.get(key)}
     missing = [key for key in jobs if key not in there]
     print(f"share: {len(missing)} of {len(jobs)} runs to make", flush=True)
-    visits = list(dict.fromkeys((key.place, key.seed) for key in missing))
+    visits = list(dict.fromkeys((key.place, key.seed) for key in missing if not redraw))
     for i in range(0, len(visits), 2):
-        if time.monotonic() >= end:
-            break
         begun: dict[Key, Job] = {}
         for visit in visits[i : i + 2]:
             begun |= sharing_samples({key: jobs[key] for key in missing if (key.place, key.seed) == visit})

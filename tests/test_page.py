@@ -64,7 +64,7 @@ def test_the_results_say_what_its_text_says():
     for rate, variants in load("variants")["data"].items():  # part 8
         means = {name: of["correct"]["mean"] for name, of in variants.items()}
         assert all(mean[-1] < means["topr"][-1] for name, mean in means.items() if name != "topr")
-        assert rate != "own rate" or all(mean[-1] == max(mean) for mean in means.values())
+        assert rate != "own rate" or all(mean[-1] > mean[0] for mean in means.values())
 
 
 @pytest.mark.slow

@@ -3,12 +3,14 @@
 import os
 import signal
 import time
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 from ranks import on_two_ranks
+from tqdm import tqdm
 
 from pipeline.runtime import processes
 from pipeline.runtime.processes import from_all_ranks, process_group, rank, requests_are_noted
@@ -55,3 +57,15 @@ def test_a_request_that_comes_twice_at_once_is_one_and_a_later_one_interrupts(mo
     assert ask([signal.SIGINT, signal.SIGTERM], 0.0) == 2  # as a scheduler and torchrun send both
     monkeypatch.setattr(processes, "SAME_REQUEST", 0.0)
     assert ask([signal.SIGINT, signal.SIGINT], 0.01) == 1
+
+
+def test_a_progress_bar_that_is_interrupted_while_it_is_made_is_made_to_its_end(monkeypatch):
+    """Of half a bar, the interpreter would tell a user an AttributeError when it collects it."""
+    place = tqdm._get_free_pos
+    monkeypatch.setattr(tqdm, "_get_free_pos", lambda _, bar: os.kill(os.getpid(), signal.SIGINT) or place(bar))
+    with pytest.raises(KeyboardInterrupt):
+        processes.progress_bar([], "sampling", "sample")
+    with suppress(KeyboardInterrupt), requests_are_noted() as is_asked:
+        processes.progress_bar([], "training", "step")
+        noted = is_asked()  # by the block around it, which goes on
+    assert noted

@@ -410,7 +410,6 @@ def test_a_figure_from_end_to_end_and_again(command, tmp_path, monkeypatch, caps
         (["fig1", "--quick", "--preset", "paper"], "--quick: is for the laptop"),
         (["fig2", "fig8-math", "--quick"], "fig8-math: is for --preset paper only"),
         (["fig2", "--out", __file__], f"--out {__file__}: is a file; choose another folder"),
-        (["share", "--redraw"], "share --redraw: it is drawn from its runs' lines; give --hours 0"),
     ],
 )
 def test_bad_options_are_one_line(arguments, fault, command, tmp_path):

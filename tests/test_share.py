@@ -221,7 +221,7 @@ def test_the_study_from_end_to_end_and_from_its_lines(tmp_path, monkeypatch, cap
 
     changed = PLACES["slips"]._replace(changes={"lr": 1e-3})  # another definition
     monkeypatch.setitem(share.STUDIED["quick"][1], "slips", changed)
-    after, told = made("--hours", "0")
+    after, told = made("--redraw")
     assert "8 of 9 runs to make" in told
     places = [[row[0] for row in json.loads(of["share.json"])["tables"]["accuracy"]["rows"]] for of in (before, after)]
     assert places == [["slips"], []]  # without the place whose runs are of another definition

@@ -176,7 +176,8 @@ def on_rank_zero(work: Callable[[], T]) -> T:
 def progress_bar(items: Iterable[T], description: str, unit: str, total: int | None = None) -> Iterable[T]:
     """`items`, with a progress bar on rank zero; where its output is no terminal, it is told every ten seconds."""
     pause = 0.1 if sys.stderr.isatty() else 10.0
-    return tqdm(items, description, total, unit=unit, disable=rank() > 0, delay=pause, mininterval=pause)
+    with requests_are_noted():  # of half a bar, the interpreter tells an AttributeError when it collects it
+        return tqdm(items, description, total, unit=unit, disable=rank() > 0, delay=pause, mininterval=pause)
 
 
 @contextmanager
@@ -184,14 +185,15 @@ def requests_are_noted() -> Iterator[Callable[[], bool]]:
     """Inside it SIGINT and SIGTERM are noted, and the function it gives tells whether one came.
 
     Another one interrupts if it comes SAME_REQUEST seconds later; until then it is the same request, since a scheduler
-    sends SIGTERM to all processes of a job, and torchrun its own. At the end a noted one raises KeyboardInterrupt.
+    sends SIGTERM to all processes of a job, and torchrun its own. At the end a noted one is sent again, which raises
+    KeyboardInterrupt, or is noted by a block around this one.
     """
-    noted: list[float] = []  # when
+    noted: list[tuple[float, int]] = []  # when, and which
 
     def note(number: int, frame: Any) -> None:
-        if noted and time.monotonic() > noted[0] + SAME_REQUEST:
+        if noted and time.monotonic() > noted[0][0] + SAME_REQUEST:
             raise KeyboardInterrupt
-        noted.append(time.monotonic())
+        noted.append((time.monotonic(), number))
 
     is_main = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, note) for number in REQUESTS if is_main}
@@ -201,7 +203,7 @@ def requests_are_noted() -> Iterator[Callable[[], bool]]:
         for number, old in before.items():
             signal.signal(number, old)
     if noted:
-        raise KeyboardInterrupt
+        signal.raise_signal(noted[0][1])
 
 
 @contextmanager

@@ -11,13 +11,12 @@ docs/internals/share_predictions.md says how the law is judged; it was written b
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import cache, partial
+from functools import partial
 from math import log
 from pathlib import Path
 from types import MappingProxyType
@@ -26,18 +25,22 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from pandas import Series, json_normalize
+from torch import Tensor
+from transformers import AutoTokenizer
 
 from paper.experiments import LAPTOP, OF_MAJORITIES, QUICK, provenance
 from paper.runs import Finished, Job, Measured, Sweep, sharing_samples
 from pipeline.card import CardSettings, card, pace
 from pipeline.metrics import mean_over
+from pipeline.models.language_model import SharedRows, token_logprobs
 from pipeline.plots import Line, Panel, draw, save_figure
 from pipeline.records import Sample, Task, read_rows, write_file
 from pipeline.report import Estimate, Table
 from pipeline.results import versions
 from pipeline.settings import TINY, Settings
-from tiny.problems import EXPRESSION, OPERATIONS, QUESTIONS
-from train_gsm8k import gsm8k_task
+from tiny.problems import right_part, sums
+from topr import topr_loss
+from train_gsm8k import experiment, gsm8k_task
 
 MAKE = Path(__file__).resolve().parent.parent / "tiny" / "make.py"
 
@@ -61,6 +64,7 @@ class Place(NamedTuple):
     base: tuple[str, ...] = ()  # options of tiny/make.py; a second base is the first taught on; (): tiny/base
     changes: Mapping[str, Any] = MappingProxyType({})  # settings
     arms: Sequence[str] = tuple(ARMS)
+    is_masked: bool = False  # negatives are learnt from their first wrong sum on
 
 
 TEACH, WORST = "--base tiny/base --habit 1300", "--teacher.plan 0.05 0.9"
@@ -91,6 +95,9 @@ for base, times in (("slips", 2), ("slips", 3), ("worded", 2), ("worded", 3)):
 for count in (40, 640):
     changes = {"problems": count, "n": 2560 // count}
     PLACES[f"worded-{count}"] = Place(f"8 wordings, {count} problems", WORDED, changes, ("sft", "topr-20", "topr-60"))
+for base in ("worded", "default"):
+    name = f"{PLACES[base].name}, negatives from their first wrong sum on"
+    PLACES[f"{base}-masked"] = Place(name, PLACES[base].base, {}, ("topr", "topr-20", "topr-60"), is_masked=True)
 TAUGHT = Place("two lessons", ("--base tiny/base --habit 2", "--habit 1 --teacher.result 0"), arms=("sft",))
 STUDIED = {  # scale -> the settings of all its runs, and its places
     "laptop": (replace(LAPTOP.base, **OF_MAJORITIES, lr=1e-4, curve_points=1), PLACES),
@@ -134,13 +141,6 @@ def on_bases(sweep: Sweep, jobs: Mapping["Key", Job], places: Mapping[str, Place
     return {key: job._replace(settings=replace(job.settings, model=models[key])) for key, job in jobs.items()}
 
 
-FAMILY_OF = [  # each question, with any words in it, and its family
-    (re.compile(re.sub(r"\\\{\w+\\\}", r"\\w+", re.escape(question))), name)
-    for name, questions in QUESTIONS.items()
-    for question in questions
-]
-
-
 def kind_of(sample: Sample, task: Task) -> str:
     """right, whatever precedes the answer; none: no answer can be read; sum: a sum is wrong; plan: anything else.
 
@@ -156,33 +156,21 @@ def kind_of(sample: Sample, task: Task) -> str:
     return "sum" if not all(sums(sample.completion)) else "plan"
 
 
-def sums(completion: str) -> list[bool]:
-    """Whether each sum of a completion is right, as the teacher reckons: no result is below zero.
+def train_masked(job: Job) -> None:
+    """A run in which a negative has no gradient before its first wrong sum; its weight is that of all its tokens."""
+    tokenizer, rows = AutoTokenizer.from_pretrained(job.settings.model), read_rows(TINY / "train.jsonl", dict[str, str])
+    solutions = {f"Q: {row['question']}\nA:": row["answer"] for row in rows}
 
-    >>> sums(" 2 + 3 = 5 figs. 5 - 7 = 0 left. 4 / 0 = 1 each.")
-    [True, True, False]
-    """
-    return [
-        (sign != "/" or int(right) > 0) and max(OPERATIONS[sign](int(left), int(right)), 0) == int(result)
-        for left, sign, right, result in EXPRESSION.findall(completion)
-    ]
+    def logprobs(model: torch.nn.Module, batch: SharedRows) -> Tensor:
+        token_logp = token_logprobs(model, batch)  # (B, T), 0 on padding
+        is_learnt = torch.ones_like(token_logp, dtype=torch.bool)
+        for i in (batch.reward < 0).nonzero().flatten():
+            prompt = tokenizer.decode(batch.prompt_ids[batch.prompt_of[i]], skip_special_tokens=True)
+            texts = [tokenizer.decode(token) for token in batch.completion_ids[i]]
+            is_learnt[i] = torch.tensor([*map(len, texts)]).cumsum(0) > right_part("".join(texts), solutions[prompt])
+        return torch.where(is_learnt, token_logp, token_logp.detach()).sum(1)
 
-
-@cache
-def family_of(prompt: str) -> str:
-    """The name of the family of tiny/problems.py that a prompt's question is of.
-
-    >>> family_of("Q: A basket holds 9 figs. Ada takes 2 of them. How many figs stay in the basket?" + chr(10) + "A:")
-    'take'
-    """
-    question = prompt.removeprefix("Q: ").removesuffix("\nA:")
-    return next(name for pattern, name in FAMILY_OF if pattern.fullmatch(question))
-
-
-def right_by_family(samples: Sequence[Sample]) -> dict[str, float]:
-    """The share of right samples in each family."""
-    right = Series([float(sample.reward > 0) for sample in samples], [family_of(sample.prompt) for sample in samples])
-    return {name: round(share, 4) for name, share in right.groupby(level=0).mean().items()}
+    experiment(job.settings, job.task(job.settings), (topr_loss, logprobs))
 
 
 def measured(run: Finished, task: Task) -> dict[str, Any]:
@@ -198,7 +186,6 @@ def measured(run: Finished, task: Task) -> dict[str, Any]:
             "pass": round(entry[f"pass@{run.settings.k}"]["mean"], 4),
             **{kind: round(kinds[kind] / len(samples), 4) for kind in ("plan", "sum", "none")},  # of the completions
             "wrong sums": round(stated.count(False) / max(len(stated), 1), 4),  # of the sums
-            "families": right_by_family(samples),
         }
 
     drawn = read_rows(run.settings.out / "iteration-1" / "samples.jsonl", Sample)
@@ -206,7 +193,6 @@ def measured(run: Finished, task: Task) -> dict[str, Any]:
         "steps": steps,
         "realised": mean_over(run.steps, "realised_share", 4),  # share of positives, over the epoch
         "positive": round(sum(sample.reward > 0 for sample in drawn) / len(drawn), 4),
-        "positive by family": right_by_family(drawn),
         "before": state(run.tested(0), run.results["before"]),
         "after": state(run.tested(steps), iteration["after"]),
     }
@@ -234,7 +220,7 @@ def wanted(scale: str, seeds: Sequence[int]) -> dict[Key, Job]:
     (base, places), jobs = STUDIED[scale], {}
     for key in (Key(place, arm, seed) for seed in seeds for place, of in places.items() for arm in of.arms):
         settings = replace(base, **{"seed": key.seed, **places[key.place].changes, **ARMS[key.arm]})
-        make = make_card if key.arm == "card" else None
+        make = make_card if key.arm == "card" else train_masked if places[key.place].is_masked else None
         jobs[key] = Job(f"share-{key.place}-{key.arm}", settings, held_out_task, run=make)
     return jobs
 
@@ -245,6 +231,7 @@ def complete(sweep: Sweep, jobs: Mapping[Key, Job], places: Mapping[str, Place],
     named = ("model", "seed", "reuse", "out")  # the base is named by its options, and the seed by the key
     for key, job in jobs.items():
         changed = {k: v for k, v in asdict(job.settings).items() if v != usual[k] and k not in named}
+        changed |= {"run": job.run.__name__} if job.run is train_masked else {}
         made_with[key] = {"base": list(places[key.place].base)} | changed
     there = {key: line for key, line in kept.items() if line["made with"] == made_with.get(key)}
     missing = [key for key in jobs if key not in there]
@@ -385,12 +372,15 @@ def tables(table: Measured, names: Mapping[str, str], places: Mapping[str, Place
         [[name, *(table.mean((name, arm), what).text(100, within=(0, 1)) for arm in SHARES)] for name in names]
         for what in ("after.correct", "realised")
     )
-    others = [(place.name, name, arm) for name, place in places.items() if name not in names for arm in place.arms]
-    ends = [(called, arm, table.each((name, arm), "after.correct").values()) for called, name, arm in others]
-    few = [[called, arm, Estimate.over_seeds(each).text(100)] for called, arm, each in ends if each]
+    few = []
+    for name, place in places.items():
+        for arm in place.arms if name not in names else ():
+            if table.each((name, arm), "steps"):
+                ends = [table.mean((name, arm), f"after.{what}").text(100) for what in ("correct", "wrong sums")]
+                few.append([place.name, arm, *ends])
     return {
         "law": Table(head, rows),
         "accuracy": Table(["correct (%)", *called.values()], reached),
         "realised": Table(["realised share (%)", *called.values()], realised),
-        "few": Table(["place", "arm", "correct (%)"], few),
+        "few": Table(["place", "arm", "correct (%)", "wrong sums (%)"], few),
     }

@@ -2,6 +2,7 @@
 
 import json
 import resource
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -18,14 +19,6 @@ if TYPE_CHECKING:
 HOURS = "hours on H100s, estimated"  # the key of what --dry-run says of the stages
 
 
-def seconds_of(moments: Sequence[tuple[str, float]]) -> dict[str, float]:
-    """The seconds of each stage, from the moments at which one began, in order; the last moment ends the one before."""
-    found: dict[str, float] = {}
-    for (stage, begun), (_, ended) in pairwise(moments):
-        found[stage] = found.get(stage, 0.0) + ended - begun
-    return found
-
-
 def note_times(run: "Run", moments: Sequence[tuple[str, float]]) -> None:
     """Write times.json: what this call of the command did, added to what earlier calls in the folder have noted."""
     file = run.folder / "times.json"
@@ -33,7 +26,10 @@ def note_times(run: "Run", moments: Sequence[tuple[str, float]]) -> None:
     peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
     peak = peak or 1000 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # of this process, in kilobytes
     found: dict[str, Any] = {"processes": ranks(), "peak bytes": max(peak, known.get("peak bytes", 0))}
-    for name, new in {"seconds": seconds_of(moments), "counts": run.counts}.items():
+    seconds: dict[str, float] = defaultdict(float)
+    for (stage, begun), (_, ended) in pairwise(moments):
+        seconds[stage] += ended - begun
+    for name, new in {"seconds": seconds, "counts": run.counts}.items():
         old = known.get(name, {})
         found[name] = {key: old.get(key, 0) + new.get(key, 0) for key in {**old, **new}}
     if run.settings.preset != "laptop" or torch.cuda.is_available():

@@ -12,6 +12,7 @@ import ast
 import re
 import zlib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -132,10 +133,7 @@ def load_shots(count: int, file: Path | None) -> list[str]:
 
 def without_shots(problems: list[Problem], shots: list[str]) -> list[Problem]:
     """The problems without those among the worked examples, which are MATH's own. Compares letters and digits only."""
-
-    def letters(text: str) -> str:
-        return re.sub(r"[\W_]+", "", text)
-
+    letters = partial(re.sub, r"[\W_]+", "")
     known = [letters(shot) for shot in shots]
     return [p for p in problems if not any(s.startswith(letters(f"Problem{p.question}Solution")) for s in known)]
 

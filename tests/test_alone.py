@@ -38,12 +38,7 @@ def rank_of_two(rank, port, folder, stage, fault):
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     end = dist.destroy_process_group
-
-    def end_together():
-        dist.barrier()
-        end()
-
-    dist.destroy_process_group = end_together
+    dist.destroy_process_group = lambda: (dist.barrier(), end())  # both together
     if stage is not None:
         where, name, failing = STAGES[stage]
         if rank == failing:

@@ -111,11 +111,10 @@ def with_code(folder, mark):
     (folder / "own.py").write_text(f"import pathlib\npathlib.Path({str(mark)!r}).touch()\n")
 
 
-def with_cut_weights(folder, mark):
-    cut(folder / "model.safetensors")
+HARM = {as_a_pickle: "safetensors", with_code: "", lambda folder, _: cut(folder / "model.safetensors"): ""}
 
 
-@pytest.mark.parametrize(("change", "reason"), [(as_a_pickle, "safetensors"), (with_code, ""), (with_cut_weights, "")])
+@pytest.mark.parametrize(("change", "reason"), HARM.items())
 def test_a_model_that_is_not_to_be_trusted_is_refused_and_its_code_not_run(change, reason, tmp_path):
     folder, mark = shutil.copytree(gsm8k.Settings().model, tmp_path / "model"), tmp_path / "harm"
     change(folder, mark)

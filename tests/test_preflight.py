@@ -12,6 +12,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -59,12 +60,9 @@ def test_a_rehearsal_on_processors_says_so_in_its_results(tmp_path, monkeypatch)
 
 def test_driver_and_compiler_are_told_together(monkeypatch):
     """As on a node whose driver is too old, in torch's words for it, and whose Python lacks its headers."""
-
-    def too_old():
-        raise RuntimeError("The NVIDIA driver on your system is too old (found version 12020).\nPlease update it.")
-
+    told = "The NVIDIA driver on your system is too old (found version 12020).\nPlease update it."
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("torch.cuda.init", too_old)
+    monkeypatch.setattr("torch.cuda.init", mock.Mock(side_effect=RuntimeError(told)))
     monkeypatch.setenv("CC", "/nowhere/cc")
     with pytest.raises(InputError, match=r"found version 12020.*driver 580 or newer.*\n.*/nowhere/cc: cannot be run"):
         preflight.check_machine(PAPER)

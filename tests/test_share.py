@@ -14,17 +14,19 @@ import make
 import numpy as np
 import problems
 import pytest
+import torch
 from runs import SMALL
 
 import reproduce
 import train_gsm8k as gsm8k
 from paper import share
-from paper.runs import Finished
+from paper.runs import Finished, Job
 from paper.share import ARMS, PLACES, SHARES, Key, measured_of
 from pipeline.card import pace
-from pipeline.records import Sample, read_rows
+from pipeline.models.language_model import collate, token_logprobs
+from pipeline.records import Example, Sample, read_rows
 from pipeline.report import STUDENT, Estimate
-from pipeline.settings import Settings
+from pipeline.settings import TINY, Settings
 
 TASK = gsm8k.gsm8k_task(SMALL)
 
@@ -37,7 +39,6 @@ def test_plans_and_endings_are_wrong_as_often_as_the_knobs_say():
     taken, found, same = defaultdict(Counter), Counter(), []
     for _ in range(count):
         problem = problems.draw_problem(rng)
-        assert share.family_of(f"Q: {problem.question}\nA:") == problem.family
         text, is_right = problems.solve_badly(problem, noise, rng)
         solved = [problems.solve(problem, plan) for plan in problems.PLANS[problem.family]]
         plan = max((i for i, (s, _) in enumerate(solved) if text.startswith(f" {s}")), key=lambda i: len(solved[i][0]))
@@ -93,7 +94,7 @@ def test_trained_and_tested_problems_differ_and_none_is_of_the_test_set():
 
 
 def test_places_differ_and_have_arms_that_there_are():
-    assert len({(place.base, *place.changes.items()) for place in PLACES.values()}) == len(PLACES)
+    assert len({(place.base, place.is_masked, *place.changes.items()) for place in PLACES.values()}) == len(PLACES)
     assert all(set(place.arms) <= set(ARMS) for place in PLACES.values())
 
 
@@ -101,13 +102,7 @@ def test_what_is_kept_is_what_the_files_say(run):
     folder = run()
     results = json.loads((folder / "results.json").read_text())
     line = share.measured(Finished(replace(SMALL, out=folder), results), TASK)
-    files = ("samples.jsonl", f"test-{line['steps']}.jsonl")
-    drawn, tested = (read_rows(folder / "iteration-1" / name, Sample) for name in files)
-    right = defaultdict(list)
-    for sample in tested:
-        right[share.family_of(sample.prompt)].append(sample.outcome == "correct")
-    after = line["after"]
-    assert after["families"] == {name: round(sum(of) / len(of), 4) for name, of in sorted(right.items())}
+    drawn, after = read_rows(folder / "iteration-1" / "samples.jsonl", Sample), line["after"]
     assert after["correct"] + after["plan"] + after["sum"] + after["none"] == pytest.approx(1, abs=2e-4)
     assert line["positive"] == pytest.approx(sum(s.reward > 0 for s in drawn) / len(drawn), abs=1e-4)
     steps = [json.loads(text) for text in (folder / "iteration-1" / "metrics.jsonl").read_text().splitlines()]
@@ -192,6 +187,25 @@ def test_the_spread_is_that_about_one_curve_over_the_log_odds():
     moved = {"worded": 0.0, "long": 1.0}
     apart = share.spread(table, places, lambda place, arm: 1 / (1 + math.exp(-SHARES[arm] - moved[place])))
     assert apart > 1
+
+
+def test_a_masked_negative_learns_from_its_first_wrong_sum_on(monkeypatch, lm):
+    """Its gradient is the completion's less that of its right part. Its value, and a positive, are as they were."""
+    learnt = []
+    monkeypatch.setattr(share, "experiment", lambda _, __, learn: learnt.append(learn[1]))
+    share.train_masked(Job("", replace(SMALL, model=str(TINY / "base")), lambda _: TASK))
+    texts = f"Q: {TASK.train[2].question}\nA:", " 84 - 46 = 38", " 84 - 46 = 38 pears. 38 + 1 = 39."
+    prompt, part, whole = lm.tokenizer(texts)["input_ids"]
+
+    def of(ids, reward, logprobs):
+        logp = logprobs(lm.model, collate([[Example(prompt, ids, 0.0, reward)] * 2]))[0]
+        return torch.cat([logp[None].detach(), *map(torch.ravel, torch.autograd.grad(logp, lm.model.parameters()))])
+
+    usual, found = of(whole, 1.0, lambda *of: token_logprobs(*of).sum(1)), of(whole, -1.0, learnt[0])
+    assert found[0] == usual[0]
+    expected = usual - of(part, 1.0, learnt[0])
+    assert torch.allclose(found[1:], expected[1:], atol=1e-4)
+    assert torch.equal(of(whole, 1.0, learnt[0]), usual)
 
 
 # ---- the command ----

@@ -55,15 +55,7 @@ def stage(file: Path, make: Callable[[], Iterable[Any]]) -> None:
 
 def remove(*paths: Path) -> None:
     """Remove files, and folders with all that is in them; those that are not there are left out."""
-
-    def remove_here() -> None:
-        for path in paths:
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
-
-    on_rank_zero(remove_here)
+    on_rank_zero(lambda: [shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True) for path in paths])
 
 
 @contextmanager

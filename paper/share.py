@@ -227,13 +227,19 @@ def wanted(scale: str, seeds: Sequence[int]) -> dict[Key, Job]:
 
 def complete(sweep: Sweep, jobs: Mapping[Key, Job], places: Mapping[str, Place], file: Path, redraw: bool) -> Lines:
     """The lines of the jobs: those in `file`, and unless it is only drawn anew those of the runs that are missing."""
-    kept, usual, made_with = read_lines(file), asdict(Settings()), {}
-    named = ("model", "seed", "reuse", "out")  # the base is named by its options, and the seed by the key
+    kept, made_with = read_lines(file), {}
+    usual, named = asdict(Settings()) | {"masked": False}, ("model", "seed", "reuse", "out")  # base and key name these
+    there: Lines = {}
     for key, job in jobs.items():
-        changed = {k: v for k, v in asdict(job.settings).items() if v != usual[k] and k not in named}
-        changed |= {"run": job.run.__name__} if job.run is train_masked else {}
-        made_with[key] = {"base": list(places[key.place].base)} | changed
-    there = {key: line for key, line in kept.items() if line["made with"] == made_with.get(key)}
+        place = places[key.place]
+        every = asdict(job.settings) | {"base": list(place.base), "masked": place.is_masked}
+        made_with[key] = {
+            name: value for name, value in every.items() if value != usual.get(name) and name not in named
+        }
+        known = kept[key]["made with"] if key in kept else {}
+        # A setting that is in the line alone has become the default since.
+        if made_with[key].keys() <= known.keys() and known.items() <= every.items():
+            there[key] = kept[key]
     missing = [key for key in jobs if key not in there]
     print(f"share: {len(missing)} of {len(jobs)} runs to make", flush=True)
     visits = list(dict.fromkeys((key.place, key.seed) for key in missing if not redraw))

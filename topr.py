@@ -154,8 +154,7 @@ def topr_objective(log_ratio: Tensor, reward: Tensor, limits: Limits) -> Tensor:
 def _taper_of_log(log_ratio: Tensor, a: Tensor, b: Tensor) -> Tensor:
     clipped = log_ratio.clamp(a.log(), b.log())
     # Where b = 0 the clipped log-ratio is -inf and the weight 0: the difference would make it 0 * inf = NaN.
-    excess = torch.where(clipped.isfinite(), log_ratio - clipped, 0.0)
-    return clipped.exp() * (1 + excess)
+    return clipped.exp() * (1 + torch.where(clipped.isfinite(), log_ratio - clipped, 0.0))
 
 
 def _with_bounds(value: Tensor | float, a: Tensor | float, b: Tensor | float) -> tuple[Tensor, Tensor, Tensor]:
@@ -179,7 +178,7 @@ def effective_proportion(p: Tensor | float, c: Tensor | float) -> Tensor | float
     >>> round(effective_proportion(0.1, -0.8), 12)
     0.5
     """
-    _check_within("p", p, 0, 1, is_open=True)
+    _check_within("p", p, 0, 1, slack=0)
     _check_within("c", c, -1, 1)
     return p * (1 - c) / (1 + (1 - 2 * p) * c)
 
@@ -192,16 +191,15 @@ def baseline_for_proportion(p: Tensor | float, p_tilde: Tensor | float) -> Tenso
     >>> round(baseline_for_proportion(0.5, 0.2), 12)
     0.6
     """
-    _check_within("p", p, 0, 1, is_open=True)
+    _check_within("p", p, 0, 1, slack=0)
     _check_within("p_tilde", p_tilde, 0, 1)
     return (p - p_tilde) / (p + p_tilde - 2 * p * p_tilde)
 
 
-def _check_within(name: str, value: Tensor | float, low: float, high: float, is_open: bool = False) -> None:
-    value = torch.as_tensor(value)
-    slack = 0.0 if is_open else 1e-6  # a closed interval is meant up to rounding
+def _check_within(name: str, value: Tensor | float, low: float, high: float, slack: float = 1e-6) -> None:
+    value = torch.as_tensor(value)  # a closed interval is meant up to rounding; one without slack is open
     if not ((value > low - slack) & (value < high + slack)).all():
-        raise ValueError(f"{name} = {value.tolist()}: must lie {'strictly ' * is_open}between {low} and {high}")
+        raise ValueError(f"{name} = {value.tolist()}: must lie {'strictly ' * (slack == 0)}between {low} and {high}")
 
 
 # ---- training a language model: Algorithm 1 as a loop ------------------------------------------------------------

@@ -120,8 +120,8 @@ def chosen() -> Table:
 
 
 def counted() -> str:
-    """How many claims have each verdict."""
-    told = [claim.verdict for claim in claims()]
+    """How many claims have each verdict, the row of the analysis included."""
+    told = [re.match(r"\*\*(.+?)\*\*", row[-1])[1] for row in findings().rows]
     return "; ".join(f"{told.count(name)} **{name}**" for name in dict.fromkeys([*VERDICTS, *told]) if name in told)
 
 

@@ -76,6 +76,7 @@ DEFAULT = (*MIXED, "--habit 300 --teacher.wordings 8 --teacher.plan 0 0.7 --teac
 PLACES = {  # bases that differ in wordings, length and kind of error; other settings
     "mistaken": Place("1 wording", (TEACH, f"--habit 400 {WORST}")),
     "slips": Place("1 wording, slips"),
+    "sure": Place("1 wording, no slips taught", (f"--base tiny/base --habit 3000 {WORST} --teacher.result 0",)),
     "two-way": Place("1 wording, one wrong plan", (ENDINGS,)),
     "ended": Place(
         "1 wording, one wrong plan, no ending missing", (ENDINGS, f"--habit 400 {TWO_WAY} --teacher.ending 0")

@@ -125,8 +125,9 @@ def make_base(job: Job, options: str, taught: Path | None = None) -> None:
 def make_card(job: Job) -> None:
     """The card of a run's base, as its results.json."""
     of = {name: getattr(job.settings, name) for name in ("model", "seed", "max_new_tokens", "out")}
-    found = card(CardSettings(**of), job.task(job.settings))
-    write_file(job.settings.out / "results.json", json.dumps(found | {"versions": versions()}) + "\n")
+    found = card(CardSettings(**of), job.task(job.settings)) | {"versions": versions()}
+    del found["model"]  # a folder of this machine; the base is known by its options
+    write_file(job.settings.out / "results.json", json.dumps(found) + "\n")
 
 
 def on_bases(sweep: Sweep, jobs: Mapping["Key", Job], places: Mapping[str, Place]) -> dict["Key", Job]:

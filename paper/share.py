@@ -34,7 +34,7 @@ from pipeline.card import CardSettings, card, pace
 from pipeline.metrics import mean_over
 from pipeline.models.language_model import SharedRows, token_logprobs
 from pipeline.plots import Line, Panel, draw, save_figure
-from pipeline.records import Sample, Task, read_rows, write_file
+from pipeline.records import Sample, Task, read_rows, read_split, write_file
 from pipeline.report import Estimate, Table
 from pipeline.results import versions
 from pipeline.settings import TINY, Settings
@@ -160,8 +160,9 @@ def kind_of(sample: Sample, task: Task) -> str:
 
 def train_masked(job: Job) -> None:
     """A run in which a negative has no gradient before its first wrong sum; its weight is that of all its tokens."""
-    tokenizer, rows = AutoTokenizer.from_pretrained(job.settings.model), read_rows(TINY / "train.jsonl", dict[str, str])
-    solutions = {f"Q: {row['question']}\nA:": row["answer"] for row in rows}
+    tokenizer, task = AutoTokenizer.from_pretrained(job.settings.model), job.task(job.settings)
+    answers = {row["question"]: row["answer"] for row in read_split(job.settings.data, "train", dict[str, str])}
+    solutions = {task.prompt(problem): answers[problem.question] for problem in task.train}
 
     def logprobs(model: torch.nn.Module, batch: SharedRows) -> Tensor:
         token_logp = token_logprobs(model, batch)  # (B, T), 0 on padding
@@ -172,7 +173,7 @@ def train_masked(job: Job) -> None:
             is_learnt[i] = torch.tensor([*map(len, texts)]).cumsum(0) > right_part("".join(texts), solutions[prompt])
         return torch.where(is_learnt, token_logp, token_logp.detach()).sum(1)
 
-    experiment(job.settings, job.task(job.settings), (topr_loss, logprobs))
+    experiment(job.settings, task, (topr_loss, logprobs))
 
 
 def measured(run: Finished, task: Task) -> dict[str, Any]:

@@ -204,7 +204,11 @@ def _check_within(name: str, value: Tensor | float, low: float, high: float, sla
 
 # ---- training a language model: Algorithm 1 as a loop ------------------------------------------------------------
 class Batch(NamedTuple):
-    """A micro-batch with one padded row per completion: what `sequence_logprobs` reads and `train` learns from."""
+    """A micro-batch with one padded row per completion: what `sequence_logprobs` reads and `train` learns from.
+
+    The last three may be empty, (0,): the rows are then computed, and nothing is learnt from them, as by a process that
+    has no completions left in a step which all processes must compute together.
+    """
 
     input_ids: Tensor  # (B, T) prompt, then completion; padding on either side
     attention_mask: Tensor  # (B, T) 1 on prompt and completion
@@ -224,10 +228,28 @@ def sequence_logprobs(model: torch.nn.Module, batch: Batch) -> Tensor:
     >>> sequence_logprobs(uniform, Batch(ids, torch.ones(1, 3), mask, *torch.ones(3, 1))).exp() * 64
     tensor([1.])
     """
-    position_ids = (batch.attention_mask.long().cumsum(-1) - 1).clamp_min(0)
-    out = model(batch.input_ids, attention_mask=batch.attention_mask, position_ids=position_ids, use_cache=False)
-    token_logp = select_logprobs(out.logits[:, :-1], batch.input_ids[:, 1:])  # (B, T - 1): each predicts the next token
-    return torch.where(batch.completion_mask[:, 1:].bool(), token_logp, 0.0).sum(-1)
+    return token_logprobs(model, batch).sum(-1)
+
+
+def token_logprobs(model: torch.nn.Module, batch: Batch) -> Tensor:
+    """log pi(y_i | x, y_<i): (B, C) for the columns from the batch's first completion token on; 0 outside completions.
+
+    >>> uniform = lambda ids, **_: NamedTuple("Out", [("logits", Tensor)])(torch.zeros(*ids.shape, 8))  # 8 tokens
+    >>> ids, mask = torch.tensor([[1, 2, 3, 0]]), torch.tensor([[0, 0, 1, 0]])
+    >>> token_logprobs(uniform, Batch(ids, torch.ones(1, 4), mask, *torch.ones(3, 1))).exp() * 8
+    tensor([[1., 8.]])
+    """
+    mask = batch.completion_mask[:, 1:].bool()  # (B, T - 1): nothing predicts the first token of a row
+    width = mask.shape[1] - int(mask.any(0).int().argmax())  # C
+    logits = model(
+        batch.input_ids,
+        attention_mask=batch.attention_mask,
+        position_ids=(batch.attention_mask.long().cumsum(-1) - 1).clamp_min(0),
+        logits_to_keep=width + 1,  # none of the prompt but its last token's, which predict the first of the completion
+        use_cache=False,
+    ).logits[:, -width - 1 : -1]  # (B, C, V): each predicts the next token
+    token_logp = select_logprobs(logits, batch.input_ids[:, -width:])
+    return torch.where(mask[:, -width:], token_logp, 0.0)
 
 
 def select_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -284,7 +306,7 @@ def train(
         optimizer.zero_grad()
         total, seen = 0.0, []
         for batch in step.micro_batches:
-            logp = logprobs(model, batch)  # (B,)
+            logp = logprobs(model, batch)[: len(batch.reward)]  # (B,), or (0,) of rows that nothing is learnt from
             logp.retain_grad()
             value = loss(logp, batch.logmu, batch.reward, batch.length, denominator=step.sequences)
             # A loss that is not finite makes the gradient's norm NaN on all processes, so that all stop together.

@@ -40,7 +40,7 @@ def experiment(settings: Settings, task: Task, learn: "Learn | None" = None) -> 
     settings: such as `check` has passed. learn: the functions (loss, logprobs) that `topr.train` is given, instead of
     the method's. InputError where model, samples or folder do not fit; nothing is written then.
     """
-    from pipeline.stages import open_run  # torch and transformers, which --help does without
+    from pipeline.stages import open_run  # loads torch and transformers, which --help does without
 
     with open_run(settings, task, learn) as run:
         if run.is_finished:  # by an earlier call
@@ -48,13 +48,14 @@ def experiment(settings: Settings, task: Task, learn: "Learn | None" = None) -> 
         run.evaluate(1, run.start)
         model = run.start.model
         for iteration in range(1, settings.iterations + 1):
-            samples = run.sample(iteration, model)
-            rows = run.compose(iteration, samples, model)
+            samples = run.sample(iteration, model)  # Algorithm 1, line 3: y ~ mu(.|x), n of each problem; graded
+            composed = run.compose(iteration, samples)  # line 4: the dataset; rewards less the baseline
             del samples  # gigabytes at the paper's scale
-            points = run.train(iteration, rows, model)
+            rows = run.score(iteration, composed, model)  # log mu(y|x) of line 6, by `model`, which is mu
+            points = run.train(iteration, rows, model)  # lines 5 to 9: from pi = mu, one epoch of `topr.train`
             for point in points:
                 run.evaluate(iteration, point)
-            model = points[-1].model
+            model = points[-1].model  # mu of the next iteration: mu_i = pi_{i-1} (Section 4.3)
         return run.results()
 
 

@@ -38,7 +38,7 @@ def main(
     from pipeline.evaluation import evaluate
     from pipeline.models.language_model import load_model
     from pipeline.report import Estimate
-    from pipeline.sampling import SamplingParameters, draw_samples, transformers_engine
+    from pipeline.sampling import SamplingParameters, draw_samples, prompts_of, transformers_engine
 
     class ToprTrainer(ToprLoss, GRPOTrainer):
         pass
@@ -54,7 +54,8 @@ def main(
         lm.model.eval()
         engine = transformers_engine(lm, ours.tokens_at_once)
         sampling = SamplingParameters(max_new_tokens=ours.max_new_tokens)
-        found = evaluate(draw_samples(task, task.test, 8, engine, sampling, seed=1), task, k=1, seed=0)
+        prompts = prompts_of(task, task.test, lm, ours.max_new_tokens)
+        found = evaluate(draw_samples(task, prompts, 8, engine, sampling, seed=1), task, k=1, seed=0)
         pass_1 = Estimate.read(found["pass@1"]).text(100, 1, " %")
         print(f"{when}: pass@1 {pass_1}, invalid {100 * found['invalid']:.1f} %")
 

@@ -32,7 +32,7 @@ import topr
 import train_gsm8k
 from conformance.variants import VARIANTS
 from pipeline.dry_run import counts
-from pipeline.models.language_model import token_logprobs
+from pipeline.models.language_model import load_model
 from pipeline.records import InputError, Sample, Task, read_rows, read_text, write_file
 from pipeline.report import Estimate, Table
 from pipeline.runtime.processes import progress_bar, rank, ranks
@@ -261,7 +261,7 @@ def _make(job: Job) -> None:
     elif isinstance(job.settings, VerifierSettings):
         verifier.run(job.settings)
     else:
-        learn = job.token_loss and learn_with(job.token_loss)
+        learn = job.token_loss and learn_with(job.token_loss, job.settings.model)
         train_gsm8k.experiment(job.settings, job.task(job.settings), learn)
     if rank() == 0:
         for model in job.settings.out.rglob("iteration-*/model"):
@@ -286,23 +286,26 @@ def commit() -> str:
         return "unknown"
 
 
-def learn_with(variant: str) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+def learn_with(variant: str, model: str) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
     """The loss and the log-probabilities with which `topr.train` learns by one of conformance.variants.VARIANTS.
 
     `topr.train` hands a loss one number per sequence. So the loss is naive REINFORCE's, and log pi(y|x), (B,), is made
     so that its gradient is the variant's. The reported weights are then 1. A completion with reward 0 gets no gradient.
+    model: the folder of the model that the samples are from, which gives log mu of each token.
 
-    >>> loss, logprobs = learn_with("per-token")
+    >>> loss, logprobs = learn_with("per-token", "tiny/base")
     >>> loss.keywords["limits"] == topr.PRESETS["reinforce"]
     True
     """
-    token_loss = VARIANTS[variant]()
+    token_loss, mu = VARIANTS[variant](), load_model(model).model
 
-    def logprobs(model: torch.nn.Module, batch: Any) -> Tensor:
-        token_logp = token_logprobs(model, batch)  # (B, T), 0 on padding, which is on the right
+    def logprobs(pi: torch.nn.Module, batch: topr.Batch) -> Tensor:
+        with torch.no_grad():
+            token_logmu = topr.token_logprobs(mu, batch)
+        token_logp = topr.token_logprobs(pi, batch)  # (B, C), 0 on padding, which is on the right
         leaf = token_logp.detach().requires_grad_()
         mask = torch.arange(leaf.shape[1], device=leaf.device) < batch.length[:, None]
-        loss = token_loss(leaf, batch.token_logmu, batch.reward, mask.to(leaf.dtype))  # a mean over the micro-batch
+        loss = token_loss(leaf, token_logmu, batch.reward, mask.to(leaf.dtype))  # a mean over the micro-batch
         [gradient] = torch.autograd.grad(loss, leaf)
         # naive REINFORCE: the gradient of its mean over the batch, in each log pi(y|x)
         naive = -torch.where(batch.reward == 0, torch.inf, batch.reward) / batch.length / len(batch.reward)

@@ -1,29 +1,13 @@
 """Which of the samples an iteration trains on (Section 4.3), and the baseline that is subtracted from their rewards."""
 
-import operator
 import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from pipeline.methods import METHODS
 from pipeline.records import Sample
 
 if TYPE_CHECKING:
-    from pipeline.settings import Settings
-
-
-def choose(settings: "Settings", samples: Sequence[Sample], number: int = 1) -> list[int]:
-    """The indices of the samples that iteration `number` trains on, in order, by the setting `composition`.
-
-    Where a composition asks for more samples of a kind than were drawn, it takes those there are.
-
-    >>> from pipeline.settings import Settings
-    >>> samples = [Sample(prompt="?", completion="!", reward=r) for r in (-1, 1, -1, 1, -1)]
-    >>> choose(Settings(composition="positives_only"), samples)
-    [1, 3]
-    """
-    rng, size = random.Random(settings.seed_of(f"composition {number}")), settings.examples or len(samples)
-    return COMPOSITIONS[settings.composition].choose(samples, size, rng, settings.proportion)
+    from topr import Limits
 
 
 def anna_karenina(samples: Sequence[Sample], size: int, rng: random.Random, share: float | None) -> list[int]:
@@ -54,14 +38,14 @@ def _some(numbers: Sequence[int], size: int, rng: random.Random) -> list[int]:
 class Composition(NamedTuple):
     """How the samples of an iteration are chosen, and how many of each problem are drawn to choose from."""
 
-    choose: Callable[..., list[int]]
-    drawn: Callable[["Settings"], int] = operator.attrgetter("n")
+    choose: Callable[..., list[int]]  # (samples, how many, random numbers, --proportion) -> indices, in order
+    draws: str = "n"  # the setting that says how many samples of each problem are drawn
 
 
-COMPOSITIONS = {  # (samples, how many, random numbers, --proportion) -> indices of the chosen, in order
+COMPOSITIONS = {
     "uniform": Composition(lambda samples, size, rng, share: _some(range(len(samples)), size, rng)),
     "positives_only": Composition(lambda samples, size, rng, share: _some(_of_sign(samples, True), size, rng)),
-    "anna_karenina": Composition(anna_karenina, drawn=operator.attrgetter("candidates")),
+    "anna_karenina": Composition(anna_karenina, draws="candidates"),
     "proportion": Composition(proportion),
 }
 
@@ -91,35 +75,33 @@ def rewards_of_groups(samples: Sequence[Sample]) -> dict[str, list[float]]:
     return groups
 
 
-def note_on_signs(settings: "Settings", rewards: Sequence[float], learnt: Sequence[float]) -> str | None:
-    """What the method comes to where the rewards are of one sign after the baseline, or most have changed sign.
+def note_on_signs(
+    method: str, limits: "Limits | None", baseline_from: str, rewards: Sequence[float], learnt: Sequence[float]
+) -> str | None:
+    """A warning if all rewards have one sign after the baseline, or most changed sign; else None.
 
     rewards, learnt: before and after the baseline. The note has the share of each sign and the setting that mends it.
-    None where all is well, and where positives alone are asked for; DPO has no baseline.
+    limits: the method's, None for a method with a loss of its own.
     """
-    method, bounds = settings.method, settings.bounds
-    is_asked_for = settings.composition == "positives_only" or settings.effective_proportion == 1
-    if METHODS[method].of_pairs or is_asked_for or (bounds and bounds.b_neg == 0):
-        return None
     size, low, high = len(learnt), min(rewards), max(rewards)
     positive, negative = sum(reward > 0 for reward in learnt), sum(reward < 0 for reward in learnt)
     turned = 100 * sum(before * after < 0 for before, after in zip(rewards, learnt, strict=True)) / size
-    learns = "is supervised training on" if bounds and bounds.a_pos == bounds.b_pos else "learns from"
-    contrary = f"the baseline gave {turned:.1f} % the other sign, of which {method} learns the contrary"
-    faults = {
-        f"nothing is left for {method} to learn from": not positive and not negative,
-        f"without negatives {method} {learns} the positives": not negative,
-        f"without positives {method} only makes less probable what was drawn": not positive,
-        contrary: low < 0 < high and turned > 50,
-    }
-    fault = next((fault for fault, is_so in faults.items() if is_so), None)
-    if fault is None:
+    if not (positive or negative):
+        fault = f"nothing is left for {method} to learn from"
+    elif not negative:
+        learns = "is supervised training on" if limits and limits.a_pos == limits.b_pos else "learns from"
+        fault = f"without negatives {method} {learns} the positives"
+    elif not positive:
+        fault = f"without positives {method} only makes less probable what was drawn"
+    elif low < 0 < high and turned > 50:
+        fault = f"the baseline gave {turned:.1f} % the other sign, of which {method} learns the contrary"
+    else:
         return None
     if low == high:
         mend = f"all rewards are {low:g}, which no baseline can tell apart: take other problems or draw more"
     else:
         c, origin = 0.0 if low < 0 < high else (low + high) / 2, "--baseline-from zero "
-        option = f"{origin if settings.baseline_from != 'zero' else ''}--baseline {c:g}"
+        option = f"{origin if baseline_from != 'zero' else ''}--baseline {c:g}"
         mend = f"{option}, between the smallest reward, {low:g}, and the largest, {high:g}, gives both signs"
     counts = {"positive": positive, "zero": size - positive - negative, "negative": negative}
     shares = ", ".join(f"{100 * count / size:.1f} % {name}" for name, count in counts.items())

@@ -45,7 +45,7 @@ def counts(settings: Settings, problems: int, tests: int, trained: int | None = 
     Counts(trained=40, tested=80, sampled=120, steps=3)
     """
     k, along = settings.iterations, settings.curve_samples * (settings.curve_points - 1)
-    drawn = problems * COMPOSITIONS[settings.composition].drawn(settings)
+    drawn = problems * getattr(settings, COMPOSITIONS[settings.composition].draws)
     if trained is None:
         at_most = min(settings.examples or drawn, drawn)
         trained = settings.epochs * (2 * problems * settings.pairs if METHODS[settings.method].of_pairs else at_most)
@@ -69,10 +69,10 @@ def plan(settings: Settings, inputs: Inputs, processes: int) -> dict[str, tuple[
     """A run's counts, memory of each process, room on the disk and estimated time: {name: (value, unit, how)}."""
     task, k = inputs.task, settings.iterations
     size, parameters, sampling = inputs.size, inputs.size.parameters, BYTES[settings.compute] * inputs.size.parameters
-    given = inputs.composed and sum(map(len, inputs.composed[0]))
+    given = inputs.composed and sum(map(len, inputs.composed.rows))
     found = counts(settings, 0 if inputs.composed else len(task.train), len(task.test), given)
-    prompts = inputs.meta.prompt_ids([task.prompt(problem) for problem in task.train]) if task.train else []
-    prompt = sum(map(len, prompts)) / len(prompts) if prompts else inputs.lengths[0]
+    lengths = [len(prompt.ids) for prompt in inputs.train]
+    prompt = sum(lengths) / len(lengths) if lengths else inputs.lengths[0]
     checkpoint, own = checkpoint_bytes(settings, parameters), 4 * parameters / processes
     held = {
         "weights": (own, "bytes", "in float32, sharded over the processes"),
@@ -82,7 +82,7 @@ def plan(settings: Settings, inputs: Inputs, processes: int) -> dict[str, tuple[
     }
     items = {
         "processes": (processes, "", "one GPU each; torchrun --nproc-per-node"),
-        "prompt": (prompt, "tokens", f"the {'mean' if prompts else 'longest'} of training"),
+        "prompt": (prompt, "tokens", f"the {'mean' if lengths else 'longest'} of training"),
         "training samples": (k * size.drawn, "", f"{k} iterations x {size.drawn:,}"),
         "test samples": (found.tested, "", "before and after all; fewer between iterations and along an epoch"),
         "held-out samples": (sum(map(len, inputs.held_out or ())), "", "scored before, along and after training"),
@@ -99,7 +99,7 @@ def plan(settings: Settings, inputs: Inputs, processes: int) -> dict[str, tuple[
     }
     if settings.preset != "laptop" or torch.cuda.is_available():
         mean = prompt, COMPLETION * inputs.lengths[1]
-        estimated = hours(settings, found, inputs.meta.model.config, parameters, processes, *mean)
+        estimated = hours(settings, found, inputs.lm.model.config, parameters, processes, *mean)
         items |= {f"{stage}, on H100s": (value, "h", how) for stage, (value, how) in estimated.items()}
     return items
 

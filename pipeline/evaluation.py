@@ -8,7 +8,6 @@ in the paper's maj@16 of 16 samples on MATH, the formula is 0 / 0: the estimate 
 Held-out samples take no engine: log pi - log mu should rise for positives, and fall for negatives (Section 3).
 """
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.records import Example, InputError, Sample, Task
+from pipeline.records import Encoded, Example, InputError, Sample, Task
 from pipeline.report import Estimate, Table
 from pipeline.sampling import named
 
@@ -177,18 +176,21 @@ class Scored:
 
 
 def to_scored(
-    examples: Sequence[Example], found: Sequence[Example], before: Sequence[Scored] | None = None
+    rows: Sequence[Sequence[Encoded]], examples: Sequence[Sequence[Example]], before: Sequence[Scored] | None
 ) -> list[Scored]:
-    """Held-out examples with log pi, which `found`, the same ones scored by a model, has as logmu.
+    """Held-out samples, of which `examples` have log pi by a model where others have log mu.
 
-    before: they under the model that training begins with, for log mu that is unknown; None: `found` is by that model.
+    before: the same samples scored by the initial model, whose log pi is log mu where the samples' own is not trusted;
+    None where the model is that one.
     """
     prompts: dict[tuple[int, ...], int] = {}
     scored = []
-    for example, own, known in zip(examples, found, before or found, strict=True):
-        logmu = known.logmu if math.isnan(example.logmu) else example.logmu
-        prompt = prompts.setdefault(tuple(example.prompt_ids), len(prompts))
-        scored.append(Scored(prompt, example.reward, len(example.completion_ids), own.logmu, logmu))
+    for i, ([one], [example]) in enumerate(zip(rows, examples, strict=True)):
+        logmu = before[i].logmu if before else example.logmu
+        if one.token_logmu is not None:
+            logmu = float(np.sum(one.token_logmu, dtype=np.float32))
+        prompt = prompts.setdefault(tuple(one.prompt_ids), len(prompts))
+        scored.append(Scored(prompt, one.reward, len(one.completion_ids), example.logmu, logmu))
     return scored
 
 

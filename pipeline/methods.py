@@ -5,13 +5,10 @@ torch is imported where it is used, so that the names of the methods are there w
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from pipeline.settings import Settings
 
 Loss = Callable[..., "Tensor"]  # (logp, logmu, reward, length, denominator=...) -> scalar: as `topr.train` calls it
 
@@ -81,11 +78,12 @@ def _check_shapes(denominator: float | None, *columns: "Tensor") -> float:
 class Method(NamedTuple):
     """How a method learns."""
 
-    loss: Callable[["Settings"], Loss] | None = None  # None: topr.topr_loss, with its row of Table 1 or --limits
+    loss: Loss | None = None  # None: topr.topr_loss, with its row of Table 1 or --limits
+    options: tuple[str, ...] = ()  # the settings that the loss takes
     of_pairs: bool = False  # whether a row is a pair, a positive and a negative of a prompt; there is no baseline then
 
 
 METHODS = dict.fromkeys(("topr", "tis", "sft", "reinforce", "off_policy"), Method()) | {
-    "ppo": Method(lambda settings: partial(ppo_loss, eps=settings.eps)),
-    "dpo": Method(lambda settings: partial(dpo_loss, beta=settings.beta), of_pairs=True),
+    "ppo": Method(ppo_loss, ("eps",)),
+    "dpo": Method(dpo_loss, ("beta",), of_pairs=True),
 }

@@ -1,16 +1,13 @@
-"""What a step of the optimiser saw, in numbers: a line of metrics.jsonl; and a check of its importance ratios."""
+"""What a step of the optimiser saw, in numbers: a line of metrics.jsonl; and checks of log-probabilities."""
 
-import json
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-
-from pipeline.records import write_file
 
 START_TOLERANCE = {  # nats that |log pi - log mu| may reach at the first step; ours
     "float32": 0.01,  # a sum over 100,000 tokens differs by 0.008
@@ -78,13 +75,12 @@ def check_ratio(step: int, log_ratio: Tensor, tolerance: float) -> None:
         warnings.warn("every log-ratio is 0 after an update: is log mu recomputed, or lr too small?", stacklevel=2)
 
 
-def append_json(file: Path, content: dict[str, float]) -> None:
-    """Add a line to a JSON-lines file, at once readable by others."""
-    with file.open("a", encoding="utf-8") as growing:
-        growing.write(json.dumps(content) + "\n")
+def engine_mismatch(engine: Mapping[int, float], trainer: Mapping[int, float]) -> dict[str, float]:
+    """log mu(y|x) by the sampling engine less that by the trainer, of each sample, in nats.
 
-
-def keep_lines(file: Path, count: int) -> None:
-    """Cut a log to its first `count` lines: what came after the checkpoint that a run goes on from."""
-    text = file.read_text(encoding="utf-8") if file.exists() else ""
-    write_file(file, "".join(text.splitlines(keepends=True)[:count]))
+    >>> engine_mismatch({7: -2.0, 9: -3.0}, {7: -2.5, 9: -3.0})
+    {'mean': 0.25, 'largest': 0.5, 'q05': 0.025, 'q50': 0.25, 'q95': 0.475}
+    """
+    difference = np.array([engine[sample] - trainer[sample] for sample in sorted(engine)])
+    quantiles = {f"q{q:02}": float(np.quantile(difference, q / 100)) for q in (5, 50, 95)}
+    return {"mean": float(difference.mean()), "largest": float(np.abs(difference).max()), **quantiles}

@@ -58,16 +58,28 @@ class Sample(Drawn):
 
 
 @dataclass(frozen=True)
-class Example:
-    """A completion to train on: a line of train.jsonl. Examples of a row share their prompt, computed once for all."""
+class Encoded:
+    """A sample that was chosen to train on, or held out, as token ids."""
 
     prompt_ids: list[int]
     completion_ids: list[int]
-    logmu: float  # log mu(y|x), in nats: the sum of token_logmu; NaN before it is scored
     reward: float  # after the baseline
-    sample: int = -1  # the index of its sample in samples.jsonl
-    row: int = -1  # the index of its row in the order of training
-    token_logmu: list[float] | None = None
+    sample: int  # its index in samples.jsonl, or in the file of --samples or --held-out
+    token_logmu: list[float] | None = None  # the sample's own, with --trust-logmu
+    logmu_engine: float | None = None  # log mu(y|x) by the sampling engine, in nats, where it computed one
+
+
+@dataclass(frozen=True)
+class Example:
+    """A completion to train on: a line of train.jsonl."""
+
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    logmu: float  # log mu(y|x), in nats: the sum of token_logmu
+    reward: float  # after the baseline
+    sample: int  # the index of its sample in samples.jsonl
+    row: int  # the index of its row in the order of training: a completion, or DPO's pair
+    token_logmu: list[float]
 
 
 class Grade(NamedTuple):

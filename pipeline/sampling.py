@@ -1,7 +1,7 @@
 """Sampling: prompts in, completions out, and then grades.
 
 A completion is what the model wrote, token by token, up to and including its end of sequence or the stop string;
-nothing is appended or dropped before it is scored. torch is imported where it is used: ENGINES is there without it.
+nothing is appended or dropped before it is scored.
 """
 
 import inspect
@@ -11,22 +11,20 @@ import threading
 import traceback
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
+import torch
+from transformers import DynamicCache, GenerationConfig
+
+from pipeline.models.language_model import LanguageModel
 from pipeline.records import Drawn, Grade, InputError, Problem, Sample, Task, read_rows, to_lines, write_file
-from pipeline.runtime.processes import end_with_others, progress_bar, ranks
+from pipeline.runtime.processes import end_with_others, progress_bar, rank, ranks
 from pipeline.runtime.run_folder import read_checked
-
-if TYPE_CHECKING:
-    from pipeline.dataset import Inputs
-    from pipeline.models.language_model import LanguageModel
-    from pipeline.settings import Settings
-
 
 REWARD_SECONDS = 300.0  # for a completion, ours: a function that hangs by mistake ends the run with a line
 
@@ -45,67 +43,107 @@ class SamplingParameters:
     stop: tuple[str, ...] = ()
 
 
-# (prompts, n, sampling, seed) -> n completions of each prompt as they come, with the prompt's number. A completion's
-# text is without the end-of-sequence token; seed to seed + n * prompts - 1 are the engine's own, for its generators.
-Engine = Callable[[Sequence[str], int, SamplingParameters, int], Iterator[tuple[int, Drawn]]]
+class Prompt(NamedTuple):
+    """A problem as the model is asked it."""
+
+    problem: Problem
+    text: str
+    ids: list[int]
+
+
+# (prompts, n, sampling, seed) -> n completions of each prompt as they come, with the prompt's index. A completion's
+# text is without the end-of-sequence token. The engine may use the seeds from `seed` to `seed + n * len(prompts) - 1`.
+Engine = Callable[[Sequence[Prompt], int, SamplingParameters, int], Iterator[tuple[int, Drawn]]]
+
+
+def prompts_of(task: Task, problems: Sequence[Problem], lm: LanguageModel, new_tokens: int) -> list[Prompt]:
+    """The prompts of problems; InputError where the longest with `new_tokens` behind it exceeds the model's context."""
+    if not problems:
+        return []
+    texts = [task.prompt(problem) for problem in problems]
+    prompts = [Prompt(*columns) for columns in zip(problems, texts, lm.prompt_ids(texts), strict=True)]
+    longest = max(prompts, key=lambda prompt: len(prompt.ids))
+    size = len(longest.ids)
+    if size + new_tokens > lm.context:
+        fault = f"with {new_tokens} new ones it exceeds the model's context of {lm.context}"
+        advice = "take fewer shots or new tokens"
+        raise InputError(f"problem {longest.problem.id}: its prompt has {size} tokens; {fault}: {advice}")
+    return prompts
 
 
 def draw_samples(
-    task: Task, problems: Sequence[Problem], n: int, engine: Engine, sampling: SamplingParameters, seed: int
+    task: Task, prompts: Sequence[Prompt], n: int, engine: Engine, sampling: SamplingParameters, seed: int
 ) -> list[Sample]:
-    """n graded samples of each problem, in the problems' order."""
-    return graded(task, draw(task, problems, n, engine, sampling, seed, "sampling"), problems)
+    """n graded samples of each prompt, in the prompts' order."""
+    drawn = draw(prompts, n, engine, sampling, seed, "sampling")
+    return graded(task, drawn, [prompt.problem for prompt in prompts])
 
 
 def draw(
-    task: Task, problems: Sequence[Problem], n: int, engine: Engine, sampling: SamplingParameters, seed: int, bar: str
+    prompts: Sequence[Prompt], n: int, engine: Engine, sampling: SamplingParameters, seed: int, description: str
 ) -> list[Drawn]:
-    """n completions of each problem, in the problems' order. bar: what the progress bar says."""
-    prompts = [task.prompt(problem) for problem in problems]
-    drawn: list[list[Drawn]] = [[] for _ in problems]
-    for number, one in progress_bar(engine(prompts, n, sampling, seed), bar, "sample", n * len(problems)):
-        one.problem_id = problems[number].id
-        drawn[number].append(one)
-    return [one for of_problem in drawn for one in of_problem]
+    """n completions of each prompt, in the prompts' order. description: what the progress bar says."""
+    drawn: list[list[Drawn]] = [[] for _ in prompts]
+    for index, one in progress_bar(engine(prompts, n, sampling, seed), description, "sample", n * len(prompts)):
+        drawn[index].append(one)
+    return [one for completions in drawn for one in completions]
+
+
+def share_of(prompts: Sequence[Prompt], gpus: int) -> tuple[Sequence[Prompt], int]:
+    """This rank's consecutive share of the prompts, and how many precede it; empty but for every gpus-th rank.
+
+    There is an engine for `gpus` ranks. As `gpus` divides the ranks of a machine, none has GPUs of two machines.
+    """
+    engine, engines = rank() // gpus, ranks() // gpus
+    first = len(prompts) * engine // engines
+    behind = len(prompts) * (engine + 1) // engines if rank() % gpus == 0 else first
+    return prompts[first:behind], first
 
 
 def draw_into(
-    part: Path, task: Task, problems: Sequence[Problem], n: int, chunk: int, draw_some: Callable[..., list[Drawn]]
+    part: Path,
+    task: Task,
+    prompts: Sequence[Prompt],
+    n: int,
+    open_engine: Callable[[], Engine],
+    sampling: SamplingParameters,
+    seed: int,
+    chunk: int,
+    description: str,
 ) -> None:
-    """Write n graded samples of each problem to `part`, at most `chunk` problems at a time.
+    """Write n graded samples of each prompt to `part`, at most `chunk` prompts at a time.
 
-    draw_some: (problems, how many samples are before theirs) -> their completions, which are in PART.drawn before they
-    are graded. An interrupted call, given again, goes on behind the last whole chunk, and grades what it had drawn.
+    Completions are in PART.drawn before they are graded. An interrupted call, given again, goes on behind the last
+    whole chunk, and grades what it had drawn. The engine is opened where there is something left to draw.
     """
-    left, samples = part.with_name(f"{part.name}.drawn"), read_rows(part, Sample, "growing")
-    done = len(problems) if len(samples) == n * len(problems) else len(samples) // (n * chunk) * chunk
+    ungraded, samples = part.with_name(f"{part.name}.drawn"), read_rows(part, Sample, "growing")
+    done = len(prompts) if len(samples) == n * len(prompts) else len(samples) // (n * chunk) * chunk
     write_file(part, to_lines(samples[: done * n]))
     with part.open("a", encoding="utf-8") as growing:
-        for start in range(done, len(problems), chunk):
+        for start in range(done, len(prompts), chunk):
             if ranks() > 1:
                 end_with_others()
-            some = problems[start : start + chunk]
-            drawn = read_rows(left, Drawn, "growing")
-            if not (drawn and is_of(task, drawn, some, n)):
-                drawn = draw_some(some, start * n)
-                write_file(left, to_lines(drawn))
-            growing.write(to_lines(graded(task, drawn, some)))
+            some = prompts[start : start + chunk]
+            drawn = read_rows(ungraded, Drawn, "growing")
+            if not (drawn and is_of(drawn, some, n)):
+                drawn = draw(some, n, open_engine(), sampling, seed + start * n, description)
+                write_file(ungraded, to_lines(drawn))
+            growing.write(to_lines(graded(task, drawn, [prompt.problem for prompt in some])))
             growing.flush()
 
 
-def is_of(task: Task, drawn: Sequence[Drawn], problems: Sequence[Problem], n: int) -> bool:
-    """Whether these are n completions of each problem, with the prompts that the task asks them by."""
-    return [(d.problem_id, d.prompt) for d in drawn] == [(p.id, task.prompt(p)) for p in problems for _ in range(n)]
+def is_of(drawn: Sequence[Drawn], prompts: Sequence[Prompt], n: int) -> bool:
+    """Whether these are n completions of each prompt."""
+    return [(d.problem_id, d.prompt) for d in drawn] == [(p.problem.id, p.text) for p in prompts for _ in range(n)]
 
 
-def known_samples(settings: "Settings", file: Path, task: Task, problems: Sequence[Problem], n: int) -> list[Sample]:
-    """The samples of the counterpart of `file` in --reuse, if it holds n of each problem; else none.
+def samples_there(source: Path, task: Task, prompts: Sequence[Prompt], n: int) -> list[Sample]:
+    """The samples in a file of another run, if it holds n of each prompt; else none.
 
     They are graded anew: the reward may have changed since.
     """
-    source = settings.reuse / file.relative_to(settings.out)
     samples = read_checked(source, Sample) if source.exists() else []
-    return graded(task, samples, problems) if is_of(task, samples, problems, n) else []
+    return graded(task, samples, [prompt.problem for prompt in prompts]) if is_of(samples, prompts, n) else []
 
 
 def graded(
@@ -194,62 +232,35 @@ def _place(function: Callable, error: BaseException) -> str:
     return f"{code.co_filename}:{[code.co_firstlineno, *lines][-1]}"
 
 
-def _open_vllm(model: str, load: Callable, inputs: "Inputs", settings: "Settings", log: Path) -> AbstractContextManager:
-    from pipeline.vllm.client import vllm_engine
-
-    return vllm_engine(model, inputs.meta, inputs.size.longest, settings, log)
-
-
-# How an engine is opened, in a context that closes it: (model, load, inputs, settings, log). model: its folder or hub
-# name; load: () -> the model in this process; log: a file for an engine's own messages.
-ENGINES: dict[str, Callable[..., AbstractContextManager[Engine]]] = {
-    "hf": lambda model, load, inputs, settings, log: nullcontext(transformers_engine(load(), settings.tokens_at_once)),
-    "vllm": _open_vllm,
-}
-
-
-def transformers_engine(lm: "LanguageModel", tokens_at_once: int) -> Engine:
+def transformers_engine(lm: LanguageModel, tokens_at_once: int) -> Engine:
     """An engine that batches `generate`; tokens_at_once bounds rows times (prompt + new tokens) of one batch."""
-
-    def engine(prompts: Sequence[str], n: int, sampling: SamplingParameters, seed: int) -> Iterator[tuple[int, Drawn]]:
-        prompt_ids = lm.prompt_ids(prompts)
-        # n rows for each prompt, those of like length together
-        rows = [i for i in sorted(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i])) for _ in range(n)]
-        widths = [len(prompt_ids[i]) + sampling.max_new_tokens for i in rows]
-        for number, batch in enumerate(batches_within(tokens_at_once, widths)):
-            generated = _generate(lm, [prompt_ids[i] for i in rows[batch]], sampling, seed + number)
-            for i, token_ids in zip(rows[batch], generated, strict=True):
-                token_ids, reason = _cut(token_ids, lm, sampling.stop)
-                text = lm.text(token_ids)
-                yield i, Drawn(prompt=prompts[i], completion=text, token_ids=token_ids, finish_reason=reason)
-
-    return engine
+    return partial(_batches_of_generate, lm, tokens_at_once)
 
 
-def check_lengths(task: Task, lm: "LanguageModel", new_tokens: int) -> int:
-    """The tokens of the longest prompt with `new_tokens` behind it; InputError where they exceed the context.
+def _batches_of_generate(
+    lm: LanguageModel, tokens_at_once: int, prompts: Sequence[Prompt], n: int, sampling: SamplingParameters, seed: int
+) -> Iterator[tuple[int, Drawn]]:
+    lengths = [len(prompt.ids) for prompt in prompts]
+    # n rows for each prompt, those of like length together
+    rows = [i for i in sorted(range(len(prompts)), key=lengths.__getitem__) for _ in range(n)]
+    widths = [lengths[i] + sampling.max_new_tokens for i in rows]
+    for number, batch in enumerate(batches_within(tokens_at_once, widths)):
+        generated = _generate(lm, [prompts[i].ids for i in rows[batch]], sampling, seed + number)
+        for i, token_ids in zip(rows[batch], generated, strict=True):
+            token_ids, reason = _cut(token_ids, lm, sampling.stop)
+            yield i, to_drawn(prompts[i], lm, token_ids=token_ids, finish_reason=reason)
 
-    0 without problems.
-    """
-    problems = [*task.train, *task.test]
-    if not problems:
-        return 0
-    prompt_ids = lm.prompt_ids([task.prompt(problem) for problem in problems])
-    size, i = max((len(ids), -i) for i, ids in enumerate(prompt_ids))  # the first of the longest
-    if size + new_tokens > lm.context:
-        fault = f"with {new_tokens} new ones it exceeds the model's context of {lm.context}"
-        told = f"its prompt has {size} tokens; {fault}: take fewer shots or new tokens"
-        raise InputError(f"problem {problems[-i].id}: {told}")
-    return size + new_tokens
+
+def to_drawn(prompt: Prompt, lm: LanguageModel, token_ids: list[int], **fields: Any) -> Drawn:
+    """The record of a completion of a prompt; fields: finish_reason and, of some engines, token_logmu_engine."""
+    text = lm.text(token_ids)
+    return Drawn(problem_id=prompt.problem.id, prompt=prompt.text, completion=text, token_ids=token_ids, **fields)
 
 
 def _generate(
-    lm: "LanguageModel", prompt_ids: list[list[int]], sampling: SamplingParameters, seed: int
+    lm: LanguageModel, prompt_ids: list[list[int]], sampling: SamplingParameters, seed: int
 ) -> list[list[int]]:
     """The raw continuation of each prompt, padding included; the global random state is left as it was."""
-    import torch
-    from transformers import DynamicCache, GenerationConfig
-
     model, tokenizer = lm.model, lm.tokenizer
     distribution = asdict(sampling)  # all but `stop` by the names that `generate` has for it
     ends = {"stop_strings": list(distribution.pop("stop")) or None, "eos_token_id": sorted(lm.ends) or None}
@@ -281,7 +292,7 @@ def _generate(
     return ids[:, width:].tolist()
 
 
-def _cut(token_ids: list[int], lm: "LanguageModel", stop: Sequence[str]) -> tuple[list[int], str]:
+def _cut(token_ids: list[int], lm: LanguageModel, stop: Sequence[str]) -> tuple[list[int], str]:
     """A completion's tokens without the padding that follows its end, and the reason why it ends."""
 
     def has_stop(size: int) -> bool:

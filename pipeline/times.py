@@ -2,49 +2,54 @@
 
 import json
 import resource
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
 
 import torch
 
+from pipeline.dataset import Inputs
+from pipeline.dry_run import plan
 from pipeline.records import write_file
 from pipeline.report import Table
-from pipeline.runtime.processes import ranks
-
-if TYPE_CHECKING:
-    from pipeline.stages import Run
+from pipeline.runtime.processes import Times, rank, ranks
+from pipeline.settings import Settings
 
 HOURS = "hours on H100s, estimated"  # the key of what --dry-run says of the stages
 
 
-def note_times(run: "Run", moments: Sequence[tuple[str, float]]) -> None:
-    """Write times.json: what this call of the command did, added to what earlier calls in the folder have noted."""
-    file = run.folder / "times.json"
-    known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+@contextmanager
+def noting_times(folder: Path, times: Times, settings: Settings, inputs: Inputs) -> Iterator[None]:
+    """At the end of the block, however it ends, rank zero writes times.json: what earlier calls noted is added to."""
+    try:
+        yield
+    finally:
+        if rank() == 0:
+            with suppress(OSError):  # a full disk: what raised it says so
+                write_file(folder / "times.json", json.dumps(_noted(folder, times, settings, inputs), indent=2) + "\n")
+
+
+def _noted(folder: Path, times: Times, settings: Settings, inputs: Inputs) -> dict[str, Any]:
+    file = folder / "times.json"
+    earlier = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
     peak = peak or 1000 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # of this process, in kilobytes
-    found: dict[str, Any] = {"processes": ranks(), "peak bytes": max(peak, known.get("peak bytes", 0))}
-    seconds: dict[str, float] = defaultdict(float)
-    for (stage, begun), (_, ended) in pairwise(moments):
-        seconds[stage] += ended - begun
-    for name, new in {"seconds": seconds, "counts": run.counts}.items():
-        old = known.get(name, {})
-        found[name] = {key: old.get(key, 0) + new.get(key, 0) for key in {**old, **new}}
-    if run.settings.preset != "laptop" or torch.cuda.is_available():
-        from pipeline.dry_run import plan
-
+    noted: dict[str, Any] = {"processes": ranks(), "peak bytes": max(peak, earlier.get("peak bytes", 0))}
+    for name, new in {"seconds": times.until_now(), "counts": times.counts}.items():
+        old = earlier.get(name, {})
+        noted[name] = {key: old.get(key, 0) + new.get(key, 0) for key in {**old, **new}}
+    if settings.preset != "laptop" or torch.cuda.is_available():
         ending = ", on H100s"
-        planned = {name: value for name, (value, *_) in plan(run.settings, run.inputs, ranks()).items()}
-        found[HOURS] = {name.removesuffix(ending): planned[name] for name in planned if name.endswith(ending)}
-        found["bytes without activations, estimated"] = planned["training, per GPU"]
-    write_file(file, json.dumps(found, indent=2) + "\n")
+        planned = {name: value for name, (value, *_) in plan(settings, inputs, ranks()).items()}
+        noted[HOURS] = {name.removesuffix(ending): planned[name] for name in planned if name.endswith(ending)}
+        noted["bytes without activations, estimated"] = planned["training, per GPU"]
+    return noted
 
 
-def table_of(found: Mapping[str, Any]) -> Table:
+def table_of(noted: Mapping[str, Any]) -> Table:
     """The content of times.json as a table."""
-    seconds, counts, estimated = found["seconds"], found["counts"], found.get(HOURS, {})
+    seconds, counts, estimated = noted["seconds"], noted["counts"], noted.get(HOURS, {})
     per = {"sampling": ("sampled tokens", "tokens/s", True), "training": ("steps", "s a step", False)}
     rows = []
     for stage, took in seconds.items():
@@ -55,7 +60,7 @@ def table_of(found: Mapping[str, Any]) -> Table:
         guess = f"{3600 * estimated[stage]:,.0f} s" if stage in estimated else "-"
         rows.append([stage, f"{took:,.0f} s", guess, speed])
     where = "of a GPU" if torch.cuda.is_available() else "of a process"
-    least = found.get("bytes without activations, estimated", 0)
+    least = noted.get("bytes without activations, estimated", 0)
     guess = f"{least / 1e9:.1f} GB + activations" if least else "-"
-    rows.append([f"peak memory {where}", f"{found['peak bytes'] / 1e9:.1f} GB", guess, ""])
+    rows.append([f"peak memory {where}", f"{noted['peak bytes'] / 1e9:.1f} GB", guess, ""])
     return Table(["", "measured", "estimated (H100s)", ""], rows)

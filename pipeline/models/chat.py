@@ -5,14 +5,11 @@ The template writes the special tokens, so that none are added when its text is 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
 from pipeline.records import InputError, Task
-
-if TYPE_CHECKING:
-    from pipeline.models.language_model import LanguageModel
 
 QUESTION, ANSWER = "a question that no template has", "an answer that no template has"
 Messages = Sequence[Mapping[str, str]]  # each with role and content
@@ -42,13 +39,17 @@ class Chat(NamedTuple):
             fault = f"fails on {' and '.join(message['role'] for message in messages)}: {str(error).splitlines()[0]}"
             raise InputError(f"--chat: the chat template of {self.tokenizer.name_or_path} {fault}") from error
 
+    def asking(self, task: Task) -> Task:
+        """The task with its prompts in the chat template."""
+        return replace(task, prompt=lambda problem: self.ask(task.prompt(problem)))
 
-def in_chat(lm: "LanguageModel", system: str | None = None) -> "LanguageModel":
-    """A model that is asked through its tokenizer's chat template, and whose turns end as the template ends them.
+
+def chat_of(tokenizer: PreTrainedTokenizerBase, system: str | None = None) -> Chat:
+    """The chat template of a tokenizer, whose turns end as the template ends them.
 
     InputError without a template, or where it fails, drops the system prompt or has no token that ends a turn.
     """
-    tokenizer, name = lm.tokenizer, lm.tokenizer.name_or_path
+    name = tokenizer.name_or_path
     if not tokenizer.chat_template:
         advice = "models for chats have one, and others do without --chat"
         raise InputError(f"--chat: the tokenizer of {name} has no chat template; {advice}")
@@ -60,13 +61,7 @@ def in_chat(lm: "LanguageModel", system: str | None = None) -> "LanguageModel":
     ends = _added_tokens(tokenizer, chat.ask([asked, answered], is_answered=True).partition(ANSWER)[2])
     if not ends:
         raise InputError(f"--chat: the chat template of {name} has no token behind an answer that ends the turn")
-    chat = chat._replace(end=ends[0], marks=frozenset(_added_tokens(tokenizer, prompt)))
-    return lm._replace(chat=chat, ends=lm.ends | {chat.end})
-
-
-def asked_by(lm: "LanguageModel", task: Task) -> Task:
-    """The task with its prompts in the chat template of a model that is in a chat."""
-    return replace(task, prompt=lambda problem: lm.chat.ask(task.prompt(problem)))
+    return chat._replace(end=ends[0], marks=frozenset(_added_tokens(tokenizer, prompt)))
 
 
 def _added_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

@@ -1,11 +1,4 @@
-"""A causal language model: loading it, sharding it, its optimiser, and log pi of a batch's completions.
-
-Completions of a prompt may share its computation, with the same values and gradients; long prompts are faster so.
-
-    prompts      [ padding | x ]        R rows, computed once; their keys and values are kept
-    completions  [ y | padding ]        B rows, each of which attends to its own prompt's keys and values, and itself
-
-Where no prompt has several completions, both are one ordinary batch, [ padding | x | y | padding ].
+"""A causal language model: loading it, sharding it, its optimiser, and its batches.
 
 The weights that are trained are float32: at a learning rate of 5e-7 nearly every update of a bfloat16 weight, which has
 8 bits of precision, would round to nothing. Forward and backward passes use temporary bfloat16 copies.
@@ -30,15 +23,15 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.cache_utils import Cache, DynamicLayer
 
 from pipeline.models.adafactor import Adafactor
-from pipeline.models.chat import Chat, in_chat
-from pipeline.records import Example, InputError, is_hub_name
+from pipeline.models.chat import Chat, chat_of
+from pipeline.models.lora import add_adapters
+from pipeline.records import Encoded, Example, InputError, is_hub_name
 from pipeline.runtime.processes import device as own_device
 from pipeline.runtime.processes import on_all_ranks, on_rank_zero, rank, ranks
 from pipeline.settings import Compute, OptimizerName, Settings
-from topr import select_logprobs
+from topr import Batch
 
 
 class LanguageModel(NamedTuple):
@@ -68,7 +61,7 @@ def load_model(name: str, device: torch.device | None = None, settings: Settings
 
     name: a folder or the name of a model on the hub; safetensors only. settings: whether code of its own is trusted,
     and whether it is asked in its chat template (default: neither). device META: no weights are loaded; enough to
-    encode samples, to count and to plan. InputError where the model cannot be loaded, or as `in_chat` raises it.
+    encode samples, to count and to plan. InputError where the model cannot be loaded, or as `chat_of` raises it.
     """
     if not Path(name).is_dir() and not is_hub_name(name):
         raise InputError(f"--model {name}: is neither a folder nor the name of a model on the hub (owner/name)")
@@ -105,8 +98,9 @@ def load_model(name: str, device: torch.device | None = None, settings: Settings
         tokenizer.pad_token_id = tokenizer.eos_token_id  # padding is always masked: any token will do
     eos = model.generation_config.eos_token_id
     ends = frozenset(eos if isinstance(eos, list) else [eos]) - {None}
-    lm = LanguageModel(model.eval(), tokenizer, model.config.max_position_embeddings, ends)
-    return in_chat(lm, settings.system_prompt) if settings and settings.chat else lm
+    chat = chat_of(tokenizer, settings.system_prompt) if settings and settings.chat else None
+    ends |= {chat.end} if chat else set()
+    return LanguageModel(model.eval(), tokenizer, model.config.max_position_embeddings, ends, chat)
 
 
 def download(name: str) -> None:
@@ -163,9 +157,7 @@ def load_to_train(name: str, settings: Settings) -> LanguageModel:
     if ranks() == 1:
         lm = read()
         if settings.lora is not None:
-            from pipeline.models.lora import add_adapters
-
-            lm = add_adapters(lm, settings.lora, settings.seed_of("adapters"))
+            lm = lm._replace(model=add_adapters(lm.model, settings.lora, settings.seed_of("adapters")))
         shard(lm.model, *way)
         if not dist.is_initialized():
             lm.model.to(own_device())
@@ -187,131 +179,28 @@ def make_optimizer(name: OptimizerName, model: torch.nn.Module, lr: float) -> to
     return kinds[name](model.parameters(), lr=lr)
 
 
-class SharedRows(NamedTuple):
-    """A micro-batch: R prompts of at most P tokens, B completions of at most C, in the order of their prompts.
+def collate(completions: Sequence[Encoded | Example], is_learnt: bool = True, device: str | None = None) -> Batch:
+    """A micro-batch in tensors: [ padding | prompt | completion | padding ] in each row.
 
-    The first len(reward) completions are learnt from: all of them, or none in an empty batch.
+    is_learnt: whether it has log mu, reward and length, which are (0,) otherwise. device: of the tensors; by default
+    where this process computes.
+
+    >>> batch = collate([Example([5, 6], [7, 1], -1.0, 1.0, 0, 0, []), Example([5], [8, 9, 1], -2.0, -1.0, 1, 1, [])])
+    >>> batch.input_ids.tolist(), batch.completion_mask.tolist()
+    ([[5, 6, 7, 1, 0], [0, 5, 8, 9, 1]], [[0, 0, 1, 1, 0], [0, 0, 1, 1, 1]])
     """
-
-    shares: bool  # whether prompts are computed apart; otherwise R = B, and prompt i and completion i are one row
-    prompt_ids: Tensor  # (R, P), padded on the left
-    prompt_mask: Tensor  # (R, P) 1 on tokens, 0 on padding
-    completion_ids: Tensor  # (B, C), padded on the right
-    completion_mask: Tensor  # (B, C)
-    prompt_of: Tensor  # (B,) index of each completion's prompt
-    token_logmu: Tensor  # (B, C) log mu of each token; 0 on padding, NaN where only the sum is known
-    logmu: Tensor  # (B,)
-    reward: Tensor  # (B,)
-    length: Tensor  # (B,)
+    prompts, prompt_mask = padded([one.prompt_ids for one in completions], "left")  # (B, P)
+    answers, answer_mask = padded([one.completion_ids for one in completions], "right")  # (B, C)
+    ids, attention_mask = torch.cat([prompts, answers], dim=1), torch.cat([prompt_mask, answer_mask], dim=1)
+    completion_mask = torch.cat([torch.zeros_like(prompt_mask), answer_mask], dim=1)
+    learnt = completions if is_learnt else []
+    columns = [e.logmu for e in learnt], [e.reward for e in learnt], [len(e.completion_ids) for e in learnt]
+    tensors = [ids, attention_mask, completion_mask, *map(torch.tensor, columns)]
+    return Batch(*(tensor.to(device or own_device()) for tensor in tensors))
 
 
-def collate(
-    rows: Sequence[Sequence[Example]],
-    device: torch.device | str = "cpu",
-    shares: bool | None = None,
-    is_empty: bool = False,
-) -> SharedRows:
-    """Lay out rows of examples; the examples of a row have the same prompt.
-
-    shares: whether prompts are computed apart (default: whether a row has several examples); the same on all ranks,
-    since it decides how often the model is called. is_empty: the rows are computed and not learnt from.
-
-    >>> row = [Example([5, 6], [7, 1], -1.0, 1.0), Example([5, 6], [8, 9, 1], -2.0, -1.0)]
-    >>> batch = collate([row])
-    >>> batch.prompt_ids.tolist(), batch.completion_ids.tolist(), batch.prompt_of.tolist()
-    ([[5, 6]], [[7, 1, 0], [8, 9, 1]], [0, 0])
-    >>> collate([row], is_empty=True).reward.shape
-    torch.Size([0])
-    """
-
-    def pad(some: Sequence[list[int]], side: str) -> tuple[Tensor, Tensor]:
-        ids = [torch.tensor(row, dtype=torch.long) for row in some]
-        mask = [torch.ones_like(row) for row in ids]
-        return pad_sequence(ids, True, padding_side=side), pad_sequence(mask, True, padding_side=side)
-
-    examples = [example for row in rows for example in row]
-    prompt_ids, prompt_mask = pad([row[0].prompt_ids for row in rows], "left")
-    completion_ids, completion_mask = pad([example.completion_ids for example in examples], "right")
-    prompt_of = torch.tensor([r for r, row in enumerate(rows) for _ in row])
-    shares = len(examples) > len(rows) if shares is None else shares
-    learnt = [] if is_empty else examples
-    known = [torch.tensor(e.token_logmu or [torch.nan] * len(e.completion_ids)) for e in examples]
-    token_logmu = pad_sequence(known, True)[: len(learnt)]  # (B, C)
-    columns = [[e.logmu for e in learnt], [e.reward for e in learnt], [len(e.completion_ids) for e in learnt]]
-    tensors = [prompt_ids, prompt_mask, completion_ids, completion_mask, prompt_of, token_logmu]
-    return SharedRows(shares, *(tensor.to(device) for tensor in [*tensors, *map(torch.tensor, columns)]))
-
-
-def token_logprobs(model: PreTrainedModel, batch: SharedRows) -> Tensor:
-    """log pi of every completion token over the full vocabulary, in at least float32: (B, C), 0 on padding."""
-    token_logp = select_logprobs(predictions(model, batch), batch.completion_ids)
-    return torch.where(batch.completion_mask.bool(), token_logp, 0.0)[: len(batch.reward)]
-
-
-def predictions(model: PreTrainedModel, batch: SharedRows) -> Tensor:
-    """The logits that each completion token is predicted by: (B, C, V), in the model's precision."""
-    if batch.shares:
-        return _behind_prompts(model, batch)
-    mask = torch.cat([batch.prompt_mask, batch.completion_mask], dim=1)  # (B, P + C)
-    logits = model(
-        input_ids=torch.cat([batch.prompt_ids, batch.completion_ids], dim=1),
-        attention_mask=mask,
-        position_ids=_positions(mask),
-        logits_to_keep=batch.completion_ids.shape[1] + 1,
-        use_cache=False,
-    ).logits
-    return logits[:, :-1]  # the last column would predict the token after the end
-
-
-def _behind_prompts(model: PreTrainedModel, batch: SharedRows) -> Tensor:
-    """Each prompt computed once; the logits at its last token predict the first token of all its completions.
-
-    The first pass leaves each layer's keys and values, (R, heads, P, size); in the second they stand, repeated to
-    (B, heads, P, size), before those of the completions. Gradients flow back through them into the prompts.
-    """
-    prompts = Cache(layer_class_to_replicate=KeptLayer)
-    first = model(
-        input_ids=batch.prompt_ids,
-        attention_mask=batch.prompt_mask,
-        position_ids=_positions(batch.prompt_mask),
-        logits_to_keep=1,
-        past_key_values=prompts,
-        use_cache=True,
-    ).logits
-    mask = torch.cat([batch.prompt_mask[batch.prompt_of], batch.completion_mask], dim=1)
-    others = model(
-        input_ids=batch.completion_ids,
-        attention_mask=mask,
-        position_ids=_positions(mask)[:, batch.prompt_ids.shape[1] :],
-        past_key_values=Cache(layers=[BehindPrompt(layer, batch.prompt_of) for layer in prompts.layers]),
-        use_cache=True,
-    ).logits
-    # (B, 1, V) for the first token, (B, C - 1, V) for the others; the last logits predict what is after the end
-    return torch.cat([first[batch.prompt_of], others[:, :-1]], dim=1)
-
-
-def _positions(mask: Tensor) -> Tensor:
-    return (mask.cumsum(-1) - 1).clamp_min(0)
-
-
-class KeptLayer(DynamicLayer):
-    """A layer's keys and values, (R, heads, P, size); gradient checkpointing recomputes and overwrites them."""
-
-    def update(self, keys: Tensor, values: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Keep them attached to the graph, so that gradients reach the prompt."""
-        self.keys, self.values, self.is_initialized = keys, values, True
-        return keys, values
-
-
-class BehindPrompt(DynamicLayer):
-    """The keys and values that completions attend to: their prompt's, then their own, which are not kept."""
-
-    def __init__(self, prompts: KeptLayer, prompt_of: Tensor):
-        super().__init__()
-        self.keys, self.values, self.is_initialized = prompts.keys, prompts.values, True
-        self.prompt_of = prompt_of
-
-    def update(self, keys: Tensor, values: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Prepend the prompt's keys and values: (B, heads, C, size) -> (B, heads, P + C, size)."""
-        pairs = (self.keys, keys), (self.values, values)
-        return tuple(torch.cat([prompts.index_select(0, self.prompt_of), own], dim=-2) for prompts, own in pairs)
+def padded(sequences: Sequence[list[int]], side: str) -> tuple[Tensor, Tensor]:
+    """Token ids padded on a side with zeros, and the mask that is 1 on tokens: (B, T) each."""
+    ids = [torch.tensor(sequence, dtype=torch.long) for sequence in sequences]
+    mask = [torch.ones_like(sequence) for sequence in ids]
+    return pad_sequence(ids, True, padding_side=side), pad_sequence(mask, True, padding_side=side)

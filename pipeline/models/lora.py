@@ -6,11 +6,10 @@ which is the base model in the first iteration and the merged one of the iterati
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from pipeline.models.language_model import LanguageModel
 
-
-def add_adapters(lm: LanguageModel, rank: int, seed: int) -> LanguageModel:
+def add_adapters(model: PreTrainedModel, rank: int, seed: int) -> torch.nn.Module:
     """The model with adapters in all linear layers but the head, which alone are trained; its own weights are frozen.
 
     rank: the rows of A. seed: that of A; the global random state is left as it was. B A is not scaled (ours).
@@ -20,8 +19,7 @@ def add_adapters(lm: LanguageModel, rank: int, seed: int) -> LanguageModel:
     config = LoraConfig(r=rank, lora_alpha=rank, target_modules="all-linear", task_type="CAUSAL_LM")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = get_peft_model(lm.model, config)
-    return lm._replace(model=model.eval())
+        return get_peft_model(model, config).eval()
 
 
 def merged(model: torch.nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:

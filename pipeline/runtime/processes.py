@@ -1,4 +1,4 @@
-"""The processes of a run: ranks as torchrun starts them, requests to stop, and how a command ends.
+"""The processes of a run: ranks as torchrun starts them, progress, times, requests to stop, and how a command ends.
 
 Without torchrun there is one process, rank 0, and what is done on all ranks is a plain call.
 """
@@ -10,10 +10,11 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -86,23 +87,31 @@ def process_group(alone: bool = False) -> Iterator[None]:
         fault = f"processes cannot reach each other: {str(error).splitlines()[0]}"
         advice = "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name an interface of this machine, or are not set"
         raise InputError(f"{fault}; see that {advice}") from None
-    over, is_shared = threading.Event(), ranks() == 1
-    watcher = threading.Thread(target=_end_if_one_ends, args=(_store().clone(), over), daemon=True)
-    if ranks() > 1:
-        watcher.start()
+    all_end_together = ranks() == 1
     try:
-        yield
-        is_shared = True
+        with watched() if ranks() > 1 else nullcontext():
+            yield
+        all_end_together = True
     except (SharedError, SharedStop):
-        is_shared = True
+        all_end_together = True
         raise
     finally:
-        if is_shared:  # NCCL's destruction waits for all ranks: one that fails alone leaves it out
-            over.set()
-            if ranks() > 1:  # a thread in torch's code when Python ends would abort the process
-                watcher.join()
+        if all_end_together:  # NCCL's destruction waits for all ranks: a rank that fails alone must skip it
             _waiting_group.cache_clear()
             dist.destroy_process_group()
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """Inside it this process ends once another one has failed alone, whatever it waits for."""
+    over = threading.Event()
+    watcher = threading.Thread(target=_end_if_one_ends, args=(_store().clone(), over), daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()  # a thread in torch's code when Python ends would abort the process
 
 
 def _end_if_one_ends(store: "dist.Store", over: threading.Event) -> None:
@@ -171,6 +180,52 @@ def on_rank_zero(work: Callable[[], T]) -> T:
     if ranks() == 1:
         return work()
     return from_all_ranks(on_all_ranks(lambda: work() if rank() == 0 else None))[0]
+
+
+def by_rank_zero(work: Callable[..., T]) -> Callable[..., T]:
+    """A decorator: what `work` returns on rank zero, which alone does it; every rank has to call it."""
+
+    @wraps(work)
+    def call(*arguments: Any, **named: Any) -> T:
+        return on_rank_zero(partial(work, *arguments, **named))
+
+    return call
+
+
+class Times:
+    """Where the time of a process goes, and how often it did what: for times.json.
+
+    >>> times = Times()
+    >>> with times("training"), times("saving"):  # the inner one counts as saving alone
+    ...     times.counts["steps"] += 1
+    >>> sorted(times.until_now()), times.counts["steps"]
+    (['other', 'saving', 'training'], 1)
+    """
+
+    def __init__(self) -> None:
+        self.seconds: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
+        self._doing, self._since = "other", time.monotonic()
+
+    @contextmanager
+    def __call__(self, what: str) -> Iterator[None]:
+        """Inside it time counts as spent on `what`."""
+        before = self._switch(what)
+        try:
+            yield
+        finally:
+            self._switch(before)
+
+    def until_now(self) -> dict[str, float]:
+        """The seconds spent on each thing."""
+        self._switch(self._doing)
+        return dict(self.seconds)
+
+    def _switch(self, what: str) -> str:
+        now, before = time.monotonic(), self._doing
+        self.seconds[before] += now - self._since
+        self._doing, self._since = what, now
+        return before
 
 
 def progress_bar(items: Iterable[T], description: str, unit: str, total: int | None = None) -> Iterable[T]:

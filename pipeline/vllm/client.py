@@ -22,7 +22,7 @@ import torch
 from pipeline.models.language_model import LanguageModel
 from pipeline.records import Drawn, InputError
 from pipeline.runtime.processes import rank
-from pipeline.sampling import Engine, SamplingParameters
+from pipeline.sampling import Engine, Prompt, SamplingParameters, to_drawn
 from pipeline.settings import Settings
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -70,15 +70,18 @@ def vllm_engine(model: str, lm: LanguageModel, longest: int, settings: Settings,
             raise InputError(f"vLLM ended with exit status {worker.wait()}; its messages are in {log}. {advice}")
         return json.loads(line)
 
-    def engine(prompts: Sequence[str], n: int, sampling: SamplingParameters, seed: int) -> Iterator[tuple[int, Drawn]]:
-        own = asdict(sampling) | {"include_stop_str_in_output": True, "stop_token_ids": sorted(lm.ends)}
-        own |= {"max_tokens": own.pop("max_new_tokens"), "stop": list(sampling.stop)}
-        request = json.dumps({"prompts": lm.prompt_ids(prompts), "n": n, "sampling": own, "seed": seed})
+    def engine(
+        prompts: Sequence[Prompt], n: int, sampling: SamplingParameters, seed: int
+    ) -> Iterator[tuple[int, Drawn]]:
+        parameters = asdict(sampling) | {"include_stop_str_in_output": True, "stop_token_ids": sorted(lm.ends)}
+        parameters |= {"max_tokens": parameters.pop("max_new_tokens"), "stop": list(sampling.stop)}
+        prompt_ids = [prompt.ids for prompt in prompts]
+        request = json.dumps({"prompts": prompt_ids, "n": n, "sampling": parameters, "seed": seed})
         with suppress(BrokenPipeError):  # it has ended, as `answer` tells
             print(request, file=worker.stdin, flush=True)
         for number, completions in enumerate(answer()):
             for one in completions:
-                yield number, Drawn(prompt=prompts[number], completion=lm.text(one["token_ids"]), **one)
+                yield number, to_drawn(prompts[number], lm, **one)
 
     try:
         if error := answer():

@@ -20,7 +20,7 @@ from pipeline.models.language_model import META, LanguageModel, collate, load_mo
 from pipeline.own_samples import digest_of, read_samples
 from pipeline.records import Encoded, Example, InputError, Sample, Task
 from pipeline.runtime.preflight import Size
-from pipeline.runtime.processes import from_all_ranks, progress_bar, rank, ranks
+from pipeline.runtime.processes import by_rank_zero, from_all_ranks, progress_bar, rank, ranks
 from pipeline.runtime.run_folder import read_checked, read_json, refuse_others
 from pipeline.sampling import Prompt, SamplingParameters, prompts_of
 from pipeline.settings import OF_DRAWING, OF_SCORING, Settings
@@ -198,7 +198,7 @@ def encode(
     encoded = []
     for i in chosen:
         sample, where = samples[i], f"{source}:{i + 1}: field"
-        prompt_ids, completion_ids = ids_of[sample.prompt], completion_ids_of(sample, lm, stop)
+        prompt_ids, completion_ids = ids_of[sample.prompt], sample.token_ids or ids_of_text(sample, lm, stop)
         check_ids(sample, prompt_ids, completion_ids, lm, where)
         if sample.token_logmu is None and trust_logmu:
             raise InputError(f"{where} token_logmu: is missing, there is no log mu to trust")
@@ -210,14 +210,11 @@ def encode(
     return encoded
 
 
-def completion_ids_of(sample: Sample, lm: LanguageModel, stop: Sequence[str]) -> list[int]:
-    """The token ids of a sample's completion: its own, or those of its text, which is from elsewhere.
+def ids_of_text(sample: Sample, lm: LanguageModel, stop: Sequence[str]) -> list[int]:
+    """The token ids of a completion that is text, from elsewhere.
 
-    An end of sequence is added to a text that was finished (finish_reason "stop") and has neither one nor a `stop`
-    string.
+    An end of sequence is added where it was finished (finish_reason "stop") and has neither one nor a `stop` string.
     """
-    if sample.token_ids is not None:
-        return sample.token_ids
     ids = lm.tokenizer(sample.completion, add_special_tokens=False)["input_ids"]
     is_ended = lm.ends.intersection(ids[-1:]) or any(string in sample.completion for string in stop)
     if sample.finish_reason == "stop" and not is_ended:
@@ -296,18 +293,11 @@ def score(rows: Sequence[Row], steps: Sequence["EpochStep"], model: torch.nn.Mod
             if place < step.learnt:
                 lines = iter(token_logp)
                 for number in numbers:
-                    scored[number] = [shortest(next(lines)[: len(one.completion_ids)]) for one in rows[number]]
+                    values = [next(lines)[: len(one.completion_ids)] for one in rows[number]]
+                    # The shortest decimals that are these float32 again: files stay small, and lose nothing.
+                    scored[number] = [[float(str(value)) for value in of_tokens] for of_tokens in values]
     by_number = {number: values for part in from_all_ranks(scored) for number, values in part.items()}
     return [by_number[number] for number in range(len(rows))]
-
-
-def shortest(values: np.ndarray) -> list[float]:
-    """The shortest decimals that are these float32 again: files stay small, and nothing is lost in them.
-
-    >>> shortest(np.array([0.1, -2.5], dtype=np.float32))
-    [0.1, -2.5]
-    """
-    return [float(str(value)) for value in values]
 
 
 def to_examples(rows: Sequence[Sequence[Encoded]], token_logmu: Sequence[Sequence[list[float]]]) -> list[list[Example]]:
@@ -325,6 +315,7 @@ def to_examples(rows: Sequence[Sequence[Encoded]], token_logmu: Sequence[Sequenc
     return examples
 
 
+@by_rank_zero
 def logmu_there(
     settings: Settings, record: Mapping[str, Any], file: Path, rows: Sequence[Sequence[Encoded]]
 ) -> list[list[list[float]]]:

@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from pipeline.dataset import Inputs
 from pipeline.models.checkpoints import load_checkpoint
 from pipeline.models.language_model import LanguageModel, load_model, load_to_train, make_optimizer
-from pipeline.runtime.processes import Times, on_all_ranks, on_rank_zero, rank
+from pipeline.runtime.processes import Times, on_all_ranks, rank
 from pipeline.runtime.run_folder import SUMS, check_folder
 from pipeline.sampling import Engine, transformers_engine
 from pipeline.settings import Settings
@@ -21,7 +22,7 @@ from pipeline.settings import Settings
 
 def open_hf(model: str, settings: Settings, inputs: Inputs, log: Path) -> AbstractContextManager[Engine]:
     """The model in this process, whose batches `transformers` generates."""
-    return nullcontext(transformers_engine(load_model(model, None, settings), settings.tokens_at_once))
+    return nullcontext(partial(transformers_engine, load_model(model, None, settings), settings.tokens_at_once))
 
 
 def open_vllm(model: str, settings: Settings, inputs: Inputs, log: Path) -> AbstractContextManager[Engine]:
@@ -35,58 +36,60 @@ def open_vllm(model: str, settings: Settings, inputs: Inputs, log: Path) -> Abst
 ENGINES: dict[str, Callable[..., AbstractContextManager[Engine]]] = {"hf": open_hf, "vllm": open_vllm}
 
 
+@dataclass
 class Held:
     """An engine or a learner of a model, which is closed when another one is asked for, and at the end."""
 
-    def __init__(self, settings: Settings, inputs: Inputs, times: Times):
-        self._settings, self._inputs, self._times = settings, inputs, times
-        self._key: tuple[str, ...] = ()  # what it is, and folders or hub names of its models
-        self._content: Any = None
-        self._stack = ExitStack()
-        self._intact: set[str] = set()  # models whose checksums were compared
+    settings: Settings
+    inputs: Inputs
+    times: Times
+    key: tuple[str, ...] = ()  # "engine" or "learner", and folders or hub names of its models
+    content: Any = None
+    stack: ExitStack = field(default_factory=ExitStack)  # what closes it
+    intact: set[str] = field(default_factory=set)  # models whose checksums were compared
 
     def make_room(self, *key: str) -> None:
         """Close what is held for another key; InputError if one of the key's models is damaged.
 
         All ranks do this together, since one of them may need the others' GPUs.
         """
-        if self._key == key:
+        if self.key == key:
             return
-        self._key, self._content = key, None
+        self.key, self.content = key, None
         on_all_ranks(self.close)
         for model in key[1:]:
-            if (Path(model) / SUMS).exists() and model not in self._intact:
-                on_rank_zero(partial(check_folder, Path(model)))
-                self._intact.add(model)
+            if (Path(model) / SUMS).exists() and model not in self.intact:
+                check_folder(Path(model))
+                self.intact.add(model)
 
     def engine(self, model: str) -> Engine:
         """The engine that samples from a model, for this rank; `make_room("engine", model)` comes before."""
-        if self._content is None:
-            log = self._settings.out / f"vllm-{rank()}.log"
-            with self._times("starting"):
-                engine = ENGINES[self._settings.engine](model, self._settings, self._inputs, log)
-                self._content = self._stack.enter_context(engine)
-        return self._content
+        if self.content is None:
+            log = self.settings.out / f"vllm-{rank()}.log"
+            with self.times("starting"):
+                engine = ENGINES[self.settings.engine](model, self.settings, self.inputs, log)
+                self.content = self.stack.enter_context(engine)
+        return self.content
 
     def learner(self, model: str, checkpoint: Path | None = None) -> tuple[LanguageModel, torch.optim.Optimizer]:
         """The model in training, sharded over the ranks, and its optimiser; as a checkpoint has them, if given."""
-        settings = self._settings
+        settings = self.settings
         self.make_room("learner", model, *([str(checkpoint)] if checkpoint else []))
-        if self._content is None:
-            with self._times("starting"):
+        if self.content is None:
+            with self.times("starting"):
                 is_plain = not (dist.is_initialized() or settings.gradient_checkpointing or settings.lora)
                 lm = load_model(model, None, settings) if is_plain else load_to_train(model, settings)
                 # Before a forward pass: after one, FSDP2 leaves some weights gathered in copies, which are not trained.
                 optimizer = make_optimizer(settings.optimizer, lm.model, settings.lr)
                 if checkpoint:
                     load_checkpoint(checkpoint, optimizer)
-                self._content = lm, optimizer
-        return self._content
+                self.content = lm, optimizer
+        return self.content
 
     def close(self) -> None:
         """Let go of what is held."""
-        self._content = None
-        self._stack.close()
+        self.content = None
+        self.stack.close()
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

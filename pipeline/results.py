@@ -16,6 +16,7 @@ from pipeline.plots import Panel, draw, draw_curve, estimates, learnt_from, save
 from pipeline.records import Sample, read_text, write_file
 from pipeline.report import Table
 from pipeline.runtime.preflight import on_cpu
+from pipeline.runtime.processes import by_rank_zero
 from pipeline.runtime.run_folder import read_checked, read_json, steps_before
 from pipeline.settings import Settings
 from pipeline.track import Tell
@@ -24,6 +25,7 @@ from pipeline.track import Tell
 Tests = Mapping[int, Sequence[tuple[int, Path]]]
 
 
+@by_rank_zero
 def publish(folder: Path, settings: Settings, inputs: Inputs, tests: Tests, tell: Tell | None) -> dict[str, Any]:
     """Evaluate the tests of a run, write results.json and curve.png, and return what the former holds.
 
@@ -77,6 +79,7 @@ def draw_held_out(iterations: Sequence[Mapping[str, Any]], title: str) -> Any:
     return draw([*panels, *learnt_from(iterations)])
 
 
+@by_rank_zero
 def track_evaluation(tell: Tell, settings: Settings, inputs: Inputs, file: Path, n: int, step: int) -> None:
     """Tell a tracker what an evaluation found, and a few completions, of the same problems each time."""
     tell({"test": measure(settings, inputs, file)}, step)

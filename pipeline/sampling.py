@@ -23,7 +23,7 @@ from transformers import DynamicCache, GenerationConfig
 
 from pipeline.models.language_model import LanguageModel
 from pipeline.records import Drawn, Grade, InputError, Problem, Sample, Task, read_rows, to_lines, write_file
-from pipeline.runtime.processes import end_with_others, progress_bar, rank, ranks
+from pipeline.runtime.processes import by_rank_zero, end_with_others, progress_bar, rank, ranks
 from pipeline.runtime.run_folder import read_checked
 
 REWARD_SECONDS = 300.0  # for a completion, ours: a function that hangs by mistake ends the run with a line
@@ -62,12 +62,12 @@ def prompts_of(task: Task, problems: Sequence[Problem], lm: LanguageModel, new_t
         return []
     texts = [task.prompt(problem) for problem in problems]
     prompts = [Prompt(*columns) for columns in zip(problems, texts, lm.prompt_ids(texts), strict=True)]
-    longest = max(prompts, key=lambda prompt: len(prompt.ids))
-    size = len(longest.ids)
-    if size + new_tokens > lm.context:
+    longest = max(len(prompt.ids) for prompt in prompts)
+    if longest + new_tokens > lm.context:
+        number = next(prompt.problem.id for prompt in prompts if len(prompt.ids) == longest)
         fault = f"with {new_tokens} new ones it exceeds the model's context of {lm.context}"
         advice = "take fewer shots or new tokens"
-        raise InputError(f"problem {longest.problem.id}: its prompt has {size} tokens; {fault}: {advice}")
+        raise InputError(f"problem {number}: its prompt has {longest} tokens; {fault}: {advice}")
     return prompts
 
 
@@ -137,6 +137,7 @@ def is_of(drawn: Sequence[Drawn], prompts: Sequence[Prompt], n: int) -> bool:
     return [(d.problem_id, d.prompt) for d in drawn] == [(p.problem.id, p.text) for p in prompts for _ in range(n)]
 
 
+@by_rank_zero
 def samples_there(source: Path, task: Task, prompts: Sequence[Prompt], n: int) -> list[Sample]:
     """The samples in a file of another run, if it holds n of each prompt; else none.
 
@@ -232,14 +233,13 @@ def _place(function: Callable, error: BaseException) -> str:
     return f"{code.co_filename}:{[code.co_firstlineno, *lines][-1]}"
 
 
-def transformers_engine(lm: LanguageModel, tokens_at_once: int) -> Engine:
-    """An engine that batches `generate`; tokens_at_once bounds rows times (prompt + new tokens) of one batch."""
-    return partial(_batches_of_generate, lm, tokens_at_once)
-
-
-def _batches_of_generate(
+def transformers_engine(
     lm: LanguageModel, tokens_at_once: int, prompts: Sequence[Prompt], n: int, sampling: SamplingParameters, seed: int
 ) -> Iterator[tuple[int, Drawn]]:
+    """With its first two arguments given, an engine that batches `generate`.
+
+    tokens_at_once: at most so many rows times (prompt + new tokens) in a batch.
+    """
     lengths = [len(prompt.ids) for prompt in prompts]
     # n rows for each prompt, those of like length together
     rows = [i for i in sorted(range(len(prompts)), key=lengths.__getitem__) for _ in range(n)]
@@ -248,13 +248,8 @@ def _batches_of_generate(
         generated = _generate(lm, [prompts[i].ids for i in rows[batch]], sampling, seed + number)
         for i, token_ids in zip(rows[batch], generated, strict=True):
             token_ids, reason = _cut(token_ids, lm, sampling.stop)
-            yield i, to_drawn(prompts[i], lm, token_ids=token_ids, finish_reason=reason)
-
-
-def to_drawn(prompt: Prompt, lm: LanguageModel, token_ids: list[int], **fields: Any) -> Drawn:
-    """The record of a completion of a prompt; fields: finish_reason and, of some engines, token_logmu_engine."""
-    text = lm.text(token_ids)
-    return Drawn(problem_id=prompt.problem.id, prompt=prompt.text, completion=text, token_ids=token_ids, **fields)
+            asked, text = {"problem_id": prompts[i].problem.id, "prompt": prompts[i].text}, lm.text(token_ids)
+            yield i, Drawn(**asked, completion=text, token_ids=token_ids, finish_reason=reason)
 
 
 def _generate(
@@ -299,7 +294,9 @@ def _cut(token_ids: list[int], lm: LanguageModel, stop: Sequence[str]) -> tuple[
         return any(string in lm.text(token_ids[:size]) for string in stop)
 
     end = next((i for i, token in enumerate(token_ids) if token in lm.ends), len(token_ids))
-    if end and has_stop(end):  # looked for first: where padding is the end of sequence too, one follows the stop string
+    if (
+        stop and end and has_stop(end)
+    ):  # looked for first: where padding is the end of sequence too, one follows the stop string
         return token_ids[: bisect_left(range(end), True, key=has_stop)], "stop"  # up to the token that completes it
     token_ids = token_ids[: end + 1]
     return token_ids, "stop" if token_ids[-1] in lm.ends else "length"

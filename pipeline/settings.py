@@ -263,8 +263,8 @@ def check(settings: Settings, processes: int | None = None) -> None:
     processes = processes or ranks()
     if settings.engine_gpus > 1:
         check_engine_gpus("--engine-gpus", settings.engine, settings.engine_gpus, processes)
-    for is_wrong, message in (*_size_rules(settings, processes), *_method_rules(settings), *_sample_rules(settings)):
-        if is_wrong:
+    for is_broken, message in _rules(settings, processes):
+        if is_broken:
             raise InputError(message)
     if settings.columns:
         from pipeline.own_samples import columns_of
@@ -274,16 +274,14 @@ def check(settings: Settings, processes: int | None = None) -> None:
         check_limits(settings.limits)
 
 
-Rules = list[tuple[bool, str]]  # whether it is broken, and what is said then
-
-
-def _size_rules(settings: Settings, processes: int) -> Rules:
-    per_row, batch = 2 if METHODS[settings.method].of_pairs else 1, settings.batch
-    advice = f"is less than a row for each of {processes} processes; give --batch {per_row * processes}"
-    k, n, lora = settings.k, settings.test_samples, settings.lora
+def _rules(settings: Settings, processes: int) -> list[tuple[bool, str]]:
+    """Of each rule, whether the settings break it, and what is said then: sizes, samples, method."""
+    method, batch, k, n = METHODS[settings.method], settings.batch, settings.k, settings.test_samples
+    per_row, lora, is_given = 2 if method.of_pairs else 1, settings.lora, settings.samples is not None
+    too_few = f"is less than a row for each of {processes} processes; give --batch {per_row * processes}"
     rules = [
         (batch % per_row > 0, f"--batch {batch}: must be a multiple of the {per_row} in a row"),
-        (batch < per_row * processes, f"--batch {batch}: {advice}"),
+        (batch < per_row * processes, f"--batch {batch}: {too_few}"),
         (k > n, f"--test-samples {n}: must be at least --k {k}; with more, maj@{k} has an interval"),
         (
             lora is not None and processes > 1,
@@ -291,52 +289,46 @@ def _size_rules(settings: Settings, processes: int) -> Rules:
         ),
     ]
     for option, package in (("lora", "peft" if lora else None), ("track", settings.track)):
-        advice = f"needs {package}, which is not installed: {sys.executable} -m pip install {package}"
+        needs = f"needs {package}, which is not installed: {sys.executable} -m pip install {package}"
         is_missing = package is not None and find_spec(package) is None
-        rules.append((is_missing, f"--{option} {getattr(settings, option)}: {advice}"))
-    return rules
+        rules.append((is_missing, f"--{option} {getattr(settings, option)}: {needs}"))
 
+    only_with_samples = {
+        "--trust-logmu": settings.trust_logmu,
+        "--columns": settings.columns != (),
+        "--held-out": settings.held_out is not None,
+        "--no-evaluation": not settings.evaluation,
+    }
+    rules += [(not is_given and is_set, f"{option}: is for --samples") for option, is_set in only_with_samples.items()]
+    evaluations = (settings.held_out is not None) + (not settings.evaluation) + (settings.test_data is not None)
+    rules += [
+        (
+            is_given and evaluations != 1,
+            "--samples: say how to evaluate, by one of --test-data DIR (problems), --held-out FILE (samples that are "
+            "not trained on) and --no-evaluation",
+        ),
+        (is_given and settings.iterations > 1, "--samples: serve one iteration, not several"),
+        (settings.shots_file is not None and settings.shots < 1, "--shots-file: say with --shots how many to take"),
+        (settings.system is not None and not settings.chat, "--system: is the system prompt of a --chat; give both"),
+    ]
 
-def _method_rules(settings: Settings) -> Rules:
-    method = METHODS[settings.method]
     has_baseline = settings.baseline is not None or settings.baseline_from != "zero"
-    has_share = settings.effective_proportion is not None
+    has_share, is_proportion = settings.effective_proportion is not None, settings.composition == "proportion"
     return [
+        *rules,
         (has_baseline and has_share, "--effective-proportion: sets the baseline; give no other"),
         (
             method.of_pairs and (has_baseline or has_share),
             f"--method {settings.method}: has no baseline; give none",
         ),
         (
-            (settings.composition == "proportion") != (settings.proportion is not None),
+            is_proportion != (settings.proportion is not None),
             "--composition proportion and --proportion P: give both or neither",
         ),
         (
             settings.limits is not None and method.loss is not None,
             f"--limits: have no meaning for {settings.method}",
         ),
-    ]
-
-
-def _sample_rules(settings: Settings) -> Rules:
-    is_given = settings.samples is not None
-    options = {
-        "--trust-logmu": settings.trust_logmu,
-        "--columns": settings.columns != (),
-        "--held-out": settings.held_out is not None,
-        "--no-evaluation": not settings.evaluation,
-    }
-    ways = (settings.held_out is not None) + (not settings.evaluation) + (settings.test_data is not None)
-    advice = (
-        "say how to evaluate, by one of --test-data DIR (problems), --held-out FILE (samples that are not trained on) "
-        "and --no-evaluation"
-    )
-    return [
-        (settings.shots_file is not None and settings.shots < 1, "--shots-file: say with --shots how many to take"),
-        (settings.system is not None and not settings.chat, "--system: is the system prompt of a --chat; give both"),
-        *((not is_given and is_set, f"{option}: is for --samples") for option, is_set in options.items()),
-        (is_given and ways != 1, f"--samples: {advice}"),
-        (is_given and settings.iterations > 1, "--samples: serve one iteration, not several"),
     ]
 
 

@@ -29,7 +29,7 @@ from torch import Tensor
 import topr
 from pipeline import dataset
 from pipeline.compose import COMPOSITIONS, note_on_signs
-from pipeline.dataset import Composed, EpochStep, Inputs, lay_out, read_inputs, to_examples
+from pipeline.dataset import Composed, EpochStep, Inputs, epoch_steps, lay_out, read_inputs, to_examples
 from pipeline.epoch import Saver, StepLog, explained, try_longest
 from pipeline.evaluation import Scored, to_scored
 from pipeline.held import Held
@@ -41,9 +41,9 @@ from pipeline.results import publish, track_evaluation
 from pipeline.runtime.preflight import TOKEN_BYTES, check_room
 from pipeline.runtime.processes import (
     Times,
+    by_rank_zero,
     device,
     on_all_ranks,
-    on_rank_zero,
     process_group,
     progress_bar,
     rank,
@@ -64,7 +64,7 @@ from pipeline.runtime.run_folder import (
 )
 from pipeline.sampling import Prompt, draw_into, samples_there, share_of
 from pipeline.settings import Settings
-from pipeline.times import noting_times
+from pipeline.times import note_times
 from pipeline.track import Tell, tracker
 
 Learn = tuple[Callable[..., Tensor], Callable[..., Tensor]]  # a loss and the log-probabilities it learns from
@@ -86,7 +86,8 @@ def open_run(settings: Settings, task: Task, learn: Learn | None = None) -> Iter
         inputs = on_all_ranks(partial(read_inputs, settings, task))
         loss, logprobs = learn or (loss_of(settings), topr.sequence_logprobs)
         times, is_finished = Times(), is_there(settings.out / "results.json")
-        run = Run(settings, inputs, loss, logprobs, is_finished, times, Held(settings, inputs, times))
+        start, held = Point(0, 0, settings.model), Held(settings, inputs, times)
+        run = Run(settings, inputs, settings.out, start, loss, logprobs, is_finished, times, held)
         if is_finished:
             refuse_others(run.folder, inputs.record, "holds a run with other settings", "choose another --out")
             if rank() == 0:
@@ -98,7 +99,7 @@ def open_run(settings: Settings, task: Task, learn: Learn | None = None) -> Iter
             if not Path(settings.model).is_dir():
                 on_all_ranks(partial(download, settings.model))
             stack.enter_context(held_folder(run.folder, inputs.record))
-            stack.enter_context(noting_times(run.folder, times, settings, inputs))
+            stack.callback(note_times, run.folder, times, settings, inputs)
             stack.callback(run.held.close)
             if settings.track is not None:
                 tracked = tracker(settings.track, run.folder, inputs.record)
@@ -120,6 +121,8 @@ class Run:
 
     settings: Settings
     inputs: Inputs
+    folder: Path
+    start: Point  # the model that the run begins with
     loss: Loss
     logprobs: Callable[..., Tensor]  # (model, batch) -> (B,), which `loss` learns from
     is_finished: bool  # by an earlier call
@@ -127,16 +130,6 @@ class Run:
     held: Held
     tell: Tell | None = None  # the tracker, if there is one
     tests: dict[int, list[tuple[int, Path]]] = field(default_factory=dict)  # see results.Tests
-
-    @property
-    def start(self) -> Point:
-        """The model that the run begins with."""
-        return Point(0, 0, self.settings.model)
-
-    @property
-    def folder(self) -> Path:
-        """Where the run is written."""
-        return self.settings.out
 
     def evaluate(self, iteration: int, point: Point) -> None:
         """Sample from a model on the test problems, or score the held-out samples by it: test-STEP.jsonl.
@@ -162,7 +155,7 @@ class Run:
         self.tests.setdefault(iteration, []).append((point.seen, file))
         if self.tell is not None:
             step = steps_before(self.folder, iteration) + point.step
-            on_rank_zero(partial(track_evaluation, self.tell, settings, self.inputs, file, n, step))
+            track_evaluation(self.tell, settings, self.inputs, file, n, step)
 
     def sample(self, iteration: int, model: str) -> list[Sample]:
         """The iteration's graded samples, those given or drawn from `model`: samples.jsonl."""
@@ -184,7 +177,7 @@ class Run:
             samples = []
             if settings.reuse is not None and model == settings.model:
                 source = settings.reuse / file.relative_to(self.folder)
-                samples = on_rank_zero(partial(samples_there, source, task, prompts, n))
+                samples = samples_there(source, task, prompts, n)
             if not samples:
                 self.held.make_room("engine", model)
                 share, before = share_of(prompts, settings.engine_gpus)
@@ -206,8 +199,13 @@ class Run:
         if composed is None:
             composed = dataset.compose(settings, samples, inputs.lm, inputs.task.stop, inputs.train, iteration)
         if rank() == 0:
-            for note in notes(settings, samples, composed):
-                print(f"iteration {iteration}: {note}", flush=True)
+            chosen = list(chain(*composed.rows))
+            before, after = [samples[one.sample].reward for one in chosen], [one.reward for one in chosen]
+            positive = 100 * sum(reward >= 0 for reward in after) / len(after)
+            counts = f"{len(after)} examples of {len(samples)} samples, {positive:.1f} % positive"
+            print(f"iteration {iteration}: {counts}", flush=True)
+            if before != after or not min(after) < 0 < max(after):
+                tell_of_signs(iteration, settings, before, after)
         return composed
 
     def score(self, iteration: int, composed: Composed, model: str) -> list[list[Example]]:
@@ -219,31 +217,30 @@ class Run:
             if settings.trust_logmu:
                 logmu = [[one.token_logmu for one in row] for row in rows]
             elif settings.reuse is not None and model == settings.model:
-                logmu = on_rank_zero(partial(dataset.logmu_there, settings, self.inputs.record, file, rows))
+                logmu = dataset.logmu_there(settings, self.inputs.record, file, rows)
             examples = to_examples(rows, logmu or self._logp(rows, model))
             engine = {one.sample: one.logmu_engine for one in chain(*rows) if one.logmu_engine is not None}
             mismatch = None
             if engine:
                 trainer = {one.sample: math.fsum(one.token_logmu) for one in chain(*examples)}
                 mismatch = engine_mismatch(engine, trainer)
-            counts = composed.counts | {"steps": len(self._steps(rows)), "engine_mismatch": mismatch}
-            on_rank_zero(partial(write_file, file.with_name("dataset.json"), json.dumps(counts, indent=2) + "\n"))
+            steps = len(epoch_steps(rows, settings.batch, settings.micro_batch))
+            counts = composed.counts | {"steps": steps, "engine_mismatch": mismatch}
+            by_rank_zero(write_file)(file.with_name("dataset.json"), json.dumps(counts, indent=2) + "\n")
             publish_rows(file, chain(*examples))
         return [list(row) for _, row in groupby(read_checked(file, Example), key=attrgetter("row"))]
-
-    def _steps(self, rows: Sequence[dataset.Row]) -> list[EpochStep]:
-        return dataset.epoch_steps(rows, self.settings.batch, self.settings.micro_batch)
 
     def _logp(self, rows: Sequence[dataset.Row], model: str) -> list[list[list[float]]]:
         """log-probabilities by a model, in nats: for each row, completion and token."""
         lm, _ = self.held.learner(model)
         with self.times("scoring"):
-            return dataset.score(rows, self._steps(rows), lm.model)
+            return dataset.score(rows, epoch_steps(rows, self.settings.batch, self.settings.micro_batch), lm.model)
 
     def train(self, iteration: int, rows: list[list[Example]], model: str) -> list[Point]:
         """One epoch on `rows`, from `model`: metrics.jsonl, and the models to evaluate, of which model/ is the last."""
-        here, steps = self.folder / f"iteration-{iteration}", self._steps(rows)
-        curve_points = self.settings.curve_points if self.settings.evaluation else 1
+        here, settings = self.folder / f"iteration-{iteration}", self.settings
+        steps = epoch_steps(rows, settings.batch, settings.micro_batch)
+        curve_points = settings.curve_points if settings.evaluation else 1
         points = []
         for stop in sorted({len(steps) * i // curve_points for i in range(1, curve_points + 1)} - {0}):
             folder = here / ("model" if stop == len(steps) else f"model-{stop}")
@@ -286,20 +283,15 @@ class Run:
         """What the stages' files say, evaluated: results.json, and curve.png; what is there, of a finished run."""
         if self.is_finished:
             return read_json(self.folder / "results.json")
-        return on_rank_zero(partial(publish, self.folder, self.settings, self.inputs, self.tests, self.tell))
+        return publish(self.folder, self.settings, self.inputs, self.tests, self.tell)
 
 
-def notes(settings: Settings, samples: Sequence[Sample], composed: Composed) -> list[str]:
-    """What a user should know of an iteration's examples, and of the signs of their rewards where something is odd."""
-    chosen = list(chain(*composed.rows))
-    before, after = [samples[one.sample].reward for one in chosen], [one.reward for one in chosen]
-    positive = 100 * sum(reward >= 0 for reward in after) / len(chosen)
-    lines = [f"{len(chosen)} examples of {len(samples)} samples, {positive:.1f} % positive"]
-    if before != after or not min(after) < 0 < max(after):
-        limits = settings.bounds
-        is_asked_for = settings.composition == "positives_only" or settings.effective_proportion == 1
-        has_no_negatives = METHODS[settings.method].of_pairs or (limits and limits.b_neg == 0) or is_asked_for
-        if not has_no_negatives:
-            note = note_on_signs(settings.method, limits, settings.baseline_from, before, after)
-            lines += [note] if note else []
-    return lines
+def tell_of_signs(iteration: int, settings: Settings, before: Sequence[float], after: Sequence[float]) -> None:
+    """Print a warning where the signs of the rewards, before and after the baseline, are not as one expects."""
+    limits = settings.bounds
+    is_of_positives = settings.composition == "positives_only" or settings.effective_proportion == 1
+    if METHODS[settings.method].of_pairs or is_of_positives or (limits and limits.b_neg == 0):
+        return
+    note = note_on_signs(settings.method, limits, settings.baseline_from, before, after)
+    if note is not None:
+        print(f"iteration {iteration}: {note}", flush=True)

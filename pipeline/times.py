@@ -2,8 +2,9 @@
 
 import json
 import resource
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +20,17 @@ from pipeline.settings import Settings
 HOURS = "hours on H100s, estimated"  # the key of what --dry-run says of the stages
 
 
-@contextmanager
-def noting_times(folder: Path, times: Times, settings: Settings, inputs: Inputs) -> Iterator[None]:
-    """At the end of the block, however it ends, rank zero writes times.json: what earlier calls noted is added to."""
-    try:
-        yield
-    finally:
-        if rank() == 0:
-            with suppress(OSError):  # a full disk: what raised it says so
-                write_file(folder / "times.json", json.dumps(_noted(folder, times, settings, inputs), indent=2) + "\n")
-
-
-def _noted(folder: Path, times: Times, settings: Settings, inputs: Inputs) -> dict[str, Any]:
+def note_times(folder: Path, times: Times, settings: Settings, inputs: Inputs) -> None:
+    """On rank zero, write times.json: what this call of the command did, added to what earlier calls have noted."""
+    if rank() > 0:
+        return
     file = folder / "times.json"
     earlier = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
     peak = peak or 1000 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # of this process, in kilobytes
+    seconds = times.seconds | {"other": time.monotonic() - times.begun - times.seconds.total()}
     noted: dict[str, Any] = {"processes": ranks(), "peak bytes": max(peak, earlier.get("peak bytes", 0))}
-    for name, new in {"seconds": times.until_now(), "counts": times.counts}.items():
+    for name, new in {"seconds": seconds, "counts": times.counts}.items():
         old = earlier.get(name, {})
         noted[name] = {key: old.get(key, 0) + new.get(key, 0) for key in {**old, **new}}
     if settings.preset != "laptop" or torch.cuda.is_available():
@@ -44,7 +38,8 @@ def _noted(folder: Path, times: Times, settings: Settings, inputs: Inputs) -> di
         planned = {name: value for name, (value, *_) in plan(settings, inputs, ranks()).items()}
         noted[HOURS] = {name.removesuffix(ending): planned[name] for name in planned if name.endswith(ending)}
         noted["bytes without activations, estimated"] = planned["training, per GPU"]
-    return noted
+    with suppress(OSError):  # a full disk: what raised it says so
+        write_file(file, json.dumps(noted, indent=2) + "\n")
 
 
 def table_of(noted: Mapping[str, Any]) -> Table:

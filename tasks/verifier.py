@@ -33,7 +33,7 @@ from pipeline.plots import Panel, draw, estimates, save_figure
 from pipeline.records import OUTCOMES, Drawn, InputError, Outcome, Problem, Sample, Task, read_rows, write_file
 from pipeline.report import Estimate, Table
 from pipeline.runtime.preflight import check_machine
-from pipeline.runtime.processes import command, on_all_ranks, on_rank_zero, process_group, rank, ranks
+from pipeline.runtime.processes import by_rank_zero, command, on_all_ranks, process_group, rank, ranks
 from pipeline.runtime.run_folder import held_folder, read_checked
 from pipeline.sampling import graded
 from pipeline.settings import TINY, Count, Settings, Several, check, check_engine_gpus, read_settings
@@ -167,7 +167,7 @@ def run(settings: VerifierSettings) -> dict:
         train, test = (given.get(split) or solve(settings, task, split) for split in ("train", "test"))
         own = replace(settings, out=settings.out / "verifier")
         found = experiment(own, verifier_task(settings, task, train, test))
-        return on_rank_zero(lambda: publish_table2(settings, task, test, found))
+        return publish_table2(settings, task, test, found)
 
 
 class Solution(BaseModel, extra="forbid", strict=True):
@@ -242,6 +242,7 @@ def verified(verifications: Sequence[Sample], answers: Answers) -> dict[str, np.
     return {ACCURACY: (outcomes == "correct").mean(1), INVALID: (outcomes == "invalid").mean(1), WEIGHTED: won}
 
 
+@by_rank_zero
 def publish_table2(settings: VerifierSettings, task: Task, solutions: Sequence[Sample], found: dict) -> dict:
     """Write Table 2, and its values after each iteration: results.json, which is returned, and table2.png.
 

@@ -2,15 +2,30 @@
 
 import math
 from collections import Counter
+from functools import cache
 
 import torch
+
+import train_gsm8k as gsm8k
+from pipeline.models.language_model import META, load_model
+from pipeline.records import Problem
+from pipeline.sampling import Prompt
 
 PROMPT = "Q: Ada has 31 apples and finds 45 more. How many apples does Ada have now?\nA:"
 START = PROMPT + " So."  # behind which many tokens are likely
 
 
-def drawn(engine, sampling, prompts=(PROMPT,), n=8, seed=0):
-    """n completions of each prompt."""
+@cache
+def usual():
+    """The default model, without weights."""
+    return load_model(gsm8k.Settings().model, META)
+
+
+def drawn(engine, sampling, texts=(PROMPT,), n=8, seed=0, lm=None):
+    """n completions of each prompt, whose tokens are those of `lm`, by default of the default model."""
+    prompts = [
+        Prompt(Problem("", text), text, ids) for text, ids in zip(texts, (lm or usual()).prompt_ids(texts), strict=True)
+    ]
     found = [[] for _ in prompts]
     for number, completion in engine(prompts, n, sampling, seed):
         found[number].append(completion)

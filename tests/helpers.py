@@ -9,7 +9,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import topr
 from pipeline import dataset
 from pipeline.metrics import step_metrics
-from pipeline.models.language_model import token_logprobs
 from pipeline.records import Example
 
 VOCABULARY = 32
@@ -31,7 +30,7 @@ def random_examples(prompts: int, per_prompt: int, seed: int = 0) -> list[Exampl
         return [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, most))]
 
     return [
-        Example(prompt, tokens(6), logmu=-rng.uniform(5, 25), reward=rng.choice([-1.0, 1.0]))
+        Example(prompt, tokens(6), -rng.uniform(5, 25), rng.choice([-1.0, 1.0]), sample=0, row=0, token_logmu=[])
         for prompt in (tokens(9) for _ in range(prompts))
         for _ in range(per_prompt)
     ]
@@ -50,14 +49,9 @@ def plain_batch(examples: list[Example], padding_side: str = "right", filler: in
     return topr.Batch(ids, attention_mask, completion_mask, *map(torch.tensor, columns))
 
 
-def shared_logprobs(model, batch):
-    """log pi(y|x) of a batch of shared rows: (B,)."""
-    return token_logprobs(model, batch).sum(-1)
-
-
 def steps_of(rows, batch, micro_batch, rank=0, ranks=1):
     """The steps of an epoch over rows, as `topr.train` takes them."""
-    return list(dataset.lay_out(dataset.epoch_steps(rows, batch, micro_batch, rank, ranks), "cpu"))
+    return list(dataset.lay_out(rows, dataset.epoch_steps(rows, batch, micro_batch, rank, ranks), "cpu"))
 
 
 def fit(model, optimizer, steps, **options):

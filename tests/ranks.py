@@ -4,11 +4,11 @@ import os
 
 import torch
 import torch.distributed as dist
-from helpers import fit, shared_logprobs, steps_of, tiny_model
+from helpers import fit, steps_of, tiny_model
 
+from pipeline.models.checkpoints import load_checkpoint, save_checkpoint
 from pipeline.models.language_model import make_optimizer, shard
 from pipeline.runtime.processes import from_all_ranks, rank, ranks
-from pipeline.runtime.run_folder import load_checkpoint, save_checkpoint
 
 
 def on_two_ranks(work, folder, *arguments, timeout=None):
@@ -31,15 +31,15 @@ def _worker(number, work, folder, arguments, timeout):
     os._exit(0)  # a thread of gloo's that is still ending would now and then abort the exit of the interpreter
 
 
-def epoch(grouped, batch, micro_batch, optimizer, cut=None, logprobs=shared_logprobs):
+def epoch(rows, batch, micro_batch, optimizer, cut=None):
     """The pipeline's own training of rows of examples: losses and norms, last (clipped) gradients, weights.
 
     cut: folder to write a checkpoint into after two steps, from which another model goes on.
     """
-    steps = steps_of(grouped, batch, micro_batch, rank(), ranks())
+    steps = steps_of(rows, batch, micro_batch, rank(), ranks())
 
     def train(model, optimizer, part):
-        found = fit(model, optimizer, part, logprobs=logprobs, max_norm=0.5)
+        found = fit(model, optimizer, part, max_norm=0.5)
         return [{"loss": sum(from_all_ranks(m["loss"])), "grad_norm": m["grad_norm"]} for m in found]
 
     def begin(model):

@@ -9,10 +9,10 @@ from runs import SMALL, experiment
 
 import train_gsm8k as gsm8k
 from pipeline.dataset import encode
-from pipeline.models.chat import asked_by, in_chat
+from pipeline.models.chat import chat_of
 from pipeline.models.language_model import load_model
-from pipeline.records import Example, InputError, Sample, read_rows
-from pipeline.sampling import SamplingParameters, check_lengths, transformers_engine
+from pipeline.records import Example, InputError, Problem, Sample, read_rows
+from pipeline.sampling import Prompt, SamplingParameters, prompts_of, transformers_engine
 
 SYSTEM = "Answer in one line.\nWrite “The answer is” – and the number, ½ or 7."
 QUESTION = "Q: Zoë has 3 figs\n  and eats one.\nHow many are left? 🍐\nA:"
@@ -29,6 +29,12 @@ def family(request, folders):
     return request.param, load_model(str(folders[request.param]))
 
 
+def in_chat(lm, system=None):
+    """The model as `load_model` gives it with --chat."""
+    chat = chat_of(lm.tokenizer, system)
+    return lm._replace(chat=chat, ends=lm.ends | {chat.end})
+
+
 @pytest.mark.parametrize("system", [None, SYSTEM, ""], ids=["usual", "own", "empty"])
 def test_a_prompt_has_the_tokens_that_the_template_gives_and_is_measured_with_them(family, system):
     lm, task = in_chat(family[1], system), gsm8k.gsm8k_task(SMALL)
@@ -37,7 +43,8 @@ def test_a_prompt_has_the_tokens_that_the_template_gives_and_is_measured_with_th
     messages = [[*before, {"role": "user", "content": text}] for text in asked]
     expected = lm.tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
     assert lm.prompt_ids([*map(lm.chat.ask, asked)]) == expected
-    assert check_lengths(asked_by(lm, task), lm, 24) == max(map(len, expected[1:])) + 24
+    prompts = prompts_of(lm.chat.asking(task), [*task.train, *task.test], lm, 24)
+    assert [prompt.ids for prompt in prompts] == expected[1:]
 
 
 def test_a_completion_stops_at_the_end_of_its_turn(family):
@@ -47,8 +54,10 @@ def test_a_completion_stops_at_the_end_of_its_turn(family):
     assert turn_end not in plain.ends
 
     def draw(lm, n, seed=0):
-        engine, prompt = transformers_engine(lm, 40_000), in_chat(plain).chat.ask("Hi?")
-        return [c for _, c in engine([prompt], n, SamplingParameters(max_new_tokens=60), seed)]
+        text = in_chat(plain).chat.ask("Hi?")
+        prompt = Prompt(Problem("", "Hi?"), text, lm.prompt_ids([text])[0])
+        sampling = SamplingParameters(max_new_tokens=60)
+        return [c for _, c in transformers_engine(lm, 40_000, [prompt], n, sampling, seed)]
 
     finished = [completion for completion in draw(lm, 64) if completion.finish_reason == "stop"]
     assert len(finished) > 48
@@ -68,12 +77,12 @@ def test_text_from_elsewhere_gets_the_end_of_its_turn_and_needs_a_prompt_of_the_
     prompt = lm.chat.ask(QUESTION)
     texts = [("7", "stop"), (f"7{turn_end}", "stop"), ("7", "length"), ("7\nQ:", "stop"), ("7<|im", "stop")]
     given = [Sample(prompt=prompt, completion=text, finish_reason=reason, reward=1.0) for text, reason in texts]
-    examples = encode(given, lm, ("\nQ:",))
+    examples = encode(given, range(len(given)), lm, (), ("\nQ:",))
     found = [lm.tokenizer.decode(example.completion_ids) for example in examples]
     assert found == [f"7{turn_end}", f"7{turn_end}", "7", "7\nQ:", f"7<|im{turn_end}"]
     foreign = [*given[:1], given[0].model_copy(update={"prompt": "Hi?"})]
     with pytest.raises(InputError, match=r"given.jsonl:2: field prompt: lacks tokens of the chat template"):
-        encode(foreign, lm, source="given.jsonl")
+        encode(foreign, [0, 1], lm, source="given.jsonl")
 
 
 def test_a_run_in_a_chat_and_its_samples_given_back_as_text(folders, tmp_path):

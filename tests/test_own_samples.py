@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 import sys
-from dataclasses import replace
 from unittest.mock import Mock
 
 import datasets
@@ -17,7 +16,7 @@ from runs import SMALL, contents, experiment
 
 import topr
 import train_gsm8k as gsm8k
-from pipeline.dataset import encode, rows_held_out
+from pipeline.dataset import encode, rows_held_out, to_examples
 from pipeline.evaluation import evaluate_held_out, to_scored, to_table
 from pipeline.models.language_model import load_model
 from pipeline.own_samples import digest_of, read_samples
@@ -202,7 +201,8 @@ def files(tmp_path_factory):
 def logp_and_length(model, rows):
     """log pi of the completions by topr.py alone, and their lengths in tokens."""
     lm = load_model(str(model))
-    batch = plain_batch(encode([Sample(**row) for row in rows], lm))
+    rows = [[encoded] for encoded in encode([Sample(**row) for row in rows], range(len(rows)), lm)]
+    batch = plain_batch([example for [example] in to_examples(rows, [[[0.0]]] * len(rows))])
     return topr.sequence_logprobs(lm.model, batch).detach().double().numpy(), batch.length.double().numpy()
 
 
@@ -252,10 +252,10 @@ def test_samples_that_were_held_out_are_signed_as_trained_ones_are(lm):
     for changes in ({}, {"baseline": 0.5}, {"baseline_from": "mean"}, {"trust_logmu": True}):
         rows = rows_held_out(Settings(samples="s", held_out="h", **changes), samples, lm, ())
         signs[str(changes)] = [row[0].reward >= 0 for row in rows]
-        assert [row[0].logmu == -3.0 for row in rows] == ["trust_logmu" in changes] * 4
+        assert [row[0].token_logmu == [-1.0, -2.0] for row in rows] == ["trust_logmu" in changes] * 4
     assert list(signs.values()) == [[True] * 4, [True] + [False] * 3, [True] + [False] * 3, [True] * 4]
-    examples = [example for [example] in rows]
-    scored = to_scored(examples, [replace(example, logmu=-4.0) for example in examples])
+    examples = to_examples(rows, [[[-1.5, -2.5]]] * 4)
+    scored = to_scored(rows, examples, None)
     assert [(one.logp, one.logmu, one.prompt) for one in scored] == [(-4.0, -3.0, 0)] * 4
     found = evaluate_held_out(scored[:1])  # without a negative
     assert found["negative"] == {"samples": 0, "log_ratio": None, "log_ratio_per_token": None, "logp_per_token": None}

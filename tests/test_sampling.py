@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -9,8 +10,7 @@ from engines import PROMPT, START, deviating, drawn, logps_after
 from runs import contents
 
 import train_gsm8k as gsm8k
-from pipeline import sampling as engines
-from pipeline import stages
+from pipeline import sampling, stages
 from pipeline.models.language_model import load_model
 from pipeline.sampling import SamplingParameters, transformers_engine
 
@@ -20,7 +20,7 @@ TWO = [PROMPT, PROMPT.replace("Ada", "Uma")]
 @pytest.fixture(params=["hf", "vllm"])
 def engine(request, lm):
     """What holds for every engine is tested with each of them."""
-    return transformers_engine(lm, 40_000) if request.param == "hf" else request.getfixturevalue("vllm")
+    return partial(transformers_engine, lm, 40_000) if request.param == "hf" else request.getfixturevalue("vllm")
 
 
 def test_same_seed_same_completions_and_the_global_random_state_is_left_alone(engine):
@@ -62,7 +62,7 @@ def test_a_stop_string_ends_a_completion_and_is_kept(engine, lm, pads_with_eos):
     if pads_with_eos:
         tokenizer = load_model(gsm8k.Settings().model).tokenizer
         tokenizer.pad_token = tokenizer.eos_token
-        engine = transformers_engine(lm._replace(tokenizer=tokenizer), 40_000)
+        engine = partial(transformers_engine, lm._replace(tokenizer=tokenizer), 40_000)
     found = drawn(engine, SamplingParameters(max_new_tokens=60, stop=("The ans",)), n=32)[0]
     found = [completion for completion in found if "The ans" in completion.completion]
     assert len(found) > 16
@@ -73,7 +73,7 @@ def test_a_stop_string_ends_a_completion_and_is_kept(engine, lm, pads_with_eos):
 
 
 def test_completions_come_back_to_their_prompts_from_batches_of_any_size(lm):
-    engines_of = {size: transformers_engine(lm, size) for size in (1, 200, 300, 40_000)}  # tokens at once
+    engines_of = {size: partial(transformers_engine, lm, size) for size in (1, 200, 300, 40_000)}  # tokens at once
     prompts = [PROMPT, "Q: " + "figs " * 30 + "\nA:", TWO[1]]
     for engine in engines_of.values():
         found = drawn(engine, SamplingParameters(max_new_tokens=12), prompts, n=3)
@@ -92,7 +92,10 @@ def test_prompts_that_are_computed_once_give_what_plain_generate_gives(lm, promp
     exact.model.register_forward_pre_hook(
         lambda _, args, kwargs: prefills.append(kwargs["past_key_values"].get_seq_length()), with_kwargs=True
     )
-    engine, sampling = transformers_engine(exact, 40_000), SamplingParameters(max_new_tokens=24, temperature=2.0)
+    engine, sampling = (
+        partial(transformers_engine, exact, 40_000),
+        SamplingParameters(max_new_tokens=24, temperature=2.0),
+    )
     shared = drawn(engine, sampling, prompts)
     assert 0 in prefills
     assert len({len(exact.tokenizer(prompt)["input_ids"]) for prompt in prompts}) == len(prompts)
@@ -103,26 +106,28 @@ def test_prompts_that_are_computed_once_give_what_plain_generate_gives(lm, promp
 
 
 def test_the_models_own_sampling_habits_do_not_leak_in(lm, monkeypatch):
-    plain = drawn(transformers_engine(lm, 40_000), SamplingParameters(max_new_tokens=24))
+    plain = drawn(partial(transformers_engine, lm, 40_000), SamplingParameters(max_new_tokens=24))
     monkeypatch.setattr(lm.model.generation_config, "repetition_penalty", 50.0)
-    assert drawn(transformers_engine(lm, 40_000), SamplingParameters(max_new_tokens=24)) == plain
+    assert drawn(partial(transformers_engine, lm, 40_000), SamplingParameters(max_new_tokens=24)) == plain
 
 
 def test_an_interrupted_drawing_goes_on_behind_its_last_whole_chunk(monkeypatch, tmp_path):
     settings = gsm8k.Settings(problems=5, n=3, chunk=2, max_new_tokens=60, test_problems=1)
     task, asked = gsm8k.gsm8k_task(settings), []
 
-    def draw_some(task, problems, n, engine, sampling, seed, description):
+    draw = sampling.draw
+
+    def draw_some(prompts, n, engine, parameters, seed, description):
         if len(asked) == 2:
             raise InterruptedError
-        asked.append((seed - settings.seed_of("samples 1"), [problem.id for problem in problems]))
-        return engines.draw(task, problems, n, engine, sampling, seed, description)
+        asked.append((seed - settings.seed_of("samples 1"), [prompt.problem.id for prompt in prompts]))
+        return draw(prompts, n, engine, parameters, seed, description)
 
     def sample(name):
         with stages.open_run(replace(settings, out=tmp_path / name), task) as run:
             return run.sample(1, settings.model)
 
-    monkeypatch.setattr(stages, "draw", draw_some)
+    monkeypatch.setattr(sampling, "draw", draw_some)
     with pytest.raises(InterruptedError):
         sample("torn")
     here = tmp_path / "torn" / "iteration-1"

@@ -1,50 +1,43 @@
 """Training as the pipeline sets it up: FSDP2 on two ranks, Adafactor, bfloat16, checkpoints."""
 
 import random
-from dataclasses import replace
 
 import pytest
 import ranks
 import torch
-from helpers import fit, random_examples, shared_logprobs, steps_of, tiny_model
+from helpers import fit, random_examples, steps_of, tiny_model
 from transformers import GPT2Config, GPT2LMHeadModel
 
+import topr
 from pipeline import dataset
-from pipeline.models import chunked_head
-from pipeline.models.language_model import load_model, make_optimizer, shard, token_logprobs
-from pipeline.records import Example, InputError, Sample
+from pipeline.models.language_model import load_model, make_optimizer, shard
+from pipeline.records import Encoded, InputError, Sample
 from pipeline.runtime.processes import process_group
 
 
-def grouped_rows(prompts, per_prompt, per_row):
-    return dataset.rows_of_prompt(random_examples(prompts, per_prompt), per_row, random.Random(0))
-
-
-def sliced_logprobs(model, batch):
-    return chunked_head.token_logprobs(model, batch).sum(-1)
+def rows_of(prompts, per_prompt):
+    return dataset.shuffled(random_examples(prompts, per_prompt), random.Random(0))
 
 
 SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("processes", "per_row", "batch", "micro_batch", "optimizer", "is_cut", "logprobs"),
+    ("processes", "batch", "micro_batch", "optimizer", "is_cut"),
     [
-        (2, 1, 3, 1, "adafactor", False, shared_logprobs),  # odd steps, one at a time
-        pytest.param(2, 2, 6, 4, "adafactor", False, sliced_logprobs, marks=SLOW),  # shared rows, ragged batches
-        pytest.param(2, 1, 3, 1, "adafactor", True, shared_logprobs, marks=SLOW),  # from a checkpoint after two steps
-        (1, 1, 3, 1, "adafactor", True, shared_logprobs),
-        (1, 1, 3, 1, "adamw", True, shared_logprobs),
+        (2, 3, 1, "adafactor", False),  # odd steps, one at a time
+        pytest.param(2, 6, 4, "adafactor", False, marks=SLOW),  # ragged batches
+        pytest.param(2, 3, 1, "adafactor", True, marks=SLOW),  # from a checkpoint after two steps
+        (1, 3, 1, "adafactor", True),
+        (1, 3, 1, "adamw", True),
     ],
 )
-def test_v19_two_ranks_and_a_checkpoint_change_nothing(
-    processes, per_row, batch, micro_batch, optimizer, is_cut, logprobs, tmp_path
-):
-    grouped = grouped_rows(5, 3, per_row)  # 15 examples: the last step is short, and a rank runs out of rows
-    metrics, *expected = ranks.epoch(grouped, batch, micro_batch, optimizer)
+def test_v19_two_ranks_and_a_checkpoint_change_nothing(processes, batch, micro_batch, optimizer, is_cut, tmp_path):
+    rows = rows_of(5, 3)  # 15 examples: the last step is short, and a rank runs out of rows
+    metrics, *expected = ranks.epoch(rows, batch, micro_batch, optimizer)
     assert len(metrics) >= 3
     (tmp_path / "run").mkdir()
-    given = grouped, batch, micro_batch, optimizer, tmp_path / "run" if is_cut else None, logprobs
+    given = rows, batch, micro_batch, optimizer, tmp_path / "run" if is_cut else None
     found = ranks.epoch(*given) if processes == 1 else ranks.on_two_ranks(ranks.epoch, tmp_path, *given)
     for one, other in zip(found[0], metrics, strict=True):
         assert one == pytest.approx(other, rel=1e-6)
@@ -54,22 +47,22 @@ def test_v19_two_ranks_and_a_checkpoint_change_nothing(
     assert written == ({f"checkpoint-2/{name}" for name in expected} if is_cut else set())
 
 
-def kept_and_dropped(grouped):
+def kept_and_dropped(rows):
     """Weights after log mu and two epochs: of layers that stay gathered after a forward pass, and of others."""
-    found, steps = [], steps_of(grouped, 4, 2, ranks.rank(), 2)
+    found, steps = [], steps_of(rows, 4, 2, ranks.rank(), 2)
     for reshard in (False, True):
         model = tiny_model()
         shard(model, "float32", reshard=reshard)
         optimizer = make_optimizer("adafactor", model, 1e-2)
         with torch.no_grad():
-            shared_logprobs(model, steps[0].micro_batches[0])
-        fit(model, optimizer, steps * 2, logprobs=shared_logprobs)
+            topr.sequence_logprobs(model, steps[0].micro_batches[0])
+        fit(model, optimizer, steps * 2)
         found.append(ranks.whole(model.parameters()))
     return found
 
 
 def test_weights_that_stay_gathered_learn_the_same_on_two_ranks(tmp_path):
-    kept, dropped = ranks.on_two_ranks(kept_and_dropped, tmp_path, grouped_rows(4, 1, 1))
+    kept, dropped = ranks.on_two_ranks(kept_and_dropped, tmp_path, rows_of(4, 1))
     assert torch.equal(kept, dropped)
 
 
@@ -80,7 +73,7 @@ def test_weights_stay_float32_and_move_at_the_papers_learning_rate():
         before = ranks.whole([weight.clone() for weight in model.parameters()])
         shard(model, "bfloat16")
         optimizer = make_optimizer("adafactor", model, 5e-7)
-        fit(model, optimizer, steps_of(grouped_rows(3, 2, 1), 2, 2), logprobs=shared_logprobs)
+        fit(model, optimizer, steps_of(rows_of(3, 2), 2, 2))
         assert {weight.dtype for weight in model.parameters()} == {torch.float32}
         assert (ranks.whole(list(model.parameters())) != before).float().mean() > 0.9
 
@@ -90,28 +83,28 @@ def test_in_bfloat16_log_mu_is_scored_in_the_batches_that_train(lm):
         Sample(prompt="Q: " + "1 + " * i + "1?\nA:", completion=" The answer is" + " 2" * (17 - i), reward=1.0)
         for i in range(16)
     ]
-    rows = [[replace(e, row=i)] for i, e in enumerate(dataset.encode(samples, lm))]
+    rows = [[encoded] for encoded in dataset.encode(samples, range(16), lm)]
     with process_group(alone=True):
         model = load_model(lm.model.name_or_path)
         shard(model.model, "bfloat16")
-        scored = dataset.score(rows, dataset.epoch_steps(rows, 16, 4), model, token_logprobs)
-        [step] = steps_of(scored, 16, 4)
+        logmu = dataset.score(rows, dataset.epoch_steps(rows, 16, 4), model.model)
+        [step] = steps_of(dataset.to_examples(rows, logmu), 16, 4)
         for batch in step.micro_batches:  # equal but for the sum's own rounding
-            torch.testing.assert_close(shared_logprobs(model.model, batch), batch.logmu, rtol=0, atol=1e-4)
+            torch.testing.assert_close(topr.sequence_logprobs(model.model, batch), batch.logmu, rtol=0, atol=1e-4)
 
 
 def test_gradient_checkpointing_computes_layers_twice_and_the_same_gradient():
-    [[batch], _] = steps_of(grouped_rows(2, 2, 2), 4, 4)[0]
+    [[batch], _] = steps_of(rows_of(2, 2), 4, 4)[0]
     gradients, calls = [], []
     for recompute in (False, True):
         model, called = tiny_model(), []
         # before, not after it: the second time ends as soon as what the backward pass needs is there
         model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, called=called: called.append(1))
         shard(model, "float32", recompute)
-        shared_logprobs(model, batch).sum().backward()
+        topr.sequence_logprobs(model, batch).sum().backward()
         gradients.append([weight.grad for weight in model.parameters()])
         calls.append(len(called))
-    assert calls == [2, 4]  # of prompts and of completions
+    assert calls == [1, 2]
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
 
 
@@ -125,12 +118,12 @@ def test_a_model_whose_layers_cannot_be_found_is_named():
 def test_a_pair_s_log_mu_is_its_own():
     """DPO's completion may be in several pairs; each is scored in the batch that trains it."""
     pairs = [((0, 1.0), (1, -1.0)), ((0, 1.0), (2, -1.0))]
-    rows = [[Example([1], [2, 3], 0.0, r, sample=i, row=row) for i, r in pair] for row, pair in enumerate(pairs)]
+    rows = [[Encoded([1], [2, 3 + i], reward, i) for i, reward in pair] for pair in pairs]
     model = tiny_model()
-    lm = type("LM", (), {"model": model})
-    scored = dataset.score(rows, dataset.epoch_steps(rows, 2, 2), lm, token_logprobs)
-    assert [[e.sample for e in row] for row in scored] == [[0, 1], [0, 2]]
+    scored = dataset.to_examples(rows, dataset.score(rows, dataset.epoch_steps(rows, 2, 2), model))
+    assert [[(e.sample, e.row) for e in row] for row in scored] == [[(0, 0), (1, 0)], [(0, 1), (2, 1)]]
+    assert len({e.logmu for row in scored for e in row}) == 3
     for row in scored:
         [step] = steps_of([row], 2, 2)
-        found = shared_logprobs(model, step.micro_batches[0])
-        torch.testing.assert_close(found.float(), step.micro_batches[0].logmu, rtol=1e-6, atol=1e-6)
+        logp = topr.sequence_logprobs(model, step.micro_batches[0])
+        torch.testing.assert_close(logp.float(), step.micro_batches[0].logmu, rtol=1e-6, atol=1e-6)

@@ -19,8 +19,7 @@ from killing import finish, lines, started, status, wait
 from runs import SMALL
 
 import train_gsm8k as gsm8k
-from pipeline.models.chat import in_chat
-from pipeline.models.language_model import load_model
+from pipeline.models.language_model import META, load_model
 from pipeline.records import InputError, Sample, read_rows
 from pipeline.sampling import SamplingParameters
 from pipeline.vllm.client import vllm_engine
@@ -76,10 +75,11 @@ def test_an_engine_of_two_processes_draws_what_one_draws_and_ends_whole_when_one
 def test_a_chat_ends_with_its_turn(python, tmp_path):
     """Llama 3's, whose end of turn neither the tokenizer nor the generation config of this model names."""
     folder = str(save_chat_model(tmp_path / "model", "llama3"))
-    chat, settings = in_chat(load_model(folder)), replace(SETTINGS, vllm_python=python)
+    settings = replace(SETTINGS, vllm_python=python, model=folder, chat=True)
+    chat = load_model(folder, META, settings)
     prompt = chat.chat.ask("Hi?")
     with vllm_engine(folder, chat, 200, settings, tmp_path / "vllm.log") as engine:
-        [found] = drawn(engine, SamplingParameters(max_new_tokens=60), [prompt], n=32)
+        [found] = drawn(engine, SamplingParameters(max_new_tokens=60), [prompt], n=32, lm=chat)
     finished = [completion for completion in found if completion.finish_reason == "stop"]
     assert len(finished) > 24
     assert all(c.token_ids.index(chat.chat.end) == len(c.token_ids) - 1 for c in finished)
@@ -119,7 +119,7 @@ def opened(lm, tmp_path):
             python.chmod(0o755)
         settings, log = replace(SETTINGS, vllm_python=python, **changes), tmp_path / "vllm.log"
         with pytest.raises(InputError) as told, vllm_engine(SETTINGS.model, lm, 200, settings, log) as engine:
-            list(engine([PROMPT], 1, SamplingParameters(), 0))
+            drawn(engine, SamplingParameters(), n=1)
         return str(told.value)
 
     return opened

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.lora import merged
-from pipeline.runtime.processes import device, on_all_ranks, on_rank_zero, rank
+from pipeline.runtime.processes import by_rank_zero, device, on_all_ranks, rank
 from pipeline.runtime.run_folder import appearing, remove
 
 
@@ -26,9 +26,10 @@ def save_model(lm: LanguageModel, folder: Path) -> None:
     """
     weights = get_model_state_dict(lm.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     with appearing(folder) as unfinished:
-        on_rank_zero(partial(_write_model, lm, weights, unfinished))
+        _write_model(lm, weights, unfinished)
 
 
+@by_rank_zero
 def _write_model(lm: LanguageModel, weights: dict[str, Tensor], unfinished: Path) -> None:
     model = lm.model
     try:

@@ -17,10 +17,8 @@ import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 from safetensors import SafetensorError
-from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -29,7 +27,7 @@ from pipeline.models.chat import Chat, chat_of
 from pipeline.models.lora import add_adapters
 from pipeline.records import Encoded, Example, InputError, is_hub_name
 from pipeline.runtime.processes import device as own_device
-from pipeline.runtime.processes import on_all_ranks, on_rank_zero, rank, ranks
+from pipeline.runtime.processes import from_all_ranks, on_all_ranks, rank, ranks
 from pipeline.settings import Compute, OptimizerName, Settings
 from topr import Batch
 
@@ -168,8 +166,9 @@ def load_to_train(name: str, settings: Settings) -> LanguageModel:
     lm.model.to_empty(device=own_device())
     weights = whole.state_dict() if whole else {}
     set_model_state_dict(lm.model, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
-    for own, value in zip(lm.model.buffers(), on_rank_zero(lambda: list(whole.buffers())), strict=True):
-        own.copy_(value)  # a state dict may lack some, such as the frequencies of rotary positions
+    values, *_ = from_all_ranks(list(whole.buffers()) if whole else [])
+    for buffer, value in zip(lm.model.buffers(), values, strict=True):
+        buffer.copy_(value)  # a state dict may lack some, such as the frequencies of rotary positions
     return lm
 
 
@@ -189,18 +188,15 @@ def collate(completions: Sequence[Encoded | Example], is_learnt: bool = True, de
     >>> batch.input_ids.tolist(), batch.completion_mask.tolist()
     ([[5, 6, 7, 1, 0], [0, 5, 8, 9, 1]], [[0, 0, 1, 1, 0], [0, 0, 1, 1, 1]])
     """
-    prompts, prompt_mask = padded([one.prompt_ids for one in completions], "left")  # (B, P)
-    answers, answer_mask = padded([one.completion_ids for one in completions], "right")  # (B, C)
-    ids, attention_mask = torch.cat([prompts, answers], dim=1), torch.cat([prompt_mask, answer_mask], dim=1)
-    completion_mask = torch.cat([torch.zeros_like(prompt_mask), answer_mask], dim=1)
+    left = max(len(one.prompt_ids) for one in completions)
+    right = max(len(one.completion_ids) for one in completions)
+    ids, attention_mask, completion_mask = [], [], []  # (B, left + right)
+    for one in completions:
+        before, after = left - len(one.prompt_ids), right - len(one.completion_ids)
+        ids.append([0] * before + one.prompt_ids + one.completion_ids + [0] * after)
+        attention_mask.append([0] * before + [1] * (left - before + right - after) + [0] * after)
+        completion_mask.append([0] * left + [1] * (right - after) + [0] * after)
     learnt = completions if is_learnt else []
     columns = [e.logmu for e in learnt], [e.reward for e in learnt], [len(e.completion_ids) for e in learnt]
-    tensors = [ids, attention_mask, completion_mask, *map(torch.tensor, columns)]
+    tensors = map(torch.tensor, (ids, attention_mask, completion_mask, *columns))
     return Batch(*(tensor.to(device or own_device()) for tensor in tensors))
-
-
-def padded(sequences: Sequence[list[int]], side: str) -> tuple[Tensor, Tensor]:
-    """Token ids padded on a side with zeros, and the mask that is 1 on tokens: (B, T) each."""
-    ids = [torch.tensor(sequence, dtype=torch.long) for sequence in sequences]
-    mask = [torch.ones_like(sequence) for sequence in ids]
-    return pad_sequence(ids, True, padding_side=side), pad_sequence(mask, True, padding_side=side)

@@ -13,8 +13,9 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cache, partial, wraps
+from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -175,57 +176,42 @@ def _store() -> "dist.Store":
     return _get_default_store()
 
 
-def on_rank_zero(work: Callable[[], T]) -> T:
-    """What `work` returns on rank zero, which alone does it; the other ranks wait and return the same."""
-    if ranks() == 1:
-        return work()
-    return from_all_ranks(on_all_ranks(lambda: work() if rank() == 0 else None))[0]
-
-
 def by_rank_zero(work: Callable[..., T]) -> Callable[..., T]:
-    """A decorator: what `work` returns on rank zero, which alone does it; every rank has to call it."""
+    """A decorator: rank zero alone does `work`; the other ranks, which must call it too, wait and return the same."""
 
     @wraps(work)
     def call(*arguments: Any, **named: Any) -> T:
-        return on_rank_zero(partial(work, *arguments, **named))
+        if ranks() == 1:
+            return work(*arguments, **named)
+        return from_all_ranks(on_all_ranks(lambda: work(*arguments, **named) if rank() == 0 else None))[0]
 
     return call
 
 
+@dataclass
 class Times:
     """Where the time of a process goes, and how often it did what: for times.json.
 
     >>> times = Times()
     >>> with times("training"), times("saving"):  # the inner one counts as saving alone
     ...     times.counts["steps"] += 1
-    >>> sorted(times.until_now()), times.counts["steps"]
-    (['other', 'saving', 'training'], 1)
+    >>> sorted(times.seconds), times.counts["steps"]
+    (['saving', 'training'], 1)
     """
 
-    def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
-        self.counts: Counter[str] = Counter()
-        self._doing, self._since = "other", time.monotonic()
+    begun: float = field(default_factory=time.monotonic)
+    seconds: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
 
     @contextmanager
     def __call__(self, what: str) -> Iterator[None]:
-        """Inside it time counts as spent on `what`."""
-        before = self._switch(what)
+        """Inside it time counts as spent on `what`, but for that of blocks inside it."""
+        begun, counted = time.monotonic(), self.seconds.total()
         try:
             yield
         finally:
-            self._switch(before)
-
-    def until_now(self) -> dict[str, float]:
-        """The seconds spent on each thing."""
-        self._switch(self._doing)
-        return dict(self.seconds)
-
-    def _switch(self, what: str) -> str:
-        now, before = time.monotonic(), self._doing
-        self.seconds[before] += now - self._since
-        self._doing, self._since = what, now
-        return before
+            inside = self.seconds.total() - counted
+            self.seconds[what] += time.monotonic() - begun - inside
 
 
 def progress_bar(items: Iterable[T], description: str, unit: str, total: int | None = None) -> Iterable[T]:

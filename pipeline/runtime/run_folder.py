@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.records import InputError, Record, read_rows, to_lines, write_file
-from pipeline.runtime.processes import by_rank_zero, on_all_ranks, on_rank_zero, ranks
+from pipeline.runtime.processes import by_rank_zero, on_all_ranks, ranks
 
 FORMAT = 3  # of a run's files; 1 had log mu in samples.jsonl, 2 more options in config.json
 BEFORE_CONFIG = (".lock", "config.json.unfinished")  # what a run that ended before it wrote config.json has left
@@ -67,12 +67,13 @@ def held_folder(path: Path, config: dict[str, Any]) -> Iterator[None]:
     run with these settings. The system releases the lock when the process ends, however it ends.
     """
     with ExitStack() as stack:
-        on_rank_zero(partial(_hold, path, config, stack))
+        _hold(path, config, stack)
         if ranks() > 1:
             on_all_ranks(partial(_check_shared, path))
         yield
 
 
+@by_rank_zero
 def _hold(path: Path, config: dict[str, Any], stack: ExitStack) -> None:
     """Lock the folder until the stack closes, and write config.json."""
     _check_content(path, config)
@@ -142,6 +143,7 @@ def read_checked(file: Path, kind: type[Record]) -> list[Record]:
     return read_rows(file, kind)
 
 
+@by_rank_zero
 def check_folder(folder: Path) -> None:
     """InputError if a file of a folder with checksums is missing or has changed."""
     found = digests(folder)
@@ -211,7 +213,7 @@ def appearing(folder: Path) -> Iterator[Path]:
     """A folder to write into that has another name until the block ends, and its checksums inside from then on."""
     unfinished = folder.with_name(f"{folder.name}.unfinished")
     remove(unfinished)
-    on_rank_zero(partial(unfinished.mkdir, parents=True))
+    by_rank_zero(unfinished.mkdir)(parents=True)
     yield unfinished
     _publish_folder(unfinished, folder)
 

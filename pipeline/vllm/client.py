@@ -22,7 +22,7 @@ import torch
 from pipeline.models.language_model import LanguageModel
 from pipeline.records import Drawn, InputError
 from pipeline.runtime.processes import rank
-from pipeline.sampling import Engine, Prompt, SamplingParameters, to_drawn
+from pipeline.sampling import Engine, Prompt, SamplingParameters
 from pipeline.settings import Settings
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -81,7 +81,8 @@ def vllm_engine(model: str, lm: LanguageModel, longest: int, settings: Settings,
             print(request, file=worker.stdin, flush=True)
         for number, completions in enumerate(answer()):
             for one in completions:
-                yield number, to_drawn(prompts[number], lm, **one)
+                asked = {"problem_id": prompts[number].problem.id, "prompt": prompts[number].text}
+                yield number, Drawn(**asked, completion=lm.text(one["token_ids"]), **one)
 
     try:
         if error := answer():

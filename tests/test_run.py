@@ -7,6 +7,7 @@ import subprocess
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -16,10 +17,12 @@ from safetensors.torch import load_file
 import topr
 import train_gsm8k as gsm8k
 from pipeline.dataset import epoch_steps, longest
+from pipeline.epoch import try_longest
+from pipeline.held import ENGINES
 from pipeline.methods import dpo_loss, ppo_loss
 from pipeline.models.language_model import META, load_model
 from pipeline.records import Example, InputError, Sample, read_rows, to_lines
-from pipeline.settings import Settings
+from pipeline.settings import REMOVED, EngineName, Settings
 from pipeline.stages import open_run
 
 SAMPLES, TRAIN, METRICS, MODEL = (
@@ -90,11 +93,13 @@ def test_a_finished_run_is_shown_and_not_made_again_and_refuses_other_settings(f
     ],
 )
 def test_every_setting_reaches_its_loss(changes, expected, tmp_path):
-    logp, logmu = torch.tensor([[-3.0, -2.0, -1.0, -4.0], [-1.0, -1.1, -3.0, -2.5]])
-    batch = (logmu, torch.tensor([1.0, -1.0, 1.0, -1.0]), torch.arange(1, 5))
+    # ratios 0.14, 0.41, 7.4, 0.22, and two that PPO clips with eps = 0.2 and not with 0.4: 1.28, 0.67
+    logp = torch.tensor([-3.0, -2.0, -1.0, -4.0, -1.0, -1.4])
+    logmu = torch.tensor([-1.0, -1.1, -3.0, -2.5, -1.25, -1.0])
+    batch = (logmu, torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0]), torch.arange(1, 7))
     settings = replace(SMALL, out=tmp_path / "run", **changes)
     with open_run(settings, gsm8k.gsm8k_task(settings)) as run:
-        found, known = (torch.func.grad(loss)(logp, *batch) for loss in (partial(run.loss, denominator=4), expected))
+        found, known = (torch.func.grad(loss)(logp, *batch) for loss in (partial(run.loss, denominator=6), expected))
     torch.testing.assert_close(found, known)
 
 
@@ -105,8 +110,8 @@ BFLOAT16 = {"compute": "bfloat16", "gradient_checkpointing": True, "optimizer": 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"method": "ppo", "baseline": -0.5, "micro_batch": 4, "completions_per_row": 2},
-        BFLOAT16 | {"sliced_head": True},
+        {"method": "ppo", "baseline": -0.5, "micro_batch": 4},
+        BFLOAT16,
         BFLOAT16 | {"method": "dpo"},
     ],
     ids=str,
@@ -141,7 +146,7 @@ def test_log_mu_of_given_samples_is_used_only_if_it_is_trusted(finished, tmp_pat
 def test_a_model_s_files_are_hashed_once(finished, tmp_path, monkeypatch):
     """The base model samples, scores and begins training."""
     hashed = []
-    monkeypatch.setattr("pipeline.stages.check_folder", hashed.append)
+    monkeypatch.setattr("pipeline.held.check_folder", hashed.append)
     experiment(tmp_path, samples=str(finished / SAMPLES), test_data=SMALL.data)
     assert hashed == [tmp_path / "iteration-1/model-2", tmp_path / MODEL]  # the base model has no checksums
 
@@ -186,17 +191,18 @@ def test_the_step_that_is_tried_for_its_memory_is_the_longest(finished, tmp_path
 
     settings = replace(SMALL, out=tmp_path / "run", samples=str(finished / SAMPLES), evaluation=False, micro_batch=2)
     with open_run(settings, gsm8k.gsm8k_task(settings), (topr.topr_loss, logprobs)) as run:
-        rows = run.compose(1, run.sample(1, run.start.model), run.start.model)
+        composed = run.compose(1, run.sample(1, run.start.model))
+        rows = run.score(1, composed, run.start.model)
         steps = epoch_steps(rows, settings.batch, settings.micro_batch)
-        run._try_longest(load_model(SMALL.model), steps)
-    widths = {sum(longest(rows)) for step in steps for rows in step.micro_batches}
-    tried = [batch.prompt_ids.shape[1] + batch.completion_ids.shape[1] for batch in seen]
+        try_longest(rows, steps, load_model(SMALL.model).model, run.loss, run.logprobs)
+    widths = {sum(longest([rows[i] for i in numbers])) for step in steps for numbers in step.micro_batches}
+    tried = [batch.input_ids.shape[1] for batch in seen]
     assert len(tried) == settings.batch / settings.micro_batch  # one step
     assert max(tried) == max(widths) > min(widths)
 
 
 COUNTS = "problems n candidates examples epochs engine_gpus max_new_tokens tokens_at_once chunk pairs batch micro_batch"
-COUNTS += " completions_per_row lora save_every test_problems k curve_points"
+COUNTS += " lora save_every test_problems k curve_points"
 RANGES = {  # what must hold -> settings, values that lie just inside and outside
     "must be at least 1": (COUNTS, [1], [0, -1]),
     "must be at least 2": ("test_samples curve_samples", [2], [1]),
@@ -246,7 +252,7 @@ def given(folder, *rows):
         ({"effective_proportion": 0.5, "baseline": 0.1}, "sets the baseline; give no other"),
         ({"baseline": 0.0, "method": "dpo"}, "--method dpo: has no baseline"),
         ({"test_samples": 3}, "--test-samples 3: must be at least --k 4; with more, maj@4 has an interval"),
-        ({"batch": 6, "completions_per_row": 4}, "--batch 6: must be a multiple"),
+        ({"batch": 7, "method": "dpo"}, "--batch 7: must be a multiple"),
         ({"data": "nowhere"}, "--data or --test-data nowhere"),
         ({"model": "nowhere"}, "--model nowhere: is neither a folder nor"),
         ({"model": "/"}, "--model /: has no config.json"),
@@ -291,6 +297,13 @@ def test_the_command_line_shows_all_settings_and_where_in_the_code_a_fault_is_if
     assert ending("--lr", "-1") == "train_gsm8k: --lr -1.0: must be positive and finite"
     with pytest.raises(InputError):
         ending("--lr", "-1", "--debug")
+    for option in REMOVED:
+        for argument in (f"{option}=8", f"--no-{option[2:]}", option.replace("-", "_").replace("__", "--")):
+            assert ending("paper", argument).startswith(f"train_gsm8k: {option}: is no option any more; ")
+
+
+def test_the_engines_are_those_of_the_setting():
+    assert set(get_args(EngineName)) == ENGINES.keys()
 
 
 def test_a_folder_s_name_is_cut_and_still_tells_runs_apart():

@@ -202,6 +202,12 @@ def test_every_figure_has_a_picture_its_claims_and_the_command_that_made_it():
     assert {claim.row["figure"] for claim in claims()} == {*figures, "map", "real-llm"}
 
 
+def test_a_record_names_the_commit_of_its_code():
+    for name, commit in reproduce.RECORDS.items():
+        assert f"`{commit}`" in PAGES[f"results/{name}.md"].split("![")[0]  # above its picture
+        assert re.search(rf"\({name}\.md\).*`{commit}`", PAGES["results/methods.md"])
+
+
 @pytest.mark.parametrize("claim", [c for c in claims() if c.found and len(c.found.each) > 2], ids=lambda c: c.row["id"])
 def test_a_verdict_follows_from_the_seeds(claim):
     """By a test of the hypothesis that the mean is the bound, at 5%: the statistic, not the interval."""

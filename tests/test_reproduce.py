@@ -26,7 +26,6 @@ from paper import experiments, figures
 from paper.experiments import LAPTOP, METHODS, PAPER, SCALES
 from paper.figures import STUDIES
 from paper.methods import by_cardinality
-from paper.real_llm import RealLLM
 from paper.runs import Finished, Job, Sweep, folder_name, in_seeds, learn_with
 from pipeline.models.language_model import collate, token_logprobs
 from pipeline.records import InputError, Sample
@@ -365,10 +364,10 @@ def test_an_interval_over_seeds_is_student_s():
     assert Estimate.over_seeds([1.0]) == Estimate(1.0, None, (1.0,))
 
 
-@pytest.mark.parametrize("name", [*reproduce.FIGURES, "real-llm"])
+@pytest.mark.parametrize("name", reproduce.FIGURES)
 def test_every_committed_picture_can_be_drawn_anew(name):
     content = json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
-    for panel in (STUDIES | {"real-llm": RealLLM})[name].panels(content["data"]):
+    for panel in STUDIES[name].panels(content["data"]):
         for line in [line for line in panel.lines if line.kind != "band"]:
             assert len(line.x) == len(line.y) > 0
             assert np.isfinite(np.array(line.y, float)).any()

@@ -13,7 +13,6 @@ import pytest
 import tyro
 
 import reproduce
-from benchmarks.__main__ import NAMES
 from docs.make_tables import claims, help_of_settings, load, renewed
 from paper.figures import STUDIES
 from paper.verdicts import NOT_YET, judged
@@ -112,8 +111,6 @@ def understand(command):
             assert {target for target in targets if "=" not in target} <= set(known)
         case ["topr-conformance", *arguments] | ["python", "conformance", *arguments]:
             import_module("conformance.__main__").read(arguments)
-        case ["python", "benchmarks", name, *_]:
-            assert name in NAMES
         case ["python", "reproduce.py", *arguments]:
             reproduce.check(tyro.cli(reproduce.Options, args=arguments))
         case ["python", "toy_bandit.py" as script, *arguments]:
@@ -244,11 +241,24 @@ def test_every_claim_of_the_analysis_has_a_number_that_was_measured_and_a_pictur
         assert picture == f"../results/bandit/{name}.png"
 
 
-def test_every_benchmark_has_its_results_on_a_page():
-    placed = set(re.findall(r"table:benchmark (\w+)", PAGES["docs/internals/measurements.md"]))
-    counted = {"fake_8b_step"}  # which takes no turns with another side: docs/internals/performance.md has it
-    assert {file.stem for file in (ROOT / "results" / "benchmarks").glob("*.json")} == placed | counted
-    assert set(NAMES) <= placed | counted
+def test_a_benchmark_s_numbers_stand_beside_the_command_that_repeats_them():
+    measurements, files = PAGES["docs/internals/measurements.md"], (ROOT / "results" / "benchmarks").glob("*.json")
+    for name in sorted({file.stem for file in files} - {"fake_8b_step"}):
+        found = load(f"benchmarks/{name}")
+        section = measurements.partition(f"`{found['command']}`")[2].partition("\n## ")[0]
+        for one in found["comparisons"]:
+            for side, values in one["values"].items():
+                assert f"| {side} | {np.median(values):,.4g} | {min(values):,.4g} | {max(values):,.4g} |" in section
+
+
+def test_the_memory_of_a_step_is_that_of_its_record():
+    pages, found = PAGES["docs/gpu.md"] + PAGES["docs/internals/performance.md"], load("benchmarks/fake_8b_step")
+    for name, step in (found["steps"] | found["sides"]).items():
+        kinds = " | ".join(f"{size / 1e9:.1f}" for size in [*step["kinds"].values(), step["peak"]])
+        assert f"| {name} | {kinds} |" in pages
+    for model, gpus in {(step["setup"]["model"], step["setup"]["processes"]) for step in found["cards"].values()}:
+        peaks = [step["peak"] for name, step in found["cards"].items() if name.startswith(f"{model}, {gpus} GPUs, ")]
+        assert " | ".join(["", model, str(gpus), *(f"{peak / 1e9:.1f}" for peak in peaks), ""]).strip() in pages
 
 
 def test_every_setting_says_where_its_default_is_from():

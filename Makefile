@@ -1,5 +1,5 @@
 # On a fresh machine with Python 3.11 or newer: `make run`; `make test`, under five minutes on two cores; `make test-all`;
-# `make faults`, `make fuzz`, `make bench`; and `make notebooks`, which opens them.
+# `make faults`, `make fuzz`; and `make notebooks`, which opens them.
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -70,13 +70,6 @@ faults: .venv/dev-ready
 
 fuzz: .venv/dev-ready
 	FUZZ_INPUTS=1000000 .venv/bin/python -m pytest tests/test_fuzz.py $(ARGS)
-
-# A quarter of an hour. Numbers go to BENCH.
-BENCH ?= runs/bench
-bench: .venv/ready
-	.venv/bin/python -m benchmarks loss_memory --out $(BENCH)
-	.venv/bin/python -m benchmarks overhead --rounds 60 --out $(BENCH)
-	.venv/bin/python -m benchmarks fake_8b_step --all --out $(BENCH)
 
 # docs/index.html, from docs/page/ and results/.
 page: .venv/ready
@@ -156,4 +149,4 @@ install = $(@D)/bin/uv pip install --python $(@D)/bin/python $(PIP_ARGS) $(1) ||
 clean:
 	rm -rf .venv .venv-vllm .venv-trl .venv-verl
 
-.PHONY: run lint test test-all test-gpu test-vllm test-trainers test-processors faults fuzz bench page chromium real-llm notebooks student clean
+.PHONY: run lint test test-all test-gpu test-vllm test-trainers test-processors faults fuzz page chromium real-llm notebooks student clean

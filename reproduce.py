@@ -13,7 +13,7 @@ again, so a figure can be given more seeds later. results/README.md says what ca
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -23,14 +23,15 @@ from pipeline.settings import intended_ranks
 
 FIGURES = (*(f"fig{number}" for number in range(1, 10)), "table2", "variants")  # STUDIES of paper/figures.py
 ON_MATH = ("fig4-math", "fig6-math", "fig8-math")
+RECORDS = {"map": "ca5c231", "share": "82e5ae4"}  # finished studies, and the commits that have their code
 
 
 @dataclass(frozen=True)
 class Options:
     """Every setting of the command; all ours but those of the presets."""
 
-    figures: tyro.conf.Positional[tuple[Literal["all", *FIGURES, *ON_MATH, "share"], ...]]
-    """which to make, or all that the preset has but share; fig4-math and others on MATH: --preset paper only"""
+    figures: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]]
+    """which to make: fig1 to fig9, table2, variants, or all; at --preset paper also fig4-math, fig6-math, fig8-math"""
     preset: Literal["laptop", "paper"] = "laptop"
     """laptop: the tiny model, two cores; paper: the paper's settings, on 8 GPUs under torchrun"""
     seeds: int = 3
@@ -41,7 +42,7 @@ class Options:
     runs: Path = Path("runs/reproduce")  # folder that keeps the runs; remove it after changing code that makes them
     out: Path = Path("results")  # folder for NAME.json and NAME.png
     seed: int = 0  # the first of the seeds
-    redraw: bool = False  # make no run; draw NAME.png anew from the numbers of NAME.json, share from its runs' lines
+    redraw: bool = False  # make no run; draw NAME.png anew from the numbers of NAME.json
 
 
 def check(options: Options) -> None:
@@ -51,14 +52,18 @@ def check(options: Options) -> None:
     if not options.figures:
         raise InputError(f"no figure named: choose from {', '.join(FIGURES)}, or all")
     for name in options.figures:
+        if name in RECORDS:
+            record = f"its record is results/{name}.md, and commit {RECORDS[name]} has its code"
+            raise InputError(f"{name}: is a finished study; {record}")
+        if name not in ("all", *FIGURES, *ON_MATH):
+            raise InputError(f"{name}: is no figure; choose from {', '.join(FIGURES)}, or all")
         if name in ON_MATH and options.preset != "paper":
             raise InputError(f"{name}: is for --preset paper only; the tiny model cannot do MATH")
     for name in ("seeds", "workers"):
         if getattr(options, name) < 1:
             raise InputError(f"--{name} {getattr(options, name)}: must be at least 1")
-    for name in (*["share"] * ("share" in options.figures), *["--quick"] * options.quick):
-        if options.preset != "laptop":
-            raise InputError(f"{name}: is for the laptop, not for --preset {options.preset}")
+    if options.quick and options.preset != "laptop":
+        raise InputError(f"--quick: is for the laptop, not for --preset {options.preset}")
 
 
 def make(options: Options) -> None:
@@ -66,7 +71,6 @@ def make(options: Options) -> None:
 
     The runs of all figures are checked first: InputError, with nothing made, where one of them cannot be.
     """
-    from paper import share
     from paper.experiments import SCALES
     from paper.figures import STUDIES
     from paper.runs import Sweep, print_jobs
@@ -79,14 +83,12 @@ def make(options: Options) -> None:
     count = 1 if options.quick else options.seeds
     seeds = range(options.seed, options.seed + count)
     sizes = {name: SCALES[f"{scale}-math" if name in ON_MATH else scale] for name in names}
-    studies = {n: STUDIES[n.removesuffix("-math")](sizes[n], seeds) for n in names if n != "share"}
+    studies = {n: STUDIES[n.removesuffix("-math")](sizes[n], seeds) for n in names}
     if options.redraw:
         for name, study in studies.items():
             study.redraw(options.out / f"{name}.json")
-        names = [name for name in names if name == "share"]
+        return
     jobs = {name: study.planned() for name, study in studies.items()}
-    if "share" in names:
-        jobs["share"] = share.wanted(scale, seeds)
     for name in names:
         for job in jobs[name].values():
             job.check(intended_ranks(options.preset) if options.dry_run else ranks(), f"{name}, ")
@@ -99,11 +101,6 @@ def make(options: Options) -> None:
         for name in names:
             made_by = f"python reproduce.py {name} --preset {options.preset} --seeds {count} --seed {options.seed}"
             made_by += " --quick" * options.quick
-            if name == "share":
-                places = share.STUDIED[scale][1]
-                lines = share.complete(sweep, jobs[name], places, options.out / "share_runs.jsonl", options.redraw)
-                share.publish(lines, places, made_by, options.out)
-                continue
             studies[name].make(sweep)
             if rank() == 0:
                 studies[name].publish(name, made_by, options.out)

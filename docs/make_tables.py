@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from transformers import LlamaConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import comparisons, fake_8b_step  # noqa: E402
 from paper.experiments import RATED, Figure, called  # noqa: E402
 from paper.runs import commit  # noqa: E402
 from paper.verdicts import VERDICTS, Judged, best_rate, forest, judged, table  # noqa: E402
@@ -158,35 +158,21 @@ def rates() -> list[Panel]:
     return panels
 
 
-def benchmark(name: str) -> str:
-    """What a benchmark found: how it was called, on which machine, and each comparison with what follows from it."""
-    found = load(f"benchmarks/{name}")
-    machine = ", ".join(f"{what} {value}" for what, value in found["machine"].items())
-    parts = [f"`{found['command']}`: {machine}"]
-    for compared, notes in comparisons.tables(found):
-        parts += [compared.markdown(), "\n".join(f"- {note}" for note in notes)]
-    return "\n\n".join(part for part in parts if part)
+def llama_3_8b() -> LlamaConfig:
+    """The shapes of Llama 3 8B."""
+    sizes = {"hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32, "vocab_size": 128_256}
+    return LlamaConfig(**sizes, num_attention_heads=32, num_key_value_heads=8)
 
 
 def stages() -> Table:
     """The time of each stage on eight H100s, for docs/gpu.md's first command and for the preset `paper`."""
     first = replace(PAPER, problems=64, examples=512, iterations=2, test_problems=64)
-    model = fake_8b_step.config_of(fake_8b_step.EIGHT_B), 8_030_261_248, 8, 1_100, COMPLETION * PAPER.max_new_tokens
+    model = llama_3_8b(), 8_030_261_248, 8, 1_100, COMPLETION * PAPER.max_new_tokens
     found = [hours(run, counts(run, run.problems, run.test_problems), *model) for run in (first, PAPER)]
     rows = [[stage, f"{60 * time:.1f}", f"{found[1][stage][0]:.1f}", how] for stage, (time, how) in found[0].items()]
     sums = [sum(of for of, _ in run.values()) for run in found]
     rows.append(["all", f"{60 * sums[0]:.0f}", f"{sums[1]:.1f}", ""])
     return Table(["stage", "first run (minutes)", "`paper` (hours)", "assumed"], rows)
-
-
-def cards() -> Table:
-    """What a step of the paper's batch takes of each GPU, in GB, in three ways to compute it."""
-    peaks: dict[tuple[str, str], list[str]] = {}
-    for step in load("benchmarks/fake_8b_step")["cards"].values():
-        gpu = step["setup"]["model"], str(step["setup"]["processes"])
-        peaks.setdefault(gpu, []).append(f"{step['peak'] / 1e9:.1f}")
-    ways = "neither", "`--reshard`", "`--reshard --gradient-checkpointing`"
-    return Table(["model", "GPUs", *ways], [[*gpu, *of_ways] for gpu, of_ways in peaks.items()])
 
 
 def settings(first: str) -> Table:
@@ -246,13 +232,12 @@ def healthy_and_sick() -> list[Panel]:
     return panels
 
 
-named = (laptop, methods, findings, counted, headline, benchmark, stages, weights, cards, settings)
+named = (laptop, methods, findings, counted, headline, stages, weights, settings)
 TABLES = {table.__name__: table for table in named} | {  # of a marker's name: what makes the table
     "iterations": lambda: to_table(load("iterations")),  # the run with Anna Karenina sampling
     "verifier": lambda name: "\n\n".join(table.markdown() for table in tables_of_verifier(load(name))),
     "claims": chosen,
     "numbers": in_numbers,
-    "steps": lambda which: fake_8b_step.tables({which: load("benchmarks/fake_8b_step")[which]})[0][0],
     "metrics": lambda: Table(["metric", "what it is"], [[f"`{name}`", of.meaning] for name, of in METRICS.items()]),
 }
 

@@ -12,7 +12,7 @@ from pipeline.records import OUTCOMES, Outcome, Problem, Task
 from pipeline.settings import Settings
 from train_gsm8k import main
 
-TESTS, RATES = 96, 48  # questions to test with, and to choose learning rates on; the others are for training
+TESTS, RATES = 96, 48  # questions to test with, and those that chose the learning rate of results/real-llm.md
 
 
 def words(text: str) -> list[str]:
@@ -41,11 +41,11 @@ def grade(text: str, gold: frozenset[str]) -> Outcome:
     return "invalid" if (answer := first_answer(text)) is None else "correct" if answer in gold else "incorrect"
 
 
-def questions(settings: Settings, tests: slice = slice(TESTS)) -> Task:
+def questions(settings: Settings) -> Task:
     """The questions in random order: the first are for tests, the last for training."""
     problems = [Problem(q, q, frozenset(" ".join(words(a)) for a in gold.split("/"))) for _, q, gold in LINES]
     random.Random(0).shuffle(problems)
-    train, test = problems[TESTS + RATES :][: settings.problems], problems[tests][: settings.test_problems]
+    train, test = problems[TESTS + RATES :][: settings.problems], problems[:TESTS][: settings.test_problems]
     return Task("questions", train, test, parse=first_answer, grade=grade, outcomes=OUTCOMES)
 
 

@@ -45,7 +45,7 @@ class Job(NamedTuple):
     """A run to be made. Worker processes import `task` and `run` by name: they are functions of modules.
 
     label: begins the name of its folder. copies: the key of the job whose samples it trains on. token_loss: the name of
-    one of conformance.variants.VARIANTS, to train with it in place of the method's own loss. run: makes it otherwise.
+    one of conformance.variants.VARIANTS, to train with it in place of the method's own loss.
     """
 
     label: str
@@ -53,7 +53,6 @@ class Job(NamedTuple):
     task: Callable[[Settings], Task]
     copies: Hashable = None
     token_loss: str | None = None
-    run: Callable[["Job"], object] | None = None
 
     def check(self, processes: int, figure: str = "") -> None:
         """InputError, with figure and label, for settings that so many processes cannot run."""
@@ -256,9 +255,7 @@ class Sweep(AbstractContextManager):
 def _make(job: Job) -> None:
     job.check(ranks())
     start = sum(os.times()[:4])  # of this process and its children: other work on the machine lengthens wall time
-    if job.run:
-        job.run(job)
-    elif isinstance(job.settings, VerifierSettings):
+    if isinstance(job.settings, VerifierSettings):
         verifier.run(job.settings)
     else:
         learn = job.token_loss and learn_with(job.token_loss, job.settings.model)

@@ -1,6 +1,6 @@
 """What a run would draw, train and need, before it starts: counts, bytes and hours, by arithmetic.
 
-Activations are not counted: benchmarks/fake_8b_step.py counts those of Llama 3 8B and of a few other models.
+Activations are not counted: results/benchmarks/fake_8b_step.json has those of Llama 3 8B and of a few other models.
 """
 
 from math import ceil

@@ -1,4 +1,4 @@
-"""Adafactor on sharded weights against HuggingFace's on whole ones; test_benchmarks.py counts its collectives."""
+"""Adafactor on sharded weights against HuggingFace's on whole ones; test_training.py counts its collectives."""
 
 import pytest
 import ranks

@@ -19,6 +19,7 @@ from runs import contents, experiment
 
 import train_gsm8k as gsm8k
 from examples import judged, strict_format, sums
+from examples.questions import LINES, grade, questions, words
 from pipeline import stages
 from pipeline.compose import note_on_signs
 from pipeline.records import Drawn, Grade, InputError, Problem, Sample, Task, read_rows
@@ -91,6 +92,27 @@ def test_sums_have_other_problems_for_tests_and_no_form_in_a_chat():
 )
 def test_rewards_of_the_examples(function, completion, expected):
     assert function(*(completion, Problem("1", "?"))[: function.__code__.co_argcount]) == expected
+
+
+def test_no_question_is_for_training_and_for_tests_and_each_set_has_all_kinds():
+    task, kinds = questions(Settings(problems=1000)), {question: kind for kind, question, _ in LINES}
+    train, test = ({problem.question for problem in part} for part in (task.train, task.test))
+    assert (len(train), len(test), train & test) == (144, 96, set())
+    assert all({kinds[question] for question in part} == set(kinds.values()) for part in (train, test))
+
+
+RIGHT = ("{}", "The answer is {}.", "It's {}, I", "{} (or Foo", '"{}" is it.', "Is\n{}\nFoo")
+WRONG = ("Foo, {}", "Foo or {}", "{} or Foo", "{} Foo", "not {}", "Foo. {}.", "un{}")
+
+
+def test_an_accepted_answer_is_right_alone_or_in_a_sentence_and_not_second_in_a_list():
+    for _, question, gold in LINES:
+        accepted = frozenset(" ".join(words(answer)) for answer in gold.split("/"))
+        for answer in gold.split("/"):
+            told = (*RIGHT, f"{question[:-1]} is {{}}, I", question + " {}")
+            assert {grade(text.format(answer.upper()), accepted) for text in told} == {"correct"}, answer
+            assert {grade(text.format(answer), accepted) for text in WRONG} == {"incorrect"}, answer
+        assert grade(question, accepted) == grade("", accepted) == "invalid"
 
 
 def grades(task, completions, problems, **limit):

@@ -1,23 +1,20 @@
 """docs/index.html: its arithmetic against Python's, what it shows in a real browser, and that it is up to date."""
 
-import json
 import math
 import random
 import shutil
 from dataclasses import astuple
-from functools import partial
 from statistics import NormalDist, fmean
 
 import pytest
 
 import topr
-from docs import make_page, make_page_data
+from docs import make_page
 from docs.make_tables import load
 from paper import bandit
 from paper.bandit import tensor
 from paper.figures import weight_by_difficulty
 from pipeline.records import Sample
-from pipeline.settings import Settings
 
 PAGE, FIG5 = load("page"), make_page.of_shares()
 CURVES, [_, WRONG] = PAGE["curves"], PAGE["completions"]
@@ -65,24 +62,6 @@ def test_the_results_say_what_its_text_says():
         means = {name: of["correct"]["mean"] for name, of in variants.items()}
         assert all(mean[-1] < means["topr"][-1] for name, mean in means.items() if name != "topr")
         assert rate != "own rate" or all(mean[-1] > mean[0] for mean in means.values())
-
-
-@pytest.mark.slow
-def test_its_data_come_from_two_runs(monkeypatch, tmp_path):
-    small = partial(Settings, problems=8, n=4, test_problems=6, test_samples=18)
-    monkeypatch.setattr(make_page_data, "Settings", small)
-    monkeypatch.setattr(make_page_data, "RESULTS", tmp_path)
-    make_page_data.main()
-    made = json.loads((tmp_path / "page.json").read_text(encoding="utf-8"))
-    assert made.keys() == PAGE.keys()
-    assert made["steps"] == [0, 1, 2]  # of 32 samples
-    assert [example["outcome"] for example in made["completions"]] == ["correct", "incorrect"]
-    for example in made["completions"]:
-        topr, reinforce = (example["log_ratio"][method] for method in ("topr", "reinforce"))
-        assert topr[0] == reinforce[0] == [0.0] * len(example["tokens"])  # pi = mu
-        assert any(topr[1])
-        assert topr[1] == reinforce[1]  # all weights are 1 at the first step
-        assert topr[2] != reinforce[2]
 
 
 # ---- the browser --------------------------------------------------------------------------------------------------

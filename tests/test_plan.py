@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import train_gsm8k as gsm8k
-from benchmarks.fake_8b_step import EIGHT_B, config_of
+from docs.make_tables import llama_3_8b
 from pipeline.dataset import read_inputs
 from pipeline.dry_run import counts, hours, plan
 from pipeline.models.language_model import load_model, make_optimizer
@@ -51,7 +51,7 @@ def test_given_samples_are_counted_and_not_drawn(tmp_path):
 def test_the_plan_of_the_paper_s_run(tmp_path):
     """Of a folder with the shapes of Llama 3 8B, the tiny tokenizer, and no weights."""
     load_model(gsm8k.Settings().model).tokenizer.save_pretrained(tmp_path)
-    config_of(EIGHT_B).save_pretrained(tmp_path)
+    llama_3_8b().save_pretrained(tmp_path)
     settings = replace(PRESETS["paper"], model=str(tmp_path), data=gsm8k.Settings().data, shots=0)
     items, parameters = by_name(settings, processes=8), 8_030_261_248  # what the model is known to have
     assert items["parameters P"] == parameters
@@ -65,7 +65,7 @@ def test_hours_are_shared_by_the_processes():
     """On one process all 8 sequences of a step; nothing is sent, and a card samples alone."""
     paper = PRESETS["paper"]
     found = counts(paper, problems=7_473, tests=1_319)
-    of_processes = (hours(paper, found, config_of(EIGHT_B), 8 * 10**9, n, 1_100, 200) for n in (1, 8))
+    of_processes = (hours(paper, found, llama_3_8b(), 8 * 10**9, n, 1_100, 200) for n in (1, 8))
     one, eight = ({stage: 3600 * value for stage, (value, _) in told.items()} for told in of_processes)
     compute = 2 * 8e9 * 8 * 1_300 / (0.4 * 989e12)  # s of a forward pass of all sequences
     assert one["training"] == pytest.approx(5 * 6_250 * 3 * compute)

@@ -13,7 +13,6 @@ import pytest
 import tyro
 
 import reproduce
-from benchmarks.__main__ import NAMES
 from docs.make_tables import claims, help_of_settings, load, renewed
 from paper.figures import STUDIES
 from paper.verdicts import NOT_YET, judged
@@ -112,12 +111,10 @@ def understand(command):
             assert {target for target in targets if "=" not in target} <= set(known)
         case ["topr-conformance", *arguments] | ["python", "conformance", *arguments]:
             import_module("conformance.__main__").read(arguments)
-        case ["python", "benchmarks", name, *_]:
-            assert name in NAMES
         case ["python", "reproduce.py", *arguments]:
             reproduce.check(tyro.cli(reproduce.Options, args=arguments))
-        case ["python", "toy_bandit.py" | "paper/real_llm.py" as script, *arguments]:
-            module = import_module(script.removesuffix(".py").replace("/", "."))
+        case ["python", "toy_bandit.py" as script, *arguments]:
+            module = import_module(script.removesuffix(".py"))
             tyro.cli(wraps(module.main)(lambda *_, **__: None), args=arguments)  # its arguments, without the work
         case ["python", script, *arguments] if is_task(script):
             module = import_module(script.removesuffix(".py").replace("/", "."))
@@ -202,6 +199,12 @@ def test_every_figure_has_a_picture_its_claims_and_the_command_that_made_it():
     assert {claim.row["figure"] for claim in claims()} == {*figures, "map", "real-llm"}
 
 
+def test_a_record_names_the_commit_of_its_code():
+    for name, commit in (reproduce.RECORDS | {"real-llm": "82e5ae4"}).items():
+        assert f"`{commit}`" in PAGES[f"results/{name}.md"].split("![")[0]  # above its picture
+        assert re.search(rf"\({name}\.md\).*`{commit}`", PAGES["results/methods.md"])
+
+
 @pytest.mark.parametrize("claim", [c for c in claims() if c.found and len(c.found.each) > 2], ids=lambda c: c.row["id"])
 def test_a_verdict_follows_from_the_seeds(claim):
     """By a test of the hypothesis that the mean is the bound, at 5%: the statistic, not the interval."""
@@ -238,11 +241,24 @@ def test_every_claim_of_the_analysis_has_a_number_that_was_measured_and_a_pictur
         assert picture == f"../results/bandit/{name}.png"
 
 
-def test_every_benchmark_has_its_results_on_a_page():
-    placed = set(re.findall(r"table:benchmark (\w+)", PAGES["docs/internals/measurements.md"]))
-    counted = {"fake_8b_step"}  # which takes no turns with another side: docs/internals/performance.md has it
-    assert {file.stem for file in (ROOT / "results" / "benchmarks").glob("*.json")} == placed | counted
-    assert set(NAMES) <= placed | counted
+def test_a_benchmark_s_numbers_stand_beside_the_command_that_repeats_them():
+    measurements, files = PAGES["docs/internals/measurements.md"], (ROOT / "results" / "benchmarks").glob("*.json")
+    for name in sorted({file.stem for file in files} - {"fake_8b_step"}):
+        found = load(f"benchmarks/{name}")
+        section = measurements.partition(f"`{found['command']}`")[2].partition("\n## ")[0]
+        for one in found["comparisons"]:
+            for side, values in one["values"].items():
+                assert f"| {side} | {np.median(values):,.4g} | {min(values):,.4g} | {max(values):,.4g} |" in section
+
+
+def test_the_memory_of_a_step_is_that_of_its_record():
+    pages, found = PAGES["docs/gpu.md"] + PAGES["docs/internals/performance.md"], load("benchmarks/fake_8b_step")
+    for name, step in (found["steps"] | found["sides"]).items():
+        kinds = " | ".join(f"{size / 1e9:.1f}" for size in [*step["kinds"].values(), step["peak"]])
+        assert f"| {name} | {kinds} |" in pages
+    for model, gpus in {(step["setup"]["model"], step["setup"]["processes"]) for step in found["cards"].values()}:
+        peaks = [step["peak"] for name, step in found["cards"].items() if name.startswith(f"{model}, {gpus} GPUs, ")]
+        assert " | ".join(["", model, str(gpus), *(f"{peak / 1e9:.1f}" for peak in peaks), ""]).strip() in pages
 
 
 def test_every_setting_says_where_its_default_is_from():

@@ -1,6 +1,7 @@
 """The figures: what a sweep keeps and shares, what is read off runs, and a figure from end to end."""
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -25,11 +26,10 @@ from paper import experiments, figures
 from paper.experiments import LAPTOP, METHODS, PAPER, SCALES
 from paper.figures import STUDIES
 from paper.methods import by_cardinality
-from paper.real_llm import RealLLM
 from paper.runs import Finished, Job, Sweep, folder_name, in_seeds, learn_with
 from pipeline.models.language_model import collate, token_logprobs
 from pipeline.records import InputError, Sample
-from pipeline.report import Estimate
+from pipeline.report import STUDENT, Estimate
 from pipeline.settings import read_settings
 from tasks import math as train_math
 from tasks import verifier as train_verifier
@@ -354,10 +354,20 @@ def test_a_dry_run_says_what_runs_change_and_do_and_what_eight_processes_cannot(
 # ---- the command ----
 
 
-@pytest.mark.parametrize("name", [*reproduce.FIGURES, "real-llm"])
+def test_an_interval_over_seeds_is_student_s():
+    """The quantile leaves 2.5% above it: the density integrated numerically."""
+    for n, quantile in STUDENT.items():
+        x = np.linspace(-quantile, quantile, 20_001)
+        scale = math.gamma(n / 2) / math.gamma((n - 1) / 2) / math.sqrt(math.pi * (n - 1))
+        assert np.trapezoid(scale * (1 + x**2 / (n - 1)) ** (-n / 2), x) == pytest.approx(0.95, abs=1e-4)
+    assert Estimate.over_seeds([0, 1] * 8)[:2] == pytest.approx((0.5, STUDENT[10] * (0.25 / 15) ** 0.5))  # more than 10
+    assert Estimate.over_seeds([1.0]) == Estimate(1.0, None, (1.0,))
+
+
+@pytest.mark.parametrize("name", reproduce.FIGURES)
 def test_every_committed_picture_can_be_drawn_anew(name):
     content = json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
-    for panel in (STUDIES | {"real-llm": RealLLM})[name].panels(content["data"]):
+    for panel in STUDIES[name].panels(content["data"]):
         for line in [line for line in panel.lines if line.kind != "band"]:
             assert len(line.x) == len(line.y) > 0
             assert np.isfinite(np.array(line.y, float)).any()
@@ -408,6 +418,8 @@ def test_a_figure_from_end_to_end_and_again(command, tmp_path, monkeypatch, caps
         ([], "no figure named: choose from fig1"),
         (["fig1", "--seeds", "0"], "--seeds 0: must be at least 1"),
         (["fig1", "--quick", "--preset", "paper"], "--quick: is for the laptop"),
+        (["fig1", "fig10"], "fig10: is no figure; choose from fig1"),
+        (["share"], "share: is a finished study; its record is results/share.md, and commit 82e5ae4 has"),
         (["fig2", "fig8-math", "--quick"], "fig8-math: is for --preset paper only"),
         (["fig2", "--out", __file__], f"--out {__file__}: is a file; choose another folder"),
     ],

@@ -1,11 +1,13 @@
 """tiny/: its problems are sound, its files are those that make.py writes, its models are as good as they should be."""
 
 import random
+import re
 from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
 
 import make
+import numpy as np
 import problems
 import pytest
 from hypothesis import given
@@ -75,6 +77,51 @@ def test_noise_is_as_frequent_as_it_says():
     shares = [sum(of) / len(of) for of in (missing, one_step, spoken)]
     assert shares == pytest.approx([0.2, 0.7, 0.4], abs=0.05)
     assert 1 - len(spoken) / len(verdicts) == pytest.approx(0.25, abs=0.03)
+
+
+def test_plans_and_endings_are_wrong_as_often_as_the_teacher_is_told():
+    rng, noise, count = random.Random(0), problems.Noise(plan=(0.2, 0.9), ending=0.4, endings=4), 20_000
+    plans, endings, same = defaultdict(Counter), Counter(), []
+    for _ in range(count):
+        problem = problems.draw_problem(rng)
+        text, is_right = problems.solve_badly(problem, noise, rng)
+        solved = [problems.solve(problem, plan) for plan in problems.PLANS[problem.family]]
+        plan = max((i for i, (s, _) in enumerate(solved) if text.startswith(f" {s}")), key=lambda i: len(solved[i][0]))
+        ending = text.removeprefix(f" {solved[plan][0]}").replace(str(solved[plan][1]), "{answer}")
+        plans[problem.family][plan] += 1
+        endings[ending] += 1
+        assert is_right == (gsm8k.parse_answer(text) == solved[0][1])
+        same += [answer == solved[0][1] for _, answer in solved[1:]]
+    wrong = sorted(1 - counts[0] / counts.total() for counts in plans.values())
+    expected = [0.2 + 0.7 * i / 15 for i in range(16)]  # evenly spaced, whichever family comes first
+    assert wrong == pytest.approx(expected, abs=4 * (0.25 / (count / 16)) ** 0.5)
+    first, others = (sum(counts[i] for counts in plans.values() for i in of) for of in ((1,), (2, 3)))
+    assert first / (first + others) == pytest.approx(problems.USUAL, abs=0.02)
+    expected = dict.fromkeys(problems.ENDINGS, 0.1) | {" The answer is {answer}.": 0.6}
+    assert {ending: n / count for ending, n in endings.items()} == pytest.approx(expected, abs=0.02)
+    assert sum(same) / len(same) < 0.03  # a wrong plan mostly gives another answer
+    assert all(len(set(plans)) == len(plans) >= 3 for plans in problems.PLANS.values())
+
+
+@pytest.mark.parametrize(("wordings", "sentences", "texts"), [(1, True, 1), (3, False, 7.8), (8, True, 8)])
+def test_a_worded_solution_keeps_the_numbers_of_its_plan(wordings, sentences, texts):
+    rng, noise, distinct = random.Random(0), problems.Noise(wordings=wordings, sentences=sentences), []
+    for _ in range(300):
+        problem = problems.draw_problem(rng)
+        solution, answer = problems.solve(problem)
+        worded = [problems.solve_badly(problem, noise, rng)[0] for _ in range(8)]
+        plain = [(*sorted((x, y)), sign, z) for x, sign, y, z in problems.EXPRESSION.findall(solution)]
+        for text in worded:
+            assert [(*sorted((x, y)), sign, z) for x, sign, y, z in problems.EXPRESSION.findall(text)] == plain
+            assert gsm8k.parse_answer(text) == answer
+            assert len(re.findall(r"[.?]", text)) >= len(plain) * (3 if sentences else 1) + 1
+        distinct.append(len(set(worded)))
+    assert np.mean(distinct) == pytest.approx(texts, abs=0.2)  # of eight
+
+
+def test_sizes_are_what_their_names_say(lm):
+    counts = {size: make.make_model(lm.tokenizer, 0, size).num_parameters() for size in make.SIZES}
+    assert counts == pytest.approx({size: 1e6 * float(size[:-1]) for size in counts}, rel=0.06)
 
 
 @pytest.mark.slow

@@ -1,11 +1,13 @@
 """Training as the pipeline sets it up: FSDP2 on two ranks, Adafactor, bfloat16, checkpoints."""
 
 import random
+from collections import Counter
 
 import pytest
 import ranks
 import torch
 from helpers import fit, random_examples, steps_of, tiny_model
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import topr
@@ -47,8 +49,21 @@ def test_v19_two_ranks_and_a_checkpoint_change_nothing(processes, batch, micro_b
     assert written == ({f"checkpoint-2/{name}" for name in expected} if is_cut else set())
 
 
+class Collectives(TorchDispatchMode):
+    """Counts the calls of collectives by name, but for those inside DTensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if "c10d" in function.namespace:
+            self.calls[function._opname] += 1
+        return function(*args, **kwargs or {})
+
+
 def kept_and_dropped(rows):
-    """Weights after log mu and two epochs: of layers that stay gathered after a forward pass, and of others."""
+    """Weights after log mu and two steps, and these steps' calls: where layers stay gathered, and where they do not."""
     found, steps = [], steps_of(rows, 4, 2, ranks.rank(), 2)
     for reshard in (False, True):
         model = tiny_model()
@@ -56,14 +71,19 @@ def kept_and_dropped(rows):
         optimizer = make_optimizer("adafactor", model, 1e-2)
         with torch.no_grad():
             topr.sequence_logprobs(model, steps[0].micro_batches[0])
-        fit(model, optimizer, steps * 2)
-        found.append(ranks.whole(model.parameters()))
+        with Collectives() as collectives:
+            fit(model, optimizer, steps * 2)
+        found.append((ranks.whole(model.parameters()), dict(collectives.calls)))
     return found
 
 
 def test_weights_that_stay_gathered_learn_the_same_on_two_ranks(tmp_path):
-    kept, dropped = ranks.on_two_ranks(kept_and_dropped, tmp_path, rows_of(4, 1))
+    (kept, fewer), (dropped, more) = ranks.on_two_ranks(kept_and_dropped, tmp_path, rows_of(4, 1))
     assert torch.equal(kept, dropped)
+    usual = {"_reduce_scatter_base_": 2 * 3, "allreduce_": 2 * 2}  # two layers and the rest; Adafactor's two
+    # What log mu was scored with is still gathered in the first step: all three parts, or the rest, which always stays.
+    assert fewer == usual | {"_allgather_base_": 0 + 3}
+    assert more == usual | {"_allgather_base_": (3 - 1 + 2) + (3 + 2)}  # a layer twice a step
 
 
 def test_weights_stay_float32_and_move_at_the_papers_learning_rate():

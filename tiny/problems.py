@@ -12,7 +12,6 @@ import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import takewhile
 
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
 NAMES = "Ada Ben Cleo Dan Eva Finn Gus Hana Ivo June Kai Lena Milo Nora Omar Pia Ravi Sara Tom Uma".split()
@@ -283,15 +282,3 @@ def sums(completion: str) -> list[bool]:
         (sign != "/" or int(right) > 0) and max(OPERATIONS[sign](int(left), int(right)), 0) == int(result)
         for left, sign, right, result in EXPRESSION.findall(completion)
     ]
-
-
-def right_part(text: str, solution: str) -> int:
-    """The length of a text, in characters, up to the end of the last sum before the first that a solution lacks.
-
-    >>> right_part(" 4 + 3 = 7 figs. 7 + 1 = 8 left.", solution="3 + 4 = 7 at first. 7 - 1 = 6 in the end.")
-    10
-    """
-    needed = EXPRESSION.findall(solution)
-    needed += [(y, sign, x, z) for x, sign, y, z in needed if sign in "+*"]
-    right = takewhile(lambda found: found.groups() in needed, EXPRESSION.finditer(text))
-    return max((found.end() for found in right), default=0)

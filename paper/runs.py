@@ -258,7 +258,7 @@ def _make(job: Job) -> None:
     if isinstance(job.settings, VerifierSettings):
         verifier.run(job.settings)
     else:
-        learn = job.token_loss and learn_with(job.token_loss, job.settings.model)
+        learn = job.token_loss and learn_with(job.token_loss, load_model(job.settings.model).model)
         train_gsm8k.experiment(job.settings, job.task(job.settings), learn)
     if rank() == 0:
         for model in job.settings.out.rglob("iteration-*/model"):
@@ -283,18 +283,18 @@ def commit() -> str:
         return "unknown"
 
 
-def learn_with(variant: str, model: str) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+def learn_with(variant: str, mu: torch.nn.Module) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
     """The loss and the log-probabilities with which `topr.train` learns by one of conformance.variants.VARIANTS.
 
     `topr.train` hands a loss one number per sequence. So the loss is naive REINFORCE's, and log pi(y|x), (B,), is made
     so that its gradient is the variant's. The reported weights are then 1. A completion with reward 0 gets no gradient.
-    model: the folder of the model that the samples are from, which gives log mu of each token.
+    mu: the model that the samples are from, which gives log mu of each token.
 
-    >>> loss, logprobs = learn_with("per-token", "tiny/base")
+    >>> loss, logprobs = learn_with("per-token", torch.nn.Identity())
     >>> loss.keywords["limits"] == topr.PRESETS["reinforce"]
     True
     """
-    token_loss, mu = VARIANTS[variant](), load_model(model).model
+    token_loss = VARIANTS[variant]()
 
     def logprobs(pi: torch.nn.Module, batch: topr.Batch) -> Tensor:
         with torch.no_grad():

@@ -204,8 +204,9 @@ class Run:
             positive = 100 * sum(reward >= 0 for reward in after) / len(after)
             counts = f"{len(after)} examples of {len(samples)} samples, {positive:.1f} % positive"
             print(f"iteration {iteration}: {counts}", flush=True)
-            if before != after or not min(after) < 0 < max(after):
-                tell_of_signs(iteration, settings, before, after)
+            is_odd = before != after or not min(after) < 0 < max(after)
+            if is_odd and (note := signs_note(settings, before, after)):
+                print(f"iteration {iteration}: {note}", flush=True)
         return composed
 
     def score(self, iteration: int, composed: Composed, model: str) -> list[list[Example]]:
@@ -286,12 +287,10 @@ class Run:
         return publish(self.folder, self.settings, self.inputs, self.tests, self.tell)
 
 
-def tell_of_signs(iteration: int, settings: Settings, before: Sequence[float], after: Sequence[float]) -> None:
-    """Print a warning where the signs of the rewards, before and after the baseline, are not as one expects."""
+def signs_note(settings: Settings, before: Sequence[float], after: Sequence[float]) -> str | None:
+    """A warning where the signs of the rewards, before and after the baseline, are not as one expects; else None."""
     limits = settings.bounds
     is_of_positives = settings.composition == "positives_only" or settings.effective_proportion == 1
     if METHODS[settings.method].of_pairs or is_of_positives or (limits and limits.b_neg == 0):
-        return
-    note = note_on_signs(settings.method, limits, settings.baseline_from, before, after)
-    if note is not None:
-        print(f"iteration {iteration}: {note}", flush=True)
+        return None
+    return note_on_signs(settings.method, limits, settings.baseline_from, before, after)

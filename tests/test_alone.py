@@ -12,7 +12,7 @@ import torch.distributed as dist
 from runs import contents
 
 import train_gsm8k as gsm8k
-from pipeline import dataset, stages
+from pipeline import dataset, epoch, sampling, stages
 from pipeline.runtime import run_folder
 
 FAULTS = {
@@ -23,9 +23,9 @@ FAULTS = {
 }
 SAID = {"disk": "No space left on device", "error": "it is broken", "memory": "it wants 3 GiB", "request": "stopped"}
 STAGES = {  # where a rank fails, and which: only the first writes
-    "sampling": (stages, "draw", 1),
+    "sampling": (sampling, "draw", 1),
     "scoring": (dataset, "score", 1),
-    "training": (stages, "check_ratio", 1),
+    "training": (epoch, "check_ratio", 1),
     "saving": (run_folder, "digests", 0),
 }
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 from runs import experiment
 
-from pipeline.compose import choose
-from pipeline.dataset import compose
+from pipeline.dataset import choose, compose
 from pipeline.records import Sample, read_rows
 from pipeline.settings import Settings
 

@@ -20,11 +20,11 @@ from runs import contents, experiment
 import train_gsm8k as gsm8k
 from examples import judged, strict_format, sums
 from examples.questions import LINES, grade, questions, words
-from pipeline import stages
-from pipeline.compose import note_on_signs
+from pipeline import sampling
 from pipeline.records import Drawn, Grade, InputError, Problem, Sample, Task, read_rows
 from pipeline.sampling import graded
 from pipeline.settings import Settings
+from pipeline.stages import signs_note
 
 ROOT = Path(gsm8k.__file__).parent
 OPTIONS = "--problems 4 --n 6 --test-problems 3 --test-samples 4 --k 2 --curve-points 1 --max-new-tokens 48 --batch 8"
@@ -213,8 +213,8 @@ def own_run(folder, reward, iterations=1, reuse=None, **changes):
 def test_what_was_drawn_is_graded_once_the_reward_is_mended(tmp_path, monkeypatch):
     """The reward fails in the second chunk of training problems, once; the runs' files are the same to the byte."""
     drawn, left = [], {"calls": 4 * 6 + 2 * 2 + 1}
-    draw = stages.draw
-    monkeypatch.setattr(stages, "draw", lambda *a: drawn.append([problem.id for problem in a[1]]) or draw(*a))
+    draw = sampling.draw
+    monkeypatch.setattr(sampling, "draw", lambda *a: drawn.append([prompt.problem.id for prompt in a[0]]) or draw(*a))
 
     def failing(completion, problem):
         left["calls"] -= 1
@@ -241,7 +241,7 @@ def test_an_answer_that_cannot_be_read_is_named_and_nothing_is_lost(tmp_path):
 
 def test_completions_of_another_run_are_graded_by_this_run_s_reward(tmp_path, monkeypatch):
     own_run(tmp_path / "drawn", sums.reward, 0)
-    monkeypatch.setattr(stages, "draw", lambda *_: pytest.fail("drawn again"))
+    monkeypatch.setattr(sampling, "draw", lambda *_: pytest.fail("drawn again"))
     results = own_run(tmp_path / "run", lambda *_: 0.5, 0, reuse=tmp_path / "drawn")
     assert results["before"]["reward"] == {"mean": 0.5, "se": 0.0}
     drawn, graded = (read_rows(tmp_path / run / "iteration-1" / "test-0.jsonl", Sample) for run in ("drawn", "run"))
@@ -278,9 +278,9 @@ def test_a_task_without_problems_is_refused_before_anything_is_written(tmp_path)
     ],
 )  # fmt: skip
 def test_signs_that_are_wrong_are_told_with_what_mends_them(settings, rewards, learnt, expected):
-    note = note_on_signs(Settings(**settings), rewards, learnt)
+    note = signs_note(Settings(**settings), rewards, learnt)
     assert note is None if expected is None else expected in note
     if note and (mend := re.search("--baseline ([0-9.]+)", note)):
         c = float(mend[1])
         mended = replace(Settings(**settings), baseline=c, baseline_from="zero")
-        assert note_on_signs(mended, rewards, [reward - c for reward in rewards]) is None
+        assert signs_note(mended, rewards, [reward - c for reward in rewards]) is None

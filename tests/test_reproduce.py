@@ -17,7 +17,7 @@ import torch
 from helpers import random_examples, tiny_model
 from runs import SMALL, experiment
 
-import pipeline.stages
+import pipeline.sampling
 import reproduce
 import topr
 import train_gsm8k as gsm8k
@@ -27,7 +27,7 @@ from paper.experiments import LAPTOP, METHODS, PAPER, SCALES
 from paper.figures import STUDIES
 from paper.methods import by_cardinality
 from paper.runs import Finished, Job, Sweep, folder_name, in_seeds, learn_with
-from pipeline.models.language_model import collate, token_logprobs
+from pipeline.models.language_model import collate
 from pipeline.records import InputError, Sample
 from pipeline.report import STUDENT, Estimate
 from pipeline.settings import read_settings
@@ -50,8 +50,8 @@ def command(monkeypatch):
 @pytest.fixture
 def shown(monkeypatch):
     """What runs draw and score, in order, by the text of their progress."""
-    draw, score, shown = pipeline.stages.draw, pipeline.dataset.score, []
-    monkeypatch.setattr(pipeline.stages, "draw", lambda *a: shown.append(a[6]) or draw(*a))
+    draw, score, shown = pipeline.sampling.draw, pipeline.dataset.score, []
+    monkeypatch.setattr(pipeline.sampling, "draw", lambda *a: shown.append(a[5]) or draw(*a))
     monkeypatch.setattr(pipeline.dataset, "score", lambda *a: shown.append("scoring") or score(*a))
     return shown
 
@@ -133,22 +133,23 @@ def test_samples_of_other_sampling_parameters_are_refused_and_those_of_other_pro
 
 def test_a_variant_s_gradient_goes_through_the_training_loop():
     """The gradient of the loss that `topr.train` is given is the variant's own, and none of them is the paper's."""
-    model, examples, rng = tiny_model(), random_examples(3, 2, seed=1), np.random.default_rng(2)
-    scored = [replace(e, token_logmu=rng.uniform(-4, -2, len(e.completion_ids)).tolist()) for e in examples]
-    batch = collate([[replace(e, logmu=sum(e.token_logmu))] for e in scored])
-    mask, *others = batch.completion_mask.double(), batch.logmu, batch.reward, batch.length
+    model, mu, batch = tiny_model(), tiny_model(seed=1), collate(random_examples(3, 2, seed=1))
+    with torch.no_grad():
+        token_logmu = topr.token_logprobs(mu, batch)
+    batch = batch._replace(logmu=token_logmu.sum(1))
+    mask, *others = batch.completion_mask[:, -token_logmu.shape[1] :].double(), *batch[3:]
 
     def gradient(loss):
         return torch.cat([x.flatten() for x in torch.autograd.grad(loss, list(model.parameters()))])
 
-    gradients = [gradient(topr.topr_loss(token_logprobs(model, batch).sum(1), *others))]
+    gradients = [gradient(topr.topr_loss(topr.sequence_logprobs(model, batch), *others))]
     for name in experiments.VARIANTS:
-        token_logp, (loss, logprobs) = token_logprobs(model, batch), learn_with(name)
-        expected = gradient(VARIANTS[name]()(token_logp, batch.token_logmu, batch.reward, mask))
+        token_logp, (loss, logprobs) = topr.token_logprobs(model, batch), learn_with(name, mu)
+        expected = gradient(VARIANTS[name]()(token_logp, token_logmu, batch.reward, mask))
         logp = logprobs(model, batch)
         torch.testing.assert_close(logp, token_logp.sum(1), msg=name)
         found = gradient(loss(logp, *others))
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6, msg=name)  # log mu is float32
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6, msg=name)
         assert not any(torch.allclose(found, other, rtol=1e-2) for other in gradients)
         gradients.append(found)
 

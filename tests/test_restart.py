@@ -21,8 +21,9 @@ from torch.distributed.launcher.api import LaunchConfig
 
 import train_gsm8k as gsm8k
 from pipeline.evaluation import to_table
-from pipeline.models.language_model import collate, load_model, token_logprobs
+from pipeline.models.language_model import collate, load_model
 from pipeline.records import Example, Sample, read_rows
+from topr import sequence_logprobs
 
 KILLS = int(os.environ.get("FAULT_KILLS", "4"))
 STOPPED = "train_gsm8k: stopped; what is done is kept, and the same command goes on"
@@ -50,7 +51,7 @@ def test_iterations_sample_from_the_model_that_the_one_before_has_made(run, caps
     assert sum(example.reward > 0 for example in trained) == second["dataset"]["trained"]["positive"]
     assert all(samples[example.sample].token_ids == example.completion_ids for example in trained)
     made = load_model(str(folder / "iteration-1" / "model")).model
-    logmu = [token_logprobs(made, collate([[example]])).sum().item() for example in trained[:4]]
+    logmu = [sequence_logprobs(made, collate([example])).item() for example in trained[:4]]
     assert logmu == pytest.approx([example.logmu for example in trained[:4]], abs=1e-4)
 
 

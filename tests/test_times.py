@@ -1,11 +1,12 @@
 """What a run measures of itself."""
 
 import json
-from types import SimpleNamespace
+from collections import Counter
 
 from runs import SMALL
 
 from pipeline.records import Sample, read_rows
+from pipeline.runtime.processes import Times
 from pipeline.times import note_times, table_of
 
 
@@ -22,11 +23,11 @@ def test_a_run_counts_what_it_does_and_has_seconds_of_every_stage(run):
 
 
 def test_calls_that_go_on_add_to_what_was_noted(tmp_path):
-    run = SimpleNamespace(folder=tmp_path, settings=SMALL, counts={"steps": 3, "sampled tokens": 500})
-    note_times(run, [("training", 1.0), ("saving", 7.0), ("training", 9.0), ("", 9.5)])
-    run.counts = {"steps": 2}
-    note_times(run, [("training", 0.0), ("sampling", 3.5), ("", 5.5)])
+    seconds, counts = Counter(training=6.5, saving=2.0), Counter({"steps": 3, "sampled tokens": 500})
+    note_times(tmp_path, Times(seconds=seconds, counts=counts), SMALL, None)
+    note_times(tmp_path, Times(seconds=Counter(training=3.5, sampling=2.0), counts=Counter(steps=2)), SMALL, None)
     found = json.loads((tmp_path / "times.json").read_text())
+    del found["seconds"]["other"]
     assert found["seconds"] == {"training": 10.0, "saving": 2.0, "sampling": 2.0}
     assert found["counts"] == {"steps": 5, "sampled tokens": 500}
     rows = {row[0]: row[1:] for row in table_of(found).rows}

@@ -19,7 +19,7 @@ from killing import ROOT
 from runs import experiment
 
 from pipeline import track
-from pipeline.metrics import append_json
+from pipeline.metrics import step_metrics
 from pipeline.records import InputError, Sample, read_rows
 from pipeline.settings import TrackerName
 
@@ -128,7 +128,7 @@ def expected_points(folder, results):
 def test_a_run_that_was_stopped_is_told_whole(tmp_path, name):
     folder, changes = tmp_path / "run", CHANGES | {"track": name}
     calls = [mock.DEFAULT] * 3 + [OSError("full")]  # at step 2 of iteration 2, after a checkpoint
-    disk = mock.patch("pipeline.stages.append_json", wraps=append_json, side_effect=calls)
+    disk = mock.patch("pipeline.epoch.step_metrics", wraps=step_metrics, side_effect=calls)
     with disk, pytest.raises(OSError, match="full"):
         experiment(folder, **changes)
     results = experiment(folder, **changes)

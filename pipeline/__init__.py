@@ -29,7 +29,6 @@ What it says:
     plots.py         pictures
     track.py         a run in TensorBoard, wandb, trackio or MLflow
     dry_run.py       what a run would draw, train and need
-    card.py          what a base model writes, and which effective share of positives suits it
 
 train_gsm8k.py puts the stages in order; `topr.train` is the loop. No file here knows a task, or acts when imported.
 """

@@ -55,11 +55,11 @@ def over_epoch(steps: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     return {name: mean_over(parts[-1] if "ratio" in name else steps, name) for name in names} | {"tenths": tenths}
 
 
-def mean_over(steps: Sequence[Mapping[str, float]], name: str, decimals: int = 3) -> float | None:
+def mean_over(steps: Sequence[Mapping[str, float]], name: str) -> float | None:
     """The mean of a metric over the steps that have it, None without any; that of the realised share is by `pull`."""
     found = [step for step in steps if name in step]
     pulls = [step["pull"] for step in found] if name == "realised_share" else None
-    return round(fmean((step[name] for step in found), pulls), decimals) if found else None
+    return round(fmean((step[name] for step in found), pulls), 3) if found else None
 
 
 def check_ratio(step: int, log_ratio: Tensor, tolerance: float) -> None:

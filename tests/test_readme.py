@@ -130,7 +130,7 @@ def understand(command):
 def is_task(script):
     text = (ROOT / script).read_text(encoding="utf-8") if (ROOT / script).is_file() else ""
     uses_main = re.search("(?m)^from train_gsm8k import .*main$", text)
-    return script in ("train_gsm8k.py", "tasks/verifier.py", "pipeline/card.py") or uses_main
+    return script in ("train_gsm8k.py", "tasks/verifier.py") or uses_main
 
 
 def test_documented_commands_are_understood_and_others_not():

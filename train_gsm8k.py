@@ -73,9 +73,9 @@ def parse_answer(text: str) -> Decimal | None:
     >>> parse_answer("4 * 300 = 1200. The answer is $1,200.00.")
     Decimal('1200.00')
     """
-    _, found, rest = text.rpartition(MARKER)
+    _, marker, rest = text.rpartition(MARKER)
     line = rest.lstrip(" :\n\t").partition("\n")[0].replace("$", "").replace(",", "")
-    number = NUMBER.search(line) if found else None
+    number = NUMBER.search(line) if marker else None
     return Decimal(number[0]) if number else None
 
 
@@ -85,9 +85,9 @@ def parse_gold(answer: str) -> Decimal:
     >>> parse_gold("10 * 123 = 1230 eggs.\\n#### 1,230")
     Decimal('1230')
     """
-    _, found, rest = answer.rpartition("####")
+    _, marker, rest = answer.rpartition("####")
     number = rest.strip().replace(",", "").replace("$", "")
-    if not found or not NUMBER.fullmatch(number):
+    if not marker or not NUMBER.fullmatch(number):
         raise ValueError("no number after ####")
     return Decimal(number)
 

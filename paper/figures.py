@@ -13,7 +13,7 @@ from paper.experiments import METHODS, RATED, Arm, Figure, Study, called
 from paper.methods import Fig1, Fig2, Fig3, Fig4, Variants
 from paper.panels import CORRECT, P_TILDE, TRAINING, Data, accuracy, line, of_arms, of_shares, of_tenths
 from paper.runs import Finished, Job, Jobs, Measured, best_elsewhere, series, sharing_samples
-from pipeline.compose import rewards_of_groups
+from pipeline.compositions import rewards_of_groups
 from pipeline.plots import Line, Panel, Style
 from pipeline.records import Sample, Task
 from pipeline.report import Estimate

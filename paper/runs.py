@@ -33,7 +33,7 @@ import train_gsm8k
 from conformance.variants import VARIANTS
 from pipeline.dry_run import counts
 from pipeline.models.language_model import load_model
-from pipeline.records import InputError, Sample, Task, read_rows, read_text, write_file
+from pipeline.records import InputError, Sample, Task, read_records, read_text, write_file
 from pipeline.report import Estimate, Table
 from pipeline.runtime.processes import progress_bar, rank, ranks
 from pipeline.settings import Settings, check
@@ -135,7 +135,7 @@ class Finished:
 
     def tested(self, step: int) -> list[Sample]:
         """The test problems' completions after this step of the first iteration."""
-        return read_rows(self.settings.out / "iteration-1" / f"test-{step}.jsonl", Sample)
+        return read_records(self.settings.out / "iteration-1" / f"test-{step}.jsonl", Sample)
 
     @property
     def cost(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ From the ground up: a file imports from files above its own line in this list, a
     report.py                 an estimate with its interval, and a table
     metrics.py                what a step of the optimiser saw, in numbers
     methods.py                METHODS; the losses of PPO and DPO
-    compose.py                COMPOSITIONS, which samples are trained on; BASELINES, what is subtracted from rewards
+    compositions.py            COMPOSITIONS, which samples are trained on; BASELINES, what is subtracted from rewards
 
     runtime/processes.py      ranks, progress, times, signals, how a command ends
     runtime/run_folder.py     what is done, what an interrupted run goes on from, what is published

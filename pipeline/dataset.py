@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from pipeline.compose import BASELINES, COMPOSITIONS
+from pipeline.compositions import BASELINES, COMPOSITIONS
 from pipeline.methods import METHODS
 from pipeline.models.language_model import META, LanguageModel, collate, load_model
 from pipeline.own_samples import digest_of, read_samples
@@ -254,7 +254,7 @@ def shuffled(encoded: Sequence[Encoded], rng: random.Random) -> list[list[Encode
     by_prompt: dict[tuple[int, ...], list[list[Encoded]]] = {}
     for one in rng.sample(encoded, len(encoded)):
         by_prompt.setdefault(tuple(one.prompt_ids), []).append([one])
-    rows = [row for of_prompt in by_prompt.values() for row in of_prompt]
+    rows = [row for group in by_prompt.values() for row in group]
     rng.shuffle(rows)
     return rows
 
@@ -295,7 +295,7 @@ def score(rows: Sequence[Row], steps: Sequence["EpochStep"], model: torch.nn.Mod
                 for number in numbers:
                     values = [next(lines)[: len(one.completion_ids)] for one in rows[number]]
                     # The shortest decimals that are these float32 again: files stay small, and lose nothing.
-                    scored[number] = [[float(str(value)) for value in of_tokens] for of_tokens in values]
+                    scored[number] = [[float(str(value)) for value in row] for row in values]
     by_number = {number: values for part in from_all_ranks(scored) for number, values in part.items()}
     return [by_number[number] for number in range(len(rows))]
 
@@ -304,14 +304,12 @@ def to_examples(rows: Sequence[Sequence[Encoded]], token_logmu: Sequence[Sequenc
     """The rows with log mu, that of each row, completion and token."""
     examples = []
     for number, (row, values) in enumerate(zip(rows, token_logmu, strict=True)):
-        # In float32, as training sums log pi: at the first step the log-ratio is 0 but for rounding.
-        sums = [float(np.sum(of_tokens, dtype=np.float32)) for of_tokens in values]
-        examples.append(
-            [
-                Example(one.prompt_ids, one.completion_ids, logmu, one.reward, one.sample, number, of_tokens)
-                for one, logmu, of_tokens in zip(row, sums, values, strict=True)
-            ]
-        )
+        examples.append([])
+        for one, logmu in zip(row, values, strict=True):
+            # In float32, as training sums log pi: at the first step the log-ratio is 0 but for rounding.
+            total = float(np.sum(logmu, dtype=np.float32))
+            example = Example(one.prompt_ids, one.completion_ids, total, one.reward, one.sample, number, logmu)
+            examples[-1].append(example)
     return examples
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 import transformers
 
-from pipeline.compose import COMPOSITIONS
+from pipeline.compositions import COMPOSITIONS
 from pipeline.dataset import Inputs, read_inputs
 from pipeline.methods import METHODS
 from pipeline.records import Task
@@ -70,25 +70,25 @@ def plan(settings: Settings, inputs: Inputs, processes: int) -> dict[str, tuple[
     task, k = inputs.task, settings.iterations
     size, parameters, sampling = inputs.size, inputs.size.parameters, BYTES[settings.compute] * inputs.size.parameters
     given = inputs.composed and sum(map(len, inputs.composed.rows))
-    found = counts(settings, 0 if inputs.composed else len(task.train), len(task.test), given)
+    count = counts(settings, 0 if inputs.composed else len(task.train), len(task.test), given)
     lengths = [len(prompt.ids) for prompt in inputs.train]
     prompt = sum(lengths) / len(lengths) if lengths else inputs.lengths[0]
-    checkpoint, own = checkpoint_bytes(settings, parameters), 4 * parameters / processes
+    checkpoint, shard = checkpoint_bytes(settings, parameters), 4 * parameters / processes
     held = {
-        "weights": (own, "bytes", "in float32, sharded over the processes"),
-        "gradients": (own, "bytes", "in float32, sharded"),
-        "optimiser": (checkpoint / processes - own, "bytes", "AdamW's moments, sharded; Adafactor's means are small"),
+        "weights": (shard, "bytes", "in float32, sharded over the processes"),
+        "gradients": (shard, "bytes", "in float32, sharded"),
+        "optimiser": (checkpoint / processes - shard, "bytes", "AdamW's moments, sharded; Adafactor's means are small"),
         "gathered weights": (0 if settings.reshard else sampling, "bytes", "without resharding"),
     }
     items = {
         "processes": (processes, "", "one GPU each; torchrun --nproc-per-node"),
         "prompt": (prompt, "tokens", f"the {'mean' if lengths else 'longest'} of training"),
         "training samples": (k * size.drawn, "", f"{k} iterations x {size.drawn:,}"),
-        "test samples": (found.tested, "", "before and after all; fewer between iterations and along an epoch"),
+        "test samples": (count.tested, "", "before and after all; fewer between iterations and along an epoch"),
         "held-out samples": (sum(map(len, inputs.held_out or ())), "", "scored before, along and after training"),
-        "sampled tokens": (found.sampled * settings.max_new_tokens, "", "at most: all to the limit"),
-        "samples trained on": (k * found.trained, "", f"{k} iterations x {found.trained:,}, at most"),
-        "optimiser steps": (k * found.steps, "", f"of {settings.batch} samples"),
+        "sampled tokens": (count.sampled * settings.max_new_tokens, "", "at most: all to the limit"),
+        "samples trained on": (k * count.trained, "", f"{k} iterations x {count.trained:,}, at most"),
+        "optimiser steps": (k * count.steps, "", f"of {settings.batch} samples"),
         "parameters P": (parameters, "", "counted"),
         **held,
         "training, per GPU": (sum(size for size, *_ in held.values()), "bytes", "the sum; activations come on top"),
@@ -99,14 +99,14 @@ def plan(settings: Settings, inputs: Inputs, processes: int) -> dict[str, tuple[
     }
     if settings.preset != "laptop" or torch.cuda.is_available():
         mean = prompt, COMPLETION * inputs.lengths[1]
-        estimated = hours(settings, found, inputs.lm.model.config, parameters, processes, *mean)
+        estimated = hours(settings, count, inputs.lm.model.config, parameters, processes, *mean)
         items |= {f"{stage}, on H100s": (value, "h", how) for stage, (value, how) in estimated.items()}
     return items
 
 
 def hours(
     settings: Settings,
-    found: Counts,
+    count: Counts,
     config: transformers.PreTrainedConfig,
     parameters: int,
     processes: int,
@@ -128,14 +128,14 @@ def hours(
     tokens_per_second = processes * SEQUENCES * MEMORY / (2 * parameters + SEQUENCES * cache)
     score = forward + settings.reshard * gathering  # without resharding the weights stay gathered from step to step
     train = (3 + settings.gradient_checkpointing) * forward + (1 + settings.reshard) * gathering + 4 * sending
-    checkpoints = k * (found.steps // settings.save_every) * 4 * parameters / min(processes * WRITING, DISK)
+    checkpoints = k * (count.steps // settings.save_every) * 4 * parameters / min(processes * WRITING, DISK)
     save = checkpoints + k * 4 * parameters / WRITING
     reading, speed = f"weights and cache are read at {MEMORY / 1e12:.2f} TB/s", f"{MATRICES / 1e12:.0f} TFLOP/s"
     seconds = {
         "starting": ((1 + k) * START, "3 minutes for each model: an engine and the trainer"),
-        "sampling": (found.sampled * completion / tokens_per_second, f"{SEQUENCES} sequences at a time; {reading}"),
-        "scoring": (k * found.steps * score, f"a forward pass at {speed}"),
-        "training": (k * found.steps * train, f"{speed}, then {LINKS / 1e9:.0f} GB/s of NVLink"),
+        "sampling": (count.sampled * completion / tokens_per_second, f"{SEQUENCES} sequences at a time; {reading}"),
+        "scoring": (k * count.steps * score, f"a forward pass at {speed}"),
+        "training": (k * count.steps * train, f"{speed}, then {LINKS / 1e9:.0f} GB/s of NVLink"),
         "saving": (save, f"models at {WRITING / 1e9} GB/s, checkpoints by all processes at {DISK / 1e9:.0f} GB/s"),
     }
     return {stage: (value / 3600, how) for stage, (value, how) in seconds.items()}

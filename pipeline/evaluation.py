@@ -112,8 +112,8 @@ def parts_of(entry: Mapping[str, Any]) -> tuple[list[str], dict[str, Metric]]:
     >>> outcomes, [*metrics]
     (['right', 'wrong'], ['maj@4'])
     """
-    found = {name: METRICS.get(name) or METRICS.get(re.sub(r"@\d+$", "@k", name)) for name in entry}
-    metrics = {name: metric for name, metric in found.items() if metric}
+    by_name = {name: METRICS.get(name) or METRICS.get(re.sub(r"@\d+$", "@k", name)) for name in entry}
+    metrics = {name: metric for name, metric in by_name.items() if metric}
     counts = {"samples_seen", "questions", "samples_per_question"}
     return [name for name in entry if name not in metrics.keys() | counts], metrics
 
@@ -141,19 +141,19 @@ def _votes(samples: Sequence[Sample], task: Task) -> list[Hashable | None]:
 
 def evaluate(samples: Sequence[Sample], task: Task, k: int, seed: int) -> dict[str, Any]:
     """An entry of results.json: shares of outcomes, and the mean and the standard error of each metric of the task."""
-    answers, found = collect(samples, task), {}
+    answers, estimates = collect(samples, task), {}
     questions, n = answers.correct.shape
     for name, metric in METRICS.items():
         if not metric.suits(task):
             continue
         if not name.endswith("@k"):  # the mean over all samples is what draws of one sample estimate: one number
             each = [[metric.score(answers, question, [i]) for i in range(n)] for question in range(questions)]
-            found[name] = estimate(metric.score, answers, 1, seed)._replace(mean=float(np.mean(each))).record()
+            estimates[name] = estimate(metric.score, answers, 1, seed)._replace(mean=float(np.mean(each))).record()
         elif 1 < k <= n:
-            found[name.replace("@k", f"@{k}")] = estimate(metric.score, answers, k, seed).record()
+            estimates[name.replace("@k", f"@{k}")] = estimate(metric.score, answers, k, seed).record()
     counts = Counter(sample.outcome for sample in samples)
     shares = {outcome: counts[outcome] / len(samples) for outcome in task.outcomes}
-    return shares | found | {"questions": questions, "samples_per_question": n}
+    return shares | estimates | {"questions": questions, "samples_per_question": n}
 
 
 MEASURED = {
@@ -201,8 +201,8 @@ def evaluate_held_out(scored: Sequence[Scored]) -> dict[str, Any]:
     in which the positive has the higher log pi per token, as the mean over prompts; None without such a pair.
 
     >>> scored = [Scored(0, 1.0, 2, logp=-1.0, logmu=-2.0), Scored(0, -1.0, 4, logp=-9.0, logmu=-5.0)]
-    >>> found = evaluate_held_out(scored)
-    >>> found["positive"]["log_ratio_per_token"], found["negative"]["log_ratio"]["mean"], found["ranked"]["mean"]
+    >>> entry = evaluate_held_out(scored)
+    >>> entry["positive"]["log_ratio_per_token"], entry["negative"]["log_ratio"]["mean"], entry["ranked"]["mean"]
     ({'mean': 0.5, 'se': None}, -4.0, 1.0)
     """
     prompt, reward, length, logp, logmu = np.array([astuple(one) for one in scored]).T
@@ -224,9 +224,9 @@ def _mean(values: Sequence[float]) -> dict[str, float | None] | None:
 def shown(entry: Mapping[str, Any]) -> dict[str, str]:
     """The rows of an entry of results.json, with +- 2 standard errors. Of problems, the first outcome is pass@1."""
     if "ranked" in entry:  # of held-out samples
-        found = {f"{sign}s: {label}": (entry[sign][key], 1, 3) for sign in SIGNS for key, label in MEASURED.items()}
-        found["positive ahead of negative, of a prompt's pairs"] = entry["ranked"], 100, 1, " %"
-        return {name: Estimate.read(value).text(*how) if value else "-" for name, (value, *how) in found.items()}
+        values = {f"{sign}s: {label}": (entry[sign][key], 1, 3) for sign in SIGNS for key, label in MEASURED.items()}
+        values["positive ahead of negative, of a prompt's pairs"] = entry["ranked"], 100, 1, " %"
+        return {name: Estimate.read(value).text(*how) if value else "-" for name, (value, *how) in values.items()}
     outcomes, metrics = parts_of(entry)
     rows = {name: Estimate(entry[name]).text(100, 1, " %") for name in outcomes}
     for name, metric in metrics.items():

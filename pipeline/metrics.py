@@ -57,9 +57,9 @@ def over_epoch(steps: Sequence[Mapping[str, float]]) -> dict[str, Any]:
 
 def mean_over(steps: Sequence[Mapping[str, float]], name: str) -> float | None:
     """The mean of a metric over the steps that have it, None without any; that of the realised share is by `pull`."""
-    found = [step for step in steps if name in step]
-    pulls = [step["pull"] for step in found] if name == "realised_share" else None
-    return round(fmean((step[name] for step in found), pulls), 3) if found else None
+    measured = [step for step in steps if name in step]
+    pulls = [step["pull"] for step in measured] if name == "realised_share" else None
+    return round(fmean((step[name] for step in measured), pulls), 3) if measured else None
 
 
 def check_ratio(step: int, log_ratio: Tensor, tolerance: float) -> None:

@@ -7,7 +7,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from pipeline.records import InputError, Sample, from_datasets, is_hub_name, read_rows, to_lines, told
+from pipeline.records import InputError, Sample, fault_in, from_datasets, is_hub_name, read_records, to_lines
 from pipeline.runtime.processes import rank
 
 Ask = Callable[[Sequence[Mapping[str, str]]], str]  # messages, each with role and content -> the prompt
@@ -25,20 +25,20 @@ def read_samples(source: str | Path, columns: Sequence[str] = (), ask: Ask | Non
     columns: as of `columns_of`. ask: what makes a prompt of messages. A line tells of columns with other names and of
     those that are ignored. InputError names file, row, counted from 1, and field or column of the first fault.
     """
-    own, source = columns_of(columns), str(source)
+    column_of, source = columns_of(columns), str(source)
     samples: list[Sample] = []
     taken: dict[str, str] = {}  # field -> column, in any of the rows
     ignored: set[str] = set()
     for number, row in enumerate(_rows(source), start=1):
         try:
-            of_row = _columns(row, own)
-            samples.append(Sample(**{field: _value(field, row, names, ask) for field, names in of_row.items()}))
+            parts_of = _columns(row, column_of)
+            samples.append(Sample(**{field: _value(field, row, names, ask) for field, names in parts_of.items()}))
         except ValueError as error:
             files = sorted(str(file.relative_to(source)) for file in Path(source).rglob("*.*"))  # none below a file
             where = f"{source}, {' and then '.join(files)}" if files else source
-            raise InputError(f"{where}:{number}: {told(error)}") from None
-        taken |= {field: "+".join(names) for field, names in of_row.items()}
-        ignored |= row.keys() - set().union(*of_row.values())
+            raise InputError(f"{where}:{number}: {fault_in(error)}") from None
+        taken |= {field: "+".join(names) for field, names in parts_of.items()}
+        ignored |= row.keys() - set().union(*parts_of.values())
     if not samples:
         raise InputError(f"{source}: is empty")
     missing, parts = [field for field in FIELDS if field not in taken], []
@@ -58,14 +58,14 @@ def columns_of(columns: Sequence[str]) -> dict[str, str]:
     >>> columns_of(["prompt=question", "reward=accuracy+format"])
     {'prompt': 'question', 'reward': 'accuracy+format'}
     """
-    found = {}
+    column_of = {}
     for given in columns:
         field, _, column = given.partition("=")
-        if field not in FIELDS or not column or field in found:
+        if field not in FIELDS or not column or field in column_of:
             fields = ", ".join(sorted(FIELDS, key=lambda name: name not in NEEDED))
             raise InputError(f"--columns {given}: must be FIELD=COLUMN, each field once, and FIELD one of {fields}")
-        found[field] = column
-    return found
+        column_of[field] = column
+    return column_of
 
 
 def digest_of(source: str | Path, samples: Sequence[Sample] = ()) -> str:
@@ -80,7 +80,7 @@ def _rows(source: str) -> Iterator[dict[str, Any]]:
     if not path.exists() and is_hub_name(source) and path.suffix not in (*TABLES, ".jsonl", ".json"):
         return from_datasets(source, "train")
     if not path.exists() or (path.is_file() and path.suffix not in TABLES):
-        return iter(read_rows(path, dict[str, Any]))
+        return iter(read_records(path, dict[str, Any]))
     if path.is_file():
         options = {"reader": TABLES[path.suffix], "data_files": source}
         if path.suffix == ".parquet":
@@ -90,21 +90,21 @@ def _rows(source: str) -> Iterator[dict[str, Any]]:
     return from_datasets(source, "train", streaming=True, **options)  # streams leave but empty locks in its cache
 
 
-def _columns(row: Mapping[str, Any], own: Mapping[str, str]) -> dict[str, list[str]]:
-    """Field -> the columns of a row that it is the sum of, mostly one: the user's `own`, or those with a known name."""
-    found: dict[str, list[str]] = {}
+def _columns(row: Mapping[str, Any], column_of: Mapping[str, str]) -> dict[str, list[str]]:
+    """Field -> the columns of a row that it is the sum of, mostly one: those the user named, or with a usual name."""
+    parts_of: dict[str, list[str]] = {}
     for field in FIELDS:
-        column = own.get(field) or next((name for name in (field, OTHER_NAMES.get(field)) if name in row), None)
+        column = column_of.get(field) or next((name for name in (field, OTHER_NAMES.get(field)) if name in row), None)
         if column is None and field == "reward":
             column = _reward_of_trl(row)
         if column is not None:
-            found[field] = [column] if column in row else column.split("+")
-            for part in found[field]:
+            parts_of[field] = [column] if column in row else column.split("+")
+            for part in parts_of[field]:
                 if part not in row:
                     raise InputError(f"--columns {field}={column}: no {part} among the columns {', '.join(row)}")
         elif field in NEEDED:
             raise InputError(f"no {field} among the columns {', '.join(row)}; name it with --columns {field}=NAME")
-    return found
+    return parts_of
 
 
 def _reward_of_trl(row: Mapping[str, Any]) -> str | None:

@@ -138,7 +138,7 @@ def _add(axes: Any, line: Line, style: Style, number: int) -> None:
 
 def _name_ends(axes: Any, lines: Sequence[tuple[Line, Style]]) -> None:
     """Right of the axes, the label of each line at the height of its end or near it, and joined to it in its style."""
-    axes.autoscale_view()  # the limits are known only then
+    axes.autoscale_view()  # the limits are set only then
     ends = []
     for line, style in lines:
         last = int(np.nanargmax(np.where(np.isnan(line.y), np.nan, line.x)))
@@ -191,11 +191,11 @@ def save_figure(figure: "Figure", path: Path) -> None:
     write_file(path, content.getvalue())
 
 
-def estimates(found: Mapping[float, Mapping[str, Any]], label: str = "", style: str = "", scale: float = 1) -> Line:
+def estimates(entries: Mapping[float, Mapping[str, Any]], label: str = "", style: str = "", scale: float = 1) -> Line:
     """The line of a metric along x: x -> its entry in results.json. Around it are +- 2 standard errors."""
-    each = [Estimate.read(entry) for entry in found.values()]
+    each = [Estimate.read(entry) for entry in entries.values()]
     half_width = [scale * (estimate.half_width or 0.0) for estimate in each]
-    return Line([*found], [scale * estimate.mean for estimate in each], label, style, half_width=half_width)
+    return Line([*entries], [scale * estimate.mean for estimate in each], label, style, half_width=half_width)
 
 
 def draw_curve(iterations: Sequence[Mapping[str, Any]], title: str) -> "Figure":
@@ -208,9 +208,9 @@ def draw_curve(iterations: Sequence[Mapping[str, Any]], title: str) -> "Figure":
     outcomes, metrics = parts_of(iterations[0]["curve"][0])
     for name, metric in metrics.items():
         if name in METRICS:  # of one sample
-            found = {n: point[name] for n, point in points.items()}
+            by_samples = {n: point[name] for n, point in points.items()}
             label = f"{metric.label or name}{' (%)' if metric.in_percent else ''}, ± 2 SE"
-            drawn = estimates(found, style="correct", scale=100 if metric.in_percent else 1)
+            drawn = estimates(by_samples, style="correct", scale=100 if metric.in_percent else 1)
             panels.append(Panel(name if panels else title, x, label, [drawn]))
     shares = lines([*points], {name: [100 * point[name] for point in points.values()] for name in outcomes})
     panels.insert(1, Panel("outcomes", x, "share of completions (%)", shares, {"ylim": (-3, 103)}))

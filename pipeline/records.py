@@ -134,7 +134,7 @@ class Task:
         return completion[: min(at for at in (len(completion), *map(completion.find, self.stop)) if at >= 0)]
 
 
-def read_rows(path: Path, kind: type[Record], form: Literal["lines", "growing", "whole"] = "lines") -> list[Record]:
+def read_records(path: Path, kind: type[Record], form: Literal["lines", "growing", "whole"] = "lines") -> list[Record]:
     """The lines of a JSON-lines file as records of `kind`; InputError names file, line and field of the first fault.
 
     form: "growing" for a file that is appended to, and may be missing or end with part of a line, which is left out;
@@ -154,11 +154,11 @@ def read_rows(path: Path, kind: type[Record], form: Literal["lines", "growing", 
             rows.append(adapter.validate_json(line))
         except ValidationError as error:
             where = path if form == "whole" else f"{path}:{number}"
-            raise InputError(f"{where}: {told(error)}") from None
+            raise InputError(f"{where}: {fault_in(error)}") from None
     return rows
 
 
-def told(error: ValueError) -> str:
+def fault_in(error: ValueError) -> str:
     """What is wrong with a record, in a line: the first field that does not fit, or what the error says."""
     text = str(error)
     if isinstance(error, ValidationError):
@@ -209,17 +209,17 @@ def read_split(data: str, split: str, kind: type[Record], configs: Sequence[str]
     """
     if (folder := Path(data)).is_dir():
         if files := sorted((folder / split).glob("**/*.json")):
-            return [read_rows(file, kind, "whole")[0] for file in files]
-        return read_rows(folder / f"{split}.jsonl", kind)
+            return [read_records(file, kind, "whole")[0] for file in files]
+        return read_records(folder / f"{split}.jsonl", kind)
     if not is_hub_name(data):
         raise InputError(f"--data or --test-data {data}: is neither a folder nor a data set on the hub (owner/name)")
-    found = []
+    rows = []
     for line, row in enumerate(from_datasets(data, split, configs), start=1):
         try:
-            found.append(TypeAdapter(kind).validate_python(row))
+            rows.append(TypeAdapter(kind).validate_python(row))
         except ValidationError as error:
-            raise InputError(f"{data} {split}:{line}: {told(error)}") from None
-    return found
+            raise InputError(f"{data} {split}:{line}: {fault_in(error)}") from None
+    return rows
 
 
 def from_datasets(

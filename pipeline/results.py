@@ -22,18 +22,20 @@ from pipeline.settings import Settings
 from pipeline.track import Tell
 
 # iteration -> samples trained on and file of each evaluation; the first is that of the initial model
-Tests = Mapping[int, Sequence[tuple[int, Path]]]
+Evaluations = Mapping[int, Sequence[tuple[int, Path]]]
 
 
 @by_rank_zero
-def publish(folder: Path, settings: Settings, inputs: Inputs, tests: Tests, tell: Tell | None) -> dict[str, Any]:
-    """Evaluate the tests of a run, write results.json and curve.png, and return what the former holds.
+def publish(
+    folder: Path, settings: Settings, inputs: Inputs, evaluations: Evaluations, tell: Tell | None
+) -> dict[str, Any]:
+    """Read the evaluations of a run, write results.json and curve.png, and return what the former holds.
 
     InputError where a file of the run is missing or damaged.
     """
     results, iterations, last = {}, [], None
     if settings.evaluation:
-        last = results["before"] = measure(settings, inputs, tests[1][0][1])
+        last = results["before"] = measure(settings, inputs, evaluations[1][0][1])
     for number in range(1, settings.iterations + 1):
         file = folder / f"iteration-{number}" / "dataset.json"
         counts = read_json(file, "remove it and train.jsonl to make both anew")
@@ -42,7 +44,7 @@ def publish(folder: Path, settings: Settings, inputs: Inputs, tests: Tests, tell
         entry = {"dataset": counts, "training": over_epoch([*steps])}
         if settings.evaluation:
             curve = [{"samples_seen": 0, **last}]
-            for seen, file in tests[number][1:] if number == 1 else tests[number]:
+            for seen, file in evaluations[number][1:] if number == 1 else evaluations[number]:
                 last = measure(settings, inputs, file)
                 curve.append({"samples_seen": seen, **last})
             entry |= {"curve": curve, "after": last}

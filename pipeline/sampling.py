@@ -22,7 +22,7 @@ import torch
 from transformers import DynamicCache, GenerationConfig
 
 from pipeline.models.language_model import LanguageModel
-from pipeline.records import Drawn, Grade, InputError, Problem, Sample, Task, read_rows, to_lines, write_file
+from pipeline.records import Drawn, Grade, InputError, Problem, Sample, Task, read_records, to_lines, write_file
 from pipeline.runtime.processes import by_rank_zero, end_with_others, progress_bar, rank, ranks
 from pipeline.runtime.run_folder import read_checked
 
@@ -116,7 +116,7 @@ def draw_into(
     Completions are in PART.drawn before they are graded. An interrupted call, given again, goes on behind the last
     whole chunk, and grades what it had drawn. The engine is opened where there is something left to draw.
     """
-    ungraded, samples = part.with_name(f"{part.name}.drawn"), read_rows(part, Sample, "growing")
+    ungraded, samples = part.with_name(f"{part.name}.drawn"), read_records(part, Sample, "growing")
     done = len(prompts) if len(samples) == n * len(prompts) else len(samples) // (n * chunk) * chunk
     write_file(part, to_lines(samples[: done * n]))
     with part.open("a", encoding="utf-8") as growing:
@@ -124,7 +124,7 @@ def draw_into(
             if ranks() > 1:
                 end_with_others()
             some = prompts[start : start + chunk]
-            drawn = read_rows(ungraded, Drawn, "growing")
+            drawn = read_records(ungraded, Drawn, "growing")
             if not (drawn and is_of(drawn, some, n)):
                 drawn = draw(some, n, open_engine(), sampling, seed + start * n, description)
                 write_file(ungraded, to_lines(drawn))
@@ -182,8 +182,8 @@ def graded(
             if not (isinstance(grade.reward, Real) and math.isfinite(grade.reward)):
                 raise _Fault(f"returned {grade.reward!r:.80}, where a finite number or a Grade should be")
             if grade.outcome not in task.outcomes:
-                known = f"none of the task's outcomes {task.outcomes}"
-                raise _Fault(f"returned the outcome {grade.outcome!r:.80}, which is {known}")
+                fault = f"none of the task's outcomes {task.outcomes}"
+                raise _Fault(f"returned the outcome {grade.outcome!r:.80}, which is {fault}")
         samples.append(Sample(**dict(one) | {"reward": float(grade.reward), "outcome": grade.outcome}))
     return samples
 
@@ -211,8 +211,8 @@ def named(function: Callable, problem_id: str | None, text: str, seconds: float 
     except InputError:
         raise
     except (_Fault, Exception) as error:
-        [*_, told] = traceback.format_exception_only(error)
-        fault = " ".join(str(error).split()) if isinstance(error, _Fault) else told.strip().partition("\n")[0]
+        [*_, line] = traceback.format_exception_only(error)
+        fault = " ".join(str(error).split()) if isinstance(error, _Fault) else line.strip().partition("\n")[0]
         advice = "mend it, and the same command goes on with what was drawn"
         where = f"problem {problem_id}, completion {text[:80]!r}: {_place(function, error)}"
         raise InputError(f"{where}: {fault}; {advice}") from error

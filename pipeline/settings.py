@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeVar, get_a
 
 import tyro
 
-from pipeline.compose import BASELINES, COMPOSITIONS
+from pipeline.compositions import BASELINES, COMPOSITIONS
 from pipeline.methods import METHODS
 from pipeline.records import InputError, read_text
 from pipeline.runtime.processes import device, ranks

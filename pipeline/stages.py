@@ -28,7 +28,7 @@ from torch import Tensor
 
 import topr
 from pipeline import dataset
-from pipeline.compose import COMPOSITIONS, note_on_signs
+from pipeline.compositions import COMPOSITIONS, note_on_signs
 from pipeline.dataset import Composed, EpochStep, Inputs, epoch_steps, lay_out, read_inputs, to_examples
 from pipeline.epoch import Saver, StepLog, explained, try_longest
 from pipeline.evaluation import Scored, to_scored
@@ -36,7 +36,7 @@ from pipeline.held import Held
 from pipeline.methods import METHODS, Loss
 from pipeline.metrics import START_TOLERANCE, engine_mismatch
 from pipeline.models.language_model import download
-from pipeline.records import Example, Sample, Task, read_rows, write_file
+from pipeline.records import Example, Sample, Task, read_records, write_file
 from pipeline.results import publish, track_evaluation
 from pipeline.runtime.preflight import TOKEN_BYTES, check_room
 from pipeline.runtime.processes import (
@@ -54,7 +54,7 @@ from pipeline.runtime.run_folder import (
     Point,
     held_folder,
     is_there,
-    publish_rows,
+    publish_records,
     read_checked,
     read_json,
     refuse_others,
@@ -129,7 +129,7 @@ class Run:
     times: Times
     held: Held
     tell: Tell | None = None  # the tracker, if there is one
-    tests: dict[int, list[tuple[int, Path]]] = field(default_factory=dict)  # see results.Tests
+    evaluations: dict[int, list[tuple[int, Path]]] = field(default_factory=dict)  # see results.Evaluations
 
     def evaluate(self, iteration: int, point: Point) -> None:
         """Sample from a model on the test problems, or score the held-out samples by it: test-STEP.jsonl.
@@ -149,10 +149,10 @@ class Run:
         elif not is_there(file):
             examples = to_examples(self.inputs.held_out, self._logp(self.inputs.held_out, point.model))
             before = read_checked(here / "test-0.jsonl", Scored) if point.step else None
-            publish_rows(file, to_scored(self.inputs.held_out, examples, before))
+            publish_records(file, to_scored(self.inputs.held_out, examples, before))
         if is_along:
             remove(Path(point.model))
-        self.tests.setdefault(iteration, []).append((point.seen, file))
+        self.evaluations.setdefault(iteration, []).append((point.seen, file))
         if self.tell is not None:
             step = steps_before(self.folder, iteration) + point.step
             track_evaluation(self.tell, settings, self.inputs, file, n, step)
@@ -164,7 +164,7 @@ class Run:
             n = getattr(settings, COMPOSITIONS[settings.composition].draws)
             self._draw(file, self.inputs.train, n, model, settings.seed_of(f"samples {iteration}"), "sampling")
         elif not is_there(file):
-            publish_rows(file, self.inputs.given)
+            publish_records(file, self.inputs.given)
         return read_checked(file, Sample)
 
     def _draw(self, file: Path, prompts: Sequence[Prompt], n: int, model: str, seed: int, description: str) -> None:
@@ -187,9 +187,9 @@ class Run:
                     on_all_ranks(partial(draw_into, part, task, share, n, *drawing, description))
                 if rank() == 0:
                     files = [file.with_name(part) for part in parts]
-                    samples = [sample for part in files for sample in read_rows(part, Sample, "growing")]
+                    samples = [sample for part in files for sample in read_records(part, Sample, "growing")]
                 self.times.counts["sampled tokens"] += sum(len(sample.token_ids) for sample in samples)
-            publish_rows(file, samples)
+            publish_records(file, samples)
         remove(*file.parent.glob(f"{file.name}.part-*"))
 
     def compose(self, iteration: int, samples: list[Sample]) -> Composed:
@@ -228,7 +228,7 @@ class Run:
             steps = len(epoch_steps(rows, settings.batch, settings.micro_batch))
             counts = composed.counts | {"steps": steps, "engine_mismatch": mismatch}
             by_rank_zero(write_file)(file.with_name("dataset.json"), json.dumps(counts, indent=2) + "\n")
-            publish_rows(file, chain(*examples))
+            publish_records(file, chain(*examples))
         return [list(row) for _, row in groupby(read_checked(file, Example), key=attrgetter("row"))]
 
     def _logp(self, rows: Sequence[dataset.Row], model: str) -> list[list[list[float]]]:
@@ -284,7 +284,7 @@ class Run:
         """What the stages' files say, evaluated: results.json, and curve.png; what is there, of a finished run."""
         if self.is_finished:
             return read_json(self.folder / "results.json")
-        return publish(self.folder, self.settings, self.inputs, self.tests, self.tell)
+        return publish(self.folder, self.settings, self.inputs, self.evaluations, self.tell)
 
 
 def signs_note(settings: Settings, before: Sequence[float], after: Sequence[float]) -> str | None:

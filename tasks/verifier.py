@@ -30,7 +30,7 @@ from pydantic import BaseModel
 from pipeline.evaluation import Answers, collect, wins
 from pipeline.own_samples import digest_of
 from pipeline.plots import Panel, draw, estimates, save_figure
-from pipeline.records import OUTCOMES, Drawn, InputError, Outcome, Problem, Sample, Task, read_rows, write_file
+from pipeline.records import OUTCOMES, Drawn, InputError, Outcome, Problem, Sample, Task, read_records, write_file
 from pipeline.report import Estimate, Table
 from pipeline.runtime.preflight import check_machine
 from pipeline.runtime.processes import by_rank_zero, command, on_all_ranks, process_group, rank, ranks
@@ -191,7 +191,7 @@ def given_solutions(settings: VerifierSettings, task: Task) -> dict[str, list[Sa
     known = {(split, problem.id): problem for split, problems in splits.items() for problem in problems}
     known |= {(split, problem.question.strip()): problem for (split, _), problem in known.items()}
     solutions: dict[str, list[str]] = {problem.id: [] for problem in known.values()}
-    for line, row in enumerate(read_rows(file, Solution), start=1):
+    for line, row in enumerate(read_records(file, Solution), start=1):
         name = row.problem_id or (row.question or "").strip()
         found = [known[split, name] for split in splits if row.split in (None, split) and (split, name) in known]
         if len(found) != 1:

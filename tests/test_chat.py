@@ -11,7 +11,7 @@ import train_gsm8k as gsm8k
 from pipeline.dataset import encode
 from pipeline.models.chat import chat_of
 from pipeline.models.language_model import load_model
-from pipeline.records import Example, InputError, Problem, Sample, read_rows
+from pipeline.records import Example, InputError, Problem, Sample, read_records
 from pipeline.sampling import Prompt, SamplingParameters, prompts_of, transformers_engine
 
 SYSTEM = "Answer in one line.\nWrite “The answer is” – and the number, ½ or 7."
@@ -93,14 +93,14 @@ def test_a_run_in_a_chat_and_its_samples_given_back_as_text(folders, tmp_path):
     options = few | {"model": str(folders["llama3"]), "chat": True, "system": system, "shots": 2, "shots_file": shots}
     experiment(tmp_path / "run", iterations=2, **options)
     first, second = (tmp_path / "run" / f"iteration-{i}" for i in (1, 2))
-    samples, tokenizer = read_rows(first / "samples.jsonl", Sample), chat_tokenizer("llama3")
+    samples, tokenizer = read_records(first / "samples.jsonl", Sample), chat_tokenizer("llama3")
     question = f"{shots.read_text()}\nQ: {gsm8k.gsm8k_task(SMALL).train[0].question}\nA:"
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
-    [example] = [e for e in read_rows(first / "train.jsonl", Example) if e.sample == 0]
+    [example] = [e for e in read_records(first / "train.jsonl", Example) if e.sample == 0]
     assert example.prompt_ids == tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
     assert samples[0].prompt == tokenizer.decode(example.prompt_ids)
     prompts = [sample.prompt for sample in samples]  # the model of iteration 1 has the template too
-    assert [sample.prompt for sample in read_rows(second / "samples.jsonl", Sample)] == prompts
+    assert [sample.prompt for sample in read_records(second / "samples.jsonl", Sample)] == prompts
 
     # Those of the first problem as messages. A completion that ended at once has no text to give back.
     rows = [sample.model_dump() | ({"token_ids": None} if sample.completion else {}) for sample in samples]

@@ -7,7 +7,7 @@ import pytest
 from runs import experiment
 
 from pipeline.dataset import choose, compose
-from pipeline.records import Sample, read_rows
+from pipeline.records import Sample, read_records
 from pipeline.settings import Settings
 
 
@@ -67,7 +67,7 @@ def test_iterations_draw_as_many_candidates_each_with_a_seed_of_its_own(tmp_path
     few = {"problems": 2, "test_problems": 1, "curve_points": 1, "max_new_tokens": 32, "batch": 8, "iterations": 2}
     results = experiment(tmp_path, composition="anna_karenina", candidates=6, examples=5, lr=1e-30, **few)
     assert {entry["dataset"]["drawn"]["samples"] for entry in results["iterations"]} == {2 * 6}
-    one, two = (read_rows(tmp_path / f"iteration-{i}" / "samples.jsonl", Sample) for i in (1, 2))
+    one, two = (read_records(tmp_path / f"iteration-{i}" / "samples.jsonl", Sample) for i in (1, 2))
     assert [sample.prompt for sample in one] == [sample.prompt for sample in two]
     assert all(a.completion != b.completion for a, b in zip(one[:4], two, strict=False))
 

@@ -8,7 +8,7 @@ from decimal import Decimal
 import pytest
 
 import train_gsm8k as gsm8k
-from pipeline.records import OUTCOMES, InputError, Sample, Task, read_rows, read_shots, to_lines
+from pipeline.records import OUTCOMES, InputError, Sample, Task, read_records, read_shots, to_lines
 from tasks import math, verifier
 
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "4000"))
@@ -82,12 +82,12 @@ def test_a_file_of_anything_is_read_or_refused_in_a_line(kind, tmp_path):
         for _ in range(rng.randint(0, 2)):
             content[rng.randrange(len(content))] = rng.randrange(256)
         file.write_bytes(bytes(content) + rng.choice([b"", b"\n", b"\r\n", b"\n\n", b"\xef\xbb\xbf", b"\x00"]))
-        found = tried(InputError, read_rows, file, kind, form)
+        found = tried(InputError, read_records, file, kind, form)
         read += found if isinstance(found, list) else []
     assert len(read) > TEXTS / 20
     if kind is Sample:  # what is read can be written, and read again
         file.write_text(to_lines(read), encoding="utf-8")
-        assert read_rows(file, kind) == read
+        assert read_records(file, kind) == read
 
 
 def test_shots_of_anything_are_read_or_refused_in_a_line(tmp_path):

@@ -12,7 +12,7 @@ from helpers import plain_batch, random_examples, tiny_model
 
 import topr
 from pipeline.methods import dpo_loss, ppo_loss
-from pipeline.records import InputError, Sample, read_rows
+from pipeline.records import InputError, Sample, read_records
 
 LOSSES = {name: partial(topr.topr_loss, limits=limits) for name, limits in topr.PRESETS.items()}
 LOSSES |= {"ppo": partial(ppo_loss, eps=0.2), "dpo": partial(dpo_loss, beta=0.1, denominator=4)}
@@ -69,7 +69,7 @@ def test_a_file_with_such_numbers_is_refused_by_line_and_field(tmp_path, field, 
     file = tmp_path / "samples.jsonl"
     file.write_text(f"{json.dumps(ROW)}\n{json.dumps(ROW | {field: marked})}\n".replace('"?"', value))
     with pytest.raises(InputError, match=rf"samples.jsonl:2: (field {field}|Invalid JSON)"):
-        read_rows(file, Sample)
+        read_records(file, Sample)
 
 
 @pytest.mark.parametrize(("name", "place"), [*product(LOSSES, range(3)), *product(WITH_LENGTHS, [3])])

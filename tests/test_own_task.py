@@ -21,7 +21,7 @@ import train_gsm8k as gsm8k
 from examples import judged, strict_format, sums
 from examples.questions import LINES, grade, questions, words
 from pipeline import sampling
-from pipeline.records import Drawn, Grade, InputError, Problem, Sample, Task, read_rows
+from pipeline.records import Drawn, Grade, InputError, Problem, Sample, Task, read_records
 from pipeline.sampling import graded
 from pipeline.settings import Settings
 from pipeline.stages import signs_note
@@ -60,7 +60,7 @@ def test_an_example_of_at_most_40_lines_runs_with_its_rewards(name, grade, votes
     runpy.run_path(str(file), run_name="__main__")
     [folder] = (tmp_path / "runs").iterdir()
     assert folder.name.startswith(f"{file.stem}-laptop")
-    samples, tested = (read_rows(folder / f"iteration-1/{of}.jsonl", Sample) for of in ("samples", "test-0"))
+    samples, tested = (read_records(folder / f"iteration-1/{of}.jsonl", Sample) for of in ("samples", "test-0"))
     assert [(sample.reward, sample.outcome) for sample in samples] == [grade(sample) for sample in samples]
     assert len({sample.outcome for sample in samples}) > 1
     before, printed = json.loads((folder / "results.json").read_text())["before"], capsys.readouterr().out
@@ -244,7 +244,7 @@ def test_completions_of_another_run_are_graded_by_this_run_s_reward(tmp_path, mo
     monkeypatch.setattr(sampling, "draw", lambda *_: pytest.fail("drawn again"))
     results = own_run(tmp_path / "run", lambda *_: 0.5, 0, reuse=tmp_path / "drawn")
     assert results["before"]["reward"] == {"mean": 0.5, "se": 0.0}
-    drawn, graded = (read_rows(tmp_path / run / "iteration-1" / "test-0.jsonl", Sample) for run in ("drawn", "run"))
+    drawn, graded = (read_records(tmp_path / run / "iteration-1" / "test-0.jsonl", Sample) for run in ("drawn", "run"))
     assert [sample.token_ids for sample in drawn] == [sample.token_ids for sample in graded]
 
 

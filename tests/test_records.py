@@ -7,7 +7,7 @@ import pytest
 from runs import contents
 
 import train_gsm8k as gsm8k
-from pipeline.records import InputError, Sample, from_datasets, read_rows, to_lines, write_file
+from pipeline.records import InputError, Sample, from_datasets, read_records, to_lines, write_file
 from pipeline.runtime.run_folder import held_folder, read_json
 
 
@@ -17,7 +17,7 @@ def test_samples_come_back_as_they_were_written_or_as_windows_saves_them(tmp_pat
     rows = [Sample(prompt=text, completion=text, reward=0.1), Sample(prompt="", completion="", reward=-1, **whole)]
     for content in (to_lines(rows), "\ufeff" + to_lines(rows).replace("\n", "\r\n")):
         write_file(tmp_path / "samples.jsonl", content)
-        assert read_rows(tmp_path / "samples.jsonl", Sample) == rows
+        assert read_records(tmp_path / "samples.jsonl", Sample) == rows
 
 
 GOOD = {"prompt": "Q", "completion": " A", "reward": 1}
@@ -40,17 +40,17 @@ def test_a_bad_file_is_named_by_file_line_and_field(tmp_path, content, message):
     content = f"{LINE}\n{json.dumps(GOOD | content)}\n" if isinstance(content, dict) else content
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(InputError, match=f"samples.jsonl{message}") as caught:
-        read_rows(file, Sample)
+        read_records(file, Sample)
     assert "\n" not in str(caught.value)
 
 
 def test_a_file_that_grows_is_read_up_to_its_last_whole_line(tmp_path):
     file = tmp_path / "samples.jsonl"
-    assert read_rows(file, Sample, "growing") == []
+    assert read_records(file, Sample, "growing") == []
     file.write_text(f"{LINE}\n{LINE}\n{LINE[:-9]}")
-    assert len(read_rows(file, Sample, "growing")) == 2
+    assert len(read_records(file, Sample, "growing")) == 2
     with pytest.raises(InputError, match="is a folder"):
-        read_rows(tmp_path, Sample)
+        read_records(tmp_path, Sample)
 
 
 def test_a_problem_without_an_answer_is_named(tmp_path):

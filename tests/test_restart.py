@@ -22,7 +22,7 @@ from torch.distributed.launcher.api import LaunchConfig
 import train_gsm8k as gsm8k
 from pipeline.evaluation import to_table
 from pipeline.models.language_model import collate, load_model
-from pipeline.records import Example, Sample, read_rows
+from pipeline.records import Example, Sample, read_records
 from topr import sequence_logprobs
 
 KILLS = int(os.environ.get("FAULT_KILLS", "4"))
@@ -45,8 +45,8 @@ def test_iterations_sample_from_the_model_that_the_one_before_has_made(run, caps
     assert each == [6, 4, 6]
     assert [point["samples_seen"] for point in first["curve"]] == [0, 48, 96]
     assert first["dataset"]["seed"] != second["dataset"]["seed"]
-    samples = read_rows(folder / "iteration-2" / "samples.jsonl", Sample)
-    trained = read_rows(folder / "iteration-2" / "train.jsonl", Example)
+    samples = read_records(folder / "iteration-2" / "samples.jsonl", Sample)
+    trained = read_records(folder / "iteration-2" / "train.jsonl", Example)
     assert (len(samples), len(trained)) == (128, 96)
     assert sum(example.reward > 0 for example in trained) == second["dataset"]["trained"]["positive"]
     assert all(samples[example.sample].token_ids == example.completion_ids for example in trained)

@@ -21,7 +21,7 @@ from pipeline.epoch import try_longest
 from pipeline.held import ENGINES
 from pipeline.methods import dpo_loss, ppo_loss
 from pipeline.models.language_model import META, load_model
-from pipeline.records import Example, InputError, Sample, read_rows, to_lines
+from pipeline.records import Example, InputError, Sample, read_records, to_lines
 from pipeline.settings import REMOVED, EngineName, Settings
 from pipeline.stages import open_run
 
@@ -125,8 +125,10 @@ def test_every_method_and_option_trains_on_given_samples(finished, tmp_path, cha
 @pytest.mark.parametrize("is_trusted", [False, True])
 def test_log_mu_of_given_samples_is_used_only_if_it_is_trusted(finished, tmp_path, is_trusted):
     """The finished run's samples, with log mu lower by 0.1 a token."""
-    samples = read_rows(finished / SAMPLES, Sample)
-    logmu = {example.sample: [x - 0.1 for x in example.token_logmu] for example in read_rows(finished / TRAIN, Example)}
+    samples = read_records(finished / SAMPLES, Sample)
+    logmu = {
+        example.sample: [x - 0.1 for x in example.token_logmu] for example in read_records(finished / TRAIN, Example)
+    }
     others = [sample.model_copy(update={"token_logmu": logmu[i]}) for i, sample in enumerate(samples)]
     file = tmp_path / "other.jsonl"
     file.write_text(to_lines(others))

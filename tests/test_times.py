@@ -5,7 +5,7 @@ from collections import Counter
 
 from runs import SMALL
 
-from pipeline.records import Sample, read_rows
+from pipeline.records import Sample, read_records
 from pipeline.runtime.processes import Times
 from pipeline.times import note_times, table_of
 
@@ -14,7 +14,7 @@ def test_a_run_counts_what_it_does_and_has_seconds_of_every_stage(run):
     folder = run()
     found = json.loads((folder / "times.json").read_text())
     files = [folder / "iteration-1" / "samples.jsonl", *folder.glob("iteration-1/test-*.jsonl")]
-    tokens = sum(len(sample.token_ids) for file in files for sample in read_rows(file, Sample))
+    tokens = sum(len(sample.token_ids) for file in files for sample in read_records(file, Sample))
     steps = len((folder / "iteration-1" / "metrics.jsonl").read_text().splitlines())
     assert found["counts"] == {"sampled tokens": tokens, "steps": steps}
     assert set(found["seconds"]) == {"starting", "sampling", "scoring", "training", "saving", "other"}

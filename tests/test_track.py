@@ -20,7 +20,7 @@ from runs import experiment
 
 from pipeline import track
 from pipeline.metrics import step_metrics
-from pipeline.records import InputError, Sample, read_rows
+from pipeline.records import InputError, Sample, read_records
 from pipeline.settings import TrackerName
 
 # Two iterations of two steps, with an evaluation after each step.
@@ -141,7 +141,7 @@ def test_a_run_that_was_stopped_is_told_whole(tmp_path, name):
     assert all(str(settings[setting]) == str(config[setting]) for setting in ("method", "lr", "n", "samples"))
     assert len(pictures) == 1
     for file in ("iteration-1/test-0.jsonl", "iteration-2/test-2.jsonl"):
-        for sample in read_rows(folder / file, Sample)[::6]:  # the first of each problem
+        for sample in read_records(folder / file, Sample)[::6]:  # the first of each problem
             text = sample.completion.strip().splitlines()[0]
             assert any(text in table for table in tables), text
 

@@ -10,7 +10,7 @@ import pytest
 
 import train_gsm8k as gsm8k
 from pipeline.evaluation import Answers, collect, wins
-from pipeline.records import InputError, Problem, Sample, read_rows, write_file
+from pipeline.records import InputError, Problem, Sample, read_records, write_file
 from pipeline.settings import TINY, check, intended_ranks
 from tasks import math, verifier
 
@@ -94,10 +94,10 @@ def test_the_numbers_are_those_of_the_files(finished):
     out, results = finished
     assert json.loads((out / "results.json").read_text()) == results
     assert (out / "table2.png").exists()
-    solutions = read_rows(out / "solutions-test" / "iteration-1" / "test-0.jsonl", Sample)
+    solutions = read_records(out / "solutions-test" / "iteration-1" / "test-0.jsonl", Sample)
     steps = json.loads((out / "verifier" / "results.json").read_text())["iterations"][-1]["dataset"]["steps"]
     for row, name in (("base", "iteration-1/test-0.jsonl"), ("topr", f"iteration-2/test-{steps}.jsonl")):
-        verifications = read_rows(out / "verifier" / name, Sample)
+        verifications = read_records(out / "verifier" / name, Sample)
         counts = Counter(verification.outcome for verification in verifications)
         for column, outcome in (("verifier accuracy", "correct"), ("invalid rate", "invalid")):
             assert results["table2"][row][column]["mean"] == pytest.approx(counts[outcome] / (5 * 4 * 2))
@@ -105,7 +105,7 @@ def test_the_numbers_are_those_of_the_files(finished):
         assert f"\nA:{solutions[i // 2].completion}\nCheck:" in verification.prompt
         is_true = verifier.parse_verdict(verification.completion) is (solutions[i // 2].outcome == "correct")
         assert (verification.outcome == "correct", verification.reward) == (is_true, 1.0 if is_true else -1.0)
-    assert len(read_rows(out / "verifier" / "iteration-1" / "samples.jsonl", Sample)) == 6 * 3 * 2
+    assert len(read_records(out / "verifier" / "iteration-1" / "samples.jsonl", Sample)) == 6 * 3 * 2
     assert (len(solutions), len(results["iterations"])) == (5 * 4, 3)
     assert results["iterations"][-1] == results["table2"]["topr"]
     plain = [wins(collect(solutions, gsm8k.gsm8k_task(SMALL)), problem, range(4)) for problem in range(5)]
@@ -136,7 +136,7 @@ def test_a_verifier_of_mathematics(tmp_path):
     own = {"task": "math", "data": str(TINY / "math"), "instruction": verifier.INSTRUCTION}
     results = verifier.run(replace(SMALL, **own, iterations=0, max_new_tokens=8, out=tmp_path / "run"))
     assert results["table2"]["topr"] == results["table2"]["base"]  # nothing was trained
-    [prompt] = {s.prompt for s in read_rows(tmp_path / "run/verifier/iteration-1/test-0.jsonl", Sample)[:2]}
+    [prompt] = {s.prompt for s in read_records(tmp_path / "run/verifier/iteration-1/test-0.jsonl", Sample)[:2]}
     assert prompt.startswith("Check the solution")
 
 
@@ -176,7 +176,9 @@ def elsewhere(finished):
     out, _ = finished
     task = gsm8k.gsm8k_task(SMALL)
     questions = {problem.id: problem.question for problem in task.test}
-    own = {split: read_rows(out / f"solutions-{split}/iteration-1/test-0.jsonl", Sample) for split in ("test", "train")}
+    own = {
+        split: read_records(out / f"solutions-{split}/iteration-1/test-0.jsonl", Sample) for split in ("test", "train")
+    }
     rows = [{"question": questions[one.problem_id], "completion": one.completion} for one in own["test"]]
     return own, rows + [{"problem_id": one.problem_id, "completion": one.completion} for one in own["train"]]
 

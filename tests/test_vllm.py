@@ -20,7 +20,7 @@ from runs import SMALL
 
 import train_gsm8k as gsm8k
 from pipeline.models.language_model import META, load_model
-from pipeline.records import InputError, Sample, read_rows
+from pipeline.records import InputError, Sample, read_records
 from pipeline.sampling import SamplingParameters
 from pipeline.vllm.client import vllm_engine
 
@@ -106,7 +106,7 @@ def test_two_ranks_with_one_engine_lose_the_leader_and_draw_what_one_rank_draws(
     task, sampling = gsm8k.gsm8k_task(settings), SamplingParameters(max_new_tokens=settings.max_new_tokens)
     prompts, seed = [task.prompt(problem) for problem in task.test], settings.seed_of("test 1 0")
     alone = chain(*drawn(vllm, replace(sampling, stop=task.stop), prompts, settings.test_samples, seed))
-    assert [sample.token_ids for sample in read_rows(file, Sample)] == [completion.token_ids for completion in alone]
+    assert [sample.token_ids for sample in read_records(file, Sample)] == [completion.token_ids for completion in alone]
 
 
 @pytest.fixture

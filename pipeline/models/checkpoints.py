@@ -67,9 +67,9 @@ def load_checkpoint(folder: Path, optimizer: torch.optim.Optimizer) -> None:
     state = torch.load(folder / f"rank-{rank()}.pt", map_location=device(), weights_only=True)
     for shard, saved in zip(_local_shards(optimizer), state["weights"], strict=True):
         shard.copy_(saved)
-    for of_weight in state["optimizer"]["state"].values():
-        if torch.is_tensor(of_weight["step"]):
-            of_weight["step"] = of_weight["step"].cpu()  # where AdamW keeps it: on a GPU, each step would wait for it
+    for values in state["optimizer"]["state"].values():
+        if torch.is_tensor(values["step"]):
+            values["step"] = values["step"].cpu()  # where AdamW keeps it: on a GPU, each step would wait for it
     optimizer.load_state_dict(state["optimizer"])
     torch.set_rng_state(state["random"].cpu())
 

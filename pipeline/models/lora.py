@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 
 def add_adapters(model: PreTrainedModel, rank: int, seed: int) -> torch.nn.Module:
-    """The model with adapters in all linear layers but the head, which alone are trained; its own weights are frozen.
+    """The model with adapters in all linear layers but the head. They alone are trained; the weights are frozen.
 
     rank: the rows of A. seed: that of A; the global random state is left as it was. B A is not scaled (ours).
     """
@@ -27,10 +27,10 @@ def merged(model: torch.nn.Module, weights: dict[str, Tensor]) -> dict[str, Tens
 
     The model and its frozen weights stay as they are.
     """
-    own = {name: weight for name, weight in weights.items() if ".lora_" not in name}
+    whole = {name: weight for name, weight in weights.items() if ".lora_" not in name}
     for name, layer in model.named_modules():
         if hasattr(layer, "get_delta_weight"):
             delta = layer.get_delta_weight("default").detach()
             delta = delta.full_tensor() if hasattr(delta, "full_tensor") else delta  # of a sharded model
-            own[f"{name}.base_layer.weight"] = own[f"{name}.base_layer.weight"] + delta.cpu()
-    return {name.removeprefix("base_model.model.").replace(".base_layer", ""): own[name] for name in own}
+            whole[f"{name}.base_layer.weight"] = whole[f"{name}.base_layer.weight"] + delta.cpu()
+    return {name.removeprefix("base_model.model.").replace(".base_layer", ""): whole[name] for name in whole}

@@ -87,9 +87,9 @@ def check_room(settings: Settings, folder: Path, size: Size) -> None:
     faults, fewer = [], f"ask for fewer than {size.drawn:,} training and {size.tested:,} test samples"
     if rank() == 0:
         free = shutil.disk_usage(next(path for path in (folder, *folder.absolute().parents) if path.is_dir())).free
-        own = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        taken = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         needed = disk_needed(settings, size)
-        if free + own < needed:
+        if free + taken < needed:
             fault = f"the run may take {needed / 1e9:,.1f} GB, and the disk has {free / 1e9:,.1f} GB free"
             faults.append(f"{folder}: {fault}: make room, choose another --out, or {fewer}")
     free, needed = free_memory(), memory_needed(settings, size)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FAULT = "fault"  # the key of what ended a rank's work, which all ranks learn when theirs is done
-FAILED, TOLD = "failed", "told"  # keys: ranks that failed alone, and that the first of them has said why
+FAILED, PRINTED = "failed", "printed"  # keys: ranks that failed alone, and that the first of them has printed why
 REQUESTS = (signal.SIGINT, signal.SIGTERM)  # SIGINT is Ctrl-C
 SAME_REQUEST = 3.0  # seconds
 FAULTS = (InputError, ArithmeticError, KeyboardInterrupt, OSError)  # that a user can mend: a line, and no traceback
@@ -116,10 +116,10 @@ def watched() -> Iterator[None]:
 
 
 def _end_if_one_ends(store: "dist.Store", over: threading.Event) -> None:
-    """End this process, whatever it waits for, once another has failed alone and told so in the store of all."""
+    """End this process, whatever it waits for, once another has failed alone and said so in the store of all."""
     with suppress(RuntimeError):  # the store is gone, and the run with it
         while not over.wait(0.5):
-            if store.check([TOLD]):
+            if store.check([PRINTED]):
                 os._exit(1)
 
 
@@ -127,7 +127,7 @@ def _end_if_one_ends(store: "dist.Store", over: threading.Event) -> None:
 def _waiting_group(world: "dist.ProcessGroup") -> "dist.ProcessGroup":
     """All ranks of `world`, which may wait days for each other: one may have hours of samples to draw.
 
-    Training's own collectives keep torch's limit of half an hour, after which a rank that hangs is told.
+    Training's own collectives keep torch's limit of half an hour, after which a rank that hangs is reported.
     """
     import torch.distributed as dist
 
@@ -215,7 +215,7 @@ class Times:
 
 
 def progress_bar(items: Iterable[T], description: str, unit: str, total: int | None = None) -> Iterable[T]:
-    """`items`, with a progress bar on rank zero; where its output is no terminal, it is told every ten seconds."""
+    """`items`, with a progress bar on rank zero; where its output is no terminal, a line every ten seconds."""
     pause = 0.1 if sys.stderr.isatty() else 10.0
     with requests_are_noted():  # of half a bar, the interpreter tells an AttributeError when it collects it
         return tqdm(items, description, total, unit=unit, disable=rank() > 0, delay=pause, mininterval=pause)
@@ -263,22 +263,22 @@ def command(name: str) -> Iterator[None]:
         is_of_memory = type(error).__name__ == "OutOfMemoryError"  # torch's, which a command may not have imported
         distributed = sys.modules.get("torch.distributed")
         is_joined = distributed is not None and distributed.is_initialized()  # and not destroyed
-        is_told = (isinstance(error, FAULTS) or is_of_memory) and "--debug" not in sys.argv
+        is_for_user = (isinstance(error, FAULTS) or is_of_memory) and "--debug" not in sys.argv
         if ranks() > 1 and not isinstance(error, SharedError | SharedStop | SystemExit) and is_joined:
-            fault = line_of(error) if is_told else f"\n{''.join(traceback.format_exception(error))}"
+            fault = line_of(error) if is_for_user else f"\n{''.join(traceback.format_exception(error))}"
             _end_alone(f"{name}: rank {rank()}: {fault}")
-        if not is_told:
+        if not is_for_user:
             raise
         # A machine's first process prints what all share; every process prints a fault of its own disk.
         is_mine = isinstance(error, OSError) or os.environ.get("LOCAL_RANK", "0") == "0"
-        if not is_mine:  # were this one to end before the first, torchrun would end that before it has told
+        if not is_mine:  # were this one to end before the first, torchrun would end that before it has printed
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(SAME_REQUEST)
         sys.exit(f"{name}: {line_of(error)}" if is_mine else 1)
 
 
 def line_of(error: BaseException) -> str:
-    """What a user is told of an error, without the command's name.
+    """An error as a line for the user, without the command's name.
 
     >>> line_of(KeyboardInterrupt())
     'stopped; what is done is kept, and the same command goes on'
@@ -287,15 +287,15 @@ def line_of(error: BaseException) -> str:
     return f"{error}; {kept}" if isinstance(error, OSError) else str(error) or f"stopped; {kept}"
 
 
-def _end_alone(told: str) -> NoReturn:
+def _end_alone(message: str) -> NoReturn:
     """End this process at once, and the others with it. Only the first that fails says why: others fail of its end.
 
     A usual exit would wait for collectives that the others never join.
     """
-    with suppress(RuntimeError):  # the store is gone: another has ended, which told
+    with suppress(RuntimeError):  # the store is gone: another has ended, and printed why
         if _store().add(FAILED, 1) == 1:
-            print(told, file=sys.stderr, flush=True)
+            print(message, file=sys.stderr, flush=True)
             if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # what torchrun prints last
-                Path(file).write_text(json.dumps({"message": told}))
-            _store().set(TOLD, "")
+                Path(file).write_text(json.dumps({"message": message}))
+            _store().set(PRINTED, "")
     os._exit(1)

@@ -20,7 +20,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.records import InputError, Record, read_rows, to_lines, write_file
+from pipeline.records import InputError, Record, read_records, to_lines, write_file
 from pipeline.runtime.processes import by_rank_zero, on_all_ranks, ranks
 
 FORMAT = 3  # of a run's files; 1 had log mu in samples.jsonl, 2 more options in config.json
@@ -35,7 +35,7 @@ def is_there(file: Path) -> bool:
 
 
 @by_rank_zero
-def publish_rows(file: Path, rows: Iterable[Any]) -> None:
+def publish_records(file: Path, rows: Iterable[Any]) -> None:
     """Write rows to the file of a stage, and note its checksum.
 
     Crash-safe: a file that is there always matches a checksum that is noted.
@@ -109,13 +109,13 @@ def _check_shared(path: Path) -> None:
 
 def refuse_others(folder: Path, config: dict[str, Any], fault: str, advice: str) -> None:
     """InputError unless folder/config.json has the settings of `config` and the present form of files."""
-    known, config = read_json(folder / "config.json", advice), json.loads(json.dumps(config, default=str))
-    if known.get("format") != FORMAT:
+    there, config = read_json(folder / "config.json", advice), json.loads(json.dumps(config, default=str))
+    if there.get("format") != FORMAT:
         raise InputError(f"{folder}: holds a run of another version of this project, with other files; {advice}")
-    differing = [name for name in config if known.get(name) != config[name]]
+    differing = [name for name in config if there.get(name) != config[name]]
     if differing:
-        told = ", ".join(f"{name} = {known.get(name)!r} there and {config[name]!r} here" for name in differing)
-        raise InputError(f"{folder}: {fault} ({told}); {advice}")
+        values = ", ".join(f"{name} = {there.get(name)!r} there and {config[name]!r} here" for name in differing)
+        raise InputError(f"{folder}: {fault} ({values}); {advice}")
 
 
 def read_json(file: Path, advice: str = "remove it to make it anew") -> Any:
@@ -134,23 +134,23 @@ def read_json(file: Path, advice: str = "remove it to make it anew") -> Any:
 
 
 def read_checked(file: Path, kind: type[Record]) -> list[Record]:
-    """The rows of a file that `publish_rows` wrote; InputError if it has changed, or as `read_rows` raises it."""
+    """The rows of a file that `publish_records` wrote; InputError if it has changed, or as `read_records` raises it."""
     sums = file.with_name(SUMS)
-    known = sums.read_text(encoding="utf-8").splitlines() if sums.exists() else []
-    if file.exists() and f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}" not in known:
+    lines = sums.read_text(encoding="utf-8").splitlines() if sums.exists() else []
+    if file.exists() and f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}" not in lines:
         advice = "remove it, and the same command makes it anew"
         raise InputError(f"{file}: is damaged, it is not what was written there; {advice}")
-    return read_rows(file, kind)
+    return read_records(file, kind)
 
 
 @by_rank_zero
 def check_folder(folder: Path) -> None:
     """InputError if a file of a folder with checksums is missing or has changed."""
-    found = digests(folder)
+    digest_of = digests(folder)
     for line in (folder / SUMS).read_text(encoding="utf-8").splitlines():
         name = line[66:]
-        if found.get(name) != line[:64]:
-            fault = "is damaged" if name in found else "is missing"
+        if digest_of.get(name) != line[:64]:
+            fault = "is damaged" if name in digest_of else "is missing"
             raise InputError(f"{folder / name}: {fault}; remove {folder}, and the same command goes on before it")
 
 
@@ -158,8 +158,8 @@ def digests(folder: Path) -> dict[str, str]:
     """SHA-256 of the files in `folder` and below it, by name; several at a time: 32 GB would take half a minute."""
     files = [file for file in folder.rglob("*") if file.is_file() and file != folder / SUMS]
     with ThreadPoolExecutor() as threads:
-        digest_of = dict(zip(files, threads.map(_digest, files), strict=True))
-    return {name: digest_of[folder / name] for name in sorted(str(file.relative_to(folder)) for file in files)}
+        digest_at = dict(zip(files, threads.map(_digest, files), strict=True))
+    return {name: digest_at[folder / name] for name in sorted(str(file.relative_to(folder)) for file in files)}
 
 
 def _digest(file: Path) -> str:

@@ -103,8 +103,8 @@ def vllm_engine(model: str, lm: LanguageModel, longest: int, settings: Settings,
 
 def _environment(gpus: int) -> dict[str, str]:
     """This process's own, without torchrun's variables, which vLLM would take for its own, and the GPUs to see."""
-    of_torchrun = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC", "TORCH_NCCL")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(of_torchrun)}
+    torchrun_names = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC", "TORCH_NCCL")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(torchrun_names)}
     if torch.cuda.is_available():
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
         first = int(os.environ.get("LOCAL_RANK", 0))

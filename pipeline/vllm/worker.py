@@ -48,7 +48,7 @@ def _plain(completion: "vllm.CompletionOutput") -> dict:  # noqa: F821
     pairs = zip(completion.token_ids, completion.logprobs, strict=True)
     return {
         "token_ids": list(completion.token_ids),
-        "token_logmu_engine": [round(known[token].logprob, 7) for token, known in pairs],
+        "token_logmu_engine": [round(logprobs[token].logprob, 7) for token, logprobs in pairs],
         "finish_reason": completion.finish_reason,
     }
 

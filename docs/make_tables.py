@@ -133,16 +133,16 @@ def in_numbers(name: str) -> str:
 
 def headline() -> str:
     """Where TOPR and others end in Figure 1, each at its best learning rate, and what negatives add on the map."""
-    found, naive = load("fig1"), "naive REINFORCE"
-    rates = {name: best_rate(of) for name, of in found["learning_rates"].items()}
+    figure, naive = load("fig1"), "naive REINFORCE"
+    rates = {name: best_rate(of) for name, of in figure["learning_rates"].items()}
     wanted = (("topr", "TOPR"), ("sft", "SFT on positives"), ("reinforce", naive), ("reinforce", "TOPR"))
     keys = [f"{called(method, float(rates[name]))}: correct at the end" for method, name in wanted]
-    topr, sft, own, there = (Estimate(**found["shares"][key]).text(100, unit=" %", within=(0, 1)) for key in keys)
+    topr, sft, best, at_topr_s = (Estimate(**figure["shares"][key]).text(100, unit=" %", within=(0, 1)) for key in keys)
     gains = [Estimate(**gain).text(100, unit=" points") for gain in load("map")["shares"].values()]
     return (
         f"With the best rate for each, TOPR ends at {topr} ({rates['TOPR']}), positives alone at {sft} "
-        f"({rates['SFT on positives']}) and {naive} at {own} ({rates[naive]}), but at {there} at TOPR's rate "
-        f"([Figure 1](results/README.md#figure-1)). Over 13 bases and settings negatives add {gains[0]} to "
+        f"({rates['SFT on positives']}) and {naive} at {best} ({rates[naive]}). At TOPR's rate {naive} ends "
+        f"at {at_topr_s} ([Figure 1](results/README.md#figure-1)). Over 13 bases and settings negatives add {gains[0]} to "
         f"positives alone. With `--effective-proportion 0.7` they add {gains[1]} ([map](results/map.md))."
     )
 

@@ -70,7 +70,7 @@ class Settings:
     columns: tuple[str, ...] = ()
     """FIELD=COLUMN ...: where --samples and --held-out have fields under other names, reward=A+B for a sum (ours)"""
     held_out: str | None = None
-    """samples, not among --samples, whose log-probabilities are measured in place of test problems (ours)"""
+    """evaluate on the log-probabilities of these samples instead of on test problems; do not train on them (ours)"""
     evaluation: bool = True  # --no-evaluation trains on --samples and measures nothing (ours)
     trust_logmu: bool = False
     """take token_logmu of --samples for log mu; the check that pi = mu at the first step is skipped (ours)"""

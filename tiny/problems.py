@@ -282,3 +282,17 @@ def sums(completion: str) -> list[bool]:
         (sign != "/" or int(right) > 0) and max(OPERATIONS[sign](int(left), int(right)), 0) == int(result)
         for left, sign, right, result in EXPRESSION.findall(completion)
     ]
+
+
+def kind_of(completion: str, is_right: bool, answer: object) -> str:
+    """What is wrong with a completion; answer: what is read of it, None where nothing is.
+
+    >>> texts = [f" 2 + 3 = {x} figs. The answer is {x}." for x in (5, 6)]  # where 2 * 3 figs were asked for
+    >>> [kind_of(text, False, text[-2:-1]) for text in texts], kind_of(texts[1], True, "6"), kind_of(" 2 + 3", False, None)
+    (['wrong plan', 'wrong sum'], 'right', 'no answer')
+    """
+    if is_right:
+        return "right"  # whatever precedes the answer
+    if answer is None:
+        return "no answer"
+    return "wrong plan" if all(sums(completion)) else "wrong sum"

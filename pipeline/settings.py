@@ -50,6 +50,7 @@ Finite = Annotated[float, Range(-LARGEST, LARGEST, "must be finite")]
 
 REMOVED = {  # options of earlier versions, and what to do instead
     "--completions-per-row": "leave it out: each completion is a row of its own",
+    "--solutions": "leave it out: --generator writes the solutions",
     "--sliced-head": "leave it out; a smaller --micro-batch or --gradient-checkpointing saves memory",
 }
 

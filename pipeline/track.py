@@ -84,11 +84,11 @@ def wandb(folder: Path, settings: Mapping[str, Any]) -> Library:
     """A run of wandb; offline, with WANDB_MODE=offline, its files are in the run's own folder."""
     import wandb
 
-    kept, project = folder / "wandb.id", os.environ.get("WANDB_PROJECT", "topr")
+    kept = folder / "wandb.id"
     if not kept.exists():  # else the run goes on after a stop, under its old name
         write_file(kept, uuid.uuid4().hex)
-    own = kept.read_text(encoding="utf-8")
-    run = wandb.init(project=project, name=folder.name, id=own, resume="allow", dir=str(folder), config=dict(settings))
+    names = {"project": os.environ.get("WANDB_PROJECT", "topr"), "name": folder.name, "id": kept.read_text("utf-8")}
+    run = wandb.init(**names, resume="allow", dir=str(folder), config=dict(settings))
     # wandb's own steps must grow; an evaluation comes after later steps.
     run.define_metric("*", step_metric="step")
 

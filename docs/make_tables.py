@@ -142,8 +142,8 @@ def headline() -> str:
     return (
         f"With the best rate for each, TOPR ends at {topr} ({rates['TOPR']}), positives alone at {sft} "
         f"({rates['SFT on positives']}) and {naive} at {best} ({rates[naive]}). At TOPR's rate {naive} ends "
-        f"at {at_topr_s} ([Figure 1](results/README.md#figure-1)). Over 13 bases and settings negatives add {gains[0]} to "
-        f"positives alone. With `--effective-proportion 0.7` they add {gains[1]} ([map](results/map.md))."
+        f"at {at_topr_s} ([Figure 1](results/README.md#figure-1)). Over 13 bases and settings negatives add {gains[0]} "
+        f"to positives alone. With `--effective-proportion 0.7` they add {gains[1]} ([map](results/map.md))."
     )
 
 

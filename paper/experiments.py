@@ -5,7 +5,7 @@ All sizes of LAPTOP and QUICK are ours; PAPER has the paper's values.
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -244,11 +244,16 @@ class Study:
     def publish(self, name: str, command: str, out: Path) -> None:
         """Write NAME.json and NAME.png into `out`, and print the numbers worth a sentence."""
         file, figure = out / f"{name}.json", self.read()
-        runs = {run.settings.out: run.cost for run in (*self.of_rates.values(), *self.runs.values())}
+        costs = [*{run.settings.out: run.cost for run in (*self.of_rates.values(), *self.runs.values())}.values()]
         tried = {RATED[n].name: {f"{rate:g}": share for rate, share in of.items()} for n, of in self.tried.items()}
         content = {
             "figure": name,
-            **provenance(command, {*self.seeds, *(seed for _, seed in self.runs)}, [*runs.values()]),
+            "command": command,
+            "seeds": sorted({*self.seeds, *(seed for _, seed in self.runs)}),
+            "runs": len(costs),
+            "core_minutes": round(sum(cost["seconds"] for cost in costs) / 60, 1),
+            "commits": sorted({cost["commit"] for cost in costs}),
+            "versions": costs[0]["versions"] if costs else {},
             "learning_rates": tried,
             "shares": {what: value._asdict() for what, value in figure.shares.items()},
             "numbers": {what: value._asdict() for what, value in figure.numbers.items()},
@@ -262,15 +267,3 @@ class Study:
     def redraw(self, file: Path) -> None:
         """Draw NAME.png from the numbers of NAME.json."""
         save_figure(draw(self.panels(json.loads(read_text(file))["data"])), file.with_suffix(".png"))
-
-
-def provenance(command: str, seeds: Iterable[int], costs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How a file of results was made: by which command, seeds and runs; costs: each run's, as Finished.cost has it."""
-    return {
-        "command": command,
-        "seeds": sorted({*seeds}),
-        "runs": len(costs),
-        "core_minutes": round(sum(cost["seconds"] for cost in costs) / 60, 1),
-        "commits": sorted({cost["commit"] for cost in costs}),
-        "versions": costs[0]["versions"] if costs else {},
-    }

@@ -27,7 +27,7 @@ Preset = Literal["laptop", "single-gpu", "paper"]
 EngineName = Literal["hf", "vllm"]  # a test says that held.ENGINES has the same
 OptimizerName = Literal["adamw", "adafactor", "sgd"]
 Compute = Literal["float32", "bfloat16"]
-TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
+TrackerName = Literal["tensorboard", "wandb"]
 
 
 class Range(NamedTuple):
@@ -50,6 +50,7 @@ Finite = Annotated[float, Range(-LARGEST, LARGEST, "must be finite")]
 
 REMOVED = {  # options of earlier versions, and what to do instead
     "--completions-per-row": "leave it out: each completion is a row of its own",
+    "--solutions": "leave it out: --generator writes the solutions",
     "--sliced-head": "leave it out; a smaller --micro-batch or --gradient-checkpointing saves memory",
 }
 
@@ -145,7 +146,7 @@ class Settings:
     seed: int = 0  # seed of everything that is drawn
     out: Path | None = None  # folder to write into; default: runs/PRESET and the settings that differ from the preset's
     track: TrackerName | None = None
-    """tensorboard, wandb, trackio or mlflow shows the run while it goes on; to be installed (ours)"""
+    """tensorboard or wandb shows the run while it goes on; to be installed (ours)"""
     reuse: Path | None = None
     """folder of another run: copy what the initial model has drawn there, with the same sampling settings (ours)"""
 

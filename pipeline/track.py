@@ -1,4 +1,4 @@
-"""Trackers: a run's settings, steps, evaluations, completions and picture in TensorBoard, wandb, trackio or MLflow.
+"""Trackers: a run's settings, steps, evaluations, completions and picture in TensorBoard or wandb.
 
 A library is imported only if --track names it. A step is one of the optimiser's, counted over all iterations. A run
 that goes on after a stop goes on under its old name; what it does again it tells again.
@@ -7,7 +7,6 @@ that goes on after a stop goes on under its old name; what it does again it tell
 import json
 import os
 import uuid
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,13 +60,6 @@ def _named(name: str, advice: str) -> Iterator[None]:
         raise InputError(f"--track {name}: {reason} ({advice})") from error
 
 
-def _kept(file: Path, new: str) -> str:
-    """The run's name in its tracker, which a file keeps for the case that it goes on after a stop."""
-    if not file.exists():
-        write_file(file, new)
-    return file.read_text(encoding="utf-8")
-
-
 def tensorboard(folder: Path, settings: Mapping[str, Any]) -> Library:
     """Event files in the run's own folder. A table is text in Markdown."""
     from matplotlib.image import imread
@@ -92,53 +84,19 @@ def wandb(folder: Path, settings: Mapping[str, Any]) -> Library:
     """A run of wandb; offline, with WANDB_MODE=offline, its files are in the run's own folder."""
     import wandb
 
-    own, project = _kept(folder / "wandb.id", uuid.uuid4().hex), os.environ.get("WANDB_PROJECT", "topr")
-    run = wandb.init(project=project, name=folder.name, id=own, resume="allow", dir=str(folder), config=dict(settings))
+    kept = folder / "wandb.id"
+    if not kept.exists():  # else the run goes on after a stop, under its old name
+        write_file(kept, uuid.uuid4().hex)
+    names = {"project": os.environ.get("WANDB_PROJECT", "topr"), "name": folder.name, "id": kept.read_text("utf-8")}
+    run = wandb.init(**names, resume="allow", dir=str(folder), config=dict(settings))
     # wandb's own steps must grow; an evaluation comes after later steps.
     run.define_metric("*", step_metric="step")
-    log = _log(wandb, lambda values, step: run.log(values | {"step": step}))
-    return log, lambda is_done: run.finish(exit_code=0 if is_done else 1)
-
-
-def trackio(folder: Path, settings: Mapping[str, Any]) -> Library:
-    """A run of trackio, whose interface is wandb's; by default in the user's own cache, with TRACKIO_DIR elsewhere."""
-    import trackio
-
-    own = _kept(folder / "trackio.id", f"{folder.name}-{uuid.uuid4().hex[:8]}")
-    run = trackio.init(project="topr", name=own, resume="allow", config=dict(settings))
-    return _log(trackio, run.log), lambda is_done: run.finish()
-
-
-def _log(library: Any, log: Callable[[dict[str, Any], int], None]) -> Add:
-    """What tells values by `log`, tables and pictures as the classes that wandb and trackio have for them."""
 
     def add(numbers: dict[str, float], tables: dict[str, Table], pictures: dict[str, Path], step: int) -> None:
-        shown = {name: library.Table(columns=[*table.head], data=[*table.rows]) for name, table in tables.items()}
-        log(numbers | shown | {name: library.Image(str(file)) for name, file in pictures.items()}, step)
+        shown = {name: wandb.Table(columns=[*table.head], data=[*table.rows]) for name, table in tables.items()}
+        run.log(numbers | shown | {name: wandb.Image(str(file)) for name, file in pictures.items()} | {"step": step})
 
-    return add
-
-
-def mlflow(folder: Path, settings: Mapping[str, Any]) -> Library:
-    """A run of MLflow, where MLFLOW_TRACKING_URI says or in the folder where the command was given."""
-    import mlflow
-
-    file = folder / "mlflow.id"
-    mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "topr"))
-    run = mlflow.start_run(run_id=file.read_text() if file.exists() else None, run_name=folder.name)
-    _kept(file, run.info.run_id)
-    mlflow.log_params(dict(settings))
-
-    def add(numbers: dict[str, float], tables: dict[str, Table], pictures: dict[str, Path], step: int) -> None:
-        for name, table in tables.items():
-            columns = dict(zip(table.head, map(list, zip(*table.rows, strict=True)), strict=True))
-            with warnings.catch_warnings(category=DeprecationWarning, action="ignore"):  # of pandas 3
-                mlflow.log_table(columns, f"{name}.json")
-        for file in pictures.values():
-            mlflow.log_artifact(str(file))
-        mlflow.log_metrics({name.replace("@", "-at-"): value for name, value in numbers.items()}, step=step)
-
-    return add, lambda is_done: mlflow.end_run("FINISHED" if is_done else "KILLED")
+    return add, lambda is_done: run.finish(exit_code=0 if is_done else 1)
 
 
-LIBRARIES = {"tensorboard": tensorboard, "wandb": wandb, "trackio": trackio, "mlflow": mlflow}
+LIBRARIES = {"tensorboard": tensorboard, "wandb": wandb}

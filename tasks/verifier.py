@@ -2,7 +2,6 @@
 
     python -m tasks.verifier                             # tiny problems, tiny models: four minutes on two cores
     python -m tasks.verifier --problems 64 --train-solutions 4 --verifications 8 --seed 1
-    python -m tasks.verifier --solutions FILE            # solutions made elsewhere
     torchrun --nproc-per-node 8 -m tasks.verifier paper  # MATH, on eight GPUs
 
 A generator solves each problem several times, and the verifier writes several verifications of each solution. The
@@ -25,17 +24,14 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import tyro
-from pydantic import BaseModel
 
 from pipeline.evaluation import Answers, collect, wins
-from pipeline.own_samples import digest_of
 from pipeline.plots import Panel, draw, estimates, save_figure
-from pipeline.records import OUTCOMES, Drawn, InputError, Outcome, Problem, Sample, Task, read_records, write_file
+from pipeline.records import OUTCOMES, InputError, Outcome, Problem, Sample, Task, write_file
 from pipeline.report import Estimate, Table
 from pipeline.runtime.preflight import check_machine
 from pipeline.runtime.processes import by_rank_zero, command, on_all_ranks, process_group, rank, ranks
 from pipeline.runtime.run_folder import held_folder, read_checked
-from pipeline.sampling import graded
 from pipeline.settings import TINY, Count, Settings, Several, check, check_engine_gpus, read_settings
 from tasks.math import PRESETS as MATH_PRESETS
 from tasks.math import math_task
@@ -102,8 +98,6 @@ class VerifierSettings(Settings):
     problems: Count = 256  # training problems, the first ones (ours; paper: all)
     generator_gpus: Count = 1
     """GPUs that an engine of the generator spans, in place of --engine-gpus (ours; a 70B model in bfloat16 needs 4)"""
-    solutions: Path | None = None
-    """file of solutions made elsewhere; for a split that it has, the generator draws none (ours)"""
     train_solutions: Several = 4  # solutions of each training problem (ours; paper, Section 4.4: 16)
     n: Annotated[Count, tyro.conf.arg(name="verifications")] = 4
     """verifications of each training solution (paper, Section 4.4)"""
@@ -112,10 +106,6 @@ class VerifierSettings(Settings):
     test_samples: Several = 4  # verifications of each test solution, whose mean is its weight (paper, Section 4.4)
     instruction: str | None = None
     """instruction before the question (ours; default: none for models of tiny/, which were trained on the form)"""
-
-    def record(self, **digests: str | None) -> dict:
-        """What a run is, for config.json, with a hash of the solutions that it was given."""
-        return super().record(**digests) | {"solutions_sha256": digest_of(self.solutions) if self.solutions else None}
 
 
 PRESETS = {
@@ -160,57 +150,13 @@ def run(settings: VerifierSettings) -> dict:
     with ExitStack() as stack:
         if ranks() > 1 or settings.compute != "float32":
             stack.enter_context(process_group(alone=True))  # one for all three runs
-        given = on_all_ranks(lambda: given_solutions(settings, task))
-        models = (settings.generator, settings.model) if len(given) < 2 else (settings.model,)
+        models = settings.generator, settings.model
         on_all_ranks(lambda: [load_model(model, META, settings) for model in models])  # before anything is written
         stack.enter_context(held_folder(settings.out, settings.record()))
-        train, test = (given.get(split) or solve(settings, task, split) for split in ("train", "test"))
+        train, test = (solve(settings, task, split) for split in ("train", "test"))
         own = replace(settings, out=settings.out / "verifier")
         found = experiment(own, verifier_task(settings, task, train, test))
         return publish_table2(settings, task, test, found)
-
-
-class Solution(BaseModel, extra="forbid", strict=True):
-    """A line of --solutions. problem_id or question names the problem; split tells one that both splits have."""
-
-    problem_id: str | None = None
-    question: str | None = None
-    split: Literal["train", "test"] | None = None
-    completion: str
-
-
-def given_solutions(settings: VerifierSettings, task: Task) -> dict[str, list[Sample]]:
-    """The solutions of --solutions for each split that it has, graded, in the order of the problems.
-
-    InputError names a line whose problem is none of the run's, and a test problem without its --test-solutions: all of
-    them vote. Of training problems there may be any number of solutions.
-    """
-    if settings.solutions is None:
-        return {}
-    file, splits = settings.solutions, {"train": task.train, "test": task.test}
-    known = {(split, problem.id): problem for split, problems in splits.items() for problem in problems}
-    known |= {(split, problem.question.strip()): problem for (split, _), problem in known.items()}
-    solutions: dict[str, list[str]] = {problem.id: [] for problem in known.values()}
-    for line, row in enumerate(read_records(file, Solution), start=1):
-        name = row.problem_id or (row.question or "").strip()
-        found = [known[split, name] for split in splits if row.split in (None, split) and (split, name) in known]
-        if len(found) != 1:
-            none = "is none of the run's problems; see --data, --problems and --test-problems"
-            fault = "is in both splits; give its split" if found else none
-            raise InputError(f"{file}:{line}: problem {name[:60]!r}: {fault}")
-        solutions[found[0].id].append(row.completion)
-    voting = {problem.id: len(solutions[problem.id]) for problem in task.test}
-    for name, count in voting.items():
-        if any(voting.values()) and count != settings.test_solutions:
-            each = f"--test-solutions {settings.test_solutions} must be there of each of the --test-problems"
-            raise InputError(f"{file}: problem {name} has {count} solutions; {each}")
-    given = {}
-    for split, problems in splits.items():
-        solved = [(problem, text) for problem in problems for text in solutions[problem.id]]
-        drawn = [Drawn(problem_id=problem.id, prompt=task.prompt(problem), completion=text) for problem, text in solved]
-        if drawn:
-            given[split] = graded(task, drawn, [problem for problem, _ in solved])
-    return given
 
 
 def solve(settings: VerifierSettings, task: Task, split: str) -> list[Sample]:

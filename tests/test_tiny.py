@@ -1,7 +1,6 @@
 """tiny/: its problems are sound, its files are those that make.py writes, its models are as good as they should be."""
 
 import random
-import re
 from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -103,9 +102,9 @@ def test_plans_and_endings_are_wrong_as_often_as_the_teacher_is_told():
     assert all(len(set(plans)) == len(plans) >= 3 for plans in problems.PLANS.values())
 
 
-@pytest.mark.parametrize(("wordings", "sentences", "texts"), [(1, True, 1), (3, False, 7.8), (8, True, 8)])
-def test_a_worded_solution_keeps_the_numbers_of_its_plan(wordings, sentences, texts):
-    rng, noise, distinct = random.Random(0), problems.Noise(wordings=wordings, sentences=sentences), []
+@pytest.mark.parametrize(("wordings", "texts"), [(1, 1), (3, 7.8), (8, 8)])
+def test_a_worded_solution_keeps_the_numbers_of_its_plan(wordings, texts):
+    rng, noise, distinct = random.Random(0), problems.Noise(wordings=wordings), []
     for _ in range(300):
         problem = problems.draw_problem(rng)
         solution, answer = problems.solve(problem)
@@ -114,14 +113,9 @@ def test_a_worded_solution_keeps_the_numbers_of_its_plan(wordings, sentences, te
         for text in worded:
             assert [(*sorted((x, y)), sign, z) for x, sign, y, z in problems.EXPRESSION.findall(text)] == plain
             assert gsm8k.parse_answer(text) == answer
-            assert len(re.findall(r"[.?]", text)) >= len(plain) * (3 if sentences else 1) + 1
+            assert text.count(".") >= len(plain) + 1
         distinct.append(len(set(worded)))
     assert np.mean(distinct) == pytest.approx(texts, abs=0.2)  # of eight
-
-
-def test_sizes_are_what_their_names_say(lm):
-    counts = {size: make.make_model(lm.tokenizer, 0, size).num_parameters() for size in make.SIZES}
-    assert counts == pytest.approx({size: 1e6 * float(size[:-1]) for size in counts}, rel=0.06)
 
 
 @pytest.mark.slow

@@ -148,7 +148,6 @@ def test_a_verifier_of_mathematics(tmp_path):
         ({"generator": "nowhere"}, "--model nowhere: is neither"),
         ({"dry_run": True}, "--dry-run: "),
         ({"samples": Path("file")}, "--samples and --reuse"),
-        ({"solutions": Path("nowhere")}, "nowhere: no such file"),
         ({"engine": "hf", "generator_gpus": 2}, "--generator-gpus 2: is for --engine vllm"),
         ({"data": "single"}, "1 test problem: has no interval"),
     ],
@@ -161,66 +160,6 @@ def test_what_is_refused(changes, message, tmp_path, monkeypatch):
     with pytest.raises(InputError, match=message):
         verifier.run(replace(SMALL, out=tmp_path / "run", **changes))
     assert not (tmp_path / "run").exists()
-
-
-def given(folder, rows, **changes):
-    """Settings of a run on a file of solutions."""
-    file = folder / "solutions.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return replace(SMALL, solutions=file, out=folder / "run", **changes)
-
-
-@pytest.fixture(scope="module")
-def elsewhere(finished):
-    """The finished run's solutions as others may bring them: those of test by question, those of training by id."""
-    out, _ = finished
-    task = gsm8k.gsm8k_task(SMALL)
-    questions = {problem.id: problem.question for problem in task.test}
-    own = {
-        split: read_records(out / f"solutions-{split}/iteration-1/test-0.jsonl", Sample) for split in ("test", "train")
-    }
-    rows = [{"question": questions[one.problem_id], "completion": one.completion} for one in own["test"]]
-    return own, rows + [{"problem_id": one.problem_id, "completion": one.completion} for one in own["train"]]
-
-
-def test_solutions_made_elsewhere_are_graded_and_verified_as_own_ones(finished, elsewhere, tmp_path):
-    own, rows = elsewhere
-    settings = given(tmp_path, rows, generator="nowhere", iterations=0)
-    found = verifier.given_solutions(settings, gsm8k.gsm8k_task(settings))
-    for split, samples in own.items():
-        alike = {"token_ids": None, "finish_reason": "stop"}
-        assert found[split] == [sample.model_copy(update=alike) for sample in samples]
-    assert verifier.run(settings)["table2"]["no verifier"] == finished[1]["table2"]["no verifier"]
-    assert not list((tmp_path / "run").glob("solutions-*"))
-    settings.solutions.write_text(settings.solutions.read_text() + "\n")
-    with pytest.raises(InputError, match="solutions_sha256"):
-        verifier.run(settings)
-    of_training = given(tmp_path, [row for row in rows if "problem_id" in row])
-    assert list(verifier.given_solutions(of_training, gsm8k.gsm8k_task(settings))) == ["train"]  # the others are drawn
-
-
-def test_solutions_that_do_not_fit_are_refused(tmp_path):
-    question, right = gsm8k.gsm8k_task(SMALL).train[0].question, {"problem_id": "test-1", "completion": "!"}
-    none = "is none of the run's problems"
-    for rows, fault in (
-        ([right, {"completion": "!"}], f":2: problem '': {none}"),
-        ([{"question": question, "split": "test", "completion": "!"}], f":1: problem .* {none}"),
-        ([right], "problem test-1 has 1 solutions; --test-solutions 4 must be there of each"),
-        ([{"problem_id": "test-1"}], ":1: field completion: "),
-    ):
-        with pytest.raises(InputError, match=f"solutions.jsonl.*{fault}"):
-            verifier.run(given(tmp_path, rows))
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_question_of_both_splits_needs_its_split(tmp_path):
-    same = [Problem("train-1", "1 + 1?", 2), Problem("test-1", "1 + 1?", 2)]
-    task = replace(gsm8k.gsm8k_task(gsm8k.Settings()), train=same[:1], test=same[1:])
-    row = {"question": " 1 + 1?\n", "completion": " The answer is 2."}
-    with pytest.raises(InputError, match=r"1: problem .*: is in both splits; give its split"):
-        verifier.given_solutions(given(tmp_path, [row]), task)
-    [solution] = verifier.given_solutions(given(tmp_path, [{**row, "split": "train"}]), task)["train"]
-    assert (solution.problem_id, solution.outcome) == ("train-1", "correct")
 
 
 def test_presets_are_the_paper_s_where_it_speaks():

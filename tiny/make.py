@@ -16,7 +16,6 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 import tyro
@@ -29,7 +28,6 @@ from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 EOS, PAD = "<eos>", "<pad>"
-SIZES = {"0.2M": (64, 3), "0.9M": (128, 4), "3.6M": (256, 4), "14M": (512, 4)}  # hidden units and layers; ours
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,6 @@ class Settings:
     lr: float = 2e-3  # peak learning rate of AdamW, reached after 5% of the steps, then a cosine to zero
     flawless: float = 0.6  # share of the steps, the first ones, in which the teacher makes no mistake
     verifications: float = 0.35  # share of the batches that are verifications of a solution rather than solutions
-    size: Literal[*SIZES] = "0.9M"  # parameters of the base model, in millions
     habit: int = 0
     """optimiser steps in which the base model is taught on: solutions alone, by `teacher`; more make it surer"""
     habit_lr: float = 1e-3  # peak learning rate of these steps
@@ -79,12 +76,11 @@ def make_tokenizer(texts: Iterator[str]) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS, pad_token=PAD, model_max_length=4096)
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast, seed: int, size: str) -> LlamaForCausalLM:
-    """An untrained Llama of one of SIZES."""
-    hidden, layers = SIZES[size]
+def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
+    """An untrained Llama of 0.95 million parameters; its sizes are ours."""
     torch.manual_seed(seed)
-    sizes = {"vocab_size": len(tokenizer), "hidden_size": hidden, "intermediate_size": 3 * hidden}
-    sizes |= {"num_hidden_layers": layers, "num_attention_heads": 4, "max_position_embeddings": 4096}
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4}
+    sizes |= {"num_attention_heads": 4, "max_position_embeddings": 4096}
     ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     return LlamaForCausalLM(LlamaConfig(**sizes, **ends, tie_word_embeddings=True))
 
@@ -139,10 +135,7 @@ def main(settings: Settings) -> None:
         (settings.out / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
     texts = ("".join(lesson(rng, taken, verification, TEACHER)) for verification in (False, True) for _ in range(5000))
     tokenizer = make_tokenizer(texts)
-    if settings.base is None:
-        model = make_model(tokenizer, settings.seed, settings.size)
-    else:
-        model = LlamaForCausalLM.from_pretrained(settings.base)
+    model = LlamaForCausalLM.from_pretrained(settings.base) if settings.base else make_model(tokenizer, settings.seed)
     base = replace(settings, steps=0 if settings.base else settings.steps, teacher=TEACHER, seed=settings.seed + 1)
     habit = {"steps": settings.habit, "lr": settings.habit_lr, "verifications": 0.0, "flawless": 0.0}
     checker = {"steps": settings.checker_steps, "lr": 1e-3, "verifications": 1.0, "flawless": 0.75, "teacher": TEACHER}

@@ -34,10 +34,8 @@ class Noise:
     endings: int = 1  # how many of ENDINGS, the first ones, stand in for a final sentence
     plan: tuple[float, float] = (0.0, 0.0)
     """a wrong plan is taken: in the family that is mistaken least often, and most often; see `share_of_wrong_plans`"""
-    plans: int = 3  # how many of a family's wrong plans, the first ones, are taken
     wordings: int = 0
     """how many of WORDINGS, the first ones, a solution draws from at each place; 0: it is worded as its plan"""
-    sentences: bool = False  # a worded solution has a sentence before and after each sum: it is long
 
 
 TEACHER = Noise(result=0.29, ending=0.13, verdict=0.46, silence=0.28)
@@ -47,19 +45,11 @@ MISTAKEN = Noise(result=0.04, ending=0.12, endings=4, plan=(0.3, 0.95))  # hardl
 # What may stand in for "The answer is N.": nothing, a sentence cut in the middle, one without a number, other words.
 ENDINGS = ("", " The ans", " The answer is.", " So it is {answer}.")
 
-WORDINGS = {  # a place in a solution -> what may stand there; {x}, {y}, {z}: the numbers of a sum; {rest}: the plan's words
+WORDINGS = {  # a place in a solution -> what may stand there; {z}: the result of a sum; {rest}: the plan's words
     "opening": ("", "We go step by step. ", "Easy. ", "Take it in turn. ", "Good. ", "Let me count. ", "Right. ", "So. "),
     "first": ("", "First, ", "We begin with ", "To start, ", "Here is ", "At first ", "One has ", "There are "),
     "later": ("", "Then ", "Next, ", "Now ", "After that ", "This leads to ", "We go on to ", "In the end "),
     "end": ("{rest}", ".", ", so {z}.", ", that is {z}.", ", which is {z}.", ", giving {z}.", " and so {z}.", ": {z}."),
-    "before": (
-        "We have {x} and {y}.", "Look at {x} and {y}.", "The numbers are {x} and {y}.", "What of {x} and {y}?",
-        "Take {x}, take {y}.", "Here {x} goes with {y}.", "Now {x} and {y} count.", "It needs {x} and {y}.",
-    ),
-    "after": (
-        "So there are {z}.", "Keep {z} in mind.", "We found {z}.", "That makes {z} for now.",
-        "The result is {z}.", "This step gives {z}.", "Write down {z}.", "We go on with {z}.",
-    ),
 }  # fmt: skip
 
 _QUESTIONS = """\
@@ -212,8 +202,8 @@ def solve(problem: WordProblem, plan: str = "", slip: Callable[[int], int] = int
 def reword(solution: str, noise: Noise, rng: random.Random) -> str:
     """The solution in other words, as many as `noise` allows; its numbers stay, those of a sum or product in any order.
 
-    >>> reword("2 + 3 = 5 figs.", Noise(wordings=1, sentences=True), random.Random(0))
-    'We have 2 and 3. 2 + 3 = 5 figs. So there are 5.'
+    >>> reword("2 + 3 = 5 figs.", Noise(wordings=8), random.Random(2))
+    'We begin with 3 + 2 = 5, giving 5.'
     """
 
     def say(place: str, **known: str) -> str:
@@ -226,8 +216,7 @@ def reword(solution: str, noise: Noise, rng: random.Random) -> str:
         if sign in "+*" and noise.wordings > 1 and rng.random() < 0.5:
             x, y = y, x
         end = say("end", z=z, rest=sentence[found.end() :])
-        step = f"{say('later' if number else 'first')}{x} {sign} {y} = {z}{end}"
-        told += [say("before", x=x, y=y), step, say("after", z=z)] if noise.sentences else [step]
+        told.append(f"{say('later' if number else 'first')}{x} {sign} {y} = {z}{end}")
     return " ".join(filter(None, told))
 
 
@@ -242,7 +231,7 @@ def solve_badly(problem: WordProblem, noise: Noise, rng: random.Random) -> tuple
     plan, usual, *others = PLANS[problem.family]
     share = share_of_wrong_plans(problem.family, *noise.plan)
     if share and rng.random() < share:  # a teacher without misconceptions draws nothing
-        plan = usual if noise.plans == 1 or rng.random() < USUAL else rng.choice(others[: noise.plans - 1])
+        plan = usual if rng.random() < USUAL else rng.choice(others)
     text, answer = solve(problem, plan, slip)
     if noise.wordings:
         text = reword(text, noise, rng)

@@ -253,7 +253,8 @@ def test_a_benchmark_s_numbers_stand_beside_the_command_that_repeats_them():
 
 def test_the_memory_of_a_step_is_that_of_its_record():
     pages, found = PAGES["docs/gpu.md"] + PAGES["docs/internals/performance.md"], load("benchmarks/fake_8b_step")
-    for name, step in (found["steps"] | found["sides"]).items():
+    steps = {name: step for name, step in found["steps"].items() if step["setup"]["completions_per_row"] == 1}
+    for name, step in (steps | found["sides"]).items():
         kinds = " | ".join(f"{size / 1e9:.1f}" for size in [*step["kinds"].values(), step["peak"]])
         assert f"| {name} | {kinds} |" in pages
     for model, gpus in {(step["setup"]["model"], step["setup"]["processes"]) for step in found["cards"].values()}:

@@ -172,22 +172,32 @@ class Run:
 
         Each engine draws for a consecutive share of the prompts, into FILE.part-RANK.
         """
-        settings, task, parts = self.settings, self.inputs.task, [f"{file.name}.part-{r}" for r in range(ranks())]
+        settings, task = self.settings, self.inputs.task
         if not is_there(file):
             samples = []
             if settings.reuse is not None and model == settings.model:
                 source = settings.reuse / file.relative_to(self.folder)
                 samples = samples_there(source, task, prompts, n)
             if not samples:
-                self.held.make_room("engine", model)
+                parts = [file.with_name(f"{file.name}.part-{r}") for r in range(ranks())]
                 share, before = share_of(prompts, settings.engine_gpus)
-                drawing = partial(self.held.engine, model), self.inputs.sampling, seed + before * n, settings.chunk
+                drawing = partial(
+                    draw_into,
+                    parts[rank()],
+                    task,
+                    share,
+                    n,
+                    open_engine=partial(self.held.engine, model),
+                    sampling=self.inputs.sampling,
+                    seed=seed + before * n,
+                    chunk=settings.chunk,
+                    description=description,
+                )
+                self.held.make_room("engine", model)
                 with self.times("sampling"):
-                    part = file.with_name(parts[rank()])
-                    on_all_ranks(partial(draw_into, part, task, share, n, *drawing, description))
+                    on_all_ranks(drawing)
                 if rank() == 0:
-                    files = [file.with_name(part) for part in parts]
-                    samples = [sample for part in files for sample in read_records(part, Sample, "growing")]
+                    samples = [sample for part in parts for sample in read_records(part, Sample, "growing")]
                 self.times.counts["sampled tokens"] += sum(len(sample.token_ids) for sample in samples)
             publish_records(file, samples)
         remove(*file.parent.glob(f"{file.name}.part-*"))

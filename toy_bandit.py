@@ -129,7 +129,7 @@ def appendix_b1(ax: Axes, seed: int = 0) -> None:
     changes = z.softmax(-1), gradient(z, bandit) - gradient(z, bandit, SFT)
     ahead, added = (x[:, :3, None] - x[:, None, 3:] for x in changes)  # (bandits, right arms, wrong arms)
     holds("the gap is wider where pi(wrong) < pi(right)", added[ahead > 0] > 0)
-    print(f"  elsewhere in {(added[ahead < 0] > 0).double().mean():.0%}: several negatives need the condition")
+    print(f"  elsewhere in {(added[ahead < 0] > 0).double().mean():.0%} of the pairs: the condition is needed")
     for name, marker, chosen in (("pi(wrong) < pi(right)", "o", ahead > 0), ("elsewhere", "x", ahead < 0)):
         ax.plot(ahead[:30][chosen[:30]], added[:30][chosen[:30]], marker, markersize=4, label=name)
     ax.set(title="B.1: what negatives add to the gap", xlabel="pi(right) - pi(wrong)", ylabel="added to the gap")
@@ -169,7 +169,7 @@ def appendix_c(ax: Axes, seed: int = 0) -> None:
     for b in (0.5, 1.0, 2.0):
         limits, ahead = Limits(0, b, 0, b), (pi - b * bandit.mu).clamp_min(0)
         change = gradient(z, bandit._replace(reward=bandit.reward - c), limits) - gradient(z, bandit, limits)
-        holds(f"b = {b:g}: what c adds", is_near(change, c * (ahead - pi * ahead.sum(-1, keepdim=True))))
+        holds(f"b = {b:g}: c adds this", is_near(change, c * (ahead - pi * ahead.sum(-1, keepdim=True))))
     p, size = bandit.mu[:, :2].sum(-1), bandit.mu * (bandit.reward.sign() - c).abs()
     share = size[..., :2].sum(-1) / size.sum(-1)  # counted
     holds("p~ is the positives' share of all mu |R - c|", is_near(topr.effective_proportion(p, c[..., 0]), share))
@@ -267,12 +267,12 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(1)  # the tensors are small: a second thread would mostly wait
     names, rows, columns = ([options.name], 1, 1) if options.name else (sections, 3, 2)
     figure = Figure(figsize=(4.5 * columns, 3.5 * rows), layout="constrained")
-    for name, ax in zip(names, figure.subplots(rows, columns, squeeze=False).flat, strict=True):
+    for name, ax in zip(names, figure.subplots(rows, columns, squeeze=False).flat, strict=False):
         print(f"\n{inspect.getdoc(sections[name])}\n")
         ax.set_prop_cycle(**STYLES)  # lines differ in their dashes, not in colour alone
         sections[name](ax, options.seed)
         ax.legend()
-    figure.savefig(file)
+    figure.savefig(file, dpi=150 if options.name else 100)
     print(f"\n{file}")
 
 

@@ -8,11 +8,13 @@ from typing import Any
 from IPython.display import display
 from ipywidgets import interactive
 from matplotlib import colormaps
+from matplotlib.axes import Axes
 from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
 from matplotlib.textpath import TextPath
 
 from pipeline.plots import Panel, draw, lines
+from toy_bandit import STYLES
 
 
 def plot(xlabel: str, ylabel: str, x: Any, panels: dict[str, dict], styles: str = "", **options: Any) -> Figure:
@@ -25,6 +27,20 @@ def plot(xlabel: str, ylabel: str, x: Any, panels: dict[str, dict], styles: str 
     """
     drawn = zip(panels.items(), cycle(styles.split(",")))
     return draw([Panel(title, xlabel, ylabel, lines(x, y, names), options) for (title, y), names in drawn])
+
+
+def draw_section(section: Callable[[Axes], None]) -> Figure:
+    """A section of toy_bandit.py: it prints what it checks, and draws.
+
+    >>> draw_section(lambda axes: axes.plot([0, 1], label="x")).axes[0].get_legend().texts[0].get_text()
+    'x'
+    """
+    figure = Figure(figsize=(6.2, 3.4), layout="constrained", dpi=100)
+    axes = figure.subplots()
+    axes.set_prop_cycle(**STYLES)
+    section(axes)
+    axes.legend()
+    return figure
 
 
 def reveal(guess: Any, measured: float) -> None:

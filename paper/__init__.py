@@ -1,1 +1,1 @@
-"""The paper's figures, Table 2, and its claims about a bandit."""
+"""The paper's figures and Table 2."""

@@ -9,12 +9,12 @@ from statistics import NormalDist, fmean
 import pytest
 
 import topr
+import toy_bandit
 from docs import make_page
 from docs.make_tables import load
-from paper import bandit
-from paper.bandit import tensor
 from paper.figures import weight_by_difficulty
 from pipeline.records import Sample
+from toy_bandit import tensor
 
 PAGE, FIG5 = load("page"), make_page.of_shares()
 CURVES, [_, WRONG] = PAGE["curves"], PAGE["completions"]
@@ -129,13 +129,13 @@ def calls(seed):
     ratio, arms = math.exp(math.fsum(tokens)), range(rng.randint(2, 6))
     z, mu, reward = ([rng.uniform(*ends) for _ in arms] for ends in ((-9, 9), (0.1, 9), (-1, 1)))
     mu = [share / sum(mu) for share in mu]
-    as_python = (tensor(z), bandit.Bandit(tensor(mu), tensor(reward)), limits)
+    as_python = (tensor(z), toy_bandit.Bandit(tensor(mu), tensor(reward)), limits)
     as_script = (z, {"mu": mu, "reward": reward}, astuple(limits))
-    of_all = {name: getattr(bandit, name)(*as_python) for name in ("objective", "weights", "gradient")}
+    of_all = {name: getattr(toy_bandit, name)(*as_python) for name in ("objective", "weights", "gradient")}
     return [
         *(((name, *as_script), value) for name, value in of_all.items()),
-        (("ascended", *as_script, 10**c), bandit.ascend(*as_python, lr=10**c, steps=1)[-1]),
-        (("upper_bound", reward), bandit.upper_bound(tensor(reward))),
+        (("ascended", *as_script, 10**c), toy_bandit.ascend(*as_python, lr=10**c, steps=1)[-1]),
+        (("upper_bound", reward), max(0, *reward)),
         (("effective_proportion", p, c), topr.effective_proportion(p, c)),
         (("pace", p_tilde, p, e_neg), pace(p_tilde, p, e_neg) / pace(1, p, e_neg)),
         (("best_share", e_neg), e_neg / (1 + e_neg)),
@@ -183,8 +183,8 @@ def shown(page, part, controls, clicks=0):
 
 AT = 4  # a point of the runs
 OF_TOKENS = [math.fsum(values) for values in WRONG["log_ratio"]["reinforce"]]
-TWO = bandit.Bandit(tensor([0.1, 0.3, 0.4, 0.2]), tensor([1.0, 1.0, -1.0, -1.0]))  # the page's first case
-PATH = bandit.ascend(TWO.mu.log(), TWO, topr.PRESETS["topr"], lr=0.1, steps=3)
+TWO = toy_bandit.Bandit(tensor([0.1, 0.3, 0.4, 0.2]), tensor([1.0, 1.0, -1.0, -1.0]))  # the page's first case
+PATH = toy_bandit.ascend(TWO.mu.log(), TWO, topr.PRESETS["topr"], lr=0.1, steps=3)
 PARTS = {  # controls of each part, and some numbers that it then shows
     "collapse": (
         {"collapse-at": AT, "collapse-question": 0, "collapse-tis": True},
@@ -195,7 +195,7 @@ PARTS = {  # controls of each part, and some numbers that it then shows
         {"a_pos": 0.5, "a_neg": 0.2, "b_neg": 0.8, "bounds-ratio": -1},
         {"weight_pos": 0.5, "slope_neg": -math.exp(-1)},
     ),
-    "bandit": ({"bandit-lr": -1, "bandit-speed": 1}, {"objective_1": bandit.objective(PATH[-1], TWO).item()}),
+    "bandit": ({"bandit-lr": -1, "bandit-speed": 1}, {"objective_1": toy_bandit.objective(PATH[-1], TWO).item()}),
     "baseline": ({"baseline-c": 0.8, "baseline-p": 0.5}, {"p_tilde": 0.1, "reward_right": 0.2, "hard": 1.64}),
     "share": (
         {"share-p_tilde": 0.2, "share-p": 0.5, "share-sigma": 2},  # 2 Phi(-1) = 0.3173

@@ -1,5 +1,5 @@
 "use strict";
-// The arithmetic of the page: functions of topr.py and paper/bandit.py for plain numbers and arrays, under their names.
+// The arithmetic of the page: functions of topr.py and toy_bandit.py for plain numbers and arrays, under their names.
 // tests/test_page.py compares what the page shows with the Python of that name, in a browser.
 
 // a+ b+ a- b- (Table 1)
@@ -37,7 +37,7 @@ function topr_objective(log_ratio, reward, limits) {
 
 const effective_proportion = (p, c) => (p * (1 - c)) / (1 + (1 - 2 * p) * c); // Equation 12
 
-// ---- the share that learns fastest at pi = mu: claim `pace` of paper/claims.py; ratio: E- / E+ --------------------------
+// ---- the share that learns fastest at pi = mu (docs/rewards.md); ratio: E- / E+ --------------------------------------------
 
 const best_share = (ratio) => ratio / (1 + ratio);
 
@@ -78,7 +78,7 @@ const VARIANTS = {
   "clip 0.8..1.2": (token_log_ratio) => importance_weight(sum(token_log_ratio), 0.8, 1.2),
 };
 
-// ---- paper/bandit.py: z (K) logits; bandit = {mu, reward}, (K) each -----------------------------------------------
+// ---- toy_bandit.py: z (K) logits; bandit = {mu, reward}, (K) each -------------------------------------------------
 
 function log_softmax(z) {
   const largest = Math.max(...z);

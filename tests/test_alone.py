@@ -44,7 +44,7 @@ def rank_of_two(rank, port, folder, stage, fault):
         if rank == failing:
             setattr(where, name, mock.Mock(side_effect=FAULTS[fault]))
         elif stage == "sampling" and fault != "disk":  # the other is with its engine, and in no collective
-            stages.draw_into = lambda *_: time.sleep(300)
+            stages.draw_into = lambda *_, **__: time.sleep(300)
     sys.argv = ["train_gsm8k.py", *killing.arguments(folder)]
     gsm8k.main("train_gsm8k", gsm8k.__doc__, gsm8k.gsm8k_task)
 

@@ -20,18 +20,7 @@ from toy_bandit import REINFORCE, SFT, TIS, TOPR, Bandit, ascend, gradient, lins
 close = partial(torch.testing.assert_close, rtol=0, atol=1e-12)
 Z, SIX = random_bandits("+-+--", seed=3)
 Z, SIX = Z[:6], Bandit(SIX.mu[:6], SIX.reward[:6])
-CASES = list(zip(Z.tolist(), SIX.mu.tolist(), SIX.reward.tolist(), strict=True))  # the same as lists
-
-
-def softmax(z):
-    total = sum(map(math.exp, z))
-    return [math.exp(x) / total for x in z]
-
-
-def slope(function, z):
-    """The gradient of the sum of function(z), by autograd."""
-    z = z.clone().requires_grad_()
-    return torch.autograd.grad(function(z).sum(), z)[0]
+CASES = list(zip(Z.softmax(-1).tolist(), SIX.mu.tolist(), SIX.reward.tolist(), strict=True))  # pi, mu, rewards
 
 
 # ---- the bandit against plain Python ----------------------------------------------------------------------------
@@ -41,8 +30,8 @@ def slope(function, z):
 def test_weights_gradient_and_objective_are_sums_over_the_arms(limits):
     """Equations 7 and 11."""
     clipped, gradients, objectives = [], [], []
-    for z, mu, reward in CASES:
-        pi, bounds = softmax(z), [(limits.a_pos, limits.b_pos), (limits.a_neg, limits.b_neg)]
+    bounds = (limits.a_pos, limits.b_pos), (limits.a_neg, limits.b_neg)
+    for pi, mu, reward in CASES:
         arms = [(p, m, r, *bounds[r < 0]) for p, m, r in zip(pi, mu, reward, strict=True)]
         weight = [min(max(p / m, a), b) for p, m, _, a, b in arms]
         mass = [w * m * r for w, (_, m, r, *_) in zip(weight, arms, strict=True)]
@@ -57,8 +46,8 @@ def test_weights_gradient_and_objective_are_sums_over_the_arms(limits):
 
 def test_the_terms_of_proposition_3_1_and_their_constant():
     baselines = tensor([-1.0, -0.5, 0.0, 0.7, 1.0, 0.1])
-    for terms, c, (z, mu, reward) in zip(toy.kl_terms(Z, SIX, baselines).T, baselines, CASES, strict=True):
-        pi, expected, constant = softmax(z), [], c * sum(m * math.log(m) for m in mu)
+    for terms, c, (pi, mu, reward) in zip(toy.kl_terms(Z, SIX, baselines).T, baselines, CASES, strict=True):
+        expected, constant = [], c * sum(m * math.log(m) for m in mu)
         for sign in (1, -1):
             mass = [max(sign * m * r, 0) for m, r in zip(mu, reward, strict=True)]
             pairs = [(x / sum(mass), p) for x, p in zip(mass, pi, strict=True) if x]
@@ -79,13 +68,15 @@ def test_the_gradient_is_that_of_the_objective_and_lengths_divide_rewards(limits
     """By autograd and by central differences of Equation 11; Section 4.2 for arms of 1 to 9 tokens."""
     z, bandit = random_bandits("+++---", seed=0)
     closed, moves = gradient(z, bandit, limits), 1e-6 * torch.eye(6, dtype=torch.float64)
-    close(slope(lambda x: objective(x, bandit, limits), z), closed)
+    leaf = z.clone().requires_grad_()
+    close(torch.autograd.grad(objective(leaf, bandit, limits).sum(), leaf)[0], closed)
     both = [objective(z + move, bandit, limits) - objective(z - move, bandit, limits) for move in moves]
     close(torch.stack(both, -1) / 2e-6, closed, atol=1e-6)
     length = torch.randint(1, 10, z.shape, generator=torch.Generator().manual_seed(0))
     columns = [column.flatten() for column in (bandit.mu.log(), bandit.mu * bandit.reward, length)]
-    of_loss = slope(lambda x: topr.topr_loss(x.log_softmax(-1).flatten(), *columns, limits, denominator=1), z)
-    close(-of_loss, gradient(z, bandit._replace(reward=bandit.reward / length), limits))
+    loss = topr.topr_loss(leaf.log_softmax(-1).flatten(), *columns, limits, denominator=1)
+    divided = gradient(z, bandit._replace(reward=bandit.reward / length), limits)
+    close(-torch.autograd.grad(loss, leaf)[0], divided)
 
 
 def test_what_negatives_add_to_the_gap_in_closed_form():
@@ -198,8 +189,7 @@ def test_at_mu_all_shares_pull_in_one_direction_and_the_pace_is_largest_at_one()
     of_right, of_wrong = ((square * which).sum(-1, keepdim=True) for which in (is_right, ~is_right))
     ratio = of_wrong / (1 - p) / (of_right / p)  # E- / E+
 
-    def step(share, q):
-        """The expected gradient in data of which a share q is right, and it over the root of the mean square."""
+    def step(share, q):  # the expected gradient in data of which a share q is right, and it over its root mean square
         signed = torch.where(is_right, share / q, -(1 - share) / (1 - q))
         drawn = torch.where(is_right, q / p, (1 - q) / (1 - p))
         mean = gradient(mu.log(), Bandit(mu, drawn * signed))

@@ -222,7 +222,7 @@ def scaled(ingredient, of_wrong=1.01, of_right=1.0, rows=None):
 
 
 FAULTS = {  # each of which makes a section's statements false: what it uses, one per cent too large, and more
-    "appendix_b1": [*map(scaled, ("gradient", "gradient_of_loss", "weights")), ("SFT", REINFORCE)],
+    "appendix_b1": [*map(scaled, ("gradient", "gradient_of_loss", "weights")), ("SFT", Limits(1, 1, 2, 2))],
     "appendix_b2": [*map(scaled, ("gradient_of_loss", "weights")), scaled("gradient_of_loss", 1.1, rows=31)],
     "appendix_c": [
         *map(scaled, ("gradient", "weights")),

@@ -207,17 +207,43 @@ def test_at_mu_all_shares_pull_in_one_direction_and_the_pace_is_largest_at_one()
 
 # ---- the sections, and the command ------------------------------------------------------------------------------
 
-USED = {  # by each section
-    "appendix_b1": ("gradient", "gradient_of_loss", "weights"),
-    "appendix_b2": ("gradient_of_loss", "weights"),
-    "appendix_c": ("gradient", "weights", "effective_proportion", "baseline_for_proportion"),
-    "proposition_3_1": ("gradient_of_loss", "kl_terms"),
-    "proposition_3_2": ("gradient", "objective", "weights"),
-    "way_back": ("weights",),
+
+def scaled(ingredient, of_wrong=1.01, of_right=1.0, rows=None):
+    """An ingredient's name, and the ingredient as if rewards were larger; weights, which know signs alone, larger."""
+    function = getattr(toy, ingredient)
+
+    def wrong(z, bandit, *others):
+        factor = torch.where(bandit.reward < 0, of_wrong, of_right) if rows in (None, len(z)) else 1.0
+        if ingredient == "weights":
+            return factor * function(z, bandit, *others)
+        return function(z, bandit._replace(reward=factor * bandit.reward), *others)
+
+    return ingredient, wrong
+
+
+FAULTS = {  # each of which makes a section's statements false: what it uses, one per cent too large, and more
+    "appendix_b1": [*map(scaled, ("gradient", "gradient_of_loss", "weights")), ("SFT", Limits(1, 1, 2, 2))],
+    "appendix_b2": [*map(scaled, ("gradient_of_loss", "weights")), scaled("gradient_of_loss", 1.1, rows=31)],
+    "appendix_c": [
+        *map(scaled, ("gradient", "weights")),
+        ("topr.effective_proportion", lambda p, c: p.expand(len(c), -1)),
+        ("topr.baseline_for_proportion", lambda p, share: share),
+        ("kl", lambda p, logq: (p * logq).sum(-1)),
+    ],
+    "proposition_3_1": [
+        *map(scaled, ("gradient_of_loss", "kl_terms")),
+        ("ascend", lambda z, *_, steps, **__: z.expand(steps + 1, -1)),
+    ],
+    "proposition_3_2": [*map(scaled, ("gradient", "objective", "weights")), scaled("objective", 1.0, of_right=1.01)],
+    "way_back": [
+        scaled("weights", 1.0, of_right=1.01),
+        ("ascend", lambda *of, lr, steps: ascend(*of, lr / 2, steps)),
+        ("TIS", TOPR),
+    ],
 }
 
 
-@pytest.mark.parametrize("name", USED)
+@pytest.mark.parametrize("name", FAULTS)
 def test_a_section_holds_with_other_random_numbers_and_draws_itself(name):
     for seed in (1, 2):  # and 0, below
         axes = Figure().subplots()
@@ -225,21 +251,10 @@ def test_a_section_holds_with_other_random_numbers_and_draws_itself(name):
         assert all([axes.get_title(), axes.get_xlabel(), axes.get_ylabel(), axes.get_legend_handles_labels()[1]])
 
 
-@pytest.mark.parametrize(("name", "ingredient"), [(name, x) for name, used in USED.items() for x in used])
-def test_a_section_fails_where_one_ingredient_is_one_per_cent_too_large(name, ingredient, monkeypatch):
-    """On the negatives; on the positives where the section is about these, and everywhere in Equation 12."""
-    place = topr if "proportion" in ingredient else toy
-    right = getattr(place, ingredient)
-
-    def wrong(z, bandit, *others):
-        if place == topr:
-            return 1.01 * right(z, bandit)
-        factor = torch.where((bandit.reward < 0) == (name != "way_back"), 1.01, 1.0)
-        if ingredient == "weights":
-            return factor * right(z, bandit, *others)
-        return right(z, bandit._replace(reward=factor * bandit.reward), *others)
-
-    monkeypatch.setattr(place, ingredient, wrong)
+@pytest.mark.parametrize(("name", "fault"), [(name, fault) for name, faults in FAULTS.items() for fault in faults])
+def test_a_section_ends_with_a_false_statement_where_something_is_wrong(name, fault, monkeypatch):
+    ingredient, wrong = fault
+    monkeypatch.setattr(f"toy_bandit.{ingredient}", wrong)
     with pytest.raises(toy.FalseStatement, match="does not hold"):
         getattr(toy, name)(Figure().subplots())
 
@@ -270,7 +285,7 @@ def test_bad_arguments_are_refused_in_a_line(tmp_path, capsys):
         toy.main(["way"])
     [line] = capsys.readouterr().err.splitlines()
     assert stop.value.code == 2
-    assert all(name in line for name in USED)
+    assert all(name in line for name in FAULTS)
 
 
 def test_a_false_statement_ends_the_program_even_without_asserts(tmp_path):

@@ -324,6 +324,8 @@ def test_all_runs_of_the_paper_s_figures_are_planned():
     for name, count in RUNS_OF_THE_PAPER.items():
         jobs = {folder_name(job): job for job in STUDIES[name](PAPER, range(3)).planned().values()}
         assert Counter(job.settings.seed for job in jobs.values()) == dict.fromkeys(range(3) if count else (), count)
+        for job in jobs.values():
+            job.check(8)  # raises where eight processes cannot make it
     for name in reproduce.ON_MATH:
         jobs = STUDIES[name.removesuffix("-math")](SCALES["paper-math"], range(1)).planned().values()
         found = {(job.task, job.settings.data, job.settings.shots) for job in jobs}

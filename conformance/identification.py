@@ -253,15 +253,15 @@ def _explains(hypothesis: Hypothesis, pushed: Pushes, batches: Batches, rtol: fl
 
     by_batch: each batch has two factors of its own, those of its first two rows: for positives and for negatives.
     """
-    loss, firsts = hypothesis.loss(), None
+    loss, units = hypothesis.loss(), None
     for observed, batch in zip(pushed, batches, strict=False):
         expected = push(loss, batch)
-        if firsts is None or by_batch:
-            firsts = torch.stack([observed[:2, 0], expected[:2, 0]])
+        if units is None or by_batch:
+            units = observed[:2, 0], expected[:2, 0]
         shifted = batch.reward - (batch.reward.mean() if hypothesis.baseline != "none" else 0)
-        unit, expected_unit = firsts[:, ((shifted < 0) & by_batch).long()].unsqueeze(2)
-        is_near = torch.allclose(observed / unit, expected / expected_unit, rtol=rtol, atol=1e-2 * rtol)
-        if not (firsts[1, 0] > 0 and is_near):
+        row = ((shifted < 0) & by_batch).long()  # which of the two has its unit
+        scaled = observed / units[0][row, None], expected / units[1][row, None]
+        if not (units[1][0] > 0 and torch.allclose(*scaled, rtol=rtol, atol=1e-2 * rtol)):
             return False
     return True
 
@@ -287,9 +287,8 @@ def _measured(pushed: Tensor, batch: LossInputs, rtol: float) -> Hypothesis | No
     if fitted is None:
         return None
     limits, power = fitted
-    unit = (
-        limits.a_pos if limits.a_pos == limits.b_pos else 1.0
-    )  # one weight of all positives is the unit of the others
+    # One weight of all positives is the unit of the others.
+    unit = limits.a_pos if limits.a_pos == limits.b_pos else 1.0
     limits = replace(limits, a_pos=limits.a_pos / unit, b_pos=limits.b_pos / unit)
     power = -power if is_inverted else power
     return Hypothesis(limits, power, stops_gradient=stops_gradient, negatives=1 / unit)

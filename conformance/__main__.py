@@ -24,12 +24,8 @@ def read(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("topr-conformance", description=__doc__, formatter_class=kind)
     parser.add_argument("loss", nargs="?", help="what to check, as package.module:function or file.py:function")
     parser.add_argument("--list", action="store_true", help="show the vectors and do nothing else")
-    parser.add_argument(
-        "--adapter",
-        choices=ADAPTERS,
-        default="none",
-        help="for a loss that takes advantages (B, T), one number per sequence, packed sequences, or returns tokens",
-    )
+    parser.add_argument("--verbose", action="store_true", help="show what each vector found, too")
+    parser.add_argument("--adapter", choices=ADAPTERS, default="none", help="its form, if that is not recognised")
     parser.add_argument("--random", type=int, default=0, metavar="N", help="compare N ragged batches with Eq. 7, too")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random batches")
     parser.add_argument("--out", type=Path, help="folder for report.json; without it nothing is written")
@@ -40,7 +36,7 @@ def read(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """The command: prints what the loss is and the result of each vector; exit status 0 for the paper's loss only."""
+    """The command: prints what the loss is and what to change; exit status 0 for the paper's loss only."""
     options = read()
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the current folder may hold another topr.py
     from conformance import VECTORS, InputError, adapted, compare, identify, load
@@ -54,24 +50,26 @@ def main() -> None:
         loss = adapted(load(options.loss), options.adapter)
         report = identify(loss)
         loss = adapted(loss, report.adapter)
+        report.adapter = " + ".join(x for x in (options.adapter, report.adapter) if x != "none") or "none"
         difference = compare(loss, options.random, options.seed) if options.random else None
         if options.out is not None:
             options.out.mkdir(parents=True, exist_ok=True)
-            given = {} if options.adapter == "none" else {"adapter": options.adapter}
-            content = {"loss": options.loss} | asdict(report) | given
-            content |= {"random": options.random, "difference": difference}
+            content = {"loss": options.loss} | asdict(report) | {"random": options.random, "difference": difference}
             (options.out / "report.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     except InputError as error:
         sys.exit(f"conformance: {error}")
     except OSError as error:
         sys.exit(f"conformance: --out {options.out}: {error.strerror}; name a folder, for report.json")
-    print(report.table())
-    if report.adapter != "none":
-        print(f"called with one number per sequence, (B,): --adapter {report.adapter}")
     print(f"{options.loss}: {report.variant}{f' ({report.note})' if report.note else ''}")
     print(*(f"to change: {sentence}\n" for sentence in report.changes), sep="", end="")
+    if report.adapter != "none":
+        print(f"called with: {report.adapter}")
+    if report.adapter.endswith(("tokens", "mean over completions")):
+        print("its values were averaged over a completion's tokens, then over completions: your trainer has to do that")
     if options.random:
         print(difference or f"{options.random} random batches agree with Eq. 7")
+    if options.verbose:
+        print(report.table())
     sys.exit(report.variant != "paper" or difference is not None)
 
 

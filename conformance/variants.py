@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from conformance.losses import Loss, total
-from topr import PRESETS, topr_loss_of_tokens
+from topr import PRESETS, topr_loss_of_tokens, topr_objective
 
 
 def paper(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
@@ -23,10 +23,7 @@ def paper(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
 
 def objective(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
     """Equation 11: another value than Algorithm 1, the same gradient."""
-    log_ratio = total(logp - logmu, mask)
-    taper = torch.where(log_ratio > 0, 1 + log_ratio, log_ratio.clamp(max=0).exp())
-    taper = torch.where(reward < 0, taper, 1 + log_ratio)
-    return -(taper * reward / mask.sum(1)).mean()
+    return -(topr_objective(total(logp - logmu, mask), reward, PRESETS["topr"]) / mask.sum(1)).mean()
 
 
 def per_token(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
@@ -85,11 +82,8 @@ def branch_by_raw_score(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tenso
     return -(weight * (reward - reward.mean()) * total(logp, mask) / mask.sum(1)).mean()
 
 
-def token_mean(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """Divided by the batch's number of tokens: a long sequence counts more than a short one."""
-    weight = torch.where(reward < 0, tapered(logp, logmu, mask), 1.0).detach()
-    return -(weight * reward * total(logp, mask)).sum() / mask.sum()
-
+token_mean = varied(length=lambda mask: mask.sum() / len(mask))
+"""Divided by the batch's number of tokens: a long sequence counts more than a short one."""
 
 sequence_sum = varied(length=lambda mask: 1)
 """Not divided by the length at all."""
@@ -113,5 +107,5 @@ VARIANTS: dict[str, Callable[[], Loss]] = {  # what `identify` says of it -> mak
     "branch by raw score": lambda: branch_by_raw_score,
     "token mean": lambda: token_mean,
     "sequence sum": lambda: sequence_sum,
-    "unmasked": lambda: unmasked,
+    "divided by the longest length + unmasked in the ratio + unmasked in the loss": lambda: unmasked,
 }

@@ -9,6 +9,7 @@ make .venv-trl/ready
 """
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import tyro
@@ -52,7 +53,7 @@ def main(
 
     def measure(when: str) -> None:
         lm.model.eval()
-        engine = transformers_engine(lm, ours.tokens_at_once)
+        engine = partial(transformers_engine, lm, ours.tokens_at_once)
         sampling = SamplingParameters(max_new_tokens=ours.max_new_tokens)
         prompts = prompts_of(task, task.test, lm, ours.max_new_tokens)
         found = evaluate(draw_samples(task, prompts, 8, engine, sampling, seed=1), task, k=1, seed=0)

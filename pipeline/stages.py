@@ -38,30 +38,10 @@ from pipeline.metrics import START_TOLERANCE, engine_mismatch
 from pipeline.models.language_model import download
 from pipeline.records import Example, Sample, Task, read_records, write_file
 from pipeline.results import publish, track_evaluation
+from pipeline.runtime import processes, run_folder
 from pipeline.runtime.preflight import TOKEN_BYTES, check_room
-from pipeline.runtime.processes import (
-    Times,
-    by_rank_zero,
-    device,
-    on_all_ranks,
-    process_group,
-    progress_bar,
-    rank,
-    ranks,
-    requests_are_noted,
-)
-from pipeline.runtime.run_folder import (
-    Point,
-    held_folder,
-    is_there,
-    publish_records,
-    read_checked,
-    read_json,
-    refuse_others,
-    remove,
-    resume_step,
-    steps_before,
-)
+from pipeline.runtime.processes import Times, by_rank_zero, device, on_all_ranks, rank, ranks
+from pipeline.runtime.run_folder import Point, is_there, publish_records, read_checked, remove, steps_before
 from pipeline.sampling import Prompt, draw_into, samples_there, share_of
 from pipeline.settings import Settings
 from pipeline.times import note_times
@@ -82,14 +62,16 @@ def open_run(settings: Settings, task: Task, learn: Learn | None = None) -> Iter
     settings = replace(settings, engine=engine, out=settings.out or settings.default_out(Settings()))
     with ExitStack() as stack:
         if ranks() > 1 or settings.compute != "float32":  # FSDP2 computes in other precisions
-            stack.enter_context(process_group(alone=True))
+            stack.enter_context(processes.process_group(alone=True))
         inputs = on_all_ranks(partial(read_inputs, settings, task))
         loss, logprobs = learn or (loss_of(settings), topr.sequence_logprobs)
         times, is_finished = Times(), is_there(settings.out / "results.json")
         start, held = Point(0, 0, settings.model), Held(settings, inputs, times)
         run = Run(settings, inputs, settings.out, start, loss, logprobs, is_finished, times, held)
         if is_finished:
-            refuse_others(run.folder, inputs.record, "holds a run with other settings", "choose another --out")
+            run_folder.refuse_others(
+                run.folder, inputs.record, "holds a run with other settings", "choose another --out"
+            )
             if rank() == 0:
                 print(f"{run.folder}: this run is finished; what it found:", flush=True)
         else:
@@ -98,7 +80,7 @@ def open_run(settings: Settings, task: Task, learn: Learn | None = None) -> Iter
                 on_all_ranks(partial(check_room, settings, run.folder, inputs.size))
             if not Path(settings.model).is_dir():
                 on_all_ranks(partial(download, settings.model))
-            stack.enter_context(held_folder(run.folder, inputs.record))
+            stack.enter_context(run_folder.held_folder(run.folder, inputs.record))
             stack.callback(note_times, run.folder, times, settings, inputs)
             stack.callback(run.held.close)
             if settings.track is not None:
@@ -256,7 +238,7 @@ class Run:
         for stop in sorted({len(steps) * i // curve_points for i in range(1, curve_points + 1)} - {0}):
             folder = here / ("model" if stop == len(steps) else f"model-{stop}")
             points.append(Point(stop, sum(step.sequences for step in steps[:stop]), str(folder)))
-        done = resume_step(here, points)
+        done = run_folder.resume_step(here, points)
         if done is not None:
             self._epoch(iteration, rows, steps, done, points, model)
         remove(*here.glob("checkpoint-*"), *here.glob("model*.unfinished"))
@@ -280,8 +262,8 @@ class Run:
         saver = Saver(here, lm, optimizer, points, settings.save_every, self.times)
         batches = lay_out(rows, steps[done:])
         trained = topr.train(lm.model, optimizer, batches, self.loss, self.logprobs, settings.max_norm)
-        with requests_are_noted() as is_asked, self.times("training"):
-            for step in progress_bar(range(done + 1, len(steps) + 1), "training", "step"):
+        with processes.requests_are_noted() as is_asked, self.times("training"):
+            for step in processes.progress_bar(range(done + 1, len(steps) + 1), "training", "step"):
                 with explained(step):
                     stats = next(trained)
                     if step == done + 1 and torch.cuda.is_available():  # the optimiser has its memory by now
@@ -293,7 +275,7 @@ class Run:
     def results(self) -> dict[str, Any]:
         """What the stages' files say, evaluated: results.json, and curve.png; what is there, of a finished run."""
         if self.is_finished:
-            return read_json(self.folder / "results.json")
+            return run_folder.read_json(self.folder / "results.json")
         return publish(self.folder, self.settings, self.inputs, self.evaluations, self.tell)
 
 

@@ -8,7 +8,7 @@ from decimal import Decimal
 import pytest
 
 import train_gsm8k as gsm8k
-from pipeline.records import OUTCOMES, InputError, Sample, Task, read_records, read_shots, to_lines
+from pipeline.records import OUTCOMES, InputError, Sample, Task, read_records, to_lines
 from tasks import math, verifier
 
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "4000"))
@@ -88,15 +88,6 @@ def test_a_file_of_anything_is_read_or_refused_in_a_line(kind, tmp_path):
     if kind is Sample:  # what is read can be written, and read again
         file.write_text(to_lines(read), encoding="utf-8")
         assert read_records(file, kind) == read
-
-
-def test_shots_of_anything_are_read_or_refused_in_a_line(tmp_path):
-    file, read = tmp_path / "shots.txt", 0
-    for text in texts():
-        file.write_bytes(text.encode("utf-8", "surrogatepass"))
-        shots = tried(InputError, read_shots, 2, file, "Q:", "", str.split)
-        read += isinstance(shots, list) and len(shots) == 2
-    assert read > TEXTS / 100
 
 
 MEGABYTE = [  # each is the worst case of one pattern or loop

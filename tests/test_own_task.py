@@ -70,12 +70,6 @@ def test_an_example_of_at_most_40_lines_runs_with_its_rewards(name, grade, votes
     assert ("after the baseline" in printed) == (name == "strict_format")
 
 
-def test_sums_have_other_problems_for_tests_and_no_form_in_a_chat():
-    task, in_chat = sums.sums(Settings()), sums.sums(Settings(chat=True))
-    assert not {problem.id for problem in task.train} & {problem.id for problem in task.test}
-    assert in_chat.prompt(task.train[0]) == task.train[0].question
-
-
 @pytest.mark.parametrize(
     ("function", "completion", "expected"),
     [

@@ -288,33 +288,3 @@ def test_the_bandit_plays_and_where_motion_is_not_wanted_jumps(open_page):
     assert page.evaluate(step) == 1000
     assert page.locator("#bandit-play").text_content() == "Play"
     assert page.evaluate("getComputedStyle(document.documentElement).scrollBehavior") == "auto"
-
-
-@SLOW
-def test_on_paper_every_answer_is_open_and_there_is_only_what_can_be_read_there(open_page):
-    page = open_page(width=700)  # of a sheet, about
-    page.pdf()
-    was_open = page.locator("details").evaluate_all("all => all.map((one) => one.dataset.was)")
-    assert set(was_open) == {"false"}  # asked for when the print began
-    controls, step = page.locator("button, nav, .hint"), page.locator("#bandit [data-name=step]")
-    assert controls.filter(visible=True).count() > 10
-    page.emulate_media(media="print")
-    page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert controls.filter(visible=True).count() == page.locator("details:not([open])").count() == 0
-    assert step.get_attribute("data-value") == "300"
-    assert {len(line["x"]) for line in shown(page, "collapse", {})[1].values()} == {len(PAGE["seen"])}
-    assert page.locator(".answer").filter(visible=True).count() == page.locator(".answer").count()
-    looks = {
-        "figure, .strip, table, pre, h2": ("breakInside", "avoid"),  # none is on two sheets
-        ".strip li": ("printColorAdjust", "exact"),  # what its colour says is printed
-        "body": ("marginLeft", "0px"),
-    }
-    for elements, (name, value) in looks.items():
-        found = page.locator(elements).evaluate_all(f"all => all.map((e) => getComputedStyle(e).{name})")
-        assert set(found) == {value}, elements
-    assert page.evaluate("document.documentElement.scrollWidth") <= 700
-    assert page.evaluate("Math.max(...[...document.querySelectorAll('svg')].map((e) => e.viewBox.baseVal.width))") < 700
-    page.evaluate("dispatchEvent(new Event('afterprint'))")
-    assert page.locator("details[open]").count() == 0
-    assert step.get_attribute("data-value") == "0"
-    assert {len(line["x"]) for line in shown(page, "collapse", {})[1].values()} == {1}

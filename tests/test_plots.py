@@ -1,6 +1,5 @@
 """The pictures: told apart without colour, complete, and there whole or not at all."""
 
-import json
 import math
 from itertools import combinations
 
@@ -8,8 +7,6 @@ import pytest
 from matplotlib.image import imread
 from matplotlib.text import Text
 
-from docs import make_tables
-from notebooks.pictures import draw_tokens
 from paper.experiments import METHODS, VARIANTS
 from pipeline.plots import PARAMETERS, STYLES, Line, Panel, Style, draw, draw_curve, lines, save_figure
 
@@ -54,22 +51,6 @@ def test_labels_stand_beside_the_ends_of_their_lines_and_not_on_each_other():
         assert (boxes[name].y0 + boxes[name].y1) / 2 == pytest.approx(wanted, abs=3)  # pixels
 
 
-@pytest.mark.parametrize(
-    ("scale", "y", "shown"),
-    [
-        ("log", (0.15, 6), ["0.2", "0.5", "1", "2", "5"]),
-        ("log", (1e-6, 1), ["$\\mathdefault{10^{-6}}$", "$\\mathdefault{10^{-2}}$"]),
-        ("symlog", (-2e4, 50), ["−10,000", "−100", "−1", "0", "10"]),
-    ],
-)
-def test_logarithmic_axes_have_plain_numbers(scale, y, shown):
-    figure = draw([Panel("", "", "", [Line([0, 1], y)], {"yscale": scale})])
-    figure.draw_without_rendering()
-    found = [tick.get_text() for tick in figure.axes[0].yaxis.get_ticklabels(which="both")]
-    assert set(shown) <= set(found)
-    assert not any("times" in text for text in found)
-
-
 def test_lines_without_a_style_get_different_ones_and_a_band_has_its_name_inside():
     own = Line([0, 1], [0, 1], style=Style("#123456", "-", "o"))
     band = Line([1, 2], label="here", kind="band")
@@ -94,34 +75,9 @@ def test_a_curve_shows_accuracy_and_outcomes_in_percent_and_joins_iterations():
     assert [*map(str, learnt.lines[1].get_ydata())] == ["100.0", "nan", "100.0", "nan"]
 
 
-def test_tokens_are_wrapped_and_coloured_by_sign():
-    strips = [("one", [" word"] * 40 + ["$"], [9.0, -9.0] * 20 + [0.0]), ("two", ["a", "b"], [0.1, -0.1])]
-    figure = draw_tokens(strips, furthest=1)
-    [axes] = figure.axes
-    places = [text.get_position() for text in axes.texts if text.get_text() == " word"]
-    assert len({y for _, y in places}) > 2  # more than one row
-    assert max(x for x, _ in places) < figure.get_size_inches()[0]
-    colours = [patch.get_facecolor() for patch in axes.patches]
-    assert [green > red for red, green, *_ in (colours[0], colours[1], colours[-2])] == [True, False, True]
-    assert len(axes.lines) == 21  # below zero: dotted
-    figure.draw_without_rendering()  # a lone dollar sign is no formula
-
-
 def test_panels_stand_in_rows_and_a_figure_is_saved_whole(tmp_path):
     figure = draw([Panel("", "", "", [Line([0], [0])])] * 5, columns=2)
     assert figure.axes[0].get_subplotspec().get_gridspec().get_geometry() == (3, 2)
     save_figure(figure, tmp_path / "figure.png")
     assert imread(tmp_path / "figure.png").shape[2] == 4
     assert [path.name for path in tmp_path.iterdir()] == ["figure.png"]
-
-
-def test_what_two_runs_logged_is_averaged_around_each_step_and_drawn(tmp_path, monkeypatch):
-    monkeypatch.setattr(make_tables, "RESULTS", tmp_path)
-    logged = [dict.fromkeys(make_tables.LOGGED, 0.5) | {"step": n, "grad_norm": n} for n in range(1, 513)]
-    logged[9].pop("weight_neg_q50")  # step 10 has no negative
-    (tmp_path / "iteration-1").mkdir()
-    (tmp_path / "iteration-1" / "metrics.jsonl").write_text("".join(f"{json.dumps(step)}\n" for step in logged))
-    make_tables.measure_weights([tmp_path, tmp_path])
-    assert make_tables.weights().rows[0][1:] == ["0.5"] * 4
-    assert make_tables.weights().rows[-1][1:] == ["10", "10", "102", "102"]  # steps 8 to 12, and 80 to 125
-    assert len(draw(make_tables.healthy_and_sick()).axes) == 4

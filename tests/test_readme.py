@@ -7,7 +7,6 @@ from importlib import import_module
 from pathlib import Path
 from unittest.mock import Mock, patch
 
-import numpy as np
 import pytest
 import tyro
 
@@ -213,16 +212,6 @@ def test_every_section_of_the_analysis_has_a_picture_and_the_command_that_made_i
         assert f"`python toy_bandit.py {name}`" in page
         assert f'<img src="../results/bandit/{name}.png"' in page
         assert (ROOT / "results" / "bandit" / f"{name}.png").stat().st_size < 60_000
-
-
-def test_a_benchmark_s_numbers_stand_beside_the_command_that_repeats_them():
-    measurements, files = PAGES["docs/internals/measurements.md"], (ROOT / "results" / "benchmarks").glob("*.json")
-    for name in sorted({file.stem for file in files} - {"fake_8b_step"}):
-        found = load(f"benchmarks/{name}")
-        section = measurements.partition(f"`{found['command']}`")[2].partition("\n## ")[0]
-        for one in found["comparisons"]:
-            for side, values in one["values"].items():
-                assert f"| {side} | {np.median(values):,.4g} | {min(values):,.4g} | {max(values):,.4g} |" in section
 
 
 def test_the_memory_of_a_step_is_that_of_its_record():

@@ -266,29 +266,6 @@ def test_rates_are_chosen_on_problems_that_no_run_trains_or_tests_on():
     assert longest <= len(gsm8k.load_problems(SMALL.data, "train"))  # so that this holds for the laptop's figures too
 
 
-def test_figure_2_is_where_the_paper_says_the_two_agree():
-    _, figure = pretended("fig2")
-    numbers = {name: value.mean for name, value in figure.numbers.items()}
-    for sign, inside in (("+", "1 <= pi/mu <= 1.2"), ("-", "0.8 <= pi/mu <= 1")):
-        assert numbers[f"R = {sign}1: largest |TOPR - PPO| for {inside}"] == pytest.approx(0, abs=1e-12)
-        assert numbers[f"R = {sign}1: largest slope of PPO where PPO clips"] == pytest.approx(0, abs=1e-12)
-        assert numbers[f"R = {sign}1: largest slope of TOPR where PPO clips"] > 0.9
-    assert numbers["R = +1: largest slope of PPO for pi/mu <= 0.5"] == pytest.approx(1)
-    assert numbers["R = +1: largest slope of TOPR for pi/mu <= 0.5"] > 50  # 1 / ratio, down to 0.01
-    assert figure.data["TOPR, R = -1"][-1] == pytest.approx(-(1 + np.log(2.5)))
-
-
-def test_a_model_that_is_not_trained_is_a_level_line_of_figure_8():
-    others = {name: {"model": name, "iterations": n} for name, n in (("another", 2), ("as it is", 0))}
-    study, figure = pretended("fig8", replace(QUICK, others=others), range(1))
-    assert {key for key, job in study.arms().items() if job.copies is None} == {"uniform", *others}
-    reached = correct(study.runs["another", 0].settings)
-    for key in ("pass@1", "maj@2"):
-        assert [figure.data[key][name]["mean"] for name in others] == [[0.5, reached, reached], [0.5] * 3]
-        assert [figure.shares[f"{name}: {key} after iteration 2"].mean for name in others] == [reached, 0.5]
-    assert [line.label for line in study.panels(figure.data)[0].lines][4:] == list(others)
-
-
 @pytest.mark.slow
 def test_table_2_over_seeds_is_the_mean_of_its_runs_and_two_workers_make_what_one_makes(tmp_path):
     small = replace(QUICK.verifier, problems=4, test_problems=3, n=2, test_samples=2, iterations=1)

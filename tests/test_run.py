@@ -144,15 +144,6 @@ def test_log_mu_of_given_samples_is_used_only_if_it_is_trusted(finished, tmp_pat
         on_samples(folder, file, trust_logmu=is_trusted)
 
 
-@pytest.mark.slow
-def test_a_model_s_files_are_hashed_once(finished, tmp_path, monkeypatch):
-    """The base model samples, scores and begins training."""
-    hashed = []
-    monkeypatch.setattr("pipeline.held.check_folder", hashed.append)
-    experiment(tmp_path, samples=str(finished / SAMPLES), test_data=SMALL.data)
-    assert hashed == [tmp_path / "iteration-1/model-2", tmp_path / MODEL]  # the base model has no checksums
-
-
 def test_the_gradient_is_clipped_to_the_norm_that_is_set(finished, tmp_path):
     """A step of plain gradient descent at rate 1 is then no longer than that."""
     here = on_samples(tmp_path / "run", finished / SAMPLES, optimizer="sgd", lr=1.0, max_norm=1e-3)
@@ -306,8 +297,3 @@ def test_the_command_line_shows_all_settings_and_where_in_the_code_a_fault_is_if
 
 def test_the_engines_are_those_of_the_setting():
     assert set(get_args(EngineName)) == ENGINES.keys()
-
-
-def test_a_folder_s_name_is_cut_and_still_tells_runs_apart():
-    names = {replace(Settings(), model="/long" * 40, seed=seed).default_out(Settings()).name for seed in range(3)}
-    assert [len(name) for name in names] == [120] * 3

@@ -3,6 +3,7 @@
 import random
 from collections import Counter, defaultdict
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import make
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 import train_gsm8k as gsm8k
 from pipeline.evaluation import evaluate
 from pipeline.models.language_model import load_model
-from pipeline.sampling import SamplingParameters, draw_samples, transformers_engine
+from pipeline.sampling import SamplingParameters, draw_samples, prompts_of, transformers_engine
 
 TINY = Path(make.__file__).parent
 
@@ -128,8 +129,9 @@ def test_a_worded_solution_keeps_the_numbers_of_its_plan(wordings, texts):
 )
 def test_the_base_models_leave_something_to_sharpen(model, correct, invalid, maj):
     task = gsm8k.gsm8k_task(gsm8k.Settings(test_problems=500))
-    engine = transformers_engine(load_model(str(TINY / model)), 40_000)
-    samples = draw_samples(task, task.test, 16, engine, SamplingParameters(max_new_tokens=96), 0)
+    lm = load_model(str(TINY / model))
+    prompts, engine = prompts_of(task, task.test, lm, 96), partial(transformers_engine, lm, 40_000)
+    samples = draw_samples(task, prompts, 16, engine, SamplingParameters(max_new_tokens=96), 0)
     found = evaluate(samples, task, 16, seed=0)
     assert correct[0] <= found["correct"] <= correct[1]
     assert invalid[0] <= found["invalid"] <= invalid[1]

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from typing import Literal, get_args
 
@@ -129,7 +128,7 @@ def identify(loss: Callable[..., Tensor]) -> Report:
         adapter, batches, pushed, hypothesis = _call(loss, is_coarse=True)
     loss, corrected = adapted(loss, adapter), []
     if hypothesis is None:
-        hypothesis, corrected = _corrected(loss, batches, pushed, COARSE if is_rounded else FINE)
+        hypothesis, corrected = _corrected(loss, batches, COARSE if is_rounded else FINE)
     width = batches[0].mask.shape[1]
     if hypothesis and math.isclose(abs(hypothesis.power) * width, 1, rel_tol=COARSE):  # a mean over the width
         hypothesis = replace(hypothesis, unit="geometric mean", power=round(hypothesis.power * width))
@@ -205,19 +204,20 @@ def _called(loss: Callable[..., Tensor], form: str, is_coarse: bool) -> tuple[st
     raise errors[0]
 
 
-def _corrected(loss: Loss, batches: Batches, pushed: Pushes, rtol: float) -> tuple[Hypothesis | None, list[str]]:
+def _corrected(loss: Loss, batches: Batches, rtol: float) -> tuple[Hypothesis | None, list[str]]:
     """What the loss is without a mistake that no hypothesis has, and the names of the mistake; or None, []."""
     # In an extra term, ratios of e^40 would leave no digits of the others.
     near = probes(batches[0].logp.dtype, is_coarse=rtol == COARSE, by=0.1)
     with suppress(Exception):  # whatever a foreign loss may raise on a batch of another shape
-        hypothesis = _accepted(pushed, batches, rtol, by_batch=True)
-        if hypothesis and (name := factor_of_batch(partial(push, loss), batches[0])):
-            return hypothesis, [name]
         for names, corrected in corrections(lambda batch: push(loss, batch).double(), near[0], SINGLES):
             chosen = near if "extra term" in names else batches
-            hypothesis = _accepted([corrected(batch) for batch in chosen], chosen, rtol)
-            if hypothesis and (names[0] != "length off by -1" or hypothesis.aggregation == "sequence mean"):
-                return hypothesis, names
+            pushed = [corrected(batch) for batch in chosen]
+            for by_batch in (False, True):
+                hypothesis = _accepted(pushed, chosen, rtol, by_batch)
+                if hypothesis and ("length off by -1" not in names or hypothesis.aggregation == "sequence mean"):
+                    factor = factor_of_batch(corrected, chosen[0]) if by_batch else []
+                    if factor or not by_batch:
+                        return hypothesis, names + factor
     return None, []
 
 
@@ -273,7 +273,8 @@ def _measured(pushed: Tensor, batch: LossInputs, rtol: float) -> Hypothesis | No
     at it. Two values of log pi separate w from w'. All w are relative to that of an on-policy positive.
     """
     # As `probes` orders them: (log-ratio, sign, two values of log pi).
-    far, near = (pushed[:, 0] / pushed[0, 0] / batch.reward)[SINGLES].view(-1, 2, 2).unbind(-1)
+    per_reward = pushed[:, 0] / pushed[0, 0] / batch.reward
+    far, near = per_reward[SINGLES].view(-1, 2, 2).unbind(-1)
     logp_far, logp_near = batch.logp[SINGLES, 0].view(-1, 2, 2).unbind(-1)
     log_ratio = (batch.logp - batch.logmu)[SINGLES, 0].view(-1, 4)[:, 0]
     derivative = (far - near) / (logp_far - logp_near)  # w': (log-ratio, sign), as the weight
@@ -283,15 +284,16 @@ def _measured(pushed: Tensor, batch: LossInputs, rtol: float) -> Hypothesis | No
     is_inverted = bool((weight[0].abs() > weight[-1].abs() + rtol).any())
     if is_inverted:  # the weight rises with mu/pi
         log_ratio, weight = -log_ratio.flip(0), weight.flip(0)
-    fitted = _weight(log_ratio, weight.unbind(1), rtol)
-    if fitted is None:
-        return None
-    limits, power = fitted
-    # One weight of all positives is the unit of the others.
-    unit = limits.a_pos if limits.a_pos == limits.b_pos else 1.0
-    limits = replace(limits, a_pos=limits.a_pos / unit, b_pos=limits.b_pos / unit)
-    power = -power if is_inverted else power
-    return Hypothesis(limits, power, stops_gradient=stops_gradient, negatives=1 / unit)
+    # A factor on negatives may also be a pair of limits. It is the weight of an on-policy negative, the second row.
+    for factor in (1.0, per_reward[1].item()):
+        if fitted := _weight(log_ratio, [weight[:, 0], weight[:, 1] / factor], rtol):
+            limits, power = fitted
+            # One weight of all positives is the unit of the others.
+            unit = limits.a_pos if limits.a_pos == limits.b_pos else 1.0
+            limits = replace(limits, a_pos=limits.a_pos / unit, b_pos=limits.b_pos / unit)
+            power = -power if is_inverted else power
+            return Hypothesis(limits, power, stops_gradient=stops_gradient, negatives=factor / unit)
+    return None
 
 
 def _weight(log_ratio: Tensor, weights: Sequence[Tensor], rtol: float) -> tuple[Limits, float] | None:

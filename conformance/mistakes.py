@@ -89,7 +89,7 @@ Push = Callable[[LossInputs], Tensor]  # a batch -> the push on each token, (B, 
 
 
 def corrections(push: Push, batch: LossInputs, singles: slice) -> Iterator[tuple[list[str], Push]]:
-    """What a loss may do wrong, and its pushes if it did not; `singles`: the rows of single tokens, as in a probe.
+    """What a loss may do wrong, at first nothing, and its pushes if it did not; singles: as SINGLES of a probe.
 
     What is added where all rewards are 0 is an extra term. A token more for each completion makes up for one that is
     left out, or not counted. What is done to log-probabilities or rewards is taken out again.
@@ -97,9 +97,8 @@ def corrections(push: Push, batch: LossInputs, singles: slice) -> Iterator[tuple
     pushed, masked = push(batch), partial(_masked, push)
     names = ["unmasked in the ratio"] * (not torch.allclose(masked(batch), pushed * batch.mask))
     names += ["unmasked in the loss"] * bool(pushed[batch.mask == 0].any())
-    if names:
-        push = masked
-        yield names, push
+    push = masked if names else push
+    yield names, push
     zero, one, large, larger = (_push_at(push, batch, reward) for reward in (0.0, 1.0, 1e3, 1e4))
     changed = ["zero rewards as negatives"] * (zero < -1e-6 * one)
     changed += ["clipped reward"] * math.isclose(large, larger, rel_tol=1e-3)
@@ -140,18 +139,17 @@ def _unclipped(push: Push, batch: LossInputs, inputs: LossInputs) -> Tensor:
     return push(inputs) * torch.tensor(factors, dtype=torch.float64)[which][:, None]
 
 
-def factor_of_batch(push: Push, batch: LossInputs) -> str:
-    """What else than its own reward and ratio changes the push of a completion, by name, of the first two; or ""."""
-    is_other = (torch.arange(len(batch.reward)) > 1).to(batch.reward.dtype)
+def factor_of_batch(push: Push, batch: LossInputs) -> list[str]:
+    """The name, if any, of what else than their own rewards and ratios changes the pushes of the first two rows."""
+    logp, reward, is_other = batch.logp, batch.reward, torch.arange(len(batch.reward)) > 1
     changed = {
-        "normalised weights": batch._replace(logp=batch.logp - is_other[:, None]),
-        "normalised reward": batch._replace(reward=batch.reward * (1 + is_other)),
-        "separate means of positives and negatives": batch._replace(reward=batch.reward * (1 - 2 * is_other)),
-        "mean over non-zero rewards": batch._replace(reward=torch.where(batch.reward == 0, 2.0, batch.reward)),
+        "normalised weights": batch._replace(logp=torch.where(is_other[:, None], logp - 1, logp)),
+        "normalised reward": batch._replace(reward=torch.where(is_other, 2 * reward, reward)),
+        "separate means of positives and negatives": batch._replace(reward=torch.where(is_other, reward.abs(), reward)),
+        "mean over non-zero rewards": batch._replace(reward=torch.where(reward == 0, 2.0, reward)),
     }
     before = push(batch)[:2]
-    names = (name for name, other in changed.items() if not torch.allclose(push(other)[:2], before, rtol=1e-3))
-    return next(names, "")
+    return [name for name, other in changed.items() if not torch.allclose(push(other)[:2], before, rtol=1e-3)][:1]
 
 
 def with_a_token(batch: LossInputs, place: str) -> tuple[LossInputs, Tensor]:

@@ -47,12 +47,17 @@ def blind(loss):
     return lambda p, m, r, mask: loss(p, m, r, torch.ones_like(mask))
 
 
+def rewarded(change):
+    return lambda p, m, r, mask: paper(p, m, change(r), mask)
+
+
 kept = {}  # old log-probabilities; mask and branch are those of each call
 LOSSES = VARIANTS | {  # combinations that public code contains, and limits that are hard to tell apart
-    "tempered + token mean": Hypothesis(power=0.5, aggregation="token mean").loss,
+    "tempered + length off by +1": Hypothesis(power=0.5, aggregation="length off by +1").loss,
     "per-token + frozen weight": Hypothesis(unit="per-token", frozen=("logp", "mask", "reward")).loss,
     "frozen weight + token mean": Hypothesis(frozen=("logp", "mask"), aggregation="token mean").loss,
     "geometric mean + no stop-gradient": Hypothesis(unit="geometric mean", stops_gradient=False).loss,
+    "tis + negatives count 0.5 times": Hypothesis(Limits(0, 1, 0, 1), negatives=0.5).loss,
     "clip 0..infinity": Hypothesis(Limits(1, 1, 0, math.inf)).loss,
     "clip 0.9997..1.0004": Hypothesis(Limits(1, 1, 0.9997, 1.0004)).loss,
     "clip 0.0001..1": Hypothesis(Limits(1, 1, 1e-4, 1)).loss,
@@ -71,7 +76,7 @@ NAMED = [
     ("paper", in_one_precision(torch.float32)),
     ("clip 0.8..1.2", varied(lambda p, m, mask: total(p.float() - m.float(), mask).exp().clamp(0.8, 1.2))),
     ("frozen weight", varied(lambda p, m, mask: tapered(kept.setdefault("logp", p.detach()), m, mask))),
-    (f"tis + {UNMASKED}", blind(LOSSES["tis"]())),
+    (f"token mean + {UNMASKED.split(' + ', 1)[1]} + normalised reward", blind(rewarded(lambda r: r / r.std()))),
     (f"no stop-gradient + {UNMASKED}", blind(variants.no_stop_gradient)),
     (f"geometric mean + {UNMASKED}", blind(variants.geometric_mean)),
     ("batch-mean baseline + token mean", lambda p, m, r, o: variants.token_mean(p, m, r.sub_(r.mean()), o)),
@@ -109,10 +114,6 @@ def cut(of_logp, of_mask):
 def plus(term, loss=paper):
     """The loss, and a term of each token's log pi and log mu: its mean over tokens, then over completions."""
     return lambda p, m, r, mask: loss(p, m, r, mask) + 0.1 * (total(term(p, m), mask) / mask.sum(1)).mean()
-
-
-def rewarded(change):
-    return lambda p, m, r, mask: paper(p, m, change(r), mask)
 
 
 def limited(*limits):
@@ -220,7 +221,6 @@ WRONG = {  # 40 of an engineer's mistakes, then others: the verdict, or by what 
     "negatives normalised": (varied(lambda *i: tapered(*i) / tapered(*i).mean()), "normalised weights", "their mean"),
     "sigmoid, not detached": (surrogate(lambda w, p: p, lambda w, p: w / (1 + w) * p), "V7: ", "detach"),
     "padding in the ratio": (varied(lambda p, m, o: tapered(p, m, o + 1)), "unmasked in the ratio", "align the mask"),
-    "over the length + 1": (varied(length=lambda o: o.sum(1) + 1), "length off by +1", "its own number of tokens"),
     "the last column is cut": (cut(slice(-1), slice(-1)), "token missing at the end", "shift logits"),
     "temperature": (lambda p, *i: paper(p / 0.7, *i), "scaled log-probabilities (logp x 1.429)", "one temperature"),
     "mu over pi": (varied(lambda p, m, o: tapered(m, p, o)), "inverted ratio", "take logp - logmu"),

@@ -181,7 +181,7 @@ PAPER = Settings(
     curve_points=1,  # "measured by evaluating the model at the end of the iteration" (4.2)
 )
 
-PRESETS: Mapping[str, Settings] = MappingProxyType(
+SETTINGS: Mapping[str, Settings] = MappingProxyType(
     {
         "laptop": Settings(),
         "single-gpu": replace(  # ours: a small model on one card of 24 GB, of which a step takes 8.4 (the same count)
@@ -208,7 +208,7 @@ def main(
     name: str,
     description: str,
     task: Callable[[Settings], Task],
-    presets: Mapping[str, Settings] = PRESETS,
+    presets: Mapping[str, Settings] = SETTINGS,
     runs: str | None = None,
 ) -> None:
     """The command line of a task: settings in, a table out; one line and a non-zero exit status on bad input.

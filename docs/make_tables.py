@@ -34,7 +34,7 @@ from pipeline.records import write_file  # noqa: E402
 from pipeline.report import Estimate, Table  # noqa: E402
 from pipeline.settings import Settings  # noqa: E402
 from tasks.verifier import tables as tables_of_verifier  # noqa: E402
-from train_gsm8k import PAPER, PRESETS  # noqa: E402
+from train_gsm8k import PAPER, SETTINGS  # noqa: E402
 
 RESULTS = ROOT / "results"
 PAGES = [ROOT / "README.md", *sorted(RESULTS.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -185,7 +185,7 @@ def settings(first: str) -> Table:
 
     rows = []
     for name in names[names.index(first) : ends[firsts.index(first)]]:
-        values = [shown(getattr(PRESETS[preset], name)) for preset in ("laptop", "paper")]
+        values = [shown(getattr(SETTINGS[preset], name)) for preset in ("laptop", "paper")]
         rows.append([f"`--{name.replace('_', '-')}`", *values, help_of[name]])
     return Table(["option", "laptop", "paper", "meaning"], rows)
 

@@ -16,11 +16,11 @@ from pipeline.plots import CALLED, Style, draw, save_figure
 from pipeline.records import Task, read_text, write_file
 from pipeline.report import Estimate, Table
 from pipeline.settings import TINY, Settings
-from tasks.math import PRESETS as MATH_PRESETS
+from tasks.math import SETTINGS as MATH_SETTINGS
 from tasks.math import math_task
-from tasks.verifier import PRESETS as VERIFIER_PRESETS
+from tasks.verifier import SETTINGS as VERIFIER_SETTINGS
 from tasks.verifier import VerifierSettings
-from train_gsm8k import PRESETS, gsm8k_task
+from train_gsm8k import SETTINGS, gsm8k_task
 
 
 class Arm(NamedTuple):
@@ -34,7 +34,7 @@ class Arm(NamedTuple):
 
 OCHRE, GREY = Style("#8C6D1F", (0, (4, 2, 1, 2)), ">"), Style("#6E6E6E", (0, (2, 1)), "*")
 OF_THE_PAPER = ("topr", "dpo", "ppo", "reinforce")  # Figures 1 and 3
-METHODS = {
+METHOD_ARMS = {
     **{name: Arm(CALLED[name], name, {"method": name}) for name in (*OF_THE_PAPER, "tis", "off_policy")},
     "sft": Arm("SFT on positives", "sft", {"method": "sft"}),
     # ours: neighbours of the paper's methods. AsymRE's mean is that of all samples.
@@ -52,7 +52,7 @@ STYLES_OF_VARIANTS = {  # of the loss, by their names in conformance.variants.VA
 VARIANTS = {name: Arm(name, style, token_loss=name) for name, style in STYLES_OF_VARIANTS.items()}
 # whose accuracy falls from near its best to a half or less from one rate of the grid to the next
 WITH_A_CLIFF = {"reinforce", "asymre", "kl", "dpo", *VARIANTS}
-RATED = METHODS | VARIANTS | {name: Arm(name, "", {"optimizer": name}) for name in ("adamw", "adafactor", "sgd")}
+RATED = METHOD_ARMS | VARIANTS | {name: Arm(name, "", {"optimizer": name}) for name in ("adamw", "adafactor", "sgd")}
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Scale:
 OF_MAJORITIES = {"test_problems": 100, "test_samples": 16, "k": 16}  # how the laptop measures maj@16
 LAPTOP = Scale(
     base=replace(
-        PRESETS["laptop"], problems=160, max_new_tokens=96, tokens_at_once=20_000, test_samples=8, k=4, curve_samples=3
+        SETTINGS["laptop"], problems=160, max_new_tokens=96, tokens_at_once=20_000, test_samples=8, k=4, curve_samples=3
     ),
     rates=(3e-6, 1e-5, 3e-5, 1e-4, 3e-4),
     finer=(1.8e-5, 5.5e-5),
@@ -92,7 +92,7 @@ LAPTOP = Scale(
     clips=(0.1, 100.0),  # a norm of 1 is hardly ever reached
     optimizers={"adamw": 1, "sgd": 1e4},  # one that divides by the gradient's size, and one that does not
     tested={"test_problems": 200, "test_samples": 24},
-    verifier=VERIFIER_PRESETS["laptop"],
+    verifier=VERIFIER_SETTINGS["laptop"],
     other_verifiers=(str(TINY / "base"),),
     # 643 / 96 = 6.7 samples a problem, as the paper's 50,000 / 7,473. n: all compositions choose from the same samples.
     # Three iterations: later more than 91% of the samples are right, and too few negatives are left for a set.
@@ -111,7 +111,7 @@ QUICK = replace(
     tested={"test_samples": 6},
     difficulty=16,
     verifier=replace(
-        VERIFIER_PRESETS["laptop"], problems=8, test_problems=10, train_solutions=4, test_solutions=4, iterations=2
+        VERIFIER_SETTINGS["laptop"], problems=8, test_problems=10, train_solutions=4, test_solutions=4, iterations=2
     ),
     other_verifiers=(),
     iterated={"iterations": 2, "candidates": 16, "n": 16, "examples": 24},
@@ -119,7 +119,7 @@ QUICK = replace(
 DEEPSEEK = "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"
 PAPER = Scale(
     base=replace(  # an epoch over all samples (4.2), and the same intervals after each iteration (ours)
-        PRESETS["paper"], iterations=1, examples=None, curve_points=5, between_samples=None
+        SETTINGS["paper"], iterations=1, examples=None, curve_points=5, between_samples=None
     ),
     rates=(5e-7,),
     shares=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 1.0),
@@ -127,17 +127,17 @@ PAPER = Scale(
     clips=(1.0, 100.0),
     optimizers={"adafactor": 1},
     tested={"test_samples": 64},
-    verifier=VERIFIER_PRESETS["paper"],
+    verifier=VERIFIER_SETTINGS["paper"],
     iterated={"iterations": 5, "examples": 50_000},  # "to N = 50,000 data points" (4.3)
     of_methods={"dpo": {"batch": 16}},  # "a per-GPU batch size of 1" (4.2): a pair is two completions
     others={  # "applied to the more recent DeepSeek 8B model", "the 70B version of Llama 3" (4.3)
         "DeepSeek-R1 8B, Anna Karenina": {"model": DEEPSEEK, "composition": "anna_karenina"},
-        "Llama 3 70B": {"model": VERIFIER_PRESETS["paper"].generator, "iterations": 0, "engine_gpus": 4},  # 141 GB
+        "Llama 3 70B": {"model": VERIFIER_SETTINGS["paper"].generator, "iterations": 0, "engine_gpus": 4},  # 141 GB
     },
 )
 PAPER_MATH = replace(
     PAPER,
-    base=replace(MATH_PRESETS["paper"], iterations=1, examples=None, curve_points=5),
+    base=replace(MATH_SETTINGS["paper"], iterations=1, examples=None, curve_points=5),
     sets={"examples": 50_000, "n": 32},  # "n = 32 candidate solutions" (4.1)
     tested={"test_samples": 16},  # "16 for MATH due to the cost of evaluating" (4.2)
     task=math_task,
@@ -154,7 +154,7 @@ def held_out_task(settings: Settings) -> Task:
 
 def called(method: str, lr: float) -> str:
     """A method's name in legends, with its learning rate: "TOPR, lr 1e-4"."""
-    return f"{METHODS[method].name}, lr {lr:.0e}".replace("e-0", "e-")
+    return f"{METHOD_ARMS[method].name}, lr {lr:.0e}".replace("e-0", "e-")
 
 
 class Figure(NamedTuple):
@@ -209,7 +209,7 @@ class Study:
         wanted = self.scale.decisive.get(type(self).__name__.lower(), 0) if self.decides(arm) else 0
         return range(self.seeds[0], self.seeds[0] + max(len(self.seeds), wanted))
 
-    def job(self, label: str, base: Settings, arm: Arm = METHODS["topr"], **changes: Any) -> Job:
+    def job(self, label: str, base: Settings, arm: Arm = METHOD_ARMS["topr"], **changes: Any) -> Job:
         """The run of an arm: the base with what the arm changes, its method at this scale, and `changes`."""
         of_method = self.scale.of_methods.get(arm.changes.get("method"), {})
         settings = replace(base, **{**arm.changes, **of_method, **changes})

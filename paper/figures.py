@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import topr
-from paper.experiments import METHODS, RATED, Arm, Figure, Study, called
+from paper.experiments import METHOD_ARMS, RATED, Arm, Figure, Study, called
 from paper.methods import Fig1, Fig2, Fig3, Fig4, Variants
 from paper.panels import CORRECT, P_TILDE, TRAINING, Data, accuracy, line, of_arms, of_shares, of_tenths
 from paper.runs import Finished, Job, Jobs, Measured, best_elsewhere, series, sharing_samples
@@ -30,7 +30,7 @@ def by_share(study: Study, wanted: Sequence[tuple[str, float, float]], **changes
         for p in study.scale.shares:
             label = f"share-{method}-{rate:g}-{share:g}-{p:g}"
             here["effective_proportion"] = None if p == share else p  # p~ is the share itself without a baseline
-            arms[method, rate, share, p] = study.job(label, study.scale.base, METHODS[method], **here)
+            arms[method, rate, share, p] = study.job(label, study.scale.base, METHOD_ARMS[method], **here)
     return sharing_samples(arms)
 
 
@@ -117,7 +117,7 @@ class Fig6(Study):
             data[f"p~ = {p:.0%}"] = curves
         shares = {f"{names[m]}, p~ = {p:.0%}": table.mean(arm) for (m, p), arm in arms.items()}
         shares |= {f"TOPR - TIS, p~ = {p:.0%}": table.gain(arms["topr", p], arms["tis", p]) for p in p_tildes}
-        shares |= {f"{METHODS[m].name} - base, p~ = {p:.0%}": table.change(arm) for (m, p), arm in arms.items()}
+        shares |= {f"{METHOD_ARMS[m].name} - base, p~ = {p:.0%}": table.change(arm) for (m, p), arm in arms.items()}
         ends = {arm: table.each(of) for arm, of in arms.items()}  # of some p~ more seeds than these
         highest = {m: [max(ends[m, p][seed] for p in p_tildes) for seed in self.seeds] for m in names}
         shares["TIS - TOPR: highest of all p~"] = Estimate.over_seeds(np.subtract(highest["tis"], highest["topr"]))
@@ -130,7 +130,7 @@ class Fig6(Study):
         panels = [of_shares("set with 10% positive, at the end", data["p~"], ends)]
         for title in [key for key in data if key.startswith("p~ = ")]:
             share, low = title.replace("p~", P_TILDE), data[title]["log-ratio of positives"]
-            panels.append(accuracy(share, data[title]["correct"], METHODS, TRAINING))
+            panels.append(accuracy(share, data[title]["correct"], METHOD_ARMS, TRAINING))
             panels.append(of_tenths(f"positives, {share}", "median log-ratio (nats), 95% interval", low))
         return panels
 
@@ -151,7 +151,7 @@ class Fig7(Study):
                 for method in ("topr", "off_policy"):
                     changes = {"lr": rate, "proportion": 1 - negative, "max_norm": clip, **RATED[optimizer].changes}
                     label = f"fig7-{optimizer}-{negative}-{clip}-{method}"
-                    arms[optimizer, negative, clip, method] = self.job(label, base, METHODS[method], **changes)
+                    arms[optimizer, negative, clip, method] = self.job(label, base, METHOD_ARMS[method], **changes)
         return sharing_samples(arms)
 
     def read(self) -> Figure:
@@ -164,7 +164,7 @@ class Fig7(Study):
         for arm in self.arms():
             optimizer, negative, clip, method = arm
             here = f"{optimizer}, {negative:.0%} negative, clipped at {clip:g}"
-            name = f"{here}, {METHODS[method].name}"
+            name = f"{here}, {METHOD_ARMS[method].name}"
             of_here = data.setdefault(f"{here}, lr {self.rates[optimizer]:g}", {"correct": {}, "gradient norm": {}})
             for what in of_here:
                 of_here[what][method] = table.along(arm, what)
@@ -172,10 +172,10 @@ class Fig7(Study):
             shares[f"{name} - base: correct"] = table.change(arm)
             if method != "topr":
                 other = (*arm[:3], "topr")
-                shares[f"{here}: TOPR - {METHODS[method].name}"] = table.gain(other, arm)
+                shares[f"{here}: TOPR - {METHOD_ARMS[method].name}"] = table.gain(other, arm)
                 largest = [[*table.each(one, "largest gradient norm").values()] for one in (arm, other)]
                 ratio = Estimate.over_seeds(np.subtract(*np.log10(largest)))
-                numbers[f"{here}: log10 of largest gradient norm, {METHODS[method].name} / TOPR"] = ratio
+                numbers[f"{here}: log10 of largest gradient norm, {METHOD_ARMS[method].name} / TOPR"] = ratio
             numbers[f"{name}: largest gradient norm"] = table.mean(arm, "largest gradient norm")
         return Figure(data, shares, numbers)
 
@@ -189,7 +189,7 @@ class Fig7(Study):
             for method, shift in (("topr", 0.15), ("off_policy", -0.15)):
                 curves = [data[key]["correct"][method] for key in keys]
                 ends = {what: [curve[what][-1] for curve in curves] for what in curves[0]}
-                points = line(at, ends, METHODS[method].name, METHODS[method].style)
+                points = line(at, ends, METHOD_ARMS[method].name, METHOD_ARMS[method].style)
                 drawn.append(points._replace(x=points.y, y=at + shift, kind="rows"))
             named = [f"{key.split(', ')[0]}, {key.split(', ')[-1]}" for key in keys]
             options = {"yticks": at, "yticklabels": named, "xlim": (-3, 103), "ylim": (0.5 - len(keys), 0.5)}
@@ -200,7 +200,7 @@ class Fig7(Study):
         return panels
 
 
-COMPOSITIONS = {  # what the control changes depends on the scale, too
+COMPOSITION_ARMS = {  # what the control changes depends on the scale, too
     "uniform": Arm("uniform", "topr", {"composition": "uniform"}),
     "positives_only": Arm("positives only", "sft", {"composition": "positives_only"}),
     "anna_karenina": Arm("Anna Karenina", Style("#882255", (0, (5, 1)), "s"), {"composition": "anna_karenina"}),
@@ -219,7 +219,7 @@ class Fig8(Study):
     def arms(self) -> Jobs:
         base = replace(self.scale.base, lr=self.rates["topr"], curve_points=1, **self.scale.iterated)
         changes = {"control": {"proportion": base.problems / base.examples, "n": base.candidates}}
-        arms = {k: self.job(f"fig8-{k}", base, arm, **changes.get(k, {})) for k, arm in COMPOSITIONS.items()}
+        arms = {k: self.job(f"fig8-{k}", base, arm, **changes.get(k, {})) for k, arm in COMPOSITION_ARMS.items()}
         return {**sharing_samples(arms), **{n: self.job(n, base, **of) for n, of in self.scale.others.items()}}
 
     def read(self) -> Figure:
@@ -231,13 +231,13 @@ class Fig8(Study):
             return {} if run.settings.iterations else {key: run.measured[key] * len(steps) for key in keys}
 
         table, data, shares = self.table(level), {}, {}
-        names = {key: arm.name for key, arm in COMPOSITIONS.items()} | {name: name for name in self.scale.others}
+        names = {key: arm.name for key, arm in COMPOSITION_ARMS.items()} | {name: name for name in self.scale.others}
         for key in keys:
             data[key] = {name: table.along(name, key) for name in names}
             found = {text: [table.mean(name, key, at=i) for i in steps] for name, text in names.items()}
             gains = {
                 f"Anna Karenina - {names[other]}": [table.gain("anna_karenina", other, key, at=i) for i in steps]
-                for other in COMPOSITIONS
+                for other in COMPOSITION_ARMS
                 if other != "anna_karenina"
             }
             gains["uniform - positives only"] = [table.gain("uniform", "positives_only", key, at=i) for i in steps]
@@ -258,7 +258,7 @@ class Fig8(Study):
     def panels(data: Data) -> list[Panel]:
         panels = []
         for key, curves in data.items():
-            arms = {name: COMPOSITIONS.get(name, Arm(name, "")) for name in curves}
+            arms = {name: COMPOSITION_ARMS.get(name, Arm(name, "")) for name in curves}
             drawn = of_arms(curves, arms, lambda y: range(len(y["mean"])))
             panels.append(Panel(key, "iterations", f"{key} (%), 95% interval", drawn, {"xticks": drawn[0].x}))
         return panels

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 import topr
-from paper.experiments import GREY, METHODS, OF_THE_PAPER, RATED, VARIANTS, Arm, Figure, Study, called
+from paper.experiments import GREY, METHOD_ARMS, OF_THE_PAPER, RATED, VARIANTS, Arm, Figure, Study, called
 from paper.panels import CORRECT, EPOCH, WHOLE, Data, accuracy, epoch, line, of_arms
 from paper.runs import Finished, Jobs, Measured, sharing_samples
 from pipeline.evaluation import collect, estimate, wins
@@ -44,7 +44,7 @@ class Fig1(AtBothRates):
     Ours: TIS, plain IS, SFT on positives and three neighbours. On the laptop DPO makes about twice as many steps.
     """
 
-    rated = tuple(METHODS)
+    rated = tuple(METHOD_ARMS)
 
     def read(self) -> Figure:
         def also(run: Finished) -> dict[str, Sequence[float]]:
@@ -53,14 +53,14 @@ class Fig1(AtBothRates):
             return {"fall": [max(curve) - curve[-1]], **clipped}
 
         table, (topr, *others), maj = self.table(also), self.rates.items(), f"maj@{self.scale.base.k}"
-        gains = {f"TOPR - {METHODS[arm[0]].name}, own rates": table.gain(topr, arm) for arm in others}
+        gains = {f"TOPR - {METHOD_ARMS[arm[0]].name}, own rates": table.gain(topr, arm) for arm in others}
         for name in OF_THE_PAPER[1:]:
-            text, arm = METHODS[name].name, (name, topr[1])
+            text, arm = METHOD_ARMS[name].name, (name, topr[1])
             gains[f"TOPR - {text}, one rate"] = table.gain(topr, arm)
             if name != "dpo":
                 gains[f"DPO - {text}, one rate"] = table.gain(("dpo", topr[1]), arm)
             gains[f"{text} - TOPR, one rate: fall from the highest"] = table.gain(arm, topr, "fall")
-        numbers = {f"{METHODS[n].name}: own rate / TOPR's": Estimate.over_seeds([lr / topr[1]]) for n, lr in others}
+        numbers = {f"{METHOD_ARMS[n].name}: own rate / TOPR's": Estimate.over_seeds([lr / topr[1]]) for n, lr in others}
         data: dict[str, Any] = {of: {arm[0]: table.along(arm) for arm in self.kinds[of].items()} for of in self.kinds}
         shares = self.ends(table, "correct") | gains | {f"base: {maj}": table.mean(topr, maj, at=0)}
         for kind, rates in self.kinds.items():
@@ -69,19 +69,21 @@ class Fig1(AtBothRates):
             for at, tenth in ((0, "first"), (-1, "last")):
                 shares[f"PPO, {kind}: clipped samples, {tenth} tenth"] = table.mean(ppo, "clipped", at=at)
             for name in OF_THE_PAPER:
-                shares[f"{METHODS[name].name}, {kind}: {maj} at the end"] = table.mean((name, rates[name]), maj)
+                shares[f"{METHOD_ARMS[name].name}, {kind}: {maj} at the end"] = table.mean((name, rates[name]), maj)
         return Figure(data, shares, numbers)
 
     @staticmethod
     def panels(data: Data) -> list[Panel]:
         """The paper's methods along the epoch. Of the others, which end close together, the ends."""
         own = data["own rate"]
-        panels = [accuracy("TOPR's learning rate for all", data["one rate"], METHODS)]
-        panels.append(accuracy("each at its own learning rate", {name: own[name] for name in OF_THE_PAPER}, METHODS))
+        panels = [accuracy("TOPR's learning rate for all", data["one rate"], METHOD_ARMS)]
+        panels.append(
+            accuracy("each at its own learning rate", {name: own[name] for name in OF_THE_PAPER}, METHOD_ARMS)
+        )
         bounds, neighbours = ("topr", "tis", "off_policy", "sft"), ("topr", "group", "kl", "asymre")
         for title, names in (("other bounds (Table 1)", bounds), ("neighbours (ours)", neighbours)):
             last = {name: {what: of[-1:] for what, of in own[name].items()} for name in reversed(names)}
-            ends = enumerate(of_arms(last, METHODS, lambda _: [0]))
+            ends = enumerate(of_arms(last, METHOD_ARMS, lambda _: [0]))
             drawn = [end._replace(x=end.y, y=[i], kind="rows") for i, end in ends]
             options = {"yticks": [], "ylim": (-0.5, len(names) - 0.5)}
             panels.append(Panel(f"{title}, own rate, at the end", CORRECT, "", drawn, options))
@@ -133,7 +135,7 @@ class Fig3(AtBothRates):
         table, one = self.table(), self.rates["topr"]
         shares = {"base: invalid": table.mean(("topr", one), "invalid", at=0)} | self.ends(table, "invalid")
         changes = {name: table.change((name, one), "invalid") for name in OF_THE_PAPER}
-        shares |= {f"{METHODS[name].name} - base, one rate: invalid": change for name, change in changes.items()}
+        shares |= {f"{METHOD_ARMS[name].name} - base, one rate: invalid": change for name, change in changes.items()}
         data = {name: {o: table.along((name, one), o) for o in get_args(Outcome)} for name in OF_THE_PAPER}
         return Figure(data, shares)
 
@@ -142,12 +144,12 @@ class Fig3(AtBothRates):
         panels = []
         for name, curves in data.items():
             drawn = [line(epoch(y), y, outcome) for outcome, y in curves.items()]
-            panels.append(Panel(METHODS[name].name, EPOCH, "share (%), 95% interval", drawn, WHOLE))
+            panels.append(Panel(METHOD_ARMS[name].name, EPOCH, "share (%), 95% interval", drawn, WHOLE))
         return panels
 
 
 POSITIVES = {
-    "topr": METHODS["topr"],
+    "topr": METHOD_ARMS["topr"],
     "positives_only": Arm("positives only", "sft", {"composition": "positives_only"}),
     "sft": Arm("positives, as many steps", "p5", {"method": "sft"}),  # negatives stay, with weight 0
 }

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from paper.experiments import METHODS, Arm
+from paper.experiments import METHOD_ARMS, Arm
 from paper.runs import Series
 from pipeline.plots import Line, Panel, Style
 
@@ -36,9 +36,9 @@ def of_arms(curves: Mapping[str, Series], arms: Mapping[str, Arm], x: Any = epoc
 
 
 def of_tenths(title: str, ylabel: str, curves: Mapping[str, Series], **options: Any) -> Panel:
-    """What was measured of some of METHODS in tenths of the training, each at its middle."""
+    """What was measured of some of METHOD_ARMS in tenths of the training, each at its middle."""
     middles = {key: [100 * (i + 0.5) / len(y["mean"]) for i in range(len(y["mean"]))] for key, y in curves.items()}
-    drawn = [line(middles[key], y, METHODS[key].name, METHODS[key].style, 1) for key, y in curves.items()]
+    drawn = [line(middles[key], y, METHOD_ARMS[key].name, METHOD_ARMS[key].style, 1) for key, y in curves.items()]
     return Panel(title, TRAINING, ylabel, drawn, options)
 
 

@@ -156,7 +156,7 @@ def math_task(settings: Settings) -> Task:
     )
 
 
-PRESETS = MappingProxyType(
+SETTINGS = MappingProxyType(
     {
         # ours: the tiny model cannot solve such problems
         "laptop": Settings(data=str(TINY / "math"), n=4, test_samples=4, k=2, curve_points=1),
@@ -176,4 +176,4 @@ PRESETS = MappingProxyType(
 
 
 if __name__ == "__main__":
-    main("tasks.math", __doc__, math_task, PRESETS, "runs/math-")
+    main("tasks.math", __doc__, math_task, SETTINGS, "runs/math-")

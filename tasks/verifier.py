@@ -33,7 +33,7 @@ from pipeline.runtime.preflight import check_machine
 from pipeline.runtime.processes import by_rank_zero, command, on_all_ranks, process_group, rank, ranks
 from pipeline.runtime.run_folder import held_folder, read_checked
 from pipeline.settings import TINY, Count, Settings, Several, check, check_engine_gpus, read_settings
-from tasks.math import PRESETS as MATH_PRESETS
+from tasks.math import SETTINGS as MATH_SETTINGS
 from tasks.math import math_task
 from train_gsm8k import experiment, gsm8k_task
 
@@ -108,10 +108,10 @@ class VerifierSettings(Settings):
     """instruction before the question (ours; default: none for models of tiny/, which were trained on the form)"""
 
 
-PRESETS = {
+SETTINGS = {
     "laptop": VerifierSettings(max_new_tokens=96, lr=1e-4, k=1, curve_points=1),  # ours; k = 1: no majority of verdicts
     "paper": replace(
-        VerifierSettings(**vars(MATH_PRESETS["paper"])),
+        VerifierSettings(**vars(MATH_SETTINGS["paper"])),
         generator="meta-llama/Meta-Llama-3-70B-Instruct",  # "we used the 70B model to generate 16 solutions" (4.4)
         generator_gpus=4,  # ours: its weights take 141 GB in bfloat16
         task="math",
@@ -260,7 +260,7 @@ def main() -> None:
     """The command line: settings in, Table 2 and its paired differences out."""
     started = time.monotonic()
     with command("tasks.verifier"):
-        settings = read_settings(sys.argv[1:], PRESETS, __doc__, "runs/verifier-")
+        settings = read_settings(sys.argv[1:], SETTINGS, __doc__, "runs/verifier-")
         results = run(settings)
         if rank() == 0:
             for table in tables(results):

@@ -53,7 +53,7 @@ def test_extract_answer():
 
 
 def test_equal_answers_vote_together_and_others_do_not():
-    task = math.math_task(math.PRESETS["laptop"])
+    task = math.math_task(math.SETTINGS["laptop"])
     texts = [r"\boxed{\sqrt{81}}", r"\boxed{3}", "none", "final answer is 9", r"\boxed{x=5}", r"\boxed{5}"]
     samples = [Sample(problem_id="p", prompt="?", completion=text, reward=-1.0, outcome="incorrect") for text in texts]
     assert collect(samples, task).votes == [[r"\sqrt{81}", "3", None, r"\sqrt{81}", "x=5", "x=5"]]
@@ -176,6 +176,6 @@ def test_the_package_s_shots_are_left_out_of_the_problems(tmp_path):
 def test_a_run_on_our_own_problems(tmp_path, monkeypatch, capsys):
     arguments = "--problems 4 --test-problems 3 --n 2 --max-new-tokens 8".split()
     monkeypatch.setattr("sys.argv", ["tasks.math", *arguments, "--out", str(tmp_path / "run")])
-    math.main("tasks.math", None, math.math_task, math.PRESETS)
+    math.main("tasks.math", None, math.math_task, math.SETTINGS)
     assert "invalid" in capsys.readouterr().out
     assert json.loads((tmp_path / "run" / "results.json").read_text())["before"]["questions"] == 3

@@ -13,7 +13,7 @@ from pipeline.dry_run import counts, hours, plan
 from pipeline.models.language_model import load_model, make_optimizer
 from pipeline.records import InputError, Sample, to_lines
 from pipeline.settings import read_settings
-from train_gsm8k import PRESETS
+from train_gsm8k import SETTINGS
 
 
 def by_name(settings, processes=1):
@@ -52,7 +52,7 @@ def test_the_plan_of_the_paper_s_run(tmp_path):
     """Of a folder with the shapes of Llama 3 8B, the tiny tokenizer, and no weights."""
     load_model(gsm8k.Settings().model).tokenizer.save_pretrained(tmp_path)
     llama_3_8b().save_pretrained(tmp_path)
-    settings = replace(PRESETS["paper"], model=str(tmp_path), data=gsm8k.Settings().data, shots=0)
+    settings = replace(SETTINGS["paper"], model=str(tmp_path), data=gsm8k.Settings().data, shots=0)
     items, parameters = by_name(settings, processes=8), 8_030_261_248  # what the model is known to have
     assert items["parameters P"] == parameters
     held = [items[name] for name in ("weights", "gradients", "optimiser", "gathered weights")]
@@ -63,7 +63,7 @@ def test_the_plan_of_the_paper_s_run(tmp_path):
 
 def test_hours_are_shared_by_the_processes():
     """On one process all 8 sequences of a step; nothing is sent, and a card samples alone."""
-    paper = PRESETS["paper"]
+    paper = SETTINGS["paper"]
     found = counts(paper, problems=7_473, tests=1_319)
     of_processes = (hours(paper, found, llama_3_8b(), 8 * 10**9, n, 1_100, 200) for n in (1, 8))
     one, eight = ({stage: 3600 * value for stage, (value, _) in told.items()} for told in of_processes)
@@ -98,8 +98,8 @@ def test_the_command_prints_the_plan_and_writes_nothing(monkeypatch, capsys, tmp
 
 def test_a_preset_that_does_not_come_first_is_refused():
     out = Path("runs/paper_seed=1")
-    assert read_settings(["paper", "--seed", "1"], PRESETS) == replace(PRESETS["paper"], seed=1, out=out)
+    assert read_settings(["paper", "--seed", "1"], SETTINGS) == replace(SETTINGS["paper"], seed=1, out=out)
     with pytest.raises(InputError, match="single-gpu: is not among this script's presets, paper, laptop"):
-        read_settings(["single-gpu"], {"paper": PRESETS["paper"], "laptop": PRESETS["laptop"]})
+        read_settings(["single-gpu"], {"paper": SETTINGS["paper"], "laptop": SETTINGS["laptop"]})
     with pytest.raises(InputError, match="paper: a preset comes first"):
-        read_settings(["--seed", "1", "paper"], PRESETS)
+        read_settings(["--seed", "1", "paper"], SETTINGS)

@@ -7,10 +7,10 @@ import pytest
 from matplotlib.image import imread
 from matplotlib.text import Text
 
-from paper.experiments import METHODS, VARIANTS
+from paper.experiments import METHOD_ARMS, VARIANTS
 from pipeline.plots import PARAMETERS, STYLES, Line, Panel, Style, draw, draw_curve, lines, save_figure
 
-ARMS, WEIGHTS = ([arm.style for arm in arms.values()] for arms in (METHODS, VARIANTS))
+ARMS, WEIGHTS = ([arm.style for arm in arms.values()] for arms in (METHOD_ARMS, VARIANTS))
 
 
 @pytest.mark.parametrize("styles", [ARMS, ["topr", *WEIGHTS], PARAMETERS, ("correct", "incorrect", "invalid")])

@@ -26,7 +26,7 @@ from pipeline.runtime.processes import process_group
 from tasks import verifier
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-ROOT, PAPER, LLAMA_8B = Path(gsm8k.__file__).parent, gsm8k.PRESETS["paper"], 8_030_261_248
+ROOT, PAPER, LLAMA_8B = Path(gsm8k.__file__).parent, gsm8k.SETTINGS["paper"], 8_030_261_248
 
 
 def told(out, *command, **environment):

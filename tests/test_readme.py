@@ -16,7 +16,7 @@ from docs.make_tables import claims, help_of_settings, load, renewed
 from paper.figures import STUDIES
 from paper.verdicts import NOT_YET, judged
 from pipeline.settings import Settings, check, read_settings
-from train_gsm8k import PRESETS
+from train_gsm8k import SETTINGS
 
 ROOT = Path(__file__).resolve().parent.parent
 LISTED = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -118,7 +118,7 @@ def understand(command):
                 toy_bandit.main(arguments)  # likewise
         case ["python", script, *arguments] if is_task(script):
             module = import_module(script.removesuffix(".py").replace("/", "."))
-            settings = read_settings(arguments, getattr(module, "PRESETS", PRESETS))
+            settings = read_settings(arguments, getattr(module, "SETTINGS", SETTINGS))
             getattr(module, "check_verifier", check)(settings, processes)
         case ["python", script, *_]:
             assert (ROOT / script).is_file()

@@ -23,7 +23,7 @@ import topr
 import train_gsm8k as gsm8k
 from conformance.variants import VARIANTS
 from paper import experiments, figures
-from paper.experiments import LAPTOP, METHODS, PAPER, SCALES
+from paper.experiments import LAPTOP, METHOD_ARMS, PAPER, SCALES
 from paper.figures import STUDIES
 from paper.methods import by_cardinality
 from paper.runs import Finished, Job, Sweep, folder_name, in_seeds, learn_with
@@ -211,15 +211,15 @@ def test_arms_that_a_verdict_hangs_on_have_more_seeds_and_all_have_samples_to_co
 def test_a_method_s_rate_is_the_best_of_the_grid_on_held_out_problems(tmp_path):
     study, _ = pretended("fig1")
     jobs = study.planned().values()  # more runs follow, which depend on the results of these
-    grids = {name: [3e-6, 1e-5, 3e-5, 1e-4, 3e-4] for name in METHODS}
+    grids = {name: [3e-6, 1e-5, 3e-5, 1e-4, 3e-4] for name in METHOD_ARMS}
     for name in ("reinforce", "asymre", "kl", "dpo"):
         grids[name] = [3e-6, 1e-5, 1.8e-5, 3e-5, 5.5e-5, 1e-4, 3e-4]
     assert len(jobs) == sum(map(len, grids.values()))
     assert {(job.task, job.settings.seed, job.token_loss) for job in jobs} == {(experiments.held_out_task, 100, None)}
-    assert set(study.rates) == set(study.tried) == set(METHODS)
+    assert set(study.rates) == set(study.tried) == set(METHOD_ARMS)
     base = replace(LAPTOP.base, seed=100)
     for name, tried in study.tried.items():
-        assert tried == {rate: correct(replace(base, lr=rate, **METHODS[name].changes)) for rate in grids[name]}
+        assert tried == {rate: correct(replace(base, lr=rate, **METHOD_ARMS[name].changes)) for rate in grids[name]}
         assert tried[study.rates[name]] == max(tried.values())
     study.publish("fig1", "fig1", tmp_path)
     recorded = json.loads((tmp_path / "fig1.json").read_text())["learning_rates"]
@@ -308,7 +308,7 @@ def test_all_runs_of_the_paper_s_figures_are_planned():
         found = {(job.task, job.settings.data, job.settings.shots) for job in jobs}
         assert found == {(train_math.math_task, "EleutherAI/hendrycks_math", 4)}
     changes = "--iterations 1 --examples None --curve-points 5 --between-samples None"
-    settings = read_settings(f"paper {changes}".split(), gsm8k.PRESETS)
+    settings = read_settings(f"paper {changes}".split(), gsm8k.SETTINGS)
     assert replace(settings, out=None) == PAPER.base  # Section 4.2's epoch over all samples is a command
 
 

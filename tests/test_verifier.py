@@ -81,7 +81,7 @@ def test_a_verified_vote_by_hand():
 
 SIZES = {"problems": 6, "train_solutions": 3, "n": 2, "iterations": 2}
 SIZES |= {"test_problems": 5, "test_solutions": 4, "test_samples": 2}
-SMALL = replace(verifier.PRESETS["laptop"], **SIZES)
+SMALL = replace(verifier.SETTINGS["laptop"], **SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -163,11 +163,11 @@ def test_what_is_refused(changes, message, tmp_path, monkeypatch):
 
 
 def test_presets_are_the_paper_s_where_it_speaks():
-    for name, settings in [*verifier.PRESETS.items(), *math.PRESETS.items(), *gsm8k.PRESETS.items()]:
+    for name, settings in [*verifier.SETTINGS.items(), *math.SETTINGS.items(), *gsm8k.SETTINGS.items()]:
         (verifier.check_verifier if isinstance(settings, type(SMALL)) else check)(settings, intended_ranks(name))
         assert settings.preset == name
-    paper = verifier.PRESETS["paper"]
+    paper = verifier.SETTINGS["paper"]
     assert (paper.train_solutions, paper.n, paper.test_solutions, paper.test_samples) == (16, 4, 32, 4)
     assert (paper.task, paper.generator_gpus, paper.engine_gpus, paper.examples) == ("math", 4, 1, 480_000)
-    paper = math.PRESETS["paper"]
+    paper = math.SETTINGS["paper"]
     assert (paper.n, paper.shots, paper.test_problems, paper.test_samples, paper.lr) == (32, 4, 500, 16, 5e-7)

@@ -115,11 +115,6 @@ def test_each_tracker_is_tested():
     assert set(READERS) == set(get_args(TrackerName)) == set(track.LIBRARIES)
 
 
-def test_a_finished_run_tells_a_tracker_nothing(run):
-    assert experiment(run(), track="tensorboard")["iterations"]
-    assert not (run() / "tensorboard").exists()
-
-
 @pytest.mark.parametrize(("option", "value", "package"), [("track", "wandb", "wandb"), ("lora", 4, "peft")])
 def test_what_is_not_installed_is_named_before_anything_is_written(tmp_path, monkeypatch, option, value, package):
     monkeypatch.setattr("pipeline.settings.find_spec", lambda name: None)

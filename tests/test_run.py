@@ -77,7 +77,7 @@ def test_a_model_without_weights_knows_what_ends_a_sequence(lm, tmp_path):
 
 
 def test_a_finished_run_is_shown_and_not_made_again_and_refuses_other_settings(finished, capsys):
-    experiment(finished)
+    experiment(finished, track="tensorboard")  # which is told nothing: conftest.py compares the folder
     assert "this run is finished" in capsys.readouterr().out
     with pytest.raises(InputError, match="holds a run with other settings"):
         experiment(finished, seed=1)
@@ -103,21 +103,10 @@ def test_every_setting_reaches_its_loss(changes, expected, tmp_path):
     torch.testing.assert_close(found, known)
 
 
-BFLOAT16 = {"compute": "bfloat16", "gradient_checkpointing": True, "optimizer": "adafactor"}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"method": "ppo", "baseline": -0.5, "micro_batch": 4},
-        BFLOAT16,
-        BFLOAT16 | {"method": "dpo"},
-    ],
-    ids=str,
-)
-def test_every_method_and_option_trains_on_given_samples(finished, tmp_path, changes):
-    folder = on_samples(tmp_path, finished / SAMPLES, **changes)
+def test_pairs_train_in_bfloat16_and_weights_are_kept_in_float32(finished, tmp_path):
+    options = {"method": "dpo", "compute": "bfloat16", "gradient_checkpointing": True, "optimizer": "adafactor"}
+    folder = on_samples(tmp_path, finished / SAMPLES, **options)
     assert (folder / SAMPLES).read_bytes() == (finished / SAMPLES).read_bytes()
     assert {weight.dtype for weight in load_file(folder / MODEL / "model.safetensors").values()} == {torch.float32}
 

@@ -144,37 +144,22 @@ def test_memory_is_the_machine_s_or_the_container_s(tmp_path, monkeypatch):
         assert preflight.free_memory() == left
 
 
-class Gate(http.server.BaseHTTPRequestHandler):
-    """A hub's answer to whoever has not accepted a model's licence."""
-
-    def do_HEAD(self):
-        self.send_response(403)
-        self.send_header("X-Error-Code", "GatedRepo")
-        self.end_headers()
-
-    do_GET = do_HEAD
-
-
-def test_a_hub_that_refuses_or_is_out_of_reach_is_told_with_what_to_do(tmp_path):
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Gate) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        place = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path), "NO_PROXY": "*"}
-        command = tmp_path / "run", "train_gsm8k", "--model", "owner/licensed"
-        lines = [told(*command, **place)[-1], told(*command, **place, HF_HUB_OFFLINE="1")[-1]]
-        server.shutdown()
-    for line, advice in zip(lines, ["`hf auth login`", "`hf download owner/licensed`"], strict=True):
-        assert line.startswith("train_gsm8k: --model owner/licensed: cannot be loaded: ")
-        assert advice in line
-
-
 class Hub(http.server.BaseHTTPRequestHandler):
-    """A hub that has one model. While `stops_after` says so, it falls silent behind so many bytes of the weights."""
+    """A hub that has one model, and another one for those who have accepted its licence. While `stops_after` says so,
+    it falls silent behind so many bytes of the weights.
+    """
 
     protocol_version, folder, commit = "HTTP/1.1", Path(gsm8k.Settings().model), "0" * 40
     stops_after: int | None = None
     released = threading.Event()
 
     def do_GET(self):
+        if "owner/licensed" in self.path:
+            self.send_response(403)
+            self.send_header("X-Error-Code", "GatedRepo")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         file = self.folder / self.path.split("?")[0].rpartition("/")[2]
         content = file.read_bytes() if "/resolve/" in self.path and file.exists() else b"{}"
         if self.path.startswith("/api/"):
@@ -198,25 +183,35 @@ class Hub(http.server.BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
 
-@pytest.mark.slow
-def test_a_hub_that_falls_silent_is_told_and_the_same_command_goes_on(tmp_path):
-    command = [
-        sys.executable,
-        "train_gsm8k.py",
-        *arguments(tmp_path / "run", usual={}, model="owner/model", iterations=0),
-    ]
+@pytest.fixture
+def place(tmp_path):
+    """The environment of a command that is to ask the hub, which answers within a second if at all."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         place = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path), "NO_PROXY": "*"}
-        place |= {"HF_HUB_DOWNLOAD_TIMEOUT": "1"}
-        Hub.stops_after = 1000
-        ended = subprocess.run(command, cwd=ROOT, env=os.environ | place, capture_output=True, text=True)
-        Hub.released.set()
-        assert ended.stderr.splitlines()[-1].startswith("train_gsm8k: --model owner/model: cannot be brought here: ")
-        assert not (tmp_path / "run").exists()
-        Hub.stops_after = None
-        subprocess.run(command, cwd=ROOT, env=os.environ | place, check=True)
+        yield place | {"HF_HUB_DOWNLOAD_TIMEOUT": "1"}
         server.shutdown()
+
+
+def test_a_hub_that_refuses_or_is_out_of_reach_is_told_with_what_to_do(place, tmp_path):
+    command = tmp_path / "run", "train_gsm8k", "--model", "owner/licensed"
+    lines = [told(*command, **place)[-1], told(*command, **place, HF_HUB_OFFLINE="1")[-1]]
+    for line, advice in zip(lines, ["`hf auth login`", "`hf download owner/licensed`"], strict=True):
+        assert line.startswith("train_gsm8k: --model owner/licensed: cannot be loaded: ")
+        assert advice in line
+
+
+@pytest.mark.slow
+def test_a_hub_that_falls_silent_is_told_and_the_same_command_goes_on(place, tmp_path):
+    run = arguments(tmp_path / "run", usual={}, model="owner/model", iterations=0)
+    command = [sys.executable, "train_gsm8k.py", *run]
+    Hub.stops_after = 1000
+    ended = subprocess.run(command, cwd=ROOT, env=os.environ | place, capture_output=True, text=True)
+    Hub.released.set()
+    assert ended.stderr.splitlines()[-1].startswith("train_gsm8k: --model owner/model: cannot be brought here: ")
+    assert not (tmp_path / "run").exists()
+    Hub.stops_after = None
+    subprocess.run(command, cwd=ROOT, env=os.environ | place, check=True)
     assert (tmp_path / "run" / "results.json").exists()
 
 

@@ -131,7 +131,6 @@ def test_a_finished_run_is_printed_and_not_made_again_and_others_are_refused(fin
         verifier.run(replace(SMALL, out=out, seed=1))
 
 
-@pytest.mark.slow
 def test_a_verifier_of_mathematics(tmp_path):
     own = {"task": "math", "data": str(TINY / "math"), "instruction": verifier.INSTRUCTION}
     results = verifier.run(replace(SMALL, **own, iterations=0, max_new_tokens=8, out=tmp_path / "run"))

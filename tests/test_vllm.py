@@ -19,7 +19,7 @@ from killing import finish, lines, started, status, wait
 from runs import SMALL
 
 import train_gsm8k as gsm8k
-from pipeline.models.language_model import META, load_model
+from pipeline.models.language_model import load_model
 from pipeline.records import InputError, Sample, read_records
 from pipeline.sampling import SamplingParameters
 from pipeline.vllm.client import vllm_engine
@@ -76,7 +76,7 @@ def test_a_chat_ends_with_its_turn(python, tmp_path):
     """Llama 3's, whose end of turn neither the tokenizer nor the generation config of this model names."""
     folder = str(save_chat_model(tmp_path / "model", "llama3"))
     settings = replace(SETTINGS, vllm_python=python, model=folder, chat=True)
-    chat = load_model(folder, META, settings)
+    chat = load_model(folder, None, settings)
     prompt = chat.chat.ask("Hi?")
     with vllm_engine(folder, chat, 200, settings, tmp_path / "vllm.log") as engine:
         [found] = drawn(engine, SamplingParameters(max_new_tokens=60), [prompt], n=32, lm=chat)

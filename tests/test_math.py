@@ -171,14 +171,3 @@ def test_the_package_s_shots_are_left_out_of_the_problems(tmp_path):
     assert task.prompt(task.train[0]) == "\n\n".join([*shots, "Problem:\n1 + 1?\n\nSolution:"])
     assert task.visible(" It is 2.\n\nProblem: 3?") == " It is 2.\n"
     assert len(math.math_task(replace(settings, shots=0)).train) == 5
-<<<<<<< HEAD
-
-
-def test_a_run_on_our_own_problems(tmp_path, monkeypatch, capsys):
-    arguments = "--problems 4 --test-problems 3 --n 2 --max-new-tokens 8".split()
-    monkeypatch.setattr("sys.argv", ["tasks.math", *arguments, "--out", str(tmp_path / "run")])
-    math.main("tasks.math", None, math.math_task, math.SETTINGS)
-    assert "invalid" in capsys.readouterr().out
-    assert json.loads((tmp_path / "run" / "results.json").read_text())["before"]["questions"] == 3
-=======
->>>>>>> trims

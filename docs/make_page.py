@@ -34,32 +34,32 @@ FILTERS = {  # of the template: how a number is written
     "percent": lambda share, digits=1: f"{100 * share:.{digits}f}",
     "signed": lambda value: f"{value:+.1f}".replace("-", "−"),
     "small": lambda value: re.sub("e-0*(.+)", r" × 10<sup>−\1</sup>", f"{value:.1e}"),
-    "estimate": lambda of: Estimate(**of).text(100),
+    "estimate": lambda fields: Estimate(**fields).text(100),
 }
 
 
-def of_shares() -> dict[str, Any]:
+def accuracy_by_share() -> dict[str, Any]:
     """The effective shares of Figure 5, and the accuracy that each set reaches with them, at TOPR's learning rate."""
-    found = load("fig5")["data"]
-    return {"p_tilde": found["p~"], "accuracy": found[f"lr {found['own rate']:g}"]}
+    figure = load("fig5")["data"]
+    return {"p_tilde": figure["p~"], "accuracy": figure[f"lr {figure['own rate']:g}"]}
 
 
 def numbers() -> dict[str, Any]:
     """The numbers in the page's text that no file of results has as they are."""
-    page, drawn, shown = load("page"), load("laptop")["iterations"][0]["dataset"]["drawn"], of_shares()
-    log_ratios, of_negatives = page["completions"][1]["log_ratio"]["topr"][-1], astuple(PRESETS["topr"])[2:]
+    page, drawn, shown = load("page"), load("laptop")["iterations"][0]["dataset"]["drawn"], accuracy_by_share()
+    log_ratios, limits = page["completions"][1]["log_ratio"]["topr"][-1], astuple(PRESETS["topr"])[2:]
     gains = [Estimate(**gain) for gain in load("map")["places"].values()]
     ahead = [100 * gain.mean for gain in gains if gain.mean > gain.half_width]
     return {
         "negative_share": 1 - drawn["positive"] / drawn["samples"],
         "map": f"{len(ahead)} of {len(gains)} of these, by {min(ahead):.1f} to {max(ahead):.1f} points",
-        "weight": float(importance_weight(sum(log_ratios), *of_negatives)),
-        "per_token_weight": importance_weight(torch.tensor(log_ratios), *of_negatives).mean().item(),
-        "geometric_weight": importance_weight(torch.tensor(log_ratios).mean(), *of_negatives).item(),
+        "weight": float(importance_weight(sum(log_ratios), *limits)),
+        "per_token_weight": importance_weight(torch.tensor(log_ratios), *limits).mean().item(),
+        "geometric_weight": importance_weight(torch.tensor(log_ratios).mean(), *limits).item(),
         "lr": f"{page['settings']['lr']:g}".replace("e-0", "e-"),
         "best_share": {  # by % of positives in the set
-            of: max(zip(shown["accuracy"][f"{of}% positive"]["mean"], shown["p_tilde"], strict=True))[1]
-            for of in (10, 50)
+            percent: max(zip(shown["accuracy"][f"{percent}% positive"]["mean"], shown["p_tilde"], strict=True))[1]
+            for percent in (10, 50)
         },
     }
 
@@ -68,11 +68,11 @@ def made() -> str:
     """The page."""
     results = {name: load(name) for name in ("page", "laptop", "methods", "fig1", "fig5", "variants")} | numbers()
     files = {file.name: file.read_text(encoding="utf-8").strip() for file in SOURCES.iterdir()}
-    of_methods, styles, made_by = results["methods"], {}, "python train_gsm8k.py --method"
+    methods, styles, made_by = results["methods"], {}, "python train_gsm8k.py --method"
     content = {
         "page": {name: results["page"][name] for name in ("seen", "curves", "questions", "completions")},
-        "fig5": of_shares(),
-        "compared": {name: of_methods[f"{made_by} {name}"]["iterations"][0]["curve"] for name in ("sft", "tis")},
+        "fig5": accuracy_by_share(),
+        "compared": {name: methods[f"{made_by} {name}"]["iterations"][0]["curve"] for name in ("sft", "tis")},
         "variants": results["variants"]["tables"]["weights"]["rows"],
     }
     for name, (colour, dashes, _) in (STYLES | {name: arm.style for name, arm in VARIANTS.items()}).items():

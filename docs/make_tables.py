@@ -53,14 +53,14 @@ def tables_of(name: str) -> dict[str, str]:
     >>> tables_of("fig2")["made"]
     '`python reproduce.py fig2 --preset laptop --seeds 3 --seed 0`: no runs.'
     """
-    found = load(name)
-    count, commits = found["runs"], ", ".join(f"`{commit}`" for commit in found["commits"])
-    cost = f"{count} runs, {found['core_minutes']:.0f} core-minutes, commits {commits}" if count else "no runs"
-    tables = {key: Table(**of).markdown() for key, of in found["tables"].items()}
-    if "numbers" in found:
-        of = [{key: Estimate(**x) for key, x in found[kind].items()} for kind in ("shares", "numbers")]
-        tables["numbers"] = Figure({}, *of).table().markdown()
-    return tables | {"made": f"`{found['command']}`: {cost}."}
+    content = load(name)
+    count, commits = content["runs"], ", ".join(f"`{commit}`" for commit in content["commits"])
+    cost = f"{count} runs, {content['core_minutes']:.0f} core-minutes, commits {commits}" if count else "no runs"
+    tables = {key: Table(**fields).markdown() for key, fields in content["tables"].items()}
+    if "numbers" in content:
+        estimates = [{key: Estimate(**x) for key, x in content[kind].items()} for kind in ("shares", "numbers")]
+        tables["numbers"] = Figure({}, *estimates).table().markdown()
+    return tables | {"made": f"`{content['command']}`: {cost}."}
 
 
 def laptop() -> Table:
@@ -105,10 +105,10 @@ def claims() -> list[Judged]:
 
 def findings(pages: str = "", docs: str = "../docs/", is_chosen: bool = False) -> Table:
     """Every claim and its verdict, or those chosen for the README; then the analysis, which is no measurement."""
-    found = table([claim for claim in claims() if "readme" in claim.row or not is_chosen], load, pages)
+    measured = table([claim for claim in claims() if "readme" in claim.row or not is_chosen], load, pages)
     what, ours = "Propositions 3.1 and 3.2, Appendices B and C", "`python toy_bandit.py` checks each statement"
     row = [f"[Analysis]({docs}analysis.md)", what, "", ours, "", "**agrees**"]
-    return found._replace(rows=[*found.rows, row])
+    return measured._replace(rows=[*measured.rows, row])
 
 
 def chosen() -> Table:
@@ -119,20 +119,20 @@ def chosen() -> Table:
 
 def counted() -> str:
     """How many claims have each verdict, the row of the analysis included."""
-    told = [re.match(r"\*\*(.+?)\*\*", row[-1])[1] for row in findings().rows]
-    return "; ".join(f"{told.count(name)} **{name}**" for name in dict.fromkeys([*VERDICTS, *told]) if name in told)
+    names = [re.match(r"\*\*(.+?)\*\*", row[-1])[1] for row in findings().rows]
+    return "; ".join(f"{names.count(name)} **{name}**" for name in dict.fromkeys([*VERDICTS, *names]) if name in names)
 
 
 def in_numbers(name: str) -> str:
     """Up to six numbers of a figure's claims, in a line; the table of claims has all."""
-    found = [claim for claim in claims() if claim.row["figure"] == name and claim.found][:6]
-    return "; ".join(f"{claim.row['short']}: **{claim.ours(load)}** ({claim.verdict})" for claim in found)
+    measured = [claim for claim in claims() if claim.row["figure"] == name and claim.estimate][:6]
+    return "; ".join(f"{claim.row['short']}: **{claim.ours(load)}** ({claim.verdict})" for claim in measured)
 
 
 def headline() -> str:
     """Where TOPR and others end in Figure 1, each at its best learning rate, and what negatives add on the map."""
     figure, naive = load("fig1"), "naive REINFORCE"
-    rates = {name: best_rate(of) for name, of in figure["learning_rates"].items()}
+    rates = {name: best_rate(tried) for name, tried in figure["learning_rates"].items()}
     wanted = (("topr", "TOPR"), ("sft", "SFT on positives"), ("reinforce", naive), ("reinforce", "TOPR"))
     keys = [f"{called(method, float(rates[name]))}: correct at the end" for method, name in wanted]
     topr, sft, best, at_topr_s = (Estimate(**figure["shares"][key]).text(100, unit=" %", within=(0, 1)) for key in keys)
@@ -150,7 +150,7 @@ def rates() -> list[Panel]:
     styles, panels = {arm.name: arm.style for arm in RATED.values()}, []
     for title, name in (("methods", "fig1"), ("variants of TOPR's weight (ours)", "variants")):
         tried = load(name)["learning_rates"].items()
-        drawn = [Line([*map(float, of)], [100 * x for x in of.values()], arm, styles[arm]) for arm, of in tried]
+        drawn = [Line([*map(float, grid)], [100 * x for x in grid.values()], arm, styles[arm]) for arm, grid in tried]
         options = {"xscale": "log", "ylim": (-3, 100)}
         panels.append(Panel(title, "learning rate", "correct (%), held-out problems, one seed", drawn, options))
     return panels
@@ -166,9 +166,9 @@ def stages() -> Table:
     """The time of each stage on eight H100s, for docs/gpu.md's first command and for the preset `paper`."""
     first = replace(PAPER, problems=64, examples=512, iterations=2, test_problems=64)
     model = llama_3_8b(), 8_030_261_248, 8, 1_100, COMPLETION * PAPER.max_new_tokens
-    found = [hours(run, counts(run, run.problems, run.test_problems), *model) for run in (first, PAPER)]
-    rows = [[stage, f"{60 * time:.1f}", f"{found[1][stage][0]:.1f}", how] for stage, (time, how) in found[0].items()]
-    sums = [sum(of for of, _ in run.values()) for run in found]
+    times = [hours(run, counts(run, run.problems, run.test_problems), *model) for run in (first, PAPER)]
+    rows = [[stage, f"{60 * time:.1f}", f"{times[1][stage][0]:.1f}", how] for stage, (time, how) in times[0].items()]
+    sums = [sum(time for time, _ in run.values()) for run in times]
     rows.append(["all", f"{60 * sums[0]:.0f}", f"{sums[1]:.1f}", ""])
     return Table(["stage", "first run (minutes)", "`paper` (hours)", "assumed"], rows)
 
@@ -213,7 +213,7 @@ def weights() -> Table:
     runs, steps = content["runs"], content["steps"]
     cells = [(step, name) for step in (10, 100) for name in runs]
     shown = ("weight_neg_q50", "log_ratio_pos_q05", "grad_norm")
-    rows = [[LOGGED[of], *(f"{runs[name][of][steps.index(step)]:.3g}" for step, name in cells)] for of in shown]
+    rows = [[LOGGED[key], *(f"{runs[name][key][steps.index(step)]:.3g}" for step, name in cells)] for key in shown]
     return Table(["metric", *(f"step {step}: {name}" for step, name in cells)], rows)
 
 
@@ -222,11 +222,11 @@ def healthy_and_sick() -> list[Panel]:
     content = load("weights")
     (topr, naive), steps = content["runs"].values(), content["steps"]
     y = {f"TOPR, {label}": topr[f"weight_neg_{q}"] for label, q in (("95 %", "q95"), ("median", "q50"), ("5 %", "q05"))}
-    of_all = lines(steps, y | {"naive REINFORCE, all": naive["weight_neg_q50"]}, "topr topr topr reinforce")
-    panels = [Panel("weight of negatives", "optimiser step", "weight", of_all, {"xscale": "log"})]
+    curves = lines(steps, y | {"naive REINFORCE, all": naive["weight_neg_q50"]}, "topr topr topr reinforce")
+    panels = [Panel("weight of negatives", "optimiser step", "weight", curves, {"xscale": "log"})]
     for metric, unit, scale in zip([*LOGGED][3:], ("nats", "nats", "norm"), ("symlog", "symlog", "log"), strict=True):
-        of_both = lines(steps, {"topr": topr[metric], "reinforce": naive[metric]})
-        panels.append(Panel(LOGGED[metric], "optimiser step", unit, of_both, {"xscale": "log", "yscale": scale}))
+        curves = lines(steps, {"topr": topr[metric], "reinforce": naive[metric]})
+        panels.append(Panel(LOGGED[metric], "optimiser step", unit, curves, {"xscale": "log", "yscale": scale}))
     return panels
 
 
@@ -236,7 +236,7 @@ TABLES = {table.__name__: table for table in named} | {  # of a marker's name: w
     "verifier": lambda name: "\n\n".join(table.markdown() for table in tables_of_verifier(load(name))),
     "claims": chosen,
     "numbers": in_numbers,
-    "metrics": lambda: Table(["metric", "what it is"], [[f"`{name}`", of.meaning] for name, of in METRICS.items()]),
+    "metrics": lambda: Table(["metric", "what it is"], [[f"`{name}`", each.meaning] for name, each in METRICS.items()]),
 }
 
 
@@ -245,8 +245,8 @@ def renewed(text: str) -> str:
 
     def new(match: re.Match[str]) -> str:
         marker, name, argument, end = match.groups()
-        file, _, of_file = name.partition(".")
-        made = tables_of(file)[of_file] if of_file else TABLES[name](*argument.split())
+        file, _, key = name.partition(".")
+        made = tables_of(file)[key] if key else TABLES[name](*argument.split())
         return f"{marker}\n{made if isinstance(made, str) else made.markdown()}\n\n{end}"
 
     return BLOCK.sub(new, text)

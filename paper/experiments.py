@@ -33,9 +33,9 @@ class Arm(NamedTuple):
 
 
 OCHRE, GREY = Style("#8C6D1F", (0, (4, 2, 1, 2)), ">"), Style("#6E6E6E", (0, (2, 1)), "*")
-OF_THE_PAPER = ("topr", "dpo", "ppo", "reinforce")  # Figures 1 and 3
+PAPER_METHODS = ("topr", "dpo", "ppo", "reinforce")  # Figures 1 and 3
 METHOD_ARMS = {
-    **{name: Arm(CALLED[name], name, {"method": name}) for name in (*OF_THE_PAPER, "tis", "off_policy")},
+    **{name: Arm(CALLED[name], name, {"method": name}) for name in (*PAPER_METHODS, "tis", "off_policy")},
     "sft": Arm("SFT on positives", "sft", {"method": "sft"}),
     # ours: neighbours of the paper's methods. AsymRE's mean is that of all samples.
     "group": Arm("TOPR, group-mean baseline", Style("#7B3FA0", (0, (5, 1)), "<"), {"baseline_from": "group"}),  # GRPO's
@@ -73,12 +73,12 @@ class Scale:
     passes: int = 1  # over the sets of Figures 6 and 7; paper: one epoch (4.2)
     difficulty: int = 128  # Figure 9: samples a question (App. D)
     other_verifiers: tuple[str, ...] = ()  # base models of Table 2 besides the verifier's own
-    of_methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # settings that a method's runs change
+    method_changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # method -> settings that it changes
     others: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # Figure 8: settings of other models' runs
     task: Callable[[Settings], Task] = gsm8k_task
 
 
-OF_MAJORITIES = {"test_problems": 100, "test_samples": 16, "k": 16}  # how the laptop measures maj@16
+MAJORITY_SETTINGS = {"test_problems": 100, "test_samples": 16, "k": 16}  # how the laptop measures maj@16
 LAPTOP = Scale(
     base=replace(
         SETTINGS["laptop"], problems=160, max_new_tokens=96, tokens_at_once=20_000, test_samples=8, k=4, curve_samples=3
@@ -96,7 +96,7 @@ LAPTOP = Scale(
     other_verifiers=(str(TINY / "base"),),
     # 643 / 96 = 6.7 samples a problem, as the paper's 50,000 / 7,473. n: all compositions choose from the same samples.
     # Three iterations: later more than 91% of the samples are right, and too few negatives are left for a set.
-    iterated={"iterations": 3, "problems": 96, "examples": 643, "n": 64, **OF_MAJORITIES},
+    iterated={"iterations": 3, "problems": 96, "examples": 643, "n": 64, **MAJORITY_SETTINGS},
 )
 QUICK = replace(
     LAPTOP,
@@ -129,7 +129,7 @@ PAPER = Scale(
     tested={"test_samples": 64},
     verifier=VERIFIER_SETTINGS["paper"],
     iterated={"iterations": 5, "examples": 50_000},  # "to N = 50,000 data points" (4.3)
-    of_methods={"dpo": {"batch": 16}},  # "a per-GPU batch size of 1" (4.2): a pair is two completions
+    method_changes={"dpo": {"batch": 16}},  # "a per-GPU batch size of 1" (4.2): a pair is two completions
     others={  # "applied to the more recent DeepSeek 8B model", "the 70B version of Llama 3" (4.3)
         "DeepSeek-R1 8B, Anna Karenina": {"model": DEEPSEEK, "composition": "anna_karenina"},
         "Llama 3 70B": {"model": VERIFIER_SETTINGS["paper"].generator, "iterations": 0, "engine_gpus": 4},  # 141 GB
@@ -172,8 +172,8 @@ class Figure(NamedTuple):
         for what, value in self.numbers.items():
             digits, lowest = 1 if value.mean >= 1 else 3, 0 if min(value.each, default=-1) >= 0 else -math.inf
             is_largest = what.endswith("largest gradient norm")
-            found = value.spread(digits) if is_largest else value.text(digits=digits, within=(lowest, math.inf))
-            rows.append([what, found])
+            text = value.spread(digits) if is_largest else value.text(digits=digits, within=(lowest, math.inf))
+            rows.append([what, text])
         return Table([name, "95% interval over seeds; or its seeds; of largest norms median and range"], rows)
 
 
@@ -182,7 +182,7 @@ class Study:
     `panels(data)`, the picture, from Figure.data alone: it can be drawn anew without a run.
 
     rated: those of RATED whose learning rates it needs. After `make`, rates has these, tried what each rate that was
-    tried reached, runs the finished run of each (arm, seed), and of_rates those by which the rates were chosen.
+    tried reached, runs the finished run of each (arm, seed), and rate_runs those by which the rates were chosen.
     """
 
     rated: Sequence[str] = ("topr",)
@@ -194,7 +194,7 @@ class Study:
             rates = scale.rates + scale.finer * (name in WITH_A_CLIFF)
             self.grids[name] = sorted(rate * scale.optimizers.get(name, 1) for rate in rates)
         self.rates = {name: grid[0] for name, grid in self.grids.items()}
-        self.tried, self.runs, self.of_rates = {}, {}, {}
+        self.tried, self.runs, self.rate_runs = {}, {}, {}
 
     def arms(self) -> Jobs:
         """The run of each arm."""
@@ -211,8 +211,8 @@ class Study:
 
     def job(self, label: str, base: Settings, arm: Arm = METHOD_ARMS["topr"], **changes: Any) -> Job:
         """The run of an arm: the base with what the arm changes, its method at this scale, and `changes`."""
-        of_method = self.scale.of_methods.get(arm.changes.get("method"), {})
-        settings = replace(base, **{**arm.changes, **of_method, **changes})
+        method_changes = self.scale.method_changes.get(arm.changes.get("method"), {})
+        settings = replace(base, **{**arm.changes, **method_changes, **changes})
         return Job(label, settings, self.scale.task, token_loss=arm.token_loss)
 
     def rate_arms(self) -> Jobs:
@@ -230,10 +230,10 @@ class Study:
 
     def make(self, sweep: Sweep) -> None:
         """Make those of its runs that are not there. A learning rate is the one with most correct held-out answers."""
-        self.of_rates = sweep.make(self.rate_arms())
-        if self.of_rates:
+        self.rate_runs = sweep.make(self.rate_arms())
+        if self.rate_runs:
             for name, grid in self.grids.items():
-                self.tried[name] = {rate: self.of_rates[name, rate].measured["correct"][-1] for rate in grid}
+                self.tried[name] = {rate: self.rate_runs[name, rate].measured["correct"][-1] for rate in grid}
                 self.rates[name] = max(grid, key=self.tried[name].__getitem__)
         self.runs = sweep.make(in_seeds(self.arms(), self.seeds_of))
 
@@ -244,8 +244,8 @@ class Study:
     def publish(self, name: str, command: str, out: Path) -> None:
         """Write NAME.json and NAME.png into `out`, and print the numbers worth a sentence."""
         file, figure = out / f"{name}.json", self.read()
-        costs = [*{run.settings.out: run.cost for run in (*self.of_rates.values(), *self.runs.values())}.values()]
-        tried = {RATED[n].name: {f"{rate:g}": share for rate, share in of.items()} for n, of in self.tried.items()}
+        costs = [*{run.settings.out: run.cost for run in (*self.rate_runs.values(), *self.runs.values())}.values()]
+        tried = {RATED[n].name: {f"{rate:g}": share for rate, share in each.items()} for n, each in self.tried.items()}
         content = {
             "figure": name,
             "command": command,

@@ -11,7 +11,7 @@ import numpy as np
 import topr
 from paper.experiments import METHOD_ARMS, RATED, Arm, Figure, Study, called
 from paper.methods import Fig1, Fig2, Fig3, Fig4, Variants
-from paper.panels import CORRECT, P_TILDE, TRAINING, Data, accuracy, line, of_arms, of_shares, of_tenths
+from paper.panels import CORRECT, P_TILDE, TRAINING, Data, accuracy, arm_lines, line, shares_panel, tenths_panel
 from paper.runs import Finished, Job, Jobs, Measured, best_elsewhere, series, sharing_samples
 from pipeline.compositions import rewards_of_groups
 from pipeline.plots import Line, Panel, Style
@@ -56,17 +56,17 @@ class Fig5(Study):
 
     def read(self) -> Figure:
         table = self.table(lambda run: {"realised": [run.results["iterations"][0]["training"]["realised_share"]]})
-        own, p_tildes = self.rates["topr"], self.scale.shares
-        data: dict[str, Any] = {"p~": list(p_tildes), "own rate": own, "realised share": {}}
+        topr_rate, p_tildes = self.rates["topr"], self.scale.shares
+        data: dict[str, Any] = {"p~": list(p_tildes), "own rate": topr_rate, "realised share": {}}
         shares = {}
         for name, share in SETS.items():
-            shares |= {f"{name}, p~ = {p:.0%}": table.mean(("topr", own, share, p)) for p in p_tildes}
+            shares |= {f"{name}, p~ = {p:.0%}": table.mean(("topr", topr_rate, share, p)) for p in p_tildes}
             for rate in self.neighbours:
                 arms = {p: ("topr", rate, share, p) for p in p_tildes}
                 data.setdefault(f"lr {rate:g}", {})[name] = series(map(table.mean, arms.values()))
                 realised = series(table.mean(arm, "realised") for arm in arms.values())
                 data["realised share"].setdefault(f"lr {rate:g}", {})[name] = realised
-                for at in ["TOPR's rate"] * (rate == own) + ["lowest rate"] * (rate == min(self.neighbours)):
+                for at in ["TOPR's rate"] * (rate == topr_rate) + ["lowest rate"] * (rate == min(self.neighbours)):
                     each = {p: [*table.each(arm).values()] for p, arm in arms.items()}
                     gains = {
                         f"p~ = 20% - p~ = {p:.0%}": table.gain(arms.get(0.2), arms.get(p)) for p in (0.01, 0.8, 1.0)
@@ -75,11 +75,11 @@ class Fig5(Study):
                     shares |= {f"{name}, {at}: {pair}": gain for pair, gain in gains.items() if gain}
         for p, sampled, other in ((0.1, 0.1, 0.5), (0.5, 0.5, 0.1)):
             if p in p_tildes:
-                gain = table.gain(("topr", own, sampled, p), ("topr", own, other, p))
+                gain = table.gain(("topr", topr_rate, sampled, p), ("topr", topr_rate, other, p))
                 shares[f"p~ = {p:.0%} by sampling - by a baseline"] = gain
-        curves = [[table.each(("topr", own, share, p)) for p in p_tildes] for share in SETS.values()]
+        curves = [[table.each(("topr", topr_rate, share, p)) for p in p_tildes] for share in SETS.values()]
         both = [[[end[seed] for end in curve] for curve in curves] for seed in self.seeds]
-        correlation = Estimate.over_seeds(float(np.corrcoef(of_sets)[0, 1]) for of_sets in both)
+        correlation = Estimate.over_seeds(float(np.corrcoef(two_curves)[0, 1]) for two_curves in both)
         return Figure(data, shares, {"correlation of the two sets over p~": correlation})
 
     @staticmethod
@@ -88,7 +88,7 @@ class Fig5(Study):
         for title in [key for key in data if key.startswith("lr")]:
             best = " (TOPR's best)" * (title == f"lr {data['own rate']:g}")
             sets = {named: data[title][named[0]] for named in zip(SETS, ("p1", "p3"), strict=True)}
-            panels.append(of_shares(f"{title}{best}", data["p~"], sets, paper))
+            panels.append(shares_panel(f"{title}{best}", data["p~"], sets, paper))
         return panels
 
 
@@ -118,7 +118,7 @@ class Fig6(Study):
         shares = {f"{names[m]}, p~ = {p:.0%}": table.mean(arm) for (m, p), arm in arms.items()}
         shares |= {f"TOPR - TIS, p~ = {p:.0%}": table.gain(arms["topr", p], arms["tis", p]) for p in p_tildes}
         shares |= {f"{METHOD_ARMS[m].name} - base, p~ = {p:.0%}": table.change(arm) for (m, p), arm in arms.items()}
-        ends = {arm: table.each(of) for arm, of in arms.items()}  # of some p~ more seeds than these
+        ends = {key: table.each(arm) for key, arm in arms.items()}  # of some p~ more seeds than these
         highest = {m: [max(ends[m, p][seed] for p in p_tildes) for seed in self.seeds] for m in names}
         shares["TIS - TOPR: highest of all p~"] = Estimate.over_seeds(np.subtract(highest["tis"], highest["topr"]))
         return Figure(data, shares)
@@ -127,11 +127,11 @@ class Fig6(Study):
     def panels(data: Data) -> list[Panel]:
         names = {key: key.partition(",")[0] for key, y in data.items() if "mean" in y}
         ends = {(name, name.lower()): data[key] for key, name in names.items()}
-        panels = [of_shares("set with 10% positive, at the end", data["p~"], ends)]
+        panels = [shares_panel("set with 10% positive, at the end", data["p~"], ends)]
         for title in [key for key in data if key.startswith("p~ = ")]:
             share, low = title.replace("p~", P_TILDE), data[title]["log-ratio of positives"]
             panels.append(accuracy(share, data[title]["correct"], METHOD_ARMS, TRAINING))
-            panels.append(of_tenths(f"positives, {share}", "median log-ratio (nats), 95% interval", low))
+            panels.append(tenths_panel(f"positives, {share}", "median log-ratio (nats), 95% interval", low))
         return panels
 
 
@@ -157,17 +157,17 @@ class Fig7(Study):
     def read(self) -> Figure:
         def norms(run: Finished) -> dict[str, Sequence[float]]:
             each = np.array([step["grad_norm"] for step in run.steps])
-            found = {"largest gradient norm": [each.max()], "steps clipped": [(each > run.settings.max_norm).mean()]}
-            return found | {"gradient norm": run.by_tenth("grad_norm")}
+            summary = {"largest gradient norm": [each.max()], "steps clipped": [(each > run.settings.max_norm).mean()]}
+            return summary | {"gradient norm": run.by_tenth("grad_norm")}
 
         table, data, shares, numbers = self.table(norms), {}, {}, {}
         for arm in self.arms():
             optimizer, negative, clip, method = arm
             here = f"{optimizer}, {negative:.0%} negative, clipped at {clip:g}"
             name = f"{here}, {METHOD_ARMS[method].name}"
-            of_here = data.setdefault(f"{here}, lr {self.rates[optimizer]:g}", {"correct": {}, "gradient norm": {}})
-            for what in of_here:
-                of_here[what][method] = table.along(arm, what)
+            curves = data.setdefault(f"{here}, lr {self.rates[optimizer]:g}", {"correct": {}, "gradient norm": {}})
+            for what in curves:
+                curves[what][method] = table.along(arm, what)
             shares |= {f"{name}: {what}": table.mean(arm, what) for what in ("correct", "invalid", "steps clipped")}
             shares[f"{name} - base: correct"] = table.change(arm)
             if method != "topr":
@@ -196,7 +196,7 @@ class Fig7(Study):
             panels.append(Panel(f"{setting}, at the end", CORRECT, "", drawn, options))
         for key in [key for key in data if "60% negative" in key]:
             norms = data[key]["gradient norm"]
-            panels.append(of_tenths(key, "gradient norm, mean over a tenth", norms, yscale="log"))
+            panels.append(tenths_panel(key, "gradient norm, mean over a tenth", norms, yscale="log"))
         return panels
 
 
@@ -220,7 +220,7 @@ class Fig8(Study):
         base = replace(self.scale.base, lr=self.rates["topr"], curve_points=1, **self.scale.iterated)
         changes = {"control": {"proportion": base.problems / base.examples, "n": base.candidates}}
         arms = {k: self.job(f"fig8-{k}", base, arm, **changes.get(k, {})) for k, arm in COMPOSITION_ARMS.items()}
-        return {**sharing_samples(arms), **{n: self.job(n, base, **of) for n, of in self.scale.others.items()}}
+        return sharing_samples(arms) | {n: self.job(n, base, **settings) for n, settings in self.scale.others.items()}
 
     def read(self) -> Figure:
         uniform = [self.runs["uniform", seed] for seed in self.seeds_of("uniform")]
@@ -234,7 +234,7 @@ class Fig8(Study):
         names = {key: arm.name for key, arm in COMPOSITION_ARMS.items()} | {name: name for name in self.scale.others}
         for key in keys:
             data[key] = {name: table.along(name, key) for name in names}
-            found = {text: [table.mean(name, key, at=i) for i in steps] for name, text in names.items()}
+            means = {text: [table.mean(name, key, at=i) for i in steps] for name, text in names.items()}
             gains = {
                 f"Anna Karenina - {names[other]}": [table.gain("anna_karenina", other, key, at=i) for i in steps]
                 for other in COMPOSITION_ARMS
@@ -242,13 +242,13 @@ class Fig8(Study):
             }
             gains["uniform - positives only"] = [table.gain("uniform", "positives_only", key, at=i) for i in steps]
             for i in steps[1:]:
-                shares |= {f"{text}: {key} after iteration {i}": each[i] for text, each in (found | gains).items()}
+                shares |= {f"{text}: {key} after iteration {i}": each[i] for text, each in (means | gains).items()}
             for text, each in gains.items():
-                of_steps = np.array([gain.each for gain in each[1:]])
-                first = Estimate.over_seeds(of_steps[:3].mean(0))  # later the problems run out
+                step_gains = np.array([gain.each for gain in each[1:]])
+                first = Estimate.over_seeds(step_gains[:3].mean(0))  # later the problems run out
                 shares[f"{text}: {key}, mean of iterations 1 to 3"] = first
                 shares[f"{text}: {key}, last iteration"] = each[-1]
-                shares[f"{text}: {key}, last iteration - first"] = Estimate.over_seeds(of_steps[-1] - of_steps[0])
+                shares[f"{text}: {key}, last iteration - first"] = Estimate.over_seeds(step_gains[-1] - step_gains[0])
         drawn = [run.results["iterations"][0]["dataset"]["drawn"] for run in uniform]
         to_draw = Estimate.over_seeds(50_000 * counts["samples"] / counts["positive"] for counts in drawn)
         numbers = {"samples to draw for 50,000 positives (uniform sampling trains on any 50,000)": to_draw}
@@ -259,7 +259,7 @@ class Fig8(Study):
         panels = []
         for key, curves in data.items():
             arms = {name: COMPOSITION_ARMS.get(name, Arm(name, "")) for name in curves}
-            drawn = of_arms(curves, arms, lambda y: range(len(y["mean"])))
+            drawn = arm_lines(curves, arms, lambda y: range(len(y["mean"])))
             panels.append(Panel(key, "iterations", f"{key} (%), 95% interval", drawn, {"xticks": drawn[0].x}))
         return panels
 
@@ -285,7 +285,7 @@ class Fig9(Study):
         return {**by_share(self, [("topr", self.rates["topr"], 0.5)]), **bases}
 
     def read(self) -> Figure:
-        weights, shares, hardest, own = {}, {}, {}, self.rates["topr"]
+        weights, shares, hardest, topr_rate = {}, {}, {}, self.rates["topr"]
         sampled = [self.runs["training", seed].tested(0) for seed in self.seeds]
         positives = [sum(sample.reward >= 0 for sample in samples) / len(samples) for samples in sampled]
         for p in (0.05, 0.1, 0.2, 0.5, 0.8, 1.0):
@@ -298,15 +298,15 @@ class Fig9(Study):
         heavier = Estimate.over_seeds(hardest[0.1] - hardest[0.8])
         shares["p~ = 10% - p~ = 80%: weight of the three hardest buckets"] = heavier
         thirds = {
-            p: [by_third(self.runs["test", seed], self.runs[("topr", own, 0.5, p), seed]) for seed in self.seeds]
+            p: [by_third(self.runs["test", seed], self.runs[("topr", topr_rate, 0.5, p), seed]) for seed in self.seeds]
             for p in self.scale.shares
         }
         data = {**weights, "p~": list(thirds)}
         for number, third in enumerate(THIRDS):
-            found = {p: Estimate.over_seeds(of_seed[number] for of_seed in each) for p, each in thirds.items()}
-            shares |= {f"{third}, p~ = {p:.0%}: correct": value for p, value in found.items()}
-            data[third] = series(found.values())
-        gap = {p: np.array([easiest - hard for hard, _, easiest in of_seeds]) for p, of_seeds in thirds.items()}
+            estimates = {p: Estimate.over_seeds(accuracy[number] for accuracy in each) for p, each in thirds.items()}
+            shares |= {f"{third}, p~ = {p:.0%}: correct": value for p, value in estimates.items()}
+            data[third] = series(estimates.values())
+        gap = {p: np.array([easiest - hard for hard, _, easiest in each]) for p, each in thirds.items()}
         if {0.2, 0.8} <= {*gap}:
             narrower = Estimate.over_seeds(gap[0.8] - gap[0.2])
             shares["p~ = 80% - p~ = 20%: easiest third - hardest third, correct"] = narrower
@@ -321,14 +321,14 @@ class Fig9(Study):
         thirds = {(third, style): data[third] for third, style in THIRDS.items()}
         return [
             Panel("what an average question weighs", *axes, drawn, {"ylim": (0, 1.1 * highest)}),
-            of_shares("test questions after training", data["p~"], thirds),
+            shares_panel("test questions after training", data["p~"], thirds),
         ]
 
 
 def by_third(base: Finished, trained: Finished) -> list[float]:
     """Accuracy after training on the third of the test questions that is hardest for the base, the next, the last."""
     groups = [rewards_of_groups(run.tested(run.last_step)).values() for run in (base, trained)]
-    before, after = (np.array([np.mean([r > 0 for r in rewards]) for rewards in of_run]) for of_run in groups)
+    before, after = (np.array([np.mean([r > 0 for r in rewards]) for rewards in questions]) for questions in groups)
     hardest_first = after[np.argsort(before, kind="stable")]
     return [float(third.mean()) for third in np.array_split(hardest_first, 3)]
 
@@ -344,10 +344,10 @@ def weight_by_difficulty(samples: Sequence[Sample], baseline: float, buckets: in
     [5.0, nan]
     """
     weights: list[list[float]] = [[] for _ in range(buckets)]
-    for of_question in rewards_of_groups(samples).values():
-        correct = sum(reward > 0 for reward in of_question)
-        bucket = min(correct * buckets // len(of_question), buckets - 1)
-        weights[bucket].append(sum(abs(reward - baseline) for reward in of_question))
+    for rewards in rewards_of_groups(samples).values():
+        correct = sum(reward > 0 for reward in rewards)
+        bucket = min(correct * buckets // len(rewards), buckets - 1)
+        weights[bucket].append(sum(abs(reward - baseline) for reward in rewards))
     return [sum(bucket) / len(bucket) if bucket else math.nan for bucket in weights]
 
 
@@ -364,9 +364,9 @@ class Table2(Study):
     def read(self) -> Figure:
         data = {name: [self.runs[name, seed].results for seed in self.seeds] for name in self.arms()}
         shares = {}
-        for name, found in data.items():
-            table = rows_of_table2(found)
-            for row, columns in found[0]["table2"].items():
+        for name, results in data.items():
+            table = rows_of_table2(results)
+            for row, columns in results[0]["table2"].items():
                 shares |= {f"{name}, {row}: {column}": table.mean(row, column) for column in columns}
             shares[f"{name}, TOPR - base: {ACCURACY}"] = table.gain("topr", "base", ACCURACY)
             shares[f"{name}, TOPR - constant verdict: {ACCURACY}"] = table.gain("topr", CONSTANT, ACCURACY)
@@ -378,16 +378,16 @@ class Table2(Study):
     @staticmethod
     def panels(data: Data) -> list[Panel]:
         panels = []
-        for name, found in data.items():
-            table, rows = rows_of_table2(found), found[0]["table2"]
+        for name, results in data.items():
+            table, rows = rows_of_table2(results), results[0]["table2"]
             cells = {row: {column: table.mean(row, column).record() for column in rows[row]} for row in rows}
             panels.append(to_panel(cells)._replace(title=f"base verifier: {name}"))
         return panels
 
 
-def rows_of_table2(found: Sequence[Mapping[str, Any]]) -> Measured:
-    """What runs of one verifier say of each row of the table; found: the results of each run."""
-    rows = [(row, seed, cells) for seed, results in enumerate(found) for row, cells in results["table2"].items()]
+def rows_of_table2(results: Sequence[Mapping[str, Any]]) -> Measured:
+    """What runs of one verifier say of each row of the table; results: those of each run."""
+    rows = [(row, seed, cells) for seed, run in enumerate(results) for row, cells in run["table2"].items()]
     return Measured((row, seed, {name: [cell["mean"]] for name, cell in cells.items()}) for row, seed, cells in rows)
 
 

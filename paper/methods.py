@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 import topr
-from paper.experiments import GREY, METHOD_ARMS, OF_THE_PAPER, RATED, VARIANTS, Arm, Figure, Study, called
-from paper.panels import CORRECT, EPOCH, WHOLE, Data, accuracy, epoch, line, of_arms
+from paper.experiments import GREY, METHOD_ARMS, PAPER_METHODS, RATED, VARIANTS, Arm, Figure, Study, called
+from paper.panels import CORRECT, EPOCH, WHOLE, Data, accuracy, arm_lines, epoch, line
 from paper.runs import Finished, Jobs, Measured, sharing_samples
 from pipeline.evaluation import collect, estimate, wins
 from pipeline.methods import ppo_loss
@@ -21,7 +21,7 @@ from pipeline.report import Estimate, Table
 class AtBothRates(Study):
     """Arms (name, learning rate): each at its own rate, and those of `at_one` at TOPR's too."""
 
-    at_one: Sequence[str] = OF_THE_PAPER
+    at_one: Sequence[str] = PAPER_METHODS
 
     @property
     def kinds(self) -> dict[str, Mapping[str, float]]:
@@ -54,36 +54,36 @@ class Fig1(AtBothRates):
 
         table, (topr, *others), maj = self.table(also), self.rates.items(), f"maj@{self.scale.base.k}"
         gains = {f"TOPR - {METHOD_ARMS[arm[0]].name}, own rates": table.gain(topr, arm) for arm in others}
-        for name in OF_THE_PAPER[1:]:
+        for name in PAPER_METHODS[1:]:
             text, arm = METHOD_ARMS[name].name, (name, topr[1])
             gains[f"TOPR - {text}, one rate"] = table.gain(topr, arm)
             if name != "dpo":
                 gains[f"DPO - {text}, one rate"] = table.gain(("dpo", topr[1]), arm)
             gains[f"{text} - TOPR, one rate: fall from the highest"] = table.gain(arm, topr, "fall")
         numbers = {f"{METHOD_ARMS[n].name}: own rate / TOPR's": Estimate.over_seeds([lr / topr[1]]) for n, lr in others}
-        data: dict[str, Any] = {of: {arm[0]: table.along(arm) for arm in self.kinds[of].items()} for of in self.kinds}
+        data = {kind: {arm[0]: table.along(arm) for arm in rates.items()} for kind, rates in self.kinds.items()}
         shares = self.ends(table, "correct") | gains | {f"base: {maj}": table.mean(topr, maj, at=0)}
         for kind, rates in self.kinds.items():
             ppo = ("ppo", rates["ppo"])
             data.setdefault("clipped", {})[kind] = table.along(ppo, "clipped")
             for at, tenth in ((0, "first"), (-1, "last")):
                 shares[f"PPO, {kind}: clipped samples, {tenth} tenth"] = table.mean(ppo, "clipped", at=at)
-            for name in OF_THE_PAPER:
+            for name in PAPER_METHODS:
                 shares[f"{METHOD_ARMS[name].name}, {kind}: {maj} at the end"] = table.mean((name, rates[name]), maj)
         return Figure(data, shares, numbers)
 
     @staticmethod
     def panels(data: Data) -> list[Panel]:
         """The paper's methods along the epoch. Of the others, which end close together, the ends."""
-        own = data["own rate"]
+        curves = data["own rate"]
         panels = [accuracy("TOPR's learning rate for all", data["one rate"], METHOD_ARMS)]
         panels.append(
-            accuracy("each at its own learning rate", {name: own[name] for name in OF_THE_PAPER}, METHOD_ARMS)
+            accuracy("each at its own learning rate", {name: curves[name] for name in PAPER_METHODS}, METHOD_ARMS)
         )
         bounds, neighbours = ("topr", "tis", "off_policy", "sft"), ("topr", "group", "kl", "asymre")
         for title, names in (("other bounds (Table 1)", bounds), ("neighbours (ours)", neighbours)):
-            last = {name: {what: of[-1:] for what, of in own[name].items()} for name in reversed(names)}
-            ends = enumerate(of_arms(last, METHOD_ARMS, lambda _: [0]))
+            last = {name: {what: values[-1:] for what, values in curves[name].items()} for name in reversed(names)}
+            ends = enumerate(arm_lines(last, METHOD_ARMS, lambda _: [0]))
             drawn = [end._replace(x=end.y, y=[i], kind="rows") for i, end in ends]
             options = {"yticks": [], "ylim": (-0.5, len(names) - 0.5)}
             panels.append(Panel(f"{title}, own rate, at the end", CORRECT, "", drawn, options))
@@ -120,7 +120,7 @@ class Fig2(Study):
     def panels(data: Data) -> list[Panel]:
         panels = []
         for name in ("R = +1", "R = -1"):
-            drawn = [Line(data["ratio"], data[f"{of}, {name}"], of, of.lower()) for of in ("TOPR", "PPO")]
+            drawn = [Line(data["ratio"], data[f"{label}, {name}"], label, label.lower()) for label in ("TOPR", "PPO")]
             title, y = name.replace("-", "−"), "objective of one sequence"
             panels.append(Panel(title, r"$\pi / \mu$", y, drawn, {"ylim": (-2.6, 2.6)}))
         return panels
@@ -129,14 +129,14 @@ class Fig2(Study):
 class Fig3(AtBothRates):
     """Shares of correct, incorrect and invalid completions over the epoch, all at TOPR's learning rate."""
 
-    rated = OF_THE_PAPER
+    rated = PAPER_METHODS
 
     def read(self) -> Figure:
         table, one = self.table(), self.rates["topr"]
         shares = {"base: invalid": table.mean(("topr", one), "invalid", at=0)} | self.ends(table, "invalid")
-        changes = {name: table.change((name, one), "invalid") for name in OF_THE_PAPER}
+        changes = {name: table.change((name, one), "invalid") for name in PAPER_METHODS}
         shares |= {f"{METHOD_ARMS[name].name} - base, one rate: invalid": change for name, change in changes.items()}
-        data = {name: {o: table.along((name, one), o) for o in get_args(Outcome)} for name in OF_THE_PAPER}
+        data = {name: {o: table.along((name, one), o) for o in get_args(Outcome)} for name in PAPER_METHODS}
         return Figure(data, shares)
 
     @staticmethod
@@ -167,13 +167,13 @@ class Fig4(Study):
 
         def at_the_end(run: Finished) -> dict[str, Sequence[float]]:
             tested = [collect(run.tested(at), self.scale.task(run.settings)) for at in (0, run.last_step)]
-            base, majority = ([estimate(wins, of, k, run.settings.seed).mean for k in ks] for of in tested)
+            base, majority = ([estimate(wins, answers, k, run.settings.seed).mean for k in ks] for answers in tested)
             bins = by_cardinality(tested[1].correct)
             right = [(sample.prompt, sample.completion) for sample in run.tested(0) if sample.reward > 0]
-            few, still = ((of.correct.sum(1) <= 4) for of in tested)
-            found = {"maj@n": majority, "base maj@n": base, "cardinality": bins, "few": [sum(bins[:2])]}
-            found |= {"still few": [still[few].mean()], "ahead": [tested[1].correct.mean() - base[-1]]}
-            return found | {"vote": [base[-1] - base[0]], "distinct": [len(set(right)) / max(len(right), 1)]}
+            few, still = ((answers.correct.sum(1) <= 4) for answers in tested)
+            measured = {"maj@n": majority, "base maj@n": base, "cardinality": bins, "few": [sum(bins[:2])]}
+            measured |= {"still few": [still[few].mean()], "ahead": [tested[1].correct.mean() - base[-1]]}
+            return measured | {"vote": [base[-1] - base[0]], "distinct": [len(set(right)) / max(len(right), 1)]}
 
         table, last = self.table(at_the_end), f"maj@{ks[-1]}"
         shares = {f"{arm.name}: correct at the end": table.mean(key) for key, arm in POSITIVES.items()}
@@ -190,7 +190,7 @@ class Fig4(Study):
         shares["base: distinct texts among right ones"] = table.mean("topr", "distinct")
         votes = [table.each("topr", "maj@n", at) for at in range(len(ks))]
         needed = [  # twice the most that is measured, where that does not suffice
-            next((k for k, of_k in zip(ks, votes, strict=True) if of_k[seed] >= wanted), 2 * ks[-1])
+            next((k for k, by_seed in zip(ks, votes, strict=True) if by_seed[seed] >= wanted), 2 * ks[-1])
             for seed, wanted in table.each("positives_only", "maj@n").items()
         ]
         numbers = {f"samples of TOPR for {last} of positives only": Estimate.over_seeds(needed)}
@@ -204,15 +204,15 @@ class Fig4(Study):
     @staticmethod
     def panels(data: Data) -> list[Panel]:
         ks, bins = data["n"], range(len(data["cardinality"]["topr"]["mean"]))
-        of_n = {"xscale": "log", "xticks": ks, "xticklabels": ks}
-        of_bins = {"xticks": bins, "xticklabels": ["0", *(f"{4 * i + 1}-{4 * i + 4}" for i in bins[:-1])]}
+        n_axis = {"xscale": "log", "xticks": ks, "xticklabels": ks}
+        bin_axis = {"xticks": bins, "xticklabels": ["0", *(f"{4 * i + 1}-{4 * i + 4}" for i in bins[:-1])]}
         solved, share = "correct completions of a problem", "problems (%), 95% interval"
-        counted = of_arms(data["cardinality"], POSITIVES, lambda _: bins)
-        majority = of_arms(data["maj@n"], POSITIVES | {"base": Arm("base", GREY)}, lambda _: ks)
+        counted = arm_lines(data["cardinality"], POSITIVES, lambda _: bins)
+        majority = arm_lines(data["maj@n"], POSITIVES | {"base": Arm("base", GREY)}, lambda _: ks)
         return [
-            Panel("accuracy", EPOCH, CORRECT, of_arms(data["correct"], POSITIVES)),
-            Panel("self-consistency", "n", "maj@n (%), 95% interval", majority, of_n),
-            Panel("test problems by correct completions", solved, share, counted, of_bins),
+            Panel("accuracy", EPOCH, CORRECT, arm_lines(data["correct"], POSITIVES)),
+            Panel("self-consistency", "n", "maj@n (%), 95% interval", majority, n_axis),
+            Panel("test problems by correct completions", solved, share, counted, bin_axis),
         ]
 
 
@@ -245,8 +245,8 @@ class Variants(AtBothRates):
                 if name != "topr":
                     shares[f"{here} - topr"] = table.gain(arm, topr)
         for name, lr in self.rates.items():
-            one, own = (name, topr[1]), (name, lr)
-            ends = [table.mean(*of).text(100, unit=" %") for of in ((one,), (one, "invalid"), (own,))]
+            one, best = (name, topr[1]), (name, lr)
+            ends = [table.mean(*cell).text(100, unit=" %") for cell in ((one,), (one, "invalid"), (best,))]
             rows.append([f"`{name}`", *ends[:2], f"{lr:g}", ends[2]])
         head = ["weight", "correct at the end", "invalid at the end", "own learning rate", "correct with that"]
         return Figure(data, shares, tables={"weights": Table(head, rows)})
@@ -260,6 +260,6 @@ class Variants(AtBothRates):
         panels = []
         for kind, title in titles.items():
             for outcome in ("correct", "invalid"):
-                drawn = of_arms({name: curves[outcome] for name, curves in data[kind].items()}, RATED)
+                drawn = arm_lines({name: curves[outcome] for name, curves in data[kind].items()}, RATED)
                 panels.append(Panel(f"{outcome}, {title}", EPOCH, f"{outcome} (%), 95% interval", drawn, WHOLE))
         return panels

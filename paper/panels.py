@@ -21,7 +21,7 @@ def line(x: Sequence[float], y: Series, label: str, style: Style | str = "", sca
     True
     """
     mean, half_width = (scale * np.array(y[name], float) for name in ("mean", "half_width"))
-    each = [[scale * value for value in of_point] for of_point in y.get("each", ())]
+    each = [[scale * value for value in values] for values in y.get("each", ())]
     return Line(x, mean, label, style, half_width=None if np.isnan(half_width).all() else half_width, each=each)
 
 
@@ -30,12 +30,12 @@ def epoch(y: Series) -> list[float]:
     return [100 * i / (len(y["mean"]) - 1) for i in range(len(y["mean"]))]
 
 
-def of_arms(curves: Mapping[str, Series], arms: Mapping[str, Arm], x: Any = epoch) -> list[Line]:
+def arm_lines(curves: Mapping[str, Series], arms: Mapping[str, Arm], x: Any = epoch) -> list[Line]:
     """A line for each of some arms, with its name and style; x: a function of a line's points."""
     return [line(x(y), y, arms[key].name, arms[key].style) for key, y in curves.items()]
 
 
-def of_tenths(title: str, ylabel: str, curves: Mapping[str, Series], **options: Any) -> Panel:
+def tenths_panel(title: str, ylabel: str, curves: Mapping[str, Series], **options: Any) -> Panel:
     """What was measured of some of METHOD_ARMS in tenths of the training, each at its middle."""
     middles = {key: [100 * (i + 0.5) / len(y["mean"]) for i in range(len(y["mean"]))] for key, y in curves.items()}
     drawn = [line(middles[key], y, METHOD_ARMS[key].name, METHOD_ARMS[key].style, 1) for key, y in curves.items()]
@@ -44,10 +44,10 @@ def of_tenths(title: str, ylabel: str, curves: Mapping[str, Series], **options: 
 
 def accuracy(title: str, curves: Mapping[str, Series], arms: Mapping[str, Arm], x: str = EPOCH) -> Panel:
     """Accuracy along the training with each of some arms."""
-    return Panel(title, x, CORRECT, of_arms(curves, arms), {"ylim": (-3, 100)})
+    return Panel(title, x, CORRECT, arm_lines(curves, arms), {"ylim": (-3, 100)})
 
 
-def of_shares(title: str, p_tildes: Sequence[float], y: Mapping[tuple[str, str], Series], *also: Line) -> Panel:
+def shares_panel(title: str, p_tildes: Sequence[float], y: Mapping[tuple[str, str], Series], *also: Line) -> Panel:
     """Accuracy against the effective share of positives p~; y: by label and style of its line."""
     ticks, x = [1, 2, 5, 10, 20, 50, 100], [100 * p for p in p_tildes]
     options = {"xscale": "log", "xticks": ticks, "xticklabels": ticks, "ylim": (-3, 100)}

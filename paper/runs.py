@@ -94,19 +94,19 @@ def print_jobs(name: str, jobs: Jobs, usual: Sequence[Settings]) -> None:
     for job in jobs.values():
         by_label[job.label][folder_name(job)] = job
     rows = []
-    for label, of_label in by_label.items():
-        job, *_ = of_label.values()
-        settings, seeds = job.settings, " ".join(str(job.settings.seed) for job in of_label.values())
-        of_kind = next(asdict(one) for one in usual if type(one) is type(settings))
-        here = asdict(settings) | {"seed": of_kind["seed"], "token_loss": job.token_loss}
-        changed = {name: value for name, value in here.items() if value != of_kind.get(name)}
+    for label, runs in by_label.items():
+        job, *_ = runs.values()
+        settings, seeds = job.settings, " ".join(str(job.settings.seed) for job in runs.values())
+        defaults = next(asdict(one) for one in usual if type(one) is type(settings))
+        here = asdict(settings) | {"seed": defaults["seed"], "token_loss": job.token_loss}
+        changed = {name: value for name, value in here.items() if value != defaults.get(name)}
         differing = " ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in changed.items())
         problems, tests, drawn = settings.problems, settings.test_problems, 0
         if isinstance(settings, VerifierSettings):
             problems, tests = problems * settings.train_solutions, tests * settings.test_solutions
             drawn = problems + tests  # solutions
-        found = counts(settings, problems, tests)
-        rows.append([label, seeds, differing, f"{found.sampled + drawn:,}", f"{settings.iterations * found.steps:,}"])
+        total = counts(settings, problems, tests)
+        rows.append([label, seeds, differing, f"{total.sampled + drawn:,}", f"{settings.iterations * total.steps:,}"])
     Table([name, "seeds", "differs in", "samples", "steps"], rows).print()
 
 
@@ -125,8 +125,8 @@ class Finished:
 
     def by_tenth(self, name: str) -> list[float]:
         """The mean of a number of metrics.jsonl in each tenth of the training, or at each step if there are fewer."""
-        found = np.array([step.get(name, np.nan) for step in self.steps])
-        return [float(np.nanmean(part)) for part in np.array_split(found, min(10, len(found)))]
+        values = np.array([step.get(name, np.nan) for step in self.steps])
+        return [float(np.nanmean(part)) for part in np.array_split(values, min(10, len(values)))]
 
     @property
     def last_step(self) -> int:
@@ -150,9 +150,9 @@ class Finished:
         iterations, before = self.results["iterations"], self.results["before"]
         entries = [before, *(iteration["after"] for iteration in iterations)]
         curve = iterations[0]["curve"] if iterations else entries
-        found = {name: [point[name] for point in curve] for name, value in before.items() if isinstance(value, float)}
+        shares = {name: [point[name] for point in curve] for name, value in before.items() if isinstance(value, float)}
         estimates = [name for name, value in before.items() if isinstance(value, dict)]
-        return found | {name: [entry[name]["mean"] for entry in entries] for name in estimates}
+        return shares | {name: [entry[name]["mean"] for entry in entries] for name in estimates}
 
 
 Series = dict[str, list[Any]]  # a line of a figure in its file: mean, half_width and the seeds' values at each point
@@ -165,8 +165,8 @@ def series(points: Iterable[Estimate]) -> Series:
     {'mean': [2.0, 2.0, None], 'half_width': [12.706, None, None], 'each': [[1.0, 3.0], [], []]}
     """
     points, clean = [*points], lambda x: None if x is None or math.isnan(x) else x
-    found = {name: [clean(getattr(point, name)) for point in points] for name in ("mean", "half_width")}
-    return found | {"each": [[x for x in point.each if not math.isnan(x)] for point in points]}
+    intervals = {name: [clean(getattr(point, name)) for point in points] for name in ("mean", "half_width")}
+    return intervals | {"each": [[x for x in point.each if not math.isnan(x)] for point in points]}
 
 
 def best_elsewhere(each: Mapping[float, Sequence[float]], other: float) -> Estimate | None:
@@ -177,7 +177,7 @@ def best_elsewhere(each: Mapping[float, Sequence[float]], other: float) -> Estim
     >>> best_elsewhere({0.1: [1.0, 5.0], 0.2: [2.0, 3.0], 0.5: [0.0, 4.0]}, other=0.5).each  # 0.1, then 0.2
     (1.0, -1.0)
     """
-    values, seeds = np.array([of for key, of in each.items() if key != other]), range(len(each.get(other, ())))
+    values, seeds = np.array([values for key, values in each.items() if key != other]), range(len(each.get(other, ())))
     if len(seeds) < 2:
         return None
     chosen = [np.delete(values, seed, axis=1).mean(1).argmax() for seed in seeds]
@@ -209,8 +209,8 @@ class Measured:
     def gain(self, arm: Hashable, other: Hashable, what: str = "correct", at: int = -1) -> Estimate | None:
         """One arm minus another over the seeds that both have, whose runs share their samples; None without any."""
         one, two = self.each(arm, what, at), self.each(other, what, at)
-        found = [one[seed] - two[seed] for seed in one if seed in two]
-        return Estimate.over_seeds(found) if found else None
+        differences = [one[seed] - two[seed] for seed in one if seed in two]
+        return Estimate.over_seeds(differences) if differences else None
 
     def change(self, arm: Hashable, what: str = "correct") -> Estimate:
         """The end of an arm's runs minus their beginning."""
@@ -244,8 +244,8 @@ class Sweep(AbstractContextManager):
                     pass
             except BrokenProcessPool:  # something ended a worker: Ctrl-C reaches them too
                 raise KeyboardInterrupt from None
-        found = {key: (job.settings.out / "results.json").read_text(encoding="utf-8") for key, job in placed.items()}
-        return {key: Finished(placed[key].settings, json.loads(text)) for key, text in found.items()}
+        texts = {key: (job.settings.out / "results.json").read_text(encoding="utf-8") for key, job in placed.items()}
+        return {key: Finished(placed[key].settings, json.loads(text)) for key, text in texts.items()}
 
     def __exit__(self, *_: object) -> None:
         if self._pool is not None:

@@ -26,15 +26,15 @@ class Judged(NamedTuple):
     """A claim (its row), what is measured of it in the row's unit, if anything is, and the verdict."""
 
     row: Mapping[str, Any]
-    found: Estimate | None
+    estimate: Estimate | None
     verdict: str
 
     def ours(self, load: Load) -> str:
         """The number with its unit and, where one decides, the learning rate."""
-        if self.found is None:
+        if self.estimate is None:
             return NOT_YET if self.row["key"] else "needs GPUs"
         digits, unit = (1, f" {self.row['unit']}") if self.row["unit"] else (2, "")
-        text = self.found.text(digits=digits, unit=unit, within=self.row.get("within", (-math.inf, math.inf)))
+        text = self.estimate.text(digits=digits, unit=unit, within=self.row.get("within", (-math.inf, math.inf)))
         tried = load(self.row["figure"])["learning_rates"][self.row["rate"]] if "rate" in self.row else {}
         return f"{text} at {best_rate(tried)}" if tried else text
 
@@ -48,7 +48,7 @@ def best_rate(tried: Mapping[str, float]) -> str:
     return f"{float(max(tried, key=tried.__getitem__)):.1e}".replace("e-0", "e-").replace(".0e", "e")
 
 
-def verdict(found: Estimate, expected: str) -> str:
+def verdict(estimate: Estimate, expected: str) -> str:
     """Whether the 95% interval is where the paper says (agrees), elsewhere (contradicts), or neither (not told).
 
     >>> [verdict(Estimate(mean, 0.5), "> 0") for mean in (1.0, -1.0, 0.4)]
@@ -56,11 +56,11 @@ def verdict(found: Estimate, expected: str) -> str:
     >>> [verdict(Estimate(mean, 0.5), "within 2") for mean in (-1.4, -3.0, 1.9)]
     ['agrees', 'contradicts', 'not told']
     """
-    if found.half_width is None:
+    if estimate.half_width is None:
         return "not told"
     sign, bound = expected.split()[0], float(expected.split()[1])
     low, high = {">": (bound, math.inf), "<": (-math.inf, bound), "within": (-bound, bound)}[sign]
-    ends = found.mean - found.half_width, found.mean + found.half_width
+    ends = estimate.mean - estimate.half_width, estimate.mean + estimate.half_width
     if low < ends[0] and ends[1] < high:
         return "agrees"
     return "contradicts" if ends[1] < low or high < ends[0] else "not told"
@@ -78,25 +78,25 @@ def judged(rows: Sequence[Mapping[str, Any]], load: Load) -> list[Judged]:
                 return Estimate(scale * mean, None if half is None else scale * half, tuple(scale * x for x in each))
         return None
 
-    found = []
+    claims = []
     for row in ({"unit": "points", **row} for row in rows):
-        estimate, told = number(row["figure"], row["key"]), NOT_YET if row["key"] else "not measured"
+        estimate, decision = number(row["figure"], row["key"]), NOT_YET if row["key"] else "not measured"
         if estimate:
-            told = verdict(estimate, row["expected"])
+            decision = verdict(estimate, row["expected"])
         if estimate and "needs" in row:
             name, key, expected, _ = row["needs"]
             there = number(name, key)
             is_met = there and verdict(there._replace(half_width=0.0), expected) == "agrees"
-            told = told if is_met else "other setting" if there else NOT_YET
-        found.append(Judged(row, estimate, told))
-    return found
+            decision = decision if is_met else "other setting" if there else NOT_YET
+        claims.append(Judged(row, estimate, decision))
+    return claims
 
 
 def table(claims: Sequence[Judged], load: Load, pages: str) -> Table:
     """The claims, the paper's numbers and ours; a figure's name links to its part of results/README.md, pages/..."""
     rows = []
     for claim in claims:
-        row, each = claim.row, claim.found.each if claim.found else ()
+        row, each = claim.row, claim.estimate.each if claim.estimate else ()
         name = row["figure"].replace("fig", "Figure ").replace("table", "Table ")
         at = f"#{name.lower().replace(' ', '-')}" if name[-1].isdigit() else f"{name}.md"
         missing = f" (missing: {row['needs'][-1]})" if claim.verdict == "other setting" else ""
@@ -108,15 +108,15 @@ def table(claims: Sequence[Judged], load: Load, pages: str) -> Table:
 
 def forest(claims: Sequence[Judged]) -> list[Panel]:
     """All effects in percentage points with the paper's values, where it has them; right of zero is as it says."""
-    drawn = [claim for claim in claims if claim.found and claim.row["unit"] == "points"]
+    drawn = [claim for claim in claims if claim.estimate and claim.row["unit"] == "points"]
     y = {claim.row["id"]: -i for i, claim in enumerate(drawn)}
     lines = [Line([0, 0], [0.5, 0.5 - len(drawn)], style="limit")]
     for name, style in (VERDICTS | {NOT_YET: Style("#BBBBBB", ":", "d")}).items():
         chosen = [claim for claim in drawn if claim.verdict == name]
         signs = [-1 if claim.row["expected"].startswith("<") else 1 for claim in chosen]
-        x = [sign * claim.found.mean for sign, claim in zip(signs, chosen, strict=True)]
-        each = [[sign * value for value in claim.found.each] for sign, claim in zip(signs, chosen, strict=True)]
-        at, half = [y[claim.row["id"]] for claim in chosen], [claim.found.half_width or 0 for claim in chosen]
+        x = [sign * claim.estimate.mean for sign, claim in zip(signs, chosen, strict=True)]
+        each = [[sign * value for value in claim.estimate.each] for sign, claim in zip(signs, chosen, strict=True)]
+        at, half = [y[claim.row["id"]] for claim in chosen], [claim.estimate.half_width or 0 for claim in chosen]
         if chosen:
             lines.append(Line(x, at, name, style, "rows", half, each))
     paper = {y[claim.row["id"]]: claim.row["paper"] for claim in drawn if isinstance(claim.row.get("paper"), float)}

@@ -13,7 +13,7 @@ from docs import make_page
 from docs.make_tables import load
 from toy_bandit import tensor
 
-PAGE, FIG5 = load("page"), make_page.of_shares()
+PAGE, FIG5 = load("page"), make_page.accuracy_by_share()
 CURVES, [_, WRONG] = PAGE["curves"], PAGE["completions"]
 ADDRESS = make_page.PAGE.as_uri()
 CORRECT = {  # along the default run with each method

@@ -201,7 +201,7 @@ def test_a_claim_without_its_precondition_is_of_another_setting():
     rows = [row, *(row | {"needs": of} for of in needs), row | {"key": "none"}]
     found = judged(rows, lambda _: {"runs": 3, "shares": numbers})
     assert [claim.verdict for claim in found] == ["agrees", "agrees", "other setting", NOT_YET, NOT_YET]
-    assert found[0].found.mean == 50  # percentage points
+    assert found[0].estimate.mean == 50  # percentage points
 
 
 def test_every_section_of_the_analysis_has_a_picture_and_the_command_that_made_it():

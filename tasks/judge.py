@@ -42,17 +42,17 @@ class Judge:
         return gold == answer or (max(len(gold), len(answer)) <= LONGEST and self._ask_once(gold, answer))
 
     def _ask(self, gold: str, answer: str) -> bool:
-        found = None
+        reply = None
         try:
             if self._process is None or self._process.poll() is not None:
                 self._start()
             with suppress(BrokenPipeError):  # a process that has just ended gives no answer
                 self._pipe.send((gold, answer))
-            found = self._answer(self._patience)
+            reply = self._answer(self._patience)
         finally:
-            if found is None:  # after an interrupt too: a late answer would be taken for that to the next question
+            if reply is None:  # after an interrupt too: a late answer would be taken for that to the next question
                 self._end()
-        return bool(found)
+        return bool(reply)
 
     def _start(self) -> None:
         self._end()

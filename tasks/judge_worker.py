@@ -18,8 +18,8 @@ def main() -> None:
     pipe.send(True)
     for pair in iter(pipe.recv, None):  # until EOFError, where the judge has ended
         # `$...$`: math-verify reads no LaTeX without it. LaTeX only: its reader for plain text ends in Python's eval.
-        found = [parse(f"${text}$", [LatexExtractionConfig()], parsing_timeout=seconds) for text in pair]
-        pipe.send(bool(all(found) and verify(*found, strict=True, timeout_seconds=seconds)))
+        expressions = [parse(f"${text}$", [LatexExtractionConfig()], parsing_timeout=seconds) for text in pair]
+        pipe.send(bool(all(expressions) and verify(*expressions, strict=True, timeout_seconds=seconds)))
 
 
 if __name__ == "__main__":

@@ -37,8 +37,8 @@ def extract_answer(text: str) -> str | None:
     >>> extract_answer(r"it is $\boxed{\frac{1}{2}}$."), extract_answer("The final answer is $[2,5)$. I hope ...")
     ('\\frac{1}{2}', '[2,5)')
     """
-    _, found, rest = text.rpartition(FINAL)
-    rest = rest.partition(HOPE)[0] if found else ""
+    _, marker, rest = text.rpartition(FINAL)
+    rest = rest.partition(HOPE)[0] if marker else ""
     formula = FORMULA.match(rest)  # which may have several lines
     line = formula[2] if formula else rest.strip().partition("\n")[0].lstrip(" :$*")
     return extract_box(rest) or trim(line) or extract_box(text) or None
@@ -74,8 +74,8 @@ def trim(answer: str) -> str:
     >>> trim(r" 12,\ ")
     '12'
     """
-    found = re.match(r".*[^\s.,;:$*\\]", answer, re.DOTALL)
-    trimmed = found[0].strip() if found else ""
+    match = re.match(r".*[^\s.,;:$*\\]", answer, re.DOTALL)
+    trimmed = match[0].strip() if match else ""
     return f"{trimmed}." if trimmed.endswith(r"\right") else trimmed  # \right. closes a brace
 
 
@@ -134,8 +134,8 @@ def load_shots(count: int, file: Path | None) -> list[str]:
 def without_shots(problems: list[Problem], shots: list[str]) -> list[Problem]:
     """The problems without those among the worked examples, which are MATH's own. Compares letters and digits only."""
     letters = partial(re.sub, r"[\W_]+", "")
-    known = [letters(shot) for shot in shots]
-    return [p for p in problems if not any(s.startswith(letters(f"Problem{p.question}Solution")) for s in known)]
+    texts = [letters(shot) for shot in shots]
+    return [p for p in problems if not any(s.startswith(letters(f"Problem{p.question}Solution")) for s in texts)]
 
 
 def math_task(settings: Settings) -> Task:

@@ -50,8 +50,8 @@ def parse_verdict(text: str) -> bool | None:
     >>> [parse_verdict(f"2 + 2 = 4, right. {QUESTION} {word}") for word in ("Yes", "No", "Maybe")]
     [True, False, None]
     """
-    _, found, rest = text.rpartition(QUESTION)
-    word = re.match(r"[\s*]*(Yes|No)\b(?!\s*(?:/|or\b))", rest) if found else None
+    _, marker, rest = text.rpartition(QUESTION)
+    word = re.match(r"[\s*]*(Yes|No)\b(?!\s*(?:/|or\b))", rest) if marker else None
     return word[1] == "Yes" if word else None
 
 
@@ -154,9 +154,9 @@ def run(settings: VerifierSettings) -> dict:
         on_all_ranks(lambda: [load_model(model, META, settings) for model in models])  # before anything is written
         stack.enter_context(held_folder(settings.out, settings.record()))
         train, test = (solve(settings, task, split) for split in ("train", "test"))
-        own = replace(settings, out=settings.out / "verifier")
-        found = experiment(own, verifier_task(settings, task, train, test))
-        return publish_table2(settings, task, test, found)
+        training = replace(settings, out=settings.out / "verifier")
+        run_results = experiment(training, verifier_task(settings, task, train, test))
+        return publish_table2(settings, task, test, run_results)
 
 
 def solve(settings: VerifierSettings, task: Task, split: str) -> list[Sample]:
@@ -189,13 +189,13 @@ def verified(verifications: Sequence[Sample], answers: Answers) -> dict[str, np.
 
 
 @by_rank_zero
-def publish_table2(settings: VerifierSettings, task: Task, solutions: Sequence[Sample], found: dict) -> dict:
+def publish_table2(settings: VerifierSettings, task: Task, solutions: Sequence[Sample], run_results: dict) -> dict:
     """Write Table 2, and its values after each iteration: results.json, which is returned, and table2.png.
 
-    solutions: of the test problems; found: the verifier's own results. Means and standard errors are over problems.
+    solutions: of the test problems; run_results: of the verifier's run. Means and standard errors are over problems.
     """
     folder, method = settings.out / "verifier", settings.method
-    steps = [iteration["dataset"]["steps"] for iteration in found["iterations"]]
+    steps = [iteration["dataset"]["steps"] for iteration in run_results["iterations"]]
     files = ["iteration-1/test-0.jsonl", *(f"iteration-{i}/test-{last}.jsonl" for i, last in enumerate(steps, start=1))]
     answers = collect(solutions, task)
     each = [verified(read_checked(folder / file, Sample), answers) for file in files]
@@ -219,8 +219,8 @@ def publish_table2(settings: VerifierSettings, task: Task, solutions: Sequence[S
         "paired differences": records(differences),
         "iterations": [records(row) for row in each],
         "test": {"problems": problems, "solutions": m, "verifications": settings.test_samples},
-        "trained on": [iteration["dataset"]["trained"] for iteration in found["iterations"]],
-        "versions": found["versions"],
+        "trained on": [iteration["dataset"]["trained"] for iteration in run_results["iterations"]],
+        "versions": run_results["versions"],
     }
     save_figure(draw([to_panel(results["table2"])]), settings.out / "table2.png")
     write_file(settings.out / "results.json", json.dumps(results, indent=2) + "\n")
@@ -235,8 +235,8 @@ def to_panel(rows: Mapping[str, Mapping[str, Any]]) -> Panel:
     """
     drawn = []
     for number, (name, row) in enumerate(rows.items()):
-        found = {COLUMNS.index(column) + 0.15 * (number - 1.5): entry for column, entry in row.items()}  # side by side
-        line = estimates(found, name, ("p5", "p1", "p3", "topr")[number], scale=100)
+        points = {COLUMNS.index(column) + 0.15 * (number - 1.5): entry for column, entry in row.items()}  # side by side
+        line = estimates(points, name, ("p5", "p1", "p3", "topr")[number], scale=100)
         is_single = any(entry["se"] is None for entry in row.values())
         drawn.append(line._replace(kind="points", half_width=None if is_single else line.half_width))
     names = [column.replace(" ", "\n") for column in COLUMNS]

@@ -35,5 +35,5 @@ def rewards(completions: Sequence[str], problems: Sequence[Problem]) -> list[Gra
 
 
 if __name__ == "__main__":
-    own = {"name": "judged", "reward": None, "batch_reward": rewards, "outcomes": ("right", "wrong", "too long")}
-    main("judged", __doc__, lambda settings: replace(sums(settings), parse=None, **own))
+    changes = {"name": "judged", "reward": None, "batch_reward": rewards, "outcomes": ("right", "wrong", "too long")}
+    main("judged", __doc__, lambda settings: replace(sums(settings), parse=None, **changes))

@@ -77,8 +77,8 @@ def draw_tokens(strips: Sequence[tuple[str, Sequence[str], Sequence[float]]], fu
             if value <= -0.005:
                 axes.plot([x + gap, x + wide - gap], [y + 0.4] * 2, ":", color="#543005", linewidth=2)
             axes.text(x + wide / 2, y + 0.13, token.replace("$", r"\$"), fontsize=size, ha="center", va="center")
-            told = f"{value:+.2f}" if abs(value) >= 0.005 else "0"
-            axes.text(x + wide / 2, y + 0.3, told, fontsize=7.5, ha="center", va="center")
+            label = f"{value:+.2f}" if abs(value) >= 0.005 else "0"
+            axes.text(x + wide / 2, y + 0.3, label, fontsize=7.5, ha="center", va="center")
             x += wide
         y += tall + 0.1
     axes.set_ylim(y, -0.05)

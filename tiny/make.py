@@ -68,11 +68,11 @@ def lesson(rng: random.Random, taken: set[str], verification: bool, noise: Noise
 
 def make_tokenizer(texts: Iterator[str]) -> PreTrainedTokenizerFast:
     """A byte-level tokenizer that can encode any text; each digit, with the space before it if any, is one token."""
-    tokenizer, of_bytes = Tokenizer(models.BPE()), ByteLevel(add_prefix_space=False)
-    tokenizer.pre_tokenizer = Sequence([Split(Regex(" ?[0-9]"), behavior="isolated"), of_bytes])
+    tokenizer, byte_level = Tokenizer(models.BPE()), ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = Sequence([Split(Regex(" ?[0-9]"), behavior="isolated"), byte_level])
     tokenizer.decoder = decoders.ByteLevel()
-    known = {"special_tokens": [PAD, EOS], "initial_alphabet": ByteLevel.alphabet()}
-    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=768, show_progress=False, **known))
+    symbols = {"special_tokens": [PAD, EOS], "initial_alphabet": ByteLevel.alphabet()}
+    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=768, show_progress=False, **symbols))
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS, pad_token=PAD, model_max_length=4096)
 
 

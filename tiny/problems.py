@@ -170,10 +170,10 @@ class WordProblem:
 
 def compute(plan: str, numbers: dict[str, int], slip: Callable[[int], int]) -> dict[str, int]:
     """All numbers of a solution: the given ones and, under r1, r2, ..., each step's result after `slip`."""
-    known = dict(numbers)
+    values = dict(numbers)
     for left, sign, right, name in STEP.findall(plan):
-        known[name] = slip(max(OPERATIONS[sign](known[left], known[right]), 0))
-    return known
+        values[name] = slip(max(OPERATIONS[sign](values[left], values[right]), 0))
+    return values
 
 
 def draw_problem(rng: random.Random) -> WordProblem:
@@ -184,9 +184,9 @@ def draw_problem(rng: random.Random) -> WordProblem:
     plan, is_sound = PLANS[family][0], False
     while not is_sound:
         numbers = {key: rng.randint(*bounds) for key, bounds in RANGES[family].items()}
-        known = compute(plan, numbers, slip=int)
+        values = compute(plan, numbers, slip=int)
         is_sound = all(
-            1 <= known[name] <= LARGEST and not (sign == "/" and known[left] % known[right])
+            1 <= values[name] <= LARGEST and not (sign == "/" and values[left] % values[right])
             for left, sign, right, name in STEP.findall(plan)
         )
     return WordProblem(rng.choice(QUESTIONS[family]).format(**words, **numbers), family, words, numbers)
@@ -195,8 +195,8 @@ def draw_problem(rng: random.Random) -> WordProblem:
 def solve(problem: WordProblem, plan: str = "", slip: Callable[[int], int] = int) -> tuple[str, int]:
     """A solution and its answer: the right one, or that of another plan, with each result after `slip`."""
     plan = plan or PLANS[problem.family][0]
-    known = compute(plan, problem.numbers, slip)
-    return plan.format(**problem.words, **known), [*known.values()][-1]
+    values = compute(plan, problem.numbers, slip)
+    return plan.format(**problem.words, **values), [*values.values()][-1]
 
 
 def reword(solution: str, noise: Noise, rng: random.Random) -> str:
@@ -206,18 +206,18 @@ def reword(solution: str, noise: Noise, rng: random.Random) -> str:
     'We begin with 3 + 2 = 5, giving 5.'
     """
 
-    def say(place: str, **known: str) -> str:
-        return rng.choice(WORDINGS[place][: noise.wordings]).format(**known)
+    def say(place: str, **fields: str) -> str:
+        return rng.choice(WORDINGS[place][: noise.wordings]).format(**fields)
 
-    told = [say("opening").strip()]
+    sentences = [say("opening").strip()]
     for number, sentence in enumerate(re.split(r"(?<=\.) ", solution)):
-        found = EXPRESSION.search(sentence)
-        x, sign, y, z = found.groups()
+        match = EXPRESSION.search(sentence)
+        x, sign, y, z = match.groups()
         if sign in "+*" and noise.wordings > 1 and rng.random() < 0.5:
             x, y = y, x
-        end = say("end", z=z, rest=sentence[found.end() :])
-        told.append(f"{say('later' if number else 'first')}{x} {sign} {y} = {z}{end}")
-    return " ".join(filter(None, told))
+        end = say("end", z=z, rest=sentence[match.end() :])
+        sentences.append(f"{say('later' if number else 'first')}{x} {sign} {y} = {z}{end}")
+    return " ".join(filter(None, sentences))
 
 
 def solve_badly(problem: WordProblem, noise: Noise, rng: random.Random) -> tuple[str, bool]:

@@ -218,7 +218,7 @@ def weights() -> Table:
 
 
 def healthy_and_sick() -> list[Panel]:
-    """The panels of the same along the run: weights of the negatives, log-ratios and the gradient norm."""
+    """The panels of these metrics along the run: weights of the negatives, log-ratios and the gradient norm."""
     content = load("weights")
     (topr, naive), steps = content["runs"].values(), content["steps"]
     y = {f"TOPR, {label}": topr[f"weight_neg_{q}"] for label, q in (("95 %", "q95"), ("median", "q50"), ("5 %", "q05"))}
@@ -231,7 +231,7 @@ def healthy_and_sick() -> list[Panel]:
 
 
 named = (laptop, methods, findings, counted, headline, stages, weights, settings)
-TABLES = {table.__name__: table for table in named} | {  # of a marker's name: what makes the table
+TABLES = {table.__name__: table for table in named} | {  # a marker's name -> what makes its table
     "iterations": lambda: to_table(load("iterations")),  # the run with Anna Karenina sampling
     "verifier": lambda name: "\n\n".join(table.markdown() for table in tables_of_verifier(load(name))),
     "claims": chosen,

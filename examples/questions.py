@@ -1,4 +1,4 @@
-"""An own task for a chat model: short questions of twelve kinds. `make real-llm` trains SmolLM2-135M-Instruct on it.
+"""A task for a chat model: short questions of twelve kinds. `make real-llm` trains SmolLM2-135M-Instruct on it.
 
 `python -m examples.questions --model DIR --chat --max-new-tokens 12`; docs/rewards.md has what it came to.
 """

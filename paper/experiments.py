@@ -181,8 +181,8 @@ class Study:
     """How a figure is made. Each is a subclass, with its `arms`; `read()`, the Figure, from the finished runs; and
     `panels(data)`, the picture, from Figure.data alone: it can be drawn anew without a run.
 
-    rated: those of RATED whose learning rates it needs. After `make`, rates has these, tried what each rate that was
-    tried reached, runs the finished run of each (arm, seed), and rate_runs those by which the rates were chosen.
+    rated: the names in RATED whose learning rates it needs. `make` fills rates, the learning rate of each; tried, the
+    accuracy at each rate tried; runs, the finished run of each (arm, seed); rate_runs, those that chose the rates.
     """
 
     rated: Sequence[str] = ("topr",)
@@ -225,7 +225,7 @@ class Study:
         return sharing_samples({key: job._replace(task=held_out_task) for key, job in arms.items()})
 
     def planned(self) -> Jobs:
-        """All of its runs; those alone by which learning rates are chosen, if there is more than one to choose from."""
+        """All of its runs; where there are several learning rates to choose from, only the runs that choose."""
         return self.rate_arms() or in_seeds(self.arms(), self.seeds_of)
 
     def make(self, sweep: Sweep) -> None:

@@ -118,7 +118,7 @@ class Fig6(Study):
         shares = {f"{names[m]}, p~ = {p:.0%}": table.mean(arm) for (m, p), arm in arms.items()}
         shares |= {f"TOPR - TIS, p~ = {p:.0%}": table.gain(arms["topr", p], arms["tis", p]) for p in p_tildes}
         shares |= {f"{METHOD_ARMS[m].name} - base, p~ = {p:.0%}": table.change(arm) for (m, p), arm in arms.items()}
-        ends = {key: table.each(arm) for key, arm in arms.items()}  # of some p~ more seeds than these
+        ends = {key: table.each(arm) for key, arm in arms.items()}  # some p~ have more seeds than self.seeds
         highest = {m: [max(ends[m, p][seed] for p in p_tildes) for seed in self.seeds] for m in names}
         shares["TIS - TOPR: highest of all p~"] = Estimate.over_seeds(np.subtract(highest["tis"], highest["topr"]))
         return Figure(data, shares)
@@ -386,7 +386,7 @@ class Table2(Study):
 
 
 def rows_of_table2(results: Sequence[Mapping[str, Any]]) -> Measured:
-    """What runs of one verifier say of each row of the table; results: those of each run."""
+    """Each row of the table, over the runs of one verifier; results: what each run measured."""
     rows = [(row, seed, cells) for seed, run in enumerate(results) for row, cells in run["table2"].items()]
     return Measured((row, seed, {name: [cell["mean"]] for name, cell in cells.items()}) for row, seed, cells in rows)
 

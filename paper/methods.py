@@ -48,7 +48,7 @@ class Fig1(AtBothRates):
 
     def read(self) -> Figure:
         def also(run: Finished) -> dict[str, Sequence[float]]:
-            curve, is_ppo = run.measured["correct"], run.settings.method == "ppo"  # whose weight is 0 where it clips
+            curve, is_ppo = run.measured["correct"], run.settings.method == "ppo"  # PPO gives a clipped sample weight 0
             clipped = {"clipped": run.by_tenth("weights_below_1e-6")} if is_ppo else {}
             return {"fall": [max(curve) - curve[-1]], **clipped}
 
@@ -189,7 +189,7 @@ class Fig4(Study):
         shares[f"base: {last} - pass@1"] = table.mean("topr", "vote")
         shares["base: distinct texts among right ones"] = table.mean("topr", "distinct")
         votes = [table.each("topr", "maj@n", at) for at in range(len(ks))]
-        needed = [  # twice the most that is measured, where that does not suffice
+        needed = [  # the smallest k that suffices; twice the largest if none does
             next((k for k, by_seed in zip(ks, votes, strict=True) if by_seed[seed] >= wanted), 2 * ks[-1])
             for seed, wanted in table.each("positives_only", "maj@n").items()
         ]

@@ -15,7 +15,7 @@ WHOLE, P_TILDE = {"ylim": (-3, 103)}, r"$\tilde p$"  # WHOLE: all shares
 
 
 def line(x: Sequence[float], y: Series, label: str, style: Style | str = "", scale: float = 100) -> Line:
-    """A line with its 95% interval, in percent; None stands for what is not there.
+    """A line with its 95% interval, in percent; None where there is no number.
 
     >>> line([1], {"mean": [0.5], "half_width": [None]}, "one seed").half_width is None
     True

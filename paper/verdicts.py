@@ -23,7 +23,7 @@ Load = Callable[[str], Mapping[str, Any]]  # the content of a file of results/, 
 
 
 class Judged(NamedTuple):
-    """A claim (its row), what is measured of it in the row's unit, if anything is, and the verdict."""
+    """A claim (its row), its estimate in the row's unit (None if it is not measured), and the verdict."""
 
     row: Mapping[str, Any]
     estimate: Estimate | None
@@ -107,7 +107,7 @@ def table(claims: Sequence[Judged], load: Load, pages: str) -> Table:
 
 
 def forest(claims: Sequence[Judged]) -> list[Panel]:
-    """All effects in percentage points with the paper's values, where it has them; right of zero is as it says."""
+    """All effects in percentage points with the paper's values, where it has them; right of zero agrees with it."""
     drawn = [claim for claim in claims if claim.estimate and claim.row["unit"] == "points"]
     y = {claim.row["id"]: -i for i, claim in enumerate(drawn)}
     lines = [Line([0, 0], [0.5, 0.5 - len(drawn)], style="limit")]

@@ -55,11 +55,11 @@ def extract_box(text: str) -> str | None:
         token = match[0]
         if token == "}" and open_braces:
             start = open_braces.pop()
-            content = trim(text[start : match.start()]) if start > last else ""  # else a box within has been found
+            content = trim(text[start : match.start()]) if start > last else ""  # else a box inside it was read
             if content:
                 answer, last = content, start
         elif token == "{":
-            open_braces.append(-1)  # never later than what was found
+            open_braces.append(-1)  # a plain brace is no box: -1 never exceeds `last`
         elif token.startswith(("\\boxed", "\\fbox")):
             if token.endswith("{"):
                 open_braces.append(match.end())

@@ -183,7 +183,7 @@ def verified(verifications: Sequence[Sample], answers: Answers) -> dict[str, np.
     outcomes = np.array([sample.outcome for sample in verifications]).reshape(problems, -1)
     says_yes = np.array([parse_verdict(sample.completion) is True for sample in verifications])
     scores = says_yes.reshape(problems, m, -1).mean(2)
-    scores += 1 / (m + 1) / outcomes.shape[1]  # of m solutions less than a verdict: sums that are equal tell by votes
+    scores += 1 / (m + 1) / outcomes.shape[1]  # m of these are less than a verdict: votes only break ties
     won = np.array([wins(answers, problem, range(m), scores[problem]) for problem in range(problems)], dtype=float)
     return {ACCURACY: (outcomes == "correct").mean(1), INVALID: (outcomes == "invalid").mean(1), WEIGHTED: won}
 

@@ -2,7 +2,7 @@
 
 A family of problems is data: how the question is asked (QUESTIONS), the ranges its numbers are drawn from (RANGES), and
 its solutions (PLANS), with one sentence a step. A sentence such as "{a} * {b} = {r1} rolls." is text and arithmetic at
-once: the three names around the sign say what is computed and under which name the result is known to later steps.
+once: the three names around the sign say what is computed and what later steps call the result.
 
 Everything here is a pure function of its arguments and of the `random.Random` that it is handed.
 """

@@ -312,7 +312,7 @@ def train(
             # A loss that is not finite makes the gradient's norm NaN on all processes, so that all stop together.
             (value if value.isfinite() else value * math.nan).backward()
             total += value.detach()
-            # For the log alone: of any loss, d loss / d logp = -weight * reward / length / denominator.
+            # For the log, read back from the gradient: d loss / d logp = -weight * reward / length / denominator.
             weight = -logp.grad * step.sequences * batch.length / torch.where(batch.reward == 0, 1, batch.reward)
             seen.append(torch.stack([logp.detach() - batch.logmu, batch.reward, weight]))
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)

@@ -140,7 +140,7 @@ def appendix_b2(ax: Axes, seed: int = 0) -> None:
 
     right    w+ R+ (1 - pi+) - w- R- pi+     is raised by the negative
     wrong   -w+ R+ pi- + w- R- (1 - pi-)     is lowered by it
-    unseen  -pi (w+ R+ + w- R-)              is smaller with the negative than without it where |w- R-| < 2 w+ R+
+    unseen  -pi (w+ R+ + w- R-)              has a smaller size with the negative where |w- R-| < 2 w+ R+
     """
     z, bandit = random_bandits("+-00", seed)
     drawn, pi = bandit._replace(reward=bandit.reward / bandit.mu), z.softmax(-1)  # drawn once: it counts 1, not mu
@@ -188,7 +188,7 @@ def proposition_3_1(ax: Axes, seed: int = 0) -> None:
     """Proposition 3.1. What naive REINFORCE minimises with a baseline c is a constant and three KL terms:
 
     -sum of mu (R - c) log pi = C + R+ KL(mu_R+ || pi) - R- KL(mu_R- || pi) - c KL(mu || pi)
-    R+-: sum of mu |R| over the arms of a sign; mu_R+-: mu |R| / R+-. The second term falls without end.
+    R+-: sum of mu |R| over the arms of a sign; mu_R+-: mu |R| / R+-. The term with R- has no lower bound.
     """
     z, bandit = random_bandits("++---", seed)
     c, leaf = linspace(-1, 1, 1000), z.clone().requires_grad_()
@@ -208,7 +208,7 @@ def proposition_3_2(ax: Axes, seed: int = 0) -> None:
     """Proposition 3.2. If a- = 0, J_topr <= max(0, max R), whatever pi, mu and R. If a- > 0, J_topr has no bound.
 
     rho(x) <= x bounds what positives add; a tapered negative adds at most 0. With a- > 0 a wrong arm whose pi goes to 0
-    adds -mu R a- (1 + log(pi / (a- mu))), which goes to infinity: the objective pays for what cannot be improved.
+    adds -mu |R| a- (1 + log(pi / (a- mu))), which goes to infinity: the objective pays for what cannot be improved.
     """
     z, bandit = random_bandits("++---", seed)
     values = [objective(4 * z, bandit, limits) for limits in (TOPR, TIS, SFT, PLAIN_IS, Limits(0.5, 2, 0, 0.8))]

@@ -1,4 +1,4 @@
-"""Section 4 of the TOPR paper as a script: evaluate, sample, compose, train and evaluate, on GSM8K or problems like it.
+"""Section 4 of the TOPR paper as a script: evaluate, sample, compose, score, train, evaluate; on GSM8K or the like.
 
     python train_gsm8k.py                                  # tiny problems, tiny model: 4 minutes on two cores
     python train_gsm8k.py --method reinforce               # the same with naive REINFORCE, which collapses

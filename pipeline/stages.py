@@ -1,6 +1,7 @@
 """The stages of a run: evaluate, sample, compose, score, train (Algorithm 1, Section 4.3), in train_gsm8k.py's order.
 
-Each stage leaves a file that no later stage changes, and a stage whose file is there is not run again:
+Each stage but compose, which takes seconds, leaves a file that no later stage changes. A stage whose file is there is
+not run again; sampling goes on behind its last chunk, training behind its last checkpoint:
 
     iteration-1/test-0.jsonl        evaluate: completions of the test problems by the initial model, graded
     iteration-1/samples.jsonl       sample: completions of the training problems, graded
@@ -202,7 +203,11 @@ class Run:
         return composed
 
     def score(self, iteration: int, composed: Composed, model: str) -> list[list[Example]]:
-        """What to train on with log mu by `model`, which starts the iteration, or as given: train.jsonl."""
+        """What to train on, with log mu: train.jsonl.
+
+        log mu is computed by `model`, which starts the iteration, for --samples too, whoever wrote them; with
+        --trust-logmu it is that of the samples, and with --reuse that of the other run, if it is the same.
+        """
         file = self.folder / f"iteration-{iteration}" / "train.jsonl"
         settings, rows = self.settings, composed.rows
         if not is_there(file):

@@ -112,11 +112,18 @@ install = $(@D)/bin/uv pip install --python $(@D)/bin/python $(PIP_ARGS) $(1) ||
 
 # What a run, the figures and the notebooks need. lm-eval has the text of few-shot prompts, which needs none of its
 # dependencies.
-.venv/ready: requirements.txt
+.venv/ready: requirements.txt | same-python
 	$(new)
 	$(call install,-r requirements.txt)
 	$(call install,--no-deps lm-eval==0.4.13)
 	touch $@
+
+# A .venv of another Python than PYTHON, where that is given, would be up to date, and vLLM may not install into it.
+VERSION = -c "import sys; print('%d.%d' % sys.version_info[:2])"
+same-python:
+	@[ "$(origin PYTHON)" = file ] || [ ! -e .venv/bin/python ] || \
+		[ "$$(.venv/bin/python $(VERSION))" = "$$($(PYTHON) $(VERSION))" ] || \
+		{ echo ".venv is of another Python than $(PYTHON): rm -r .venv, then give the command again"; exit 1; }
 
 # What the tests need besides.
 .venv/dev-ready: .venv/ready requirements-dev.txt
@@ -149,4 +156,4 @@ install = $(@D)/bin/uv pip install --python $(@D)/bin/python $(PIP_ARGS) $(1) ||
 clean:
 	rm -rf .venv .venv-vllm .venv-trl .venv-verl
 
-.PHONY: run lint test test-all test-gpu test-vllm test-trainers test-processors faults fuzz page chromium real-llm notebooks student clean
+.PHONY: same-python run lint test test-all test-gpu test-vllm test-trainers test-processors faults fuzz page chromium real-llm notebooks student clean

@@ -94,6 +94,10 @@ def load_model(name: str, device: torch.device | None = None, settings: Settings
         raise InputError(f"--model {name}: cannot be loaded: {reason}") from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token_id = tokenizer.eos_token_id  # padding is always masked: any token will do
+    try:  # transformers loads what it would refuse to save; samples are drawn by the run's own settings
+        model.generation_config.validate(strict=True)
+    except ValueError:
+        model.generation_config = transformers.GenerationConfig(eos_token_id=model.generation_config.eos_token_id)
     eos = model.generation_config.eos_token_id
     ends = frozenset(eos if isinstance(eos, list) else [eos]) - {None}
     chat = chat_of(tokenizer, settings.system_prompt) if settings and settings.chat else None

@@ -21,7 +21,7 @@ HOURS = "hours on H100s, estimated"  # the key of what --dry-run says of the sta
 
 
 def note_times(folder: Path, times: Times, settings: Settings, inputs: Inputs) -> None:
-    """On rank zero, write times.json: what this call of the command did, added to what earlier calls have noted."""
+    """On rank zero, add to times.json what was done since the last call; `times` begins anew."""
     if rank() > 0:
         return
     file = folder / "times.json"
@@ -29,17 +29,19 @@ def note_times(folder: Path, times: Times, settings: Settings, inputs: Inputs) -
     peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
     peak = peak or 1000 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # of this process, in kilobytes
     seconds = times.seconds | {"other": time.monotonic() - times.begun - times.seconds.total()}
-    noted: dict[str, Any] = {"processes": ranks(), "peak bytes": max(peak, earlier.get("peak bytes", 0))}
+    noted = earlier | {"processes": ranks(), "peak bytes": max(peak, earlier.get("peak bytes", 0))}
     for name, new in {"seconds": seconds, "counts": times.counts}.items():
         old = earlier.get(name, {})
         noted[name] = {key: old.get(key, 0) + new.get(key, 0) for key in {**old, **new}}
-    if settings.preset != "laptop" or torch.cuda.is_available():
+    if HOURS not in earlier and (settings.preset != "laptop" or torch.cuda.is_available()):
         ending = ", on H100s"
         planned = {name: value for name, (value, *_) in plan(settings, inputs, ranks()).items()}
         noted[HOURS] = {name.removesuffix(ending): planned[name] for name in planned if name.endswith(ending)}
         noted["bytes without activations, estimated"] = planned["training, per GPU"]
     with suppress(OSError):  # a full disk: what raised it says so
         write_file(file, json.dumps(noted, indent=2) + "\n")
+        times.seconds.clear(), times.counts.clear()
+        times.begun = time.monotonic()
 
 
 def table_of(noted: Mapping[str, Any]) -> Table:

@@ -92,6 +92,7 @@ def test_make_tells_a_venv_of_another_python_and_no_version_is_asked_for_that_on
         (tmp_path / name).write_text("#!/bin/sh\necho 2.7\n")
     (tmp_path / ".venv" / "bin" / "python").chmod(0o755)
     for asked, status in ((), 0), ((f"PYTHON={sys.executable}",), 2), (("PYTHON=.venv/bin/python",), 0):
-        done = subprocess.run(["make", ".venv/ready", *asked], cwd=tmp_path, capture_output=True, text=True)
+        command, environment = ["make", ".venv/ready", *asked], {"PATH": os.environ["PATH"]}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert (done.returncode, "rm -r .venv" in done.stdout) == (status, status == 2)
     assert "\nsetuptools==" not in (ROOT / "constraints-gpu.txt").read_text()  # 3.11 and 3.12 take different ones

@@ -34,12 +34,16 @@ def test_same_seed_same_completions_and_the_global_random_state_is_left_alone(en
     assert same[0] != same[1]  # and so do prompts' seeds
 
 
-@pytest.mark.parametrize("top_k", [500, 3])
-def test_tokens_are_drawn_from_the_models_own_distribution(engine, lm, top_k):
-    found = drawn(engine, SamplingParameters(max_new_tokens=1, top_k=top_k), [START], n=1000)[0]
-    p = logps_after(lm, START, found[0].token_ids)[1][0].exp()
+@pytest.mark.parametrize(
+    ("temperature", "top_p", "top_k"), [(1.0, 1.0, 500), (1.0, 1.0, 3), (2.0, 1.0, 500), (1.0, 0.6, 500)]
+)
+def test_tokens_are_drawn_from_the_models_own_distribution(engine, lm, temperature, top_p, top_k):
+    found = drawn(engine, SamplingParameters(temperature, top_p, top_k, max_new_tokens=1), [START], n=1000)[0]
+    p = (logps_after(lm, START, found[0].token_ids)[1][0] / temperature).softmax(-1)
     assert (p > 0.02).sum() > 5
-    kept = p.topk(min(top_k, len(p))).indices.tolist()
+    likeliest = p.topk(min(top_k, len(p)))
+    before = likeliest.values.cumsum(0) - likeliest.values  # of those that are likelier
+    kept = likeliest.indices[before < top_p].tolist()
     p = torch.zeros_like(p).index_copy(0, torch.tensor(kept), p[kept] / p[kept].sum())
     assert deviating([completion.token_ids[0] for completion in found], p.tolist()) == []
     assert {completion.token_ids[0] for completion in found} <= set(kept)

@@ -92,12 +92,16 @@ def test_training_away_from_mu_is_refused_and_a_ratio_that_never_moves_warned_ab
         check_ratio(step, torch.tensor(log_ratio), tolerance)
 
 
-def test_a_loss_that_is_infinite_poisons_the_gradient_so_that_all_processes_stop():
-    """The gradient itself may be finite: its norm, which all processes share, must tell of the loss."""
+@pytest.mark.parametrize(
+    ("loss", "found"), [(lambda x: x.sum() + math.inf, "inf"), (lambda x: (x - x.detach()).abs().sqrt().sum(), "0")]
+)
+def test_a_loss_or_a_gradient_that_is_not_finite_stops_all_processes(loss, found):
+    """Where one of them is finite: the gradient's norm, which all processes share, must tell of the loss."""
     model = tiny_model()
-    batch = plain_batch(at_mu(model, random_examples(2, 2)))
-    with pytest.raises(FloatingPointError, match="loss is inf, grad_norm is nan"):
-        fit(model, sgd(model), [[batch]], loss=lambda logp, *_, **__: logp.sum() + math.inf)
+    batch, before = plain_batch(at_mu(model, random_examples(2, 2))), weights(model)
+    with pytest.raises(FloatingPointError, match=f"loss is {found}, grad_norm is nan"):
+        fit(model, sgd(model), [[batch]], loss=lambda logp, *_, **__: loss(logp))
+    assert torch.equal(weights(model), before)
 
 
 def test_v16_a_step_is_made_for_each_next_and_its_weight_follows_the_model():

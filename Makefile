@@ -45,7 +45,7 @@ test-trainers: .venv/dev-ready .venv-trl/ready .venv-verl/ready
 # and no instruction changes is left out: counts, commands, and two ranks against one.
 NUMERICAL = tests/test_topr.py tests/test_methods.py tests/test_numbers.py tests/test_bandit.py \
 	tests/test_conformance.py tests/test_logprobs.py tests/test_train.py tests/test_training.py \
-	tests/test_dataset.py tests/test_sampling.py
+	tests/test_dataset.py tests/test_sampling.py tests/test_golden.py
 LESSONS = "tests/test_notebooks.py::test_it_runs_and_its_exercises_tell_right_from_wrong[01_taper]" \
 	"tests/test_notebooks.py::test_it_runs_and_its_exercises_tell_right_from_wrong[02_bandit]"
 LEG = $(PYTEST) -k "not two_ranks and not command and not help" $(NUMERICAL)

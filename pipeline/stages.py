@@ -44,7 +44,6 @@ from pipeline.runtime.processes import Times, by_rank_zero, device, on_all_ranks
 from pipeline.runtime.run_folder import Point, is_there, publish_records, read_checked, remove, steps_before
 from pipeline.sampling import Prompt, draw_into, samples_there, share_of
 from pipeline.settings import Settings
-from pipeline.times import note_times
 from pipeline.track import Tell, tracker
 
 Learn = tuple[Callable[..., Tensor], Callable[..., Tensor]]  # a loss and the log-probabilities it learns from
@@ -81,9 +80,7 @@ def open_run(settings: Settings, task: Task, learn: Learn | None = None) -> Iter
             if not Path(settings.model).is_dir():
                 on_all_ranks(partial(download, settings.model))
             stack.enter_context(run_folder.held_folder(run.folder, inputs.record))
-            note = partial(note_times, run.folder, times, settings, inputs)
-            note()
-            for last in (note, run.held.close, note):  # from the last one on; others may not wait until it has closed
+            for last in (held.note_times, held.close, held.note_times):  # backwards: others may not wait for closing
                 stack.callback(last)
             if settings.track is not None:
                 tracked = tracker(settings.track, run.folder, inputs.record)
@@ -183,7 +180,6 @@ class Run:
                 if rank() == 0:
                     samples = [sample for part in parts for sample in read_records(part, Sample, "growing")]
                 self.times.counts["sampled tokens"] += sum(len(sample.token_ids) for sample in samples)
-                note_times(self.folder, self.times, self.settings, self.inputs)
             publish_records(file, samples)
         remove(*file.parent.glob(f"{file.name}.part-*"))
 
@@ -230,9 +226,7 @@ class Run:
         """log-probabilities by a model, in nats: for each row, completion and token."""
         lm, _ = self.held.learner(model)
         with self.times("scoring"):
-            logp = dataset.score(rows, epoch_steps(rows, self.settings.batch, self.settings.micro_batch), lm.model)
-        note_times(self.folder, self.times, self.settings, self.inputs)
-        return logp
+            return dataset.score(rows, epoch_steps(rows, self.settings.batch, self.settings.micro_batch), lm.model)
 
     def train(self, iteration: int, rows: list[list[Example]], model: str) -> list[Point]:
         """One epoch on `rows`, from `model`: metrics.jsonl, and the models to evaluate, of which model/ is the last."""
@@ -276,7 +270,6 @@ class Run:
                 is_asked_of_any = log.add(step, stats, is_asked())
                 self.times.counts["steps"] += 1
                 saver.after(step, is_asked_of_any)
-        note_times(self.folder, self.times, self.settings, self.inputs)
 
     def results(self) -> dict[str, Any]:
         """What the stages' files say, evaluated: results.json, and curve.png; what is there, of a finished run."""

@@ -6,7 +6,6 @@ Without torchrun there is one process, rank 0, and what is done on all ranks is 
 import json
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -91,16 +90,11 @@ def process_group(alone: bool = False) -> Iterator[None]:
         fault = f"processes cannot reach each other: {str(error).splitlines()[0]}"
         advice = "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name an interface of this machine, or are not set"
         raise InputError(f"{fault}; see that {advice}") from None
-    all_end_together = ranks() == 1
     try:
         with watched() if ranks() > 1 else nullcontext():
             yield
-        all_end_together = True
-    except (SharedError, SharedStop):
-        all_end_together = True
-        raise
-    finally:
-        if all_end_together:  # NCCL's destruction waits for all ranks: a rank that fails alone must skip it
+    finally:  # NCCL's destruction waits for all ranks: a rank that fails alone must skip it
+        if ranks() == 1 or isinstance(sys.exception(), SharedError | SharedStop | None):
             _waiting_group.cache_clear()
             dist.destroy_process_group()
 
@@ -108,19 +102,17 @@ def process_group(alone: bool = False) -> Iterator[None]:
 @contextmanager
 def watched() -> Iterator[None]:
     """Inside it this process ends once another one has failed alone or was killed, whatever it waits for."""
-    over, machine = threading.Event(), (socket.gethostname(), os.readlink("/proc/self/ns/pid"))
+    over, machine = threading.Event(), os.environ.get("GROUP_RANK")  # torchrun's number of it
     places = from_all_ranks((machine, os.getpid()))
-    pids = {number: pid for number, (there, pid) in enumerate(places) if there == machine}
+    pids = {number: pid for number, (there, pid) in enumerate(places) if there and there == machine}
     watcher = threading.Thread(target=_end_if_one_ends, args=(_store().clone(), pids, over), daemon=True)
     watcher.start()
     try:
         yield
-    except BaseException as error:
-        if not isinstance(error, SharedError | SharedStop):
+    finally:
+        if not isinstance(sys.exception(), SharedError | SharedStop | None):
             with requests_are_noted():  # torchrun's too, when it sees that a rank has ended
                 watcher.join(4 * PERIOD)  # where the error comes of that, it is what is told
-        raise
-    finally:
         _store().set(f"{LEFT} {rank()}", "")
         over.set()
         watcher.join()  # a thread in torch's code when Python ends would abort the process

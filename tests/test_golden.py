@@ -20,6 +20,7 @@ def test_three_steps_are_those_of_the_golden_numbers(tmp_path):
     steps = [json.loads(line) for line in (here / "metrics.jsonl").read_text().splitlines()]
     for name in ("loss", "grad_norm"):
         assert [step[name] for step in steps] == pytest.approx(expected[name], rel=1e-6, abs=1e-6)
+    assert [step["weight_pos_mean"] for step in steps] == pytest.approx([1.0] * STEPS)
     weights = load_file(here / "model" / "model.safetensors")
     assert weights.keys() == expected["weights"].keys()
     for name, weight in weights.items():

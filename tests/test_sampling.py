@@ -12,6 +12,7 @@ from runs import contents
 import train_gsm8k as gsm8k
 from pipeline import sampling, stages
 from pipeline.models.language_model import load_model
+from pipeline.records import Drawn, Problem
 from pipeline.sampling import SamplingParameters, transformers_engine
 
 TWO = [PROMPT, PROMPT.replace("Ada", "Uma")]
@@ -149,3 +150,18 @@ def test_an_interrupted_drawing_goes_on_behind_its_last_whole_chunk(monkeypatch,
     for one, problem in zip(samples, [problem for problem in task.train for _ in range(3)], strict=True):
         assert one.outcome == gsm8k.grade(one.completion, problem.gold)
     assert len({one.outcome for one in samples}) > 1
+
+
+def test_engines_of_two_gpus_draw_consecutive_shares_of_all_prompts(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    shares = []
+    for rank in range(4):
+        monkeypatch.setenv("RANK", str(rank))
+        shares.append(sampling.share_of("abcdefg", gpus=2))
+    assert shares == [("abc", 0), ("", 0), ("defg", 3), ("", 3)]
+
+
+def test_what_was_drawn_of_another_prompt_is_not_taken():
+    one = Drawn(problem_id="1", prompt="Q", completion="A")
+    prompts = [sampling.Prompt(Problem("1", ""), text, [1]) for text in ("Q", "other")]
+    assert [sampling.is_of([one], [prompt], 1) for prompt in prompts] == [True, False]

@@ -50,8 +50,9 @@ def test_micro_batches_leave_the_gradient_alone(size):
 def test_metrics_by_hand():
     log_ratio, reward = torch.tensor([-1.0, 0.0, 2.0, -50.0]), torch.tensor([1.0, 1.0, -1.0, -1.0])
     metrics = step_metrics(log_ratio, reward, torch.tensor([1.0, 1.0, 1.0, math.exp(-50)]))
-    found = [metrics[name] for name in ("ess", "weights_below_1e-6", "log_ratio_pos_q50", "weight_neg_q50")]
-    assert found == pytest.approx([3, 0.25, -0.5, 0.5])
+    names = ("ess", "weights_below_1e-6", "log_ratio_pos_q50", "log_ratio_pos_q95", "weight_neg_q50")
+    assert [metrics[name] for name in names] == pytest.approx([3, 0.25, -0.5, -0.05, 0.5])
+    assert step_metrics(log_ratio, reward, torch.tensor([2e-6, 9e-7, 2e-6, 9e-7]))["weights_below_1e-6"] == 0.5
     metrics = step_metrics(log_ratio, torch.tensor([1.5, 0.5, -3.0, -1.0]), torch.tensor([1.0, 0.5, 0.25, 0.75]))
     means = [metrics[f"{name}_{sign}_mean"] for name in ("log_ratio", "weight") for sign in ("pos", "neg")]
     assert means == pytest.approx([-0.5, -24, 0.75, 0.5])

@@ -51,8 +51,8 @@ def best_rate(tried: Mapping[str, float]) -> str:
 def verdict(estimate: Estimate, expected: str) -> str:
     """Whether the 95% interval is where the paper says (agrees), elsewhere (contradicts), or neither (not told).
 
-    >>> [verdict(Estimate(mean, 0.5), "> 0") for mean in (1.0, -1.0, 0.4)]
-    ['agrees', 'contradicts', 'not told']
+    >>> [verdict(Estimate(*each), "> 0") for each in ((1.0, 0.5), (-1.0, 0.5), (0.4, 0.5), (5.0,))]
+    ['agrees', 'contradicts', 'not told', 'not told']
     >>> [verdict(Estimate(mean, 0.5), "within 2") for mean in (-1.4, -3.0, 1.9)]
     ['agrees', 'contradicts', 'not told']
     """

@@ -1,8 +1,11 @@
-"""What a run holds in memory: at any time an engine or a model in training, since either fills a GPU."""
+"""What a run holds in memory: at any time an engine or a model in training, since either fills a GPU; and its times."""
 
 import gc
+import json
+import resource
+import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,12 +15,15 @@ import torch
 import torch.distributed as dist
 
 from pipeline.dataset import Inputs
+from pipeline.dry_run import plan
 from pipeline.models.checkpoints import load_checkpoint
 from pipeline.models.language_model import LanguageModel, load_model, load_to_train, make_optimizer
-from pipeline.runtime.processes import Times, on_all_ranks, rank
+from pipeline.records import write_file
+from pipeline.runtime.processes import Times, on_all_ranks, rank, ranks
 from pipeline.runtime.run_folder import SUMS, check_folder
 from pipeline.sampling import Engine, transformers_engine
 from pipeline.settings import Settings
+from pipeline.times import HOURS
 
 
 def open_hf(model: str, settings: Settings, inputs: Inputs, log: Path) -> AbstractContextManager[Engine]:
@@ -53,6 +59,7 @@ class Held:
 
         All ranks do this together, since one of them may need the others' GPUs.
         """
+        self.note_times()  # an end may come before the next stage's
         if self.key == key:
             return
         self.key, self.content = key, None
@@ -85,6 +92,29 @@ class Held:
                     load_checkpoint(checkpoint, optimizer)
                 self.content = lm, optimizer
         return self.content
+
+    def note_times(self) -> None:
+        """On rank zero, add to times.json what was done since the last call."""
+        if rank() > 0:
+            return
+        file, times, settings = self.settings.out / "times.json", self.times, self.settings
+        earlier = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+        peak = peak or 1000 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # of this process, in kilobytes
+        seconds = times.seconds | {"other": time.monotonic() - times.begun - times.seconds.total()}
+        noted = earlier | {"processes": ranks(), "peak bytes": max(peak, earlier.get("peak bytes", 0))}
+        for name, new in {"seconds": seconds, "counts": times.counts}.items():
+            old = earlier.get(name, {})
+            noted[name] = {key: old.get(key, 0) + new.get(key, 0) for key in {**old, **new}}
+        if HOURS not in earlier and (settings.preset != "laptop" or torch.cuda.is_available()):
+            ending = ", on H100s"
+            planned = {name: value for name, (value, *_) in plan(settings, self.inputs, ranks()).items()}
+            noted[HOURS] = {name.removesuffix(ending): planned[name] for name in planned if name.endswith(ending)}
+            noted["bytes without activations, estimated"] = planned["training, per GPU"]
+        with suppress(OSError):  # a full disk: what raised it says so
+            write_file(file, json.dumps(noted, indent=2) + "\n")
+            times.seconds.clear(), times.counts.clear()
+            times.begun = time.monotonic()
 
     def close(self) -> None:
         """Let go of what is held."""

@@ -45,7 +45,6 @@ from pipeline.runtime.processes import Times, by_rank_zero, device, on_all_ranks
 from pipeline.runtime.run_folder import Point, is_there, publish_records, read_checked, remove, steps_before
 from pipeline.sampling import Prompt, draw_into, samples_there, share_of
 from pipeline.settings import Settings
-from pipeline.times import note_times
 from pipeline.track import Tell, tracker
 
 Learn = tuple[Callable[..., Tensor], Callable[..., Tensor]]  # a loss and the log-probabilities it learns from
@@ -82,8 +81,8 @@ def open_run(settings: Settings, task: Task, learn: Learn | None = None) -> Iter
             if not Path(settings.model).is_dir():
                 on_all_ranks(partial(download, settings.model))
             stack.enter_context(run_folder.held_folder(run.folder, inputs.record))
-            stack.callback(note_times, run.folder, times, settings, inputs)
-            stack.callback(run.held.close)
+            for last in (held.note_times, held.close, held.note_times):  # backwards: others may not wait for closing
+                stack.callback(last)
             if settings.track is not None:
                 tracked = tracker(settings.track, run.folder, inputs.record)
                 run.tell = on_all_ranks(partial(stack.enter_context, tracked))

@@ -1,45 +1,13 @@
-"""What a run measures of itself: times.json, and a table of it beside the estimate of --dry-run."""
+"""What a run measures of itself, beside the estimate of --dry-run: times.json as a table."""
 
-import json
-import resource
-import time
 from collections.abc import Mapping
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from pipeline.dataset import Inputs
-from pipeline.dry_run import plan
-from pipeline.records import write_file
 from pipeline.report import Table
-from pipeline.runtime.processes import Times, rank, ranks
-from pipeline.settings import Settings
 
 HOURS = "hours on H100s, estimated"  # the key of what --dry-run says of the stages
-
-
-def note_times(folder: Path, times: Times, settings: Settings, inputs: Inputs) -> None:
-    """On rank zero, write times.json: what this call of the command did, added to what earlier calls have noted."""
-    if rank() > 0:
-        return
-    file = folder / "times.json"
-    earlier = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-    peak = peak or 1000 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # of this process, in kilobytes
-    seconds = times.seconds | {"other": time.monotonic() - times.begun - times.seconds.total()}
-    noted: dict[str, Any] = {"processes": ranks(), "peak bytes": max(peak, earlier.get("peak bytes", 0))}
-    for name, new in {"seconds": seconds, "counts": times.counts}.items():
-        old = earlier.get(name, {})
-        noted[name] = {key: old.get(key, 0) + new.get(key, 0) for key in {**old, **new}}
-    if settings.preset != "laptop" or torch.cuda.is_available():
-        ending = ", on H100s"
-        planned = {name: value for name, (value, *_) in plan(settings, inputs, ranks()).items()}
-        noted[HOURS] = {name.removesuffix(ending): planned[name] for name in planned if name.endswith(ending)}
-        noted["bytes without activations, estimated"] = planned["training, per GPU"]
-    with suppress(OSError):  # a full disk: what raised it says so
-        write_file(file, json.dumps(noted, indent=2) + "\n")
 
 
 def table_of(noted: Mapping[str, Any]) -> Table:

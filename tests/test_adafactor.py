@@ -1,5 +1,7 @@
 """Adafactor on sharded weights against HuggingFace's on whole ones; test_training.py counts its collectives."""
 
+from typing import get_args
+
 import pytest
 import ranks
 import torch
@@ -9,6 +11,7 @@ from torch.distributed.tensor import distribute_tensor
 from transformers import Adafactor
 
 from pipeline.models.language_model import make_optimizer
+from pipeline.settings import OptimizerName
 
 SHAPES = [(6, 4), (3, 5), (1, 4), (7,), (1,), (3, 2, 4)]  # on two ranks: even, ragged, and none on the second
 LR = 1e-2
@@ -30,6 +33,14 @@ def after_ten_steps(of_transformers=False):
             weight.grad = distribute_tensor(gradient, weight.device_mesh, weight.placements) if is_sharded else gradient
         optimizer.step()
     return ranks.whole(model)
+
+
+@pytest.mark.parametrize("name", get_args(OptimizerName))
+def test_no_optimiser_decays_weights(name):
+    weight = torch.nn.Parameter(torch.ones(3, 2))
+    weight.grad = torch.zeros(3, 2)
+    make_optimizer(name, torch.nn.ParameterList([weight]), LR).step()
+    assert torch.equal(weight, torch.ones(3, 2))
 
 
 @pytest.mark.parametrize("processes", [1, 2])

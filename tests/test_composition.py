@@ -16,7 +16,7 @@ def to_samples(*rewards):
     return [Sample(prompt=f"Q{p}", completion="!", reward=r) for p, of_one in enumerate(rewards) for r in of_one]
 
 
-SAMPLES = to_samples([-1.0, 1.0, 1.0], [1.0, -1.0], [-1.0])
+SAMPLES = to_samples([-1.0, 1.0, 0.0], [1.0, -1.0], [-1.0])
 # Options; those that may be chosen, and those of them that must be; how many are taken, and how many of these are right
 ROWS = [
     ({"composition": "uniform", "examples": 9}, [0, 1, 2, 3, 4, 5], [], 6, 3),

@@ -8,7 +8,7 @@ from statistics import fmean, pvariance
 import numpy as np
 import pytest
 
-from pipeline.evaluation import METRICS, Answers, estimate, evaluate, to_table, wins
+from pipeline.evaluation import METRICS, Answers, collect, estimate, evaluate, to_table, wins
 from pipeline.records import InputError, Sample, Task
 
 REWARDS = {"r": 1.0, "w": -1.0, "x": -0.5, "-": -2.0}  # r: a right answer, w and x wrong ones, -: none at all
@@ -84,3 +84,11 @@ def test_an_entry_of_results_has_the_metrics_of_the_task_and_the_table_shows_the
     assert ["right", f"50.0 ± {half['right']:.1f} %"] in rows  # and no row pass@1
     assert ["mean reward", f"{rewarded['reward']['mean']:.3f} ± {half['mean reward']:.3f}"] in rows
     assert not any(row[:1] == ["pass@1"] for row in rows)
+
+
+def test_what_stands_behind_the_stop_string_does_not_vote():
+    task = Task("sums", [], [], grade=str, stop=("Q:",), parse=str.strip)
+    samples = [
+        Sample(problem_id="1", prompt="", completion=text, reward=1.0, outcome="correct") for text in ("7", "7 Q:")
+    ]
+    assert collect(samples, task).votes == [["7", "7"]]

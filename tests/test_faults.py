@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ from killing import CHANGES, ROOT, arguments, fault, finish, started, wait
 from runs import contents, experiment
 
 import train_gsm8k as gsm8k
-from pipeline.records import InputError
-from pipeline.runtime.run_folder import remove
+from pipeline.records import InputError, Sample
+from pipeline.runtime.run_folder import appearing, check_folder, publish_records, read_checked, remove
 
 
 def flip(file, where=0.5):
@@ -45,6 +46,18 @@ def stopped(in_training, tmp_path):
 
 def last_checkpoint(folder):
     return max((folder / "iteration-2").glob("checkpoint-*[0-9]"), key=lambda path: int(path.name[11:]))
+
+
+def test_a_byte_that_has_changed_is_seen_in_a_file_and_in_a_folder(tmp_path):
+    publish_records(tmp_path / "samples.jsonl", [Sample(prompt="Q", completion=" A", reward=1.0)])
+    with appearing(tmp_path / "model") as unfinished:
+        (unfinished / "weights").write_bytes(b"1234")
+    checks = partial(read_checked, tmp_path / "samples.jsonl", Sample), partial(check_folder, tmp_path / "model")
+    for check, file in zip(checks, ("samples.jsonl", "model/weights"), strict=True):
+        check()
+        flip(tmp_path / file)
+        with pytest.raises(InputError, match=f"{file}: is damaged"):
+            check()
 
 
 @pytest.mark.slow

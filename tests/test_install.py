@@ -83,3 +83,16 @@ def test_a_topr_py_of_the_user_s_is_not_mistaken_for_ours_and_a_copy_is_ours(ins
     done = call(installed, tmp_path, "topr:topr_loss_of_tokens")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("topr:topr_loss_of_tokens: paper\n")
+
+
+def test_make_tells_a_venv_of_another_python_and_no_version_is_asked_for_that_one_python_lacks(tmp_path):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    for name in ("requirements.txt", ".venv/ready", ".venv/bin/python"):
+        (tmp_path / name).write_text("#!/bin/sh\necho 2.7\n")
+    (tmp_path / ".venv" / "bin" / "python").chmod(0o755)
+    for asked, status in ((), 0), ((f"PYTHON={sys.executable}",), 2), (("PYTHON=.venv/bin/python",), 0):
+        command, environment = ["make", ".venv/ready", *asked], {"PATH": os.environ["PATH"]}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert (done.returncode, "rm -r .venv" in done.stdout) == (status, status == 2)
+    assert "\nsetuptools==" not in (ROOT / "constraints-gpu.txt").read_text()  # 3.11 and 3.12 take different ones

@@ -2,7 +2,9 @@
 
 import ctypes
 import gc
+import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from ranks import on_two_ranks
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import train_gsm8k as gsm8k
+from pipeline.models.checkpoints import save_model
 from pipeline.models.language_model import load_model, load_to_train
 from pipeline.records import InputError
 from pipeline.runtime.processes import from_all_ranks
@@ -66,3 +69,12 @@ def test_cudnn_s_attention_is_off_where_a_model_is_trained():
     torch.backends.cuda.enable_cudnn_sdp(True)
     load_to_train(gsm8k.Settings().model, gsm8k.Settings())
     assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_a_model_whose_sampling_habits_transformers_would_not_save_is_saved(lm, tmp_path):
+    folder = shutil.copytree(gsm8k.Settings().model, tmp_path / "model")
+    habits = json.loads((folder / "generation_config.json").read_text()) | {"temperature": 0.6, "top_p": 0.9}
+    (folder / "generation_config.json").write_text(json.dumps(habits))
+    loaded = load_model(str(folder))
+    save_model(loaded, tmp_path / "saved")
+    assert load_model(str(tmp_path / "saved")).ends == loaded.ends == lm.ends

@@ -254,10 +254,15 @@ def test_samples_that_were_held_out_are_signed_as_trained_ones_are(lm):
         signs[str(changes)] = [row[0].reward >= 0 for row in rows]
         assert [row[0].token_logmu == [-1.0, -2.0] for row in rows] == ["trust_logmu" in changes] * 4
     assert list(signs.values()) == [[True] * 4, [True] + [False] * 3, [True] + [False] * 3, [True] * 4]
+    settings = Settings(samples="s", held_out="h", effective_proportion=1.0)  # of rewards -1 and +1, of one sign too
+    both = [Sample(prompt="Q", completion=" A", reward=reward) for reward in (1.0, -1.0, -1.0)]
+    for some in (both, both[:1]):
+        found = rows_held_out(settings, some, lm, ())
+        assert [row[0].reward for row in found] == [s.reward for s in some]
     examples = to_examples(rows, [[[-1.5, -2.5]]] * 4)
     scored = to_scored(rows, examples, None)
     assert [(one.logp, one.logmu, one.prompt) for one in scored] == [(-4.0, -3.0, 0)] * 4
-    found = evaluate_held_out(scored[:1])  # without a negative
+    found = evaluate_held_out(scored)  # without a negative
     assert found["negative"] == {"samples": 0, "log_ratio": None, "log_ratio_per_token": None, "logp_per_token": None}
     assert found["ranked"] is None
 

@@ -20,6 +20,7 @@ from killing import arguments
 from runs import experiment
 
 import train_gsm8k as gsm8k
+from pipeline.models import language_model
 from pipeline.records import InputError
 from pipeline.runtime import preflight, run_folder
 from pipeline.runtime.processes import process_group
@@ -199,6 +200,16 @@ def test_a_hub_that_refuses_or_is_out_of_reach_is_told_with_what_to_do(place, tm
     for line, advice in zip(lines, ["`hf auth login`", "`hf download owner/licensed`"], strict=True):
         assert line.startswith("train_gsm8k: --model owner/licensed: cannot be loaded: ")
         assert advice in line
+
+
+def test_a_model_that_the_disk_has_no_room_for_is_refused_before_it_comes(tmp_path, monkeypatch):
+    files = [SimpleNamespace(file_size=size, will_download=will) for size, will in ((5e9, True), (9e9, False))]
+    for free, ended in ((4e9, "5.0 GB are to come, and the disk has 4.0 GB free.*HF_HOME"), (6e9, "it comes")):
+        monkeypatch.setattr("shutil.disk_usage", lambda folder, free=free: SimpleNamespace(free=free))
+        bring = mock.Mock(side_effect=[files, OSError("it comes")])
+        monkeypatch.setattr(language_model, "snapshot_download", bring)
+        with pytest.raises(InputError, match=ended):
+            language_model.download("owner/model")
 
 
 @pytest.mark.slow

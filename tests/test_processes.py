@@ -2,9 +2,12 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +16,9 @@ from ranks import on_two_ranks
 from tqdm import tqdm
 
 from pipeline.runtime import processes
-from pipeline.runtime.processes import from_all_ranks, process_group, rank, requests_are_noted
+from pipeline.runtime.processes import from_all_ranks, rank, requests_are_noted
 
+ROOT = Path(__file__).resolve().parent.parent
 LIMIT = timedelta(seconds=10)  # which two processes need to meet, too, on a loaded machine
 
 
@@ -35,9 +39,33 @@ def test_a_rank_waits_for_samples_longer_than_training_waits_for_a_collective(tm
     on_two_ranks(late, tmp_path, timeout=LIMIT)
 
 
-def test_a_collective_of_training_has_torch_s_own_limit():
-    with process_group(alone=True):
-        assert limit_of(dist.group.WORLD) == timedelta(minutes=30)
+ALONE = """
+import ctypes, os, signal, sys
+from pipeline.runtime.processes import command, from_all_ranks, process_group, rank
+with command("run"), process_group():
+    if rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    ctypes.CDLL(None).sleep(600) if sys.argv[1] == "in C" else from_all_ranks(0)
+"""
+
+
+@pytest.mark.parametrize("waits", ["in C", "in gloo"])
+def test_a_rank_that_is_killed_is_named_and_ends_the_others_wherever_they_wait(waits, tmp_path):
+    (tmp_path / "alone.py").write_text(ALONE)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", tmp_path / "alone.py", waits]
+    environment = os.environ | {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600", "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert "rank 1 was killed" in ended.stderr.splitlines()[1]
+
+
+def test_sigterm_ends_a_command_with_a_line(capsys):
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with pytest.raises(SystemExit) as ended, processes.command("run"):
+            os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert "run: stopped" in f"{ended.value}{capsys.readouterr().err}"
 
 
 def ask(times, apart):

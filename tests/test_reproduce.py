@@ -26,11 +26,12 @@ from paper import experiments, figures
 from paper.experiments import LAPTOP, METHOD_ARMS, PAPER, SCALES
 from paper.figures import STUDIES
 from paper.methods import by_cardinality
-from paper.runs import Finished, Job, Sweep, folder_name, in_seeds, learn_with
+from paper.runs import Finished, Job, Measured, Sweep, folder_name, in_seeds, learn_with
 from pipeline.models.language_model import collate
-from pipeline.records import InputError, Sample
+from pipeline.records import Example, InputError, Sample, read_records
 from pipeline.report import STUDENT, Estimate
 from pipeline.settings import read_settings
+from pipeline.stages import open_run
 from tasks import math as train_math
 from tasks import verifier as train_verifier
 
@@ -119,10 +120,38 @@ def test_reusing_samples_gives_what_sampling_gives(run, tmp_path, shown):
         assert one.read_bytes() == other.read_bytes(), name
 
 
-def test_samples_of_other_sampling_parameters_are_refused_and_those_of_other_problems_not_taken(run, tmp_path):
-    for source, fault in ((run(), r"has drawn otherwise \(temperature = .*give a --reuse that"), (tmp_path, "no such")):
-        with pytest.raises(InputError, match=fault):
-            experiment(tmp_path / "run", reuse=source, temperature=0.5)
+DRAWING = (
+    "model engine temperature top_p top_k max_new_tokens tokens_at_once chunk seed compute samples_sha256 chat system"
+)
+
+
+@pytest.mark.parametrize("name", DRAWING.split())
+def test_samples_that_were_drawn_otherwise_are_refused(run, tmp_path, name):
+    other = json.loads((run() / "config.json").read_text()) | {name: "other"}
+    (tmp_path / "config.json").write_text(json.dumps(other))
+    with pytest.raises(InputError, match=rf"has drawn otherwise \({name} = .*give a --reuse that"):
+        experiment(tmp_path / "run", reuse=tmp_path)
+
+
+def test_log_mu_of_another_run_is_taken_and_its_rewards_are_not(run, tmp_path, shown):
+    settings, name = replace(SMALL, reuse=run(), baseline=-0.5, out=tmp_path / "run"), "iteration-1/train.jsonl"
+    shown.clear()
+    with open_run(settings, gsm8k.gsm8k_task(settings)) as one:
+        one.score(1, one.compose(1, one.sample(1, settings.model)), settings.model)
+    assert shown == []
+    there, here = (read_records(folder / name, Example) for folder in (run(), tmp_path / "run"))
+    assert here == [replace(example, reward=example.reward + 0.5) for example in there]
+
+
+def test_arms_are_compared_over_the_seeds_that_both_have():
+    rows = [("a", 1, 5.0), ("a", 0, 1.0), ("b", 1, 2.0), ("b", 2, 9.0), ("b", 0, 0.5)]
+    table = Measured((arm, seed, {"correct": [value]}) for arm, seed, value in rows)
+    assert table.gain("a", "b").mean == (5.0 - 2.0 + 1.0 - 0.5) / 2
+
+
+def test_samples_of_no_run_are_refused_and_those_of_other_problems_not_taken(run, tmp_path):
+    with pytest.raises(InputError, match="no such"):
+        experiment(tmp_path / "run", reuse=tmp_path)
     assert not (tmp_path / "run").exists()
     fewer = experiment(tmp_path / "run", reuse=run(), problems=3, test_problems=2)
     assert (fewer["before"]["questions"], fewer["iterations"][0]["dataset"]["drawn"]["problems"]) == (2, 3)

@@ -8,6 +8,8 @@ import os
 import random
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -195,3 +197,21 @@ def test_a_rank_without_a_problem_waits_for_the_others_and_another_number_of_ran
     finish(tmp_path / "run", 2, **changes)
     assert "(ranks = 2 there and 1 here)" in fault(tmp_path / "run", **changes)
     assert lines(tmp_path / "run" / "iteration-1" / "samples.jsonl") == 8
+
+
+@pytest.mark.slow
+def test_the_smoke_test_of_gpus_begins_anew_is_stopped_and_goes_on_from_its_checkpoint(tmp_path):
+    """On processors, with the tiny model: on one process, and on two as where nvidia-smi lists two GPUs."""
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho one; echo two\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    (tmp_path / "runs" / "one-gpu").mkdir(parents=True)
+    (tmp_path / "runs" / "one-gpu" / "results.json").touch()  # of a run that is finished
+    smoke = f"SMOKE={ROOT / 'train_gsm8k.py'} --problems 4 --test-problems 2 --test-samples 2 --k 2"
+    command = ["make", "-f", ROOT / "Makefile", "-o", ".venv/ready", "test-gpu", smoke]
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"^runs/.*/checkpoint-\d+$", done.stdout, re.MULTILINE)) == 2
+    for name in ("one-gpu", "two-gpus"):
+        assert (tmp_path / "runs" / name / "results.json").stat().st_size > 0

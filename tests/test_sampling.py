@@ -12,6 +12,7 @@ from runs import contents
 import train_gsm8k as gsm8k
 from pipeline import sampling, stages
 from pipeline.models.language_model import load_model
+from pipeline.records import Drawn, Problem
 from pipeline.sampling import SamplingParameters, transformers_engine
 
 TWO = [PROMPT, PROMPT.replace("Ada", "Uma")]
@@ -34,12 +35,16 @@ def test_same_seed_same_completions_and_the_global_random_state_is_left_alone(en
     assert same[0] != same[1]  # and so do prompts' seeds
 
 
-@pytest.mark.parametrize("top_k", [500, 3])
-def test_tokens_are_drawn_from_the_models_own_distribution(engine, lm, top_k):
-    found = drawn(engine, SamplingParameters(max_new_tokens=1, top_k=top_k), [START], n=1000)[0]
-    p = logps_after(lm, START, found[0].token_ids)[1][0].exp()
+@pytest.mark.parametrize(
+    ("temperature", "top_p", "top_k"), [(1.0, 1.0, 500), (1.0, 1.0, 3), (2.0, 1.0, 500), (1.0, 0.6, 500)]
+)
+def test_tokens_are_drawn_from_the_models_own_distribution(engine, lm, temperature, top_p, top_k):
+    found = drawn(engine, SamplingParameters(temperature, top_p, top_k, max_new_tokens=1), [START], n=1000)[0]
+    p = (logps_after(lm, START, found[0].token_ids)[1][0] / temperature).softmax(-1)
     assert (p > 0.02).sum() > 5
-    kept = p.topk(min(top_k, len(p))).indices.tolist()
+    likeliest = p.topk(min(top_k, len(p)))
+    before = likeliest.values.cumsum(0) - likeliest.values  # of those that are likelier
+    kept = likeliest.indices[before < top_p].tolist()
     p = torch.zeros_like(p).index_copy(0, torch.tensor(kept), p[kept] / p[kept].sum())
     assert deviating([completion.token_ids[0] for completion in found], p.tolist()) == []
     assert {completion.token_ids[0] for completion in found} <= set(kept)
@@ -145,3 +150,18 @@ def test_an_interrupted_drawing_goes_on_behind_its_last_whole_chunk(monkeypatch,
     for one, problem in zip(samples, [problem for problem in task.train for _ in range(3)], strict=True):
         assert one.outcome == gsm8k.grade(one.completion, problem.gold)
     assert len({one.outcome for one in samples}) > 1
+
+
+def test_engines_of_two_gpus_draw_consecutive_shares_of_all_prompts(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    shares = []
+    for rank in range(4):
+        monkeypatch.setenv("RANK", str(rank))
+        shares.append(sampling.share_of("abcdefg", gpus=2))
+    assert shares == [("abc", 0), ("", 0), ("defg", 3), ("", 3)]
+
+
+def test_what_was_drawn_of_another_prompt_is_not_taken():
+    one = Drawn(problem_id="1", prompt="Q", completion="A")
+    prompts = [sampling.Prompt(Problem("1", ""), text, [1]) for text in ("Q", "other")]
+    assert [sampling.is_of([one], [prompt], 1) for prompt in prompts] == [True, False]

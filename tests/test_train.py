@@ -50,8 +50,9 @@ def test_micro_batches_leave_the_gradient_alone(size):
 def test_metrics_by_hand():
     log_ratio, reward = torch.tensor([-1.0, 0.0, 2.0, -50.0]), torch.tensor([1.0, 1.0, -1.0, -1.0])
     metrics = step_metrics(log_ratio, reward, torch.tensor([1.0, 1.0, 1.0, math.exp(-50)]))
-    found = [metrics[name] for name in ("ess", "weights_below_1e-6", "log_ratio_pos_q50", "weight_neg_q50")]
-    assert found == pytest.approx([3, 0.25, -0.5, 0.5])
+    names = ("ess", "weights_below_1e-6", "log_ratio_pos_q50", "log_ratio_pos_q95", "weight_neg_q50")
+    assert [metrics[name] for name in names] == pytest.approx([3, 0.25, -0.5, -0.05, 0.5])
+    assert step_metrics(log_ratio, reward, torch.tensor([2e-6, 9e-7, 2e-6, 9e-7]))["weights_below_1e-6"] == 0.5
     metrics = step_metrics(log_ratio, torch.tensor([1.5, 0.5, -3.0, -1.0]), torch.tensor([1.0, 0.5, 0.25, 0.75]))
     means = [metrics[f"{name}_{sign}_mean"] for name in ("log_ratio", "weight") for sign in ("pos", "neg")]
     assert means == pytest.approx([-0.5, -24, 0.75, 0.5])
@@ -92,12 +93,16 @@ def test_training_away_from_mu_is_refused_and_a_ratio_that_never_moves_warned_ab
         check_ratio(step, torch.tensor(log_ratio), tolerance)
 
 
-def test_a_loss_that_is_infinite_poisons_the_gradient_so_that_all_processes_stop():
-    """The gradient itself may be finite: its norm, which all processes share, must tell of the loss."""
+@pytest.mark.parametrize(
+    ("loss", "found"), [(lambda x: x.sum() + math.inf, "inf"), (lambda x: (x - x.detach()).abs().sqrt().sum(), "0")]
+)
+def test_a_loss_or_a_gradient_that_is_not_finite_stops_all_processes(loss, found):
+    """Where one of them is finite: the gradient's norm, which all processes share, must tell of the loss."""
     model = tiny_model()
-    batch = plain_batch(at_mu(model, random_examples(2, 2)))
-    with pytest.raises(FloatingPointError, match="loss is inf, grad_norm is nan"):
-        fit(model, sgd(model), [[batch]], loss=lambda logp, *_, **__: logp.sum() + math.inf)
+    batch, before = plain_batch(at_mu(model, random_examples(2, 2))), weights(model)
+    with pytest.raises(FloatingPointError, match=f"loss is {found}, grad_norm is nan"):
+        fit(model, sgd(model), [[batch]], loss=lambda logp, *_, **__: loss(logp))
+    assert torch.equal(weights(model), before)
 
 
 def test_v16_a_step_is_made_for_each_next_and_its_weight_follows_the_model():

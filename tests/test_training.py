@@ -2,16 +2,19 @@
 
 import random
 from collections import Counter
+from unittest import mock
 
 import pytest
 import ranks
 import torch
 from helpers import fit, random_examples, steps_of, tiny_model
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import topr
 from pipeline import dataset
+from pipeline.models import language_model
 from pipeline.models.language_model import load_model, make_optimizer, shard
 from pipeline.records import Encoded, InputError, Sample
 from pipeline.runtime.processes import process_group
@@ -86,12 +89,16 @@ def test_weights_that_stay_gathered_learn_the_same_on_two_ranks(tmp_path):
     assert more == usual | {"_allgather_base_": (3 - 1 + 2) + (3 + 2)}  # a layer twice a step
 
 
-def test_weights_stay_float32_and_move_at_the_papers_learning_rate():
+def test_weights_and_sums_of_gradients_stay_float32_and_move_at_the_papers_learning_rate(monkeypatch):
     """In bfloat16 nearly every update would round to nothing."""
+    sharding = mock.Mock(wraps=language_model.fully_shard)
+    monkeypatch.setattr(language_model, "fully_shard", sharding)
     with process_group(alone=True):
         model = tiny_model(dtype=torch.float32)
         before = ranks.whole([weight.clone() for weight in model.parameters()])
         shard(model, "bfloat16")
+        policies = {call.kwargs["mp_policy"] for call in sharding.call_args_list}
+        assert policies == {MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)}
         optimizer = make_optimizer("adafactor", model, 5e-7)
         fit(model, optimizer, steps_of(rows_of(3, 2), 2, 2))
         assert {weight.dtype for weight in model.parameters()} == {torch.float32}

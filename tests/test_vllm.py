@@ -22,6 +22,7 @@ import train_gsm8k as gsm8k
 from pipeline.models.language_model import load_model
 from pipeline.records import InputError, Sample, read_records
 from pipeline.sampling import SamplingParameters
+from pipeline.vllm import client
 from pipeline.vllm.client import vllm_engine
 
 SETTINGS = gsm8k.Settings(engine="vllm", max_new_tokens=64)
@@ -133,6 +134,11 @@ def test_an_engine_that_does_not_start_or_dies_is_told(opened, tmp_path):
         (tmp_path / "dying", dying, "vLLM ended with exit status 3; its messages are in .*vllm.log"),
     ):
         assert re.match(message, opened(python, script))
+
+
+def test_an_engine_is_not_waited_for_for_ever(opened, tmp_path, monkeypatch):
+    monkeypatch.setattr(client, "START_SECONDS", 0.5)
+    assert re.match("vLLM has not started .*; its messages are in .*vllm.log", opened(tmp_path / "silent", "sleep 60"))
 
 
 @pytest.mark.parametrize("visible", ["", "4,5,6,7,0,1,2,3", "GPU-a,GPU-b,GPU-c,GPU-d,GPU-e,GPU-f,GPU-g,GPU-h"])

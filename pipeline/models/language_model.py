@@ -5,6 +5,7 @@ The weights that are trained are float32: at a learning rate of 5e-7 nearly ever
 """
 
 import os
+import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -14,8 +15,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 import transformers
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.errors import DryRunError, GatedRepoError, LocalEntryNotFoundError
 from safetensors import SafetensorError
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -94,6 +95,10 @@ def load_model(name: str, device: torch.device | None = None, settings: Settings
         raise InputError(f"--model {name}: cannot be loaded: {reason}") from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token_id = tokenizer.eos_token_id  # padding is always masked: any token will do
+    try:  # transformers loads what it would refuse to save; samples are drawn by the run's own settings
+        model.generation_config.validate(strict=True)
+    except ValueError:
+        model.generation_config = transformers.GenerationConfig(eos_token_id=model.generation_config.eos_token_id)
     eos = model.generation_config.eos_token_id
     ends = frozenset(eos if isinstance(eos, list) else [eos]) - {None}
     chat = chat_of(tokenizer, settings.system_prompt) if settings and settings.chat else None
@@ -104,13 +109,22 @@ def load_model(name: str, device: torch.device | None = None, settings: Settings
 def download(name: str) -> None:
     """Bring a hub's model onto this machine, where it is not there: its first process does, before all of them read it.
 
-    InputError where the hub refuses or stops answering, or the disk is full; what has come is kept.
+    InputError where the hub refuses or stops answering, or the disk has no room for it; what has come is kept.
     """
     if os.environ.get("LOCAL_RANK", "0") != "0":
         return
     files = ["*.json", "*.jinja", "*.model", "*.safetensors", "*.txt"]
-    try:  # original/ has Llama's weights once more, in another form
-        snapshot_download(name, allow_patterns=files, ignore_patterns=["original/*"])
+    # original/ has Llama's weights once more, in another form
+    bring = partial(snapshot_download, name, allow_patterns=files, ignore_patterns=["original/*"])
+    try:
+        with suppress(DryRunError):  # the hub is out of reach, and the model may be here
+            missing = sum(file.file_size or 0 for file in bring(dry_run=True) if file.will_download)
+            cache = Path(constants.HF_HUB_CACHE)  # there, since a file of the model has come already
+            free = shutil.disk_usage(cache).free + sum(part.stat().st_size for part in cache.rglob("*.incomplete"))
+            if missing > free:
+                fault = f"{missing / 1e9:,.1f} GB are to come, and the disk has {free / 1e9:,.1f} GB free"
+                raise OSError(f"{fault} in {cache}: make room, or name another folder in HF_HOME")
+        bring()
     except Exception as error:  # those of the libraries that the hub's own is made of, too
         fault = str(error).strip().splitlines() or [type(error).__name__]
         raise InputError(f"--model {name}: cannot be brought here: {fault[0]}; the same command goes on") from error

@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -19,6 +19,7 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+import psutil
 from tqdm import tqdm
 
 from pipeline.records import InputError
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 FAULT = "fault"  # the key of what ended a rank's work, which all ranks learn when theirs is done
 FAILED, PRINTED = "failed", "printed"  # keys: ranks that failed alone, and that the first of them has printed why
+LEFT, PERIOD = "left", 0.5  # a rank's key once nobody watches it any more; seconds between two looks at the others
 REQUESTS = (signal.SIGINT, signal.SIGTERM)  # SIGINT is Ctrl-C
 SAME_REQUEST = 3.0  # seconds
 FAULTS = (InputError, ArithmeticError, KeyboardInterrupt, OSError)  # that a user can mend: a line, and no traceback
@@ -88,39 +90,47 @@ def process_group(alone: bool = False) -> Iterator[None]:
         fault = f"processes cannot reach each other: {str(error).splitlines()[0]}"
         advice = "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name an interface of this machine, or are not set"
         raise InputError(f"{fault}; see that {advice}") from None
-    all_end_together = ranks() == 1
     try:
         with watched() if ranks() > 1 else nullcontext():
             yield
-        all_end_together = True
-    except (SharedError, SharedStop):
-        all_end_together = True
-        raise
-    finally:
-        if all_end_together:  # NCCL's destruction waits for all ranks: a rank that fails alone must skip it
+    finally:  # NCCL's destruction waits for all ranks: a rank that fails alone must skip it
+        if ranks() == 1 or isinstance(sys.exception(), SharedError | SharedStop | None):
             _waiting_group.cache_clear()
             dist.destroy_process_group()
 
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """Inside it this process ends once another one has failed alone, whatever it waits for."""
-    over = threading.Event()
-    watcher = threading.Thread(target=_end_if_one_ends, args=(_store().clone(), over), daemon=True)
+    """Inside it this process ends once another one has failed alone or was killed, whatever it waits for."""
+    over, machine = threading.Event(), os.environ.get("GROUP_RANK")  # torchrun's number of it
+    places = from_all_ranks((machine, os.getpid()))
+    pids = {number: pid for number, (there, pid) in enumerate(places) if there and there == machine}
+    watcher = threading.Thread(target=_end_if_one_ends, args=(_store().clone(), pids, over), daemon=True)
     watcher.start()
     try:
         yield
     finally:
+        if not isinstance(sys.exception(), SharedError | SharedStop | None):
+            with requests_are_noted():  # torchrun's too, when it sees that a rank has ended
+                watcher.join(4 * PERIOD)  # where the error comes of that, it is what is told
+        _store().set(f"{LEFT} {rank()}", "")
         over.set()
         watcher.join()  # a thread in torch's code when Python ends would abort the process
 
 
-def _end_if_one_ends(store: "dist.Store", over: threading.Event) -> None:
-    """End this process, whatever it waits for, once another has failed alone and said so in the store of all."""
+def _end_if_one_ends(store: "dist.Store", pids: Mapping[int, int], over: threading.Event) -> None:
+    """End this process, whatever it waits for, once another has failed alone and said so in the store of all.
+
+    pids: the ranks of this machine. One that is gone and has said nothing was killed, as the kernel does for memory.
+    """
     with suppress(RuntimeError):  # the store is gone, and the run with it
-        while not over.wait(0.5):
+        while not over.wait(PERIOD):
+            gone = [number for number, pid in pids.items() if not psutil.pid_exists(pid)]
             if store.check([PRINTED]):
                 os._exit(1)
+            if killed := [number for number in gone if not store.check([f"{LEFT} {number}"])]:
+                advice = "dmesg tells if it was for memory; what is done is kept, and the same command goes on"
+                _end_alone(f"rank {killed[0]} was killed: {advice}", store)
 
 
 @cache
@@ -287,15 +297,16 @@ def line_of(error: BaseException) -> str:
     return f"{error}; {kept}" if isinstance(error, OSError) else str(error) or f"stopped; {kept}"
 
 
-def _end_alone(message: str) -> NoReturn:
+def _end_alone(message: str, store: "dist.Store | None" = None) -> NoReturn:
     """End this process at once, and the others with it. Only the first that fails says why: others fail of its end.
 
     A usual exit would wait for collectives that the others never join.
     """
     with suppress(RuntimeError):  # the store is gone: another has ended, and printed why
-        if _store().add(FAILED, 1) == 1:
+        store = store or _store()
+        if store.add(FAILED, 1) == 1:
             print(message, file=sys.stderr, flush=True)
             if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # what torchrun prints last
                 Path(file).write_text(json.dumps({"message": message}))
-            _store().set(PRINTED, "")
+            store.set(PRINTED, "")
     os._exit(1)

@@ -7,6 +7,7 @@ input and answers come from its standard output, each a line of JSON.
 import fcntl
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from pipeline.sampling import Engine, Prompt, SamplingParameters
 from pipeline.settings import Settings
 
 WORKER = Path(__file__).with_name("worker.py")
+START_SECONDS = 1800.0  # an engine that has not started by then never will; ours
 GPU_MEMORY = 0.85  # share of the GPU's memory that vLLM may fill; the rest is for what the trainer keeps; ours
 # What vLLM would else compile with CUDA's toolkit: FlashInfer's attention on B200, its fused all-reduce between GPUs.
 WITHOUT_NVCC = {
@@ -85,6 +87,8 @@ def vllm_engine(model: str, lm: LanguageModel, longest: int, settings: Settings,
                 yield number, Drawn(**asked, completion=lm.text(one["token_ids"]), **one)
 
     try:
+        if not select.select([worker.stdout], [], [], START_SECONDS)[0]:
+            raise InputError(f"vLLM has not started within {START_SECONDS:.0f} s; its messages are in {log}")
         if error := answer():
             error = " ".join(error.split())[:300]
             raise InputError(f"--engine vllm: {worker.args[0]}: {error} ({ADVICE}; all messages: {log})")

@@ -11,6 +11,7 @@ again, so a figure can be given more seeds later. results/README.md says what ca
 """
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -19,7 +20,7 @@ import tyro
 
 from pipeline.records import InputError
 from pipeline.runtime.processes import command, process_group, rank, ranks
-from pipeline.settings import intended_ranks
+from pipeline.settings import intended_ranks, parsed
 
 FIGURES = (*(f"fig{number}" for number in range(1, 10)), "table2", "variants")  # STUDIES of paper/figures.py
 ON_MATH = ("fig4-math", "fig6-math", "fig8-math")
@@ -108,8 +109,8 @@ def make(options: Options) -> None:
 
 def main() -> None:
     """The command line; one line and a non-zero exit status on bad input."""
-    options = tyro.cli(Options, prog="reproduce.py", description=__doc__)
     with command("reproduce"):
+        options = parsed(Options, sys.argv[1:], prog="reproduce.py", description=__doc__)
         check(options)
         make(options)
 

@@ -62,6 +62,8 @@ def read_inputs(settings: Settings, task: Task) -> Inputs:
     if settings.iterations and not settings.samples and not task.train:
         raise InputError(f"task {task.name}: has no training problems")
     lm = load_model(settings.model, META, settings)
+    if settings.lora and settings.lora > (width := lm.model.config.hidden_size):
+        raise InputError(f"--lora {settings.lora}: must be at most {width}, the model's width")
     if lm.chat:
         task = lm.chat.asking(task)
     train, test = (prompts_of(task, problems, lm, settings.max_new_tokens) for problems in (task.train, task.test))
@@ -154,13 +156,17 @@ def choose(settings: Settings, samples: Sequence[Sample], iteration: int = 1) ->
 
 
 def baselines_of(settings: Settings, chosen: Sequence[Sample]) -> list[float]:
-    """Each chosen sample's baseline: the one that is set, or that which gives an effective share of positives."""
+    """Each chosen sample's baseline: the one that is set, or that which gives an effective share of positives,
+
+    which no baseline gives to samples of one sign: they keep their rewards.
+    """
     c = settings.baseline or 0.0
     if settings.effective_proportion is not None:
         positives = sum(sample.reward >= 0 for sample in chosen) / len(chosen)
-        if not 0 < positives < 1 or {abs(sample.reward) for sample in chosen} != {1.0}:
-            raise InputError("--effective-proportion: needs rewards -1 and +1, and samples of both signs")
-        c = baseline_for_proportion(positives, settings.effective_proportion)
+        if others := {sample.reward for sample in chosen} - {-1.0, 1.0}:
+            raise InputError(f"--effective-proportion: needs rewards -1 and +1, not {min(others):g}")
+        if 0 < positives < 1:
+            c = baseline_for_proportion(positives, settings.effective_proportion)
     if settings.baseline_from == "zero":
         return [c] * len(chosen)
     return [origin + c for origin in BASELINES[settings.baseline_from](chosen)]

@@ -6,9 +6,10 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, BinaryIO, Literal, NamedTuple, TypeVar, get_args
 
 from pydantic import BaseModel, Field, FiniteFloat, TypeAdapter, ValidationError
 
@@ -19,6 +20,10 @@ Record = TypeVar("Record")  # a pydantic model or a dataclass
 
 class InputError(ValueError):
     """What the user gave cannot be used; the message is one line: what, where, and what to do."""
+
+
+class UsageError(InputError):
+    """A command line that cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +159,8 @@ def read_records(path: Path, kind: type[Record], form: Literal["lines", "growing
             rows.append(adapter.validate_json(line))
         except ValidationError as error:
             where = path if form == "whole" else f"{path}:{number}"
-            raise InputError(f"{where}: {fault_in(error)}") from None
+            fault = fault_in(error) if line.strip() else "is a blank line; remove it"
+            raise InputError(f"{where}: {fault}") from None
     return rows
 
 
@@ -165,6 +171,7 @@ def fault_in(error: ValueError) -> str:
         fault = error.errors(include_url=False)[0]
         field = ".".join(map(str, fault["loc"]))
         text = (f"field {field}: " if field else "") + fault["msg"].removeprefix("Value error, ")
+        text += f", not {fault['input']!r:.80}" * fault["msg"].startswith("Input should")
     return " ".join(text.split())
 
 
@@ -191,11 +198,22 @@ def to_lines(rows: Iterable[Any]) -> str:
     return "".join(dump(row, exclude_none=True).decode() + "\n" for row in rows)
 
 
+@contextmanager
+def opened(path: Path, mode: Literal["wb", "ab"]) -> Iterator[BinaryIO]:
+    """A file to write into; an OSError names it, which that of a full disk does not by itself."""
+    try:
+        with path.open(mode) as file:
+            yield file
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
 def write_file(path: Path, content: str | bytes) -> None:
     """Write a file, text as UTF-8, whole or not at all: under another name first, then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".unfinished")
-    with unfinished.open("wb") as file:
+    with opened(unfinished, "wb") as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())

@@ -22,7 +22,7 @@ import torch
 from transformers import DynamicCache, GenerationConfig
 
 from pipeline.models.language_model import LanguageModel
-from pipeline.records import Drawn, Grade, InputError, Problem, Sample, Task, read_records, to_lines, write_file
+from pipeline.records import Drawn, Grade, InputError, Problem, Sample, Task, opened, read_records, to_lines, write_file
 from pipeline.runtime.processes import by_rank_zero, end_with_others, progress_bar, rank, ranks
 from pipeline.runtime.run_folder import read_checked
 
@@ -119,7 +119,7 @@ def draw_into(
     ungraded, samples = part.with_name(f"{part.name}.drawn"), read_records(part, Sample, "growing")
     done = len(prompts) if len(samples) == n * len(prompts) else len(samples) // (n * chunk) * chunk
     write_file(part, to_lines(samples[: done * n]))
-    with part.open("a", encoding="utf-8") as growing:
+    with opened(part, "ab") as growing:
         for start in range(done, len(prompts), chunk):
             if ranks() > 1:
                 end_with_others()
@@ -128,7 +128,7 @@ def draw_into(
             if not (drawn and is_of(drawn, some, n)):
                 drawn = draw(some, n, open_engine(), sampling, seed + start * n, description)
                 write_file(ungraded, to_lines(drawn))
-            growing.write(to_lines(graded(task, drawn, [prompt.problem for prompt in some])))
+            growing.write(to_lines(graded(task, drawn, [prompt.problem for prompt in some])).encode())
             growing.flush()
 
 
@@ -257,7 +257,7 @@ def _generate(
 ) -> list[list[int]]:
     """The raw continuation of each prompt, padding included; the global random state is left as it was."""
     model, tokenizer = lm.model, lm.tokenizer
-    distribution = asdict(sampling)  # all but `stop` by the names that `generate` has for it
+    distribution = asdict(sampling) | {"top_k": max(sampling.top_k, 0)}  # by `generate`'s names; 0 is off
     ends = {"stop_strings": list(distribution.pop("stop")) or None, "eos_token_id": sorted(lm.ends) or None}
     config = GenerationConfig(do_sample=True, pad_token_id=tokenizer.pad_token_id, **distribution, **ends)
     prompts = {tuple(ids): number for number, ids in enumerate(dict.fromkeys(map(tuple, prompt_ids)))}

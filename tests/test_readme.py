@@ -15,6 +15,7 @@ import toy_bandit
 from docs.make_tables import claims, help_of_settings, load, renewed
 from paper.figures import STUDIES
 from paper.verdicts import NOT_YET, judged
+from pipeline.records import InputError
 from pipeline.settings import Settings, check, read_settings
 from train_gsm8k import SETTINGS
 
@@ -138,7 +139,7 @@ def test_documented_commands_are_understood_and_others_not():
         if "--help" not in command:
             understand(command)
     for command in ("python train_gsm8k.py --no-such", "make no-such", "python no_such.py", "rm FILE"):
-        with pytest.raises((SystemExit, AssertionError)):
+        with pytest.raises((InputError, SystemExit, AssertionError)):
             understand(command)
 
 

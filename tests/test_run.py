@@ -22,7 +22,7 @@ from pipeline.held import ENGINES
 from pipeline.methods import dpo_loss, ppo_loss
 from pipeline.models.language_model import META, load_model
 from pipeline.records import Example, InputError, Sample, read_records, to_lines
-from pipeline.settings import REMOVED, EngineName, Settings
+from pipeline.settings import INSTEAD, EngineName, Settings
 from pipeline.stages import open_run
 
 SAMPLES, TRAIN, METRICS, MODEL = (
@@ -188,7 +188,8 @@ COUNTS += " lora save_every test_problems k curve_points"
 RANGES = {  # what must hold -> settings, values that lie just inside and outside
     "must be at least 1": (COUNTS, [1], [0, -1]),
     "must be at least 2": ("test_samples curve_samples", [2], [1]),
-    "must be at least 0": ("iterations", [0], [-1]),
+    "must be at least 0": ("iterations seed", [0], [-1]),
+    "must be at least -1": ("top_k", [0, -1], [-2]),
     "must be positive and finite": ("temperature beta lr max_norm", [1e-9], [0.0, -1.0, math.inf, math.nan]),
     "must lie in (0, 1]": ("top_p effective_proportion", [1.0, 1e-9], [0.0, 1.5, math.nan]),
     "must lie in (0, 1)": ("proportion", [0.5], [0.0, 1.0, math.nan]),
@@ -214,7 +215,7 @@ def test_numbers_out_of_range_are_refused():
             assert not any(rule in fault_of(name, x) for x in inside), name
     numbers = {field.name for field in fields(Settings) if type(field.default) in (int, float)}
     ranged = {name for names, _, _ in RANGES.values() for name in names.split()}
-    assert numbers - ranged == {"seed", "shots", "top_k"}
+    assert numbers - ranged == {"shots"}
 
 
 def given(folder, *rows):
@@ -237,6 +238,7 @@ def given(folder, *rows):
         ({"batch": 7, "method": "dpo"}, "--batch 7: must be a multiple"),
         ({"data": "nowhere"}, "--data or --test-data nowhere"),
         ({"model": "nowhere"}, "--model nowhere: is neither a folder nor"),
+        ({"lora": 10000}, "--lora 10000: must be at most 128, the model's width"),
         ({"model": "/"}, "--model /: has no config.json"),
         ({"samples": "nothing.jsonl", "iterations": 2}, "--samples: serve one iteration"),
         ({"samples": "s", "evaluation": True}, "--samples: say how to evaluate, by one of --test-data DIR"),
@@ -253,7 +255,7 @@ def given(folder, *rows):
         ({"samples": [{}, {}], "composition": "positives_only"}, "positives_only: none of the 2 samples fits"),
         ({"samples": [{"reward": 0.5}, {}], "method": "sft", "baseline": 0.8}, "--method sft: no positive sample"),
         ({"samples": [{}, {"prompt": "P", "reward": 1}], "method": "dpo"}, "no problem has both"),
-        ({"samples": [{}, {}], "effective_proportion": 0.5}, "samples of both signs"),
+        ({"samples": [{"reward": 0.5}, {}], "effective_proportion": 0.5}, "needs rewards -1 and \\+1, not 0.5"),
     ],
     ids=lambda value: str(value)[:80],
 )
@@ -279,9 +281,13 @@ def test_the_command_line_shows_all_settings_and_where_in_the_code_a_fault_is_if
     assert ending("--lr", "-1") == "train_gsm8k: --lr -1.0: must be positive and finite"
     with pytest.raises(InputError):
         ending("--lr", "-1", "--debug")
-    for option in REMOVED:
+    for option, value in {"--compute": "bf16", "--lr": "1e-5,", "--n": "1.5", "--limits": "1", "--lrr": "1"}.items():
+        assert ending(option, value) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert re.match(f"train_gsm8k: .*{option}", line)
+    for option in INSTEAD:
         for argument in (f"{option}=8", f"--no-{option[2:]}", option.replace("-", "_").replace("__", "--")):
-            assert ending("paper", argument).startswith(f"train_gsm8k: {option}: is no option any more; ")
+            assert ending("paper", argument).startswith(f"train_gsm8k: {option}: is no option; ")
 
 
 def test_the_engines_are_those_of_the_setting():

@@ -34,12 +34,12 @@ def test_same_seed_same_completions_and_the_global_random_state_is_left_alone(en
     assert same[0] != same[1]  # and so do prompts' seeds
 
 
-@pytest.mark.parametrize("top_k", [500, 3])
+@pytest.mark.parametrize("top_k", [500, 3, 0, -1])
 def test_tokens_are_drawn_from_the_models_own_distribution(engine, lm, top_k):
     found = drawn(engine, SamplingParameters(max_new_tokens=1, top_k=top_k), [START], n=1000)[0]
     p = logps_after(lm, START, found[0].token_ids)[1][0].exp()
     assert (p > 0.02).sum() > 5
-    kept = p.topk(min(top_k, len(p))).indices.tolist()
+    kept = p.topk(min(top_k if top_k > 0 else len(p), len(p))).indices.tolist()
     p = torch.zeros_like(p).index_copy(0, torch.tensor(kept), p[kept] / p[kept].sum())
     assert deviating([completion.token_ids[0] for completion in found], p.tolist()) == []
     assert {completion.token_ids[0] for completion in found} <= set(kept)

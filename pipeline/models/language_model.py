@@ -93,6 +93,8 @@ def load_model(name: str, device: torch.device | None = None, settings: Settings
             reason = f"there is no such folder, and its hub cannot be reached; {copy}"
         raise InputError(f"--model {name}: cannot be loaded: {reason}") from error
     if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token_id is None:
+            raise InputError(f"--model {name}: its tokenizer names no token that ends a sequence, and none that pads")
         tokenizer.pad_token_id = tokenizer.eos_token_id  # padding is always masked: any token will do
     eos = model.generation_config.eos_token_id
     ends = frozenset(eos if isinstance(eos, list) else [eos]) - {None}

@@ -134,6 +134,11 @@ def is_task(script):
     return script in ("train_gsm8k.py", "tasks/verifier.py") or uses_main
 
 
+def test_the_gpu_page_names_the_folder_that_its_command_makes():
+    [arguments] = set(re.findall("^python train_gsm8k.py (single-gpu --.*)$", PAGES["docs/gpu.md"], re.MULTILINE))
+    assert f"\n{read_settings(arguments.split(), SETTINGS).out}: NUMBER s\n" in PAGES["docs/gpu.md"]
+
+
 def test_documented_commands_are_understood_and_others_not():
     for command in commands():
         if "--help" not in command:

@@ -3,7 +3,9 @@
 import json
 import math
 import re
+import shutil
 import subprocess
+from copy import deepcopy
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +18,7 @@ from safetensors.torch import load_file
 
 import topr
 import train_gsm8k as gsm8k
+from pipeline import settings
 from pipeline.dataset import epoch_steps, longest
 from pipeline.epoch import try_longest
 from pipeline.held import ENGINES
@@ -74,6 +77,31 @@ def test_a_model_without_weights_knows_what_ends_a_sequence(lm, tmp_path):
     assert meta.text([300, 7]) == meta.text([300]) == meta.text([300, 1])
     assert {weight.device.type for weight in meta.model.parameters()} == {"meta"}
     assert meta.context == lm.context
+
+
+def test_a_tokenizer_without_an_end_is_refused(lm, tmp_path):
+    lm.model.save_pretrained(tmp_path)
+    tokenizer = deepcopy(lm.tokenizer)
+    tokenizer.eos_token = tokenizer.pad_token = None
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="its tokenizer names no token that ends a sequence"):
+        load_model(str(tmp_path), META)
+
+
+def test_a_copy_of_the_project_goes_on(finished, tmp_path, monkeypatch, capsys):
+    copy = shutil.copytree(settings.TINY, tmp_path / "tiny")
+    monkeypatch.setattr(settings, "TINY", copy)
+    given = {"model": str(copy / "worded"), "data": str(copy)}
+    experiment(shutil.copytree(finished, tmp_path / "run"), **given)
+    assert "this run is finished" in capsys.readouterr().out
+    experiment(tmp_path / "other", reuse=finished, iterations=0, **given)
+    assert not json.loads((tmp_path / "other" / "times.json").read_text())["seconds"].get("sampling")
+
+
+def test_samples_of_one_sign_keep_their_rewards_and_the_run_says_so(tmp_path, capsys):
+    folder = on_samples(tmp_path / "run", given(tmp_path, {}, {}), effective_proportion=0.7)
+    assert "iteration 1: 2 examples of 2 samples, 0.0 % positive\niteration 1: --eff" in capsys.readouterr().out
+    assert [line["reward"] for line in json_lines(folder / TRAIN)] == [-1, -1]
 
 
 def test_a_finished_run_is_shown_and_not_made_again_and_refuses_other_settings(finished, capsys):

@@ -11,7 +11,6 @@ again, so a figure can be given more seeds later. results/README.md says what ca
 """
 
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -110,7 +109,7 @@ def make(options: Options) -> None:
 def main() -> None:
     """The command line; one line and a non-zero exit status on bad input."""
     with command("reproduce"):
-        options = parsed(Options, sys.argv[1:], prog="reproduce.py", description=__doc__)
+        options = parsed(Options, prog="reproduce.py", description=__doc__)
         check(options)
         make(options)
 

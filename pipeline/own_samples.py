@@ -40,12 +40,9 @@ def read_samples(source: str | Path, columns: Sequence[str] = (), ask: Ask | Non
         ignored |= row.keys() - set().union(*parts_of.values())
     if not samples:
         raise InputError(f"{source}: is empty")
-    parts = []
-    if renamed := [f"{column} is the {field}" for field, column in taken.items() if field != column]:
-        parts.append(", ".join(renamed))
-    if ignored:
-        parts.append(f"ignored: {', '.join(sorted(ignored))}")
-    if parts and rank() == 0:
+    renamed = ", ".join(f"{column} is the {field}" for field, column in taken.items() if field != column)
+    unread = f"ignored: {', '.join(sorted(ignored))}" if ignored else ""
+    if (parts := [part for part in (renamed, unread) if part]) and rank() == 0:
         print(f"{source}: {' '.join('; '.join(parts).split())}", flush=True)
     return samples
 

@@ -6,10 +6,9 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from pydantic import BaseModel, Field, FiniteFloat, TypeAdapter, ValidationError
 
@@ -20,10 +19,6 @@ Record = TypeVar("Record")  # a pydantic model or a dataclass
 
 class InputError(ValueError):
     """What the user gave cannot be used; the message is one line: what, where, and what to do."""
-
-
-class UsageError(InputError):
-    """A command line that cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -159,8 +154,7 @@ def read_records(path: Path, kind: type[Record], form: Literal["lines", "growing
             rows.append(adapter.validate_json(line))
         except ValidationError as error:
             where = path if form == "whole" else f"{path}:{number}"
-            fault = fault_in(error) if line.strip() else "is a blank line; remove it"
-            raise InputError(f"{where}: {fault}") from None
+            raise InputError(f"{where}: {fault_in(error) if line.strip() else 'is a blank line; remove it'}") from None
     return rows
 
 
@@ -198,12 +192,14 @@ def to_lines(rows: Iterable[Any]) -> str:
     return "".join(dump(row, exclude_none=True).decode() + "\n" for row in rows)
 
 
-@contextmanager
-def opened(path: Path, mode: Literal["wb", "ab"]) -> Iterator[BinaryIO]:
-    """A file to write into; an OSError names it, which that of a full disk does not by itself."""
+def write(path: Path, mode: Literal["wb", "ab"], content: str | bytes) -> None:
+    """Write a new file, or behind what one has; an OSError names it, which that of a full disk does not by itself."""
     try:
         with path.open(mode) as file:
-            yield file
+            file.write(content.encode("utf-8") if isinstance(content, str) else content)
+            file.flush()
+            if mode == "wb":
+                os.fsync(file.fileno())
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
@@ -213,10 +209,7 @@ def write_file(path: Path, content: str | bytes) -> None:
     """Write a file, text as UTF-8, whole or not at all: under another name first, then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".unfinished")
-    with opened(unfinished, "wb") as file:
-        file.write(content.encode("utf-8") if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
+    write(unfinished, "wb", content)
     unfinished.replace(path)
 
 

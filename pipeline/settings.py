@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
@@ -19,7 +18,8 @@ import tyro
 
 from pipeline.compositions import BASELINES, COMPOSITIONS
 from pipeline.methods import METHODS
-from pipeline.records import InputError, UsageError, read_text
+from pipeline.own_samples import columns_of
+from pipeline.records import InputError, read_text
 from pipeline.runtime.processes import device, ranks
 
 if TYPE_CHECKING:
@@ -191,11 +191,9 @@ class Settings:
             "held_out_sha256": held_out_sha256,
             "ranks": ranks(),
         }
+        project = f"{TINY.parent}/"  # from where a path within it is told, so that a copy of the project has the same
         values = {name: value for name, value in dataclasses.asdict(self).items() if name not in NOT_OF_A_RUN}
-        for name, value in values.items():  # a path within the project is told from there: a copy of it has the same
-            if isinstance(value, str | Path):
-                values[name] = str(value).removeprefix(f"{TINY.parent}/")
-        return values | others
+        return {n: str(v).removeprefix(project) if isinstance(v, str | Path) else v for n, v in values.items()} | others
 
     def default_out(self, usual: "Settings", runs: str = "runs/") -> Path:
         """The folder runs/PRESET, named after what differs from the `usual` settings of the preset too.
@@ -244,19 +242,19 @@ def read_settings(
     return replace(settings, out=settings.out or settings.default_out(usual, runs))
 
 
-def parsed(kind: type[T], arguments: Sequence[str], **options: Any) -> T:
-    """What `tyro.cli` reads; UsageError where it cannot, with what it says in a box of several lines."""
+def parsed(kind: type[T], arguments: Sequence[str] | None = None, **options: Any) -> T:
+    """What `tyro.cli` reads; where it cannot, InputError with what it says in a box of several lines."""
     box = io.StringIO()
     try:
         with redirect_stderr(box):
-            return tyro.cli(kind, args=list(arguments), **options)
+            return tyro.cli(kind, args=arguments, **options)
     except SystemExit as ended:
         if ended.code == 0:  # --help
             raise
-    lines = [line.strip("│╭─╮╰╯ ") for line in box.getvalue().splitlines()[1:]]
-    fault = " ".join(takewhile(bool, lines)).removeprefix("Error parsing ").rstrip(".")
-    near = [line.split()[0] for line in lines if line.startswith("--")] if "Perhaps you meant:" in lines else []
-    raise UsageError(f"{fault}; did you mean {', '.join(near)}?" if near else f"{fault}; see --help")
+        first, *others = re.split("│[ ─]+│", box.getvalue().partition("\n")[2])  # at rules and blank lines
+        fault = " ".join(first.replace("│", "").split()).removeprefix("Error parsing ").rstrip(".")
+        near = re.findall(r"│ {5}(--[\w-]+)", "".join(others)) if "Perhaps you meant" in box.getvalue() else []
+        raise InputError(f"{fault}; did you mean {' or '.join(near)}?" if near else f"{fault}; see --help") from ended
 
 
 def intended_ranks(preset: Preset) -> int:
@@ -293,12 +291,12 @@ def check(settings: Settings, processes: int | None = None) -> None:
     for is_broken, message in _rules(settings, processes):
         if is_broken:
             raise InputError(message)
-    if settings.columns:
-        from pipeline.own_samples import columns_of
-
-        columns_of(settings.columns)
+    columns_of(settings.columns)
     if settings.limits is not None:
-        check_limits(settings.limits)
+        try:
+            _ = settings.bounds  # which checks their order
+        except ValueError as error:
+            raise InputError(f"--limits: {error}") from None
 
 
 def _rules(settings: Settings, processes: int) -> list[tuple[bool, str]]:
@@ -344,26 +342,10 @@ def _rules(settings: Settings, processes: int) -> list[tuple[bool, str]]:
     return [
         *rules,
         (has_baseline and has_share, "--effective-proportion: sets the baseline; give no other"),
-        (
-            method.of_pairs and (has_baseline or has_share),
-            f"--method {settings.method}: has no baseline; give none",
-        ),
+        (method.of_pairs and (has_baseline or has_share), f"--method {settings.method}: has no baseline; give none"),
         (
             is_proportion != (settings.proportion is not None),
             "--composition proportion and --proportion P: give both or neither",
         ),
-        (
-            settings.limits is not None and method.loss is not None,
-            f"--limits: have no meaning for {settings.method}",
-        ),
+        (settings.limits is not None and method.loss is not None, f"--limits: have no meaning for {settings.method}"),
     ]
-
-
-def check_limits(limits: tuple[float, float, float, float]) -> None:
-    """InputError for bounds that `topr.Limits` does not take."""
-    from topr import Limits
-
-    try:
-        Limits(*limits)
-    except ValueError as error:
-        raise InputError(f"--limits: {error}") from None

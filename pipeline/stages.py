@@ -197,8 +197,7 @@ class Run:
             counts = f"{len(after)} examples of {len(samples)} samples, {positive:.1f} % positive"
             print(f"iteration {iteration}: {counts}", flush=True)
             if settings.effective_proportion is not None and len(set(before)) == 1:
-                fault = "no baseline gives samples of one sign another share; they keep their rewards"
-                print(f"iteration {iteration}: --effective-proportion: {fault}", flush=True)
+                print(f"iteration {iteration}: --effective-proportion: one sign alone keeps its rewards", flush=True)
             is_odd = before != after or not min(after) < 0 < max(after)
             if is_odd and (note := signs_note(settings, before, after)):
                 print(f"iteration {iteration}: {note}", flush=True)

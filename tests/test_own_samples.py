@@ -112,7 +112,7 @@ READ = {  # who has written them: rows, --columns, what is told of the columns
         "question is the prompt, answer is the completion, grade is the reward; ignored: prompt",
     ),
     "two": (
-        under(*NEEDED, id=3)[:1] + under("input", "output", "reward")[1:],
+        [under(*NEEDED, id=3)[0], under("input", "output", "reward")[1]],
         (),
         "input is the prompt, output is the completion; ignored: id",
     ),

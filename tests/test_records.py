@@ -7,7 +7,7 @@ import pytest
 from runs import contents
 
 import train_gsm8k as gsm8k
-from pipeline.records import InputError, Sample, from_datasets, opened, read_records, to_lines, write_file
+from pipeline.records import InputError, Sample, from_datasets, read_records, to_lines, write, write_file
 from pipeline.runtime.run_folder import held_folder, read_json
 
 
@@ -86,8 +86,8 @@ def test_a_full_disk_names_the_file(tmp_path):
         (tmp_path / name).symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"No space left on device: '.*samples.jsonl.unfinished'"):
         write_file(tmp_path / "samples.jsonl", "new")
-    with pytest.raises(OSError, match="part-0"), opened(tmp_path / "samples.jsonl.part-0", "ab") as growing:
-        growing.write(b"new")
+    with pytest.raises(OSError, match="part-0"):
+        write(tmp_path / "samples.jsonl.part-0", "ab", "new")
 
 
 OTHERS = {"lr": 0.2, "format": 4}

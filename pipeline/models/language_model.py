@@ -64,9 +64,7 @@ def load_model(name: str, device: torch.device | None = None, settings: Settings
     if not Path(name).is_dir() and not is_hub_name(name):
         raise InputError(f"--model {name}: is neither a folder nor the name of a model on the hub (owner/name)")
     if Path(name).is_dir() and not (Path(name) / "config.json").exists():
-        raise InputError(
-            f"--model {name}: has no config.json, so it is no folder that transformers has saved a model in"
-        )
+        raise InputError(f"--model {name}: has no config.json, so transformers has saved no model there")
     transformers.utils.logging.disable_progress_bar()  # of single files; the run has its own
     # cuDNN's attention, torch's first choice on an H100: with some masks gradients are NaN (pytorch#196678), scoring
     # and training can differ by a bfloat16 bit, and each new length costs 23 to 37 ms for a plan.

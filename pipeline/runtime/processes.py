@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from tqdm import tqdm
 
-from pipeline.records import InputError, UsageError
+from pipeline.records import InputError
 
 if TYPE_CHECKING:
     import torch
@@ -276,14 +276,13 @@ def command(name: str) -> Iterator[None]:
         if not is_mine:  # were this one to end before the first, torchrun would end that before it has printed
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(SAME_REQUEST)
-        status = 2 if isinstance(error, UsageError) else 1
+        status = 2 if isinstance(error.__cause__, SystemExit) else 1  # 2: its options cannot be read
         if isinstance(error, KeyboardInterrupt):  # as shells and schedulers tell a signal: 130 or 143
             status = 128 + (error.args or (signal.SIGINT,))[0]
-        if is_mine and status == 1:
-            sys.exit(f"{name}: {line_of(error)}")
-        if is_mine:
-            print(f"{name}: {line_of(error)}", file=sys.stderr, flush=True)
-        sys.exit(status)
+        line = f"{name}: {line_of(error)}"
+        if is_mine and status > 1:
+            print(line, file=sys.stderr, flush=True)
+        sys.exit(line if is_mine and status == 1 else status)
 
 
 def _interrupt(number: int, frame: Any) -> NoReturn:

@@ -215,7 +215,6 @@ OF_DRAWING += ("compute", "samples_sha256", "chat", "system")
 OF_SCORING = ("batch", "micro_batch", "lora", "trust_logmu", "ranks")  # and the model and --compute
 
 AnySettings = TypeVar("AnySettings", bound=Settings)
-T = TypeVar("T")
 
 
 def read_settings(
@@ -242,7 +241,7 @@ def read_settings(
     return replace(settings, out=settings.out or settings.default_out(usual, runs))
 
 
-def parsed(kind: type[T], arguments: Sequence[str] | None = None, **options: Any) -> T:
+def parsed(kind: type, arguments: Sequence[str] | None = None, **options: Any) -> Any:
     """What `tyro.cli` reads; where it cannot, InputError with what it says in a box of several lines."""
     box = io.StringIO()
     try:
@@ -291,7 +290,8 @@ def check(settings: Settings, processes: int | None = None) -> None:
     for is_broken, message in _rules(settings, processes):
         if is_broken:
             raise InputError(message)
-    columns_of(settings.columns)
+    if settings.columns:
+        columns_of(settings.columns)
     if settings.limits is not None:
         try:
             _ = settings.bounds  # which checks their order

@@ -19,7 +19,7 @@ import tyro
 
 from pipeline.records import InputError
 from pipeline.runtime.processes import command, process_group, rank, ranks
-from pipeline.settings import intended_ranks
+from pipeline.settings import intended_ranks, parsed
 
 FIGURES = (*(f"fig{number}" for number in range(1, 10)), "table2", "variants")  # STUDIES of paper/figures.py
 ON_MATH = ("fig4-math", "fig6-math", "fig8-math")
@@ -108,8 +108,8 @@ def make(options: Options) -> None:
 
 def main() -> None:
     """The command line; one line and a non-zero exit status on bad input."""
-    options = tyro.cli(Options, prog="reproduce.py", description=__doc__)
     with command("reproduce"):
+        options = parsed(Options, prog="reproduce.py", description=__doc__)
         check(options)
         make(options)
 

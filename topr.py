@@ -75,7 +75,8 @@ def topr_loss(
 
     logp, logmu: (B,) log-probabilities of whole sequences; reward: (B,), after the baseline; length: (B,) tokens, >= 1.
     denominator: sequences in the optimiser's step (default B), over all micro-batches and processes, whose sizes then
-    leave the gradient alone. Returns a scalar. Raises ValueError: other shapes, a length below 1, a NaN reward.
+    leave the gradient alone; that over the number of processes where these average their gradients, as under DDP and
+    FSDP. Returns a scalar. Raises ValueError: other shapes, a length below 1, a NaN reward.
 
     >>> logp = torch.tensor([-2.0], requires_grad=True)
     >>> topr_loss(logp, logp.detach() + 0.5, reward=torch.tensor([-1.0]), length=torch.tensor([1])).backward()
@@ -98,9 +99,14 @@ def topr_loss(
 
 
 def topr_loss_of_tokens(
-    token_logp: Tensor, token_logmu: Tensor, reward: Tensor, mask: Tensor, limits: Limits = PRESETS["topr"]
+    token_logp: Tensor,
+    token_logmu: Tensor,
+    reward: Tensor,
+    mask: Tensor,
+    limits: Limits = PRESETS["topr"],
+    denominator: float | None = None,
 ) -> Tensor:
-    """`topr_loss` in the form that trainers have at hand, to be pasted into them: the mean over the batch.
+    """`topr_loss`, with its `denominator`, in the form that trainers have at hand, to be pasted into them.
 
     token_logp, token_logmu: (B, T) log-probabilities of single tokens; reward: (B,), after the baseline; mask: (B, T),
     1 on the completion's tokens and 0 elsewhere. Returns a scalar; raises ValueError where a completion has no token.
@@ -109,7 +115,7 @@ def topr_loss_of_tokens(
     tensor(-1.2131)
     """
     logp, logmu = (torch.where(mask > 0, _at_least_float32(x), 0.0).sum(1) for x in (token_logp, token_logmu))
-    return topr_loss(logp, logmu, reward, (mask > 0).sum(1), limits)
+    return topr_loss(logp, logmu, reward, (mask > 0).sum(1), limits, denominator)
 
 
 def importance_weight(log_ratio: Tensor | float, a: Tensor | float, b: Tensor | float) -> Tensor:

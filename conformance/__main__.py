@@ -10,6 +10,7 @@ decides; a constant factor and a sum over sequences are no difference. The exit 
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -42,6 +43,7 @@ def main() -> None:
     from conformance import VECTORS, InputError, adapted, compare, identify, load
 
     if options.list:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # its reader may have seen enough, as `head` has
         print("\n\n".join(VECTORS.values()))
         return
     try:

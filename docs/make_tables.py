@@ -185,9 +185,9 @@ def settings(first: str) -> Table:
 
     rows = []
     for name in names[names.index(first) : ends[firsts.index(first)]]:
-        values = [shown(getattr(SETTINGS[preset], name)) for preset in ("laptop", "paper")]
+        values = [shown(getattr(SETTINGS[preset], name)) for preset in ("laptop", "single-gpu", "paper")]
         rows.append([f"`--{name.replace('_', '-')}`", *values, help_of[name]])
-    return Table(["option", "laptop", "paper", "meaning"], rows)
+    return Table(["option", "laptop", "single-gpu", "paper", "meaning"], rows)
 
 
 def help_of_settings() -> dict[str, str]:

@@ -62,6 +62,8 @@ def read_inputs(settings: Settings, task: Task) -> Inputs:
     if settings.iterations and not settings.samples and not task.train:
         raise InputError(f"task {task.name}: has no training problems")
     lm = load_model(settings.model, META, settings)
+    if settings.lora and settings.lora > (width := lm.model.config.hidden_size):
+        raise InputError(f"--lora {settings.lora}: must be at most {width}, the model's width")
     if lm.chat:
         task = lm.chat.asking(task)
     train, test = (prompts_of(task, problems, lm, settings.max_new_tokens) for problems in (task.train, task.test))
@@ -79,7 +81,9 @@ def read_inputs(settings: Settings, task: Task) -> Inputs:
         samples = read_samples(settings.held_out, settings.columns, lm.chat and lm.chat.ask)
         digests["held_out_sha256"] = digest_of(settings.held_out, samples)
         held_out = rows_held_out(settings, samples, lm, task.stop)
-        tell_of_shared_prompts(settings.held_out, samples, given)
+        prompts = {one.prompt for one in samples}
+        if (shared := prompts & {one.prompt for one in given}) and rank() == 0:
+            print(f"{settings.held_out}: {len(shared)} of {len(prompts)} prompts are trained on too", flush=True)
     parameters = sum(weight.numel() for weight in lm.model.parameters())
     size = Size(parameters, drawn, len(task.test) * settings.test_samples, longest_pair)
     limits = settings.temperature, settings.top_p, settings.top_k, settings.max_new_tokens, task.stop
@@ -89,14 +93,6 @@ def read_inputs(settings: Settings, task: Task) -> Inputs:
         refuse_others(settings.reuse, drawing, "has drawn otherwise", "give a --reuse that has drawn the same")
     lengths = prompt_tokens, new_tokens
     return Inputs(task, lm, size, lengths, sampling, train, test, given, composed, held_out, record)
-
-
-def tell_of_shared_prompts(source: str, held_out: Sequence[Sample], given: Sequence[Sample]) -> None:
-    """Print how many prompts of the held-out samples are trained on too, if any are."""
-    prompts = {sample.prompt for sample in held_out}
-    shared = prompts & {sample.prompt for sample in given}
-    if shared and rank() == 0:
-        print(f"{source}: {len(shared)} of {len(prompts)} prompts are trained on too", flush=True)
 
 
 # ---- what an iteration trains on ---------------------------------------------------------------------------------
@@ -154,13 +150,14 @@ def choose(settings: Settings, samples: Sequence[Sample], iteration: int = 1) ->
 
 
 def baselines_of(settings: Settings, chosen: Sequence[Sample]) -> list[float]:
-    """Each chosen sample's baseline: the one that is set, or that which gives an effective share of positives."""
+    """Each chosen sample's baseline: the one that is set, or that of an effective share where both signs occur."""
     c = settings.baseline or 0.0
     if settings.effective_proportion is not None:
         positives = sum(sample.reward >= 0 for sample in chosen) / len(chosen)
-        if not 0 < positives < 1 or {abs(sample.reward) for sample in chosen} != {1.0}:
-            raise InputError("--effective-proportion: needs rewards -1 and +1, and samples of both signs")
-        c = baseline_for_proportion(positives, settings.effective_proportion)
+        if others := {sample.reward for sample in chosen} - {-1.0, 1.0}:
+            raise InputError(f"--effective-proportion: needs rewards -1 and +1, not {min(others):g}")
+        if 0 < positives < 1:
+            c = baseline_for_proportion(positives, settings.effective_proportion)
     if settings.baseline_from == "zero":
         return [c] * len(chosen)
     return [origin + c for origin in BASELINES[settings.baseline_from](chosen)]

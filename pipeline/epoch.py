@@ -13,7 +13,7 @@ from pipeline.dataset import EpochStep, lay_out, longest
 from pipeline.metrics import check_ratio, step_metrics
 from pipeline.models.checkpoints import save_checkpoint, save_model
 from pipeline.models.language_model import LanguageModel
-from pipeline.records import Example, InputError
+from pipeline.records import Example, InputError, write
 from pipeline.runtime.processes import SharedStop, Times, from_all_ranks, rank
 from pipeline.runtime.run_folder import Point, is_there
 from pipeline.track import Tell
@@ -38,8 +38,7 @@ class StepLog(NamedTuple):
         if rank() == 0:
             metrics = {"step": step, "loss": sum(losses), "grad_norm": stats.grad_norm}
             metrics |= step_metrics(log_ratio, reward, weight)
-            with self.file.open("a", encoding="utf-8") as growing:  # at once readable by others
-                growing.write(json.dumps(metrics) + "\n")
+            write(self.file, "ab", json.dumps(metrics) + "\n")
             if self.tell is not None:
                 self.tell({"train": metrics}, self.steps_before + step)
         return any(asked)

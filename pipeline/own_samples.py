@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -41,13 +40,9 @@ def read_samples(source: str | Path, columns: Sequence[str] = (), ask: Ask | Non
         ignored |= row.keys() - set().union(*parts_of.values())
     if not samples:
         raise InputError(f"{source}: is empty")
-    missing, parts = [field for field in FIELDS if field not in taken], []
-    if renamed := [f"{column} is the {field}" for field, column in taken.items() if field != column]:
-        parts.append(", ".join(renamed))
-    if near := {name: get_close_matches(name, missing, n=1, cutoff=0.75) for name in sorted(ignored)}:
-        names = [f"{name} (did you mean {match[0]}?)" if match else name for name, match in near.items()]
-        parts.append(f"ignored: {', '.join(names)}")
-    if parts and rank() == 0:
+    renamed = ", ".join(f"{column} is the {field}" for field, column in taken.items() if field != column)
+    unread = f"ignored: {', '.join(sorted(ignored))}" if ignored else ""
+    if (parts := [part for part in (renamed, unread) if part]) and rank() == 0:
         print(f"{source}: {' '.join('; '.join(parts).split())}", flush=True)
     return samples
 

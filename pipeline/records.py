@@ -154,7 +154,7 @@ def read_records(path: Path, kind: type[Record], form: Literal["lines", "growing
             rows.append(adapter.validate_json(line))
         except ValidationError as error:
             where = path if form == "whole" else f"{path}:{number}"
-            raise InputError(f"{where}: {fault_in(error)}") from None
+            raise InputError(f"{where}: {fault_in(error) if line.strip() else 'is a blank line; remove it'}") from None
     return rows
 
 
@@ -165,6 +165,7 @@ def fault_in(error: ValueError) -> str:
         fault = error.errors(include_url=False)[0]
         field = ".".join(map(str, fault["loc"]))
         text = (f"field {field}: " if field else "") + fault["msg"].removeprefix("Value error, ")
+        text += f", not {fault['input']!r:.80}" * fault["msg"].startswith("Input should")
     return " ".join(text.split())
 
 
@@ -191,14 +192,24 @@ def to_lines(rows: Iterable[Any]) -> str:
     return "".join(dump(row, exclude_none=True).decode() + "\n" for row in rows)
 
 
+def write(path: Path, mode: Literal["wb", "ab"], content: str | bytes) -> None:
+    """Write a new file, or behind what one has; an OSError names it, which that of a full disk does not by itself."""
+    try:
+        with path.open(mode) as file:
+            file.write(content.encode("utf-8") if isinstance(content, str) else content)
+            file.flush()
+            if mode == "wb":
+                os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
 def write_file(path: Path, content: str | bytes) -> None:
     """Write a file, text as UTF-8, whole or not at all: under another name first, then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".unfinished")
-    with unfinished.open("wb") as file:
-        file.write(content.encode("utf-8") if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
+    write(unfinished, "wb", content)
     unfinished.replace(path)
 
 

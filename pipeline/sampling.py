@@ -22,7 +22,7 @@ import torch
 from transformers import DynamicCache, GenerationConfig
 
 from pipeline.models.language_model import LanguageModel
-from pipeline.records import Drawn, Grade, InputError, Problem, Sample, Task, read_records, to_lines, write_file
+from pipeline.records import Drawn, Grade, InputError, Problem, Sample, Task, read_records, to_lines, write, write_file
 from pipeline.runtime.processes import by_rank_zero, end_with_others, progress_bar, rank, ranks
 from pipeline.runtime.run_folder import read_checked
 
@@ -119,17 +119,15 @@ def draw_into(
     ungraded, samples = part.with_name(f"{part.name}.drawn"), read_records(part, Sample, "growing")
     done = len(prompts) if len(samples) == n * len(prompts) else len(samples) // (n * chunk) * chunk
     write_file(part, to_lines(samples[: done * n]))
-    with part.open("a", encoding="utf-8") as growing:
-        for start in range(done, len(prompts), chunk):
-            if ranks() > 1:
-                end_with_others()
-            some = prompts[start : start + chunk]
-            drawn = read_records(ungraded, Drawn, "growing")
-            if not (drawn and is_of(drawn, some, n)):
-                drawn = draw(some, n, open_engine(), sampling, seed + start * n, description)
-                write_file(ungraded, to_lines(drawn))
-            growing.write(to_lines(graded(task, drawn, [prompt.problem for prompt in some])))
-            growing.flush()
+    for start in range(done, len(prompts), chunk):
+        if ranks() > 1:
+            end_with_others()
+        some = prompts[start : start + chunk]
+        drawn = read_records(ungraded, Drawn, "growing")
+        if not (drawn and is_of(drawn, some, n)):
+            drawn = draw(some, n, open_engine(), sampling, seed + start * n, description)
+            write_file(ungraded, to_lines(drawn))
+        write(part, "ab", to_lines(graded(task, drawn, [prompt.problem for prompt in some])))
 
 
 def is_of(drawn: Sequence[Drawn], prompts: Sequence[Prompt], n: int) -> bool:
@@ -257,7 +255,7 @@ def _generate(
 ) -> list[list[int]]:
     """The raw continuation of each prompt, padding included; the global random state is left as it was."""
     model, tokenizer = lm.model, lm.tokenizer
-    distribution = asdict(sampling)  # all but `stop` by the names that `generate` has for it
+    distribution = asdict(sampling) | {"top_k": max(sampling.top_k, 0)}  # by `generate`'s names; 0 is off
     ends = {"stop_strings": list(distribution.pop("stop")) or None, "eos_token_id": sorted(lm.ends) or None}
     config = GenerationConfig(do_sample=True, pad_token_id=tokenizer.pad_token_id, **distribution, **ends)
     prompts = {tuple(ids): number for number, ids in enumerate(dict.fromkeys(map(tuple, prompt_ids)))}
@@ -294,9 +292,8 @@ def _cut(token_ids: list[int], lm: LanguageModel, stop: Sequence[str]) -> tuple[
         return any(string in lm.text(token_ids[:size]) for string in stop)
 
     end = next((i for i, token in enumerate(token_ids) if token in lm.ends), len(token_ids))
-    if (
-        stop and end and has_stop(end)
-    ):  # looked for first: where padding is the end of sequence too, one follows the stop string
+    # Looked for first: where padding is the end of sequence too, one follows the stop string.
+    if stop and end and has_stop(end):
         return token_ids[: bisect_left(range(end), True, key=has_stop)], "stop"  # up to the token that completes it
     token_ids = token_ids[: end + 1]
     return token_ids, "stop" if token_ids[-1] in lm.ends else "length"

@@ -1,21 +1,24 @@
 """Every setting of a run, once: its range, where its default is from, and how a command line is read into it."""
 
 import dataclasses
+import io
 import math
 import os
 import re
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
 import tyro
 
 from pipeline.compositions import BASELINES, COMPOSITIONS
 from pipeline.methods import METHODS
+from pipeline.own_samples import columns_of
 from pipeline.records import InputError, read_text
 from pipeline.runtime.processes import device, ranks
 
@@ -42,13 +45,16 @@ ABOVE_0, BELOW_1, LARGEST = math.nextafter(0.0, 1.0), math.nextafter(1.0, 0.0), 
 Count = Annotated[int, Range(1, LARGEST, "must be at least 1")]
 Several = Annotated[int, Range(2, LARGEST, "must be at least 2")]
 AtLeastZero = Annotated[int, Range(0, LARGEST, "must be at least 0")]
+OffOrCount = Annotated[int, Range(-1, LARGEST, "must be at least -1")]
 Positive = Annotated[float, Range(ABOVE_0, LARGEST, "must be positive and finite")]
 Share = Annotated[float, Range(ABOVE_0, 1, "must lie in (0, 1]")]
 OpenShare = Annotated[float, Range(ABOVE_0, BELOW_1, "must lie in (0, 1)")]
 Clip = Annotated[float, Range(0, 1, "must lie in [0, 1]")]
 Finite = Annotated[float, Range(-LARGEST, LARGEST, "must be finite")]
 
-REMOVED = {  # options of earlier versions, and what to do instead
+INSTEAD = {  # what is asked for and is no option, and what to do instead
+    "--resume": "give the same command again: the run goes on where it was",
+    "--learning-rate": "it is called --lr",
     "--completions-per-row": "leave it out: each completion is a row of its own",
     "--solutions": "leave it out: --generator writes the solutions",
     "--sliced-head": "leave it out; a smaller --micro-batch or --gradient-checkpointing saves memory",
@@ -101,7 +107,7 @@ class Settings:
     """GPUs that an engine of vLLM spans, by tensor parallelism; each is that of a process (ours; 70B weights need 4)"""
     temperature: Positive = 1.0  # sampling temperature (paper, Section 4.2)
     top_p: Share = 1.0  # top-p threshold of sampling (paper, Section 4.2)
-    top_k: int = 500  # sample among this many most probable tokens (paper, Section 4.2)
+    top_k: OffOrCount = 500  # sample among this many most probable tokens (paper, Section 4.2); 0 or -1: among all
     max_new_tokens: Count = 128  # longest completion, in tokens (ours; paper: 512)
     tokens_at_once: Count = 40_000
     """tokens in a batch of transformers' generate, prompts and padding included: memory and speed (ours)"""
@@ -143,7 +149,7 @@ class Settings:
 
     dry_run: bool = False  # say what the run would draw, train and need in memory, and do nothing
     debug: bool = False  # end with a traceback, not with a line, where something is wrong
-    seed: int = 0  # seed of everything that is drawn
+    seed: AtLeastZero = 0  # seed of everything that is drawn
     out: Path | None = None  # folder to write into; default: runs/PRESET and the settings that differ from the preset's
     track: TrackerName | None = None
     """tensorboard or wandb shows the run while it goes on; to be installed (ours)"""
@@ -185,7 +191,9 @@ class Settings:
             "held_out_sha256": held_out_sha256,
             "ranks": ranks(),
         }
-        return {name: value for name, value in dataclasses.asdict(self).items() if name not in NOT_OF_A_RUN} | others
+        project = f"{TINY.parent}/"  # from where a path within it is told, so that a copy of the project has the same
+        values = {name: value for name, value in dataclasses.asdict(self).items() if name not in NOT_OF_A_RUN}
+        return {n: str(v).removeprefix(project) if isinstance(v, str | Path) else v for n, v in values.items()} | others
 
     def default_out(self, usual: "Settings", runs: str = "runs/") -> Path:
         """The folder runs/PRESET, named after what differs from the `usual` settings of the preset too.
@@ -221,16 +229,31 @@ def read_settings(
     """
     for argument in arguments:
         option = argument.partition("=")[0].replace("_", "-").replace("--no-", "--")
-        if option in REMOVED:
-            raise InputError(f"{option}: is no option any more; {REMOVED[option]}")
+        if option in INSTEAD:
+            raise InputError(f"{option}: is no option; {INSTEAD[option]}")
     preset = arguments[0] if arguments and arguments[0] in get_args(Preset) else "laptop"
     if preset not in presets:
         raise InputError(f"{preset}: is not among this script's presets, {', '.join(presets)}")
     usual = presets[preset]
-    settings = tyro.cli(type(usual), description=description, default=usual, args=list(arguments))
+    settings = parsed(type(usual), arguments, description=description, default=usual)
     if settings.preset != preset:
         raise InputError(f"{settings.preset}: a preset comes first, before the settings that change it")
     return replace(settings, out=settings.out or settings.default_out(usual, runs))
+
+
+def parsed(kind: type, arguments: Sequence[str] | None = None, **options: Any) -> Any:
+    """What `tyro.cli` reads; where it cannot, InputError with what it says in a box of several lines."""
+    box = io.StringIO()
+    try:
+        with redirect_stderr(box):
+            return tyro.cli(kind, args=arguments, **options)
+    except SystemExit as ended:
+        if ended.code == 0:  # --help
+            raise
+        first, *others = re.split("│[ ─]+│", box.getvalue().partition("\n")[2])  # at rules and blank lines
+        fault = " ".join(first.replace("│", "").split()).removeprefix("Error parsing ").rstrip(".")
+        near = re.findall(r"│ {5}(--[\w-]+)", "".join(others)) if "Perhaps you meant" in box.getvalue() else []
+        raise InputError(f"{fault}; did you mean {' or '.join(near)}?" if near else f"{fault}; see --help") from ended
 
 
 def intended_ranks(preset: Preset) -> int:
@@ -268,11 +291,12 @@ def check(settings: Settings, processes: int | None = None) -> None:
         if is_broken:
             raise InputError(message)
     if settings.columns:
-        from pipeline.own_samples import columns_of
-
         columns_of(settings.columns)
     if settings.limits is not None:
-        check_limits(settings.limits)
+        try:
+            _ = settings.bounds  # which checks their order
+        except ValueError as error:
+            raise InputError(f"--limits: {error}") from None
 
 
 def _rules(settings: Settings, processes: int) -> list[tuple[bool, str]]:
@@ -318,26 +342,10 @@ def _rules(settings: Settings, processes: int) -> list[tuple[bool, str]]:
     return [
         *rules,
         (has_baseline and has_share, "--effective-proportion: sets the baseline; give no other"),
-        (
-            method.of_pairs and (has_baseline or has_share),
-            f"--method {settings.method}: has no baseline; give none",
-        ),
+        (method.of_pairs and (has_baseline or has_share), f"--method {settings.method}: has no baseline; give none"),
         (
             is_proportion != (settings.proportion is not None),
             "--composition proportion and --proportion P: give both or neither",
         ),
-        (
-            settings.limits is not None and method.loss is not None,
-            f"--limits: have no meaning for {settings.method}",
-        ),
+        (settings.limits is not None and method.loss is not None, f"--limits: have no meaning for {settings.method}"),
     ]
-
-
-def check_limits(limits: tuple[float, float, float, float]) -> None:
-    """InputError for bounds that `topr.Limits` does not take."""
-    from topr import Limits
-
-    try:
-        Limits(*limits)
-    except ValueError as error:
-        raise InputError(f"--limits: {error}") from None

@@ -193,9 +193,11 @@ class Run:
         if rank() == 0:
             chosen = list(chain(*composed.rows))
             before, after = [samples[one.sample].reward for one in chosen], [one.reward for one in chosen]
-            positive = 100 * sum(reward >= 0 for reward in after) / len(after)
+            positive = 100 * sum(reward > 0 for reward in after) / len(after)
             counts = f"{len(after)} examples of {len(samples)} samples, {positive:.1f} % positive"
             print(f"iteration {iteration}: {counts}", flush=True)
+            if settings.effective_proportion is not None and len(set(before)) == 1:
+                print(f"iteration {iteration}: --effective-proportion: one sign alone keeps its rewards", flush=True)
             is_odd = before != after or not min(after) < 0 < max(after)
             if is_odd and (note := signs_note(settings, before, after)):
                 print(f"iteration {iteration}: {note}", flush=True)

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import subprocess
 import sys
 import textwrap
 from functools import partial
@@ -428,5 +429,13 @@ def test_options(call, monkeypatch, capsys):
     assert call("topr:topr_loss_of_tokens") == 0
     assert capsys.readouterr().out == "topr:topr_loss_of_tokens: paper\n"
     monkeypatch.setattr(sys, "argv", ["topr-conformance", "--list"])
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # which would act on all tests of this process
     command.main()
     assert capsys.readouterr().out == "\n\n".join(VECTORS.values()) + "\n"
+
+
+def test_a_reader_that_has_seen_enough_of_the_list_is_no_fault():
+    listing, pipes = [sys.executable, "-m", "conformance", "--list"], {"stdout": subprocess.PIPE}
+    with subprocess.Popen(listing, cwd=PAGE.parent.parent, stderr=subprocess.PIPE, **pipes) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""

@@ -111,10 +111,10 @@ READ = {  # who has written them: rows, --columns, what is told of the columns
         ("prompt=question", "completion=answer", "reward=grade"),
         "question is the prompt, answer is the completion, grade is the reward; ignored: prompt",
     ),
-    "two, one of whom misspells": (
-        under(*NEEDED, finish_resaon="length", id=3)[:1] + under("input", "output", "reward")[1:],
+    "two": (
+        [under(*NEEDED, id=3)[0], under("input", "output", "reward")[1]],
         (),
-        "input is the prompt, output is the completion; ignored: finish_resaon (did you mean finish_reason?), id",
+        "input is the prompt, output is the completion; ignored: id",
     ),
 }
 

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -85,6 +85,14 @@ def test_a_request_that_comes_twice_at_once_is_one_and_a_later_one_interrupts(mo
     assert ask([signal.SIGINT, signal.SIGTERM], 0.0) == 2  # as a scheduler and torchrun send both
     monkeypatch.setattr(processes, "SAME_REQUEST", 0.0)
     assert ask([signal.SIGINT, signal.SIGINT], 0.01) == 1
+
+
+@pytest.mark.parametrize("number", processes.REQUESTS)
+@pytest.mark.parametrize("noting", [nullcontext, requests_are_noted])
+def test_a_command_that_is_asked_to_end_has_the_status_of_its_signal(number, noting):
+    with pytest.raises(SystemExit) as ended, processes.command("run"), noting():
+        raise signal.raise_signal(number) or processes.SharedStop
+    assert ended.value.code == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
 
 
 def test_a_progress_bar_that_is_interrupted_while_it_is_made_is_made_to_its_end(monkeypatch):

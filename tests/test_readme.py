@@ -15,6 +15,7 @@ import toy_bandit
 from docs.make_tables import claims, help_of_settings, load, renewed
 from paper.figures import STUDIES
 from paper.verdicts import NOT_YET, judged
+from pipeline.records import InputError
 from pipeline.settings import Settings, check, read_settings
 from train_gsm8k import SETTINGS
 
@@ -133,12 +134,17 @@ def is_task(script):
     return script in ("train_gsm8k.py", "tasks/verifier.py") or uses_main
 
 
+def test_the_gpu_page_names_the_folder_that_its_command_makes():
+    [arguments] = set(re.findall("^python train_gsm8k.py (single-gpu --.*)$", PAGES["docs/gpu.md"], re.MULTILINE))
+    assert f"\n{read_settings(arguments.split(), SETTINGS).out}: NUMBER s\n" in PAGES["docs/gpu.md"]
+
+
 def test_documented_commands_are_understood_and_others_not():
     for command in commands():
         if "--help" not in command:
             understand(command)
     for command in ("python train_gsm8k.py --no-such", "make no-such", "python no_such.py", "rm FILE"):
-        with pytest.raises((SystemExit, AssertionError)):
+        with pytest.raises((InputError, SystemExit, AssertionError)):
             understand(command)
 
 

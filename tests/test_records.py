@@ -7,7 +7,7 @@ import pytest
 from runs import contents
 
 import train_gsm8k as gsm8k
-from pipeline.records import InputError, Sample, from_datasets, read_records, to_lines, write_file
+from pipeline.records import InputError, Sample, from_datasets, read_records, to_lines, write, write_file
 from pipeline.runtime.run_folder import held_folder, read_json
 
 
@@ -26,7 +26,8 @@ FAULTS = [  # what a file holds, or what is changed in its second line; what is 
     ("", ": is empty"),
     (b"\xff\xfe", ": not UTF-8 at byte 0"),
     (f"{LINE}\n{{oops\n", ":2: Invalid JSON"),
-    (f"{LINE}\n\n{LINE}\n", ":2: Invalid JSON"),
+    (f"{LINE}\n\n{LINE}\n", ":2: is a blank line"),
+    ({"reward": True}, ":2: field reward: .*number, not True"),
     ("[1, 2]\n", ":1: "),
     ('{"prompt": "Q", "completion": " A"}\n', ":1: field reward: Field required"),
     ({"token_logmu": [-1, math.nan]}, r":2: field token_logmu.1: .*finite"),
@@ -80,7 +81,16 @@ def test_a_file_that_cannot_be_finished_leaves_the_old_one(tmp_path):
     assert file.read_text() == "old"
 
 
-OTHERS = {"lr": 0.2, "format": 3}
+def test_a_full_disk_names_the_file(tmp_path):
+    for name in ("samples.jsonl.unfinished", "samples.jsonl.part-0"):
+        (tmp_path / name).symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device: '.*samples.jsonl.unfinished'"):
+        write_file(tmp_path / "samples.jsonl", "new")
+    with pytest.raises(OSError, match="part-0"):
+        write(tmp_path / "samples.jsonl.part-0", "ab", "new")
+
+
+OTHERS = {"lr": 0.2, "format": 4}
 FOLDERS = [  # the files in it; what is said of it, nothing where a run may begin there
     ({".lock": ""}, None),
     ({"config.json.unfinished": "{"}, None),

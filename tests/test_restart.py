@@ -112,7 +112,7 @@ def test_a_run_that_is_asked_to_end_keeps_what_is_done_and_says_how_to_go_on(und
         with started(folder) as process:
             wait(process, is_reached)
             os.kill(process.pid, number)
-            assert status(process) == 1
+            assert status(process) == 128 + number
         assert told(folder)[-1] == STOPPED
         assert lines(part) % 32 == 0  # whole chunks: 2 problems of 16 samples
     assert lines(metrics) < 6  # well before the evaluation, to which it trains otherwise

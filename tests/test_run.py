@@ -3,7 +3,9 @@
 import json
 import math
 import re
+import shutil
 import subprocess
+from copy import deepcopy
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -16,13 +18,14 @@ from safetensors.torch import load_file
 
 import topr
 import train_gsm8k as gsm8k
+from pipeline import settings
 from pipeline.dataset import epoch_steps, longest
 from pipeline.epoch import try_longest
 from pipeline.held import ENGINES
 from pipeline.methods import dpo_loss, ppo_loss
 from pipeline.models.language_model import META, load_model
 from pipeline.records import Example, InputError, Sample, read_records, to_lines
-from pipeline.settings import REMOVED, EngineName, Settings
+from pipeline.settings import INSTEAD, EngineName, Settings
 from pipeline.stages import open_run
 
 SAMPLES, TRAIN, METRICS, MODEL = (
@@ -74,6 +77,29 @@ def test_a_model_without_weights_knows_what_ends_a_sequence(lm, tmp_path):
     assert meta.text([300, 7]) == meta.text([300]) == meta.text([300, 1])
     assert {weight.device.type for weight in meta.model.parameters()} == {"meta"}
     assert meta.context == lm.context
+
+
+def test_a_tokenizer_without_an_end_is_refused(lm, tmp_path):
+    lm.model.save_pretrained(tmp_path)
+    tokenizer = deepcopy(lm.tokenizer)
+    tokenizer.eos_token = tokenizer.pad_token = None
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="its tokenizer names no token that ends a sequence"):
+        load_model(str(tmp_path), META)
+
+
+def test_a_copy_of_the_project_goes_on(finished, tmp_path, monkeypatch):
+    monkeypatch.setattr(settings, "TINY", shutil.copytree(settings.TINY, tmp_path / "tiny"))
+    given = {"model": str(settings.TINY / "worded"), "data": str(settings.TINY)}
+    experiment(shutil.copytree(finished, tmp_path / "run"), **given)  # it is finished there, and not refused
+    experiment(tmp_path / "other", reuse=finished, iterations=0, **given)
+    assert not json.loads((tmp_path / "other" / "times.json").read_text())["seconds"].get("sampling")
+
+
+def test_samples_of_one_sign_keep_their_rewards_and_the_run_says_so(tmp_path, capsys):
+    folder = on_samples(tmp_path / "run", given(tmp_path, {}, {}), effective_proportion=0.7)
+    assert "iteration 1: 2 examples of 2 samples, 0.0 % positive\niteration 1: --eff" in capsys.readouterr().out
+    assert [line["reward"] for line in json_lines(folder / TRAIN)] == [-1, -1]
 
 
 def test_a_finished_run_is_shown_and_not_made_again_and_refuses_other_settings(finished, capsys):
@@ -188,7 +214,8 @@ COUNTS += " lora save_every test_problems k curve_points"
 RANGES = {  # what must hold -> settings, values that lie just inside and outside
     "must be at least 1": (COUNTS, [1], [0, -1]),
     "must be at least 2": ("test_samples curve_samples", [2], [1]),
-    "must be at least 0": ("iterations", [0], [-1]),
+    "must be at least 0": ("iterations seed", [0], [-1]),
+    "must be at least -1": ("top_k", [0, -1], [-2]),
     "must be positive and finite": ("temperature beta lr max_norm", [1e-9], [0.0, -1.0, math.inf, math.nan]),
     "must lie in (0, 1]": ("top_p effective_proportion", [1.0, 1e-9], [0.0, 1.5, math.nan]),
     "must lie in (0, 1)": ("proportion", [0.5], [0.0, 1.0, math.nan]),
@@ -214,7 +241,7 @@ def test_numbers_out_of_range_are_refused():
             assert not any(rule in fault_of(name, x) for x in inside), name
     numbers = {field.name for field in fields(Settings) if type(field.default) in (int, float)}
     ranged = {name for names, _, _ in RANGES.values() for name in names.split()}
-    assert numbers - ranged == {"seed", "shots", "top_k"}
+    assert numbers - ranged == {"shots"}
 
 
 def given(folder, *rows):
@@ -237,6 +264,7 @@ def given(folder, *rows):
         ({"batch": 7, "method": "dpo"}, "--batch 7: must be a multiple"),
         ({"data": "nowhere"}, "--data or --test-data nowhere"),
         ({"model": "nowhere"}, "--model nowhere: is neither a folder nor"),
+        ({"lora": 10000}, "--lora 10000: must be at most 128, the model's width"),
         ({"model": "/"}, "--model /: has no config.json"),
         ({"samples": "nothing.jsonl", "iterations": 2}, "--samples: serve one iteration"),
         ({"samples": "s", "evaluation": True}, "--samples: say how to evaluate, by one of --test-data DIR"),
@@ -253,7 +281,7 @@ def given(folder, *rows):
         ({"samples": [{}, {}], "composition": "positives_only"}, "positives_only: none of the 2 samples fits"),
         ({"samples": [{"reward": 0.5}, {}], "method": "sft", "baseline": 0.8}, "--method sft: no positive sample"),
         ({"samples": [{}, {"prompt": "P", "reward": 1}], "method": "dpo"}, "no problem has both"),
-        ({"samples": [{}, {}], "effective_proportion": 0.5}, "samples of both signs"),
+        ({"samples": [{"reward": 0.5}, {}], "effective_proportion": 0.5}, "needs rewards -1 and \\+1, not 0.5"),
     ],
     ids=lambda value: str(value)[:80],
 )
@@ -279,9 +307,13 @@ def test_the_command_line_shows_all_settings_and_where_in_the_code_a_fault_is_if
     assert ending("--lr", "-1") == "train_gsm8k: --lr -1.0: must be positive and finite"
     with pytest.raises(InputError):
         ending("--lr", "-1", "--debug")
-    for option in REMOVED:
+    for option, value in {"--compute": "bf16", "--lr": "1e-5,", "--n": "1.5", "--limits": "1", "--lrr": "1"}.items():
+        assert ending(option, value) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert re.match(f"train_gsm8k: .*{option}", line)
+    for option in INSTEAD:
         for argument in (f"{option}=8", f"--no-{option[2:]}", option.replace("-", "_").replace("__", "--")):
-            assert ending("paper", argument).startswith(f"train_gsm8k: {option}: is no option any more; ")
+            assert ending("paper", argument).startswith(f"train_gsm8k: {option}: is no option; ")
 
 
 def test_the_engines_are_those_of_the_setting():

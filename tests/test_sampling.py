@@ -36,13 +36,14 @@ def test_same_seed_same_completions_and_the_global_random_state_is_left_alone(en
 
 
 @pytest.mark.parametrize(
-    ("temperature", "top_p", "top_k"), [(1.0, 1.0, 500), (1.0, 1.0, 3), (2.0, 1.0, 500), (1.0, 0.6, 500)]
+    ("temperature", "top_p", "top_k"),
+    [(1.0, 1.0, 500), (1.0, 1.0, 3), (1.0, 1.0, 0), (1.0, 1.0, -1), (2.0, 1.0, 500), (1.0, 0.6, 500)],
 )
 def test_tokens_are_drawn_from_the_models_own_distribution(engine, lm, temperature, top_p, top_k):
     found = drawn(engine, SamplingParameters(temperature, top_p, top_k, max_new_tokens=1), [START], n=1000)[0]
     p = (logps_after(lm, START, found[0].token_ids)[1][0] / temperature).softmax(-1)
     assert (p > 0.02).sum() > 5
-    likeliest = p.topk(min(top_k, len(p)))
+    likeliest = p.topk(min(top_k if top_k > 0 else len(p), len(p)))
     before = likeliest.values.cumsum(0) - likeliest.values  # of those that are likelier
     kept = likeliest.indices[before < top_p].tolist()
     p = torch.zeros_like(p).index_copy(0, torch.tensor(kept), p[kept] / p[kept].sum())

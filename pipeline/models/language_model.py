@@ -65,9 +65,7 @@ def load_model(name: str, device: torch.device | None = None, settings: Settings
     if not Path(name).is_dir() and not is_hub_name(name):
         raise InputError(f"--model {name}: is neither a folder nor the name of a model on the hub (owner/name)")
     if Path(name).is_dir() and not (Path(name) / "config.json").exists():
-        raise InputError(
-            f"--model {name}: has no config.json, so it is no folder that transformers has saved a model in"
-        )
+        raise InputError(f"--model {name}: has no config.json, so transformers has saved no model there")
     transformers.utils.logging.disable_progress_bar()  # of single files; the run has its own
     # cuDNN's attention, torch's first choice on an H100: with some masks gradients are NaN (pytorch#196678), scoring
     # and training can differ by a bfloat16 bit, and each new length costs 23 to 37 ms for a plan.
@@ -94,6 +92,8 @@ def load_model(name: str, device: torch.device | None = None, settings: Settings
             reason = f"there is no such folder, and its hub cannot be reached; {copy}"
         raise InputError(f"--model {name}: cannot be loaded: {reason}") from error
     if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token_id is None:
+            raise InputError(f"--model {name}: its tokenizer names no token that ends a sequence, and none that pads")
         tokenizer.pad_token_id = tokenizer.eos_token_id  # padding is always masked: any token will do
     try:  # transformers loads what it would refuse to save; samples are drawn by the run's own settings
         model.generation_config.validate(strict=True)

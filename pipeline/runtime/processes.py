@@ -243,13 +243,15 @@ def requests_are_noted() -> Iterator[Callable[[], bool]]:
 
     def note(number: int, frame: Any) -> None:
         if noted and time.monotonic() > noted[0][0] + SAME_REQUEST:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(number)
         noted.append((time.monotonic(), number))
 
     is_main = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, note) for number in REQUESTS if is_main}
     try:
         yield lambda: bool(noted)
+    except SharedStop:
+        raise SharedStop(*(number for _, number in noted[:1])) from None
     finally:
         for number, old in before.items():
             signal.signal(number, old)
@@ -266,7 +268,7 @@ def command(name: str) -> Iterator[None]:
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported
     os.environ.setdefault("HF_HUB_DOWNLOAD_TIMEOUT", "8")  # seconds; the hub's library tries six times
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as SIGINT does: KeyboardInterrupt
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield
     except BaseException as error:
@@ -284,7 +286,17 @@ def command(name: str) -> Iterator[None]:
         if not is_mine:  # were this one to end before the first, torchrun would end that before it has printed
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(SAME_REQUEST)
-        sys.exit(f"{name}: {line_of(error)}" if is_mine else 1)
+        status = 2 if isinstance(error.__cause__, SystemExit) else 1  # 2: its options cannot be read
+        if isinstance(error, KeyboardInterrupt):  # as shells and schedulers tell a signal: 130 or 143
+            status = 128 + (error.args or (signal.SIGINT,))[0]
+        line = f"{name}: {line_of(error)}"
+        if is_mine and status > 1:
+            print(line, file=sys.stderr, flush=True)
+        sys.exit(line if is_mine and status == 1 else status)
+
+
+def _interrupt(number: int, frame: Any) -> NoReturn:
+    raise KeyboardInterrupt(number)
 
 
 def line_of(error: BaseException) -> str:
@@ -293,8 +305,9 @@ def line_of(error: BaseException) -> str:
     >>> line_of(KeyboardInterrupt())
     'stopped; what is done is kept, and the same command goes on'
     """
-    kept = "what is done is kept, and the same command goes on"
-    return f"{error}; {kept}" if isinstance(error, OSError) else str(error) or f"stopped; {kept}"
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped; what is done is kept, and the same command goes on"
+    return f"{error}; once that is mended, the same command goes on" if isinstance(error, OSError) else str(error)
 
 
 def _end_alone(message: str, store: "dist.Store | None" = None) -> NoReturn:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from pipeline.records import InputError, Record, read_records, to_lines, write_file
 from pipeline.runtime.processes import by_rank_zero, on_all_ranks, ranks
 
-FORMAT = 3  # of a run's files; 1 had log mu in samples.jsonl, 2 more options in config.json
+FORMAT = 4  # of a run's files; 1 had log mu in samples.jsonl, 2 and 3 other options and paths in config.json
 BEFORE_CONFIG = (".lock", "config.json.unfinished")  # what a run that ended before it wrote config.json has left
 SUMS = "SHA256SUMS"
 

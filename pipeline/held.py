@@ -18,7 +18,7 @@ from pipeline.dataset import Inputs
 from pipeline.dry_run import plan
 from pipeline.models.checkpoints import load_checkpoint
 from pipeline.models.language_model import LanguageModel, load_model, load_to_train, make_optimizer
-from pipeline.records import write_file
+from pipeline.records import InputError, write_file
 from pipeline.runtime.processes import Times, on_all_ranks, rank, ranks
 from pipeline.runtime.run_folder import SUMS, check_folder
 from pipeline.sampling import Engine, transformers_engine
@@ -27,8 +27,12 @@ from pipeline.times import HOURS
 
 
 def open_hf(model: str, settings: Settings, inputs: Inputs, log: Path) -> AbstractContextManager[Engine]:
-    """The model in this process, whose batches `transformers` generates."""
-    return nullcontext(partial(transformers_engine, load_model(model, None, settings), settings.tokens_at_once))
+    """The model in this process; InputError if it keeps another state than keys and values, as Mamba does."""
+    lm = load_model(model, None, settings)
+    if lm.model._is_stateful:
+        fault = f"{type(lm.model).__name__} keeps a state that --engine hf cannot copy"
+        raise InputError(f"--model {model}: {fault}; give --engine vllm, or a model with attention alone")
+    return nullcontext(partial(transformers_engine, lm, settings.tokens_at_once))
 
 
 def open_vllm(model: str, settings: Settings, inputs: Inputs, log: Path) -> AbstractContextManager[Engine]:

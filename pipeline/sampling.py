@@ -9,17 +9,18 @@ import math
 import signal
 import threading
 import traceback
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import DynamicCache, GenerationConfig
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import DynamicCache, DynamicLayer
 
 from pipeline.models.language_model import LanguageModel
 from pipeline.records import Drawn, Grade, InputError, Problem, Sample, Task, read_records, to_lines, write, write_file
@@ -234,69 +235,105 @@ def _place(function: Callable, error: BaseException) -> str:
 def transformers_engine(
     lm: LanguageModel, tokens_at_once: int, prompts: Sequence[Prompt], n: int, sampling: SamplingParameters, seed: int
 ) -> Iterator[tuple[int, Drawn]]:
-    """With its first two arguments given, an engine that batches `generate`.
+    """With its first two arguments given, an engine that samples in this process, in batches.
 
-    tokens_at_once: at most so many rows times (prompt + new tokens) in a batch.
+    tokens_at_once: at most so many rows times (prompt + new tokens) in a batch. Completion j of prompt i is drawn by
+    numbers of its own, of the seed `seed + i * n + j`: up to rounding it is the same whatever is drawn beside it.
     """
-    lengths = [len(prompt.ids) for prompt in prompts]
-    # n rows for each prompt, those of like length together
-    rows = [i for i in sorted(range(len(prompts)), key=lengths.__getitem__) for _ in range(n)]
-    widths = [lengths[i] + sampling.max_new_tokens for i in rows]
-    for number, batch in enumerate(batches_within(tokens_at_once, widths)):
-        generated = _generate(lm, [prompts[i].ids for i in rows[batch]], sampling, seed + number)
-        for i, token_ids in zip(rows[batch], generated, strict=True):
-            token_ids, reason = _cut(token_ids, lm, sampling.stop)
+    by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i].ids))
+    rows = [(i, seed + i * n + j) for i in by_length for j in range(n)]
+    widths = [len(prompts[i].ids) + sampling.max_new_tokens for i, _ in rows]
+    for batch in batches_within(tokens_at_once, widths):
+        numbers, seeds = zip(*rows[batch], strict=True)
+        distinct, prompt_of = torch.tensor(numbers).unique_consecutive(return_inverse=True)
+        generators = [torch.Generator().manual_seed(row_seed) for row_seed in seeds]
+        noise = torch.stack([torch.rand(sampling.max_new_tokens, generator=one) for one in generators])
+        completions = sample(lm, [prompts[i].ids for i in distinct], prompt_of, noise, sampling)
+        for i, (token_ids, reason) in zip(numbers, completions, strict=True):
             asked, text = {"problem_id": prompts[i].problem.id, "prompt": prompts[i].text}, lm.text(token_ids)
             yield i, Drawn(**asked, completion=text, token_ids=token_ids, finish_reason=reason)
 
 
-def _generate(
-    lm: LanguageModel, prompt_ids: list[list[int]], sampling: SamplingParameters, seed: int
-) -> list[list[int]]:
-    """The raw continuation of each prompt, padding included; the global random state is left as it was."""
-    model, tokenizer = lm.model, lm.tokenizer
-    distribution = asdict(sampling) | {"top_k": max(sampling.top_k, 0)}  # by `generate`'s names; 0 is off
-    ends = {"stop_strings": list(distribution.pop("stop")) or None, "eos_token_id": sorted(lm.ends) or None}
-    config = GenerationConfig(do_sample=True, pad_token_id=tokenizer.pad_token_id, **distribution, **ends)
-    prompts = {tuple(ids): number for number, ids in enumerate(dict.fromkeys(map(tuple, prompt_ids)))}
-    padded = tokenizer.pad({"input_ids": [*map(list, prompts)]}, padding_side="left", return_tensors="pt")
-    prompt_of = torch.tensor([prompts[tuple(ids)] for ids in prompt_ids], device=model.device)
-    padded = padded.to(model.device)
-    width = padded["input_ids"].shape[1]
-    inputs = {name: tensor[prompt_of] for name, tensor in padded.items()}  # (B, P)
-    # `generate` takes what is not set here from the model's own settings: none of them may leak in.
-    own_config, model.generation_config = model.generation_config, config
-    devices = [model.device] if model.device.type == "cuda" else []
-    try:
-        with torch.random.fork_rng(devices), torch.inference_mode():
-            torch.manual_seed(seed)
-            stop_tokenizer = tokenizer if sampling.stop else None
-            cache = None
-            if len(prompts) < len(prompt_ids) and width > 1:
-                # Keys and values of all but the last token of each prompt are computed once for all its completions,
-                # and repeated to (B, heads, P - 1, size), from where `generate` goes on.
-                cache, mask = DynamicCache(config=model.config), padded["attention_mask"][:, :-1]
-                at = {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp_min(0)}
-                model(padded["input_ids"][:, :-1], **at, past_key_values=cache, logits_to_keep=1)
-                cache.batch_select_indices(prompt_of)
-            ids = model.generate(**inputs, generation_config=config, tokenizer=stop_tokenizer, past_key_values=cache)
-    finally:
-        model.generation_config = own_config
-    return ids[:, width:].tolist()
+@torch.inference_mode()
+def sample(
+    lm: LanguageModel, prompts: Sequence[list[int]], prompt_of: Tensor, noise: Tensor, sampling: SamplingParameters
+) -> list[tuple[list[int], str]]:
+    """A completion for each row, and why it ends: "stop", or "length" where it has as many tokens as there is noise.
+
+    prompts: token ids. prompt_of: (B,) the number of each row's prompt. noise: (B, T), uniform in [0, 1).
+    """
+    device, limit = lm.model.device, noise.shape[1]
+    noise, prompt_of, ends = (x.to(device) for x in (noise, prompt_of, torch.tensor([*lm.ends], dtype=torch.long)))
+    padded = lm.tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt").to(device)
+    token, mask, cache = padded["input_ids"], padded["attention_mask"], DynamicCache(config=lm.model.config)
+    position = (mask.cumsum(-1) - 1).clamp_min(0)
+    rows, tokens, completions = torch.arange(len(noise), device=device), torch.zeros_like(noise, dtype=torch.long), {}
+    for t in range(limit):
+        at = {"attention_mask": mask, "position_ids": position, "past_key_values": cache}
+        logits = lm.model(token, **at, logits_to_keep=1).logits[:, -1].float() / sampling.temperature
+        if t == 0:  # a prompt is computed once; its logits, keys and values are copied to all rows that continue it
+            logits, mask, position = logits[prompt_of], mask[prompt_of], position[prompt_of, -1:]
+            cache.batch_select_indices(prompt_of)
+            cache.layers = [Room(layer, limit) if type(layer) is DynamicLayer else layer for layer in cache.layers]
+        if 0 < sampling.top_k < logits.shape[-1]:
+            least = logits.topk(sampling.top_k, sorted=False).values.amin(-1, keepdim=True)
+            logits = logits.masked_fill(logits < least, -math.inf)
+        p = logits.softmax(-1)  # (B, V)
+        if sampling.top_p < 1:
+            likeliest, order = p.sort(descending=True)
+            likeliest *= likeliest.cumsum(-1) - likeliest < sampling.top_p  # drops a token if the likelier have top_p
+            p = torch.zeros_like(p).scatter(-1, order, likeliest)
+        cumulative = p.cumsum(-1)  # a token is drawn where the noise falls into its part of the sum
+        token = torch.searchsorted(cumulative, noise[rows, t, None] * cumulative[:, -1:], right=True)  # (B, 1)
+        tokens[rows, t] = token[:, 0]
+        has_ended = torch.isin(token[:, 0], ends)
+        if sampling.stop:
+            has_ended |= has_stop(lm, tokens[rows, : t + 1], sampling.stop)
+        completions |= {row: (tokens[row, : t + 1].tolist(), "stop") for row in rows[has_ended].tolist()}
+        if len(completions) == len(noise):
+            break
+        if has_ended.any():  # rows from the end of the batch take the places of those that leave it
+            left = (~has_ended).nonzero()[:, 0]
+            kept = torch.arange(len(left), device=device)
+            kept[has_ended[: len(left)]] = left[left >= len(left)]
+            cache.batch_select_indices(kept)
+            rows, token, mask, position = (x[kept] for x in (rows, token, mask, position))
+        mask, position = torch.cat([mask, torch.ones_like(token)], dim=1), position + 1
+    return [completions.get(row, (tokens[row].tolist(), "length")) for row in range(len(noise))]
 
 
-def _cut(token_ids: list[int], lm: LanguageModel, stop: Sequence[str]) -> tuple[list[int], str]:
-    """A completion's tokens without the padding that follows its end, and the reason why it ends."""
+def has_stop(lm: LanguageModel, tokens: Tensor, stop: Sequence[str]) -> Tensor:
+    """Whether a stop string is complete in each of B completions, tokens (B, t), that had none one token ago: (B,)."""
+    # It began in the last tokens then: a token may have no more than a quarter of a character.
+    texts = map(lm.text, tokens[:, -4 * max(map(len, stop)) :].tolist())
+    return torch.tensor([any(string in text for string in stop) for text in texts], device=tokens.device)
 
-    def has_stop(size: int) -> bool:
-        return any(string in lm.text(token_ids[:size]) for string in stop)
 
-    end = next((i for i, token in enumerate(token_ids) if token in lm.ends), len(token_ids))
-    # Looked for first: where padding is the end of sequence too, one follows the stop string.
-    if stop and end and has_stop(end):
-        return token_ids[: bisect_left(range(end), True, key=has_stop)], "stop"  # up to the token that completes it
-    token_ids = token_ids[: end + 1]
-    return token_ids, "stop" if token_ids[-1] in lm.ends else "length"
+class Room(DynamicLayer):
+    """A layer's keys and values, (B, heads, tokens, size), in memory that has room for `limit` tokens more.
+
+    What is appended or leaves is copied alone; `DynamicLayer` copies all of it each time.
+    """
+
+    def __init__(self, layer: DynamicLayer, limit: int) -> None:
+        super().__init__()
+        self.rooms = [pad(x, (0, 0, 0, limit)) for x in (layer.keys, layer.values)]
+        self.keys, self.values, self.is_initialized = layer.keys, layer.values, True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Append those of one token, (B, heads, 1, size); returns those of all."""
+        width = self.keys.shape[2]
+        for room, states in zip(self.rooms, (key_states, value_states), strict=True):
+            room[:, :, width : width + 1] = states
+        self.keys, self.values = (room[:, :, : width + 1] for room in self.rooms)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep these rows, in this order. A row that stays in its place is not copied."""
+        moved = (indices != torch.arange(len(indices), device=indices.device)).nonzero()[:, 0]
+        for room in self.rooms:
+            room[moved] = room[indices[moved]]
+        self.rooms = [room[: len(indices)] for room in self.rooms]
 
 
 def batches_within(tokens: int, widths: Sequence[int]) -> Iterator[slice]:

@@ -1,5 +1,7 @@
 """The sampling engines on the real tiny model: the distribution they draw from, where completions end, their seeds."""
 
+import math
+from collections import Counter
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -8,11 +10,13 @@ import pytest
 import torch
 from engines import PROMPT, START, deviating, drawn, logps_after
 from runs import contents
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import train_gsm8k as gsm8k
 from pipeline import sampling, stages
+from pipeline.held import open_hf
 from pipeline.models.language_model import load_model
-from pipeline.records import Drawn, Problem
+from pipeline.records import Drawn, InputError, Problem
 from pipeline.sampling import SamplingParameters, transformers_engine
 
 TWO = [PROMPT, PROMPT.replace("Ada", "Uma")]
@@ -78,43 +82,100 @@ def test_a_stop_string_ends_a_completion_and_is_kept(engine, lm, pads_with_eos):
         assert "The ans" not in tokenizer.decode(completion.token_ids[:-1])
 
 
-def test_completions_come_back_to_their_prompts_from_batches_of_any_size(lm):
-    engines_of = {size: partial(transformers_engine, lm, size) for size in (1, 200, 300, 40_000)}  # tokens at once
-    prompts = [PROMPT, "Q: " + "figs " * 30 + "\nA:", TWO[1]]
-    for engine in engines_of.values():
-        found = drawn(engine, SamplingParameters(max_new_tokens=12), prompts, n=3)
-        assert [len(completions) for completions in found] == [3, 3, 3]
-    greedy, whole = SamplingParameters(max_new_tokens=12, top_k=1), engines_of[40_000]
-    assert drawn(engines_of[300], greedy, prompts, n=2) == [drawn(whole, greedy, [one], n=2)[0] for one in prompts]
-    assert len(drawn(whole, greedy, ["Q"])[0]) == 8  # of one token: there is nothing to compute before it
-    alone = drawn(engines_of[1], SamplingParameters(max_new_tokens=24, temperature=2.0))[0]
-    assert len({completion.completion for completion in alone}) > 4  # each batch has a seed of its own
+@pytest.mark.parametrize("sampling", [SamplingParameters(), SamplingParameters(0.7, 0.9, 50), SamplingParameters(2.0)])
+def test_what_a_row_draws_depends_on_its_seed_and_not_on_what_is_drawn_beside_it(lm, sampling):
+    """Neither on the batch, nor on the chunk, nor on the rank that draws it. In float64 no rounding decides."""
+    exact = lm._replace(model=deepcopy(lm.model).double())
+    sampling = replace(sampling, max_new_tokens=60)
+    prompts = [PROMPT, "Q", "Q: " + "figs " * 30 + "\nA:", TWO[1]]  # the second is of one token
+    whole = drawn(partial(transformers_engine, exact, 40_000), sampling, prompts, n=3, seed=7)
+    for tokens_at_once in (1, 200, 300):
+        assert drawn(partial(transformers_engine, exact, tokens_at_once), sampling, prompts, n=3, seed=7) == whole
+    engine = partial(transformers_engine, exact, 40_000)
+    assert drawn(engine, sampling, prompts[:2], 3, 7) + drawn(engine, sampling, prompts[2:], 3, 7 + 2 * 3) == whole
+    assert drawn(engine, sampling, prompts, n=3, seed=8)[0][:2] == whole[0][1:]
+    assert len({one.completion for completions in whole for one in completions}) > 8
 
 
-@pytest.mark.parametrize("prompts", [(PROMPT,), (PROMPT, "Q: " + "figs " * 30 + "\nA:"), ("Q", PROMPT, "Q: 1?\nA:")])
-def test_prompts_that_are_computed_once_give_what_plain_generate_gives(lm, prompts, monkeypatch):
-    exact = lm._replace(model=deepcopy(lm.model).double())  # so that no rounding decides
-    prefills = []
-    exact.model.register_forward_pre_hook(
-        lambda _, args, kwargs: prefills.append(kwargs["past_key_values"].get_seq_length()), with_kwargs=True
-    )
-    engine, sampling = (
-        partial(transformers_engine, exact, 40_000),
-        SamplingParameters(max_new_tokens=24, temperature=2.0),
-    )
-    shared = drawn(engine, sampling, prompts)
-    assert 0 in prefills
-    assert len({len(exact.tokenizer(prompt)["input_ids"]) for prompt in prompts}) == len(prompts)
-    generate = exact.model.generate
-    monkeypatch.setattr(exact.model, "generate", lambda past_key_values, **others: generate(**others))
-    assert drawn(engine, sampling, prompts) == shared
-    assert len({completion.completion for completions in shared for completion in completions}) > 4 * len(prompts)
+DISTRIBUTIONS = [(0.7, 1.0, 0), (1.0, 1.0, 2), (1.0, 0.6, 0), (0.7, 0.8, 3)]
 
 
-def test_the_models_own_sampling_habits_do_not_leak_in(lm, monkeypatch):
-    plain = drawn(partial(transformers_engine, lm, 40_000), SamplingParameters(max_new_tokens=24))
-    monkeypatch.setattr(lm.model.generation_config, "repetition_penalty", 50.0)
-    assert drawn(partial(transformers_engine, lm, 40_000), SamplingParameters(max_new_tokens=24)) == plain
+def probabilities(model, prompt, sampling, end, limit, before=()):
+    """Each completion with its probability, by the whole model for each token, in the order of its tokens."""
+    logits = model(torch.tensor([[*prompt, *before]])).logits[0, -1].double() / sampling.temperature
+    likeliest = sorted(range(len(logits)), key=lambda token: -logits[token])[: sampling.top_k or None]
+    p, kept = logits[likeliest].softmax(0).tolist(), {}
+    for token, chance in zip(likeliest, p, strict=True):
+        if sum(kept.values()) < sampling.top_p:
+            kept[token] = chance
+    for token, chance in kept.items():
+        whole, p_token = (*before, token), chance / sum(kept.values())
+        if token == end or len(whole) == limit:
+            yield whole, p_token
+        else:
+            rest = probabilities(model, prompt, sampling, end, limit, whole)
+            yield from ((longer, p_token * chance) for longer, chance in rest)
+
+
+@pytest.mark.parametrize(("temperature", "top_p", "top_k"), DISTRIBUTIONS)
+def test_completions_are_as_frequent_as_they_are_likely(lm, temperature, top_p, top_k):
+    """All completions of a model of four tokens, of which 2 ends them: chi-square of 200,000 draws."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", vocab_size=4, **shape)).eval()
+    for weight in model.parameters():
+        weight.data *= 20 if weight.dim() > 1 else 1  # so that the tokens are not equally likely
+    parameters, tiny = SamplingParameters(temperature, top_p, top_k), lm._replace(model=model, ends=frozenset({2}))
+    prompts, n, limit = [[3], [0, 1, 1]], 100_000, 3
+    noise = torch.rand(2 * n, limit, generator=torch.Generator().manual_seed(0))
+    prompt_of = torch.arange(2).repeat_interleave(n)
+    completions = [tuple(token_ids) for token_ids, _ in sampling.sample(tiny, prompts, prompt_of, noise, parameters)]
+    for number, prompt in enumerate(prompts):
+        with torch.no_grad():
+            expected = dict(probabilities(model, prompt, parameters, end=2, limit=limit))
+        counts = Counter(completions[number * n : (number + 1) * n])
+        assert counts.keys() <= expected.keys()
+        assert len(expected) > 3
+        assert sum(expected.values()) == pytest.approx(1)
+        square = sum((counts[one] - n * p) ** 2 / (n * p) for one, p in expected.items())
+        assert square < len(expected) + 5 * math.sqrt(2 * len(expected))
+
+
+SHAPE = {
+    "vocab_size": 768,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("config", [{"model_type": "llama"}, {"model_type": "qwen2"}, {"model_type": "mistral"}])
+def test_models_of_other_kinds_continue_as_they_would_without_a_cache(lm, config, dtype):
+    """The likeliest token each time, up to rounding; Mistral's layers see a window of eight tokens."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(**config, **SHAPE, **({"sliding_window": 8} if "mistral" in config.values() else {}))
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    for weight in model.parameters():
+        weight.data *= 8 if weight.dim() > 1 else 1
+    other = lm._replace(model=model)
+    greedy = SamplingParameters(top_k=1, max_new_tokens=24)
+    completions = drawn(partial(transformers_engine, other, 40_000), greedy, [PROMPT, "Q: 1?"], n=2)
+    for prompt, rows in zip([PROMPT, "Q: 1?"], completions, strict=True):
+        for row in rows:
+            logps, of_all = logps_after(other, prompt, row.token_ids)
+            assert (of_all.amax(-1) - torch.tensor(logps)).max() < (1e-5 if dtype == torch.float32 else 0.1)
+            assert len(set(row.token_ids)) > 4
+
+
+def test_a_model_that_keeps_a_state_is_refused_by_name(tmp_path):
+    config = AutoConfig.for_model("jamba", **SHAPE, mamba_d_state=2, num_experts=1, use_mamba_kernels=False)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    load_model(gsm8k.Settings().model).tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"Jamba.* --engine vllm"):
+        open_hf(str(tmp_path), gsm8k.Settings(), None, None)
 
 
 def test_an_interrupted_drawing_goes_on_behind_its_last_whole_chunk(monkeypatch, tmp_path):

@@ -91,6 +91,8 @@ def load_model(name: str, device: torch.device | None = None, settings: Settings
             copy = f"`hf download {name}` keeps a copy where it can, and --model takes a folder"
             reason = f"there is no such folder, and its hub cannot be reached; {copy}"
         raise InputError(f"--model {name}: cannot be loaded: {reason}") from error
+    if not hasattr(model.config, "max_position_embeddings"):
+        raise InputError(f"--model {name}: its config.json has no max_position_embeddings, the most tokens it can take")
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
             raise InputError(f"--model {name}: its tokenizer names no token that ends a sequence, and none that pads")

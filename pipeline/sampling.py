@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from tqdm import tqdm
 from transformers import DynamicCache, DynamicLayer
 
 from pipeline.models.language_model import LanguageModel
@@ -76,17 +77,19 @@ def draw_samples(
     task: Task, prompts: Sequence[Prompt], n: int, engine: Engine, sampling: SamplingParameters, seed: int
 ) -> list[Sample]:
     """n graded samples of each prompt, in the prompts' order."""
-    drawn = draw(prompts, n, engine, sampling, seed, "sampling")
+    with progress_bar(None, "sampling", "sample", n * len(prompts)) as bar:
+        drawn = draw(prompts, n, engine, sampling, seed, bar)
     return graded(task, drawn, [prompt.problem for prompt in prompts])
 
 
 def draw(
-    prompts: Sequence[Prompt], n: int, engine: Engine, sampling: SamplingParameters, seed: int, description: str
+    prompts: Sequence[Prompt], n: int, engine: Engine, sampling: SamplingParameters, seed: int, bar: tqdm
 ) -> list[Drawn]:
-    """n completions of each prompt, in the prompts' order. description: what the progress bar says."""
+    """n completions of each prompt, in the prompts' order. bar: the progress bar that counts them."""
     drawn: list[list[Drawn]] = [[] for _ in prompts]
-    for index, one in progress_bar(engine(prompts, n, sampling, seed), description, "sample", n * len(prompts)):
+    for index, one in engine(prompts, n, sampling, seed):
         drawn[index].append(one)
+        bar.update()
     return [one for completions in drawn for one in completions]
 
 
@@ -120,15 +123,19 @@ def draw_into(
     ungraded, samples = part.with_name(f"{part.name}.drawn"), read_records(part, Sample, "growing")
     done = len(prompts) if len(samples) == n * len(prompts) else len(samples) // (n * chunk) * chunk
     write_file(part, to_lines(samples[: done * n]))
-    for start in range(done, len(prompts), chunk):
-        if ranks() > 1:
-            end_with_others()
-        some = prompts[start : start + chunk]
-        drawn = read_records(ungraded, Drawn, "growing")
-        if not (drawn and is_of(drawn, some, n)):
-            drawn = draw(some, n, open_engine(), sampling, seed + start * n, description)
-            write_file(ungraded, to_lines(drawn))
-        write(part, "ab", to_lines(graded(task, drawn, [prompt.problem for prompt in some])))
+    with progress_bar(None, description, "sample", n * len(prompts)) as bar:
+        bar.update(done * n)
+        for start in range(done, len(prompts), chunk):
+            if ranks() > 1:
+                end_with_others()
+            some = prompts[start : start + chunk]
+            drawn = read_records(ungraded, Drawn, "growing")
+            if drawn and is_of(drawn, some, n):
+                bar.update(len(drawn))
+            else:
+                drawn = draw(some, n, open_engine(), sampling, seed + start * n, bar)
+                write_file(ungraded, to_lines(drawn))
+            write(part, "ab", to_lines(graded(task, drawn, [prompt.problem for prompt in some])))
 
 
 def is_of(drawn: Sequence[Drawn], prompts: Sequence[Prompt], n: int) -> bool:

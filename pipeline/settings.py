@@ -101,7 +101,7 @@ class Settings:
     epochs: Count = 1  # passes over these samples, each in an order of its own (paper, Section 4.2: 1)
 
     engine: EngineName | None = None
-    """what samples; default: vllm where there is a GPU (paper, Section 4.2), else transformers' generate"""
+    """what samples; default: vllm where there is a GPU (paper, Section 4.2), else hf, this process itself"""
     vllm_python: Path | None = None  # interpreter whose environment has vLLM; default: this one (ours)
     engine_gpus: Count = 1
     """GPUs that an engine of vLLM spans, by tensor parallelism; each is that of a process (ours; 70B weights need 4)"""
@@ -110,7 +110,7 @@ class Settings:
     top_k: OffOrCount = 500  # sample among this many most probable tokens (paper, Section 4.2); 0 or -1: among all
     max_new_tokens: Count = 128  # longest completion, in tokens (ours; paper: 512)
     tokens_at_once: Count = 40_000
-    """tokens in a batch of transformers' generate, prompts and padding included: memory and speed (ours)"""
+    """tokens in a batch of --engine hf, prompts and new tokens included: memory and speed (ours)"""
     chunk: Count = 256  # problems sampled between two writes to the disk, by each process (ours)
 
     method: Literal[*METHODS] = "topr"
@@ -268,7 +268,7 @@ def check_engine_gpus(option: str, engine: EngineName | None, gpus: int, process
         raise InputError(f"{option} {gpus}: must divide the {local} processes of a machine, one for each GPU")
     is_of_gpus = processes != ranks() or device().type == "cuda"  # other processes than these have GPUs
     if gpus > 1 and (engine or ("vllm" if is_of_gpus else "hf")) != "vllm":
-        raise InputError(f"{option} {gpus}: is for --engine vllm; transformers' generate uses the process's own GPU")
+        raise InputError(f"{option} {gpus}: is for --engine vllm; hf uses the process's own GPU")
 
 
 def check(settings: Settings, processes: int | None = None) -> None:

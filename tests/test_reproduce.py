@@ -52,7 +52,7 @@ def command(monkeypatch):
 def shown(monkeypatch):
     """What runs draw and score, in order, by the text of their progress."""
     draw, score, shown = pipeline.sampling.draw, pipeline.dataset.score, []
-    monkeypatch.setattr(pipeline.sampling, "draw", lambda *a: shown.append(a[5]) or draw(*a))
+    monkeypatch.setattr(pipeline.sampling, "draw", lambda *a: shown.append(a[5].desc.removesuffix(": ")) or draw(*a))
     monkeypatch.setattr(pipeline.dataset, "score", lambda *a: shown.append("scoring") or score(*a))
     return shown
 

@@ -184,11 +184,11 @@ def test_an_interrupted_drawing_goes_on_behind_its_last_whole_chunk(monkeypatch,
 
     draw = sampling.draw
 
-    def draw_some(prompts, n, engine, parameters, seed, description):
+    def draw_some(prompts, n, engine, parameters, seed, bar):
         if len(asked) == 2:
             raise InterruptedError
         asked.append((seed - settings.seed_of("samples 1"), [prompt.problem.id for prompt in prompts]))
-        return draw(prompts, n, engine, parameters, seed, description)
+        return draw(prompts, n, engine, parameters, seed, bar)
 
     def sample(name):
         with stages.open_run(replace(settings, out=tmp_path / name), task) as run:

@@ -224,8 +224,11 @@ class Times:
             self.seconds[what] += time.monotonic() - begun - inside
 
 
-def progress_bar(items: Iterable[T], description: str, unit: str, total: int | None = None) -> Iterable[T]:
-    """`items`, with a progress bar on rank zero; where its output is no terminal, a line every ten seconds."""
+def progress_bar(items: Iterable[T] | None, description: str, unit: str, total: int | None = None) -> tqdm:
+    """`items`, with a progress bar on rank zero; where its output is no terminal, a line every ten seconds.
+
+    Without items it is a bar that `update` moves on.
+    """
     pause = 0.1 if sys.stderr.isatty() else 10.0
     with requests_are_noted():  # of half a bar, the interpreter tells an AttributeError when it collects it
         return tqdm(items, description, total, unit=unit, disable=rank() > 0, delay=pause, mininterval=pause)

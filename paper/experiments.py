@@ -81,7 +81,14 @@ class Scale:
 MAJORITY_SETTINGS = {"test_problems": 100, "test_samples": 16, "k": 16}  # how the laptop measures maj@16
 LAPTOP = Scale(
     base=replace(
-        SETTINGS["laptop"], problems=160, max_new_tokens=96, tokens_at_once=20_000, test_samples=8, k=4, curve_samples=3
+        SETTINGS["laptop"],
+        problems=160,
+        max_new_tokens=96,
+        tokens_at_once=20_000,
+        micro_batch=16,
+        test_samples=8,
+        k=4,
+        curve_samples=3,
     ),
     rates=(3e-6, 1e-5, 3e-5, 1e-4, 3e-4),
     finer=(1.8e-5, 5.5e-5),

@@ -342,8 +342,9 @@ def epoch_steps(
 ) -> list[EpochStep]:
     """The optimiser steps of an epoch over `rows`, in order, as a rank has them; by default this process.
 
-    batch: completions a step, over all ranks; micro_batch: completions a forward pass. All ranks have equally many
-    micro-batches in a step; one that has no rows left computes the step's first row, and learns nothing from it.
+    batch: completions a step, over all ranks; micro_batch: completions a forward pass, those of like length together.
+    All ranks have equally many micro-batches in a step; one that has no rows left computes the step's shortest row, and
+    learns nothing from it.
 
     >>> steps = epoch_steps([[Encoded([1], [2], 1.0, 0)]] * 5, batch=2, micro_batch=1)
     >>> [(step.micro_batches, step.sequences) for step in steps]
@@ -354,7 +355,7 @@ def epoch_steps(
     size, micro = max(batch // per_row, 1), max(micro_batch // per_row, 1)
     steps = []
     for start in range(0, len(rows), size):
-        numbers = list(range(start, min(start + size, len(rows))))
+        numbers = sorted(range(start, min(start + size, len(rows))), key=lambda number: sum(longest([rows[number]])))
         mine = numbers[at_rank::of_ranks]
         count = -(-len(numbers[::of_ranks]) // micro)  # the first rank has the most
         full = [mine[i : i + micro] for i in range(0, len(mine), micro)]

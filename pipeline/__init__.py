@@ -13,7 +13,6 @@ From the ground up: a file imports from files above its own line in this list, a
     own_samples.py            samples from elsewhere
     settings.py               every setting, its range and origin; the command line that is read into it
     runtime/preflight.py      what a run needs of its machine
-    track.py                  a run in TensorBoard or wandb
 
     models/adafactor.py       the paper's optimiser, on sharded weights
     models/chat.py            chat templates

@@ -16,7 +16,6 @@ from pipeline.models.language_model import LanguageModel
 from pipeline.records import Example, InputError, write
 from pipeline.runtime.processes import SharedStop, Times, from_all_ranks, rank
 from pipeline.runtime.run_folder import Point, is_there
-from pipeline.track import Tell
 from topr import StepStats
 
 
@@ -25,8 +24,6 @@ class StepLog(NamedTuple):
 
     file: Path
     tolerance: float | None  # as of `check_ratio`; None where log mu is trusted
-    tell: Tell | None  # the tracker, if there is one
-    steps_before: int  # of the iterations before this one, for the tracker
 
     def add(self, step: int, stats: StepStats, is_asked: bool) -> bool:
         """Append what a step saw, of all ranks. Returns whether a rank was asked to end."""
@@ -39,8 +36,6 @@ class StepLog(NamedTuple):
             metrics = {"step": step, "loss": sum(losses), "grad_norm": stats.grad_norm}
             metrics |= step_metrics(log_ratio, reward, weight)
             write(self.file, "ab", json.dumps(metrics) + "\n")
-            if self.tell is not None:
-                self.tell({"train": metrics}, self.steps_before + step)
         return any(asked)
 
 

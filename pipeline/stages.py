@@ -38,14 +38,13 @@ from pipeline.methods import METHODS, Loss
 from pipeline.metrics import START_TOLERANCE, engine_mismatch
 from pipeline.models.language_model import download
 from pipeline.records import Example, Sample, Task, read_records, write_file
-from pipeline.results import publish, track_evaluation
+from pipeline.results import publish
 from pipeline.runtime import processes, run_folder
 from pipeline.runtime.preflight import TOKEN_BYTES, check_room
 from pipeline.runtime.processes import Times, by_rank_zero, device, on_all_ranks, rank, ranks
-from pipeline.runtime.run_folder import Point, is_there, publish_records, read_checked, remove, steps_before
+from pipeline.runtime.run_folder import Point, is_there, publish_records, read_checked, remove
 from pipeline.sampling import Prompt, draw_into, samples_there, share_of
 from pipeline.settings import Settings
-from pipeline.track import Tell, tracker
 
 Learn = tuple[Callable[..., Tensor], Callable[..., Tensor]]  # a loss and the log-probabilities it learns from
 LARGE = 1e9  # bytes; a run below it is not measured against the machine's memory and disk; ours
@@ -83,9 +82,6 @@ def open_run(settings: Settings, task: Task, learn: Learn | None = None) -> Iter
             stack.enter_context(run_folder.held_folder(run.folder, inputs.record))
             for last in (held.note_times, held.close, held.note_times):  # backwards: others may not wait for closing
                 stack.callback(last)
-            if settings.track is not None:
-                tracked = tracker(settings.track, run.folder, inputs.record)
-                run.tell = on_all_ranks(partial(stack.enter_context, tracked))
         yield run
 
 
@@ -110,7 +106,6 @@ class Run:
     is_finished: bool  # by an earlier call
     times: Times
     held: Held
-    tell: Tell | None = None  # the tracker, if there is one
     evaluations: dict[int, list[tuple[int, Path]]] = field(default_factory=dict)  # see results.Evaluations
 
     def evaluate(self, iteration: int, point: Point) -> None:
@@ -135,9 +130,6 @@ class Run:
         if is_along:
             remove(Path(point.model))
         self.evaluations.setdefault(iteration, []).append((point.seen, file))
-        if self.tell is not None:
-            step = steps_before(self.folder, iteration) + point.step
-            track_evaluation(self.tell, settings, self.inputs, file, n, step)
 
     def sample(self, iteration: int, model: str) -> list[Sample]:
         """The iteration's graded samples, those given or drawn from `model`: samples.jsonl."""
@@ -263,8 +255,7 @@ class Run:
         settings, here = self.settings, self.folder / f"iteration-{iteration}"
         lm, optimizer = self.held.learner(model, here / f"checkpoint-{done}" if done else None)
         tolerance = None if settings.trust_logmu else START_TOLERANCE[settings.compute]
-        before = steps_before(self.folder, iteration) if self.tell is not None else 0
-        log = StepLog(here / "metrics.jsonl", tolerance, self.tell, before)
+        log = StepLog(here / "metrics.jsonl", tolerance)
         saver = Saver(here, lm, optimizer, points, settings.save_every, self.times)
         batches = lay_out(rows, steps[done:])
         trained = topr.train(lm.model, optimizer, batches, self.loss, self.logprobs, settings.max_norm)
@@ -282,7 +273,7 @@ class Run:
         """What the stages' files say, evaluated: results.json, and curve.png; what is there, of a finished run."""
         if self.is_finished:
             return run_folder.read_json(self.folder / "results.json")
-        return publish(self.folder, self.settings, self.inputs, self.evaluations, self.tell)
+        return publish(self.folder, self.settings, self.inputs, self.evaluations)
 
 
 def signs_note(settings: Settings, before: Sequence[float], after: Sequence[float]) -> str | None:

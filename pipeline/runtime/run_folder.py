@@ -175,12 +175,6 @@ class Point(NamedTuple):
     model: str
 
 
-def steps_before(folder: Path, iteration: int) -> int:
-    """The optimiser steps of the iterations before this one."""
-    logs = [folder / f"iteration-{number}" / "metrics.jsonl" for number in range(1, iteration)]
-    return sum(log.read_bytes().count(b"\n") for log in logs if log.exists())
-
-
 @by_rank_zero
 def resume_step(here: Path, points: Sequence[Point]) -> int | None:
     """The step of the checkpoint that training goes on from, 0 to begin anew; None where all its models are there.

@@ -45,7 +45,8 @@ def publish(folder: Path, settings: Settings, inputs: Inputs, evaluations: Evalu
                 curve.append({"samples_seen": seen, **last})
             entry |= {"curve": curve, "after": last}
         iterations.append(entry if mismatch is None else entry | {"engine_mismatch": mismatch})
-    results |= {"iterations": iterations, "versions": versions()}
+    versions = {name: module.__version__ for name, module in (("torch", torch), ("transformers", transformers))}
+    results |= {"iterations": iterations, "versions": {"python": platform.python_version()} | versions}
     if torch.cuda.is_available() or on_cpu():  # what is made for a processor need not say so
         results["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu, a rehearsal"
     if iterations and settings.evaluation:
@@ -73,8 +74,3 @@ def draw_held_out(iterations: Sequence[Mapping[str, Any]], title: str) -> Any:
             lines += [estimates(curve, f"{name}s", style)] if all(curve.values()) else []
         panels.append(Panel(heading, "samples trained on", f"{MEASURED[key]}, ± 2 SE", lines))
     return draw([*panels, *learnt_from(iterations)])
-
-
-def versions() -> dict[str, str]:
-    """What the numbers were made with."""
-    return {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}

@@ -34,6 +34,9 @@ def is_there(file: Path) -> bool:
     return file.exists()
 
 
+publish_file = by_rank_zero(write_file)  # of no stage: without a checksum
+
+
 @by_rank_zero
 def publish_records(file: Path, rows: Iterable[Any]) -> None:
     """Write rows to the file of a stage, and note its checksum.

@@ -19,24 +19,20 @@ from pipeline.runtime.run_folder import Point, is_there
 from topr import StepStats
 
 
-class StepLog(NamedTuple):
-    """metrics.jsonl, a line for each step."""
+def log_step(file: Path, step: int, stats: StepStats, tolerance: float | None, is_asked: bool) -> bool:
+    """Append what a step saw, of all ranks, to metrics.jsonl. Returns whether a rank was asked to end.
 
-    file: Path
-    tolerance: float | None  # as of `check_ratio`; None where log mu is trusted
-
-    def add(self, step: int, stats: StepStats, is_asked: bool) -> bool:
-        """Append what a step saw, of all ranks. Returns whether a rank was asked to end."""
-        columns = torch.stack([stats.log_ratio, stats.reward, stats.weight]).cpu()  # (3, n) of this rank
-        losses, parts, asked = zip(*from_all_ranks((stats.loss, columns, is_asked)), strict=True)
-        log_ratio, reward, weight = torch.cat(parts, dim=1)
-        if self.tolerance is not None:
-            check_ratio(step, log_ratio, self.tolerance)
-        if rank() == 0:
-            metrics = {"step": step, "loss": sum(losses), "grad_norm": stats.grad_norm}
-            metrics |= step_metrics(log_ratio, reward, weight)
-            write(self.file, "ab", json.dumps(metrics) + "\n")
-        return any(asked)
+    tolerance: as of `check_ratio`; None where log mu is trusted.
+    """
+    columns = torch.stack([stats.log_ratio, stats.reward, stats.weight]).cpu()  # (3, n) of this rank
+    losses, parts, asked = zip(*from_all_ranks((stats.loss, columns, is_asked)), strict=True)
+    log_ratio, reward, weight = torch.cat(parts, dim=1)
+    if tolerance is not None:
+        check_ratio(step, log_ratio, tolerance)
+    if rank() == 0:
+        metrics = {"step": step, "loss": sum(losses), "grad_norm": stats.grad_norm}
+        write(file, "ab", json.dumps(metrics | step_metrics(log_ratio, reward, weight)) + "\n")
+    return any(asked)
 
 
 class Saver(NamedTuple):

@@ -31,7 +31,7 @@ import topr
 from pipeline import dataset
 from pipeline.compositions import COMPOSITIONS, note_on_signs
 from pipeline.dataset import Composed, Inputs, epoch_steps, lay_out, read_inputs, to_examples
-from pipeline.epoch import Saver, StepLog, explained, try_longest
+from pipeline.epoch import Saver, explained, log_step, try_longest
 from pipeline.evaluation import Scored, to_scored
 from pipeline.held import Held
 from pipeline.methods import METHODS, Loss
@@ -234,7 +234,7 @@ class Run:
         done = run_folder.resume_step(here, points)
         if done is not None:
             lm, optimizer = self.held.learner(model, here / f"checkpoint-{done}" if done else None)
-            log = StepLog(here / "metrics.jsonl", None if settings.trust_logmu else START_TOLERANCE[settings.compute])
+            tolerance = None if settings.trust_logmu else START_TOLERANCE[settings.compute]
             saver = Saver(here, lm, optimizer, points, settings.save_every, self.times)
             batches = lay_out(rows, steps[done:])
             trained = topr.train(lm.model, optimizer, batches, self.loss, self.logprobs, settings.max_norm)
@@ -244,7 +244,7 @@ class Run:
                         stats = next(trained)
                         if step == done + 1 and torch.cuda.is_available():  # the optimiser has its memory by now
                             try_longest(rows, steps, lm.model, self.loss, self.logprobs)
-                    is_asked_of_any = log.add(step, stats, is_asked())
+                    is_asked_of_any = log_step(here / "metrics.jsonl", step, stats, tolerance, is_asked())
                     self.times.counts["steps"] += 1
                     saver.after(step, is_asked_of_any)
         remove(*here.glob("checkpoint-*"), *here.glob("model*.unfinished"))

@@ -9,11 +9,10 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from matplotlib.image import imread
 from pandas import json_normalize
-from tyro.conf import Positional
 
 from pipeline.records import InputError, read_records
 from pipeline.runtime.processes import command
@@ -21,13 +20,6 @@ from pipeline.runtime.run_folder import read_json
 from pipeline.settings import parsed
 
 PAUSE = 5.0  # seconds between two looks at the files
-
-
-class Options(NamedTuple):
-    """The folder of a run, and the tracker that shows it."""
-
-    folder: Positional[Path]
-    tracker: Positional[Literal["tensorboard", "wandb"]]
 
 
 def values_of(folder: Path, iterations: int) -> Iterator[tuple[dict[str, Any], int]]:
@@ -84,7 +76,8 @@ def show(folder: Path, tracker: str) -> None:
 def main() -> None:
     """The command line; one line and a non-zero exit status where something is missing."""
     with command("track"):
-        folder, tracker = parsed(Options, prog="examples.track", description=__doc__)
+        kinds = tuple[Path, Literal["tensorboard", "wandb"]]
+        folder, tracker = parsed(kinds, prog="examples.track", description=__doc__)
         try:
             show(folder, tracker)
         except ModuleNotFoundError:

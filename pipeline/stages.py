@@ -29,9 +29,9 @@ from torch import Tensor
 
 import topr
 from pipeline import dataset
-from pipeline.compositions import COMPOSITIONS, note_on_signs
+from pipeline.compositions import COMPOSITIONS
 from pipeline.dataset import Composed, Inputs, epoch_steps, lay_out, read_inputs, to_examples
-from pipeline.epoch import Saver, explained, log_step, try_longest
+from pipeline.epoch import Saver, explained, log_step, signs_note, try_longest
 from pipeline.evaluation import Scored, to_scored
 from pipeline.held import Held
 from pipeline.methods import METHODS, Loss
@@ -255,12 +255,3 @@ class Run:
         if self.is_finished:
             return run_folder.read_json(self.folder / "results.json")
         return publish(self.folder, self.settings, self.inputs, self.evaluations)
-
-
-def signs_note(settings: Settings, before: Sequence[float], after: Sequence[float]) -> str | None:
-    """A warning where the signs of the rewards, before and after the baseline, are not as one expects; else None."""
-    limits = settings.bounds
-    is_of_positives = settings.composition == "positives_only" or settings.effective_proportion == 1
-    if METHODS[settings.method].of_pairs or is_of_positives or (limits and limits.b_neg == 0):
-        return None
-    return note_on_signs(settings.method, limits, settings.baseline_from, before, after)

@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-ADAPTERS = ("none", "advantages", "sequences", "packed", "tokens")  # losses.ADAPTERS, which would import torch
-
 
 def read(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line as a namespace; wrong options end the process with status 2."""
@@ -26,7 +24,6 @@ def read(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("loss", nargs="?", help="what to check, as package.module:function or file.py:function")
     parser.add_argument("--list", action="store_true", help="show the vectors and do nothing else")
     parser.add_argument("--verbose", action="store_true", help="show what each vector found, too")
-    parser.add_argument("--adapter", choices=ADAPTERS, default="none", help="its form, if that is not recognised")
     parser.add_argument("--random", type=int, default=0, metavar="N", help="compare N ragged batches with Eq. 7, too")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random batches")
     parser.add_argument("--out", type=Path, help="folder for report.json; without it nothing is written")
@@ -49,11 +46,9 @@ def main() -> None:
     try:
         if options.loss is None:
             raise InputError("say which loss to check, as package.module:function or file.py:function, or --list")
-        loss = adapted(load(options.loss), options.adapter)
+        loss = load(options.loss)
         report = identify(loss)
-        loss = adapted(loss, report.adapter)
-        report.adapter = " + ".join(x for x in (options.adapter, report.adapter) if x != "none") or "none"
-        difference = compare(loss, options.random, options.seed) if options.random else None
+        difference = compare(adapted(loss, report.adapter), options.random, options.seed) if options.random else None
         if options.out is not None:
             options.out.mkdir(parents=True, exist_ok=True)
             content = {"loss": options.loss} | asdict(report) | {"random": options.random, "difference": difference}

@@ -1,36 +1,32 @@
 """Place the tables of results in the Markdown pages, and draw five pictures, from the files in results/.
 
     python docs/make_tables.py
-    python docs/make_tables.py runs/topr runs/reinforce    # also anew: results/weights.json, from these runs
 
 A table stands between the lines `<!-- table:FILE.TABLE -->` and `<!-- end -->`: results/FILE.json has it, under
 `tables`. `FILE.made` says how FILE was made, `FILE.numbers` what came out. Tables of several files, or of other
 things, are `<!-- table:NAME ARGUMENT -->`; NAME is one of TABLES. Verdicts are computed: paper/verdicts.py.
+results/weights.json is a record of two default runs: its code is that of commit 227e74c, in this file.
 """
 
 import inspect
 import json
 import re
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from transformers import LlamaConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from paper.experiments import RATED, Figure, called  # noqa: E402
-from paper.runs import commit  # noqa: E402
 from paper.verdicts import VERDICTS, Judged, best_rate, forest, judged, table  # noqa: E402
 from pipeline.dry_run import COMPLETION, counts, hours  # noqa: E402
 from pipeline.evaluation import METRICS, to_table  # noqa: E402
 from pipeline.plots import Line, Panel, draw, draw_curve, lines, save_figure  # noqa: E402
-from pipeline.records import write_file  # noqa: E402
 from pipeline.report import Estimate, Table  # noqa: E402
 from pipeline.settings import Settings  # noqa: E402
 from tasks.verifier import tables as tables_of_verifier  # noqa: E402
@@ -196,7 +192,6 @@ def help_of_settings() -> dict[str, str]:
     return {name: " ".join((beside or below).split()) for name, beside, below in fields}
 
 
-AT = (1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 300)  # optimiser steps of the picture of weights
 LOGGED = {  # in metrics.jsonl
     "weight_neg_q95": "weight of negatives, 95 % quantile",
     "weight_neg_q50": "weight of negatives, median",
@@ -252,25 +247,8 @@ def renewed(text: str) -> str:
     return BLOCK.sub(new, text)
 
 
-def measure_weights(folders: Sequence[str | Path]) -> None:
-    """results/weights.json from two run folders, TOPR's and naive REINFORCE's.
-
-    A metric at step s is its mean over the steps from 0.8 s to 1.25 s, for a step has few negatives.
-    """
-    runs: dict[str, dict[str, list[float]]] = {}
-    for name, folder in zip(("TOPR", "naive REINFORCE"), folders, strict=True):
-        log = Path(folder) / "iteration-1" / "metrics.jsonl"
-        logged = pd.read_json(log, lines=True, precise_float=True).set_index("step")
-        means = pd.DataFrame([logged.loc[0.8 * s : 1.25 * s, [*LOGGED]].mean() for s in AT])
-        runs[name] = {metric: [float(f"{mean:.3g}") for mean in means[metric]] for metric in LOGGED}
-    made = {"command": "python docs/make_tables.py runs/topr runs/reinforce", "commit": commit(), "steps": AT}
-    write_file(RESULTS / "weights.json", json.dumps(made | {"runs": runs}, indent=1) + "\n")
-
-
-def main(folders: Sequence[str]) -> None:
-    """The command: measure weights if two runs are given; write the pages that are out of date, and five pictures."""
-    if folders:
-        measure_weights(folders)
+def main() -> None:
+    """The command: write the pages that are out of date, and five pictures."""
     for page in PAGES:
         old = page.read_text(encoding="utf-8")
         if (new := renewed(old)) != old:
@@ -284,4 +262,4 @@ def main(folders: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

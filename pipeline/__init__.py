@@ -13,7 +13,6 @@ From the ground up: a file imports from files above its own line in this list, a
     own_samples.py            samples from elsewhere
     settings.py               every setting, its range and origin; the command line that is read into it
     runtime/preflight.py      what a run needs of its machine
-    track.py                  a run in TensorBoard or wandb
 
     models/adafactor.py       the paper's optimiser, on sharded weights
     models/chat.py            chat templates
@@ -31,7 +30,7 @@ From the ground up: a file imports from files above its own line in this list, a
     dry_run.py                what a run would draw, train and need
     times.py                  times.json as a table
     held.py                   an engine or a model in training, of which a GPU holds one; ENGINES; times.json
-    epoch.py                  around the optimiser's steps: their log, what is saved, faults in plain words
+    epoch.py                  around the optimiser's steps: a warning, their log, what is saved, faults in plain words
     results.py                results.json and curve.png
     stages.py                 the stages of a run: evaluate, sample, compose, score, train; each leaves one file
 

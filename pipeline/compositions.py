@@ -2,12 +2,9 @@
 
 import random
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from pipeline.records import Sample
-
-if TYPE_CHECKING:
-    from topr import Limits
 
 
 def anna_karenina(samples: Sequence[Sample], size: int, rng: random.Random, share: float | None) -> list[int]:
@@ -73,36 +70,3 @@ def rewards_of_groups(samples: Sequence[Sample]) -> dict[str, list[float]]:
     for sample in samples:
         groups.setdefault(sample.prompt, []).append(sample.reward)
     return groups
-
-
-def note_on_signs(
-    method: str, limits: "Limits | None", baseline_from: str, rewards: Sequence[float], learnt: Sequence[float]
-) -> str | None:
-    """A warning if all rewards have one sign after the baseline, or most changed sign; else None.
-
-    rewards, learnt: before and after the baseline. The note has the share of each sign and the setting that mends it.
-    limits: the method's, None for a method with a loss of its own.
-    """
-    size, low, high = len(learnt), min(rewards), max(rewards)
-    positive, negative = sum(reward > 0 for reward in learnt), sum(reward < 0 for reward in learnt)
-    turned = 100 * sum(before * after < 0 for before, after in zip(rewards, learnt, strict=True)) / size
-    if not (positive or negative):
-        fault = f"nothing is left for {method} to learn from"
-    elif not negative:
-        learns = "is supervised training on" if limits and limits.a_pos == limits.b_pos else "learns from"
-        fault = f"without negatives {method} {learns} the positives"
-    elif not positive:
-        fault = f"without positives {method} only makes less probable what was drawn"
-    elif low < 0 < high and turned > 50:
-        fault = f"the baseline gave {turned:.1f} % the other sign, of which {method} learns the contrary"
-    else:
-        return None
-    if low == high:
-        mend = f"all rewards are {low:g}, which no baseline can tell apart: take other problems or draw more"
-    else:
-        c, origin = 0.0 if low < 0 < high else (low + high) / 2, "--baseline-from zero "
-        option = f"{origin if baseline_from != 'zero' else ''}--baseline {c:g}"
-        mend = f"{option}, between the smallest reward, {low:g}, and the largest, {high:g}, gives both signs"
-    counts = {"positive": positive, "zero": size - positive - negative, "negative": negative}
-    shares = ", ".join(f"{100 * count / size:.1f} % {name}" for name, count in counts.items())
-    return f"after the baseline the rewards are {shares}: {fault}; {mend}"

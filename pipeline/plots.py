@@ -74,14 +74,14 @@ class Panel(NamedTuple):
     options: Mapping[str, Any] = {}
 
 
-def lines(x: Any, y: dict[str, Any], styles: str = "", kind: Literal["line", "points"] = "line") -> list[Line]:
+def lines(x: Any, y: dict[str, Any], styles: str = "") -> list[Line]:
     """A line for each label of y, over the same x; styles: a name of STYLES for each, or those that draw() finds.
 
     >>> [line.label for line in lines([0, 1], {"up": [0, 1], "down": [1, 0]}, "topr tis")]
     ['up', 'down']
     """
     names = styles.split() or [""] * len(y)
-    return [Line(x, values, label, name, kind) for (label, values), name in zip(y.items(), names, strict=True)]
+    return [Line(x, values, label, name) for (label, values), name in zip(y.items(), names, strict=True)]
 
 
 def draw(panels: Sequence[Panel], columns: int = 2, size: tuple[float, float] = (6.2, 3.4)) -> "Figure":

@@ -84,12 +84,12 @@ class Table(NamedTuple):
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
 
-    def print(self, width: int | None = None) -> None:
-        """Print it to the terminal, or in a notebook. width: in characters, where the terminal's is not meant."""
+    def print(self) -> None:
+        """Print it to the terminal, or in a notebook."""
         printed = Printed(*self.head)
         for row in self.rows:
             printed.add_row(*row)
-        Console(width=width, markup=False, emoji=False).print(printed)
+        Console(markup=False, emoji=False).print(printed)
 
     def markdown(self) -> str:
         r"""The table in Markdown.

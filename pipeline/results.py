@@ -1,4 +1,4 @@
-"""What the stages' files say, evaluated: results.json and curve.png; a tracker is told the same."""
+"""What the stages' files say, evaluated: results.json and curve.png."""
 
 import json
 import platform
@@ -14,21 +14,17 @@ from pipeline.evaluation import MEASURED, SIGNS, Scored, evaluate, evaluate_held
 from pipeline.metrics import over_epoch
 from pipeline.plots import Panel, draw, draw_curve, estimates, learnt_from, save_figure
 from pipeline.records import Sample, read_text, write_file
-from pipeline.report import Table
 from pipeline.runtime.preflight import on_cpu
 from pipeline.runtime.processes import by_rank_zero
-from pipeline.runtime.run_folder import read_checked, read_json, steps_before
+from pipeline.runtime.run_folder import read_checked, read_json
 from pipeline.settings import Settings
-from pipeline.track import Tell
 
 # iteration -> samples trained on and file of each evaluation; the first is that of the initial model
 Evaluations = Mapping[int, Sequence[tuple[int, Path]]]
 
 
 @by_rank_zero
-def publish(
-    folder: Path, settings: Settings, inputs: Inputs, evaluations: Evaluations, tell: Tell | None
-) -> dict[str, Any]:
+def publish(folder: Path, settings: Settings, inputs: Inputs, evaluations: Evaluations) -> dict[str, Any]:
     """Read the evaluations of a run, write results.json and curve.png, and return what the former holds.
 
     InputError where a file of the run is missing or damaged.
@@ -49,15 +45,14 @@ def publish(
                 curve.append({"samples_seen": seen, **last})
             entry |= {"curve": curve, "after": last}
         iterations.append(entry if mismatch is None else entry | {"engine_mismatch": mismatch})
-    results |= {"iterations": iterations, "versions": versions()}
+    versions = {name: module.__version__ for name, module in (("torch", torch), ("transformers", transformers))}
+    results |= {"iterations": iterations, "versions": {"python": platform.python_version()} | versions}
     if torch.cuda.is_available() or on_cpu():  # what is made for a processor need not say so
         results["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu, a rehearsal"
     if iterations and settings.evaluation:
         title = f"{settings.method}, learning rate {settings.lr:g}"
         draw_tests = draw_curve if inputs.held_out is None else draw_held_out
         save_figure(draw_tests(iterations, title), folder / "curve.png")
-        if tell is not None:
-            tell({"curve": folder / "curve.png"}, steps_before(folder, settings.iterations + 1))
     write_file(folder / "results.json", json.dumps(results, indent=2) + "\n")
     return results
 
@@ -79,19 +74,3 @@ def draw_held_out(iterations: Sequence[Mapping[str, Any]], title: str) -> Any:
             lines += [estimates(curve, f"{name}s", style)] if all(curve.values()) else []
         panels.append(Panel(heading, "samples trained on", f"{MEASURED[key]}, ± 2 SE", lines))
     return draw([*panels, *learnt_from(iterations)])
-
-
-@by_rank_zero
-def track_evaluation(tell: Tell, settings: Settings, inputs: Inputs, file: Path, n: int, step: int) -> None:
-    """Tell a tracker what an evaluation found, and a few completions, of the same problems each time."""
-    tell({"test": measure(settings, inputs, file)}, step)
-    if inputs.held_out is None:
-        columns = ("step", "problem_id", "prompt", "completion", "outcome", "reward")
-        samples = read_checked(file, Sample)[: 8 * n : n]
-        rows = [[step, *(getattr(sample, name) for name in columns[1:])] for sample in samples]
-        tell({"completions": Table(columns, rows)}, step)
-
-
-def versions() -> dict[str, str]:
-    """What the numbers were made with."""
-    return {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}

@@ -30,7 +30,6 @@ Preset = Literal["laptop", "single-gpu", "paper"]
 EngineName = Literal["hf", "vllm"]  # a test says that held.ENGINES has the same
 OptimizerName = Literal["adamw", "adafactor", "sgd"]
 Compute = Literal["float32", "bfloat16"]
-TrackerName = Literal["tensorboard", "wandb"]
 
 
 class Range(NamedTuple):
@@ -58,6 +57,7 @@ INSTEAD = {  # what is asked for and is no option, and what to do instead
     "--completions-per-row": "leave it out: each completion is a row of its own",
     "--solutions": "leave it out: --generator writes the solutions",
     "--sliced-head": "leave it out; a smaller --micro-batch or --gradient-checkpointing saves memory",
+    "--track": "python -m examples.track FOLDER tensorboard, or wandb, shows a run, while it goes on too",
 }
 
 
@@ -151,8 +151,6 @@ class Settings:
     debug: bool = False  # end with a traceback, not with a line, where something is wrong
     seed: AtLeastZero = 0  # seed of everything that is drawn
     out: Path | None = None  # folder to write into; default: runs/PRESET and the settings that differ from the preset's
-    track: TrackerName | None = None
-    """tensorboard or wandb shows the run while it goes on; to be installed (ours)"""
     reuse: Path | None = None
     """folder of another run: copy what the initial model has drawn there, with the same sampling settings (ours)"""
 
@@ -209,7 +207,7 @@ class Settings:
         return Path(f"{runs}{name}")
 
 
-NOT_OF_A_RUN = ("out", "reuse", "dry_run", "debug", "vllm_python", "track")
+NOT_OF_A_RUN = ("out", "reuse", "dry_run", "debug", "vllm_python")
 OF_DRAWING = ("model", "engine", "temperature", "top_p", "top_k", "max_new_tokens", "tokens_at_once", "chunk", "seed")
 OF_DRAWING += ("compute", "samples_sha256", "chat", "system")
 OF_SCORING = ("batch", "micro_batch", "lora", "trust_logmu", "ranks")  # and the model and --compute
@@ -312,12 +310,11 @@ def _rules(settings: Settings, processes: int) -> list[tuple[bool, str]]:
             lora is not None and processes > 1,
             f"--lora {lora}: is for one process, and there are {processes}; train all weights, or start one",
         ),
+        (
+            lora is not None and find_spec("peft") is None,
+            f"--lora {lora}: needs peft, which is not installed: {sys.executable} -m pip install peft",
+        ),
     ]
-    for option, package in (("lora", "peft" if lora else None), ("track", settings.track)):
-        needs = f"needs {package}, which is not installed: {sys.executable} -m pip install {package}"
-        is_missing = package is not None and find_spec(package) is None
-        rules.append((is_missing, f"--{option} {getattr(settings, option)}: {needs}"))
-
     only_with_samples = {
         "--trust-logmu": settings.trust_logmu,
         "--columns": settings.columns != (),

@@ -29,23 +29,22 @@ from torch import Tensor
 
 import topr
 from pipeline import dataset
-from pipeline.compositions import COMPOSITIONS, note_on_signs
-from pipeline.dataset import Composed, EpochStep, Inputs, epoch_steps, lay_out, read_inputs, to_examples
-from pipeline.epoch import Saver, StepLog, explained, try_longest
+from pipeline.compositions import COMPOSITIONS
+from pipeline.dataset import Composed, Inputs, epoch_steps, lay_out, read_inputs, to_examples
+from pipeline.epoch import Saver, explained, log_step, signs_note, try_longest
 from pipeline.evaluation import Scored, to_scored
 from pipeline.held import Held
 from pipeline.methods import METHODS, Loss
 from pipeline.metrics import START_TOLERANCE, engine_mismatch
 from pipeline.models.language_model import download
-from pipeline.records import Example, Sample, Task, read_records, write_file
-from pipeline.results import publish, track_evaluation
+from pipeline.records import Example, Sample, Task, read_records
+from pipeline.results import publish
 from pipeline.runtime import processes, run_folder
 from pipeline.runtime.preflight import TOKEN_BYTES, check_room
-from pipeline.runtime.processes import Times, by_rank_zero, device, on_all_ranks, rank, ranks
-from pipeline.runtime.run_folder import Point, is_there, publish_records, read_checked, remove, steps_before
+from pipeline.runtime.processes import Times, device, on_all_ranks, rank, ranks
+from pipeline.runtime.run_folder import Point, is_there, publish_file, publish_records, read_checked, remove
 from pipeline.sampling import Prompt, draw_into, samples_there, share_of
 from pipeline.settings import Settings
-from pipeline.track import Tell, tracker
 
 Learn = tuple[Callable[..., Tensor], Callable[..., Tensor]]  # a loss and the log-probabilities it learns from
 LARGE = 1e9  # bytes; a run below it is not measured against the machine's memory and disk; ours
@@ -64,7 +63,10 @@ def open_run(settings: Settings, task: Task, learn: Learn | None = None) -> Iter
         if ranks() > 1 or settings.compute != "float32":  # FSDP2 computes in other precisions
             stack.enter_context(processes.process_group(alone=True))
         inputs = on_all_ranks(partial(read_inputs, settings, task))
-        loss, logprobs = learn or (loss_of(settings), topr.sequence_logprobs)
+        method, loss = METHODS[settings.method], partial(topr.topr_loss, limits=settings.bounds)
+        if method.loss is not None:
+            loss = partial(method.loss, **{name: getattr(settings, name) for name in method.options})
+        loss, logprobs = learn or (loss, topr.sequence_logprobs)
         times, is_finished = Times(), is_there(settings.out / "results.json")
         start, held = Point(0, 0, settings.model), Held(settings, inputs, times)
         run = Run(settings, inputs, settings.out, start, loss, logprobs, is_finished, times, held)
@@ -83,18 +85,7 @@ def open_run(settings: Settings, task: Task, learn: Learn | None = None) -> Iter
             stack.enter_context(run_folder.held_folder(run.folder, inputs.record))
             for last in (held.note_times, held.close, held.note_times):  # backwards: others may not wait for closing
                 stack.callback(last)
-            if settings.track is not None:
-                tracked = tracker(settings.track, run.folder, inputs.record)
-                run.tell = on_all_ranks(partial(stack.enter_context, tracked))
         yield run
-
-
-def loss_of(settings: Settings) -> Loss:
-    """The loss of the settings' method: `topr.topr_loss` with its bounds, or the method's own."""
-    method = METHODS[settings.method]
-    if method.loss is None:
-        return partial(topr.topr_loss, limits=settings.bounds)
-    return partial(method.loss, **{name: getattr(settings, name) for name in method.options})
 
 
 @dataclass
@@ -110,7 +101,6 @@ class Run:
     is_finished: bool  # by an earlier call
     times: Times
     held: Held
-    tell: Tell | None = None  # the tracker, if there is one
     evaluations: dict[int, list[tuple[int, Path]]] = field(default_factory=dict)  # see results.Evaluations
 
     def evaluate(self, iteration: int, point: Point) -> None:
@@ -135,9 +125,6 @@ class Run:
         if is_along:
             remove(Path(point.model))
         self.evaluations.setdefault(iteration, []).append((point.seen, file))
-        if self.tell is not None:
-            step = steps_before(self.folder, iteration) + point.step
-            track_evaluation(self.tell, settings, self.inputs, file, n, step)
 
     def sample(self, iteration: int, model: str) -> list[Sample]:
         """The iteration's graded samples, those given or drawn from `model`: samples.jsonl."""
@@ -225,7 +212,7 @@ class Run:
                 mismatch = engine_mismatch(engine, trainer)
             steps = len(epoch_steps(rows, settings.batch, settings.micro_batch))
             counts = composed.counts | {"steps": steps, "engine_mismatch": mismatch}
-            by_rank_zero(write_file)(file.with_name("dataset.json"), json.dumps(counts, indent=2) + "\n")
+            publish_file(file.with_name("dataset.json"), json.dumps(counts, indent=2) + "\n")
             publish_records(file, chain(*examples))
         return [list(row) for _, row in groupby(read_checked(file, Example), key=attrgetter("row"))]
 
@@ -246,49 +233,25 @@ class Run:
             points.append(Point(stop, sum(step.sequences for step in steps[:stop]), str(folder)))
         done = run_folder.resume_step(here, points)
         if done is not None:
-            self._epoch(iteration, rows, steps, done, points, model)
+            lm, optimizer = self.held.learner(model, here / f"checkpoint-{done}" if done else None)
+            tolerance = None if settings.trust_logmu else START_TOLERANCE[settings.compute]
+            saver = Saver(here, lm, optimizer, points, settings.save_every, self.times)
+            batches = lay_out(rows, steps[done:])
+            trained = topr.train(lm.model, optimizer, batches, self.loss, self.logprobs, settings.max_norm)
+            with processes.requests_are_noted() as is_asked, self.times("training"):
+                for step in processes.progress_bar(range(done + 1, len(steps) + 1), "training", "step"):
+                    with explained(step):
+                        stats = next(trained)
+                        if step == done + 1 and torch.cuda.is_available():  # the optimiser has its memory by now
+                            try_longest(rows, steps, lm.model, self.loss, self.logprobs)
+                    is_asked_of_any = log_step(here / "metrics.jsonl", step, stats, tolerance, is_asked())
+                    self.times.counts["steps"] += 1
+                    saver.after(step, is_asked_of_any)
         remove(*here.glob("checkpoint-*"), *here.glob("model*.unfinished"))
         return points
-
-    def _epoch(
-        self,
-        iteration: int,
-        rows: list[list[Example]],
-        steps: Sequence[EpochStep],
-        done: int,
-        points: Sequence[Point],
-        model: str,
-    ) -> None:
-        """The steps that are not `done`."""
-        settings, here = self.settings, self.folder / f"iteration-{iteration}"
-        lm, optimizer = self.held.learner(model, here / f"checkpoint-{done}" if done else None)
-        tolerance = None if settings.trust_logmu else START_TOLERANCE[settings.compute]
-        before = steps_before(self.folder, iteration) if self.tell is not None else 0
-        log = StepLog(here / "metrics.jsonl", tolerance, self.tell, before)
-        saver = Saver(here, lm, optimizer, points, settings.save_every, self.times)
-        batches = lay_out(rows, steps[done:])
-        trained = topr.train(lm.model, optimizer, batches, self.loss, self.logprobs, settings.max_norm)
-        with processes.requests_are_noted() as is_asked, self.times("training"):
-            for step in processes.progress_bar(range(done + 1, len(steps) + 1), "training", "step"):
-                with explained(step):
-                    stats = next(trained)
-                    if step == done + 1 and torch.cuda.is_available():  # the optimiser has its memory by now
-                        try_longest(rows, steps, lm.model, self.loss, self.logprobs)
-                is_asked_of_any = log.add(step, stats, is_asked())
-                self.times.counts["steps"] += 1
-                saver.after(step, is_asked_of_any)
 
     def results(self) -> dict[str, Any]:
         """What the stages' files say, evaluated: results.json, and curve.png; what is there, of a finished run."""
         if self.is_finished:
             return run_folder.read_json(self.folder / "results.json")
-        return publish(self.folder, self.settings, self.inputs, self.evaluations, self.tell)
-
-
-def signs_note(settings: Settings, before: Sequence[float], after: Sequence[float]) -> str | None:
-    """A warning where the signs of the rewards, before and after the baseline, are not as one expects; else None."""
-    limits = settings.bounds
-    is_of_positives = settings.composition == "positives_only" or settings.effective_proportion == 1
-    if METHODS[settings.method].of_pairs or is_of_positives or (limits and limits.b_neg == 0):
-        return None
-    return note_on_signs(settings.method, limits, settings.baseline_from, before, after)
+        return publish(self.folder, self.settings, self.inputs, self.evaluations)

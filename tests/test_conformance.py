@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from conformance import VARIANTS, VECTORS, Hypothesis, compare, identify, oracle, variants
 from conformance import __main__ as command
-from conformance.losses import ADAPTERS, LossInputs, adapted, push, total
+from conformance.losses import LossInputs, adapted, push, total
 from conformance.variants import paper, tapered, varied
 from conformance.vectors import CASES, result_of
 from examples.topr_in_trl import loss as in_trl
@@ -372,7 +372,6 @@ TYPES = {"string": str, "integer": int, "list": list, "string or null": str | No
         (["topr:topr_loss", "--random", 20], "sequences", "paper", "", True),
         (["my_losses:each"], "sequences + mean over completions", "naive reinforce", "", True),
         (["./my_losses.py:odd", "--random", 200], "none", "paper", "", False),
-        (["my_losses:naive", "--adapter", "advantages"], "advantages", "naive reinforce + sequence sum", "", True),
         (["conformance.variants:tempered", "--random", 20], "none", "tempered", "ratio to the power 0.5", False),
     ],
 )
@@ -423,7 +422,6 @@ def test_what_cannot_be_checked_is_said_in_a_line(call, arguments, message):
 
 
 def test_options(call, monkeypatch, capsys):
-    assert {"none", *ADAPTERS} > set(command.ADAPTERS)
     assert call("topr:topr_loss_of_tokens", "--random", -1) == 2
     assert "-1" in capsys.readouterr().err
     assert call("topr:topr_loss_of_tokens") == 0

@@ -83,3 +83,9 @@ def test_a_run_killed_after_a_checkpoint_goes_on_to_the_same_bits(run, tmp_path)
 def test_several_processes_are_refused():
     with pytest.raises(InputError, match="--lora 4: is for one process, and there are 2"):
         gsm8k.check(replace(SMALL, lora=4), processes=2)
+
+
+def test_peft_that_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setattr("pipeline.settings.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"--lora 4: needs peft, which is not installed: .* -m pip install peft"):
+        gsm8k.check(replace(SMALL, lora=4))

@@ -103,7 +103,7 @@ def test_samples_of_one_sign_keep_their_rewards_and_the_run_says_so(tmp_path, ca
 
 
 def test_a_finished_run_is_shown_and_not_made_again_and_refuses_other_settings(finished, capsys):
-    experiment(finished, track="tensorboard")  # which is told nothing: conftest.py compares the folder
+    experiment(finished)
     assert "this run is finished" in capsys.readouterr().out
     with pytest.raises(InputError, match="holds a run with other settings"):
         experiment(finished, seed=1)

@@ -34,6 +34,9 @@ def is_there(file: Path) -> bool:
     return file.exists()
 
 
+publish_file = by_rank_zero(write_file)  # of no stage: without a checksum
+
+
 @by_rank_zero
 def publish_records(file: Path, rows: Iterable[Any]) -> None:
     """Write rows to the file of a stage, and note its checksum.
@@ -173,12 +176,6 @@ class Point(NamedTuple):
     step: int
     seen: int
     model: str
-
-
-def steps_before(folder: Path, iteration: int) -> int:
-    """The optimiser steps of the iterations before this one."""
-    logs = [folder / f"iteration-{number}" / "metrics.jsonl" for number in range(1, iteration)]
-    return sum(log.read_bytes().count(b"\n") for log in logs if log.exists())
 
 
 @by_rank_zero

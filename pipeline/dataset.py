@@ -351,11 +351,12 @@ def epoch_steps(
     [([[0], [1]], 2), ([[2], [3]], 2), ([[4]], 1)]
     """
     at_rank, of_ranks = rank() if at_rank is None else at_rank, of_ranks or ranks()
+    tokens = [sum(len(one.prompt_ids) + len(one.completion_ids) for one in row) for row in rows]
     per_row = max(len(row) for row in rows)
     size, micro = max(batch // per_row, 1), max(micro_batch // per_row, 1)
     steps = []
     for start in range(0, len(rows), size):
-        numbers = sorted(range(start, min(start + size, len(rows))), key=lambda number: sum(longest([rows[number]])))
+        numbers = sorted(range(start, min(start + size, len(rows))), key=tokens.__getitem__)
         mine = numbers[at_rank::of_ranks]
         count = -(-len(numbers[::of_ranks]) // micro)  # the first rank has the most
         full = [mine[i : i + micro] for i in range(0, len(mine), micro)]

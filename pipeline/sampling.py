@@ -248,34 +248,27 @@ def transformers_engine(
     tokens_at_once: at most so many rows times (prompt + new tokens) in a batch. Completion j of prompt i is drawn by
     numbers of its own, of the seed `seed + i * n + j`: up to rounding it is the same whatever is drawn beside it.
     """
-    by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i].ids))
-    rows = [(i, seed + i * n + j) for i in by_length for j in range(n)]
-    widths = [len(prompts[i].ids) + sampling.max_new_tokens for i, _ in rows]
-    batches = [rows[batch] for batch in batches_within(tokens_at_once, widths)]
-    # A small model keeps one thread busier than several: up to four batches are computed at a time on a processor.
+    lengths = [len(prompt.ids) for prompt in prompts]
+    rows = [(i, seed + i * n + j) for i in sorted(range(len(prompts)), key=lengths.__getitem__) for j in range(n)]
+    batches = [rows[b] for b in batches_within(tokens_at_once, [lengths[i] + sampling.max_new_tokens for i, _ in rows])]
+    # One thread is as fast as several where a model is small: up to four batches are computed at a time on a processor.
     threads = torch.get_num_threads()
     workers = min(threads, 4) if lm.model.device.type == "cpu" else 1
-    pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads // workers,))
+    pool, results = ThreadPoolExecutor(workers, "sampling", torch.set_num_threads, (threads // workers,)), []
     try:
-        drawn = pool.map(partial(sample_rows, lm, prompts, sampling), batches)
-        for batch, completions in zip(batches, drawn, strict=True):
-            for (i, _), (token_ids, reason) in zip(batch, completions, strict=True):
+        for batch in batches:
+            numbers, seeds = zip(*batch, strict=True)
+            distinct, prompt_of = torch.tensor(numbers).unique_consecutive(return_inverse=True)
+            generators = [torch.Generator().manual_seed(row_seed) for row_seed in seeds]
+            noise = torch.stack([torch.rand(sampling.max_new_tokens, generator=one) for one in generators])
+            results.append(pool.submit(sample, lm, [prompts[i].ids for i in distinct], prompt_of, noise, sampling))
+        for batch, completions in zip(batches, results, strict=True):
+            for (i, _), (token_ids, reason) in zip(batch, completions.result(), strict=True):
                 asked, text = {"problem_id": prompts[i].problem.id, "prompt": prompts[i].text}, lm.text(token_ids)
                 yield i, Drawn(**asked, completion=text, token_ids=token_ids, finish_reason=reason)
     finally:
         pool.shutdown(cancel_futures=True)
         torch.set_num_threads(threads)
-
-
-def sample_rows(
-    lm: LanguageModel, prompts: Sequence[Prompt], sampling: SamplingParameters, rows: Sequence[tuple[int, int]]
-) -> list[tuple[list[int], str]]:
-    """A completion for each row, as of `sample`. rows: the number of each row's prompt, and the seed of its noise."""
-    numbers, seeds = zip(*rows, strict=True)
-    distinct, prompt_of = torch.tensor(numbers).unique_consecutive(return_inverse=True)
-    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-    noise = torch.stack([torch.rand(sampling.max_new_tokens, generator=one) for one in generators])
-    return sample(lm, [prompts[i].ids for i in distinct], prompt_of, noise, sampling)
 
 
 @torch.inference_mode()

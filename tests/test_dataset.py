@@ -4,7 +4,7 @@ import random
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import pytest
 import torch
@@ -76,13 +76,17 @@ def test_steps_hold_every_row_once_and_ranks_run_the_model_equally_often(
         zip(*(of_rank(rows, batch, micro_batch, rank, ranks) for rank in range(ranks)), strict=True)
         for of_rank in (dataset.epoch_steps, steps_of)
     )
-    assert [number for step in alone for numbers in step.micro_batches for number in numbers] == [*range(len(rows))]
+    assert [number for step in alone for number in sorted(chain(*step.micro_batches))] == [*range(len(rows))]
+    tokens = [sum(len(one.prompt_ids) + len(one.completion_ids) for one in row) for row in rows]
+    for step in alone:  # rows of like length are computed together
+        by_length = [tokens[number] for number in chain(*step.micro_batches)]
+        assert by_length == sorted(by_length)
     for whole, shares, tensors in zip(alone, of_ranks, laid_out, strict=True):
         assert len({len(share.micro_batches) for share in shares}) == 1
         assert all(numbers for share in shares for numbers in share.micro_batches)  # rows to compute
         learnt = [number for numbers in whole.micro_batches for number in numbers]
         by_ranks = [n for share in shares for numbers in share.micro_batches[: share.learnt] for n in numbers]
-        assert sorted(by_ranks) == learnt
+        assert sorted(by_ranks) == sorted(learnt)
         assert {step.sequences for step in (whole, *tensors)} == {len(of_rows(rows, learnt))}
         assert whole.sequences <= batch
         for share, step in zip(shares, tensors, strict=True):

@@ -106,7 +106,9 @@ def test_a_run_in_a_chat_and_its_samples_given_back_as_text(folders, tmp_path):
     token_ids = [tokenizer(sample.completion, add_special_tokens=False)["input_ids"] for sample in samples]
     is_same = [ids == sample.token_ids[: len(ids)] != [] for ids, sample in zip(token_ids, samples, strict=True)]
     assert sum(is_same) > len(samples) / 2
-    rows = [one.model_dump() | ({"token_ids": None} if same else {}) for one, same in zip(samples, is_same, strict=True)]
+    rows = [
+        one.model_dump() | ({"token_ids": None} if same else {}) for one, same in zip(samples, is_same, strict=True)
+    ]
     for row in rows[:4]:
         row |= {"prompt": messages[1:], "completion": [{"role": "assistant", "content": row["completion"]}]}
     given.write_text("\n".join(map(json.dumps, rows)))

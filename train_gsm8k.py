@@ -162,7 +162,7 @@ PAPER = Settings(
     top_p=1.0,
     top_k=500,
     max_new_tokens=512,
-    chunk=32,  # ours
+    chunk=128,  # ours: 2,048 requests for each engine, of which vLLM computes up to 1,024 at a time
     eps=0.2,  # "For PPO, we use eps = 0.2" (4.3)
     pairs=16,  # "so as to obtain up to 16 contrastive pairs" (4.3)
     optimizer="adafactor",  # "the Adafactor optimizer (Shazeer and Stern, 2018) to minimize memory usage" (4.2)

@@ -19,14 +19,16 @@ from pipeline.settings import Settings, intended_ranks
 
 BYTES = {"float32": 4, "bfloat16": 2}  # of a number in each precision
 # What an H100 SXM can do, as NVIDIA's data sheet says, and the share of it that is assumed here; no GPU was measured.
-MATRICES = 989e12 * 0.4  # operations a second in bfloat16, dense
+MATRICES = 989e12 * 0.35  # operations a second in bfloat16, dense; kernels that wait for their launch are in the share
 LINKS = 450e9 * 0.6  # bytes a second that a GPU sends over NVLink
 MEMORY = 3.35e12 * 0.5  # bytes a second that a GPU reads
 COMPLETION = 0.4  # of the longest: the tokens of a mean completion
-SEQUENCES = 256  # that vLLM decodes at a time
+SEQUENCES = 1024  # that vLLM decodes at a time, at most
 WRITING = 0.5e9  # bytes a second that a process writes and hashes
 DISK = 2e9  # bytes a second that a disk takes from all of them
 START = 180.0  # seconds that an engine takes to start, and the trainer to load the model
+UPDATE = 100  # bytes that optimiser, clipping and FSDP2's copies read and write for each weight of a GPU, in a step
+SAMPLE = 1e-3  # seconds to write, read, hash and evaluate a sample
 
 
 class Counts(NamedTuple):
@@ -125,17 +127,28 @@ def hours(
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     cache = 2 * 2 * config.num_hidden_layers * heads * width * (prompt + completion)  # keys and values in bfloat16
-    tokens_per_second = processes * SEQUENCES * MEMORY / (2 * parameters + SEQUENCES * cache)
+    # Ended sequences of a chunk are replaced while there are others; of the last ones half run in the mean.
+    requests = settings.chunk * settings.n
+    sequences = requests / (requests / min(requests, SEQUENCES) + 1)
+    tokens_per_second = processes * sequences * MEMORY / (2 * parameters + sequences * cache)
     score = forward + settings.reshard * gathering  # without resharding the weights stay gathered from step to step
     train = (3 + settings.gradient_checkpointing) * forward + (1 + settings.reshard) * gathering + 4 * sending
+    train += UPDATE * parameters / processes / MEMORY
     checkpoints = k * (count.steps // settings.save_every) * 4 * parameters / min(processes * WRITING, DISK)
     save = checkpoints + k * 4 * parameters / WRITING
     reading, speed = f"weights and cache are read at {MEMORY / 1e12:.2f} TB/s", f"{MATRICES / 1e12:.0f} TFLOP/s"
     seconds = {
         "starting": ((1 + k) * START, "3 minutes for each model: an engine and the trainer"),
-        "sampling": (count.sampled * completion / tokens_per_second, f"{SEQUENCES} sequences at a time; {reading}"),
+        "sampling": (
+            count.sampled * completion / tokens_per_second,
+            f"{sequences:.0f} sequences at a time in the mean; {reading}",
+        ),
         "scoring": (k * count.steps * score, f"a forward pass at {speed}"),
-        "training": (k * count.steps * train, f"{speed}, then {LINKS / 1e9:.0f} GB/s of NVLink"),
+        "training": (
+            k * count.steps * train,
+            f"{speed}, then {LINKS / 1e9:.0f} GB/s of NVLink, then {UPDATE} bytes a weight",
+        ),
         "saving": (save, f"models at {WRITING / 1e9} GB/s, checkpoints by all processes at {DISK / 1e9:.0f} GB/s"),
+        "files": (count.sampled * SAMPLE, f"{1e3 * SAMPLE:.0f} ms a sample to write, read, hash and evaluate it"),
     }
     return {stage: (value / 3600, how) for stage, (value, how) in seconds.items()}

@@ -133,7 +133,7 @@ def download(name: str) -> None:
 
 
 def shard(model: PreTrainedModel, compute: Compute, gradient_checkpointing: bool = False, reshard: bool = True) -> None:
-    """Shard a model with FSDP2, layer by layer: each rank keeps a part of the float32 weights.
+    """Shard a model with FSDP2, layer by layer and its head: each rank keeps a part of the float32 weights.
 
     compute: the precision of forward and backward passes; gradients are summed over ranks in float32.
     gradient_checkpointing: a layer keeps its input alone and is recomputed in the backward pass. reshard: a layer's
@@ -152,12 +152,15 @@ def shard(model: PreTrainedModel, compute: Compute, gradient_checkpointing: bool
         kept = {} if reshard else {"reshard_after_forward": False}
         if compute != "float32":
             kept["mp_policy"] = MixedPrecisionPolicy(getattr(torch, compute), reduce_dtype=torch.float32)
-        for module in (*layers, model):
-            fully_shard(module, **kept)
+        groups, head = [[layer] for layer in layers], model.get_output_embeddings()
+        if head.weight is not model.get_input_embeddings().weight and hasattr(model.get_decoder(), "norm"):
+            groups.append([model.get_decoder().norm, head])  # its gradients leave first, its weights come last
+        for modules in (*groups, [model]):
+            fully_shard(modules, **kept)
             if dist.get_world_size() > 1:
                 # The denominator of a step counts the sequences of all ranks: gradients are summed, not averaged.
-                module.set_gradient_divide_factor(1.0)
-                module.set_force_sum_reduction_for_comms(True)
+                modules[0].set_gradient_divide_factor(1.0)
+                modules[0].set_force_sum_reduction_for_comms(True)
 
 
 def load_to_train(name: str, settings: Settings) -> LanguageModel:

@@ -47,7 +47,7 @@ def vllm_engine(model: str, lm: LanguageModel, longest: int, settings: Settings,
     model: folder or hub name; lm: its tokenizer, which makes the prompts' tokens and spells the completions'. longest:
     tokens of a prompt and its completion. log: for vLLM's own messages. InputError where it does not start, or dies.
     """
-    options = {"model": model, "dtype": settings.compute, "max_model_len": longest}
+    options = {"model": steady_path(model, log), "dtype": settings.compute, "max_model_len": longest}
     options |= {"trust_remote_code": settings.trust_remote_code, "tensor_parallel_size": settings.engine_gpus}
     if torch.cuda.is_available():
         options |= {"gpu_memory_utilization": GPU_MEMORY, **WITHOUT_NVCC}
@@ -103,6 +103,19 @@ def vllm_engine(model: str, lm: LanguageModel, longest: int, settings: Settings,
             if not torch.cuda.is_available() or torch.cuda.mem_get_info()[0] >= free:
                 break
             time.sleep(0.1)
+
+
+def steady_path(model: str, log: Path) -> str:
+    """A path that is the same for the model of each iteration: a link beside `log`. A hub's name stays as it is.
+
+    What vLLM compiles it keeps under a hash of the model's path, so that each path would be compiled anew.
+    """
+    if not Path(model).is_dir():
+        return model
+    link = log.with_suffix(".model").absolute()
+    link.unlink(missing_ok=True)
+    link.symlink_to(Path(model).absolute())
+    return str(link)
 
 
 def _environment(gpus: int) -> dict[str, str]:

@@ -27,7 +27,7 @@ import train_gsm8k as gsm8k
 
 # Two iterations with checkpoints, and two problems in each chunk of samples.
 CHANGES = {"n": 16, "chunk": 2, "batch": 8, "save_every": 3, "optimizer": "adafactor", "lr": 1e-3, "iterations": 2}
-CHANGES |= {"examples": 96, "between_samples": 4}
+CHANGES |= {"examples": 96, "between_samples": 4, "test_problems": 2}
 ROOT = Path(gsm8k.__file__).parent
 
 

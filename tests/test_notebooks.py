@@ -70,14 +70,6 @@ def is_alike(one, other):
     return words[0] == words[1] and all(map(is_near, *numbers))
 
 
-def test_outputs_are_compared_up_to_rounding():
-    pairs = {"[0.05 1.   7.389]": "[ 0.05  1.  7.390]", "│ 1e-12 │\n└──┘": "│ 1e-12  │\n└───┘", "4.592060": "4.592061"}
-    others = {"0.135": "0.137", "52 steps": "53 steps", "[0.05 1.]": "[0.05 1. 1.]", "-0.2": "0.2", "yes": "no"}
-    full, near, far = "0.36787944117144233", "0.3678794411714421", "0.3678794412714423"
-    assert all(map(is_alike, [full, *pairs], [near, *pairs.values()]))
-    assert not any(map(is_alike, [full, *others], [far, *others.values()]))
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_the_committed_notebook_is_one_clean_run_of_short_cells_that_define_only_what_readers_write(name):
     notebook = read(name)

@@ -12,11 +12,11 @@ import tyro
 
 import reproduce
 import toy_bandit
-from docs.make_tables import claims, help_of_settings, load, renewed
+from docs.make_tables import claims, load, renewed
 from paper.figures import STUDIES
 from paper.verdicts import NOT_YET, judged
 from pipeline.records import InputError
-from pipeline.settings import Settings, check, read_settings
+from pipeline.settings import check, read_settings
 from train_gsm8k import SETTINGS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,14 +24,6 @@ LISTED = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=Tr
 PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in LISTED.stdout.split()}
 BLOCK_NAMES = re.compile(r"<!-- table:(\w+) (\w+) -->")
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-def test_what_a_newcomer_meets_is_short():
-    assert len(PAGES["README.md"].splitlines()) <= 200
-    assert len(PAGES["README.md"].encode()) <= 16_000
-    docs = [f"docs/{name}.md" for name in ("analysis", "in_your_trainer", "conformance", "own_task")]
-    assert sum(len(PAGES[name].split()) for name in ("README.md", *docs)) <= 6_000
-    assert len(PAGES["results/README.md"].splitlines()) <= 250
 
 
 def test_tables_are_those_of_the_results():
@@ -173,16 +165,6 @@ def test_grading_of_mathematics_is_as_described():
             assert judge.equal(gold, answer) == (outcome == "correct"), (gold, answer)
 
 
-def test_every_fault_names_tests_that_are_there():
-    rows = [line for line in PAGES["docs/internals/faults.md"].splitlines() if re.match(r"\| (?!fault \|)", line)]
-    code = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests").glob("test_*.py"))
-    assert len(rows) > 20
-    for row in rows:
-        named = re.findall(r"`(test_\w+)`", row)
-        assert named, row
-        assert all(f"def {name}(" in code for name in named), row
-
-
 def test_every_figure_has_a_picture_its_claims_and_the_command_that_made_it():
     report, numbers = PAGES["results/README.md"], PAGES["results/figures.md"]
     figures = [name for name in STUDIES if name != "variants"]
@@ -191,12 +173,6 @@ def test_every_figure_has_a_picture_its_claims_and_the_command_that_made_it():
         assert load(name)["command"].split(" --preset")[0] in numbers
     assert [argument for kind, argument in BLOCK_NAMES.findall(report) if kind == "numbers"] == figures
     assert {claim.row["figure"] for claim in claims()} == {*figures, "map", "real-llm"}
-
-
-def test_a_record_names_the_commit_of_its_code():
-    for name, commit in (reproduce.RECORDS | {"real-llm": "82e5ae4"}).items():
-        assert f"`{commit}`" in PAGES[f"results/{name}.md"].split("![")[0]  # above its picture
-        assert re.search(rf"\({name}\.md\).*`{commit}`", PAGES["results/methods.md"])
 
 
 def test_a_claim_without_its_precondition_is_of_another_setting():
@@ -229,10 +205,3 @@ def test_the_memory_of_a_step_is_that_of_its_record():
     for model, gpus in {(step["setup"]["model"], step["setup"]["processes"]) for step in found["cards"].values()}:
         peaks = [step["peak"] for name, step in found["cards"].items() if name.startswith(f"{model}, {gpus} GPUs, ")]
         assert " | ".join(["", model, str(gpus), *(f"{peak / 1e9:.1f}" for peak in peaks), ""]).strip() in pages
-
-
-def test_every_setting_says_where_its_default_is_from():
-    no_number = "method limits effective_proportion seed out shots_file dry_run debug".split()
-    assert set(help_of_settings()) == set(Settings.__dataclass_fields__)
-    for name, text in help_of_settings().items():
-        assert "paper" in text or "ours" in text or name in no_number, name

@@ -45,8 +45,8 @@ def test_the_container_has_the_commands_of_an_empty_node():
 
 
 def links(name):
-    """The files that a page links to, each with the heading that it names."""
-    for link in re.findall(r"\]\(([^)]+)\)", PAGES[name]):
+    """The files that a page links to or shows, each with the heading that it names."""
+    for link in re.findall(r"""(?:\]\(|<img src=")([^)"]+)[)"]""", PAGES[name]):
         path, _, heading = link.partition("#")
         if not link.startswith("https://"):
             yield ((ROOT / name).parent / path).resolve() if path else ROOT / name, heading
@@ -184,24 +184,3 @@ def test_a_claim_without_its_precondition_is_of_another_setting():
     found = judged(rows, lambda _: {"runs": 3, "shares": numbers})
     assert [claim.verdict for claim in found] == ["agrees", "agrees", "other setting", NOT_YET, NOT_YET]
     assert found[0].estimate.mean == 50  # percentage points
-
-
-def test_every_section_of_the_analysis_has_a_picture_and_the_command_that_made_it():
-    page, code = PAGES["docs/analysis.md"], (ROOT / "toy_bandit.py").read_text(encoding="utf-8")
-    sections = re.findall(r"^def (\w+)\(ax: Axes", code, re.MULTILINE)
-    assert len(sections) == 6
-    for name in sections:
-        assert f"`python toy_bandit.py {name}`" in page
-        assert f'<img src="../results/bandit/{name}.png"' in page
-        assert (ROOT / "results" / "bandit" / f"{name}.png").stat().st_size < 60_000
-
-
-def test_the_memory_of_a_step_is_that_of_its_record():
-    pages, found = PAGES["docs/gpu.md"] + PAGES["docs/internals/performance.md"], load("benchmarks/fake_8b_step")
-    steps = {name: step for name, step in found["steps"].items() if step["setup"]["completions_per_row"] == 1}
-    for name, step in (steps | found["sides"]).items():
-        kinds = " | ".join(f"{size / 1e9:.1f}" for size in [*step["kinds"].values(), step["peak"]])
-        assert f"| {name} | {kinds} |" in pages
-    for model, gpus in {(step["setup"]["model"], step["setup"]["processes"]) for step in found["cards"].values()}:
-        peaks = [step["peak"] for name, step in found["cards"].items() if name.startswith(f"{model}, {gpus} GPUs, ")]
-        assert " | ".join(["", model, str(gpus), *(f"{peak / 1e9:.1f}" for peak in peaks), ""]).strip() in pages

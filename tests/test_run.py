@@ -129,14 +129,6 @@ def test_every_setting_reaches_its_loss(changes, expected, tmp_path):
     torch.testing.assert_close(found, known)
 
 
-@pytest.mark.slow
-def test_pairs_train_in_bfloat16_and_weights_are_kept_in_float32(finished, tmp_path):
-    options = {"method": "dpo", "compute": "bfloat16", "gradient_checkpointing": True, "optimizer": "adafactor"}
-    folder = on_samples(tmp_path, finished / SAMPLES, **options)
-    assert (folder / SAMPLES).read_bytes() == (finished / SAMPLES).read_bytes()
-    assert {weight.dtype for weight in load_file(folder / MODEL / "model.safetensors").values()} == {torch.float32}
-
-
 @pytest.mark.parametrize("is_trusted", [False, True])
 def test_log_mu_of_given_samples_is_used_only_if_it_is_trusted(finished, tmp_path, is_trusted):
     """The finished run's samples, with log mu lower by 0.1 a token."""

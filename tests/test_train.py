@@ -38,15 +38,6 @@ def test_one_step_is_gradient_descent_on_the_loss():
     assert norm > 1, "the clip was not reached, so it was not tested"
 
 
-@pytest.mark.parametrize("size", [1, 2, 5])
-def test_micro_batches_leave_the_gradient_alone(size):
-    whole, split = tiny_model(), tiny_model()
-    examples = at_mu(whole, random_examples(3, 2))
-    fit(whole, sgd(whole), [[plain_batch(examples)]])
-    fit(split, sgd(split), [[plain_batch(examples[i : i + size]) for i in range(0, 6, size)]])
-    torch.testing.assert_close(weights(split), weights(whole), rtol=1e-9, atol=1e-12)
-
-
 def test_metrics_by_hand():
     log_ratio, reward = torch.tensor([-1.0, 0.0, 2.0, -50.0]), torch.tensor([1.0, 1.0, -1.0, -1.0])
     metrics = step_metrics(log_ratio, reward, torch.tensor([1.0, 1.0, 1.0, math.exp(-50)]))

@@ -41,22 +41,6 @@ def test_weights_gradient_and_objective_are_sums_over_the_arms(limits):
     close(objective(Z, SIX, limits), tensor(objectives))
 
 
-def test_the_terms_of_proposition_3_1_and_their_constant():
-    baselines = tensor([-1.0, -0.5, 0.0, 0.7, 1.0, 0.1])
-    for terms, c, (pi, mu, reward) in zip(toy.kl_terms(Z, SIX, baselines).T, baselines, CASES, strict=True):
-        expected, constant = [], c * sum(m * math.log(m) for m in mu)
-        for sign in (1, -1):
-            mass = [max(sign * m * r, 0) for m, r in zip(mu, reward, strict=True)]
-            pairs = [(x / sum(mass), p) for x, p in zip(mass, pi, strict=True) if x]
-            expected.append(sign * sum(mass) * sum(x * math.log(x / p) for x, p in pairs))
-            constant -= sign * sum(mass) * sum(x * math.log(x) for x, _ in pairs)
-        expected.append(-c * sum(m * math.log(m / p) for m, p in zip(mu, pi, strict=True)))
-        close(terms, tensor(expected))
-        loss = -sum(m * (r - c) * math.log(p) for m, r, p in zip(mu, reward, pi, strict=True))
-        close(terms.sum() + constant, loss)
-    assert toy.kl_terms(Z, Bandit(SIX.mu, SIX.reward.abs()), tensor(0.0))[1:].abs().max() == 0  # no wrong arms
-
-
 # ---- what the analysis says beyond the sections -----------------------------------------------------------------
 
 
@@ -124,10 +108,9 @@ FAULTS = {  # each of which makes a section's statements false: what it uses, on
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_section_holds_with_other_random_numbers_and_draws_itself(name):
-    for seed in (1, 2):  # and 0, below
-        axes = Figure().subplots()
-        getattr(toy, name)(axes, seed)
-        assert all([axes.get_title(), axes.get_xlabel(), axes.get_ylabel(), axes.get_legend_handles_labels()[1]])
+    axes = Figure().subplots()
+    getattr(toy, name)(axes, seed=1)  # the command's is 0
+    assert all([axes.get_title(), axes.get_xlabel(), axes.get_ylabel(), axes.get_legend_handles_labels()[1]])
 
 
 @pytest.mark.parametrize(("name", "fault"), [(name, fault) for name, faults in FAULTS.items() for fault in faults])

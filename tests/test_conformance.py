@@ -96,7 +96,6 @@ def apart(*inputs):
 
 ODD = {
     "counted apart": apart,
-    "counted apart, summed": lambda *inputs: len(inputs[2]) * apart(*inputs),
     "explicit mu": varied(lambda p, m, mask: (total(p, mask).exp() / (total(m, mask).exp() + 1e-12)).clamp(max=1)),
     "exp then clip": varied(lambda p, m, mask: total(p - m, mask).exp() - (total(p - m, mask).exp() - 1).clamp(min=0)),
     "recomputed": lambda logp, logmu, reward, mask: paper(logp, logp.detach(), reward, mask),
@@ -293,9 +292,7 @@ MEASURED = [  # what stands beside a vector as the value of a variant
     ("V11", "padding x 0.001", "gradient changes by 0; on masked positions it reaches 0.001;"),
     ("V11", "padding in weights", "gradient changes by 4"),
     ("V13", "explicit mu", "R w = -8.7565"),
-    ("V16", "recomputed", "weights 1, 1"),
     ("V20", "counted apart", "of the positives' own gradient 1, of the negatives' 1"),
-    ("V20", "counted apart, summed", "of the positives' own gradient 2.5, of the negatives' 1.66667"),
     ("V22", "counted apart", "negatives' pushes over the positive's: -0.333333"),
 ]
 assert {name for name, *_ in MEASURED} == set(VECTORS)

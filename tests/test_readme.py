@@ -12,8 +12,7 @@ import tyro
 
 import reproduce
 import toy_bandit
-from docs.make_tables import claims, load, renewed
-from paper.figures import STUDIES
+from docs.make_tables import renewed
 from paper.verdicts import NOT_YET, judged
 from pipeline.records import InputError
 from pipeline.settings import check, read_settings
@@ -22,7 +21,6 @@ from train_gsm8k import SETTINGS
 ROOT = Path(__file__).resolve().parent.parent
 LISTED = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True)
 PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in LISTED.stdout.split()}
-BLOCK_NAMES = re.compile(r"<!-- table:(\w+) (\w+) -->")
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -163,16 +161,6 @@ def test_grading_of_mathematics_is_as_described():
     for gold, answers, outcome in rows:
         for answer in re.findall("`(.*?)`", answers):
             assert judge.equal(gold, answer) == (outcome == "correct"), (gold, answer)
-
-
-def test_every_figure_has_a_picture_its_claims_and_the_command_that_made_it():
-    report, numbers = PAGES["results/README.md"], PAGES["results/figures.md"]
-    figures = [name for name in STUDIES if name != "variants"]
-    for name in figures:
-        assert f"]({name}.png)" in report
-        assert load(name)["command"].split(" --preset")[0] in numbers
-    assert [argument for kind, argument in BLOCK_NAMES.findall(report) if kind == "numbers"] == figures
-    assert {claim.row["figure"] for claim in claims()} == {*figures, "map", "real-llm"}
 
 
 def test_a_claim_without_its_precondition_is_of_another_setting():

@@ -111,12 +111,6 @@ def test_the_first_lesson_needs_nothing_but_torch_up_to_its_last_cell():
     assert "from topr import" in last.source
 
 
-def test_sliders_come_with_a_picture_for_those_who_cannot_move_them():
-    [cell] = [cell for cell in code_cells(read("01_taper")) if "show_sliders(" in cell.source]
-    assert {"image/png", "application/vnd.jupyter.widget-view+json"} <= set(cell.outputs[0].data)
-    assert read("01_taper").metadata.widgets
-
-
 def test_a_notebook_that_warns_is_not_passed():
     with pytest.raises(RuntimeError, match="beware"):
         execute(new_notebook(cells=[new_code_cell("import warnings\nwarnings.warn('beware')")]))

@@ -176,11 +176,4 @@ def test_nothing_is_wider_than_the_screen_and_a_screen_reader_finds_names_contra
     shown(page, "bandit", far, clicks=1)  # so that numbers are long
     page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    beyond = """() => [...document.querySelectorAll("main *")].filter((e) => !e.closest("pre")
-        && e.getBoundingClientRect().right > innerWidth + 1).map((e) => e.outerHTML.slice(0, 80))"""
-    assert page.evaluate(beyond) == []
-    assert page.locator(".code code").first.evaluate("e => parseFloat(getComputedStyle(e).fontSize)") >= 14
-    assert "… and so on" in page.locator("#collapse-text-reinforce").text_content()
-    lines = "e => new Set([...e.getClientRects()].map((line) => line.top)).size"
-    assert page.locator("#collapse-text-reinforce").evaluate(lines) in (2, 3)
     assert Axe().run(page).response["violations"] == []

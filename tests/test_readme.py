@@ -31,14 +31,6 @@ def test_tables_are_those_of_the_results():
     assert renewed(page.replace("| correct |", "| wrong |")) == page
 
 
-def test_the_container_has_the_commands_of_an_empty_node():
-    node, *others = FENCED.findall(PAGES["docs/gpu.md"])
-    [container] = [text for language, text in others if language == "dockerfile"]
-    commands = [line.partition("  #")[0].strip().removeprefix("sudo ") for line in node[1].splitlines()]
-    runs = [line.removeprefix("RUN ") for line in container.splitlines() if line.startswith("RUN ")]
-    assert runs == [line for line in commands if line.split()[0] not in ("nvidia-smi", "export", "git", "cd", ".")]
-
-
 # ---- links ------------------------------------------------------------------------------------------------------
 
 
@@ -122,11 +114,6 @@ def is_task(script):
     text = (ROOT / script).read_text(encoding="utf-8") if (ROOT / script).is_file() else ""
     uses_main = re.search("(?m)^from train_gsm8k import .*main$", text)
     return script in ("train_gsm8k.py", "tasks/verifier.py") or uses_main
-
-
-def test_the_gpu_page_names_the_folder_that_its_command_makes():
-    [arguments] = set(re.findall("^python train_gsm8k.py (single-gpu --.*)$", PAGES["docs/gpu.md"], re.MULTILINE))
-    assert f"\n{read_settings(arguments.split(), SETTINGS).out}: NUMBER s\n" in PAGES["docs/gpu.md"]
 
 
 def test_documented_commands_are_understood_and_others_not():

@@ -13,7 +13,7 @@ from typing import get_args
 
 import pytest
 import torch
-from runs import SMALL, experiment
+from runs import SMALL, experiment, json_lines
 from safetensors.torch import load_file
 
 import topr
@@ -43,10 +43,6 @@ def on_samples(folder, file, learn=None, **changes):
     settings = replace(SMALL, out=folder, samples=str(file), evaluation=False, **changes)
     gsm8k.experiment(settings, gsm8k.gsm8k_task(settings), learn)
     return folder
-
-
-def json_lines(file):
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def test_the_run_folder_holds_what_the_readme_says(finished):

@@ -1,6 +1,6 @@
 """The mathematics of topr.py against closed forms, autograd, finite differences and float64.
 
-V1, V2, ... are the vectors of conformance/vectors.py, worked out by hand; V14 is here, for it is not about a loss.
+V1, V2, ... are the vectors of conformance/vectors.py, worked out by hand.
 """
 
 import math
@@ -196,12 +196,6 @@ def test_masks_of_every_type_but_empty_ones_and_half_precision():
     torch.testing.assert_close(
         found.double(), topr.topr_loss_of_tokens(*(x.double() for x in halves), reward, mask), rtol=1e-5, atol=1e-6
     )
-
-
-def test_v14_effective_proportion():
-    """Tensors; numbers follow."""
-    p, c, p_tilde = double((0.5, 0.6, 0.2), (0.1, 0, 0.1), (0.1, -1, 1), (0.8, 0.5, 0.571429), (0.9, 0.9, 0.321429)).T
-    torch.testing.assert_close(topr.effective_proportion(p, c), p_tilde, rtol=0, atol=1e-6)
 
 
 @given(st.floats(0.01, 0.99), st.floats(-1, 1))

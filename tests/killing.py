@@ -121,7 +121,7 @@ def rank_of_two(rank, port, log, variables, work, arguments):
 def statuses(log, work, *arguments, is_asked=False, **variables):
     """How two ranks end, which do work(*arguments): what torchrun's agent does is done here.
 
-    is_asked: once one has ended the other is sent SIGTERM, as torchrun does.
+    is_asked: once one has ended the other is sent SIGTERM, as torchrun does, which looks every 0.1 s.
     """
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     of_both = (store.port, log, variables, work, arguments)
@@ -130,6 +130,7 @@ def statuses(log, work, *arguments, is_asked=False, **variables):
         process.start()
     try:
         connection.wait([process.sentinel for process in ranks], timeout=60)
+        time.sleep(0.1 * is_asked)
         for process in ranks:
             if is_asked and process.is_alive():
                 process.terminate()

@@ -5,6 +5,7 @@ import os
 import torch
 import torch.distributed as dist
 from helpers import fit, steps_of, tiny_model
+from killing import server
 
 from pipeline.models.checkpoints import load_checkpoint, save_checkpoint
 from pipeline.models.language_model import make_optimizer, shard
@@ -13,7 +14,9 @@ from pipeline.runtime.processes import from_all_ranks, rank, ranks
 
 def on_two_ranks(work, folder, *arguments, timeout=None):
     """What work(*arguments) returns on rank 0 of two, both of which do it. timeout: of collectives."""
-    torch.multiprocessing.spawn(_worker, (work, folder, arguments, timeout), nprocs=2)
+    server()  # which has imported everything
+    given = (work, folder, arguments, timeout)
+    torch.multiprocessing.start_processes(_worker, given, nprocs=2, start_method="forkserver")
     return torch.load(folder / "found.pt", weights_only=True)
 
 

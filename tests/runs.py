@@ -1,5 +1,6 @@
 """Small runs; conftest.py has those that tests share."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
@@ -20,6 +21,11 @@ def experiment(out: Path, task: Callable[[Settings], Task] = gsm8k.gsm8k_task, *
     settings = replace(SMALL, out=out, **changes)
     gsm8k.check(settings)
     return gsm8k.experiment(settings, task(settings))
+
+
+def json_lines(file: Path) -> list[dict]:
+    """The rows of a file that has one on each line."""
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def contents(folder: Path) -> dict[str, str]:

@@ -16,7 +16,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import topr
 import train_gsm8k as gsm8k
 from pipeline import dataset
-from pipeline.models.language_model import collate
 from pipeline.records import InputError, Problem, Sample
 from pipeline.sampling import Prompt, SamplingParameters, draw_samples, prompts_of, transformers_engine
 from pipeline.settings import Settings
@@ -24,21 +23,8 @@ from pipeline.settings import Settings
 counts = st.integers(1, 6)
 
 
-def keys(examples):
-    return Counter((tuple(e.prompt_ids), tuple(e.completion_ids), e.logmu, e.reward) for e in examples)
-
-
 def of_rows(rows, numbers):
     return [example for number in numbers for example in rows[number]]
-
-
-@given(counts, counts, st.integers(0, 99))
-def test_shuffled_rows_hold_every_example_once(prompts, per_prompt, seed):
-    examples = random_examples(prompts, per_prompt, seed)
-    rows = dataset.shuffled(examples, random.Random(seed))
-    batch = collate(rows[0])
-    assert batch.length.tolist() == batch.completion_mask.sum(1).tolist()
-    assert keys(example for [example] in rows) == keys(examples)
 
 
 @given(counts, counts, counts, st.integers(0, 99))

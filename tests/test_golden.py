@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from golden import LR, MAX_NORM, ROWS, STEPS
-from runs import experiment
+from runs import experiment, json_lines
 from safetensors.torch import load_file
 
 
@@ -17,7 +17,7 @@ def test_three_steps_are_those_of_the_golden_numbers(tmp_path):
     given = {"samples": str(tmp_path / "samples.jsonl"), "evaluation": False, "epochs": STEPS, "lr": LR}
     experiment(tmp_path / "run", **given, batch=len(ROWS), micro_batch=2, max_norm=MAX_NORM)
     here = tmp_path / "run" / "iteration-1"
-    steps = [json.loads(line) for line in (here / "metrics.jsonl").read_text().splitlines()]
+    steps = json_lines(here / "metrics.jsonl")
     for name in ("loss", "grad_norm"):
         assert [step[name] for step in steps] == pytest.approx(expected[name], rel=1e-6, abs=1e-6)
     assert [step["weight_pos_mean"] for step in steps] == pytest.approx([1.0] * STEPS)

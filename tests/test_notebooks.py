@@ -2,8 +2,6 @@
 
 import ast
 import re
-import subprocess
-import sys
 from decimal import Decimal
 from textwrap import indent
 
@@ -70,30 +68,13 @@ def is_alike(one, other):
     return words[0] == words[1] and all(map(is_near, *numbers))
 
 
-def test_outputs_are_compared_up_to_rounding():
-    pairs = {"[0.05 1.   7.389]": "[ 0.05  1.  7.390]", "│ 1e-12 │\n└──┘": "│ 1e-12  │\n└───┘", "4.592060": "4.592061"}
-    others = {"0.135": "0.137", "52 steps": "53 steps", "[0.05 1.]": "[0.05 1. 1.]", "-0.2": "0.2", "yes": "no"}
-    full, near, far = "0.36787944117144233", "0.3678794411714421", "0.3678794412714423"
-    assert all(map(is_alike, [full, *pairs], [near, *pairs.values()]))
-    assert not any(map(is_alike, [full, *others], [far, *others.values()]))
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_the_committed_notebook_is_one_clean_run_of_short_cells_that_define_only_what_readers_write(name):
+def test_the_committed_notebook_is_one_clean_run_of_cells_that_define_only_what_readers_write(name):
     notebook = read(name)
     cells = code_cells(notebook)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell.outputs]
     assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
-    pictures = sum("image/png" in output.get("data", {}) for output in outputs)
-    assert pictures >= 3 or name == ALONE  # which draws with characters
-    tags = [tag for cell in cells for tag in cell.metadata.get("tags", [])]
-    assert tags.count("open") == 1
-    assert tags.count("guess") == sum("reveal(my_guess, " in cell.source for cell in cells) >= 2
-    assert all(len(cell.source.splitlines()) <= 22 for cell in cells)
-    assert notebook.cells[0].source.startswith(f"# {name[1]}. ")
-    tables = [re.findall(r"^\|.*$", cell.source, re.MULTILINE) for cell in notebook.cells]
-    assert all(len({row.count("|") for row in rows}) <= 1 for rows in tables), "a | in mathematics ends a cell: \\vert"
     nodes = [node for cell in cells for node in ast.walk(python_of(cell))]
     defined = [node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     assert {function[:3] for function in defined} == {"my_"}
@@ -122,33 +103,17 @@ def test_it_runs_and_its_exercises_tell_right_from_wrong(name):
                     assert one == other or is_alike(one, other), f"{one}\nis committed, and now it is\n{other}"
 
 
-def test_the_first_lesson_runs_in_a_file_of_its_own_where_only_torch_is(tmp_path):
-    source = "\n".join(cell.source for cell in code_cells(read(ALONE)))
-    imported = {
-        (node.module if isinstance(node, ast.ImportFrom) else node.names[0].name)
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Import | ast.ImportFrom)
-    }
-    assert imported == {"torch", "sys", "topr"}
-    without = "import sys\nsys.modules |= dict.fromkeys(['topr', 'numpy', 'matplotlib', 'IPython'])\n"
-    (tmp_path / "lesson.py").write_text(without + source)
-    done = subprocess.run([sys.executable, "-I", "lesson.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    outputs = [output for cell in code_cells(read(ALONE))[:-1] for output in cell.outputs]
-    assert is_alike("".join(output.get("text", "") for output in outputs), done.stdout.rpartition("topr.py")[0])
+def test_the_first_lesson_needs_nothing_but_torch_up_to_its_last_cell():
+    *cells, last = code_cells(read(ALONE))
+    nodes = [node for cell in cells for node in ast.walk(python_of(cell))]
+    imported = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert [ast.unparse(node) for node in imported] == ["import torch"]
+    assert "from topr import" in last.source
 
 
-def test_sliders_come_with_a_picture_for_those_who_cannot_move_them():
-    [cell] = [cell for cell in code_cells(read("01_taper")) if "show_sliders(" in cell.source]
-    assert {"image/png", "application/vnd.jupyter.widget-view+json"} <= set(cell.outputs[0].data)
-    assert read("01_taper").metadata.widgets
-
-
-@pytest.mark.parametrize(
-    ("source", "error"), [("1 / 0", CellExecutionError), ("import warnings\nwarnings.warn('beware')", RuntimeError)]
-)
-def test_a_notebook_that_fails_or_warns_is_not_passed(source, error):
-    with pytest.raises(error):
-        execute(new_notebook(cells=[new_code_cell(source)]))
+def test_a_notebook_that_warns_is_not_passed():
+    with pytest.raises(RuntimeError, match="beware"):
+        execute(new_notebook(cells=[new_code_cell("import warnings\nwarnings.warn('beware')")]))
 
 
 def test_students_get_everything_but_the_answers(tmp_path, monkeypatch):

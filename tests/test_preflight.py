@@ -16,7 +16,8 @@ from unittest import mock
 
 import pytest
 import torch
-from killing import arguments
+from huggingface_hub import constants
+from killing import arguments, by_itself, statuses
 from runs import experiment
 
 import train_gsm8k as gsm8k
@@ -28,15 +29,6 @@ from tasks import verifier
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 ROOT, PAPER, LLAMA_8B = Path(gsm8k.__file__).parent, gsm8k.SETTINGS["paper"], 8_030_261_248
-
-
-def told(out, *command, **environment):
-    """What a command that is refused before it writes its folder says, in lines."""
-    command = [sys.executable, "-m", *command, "--out", str(out)]
-    ended = subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True)
-    assert ended.returncode == 1
-    assert not out.exists()
-    return ended.stderr.splitlines()
 
 
 @NO_GPU
@@ -184,22 +176,24 @@ class Hub(http.server.BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
 
-@pytest.fixture
-def place(tmp_path):
-    """The environment of a command that is to ask the hub, which answers within a second if at all."""
+@pytest.fixture(scope="module")
+def hub():
+    """The address of a hub that answers here."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        place = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path), "NO_PROXY": "*"}
-        yield place | {"HF_HUB_DOWNLOAD_TIMEOUT": "1"}
+        yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 
 
-def test_a_hub_that_refuses_or_is_out_of_reach_is_told_with_what_to_do(place, tmp_path):
-    command = tmp_path / "run", "train_gsm8k", "--model", "owner/licensed"
-    lines = [told(*command, **place)[-1], told(*command, **place, HF_HUB_OFFLINE="1")[-1]]
-    for line, advice in zip(lines, ["`hf auth login`", "`hf download owner/licensed`"], strict=True):
-        assert line.startswith("train_gsm8k: --model owner/licensed: cannot be loaded: ")
-        assert advice in line
+@pytest.mark.parametrize(("is_offline", "advice"), [(False, "`hf auth login`"), (True, "`hf download owner/licensed`")])
+def test_a_hub_that_refuses_or_is_out_of_reach_is_told_with_what_to_do(hub, tmp_path, monkeypatch, is_offline, advice):
+    monkeypatch.setenv("NO_PROXY", "*")
+    place = {"ENDPOINT": hub, "HUGGINGFACE_CO_URL_TEMPLATE": f"{hub}/{{repo_id}}/resolve/{{revision}}/{{filename}}"}
+    for name, value in (place | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": is_offline}).items():
+        monkeypatch.setattr(constants, name, value)  # which the library has read already
+    with pytest.raises(InputError, match=rf"^--model owner/licensed: cannot be loaded: .*{advice}"):
+        experiment(tmp_path / "run", model="owner/licensed")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_model_that_the_disk_has_no_room_for_is_refused_before_it_comes(tmp_path, monkeypatch):
@@ -213,9 +207,10 @@ def test_a_model_that_the_disk_has_no_room_for_is_refused_before_it_comes(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_hub_that_falls_silent_is_told_and_the_same_command_goes_on(place, tmp_path):
+def test_a_hub_that_falls_silent_is_told_and_the_same_command_goes_on(hub, tmp_path):
     run = arguments(tmp_path / "run", usual={}, model="owner/model", iterations=0)
     command = [sys.executable, "train_gsm8k.py", *run]
+    place = {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path), "NO_PROXY": "*", "HF_HUB_DOWNLOAD_TIMEOUT": "1"}
     Hub.stops_after = 1000
     ended = subprocess.run(command, cwd=ROOT, env=os.environ | place, capture_output=True, text=True)
     Hub.released.set()
@@ -227,7 +222,8 @@ def test_a_hub_that_falls_silent_is_told_and_the_same_command_goes_on(place, tmp
 
 
 def test_an_interface_that_is_not_there_is_told_in_a_line(tmp_path):
-    command = ["torch.distributed.run", "--nproc-per-node", "2", "-m", "train_gsm8k"]
-    lines = told(tmp_path / "run", *command, GLOO_SOCKET_IFNAME="nowhere0")
-    [line] = [line for line in lines if line.startswith("train_gsm8k: ")]
+    log, asked = tmp_path / "log", arguments(tmp_path / "run")
+    assert 1 in statuses(log, by_itself, asked, GLOO_SOCKET_IFNAME="nowhere0")
+    [line] = [line for line in log.read_text().splitlines() if line.startswith("train_gsm8k: ")]
     assert "nowhere0; see that GLOO_SOCKET_IFNAME" in line
+    assert not (tmp_path / "run").exists()

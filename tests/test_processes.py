@@ -1,24 +1,22 @@
 """Ranks that wait for each other, and requests to end."""
 
+import ctypes
 import os
 import signal
-import subprocess
-import sys
 import time
 from contextlib import nullcontext, suppress
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from killing import statuses
 from ranks import on_two_ranks
 from tqdm import tqdm
 
 from pipeline.runtime import processes
 from pipeline.runtime.processes import from_all_ranks, rank, requests_are_noted
 
-ROOT = Path(__file__).resolve().parent.parent
 LIMIT = timedelta(seconds=10)  # which two processes need to meet, too, on a loaded machine
 
 
@@ -39,33 +37,18 @@ def test_a_rank_waits_for_samples_longer_than_training_waits_for_a_collective(tm
     on_two_ranks(late, tmp_path, timeout=LIMIT)
 
 
-ALONE = """
-import ctypes, os, signal, sys
-from pipeline.runtime.processes import command, from_all_ranks, process_group, rank
-with command("run"), process_group():
-    if rank() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    ctypes.CDLL(None).sleep(600) if sys.argv[1] == "in C" else from_all_ranks(0)
-"""
+def be_killed(waits):
+    """What a rank does: rank 1 is killed, and the other waits."""
+    with processes.command("run"), processes.process_group():
+        if rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        ctypes.CDLL(None).sleep(600) if waits == "in C" else from_all_ranks(0)
 
 
 @pytest.mark.parametrize("waits", ["in C", "in gloo"])
 def test_a_rank_that_is_killed_is_named_and_ends_the_others_wherever_they_wait(waits, tmp_path):
-    (tmp_path / "alone.py").write_text(ALONE)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", tmp_path / "alone.py", waits]
-    environment = os.environ | {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600", "PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert "rank 1 was killed" in ended.stderr.splitlines()[1]
-
-
-def test_sigterm_ends_a_command_with_a_line(capsys):
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        with pytest.raises(SystemExit) as ended, processes.command("run"):
-            os.kill(os.getpid(), signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert "run: stopped" in f"{ended.value}{capsys.readouterr().err}"
+    assert statuses(tmp_path / "log", be_killed, waits, is_asked=True, GROUP_RANK="0") == [1, -signal.SIGKILL]
+    assert "rank 1 was killed" in (tmp_path / "log").read_text().splitlines()[0]
 
 
 def ask(times, apart):
@@ -89,10 +72,15 @@ def test_a_request_that_comes_twice_at_once_is_one_and_a_later_one_interrupts(mo
 
 @pytest.mark.parametrize("number", processes.REQUESTS)
 @pytest.mark.parametrize("noting", [nullcontext, requests_are_noted])
-def test_a_command_that_is_asked_to_end_has_the_status_of_its_signal(number, noting):
-    with pytest.raises(SystemExit) as ended, processes.command("run"), noting():
-        raise signal.raise_signal(number) or processes.SharedStop
+def test_a_command_that_is_asked_to_end_says_so_and_has_the_status_of_its_signal(number, noting, capsys):
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # or a command that did not handle it would end the tests
+    try:
+        with pytest.raises(SystemExit) as ended, processes.command("run"), noting():
+            raise signal.raise_signal(number) or processes.SharedStop
+    finally:
+        signal.signal(signal.SIGTERM, before)
     assert ended.value.code == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
+    assert capsys.readouterr().err.startswith("run: stopped")
 
 
 def test_a_progress_bar_that_is_interrupted_while_it_is_made_is_made_to_its_end(monkeypatch):

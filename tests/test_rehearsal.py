@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from killing import finish, lines, started, status, told, wait
+from runs import json_lines
 
 import train_gsm8k as gsm8k
 from pipeline.models.language_model import load_model
@@ -19,10 +20,6 @@ SMALL = (
     f" --max-new-tokens 48 --problems {PROBLEMS} --candidates {CANDIDATES} --examples {8 * STEPS} --chunk 4"
     " --iterations 2 --save-every 3 --lr 1e-3 --test-problems 8 --test-samples 6 --k 4"
 ).split()
-
-
-def rows(file):
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -67,17 +64,17 @@ def test_both_ranks_samples_are_there_and_each_model_draws_its_own(undisturbed):
     assert json.loads((folder / "results.json").read_text())["device"] == "cpu, a rehearsal"
     config = json.loads((folder / "config.json").read_text())
     assert (config["ranks"], config["compute"], config["optimizer"]) == (2, "bfloat16", "adafactor")
-    questions = [row["question"] for row in rows(Path(USUAL.data) / "train.jsonl")[:PROBLEMS]]
-    samples, metrics = rows(here / "samples.jsonl"), rows(here / "metrics.jsonl")
+    questions = [row["question"] for row in json_lines(Path(USUAL.data) / "train.jsonl")[:PROBLEMS]]
+    samples, metrics = json_lines(here / "samples.jsonl"), json_lines(here / "metrics.jsonl")
     assert [s["prompt"] for s in samples] == [f"Q: {q}\nA:" for q in questions for _ in range(CANDIDATES)]
     assert len({str(sample["token_ids"]) for sample in samples}) > len(samples) / 4
     assert [step["step"] for step in metrics] == list(range(1, STEPS + 1))
     assert abs(metrics[0]["log_ratio_neg_q50"]) < 0.02  # pi = mu, to bfloat16
-    tested = [len(rows(folder / f"iteration-{i}" / f"test-{STEPS}.jsonl")) for i in (1, 2)]
+    tested = [len(json_lines(folder / f"iteration-{i}" / f"test-{STEPS}.jsonl")) for i in (1, 2)]
     assert tested == [8 * 16, 8 * 6]  # between iterations as many as `paper` has
     models = (USUAL.model, here / "model")
     for name, model in (("test-0", models[0]), ("samples", models[0]), (f"test-{STEPS}", models[1])):
-        errors = {path: mean_error(rows(here / f"{name}.jsonl")[::7], path) for path in models}
+        errors = {path: mean_error(json_lines(here / f"{name}.jsonl")[::7], path) for path in models}
         assert {path for path in models if errors[path] < 0.02} == {model}, (name, errors)
 
 

@@ -105,21 +105,6 @@ def test_folders_differ_with_what_runs_are_made_with():
     assert folder_name(same) == folder_name(first)
 
 
-@pytest.mark.slow
-def test_reusing_samples_gives_what_sampling_gives(run, tmp_path, shown):
-    made, drawn = run(), run(method="tis")
-    shown.clear()
-    experiment(tmp_path / "reused", method="tis", reuse=made)
-    assert shown == ["evaluating at step 2", "evaluating at step 4"]  # and neither the samples nor log mu
-    for changes in ({"micro_batch": SMALL.micro_batch // 2}, {"composition": "positives_only"}):
-        shown.clear()
-        experiment(tmp_path / str(*changes), reuse=made, **changes)
-        assert shown[0] == "scoring"  # in other batches, log mu is rounded otherwise
-    for name in ("samples.jsonl", "test-0.jsonl", "train.jsonl", "metrics.jsonl", "../results.json"):
-        one, other = (folder / "iteration-1" / name for folder in (tmp_path / "reused", drawn))
-        assert one.read_bytes() == other.read_bytes(), name
-
-
 DRAWING = (
     "model engine temperature top_p top_k max_new_tokens tokens_at_once chunk seed compute samples_sha256 chat system"
 )
@@ -133,13 +118,15 @@ def test_samples_that_were_drawn_otherwise_are_refused(run, tmp_path, name):
         experiment(tmp_path / "run", reuse=tmp_path)
 
 
-def test_log_mu_of_another_run_is_taken_and_its_rewards_are_not(run, tmp_path, shown):
-    settings, name = replace(SMALL, reuse=run(), baseline=-0.5, out=tmp_path / "run"), "iteration-1/train.jsonl"
-    shown.clear()
-    with open_run(settings, gsm8k.gsm8k_task(settings)) as one:
-        one.score(1, one.compose(1, one.sample(1, settings.model)), settings.model)
-    assert shown == []
-    there, here = (read_records(folder / name, Example) for folder in (run(), tmp_path / "run"))
+def test_log_mu_of_another_run_is_taken_if_its_batches_are_the_same_and_its_rewards_are_not(run, tmp_path, shown):
+    made = run()
+    for changes in ({"micro_batch": SMALL.micro_batch // 2}, {"composition": "positives_only"}, {}):
+        settings = replace(SMALL, reuse=made, baseline=-0.5, out=tmp_path / f"run{''.join(changes)}", **changes)
+        shown.clear()
+        with open_run(settings, gsm8k.gsm8k_task(settings)) as one:
+            one.score(1, one.compose(1, one.sample(1, settings.model)), settings.model)
+        assert shown == ["scoring"] * len(changes)  # in other batches it is rounded otherwise
+    there, here = (read_records(folder / "iteration-1" / "train.jsonl", Example) for folder in (made, settings.out))
     assert here == [replace(example, reward=example.reward + 0.5) for example in there]
 
 

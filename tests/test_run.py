@@ -13,7 +13,7 @@ from typing import get_args
 
 import pytest
 import torch
-from runs import SMALL, experiment
+from runs import SMALL, experiment, json_lines
 from safetensors.torch import load_file
 
 import topr
@@ -43,10 +43,6 @@ def on_samples(folder, file, learn=None, **changes):
     settings = replace(SMALL, out=folder, samples=str(file), evaluation=False, **changes)
     gsm8k.experiment(settings, gsm8k.gsm8k_task(settings), learn)
     return folder
-
-
-def json_lines(file):
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def test_the_run_folder_holds_what_the_readme_says(finished):
@@ -127,14 +123,6 @@ def test_every_setting_reaches_its_loss(changes, expected, tmp_path):
     with open_run(settings, gsm8k.gsm8k_task(settings)) as run:
         found, known = (torch.func.grad(loss)(logp, *batch) for loss in (partial(run.loss, denominator=6), expected))
     torch.testing.assert_close(found, known)
-
-
-@pytest.mark.slow
-def test_pairs_train_in_bfloat16_and_weights_are_kept_in_float32(finished, tmp_path):
-    options = {"method": "dpo", "compute": "bfloat16", "gradient_checkpointing": True, "optimizer": "adafactor"}
-    folder = on_samples(tmp_path, finished / SAMPLES, **options)
-    assert (folder / SAMPLES).read_bytes() == (finished / SAMPLES).read_bytes()
-    assert {weight.dtype for weight in load_file(folder / MODEL / "model.safetensors").values()} == {torch.float32}
 
 
 @pytest.mark.parametrize("is_trusted", [False, True])

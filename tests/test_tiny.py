@@ -3,7 +3,6 @@
 import random
 from collections import Counter, defaultdict
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import make
@@ -14,9 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import train_gsm8k as gsm8k
-from pipeline.evaluation import evaluate
-from pipeline.models.language_model import load_model
-from pipeline.sampling import SamplingParameters, draw_samples, prompts_of, transformers_engine
 
 TINY = Path(make.__file__).parent
 
@@ -117,29 +113,3 @@ def test_a_worded_solution_keeps_the_numbers_of_its_plan(wordings, texts):
             assert text.count(".") >= len(plain) + 1
         distinct.append(len(set(worded)))
     assert np.mean(distinct) == pytest.approx(texts, abs=0.2)  # of eight
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "correct", "invalid", "maj"),
-    [
-        ("base", (0.35, 0.45), (0.08, 0.15), (0.8, 0.9)),
-        ("worded", (0.45, 0.6), (0.08, 0.13), (0.75, 0.85)),  # the preconditions of docs/internals/share_predictions.md
-    ],
-)
-def test_the_base_models_leave_something_to_sharpen(model, correct, invalid, maj):
-    task = gsm8k.gsm8k_task(gsm8k.Settings(test_problems=500))
-    lm = load_model(str(TINY / model))
-    prompts, engine = prompts_of(task, task.test, lm, 96), partial(transformers_engine, lm, 40_000)
-    samples = draw_samples(task, prompts, 16, engine, SamplingParameters(max_new_tokens=96), 0)
-    found = evaluate(samples, task, 16, seed=0)
-    assert correct[0] <= found["correct"] <= correct[1]
-    assert invalid[0] <= found["invalid"] <= invalid[1]
-    assert maj[0] <= found["maj@16"]["mean"] <= maj[1]
-    assert found["pass@16"]["mean"] > 0.9
-    right = defaultdict(list)
-    for sample in samples:
-        right[sample.problem_id] += [sample.completion] * (sample.outcome == "correct")
-    distinct = [len({*texts[:8]}) for texts in right.values() if len(texts) >= 8]
-    assert len(distinct) > 50
-    assert 1 <= sum(distinct) / len(distinct) <= 1.2 if model != "worded" else sum(distinct) / len(distinct) >= 5

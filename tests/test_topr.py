@@ -1,6 +1,6 @@
 """The mathematics of topr.py against closed forms, autograd, finite differences and float64.
 
-V1, V2, ... are the vectors of conformance/vectors.py, worked out by hand; V14 is here, for it is not about a loss.
+V1, V2, ... are the vectors of conformance/vectors.py, worked out by hand.
 """
 
 import math
@@ -10,12 +10,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from ranks import on_two_ranks
 
 import topr
 from conformance import VECTORS, adapted
 from conformance.vectors import result_of
-from pipeline.runtime.processes import rank, ranks
 from topr import PRESETS, Limits, importance_weight, taper, topr_loss, topr_objective
 
 numbers = st.floats(-30, 30) | st.sampled_from([-1000.0, 80.0])
@@ -166,28 +164,6 @@ def test_loss_of_tokens_is_algorithm_1_by_loops(limits):
     torch.testing.assert_close(batch[0].grad, double(*gradient), rtol=1e-12, atol=1e-300)
 
 
-def under_ddp(batch):
-    """The gradient that DDP leaves of a ragged part of the batch on each rank, by what `denominator` is."""
-    token_logp, *others = (x.detach() for x in batch)
-    part, gradients = slice(0, 6) if rank() == 0 else slice(6, None), []
-    for denominator in (len(token_logp), len(token_logp) / ranks()):
-        model = torch.nn.Linear(len(token_logp), token_logp.shape[1], bias=False).double()
-        model.weight.data = token_logp.T.contiguous()
-        rows = torch.eye(len(token_logp), dtype=torch.float64)[part]  # of which the model makes the part's token_logp
-        parallel = torch.nn.parallel.DistributedDataParallel(model)  # which reduces gradients while it is held
-        topr.topr_loss_of_tokens(parallel(rows), *(x[part] for x in others), denominator=denominator).backward()
-        gradients.append(model.weight.grad.T)
-    return gradients
-
-
-def test_processes_that_average_want_a_denominator_divided_by_their_number(tmp_path):
-    batch = of_tokens()
-    topr.topr_loss_of_tokens(*batch).backward()
-    averaged, right = on_two_ranks(under_ddp, tmp_path, [x.detach() for x in batch])
-    torch.testing.assert_close(right, batch[0].grad)
-    torch.testing.assert_close(averaged, batch[0].grad / 2)
-
-
 @pytest.mark.parametrize("filler", [-50.0, math.inf, math.nan])
 def test_what_stands_outside_the_mask_changes_no_bit(filler):
     found = []
@@ -220,12 +196,6 @@ def test_masks_of_every_type_but_empty_ones_and_half_precision():
     torch.testing.assert_close(
         found.double(), topr.topr_loss_of_tokens(*(x.double() for x in halves), reward, mask), rtol=1e-5, atol=1e-6
     )
-
-
-def test_v14_effective_proportion():
-    """Tensors; numbers follow."""
-    p, c, p_tilde = double((0.5, 0.6, 0.2), (0.1, 0, 0.1), (0.1, -1, 1), (0.8, 0.5, 0.571429), (0.9, 0.9, 0.321429)).T
-    torch.testing.assert_close(topr.effective_proportion(p, c), p_tilde, rtol=0, atol=1e-6)
 
 
 @given(st.floats(0.01, 0.99), st.floats(-1, 1))

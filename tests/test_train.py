@@ -25,28 +25,6 @@ def weights(model):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def test_one_step_is_gradient_descent_on_the_loss():
-    model = tiny_model()
-    batch, before = plain_batch(at_mu(model, random_examples(3, 2))), weights(model)
-    loss = topr.topr_loss(topr.sequence_logprobs(model, batch), batch.logmu, batch.reward, batch.length)
-    gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, [*model.parameters()])])
-    [metrics] = fit(model, sgd(model), [[batch]])
-    norm = gradient.norm().item()
-    torch.testing.assert_close(weights(model), before - 1e-2 * gradient / max(1.0, norm), rtol=1e-6, atol=1e-9)
-    assert metrics["loss"] == pytest.approx(loss.item())
-    assert metrics["grad_norm"] == pytest.approx(norm)
-    assert norm > 1, "the clip was not reached, so it was not tested"
-
-
-@pytest.mark.parametrize("size", [1, 2, 5])
-def test_micro_batches_leave_the_gradient_alone(size):
-    whole, split = tiny_model(), tiny_model()
-    examples = at_mu(whole, random_examples(3, 2))
-    fit(whole, sgd(whole), [[plain_batch(examples)]])
-    fit(split, sgd(split), [[plain_batch(examples[i : i + size]) for i in range(0, 6, size)]])
-    torch.testing.assert_close(weights(split), weights(whole), rtol=1e-9, atol=1e-12)
-
-
 def test_metrics_by_hand():
     log_ratio, reward = torch.tensor([-1.0, 0.0, 2.0, -50.0]), torch.tensor([1.0, 1.0, -1.0, -1.0])
     metrics = step_metrics(log_ratio, reward, torch.tensor([1.0, 1.0, 1.0, math.exp(-50)]))

@@ -8,6 +8,8 @@ import os
 import random
 import re
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read by torch: threads that spin crawl beside a busy core
+
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 

@@ -67,10 +67,14 @@ def test_hours_are_shared_by_the_processes():
     found = counts(paper, problems=7_473, tests=1_319)
     of_processes = (hours(paper, found, llama_3_8b(), 8 * 10**9, n, 1_100, 200) for n in (1, 8))
     one, eight = ({stage: 3600 * value for stage, (value, _) in told.items()} for told in of_processes)
-    compute = 2 * 8e9 * 8 * 1_300 / (0.4 * 989e12)  # s of a forward pass of all sequences
-    assert one["training"] == pytest.approx(5 * 6_250 * 3 * compute)
+    compute = 2 * 8e9 * 8 * 1_300 / (0.35 * 989e12)  # s of a forward pass of all sequences
+    update = 100 * 8e9 / 1.675e12
+    assert one["training"] == pytest.approx(5 * 6_250 * (3 * compute + update))
     sent = 7 / 8 * (2 + 4) * 8e9 / (0.6 * 450e9)
-    assert eight["training"] == pytest.approx(5 * 6_250 * (3 * compute / 8 + sent))
+    assert eight["training"] == pytest.approx(5 * 6_250 * (3 * compute / 8 + sent + update / 8))
+    # Of a chunk's 2,048 sequences 1,024 run until the last 1,024 run out: three times a mean sequence for all.
+    a_token = (2 * 8e9 + 2048 / 3 * 4 * 32 * 8 * 128 * 1_300) / 1.675e12
+    assert one["sampling"] == pytest.approx(found.sampled * 200 * a_token / (2048 / 3))
     for stage in ("scoring", "sampling"):
         assert eight[stage] == pytest.approx(one[stage] / 8)
     whole, checkpoints = 5 * 4 * 8e9, 5 * 2 * 4 * 8e9  # bytes

@@ -10,10 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from ranks import on_two_ranks
 
 import topr
 from conformance import VECTORS, adapted
 from conformance.vectors import result_of
+from pipeline.runtime.processes import rank, ranks
 from topr import PRESETS, Limits, importance_weight, taper, topr_loss, topr_objective
 
 numbers = st.floats(-30, 30) | st.sampled_from([-1000.0, 80.0])
@@ -162,6 +164,28 @@ def test_loss_of_tokens_is_algorithm_1_by_loops(limits):
     expected, gradient = loss_by_loops(*batch, limits)
     assert loss.item() == pytest.approx(expected, rel=1e-12)
     torch.testing.assert_close(batch[0].grad, double(*gradient), rtol=1e-12, atol=1e-300)
+
+
+def under_ddp(batch):
+    """The gradient that DDP leaves of a ragged part of the batch on each rank, by what `denominator` is."""
+    token_logp, *others = (x.detach() for x in batch)
+    part, gradients = slice(0, 6) if rank() == 0 else slice(6, None), []
+    for denominator in (len(token_logp), len(token_logp) / ranks()):
+        model = torch.nn.Linear(len(token_logp), token_logp.shape[1], bias=False).double()
+        model.weight.data = token_logp.T.contiguous()
+        rows = torch.eye(len(token_logp), dtype=torch.float64)[part]  # of which the model makes the part's token_logp
+        parallel = torch.nn.parallel.DistributedDataParallel(model)  # which reduces gradients while it is held
+        topr.topr_loss_of_tokens(parallel(rows), *(x[part] for x in others), denominator=denominator).backward()
+        gradients.append(model.weight.grad.T)
+    return gradients
+
+
+def test_processes_that_average_want_a_denominator_divided_by_their_number(tmp_path):
+    batch = of_tokens()
+    topr.topr_loss_of_tokens(*batch).backward()
+    averaged, right = on_two_ranks(under_ddp, tmp_path, [x.detach() for x in batch])
+    torch.testing.assert_close(right, batch[0].grad)
+    torch.testing.assert_close(averaged, batch[0].grad / 2)
 
 
 @pytest.mark.parametrize("filler", [-50.0, math.inf, math.nan])

@@ -83,10 +83,10 @@ def kept_and_dropped(rows):
 def test_weights_that_stay_gathered_learn_the_same_on_two_ranks(tmp_path):
     (kept, fewer), (dropped, more) = ranks.on_two_ranks(kept_and_dropped, tmp_path, rows_of(4, 1))
     assert torch.equal(kept, dropped)
-    usual = {"_reduce_scatter_base_": 2 * 3, "allreduce_": 2 * 2}  # two layers and the rest; Adafactor's two
-    # What log mu was scored with is still gathered in the first step: all three parts, or the rest, which always stays.
-    assert fewer == usual | {"_allgather_base_": 0 + 3}
-    assert more == usual | {"_allgather_base_": (3 - 1 + 2) + (3 + 2)}  # a layer twice a step
+    usual = {"_reduce_scatter_base_": 2 * 4, "allreduce_": 2 * 2}  # two layers, the head, the rest; Adafactor's two
+    # What log mu was scored with is still gathered in the first step: all four parts, or head and rest, which stay.
+    assert fewer == usual | {"_allgather_base_": 0 + 4}
+    assert more == usual | {"_allgather_base_": (4 - 2 + 2) + (4 + 2)}  # a layer twice a step
 
 
 def test_weights_and_sums_of_gradients_stay_float32_and_move_at_the_papers_learning_rate(monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import replace
@@ -37,6 +38,36 @@ def test_log_probabilities_are_those_among_all_tokens_and_seeds_do_not_overlap(v
     two = drawn(vllm, sampling, [PROMPT, PROMPT])
     assert two[1] == drawn(vllm, sampling, seed=8)[0]  # a prompt's seeds begin where those of the prompt before it end
     assert all(has_the_models_own_logps(completion, lm, PROMPT) for completion in two[0])
+
+
+HASHES = """
+import sys
+from vllm.config import ModelConfig
+for path in iter(sys.stdin.readline, ""):
+    print("hash", ModelConfig(path.strip(), dtype="float32").compute_hash(), flush=True)
+"""
+
+
+def test_what_vllm_compiles_for_one_iteration_it_finds_again_in_the_next(python, lm, tmp_path):
+    """Its cache is named by a hash of the model's path, which is the same link for each model of a run."""
+    piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([python, "-c", HASHES], stderr=subprocess.DEVNULL, **piped) as worker:
+
+        def hash_of(path):
+            print(path, file=worker.stdin, flush=True)
+            return next(line for line in worker.stdout if line.startswith("hash"))
+
+        by_link, by_folder = [], []
+        for folder in (tmp_path / "first", tmp_path / "second"):
+            lm.model.save_pretrained(folder)
+            link = client.path_for_vllm(str(folder), tmp_path / "vllm-0.log")
+            assert Path(link).samefile(folder)
+            by_link.append(hash_of(link))
+            by_folder.append(hash_of(folder))
+        worker.stdin.close()
+    assert by_link[0] == by_link[1]
+    assert by_folder[0] != by_folder[1]
+    assert client.path_for_vllm("owner/name", tmp_path / "vllm-0.log") == "owner/name"
 
 
 def workers_of(pid):

@@ -156,7 +156,8 @@ def shard(model: PreTrainedModel, compute: Compute, gradient_checkpointing: bool
         if head.weight is not model.get_input_embeddings().weight and hasattr(model.get_decoder(), "norm"):
             groups.append([model.get_decoder().norm, head])  # its gradients leave first, its weights come last
         for modules in (*groups, [model]):
-            fully_shard(modules, **kept)
+            stays = {"reshard_after_forward": False} if head in modules else {}  # a backward pass begins with the head
+            fully_shard(modules, **kept | stays)
             if dist.get_world_size() > 1:
                 # The denominator of a step counts the sequences of all ranks: gradients are summed, not averaged.
                 modules[0].set_gradient_divide_factor(1.0)

@@ -47,14 +47,14 @@ def vllm_engine(model: str, lm: LanguageModel, longest: int, settings: Settings,
     model: folder or hub name; lm: its tokenizer, which makes the prompts' tokens and spells the completions'. longest:
     tokens of a prompt and its completion. log: for vLLM's own messages. InputError where it does not start, or dies.
     """
-    options = {"model": steady_path(model, log), "dtype": settings.compute, "max_model_len": longest}
+    log.parent.mkdir(parents=True, exist_ok=True)
+    options = {"model": path_for_vllm(model, log), "dtype": settings.compute, "max_model_len": longest}
     options |= {"trust_remote_code": settings.trust_remote_code, "tensor_parallel_size": settings.engine_gpus}
     if torch.cuda.is_available():
         options |= {"gpu_memory_utilization": GPU_MEMORY, **WITHOUT_NVCC}
     else:  # vLLM 0.32 takes back a draw when a prompt is split, which a processor's random generators refuse
         options |= {"enforce_eager": True, "enable_chunked_prefill": False}
     free = 0.98 * torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0.0  # bytes
-    log.parent.mkdir(parents=True, exist_ok=True)
     command = [str(settings.vllm_python or sys.executable), str(WORKER), json.dumps(options), str(os.getpid())]
     piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with log.open("ab") as messages:
@@ -105,13 +105,10 @@ def vllm_engine(model: str, lm: LanguageModel, longest: int, settings: Settings,
             time.sleep(0.1)
 
 
-def steady_path(model: str, log: Path) -> str:
-    """A path that is the same for the model of each iteration: a link beside `log`. A hub's name stays as it is.
-
-    What vLLM compiles it keeps under a hash of the model's path, so that each path would be compiled anew.
-    """
+def path_for_vllm(model: str, log: Path) -> str:
+    """The same path for each model of a run: a link beside `log`. What vLLM compiles it finds again by this path."""
     if not Path(model).is_dir():
-        return model
+        return model  # of the hub
     link = log.with_suffix(".model").absolute()
     link.unlink(missing_ok=True)
     link.symlink_to(Path(model).absolute())

@@ -8,7 +8,7 @@ import os
 import random
 import re
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read by torch: threads that spin crawl beside a busy core
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # read by torch: threads that spin on crawl beside a busy core
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase

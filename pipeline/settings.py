@@ -129,7 +129,7 @@ class Settings:
     """adamw (ours for a tiny model), adafactor (paper, Section 4.2) or sgd (ours); none decays weights"""
     lr: Positive = 5e-5  # the optimiser's constant learning rate (ours for a tiny model; paper: 5e-7)
     batch: Count = 16  # completions per optimiser step, over all processes (ours; paper: 8, one on each GPU)
-    micro_batch: Count = 4
+    micro_batch: Count = 8
     """completions of like length per forward pass of a process: memory and speed, not the gradient (ours; paper: 1)"""
     max_norm: Positive = 1.0  # gradient norm is clipped to this (paper, Section 4.2)
     compute: Compute = "float32"  # precision of forward and backward passes; weights, sums of gradients: float32 (ours)

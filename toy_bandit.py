@@ -129,7 +129,7 @@ def appendix_b1(ax: Axes, seed: int = 0) -> None:
     changes = z.softmax(-1), gradient(z, bandit) - gradient(z, bandit, SFT)
     ahead, added = (x[:, :3, None] - x[:, None, 3:] for x in changes)  # (bandits, right arms, wrong arms)
     holds("the gap is wider where pi(wrong) < pi(right)", added[ahead > 0] > 0)
-    print(f"  elsewhere in {(added[ahead < 0] > 0).double().mean():.0%} of the pairs: the condition is needed")
+    print(f"  where pi(wrong) > pi(right), it is wider in {(added[ahead < 0] > 0).double().mean():.0%} of the pairs")
     for name, marker, chosen in (("pi(wrong) < pi(right)", "o", ahead > 0), ("elsewhere", "x", ahead < 0)):
         ax.plot(ahead[:30][chosen[:30]], added[:30][chosen[:30]], marker, markersize=4, label=name)
     ax.set(title="B.1: what negatives add to the gap", xlabel="pi(right) - pi(wrong)", ylabel="added to the gap")

@@ -192,40 +192,7 @@ def help_of_settings() -> dict[str, str]:
     return {name: " ".join((beside or below).split()) for name, beside, below in fields}
 
 
-LOGGED = {  # in metrics.jsonl
-    "weight_neg_q95": "weight of negatives, 95 % quantile",
-    "weight_neg_q50": "weight of negatives, median",
-    "weight_neg_q05": "weight of negatives, 5 % quantile",
-    "log_ratio_pos_q05": "log-ratio of positives, 5 % quantile",
-    "log_ratio_neg_q50": "log-ratio of negatives, median",
-    "grad_norm": "gradient norm before clipping",
-}
-
-
-def weights() -> Table:
-    """What TOPR and naive REINFORCE log after 10 and 100 steps of the default run."""
-    content = load("weights")
-    runs, steps = content["runs"], content["steps"]
-    cells = [(step, name) for step in (10, 100) for name in runs]
-    shown = ("weight_neg_q50", "log_ratio_pos_q05", "grad_norm")
-    rows = [[LOGGED[key], *(f"{runs[name][key][steps.index(step)]:.3g}" for step, name in cells)] for key in shown]
-    return Table(["metric", *(f"step {step}: {name}" for step, name in cells)], rows)
-
-
-def healthy_and_sick() -> list[Panel]:
-    """The panels of these metrics along the run: weights of the negatives, log-ratios and the gradient norm."""
-    content = load("weights")
-    (topr, naive), steps = content["runs"].values(), content["steps"]
-    y = {f"TOPR, {label}": topr[f"weight_neg_{q}"] for label, q in (("95 %", "q95"), ("median", "q50"), ("5 %", "q05"))}
-    curves = lines(steps, y | {"naive REINFORCE, all": naive["weight_neg_q50"]}, "topr topr topr reinforce")
-    panels = [Panel("weight of negatives", "optimiser step", "weight", curves, {"xscale": "log"})]
-    for metric, unit, scale in zip([*LOGGED][3:], ("nats", "nats", "norm"), ("symlog", "symlog", "log"), strict=True):
-        curves = lines(steps, {"topr": topr[metric], "reinforce": naive[metric]})
-        panels.append(Panel(LOGGED[metric], "optimiser step", unit, curves, {"xscale": "log", "yscale": scale}))
-    return panels
-
-
-named = (laptop, methods, findings, counted, headline, stages, weights, settings)
+named = (laptop, methods, findings, counted, headline, stages, settings)
 TABLES = {table.__name__: table for table in named} | {  # a marker's name -> what makes its table
     "iterations": lambda: to_table(load("iterations")),  # the run with Anna Karenina sampling
     "verifier": lambda name: "\n\n".join(table.markdown() for table in tables_of_verifier(load(name))),
@@ -257,7 +224,6 @@ def main() -> None:
     save_figure(draw(collapse()), RESULTS / "collapse.png")
     save_figure(draw(rates()), RESULTS / "rates.png")
     save_figure(draw(forest(claims()), size=(10, 11)), RESULTS / "claims.png")
-    save_figure(draw(healthy_and_sick()), RESULTS / "weights.png")
     save_figure(draw_curve(load("laptop")["iterations"], "TOPR, the default run"), RESULTS / "laptop.png")
 
 

@@ -1,4 +1,4 @@
-"""A run in TensorBoard or wandb: its settings, steps, evaluations and picture, from the files that it writes.
+"""A run in TensorBoard or wandb: its settings, steps and evaluations, from the files that it writes.
 
 `python -m examples.track runs/laptop tensorboard`, or wandb, follows the run until results.json is there. A step is one
 of the optimiser's, counted over all iterations. docs/runs.md says what is shown.
@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from matplotlib.image import imread
 from pandas import json_normalize
 
 from pipeline.records import InputError, read_records
@@ -44,7 +43,7 @@ def values_of(folder: Path, iterations: int) -> Iterator[tuple[dict[str, Any], i
 
 def show(folder: Path, tracker: str) -> None:
     """Show the run in `folder`; InputError where it is none, or where wandb has no account."""
-    config, picture = read_json(folder / "config.json"), folder / "curve.png"
+    config = read_json(folder / "config.json")
     nested = values_of(folder, config["iterations"])
     values = ((json_normalize(each, sep="/").iloc[0].dropna().to_dict(), step) for each, step in nested)
     if tracker == "wandb":
@@ -58,8 +57,6 @@ def show(folder: Path, tracker: str) -> None:
         run.define_metric("*", step_metric="step")  # wandb's own steps must grow
         for numbers, step in values:
             run.log(numbers | {"step": step})
-        if picture.exists():
-            run.log({"curve": wandb.Image(str(picture))})
         return
     from torch.utils.tensorboard import SummaryWriter
 
@@ -69,8 +66,6 @@ def show(folder: Path, tracker: str) -> None:
             for name, number in numbers.items():
                 writer.add_scalar(name, number, step)
             writer.flush()
-        if picture.exists():
-            writer.add_image("curve", imread(picture)[..., :3], dataformats="HWC")
 
 
 def main() -> None:

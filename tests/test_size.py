@@ -17,9 +17,9 @@ import pytest
 import pipeline
 
 BUDGETS = {
-    "lines of product": 10_200,
+    "lines of product": 10_300,
     "lines of tests": 7_300,
-    "functions to the loss": 88,  # with nested functions and lambdas
+    "functions to the loss": 90,  # with nested functions and lambdas
     "files to the loss": 12,
     "nested functions and lambdas in pipeline/": 42,
 }

@@ -1,6 +1,6 @@
 """Section 4 of the TOPR paper as a script: evaluate, sample, compose, score, train, evaluate; on GSM8K or the like.
 
-    python train_gsm8k.py                                  # tiny problems, tiny model: 4 minutes on two cores
+    python train_gsm8k.py                                  # tiny problems, tiny model: 3 minutes on two cores
     python train_gsm8k.py --method reinforce               # the same with naive REINFORCE, which collapses
     python train_gsm8k.py --data GSM8K_DIR --shots 8 ...   # real problems, the paper's 8-shot prompt
     python train_gsm8k.py --samples FILE --held-out FILE   # no sampling: train on completions you already have

@@ -52,7 +52,9 @@ def epoch(rows, batch, micro_batch, optimizer, cut=None):
     trained = begin(tiny_model())
     metrics = train(*trained, steps[:2] if cut else steps)
     if cut:
-        save_checkpoint(cut, 2, trained[1])
+        for step in (1, 2):
+            save_checkpoint(cut, step, trained[1])
+        assert [*cut.glob("checkpoint-*")] == [cut / "checkpoint-2"]
         trained = begin(tiny_model())
         load_checkpoint(cut / "checkpoint-2", trained[1])
         metrics += train(*trained, steps[2:])

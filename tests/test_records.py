@@ -8,7 +8,7 @@ from runs import contents
 
 import train_gsm8k as gsm8k
 from pipeline.records import InputError, Sample, from_datasets, read_records, to_lines, write, write_file
-from pipeline.runtime.run_folder import held_folder, read_json
+from pipeline.runtime.run_folder import Point, held_folder, read_json, resume_step
 
 
 def test_samples_come_back_as_they_were_written_or_as_windows_saves_them(tmp_path):
@@ -129,3 +129,12 @@ def test_a_second_process_is_kept_out_of_a_folder(tmp_path):
     file = tmp_path / "run" / "config.json"
     with pytest.raises(InputError, match="is a file; choose another --out"), held_folder(file, {}):
         pytest.fail("it is taken")
+
+
+def test_an_epoch_goes_on_from_its_last_checkpoint_and_forgets_the_steps_behind_it(tmp_path):
+    log, points = tmp_path / "metrics.jsonl", [Point(4, 8, str(tmp_path / "model"))]
+    (tmp_path / "checkpoint-2").mkdir()
+    log.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
+    assert read_records(log, dict[str, int], "growing") == [{"step": 1}, {"step": 2}, {"step": 3}]
+    assert resume_step(tmp_path, points) == 2
+    assert log.read_text() == '{"step": 1}\n{"step": 2}\n'

@@ -1,4 +1,4 @@
-# On a fresh machine with Python 3.11 or newer: `make run`; `make test`, under five minutes on two cores; `make test-all`;
+# On a fresh machine with Python 3.11 or newer: `make run`; `make test`, under six minutes on two slow cores; `make test-all`;
 # `make faults`, `make fuzz`; and `make notebooks`, which opens them.
 
 PYTHON ?= python3

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from numbers import Real
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -267,8 +267,14 @@ def transformers_engine(
                 asked, text = {"problem_id": prompts[i].problem.id, "prompt": prompts[i].text}, lm.text(token_ids)
                 yield i, Drawn(**asked, completion=text, token_ids=token_ids, finish_reason=reason)
     finally:
+        hook = lm.model.register_forward_pre_hook(_not_wanted)  # threads that still compute hear of no signal
         pool.shutdown(cancel_futures=True)
+        hook.remove()
         torch.set_num_threads(threads)
+
+
+def _not_wanted(*_: Any) -> NoReturn:
+    raise InterruptedError("nobody waits for these completions any more")
 
 
 @torch.inference_mode()

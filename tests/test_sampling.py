@@ -1,6 +1,8 @@
 """The sampling engines on the real tiny model: the distribution they draw from, where completions end, their seeds."""
 
 import math
+import signal
+import threading
 from collections import Counter
 from copy import deepcopy
 from dataclasses import replace
@@ -176,6 +178,25 @@ def test_a_model_that_keeps_a_state_is_refused_by_name(tmp_path):
     load_model(gsm8k.Settings().model).tokenizer.save_pretrained(tmp_path)
     with pytest.raises(InputError, match=r"Jamba.* --engine vllm"):
         open_hf(str(tmp_path), gsm8k.Settings(), None, None)
+
+
+def test_an_engine_that_is_interrupted_computes_no_further_token(lm):
+    """A signal reaches the main thread, which waits; those that sample would go on to the end of their batches."""
+    passes, limit = [], 1_500
+    main = threading.main_thread().ident
+
+    def interrupt(*_):
+        passes.append(len(passes))
+        if len(passes) == 5:
+            signal.pthread_kill(main, signal.SIGINT)
+
+    hook = lm.model.register_forward_pre_hook(interrupt)
+    engine = partial(transformers_engine, lm._replace(ends=frozenset()), 40_000)
+    with pytest.raises(KeyboardInterrupt):
+        drawn(engine, SamplingParameters(max_new_tokens=limit), n=1)
+    hook.remove()
+    assert 5 <= len(passes) < limit / 2
+    assert drawn(partial(transformers_engine, lm, 40_000), SamplingParameters(max_new_tokens=8))  # as before
 
 
 def test_an_interrupted_drawing_goes_on_behind_its_last_whole_chunk(monkeypatch, tmp_path):

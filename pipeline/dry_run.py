@@ -139,15 +139,9 @@ def hours(
     reading, speed = f"weights and cache are read at {MEMORY / 1e12:.2f} TB/s", f"{MATRICES / 1e12:.0f} TFLOP/s"
     seconds = {
         "starting": ((1 + k) * START, "3 minutes for each model: an engine and the trainer"),
-        "sampling": (
-            count.sampled * completion / tokens_per_second,
-            f"{sequences:.0f} sequences at a time in the mean; {reading}",
-        ),
+        "sampling": (count.sampled * completion / tokens_per_second, f"{sequences:.0f} sequences at a time; {reading}"),
         "scoring": (k * count.steps * score, f"a forward pass at {speed}"),
-        "training": (
-            k * count.steps * train,
-            f"{speed}, then {LINKS / 1e9:.0f} GB/s of NVLink, then {UPDATE} bytes a weight",
-        ),
+        "training": (k * count.steps * train, f"{speed}, {LINKS / 1e9:.0f} GB/s of NVLink, {UPDATE} bytes a weight"),
         "saving": (save, f"models at {WRITING / 1e9} GB/s, checkpoints by all processes at {DISK / 1e9:.0f} GB/s"),
         "files": (count.sampled * SAMPLE, f"{1e3 * SAMPLE:.0f} ms a sample to write, read, hash and evaluate it"),
     }

@@ -165,7 +165,8 @@ def fault_in(error: ValueError) -> str:
         fault = error.errors(include_url=False)[0]
         field = ".".join(map(str, fault["loc"]))
         text = (f"field {field}: " if field else "") + fault["msg"].removeprefix("Value error, ")
-        text += f", not {fault['input']!r:.80}" * fault["msg"].startswith("Input should")
+        if fault["msg"].startswith("Input should"):
+            text += f", not {fault['input']!r:.80}"
     return " ".join(text.split())
 
 

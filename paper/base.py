@@ -29,9 +29,29 @@ class Base(NamedTuple):
     e_neg: float  # E-
 
     @property
+    def e_ratio(self) -> float:
+        """E-/E+."""
+        return self.e_neg / self.e_pos
+
+    @property
     def best_share(self) -> float:
         """p~* = E- / (E- + E+): the effective share of positives with which the first steps are fastest."""
         return self.e_neg / (self.e_neg + self.e_pos)
+
+
+def pace(share: float, p_tilde: float, right: float, e_ratio: float) -> float:
+    """How fast the first steps are on a set with a share of positives, at the effective share p~ (ours).
+
+    The set is composed of samples of a model of which a share `right` is right; e_ratio: E-/E+. At pi = mu the step is
+    p~ g+ - (1-p~) g-, with right g+ + (1-right) g- = 0; an optimiser that divides by the gradient's size moves as
+    signal over noise. Positives alone, all of the set, have pace 1.
+
+    >>> round(pace(0.67, 0.67, 0.67, 3.25) / pace(0.67, 1.0, 0.67, 3.25), 2)  # TOPR beside positives in as many steps
+    1.24
+    """
+    signal = p_tilde + (1 - p_tilde) * right / (1 - right)
+    noise = p_tilde**2 / share + ((1 - p_tilde) ** 2 * e_ratio / (1 - share) if p_tilde < 1 else 0.0)
+    return signal / noise**0.5
 
 
 def describe_base(model: PreTrainedModel, samples: Sequence[Sample], examples: Sequence[Example]) -> Base:

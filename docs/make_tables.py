@@ -132,12 +132,15 @@ def headline() -> str:
     wanted = (("topr", "TOPR"), ("sft", "SFT on positives"), ("reinforce", naive), ("reinforce", "TOPR"))
     keys = [f"{called(method, float(rates[name]))}: correct at the end" for method, name in wanted]
     topr, sft, best, at_topr_s = (Estimate(**figure["shares"][key]).text(100, unit=" %", within=(0, 1)) for key in keys)
-    gains = [Estimate(**gain).text(100, unit=" points") for gain in load("map")["shares"].values()]
+    shares = [*load("map")["shares"].values(), *load("share")["shares"].values()]
+    gains = [Estimate(**gain).text(100, unit=" points") for gain in shares]
     return (
         f"With the best rate for each, TOPR ends at {topr} ({rates['TOPR']}), positives alone at {sft} "
         f"({rates['SFT on positives']}) and {naive} at {best} ({rates[naive]}). At TOPR's rate {naive} ends "
-        f"at {at_topr_s} ([Figure 1](results/README.md#figure-1)). Over 13 bases and settings negatives add {gains[0]} "
-        f"to positives alone. With `--effective-proportion 0.7` they add {gains[1]} ([map](results/map.md))."
+        f"at {at_topr_s} ([Figure 1](results/README.md#figure-1)). Where a problem has one right text, negatives add "
+        f"{gains[0]} to positives alone (13 bases and settings; with `--effective-proportion 0.7` {gains[1]}, "
+        f"[map](results/map.md)); where it has many, with `--effective-proportion 0.6`, {gains[2]} (six bases, "
+        f"[share](results/share.md))."
     )
 
 

@@ -78,10 +78,13 @@ class Fig5(Study):
             if p in p_tildes:
                 gain = table.gain(("topr", topr_rate, sampled, p), ("topr", topr_rate, other, p))
                 shares[f"p~ = {p:.0%} by sampling - by a baseline"] = gain
-        curves = [[table.each(("topr", topr_rate, share, p)) for p in p_tildes] for share in SETS.values()]
-        both = [[[end[seed] for end in curve] for curve in curves] for seed in self.seeds]
-        correlation = Estimate.over_seeds(float(np.corrcoef(two_curves)[0, 1]) for two_curves in both)
-        return Figure(data, shares, {"correlation of the two sets over p~": correlation})
+        numbers = {}
+        for at, rate in (("", topr_rate), (", lowest rate", min(self.neighbours))):
+            curves = [[table.each(("topr", rate, share, p)) for p in p_tildes] for share in SETS.values()]
+            both = [[[end[seed] for end in curve] for curve in curves] for seed in self.seeds]
+            correlations = Estimate.over_seeds(float(np.corrcoef(two_curves)[0, 1]) for two_curves in both)
+            numbers[f"correlation of the two sets over p~{at}"] = correlations
+        return Figure(data, shares, numbers)
 
     @staticmethod
     def panels(data: Data) -> list[Panel]:

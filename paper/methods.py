@@ -178,6 +178,7 @@ class Fig4(Study):
         table, last = self.table(at_the_end), f"maj@{ks[-1]}"
         shares = {f"{arm.name}: correct at the end": table.mean(key) for key, arm in POSITIVES.items()}
         shares |= {f"{arm.name}: problems with at most 4 correct": table.mean(k, "few") for k, arm in POSITIVES.items()}
+        shares["base: correct"] = table.mean("topr", at=0)
         shares |= {f"TOPR - {POSITIVES[key].name}": table.gain("topr", key) for key in ("positives_only", "sft")}
         shares |= {f"{arm.name}: {last}": table.mean(key, "maj@n") for key, arm in POSITIVES.items()}
         shares[f"TOPR - positives only: {last}"] = table.gain("topr", "positives_only", "maj@n")

@@ -2,7 +2,7 @@
 
 A row of results/claims.json names the Estimate of a figure's file that is about it (`key`, of `shares` or `numbers`),
 and which values are as the paper says: `expected`, "> 0", "< 0" or "within 2". Where a precondition may be missing,
-`needs` has the number that tells: [file, key, what is expected of it, the precondition in words].
+`needs` has the numbers that tell, a list for each: [file, key, what is expected of it, the precondition in words].
 """
 
 import math
@@ -28,6 +28,7 @@ class Judged(NamedTuple):
     row: Mapping[str, Any]
     estimate: Estimate | None
     verdict: str
+    missing: str = ""  # the first precondition that is not met, in words
 
     def ours(self, load: Load) -> str:
         """The number with its unit and, where one decides, the learning rate."""
@@ -80,15 +81,16 @@ def judged(rows: Sequence[Mapping[str, Any]], load: Load) -> list[Judged]:
 
     claims = []
     for row in ({"unit": "points", **row} for row in rows):
-        estimate, decision = number(row["figure"], row["key"]), NOT_YET if row["key"] else "not measured"
+        estimate, decision, missing = number(row["figure"], row["key"]), NOT_YET if row["key"] else "not measured", ""
         if estimate:
             decision = verdict(estimate, row["expected"])
-        if estimate and "needs" in row:
-            name, key, expected, _ = row["needs"]
-            there = number(name, key)
-            is_met = there and verdict(there._replace(half_width=0.0), expected) == "agrees"
-            decision = decision if is_met else "other setting" if there else NOT_YET
-        claims.append(Judged(row, estimate, decision))
+            for name, key, expected, words in reversed(row.get("needs", [])):
+                there = number(name, key)
+                if not there:
+                    decision, missing = NOT_YET, ""
+                elif verdict(there._replace(half_width=0.0), expected) != "agrees":
+                    decision, missing = "other setting", words
+        claims.append(Judged(row, estimate, decision, missing))
     return claims
 
 
@@ -99,7 +101,7 @@ def table(claims: Sequence[Judged], load: Load, pages: str) -> Table:
         row, each = claim.row, claim.estimate.each if claim.estimate else ()
         name = row["figure"].replace("fig", "Figure ").replace("table", "Table ")
         at = f"#{name.lower().replace(' ', '-')}" if name[-1].isdigit() else f"{name}.md"
-        missing = f" (missing: {row['needs'][-1]})" if claim.verdict == "other setting" else ""
+        missing = f" (missing: {claim.missing})" if claim.missing else ""
         paper, seeds = str(row.get("paper", "")), str(len(each) or "")
         link = f"[{name}]({pages + at if at[0] == '#' else pages.removesuffix('README.md') + at})"
         rows.append([link, row["claim"], paper, claim.ours(load), seeds, f"**{claim.verdict}**{missing}"])

@@ -155,7 +155,8 @@ def test_a_claim_without_its_precondition_is_of_another_setting():
     numbers["rate"] = {"mean": 0.3, "half_width": None, "each": []}
     row = {"figure": "fig1", "key": "gain", "expected": "> 0"}
     needs = [("fig1", *of, "in words") for of in (("rate", "> 20"), ("rate", "> 40"), ("none", "> 0"))]
-    rows = [row, *(row | {"needs": of} for of in needs), row | {"key": "none"}]
+    rows = [row, *(row | {"needs": [needs[0], of]} for of in needs), row | {"key": "none"}]
     found = judged(rows, lambda _: {"runs": 3, "shares": numbers})
     assert [claim.verdict for claim in found] == ["agrees", "agrees", "other setting", NOT_YET, NOT_YET]
+    assert [claim.missing for claim in found] == ["", "", "in words", "", ""]
     assert found[0].estimate.mean == 50  # percentage points

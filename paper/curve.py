@@ -39,7 +39,7 @@ ENDS = {name: (kind, arms) for name, (kind, arms, _) in COMPARED.items()} | {
     "TOPR - positives only, fewer steps": ("natural", ("topr", "positives_only")),
     "10% positive: p~ = 20% - 100%": ("chosen", (0.2, 1.0)),
 }
-EARLY = {"natural": 2, "chosen": -1}  # the point along the curve at which pace is measured: a fifth of 160 steps, or 40
+EARLY = {"natural": 1, "chosen": -1}  # the point along the curve at which pace is measured: a fifth of 160 steps, or 40
 
 
 class Curve(Study):
@@ -58,7 +58,7 @@ class Curve(Study):
         for base, made in self.scale.bases.items():
             model = str(made if isinstance(made, Path) else BASES / base / "base")
             here = replace(self.scale.base, model=model, lr=3e-5, micro_batch=8, test_problems=self.scale.curve_tests)
-            along, brief = replace(here, curve_points=10, curve_samples=4), replace(here, curve_points=1, **sizes)
+            along, brief = replace(here, curve_points=5, curve_samples=4), replace(here, curve_points=1, **sizes)
             ten = replace(brief, composition="proportion", proportion=0.1, **self.scale.sets)
             chosen = {name: self.job(f"curve-{base}-chosen-{name}", brief, COMPOSITION_ARMS[name]) for name in CHOSEN}
             chosen |= {p: self.job(f"curve-{base}-chosen-{p:g}", ten, effective_proportion=p) for p in SHARES}

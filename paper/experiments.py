@@ -106,7 +106,7 @@ LAPTOP = Scale(
         "46": TINY / "worded",
         "56": "--teacher.ending 0.1 --teacher.plan 0 0.5",
         "66": "--teacher.ending 0.13 --teacher.plan 0 0.2",
-        "80": "--teacher.ending 0.1 --teacher.plan 0 0.05",
+        "80": "--habit 500 --teacher.ending 0.1 --teacher.plan 0 0.05",  # what it lacks are sums that are sure
     },
     shares=(0.01, 0.1, 0.2, 0.5, 0.8, 1.0),
     sets={"examples": 1_024},  # there are enough negatives for a set with 10% positives up to a pass@1 of 64%

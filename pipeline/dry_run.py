@@ -1,7 +1,4 @@
-"""What a run would draw, train and need, before it starts: counts, bytes and hours, by arithmetic.
-
-Activations are not counted: results/benchmarks/fake_8b_step.json has those of Llama 3 8B and of a few other models.
-"""
+"""What a run would draw, train and need, before it starts: counts, bytes and hours, by arithmetic."""
 
 from math import ceil
 from typing import NamedTuple
@@ -28,6 +25,7 @@ WRITING = 0.5e9  # bytes a second that a process writes and hashes
 DISK = 2e9  # bytes a second that a disk takes from all of them
 START = 180.0  # seconds that an engine takes to start, and the trainer to load the model
 UPDATE = 100  # bytes that optimiser, clipping and FSDP2's copies read and write for each weight of a GPU, in a step
+HIDDEN, MLP = 9.25, 4  # numbers that a layer keeps of a token for the backward pass, in widths of its parts; ours
 SAMPLE = 1e-3  # seconds to write, read, hash and evaluate a sample
 
 
@@ -76,11 +74,14 @@ def plan(settings: Settings, inputs: Inputs, processes: int) -> dict[str, tuple[
     lengths = [len(prompt.ids) for prompt in inputs.train]
     prompt = sum(lengths) / len(lengths) if lengths else inputs.lengths[0]
     checkpoint, shard = checkpoint_bytes(settings, parameters), 4 * parameters / processes
+    config, at_once = inputs.lm.model.config, f"of {settings.micro_batch} of the longest samples, and logits"
+    head = 2 * BYTES[settings.compute] * config.vocab_size * config.hidden_size  # its weights and their gradient
     held = {
         "weights": (shard, "bytes", "in float32, sharded over the processes"),
         "gradients": (shard, "bytes", "in float32, sharded"),
         "optimiser": (checkpoint / processes - shard, "bytes", "AdamW's moments, sharded; Adafactor's means are small"),
-        "gathered weights": (0 if settings.reshard else sampling, "bytes", "without resharding"),
+        "gathered weights": (head if settings.reshard else sampling, "bytes", "with resharding the head at the most"),
+        "activations": (activation_bytes(settings, config, size.longest), "bytes", at_once),
     }
     items = {
         "processes": (processes, "", "one GPU each; torchrun --nproc-per-node"),
@@ -93,7 +94,11 @@ def plan(settings: Settings, inputs: Inputs, processes: int) -> dict[str, tuple[
         "optimiser steps": (k * count.steps, "", f"of {settings.batch} samples"),
         "parameters P": (parameters, "", "counted"),
         **held,
-        "training, per GPU": (sum(size for size, *_ in held.values()), "bytes", "the sum; activations come on top"),
+        "training, per GPU": (
+            sum(size for size, *_ in held.values()),
+            "bytes",
+            "the sum, good to a fifth; CUDA and NCCL come on top",
+        ),
         "sampling, per GPU": (sampling, "bytes", "vLLM fills most of the rest: a cache"),
         "host memory of a node": (memory_needed(settings, size), "bytes", "weights once; samples in each process"),
         "checkpoint, on disk": (checkpoint, "bytes", "weights and optimiser"),
@@ -101,9 +106,21 @@ def plan(settings: Settings, inputs: Inputs, processes: int) -> dict[str, tuple[
     }
     if settings.preset != "laptop" or torch.cuda.is_available():
         mean = prompt, COMPLETION * inputs.lengths[1]
-        estimated = hours(settings, count, inputs.lm.model.config, parameters, processes, *mean)
+        estimated = hours(settings, count, config, parameters, processes, *mean)
         items |= {f"{stage}, on H100s": (value, "h", how) for stage, (value, how) in estimated.items()}
     return items
+
+
+def activation_bytes(settings: Settings, config: transformers.PreTrainedConfig, longest: int) -> float:
+    """What a micro-batch of the longest samples keeps for its backward pass, and the logits of its completions.
+
+    HIDDEN and MLP are those of a counted step of Llama 3 8B; for it and four smaller models the sum of a GPU's memory
+    is within a fifth of what was counted (docs/gpu.md).
+    """
+    width, tokens = config.hidden_size, settings.micro_batch * longest
+    of_layer = width if settings.gradient_checkpointing else HIDDEN * width + MLP * config.intermediate_size
+    logits = settings.micro_batch * settings.max_new_tokens * config.vocab_size * 4  # float32, and their gradient
+    return config.num_hidden_layers * tokens * of_layer * BYTES[settings.compute] + 2 * logits
 
 
 def hours(

@@ -166,7 +166,7 @@ def fault_in(error: ValueError) -> str:
         field = ".".join(map(str, fault["loc"]))
         text = (f"field {field}: " if field else "") + fault["msg"].removeprefix("Value error, ")
         if fault["msg"].startswith("Input should"):
-            text += f", not {fault['input']!r:.80}"
+            text += f", not {fault['input']!r:.80}" + ": write 1 and -1" * isinstance(fault["input"], bool)
     return " ".join(text.split())
 
 

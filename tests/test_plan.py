@@ -1,15 +1,17 @@
 """The plan of a run: its counts by hand, its bytes and hours by closed forms; and what presets are."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
 import train_gsm8k as gsm8k
 from docs.make_tables import llama_3_8b
 from pipeline.dataset import read_inputs
-from pipeline.dry_run import counts, hours, plan
+from pipeline.dry_run import activation_bytes, counts, hours, plan
 from pipeline.models.language_model import load_model, make_optimizer
 from pipeline.records import InputError, Sample, to_lines
 from pipeline.settings import read_settings
@@ -57,8 +59,32 @@ def test_the_plan_of_the_paper_s_run(tmp_path):
     assert items["parameters P"] == parameters
     held = [items[name] for name in ("weights", "gradients", "optimiser", "gathered weights")]
     assert held == [parameters / 2, parameters / 2, 0, 2 * parameters]
-    assert items["training, per GPU"] == sum(held)
-    assert by_name(replace(settings, reshard=True), processes=8)["gathered weights"] == 0
+    assert items["training, per GPU"] == sum(held) + items["activations"]
+    head = 2 * 2 * 128_256 * 4_096  # in bfloat16, and its gradient
+    assert by_name(replace(settings, reshard=True), processes=8)["gathered weights"] == head
+
+
+SHAPES = {  # billions of parameters, vocabulary, width, of the MLP, layers
+    "Qwen2.5 0.5B": (0.494, 151_936, 896, 4_864, 24),
+    "Llama 3.2 1B": (1.236, 128_256, 2_048, 8_192, 16),
+    "Llama 3.2 3B": (3.213, 128_256, 3_072, 8_192, 28),
+    "Llama 3 8B": (8.030, 128_256, 4_096, 14_336, 32),
+}
+
+
+def test_the_memory_of_a_gpu_is_near_what_was_counted_of_a_step():
+    page = Path(__file__).parent.parent.joinpath("docs", "gpu.md").read_text()
+    rows = re.findall(r"^\| (\w.+B) \| (\d) \| ([0-9.]+) \| ([0-9.]+) \| ([0-9.]+) \|$", page, re.MULTILINE)
+    assert len(rows) == 7
+    for model, gpus, *peaks in rows:
+        billions, *sizes = SHAPES[model]
+        names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+        config = LlamaConfig(**dict(zip(names, sizes, strict=True)))
+        for i, peak in enumerate(map(float, peaks)):
+            settings = replace(SETTINGS["paper"], reshard=i > 0, gradient_checkpointing=i > 1)
+            head = 4 * sizes[0] * sizes[1] / 1e9
+            held = 8 * billions / int(gpus) + (head if i else 2 * billions)
+            assert held + activation_bytes(settings, config, 1_612) / 1e9 == pytest.approx(peak, rel=0.2)
 
 
 def test_hours_are_shared_by_the_processes():

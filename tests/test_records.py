@@ -27,7 +27,7 @@ FAULTS = [  # what a file holds, or what is changed in its second line; what is 
     (b"\xff\xfe", ": not UTF-8 at byte 0"),
     (f"{LINE}\n{{oops\n", ":2: Invalid JSON"),
     (f"{LINE}\n\n{LINE}\n", ":2: is a blank line"),
-    ({"reward": True}, ":2: field reward: .*number, not True"),
+    ({"reward": True}, ":2: field reward: .*number, not True: write 1 and -1$"),
     ("[1, 2]\n", ":1: "),
     ('{"prompt": "Q", "completion": " A"}\n', ":1: field reward: Field required"),
     ({"token_logmu": [-1, math.nan]}, r":2: field token_logmu.1: .*finite"),

@@ -1,4 +1,4 @@
-"""The method on one screen: its batches are what was sampled, and it learns."""
+"""The method on one screen: its rows are what was sampled, its loss is topr.py's to the bit, and it learns."""
 
 import re
 import runpy
@@ -8,24 +8,23 @@ import pytest
 import torch
 
 import one_file
-from topr import sequence_logprobs
+import topr
 
 
-def test_a_batch_has_the_tokens_that_were_sampled(lm):
+def test_rows_are_the_tokens_that_were_sampled(lm):
     """Each row again, alone and without padding: its log-probability, and the text up to its end."""
     torch.manual_seed(0)
-    sums = [(3, 4), (55, 46)]  # prompts of two lengths
-    texts, batch = one_file.sample(lm.model, lm.tokenizer, sums)
+    questions = [one_file.QUESTIONS[0], f"Well: {one_file.QUESTIONS[1]}"]  # prompts of two lengths
+    texts, rows = one_file.sample(lm.model, lm.tokenizer, questions)
     with torch.no_grad():
-        logp = sequence_logprobs(lm.model, batch)
-    ends = 0
+        logp, ends = one_file.log_pi(lm.model, *rows), 0
     for i, text in enumerate(texts):
-        prompt = lm.tokenizer(one_file.QUESTION.format(*sums[i // one_file.N]))["input_ids"]
-        row = batch.input_ids[i][batch.attention_mask[i].bool()]
+        prompt = lm.tokenizer(questions[i // one_file.N])["input_ids"]
+        row = rows[0][i][rows[1][i].bool()]
         completion = row[len(prompt) :]
         assert row[: len(prompt)].tolist() == prompt
         assert lm.tokenizer.decode(completion, skip_special_tokens=True) == text
-        assert batch.length[i] == len(completion) <= 32
+        assert rows[2][i].sum() == len(completion) <= 32
         assert lm.tokenizer.eos_token_id not in completion[:-1]
         ends += completion[-1] == lm.tokenizer.eos_token_id
         with torch.no_grad():
@@ -35,20 +34,28 @@ def test_a_batch_has_the_tokens_that_were_sampled(lm):
     assert ends > 4
 
 
-def test_the_last_number_of_a_text_is_its_answer():
-    texts = ["3 + 4 = 7 apples. The answer is 7.", "The answer is 8.", "none", *[""] * 5, "1 and 3"]
-    assert one_file.is_right(texts, [(3, 4), (1, 2)]).tolist() == [True, *[False] * 7, True]
+def test_its_loss_is_that_of_the_reference_to_the_bit():
+    draw = torch.Generator().manual_seed(0)
+    logp, logmu = -30 * torch.rand(2, 1000, generator=draw)
+    reward, length = torch.randn(1000, generator=draw), torch.randint(1, 50, (1000,), generator=draw)
+    reward[::10], values = 0, []
+    for loss in (one_file.topr_loss, topr.topr_loss):
+        leaf = logp.clone().requires_grad_()
+        value = loss(leaf, logmu, reward, length)
+        values.append((value, *torch.autograd.grad(value, leaf)))
+    assert torch.equal(values[0][1], values[1][1])
+    assert values[0][0].item() == pytest.approx(values[1][0].item(), rel=1e-6)  # a mean, and a sum over B
 
 
-def test_it_learns_and_lets_go_of_wrong_answers(monkeypatch, capsys, tmp_path):
+def test_it_learns_and_lets_go_of_a_wrong_answer(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(Path(one_file.__file__).parent)
     monkeypatch.setattr("sys.argv", ["one_file.py", "--out", str(tmp_path / "model")])
     runpy.run_path("one_file.py", run_name="__main__")
     lines = capsys.readouterr().out.splitlines()
-    accuracy = [int(line.split()[-1][:-1]) for line in lines if line.startswith("right on")]
-    assert accuracy[-1] > 80
-    steps = [[float(x) for x in re.findall(r"[0-9.]+(?=;|$| )", line)] for line in lines if "weight" in line]
-    assert {step[1] for step in steps} == {1.0}
-    assert steps[0][3] == 1.0  # pi = mu
-    assert steps[7][3] < 0.5
+    accuracy = [int(line.split()[-1][:-1]) for line in lines if line.endswith("%")]
+    assert accuracy[0] < 70 < 80 < accuracy[-1]
+    weights = [[float(x) for x in re.findall(r" ([01]\.\d\d)\b", line)] for line in lines if "weight" in line]
+    assert [len(each) for each in weights] == [8, 8, 8]
+    assert all(0 <= x <= 1 for each in weights for x in each)
+    assert weights[0][-1] < 0.5
     assert (tmp_path / "model" / "model.safetensors").exists()

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
-SUMS = random.Random(0).sample([(a, b) for a in range(3, 61) for b in range(3, 61)], 128)
+SUMS = random.Random(0).sample([(a, b) for a in range(3, 61) for b in range(3, 61)], 96)
 QUESTIONS = [f"Q: Ada has {a} apples and finds {b} more. How many apples does Ada have now?\nA:" for a, b in SUMS]
-N, TRAINED = 8, 512  # samples of a question; how many of the 1,024 are trained on, those of the first 64 questions
+N, TRAINED = 8, 512  # samples of a question; how many of the 768 are trained on, those of the first 64 questions
 
 
 def sample(model: torch.nn.Module, tokenizer: AutoTokenizer, questions: list[str]) -> tuple[list[str], list[Tensor]]:
@@ -58,7 +58,7 @@ if __name__ == "__main__":
         if number == 3:
             break
         with torch.no_grad():
-            logmu = torch.cat([log_pi(model, *part) for part in zip(*(x.split(64) for x in rows), strict=True)])
+            logmu = torch.cat([log_pi(model, *(x[i] for x in rows)) for i in torch.arange(TRAINED).split(64)])
         reward, watched, weights = 2.0 * right - 1, right.long().argmin(keepdim=True), []
         for batch in torch.randperm(TRAINED).split(64):
             logp, length = log_pi(model, *(x[batch] for x in rows)), rows[2][batch].sum(1)

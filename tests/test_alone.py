@@ -57,13 +57,16 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "stage", ["sampling", "training", *(pytest.param(stage, marks=pytest.mark.slow) for stage in ("scoring", "saving"))]
+    ("stage", "faults"),
+    [("sampling", ("error", "memory")), ("training", ("disk", "request"))]
+    + [pytest.param(stage, FAULTS, marks=pytest.mark.slow) for stage in STAGES],
 )
-def test_a_rank_that_fails_alone_ends_all_says_why_once_and_the_same_command_goes_on(stage, tmp_path, undisturbed):
-    folder = tmp_path / "run"
-    faults = ("disk", "request") if stage == "training" else FAULTS  # in training all of them end a rank alike
+def test_a_rank_that_fails_alone_ends_all_says_why_once_and_the_same_command_goes_on(
+    stage, faults, tmp_path, undisturbed
+):
+    folder, log = tmp_path / "run", tmp_path / "run.log"
     for fault in faults:
-        before = len(killing.told(folder)) if fault != "disk" else 0
+        before = len(killing.told(folder)) if log.exists() else 0
         assert statuses(folder, stage, fault) == [1, 1], fault
         lines = killing.told(folder)[before:]
         [said] = [line for line in lines if SAID[fault] in line]

@@ -174,7 +174,7 @@ def stages() -> Table:
 
 def settings(first: str) -> Table:
     """The settings from `first` to the one before the next table's first."""
-    help_of, page = help_of_settings(), (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
+    help_of, page = help_of_settings(), (ROOT / "docs" / "runs.md").read_text(encoding="utf-8")
     names, firsts = list(help_of), re.findall(r"<!-- table:settings (\w+) -->", page)
     ends = [*map(names.index, firsts[1:]), len(names)]
 

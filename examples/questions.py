@@ -1,6 +1,6 @@
 """A task for a chat model: short questions of twelve kinds. `make real-llm` trains SmolLM2-135M-Instruct on it.
 
-`python -m examples.questions --model DIR --chat --max-new-tokens 12`; docs/rewards.md has what it came to.
+`python -m examples.questions --model DIR --chat --max-new-tokens 12`; results/real-llm.md has what it came to.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""A task whose rewards are not +1 and -1: how much of a form an answer keeps, 0 to 1. docs/rewards.md explains it.
+"""A task whose rewards are not +1 and -1: how much of a form an answer keeps, 0 to 1. See docs/in_your_trainer.md.
 
 `python -m examples.strict_format --baseline 0.6`. Without a baseline no reward is negative.
 """

@@ -45,7 +45,7 @@ def test_weights_gradient_and_objective_are_sums_over_the_arms(limits):
 
 
 def test_at_mu_all_shares_pull_in_one_direction_and_the_pace_is_largest_at_one():
-    """The rule of docs/rewards.md, by sums over arms; E+ and E- are the mean squares of the gradients."""
+    """The rule of docs/analysis.md, by sums over arms; E+ and E- are the mean squares of the gradients."""
     mu, reward = random_bandits("++---", seed=0)[1]
     is_right, of_arms = reward > 0, torch.eye(5, dtype=torch.float64) - mu[:, None]  # grad log pi of each arm
     square, p = mu * of_arms.square().sum(-1), (mu * is_right).sum(-1, keepdim=True)

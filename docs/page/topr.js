@@ -37,7 +37,7 @@ function topr_objective(log_ratio, reward, limits) {
 
 const effective_proportion = (p, c) => (p * (1 - c)) / (1 + (1 - 2 * p) * c); // Equation 12
 
-// ---- the share that learns fastest at pi = mu (docs/rewards.md); ratio: E- / E+ --------------------------------------------
+// ---- the share that learns fastest at pi = mu (docs/analysis.md); ratio: E- / E+ --------------------------------------------
 
 const best_share = (ratio) => ratio / (1 + ratio);
 

@@ -162,7 +162,7 @@ def llama_3_8b() -> LlamaConfig:
 
 
 def stages() -> Table:
-    """The time of each stage on eight H100s, for docs/gpu.md's first command and for the preset `paper`."""
+    """The time of each stage on eight H100s, for the short run of docs/gpu.md and for the preset `paper`."""
     first = replace(PAPER, problems=64, examples=512, iterations=2, test_problems=64)
     model = llama_3_8b(), 8_030_261_248, 8, 1_100, COMPLETION * PAPER.max_new_tokens
     times = [hours(run, counts(run, run.problems, run.test_problems), *model) for run in (first, PAPER)]

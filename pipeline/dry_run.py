@@ -114,7 +114,7 @@ def plan(settings: Settings, inputs: Inputs, processes: int) -> dict[str, tuple[
 def activation_bytes(settings: Settings, config: transformers.PreTrainedConfig, longest: int) -> float:
     """What a micro-batch of the longest samples keeps for its backward pass, and the logits of its completions.
 
-    HIDDEN and MLP are those of a counted step of Llama 3 8B; for it and four smaller models the sum of a GPU's memory
+    HIDDEN and MLP are those of a counted step of Llama 3 8B; for it and three smaller models the sum of a GPU's memory
     is within a fifth of what was counted (docs/gpu.md).
     """
     width, tokens = config.hidden_size, settings.micro_batch * longest

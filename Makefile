@@ -100,12 +100,9 @@ $(REAL_LLM_DIR)/config.json: | .venv/ready
 	PYTHONPATH=$(REAL_LLM_DIR).package .venv/bin/python -m examples.smollm2 $(REAL_LLM_DIR)
 	rm -r $(REAL_LLM_DIR).package
 
+# Those that ask; notebooks/answers/ has them with answers and outputs.
 notebooks: .venv/ready
 	.venv/bin/jupyter lab --notebook-dir=notebooks $(ARGS)
-
-# The notebooks without answers and outputs, in student/.
-student: .venv/ready
-	.venv/bin/python notebooks/student.py $(ARGS)
 
 # An environment begins with torch, or an open range may bring another build along. pip installs it, whose settings say
 # which build; uv the rest, in a fraction of the time, or pip where uv finds no index: it reads PIP_ARGS, but not pip's
@@ -163,4 +160,4 @@ same-python:
 clean:
 	rm -rf .venv .venv-vllm .venv-trl .venv-verl
 
-.PHONY: same-python run lint test test-all test-gpu test-vllm test-trainers test-processors faults fuzz page chromium real-llm notebooks student clean
+.PHONY: same-python run lint test test-all test-gpu test-vllm test-trainers test-processors faults fuzz page chromium real-llm notebooks clean

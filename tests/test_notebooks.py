@@ -7,20 +7,19 @@ from textwrap import indent
 
 import nbformat
 import pytest
-from execute import HERE, execute
+from execute import ANSWER, ANSWERS, HERE, asking, execute
 from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_notebook
-from student import ANSWER, main
 
 ALONE = "00_build_topr"
-NAMES = sorted(path.stem for path in HERE.glob("*.ipynb"))
+NAMES = sorted(path.stem for path in ANSWERS.glob("*.ipynb"))
 
 # What the notebook tools themselves warn of is not ours to mend.
 pytestmark = pytest.mark.filterwarnings("default")
 
 
 def read(name):
-    return nbformat.read(HERE / f"{name}.ipynb", as_version=4)
+    return nbformat.read(ANSWERS / f"{name}.ipynb", as_version=4)
 
 
 def code_cells(notebook):
@@ -116,15 +115,15 @@ def test_a_notebook_that_warns_is_not_passed():
         execute(new_notebook(cells=[new_code_cell("import warnings\nwarnings.warn('beware')")]))
 
 
-def test_students_get_everything_but_the_answers(tmp_path, monkeypatch):
-    monkeypatch.setattr("student.HERE", tmp_path / "notebooks")
-    (tmp_path / "notebooks").mkdir()
-    nbformat.write(read(NAMES[0]), tmp_path / "notebooks" / "lesson.ipynb")
-    main(tmp_path / "student")
-    student, whole = nbformat.read(tmp_path / "student" / "lesson.ipynb", as_version=4), read(NAMES[0])
-    assert not any("<details>" in cell.source or cell.get("outputs") for cell in student.cells)
-    assert len(student.cells) == len(whole.cells) - len([*exercises(whole)]) - 1  # and what the open exercise brought
+def test_those_that_ask_are_the_answered_ones_without_their_answers():
+    assert sorted(path.stem for path in HERE.glob("*.ipynb")) == NAMES
+    for name in NAMES:
+        asks, whole = nbformat.read(HERE / f"{name}.ipynb", as_version=4), read(name)
+        assert asks == asking(whole), f"python notebooks/execute.py notebooks/answers/{name}.ipynb"
+        assert not any("<details>" in cell.source or cell.get("outputs") for cell in asks.cells)
+        assert len(asks.cells) == len(whole.cells) - sum(cell.source.startswith(ANSWER) for cell in whole.cells)
+
+
+def test_a_notebook_that_asks_ends_where_a_guess_is_missing():
     with pytest.raises(CellExecutionError, match="my_guess"):
-        execute(student)
-    with pytest.raises(SystemExit, match="inside"):
-        main(tmp_path / "elsewhere" / "student")
+        execute(nbformat.read(HERE / f"{ALONE}.ipynb", as_version=4), HERE)

@@ -195,8 +195,9 @@ def help_of_settings() -> dict[str, str]:
     return {name: " ".join((beside or below).split()) for name, beside, below in fields}
 
 
-named = (laptop, methods, findings, counted, headline, stages, settings)
+named = (laptop, methods, counted, headline, stages, settings)
 TABLES = {table.__name__: table for table in named} | {  # a marker's name -> what makes its table
+    "findings": lambda: findings("README.md"),
     "iterations": lambda: to_table(load("iterations")),  # the run with Anna Karenina sampling
     "verifier": lambda name: "\n\n".join(table.markdown() for table in tables_of_verifier(load(name))),
     "claims": chosen,

@@ -47,14 +47,13 @@ def accuracy_by_share() -> dict[str, Any]:
 
 def numbers() -> dict[str, Any]:
     """The numbers in the page's text that no file of results has as they are."""
-    page, drawn, shown = load("page"), load("laptop")["iterations"][0]["dataset"]["drawn"], accuracy_by_share()
+    page, shown = load("page"), accuracy_by_share()
     log_ratios, limits = page["completions"][1]["log_ratio"]["topr"][-1], astuple(PRESETS["topr"])[2:]
     runs = map(json.loads, (RESULTS / "share_runs.jsonl").read_text(encoding="utf-8").splitlines())
     cards = [run for run in runs if run["arm"] == "card"]  # of the study's bases before training
     gains = [Estimate(**gain) for gain in load("map")["places"].values()]
     ahead = [100 * gain.mean for gain in gains if gain.mean > gain.half_width]
     return {
-        "negative_share": 1 - drawn["positive"] / drawn["samples"],
         "map": f"{len(ahead)} of {len(gains)} of these, by {min(ahead):.1f} to {max(ahead):.1f} points",
         "weight": float(importance_weight(sum(log_ratios), *limits)),
         "per_token_weight": importance_weight(torch.tensor(log_ratios), *limits).mean().item(),

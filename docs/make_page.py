@@ -12,6 +12,7 @@ import re
 import sys
 from dataclasses import astuple
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from jinja2 import Environment, StrictUndefined
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from docs.make_tables import load  # noqa: E402
+from docs.make_tables import RESULTS, load  # noqa: E402
 from paper.experiments import VARIANTS  # noqa: E402
 from pipeline.plots import STYLES  # noqa: E402
 from pipeline.report import Estimate  # noqa: E402
@@ -46,16 +47,21 @@ def accuracy_by_share() -> dict[str, Any]:
 
 def numbers() -> dict[str, Any]:
     """The numbers in the page's text that no file of results has as they are."""
-    page, drawn, shown = load("page"), load("laptop")["iterations"][0]["dataset"]["drawn"], accuracy_by_share()
+    page, shown = load("page"), accuracy_by_share()
     log_ratios, limits = page["completions"][1]["log_ratio"]["topr"][-1], astuple(PRESETS["topr"])[2:]
+    runs = map(json.loads, (RESULTS / "share_runs.jsonl").read_text(encoding="utf-8").splitlines())
+    cards = [run for run in runs if run["arm"] == "card"]  # of the study's bases before training
     gains = [Estimate(**gain) for gain in load("map")["places"].values()]
     ahead = [100 * gain.mean for gain in gains if gain.mean > gain.half_width]
     return {
-        "negative_share": 1 - drawn["positive"] / drawn["samples"],
         "map": f"{len(ahead)} of {len(gains)} of these, by {min(ahead):.1f} to {max(ahead):.1f} points",
         "weight": float(importance_weight(sum(log_ratios), *limits)),
         "per_token_weight": importance_weight(torch.tensor(log_ratios), *limits).mean().item(),
         "geometric_weight": importance_weight(torch.tensor(log_ratios).mean(), *limits).item(),
+        "tokens": {  # of a completion, on the bases with the shortest and with the longest
+            base: round(fmean((of["length_right"] + of["length_wrong"]) / 2 for of in cards if of["place"] == base))
+            for base in ("mistaken", "worded-long")
+        },
         "lr": f"{page['settings']['lr']:g}".replace("e-0", "e-"),
         "best_share": {  # by % of positives in the set
             percent: max(zip(shown["accuracy"][f"{percent}% positive"]["mean"], shown["p_tilde"], strict=True))[1]
@@ -66,7 +72,8 @@ def numbers() -> dict[str, Any]:
 
 def made() -> str:
     """The page."""
-    results = {name: load(name) for name in ("page", "laptop", "methods", "fig1", "fig5", "variants")} | numbers()
+    names = ("page", "laptop", "methods", "fig1", "fig5", "variants", "share")
+    results = {name: load(name) for name in names} | numbers()
     files = {file.name: file.read_text(encoding="utf-8").strip() for file in SOURCES.iterdir()}
     methods, styles, made_by = results["methods"], {}, "python train_gsm8k.py --method"
     content = {

@@ -142,7 +142,7 @@ PARTS = {  # controls of each part, and some numbers that it then shows
 def test_a_part_asks_then_shows_what_its_controls_ask_for_and_its_link_restores_them(open_page):
     page, [question, *_] = open_page(setting="#collapse?collapse-question=9&reward-0=x&no=1"), PAGE["questions"]
     assert page.locator("#collapse-question").input_value() == "1"  # the first that TOPR gets right in the end
-    known = {"bounds-taper", "bounds-weight", "baseline-question"}  # charts that do not answer their question
+    known = {"baseline-question"}  # a chart that does not answer its question
     for part, (controls, values) in PARTS.items():
         answers, clicks = page.locator(f"#{part} .answer"), 3 * (part == "bandit")
         _, lines = shown(page, part, controls if part == "bandit" else {})  # which waits for steps
@@ -161,6 +161,27 @@ def test_a_part_asks_then_shows_what_its_controls_ask_for_and_its_link_restores_
     page.evaluate(DRAWN)
     assert "the bounds of SFT. Negatives are not used." in page.locator("#bounds-says").text_content()
     assert page.evaluate("PRESETS") == {name: list(astuple(limits)) for name, limits in topr.PRESETS.items()}
+
+
+@SLOW
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_first_chart_is_on_the_first_screen_and_names_appear_with_what_is_drawn(open_page, width):
+    def end(what):
+        box = page.locator(what).bounding_box()
+        return box["y"] + box["height"]
+
+    page, names = open_page(width), ["TOPR", "REINFORCE", "SFT", "TIS", "plain IS", "PPO", "paper"]
+    assert end("#collapse-at") < end("#collapse-curve svg") <= 800
+    charts = page.locator("#collapse svg, #loss svg, #bounds svg, #tokens svg, #variants svg")
+    assert not set(names) & set(charts.locator("text").all_text_contents())
+    shown(page, "loss", {"loss-neg": -2})
+    assert set(names[:-1]) <= set(page.locator("#loss-chart-neg text").all_text_contents())
+    shown(page, "bandit", {}, clicks=3)  # both methods stand with Play on one screen
+    assert page.locator("#bandit-says [data-name=step]").text_content() == "300"
+    assert end("#bandit-z-1 svg") - page.locator("#bandit-play").bounding_box()["y"] <= 800
+    sizes = """(all) => all.map((one) => parseFloat(getComputedStyle(one).fontSize)
+      * one.ownerSVGElement.getBoundingClientRect().width / one.ownerSVGElement.viewBox.baseVal.width)"""
+    assert min(page.locator("svg text").evaluate_all(sizes)) >= 10 * 96 / 72  # 10 points, in pixels
 
 
 # ---- for every reader -----------------------------------------------------------------------------------------------

@@ -59,6 +59,13 @@ function ticks_of({ ticks, low, high }) {
   return range(Math.floor(high / step + 1e-9) - first + 1).map((i) => (first + i) * step);
 }
 
+// Of the numbers along x, {at, told}: all of them, or every second, third ... so that none touches the next.
+function apart(numbers) {
+  const reach = ({ at, told }, side) => at + side * (width_of(told) / 2 + 3);
+  const is_clear = (kept) => kept.every((one, i) => i === 0 || reach(one, -1) > reach(kept[i - 1], 1));
+  return range(numbers.length).map((i) => numbers.filter((_, j) => j % (i + 1) === 0)).find(is_clear) ?? [];
+}
+
 // Lines that coincide become one, with the labels of all.
 function joined(lines) {
   const found = new Map();
@@ -87,29 +94,37 @@ function spread(labels, top, bottom) {
 }
 
 const pen = document.createElement("canvas").getContext("2d");
-pen.font = `12.5px ${getComputedStyle(document.body).fontFamily}`; // as svg text in style.css
+pen.font = `13.5px ${getComputedStyle(document.body).fontFamily}`; // as svg text in style.css
 const width_of = (label) => pen.measureText(label).width;
-const ROW = 15; // pixels of a label
+const ROW = 16; // pixels of a label
 
 // ---- the chart -----------------------------------------------------------------------------------------------------
 
 // Draws into the element `place`, at its width. spec has
 //   says    what a screen reader reads
 //   x, y    axes {label, low, high, scale, ticks, told}; told: value -> text
-//   lines   [{label, x, y, style, half_width, wide, apart, points, beside}]; beside: the y of its label, usually its end's
+//   lines   [{label, short, x, y, style, half_width, wide, apart, points, beside}]; beside: the y of its label, usually its
+//           end's; short: the label in a narrow chart
 //   marks   x values with a vertical line; dots [{x, y, style}]; rules [{y, label}]; bands [{from, to, label}]
 //   drag    the range input that a pointer on the chart moves, to value_at(x)
+// A label appears with its line; where a line has only its first dot, that of a line kept apart, if no other dot is there.
 // The element keeps its lines' numbers in `place.lines`.
 function chart(place, spec) {
   const begun = spec.lines.filter((line) => line.x.length); // a line without points is not drawn
   place.lines = Object.fromEntries(begun.map(({ label, x, y }) => [label, { x, y }]));
-  const lines = joined(begun);
+  const width = Math.max(place.clientWidth, 140);
+  const is_narrow = width < 260;
+  const lines = joined(begun.map((line) => ({ ...line, label: (is_narrow && line.short) || line.label })));
+  const is_drawn = (line) => line.points || line.x.some((x) => x !== line.x[0]);
+  const is_alone = (line) => line.apart && lines.every((one) => one === line || one.y[0] !== line.y[0]);
   const { rules = [], marks = [], dots = [], bands = [] } = spec;
   const names = [...lines.flatMap((line) => line.labels), ...rules.map((rule) => rule.label)].filter(Boolean);
-  const width = Math.max(place.clientWidth, 260);
   const height = spec.height ?? 250;
-  const [left, top, bottom] = [52, 28, height - 40];
-  const right = width - (names.length ? 32 + Math.max(...names.map(width_of)) : 12);
+  const of_y = ticks_of(spec.y).map((tick) => [tick, (spec.y.told ?? plain)(tick)]);
+  const left = Math.max(is_narrow ? 0 : 52, 10 + Math.max(...of_y.map(([, told]) => width_of(told))));
+  const [top, bottom] = [28, height - 40];
+  const sample = is_narrow ? 0 : 20; // pixels of a line beside its label
+  const right = Math.max(width - (names.length ? 12 + sample + Math.max(...names.map(width_of)) : 12), left + 20);
   const x = scale_of(spec.x, left, right);
   const y = scale_of(spec.y, bottom, top);
   const clip = { "clip-path": `url(#clip-${place.id})` };
@@ -121,14 +136,13 @@ function chart(place, spec) {
     const words = label.split(" ").reverse(); // one below the other
     parts.push(...words.map((word, i) => text(word, (x(from) + x(to)) / 2, bottom - 6 - ROW * i, "middle")));
   }
-  for (const tick of ticks_of(spec.y)) {
+  for (const [tick, told] of of_y) {
     parts.push(path("grid", `M${left} ${y(tick)}H${right}`));
-    parts.push(text((spec.y.told ?? plain)(tick), left - 6, y(tick) + 4, "end"));
+    parts.push(text(told, left - 6, y(tick) + 4, "end"));
   }
-  for (const tick of ticks_of(spec.x)) {
-    parts.push(path("grid", `M${x(tick)} ${top}V${bottom}`));
-    parts.push(text((spec.x.told ?? plain)(tick), x(tick), bottom + 16, "middle"));
-  }
+  const of_x = ticks_of(spec.x).map((tick) => ({ at: x(tick), told: (spec.x.told ?? plain)(tick) }));
+  parts.push(...of_x.map(({ at }) => path("grid", `M${at} ${top}V${bottom}`)));
+  parts.push(...apart(of_x).map(({ at, told }) => text(told, at, bottom + 16, "middle")));
   parts.push(text(spec.y.label, 0, 14), text(spec.x.label, (left + right) / 2, height - 4, "middle"));
   parts.push(...marks.map((mark) => path("mark", `M${x(mark)} ${top}V${bottom}`)));
 
@@ -151,7 +165,7 @@ function chart(place, spec) {
     if (line.points) {
       parts.push(...line.x.map((at, i) => tag("circle", { cx: x(at), cy: y(line.y[i]), r: 3.5, fill: colour })));
     }
-    if (line.label) {
+    if (line.label && (is_drawn(line) || is_alone(line))) {
       const wanted = clamp(y(line.beside ?? line.y[line.y.length - 1]), top, bottom);
       const is_beside = line.beside === undefined && x(line.x[line.x.length - 1]) > right - 1;
       labels.push({ names: line.labels, look, is_beside, wanted, height: ROW * line.labels.length });
@@ -165,8 +179,8 @@ function chart(place, spec) {
   spread(labels, top - 8, bottom + 8);
   for (const { names: shown, look, is_beside, y: above, height: tall, wanted } of labels) {
     if (is_beside) parts.push(path("leader", `M${right} ${wanted}L${right + 6} ${above + tall / 2}`));
-    if (look) parts.push(path("line", `M${right + 6} ${above + tall / 2}h18`, look));
-    parts.push(...shown.map((name, i) => text(name, right + (look ? 28 : 8), above + 11.5 + ROW * i)));
+    if (look && sample) parts.push(path("line", `M${right + 6} ${above + tall / 2}h18`, look));
+    parts.push(...shown.map((name, i) => text(name, right + 8 + (look ? sample : 0), above + 12.5 + ROW * i)));
   }
   const svg = { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": spec.says };
   place.innerHTML = tag("svg", svg, parts.join(""));

@@ -45,7 +45,7 @@ const option = (value, name) => `<option value="${value}">${escaped(name)}</opti
 // Its answers appear once it was moved. At its end is a link that restores what its controls stand at.
 const redraws = [];
 function on_input(part, draw, is_moved = () => true) {
-  const title = at(part).querySelector("h2 span").textContent;
+  const title = at(part).querySelector("h2 span").firstChild.textContent.trim();
   at(part).insertAdjacentHTML("beforeend", `<p class="hint"><a>Link to this setting of ${title}</a></p>`);
   const link = at(part).querySelector(".hint:last-child a");
   let is_due = false;
@@ -168,7 +168,7 @@ function collapse() {
       return { ...line, x: so_far.map((point) => point.samples_seen), half_width, points: true };
     });
     at("collapse-also").innerHTML = also.map(({ label, style, x }) =>
-      ` ${label} was last measured after ${FORMS.count(x[x.length - 1])} completions: <b data-name="${style}"
+      ` ${label} was last measured after ${FORMS.count(x[x.length - 1])} solutions: <b data-name="${style}"
         data-as="percent"></b>.`).join("");
     put("collapse", Object.fromEntries(also.map(({ style, y }) => [style, y[y.length - 1] / 100])));
     const both = at_point(slider, lines);
@@ -176,6 +176,7 @@ function collapse() {
       says: "Share of right answers along the training of TOPR and of naive REINFORCE",
       y: { label: "right answers (%)", ...PERCENT },
       ...both,
+      x: { ...both.x, label: "solutions trained on" },
       lines: [...both.lines, ...also],
     });
     const { question, gold, completions } = questions[select.value];
@@ -260,8 +261,8 @@ function facts(limits) {
 }
 
 function bounds() {
-  const grid = between(-6, 2, 161);
   const slider = at("bounds-ratio");
+  const moved = moved_over([-6, 2]);
   const buttons = [...at("bounds-presets").children];
   const limits_now = () => BOUNDS.map((name) => number_of(at(name))).map((bound) => (bound > 2.01 ? Infinity : bound));
   function set(limits) {
@@ -277,6 +278,7 @@ function bounds() {
     const limits = limits_now();
     const log_ratio = number_of(slider);
     const ratio = Math.exp(log_ratio);
+    const grid = between(...moved(log_ratio), 161);
     BOUNDS.forEach((name, i) => told(at(name), limits[i]));
     told(slider, ratio);
     put("bounds", { largest: Math.max(limits[1], limits[3]) });
@@ -377,21 +379,22 @@ function advance(run, limits, lr, count) {
   }
 }
 
+const steps_axis = (step) => ({ label: "steps", low: 0, high: Math.max(step, 10), told: FORMS.count });
+
 function draw_panel(panel, { bandit, step, steps, z: now, paths }, method) {
   const [z, points, limits] = [now[panel], paths[panel], PRESETS[method]];
   const [pi, weight, push] = [softmax(z), weights(z, bandit, limits), gradient(z, bandit, limits)];
-  const bound = upper_bound(bandit.reward);
-  const objectives = points.map((one) => objective(one, bandit, limits));
-  put("bandit", { [`objective_${panel}`]: objective(z, bandit, limits), [`bound_${panel}`]: bound });
+  put("bandit", { [`objective_${panel}`]: objective(z, bandit, limits), [`bound_${panel}`]: upper_bound(bandit.reward) });
   for (const i of range(z.length)) {
     const of_arm = { pi: pi[i], z: z[i], weight: weight[i], push: push[i] };
     put("bandit", Object.fromEntries(Object.entries(of_arm).map(([what, x]) => [`${what}_${i}_${panel}`, x])));
   }
-  at(`bandit-name-${panel}`).textContent = NAMES[method];
-  const shared = { x: { label: "steps", low: 0, high: Math.max(step, 10), told: FORMS.count }, height: 190 };
+  for (const place of document.querySelectorAll(`[data-method="${panel}"]`)) place.textContent = NAMES[method];
+  const shared = { x: steps_axis(step), height: 170 };
   const of_arms = (values, last) => ({
     lines: range(z.length).map((i) => ({
       label: arm_name(i, bandit.reward[i]),
+      short: arm_name(i, bandit.reward[i]).replace("arm ", ""),
       style: ARM_STYLES[i],
       apart: true,
       x: steps,
@@ -403,22 +406,32 @@ function draw_panel(panel, { bandit, step, steps, z: now, paths }, method) {
     says: `Probabilities of the arms along ${FORMS.count(step)} steps of ${NAMES[method]}`,
     ...shared,
     ...of_arms(points.map(softmax), pi),
-    y: { label: "π, log scale", ...POWERS, low: 1e-7, high: 1 },
+    y: { label: "probability π, log scale", ...POWERS, low: 1e-7, high: 1 },
   });
   const logits = points.flat();
   chart(at(`bandit-z-${panel}`), {
     says: `Logits of the arms along ${FORMS.count(step)} steps of ${NAMES[method]}`,
     ...shared,
     ...of_arms(points, z),
-    y: { label: "logit", low: Math.min(-4, ...logits), high: Math.max(2, ...logits) },
+    y: { label: "logit z", low: Math.min(-4, ...logits), high: Math.max(2, ...logits) },
   });
-  chart(at(`bandit-objective-${panel}`), {
-    says: `Objective along ${FORMS.count(step)} steps of ${NAMES[method]}, and its bound`,
-    ...shared,
-    lines: [{ label: "J", style: method, wide: true, x: steps, y: objectives }],
-    dots: [{ x: step, y: objective(z, bandit, limits), style: method }],
+}
+
+function draw_objectives({ bandit, step, steps, paths }, methods) { // up to twice the bound, whatever lies above
+  const bound = upper_bound(bandit.reward);
+  const high = Math.max(2 * bound, 0.5);
+  const lines = methods.map((method, panel) => {
+    const line = { ...of_method(method, paths[panel].map((z) => objective(z, bandit, PRESETS[method]))), x: steps };
+    return line.y[line.y.length - 1] > high ? { ...line, label: `${line.label} ↑` } : line;
+  });
+  chart(at("bandit-objective"), {
+    says: `Objectives along ${FORMS.count(step)} steps of ${methods.map((method) => NAMES[method]).join(" and of ")}, and their bound`,
+    x: steps_axis(step),
+    y: { label: "objective", low: Math.min(-0.5, ...lines.flatMap((line) => line.y)), high },
+    lines,
+    dots: lines.map(({ style, y }) => ({ x: steps[steps.length - 1], y: y[y.length - 1], style })),
     rules: [{ y: bound, label: `bound ${plain(bound)}` }],
-    y: { label: "objective", low: Math.min(-0.5, ...objectives), high: Math.max(1.2 * bound, 0.2, ...objectives) },
+    height: 190,
   });
 }
 
@@ -455,7 +468,7 @@ function bandit() {
   }
   function frame() {
     if (!is_playing) return;
-    learn(1);
+    learn(0.1); // a frame makes a tenth of the steps of a click
     draw();
     requestAnimationFrame(frame);
   }
@@ -464,6 +477,7 @@ function bandit() {
     told(arms, number_of(arms), "count");
     put("bandit", { step: run.step });
     for (const panel of PANELS) draw_panel(panel, run, method(panel).value);
+    draw_objectives(run, PANELS.map((panel) => method(panel).value));
   }
 
   at("bandit").addEventListener("input", ({ target }) => { // before the part is drawn
@@ -482,7 +496,7 @@ function bandit() {
   play.onclick = () => {
     if (is_playing) return pause();
     if (matchMedia("(prefers-reduced-motion: reduce)").matches) {
-      learn(100); // what a hundred frames would show, without the motion
+      learn(10); // what a hundred frames would show, without the motion
       return soon();
     }
     is_playing = true;

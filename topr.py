@@ -5,7 +5,7 @@
 
 mu is the model that sampled the completion y; pi is the model in training. The ratio is that of whole sequences, the
 product over all tokens. A positive example keeps weight 1 however improbable it is: it is learnt as fast as in
-supervised training. Once the model hardly writes a negative example, its weight is near 0, and training leaves it alone.
+supervised training. Once the model hardly writes a negative example, its weight is near 0 and training leaves it.
 
 Names, in the whole project: logp is log pi, logmu is log mu, log_ratio is logp - logmu. A loss's reward is that after
 the baseline was subtracted; its sign chooses the bounds, and zero counts as positive. A bare name is one number per

@@ -22,7 +22,7 @@ from paper.runs import Jobs, Measured, Sweep, series, sharing_samples
 from pipeline.models.language_model import load_model
 from pipeline.plots import Line, Panel
 from pipeline.records import Example, Sample, read_records
-from pipeline.report import Estimate
+from pipeline.report import Estimate, Table
 from pipeline.settings import TINY
 
 BASES = TINY.parent / "runs" / "bases"  # where bases are made
@@ -78,28 +78,55 @@ class Curve(Study):
         super().make(sweep)
 
     def read(self) -> Figure:
-        table, bases, numbers = self.table(), [*self.scale.bases], {}
+        table, bases, shares, numbers, rows = self.table(), [*self.scale.bases], {}, {}, {}
+
+        def keep(place: dict[str, Estimate], kind: str, what: str, each: Sequence[Estimate], **text: Any) -> None:
+            """Estimates of all bases: as numbers of the figure, and as a row of one of its tables."""
+            kept = {f"{base}: {what}": x for base, x in zip(bases, each, strict=True) if not math.isnan(x.mean)}
+            place |= kept
+            rows.setdefault(kind, []).append([what, *(x.text(**text) for x in each)])
+
         cards = {base: [self.card(base, seed) for seed in self.seeds] for base in bases}
-        for what in ("right", "e_ratio", "logmu", "texts"):
-            of_base = {base: Estimate.over_seeds(getattr(card, what) for card in cards[base]) for base in bases}
-            numbers |= {f"{base}: {what}": value for base, value in of_base.items()}
-        p = [numbers[f"{base}: right"].mean for base in bases]
-        data: dict[str, Any] = {"p": p, "E-/E+": float(np.mean([numbers[f"{base}: e_ratio"].mean for base in bases]))}
-        for name, (kind, arms, _) in COMPARED.items():
+        of_cards = {
+            what: [Estimate.over_seeds(getattr(card, what) for card in cards[base]) for base in bases]
+            for what in ("right", "e_ratio", "logmu", "texts")
+        }
+        keep(shares, "bases", "p, right samples of training problems", of_cards["right"], scale=100, unit=" %")
+        keep(numbers, "bases", "E-/E+", of_cards["e_ratio"], digits=2)
+        keep(numbers, "bases", "log mu of right samples (nats)", of_cards["logmu"])
+        keep(numbers, "bases", "different texts among eight right ones", of_cards["texts"])
+        p, ratios = ([each.mean for each in of_cards[what]] for what in ("right", "e_ratio"))
+        data: dict[str, Any] = {"p": p, "E-/E+": float(np.mean(ratios))}
+        for name, (kind, arms, sets) in COMPARED.items():
             paces = [jackknife(pace_ratio, log_odds(table, base, kind, arms, EARLY[kind])) for base in bases]
-            numbers |= {f"{base}: pace, {name.replace(' - ', ' / ')}": x for base, x in zip(bases, paces, strict=True)}
+            keep(numbers, "pace", f"pace, {name.replace(' - ', ' / ')}", paces, digits=2)
+            of_law = [
+                np.divide(*(pace(q or x, p_tilde or x, x, e) for q, p_tilde in sets))
+                for x, e in zip(p, ratios, strict=True)
+            ]
+            rows["pace"].append(["by the law", *(f"{x:.2f}" for x in of_law)])
             data[f"pace: {name}"] = series(paces)
         best = [jackknife(best_share, log_odds(table, base, "chosen", SHARES)[..., 1]) for base in bases]
-        numbers |= {f"{base}: best p~, 10% positive": x for base, x in zip(bases, best, strict=True)}
-        data["best share"], shares = series(best), {}
+        keep(numbers, "pace", "best p~, 10% positive", best, digits=2)
+        odds = [e / 9 * (1 - x) / x for x, e in zip(p, ratios, strict=True)]
+        rows["pace"].append(["by the law", *(f"{x / (1 + x):.2f}" for x in odds)])
+        data["best share"] = series(best)
         for name, (kind, arms) in ENDS.items():
             gains = [table.gain(*((base, kind, arm) for arm in arms)) for base in bases]
-            shares |= {f"{base}: {name}": gain for base, gain in zip(bases, gains, strict=True)}
+            keep(shares, "ends", name, gains, scale=100)
             data[name] = series(gains)
             if len(bases) > 1:  # for 10 points of p, in the seeds that all bases have
                 slopes = np.polyfit(p, [gain.each for gain in gains], 1)[0] / 10
                 shares[f"slope for 10 points of p: {name}"] = Estimate.over_seeds(slopes)
-        return Figure(data, shares, {what: x for what, x in numbers.items() if not math.isnan(x.mean)})
+        vote = f"maj@{self.scale.base.k}"
+        votes = [table.gain((base, "natural", "topr"), (base, "natural", "sft"), vote) for base in bases]
+        keep(shares, "ends", f"{vote}: TOPR - positives, as many steps", votes, scale=100)
+        for kind, names in (("natural", POSITIVES), ("chosen", (*CHOSEN, *SHARES))):
+            for arm in names:
+                ends = [table.mean((base, kind, arm)) for base in bases]
+                keep(shares, "correct", f"{arm:.0%}" if isinstance(arm, float) else f"{kind}, {arm}", ends, scale=100)
+        head = [f"base of {base}%" for base in bases]
+        return Figure(data, shares, numbers, {name: Table(["", *head], each) for name, each in rows.items()})
 
     def card(self, base: str, seed: int) -> Base:
         """What the law needs of a base, by the samples of a seed."""

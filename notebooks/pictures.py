@@ -21,12 +21,16 @@ def plot(xlabel: str, ylabel: str, x: Any, panels: dict[str, dict], styles: str 
     """A panel for each title, with a line for each label over the same x.
 
     styles and options are those of `pipeline.plots`; panels may have styles of their own, with commas between them.
+    Up to three panels stand in a row, which is as wide as a cell of a notebook: its text is shown as large as it is.
 
     >>> plot("x", "y", [0, 1], {"squares": {"x²": [0, 1]}}).axes[0].get_title()
     'squares'
     """
     drawn = zip(panels.items(), cycle(styles.split(",")))
-    return draw([Panel(title, xlabel, ylabel, lines(x, y, names), options) for (title, y), names in drawn])
+    columns = min(len(panels), 3)
+    size = {1: (6.2, 3.4), 2: (4.4, 3.4), 3: (2.9, 2.7)}[columns]
+    shown = [Panel(title, xlabel, ylabel, lines(x, y, names), options) for (title, y), names in drawn]
+    return draw(shown, columns, size)
 
 
 def draw_section(section: Callable[[Axes], None]) -> Figure:

@@ -20,7 +20,7 @@ from paper.methods import POSITIVES
 from paper.panels import P_TILDE, Data, line
 from paper.runs import Jobs, Measured, Sweep, series, sharing_samples
 from pipeline.models.language_model import load_model
-from pipeline.plots import Line, Panel
+from pipeline.plots import Line, Panel, Style
 from pipeline.records import Example, Sample, read_records
 from pipeline.report import Estimate, Table
 from pipeline.settings import TINY
@@ -144,22 +144,25 @@ class Curve(Study):
             return Panel(title, "p: right samples of the base model (%)", f"{unit}, 95% interval", lines)
 
         def law(y: np.ndarray) -> Line:
-            return Line(100 * grid, y, "law", "p1")
+            return Line(100 * grid, y, "law", Style("#000000", "-", ""))
 
         def level(y: float) -> Line:
             return Line([30, 85], [y, y], style="limit")
 
+        def points(name: str, scale: float = 100) -> Line:
+            return line(p, data[name], "measured", "topr", scale)._replace(kind="points")
+
         panels = []
         for name, (_, _, sets) in COMPARED.items():
             one, other = ([pace(q or x, p_tilde or x, x, ratio) for x in grid] for q, p_tilde in sets)
-            measured, title = line(p, data[f"pace: {name}"], "measured", "topr", 1), name.replace(" - ", " / ")
+            measured, title = points(f"pace: {name}", 1), name.replace(" - ", " / ")
             panels.append(over_p(f"pace: {title}", "ratio", level(1), law(np.divide(one, other)), measured))
-            panels.append(over_p(f"at the end: {name}", "points", level(0), line(p, data[name], "", "topr")))
+            panels.append(over_p(f"at the end: {name}", "points", level(0), points(name)))
         odds = ratio / 9 / (grid / (1 - grid))
-        measured = line(p, data["best share"], "measured", "topr")
+        measured = points("best share")
         panels.append(over_p(f"10% positive: best {P_TILDE}", "%", law(100 * odds / (1 + odds)), measured))
-        for name in [name for name in ENDS if name not in COMPARED]:
-            panels.append(over_p(f"at the end: {name}", "points", level(0), line(p, data[name], "", "topr")))
+        for name in reversed([name for name in ENDS if name not in COMPARED]):
+            panels.append(over_p(f"at the end: {name}", "points", level(0), points(name)))
         return panels
 
 

@@ -22,9 +22,12 @@ from pipeline.runtime.processes import command, process_group, rank, ranks
 from pipeline.settings import intended_ranks, parsed
 
 FIGURES = (*(f"fig{number}" for number in range(1, 10)), "table2", "variants")  # STUDIES of paper/figures.py
-ON_LAPTOP = ("curve",)  # whose base models tiny/make.py makes
 ON_MATH = ("fig4-math", "fig6-math", "fig8-math")
-RECORDS = {"map": "ca5c231", "share": "82e5ae4"}  # finished studies, and the commits that have their code
+RECORDS = {
+    "map": "ca5c231",
+    "share": "82e5ae4",
+    "curve": "ca7b604",
+}  # finished studies, and the commits that have their code
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Options:
     """Every setting of the command; all ours but those of the presets."""
 
     figures: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]]
-    """what to make: fig1 to fig9, table2, variants, curve, all; with --preset paper fig4-math, fig6-math, fig8-math"""
+    """what to make: fig1 to fig9, table2, variants, or all; with --preset paper fig4-math, fig6-math, fig8-math"""
     preset: Literal["laptop", "paper"] = "laptop"
     """laptop: the tiny model, two cores; paper: the paper's settings, on 8 GPUs under torchrun"""
     seeds: int = 3
@@ -56,10 +59,8 @@ def check(options: Options) -> None:
         if name in RECORDS:
             record = f"its record is results/{name}.md, and commit {RECORDS[name]} has its code"
             raise InputError(f"{name}: is a finished study; {record}")
-        if name not in ("all", *FIGURES, *ON_LAPTOP, *ON_MATH):
-            raise InputError(f"{name}: is no figure; choose from {', '.join(FIGURES + ON_LAPTOP)}, or all")
-        if name in ON_LAPTOP and options.preset != "laptop":
-            raise InputError(f"{name}: is for --preset laptop only, whose base models are made for it")
+        if name not in ("all", *FIGURES, *ON_MATH):
+            raise InputError(f"{name}: is no figure; choose from {', '.join(FIGURES)}, or all")
         if name in ON_MATH and options.preset != "paper":
             raise InputError(f"{name}: is for --preset paper only; the tiny model cannot do MATH")
     for name in ("seeds", "workers"):
@@ -79,7 +80,7 @@ def make(options: Options) -> None:
     from paper.runs import Sweep, print_jobs
     from pipeline.runtime.preflight import check_machine
 
-    every = FIGURES + (ON_MATH if options.preset == "paper" else ON_LAPTOP)
+    every = FIGURES + (ON_MATH if options.preset == "paper" else ())
     names = every if "all" in options.figures else tuple(dict.fromkeys(options.figures))
     scale = "quick" if options.quick else options.preset
     workers = options.workers if scale == "laptop" and "RANK" not in os.environ else 1

@@ -82,8 +82,6 @@ class Scale:
     method_changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # method -> settings that it changes
     others: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # Figure 8: settings of other models' runs
     task: Callable[[Settings], Task] = gsm8k_task
-    curve_tests: int = 300  # test problems of the curve over p
-    bases: Mapping[str, str | Path] = field(default_factory=dict)  # its base models, or how tiny/make.py makes them
 
 
 MAJORITY_SETTINGS = {"test_problems": 100, "test_samples": 16, "k": 16}  # how the laptop measures maj@16
@@ -100,14 +98,7 @@ LAPTOP = Scale(
     ),
     rates=(3e-6, 1e-5, 3e-5, 1e-4, 3e-4),
     finer=(1.8e-5, 5.5e-5),
-    decisive={"fig4": 5, "fig5": 5, "fig6": 8, "fig8": 5, "curve": 5},
-    bases={  # named after their share of right samples, in %
-        "35": "--teacher.ending 0.1 --teacher.plan 0 1.15",
-        "46": TINY / "worded",
-        "56": "--teacher.ending 0.1 --teacher.plan 0 0.5",
-        "66": "--teacher.ending 0.13 --teacher.plan 0 0.2",
-        "80": "--habit 500 --teacher.ending 0.1 --teacher.plan 0 0.05",  # what it lacks are sums that are sure
-    },
+    decisive={"fig4": 5, "fig5": 5, "fig6": 8, "fig8": 5},
     shares=(0.01, 0.1, 0.2, 0.5, 0.8, 1.0),
     sets={"examples": 1_024},  # there are enough negatives for a set with 10% positives up to a pass@1 of 64%
     passes=4,
@@ -136,8 +127,6 @@ QUICK = replace(
         VERIFIER_SETTINGS["laptop"], problems=8, test_problems=10, train_solutions=4, test_solutions=4, iterations=2
     ),
     other_verifiers=(),
-    bases={"46": TINY / "worded"},
-    curve_tests=10,
     iterated={"iterations": 2, "candidates": 16, "n": 16, "examples": 24},
 )
 DEEPSEEK = "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"

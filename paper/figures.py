@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 import topr
-from paper.curve import Curve
 from paper.experiments import COMPOSITION_ARMS, METHOD_ARMS, RATED, Arm, Figure, Study, called
 from paper.methods import Fig1, Fig2, Fig3, Fig4, Variants
 from paper.panels import CORRECT, P_TILDE, TRAINING, Data, accuracy, arm_lines, line, shares_panel, tenths_panel
@@ -388,6 +387,5 @@ def rows_of_table2(results: Sequence[Mapping[str, Any]]) -> Measured:
 
 
 STUDIES: dict[str, type[Study]] = {
-    study.__name__.lower(): study
-    for study in (Fig1, Fig2, Fig3, Fig4, Fig5, Fig6, Fig7, Fig8, Fig9, Table2, Variants, Curve)
+    study.__name__.lower(): study for study in (Fig1, Fig2, Fig3, Fig4, Fig5, Fig6, Fig7, Fig8, Fig9, Table2, Variants)
 }

@@ -12,11 +12,13 @@ and then to be careless. README.md says why, and how tiny/worded was made; tiny/
 
 import json
 import math
+import os
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # read by torch: threads that spin on crawl beside a busy core
 import torch
 import tyro
 from problems import FLAWLESS, MISTAKEN, TEACHER, Noise, WordProblem, draw_problem, solve, solve_badly, verify

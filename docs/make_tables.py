@@ -99,7 +99,7 @@ def claims() -> list[Judged]:
     return judged(json.loads((RESULTS / "claims.json").read_text(encoding="utf-8")), cache(load))
 
 
-def findings(pages: str = "", docs: str = "../docs/", is_chosen: bool = False) -> Table:
+def findings(pages: str = "README.md", docs: str = "../docs/", is_chosen: bool = False) -> Table:
     """Every claim and its verdict, or those chosen for the README; then the analysis, which is no measurement."""
     measured = table([claim for claim in claims() if "readme" in claim.row or not is_chosen], load, pages)
     what, ours = "Propositions 3.1 and 3.2, Appendices B and C", "`python toy_bandit.py` checks each statement"
@@ -195,9 +195,8 @@ def help_of_settings() -> dict[str, str]:
     return {name: " ".join((beside or below).split()) for name, beside, below in fields}
 
 
-named = (laptop, methods, counted, headline, stages, settings)
+named = (laptop, methods, findings, counted, headline, stages, settings)
 TABLES = {table.__name__: table for table in named} | {  # a marker's name -> what makes its table
-    "findings": lambda: findings("README.md"),
     "iterations": lambda: to_table(load("iterations")),  # the run with Anna Karenina sampling
     "verifier": lambda name: "\n\n".join(table.markdown() for table in tables_of_verifier(load(name))),
     "claims": chosen,

@@ -50,12 +50,6 @@ STYLES_OF_VARIANTS = {  # of the loss, by their names in conformance.variants.VA
     "clip 0.8..1.2": Style("#D55E00", (0, (6, 1, 1, 1, 1, 1)), "D"),
 }
 VARIANTS = {name: Arm(name, style, token_loss=name) for name, style in STYLES_OF_VARIANTS.items()}
-COMPOSITION_ARMS = {  # what the control changes depends on the scale, too
-    "uniform": Arm("uniform", "topr", {"composition": "uniform"}),
-    "positives_only": Arm("positives only", "sft", {"composition": "positives_only"}),
-    "anna_karenina": Arm("Anna Karenina", Style("#882255", (0, (5, 1)), "s"), {"composition": "anna_karenina"}),
-    "control": Arm("as many positives, any", "p5", {"composition": "proportion"}),
-}
 # whose accuracy falls from near its best to a half or less from one rate of the grid to the next
 WITH_A_CLIFF = {"reinforce", "asymre", "kl", "dpo", *VARIANTS}
 RATED = METHOD_ARMS | VARIANTS | {name: Arm(name, "", {"optimizer": name}) for name in ("adamw", "adafactor", "sgd")}

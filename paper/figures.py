@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 import topr
-from paper.experiments import COMPOSITION_ARMS, METHOD_ARMS, RATED, Arm, Figure, Study, called
+from paper.experiments import METHOD_ARMS, RATED, Arm, Figure, Study, called
 from paper.methods import Fig1, Fig2, Fig3, Fig4, Variants
 from paper.panels import CORRECT, P_TILDE, TRAINING, Data, accuracy, arm_lines, line, shares_panel, tenths_panel
 from paper.runs import Finished, Job, Jobs, Measured, best_elsewhere, series, sharing_samples
 from pipeline.compositions import rewards_of_groups
-from pipeline.plots import Line, Panel
+from pipeline.plots import Line, Panel, Style
 from pipeline.records import Sample, Task
 from pipeline.report import Estimate
 from pipeline.settings import Settings
@@ -201,6 +201,14 @@ class Fig7(Study):
             norms = data[key]["gradient norm"]
             panels.append(tenths_panel(key, "gradient norm, mean over a tenth", norms, yscale="log"))
         return panels
+
+
+COMPOSITION_ARMS = {  # what the control changes depends on the scale, too
+    "uniform": Arm("uniform", "topr", {"composition": "uniform"}),
+    "positives_only": Arm("positives only", "sft", {"composition": "positives_only"}),
+    "anna_karenina": Arm("Anna Karenina", Style("#882255", (0, (5, 1)), "s"), {"composition": "anna_karenina"}),
+    "control": Arm("as many positives, any", "p5", {"composition": "proportion"}),
+}
 
 
 class Fig8(Study):

@@ -68,7 +68,7 @@ class Settings:
     preset: tyro.conf.Positional[Preset] = "laptop"
     """comes first: laptop, a tiny model on tiny problems (ours); single-gpu, 24 GB (ours); paper, 8 x H100"""
 
-    model: str = str(TINY / "worded")  # folder or hub name of the base model (ours; paper: Llama 3 8B Instruct)
+    model: str = str(TINY / "two_thirds")  # folder or hub name of the base model (ours; paper: Llama 3 8B Instruct)
     trust_remote_code: bool = False  # run code that comes with the model; it can do anything (ours)
     data: str = str(TINY)  # folder with train.jsonl and test.jsonl in GSM8K's form, or a hub name: openai/gsm8k (ours)
     test_data: str | None = None  # where the test problems are, if not in --data (ours; MATH-500 has a name of its own)

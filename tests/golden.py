@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-MODEL = Path(__file__).resolve().parent.parent / "tiny" / "worded"
+MODEL = Path(__file__).resolve().parent.parent / "tiny" / "two_thirds"
 STEPS, LR, MAX_NORM = 3, 1e-4, 0.6
 QUESTION = "Q: Ben buys {} boxes with {} stamps in each box and gives away {} stamps. How many stamps are left?\nA:"
 ANSWER = " Good. One has {a} * {b} = {x}, giving {x}. Now {x} - {c} = {y}, so {y}. The answer is {y}."

@@ -86,7 +86,7 @@ def test_a_tokenizer_without_an_end_is_refused(lm, tmp_path):
 
 def test_a_copy_of_the_project_goes_on(finished, tmp_path, monkeypatch):
     monkeypatch.setattr(settings, "TINY", shutil.copytree(settings.TINY, tmp_path / "tiny"))
-    given = {"model": str(settings.TINY / "worded"), "data": str(settings.TINY)}
+    given = {"model": str(settings.TINY / "two_thirds"), "data": str(settings.TINY)}
     experiment(shutil.copytree(finished, tmp_path / "run"), **given)  # it is finished there, and not refused
     experiment(tmp_path / "other", reuse=finished, iterations=0, **given)
     assert not json.loads((tmp_path / "other" / "times.json").read_text())["seconds"].get("sampling")

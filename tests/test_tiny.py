@@ -22,7 +22,7 @@ def test_the_committed_files_are_those_that_make_writes(tmp_path):
     of_models = [f"{model}/{name}" for model in ("base", "checker") for name in ("tokenizer.json", "config.json")]
     for name in ("train.jsonl", "test.jsonl", *of_models):
         assert (tmp_path / name).read_bytes() == (TINY / name).read_bytes(), name
-    for model in ("checker", "worded"):
+    for model in ("checker", "worded", "two_thirds"):
         assert (TINY / model / "config.json").read_bytes() == (TINY / "base" / "config.json").read_bytes()
         assert (TINY / model / "tokenizer.json").samefile(TINY / "base" / "tokenizer.json")
 

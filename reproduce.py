@@ -21,7 +21,8 @@ from pipeline.records import InputError
 from pipeline.runtime.processes import command, process_group, rank, ranks
 from pipeline.settings import intended_ranks, parsed
 
-FIGURES = (*(f"fig{number}" for number in range(1, 10)), "table2", "variants")  # STUDIES of paper/figures.py
+OURS = ("robustness", "variants")
+FIGURES = (*(f"fig{number}" for number in range(1, 10)), "table2", *OURS)  # STUDIES of paper/figures.py
 ON_MATH = ("fig4-math", "fig6-math", "fig8-math")
 RECORDS = {
     "map": "ca5c231",
@@ -35,7 +36,7 @@ class Options:
     """Every setting of the command; all ours but those of the presets."""
 
     figures: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]]
-    """what to make: fig1 to fig9, table2, variants, or all; with --preset paper fig4-math, fig6-math, fig8-math"""
+    """fig1 to fig9, table2, robustness, variants, or all; with --preset paper fig4-math, fig6-math, fig8-math"""
     preset: Literal["laptop", "paper"] = "laptop"
     """laptop: the tiny model, two cores; paper: the paper's settings, on 8 GPUs under torchrun"""
     seeds: int = 3

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 import topr
 from paper.experiments import METHOD_ARMS, RATED, Arm, Figure, Study, called
-from paper.methods import Fig1, Fig2, Fig3, Fig4, Variants
+from paper.methods import Fig1, Fig2, Fig3, Fig4, Robustness, Variants
 from paper.panels import CORRECT, P_TILDE, TRAINING, Data, accuracy, arm_lines, line, shares_panel, tenths_panel
 from paper.runs import Finished, Job, Jobs, Measured, best_elsewhere, series, sharing_samples
 from pipeline.compositions import rewards_of_groups
@@ -40,49 +41,37 @@ SETS = {"10% positive": 0.1, "50% positive": 0.5}
 class Fig5(Study):
     """Two sets of equal size, 10% and 50% positive; a baseline sets the effective share of positives p~.
 
-    At TOPR's learning rate and at its neighbours in the grid, since the best share may move with the rate.
+    At TOPR's two best learning rates, since the best share may move with the rate.
     """
 
-    @property
-    def neighbours(self) -> list[float]:
-        return [rate for rate in self.scale.rates if 1 / 4 < rate / self.rates["topr"] < 4]
-
     def arms(self) -> Jobs:
-        rates = sorted(self.neighbours, key=lambda rate: not self.decides(("topr", rate)))  # whose samples others copy
-        return by_share(self, [("topr", rate, share) for share in SETS.values() for rate in rates])
-
-    def decides(self, arm: Sequence[Any]) -> bool:
-        return arm[1] == self.rates["topr"]
+        return by_share(self, [("topr", rate, share) for share in SETS.values() for rate in self.two_rates.values()])
 
     def read(self) -> Figure:
         table = self.table(lambda run: {"realised": [run.results["iterations"][0]["training"]["realised_share"]]})
-        topr_rate, p_tildes = self.rates["topr"], self.scale.shares
-        data: dict[str, Any] = {"p~": list(p_tildes), "own rate": topr_rate, "realised share": {}}
-        shares = {}
-        for name, share in SETS.items():
-            shares |= {f"{name}, p~ = {p:.0%}": table.mean(("topr", topr_rate, share, p)) for p in p_tildes}
-            for rate in self.neighbours:
+        p_tildes, shares, numbers = self.scale.shares, {}, {}
+        data: dict[str, Any] = {"p~": list(p_tildes), "own rate": self.rates["topr"], "realised share": {}}
+        for at, rate in self.two_rates.items():
+            ends, here, realised = {}, {}, {}
+            for name, share in SETS.items():
                 arms = {p: ("topr", rate, share, p) for p in p_tildes}
-                data.setdefault(f"lr {rate:g}", {})[name] = series(map(table.mean, arms.values()))
-                realised = series(table.mean(arm, "realised") for arm in arms.values())
-                data["realised share"].setdefault(f"lr {rate:g}", {})[name] = realised
-                for at in ["TOPR's rate"] * (rate == topr_rate) + ["lowest rate"] * (rate == min(self.neighbours)):
-                    each = {p: [*table.each(arm).values()] for p, arm in arms.items()}
-                    gains = {
-                        f"p~ = 20% - p~ = {p:.0%}": table.gain(arms.get(0.2), arms.get(p)) for p in (0.01, 0.8, 1.0)
-                    }
-                    gains |= {f"best p~ on other seeds - p~ = {p:.0%}": best_elsewhere(each, p) for p in (0.5, 1.0)}
-                    shares |= {f"{name}, {at}: {pair}": gain for pair, gain in gains.items() if gain}
-        for p, sampled, other in ((0.1, 0.1, 0.5), (0.5, 0.5, 0.1)):
-            if p in p_tildes:
-                gain = table.gain(("topr", topr_rate, sampled, p), ("topr", topr_rate, other, p))
-                shares[f"p~ = {p:.0%} by sampling - by a baseline"] = gain
-        numbers = {}
-        for at, rate in (("", topr_rate), (", lowest rate", min(self.neighbours))):
-            curves = [[table.each(("topr", rate, share, p)) for p in p_tildes] for share in SETS.values()]
-            both = [[[end[seed] for end in curve] for curve in curves] for seed in self.seeds]
+                here[name] = series(map(table.mean, arms.values()))
+                realised[name] = series(table.mean(arm, "realised") for arm in arms.values())
+                ends[name] = {p: table.each(arm) for p, arm in arms.items()}
+                each = {p: [*by_seed.values()] for p, by_seed in ends[name].items()}
+                gains = {f"p~ = 20% - p~ = {p:.0%}": table.gain(arms.get(0.2), arms.get(p)) for p in (0.01, 0.8, 1.0)}
+                gains |= {f"best p~ on other seeds - p~ = {p:.0%}": best_elsewhere(each, p) for p in (0.5, 1.0)}
+                shares |= {f"{name}, p~ = {p:.0%}{at}": table.mean(arm) for p, arm in arms.items()}
+                shares |= {f"{name}: {pair}{at}": gain for pair, gain in gains.items() if gain}
+            for p, sampled, other in ((0.1, 0.1, 0.5), (0.5, 0.5, 0.1)):
+                if p in p_tildes:
+                    gain = table.gain(("topr", rate, sampled, p), ("topr", rate, other, p))
+                    shares[f"p~ = {p:.0%} by sampling - by a baseline{at}"] = gain
+            seeds = self.seeds_of(arms[1.0])
+            both = [[[by_seed[seed] for by_seed in ends[name].values()] for name in SETS] for seed in seeds]
             correlations = Estimate.over_seeds(float(np.corrcoef(two_curves)[0, 1]) for two_curves in both)
             numbers[f"correlation of the two sets over p~{at}"] = correlations
+            data[f"lr {rate:g}"], data["realised share"][f"lr {rate:g}"] = here, realised
         return Figure(data, shares, numbers)
 
     @staticmethod
@@ -102,7 +91,8 @@ class Fig6(Study):
 
     def arms(self) -> Jobs:
         wanted = [(method, rate, 0.1) for method, rate in self.rates.items()]
-        return by_share(self, wanted, epochs=self.scale.passes, curve_points=self.scale.base.curve_points)
+        points = self.scale.passes if self.scale.passes > 1 else self.scale.base.curve_points  # after each pass
+        return by_share(self, wanted, epochs=self.scale.passes, curve_points=points)
 
     def decides(self, arm: Sequence[Any]) -> bool:
         return arm[-1] in (0.01, 0.1)
@@ -119,7 +109,9 @@ class Fig6(Study):
             curves = {what: {m: table.along(arms[m, p], what) for m in names} for what in ("correct", low)}
             data[f"p~ = {p:.0%}"] = curves
         shares = {f"{names[m]}, p~ = {p:.0%}": table.mean(arm) for (m, p), arm in arms.items()}
-        shares |= {f"TOPR - TIS, p~ = {p:.0%}": table.gain(arms["topr", p], arms["tis", p]) for p in p_tildes}
+        for what, at in (("", -1), (", after one pass", 1)):
+            gains = {p: table.gain(arms["topr", p], arms["tis", p], at=at) for p in p_tildes}
+            shares |= {f"TOPR - TIS, p~ = {p:.0%}{what}": gain for p, gain in gains.items()}
         shares |= {f"{METHOD_ARMS[m].name} - base, p~ = {p:.0%}": table.change(arm) for (m, p), arm in arms.items()}
         ends = {key: table.each(arm) for key, arm in arms.items()}  # some p~ have more seeds than self.seeds
         highest = {m: [max(ends[m, p][seed] for p in p_tildes) for seed in self.seeds] for m in names}
@@ -203,30 +195,37 @@ class Fig7(Study):
         return panels
 
 
-COMPOSITION_ARMS = {  # what the control changes depends on the scale, too
+COMPOSITION_ARMS = {
     "uniform": Arm("uniform", "topr", {"composition": "uniform"}),
+    "its_positives": Arm("uniform, negatives with weight 0", "p5", {"composition": "uniform", "method": "sft"}),
     "positives_only": Arm("positives only", "sft", {"composition": "positives_only"}),
     "anna_karenina": Arm("Anna Karenina", Style("#882255", (0, (5, 1)), "s"), {"composition": "anna_karenina"}),
-    "control": Arm("as many positives, any", "p5", {"composition": "proportion"}),
 }
 
 
 class Fig8(Study):
-    """Iterations of sampling and training: uniform, positives only, Anna Karenina, a control. On MATH: fig8-math.
+    """Iterations of sampling and training: uniform, positives only, Anna Karenina. On MATH: fig8-math.
 
-    Three iterations, at the paper's scale five (both ours), at TOPR's learning rate. The control (ours) has as many
-    samples and positives as Anna Karenina's sets and any positives. At the paper's scale with DeepSeek-R1 8B too, and
-    with Llama 3 70B, a line that is not trained; other models draw samples of their own.
+    Three iterations, at the paper's scale five (both ours), at TOPR's two best learning rates. Two arms have
+    positives alone: as many as uniform has, in as many steps; and as many samples as uniform has. At the paper's scale
+    with DeepSeek-R1 8B too, and with Llama 3 70B, a line that is not trained; other models draw samples of their own.
     """
 
     def arms(self) -> Jobs:
-        base = replace(self.scale.base, lr=self.rates["topr"], curve_points=1, **self.scale.iterated)
-        changes = {"control": {"proportion": base.problems / base.examples, "n": base.candidates}}
-        arms = {k: self.job(f"fig8-{k}", base, arm, **changes.get(k, {})) for k, arm in COMPOSITION_ARMS.items()}
-        return sharing_samples(arms) | {n: self.job(n, base, **settings) for n, settings in self.scale.others.items()}
+        base, arms = replace(self.scale.base, curve_points=1, **self.scale.iterated), {}
+        for rate in self.two_rates.values():
+            arms |= {
+                (k, rate): self.job(f"fig8-{k}-{rate:g}", base, arm, lr=rate) for k, arm in COMPOSITION_ARMS.items()
+            }
+        topr_rate = self.rates["topr"]
+        others = {
+            (n, topr_rate): self.job(n, base, lr=topr_rate, **changes) for n, changes in self.scale.others.items()
+        }
+        return sharing_samples(arms) | others
 
     def read(self) -> Figure:
-        uniform = [self.runs["uniform", seed] for seed in self.seeds_of("uniform")]
+        topr_rate = self.rates["topr"]
+        uniform = [self.runs[("uniform", topr_rate), seed] for seed in self.seeds_of("uniform")]
         steps, keys = range(uniform[0].settings.iterations + 1), ("pass@1", f"maj@{uniform[0].settings.k}")
 
         def level(run: Finished) -> dict[str, Sequence[float]]:
@@ -234,24 +233,22 @@ class Fig8(Study):
             return {} if run.settings.iterations else {key: run.measured[key] * len(steps) for key in keys}
 
         table, data, shares = self.table(level), {}, {}
-        names = {key: arm.name for key, arm in COMPOSITION_ARMS.items()} | {name: name for name in self.scale.others}
-        for key in keys:
-            data[key] = {name: table.along(name, key) for name in names}
-            means = {text: [table.mean(name, key, at=i) for i in steps] for name, text in names.items()}
-            gains = {
-                f"Anna Karenina - {names[other]}": [table.gain("anna_karenina", other, key, at=i) for i in steps]
-                for other in COMPOSITION_ARMS
-                if other != "anna_karenina"
-            }
-            gains["uniform - positives only"] = [table.gain("uniform", "positives_only", key, at=i) for i in steps]
-            for i in steps[1:]:
-                shares |= {f"{text}: {key} after iteration {i}": each[i] for text, each in (means | gains).items()}
-            for text, each in gains.items():
-                step_gains = np.array([gain.each for gain in each[1:]])
-                first = Estimate.over_seeds(step_gains[:3].mean(0))  # later the problems run out
-                shares[f"{text}: {key}, mean of iterations 1 to 3"] = first
-                shares[f"{text}: {key}, last iteration"] = each[-1]
-                shares[f"{text}: {key}, last iteration - first"] = Estimate.over_seeds(step_gains[-1] - step_gains[0])
+        pairs = {f"Anna Karenina - {arm.name}": ("anna_karenina", k) for k, arm in [*COMPOSITION_ARMS.items()][:-1]}
+        pairs |= {f"uniform - {COMPOSITION_ARMS[k].name}": ("uniform", k) for k in ("its_positives", "positives_only")}
+        for (at_rate, rate), key in product(self.two_rates.items(), keys):
+            names = {k: arm.name for k, arm in COMPOSITION_ARMS.items()}
+            names |= {name: name for name in self.scale.others} if rate == topr_rate else {}
+            data[f"{key}, lr {rate:g}"] = {name: table.along((name, rate), key) for name in names}
+            for text, (one, other) in pairs.items():
+                each = [table.gain((one, rate), (other, rate), key, at=i) for i in steps]
+                shares |= {f"{text}: {key} after iteration {i}{at_rate}": each[i] for i in steps[1:]}
+                gains = np.array([gain.each for gain in each[1:]])
+                first = Estimate.over_seeds(gains[:3].mean(0))  # later the problems run out
+                shares[f"{text}: {key}, mean of iterations 1 to 3{at_rate}"] = first
+                shares[f"{text}: {key}, last iteration{at_rate}"] = each[-1]
+                shares[f"{text}: {key}, last iteration - first{at_rate}"] = Estimate.over_seeds(gains[-1] - gains[0])
+            for (name, text), i in product(names.items(), steps[1:]):
+                shares[f"{text}: {key} after iteration {i}{at_rate}"] = table.mean((name, rate), key, at=i)
         drawn = [run.results["iterations"][0]["dataset"]["drawn"] for run in uniform]
         to_draw = Estimate.over_seeds(50_000 * counts["samples"] / counts["positive"] for counts in drawn)
         numbers = {"samples to draw for 50,000 positives (uniform sampling trains on any 50,000)": to_draw}
@@ -263,7 +260,8 @@ class Fig8(Study):
         for key, curves in data.items():
             arms = {name: COMPOSITION_ARMS.get(name, Arm(name, "")) for name in curves}
             drawn = arm_lines(curves, arms, lambda y: range(len(y["mean"])))
-            panels.append(Panel(key, "iterations", f"{key} (%), 95% interval", drawn, {"xticks": drawn[0].x}))
+            y_label = f"{key.partition(',')[0]} (%), 95% interval"
+            panels.append(Panel(key, "iterations", y_label, drawn, {"xticks": drawn[0].x}))
         return panels
 
 
@@ -394,6 +392,5 @@ def rows_of_table2(results: Sequence[Mapping[str, Any]]) -> Measured:
     return Measured((row, seed, {name: [cell["mean"]] for name, cell in cells.items()}) for row, seed, cells in rows)
 
 
-STUDIES: dict[str, type[Study]] = {
-    study.__name__.lower(): study for study in (Fig1, Fig2, Fig3, Fig4, Fig5, Fig6, Fig7, Fig8, Fig9, Table2, Variants)
-}
+ALL = (Fig1, Fig2, Fig3, Fig4, Fig5, Fig6, Fig7, Fig8, Fig9, Table2, Robustness, Variants)
+STUDIES: dict[str, type[Study]] = {study.__name__.lower(): study for study in ALL}

@@ -2,20 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import torch
 
 import topr
-from paper.experiments import GREY, METHOD_ARMS, PAPER_METHODS, RATED, VARIANTS, Arm, Figure, Study, called
+from paper.experiments import METHOD_ARMS, PAPER_METHODS, RATED, VARIANTS, Arm, Figure, Study, called
 from paper.panels import CORRECT, EPOCH, WHOLE, Data, accuracy, arm_lines, epoch, line
 from paper.runs import Finished, Jobs, Measured, sharing_samples
 from pipeline.evaluation import collect, estimate, wins
-from pipeline.methods import ppo_loss
-from pipeline.plots import Line, Panel
+from pipeline.methods import METHODS, loss_of, ppo_loss
+from pipeline.plots import Line, Panel, Style
 from pipeline.records import Outcome
 from pipeline.report import Estimate, Table
+from pipeline.settings import Settings
 
 
 class AtBothRates(Study):
@@ -41,7 +42,7 @@ class AtBothRates(Study):
 class Fig1(AtBothRates):
     """Test accuracy over one epoch, all at TOPR's learning rate, and each at its own.
 
-    Ours: TIS, plain IS, SFT on positives and three neighbours. On the laptop DPO makes about twice as many steps.
+    Ours: TIS, plain IS, SFT on positives, a group baseline. On the laptop DPO makes about twice as many steps.
     """
 
     rated = tuple(METHOD_ARMS)
@@ -80,14 +81,12 @@ class Fig1(AtBothRates):
         panels.append(
             accuracy("each at its own learning rate", {name: curves[name] for name in PAPER_METHODS}, METHOD_ARMS)
         )
-        bounds, neighbours = ("topr", "tis", "off_policy", "sft"), ("topr", "group", "kl", "asymre")
-        for title, names in (("other bounds (Table 1)", bounds), ("neighbours (ours)", neighbours)):
-            last = {name: {what: values[-1:] for what, values in curves[name].items()} for name in reversed(names)}
-            ends = enumerate(arm_lines(last, METHOD_ARMS, lambda _: [0]))
-            drawn = [end._replace(x=end.y, y=[i], kind="rows") for i, end in ends]
-            options = {"yticks": [], "ylim": (-0.5, len(names) - 0.5)}
-            panels.append(Panel(f"{title}, own rate, at the end", CORRECT, "", drawn, options))
-        return panels
+        names = ("group", "sft", "off_policy", "tis", "topr")
+        last = {name: {what: values[-1:] for what, values in curves[name].items()} for name in names}
+        ends = enumerate(arm_lines(last, METHOD_ARMS, lambda _: [0]))
+        drawn = [end._replace(x=end.y, y=[i], kind="rows") for i, end in ends]
+        options = {"yticks": [], "ylim": (-0.5, len(names) - 0.5)}
+        return [*panels, Panel("other bounds and baselines, own rate, at the end", CORRECT, "", drawn, options)]
 
 
 class Fig2(Study):
@@ -148,6 +147,7 @@ class Fig3(AtBothRates):
         return panels
 
 
+GREY = Style("#6E6E6E", (0, (2, 1)), "*")
 POSITIVES = {
     "topr": METHOD_ARMS["topr"],
     "positives_only": Arm("positives only", "sft", {"composition": "positives_only"}),
@@ -156,11 +156,16 @@ POSITIVES = {
 
 
 class Fig4(Study):
-    """TOPR against positives only: accuracy, maj@n, and how often each question is solved. On MATH: fig4-math."""
+    """TOPR against positives only: accuracy, maj@n, and how often each question is solved. On MATH: fig4-math.
+
+    At TOPR's two best learning rates.
+    """
 
     def arms(self) -> Jobs:
-        base = replace(self.scale.base, lr=self.rates["topr"], **self.scale.tested)
-        return sharing_samples({name: self.job(name, base, arm) for name, arm in POSITIVES.items()})
+        base = replace(self.scale.base, **self.scale.tested)
+        wanted = [(name, rate) for rate in self.two_rates.values() for name in POSITIVES]
+        arms = {arm: self.job(f"fig4-{arm[0]}-{arm[1]:g}", base, POSITIVES[arm[0]], lr=arm[1]) for arm in wanted}
+        return sharing_samples(arms)
 
     def read(self) -> Figure:
         ks = [k for k in (1, 2, 4, 8, 16, 32) if k < self.scale.tested["test_samples"]]
@@ -175,52 +180,141 @@ class Fig4(Study):
             measured |= {"still few": [still[few].mean()], "ahead": [tested[1].correct.mean() - base[-1]]}
             return measured | {"vote": [base[-1] - base[0]], "distinct": [len(set(right)) / max(len(right), 1)]}
 
-        table, last = self.table(at_the_end), f"maj@{ks[-1]}"
-        shares = {f"{arm.name}: correct at the end": table.mean(key) for key, arm in POSITIVES.items()}
-        shares |= {f"{arm.name}: problems with at most 4 correct": table.mean(k, "few") for k, arm in POSITIVES.items()}
-        shares["base: correct"] = table.mean("topr", at=0)
-        shares |= {f"TOPR - {POSITIVES[key].name}": table.gain("topr", key) for key in ("positives_only", "sft")}
-        shares |= {f"{arm.name}: {last}": table.mean(key, "maj@n") for key, arm in POSITIVES.items()}
-        shares[f"TOPR - positives only: {last}"] = table.gain("topr", "positives_only", "maj@n")
-        shares["positives only - TOPR: problems with at most 4 correct"] = table.gain("positives_only", "topr", "few")
-        few = "few correct before, and still"
-        shares |= {f"{arm.name}: {few}": table.mean(key, "still few") for key, arm in POSITIVES.items()}
-        shares[f"positives only - TOPR: {few}"] = table.gain("positives_only", "topr", "still few")
-        shares[f"TOPR: pass@1 - {last} of the base"] = table.mean("topr", "ahead")
-        shares[f"base: {last} - pass@1"] = table.mean("topr", "vote")
-        shares["base: distinct texts among right ones"] = table.mean("topr", "distinct")
-        votes = [table.each("topr", "maj@n", at) for at in range(len(ks))]
-        needed = [  # the smallest k that suffices; twice the largest if none does
-            next((k for k, by_seed in zip(ks, votes, strict=True) if by_seed[seed] >= wanted), 2 * ks[-1])
-            for seed, wanted in table.each("positives_only", "maj@n").items()
-        ]
-        numbers = {f"samples of TOPR for {last} of positives only": Estimate.over_seeds(needed)}
-        data: dict[str, Any] = {
-            what: {name: table.along(name, what) for name in POSITIVES} for what in ("correct", "maj@n", "cardinality")
+        table, last, topr = self.table(at_the_end), f"maj@{ks[-1]}", ("topr", self.rates["topr"])
+        shares = {
+            "base: correct": table.mean(topr, at=0),
+            f"base: {last} - pass@1": table.mean(topr, "vote"),
+            "base: distinct texts among right ones": table.mean(topr, "distinct"),
         }
-        data["maj@n"]["base"] = table.along("topr", "base maj@n")
-        data["n"] = ks
+        numbers, data, of = {}, {"n": ks}, "of positives only"
+        for end, rate in self.two_rates.items():
+            arms, here = {name: (name, rate) for name in POSITIVES}, {}
+            for name, arm in POSITIVES.items():
+                here |= {f"{arm.name}: correct at the end": table.mean(arms[name])}
+                here |= {f"{arm.name}: {last}": table.mean(arms[name], "maj@n")}
+                here |= {f"{arm.name}: problems with at most 4 correct": table.mean(arms[name], "few")}
+                here |= {f"{arm.name}: few correct before, and still": table.mean(arms[name], "still few")}
+            one, other = arms["topr"], arms["positives_only"]
+            for name in ("positives_only", "sft"):
+                here[f"TOPR - {POSITIVES[name].name}"] = table.gain(one, arms[name])
+                here[f"TOPR - {POSITIVES[name].name}: {last}"] = table.gain(one, arms[name], "maj@n")
+            here["positives only - TOPR: problems with at most 4 correct"] = table.gain(other, one, "few")
+            here["positives only - TOPR: few correct before, and still"] = table.gain(other, one, "still few")
+            here[f"TOPR: pass@1 - {last} of the base"] = table.mean(one, "ahead")
+            shares |= {f"{what}{end}": value for what, value in here.items()}
+            votes = [table.each(one, "maj@n", at) for at in range(len(ks))]
+            needed = [  # the smallest k that suffices; twice the largest if none does
+                next((k for k, by_seed in zip(ks, votes, strict=True) if by_seed[seed] >= wanted), 2 * ks[-1])
+                for seed, wanted in table.each(other, "maj@n").items()
+            ]
+            numbers[f"samples of TOPR for {last} {of}{end}"] = Estimate.over_seeds(needed)
+            whats = ("correct", "maj@n", "cardinality")
+            curves = {what: {name: table.along(arm, what) for name, arm in arms.items()} for what in whats}
+            curves["maj@n"]["base"] = table.along(topr, "base maj@n")
+            data[f"lr {rate:g}"] = curves
         return Figure(data, shares, numbers)
 
     @staticmethod
     def panels(data: Data) -> list[Panel]:
-        ks, bins = data["n"], range(len(data["cardinality"]["topr"]["mean"]))
+        ks, panels = data["n"], []
         n_axis = {"xscale": "log", "xticks": ks, "xticklabels": ks}
-        bin_axis = {"xticks": bins, "xticklabels": ["0", *(f"{4 * i + 1}-{4 * i + 4}" for i in bins[:-1])]}
         solved, share = "correct completions of a problem", "problems (%), 95% interval"
-        counted = arm_lines(data["cardinality"], POSITIVES, lambda _: bins)
-        majority = arm_lines(data["maj@n"], POSITIVES | {"base": Arm("base", GREY)}, lambda _: ks)
-        return [
-            Panel("accuracy", EPOCH, CORRECT, arm_lines(data["correct"], POSITIVES)),
-            Panel("self-consistency", "n", "maj@n (%), 95% interval", majority, n_axis),
-            Panel("test problems by correct completions", solved, share, counted, bin_axis),
-        ]
+        for title in [key for key in data if key.startswith("lr")]:
+            here, bins = data[title], range(len(data[title]["cardinality"]["topr"]["mean"]))
+            bin_axis = {"xticks": bins, "xticklabels": ["0", *(f"{4 * i + 1}-{4 * i + 4}" for i in bins[:-1])]}
+            counted = arm_lines(here["cardinality"], POSITIVES, lambda _, bins=bins: bins)
+            majority = arm_lines(here["maj@n"], POSITIVES | {"base": Arm("base", GREY)}, lambda _: ks)
+            panels += [
+                Panel(f"accuracy, {title}", EPOCH, CORRECT, arm_lines(here["correct"], POSITIVES)),
+                Panel(f"self-consistency, {title}", "n", "maj@n (%), 95% interval", majority, n_axis),
+                Panel(f"test problems, {title}", solved, share, counted, bin_axis),
+            ]
+        return panels
 
 
 def by_cardinality(correct: np.ndarray) -> list[float]:
     """The share of test problems with 0, 1-4, 5-8, ... correct completions, from (Q, N) bool."""
     questions, n = correct.shape
     return (np.bincount(-(-correct.sum(1) // 4), minlength=-(-n // 4) + 1) / questions).tolist()
+
+
+ROBUST = ("topr", "sft", "tis", "off_policy", "ppo", "dpo", "reinforce")
+
+
+class Robustness(Study):
+    """Ours: seven methods after an epoch at their best rates and at three times these, and where clipping is late.
+
+    Late clipping is Figure 7's harder setting, at each method's best rate. The last column needs no run: `steps_back`.
+    """
+
+    rated = ROBUST
+
+    def arms(self) -> Jobs:
+        base, rates = self.scale.base, self.rates
+        late = replace(base, composition="proportion", proportion=0.4, epochs=self.scale.passes, **self.scale.sets)
+        late = replace(late, max_norm=self.scale.clips[1])
+        best = {(k, "best"): self.job(k, base, METHOD_ARMS[k], lr=rate) for k, rate in rates.items()}
+        three = {(k, "three"): self.job(f"{k}-3", base, METHOD_ARMS[k], lr=3 * rate) for k, rate in rates.items()}
+        negatives = {(k, "late"): self.job(f"{k}-late", late, METHOD_ARMS[k], lr=rate) for k, rate in rates.items()}
+        return sharing_samples(best | three) | sharing_samples(negatives)
+
+    def read(self) -> Figure:
+        table, shares, numbers, rows = self.table(), {}, {}, []
+        settings = {"best": "best rate", "three": "three times the rate", "late": "60% negative, late clipping"}
+        for name, rate in self.rates.items():
+            text, row = METHOD_ARMS[name].name, []
+            for key, setting in settings.items():
+                end = table.mean((name, key))
+                row.append(end.text(100, unit=" %", within=(0, 1)))
+                shares[f"{text}, {setting}: correct at the end"] = end
+                if name != "topr":
+                    shares[f"TOPR - {text}, {setting}"] = table.gain(("topr", key), (name, key))
+            shares[f"{text}: three times the rate - best rate"] = table.gain((name, "three"), (name, "best"))
+            steps = steps_back(name, self.scale.base)
+            if steps is not None:
+                numbers[f"{text}: steps until a forgotten right answer is back"] = Estimate.over_seeds([float(steps)])
+            rows.append([text, *row, "more than 10,000" if steps is None else str(steps), f"{rate:g}"])
+        head = ["", *settings.values(), "steps until a forgotten right answer is back", "best rate is"]
+        shares["base: correct"] = table.mean(("topr", "best"), at=0)
+        data = {name: {key: table.along((name, key)) for key in settings} for name in self.rates}
+        return Figure(data, shares, numbers, {"robustness": Table(head, rows)})
+
+    @staticmethod
+    def panels(data: Data) -> list[Panel]:
+        titles = {"best": "best rate", "three": "three times the best rate", "late": "60% negative, late clipping"}
+        ends = []
+        for key, title in titles.items():
+            drawn = []
+            for i, name in enumerate(reversed(data)):
+                last = {what: values[-1:] for what, values in data[name][key].items()}
+                point = line([0], last, METHOD_ARMS[name].name, METHOD_ARMS[name].style)
+                drawn.append(point._replace(x=point.y, y=[i], kind="rows"))
+            options = {"yticks": range(len(data)), "yticklabels": [one.label for one in drawn], "xlim": (-3, 100)}
+            ends.append(Panel(title, CORRECT, "", drawn, options))
+        return ends
+
+
+def steps_back(method: str, settings: Settings, steps: int = 10_000) -> int | None:
+    """Steps of gradient ascent until pi of a right arm, at first 1e-6, is 1/2 again (Section 3.1); None: more.
+
+    A bandit of five arms, one right, mu = 1/5 each; the expected loss is exact, and the step 1 in the logits.
+
+    >>> steps_back("sft", Settings())
+    47
+    """
+    reward, logmu, length = torch.tensor([1.0, -1, -1, -1, -1]), torch.full((5,), 0.2).log(), torch.ones(5)
+    z = torch.tensor([1e-6] + [(1 - 1e-6) / 4] * 4, dtype=torch.float64).log().requires_grad_()
+    rows = torch.arange(5)
+    if METHODS[method].of_pairs:
+        rows = torch.tensor([0, 1, 0, 2, 0, 3, 0, 4])  # the right arm with each wrong one
+    for step in range(steps):
+        logp = z.log_softmax(-1)
+        if logp[0].exp() >= 0.5:
+            return step
+        loss = loss_of(replace(settings, method=method))(logp[rows], logmu[rows], reward[rows], length[rows])
+        [gradient] = torch.autograd.grad(loss, z)
+        z = (z - gradient).detach().requires_grad_()
+    return None
 
 
 class Variants(AtBothRates):

@@ -197,7 +197,7 @@ class Fig7(Study):
 
 COMPOSITION_ARMS = {
     "uniform": Arm("uniform", "topr", {"composition": "uniform"}),
-    "its_positives": Arm("uniform, negatives with weight 0", "p5", {"composition": "uniform", "method": "sft"}),
+    "its_positives": Arm("positives, as many steps", "p5", {"composition": "uniform", "method": "sft"}),
     "positives_only": Arm("positives only", "sft", {"composition": "positives_only"}),
     "anna_karenina": Arm("Anna Karenina", Style("#882255", (0, (5, 1)), "s"), {"composition": "anna_karenina"}),
 }

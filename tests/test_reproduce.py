@@ -176,7 +176,7 @@ def test_a_variant_s_gradient_goes_through_the_training_loop():
 def test_shares_are_those_of_the_arms_that_their_names_say():
     study, figure = pretended("fig1")
 
-    def each(seeds=range(3), **changes):
+    def each(seeds=range(5), **changes):
         return tuple(correct(replace(LAPTOP.base, seed=seed, **changes)) for seed in seeds)
 
     one = study.rates["topr"]
@@ -188,22 +188,31 @@ def test_shares_are_those_of_the_arms_that_their_names_say():
         assert figure.shares[f"TOPR - PPO, {at}"].each == pytest.approx(expected)
     ppo = study.rates["ppo"]
     assert figure.data["clipped"]["own rate"]["mean"] == pytest.approx([0.25, ppo])
-    assert figure.shares["PPO, one rate: clipped samples, last tenth"].each == pytest.approx([one] * 3)
+    assert figure.shares["PPO, one rate: clipped samples, last tenth"].each == pytest.approx([one] * 5)
     _, figure = pretended("fig5")
     assert figure.data["realised share"][f"lr {figure.data['own rate']:g}"]["10% positive"]["mean"] == list(
         LAPTOP.shares
     )
     for share, p in ((0.1, 0.1), (0.1, 0.8), (0.5, 0.1), (0.5, 0.5)):
         of_set = {"lr": figure.data["own rate"], "composition": "proportion", "proportion": share}
-        arm = each(range(5), **of_set, effective_proportion=None if p == share else p)
+        arm = each(**of_set, effective_proportion=None if p == share else p)
         assert figure.shares[f"{share:.0%} positive, p~ = {p:.0%}"].each == arm
     low, all_positive = (figure.shares[f"50% positive, p~ = {p}%"].each for p in (20, 100))
-    gain = figure.shares["50% positive, TOPR's rate: p~ = 20% - p~ = 100%"].each
+    gain = figure.shares["50% positive: p~ = 20% - p~ = 100%"].each
     assert gain == pytest.approx(np.subtract(low, all_positive))
+    second = sorted(study.tried["topr"], key=study.tried["topr"].__getitem__)[-2]
+    arm = each(lr=second, composition="proportion", proportion=0.5, effective_proportion=0.2)
+    assert figure.shares["50% positive, p~ = 20%, second best rate"].each == arm
     curves = [[figure.shares[f"{n}% positive, p~ = {p:.0%}"].each[2] for p in LAPTOP.shares] for n in (10, 50)]
     x, y = (np.array(curve) - np.mean(curve) for curve in curves)
     found = figure.numbers["correlation of the two sets over p~"].each[2]
     assert found == pytest.approx(x @ y / np.sqrt((x @ x) * (y @ y)))
+    study, figure = pretended("robustness")
+    three, ppo = each(method="ppo", lr=3 * study.rates["ppo"]), each(method="ppo", lr=study.rates["ppo"])
+    assert figure.shares["PPO: three times the rate - best rate"].each == pytest.approx(np.subtract(three, ppo))
+    late = {"composition": "proportion", "proportion": 0.4}
+    expected = np.subtract(each(lr=study.rates["topr"], **late), each(method="ppo", lr=study.rates["ppo"], **late))
+    assert figure.shares["TOPR - PPO, 60% negative, late clipping"].each == pytest.approx(expected)
 
 
 def test_arms_that_a_verdict_hangs_on_have_more_seeds_and_all_have_samples_to_copy():
@@ -216,11 +225,11 @@ def test_arms_that_a_verdict_hangs_on_have_more_seeds_and_all_have_samples_to_co
         return Counter(arm for arm, _ in jobs), study.rates["topr"]
 
     counts, own = counted("fig5")
-    assert len({rate for _, rate, *_ in counts}) > 1
-    assert counts == {arm: 5 if arm[1] == own else 3 for arm in counts}
+    assert len({rate for _, rate, *_ in counts}) == 2
+    assert set(counts.values()) == {5}
     assert counted("fig6")[0] == {arm: 8 if arm[3] < 0.2 else 3 for arm in counted("fig6")[0]}
     assert set(counted("fig6", seeds=range(2, 11))[0].values()) == {9}
-    assert [set(counted(name)[0].values()) for name in ("fig1", "fig4", "fig8", "fig9")] == [{3}, {5}, {5}, {3}]
+    assert [set(counted(name)[0].values()) for name in ("fig1", "fig4", "fig8", "fig9")] == [{5}, {5}, {5}, {3}]
     assert set(counted("fig6", experiments.QUICK, range(1))[0].values()) == {1}
 
 
@@ -228,7 +237,7 @@ def test_a_method_s_rate_is_the_best_of_the_grid_on_held_out_problems(tmp_path):
     study, _ = pretended("fig1")
     jobs = study.planned().values()  # more runs follow, which depend on the results of these
     grids = {name: [3e-6, 1e-5, 3e-5, 1e-4, 3e-4] for name in METHOD_ARMS}
-    for name in ("reinforce", "asymre", "kl", "dpo"):
+    for name in ("reinforce", "dpo"):
         grids[name] = [3e-6, 1e-5, 1.8e-5, 3e-5, 5.5e-5, 1e-4, 3e-4]
     assert len(jobs) == sum(map(len, grids.values()))
     assert {(job.task, job.settings.seed, job.token_loss) for job in jobs} == {(experiments.held_out_task, 100, None)}
@@ -265,7 +274,7 @@ def test_figure_4_counts_those_of_few_correct_before_that_stay_so_and_one_sample
     study = STUDIES["fig4"](replace(LAPTOP, tested={"test_samples": 6}), range(1))
     same = {"settings": LAPTOP.base, "last_step": 9, "measured": {"correct": [0.5]}}
     for name, *after in (("topr", 1, 5, 6), ("positives_only", 1, 0, 6), ("sft", 5, 5, 6)):
-        study.runs[name, 0] = SimpleNamespace(tested={0: tested(1, 0, 6), 9: tested(*after)}.get, **same)
+        study.runs[(name, study.rates["topr"]), 0] = SimpleNamespace(tested={0: tested(1, 0, 6), 9: tested(*after)}.get, **same)
     shares, few = {name: value.mean for name, value in study.read().shares.items()}, "few correct before, and still"
     assert [shares[f"{arm}: {few}"] for arm in ("TOPR", "positives only", "positives, as many steps")] == [0.5, 1, 0]
     assert shares[f"positives only - TOPR: {few}"] == 0.5
@@ -306,10 +315,10 @@ def test_table_2_over_seeds_is_the_mean_of_its_runs_and_two_workers_make_what_on
 # ---- the runs of the paper's scale ----
 
 
-# How many runs a figure has for each seed at the paper's scale, counted from its docstring: Figure 1 has ten methods,
+# How many runs a figure has for each seed at the paper's scale, counted from its docstring: Figure 1 has eight methods,
 # with one learning rate for all; Figures 5 and 6 eight p~ on two sets, or of two methods; Figure 9 two difficulties.
-RUNS_OF_THE_PAPER = {"fig1": 10, "fig2": 0, "fig3": 4, "fig4": 3, "fig5": 2 * 8, "fig6": 2 * 8, "fig7": 2 * 2}
-RUNS_OF_THE_PAPER |= {"fig8": 6, "fig9": 2 + 8, "table2": 1, "variants": 4}
+RUNS_OF_THE_PAPER = {"fig1": 8, "fig2": 0, "fig3": 4, "fig4": 3, "fig5": 2 * 8, "fig6": 2 * 8, "fig7": 2 * 2}
+RUNS_OF_THE_PAPER |= {"fig8": 6, "fig9": 2 + 8, "table2": 1, "robustness": 3 * 7, "variants": 4}
 
 
 def test_all_runs_of_the_paper_s_figures_are_planned():
@@ -397,7 +406,7 @@ def test_a_figure_from_end_to_end_and_again(command, tmp_path, monkeypatch, caps
     first = [json.loads(file.read_text().split("\n")[0]) for file in runs.rglob("metrics.jsonl")]
     assert len(first) == 5
     assert all(abs(line["log_ratio_neg_q50"]) < 1e-4 for line in first)  # all start at mu
-    assert len({line["grad_norm"] for line in first}) == 2  # where weights are 1, one divides otherwise
+    assert len({round(line["grad_norm"], 5) for line in first}) == 2  # where weights are 1, one divides otherwise
     drawn = Counter(text for text in shown if text != "scoring")
     assert drawn == {"sampling": 1, "evaluating at step 0": 1, "evaluating at step 1": 5}  # others copy
     before = {file.name: file.read_bytes() for file in out.iterdir()}

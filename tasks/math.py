@@ -4,7 +4,7 @@ r"""The experiment of train_gsm8k.py on MATH, with its problems, prompt and grad
     python -m tasks.math --data MATH_DIR --shots 4 --model DIR # the original files, the paper's 4-shot prompt
     torchrun --nproc-per-node 8 -m tasks.math paper            # the paper's run, on eight GPUs
 
-docs/math_and_verifier.md has the form of the files, and shows where the grading by math-verify is **stricter than the
+docs/math_and_verifier.md has the form of the files, and says where the grading by math-verify is **stricter than the
 script that the paper used** (Shao et al. 2024). No problem of MATH comes with this project: its licence is disputed.
 """
 

@@ -350,7 +350,7 @@ def call(monkeypatch, tmp_path):
     return call
 
 
-PAGE = Path(__file__).parent.with_name("docs") / "conformance.md"
+PAGE = Path(__file__).parent.with_name("docs") / "internals" / "run_details.md"
 FIELDS = dict(re.findall(r"(?m)^\| `(\S+)` \| (string|integer|list|string or null) \| ", PAGE.read_text("utf-8")))
 TYPES = {"string": str, "integer": int, "list": list, "string or null": str | None}
 
@@ -424,6 +424,6 @@ def test_options(call, monkeypatch, capsys):
 
 def test_a_reader_that_has_seen_enough_of_the_list_is_no_fault():
     listing, pipes = [sys.executable, "-m", "conformance", "--list"], {"stdout": subprocess.PIPE}
-    with subprocess.Popen(listing, cwd=PAGE.parent.parent, stderr=subprocess.PIPE, **pipes) as process:
+    with subprocess.Popen(listing, cwd=PAGE.parents[2], stderr=subprocess.PIPE, **pipes) as process:
         process.stdout.close()
         assert process.stderr.read() == b""

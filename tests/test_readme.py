@@ -142,7 +142,7 @@ def test_the_python_of_the_readme_runs():
 def test_grading_of_mathematics_is_as_described():
     from tasks.judge import Judge
 
-    judge, page = Judge(), PAGES["docs/math_and_verifier.md"]
+    judge, page = Judge(), PAGES["docs/internals/run_details.md"]
     rows = re.findall(r"^\| `([^|]+)` \| (`.*?`) \| (correct|incorrect)\b", page, re.MULTILINE)
     assert len(rows) >= 8
     for gold, answers, outcome in rows:

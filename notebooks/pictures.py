@@ -64,7 +64,7 @@ def draw_tokens(strips: Sequence[tuple[str, Sequence[str], Sequence[float]]], fu
     >>> [text.get_text() for text in figure.axes[0].texts]
     ['log-ratio', ' 4', '+0.50', ' +', '-0.25']
     """
-    size, gap, width, tall = 10, 0.06, 10.0, 0.47  # points; inches between tokens, in all, and of a row
+    size, gap, width, tall = 10, 0.06, 8.8, 0.53  # points; inches between tokens, in all, and of a row
     figure = Figure(dpi=100)
     axes = figure.add_axes((0, 0, 1, 1), xlim=(-0.1, width - 0.1))
     axes.set_axis_off()
@@ -73,16 +73,17 @@ def draw_tokens(strips: Sequence[tuple[str, Sequence[str], Sequence[float]]], fu
         axes.text(0, y + 0.2, title, fontsize=11, va="center")
         x, y = 0.0, y + 0.35
         for token, value in zip(tokens, values, strict=True):
-            wide = max(TextPath((0, 0), token.strip() or ".", size=size).get_extents().width / 72, 0.4) + 2 * gap
+            label = f"{value:+.2f}" if abs(value) >= 0.005 else "0"
+            texts = token.strip() or ".", label, "+0.00"
+            wide = max(TextPath((0, 0), text, size=size).get_extents().width for text in texts) / 72 + 2 * gap
             if x + wide > width - 0.2:
                 x, y = 0.0, y + tall
             colour = colormaps["BrBG"](0.2 + 0.6 * float(shade(value)))
-            axes.fill([x, x + wide, x + wide, x], [y, y, y + 0.42, y + 0.42], color=colour, linewidth=0)
+            axes.fill([x, x + wide, x + wide, x], [y, y, y + 0.48, y + 0.48], color=colour, linewidth=0)
             if value <= -0.005:
-                axes.plot([x + gap, x + wide - gap], [y + 0.4] * 2, ":", color="#543005", linewidth=2)
+                axes.plot([x + gap, x + wide - gap], [y + 0.45] * 2, ":", color="#543005", linewidth=2)
             axes.text(x + wide / 2, y + 0.13, token.replace("$", r"\$"), fontsize=size, ha="center", va="center")
-            label = f"{value:+.2f}" if abs(value) >= 0.005 else "0"
-            axes.text(x + wide / 2, y + 0.3, label, fontsize=7.5, ha="center", va="center")
+            axes.text(x + wide / 2, y + 0.33, label, fontsize=size, ha="center", va="center")
             x += wide
         y += tall + 0.1
     axes.set_ylim(y, -0.05)

@@ -75,7 +75,7 @@ def made() -> str:
     names = ("page", "laptop", "methods", "fig1", "fig5", "variants", "share", "curve")
     results = {name: load(name) for name in names} | numbers()
     files = {file.name: file.read_text(encoding="utf-8").strip() for file in SOURCES.iterdir()}
-    methods, styles, made_by = results["methods"], {}, "python train_gsm8k.py --method"
+    methods, styles, made_by = results["methods"], {}, "python train_gsm8k.py --model tiny/worded --method"
     content = {
         "page": {name: results["page"][name] for name in ("seen", "curves", "questions", "completions")},
         "fig5": accuracy_by_share(),

@@ -22,11 +22,12 @@ from transformers import LlamaConfig
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from paper.experiments import RATED, Figure, called  # noqa: E402
-from paper.verdicts import VERDICTS, Judged, best_rate, forest, judged, table  # noqa: E402
+from paper.experiments import METHOD_ARMS, PAPER_METHODS, RATED, Figure  # noqa: E402
+from paper.panels import accuracy  # noqa: E402
+from paper.verdicts import VERDICTS, Judged, forest, judged, table  # noqa: E402
 from pipeline.dry_run import COMPLETION, counts, hours  # noqa: E402
 from pipeline.evaluation import METRICS, to_table  # noqa: E402
-from pipeline.plots import Line, Panel, draw, draw_curve, lines, save_figure  # noqa: E402
+from pipeline.plots import Line, Panel, draw, draw_curve, save_figure  # noqa: E402
 from pipeline.report import Estimate, Table  # noqa: E402
 from pipeline.settings import Settings  # noqa: E402
 from tasks.verifier import tables as tables_of_verifier  # noqa: E402
@@ -59,38 +60,16 @@ def tables_of(name: str) -> dict[str, str]:
     return tables | {"made": f"`{content['command']}`: {cost}."}
 
 
-def laptop() -> Table:
-    """Before and after the default run, and after other methods on the same samples; one seed, without intervals."""
-    names = {"sft": "positives only", "tis": "TIS", "off_policy": "plain IS", "reinforce": "naive REINFORCE"}
-    run, others = load("laptop"), load("methods")
-    for name in names:
-        run["iterations"] += others[f"python train_gsm8k.py --method {name}"]["iterations"]
-    head, rows = to_table(run, ["TOPR", *names.values()])
-    return Table(head, [[re.sub(" ± [0-9.]+", "", cell) for cell in row] for row in rows])
-
-
 def methods() -> Table:
     """The default run with each method."""
     rows = []
     for command, run in load("methods").items():
         after, curve = run["iterations"][0]["after"], run["iterations"][0]["curve"]
         along = " ".join(f"{100 * point['correct']:.0f}" for point in curve)
-        options = command.removeprefix("python train_gsm8k.py").strip()
+        options = command.removeprefix("python train_gsm8k.py --model tiny/worded").strip()
         correct = Estimate.read(after["pass@1"]).text(100, unit=" %")
         rows.append([f"`{options}`" if options else "(none)", correct, f"{100 * after['invalid']:.1f} %", along])
     return Table(["options", "correct at the end", "invalid", "correct along the epoch, in %"], rows)
-
-
-def collapse() -> list[Panel]:
-    """The panels of the README's picture: TOPR and naive REINFORCE along the epoch of the default run, seed 0."""
-    commands = {"topr": "python train_gsm8k.py", "reinforce": "python train_gsm8k.py --method reinforce"}
-    curves = {name: load("methods")[made]["iterations"][0]["curve"] for name, made in commands.items()}
-    x, seen = "samples trained on (thousands)", [point["samples_seen"] / 1000 for point in curves["topr"]]
-    panels = []
-    for outcome, title in (("correct", "Correct completions"), ("invalid", "Completions without an answer")):
-        drawn = lines(seen, {name: [100 * point[outcome] for point in curve] for name, curve in curves.items()})
-        panels.append(Panel(title, x, "% of completions", drawn, {"ylim": (-3, 103)}))
-    return panels
 
 
 @cache
@@ -125,23 +104,12 @@ def in_numbers(name: str) -> str:
     return "; ".join(f"{claim.row['short']}: **{claim.ours(load)}** ({claim.verdict})" for claim in measured)
 
 
-def headline() -> str:
-    """Where TOPR and others end in Figure 1, each at its best learning rate, and what negatives add on the map."""
-    figure, naive = load("fig1"), "naive REINFORCE"
-    rates = {name: best_rate(tried) for name, tried in figure["learning_rates"].items()}
-    wanted = (("topr", "TOPR"), ("sft", "SFT on positives"), ("reinforce", naive), ("reinforce", "TOPR"))
-    keys = [f"{called(method, float(rates[name]))}: correct at the end" for method, name in wanted]
-    topr, sft, best, at_topr_s = (Estimate(**figure["shares"][key]).text(100, unit=" %", within=(0, 1)) for key in keys)
-    shares = [*load("map")["shares"].values(), *load("share")["shares"].values()]
-    gains = [Estimate(**gain).text(100, unit=" points") for gain in shares]
-    return (
-        f"With the best rate for each, TOPR ends at {topr} ({rates['TOPR']}), positives alone at {sft} "
-        f"({rates['SFT on positives']}) and {naive} at {best} ({rates[naive]}). At TOPR's rate {naive} ends "
-        f"at {at_topr_s} ([Figure 1](results/README.md#figure-1)). Where a problem has one right text, negatives add "
-        f"{gains[0]} to positives alone (13 bases and settings; with `--effective-proportion 0.7` {gains[1]}, "
-        f"[map](results/map.md)); where it has many, with `--effective-proportion 0.6`, {gains[2]} (six bases, "
-        f"[share](results/share.md))."
-    )
+def collapse() -> list[Panel]:
+    """The panels of the README's picture: four methods along an epoch, at their best rates and at three times these."""
+    data, panels = load("robustness")["data"], []
+    for key, title in (("best", "each at its best learning rate"), ("three", "at three times its best learning rate")):
+        panels.append(accuracy(title, {name: data[name][key] for name in PAPER_METHODS}, METHOD_ARMS))
+    return panels
 
 
 def rates() -> list[Panel]:
@@ -195,9 +163,9 @@ def help_of_settings() -> dict[str, str]:
     return {name: " ".join((beside or below).split()) for name, beside, below in fields}
 
 
-named = (laptop, methods, findings, counted, headline, stages, settings)
+named = (methods, findings, counted, stages, settings)
 TABLES = {table.__name__: table for table in named} | {  # a marker's name -> what makes its table
-    "iterations": lambda: to_table(load("iterations")),  # the run with Anna Karenina sampling
+    "laptop": lambda: to_table(load("laptop")),  # what the default run prints
     "verifier": lambda name: "\n\n".join(table.markdown() for table in tables_of_verifier(load(name))),
     "claims": chosen,
     "numbers": in_numbers,

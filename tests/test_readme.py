@@ -8,6 +8,7 @@ from pathlib import Path
 from unittest.mock import Mock, patch
 
 import pytest
+import torch
 import tyro
 
 import reproduce
@@ -133,7 +134,8 @@ def test_the_python_of_the_readme_runs():
     names["loss"].backward()
     weight = 2.718281828**-2
     assert names["weight"].tolist() == pytest.approx([1, weight])
-    assert names["logp"].grad.tolist() == pytest.approx([-1 / 40, weight / 60])
+    expected = torch.tensor([[-1 / 4, -1 / 4], [weight / 4, weight / 4]])  # a mean over two tokens and two completions
+    assert torch.allclose(names["token_logp"].grad, expected)
 
 
 # ---- what is said of other files --------------------------------------------------------------------------------

@@ -104,6 +104,18 @@ def in_numbers(name: str) -> str:
     return "; ".join(f"{claim.row['short']}: **{claim.ours(load)}** ({claim.verdict})" for claim in measured)
 
 
+def completions() -> Table:
+    """One test problem as it is answered before training, after TOPR and after naive REINFORCE."""
+    content = load("completions")
+    names = {"before": "before training", "topr": "after TOPR", "reinforce": "after naive REINFORCE"}
+    rows = [
+        [name, content["completions"][key]["text"], f"{100 * content['correct'][key]:.0f} %"]
+        for key, name in names.items()
+    ]
+    question = content["prompt"].removeprefix("Q: ").removesuffix("\nA:")
+    return Table(["", question, "right, of 2,400 answers"], rows)
+
+
 def collapse() -> list[Panel]:
     """The panels of the README's picture: four methods along an epoch, at their best rates and at three times these."""
     data, panels = load("robustness")["data"], []
@@ -163,7 +175,7 @@ def help_of_settings() -> dict[str, str]:
     return {name: " ".join((beside or below).split()) for name, beside, below in fields}
 
 
-named = (methods, findings, counted, stages, settings)
+named = (completions, methods, findings, counted, stages, settings)
 TABLES = {table.__name__: table for table in named} | {  # a marker's name -> what makes its table
     "laptop": lambda: to_table(load("laptop")),  # what the default run prints
     "verifier": lambda name: "\n\n".join(table.markdown() for table in tables_of_verifier(load(name))),

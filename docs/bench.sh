@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Seconds of commit 82e5ae4 and of this one, in pairs on one machine: `docs/bench.sh sampler1 5`. What to time: sampler1
-# and sampler2 (128 problems x 16 completions by the default base, with one thread or two, without loading), run
-# (`make run`) or test (`make test`), after both commands have set up .venv here. Nothing else should run on the machine.
+# and sampler2 (128 problems x 16 completions by tiny/worded, with one thread or two, without loading), run (`make run`
+# with that model, the default of 82e5ae4) or test (`make test`), after both commands have set up .venv here. Nothing else
+# should run on the machine.
 # Prints each pair and then the median ratio; results/benchmarks/pairs.txt has what it printed.
 set -euo pipefail
 what=$1 pairs=$2
@@ -18,7 +19,7 @@ import functools, time
 from pipeline import sampling
 from pipeline.models.language_model import load_model
 from train_gsm8k import Settings, gsm8k_task
-settings = Settings()
+settings = Settings(model="tiny/worded")
 task, lm = gsm8k_task(settings), load_model(settings.model)
 problems, drawn = task.train[:128], sampling.SamplingParameters(max_new_tokens=settings.max_new_tokens)
 if hasattr(sampling, "prompts_of"):
@@ -37,7 +38,7 @@ seconds() { # of the command in the folder $1
     sampler*) OMP_NUM_THREADS=${what#sampler} OMP_WAIT_POLICY=passive .venv/bin/python -c "$sampler" ;;
     *)
       begun=$(date +%s.%N)
-      make "$what" ARGS="$([ "$what" = test ] || echo "--out $(mktemp -d -p "$before")/run")" > "$before/log" 2>&1 ||
+      make "$what" ARGS="$([ "$what" = test ] || echo "--model tiny/worded --out $(mktemp -d -p "$before")/run")" > "$before/log" 2>&1 ||
         { tail -20 "$before/log" >&2; exit 1; }
       date +%s.%N | awk -v begun="$begun" "{ print \$1 - begun }" ;;
   esac

@@ -17,7 +17,9 @@ PAGE, FIG5 = load("page"), make_page.accuracy_by_share()
 CURVES, [_, WRONG] = PAGE["curves"], PAGE["completions"]
 ADDRESS = make_page.PAGE.as_uri()
 CORRECT = {  # along the default run with each method
-    command.removeprefix("python train_gsm8k.py --model tiny/worded"): [point["correct"] for point in run["iterations"][0]["curve"]]
+    command.removeprefix("python train_gsm8k.py --model tiny/worded"): [
+        point["correct"] for point in run["iterations"][0]["curve"]
+    ]
     for command, run in load("methods").items()
 }
 

@@ -216,7 +216,8 @@ class Fig4(Study):
 
     @staticmethod
     def panels(data: Data) -> list[Panel]:
-        ks, panels = data["n"], []
+        """A row for each of the three, a column for each learning rate."""
+        ks, rows = data["n"], ([], [], [])
         n_axis = {"xscale": "log", "xticks": ks, "xticklabels": ks}
         solved, share = "correct completions of a problem", "problems (%), 95% interval"
         for title in [key for key in data if key.startswith("lr")]:
@@ -224,12 +225,11 @@ class Fig4(Study):
             bin_axis = {"xticks": bins, "xticklabels": ["0", *(f"{4 * i + 1}-{4 * i + 4}" for i in bins[:-1])]}
             counted = arm_lines(here["cardinality"], POSITIVES, lambda _, bins=bins: bins)
             majority = arm_lines(here["maj@n"], POSITIVES | {"base": Arm("base", GREY)}, lambda _: ks)
-            panels += [
-                Panel(f"accuracy, {title}", EPOCH, CORRECT, arm_lines(here["correct"], POSITIVES)),
-                Panel(f"self-consistency, {title}", "n", "maj@n (%), 95% interval", majority, n_axis),
-                Panel(f"test problems, {title}", solved, share, counted, bin_axis),
-            ]
-        return panels
+            curves = arm_lines(here["correct"], POSITIVES)
+            rows[0].append(Panel(f"accuracy, {title}", EPOCH, CORRECT, curves))
+            rows[1].append(Panel(f"self-consistency, {title}", "n", "maj@n (%), 95% interval", majority, n_axis))
+            rows[2].append(Panel(f"test problems, {title}", solved, share, counted, bin_axis))
+        return [panel for row in rows for panel in row]
 
 
 def by_cardinality(correct: np.ndarray) -> list[float]:

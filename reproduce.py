@@ -24,11 +24,7 @@ from pipeline.settings import intended_ranks, parsed
 OURS = ("robustness", "variants")
 FIGURES = (*(f"fig{number}" for number in range(1, 10)), "table2", *OURS)  # STUDIES of paper/figures.py
 ON_MATH = ("fig4-math", "fig6-math", "fig8-math")
-RECORDS = {
-    "map": "ca5c231",
-    "share": "82e5ae4",
-    "curve": "ca7b604",
-}  # finished studies, and the commits that have their code
+RECORDS = {"map": "ca5c231", "share": "82e5ae4", "curve": "ca7b604"}  # finished studies: the commits with their code
 
 
 @dataclass(frozen=True)

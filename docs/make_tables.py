@@ -1,4 +1,4 @@
-"""Place the tables of results in the Markdown pages, and draw five pictures, from the files in results/.
+"""Place the tables of results in the Markdown pages, and draw four pictures, from the files in results/.
 
     python docs/make_tables.py
 
@@ -22,8 +22,7 @@ from transformers import LlamaConfig
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from paper.experiments import METHOD_ARMS, PAPER_METHODS, RATED, Figure  # noqa: E402
-from paper.panels import accuracy  # noqa: E402
+from paper.experiments import RATED, Figure  # noqa: E402
 from paper.verdicts import VERDICTS, Judged, forest, judged, table  # noqa: E402
 from pipeline.dry_run import COMPLETION, counts, hours  # noqa: E402
 from pipeline.evaluation import METRICS, to_table  # noqa: E402
@@ -116,14 +115,6 @@ def completions() -> Table:
     return Table(["", question, "right, of 2,400 answers"], rows)
 
 
-def collapse() -> list[Panel]:
-    """The panels of the README's picture: four methods along an epoch, at their best rates and at three times these."""
-    data, panels = load("robustness")["data"], []
-    for key, title in (("best", "each at its best learning rate"), ("three", "at three times its best learning rate")):
-        panels.append(accuracy(title, {name: data[name][key] for name in PAPER_METHODS}, METHOD_ARMS))
-    return panels
-
-
 def rates() -> list[Panel]:
     """Accuracy on held-out problems against the learning rate, of all methods and of the variants."""
     styles, panels = {arm.name: arm.style for arm in RATED.values()}, []
@@ -198,13 +189,12 @@ def renewed(text: str) -> str:
 
 
 def main() -> None:
-    """The command: write the pages that are out of date, and five pictures."""
+    """The command: write the pages that are out of date, and four pictures."""
     for page in PAGES:
         old = page.read_text(encoding="utf-8")
         if (new := renewed(old)) != old:
             page.write_text(new, encoding="utf-8")
             print(page.relative_to(ROOT))
-    save_figure(draw(collapse()), RESULTS / "collapse.png")
     save_figure(draw(rates()), RESULTS / "rates.png")
     save_figure(draw(forest(claims()), size=(10, 11)), RESULTS / "claims.png")
     save_figure(draw_curve(load("laptop")["iterations"], "TOPR, the default run"), RESULTS / "laptop.png")

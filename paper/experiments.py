@@ -205,10 +205,7 @@ class Study:
 
     @property
     def two_rates(self) -> dict[str, float]:
-        """Claims that depend on the size of the step are shown at TOPR's best rate and at the second best.
-
-        By what is added to a claim's name.
-        """
+        """TOPR's best rate and the second best, by what is added to the name of a claim that depends on the rate."""
         tried = self.tried.get("topr", {})
         if len(tried) < 2:
             return {"": self.rates["topr"]}

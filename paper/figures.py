@@ -225,14 +225,15 @@ class Fig8(Study):
 
     def read(self) -> Figure:
         topr_rate = self.rates["topr"]
-        uniform = [self.runs[("uniform", topr_rate), seed] for seed in self.seeds_of("uniform")]
-        steps, keys = range(uniform[0].settings.iterations + 1), ("pass@1", f"maj@{uniform[0].settings.k}")
+        settings = self.runs[("uniform", topr_rate), self.seeds[0]].settings
+        steps, keys = range(settings.iterations + 1), ("pass@1", f"maj@{settings.k}")
 
         def level(run: Finished) -> dict[str, Sequence[float]]:
             """A model that is not trained stays what it is for all iterations."""
             return {} if run.settings.iterations else {key: run.measured[key] * len(steps) for key in keys}
 
-        table, data, shares = self.table(level), {}, {}
+        table, data = self.table(level), {}
+        shares = {"base: correct": table.mean(("uniform", topr_rate), "pass@1", at=0)}
         pairs = {f"Anna Karenina - {arm.name}": ("anna_karenina", k) for k, arm in [*COMPOSITION_ARMS.items()][:-1]}
         pairs |= {f"uniform - {COMPOSITION_ARMS[k].name}": ("uniform", k) for k in ("its_positives", "positives_only")}
         for (at_rate, rate), key in product(self.two_rates.items(), keys):
@@ -249,10 +250,7 @@ class Fig8(Study):
                 shares[f"{text}: {key}, last iteration - first{at_rate}"] = Estimate.over_seeds(gains[-1] - gains[0])
             for (name, text), i in product(names.items(), steps[1:]):
                 shares[f"{text}: {key} after iteration {i}{at_rate}"] = table.mean((name, rate), key, at=i)
-        drawn = [run.results["iterations"][0]["dataset"]["drawn"] for run in uniform]
-        to_draw = Estimate.over_seeds(50_000 * counts["samples"] / counts["positive"] for counts in drawn)
-        numbers = {"samples to draw for 50,000 positives (uniform sampling trains on any 50,000)": to_draw}
-        return Figure(data, shares, numbers)
+        return Figure(data, shares)
 
     @staticmethod
     def panels(data: Data) -> list[Panel]:

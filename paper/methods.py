@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, get_args
 
 import numpy as np
@@ -12,11 +13,10 @@ from paper.experiments import METHOD_ARMS, PAPER_METHODS, RATED, VARIANTS, Arm, 
 from paper.panels import CORRECT, EPOCH, WHOLE, Data, accuracy, arm_lines, epoch, line
 from paper.runs import Finished, Jobs, Measured, sharing_samples
 from pipeline.evaluation import collect, estimate, wins
-from pipeline.methods import METHODS, loss_of, ppo_loss
+from pipeline.methods import METHODS, ppo_loss
 from pipeline.plots import Line, Panel, Style
 from pipeline.records import Outcome
 from pipeline.report import Estimate, Table
-from pipeline.settings import Settings
 
 
 class AtBothRates(Study):
@@ -66,7 +66,6 @@ class Fig1(AtBothRates):
         shares = self.ends(table, "correct") | gains | {f"base: {maj}": table.mean(topr, maj, at=0)}
         for kind, rates in self.kinds.items():
             ppo = ("ppo", rates["ppo"])
-            data.setdefault("clipped", {})[kind] = table.along(ppo, "clipped")
             for at, tenth in ((0, "first"), (-1, "last")):
                 shares[f"PPO, {kind}: clipped samples, {tenth} tenth"] = table.mean(ppo, "clipped", at=at)
             for name in PAPER_METHODS:
@@ -173,10 +172,9 @@ class Fig4(Study):
         def at_the_end(run: Finished) -> dict[str, Sequence[float]]:
             tested = [collect(run.tested(at), self.scale.task(run.settings)) for at in (0, run.last_step)]
             base, majority = ([estimate(wins, answers, k, run.settings.seed).mean for k in ks] for answers in tested)
-            bins = by_cardinality(tested[1].correct)
             right = [(sample.prompt, sample.completion) for sample in run.tested(0) if sample.reward > 0]
             few, still = ((answers.correct.sum(1) <= 4) for answers in tested)
-            measured = {"maj@n": majority, "base maj@n": base, "cardinality": bins, "few": [sum(bins[:2])]}
+            measured = {"maj@n": majority, "base maj@n": base, "cardinality": by_cardinality(tested[1].correct)}
             measured |= {"still few": [still[few].mean()], "ahead": [tested[1].correct.mean() - base[-1]]}
             return measured | {"vote": [base[-1] - base[0]], "distinct": [len(set(right)) / max(len(right), 1)]}
 
@@ -192,13 +190,11 @@ class Fig4(Study):
             for name, arm in POSITIVES.items():
                 here |= {f"{arm.name}: correct at the end": table.mean(arms[name])}
                 here |= {f"{arm.name}: {last}": table.mean(arms[name], "maj@n")}
-                here |= {f"{arm.name}: problems with at most 4 correct": table.mean(arms[name], "few")}
                 here |= {f"{arm.name}: few correct before, and still": table.mean(arms[name], "still few")}
             one, other = arms["topr"], arms["positives_only"]
             for name in ("positives_only", "sft"):
                 here[f"TOPR - {POSITIVES[name].name}"] = table.gain(one, arms[name])
                 here[f"TOPR - {POSITIVES[name].name}: {last}"] = table.gain(one, arms[name], "maj@n")
-            here["positives only - TOPR: problems with at most 4 correct"] = table.gain(other, one, "few")
             here["positives only - TOPR: few correct before, and still"] = table.gain(other, one, "still few")
             here[f"TOPR: pass@1 - {last} of the base"] = table.mean(one, "ahead")
             shares |= {f"{what}{end}": value for what, value in here.items()}
@@ -238,16 +234,13 @@ def by_cardinality(correct: np.ndarray) -> list[float]:
     return (np.bincount(-(-correct.sum(1) // 4), minlength=-(-n // 4) + 1) / questions).tolist()
 
 
-ROBUST = ("topr", "sft", "tis", "off_policy", "ppo", "dpo", "reinforce")
-
-
 class Robustness(Study):
     """Ours: seven methods after an epoch at their best rates and at three times these, and where clipping is late.
 
     Late clipping is Figure 7's harder setting, at each method's best rate. The last column needs no run: `steps_back`.
     """
 
-    rated = ROBUST
+    rated = ("topr", "sft", "tis", "off_policy", "ppo", "dpo", "reinforce")
 
     def arms(self) -> Jobs:
         base, rates = self.scale.base, self.rates
@@ -274,7 +267,7 @@ class Robustness(Study):
                 if name != "topr":
                     shares[f"TOPR - {text}, {setting}"] = table.gain(("topr", key), (name, key))
             shares[f"{text}: three times the rate - best rate"] = table.gain((name, "three"), (name, "best"))
-            steps = steps_back(name, self.scale.base)
+            steps = steps_back(name)
             if steps is not None:
                 numbers[f"{text}: steps until a forgotten right answer is back"] = Estimate.over_seeds([float(steps)])
             rows.append([text, *row, "more than 10,000" if steps is None else str(steps), f"{rate:g}"])
@@ -285,38 +278,29 @@ class Robustness(Study):
 
     @staticmethod
     def panels(data: Data) -> list[Panel]:
-        titles = {"best": "best rate", "three": "three times the best rate", "late": "60% negative, late clipping"}
-        ends = []
-        for key, title in titles.items():
-            drawn = []
-            for i, name in enumerate(reversed(data)):
-                last = {what: values[-1:] for what, values in data[name][key].items()}
-                point = line([0], last, METHOD_ARMS[name].name, METHOD_ARMS[name].style)
-                drawn.append(point._replace(x=point.y, y=[i], kind="rows"))
-            options = {"yticks": range(len(data)), "yticklabels": [one.label for one in drawn], "xlim": (-3, 100)}
-            ends.append(Panel(title, CORRECT, "", drawn, options))
-        return ends
+        """The paper's methods along the epoch: at their best rates and at three times these."""
+        titles = {"best": "each at its best learning rate", "three": "at three times its best learning rate"}
+        curves = {title: {name: data[name][key] for name in PAPER_METHODS} for key, title in titles.items()}
+        return [accuracy(title, each, METHOD_ARMS) for title, each in curves.items()]
 
 
-def steps_back(method: str, settings: Settings, steps: int = 10_000) -> int | None:
+def steps_back(method: str, steps: int = 10_000) -> int | None:
     """Steps of gradient ascent until pi of a right arm, at first 1e-6, is 1/2 again (Section 3.1); None: more.
 
     A bandit of five arms, one right, mu = 1/5 each; the expected loss is exact, and the step 1 in the logits.
 
-    >>> steps_back("sft", Settings())
-    47
+    >>> steps_back("topr"), steps_back("tis", steps=100)
+    (52, None)
     """
     reward, logmu, length = torch.tensor([1.0, -1, -1, -1, -1]), torch.full((5,), 0.2).log(), torch.ones(5)
     z = torch.tensor([1e-6] + [(1 - 1e-6) / 4] * 4, dtype=torch.float64).log().requires_grad_()
-    rows = torch.arange(5)
-    if METHODS[method].of_pairs:
-        rows = torch.tensor([0, 1, 0, 2, 0, 3, 0, 4])  # the right arm with each wrong one
+    loss = METHODS[method].loss or partial(topr.topr_loss, limits=topr.PRESETS[method])
+    rows = torch.tensor([0, 1, 0, 2, 0, 3, 0, 4]) if METHODS[method].of_pairs else torch.arange(5)  # right, wrong, ...
     for step in range(steps):
         logp = z.log_softmax(-1)
         if logp[0].exp() >= 0.5:
             return step
-        loss = loss_of(replace(settings, method=method))(logp[rows], logmu[rows], reward[rows], length[rows])
-        [gradient] = torch.autograd.grad(loss, z)
+        [gradient] = torch.autograd.grad(loss(logp[rows], logmu[rows], reward[rows], length[rows]), z)
         z = (z - gradient).detach().requires_grad_()
     return None
 

@@ -5,13 +5,10 @@ torch is imported where it is used, so that the names of the methods are there w
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from pipeline.settings import Settings
 
 Loss = Callable[..., "Tensor"]  # (logp, logmu, reward, length, denominator=...) -> scalar: as `topr.train` calls it
 
@@ -90,18 +87,3 @@ METHODS = dict.fromkeys(("topr", "tis", "sft", "reinforce", "off_policy"), Metho
     "ppo": Method(ppo_loss, ("eps",)),
     "dpo": Method(dpo_loss, ("beta",), of_pairs=True),
 }
-
-
-def loss_of(settings: "Settings") -> Loss:
-    """The loss of a run's method, with its bounds or options.
-
-    >>> from pipeline.settings import Settings
-    >>> loss_of(Settings(method="ppo", eps=0.3)).keywords
-    {'eps': 0.3}
-    """
-    from topr import topr_loss
-
-    method = METHODS[settings.method]
-    if method.loss is None:
-        return partial(topr_loss, limits=settings.bounds)
-    return partial(method.loss, **{name: getattr(settings, name) for name in method.options})

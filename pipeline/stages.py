@@ -34,7 +34,7 @@ from pipeline.dataset import Composed, Inputs, epoch_steps, lay_out, read_inputs
 from pipeline.epoch import Saver, explained, log_step, signs_note, try_longest
 from pipeline.evaluation import Scored, to_scored
 from pipeline.held import Held
-from pipeline.methods import Loss, loss_of
+from pipeline.methods import METHODS, Loss
 from pipeline.metrics import START_TOLERANCE, engine_mismatch
 from pipeline.models.language_model import download
 from pipeline.records import Example, Sample, Task, read_records
@@ -63,7 +63,10 @@ def open_run(settings: Settings, task: Task, learn: Learn | None = None) -> Iter
         if ranks() > 1 or settings.compute != "float32":  # FSDP2 computes in other precisions
             stack.enter_context(processes.process_group(alone=True))
         inputs = on_all_ranks(partial(read_inputs, settings, task))
-        loss, logprobs = learn or (loss_of(settings), topr.sequence_logprobs)
+        method, loss = METHODS[settings.method], partial(topr.topr_loss, limits=settings.bounds)
+        if method.loss is not None:
+            loss = partial(method.loss, **{name: getattr(settings, name) for name in method.options})
+        loss, logprobs = learn or (loss, topr.sequence_logprobs)
         times, is_finished = Times(), is_there(settings.out / "results.json")
         start, held = Point(0, 0, settings.model), Held(settings, inputs, times)
         run = Run(settings, inputs, settings.out, start, loss, logprobs, is_finished, times, held)

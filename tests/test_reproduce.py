@@ -187,7 +187,8 @@ def test_shares_are_those_of_the_arms_that_their_names_say():
         expected = np.subtract(each(lr=one), each(method="ppo", lr=lr))
         assert figure.shares[f"TOPR - PPO, {at}"].each == pytest.approx(expected)
     ppo = study.rates["ppo"]
-    assert figure.data["clipped"]["own rate"]["mean"] == pytest.approx([0.25, ppo])
+    assert figure.shares["PPO, own rate: clipped samples, first tenth"].each == pytest.approx([0.25] * 5)
+    assert figure.shares["PPO, own rate: clipped samples, last tenth"].each == pytest.approx([ppo] * 5)
     assert figure.shares["PPO, one rate: clipped samples, last tenth"].each == pytest.approx([one] * 5)
     _, figure = pretended("fig5")
     assert figure.data["realised share"][f"lr {figure.data['own rate']:g}"]["10% positive"]["mean"] == list(
@@ -211,7 +212,8 @@ def test_shares_are_those_of_the_arms_that_their_names_say():
     three, ppo = each(method="ppo", lr=3 * study.rates["ppo"]), each(method="ppo", lr=study.rates["ppo"])
     assert figure.shares["PPO: three times the rate - best rate"].each == pytest.approx(np.subtract(three, ppo))
     late = {"composition": "proportion", "proportion": 0.4}
-    expected = np.subtract(each(lr=study.rates["topr"], **late), each(method="ppo", lr=study.rates["ppo"], **late))
+    of_topr, of_ppo = ({"method": name, "lr": study.rates[name]} | late for name in ("topr", "ppo"))
+    expected = np.subtract(each(range(3), **of_topr), each(range(3), **of_ppo))
     assert figure.shares["TOPR - PPO, 60% negative, late clipping"].each == pytest.approx(expected)
 
 

@@ -28,6 +28,7 @@ from pipeline.stages import signs_note
 
 ROOT = Path(gsm8k.__file__).parent
 OPTIONS = "--problems 4 --n 6 --test-problems 3 --test-samples 4 --k 2 --curve-points 1 --max-new-tokens 48 --batch 8"
+OPTIONS += f" --model {ROOT / 'tiny' / 'base'}"  # which makes slips, too
 
 
 def page_s_file(folder):

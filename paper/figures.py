@@ -49,7 +49,8 @@ class Fig5(Study):
 
     def read(self) -> Figure:
         table = self.table(lambda run: {"realised": [run.results["iterations"][0]["training"]["realised_share"]]})
-        p_tildes, shares, numbers = self.scale.shares, {}, {}
+        p_tildes, numbers = self.scale.shares, {}
+        shares = {"base: correct": table.mean(("topr", self.rates["topr"], 0.5, 1.0), at=0)}
         data: dict[str, Any] = {"p~": list(p_tildes), "own rate": self.rates["topr"], "realised share": {}}
         for at, rate in self.two_rates.items():
             ends, here, realised = {}, {}, {}

@@ -272,7 +272,6 @@ class Robustness(Study):
                 numbers[f"{text}: steps until a forgotten right answer is back"] = Estimate.over_seeds([float(steps)])
             rows.append([text, *row, "more than 10,000" if steps is None else str(steps), f"{rate:g}"])
         head = ["", *settings.values(), "steps until a forgotten right answer is back", "best rate is"]
-        shares["base: correct"] = table.mean(("topr", "best"), at=0)
         data = {name: {key: table.along((name, key)) for key in settings} for name in self.rates}
         return Figure(data, shares, numbers, {"robustness": Table(head, rows)})
 

@@ -234,7 +234,7 @@ def proposition_3_2(ax: Axes, seed: int = 0) -> None:
 def way_back(ax: Axes, seed: int = 0) -> None:
     """Section 3.1. A right arm that pi has all but forgotten comes back within 100 steps if a+ = 1, not if a+ = 0.
 
-    With a+ = 1 its weight is 1, however small pi is. In TIS a+ is 0 and the weight pi/mu: it takes about 1/pi steps.
+    With a+ = 1 its weight is 1, however small pi is. In TIS a+ is 0 and the weight pi/mu: it takes about 0.45/pi steps.
     """
     z, bandit = random_bandits("+----", seed)
     holds("TOPR's weight of a right arm is 1", weights(z, bandit)[:, 0] == 1)

@@ -10,7 +10,7 @@ import torch
 
 import topr
 from paper.experiments import METHOD_ARMS, PAPER_METHODS, RATED, VARIANTS, Arm, Figure, Study, called
-from paper.panels import CORRECT, EPOCH, WHOLE, Data, accuracy, arm_lines, epoch, line
+from paper.panels import CORRECT, EPOCH, TRAINING, WHOLE, Data, accuracy, arm_lines, epoch, line
 from paper.runs import Finished, Jobs, Measured, sharing_samples
 from pipeline.evaluation import collect, estimate, wins
 from pipeline.methods import METHODS, ppo_loss
@@ -277,10 +277,10 @@ class Robustness(Study):
 
     @staticmethod
     def panels(data: Data) -> list[Panel]:
-        """The paper's methods along the epoch: at their best rates and at three times these."""
-        titles = {"best": "each at its best learning rate", "three": "at three times its best learning rate"}
+        """The paper's methods along the training, in the two settings that are hard."""
+        titles = {"three": "three times the best learning rate", "late": "60% negative, late clipping, best rate"}
         curves = {title: {name: data[name][key] for name in PAPER_METHODS} for key, title in titles.items()}
-        return [accuracy(title, each, METHOD_ARMS) for title, each in curves.items()]
+        return [accuracy(title, each, METHOD_ARMS, TRAINING) for title, each in curves.items()]
 
 
 def steps_back(method: str, steps: int = 10_000) -> int | None:

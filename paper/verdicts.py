@@ -87,7 +87,7 @@ def judged(rows: Sequence[Mapping[str, Any]], load: Load) -> list[Judged]:
             for name, key, expected, words in reversed(row.get("needs", [])):
                 there = number(name, key)
                 if not there:
-                    decision, missing = NOT_YET, ""
+                    estimate, decision, missing = None, NOT_YET, ""
                 elif verdict(there._replace(half_width=0.0), expected) != "agrees":
                     decision, missing = "other setting", words
         claims.append(Judged(row, estimate, decision, missing))

@@ -72,7 +72,7 @@ def numbers() -> dict[str, Any]:
 
 def made() -> str:
     """The page."""
-    names = ("page", "laptop", "methods", "fig1", "fig5", "variants", "share", "curve")
+    names = ("page", "laptop", "methods", "robustness", "fig5", "variants", "share", "curve")
     results = {name: load(name) for name in names} | numbers()
     files = {file.name: file.read_text(encoding="utf-8").strip() for file in SOURCES.iterdir()}
     methods, styles, made_by = results["methods"], {}, "python train_gsm8k.py --model tiny/worded --method"

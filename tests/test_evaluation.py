@@ -8,7 +8,7 @@ from statistics import fmean, pvariance
 import numpy as np
 import pytest
 
-from pipeline.evaluation import METRICS, Answers, collect, estimate, evaluate, to_table, wins
+from pipeline.evaluation import METRICS, Answers, Scored, collect, estimate, evaluate, evaluate_held_out, to_table, wins
 from pipeline.records import InputError, Sample, Task
 
 REWARDS = {"r": 1.0, "w": -1.0, "x": -0.5, "-": -2.0}  # r: a right answer, w and x wrong ones, -: none at all
@@ -43,6 +43,8 @@ def test_a_metric_and_its_interval_are_those_of_all_draws(name, k):
 
 def test_a_tie_goes_to_the_first_of_the_samples():
     assert [wins(answers_of("rw"), 0, samples) for samples in ([0, 1], [1, 0])] == [True, False]
+    scored = [Scored(0, *of, -1.0) for of in ((1.0, 2, -4.0), (-1.0, 2, -4.0), (-1.0, 2, -4.2))]
+    assert evaluate_held_out(scored)["ranked"]["mean"] == 0.5  # a positive is not ahead of a negative that is alike
 
 
 def test_all_samples_have_an_estimate_and_no_interval():

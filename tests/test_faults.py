@@ -15,7 +15,8 @@ from killing import CHANGES, ROOT, arguments, fault, finish, started, wait
 from runs import contents, experiment
 
 import train_gsm8k as gsm8k
-from pipeline.records import InputError, Sample
+from pipeline.records import InputError, Sample, write_file
+from pipeline.runtime import run_folder
 from pipeline.runtime.run_folder import appearing, check_folder, publish_records, read_checked, remove
 
 
@@ -46,6 +47,14 @@ def stopped(in_training, tmp_path):
 
 def last_checkpoint(folder):
     return max((folder / "iteration-2").glob("checkpoint-*[0-9]"), key=lambda path: int(path.name[11:]))
+
+
+def test_a_file_is_whole_where_a_run_ends_before_its_checksums_are_in_order(tmp_path, monkeypatch):
+    file, rows, writes = tmp_path / "samples.jsonl", [Sample(prompt="Q", completion=" A", reward=1.0)], [write_file] * 2
+    monkeypatch.setattr(run_folder, "write_file", lambda *of: writes.pop()(*of))
+    with pytest.raises(IndexError):  # at the third, as if the run were killed there
+        publish_records(file, rows)
+    assert read_checked(file, Sample) == rows
 
 
 def test_a_byte_that_has_changed_is_seen_in_a_file_and_in_a_folder(tmp_path):

@@ -13,6 +13,7 @@ from pipeline.records import InputError
 ANSWERS = {
     "The answer is 18.": 18,
     "The answer is: 18 dollars": 18,
+    "The answer is 3 or 4.": 3,
     "The answer is 2.50.": "2.5",
     "The answer is -$5": -5,
     "The answer is .5": "0.5",
@@ -59,6 +60,7 @@ def test_shots_of_the_package_or_a_file_precede_the_question(tmp_path):
     file.write_text("Q: 1 + 1?\nA: The answer is 2.\n\nQ: 2 + 2?\nA: The answer is 4.\n", encoding="utf-8")
     without, task = (gsm8k.gsm8k_task(gsm8k.Settings(**shots)) for shots in ({}, {"shots": 1, "shots_file": file}))
     question = task.test[0].question
+    assert question == gsm8k.load_problems(gsm8k.Settings().data, "test")[0].question
     assert task.prompt(task.test[0]) == f"Q: 1 + 1?\nA: The answer is 2.\n\nQ: {question}\nA:"
     assert task.visible(" The answer is 7.\n\nQ: The answer is 8.") == " The answer is 7.\n"
     assert without.stop == ()

@@ -79,7 +79,8 @@ def test_hostile_text_gets_a_verdict_and_the_judge_goes_on():
         assert hasty._ask("3", "3.0"), name  # not from the cache
     assert not hasty.equal("9^{9^{9^9}}", "9^{9^{9^8}}")
     assert hasty.equal("0+" * 200 + "1", "1")
-    assert not hasty.equal("0+" * 300 + "1", "1")  # the same, but too long to be looked into
+    for texts in (("0+" * 300 + "1", "1"), ("1", "0+" * 300 + "1")):  # the same, but too long to be looked into
+        assert not hasty.equal(*texts)
     assert hasty.equal("1" * 10_000, "1" * 10_000)
 
 

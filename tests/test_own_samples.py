@@ -107,9 +107,9 @@ READ = {  # who has written them: rows, --columns, what is told of the columns
         "accuracy+form is the reward; ignored: advantage, step",
     ),
     "any other": (
-        under("question", "answer", "grade", prompt="?"),
-        ("prompt=question", "completion=answer", "reward=grade"),
-        "question is the prompt, answer is the completion, grade is the reward; ignored: prompt",
+        under("question", "answer", "grade 1+2", prompt="?"),  # a name, no sum
+        ("prompt=question", "completion=answer", "reward=grade 1+2"),
+        "question is the prompt, answer is the completion, grade 1+2 is the reward; ignored: prompt",
     ),
     "two": (
         [under(*NEEDED, id=3)[0], under("input", "output", "reward")[1]],

@@ -103,6 +103,9 @@ def test_hours_are_shared_by_the_processes():
     assert one["sampling"] == pytest.approx(found.sampled * 200 * a_token / (2048 / 3))
     for stage in ("scoring", "sampling"):
         assert eight[stage] == pytest.approx(one[stage] / 8)
+    twice = replace(paper, batch=16)  # two micro-batches of a process, each of which sends gradients
+    again = 3600 * hours(twice, found, llama_3_8b(), 8 * 10**9, 8, 1_100, 200)["training"][0]
+    assert again == pytest.approx(5 * 6_250 * (2 * (3 * compute / 8 + sent) + update / 8))
     whole, checkpoints = 5 * 4 * 8e9, 5 * 2 * 4 * 8e9  # bytes
     assert one["saving"] == pytest.approx((whole + checkpoints) / 0.5e9)  # a process's own speed
     assert eight["saving"] == pytest.approx(whole / 0.5e9 + checkpoints / 2e9)  # the disk's

@@ -174,6 +174,15 @@ def test_a_variant_s_gradient_goes_through_the_training_loop():
 # ---- what is read off runs ----
 
 
+def test_a_forgotten_answer_comes_back_as_fast_as_pairs_of_each_wrong_one_pull_it():
+    """DPO's steps by hand: beta = 0.1, the right arm against each of four wrong ones, which stay alike."""
+    right, wrong, steps = math.log(1e-6), math.log((1 - 1e-6) / 4), 0
+    while (ratio := math.exp(right - wrong)) < 4:  # pi of the right arm below 1/2
+        pull = 0.1 / (1 + ratio**0.1) / 4  # of one pair's loss on its margin, of their mean
+        right, wrong, steps = right + 4 * pull, wrong - pull, steps + 1
+    assert methods.steps_back("dpo") == steps
+
+
 def test_shares_are_those_of_the_arms_that_their_names_say(monkeypatch):
     monkeypatch.setattr(methods, "steps_back", partial(methods.steps_back, steps=100))  # of 10,000, for three methods
     study, figure = pretended("fig1")
@@ -350,6 +359,8 @@ def test_a_dry_run_says_what_runs_change_and_do_and_what_eight_processes_cannot(
     found = {label: rest for label, *rest in rows}
     # 7,473 x 16 samples; 1,319 x 64 before and after, and x 4 at four points between
     assert found["topr"] == ["0 1", "", f"{119_568 + 2 * 84_416 + 4 * 5_276:,}", f"{119_568 // 8:,}"]
+    command(*arguments, "--seeds", "2", "--seed", "3", "--dry-run")
+    assert re.search(r"│ topr +│ 3 4 +│", capsys.readouterr().out)
     assert found["dpo"][1:] == ["method=dpo batch=16", found["topr"][2], f"{7_473 * 32 // 16:,}"]
     monkeypatch.setitem(SCALES, "paper", replace(PAPER, method_changes={}))  # half a pair for each process
     told = "reproduce: fig1, dpo: --batch 8: is less than a row for each of 8 processes; give --batch 16"

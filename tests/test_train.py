@@ -86,11 +86,11 @@ def test_a_loss_or_a_gradient_that_is_not_finite_stops_all_processes(loss, found
 def test_v16_a_step_is_made_for_each_next_and_its_weight_follows_the_model():
     model = tiny_model()
     examples = [replace(e, logmu=e.logmu + 2) for e in at_mu(model, random_examples(6, 2)) if e.reward < 0]
-    batch, before = plain_batch(examples), weights(model)
+    batch, before = plain_batch([*examples, replace(examples[0], reward=0.0)]), weights(model)
     training = topr.train(model, sgd(model), [topr.Step([batch], len(batch.reward))] * 2)
     assert torch.equal(weights(model), before)
     first = next(training).weight
-    assert first.tolist() == pytest.approx([math.exp(-2)] * len(examples))
+    assert first.tolist() == pytest.approx([math.exp(-2)] * len(examples) + [0.0])
     assert not torch.equal(weights(model), before)
     assert (next(training).weight < 0.99 * first).any()
     with pytest.raises(StopIteration):

@@ -110,6 +110,9 @@ def test_the_numbers_are_those_of_the_files(finished):
     assert results["iterations"][-1] == results["table2"]["topr"]
     plain = [wins(collect(solutions, gsm8k.gsm8k_task(SMALL)), problem, range(4)) for problem in range(5)]
     assert results["table2"]["no verifier"]["weighted self-consistency"]["mean"] == pytest.approx(np.mean(plain))
+    right = sum(solution.outcome == "correct" for solution in solutions) / (5 * 4)
+    constant = results["table2"][verifier.CONSTANT]["verifier accuracy"]["mean"]
+    assert constant == pytest.approx(max(right, 1 - right))  # the better of always yes and always no
     for split in ("train", "test"):
         assert json.loads((out / f"solutions-{split}" / "config.json").read_text())["model"] == "tiny/base"
     base, after = (results["table2"][row]["verifier accuracy"]["mean"] for row in ("base", "topr"))

@@ -277,9 +277,9 @@ class Robustness(Study):
 
     @staticmethod
     def panels(data: Data) -> list[Panel]:
-        """The paper's methods along the training, in the two settings that are hard."""
+        """The paper's methods, and the positives alone, along the training in the two settings that are hard."""
         titles = {"three": "three times the best learning rate", "late": "60% negative, late clipping, best rate"}
-        curves = {title: {name: data[name][key] for name in PAPER_METHODS} for key, title in titles.items()}
+        curves = {title: {name: data[name][key] for name in (*PAPER_METHODS, "sft")} for key, title in titles.items()}
         return [accuracy(title, each, METHOD_ARMS, TRAINING) for title, each in curves.items()]
 
 

@@ -48,9 +48,9 @@ def draw_section(section: Callable[[Axes], None]) -> Figure:
 
 
 def reveal(guess: Any, measured: float) -> None:
-    """Print a guess beside what was measured. Raises ValueError as long as the guess is no number: `...`, or 1,980."""
+    """Print a guess beside what was measured. Raises ValueError as long as the guess is no number: `...`, or 1,000."""
     if not isinstance(guess, int | float):
-        raise ValueError("type a number such as 1980 or 0.3 for my_guess in the cell above, run it, and then this one")
+        raise ValueError("type a number such as 12 or 0.4 for my_guess in the cell above, run it, and then this one")
     print(f"your guess: {guess:.3g}; measured: {measured:.3g}")
 
 

@@ -136,5 +136,5 @@ def test_an_epoch_goes_on_from_its_last_checkpoint_and_forgets_the_steps_behind_
     (tmp_path / "checkpoint-2").mkdir()
     log.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
     assert read_records(log, dict[str, int], "growing") == [{"step": 1}, {"step": 2}, {"step": 3}]
-    assert resume_step(tmp_path, points) == 2
-    assert log.read_text() == '{"step": 1}\n{"step": 2}\n'
+    assert (resume_step(tmp_path, points), log.read_text()) == (2, '{"step": 1}\n{"step": 2}\n')
+    assert resume_step(tmp_path, [Point(2, 4, "none"), *points]) == 0  # the model of step 2 is to be made again

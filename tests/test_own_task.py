@@ -94,7 +94,8 @@ def test_no_question_is_for_training_and_for_tests_and_each_set_has_all_kinds():
     train, test = ({problem.question for problem in part} for part in (task.train, task.test))
     assert (len(train), len(test), train & test) == (144, 96, set())
     assert all({kinds[question] for question in part} == set(kinds.values()) for part in (train, test))
-    assert not {one.id for one in sums.sums(Settings()).train} & {one.id for one in sums.sums(Settings()).test}
+    task = sums.sums(Settings())
+    assert not {problem.id for problem in task.train} & {problem.id for problem in task.test}
 
 
 RIGHT = ("{}", "The answer is {}.", "It's {}, I", "{} (or Foo", '"{}" is it.', "Is\n{}\nFoo")

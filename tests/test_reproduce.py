@@ -359,9 +359,9 @@ def test_a_dry_run_says_what_runs_change_and_do_and_what_eight_processes_cannot(
     found = {label: rest for label, *rest in rows}
     # 7,473 x 16 samples; 1,319 x 64 before and after, and x 4 at four points between
     assert found["topr"] == ["0 1", "", f"{119_568 + 2 * 84_416 + 4 * 5_276:,}", f"{119_568 // 8:,}"]
+    assert found["dpo"][1:] == ["method=dpo batch=16", found["topr"][2], f"{7_473 * 32 // 16:,}"]
     command(*arguments, "--seeds", "2", "--seed", "3", "--dry-run")
     assert re.search(r"│ topr +│ 3 4 +│", capsys.readouterr().out)
-    assert found["dpo"][1:] == ["method=dpo batch=16", found["topr"][2], f"{7_473 * 32 // 16:,}"]
     monkeypatch.setitem(SCALES, "paper", replace(PAPER, method_changes={}))  # half a pair for each process
     told = "reproduce: fig1, dpo: --batch 8: is less than a row for each of 8 processes; give --batch 16"
     with pytest.raises(SystemExit, match=told):

@@ -306,3 +306,12 @@ def test_the_command_line_shows_all_settings_and_where_in_the_code_a_fault_is_if
 
 def test_the_engines_are_those_of_the_setting():
     assert set(get_args(EngineName)) == ENGINES.keys()
+
+
+def test_a_rank_s_share_of_the_problems_is_drawn_as_one_process_draws_it(run, tmp_path, monkeypatch):
+    whole = read_records(run() / "iteration-1" / "samples.jsonl", Sample)
+    monkeypatch.setattr("pipeline.stages.share_of", lambda prompts, gpus: (prompts[3:], 3))
+    settings = replace(SMALL, out=tmp_path / "run")
+    with open_run(settings, gsm8k.gsm8k_task(settings)) as other:
+        found = other.sample(1, settings.model)
+    assert [one.token_ids for one in found] == [one.token_ids for one in whole[3 * 8 :]]

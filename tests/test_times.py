@@ -1,4 +1,4 @@
-"""What a run measures of itself, and what a rank of several draws."""
+"""What a run measures of itself."""
 
 import json
 from collections import Counter
@@ -34,15 +34,6 @@ def test_a_stage_that_is_done_is_noted_before_the_next_one_begins(tmp_path):
         found = json.loads((tmp_path / "run" / "times.json").read_text())
     assert found["counts"]["sampled tokens"] > 0
     assert json.loads((tmp_path / "run" / "times.json").read_text())["counts"] == found["counts"]
-
-
-def test_a_rank_s_share_of_the_problems_is_drawn_as_one_process_draws_it(run, tmp_path, monkeypatch):
-    whole = read_records(run() / "iteration-1" / "samples.jsonl", Sample)
-    monkeypatch.setattr(stages, "share_of", lambda prompts, gpus: (prompts[3:], 3))
-    settings = replace(SMALL, out=tmp_path / "run")
-    with stages.open_run(settings, gsm8k.gsm8k_task(settings)) as other:
-        found = other.sample(1, settings.model)
-    assert [one.token_ids for one in found] == [one.token_ids for one in whole[3 * 8 :]]
 
 
 def test_calls_that_go_on_add_to_what_was_noted(tmp_path):

@@ -8,7 +8,6 @@ things, are `<!-- table:NAME ARGUMENT -->`; NAME is one of TABLES. Verdicts are 
 results/weights.json is a record of two default runs: its code is that of commit 227e74c, in this file.
 """
 
-import inspect
 import json
 import re
 import sys
@@ -28,9 +27,8 @@ from pipeline.dry_run import COMPLETION, counts, hours  # noqa: E402
 from pipeline.evaluation import METRICS, to_table  # noqa: E402
 from pipeline.plots import Line, Panel, draw, draw_curve, save_figure  # noqa: E402
 from pipeline.report import Estimate, Table  # noqa: E402
-from pipeline.settings import Settings  # noqa: E402
 from tasks.verifier import tables as tables_of_verifier  # noqa: E402
-from train_gsm8k import PAPER, SETTINGS  # noqa: E402
+from train_gsm8k import PAPER  # noqa: E402
 
 RESULTS = ROOT / "results"
 PAGES = [ROOT / "README.md", *sorted(RESULTS.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -143,30 +141,7 @@ def stages() -> Table:
     return Table(["stage", "first run (minutes)", "`paper` (hours)", "assumed"], rows)
 
 
-def settings(first: str) -> Table:
-    """The settings from `first` to the one before the next table's first."""
-    help_of, page = help_of_settings(), (ROOT / "docs" / "runs.md").read_text(encoding="utf-8")
-    names, firsts = list(help_of), re.findall(r"<!-- table:settings (\w+) -->", page)
-    ends = [*map(names.index, firsts[1:]), len(names)]
-
-    def shown(value: object) -> str:
-        text = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        return {"": "-", "None": "-", "True": "on", "False": "off"}.get(text, text.replace(f"{ROOT}/", ""))
-
-    rows = []
-    for name in names[names.index(first) : ends[firsts.index(first)]]:
-        values = [shown(getattr(SETTINGS[preset], name)) for preset in ("laptop", "single-gpu", "paper")]
-        rows.append([f"`--{name.replace('_', '-')}`", *values, help_of[name]])
-    return Table(["option", "laptop", "single-gpu", "paper", "meaning"], rows)
-
-
-def help_of_settings() -> dict[str, str]:
-    """The text beside each field of Settings, or below it."""
-    fields = re.findall(r'^    (\w+): .+?(?:  # (.+)|\n    """([^"]+)""")$', inspect.getsource(Settings), re.MULTILINE)
-    return {name: " ".join((beside or below).split()) for name, beside, below in fields}
-
-
-named = (completions, methods, findings, counted, stages, settings)
+named = (completions, methods, findings, counted, stages)
 TABLES = {table.__name__: table for table in named} | {  # a marker's name -> what makes its table
     "laptop": lambda: to_table(load("laptop")),  # what the default run prints
     "verifier": lambda name: "\n\n".join(table.markdown() for table in tables_of_verifier(load(name))),

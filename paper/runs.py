@@ -261,11 +261,7 @@ def _make(job: Job) -> None:
         learn = job.token_loss and learn_with(job.token_loss, load_model(job.settings.model).model)
         train_gsm8k.experiment(job.settings, job.task(job.settings), learn)
     if rank() == 0:
-        for model in [*job.settings.out.rglob("iteration-*/model")]:
-            if job.settings.chat:  # the study of the real model alone: what it answers at T = 0 after training
-                changes = {"top_k": 1, "iterations": 0, "test_samples": 2, "k": 1, "reuse": None}
-                greedy = replace(job.settings, model=str(model), out=job.settings.out / "greedy", **changes)
-                train_gsm8k.experiment(greedy, job.task(greedy))
+        for model in job.settings.out.rglob("iteration-*/model"):
             shutil.rmtree(model)  # it is large, and only its evaluations are needed now
         made = {"seconds": round(sum(os.times()[:4]) - start, 1), "commit": commit()}
         write_file(job.settings.out / "made.json", json.dumps(made) + "\n")

@@ -21,11 +21,11 @@ from transformers import LlamaConfig
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from paper.experiments import RATED, Figure  # noqa: E402
+from paper.experiments import PAPER_METHODS, RATED, Figure  # noqa: E402
 from paper.verdicts import VERDICTS, Judged, forest, judged, table  # noqa: E402
 from pipeline.dry_run import COMPLETION, counts, hours  # noqa: E402
 from pipeline.evaluation import METRICS, to_table  # noqa: E402
-from pipeline.plots import Line, Panel, draw, draw_curve, save_figure  # noqa: E402
+from pipeline.plots import CALLED, Line, Panel, draw, draw_curve, save_figure  # noqa: E402
 from pipeline.report import Estimate, Table  # noqa: E402
 from tasks.verifier import tables as tables_of_verifier  # noqa: E402
 from train_gsm8k import PAPER  # noqa: E402
@@ -114,11 +114,15 @@ def completions() -> Table:
 
 
 def rates() -> list[Panel]:
-    """Accuracy on held-out problems against the learning rate, of all methods and of the variants."""
-    styles, panels = {arm.name: arm.style for arm in RATED.values()}, []
-    for title, name in (("methods", "fig1"), ("variants of TOPR's weight (ours)", "variants")):
-        tried = load(name)["learning_rates"].items()
-        drawn = [Line([*map(float, grid)], [100 * x for x in grid.values()], arm, styles[arm]) for arm, grid in tried]
+    """Accuracy on held-out problems against the learning rate: the paper's methods, other methods, the variants."""
+    styles, panels, papers = {arm.name: arm.style for arm in RATED.values()}, [], {CALLED[x] for x in PAPER_METHODS}
+    for title, file, left_out in (
+        ("the paper's methods", "fig1", {arm.name for arm in RATED.values()} - papers),
+        ("other methods", "fig1", papers - {CALLED["topr"]}),
+        ("variants of TOPR's weight (ours)", "variants", set()),
+    ):
+        tried = {name: grid for name, grid in load(file)["learning_rates"].items() if name not in left_out}
+        drawn = [Line([*map(float, x)], [100 * y for y in x.values()], name, styles[name]) for name, x in tried.items()]
         options = {"xscale": "log", "ylim": (-3, 100)}
         panels.append(Panel(title, "learning rate", "correct (%), held-out problems, one seed", drawn, options))
     return panels

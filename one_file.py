@@ -30,7 +30,7 @@ def log_pi(model: torch.nn.Module, ids: Tensor, mask: Tensor, is_completion: Ten
     """log pi(y|x): (B,), the sum over the completion's tokens."""
     positions = (mask.cumsum(1) - 1).clamp(min=0)  # prompts are padded on the left
     logp = model(ids, attention_mask=mask, position_ids=positions).logits[:, :-1].log_softmax(-1)
-    return (logp.gather(-1, ids[:, 1:, None])[..., 0] * is_completion[:, 1:]).sum(1)
+    return torch.where(is_completion[:, 1:] > 0, logp.gather(-1, ids[:, 1:, None])[..., 0], 0.0).sum(1)
 
 
 def topr_loss(logp: Tensor, logmu: Tensor, reward: Tensor, length: Tensor) -> Tensor:

@@ -74,9 +74,9 @@ def topr_loss(
     """The loss of Algorithm 1: - sum of stop_gradient(weight) * reward * logp / length, over `denominator`.
 
     logp, logmu: (B,) log-probabilities of whole sequences; reward: (B,), after the baseline; length: (B,) tokens, >= 1.
-    denominator: sequences in the optimiser's step (default B), over all micro-batches and processes, whose sizes then
-    leave the gradient alone; that over the number of processes where these average their gradients, as under DDP and
-    FSDP. Returns a scalar. Raises ValueError: other shapes, a length below 1, a NaN reward.
+    denominator: the completions of the optimiser's step, all micro-batches and processes counted (default B). Divide it
+    by the number of processes if the framework averages their gradients, as DDP and FSDP do.
+    Returns a scalar. Raises ValueError: other shapes, a length below 1, a NaN reward.
 
     >>> logp = torch.tensor([-2.0], requires_grad=True)
     >>> topr_loss(logp, logp.detach() + 0.5, reward=torch.tensor([-1.0]), length=torch.tensor([1])).backward()
@@ -293,10 +293,11 @@ def train(
     logprobs: Callable[..., Tensor] = sequence_logprobs,
     max_norm: float = 1.0,
 ) -> Iterator[StepStats]:
-    """Algorithm 1: `for stats in train(...):` takes a step of the optimiser in each round, which logs, saves and stops.
+    """Algorithm 1: each round of `for stats in train(...):` is one step of the optimiser; its body may log, save, stop.
 
-    Of a batch it reads logmu, reward and length; its other fields are for logprobs(model, batch). log mu is that of the
-    model before training: under `torch.no_grad()`, `batch = batch._replace(logmu=sequence_logprobs(model, batch))`.
+    Of a batch it reads logmu, reward and length; its other fields are for logprobs(model, batch). Make batches with any
+    logmu. Then, once before the first step, without gradient and dropout, put in that of the model as it is:
+    `batch = batch._replace(logmu=sequence_logprobs(model, batch))`.
     loss is called as loss(logp, logmu, reward, length, denominator=...). max_norm: the gradient is clipped to this norm
     (Section 4.2: 1.0). Several processes must sum their gradients, not average them. Raises FloatingPointError, before
     the update, where loss or gradient is not finite.

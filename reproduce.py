@@ -22,9 +22,17 @@ from pipeline.runtime.processes import command, process_group, rank, ranks
 from pipeline.settings import intended_ranks, parsed
 
 OURS = ("robustness", "variants")
-FIGURES = (*(f"fig{number}" for number in range(1, 10)), "table2", *OURS)  # STUDIES of paper/figures.py
+FIGURES = (
+    *(f"fig{number}" for number in range(1, 10)),
+    "table2",
+    *OURS,
+)  # STUDIES of paper/figures.py
 ON_MATH = ("fig4-math", "fig6-math", "fig8-math")
-RECORDS = {"map": "ca5c231", "share": "82e5ae4", "curve": "ca7b604"}  # finished studies: the commits with their code
+RECORDS = {
+    "map": "ca5c231",
+    "share": "82e5ae4",
+    "curve": "ca7b604",
+}  # finished studies: the commits with their code
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,9 @@ class Options:
     quick: bool = False  # one seed, few problems and one learning rate: shows that it works, its numbers mean nothing
     workers: int = 2  # runs side by side on the laptop, each on one core
     dry_run: bool = False  # list the runs and check their settings, for 8 processes with --preset paper, and do nothing
-    runs: Path = Path("runs/reproduce")  # folder that keeps the runs; remove it after changing code that makes them
+    runs: Path = Path(
+        "runs/reproduce"
+    )  # folder that keeps the runs; remove it after changing code that makes them
     out: Path = Path("results")  # folder for NAME.json and NAME.png
     seed: int = 0  # the first of the seeds
     redraw: bool = False  # make no run; draw NAME.png anew from the numbers of NAME.json

@@ -41,7 +41,9 @@ class Limits:
     def __post_init__(self) -> None:
         for sign, a, b in (("pos", self.a_pos, self.b_pos), ("neg", self.a_neg, self.b_neg)):
             if not 0 <= a <= b or math.isinf(a):  # a NaN fails every comparison
-                raise ValueError(f"limits a_{sign} = {a:g}, b_{sign} = {b:g}: need 0 <= a <= b and a finite")
+                raise ValueError(
+                    f"limits a_{sign} = {a:g}, b_{sign} = {b:g}: need 0 <= a <= b and a finite"
+                )
 
     def of_sign(self, reward: Tensor) -> tuple[Tensor, Tensor]:
         """The bounds a and b of each reward's sign, in reward's shape and precision (at least float32).
@@ -86,9 +88,13 @@ def topr_loss(
     denominator = len(logp) if denominator is None else denominator
     shapes = [tuple(column.shape) for column in (logp, logmu, reward, length)]
     if len(set(shapes)) != 1 or len(shapes[0]) != 1 or denominator == 0:
-        raise ValueError(f"need one number per sequence, all of one shape (B,) with B >= 1; got {shapes}")
+        raise ValueError(
+            f"need one number per sequence, all of one shape (B,) with B >= 1; got {shapes}"
+        )
     if not isinstance(limits, Limits):
-        raise TypeError(f"limits = {limits!r}: need Limits(a_pos, b_pos, a_neg, b_neg) or a row of PRESETS")
+        raise TypeError(
+            f"limits = {limits!r}: need Limits(a_pos, b_pos, a_neg, b_neg) or a row of PRESETS"
+        )
     if (length < 1).any():
         raise ValueError(f"length = {length.min().item():g}: a completion has at least one token")
     if reward.isnan().any():
@@ -114,7 +120,9 @@ def topr_loss_of_tokens(
     >>> topr_loss_of_tokens(*torch.tensor([[[-2.0, -9.0]], [[-1.5, 0.0]]]), -torch.ones(1), torch.tensor([[1, 0]]))
     tensor(-1.2131)
     """
-    logp, logmu = (torch.where(mask > 0, _at_least_float32(x), 0.0).sum(1) for x in (token_logp, token_logmu))
+    logp, logmu = (
+        torch.where(mask > 0, _at_least_float32(x), 0.0).sum(1) for x in (token_logp, token_logmu)
+    )
     return topr_loss(logp, logmu, reward, (mask > 0).sum(1), limits, denominator)
 
 
@@ -128,7 +136,9 @@ def importance_weight(log_ratio: Tensor | float, a: Tensor | float, b: Tensor | 
     tensor([0.0000, 0.6065, 1.0000])
     """
     log_ratio, a, b = _with_bounds(log_ratio, a, b)
-    return log_ratio.clamp(a.log(), b.log()).exp().clamp(a, b)  # again: exp(log(a)) may miss a by a rounding error
+    return (
+        log_ratio.clamp(a.log(), b.log()).exp().clamp(a, b)
+    )  # again: exp(log(a)) may miss a by a rounding error
 
 
 def taper(ratio: Tensor | float, a: float, b: float) -> Tensor:
@@ -163,7 +173,9 @@ def _taper_of_log(log_ratio: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return clipped.exp() * (1 + torch.where(clipped.isfinite(), log_ratio - clipped, 0.0))
 
 
-def _with_bounds(value: Tensor | float, a: Tensor | float, b: Tensor | float) -> tuple[Tensor, Tensor, Tensor]:
+def _with_bounds(
+    value: Tensor | float, a: Tensor | float, b: Tensor | float
+) -> tuple[Tensor, Tensor, Tensor]:
     value = _at_least_float32(value)
     a, b = (torch.as_tensor(bound, dtype=value.dtype, device=value.device) for bound in (a, b))
     if not ((a >= 0) & (a <= b)).all():
@@ -202,10 +214,16 @@ def baseline_for_proportion(p: Tensor | float, p_tilde: Tensor | float) -> Tenso
     return (p - p_tilde) / (p + p_tilde - 2 * p * p_tilde)
 
 
-def _check_within(name: str, value: Tensor | float, low: float, high: float, slack: float = 1e-6) -> None:
-    value = torch.as_tensor(value)  # a closed interval is meant up to rounding; one without slack is open
+def _check_within(
+    name: str, value: Tensor | float, low: float, high: float, slack: float = 1e-6
+) -> None:
+    value = torch.as_tensor(
+        value
+    )  # a closed interval is meant up to rounding; one without slack is open
     if not ((value > low - slack) & (value < high + slack)).all():
-        raise ValueError(f"{name} = {value.tolist()}: must lie {'strictly ' * (slack == 0)}between {low} and {high}")
+        raise ValueError(
+            f"{name} = {value.tolist()}: must lie {'strictly ' * (slack == 0)}between {low} and {high}"
+        )
 
 
 # ---- training a language model: Algorithm 1 as a loop ------------------------------------------------------------
@@ -245,13 +263,16 @@ def token_logprobs(model: torch.nn.Module, batch: Batch) -> Tensor:
     >>> token_logprobs(uniform, Batch(ids, torch.ones(1, 4), mask, *torch.ones(3, 1))).exp() * 8
     tensor([[1., 8.]])
     """
-    mask = batch.completion_mask[:, 1:].bool()  # (B, T - 1): nothing predicts the first token of a row
+    mask = batch.completion_mask[
+        :, 1:
+    ].bool()  # (B, T - 1): nothing predicts the first token of a row
     width = mask.shape[1] - int(mask.any(0).int().argmax())  # C
     logits = model(
         batch.input_ids,
         attention_mask=batch.attention_mask,
         position_ids=(batch.attention_mask.long().cumsum(-1) - 1).clamp_min(0),
-        logits_to_keep=width + 1,  # none of the prompt but its last token's, which predict the first of the completion
+        logits_to_keep=width
+        + 1,  # none of the prompt but its last token's, which predict the first of the completion
         use_cache=False,
     ).logits[:, -width - 1 : -1]  # (B, C, V): each predicts the next token
     token_logp = select_logprobs(logits, batch.input_ids[:, -width:])
@@ -313,14 +334,21 @@ def train(
         optimizer.zero_grad()
         total, seen = 0.0, []
         for batch in step.micro_batches:
-            logp = logprobs(model, batch)[: len(batch.reward)]  # (B,), or (0,) of rows that nothing is learnt from
+            logp = logprobs(model, batch)[
+                : len(batch.reward)
+            ]  # (B,), or (0,) of rows that nothing is learnt from
             logp.retain_grad()
             value = loss(logp, batch.logmu, batch.reward, batch.length, denominator=step.sequences)
             # A loss that is not finite makes the gradient's norm NaN on all processes, so that all stop together.
             (value if value.isfinite() else value * math.nan).backward()
             total += value.detach()
             # For the log, read back from the gradient: d loss / d logp = -weight * reward / length / denominator.
-            weight = -logp.grad * step.sequences * batch.length / torch.where(batch.reward == 0, 1, batch.reward)
+            weight = (
+                -logp.grad
+                * step.sequences
+                * batch.length
+                / torch.where(batch.reward == 0, 1, batch.reward)
+            )
             seen.append(torch.stack([logp.detach() - batch.logmu, batch.reward, weight]))
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of a sharded model

@@ -48,11 +48,19 @@ def experiment(settings: Settings, task: Task, learn: "Learn | None" = None) -> 
         run.evaluate(1, run.start)
         model = run.start.model
         for iteration in range(1, settings.iterations + 1):
-            samples = run.sample(iteration, model)  # Algorithm 1, line 3: y ~ mu(.|x), n of each problem; graded
-            composed = run.compose(iteration, samples)  # line 4: the dataset; rewards less the baseline
+            samples = run.sample(
+                iteration, model
+            )  # Algorithm 1, line 3: y ~ mu(.|x), n of each problem; graded
+            composed = run.compose(
+                iteration, samples
+            )  # line 4: the dataset; rewards less the baseline
             del samples  # gigabytes at the paper's scale
-            rows = run.score(iteration, composed, model)  # log mu(y|x) of line 6, by `model`, which is mu
-            points = run.train(iteration, rows, model)  # lines 5 to 9: from pi = mu, one epoch of `topr.train`
+            rows = run.score(
+                iteration, composed, model
+            )  # log mu(y|x) of line 6, by `model`, which is mu
+            points = run.train(
+                iteration, rows, model
+            )  # lines 5 to 9: from pi = mu, one epoch of `topr.train`
             for point in points:
                 run.evaluate(iteration, point)
             model = points[-1].model  # mu of the next iteration: mu_i = pi_{i-1} (Section 4.3)
@@ -113,7 +121,10 @@ class Gsm8kRow(BaseModel):
 def load_problems(data: str, split: str) -> list[Problem]:
     """The problems of a split, from DIR/SPLIT.jsonl or from the hub; InputError names the line that has no answer."""
     rows = read_split(data, split, Gsm8kRow, configs=["main"])
-    return [Problem(f"{split}-{line}", row.question, row.answer) for line, row in enumerate(rows, start=1)]
+    return [
+        Problem(f"{split}-{line}", row.question, row.answer)
+        for line, row in enumerate(rows, start=1)
+    ]
 
 
 def load_shots(count: int, file: Path | None) -> list[str]:
@@ -137,7 +148,9 @@ def gsm8k_task(settings: Settings) -> Task:
     return Task(
         name="gsm8k",
         train=train[: settings.problems],
-        test=load_problems(settings.test_source, "test")[: settings.test_problems] if settings.test_source else [],
+        test=load_problems(settings.test_source, "test")[: settings.test_problems]
+        if settings.test_source
+        else [],
         prompt=lambda problem: "\n\n".join([*shots, f"Q: {problem.question}\nA:"]),
         parse=parse_answer,
         grade=grade,
@@ -235,7 +248,9 @@ def main(
                 if settings.preset != "laptop" or device().type == "cuda":
                     from pipeline.times import table_of
 
-                    table_of(json.loads((settings.out / "times.json").read_text(encoding="utf-8"))).print()
+                    table_of(
+                        json.loads((settings.out / "times.json").read_text(encoding="utf-8"))
+                    ).print()
                 print(f"{settings.out}: {time.monotonic() - started:.0f} s")
 
 

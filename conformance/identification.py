@@ -10,16 +10,33 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from conformance.losses import InputError, Loss, LossInputs, adapted, in_a_line, input_forms, output_forms, push, total
+from conformance.losses import (
+    InputError,
+    Loss,
+    LossInputs,
+    adapted,
+    in_a_line,
+    input_forms,
+    output_forms,
+    push,
+    total,
+)
 from conformance.mistakes import change, corrections, factor_of_batch, telling, with_a_token
 from conformance.variants import TABLE_1
 from conformance.vectors import SINGLES, VECTORS, VectorResult, probes, result_of
 from topr import PRESETS, Limits, importance_weight
 
-FINE, COARSE = 1e-4, 0.02  # relative tolerance of a push: bfloat16 rounds by up to 0.004, several times in a loss
+FINE, COARSE = (
+    1e-4,
+    0.02,
+)  # relative tolerance of a push: bfloat16 rounds by up to 0.004, several times in a loss
 Unit = Literal["whole sequence", "per-token", "geometric mean"]
 Aggregation = Literal[
-    "sequence mean", "token mean", "sequence sum", "divided by the longest length", "length off by +1"
+    "sequence mean",
+    "token mean",
+    "sequence sum",
+    "divided by the longest length",
+    "length off by +1",
 ]
 Pushes, Batches = list[Tensor], list[LossInputs]  # of a loss on the probes; the probes
 
@@ -32,7 +49,9 @@ class Hypothesis:
     power: float = 1.0  # of the ratio; below 0 it is mu/pi
     unit: Unit = "whole sequence"
     stops_gradient: bool = True
-    frozen: tuple[str, ...] = ()  # the inputs whose first values the weights keep: logp, maybe mask, maybe reward
+    frozen: tuple[
+        str, ...
+    ] = ()  # the inputs whose first values the weights keep: logp, maybe mask, maybe reward
     baseline: Literal["none", "batch-mean baseline", "branch by raw score"] = "none"
     aggregation: Aggregation = "sequence mean"
     negatives: float = 1.0  # the factor on negatives
@@ -78,23 +97,37 @@ class Hypothesis:
             scaled = (shifted * torch.where(shifted < 0, self.negatives, 1.0))[:, None]
             sums, lengths = total(weight * scaled * logp, mask), mask.sum(1)
             divisors = {"sequence mean": lengths, "token mean": lengths.mean(), "sequence sum": 1}
-            divisors |= {"divided by the longest length": lengths.max(), "length off by +1": lengths + 1}
+            divisors |= {
+                "divided by the longest length": lengths.max(),
+                "length off by +1": lengths + 1,
+            }
             return -(sums / divisors[self.aggregation]).mean()
 
         return loss
 
 
 def _name_of_bounds(limits: Limits) -> str:
-    positive, negative = f"{limits.a_pos:.6g}..{limits.b_pos:.6g}", f"{limits.a_neg:.6g}..{limits.b_neg:.6g}"
-    clip = f"clip {negative}" if positive == "1..1" else f"clip {positive} on positives, {negative} on negatives"
-    return {PRESETS[row]: name for name, row in TABLE_1.items()}.get(limits, clip.replace("inf", "infinity"))
+    positive, negative = (
+        f"{limits.a_pos:.6g}..{limits.b_pos:.6g}",
+        f"{limits.a_neg:.6g}..{limits.b_neg:.6g}",
+    )
+    clip = (
+        f"clip {negative}"
+        if positive == "1..1"
+        else f"clip {positive} on positives, {negative} on negatives"
+    )
+    return {PRESETS[row]: name for name, row in TABLE_1.items()}.get(
+        limits, clip.replace("inf", "infinity")
+    )
 
 
 @dataclass
 class Report:
     """What a loss was found to be."""
 
-    adapter: str  # how it was called: "none" if as it is, else names of losses.ADAPTERS, joined by " + "
+    adapter: (
+        str  # how it was called: "none" if as it is, else names of losses.ADAPTERS, joined by " + "
+    )
     variant: str  # "paper", its differences joined by " + ", or "unknown"
     note: str
     vectors: list[VectorResult]
@@ -107,7 +140,9 @@ class Report:
         V17  pass            is it 1?  R w = -0.135335
         """
         width = max(len(result.asks) for result in self.vectors)
-        return "\n".join(f"{r.name:<4} {r.status:<15} {r.asks:<{width}}  {r.measured}" for r in self.vectors)
+        return "\n".join(
+            f"{r.name:<4} {r.status:<15} {r.asks:<{width}}  {r.measured}" for r in self.vectors
+        )
 
 
 def identify(loss: Callable[..., Tensor]) -> Report:
@@ -130,27 +165,46 @@ def identify(loss: Callable[..., Tensor]) -> Report:
     if hypothesis is None:
         hypothesis, corrected = _corrected(loss, batches, COARSE if is_rounded else FINE)
     width = batches[0].mask.shape[1]
-    if hypothesis and math.isclose(abs(hypothesis.power) * width, 1, rel_tol=COARSE):  # a mean over the width
-        hypothesis = replace(hypothesis, unit="geometric mean", power=round(hypothesis.power * width))
-    if hypothesis and hypothesis.aggregation == "sequence sum":  # over the width of a padded batch, or over nothing?
+    if hypothesis and math.isclose(
+        abs(hypothesis.power) * width, 1, rel_tol=COARSE
+    ):  # a mean over the width
+        hypothesis = replace(
+            hypothesis, unit="geometric mean", power=round(hypothesis.power * width)
+        )
+    if (
+        hypothesis and hypothesis.aggregation == "sequence sum"
+    ):  # over the width of a padded batch, or over nothing?
         with suppress(Exception):  # whatever a foreign loss may raise on a batch of another width
             wide = push(loss, with_a_token(batches[0], "padding")[0])
             if math.isclose(wide[0, 0] * (width + 1), pushed[0][0, 0] * width, rel_tol=COARSE):
                 hypothesis = replace(hypothesis, aggregation="divided by the longest length")
     results = [result_of(name, loss) for name in VECTORS]
-    if hypothesis and hypothesis.frozen:  # the loss has the weights of the probes: V16 alone asks for that
+    if (
+        hypothesis and hypothesis.frozen
+    ):  # the loss has the weights of the probes: V16 alone asks for that
         reason = "weights are those of the first call"
-        results = [replace(r, status="fail" if r.name == "V16" else "not applicable", measured=reason) for r in results]
+        results = [
+            replace(r, status="fail" if r.name == "V16" else "not applicable", measured=reason)
+            for r in results
+        ]
     if hypothesis and (names := hypothesis.differences() + corrected + ["bfloat16"] * is_rounded):
         note = f"ratio to the power {hypothesis.power:.4g}" if abs(hypothesis.power) != 1 else ""
-        return Report(adapter, " + ".join(names), note, results, [f"{name}: {change(name)}" for name in names])
+        return Report(
+            adapter, " + ".join(names), note, results, [f"{name}: {change(name)}" for name in names]
+        )
     if pushed[0][0, 0] < 0:
-        note, advice = "it pushes an on-policy positive down: is it an objective, to be maximised?", "objective"
+        note, advice = (
+            "it pushes an on-policy positive down: is it an objective, to be maximised?",
+            "objective",
+        )
     elif failure := telling(results):
         result, advice = failure
         note = f"it fails {result.name}: {result.asks} {result.measured}"
     elif not hypothesis:
-        note, advice = "every vector passes, but its gradient is that of no known loss: see --random", "no known loss"
+        note, advice = (
+            "every vector passes, but its gradient is that of no known loss: see --random",
+            "no known loss",
+        )
     else:
         return Report(adapter, "paper", "", results, [])
     if is_rounded:  # which vectors it fails may be due to that
@@ -169,7 +223,9 @@ def _is_rounded(loss: Loss, batch: LossInputs) -> bool:
     return False
 
 
-def _call(loss: Callable[..., Tensor], is_coarse: bool = False) -> tuple[str, Batches, Pushes, Hypothesis | None]:
+def _call(
+    loss: Callable[..., Tensor], is_coarse: bool = False
+) -> tuple[str, Batches, Pushes, Hypothesis | None]:
     """The loss in its most likely form; if that raises an exception, in the other form with the fewest differences."""
     first, *others = input_forms(loss)
     try:
@@ -184,11 +240,15 @@ def _call(loss: Callable[..., Tensor], is_coarse: bool = False) -> tuple[str, Ba
             calls.append(_called(loss, form, is_coarse))
     if not calls:
         expected = "logp, logmu (B, T), reward (B,), mask (B, T), or in another known form"
-        raise InputError(f"the loss cannot be called with {expected}: {reason}; call it in a copy of example.py")
+        raise InputError(
+            f"the loss cannot be called with {expected}: {reason}; call it in a copy of example.py"
+        )
     return min(calls, key=lambda call: len(call[3].differences()) if call[3] else math.inf)
 
 
-def _called(loss: Callable[..., Tensor], form: str, is_coarse: bool) -> tuple[str, Batches, Pushes, Hypothesis | None]:
+def _called(
+    loss: Callable[..., Tensor], form: str, is_coarse: bool
+) -> tuple[str, Batches, Pushes, Hypothesis | None]:
     """What the loss gives on the probes in the first precision that it takes; if it takes none, its first exception."""
     errors = []
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
@@ -200,7 +260,12 @@ def _called(loss: Callable[..., Tensor], form: str, is_coarse: bool) -> tuple[st
         except Exception as error:  # whatever a foreign loss may raise
             errors.append(error)
         else:
-            return adapter, batches, pushed, _accepted(pushed, batches, COARSE if is_coarse else FINE)
+            return (
+                adapter,
+                batches,
+                pushed,
+                _accepted(pushed, batches, COARSE if is_coarse else FINE),
+            )
     raise errors[0]
 
 
@@ -209,19 +274,25 @@ def _corrected(loss: Loss, batches: Batches, rtol: float) -> tuple[Hypothesis | 
     # In an extra term, ratios of e^40 would leave no digits of the others.
     near = probes(batches[0].logp.dtype, is_coarse=rtol == COARSE, by=0.1)
     with suppress(Exception):  # whatever a foreign loss may raise on a batch of another shape
-        for names, corrected in corrections(lambda batch: push(loss, batch).double(), near[0], SINGLES):
+        for names, corrected in corrections(
+            lambda batch: push(loss, batch).double(), near[0], SINGLES
+        ):
             chosen = near if "extra term" in names else batches
             pushed = [corrected(batch) for batch in chosen]
             for by_batch in (False, True):
                 hypothesis = _accepted(pushed, chosen, rtol, by_batch)
-                if hypothesis and ("length off by -1" not in names or hypothesis.aggregation == "sequence mean"):
+                if hypothesis and (
+                    "length off by -1" not in names or hypothesis.aggregation == "sequence mean"
+                ):
                     factor = factor_of_batch(corrected, chosen[0]) if by_batch else []
                     if factor or not by_batch:
                         return hypothesis, names + factor
     return None, []
 
 
-def _accepted(pushed: Pushes, batches: Batches, rtol: float, by_batch: bool = False) -> Hypothesis | None:
+def _accepted(
+    pushed: Pushes, batches: Batches, rtol: float, by_batch: bool = False
+) -> Hypothesis | None:
     """The hypothesis with the fewest differences that explains all pushes, or None.
 
     Bounds, power and stop-gradient are measured on single tokens. How tokens make a ratio and a loss is tried on the
@@ -236,19 +307,32 @@ def _accepted(pushed: Pushes, batches: Batches, rtol: float, by_batch: bool = Fa
         replace(measured, unit=unit, aggregation=aggregation)
         for unit, aggregation in product(get_args(Unit), get_args(Aggregation))
     ]
-    survivors = [hypothesis for hypothesis in variations if _explains(hypothesis, pushed[:1], batches, rtol)]
+    survivors = [
+        hypothesis for hypothesis in variations if _explains(hypothesis, pushed[:1], batches, rtol)
+    ]
     frozen = [(), ("logp", "mask", "reward"), ("logp", "mask"), ("logp", "reward"), ("logp",)]
     baselines = ("none", "batch-mean baseline", "branch by raw score")
     candidates = [
-        replace(survivor, frozen=kept, baseline=baseline, negatives=1.0 if by_batch else survivor.negatives)
+        replace(
+            survivor,
+            frozen=kept,
+            baseline=baseline,
+            negatives=1.0 if by_batch else survivor.negatives,
+        )
         for survivor, kept, baseline in product(survivors, frozen, baselines)
         if survivor.stops_gradient or not kept  # frozen weights have no gradient
     ]
-    accepted = [hypothesis for hypothesis in candidates if _explains(hypothesis, pushed, batches, rtol, by_batch)]
+    accepted = [
+        hypothesis
+        for hypothesis in candidates
+        if _explains(hypothesis, pushed, batches, rtol, by_batch)
+    ]
     return min(accepted, key=lambda hypothesis: len(hypothesis.differences()), default=None)
 
 
-def _explains(hypothesis: Hypothesis, pushed: Pushes, batches: Batches, rtol: float, by_batch: bool = False) -> bool:
+def _explains(
+    hypothesis: Hypothesis, pushed: Pushes, batches: Batches, rtol: float, by_batch: bool = False
+) -> bool:
     """Whether its pushes, times one factor fitted on the first batch, are those observed; `pushed` may be shorter.
 
     by_batch: each batch has two factors of its own, those of its first two rows: for positives and for negatives.
@@ -296,7 +380,9 @@ def _measured(pushed: Tensor, batch: LossInputs, rtol: float) -> Hypothesis | No
     return None
 
 
-def _weight(log_ratio: Tensor, weights: Sequence[Tensor], rtol: float) -> tuple[Limits, float] | None:
+def _weight(
+    log_ratio: Tensor, weights: Sequence[Tensor], rtol: float
+) -> tuple[Limits, float] | None:
     """Limits and power of [exp(power * log_ratio)]_a^b, times one factor for positives and negatives, if that fits.
 
     A bound is reached where two neighbours are equal; otherwise it is 0 or infinity. One log-ratio between the bounds
@@ -305,20 +391,30 @@ def _weight(log_ratio: Tensor, weights: Sequence[Tensor], rtol: float) -> tuple[
     bounds, lines = [], []
     for weight in weights:
         is_flat = ((weight[:-1] - weight[1:]).abs() <= 1e-2 * rtol * weight[:-1].abs()).tolist()
-        a = weight[0].item() if is_flat[0] and weight[0] > 1e-6 else 0.0  # a guard such as exp(-20) is no bound
+        a = (
+            weight[0].item() if is_flat[0] and weight[0] > 1e-6 else 0.0
+        )  # a guard such as exp(-20) is no bound
         b = weight[-1].item() if is_flat[-1] else math.inf
-        between = (weight > a * (1 + 0.1 * rtol)) & (weight < b * (1 - 0.1 * rtol)) & (weight > 1e-6)
+        between = (
+            (weight > a * (1 + 0.1 * rtol)) & (weight < b * (1 - 0.1 * rtol)) & (weight > 1e-6)
+        )
         x, y = log_ratio[between], weight[between].log()
         power = ((y[-1] - y[0]) / (x[-1] - x[0])).item() if len(x) > 1 and x[-1] > x[0] else 1.0
         bounds.append((a, max(a, b)))
         lines.append((len(x), power, (y - power * x).median().item() if len(x) else 0.0))
     _, power, shift = max(lines)  # a narrow clip may leave too few log-ratios between its bounds
     slack = 10 * FINE if rtol == FINE else COARSE
-    power, shift = (target if abs(x - target) < slack else x for x, target in ((power, 1.0), (shift, 0.0)))
+    power, shift = (
+        target if abs(x - target) < slack else x for x, target in ((power, 1.0), (shift, 0.0))
+    )
     for weight, (a, b) in zip(weights, bounds, strict=True):
         if not (0 <= a <= b and power > 0 and abs(shift) < 100):
             return None
-        if not torch.allclose(weight, importance_weight(power * log_ratio + shift, a, b), rtol=slack, atol=1e-6):
+        if not torch.allclose(
+            weight, importance_weight(power * log_ratio + shift, a, b), rtol=slack, atol=1e-6
+        ):
             return None
     digits = 6 if rtol == FINE else 2
-    return Limits(*(float(f"{bound / math.exp(shift):.{digits}g}") for pair in bounds for bound in pair)), power
+    return Limits(
+        *(float(f"{bound / math.exp(shift):.{digits}g}") for pair in bounds for bound in pair)
+    ), power

@@ -45,10 +45,16 @@ def push(loss: Loss, inputs: LossInputs) -> Tensor:
     with torch.enable_grad():  # no trainer hands out a leaf, and a leaf cannot be changed in place
         value = loss(leaf * 1, *(column.clone() for column in inputs[1:]))
     if not isinstance(value, Tensor) or value.dim() > 0:
-        kind = f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        kind = (
+            f"tensor of shape {tuple(value.shape)}"
+            if isinstance(value, Tensor)
+            else type(value).__name__
+        )
         raise InputError(f"the loss returned a {kind}, a scalar tensor was expected")
     if not value.requires_grad:
-        raise InputError("the loss does not depend on logp: is it detached, or are the arguments in another order?")
+        raise InputError(
+            "the loss does not depend on logp: is it detached, or are the arguments in another order?"
+        )
     return -torch.autograd.grad(value, leaf)[0]
 
 
@@ -87,7 +93,9 @@ def load(name: str) -> Callable[..., Tensor]:
     except Exception as error:  # whatever a foreign module may raise
         raise InputError(f"{name}: cannot be imported: {type(error).__name__}: {error}") from error
     here = path or Path(*module.split(".")).with_suffix(".py")
-    if here.exists() and here.read_bytes() != Path(imported.__file__).read_bytes():  # imported before, from elsewhere
+    if (
+        here.exists() and here.read_bytes() != Path(imported.__file__).read_bytes()
+    ):  # imported before, from elsewhere
         raise InputError(f"{name}: {here} is hidden by {imported.__file__}: give it another name")
     function = getattr(imported, attribute, None)
     if not callable(function):
@@ -138,14 +146,24 @@ class Named(dict[str, Tensor]):
         return self.get(_role(name))
 
 
-ADAPTERS: dict[str, Callable[..., Tensor]] = {  # call a loss with logp, logmu (B, T), reward (B,) and mask (B, T)
+ADAPTERS: dict[
+    str, Callable[..., Tensor]
+] = {  # call a loss with logp, logmu (B, T), reward (B,) and mask (B, T)
     "advantages": lambda loss, p, m, reward, mask: loss(p, m, reward[:, None].expand_as(p), mask),
-    "sequences": lambda loss, p, m, reward, mask: loss(total(p, mask), total(m, mask), reward, mask.sum(1)),
-    "packed": lambda loss, p, m, reward, mask: loss(p[mask > 0], m[mask > 0], reward, mask.sum(1).long()),
+    "sequences": lambda loss, p, m, reward, mask: loss(
+        total(p, mask), total(m, mask), reward, mask.sum(1)
+    ),
+    "packed": lambda loss, p, m, reward, mask: loss(
+        p[mask > 0], m[mask > 0], reward, mask.sum(1).long()
+    ),
     "tokens": lambda loss, *inputs: (total(loss(*inputs), inputs[-1]) / inputs[-1].sum(1)).mean(),
-    "arguments by name": lambda loss, *inputs: loss(*map(Named(inputs).__getitem__, _parameters(loss))),
+    "arguments by name": lambda loss, *inputs: loss(
+        *map(Named(inputs).__getitem__, _parameters(loss))
+    ),
     "one dictionary": lambda loss, *inputs: loss(Named(inputs)),
-    "cumulative lengths": lambda loss, p, m, reward, length: loss(p, m, reward, pad(length.cumsum(0), (1, 0)).int()),
+    "cumulative lengths": lambda loss, p, m, reward, length: loss(
+        p, m, reward, pad(length.cumsum(0), (1, 0)).int()
+    ),
     "time first": lambda loss, p, m, reward, mask: loss(p.T, m.T, reward, mask.T),
     "boolean mask": lambda loss, p, m, reward, mask: loss(p, m, reward, mask > 0),
     "integer mask": lambda loss, p, m, reward, mask: loss(p, m, reward, mask.long()),
@@ -167,11 +185,20 @@ def input_forms(loss: Callable[..., Tensor]) -> list[str]:
     names = _parameters(loss)
     order = tuple(map(_role, names))
     is_permuted = order != LossInputs._fields and set(order) == set(LossInputs._fields)
-    layouts = ["advantages", "time first", "sequences", "packed", "cumulative lengths + packed", "one dictionary"]
+    layouts = [
+        "advantages",
+        "time first",
+        "sequences",
+        "packed",
+        "cumulative lengths + packed",
+        "one dictionary",
+    ]
     if any(re.search(LENGTH, name.lower()) for name in names):
         layouts = layouts[2:] + layouts[:2]
     orders, masks = ["arguments by name"] * is_permuted + [""], ["", "boolean mask", "integer mask"]
-    return [" + ".join(filter(None, form)) or "none" for form in product(orders, ["", *layouts], masks)]
+    return [
+        " + ".join(filter(None, form)) or "none" for form in product(orders, ["", *layouts], masks)
+    ]
 
 
 def output_forms(value: object) -> list[str]:
@@ -180,4 +207,8 @@ def output_forms(value: object) -> list[str]:
         return ["output 'loss'", *output_forms(value["loss"])]
     if isinstance(value, tuple | list) and value:
         return ["first output", *output_forms(value[0])]
-    return {1: ["mean over completions"], 2: ["tokens"]}.get(value.dim(), []) if isinstance(value, Tensor) else []
+    return (
+        {1: ["mean over completions"], 2: ["tokens"]}.get(value.dim(), [])
+        if isinstance(value, Tensor)
+        else []
+    )

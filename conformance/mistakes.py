@@ -58,8 +58,20 @@ READINGS = [  # (vector, how what it measured begins, in ADVICE what to change):
     ("V20", ".*infinity", "batch-mean baseline"),
 ]
 # Then come the vectors in this order, first those that ask for one thing alone.
-BY_VECTOR = {"V9": "length off by", "V11": "unmasked", "V6": "weight", "V17": "weight", "V20": "separate means"}
-BY_VECTOR |= {"V22": "negatives count", "V1": "per-token", "V2": "per-token", "V3": "geometric mean", "V4": "clip "}
+BY_VECTOR = {
+    "V9": "length off by",
+    "V11": "unmasked",
+    "V6": "weight",
+    "V17": "weight",
+    "V20": "separate means",
+}
+BY_VECTOR |= {
+    "V22": "negatives count",
+    "V1": "per-token",
+    "V2": "per-token",
+    "V3": "geometric mean",
+    "V4": "clip ",
+}
 BY_VECTOR |= {"V8": "branch by raw score", "V10": "branch by raw score", "V16": "frozen weight"}
 BY_VECTOR |= {"V7": "no stop-gradient", "V5": "overflow", "V13": "overflow"}
 
@@ -67,8 +79,13 @@ BY_VECTOR |= {"V7": "no stop-gradient", "V5": "overflow", "V13": "overflow"}
 def telling(results: list[VectorResult]) -> tuple[VectorResult, str] | None:
     """The failed vector that tells most, if any, and the name whose advice it gets. Numbers tell more than NaN."""
     failed = {result.name: result for result in results if result.status == "fail"}
-    failed = {name: result for name, result in failed.items() if NOT_FINITE not in result.measured} or failed
-    for vector, start, name in [*READINGS, *((vector, "", name) for vector, name in BY_VECTOR.items())]:
+    failed = {
+        name: result for name, result in failed.items() if NOT_FINITE not in result.measured
+    } or failed
+    for vector, start, name in [
+        *READINGS,
+        *((vector, "", name) for vector, name in BY_VECTOR.items()),
+    ]:
         if vector in failed and re.match(start, failed[vector].measured):
             return failed[vector], name
     return None
@@ -80,8 +97,14 @@ def change(name: str) -> str:
     >>> change("clip 0.00673795..1").partition("; 0")[2]
     '.00673795 is e^-5'
     """
-    logs = {bound: math.log(float(bound)) for bound in re.findall(r"0\.\d+", name) if name.startswith("clip ")}
-    powers = [f"; {bound} is e^{log:.0f}" for bound, log in logs.items() if abs(log - round(log)) < 1e-5]
+    logs = {
+        bound: math.log(float(bound))
+        for bound in re.findall(r"0\.\d+", name)
+        if name.startswith("clip ")
+    }
+    powers = [
+        f"; {bound} is e^{log:.0f}" for bound, log in logs.items() if abs(log - round(log)) < 1e-5
+    ]
     return "".join([*(text for start, text in ADVICE.items() if name.startswith(start)), *powers])
 
 
@@ -106,20 +129,30 @@ def corrections(push: Push, batch: LossInputs, singles: slice) -> Iterator[tuple
         yield changed + names, partial(_unclipped, push, batch)
     extra = push(batch._replace(reward=0 * batch.reward))
     if extra.isfinite().all() and extra.any():
-        names, push = ["extra term", *names], lambda b, raw=push: raw(b) - raw(b._replace(reward=0 * b.reward))
+        names, push = (
+            ["extra term", *names],
+            lambda b, raw=push: raw(b) - raw(b._replace(reward=0 * b.reward)),
+        )
         yield names, push
     for place in ("end", "start", "padding"):
         longer, added = with_a_token(batch, place)
         name = f"token missing at the {place.replace('padding', 'end')}"
         name = "length off by -1" if push(longer)[added].any() else name
         yield [name, *names], partial(_longer, push, place)
-    weight, logp = (column[singles, 0].view(-1, 2, 2)[:, 1] for column in (push(batch), batch.logp))  # of negatives
-    slopes = (weight[:, 0] / weight[:, 1]).log() / (logp[:, 0] - logp[:, 1])  # at one log-ratio; 0 between bounds
+    weight, logp = (
+        column[singles, 0].view(-1, 2, 2)[:, 1] for column in (push(batch), batch.logp)
+    )  # of negatives
+    slopes = (weight[:, 0] / weight[:, 1]).log() / (
+        logp[:, 0] - logp[:, 1]
+    )  # at one log-ratio; 0 between bounds
     slope = slopes[slopes.isfinite() & (slopes.abs() > 1e-6)].median().nan_to_num(0.0).item()
     for column, factor in (("logp", 1 + slope), ("logmu", 1 - slope)):
         if factor > 0.01 and slope:
             name = f"scaled log-probabilities ({column} x {factor:.4g})"
-            yield [name, *names], lambda b, x=column, by=factor: push(b._replace(**{x: getattr(b, x) / by}))
+            yield (
+                [name, *names],
+                lambda b, x=column, by=factor: push(b._replace(**{x: getattr(b, x) / by})),
+            )
 
 
 def _masked(push: Push, batch: LossInputs) -> Tensor:
@@ -130,7 +163,9 @@ def _masked(push: Push, batch: LossInputs) -> Tensor:
 
 def _push_at(push: Push, batch: LossInputs, reward: float) -> float:
     """The push of the batch's first token if its reward is this."""
-    return push(batch._replace(reward=torch.cat([batch.reward.new_tensor([reward]), batch.reward[1:]])))[0, 0].item()
+    return push(
+        batch._replace(reward=torch.cat([batch.reward.new_tensor([reward]), batch.reward[1:]]))
+    )[0, 0].item()
 
 
 def _unclipped(push: Push, batch: LossInputs, inputs: LossInputs) -> Tensor:
@@ -145,11 +180,17 @@ def factor_of_batch(push: Push, batch: LossInputs) -> list[str]:
     changed = {
         "normalised weights": batch._replace(logp=torch.where(is_other[:, None], logp - 1, logp)),
         "normalised reward": batch._replace(reward=torch.where(is_other, 2 * reward, reward)),
-        "separate means of positives and negatives": batch._replace(reward=torch.where(is_other, reward.abs(), reward)),
+        "separate means of positives and negatives": batch._replace(
+            reward=torch.where(is_other, reward.abs(), reward)
+        ),
         "mean over non-zero rewards": batch._replace(reward=torch.where(reward == 0, 2.0, reward)),
     }
     before = push(batch)[:2]
-    return [name for name, other in changed.items() if not torch.allclose(push(other)[:2], before, rtol=1e-3)][:1]
+    return [
+        name
+        for name, other in changed.items()
+        if not torch.allclose(push(other)[:2], before, rtol=1e-3)
+    ][:1]
 
 
 def with_a_token(batch: LossInputs, place: str) -> tuple[LossInputs, Tensor]:
@@ -160,10 +201,16 @@ def with_a_token(batch: LossInputs, place: str) -> tuple[LossInputs, Tensor]:
     """
     sides = (1, 0) if place == "start" else (0, 1)
     logp, logmu, mask = (pad(column, sides) for column in (batch.logp, batch.logmu, batch.mask))
-    at = {"start": torch.zeros(1, 1), "end": batch.mask.sum(1, keepdim=True), "padding": batch.mask.shape[1]}[place]
+    at = {
+        "start": torch.zeros(1, 1),
+        "end": batch.mask.sum(1, keepdim=True),
+        "padding": batch.mask.shape[1],
+    }[place]
     added = torch.arange(mask.shape[1]).expand_as(mask) == at
     logp, logmu = (torch.where(added, 0.0, column) for column in (logp, logmu))
-    return LossInputs(logp, logmu, batch.reward, torch.where(added & (place != "padding"), 1.0, mask)), added
+    return LossInputs(
+        logp, logmu, batch.reward, torch.where(added & (place != "padding"), 1.0, mask)
+    ), added
 
 
 def _longer(push: Push, place: str, batch: LossInputs) -> Tensor:

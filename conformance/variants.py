@@ -23,7 +23,9 @@ def paper(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
 
 def objective(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
     """Equation 11: another value than Algorithm 1, the same gradient."""
-    return -(topr_objective(total(logp - logmu, mask), reward, PRESETS["topr"]) / mask.sum(1)).mean()
+    return -(
+        topr_objective(total(logp - logmu, mask), reward, PRESETS["topr"]) / mask.sum(1)
+    ).mean()
 
 
 def per_token(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
@@ -44,7 +46,10 @@ def tapered(logp: Tensor, logmu: Tensor, mask: Tensor) -> Tensor:
     return total(logp - logmu, mask).clamp(max=0).exp()
 
 
-def varied(weight: Callable[..., Tensor] = tapered, length: Callable[..., Tensor] = lambda mask: mask.sum(1)) -> Loss:
+def varied(
+    weight: Callable[..., Tensor] = tapered,
+    length: Callable[..., Tensor] = lambda mask: mask.sum(1),
+) -> Loss:
     """The paper's loss but for the weight of negatives, a function like `tapered`, or the divisor, one of the mask."""
 
     def loss(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
@@ -54,7 +59,9 @@ def varied(weight: Callable[..., Tensor] = tapered, length: Callable[..., Tensor
     return loss
 
 
-geometric_mean = varied(lambda logp, logmu, mask: (total(logp - logmu, mask) / mask.sum(1)).clamp(max=0).exp())
+geometric_mean = varied(
+    lambda logp, logmu, mask: (total(logp - logmu, mask) / mask.sum(1)).clamp(max=0).exp()
+)
 """The log-ratio is divided by the length, so that weights stay near 1. The paper divides the loss."""
 
 clipped = varied(lambda logp, logmu, mask: total(logp - logmu, mask).exp().clamp(0.8, 1.2))
@@ -94,18 +101,30 @@ def unmasked(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tenso
     return paper(logp, logmu, reward, torch.ones_like(mask))
 
 
-TABLE_1 = {"tis": "tis", "plain is": "off_policy", "naive reinforce": "reinforce", "sft": "sft"}  # rows, as named here
-VARIANTS: dict[str, Callable[[], Loss]] = {  # what `identify` says of it -> makes the loss, anew for each call
+TABLE_1 = {
+    "tis": "tis",
+    "plain is": "off_policy",
+    "naive reinforce": "reinforce",
+    "sft": "sft",
+}  # rows, as named here
+VARIANTS: dict[
+    str, Callable[[], Loss]
+] = {  # what `identify` says of it -> makes the loss, anew for each call
     "per-token": lambda: per_token,
     "per-token + token mean": lambda: per_token_and_token_mean,
     "geometric mean": lambda: geometric_mean,
     "clip 0.8..1.2": lambda: clipped,
-    **{name: lambda row=row: partial(topr_loss_of_tokens, limits=PRESETS[row]) for name, row in TABLE_1.items()},
+    **{
+        name: lambda row=row: partial(topr_loss_of_tokens, limits=PRESETS[row])
+        for name, row in TABLE_1.items()
+    },
     "tempered": lambda: tempered,
     "no stop-gradient": lambda: no_stop_gradient,
     "frozen weight": frozen_weight,
     "branch by raw score": lambda: branch_by_raw_score,
     "token mean": lambda: token_mean,
     "sequence sum": lambda: sequence_sum,
-    "divided by the longest length + unmasked in the ratio + unmasked in the loss": lambda: unmasked,
+    "divided by the longest length + unmasked in the ratio + unmasked in the loss": lambda: (
+        unmasked
+    ),
 }

@@ -110,7 +110,9 @@ def oracle(inputs: LossInputs) -> list[list[float]]:
     [[-0.18393972058572117, -0.18393972058572117]]
     """
     pushes = []
-    for logp, logmu, reward, mask in zip(*(column.double().tolist() for column in inputs), strict=True):
+    for logp, logmu, reward, mask in zip(
+        *(column.double().tolist() for column in inputs), strict=True
+    ):
         log_ratio = sum(p - m for p, m, inside in zip(logp, logmu, mask, strict=True) if inside)
         weight = 1.0 if reward >= 0 or log_ratio > 0 else math.exp(log_ratio)
         pushes.append([reward * weight / sum(mask) if inside else 0.0 for inside in mask])
@@ -167,47 +169,76 @@ def _check(name: str, loss: Loss) -> tuple[bool, str]:
     match name:
         case "V8":
             lower = single - torch.tensor([[0.0], [0.0], [0.0], [2.0]])
-            pushed = push(loss, LossInputs(lower, single, torch.tensor([1.0, 1.0, 1.0, 0.2]), ones))[:, 0]
-            ratio = pushed[3] / pushed[0]  # the mean is 0.8: a loss that subtracts it has -0.6 w over 0.2
+            pushed = push(
+                loss, LossInputs(lower, single, torch.tensor([1.0, 1.0, 1.0, 0.2]), ones)
+            )[:, 0]
+            ratio = (
+                pushed[3] / pushed[0]
+            )  # the mean is 0.8: a loss that subtracts it has -0.6 w over 0.2
             about = f"push of the last / the first: {ratio:.6g} (scores as given: 0.2; less their mean: -0.406)"
             return _near(ratio, 0.2) or _near(ratio, -3 * math.exp(-2)), about
         case "V9":
-            one, three = push(loss, batch_of([Case(1, (0.0,) * length, logp=0.0) for length in (1, 3)]))[:2]
+            one, three = push(
+                loss, batch_of([Case(1, (0.0,) * length, logp=0.0) for length in (1, 3)])
+            )[:2]
             share = three / one[0]
-            return _near(share, 1 / 3), f"a token of three has {_shortly(share)} of the gradient of one alone"
+            return _near(
+                share, 1 / 3
+            ), f"a token of three has {_shortly(share)} of the gradient of one alone"
         case "V11":
             batch = batch_of([Case(-1, (-0.5, 0.2)), Case(1, (0.1,) * 4), Case(-1, (-1.0,))])
             filled = batch._replace(logp=torch.where(batch.mask > 0, batch.logp, -50.0))
-            turned = LossInputs(*(column.flip(1) if column.dim() > 1 else column for column in filled))
-            before, after, on_the_left = push(loss, batch), push(loss, filled), push(loss, turned).flip(1)
+            turned = LossInputs(
+                *(column.flip(1) if column.dim() > 1 else column for column in filled)
+            )
+            before, after, on_the_left = (
+                push(loss, batch),
+                push(loss, filled),
+                push(loss, turned).flip(1),
+            )
             outside = after[batch.mask == 0].abs().max()
-            inside, side = ((pushed - before)[batch.mask > 0].abs().max() for pushed in (after, on_the_left))
-            measured = f"gradient changes by {inside:.3g}; on masked positions it reaches {outside:.3g}"
+            inside, side = (
+                (pushed - before)[batch.mask > 0].abs().max() for pushed in (after, on_the_left)
+            )
+            measured = (
+                f"gradient changes by {inside:.3g}; on masked positions it reaches {outside:.3g}"
+            )
             passed = bool(inside == 0 and outside == 0) and _near(on_the_left, before)
             return passed, f"{measured}; padded on the left it changes by {side:.3g}"
         case "V16":
             batch = batch_of([Case(-1, (-1.0,), logp=-2.0)])
             lower = batch._replace(logp=batch.logp - torch.tensor([[2.0], [0.0]]))
-            before, after = (-pushed[0, 0] / pushed[1, 0] for pushed in (push(loss, batch), push(loss, lower)))
+            before, after = (
+                -pushed[0, 0] / pushed[1, 0] for pushed in (push(loss, batch), push(loss, lower))
+            )
             weights = f"weights {before:.6g}, {after:.6g}"
             return _near(before, math.exp(-1)) and _near(after, math.exp(-3)), weights
         case "V20":
-            batch = batch_of([Case(reward, (-0.3, 0.1)) for reward in (1.5, 1.5, -1.0, -1.0, -1.0)])  # the mean is 0
+            batch = batch_of(
+                [Case(reward, (-0.3, 0.1)) for reward in (1.5, 1.5, -1.0, -1.0, -1.0)]
+            )  # the mean is 0
             parts = (slice(1), slice(2), slice(2, 5), slice(5))
             pushed = [push(loss, LossInputs(*(x[rows] for x in batch)))[:, 0] for rows in parts]
             one, positives, negatives, whole = pushed
             is_mean = _near(positives[0] / one[0], 0.5)
             shares = torch.stack([whole[0] / positives[0], whole[4] / negatives[0]])
             passed = _near(shares, torch.tensor([2 / 5, 3 / 5] if is_mean else [1.0, 1.0]))
-            return passed, f"of the positives' own gradient {shares[0]:.6g}, of the negatives' {shares[1]:.6g}"
+            return (
+                passed,
+                f"of the positives' own gradient {shares[0]:.6g}, of the negatives' {shares[1]:.6g}",
+            )
         case "V22":
-            pushed = push(loss, LossInputs(single, single, torch.tensor([1.0, -1.0, -1.0, -1.0]), ones))[:, 0]
+            pushed = push(
+                loss, LossInputs(single, single, torch.tensor([1.0, -1.0, -1.0, -1.0]), ones)
+            )[:, 0]
             shares = pushed[1:] / pushed[0]
             return _near(shares, -1.0), f"negatives' pushes over the positive's: {_shortly(shares)}"
 
 
 def _near(value: Tensor, expected: Tensor | float) -> bool:
-    return torch.allclose(value, torch.as_tensor(expected, dtype=value.dtype), rtol=1e-4, atol=1e-6)  # NaN is not near
+    return torch.allclose(
+        value, torch.as_tensor(expected, dtype=value.dtype), rtol=1e-4, atol=1e-6
+    )  # NaN is not near
 
 
 def _shortly(values: Tensor) -> str:
@@ -217,11 +248,34 @@ def _shortly(values: Tensor) -> str:
     return ", ".join(f"{x:.6g}" for x in values[:4]) + ", ..." * (len(values) > 4)
 
 
-STEPS = (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 40.0)
-SINGLES = slice(2, 2 + 8 * len(STEPS))  # the rows of single tokens in a probe; those before are on-policy
+STEPS = (
+    1e-4,
+    1e-3,
+    0.01,
+    0.03,
+    0.1,
+    0.2,
+    0.5,
+    1.0,
+    2.0,
+    3.0,
+    4.0,
+    6.0,
+    8.0,
+    12.0,
+    16.0,
+    24.0,
+    32.0,
+    40.0,
+)
+SINGLES = slice(
+    2, 2 + 8 * len(STEPS)
+)  # the rows of single tokens in a probe; those before are on-policy
 
 
-def probes(dtype: torch.dtype = torch.float64, is_coarse: bool = False, by: float = 1.0) -> list[LossInputs]:
+def probes(
+    dtype: torch.dtype = torch.float64, is_coarse: bool = False, by: float = 1.0
+) -> list[LossInputs]:
     """Five batches on which hypotheses are tried, all of one shape and one logmu: frozen weights fit all of them.
 
     The first batch holds one on-policy positive of a single token with log pi = 0, by which all pushes are divided, and
@@ -229,11 +283,20 @@ def probes(dtype: torch.dtype = torch.float64, is_coarse: bool = False, by: floa
     other batches change it in one way each. is_coarse: in quarters, which bfloat16 sums without rounding.
     """
     draw = torch.Generator().manual_seed(0)
-    steps = [max(round(4 * step) / 4, 0.25) for step in STEPS] if is_coarse else [by * step for step in STEPS]
+    steps = (
+        [max(round(4 * step) / 4, 0.25) for step in STEPS]
+        if is_coarse
+        else [by * step for step in STEPS]
+    )
     grid = [*(-step for step in reversed(steps)), *steps]
     # The larger the log-ratio, the larger |log pi|: float32 resolves the difference, and log mu stays below 0.
-    values = {step: (-0.25, -0.75) if step < 0.05 else (-5.0, -9.0) if step < 5 else (-45.0, -50.0) for step in steps}
-    singles = [(d, sign, value) for d, sign in product(grid, (1.0, -1.0)) for value in values[abs(d)]]
+    values = {
+        step: (-0.25, -0.75) if step < 0.05 else (-5.0, -9.0) if step < 5 else (-45.0, -50.0)
+        for step in steps
+    }
+    singles = [
+        (d, sign, value) for d, sign in product(grid, (1.0, -1.0)) for value in values[abs(d)]
+    ]
     many, width = 31, 6
 
     def uniform(low: float, high: float) -> Tensor:
@@ -247,7 +310,9 @@ def probes(dtype: torch.dtype = torch.float64, is_coarse: bool = False, by: floa
     lengths = torch.tensor([1] * len(zeros) + [2 + i % 5 for i in range(many)])
     mask = (torch.arange(width) < lengths[:, None]).double()
     sizes = [(0.5, 1.0, 2.0, 0.0)[i // 2 % 4] * (-1) ** i for i in range(many)]
-    reward = torch.tensor([1.0, -2.0, *(sign for _, sign, _ in singles), *sizes], dtype=torch.float64)
+    reward = torch.tensor(
+        [1.0, -2.0, *(sign for _, sign, _ in singles), *sizes], dtype=torch.float64
+    )
     reward[-1] -= reward.sum()  # the mean is 0 now
     changes = [
         {},
@@ -257,7 +322,9 @@ def probes(dtype: torch.dtype = torch.float64, is_coarse: bool = False, by: floa
         {"reward": 100 * reward},  # is it clipped?
     ]
     first = LossInputs(logp, logmu, reward, mask)
-    return [LossInputs(*(column.to(dtype) for column in first._replace(**change))) for change in changes]
+    return [
+        LossInputs(*(column.to(dtype) for column in first._replace(**change))) for change in changes
+    ]
 
 
 def compare(loss: Loss, count: int, seed: int = 0) -> str | None:
@@ -277,9 +344,13 @@ def compare(loss: Loss, count: int, seed: int = 0) -> str | None:
         return f"differs from Eq. 7: on an on-policy positive it raised {in_a_line(error)}"
     is_sum = math.isclose(alone, of_two, rel_tol=1e-4)
     if not (alone > 0 and (is_sum or math.isclose(alone, 2 * of_two, rel_tol=1e-4))):
-        return in_words(f"differs from Eq. 7: an on-policy positive has a push of {alone:g}, as one of two {of_two:g}")
+        return in_words(
+            f"differs from Eq. 7: an on-policy positive has a push of {alone:g}, as one of two {of_two:g}"
+        )
     draw = torch.Generator().manual_seed(seed)
-    for batch in sorted((_ragged(draw) for _ in range(count)), key=lambda batch: batch.mask.numel()):
+    for batch in sorted(
+        (_ragged(draw) for _ in range(count)), key=lambda batch: batch.mask.numel()
+    ):
         expected = torch.tensor(oracle(batch)) * alone / (1 if is_sum else len(batch.reward))
         try:
             pushed = push(loss, batch)
@@ -290,7 +361,10 @@ def compare(loss: Loss, count: int, seed: int = 0) -> str | None:
                 continue
             numbers = (x.double().round(decimals=6).tolist() for x in (pushed, expected))
             difference = "push {}\npaper {}".format(*numbers)
-        columns = [f"{name} {column.double().round(decimals=6).tolist()}" for name, column in batch._asdict().items()]
+        columns = [
+            f"{name} {column.double().round(decimals=6).tolist()}"
+            for name, column in batch._asdict().items()
+        ]
         return in_words("\n".join(["differs from Eq. 7 on this batch:", *columns, difference]))
     return None
 
@@ -308,4 +382,6 @@ def _ragged(draw: torch.Generator) -> LossInputs:
     mask = (torch.arange(width) < lengths).float()
     mask = mask.flip(1) if integers(0, 1) else mask
     reward = torch.tensor([-50.0, -1.0, -0.3, 0.0, 0.3, 1.0, 50.0])[integers(0, 6, many)]
-    return LossInputs(torch.where(mask > 0, logp, padding), torch.where(mask > 0, logmu, -padding), reward, mask)
+    return LossInputs(
+        torch.where(mask > 0, logp, padding), torch.where(mask > 0, logmu, -padding), reward, mask
+    )

@@ -29,7 +29,12 @@ from topr import PRESETS, importance_weight  # noqa: E402
 
 PAGE = ROOT / "docs" / "index.html"
 SOURCES = ROOT / "docs" / "page"
-DASHES = {"-": (), "--": (3.7, 1.6), ":": (1, 1.65), "-.": (6.4, 1.6, 1, 1.6)}  # matplotlib's, in widths of the line
+DASHES = {
+    "-": (),
+    "--": (3.7, 1.6),
+    ":": (1, 1.65),
+    "-.": (6.4, 1.6, 1, 1.6),
+}  # matplotlib's, in widths of the line
 FILTERS = {  # of the template: how a number is written
     "count": "{:,}".format,
     "percent": lambda share, digits=1: f"{100 * share:.{digits}f}",
@@ -48,7 +53,10 @@ def accuracy_by_share() -> dict[str, Any]:
 def numbers() -> dict[str, Any]:
     """The numbers in the page's text that no file of results has as they are."""
     page, shown = load("page"), accuracy_by_share()
-    log_ratios, limits = page["completions"][1]["log_ratio"]["topr"][-1], astuple(PRESETS["topr"])[2:]
+    log_ratios, limits = (
+        page["completions"][1]["log_ratio"]["topr"][-1],
+        astuple(PRESETS["topr"])[2:],
+    )
     runs = map(json.loads, (RESULTS / "share_runs.jsonl").read_text(encoding="utf-8").splitlines())
     cards = [run for run in runs if run["arm"] == "card"]  # of the study's bases before training
     gains = [Estimate(**gain) for gain in load("map")["places"].values()]
@@ -59,12 +67,22 @@ def numbers() -> dict[str, Any]:
         "per_token_weight": importance_weight(torch.tensor(log_ratios), *limits).mean().item(),
         "geometric_weight": importance_weight(torch.tensor(log_ratios).mean(), *limits).item(),
         "tokens": {  # of a completion, on the bases with the shortest and with the longest
-            base: round(fmean((of["length_right"] + of["length_wrong"]) / 2 for of in cards if of["place"] == base))
+            base: round(
+                fmean(
+                    (of["length_right"] + of["length_wrong"]) / 2
+                    for of in cards
+                    if of["place"] == base
+                )
+            )
             for base in ("mistaken", "worded-long")
         },
         "lr": f"{page['settings']['lr']:g}".replace("e-0", "e-"),
         "best_share": {  # by % of positives in the set
-            percent: max(zip(shown["accuracy"][f"{percent}% positive"]["mean"], shown["p_tilde"], strict=True))[1]
+            percent: max(
+                zip(
+                    shown["accuracy"][f"{percent}% positive"]["mean"], shown["p_tilde"], strict=True
+                )
+            )[1]
             for percent in (10, 50)
         },
     }
@@ -75,16 +93,31 @@ def made() -> str:
     names = ("page", "laptop", "methods", "robustness", "fig5", "variants", "share", "curve")
     results = {name: load(name) for name in names} | numbers()
     files = {file.name: file.read_text(encoding="utf-8").strip() for file in SOURCES.iterdir()}
-    methods, styles, made_by = results["methods"], {}, "python train_gsm8k.py --model tiny/worded --method"
+    methods, styles, made_by = (
+        results["methods"],
+        {},
+        "python train_gsm8k.py --model tiny/worded --method",
+    )
     content = {
-        "page": {name: results["page"][name] for name in ("seen", "curves", "questions", "completions")},
+        "page": {
+            name: results["page"][name] for name in ("seen", "curves", "questions", "completions")
+        },
         "fig5": accuracy_by_share(),
-        "compared": {name: methods[f"{made_by} {name}"]["iterations"][0]["curve"] for name in ("sft", "tis")},
+        "compared": {
+            name: methods[f"{made_by} {name}"]["iterations"][0]["curve"] for name in ("sft", "tis")
+        },
         "variants": results["variants"]["tables"]["weights"]["rows"],
     }
-    for name, (colour, dashes, _) in (STYLES | {name: arm.style for name, arm in VARIANTS.items()}).items():
-        styles[name] = {"colour": colour, "dashes": DASHES[dashes] if dashes in DASHES else dashes[1]}
-    as_script = json.dumps(content, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    for name, (colour, dashes, _) in (
+        STYLES | {name: arm.style for name, arm in VARIANTS.items()}
+    ).items():
+        styles[name] = {
+            "colour": colour,
+            "dashes": DASHES[dashes] if dashes in DASHES else dashes[1],
+        }
+    as_script = json.dumps(content, ensure_ascii=False, separators=(",", ":")).replace(
+        "<", "\\u003c"
+    )
     script = f"const STYLES = {json.dumps(styles)};\nconst DATA = {as_script};"
     environment = Environment(undefined=StrictUndefined)
     environment.filters |= FILTERS

@@ -49,10 +49,17 @@ def tables_of(name: str) -> dict[str, str]:
     """
     content = load(name)
     count, commits = content["runs"], ", ".join(f"`{commit}`" for commit in content["commits"])
-    cost = f"{count} runs, {content['core_minutes']:.0f} core-minutes, commits {commits}" if count else "no runs"
+    cost = (
+        f"{count} runs, {content['core_minutes']:.0f} core-minutes, commits {commits}"
+        if count
+        else "no runs"
+    )
     tables = {key: Table(**fields).markdown() for key, fields in content["tables"].items()}
     if "numbers" in content:
-        estimates = [{key: Estimate(**x) for key, x in content[kind].items()} for kind in ("shares", "numbers")]
+        estimates = [
+            {key: Estimate(**x) for key, x in content[kind].items()}
+            for kind in ("shares", "numbers")
+        ]
         tables["numbers"] = Figure({}, *estimates).table().markdown()
     return tables | {"made": f"`{content['command']}`: {cost}."}
 
@@ -65,8 +72,17 @@ def methods() -> Table:
         along = " ".join(f"{100 * point['correct']:.0f}" for point in curve)
         options = command.removeprefix("python train_gsm8k.py --model tiny/worded").strip()
         correct = Estimate.read(after["pass@1"]).text(100, unit=" %")
-        rows.append([f"`{options}`" if options else "(none)", correct, f"{100 * after['invalid']:.1f} %", along])
-    return Table(["options", "correct at the end", "invalid", "correct along the epoch, in %"], rows)
+        rows.append(
+            [
+                f"`{options}`" if options else "(none)",
+                correct,
+                f"{100 * after['invalid']:.1f} %",
+                along,
+            ]
+        )
+    return Table(
+        ["options", "correct at the end", "invalid", "correct along the epoch, in %"], rows
+    )
 
 
 @cache
@@ -77,8 +93,13 @@ def claims() -> list[Judged]:
 
 def findings(pages: str = "README.md", docs: str = "../docs/", is_chosen: bool = False) -> Table:
     """Every claim and its verdict, or those chosen for the README; then the analysis, which is no measurement."""
-    measured = table([claim for claim in claims() if "readme" in claim.row or not is_chosen], load, pages)
-    what, ours = "Propositions 3.1 and 3.2, Appendices B and C", "`python toy_bandit.py` checks each statement"
+    measured = table(
+        [claim for claim in claims() if "readme" in claim.row or not is_chosen], load, pages
+    )
+    what, ours = (
+        "Propositions 3.1 and 3.2, Appendices B and C",
+        "`python toy_bandit.py` checks each statement",
+    )
     row = [f"[Analysis]({docs}analysis.md)", what, "", ours, "", "**agrees**"]
     return measured._replace(rows=[*measured.rows, row])
 
@@ -86,25 +107,38 @@ def findings(pages: str = "README.md", docs: str = "../docs/", is_chosen: bool =
 def chosen() -> Table:
     """The README's claims."""
     rows = findings("results/README.md", "docs/", is_chosen=True).rows
-    return Table(["", "the paper's claim", "here", "verdict"], [[row[i] for i in (0, 1, 3, 5)] for row in rows])
+    return Table(
+        ["", "the paper's claim", "here", "verdict"],
+        [[row[i] for i in (0, 1, 3, 5)] for row in rows],
+    )
 
 
 def counted() -> str:
     """How many claims have each verdict, the row of the analysis included."""
     names = [re.match(r"\*\*(.+?)\*\*", row[-1])[1] for row in findings().rows]
-    return "; ".join(f"{names.count(name)} **{name}**" for name in dict.fromkeys([*VERDICTS, *names]) if name in names)
+    return "; ".join(
+        f"{names.count(name)} **{name}**"
+        for name in dict.fromkeys([*VERDICTS, *names])
+        if name in names
+    )
 
 
 def in_numbers(name: str) -> str:
     """Up to six numbers of a figure's claims, in a line; the table of claims has all."""
     measured = [claim for claim in claims() if claim.row["figure"] == name and claim.estimate][:6]
-    return "; ".join(f"{claim.row['short']}: **{claim.ours(load)}** ({claim.verdict})" for claim in measured)
+    return "; ".join(
+        f"{claim.row['short']}: **{claim.ours(load)}** ({claim.verdict})" for claim in measured
+    )
 
 
 def completions() -> Table:
     """One test problem as it is answered before training, after TOPR and after naive REINFORCE."""
     content = load("completions")
-    names = {"before": "before training", "topr": "after TOPR", "reinforce": "after naive REINFORCE"}
+    names = {
+        "before": "before training",
+        "topr": "after TOPR",
+        "reinforce": "after naive REINFORCE",
+    }
     rows = [
         [name, content["completions"][key]["text"], f"{100 * content['correct'][key]:.0f} %"]
         for key, name in names.items()
@@ -115,22 +149,42 @@ def completions() -> Table:
 
 def rates() -> list[Panel]:
     """Accuracy on held-out problems against the learning rate: the paper's methods, other methods, the variants."""
-    styles, panels, papers = {arm.name: arm.style for arm in RATED.values()}, [], {CALLED[x] for x in PAPER_METHODS}
+    styles, panels, papers = (
+        {arm.name: arm.style for arm in RATED.values()},
+        [],
+        {CALLED[x] for x in PAPER_METHODS},
+    )
     for title, file, left_out in (
         ("the paper's methods", "fig1", {arm.name for arm in RATED.values()} - papers),
         ("other methods", "fig1", papers - {CALLED["topr"]}),
         ("variants of TOPR's weight (ours)", "variants", set()),
     ):
-        tried = {name: grid for name, grid in load(file)["learning_rates"].items() if name not in left_out}
-        drawn = [Line([*map(float, x)], [100 * y for y in x.values()], name, styles[name]) for name, x in tried.items()]
+        tried = {
+            name: grid
+            for name, grid in load(file)["learning_rates"].items()
+            if name not in left_out
+        }
+        drawn = [
+            Line([*map(float, x)], [100 * y for y in x.values()], name, styles[name])
+            for name, x in tried.items()
+        ]
         options = {"xscale": "log", "ylim": (-3, 100)}
-        panels.append(Panel(title, "learning rate", "correct (%), held-out problems, one seed", drawn, options))
+        panels.append(
+            Panel(
+                title, "learning rate", "correct (%), held-out problems, one seed", drawn, options
+            )
+        )
     return panels
 
 
 def llama_3_8b() -> LlamaConfig:
     """The shapes of Llama 3 8B."""
-    sizes = {"hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32, "vocab_size": 128_256}
+    sizes = {
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "vocab_size": 128_256,
+    }
     return LlamaConfig(**sizes, num_attention_heads=32, num_key_value_heads=8)
 
 
@@ -138,8 +192,13 @@ def stages() -> Table:
     """The time of each stage on eight H100s, for the short run of docs/gpu.md and for the preset `paper`."""
     first = replace(PAPER, problems=64, examples=512, iterations=2, test_problems=64)
     model = llama_3_8b(), 8_030_261_248, 8, 1_100, COMPLETION * PAPER.max_new_tokens
-    times = [hours(run, counts(run, run.problems, run.test_problems), *model) for run in (first, PAPER)]
-    rows = [[stage, f"{60 * time:.1f}", f"{times[1][stage][0]:.1f}", how] for stage, (time, how) in times[0].items()]
+    times = [
+        hours(run, counts(run, run.problems, run.test_problems), *model) for run in (first, PAPER)
+    ]
+    rows = [
+        [stage, f"{60 * time:.1f}", f"{times[1][stage][0]:.1f}", how]
+        for stage, (time, how) in times[0].items()
+    ]
     sums = [sum(time for time, _ in run.values()) for run in times]
     rows.append(["all", f"{60 * sums[0]:.0f}", f"{sums[1]:.1f}", ""])
     return Table(["stage", "first run (minutes)", "`paper` (hours)", "assumed"], rows)
@@ -148,10 +207,14 @@ def stages() -> Table:
 named = (completions, methods, findings, counted, stages)
 TABLES = {table.__name__: table for table in named} | {  # a marker's name -> what makes its table
     "laptop": lambda: to_table(load("laptop")),  # what the default run prints
-    "verifier": lambda name: "\n\n".join(table.markdown() for table in tables_of_verifier(load(name))),
+    "verifier": lambda name: "\n\n".join(
+        table.markdown() for table in tables_of_verifier(load(name))
+    ),
     "claims": chosen,
     "numbers": in_numbers,
-    "metrics": lambda: Table(["metric", "what it is"], [[f"`{name}`", each.meaning] for name, each in METRICS.items()]),
+    "metrics": lambda: Table(
+        ["metric", "what it is"], [[f"`{name}`", each.meaning] for name, each in METRICS.items()]
+    ),
 }
 
 
@@ -176,7 +239,9 @@ def main() -> None:
             print(page.relative_to(ROOT))
     save_figure(draw(rates()), RESULTS / "rates.png")
     save_figure(draw(forest(claims()), size=(10, 11)), RESULTS / "claims.png")
-    save_figure(draw_curve(load("laptop")["iterations"], "TOPR, the default run"), RESULTS / "laptop.png")
+    save_figure(
+        draw_curve(load("laptop")["iterations"], "TOPR, the default run"), RESULTS / "laptop.png"
+    )
 
 
 if __name__ == "__main__":

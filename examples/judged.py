@@ -15,7 +15,9 @@ from examples.sums import sums
 from pipeline.records import Grade, Problem
 from train_gsm8k import main
 
-STEP = re.compile(r"[-+*/0-9 ]*[0-9] *= *[0-9]+")  # digits and signs: nothing else reaches the program
+STEP = re.compile(
+    r"[-+*/0-9 ]*[0-9] *= *[0-9]+"
+)  # digits and signs: nothing else reaches the program
 PROGRAM = "import sys; sys.exit(not all(eval(step.replace('=', '==')) for step in sys.argv[1:]))"
 
 
@@ -36,5 +38,10 @@ def rewards(completions: Sequence[str], problems: Sequence[Problem]) -> list[Gra
 
 
 if __name__ == "__main__":
-    changes = {"name": "judged", "reward": None, "batch_reward": rewards, "outcomes": ("right", "wrong", "too long")}
+    changes = {
+        "name": "judged",
+        "reward": None,
+        "batch_reward": rewards,
+        "outcomes": ("right", "wrong", "too long"),
+    }
     main("judged", __doc__, lambda settings: replace(sums(settings), parse=None, **changes))

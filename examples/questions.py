@@ -12,7 +12,10 @@ from pipeline.records import OUTCOMES, Outcome, Problem, Task
 from pipeline.settings import Settings
 from train_gsm8k import main
 
-TESTS, RATES = 96, 48  # questions to test with, and those that chose the learning rate of results/real-llm.md
+TESTS, RATES = (
+    96,
+    48,
+)  # questions to test with, and those that chose the learning rate of results/real-llm.md
 
 
 def words(text: str) -> list[str]:
@@ -21,7 +24,9 @@ def words(text: str) -> list[str]:
     return re.findall("[a-z0-9]+", plain.decode().lower())
 
 
-LINES = [line.split(" | ") for line in Path(__file__).with_suffix(".txt").read_text("utf-8").splitlines()]
+LINES = [
+    line.split(" | ") for line in Path(__file__).with_suffix(".txt").read_text("utf-8").splitlines()
+]
 FRAME = set("a also an answer as city form it its known located official there word".split())
 FRAME |= {word for _, question, _ in LINES for word in words(question)}  # no answer has one of them
 
@@ -32,20 +37,35 @@ def first_answer(text: str) -> str | None:
     >>> first_answer("In Colombia, it's Bogotá. Not"), first_answer("Lima or Quito"), first_answer("The capital of")
     ('bogota', 'lima or quito', None)
     """
-    parts = ([word for word in words(part) if word not in FRAME] for part in re.split(r"[.,:;!?()\n]", text))
+    parts = (
+        [word for word in words(part) if word not in FRAME]
+        for part in re.split(r"[.,:;!?()\n]", text)
+    )
     return next((" ".join(part) for part in parts if part), None)
 
 
 def grade(text: str, gold: frozenset[str]) -> Outcome:
     """correct where the first answer is one of `gold`, invalid where there is none: of a list the first one counts."""
-    return "invalid" if (answer := first_answer(text)) is None else "correct" if answer in gold else "incorrect"
+    return (
+        "invalid"
+        if (answer := first_answer(text)) is None
+        else "correct"
+        if answer in gold
+        else "incorrect"
+    )
 
 
 def questions(settings: Settings) -> Task:
     """The questions in random order: the first are for tests, the last for training."""
-    problems = [Problem(q, q, frozenset(" ".join(words(a)) for a in gold.split("/"))) for _, q, gold in LINES]
+    problems = [
+        Problem(q, q, frozenset(" ".join(words(a)) for a in gold.split("/")))
+        for _, q, gold in LINES
+    ]
     random.Random(0).shuffle(problems)
-    train, test = problems[TESTS + RATES :][: settings.problems], problems[:TESTS][: settings.test_problems]
+    train, test = (
+        problems[TESTS + RATES :][: settings.problems],
+        problems[:TESTS][: settings.test_problems],
+    )
     return Task("questions", train, test, parse=first_answer, grade=grade, outcomes=OUTCOMES)
 
 

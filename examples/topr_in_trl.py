@@ -33,12 +33,19 @@ class ToprLoss:
             mend = "set steps_per_generation=8, or num_iterations"
             warnings.warn(f"topr: every weight is 1, for TRL keeps no log mu: {mend}", stacklevel=2)
         logmu = logp.detach() if logmu is None else logmu
-        mask, reward = inputs["completion_mask"] * inputs.get("tool_mask", 1), inputs["advantages"].clone()
-        is_empty = mask.sum(1) == 0  # mask_truncated_completions: counted in the mean, without a gradient
+        mask, reward = (
+            inputs["completion_mask"] * inputs.get("tool_mask", 1),
+            inputs["advantages"].clone(),
+        )
+        is_empty = (
+            mask.sum(1) == 0
+        )  # mask_truncated_completions: counted in the mean, without a gradient
         mask[is_empty, 0], reward[is_empty] = 1, 0
         log_ratio = torch.where(mask > 0, logp.detach() - logmu, 0.0).sum(1)
         weight = importance_weight(log_ratio, *PRESETS["topr"].of_sign(reward))
-        self._metrics["train" if model.training else "eval"]["topr/weight"].append(weight.mean().item())
+        self._metrics["train" if model.training else "eval"]["topr/weight"].append(
+            weight.mean().item()
+        )
         value = topr_loss_of_tokens(logp, logmu, reward, mask)
         return value / (self.current_gradient_accumulation_steps if model.training else 1)
 
@@ -46,7 +53,10 @@ class ToprLoss:
 def loss(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
     """For conformance: the mixin's loss, with the little that it needs of the trainer."""
     trainer = ToprLoss()
-    trainer.current_gradient_accumulation_steps, trainer._metrics = 4, defaultdict(lambda: defaultdict(list))
+    trainer.current_gradient_accumulation_steps, trainer._metrics = (
+        4,
+        defaultdict(lambda: defaultdict(list)),
+    )
     trainer._get_per_token_logps_and_entropies = lambda model, ids, seen, width: (logp, None)
     ids = torch.zeros(len(mask), 1, dtype=torch.long)
     inputs = dict.fromkeys(["prompt_ids", "prompt_mask", "completion_ids"], ids)

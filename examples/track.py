@@ -28,8 +28,12 @@ def values_of(folder: Path, iterations: int) -> Iterator[tuple[dict[str, Any], i
     while not is_finished:
         is_finished = (folder / "results.json").exists()  # no step comes after it
         steps = [step for log in logs for step in read_records(log, dict[str, Any], "growing")]
-        yield from (({"train": values}, step) for step, values in enumerate(steps[shown:], start=shown + 1))
-        shown = max(shown, len(steps))  # fewer than before where a run was stopped and went on from a checkpoint
+        yield from (
+            ({"train": values}, step) for step, values in enumerate(steps[shown:], start=shown + 1)
+        )
+        shown = max(
+            shown, len(steps)
+        )  # fewer than before where a run was stopped and went on from a checkpoint
         time.sleep(0 if is_finished else PAUSE)
     results, before = read_json(folder / "results.json"), 0
     if "before" in results:
@@ -45,7 +49,9 @@ def show(folder: Path, tracker: str) -> None:
     """Show the run in `folder`; InputError where it is none, or where wandb has no account."""
     config = read_json(folder / "config.json")
     nested = values_of(folder, config["iterations"])
-    values = ((json_normalize(each, sep="/").iloc[0].dropna().to_dict(), step) for each, step in nested)
+    values = (
+        (json_normalize(each, sep="/").iloc[0].dropna().to_dict(), step) for each, step in nested
+    )
     if tracker == "wandb":
         import wandb
 
@@ -53,7 +59,9 @@ def show(folder: Path, tracker: str) -> None:
             project = os.environ.get("WANDB_PROJECT", "topr")
             run = wandb.init(project=project, name=folder.name, dir=folder, config=config)
         except wandb.Error as error:
-            raise InputError(f"wandb: {str(error).splitlines()[0]} (WANDB_MODE=offline needs no account)") from None
+            raise InputError(
+                f"wandb: {str(error).splitlines()[0]} (WANDB_MODE=offline needs no account)"
+            ) from None
         run.define_metric("*", step_metric="step")  # wandb's own steps must grow
         for numbers, step in values:
             run.log(numbers | {"step": step})
@@ -61,7 +69,9 @@ def show(folder: Path, tracker: str) -> None:
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(str(folder / "tensorboard")) as writer:
-        writer.add_text("settings", "".join(f"    {name}: {value}\n" for name, value in config.items()))
+        writer.add_text(
+            "settings", "".join(f"    {name}: {value}\n" for name, value in config.items())
+        )
         for numbers, step in values:
             for name, number in numbers.items():
                 writer.add_scalar(name, number, step)
@@ -76,7 +86,9 @@ def main() -> None:
         try:
             show(folder, tracker)
         except ModuleNotFoundError:
-            raise InputError(f"{tracker}: is not installed: {sys.executable} -m pip install {tracker}") from None
+            raise InputError(
+                f"{tracker}: is not installed: {sys.executable} -m pip install {tracker}"
+            ) from None
 
 
 if __name__ == "__main__":

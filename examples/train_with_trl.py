@@ -48,7 +48,10 @@ def main(
     task, lm = gsm8k.gsm8k_task(ours), load_model(ours.model)
 
     def correct(completions: list[str], gold: list[str], **_: object) -> list[float]:
-        grades = (gsm8k.grade(text, gsm8k.Decimal(answer)) for text, answer in zip(completions, gold, strict=True))
+        grades = (
+            gsm8k.grade(text, gsm8k.Decimal(answer))
+            for text, answer in zip(completions, gold, strict=True)
+        )
         return [1.0 if grade == "correct" else -1.0 for grade in grades]
 
     def measure(when: str) -> None:
@@ -56,18 +59,31 @@ def main(
         engine = partial(transformers_engine, lm, ours.tokens_at_once)
         sampling = SamplingParameters(max_new_tokens=ours.max_new_tokens)
         prompts = prompts_of(task, task.test, lm, ours.max_new_tokens)
-        metrics = evaluate(draw_samples(task, prompts, 8, engine, sampling, seed=1), task, k=1, seed=0)
+        metrics = evaluate(
+            draw_samples(task, prompts, 8, engine, sampling, seed=1), task, k=1, seed=0
+        )
         pass_1 = Estimate.read(metrics["pass@1"]).text(100, 1, " %")
         print(f"{when}: pass@1 {pass_1}, invalid {100 * metrics['invalid']:.1f} %")
 
     rows = [{"prompt": task.prompt(problem), "gold": str(problem.gold)} for problem in task.train]
-    sizes = {"per_device_train_batch_size": 16, "num_generations": 16, "steps_per_generation": steps_per_generation}
+    sizes = {
+        "per_device_train_batch_size": 16,
+        "num_generations": 16,
+        "steps_per_generation": steps_per_generation,
+    }
     sizes |= {"max_steps": steps, "max_completion_length": ours.max_new_tokens}
-    optimisation = {"learning_rate": 5e-5, "lr_scheduler_type": "constant", "scale_rewards": "none", "seed": 0}
+    optimisation = {
+        "learning_rate": 5e-5,
+        "lr_scheduler_type": "constant",
+        "scale_rewards": "none",
+        "seed": 0,
+    }
     plain = {"gradient_checkpointing": False, "bf16": False, "save_strategy": "no", "report_to": []}
     config = GRPOConfig(output_dir=str(out), **sizes, **optimisation, **plain)
     measure("before")
-    trainer = ToprTrainer(lm.model, correct, config, Dataset.from_list(rows), processing_class=lm.tokenizer)
+    trainer = ToprTrainer(
+        lm.model, correct, config, Dataset.from_list(rows), processing_class=lm.tokenizer
+    )
     trainer.train()
     logged = [entry["topr/weight"] for entry in trainer.state.log_history if "topr/weight" in entry]
     print(f"mean weight: {sum(logged) / len(logged):.3f}")

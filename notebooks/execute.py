@@ -27,7 +27,9 @@ def execute(notebook: nbformat.NotebookNode, folder: Path = ANSWERS) -> None:
     Raises nbclient's CellExecutionError where a cell fails, RuntimeError where one warns.
     """
     where = {"metadata": {"path": str(folder)}}
-    NotebookClient(notebook, timeout=300, kernel_name="python3", resources=where, coalesce_streams=True).execute()
+    NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources=where, coalesce_streams=True
+    ).execute()
     for cell in [cell for cell in notebook.cells if cell.cell_type == "code"]:
         for output in [output for output in cell.outputs if output.get("name") == "stderr"]:
             if not all(PROGRESS.fullmatch(line) for line in output.text.splitlines()):

@@ -34,10 +34,15 @@ class Arm(NamedTuple):
 
 PAPER_METHODS = ("topr", "dpo", "ppo", "reinforce")  # Figures 1 and 3
 METHOD_ARMS = {
-    **{name: Arm(CALLED[name], name, {"method": name}) for name in (*PAPER_METHODS, "tis", "off_policy")},
+    **{
+        name: Arm(CALLED[name], name, {"method": name})
+        for name in (*PAPER_METHODS, "tis", "off_policy")
+    },
     "sft": Arm("SFT on positives", "sft", {"method": "sft"}),
     # ours: with GRPO's baseline
-    "group": Arm("TOPR, group-mean baseline", Style("#7B3FA0", (0, (5, 1)), "<"), {"baseline_from": "group"}),
+    "group": Arm(
+        "TOPR, group-mean baseline", Style("#7B3FA0", (0, (5, 1)), "<"), {"baseline_from": "group"}
+    ),
 }
 STYLES_OF_VARIANTS = {  # of the loss, by their names in conformance.variants.VARIANTS
     "per-token": Style("#E69F00", "--", "s"),
@@ -48,7 +53,11 @@ STYLES_OF_VARIANTS = {  # of the loss, by their names in conformance.variants.VA
 VARIANTS = {name: Arm(name, style, token_loss=name) for name, style in STYLES_OF_VARIANTS.items()}
 # whose accuracy falls from near its best to a half or less from one rate of the grid to the next
 WITH_A_CLIFF = {"reinforce", "dpo", *VARIANTS}
-RATED = METHOD_ARMS | VARIANTS | {name: Arm(name, "", {"optimizer": name}) for name in ("adamw", "adafactor", "sgd")}
+RATED = (
+    METHOD_ARMS
+    | VARIANTS
+    | {name: Arm(name, "", {"optimizer": name}) for name in ("adamw", "adafactor", "sgd")}
+)
 
 
 @dataclass(frozen=True)
@@ -57,24 +66,40 @@ class Scale:
 
     base: Settings
     rates: tuple[float, ...]  # learning rates to choose from; paper: 5e-7 (4.2)
-    shares: tuple[float, ...]  # p~ of Figures 5 and 6; paper: "from 1% all the way to 100%" (4.3), the steps are ours
+    shares: tuple[
+        float, ...
+    ]  # p~ of Figures 5 and 6; paper: "from 1% all the way to 100%" (4.3), the steps are ours
     sets: Mapping[str, int]  # size of the sets of Figures 5 to 7
     clips: tuple[float, float]  # Figure 7's gradient norms; paper: 1 and 100 (4.3)
-    optimizers: Mapping[str, float]  # Figure 7's, and their rates as multiples of the grid's; paper: Adafactor (4.2)
-    tested: Mapping[str, int]  # settings that Figure 4 changes; paper: 64 samples a test problem (4.2)
+    optimizers: Mapping[
+        str, float
+    ]  # Figure 7's, and their rates as multiples of the grid's; paper: Adafactor (4.2)
+    tested: Mapping[
+        str, int
+    ]  # settings that Figure 4 changes; paper: 64 samples a test problem (4.2)
     verifier: VerifierSettings  # Table 2
     iterated: Mapping[str, Any]  # settings that Figure 8 changes
     finer: tuple[float, ...] = ()  # learning rates besides, for those WITH_A_CLIFF
-    decisive: Mapping[str, int] = field(default_factory=dict)  # study -> seeds of arms that a verdict hangs on
+    decisive: Mapping[str, int] = field(
+        default_factory=dict
+    )  # study -> seeds of arms that a verdict hangs on
     passes: int = 1  # over the sets of Figures 6 and 7; paper: one epoch (4.2)
     difficulty: int = 128  # Figure 9: samples a question (App. D)
     other_verifiers: tuple[str, ...] = ()  # base models of Table 2 besides the verifier's own
-    method_changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # method -> settings that it changes
-    others: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # Figure 8: settings of other models' runs
+    method_changes: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # method -> settings that it changes
+    others: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # Figure 8: settings of other models' runs
     task: Callable[[Settings], Task] = gsm8k_task
 
 
-MAJORITY_SETTINGS = {"test_problems": 100, "test_samples": 16, "k": 16}  # how the laptop measures maj@16
+MAJORITY_SETTINGS = {
+    "test_problems": 100,
+    "test_samples": 16,
+    "k": 16,
+}  # how the laptop measures maj@16
 LAPTOP = Scale(
     base=replace(
         SETTINGS["laptop"],
@@ -90,10 +115,16 @@ LAPTOP = Scale(
     finer=(1.8e-5, 5.5e-5),
     decisive={"fig1": 5, "fig3": 5, "fig4": 5, "fig5": 5, "fig6": 8, "fig8": 5, "robustness": 5},
     shares=(0.01, 0.1, 0.2, 0.5, 0.8, 1.0),
-    sets={"examples": 1_024, "n": 24},  # 24: enough negatives for a set with 10% positives up to a pass@1 of 76%
+    sets={
+        "examples": 1_024,
+        "n": 24,
+    },  # 24: enough negatives for a set with 10% positives up to a pass@1 of 76%
     passes=4,
     clips=(0.1, 100.0),  # a norm of 1 is hardly ever reached
-    optimizers={"adamw": 1, "sgd": 1e4},  # one that divides by the gradient's size, and one that does not
+    optimizers={
+        "adamw": 1,
+        "sgd": 1e4,
+    },  # one that divides by the gradient's size, and one that does not
     tested={"test_problems": 200, "test_samples": 24},
     verifier=VERIFIER_SETTINGS["laptop"],
     other_verifiers=(str(TINY / "base"),),
@@ -103,7 +134,16 @@ LAPTOP = Scale(
 )
 QUICK = replace(
     LAPTOP,
-    base=replace(LAPTOP.base, problems=12, n=8, test_problems=10, test_samples=4, k=2, curve_points=2, curve_samples=2),
+    base=replace(
+        LAPTOP.base,
+        problems=12,
+        n=8,
+        test_problems=10,
+        test_samples=4,
+        k=2,
+        curve_points=2,
+        curve_samples=2,
+    ),
     rates=(1e-4,),
     finer=(),
     decisive={},
@@ -114,7 +154,12 @@ QUICK = replace(
     tested={"test_samples": 6},
     difficulty=16,
     verifier=replace(
-        VERIFIER_SETTINGS["laptop"], problems=8, test_problems=10, train_solutions=4, test_solutions=4, iterations=2
+        VERIFIER_SETTINGS["laptop"],
+        problems=8,
+        test_problems=10,
+        train_solutions=4,
+        test_solutions=4,
+        iterations=2,
     ),
     other_verifiers=(),
     iterated={"iterations": 2, "candidates": 16, "n": 16, "examples": 24},
@@ -126,16 +171,25 @@ PAPER = Scale(
     ),
     rates=(5e-7,),
     shares=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 1.0),
-    sets={"examples": 50_000, "n": 20},  # "two datasets containing 50,000 examples"; 20: for enough negatives (ours)
+    sets={
+        "examples": 50_000,
+        "n": 20,
+    },  # "two datasets containing 50,000 examples"; 20: for enough negatives (ours)
     clips=(1.0, 100.0),
     optimizers={"adafactor": 1},
     tested={"test_samples": 64},
     verifier=VERIFIER_SETTINGS["paper"],
     iterated={"iterations": 5, "examples": 50_000},  # "to N = 50,000 data points" (4.3)
-    method_changes={"dpo": {"batch": 16}},  # "a per-GPU batch size of 1" (4.2): a pair is two completions
+    method_changes={
+        "dpo": {"batch": 16}
+    },  # "a per-GPU batch size of 1" (4.2): a pair is two completions
     others={  # "applied to the more recent DeepSeek 8B model", "the 70B version of Llama 3" (4.3)
         "DeepSeek-R1 8B, Anna Karenina": {"model": DEEPSEEK, "composition": "anna_karenina"},
-        "Llama 3 70B": {"model": VERIFIER_SETTINGS["paper"].generator, "iterations": 0, "engine_gpus": 4},  # 141 GB
+        "Llama 3 70B": {
+            "model": VERIFIER_SETTINGS["paper"].generator,
+            "iterations": 0,
+            "engine_gpus": 4,
+        },  # 141 GB
     },
 )
 PAPER_MATH = replace(
@@ -146,13 +200,17 @@ PAPER_MATH = replace(
     task=math_task,
 )
 SCALES = {"laptop": LAPTOP, "quick": QUICK, "paper": PAPER, "paper-math": PAPER_MATH}
-HELD_OUT = 100  # training problems that learning rates are chosen on, ours; no figure trains on them
+HELD_OUT = (
+    100  # training problems that learning rates are chosen on, ours; no figure trains on them
+)
 
 
 def held_out_task(settings: Settings) -> Task:
     """The training problems, and as test problems the HELD_OUT training problems that follow them."""
     task = gsm8k_task(replace(settings, problems=settings.problems + HELD_OUT))
-    return replace(task, train=task.train[: settings.problems], test=task.train[settings.problems :])
+    return replace(
+        task, train=task.train[: settings.problems], test=task.train[settings.problems :]
+    )
 
 
 def called(method: str, lr: float) -> str:
@@ -171,13 +229,25 @@ class Figure(NamedTuple):
     def table(self, name: str = "measured") -> Table:
         """The numbers worth a sentence, each with its interval; name: above the first column."""
         gains = {what: (" points", -1) if " - " in what else (" %", 0) for what in self.shares}
-        rows = [[w, x.text(100, unit=gains[w][0], within=(gains[w][1], 1))] for w, x in self.shares.items()]
+        rows = [
+            [w, x.text(100, unit=gains[w][0], within=(gains[w][1], 1))]
+            for w, x in self.shares.items()
+        ]
         for what, value in self.numbers.items():
-            digits, lowest = 1 if value.mean >= 1 else 3, 0 if min(value.each, default=-1) >= 0 else -math.inf
+            digits, lowest = (
+                1 if value.mean >= 1 else 3,
+                0 if min(value.each, default=-1) >= 0 else -math.inf,
+            )
             is_largest = what.endswith("largest gradient norm")
-            text = value.spread(digits) if is_largest else value.text(digits=digits, within=(lowest, math.inf))
+            text = (
+                value.spread(digits)
+                if is_largest
+                else value.text(digits=digits, within=(lowest, math.inf))
+            )
             rows.append([what, text])
-        return Table([name, "95% interval over seeds; or its seeds; of largest norms median and range"], rows)
+        return Table(
+            [name, "95% interval over seeds; or its seeds; of largest norms median and range"], rows
+        )
 
 
 class Study:
@@ -209,7 +279,10 @@ class Study:
         tried = self.tried.get("topr", {})
         if len(tried) < 2:
             return {"": self.rates["topr"]}
-        return {"": self.rates["topr"], ", second best rate": sorted(tried, key=tried.__getitem__)[-2]}
+        return {
+            "": self.rates["topr"],
+            ", second best rate": sorted(tried, key=tried.__getitem__)[-2],
+        }
 
     def decides(self, arm: Any) -> bool:
         """Whether a verdict hangs on the arm, which then gets at least the seeds that Scale.decisive says."""
@@ -220,7 +293,9 @@ class Study:
         wanted = self.scale.decisive.get(type(self).__name__.lower(), 0) if self.decides(arm) else 0
         return range(self.seeds[0], self.seeds[0] + max(len(self.seeds), wanted))
 
-    def job(self, label: str, base: Settings, arm: Arm = METHOD_ARMS["topr"], **changes: Any) -> Job:
+    def job(
+        self, label: str, base: Settings, arm: Arm = METHOD_ARMS["topr"], **changes: Any
+    ) -> Job:
         """The run of an arm: the base with what the arm changes, its method at this scale, and `changes`."""
         method_changes = self.scale.method_changes.get(arm.changes.get("method"), {})
         settings = replace(base, **{**arm.changes, **method_changes, **changes})
@@ -230,9 +305,16 @@ class Study:
         """(name, learning rate) -> its run on held-out problems, with TOPR's samples, where there are several rates."""
         if not self.grids or len(self.scale.rates) == 1:
             return {}
-        base = replace(self.scale.base, seed=100, test_samples=6, curve_points=1)  # no figure's seed
-        wanted = [("topr", self.scale.rates[0]), *((name, rate) for name, grid in self.grids.items() for rate in grid)]
-        arms = {(n, rate): self.job(f"rate-{n}-{rate:g}", base, RATED[n], lr=rate) for n, rate in wanted}
+        base = replace(
+            self.scale.base, seed=100, test_samples=6, curve_points=1
+        )  # no figure's seed
+        wanted = [
+            ("topr", self.scale.rates[0]),
+            *((name, rate) for name, grid in self.grids.items() for rate in grid),
+        ]
+        arms = {
+            (n, rate): self.job(f"rate-{n}-{rate:g}", base, RATED[n], lr=rate) for n, rate in wanted
+        }
         return sharing_samples({key: job._replace(task=held_out_task) for key, job in arms.items()})
 
     def planned(self) -> Jobs:
@@ -244,19 +326,33 @@ class Study:
         self.rate_runs = sweep.make(self.rate_arms())
         if self.rate_runs:
             for name, grid in self.grids.items():
-                self.tried[name] = {rate: self.rate_runs[name, rate].measured["correct"][-1] for rate in grid}
+                self.tried[name] = {
+                    rate: self.rate_runs[name, rate].measured["correct"][-1] for rate in grid
+                }
                 self.rates[name] = max(grid, key=self.tried[name].__getitem__)
         self.runs = sweep.make(in_seeds(self.arms(), self.seeds_of))
 
-    def table(self, also: Callable[[Finished], Mapping[str, Sequence[float]]] = lambda _: {}) -> Measured:
+    def table(
+        self, also: Callable[[Finished], Mapping[str, Sequence[float]]] = lambda _: {}
+    ) -> Measured:
         """What was measured of the runs; also: what the figure measures besides, from a run's files."""
-        return Measured((arm, seed, {**run.measured, **also(run)}) for (arm, seed), run in self.runs.items())
+        return Measured(
+            (arm, seed, {**run.measured, **also(run)}) for (arm, seed), run in self.runs.items()
+        )
 
     def publish(self, name: str, command: str, out: Path) -> None:
         """Write NAME.json and NAME.png into `out`, and print the numbers worth a sentence."""
         file, figure = out / f"{name}.json", self.read()
-        costs = [*{run.settings.out: run.cost for run in (*self.rate_runs.values(), *self.runs.values())}.values()]
-        tried = {RATED[n].name: {f"{rate:g}": share for rate, share in each.items()} for n, each in self.tried.items()}
+        costs = [
+            *{
+                run.settings.out: run.cost
+                for run in (*self.rate_runs.values(), *self.runs.values())
+            }.values()
+        ]
+        tried = {
+            RATED[n].name: {f"{rate:g}": share for rate, share in each.items()}
+            for n, each in self.tried.items()
+        }
         content = {
             "figure": name,
             "command": command,
@@ -277,4 +373,6 @@ class Study:
 
     def redraw(self, file: Path) -> None:
         """Draw NAME.png from the numbers of NAME.json."""
-        save_figure(draw(self.panels(json.loads(read_text(file))["data"])), file.with_suffix(".png"))
+        save_figure(
+            draw(self.panels(json.loads(read_text(file))["data"])), file.with_suffix(".png")
+        )

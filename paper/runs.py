@@ -56,7 +56,9 @@ class Job(NamedTuple):
 
     def check(self, processes: int, figure: str = "") -> None:
         """InputError, with figure and label, for settings that so many processes cannot run."""
-        check_settings = verifier.check_verifier if isinstance(self.settings, VerifierSettings) else check
+        check_settings = (
+            verifier.check_verifier if isinstance(self.settings, VerifierSettings) else check
+        )
         try:
             check_settings(self.settings, processes)
         except InputError as error:
@@ -100,13 +102,23 @@ def print_jobs(name: str, jobs: Jobs, usual: Sequence[Settings]) -> None:
         defaults = next(asdict(one) for one in usual if type(one) is type(settings))
         here = asdict(settings) | {"seed": defaults["seed"], "token_loss": job.token_loss}
         changed = {name: value for name, value in here.items() if value != defaults.get(name)}
-        differing = " ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in changed.items())
+        differing = " ".join(
+            f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in changed.items()
+        )
         problems, tests, drawn = settings.problems, settings.test_problems, 0
         if isinstance(settings, VerifierSettings):
             problems, tests = problems * settings.train_solutions, tests * settings.test_solutions
             drawn = problems + tests  # solutions
         total = counts(settings, problems, tests)
-        rows.append([label, seeds, differing, f"{total.sampled + drawn:,}", f"{settings.iterations * total.steps:,}"])
+        rows.append(
+            [
+                label,
+                seeds,
+                differing,
+                f"{total.sampled + drawn:,}",
+                f"{settings.iterations * total.steps:,}",
+            ]
+        )
     Table([name, "seeds", "differs in", "samples", "steps"], rows).print()
 
 
@@ -141,7 +153,11 @@ class Finished:
     def cost(self) -> dict[str, Any]:
         """Core seconds, commit and versions; the first two unknown where the run was ended before it wrote them."""
         file = self.settings.out / "made.json"
-        made = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"seconds": 0.0, "commit": "unknown"}
+        made = (
+            json.loads(file.read_text(encoding="utf-8"))
+            if file.exists()
+            else {"seconds": 0.0, "commit": "unknown"}
+        )
         return made | {"versions": self.results["versions"]}
 
     @property
@@ -150,12 +166,18 @@ class Finished:
         iterations, before = self.results["iterations"], self.results["before"]
         entries = [before, *(iteration["after"] for iteration in iterations)]
         curve = iterations[0]["curve"] if iterations else entries
-        shares = {name: [point[name] for point in curve] for name, value in before.items() if isinstance(value, float)}
+        shares = {
+            name: [point[name] for point in curve]
+            for name, value in before.items()
+            if isinstance(value, float)
+        }
         estimates = [name for name, value in before.items() if isinstance(value, dict)]
         return shares | {name: [entry[name]["mean"] for entry in entries] for name in estimates}
 
 
-Series = dict[str, list[Any]]  # a line of a figure in its file: mean, half_width and the seeds' values at each point
+Series = dict[
+    str, list[Any]
+]  # a line of a figure in its file: mean, half_width and the seeds' values at each point
 
 
 def series(points: Iterable[Estimate]) -> Series:
@@ -165,7 +187,9 @@ def series(points: Iterable[Estimate]) -> Series:
     {'mean': [2.0, 2.0, None], 'half_width': [12.706, None, None], 'each': [[1.0, 3.0], [], []]}
     """
     points, clean = [*points], lambda x: None if x is None or math.isnan(x) else x
-    intervals = {name: [clean(getattr(point, name)) for point in points] for name in ("mean", "half_width")}
+    intervals = {
+        name: [clean(getattr(point, name)) for point in points] for name in ("mean", "half_width")
+    }
     return intervals | {"each": [[x for x in point.each if not math.isnan(x)] for point in points]}
 
 
@@ -177,7 +201,10 @@ def best_elsewhere(each: Mapping[float, Sequence[float]], other: float) -> Estim
     >>> best_elsewhere({0.1: [1.0, 5.0], 0.2: [2.0, 3.0], 0.5: [0.0, 4.0]}, other=0.5).each  # 0.1, then 0.2
     (1.0, -1.0)
     """
-    values, seeds = np.array([values for key, values in each.items() if key != other]), range(len(each.get(other, ())))
+    values, seeds = (
+        np.array([values for key, values in each.items() if key != other]),
+        range(len(each.get(other, ()))),
+    )
     if len(seeds) < 2:
         return None
     chosen = [np.delete(values, seed, axis=1).mean(1).argmax() for seed in seeds]
@@ -206,7 +233,9 @@ class Measured:
         """The mean of these over seeds."""
         return Estimate.over_seeds(self.each(arm, what, at).values())
 
-    def gain(self, arm: Hashable, other: Hashable, what: str = "correct", at: int = -1) -> Estimate | None:
+    def gain(
+        self, arm: Hashable, other: Hashable, what: str = "correct", at: int = -1
+    ) -> Estimate | None:
         """One arm minus another over the seeds that both have, whose runs share their samples; None without any."""
         one, two = self.each(arm, what, at), self.each(other, what, at)
         differences = [one[seed] - two[seed] for seed in one if seed in two]
@@ -227,16 +256,30 @@ class Sweep(AbstractContextManager):
 
     def __init__(self, folder: Path, workers: int):
         self._folder = folder
-        self._pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker) if workers > 1 else None
+        self._pool = (
+            ProcessPoolExecutor(workers, get_context("spawn"), _start_worker)
+            if workers > 1
+            else None
+        )
 
     def make(self, jobs: Jobs) -> dict[Hashable, Finished]:
         """The runs of the jobs; those that are not finished are made first. InputError as `check` raises it."""
         placed = {}
         for key, job in jobs.items():
-            reuse = job.settings.reuse if job.copies is None else self._folder / folder_name(jobs[job.copies])
-            placed[key] = job._replace(settings=replace(job.settings, out=self._folder / folder_name(job), reuse=reuse))
+            reuse = (
+                job.settings.reuse
+                if job.copies is None
+                else self._folder / folder_name(jobs[job.copies])
+            )
+            placed[key] = job._replace(
+                settings=replace(job.settings, out=self._folder / folder_name(job), reuse=reuse)
+            )
         for copies in (False, True):  # those that draw samples come first
-            wanted = {job.settings.out: job for job in placed.values() if (job.copies is not None) == copies}
+            wanted = {
+                job.settings.out: job
+                for job in placed.values()
+                if (job.copies is not None) == copies
+            }
             missing = [job for out, job in wanted.items() if not (out / "results.json").exists()]
             made = (self._pool.map if self._pool else map)(_make, missing)
             try:
@@ -244,8 +287,13 @@ class Sweep(AbstractContextManager):
                     pass
             except BrokenProcessPool:  # something ended a worker: Ctrl-C reaches them too
                 raise KeyboardInterrupt from None
-        texts = {key: (job.settings.out / "results.json").read_text(encoding="utf-8") for key, job in placed.items()}
-        return {key: Finished(placed[key].settings, json.loads(text)) for key, text in texts.items()}
+        texts = {
+            key: (job.settings.out / "results.json").read_text(encoding="utf-8")
+            for key, job in placed.items()
+        }
+        return {
+            key: Finished(placed[key].settings, json.loads(text)) for key, text in texts.items()
+        }
 
     def __exit__(self, *_: object) -> None:
         if self._pool is not None:
@@ -254,7 +302,9 @@ class Sweep(AbstractContextManager):
 
 def _make(job: Job) -> None:
     job.check(ranks())
-    start = sum(os.times()[:4])  # of this process and its children: other work on the machine lengthens wall time
+    start = sum(
+        os.times()[:4]
+    )  # of this process and its children: other work on the machine lengthens wall time
     if isinstance(job.settings, VerifierSettings):
         verifier.run(job.settings)
     else:
@@ -275,7 +325,9 @@ def _start_worker() -> None:
 
 def commit() -> str:
     """The commit of this code, with "-dirty" where Python files were changed; "unknown" outside a repository."""
-    git = partial(subprocess.check_output, cwd=Path(__file__).parent.parent, text=True, stderr=DEVNULL)
+    git = partial(
+        subprocess.check_output, cwd=Path(__file__).parent.parent, text=True, stderr=DEVNULL
+    )
     try:
         changed = git("git status --short -- *.py".split())
         return git("git rev-parse --short HEAD".split()).strip() + "-dirty" * bool(changed)
@@ -283,7 +335,9 @@ def commit() -> str:
         return "unknown"
 
 
-def learn_with(variant: str, mu: torch.nn.Module) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+def learn_with(
+    variant: str, mu: torch.nn.Module
+) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
     """The loss and the log-probabilities with which `topr.train` learns by one of conformance.variants.VARIANTS.
 
     `topr.train` hands a loss one number per sequence. So the loss is naive REINFORCE's, and log pi(y|x), (B,), is made
@@ -302,11 +356,19 @@ def learn_with(variant: str, mu: torch.nn.Module) -> tuple[Callable[..., Tensor]
         token_logp = topr.token_logprobs(pi, batch)  # (B, C), 0 on padding, which is on the right
         leaf = token_logp.detach().requires_grad_()
         mask = torch.arange(leaf.shape[1], device=leaf.device) < batch.length[:, None]
-        loss = token_loss(leaf, token_logmu, batch.reward, mask.to(leaf.dtype))  # a mean over the micro-batch
+        loss = token_loss(
+            leaf, token_logmu, batch.reward, mask.to(leaf.dtype)
+        )  # a mean over the micro-batch
         [gradient] = torch.autograd.grad(loss, leaf)
         # naive REINFORCE: the gradient of its mean over the batch, in each log pi(y|x)
-        naive = -torch.where(batch.reward == 0, torch.inf, batch.reward) / batch.length / len(batch.reward)
+        naive = (
+            -torch.where(batch.reward == 0, torch.inf, batch.reward)
+            / batch.length
+            / len(batch.reward)
+        )
         weighted = (gradient / naive[:, None] * token_logp).sum(1)
-        return weighted + (token_logp.sum(1) - weighted).detach()  # the value of log pi(y|x), the gradient of weighted
+        return (
+            weighted + (token_logp.sum(1) - weighted).detach()
+        )  # the value of log pi(y|x), the gradient of weighted
 
     return partial(topr.topr_loss, limits=topr.PRESETS["reinforce"]), logprobs

@@ -35,8 +35,14 @@ class Judged(NamedTuple):
         if self.estimate is None:
             return NOT_YET if self.row["key"] else "needs GPUs"
         digits, unit = (1, f" {self.row['unit']}") if self.row["unit"] else (2, "")
-        text = self.estimate.text(digits=digits, unit=unit, within=self.row.get("within", (-math.inf, math.inf)))
-        tried = load(self.row["figure"])["learning_rates"][self.row["rate"]] if "rate" in self.row else {}
+        text = self.estimate.text(
+            digits=digits, unit=unit, within=self.row.get("within", (-math.inf, math.inf))
+        )
+        tried = (
+            load(self.row["figure"])["learning_rates"][self.row["rate"]]
+            if "rate" in self.row
+            else {}
+        )
         return f"{text} at {best_rate(tried)}" if tried else text
 
 
@@ -46,7 +52,9 @@ def best_rate(tried: Mapping[str, float]) -> str:
     >>> best_rate({"3e-06": 0.4, "0.0001": 0.9}), best_rate({"1.8e-05": 0.9})
     ('1e-4', '1.8e-5')
     """
-    return f"{float(max(tried, key=tried.__getitem__)):.1e}".replace("e-0", "e-").replace(".0e", "e")
+    return f"{float(max(tried, key=tried.__getitem__)):.1e}".replace("e-0", "e-").replace(
+        ".0e", "e"
+    )
 
 
 def verdict(estimate: Estimate, expected: str) -> str:
@@ -76,12 +84,20 @@ def judged(rows: Sequence[Mapping[str, Any]], load: Load) -> list[Judged]:
             if key in content.get(kind, {}):
                 mean, half, each = content[kind][key].values()
                 half = 0.0 if content["runs"] == 0 else half
-                return Estimate(scale * mean, None if half is None else scale * half, tuple(scale * x for x in each))
+                return Estimate(
+                    scale * mean,
+                    None if half is None else scale * half,
+                    tuple(scale * x for x in each),
+                )
         return None
 
     claims = []
     for row in ({"unit": "points", **row} for row in rows):
-        estimate, decision, missing = number(row["figure"], row["key"]), NOT_YET if row["key"] else "not measured", ""
+        estimate, decision, missing = (
+            number(row["figure"], row["key"]),
+            NOT_YET if row["key"] else "not measured",
+            "",
+        )
         if estimate:
             decision = verdict(estimate, row["expected"])
             for name, key, expected, words in reversed(row.get("needs", [])):
@@ -104,7 +120,9 @@ def table(claims: Sequence[Judged], load: Load, pages: str) -> Table:
         missing = f" (missing: {claim.missing})" if claim.missing else ""
         paper, seeds = str(row.get("paper", "")), str(len(each) or "")
         link = f"[{name}]({pages + at if at[0] == '#' else pages.removesuffix('README.md') + at})"
-        rows.append([link, row["claim"], paper, claim.ours(load), seeds, f"**{claim.verdict}**{missing}"])
+        rows.append(
+            [link, row["claim"], paper, claim.ours(load), seeds, f"**{claim.verdict}**{missing}"]
+        )
     return Table(["", "the paper's claim", "its number", "ours", "seeds", "verdict"], rows)
 
 
@@ -117,13 +135,29 @@ def forest(claims: Sequence[Judged]) -> list[Panel]:
         chosen = [claim for claim in drawn if claim.verdict == name]
         signs = [-1 if claim.row["expected"].startswith("<") else 1 for claim in chosen]
         x = [sign * claim.estimate.mean for sign, claim in zip(signs, chosen, strict=True)]
-        each = [[sign * value for value in claim.estimate.each] for sign, claim in zip(signs, chosen, strict=True)]
-        at, half = [y[claim.row["id"]] for claim in chosen], [claim.estimate.half_width or 0 for claim in chosen]
+        each = [
+            [sign * value for value in claim.estimate.each]
+            for sign, claim in zip(signs, chosen, strict=True)
+        ]
+        at, half = (
+            [y[claim.row["id"]] for claim in chosen],
+            [claim.estimate.half_width or 0 for claim in chosen],
+        )
         if chosen:
             lines.append(Line(x, at, name, style, "rows", half, each))
-    paper = {y[claim.row["id"]]: claim.row["paper"] for claim in drawn if isinstance(claim.row.get("paper"), float)}
-    lines.append(Line([*paper.values()], [*paper], "the paper's", Style("#000000", "", "|"), "points"))
-    options = {"xscale": "symlog", "yticks": [*y.values()], "yticklabels": [claim.row["short"] for claim in drawn]}
+    paper = {
+        y[claim.row["id"]]: claim.row["paper"]
+        for claim in drawn
+        if isinstance(claim.row.get("paper"), float)
+    }
+    lines.append(
+        Line([*paper.values()], [*paper], "the paper's", Style("#000000", "", "|"), "points")
+    )
+    options = {
+        "xscale": "symlog",
+        "yticks": [*y.values()],
+        "yticklabels": [claim.row["short"] for claim in drawn],
+    }
     options |= {"ylim": (0.5 - len(drawn), 0.5)}
     points = "percentage points, 95% interval; dots are seeds or places"
     return [Panel("the paper's claims", points, "", lines, options)]

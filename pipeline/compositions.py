@@ -7,7 +7,9 @@ from typing import NamedTuple
 from pipeline.records import Sample
 
 
-def anna_karenina(samples: Sequence[Sample], size: int, rng: random.Random, share: float | None) -> list[int]:
+def anna_karenina(
+    samples: Sequence[Sample], size: int, rng: random.Random, share: float | None
+) -> list[int]:
     """Anna Karenina sampling (Section 4.3): one positive per problem, the first, filled up with random negatives."""
     first: dict[str, int] = {}
     for i in _of_sign(samples, True):
@@ -35,13 +37,17 @@ def _some(numbers: Sequence[int], size: int, rng: random.Random) -> list[int]:
 class Composition(NamedTuple):
     """How the samples of an iteration are chosen, and how many of each problem are drawn to choose from."""
 
-    choose: Callable[..., list[int]]  # (samples, how many, random numbers, --proportion) -> indices, in order
+    choose: Callable[
+        ..., list[int]
+    ]  # (samples, how many, random numbers, --proportion) -> indices, in order
     draws: str = "n"  # the setting that says how many samples of each problem are drawn
 
 
 COMPOSITIONS = {
     "uniform": Composition(lambda samples, size, rng, share: _some(range(len(samples)), size, rng)),
-    "positives_only": Composition(lambda samples, size, rng, share: _some(_of_sign(samples, True), size, rng)),
+    "positives_only": Composition(
+        lambda samples, size, rng, share: _some(_of_sign(samples, True), size, rng)
+    ),
     "anna_karenina": Composition(anna_karenina, draws="candidates"),
     "proportion": Composition(proportion),
 }
@@ -53,13 +59,20 @@ def group_mean(samples: Sequence[Sample]) -> list[float]:
     >>> group_mean([Sample(prompt=x, completion="!", reward=r) for x, r in (("a", 1.0), ("a", 0.0), ("b", 5.0))])
     [0.5, 0.5, 5.0]
     """
-    means = {prompt: sum(rewards) / len(rewards) for prompt, rewards in rewards_of_groups(samples).items()}
+    means = {
+        prompt: sum(rewards) / len(rewards)
+        for prompt, rewards in rewards_of_groups(samples).items()
+    }
     return [means[sample.prompt] for sample in samples]
 
 
-BASELINES: dict[str, Callable[[Sequence[Sample]], list[float]]] = {  # what each sample's baseline is counted from
+BASELINES: dict[
+    str, Callable[[Sequence[Sample]], list[float]]
+] = {  # what each sample's baseline is counted from
     "zero": lambda samples: [0.0] * len(samples),
-    "mean": lambda samples: [sum(sample.reward for sample in samples) / len(samples)] * len(samples),
+    "mean": lambda samples: (
+        [sum(sample.reward for sample in samples) / len(samples)] * len(samples)
+    ),
     "group": group_mean,
 }
 

@@ -26,7 +26,9 @@ from pipeline.sampling import Prompt, SamplingParameters, prompts_of
 from pipeline.settings import OF_DRAWING, OF_SCORING, Settings
 from topr import Step, baseline_for_proportion, token_logprobs
 
-Row = Sequence[Encoded] | Sequence[Example]  # learnt from in the same step: a completion, or DPO's pair of a prompt
+Row = (
+    Sequence[Encoded] | Sequence[Example]
+)  # learnt from in the same step: a completion, or DPO's pair of a prompt
 
 
 class Composed(NamedTuple):
@@ -66,8 +68,14 @@ def read_inputs(settings: Settings, task: Task) -> Inputs:
         raise InputError(f"--lora {settings.lora}: must be at most {width}, the model's width")
     if lm.chat:
         task = lm.chat.asking(task)
-    train, test = (prompts_of(task, problems, lm, settings.max_new_tokens) for problems in (task.train, task.test))
-    prompt_tokens, new_tokens = max((len(prompt.ids) for prompt in [*train, *test]), default=0), settings.max_new_tokens
+    train, test = (
+        prompts_of(task, problems, lm, settings.max_new_tokens)
+        for problems in (task.train, task.test)
+    )
+    prompt_tokens, new_tokens = (
+        max((len(prompt.ids) for prompt in [*train, *test]), default=0),
+        settings.max_new_tokens,
+    )
     longest_pair = prompt_tokens + new_tokens if train or test else 0
     drawn = len(task.train) * getattr(settings, COMPOSITIONS[settings.composition].draws)
     given, composed, held_out, digests = None, None, None, {}
@@ -83,14 +91,25 @@ def read_inputs(settings: Settings, task: Task) -> Inputs:
         held_out = rows_held_out(settings, samples, lm, task.stop)
         prompts = {one.prompt for one in samples}
         if (shared := prompts & {one.prompt for one in given}) and rank() == 0:
-            print(f"{settings.held_out}: {len(shared)} of {len(prompts)} prompts are trained on too", flush=True)
+            print(
+                f"{settings.held_out}: {len(shared)} of {len(prompts)} prompts are trained on too",
+                flush=True,
+            )
     parameters = sum(weight.numel() for weight in lm.model.parameters())
     size = Size(parameters, drawn, len(task.test) * settings.test_samples, longest_pair)
-    limits = settings.temperature, settings.top_p, settings.top_k, settings.max_new_tokens, task.stop
+    limits = (
+        settings.temperature,
+        settings.top_p,
+        settings.top_k,
+        settings.max_new_tokens,
+        task.stop,
+    )
     sampling, record = SamplingParameters(*limits), settings.record(**digests)
     if settings.reuse is not None:
         drawing = {name: record[name] for name in OF_DRAWING}
-        refuse_others(settings.reuse, drawing, "has drawn otherwise", "give a --reuse that has drawn the same")
+        refuse_others(
+            settings.reuse, drawing, "has drawn otherwise", "give a --reuse that has drawn the same"
+        )
     lengths = prompt_tokens, new_tokens
     return Inputs(task, lm, size, lengths, sampling, train, test, given, composed, held_out, record)
 
@@ -112,14 +131,20 @@ def compose(
     is_all = settings.composition == "uniform" and settings.examples is None
     chosen = list(range(len(samples))) if is_all else choose(settings, samples, iteration)
     if not chosen:
-        raise InputError(f"--composition {settings.composition}: none of the {len(samples)} samples fits; draw more")
+        raise InputError(
+            f"--composition {settings.composition}: none of the {len(samples)} samples fits; draw more"
+        )
     source = str(settings.samples or "samples.jsonl")
     encoded = encode(samples, chosen, lm, prompts, stop, source, settings.trust_logmu)
     taken = [samples[i] for i in chosen]
     baselines = baselines_of(settings, taken)
-    encoded = [replace(one, reward=one.reward - c) for one, c in zip(encoded, baselines, strict=True)]
+    encoded = [
+        replace(one, reward=one.reward - c) for one, c in zip(encoded, baselines, strict=True)
+    ]
     if settings.bounds and settings.bounds.b_neg == 0 and all(one.reward <= 0 for one in encoded):
-        raise InputError(f"--method {settings.method}: no positive sample, and it learns from nothing else; draw more")
+        raise InputError(
+            f"--method {settings.method}: no positive sample, and it learns from nothing else; draw more"
+        )
     rows: list[list[Encoded]] = []
     for _ in range(settings.epochs):
         if METHODS[settings.method].of_pairs:
@@ -127,10 +152,18 @@ def compose(
         else:
             rows += shuffled(encoded, rng)
     if not rows:
-        raise InputError(f"--method {settings.method}: no problem has both a positive and a negative sample to pair")
-    counts = {"composition": settings.composition, "seed": settings.seed_of(f"composition {iteration}")}
+        raise InputError(
+            f"--method {settings.method}: no problem has both a positive and a negative sample to pair"
+        )
+    counts = {
+        "composition": settings.composition,
+        "seed": settings.seed_of(f"composition {iteration}"),
+    }
     for name, some in (("drawn", samples), ("trained", taken)):
-        counts[name] = {"samples": len(some), "positive": sum(sample.reward >= 0 for sample in some)}
+        counts[name] = {
+            "samples": len(some),
+            "positive": sum(sample.reward >= 0 for sample in some),
+        }
         counts[name]["problems"] = len({sample.prompt for sample in some})
     counts["baseline"] = sum(baselines) / len(baselines)  # the mean, where they differ
     return Composed(rows, counts)
@@ -145,7 +178,10 @@ def choose(settings: Settings, samples: Sequence[Sample], iteration: int = 1) ->
     >>> choose(Settings(composition="positives_only"), samples)
     [1, 3]
     """
-    rng, size = random.Random(settings.seed_of(f"composition {iteration}")), settings.examples or len(samples)
+    rng, size = (
+        random.Random(settings.seed_of(f"composition {iteration}")),
+        settings.examples or len(samples),
+    )
     return COMPOSITIONS[settings.composition].choose(samples, size, rng, settings.proportion)
 
 
@@ -155,7 +191,9 @@ def baselines_of(settings: Settings, chosen: Sequence[Sample]) -> list[float]:
     if settings.effective_proportion is not None:
         positives = sum(sample.reward >= 0 for sample in chosen) / len(chosen)
         if others := {sample.reward for sample in chosen} - {-1.0, 1.0}:
-            raise InputError(f"--effective-proportion: needs rewards -1 and +1, not {min(others):g}")
+            raise InputError(
+                f"--effective-proportion: needs rewards -1 and +1, not {min(others):g}"
+            )
         if 0 < positives < 1:
             c = baseline_for_proportion(positives, settings.effective_proportion)
     if settings.baseline_from == "zero":
@@ -170,9 +208,13 @@ def rows_held_out(
 
     The baseline is counted from them, without that of an effective proportion, which changes no sign.
     """
-    encoded = encode(samples, range(len(samples)), lm, (), stop, str(settings.held_out), settings.trust_logmu)
+    encoded = encode(
+        samples, range(len(samples)), lm, (), stop, str(settings.held_out), settings.trust_logmu
+    )
     baselines = baselines_of(replace(settings, effective_proportion=None), samples)
-    return [[replace(one, reward=one.reward - c)] for one, c in zip(encoded, baselines, strict=True)]
+    return [
+        [replace(one, reward=one.reward - c)] for one, c in zip(encoded, baselines, strict=True)
+    ]
 
 
 def encode(
@@ -189,21 +231,30 @@ def encode(
     prompts: those that are tokenised already. trust_logmu: token_logmu of the samples is kept, and must be there.
     """
     ids_of = {prompt.text: prompt.ids for prompt in prompts}
-    texts = [text for text in dict.fromkeys(samples[i].prompt for i in chosen) if text not in ids_of]
+    texts = [
+        text for text in dict.fromkeys(samples[i].prompt for i in chosen) if text not in ids_of
+    ]
     if texts:
         ids_of |= zip(texts, lm.prompt_ids(texts), strict=True)
     encoded = []
     for i in chosen:
         sample, where = samples[i], f"{source}:{i + 1}: field"
-        prompt_ids, completion_ids = ids_of[sample.prompt], sample.token_ids or ids_of_text(sample, lm, stop)
+        prompt_ids, completion_ids = (
+            ids_of[sample.prompt],
+            sample.token_ids or ids_of_text(sample, lm, stop),
+        )
         check_ids(sample, prompt_ids, completion_ids, lm, where)
         if sample.token_logmu is None and trust_logmu:
             raise InputError(f"{where} token_logmu: is missing, there is no log mu to trust")
         if sample.token_logmu is not None and len(sample.token_logmu) != len(completion_ids):
-            raise InputError(f"{where} token_logmu: {len(sample.token_logmu)} of them, {len(completion_ids)} tokens")
+            raise InputError(
+                f"{where} token_logmu: {len(sample.token_logmu)} of them, {len(completion_ids)} tokens"
+            )
         token_logmu = sample.token_logmu if trust_logmu else None
         logmu_engine = math.fsum(sample.token_logmu_engine) if sample.token_logmu_engine else None
-        encoded.append(Encoded(prompt_ids, completion_ids, sample.reward, i, token_logmu, logmu_engine))
+        encoded.append(
+            Encoded(prompt_ids, completion_ids, sample.reward, i, token_logmu, logmu_engine)
+        )
     return encoded
 
 
@@ -220,20 +271,32 @@ def ids_of_text(sample: Sample, lm: LanguageModel, stop: Sequence[str]) -> list[
 
 
 def check_ids(
-    sample: Sample, prompt_ids: Sequence[int], completion_ids: Sequence[int], lm: LanguageModel, where: str
+    sample: Sample,
+    prompt_ids: Sequence[int],
+    completion_ids: Sequence[int],
+    lm: LanguageModel,
+    where: str,
 ) -> None:
     """InputError, beginning with `where`, for token ids that the model cannot learn from."""
-    if sample.token_ids is None and not sample.completion:  # a model may end at once, but then there is a token id
+    if (
+        sample.token_ids is None and not sample.completion
+    ):  # a model may end at once, but then there is a token id
         raise InputError(f"{where} completion: is empty")
     size = len(prompt_ids) + len(completion_ids)
     if size > lm.context:
-        raise InputError(f"{where} completion: {size} tokens with its prompt, the model's context is {lm.context}")
+        raise InputError(
+            f"{where} completion: {size} tokens with its prompt, the model's context is {lm.context}"
+        )
     # The vocabulary may be larger than the tokenizer's: a token without text can be sampled, and has a log mu.
     vocabulary = lm.model.get_input_embeddings().num_embeddings
     if not 0 <= min(completion_ids) <= max(completion_ids) < vocabulary:
-        raise InputError(f"{where} token_ids: outside the model's vocabulary of {vocabulary} tokens")
+        raise InputError(
+            f"{where} token_ids: outside the model's vocabulary of {vocabulary} tokens"
+        )
     if sample.token_ids is not None and lm.text(completion_ids) != sample.completion:
-        raise InputError(f"{where} token_ids: are not the completion's in this model's vocabulary; leave them out")
+        raise InputError(
+            f"{where} token_ids: are not the completion's in this model's vocabulary; leave them out"
+        )
     if not prompt_ids:
         raise InputError(f"{where} prompt: is empty")
     if lm.chat and not lm.chat.marks <= set(prompt_ids):
@@ -256,14 +319,18 @@ def shuffled(encoded: Sequence[Encoded], rng: random.Random) -> list[list[Encode
     return rows
 
 
-def pairs_of_prompt(encoded: Sequence[Encoded], most: int, rng: random.Random) -> list[list[Encoded]]:
+def pairs_of_prompt(
+    encoded: Sequence[Encoded], most: int, rng: random.Random
+) -> list[list[Encoded]]:
     """Up to `most` random pairs (positive, negative) of each prompt, a row each: what DPO learns from. Shuffled.
 
     >>> encoded = [Encoded([7], [2], reward, 0) for reward in (1.0, -1.0, -1.0)]
     >>> [[one.reward for one in row] for row in pairs_of_prompt(encoded, 16, random.Random(0))]
     [[1.0, -1.0], [1.0, -1.0]]
     """
-    signs: dict[tuple[int, ...], tuple[list[Encoded], list[Encoded]]] = {}  # prompt -> its positives and its negatives
+    signs: dict[
+        tuple[int, ...], tuple[list[Encoded], list[Encoded]]
+    ] = {}  # prompt -> its positives and its negatives
     for one in encoded:
         signs.setdefault(tuple(one.prompt_ids), ([], []))[one.reward < 0].append(one)
     rows = []
@@ -276,7 +343,9 @@ def pairs_of_prompt(encoded: Sequence[Encoded], most: int, rng: random.Random) -
 
 # ---- log mu ------------------------------------------------------------------------------------------------------
 @torch.no_grad()
-def score(rows: Sequence[Row], steps: Sequence["EpochStep"], model: torch.nn.Module) -> list[list[list[float]]]:
+def score(
+    rows: Sequence[Row], steps: Sequence["EpochStep"], model: torch.nn.Module
+) -> list[list[list[float]]]:
     """log mu(y_i | x, y_<i), in nats, by the model that starts the iteration: for each row, completion and token.
 
     Probabilities are over the whole vocabulary; top-k and top-p are ignored. `steps` are those that will train, so that
@@ -286,18 +355,24 @@ def score(rows: Sequence[Row], steps: Sequence["EpochStep"], model: torch.nn.Mod
     for step in progress_bar(steps, "scoring", "step"):
         for place, numbers in enumerate(step.micro_batches):
             completions = [one for number in numbers for one in rows[number]]
-            token_logp = token_logprobs(model, collate(completions, is_learnt=False)).float().cpu().numpy()
+            token_logp = (
+                token_logprobs(model, collate(completions, is_learnt=False)).float().cpu().numpy()
+            )
             if place < step.learnt:
                 lines = iter(token_logp)
                 for number in numbers:
                     values = [next(lines)[: len(one.completion_ids)] for one in rows[number]]
                     # The shortest decimals that are these float32 again: files stay small, and lose nothing.
                     scored[number] = [[float(str(value)) for value in row] for row in values]
-    by_number = {number: values for part in from_all_ranks(scored) for number, values in part.items()}
+    by_number = {
+        number: values for part in from_all_ranks(scored) for number, values in part.items()
+    }
     return [by_number[number] for number in range(len(rows))]
 
 
-def to_examples(rows: Sequence[Sequence[Encoded]], token_logmu: Sequence[Sequence[list[float]]]) -> list[list[Example]]:
+def to_examples(
+    rows: Sequence[Sequence[Encoded]], token_logmu: Sequence[Sequence[list[float]]]
+) -> list[list[Example]]:
     """The rows with log mu, that of each row, completion and token."""
     examples = []
     for number, (row, values) in enumerate(zip(rows, token_logmu, strict=True)):
@@ -305,7 +380,9 @@ def to_examples(rows: Sequence[Sequence[Encoded]], token_logmu: Sequence[Sequenc
         for one, logmu in zip(row, values, strict=True):
             # In float32, as training sums log pi: at the first step the log-ratio is 0 but for rounding.
             total = float(np.sum(logmu, dtype=np.float32))
-            example = Example(one.prompt_ids, one.completion_ids, total, one.reward, one.sample, number, logmu)
+            example = Example(
+                one.prompt_ids, one.completion_ids, total, one.reward, one.sample, number, logmu
+            )
             examples[-1].append(example)
     return examples
 
@@ -318,12 +395,19 @@ def logmu_there(
 
     record: what this run is. Empty where the other run has computed other batches, completions or another order.
     """
-    source, other = settings.reuse / file.relative_to(settings.out), read_json(settings.reuse / "config.json")
+    source, other = (
+        settings.reuse / file.relative_to(settings.out),
+        read_json(settings.reuse / "config.json"),
+    )
     if not source.exists() or any(other[name] != record[name] for name in OF_SCORING):
         return []
     examples = read_checked(source, Example)
     there = [(e.prompt_ids, e.completion_ids, e.sample, e.row) for e in examples]
-    here = [(e.prompt_ids, e.completion_ids, e.sample, number) for number, row in enumerate(rows) for e in row]
+    here = [
+        (e.prompt_ids, e.completion_ids, e.sample, number)
+        for number, row in enumerate(rows)
+        for e in row
+    ]
     lines = iter(examples)
     return [[next(lines).token_logmu for _ in row] for row in rows] if here == there else []
 
@@ -333,12 +417,18 @@ class EpochStep(NamedTuple):
     """An optimiser step, by the numbers of its rows."""
 
     micro_batches: list[list[int]]  # this rank's
-    learnt: int  # how many of them are learnt from; the others keep collectives aligned across ranks
+    learnt: (
+        int  # how many of them are learnt from; the others keep collectives aligned across ranks
+    )
     sequences: int  # the completions of all ranks
 
 
 def epoch_steps(
-    rows: Sequence[Row], batch: int, micro_batch: int, at_rank: int | None = None, of_ranks: int | None = None
+    rows: Sequence[Row],
+    batch: int,
+    micro_batch: int,
+    at_rank: int | None = None,
+    of_ranks: int | None = None,
 ) -> list[EpochStep]:
     """The optimiser steps of an epoch over `rows`, in order, as a rank has them; by default this process.
 
@@ -371,7 +461,9 @@ def longest(rows: Sequence[Row]) -> tuple[int, int]:
     return max(len(e.prompt_ids) for e in examples), max(len(e.completion_ids) for e in examples)
 
 
-def lay_out(rows: Sequence[Sequence[Example]], steps: Iterable[EpochStep], device: str | None = None) -> Iterator[Step]:
+def lay_out(
+    rows: Sequence[Sequence[Example]], steps: Iterable[EpochStep], device: str | None = None
+) -> Iterator[Step]:
     """The steps as `topr.train` takes them, each laid out in tensors when it is asked for. device: as of `collate`."""
     for step in steps:
         batches = []

@@ -32,11 +32,17 @@ def signs_note(settings: Settings, rewards: Sequence[float], learnt: Sequence[fl
         return None
     size, low, high = len(learnt), min(rewards), max(rewards)
     positive, negative = sum(reward > 0 for reward in learnt), sum(reward < 0 for reward in learnt)
-    turned = 100 * sum(before * after < 0 for before, after in zip(rewards, learnt, strict=True)) / size
+    turned = (
+        100 * sum(before * after < 0 for before, after in zip(rewards, learnt, strict=True)) / size
+    )
     if not (positive or negative):
         fault = f"nothing is left for {settings.method} to learn from"
     elif not negative:
-        learns = "is supervised training on" if limits and limits.a_pos == limits.b_pos else "learns from"
+        learns = (
+            "is supervised training on"
+            if limits and limits.a_pos == limits.b_pos
+            else "learns from"
+        )
         fault = f"without negatives {settings.method} {learns} the positives"
     elif not positive:
         fault = f"without positives {settings.method} only makes less probable what was drawn"
@@ -55,12 +61,16 @@ def signs_note(settings: Settings, rewards: Sequence[float], learnt: Sequence[fl
     return f"after the baseline the rewards are {shares}: {fault}; {mend}"
 
 
-def log_step(file: Path, step: int, stats: StepStats, tolerance: float | None, is_asked: bool) -> bool:
+def log_step(
+    file: Path, step: int, stats: StepStats, tolerance: float | None, is_asked: bool
+) -> bool:
     """Append what a step saw, of all ranks, to metrics.jsonl. Returns whether a rank was asked to end.
 
     tolerance: as of `check_ratio`; None where log mu is trusted.
     """
-    columns = torch.stack([stats.log_ratio, stats.reward, stats.weight]).cpu()  # (3, n) of this rank
+    columns = torch.stack(
+        [stats.log_ratio, stats.reward, stats.weight]
+    ).cpu()  # (3, n) of this rank
     losses, parts, asked = zip(*from_all_ranks((stats.loss, columns, is_asked)), strict=True)
     log_ratio, reward, weight = torch.cat(parts, dim=1)
     if tolerance is not None:
@@ -77,7 +87,9 @@ class Saver(NamedTuple):
     here: Path  # the folder of the iteration
     lm: LanguageModel
     optimizer: torch.optim.Optimizer
-    points: Sequence[Point]  # the models to evaluate, in order, of which the last is the iteration's
+    points: Sequence[
+        Point
+    ]  # the models to evaluate, in order, of which the last is the iteration's
     every: int  # steps between two checkpoints
     times: Times
 
@@ -101,7 +113,9 @@ def explained(step: int) -> Iterator[None]:
     try:
         yield
     except FloatingPointError as error:
-        raise FloatingPointError(f"step {step}: {error}; the weights are of step {step - 1}") from None
+        raise FloatingPointError(
+            f"step {step}: {error}; the weights are of step {step - 1}"
+        ) from None
     except torch.OutOfMemoryError as error:
         [fault, *_] = str(error).splitlines()
         advice = "give --gradient-checkpointing, --reshard, or a smaller --micro-batch"

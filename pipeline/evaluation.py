@@ -26,7 +26,9 @@ class Answers(NamedTuple):
     """What evaluation needs of Q questions with N samples each."""
 
     correct: np.ndarray  # (Q, N) bool
-    votes: Sequence[Sequence[Hashable | None]] = ()  # Q lists of N answers, None for one that cannot be read
+    votes: Sequence[
+        Sequence[Hashable | None]
+    ] = ()  # Q lists of N answers, None for one that cannot be read
     rewards: np.ndarray | None = None  # (Q, N)
 
 
@@ -48,12 +50,18 @@ def estimate(score: Score, answers: Answers, k: int, seed: int, repeats: int = 1
     means = []
     for _ in range(repeats):
         drawn = rng.permuted(np.tile(np.arange(n), (questions, 1)), axis=1)[:, :k]
-        means.append(np.mean([score(answers, question, drawn[question]) for question in range(questions)]))
+        means.append(
+            np.mean([score(answers, question, drawn[question]) for question in range(questions)])
+        )
     variance = float(np.var(means, ddof=1))
-    return Estimate(float(np.mean(means)), None if k == n else 2 * float(np.sqrt(k * variance / (n - k))))
+    return Estimate(
+        float(np.mean(means)), None if k == n else 2 * float(np.sqrt(k * variance / (n - k)))
+    )
 
 
-def wins(answers: Answers, question: int, samples: Sequence[int], weights: Sequence[float] | None = None) -> bool:
+def wins(
+    answers: Answers, question: int, samples: Sequence[int], weights: Sequence[float] | None = None
+) -> bool:
     """Whether the most frequent answer is correct, or that with the largest sum of weights (Section 4.4).
 
     Samples without an answer do not vote; a tie goes to the answer that comes first among the samples.
@@ -64,7 +72,9 @@ def wins(answers: Answers, question: int, samples: Sequence[int], weights: Seque
     """
     sums: dict[Hashable, float] = {}
     first: dict[Hashable, int] = {}
-    for i, weight in zip(samples, np.ones(len(samples)) if weights is None else weights, strict=True):
+    for i, weight in zip(
+        samples, np.ones(len(samples)) if weights is None else weights, strict=True
+    ):
         vote = answers.votes[question][i]
         if vote is not None:
             sums[vote] = sums.get(vote, 0.0) + weight
@@ -112,7 +122,9 @@ def parts_of(entry: Mapping[str, Any]) -> tuple[list[str], dict[str, Metric]]:
     >>> outcomes, [*metrics]
     (['right', 'wrong'], ['maj@4'])
     """
-    by_name = {name: METRICS.get(name) or METRICS.get(re.sub(r"@\d+$", "@k", name)) for name in entry}
+    by_name = {
+        name: METRICS.get(name) or METRICS.get(re.sub(r"@\d+$", "@k", name)) for name in entry
+    }
     metrics = {name: metric for name, metric in by_name.items() if metric}
     counts = {"samples_seen", "questions", "samples_per_question"}
     return [name for name in entry if name not in metrics.keys() | counts], metrics
@@ -120,10 +132,16 @@ def parts_of(entry: Mapping[str, Any]) -> tuple[list[str], dict[str, Metric]]:
 
 def collect(samples: Sequence[Sample], task: Task) -> Answers:
     """The answers of a test set's samples, which come question by question, equally many for each."""
-    questions = [list(question) for _, question in groupby(samples, key=lambda sample: sample.problem_id)]
-    correct = np.array([[sample.outcome == task.outcomes[0] for sample in question] for question in questions])
+    questions = [
+        list(question) for _, question in groupby(samples, key=lambda sample: sample.problem_id)
+    ]
+    correct = np.array(
+        [[sample.outcome == task.outcomes[0] for sample in question] for question in questions]
+    )
     rewards = np.array([[sample.reward for sample in question] for question in questions])
-    return Answers(correct, [_votes(question, task) for question in questions] if task.parse else (), rewards)
+    return Answers(
+        correct, [_votes(question, task) for question in questions] if task.parse else (), rewards
+    )
 
 
 def _votes(samples: Sequence[Sample], task: Task) -> list[Hashable | None]:
@@ -146,11 +164,22 @@ def evaluate(samples: Sequence[Sample], task: Task, k: int, seed: int) -> dict[s
     for name, metric in METRICS.items():
         if not metric.suits(task):
             continue
-        if not name.endswith("@k"):  # the mean over all samples is what draws of one sample estimate: one number
-            each = [[metric.score(answers, question, [i]) for i in range(n)] for question in range(questions)]
-            estimates[name] = estimate(metric.score, answers, 1, seed)._replace(mean=float(np.mean(each))).record()
+        if not name.endswith(
+            "@k"
+        ):  # the mean over all samples is what draws of one sample estimate: one number
+            each = [
+                [metric.score(answers, question, [i]) for i in range(n)]
+                for question in range(questions)
+            ]
+            estimates[name] = (
+                estimate(metric.score, answers, 1, seed)
+                ._replace(mean=float(np.mean(each)))
+                .record()
+            )
         elif 1 < k <= n:
-            estimates[name.replace("@k", f"@{k}")] = estimate(metric.score, answers, k, seed).record()
+            estimates[name.replace("@k", f"@{k}")] = estimate(
+                metric.score, answers, k, seed
+            ).record()
     counts = Counter(sample.outcome for sample in samples)
     shares = {outcome: counts[outcome] / len(samples) for outcome in task.outcomes}
     return shares | estimates | {"questions": questions, "samples_per_question": n}
@@ -176,7 +205,9 @@ class Scored:
 
 
 def to_scored(
-    rows: Sequence[Sequence[Encoded]], examples: Sequence[Sequence[Example]], before: Sequence[Scored] | None
+    rows: Sequence[Sequence[Encoded]],
+    examples: Sequence[Sequence[Example]],
+    before: Sequence[Scored] | None,
 ) -> list[Scored]:
     """Held-out samples, of which `examples` have log pi by a model where others have log mu.
 
@@ -206,15 +237,20 @@ def evaluate_held_out(scored: Sequence[Scored]) -> dict[str, Any]:
     ({'mean': 0.5, 'se': None}, -4.0, 1.0)
     """
     prompt, reward, length, logp, logmu = np.array([astuple(one) for one in scored]).T
-    measured = dict(zip(MEASURED, (logp - logmu, (logp - logmu) / length, logp / length), strict=True))
+    measured = dict(
+        zip(MEASURED, (logp - logmu, (logp - logmu) / length, logp / length), strict=True)
+    )
     signs = dict(zip(SIGNS, (reward >= 0, reward < 0), strict=True))
     entry: dict[str, Any] = {
-        name: {"samples": int(chosen.sum())} | {key: _mean(values[chosen]) for key, values in measured.items()}
+        name: {"samples": int(chosen.sum())}
+        | {key: _mean(values[chosen]) for key, values in measured.items()}
         for name, chosen in signs.items()
     }
     logp = measured["logp_per_token"]
     pairs = [[logp[(prompt == one) & sign] for sign in signs.values()] for one in np.unique(prompt)]
-    return entry | {"ranked": _mean([np.greater.outer(*pair).mean() for pair in pairs if all(map(len, pair))])}
+    return entry | {
+        "ranked": _mean([np.greater.outer(*pair).mean() for pair in pairs if all(map(len, pair))])
+    }
 
 
 def _mean(values: Sequence[float]) -> dict[str, float | None] | None:
@@ -224,21 +260,34 @@ def _mean(values: Sequence[float]) -> dict[str, float | None] | None:
 def shown(entry: Mapping[str, Any]) -> dict[str, str]:
     """The rows of an entry of results.json, with +- 2 standard errors. Of problems, the first outcome is pass@1."""
     if "ranked" in entry:  # of held-out samples
-        values = {f"{sign}s: {label}": (entry[sign][key], 1, 3) for sign in SIGNS for key, label in MEASURED.items()}
+        values = {
+            f"{sign}s: {label}": (entry[sign][key], 1, 3)
+            for sign in SIGNS
+            for key, label in MEASURED.items()
+        }
         values["positive ahead of negative, of a prompt's pairs"] = entry["ranked"], 100, 1, " %"
-        return {name: Estimate.read(value).text(*how) if value else "-" for name, (value, *how) in values.items()}
+        return {
+            name: Estimate.read(value).text(*how) if value else "-"
+            for name, (value, *how) in values.items()
+        }
     outcomes, metrics = parts_of(entry)
     rows = {name: Estimate(entry[name]).text(100, 1, " %") for name in outcomes}
     for name, metric in metrics.items():
         label = outcomes[0] if name == "pass@1" else metric.label or name
-        rows[label] = Estimate.read(entry[name]).text(*((100, 1, " %") if metric.in_percent else (1, 3)))
+        rows[label] = Estimate.read(entry[name]).text(
+            *((100, 1, " %") if metric.in_percent else (1, 3))
+        )
     return rows
 
 
 def to_table(results: Mapping[str, Any], names: Sequence[str] = ()) -> Table:
     """Results before and after each iteration, which may have names."""
     after = [iteration["after"] for iteration in results["iterations"]]
-    names = names or (["after"] if len(after) == 1 else [f"after iteration {i + 1}" for i in range(len(after))])
+    names = names or (
+        ["after"] if len(after) == 1 else [f"after iteration {i + 1}" for i in range(len(after))]
+    )
     columns = [shown(entry) for entry in (results["before"], *after)]
     rows = [[label, *(column[label] for column in columns)] for label in columns[0]]
-    return Table(["held-out samples" if "ranked" in results["before"] else "", "before", *names], rows)
+    return Table(
+        ["held-out samples" if "ranked" in results["before"] else "", "before", *names], rows
+    )

@@ -26,16 +26,22 @@ from pipeline.settings import Settings
 from pipeline.times import HOURS
 
 
-def open_hf(model: str, settings: Settings, inputs: Inputs, log: Path) -> AbstractContextManager[Engine]:
+def open_hf(
+    model: str, settings: Settings, inputs: Inputs, log: Path
+) -> AbstractContextManager[Engine]:
     """The model in this process; InputError if it keeps another state than keys and values, as Mamba does."""
     lm = load_model(model, None, settings)
     if lm.model._is_stateful:
         fault = f"{type(lm.model).__name__} keeps a state that --engine hf cannot copy"
-        raise InputError(f"--model {model}: {fault}; give --engine vllm, or a model with attention alone")
+        raise InputError(
+            f"--model {model}: {fault}; give --engine vllm, or a model with attention alone"
+        )
     return nullcontext(partial(transformers_engine, lm, settings.tokens_at_once))
 
 
-def open_vllm(model: str, settings: Settings, inputs: Inputs, log: Path) -> AbstractContextManager[Engine]:
+def open_vllm(
+    model: str, settings: Settings, inputs: Inputs, log: Path
+) -> AbstractContextManager[Engine]:
     """vLLM in a process of its own, whose messages are in `log`."""
     from pipeline.vllm.client import vllm_engine
 
@@ -43,7 +49,10 @@ def open_vllm(model: str, settings: Settings, inputs: Inputs, log: Path) -> Abst
 
 
 # How an engine is opened, in a context that closes it: (model, settings, inputs, log). model: its folder or hub name.
-ENGINES: dict[str, Callable[..., AbstractContextManager[Engine]]] = {"hf": open_hf, "vllm": open_vllm}
+ENGINES: dict[str, Callable[..., AbstractContextManager[Engine]]] = {
+    "hf": open_hf,
+    "vllm": open_vllm,
+}
 
 
 @dataclass
@@ -82,14 +91,22 @@ class Held:
                 self.content = self.stack.enter_context(engine)
         return self.content
 
-    def learner(self, model: str, checkpoint: Path | None = None) -> tuple[LanguageModel, torch.optim.Optimizer]:
+    def learner(
+        self, model: str, checkpoint: Path | None = None
+    ) -> tuple[LanguageModel, torch.optim.Optimizer]:
         """The model in training, sharded over the ranks, and its optimiser; as a checkpoint has them, if given."""
         settings = self.settings
         self.make_room("learner", model, *([str(checkpoint)] if checkpoint else []))
         if self.content is None:
             with self.times("starting"):
-                is_plain = not (dist.is_initialized() or settings.gradient_checkpointing or settings.lora)
-                lm = load_model(model, None, settings) if is_plain else load_to_train(model, settings)
+                is_plain = not (
+                    dist.is_initialized() or settings.gradient_checkpointing or settings.lora
+                )
+                lm = (
+                    load_model(model, None, settings)
+                    if is_plain
+                    else load_to_train(model, settings)
+                )
                 # Before a forward pass: after one, FSDP2 leaves some weights gathered in copies, which are not trained.
                 optimizer = make_optimizer(settings.optimizer, lm.model, settings.lr)
                 if checkpoint:
@@ -104,16 +121,27 @@ class Held:
         file, times, settings = self.settings.out / "times.json", self.times, self.settings
         earlier = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-        peak = peak or 1000 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # of this process, in kilobytes
+        peak = (
+            peak or 1000 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        )  # of this process, in kilobytes
         seconds = times.seconds | {"other": time.monotonic() - times.begun - times.seconds.total()}
-        noted = earlier | {"processes": ranks(), "peak bytes": max(peak, earlier.get("peak bytes", 0))}
+        noted = earlier | {
+            "processes": ranks(),
+            "peak bytes": max(peak, earlier.get("peak bytes", 0)),
+        }
         for name, new in {"seconds": seconds, "counts": times.counts}.items():
             old = earlier.get(name, {})
             noted[name] = {key: old.get(key, 0) + new.get(key, 0) for key in {**old, **new}}
         if HOURS not in earlier and (settings.preset != "laptop" or torch.cuda.is_available()):
             ending = ", on H100s"
-            planned = {name: value for name, (value, *_) in plan(settings, self.inputs, ranks()).items()}
-            noted[HOURS] = {name.removesuffix(ending): planned[name] for name in planned if name.endswith(ending)}
+            planned = {
+                name: value for name, (value, *_) in plan(settings, self.inputs, ranks()).items()
+            }
+            noted[HOURS] = {
+                name.removesuffix(ending): planned[name]
+                for name in planned
+                if name.endswith(ending)
+            }
             noted["bytes without activations, estimated"] = planned["training, per GPU"]
         with suppress(OSError):  # a full disk: what raised it says so
             write_file(file, json.dumps(noted, indent=2) + "\n")

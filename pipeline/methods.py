@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from torch import Tensor
 
-Loss = Callable[..., "Tensor"]  # (logp, logmu, reward, length, denominator=...) -> scalar: as `topr.train` calls it
+Loss = Callable[
+    ..., "Tensor"
+]  # (logp, logmu, reward, length, denominator=...) -> scalar: as `topr.train` calls it
 
 
 def ppo_loss(
@@ -38,7 +40,9 @@ def ppo_loss(
     if (length < 1).any():
         raise ValueError(f"length = {length.min().item():g}: a completion has at least one token")
     denominator = _check_shapes(denominator, logp, logmu, reward, length)
-    clipped = importance_weight(logp - logmu, *Limits(0, 1 + eps, 1 - eps, math.inf).of_sign(reward))
+    clipped = importance_weight(
+        logp - logmu, *Limits(0, 1 + eps, 1 - eps, math.inf).of_sign(reward)
+    )
     return -(clipped * reward / length).sum() / denominator
 
 
@@ -71,7 +75,9 @@ def _check_shapes(denominator: float | None, *columns: "Tensor") -> float:
     shapes = {tuple(column.shape) for column in columns}
     denominator = len(columns[0]) if denominator is None else denominator
     if len(shapes) != 1 or columns[0].dim() != 1 or denominator == 0:
-        raise ValueError(f"need one number per sequence, all of one shape (B,) with B >= 1; got {sorted(shapes)}")
+        raise ValueError(
+            f"need one number per sequence, all of one shape (B,) with B >= 1; got {sorted(shapes)}"
+        )
     return denominator
 
 

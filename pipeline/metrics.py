@@ -29,9 +29,14 @@ def step_metrics(log_ratio: Tensor, reward: Tensor, weight: Tensor) -> dict[str,
     levels = torch.tensor([0.05, 0.5, 0.95], dtype=weight.dtype)
     for sign, chosen in (("pos", reward > 0), ("neg", reward < 0)):
         if chosen.any():
-            quantiles = torch.stack([log_ratio, weight])[:, chosen].quantile(levels, dim=1).T.tolist()
+            quantiles = (
+                torch.stack([log_ratio, weight])[:, chosen].quantile(levels, dim=1).T.tolist()
+            )
             for name, values in zip(("log_ratio", "weight"), quantiles, strict=True):
-                metrics |= {f"{name}_{sign}_q{100 * q:02.0f}": v for q, v in zip(levels, values, strict=True)}
+                metrics |= {
+                    f"{name}_{sign}_q{100 * q:02.0f}": v
+                    for q, v in zip(levels, values, strict=True)
+                }
             means |= {f"log_ratio_{sign}_mean": log_ratio[chosen].mean().item()}
             means |= {f"weight_{sign}_mean": weight[chosen].mean().item()}
     weight = weight[reward != 0]
@@ -52,7 +57,9 @@ def over_epoch(steps: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     names = ("realised_share", "weight_neg_mean", "log_ratio_pos_mean", "log_ratio_neg_mean")
     parts = [steps[len(steps) * i // 10 : len(steps) * (i + 1) // 10] for i in range(10)]
     tenths = {name: [mean_over(part, name) for part in parts if part] for name in names}
-    return {name: mean_over(parts[-1] if "ratio" in name else steps, name) for name in names} | {"tenths": tenths}
+    return {name: mean_over(parts[-1] if "ratio" in name else steps, name) for name in names} | {
+        "tenths": tenths
+    }
 
 
 def mean_over(steps: Sequence[Mapping[str, float]], name: str) -> float | None:
@@ -69,10 +76,15 @@ def check_ratio(step: int, log_ratio: Tensor, tolerance: float) -> None:
     """
     furthest = log_ratio.abs().max().item()
     if step == 1 and not furthest <= tolerance:
-        fault = f"|log pi - log mu| reaches {furthest:.3g}, above {tolerance:g}, where pi should be mu"
+        fault = (
+            f"|log pi - log mu| reaches {furthest:.3g}, above {tolerance:g}, where pi should be mu"
+        )
         raise ArithmeticError(f"step 1: {fault}; see --trust-logmu")
     if step == 2 and furthest == 0:
-        warnings.warn("every log-ratio is 0 after an update: is log mu recomputed, or lr too small?", stacklevel=2)
+        warnings.warn(
+            "every log-ratio is 0 after an update: is log mu recomputed, or lr too small?",
+            stacklevel=2,
+        )
 
 
 def engine_mismatch(engine: Mapping[int, float], trainer: Mapping[int, float]) -> dict[str, float]:
@@ -83,4 +95,8 @@ def engine_mismatch(engine: Mapping[int, float], trainer: Mapping[int, float]) -
     """
     difference = np.array([engine[sample] - trainer[sample] for sample in sorted(engine)])
     quantiles = {f"q{q:02}": float(np.quantile(difference, q / 100)) for q in (5, 50, 95)}
-    return {"mean": float(difference.mean()), "largest": float(np.abs(difference).max()), **quantiles}
+    return {
+        "mean": float(difference.mean()),
+        "largest": float(np.abs(difference).max()),
+        **quantiles,
+    }

@@ -47,7 +47,10 @@ STYLES = {
     "p5": Style("#C2A800", ":", "v"),
 }
 PARAMETERS = ("p1", "p2", "p3", "p4", "p5")
-CALLED = {"reinforce": "naive REINFORCE", "off_policy": "plain IS"}  # a method's name as a label: others as TOPR
+CALLED = {
+    "reinforce": "naive REINFORCE",
+    "off_policy": "plain IS",
+}  # a method's name as a label: others as TOPR
 CALLED |= {name: name.upper() for name in ("topr", "tis", "sft", "ppo", "dpo")}
 LABEL = 0.075  # the height of a label, as a share of that of the axes
 
@@ -58,8 +61,12 @@ class Line(NamedTuple):
     x: Any
     y: Any = ()
     label: str = ""
-    style: Style | str = ""  # or its name in STYLES; by default the label's, else the next parameter's
-    kind: Literal["line", "points", "rows", "band"] = "line"  # rows: points whose intervals lie along x
+    style: Style | str = (
+        ""  # or its name in STYLES; by default the label's, else the next parameter's
+    )
+    kind: Literal["line", "points", "rows", "band"] = (
+        "line"  # rows: points whose intervals lie along x
+    )
     half_width: Any = None  # half of the interval at each point
     each: Any = None  # of points and rows: the values that each point is the mean of
 
@@ -81,10 +88,14 @@ def lines(x: Any, y: dict[str, Any], styles: str = "") -> list[Line]:
     ['up', 'down']
     """
     names = styles.split() or [""] * len(y)
-    return [Line(x, values, label, name) for (label, values), name in zip(y.items(), names, strict=True)]
+    return [
+        Line(x, values, label, name) for (label, values), name in zip(y.items(), names, strict=True)
+    ]
 
 
-def draw(panels: Sequence[Panel], columns: int = 2, size: tuple[float, float] = (6.2, 3.4)) -> "Figure":
+def draw(
+    panels: Sequence[Panel], columns: int = 2, size: tuple[float, float] = (6.2, 3.4)
+) -> "Figure":
     """A figure with `columns` panels in a row, each of a size in inches. A line's label stands beside its end.
 
     >>> draw([Panel("identity", "x", "x", [Line([0, 1], [0, 1], "topr")])]).axes[0].texts[0].get_text()
@@ -103,7 +114,12 @@ def draw(panels: Sequence[Panel], columns: int = 2, size: tuple[float, float] = 
             if line.kind == "band":
                 axes.axvspan(*line.x, color="#e2e2e2", zorder=0)
                 above = {"ha": "center", "va": "bottom", "fontsize": "small"}
-                axes.annotate(line.label, (float(np.mean(line.x)), 0.01), xycoords=("data", "axes fraction"), **above)
+                axes.annotate(
+                    line.label,
+                    (float(np.mean(line.x)), 0.01),
+                    xycoords=("data", "axes fraction"),
+                    **above,
+                )
                 continue
             style = line.style or (line.label if line.label in STYLES else next(others))
             style = STYLES[style] if isinstance(style, str) else style
@@ -119,9 +135,20 @@ def draw(panels: Sequence[Panel], columns: int = 2, size: tuple[float, float] = 
 
 
 def _add(axes: Any, line: Line, style: Style, number: int) -> None:
-    x, y, half = line.x, line.y, None if line.half_width is None else np.asarray(line.half_width, float)
-    look = {"label": line.label or None, "color": style.colour, "linewidth": 2, "marker": style.marker}
-    if line.kind == "line":  # some of a long line's points, others than on the line before: both show where they meet
+    x, y, half = (
+        line.x,
+        line.y,
+        None if line.half_width is None else np.asarray(line.half_width, float),
+    )
+    look = {
+        "label": line.label or None,
+        "color": style.colour,
+        "linewidth": 2,
+        "marker": style.marker,
+    }
+    if (
+        line.kind == "line"
+    ):  # some of a long line's points, others than on the line before: both show where they meet
         every = (number * len(x) // 24, max(len(x) // 6, 1)) if len(x) > 24 else 1
         axes.plot(x, y, linestyle=style.dashes, markersize=5, markevery=every, **look)
         if half is not None:
@@ -133,7 +160,13 @@ def _add(axes: Any, line: Line, style: Style, number: int) -> None:
         axes.errorbar(x, y, **along, fmt="none", ecolor=style.colour, capsize=3)
     for at, values in zip(y if line.kind == "rows" else x, line.each or (), strict=False):
         dots = (values, [at] * len(values))
-        axes.scatter(*(dots if line.kind == "rows" else dots[::-1]), s=9, color="#333333", linewidths=0, zorder=3)
+        axes.scatter(
+            *(dots if line.kind == "rows" else dots[::-1]),
+            s=9,
+            color="#333333",
+            linewidths=0,
+            zorder=3,
+        )
 
 
 def _name_ends(axes: Any, lines: Sequence[tuple[Line, Style]]) -> None:
@@ -146,11 +179,18 @@ def _name_ends(axes: Any, lines: Sequence[tuple[Line, Style]]) -> None:
         ends.append((float(np.clip(height, 0, 1)), float(line.x[last]), line, style))
     ends.sort(key=lambda end: end[0])
     for place, (height, x, line, style) in zip(_apart([end[0] for end in ends]), ends, strict=True):
-        look = {"color": "#999999", "linewidth": 0.7}  # beside points it should not look like a line
+        look = {
+            "color": "#999999",
+            "linewidth": 0.7,
+        }  # beside points it should not look like a line
         if line.kind == "line":
             look = {"color": style.colour, "linestyle": style.dashes, "linewidth": 1.5}
         leader = {"arrowstyle": "-", "shrinkA": 1, "shrinkB": 4, "relpos": (0, 0.5), **look}
-        where = {"xycoords": ("data", "axes fraction"), "textcoords": "axes fraction", "annotation_clip": False}
+        where = {
+            "xycoords": ("data", "axes fraction"),
+            "textcoords": "axes fraction",
+            "annotation_clip": False,
+        }
         name = CALLED.get(line.label, line.label)
         axes.annotate(name, (x, height), (1.05, place), va="center", arrowprops=leader, **where)
 
@@ -162,9 +202,16 @@ def _apart(wanted: Sequence[float]) -> list[float]:
     [0.1625, 0.2375, 0.925, 1.0]
     """
     steps = LABEL * np.arange(len(wanted))
-    free = np.array(wanted) - steps  # the nearest that rises, by the max-min formula of isotonic regression:
-    means = [[free[first : last + 1].mean() for last in range(first, len(free))] for first in range(len(free))]
-    rising = [max(min(means[first][i - first :]) for first in range(i + 1)) for i in range(len(free))]
+    free = (
+        np.array(wanted) - steps
+    )  # the nearest that rises, by the max-min formula of isotonic regression:
+    means = [
+        [free[first : last + 1].mean() for last in range(first, len(free))]
+        for first in range(len(free))
+    ]
+    rising = [
+        max(min(means[first][i - first :]) for first in range(i + 1)) for i in range(len(free))
+    ]
     return (np.clip(rising, 0, max(1 - steps.max(initial=0), 0)) + steps).tolist()
 
 
@@ -191,11 +238,19 @@ def save_figure(figure: "Figure", path: Path) -> None:
     write_file(path, content.getvalue())
 
 
-def estimates(entries: Mapping[float, Mapping[str, Any]], label: str = "", style: str = "", scale: float = 1) -> Line:
+def estimates(
+    entries: Mapping[float, Mapping[str, Any]], label: str = "", style: str = "", scale: float = 1
+) -> Line:
     """The line of a metric along x: x -> its entry in results.json. Around it are +- 2 standard errors."""
     each = [Estimate.read(entry) for entry in entries.values()]
     half_width = [scale * (estimate.half_width or 0.0) for estimate in each]
-    return Line([*entries], [scale * estimate.mean for estimate in each], label, style, half_width=half_width)
+    return Line(
+        [*entries],
+        [scale * estimate.mean for estimate in each],
+        label,
+        style,
+        half_width=half_width,
+    )
 
 
 def draw_curve(iterations: Sequence[Mapping[str, Any]], title: str) -> "Figure":
@@ -212,18 +267,38 @@ def draw_curve(iterations: Sequence[Mapping[str, Any]], title: str) -> "Figure":
             label = f"{metric.label or name}{' (%)' if metric.in_percent else ''}, ± 2 SE"
             drawn = estimates(by_samples, style="correct", scale=100 if metric.in_percent else 1)
             panels.append(Panel(name if panels else title, x, label, [drawn]))
-    shares = lines([*points], {name: [100 * point[name] for point in points.values()] for name in outcomes})
+    shares = lines(
+        [*points], {name: [100 * point[name] for point in points.values()] for name in outcomes}
+    )
     panels.insert(1, Panel("outcomes", x, "share of completions (%)", shares, {"ylim": (-3, 103)}))
     return draw([*panels, *learnt_from(iterations)])
 
 
 def learnt_from(iterations: Sequence[Mapping[str, Any]]) -> list[Panel]:
     """The panel of what training saw in each tenth of an epoch; none for results.json of older versions."""
-    tenths = [iteration["training"]["tenths"] for iteration in iterations if "training" in iteration]
-    ends = [*accumulate((iteration["curve"][-1]["samples_seen"] for iteration in iterations), initial=0)]
+    tenths = [
+        iteration["training"]["tenths"] for iteration in iterations if "training" in iteration
+    ]
+    ends = [
+        *accumulate((iteration["curve"][-1]["samples_seen"] for iteration in iterations), initial=0)
+    ]
     epochs = zip(ends, ends[1:], [len(of["realised_share"]) for of in tenths], strict=False)
-    x = [begin + (end - begin) * (part + 0.5) / count for begin, end, count in epochs for part in range(count)]
-    names = {"realised_share": "realised share\nof positives", "weight_neg_mean": "mean weight\nof negatives"}
-    y = {label: 100 * np.array([x for of in tenths for x in of[name]], float) for name, label in names.items()}
+    x = [
+        begin + (end - begin) * (part + 0.5) / count
+        for begin, end, count in epochs
+        for part in range(count)
+    ]
+    names = {
+        "realised_share": "realised share\nof positives",
+        "weight_neg_mean": "mean weight\nof negatives",
+    }
+    y = {
+        label: 100 * np.array([x for of in tenths for x in of[name]], float)
+        for name, label in names.items()
+    }
     shown = lines(x, y, "correct incorrect")
-    return [Panel("what is learnt from", "samples trained on", "%", shown, {"ylim": (-3, 103)})] if tenths else []
+    return (
+        [Panel("what is learnt from", "samples trained on", "%", shown, {"ylim": (-3, 103)})]
+        if tenths
+        else []
+    )

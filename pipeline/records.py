@@ -66,7 +66,9 @@ class Encoded:
     reward: float  # after the baseline
     sample: int  # its index in samples.jsonl, or in the file of --samples or --held-out
     token_logmu: list[float] | None = None  # the sample's own, with --trust-logmu
-    logmu_engine: float | None = None  # log mu(y|x) by the sampling engine, in nats, where it computed one
+    logmu_engine: float | None = (
+        None  # log mu(y|x) by the sampling engine, in nats, where it computed one
+    )
 
 
 @dataclass(frozen=True)
@@ -111,18 +113,27 @@ class Task:
     stop: tuple[str, ...] = ()
     same: Callable[[Any, Any], bool] = operator.eq
     reward: Callable[[str, Problem], float | Grade] | None = None
-    batch_reward: Callable[[Sequence[str], Sequence[Problem]], Sequence[float | Grade]] | None = None
+    batch_reward: Callable[[Sequence[str], Sequence[Problem]], Sequence[float | Grade]] | None = (
+        None
+    )
     outcomes: tuple[str, ...] = ("correct", "incorrect")
 
     def __post_init__(self) -> None:
-        if sum(function is not None for function in (self.grade, self.reward, self.batch_reward)) != 1:
+        if (
+            sum(function is not None for function in (self.grade, self.reward, self.batch_reward))
+            != 1
+        ):
             raise InputError(f"task {self.name}: give one of reward, batch_reward and grade")
         if len(set(self.outcomes)) < max(len(self.outcomes), 2):
-            raise InputError(f"task {self.name}: outcomes {self.outcomes}: give two different names at least")
+            raise InputError(
+                f"task {self.name}: outcomes {self.outcomes}: give two different names at least"
+            )
         for problems in (self.train, self.test):
             for name, count in Counter(problem.id for problem in problems).most_common(1):
                 if count > 1:
-                    raise InputError(f"task {self.name}: {count} problems have the id {name!r}; give each its own")
+                    raise InputError(
+                        f"task {self.name}: {count} problems have the id {name!r}; give each its own"
+                    )
 
     def visible(self, completion: str) -> str:
         """The part of a completion that is graded: what precedes the first stop string.
@@ -131,10 +142,14 @@ class Task:
         >>> task.visible("4. Q: 3 + 3?")
         '4. '
         """
-        return completion[: min(at for at in (len(completion), *map(completion.find, self.stop)) if at >= 0)]
+        return completion[
+            : min(at for at in (len(completion), *map(completion.find, self.stop)) if at >= 0)
+        ]
 
 
-def read_records(path: Path, kind: type[Record], form: Literal["lines", "growing", "whole"] = "lines") -> list[Record]:
+def read_records(
+    path: Path, kind: type[Record], form: Literal["lines", "growing", "whole"] = "lines"
+) -> list[Record]:
     """The lines of a JSON-lines file as records of `kind`; InputError names file, line and field of the first fault.
 
     form: "growing" for a file that is appended to, and may be missing or end with part of a line, which is left out;
@@ -154,7 +169,9 @@ def read_records(path: Path, kind: type[Record], form: Literal["lines", "growing
             rows.append(adapter.validate_json(line))
         except ValidationError as error:
             where = path if form == "whole" else f"{path}:{number}"
-            raise InputError(f"{where}: {fault_in(error) if line.strip() else 'is a blank line; remove it'}") from None
+            raise InputError(
+                f"{where}: {fault_in(error) if line.strip() else 'is a blank line; remove it'}"
+            ) from None
     return rows
 
 
@@ -166,7 +183,9 @@ def fault_in(error: ValueError) -> str:
         field = ".".join(map(str, fault["loc"]))
         text = (f"field {field}: " if field else "") + fault["msg"].removeprefix("Value error, ")
         if fault["msg"].startswith("Input should"):
-            text += f", not {fault['input']!r:.80}" + ": write 1 and -1" * isinstance(fault["input"], bool)
+            text += f", not {fault['input']!r:.80}" + ": write 1 and -1" * isinstance(
+                fault["input"], bool
+            )
     return " ".join(text.split())
 
 
@@ -214,7 +233,9 @@ def write_file(path: Path, content: str | bytes) -> None:
     unfinished.replace(path)
 
 
-def read_split(data: str, split: str, kind: type[Record], configs: Sequence[str] | None = None) -> list[Record]:
+def read_split(
+    data: str, split: str, kind: type[Record], configs: Sequence[str] | None = None
+) -> list[Record]:
     """The rows of a split, from DIR/SPLIT.jsonl, DIR/SPLIT/**/*.json or the hub. A .json file holds one row.
 
     configs: as of `from_datasets`. InputError names what cannot be read, and the first row that `kind` does not take.
@@ -224,7 +245,9 @@ def read_split(data: str, split: str, kind: type[Record], configs: Sequence[str]
             return [read_records(file, kind, "whole")[0] for file in files]
         return read_records(folder / f"{split}.jsonl", kind)
     if not is_hub_name(data):
-        raise InputError(f"--data or --test-data {data}: is neither a folder nor a data set on the hub (owner/name)")
+        raise InputError(
+            f"--data or --test-data {data}: is neither a folder nor a data set on the hub (owner/name)"
+        )
     rows = []
     for line, row in enumerate(from_datasets(data, split, configs), start=1):
         try:
@@ -235,7 +258,11 @@ def read_split(data: str, split: str, kind: type[Record], configs: Sequence[str]
 
 
 def from_datasets(
-    source: str, split: str, configs: Sequence[str | None] | None = (None,), reader: str | None = None, **options: Any
+    source: str,
+    split: str,
+    configs: Sequence[str | None] | None = (None,),
+    reader: str | None = None,
+    **options: Any,
 ) -> Iterator[dict[str, Any]]:
     """The rows of a split as the library `datasets` reads it, here or on the hub; InputError where it cannot.
 
@@ -246,9 +273,15 @@ def from_datasets(
     try:
         for part in configs or datasets.get_dataset_config_names(source):
             yield from datasets.load_dataset(reader or source, part, split=split, **options)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:  # ConnectionError is an OSError
+    except (
+        OSError,
+        ValueError,
+        datasets.exceptions.DatasetsError,
+    ) as error:  # ConnectionError is an OSError
         way = "read" if Path(source).exists() else "loaded from the hub"
-        raise InputError(f"{source}: cannot be {way}: {' '.join(str(error).split())[:300]}") from error
+        raise InputError(
+            f"{source}: cannot be {way}: {' '.join(str(error).split())[:300]}"
+        ) from error
 
 
 def read_shots(
@@ -267,7 +300,9 @@ def read_shots(
         file = Path(package.submodule_search_locations[0]) / packaged
         shots = parse(read_text(file))
     else:
-        raise InputError("--shots: needs `pip install --no-deps lm-eval==0.4.13`, or a --shots-file")
+        raise InputError(
+            "--shots: needs `pip install --no-deps lm-eval==0.4.13`, or a --shots-file"
+        )
     if not 1 <= count <= len(shots):
         raise InputError(f"--shots {count}: {file} has {len(shots)}")
     return shots[:count]

@@ -9,7 +9,9 @@ from rich.console import Console
 from rich.table import Table as Printed
 
 # 97.5% quantiles of Student's t for 2 to 10 values; that of 10 serves more values too, and errs on the safe side.
-STUDENT = dict(zip(range(2, 11), (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262), strict=True))
+STUDENT = dict(
+    zip(range(2, 11), (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262), strict=True)
+)
 
 
 class Estimate(NamedTuple):
@@ -28,7 +30,9 @@ class Estimate(NamedTuple):
         """
         each, half_width = tuple(map(float, values)), None
         if len(each) > 1:
-            half_width = STUDENT[min(len(each), 10)] * float(np.std(each, ddof=1) / len(each) ** 0.5)
+            half_width = STUDENT[min(len(each), 10)] * float(
+                np.std(each, ddof=1) / len(each) ** 0.5
+            )
         return cls(float(np.mean(each)), half_width, each)
 
     @classmethod
@@ -52,7 +56,11 @@ class Estimate(NamedTuple):
         return {"mean": self.mean, "se": None if self.half_width is None else self.half_width / 2}
 
     def text(
-        self, scale: float = 1, digits: int = 1, unit: str = "", within: tuple[float, float] = (-math.inf, math.inf)
+        self,
+        scale: float = 1,
+        digits: int = 1,
+        unit: str = "",
+        within: tuple[float, float] = (-math.inf, math.inf),
     ) -> str:
         """The mean ± half of the interval, both times `scale`, and the unit behind them.
 
@@ -99,6 +107,9 @@ class Table(NamedTuple):
         |---|---|
         | 1 | \|x\|<br> |
         """
-        lines = [[str(c).replace("|", "\\|").replace("\n", "<br>") for c in row] for row in (self.head, *self.rows)]
+        lines = [
+            [str(c).replace("|", "\\|").replace("\n", "<br>") for c in row]
+            for row in (self.head, *self.rows)
+        ]
         head, *rows = (f"| {' | '.join(line)} |" for line in lines)
         return "\n".join([head, f"|{'---|' * len(self.head)}", *rows])

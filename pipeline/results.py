@@ -24,7 +24,9 @@ Evaluations = Mapping[int, Sequence[tuple[int, Path]]]
 
 
 @by_rank_zero
-def publish(folder: Path, settings: Settings, inputs: Inputs, evaluations: Evaluations) -> dict[str, Any]:
+def publish(
+    folder: Path, settings: Settings, inputs: Inputs, evaluations: Evaluations
+) -> dict[str, Any]:
     """Read the evaluations of a run, write results.json and curve.png, and return what the former holds.
 
     InputError where a file of the run is missing or damaged.
@@ -45,10 +47,18 @@ def publish(folder: Path, settings: Settings, inputs: Inputs, evaluations: Evalu
                 curve.append({"samples_seen": seen, **last})
             entry |= {"curve": curve, "after": last}
         iterations.append(entry if mismatch is None else entry | {"engine_mismatch": mismatch})
-    versions = {name: module.__version__ for name, module in (("torch", torch), ("transformers", transformers))}
-    results |= {"iterations": iterations, "versions": {"python": platform.python_version()} | versions}
+    versions = {
+        name: module.__version__
+        for name, module in (("torch", torch), ("transformers", transformers))
+    }
+    results |= {
+        "iterations": iterations,
+        "versions": {"python": platform.python_version()} | versions,
+    }
     if torch.cuda.is_available() or on_cpu():  # what is made for a processor need not say so
-        results["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu, a rehearsal"
+        results["device"] = (
+            torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu, a rehearsal"
+        )
     if iterations and settings.evaluation:
         title = f"{settings.method}, learning rate {settings.lr:g}"
         draw_tests = draw_curve if inputs.held_out is None else draw_held_out

@@ -25,11 +25,24 @@ from tqdm import tqdm
 from transformers import DynamicCache, DynamicLayer
 
 from pipeline.models.language_model import LanguageModel
-from pipeline.records import Drawn, Grade, InputError, Problem, Sample, Task, read_records, to_lines, write, write_file
+from pipeline.records import (
+    Drawn,
+    Grade,
+    InputError,
+    Problem,
+    Sample,
+    Task,
+    read_records,
+    to_lines,
+    write,
+    write_file,
+)
 from pipeline.runtime.processes import by_rank_zero, end_with_others, progress_bar, rank, ranks
 from pipeline.runtime.run_folder import read_checked
 
-REWARD_SECONDS = 300.0  # for a completion, ours: a function that hangs by mistake ends the run with a line
+REWARD_SECONDS = (
+    300.0  # for a completion, ours: a function that hangs by mistake ends the run with a line
+)
 
 
 @dataclass(frozen=True)
@@ -59,12 +72,16 @@ class Prompt(NamedTuple):
 Engine = Callable[[Sequence[Prompt], int, SamplingParameters, int], Iterator[tuple[int, Drawn]]]
 
 
-def prompts_of(task: Task, problems: Sequence[Problem], lm: LanguageModel, new_tokens: int) -> list[Prompt]:
+def prompts_of(
+    task: Task, problems: Sequence[Problem], lm: LanguageModel, new_tokens: int
+) -> list[Prompt]:
     """The prompts of problems; InputError where the longest with `new_tokens` behind it exceeds the model's context."""
     if not problems:
         return []
     texts = [task.prompt(problem) for problem in problems]
-    prompts = [Prompt(*columns) for columns in zip(problems, texts, lm.prompt_ids(texts), strict=True)]
+    prompts = [
+        Prompt(*columns) for columns in zip(problems, texts, lm.prompt_ids(texts), strict=True)
+    ]
     longest = max(len(prompt.ids) for prompt in prompts)
     if longest + new_tokens > lm.context:
         number = next(prompt.problem.id for prompt in prompts if len(prompt.ids) == longest)
@@ -75,7 +92,12 @@ def prompts_of(task: Task, problems: Sequence[Problem], lm: LanguageModel, new_t
 
 
 def draw_samples(
-    task: Task, prompts: Sequence[Prompt], n: int, engine: Engine, sampling: SamplingParameters, seed: int
+    task: Task,
+    prompts: Sequence[Prompt],
+    n: int,
+    engine: Engine,
+    sampling: SamplingParameters,
+    seed: int,
 ) -> list[Sample]:
     """n graded samples of each prompt, in the prompts' order."""
     with progress_bar(None, "sampling", "sample", n * len(prompts)) as bar:
@@ -84,7 +106,12 @@ def draw_samples(
 
 
 def draw(
-    prompts: Sequence[Prompt], n: int, engine: Engine, sampling: SamplingParameters, seed: int, bar: tqdm
+    prompts: Sequence[Prompt],
+    n: int,
+    engine: Engine,
+    sampling: SamplingParameters,
+    seed: int,
+    bar: tqdm,
 ) -> list[Drawn]:
     """n completions of each prompt, in the prompts' order. bar: the progress bar that counts them."""
     drawn: list[list[Drawn]] = [[] for _ in prompts]
@@ -141,7 +168,9 @@ def draw_into(
 
 def is_of(drawn: Sequence[Drawn], prompts: Sequence[Prompt], n: int) -> bool:
     """Whether these are n completions of each prompt."""
-    return [(d.problem_id, d.prompt) for d in drawn] == [(p.problem.id, p.text) for p in prompts for _ in range(n)]
+    return [(d.problem_id, d.prompt) for d in drawn] == [
+        (p.problem.id, p.text) for p in prompts for _ in range(n)
+    ]
 
 
 @by_rank_zero
@@ -151,7 +180,11 @@ def samples_there(source: Path, task: Task, prompts: Sequence[Prompt], n: int) -
     They are graded anew: the reward may have changed since.
     """
     samples = read_checked(source, Sample) if source.exists() else []
-    return graded(task, samples, [prompt.problem for prompt in prompts]) if is_of(samples, prompts, n) else []
+    return (
+        graded(task, samples, [prompt.problem for prompt in prompts])
+        if is_of(samples, prompts, n)
+        else []
+    )
 
 
 def graded(
@@ -175,7 +208,9 @@ def graded(
         with named(function, problems[0].id, texts[0], seconds * len(texts)):
             values = list(function(texts, problems))
             if len(values) != len(texts):
-                raise _Fault(f"returned {len(values)} grades for {len(texts)} completions, of which this is the first")
+                raise _Fault(
+                    f"returned {len(values)} grades for {len(texts)} completions, of which this is the first"
+                )
     samples = []
     for i, (one, text, problem) in enumerate(zip(drawn, texts, problems, strict=True)):
         with named(function, problem.id, text, seconds):
@@ -185,13 +220,19 @@ def graded(
             elif isinstance(value, Grade):
                 grade = value
             else:
-                grade = Grade(value, task.outcomes[0 if isinstance(value, Real) and value > 0 else 1])
+                grade = Grade(
+                    value, task.outcomes[0 if isinstance(value, Real) and value > 0 else 1]
+                )
             if not (isinstance(grade.reward, Real) and math.isfinite(grade.reward)):
-                raise _Fault(f"returned {grade.reward!r:.80}, where a finite number or a Grade should be")
+                raise _Fault(
+                    f"returned {grade.reward!r:.80}, where a finite number or a Grade should be"
+                )
             if grade.outcome not in task.outcomes:
                 fault = f"none of the task's outcomes {task.outcomes}"
                 raise _Fault(f"returned the outcome {grade.outcome!r:.80}, which is {fault}")
-        samples.append(Sample(**dict(one) | {"reward": float(grade.reward), "outcome": grade.outcome}))
+        samples.append(
+            Sample(**dict(one) | {"reward": float(grade.reward), "outcome": grade.outcome})
+        )
     return samples
 
 
@@ -200,7 +241,9 @@ class _Fault(BaseException):
 
 
 @contextmanager
-def named(function: Callable, problem_id: str | None, text: str, seconds: float = math.inf) -> Iterator[None]:
+def named(
+    function: Callable, problem_id: str | None, text: str, seconds: float = math.inf
+) -> Iterator[None]:
     """Inside it a task's `function` is called on a text; InputError tells where it raised or ran out of time.
 
     The time limit is an alarm, which the main thread alone gets. Code in C that ignores signals goes on to its end.
@@ -219,7 +262,11 @@ def named(function: Callable, problem_id: str | None, text: str, seconds: float 
         raise
     except (_Fault, Exception) as error:
         [*_, line] = traceback.format_exception_only(error)
-        fault = " ".join(str(error).split()) if isinstance(error, _Fault) else line.strip().partition("\n")[0]
+        fault = (
+            " ".join(str(error).split())
+            if isinstance(error, _Fault)
+            else line.strip().partition("\n")[0]
+        )
         advice = "mend it, and the same command goes on with what was drawn"
         where = f"problem {problem_id}, completion {text[:80]!r}: {_place(function, error)}"
         raise InputError(f"{where}: {fault}; {advice}") from error
@@ -241,7 +288,12 @@ def _place(function: Callable, error: BaseException) -> str:
 
 
 def transformers_engine(
-    lm: LanguageModel, tokens_at_once: int, prompts: Sequence[Prompt], n: int, sampling: SamplingParameters, seed: int
+    lm: LanguageModel,
+    tokens_at_once: int,
+    prompts: Sequence[Prompt],
+    n: int,
+    sampling: SamplingParameters,
+    seed: int,
 ) -> Iterator[tuple[int, Drawn]]:
     """With its first two arguments given, an engine that samples in this process, in batches.
 
@@ -249,25 +301,48 @@ def transformers_engine(
     numbers of its own, of the seed `seed + i * n + j`: up to rounding it is the same whatever is drawn beside it.
     """
     lengths = [len(prompt.ids) for prompt in prompts]
-    rows = [(i, seed + i * n + j) for i in sorted(range(len(prompts)), key=lengths.__getitem__) for j in range(n)]
-    batches = [rows[b] for b in batches_within(tokens_at_once, [lengths[i] + sampling.max_new_tokens for i, _ in rows])]
+    rows = [
+        (i, seed + i * n + j)
+        for i in sorted(range(len(prompts)), key=lengths.__getitem__)
+        for j in range(n)
+    ]
+    batches = [
+        rows[b]
+        for b in batches_within(
+            tokens_at_once, [lengths[i] + sampling.max_new_tokens for i, _ in rows]
+        )
+    ]
     # One thread is as fast as several where a model is small: up to four batches are computed at a time on a processor.
     threads = torch.get_num_threads()
     workers = min(threads, 4) if lm.model.device.type == "cpu" else 1
-    pool, results = ThreadPoolExecutor(workers, "sampling", torch.set_num_threads, (threads // workers,)), []
+    pool, results = (
+        ThreadPoolExecutor(workers, "sampling", torch.set_num_threads, (threads // workers,)),
+        [],
+    )
     try:
         for batch in batches:
             numbers, seeds = zip(*batch, strict=True)
             distinct, prompt_of = torch.tensor(numbers).unique_consecutive(return_inverse=True)
             generators = [torch.Generator().manual_seed(row_seed) for row_seed in seeds]
-            noise = torch.stack([torch.rand(sampling.max_new_tokens, generator=one) for one in generators])
-            results.append(pool.submit(sample, lm, [prompts[i].ids for i in distinct], prompt_of, noise, sampling))
+            noise = torch.stack(
+                [torch.rand(sampling.max_new_tokens, generator=one) for one in generators]
+            )
+            results.append(
+                pool.submit(
+                    sample, lm, [prompts[i].ids for i in distinct], prompt_of, noise, sampling
+                )
+            )
         for batch, completions in zip(batches, results, strict=True):
             for (i, _), (token_ids, reason) in zip(batch, completions.result(), strict=True):
-                asked, text = {"problem_id": prompts[i].problem.id, "prompt": prompts[i].text}, lm.text(token_ids)
+                asked, text = (
+                    {"problem_id": prompts[i].problem.id, "prompt": prompts[i].text},
+                    lm.text(token_ids),
+                )
                 yield i, Drawn(**asked, completion=text, token_ids=token_ids, finish_reason=reason)
     finally:
-        hook = lm.model.register_forward_pre_hook(_not_wanted)  # threads that still compute hear of no signal
+        hook = lm.model.register_forward_pre_hook(
+            _not_wanted
+        )  # threads that still compute hear of no signal
         pool.shutdown(cancel_futures=True)
         hook.remove()
         torch.set_num_threads(threads)
@@ -279,40 +354,69 @@ def _not_wanted(*_: Any) -> NoReturn:
 
 @torch.inference_mode()
 def sample(
-    lm: LanguageModel, prompts: Sequence[list[int]], prompt_of: Tensor, noise: Tensor, sampling: SamplingParameters
+    lm: LanguageModel,
+    prompts: Sequence[list[int]],
+    prompt_of: Tensor,
+    noise: Tensor,
+    sampling: SamplingParameters,
 ) -> list[tuple[list[int], str]]:
     """A completion for each row, and why it ends: "stop", or "length" where it has as many tokens as there is noise.
 
     prompts: token ids. prompt_of: (B,) the number of each row's prompt. noise: (B, T), uniform in [0, 1).
     """
     device, limit = lm.model.device, noise.shape[1]
-    noise, prompt_of, ends = (x.to(device) for x in (noise, prompt_of, torch.tensor([*lm.ends], dtype=torch.long)))
-    padded = lm.tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt").to(device)
-    token, mask, cache = padded["input_ids"], padded["attention_mask"], DynamicCache(config=lm.model.config)
+    noise, prompt_of, ends = (
+        x.to(device) for x in (noise, prompt_of, torch.tensor([*lm.ends], dtype=torch.long))
+    )
+    padded = lm.tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt").to(
+        device
+    )
+    token, mask, cache = (
+        padded["input_ids"],
+        padded["attention_mask"],
+        DynamicCache(config=lm.model.config),
+    )
     position = (mask.cumsum(-1) - 1).clamp_min(0)
-    rows, tokens, completions = torch.arange(len(noise), device=device), torch.zeros_like(noise, dtype=torch.long), {}
+    rows, tokens, completions = (
+        torch.arange(len(noise), device=device),
+        torch.zeros_like(noise, dtype=torch.long),
+        {},
+    )
     for t in range(limit):
         at = {"attention_mask": mask, "position_ids": position, "past_key_values": cache}
-        logits = lm.model(token, **at, logits_to_keep=1).logits[:, -1].float() / sampling.temperature
-        if t == 0:  # a prompt is computed once; its logits, keys and values are copied to all rows that continue it
+        logits = (
+            lm.model(token, **at, logits_to_keep=1).logits[:, -1].float() / sampling.temperature
+        )
+        if (
+            t == 0
+        ):  # a prompt is computed once; its logits, keys and values are copied to all rows that continue it
             logits, mask, position = logits[prompt_of], mask[prompt_of], position[prompt_of, -1:]
             cache.batch_select_indices(prompt_of)
-            cache.layers = [Room(layer, limit) if type(layer) is DynamicLayer else layer for layer in cache.layers]
+            cache.layers = [
+                Room(layer, limit) if type(layer) is DynamicLayer else layer
+                for layer in cache.layers
+            ]
         if 0 < sampling.top_k < logits.shape[-1]:
             least = logits.topk(sampling.top_k, sorted=False).values.amin(-1, keepdim=True)
             logits = logits.masked_fill(logits < least, -math.inf)
         p = logits.softmax(-1)  # (B, V)
         if sampling.top_p < 1:
             likeliest, order = p.sort(descending=True)
-            likeliest *= likeliest.cumsum(-1) - likeliest < sampling.top_p  # drops a token if the likelier have top_p
+            likeliest *= (
+                likeliest.cumsum(-1) - likeliest < sampling.top_p
+            )  # drops a token if the likelier have top_p
             p = torch.zeros_like(p).scatter(-1, order, likeliest)
         cumulative = p.cumsum(-1)  # a token is drawn where the noise falls into its part of the sum
-        token = torch.searchsorted(cumulative, noise[rows, t, None] * cumulative[:, -1:], right=True)  # (B, 1)
+        token = torch.searchsorted(
+            cumulative, noise[rows, t, None] * cumulative[:, -1:], right=True
+        )  # (B, 1)
         tokens[rows, t] = token[:, 0]
         has_ended = torch.isin(token[:, 0], ends)
         if sampling.stop:
             has_ended |= has_stop(lm, tokens[rows, : t + 1], sampling.stop)
-        completions |= {row: (tokens[row, : t + 1].tolist(), "stop") for row in rows[has_ended].tolist()}
+        completions |= {
+            row: (tokens[row, : t + 1].tolist(), "stop") for row in rows[has_ended].tolist()
+        }
         if len(completions) == len(noise):
             break
         if has_ended.any():  # rows from the end of the batch take the places of those that leave it
@@ -329,7 +433,9 @@ def has_stop(lm: LanguageModel, tokens: Tensor, stop: Sequence[str]) -> Tensor:
     """Whether a stop string is complete in each of B completions, tokens (B, t), that had none one token ago: (B,)."""
     # It began in the last tokens then: a token may have no more than a quarter of a character.
     texts = map(lm.text, tokens[:, -4 * max(map(len, stop)) :].tolist())
-    return torch.tensor([any(string in text for string in stop) for text in texts], device=tokens.device)
+    return torch.tensor(
+        [any(string in text for string in stop) for text in texts], device=tokens.device
+    )
 
 
 class Room(DynamicLayer):
@@ -343,7 +449,9 @@ class Room(DynamicLayer):
         self.rooms = [pad(x, (0, 0, 0, limit)) for x in (layer.keys, layer.values)]
         self.keys, self.values, self.is_initialized = layer.keys, layer.values, True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
         """Append those of one token, (B, heads, 1, size); returns those of all."""
         width = self.keys.shape[2]
         for room, states in zip(self.rooms, (key_states, value_states), strict=True):

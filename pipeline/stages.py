@@ -42,11 +42,20 @@ from pipeline.results import publish
 from pipeline.runtime import processes, run_folder
 from pipeline.runtime.preflight import TOKEN_BYTES, check_room
 from pipeline.runtime.processes import Times, device, on_all_ranks, rank, ranks
-from pipeline.runtime.run_folder import Point, is_there, publish_file, publish_records, read_checked, remove
+from pipeline.runtime.run_folder import (
+    Point,
+    is_there,
+    publish_file,
+    publish_records,
+    read_checked,
+    remove,
+)
 from pipeline.sampling import Prompt, draw_into, samples_there, share_of
 from pipeline.settings import Settings
 
-Learn = tuple[Callable[..., Tensor], Callable[..., Tensor]]  # a loss and the log-probabilities it learns from
+Learn = tuple[
+    Callable[..., Tensor], Callable[..., Tensor]
+]  # a loss and the log-probabilities it learns from
 LARGE = 1e9  # bytes; a run below it is not measured against the machine's memory and disk; ours
 
 
@@ -57,15 +66,21 @@ def open_run(settings: Settings, task: Task, learn: Learn | None = None) -> Iter
     learn: loss and logprobs for `topr.train`, in place of the method's. InputError, with nothing written, where model,
     samples, folder or disk do not fit.
     """
-    engine = settings.engine or ("vllm" if device().type == "cuda" else "hf")  # vLLM is the paper's (Section 4.2)
-    settings = replace(settings, engine=engine, out=settings.out or settings.default_out(Settings()))
+    engine = settings.engine or (
+        "vllm" if device().type == "cuda" else "hf"
+    )  # vLLM is the paper's (Section 4.2)
+    settings = replace(
+        settings, engine=engine, out=settings.out or settings.default_out(Settings())
+    )
     with ExitStack() as stack:
         if ranks() > 1 or settings.compute != "float32":  # FSDP2 computes in other precisions
             stack.enter_context(processes.process_group(alone=True))
         inputs = on_all_ranks(partial(read_inputs, settings, task))
         method, loss = METHODS[settings.method], partial(topr.topr_loss, limits=settings.bounds)
         if method.loss is not None:
-            loss = partial(method.loss, **{name: getattr(settings, name) for name in method.options})
+            loss = partial(
+                method.loss, **{name: getattr(settings, name) for name in method.options}
+            )
         loss, logprobs = learn or (loss, topr.sequence_logprobs)
         times, is_finished = Times(), is_there(settings.out / "results.json")
         start, held = Point(0, 0, settings.model), Held(settings, inputs, times)
@@ -83,7 +98,11 @@ def open_run(settings: Settings, task: Task, learn: Learn | None = None) -> Iter
             if not Path(settings.model).is_dir():
                 on_all_ranks(partial(download, settings.model))
             stack.enter_context(run_folder.held_folder(run.folder, inputs.record))
-            for last in (held.note_times, held.close, held.note_times):  # backwards: others may not wait for closing
+            for last in (
+                held.note_times,
+                held.close,
+                held.note_times,
+            ):  # backwards: others may not wait for closing
                 stack.callback(last)
         yield run
 
@@ -101,7 +120,9 @@ class Run:
     is_finished: bool  # by an earlier call
     times: Times
     held: Held
-    evaluations: dict[int, list[tuple[int, Path]]] = field(default_factory=dict)  # see results.Evaluations
+    evaluations: dict[int, list[tuple[int, Path]]] = field(
+        default_factory=dict
+    )  # see results.Evaluations
 
     def evaluate(self, iteration: int, point: Point) -> None:
         """Sample from a model on the test problems, or score the held-out samples by it: test-STEP.jsonl.
@@ -111,15 +132,22 @@ class Run:
         settings, here = self.settings, self.folder / f"iteration-{iteration}"
         if not settings.evaluation:
             return
-        file, is_along = here / f"test-{point.step}.jsonl", point.model == str(here / f"model-{point.step}")
+        file, is_along = (
+            here / f"test-{point.step}.jsonl",
+            point.model == str(here / f"model-{point.step}"),
+        )
         n = settings.curve_samples if is_along else settings.test_samples
         if not is_along and point.step > 0 and iteration < settings.iterations:
             n = settings.between_samples or n
         if self.inputs.held_out is None:
             seed = settings.seed_of(f"test {iteration} {point.step}")
-            self._draw(file, self.inputs.test, n, point.model, seed, f"evaluating at step {point.step}")
+            self._draw(
+                file, self.inputs.test, n, point.model, seed, f"evaluating at step {point.step}"
+            )
         elif not is_there(file):
-            examples = to_examples(self.inputs.held_out, self._logp(self.inputs.held_out, point.model))
+            examples = to_examples(
+                self.inputs.held_out, self._logp(self.inputs.held_out, point.model)
+            )
             before = read_checked(here / "test-0.jsonl", Scored) if point.step else None
             publish_records(file, to_scored(self.inputs.held_out, examples, before))
         if is_along:
@@ -131,12 +159,21 @@ class Run:
         file, settings = self.folder / f"iteration-{iteration}" / "samples.jsonl", self.settings
         if self.inputs.given is None:
             n = getattr(settings, COMPOSITIONS[settings.composition].draws)
-            self._draw(file, self.inputs.train, n, model, settings.seed_of(f"samples {iteration}"), "sampling")
+            self._draw(
+                file,
+                self.inputs.train,
+                n,
+                model,
+                settings.seed_of(f"samples {iteration}"),
+                "sampling",
+            )
         elif not is_there(file):
             publish_records(file, self.inputs.given)
         return read_checked(file, Sample)
 
-    def _draw(self, file: Path, prompts: Sequence[Prompt], n: int, model: str, seed: int, description: str) -> None:
+    def _draw(
+        self, file: Path, prompts: Sequence[Prompt], n: int, model: str, seed: int, description: str
+    ) -> None:
         """n graded samples of each prompt by `model`, or those of --reuse: `file`.
 
         Each engine draws for a consecutive share of the prompts, into FILE.part-RANK.
@@ -166,8 +203,12 @@ class Run:
                 with self.times("sampling"):
                     on_all_ranks(drawing)
                 if rank() == 0:
-                    samples = [sample for part in parts for sample in read_records(part, Sample, "growing")]
-                self.times.counts["sampled tokens"] += sum(len(sample.token_ids) for sample in samples)
+                    samples = [
+                        sample for part in parts for sample in read_records(part, Sample, "growing")
+                    ]
+                self.times.counts["sampled tokens"] += sum(
+                    len(sample.token_ids) for sample in samples
+                )
             publish_records(file, samples)
         remove(*file.parent.glob(f"{file.name}.part-*"))
 
@@ -176,15 +217,23 @@ class Run:
         settings, inputs = self.settings, self.inputs
         composed = inputs.composed
         if composed is None:
-            composed = dataset.compose(settings, samples, inputs.lm, inputs.task.stop, inputs.train, iteration)
+            composed = dataset.compose(
+                settings, samples, inputs.lm, inputs.task.stop, inputs.train, iteration
+            )
         if rank() == 0:
             chosen = list(chain(*composed.rows))
-            before, after = [samples[one.sample].reward for one in chosen], [one.reward for one in chosen]
+            before, after = (
+                [samples[one.sample].reward for one in chosen],
+                [one.reward for one in chosen],
+            )
             positive = 100 * sum(reward > 0 for reward in after) / len(after)
             counts = f"{len(after)} examples of {len(samples)} samples, {positive:.1f} % positive"
             print(f"iteration {iteration}: {counts}", flush=True)
             if settings.effective_proportion is not None and len(set(before)) == 1:
-                print(f"iteration {iteration}: --effective-proportion: one sign alone keeps its rewards", flush=True)
+                print(
+                    f"iteration {iteration}: --effective-proportion: one sign alone keeps its rewards",
+                    flush=True,
+                )
             is_odd = before != after or not min(after) < 0 < max(after)
             if is_odd and (note := signs_note(settings, before, after)):
                 print(f"iteration {iteration}: {note}", flush=True)
@@ -205,7 +254,9 @@ class Run:
             elif settings.reuse is not None and model == settings.model:
                 logmu = dataset.logmu_there(settings, self.inputs.record, file, rows)
             examples = to_examples(rows, logmu or self._logp(rows, model))
-            engine = {one.sample: one.logmu_engine for one in chain(*rows) if one.logmu_engine is not None}
+            engine = {
+                one.sample: one.logmu_engine for one in chain(*rows) if one.logmu_engine is not None
+            }
             mismatch = None
             if engine:
                 trainer = {one.sample: math.fsum(one.token_logmu) for one in chain(*examples)}
@@ -220,7 +271,9 @@ class Run:
         """log-probabilities by a model, in nats: for each row, completion and token."""
         lm, _ = self.held.learner(model)
         with self.times("scoring"):
-            return dataset.score(rows, epoch_steps(rows, self.settings.batch, self.settings.micro_batch), lm.model)
+            return dataset.score(
+                rows, epoch_steps(rows, self.settings.batch, self.settings.micro_batch), lm.model
+            )
 
     def train(self, iteration: int, rows: list[list[Example]], model: str) -> list[Point]:
         """One epoch on `rows`, from `model`: metrics.jsonl, and the models to evaluate, of which model/ is the last."""
@@ -228,7 +281,9 @@ class Run:
         steps = epoch_steps(rows, settings.batch, settings.micro_batch)
         curve_points = settings.curve_points if settings.evaluation else 1
         points = []
-        for stop in sorted({len(steps) * i // curve_points for i in range(1, curve_points + 1)} - {0}):
+        for stop in sorted(
+            {len(steps) * i // curve_points for i in range(1, curve_points + 1)} - {0}
+        ):
             folder = here / ("model" if stop == len(steps) else f"model-{stop}")
             points.append(Point(stop, sum(step.sequences for step in steps[:stop]), str(folder)))
         done = run_folder.resume_step(here, points)
@@ -237,14 +292,22 @@ class Run:
             tolerance = None if settings.trust_logmu else START_TOLERANCE[settings.compute]
             saver = Saver(here, lm, optimizer, points, settings.save_every, self.times)
             batches = lay_out(rows, steps[done:])
-            trained = topr.train(lm.model, optimizer, batches, self.loss, self.logprobs, settings.max_norm)
+            trained = topr.train(
+                lm.model, optimizer, batches, self.loss, self.logprobs, settings.max_norm
+            )
             with processes.requests_are_noted() as is_asked, self.times("training"):
-                for step in processes.progress_bar(range(done + 1, len(steps) + 1), "training", "step"):
+                for step in processes.progress_bar(
+                    range(done + 1, len(steps) + 1), "training", "step"
+                ):
                     with explained(step):
                         stats = next(trained)
-                        if step == done + 1 and torch.cuda.is_available():  # the optimiser has its memory by now
+                        if (
+                            step == done + 1 and torch.cuda.is_available()
+                        ):  # the optimiser has its memory by now
                             try_longest(rows, steps, lm.model, self.loss, self.logprobs)
-                    is_asked_of_any = log_step(here / "metrics.jsonl", step, stats, tolerance, is_asked())
+                    is_asked_of_any = log_step(
+                        here / "metrics.jsonl", step, stats, tolerance, is_asked()
+                    )
                     self.times.counts["steps"] += 1
                     saver.after(step, is_asked_of_any)
         remove(*here.glob("checkpoint-*"), *here.glob("model*.unfinished"))

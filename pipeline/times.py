@@ -13,7 +13,10 @@ HOURS = "hours on H100s, estimated"  # the key of what --dry-run says of the sta
 def table_of(noted: Mapping[str, Any]) -> Table:
     """The content of times.json as a table."""
     seconds, counts, estimated = noted["seconds"], noted["counts"], noted.get(HOURS, {})
-    per = {"sampling": ("sampled tokens", "tokens/s", True), "training": ("steps", "s a step", False)}
+    per = {
+        "sampling": ("sampled tokens", "tokens/s", True),
+        "training": ("steps", "s a step", False),
+    }
     rows = []
     for stage, took in seconds.items():
         name, unit, is_rate = per.get(stage, ("", "", False))

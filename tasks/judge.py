@@ -29,7 +29,9 @@ class Judge:
 
     def __init__(self, seconds: int = 3):
         self._seconds = seconds
-        self._patience = 4.0 * seconds  # two are read and compared; a process that takes longer is killed
+        self._patience = (
+            4.0 * seconds
+        )  # two are read and compared; a process that takes longer is killed
         self._process, self._end = None, lambda: None
         self._ask_once = lru_cache(maxsize=100_000)(self._ask)  # a prompt's samples often agree
 
@@ -38,8 +40,13 @@ class Judge:
 
         A text of more than LONGEST characters equals itself only.
         """
-        gold, answer = " ".join(gold.split()), " ".join(answer.split())  # math-verify's $...$ ends with the line
-        return gold == answer or (max(len(gold), len(answer)) <= LONGEST and self._ask_once(gold, answer))
+        gold, answer = (
+            " ".join(gold.split()),
+            " ".join(answer.split()),
+        )  # math-verify's $...$ ends with the line
+        return gold == answer or (
+            max(len(gold), len(answer)) <= LONGEST and self._ask_once(gold, answer)
+        )
 
     def _ask(self, gold: str, answer: str) -> bool:
         reply = None
@@ -50,7 +57,9 @@ class Judge:
                 self._pipe.send((gold, answer))
             reply = self._answer(self._patience)
         finally:
-            if reply is None:  # after an interrupt too: a late answer would be taken for that to the next question
+            if (
+                reply is None
+            ):  # after an interrupt too: a late answer would be taken for that to the next question
                 self._end()
         return bool(reply)
 
@@ -60,11 +69,15 @@ class Judge:
         # -P leaves the worker's folder out of sys.path, where math.py would hide Python's own.
         command = [sys.executable, "-P", str(WORKER), str(self._seconds), str(theirs.fileno())]
         nowhere = subprocess.DEVNULL
-        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdout=nowhere, stderr=nowhere)
+        self._process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], stdout=nowhere, stderr=nowhere
+        )
         theirs.close()
         self._end = weakref.finalize(self, _end, self._process)
         if self._answer(START_SECONDS) is None:
-            raise InputError("math-verify: does not start; `pip install -r requirements.txt` brings it")
+            raise InputError(
+                "math-verify: does not start; `pip install -r requirements.txt` brings it"
+            )
 
     def _answer(self, seconds: float) -> bool | None:
         """The process's next answer; None if it has ended, or if none comes in time."""

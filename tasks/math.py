@@ -55,7 +55,9 @@ def extract_box(text: str) -> str | None:
         token = match[0]
         if token == "}" and open_braces:
             start = open_braces.pop()
-            content = trim(text[start : match.start()]) if start > last else ""  # else a box inside it was read
+            content = (
+                trim(text[start : match.start()]) if start > last else ""
+            )  # else a box inside it was read
             if content:
                 answer, last = content, start
         elif token == "{":
@@ -63,8 +65,13 @@ def extract_box(text: str) -> str | None:
         elif token.startswith(("\\boxed", "\\fbox")):
             if token.endswith("{"):
                 open_braces.append(match.end())
-            elif content := re.match(r"\s*([^\s${}]+?)[.,]?(?=[\s$]|$)", text[match.end() : match.end() + 100]):
-                answer, last = content[1], match.end()  # \boxed 3, as some of MATH's own solutions have it
+            elif content := re.match(
+                r"\s*([^\s${}]+?)[.,]?(?=[\s$]|$)", text[match.end() : match.end() + 100]
+            ):
+                answer, last = (
+                    content[1],
+                    match.end(),
+                )  # \boxed 3, as some of MATH's own solutions have it
     return answer
 
 
@@ -112,7 +119,10 @@ def load_problems(data: str, split: str) -> list[Problem]:
     The files are sorted by subject. Here the order is fixed but mixed, so that the first problems are of all subjects.
     """
     rows = read_split(data, split, MathRow)
-    problems = [Problem(f"{split}-{line}", row.problem, row.answer) for line, row in enumerate(rows, start=1)]
+    problems = [
+        Problem(f"{split}-{line}", row.problem, row.answer)
+        for line, row in enumerate(rows, start=1)
+    ]
     return sorted(problems, key=lambda problem: zlib.crc32(problem.question.encode()))
 
 
@@ -135,7 +145,11 @@ def without_shots(problems: list[Problem], shots: list[str]) -> list[Problem]:
     """The problems without those among the worked examples, which are MATH's own. Compares letters and digits only."""
     letters = partial(re.sub, r"[\W_]+", "")
     texts = [letters(shot) for shot in shots]
-    return [p for p in problems if not any(s.startswith(letters(f"Problem{p.question}Solution")) for s in texts)]
+    return [
+        p
+        for p in problems
+        if not any(s.startswith(letters(f"Problem{p.question}Solution")) for s in texts)
+    ]
 
 
 def math_task(settings: Settings) -> Task:
@@ -146,7 +160,9 @@ def math_task(settings: Settings) -> Task:
     return Task(
         name="math",
         train=without_shots(train, shots)[: settings.problems],
-        test=load_problems(settings.test_source, "test")[: settings.test_problems] if settings.test_source else [],
+        test=load_problems(settings.test_source, "test")[: settings.test_problems]
+        if settings.test_source
+        else [],
         prompt=lambda problem: "\n\n".join([*shots, f"Problem:\n{problem.question}\n\nSolution:"]),
         parse=extract_answer,
         grade=lambda text, gold: grade(text, gold, judge),

@@ -30,9 +30,24 @@ from pipeline.plots import Panel, draw, estimates, save_figure
 from pipeline.records import OUTCOMES, InputError, Outcome, Problem, Sample, Task, write_file
 from pipeline.report import Estimate, Table
 from pipeline.runtime.preflight import check_machine
-from pipeline.runtime.processes import by_rank_zero, command, on_all_ranks, process_group, rank, ranks
+from pipeline.runtime.processes import (
+    by_rank_zero,
+    command,
+    on_all_ranks,
+    process_group,
+    rank,
+    ranks,
+)
 from pipeline.runtime.run_folder import held_folder, read_checked
-from pipeline.settings import TINY, Count, Settings, Several, check, check_engine_gpus, read_settings
+from pipeline.settings import (
+    TINY,
+    Count,
+    Settings,
+    Several,
+    check,
+    check_engine_gpus,
+    read_settings,
+)
 from tasks.math import SETTINGS as MATH_SETTINGS
 from tasks.math import math_task
 from train_gsm8k import experiment, gsm8k_task
@@ -64,7 +79,9 @@ def grade_verdict(text: str, truth: bool) -> Outcome:
     return {None: "invalid", truth: "correct"}.get(parse_verdict(text), "incorrect")
 
 
-def verifier_task(settings: "VerifierSettings", task: Task, train: Sequence[Sample], test: Sequence[Sample]) -> Task:
+def verifier_task(
+    settings: "VerifierSettings", task: Task, train: Sequence[Sample], test: Sequence[Sample]
+) -> Task:
     """Verification as a task. A problem's question is a solution to check, its gold answer whether that is correct."""
     instruction = settings.instruction
     if instruction is None:
@@ -72,9 +89,14 @@ def verifier_task(settings: "VerifierSettings", task: Task, train: Sequence[Samp
 
     def to_problems(problems: Sequence[Problem], solutions: Sequence[Sample]) -> list[Problem]:
         asked = {problem.id: f"{instruction}Q: {problem.question}\nA:" for problem in problems}
-        texts = [f"{asked[one.problem_id]}{task.visible(one.completion)}\nCheck:" for one in solutions]
+        texts = [
+            f"{asked[one.problem_id]}{task.visible(one.completion)}\nCheck:" for one in solutions
+        ]
         numbered = enumerate(zip(solutions, texts, strict=True))
-        return [Problem(f"{one.problem_id}-{i}", text, gold=one.outcome == "correct") for i, (one, text) in numbered]
+        return [
+            Problem(f"{one.problem_id}-{i}", text, gold=one.outcome == "correct")
+            for i, (one, text) in numbered
+        ]
 
     return Task(
         name="verification",
@@ -83,7 +105,9 @@ def verifier_task(settings: "VerifierSettings", task: Task, train: Sequence[Samp
         parse=parse_verdict,
         grade=grade_verdict,
         outcomes=OUTCOMES,
-        stop=("\nQ:",) if instruction else (),  # a model that was given an instruction may write another question
+        stop=("\nQ:",)
+        if instruction
+        else (),  # a model that was given an instruction may write another question
     )
 
 
@@ -91,25 +115,37 @@ def verifier_task(settings: "VerifierSettings", task: Task, train: Sequence[Samp
 class VerifierSettings(Settings):
     """Settings of the verifier's run and of the generator's. Both sample with the same parameters."""
 
-    model: str = str(TINY / "checker")  # folder or hub name of the base verifier (ours; paper: Llama 3 8B)
+    model: str = str(
+        TINY / "checker"
+    )  # folder or hub name of the base verifier (ours; paper: Llama 3 8B)
     generator: str = str(TINY / "base")
     """folder or hub name of the model that writes solutions (ours; paper: Llama 3 70B)"""
-    task: Literal["gsm8k", "math"] = "gsm8k"  # whose problems, prompt and grading (ours; paper: MATH)
+    task: Literal["gsm8k", "math"] = (
+        "gsm8k"  # whose problems, prompt and grading (ours; paper: MATH)
+    )
     problems: Count = 256  # training problems, the first ones (ours; paper: all)
     generator_gpus: Count = 1
     """GPUs that an engine of the generator spans, in place of --engine-gpus (ours; a 70B model in bfloat16 needs 4)"""
-    train_solutions: Several = 4  # solutions of each training problem (ours; paper, Section 4.4: 16)
+    train_solutions: Several = (
+        4  # solutions of each training problem (ours; paper, Section 4.4: 16)
+    )
     n: Annotated[Count, tyro.conf.arg(name="verifications")] = 4
     """verifications of each training solution (paper, Section 4.4)"""
     test_problems: Several = 150  # test problems, the first ones (ours; paper: all of MATH-500)
-    test_solutions: Several = 8  # solutions of each test problem, which vote (ours; paper, Table 2: 32)
-    test_samples: Several = 4  # verifications of each test solution, whose mean is its weight (paper, Section 4.4)
+    test_solutions: Several = (
+        8  # solutions of each test problem, which vote (ours; paper, Table 2: 32)
+    )
+    test_samples: Several = (
+        4  # verifications of each test solution, whose mean is its weight (paper, Section 4.4)
+    )
     instruction: str | None = None
     """instruction before the question (ours; default: none for models of tiny/, which were trained on the form)"""
 
 
 SETTINGS = {
-    "laptop": VerifierSettings(max_new_tokens=96, lr=1e-4, k=1, curve_points=1),  # ours; k = 1: no majority of verdicts
+    "laptop": VerifierSettings(
+        max_new_tokens=96, lr=1e-4, k=1, curve_points=1
+    ),  # ours; k = 1: no majority of verdicts
     "paper": replace(
         VerifierSettings(**vars(MATH_SETTINGS["paper"])),
         generator="meta-llama/Meta-Llama-3-70B-Instruct",  # "we used the 70B model to generate 16 solutions" (4.4)
@@ -131,11 +167,15 @@ def check_verifier(settings: VerifierSettings, processes: int | None = None) -> 
     if settings.n < 1:
         raise InputError(f"--verifications {settings.n}: must be at least 1")
     if settings.dry_run:
-        raise InputError("--dry-run: what there is to verify is not known before the generator has run")
+        raise InputError(
+            "--dry-run: what there is to verify is not known before the generator has run"
+        )
     if settings.samples is not None or settings.reuse is not None:
         raise InputError("--samples and --reuse: a verifier is trained on verifications of its own")
     check(settings, processes)
-    check_engine_gpus("--generator-gpus", settings.engine, settings.generator_gpus, processes or ranks())
+    check_engine_gpus(
+        "--generator-gpus", settings.engine, settings.generator_gpus, processes or ranks()
+    )
 
 
 def run(settings: VerifierSettings) -> dict:
@@ -151,7 +191,9 @@ def run(settings: VerifierSettings) -> dict:
         if ranks() > 1 or settings.compute != "float32":
             stack.enter_context(process_group(alone=True))  # one for all three runs
         models = settings.generator, settings.model
-        on_all_ranks(lambda: [load_model(model, META, settings) for model in models])  # before anything is written
+        on_all_ranks(
+            lambda: [load_model(model, META, settings) for model in models]
+        )  # before anything is written
         stack.enter_context(held_folder(settings.out, settings.record()))
         train, test = (solve(settings, task, split) for split in ("train", "test"))
         training = replace(settings, out=settings.out / "verifier")
@@ -168,7 +210,11 @@ def solve(settings: VerifierSettings, task: Task, split: str) -> list[Sample]:
     return read_checked(run.out / "iteration-1" / "test-0.jsonl", Sample)
 
 
-COLUMNS = ACCURACY, INVALID, WEIGHTED = "verifier accuracy", "invalid rate", "weighted self-consistency"
+COLUMNS = ACCURACY, INVALID, WEIGHTED = (
+    "verifier accuracy",
+    "invalid rate",
+    "weighted self-consistency",
+)
 CONSTANT = "the same verdict on all"  # a row of ours: the accuracy of Yes or of No, whichever is right more often
 
 
@@ -183,20 +229,34 @@ def verified(verifications: Sequence[Sample], answers: Answers) -> dict[str, np.
     outcomes = np.array([sample.outcome for sample in verifications]).reshape(problems, -1)
     says_yes = np.array([parse_verdict(sample.completion) is True for sample in verifications])
     scores = says_yes.reshape(problems, m, -1).mean(2)
-    scores += 1 / (m + 1) / outcomes.shape[1]  # m of these are less than a verdict: votes only break ties
-    won = np.array([wins(answers, problem, range(m), scores[problem]) for problem in range(problems)], dtype=float)
-    return {ACCURACY: (outcomes == "correct").mean(1), INVALID: (outcomes == "invalid").mean(1), WEIGHTED: won}
+    scores += (
+        1 / (m + 1) / outcomes.shape[1]
+    )  # m of these are less than a verdict: votes only break ties
+    won = np.array(
+        [wins(answers, problem, range(m), scores[problem]) for problem in range(problems)],
+        dtype=float,
+    )
+    return {
+        ACCURACY: (outcomes == "correct").mean(1),
+        INVALID: (outcomes == "invalid").mean(1),
+        WEIGHTED: won,
+    }
 
 
 @by_rank_zero
-def publish_table2(settings: VerifierSettings, task: Task, solutions: Sequence[Sample], run_results: dict) -> dict:
+def publish_table2(
+    settings: VerifierSettings, task: Task, solutions: Sequence[Sample], run_results: dict
+) -> dict:
     """Write Table 2, and its values after each iteration: results.json, which is returned, and table2.png.
 
     solutions: of the test problems; run_results: of the verifier's run. Means and standard errors are over problems.
     """
     folder, method = settings.out / "verifier", settings.method
     steps = [iteration["dataset"]["steps"] for iteration in run_results["iterations"]]
-    files = ["iteration-1/test-0.jsonl", *(f"iteration-{i}/test-{last}.jsonl" for i, last in enumerate(steps, start=1))]
+    files = [
+        "iteration-1/test-0.jsonl",
+        *(f"iteration-{i}/test-{last}.jsonl" for i, last in enumerate(steps, start=1)),
+    ]
     answers = collect(solutions, task)
     each = [verified(read_checked(folder / file, Sample), answers) for file in files]
     base, after = each[0], each[-1]
@@ -204,7 +264,12 @@ def publish_table2(settings: VerifierSettings, task: Task, solutions: Sequence[S
     plain = np.array([wins(answers, problem, range(m)) for problem in range(problems)], dtype=float)
     right = answers.correct.mean(1)
     constant = max(right, 1 - right, key=np.mean)
-    rows = {"no verifier": {WEIGHTED: plain}, CONSTANT: {ACCURACY: constant}, "base": base, method: after}
+    rows = {
+        "no verifier": {WEIGHTED: plain},
+        CONSTANT: {ACCURACY: constant},
+        "base": base,
+        method: after,
+    }
     differences = {
         f"{ACCURACY}, {method} - base": after[ACCURACY] - base[ACCURACY],
         f"{WEIGHTED}, {method} - maj@{m}": after[WEIGHTED] - plain,
@@ -235,10 +300,14 @@ def to_panel(rows: Mapping[str, Mapping[str, Any]]) -> Panel:
     """
     drawn = []
     for number, (name, row) in enumerate(rows.items()):
-        points = {COLUMNS.index(column) + 0.15 * (number - 1.5): entry for column, entry in row.items()}  # side by side
+        points = {
+            COLUMNS.index(column) + 0.15 * (number - 1.5): entry for column, entry in row.items()
+        }  # side by side
         line = estimates(points, name, ("p5", "p1", "p3", "topr")[number], scale=100)
         is_single = any(entry["se"] is None for entry in row.values())
-        drawn.append(line._replace(kind="points", half_width=None if is_single else line.half_width))
+        drawn.append(
+            line._replace(kind="points", half_width=None if is_single else line.half_width)
+        )
     names = [column.replace(" ", "\n") for column in COLUMNS]
     ticks = {"xticks": [0, 1, 2], "xticklabels": names, "ylim": (-3, 103), "xlim": (-0.5, 2.5)}
     return Panel("Table 2", "", "%, 95% interval", drawn, ticks)
@@ -251,9 +320,16 @@ def tables(results: dict) -> list[Table]:
         return Estimate.read(entry).text(100, unit=unit)
 
     shown = results["table2"].items()
-    rows = [[name, *(text(row[c], " %") if c in row else "-" for c in COLUMNS)] for name, row in shown]
-    pairs = [[what, text(entry, " points")] for what, entry in results["paired differences"].items()]
-    return [Table(["verifier", *COLUMNS], rows), Table(["difference on the same solutions", ""], pairs)]
+    rows = [
+        [name, *(text(row[c], " %") if c in row else "-" for c in COLUMNS)] for name, row in shown
+    ]
+    pairs = [
+        [what, text(entry, " points")] for what, entry in results["paired differences"].items()
+    ]
+    return [
+        Table(["verifier", *COLUMNS], rows),
+        Table(["difference on the same solutions", ""], pairs),
+    ]
 
 
 def main() -> None:

@@ -4,7 +4,13 @@ from pathlib import Path
 
 import torch
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerBase,
+)
 
 from pipeline.settings import TINY
 
@@ -24,7 +30,13 @@ CHATML = """{%- if messages[0]['role'] != 'system' -%}
 {{- '<|im_start|>assistant\\n' if add_generation_prompt else '' -}}"""
 TEMPLATES = {"llama3": LLAMA, "qwen2.5": CHATML}
 MARKS = {  # the first begins a text, the second ends one; neither ends a turn
-    "llama3": ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
+    "llama3": [
+        "<|begin_of_text|>",
+        "<|end_of_text|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|eot_id|>",
+    ],
     "qwen2.5": ["<|im_start|>", "<|endoftext|>", "<|im_end|>"],
 }
 
@@ -33,11 +45,15 @@ def chat_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tiny tokenizer with the family's own tokens; Llama's puts the begin of text before whatever it is given."""
     begin, end = MARKS[name][:2]
     tokenizer = AutoTokenizer.from_pretrained(TINY / "base")
-    tokenizer.add_special_tokens({"eos_token": end, "pad_token": end, "extra_special_tokens": MARKS[name]})
+    tokenizer.add_special_tokens(
+        {"eos_token": end, "pad_token": end, "extra_special_tokens": MARKS[name]}
+    )
     if name == "llama3":
         tokenizer.bos_token = begin
         marks = [(begin, tokenizer.bos_token_id)]
-        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{begin} $A", special_tokens=marks)
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single=f"{begin} $A", special_tokens=marks
+        )
     tokenizer.chat_template = TEMPLATES[name]
     return tokenizer
 
@@ -51,12 +67,19 @@ def save_chat_model(folder: Path, name: str) -> Path:
     torch.manual_seed(0)
     marks = {mark: getattr(tokenizer, mark) for mark in ("eos_token_id", "pad_token_id")}
     # A single head of 32: vLLM has no smaller one for a processor.
-    sizes = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+    }
     sizes["vocab_size"] = len(tokenizer)
     config = LlamaConfig(max_position_embeddings=1024, bos_token_id=None, **sizes, **marks)
     model = LlamaForCausalLM(config)
     printable = [tokenizer.convert_tokens_to_ids(chr(letter)) for letter in range(33, 127)]
-    with torch.no_grad():  # the first coordinate is about 5.7 behind the last norm, and decides which tokens may come
+    with (
+        torch.no_grad()
+    ):  # the first coordinate is about 5.7 behind the last norm, and decides which tokens may come
         model.get_input_embeddings().weight[:, 0] = 1.0
         head = model.get_output_embeddings().weight
         head[:, 0] = -5.0

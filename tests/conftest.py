@@ -69,7 +69,9 @@ def vllm(python, lm, tmp_path_factory):
     from pipeline.vllm.client import vllm_engine
 
     settings = gsm8k.Settings(engine="vllm", vllm_python=python)
-    with vllm_engine(settings.model, lm, 200, settings, tmp_path_factory.mktemp("vllm") / "vllm.log") as engine:
+    with vllm_engine(
+        settings.model, lm, 200, settings, tmp_path_factory.mktemp("vllm") / "vllm.log"
+    ) as engine:
         yield engine
 
 
@@ -82,7 +84,9 @@ LONGEST = "rehearsal restart vllm notebooks faults vllm_gpu run tiny reproduce c
 def pytest_collection_modifyitems(items):
     """The files that take longest come first, so that no process is left with one of them when the other has done."""
     names = [f"test_{name}" for name in LONGEST]
-    items.sort(key=lambda item: names.index(item.path.stem) if item.path.stem in names else len(names))
+    items.sort(
+        key=lambda item: names.index(item.path.stem) if item.path.stem in names else len(names)
+    )
 
 
 def pytest_collection_finish():

@@ -24,7 +24,8 @@ def usual():
 def drawn(engine, sampling, texts=(PROMPT,), n=8, seed=0, lm=None):
     """n completions of each prompt, whose tokens are those of `lm`, by default of the default model."""
     prompts = [
-        Prompt(Problem("", text), text, ids) for text, ids in zip(texts, (lm or usual()).prompt_ids(texts), strict=True)
+        Prompt(Problem("", text), text, ids)
+        for text, ids in zip(texts, (lm or usual()).prompt_ids(texts), strict=True)
     ]
     found = [[] for _ in prompts]
     for number, completion in engine(prompts, n, sampling, seed):
@@ -45,5 +46,7 @@ def deviating(drawn, p):
     """What was drawn more or less often than chance makes it once in two million times; p: all probabilities."""
     counts, n = Counter(drawn), len(drawn)
     return [
-        i for i, chance in enumerate(p) if abs(counts[i] - n * chance) > 5 * math.sqrt(n * chance * (1 - chance)) + 1
+        i
+        for i, chance in enumerate(p)
+        if abs(counts[i] - n * chance) > 5 * math.sqrt(n * chance * (1 - chance)) + 1
     ]

@@ -26,7 +26,15 @@ import pipeline.stages  # noqa: F401, likewise
 import train_gsm8k as gsm8k
 
 # Two iterations with checkpoints, and two problems in each chunk of samples.
-CHANGES = {"n": 16, "chunk": 2, "batch": 8, "save_every": 3, "optimizer": "adafactor", "lr": 1e-3, "iterations": 2}
+CHANGES = {
+    "n": 16,
+    "chunk": 2,
+    "batch": 8,
+    "save_every": 3,
+    "optimizer": "adafactor",
+    "lr": 1e-3,
+    "iterations": 2,
+}
 CHANGES |= {"examples": 96, "between_samples": 4, "test_problems": 2}
 ROOT = Path(gsm8k.__file__).parent
 
@@ -43,9 +51,14 @@ def server():
 
 def arguments(folder, usual=CHANGES, **changes):
     """The command line of a run in `folder` of `runs.SMALL` with these changes."""
-    default, settings = asdict(gsm8k.Settings()), asdict(replace(runs.SMALL, **(usual | changes), out=folder))
+    default, settings = (
+        asdict(gsm8k.Settings()),
+        asdict(replace(runs.SMALL, **(usual | changes), out=folder)),
+    )
     differing = [name for name in settings if settings[name] != default[name]]
-    return [word for name in differing for word in (f"--{name}", str(settings[name])) if word != "True"]
+    return [
+        word for name in differing for word in (f"--{name}", str(settings[name])) if word != "True"
+    ]
 
 
 def print_into(log):
@@ -112,8 +125,17 @@ def finish(folder, ranks=1, **changes):
 def rank_of_two(rank, port, log, variables, work, arguments):
     """What a rank does that `statuses` starts."""
     print_into(log)
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+    }
+    os.environ |= {
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
     os.environ |= variables
     work(*arguments)
 

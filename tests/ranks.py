@@ -31,7 +31,9 @@ def _worker(number, work, folder, arguments, timeout):
         dist.barrier()
     finally:
         dist.destroy_process_group()
-    os._exit(0)  # a thread of gloo's that is still ending would now and then abort the exit of the interpreter
+    os._exit(
+        0
+    )  # a thread of gloo's that is still ending would now and then abort the exit of the interpreter
 
 
 def epoch(rows, batch, micro_batch, optimizer, cut=None):
@@ -43,7 +45,9 @@ def epoch(rows, batch, micro_batch, optimizer, cut=None):
 
     def train(model, optimizer, part):
         found = fit(model, optimizer, part, max_norm=0.5)
-        return [{"loss": sum(from_all_ranks(m["loss"])), "grad_norm": m["grad_norm"]} for m in found]
+        return [
+            {"loss": sum(from_all_ranks(m["loss"])), "grad_norm": m["grad_norm"]} for m in found
+        ]
 
     def begin(model):
         shard(model, "float32")

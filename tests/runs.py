@@ -12,7 +12,14 @@ from pipeline.settings import Settings
 
 # Four steps of 16 of 64 samples, of which 20 are right; all problems but one have samples of both signs.
 SMALL = gsm8k.Settings(
-    problems=8, n=8, max_new_tokens=48, test_problems=4, test_samples=6, k=4, curve_points=2, curve_samples=2
+    problems=8,
+    n=8,
+    max_new_tokens=48,
+    test_problems=4,
+    test_samples=6,
+    k=4,
+    curve_points=2,
+    curve_samples=2,
 )
 
 
@@ -30,6 +37,11 @@ def json_lines(file: Path) -> list[dict]:
 
 def contents(folder: Path) -> dict[str, str]:
     """SHA-256 of each file below a folder, by its path there, and the folders themselves; of no log and no times."""
-    files = [path for path in folder.rglob("*") if path.suffix != ".log" and path.name != "times.json"]
+    files = [
+        path for path in folder.rglob("*") if path.suffix != ".log" and path.name != "times.json"
+    ]
     found = {str(path.relative_to(folder)): path for path in files}
-    return {name: "" if path.is_dir() else sha256(path.read_bytes()).hexdigest() for name, path in found.items()}
+    return {
+        name: "" if path.is_dir() else sha256(path.read_bytes()).hexdigest()
+        for name, path in found.items()
+    }

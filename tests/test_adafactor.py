@@ -13,7 +13,14 @@ from transformers import Adafactor
 from pipeline.models.language_model import make_optimizer
 from pipeline.settings import OptimizerName
 
-SHAPES = [(6, 4), (3, 5), (1, 4), (7,), (1,), (3, 2, 4)]  # on two ranks: even, ragged, and none on the second
+SHAPES = [
+    (6, 4),
+    (3, 5),
+    (1, 4),
+    (7,),
+    (1,),
+    (3, 2, 4),
+]  # on two ranks: even, ragged, and none on the second
 LR = 1e-2
 
 
@@ -30,7 +37,11 @@ def after_ten_steps(of_transformers=False):
         for weight, shape in zip(model, SHAPES, strict=True):
             gradient = torch.randn(shape) * 3.0 ** (t % 3)
             is_sharded = dist.is_initialized()
-            weight.grad = distribute_tensor(gradient, weight.device_mesh, weight.placements) if is_sharded else gradient
+            weight.grad = (
+                distribute_tensor(gradient, weight.device_mesh, weight.placements)
+                if is_sharded
+                else gradient
+            )
         optimizer.step()
     return ranks.whole(model)
 

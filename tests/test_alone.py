@@ -19,7 +19,12 @@ FAULTS = {
     "memory": torch.OutOfMemoryError("it wants 3 GiB"),
     "request": KeyboardInterrupt(),
 }
-SAID = {"disk": "No space left on device", "error": "it is broken", "memory": "it wants 3 GiB", "request": "stopped"}
+SAID = {
+    "disk": "No space left on device",
+    "error": "it is broken",
+    "memory": "it wants 3 GiB",
+    "request": "stopped",
+}
 STAGES = {  # where a rank fails, and which: only the first writes
     "sampling": (sampling, "draw", 1),
     "scoring": (dataset, "score", 1),
@@ -28,7 +33,14 @@ STAGES = {  # where a rank fails, and which: only the first writes
 }
 
 
-FEW = {"problems": 4, "test_problems": 2, "max_new_tokens": 32, "iterations": 1, "examples": 32, "curve_points": 1}
+FEW = {
+    "problems": 4,
+    "test_problems": 2,
+    "max_new_tokens": 32,
+    "iterations": 1,
+    "examples": 32,
+    "curve_points": 1,
+}
 
 
 def fail(folder, stage, fault):
@@ -39,7 +51,9 @@ def fail(folder, stage, fault):
         where, name, failing = STAGES[stage]
         if rank() == failing:
             setattr(where, name, mock.Mock(side_effect=FAULTS[fault]))
-        elif stage == "sampling" and fault != "disk":  # the other is with its engine, and in no collective
+        elif (
+            stage == "sampling" and fault != "disk"
+        ):  # the other is with its engine, and in no collective
             stages.draw_into = lambda *_, **__: time.sleep(300)
     killing.by_itself(killing.arguments(folder, **FEW))
 

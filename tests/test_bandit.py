@@ -17,7 +17,9 @@ from toy_bandit import TOPR, Bandit, ascend, gradient, linspace, objective, rand
 close = partial(torch.testing.assert_close, rtol=0, atol=1e-12)
 Z, SIX = random_bandits("+-+--", seed=3)
 Z, SIX = Z[:6], Bandit(SIX.mu[:6], SIX.reward[:6])
-CASES = list(zip(Z.softmax(-1).tolist(), SIX.mu.tolist(), SIX.reward.tolist(), strict=True))  # pi, mu, rewards
+CASES = list(
+    zip(Z.softmax(-1).tolist(), SIX.mu.tolist(), SIX.reward.tolist(), strict=True)
+)  # pi, mu, rewards
 
 
 # ---- the bandit against plain Python ----------------------------------------------------------------------------
@@ -48,12 +50,17 @@ def test_at_mu_all_shares_pull_in_one_direction_and_the_pace_is_largest_at_one()
     """The rule of docs/analysis.md, by sums over arms; E+ and E- are the mean squares of the gradients."""
     mu, reward = random_bandits("++---", seed=0)[1]
     assert 0.1 <= reward.abs().min() < 0.11 < 0.99 < reward.abs().max() <= 1
-    is_right, of_arms = reward > 0, torch.eye(5, dtype=torch.float64) - mu[:, None]  # grad log pi of each arm
+    is_right, of_arms = (
+        reward > 0,
+        torch.eye(5, dtype=torch.float64) - mu[:, None],
+    )  # grad log pi of each arm
     square, p = mu * of_arms.square().sum(-1), (mu * is_right).sum(-1, keepdim=True)
     of_right, of_wrong = ((square * which).sum(-1, keepdim=True) for which in (is_right, ~is_right))
     ratio = of_wrong / (1 - p) / (of_right / p)  # E- / E+
 
-    def step(share, q):  # the expected gradient in data of which a share q is right, and it over its root mean square
+    def step(
+        share, q
+    ):  # the expected gradient in data of which a share q is right, and it over its root mean square
         signed = torch.where(is_right, share / q, -(1 - share) / (1 - q))
         drawn = torch.where(is_right, q / p, (1 - q) / (1 - p))
         mean = gradient(mu.log(), Bandit(mu, drawn * signed))
@@ -77,7 +84,9 @@ def scaled(ingredient, of_wrong=1.01, of_right=1.0, rows=None):
     function = getattr(toy, ingredient)
 
     def wrong(z, bandit, *others):
-        factor = torch.where(bandit.reward < 0, of_wrong, of_right) if rows in (None, len(z)) else 1.0
+        factor = (
+            torch.where(bandit.reward < 0, of_wrong, of_right) if rows in (None, len(z)) else 1.0
+        )
         if ingredient == "weights":
             return factor * function(z, bandit, *others)
         return function(z, bandit._replace(reward=factor * bandit.reward), *others)
@@ -87,8 +96,14 @@ def scaled(ingredient, of_wrong=1.01, of_right=1.0, rows=None):
 
 LOW = "objective", lambda *of: objective(*of) - 1e4  # grows as it should, and stays below max R
 FAULTS = {  # each of which makes a section's statements false: what it uses, one per cent too large, and more
-    "appendix_b1": [*map(scaled, ("gradient", "gradient_of_loss", "weights")), ("SFT", Limits(1, 1, 2, 2))],
-    "appendix_b2": [*map(scaled, ("gradient_of_loss", "weights")), scaled("gradient_of_loss", 1.1, rows=31)],
+    "appendix_b1": [
+        *map(scaled, ("gradient", "gradient_of_loss", "weights")),
+        ("SFT", Limits(1, 1, 2, 2)),
+    ],
+    "appendix_b2": [
+        *map(scaled, ("gradient_of_loss", "weights")),
+        scaled("gradient_of_loss", 1.1, rows=31),
+    ],
     "appendix_c": [
         *map(scaled, ("gradient", "weights")),
         ("topr.effective_proportion", lambda p, c: p.expand(len(c), -1)),
@@ -99,7 +114,11 @@ FAULTS = {  # each of which makes a section's statements false: what it uses, on
         *map(scaled, ("gradient_of_loss", "kl_terms")),
         ("ascend", lambda z, *_, steps, **__: z.expand(steps + 1, -1)),
     ],
-    "proposition_3_2": [*map(scaled, ("gradient", "objective", "weights")), scaled("objective", 1.0, 1.01), LOW],
+    "proposition_3_2": [
+        *map(scaled, ("gradient", "objective", "weights")),
+        scaled("objective", 1.0, 1.01),
+        LOW,
+    ],
     "way_back": [
         scaled("weights", 1.0, of_right=1.01),
         ("ascend", lambda *of, lr, steps: ascend(*of, lr / 2, steps)),
@@ -114,10 +133,19 @@ FAULTS = {  # each of which makes a section's statements false: what it uses, on
 def test_a_section_holds_with_other_random_numbers_and_draws_itself(name):
     axes = Figure().subplots()
     getattr(toy, name)(axes, seed=1)  # the command's is 0
-    assert all([axes.get_title(), axes.get_xlabel(), axes.get_ylabel(), axes.get_legend_handles_labels()[1]])
+    assert all(
+        [
+            axes.get_title(),
+            axes.get_xlabel(),
+            axes.get_ylabel(),
+            axes.get_legend_handles_labels()[1],
+        ]
+    )
 
 
-@pytest.mark.parametrize(("name", "fault"), [(name, fault) for name, faults in FAULTS.items() for fault in faults])
+@pytest.mark.parametrize(
+    ("name", "fault"), [(name, fault) for name, faults in FAULTS.items() for fault in faults]
+)
 def test_a_section_ends_with_a_false_statement_where_something_is_wrong(name, fault, monkeypatch):
     ingredient, wrong = fault
     monkeypatch.setattr(f"toy_bandit.{ingredient}", wrong)
@@ -135,17 +163,25 @@ def test_the_command_states_and_draws_everything_or_one_section(tmp_path, monkey
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # of this process
     toy.main(["--out", str(tmp_path / "new" / "folder")])
     printed = capsys.readouterr().out
-    assert all(word in printed for word in ("Appendix B.1", "B.2", "Appendix C", "Proposition 3.1", "naive REINFORCE"))
+    assert all(
+        word in printed
+        for word in ("Appendix B.1", "B.2", "Appendix C", "Proposition 3.1", "naive REINFORCE")
+    )
     toy.main(["way_back", "--out", str(tmp_path), "--seed", "3"])
     assert "Proposition" not in capsys.readouterr().out
-    pictures = {path.relative_to(tmp_path).as_posix(): path.stat().st_size for path in tmp_path.rglob("*.png")}
+    pictures = {
+        path.relative_to(tmp_path).as_posix(): path.stat().st_size
+        for path in tmp_path.rglob("*.png")
+    }
     assert pictures.keys() == {"new/folder/bandit.png", "way_back.png"}
     assert min(pictures.values()) > 10_000
 
 
 def test_bad_arguments_are_refused_in_a_line(tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    with pytest.raises(SystemExit, match=f"^toy_bandit.py: --out {tmp_path / 'file'}: .*; choose another folder$"):
+    with pytest.raises(
+        SystemExit, match=f"^toy_bandit.py: --out {tmp_path / 'file'}: .*; choose another folder$"
+    ):
         toy.main(["way_back", "--out", str(tmp_path / "file")])
     with pytest.raises(SystemExit) as stop:
         toy.main(["way"])

@@ -75,13 +75,24 @@ def test_text_from_elsewhere_gets_the_end_of_its_turn_and_needs_a_prompt_of_the_
     name, plain = family
     lm, turn_end = in_chat(plain), MARKS[name][-1]
     prompt = lm.chat.ask(QUESTION)
-    texts = [("7", "stop"), (f"7{turn_end}", "stop"), ("7", "length"), ("7\nQ:", "stop"), ("7<|im", "stop")]
-    given = [Sample(prompt=prompt, completion=text, finish_reason=reason, reward=1.0) for text, reason in texts]
+    texts = [
+        ("7", "stop"),
+        (f"7{turn_end}", "stop"),
+        ("7", "length"),
+        ("7\nQ:", "stop"),
+        ("7<|im", "stop"),
+    ]
+    given = [
+        Sample(prompt=prompt, completion=text, finish_reason=reason, reward=1.0)
+        for text, reason in texts
+    ]
     examples = encode(given, range(len(given)), lm, (), ("\nQ:",))
     found = [lm.tokenizer.decode(example.completion_ids) for example in examples]
     assert found == [f"7{turn_end}", f"7{turn_end}", "7", "7\nQ:", f"7<|im{turn_end}"]
     foreign = [*given[:1], given[0].model_copy(update={"prompt": "Hi?"})]
-    with pytest.raises(InputError, match=r"given.jsonl:2: field prompt: lacks tokens of the chat template"):
+    with pytest.raises(
+        InputError, match=r"given.jsonl:2: field prompt: lacks tokens of the chat template"
+    ):
         encode(foreign, [0, 1], lm, source="given.jsonl")
 
 
@@ -89,32 +100,59 @@ def test_a_run_in_a_chat_and_its_samples_given_back_as_text(folders, tmp_path):
     system, shots, given = (tmp_path / name for name in ("system.txt", "shots.txt", "given.jsonl"))
     system.write_text(f"\n{SYSTEM}\n", encoding="utf-8")
     shots.write_text("Q: 1 + 1?\nA: The answer is 2.\n\nQ: 2 + 1?\nA: The answer is 3.\n")
-    few = {"problems": 4, "n": 4, "max_new_tokens": 24, "test_problems": 2, "curve_points": 1, "batch": 8}
-    options = few | {"model": str(folders["llama3"]), "chat": True, "system": system, "shots": 2, "shots_file": shots}
+    few = {
+        "problems": 4,
+        "n": 4,
+        "max_new_tokens": 24,
+        "test_problems": 2,
+        "curve_points": 1,
+        "batch": 8,
+    }
+    options = few | {
+        "model": str(folders["llama3"]),
+        "chat": True,
+        "system": system,
+        "shots": 2,
+        "shots_file": shots,
+    }
     experiment(tmp_path / "run", iterations=2, **options)
     first, second = (tmp_path / "run" / f"iteration-{i}" for i in (1, 2))
     samples, tokenizer = read_records(first / "samples.jsonl", Sample), chat_tokenizer("llama3")
     question = f"{shots.read_text()}\nQ: {gsm8k.gsm8k_task(SMALL).train[0].question}\nA:"
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
     [example] = [e for e in read_records(first / "train.jsonl", Example) if e.sample == 0]
-    assert example.prompt_ids == tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+    assert (
+        example.prompt_ids
+        == tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+    )
     assert samples[0].prompt == tokenizer.decode(example.prompt_ids)
     prompts = [sample.prompt for sample in samples]  # the model of iteration 1 has the template too
     assert [sample.prompt for sample in read_records(second / "samples.jsonl", Sample)] == prompts
 
     # Those of the first problem as messages. Some texts have other tokens when they are read again.
-    token_ids = [tokenizer(sample.completion, add_special_tokens=False)["input_ids"] for sample in samples]
-    is_same = [ids == sample.token_ids[: len(ids)] != [] for ids, sample in zip(token_ids, samples, strict=True)]
+    token_ids = [
+        tokenizer(sample.completion, add_special_tokens=False)["input_ids"] for sample in samples
+    ]
+    is_same = [
+        ids == sample.token_ids[: len(ids)] != []
+        for ids, sample in zip(token_ids, samples, strict=True)
+    ]
     assert sum(is_same) > len(samples) / 2
     rows = [
-        one.model_dump() | ({"token_ids": None} if same else {}) for one, same in zip(samples, is_same, strict=True)
+        one.model_dump() | ({"token_ids": None} if same else {})
+        for one, same in zip(samples, is_same, strict=True)
     ]
     for row in rows[:4]:
-        row |= {"prompt": messages[1:], "completion": [{"role": "assistant", "content": row["completion"]}]}
+        row |= {
+            "prompt": messages[1:],
+            "completion": [{"role": "assistant", "content": row["completion"]}],
+        }
     given.write_text("\n".join(map(json.dumps, rows)))
     assert {sample.finish_reason for sample in samples} == {"stop", "length"}
     experiment(tmp_path / "again", samples=str(given), test_data=SMALL.data, **options)
-    assert (tmp_path / "again/iteration-1/train.jsonl").read_bytes() == (first / "train.jsonl").read_bytes()
+    assert (tmp_path / "again/iteration-1/train.jsonl").read_bytes() == (
+        first / "train.jsonl"
+    ).read_bytes()
 
     assert json.loads((tmp_path / "run" / "config.json").read_text())["system"] == SYSTEM
 

@@ -13,7 +13,11 @@ from pipeline.settings import Settings
 
 def to_samples(*rewards):
     """Samples of one prompt after another, by their rewards."""
-    return [Sample(prompt=f"Q{p}", completion="!", reward=r) for p, of_one in enumerate(rewards) for r in of_one]
+    return [
+        Sample(prompt=f"Q{p}", completion="!", reward=r)
+        for p, of_one in enumerate(rewards)
+        for r in of_one
+    ]
 
 
 SAMPLES = to_samples([-1.0, 1.0, 0.0], [1.0, -1.0], [-1.0])
@@ -27,8 +31,20 @@ ROWS = [
     ({"composition": "anna_karenina", "examples": 3}, [0, 1, 3, 4, 5], [1, 3], 3, 2),
     ({"composition": "anna_karenina", "examples": 1}, [1, 3], [], 1, 1),
     ({"composition": "proportion", "proportion": 0.5}, [0, 1, 2, 3, 4, 5], [], 6, 3),
-    ({"composition": "proportion", "proportion": 0.3}, [0, 1, 2, 3, 4, 5], [0, 4, 5], 4, 1),  # one more has no negative
-    ({"composition": "proportion", "proportion": 0.25, "examples": 3}, [0, 1, 2, 3, 4, 5], [], 3, 1),
+    (
+        {"composition": "proportion", "proportion": 0.3},
+        [0, 1, 2, 3, 4, 5],
+        [0, 4, 5],
+        4,
+        1,
+    ),  # one more has no negative
+    (
+        {"composition": "proportion", "proportion": 0.25, "examples": 3},
+        [0, 1, 2, 3, 4, 5],
+        [],
+        3,
+        1,
+    ),
     ({"composition": "proportion", "proportion": 0.9}, [1, 2, 3], [], 3, 3),
 ]
 
@@ -46,26 +62,48 @@ def test_a_composition(lm, options, may, must, taken, positive):
         assert told["drawn"] == {"samples": 6, "positive": 3, "problems": 3}
         assert told["trained"]["samples"] == taken
         assert positive is None or told["trained"]["positive"] == positive
-        assert (told["composition"], told["seed"]) == (options["composition"], settings.seed_of("composition 1"))
+        assert (told["composition"], told["seed"]) == (
+            options["composition"],
+            settings.seed_of("composition 1"),
+        )
         found += chosen
     assert set(found) == set(may)
 
 
 def test_which_negatives_are_taken_is_uniform():
-    samples, settings = to_samples([1.0] + [-1.0] * 6), Settings(composition="anna_karenina", examples=3)
-    counts = Counter(i for seed in range(600) for i in choose(replace(settings, seed=seed), samples))
-    assert [counts[i] / 600 for i in range(7)] == pytest.approx([1] + [1 / 3] * 6, abs=5 * (2 / 9 / 600) ** 0.5)
+    samples, settings = (
+        to_samples([1.0] + [-1.0] * 6),
+        Settings(composition="anna_karenina", examples=3),
+    )
+    counts = Counter(
+        i for seed in range(600) for i in choose(replace(settings, seed=seed), samples)
+    )
+    assert [counts[i] / 600 for i in range(7)] == pytest.approx(
+        [1] + [1 / 3] * 6, abs=5 * (2 / 9 / 600) ** 0.5
+    )
 
 
 def test_iterations_choose_differently_and_seeds_too():
-    settings, samples = [Settings(examples=20, seed=seed) for seed in (0, 1)], to_samples([1.0] * 40)
+    settings, samples = (
+        [Settings(examples=20, seed=seed) for seed in (0, 1)],
+        to_samples([1.0] * 40),
+    )
     assert len({tuple(choose(s, samples, number)) for s in settings for number in (1, 2)}) == 4
 
 
 def test_iterations_draw_as_many_candidates_each_with_a_seed_of_its_own(tmp_path):
     """At a learning rate that leaves the model as it is."""
-    few = {"problems": 2, "test_problems": 1, "curve_points": 1, "max_new_tokens": 32, "batch": 8, "iterations": 2}
-    results = experiment(tmp_path, composition="anna_karenina", candidates=6, examples=5, lr=1e-30, **few)
+    few = {
+        "problems": 2,
+        "test_problems": 1,
+        "curve_points": 1,
+        "max_new_tokens": 32,
+        "batch": 8,
+        "iterations": 2,
+    }
+    results = experiment(
+        tmp_path, composition="anna_karenina", candidates=6, examples=5, lr=1e-30, **few
+    )
     assert {entry["dataset"]["drawn"]["samples"] for entry in results["iterations"]} == {2 * 6}
     one, two = (read_records(tmp_path / f"iteration-{i}" / "samples.jsonl", Sample) for i in (1, 2))
     assert [sample.prompt for sample in one] == [sample.prompt for sample in two]

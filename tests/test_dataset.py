@@ -17,7 +17,13 @@ import topr
 import train_gsm8k as gsm8k
 from pipeline import dataset
 from pipeline.records import InputError, Problem, Sample
-from pipeline.sampling import Prompt, SamplingParameters, draw_samples, prompts_of, transformers_engine
+from pipeline.sampling import (
+    Prompt,
+    SamplingParameters,
+    draw_samples,
+    prompts_of,
+    transformers_engine,
+)
 from pipeline.settings import Settings
 
 counts = st.integers(1, 6)
@@ -29,7 +35,9 @@ def of_rows(rows, numbers):
 
 @given(counts, counts, counts, st.integers(0, 99))
 def test_pairs_are_distinct_and_of_both_signs(prompts, per_prompt, most, seed):
-    examples = [replace(e, logmu=float(i)) for i, e in enumerate(random_examples(prompts, per_prompt, seed))]
+    examples = [
+        replace(e, logmu=float(i)) for i, e in enumerate(random_examples(prompts, per_prompt, seed))
+    ]
     found = dataset.pairs_of_prompt(examples, most, random.Random(seed))
     by_prompt = Counter(tuple(positive.prompt_ids) for positive, _ in found)
     for positive, negative in found:
@@ -54,7 +62,11 @@ def test_steps_hold_every_row_once_and_ranks_run_the_model_equally_often(
     prompts, per_prompt, is_of_pairs, batch, micro_batch, ranks
 ):
     examples, rng, per_row = random_examples(prompts, per_prompt), random.Random(0), 1 + is_of_pairs
-    rows = dataset.pairs_of_prompt(examples, 4, rng) if is_of_pairs else dataset.shuffled(examples, rng)
+    rows = (
+        dataset.pairs_of_prompt(examples, 4, rng)
+        if is_of_pairs
+        else dataset.shuffled(examples, rng)
+    )
     if not rows:
         return
     alone = dataset.epoch_steps(rows, batch, micro_batch, 0, 1)
@@ -62,16 +74,25 @@ def test_steps_hold_every_row_once_and_ranks_run_the_model_equally_often(
         zip(*(of_rank(rows, batch, micro_batch, rank, ranks) for rank in range(ranks)), strict=True)
         for of_rank in (dataset.epoch_steps, steps_of)
     )
-    assert [number for step in alone for number in sorted(chain(*step.micro_batches))] == [*range(len(rows))]
+    assert [number for step in alone for number in sorted(chain(*step.micro_batches))] == [
+        *range(len(rows))
+    ]
     tokens = [sum(len(one.prompt_ids) + len(one.completion_ids) for one in row) for row in rows]
     for step in alone:  # rows of like length are computed together
         by_length = [tokens[number] for number in chain(*step.micro_batches)]
         assert by_length == sorted(by_length)
     for whole, shares, tensors in zip(alone, of_ranks, laid_out, strict=True):
         assert len({len(share.micro_batches) for share in shares}) == 1
-        assert all(numbers for share in shares for numbers in share.micro_batches)  # rows to compute
+        assert all(
+            numbers for share in shares for numbers in share.micro_batches
+        )  # rows to compute
         learnt = [number for numbers in whole.micro_batches for number in numbers]
-        by_ranks = [n for share in shares for numbers in share.micro_batches[: share.learnt] for n in numbers]
+        by_ranks = [
+            n
+            for share in shares
+            for numbers in share.micro_batches[: share.learnt]
+            for n in numbers
+        ]
         assert sorted(by_ranks) == sorted(learnt)
         assert {step.sequences for step in (whole, *tensors)} == {len(of_rows(rows, learnt))}
         assert whole.sequences <= batch
@@ -90,13 +111,20 @@ def test_v18_log_mu_is_over_the_full_vocabulary_whatever_the_sampler_kept(lm):
     large = lm._replace(model=LlamaForCausalLM(config).eval())
     for model, problems, top_k in ((lm, 4, 2), (large, 1, 8 * size)):
         task = gsm8k.gsm8k_task(Settings(problems=problems))
-        sampling, prompts = SamplingParameters(max_new_tokens=40, top_k=top_k), prompts_of(task, task.train, lm, 40)
-        samples = draw_samples(task, prompts, 4, partial(transformers_engine, model, 40_000), sampling, seed=0)
+        sampling, prompts = (
+            SamplingParameters(max_new_tokens=40, top_k=top_k),
+            prompts_of(task, task.train, lm, 40),
+        )
+        samples = draw_samples(
+            task, prompts, 4, partial(transformers_engine, model, 40_000), sampling, seed=0
+        )
         rows = dataset.compose(Settings(), samples, model, (), prompts).rows
         logmu = dataset.score(rows, dataset.epoch_steps(rows, 8, 4), model.model)
         scored = [example for row in dataset.to_examples(rows, logmu) for example in row]
         expected = topr.sequence_logprobs(model.model, plain_batch(scored))
-        torch.testing.assert_close(torch.tensor([e.logmu for e in scored]), expected, rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(
+            torch.tensor([e.logmu for e in scored]), expected, rtol=1e-5, atol=1e-4
+        )
         assert sorted(e.completion_ids for e in scored) == sorted(s.token_ids for s in samples)
         assert [len(e.token_logmu) for e in scored] == [len(e.completion_ids) for e in scored]
     assert all(max(sample.token_ids) >= size for sample in samples)
@@ -120,7 +148,9 @@ def test_a_completion_may_just_fill_the_context(lm):
 
 def test_every_epoch_has_all_samples_in_an_order_of_its_own(lm):
     samples = [Sample(prompt="Q", completion=f" {i}", reward=(-1.0) ** i) for i in range(20)]
-    (once, _), (rows, counts) = (dataset.compose(Settings(epochs=epochs), samples, lm, ()) for epochs in (1, 3))
+    (once, _), (rows, counts) = (
+        dataset.compose(Settings(epochs=epochs), samples, lm, ()) for epochs in (1, 3)
+    )
     assert [e.sample for [e] in rows[:20]] == [e.sample for [e] in once]
     epochs = [[e.sample for [e] in rows[i : i + 20]] for i in (0, 20, 40)]
     assert [sorted(epoch) for epoch in epochs] == [list(range(20))] * 3

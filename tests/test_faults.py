@@ -17,7 +17,13 @@ from runs import contents, experiment
 import train_gsm8k as gsm8k
 from pipeline.records import InputError, Sample, write_file
 from pipeline.runtime import run_folder
-from pipeline.runtime.run_folder import appearing, check_folder, publish_records, read_checked, remove
+from pipeline.runtime.run_folder import (
+    appearing,
+    check_folder,
+    publish_records,
+    read_checked,
+    remove,
+)
 
 
 def flip(file, where=0.5):
@@ -46,11 +52,17 @@ def stopped(in_training, tmp_path):
 
 
 def last_checkpoint(folder):
-    return max((folder / "iteration-2").glob("checkpoint-*[0-9]"), key=lambda path: int(path.name[11:]))
+    return max(
+        (folder / "iteration-2").glob("checkpoint-*[0-9]"), key=lambda path: int(path.name[11:])
+    )
 
 
 def test_a_file_is_whole_where_a_run_ends_before_its_checksums_are_in_order(tmp_path, monkeypatch):
-    file, rows, writes = tmp_path / "samples.jsonl", [Sample(prompt="Q", completion=" A", reward=1.0)], [write_file] * 2
+    file, rows, writes = (
+        tmp_path / "samples.jsonl",
+        [Sample(prompt="Q", completion=" A", reward=1.0)],
+        [write_file] * 2,
+    )
     monkeypatch.setattr(run_folder, "write_file", lambda *of: writes.pop()(*of))
     with pytest.raises(IndexError):  # at the third, as if the run were killed there
         publish_records(file, rows)
@@ -61,7 +73,10 @@ def test_a_byte_that_has_changed_is_seen_in_a_file_and_in_a_folder(tmp_path):
     publish_records(tmp_path / "samples.jsonl", [Sample(prompt="Q", completion=" A", reward=1.0)])
     with appearing(tmp_path / "model") as unfinished:
         (unfinished / "weights").write_bytes(b"1234")
-    checks = partial(read_checked, tmp_path / "samples.jsonl", Sample), partial(check_folder, tmp_path / "model")
+    checks = (
+        partial(read_checked, tmp_path / "samples.jsonl", Sample),
+        partial(check_folder, tmp_path / "model"),
+    )
     for check, file in zip(checks, ("samples.jsonl", "model/weights"), strict=True):
         check()
         flip(tmp_path / file)
@@ -76,7 +91,11 @@ def test_a_byte_that_has_changed_is_seen_in_a_file_and_in_a_folder(tmp_path):
         (cut, "iteration-2/train.jsonl", "is damaged"),
         (flip, "CHECKPOINT/rank-0.pt", "is damaged"),
         (flip, "iteration-1/model/model.safetensors", "is damaged"),
-        (Path.unlink, "CHECKPOINT/rank-0.pt", "is missing"),  # elsewhere, a file that is not there is made
+        (
+            Path.unlink,
+            "CHECKPOINT/rank-0.pt",
+            "is missing",
+        ),  # elsewhere, a file that is not there is made
         (lambda file: file.write_text("{"), "results.json", ".*; remove it to make it anew$"),
     ],
 )
@@ -93,7 +112,10 @@ def test_what_was_damaged_is_made_anew(run, stopped):
     Without a point of the curve too, which needs its model, and without a model, which training then saves again.
     """
     lost = iter([stopped / "iteration-1/test-6.jsonl", stopped / "iteration-1/model"])
-    for file, where in ((last_checkpoint(stopped) / "rank-0.pt", 0.5), (stopped / "iteration-2/samples.jsonl", 0.3)):
+    for file, where in (
+        (last_checkpoint(stopped) / "rank-0.pt", 0.5),
+        (stopped / "iteration-2/samples.jsonl", 0.3),
+    ):
         flip(file, where)
         remove(next(lost))
         assert f"{file}: is damaged" in fault(stopped)
@@ -107,7 +129,9 @@ def test_nothing_is_written_outside_the_run_folder(tmp_path):
     here, caches, before = tmp_path / "here", tmp_path / "caches", contents(ROOT / "tiny")
     here.mkdir()
     caches.mkdir()
-    places = dict.fromkeys(["HOME", "TMPDIR", "XDG_CACHE_HOME", "MPLCONFIGDIR", "HF_HOME"], str(caches))
+    places = dict.fromkeys(
+        ["HOME", "TMPDIR", "XDG_CACHE_HOME", "MPLCONFIGDIR", "HF_HOME"], str(caches)
+    )
     command = [sys.executable, gsm8k.__file__, *arguments(Path("run"), iterations=1)]
     environment = os.environ | places | {"PYTHONDONTWRITEBYTECODE": "1"}
     subprocess.run(command, cwd=here, env=environment, check=True, capture_output=True)
@@ -133,11 +157,17 @@ def with_code(folder, mark):
     (folder / "own.py").write_text(f"import pathlib\npathlib.Path({str(mark)!r}).touch()\n")
 
 
-HARM = {as_a_pickle: "safetensors", with_code: "", lambda folder, _: cut(folder / "model.safetensors"): ""}
+HARM = {
+    as_a_pickle: "safetensors",
+    with_code: "",
+    lambda folder, _: cut(folder / "model.safetensors"): "",
+}
 
 
 @pytest.mark.parametrize(("change", "reason"), HARM.items())
-def test_a_model_that_is_not_to_be_trusted_is_refused_and_its_code_not_run(change, reason, tmp_path):
+def test_a_model_that_is_not_to_be_trusted_is_refused_and_its_code_not_run(
+    change, reason, tmp_path
+):
     folder, mark = shutil.copytree(gsm8k.Settings().model, tmp_path / "model"), tmp_path / "harm"
     change(folder, mark)
     with pytest.raises(InputError, match=rf"--model .*model: cannot be loaded: .*{reason}"):

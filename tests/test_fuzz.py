@@ -14,14 +14,98 @@ from tasks import math, verifier
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "4000"))
 
 PIECES = [
-    *("The answer is", "####", "final answer is", "I hope", "Q:", "A:", "\nQ:", "\n\nQ:", "\nProblem:"),
-    *("\\boxed{", "\\boxed ", "\\fbox{", "\\frac{1}{2}", "\\text{", "\\left(", "\\right.", "\\[", "\\]", "\\(", "\\)"),
-    *("Verification: Is the answer correct (Yes/No)?", "Yes", "No", "{", "}", "$", "$$", "%", "\\", "\\\\", "^", "_"),
-    *("1", "-1", "1,234", "3.5", ".", ",", ":", " ", "\n", "\r\n", "\t", "\x00", "\x1b", "\x7f", "\x85", "שלום"),
+    *(
+        "The answer is",
+        "####",
+        "final answer is",
+        "I hope",
+        "Q:",
+        "A:",
+        "\nQ:",
+        "\n\nQ:",
+        "\nProblem:",
+    ),
+    *(
+        "\\boxed{",
+        "\\boxed ",
+        "\\fbox{",
+        "\\frac{1}{2}",
+        "\\text{",
+        "\\left(",
+        "\\right.",
+        "\\[",
+        "\\]",
+        "\\(",
+        "\\)",
+    ),
+    *(
+        "Verification: Is the answer correct (Yes/No)?",
+        "Yes",
+        "No",
+        "{",
+        "}",
+        "$",
+        "$$",
+        "%",
+        "\\",
+        "\\\\",
+        "^",
+        "_",
+    ),
+    *(
+        "1",
+        "-1",
+        "1,234",
+        "3.5",
+        ".",
+        ",",
+        ":",
+        " ",
+        "\n",
+        "\r\n",
+        "\t",
+        "\x00",
+        "\x1b",
+        "\x7f",
+        "\x85",
+        "שלום",
+    ),
     *"٣３²½∞𝟛\u200b\u2028\u2029\u00a0\ufeff\u202e\ud800\udfff",
-    *("9" * 400, "(" * 50, "{" * 50, "}" * 50, "e" * 50, "1e999", "nan", "inf", "--", "-$", '"', "'", "null", "true"),
+    *(
+        "9" * 400,
+        "(" * 50,
+        "{" * 50,
+        "}" * 50,
+        "e" * 50,
+        "1e999",
+        "nan",
+        "inf",
+        "--",
+        "-$",
+        '"',
+        "'",
+        "null",
+        "true",
+    ),
 ]
-VALUES = [*PIECES, "", 0, 1, -7, 0.5, -1e300, 1e-320, 10**400, None, True, False, [], [0], [-0.5, -1.0], [float("nan")]]
+VALUES = [
+    *PIECES,
+    "",
+    0,
+    1,
+    -7,
+    0.5,
+    -1e300,
+    1e-320,
+    10**400,
+    None,
+    True,
+    False,
+    [],
+    [0],
+    [-0.5, -1.0],
+    [float("nan")],
+]
 
 
 def texts():
@@ -77,11 +161,16 @@ def test_a_file_of_anything_is_read_or_refused_in_a_line(kind, tmp_path):
     file, form, read = tmp_path / "rows.jsonl", "whole" if kind is math.MathRow else "lines", []
     for seed in range(TEXTS):
         rng = random.Random(seed)
-        changes = {name: rng.choice(VALUES) for name in rng.sample([*kind.model_fields, "other"], rng.randint(0, 2))}
+        changes = {
+            name: rng.choice(VALUES)
+            for name in rng.sample([*kind.model_fields, "other"], rng.randint(0, 2))
+        }
         content = bytearray(json.dumps(GOOD[kind] | changes).encode())
         for _ in range(rng.randint(0, 2)):
             content[rng.randrange(len(content))] = rng.randrange(256)
-        file.write_bytes(bytes(content) + rng.choice([b"", b"\n", b"\r\n", b"\n\n", b"\xef\xbb\xbf", b"\x00"]))
+        file.write_bytes(
+            bytes(content) + rng.choice([b"", b"\n", b"\r\n", b"\n\n", b"\xef\xbb\xbf", b"\x00"])
+        )
         found = tried(InputError, read_records, file, kind, form)
         read += found if isinstance(found, list) else []
     assert len(read) > TEXTS / 20

@@ -20,7 +20,9 @@ def by_hand(model, example):
 def test_plain_rows_equal_one_pass_per_completion(padding_side):
     model, examples = tiny_model(), random_examples(prompts=4, per_prompt=2)
     found = topr.sequence_logprobs(model, plain_batch(examples, padding_side))
-    torch.testing.assert_close(found, torch.stack([by_hand(model, e) for e in examples]), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        found, torch.stack([by_hand(model, e) for e in examples]), rtol=1e-12, atol=1e-12
+    )
 
 
 def test_batches_of_the_pipeline_equal_plain_rows_in_values_and_gradients():
@@ -32,7 +34,10 @@ def test_batches_of_the_pipeline_equal_plain_rows_in_values_and_gradients():
         gradients = torch.autograd.grad((weights * logp).sum(), list(model.parameters()))
         return logp.detach(), torch.cat([gradient.flatten() for gradient in gradients])
 
-    plain, laid_out = values_and_gradients(plain_batch(examples)), values_and_gradients(collate(examples))
+    plain, laid_out = (
+        values_and_gradients(plain_batch(examples)),
+        values_and_gradients(collate(examples)),
+    )
     # The model's own RMSNorm computes in float32, whatever the parameters are.
     torch.testing.assert_close(laid_out[0], plain[0], rtol=1e-6, atol=1e-6)
     assert (laid_out[1] - plain[1]).norm() < 2e-6 * plain[1].norm()
@@ -45,7 +50,9 @@ def test_no_logits_of_the_prompt_are_computed_but_the_last():
     longest = max(len(example.completion_ids) for example in examples)
     assert (token_logp.shape, widths) == ((6, longest), [longest + 1])
     for example, row in zip(examples, token_logp, strict=True):
-        torch.testing.assert_close(row[: len(example.completion_ids)].sum(), by_hand(model, example))
+        torch.testing.assert_close(
+            row[: len(example.completion_ids)].sum(), by_hand(model, example)
+        )
         assert (row[len(example.completion_ids) :] == 0).all()
 
 

@@ -54,8 +54,18 @@ def test_extract_answer():
 
 def test_equal_answers_vote_together_and_others_do_not():
     task = math.math_task(math.SETTINGS["laptop"])
-    texts = [r"\boxed{\sqrt{81}}", r"\boxed{3}", "none", "final answer is 9", r"\boxed{x=5}", r"\boxed{5}"]
-    samples = [Sample(problem_id="p", prompt="?", completion=text, reward=-1.0, outcome="incorrect") for text in texts]
+    texts = [
+        r"\boxed{\sqrt{81}}",
+        r"\boxed{3}",
+        "none",
+        "final answer is 9",
+        r"\boxed{x=5}",
+        r"\boxed{5}",
+    ]
+    samples = [
+        Sample(problem_id="p", prompt="?", completion=text, reward=-1.0, outcome="incorrect")
+        for text in texts
+    ]
     assert collect(samples, task).votes == [[r"\sqrt{81}", "3", None, r"\sqrt{81}", "x=5", "x=5"]]
 
 
@@ -79,12 +89,17 @@ def test_hostile_text_gets_a_verdict_and_the_judge_goes_on():
         assert hasty._ask("3", "3.0"), name  # not from the cache
     assert not hasty.equal("9^{9^{9^9}}", "9^{9^{9^8}}")
     assert hasty.equal("0+" * 200 + "1", "1")
-    for texts in (("0+" * 300 + "1", "1"), ("1", "0+" * 300 + "1")):  # the same, but too long to be looked into
+    for texts in (
+        ("0+" * 300 + "1", "1"),
+        ("1", "0+" * 300 + "1"),
+    ):  # the same, but too long to be looked into
         assert not hasty.equal(*texts)
     assert hasty.equal("1" * 10_000, "1" * 10_000)
 
 
-def test_a_judge_whose_process_ended_or_takes_too_long_or_was_left_alone_starts_another(monkeypatch):
+def test_a_judge_whose_process_ended_or_takes_too_long_or_was_left_alone_starts_another(
+    monkeypatch,
+):
     judge = Judge()
     assert judge.equal("1/2", "0.5")
     first = judge._process
@@ -101,7 +116,9 @@ def test_a_judge_whose_process_ended_or_takes_too_long_or_was_left_alone_starts_
         patched.setattr(judge, "_answer", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             judge.equal("3", "4")
-    assert judge.equal("5", "5.0")  # and the answer to the interrupted question is not taken for this one's
+    assert judge.equal(
+        "5", "5.0"
+    )  # and the answer to the interrupted question is not taken for this one's
     last = judge._process
     del judge
     gc.collect()
@@ -120,25 +137,43 @@ greatest common: gcd(84, 126); the diagonal: sqrt(2) * sqrt(18); Three of seven:
 
 
 def test_our_own_problems_are_several_and_have_the_right_answers(judge):
-    problems = [problem for split in ("train", "test") for problem in math.load_problems(str(TINY / "math"), split)]
+    problems = [
+        problem
+        for split in ("train", "test")
+        for problem in math.load_problems(str(TINY / "math"), split)
+    ]
     assert len({problem.question for problem in problems}) == 32
     for problem in problems:
         assert judge._ask(problem.gold, problem.gold)  # by math-verify, not as the same text
         assert math.grade(r"\boxed{123456}", problem.gold, judge) == "incorrect"
     for part, value in (solved.split(":") for solved in SOLVED.split(";")):
         [problem] = [problem for problem in problems if part.strip() in problem.question]
-        assert judge.equal(problem.gold, sympy.latex(sympy.sympify(value.strip()))), problem.question
+        assert judge.equal(problem.gold, sympy.latex(sympy.sympify(value.strip()))), (
+            problem.question
+        )
 
 
-ROW = {"problem": "1 + 1?", "level": "Level 1", "type": "Prealgebra", "solution": r"It is $\boxed{2}$."}
+ROW = {
+    "problem": "1 + 1?",
+    "level": "Level 1",
+    "type": "Prealgebra",
+    "solution": r"It is $\boxed{2}$.",
+}
 
 
 def test_the_original_folders_hold_a_file_for_each_problem(tmp_path):
     for i in range(12):
-        write_file(file := tmp_path / f"train/prealgebra/{i}.json", json.dumps(ROW | {"problem": f"{i}?"}, indent=4))
+        write_file(
+            file := tmp_path / f"train/prealgebra/{i}.json",
+            json.dumps(ROW | {"problem": f"{i}?"}, indent=4),
+        )
     problems = math.load_problems(str(tmp_path), "train")
-    assert {(problem.question, problem.gold) for problem in problems} == {(f"{i}?", "2") for i in range(12)}
-    assert [p.id for p in problems] != sorted((p.id for p in problems), key=lambda i: int(i.split("-")[1]))  # mixed
+    assert {(problem.question, problem.gold) for problem in problems} == {
+        (f"{i}?", "2") for i in range(12)
+    }
+    assert [p.id for p in problems] != sorted(
+        (p.id for p in problems), key=lambda i: int(i.split("-")[1])
+    )  # mixed
     file.write_text("{")
     with pytest.raises(InputError, match=r"prealgebra/11.json: .*JSON"):
         math.load_problems(str(tmp_path), "train")
@@ -160,9 +195,17 @@ def test_a_problem_without_an_answer_is_named(tmp_path, solution):
 
 def test_the_package_s_shots_are_left_out_of_the_problems(tmp_path):
     shots = math.load_shots(4, None)
-    assert all(re.match("Problem:\n(?s:.*)\n\nSolution: (?s:.*)final answer is", shot) for shot in shots)
-    asked = [shot.partition("\n\nSolution:")[0].removeprefix("Problem:\n").replace("  ", " ") for shot in shots]
-    same = [ROW | {"problem": question + extra} for question, extra in zip(asked, (".}", "", " ", "\n"), strict=True)]
+    assert all(
+        re.match("Problem:\n(?s:.*)\n\nSolution: (?s:.*)final answer is", shot) for shot in shots
+    )
+    asked = [
+        shot.partition("\n\nSolution:")[0].removeprefix("Problem:\n").replace("  ", " ")
+        for shot in shots
+    ]
+    same = [
+        ROW | {"problem": question + extra}
+        for question, extra in zip(asked, (".}", "", " ", "\n"), strict=True)
+    ]
     for split in ("train", "test"):
         written(tmp_path, split, ROW, *same)
     settings = math.Settings(data=str(tmp_path), shots=4)

@@ -36,7 +36,9 @@ def test_dpo_is_its_formula_whatever_the_order_of_a_pair(pos, neg, beta):
     expected = math.log1p(math.exp(-margin))
     for order, reward in (([0, 1], 1), ([1, 0], 0)):
         columns = (double(*column)[order] for column in ((pos, neg), (-1, -2), (reward, -1)))
-        found = dpo_loss(*(column.repeat(3) for column in columns), torch.ones(6), denominator=10, beta=beta)
+        found = dpo_loss(
+            *(column.repeat(3) for column in columns), torch.ones(6), denominator=10, beta=beta
+        )
         assert found.item() == pytest.approx(3 / 5 * expected, rel=1e-9)
 
 

@@ -32,7 +32,9 @@ def python_of(cell):
 
 def exercises(notebook):
     """For each exercise: the names to write, the source of its check, and that of the folded answer."""
-    for here, check, answer in zip(notebook.cells, notebook.cells[1:], notebook.cells[2:], strict=False):
+    for here, check, answer in zip(
+        notebook.cells, notebook.cells[1:], notebook.cells[2:], strict=False
+    ):
         if "exercise" in here.metadata.get("tags", []):
             assert check.metadata["tags"] == ["check"]
             assert answer.source.startswith(ANSWER)
@@ -45,7 +47,9 @@ def exercises(notebook):
 
 def shown(cell):
     """What a cell printed or returned as text."""
-    return [output.get("text") or output.get("data", {}).get("text/plain") for output in cell.outputs]
+    return [
+        output.get("text") or output.get("data", {}).get("text/plain") for output in cell.outputs
+    ]
 
 
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
@@ -73,7 +77,11 @@ def test_the_committed_notebook_is_one_clean_run_of_cells_that_define_only_what_
     cells = code_cells(notebook)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell.outputs]
-    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+    assert not [
+        output
+        for output in outputs
+        if output.output_type == "error" or output.get("name") == "stderr"
+    ]
     nodes = [node for cell in cells for node in ast.walk(python_of(cell))]
     defined = [node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     assert {function[:3] for function in defined} == {"my_"}
@@ -82,7 +90,9 @@ def test_the_committed_notebook_is_one_clean_run_of_cells_that_define_only_what_
 SAME_EVERYWHERE = (ALONE, "01_taper", "02_bandit", "05_check_your_framework")  # others sample
 
 
-@pytest.mark.parametrize("name", [NAMES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])])
+@pytest.mark.parametrize(
+    "name", [NAMES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])]
+)
 def test_it_runs_and_its_exercises_tell_right_from_wrong(name):
     notebook, committed = read(name), read(name)
     for names, check, answer in exercises(notebook):
@@ -99,7 +109,9 @@ def test_it_runs_and_its_exercises_tell_right_from_wrong(name):
         for before, after in zip(code_cells(committed), code_cells(notebook), strict=False):
             if "show_sliders" not in before.source:  # whose text has a number of the widget's
                 for one, other in zip(shown(before), shown(after), strict=True):
-                    assert one == other or is_alike(one, other), f"{one}\nis committed, and now it is\n{other}"
+                    assert one == other or is_alike(one, other), (
+                        f"{one}\nis committed, and now it is\n{other}"
+                    )
 
 
 def test_the_first_lesson_needs_nothing_but_torch_up_to_its_last_cell():
@@ -121,7 +133,9 @@ def test_those_that_ask_are_the_answered_ones_without_their_answers():
         asks, whole = nbformat.read(HERE / f"{name}.ipynb", as_version=4), read(name)
         assert asks == asking(whole), f"python notebooks/execute.py notebooks/answers/{name}.ipynb"
         assert not any("<details>" in cell.source or cell.get("outputs") for cell in asks.cells)
-        assert len(asks.cells) == len(whole.cells) - sum(cell.source.startswith(ANSWER) for cell in whole.cells)
+        assert len(asks.cells) == len(whole.cells) - sum(
+            cell.source.startswith(ANSWER) for cell in whole.cells
+        )
 
 
 def test_a_notebook_that_asks_ends_where_a_guess_is_missing():

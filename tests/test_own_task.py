@@ -33,7 +33,9 @@ OPTIONS += f" --model {ROOT / 'tiny' / 'base'}"  # which makes slips, too
 
 def page_s_file(folder):
     """The file that docs/own_task.md shows."""
-    [code] = re.findall("```python\n(.*?)```", (ROOT / "docs" / "own_task.md").read_text(), re.DOTALL)
+    [code] = re.findall(
+        "```python\n(.*?)```", (ROOT / "docs" / "own_task.md").read_text(), re.DOTALL
+    )
     (folder / "my_task.py").write_text(code)
     return folder / "my_task.py"
 
@@ -53,7 +55,9 @@ def graded_sum(sample, pattern="[0-9]+"):
         (page_s_file, lambda sample: graded_sum(sample, r"The answer is (\d+)\."), False),
     ],
 )
-def test_an_example_of_at_most_40_lines_runs_with_its_rewards(name, grade, votes, tmp_path, monkeypatch, capsys):
+def test_an_example_of_at_most_40_lines_runs_with_its_rewards(
+    name, grade, votes, tmp_path, monkeypatch, capsys
+):
     file = ROOT / "examples" / f"{name}.py" if isinstance(name, str) else name(tmp_path)
     assert len(file.read_text().splitlines()) <= 40
     monkeypatch.setattr(sys, "argv", [file.stem, *OPTIONS.split(), "--chunk", "2"])
@@ -61,10 +65,17 @@ def test_an_example_of_at_most_40_lines_runs_with_its_rewards(name, grade, votes
     runpy.run_path(str(file), run_name="__main__")
     [folder] = (tmp_path / "runs").iterdir()
     assert folder.name.startswith(f"{file.stem}-laptop")
-    samples, tested = (read_records(folder / f"iteration-1/{of}.jsonl", Sample) for of in ("samples", "test-0"))
-    assert [(sample.reward, sample.outcome) for sample in samples] == [grade(sample) for sample in samples]
+    samples, tested = (
+        read_records(folder / f"iteration-1/{of}.jsonl", Sample) for of in ("samples", "test-0")
+    )
+    assert [(sample.reward, sample.outcome) for sample in samples] == [
+        grade(sample) for sample in samples
+    ]
     assert len({sample.outcome for sample in samples}) > 1
-    before, printed = json.loads((folder / "results.json").read_text())["before"], capsys.readouterr().out
+    before, printed = (
+        json.loads((folder / "results.json").read_text())["before"],
+        capsys.readouterr().out,
+    )
     assert before["reward"]["mean"] == pytest.approx(np.mean([sample.reward for sample in tested]))
     assert ("maj@2" in before, "pass@2" in before, "mean reward" in printed) == (votes, True, True)
     # Rewards between 0 and 1 are told to be supervised training.
@@ -75,8 +86,16 @@ def test_an_example_of_at_most_40_lines_runs_with_its_rewards(name, grade, votes
     ("function", "completion", "expected"),
     [
         (strict_format.reward, " 2 * 3 = 6 figs. The answer is 6.", (1, "all")),
-        (strict_format.reward, " 2 * 3 = 6 figs. 6 + 1 = 7 left. The answer is 7.", (0.75, "some")),  # two steps
-        (strict_format.reward, " 2 * 3 = 6 figs. The answer is 7.", (0.75, "some")),  # not the last result
+        (
+            strict_format.reward,
+            " 2 * 3 = 6 figs. 6 + 1 = 7 left. The answer is 7.",
+            (0.75, "some"),
+        ),  # two steps
+        (
+            strict_format.reward,
+            " 2 * 3 = 6 figs. The answer is 7.",
+            (0.75, "some"),
+        ),  # not the last result
         (strict_format.reward, "6" * 61, (0, "none")),
         (judged.judge, "7 * 8 = 56 eggs. 56 + 4 = 60. The answer is 61.", (1, "right")),
         (judged.judge, "7 * 8 = 56 eggs. 56 + 4 = 61.", (-1, "wrong")),
@@ -90,10 +109,15 @@ def test_rewards_of_the_examples(function, completion, expected):
 
 
 def test_no_question_is_for_training_and_for_tests_and_each_set_has_all_kinds():
-    task, kinds = questions(Settings(problems=1000)), {question: kind for kind, question, _ in LINES}
+    task, kinds = (
+        questions(Settings(problems=1000)),
+        {question: kind for kind, question, _ in LINES},
+    )
     train, test = ({problem.question for problem in part} for part in (task.train, task.test))
     assert (len(train), len(test), train & test) == (144, 96, set())
-    assert all({kinds[question] for question in part} == set(kinds.values()) for part in (train, test))
+    assert all(
+        {kinds[question] for question in part} == set(kinds.values()) for part in (train, test)
+    )
     task = sums.sums(Settings())
     assert not {problem.id for problem in task.train} & {problem.id for problem in task.test}
 
@@ -107,14 +131,18 @@ def test_an_accepted_answer_is_right_alone_or_in_a_sentence_and_not_second_in_a_
         accepted = frozenset(" ".join(words(answer)) for answer in gold.split("/"))
         for answer in gold.split("/"):
             told = (*RIGHT, f"{question[:-1]} is {{}}, I", question + " {}")
-            assert {grade(text.format(answer.upper()), accepted) for text in told} == {"correct"}, answer
+            assert {grade(text.format(answer.upper()), accepted) for text in told} == {"correct"}, (
+                answer
+            )
             assert {grade(text.format(answer), accepted) for text in WRONG} == {"incorrect"}, answer
         assert grade(question, accepted) == grade("", accepted) == "invalid"
 
 
 def grades(task, completions, problems, **limit):
     drawn = [Drawn(prompt="?", completion=text) for text in completions]
-    return [Grade(sample.reward, sample.outcome) for sample in graded(task, drawn, problems, **limit)]
+    return [
+        Grade(sample.reward, sample.outcome) for sample in graded(task, drawn, problems, **limit)
+    ]
 
 
 def raising(completion, problem):
@@ -139,13 +167,25 @@ HANGS = hanging.__code__.co_firstlineno + 3
     [
         ({"reward": raising}, RAISES, "json.decoder.JSONDecodeError: Exp"),
         ({"reward": functools.partial(raising)}, RAISES, "json.decoder"),
-        ({"reward": type("Strict", (), {"__call__": lambda _, *given: raising(*given)})()}, RAISES, "json.decoder"),
+        (
+            {"reward": type("Strict", (), {"__call__": lambda _, *given: raising(*given)})()},
+            RAISES,
+            "json.decoder",
+        ),
         ({"reward": hanging}, HANGS, "took more than 0.2 s, see REWARD_SECONDS in"),
-        ({"reward": lambda *_: math.nan}, "[0-9]+", "returned nan, where a finite number or a Grade should be"),
+        (
+            {"reward": lambda *_: math.nan},
+            "[0-9]+",
+            "returned nan, where a finite number or a Grade should be",
+        ),
         ({"reward": lambda *_: "yes"}, "[0-9]+", "returned 'yes'"),
         ({"grade": lambda *_: "invalid"}, "[0-9]+", "returned the outcome 'invalid'"),
         ({"batch_reward": lambda texts, _: [1.0]}, "[0-9]+", "returned 1 grades for 2 completions"),
-        ({"batch_reward": lambda texts, _: [1.0, math.nan]}, "[0-9]+", "returned nan"),  # for the second
+        (
+            {"batch_reward": lambda texts, _: [1.0, math.nan]},
+            "[0-9]+",
+            "returned nan",
+        ),  # for the second
         ({"batch_reward": hanging}, HANGS, "took more than 0.4 s"),
     ],
 )
@@ -170,7 +210,9 @@ def test_a_reward_sees_the_text_before_the_stop_string_and_any_kind_of_number_wi
     task = Task("own", PROBLEMS, [], reward=reward, stop=("END",), outcomes=("good", "bad", "ugly"))
     assert grades(task, ["a END b", "c"], PROBLEMS) == [(0.5, "good"), (-3.0, "bad")]
     assert shown == [("a ", "train-7"), ("c", "train-8")]
-    in_a_batch = Task("own", [], [], batch_reward=lambda texts, problems: (len(text) for text in texts))
+    in_a_batch = Task(
+        "own", [], [], batch_reward=lambda texts, problems: (len(text) for text in texts)
+    )
     assert grades(in_a_batch, ["a", ""], PROBLEMS) == [(1.0, "correct"), (0.0, "incorrect")]
     assert grades(in_a_batch, [], []) == []
 
@@ -183,7 +225,10 @@ def test_the_time_limit_leaves_other_alarms_alone_and_works_in_threads():
         grades(task, ["a", "b"], PROBLEMS, seconds=100)
         with ThreadPoolExecutor() as threads:
             assert threads.submit(grades, task, ["a", "b"], PROBLEMS, seconds=100).result()
-        assert (signal.getitimer(signal.ITIMER_REAL)[0] > 100, signal.getsignal(signal.SIGALRM)) == (True, print)
+        assert (
+            signal.getitimer(signal.ITIMER_REAL)[0] > 100,
+            signal.getsignal(signal.SIGALRM),
+        ) == (True, print)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -202,15 +247,29 @@ def test_a_task_that_does_not_fit_together_is_refused():
 
 def own_run(folder, reward, iterations=1, reuse=None, **changes):
     """A run whose problems are sampled two at a time."""
-    sizes = {"problems": 4, "n": 2, "chunk": 2, "batch": 4, "curve_points": 1, "iterations": iterations, "reuse": reuse}
-    return experiment(folder, lambda settings: replace(sums.sums(settings), reward=reward, **changes), **sizes)
+    sizes = {
+        "problems": 4,
+        "n": 2,
+        "chunk": 2,
+        "batch": 4,
+        "curve_points": 1,
+        "iterations": iterations,
+        "reuse": reuse,
+    }
+    return experiment(
+        folder, lambda settings: replace(sums.sums(settings), reward=reward, **changes), **sizes
+    )
 
 
 def test_what_was_drawn_is_graded_once_the_reward_is_mended(tmp_path, monkeypatch):
     """The reward fails in the second chunk of training problems, once; the runs' files are the same to the byte."""
     drawn, left = [], {"calls": 4 * 6 + 2 * 2 + 1}
     draw = sampling.draw
-    monkeypatch.setattr(sampling, "draw", lambda *a: drawn.append([prompt.problem.id for prompt in a[0]]) or draw(*a))
+    monkeypatch.setattr(
+        sampling,
+        "draw",
+        lambda *a: drawn.append([prompt.problem.id for prompt in a[0]]) or draw(*a),
+    )
 
     def failing(completion, problem):
         left["calls"] -= 1
@@ -218,9 +277,13 @@ def test_what_was_drawn_is_graded_once_the_reward_is_mended(tmp_path, monkeypatc
             raise KeyError
         return sums.reward(completion, problem)
 
-    with pytest.raises(InputError, match="mend it, and the same command goes on with what was drawn"):
+    with pytest.raises(
+        InputError, match="mend it, and the same command goes on with what was drawn"
+    ):
         own_run(tmp_path / "torn", failing)
-    parts = [tmp_path / "torn" / "iteration-1" / f"samples.jsonl.part-0{end}" for end in ("", ".drawn")]
+    parts = [
+        tmp_path / "torn" / "iteration-1" / f"samples.jsonl.part-0{end}" for end in ("", ".drawn")
+    ]
     assert [len(part.read_text().splitlines()) for part in parts] == [4, 4]
     torn = own_run(tmp_path / "torn", failing)
     chunks, drawn[:] = list(drawn), []
@@ -240,7 +303,10 @@ def test_completions_of_another_run_are_graded_by_this_run_s_reward(tmp_path, mo
     monkeypatch.setattr(sampling, "draw", lambda *_: pytest.fail("drawn again"))
     results = own_run(tmp_path / "run", lambda *_: 0.5, 0, reuse=tmp_path / "drawn")
     assert results["before"]["reward"] == {"mean": 0.5, "se": 0.0}
-    drawn, graded = (read_records(tmp_path / run / "iteration-1" / "test-0.jsonl", Sample) for run in ("drawn", "run"))
+    drawn, graded = (
+        read_records(tmp_path / run / "iteration-1" / "test-0.jsonl", Sample)
+        for run in ("drawn", "run")
+    )
     assert [sample.token_ids for sample in drawn] == [sample.token_ids for sample in graded]
 
 

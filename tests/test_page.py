@@ -31,7 +31,9 @@ def test_it_is_what_the_command_makes_small_and_self_contained():
     page = make_page.PAGE.read_text(encoding="utf-8")
     assert page == make_page.made()
     assert len(page.encode()) < 600_000
-    assert not any(word in page for word in ("<link", "src=", "@import", "url(h", "fetch(", "XMLHttp"))
+    assert not any(
+        word in page for word in ("<link", "src=", "@import", "url(h", "fetch(", "XMLHttp")
+    )
 
 
 # ---- the browser --------------------------------------------------------------------------------------------------
@@ -60,7 +62,10 @@ def open_page(browser):
         page = browser.new_page(viewport={"width": width, "height": 800}, **options)
         page.on("console", lambda message: faults.append(f"console: {message.text}"))
         page.on("pageerror", lambda error: faults.append(f"error: {error}"))
-        page.on("request", lambda request: request.url.split("#")[0] == ADDRESS or faults.append(request.url))
+        page.on(
+            "request",
+            lambda request: request.url.split("#")[0] == ADDRESS or faults.append(request.url),
+        )
         page.goto(ADDRESS + setting)
         return page
 
@@ -94,26 +99,41 @@ SHOWN = """async ([part, controls, clicks]) => {
 def shown(page, part, controls, clicks=0):
     """The numbers of a part by name, and the lines of its charts by the chart's id and their label."""
     values, lines = page.evaluate(SHOWN, [part, controls, clicks])
-    assert all(len(line["x"]) == len(line["y"]) > 0 and None not in line["y"] for line in lines.values())
+    assert all(
+        len(line["x"]) == len(line["y"]) > 0 and None not in line["y"] for line in lines.values()
+    )
     return dict(values), lines
 
 
 AT = 4  # a point of the runs
 OF_TOKENS = [math.fsum(values) for values in WRONG["log_ratio"]["reinforce"]]
-TWO = toy_bandit.Bandit(tensor([0.1, 0.3, 0.4, 0.2]), tensor([1.0, 1.0, -1.0, -1.0]))  # the page's first case
+TWO = toy_bandit.Bandit(
+    tensor([0.1, 0.3, 0.4, 0.2]), tensor([1.0, 1.0, -1.0, -1.0])
+)  # the page's first case
 PATH = toy_bandit.ascend(TWO.mu.log(), TWO, topr.PRESETS["topr"], lr=0.1, steps=3)
 PARTS = {  # controls of each part, and some numbers that it then shows
     "collapse": (
         {"collapse-at": AT, "collapse-question": 0, "collapse-tis": True},
-        {name: CURVES[name]["correct"][AT] for name in CURVES} | {"tis": CORRECT[" --method tis"][1]},
+        {name: CURVES[name]["correct"][AT] for name in CURVES}
+        | {"tis": CORRECT[" --method tis"][1]},
     ),
     "loss": (
         {"loss-pos": 1, "loss-neg": -2},
-        {"weight_pos_off_policy": math.e, "weight_pos_ppo": 0, "push_neg_topr": -math.exp(-2), "weight_neg_ppo": 0},
+        {
+            "weight_pos_off_policy": math.e,
+            "weight_pos_ppo": 0,
+            "push_neg_topr": -math.exp(-2),
+            "weight_neg_ppo": 0,
+        },
     ),
     "bounds": (  # the taper of a positive is linear in the log-ratio below the bound of 1/2
         {"a_pos": 0.5, "a_neg": 0.2, "b_neg": 0.8, "bounds-ratio": -1},
-        {"weight_pos": 0.5, "slope_neg": -math.exp(-1), "rho_pos": math.log(2) / 2, "objective_neg": -math.exp(-1)},
+        {
+            "weight_pos": 0.5,
+            "slope_neg": -math.exp(-1),
+            "rho_pos": math.log(2) / 2,
+            "objective_neg": -math.exp(-1),
+        },
     ),
     "bandit": (
         {"bandit-lr": -1, "bandit-speed": 1},
@@ -121,13 +141,26 @@ PARTS = {  # controls of each part, and some numbers that it then shows
     ),
     "baseline": (  # p~ = p (1 - c) / (p (1 - c) + (1 - p) (1 + c)), of a right and a wrong answer 1/2 and 3/2
         {"baseline-c": 0.5, "baseline-p": 0.2},
-        {"p_tilde": 0.1 / (0.1 + 1.2), "reward_right": 0.5, "reward_wrong": -1.5, "hard": 0.1 * 0.5 + 0.9 * 1.5},
+        {
+            "p_tilde": 0.1 / (0.1 + 1.2),
+            "reward_right": 0.5,
+            "reward_wrong": -1.5,
+            "hard": 0.1 * 0.5 + 0.9 * 1.5,
+        },
     ),
     "share": (  # signal over noise: 0.4 and sqrt(3.4) at p~, 1 and sqrt(5) of positives alone; 2 Phi(-1) = 0.3173
         {"share-p_tilde": 0.2, "share-p": 0.2, "share-sigma": 2},
-        {"pace": 0.4 * (5 / 3.4) ** 0.5, "best": 0.8, "gain": 0.85 / 0.68**0.5, "weight": math.erfc(0.5**0.5)},
+        {
+            "pace": 0.4 * (5 / 3.4) ** 0.5,
+            "best": 0.8,
+            "gain": 0.85 / 0.68**0.5,
+            "weight": math.erfc(0.5**0.5),
+        },
     ),
-    "tokens": ({"tokens-at": 2}, {"log_ratio_wrong_reinforce": OF_TOKENS[2], "weight_wrong_reinforce": 1}),
+    "tokens": (
+        {"tokens-at": 2},
+        {"log_ratio_wrong_reinforce": OF_TOKENS[2], "weight_wrong_reinforce": 1},
+    ),
     "variants": (
         {"variants-at": AT, "variants-run": "reinforce"},
         {
@@ -142,8 +175,13 @@ PARTS = {  # controls of each part, and some numbers that it then shows
 
 @SLOW
 def test_a_part_asks_then_shows_what_its_controls_ask_for_and_its_link_restores_them(open_page):
-    page, [question, *_] = open_page(setting="#collapse?collapse-question=9&reward-0=x&no=1"), PAGE["questions"]
-    assert page.locator("#collapse-question").input_value() == "1"  # the first that TOPR gets right in the end
+    page, [question, *_] = (
+        open_page(setting="#collapse?collapse-question=9&reward-0=x&no=1"),
+        PAGE["questions"],
+    )
+    assert (
+        page.locator("#collapse-question").input_value() == "1"
+    )  # the first that TOPR gets right in the end
     known = {"baseline-question"}  # a chart that does not answer its question
     for part, (controls, values) in PARTS.items():
         answers, clicks = page.locator(f"#{part} .answer"), 3 * (part == "bandit")
@@ -158,16 +196,26 @@ def test_a_part_asks_then_shows_what_its_controls_ask_for_and_its_link_restores_
         assert other.evaluate("scrollY") > 0
     assert page.locator("#collapse-asked").text_content() == question["question"]
     for method, completions in question["completions"].items():
-        assert page.locator(f"#collapse-text-{method}").text_content() == (completions[AT][0].strip() or "(nothing)")
-    page.get_by_role("group", name="Methods of Table 1").get_by_role("button", name="SFT", exact=True).click()
+        assert page.locator(f"#collapse-text-{method}").text_content() == (
+            completions[AT][0].strip() or "(nothing)"
+        )
+    page.get_by_role("group", name="Methods of Table 1").get_by_role(
+        "button", name="SFT", exact=True
+    ).click()
     page.evaluate(DRAWN)
-    assert "the bounds of SFT. Negatives are not used." in page.locator("#bounds-says").text_content()
-    assert page.evaluate("PRESETS") == {name: list(astuple(limits)) for name, limits in topr.PRESETS.items()}
+    assert (
+        "the bounds of SFT. Negatives are not used." in page.locator("#bounds-says").text_content()
+    )
+    assert page.evaluate("PRESETS") == {
+        name: list(astuple(limits)) for name, limits in topr.PRESETS.items()
+    }
 
 
 @SLOW
 @pytest.mark.parametrize("width", [390, 1280])
-def test_the_first_chart_is_on_the_first_screen_and_names_appear_with_what_is_drawn(open_page, width):
+def test_the_first_chart_is_on_the_first_screen_and_names_appear_with_what_is_drawn(
+    open_page, width
+):
     def end(what):
         box = page.locator(what).bounding_box()
         return box["y"] + box["height"]
@@ -191,11 +239,19 @@ def test_the_first_chart_is_on_the_first_screen_and_names_appear_with_what_is_dr
 
 @SLOW
 @pytest.mark.parametrize("width", [360, 1280])
-def test_nothing_is_wider_than_the_screen_and_a_screen_reader_finds_names_contrast_and_order(open_page, width):
+def test_nothing_is_wider_than_the_screen_and_a_screen_reader_finds_names_contrast_and_order(
+    open_page, width
+):
     from axe_playwright_python.sync_playwright import Axe
 
     page = open_page(width)
-    far = {"collapse-at": 16, "loss-pos": -14, "loss-neg": -14, "bandit-speed": 1000, "variants-at": 16}
+    far = {
+        "collapse-at": 16,
+        "loss-pos": -14,
+        "loss-neg": -14,
+        "bandit-speed": 1000,
+        "variants-at": 16,
+    }
     shown(page, "bandit", far, clicks=1)  # so that numbers are long
     page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     assert page.evaluate("document.documentElement.scrollWidth") <= width

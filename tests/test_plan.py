@@ -24,12 +24,16 @@ def by_name(settings, processes=1):
 
 
 def test_the_counts_are_those_of_the_settings():
-    settings = gsm8k.Settings(problems=100, n=8, iterations=3, examples=500, batch=16, test_problems=10)
+    settings = gsm8k.Settings(
+        problems=100, n=8, iterations=3, examples=500, batch=16, test_problems=10
+    )
     items = by_name(settings)
     assert items["training samples"] == 3 * 100 * 8
     assert items["samples trained on"] == 3 * 500
     assert items["optimiser steps"] == 3 * 32  # 500 / 16, rounded up
-    assert items["test samples"] == 10 * 16 * 4 + 10 * 4 * 4 * 3  # in full 4 times; at 4 points of 3 epochs
+    assert (
+        items["test samples"] == 10 * 16 * 4 + 10 * 4 * 4 * 3
+    )  # in full 4 times; at 4 points of 3 epochs
     assert items["sampled tokens"] == 128 * (3 * 100 * 8 + items["test samples"])
     between = by_name(replace(settings, between_samples=8, curve_points=1))
     assert between["test samples"] == 10 * (2 * 16 + 2 * 8)
@@ -41,13 +45,21 @@ def test_the_counts_are_those_of_the_settings():
 
 def test_given_samples_are_counted_and_not_drawn(tmp_path):
     file, here = tmp_path / "given.jsonl", gsm8k.Settings().data
-    given = [Sample(prompt=f"Q{i % 50}", completion="!", reward=(-1.0) ** (i % 20)) for i in range(1000)]
+    given = [
+        Sample(prompt=f"Q{i % 50}", completion="!", reward=(-1.0) ** (i % 20)) for i in range(1000)
+    ]
     file.write_text(to_lines(given))
-    items = by_name(gsm8k.Settings(samples=file, test_data=here, test_problems=1, curve_points=1, examples=900))
+    items = by_name(
+        gsm8k.Settings(samples=file, test_data=here, test_problems=1, curve_points=1, examples=900)
+    )
     assert (items["samples trained on"], items["optimiser steps"]) == (900, 57)
     assert items["sampled tokens"] == 2 * 16 * 128
     held_out = by_name(gsm8k.Settings(samples=file, held_out=file, data="nowhere"))
-    assert [held_out[name] for name in ("held-out samples", "test samples", "sampled tokens")] == [1000, 0, 0]
+    assert [held_out[name] for name in ("held-out samples", "test samples", "sampled tokens")] == [
+        1000,
+        0,
+        0,
+    ]
 
 
 def test_the_plan_of_the_paper_s_run(tmp_path):
@@ -55,7 +67,10 @@ def test_the_plan_of_the_paper_s_run(tmp_path):
     load_model(gsm8k.Settings().model).tokenizer.save_pretrained(tmp_path)
     llama_3_8b().save_pretrained(tmp_path)
     settings = replace(SETTINGS["paper"], model=str(tmp_path), data=gsm8k.Settings().data, shots=0)
-    items, parameters = by_name(settings, processes=8), 8_030_261_248  # what the model is known to have
+    items, parameters = (
+        by_name(settings, processes=8),
+        8_030_261_248,
+    )  # what the model is known to have
     assert items["parameters P"] == parameters
     held = [items[name] for name in ("weights", "gradients", "optimiser", "gathered weights")]
     assert held == [parameters / 2, parameters / 2, 0, 2 * parameters]
@@ -74,7 +89,9 @@ SHAPES = {  # billions of parameters, vocabulary, width, of the MLP, layers
 
 def test_the_memory_of_a_gpu_is_near_what_was_counted_of_a_step():
     page = Path(__file__).parent.parent.joinpath("docs", "gpu.md").read_text()
-    rows = re.findall(r"^\| (\w.+B) \| (\d) \| ([0-9.]+) \| ([0-9.]+) \| ([0-9.]+) \|$", page, re.MULTILINE)
+    rows = re.findall(
+        r"^\| (\w.+B) \| (\d) \| ([0-9.]+) \| ([0-9.]+) \| ([0-9.]+) \|$", page, re.MULTILINE
+    )
     assert len(rows) == 7
     for model, gpus, *peaks in rows:
         billions, *sizes = SHAPES[model]
@@ -84,7 +101,9 @@ def test_the_memory_of_a_gpu_is_near_what_was_counted_of_a_step():
             settings = replace(SETTINGS["paper"], reshard=i > 0, gradient_checkpointing=i > 1)
             head = 4 * sizes[0] * sizes[1] / 1e9
             held = 8 * billions / int(gpus) + (head if i else 2 * billions)
-            assert held + activation_bytes(settings, config, 1_612) / 1e9 == pytest.approx(peak, rel=0.2)
+            assert held + activation_bytes(settings, config, 1_612) / 1e9 == pytest.approx(
+                peak, rel=0.2
+            )
 
 
 def test_hours_are_shared_by_the_processes():
@@ -92,7 +111,9 @@ def test_hours_are_shared_by_the_processes():
     paper = SETTINGS["paper"]
     found = counts(paper, problems=7_473, tests=1_319)
     of_processes = (hours(paper, found, llama_3_8b(), 8 * 10**9, n, 1_100, 200) for n in (1, 8))
-    one, eight = ({stage: 3600 * value for stage, (value, _) in told.items()} for told in of_processes)
+    one, eight = (
+        {stage: 3600 * value for stage, (value, _) in told.items()} for told in of_processes
+    )
     compute = 2 * 8e9 * 8 * 1_300 / (0.35 * 989e12)  # s of a forward pass of all sequences
     update = 100 * 8e9 / 1.675e12
     assert one["training"] == pytest.approx(5 * 6_250 * (3 * compute + update))
@@ -103,7 +124,9 @@ def test_hours_are_shared_by_the_processes():
     assert one["sampling"] == pytest.approx(found.sampled * 200 * a_token / (2048 / 3))
     for stage in ("scoring", "sampling"):
         assert eight[stage] == pytest.approx(one[stage] / 8)
-    twice = replace(paper, batch=16)  # two micro-batches of a process, each of which sends gradients
+    twice = replace(
+        paper, batch=16
+    )  # two micro-batches of a process, each of which sends gradients
     again = 3600 * hours(twice, found, llama_3_8b(), 8 * 10**9, 8, 1_100, 200)["training"][0]
     assert again == pytest.approx(5 * 6_250 * (2 * (3 * compute / 8 + sent) + update / 8))
     whole, checkpoints = 5 * 4 * 8e9, 5 * 2 * 4 * 8e9  # bytes
@@ -118,12 +141,19 @@ def test_the_optimisers_memory_is_what_it_holds(lm, optimizer):
         weight.grad = torch.zeros_like(weight)
     made.step()
     lm.model.zero_grad()
-    held = sum(t.nbytes for state in made.state.values() for t in state.values() if torch.is_tensor(t) and t.ndim)
+    held = sum(
+        t.nbytes
+        for state in made.state.values()
+        for t in state.values()
+        if torch.is_tensor(t) and t.ndim
+    )
     assert by_name(gsm8k.Settings(optimizer=optimizer))["optimiser"] == held
 
 
 def test_the_command_prints_the_plan_and_writes_nothing(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr("sys.argv", ["train_gsm8k.py", "laptop", "--dry-run", "--out", str(tmp_path / "run")])
+    monkeypatch.setattr(
+        "sys.argv", ["train_gsm8k.py", "laptop", "--dry-run", "--out", str(tmp_path / "run")]
+    )
     gsm8k.main("train_gsm8k", gsm8k.__doc__, gsm8k.gsm8k_task)
     assert "training, per GPU" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
@@ -131,8 +161,12 @@ def test_the_command_prints_the_plan_and_writes_nothing(monkeypatch, capsys, tmp
 
 def test_a_preset_that_does_not_come_first_is_refused():
     out = Path("runs/paper_seed=1")
-    assert read_settings(["paper", "--seed", "1"], SETTINGS) == replace(SETTINGS["paper"], seed=1, out=out)
-    with pytest.raises(InputError, match="single-gpu: is not among this script's presets, paper, laptop"):
+    assert read_settings(["paper", "--seed", "1"], SETTINGS) == replace(
+        SETTINGS["paper"], seed=1, out=out
+    )
+    with pytest.raises(
+        InputError, match="single-gpu: is not among this script's presets, paper, laptop"
+    ):
         read_settings(["single-gpu"], {"paper": SETTINGS["paper"], "laptop": SETTINGS["laptop"]})
     with pytest.raises(InputError, match="paper: a preset comes first"):
         read_settings(["--seed", "1", "paper"], SETTINGS)

@@ -8,12 +8,24 @@ from matplotlib.image import imread
 from matplotlib.text import Text
 
 from paper.experiments import METHOD_ARMS, VARIANTS
-from pipeline.plots import PARAMETERS, STYLES, Line, Panel, Style, draw, draw_curve, lines, save_figure
+from pipeline.plots import (
+    PARAMETERS,
+    STYLES,
+    Line,
+    Panel,
+    Style,
+    draw,
+    draw_curve,
+    lines,
+    save_figure,
+)
 
 ARMS, WEIGHTS = ([arm.style for arm in arms.values()] for arms in (METHOD_ARMS, VARIANTS))
 
 
-@pytest.mark.parametrize("styles", [ARMS, ["topr", *WEIGHTS], PARAMETERS, ("correct", "incorrect", "invalid")])
+@pytest.mark.parametrize(
+    "styles", [ARMS, ["topr", *WEIGHTS], PARAMETERS, ("correct", "incorrect", "invalid")]
+)
 def test_styles_of_one_picture_differ_without_colour(styles):
     for one, other in combinations([STYLES.get(style, style) for style in styles], 2):
         assert all(ours != theirs for ours, theirs in zip(one, other, strict=True))
@@ -36,16 +48,36 @@ def test_a_panel_is_drawn_as_described_with_its_intervals(kind, axis):
 
 
 def test_labels_stand_beside_the_ends_of_their_lines_and_not_on_each_other():
-    ends = {"low": 0.0, "one": 5.0, "two": 5.01, "three": 5.02, "none": math.nan, "high": 9.0, "above": 99.0}
+    ends = {
+        "low": 0.0,
+        "one": 5.0,
+        "two": 5.01,
+        "three": 5.02,
+        "none": math.nan,
+        "high": 9.0,
+        "above": 99.0,
+    }
     drawn = lines([0, 1, 2], {name: [1, 5, end] for name, end in ends.items()}, "topr " * len(ends))
-    figure = draw([Panel("", "", "", [*drawn, Line([0, 1], [math.nan] * 2, "nowhere")], {"ylim": (0, 10)})])
+    figure = draw(
+        [Panel("", "", "", [*drawn, Line([0, 1], [math.nan] * 2, "nowhere")], {"ylim": (0, 10)})]
+    )
     figure.draw_without_rendering()
     [axes] = figure.axes
-    boxes = {text.get_text(): Text.get_window_extent(text) for text in axes.texts}  # without the leader
+    boxes = {
+        text.get_text(): Text.get_window_extent(text) for text in axes.texts
+    }  # without the leader
     assert boxes.keys() == ends.keys()
     assert min(box.x0 for box in boxes.values()) > axes.get_window_extent().x1
     assert not any(one.overlaps(other) for one, other in combinations(boxes.values(), 2))
-    assert sorted(boxes, key=lambda name: boxes[name].y0) == ["low", "one", "none", "two", "three", "high", "above"]
+    assert sorted(boxes, key=lambda name: boxes[name].y0) == [
+        "low",
+        "one",
+        "none",
+        "two",
+        "three",
+        "high",
+        "above",
+    ]
     for name, height in {"low": 0.0, "high": 9.0}.items():
         _, wanted = axes.transData.transform((0, height))
         assert (boxes[name].y0 + boxes[name].y1) / 2 == pytest.approx(wanted, abs=3)  # pixels
@@ -54,17 +86,32 @@ def test_labels_stand_beside_the_ends_of_their_lines_and_not_on_each_other():
 def test_lines_without_a_style_get_different_ones_and_a_band_has_its_name_inside():
     own = Line([0, 1], [0, 1], style=Style("#123456", "-", "o"))
     band = Line([1, 2], label="here", kind="band")
-    [axes] = draw([Panel("", "", "", [band, own, *lines([0, 1], {name: [0, 1] for name in "abcde"})])]).axes
-    assert [line.get_color() for line in axes.lines] == ["#123456", *(STYLES[name].colour for name in PARAMETERS)]
+    [axes] = draw(
+        [Panel("", "", "", [band, own, *lines([0, 1], {name: [0, 1] for name in "abcde"})])]
+    ).axes
+    assert [line.get_color() for line in axes.lines] == [
+        "#123456",
+        *(STYLES[name].colour for name in PARAMETERS),
+    ]
     assert [text.get_text() for text in axes.texts] == ["here", *"abcde"]
     assert (axes.texts[0].xy[0], len(axes.patches)) == (1.5, 1)
 
 
 def test_a_curve_shows_accuracy_and_outcomes_in_percent_and_joins_iterations():
-    entry = {"correct": 0.5, "incorrect": 0.3, "invalid": 0.2, "pass@1": {"mean": 0.5, "se": 0.01}, "questions": 9}
+    entry = {
+        "correct": 0.5,
+        "incorrect": 0.3,
+        "invalid": 0.2,
+        "pass@1": {"mean": 0.5, "se": 0.01},
+        "questions": 9,
+    }
     curve = [{"samples_seen": n, **entry, "reward": {"mean": 2.0, "se": None}} for n in (0, 100)]
     accuracy, outcomes, reward = draw_curve([{"curve": curve}] * 2, "topr").axes
-    assert [axes.get_title() for axes in (accuracy, outcomes, reward)] == ["topr", "outcomes", "reward"]
+    assert [axes.get_title() for axes in (accuracy, outcomes, reward)] == [
+        "topr",
+        "outcomes",
+        "reward",
+    ]
     assert accuracy.lines[0].get_xydata().tolist() == [[0, 50], [100, 50], [200, 50]]
     assert reward.lines[0].get_ydata().tolist() == [2, 2, 2]
     shares = {line.get_label(): line.get_ydata()[0] for line in outcomes.lines}

@@ -47,7 +47,10 @@ def be_killed(waits):
 
 @pytest.mark.parametrize("waits", ["in C", "in gloo"])
 def test_a_rank_that_is_killed_is_named_and_ends_the_others_wherever_they_wait(waits, tmp_path):
-    assert statuses(tmp_path / "log", be_killed, waits, is_asked=True, GROUP_RANK="0") == [1, -signal.SIGKILL]
+    assert statuses(tmp_path / "log", be_killed, waits, is_asked=True, GROUP_RANK="0") == [
+        1,
+        -signal.SIGKILL,
+    ]
     assert "rank 1 was killed" in (tmp_path / "log").read_text().splitlines()[0]
 
 
@@ -72,8 +75,12 @@ def test_a_request_that_comes_twice_at_once_is_one_and_a_later_one_interrupts(mo
 
 @pytest.mark.parametrize("number", processes.REQUESTS)
 @pytest.mark.parametrize("noting", [nullcontext, requests_are_noted])
-def test_a_command_that_is_asked_to_end_says_so_and_has_the_status_of_its_signal(number, noting, capsys):
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # or a command that did not handle it would end the tests
+def test_a_command_that_is_asked_to_end_says_so_and_has_the_status_of_its_signal(
+    number, noting, capsys
+):
+    before = signal.signal(
+        signal.SIGTERM, signal.SIG_IGN
+    )  # or a command that did not handle it would end the tests
     try:
         with pytest.raises(SystemExit) as ended, processes.command("run"), noting():
             raise signal.raise_signal(number) or processes.SharedStop
@@ -86,7 +93,9 @@ def test_a_command_that_is_asked_to_end_says_so_and_has_the_status_of_its_signal
 def test_a_progress_bar_that_is_interrupted_while_it_is_made_is_made_to_its_end(monkeypatch):
     """Of half a bar, the interpreter would tell a user an AttributeError when it collects it."""
     place = tqdm._get_free_pos
-    monkeypatch.setattr(tqdm, "_get_free_pos", lambda _, bar: os.kill(os.getpid(), signal.SIGINT) or place(bar))
+    monkeypatch.setattr(
+        tqdm, "_get_free_pos", lambda _, bar: os.kill(os.getpid(), signal.SIGINT) or place(bar)
+    )
     with pytest.raises(KeyboardInterrupt):
         processes.progress_bar([], "sampling", "sample")
     with suppress(KeyboardInterrupt), requests_are_noted() as is_asked:

@@ -20,7 +20,9 @@ from pipeline.settings import check, read_settings
 from train_gsm8k import SETTINGS
 
 ROOT = Path(__file__).resolve().parent.parent
-LISTED = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True)
+LISTED = subprocess.run(
+    ["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True
+)
 PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in LISTED.stdout.split()}
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -48,8 +50,12 @@ def test_links_lead_somewhere_and_every_page_can_be_reached_from_the_readme():
         for file, heading in links(name):
             assert file.exists(), (name, file)
             if heading:
-                titles = re.findall(r"^#+ (.*)", FENCED.sub("", file.read_text(encoding="utf-8")), re.MULTILINE)
-                anchors = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+                titles = re.findall(
+                    r"^#+ (.*)", FENCED.sub("", file.read_text(encoding="utf-8")), re.MULTILINE
+                )
+                anchors = [
+                    re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles
+                ]
                 assert heading in anchors, (name, file, heading)
     reached, new = set(), {"README.md"}
     while new:
@@ -68,11 +74,26 @@ def commands():
     for page in PAGES.values():
         for language, block in FENCED.findall(page):
             found |= set(block.splitlines()) if not language else set()
-        found |= set(re.findall(r"`((?:python|torchrun|make|topr-conformance) [^`\n]+)`", FENCED.sub("", page)))
+        found |= set(
+            re.findall(
+                r"`((?:python|torchrun|make|topr-conformance) [^`\n]+)`", FENCED.sub("", page)
+            )
+        )
     return sorted({re.split(r"\s+#", line)[0].strip() for line in found} - {""})
 
 
-PROGRAMS = (".", "cd", "export", "git", "hf", "nvidia-smi", "pip", "pipx", "sudo", "uv")  # of others
+PROGRAMS = (
+    ".",
+    "cd",
+    "export",
+    "git",
+    "hf",
+    "nvidia-smi",
+    "pip",
+    "pipx",
+    "sudo",
+    "uv",
+)  # of others
 
 
 def understand(command):
@@ -87,7 +108,9 @@ def understand(command):
         words[1] += "" if (ROOT / words[1]).is_dir() else ".py"
     match words:
         case ["make", *targets]:
-            known = re.findall(r"^([\w./-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+            known = re.findall(
+                r"^([\w./-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
+            )
             assert {target for target in targets if "=" not in target} <= set(known)
         case ["topr-conformance", *arguments] | ["python", "conformance", *arguments]:
             import_module("conformance.__main__").read(arguments)
@@ -106,7 +129,10 @@ def understand(command):
             getattr(module, "check_verifier", check)(settings, processes)
         case ["python", script, *_]:
             assert (ROOT / script).is_file()
-            assert Path(script).parent.name in ("docs", "notebooks", "tiny", "examples") or script == "one_file.py"
+            assert (
+                Path(script).parent.name in ("docs", "notebooks", "tiny", "examples")
+                or script == "one_file.py"
+            )
         case _:
             assert words[0] in PROGRAMS, command
 
@@ -121,7 +147,12 @@ def test_documented_commands_are_understood_and_others_not():
     for command in commands():
         if "--help" not in command:
             understand(command)
-    for command in ("python train_gsm8k.py --no-such", "make no-such", "python no_such.py", "rm FILE"):
+    for command in (
+        "python train_gsm8k.py --no-such",
+        "make no-such",
+        "python no_such.py",
+        "rm FILE",
+    ):
         with pytest.raises((InputError, SystemExit, AssertionError)):
             understand(command)
 
@@ -134,7 +165,9 @@ def test_the_python_of_the_readme_runs():
     names["loss"].backward()
     weight = 2.718281828**-2
     assert names["weight"].tolist() == pytest.approx([1, weight])
-    expected = torch.tensor([[-1 / 4, -1 / 4], [weight / 4, weight / 4]])  # a mean over two tokens and two completions
+    expected = torch.tensor(
+        [[-1 / 4, -1 / 4], [weight / 4, weight / 4]]
+    )  # a mean over two tokens and two completions
     assert torch.allclose(names["token_logp"].grad, expected)
 
 
@@ -156,9 +189,17 @@ def test_a_claim_without_its_precondition_is_of_another_setting():
     numbers = {"gain": {"mean": 0.5, "half_width": 0.1, "each": []}}
     numbers["rate"] = {"mean": 0.3, "half_width": None, "each": []}
     row = {"figure": "fig1", "key": "gain", "expected": "> 0"}
-    needs = [("fig1", *of, "in words") for of in (("rate", "> 20"), ("rate", "> 40"), ("none", "> 0"))]
+    needs = [
+        ("fig1", *of, "in words") for of in (("rate", "> 20"), ("rate", "> 40"), ("none", "> 0"))
+    ]
     rows = [row, *(row | {"needs": [needs[0], of]} for of in needs), row | {"key": "none"}]
     found = judged(rows, lambda _: {"runs": 3, "shares": numbers})
-    assert [claim.verdict for claim in found] == ["agrees", "agrees", "other setting", NOT_YET, NOT_YET]
+    assert [claim.verdict for claim in found] == [
+        "agrees",
+        "agrees",
+        "other setting",
+        NOT_YET,
+        NOT_YET,
+    ]
     assert [claim.missing for claim in found] == ["", "", "in words", "", ""]
     assert found[0].estimate.mean == 50  # percentage points

@@ -7,14 +7,30 @@ import pytest
 from runs import contents
 
 import train_gsm8k as gsm8k
-from pipeline.records import InputError, Sample, from_datasets, read_records, to_lines, write, write_file
+from pipeline.records import (
+    InputError,
+    Sample,
+    from_datasets,
+    read_records,
+    to_lines,
+    write,
+    write_file,
+)
 from pipeline.runtime.run_folder import Point, held_folder, read_json, resume_step
 
 
 def test_samples_come_back_as_they_were_written_or_as_windows_saves_them(tmp_path):
     text = '\u2028 \x85\r\n\t\x00"\\\ufeff 𝟛'
-    whole = {"problem_id": text, "token_ids": [0, 999], "token_logmu": [-0.1, -1e-300], "outcome": text}
-    rows = [Sample(prompt=text, completion=text, reward=0.1), Sample(prompt="", completion="", reward=-1, **whole)]
+    whole = {
+        "problem_id": text,
+        "token_ids": [0, 999],
+        "token_logmu": [-0.1, -1e-300],
+        "outcome": text,
+    }
+    rows = [
+        Sample(prompt=text, completion=text, reward=0.1),
+        Sample(prompt="", completion="", reward=-1, **whole),
+    ]
     for content in (to_lines(rows), "\ufeff" + to_lines(rows).replace("\n", "\r\n")):
         write_file(tmp_path / "samples.jsonl", content)
         assert read_records(tmp_path / "samples.jsonl", Sample) == rows
@@ -55,8 +71,13 @@ def test_a_file_that_grows_is_read_up_to_its_last_whole_line(tmp_path):
 
 
 def test_a_problem_without_an_answer_is_named(tmp_path):
-    (tmp_path / "test.jsonl").write_text('{"question": "1 + 1?", "answer": "two"}\n', encoding="utf-8")
-    for split, message in (("test", "test.jsonl:1: field answer: no number after ####"), ("train", "no such file")):
+    (tmp_path / "test.jsonl").write_text(
+        '{"question": "1 + 1?", "answer": "two"}\n', encoding="utf-8"
+    )
+    for split, message in (
+        ("test", "test.jsonl:1: field answer: no number after ####"),
+        ("train", "no such file"),
+    ):
         with pytest.raises(InputError, match=message):
             gsm8k.load_problems(str(tmp_path), split)
 
@@ -66,8 +87,12 @@ def test_parts_of_a_data_set_of_the_hub_are_loaded_or_all(tmp_path):
     configs = ""
     for part in ("algebra", "main"):
         (tmp_path / part).mkdir()
-        (tmp_path / part / "test.jsonl").write_text(json.dumps({"question": part, "answer": "2\n#### 2"}) + "\n")
-        configs += f"\n- config_name: {part}\n  data_files:\n  - split: test\n    path: {part}/test.jsonl"
+        (tmp_path / part / "test.jsonl").write_text(
+            json.dumps({"question": part, "answer": "2\n#### 2"}) + "\n"
+        )
+        configs += (
+            f"\n- config_name: {part}\n  data_files:\n  - split: test\n    path: {part}/test.jsonl"
+        )
     (tmp_path / "README.md").write_text(f"---\nconfigs:{configs}\n---\n")
     for asked, found in ((["main"], ["main"]), (None, ["algebra", "main"])):
         assert [row["question"] for row in from_datasets(str(tmp_path), "test", asked)] == found
@@ -95,8 +120,14 @@ FOLDERS = [  # the files in it; what is said of it, nothing where a run may begi
     ({".lock": ""}, None),
     ({"config.json.unfinished": "{"}, None),
     ({"config.json": OTHERS | {"lr": 0.1}}, None),
-    ({"config.json": OTHERS}, r"run: holds a run with other settings \(lr = 0.2 there and 0.1 here\); choose another"),
-    ({"config.json": {"lr": 0.1}}, "run: holds a run of another version of this project.*choose another --out"),
+    (
+        {"config.json": OTHERS},
+        r"run: holds a run with other settings \(lr = 0.2 there and 0.1 here\); choose another",
+    ),
+    (
+        {"config.json": {"lr": 0.1}},
+        "run: holds a run of another version of this project.*choose another --out",
+    ),
     ({"config.json": "{"}, r"config.json: .*; choose another --out"),
     ({"thesis.tex": ""}, "run: is not empty and no run of this script; choose another --out"),
 ]
@@ -106,7 +137,9 @@ FOLDERS = [  # the files in it; what is said of it, nothing where a run may begi
 def test_what_is_in_a_folder_decides_whether_a_run_may_begin_there(tmp_path, files, message):
     (tmp_path / "run").mkdir()
     for name, content in files.items():
-        (tmp_path / "run" / name).write_text(content if isinstance(content, str) else json.dumps(content))
+        (tmp_path / "run" / name).write_text(
+            content if isinstance(content, str) else json.dumps(content)
+        )
     if message is None:
         with held_folder(tmp_path / "run", {"lr": 0.1}):
             assert read_json(tmp_path / "run" / "config.json")["lr"] == 0.1
@@ -137,4 +170,6 @@ def test_an_epoch_goes_on_from_its_last_checkpoint_and_forgets_the_steps_behind_
     log.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
     assert read_records(log, dict[str, int], "growing") == [{"step": 1}, {"step": 2}, {"step": 3}]
     assert (resume_step(tmp_path, points), log.read_text()) == (2, '{"step": 1}\n{"step": 2}\n')
-    assert resume_step(tmp_path, [Point(2, 4, "none"), *points]) == 0  # the model of step 2 is to be made again
+    assert (
+        resume_step(tmp_path, [Point(2, 4, "none"), *points]) == 0
+    )  # the model of step 2 is to be made again

@@ -40,19 +40,27 @@ def undisturbed(rehearsal, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_ended_while_it_samples_and_killed_while_it_trains_it_ends_with_the_same_bits(undisturbed, rehearsal, tmp_path):
+def test_ended_while_it_samples_and_killed_while_it_trains_it_ends_with_the_same_bits(
+    undisturbed, rehearsal, tmp_path
+):
     folder = tmp_path / "run"
     here = folder / "iteration-1"
     with started(**rehearsal(folder)) as process:
         wait(process, lambda: lines(here / "samples.jsonl.part-1") >= 4 * CANDIDATES)  # a chunk
-        os.kill(process.pid, signal.SIGTERM)  # as a scheduler does that knows torchrun's process alone
+        os.kill(
+            process.pid, signal.SIGTERM
+        )  # as a scheduler does that knows torchrun's process alone
         assert status(process) != 0
     [_] = [
-        line for line in told(folder) if line.endswith("stopped; what is done is kept, and the same command goes on")
+        line
+        for line in told(folder)
+        if line.endswith("stopped; what is done is kept, and the same command goes on")
     ]
     assert not (here / "samples.jsonl").exists()
     with started(**rehearsal(folder)) as process:
-        wait(process, lambda: (here / "checkpoint-3").exists() and lines(here / "metrics.jsonl") >= 4)
+        wait(
+            process, lambda: (here / "checkpoint-3").exists() and lines(here / "metrics.jsonl") >= 4
+        )
     assert not (here / "model").exists()
     assert finish(**rehearsal(folder)) == undisturbed[1]
 
@@ -66,15 +74,23 @@ def test_both_ranks_samples_are_there_and_each_model_draws_its_own(undisturbed):
     assert (config["ranks"], config["compute"], config["optimizer"]) == (2, "bfloat16", "adafactor")
     questions = [row["question"] for row in json_lines(Path(USUAL.data) / "train.jsonl")[:PROBLEMS]]
     samples, metrics = json_lines(here / "samples.jsonl"), json_lines(here / "metrics.jsonl")
-    assert [s["prompt"] for s in samples] == [f"Q: {q}\nA:" for q in questions for _ in range(CANDIDATES)]
+    assert [s["prompt"] for s in samples] == [
+        f"Q: {q}\nA:" for q in questions for _ in range(CANDIDATES)
+    ]
     assert len({str(sample["token_ids"]) for sample in samples}) > len(samples) / 4
     assert [step["step"] for step in metrics] == list(range(1, STEPS + 1))
     assert abs(metrics[0]["log_ratio_neg_q50"]) < 0.02  # pi = mu, to bfloat16
     tested = [len(json_lines(folder / f"iteration-{i}" / f"test-{STEPS}.jsonl")) for i in (1, 2)]
     assert tested == [8 * 16, 8 * 6]  # between iterations as many as `paper` has
     models = (USUAL.model, here / "model")
-    for name, model in (("test-0", models[0]), ("samples", models[0]), (f"test-{STEPS}", models[1])):
-        errors = {path: mean_error(json_lines(here / f"{name}.jsonl")[::7], path) for path in models}
+    for name, model in (
+        ("test-0", models[0]),
+        ("samples", models[0]),
+        (f"test-{STEPS}", models[1]),
+    ):
+        errors = {
+            path: mean_error(json_lines(here / f"{name}.jsonl")[::7], path) for path in models
+        }
         assert {path for path in models if errors[path] < 0.02} == {model}, (name, errors)
 
 

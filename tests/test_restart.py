@@ -39,27 +39,40 @@ def test_iterations_sample_from_the_model_that_the_one_before_has_made(run, caps
     assert "after iteration 2" in capsys.readouterr().out
     first, second = results["iterations"]
     assert {"samples_seen": 0, **first["after"]} == second["curve"][0]
-    each = [entry["samples_per_question"] for entry in (results["before"], first["after"], second["after"])]
+    each = [
+        entry["samples_per_question"]
+        for entry in (results["before"], first["after"], second["after"])
+    ]
     assert each == [6, 4, 6]
     assert [point["samples_seen"] for point in first["curve"]] == [0, 48, 96]
     assert first["dataset"]["seed"] != second["dataset"]["seed"]
     samples = read_records(folder / "iteration-2" / "samples.jsonl", Sample)
     trained = read_records(folder / "iteration-2" / "train.jsonl", Example)
     assert (len(samples), len(trained)) == (128, 96)
-    assert sum(example.reward > 0 for example in trained) == second["dataset"]["trained"]["positive"]
+    assert (
+        sum(example.reward > 0 for example in trained) == second["dataset"]["trained"]["positive"]
+    )
     assert all(samples[example.sample].token_ids == example.completion_ids for example in trained)
     made = load_model(str(folder / "iteration-1" / "model")).model
     logmu = [sequence_logprobs(made, collate([example])).item() for example in trained[:4]]
     assert logmu == pytest.approx([example.logmu for example in trained[:4]], abs=1e-4)
 
 
-def test_a_run_killed_while_sampling_scoring_and_training_ends_with_the_same_bits(undisturbed, tmp_path):
+def test_a_run_killed_while_sampling_scoring_and_training_ends_with_the_same_bits(
+    undisturbed, tmp_path
+):
     folder = tmp_path / "run"
     here = folder / "iteration-1"
     moments = [  # each with a file that is made later
-        (lambda: lines(here / "samples.jsonl.part-0") >= 32, "samples.jsonl"),  # sampling, behind a chunk
+        (
+            lambda: lines(here / "samples.jsonl.part-0") >= 32,
+            "samples.jsonl",
+        ),  # sampling, behind a chunk
         ((here / "samples.jsonl").exists, "train.jsonl"),  # scoring
-        (lambda: (here / "checkpoint-3").exists() and lines(here / "metrics.jsonl") >= 4, "test-6.jsonl"),  # training
+        (
+            lambda: (here / "checkpoint-3").exists() and lines(here / "metrics.jsonl") >= 4,
+            "test-6.jsonl",
+        ),  # training
     ]
     for is_reached, later in moments:
         with started(folder) as process:
@@ -72,7 +85,9 @@ def progress(folder):
     """How far a run is, in numbers that only grow: chunks of samples, and steps that a checkpoint has, by iteration."""
     found = {}
     for here in folder.glob("iteration-*"):
-        found[here.name, "chunks"] = max(lines(here / f"samples.jsonl{part}") // 32 for part in ("", ".part-0"))
+        found[here.name, "chunks"] = max(
+            lines(here / f"samples.jsonl{part}") // 32 for part in ("", ".part-0")
+        )
         steps = [int(path.name[11:]) for path in here.glob("checkpoint-*[0-9]")]
         found[here.name, "steps"] = 10**6 if (here / "model").exists() else max(steps, default=0)
     return found
@@ -96,7 +111,9 @@ def test_runs_killed_at_random_moments_end_with_the_same_bits(undisturbed, tmp_p
             before = now
         assert contents(folder) == undisturbed
         finished += 1
-    print(f"{kills} kills of {finished} runs, all of which ended with the same {len(undisturbed)} files")
+    print(
+        f"{kills} kills of {finished} runs, all of which ended with the same {len(undisturbed)} files"
+    )
 
 
 @pytest.mark.slow
@@ -104,7 +121,10 @@ def test_a_run_that_is_asked_to_end_keeps_what_is_done_and_says_how_to_go_on(und
     folder = tmp_path / "run"
     here = folder / "iteration-1"
     part, metrics = here / "samples.jsonl.part-0", here / "metrics.jsonl"
-    for number, is_reached in ((signal.SIGINT, lambda: lines(part) >= 32), (signal.SIGTERM, lambda: lines(metrics))):
+    for number, is_reached in (
+        (signal.SIGINT, lambda: lines(part) >= 32),
+        (signal.SIGTERM, lambda: lines(metrics)),
+    ):
         with started(folder) as process:
             wait(process, is_reached)
             os.kill(process.pid, number)
@@ -122,12 +142,16 @@ def test_a_disk_that_takes_no_more_is_told_in_a_line_and_nothing_is_lost(undistu
     """No file may exceed a megabyte, which the model's does."""
     folder = tmp_path / "run"
     said = fault(folder, limit=1 << 20)
-    assert re.fullmatch(r"train_gsm8k: .*\.unfinished: .*File too large.* same command goes on", said)
+    assert re.fullmatch(
+        r"train_gsm8k: .*\.unfinished: .*File too large.* same command goes on", said
+    )
     assert finish(folder) == undisturbed
 
 
 @pytest.mark.slow
-def test_two_ranks_that_are_asked_to_end_and_then_lose_one_go_on_to_the_same_bits(tmp_path, monkeypatch):
+def test_two_ranks_that_are_asked_to_end_and_then_lose_one_go_on_to_the_same_bits(
+    tmp_path, monkeypatch
+):
     """As Ctrl-C asks, and a scheduler with SIGTERM to all processes. torchrun waits for them as docs/gpu.md has it."""
     page = (ROOT / "docs" / "gpu.md").read_text()
     [(variable, seconds)] = set(re.findall(r"(TORCH_ELASTIC_SHUTDOWN_TIMEOUT)=([0-9]+)", page))
@@ -170,7 +194,9 @@ def test_a_rank_that_cannot_sample_ends_the_sampling_of_the_others(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_rank_without_a_problem_waits_for_the_others_and_another_number_of_ranks_is_refused(tmp_path):
+def test_a_rank_without_a_problem_waits_for_the_others_and_another_number_of_ranks_is_refused(
+    tmp_path,
+):
     changes = {"problems": 1, "test_problems": 1, "iterations": 1, "n": 8, "lr": 1e-5}
     finish(tmp_path / "run", 2, **changes)
     assert "(ranks = 2 there and 1 here)" in fault(tmp_path / "run", **changes)

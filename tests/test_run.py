@@ -49,7 +49,9 @@ def test_the_run_folder_holds_what_the_readme_says(finished):
     here = finished / "iteration-1"
     names = {file.name for folder in (finished, here) for file in folder.iterdir()}
     expected = ".lock config.json iteration-1 results.json times.json curve.png samples.jsonl train.jsonl dataset.json"
-    assert names == {*f"{expected} metrics.jsonl model SHA256SUMS test-0.jsonl test-2.jsonl test-4.jsonl".split()}
+    assert names == {
+        *f"{expected} metrics.jsonl model SHA256SUMS test-0.jsonl test-2.jsonl test-4.jsonl".split()
+    }
     for folder in (here, here / "model"):
         subprocess.run(["sha256sum", "--strict", "-c", "SHA256SUMS"], cwd=folder, check=True)
     [iteration] = json.loads((finished / "results.json").read_text())["iterations"]
@@ -59,14 +61,18 @@ def test_the_run_folder_holds_what_the_readme_says(finished):
     assert json.loads((finished / "config.json").read_text())["method"] == "topr"
     steps = json_lines(finished / METRICS)
     assert [line["step"] for line in steps] == [1, 2, 3, 4]
-    assert iteration["training"]["log_ratio_neg_mean"] == pytest.approx(steps[-1]["log_ratio_neg_mean"], abs=5e-4)
+    assert iteration["training"]["log_ratio_neg_mean"] == pytest.approx(
+        steps[-1]["log_ratio_neg_mean"], abs=5e-4
+    )
     assert (finished / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_model_without_weights_knows_what_ends_a_sequence(lm, tmp_path):
     lm.model.save_pretrained(tmp_path)
     lm.tokenizer.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "generation_config.json").read_text()) | {"eos_token_id": [1, 7]}
+    config = json.loads((tmp_path / "generation_config.json").read_text()) | {
+        "eos_token_id": [1, 7]
+    }
     (tmp_path / "generation_config.json").write_text(json.dumps(config))
     meta = load_model(str(tmp_path), META)
     assert meta.ends == load_model(str(tmp_path)).ends == {1, 7}
@@ -87,14 +93,21 @@ def test_a_tokenizer_without_an_end_is_refused(lm, tmp_path):
 def test_a_copy_of_the_project_goes_on(finished, tmp_path, monkeypatch):
     monkeypatch.setattr(settings, "TINY", shutil.copytree(settings.TINY, tmp_path / "tiny"))
     given = {"model": str(settings.TINY / "two_thirds"), "data": str(settings.TINY)}
-    experiment(shutil.copytree(finished, tmp_path / "run"), **given)  # it is finished there, and not refused
+    experiment(
+        shutil.copytree(finished, tmp_path / "run"), **given
+    )  # it is finished there, and not refused
     experiment(tmp_path / "other", reuse=finished, iterations=0, **given)
-    assert not json.loads((tmp_path / "other" / "times.json").read_text())["seconds"].get("sampling")
+    assert not json.loads((tmp_path / "other" / "times.json").read_text())["seconds"].get(
+        "sampling"
+    )
 
 
 def test_samples_of_one_sign_keep_their_rewards_and_the_run_says_so(tmp_path, capsys):
     folder = on_samples(tmp_path / "run", given(tmp_path, {}, {}), effective_proportion=0.7)
-    assert "iteration 1: 2 examples of 2 samples, 0.0 % positive\niteration 1: --eff" in capsys.readouterr().out
+    assert (
+        "iteration 1: 2 examples of 2 samples, 0.0 % positive\niteration 1: --eff"
+        in capsys.readouterr().out
+    )
     assert [line["reward"] for line in json_lines(folder / TRAIN)] == [-1, -1]
 
 
@@ -109,7 +122,10 @@ def test_a_finished_run_is_shown_and_not_made_again_and_refuses_other_settings(f
     ("changes", "expected"),
     [
         ({"method": "tis"}, partial(topr.topr_loss, limits=topr.PRESETS["tis"])),
-        ({"limits": (0.5, 2.0, 0.1, 0.9)}, partial(topr.topr_loss, limits=topr.Limits(0.5, 2.0, 0.1, 0.9))),
+        (
+            {"limits": (0.5, 2.0, 0.1, 0.9)},
+            partial(topr.topr_loss, limits=topr.Limits(0.5, 2.0, 0.1, 0.9)),
+        ),
         ({"method": "ppo", "eps": 0.4}, partial(ppo_loss, eps=0.4)),
         ({"method": "dpo", "beta": 0.3}, partial(dpo_loss, beta=0.3)),
     ],
@@ -121,7 +137,10 @@ def test_every_setting_reaches_its_loss(changes, expected, tmp_path):
     batch = (logmu, torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0]), torch.arange(1, 7))
     settings = replace(SMALL, out=tmp_path / "run", **changes)
     with open_run(settings, gsm8k.gsm8k_task(settings)) as run:
-        found, known = (torch.func.grad(loss)(logp, *batch) for loss in (partial(run.loss, denominator=6), expected))
+        found, known = (
+            torch.func.grad(loss)(logp, *batch)
+            for loss in (partial(run.loss, denominator=6), expected)
+        )
     torch.testing.assert_close(found, known)
 
 
@@ -130,9 +149,12 @@ def test_log_mu_of_given_samples_is_used_only_if_it_is_trusted(finished, tmp_pat
     """The finished run's samples, with log mu lower by 0.1 a token."""
     samples = read_records(finished / SAMPLES, Sample)
     logmu = {
-        example.sample: [x - 0.1 for x in example.token_logmu] for example in read_records(finished / TRAIN, Example)
+        example.sample: [x - 0.1 for x in example.token_logmu]
+        for example in read_records(finished / TRAIN, Example)
     }
-    others = [sample.model_copy(update={"token_logmu": logmu[i]}) for i, sample in enumerate(samples)]
+    others = [
+        sample.model_copy(update={"token_logmu": logmu[i]}) for i, sample in enumerate(samples)
+    ]
     file = tmp_path / "other.jsonl"
     file.write_text(to_lines(others))
     folder = on_samples(tmp_path / "run", file, trust_logmu=is_trusted)
@@ -151,7 +173,10 @@ def test_the_gradient_is_clipped_to_the_norm_that_is_set(finished, tmp_path):
     """A step of plain gradient descent at rate 1 is then no longer than that."""
     here = on_samples(tmp_path / "run", finished / SAMPLES, optimizer="sgd", lr=1.0, max_norm=1e-3)
     metrics, weights = json_lines(here / METRICS), load_file(here / MODEL / "model.safetensors")
-    moved = [weights[name] - old for name, old in load_file(Path(SMALL.model) / "model.safetensors").items()]
+    moved = [
+        weights[name] - old
+        for name, old in load_file(Path(SMALL.model) / "model.safetensors").items()
+    ]
     assert min(step["grad_norm"] for step in metrics) > 1e-3
     assert 0 < torch.cat([change.flatten() for change in moved]).norm() <= 1.01e-3 * len(metrics)
 
@@ -167,11 +192,17 @@ def far_from_mu(model, batch):
 @pytest.mark.parametrize(
     ("logprobs", "fault", "message"),
     [
-        (too_large, InputError, r"step 1: .*allocate 2 GiB\.; give --gradient-checkpointing, --reshard"),
+        (
+            too_large,
+            InputError,
+            r"step 1: .*allocate 2 GiB\.; give --gradient-checkpointing, --reshard",
+        ),
         (far_from_mu, ArithmeticError, r"step 1: \|log pi - log mu\| reaches"),
     ],
 )
-def test_a_step_that_fails_ends_the_run_before_anything_is_saved(finished, tmp_path, logprobs, fault, message):
+def test_a_step_that_fails_ends_the_run_before_anything_is_saved(
+    finished, tmp_path, logprobs, fault, message
+):
     with pytest.raises(fault, match=message):
         on_samples(tmp_path, finished / SAMPLES, (topr.topr_loss, logprobs))
     assert not (tmp_path / MODEL).exists()
@@ -185,13 +216,21 @@ def test_the_step_that_is_tried_for_its_memory_is_the_longest(finished, tmp_path
         seen.append(batch)
         return model.lm_head.weight[0, : len(batch.reward)]  # whatever can be learnt from
 
-    settings = replace(SMALL, out=tmp_path / "run", samples=str(finished / SAMPLES), evaluation=False, micro_batch=2)
+    settings = replace(
+        SMALL,
+        out=tmp_path / "run",
+        samples=str(finished / SAMPLES),
+        evaluation=False,
+        micro_batch=2,
+    )
     with open_run(settings, gsm8k.gsm8k_task(settings), (topr.topr_loss, logprobs)) as run:
         composed = run.compose(1, run.sample(1, run.start.model))
         rows = run.score(1, composed, run.start.model)
         steps = epoch_steps(rows, settings.batch, settings.micro_batch)
         try_longest(rows, steps, load_model(SMALL.model).model, run.loss, run.logprobs)
-    widths = {sum(longest([rows[i] for i in numbers])) for step in steps for numbers in step.micro_batches}
+    widths = {
+        sum(longest([rows[i] for i in numbers])) for step in steps for numbers in step.micro_batches
+    }
     tried = [batch.input_ids.shape[1] for batch in seen]
     assert len(tried) == settings.batch / settings.micro_batch  # one step
     assert max(tried) == max(widths) > min(widths)
@@ -204,7 +243,11 @@ RANGES = {  # what must hold -> settings, values that lie just inside and outsid
     "must be at least 2": ("test_samples curve_samples", [2], [1]),
     "must be at least 0": ("iterations seed", [0], [-1]),
     "must be at least -1": ("top_k", [0, -1], [-2]),
-    "must be positive and finite": ("temperature beta lr max_norm", [1e-9], [0.0, -1.0, math.inf, math.nan]),
+    "must be positive and finite": (
+        "temperature beta lr max_norm",
+        [1e-9],
+        [0.0, -1.0, math.inf, math.nan],
+    ),
     "must lie in (0, 1]": ("top_p effective_proportion", [1.0, 1e-9], [0.0, 1.5, math.nan]),
     "must lie in (0, 1)": ("proportion", [0.5], [0.0, 1.0, math.nan]),
     "must lie in [0, 1]": ("eps", [0.0, 1.0], [-0.1, 1.5, math.nan]),
@@ -225,7 +268,9 @@ def test_numbers_out_of_range_are_refused():
     for rule, (names, inside, outside) in RANGES.items():
         for name in names.split():
             option = f"--{name.replace('_', '-')}"
-            assert [fault_of(name, x) for x in outside] == [f"{option} {x}: {rule}" for x in outside]
+            assert [fault_of(name, x) for x in outside] == [
+                f"{option} {x}: {rule}" for x in outside
+            ]
             assert not any(rule in fault_of(name, x) for x in inside), name
     numbers = {field.name for field in fields(Settings) if type(field.default) in (int, float)}
     ranged = {name for names, _, _ in RANGES.values() for name in names.split()}
@@ -235,7 +280,12 @@ def test_numbers_out_of_range_are_refused():
 def given(folder, *rows):
     """A file of samples, which have what is not said here."""
     file = folder / "given.jsonl"
-    file.write_text("".join(json.dumps({"prompt": "Q", "completion": " A", "reward": -1} | row) + "\n" for row in rows))
+    file.write_text(
+        "".join(
+            json.dumps({"prompt": "Q", "completion": " A", "reward": -1} | row) + "\n"
+            for row in rows
+        )
+    )
     return str(file)
 
 
@@ -243,37 +293,75 @@ def given(folder, *rows):
     ("changes", "message"),
     [
         ({"method": "grpo"}, "--method grpo: choose from topr, tis"),
-        ({"limits": (2.0, 1.0, 0.0, 1.0)}, r"--limits: limits a_pos = 2, b_pos = 1: need 0 <= a <= b"),
+        (
+            {"limits": (2.0, 1.0, 0.0, 1.0)},
+            r"--limits: limits a_pos = 2, b_pos = 1: need 0 <= a <= b",
+        ),
         ({"limits": (1.0, 1.0, 0.0, 1.0), "method": "ppo"}, "--limits: have no meaning"),
         ({"shots_file": Path("shots.txt")}, "--shots-file: say with --shots"),
         ({"effective_proportion": 0.5, "baseline": 0.1}, "sets the baseline; give no other"),
         ({"baseline": 0.0, "method": "dpo"}, "--method dpo: has no baseline"),
-        ({"test_samples": 3}, "--test-samples 3: must be at least --k 4; with more, maj@4 has an interval"),
+        (
+            {"test_samples": 3},
+            "--test-samples 3: must be at least --k 4; with more, maj@4 has an interval",
+        ),
         ({"batch": 7, "method": "dpo"}, "--batch 7: must be a multiple"),
         ({"data": "nowhere"}, "--data or --test-data nowhere"),
         ({"model": "nowhere"}, "--model nowhere: is neither a folder nor"),
         ({"lora": 10000}, "--lora 10000: must be at most 128, the model's width"),
         ({"model": "/"}, "--model /: has no config.json"),
         ({"samples": "nothing.jsonl", "iterations": 2}, "--samples: serve one iteration"),
-        ({"samples": "s", "evaluation": True}, "--samples: say how to evaluate, by one of --test-data DIR"),
+        (
+            {"samples": "s", "evaluation": True},
+            "--samples: say how to evaluate, by one of --test-data DIR",
+        ),
         ({"evaluation": False}, "--no-evaluation: is for --samples"),
         ({"columns": ("reward=score",)}, "--columns: is for --samples"),
-        ({"composition": "proportion"}, "--composition proportion and --proportion P: give both or neither"),
-        ({"max_new_tokens": 5000}, r"problem train-5: its prompt has \d+ tokens; with 5000 new ones it exceeds"),
+        (
+            {"composition": "proportion"},
+            "--composition proportion and --proportion P: give both or neither",
+        ),
+        (
+            {"max_new_tokens": 5000},
+            r"problem train-5: its prompt has \d+ tokens; with 5000 new ones it exceeds",
+        ),
         # rows of samples
-        ({"samples": [{}, {"completion": " A" * 5000}]}, r"given.jsonl:2: field completion: \d+ tokens with its"),
-        ({"samples": [{"token_ids": [5, 6]}]}, "given.jsonl:1: field token_ids: are not the completion's"),
-        ({"samples": [{"token_logmu": [-1]}]}, "given.jsonl:1: field token_logmu: 1 of them, 2 tokens"),
+        (
+            {"samples": [{}, {"completion": " A" * 5000}]},
+            r"given.jsonl:2: field completion: \d+ tokens with its",
+        ),
+        (
+            {"samples": [{"token_ids": [5, 6]}]},
+            "given.jsonl:1: field token_ids: are not the completion's",
+        ),
+        (
+            {"samples": [{"token_logmu": [-1]}]},
+            "given.jsonl:1: field token_logmu: 1 of them, 2 tokens",
+        ),
         ({"samples": [{"completion": ""}]}, "given.jsonl:1: field completion: is empty"),
-        ({"samples": [{"token_logmu": [-1, -1]}, {}], "trust_logmu": True}, "given.jsonl:2: .*token_logmu: is missing"),
-        ({"samples": [{}, {}], "composition": "positives_only"}, "positives_only: none of the 2 samples fits"),
-        ({"samples": [{"reward": 0.5}, {}], "method": "sft", "baseline": 0.8}, "--method sft: no positive sample"),
+        (
+            {"samples": [{"token_logmu": [-1, -1]}, {}], "trust_logmu": True},
+            "given.jsonl:2: .*token_logmu: is missing",
+        ),
+        (
+            {"samples": [{}, {}], "composition": "positives_only"},
+            "positives_only: none of the 2 samples fits",
+        ),
+        (
+            {"samples": [{"reward": 0.5}, {}], "method": "sft", "baseline": 0.8},
+            "--method sft: no positive sample",
+        ),
         ({"samples": [{}, {"prompt": "P", "reward": 1}], "method": "dpo"}, "no problem has both"),
-        ({"samples": [{"reward": 0.5}, {}], "effective_proportion": 0.5}, "needs rewards -1 and \\+1, not 0.5"),
+        (
+            {"samples": [{"reward": 0.5}, {}], "effective_proportion": 0.5},
+            "needs rewards -1 and \\+1, not 0.5",
+        ),
     ],
     ids=lambda value: str(value)[:80],
 )
-def test_what_cannot_be_run_is_refused_in_a_line_before_anything_is_written(tmp_path, changes, message):
+def test_what_cannot_be_run_is_refused_in_a_line_before_anything_is_written(
+    tmp_path, changes, message
+):
     if isinstance(rows := changes.get("samples"), list):
         changes = changes | {"samples": given(tmp_path, *rows)}
     with pytest.raises(InputError, match=message) as caught:
@@ -282,7 +370,9 @@ def test_what_cannot_be_run_is_refused_in_a_line_before_anything_is_written(tmp_
     assert not (tmp_path / "run").exists()
 
 
-def test_the_command_line_shows_all_settings_and_where_in_the_code_a_fault_is_if_asked(monkeypatch, capsys):
+def test_the_command_line_shows_all_settings_and_where_in_the_code_a_fault_is_if_asked(
+    monkeypatch, capsys
+):
     def ending(*arguments):
         monkeypatch.setattr("sys.argv", ["train_gsm8k.py", *arguments])
         with pytest.raises(SystemExit) as ended:
@@ -295,12 +385,22 @@ def test_the_command_line_shows_all_settings_and_where_in_the_code_a_fault_is_if
     assert ending("--lr", "-1") == "train_gsm8k: --lr -1.0: must be positive and finite"
     with pytest.raises(InputError):
         ending("--lr", "-1", "--debug")
-    for option, value in {"--compute": "bf16", "--lr": "1e-5,", "--n": "1.5", "--limits": "1", "--lrr": "1"}.items():
+    for option, value in {
+        "--compute": "bf16",
+        "--lr": "1e-5,",
+        "--n": "1.5",
+        "--limits": "1",
+        "--lrr": "1",
+    }.items():
         assert ending(option, value) == 2
         [line] = capsys.readouterr().err.splitlines()
         assert re.match(f"train_gsm8k: .*{option}", line)
     for option in INSTEAD:
-        for argument in (f"{option}=8", f"--no-{option[2:]}", option.replace("-", "_").replace("__", "--")):
+        for argument in (
+            f"{option}=8",
+            f"--no-{option[2:]}",
+            option.replace("-", "_").replace("__", "--"),
+        ):
             assert ending("paper", argument).startswith(f"train_gsm8k: {option}: is no option; ")
 
 
@@ -308,7 +408,9 @@ def test_the_engines_are_those_of_the_setting():
     assert set(get_args(EngineName)) == ENGINES.keys()
 
 
-def test_a_rank_s_share_of_the_problems_is_drawn_as_one_process_draws_it(run, tmp_path, monkeypatch):
+def test_a_rank_s_share_of_the_problems_is_drawn_as_one_process_draws_it(
+    run, tmp_path, monkeypatch
+):
     whole = read_records(run() / "iteration-1" / "samples.jsonl", Sample)
     monkeypatch.setattr("pipeline.stages.share_of", lambda prompts, gpus: (prompts[3:], 3))
     settings = replace(SMALL, out=tmp_path / "run")

@@ -27,7 +27,11 @@ TWO = [PROMPT, PROMPT.replace("Ada", "Uma")]
 @pytest.fixture(params=["hf", "vllm"])
 def engine(request, lm):
     """What holds for every engine is tested with each of them."""
-    return partial(transformers_engine, lm, 40_000) if request.param == "hf" else request.getfixturevalue("vllm")
+    return (
+        partial(transformers_engine, lm, 40_000)
+        if request.param == "hf"
+        else request.getfixturevalue("vllm")
+    )
 
 
 def test_same_seed_same_completions_and_the_global_random_state_is_left_alone(engine):
@@ -36,17 +40,28 @@ def test_same_seed_same_completions_and_the_global_random_state_is_left_alone(en
     first, second, other = (drawn(engine, sampling, TWO, seed=seed) for seed in (0, 0, 1))
     assert first == second != other
     assert torch.equal(state, torch.random.get_rng_state())
-    assert len({completion.completion for completion in first[0]}) > 4  # completions of a prompt differ
+    assert (
+        len({completion.completion for completion in first[0]}) > 4
+    )  # completions of a prompt differ
     same = drawn(engine, sampling, [PROMPT, PROMPT])
     assert same[0] != same[1]  # and so do prompts' seeds
 
 
 @pytest.mark.parametrize(
     ("temperature", "top_p", "top_k"),
-    [(1.0, 1.0, 500), (1.0, 1.0, 3), (1.0, 1.0, 0), (1.0, 1.0, -1), (2.0, 1.0, 500), (1.0, 0.6, 500)],
+    [
+        (1.0, 1.0, 500),
+        (1.0, 1.0, 3),
+        (1.0, 1.0, 0),
+        (1.0, 1.0, -1),
+        (2.0, 1.0, 500),
+        (1.0, 0.6, 500),
+    ],
 )
 def test_tokens_are_drawn_from_the_models_own_distribution(engine, lm, temperature, top_p, top_k):
-    found = drawn(engine, SamplingParameters(temperature, top_p, top_k, max_new_tokens=1), [START], n=1000)[0]
+    found = drawn(
+        engine, SamplingParameters(temperature, top_p, top_k, max_new_tokens=1), [START], n=1000
+    )[0]
     p = (logps_after(lm, START, found[0].token_ids)[1][0] / temperature).softmax(-1)
     assert (p > 0.02).sum() > 5
     likeliest = p.topk(min(top_k if top_k > 0 else len(p), len(p)))
@@ -84,7 +99,9 @@ def test_a_stop_string_ends_a_completion_and_is_kept(engine, lm, pads_with_eos):
         assert "The ans" not in tokenizer.decode(completion.token_ids[:-1])
 
 
-@pytest.mark.parametrize("sampling", [SamplingParameters(), SamplingParameters(0.7, 0.9, 50), SamplingParameters(2.0)])
+@pytest.mark.parametrize(
+    "sampling", [SamplingParameters(), SamplingParameters(0.7, 0.9, 50), SamplingParameters(2.0)]
+)
 def test_what_a_row_draws_depends_on_its_seed_and_not_on_what_is_drawn_beside_it(lm, sampling):
     """Neither on the batch, nor on the chunk, nor on the rank that draws it. In float64 no rounding decides."""
     exact = lm._replace(model=deepcopy(lm.model).double())
@@ -92,9 +109,18 @@ def test_what_a_row_draws_depends_on_its_seed_and_not_on_what_is_drawn_beside_it
     prompts = [PROMPT, "Q", "Q: " + "figs " * 30 + "\nA:", TWO[1]]  # the second is of one token
     whole = drawn(partial(transformers_engine, exact, 40_000), sampling, prompts, n=3, seed=7)
     for tokens_at_once in (1, 200, 300):
-        assert drawn(partial(transformers_engine, exact, tokens_at_once), sampling, prompts, n=3, seed=7) == whole
+        assert (
+            drawn(
+                partial(transformers_engine, exact, tokens_at_once), sampling, prompts, n=3, seed=7
+            )
+            == whole
+        )
     engine = partial(transformers_engine, exact, 40_000)
-    assert drawn(engine, sampling, prompts[:2], 3, 7) + drawn(engine, sampling, prompts[2:], 3, 7 + 2 * 3) == whole
+    assert (
+        drawn(engine, sampling, prompts[:2], 3, 7)
+        + drawn(engine, sampling, prompts[2:], 3, 7 + 2 * 3)
+        == whole
+    )
     assert drawn(engine, sampling, prompts, n=3, seed=8)[0][:2] == whole[0][1:]
     assert len({one.completion for completions in whole for one in completions}) > 8
 
@@ -105,7 +131,9 @@ DISTRIBUTIONS = [(0.7, 1.0, 0), (1.0, 1.0, 2), (1.0, 0.6, 0), (0.7, 0.8, 3)]
 def probabilities(model, prompt, sampling, end, limit, before=()):
     """Each completion with its probability, by the whole model for each token, in the order of its tokens."""
     logits = model(torch.tensor([[*prompt, *before]])).logits[0, -1].double() / sampling.temperature
-    likeliest = sorted(range(len(logits)), key=lambda token: -logits[token])[: sampling.top_k or None]
+    likeliest = sorted(range(len(logits)), key=lambda token: -logits[token])[
+        : sampling.top_k or None
+    ]
     p, kept = logits[likeliest].softmax(0).tolist(), {}
     for token, chance in zip(likeliest, p, strict=True):
         if sum(kept.values()) < sampling.top_p:
@@ -123,15 +151,28 @@ def probabilities(model, prompt, sampling, end, limit, before=()):
 def test_completions_are_as_frequent_as_they_are_likely(lm, temperature, top_p, top_k):
     """All completions of a model of four tokens, of which 2 ends them: chi-square of 200,000 draws."""
     torch.manual_seed(0)
-    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", vocab_size=4, **shape)).eval()
+    shape = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model("llama", vocab_size=4, **shape)
+    ).eval()
     for weight in model.parameters():
         weight.data *= 20 if weight.dim() > 1 else 1  # so that the tokens are not equally likely
-    parameters, tiny = SamplingParameters(temperature, top_p, top_k), lm._replace(model=model, ends=frozenset({2}))
+    parameters, tiny = (
+        SamplingParameters(temperature, top_p, top_k),
+        lm._replace(model=model, ends=frozenset({2})),
+    )
     prompts, n, limit = [[3], [0, 1, 1]], 100_000, 3
     noise = torch.rand(2 * n, limit, generator=torch.Generator().manual_seed(0))
     prompt_of = torch.arange(2).repeat_interleave(n)
-    completions = [tuple(token_ids) for token_ids, _ in sampling.sample(tiny, prompts, prompt_of, noise, parameters)]
+    completions = [
+        tuple(token_ids)
+        for token_ids, _ in sampling.sample(tiny, prompts, prompt_of, noise, parameters)
+    ]
     for number, prompt in enumerate(prompts):
         with torch.no_grad():
             expected = dict(probabilities(model, prompt, parameters, end=2, limit=limit))
@@ -154,11 +195,15 @@ SHAPE = {
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("config", [{"model_type": "llama"}, {"model_type": "qwen2"}, {"model_type": "mistral"}])
+@pytest.mark.parametrize(
+    "config", [{"model_type": "llama"}, {"model_type": "qwen2"}, {"model_type": "mistral"}]
+)
 def test_models_of_other_kinds_continue_as_they_would_without_a_cache(lm, config, dtype):
     """The likeliest token each time, up to rounding; Mistral's layers see a window of eight tokens."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(**config, **SHAPE, **({"sliding_window": 8} if "mistral" in config.values() else {}))
+    config = AutoConfig.for_model(
+        **config, **SHAPE, **({"sliding_window": 8} if "mistral" in config.values() else {})
+    )
     model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     for weight in model.parameters():
         weight.data *= 8 if weight.dim() > 1 else 1
@@ -168,12 +213,16 @@ def test_models_of_other_kinds_continue_as_they_would_without_a_cache(lm, config
     for prompt, rows in zip([PROMPT, "Q: 1?"], completions, strict=True):
         for row in rows:
             logps, of_all = logps_after(other, prompt, row.token_ids)
-            assert (of_all.amax(-1) - torch.tensor(logps)).max() < (1e-5 if dtype == torch.float32 else 0.1)
+            assert (of_all.amax(-1) - torch.tensor(logps)).max() < (
+                1e-5 if dtype == torch.float32 else 0.1
+            )
             assert len(set(row.token_ids)) > 4
 
 
 def test_a_model_that_keeps_a_state_is_refused_by_name(tmp_path):
-    config = AutoConfig.for_model("jamba", **SHAPE, mamba_d_state=2, num_experts=1, use_mamba_kernels=False)
+    config = AutoConfig.for_model(
+        "jamba", **SHAPE, mamba_d_state=2, num_experts=1, use_mamba_kernels=False
+    )
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     load_model(gsm8k.Settings().model).tokenizer.save_pretrained(tmp_path)
     with pytest.raises(InputError, match=r"Jamba.* --engine vllm"):
@@ -196,7 +245,9 @@ def test_an_engine_that_is_interrupted_computes_no_further_token(lm):
         drawn(engine, SamplingParameters(max_new_tokens=limit), n=1)
     hook.remove()
     assert 5 <= len(passes) < limit / 2
-    assert drawn(partial(transformers_engine, lm, 40_000), SamplingParameters(max_new_tokens=8))  # as before
+    assert drawn(
+        partial(transformers_engine, lm, 40_000), SamplingParameters(max_new_tokens=8)
+    )  # as before
 
 
 def test_an_interrupted_drawing_goes_on_behind_its_last_whole_chunk(monkeypatch, tmp_path):
@@ -208,7 +259,9 @@ def test_an_interrupted_drawing_goes_on_behind_its_last_whole_chunk(monkeypatch,
     def draw_some(prompts, n, engine, parameters, seed, bar):
         if len(asked) == 2:
             raise InterruptedError
-        asked.append((seed - settings.seed_of("samples 1"), [prompt.problem.id for prompt in prompts]))
+        asked.append(
+            (seed - settings.seed_of("samples 1"), [prompt.problem.id for prompt in prompts])
+        )
         return draw(prompts, n, engine, parameters, seed, bar)
 
     def sample(name):
@@ -222,15 +275,23 @@ def test_an_interrupted_drawing_goes_on_behind_its_last_whole_chunk(monkeypatch,
     part = here / "samples.jsonl.part-0"
     lines = part.read_text().splitlines(keepends=True)
     assert len(lines) == 12
-    part.write_text("".join(lines[:10]) + lines[10][:20])  # one problem of the second chunk is whole, the other is not
+    part.write_text(
+        "".join(lines[:10]) + lines[10][:20]
+    )  # one problem of the second chunk is whole, the other is not
     asked.append("torn")
     samples = sample("torn")
-    first, second, third = (0, ["train-1", "train-2"]), (6, ["train-3", "train-4"]), (12, ["train-5"])
+    first, second, third = (
+        (0, ["train-1", "train-2"]),
+        (6, ["train-3", "train-4"]),
+        (12, ["train-5"]),
+    )
     assert asked == [first, second, "torn", third]  # what was torn is graded anew, not drawn anew
     assert samples == sample("at once")
     assert contents(here) == contents(tmp_path / "at once" / "iteration-1")
     assert contents(here).keys() == {"samples.jsonl", "SHA256SUMS"}
-    for one, problem in zip(samples, [problem for problem in task.train for _ in range(3)], strict=True):
+    for one, problem in zip(
+        samples, [problem for problem in task.train for _ in range(3)], strict=True
+    ):
         assert one.outcome == gsm8k.grade(one.completion, problem.gold)
     assert len({one.outcome for one in samples}) > 1
 

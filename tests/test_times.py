@@ -21,7 +21,14 @@ def test_a_run_counts_what_it_does_and_has_seconds_of_every_stage(run):
     tokens = sum(len(sample.token_ids) for file in files for sample in read_records(file, Sample))
     steps = len((folder / "iteration-1" / "metrics.jsonl").read_text().splitlines())
     assert found["counts"] == {"sampled tokens": tokens, "steps": steps}
-    assert set(found["seconds"]) == {"starting", "sampling", "scoring", "training", "saving", "other"}
+    assert set(found["seconds"]) == {
+        "starting",
+        "sampling",
+        "scoring",
+        "training",
+        "saving",
+        "other",
+    }
     assert min(found["seconds"].values()) > 0
     assert found["peak bytes"] > 10**8  # torch alone takes more
 
@@ -37,7 +44,10 @@ def test_a_stage_that_is_done_is_noted_before_the_next_one_begins(tmp_path):
 
 
 def test_calls_that_go_on_add_to_what_was_noted(tmp_path):
-    times = Times(seconds=Counter(training=6.5, saving=2.0), counts=Counter({"steps": 3, "sampled tokens": 500}))
+    times = Times(
+        seconds=Counter(training=6.5, saving=2.0),
+        counts=Counter({"steps": 3, "sampled tokens": 500}),
+    )
     later = Times(seconds=Counter(training=3.5, sampling=2.0), counts=Counter(steps=2))
     for one in (times, times, later):  # what was noted once counts once
         Held(replace(SMALL, out=tmp_path), None, one).note_times()

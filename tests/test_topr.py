@@ -48,7 +48,9 @@ def test_presets_are_table_1_and_checked_where_they_are_varied():
     }
 
 
-@pytest.mark.parametrize(("a", "b"), [(-1, 1), (2, 1), (math.nan, 1), (0, math.nan), (math.inf, math.inf)])
+@pytest.mark.parametrize(
+    ("a", "b"), [(-1, 1), (2, 1), (math.nan, 1), (0, math.nan), (math.inf, math.inf)]
+)
 def test_bounds_out_of_order_are_refused(a, b):
     for function in (importance_weight, taper) if a < math.inf else ():
         with pytest.raises(ValueError, match="need 0 <= a <= b"):
@@ -86,27 +88,41 @@ def test_weight_of_extreme_ratios_is_finite_and_keeps_its_precision(dtype):
     weight.sum().backward()
     assert log_ratio.grad.tolist() == [0, 1, 0]
     assert weight.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    assert not importance_weight(torch.tensor([-1000.0, 1000.0], dtype=dtype), 0, math.inf).isnan().any()
+    assert (
+        not importance_weight(torch.tensor([-1000.0, 1000.0], dtype=dtype), 0, math.inf)
+        .isnan()
+        .any()
+    )
 
 
 @given(st.floats(1e-6, 1e6), bounds)
-def test_taper_is_the_formula_never_above_the_ratio_and_its_slope_in_the_logarithm_is_the_weight(x, ab):
+def test_taper_is_the_formula_never_above_the_ratio_and_its_slope_in_the_logarithm_is_the_weight(
+    x, ab
+):
     log_x = double(math.log(x)).requires_grad_()
     found = taper(log_x.exp(), *ab)
     found.sum().backward()
     assert found.item() == pytest.approx(rho(x, *ab), rel=1e-9, abs=1e-9)
     assert found.item() <= x * (1 + 1e-12)
-    assert log_x.grad.item() == pytest.approx(importance_weight(log_x.detach(), *ab).item(), rel=1e-9, abs=1e-12)
+    assert log_x.grad.item() == pytest.approx(
+        importance_weight(log_x.detach(), *ab).item(), rel=1e-9, abs=1e-12
+    )
 
 
 def test_taper_of_nan_is_nan_and_only_of_positive_ratios():
     assert taper(torch.tensor([math.nan]), 0.5, 1).isnan().all()
     for ratio in (0.0, -0.5):
-        with pytest.raises(ValueError, match=f"ratio = {ratio:g}: a ratio of probabilities is positive"):
+        with pytest.raises(
+            ValueError, match=f"ratio = {ratio:g}: a ratio of probabilities is positive"
+        ):
             taper(torch.tensor([1.0, ratio]), 0, 1)
 
 
-@given(st.lists(st.tuples(numbers, st.floats(-60, 0), rewards, st.integers(1, 9)), min_size=1, max_size=5))
+@given(
+    st.lists(
+        st.tuples(numbers, st.floats(-60, 0), rewards, st.integers(1, 9)), min_size=1, max_size=5
+    )
+)
 def test_gradient_of_the_loss_is_that_of_the_objective(rows):
     log_ratio, logp, reward, length = double(*rows).T
     logp.requires_grad_()
@@ -127,17 +143,25 @@ def test_both_forms_of_the_loss_pass_the_vectors(vector):
 
 
 def test_log_ratios_of_half_precision_are_float32():
-    halves = torch.tensor([[-1 - 2**-7], [-(2**-8)]], dtype=torch.bfloat16)  # whose difference needs 9 bits
-    of_halves, of_floats = (topr_loss(*columns, -torch.ones(1), torch.ones(1)) for columns in (halves, halves.float()))
+    halves = torch.tensor(
+        [[-1 - 2**-7], [-(2**-8)]], dtype=torch.bfloat16
+    )  # whose difference needs 9 bits
+    of_halves, of_floats = (
+        topr_loss(*columns, -torch.ones(1), torch.ones(1)) for columns in (halves, halves.float())
+    )
     assert torch.equal(of_halves, of_floats)
 
 
 def of_tokens(seed=0, batch=9, tokens=7):
     """token_logp, token_logmu, reward, mask: ragged, with padding on either side and within."""
     generator = torch.Generator().manual_seed(seed)
-    token_logp, token_logmu = -4 * torch.rand(2, batch, tokens, dtype=torch.float64, generator=generator)
+    token_logp, token_logmu = -4 * torch.rand(
+        2, batch, tokens, dtype=torch.float64, generator=generator
+    )
     mask = torch.rand(batch, tokens, generator=generator) < 0.6
-    mask[torch.arange(batch), torch.randint(tokens, (batch,), generator=generator)] = True  # one token at least
+    mask[torch.arange(batch), torch.randint(tokens, (batch,), generator=generator)] = (
+        True  # one token at least
+    )
     reward = double(1, -1, 0, -0.2, 2, -2, -1, -1, 0.2)
     return token_logp.requires_grad_(), token_logmu, reward, mask.long()
 
@@ -173,9 +197,15 @@ def under_ddp(batch):
     for denominator in (len(token_logp), len(token_logp) / ranks()):
         model = torch.nn.Linear(len(token_logp), token_logp.shape[1], bias=False).double()
         model.weight.data = token_logp.T.contiguous()
-        rows = torch.eye(len(token_logp), dtype=torch.float64)[part]  # of which the model makes the part's token_logp
-        parallel = torch.nn.parallel.DistributedDataParallel(model)  # which reduces gradients while it is held
-        topr.topr_loss_of_tokens(parallel(rows), *(x[part] for x in others), denominator=denominator).backward()
+        rows = torch.eye(len(token_logp), dtype=torch.float64)[
+            part
+        ]  # of which the model makes the part's token_logp
+        parallel = torch.nn.parallel.DistributedDataParallel(
+            model
+        )  # which reduces gradients while it is held
+        topr.topr_loss_of_tokens(
+            parallel(rows), *(x[part] for x in others), denominator=denominator
+        ).backward()
         gradients.append(model.weight.grad.T)
     return gradients
 
@@ -193,7 +223,10 @@ def test_what_stands_outside_the_mask_changes_no_bit(filler):
     found = []
     for is_spoiled in (False, True):
         token_logp, token_logmu, reward, mask = of_tokens()
-        spoiled = [torch.where((mask == 0) & is_spoiled, filler, x.detach()) for x in (token_logp, token_logmu)]
+        spoiled = [
+            torch.where((mask == 0) & is_spoiled, filler, x.detach())
+            for x in (token_logp, token_logmu)
+        ]
         loss = topr.topr_loss_of_tokens(spoiled[0].requires_grad_(), spoiled[1], reward, mask)
         loss.backward()
         found.append((loss, spoiled[0].grad))
@@ -218,7 +251,10 @@ def test_masks_of_every_type_but_empty_ones_and_half_precision():
     assert found.dtype == torch.float32
     # Summed in float32, it is the loss of the halves to float32's precision.
     torch.testing.assert_close(
-        found.double(), topr.topr_loss_of_tokens(*(x.double() for x in halves), reward, mask), rtol=1e-5, atol=1e-6
+        found.double(),
+        topr.topr_loss_of_tokens(*(x.double() for x in halves), reward, mask),
+        rtol=1e-5,
+        atol=1e-6,
     )
 
 

@@ -28,14 +28,33 @@ def weights(model):
 def test_metrics_by_hand():
     log_ratio, reward = torch.tensor([-1.0, 0.0, 2.0, -50.0]), torch.tensor([1.0, 1.0, -1.0, -1.0])
     metrics = step_metrics(log_ratio, reward, torch.tensor([1.0, 1.0, 1.0, math.exp(-50)]))
-    names = ("ess", "weights_below_1e-6", "log_ratio_pos_q50", "log_ratio_pos_q95", "weight_neg_q50")
+    names = (
+        "ess",
+        "weights_below_1e-6",
+        "log_ratio_pos_q50",
+        "log_ratio_pos_q95",
+        "weight_neg_q50",
+    )
     assert [metrics[name] for name in names] == pytest.approx([3, 0.25, -0.5, -0.05, 0.5])
-    assert step_metrics(log_ratio, reward, torch.tensor([2e-6, 9e-7, 2e-6, 9e-7]))["weights_below_1e-6"] == 0.5
-    metrics = step_metrics(log_ratio, torch.tensor([1.5, 0.5, -3.0, -1.0]), torch.tensor([1.0, 0.5, 0.25, 0.75]))
-    means = [metrics[f"{name}_{sign}_mean"] for name in ("log_ratio", "weight") for sign in ("pos", "neg")]
+    assert (
+        step_metrics(log_ratio, reward, torch.tensor([2e-6, 9e-7, 2e-6, 9e-7]))[
+            "weights_below_1e-6"
+        ]
+        == 0.5
+    )
+    metrics = step_metrics(
+        log_ratio, torch.tensor([1.5, 0.5, -3.0, -1.0]), torch.tensor([1.0, 0.5, 0.25, 0.75])
+    )
+    means = [
+        metrics[f"{name}_{sign}_mean"]
+        for name in ("log_ratio", "weight")
+        for sign in ("pos", "neg")
+    ]
     assert means == pytest.approx([-0.5, -24, 0.75, 0.5])
     found = (metrics["pull"], metrics["realised_share"])
-    assert found == pytest.approx((3.25, 1.75 / 3.25))  # 1.5 + 0.25 of positives, 0.75 + 0.75 of negatives
+    assert found == pytest.approx(
+        (3.25, 1.75 / 3.25)
+    )  # 1.5 + 0.25 of positives, 0.75 + 0.75 of negatives
     reward = torch.tensor([1.0, 0.0, 0.0, 0.0])  # nothing is learnt from a reward of 0
     metrics = step_metrics(torch.zeros(4), reward, reward)
     assert (metrics["weight_pos_q50"], metrics["weights_below_1e-6"], metrics["ess"]) == (1, 0, 1)
@@ -48,7 +67,9 @@ def test_metrics_by_hand():
 
 
 def test_an_epoch_is_summed_up_whole_and_in_tenths():
-    steps = [{"pull": n, "realised_share": 1 / n, "log_ratio_neg_mean": -n} for n in range(1, 21)]  # positives pull 1
+    steps = [
+        {"pull": n, "realised_share": 1 / n, "log_ratio_neg_mean": -n} for n in range(1, 21)
+    ]  # positives pull 1
     steps = [step | ({"weight_neg_mean": n} if n % 2 else {}) for n, step in enumerate(steps)]
     found = over_epoch([*steps, {"pull": 0.0}])  # 21 steps: tenths of two, and the last of three
     shares = [round(2 / (2 * n + 1), 3) for n in range(1, 20, 2)]
@@ -61,8 +82,15 @@ def test_an_epoch_is_summed_up_whole_and_in_tenths():
 
 
 def test_training_away_from_mu_is_refused_and_a_ratio_that_never_moves_warned_about():
-    for number, told in ((-0.5, "0.5, above 0.4"), (math.nan, "nan"), (math.inf, "inf"), (-math.inf, "inf")):
-        with pytest.raises(ArithmeticError, match=rf"step 1: \|log pi - log mu\| reaches {told}.*--trust-logmu"):
+    for number, told in (
+        (-0.5, "0.5, above 0.4"),
+        (math.nan, "nan"),
+        (math.inf, "inf"),
+        (-math.inf, "inf"),
+    ):
+        with pytest.raises(
+            ArithmeticError, match=rf"step 1: \|log pi - log mu\| reaches {told}.*--trust-logmu"
+        ):
             check_ratio(1, torch.tensor([0.0, number]), tolerance=0.4)
     with pytest.warns(UserWarning, match="every log-ratio is 0"):
         check_ratio(2, torch.zeros(3), tolerance=0.01)
@@ -72,7 +100,8 @@ def test_training_away_from_mu_is_refused_and_a_ratio_that_never_moves_warned_ab
 
 
 @pytest.mark.parametrize(
-    ("loss", "found"), [(lambda x: x.sum() + math.inf, "inf"), (lambda x: (x - x.detach()).abs().sqrt().sum(), "0")]
+    ("loss", "found"),
+    [(lambda x: x.sum() + math.inf, "inf"), (lambda x: (x - x.detach()).abs().sqrt().sum(), "0")],
 )
 def test_a_loss_or_a_gradient_that_is_not_finite_stops_all_processes(loss, found):
     """Where one of them is finite: the gradient's norm, which all processes share, must tell of the loss."""
@@ -85,7 +114,9 @@ def test_a_loss_or_a_gradient_that_is_not_finite_stops_all_processes(loss, found
 
 def test_v16_a_step_is_made_for_each_next_and_its_weight_follows_the_model():
     model = tiny_model()
-    examples = [replace(e, logmu=e.logmu + 2) for e in at_mu(model, random_examples(6, 2)) if e.reward < 0]
+    examples = [
+        replace(e, logmu=e.logmu + 2) for e in at_mu(model, random_examples(6, 2)) if e.reward < 0
+    ]
     batch, before = plain_batch([*examples, replace(examples[0], reward=0.0)]), weights(model)
     training = topr.train(model, sgd(model), [topr.Step([batch], len(batch.reward))] * 2)
     assert torch.equal(weights(model), before)

@@ -20,7 +20,10 @@ def run(trainer, *arguments):
     python = os.environ.get(f"{trainer.upper()}_PYTHON")
     if not python:
         pytest.skip(f"{trainer.upper()}_PYTHON is not set: make test-trainers sets it")
-    command, ours = [Path(python).absolute(), *map(str, arguments)], os.environ | {"PYTHONPATH": str(ROOT)}
+    command, ours = (
+        [Path(python).absolute(), *map(str, arguments)],
+        os.environ | {"PYTHONPATH": str(ROOT)},
+    )
     done = subprocess.run(command, cwd=ROOT, env=ours, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
@@ -29,14 +32,29 @@ def run(trainer, *arguments):
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["trl", "verl"])
 def test_the_example_is_the_paper_s_loss(trainer):
-    printed, _ = run(trainer, "-m", "conformance", f"examples.topr_in_{trainer}:loss", "--random", 100)
-    assert printed.endswith(f"examples.topr_in_{trainer}:loss: paper\n100 random batches agree with Eq. 7\n")
+    printed, _ = run(
+        trainer, "-m", "conformance", f"examples.topr_in_{trainer}:loss", "--random", 100
+    )
+    assert printed.endswith(
+        f"examples.topr_in_{trainer}:loss: paper\n100 random batches agree with Eq. 7\n"
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("steps", "a_generation", "is_warned"), [(4, 4, False), (2, 1, True)])
-def test_trl_trains_with_it_and_warns_where_no_generation_outlives_a_step(tmp_path, steps, a_generation, is_warned):
-    options = ["--steps", steps, "--steps-per-generation", a_generation, "--test-problems", 1, "--out", tmp_path]
+def test_trl_trains_with_it_and_warns_where_no_generation_outlives_a_step(
+    tmp_path, steps, a_generation, is_warned
+):
+    options = [
+        "--steps",
+        steps,
+        "--steps-per-generation",
+        a_generation,
+        "--test-problems",
+        1,
+        "--out",
+        tmp_path,
+    ]
     printed, warned = run("trl", "examples/train_with_trl.py", *options)
     assert ("every weight is 1" in warned) == is_warned
     weight = float(re.search(r"^mean weight: (.*)$", printed, re.MULTILINE)[1])
@@ -48,13 +66,23 @@ def test_verl_s_own_loss_function_has_the_gradient_of_topr_over_micro_batches():
     found = json.loads(run("verl", "tests/verl_steps.py")[0])
     assert all(step["difference"] < 1e-5 for step in found["steps"])
     assert found["steps"][0]["weights"] == pytest.approx([1, 1], abs=1e-4)
-    assert all(0 < step["weights"][1] < 0.99 for step in found["steps"][1:])  # of the micro-batch with the negatives
-    messages = ["advantages differ within a sequence", "loss_agg_mode=seq-mean-token-mean", "rollout_is=null"]
+    assert all(
+        0 < step["weights"][1] < 0.99 for step in found["steps"][1:]
+    )  # of the micro-batch with the negatives
+    messages = [
+        "advantages differ within a sequence",
+        "loss_agg_mode=seq-mean-token-mean",
+        "rollout_is=null",
+    ]
     assert all(message in said for message, said in zip(messages, found["refusals"], strict=True))
 
 
 def test_the_lines_of_the_page_are_the_paper_s_loss():
-    [lines] = [block for language, block in FENCED.findall(PAGES["docs/in_your_trainer.md"]) if language == "python"]
+    [lines] = [
+        block
+        for language, block in FENCED.findall(PAGES["docs/in_your_trainer.md"])
+        if language == "python"
+    ]
 
     def loss(token_logp, token_logmu, reward, mask):
         names = {"torch": torch, **locals()}

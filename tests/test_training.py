@@ -37,13 +37,17 @@ SLOW = pytest.mark.slow
         (1, 3, 1, "adamw", True),
     ],
 )
-def test_v19_two_ranks_and_a_checkpoint_change_nothing(processes, batch, micro_batch, optimizer, is_cut, tmp_path):
+def test_v19_two_ranks_and_a_checkpoint_change_nothing(
+    processes, batch, micro_batch, optimizer, is_cut, tmp_path
+):
     rows = rows_of(5, 3)  # 15 examples: the last step is short, and a rank runs out of rows
     metrics, *expected = ranks.epoch(rows, batch, micro_batch, optimizer)
     assert len(metrics) >= 3
     (tmp_path / "run").mkdir()
     given = rows, batch, micro_batch, optimizer, tmp_path / "run" if is_cut else None
-    found = ranks.epoch(*given) if processes == 1 else ranks.on_two_ranks(ranks.epoch, tmp_path, *given)
+    found = (
+        ranks.epoch(*given) if processes == 1 else ranks.on_two_ranks(ranks.epoch, tmp_path, *given)
+    )
     for one, other in zip(found[0], metrics, strict=True):
         assert one == pytest.approx(other, rel=1e-6)
     torch.testing.assert_close(found[1:], tuple(expected), rtol=1e-6, atol=1e-9)
@@ -83,13 +87,18 @@ def kept_and_dropped(rows):
 def test_weights_that_stay_gathered_learn_the_same_on_two_ranks(tmp_path):
     (kept, fewer), (dropped, more) = ranks.on_two_ranks(kept_and_dropped, tmp_path, rows_of(4, 1))
     assert torch.equal(kept, dropped)
-    usual = {"_reduce_scatter_base_": 2 * 4, "allreduce_": 2 * 2}  # two layers, the head, the rest; Adafactor's two
+    usual = {
+        "_reduce_scatter_base_": 2 * 4,
+        "allreduce_": 2 * 2,
+    }  # two layers, the head, the rest; Adafactor's two
     # What log mu was scored with is still gathered in the first step: all four parts, or head and rest, which stay.
     assert fewer == usual | {"_allgather_base_": 0 + 4}
     assert more == usual | {"_allgather_base_": (4 - 2 + 2) + (4 + 2)}  # a layer twice a step
 
 
-def test_weights_and_sums_of_gradients_stay_float32_and_move_at_the_papers_learning_rate(monkeypatch):
+def test_weights_and_sums_of_gradients_stay_float32_and_move_at_the_papers_learning_rate(
+    monkeypatch,
+):
     """In bfloat16 nearly every update would round to nothing."""
     sharding = mock.Mock(wraps=language_model.fully_shard)
     monkeypatch.setattr(language_model, "fully_shard", sharding)
@@ -107,7 +116,11 @@ def test_weights_and_sums_of_gradients_stay_float32_and_move_at_the_papers_learn
 
 def test_in_bfloat16_log_mu_is_scored_in_the_batches_that_train(lm):
     samples = [
-        Sample(prompt="Q: " + "1 + " * i + "1?\nA:", completion=" The answer is" + " 2" * (17 - i), reward=1.0)
+        Sample(
+            prompt="Q: " + "1 + " * i + "1?\nA:",
+            completion=" The answer is" + " 2" * (17 - i),
+            reward=1.0,
+        )
         for i in range(16)
     ]
     rows = [[encoded] for encoded in dataset.encode(samples, range(16), lm)]
@@ -117,7 +130,9 @@ def test_in_bfloat16_log_mu_is_scored_in_the_batches_that_train(lm):
         logmu = dataset.score(rows, dataset.epoch_steps(rows, 16, 4), model.model)
         [step] = steps_of(dataset.to_examples(rows, logmu), 16, 4)
         for batch in step.micro_batches:  # equal but for the sum's own rounding
-            torch.testing.assert_close(topr.sequence_logprobs(model.model, batch), batch.logmu, rtol=0, atol=1e-4)
+            torch.testing.assert_close(
+                topr.sequence_logprobs(model.model, batch), batch.logmu, rtol=0, atol=1e-4
+            )
 
 
 def test_gradient_checkpointing_computes_layers_twice_and_the_same_gradient():
@@ -126,7 +141,9 @@ def test_gradient_checkpointing_computes_layers_twice_and_the_same_gradient():
     for recompute in (False, True):
         model, called = tiny_model(), []
         # before, not after it: the second time ends as soon as what the backward pass needs is there
-        model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, called=called: called.append(1))
+        model.model.layers[0].mlp.register_forward_pre_hook(
+            lambda *_, called=called: called.append(1)
+        )
         shard(model, "float32", recompute)
         topr.sequence_logprobs(model, batch).sum().backward()
         gradients.append([weight.grad for weight in model.parameters()])
@@ -148,7 +165,10 @@ def test_a_pair_s_log_mu_is_its_own():
     rows = [[Encoded([1], [2, 3 + i], reward, i) for i, reward in pair] for pair in pairs]
     model = tiny_model()
     scored = dataset.to_examples(rows, dataset.score(rows, dataset.epoch_steps(rows, 2, 2), model))
-    assert [[(e.sample, e.row) for e in row] for row in scored] == [[(0, 0), (1, 0)], [(0, 1), (2, 1)]]
+    assert [[(e.sample, e.row) for e in row] for row in scored] == [
+        [(0, 0), (1, 0)],
+        [(0, 1), (2, 1)],
+    ]
     assert len({e.logmu for row in scored for e in row}) == 3
     for row in scored:
         [step] = steps_of([row], 2, 2)

@@ -22,9 +22,17 @@ torch.manual_seed(0)
 model = AutoModelForCausalLM.from_pretrained("tiny/base", dtype=torch.float32)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 ids = torch.randint(5, model.config.vocab_size, (4, 12))
-reward, mask = torch.tensor([1.0, -1.0, -0.5, 0.5]), torch.arange(7) < torch.tensor([[7], [3], [5], [1]])
+reward, mask = (
+    torch.tensor([1.0, -1.0, -0.5, 0.5]),
+    torch.arange(7) < torch.tensor([[7], [3], [5], [1]]),
+)
 attention_mask = torch.cat([torch.ones(4, PROMPT, dtype=torch.bool), mask], dim=1)
-settings = {"strategy": "fsdp", "rollout_n": 1, "ppo_micro_batch_size_per_gpu": 2, "loss_agg_mode": MEAN}
+settings = {
+    "strategy": "fsdp",
+    "rollout_n": 1,
+    "ppo_micro_batch_size_per_gpu": 2,
+    "loss_agg_mode": MEAN,
+}
 actor = FSDPActorConfig(**settings, policy_loss=PolicyLossConfig(loss_mode="topr"))
 
 
@@ -55,14 +63,20 @@ for _ in range(4):
     topr_loss_of_tokens(logprobs()[:, response], logmu, reward, mask).backward()
     ours, weights = gradient(), []
     for rows in (slice(0, 1), slice(1, 4)):  # micro-batches
-        data = TensorDict({name: column[rows] for name, column in columns.items()}, batch_size=[len(reward[rows])])
-        tensordict_utils.assign_non_tensor(data, dp_size=1, batch_num_tokens=16, global_batch_size=4)
+        data = TensorDict(
+            {name: column[rows] for name, column in columns.items()}, batch_size=[len(reward[rows])]
+        )
+        tensordict_utils.assign_non_tensor(
+            data, dp_size=1, batch_num_tokens=16, global_batch_size=4
+        )
         unpadded = logprobs()[rows][attention_mask[rows]]  # as verl's engines hand it over
         value, metrics = ppo_loss(actor, {"log_probs": unpadded}, data)
         value.backward()
         weights.append(metrics["actor/topr_weight"].aggregate())
     optimizer.step()
-    steps.append({"difference": ((gradient() - ours).norm() / ours.norm()).item(), "weights": weights})
+    steps.append(
+        {"difference": ((gradient() - ours).norm() / ours.norm()).item(), "weights": weights}
+    )
 ones = torch.ones(2, 3)
 for others in ([ones.cumsum(1), ones], [ones, ones, "token-mean"], [ones, ones, MEAN, actor, ones]):
     try:

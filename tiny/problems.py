@@ -40,7 +40,9 @@ class Noise:
 
 TEACHER = Noise(result=0.29, ending=0.13, verdict=0.46, silence=0.28)
 FLAWLESS = Noise()
-MISTAKEN = Noise(result=0.04, ending=0.12, endings=4, plan=(0.3, 0.95))  # hardly slips, often plans wrongly
+MISTAKEN = Noise(
+    result=0.04, ending=0.12, endings=4, plan=(0.3, 0.95)
+)  # hardly slips, often plans wrongly
 
 # What may stand in for "The answer is N.": nothing, a sentence cut in the middle, one without a number, other words.
 ENDINGS = ("", " The ans", " The answer is.", " So it is {answer}.")
@@ -124,10 +126,34 @@ _PLANS = {  # what is said after each result, then the right steps, then others,
     "teams": ("together, groups", "a+b r1/c", "a+b r1-c", "a+b r1+c", "a+b"),
     "older": ("at first, in the end", "a+b r1+c", "a+b r1-c", "a-b r1+c", "_ a+b"),
     "walking": ("for {name}, more", "a*b r1-c", "a*b r1+c", "a+b r1-c", "a*b"),
-    "two kinds": ("first, more, in all", "a*b c*d r1+r2", "a*b c*d r1-r2", "a*b c+d r1+r2", "a*b _ r1+c"),
-    "bakery": ("at first, stay, left", "a*b r1-c r2-d", "a*b r1-c r2+d", "a*b r1+c r2-d", "a*b _ r1-c"),
-    "wages": ("hours, dollars, dollars left", "b+c r1*a r2-d", "b+c r1*a r2+d", "b+c r1+a r2-d", "b+c _ r1*a"),
-    "dinner": ("dollars, each, dollars for {name}", "b+c r1/a r2+d", "b+c r1/a r2-d", "b+c r1-a r2+d", "b+c _ r1/a"),
+    "two kinds": (
+        "first, more, in all",
+        "a*b c*d r1+r2",
+        "a*b c*d r1-r2",
+        "a*b c+d r1+r2",
+        "a*b _ r1+c",
+    ),
+    "bakery": (
+        "at first, stay, left",
+        "a*b r1-c r2-d",
+        "a*b r1-c r2+d",
+        "a*b r1+c r2-d",
+        "a*b _ r1-c",
+    ),
+    "wages": (
+        "hours, dollars, dollars left",
+        "b+c r1*a r2-d",
+        "b+c r1*a r2+d",
+        "b+c r1+a r2-d",
+        "b+c _ r1*a",
+    ),
+    "dinner": (
+        "dollars, each, dollars for {name}",
+        "b+c r1/a r2+d",
+        "b+c r1/a r2-d",
+        "b+c r1-a r2+d",
+        "b+c _ r1/a",
+    ),
 }
 
 
@@ -137,12 +163,22 @@ def in_words(steps: str, said: str) -> str:
     >>> in_words("a+b _ r1-c", "at first, stay, left")
     '{a} + {b} = {r1} at first. {r1} - {c} = {r2} left.'
     """
-    taken = [(step, after) for step, after in zip(steps.split(), said.split(", "), strict=False) if step != "_"]
-    parts = [(*re.split("([-+*/])", step), number, after) for number, (step, after) in enumerate(taken, start=1)]
+    taken = [
+        (step, after)
+        for step, after in zip(steps.split(), said.split(", "), strict=False)
+        if step != "_"
+    ]
+    parts = [
+        (*re.split("([-+*/])", step), number, after)
+        for number, (step, after) in enumerate(taken, start=1)
+    ]
     return " ".join("{{{}}} {} {{{}}} = {{r{}}} {}.".format(*part) for part in parts)
 
 
-PLANS = {family: tuple(in_words(steps, said) for steps in plans) for family, (said, *plans) in _PLANS.items()}
+PLANS = {
+    family: tuple(in_words(steps, said) for steps in plans)
+    for family, (said, *plans) in _PLANS.items()
+}
 USUAL = 0.7  # share of a family's wrong plans that are the first one; the others share the rest equally (ours)
 
 
@@ -189,10 +225,14 @@ def draw_problem(rng: random.Random) -> WordProblem:
             1 <= values[name] <= LARGEST and not (sign == "/" and values[left] % values[right])
             for left, sign, right, name in STEP.findall(plan)
         )
-    return WordProblem(rng.choice(QUESTIONS[family]).format(**words, **numbers), family, words, numbers)
+    return WordProblem(
+        rng.choice(QUESTIONS[family]).format(**words, **numbers), family, words, numbers
+    )
 
 
-def solve(problem: WordProblem, plan: str = "", slip: Callable[[int], int] = int) -> tuple[str, int]:
+def solve(
+    problem: WordProblem, plan: str = "", slip: Callable[[int], int] = int
+) -> tuple[str, int]:
     """A solution and its answer: the right one, or that of another plan, with each result after `slip`."""
     plan = plan or PLANS[problem.family][0]
     values = compute(plan, problem.numbers, slip)
@@ -237,7 +277,9 @@ def solve_badly(problem: WordProblem, noise: Noise, rng: random.Random) -> tuple
         text = reword(text, noise, rng)
     drawn = rng.random()
     if drawn < noise.ending:
-        return f" {text}" + ENDINGS[int(drawn / noise.ending * noise.endings)].format(answer=answer), False
+        return f" {text}" + ENDINGS[int(drawn / noise.ending * noise.endings)].format(
+            answer=answer
+        ), False
     return f" {text} The answer is {answer}.", answer == solve(problem)[1]
 
 
@@ -258,7 +300,10 @@ def verify(solution: str, is_correct: bool, noise: Noise, rng: random.Random) ->
     if rng.random() < noise.silence:
         return "".join(checks)
     says_yes = is_correct != (rng.random() < noise.verdict)
-    return "".join(checks) + f" Verification: Is the answer correct (Yes/No)? {'Yes' if says_yes else 'No'}"
+    return (
+        "".join(checks)
+        + f" Verification: Is the answer correct (Yes/No)? {'Yes' if says_yes else 'No'}"
+    )
 
 
 def sums(completion: str) -> list[bool]:
@@ -268,7 +313,8 @@ def sums(completion: str) -> list[bool]:
     [True, True, False]
     """
     return [
-        (sign != "/" or int(right) > 0) and max(OPERATIONS[sign](int(left), int(right)), 0) == int(result)
+        (sign != "/" or int(right) > 0)
+        and max(OPERATIONS[sign](int(left), int(right)), 0) == int(result)
         for left, sign, right, result in EXPRESSION.findall(completion)
     ]
 

@@ -49,23 +49,36 @@ class Adafactor(torch.optim.Optimizer):
         for weight, gradient in zip(weights, gradients, strict=True):
             state = self.state[weight]
             state["step"] = state.get("step", 0) + 1
-            squares = gradient.square().add_(EPS)  # the averages of columns are over this rank's rows only
-            new = {"rows": squares.sum(-1), "columns": squares.sum(-2)} if squares.ndim > 1 else {"squares": squares}
+            squares = gradient.square().add_(
+                EPS
+            )  # the averages of columns are over this rank's rows only
+            new = (
+                {"rows": squares.sum(-1), "columns": squares.sum(-2)}
+                if squares.ndim > 1
+                else {"squares": squares}
+            )
             for name, value in new.items():
                 state.setdefault(name, value).lerp_(value, state["step"] ** DECAY)
         factors = self._factors(weights)
         # The products are made twice: kept for all weights, they would take as much memory as the weights.
-        norms = [torch.linalg.vector_norm(_product(f) * g) for f, g in zip(factors, gradients, strict=True)]
+        norms = [
+            torch.linalg.vector_norm(_product(f) * g)
+            for f, g in zip(factors, gradients, strict=True)
+        ]
         torch._foreach_div_(norms, [weight.numel() ** 0.5 for weight in weights])
         [mean_squares] = _summed([torch.stack(norms).square_()], weights)
-        torch._foreach_div_([factor[0] for factor in factors], list(mean_squares.sqrt_().clamp_(min=1).unbind()))
+        torch._foreach_div_(
+            [factor[0] for factor in factors], list(mean_squares.sqrt_().clamp_(min=1).unbind())
+        )
         for weight, factor, gradient in zip(weights, factors, gradients, strict=True):
             _local(weight).addcmul_(_product(factor), gradient, value=-group["lr"])
 
     def _factors(self, weights: list[Tensor]) -> list[tuple[Tensor, ...]]:
         """What each gradient is multiplied by: (factor of rows, factor of columns), or (factor of elements,)."""
         states = [self.state[weight] for weight in weights]
-        sums = [(s["columns"], s["rows"].sum(-1, keepdim=True)) if "rows" in s else () for s in states]
+        sums = [
+            (s["columns"], s["rows"].sum(-1, keepdim=True)) if "rows" in s else () for s in states
+        ]
         # A matrix has rows on other ranks. Of a tensor with more dimensions, a rank has whole matrices.
         split = [i for i, weight in enumerate(weights) if weight.ndim == 2]
         over_ranks = iter(_summed([part for i in split for part in sums[i]], weights))

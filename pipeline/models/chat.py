@@ -19,7 +19,9 @@ class Chat(NamedTuple):
     """A tokenizer's chat template: how it asks, and what ends the answer."""
 
     tokenizer: PreTrainedTokenizerBase
-    system: str | None  # the system prompt; None leaves it to the template, which may have one of its own
+    system: (
+        str | None
+    )  # the system prompt; None leaves it to the template, which may have one of its own
     end: int  # the token id that ends a turn
     marks: frozenset[int]  # the added tokens in every prompt that the template writes
 
@@ -30,14 +32,20 @@ class Chat(NamedTuple):
         """
         from jinja2 import TemplateError
 
-        messages = [{"role": "user", "content": question}] if isinstance(question, str) else question
+        messages = (
+            [{"role": "user", "content": question}] if isinstance(question, str) else question
+        )
         if self.system is not None and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.system}, *messages]
         try:
-            return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=not is_answered)
+            return self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=not is_answered
+            )
         except (TemplateError, TypeError, ValueError) as error:
             fault = f"fails on {' and '.join(message['role'] for message in messages)}: {str(error).splitlines()[0]}"
-            raise InputError(f"--chat: the chat template of {self.tokenizer.name_or_path} {fault}") from error
+            raise InputError(
+                f"--chat: the chat template of {self.tokenizer.name_or_path} {fault}"
+            ) from error
 
     def asking(self, task: Task) -> Task:
         """The task with its prompts in the chat template."""
@@ -54,17 +62,30 @@ def chat_of(tokenizer: PreTrainedTokenizerBase, system: str | None = None) -> Ch
         advice = "models for chats have one, and others do without --chat"
         raise InputError(f"--chat: the tokenizer of {name} has no chat template; {advice}")
     chat = Chat(tokenizer, system, -1, frozenset())
-    asked, answered = {"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}
+    asked, answered = (
+        {"role": "user", "content": QUESTION},
+        {"role": "assistant", "content": ANSWER},
+    )
     prompt = chat.ask([asked])
     if system is not None and system not in prompt:
         raise InputError(f"--system: the chat template of {name} drops the system prompt")
-    ends = _added_tokens(tokenizer, chat.ask([asked, answered], is_answered=True).partition(ANSWER)[2])
+    ends = _added_tokens(
+        tokenizer, chat.ask([asked, answered], is_answered=True).partition(ANSWER)[2]
+    )
     if not ends:
-        raise InputError(f"--chat: the chat template of {name} has no token behind an answer that ends the turn")
+        raise InputError(
+            f"--chat: the chat template of {name} has no token behind an answer that ends the turn"
+        )
     return chat._replace(end=ends[0], marks=frozenset(_added_tokens(tokenizer, prompt)))
 
 
 def _added_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """The tokens of `text` that were added to the vocabulary, such as <|im_end|>, in their order; no white space."""
-    added = {number for number, token in tokenizer.added_tokens_decoder.items() if token.content.strip()}
-    return [number for number in tokenizer(text, add_special_tokens=False)["input_ids"] if number in added]
+    added = {
+        number for number, token in tokenizer.added_tokens_decoder.items() if token.content.strip()
+    }
+    return [
+        number
+        for number in tokenizer(text, add_special_tokens=False)["input_ids"]
+        if number in added
+    ]

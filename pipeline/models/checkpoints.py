@@ -24,7 +24,9 @@ def save_model(lm: LanguageModel, folder: Path) -> None:
 
     Of a model with adapters, the folder has the merged weights and, in adapter/, the adapters.
     """
-    weights = get_model_state_dict(lm.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    weights = get_model_state_dict(
+        lm.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
+    )
     with appearing(folder) as unfinished:
         _write_model(lm, weights, unfinished)
 
@@ -34,9 +36,13 @@ def _write_model(lm: LanguageModel, weights: dict[str, Tensor], unfinished: Path
     model = lm.model
     try:
         if hasattr(model, "peft_config"):
-            model.save_pretrained(unfinished / "adapter", state_dict=weights, save_embedding_layers=False)
+            model.save_pretrained(
+                unfinished / "adapter", state_dict=weights, save_embedding_layers=False
+            )
             model, weights = model.get_base_model(), merged(model, weights)
-        model.save_pretrained(unfinished, state_dict=weights, max_shard_size="4GB")  # hashed side by side
+        model.save_pretrained(
+            unfinished, state_dict=weights, max_shard_size="4GB"
+        )  # hashed side by side
     except SafetensorError as error:  # which does not name its file
         raise OSError(f"{unfinished}: {error}") from error
     lm.tokenizer.save_pretrained(unfinished)
@@ -54,11 +60,16 @@ def save_checkpoint(here: Path, done: int, optimizer: torch.optim.Optimizer) -> 
 
 
 def _write_state(optimizer: torch.optim.Optimizer, unfinished: Path) -> None:
-    state: dict[str, Any] = {"weights": _local_shards(optimizer), "optimizer": optimizer.state_dict()}
+    state: dict[str, Any] = {
+        "weights": _local_shards(optimizer),
+        "optimizer": optimizer.state_dict(),
+    }
     try:
         with (unfinished / f"rank-{rank()}.pt").open("wb") as file:
             torch.save(state | {"random": torch.get_rng_state()}, file)
-    except RuntimeError as error:  # torch's, in place of the disk's, which does not name its file either
+    except (
+        RuntimeError
+    ) as error:  # torch's, in place of the disk's, which does not name its file either
         raise OSError(f"{unfinished}: {error.__context__ or error}") from error
 
 
@@ -69,7 +80,9 @@ def load_checkpoint(folder: Path, optimizer: torch.optim.Optimizer) -> None:
         shard.copy_(saved)
     for values in state["optimizer"]["state"].values():
         if torch.is_tensor(values["step"]):
-            values["step"] = values["step"].cpu()  # where AdamW keeps it: on a GPU, each step would wait for it
+            values["step"] = values[
+                "step"
+            ].cpu()  # where AdamW keeps it: on a GPU, each step would wait for it
     optimizer.load_state_dict(state["optimizer"])
     torch.set_rng_state(state["random"].cpu())
 
@@ -80,5 +93,7 @@ def _local_shards(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     for group in optimizer.param_groups:
         for weight in group["params"]:
             if weight.requires_grad:
-                shards.append((weight.to_local() if hasattr(weight, "to_local") else weight).detach())
+                shards.append(
+                    (weight.to_local() if hasattr(weight, "to_local") else weight).detach()
+                )
     return shards

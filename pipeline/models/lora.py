@@ -31,6 +31,11 @@ def merged(model: torch.nn.Module, weights: dict[str, Tensor]) -> dict[str, Tens
     for name, layer in model.named_modules():
         if hasattr(layer, "get_delta_weight"):
             delta = layer.get_delta_weight("default").detach()
-            delta = delta.full_tensor() if hasattr(delta, "full_tensor") else delta  # of a sharded model
+            delta = (
+                delta.full_tensor() if hasattr(delta, "full_tensor") else delta
+            )  # of a sharded model
             whole[f"{name}.base_layer.weight"] = whole[f"{name}.base_layer.weight"] + delta.cpu()
-    return {name.removeprefix("base_model.model.").replace(".base_layer", ""): whole[name] for name in whole}
+    return {
+        name.removeprefix("base_model.model.").replace(".base_layer", ""): whole[name]
+        for name in whole
+    }

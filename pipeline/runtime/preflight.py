@@ -37,9 +37,13 @@ def check_machine(settings: Settings) -> None:
         advice = f"It needs NVIDIA's driver {DRIVER} or newer, which nvidia-smi shows"
         if "802" in reason:  # cudaErrorSystemNotReady
             advice = "GPUs behind NVSwitch need NVIDIA's fabric manager: sudo systemctl start nvidia-fabricmanager"
-        fault = f"{settings.preset}: is for GPUs, and torch {torch.__version__} can use none ({reason})"
+        fault = (
+            f"{settings.preset}: is for GPUs, and torch {torch.__version__} can use none ({reason})"
+        )
         faults.append(f"{fault}. {advice}")
-    if settings.engine != "hf" and (fault := _compiler_fault(str(settings.vllm_python or sys.executable))):
+    if settings.engine != "hf" and (
+        fault := _compiler_fault(str(settings.vllm_python or sys.executable))
+    ):
         faults.append(fault)
     if faults:
         raise InputError("\n".join(faults))
@@ -52,21 +56,25 @@ def on_cpu() -> bool:
 
 def _compiler_fault(python: str) -> str | None:
     """What keeps Triton, which vLLM's GPU kernels are written in, from compiling: it needs a compiler and Python.h."""
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")  # as Triton looks for it
+    compiler = (
+        os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    )  # as Triton looks for it
     if compiler is None:
         return "no C compiler, which vLLM's kernels need: install gcc, or name one in CC"
     where = "import sysconfig as s; print(s.get_paths(s.get_default_scheme().replace('_local', '_prefix'))['include'])"
     try:
-        include = subprocess.run([python, "-c", where], capture_output=True, text=True, check=True).stdout.strip()
+        include = subprocess.run(
+            [python, "-c", where], capture_output=True, text=True, check=True
+        ).stdout.strip()
         options = [compiler, "-fsyntax-only", "-I", include, "-x", "c", "-"]
-        tried = subprocess.run(options, input="#include <Python.h>", capture_output=True, text=True, check=False)
+        tried = subprocess.run(
+            options, input="#include <Python.h>", capture_output=True, text=True, check=False
+        )
     except (OSError, subprocess.CalledProcessError) as error:
         return f"{python}, {compiler}: cannot be run: {error}"
     if tried.returncode == 0:
         return None
-    advice = (
-        "install the headers of that Python (python3.11-dev of a Linux distribution), or use a Python that has them"
-    )
+    advice = "install the headers of that Python (python3.11-dev of a Linux distribution), or use a Python that has them"
     return f"{compiler} finds no Python.h in {include}, which vLLM's kernels need: {advice}"
 
 
@@ -84,9 +92,14 @@ def check_room(settings: Settings, folder: Path, size: Size) -> None:
 
     What the run has written before counts as room.
     """
-    faults, fewer = [], f"ask for fewer than {size.drawn:,} training and {size.tested:,} test samples"
+    faults, fewer = (
+        [],
+        f"ask for fewer than {size.drawn:,} training and {size.tested:,} test samples",
+    )
     if rank() == 0:
-        free = shutil.disk_usage(next(path for path in (folder, *folder.absolute().parents) if path.is_dir())).free
+        free = shutil.disk_usage(
+            next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+        ).free
         taken = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         needed = disk_needed(settings, size)
         if free + taken < needed:
@@ -95,7 +108,9 @@ def check_room(settings: Settings, folder: Path, size: Size) -> None:
     free, needed = free_memory(), memory_needed(settings, size)
     if os.environ.get("LOCAL_RANK", "0") == "0" and free < needed:
         fault = f"the run may take {needed / 1e9:,.1f} GB of the host's memory, of which {free / 1e9:,.1f} GB are free"
-        faults.append(f"{socket.gethostname()}: {fault}: end what fills it, give the container more, or {fewer}")
+        faults.append(
+            f"{socket.gethostname()}: {fault}: end what fills it, give the container more, or {fewer}"
+        )
     if faults:
         raise InputError("\n".join(faults))
 
@@ -117,11 +132,15 @@ def memory_needed(settings: Settings, size: Size) -> int:
     """Bytes of a node's host memory: whole weights once, in each process samples; on a processor, training too."""
     import torch
 
-    weights = 4 * size.parameters if settings.iterations else 0  # an engine reads its own straight into the GPU
+    weights = (
+        4 * size.parameters if settings.iterations else 0
+    )  # an engine reads its own straight into the GPU
     if not torch.cuda.is_available():
         weights = 8 * size.parameters + checkpoint_bytes(settings, size.parameters)
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    kept = size.drawn + min(settings.examples or size.drawn, size.drawn)  # samples, and those of them that are trained
+    kept = size.drawn + min(
+        settings.examples or size.drawn, size.drawn
+    )  # samples, and those of them that are trained
     libraries = 2 * LIBRARIES if torch.cuda.is_available() else 0  # of a trainer and of an engine
     return weights + processes * (TOKEN_BYTES * size.longest * kept + libraries)
 
@@ -131,5 +150,7 @@ def free_memory() -> int:
     free = psutil.virtual_memory().available
     with suppress(OSError, ValueError):  # "max" where there is no limit
         kept = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
-        free = min(free, int((CGROUP / "memory.max").read_text()) - int(kept["anon"]))  # the rest are caches
+        free = min(
+            free, int((CGROUP / "memory.max").read_text()) - int(kept["anon"])
+        )  # the rest are caches
     return free

@@ -30,11 +30,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FAULT = "fault"  # the key of what ended a rank's work, which all ranks learn when theirs is done
-FAILED, PRINTED = "failed", "printed"  # keys: ranks that failed alone, and that the first of them has printed why
-LEFT, PERIOD = "left", 0.5  # a rank's key once nobody watches it any more; seconds between two looks at the others
+FAILED, PRINTED = (
+    "failed",
+    "printed",
+)  # keys: ranks that failed alone, and that the first of them has printed why
+LEFT, PERIOD = (
+    "left",
+    0.5,
+)  # a rank's key once nobody watches it any more; seconds between two looks at the others
 REQUESTS = (signal.SIGINT, signal.SIGTERM)  # SIGINT is Ctrl-C
 SAME_REQUEST = 3.0  # seconds
-FAULTS = (InputError, ArithmeticError, KeyboardInterrupt, OSError)  # that a user can mend: a line, and no traceback
+FAULTS = (
+    InputError,
+    ArithmeticError,
+    KeyboardInterrupt,
+    OSError,
+)  # that a user can mend: a line, and no traceback
 
 
 class SharedError(InputError):
@@ -78,8 +89,12 @@ def process_group(alone: bool = False) -> Iterator[None]:
         return
     if torch.cuda.is_available():
         local, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
-        if gpus < local:  # all processes of the machine say so, not those alone whose GPU is missing
-            raise InputError(f"{local} processes need a GPU each, and torch sees {gpus}: give --nproc-per-node {gpus}")
+        if (
+            gpus < local
+        ):  # all processes of the machine say so, not those alone whose GPU is missing
+            raise InputError(
+                f"{local} processes need a GPU each, and torch sees {gpus}: give --nproc-per-node {gpus}"
+            )
         torch.cuda.set_device(device())
     store = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -105,7 +120,9 @@ def watched() -> Iterator[None]:
     over, machine = threading.Event(), os.environ.get("GROUP_RANK")  # torchrun's number of it
     places = from_all_ranks((machine, os.getpid()))
     pids = {number: pid for number, (there, pid) in enumerate(places) if there and there == machine}
-    watcher = threading.Thread(target=_end_if_one_ends, args=(_store().clone(), pids, over), daemon=True)
+    watcher = threading.Thread(
+        target=_end_if_one_ends, args=(_store().clone(), pids, over), daemon=True
+    )
     watcher.start()
     try:
         yield
@@ -166,7 +183,10 @@ def on_all_ranks(work: Callable[[], T]) -> T:
     try:
         result = work()
     except (InputError, OSError) as error:
-        fault, cause = line_of(error) if isinstance(error, InputError) else f"rank {rank()}: {line_of(error)}", error
+        fault, cause = (
+            line_of(error) if isinstance(error, InputError) else f"rank {rank()}: {line_of(error)}",
+            error,
+        )
         _store().set(FAULT, fault)
     if faults := [fault for fault in from_all_ranks(fault) if fault is not None]:
         raise SharedError("\n".join(dict.fromkeys(faults))) from cause
@@ -193,7 +213,9 @@ def by_rank_zero(work: Callable[..., T]) -> Callable[..., T]:
     def call(*arguments: Any, **named: Any) -> T:
         if ranks() == 1:
             return work(*arguments, **named)
-        return from_all_ranks(on_all_ranks(lambda: work(*arguments, **named) if rank() == 0 else None))[0]
+        return from_all_ranks(
+            on_all_ranks(lambda: work(*arguments, **named) if rank() == 0 else None)
+        )[0]
 
     return call
 
@@ -224,14 +246,20 @@ class Times:
             self.seconds[what] += time.monotonic() - begun - inside
 
 
-def progress_bar(items: Iterable[T] | None, description: str, unit: str, total: int | None = None) -> tqdm:
+def progress_bar(
+    items: Iterable[T] | None, description: str, unit: str, total: int | None = None
+) -> tqdm:
     """`items`, with a progress bar on rank zero; where its output is no terminal, a line every ten seconds.
 
     Without items it is a bar that `update` moves on.
     """
     pause = 0.1 if sys.stderr.isatty() else 10.0
-    with requests_are_noted():  # of half a bar, the interpreter tells an AttributeError when it collects it
-        return tqdm(items, description, total, unit=unit, disable=rank() > 0, delay=pause, mininterval=pause)
+    with (
+        requests_are_noted()
+    ):  # of half a bar, the interpreter tells an AttributeError when it collects it
+        return tqdm(
+            items, description, total, unit=unit, disable=rank() > 0, delay=pause, mininterval=pause
+        )
 
 
 @contextmanager
@@ -272,27 +300,43 @@ def command(name: str) -> Iterator[None]:
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # these two are read when torch is imported
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    os.environ.setdefault("HF_HUB_DOWNLOAD_TIMEOUT", "8")  # seconds; the hub's library tries six times
+    os.environ.setdefault(
+        "HF_HUB_DOWNLOAD_TIMEOUT", "8"
+    )  # seconds; the hub's library tries six times
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield
     except BaseException as error:
-        is_of_memory = type(error).__name__ == "OutOfMemoryError"  # torch's, which a command may not have imported
+        is_of_memory = (
+            type(error).__name__ == "OutOfMemoryError"
+        )  # torch's, which a command may not have imported
         distributed = sys.modules.get("torch.distributed")
         is_joined = distributed is not None and distributed.is_initialized()  # and not destroyed
         is_for_user = (isinstance(error, FAULTS) or is_of_memory) and "--debug" not in sys.argv
-        if ranks() > 1 and not isinstance(error, SharedError | SharedStop | SystemExit) and is_joined:
-            fault = line_of(error) if is_for_user else f"\n{''.join(traceback.format_exception(error))}"
+        if (
+            ranks() > 1
+            and not isinstance(error, SharedError | SharedStop | SystemExit)
+            and is_joined
+        ):
+            fault = (
+                line_of(error) if is_for_user else f"\n{''.join(traceback.format_exception(error))}"
+            )
             _end_alone(f"{name}: rank {rank()}: {fault}")
         if not is_for_user:
             raise
         # A machine's first process prints what all share; every process prints a fault of its own disk.
         is_mine = isinstance(error, OSError) or os.environ.get("LOCAL_RANK", "0") == "0"
-        if not is_mine:  # were this one to end before the first, torchrun would end that before it has printed
+        if (
+            not is_mine
+        ):  # were this one to end before the first, torchrun would end that before it has printed
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(SAME_REQUEST)
-        status = 2 if isinstance(error.__cause__, SystemExit) else 1  # 2: its options cannot be read
-        if isinstance(error, KeyboardInterrupt):  # as shells and schedulers tell a signal: 130 or 143
+        status = (
+            2 if isinstance(error.__cause__, SystemExit) else 1
+        )  # 2: its options cannot be read
+        if isinstance(
+            error, KeyboardInterrupt
+        ):  # as shells and schedulers tell a signal: 130 or 143
             status = 128 + (error.args or (signal.SIGINT,))[0]
         line = f"{name}: {line_of(error)}"
         if is_mine and status > 1:
@@ -312,7 +356,11 @@ def line_of(error: BaseException) -> str:
     """
     if isinstance(error, KeyboardInterrupt):
         return "stopped; what is done is kept, and the same command goes on"
-    return f"{error}; once that is mended, the same command goes on" if isinstance(error, OSError) else str(error)
+    return (
+        f"{error}; once that is mended, the same command goes on"
+        if isinstance(error, OSError)
+        else str(error)
+    )
 
 
 def _end_alone(message: str, store: "dist.Store | None" = None) -> NoReturn:

@@ -24,7 +24,10 @@ from pipeline.records import InputError, Record, read_records, to_lines, write_f
 from pipeline.runtime.processes import by_rank_zero, on_all_ranks, ranks
 
 FORMAT = 4  # of a run's files; 1 had log mu in samples.jsonl, 2 and 3 other options and paths in config.json
-BEFORE_CONFIG = (".lock", "config.json.unfinished")  # what a run that ended before it wrote config.json has left
+BEFORE_CONFIG = (
+    ".lock",
+    "config.json.unfinished",
+)  # what a run that ended before it wrote config.json has left
 SUMS = "SHA256SUMS"
 
 
@@ -49,7 +52,9 @@ def publish_records(file: Path, rows: Iterable[Any]) -> None:
     write_file(sums, "".join([*lines, line]))  # the file as it is, and as it will be
     write_file(file, content)
     kept = [old for old in lines if old[66:] != line[66:]]
-    write_file(sums, "".join(sorted([*kept, line], key=itemgetter(slice(66, None)))))  # whatever the stages' order
+    write_file(
+        sums, "".join(sorted([*kept, line], key=itemgetter(slice(66, None))))
+    )  # whatever the stages' order
 
 
 @by_rank_zero
@@ -89,9 +94,14 @@ def _hold(path: Path, config: dict[str, Any], stack: ExitStack) -> None:
     except OSError as error:
         fault = f"its file system takes no locks ({error.strerror}), which keep two runs apart"
         raise InputError(f"{path}: {fault}: choose an --out on one that does") from None
-    _check_content(path, config)  # once more: another process may have written config.json before it was locked
+    _check_content(
+        path, config
+    )  # once more: another process may have written config.json before it was locked
     if not (path / "config.json").exists():
-        write_file(path / "config.json", json.dumps(config | {"format": FORMAT}, indent=2, default=str) + "\n")
+        write_file(
+            path / "config.json",
+            json.dumps(config | {"format": FORMAT}, indent=2, default=str) + "\n",
+        )
 
 
 def _check_content(path: Path, config: dict[str, Any]) -> None:
@@ -107,17 +117,26 @@ def _check_content(path: Path, config: dict[str, Any]) -> None:
 def _check_shared(path: Path) -> None:
     """InputError where this rank does not see what rank zero has written into the run's folder."""
     if not (path / "config.json").exists():
-        raise InputError(f"{path}: {socket.gethostname()} sees another one; choose an --out that all nodes share")
+        raise InputError(
+            f"{path}: {socket.gethostname()} sees another one; choose an --out that all nodes share"
+        )
 
 
 def refuse_others(folder: Path, config: dict[str, Any], fault: str, advice: str) -> None:
     """InputError unless folder/config.json has the settings of `config` and the present form of files."""
-    there, config = read_json(folder / "config.json", advice), json.loads(json.dumps(config, default=str))
+    there, config = (
+        read_json(folder / "config.json", advice),
+        json.loads(json.dumps(config, default=str)),
+    )
     if there.get("format") != FORMAT:
-        raise InputError(f"{folder}: holds a run of another version of this project, with other files; {advice}")
+        raise InputError(
+            f"{folder}: holds a run of another version of this project, with other files; {advice}"
+        )
     differing = [name for name in config if there.get(name) != config[name]]
     if differing:
-        values = ", ".join(f"{name} = {there.get(name)!r} there and {config[name]!r} here" for name in differing)
+        values = ", ".join(
+            f"{name} = {there.get(name)!r} there and {config[name]!r} here" for name in differing
+        )
         raise InputError(f"{folder}: {fault} ({values}); {advice}")
 
 
@@ -140,7 +159,10 @@ def read_checked(file: Path, kind: type[Record]) -> list[Record]:
     """The rows of a file that `publish_records` wrote; InputError if it has changed, or as `read_records` raises it."""
     sums = file.with_name(SUMS)
     lines = sums.read_text(encoding="utf-8").splitlines() if sums.exists() else []
-    if file.exists() and f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}" not in lines:
+    if (
+        file.exists()
+        and f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}" not in lines
+    ):
         advice = "remove it, and the same command makes it anew"
         raise InputError(f"{file}: is damaged, it is not what was written there; {advice}")
     return read_records(file, kind)
@@ -154,7 +176,9 @@ def check_folder(folder: Path) -> None:
         name = line[66:]
         if digest_of.get(name) != line[:64]:
             fault = "is damaged" if name in digest_of else "is missing"
-            raise InputError(f"{folder / name}: {fault}; remove {folder}, and the same command goes on before it")
+            raise InputError(
+                f"{folder / name}: {fault}; remove {folder}, and the same command goes on before it"
+            )
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -162,7 +186,10 @@ def digests(folder: Path) -> dict[str, str]:
     files = [file for file in folder.rglob("*") if file.is_file() and file != folder / SUMS]
     with ThreadPoolExecutor() as threads:
         digest_at = dict(zip(files, threads.map(_digest, files), strict=True))
-    return {name: digest_at[folder / name] for name in sorted(str(file.relative_to(folder)) for file in files)}
+    return {
+        name: digest_at[folder / name]
+        for name in sorted(str(file.relative_to(folder)) for file in files)
+    }
 
 
 def _digest(file: Path) -> str:
@@ -187,7 +214,11 @@ def resume_step(here: Path, points: Sequence[Point]) -> int | None:
     the step are removed, to be made again.
     """
     *along, last = points
-    missing = [p.step for p in along if not Path(p.model).exists() and not (here / f"test-{p.step}.jsonl").exists()]
+    missing = [
+        p.step
+        for p in along
+        if not Path(p.model).exists() and not (here / f"test-{p.step}.jsonl").exists()
+    ]
     if not missing and Path(last.model).exists():
         return None
     names = [path.name.removeprefix("checkpoint-") for path in here.glob("checkpoint-*")]
@@ -217,5 +248,8 @@ def appearing(folder: Path) -> Iterator[Path]:
 
 @by_rank_zero
 def _publish_folder(unfinished: Path, folder: Path) -> None:
-    write_file(unfinished / SUMS, "".join(f"{digest}  {name}\n" for name, digest in digests(unfinished).items()))
+    write_file(
+        unfinished / SUMS,
+        "".join(f"{digest}  {name}\n" for name, digest in digests(unfinished).items()),
+    )
     unfinished.rename(folder)

@@ -22,15 +22,22 @@ def main() -> None:
         import vllm
 
         llm = vllm.LLM(enable_prefix_caching=True, **options)
-    except Exception as error:  # whatever it is, the client tells it in a line; in full it is among the messages
+    except (
+        Exception
+    ) as error:  # whatever it is, the client tells it in a line; in full it is among the messages
         print(json.dumps(f"{type(error).__name__}: {error}"), file=answers, flush=True)
         raise
     print("null", file=answers, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
-        seeds = range(request["seed"], request["seed"] + request["n"] * len(request["prompts"]), request["n"])
+        seeds = range(
+            request["seed"], request["seed"] + request["n"] * len(request["prompts"]), request["n"]
+        )
         # Completion k of a prompt is drawn with its seed + k. logprobs=0: those of the chosen tokens and no others.
-        settings = [vllm.SamplingParams(n=request["n"], seed=s, logprobs=0, **request["sampling"]) for s in seeds]
+        settings = [
+            vllm.SamplingParams(n=request["n"], seed=s, logprobs=0, **request["sampling"])
+            for s in seeds
+        ]
         prompts = [{"prompt_token_ids": ids} for ids in request["prompts"]]
         outputs = llm.generate(prompts, settings, use_tqdm=False)
         plain = [[_plain(completion) for completion in output.outputs] for output in outputs]

@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from pipeline.compositions import BASELINES, COMPOSITIONS
-from pipeline.methods import METHODS
-from pipeline.models.language_model import META, LanguageModel, collate, load_model
-from pipeline.own_samples import digest_of, read_samples
-from pipeline.records import Encoded, Example, InputError, Sample, Task
-from pipeline.runtime.preflight import Size
-from pipeline.runtime.processes import by_rank_zero, from_all_ranks, progress_bar, rank, ranks
-from pipeline.runtime.run_folder import read_checked, read_json, refuse_others
-from pipeline.sampling import Prompt, SamplingParameters, prompts_of
-from pipeline.settings import OF_DRAWING, OF_SCORING, Settings
+from toprlib.compositions import BASELINES, COMPOSITIONS
+from toprlib.methods import METHODS
+from toprlib.language_model import META, LanguageModel, collate, load_model
+from toprlib.external_samples import digest_of, read_samples
+from toprlib.records import Encoded, Example, InputError, Sample, Task
+from toprlib.preflight import Size
+from toprlib.distributed import by_rank_zero, from_all_ranks, progress_bar, rank, ranks
+from toprlib.files import read_checked, read_json, refuse_others
+from toprlib.sampling import Prompt, SamplingParameters, prompts_of
+from toprlib.settings import OF_DRAWING, OF_SCORING, Settings
 from topr import Step, baseline_for_proportion, token_logprobs
 
 Row = (

@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 
-from pipeline.models.language_model import LanguageModel
-from pipeline.records import Drawn, InputError
-from pipeline.runtime.processes import rank
-from pipeline.sampling import Engine, Prompt, SamplingParameters
-from pipeline.settings import Settings
+from toprlib.language_model import LanguageModel
+from toprlib.records import Drawn, InputError
+from toprlib.distributed import rank
+from toprlib.sampling import Engine, Prompt, SamplingParameters
+from toprlib.settings import Settings
 
 WORKER = Path(__file__).with_name("worker.py")
 START_SECONDS = 1800.0  # an engine that has not started by then never will; ours

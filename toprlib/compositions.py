@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from pipeline.records import Sample
+from toprlib.records import Sample
 
 
 def anna_karenina(

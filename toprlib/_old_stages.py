@@ -29,20 +29,20 @@ from torch import Tensor
 
 import topr
 from pipeline import dataset
-from pipeline.compositions import COMPOSITIONS
-from pipeline.dataset import Composed, Inputs, epoch_steps, lay_out, read_inputs, to_examples
-from pipeline.epoch import Saver, explained, log_step, signs_note, try_longest
-from pipeline.evaluation import Scored, to_scored
-from pipeline.held import Held
-from pipeline.methods import METHODS, Loss
-from pipeline.metrics import START_TOLERANCE, engine_mismatch
-from pipeline.models.language_model import download
-from pipeline.records import Example, Sample, Task, read_records
-from pipeline.results import publish
-from pipeline.runtime import processes, run_folder
-from pipeline.runtime.preflight import TOKEN_BYTES, check_room
-from pipeline.runtime.processes import Times, device, on_all_ranks, rank, ranks
-from pipeline.runtime.run_folder import (
+from toprlib.compositions import COMPOSITIONS
+from toprlib.batches import Composed, Inputs, epoch_steps, lay_out, read_inputs, to_examples
+from toprlib.epoch import Saver, explained, log_step, signs_note, try_longest
+from toprlib.evaluation import Scored, to_scored
+from toprlib.held import Held
+from toprlib.methods import METHODS, Loss
+from toprlib.metrics import START_TOLERANCE, engine_mismatch
+from toprlib.language_model import download
+from toprlib.records import Example, Sample, Task, read_records
+from toprlib.results import publish
+from toprlib.runtime import processes, run_folder
+from toprlib.preflight import TOKEN_BYTES, check_room
+from toprlib.distributed import Times, device, on_all_ranks, rank, ranks
+from toprlib.files import (
     Point,
     is_there,
     publish_file,
@@ -50,8 +50,8 @@ from pipeline.runtime.run_folder import (
     read_checked,
     remove,
 )
-from pipeline.sampling import Prompt, draw_into, samples_there, share_of
-from pipeline.settings import Settings
+from toprlib.sampling import Prompt, draw_into, samples_there, share_of
+from toprlib.settings import Settings
 
 Learn = tuple[
     Callable[..., Tensor], Callable[..., Tensor]

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import psutil
 
-from pipeline.records import InputError
-from pipeline.runtime.processes import rank
-from pipeline.settings import Settings
+from toprlib.records import InputError
+from toprlib.distributed import rank
+from toprlib.settings import Settings
 
 DRIVER = 580  # NVIDIA's oldest for CUDA 13, which torch 2.13 is built with (docs.nvidia.com/deploy/cuda-compatibility)
 LIBRARIES = 3 * 10**9  # bytes of the host's memory that torch and CUDA take in a process; ours

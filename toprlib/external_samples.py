@@ -6,7 +6,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from pipeline.records import (
+from toprlib.records import (
     InputError,
     Sample,
     fault_in,
@@ -15,7 +15,7 @@ from pipeline.records import (
     read_records,
     to_lines,
 )
-from pipeline.runtime.processes import rank
+from toprlib.distributed import rank
 
 Ask = Callable[
     [Sequence[Mapping[str, str]]], str

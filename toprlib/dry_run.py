@@ -6,13 +6,13 @@ from typing import NamedTuple
 import torch
 import transformers
 
-from pipeline.compositions import COMPOSITIONS
-from pipeline.dataset import Inputs, read_inputs
-from pipeline.methods import METHODS
-from pipeline.records import Task
-from pipeline.report import Table
-from pipeline.runtime.preflight import checkpoint_bytes, disk_needed, memory_needed
-from pipeline.settings import Settings, intended_ranks
+from toprlib.compositions import COMPOSITIONS
+from toprlib.batches import Inputs, read_inputs
+from toprlib.methods import METHODS
+from toprlib.records import Task
+from toprlib.report import Table
+from toprlib.preflight import checkpoint_bytes, disk_needed, memory_needed
+from toprlib.settings import Settings, intended_ranks
 
 BYTES = {"float32": 4, "bfloat16": 2}  # of a number in each precision
 # What an H100 SXM can do, as NVIDIA's data sheet says, and the share of it that is assumed here; no GPU was measured.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from pipeline.records import InputError, Task
+from toprlib.records import InputError, Task
 
 QUESTION, ANSWER = "a question that no template has", "an answer that no template has"
 Messages = Sequence[Mapping[str, str]]  # each with role and content

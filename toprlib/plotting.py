@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from pipeline.evaluation import METRICS, parts_of
-from pipeline.records import write_file
-from pipeline.report import Estimate
+from toprlib.evaluation import METRICS, parts_of
+from toprlib.records import write_file
+from toprlib.report import Estimate
 
 if TYPE_CHECKING:  # imported where something is drawn: commands answer --help without it
     from matplotlib.figure import Figure

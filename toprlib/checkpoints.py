@@ -13,10 +13,10 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-from pipeline.models.language_model import LanguageModel
-from pipeline.models.lora import merged
-from pipeline.runtime.processes import by_rank_zero, device, on_all_ranks, rank
-from pipeline.runtime.run_folder import appearing, remove
+from toprlib.language_model import LanguageModel
+from toprlib.lora import merged
+from toprlib.distributed import by_rank_zero, device, on_all_ranks, rank
+from toprlib.files import appearing, remove
 
 
 def save_model(lm: LanguageModel, folder: Path) -> None:

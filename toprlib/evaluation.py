@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.records import Encoded, Example, InputError, Sample, Task
-from pipeline.report import Estimate, Table
-from pipeline.sampling import named
+from toprlib.records import Encoded, Example, InputError, Sample, Task
+from toprlib.report import Estimate, Table
+from toprlib.sampling import named
 
 
 class Answers(NamedTuple):

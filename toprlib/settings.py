@@ -25,11 +25,11 @@ from typing import (
 
 import tyro
 
-from pipeline.compositions import BASELINES, COMPOSITIONS
-from pipeline.methods import METHODS
-from pipeline.own_samples import columns_of
-from pipeline.records import InputError, read_text
-from pipeline.runtime.processes import device, ranks
+from toprlib.compositions import BASELINES, COMPOSITIONS
+from toprlib.methods import METHODS
+from toprlib.external_samples import columns_of
+from toprlib.records import InputError, read_text
+from toprlib.distributed import device, ranks
 
 if TYPE_CHECKING:
     from topr import Limits

@@ -23,13 +23,13 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from pipeline.models.adafactor import Adafactor
-from pipeline.models.chat import Chat, chat_of
-from pipeline.models.lora import add_adapters
-from pipeline.records import Encoded, Example, InputError, is_hub_name
-from pipeline.runtime.processes import device as own_device
-from pipeline.runtime.processes import from_all_ranks, on_all_ranks, rank, ranks
-from pipeline.settings import Compute, OptimizerName, Settings
+from toprlib.adafactor import Adafactor
+from toprlib.chat import Chat, chat_of
+from toprlib.lora import add_adapters
+from toprlib.records import Encoded, Example, InputError, is_hub_name
+from toprlib.distributed import device as own_device
+from toprlib.distributed import from_all_ranks, on_all_ranks, rank, ranks
+from toprlib.settings import Compute, OptimizerName, Settings
 from topr import Batch
 
 

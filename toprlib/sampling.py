@@ -24,8 +24,8 @@ from torch.nn.functional import pad
 from tqdm import tqdm
 from transformers import DynamicCache, DynamicLayer
 
-from pipeline.models.language_model import LanguageModel
-from pipeline.records import (
+from toprlib.language_model import LanguageModel
+from toprlib.records import (
     Drawn,
     Grade,
     InputError,
@@ -37,8 +37,8 @@ from pipeline.records import (
     write,
     write_file,
 )
-from pipeline.runtime.processes import by_rank_zero, end_with_others, progress_bar, rank, ranks
-from pipeline.runtime.run_folder import read_checked
+from toprlib.distributed import by_rank_zero, end_with_others, progress_bar, rank, ranks
+from toprlib.files import read_checked
 
 REWARD_SECONDS = (
     300.0  # for a completion, ours: a function that hangs by mistake ends the run with a line

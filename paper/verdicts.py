@@ -6,6 +6,7 @@ and which values are as the paper says: `expected`, "> 0", "< 0" or "within 2". 
 """
 
 import math
+import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -110,16 +111,35 @@ def judged(rows: Sequence[Mapping[str, Any]], load: Load) -> list[Judged]:
     return claims
 
 
+def link_of(row: Mapping[str, Any], pages: str) -> str:
+    """The name of a claim's figure, with a link to its part of results/README.md or to its study.
+
+    >>> link_of({"figure": "fig1"}, "results/README.md")
+    '[Figure 1](results/README.md#figure-1)'
+    >>> link_of({"figure": "map", "study": "map"}, "results/README.md")
+    '[map](studies/map/README.md)'
+    >>> link_of({"figure": "map", "study": "map"}, "README.md")
+    '[map](../studies/map/README.md)'
+    """
+    name = row["figure"].replace("fig", "Figure ").replace("table", "Table ")
+    if "study" in row:
+        page = posixpath.join(pages, "../../studies", row["study"], "README.md")
+        return f"[{name}]({posixpath.normpath(page)})"
+    heading = name.lower().replace(" ", "-")
+    return f"[{name}]({pages}#{heading})"
+
+
 def table(claims: Sequence[Judged], load: Load, pages: str) -> Table:
-    """The claims, the paper's numbers and ours; a figure's name links to its part of results/README.md, pages/..."""
+    """The claims, the paper's numbers and ours, each with a link to the page that explains it.
+
+    pages: the path of results/README.md, from the page that has the table.
+    """
     rows = []
     for claim in claims:
         row, each = claim.row, claim.estimate.each if claim.estimate else ()
-        name = row["figure"].replace("fig", "Figure ").replace("table", "Table ")
-        at = f"#{name.lower().replace(' ', '-')}" if name[-1].isdigit() else f"{name}.md"
+        link = link_of(row, pages)
         missing = f" (missing: {claim.missing})" if claim.missing else ""
         paper, seeds = str(row.get("paper", "")), str(len(each) or "")
-        link = f"[{name}]({pages + at if at[0] == '#' else pages.removesuffix('README.md') + at})"
         rows.append(
             [link, row["claim"], paper, claim.ours(load), seeds, f"**{claim.verdict}**{missing}"]
         )

@@ -2,10 +2,11 @@
 
     python docs/make_tables.py
 
-A table stands between the lines `<!-- table:FILE.TABLE -->` and `<!-- end -->`: results/FILE.json, or
-studies/*/FILE.json, has it under `tables`. `FILE.made` says how FILE was made, `FILE.numbers` what
-came out. Tables of several files, or of other things, are `<!-- table:NAME ARGUMENT -->`; NAME is one of TABLES. Verdicts are computed: paper/verdicts.py.
-results/weights.json is a record of two default runs: its code is that of commit 227e74c, in this file.
+A table stands between the lines `<!-- table:FILE.TABLE -->` and `<!-- end -->`: results/FILE.json,
+or studies/*/FILE.json, has it under `tables`. `FILE.made` says how FILE was made, `FILE.numbers`
+what came out. Tables of several files, or of other things, are `<!-- table:NAME ARGUMENT -->`;
+NAME is one of TABLES. Verdicts are computed: paper/verdicts.py. results/weights.json is a record
+of two default runs: its code is that of commit 227e74c, in this file.
 """
 
 import json

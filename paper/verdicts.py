@@ -3,6 +3,7 @@
 A row of results/claims.json names the Estimate of a figure's file that is about it (`key`, of `shares` or `numbers`),
 and which values are as the paper says: `expected`, "> 0", "< 0" or "within 2". Where a precondition may be missing,
 `needs` has the numbers that tell, a list for each: [file, key, what is expected of it, the precondition in words].
+`study` is the folder of studies/ that explains a number, where no figure does.
 """
 
 import math
@@ -20,7 +21,7 @@ VERDICTS = {  # how they are drawn; without colour their markers tell them apart
     "other setting": Style("#9A7B00", "-.", "^"),
 }
 NOT_YET = "not measured yet"
-Load = Callable[[str], Mapping[str, Any]]  # the content of a file of results/, by its name
+Load = Callable[[str], Mapping[str, Any]]  # a name -> the content of its file
 
 
 class Judged(NamedTuple):

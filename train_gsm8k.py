@@ -45,8 +45,8 @@ from torch import Tensor
 import topr
 from toprlib import batches, checkpoints, distributed, files, language_model, results, sampling
 from toprlib.command import command
-from toprlib.dry_run import print_plan
 from toprlib.compositions import BASELINES, COMPOSITIONS
+from toprlib.dry_run import print_plan
 from toprlib.external_samples import fingerprint, read_samples
 from toprlib.language_model import LanguageModel
 from toprlib.methods import METHODS
@@ -155,11 +155,13 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
     train_prompts = sampling.make_prompts(task, task.train, lm, settings.max_new_tokens)
     test_prompts = sampling.make_prompts(task, task.test, lm, settings.max_new_tokens)
     provided_samples = []
+    samples_digest = None
     if settings.samples:
         ask = lm.chat.format if lm.chat else None
         provided_samples = read_samples(settings.samples, settings.columns, ask)
+        samples_digest = fingerprint(settings.samples, provided_samples)
         choose(1, provided_samples, lm, task, settings)  # samples that do not fit fail here
-    config = settings.to_config(fingerprint(settings.samples, provided_samples))
+    config = settings.to_config(samples_digest)
     lengths = [len(prompt.ids) for prompt in train_prompts + test_prompts]
     max_tokens = max(lengths, default=0) + settings.max_new_tokens
 
@@ -294,7 +296,7 @@ def trainer(
     model: str, lm: LanguageModel, settings: Settings
 ) -> Iterator[tuple[LanguageModel, torch.optim.Optimizer]]:
     """The model in training and its optimizer, sharded over the GPUs of all ranks."""
-    sharding = Sharding(
+    sharding = language_model.Sharding(
         settings.dtype, settings.gradient_checkpointing, settings.reshard_after_forward
     )
     lora_seed = settings.seed_of("adapters")

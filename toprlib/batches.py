@@ -236,7 +236,9 @@ def score_rows(
             for example, line in zip(examples, values, strict=True):
                 completion = line[: len(example.completion_ids)]
                 # The shortest decimals of these float32 values: train.jsonl is half as large.
-                token_logmu[example.row, example.sample] = [float(str(value)) for value in completion]
+                token_logmu[example.row, example.sample] = [
+                    float(str(value)) for value in completion
+                ]
     for part in gather(token_logmu):
         token_logmu |= part
     scored = []

@@ -132,9 +132,9 @@ class Task:
     stop: tuple[str, ...] = ()
     same: Callable[[Any, Any], bool] = operator.eq
     reward: Callable[[str, Problem], float | Grade] | None = None
-    batch_reward: (
-        Callable[[Sequence[str], Sequence[Problem]], Sequence[float | Grade]] | None
-    ) = None
+    batch_reward: Callable[[Sequence[str], Sequence[Problem]], Sequence[float | Grade]] | None = (
+        None
+    )
     outcomes: tuple[str, ...] = ("correct", "incorrect")
 
     def __post_init__(self) -> None:

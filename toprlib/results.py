@@ -15,7 +15,13 @@ from toprlib.distributed import gather, rank, rank_zero_only
 from toprlib.evaluation import evaluate, to_table
 from toprlib.files import append_to_file, read_json, read_records, read_text, write_file, write_json
 from toprlib.methods import METHODS
-from toprlib.metrics import check_start_ratio, engine_mismatch, step_metrics, summarize_epoch
+from toprlib.metrics import (
+    START_TOLERANCE,
+    check_start_ratio,
+    engine_mismatch,
+    step_metrics,
+    summarize_epoch,
+)
 from toprlib.plotting import draw_curve, save_figure
 from toprlib.preflight import is_rehearsal
 from toprlib.records import Example, InputError, Sample, Task
@@ -113,7 +119,7 @@ def log_step(file: Path, step: int, stats: StepStats, settings: Settings) -> Non
     losses, parts = zip(*gather((stats.loss, own_columns)), strict=True)
     log_ratio, reward, *weight = torch.cat(parts, dim=1)
     if not settings.trust_logmu:
-        check_start_ratio(step, log_ratio, settings.dtype)
+        check_start_ratio(step, log_ratio, START_TOLERANCE[settings.dtype])
     if rank() == 0:
         metrics = {"step": step, "loss": sum(losses), "grad_norm": stats.grad_norm}
         metrics |= step_metrics(log_ratio, reward, weight[0] if weight else None)

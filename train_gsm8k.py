@@ -47,7 +47,7 @@ from toprlib import batches, checkpoints, distributed, files, language_model, re
 from toprlib.command import command
 from toprlib.compositions import BASELINES, COMPOSITIONS
 from toprlib.dry_run import print_plan
-from toprlib.external_samples import fingerprint, read_samples
+from toprlib.external_samples import read_samples
 from toprlib.language_model import LanguageModel
 from toprlib.methods import METHODS
 from toprlib.preflight import check_machine, check_room
@@ -154,21 +154,20 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
     task = lm.chat.apply_to(task) if lm.chat else task
     train_prompts = sampling.make_prompts(task, task.train, lm, settings.max_new_tokens)
     test_prompts = sampling.make_prompts(task, task.test, lm, settings.max_new_tokens)
+    lengths = [len(prompt.ids) for prompt in train_prompts + test_prompts]
+    max_tokens = max(lengths, default=0) + settings.max_new_tokens
     provided_samples = []
-    samples_digest = None
     if settings.samples:
         ask = lm.chat.format if lm.chat else None
         provided_samples = read_samples(settings.samples, settings.columns, ask)
-        samples_digest = fingerprint(settings.samples, provided_samples)
         choose(1, provided_samples, lm, task, settings)  # samples that do not fit fail here
-    config = settings.to_config(samples_digest)
-    lengths = [len(prompt.ids) for prompt in train_prompts + test_prompts]
-    max_tokens = max(lengths, default=0) + settings.max_new_tokens
+    config = settings.to_config(provided_samples)
+    open_engine = partial(sampling_engine, lm, task, max_tokens, settings)
 
     is_sharded = distributed.ranks() > 1 or settings.dtype != "float32"
     with distributed.process_group(is_sharded), files.locked_run_folder(settings.out, config):
         if files.exists(settings.out / "results.json"):
-            return files.read_json(settings.out / "results.json")
+            return files.read_json(settings.out / "results.json")  # of an earlier command
         num_samples = len(provided_samples) or settings.n * len(train_prompts)
         check_room(settings, lm, max_tokens, num_samples, len(test_prompts))
         language_model.download_model(settings.model)
@@ -177,7 +176,7 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
         all_points = [point]
         for iteration in range(1, settings.iterations + 1):
             # The GPU belongs to sampling from mu, the model that the iteration before has trained.
-            with sampling_engine(point.model, lm, task, max_tokens, settings) as engine:
+            with open_engine(point.model) as engine:
                 evaluate(point, engine, test_prompts, task, settings)
                 samples = provided_samples
                 if not samples:
@@ -193,19 +192,19 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
                     train(iteration, rows, trained, optimizer, loss, settings)  # lines 5 to 9
                     del trained, optimizer  # nothing else refers to them: the GPU is free
             for earlier in points[:-1]:
-                with sampling_engine(earlier.model, lm, task, max_tokens, settings) as engine:
+                with open_engine(earlier.model) as engine:
                     evaluate(earlier, engine, test_prompts, task, settings)
                 files.remove(Path(earlier.model))
             point = points[-1]  # mu_i = pi_{i-1} (Section 4.3)
             all_points += points
-        with sampling_engine(point.model, lm, task, max_tokens, settings) as engine:
+        with open_engine(point.model) as engine:
             evaluate(point, engine, test_prompts, task, settings)
         return results.write_results(all_points, task, settings)
 
 
 # ---- line 3: y ~ mu(.|x) -------------------------------------------------------------------------
 def sampling_engine(
-    model: str, lm: LanguageModel, task: Task, max_tokens: int, settings: Settings
+    lm: LanguageModel, task: Task, max_tokens: int, settings: Settings, model: str
 ) -> AbstractContextManager[Engine]:
     """What samples from a model: vLLM in its own process, or the model in this one.
 

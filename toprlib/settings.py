@@ -16,11 +16,11 @@ from pydantic import FiniteFloat, TypeAdapter, ValidationError
 import topr
 from toprlib.compositions import BASELINES, COMPOSITIONS
 from toprlib.distributed import device, ranks
-from toprlib.external_samples import parse_columns
+from toprlib.external_samples import fingerprint, parse_columns
 from toprlib.files import first_validation_error, read_text
 from toprlib.language_model import Dtype, OptimizerName
 from toprlib.methods import METHODS
-from toprlib.records import InputError, Task
+from toprlib.records import InputError, Sample, Task
 
 PROJECT = Path(__file__).resolve().parent.parent
 TINY = PROJECT / "tiny"
@@ -166,11 +166,11 @@ class Settings:
         """A seed for each stage, so that a change in one stage leaves the others' numbers alone."""
         return zlib.crc32(f"{stage} {self.seed}".encode())
 
-    def to_config(self, fingerprint: str | None) -> dict:
+    def to_config(self, provided_samples: Sequence[Sample] = ()) -> dict:
         """What the run is, for config.json.
 
-        fingerprint: that of --samples. A path inside the project is relative to it, so that a copy
-        of the project can resume its runs.
+        provided_samples: those of --samples. A path inside the project is relative to it, so that a
+        copy of the project can resume its runs.
         """
         config = {}
         for name, value in dataclasses.asdict(self).items():
@@ -179,7 +179,8 @@ class Settings:
                 config[name] = str(value).removeprefix(f"{PROJECT}/") if is_text else value
         config["engine"] = self.engine_name
         config["system"] = self.system_prompt if self.chat else None
-        config["samples_sha256"] = fingerprint
+        digest = fingerprint(self.samples, provided_samples) if self.samples else None
+        config["samples_sha256"] = digest
         config["ranks"] = ranks()
         return config
 

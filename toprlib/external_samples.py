@@ -1,191 +1,213 @@
-"""Samples from elsewhere: their files, the names of their columns, and what identifies them in a run's record."""
+"""Samples that a user brings: reading them, and which column is which field of a Sample.
+
+A sample needs a prompt, a completion and a reward. Other trainers name these columns differently;
+docs/own_task.md has the options that map the columns of three of them.
+"""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from numbers import Real
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from toprlib.records import (
-    InputError,
-    Sample,
-    fault_in,
-    from_datasets,
-    is_hub_name,
-    read_records,
-    to_lines,
-)
-from toprlib.distributed import rank
+from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
-Ask = Callable[
-    [Sequence[Mapping[str, str]]], str
-]  # messages, each with role and content -> the prompt
-FIELDS = tuple(Sample.model_fields)
-NEEDED = tuple(name for name, field in Sample.model_fields.items() if field.is_required())
-TABLES = {
-    ".parquet": "parquet",
-    ".csv": "csv",
-    ".arrow": "arrow",
-}  # suffix -> the reader of `datasets`
-# What other trainers call a field: verl's rollouts (verl/trainer/ppo/ray_trainer.py, _write_generations) have input,
-# output and score; OpenRLHF's (openrlhf/cli/batch_inference.py, up to version 0.9.2) input, output and reward.
-OTHER_NAMES = {"prompt": "input", "completion": "output", "reward": "score"}
+from toprlib.distributed import rank
+from toprlib.files import first_validation_error, read_records, to_lines
+from toprlib.problems import is_hub_name, load_rows
+from toprlib.records import InputError, Sample
+
+Messages = list[dict[str, Any]]  # each with role and content
+REQUIRED = ("prompt", "completion", "reward")
+FIELDS = (*REQUIRED, *(name for name in Sample.model_fields if name not in REQUIRED))
+READERS = {".parquet": "parquet", ".csv": "csv", ".arrow": "arrow"}  # of the library `datasets`
+NUMBER = TypeAdapter(FiniteFloat, config={"strict": True})  # as Sample has its reward
 
 
 def read_samples(
-    source: str | Path, columns: Sequence[str] = (), ask: Ask | None = None
+    source: str | Path, columns: Sequence[str] = (), ask: Callable[[Messages], str] | None = None
 ) -> list[Sample]:
-    """The samples of a file, a folder or a data set on the hub, whose split "train" counts.
+    """The samples of a file, of a folder, or of the split "train" of a data set on the hub.
 
-    columns: as of `columns_of`. ask: what makes a prompt of messages. A line tells of columns with other names and of
-    those that are ignored. InputError names file, row, counted from 1, and field or column of the first fault.
+    columns: as `parse_columns` reads them. ask: turns a prompt that is a list of messages into
+    text; None: such prompts are refused. A completion may be one message of the assistant. Rank
+    zero prints a line if columns are renamed or ignored. Raises InputError, with file, line and
+    field, for the first row that is no sample. Lines count from 1, in a folder through all files.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp(), "own.jsonl")
+    >>> _ = file.write_text('{"q": "1 + 1?", "completion": " 2", "right": 1.0, "form": 0.5}')
+    >>> samples = read_samples(file, ["prompt=q", "reward=right+form"])  # doctest: +ELLIPSIS
+    /...own.jsonl: columns renamed: q to prompt, right+form to reward
+    >>> samples[0].prompt, samples[0].reward
+    ('1 + 1?', 1.5)
     """
-    column_of, source = columns_of(columns), str(source)
-    samples: list[Sample] = []
-    taken: dict[str, str] = {}  # field -> column, in any of the rows
+    source = str(source)
+    column_of = parse_columns(columns)
+    samples = []
     ignored: set[str] = set()
-    for number, row in enumerate(_rows(source), start=1):
-        try:
-            parts_of = _columns(row, column_of)
-            samples.append(
-                Sample(
-                    **{field: _value(field, row, names, ask) for field, names in parts_of.items()}
-                )
-            )
-        except ValueError as error:
-            files = sorted(
-                str(file.relative_to(source)) for file in Path(source).rglob("*.*")
-            )  # none below a file
-            where = f"{source}, {' and then '.join(files)}" if files else source
-            raise InputError(f"{where}:{number}: {fault_in(error)}") from None
-        taken |= {field: "+".join(names) for field, names in parts_of.items()}
-        ignored |= row.keys() - set().union(*parts_of.values())
+    for line, row in enumerate(_read_rows(source), start=1):
+        place = {"file": source, "line": line}
+        columns_of_fields = _find_columns(row, column_of, place)
+        values = {}
+        for field, names in columns_of_fields.items():
+            values[field] = _value(field, row, names, place)
+        if isinstance(values["prompt"], list):
+            values["prompt"] = _prompt_text(values["prompt"], ask, place)
+        if isinstance(values["completion"], list):
+            values["completion"] = _completion_text(values["completion"], place)
+        samples.append(_to_sample(values, place))
+        ignored |= row.keys() - set(chain.from_iterable(columns_of_fields.values()))
     if not samples:
-        raise InputError(f"{source}: is empty")
-    renamed = ", ".join(
-        f"{column} is the {field}" for field, column in taken.items() if field != column
-    )
-    unread = f"ignored: {', '.join(sorted(ignored))}" if ignored else ""
-    if (parts := [part for part in (renamed, unread) if part]) and rank() == 0:
-        print(f"{source}: {' '.join('; '.join(parts).split())}", flush=True)
+        raise InputError("is empty; give at least one sample", file=source)
+    if rank() == 0:
+        _print_columns(source, column_of, ignored)
     return samples
 
 
-def columns_of(columns: Sequence[str]) -> dict[str, str]:
-    """Field -> column, as --columns gives them; a column A+B is the sum of the columns A and B.
+def parse_columns(columns: Sequence[str]) -> dict[str, str]:
+    """Field -> column, from the words FIELD=COLUMN of --columns. Raises InputError.
 
-    >>> columns_of(["prompt=question", "reward=accuracy+format"])
+    >>> parse_columns(["prompt=question", "reward=accuracy+format"])
     {'prompt': 'question', 'reward': 'accuracy+format'}
     """
     column_of = {}
-    for given in columns:
-        field, _, column = given.partition("=")
-        if field not in FIELDS or not column or field in column_of:
-            fields = ", ".join(sorted(FIELDS, key=lambda name: name not in NEEDED))
-            raise InputError(
-                f"--columns {given}: must be FIELD=COLUMN, each field once, and FIELD one of {fields}"
-            )
+    for word in columns:
+        field, _, column = word.partition("=")
+        if field not in FIELDS or not column:
+            message = f"{word}: must be FIELD=COLUMN; the fields are {', '.join(FIELDS)}"
+            raise InputError(message, option="--columns")
+        if field in column_of:
+            message = f"{word}: names a second column; give each field once"
+            raise InputError(message, option="--columns", field=field)
         column_of[field] = column
     return column_of
 
 
-def digest_of(source: str | Path, samples: Sequence[Sample] = ()) -> str:
-    """SHA-256 of a file's content; of a folder or a data set on the hub that of the samples that were read from it."""
-    path = Path(source)
-    return hashlib.sha256(
-        path.read_bytes() if path.is_file() else to_lines(samples).encode()
-    ).hexdigest()
+def fingerprint(source: str | Path, samples: Sequence[Sample]) -> str:
+    """SHA-256, in hex, of what a run trains on: of a file's bytes, otherwise of the samples.
 
-
-def _rows(source: str) -> Iterator[dict[str, Any]]:
-    """The rows of a file, a folder or a data set; InputError where they cannot be read."""
-    path, options = Path(source), {}
-    if (
-        not path.exists()
-        and is_hub_name(source)
-        and path.suffix not in (*TABLES, ".jsonl", ".json")
-    ):
-        return from_datasets(source, "train")
-    if not path.exists() or (path.is_file() and path.suffix not in TABLES):
-        return iter(read_records(path, dict[str, Any]))
-    if path.is_file():
-        options = {"reader": TABLES[path.suffix], "data_files": source}
-        if path.suffix == ".parquet":
-            options["batch_size"] = 1024  # else it wants one row at least
-    elif (path / "state.json").exists():  # a folder that the library has saved
-        options = {"reader": "arrow", "data_files": f"{source}/*.arrow"}
-    return from_datasets(
-        source, "train", streaming=True, **options
-    )  # streams leave but empty locks in its cache
-
-
-def _columns(row: Mapping[str, Any], column_of: Mapping[str, str]) -> dict[str, list[str]]:
-    """Field -> the columns of a row that it is the sum of, mostly one: those the user named, or with a usual name."""
-    parts_of: dict[str, list[str]] = {}
-    for field in FIELDS:
-        column = column_of.get(field) or next(
-            (name for name in (field, OTHER_NAMES.get(field)) if name in row), None
-        )
-        if column is None and field == "reward":
-            column = _reward_of_trl(row)
-        if column is not None:
-            parts_of[field] = [column] if column in row else column.split("+")
-            for part in parts_of[field]:
-                if part not in row:
-                    raise InputError(
-                        f"--columns {field}={column}: no {part} among the columns {', '.join(row)}"
-                    )
-        elif field in NEEDED:
-            raise InputError(
-                f"no {field} among the columns {', '.join(row)}; name it with --columns {field}=NAME"
-            )
-    return parts_of
-
-
-def _reward_of_trl(row: Mapping[str, Any]) -> str | None:
-    """The column with the rewards in TRL's log of completions; InputError where several could be it.
-
-    grpo_trainer.py, log: step, prompt, completion, a column for each reward function, advantage, and the user's own.
+    >>> fingerprint("owner/name", [Sample(prompt="?", completion="!", reward=1.0)])[:8]
+    'a2486f99'
     """
-    if not {"completion", "advantage"} <= row.keys():
-        return None
-    names = list(row)
-    between = names[names.index("completion") + 1 : names.index("advantage")]
-    numbers = [name for name in between if row[name] is None or isinstance(row[name], Real)]
-    if len(numbers) > 1:
-        advice = f"name one or their sum, as in --columns reward={'+'.join(numbers)}"
-        raise InputError(f"no reward among the columns, but {', '.join(numbers)}: {advice}")
-    return numbers[0] if numbers else None
+    if Path(source).is_file():
+        with Path(source).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    return hashlib.sha256(to_lines(samples).encode()).hexdigest()
 
 
-def _value(field: str, row: Mapping[str, Any], names: Sequence[str], ask: Ask | None) -> Any:
-    """A field of a sample: a column of the row, or the sum of several; of messages, the prompt or the answer's text."""
-    for name in names if len(names) > 1 else ():
-        if not isinstance(row[name], Real):
-            raise InputError(
-                f"column {name}: {row[name]!r:.80} is no number, and {'+'.join(names)} is a sum"
-            )
-    value = row[names[0]] if len(names) == 1 else sum(float(row[name]) for name in names)
-    if value is None and field in NEEDED:
-        raise InputError(f"column {names[0]}: is empty")
-    if field not in ("prompt", "completion") or not isinstance(value, list):
+# ---- rows and their columns ----------------------------------------------------------------------
+def _read_rows(source: str) -> Iterator[Mapping[str, Any]]:
+    path = Path(source)
+    # Streaming reads files where they are; otherwise `datasets` first copies them into its cache.
+    if path.is_dir():
+        if (path / "state.json").exists():  # written by Dataset.save_to_disk
+            files = f"{source}/*.arrow"
+            return load_rows(source, "train", reader="arrow", data_files=files, streaming=True)
+        return load_rows(source, "train", streaming=True)
+    if path.is_file() and path.suffix in READERS:
+        options = {"reader": READERS[path.suffix], "data_files": source, "streaming": True}
+        if path.suffix == ".parquet":
+            options["batch_size"] = 1024  # the default is the file's own, which may be 0: an error
+        return load_rows(source, "train", **options)
+    is_file_name = path.exists() or path.suffix in (*READERS, ".jsonl", ".json")
+    if is_hub_name(source) and not is_file_name:
+        return load_rows(source, "train")
+    return iter(read_records(path, dict[str, Any]))
+
+
+def _find_columns(
+    row: Mapping[str, Any], column_of: Mapping[str, str], place: dict[str, Any]
+) -> dict[str, list[str]]:
+    """Field -> its column in this row; for a reward that is a sum, its columns."""
+    names_of = {}
+    for field in FIELDS:
+        column = column_of.get(field, field)
+        names = [column]
+        if column not in row and field == "reward":  # a column may have a + in its own name
+            names = column.split("+")
+        missing = [name for name in names if name not in row]
+        if not missing:
+            names_of[field] = names
+            continue
+        message = f"no column {missing[0]!r}; the columns are {', '.join(row)}"
+        if field in column_of:
+            raise InputError(message, option="--columns", **place, field=field)
+        if field in REQUIRED:
+            fix = f"name the right one with --columns {field}=COLUMN"
+            raise InputError(f"{message}; {fix}", **place, field=field)
+    return names_of
+
+
+def _value(field: str, row: Mapping[str, Any], names: list[str], place: dict[str, Any]) -> Any:
+    """A field of a row: the value of its column, or the sum of its columns."""
+    if len(names) == 1:
+        value = row[names[0]]
+        if value is None and field in REQUIRED:
+            raise InputError(f"column {names[0]!r} is empty", **place, field=field)
         return value
+    total = 0.0
+    for name in names:
+        try:
+            total += NUMBER.validate_python(row[name])
+        except ValidationError as error:
+            message, _ = first_validation_error(error)
+            raise InputError(f"column {name!r}: {message}", **place, field=field) from None
+    return total
+
+
+def _to_sample(values: dict[str, Any], place: dict[str, Any]) -> Sample:
     try:
-        messages = [(message["role"], message["content"]) for message in value]
-    except (KeyError, TypeError):
-        messages = []
-    if not messages or not all(isinstance(text, str) for message in messages for text in message):
-        raise InputError(
-            f"field {field}: a list must be one of messages, each with role and content as text"
-        )
-    if field == "completion":
-        if [role for role, _ in messages] != ["assistant"]:
-            raise InputError(
-                "field completion: a list of messages must be a single one, the assistant's"
-            )
-        return messages[0][1]
+        return Sample(**values)
+    except ValidationError as error:
+        message, field = first_validation_error(error)
+        raise InputError(message, **place, field=field) from None
+
+
+def _print_columns(source: str, column_of: Mapping[str, str], ignored: set[str]) -> None:
+    renamed = [f"{column} to {field}" for field, column in column_of.items() if column != field]
+    parts = []
+    if renamed:
+        parts.append(f"columns renamed: {', '.join(renamed)}")
+    if ignored:
+        parts.append(f"columns ignored: {', '.join(sorted(ignored))}")
+    if parts:
+        line = " ".join("; ".join(parts).split())  # a name may hold a line break
+        print(f"{source}: {line}", flush=True)
+
+
+# ---- messages in place of text -------------------------------------------------------------------
+def _prompt_text(
+    value: list[Any], ask: Callable[[Messages], str] | None, place: dict[str, Any]
+) -> str:
+    messages = _check_messages("prompt", value, place)
     if ask is None:
-        raise InputError(
-            "field prompt: is a list of messages, which need a chat template: give --chat"
-        )
-    return ask([{"role": role, "content": content} for role, content in messages])
+        message = "is a list of messages, which needs a chat template; add --chat"
+        raise InputError(message, **place, field="prompt")
+    try:
+        return ask(messages)
+    except InputError as error:
+        raise InputError(str(error), **place, field="prompt") from error
+
+
+def _completion_text(value: list[Any], place: dict[str, Any]) -> str:
+    messages = _check_messages("completion", value, place)
+    if [message["role"] for message in messages] != ["assistant"]:
+        message = "a list of messages must hold a single one, with the role assistant"
+        raise InputError(message, **place, field="completion")
+    return messages[0]["content"]
+
+
+def _check_messages(field: str, value: list[Any], place: dict[str, Any]) -> Messages:
+    """The messages of a list. Raises InputError if it holds anything else."""
+    messages = []
+    for entry in value:
+        message = entry if isinstance(entry, dict) else {}
+        if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
+            fix = "a list must hold messages, each with role and content as text"
+            raise InputError(fix, **place, field=field)
+        # A table gives every message every key; a chat template may ask which keys there are.
+        messages.append({key: part for key, part in message.items() if part is not None})
+    if not messages:
+        raise InputError("is an empty list; give text or messages", **place, field=field)
+    return messages

@@ -17,8 +17,14 @@ def read_split(
 ) -> list[Record]:
     """The rows of a split: DIR/SPLIT.jsonl, DIR/SPLIT/**/*.json (one row each), or the hub's.
 
-    configs: as of `load_rows`. Raises InputError for a source that cannot be read, and for the
-    first row that does not fit `kind`.
+    kind: a pydantic model or a dataclass. configs: as of `load_rows`. Raises InputError for a
+    source that cannot be read, and for the first row that does not fit `kind`.
+
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> _ = Path(folder, "test.jsonl").write_text('{"question": "1 + 1?"}')
+    >>> read_split(folder, "test", dict[str, str])
+    [{'question': '1 + 1?'}]
     """
     folder = Path(data)
     if folder.is_dir():
@@ -54,6 +60,13 @@ def load_rows(
 
     configs: names of the parts of the data set; default: its usual one; None: all parts.
     reader, options: those of `datasets.load_dataset`. Raises InputError if it cannot be read.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp(), "rows.csv")
+    >>> _ = file.write_text("question,gold\\n1 + 1?,2")
+    >>> options = {"reader": "csv", "data_files": str(file), "streaming": True}
+    >>> list(load_rows(str(file), "train", **options))
+    [{'question': '1 + 1?', 'gold': 2}]
     """
     import datasets
 
@@ -73,17 +86,23 @@ def read_shots(
 
     They are in a file of the lm-eval package, whose text `parse` turns into examples. start: what
     each of them begins with. Raises InputError without the package, or if it has fewer.
+
+    >>> read_shots(0, start="Q:", packaged_file="", parse=str.splitlines)
+    []
     """
+    if count == 0:
+        return []  # without the package, too
     package = importlib.util.find_spec("lm_eval")
     if package is None:
         fix = "pip install --no-deps lm-eval==0.4.13"
         raise InputError(f"{count}: the lm-eval package is missing; {fix}", option="--shots")
     file = Path(package.submodule_search_locations[0]) / packaged_file
     shots = parse(read_text(file))
-    if not 1 <= count <= len(shots):
-        raise InputError(f"{count}: must be between 1 and {len(shots)}", option="--shots")
+    if not 0 <= count <= len(shots):
+        raise InputError(f"{count}: must be between 0 and {len(shots)}", option="--shots")
     if not all(shot.startswith(start) for shot in shots):
-        raise InputError(f"{file}: an example does not begin with {start}", option="--shots")
+        message = f"an example does not begin with {start}"
+        raise InputError(message, option="--shots", file=file)
     return shots[:count]
 
 

@@ -11,8 +11,6 @@ from pydantic import BaseModel, Field, FiniteFloat
 
 Outcome = Literal["correct", "incorrect", "invalid"]  # of the paper's tasks
 OUTCOMES: tuple[str, ...] = get_args(Outcome)
-# The keys of METHODS in methods.py, which imports torch; with these, --help needs no torch.
-METHOD_NAMES = ("topr", "tis", "sft", "reinforce", "off_policy", "ppo", "dpo")
 
 
 class InputError(ValueError):

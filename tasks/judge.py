@@ -31,9 +31,8 @@ class Judge:
 
     def __init__(self, seconds: int = 3):
         self._seconds = seconds
-        self._patience = (
-            4.0 * seconds
-        )  # two are read and compared; a process that takes longer is killed
+        # Two are read and compared; a process that takes longer is killed.
+        self._patience = 4.0 * seconds
         self._process = None
         self._end = lambda: None
         self._ask_once = lru_cache(maxsize=100_000)(self._ask)  # a prompt's samples often agree
@@ -43,13 +42,11 @@ class Judge:
 
         A text of more than LONGEST characters equals itself only.
         """
-        gold, answer = (
-            " ".join(gold.split()),
-            " ".join(answer.split()),
-        )  # math-verify's $...$ ends with the line
-        return gold == answer or (
-            max(len(gold), len(answer)) <= LONGEST and self._ask_once(gold, answer)
-        )
+        gold = " ".join(gold.split())  # in math-verify, $...$ ends with the line
+        answer = " ".join(answer.split())
+        if gold == answer:
+            return True
+        return max(len(gold), len(answer)) <= LONGEST and self._ask_once(gold, answer)
 
     def _ask(self, gold: str, answer: str) -> bool:
         reply = None

@@ -16,7 +16,6 @@ from toprlib.evaluation import evaluate, to_table
 from toprlib.files import append_to_file, read_json, read_records, read_text, write_file, write_json
 from toprlib.methods import METHODS
 from toprlib.metrics import (
-    START_TOLERANCE,
     check_start_ratio,
     engine_mismatch,
     step_metrics,
@@ -119,7 +118,7 @@ def log_step(file: Path, step: int, stats: StepStats, settings: Settings) -> Non
     losses, parts = zip(*gather((stats.loss, own_columns)), strict=True)
     log_ratio, reward, *weight = torch.cat(parts, dim=1)
     if not settings.trust_logmu:
-        check_start_ratio(step, log_ratio, START_TOLERANCE[settings.dtype])
+        check_start_ratio(step, log_ratio, settings.dtype)
     if rank() == 0:
         metrics = {"step": step, "loss": sum(losses), "grad_norm": stats.grad_norm}
         metrics |= step_metrics(log_ratio, reward, weight[0] if weight else None)

@@ -1,6 +1,6 @@
 """A task for a chat model: short questions of twelve kinds. `make real-llm` trains SmolLM2-135M-Instruct on it.
 
-`python -m examples.questions --model DIR --chat --max-new-tokens 12`; results/real-llm.md has what it came to.
+`python -m examples.questions --model DIR --chat --max-new-tokens 12`; studies/real_model/ has what it came to.
 """
 
 import random
@@ -15,7 +15,7 @@ from train_gsm8k import main
 TESTS, RATES = (
     96,
     48,
-)  # questions to test with, and those that chose the learning rate of results/real-llm.md
+)  # questions to test with, and those that chose the learning rate of studies/real_model/
 
 
 def words(text: str) -> list[str]:

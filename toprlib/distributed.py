@@ -129,13 +129,14 @@ def rank_zero_only(work: Callable[..., T]) -> Callable[..., T]:
 
 
 def progress_bar(
-    items: Iterable[T] | None, description: str, unit: str, total: int | None = None
+    items: Iterable[T] | None, description: str, unit: str, total: int | None = None, done: int = 0
 ) -> tqdm:
     """`items` with a progress bar on rank zero; without items, a bar for `update`.
 
-    In a log file, where each update is a new line, there is one every ten seconds.
+    done: how many of `total` an earlier command has done already. In a log file, where each update is a new line, there is one every ten seconds.
     """
     seconds = 0.1 if sys.stderr.isatty() else 10.0
     is_silent = rank() > 0
     options = {"unit": unit, "disable": is_silent, "delay": seconds, "mininterval": seconds}
+    options["initial"] = done
     return tqdm(items, description, total, **options)

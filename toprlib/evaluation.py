@@ -1,293 +1,270 @@
-"""Evaluation: pass@k, maj@k and shares of outcomes, with the paper's intervals; log pi of held-out samples.
+"""Evaluation on test problems: pass@k, maj@k, mean reward and shares of outcomes (Section 4.2).
 
-For a K: draw K of a question's N samples without replacement, average over the questions, repeat 100 times; the
-mean of the repeats is reported, and from their variance V the standard error sqrt(K V / (N - K)) (Section 4.2). +- 2
-standard errors tell how far another draw of samples would move the number, not another set of questions. For K = N, as
-in the paper's maj@16 of 16 samples on MATH, the formula is 0 / 0: the estimate has no interval.
+A metric of k samples is estimated from the N samples of each question: choose k of them without
+replacement, average the metric over the questions, repeat 100 times. The estimate is the mean of
+the repeats. With V, the variance of the repeats, its standard error is sqrt(k V / (N - k)).
 
-Held-out samples take no engine: log pi - log mu should rise for positives, and fall for negatives (Section 3).
+The interval of ± 2 standard errors covers another choice of samples, not another choice of
+questions. For k = N, as for the paper's maj@16 of 16 samples on MATH, the formula is 0 / 0: such an
+estimate has no interval.
 """
 
-import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Hashable, Sequence
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from toprlib.records import Encoded, Example, InputError, Sample, Task
+from toprlib.grading import describe_errors
+from toprlib.records import InputError, Sample, Task
 from toprlib.report import Estimate, Table
-from toprlib.sampling import named
+
+COUNTS = ("samples_seen", "questions", "samples_per_question")  # numbers of an entry, no metrics
 
 
 class Answers(NamedTuple):
-    """What evaluation needs of Q questions with N samples each."""
+    """What the metrics need to know about Q questions with N samples each."""
 
     correct: np.ndarray  # (Q, N) bool
-    votes: Sequence[
-        Sequence[Hashable | None]
-    ] = ()  # Q lists of N answers, None for one that cannot be read
+    # Q lists of N answers, None for a sample without an answer; empty if nobody votes
+    votes: Sequence[Sequence[Hashable | None]] = ()
     rewards: np.ndarray | None = None  # (Q, N)
 
 
-# (answers, question, samples) -> how good these samples of the question are, together
+# (answers, index of a question, indices of some of its samples) -> how good these are together
 Score = Callable[[Answers, int, Sequence[int]], float]
 
 
+# ---- scores of one question ----------------------------------------------------------------------
+def any_correct(answers: Answers, question: int, samples: Sequence[int]) -> bool:
+    """Whether at least one of these samples is correct.
+
+    >>> answers = Answers(np.array([[True, False, False]]))
+    >>> any_correct(answers, 0, [0, 1]), any_correct(answers, 0, [1, 2])
+    (True, False)
+    """
+    return bool(answers.correct[question, samples].any())
+
+
+def majority_is_correct(
+    answers: Answers, question: int, samples: Sequence[int], weights: Sequence[float] | None = None
+) -> bool:
+    """Whether the most frequent answer is correct, or the one with the most weight (Section 4.4).
+
+    Samples without an answer do not vote. In a tie, the answer that comes first among `samples`
+    wins. weights: one for each of `samples`; by default all are 1.
+
+    >>> answers = Answers(np.array([[True, False, False]]), [["7", "8", "8"]])
+    >>> majority_is_correct(answers, 0, [0, 1, 2])
+    False
+    >>> majority_is_correct(answers, 0, [0, 1, 2], weights=[0.75, 0.25, 0.25])
+    True
+    """
+    weights = [1.0] * len(samples) if weights is None else weights
+    total_weights: dict[Hashable, float] = {}
+    first_samples: dict[Hashable, int] = {}
+    for sample, weight in zip(samples, weights, strict=True):
+        answer = answers.votes[question][sample]
+        if answer is not None:
+            total_weights[answer] = total_weights.get(answer, 0.0) + weight
+            first_samples.setdefault(answer, sample)
+    if not total_weights:
+        return False
+    winner = max(total_weights, key=total_weights.__getitem__)  # of equals, the first
+    return bool(answers.correct[question, first_samples[winner]])
+
+
+def mean_reward(answers: Answers, question: int, samples: Sequence[int]) -> float:
+    """The mean reward of these samples."""
+    return answers.rewards[question, samples].mean()
+
+
+class Metric(NamedTuple):
+    """A number of a test set."""
+
+    score: Score  # of one question; the metric is its mean over the questions
+    meaning: str  # for the documentation
+
+
+METRICS = {
+    "pass@1": Metric(any_correct, "share of correct samples"),
+    "maj@k": Metric(
+        majority_is_correct,
+        "share of questions whose most frequent answer among k samples is correct; "
+        "for tasks with `parse`",
+    ),
+    "pass@k": Metric(any_correct, "share of questions with a correct one among k samples"),
+    "reward": Metric(mean_reward, "mean reward; for tasks with `reward` or `batch_reward`"),
+}
+
+
+# ---- estimates over all questions ----------------------------------------------------------------
 def estimate(score: Score, answers: Answers, k: int, seed: int, repeats: int = 100) -> Estimate:
-    """The mean over questions of the score of k of their N samples. InputError unless 1 <= k <= N.
+    """The mean over questions of the score of k of their N samples, with the paper's interval.
+
+    Raises InputError unless 1 <= k <= N.
 
     >>> one_of_four = Answers(np.array([[True, False, False, False]]))
-    >>> round(estimate(METRICS["pass@k"].score, one_of_four, k=3, seed=0).mean, 2)  # 3/4, by 100 random draws
+    >>> value = estimate(any_correct, one_of_four, k=3, seed=0)
+    >>> round(value.mean, 2)  # 3/4, estimated by 100 random choices
     0.78
     """
     questions, n = answers.correct.shape
     if not 1 <= k <= n:
-        raise InputError(f"K = {k}: must be at least 1 and at most the {n} samples per question")
+        fix = f"must be at least 1 and at most the {n} samples of a question"
+        raise InputError(f"{k}: {fix}", option="--k")
     rng = np.random.default_rng(seed)
     means = []
     for _ in range(repeats):
-        drawn = rng.permuted(np.tile(np.arange(n), (questions, 1)), axis=1)[:, :k]
-        means.append(
-            np.mean([score(answers, question, drawn[question]) for question in range(questions)])
-        )
+        all_samples = np.tile(np.arange(n), (questions, 1))  # (Q, N)
+        chosen = rng.permuted(all_samples, axis=1)[:, :k]  # (Q, k), each row shuffled on its own
+        scores = [score(answers, question, chosen[question]) for question in range(questions)]
+        means.append(np.mean(scores))
+    mean = float(np.mean(means))
+    if k == n:
+        return Estimate(mean)
     variance = float(np.var(means, ddof=1))
-    return Estimate(
-        float(np.mean(means)), None if k == n else 2 * float(np.sqrt(k * variance / (n - k)))
-    )
+    standard_error = float(np.sqrt(k * variance / (n - k)))
+    return Estimate(mean, 2 * standard_error)
 
 
-def wins(
-    answers: Answers, question: int, samples: Sequence[int], weights: Sequence[float] | None = None
-) -> bool:
-    """Whether the most frequent answer is correct, or that with the largest sum of weights (Section 4.4).
+def estimate_of_one(score: Score, answers: Answers, seed: int) -> Estimate:
+    """The mean score of single samples: exact, from all samples; its interval is the paper's."""
+    questions, n = answers.correct.shape
+    scores = np.empty((questions, n))
+    for question in range(questions):
+        for sample in range(n):
+            scores[question, sample] = score(answers, question, [sample])
+    return estimate(score, answers, 1, seed)._replace(mean=float(np.mean(scores)))
 
-    Samples without an answer do not vote; a tie goes to the answer that comes first among the samples.
 
-    >>> answers = Answers(np.array([[True, False, False]]), [[7, 8, 8]])
-    >>> wins(answers, 0, [0, 1, 2]), wins(answers, 0, [0, 1, 2], weights=[0.75, 0.25, 0.25])
-    (False, True)
+# ---- an entry of results.json --------------------------------------------------------------------
+def evaluate(samples: Sequence[Sample], task: Task, k: int, seed: int) -> dict[str, Any]:
+    """An entry of results.json: the share of each outcome, and the metrics that the task has.
+
+    samples: graded, question by question, the same number N for each. maj@k is for tasks with
+    `parse`, reward for tasks that have no `grade`. Without 1 < k <= N there are no metrics of k
+    samples. A metric is {"mean": ..., "se": standard error or None}.
+
+    >>> task = Task("sums", [], [], grade=str, outcomes=("right", "wrong"))
+    >>> graded = [("right", 1.0), ("wrong", -1.0), ("wrong", -1.0), ("wrong", -1.0)]
+    >>> samples = [Sample(prompt="?", completion="!", reward=r, outcome=o) for o, r in graded]
+    >>> entry = evaluate(samples, task, k=4, seed=0)
+    >>> entry["right"], entry["pass@4"], [*entry]
+    (0.25, {'mean': 1.0, 'se': None}, ['right', 'wrong', 'pass@1', 'pass@4', 'questions', \
+'samples_per_question'])
     """
-    sums: dict[Hashable, float] = {}
-    first: dict[Hashable, int] = {}
-    for i, weight in zip(
-        samples, np.ones(len(samples)) if weights is None else weights, strict=True
-    ):
-        vote = answers.votes[question][i]
-        if vote is not None:
-            sums[vote] = sums.get(vote, 0.0) + weight
-            first.setdefault(vote, i)
-    return bool(sums) and bool(answers.correct[question, first[max(sums, key=sums.__getitem__)]])
+    answers = to_answers(samples, task)
+    questions, n = answers.correct.shape
+    counts = Counter(sample.outcome for sample in samples)
+    entry: dict[str, Any] = {}
+    for outcome in task.outcomes:
+        entry[outcome] = counts[outcome] / len(samples)
+    for name in _metrics_of(task, k, n):
+        score = METRICS[name].score
+        if name.endswith("@k"):
+            entry[name.replace("@k", f"@{k}")] = estimate(score, answers, k, seed).to_json()
+        else:
+            entry[name] = estimate_of_one(score, answers, seed).to_json()
+    return entry | {"questions": questions, "samples_per_question": n}
 
 
-def _is_solved(answers: Answers, question: int, samples: Sequence[int]) -> bool:
-    return bool(answers.correct[question, samples].any())
+def _metrics_of(task: Task, k: int, n: int) -> list[str]:
+    """The names in METRICS of what is measured on a task with n samples of each question."""
+    names = ["pass@1"]
+    if 1 < k <= n:
+        names += ["maj@k", "pass@k"] if task.parse else ["pass@k"]
+    if task.grade is None:
+        names.append("reward")
+    return names
 
 
-class Metric(NamedTuple):
-    """A number of a test set, and how people see it."""
+def to_answers(samples: Sequence[Sample], task: Task) -> Answers:
+    """The answers of a test set's samples: question by question, the same number for each.
 
-    score: Score  # the number is its mean over questions
-    meaning: str  # for docs/runs.md
-    suits: Callable[[Task], bool] = lambda task: True  # the tasks that have it
-    label: str = ""  # in the table and the picture; by default its name
-    in_percent: bool = True
-
-
-METRICS = {  # @k: of --k samples, left out where a question has fewer; else of one, the mean of all, and in curve.png
-    "pass@1": Metric(_is_solved, "share of correct samples"),
-    "maj@k": Metric(
-        wins,
-        "share of questions whose most frequent answer among k samples is correct; of tasks with `parse`",
-        suits=lambda task: task.parse is not None,
-    ),
-    "pass@k": Metric(_is_solved, "share of questions with a correct one among k samples"),
-    "reward": Metric(
-        lambda answers, question, samples: answers.rewards[question, samples].mean(),
-        "mean reward; of tasks with `reward` or `batch_reward`",
-        suits=lambda task: task.grade is None,
-        label="mean reward",
-        in_percent=False,
-    ),
-}
-
-
-def parts_of(entry: Mapping[str, Any]) -> tuple[list[str], dict[str, Metric]]:
-    """The outcomes, and the metrics, in an entry of results.json, by their names there.
-
-    >>> entry = {"right": 0.25, "wrong": 0.75, "maj@4": {"mean": 0.5, "se": None}, "questions": 4}
-    >>> outcomes, metrics = parts_of(entry)
-    >>> outcomes, [*metrics]
-    (['right', 'wrong'], ['maj@4'])
+    Raises what the task's `parse` raises, with a note that names the problem and the text.
     """
-    by_name = {
-        name: METRICS.get(name) or METRICS.get(re.sub(r"@\d+$", "@k", name)) for name in entry
-    }
-    metrics = {name: metric for name, metric in by_name.items() if metric}
-    counts = {"samples_seen", "questions", "samples_per_question"}
-    return [name for name in entry if name not in metrics.keys() | counts], metrics
+    correct = []
+    votes = []
+    rewards = []
+    for _, group in groupby(samples, key=attrgetter("problem_id")):
+        question = list(group)
+        correct.append([sample.outcome == task.outcomes[0] for sample in question])
+        rewards.append([sample.reward for sample in question])
+        if task.parse is not None:
+            votes.append(_parse_votes(question, task))
+    return Answers(np.array(correct), votes, np.array(rewards))
 
 
-def collect(samples: Sequence[Sample], task: Task) -> Answers:
-    """The answers of a test set's samples, which come question by question, equally many for each."""
-    questions = [
-        list(question) for _, question in groupby(samples, key=lambda sample: sample.problem_id)
-    ]
-    correct = np.array(
-        [[sample.outcome == task.outcomes[0] for sample in question] for question in questions]
-    )
-    rewards = np.array([[sample.reward for sample in question] for question in questions])
-    return Answers(
-        correct, [_votes(question, task) for question in questions] if task.parse else (), rewards
-    )
-
-
-def _votes(samples: Sequence[Sample], task: Task) -> list[Hashable | None]:
-    """The answer of each sample, as the first of those that are the same."""
+def _parse_votes(question: list[Sample], task: Task) -> list[Hashable | None]:
+    """The answer of each sample; answers that are the same according to the task become equal."""
     votes: list[Hashable | None] = []
-    for sample in samples:
-        text = task.visible(sample.completion)
-        with named(task.parse, sample.problem_id, text):
+    distinct: list[Hashable] = []
+    for sample in question:
+        text = task.graded_text(sample.completion)
+        with describe_errors(sample.problem_id, text):
             answer = task.parse(text)
-            hash(answer)  # TypeError where it cannot vote
-        firsts = (first for first in votes if first is not None and task.same(first, answer))
-        votes.append(None if answer is None else next(firsts, answer))
+            hash(answer)  # a vote is the key of a dict; TypeError here, where the text is known
+        if answer is not None:
+            equals = (earlier for earlier in distinct if task.same(earlier, answer))
+            first = next(equals, None)  # a comparison can be slow, so it stops at the first match
+            if first is None:
+                distinct.append(answer)
+            else:
+                answer = first
+        votes.append(answer)
     return votes
 
 
-def evaluate(samples: Sequence[Sample], task: Task, k: int, seed: int) -> dict[str, Any]:
-    """An entry of results.json: shares of outcomes, and the mean and the standard error of each metric of the task."""
-    answers, estimates = collect(samples, task), {}
-    questions, n = answers.correct.shape
-    for name, metric in METRICS.items():
-        if not metric.suits(task):
-            continue
-        if not name.endswith(
-            "@k"
-        ):  # the mean over all samples is what draws of one sample estimate: one number
-            each = [
-                [metric.score(answers, question, [i]) for i in range(n)]
-                for question in range(questions)
-            ]
-            estimates[name] = (
-                estimate(metric.score, answers, 1, seed)
-                ._replace(mean=float(np.mean(each)))
-                .record()
-            )
-        elif 1 < k <= n:
-            estimates[name.replace("@k", f"@{k}")] = estimate(
-                metric.score, answers, k, seed
-            ).record()
-    counts = Counter(sample.outcome for sample in samples)
-    shares = {outcome: counts[outcome] / len(samples) for outcome in task.outcomes}
-    return shares | estimates | {"questions": questions, "samples_per_question": n}
+# ---- results as a table --------------------------------------------------------------------------
+def split_entry(entry: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """The names of the outcomes and of the metrics in an entry of results.json.
 
-
-MEASURED = {
-    "log_ratio": "log pi - log mu, nats",
-    "log_ratio_per_token": "log pi - log mu, nats per token",
-    "logp_per_token": "log pi, nats per token",
-}
-SIGNS = ("positive", "negative")
-
-
-@dataclass(frozen=True)
-class Scored:
-    """A held-out sample under a model: a line of test-STEP.jsonl."""
-
-    prompt: int  # the index of its prompt among the held-out ones
-    reward: float  # after the baseline
-    length: int  # of the completion, in tokens
-    logp: float  # log pi(y|x) of this model, in nats
-    logmu: float  # log mu(y|x): of the model that training begins with, or of the samples with --trust-logmu
-
-
-def to_scored(
-    rows: Sequence[Sequence[Encoded]],
-    examples: Sequence[Sequence[Example]],
-    before: Sequence[Scored] | None,
-) -> list[Scored]:
-    """Held-out samples, of which `examples` have log pi by a model where others have log mu.
-
-    before: the same samples scored by the initial model, whose log pi is log mu where the samples' own is not trusted;
-    None where the model is that one.
+    >>> split_entry({"right": 0.25, "wrong": 0.75, "maj@4": {"mean": 0.5, "se": None}})
+    (['right', 'wrong'], ['maj@4'])
     """
-    prompts: dict[tuple[int, ...], int] = {}
-    scored = []
-    for i, ([one], [example]) in enumerate(zip(rows, examples, strict=True)):
-        logmu = before[i].logmu if before else example.logmu
-        if one.token_logmu is not None:
-            logmu = float(np.sum(one.token_logmu, dtype=np.float32))
-        prompt = prompts.setdefault(tuple(one.prompt_ids), len(prompts))
-        scored.append(Scored(prompt, one.reward, len(one.completion_ids), example.logmu, logmu))
-    return scored
+    metrics = [name for name, value in entry.items() if isinstance(value, dict)]
+    outcomes = [name for name in entry if name not in metrics and name not in COUNTS]
+    return outcomes, metrics
 
 
-def evaluate_held_out(scored: Sequence[Scored]) -> dict[str, Any]:
-    """An entry of results.json: for each sign the number of samples, and means of MEASURED over them.
+def format_entry(entry: dict[str, Any]) -> dict[str, str]:
+    """The rows of an entry of results.json as text, by their labels.
 
-    Standard errors are those of independent samples. ranked: the share of pairs, a positive and a negative of a prompt,
-    in which the positive has the higher log pi per token, as the mean over prompts; None without such a pair.
+    pass@1 is the share of the first outcome, with an interval, and has no row of its own.
 
-    >>> scored = [Scored(0, 1.0, 2, logp=-1.0, logmu=-2.0), Scored(0, -1.0, 4, logp=-9.0, logmu=-5.0)]
-    >>> entry = evaluate_held_out(scored)
-    >>> entry["positive"]["log_ratio_per_token"], entry["negative"]["log_ratio"]["mean"], entry["ranked"]["mean"]
-    ({'mean': 0.5, 'se': None}, -4.0, 1.0)
+    >>> format_entry({"right": 0.25, "wrong": 0.75, "pass@1": {"mean": 0.25, "se": 0.01}})
+    {'right': '25.0 ± 2.0 %', 'wrong': '75.0 %'}
     """
-    prompt, reward, length, logp, logmu = np.array([astuple(one) for one in scored]).T
-    measured = dict(
-        zip(MEASURED, (logp - logmu, (logp - logmu) / length, logp / length), strict=True)
-    )
-    signs = dict(zip(SIGNS, (reward >= 0, reward < 0), strict=True))
-    entry: dict[str, Any] = {
-        name: {"samples": int(chosen.sum())}
-        | {key: _mean(values[chosen]) for key, values in measured.items()}
-        for name, chosen in signs.items()
-    }
-    logp = measured["logp_per_token"]
-    pairs = [[logp[(prompt == one) & sign] for sign in signs.values()] for one in np.unique(prompt)]
-    return entry | {
-        "ranked": _mean([np.greater.outer(*pair).mean() for pair in pairs if all(map(len, pair))])
-    }
-
-
-def _mean(values: Sequence[float]) -> dict[str, float | None] | None:
-    return Estimate.over_samples(values).record() if len(values) else None
-
-
-def shown(entry: Mapping[str, Any]) -> dict[str, str]:
-    """The rows of an entry of results.json, with +- 2 standard errors. Of problems, the first outcome is pass@1."""
-    if "ranked" in entry:  # of held-out samples
-        values = {
-            f"{sign}s: {label}": (entry[sign][key], 1, 3)
-            for sign in SIGNS
-            for key, label in MEASURED.items()
-        }
-        values["positive ahead of negative, of a prompt's pairs"] = entry["ranked"], 100, 1, " %"
-        return {
-            name: Estimate.read(value).text(*how) if value else "-"
-            for name, (value, *how) in values.items()
-        }
-    outcomes, metrics = parts_of(entry)
-    rows = {name: Estimate(entry[name]).text(100, 1, " %") for name in outcomes}
-    for name, metric in metrics.items():
-        label = outcomes[0] if name == "pass@1" else metric.label or name
-        rows[label] = Estimate.read(entry[name]).text(
-            *((100, 1, " %") if metric.in_percent else (1, 3))
-        )
+    outcomes, metrics = split_entry(entry)
+    rows = {name: Estimate(entry[name]).text(100, unit=" %") for name in outcomes}
+    for name in metrics:
+        value = Estimate.from_json(entry[name])
+        if name == "reward":
+            rows["mean reward"] = value.text(digits=3)
+        else:
+            label = outcomes[0] if name == "pass@1" else name
+            rows[label] = value.text(100, unit=" %")
     return rows
 
 
-def to_table(results: Mapping[str, Any], names: Sequence[str] = ()) -> Table:
-    """Results before and after each iteration, which may have names."""
-    after = [iteration["after"] for iteration in results["iterations"]]
-    names = names or (
-        ["after"] if len(after) == 1 else [f"after iteration {i + 1}" for i in range(len(after))]
-    )
-    columns = [shown(entry) for entry in (results["before"], *after)]
+def to_table(results: dict[str, Any]) -> Table:
+    """The test results before training and after each iteration, from the content of results.json.
+
+    >>> entries = [{"right": share, "wrong": 1 - share} for share in (0.25, 0.5)]
+    >>> print(to_table({"before": entries[0], "iterations": [{"after": entries[1]}]}).markdown())
+    |  | before | after |
+    |---|---|---|
+    | right | 25.0 % | 50.0 % |
+    | wrong | 75.0 % | 50.0 % |
+    """
+    iterations = results["iterations"]
+    head = ["", "before"]
+    columns = [format_entry(results["before"])]
+    for number, iteration in enumerate(iterations, start=1):
+        head.append("after" if len(iterations) == 1 else f"after iteration {number}")
+        columns.append(format_entry(iteration["after"]))
     rows = [[label, *(column[label] for column in columns)] for label in columns[0]]
-    return Table(
-        ["held-out samples" if "ranked" in results["before"] else "", "before", *names], rows
-    )
+    return Table(head, rows)

@@ -1,95 +1,106 @@
-"""The methods that learn from samples: METHODS has an entry for each, and here are those that TOPR is compared with.
+"""The methods that learn from samples: METHODS has an entry for each.
 
-torch is imported where it is used, so that the names of the methods are there without it.
+TOPR and its relatives are `topr.topr_loss` with a row of Table 1. The losses of PPO and DPO, which
+the paper compares TOPR with, are here. Like `topr_loss`, they take whole completions as (B, T)
+log-probabilities of tokens, and learn nothing from a completion whose reward is 0.
 """
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
+from torch.nn.functional import logsigmoid
 
-Loss = Callable[
-    ..., "Tensor"
-]  # (logp, logmu, reward, length, denominator=...) -> scalar: as `topr.train` calls it
+from topr import PRESETS, Limits, check_shapes, importance_weight, sequence_log_ratio, topr_loss
+
+# (token_logp, token_logmu, reward, mask, denominator=...) -> scalar: as `topr.train` calls it
+Loss = Callable[..., Tensor]
 
 
 def ppo_loss(
-    logp: "Tensor",
-    logmu: "Tensor",
-    reward: "Tensor",
-    length: "Tensor",
+    token_logp: Tensor,
+    token_logmu: Tensor,
+    reward: Tensor,
+    mask: Tensor,
     eps: float = 0.2,
     denominator: float | None = None,
-) -> "Tensor":
-    """PPO's clipped loss (Eq. 6) with the ratio of whole sequences: - min(r R, [r]_{1-eps}^{1+eps} R) / length.
+) -> Tensor:
+    """PPO's clipped loss (Equation 6) with the ratio r of whole completions.
 
-    Arguments as in `topr.topr_loss`; 0 <= eps <= 1, 0.2 is the paper's (Section 4.3). The ratio is clipped above for
-    R >= 0, below for R < 0, and has the gradient. ValueError where shapes differ, or a length or eps is out of range.
+    - sum of min(r R, [r]_{1-eps}^{1+eps} R) / length, over `denominator`. Here the ratio itself
+    has the gradient. eps: 0 <= eps <= 1; 0.2 is the paper's (Section 4.3).
+    Other arguments, shapes and errors as in `topr.topr_loss`; also ValueError for eps.
 
     >>> import torch
-    >>> two = torch.tensor([2.0]).log()
-    >>> ppo_loss(two, torch.zeros(1), reward=torch.ones(1), length=torch.ones(1))
+    >>> token_logp = torch.tensor([[2.0]]).log()  # r = 2, R = 1
+    >>> ppo_loss(token_logp, torch.zeros(1, 1), torch.ones(1), torch.ones(1, 1))
     tensor(-1.2000)
     """
-    from topr import Limits, importance_weight
-
-    if not 0 <= eps <= 1:
+    if not 0 <= eps <= 1:  # NaN fails every comparison
         raise ValueError(f"eps = {eps}: must lie in [0, 1]")
-    if (length < 1).any():
-        raise ValueError(f"length = {length.min().item():g}: a completion has at least one token")
-    denominator = _check_shapes(denominator, logp, logmu, reward, length)
-    clipped = importance_weight(
-        logp - logmu, *Limits(0, 1 + eps, 1 - eps, math.inf).of_sign(reward)
-    )
-    return -(clipped * reward / length).sum() / denominator
+    check_shapes(token_logp, token_logmu, reward, mask)
+    log_ratio = sequence_log_ratio(token_logp, token_logmu, mask)  # (B,)
+    # For R >= 0 the minimum is min(r, 1 + eps) R, for R < 0 it is max(r, 1 - eps) R: each sign has
+    # one bound. Clipping the log-ratio before exp keeps infinity, and so NaN, out of the gradient.
+    one_sided = Limits(a_pos=0, b_pos=1 + eps, a_neg=1 - eps, b_neg=math.inf)
+    clipped_ratio = importance_weight(log_ratio, *one_sided.of_sign(reward))  # (B,)
+    length = (mask > 0).sum(1)  # (B,)
+    denominator = len(reward) if denominator is None else denominator
+    return -(clipped_ratio * reward / length).sum() / denominator
 
 
 def dpo_loss(
-    logp: "Tensor",
-    logmu: "Tensor",
-    reward: "Tensor",
-    length: "Tensor | None" = None,
-    denominator: float | None = None,
+    token_logp: Tensor,
+    token_logmu: Tensor,
+    reward: Tensor,
+    mask: Tensor,
     beta: float = 0.1,
-) -> "Tensor":
-    """DPO (Rafailov et al. 2023): - log sigmoid(beta * (log-ratio of the positive - log-ratio of the negative)).
+    denominator: float | None = None,
+) -> Tensor:
+    """DPO (Rafailov et al. 2023): - log sigmoid(beta (log-ratio of preferred - of rejected)).
 
-    Arguments as in `topr.topr_loss`: the i-th positive and the i-th negative of the (B,) completions are a pair of the
-    same prompt. The mean over B / 2 or denominator / 2 pairs, whatever the length; ValueError on shapes that differ.
+    Completions 2i and 2i + 1 are a pair, the preferred one first; the rewards say no more than
+    this. A pair whose rewards are both 0 adds nothing to the loss and the gradient: ranks that have
+    run out of pairs compute such fillers. beta = 0.1 is ours.
+    denominator: as in `topr.topr_loss`, in completions; the loss is the mean over denominator / 2
+    pairs. Lengths do not matter. Other arguments, shapes and errors as there; also ValueError if B
+    is odd, or if the second completion of a pair has the higher reward.
 
     >>> import torch
-    >>> dpo_loss(torch.zeros(2), torch.zeros(2), torch.tensor([1.0, -1.0]))  # log 2 where nothing is preferred yet
+    >>> zeros = torch.zeros(2, 3)  # pi = mu: nothing is preferred yet, the loss is log 2
+    >>> dpo_loss(zeros, zeros, torch.tensor([1.0, -1.0]), mask=torch.ones(2, 3))
     tensor(0.6931)
     """
-    from torch.nn.functional import logsigmoid
-
-    denominator = _check_shapes(denominator, logp, logmu, reward)
-    log_ratio = [logp[chosen] - logmu[chosen] for chosen in (reward >= 0, reward < 0)]
-    return -logsigmoid(beta * (log_ratio[0] - log_ratio[1])).sum() / (denominator / 2)
-
-
-def _check_shapes(denominator: float | None, *columns: "Tensor") -> float:
-    """The denominator, or else B; ValueError unless all columns have one shape (B,)."""
-    shapes = {tuple(column.shape) for column in columns}
-    denominator = len(columns[0]) if denominator is None else denominator
-    if len(shapes) != 1 or columns[0].dim() != 1 or denominator == 0:
-        raise ValueError(
-            f"need one number per sequence, all of one shape (B,) with B >= 1; got {sorted(shapes)}"
-        )
-    return denominator
+    check_shapes(token_logp, token_logmu, reward, mask)
+    if len(reward) % 2 == 1:
+        raise ValueError(f"{len(reward)} completions: pairs need an even number")
+    preferred, rejected = reward.reshape(-1, 2).unbind(1)  # (B / 2,) each
+    if (preferred < rejected).any():
+        raise ValueError(f"reward = {reward.tolist()}: put the preferred one of a pair first")
+    log_ratio = sequence_log_ratio(token_logp, token_logmu, mask).reshape(-1, 2)  # (B / 2, 2)
+    losses = -logsigmoid(beta * (log_ratio[:, 0] - log_ratio[:, 1]))  # (B / 2,)
+    is_filler = (preferred == 0) & (rejected == 0)
+    denominator = len(reward) if denominator is None else denominator
+    return losses.masked_fill(is_filler, 0).sum() / (denominator / 2)
 
 
 class Method(NamedTuple):
     """How a method learns."""
 
-    loss: Loss | None = None  # None: topr.topr_loss, with its row of Table 1 or --limits
-    options: tuple[str, ...] = ()  # the settings that the loss takes
-    of_pairs: bool = False  # whether a row is a pair, a positive and a negative of a prompt; there is no baseline then
+    loss: Loss
+    limits: Limits | None = None  # the bounds of its weights, for StepStats; None: no such weights
+    uses_pairs: bool = False  # a row is a pair of completions of one prompt; there is no baseline
 
 
-METHODS = dict.fromkeys(("topr", "tis", "sft", "reinforce", "off_policy"), Method()) | {
-    "ppo": Method(ppo_loss, ("eps",)),
-    "dpo": Method(dpo_loss, ("beta",), of_pairs=True),
+def weighted_method(limits: Limits) -> Method:
+    """The method whose importance weights have these bounds: a row of Table 1, or --limits."""
+    return Method(partial(topr_loss, limits=limits), limits)
+
+
+METHODS: dict[str, Method] = {
+    **{name: weighted_method(limits) for name, limits in PRESETS.items()},
+    "ppo": Method(ppo_loss),
+    "dpo": Method(dpo_loss, uses_pairs=True),
 }

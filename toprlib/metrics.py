@@ -1,9 +1,12 @@
-"""What a step of the optimiser saw, in numbers: a line of metrics.jsonl; and checks of log-probabilities."""
+"""Metrics of the optimizer's steps (a line of metrics.jsonl each), and checks of log mu.
+
+A completion with reward 0 has no gradient, so no metric counts it. Such completions also fill up
+the micro-batches of a rank that has fewer completions than the others.
+"""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,92 +14,146 @@ from torch import Tensor
 
 START_TOLERANCE = {  # nats that |log pi - log mu| may reach at the first step; ours
     "float32": 0.01,  # a sum over 100,000 tokens differs by 0.008
-    # A bfloat16 logit from 16 to 32 is a multiple of 0.125, so that two ways to compute it (another attention kernel,
-    # other padding) differ by 0.05, the standard deviation of two roundings, and sums over 512 tokens by 1.2. Measured
-    # with SmolLM2-135M, whose logits reach 44: 1.6, and at most 3.1 in 8 sequences.
+    # A bfloat16 logit from 16 to 32 is a multiple of 0.125. Two ways to compute it (another
+    # attention kernel, other padding) differ by 0.05, the standard deviation of two roundings, and
+    # sums over 512 tokens by 1.2. Measured with SmolLM2-135M, whose logits reach 44: 1.6, and at
+    # most 3.1 in 8 sequences.
     "bfloat16": 5.0,
 }
+QUANTILES = (0.05, 0.5, 0.95)
+NEGLIGIBLE_WEIGHT = 1e-6
+SUMMARIZED = ("realised_share", "weight_neg_mean", "log_ratio_pos_mean", "log_ratio_neg_mean")
 
 
-def step_metrics(log_ratio: Tensor, reward: Tensor, weight: Tensor) -> dict[str, float]:
-    """The metrics of a step from its sequences' (B,) log-ratios, rewards and weights.
+# ---- one step ------------------------------------------------------------------------------------
+def step_metrics(log_ratio: Tensor, reward: Tensor, weight: Tensor | None) -> dict[str, float]:
+    """The metrics of a step from its completions' log-ratios, rewards and weights, (B,) each.
 
-    Quantiles (5, 50, 95%) and means of log-ratio and weight, where reward > 0 (pos) and < 0 (neg); weights_below_1e-6:
-    a share; ess: effective sample size (sum w)^2 / sum w^2, in sequences; pull: the sum of weight |reward|;
-    realised_share: what positives have of it. Reward 0 has no gradient, hence no weight to count.
+    log_ratio_pos_q05, _q50, _q95, _mean: quantiles and mean where reward > 0; log_ratio_neg_*:
+    where reward < 0. A sign without completions has no metrics. With weights there are also
+    weight_pos_*, weight_neg_* and what `weight_totals` returns.
+    weight: None for a loss without importance weights.
+
+    >>> metrics = step_metrics(torch.tensor([0.5, -1.0]), torch.tensor([1.0, 0.0]), weight=None)
+    >>> metrics["log_ratio_pos_mean"], [name for name in metrics if "neg" in name]
+    (0.5, [])
     """
-    metrics, means, pull = {}, {}, weight * reward.abs()
-    levels = torch.tensor([0.05, 0.5, 0.95], dtype=weight.dtype)
-    for sign, chosen in (("pos", reward > 0), ("neg", reward < 0)):
-        if chosen.any():
-            quantiles = (
-                torch.stack([log_ratio, weight])[:, chosen].quantile(levels, dim=1).T.tolist()
-            )
-            for name, values in zip(("log_ratio", "weight"), quantiles, strict=True):
-                metrics |= {
-                    f"{name}_{sign}_q{100 * q:02.0f}": v
-                    for q, v in zip(levels, values, strict=True)
-                }
-            means |= {f"log_ratio_{sign}_mean": log_ratio[chosen].mean().item()}
-            means |= {f"weight_{sign}_mean": weight[chosen].mean().item()}
-    weight = weight[reward != 0]
-    metrics["weights_below_1e-6"] = (weight < 1e-6).sum().item() / max(len(weight), 1)
-    metrics["ess"] = (weight.sum() ** 2 / weight.square().sum().clamp_min(1e-30)).item()
-    metrics["pull"] = pull.sum().item()
-    if metrics["pull"] > 0:
-        metrics["realised_share"] = (pull[reward > 0].sum() / pull.sum()).item()
-    return metrics | means
+    metrics = {}
+    for sign, is_of_sign in (("pos", reward > 0), ("neg", reward < 0)):
+        if is_of_sign.any():
+            metrics |= _distribution(f"log_ratio_{sign}", log_ratio[is_of_sign])
+            if weight is not None:
+                metrics |= _distribution(f"weight_{sign}", weight[is_of_sign])
+    if weight is not None:
+        # The rows are dropped, not multiplied by 0: an unbounded weight may be infinite.
+        is_learned = reward != 0
+        metrics |= weight_totals(reward[is_learned], weight[is_learned])
+    return metrics
 
 
-def over_epoch(steps: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """An epoch's lines of metrics.jsonl as results.json has them: four means over all steps, and over each tenth.
+def _distribution(name: str, values: Tensor) -> dict[str, float]:
+    levels = torch.tensor(QUANTILES, dtype=values.dtype, device=values.device)
+    metrics = {}
+    for level, quantile in zip(QUANTILES, values.quantile(levels).tolist(), strict=True):
+        metrics[f"{name}_q{round(100 * level):02}"] = quantile
+    metrics[f"{name}_mean"] = values.mean().item()
+    return metrics
 
-    The realised share is a mean weighted by `pull`, the others are plain. Of the log-ratios, whose end counts, the mean
-    is that of the last tenth. Three decimals; None where no step has the metric.
+
+def weight_totals(reward: Tensor, weight: Tensor) -> dict[str, float]:
+    """What the weights of a step amount to; reward, weight: (B,), no reward is 0.
+
+    weights_below_1e-6: a share of the completions.
+    ess: the effective sample size (sum w)^2 / sum w^2, in completions.
+    gradient_mass: the sum of weight |reward|.
+    realised_share: the positives' share of gradient_mass, absent if that is 0. It is the effective
+    proportion of Equation 12 after the weights.
+
+    >>> totals = weight_totals(torch.tensor([1.0, -1.0, -1.0]), torch.tensor([1.0, 0.5, 0.0]))
+    >>> [round(value, 2) for value in totals.values()]
+    [0.33, 1.8, 1.5, 0.67]
     """
-    names = ("realised_share", "weight_neg_mean", "log_ratio_pos_mean", "log_ratio_neg_mean")
-    parts = [steps[len(steps) * i // 10 : len(steps) * (i + 1) // 10] for i in range(10)]
-    tenths = {name: [mean_over(part, name) for part in parts if part] for name in names}
-    return {name: mean_over(parts[-1] if "ratio" in name else steps, name) for name in names} | {
-        "tenths": tenths
+    negligible = (weight < NEGLIGIBLE_WEIGHT).sum().item()
+    sum_of_squares = weight.square().sum().clamp_min(1e-30)  # all weights may be 0
+    mass = weight * reward.abs()  # (B,)
+    metrics = {
+        "weights_below_1e-6": negligible / max(len(weight), 1),
+        "ess": (weight.sum() ** 2 / sum_of_squares).item(),
+        "gradient_mass": mass.sum().item(),
     }
+    if metrics["gradient_mass"] > 0:
+        metrics["realised_share"] = (mass[reward > 0].sum() / mass.sum()).item()
+    return metrics
 
 
-def mean_over(steps: Sequence[Mapping[str, float]], name: str) -> float | None:
-    """The mean of a metric over the steps that have it, None without any; that of the realised share is by `pull`."""
-    measured = [step for step in steps if name in step]
-    pulls = [step["pull"] for step in measured] if name == "realised_share" else None
-    return round(fmean((step[name] for step in measured), pulls), 3) if measured else None
+# ---- one epoch -----------------------------------------------------------------------------------
+def summarize_epoch(steps: list[dict[str, float]]) -> dict:
+    """The metrics SUMMARIZED of an epoch for results.json, from its lines of metrics.jsonl.
 
+    Each is a mean over all steps, except that the log-ratios are means over the last tenth: their
+    values at the end matter. `tenths`: the means over each tenth of the epoch. Rounded to three
+    decimals; None where no step has the metric. An epoch of fewer than ten steps has fewer parts.
 
-def check_ratio(step: int, log_ratio: Tensor, tolerance: float) -> None:
-    """ArithmeticError if step 1 does not start at pi = mu; a warning if pi has not left mu by step 2.
-
-    log_ratio: (B,), before the step's update. tolerance: nats that its elements may be away from 0.
+    >>> steps = [{"weight_neg_mean": 1.0}, {"weight_neg_mean": 0.5}]
+    >>> summary = summarize_epoch(steps)
+    >>> summary["weight_neg_mean"], summary["tenths"]["weight_neg_mean"]
+    (0.75, [1.0, 0.5])
     """
-    furthest = log_ratio.abs().max().item()
-    if step == 1 and not furthest <= tolerance:
-        fault = (
-            f"|log pi - log mu| reaches {furthest:.3g}, above {tolerance:g}, where pi should be mu"
-        )
-        raise ArithmeticError(f"step 1: {fault}; see --trust-logmu")
-    if step == 2 and furthest == 0:
-        warnings.warn(
-            "every log-ratio is 0 after an update: is log mu recomputed, or lr too small?",
-            stacklevel=2,
-        )
+    ends = [len(steps) * i // 10 for i in range(11)]
+    parts = [steps[begin:end] for begin, end in pairwise(ends) if begin < end]
+    summary = {}
+    tenths = {}
+    for name in SUMMARIZED:
+        tenths[name] = [_average(part, name) for part in parts]
+        is_log_ratio = name.startswith("log_ratio")
+        summary[name] = tenths[name][-1] if is_log_ratio else _average(steps, name)
+    summary["tenths"] = tenths
+    return summary
 
 
-def engine_mismatch(engine: Mapping[int, float], trainer: Mapping[int, float]) -> dict[str, float]:
-    """log mu(y|x) by the sampling engine less that by the trainer, of each sample, in nats.
+def _average(steps: list[dict[str, float]], name: str) -> float | None:
+    """The mean of a metric over the steps that have it; None if no step has it."""
+    steps = [step for step in steps if name in step]
+    if not steps:
+        return None
+    weights = None
+    if name == "realised_share":  # then the mean is the share in the epoch's whole gradient mass
+        weights = [step["gradient_mass"] for step in steps]
+    return round(fmean([step[name] for step in steps], weights), 3)
+
+
+# ---- checks of log mu ----------------------------------------------------------------------------
+def check_start_ratio(step: int, log_ratio: Tensor, tolerance: float) -> None:
+    """Check that training starts at pi = mu and then leaves it. Other steps than 1 and 2 pass.
+
+    log_ratio: (B,), before the step's update. tolerance: nats; see START_TOLERANCE.
+    Raises ArithmeticError in step 1 if a log-ratio is not 0 within the tolerance. Warns in step 2
+    if every log-ratio is still exactly 0.
+    """
+    largest = log_ratio.abs().max().item()
+    if step == 1 and not largest <= tolerance:  # NaN fails every comparison
+        message = f"|log pi - log mu| reaches {largest:.3g} nats, above {tolerance:g}"
+        fix = "compute log mu with the model that training starts from, without dropout"
+        raise ArithmeticError(f"step 1: {message}; {fix}")
+    if step == 2 and largest == 0:
+        message = "every log-ratio is still 0 after an update"
+        fix = "raise the learning rate, and do not recompute log mu within an epoch"
+        warnings.warn(f"step 2: {message}; {fix}", stacklevel=2)
+
+
+def engine_mismatch(engine: dict[int, float], trainer: dict[int, float]) -> dict[str, float]:
+    """log mu(y|x) by the sampling engine minus that by the trainer, over samples, in nats.
+
+    engine, trainer: index of a sample -> log mu of its completion, for the same samples.
 
     >>> engine_mismatch({7: -2.0, 9: -3.0}, {7: -2.5, 9: -3.0})
     {'mean': 0.25, 'largest': 0.5, 'q05': 0.025, 'q50': 0.25, 'q95': 0.475}
     """
-    difference = np.array([engine[sample] - trainer[sample] for sample in sorted(engine)])
-    quantiles = {f"q{q:02}": float(np.quantile(difference, q / 100)) for q in (5, 50, 95)}
-    return {
-        "mean": float(difference.mean()),
-        "largest": float(np.abs(difference).max()),
-        **quantiles,
+    differences = np.array([engine[sample] - trainer[sample] for sample in sorted(engine)])
+    mismatch = {
+        "mean": float(differences.mean()),
+        "largest": float(np.abs(differences).max()),
     }
+    for level in QUANTILES:
+        mismatch[f"q{round(100 * level):02}"] = float(np.quantile(differences, level))
+    return mismatch

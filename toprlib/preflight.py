@@ -1,4 +1,4 @@
-"""What a run needs of its machine, looked at before anything is loaded or written; each fault says what to do."""
+"""What a run needs of its machine, checked before anything large is loaded or written."""
 
 import os
 import shutil
@@ -10,147 +10,162 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
+import torch
 
-from toprlib.records import InputError
 from toprlib.distributed import rank
+from toprlib.language_model import LanguageModel
+from toprlib.records import InputError
 from toprlib.settings import Settings
 
-DRIVER = 580  # NVIDIA's oldest for CUDA 13, which torch 2.13 is built with (docs.nvidia.com/deploy/cuda-compatibility)
-LIBRARIES = 3 * 10**9  # bytes of the host's memory that torch and CUDA take in a process; ours
-TOKEN_BYTES = 30  # of a token of prompt or completion, on the disk, and in each process; ours
+DRIVER = 580  # NVIDIA's oldest for CUDA 13, which torch 2.13 is built with
+LIBRARIES = 3 * 10**9  # bytes of host memory of torch and CUDA in a process; ours
+TOKEN_BYTES = 30  # of a token of a sample, on the disk and in each process; ours
+SMALL_RUN = 10**9  # bytes; a run below it is not checked; ours
 CGROUP = Path("/sys/fs/cgroup")  # the limits of a container
 
 
+# ---- GPU and compiler ------------------------------------------------------------------------------
 def check_machine(settings: Settings) -> None:
-    """InputError, a line for each fault, where GPUs or compiler are not what the settings need."""
-    import torch
-
-    faults = []
+    """Raises InputError if GPUs or the compiler are not what the settings need."""
+    if settings.preset == "laptop" and not torch.cuda.is_available():
+        return
     if not torch.cuda.is_available():
-        if settings.preset == "laptop" or on_cpu():
+        if is_rehearsal():
             return
-        reason = "no GPU"
-        try:
-            torch.cuda.init()
-        except (AssertionError, RuntimeError) as error:
-            reason = str(error).strip().splitlines()[0]
-        advice = f"It needs NVIDIA's driver {DRIVER} or newer, which nvidia-smi shows"
-        if "802" in reason:  # cudaErrorSystemNotReady
-            advice = "GPUs behind NVSwitch need NVIDIA's fabric manager: sudo systemctl start nvidia-fabricmanager"
-        fault = (
-            f"{settings.preset}: is for GPUs, and torch {torch.__version__} can use none ({reason})"
-        )
-        faults.append(f"{fault}. {advice}")
-    if settings.engine != "hf" and (
-        fault := _compiler_fault(str(settings.vllm_python or sys.executable))
-    ):
-        faults.append(fault)
-    if faults:
-        raise InputError("\n".join(faults))
+        raise InputError(_missing_gpu(settings), option="preset")
+    if settings.engine_name == "vllm":
+        problem = _compiler_problem(str(settings.vllm_python or sys.executable))
+        if problem is not None:
+            raise InputError(problem, option="--engine")
 
 
-def on_cpu() -> bool:
-    """Whether a preset for GPUs is rehearsed on processors, as TOPR_ON_CPU=1 in the environment asks for."""
+def is_rehearsal() -> bool:
+    """Whether a preset for GPUs is tried on a CPU: TOPR_ON_CPU=1 in the environment asks for it."""
     return os.environ.get("TOPR_ON_CPU") == "1"
 
 
-def _compiler_fault(python: str) -> str | None:
-    """What keeps Triton, which vLLM's GPU kernels are written in, from compiling: it needs a compiler and Python.h."""
-    compiler = (
-        os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    )  # as Triton looks for it
-    if compiler is None:
-        return "no C compiler, which vLLM's kernels need: install gcc, or name one in CC"
-    where = "import sysconfig as s; print(s.get_paths(s.get_default_scheme().replace('_local', '_prefix'))['include'])"
+def _missing_gpu(settings: Settings) -> str:
+    reason = "no GPU"
     try:
-        include = subprocess.run(
-            [python, "-c", where], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        options = [compiler, "-fsyntax-only", "-I", include, "-x", "c", "-"]
-        tried = subprocess.run(
-            options, input="#include <Python.h>", capture_output=True, text=True, check=False
-        )
+        torch.cuda.init()
+    except (AssertionError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+    fix = f"install NVIDIA's driver {DRIVER} or newer; nvidia-smi shows the present one"
+    if "802" in reason:  # cudaErrorSystemNotReady
+        fix = "start NVIDIA's fabric manager: sudo systemctl start nvidia-fabricmanager"
+    return f"{settings.preset} needs a GPU, and torch can use none ({reason}); {fix}"
+
+
+def _compiler_problem(python: str) -> str | None:
+    """Why Triton, in which vLLM's kernels are written, cannot compile; None if it can.
+
+    It needs a C compiler and the headers of the Python that runs vLLM.
+    """
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        return "vLLM's kernels need a C compiler; install gcc, or name one in CC"
+    code = (
+        "import sysconfig; scheme = sysconfig.get_default_scheme().replace('_local', '_prefix');"
+        "print(sysconfig.get_paths(scheme)['include'])"
+    )
+    try:
+        printed = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+        include = printed.stdout.strip()
+        command = [compiler, "-fsyntax-only", "-I", include, "-x", "c", "-"]
+        tried = subprocess.run(command, input="#include <Python.h>", text=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        return f"{python}, {compiler}: cannot be run: {error}"
+        return f"{python} or {compiler} cannot be run: {error}"
     if tried.returncode == 0:
         return None
-    advice = "install the headers of that Python (python3.11-dev of a Linux distribution), or use a Python that has them"
-    return f"{compiler} finds no Python.h in {include}, which vLLM's kernels need: {advice}"
+    fix = "install the headers of this Python (Debian: python3-dev), or use one that has them"
+    return f"vLLM's kernels need Python.h, which is missing in {include}; {fix}"
 
 
-class Size(NamedTuple):
-    """What decides how much room a run takes."""
+# ---- disk and memory -------------------------------------------------------------------------------
+class RunSize(NamedTuple):
+    """What decides how much disk and memory a run needs."""
 
     parameters: int  # of the model
-    drawn: int  # training samples in an iteration
-    tested: int  # test samples at a full evaluation
-    longest: int  # tokens of a prompt and its completion
+    num_samples: int  # of an iteration
+    num_eval_samples: int  # of a full evaluation
+    max_tokens: int  # of a prompt and its completion
 
 
-def check_room(settings: Settings, folder: Path, size: Size) -> None:
-    """InputError, a line for each fault, where the disk, as rank zero sees it, or a node's memory does not suffice.
+def check_room(
+    settings: Settings, lm: LanguageModel, max_tokens: int, num_samples: int, num_tests: int
+) -> None:
+    """Raises InputError if the disk, as rank zero sees it, or a machine's memory is too small.
 
-    What the run has written before counts as room.
+    num_tests: test problems. What the run has written before counts as free. A small run is not
+    checked.
     """
-    faults, fewer = (
-        [],
-        f"ask for fewer than {size.drawn:,} training and {size.tested:,} test samples",
-    )
-    if rank() == 0:
-        free = shutil.disk_usage(
-            next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
-        ).free
-        taken = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-        needed = disk_needed(settings, size)
-        if free + taken < needed:
-            fault = f"the run may take {needed / 1e9:,.1f} GB, and the disk has {free / 1e9:,.1f} GB free"
-            faults.append(f"{folder}: {fault}: make room, choose another --out, or {fewer}")
-    free, needed = free_memory(), memory_needed(settings, size)
-    if os.environ.get("LOCAL_RANK", "0") == "0" and free < needed:
-        fault = f"the run may take {needed / 1e9:,.1f} GB of the host's memory, of which {free / 1e9:,.1f} GB are free"
-        faults.append(
-            f"{socket.gethostname()}: {fault}: end what fills it, give the container more, or {fewer}"
-        )
-    if faults:
-        raise InputError("\n".join(faults))
+    size = RunSize(count_parameters(lm), num_samples, num_tests * settings.eval_samples, max_tokens)
+    fewer = "or reduce --n, --problems or --eval-samples"
+    needed = disk_needed(settings, size)
+    if rank() == 0 and needed > SMALL_RUN:
+        folders = [settings.out, *settings.out.absolute().parents]
+        existing = next(folder for folder in folders if folder.is_dir())
+        written = sum(file.stat().st_size for file in settings.out.rglob("*") if file.is_file())
+        free = shutil.disk_usage(existing).free + written
+        if free < needed:
+            message = f"the run needs {_gigabytes(needed)} of disk, {_gigabytes(free)} are free"
+            fix = f"free some, choose another --out, {fewer}"
+            raise InputError(f"{message}; {fix}", file=settings.out, option="--out")
+    needed = memory_needed(settings, size)
+    free = free_memory()
+    if os.environ.get("LOCAL_RANK", "0") == "0" and needed > SMALL_RUN and free < needed:
+        message = f"the run needs {_gigabytes(needed)} of memory, {_gigabytes(free)} are free"
+        fix = f"end other programs, raise the container's limit, {fewer}"
+        raise InputError(f"{message}; {fix}", file=socket.gethostname())
 
 
-def disk_needed(settings: Settings, size: Size) -> int:
-    """Bytes that a run has on its disk at most: a model for each iteration or point, two checkpoints, samples."""
-    k = settings.iterations
-    models = 4 * size.parameters * (max(k - 1, 0) + settings.curve_points - 1)
-    samples = TOKEN_BYTES * size.longest * (k * size.drawn + (1 + k) * size.tested)
-    return models + samples + (2 * checkpoint_bytes(settings, size.parameters) if k else 0)
+def _gigabytes(size: float) -> str:
+    return f"{size / 1e9:,.1f} GB"
 
 
-def checkpoint_bytes(settings: Settings, parameters: int) -> int:
-    """Bytes of a checkpoint: float32 weights, and AdamW's two moments; Adafactor's means are small."""
-    return (12 if settings.optimizer == "adamw" else 4) * parameters
+def count_parameters(lm: LanguageModel) -> int:
+    """The number of weights of a model."""
+    return sum(weight.numel() for weight in lm.model.parameters())
 
 
-def memory_needed(settings: Settings, size: Size) -> int:
-    """Bytes of a node's host memory: whole weights once, in each process samples; on a processor, training too."""
-    import torch
+def disk_needed(settings: Settings, size: RunSize) -> int:
+    """Bytes that a run has on its disk at most: models, samples and two checkpoints."""
+    num_models = max(settings.iterations - 1, 0) + settings.evals_per_epoch
+    num_samples = settings.iterations * size.num_samples
+    num_samples += (1 + settings.iterations) * size.num_eval_samples
+    samples = TOKEN_BYTES * size.max_tokens * num_samples
+    if settings.iterations == 0:
+        return samples
+    return 4 * size.parameters * num_models + samples + 2 * checkpoint_bytes(settings, size)
 
-    weights = (
-        4 * size.parameters if settings.iterations else 0
-    )  # an engine reads its own straight into the GPU
-    if not torch.cuda.is_available():
-        weights = 8 * size.parameters + checkpoint_bytes(settings, size.parameters)
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    kept = size.drawn + min(
-        settings.examples or size.drawn, size.drawn
-    )  # samples, and those of them that are trained
-    libraries = 2 * LIBRARIES if torch.cuda.is_available() else 0  # of a trainer and of an engine
-    return weights + processes * (TOKEN_BYTES * size.longest * kept + libraries)
+
+def checkpoint_bytes(settings: Settings, size: RunSize) -> int:
+    """Bytes of a checkpoint: float32 weights and AdamW's two moments; Adafactor's are small."""
+    numbers = 3 if settings.optimizer == "adamw" else 1
+    return 4 * numbers * size.parameters
+
+
+def memory_needed(settings: Settings, size: RunSize) -> int:
+    """Bytes of a machine's memory: the weights once; samples and libraries in each process."""
+    if torch.cuda.is_available():
+        libraries = 2 * LIBRARIES  # of a trainer and of an engine
+        weights = 4 * size.parameters if settings.iterations else 0  # on their way to the GPU
+    else:
+        libraries = 0
+        weights = 8 * size.parameters + checkpoint_bytes(settings, size)  # it trains here
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    num_examples = min(settings.examples or size.num_samples, size.num_samples)
+    samples = TOKEN_BYTES * size.max_tokens * (size.num_samples + num_examples)
+    return weights + processes * (samples + libraries)
 
 
 def free_memory() -> int:
-    """Bytes of memory that this machine, or the container's limit, still has to give."""
+    """Bytes of memory that this machine, or the container's limit, has left."""
     free = psutil.virtual_memory().available
-    with suppress(OSError, ValueError):  # "max" where there is no limit
-        kept = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
-        free = min(
-            free, int((CGROUP / "memory.max").read_text()) - int(kept["anon"])
-        )  # the rest are caches
+    with suppress(OSError, ValueError):  # "max", if there is no limit
+        limit = int((CGROUP / "memory.max").read_text())
+        for line in (CGROUP / "memory.stat").read_text().splitlines():
+            name, value = line.split()
+            if name == "anon":  # the rest of what the container uses are caches
+                free = min(free, limit - int(value))
     return free

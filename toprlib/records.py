@@ -11,6 +11,8 @@ from pydantic import BaseModel, Field, FiniteFloat
 
 Outcome = Literal["correct", "incorrect", "invalid"]  # of the paper's tasks
 OUTCOMES: tuple[str, ...] = get_args(Outcome)
+# The keys of METHODS in methods.py, which imports torch; with these, --help needs no torch.
+METHOD_NAMES = ("topr", "tis", "sft", "reinforce", "off_policy", "ppo", "dpo")
 
 
 class InputError(ValueError):
@@ -130,9 +132,9 @@ class Task:
     stop: tuple[str, ...] = ()
     same: Callable[[Any, Any], bool] = operator.eq
     reward: Callable[[str, Problem], float | Grade] | None = None
-    batch_reward: (
-        Callable[[Sequence[str], Sequence[Problem]], Sequence[float | Grade]] | None
-    ) = None
+    batch_reward: Callable[[Sequence[str], Sequence[Problem]], Sequence[float | Grade]] | None = (
+        None
+    )
     outcomes: tuple[str, ...] = ("correct", "incorrect")
 
     def __post_init__(self) -> None:

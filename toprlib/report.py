@@ -1,21 +1,34 @@
-"""A result as people read it: an estimate with its interval, and a table for a terminal, a page or a file."""
+"""Results as people read them: an estimate with its interval, and a table."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table as Printed
+from rich.table import Table as RichTable
 
-# 97.5% quantiles of Student's t for 2 to 10 values; that of 10 serves more values too, and errs on the safe side.
-STUDENT = dict(
-    zip(range(2, 11), (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262), strict=True)
-)
+# The 97.5 % quantile of Student's t for n values, n - 1 degrees of freedom. More than 10 values use
+# the quantile of 10, which makes their interval slightly too wide.
+STUDENT_T = {
+    2: 12.706,
+    3: 4.303,
+    4: 3.182,
+    5: 2.776,
+    6: 2.571,
+    7: 2.447,
+    8: 2.365,
+    9: 2.306,
+    10: 2.262,
+}
 
 
 class Estimate(NamedTuple):
-    """A mean, half of its 95% interval, None where it has none, and the values that it is the mean of, where kept."""
+    """A mean with half the width of its 95 % interval.
+
+    half_width: None if there is no interval, as for a single value. each: the values that were
+    averaged, where they are kept.
+    """
 
     mean: float
     half_width: float | None = None
@@ -23,37 +36,52 @@ class Estimate(NamedTuple):
 
     @classmethod
     def over_seeds(cls, values: Iterable[float]) -> "Estimate":
-        """The mean over seeds, with the interval of Student's t; one seed has no interval.
+        """The mean over a few seeds and Student's t interval; one seed has no interval.
 
         >>> Estimate.over_seeds([1.0, 2.0, 3.0]).text(digits=2)
         '2.00 ± 2.48'
         """
-        each, half_width = tuple(map(float, values)), None
-        if len(each) > 1:
-            half_width = STUDENT[min(len(each), 10)] * float(
-                np.std(each, ddof=1) / len(each) ** 0.5
-            )
-        return cls(float(np.mean(each)), half_width, each)
+        each = tuple(float(value) for value in values)
+        mean = float(np.mean(each))
+        n = len(each)
+        if n == 1:
+            return cls(mean, None, each)
+        standard_error = float(np.std(each, ddof=1) / n**0.5)
+        return cls(mean, STUDENT_T[min(n, 10)] * standard_error, each)
 
     @classmethod
     def over_samples(cls, values: Sequence[float]) -> "Estimate":
-        """The mean of independent values ± 2 standard errors; a single value has no interval."""
-        each = np.asarray(values, dtype=float)
-        se = float(each.std(ddof=1) / np.sqrt(len(each))) if len(each) > 1 else None
-        return cls(float(each.mean()), None if se is None else 2 * se)
+        """The mean of many independent values ± 2 standard errors; one value has no interval.
+
+        >>> Estimate.over_samples([1.0, 3.0])
+        Estimate(mean=2.0, half_width=2.0, each=())
+        """
+        n = len(values)
+        mean = float(np.mean(values))
+        if n == 1:
+            return cls(mean)
+        standard_error = float(np.std(values, ddof=1) / n**0.5)
+        return cls(mean, 2 * standard_error)
 
     @classmethod
-    def read(cls, entry: Mapping[str, Any]) -> "Estimate":
-        """An estimate as results.json has it: `mean`, and `se`, half of the half-width or None.
+    def from_json(cls, entry: dict[str, float | None]) -> "Estimate":
+        """An estimate of results.json: `mean` and `se`, the standard error (None: no interval).
 
-        >>> Estimate.read({"mean": 0.5, "se": 0.01})
+        >>> Estimate.from_json({"mean": 0.5, "se": 0.01})
         Estimate(mean=0.5, half_width=0.02, each=())
         """
-        return cls(entry["mean"], None if entry["se"] is None else 2 * entry["se"])
+        standard_error = entry["se"]
+        half_width = None if standard_error is None else 2 * standard_error
+        return cls(entry["mean"], half_width)
 
-    def record(self) -> dict[str, float | None]:
-        """The estimate of a single run for results.json: `mean`, and `se`, the standard error."""
-        return {"mean": self.mean, "se": None if self.half_width is None else self.half_width / 2}
+    def to_json(self) -> dict[str, float | None]:
+        """The estimate for results.json, where an interval is ± 2 standard errors.
+
+        >>> Estimate(0.5, 0.02).to_json()
+        {'mean': 0.5, 'se': 0.01}
+        """
+        standard_error = None if self.half_width is None else self.half_width / 2
+        return {"mean": self.mean, "se": standard_error}
 
     def text(
         self,
@@ -62,42 +90,50 @@ class Estimate(NamedTuple):
         unit: str = "",
         within: tuple[float, float] = (-math.inf, math.inf),
     ) -> str:
-        """The mean ± half of the interval, both times `scale`, and the unit behind them.
+        """The mean ± half the interval, both multiplied by `scale`, then the unit.
 
-        within: which values are possible; where the interval holds others, the values themselves are told.
+        within: the range of possible values, before scaling. If the interval leaves this range, the
+        text lists the single values instead.
 
         >>> Estimate(0.5, 0.02).text(100, unit=" %"), Estimate(0.5).text(digits=3)
         ('50.0 ± 2.0 %', '0.500')
         >>> Estimate.over_seeds([0.0, 0.04, 0.01]).text(100, unit=" %", within=(0, 1))
         '0.0, 4.0, 1.0 %'
         """
-        low, high = (self.mean + sign * (self.half_width or 0) for sign in (-1, 1))
-        if self.each and not within[0] <= low <= high <= within[1]:
-            return f"{', '.join(f'{scale * value:.{digits}f}' for value in self.each)}{unit}"
-        half = "" if self.half_width is None else f" ± {scale * self.half_width:.{digits}f}"
-        return f"{scale * self.mean:.{digits}f}{half}{unit}"
+        half_width = self.half_width or 0.0
+        lowest, highest = within
+        is_possible = lowest <= self.mean - half_width and self.mean + half_width <= highest
+        if self.each and not is_possible:
+            values = [f"{scale * value:.{digits}f}" for value in self.each]
+            return ", ".join(values) + unit
+        mean = f"{scale * self.mean:.{digits}f}"
+        if self.half_width is None:
+            return mean + unit
+        return f"{mean} ± {scale * self.half_width:.{digits}f}{unit}"
 
     def spread(self, digits: int = 1) -> str:
-        """The median of the values and their range, for what a mean says little about, such as maxima.
+        """The median and the range of the values, for quantities whose mean says little.
 
         >>> Estimate.over_seeds([2.0, 90.0, 5.0]).spread()
         '5.0 (2.0 to 90.0)'
         """
-        return f"{np.median(self.each):.{digits}f} ({min(self.each):.{digits}f} to {max(self.each):.{digits}f})"
+        median = f"{np.median(self.each):.{digits}f}"
+        return f"{median} ({min(self.each):.{digits}f} to {max(self.each):.{digits}f})"
 
 
 class Table(NamedTuple):
-    """Rows of text under a head; a file of results keeps it as JSON, and a page places it as Markdown."""
+    """A header and rows of text. Files of results store it as JSON, pages as Markdown."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
 
     def print(self) -> None:
-        """Print it to the terminal, or in a notebook."""
-        printed = Printed(*self.head)
+        """Print the table to the terminal or in a notebook."""
+        table = RichTable(*self.head)
         for row in self.rows:
-            printed.add_row(*row)
-        Console(markup=False, emoji=False).print(printed)
+            table.add_row(*row)
+        # Without markup and emoji: a cell such as "[1/3]" or ":smile:" is printed as it is.
+        Console(markup=False, emoji=False).print(table)
 
     def markdown(self) -> str:
         r"""The table in Markdown.
@@ -107,9 +143,10 @@ class Table(NamedTuple):
         |---|---|
         | 1 | \|x\|<br> |
         """
-        lines = [
-            [str(c).replace("|", "\\|").replace("\n", "<br>") for c in row]
-            for row in (self.head, *self.rows)
-        ]
-        head, *rows = (f"| {' | '.join(line)} |" for line in lines)
-        return "\n".join([head, f"|{'---|' * len(self.head)}", *rows])
+        lines = []
+        for row in (self.head, *self.rows):
+            # A bar would start a new cell and a line break a new row.
+            cells = [str(cell).replace("|", "\\|").replace("\n", "<br>") for cell in row]
+            lines.append(f"| {' | '.join(cells)} |")
+        separator = f"|{'---|' * len(self.head)}"
+        return "\n".join([lines[0], separator, *lines[1:]])

@@ -1,7 +1,7 @@
-"""Sampling with vLLM, in a process of its own that ends before training starts: no GPU memory stays behind.
+"""Sampling with vLLM, in a process of its own that ends before training starts and frees the GPU.
 
-That process may run under another interpreter: what vLLM pins need not fit the trainer. Requests go to its standard
-input and answers come from its standard output, each a line of JSON.
+The process may run under another interpreter, because vLLM pins versions that the trainer may not
+want. Requests go to its standard input, answers come from its standard output: JSON lines.
 """
 
 import fcntl
@@ -14,132 +14,208 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from toprlib.language_model import LanguageModel
-from toprlib.records import Drawn, InputError
 from toprlib.distributed import rank
-from toprlib.sampling import Engine, Prompt, SamplingParameters
-from toprlib.settings import Settings
+from toprlib.language_model import LanguageModel
+from toprlib.records import InputError, Prompt, Sample
+from toprlib.sampling import Completions, Engine, SamplingParameters
 
-WORKER = Path(__file__).with_name("worker.py")
-START_SECONDS = 1800.0  # an engine that has not started by then never will; ours
-GPU_MEMORY = 0.85  # share of the GPU's memory that vLLM may fill; the rest is for what the trainer keeps; ours
-# What vLLM would else compile with CUDA's toolkit: FlashInfer's attention on B200, its fused all-reduce between GPUs.
-WITHOUT_NVCC = {
+WORKER = Path(__file__).with_name("vllm_worker.py")
+START_SECONDS = 1800.0  # by then an engine has started or never will; ours
+FREE_SECONDS = 30.0  # in which the driver frees the GPU's memory after an engine has ended; ours
+GPU_MEMORY = 0.85  # share of the GPU's memory for vLLM; the trainer keeps some of the rest; ours
+# Without these, vLLM compiles with CUDA's toolkit, which a node may lack: FlashInfer's attention on
+# B200, and its fused all-reduce between GPUs.
+GPU_OPTIONS = {
+    "gpu_memory_utilization": GPU_MEMORY,
     "attention_config": {"backend": "FLASH_ATTN"},
     "compilation_config": {"pass_config": {"fuse_allreduce_rms": False}},
 }
-ADVICE = (
-    "vLLM comes with requirements-gpu.txt for a GPU, and with `make .venv-vllm/ready` for a processor; --vllm-python "
-    "names its interpreter, --engine hf does without it"
+# With chunked prefill, vLLM 0.32 rewinds a random generator, and a CPU's cannot be rewound.
+CPU_OPTIONS = {"enforce_eager": True, "enable_chunked_prefill": False}
+TORCHRUN_NAMES = (  # vLLM would take torchrun's variables for its own
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "GROUP_",
+    "ROLE_",
+    "MASTER_",
+    "TORCHELASTIC",
+    "TORCH_NCCL",
 )
+
+
+@dataclass(frozen=True)
+class VllmOptions:
+    """How vLLM is started.
+
+    python: an interpreter that has vLLM; None: this one. gpus: the ranks whose GPUs one engine
+    spans by tensor parallelism. max_tokens: of a prompt and its completion. log: file for the
+    messages of vLLM.
+    """
+
+    python: Path | None
+    gpus: int
+    dtype: str
+    max_tokens: int
+    log: Path
 
 
 @contextmanager
 def vllm_engine(
-    model: str, lm: LanguageModel, longest: int, settings: Settings, log: Path
+    lm: LanguageModel, model: str, parameters: SamplingParameters, options: VllmOptions
 ) -> Iterator[Engine]:
-    """vLLM on this process's GPU and on those of the `engine_gpus` - 1 processes after it, or on the CPU.
+    """An engine in a process of its own, which its first call starts and which ends with the block.
 
-    model: folder or hub name; lm: its tokenizer, which makes the prompts' tokens and spells the completions'. longest:
-    tokens of a prompt and its completion. log: for vLLM's own messages. InputError where it does not start, or dies.
+    lm: its tokenizer, for the text of completions. model: folder or hub name of the weights. The
+    process uses the GPUs of this rank and of the `options.gpus` - 1 ranks after it, or the CPU.
+    Raises InputError if vLLM does not start, or ends by itself.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    options = {
-        "model": path_for_vllm(model, log),
-        "dtype": settings.compute,
-        "max_model_len": longest,
-    }
-    options |= {
-        "trust_remote_code": settings.trust_remote_code,
-        "tensor_parallel_size": settings.engine_gpus,
-    }
-    if torch.cuda.is_available():
-        options |= {"gpu_memory_utilization": GPU_MEMORY, **WITHOUT_NVCC}
-    else:  # vLLM 0.32 takes back a draw when a prompt is split, which a processor's random generators refuse
-        options |= {"enforce_eager": True, "enable_chunked_prefill": False}
-    free = 0.98 * torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0.0  # bytes
-    command = [
-        str(settings.vllm_python or sys.executable),
-        str(WORKER),
-        json.dumps(options),
-        str(os.getpid()),
-    ]
-    piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with log.open("ab") as messages:
-        fcntl.flock(
-            messages, fcntl.LOCK_EX
-        )  # all processes of the worker inherit it until they have ended
-        try:  # in a session of its own: the processes that it starts end with it
-            environment = _environment(settings.engine_gpus)
-            worker = subprocess.Popen(
-                command, stderr=messages, env=environment, start_new_session=True, **piped
-            )
-        except OSError as error:
-            raise InputError(
-                f"--vllm-python {settings.vllm_python}: cannot be run: {error.strerror}"
-            ) from None
+    worker = VllmProcess(model, options)
 
-    def answer() -> Any:
-        line = worker.stdout.readline()
-        if not line.endswith("\n"):  # it may have died in the middle of an answer
-            advice = "What was sampled before is kept: the same command goes on behind it"
-            raise InputError(
-                f"vLLM ended with exit status {worker.wait()}; its messages are in {log}. {advice}"
-            )
-        return json.loads(line)
-
-    def engine(
-        prompts: Sequence[Prompt], n: int, sampling: SamplingParameters, seed: int
-    ) -> Iterator[tuple[int, Drawn]]:
-        parameters = asdict(sampling) | {
-            "include_stop_str_in_output": True,
-            "stop_token_ids": sorted(lm.ends),
+    def generate(prompts: Sequence[Prompt], n: int, seed: int) -> Completions:
+        request = {
+            "prompts": [prompt.ids for prompt in prompts],
+            "n": n,
+            "seed": seed,
+            "sampling": _sampling_params(parameters, lm),
         }
-        parameters |= {"max_tokens": parameters.pop("max_new_tokens"), "stop": list(sampling.stop)}
-        prompt_ids = [prompt.ids for prompt in prompts]
-        request = json.dumps({"prompts": prompt_ids, "n": n, "sampling": parameters, "seed": seed})
-        with suppress(BrokenPipeError):  # it has ended, as `answer` tells
-            print(request, file=worker.stdin, flush=True)
-        for number, completions in enumerate(answer()):
-            for one in completions:
-                asked = {"problem_id": prompts[number].problem.id, "prompt": prompts[number].text}
-                yield number, Drawn(**asked, completion=lm.text(one["token_ids"]), **one)
+        # Completion j of prompt i uses the seed `seed + i * n + j`.
+        for index, completions in enumerate(worker.request(request)):
+            prompt = prompts[index]
+            for completion in completions:
+                sample = Sample(
+                    problem_id=prompt.problem.id,
+                    prompt=prompt.text,
+                    completion=lm.text(completion["token_ids"]),
+                    **completion,
+                )
+                yield index, sample
 
     try:
-        if not select.select([worker.stdout], [], [], START_SECONDS)[0]:
-            raise InputError(
-                f"vLLM has not started within {START_SECONDS:.0f} s; its messages are in {log}"
-            )
-        if error := answer():
-            error = " ".join(error.split())[:300]
-            raise InputError(
-                f"--engine vllm: {worker.args[0]}: {error} ({ADVICE}; all messages: {log})"
-            )
-        yield engine
+        yield Engine(generate, options.gpus)
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(worker.pid, signal.SIGKILL)  # its processes have nothing to save
-        worker.communicate()  # waits, and closes what leads to it
+        worker.close()
+
+
+def _sampling_params(parameters: SamplingParameters, lm: LanguageModel) -> dict[str, Any]:
+    """The arguments of vLLM's SamplingParams."""
+    return {
+        "temperature": parameters.temperature,
+        "top_p": parameters.top_p,
+        "top_k": parameters.top_k,
+        "max_tokens": parameters.max_new_tokens,
+        "stop": list(parameters.stop),
+        "include_stop_str_in_output": True,
+        "stop_token_ids": sorted(lm.ends),
+    }
+
+
+class VllmProcess:
+    """A process that samples with vLLM. The first request starts it."""
+
+    def __init__(self, model: str, options: VllmOptions) -> None:
+        self.model = model
+        self.options = options
+        self.process: subprocess.Popen | None = None
+        self.free_memory = 0  # bytes on the GPU before vLLM takes them
+
+    def request(self, request: dict[str, Any]) -> list[list[dict[str, Any]]]:
+        """Send a request. Returns the fields of n samples for each of its prompts."""
+        if self.process is None:
+            self._start()
+        with suppress(BrokenPipeError):  # the process has ended, which `_read_answer` reports
+            print(json.dumps(request), file=self.process.stdin, flush=True)
+        return self._read_answer()
+
+    def _start(self) -> None:
+        """Start the process and wait until the model is loaded."""
+        log = self.options.log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.free_memory = _free_gpu_memory()
+        command = [
+            str(self.options.python or sys.executable),
+            str(WORKER),
+            json.dumps(self._vllm_arguments()),
+            str(os.getpid()),
+        ]
         with log.open("ab") as messages:
-            fcntl.flock(messages, fcntl.LOCK_EX)  # its processes have ended
-        for _ in range(
-            300
-        ):  # the driver may take a moment to free their memory: half a minute at most
-            if not torch.cuda.is_available() or torch.cuda.mem_get_info()[0] >= free:
-                break
+            # Every process of vLLM inherits the lock, so it is free when all of them have ended.
+            fcntl.flock(messages, fcntl.LOCK_EX)
+            try:
+                self.process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=messages,
+                    text=True,
+                    env=_environment(self.options.gpus),
+                    start_new_session=True,  # so that `close` can end all processes of vLLM
+                )
+            except OSError as error:
+                message = f"{command[0]}: cannot be run: {error.strerror}"
+                raise InputError(message, option="--vllm-python") from None
+        ready, _, _ = select.select([self.process.stdout], [], [], START_SECONDS)
+        if not ready:
+            message = f"vLLM has not started within {START_SECONDS:.0f} s; its messages are here"
+            raise InputError(message, file=log)
+        error = self._read_answer()
+        if error is not None:
+            reason = " ".join(error.split())[:300]
+            advice = "install vLLM from requirements-gpu.txt for a GPU, or with `make "
+            advice += ".venv-vllm/ready` for a CPU, and give its interpreter as --vllm-python; "
+            advice += f"or use --engine hf. All messages are in {log}"
+            raise InputError(f"{command[0]}: {reason}; {advice}", option="--engine")
+
+    def _vllm_arguments(self) -> dict[str, Any]:
+        """The arguments of vLLM's LLM."""
+        arguments = {
+            "model": stable_path(self.model, self.options.log),
+            "dtype": self.options.dtype,
+            "max_model_len": self.options.max_tokens,
+            "tensor_parallel_size": self.options.gpus,
+        }
+        return arguments | (GPU_OPTIONS if torch.cuda.is_available() else CPU_OPTIONS)
+
+    def _read_answer(self) -> Any:
+        line = self.process.stdout.readline()
+        if not line.endswith("\n"):  # it may have ended in the middle of an answer
+            message = f"vLLM ended with exit status {self.process.wait()}; its messages are here. "
+            message += "Finished completions are saved: repeat the command to resume"
+            raise InputError(message, file=self.options.log)
+        return json.loads(line)
+
+    def close(self) -> None:
+        """End all processes of vLLM, and wait until they and their GPU memory are gone."""
+        if self.process is None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # they have nothing to save
+        self.process.communicate()  # waits for it, and closes its pipes
+        with self.options.log.open("ab") as messages:
+            fcntl.flock(messages, fcntl.LOCK_EX)  # waits for the processes that it started
+        deadline = time.monotonic() + FREE_SECONDS
+        while _free_gpu_memory() < 0.98 * self.free_memory and time.monotonic() < deadline:
             time.sleep(0.1)
 
 
-def path_for_vllm(model: str, log: Path) -> str:
-    """The same path for each model of a run: a link beside `log`. What vLLM compiles it finds again by this path."""
+def _free_gpu_memory() -> int:
+    """Bytes; 0 without a GPU."""
+    return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
+
+
+def stable_path(model: str, log: Path) -> str:
+    """A path to a model that is the same for each iteration of a run: a link next to `log`.
+
+    vLLM finds what it has compiled by the path of the model. A hub name is returned as it is.
+    """
     if not Path(model).is_dir():
-        return model  # of the hub
+        return model
     link = log.with_suffix(".model").absolute()
     link.unlink(missing_ok=True)
     link.symlink_to(Path(model).absolute())
@@ -147,44 +223,32 @@ def path_for_vllm(model: str, log: Path) -> str:
 
 
 def _environment(gpus: int) -> dict[str, str]:
-    """This process's own, without torchrun's variables, which vLLM would take for its own, and the GPUs to see."""
-    torchrun_names = (
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_",
-        "GROUP_",
-        "ROLE_",
-        "MASTER_",
-        "TORCHELASTIC",
-        "TORCH_NCCL",
-    )
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(torchrun_names)
-    }
+    """The environment of vLLM: this process's own without torchrun's, and the GPUs to use."""
+    environment = {}
+    for name, value in os.environ.items():
+        if not name.startswith(TORCHRUN_NAMES):
+            environment[name] = value
     if torch.cuda.is_available():
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(
-            map(str, range(torch.cuda.device_count()))
-        )
-        first = int(os.environ.get("LOCAL_RANK", 0))
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[first : first + gpus])
+        environment["CUDA_VISIBLE_DEVICES"] = _visible_devices(gpus)
     else:
         environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
-        if gpus > 1:
-            environment.setdefault(
-                "VLLM_CPU_OMP_THREADS_BIND", "nobind"
-            )  # "auto" wants a NUMA node for each process
-    cache = os.environ.get(
-        "VLLM_CACHE_ROOT", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "vllm")
-    )
-    return environment | {
-        # Engines that start together write the same names. Inductor's and Triton's caches lie below this one.
-        "VLLM_CACHE_ROOT": os.path.join(cache, f"engine-{rank()}"),
-        # FlashInfer's sampler takes no seeds, which all our requests have; to start it, nvcc would have to be there.
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",
-        "VLLM_NO_USAGE_STATS": os.environ.get(
-            "VLLM_NO_USAGE_STATS", "1"
-        ),  # else it sends statistics of its use
-        # One process where that is enough. Where vLLM needs more, they are not forked: ours has threads.
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-    }
+        if gpus > 1:  # the default, "auto", requires a NUMA node for each process
+            environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    user_cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    cache = os.environ.get("VLLM_CACHE_ROOT", os.path.join(user_cache, "vllm"))
+    # Engines that start together would write the same files. Inductor and Triton cache here, too.
+    environment["VLLM_CACHE_ROOT"] = os.path.join(cache, f"engine-{rank()}")
+    # FlashInfer's sampler ignores seeds, which all of our requests have, and it needs nvcc.
+    environment["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
+    environment.setdefault("VLLM_NO_USAGE_STATS", "1")  # sends nothing about its use
+    environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # one process where one is enough
+    environment["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a fork of a process with threads hangs
+    return environment
+
+
+def _visible_devices(gpus: int) -> str:
+    """The GPUs of this rank and of the gpus - 1 ranks after it, for CUDA_VISIBLE_DEVICES."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
+    first = int(os.environ.get("LOCAL_RANK", "0"))
+    return ",".join(names[first : first + gpus])

@@ -1,6 +1,6 @@
-"""A process that samples with vLLM for client.py.
+"""A process that samples with vLLM for vllm_client.py.
 
-It imports vLLM and nothing of this project, so that it runs under an interpreter that has only that.
+It imports vLLM and nothing of this project, so that its interpreter needs nothing else.
 """
 
 import json
@@ -9,55 +9,72 @@ import signal
 import sys
 import threading
 import time
+from typing import Any
 
 
 def main() -> None:
-    """Load a model, answer null or what is wrong, then answer requests. Arguments: vLLM's options, the client's id."""
-    options, parent = json.loads(sys.argv[1]), int(sys.argv[2])
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    sys.path.pop(0)  # this folder, whose files have names that others have too
+    """Load a model, answer null or the error, then answer requests until standard input ends.
+
+    Arguments: those of vLLM's LLM as JSON, and the process id of the client.
+    """
+    arguments = json.loads(sys.argv[1])
+    client = int(sys.argv[2])
+    threading.Thread(target=_end_with_client, args=(client,), daemon=True).start()
+    sys.path.pop(0)  # this folder: other packages have modules of the same names
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever else is printed is a message
+    os.dup2(2, 1)  # everything that is printed is a message, not an answer
     try:
         import vllm
 
-        llm = vllm.LLM(enable_prefix_caching=True, **options)
-    except (
-        Exception
-    ) as error:  # whatever it is, the client tells it in a line; in full it is among the messages
+        llm = vllm.LLM(enable_prefix_caching=True, **arguments)
+    except Exception as error:  # any: the client reports it in a line, the traceback is in the log
         print(json.dumps(f"{type(error).__name__}: {error}"), file=answers, flush=True)
         raise
     print("null", file=answers, flush=True)
     for line in sys.stdin:
-        request = json.loads(line)
-        seeds = range(
-            request["seed"], request["seed"] + request["n"] * len(request["prompts"]), request["n"]
+        answer = _answer(llm, json.loads(line))
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def _answer(llm: Any, request: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """The completions of each prompt of a request: see `VllmProcess.request`."""
+    import vllm
+
+    prompts = []
+    parameters = []
+    for i, token_ids in enumerate(request["prompts"]):
+        prompts.append({"prompt_token_ids": token_ids})
+        parameters.append(
+            vllm.SamplingParams(
+                n=request["n"],
+                seed=request["seed"] + i * request["n"],  # vLLM adds j for completion j
+                logprobs=0,  # of the sampled tokens only
+                **request["sampling"],
+            )
         )
-        # Completion k of a prompt is drawn with its seed + k. logprobs=0: those of the chosen tokens and no others.
-        settings = [
-            vllm.SamplingParams(n=request["n"], seed=s, logprobs=0, **request["sampling"])
-            for s in seeds
-        ]
-        prompts = [{"prompt_token_ids": ids} for ids in request["prompts"]]
-        outputs = llm.generate(prompts, settings, use_tqdm=False)
-        plain = [[_plain(completion) for completion in output.outputs] for output in outputs]
-        print(json.dumps(plain), file=answers, flush=True)
+    answer = []
+    for output in llm.generate(prompts, parameters, use_tqdm=False):
+        answer.append([_to_fields(completion) for completion in output.outputs])
+    return answer
 
 
-def _end_with(parent: int) -> None:
-    """End this process and those it has started, whatever they do, when its own parent is gone: they hold GPUs."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os.killpg(os.getpid(), signal.SIGKILL)  # the client makes it the first of a group
-
-
-def _plain(completion: "vllm.CompletionOutput") -> dict:  # noqa: F821
-    pairs = zip(completion.token_ids, completion.logprobs, strict=True)
+def _to_fields(completion: Any) -> dict[str, Any]:
+    """Fields of a sample, from a vllm.CompletionOutput."""
+    token_logmu = []
+    for token, logprobs in zip(completion.token_ids, completion.logprobs, strict=True):
+        token_logmu.append(round(logprobs[token].logprob, 7))
     return {
         "token_ids": list(completion.token_ids),
-        "token_logmu_engine": [round(logprobs[token].logprob, 7) for token, logprobs in pairs],
+        "token_logmu_engine": token_logmu,
         "finish_reason": completion.finish_reason,
     }
+
+
+def _end_with_client(client: int) -> None:
+    """End all processes of this group when the client is gone: they hold GPUs."""
+    while os.getppid() == client:
+        time.sleep(1)
+    os.killpg(os.getpid(), signal.SIGKILL)  # the client started this process as a group's first
 
 
 if __name__ == "__main__":

@@ -30,7 +30,6 @@ from torch import Tensor
 
 import topr
 import train_gsm8k
-from conformance.variants import VARIANTS
 from pipeline.dry_run import counts
 from pipeline.models.language_model import load_model
 from pipeline.records import InputError, Sample, Task, read_records, read_text, write_file
@@ -39,6 +38,7 @@ from pipeline.runtime.processes import progress_bar, rank, ranks
 from pipeline.settings import Settings, check
 from tasks import verifier
 from tasks.verifier import VerifierSettings
+from topr_conformance.variants import VARIANTS
 
 
 class Job(NamedTuple):

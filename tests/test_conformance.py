@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from conformance import VARIANTS, VECTORS, Hypothesis, compare, identify, oracle, variants
-from conformance import __main__ as command
-from conformance.losses import LossInputs, adapted, push, total
-from conformance.variants import paper, tapered, varied
-from conformance.vectors import _ragged, result_of
 from examples.topr_in_trl import loss as in_trl
 from pipeline.methods import ppo_loss
 from topr import Limits, topr_loss, topr_loss_of_tokens
+from topr_conformance import VARIANTS, VECTORS, Hypothesis, compare, identify, oracle, variants
+from topr_conformance import __main__ as command
+from topr_conformance.losses import LossInputs, adapted, push, total
+from topr_conformance.variants import paper, tapered, varied
+from topr_conformance.vectors import _ragged, result_of
 
 
 def disguised(loss):
@@ -603,7 +603,7 @@ def test_random_batches_need_a_push_up_on_one_positive_and_on_two_and_tell_what_
 def call(monkeypatch, tmp_path):
     """The exit status of the command in a folder with a file of losses; an error message in place of it."""
     own = """
-        from conformance import variants
+        from topr_conformance import variants
         def odd(p, m, reward, mask): return variants.paper(p, m, reward * (1 + (p.shape == (4, 7))), mask)
         def naive(logp, logmu, reward, mask): return -(reward * logp * mask).sum()
         def cube(logp, *inputs): return logp[None]
@@ -643,7 +643,7 @@ TYPES = {"string": str, "integer": int, "list": list, "string or null": str | No
         (["my_losses:each"], "sequences + mean over completions", "naive reinforce", "", True),
         (["./my_losses.py:odd", "--random", 200], "none", "paper", "", False),
         (
-            ["conformance.variants:tempered", "--random", 20],
+            ["topr_conformance.variants:tempered", "--random", 20],
             "none",
             "tempered",
             "ratio to the power 0.5",
@@ -725,7 +725,7 @@ def test_options(call, monkeypatch, capsys):
 
 
 def test_a_reader_that_has_seen_enough_of_the_list_is_no_fault():
-    listing, pipes = [sys.executable, "-m", "conformance", "--list"], {"stdout": subprocess.PIPE}
+    listing, pipes = [sys.executable, "-m", "topr_conformance", "--list"], {"stdout": subprocess.PIPE}
     with subprocess.Popen(listing, cwd=PAGE.parents[2], stderr=subprocess.PIPE, **pipes) as process:
         process.stdout.close()
         assert process.stderr.read() == b""

@@ -22,7 +22,6 @@ import pipeline.sampling
 import reproduce
 import topr
 import train_gsm8k as gsm8k
-from conformance.variants import VARIANTS
 from paper import experiments, figures, methods
 from paper.experiments import LAPTOP, METHOD_ARMS, PAPER, SCALES
 from paper.figures import STUDIES
@@ -35,6 +34,7 @@ from pipeline.settings import read_settings
 from pipeline.stages import open_run
 from tasks import math as train_math
 from tasks import verifier as train_verifier
+from topr_conformance.variants import VARIANTS
 
 ROOT = Path(reproduce.__file__).parent
 QUICK = replace(

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from ranks import on_two_ranks
 
 import topr
-from conformance import VECTORS, adapted
-from conformance.vectors import result_of
 from pipeline.runtime.processes import rank, ranks
 from topr import PRESETS, Limits, importance_weight, taper, topr_loss, topr_objective
+from topr_conformance import VECTORS, adapted
+from topr_conformance.vectors import result_of
 
 numbers = st.floats(-30, 30) | st.sampled_from([-1000.0, 80.0])
 rewards = st.sampled_from([-2.0, -1.0, -0.2, 0.0, 0.2, 1.0, 2.0])

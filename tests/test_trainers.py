@@ -10,7 +10,7 @@ import pytest
 import torch
 from test_readme import FENCED, PAGES
 
-from conformance import identify
+from topr_conformance import identify
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -33,7 +33,7 @@ def run(trainer, *arguments):
 @pytest.mark.parametrize("trainer", ["trl", "verl"])
 def test_the_example_is_the_paper_s_loss(trainer):
     printed, _ = run(
-        trainer, "-m", "conformance", f"examples.topr_in_{trainer}:loss", "--random", 100
+        trainer, "-m", "topr_conformance", f"examples.topr_in_{trainer}:loss", "--random", 100
     )
     assert printed.endswith(
         f"examples.topr_in_{trainer}:loss: paper\n100 random batches agree with Eq. 7\n"

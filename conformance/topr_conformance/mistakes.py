@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from conformance.losses import LossInputs
-from conformance.vectors import NOT_FINITE, VectorResult
+from topr_conformance.losses import LossInputs
+from topr_conformance.vectors import NOT_FINITE, VectorResult
 
 _LENGTH = "divide each completion's sum by its own number of tokens, mask.sum(1); then take the mean over completions"
 ADVICE = {  # how the name of a difference begins -> what to change

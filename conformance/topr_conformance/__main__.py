@@ -49,7 +49,7 @@ def main() -> None:
     sys.path.insert(
         0, str(Path(__file__).resolve().parent.parent)
     )  # the current folder may hold another topr.py
-    from conformance import VECTORS, InputError, adapted, compare, identify, load
+    from topr_conformance import VECTORS, InputError, adapted, compare, identify, load
 
     if options.list:
         signal.signal(

@@ -77,7 +77,7 @@ def load(name: str) -> Callable[..., Tensor]:
 
     A path to a file will do for the module: folder/mine.py:loss. Its folder is then where it imports from.
 
-    >>> load("conformance.variants:per_token").__name__
+    >>> load("topr_conformance.variants:per_token").__name__
     'per_token'
     """
     module, colon, attribute = name.rpartition(":")
@@ -112,7 +112,7 @@ def adapted(loss: Callable[..., Tensor], adapter: str) -> Loss:
     (B, T). Its mean is taken as in Section 4.2, over a sequence's tokens, then over sequences; if your trainer takes
     another, check a function that does. "none" leaves the loss as it is. `identify` finds the others by itself.
 
-    >>> from conformance import identify
+    >>> from topr_conformance import identify
     >>> from topr import topr_loss
     >>> identify(adapted(topr_loss, "sequences")).variant
     'paper'

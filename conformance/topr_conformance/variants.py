@@ -10,8 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from conformance.losses import Loss, total
 from topr import PRESETS, topr_loss_of_tokens, topr_objective
+from topr_conformance.losses import Loss, total
 
 
 def paper(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:

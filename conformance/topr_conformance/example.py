@@ -16,7 +16,7 @@ def loss(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
     logp, logmu: (B, T) log-probability of each token, from the model in training and from the model that sampled;
     reward: (B,), after the baseline: the advantage; mask: (B, T), 1.0 on the completion's tokens, 0.0 elsewhere.
 
-    >>> from conformance import identify
+    >>> from topr_conformance import identify
     >>> identify(loss).variant
     'paper'
     """

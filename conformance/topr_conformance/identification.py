@@ -10,7 +10,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from conformance.losses import (
+from topr import PRESETS, Limits, importance_weight
+from topr_conformance.losses import (
     InputError,
     Loss,
     LossInputs,
@@ -21,10 +22,9 @@ from conformance.losses import (
     push,
     total,
 )
-from conformance.mistakes import change, corrections, factor_of_batch, telling, with_a_token
-from conformance.variants import TABLE_1
-from conformance.vectors import SINGLES, VECTORS, VectorResult, probes, result_of
-from topr import PRESETS, Limits, importance_weight
+from topr_conformance.mistakes import change, corrections, factor_of_batch, telling, with_a_token
+from topr_conformance.variants import TABLE_1
+from topr_conformance.vectors import SINGLES, VECTORS, VectorResult, probes, result_of
 
 FINE, COARSE = (
     1e-4,
@@ -153,7 +153,7 @@ def identify(loss: Callable[..., Tensor]) -> Report:
     loss that rounds to bfloat16 is called again, with the coarse probes, and compared to 2%. A loss that takes or
     returns something else is called in another form, which the report names.
 
-    >>> from conformance.variants import per_token_and_token_mean
+    >>> from topr_conformance.variants import per_token_and_token_mean
     >>> identify(per_token_and_token_mean).variant
     'per-token + token mean'
     """

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from conformance.losses import Loss, LossInputs, in_a_line, push
+from topr_conformance.losses import Loss, LossInputs, in_a_line, push
 
 TEXT = """\
 V1   is the ratio that of the sequence?  R = -1; four tokens, log-ratio -0.5 each
@@ -140,7 +140,7 @@ class VectorResult:
 def result_of(name: str, loss: Loss) -> VectorResult:
     """Apply one vector to a loss. A loss that raises an exception fails.
 
-    >>> from conformance.variants import per_token
+    >>> from topr_conformance.variants import per_token
     >>> result_of("V1", per_token).measured
     'R w = -0.606531'
     """
@@ -332,7 +332,7 @@ def compare(loss: Loss, count: int, seed: int = 0) -> str | None:
 
     A factor is fitted on one sequence and on two: it may stay (a sum) or be halved (a mean).
 
-    >>> from conformance.variants import paper, token_mean
+    >>> from topr_conformance.variants import paper, token_mean
     >>> compare(paper, 20)
     >>> compare(token_mean, 20).splitlines()[0]
     'differs from Eq. 7 on this batch:'

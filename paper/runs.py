@@ -348,7 +348,7 @@ def learn_with(
     >>> loss.keywords["limits"] == topr.PRESETS["reinforce"]
     True
     """
-    token_loss = VARIANTS[variant]()
+    token_loss = VARIANTS[variant]
 
     def logprobs(pi: torch.nn.Module, batch: topr.Batch) -> Tensor:
         with torch.no_grad():

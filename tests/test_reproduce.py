@@ -186,7 +186,7 @@ def test_a_variant_s_gradient_goes_through_the_training_loop():
     gradients = [gradient(topr.topr_loss(topr.sequence_logprobs(model, batch), *others))]
     for name in experiments.VARIANTS:
         token_logp, (loss, logprobs) = topr.token_logprobs(model, batch), learn_with(name, mu)
-        expected = gradient(VARIANTS[name]()(token_logp, token_logmu, batch.reward, mask))
+        expected = gradient(VARIANTS[name](token_logp, token_logmu, batch.reward, mask))
         logp = logprobs(model, batch)
         torch.testing.assert_close(logp, token_logp.sum(1), msg=name)
         found = gradient(loss(logp, *others))

@@ -1,19 +1,31 @@
-"""Is that TOPR? Checks a loss against the paper: `identify(loss).variant`, or the command. Needs torch only."""
+"""Is that TOPR? Compares a loss's gradient with the paper's: `identify(loss).variant`."""
 
-from importlib import import_module
+from topr_conformance import variants
+from topr_conformance.adapters import adapted
+from topr_conformance.hypotheses import Hypothesis
+from topr_conformance.identification import Report, identify
+from topr_conformance.limits import Limits
+from topr_conformance.loading import load
+from topr_conformance.losses import InputError, LossInputs, neg_grad
+from topr_conformance.oracle import paper_neg_grad
+from topr_conformance.random_batches import compare
+from topr_conformance.variants import VARIANTS
+from topr_conformance.vectors import VECTORS, check_vector
 
-_NAMES = {
-    "identification": "identify Report Hypothesis",
-    "variants": "VARIANTS",
-    "vectors": "VECTORS compare oracle",
-    "losses": "InputError LossInputs adapted load push",
-}
-_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
-__all__ = list(_MODULE_OF)
-
-
-def __getattr__(name: str) -> object:
-    """Import a public name when it is first used: `topr-conformance --help` should not wait for torch."""
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+__all__ = [
+    "VARIANTS",
+    "VECTORS",
+    "Hypothesis",
+    "InputError",
+    "Limits",
+    "LossInputs",
+    "Report",
+    "adapted",
+    "check_vector",
+    "compare",
+    "identify",
+    "load",
+    "neg_grad",
+    "paper_neg_grad",
+    "variants",
+]

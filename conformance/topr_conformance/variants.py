@@ -1,130 +1,317 @@
-"""What circulates under the name of TOPR: the paper's loss, and the variants of it that public code contains.
+"""What circulates under the name of TOPR: the paper's loss, and what public code has in its place.
 
-Each is a `losses.Loss` that differs from `paper` in one or two lines; the rows of Table 1 are topr.py's own. They are
-for comparison: to train, take `topr.topr_loss` or `topr.topr_loss_of_tokens`.
+Each function differs from `paper` in one or two lines. All take what topr.py's loss takes:
+
+    token_logp, token_logmu  (B, T) log pi and log mu of each token
+    reward                   (B,) after the baseline
+    mask                     (B, T) 1.0 on the completion's tokens, 0.0 elsewhere
+    denominator              number of completions in the optimizer step (default B)
+
+and return a scalar to be minimised. They are for comparison: to train, use topr.py's loss.
 """
-
-from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from topr import PRESETS, topr_loss_of_tokens, topr_objective
-from topr_conformance.losses import Loss, total
+from topr_conformance.losses import Loss, sum_over_tokens
+
+# ---- the paper's loss, in two forms --------------------------------------------------------------
 
 
-def paper(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """Algorithm 1, Section 4.2: the sequence's ratio, [0, 1] for negatives; mean over tokens, then over sequences."""
-    weight = total(logp - logmu, mask).clamp(max=0).exp()
-    weight = torch.where(reward < 0, weight, 1.0).detach()
-    return -(weight * reward * total(logp, mask) / mask.sum(1)).mean()
+def paper(
+    token_logp: Tensor,
+    token_logmu: Tensor,
+    reward: Tensor,
+    mask: Tensor,
+    denominator: float | None = None,
+) -> Tensor:
+    """Algorithm 1, Section 4.2: the ratio of the whole completion, at most 1, on negatives.
+
+    >>> token_logp = torch.tensor([[-2.0, -2.0]])
+    >>> token_logmu = torch.tensor([[-1.5, -1.5]])
+    >>> paper(token_logp, token_logmu, torch.tensor([-1.0]), torch.ones(1, 2))  # -2 e^-1
+    tensor(-0.7358)
+    """
+    log_ratio = sum_over_tokens(token_logp - token_logmu, mask)
+    weight = weight_by_sign(log_ratio.clamp(max=0).exp(), reward)
+    loss = -weight * reward * sum_over_tokens(token_logp, mask) / mask.sum(1)
+    return mean(loss, denominator)
 
 
-def objective(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """Equation 11: another value than Algorithm 1, the same gradient."""
-    return -(
-        topr_objective(total(logp - logmu, mask), reward, PRESETS["topr"]) / mask.sum(1)
-    ).mean()
+def weight_by_sign(weight_of_negatives: Tensor, reward: Tensor) -> Tensor:
+    """1 where reward >= 0, the other weight elsewhere; without a gradient."""
+    return torch.where(reward < 0, weight_of_negatives, 1.0).detach()
 
 
-def per_token(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """Each token is weighted by its own ratio, which ignores how improbable the whole sequence has become."""
-    weight = (logp - logmu).clamp(max=0).exp()
-    weight = torch.where(reward[:, None] < 0, weight, 1.0).detach()
-    return -(reward * total(weight * logp, mask) / mask.sum(1)).mean()
+def mean(loss: Tensor, denominator: float | None) -> Tensor:
+    """The sum of the losses of B completions, (B,), over B or over another denominator."""
+    if denominator is None:
+        denominator = len(loss)
+    return loss.sum() / denominator
 
 
-def per_token_and_token_mean(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """Per-token ratios, and every token of the batch counts alike: the pair that most frameworks have."""
-    weight = torch.where(reward[:, None] < 0, (logp - logmu).clamp(max=0).exp(), 1.0).detach()
-    return -(reward * total(weight * logp, mask)).sum() / mask.sum()
+def objective(
+    token_logp: Tensor,
+    token_logmu: Tensor,
+    reward: Tensor,
+    mask: Tensor,
+    denominator: float | None = None,
+) -> Tensor:
+    """Minus Equation 11: another value than Algorithm 1's, the same gradient."""
+    log_ratio = sum_over_tokens(token_logp - token_logmu, mask)
+    clipped = log_ratio.clamp(max=0)
+    # The taper rho of Section 3.1: the ratio within the bounds, linear in its logarithm outside.
+    of_negatives = clipped.exp() * (1 + log_ratio - clipped)
+    of_positives = 1 + log_ratio  # both bounds are 1
+    taper = torch.where(reward < 0, of_negatives, of_positives)
+    return mean(-taper * reward / mask.sum(1), denominator)
 
 
-def tapered(logp: Tensor, logmu: Tensor, mask: Tensor) -> Tensor:
-    """The paper's weight of negatives, [pi/mu]_0^1 of the whole sequence, (B,)."""
-    return total(logp - logmu, mask).clamp(max=0).exp()
+# ---- another unit of the ratio -------------------------------------------------------------------
 
 
-def varied(
-    weight: Callable[..., Tensor] = tapered,
-    length: Callable[..., Tensor] = lambda mask: mask.sum(1),
-) -> Loss:
-    """The paper's loss but for the weight of negatives, a function like `tapered`, or the divisor, one of the mask."""
-
-    def loss(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-        of_each = torch.where(reward < 0, weight(logp, logmu, mask), 1.0).detach()
-        return -(of_each * reward * total(logp, mask) / length(mask)).mean()
-
-    return loss
-
-
-geometric_mean = varied(
-    lambda logp, logmu, mask: (total(logp - logmu, mask) / mask.sum(1)).clamp(max=0).exp()
-)
-"""The log-ratio is divided by the length, so that weights stay near 1. The paper divides the loss."""
-
-clipped = varied(lambda logp, logmu, mask: total(logp - logmu, mask).exp().clamp(0.8, 1.2))
-"""Negatives clipped to PPO's [0.8, 1.2]: with a- = 0.8 the objective is unbounded (Proposition 3.2)."""
-
-tempered = varied(lambda logp, logmu, mask: (0.5 * total(logp - logmu, mask)).clamp(max=0).exp())
-"""The square root of the ratio: the weight of negatives falls half as fast."""
+def per_token(
+    token_logp: Tensor,
+    token_logmu: Tensor,
+    reward: Tensor,
+    mask: Tensor,
+    denominator: float | None = None,
+) -> Tensor:
+    """Each token has its own ratio, which ignores how improbable the completion has become."""
+    token_log_ratio = token_logp - token_logmu
+    token_weight = weight_by_sign(token_log_ratio.clamp(max=0).exp(), reward[:, None])
+    loss = -reward * sum_over_tokens(token_weight * token_logp, mask) / mask.sum(1)
+    return mean(loss, denominator)
 
 
-def frozen_weight() -> Loss:
-    """A loss that keeps the weights of its first call, as code that computes them once, with the data, does."""
-    kept: dict[str, Tensor] = {}
-    return varied(lambda *inputs: kept.setdefault("first", tapered(*inputs).detach()))
+def per_token_and_token_mean(
+    token_logp: Tensor,
+    token_logmu: Tensor,
+    reward: Tensor,
+    mask: Tensor,
+    denominator: float | None = None,
+) -> Tensor:
+    """Ratios of tokens, and all tokens of the batch count alike: what most frameworks have."""
+    token_log_ratio = token_logp - token_logmu
+    token_weight = weight_by_sign(token_log_ratio.clamp(max=0).exp(), reward[:, None])
+    loss = -reward * sum_over_tokens(token_weight * token_logp, mask) / mask.sum(1).mean()
+    return mean(loss, denominator)
 
 
-def no_stop_gradient(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """The weight is differentiated too: below log pi = -1 it raises tapered negatives."""
-    weight = torch.where(reward < 0, tapered(logp, logmu, mask), 1.0)
-    return -(weight * reward * total(logp, mask) / mask.sum(1)).mean()
+def geometric_mean(
+    token_logp: Tensor,
+    token_logmu: Tensor,
+    reward: Tensor,
+    mask: Tensor,
+    denominator: float | None = None,
+) -> Tensor:
+    """The log-ratio, too, is divided by the length, so weights stay near 1."""
+    log_ratio = sum_over_tokens(token_logp - token_logmu, mask) / mask.sum(1)
+    weight = weight_by_sign(log_ratio.clamp(max=0).exp(), reward)
+    loss = -weight * reward * sum_over_tokens(token_logp, mask) / mask.sum(1)
+    return mean(loss, denominator)
 
 
-def branch_by_raw_score(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """The batch's mean is subtracted, but the sign of the score before that chooses the bounds."""
-    weight = torch.where(reward < 0, tapered(logp, logmu, mask), 1.0).detach()
-    return -(weight * (reward - reward.mean()) * total(logp, mask) / mask.sum(1)).mean()
+# ---- another function of the ratio ---------------------------------------------------------------
 
 
-token_mean = varied(length=lambda mask: mask.sum() / len(mask))
-"""Divided by the batch's number of tokens: a long sequence counts more than a short one."""
+def clipped(
+    token_logp: Tensor,
+    token_logmu: Tensor,
+    reward: Tensor,
+    mask: Tensor,
+    denominator: float | None = None,
+) -> Tensor:
+    """PPO's [0.8, 1.2] on negatives: with a- = 0.8 nothing bounds the objective (Prop. 3.2)."""
+    log_ratio = sum_over_tokens(token_logp - token_logmu, mask)
+    weight = weight_by_sign(log_ratio.exp().clamp(0.8, 1.2), reward)
+    loss = -weight * reward * sum_over_tokens(token_logp, mask) / mask.sum(1)
+    return mean(loss, denominator)
 
-sequence_sum = varied(length=lambda mask: 1)
-"""Not divided by the length at all."""
+
+def tempered(
+    token_logp: Tensor,
+    token_logmu: Tensor,
+    reward: Tensor,
+    mask: Tensor,
+    denominator: float | None = None,
+) -> Tensor:
+    """The square root of the ratio: the logarithm of the weight falls half as fast."""
+    log_ratio = 0.5 * sum_over_tokens(token_logp - token_logmu, mask)
+    weight = weight_by_sign(log_ratio.clamp(max=0).exp(), reward)
+    loss = -weight * reward * sum_over_tokens(token_logp, mask) / mask.sum(1)
+    return mean(loss, denominator)
 
 
-def unmasked(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """Padding counts, in the ratio and in the loss."""
-    return paper(logp, logmu, reward, torch.ones_like(mask))
+# ---- the other rows of Table 1 -------------------------------------------------------------------
 
 
-TABLE_1 = {
-    "tis": "tis",
-    "plain is": "off_policy",
-    "naive reinforce": "reinforce",
-    "sft": "sft",
-}  # rows, as named here
-VARIANTS: dict[
-    str, Callable[[], Loss]
-] = {  # what `identify` says of it -> makes the loss, anew for each call
-    "per-token": lambda: per_token,
-    "per-token + token mean": lambda: per_token_and_token_mean,
-    "geometric mean": lambda: geometric_mean,
-    "clip 0.8..1.2": lambda: clipped,
-    **{
-        name: lambda row=row: partial(topr_loss_of_tokens, limits=PRESETS[row])
-        for name, row in TABLE_1.items()
-    },
-    "tempered": lambda: tempered,
-    "no stop-gradient": lambda: no_stop_gradient,
-    "frozen weight": frozen_weight,
-    "branch by raw score": lambda: branch_by_raw_score,
-    "token mean": lambda: token_mean,
-    "sequence sum": lambda: sequence_sum,
-    "divided by the longest length + unmasked in the ratio + unmasked in the loss": lambda: (
-        unmasked
-    ),
+def tis(
+    token_logp: Tensor,
+    token_logmu: Tensor,
+    reward: Tensor,
+    mask: Tensor,
+    denominator: float | None = None,
+) -> Tensor:
+    """Truncated importance sampling: the ratio of positives, too, is at most 1."""
+    log_ratio = sum_over_tokens(token_logp - token_logmu, mask)
+    weight = log_ratio.clamp(max=0).exp().detach()
+    loss = -weight * reward * sum_over_tokens(token_logp, mask) / mask.sum(1)
+    return mean(loss, denominator)
+
+
+def plain_is(
+    token_logp: Tensor,
+    token_logmu: Tensor,
+    reward: Tensor,
+    mask: Tensor,
+    denominator: float | None = None,
+) -> Tensor:
+    """Plain importance sampling: the ratio of both signs, without bounds."""
+    log_ratio = sum_over_tokens(token_logp - token_logmu, mask)
+    weight = log_ratio.exp().detach()
+    loss = -weight * reward * sum_over_tokens(token_logp, mask) / mask.sum(1)
+    return mean(loss, denominator)
+
+
+def naive_reinforce(
+    token_logp: Tensor,
+    token_logmu: Tensor,
+    reward: Tensor,
+    mask: Tensor,
+    denominator: float | None = None,
+) -> Tensor:
+    """No ratio: the samples are taken for the model's own."""
+    loss = -reward * sum_over_tokens(token_logp, mask) / mask.sum(1)
+    return mean(loss, denominator)
+
+
+def sft(
+    token_logp: Tensor,
+    token_logmu: Tensor,
+    reward: Tensor,
+    mask: Tensor,
+    denominator: float | None = None,
+) -> Tensor:
+    """Supervised training on the positives: negatives have weight 0, but count in the mean."""
+    loss = -reward.clamp(min=0) * sum_over_tokens(token_logp, mask) / mask.sum(1)
+    return mean(loss, denominator)
+
+
+# ---- another gradient, another baseline ----------------------------------------------------------
+
+
+def no_stop_gradient(
+    token_logp: Tensor,
+    token_logmu: Tensor,
+    reward: Tensor,
+    mask: Tensor,
+    denominator: float | None = None,
+) -> Tensor:
+    """The weight is differentiated too: below log pi = -1 this raises tapered negatives."""
+    log_ratio = sum_over_tokens(token_logp - token_logmu, mask)
+    weight = torch.where(reward < 0, log_ratio.clamp(max=0).exp(), 1.0)
+    loss = -weight * reward * sum_over_tokens(token_logp, mask) / mask.sum(1)
+    return mean(loss, denominator)
+
+
+def branch_by_raw_score(
+    token_logp: Tensor,
+    token_logmu: Tensor,
+    reward: Tensor,
+    mask: Tensor,
+    denominator: float | None = None,
+) -> Tensor:
+    """The loss subtracts the batch's mean, but the sign before that chooses the bounds."""
+    log_ratio = sum_over_tokens(token_logp - token_logmu, mask)
+    weight = weight_by_sign(log_ratio.clamp(max=0).exp(), reward)
+    shifted = reward - reward.mean()
+    loss = -weight * shifted * sum_over_tokens(token_logp, mask) / mask.sum(1)
+    return mean(loss, denominator)
+
+
+class FrozenWeight:
+    """All later calls use the weights of the first, as in code that stores them with the data.
+
+    A class, and not in VARIANTS, because it has a state: each use needs a new one.
+    """
+
+    def __init__(self) -> None:
+        self._weight_of_negatives: Tensor | None = None
+
+    def __call__(
+        self,
+        token_logp: Tensor,
+        token_logmu: Tensor,
+        reward: Tensor,
+        mask: Tensor,
+        denominator: float | None = None,
+    ) -> Tensor:
+        """The loss; all calls must be of the same B completions."""
+        if self._weight_of_negatives is None:
+            log_ratio = sum_over_tokens(token_logp - token_logmu, mask)
+            self._weight_of_negatives = log_ratio.clamp(max=0).exp().detach()
+        weight = weight_by_sign(self._weight_of_negatives, reward)
+        loss = -weight * reward * sum_over_tokens(token_logp, mask) / mask.sum(1)
+        return mean(loss, denominator)
+
+
+# ---- another mean, another mask ------------------------------------------------------------------
+
+
+def token_mean(
+    token_logp: Tensor,
+    token_logmu: Tensor,
+    reward: Tensor,
+    mask: Tensor,
+    denominator: float | None = None,
+) -> Tensor:
+    """Divided by the mean length of the batch: a long completion counts more than a short one."""
+    log_ratio = sum_over_tokens(token_logp - token_logmu, mask)
+    weight = weight_by_sign(log_ratio.clamp(max=0).exp(), reward)
+    loss = -weight * reward * sum_over_tokens(token_logp, mask) / mask.sum(1).mean()
+    return mean(loss, denominator)
+
+
+def sequence_sum(
+    token_logp: Tensor,
+    token_logmu: Tensor,
+    reward: Tensor,
+    mask: Tensor,
+    denominator: float | None = None,
+) -> Tensor:
+    """Not divided by the length at all."""
+    log_ratio = sum_over_tokens(token_logp - token_logmu, mask)
+    weight = weight_by_sign(log_ratio.clamp(max=0).exp(), reward)
+    loss = -weight * reward * sum_over_tokens(token_logp, mask)
+    return mean(loss, denominator)
+
+
+def unmasked(
+    token_logp: Tensor,
+    token_logmu: Tensor,
+    reward: Tensor,
+    mask: Tensor,
+    denominator: float | None = None,
+) -> Tensor:
+    """Padding counts, in the ratio, in the loss and in the length."""
+    return paper(token_logp, token_logmu, reward, torch.ones_like(mask), denominator)
+
+
+# What `identify` says of a loss -> the loss
+VARIANTS: dict[str, Loss] = {
+    "per-token": per_token,
+    "per-token + token mean": per_token_and_token_mean,
+    "geometric mean": geometric_mean,
+    "clip 0.8..1.2": clipped,
+    "tis": tis,
+    "plain is": plain_is,
+    "naive reinforce": naive_reinforce,
+    "sft": sft,
+    "tempered": tempered,
+    "no stop-gradient": no_stop_gradient,
+    "branch by raw score": branch_by_raw_score,
+    "token mean": token_mean,
+    "sequence sum": sequence_sum,
+    "divided by the longest length + unmasked in the ratio + unmasked in the loss": unmasked,
 }

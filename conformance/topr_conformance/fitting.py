@@ -146,6 +146,8 @@ def _measure_single_tokens(neg_grads: Tensor, batch: LossInputs, rtol: float) ->
             limits, power = fitted
             # If all positives have one weight, it is the unit of the others.
             unit = limits.a_pos if limits.a_pos == limits.b_pos else 1.0
+            if unit == 0:  # positives off-policy have no gradient, those on-policy have one
+                continue
             limits = limits._replace(a_pos=limits.a_pos / unit, b_pos=limits.b_pos / unit)
             return Hypothesis(
                 limits=limits,

@@ -138,6 +138,12 @@ def gspo(logp, logmu, reward, mask):
     return -torch.minimum(ratio * reward, ratio.clamp(0.8, 1.2) * reward).mean()
 
 
+def only_on_policy(logp, logmu, reward, mask):
+    """Tokens whose probability has changed are dropped."""
+    unchanged = torch.where(logp == logmu, logp, 0.0)
+    return -(reward * total(unchanged, mask) / mask.sum(1)).mean()
+
+
 def logmu_recomputed(logp, logmu, reward, mask):
     return paper(logp, logp.detach(), reward, mask)
 
@@ -352,6 +358,7 @@ UNNAMED_MISTAKES = [  # (the most informative vector, the key of its advice, the
     ("V6", "surrogate", weight_of_0_or_1),
     ("V6", "surrogate", gspo),
     ("V6", "surrogate", dual_clip),
+    ("V6", "surrogate", only_on_policy),
     ("V7", "no stop-gradient", sigmoid_differentiated),
     ("V9", "length off by", length_of_prompt_included),
     ("V10", "extra term", kl_in_the_reward),

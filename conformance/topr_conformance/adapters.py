@@ -26,8 +26,12 @@ NAME_PATTERNS = {
 }
 
 
-def _argument_of(name: str) -> str:
-    """Which of ARGUMENTS a parameter's name stands for, or ""."""
+def argument_of(name: str) -> str:
+    """Which of ARGUMENTS a parameter's name stands for; "" if it does not tell.
+
+    >>> argument_of("old_log_probs"), argument_of("advantages"), argument_of("config")
+    ('logmu', 'reward', '')
+    """
     for pattern, argument in NAME_PATTERNS.items():
         if re.search(pattern, name.lower()):
             return argument
@@ -41,7 +45,7 @@ class InputsByName(dict[str, Tensor]):
     """
 
     def __missing__(self, name: str) -> Tensor | None:
-        return self.get(_argument_of(name))
+        return self.get(argument_of(name))
 
 
 def _parameters(loss: AnyLoss) -> list[str]:
@@ -174,7 +178,7 @@ def input_forms(loss: AnyLoss) -> list[str]:
     layouts += ["cumulative lengths + packed", "one dictionary"]
     if any(re.search(LENGTH_NAME, name.lower()) for name in names):
         layouts = layouts[2:] + layouts[:2]  # it takes lengths and no mask
-    arguments = tuple(_argument_of(name) for name in names)
+    arguments = tuple(argument_of(name) for name in names)
     is_permuted = arguments != ARGUMENTS and set(arguments) == set(ARGUMENTS)
     orders = ["arguments by name", ""] if is_permuted else [""]
     forms = []

@@ -5,6 +5,7 @@ import torch
 from loss_builders import method_loss, tapered, total
 
 from topr_conformance import InputError, LossInputs, adapted, compare, identify, neg_grad, variants
+from topr_conformance.adapters import argument_of
 from topr_conformance.variants import paper
 
 
@@ -80,7 +81,7 @@ def of_one_dictionary_by_get(batch):
 
 
 class Module(torch.nn.Module):
-    def forward(self, log_probs, old_log_probs, rewards, action_mask):
+    def forward(self, old_log_probs, log_probs, rewards, action_mask):
         return paper(log_probs, old_log_probs, rewards, action_mask)
 
 
@@ -118,7 +119,7 @@ FORMS = [  # (the verdict, the form in which the loss is called, the loss)
     ("paper", "integer mask", with_integer_mask),
     ("paper", "one dictionary", of_one_dictionary),
     ("paper", "one dictionary", of_one_dictionary_by_get),
-    ("paper", "none", Module()),
+    ("paper", "arguments by name", Module()),
     ("paper", "none", method_loss),
     ("paper", "output 'loss'", returning_a_dictionary),
     ("paper", "first output", returning_a_list),
@@ -132,6 +133,24 @@ def test_a_loss_is_called_in_its_form(verdict, form, loss):
     report = identify(loss)
     assert (report.variant, report.adapter) == (verdict, form)
     assert (compare(adapted(loss, form), 50) is None) == (verdict == "paper")
+
+
+ARGUMENT_NAMES = {  # which argument -> names of parameters that stand for it
+    "logp": ["logp", "token_logp", "log_prob", "new_logprobs", "current_lp", "policy_lp", "pi"],
+    "logmu": ["logmu", "token_logmu", "old_log_prob", "behavior_logp", "sampling_logprobs"],
+    "reward": ["reward", "rewards", "advantages", "adv", "returns", "scores"],
+    "mask": ["mask", "response_mask", "completion_mask", "lengths", "cu_seqlens", "n_tok"],
+    "": ["x", "config", "kwargs"],
+}
+ARGUMENT_NAMES["logmu"] += ["rollout_log_probs", "sample_lp", "mu"]
+ARGUMENT_NAMES["mask"] += ["num_tokens", "old_mask", "reward_mask"]
+
+
+@pytest.mark.parametrize("argument", ARGUMENT_NAMES)
+def test_a_parameter_s_name_tells_which_argument_it_is(argument):
+    for name in ARGUMENT_NAMES[argument]:
+        assert argument_of(name) == argument, name
+        assert argument_of(name.upper()) == argument, name
 
 
 def no_scalar(logp, logmu, reward, mask):

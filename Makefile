@@ -78,7 +78,7 @@ faults: .venv/dev-ready
 fuzz: .venv/dev-ready
 	FUZZ_INPUTS=1000000 .venv/bin/python -m pytest tests/test_fuzz.py $(ARGS)
 
-# docs/index.html, from docs/page/ and results/.
+# docs/index.html, from docs/page/, results/ and studies/.
 page: .venv/ready
 	.venv/bin/python docs/make_page.py
 

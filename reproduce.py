@@ -64,8 +64,8 @@ def check(options: Options) -> None:
         raise InputError(f"no figure named: choose from {', '.join(FIGURES)}, or all")
     for name in options.figures:
         if name in RECORDS:
-            record = f"its record is results/{name}.md, and commit {RECORDS[name]} has its code"
-            raise InputError(f"{name}: is a finished study; {record}")
+            where = f"studies/README.md has its page, and commit {RECORDS[name]} its code"
+            raise InputError(f"{name}: is a finished study; {where}")
         if name not in ("all", *FIGURES, *ON_MATH):
             raise InputError(f"{name}: is no figure; choose from {', '.join(FIGURES)}, or all")
         if name in ON_MATH and options.preset != "paper":

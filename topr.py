@@ -1,15 +1,15 @@
-"""Tapered Off-Policy REINFORCE (TOPR), Le Roux, Bellemare et al. 2025, arXiv 2503.14286: the method in one file.
+"""Tapered Off-Policy REINFORCE in one file. Sections and equations are those of arXiv 2503.14286.
 
-    weight = [pi(y|x) / mu(y|x)]_0^1 if R < 0 else 1                     Algorithm 1
-    loss   = - stop_gradient(weight) * R * log pi(y|x) / length          Section 4.2 divides by the length
+    weight = 1 if R >= 0 else [pi(y|x) / mu(y|x)]_0^1              Algorithm 1
+    loss   = - stop_gradient(weight) R log pi(y|x) / length        Section 4.2 divides by the length
 
-mu is the model that sampled the completion y; pi is the model in training. The ratio is that of whole sequences, the
-product over all tokens. A positive example keeps weight 1 however improbable it is: it is learnt as fast as in
-supervised training. Once the model hardly writes a negative example, its weight is near 0 and training leaves it.
+mu is the model that sampled the completion y of the prompt x; pi is the model in training. The
+ratio is that of whole completions: a product over tokens. A positive example keeps weight 1, so it
+is learned as in supervised training. Once a negative has become unlikely, its weight is near 0.
 
-Names, in the whole project: logp is log pi, logmu is log mu, log_ratio is logp - logmu. A loss's reward is that after
-the baseline was subtracted; its sign chooses the bounds, and zero counts as positive. A bare name is one number per
-sequence, (B,); token_* is one per token, (B, T). Logarithms are natural, lengths are in tokens.
+Names: logp is log pi, logmu is log mu, log_ratio is logp - logmu; a bare name is one number per
+completion, (B,), token_* is one per token, (B, T). Logarithms are natural, lengths are in tokens.
+`reward` is the reward less the baseline. Its sign chooses the bounds; zero counts as positive.
 """
 
 import math
@@ -20,17 +20,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+Number = Tensor | float
 
-# ---- the four bounds: Equation 7 and Table 1 --------------------------------------------------------------------
+
+# ---- the four bounds: Equation 7 and Table 1 -----------------------------------------------------
 @dataclass(frozen=True)
 class Limits:
-    """Where the importance ratio is clipped: to [a_pos, b_pos] if reward >= 0, to [a_neg, b_neg] otherwise (Eq. 7).
+    """The bounds of the ratio: [a_pos, b_pos] if reward >= 0, else [a_neg, b_neg] (Equation 7).
 
-    Raises ValueError unless 0 <= a <= b for both pairs and a is finite; b may be infinite.
-
-    >>> Limits(1, 1, 0.8, 0.2)
-    Traceback (most recent call last):
-    ValueError: limits a_neg = 0.8, b_neg = 0.2: need 0 <= a <= b and a finite
+    Raises ValueError unless 0 <= a <= b for both signs, with a finite; b may be infinite.
     """
 
     a_pos: float
@@ -40,13 +38,11 @@ class Limits:
 
     def __post_init__(self) -> None:
         for sign, a, b in (("pos", self.a_pos, self.b_pos), ("neg", self.a_neg, self.b_neg)):
-            if not 0 <= a <= b or math.isinf(a):  # a NaN fails every comparison
-                raise ValueError(
-                    f"limits a_{sign} = {a:g}, b_{sign} = {b:g}: need 0 <= a <= b and a finite"
-                )
+            if not 0 <= a <= b or math.isinf(a):  # NaN fails every comparison
+                raise ValueError(f"limits ({a:g}, {b:g}) of {sign}: need 0 <= a <= b and a finite")
 
     def of_sign(self, reward: Tensor) -> tuple[Tensor, Tensor]:
-        """The bounds a and b of each reward's sign, in reward's shape and precision (at least float32).
+        """The bounds a and b for the sign of each reward, both in the shape of `reward`.
 
         >>> PRESETS["topr"].of_sign(torch.tensor([0.5, 0.0, -0.5]))
         (tensor([1., 1., 0.]), tensor([1., 1., 1.]))
@@ -64,47 +60,8 @@ PRESETS: dict[str, Limits] = {  # Table 1
 }
 
 
-# ---- loss, weight, taper, baseline: Algorithm 1, Sections 3.1 and 4.2, Equation 12 ------------------------------
+# ---- the loss: Algorithm 1 and Section 4.2 -------------------------------------------------------
 def topr_loss(
-    logp: Tensor,
-    logmu: Tensor,
-    reward: Tensor,
-    length: Tensor,
-    limits: Limits = PRESETS["topr"],
-    denominator: float | None = None,
-) -> Tensor:
-    """The loss of Algorithm 1: - sum of stop_gradient(weight) * reward * logp / length, over `denominator`.
-
-    logp, logmu: (B,) log-probabilities of whole sequences; reward: (B,), after the baseline; length: (B,) tokens, >= 1.
-    denominator: the completions of the optimiser's step, all micro-batches and processes counted (default B). Divide it
-    by the number of processes if the framework averages their gradients, as DDP and FSDP do.
-    Returns a scalar. Raises ValueError: other shapes, a length below 1, a NaN reward.
-
-    >>> logp = torch.tensor([-2.0], requires_grad=True)
-    >>> topr_loss(logp, logp.detach() + 0.5, reward=torch.tensor([-1.0]), length=torch.tensor([1])).backward()
-    >>> logp.grad  # descent lowers log pi, with weight exp(-0.5)
-    tensor([0.6065])
-    """
-    denominator = len(logp) if denominator is None else denominator
-    shapes = [tuple(column.shape) for column in (logp, logmu, reward, length)]
-    if len(set(shapes)) != 1 or len(shapes[0]) != 1 or denominator == 0:
-        raise ValueError(
-            f"need one number per sequence, all of one shape (B,) with B >= 1; got {shapes}"
-        )
-    if not isinstance(limits, Limits):
-        raise TypeError(
-            f"limits = {limits!r}: need Limits(a_pos, b_pos, a_neg, b_neg) or a row of PRESETS"
-        )
-    if (length < 1).any():
-        raise ValueError(f"length = {length.min().item():g}: a completion has at least one token")
-    if reward.isnan().any():
-        raise ValueError(f"reward = {reward.tolist()}: NaN is no reward")
-    log_ratio = (_at_least_float32(logp) - logmu).detach()
-    weight = importance_weight(log_ratio, *limits.of_sign(reward))  # (B,) [pi/mu]_a^b
-    return -(weight * reward * logp / length).sum() / denominator
-
-
-def topr_loss_of_tokens(
     token_logp: Tensor,
     token_logmu: Tensor,
     reward: Tensor,
@@ -112,40 +69,72 @@ def topr_loss_of_tokens(
     limits: Limits = PRESETS["topr"],
     denominator: float | None = None,
 ) -> Tensor:
-    """`topr_loss`, with its `denominator`, in the form that trainers have at hand, to be pasted into them.
+    """Algorithm 1: - sum of stop_gradient(weight) R log pi(y|x) / length, over `denominator`.
 
-    token_logp, token_logmu: (B, T) log-probabilities of single tokens; reward: (B,), after the baseline; mask: (B, T),
-    1 on the completion's tokens and 0 elsewhere. Returns a scalar; raises ValueError where a completion has no token.
+    token_logp, token_logmu: (B, T) log-probabilities of tokens; reward: (B,), after the baseline;
+    mask: (B, T), 1 on the completion's tokens and 0 elsewhere, where values have no effect.
+    denominator: the completions of the optimizer step, over all micro-batches and processes
+    (default: B); divided by the number of processes if these average gradients, as DDP and FSDP do.
+    Returns a scalar. Raises ValueError: other shapes, an empty completion, a NaN reward.
 
-    >>> topr_loss_of_tokens(*torch.tensor([[[-2.0, -9.0]], [[-1.5, 0.0]]]), -torch.ones(1), torch.tensor([[1, 0]]))
-    tensor(-1.2131)
+    >>> token_logp = torch.tensor([[-1.0, -1.0]], requires_grad=True)
+    >>> token_logmu = torch.tensor([[-0.5, -1.0]])
+    >>> topr_loss(token_logp, token_logmu, torch.tensor([-1.0]), torch.ones(1, 2)).backward()
+    >>> token_logp.grad  # descent lowers log pi, with weight exp(-0.5), over 2 tokens
+    tensor([[0.3033, 0.3033]])
     """
-    logp, logmu = (
-        torch.where(mask > 0, _at_least_float32(x), 0.0).sum(1) for x in (token_logp, token_logmu)
-    )
-    return topr_loss(logp, logmu, reward, (mask > 0).sum(1), limits, denominator)
+    check_shapes(token_logp, token_logmu, reward, mask)
+    token_logp = _at_least_float32(token_logp)
+    log_ratio = sequence_log_ratio(token_logp.detach(), token_logmu, mask)  # (B,)
+    weight = importance_weight(log_ratio, *limits.of_sign(reward))  # (B,) [pi/mu]_a^b
+    logp = torch.where(mask > 0, token_logp, 0.0).sum(1)  # (B,)
+    length = (mask > 0).sum(1)  # (B,)
+    denominator = len(reward) if denominator is None else denominator
+    return -(weight * reward * logp / length).sum() / denominator
 
 
-def importance_weight(log_ratio: Tensor | float, a: Tensor | float, b: Tensor | float) -> Tensor:
-    """[exp(log_ratio)]_a^b: the weight of a sequence's gradient (Eq. 7), clipped in log space, before exp.
+def sequence_log_ratio(token_logp: Tensor, token_logmu: Tensor, mask: Tensor) -> Tensor:
+    """log pi(y|x) - log mu(y|x) of whole completions: (B, T) each; returns (B,).
 
-    log_ratio: any shape; a, b: numbers, or tensors that broadcast to it. Returns its shape and precision (at least
-    float32). No number gives NaN; infinity comes out only where b is infinite. Raises ValueError unless 0 <= a <= b.
+    >>> sequence_log_ratio(torch.tensor([[-1.0, -3.0]]), torch.zeros(1, 2), torch.ones(1, 2))
+    tensor([-4.])
+    """
+    token_log_ratio = _at_least_float32(token_logp) - token_logmu
+    # `where`, not a product: padding may hold infinity or NaN, and 0 * inf is NaN.
+    return torch.where(mask > 0, token_log_ratio, 0.0).sum(1)
+
+
+def check_shapes(token_logp: Tensor, token_logmu: Tensor, reward: Tensor, mask: Tensor) -> None:
+    """Raises ValueError unless these can be the arguments of a loss: see `topr_loss`."""
+    shapes = [tuple(tensor.shape) for tensor in (token_logp, token_logmu, mask, reward)]
+    if token_logp.dim() != 2 or shapes != [shapes[0]] * 3 + [shapes[0][:1]] or 0 in shapes[0]:
+        raise ValueError(f"need (B, T) three times, then (B,), B and T >= 1; got {shapes}")
+    if not (mask > 0).any(1).all():
+        raise ValueError("mask: a completion has no token; it needs at least one")
+    if reward.isnan().any():
+        raise ValueError(f"reward = {reward.tolist()}: NaN is not a reward")
+
+
+# ---- weight, taper and objective: Section 3.1, Equations 7 and 11 --------------------------------
+def importance_weight(log_ratio: Number, a: Number, b: Number) -> Tensor:
+    """[exp(log_ratio)]_a^b: the weight of a completion's gradient (Equation 7).
+
+    log_ratio: any shape; a, b broadcast to it. Returns infinity only where b is infinite, and no
+    NaN. Raises ValueError unless 0 <= a <= b.
 
     >>> importance_weight(torch.tensor([-1000.0, -0.5, 1000.0]), 0, 1)
     tensor([0.0000, 0.6065, 1.0000])
     """
     log_ratio, a, b = _with_bounds(log_ratio, a, b)
-    return (
-        log_ratio.clamp(a.log(), b.log()).exp().clamp(a, b)
-    )  # again: exp(log(a)) may miss a by a rounding error
+    weight = log_ratio.clamp(a.log(), b.log()).exp()  # clipped before exp, which would overflow
+    return weight.clamp(a, b)  # again: exp(log(a)) may miss a by a rounding error
 
 
 def taper(ratio: Tensor | float, a: float, b: float) -> Tensor:
     """rho(ratio, a, b): the ratio within [a, b], continued by its logarithm outside (Section 3.1).
 
-    rho(x) = a (1 + log(x/a)) if x < a;  b (1 + log(x/b)) if x > b;  x otherwise; 0 if b = 0. It is never above x, and
-    d rho / d log x = [x]_a^b. Any shape. Raises ValueError unless ratios are positive and 0 <= a <= b.
+    rho(x) = a (1 + log(x/a)) if x < a;  b (1 + log(x/b)) if x > b;  x otherwise;  0 if b = 0.
+    It is never above x, and d rho / d log x = [x]_a^b. ratio: any shape, positive (ValueError).
 
     >>> taper(torch.tensor([0.5, 1.0, 2.0]), 0.8, 1.2)
     tensor([0.4240, 1.0000, 1.8130])
@@ -157,9 +146,9 @@ def taper(ratio: Tensor | float, a: float, b: float) -> Tensor:
 
 
 def topr_objective(log_ratio: Tensor, reward: Tensor, limits: Limits) -> Tensor:
-    """rho(pi/mu) * reward, with the bounds of the reward's sign: the integrand of Eq. 11, to be maximised.
+    """rho(pi/mu) R with the bounds of the reward's sign: the summand of Equation 11, maximised.
 
-    log_ratio, reward: (B,). Returns (B,), whose gradient is that of `topr_loss`: weight * reward * grad log pi.
+    log_ratio, reward: (B,). Returns (B,). Its gradient is weight * R * grad log pi.
 
     >>> topr_objective(torch.tensor([-2.0, -2.0]), torch.tensor([1.0, -1.0]), PRESETS["topr"])
     tensor([-1.0000, -0.1353])
@@ -169,13 +158,12 @@ def topr_objective(log_ratio: Tensor, reward: Tensor, limits: Limits) -> Tensor:
 
 def _taper_of_log(log_ratio: Tensor, a: Tensor, b: Tensor) -> Tensor:
     clipped = log_ratio.clamp(a.log(), b.log())
-    # Where b = 0 the clipped log-ratio is -inf and the weight 0: the difference would make it 0 * inf = NaN.
-    return clipped.exp() * (1 + torch.where(clipped.isfinite(), log_ratio - clipped, 0.0))
+    # Where b = 0 the clipped log-ratio is -inf and the weight 0: 0 * inf would be NaN.
+    beyond = torch.where(clipped.isfinite(), log_ratio - clipped, 0.0)
+    return clipped.exp() * (1 + beyond)
 
 
-def _with_bounds(
-    value: Tensor | float, a: Tensor | float, b: Tensor | float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _with_bounds(value: Number, a: Number, b: Number) -> tuple[Tensor, Tensor, Tensor]:
     value = _at_least_float32(value)
     a, b = (torch.as_tensor(bound, dtype=value.dtype, device=value.device) for bound in (a, b))
     if not ((a >= 0) & (a <= b)).all():
@@ -183,176 +171,139 @@ def _with_bounds(
     return value, a, b
 
 
-def _at_least_float32(value: Tensor | float) -> Tensor:
+def _at_least_float32(value: Number) -> Tensor:
+    # bfloat16 has 8 bits: a sum of 500 log-probabilities would be off by whole nats.
     value = torch.as_tensor(value, dtype=torch.float64 if isinstance(value, int | float) else None)
     return value if value.dtype in (torch.float32, torch.float64) else value.float()
 
 
-def effective_proportion(p: Tensor | float, c: Tensor | float) -> Tensor | float:
-    """The share of positives in total absolute reward, from a share p and baseline c; rewards -1 and +1 (Eq. 12).
+# ---- baseline and effective share of positives: Equation 12 --------------------------------------
+def effective_proportion(p: Number, c: Number) -> Number:
+    """p~ = p (1-c) / (1 + (1-2p) c): the share of positives in the sum of |R - c| (Equation 12).
 
-    p~ = p (1-c) / (1 + (1-2p) c), for numbers or tensors, 0 < p < 1 and -1 <= c <= 1 (ValueError otherwise).
+    p: share of positives among rewards of -1 and +1; c: baseline. Numbers or tensors with
+    0 < p < 1 and -1 <= c <= 1, else ValueError.
 
     >>> round(effective_proportion(0.1, -0.8), 12)
     0.5
     """
-    _check_within("p", p, 0, 1, slack=0)
-    _check_within("c", c, -1, 1)
+    _check_range("p", p, 0, 1, slack=0)
+    _check_range("c", c, -1, 1)
     return p * (1 - c) / (1 + (1 - 2 * p) * c)
 
 
-def baseline_for_proportion(p: Tensor | float, p_tilde: Tensor | float) -> Tensor | float:
-    """The baseline c that turns a share p of positives into p_tilde: the inverse of Eq. 12.
+def baseline_for_proportion(p: Number, p_tilde: Number) -> Number:
+    """c = (p - p~) / (p + p~ - 2 p p~): the baseline that turns p into p~; Equation 12 inverted.
 
-    c = (p - p~) / (p + p~ - 2 p p~), for numbers or tensors, 0 < p < 1 and 0 <= p_tilde <= 1 (else ValueError).
+    Numbers or tensors with 0 < p < 1 and 0 <= p_tilde <= 1, else ValueError.
 
     >>> round(baseline_for_proportion(0.5, 0.2), 12)
     0.6
     """
-    _check_within("p", p, 0, 1, slack=0)
-    _check_within("p_tilde", p_tilde, 0, 1)
+    _check_range("p", p, 0, 1, slack=0)
+    _check_range("p_tilde", p_tilde, 0, 1)
     return (p - p_tilde) / (p + p_tilde - 2 * p * p_tilde)
 
 
-def _check_within(
-    name: str, value: Tensor | float, low: float, high: float, slack: float = 1e-6
-) -> None:
-    value = torch.as_tensor(
-        value
-    )  # a closed interval is meant up to rounding; one without slack is open
+def _check_range(name: str, value: Number, low: float, high: float, slack: float = 1e-6) -> None:
+    value = torch.as_tensor(value)  # a bound may be missed by rounding; without slack it is open
     if not ((value > low - slack) & (value < high + slack)).all():
-        raise ValueError(
-            f"{name} = {value.tolist()}: must lie {'strictly ' * (slack == 0)}between {low} and {high}"
-        )
+        strictly = "strictly " if slack == 0 else ""
+        raise ValueError(f"{name} = {value.tolist()}: must lie {strictly}between {low} and {high}")
 
 
-# ---- training a language model: Algorithm 1 as a loop ------------------------------------------------------------
+# ---- training a language model: Algorithm 1 as a loop --------------------------------------------
 class Batch(NamedTuple):
-    """A micro-batch with one padded row per completion: what `sequence_logprobs` reads and `train` learns from.
+    """A micro-batch of rows [ padding | prompt | completion | padding ], one per completion.
 
-    The last three may be empty, (0,): the rows are then computed, and nothing is learnt from them, as by a process that
-    has no completions left in a step which all processes must compute together.
+    All completions start at the same column; the columns from there on are the last C of T.
     """
 
-    input_ids: Tensor  # (B, T) prompt, then completion; padding on either side
+    input_ids: Tensor  # (B, T) prompt and completion; padding may be any token
     attention_mask: Tensor  # (B, T) 1 on prompt and completion
-    completion_mask: Tensor  # (B, T) 1 on the completion's tokens, its end of sequence included
-    logmu: Tensor  # (B,) log mu(y|x)
-    reward: Tensor  # (B,) after the baseline
-    length: Tensor  # (B,) tokens of the completion
-
-
-def sequence_logprobs(model: torch.nn.Module, batch: Batch) -> Tensor:
-    """log pi(y|x) = sum over the completion's tokens of log pi(y_i | x, y_<i): (B,), over the full vocabulary.
-
-    model: any causal language model of `transformers`. Prompt and padding are masked: what they hold has no effect.
-
-    >>> uniform = lambda ids, **_: NamedTuple("Out", [("logits", Tensor)])(torch.zeros(*ids.shape, 8))  # 8 tokens
-    >>> ids, mask = torch.tensor([[1, 2, 3]]), torch.tensor([[0, 1, 1]])
-    >>> sequence_logprobs(uniform, Batch(ids, torch.ones(1, 3), mask, *torch.ones(3, 1))).exp() * 64
-    tensor([1.])
-    """
-    return token_logprobs(model, batch).sum(-1)
+    mask: Tensor  # (B, C) 1 on the completion's tokens, its end of sequence included
+    token_logmu: Tensor  # (B, C) log mu of the completion's tokens
+    reward: Tensor  # (B,) after the baseline; nothing is learned from a reward of 0
 
 
 def token_logprobs(model: torch.nn.Module, batch: Batch) -> Tensor:
-    """log pi(y_i | x, y_<i): (B, C) for the columns from the batch's first completion token on; 0 outside completions.
+    """log pi(y_i | x, y_<i) by a causal model of `transformers`: (B, C), 0 on padding.
 
-    >>> uniform = lambda ids, **_: NamedTuple("Out", [("logits", Tensor)])(torch.zeros(*ids.shape, 8))  # 8 tokens
-    >>> ids, mask = torch.tensor([[1, 2, 3, 0]]), torch.tensor([[0, 0, 1, 0]])
-    >>> token_logprobs(uniform, Batch(ids, torch.ones(1, 4), mask, *torch.ones(3, 1))).exp() * 8
+    >>> uniform = lambda ids, **_: type("Output", (), {"logits": torch.zeros(*ids.shape, 8)})
+    >>> mask = torch.tensor([[1, 0]])  # a completion of one token, and padding
+    >>> batch = Batch(torch.tensor([[5, 3, 0]]), torch.ones(1, 3), mask, 0 * mask, torch.ones(1))
+    >>> token_logprobs(uniform, batch).exp() * 8
     tensor([[1., 8.]])
     """
-    mask = batch.completion_mask[
-        :, 1:
-    ].bool()  # (B, T - 1): nothing predicts the first token of a row
-    width = mask.shape[1] - int(mask.any(0).int().argmax())  # C
-    logits = model(
+    width = batch.mask.shape[1]  # C
+    output = model(
         batch.input_ids,
         attention_mask=batch.attention_mask,
-        position_ids=(batch.attention_mask.long().cumsum(-1) - 1).clamp_min(0),
-        logits_to_keep=width
-        + 1,  # none of the prompt but its last token's, which predict the first of the completion
+        position_ids=(batch.attention_mask.long().cumsum(-1) - 1).clamp_min(0),  # padding: 0
+        logits_to_keep=width + 1,  # the prompt's last token predicts the completion's first
         use_cache=False,
-    ).logits[:, -width - 1 : -1]  # (B, C, V): each predicts the next token
-    token_logp = select_logprobs(logits, batch.input_ids[:, -width:])
-    return torch.where(mask[:, -width:], token_logp, 0.0)
-
-
-def select_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
-    """log softmax(logits) at `tokens`: logits (..., V), tokens (...); returns (...), at least float32.
-
-    >>> select_logprobs(torch.zeros(1, 4), torch.tensor([2])).exp()
-    tensor([0.2500])
-    """
-    logits = _at_least_float32(logits)
-    return logits.gather(-1, tokens[..., None]).squeeze(-1) - logits.logsumexp(-1)
-
-
-class Step(NamedTuple):
-    """What one step of the optimiser learns from: this process's micro-batches, and the sequences of all processes."""
-
-    micro_batches: Sequence[Batch]
-    sequences: int
+    )
+    logits = _at_least_float32(output.logits[:, -width - 1 : -1])  # (B, C, V) of the next token
+    tokens = batch.input_ids[:, -width:, None]  # (B, C, 1)
+    token_logp = logits.gather(-1, tokens).squeeze(-1) - logits.logsumexp(-1)
+    return torch.where(batch.mask > 0, token_logp, 0.0)
 
 
 class StepStats(NamedTuple):
-    """What one step saw before its update; (n,) for the n sequences of this process."""
+    """What a step saw before its update; tensors are (n,), one number per completion."""
 
     loss: float  # this process's part
     grad_norm: float  # before clipping
-    log_ratio: Tensor  # (n,)
-    reward: Tensor  # (n,)
-    weight: Tensor  # (n,)
+    log_ratio: Tensor
+    reward: Tensor
+    weight: Tensor | None  # None for a loss without importance weights
 
 
 def train(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
-    steps: Iterable[Step],
+    steps: Iterable[tuple[Sequence[Batch], int]],
     loss: Callable[..., Tensor] = topr_loss,
-    logprobs: Callable[..., Tensor] = sequence_logprobs,
-    max_norm: float = 1.0,
+    limits: Limits | None = PRESETS["topr"],
+    max_grad_norm: float = 1.0,
 ) -> Iterator[StepStats]:
-    """Algorithm 1: each round of `for stats in train(...):` is one step of the optimiser; its body may log, save, stop.
+    """Algorithm 1, lines 5 to 9, as a generator: each `next()` is one optimizer step.
 
-    Of a batch it reads logmu, reward and length; its other fields are for logprobs(model, batch). Make batches with any
-    logmu. Then, once before the first step, without gradient and dropout, put in that of the model as it is:
-    `batch = batch._replace(logmu=sequence_logprobs(model, batch))`.
-    loss is called as loss(logp, logmu, reward, length, denominator=...). max_norm: the gradient is clipped to this norm
-    (Section 4.2: 1.0). Several processes must sum their gradients, not average them. Raises FloatingPointError, before
-    the update, where loss or gradient is not finite.
+    steps: (this process's micro-batches, number of completions of all processes) each. Before the
+    first step, compute log mu without gradient and dropout by the model as it is:
+    batch._replace(token_logmu=token_logprobs(model, batch)).
+    loss: called as loss(token_logp, token_logmu, reward, mask, denominator=completions).
+    limits: the loss's, for the weights in StepStats; None for a loss without such weights.
+    max_grad_norm: the gradient is clipped to this norm (Section 4.2: 1.0). Several processes must
+    sum their gradients. FloatingPointError, before the update, if loss or gradient is not finite.
 
-    >>> coin = torch.nn.Embedding(1, 1)  # its only weight plays log pi of the only completion
-    >>> batch = Batch(None, None, None, coin.weight[0].detach().clone(), torch.ones(1), torch.ones(1))
-    >>> sgd = torch.optim.SGD(coin.parameters(), lr=0.1)
-    >>> [_, second] = train(coin, sgd, [Step([batch], 1)] * 2, logprobs=lambda model, _: model.weight[0])
-    >>> second.log_ratio
-    tensor([0.1000])
+    >>> class Model(torch.nn.Embedding):  # a "language model" with a vocabulary of 2
+    ...     forward = lambda self, ids, **_: type("Output", (), {"logits": self.weight[ids]})
+    >>> model = Model.from_pretrained(torch.zeros(2, 2), freeze=False)
+    >>> batch = Batch(torch.tensor([[0, 1]]), torch.ones(1, 2), *torch.ones(2, 1, 1), torch.ones(1))
+    >>> batch = batch._replace(token_logmu=token_logprobs(model, batch).detach())
+    >>> sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    >>> [stats.log_ratio for stats in train(model, sgd, [([batch], 1)] * 2)]
+    [tensor([0.]), tensor([0.3799])]
     """
-    for step in steps:
+    for micro_batches, completions in steps:
         optimizer.zero_grad()
-        total, seen = 0.0, []
-        for batch in step.micro_batches:
-            logp = logprobs(model, batch)[
-                : len(batch.reward)
-            ]  # (B,), or (0,) of rows that nothing is learnt from
-            logp.retain_grad()
-            value = loss(logp, batch.logmu, batch.reward, batch.length, denominator=step.sequences)
-            # A loss that is not finite makes the gradient's norm NaN on all processes, so that all stop together.
-            (value if value.isfinite() else value * math.nan).backward()
+        total = 0.0
+        log_ratios = []
+        for batch in micro_batches:
+            token_logp = token_logprobs(model, batch)  # (B, C)
+            inputs = (token_logp, batch.token_logmu, batch.reward, batch.mask)
+            value = loss(*inputs, denominator=completions)
+            value.backward()
             total += value.detach()
-            # For the log, read back from the gradient: d loss / d logp = -weight * reward / length / denominator.
-            weight = (
-                -logp.grad
-                * step.sequences
-                * batch.length
-                / torch.where(batch.reward == 0, 1, batch.reward)
-            )
-            seen.append(torch.stack([logp.detach() - batch.logmu, batch.reward, weight]))
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+            log_ratio = sequence_log_ratio(token_logp.detach(), batch.token_logmu, batch.mask)
+            log_ratios.append(log_ratio)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of a sharded model
-        stats = StepStats(float(total), norm.item(), *torch.cat(seen, dim=1).unbind())
+        log_ratio = torch.cat(log_ratios)
+        reward = torch.cat([batch.reward for batch in micro_batches])
+        weight = importance_weight(log_ratio, *limits.of_sign(reward)) if limits else None
+        stats = StepStats(float(total), norm.item(), log_ratio, reward, weight)
         if not math.isfinite(stats.loss + stats.grad_norm):
             raise FloatingPointError(f"loss is {stats.loss:g}, grad_norm is {stats.grad_norm:g}")
         optimizer.step()

@@ -1,82 +1,73 @@
-"""Section 4 of the TOPR paper as a script: evaluate, sample, compose, score, train, evaluate; on GSM8K or the like.
+"""Section 4 of the TOPR paper: sample, choose, score, train, evaluate; on GSM8K or a task like it.
 
-    python train_gsm8k.py                                  # tiny problems, tiny model: 3 minutes on two cores
-    python train_gsm8k.py --method reinforce               # the same with naive REINFORCE, which collapses
-    python train_gsm8k.py --data GSM8K_DIR --shots 8 ...   # real problems, the paper's 8-shot prompt
-    python train_gsm8k.py --samples FILE --held-out FILE   # no sampling: train on completions you already have
-    torchrun --nproc-per-node 8 train_gsm8k.py paper       # the paper's run, on eight GPUs
+    python train_gsm8k.py                                   # tiny problems and model: 3 minutes
+    python train_gsm8k.py --method reinforce                # naive REINFORCE, which collapses
+    python train_gsm8k.py --data GSM8K_DIR --shots 8        # real problems, the paper's prompt
+    python train_gsm8k.py --samples FILE --test-problems 0  # completions that you have already
+    torchrun --nproc-per-node 8 train_gsm8k.py paper        # the paper's run, on eight GPUs
 
-The run's stages are the methods of `Run` in pipeline/stages.py; every setting is in pipeline/settings.py, the method
-itself in topr.py. A run writes config.json, results.json, curve.png and a folder for each iteration into `--out`.
+Read `experiment` first: it is Algorithm 1, iterated. The stages after it write one file each into
+--out, or read it if it exists, so that repeating a command resumes its run:
+
+    iteration-1/samples.jsonl    sample    completions of the training problems, graded
+    iteration-1/test-0.jsonl     evaluate  completions of the test problems by the first model
+    iteration-1/train.jsonl      score     the chosen samples in the order of training, with log mu
+    iteration-1/metrics.jsonl    train     one line per optimizer step
+    iteration-1/checkpoint-100/  train     weights and optimizer, until the epoch is done
+    iteration-1/model/           train     the model after it, from which iteration 2 samples
+    results.json, curve.png                the numbers and the picture of all evaluations
 """
 
-import json
+import os
+
+# Read by torch when it is imported: threads that spin while they wait slow a busy machine down.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+import random
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from decimal import Decimal
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated
+from typing import NamedTuple
 
-from pydantic import AfterValidator, BaseModel
+import torch
+import yaml
+from torch import Tensor
 
-from pipeline.records import OUTCOMES, Outcome, Problem, Task, read_shots, read_split
-from pipeline.runtime.preflight import check_machine
-from pipeline.runtime.processes import command, device, rank, ranks
-from pipeline.settings import Settings, check, intended_ranks, read_settings
+import topr
+from toprlib import batches, checkpoints, distributed, files, language_model, results, sampling
+from toprlib.command import command
+from toprlib.compositions import BASELINES, COMPOSITIONS
+from toprlib.dry_run import print_plan
+from toprlib.external_samples import read_samples
+from toprlib.language_model import LanguageModel
+from toprlib.methods import METHODS
+from toprlib.preflight import check_machine, check_room
+from toprlib.problems import read_shots, read_split
+from toprlib.records import OUTCOMES, Example, InputError, Outcome, Problem, Prompt, Sample, Task
+from toprlib.sampling import Engine, SamplingParameters
+from toprlib.settings import Settings, check, check_task, intended_ranks, read_settings
+from toprlib.vllm_client import VllmOptions, vllm_engine
 
-if TYPE_CHECKING:
-    from pipeline.stages import Learn
-
-# ---- the experiment: Algorithm 1, iterated (Section 4.3) ---------------------------------------------------------
-
-
-def experiment(settings: Settings, task: Task, learn: "Learn | None" = None) -> dict:
-    """All stages of a run in their order, each done unless its file is there. Returns what results.json holds.
-
-    settings: such as `check` has passed. learn: the functions (loss, logprobs) that `topr.train` is given, instead of
-    the method's. InputError where model, samples or folder do not fit; nothing is written then.
-    """
-    from pipeline.stages import open_run  # loads torch and transformers, which --help does without
-
-    with open_run(settings, task, learn) as run:
-        if run.is_finished:  # by an earlier call
-            return run.results()
-        run.evaluate(1, run.start)
-        model = run.start.model
-        for iteration in range(1, settings.iterations + 1):
-            samples = run.sample(
-                iteration, model
-            )  # Algorithm 1, line 3: y ~ mu(.|x), n of each problem; graded
-            composed = run.compose(
-                iteration, samples
-            )  # line 4: the dataset; rewards less the baseline
-            del samples  # gigabytes at the paper's scale
-            rows = run.score(
-                iteration, composed, model
-            )  # log mu(y|x) of line 6, by `model`, which is mu
-            points = run.train(
-                iteration, rows, model
-            )  # lines 5 to 9: from pi = mu, one epoch of `topr.train`
-            for point in points:
-                run.evaluate(iteration, point)
-            model = points[-1].model  # mu of the next iteration: mu_i = pi_{i-1} (Section 4.3)
-        return run.results()
+Rows = list[list[Example]]  # in the order of training; a row is a completion, or a pair for DPO
 
 
-# ---- the task: GSM8K's problems, prompt and grading (Section 4.1) ------------------------------------------------
-
+# ---- the task: GSM8K (Section 4.1) ---------------------------------------------------------------
 MARKER = "The answer is"
 NUMBER = re.compile(r"-?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)")
 
 
 def parse_answer(text: str) -> Decimal | None:
-    """The first number on the line that follows the last "The answer is"; None if there is none.
+    """The first number on the line after the last "The answer is"; None if there is none.
 
-    `$` and commas are dropped wherever they stand; a colon or a line break right after the marker does not count.
+    `$` and commas are ignored, and so is a colon or a line break right after the marker.
 
     >>> parse_answer("4 * 300 = 1200. The answer is $1,200.00.")
     Decimal('1200.00')
@@ -87,21 +78,8 @@ def parse_answer(text: str) -> Decimal | None:
     return Decimal(number[0]) if number else None
 
 
-def parse_gold(answer: str) -> Decimal:
-    """The number after "####" in GSM8K's answer field; ValueError without one.
-
-    >>> parse_gold("10 * 123 = 1230 eggs.\\n#### 1,230")
-    Decimal('1230')
-    """
-    _, marker, rest = answer.rpartition("####")
-    number = rest.strip().replace(",", "").replace("$", "")
-    if not marker or not NUMBER.fullmatch(number):
-        raise ValueError("no number after ####")
-    return Decimal(number)
-
-
 def grade(text: str, gold: Decimal) -> Outcome:
-    """invalid without "The answer is", else correct if the number that follows equals gold (Section 4.1).
+    """invalid without "The answer is", else correct if the number after it equals gold.
 
     >>> [grade(text, Decimal(7)) for text in ("The answer is 7.0", "The answer is 8.", "7")]
     ['correct', 'incorrect', 'invalid']
@@ -111,46 +89,27 @@ def grade(text: str, gold: Decimal) -> Outcome:
     return "correct" if parse_answer(text) == gold else "incorrect"
 
 
-class Gsm8kRow(BaseModel):
-    """A line of GSM8K's files, of whose answer the number is kept."""
-
-    question: str
-    answer: Annotated[str, AfterValidator(parse_gold)]
-
-
 def load_problems(data: str, split: str) -> list[Problem]:
-    """The problems of a split, from DIR/SPLIT.jsonl or from the hub; InputError names the line that has no answer."""
-    rows = read_split(data, split, Gsm8kRow, configs=["main"])
-    return [
-        Problem(f"{split}-{line}", row.question, row.answer)
-        for line, row in enumerate(rows, start=1)
-    ]
-
-
-def load_shots(count: int, file: Path | None) -> list[str]:
-    """`count` worked examples as text: from `file`, or the 8-shot prompt of Wang et al. 2022 in the lm-eval package."""
-
-    def parse(text: str) -> list[str]:
-        import yaml
-
-        examples = yaml.safe_load(text)["fewshot_config"]["samples"]
-        return [f"Q: {example['question']}\nA: {example['target']}" for example in examples]
-
-    return read_shots(count, file, "Q:", "tasks/gsm8k/gsm8k-cot.yaml", parse)
+    """The problems of DIR/SPLIT.jsonl or of the hub; gold is the number after "####"."""
+    problems = []
+    for line, row in enumerate(read_split(data, split, dict[str, str], ["main"]), start=1):
+        gold = row.get("answer", "").rpartition("####")[2].strip().replace(",", "").replace("$", "")
+        if not NUMBER.fullmatch(gold) or "question" not in row:
+            message = "needs `question`, and `answer` with a number after ####"
+            raise InputError(message, file=f"{data}, {split}", line=line, field="answer")
+        problems.append(Problem(f"{split}-{line}", row["question"], Decimal(gold)))
+    return problems
 
 
 def gsm8k_task(settings: Settings) -> Task:
-    """GSM8K's form of a task: `Q: ... A:` after the shots; with shots, the next `Q:` ends a completion."""
-    shots = load_shots(settings.shots, settings.shots_file) if settings.shots else []
-    if shots and settings.model == Settings().model and rank() == 0:
-        print("--shots: the tiny model was not trained on worked examples", flush=True)
-    train = load_problems(settings.data, "train") if settings.samples is None else []
+    """`Q: ... A:` after the worked examples; with these, the next `Q:` ends a completion."""
+    shots = read_shots(settings.shots, "Q:", "tasks/gsm8k/gsm8k-cot.yaml", parse_shots)
+    train = [] if settings.samples else load_problems(settings.data, "train")
+    test = load_problems(settings.data, "test") if settings.test_problems else []
     return Task(
         name="gsm8k",
         train=train[: settings.problems],
-        test=load_problems(settings.test_source, "test")[: settings.test_problems]
-        if settings.test_source
-        else [],
+        test=test[: settings.test_problems],
         prompt=lambda problem: "\n\n".join([*shots, f"Q: {problem.question}\nA:"]),
         parse=parse_answer,
         grade=grade,
@@ -159,99 +118,332 @@ def gsm8k_task(settings: Settings) -> Task:
     )
 
 
-# ---- presets: settings that go together (arXiv 2503.14286, Section 4) --------------------------------------------
+def parse_shots(text: str) -> list[str]:
+    """The worked examples in a file of the lm-eval package: the prompt of Wang et al. 2022."""
+    examples = yaml.safe_load(text)["fewshot_config"]["samples"]
+    return [f"Q: {example['question']}\nA: {example['target']}" for example in examples]
 
+
+# ---- Algorithm 1, iterated (Section 4.3) ---------------------------------------------------------
+class EvalPoint(NamedTuple):
+    """A model to evaluate, and the file for its completions of the test problems."""
+
+    iteration: int
+    step: int  # optimizer steps of the iteration
+    samples_seen: int  # completions of the iteration that were trained on
+    model: str  # folder or hub name
+    file: Path
+    is_end: bool  # of an iteration, or the first model: evaluated in full
+
+
+def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | None = None) -> dict:
+    """All stages of a run; returns the content of results.json.
+
+    settings: validated by `check`. loss: replaces the method's; called as in `topr.train`.
+    Raises InputError, before anything is written, if model, samples or folder do not fit.
+    """
+    check_task(settings, task)
+    lm = language_model.load_without_weights(settings.model, settings.chat, settings.system_prompt)
+    task = lm.chat.apply_to(task) if lm.chat else task
+    train_prompts = sampling.make_prompts(task, task.train, lm, settings.max_new_tokens)
+    test_prompts = sampling.make_prompts(task, task.test, lm, settings.max_new_tokens)
+    lengths = [len(prompt.ids) for prompt in train_prompts + test_prompts]
+    max_tokens = max(lengths, default=0) + settings.max_new_tokens
+    provided_samples = []
+    if settings.samples:
+        ask = lm.chat.format if lm.chat else None
+        provided_samples = read_samples(settings.samples, settings.columns, ask)
+        choose(1, provided_samples, lm, task, settings)  # samples that do not fit fail here
+    config = settings.to_config(provided_samples)
+    open_engine = partial(sampling_engine, lm, task, max_tokens, settings)
+
+    is_sharded = distributed.ranks() > 1 or settings.dtype != "float32"
+    with distributed.process_group(is_sharded), files.locked_run_folder(settings.out, config):
+        if files.exists(settings.out / "results.json"):
+            return files.read_json(settings.out / "results.json")  # of an earlier command
+        num_samples = len(provided_samples) or settings.n * len(train_prompts)
+        check_room(settings, lm, max_tokens, num_samples, len(test_prompts))
+        language_model.download_model(settings.model)
+        file = settings.iteration_folder(1) / "test-0.jsonl"
+        point = EvalPoint(1, 0, 0, settings.model, file, is_end=True)
+        all_points = [point]
+        for iteration in range(1, settings.iterations + 1):
+            # The GPU belongs to sampling from mu, the model that the iteration before has trained.
+            with open_engine(point.model) as engine:
+                evaluate(point, engine, test_prompts, task, settings)
+                samples = provided_samples
+                if not samples:
+                    samples = sample(iteration, engine, train_prompts, task, settings)  # line 3
+            rows = choose(iteration, samples, lm, task, settings)  # line 4
+            results.describe_dataset(iteration, samples, rows, settings)
+            del samples  # gigabytes at the paper's scale
+            points = evaluation_points(iteration, rows, settings)
+            if missing_models(points):
+                # The GPU belongs to training pi, which begins as mu.
+                with trainer(point.model, lm, settings) as (trained, optimizer):
+                    rows = score(iteration, rows, trained, settings)  # mu(y|x) of line 6
+                    train(iteration, rows, trained, optimizer, loss, settings)  # lines 5 to 9
+                    del trained, optimizer  # nothing else refers to them: the GPU is free
+            for earlier in points[:-1]:
+                with open_engine(earlier.model) as engine:
+                    evaluate(earlier, engine, test_prompts, task, settings)
+                files.remove(Path(earlier.model))
+            point = points[-1]  # mu_i = pi_{i-1} (Section 4.3)
+            all_points += points
+        with open_engine(point.model) as engine:
+            evaluate(point, engine, test_prompts, task, settings)
+        return results.write_results(all_points, task, settings)
+
+
+# ---- line 3: y ~ mu(.|x) -------------------------------------------------------------------------
+def sampling_engine(
+    lm: LanguageModel, task: Task, max_tokens: int, settings: Settings, model: str
+) -> AbstractContextManager[Engine]:
+    """What samples from a model: vLLM in its own process, or the model in this one.
+
+    It starts when it is first used, and gives its memory back at the end of the block.
+    """
+    limits = (settings.temperature, settings.top_p, settings.top_k, settings.max_new_tokens)
+    parameters = SamplingParameters(*limits, task.stop)
+    if settings.engine_name == "hf":
+        return sampling.hf_engine(lm, model, parameters)
+    log = settings.out / f"vllm-{distributed.rank()}.log"
+    gpus = settings.engine_gpus
+    options = VllmOptions(settings.vllm_python, gpus, settings.dtype, max_tokens, log)
+    return vllm_engine(lm, model, parameters, options)
+
+
+def sample(
+    iteration: int, engine: Engine, prompts: list[Prompt], task: Task, settings: Settings
+) -> list[Sample]:
+    """Line 3: n graded completions of each training problem."""
+    file = settings.iteration_folder(iteration) / "samples.jsonl"
+    if not files.exists(file):
+        seed = settings.seed_of(f"samples {iteration}")
+        sampling.sample_to_file(file, engine, prompts, settings.n, seed, task)
+    return files.read_records(file, Sample)
+
+
+# ---- line 4: the dataset, with rewards less the baseline -----------------------------------------
+def choose(
+    iteration: int, samples: list[Sample], lm: LanguageModel, task: Task, settings: Settings
+) -> Rows:
+    """Line 4: the samples to train on, in the order of training, with rewards less the baseline.
+
+    It takes seconds and has no file of its own. log mu is not known yet.
+    """
+    rng = random.Random(settings.seed_of(f"composition {iteration}"))
+    size = settings.examples or len(samples)
+    indices = COMPOSITIONS[settings.composition](samples, size, rng, settings.proportion)
+    if not indices:
+        message = f"{settings.composition} fits none of {len(samples)} samples; increase --n"
+        raise InputError(message, option="--composition")
+
+    source = settings.samples or "samples.jsonl"
+    examples = batches.tokenize_samples(
+        samples, indices, lm, task.stop, source, settings.trust_logmu
+    )
+    baselines = choose_baselines([samples[index] for index in indices], settings)
+    examples = [
+        replace(example, reward=example.reward - baseline)
+        for example, baseline in zip(examples, baselines, strict=True)
+    ]
+    limits = settings.loss_limits
+    if limits and limits.b_neg == 0 and all(example.reward <= 0 for example in examples):
+        message = f"{settings.method} needs at least one positive sample; increase --n"
+        raise InputError(message, option="--method")
+
+    rng = random.Random(settings.seed_of(f"order {iteration}"))
+    is_paired = METHODS[settings.method].uses_pairs
+    order = batches.pair_examples if is_paired else batches.shuffle_examples
+    rows = []
+    for _ in range(settings.epochs):
+        rows += order(examples, rng)
+    if not rows:
+        message = f"{settings.method}: no problem has a positive and a negative sample to pair"
+        raise InputError(f"{message}; increase --n", option="--method")
+    return batches.number_rows(rows)
+
+
+def choose_baselines(chosen: list[Sample], settings: Settings) -> list[float]:
+    """Each sample's baseline: c, or what gives positives the effective share p~ (Eq. 12)."""
+    c = settings.baseline or 0.0
+    if settings.effective_proportion is not None:
+        if {sample.reward for sample in chosen} - {-1.0, 1.0}:
+            raise InputError("needs rewards of -1 and +1", option="--effective-proportion")
+        p = sum(sample.reward > 0 for sample in chosen) / len(chosen)
+        if 0 < p < 1:  # a single sign keeps its rewards
+            c = topr.baseline_for_proportion(p, settings.effective_proportion)
+    return [origin + c for origin in BASELINES[settings.baseline_from](chosen)]
+
+
+# ---- line 6: log mu(y|x) -------------------------------------------------------------------------
+@contextmanager
+def trainer(
+    model: str, lm: LanguageModel, settings: Settings
+) -> Iterator[tuple[LanguageModel, torch.optim.Optimizer]]:
+    """The model in training and its optimizer, sharded over the GPUs of all ranks."""
+    sharding = language_model.Sharding(
+        settings.dtype, settings.gradient_checkpointing, settings.reshard_after_forward
+    )
+    lora_seed = settings.seed_of("adapters")
+    trained = language_model.load_for_training(lm, model, sharding, settings.lora, lora_seed)
+    yield trained, language_model.make_optimizer(settings.optimizer, trained.model, settings.lr)
+    del trained
+    language_model.free_memory()
+
+
+@torch.no_grad()
+def score(iteration: int, rows: Rows, lm: LanguageModel, settings: Settings) -> Rows:
+    """The mu(y|x) of line 6, by the model that the iteration starts from, over its full vocabulary.
+
+    It is computed in the batches of training: same padding, same precision, so that pi = mu in the
+    first step. With --trust-logmu it is that of the samples.
+    """
+    file = settings.iteration_folder(iteration) / "train.jsonl"
+    if not files.exists(file):
+        if not settings.trust_logmu:
+            steps = batches.plan_steps(rows, settings.batch_size, settings.micro_batch_size)
+            rows = batches.score_rows(rows, steps, lm.model)
+        files.write_records(file, chain.from_iterable(rows))
+    return batches.group_rows(files.read_records(file, Example))
+
+
+# ---- lines 5 to 9: one epoch from pi = mu --------------------------------------------------------
+def evaluation_points(iteration: int, rows: Rows, settings: Settings) -> list[EvalPoint]:
+    """The models of an epoch that are evaluated, of which the last one is the iteration's."""
+    folder = settings.iteration_folder(iteration)
+    steps = batches.plan_steps(rows, settings.batch_size, settings.micro_batch_size)
+    count = settings.evals_per_epoch if settings.test_problems else 1
+    stops = {len(steps) * number // count for number in range(1, count + 1)}
+    points = []
+    for stop in sorted(stops - {0}):
+        is_end = stop == len(steps)
+        model = folder / ("model" if is_end else f"model-{stop}")
+        seen = sum(step.completions for step in steps[:stop])
+        file = folder / f"test-{stop}.jsonl"
+        points.append(EvalPoint(iteration, stop, seen, str(model), file, is_end))
+    return points
+
+
+def missing_models(points: list[EvalPoint]) -> list[EvalPoint]:
+    """The points whose models training still has to save.
+
+    A model before the end of an epoch is removed after its evaluation, so its file counts too.
+    """
+    missing = []
+    for point in points:
+        is_evaluated = files.exists(point.file) and not point.is_end
+        if not is_evaluated and not files.exists(Path(point.model)):
+            missing.append(point)
+    return missing
+
+
+def train(
+    iteration: int,
+    rows: Rows,
+    lm: LanguageModel,
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[..., Tensor] | None,
+    settings: Settings,
+) -> None:
+    """Lines 5 to 9: one epoch of `topr.train` from pi = mu, or from the last checkpoint on."""
+    folder = settings.iteration_folder(iteration)
+    steps = batches.plan_steps(rows, settings.batch_size, settings.micro_batch_size)
+    points = evaluation_points(iteration, rows, settings)
+    models = {point.step: Path(point.model) for point in points}
+    limits = settings.loss_limits if loss is None else None
+    if loss is None:
+        method_loss = METHODS[settings.method].loss
+        loss = partial(topr.topr_loss, limits=limits) if limits else method_loss
+
+    done = checkpoints.last_checkpoint(folder, missing_models(points)[0].step)
+    if done > 0:
+        checkpoints.load_checkpoint(folder / f"checkpoint-{done}", optimizer)
+    tensors = batches.to_tensors(steps[done:])
+    trained = topr.train(lm.model, optimizer, tensors, loss, limits, settings.max_grad_norm)
+    bar = distributed.progress_bar(trained, "training", "step", len(steps), done)
+    for step, stats in enumerate(results.explain_errors(bar, done), start=done + 1):
+        results.log_step(folder / "metrics.jsonl", step, stats, settings)
+        if step in models and not files.exists(models[step]):
+            checkpoints.save_model(lm, models[step])
+        if step % settings.save_every == 0 and step < len(steps):
+            checkpoints.save_checkpoint(folder, step, optimizer)
+    files.remove(*folder.glob("checkpoint-*"), *folder.glob("model*.unfinished"))
+
+
+# ---- evaluation (Section 4.2) --------------------------------------------------------------------
+def evaluate(
+    point: EvalPoint, engine: Engine, prompts: list[Prompt], task: Task, settings: Settings
+) -> None:
+    """Graded completions of the test problems by a model, from which `results` counts."""
+    if prompts and not files.exists(point.file):
+        n = settings.eval_samples_at(point.is_end)
+        seed = settings.seed_of(f"test {point.iteration} {point.step}")
+        sampling.sample_to_file(point.file, engine, prompts, n, seed, task)
+
+
+# ---- presets: settings that go together (Section 4) ----------------------------------------------
 PAPER = Settings(
     preset="paper",
-    model="meta-llama/Meta-Llama-3-8B-Instruct",  # "using the 8B model unless otherwise specified" (4.1)
+    model="meta-llama/Meta-Llama-3-8B-Instruct",  # "the 8B model unless otherwise specified" (4.1)
     data="openai/gsm8k",
-    shots=8,  # "using the 8-shot prompt from Wang et al. (2022)" (4.1)
-    iterations=5,  # "model performance continues to improve over multiple iterations" (4.3); the number is ours
+    shots=8,  # "the 8-shot prompt from Wang et al. (2022)" (4.1)
+    iterations=5,  # "over multiple iterations" (4.3); the number is ours
     problems=7_473,  # "1,319 problems for testing and 7,473 for training" (4.1)
-    n=16,  # "For each training question we generate n = 16 candidate solutions" (4.1)
-    candidates=64,  # "For each problem, we sample 64 candidate solutions" (4.3)
+    n=16,  # "n = 16 candidate solutions" (4.1)
     examples=50_000,  # "an iteration batch of N = 50,000 data points" (4.3)
-    temperature=1.0,  # "with temperature T = 1, top_p = 1, top_k = 500, and a maximum of 512 tokens" (4.2)
-    top_p=1.0,
-    top_k=500,
-    max_new_tokens=512,
-    chunk=128,  # ours: 2,048 requests for each engine, of which vLLM computes up to 1,024 at a time
-    eps=0.2,  # "For PPO, we use eps = 0.2" (4.3)
-    pairs=16,  # "so as to obtain up to 16 contrastive pairs" (4.3)
-    optimizer="adafactor",  # "the Adafactor optimizer (Shazeer and Stern, 2018) to minimize memory usage" (4.2)
+    max_new_tokens=512,  # "T = 1, top_p = 1, top_k = 500, and a maximum of 512 tokens" (4.2)
+    optimizer="adafactor",  # "to minimize memory usage" (4.2)
     lr=5e-7,  # "a constant learning rate of 5e-7 chosen from a small parameter sweep" (4.2)
-    batch=8,  # "data parallelism on a single H100 node with a per-GPU batch size of 1" (4.2)
-    micro_batch=1,
-    max_norm=1.0,  # "HuggingFace's default gradient clipping parameter of 1.0" (4.2)
-    compute="bfloat16",  # ours: the paper does not tell its precision
-    gradient_checkpointing=False,  # ours: without both a step takes 32.8 GB of each of eight GPUs, counted
-    reshard=False,  # without a GPU (results/benchmarks/head_group.json)
-    save_every=3_000,  # ours
+    batch_size=8,  # "a single H100 node with a per-GPU batch size of 1" (4.2)
+    micro_batch_size=1,
+    dtype="bfloat16",  # ours: the paper does not say
+    reshard_after_forward=False,  # ours: a step takes 32.8 GB of each GPU, counted without a GPU
+    save_every=500,  # ours
     test_problems=1_319,
-    test_samples=64,  # "we generate 64 solutions for each question for GSM8K" (4.2)
-    between_samples=16,  # ours: a quarter of the time of these evaluations
-    k=16,  # Figure 8's maj@16
-    curve_points=1,  # "measured by evaluating the model at the end of the iteration" (4.2)
+    eval_samples=64,  # "64 solutions for each question for GSM8K" (4.2)
+    evals_per_epoch=1,  # "evaluating the model at the end of the iteration" (4.2)
 )
-
-SETTINGS: Mapping[str, Settings] = MappingProxyType(
-    {
-        "laptop": Settings(),
-        "single-gpu": replace(  # ours: a small model on one card of 24 GB, of which a step takes 8.4 (the same count)
-            PAPER,
-            preset="single-gpu",
-            model="Qwen/Qwen2.5-0.5B-Instruct",
-            iterations=1,
-            n=8,
-            examples=20_000,
-            lr=1e-6,
-            test_samples=16,
-            between_samples=None,
-            k=8,
-        ),
-        "paper": PAPER,
-    }
+SINGLE_GPU = replace(  # ours: a small model on one GPU of 24 GB
+    PAPER,
+    preset="single-gpu",
+    model="Qwen/Qwen2.5-0.5B-Instruct",
+    iterations=1,
+    n=8,
+    examples=20_000,
+    lr=1e-6,
+    eval_samples=16,
+    k=8,
 )
+PRESETS = {"laptop": Settings(), "single-gpu": SINGLE_GPU, "paper": PAPER}
 
 
-# ---- the command -------------------------------------------------------------------------------------------------
-
-
+# ---- the command ---------------------------------------------------------------------------------
 def main(
     name: str,
     description: str,
-    task: Callable[[Settings], Task],
-    presets: Mapping[str, Settings] = SETTINGS,
+    make_task: Callable[[Settings], Task],
+    presets: Mapping[str, Settings] = PRESETS,
     runs: str | None = None,
 ) -> None:
-    """The command line of a task: settings in, a table out; one line and a non-zero exit status on bad input.
+    """The command line of a task: settings in, a table out. An input error is one line.
 
-    runs: what the folder's name begins with where no --out is given; default: runs/NAME-.
+    runs: what the name of the run's folder begins with if --out is missing; default runs/NAME-.
     """
-    started = time.monotonic()
+    start = time.monotonic()
     with command(name):
         settings = read_settings(sys.argv[1:], presets, description, runs or f"runs/{name}-")
         check(settings, intended_ranks(settings.preset) if settings.dry_run else None)
-        if settings.dry_run and rank() == 0:
-            from pipeline.dry_run import print_plan
-
-            print_plan(settings, task(settings))
-        elif not settings.dry_run:
-            if settings.preset != "laptop" or ranks() > 1 or device().type == "cuda":
-                check_machine(settings)
-            results = experiment(settings, task(settings))
-            if rank() == 0:
-                if settings.evaluation:
-                    from pipeline.evaluation import to_table
-
-                    to_table(results).print()
-                if settings.preset != "laptop" or device().type == "cuda":
-                    from pipeline.times import table_of
-
-                    table_of(
-                        json.loads((settings.out / "times.json").read_text(encoding="utf-8"))
-                    ).print()
-                print(f"{settings.out}: {time.monotonic() - started:.0f} s")
+        task = make_task(settings)
+        if settings.dry_run:
+            print_plan(settings, task)
+            return
+        check_machine(settings)
+        found = experiment(settings, task)
+        if distributed.rank() == 0:
+            results.print_results(found)
+            print(f"{settings.out}: {time.monotonic() - start:.0f} s")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""Write docs/index.html, "TOPR, explained": one page that needs no server, from docs/page/ and the files in results/.
+"""Write docs/index.html, "TOPR, explained": one page that needs no server.
+
+It is made from docs/page/ and from the files in results/ and studies/.
 
     python docs/make_page.py
 
-docs/page/template.html is Jinja's: {{ }} stands for a file of that folder, for the data, for what a file of results
-has, or for a number of `numbers`. results/page.json, two default runs looked at closely, is a record: its code is that
-of commit 82e5ae4, docs/make_page_data.py.
+docs/page/template.html is Jinja's: {{ }} stands for a file of that folder, for the data, for what a file of results/
+or studies/ has, or for a number of `numbers`. results/page.json, two default runs looked at closely,
+is a record: its code is that of commit 82e5ae4, docs/make_page_data.py.
 """
 
 import json
@@ -21,7 +23,7 @@ from jinja2 import Environment, StrictUndefined
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from docs.make_tables import RESULTS, load  # noqa: E402
+from docs.make_tables import STUDIES, load  # noqa: E402
 from paper.experiments import VARIANTS  # noqa: E402
 from pipeline.plots import STYLES  # noqa: E402
 from pipeline.report import Estimate  # noqa: E402
@@ -57,7 +59,8 @@ def numbers() -> dict[str, Any]:
         page["completions"][1]["log_ratio"]["topr"][-1],
         astuple(PRESETS["topr"])[2:],
     )
-    runs = map(json.loads, (RESULTS / "share_runs.jsonl").read_text(encoding="utf-8").splitlines())
+    file = STUDIES / "share" / "share_runs.jsonl"
+    runs = map(json.loads, file.read_text(encoding="utf-8").splitlines())
     cards = [run for run in runs if run["arm"] == "card"]  # of the study's bases before training
     gains = [Estimate(**gain) for gain in load("map")["places"].values()]
     ahead = [100 * gain.mean for gain in gains if gain.mean > gain.half_width]

@@ -2,10 +2,11 @@
 
     python docs/make_tables.py
 
-A table stands between the lines `<!-- table:FILE.TABLE -->` and `<!-- end -->`: results/FILE.json has it, under
-`tables`. `FILE.made` says how FILE was made, `FILE.numbers` what came out. Tables of several files, or of other
-things, are `<!-- table:NAME ARGUMENT -->`; NAME is one of TABLES. Verdicts are computed: paper/verdicts.py.
-results/weights.json is a record of two default runs: its code is that of commit 227e74c, in this file.
+A table stands between the lines `<!-- table:FILE.TABLE -->` and `<!-- end -->`: results/FILE.json,
+or studies/*/FILE.json, has it under `tables`. `FILE.made` says how FILE was made, `FILE.numbers`
+what came out. Tables of several files, or of other things, are `<!-- table:NAME ARGUMENT -->`;
+NAME is one of TABLES. Verdicts are computed: paper/verdicts.py. results/weights.json is a record
+of two default runs: its code is that of commit 227e74c, in this file.
 """
 
 import json
@@ -31,13 +32,20 @@ from tasks.verifier import tables as tables_of_verifier  # noqa: E402
 from train_gsm8k import PAPER  # noqa: E402
 
 RESULTS = ROOT / "results"
-PAGES = [ROOT / "README.md", *sorted(RESULTS.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+STUDIES = ROOT / "studies"
+PAGES = [
+    ROOT / "README.md",
+    *sorted(RESULTS.glob("*.md")),
+    *sorted(STUDIES.rglob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 BLOCK = re.compile(r"(<!-- table:([\w.-]+) ?([\w-]*) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def load(name: str) -> dict[str, Any]:
-    """A file of results/."""
-    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    """A file of results/, or of a folder of studies/."""
+    [file] = [*RESULTS.glob(f"{name}.json"), *STUDIES.glob(f"*/{name}.json")]
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 @cache

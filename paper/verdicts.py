@@ -3,9 +3,11 @@
 A row of results/claims.json names the Estimate of a figure's file that is about it (`key`, of `shares` or `numbers`),
 and which values are as the paper says: `expected`, "> 0", "< 0" or "within 2". Where a precondition may be missing,
 `needs` has the numbers that tell, a list for each: [file, key, what is expected of it, the precondition in words].
+`study` is the folder of studies/ that explains a number, where no figure does.
 """
 
 import math
+import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +21,7 @@ VERDICTS = {  # how they are drawn; without colour their markers tell them apart
     "other setting": Style("#9A7B00", "-.", "^"),
 }
 NOT_YET = "not measured yet"
-Load = Callable[[str], Mapping[str, Any]]  # the content of a file of results/, by its name
+Load = Callable[[str], Mapping[str, Any]]  # a name -> the content of its file
 
 
 class Judged(NamedTuple):
@@ -110,16 +112,35 @@ def judged(rows: Sequence[Mapping[str, Any]], load: Load) -> list[Judged]:
     return claims
 
 
+def link_of(row: Mapping[str, Any], pages: str) -> str:
+    """The name of a claim's figure, with a link to its part of results/README.md or to its study.
+
+    >>> link_of({"figure": "fig1"}, "results/README.md")
+    '[Figure 1](results/README.md#figure-1)'
+    >>> link_of({"figure": "map", "study": "map"}, "results/README.md")
+    '[map](studies/map/README.md)'
+    >>> link_of({"figure": "map", "study": "map"}, "README.md")
+    '[map](../studies/map/README.md)'
+    """
+    name = row["figure"].replace("fig", "Figure ").replace("table", "Table ")
+    if "study" in row:
+        page = posixpath.join(pages, "../../studies", row["study"], "README.md")
+        return f"[{name}]({posixpath.normpath(page)})"
+    heading = name.lower().replace(" ", "-")
+    return f"[{name}]({pages}#{heading})"
+
+
 def table(claims: Sequence[Judged], load: Load, pages: str) -> Table:
-    """The claims, the paper's numbers and ours; a figure's name links to its part of results/README.md, pages/..."""
+    """The claims, the paper's numbers and ours, each with a link to the page that explains it.
+
+    pages: the path of results/README.md, from the page that has the table.
+    """
     rows = []
     for claim in claims:
         row, each = claim.row, claim.estimate.each if claim.estimate else ()
-        name = row["figure"].replace("fig", "Figure ").replace("table", "Table ")
-        at = f"#{name.lower().replace(' ', '-')}" if name[-1].isdigit() else f"{name}.md"
+        link = link_of(row, pages)
         missing = f" (missing: {claim.missing})" if claim.missing else ""
         paper, seeds = str(row.get("paper", "")), str(len(each) or "")
-        link = f"[{name}]({pages + at if at[0] == '#' else pages.removesuffix('README.md') + at})"
         rows.append(
             [link, row["claim"], paper, claim.ours(load), seeds, f"**{claim.verdict}**{missing}"]
         )

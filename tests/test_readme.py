@@ -1,4 +1,4 @@
-"""README and docs: tables are those of the results, links lead somewhere, commands and code are understood."""
+"""README and docs: tables are those of the results, commands and code are understood."""
 
 import re
 import shlex
@@ -33,37 +33,6 @@ def test_tables_are_those_of_the_results():
         assert renewed(page) == page, f"{name}: run python docs/make_tables.py"
     page = PAGES["README.md"]
     assert renewed(page.replace("| correct |", "| wrong |")) == page
-
-
-# ---- links ------------------------------------------------------------------------------------------------------
-
-
-def links(name):
-    """The files that a page links to or shows, each with the heading that it names."""
-    for link in re.findall(r"""(?:\]\(|<img src=")([^)"]+)[)"]""", PAGES[name]):
-        path, _, heading = link.partition("#")
-        if not link.startswith("https://"):
-            yield ((ROOT / name).parent / path).resolve() if path else ROOT / name, heading
-
-
-def test_links_lead_somewhere_and_every_page_can_be_reached_from_the_readme():
-    for name in PAGES:
-        for file, heading in links(name):
-            assert file.exists(), (name, file)
-            if heading:
-                titles = re.findall(
-                    r"^#+ (.*)", FENCED.sub("", file.read_text(encoding="utf-8")), re.MULTILINE
-                )
-                anchors = [
-                    re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles
-                ]
-                assert heading in anchors, (name, file, heading)
-    reached, new = set(), {"README.md"}
-    while new:
-        reached |= new
-        files = {file for name in new for file, _ in links(name) if file.suffix == ".md"}
-        new = {str(file.relative_to(ROOT)) for file in files} - reached
-    assert reached == set(PAGES)
 
 
 # ---- commands and code ------------------------------------------------------------------------------------------

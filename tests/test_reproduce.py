@@ -556,7 +556,7 @@ def test_a_figure_from_end_to_end_and_again(command, tmp_path, monkeypatch, caps
         (["fig1", "fig10"], "fig10: is no figure; choose from fig1"),
         (
             ["share"],
-            "share: is a finished study; its record is results/share.md, and commit 82e5ae4 has",
+            "share: is a finished study; studies/README.md has its page, and commit 82e5ae4",
         ),
         (["fig2", "fig8-math", "--quick"], "fig8-math: is for --preset paper only"),
         (["fig2", "--out", __file__], f"--out {__file__}: is a file; choose another folder"),

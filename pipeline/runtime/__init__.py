@@ -1,1 +1,0 @@
-"""What a run needs around its stages: processes, signals, its folder, checkpoints."""

@@ -1,1 +1,0 @@
-"""Sampling with vLLM, in a process of its own."""

@@ -1,0 +1,294 @@
+"""A causal language model: loading it, sharding it over ranks, and its optimizer.
+
+The weights that are trained are float32: at a learning rate of 5e-7 almost every update of a
+bfloat16 weight, which has 8 bits of precision, would round to nothing. Forward and backward passes
+may use temporary bfloat16 copies.
+"""
+
+import gc
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+import transformers
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.errors import DryRunError, GatedRepoError, LocalEntryNotFoundError
+from safetensors import SafetensorError
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from toprlib.adafactor import Adafactor
+from toprlib.chat import Chat, load_chat
+from toprlib.distributed import device as own_device
+from toprlib.distributed import gather, rank, ranks
+from toprlib.lora import add_adapters
+from toprlib.problems import is_hub_name
+from toprlib.records import InputError
+
+T = TypeVar("T")
+Dtype = Literal["float32", "bfloat16"]
+OptimizerName = Literal["adamw", "adafactor", "sgd"]
+META = torch.device("meta")  # where tensors have shapes and no values
+
+
+class LanguageModel(NamedTuple):
+    """A causal language model and its tokenizer."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    context: int  # the most tokens that prompt and completion may have together
+    ends: frozenset[int]  # the token ids that end a completion
+    chat: Chat | None = None  # the chat template of prompts; None for prompts of plain text
+
+    def prompt_ids(self, prompts: Sequence[str]) -> list[list[int]]:
+        """The token ids of prompts. A chat template has written the special tokens already."""
+        return self.tokenizer(list(prompts), add_special_tokens=self.chat is None)["input_ids"]
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """The text of a completion's tokens, without the end of sequence."""
+        if token_ids and token_ids[-1] in self.ends:
+            token_ids = token_ids[:-1]
+        return self.tokenizer.decode(token_ids, clean_up_tokenization_spaces=False)
+
+
+# ---- loading -------------------------------------------------------------------------------------
+def load_model(
+    name: str, uses_chat: bool = False, system_prompt: str | None = None
+) -> LanguageModel:
+    """The model in float32 on this process's device, and its tokenizer.
+
+    name: a folder, or the name of a model on the hub; safetensors only. uses_chat, system_prompt:
+    see `load_chat`. Raises InputError if the model cannot be used.
+    """
+    return load_weights(load_without_weights(name, uses_chat, system_prompt), name)
+
+
+def load_without_weights(
+    name: str, uses_chat: bool = False, system_prompt: str | None = None
+) -> LanguageModel:
+    """The tokenizer, and the model on META: enough to tokenize and to count. See `load_model`."""
+    if not Path(name).is_dir() and not is_hub_name(name):
+        message = "is neither a folder nor the name of a model on the hub (owner/name)"
+        raise InputError(message, option="--model", file=name)
+    if Path(name).is_dir() and not (Path(name) / "config.json").exists():
+        message = "has no config.json; save a model of transformers there"
+        raise InputError(message, option="--model", file=name)
+    tokenizer = _explain_errors(name, lambda: transformers.AutoTokenizer.from_pretrained(name))
+    model = _load_architecture(name)
+    if not hasattr(model.config, "max_position_embeddings"):
+        message = "its config.json lacks max_position_embeddings, the length of its context"
+        raise InputError(message, option="--model", file=name)
+    if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token_id is None:
+            message = "its tokenizer has no end-of-sequence token; give it one"
+            raise InputError(message, option="--model", file=name)
+        tokenizer.pad_token_id = tokenizer.eos_token_id  # padding is masked: any token will do
+    chat = load_chat(tokenizer, system_prompt) if uses_chat else None
+    ends = _end_tokens(model, chat)
+    return LanguageModel(model, tokenizer, model.config.max_position_embeddings, ends, chat)
+
+
+def load_weights(lm: LanguageModel, name: str) -> LanguageModel:
+    """The language model with the weights of a folder or hub name, on this process's device."""
+    return lm._replace(model=_load_weights(name, own_device()))
+
+
+def _load_weights(name: str, device: torch.device) -> PreTrainedModel:
+    transformers.utils.logging.disable_progress_bar()  # of single files; a run has its own
+    # cuDNN's attention is torch's first choice on an H100: with some masks its gradients are NaN
+    # (pytorch#196678), and each new length costs 23 to 37 ms for a plan.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    load = partial(AutoModelForCausalLM.from_pretrained, use_safetensors=True, dtype=torch.float32)
+    model = _explain_errors(name, lambda: load(name))
+    return _with_valid_generation_config(model.to(device)).eval()
+
+
+def _load_architecture(name: str) -> PreTrainedModel:
+    """The model on META: the shapes of its weights."""
+
+    def load() -> PreTrainedModel:
+        with META:
+            config = transformers.AutoConfig.from_pretrained(name)
+            return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+    model = _explain_errors(name, load)
+    with suppress(OSError):  # optional; if there is one, it says what ends a sequence
+        model.generation_config = transformers.GenerationConfig.from_pretrained(name)
+    return _with_valid_generation_config(model).eval()
+
+
+def _explain_errors(name: str, load: Callable[[], T]) -> T:
+    """What `load` returns; InputError with a fix in place of the libraries' errors."""
+    try:
+        return load()
+    except (OSError, ValueError, SafetensorError) as error:
+        reason = str(error).splitlines()[0]
+        if isinstance(error.__cause__, GatedRepoError):
+            account = "then log in with `hf auth login`"
+            reason = f"accept its licence at https://huggingface.co/{name}, {account}"
+        elif isinstance(error.__cause__, LocalEntryNotFoundError):
+            fix = f"run `hf download {name}` where it can, and give --model the folder"
+            reason = f"no such folder, and the hub cannot be reached; {fix}"
+        message = f"cannot be loaded: {reason}"
+        raise InputError(message, option="--model", file=name) from error
+
+
+def _with_valid_generation_config(model: PreTrainedModel) -> PreTrainedModel:
+    """transformers loads a generation config that it later refuses to save: keep its end tokens."""
+    try:
+        model.generation_config.validate(strict=True)
+    except ValueError:
+        ends = model.generation_config.eos_token_id
+        model.generation_config = transformers.GenerationConfig(eos_token_id=ends)
+    return model
+
+
+def _end_tokens(model: PreTrainedModel, chat: Chat | None) -> frozenset[int]:
+    ends = model.generation_config.eos_token_id
+    ids = set(ends) if isinstance(ends, list) else {ends}
+    if chat is not None:
+        ids.add(chat.end)
+    return frozenset(ids - {None})
+
+
+def download_model(name: str) -> None:
+    """Bring a model of the hub to this machine, by its first process, before all ranks read it.
+
+    Raises InputError if the hub refuses or the disk is too small; files that have arrived are kept.
+    """
+    if Path(name).is_dir() or os.environ.get("LOCAL_RANK", "0") != "0":
+        return
+    files = ["*.json", "*.jinja", "*.model", "*.safetensors", "*.txt"]
+    # original/ has Llama's weights a second time, in another format.
+    fetch = partial(snapshot_download, name, allow_patterns=files, ignore_patterns=["original/*"])
+    try:
+        with suppress(DryRunError):  # the hub cannot be reached, but the model may be here
+            _check_disk_for(fetch(dry_run=True))
+        fetch()
+    except Exception as error:  # also those of the libraries that the hub's library is made of
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        message = f"cannot be downloaded: {lines[0]}; repeat the command to resume"
+        raise InputError(message, option="--model", file=name) from error
+
+
+def _check_disk_for(files: Sequence) -> None:
+    missing = sum(file.file_size or 0 for file in files if file.will_download)
+    cache = Path(constants.HF_HUB_CACHE)  # exists, because a file of the model has arrived already
+    partly_there = sum(part.stat().st_size for part in cache.rglob("*.incomplete"))
+    free = shutil.disk_usage(cache).free + partly_there
+    if missing > free:
+        needs = f"{missing / 1e9:,.1f} GB are missing, and {cache} has {free / 1e9:,.1f} GB free"
+        raise OSError(f"{needs}; make room, or set HF_HOME to another folder")
+
+
+def free_memory() -> None:
+    """Give the memory of models that nothing refers to any more back to the GPU."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+# ---- training: shards and optimizer --------------------------------------------------------------
+class Sharding(NamedTuple):
+    """How a model is computed when it is trained; none of it changes the float32 gradient."""
+
+    dtype: Dtype = "float32"  # of forward and backward passes; gradients are summed in float32
+    gradient_checkpointing: bool = False  # a layer keeps its input and is recomputed
+    reshard_after_forward: bool = True  # a layer's weights are gathered again for its backward
+
+
+def load_for_training(
+    lm: LanguageModel,
+    name: str,
+    sharding: Sharding,
+    lora_rank: int | None = None,
+    lora_seed: int = 0,
+) -> LanguageModel:
+    """The model `name` on this process's device, sharded over the ranks. Every rank calls this.
+
+    lora_rank: adds adapters of this rank to the model; for one process. Rank zero alone reads the
+    weights and sends them to the others, which is faster than reading them several times.
+    """
+    cpu = torch.device("cpu")
+    if ranks() == 1:
+        model = _load_weights(name, cpu)
+        if lora_rank is not None:
+            model = add_adapters(model, lora_rank, lora_seed)
+        shard(model, sharding)
+        if not dist.is_initialized():
+            model.to(own_device())
+        return lm._replace(model=model)
+
+    whole = _load_weights(name, cpu) if rank() == 0 else None
+    model = _load_architecture(name)
+    shard(model, sharding)
+    model.to_empty(device=own_device())
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, whole.state_dict() if whole else {}, options=options)
+    # A state dict lacks some buffers, such as the frequencies of rotary positions.
+    [buffers, *_] = gather(list(whole.buffers()) if whole else [])
+    for buffer, value in zip(model.buffers(), buffers, strict=True):
+        buffer.copy_(value)
+    return lm._replace(model=model)
+
+
+def shard(model: PreTrainedModel, sharding: Sharding) -> None:
+    """Shard a model with FSDP2 by layer: each rank keeps a part of the float32 weights.
+
+    Without a process group the model stays an ordinary one.
+    """
+    if not (sharding.gradient_checkpointing or dist.is_initialized()):
+        return
+    layers = getattr(model.get_decoder(), "layers", None)  # so named by Llama and most since
+    if layers is None:
+        message = f"{type(model).__name__} has no decoder.layers; train it with one process"
+        raise InputError(message, option="--model")
+    if sharding.gradient_checkpointing:
+        for layer in layers:  # patched, because transformers recomputes in train mode only
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+    if dist.is_initialized():
+        _shard_layers(model, layers, sharding)
+
+
+def _shard_layers(model: PreTrainedModel, layers: Sequence, sharding: Sharding) -> None:
+    options = {}
+    if not sharding.reshard_after_forward:
+        options["reshard_after_forward"] = False
+    if sharding.dtype != "float32":
+        dtype = getattr(torch, sharding.dtype)
+        options["mp_policy"] = MixedPrecisionPolicy(dtype, reduce_dtype=torch.float32)
+    groups = [[layer] for layer in layers]
+    head = model.get_output_embeddings()
+    is_tied = head.weight is model.get_input_embeddings().weight
+    if not is_tied and hasattr(model.get_decoder(), "norm"):
+        groups.append([model.get_decoder().norm, head])
+    groups.append([model])
+    for modules in groups:
+        # The backward pass begins with the head: its weights need not be gathered a second time.
+        keeps = {"reshard_after_forward": False} if head in modules else {}
+        fully_shard(modules, **options | keeps)
+        if dist.get_world_size() > 1:
+            # A step's denominator counts the completions of all ranks: sum gradients, no average.
+            modules[0].set_gradient_divide_factor(1.0)
+            modules[0].set_force_sum_reduction_for_comms(True)
+
+
+def make_optimizer(name: OptimizerName, model: torch.nn.Module, lr: float) -> torch.optim.Optimizer:
+    """AdamW, SGD, or Adafactor as HuggingFace's trainer has it; constant rate, no weight decay.
+
+    The paper uses Adafactor (Section 4.2).
+    """
+    optimizers = {
+        "adamw": partial(torch.optim.AdamW, weight_decay=0.0),
+        "sgd": torch.optim.SGD,
+        "adafactor": Adafactor,
+    }
+    return optimizers[name](model.parameters(), lr=lr)

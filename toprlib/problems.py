@@ -1,0 +1,115 @@
+"""Where tasks get their problems and worked examples from: files, folders, the hub, a package."""
+
+import importlib.util
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from toprlib.files import Record, first_validation_error, read_records, read_text
+from toprlib.records import InputError
+
+
+def read_split(
+    data: str, split: str, kind: type[Record], configs: Sequence[str] | None = None
+) -> list[Record]:
+    """The rows of a split: DIR/SPLIT.jsonl, DIR/SPLIT/**/*.json (one row each), or the hub's.
+
+    kind: a pydantic model or a dataclass. configs: as of `load_rows`. Raises InputError for a
+    source that cannot be read, and for the first row that does not fit `kind`.
+
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> _ = Path(folder, "test.jsonl").write_text('{"question": "1 + 1?"}')
+    >>> read_split(folder, "test", dict[str, str])
+    [{'question': '1 + 1?'}]
+    """
+    folder = Path(data)
+    if folder.is_dir():
+        files = sorted((folder / split).glob("**/*.json"))
+        if not files:
+            return read_records(folder / f"{split}.jsonl", kind)
+        rows = []
+        for file in files:
+            rows += read_records(file, kind, is_one_record=True)
+        return rows
+    if not is_hub_name(data):
+        message = f"{data}: is neither a folder nor a data set on the hub (owner/name)"
+        raise InputError(message, option="--data")
+    adapter = TypeAdapter(kind)
+    rows = []
+    for line, row in enumerate(load_rows(data, split, configs), start=1):
+        try:
+            rows.append(adapter.validate_python(row))
+        except ValidationError as error:
+            message, field = first_validation_error(error)
+            raise InputError(message, file=f"{data} {split}", line=line, field=field) from None
+    return rows
+
+
+def load_rows(
+    source: str,
+    split: str,
+    configs: Sequence[str | None] | None = (None,),
+    reader: str | None = None,
+    **options: Any,
+) -> Iterator[dict[str, Any]]:
+    """The rows of a split as the library `datasets` reads them, from files or from the hub.
+
+    configs: names of the parts of the data set; default: its usual one; None: all parts.
+    reader, options: those of `datasets.load_dataset`. Raises InputError if it cannot be read.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp(), "rows.csv")
+    >>> _ = file.write_text("question,gold\\n1 + 1?,2")
+    >>> options = {"reader": "csv", "data_files": str(file), "streaming": True}
+    >>> list(load_rows(str(file), "train", **options))
+    [{'question': '1 + 1?', 'gold': 2}]
+    """
+    import datasets
+
+    try:
+        for config in configs or datasets.get_dataset_config_names(source):
+            yield from datasets.load_dataset(reader or source, config, split=split, **options)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        action = "read" if Path(source).exists() else "loaded from the hub"
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(f"cannot be {action}: {reason}", file=source) from error
+
+
+def read_shots(
+    count: int, start: str, packaged_file: str, parse: Callable[[str], list[str]]
+) -> list[str]:
+    """The first `count` worked examples as text.
+
+    They are in a file of the lm-eval package, whose text `parse` turns into examples. start: what
+    each of them begins with. Raises InputError without the package, or if it has fewer.
+
+    >>> read_shots(0, start="Q:", packaged_file="", parse=str.splitlines)
+    []
+    """
+    if count == 0:
+        return []  # without the package, too
+    package = importlib.util.find_spec("lm_eval")
+    if package is None:
+        fix = "pip install --no-deps lm-eval==0.4.13"
+        raise InputError(f"{count}: the lm-eval package is missing; {fix}", option="--shots")
+    file = Path(package.submodule_search_locations[0]) / packaged_file
+    shots = parse(read_text(file))
+    if not 0 <= count <= len(shots):
+        raise InputError(f"{count}: must be between 0 and {len(shots)}", option="--shots")
+    if not all(shot.startswith(start) for shot in shots):
+        message = f"an example does not begin with {start}"
+        raise InputError(message, option="--shots", file=file)
+    return shots[:count]
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether `name` has the form of a model or data set on the hub, owner/name.
+
+    >>> is_hub_name("openai/gsm8k"), is_hub_name("./gsm8k"), is_hub_name("gsm8k")
+    (True, False, False)
+    """
+    return re.fullmatch(r"\w[\w-]*/[\w.-]+", name) is not None

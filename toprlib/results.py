@@ -1,0 +1,213 @@
+"""What a run writes down: the dataset of an iteration, the log of its steps, results.json."""
+
+import json
+import platform
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+
+from topr import StepStats
+from toprlib.distributed import gather, rank, rank_zero_only
+from toprlib.evaluation import evaluate, to_table
+from toprlib.files import append_to_file, read_json, read_records, read_text, write_file, write_json
+from toprlib.methods import METHODS
+from toprlib.metrics import (
+    check_start_ratio,
+    engine_mismatch,
+    step_metrics,
+    summarize_epoch,
+)
+from toprlib.plotting import draw_curve, save_figure
+from toprlib.preflight import is_rehearsal
+from toprlib.records import Example, InputError, Sample, Task
+from toprlib.settings import Settings
+
+if TYPE_CHECKING:
+    from train_gsm8k import EvalPoint
+
+
+# ---- the dataset ---------------------------------------------------------------------------------
+@rank_zero_only
+def describe_dataset(
+    iteration: int, samples: Sequence[Sample], rows: Sequence[Sequence[Example]], settings: Settings
+) -> None:
+    """Print what an iteration trains on, with a warning about its signs, and write dataset.json."""
+    examples = list(chain.from_iterable(rows))
+    positive = 100 * sum(example.reward > 0 for example in examples) / len(examples)
+    counts = f"{len(examples)} examples of {len(samples)} samples, {positive:.1f} % positive"
+    print(f"iteration {iteration}: {counts}", flush=True)
+    warning = sign_warning(samples, examples, settings)
+    if warning:
+        print(f"iteration {iteration}: {warning}", flush=True)
+
+    example_of_sample = {example.sample: example for example in examples}
+    chosen = [samples[index] for index in example_of_sample]
+    baselines = []
+    for index, example in example_of_sample.items():
+        baselines.append(samples[index].reward - example.reward)
+    content = {
+        "composition": settings.composition,
+        "seed": settings.seed_of(f"composition {iteration}"),
+        "drawn": _count(samples),
+        "trained": _count(chosen),
+        "baseline": round(sum(baselines) / len(baselines), 12),  # the mean, where they differ
+    }
+    write_json(settings.iteration_folder(iteration) / "dataset.json", content)
+
+
+def _count(samples: Sequence[Sample]) -> dict[str, int]:
+    return {
+        "samples": len(samples),
+        "positive": sum(sample.reward >= 0 for sample in samples),
+        "problems": len({sample.prompt for sample in samples}),
+    }
+
+
+def sign_warning(
+    samples: Sequence[Sample], examples: Sequence[Example], settings: Settings
+) -> str | None:
+    """A warning if one sign is missing where both are needed, or if most rewards changed sign."""
+    limits = settings.loss_limits
+    is_of_positives = settings.composition == "positives_only" or (limits and limits.b_neg == 0)
+    if METHODS[settings.method].uses_pairs or is_of_positives or settings.effective_proportion == 1:
+        return None
+    before = [samples[example.sample].reward for example in examples]
+    after = [example.reward for example in examples]
+    if settings.effective_proportion is not None and len(set(before)) == 1:
+        return "--effective-proportion ignored: all rewards have the same sign"
+    flipped = sum(old * new < 0 for old, new in zip(before, after, strict=True))
+    has_both_signs = min(before) < 0 < max(before)
+    if max(after) <= 0 <= min(after):
+        problem = f"all rewards are 0 after the baseline, so {settings.method} learns nothing"
+    elif min(after) >= 0:
+        problem = f"no reward is negative: {settings.method} only trains on positives"
+    elif max(after) <= 0:
+        problem = f"no reward is positive: {settings.method} can only push samples down"
+    elif has_both_signs and 2 * flipped > len(after):
+        share = 100 * flipped / len(after)
+        problem = f"the baseline flipped the sign of {share:.1f} % of the rewards"
+    else:
+        return None
+    return f"{problem}; {_sign_fix(min(before), max(before), settings)}"
+
+
+def _sign_fix(smallest: float, largest: float, settings: Settings) -> str:
+    if smallest == largest:
+        return f"all rewards equal {largest:g}: use other problems or more samples"
+    between = 0.0 if smallest < 0 < largest else (smallest + largest) / 2
+    option = f"--baseline {between:g}"
+    if settings.baseline_from != "zero":
+        option = f"--baseline-from zero {option}"
+    return f"give {option}, between the smallest reward {smallest:g} and the largest {largest:g}"
+
+
+# ---- the steps -----------------------------------------------------------------------------------
+def log_step(file: Path, step: int, stats: StepStats, settings: Settings) -> None:
+    """Append what a step saw, on all ranks, to metrics.jsonl.
+
+    Raises ArithmeticError if the first step does not start at pi = mu.
+    """
+    columns = [stats.log_ratio, stats.reward]
+    if stats.weight is not None:
+        columns.append(stats.weight)
+    own_columns = torch.stack(columns).cpu()  # (2 or 3, n) of this rank
+    losses, parts = zip(*gather((stats.loss, own_columns)), strict=True)
+    log_ratio, reward, *weight = torch.cat(parts, dim=1)
+    if not settings.trust_logmu:
+        check_start_ratio(step, log_ratio, settings.dtype)
+    if rank() == 0:
+        metrics = {"step": step, "loss": sum(losses), "grad_norm": stats.grad_norm}
+        metrics |= step_metrics(log_ratio, reward, weight[0] if weight else None)
+        append_to_file(file, json.dumps(metrics) + "\n")
+
+
+def explain_errors(steps: Iterable[StepStats], done: int) -> Iterator[StepStats]:
+    """The same steps; an error says which step it was, and what to do. done: steps before."""
+    step = done
+    try:
+        for stats in steps:
+            step += 1
+            yield stats
+    except FloatingPointError as error:
+        message = f"step {step + 1}: {error}; try a lower --lr or --max-grad-norm"
+        raise FloatingPointError(message) from None
+    except torch.OutOfMemoryError as error:
+        reason = str(error).splitlines()[0]
+        fix = "give --gradient-checkpointing or a smaller --micro-batch-size"
+        raise InputError(f"step {step + 1} does not fit the GPU: {reason}; {fix}") from None
+
+
+# ---- the results ---------------------------------------------------------------------------------
+@rank_zero_only
+def write_results(points: Sequence["EvalPoint"], task: Task, settings: Settings) -> dict[str, Any]:
+    """results.json and curve.png from the files of the run; returns the content of the former.
+
+    points: every model of the run that was evaluated, the first model first. Raises InputError if a
+    file is missing or damaged.
+    """
+    results: dict[str, Any] = {}
+    last = None
+    if settings.test_problems:
+        last = results["before"] = _evaluate_file(points[0].file, task, settings)
+    iterations = []
+    for iteration in range(1, settings.iterations + 1):
+        folder = settings.iteration_folder(iteration)
+        log = read_text(folder / "metrics.jsonl").splitlines()
+        entry = {
+            "dataset": read_json(folder / "dataset.json") | {"steps": len(log)},
+            "training": summarize_epoch([json.loads(line) for line in log]),
+        }
+        if settings.test_problems:
+            curve = [{"samples_seen": 0, **last}]
+            for point in points[1:]:
+                if point.iteration == iteration:
+                    last = _evaluate_file(point.file, task, settings)
+                    curve.append({"samples_seen": point.samples_seen, **last})
+            entry |= {"curve": curve, "after": last}
+        mismatch = _compare_engine(folder)
+        if mismatch is not None:
+            entry["engine_mismatch"] = mismatch
+        iterations.append(entry)
+    results["iterations"] = iterations
+    results["versions"] = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    if torch.cuda.is_available():
+        results["device"] = torch.cuda.get_device_name()
+    elif is_rehearsal():
+        results["device"] = "cpu, a rehearsal"
+    if iterations and settings.test_problems:
+        title = f"{settings.method}, learning rate {settings.lr:g}"
+        save_figure(draw_curve(iterations, title), settings.out / "curve.png")
+    write_file(settings.out / "results.json", json.dumps(results, indent=2) + "\n")
+    return results
+
+
+def _evaluate_file(file: Path, task: Task, settings: Settings) -> dict[str, Any]:
+    return evaluate(read_records(file, Sample), task, settings.k, settings.seed)
+
+
+def _compare_engine(folder: Path) -> dict[str, float] | None:
+    """log mu by the sampling engine against the trainer's; None if the engine computes none."""
+    file = folder / "samples.jsonl"
+    samples = read_records(file, Sample) if file.exists() else []
+    if not samples or samples[0].token_logmu_engine is None:
+        return None
+    engine = {}
+    trainer = {}
+    for example in read_records(folder / "train.jsonl", Example):
+        engine[example.sample] = sum(samples[example.sample].token_logmu_engine)
+        trainer[example.sample] = sum(example.token_logmu)
+    return engine_mismatch(engine, trainer)
+
+
+def print_results(results: dict[str, Any]) -> None:
+    """Print the table of a run, if it was evaluated."""
+    if "before" in results:
+        to_table(results).print()

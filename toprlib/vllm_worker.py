@@ -1,0 +1,81 @@
+"""A process that samples with vLLM for vllm_client.py.
+
+It imports vLLM and nothing of this project, so that its interpreter needs nothing else.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+
+def main() -> None:
+    """Load a model, answer null or the error, then answer requests until standard input ends.
+
+    Arguments: those of vLLM's LLM as JSON, and the process id of the client.
+    """
+    arguments = json.loads(sys.argv[1])
+    client = int(sys.argv[2])
+    threading.Thread(target=_end_with_client, args=(client,), daemon=True).start()
+    sys.path.pop(0)  # this folder: other packages have modules of the same names
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # everything that is printed is a message, not an answer
+    try:
+        import vllm
+
+        llm = vllm.LLM(enable_prefix_caching=True, **arguments)
+    except Exception as error:  # any: the client reports it in a line, the traceback is in the log
+        print(json.dumps(f"{type(error).__name__}: {error}"), file=answers, flush=True)
+        raise
+    print("null", file=answers, flush=True)
+    for line in sys.stdin:
+        answer = _answer(llm, json.loads(line))
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def _answer(llm: Any, request: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """The completions of each prompt of a request: see `VllmProcess.request`."""
+    import vllm
+
+    prompts = []
+    parameters = []
+    for i, token_ids in enumerate(request["prompts"]):
+        prompts.append({"prompt_token_ids": token_ids})
+        parameters.append(
+            vllm.SamplingParams(
+                n=request["n"],
+                seed=request["seed"] + i * request["n"],  # vLLM adds j for completion j
+                logprobs=0,  # of the sampled tokens only
+                **request["sampling"],
+            )
+        )
+    answer = []
+    for output in llm.generate(prompts, parameters, use_tqdm=False):
+        answer.append([_to_fields(completion) for completion in output.outputs])
+    return answer
+
+
+def _to_fields(completion: Any) -> dict[str, Any]:
+    """Fields of a sample, from a vllm.CompletionOutput."""
+    token_logmu = []
+    for token, logprobs in zip(completion.token_ids, completion.logprobs, strict=True):
+        token_logmu.append(round(logprobs[token].logprob, 7))
+    return {
+        "token_ids": list(completion.token_ids),
+        "token_logmu_engine": token_logmu,
+        "finish_reason": completion.finish_reason,
+    }
+
+
+def _end_with_client(client: int) -> None:
+    """End all processes of this group when the client is gone: they hold GPUs."""
+    while os.getppid() == client:
+        time.sleep(1)
+    os.killpg(os.getpid(), signal.SIGKILL)  # the client started this process as a group's first
+
+
+if __name__ == "__main__":
+    main()

@@ -1,8 +1,9 @@
 """The paper's loss in TRL's GRPO trainer: a mixin that overrides the loss and nothing else.
 
-make .venv-trl/ready                                           # TRL 1.16.0 in an environment of its own
-.venv-trl/bin/python -m conformance examples.topr_in_trl:loss  # prints "paper"
-.venv-trl/bin/python examples/train_with_trl.py                # a run of it
+make .venv-trl/ready                             # TRL 1.16.0 in an environment of its own
+export PYTHONPATH=conformance                    # the checker, which is not installed there
+.venv-trl/bin/python -m topr_conformance examples.topr_in_trl:loss  # prints "paper"
+.venv-trl/bin/python examples/train_with_trl.py  # a run of it
 """
 
 import warnings
@@ -51,7 +52,7 @@ class ToprLoss:
 
 
 def loss(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """For conformance: the mixin's loss, with the little that it needs of the trainer."""
+    """For topr-conformance: the mixin's loss, with the little that it needs of the trainer."""
     trainer = ToprLoss()
     trainer.current_gradient_accumulation_steps, trainer._metrics = (
         4,

@@ -168,7 +168,7 @@ def _letters(text: str) -> str:
 
 
 def math_task(settings: Settings) -> Task:
-    """`Problem: ... Solution:` after the shots; with these, a second `Problem:` ends a completion."""
+    """`Problem: ... Solution:` after the shots; with these, another `Problem:` ends a sample."""
     judge = Judge()
     shots = read_shots(settings.shots, "Problem:", "tasks/minerva_math/utils.py", parse_shots)
     train = [] if settings.samples else load_problems(settings.data, "train")

@@ -1,6 +1,6 @@
 """The mathematics of topr.py against closed forms, autograd, finite differences and float64.
 
-V1, V2, ... are the vectors of conformance/vectors.py, worked out by hand.
+V1, V2, ... are the vectors of conformance/topr_conformance/vectors.py, worked out by hand.
 """
 
 import math
@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from ranks import on_two_ranks
 
 import topr
-from conformance import VECTORS, adapted
-from conformance.vectors import result_of
 from pipeline.runtime.processes import rank, ranks
 from topr import PRESETS, Limits, importance_weight, taper, topr_loss, topr_objective
+from topr_conformance import VECTORS, adapted, check_vector
 
 numbers = st.floats(-30, 30) | st.sampled_from([-1000.0, 80.0])
 rewards = st.sampled_from([-2.0, -1.0, -0.2, 0.0, 0.2, 1.0, 2.0])
@@ -138,7 +137,7 @@ def test_gradient_of_the_loss_is_that_of_the_objective(rows):
 @pytest.mark.parametrize("vector", VECTORS)
 def test_both_forms_of_the_loss_pass_the_vectors(vector):
     for loss in (adapted(topr_loss, "sequences"), topr.topr_loss_of_tokens):
-        result = result_of(vector, loss)
+        result = check_vector(vector, loss)
         assert result.status == "pass", result.measured
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topr import PRESETS, importance_weight, topr_loss_of_tokens
+from topr import PRESETS, importance_weight, topr_loss
 
 
 class ToprLoss:
@@ -47,7 +47,7 @@ class ToprLoss:
         self._metrics["train" if model.training else "eval"]["topr/weight"].append(
             weight.mean().item()
         )
-        value = topr_loss_of_tokens(logp, logmu, reward, mask)
+        value = topr_loss(logp, logmu, reward, mask)
         return value / (self.current_gradient_accumulation_steps if model.training else 1)
 
 

@@ -1,93 +1,102 @@
-"""Small models, batches and training that several tests use."""
+"""Small models, examples and batches for tests of the method."""
 
 import random
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import topr
-from pipeline import dataset
-from pipeline.metrics import step_metrics
-from pipeline.records import Example
+from toprlib.records import Example
 
 VOCABULARY = 32
 
 
-def tiny_model(seed: int = 0, dtype: torch.dtype = torch.float64) -> LlamaForCausalLM:
-    """An untrained Llama with a vocabulary of 32, in float64 so that equality can be asked for to many digits."""
+def tiny_llama(seed=0, dtype=torch.float64):
+    """An untrained Llama with a vocabulary of 32, far from uniform."""
     torch.manual_seed(seed)
-    sizes = {
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-    }
-    config = LlamaConfig(vocab_size=VOCABULARY, initializer_range=0.5, **sizes)  # far from uniform
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        initializer_range=0.5,
+    )
     return LlamaForCausalLM(config).to(dtype).eval()
 
 
-def random_examples(prompts: int, per_prompt: int, seed: int = 0) -> list[Example]:
-    """Examples of random tokens and ragged lengths, prompt by prompt, with rewards of both signs."""
+def tiny_gpt2(seed=0):
+    """An untrained GPT-2: its positions are absolute, so a shift of a row changes its logits."""
+    torch.manual_seed(seed)
+    config = GPT2Config(
+        vocab_size=VOCABULARY, n_positions=64, n_embd=16, n_layer=2, n_head=2, initializer_range=0.5
+    )
+    return GPT2LMHeadModel(config).double().eval()
+
+
+def random_examples(prompts, per_prompt, seed=0):
+    """Examples of random tokens and lengths, with rewards of both signs and random log mu."""
     rng = random.Random(seed)
-
-    def tokens(most: int) -> list[int]:
-        return [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, most))]
-
-    return [
-        Example(
-            prompt,
-            tokens(6),
-            -rng.uniform(5, 25),
-            rng.choice([-1.0, 1.0]),
-            sample=0,
-            row=0,
-            token_logmu=[],
-        )
-        for prompt in (tokens(9) for _ in range(prompts))
-        for _ in range(per_prompt)
-    ]
+    examples = []
+    for _ in range(prompts):
+        prompt_ids = random_tokens(rng, most=9)
+        for _ in range(per_prompt):
+            completion_ids = random_tokens(rng, most=6)
+            reward = rng.choice([-1.0, 1.0])
+            token_logmu = [-rng.uniform(0.5, 6) for _ in completion_ids]
+            sample = len(examples)
+            example = Example(prompt_ids, completion_ids, reward, sample, sample, token_logmu)
+            examples.append(example)
+    return examples
 
 
-def plain_batch(
-    examples: list[Example], padding_side: str = "right", filler: int = 0
-) -> topr.Batch:
-    """One padded row per completion; `filler` is what padding holds."""
-
-    def padded(rows: list[list], value: int = 0) -> torch.Tensor:
-        return pad_sequence([torch.tensor(row) for row in rows], True, value, padding_side)
-
-    ids = padded([e.prompt_ids + e.completion_ids for e in examples], filler)
-    attention_mask = padded([[1.0] * len(e.prompt_ids + e.completion_ids) for e in examples])
-    completion_mask = padded(
-        [[0.0] * len(e.prompt_ids) + [1.0] * len(e.completion_ids) for e in examples]
-    )
-    columns = [
-        [e.logmu for e in examples],
-        [e.reward for e in examples],
-        [len(e.completion_ids) for e in examples],
-    ]
-    return topr.Batch(ids, attention_mask, completion_mask, *map(torch.tensor, columns))
+def random_tokens(rng, most):
+    return [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, most))]
 
 
-def steps_of(rows, batch, micro_batch, rank=0, ranks=1):
-    """The steps of an epoch over rows, as `topr.train` takes them."""
-    return list(
-        dataset.lay_out(rows, dataset.epoch_steps(rows, batch, micro_batch, rank, ranks), "cpu")
-    )
+def plain_batch(examples, filler=0, extra=0):
+    """The examples as a float64 batch, made without `collate`.
+
+    filler: the token id of padding. extra: columns of padding more than needed, on both sides.
+    """
+    prompts = [torch.tensor([filler] * extra + example.prompt_ids) for example in examples]
+    completions = [torch.tensor(example.completion_ids + [filler] * extra) for example in examples]
+    prompt_masks = [torch.ones(len(example.prompt_ids)) for example in examples]
+    masks = [torch.ones(len(example.completion_ids)) for example in examples]
+    values = [torch.tensor(example.token_logmu, dtype=torch.float64) for example in examples]
+    input_ids = torch.cat([pad_left(prompts, filler), pad_right(completions, filler)], dim=1)
+    width = max(len(completion) for completion in completions)
+    mask = pad_right(masks, width=width)
+    attention_mask = torch.cat([pad_left(prompt_masks), mask], dim=1)
+    missing = input_ids.shape[1] - attention_mask.shape[1]
+    attention_mask = torch.nn.functional.pad(attention_mask, (missing, 0))
+    reward = torch.tensor([example.reward for example in examples], dtype=torch.float64)
+    return topr.Batch(input_ids, attention_mask, mask, pad_right(values, width=width), reward)
 
 
-def fit(model, optimizer, steps, **options):
-    """What `topr.train` yields, as a dict of metrics a step; a list of micro-batches is a step of one process."""
-    steps = [
-        s if isinstance(s, topr.Step) else topr.Step(s, sum(len(batch.reward) for batch in s))
-        for s in steps
-    ]
-    return [
-        {
-            "loss": stats.loss,
-            "grad_norm": stats.grad_norm,
-            **step_metrics(stats.log_ratio, stats.reward, stats.weight),
-        }
-        for stats in topr.train(model, optimizer, steps, **options)
-    ]
+def pad_left(rows, filler=0):
+    return pad_sequence(rows, True, filler, "left")
+
+
+def pad_right(rows, filler=0, width=0):
+    padded = pad_sequence(rows, True, filler, "right")
+    return torch.nn.functional.pad(padded, (0, max(width - padded.shape[1], 0)))
+
+
+def with_logmu_of(model, batch):
+    """The batch with log mu by the model as it is: pi = mu."""
+    with torch.no_grad():
+        return batch._replace(token_logmu=topr.token_logprobs(model, batch))
+
+
+def flat_weights(model):
+    return torch.cat([weight.detach().flatten() for weight in model.parameters()])
+
+
+def flat_gradients(model):
+    return torch.cat([weight.grad.flatten() for weight in model.parameters()])
+
+
+def double(*values):
+    return torch.tensor(values, dtype=torch.float64)

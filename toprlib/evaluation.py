@@ -152,9 +152,8 @@ def evaluate(samples: Sequence[Sample], task: Task, k: int, seed: int) -> dict[s
     >>> graded = [("right", 1.0), ("wrong", -1.0), ("wrong", -1.0), ("wrong", -1.0)]
     >>> samples = [Sample(prompt="?", completion="!", reward=r, outcome=o) for o, r in graded]
     >>> entry = evaluate(samples, task, k=4, seed=0)
-    >>> entry["right"], entry["pass@4"], [*entry]
-    (0.25, {'mean': 1.0, 'se': None}, ['right', 'wrong', 'pass@1', 'pass@4', 'questions', \
-'samples_per_question'])
+    >>> entry["right"], entry["pass@1"]["mean"], entry["pass@4"]
+    (0.25, 0.25, {'mean': 1.0, 'se': None})
     """
     answers = to_answers(samples, task)
     questions, n = answers.correct.shape

@@ -123,14 +123,17 @@ def _average(steps: list[dict[str, float]], name: str) -> float | None:
 
 
 # ---- checks of log mu ----------------------------------------------------------------------------
-def check_start_ratio(step: int, log_ratio: Tensor, tolerance: float) -> None:
+def check_start_ratio(step: int, log_ratio: Tensor, dtype: str) -> None:
     """Check that training starts at pi = mu and then leaves it. Other steps than 1 and 2 pass.
 
-    log_ratio: (B,), before the step's update. tolerance: nats; see START_TOLERANCE.
+    log_ratio: (B,), before the step's update. dtype: that of the model, a key of START_TOLERANCE.
     Raises ArithmeticError in step 1 if a log-ratio is not 0 within the tolerance. Warns in step 2
     if every log-ratio is still exactly 0.
+
+    >>> check_start_ratio(1, torch.tensor([0.0, -1e-6]), "float32")  # pi = mu up to rounding
     """
     largest = log_ratio.abs().max().item()
+    tolerance = START_TOLERANCE[dtype]
     if step == 1 and not largest <= tolerance:  # NaN fails every comparison
         message = f"|log pi - log mu| reaches {largest:.3g} nats, above {tolerance:g}"
         fix = "compute log mu with the model that training starts from, without dropout"

@@ -1,4 +1,4 @@
-"""The records that flow through a run: Problem -> Sample -> Example -> topr.Batch; and what a task is."""
+"""The records of a run, Problem -> Prompt -> Sample -> Example, and what a task is."""
 
 import operator
 from collections import Counter
@@ -11,12 +11,10 @@ from pydantic import BaseModel, Field, FiniteFloat
 
 Outcome = Literal["correct", "incorrect", "invalid"]  # of the paper's tasks
 OUTCOMES: tuple[str, ...] = get_args(Outcome)
-# The keys of METHODS in methods.py, which imports torch; with these, --help needs no torch.
-METHOD_NAMES = ("topr", "tis", "sft", "reinforce", "off_policy", "ppo", "dpo")
 
 
 class InputError(ValueError):
-    """What the user gave cannot be used. The message is one line: what is wrong, then how to fix it.
+    """What the user gave cannot be used. The message says what is wrong, then how to fix it.
 
     option, file, line, field: what the error is about, where that is known. They begin the message.
 

@@ -1,62 +1,84 @@
-"""log pi of completions: by hand from the model's own log-softmax, whatever surrounds them in a batch."""
+"""log pi of a completion's tokens: by one unpadded pass for each, whatever is in the batch."""
 
 import pytest
 import torch
-from helpers import plain_batch, random_examples, tiny_model
+from unit_helpers import (
+    VOCABULARY,
+    flat_gradients,
+    plain_batch,
+    random_examples,
+    tiny_gpt2,
+    tiny_llama,
+    unpadded_logprobs,
+)
 
 import topr
-from pipeline.models.language_model import collate
+from toprlib.batches import collate
+
+MODELS = [tiny_llama, tiny_gpt2]  # with relative and with absolute positions
 
 
-def by_hand(model, example):
-    """One unpadded forward pass; the log-softmax of each completion token at the position before it."""
-    ids = torch.tensor([example.prompt_ids + example.completion_ids])
-    token_logp = model(ids).logits[0].log_softmax(-1)
-    start = len(example.prompt_ids)
-    return sum(token_logp[start + i - 1, token] for i, token in enumerate(example.completion_ids))
+def expected_logprobs(model, examples, width):
+    expected = torch.zeros(len(examples), width, dtype=torch.float64)
+    for row, example in enumerate(examples):
+        values = unpadded_logprobs(model, example)
+        expected[row, : len(values)] = values.detach()
+    return expected
 
 
-@pytest.mark.parametrize("padding_side", ["left", "right"])
-def test_plain_rows_equal_one_pass_per_completion(padding_side):
-    model, examples = tiny_model(), random_examples(prompts=4, per_prompt=2)
-    found = topr.sequence_logprobs(model, plain_batch(examples, padding_side))
-    torch.testing.assert_close(
-        found, torch.stack([by_hand(model, e) for e in examples]), rtol=1e-12, atol=1e-12
-    )
+@pytest.mark.parametrize("make_model", MODELS)
+@pytest.mark.parametrize("extra", [0, 3])
+@pytest.mark.parametrize("filler", [0, VOCABULARY - 1])
+def test_padded_rows_equal_unpadded_ones(make_model, extra, filler):
+    model = make_model()
+    examples = random_examples(prompts=4, per_prompt=2)
+    batch = plain_batch(examples, filler, extra)
+    actual = topr.token_logprobs(model, batch)
+    expected = expected_logprobs(model, examples, batch.mask.shape[1])
+    # Llama's RMSNorm computes in float32, whatever the weights are.
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
+    assert (actual[batch.mask == 0] == 0).all()
 
 
-def test_batches_of_the_pipeline_equal_plain_rows_in_values_and_gradients():
-    model, examples = tiny_model(), random_examples(prompts=3, per_prompt=5)
-    weights = torch.linspace(-1, 1, len(examples), dtype=torch.float64)
+@pytest.mark.parametrize("make_model", MODELS)
+def test_gradients_of_collated_rows_equal_unpadded_ones(make_model):
+    examples = random_examples(prompts=3, per_prompt=5)
+    factors = torch.linspace(-1, 1, len(examples), dtype=torch.float64)
 
-    def values_and_gradients(batch):
-        logp = topr.sequence_logprobs(model, batch)
-        gradients = torch.autograd.grad((weights * logp).sum(), list(model.parameters()))
-        return logp.detach(), torch.cat([gradient.flatten() for gradient in gradients])
+    model = make_model()
+    for factor, example in zip(factors, examples, strict=True):
+        (factor * unpadded_logprobs(model, example).sum()).backward()
+    expected = flat_gradients(model)
 
-    plain, laid_out = (
-        values_and_gradients(plain_batch(examples)),
-        values_and_gradients(collate(examples)),
-    )
-    # The model's own RMSNorm computes in float32, whatever the parameters are.
-    torch.testing.assert_close(laid_out[0], plain[0], rtol=1e-6, atol=1e-6)
-    assert (laid_out[1] - plain[1]).norm() < 2e-6 * plain[1].norm()
+    model = make_model()
+    logp = topr.token_logprobs(model, collate(examples)).sum(1)
+    (factors * logp).sum().backward()
+    actual = flat_gradients(model)
+    assert (actual - expected).norm() < 2e-6 * expected.norm()
 
 
-def test_no_logits_of_the_prompt_are_computed_but_the_last():
-    model, examples, widths = tiny_model(), random_examples(prompts=3, per_prompt=2), []
+def test_logits_of_the_prompt_are_not_computed():
+    """Only the prompt's last token predicts a token of the completion."""
+    model = tiny_llama()
+    widths = []
     model.lm_head.register_forward_hook(lambda _, inputs, logits: widths.append(logits.shape[1]))
+    examples = random_examples(prompts=3, per_prompt=2)
     token_logp = topr.token_logprobs(model, collate(examples))
     longest = max(len(example.completion_ids) for example in examples)
-    assert (token_logp.shape, widths) == ((6, longest), [longest + 1])
-    for example, row in zip(examples, token_logp, strict=True):
-        torch.testing.assert_close(
-            row[: len(example.completion_ids)].sum(), by_hand(model, example)
-        )
-        assert (row[len(example.completion_ids) :] == 0).all()
+    assert token_logp.shape == (6, longest)
+    assert widths == [longest + 1]
 
 
-def test_rows_that_nothing_is_learnt_from_are_computed():
-    batch = collate(random_examples(prompts=2, per_prompt=1), is_learnt=False)
-    assert {len(column) for column in (batch.logmu, batch.reward, batch.length)} == {0}
-    assert topr.sequence_logprobs(tiny_model(), batch).shape == (2,)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_logprobs_are_at_least_float32(dtype):
+    """bfloat16 logits are exact numbers: their log-softmax is that of float32."""
+    model = tiny_llama(dtype=dtype)
+    logits = []
+    model.lm_head.register_forward_hook(lambda _, inputs, output: logits.append(output))
+    batch = plain_batch(random_examples(prompts=2, per_prompt=2))
+    actual = topr.token_logprobs(model, batch)
+    assert actual.dtype == torch.float32
+    tokens = batch.input_ids[:, -batch.mask.shape[1] :, None]
+    exact = logits[0][:, :-1].double().log_softmax(-1).gather(-1, tokens).squeeze(-1)
+    exact = torch.where(batch.mask > 0, exact, 0.0)
+    torch.testing.assert_close(actual.double(), exact, rtol=1e-6, atol=1e-5)

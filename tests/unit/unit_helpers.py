@@ -84,6 +84,17 @@ def pad_right(rows, filler=0, width=0):
     return torch.nn.functional.pad(padded, (0, max(width - padded.shape[1], 0)))
 
 
+def unpadded_logprobs(model, example):
+    """The log-softmax of each completion token at the position before it, without a batch."""
+    ids = torch.tensor([example.prompt_ids + example.completion_ids])
+    token_logp = model(ids).logits[0].log_softmax(-1)
+    start = len(example.prompt_ids)
+    values = []
+    for offset, token in enumerate(example.completion_ids):
+        values.append(token_logp[start + offset - 1, token])
+    return torch.stack(values)
+
+
 def with_logmu_of(model, batch):
     """The batch with log mu by the model as it is: pi = mu."""
     with torch.no_grad():

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.image import imread
 from matplotlib.text import Text
 
-from paper.experiments import METHOD_ARMS, VARIANTS
+from figures.common import METHODS, VARIANTS
 from pipeline.plots import (
     PARAMETERS,
     STYLES,
@@ -20,7 +20,7 @@ from pipeline.plots import (
     save_figure,
 )
 
-ARMS, WEIGHTS = ([arm.style for arm in arms.values()] for arms in (METHOD_ARMS, VARIANTS))
+ARMS, WEIGHTS = ([arm.style for arm in arms.values()] for arms in (METHODS, VARIANTS))
 
 
 @pytest.mark.parametrize(

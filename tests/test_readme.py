@@ -11,12 +11,11 @@ import pytest
 import torch
 import tyro
 
-import reproduce
+import figures.run
 import toy_bandit
-from docs.make_tables import renewed
-from paper.verdicts import NOT_YET, judged
 from pipeline.records import InputError
 from pipeline.settings import check, read_settings
+from scripts.make_tables import update_tables
 from train_gsm8k import SETTINGS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,9 +28,9 @@ FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 def test_tables_are_those_of_the_results():
     for name, page in PAGES.items():
-        assert renewed(page) == page, f"{name}: run python docs/make_tables.py"
+        assert update_tables(page) == page, f"{name}: run python scripts/make_tables.py"
     page = PAGES["README.md"]
-    assert renewed(page.replace("| correct |", "| wrong |")) == page
+    assert update_tables(page.replace("| correct |", "| wrong |")) == page
 
 
 # ---- links ------------------------------------------------------------------------------------------------------
@@ -114,8 +113,9 @@ def understand(command):
             assert {target for target in targets if "=" not in target} <= set(known)
         case ["topr-conformance", *arguments] | ["python", "conformance", *arguments]:
             import_module("conformance.__main__").read(arguments)
-        case ["python", "reproduce.py", *arguments]:
-            reproduce.check(tyro.cli(reproduce.Options, args=arguments))
+        # Records name the command as it was called when they were made.
+        case ["python", "figures/run.py" | "reproduce.py", *arguments]:
+            figures.run.check(tyro.cli(figures.run.Options, args=arguments))
         case ["python", "toy_bandit.py", *arguments]:
             with (
                 patch.multiple(Path, mkdir=Mock(), open=Mock()),
@@ -130,7 +130,7 @@ def understand(command):
         case ["python", script, *_]:
             assert (ROOT / script).is_file()
             assert (
-                Path(script).parent.name in ("docs", "notebooks", "tiny", "examples")
+                Path(script).parent.name in ("scripts", "tiny", "examples")
                 or script == "one_file.py"
             )
         case _:
@@ -183,23 +183,3 @@ def test_grading_of_mathematics_is_as_described():
     for gold, answers, outcome in rows:
         for answer in re.findall("`(.*?)`", answers):
             assert judge.equal(gold, answer) == (outcome == "correct"), (gold, answer)
-
-
-def test_a_claim_without_its_precondition_is_of_another_setting():
-    numbers = {"gain": {"mean": 0.5, "half_width": 0.1, "each": []}}
-    numbers["rate"] = {"mean": 0.3, "half_width": None, "each": []}
-    row = {"figure": "fig1", "key": "gain", "expected": "> 0"}
-    needs = [
-        ("fig1", *of, "in words") for of in (("rate", "> 20"), ("rate", "> 40"), ("none", "> 0"))
-    ]
-    rows = [row, *(row | {"needs": [needs[0], of]} for of in needs), row | {"key": "none"}]
-    found = judged(rows, lambda _: {"runs": 3, "shares": numbers})
-    assert [claim.verdict for claim in found] == [
-        "agrees",
-        "agrees",
-        "other setting",
-        NOT_YET,
-        NOT_YET,
-    ]
-    assert [claim.missing for claim in found] == ["", "", "in words", "", ""]
-    assert found[0].estimate.mean == 50  # percentage points

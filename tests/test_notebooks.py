@@ -7,9 +7,10 @@ from textwrap import indent
 
 import nbformat
 import pytest
-from execute import ANSWER, ANSWERS, HERE, asking, execute
 from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_notebook
+
+from scripts.execute_notebooks import ANSWER, ANSWERS, NOTEBOOKS, execute, without_answers
 
 ALONE = "00_build_topr"
 NAMES = sorted(path.stem for path in ANSWERS.glob("*.ipynb"))
@@ -87,7 +88,7 @@ def test_the_committed_notebook_is_one_clean_run_of_cells_that_define_only_what_
     assert {function[:3] for function in defined} == {"my_"}
 
 
-SAME_EVERYWHERE = (ALONE, "01_taper", "02_bandit", "05_check_your_framework")  # others sample
+SAME_EVERYWNOTEBOOKS = (ALONE, "01_taper", "02_bandit", "05_check_your_framework")  # others sample
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ def test_it_runs_and_its_exercises_tell_right_from_wrong(name):
     for right, wrong in zip(added[::2], added[1::2], strict=True):
         assert re.search("(is|are) right", shown(right)[0])
         assert shown(wrong)[-1] == "refused\n"
-    if name in SAME_EVERYWHERE:
+    if name in SAME_EVERYWNOTEBOOKS:
         for before, after in zip(code_cells(committed), code_cells(notebook), strict=False):
             if "show_sliders" not in before.source:  # whose text has a number of the widget's
                 for one, other in zip(shown(before), shown(after), strict=True):
@@ -128,10 +129,12 @@ def test_a_notebook_that_warns_is_not_passed():
 
 
 def test_those_that_ask_are_the_answered_ones_without_their_answers():
-    assert sorted(path.stem for path in HERE.glob("*.ipynb")) == NAMES
+    assert sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb")) == NAMES
     for name in NAMES:
-        asks, whole = nbformat.read(HERE / f"{name}.ipynb", as_version=4), read(name)
-        assert asks == asking(whole), f"python notebooks/execute.py notebooks/answers/{name}.ipynb"
+        asks, whole = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4), read(name)
+        assert asks == without_answers(whole), (
+            f"python scripts/execute_notebooks.py notebooks/answers/{name}.ipynb"
+        )
         assert not any("<details>" in cell.source or cell.get("outputs") for cell in asks.cells)
         assert len(asks.cells) == len(whole.cells) - sum(
             cell.source.startswith(ANSWER) for cell in whole.cells
@@ -140,4 +143,4 @@ def test_those_that_ask_are_the_answered_ones_without_their_answers():
 
 def test_a_notebook_that_asks_ends_where_a_guess_is_missing():
     with pytest.raises(CellExecutionError, match="my_guess"):
-        execute(nbformat.read(HERE / f"{ALONE}.ipynb", as_version=4), HERE)
+        execute(nbformat.read(NOTEBOOKS / f"{ALONE}.ipynb", as_version=4), NOTEBOOKS)

@@ -9,8 +9,8 @@ import pytest
 
 import topr
 import toy_bandit
-from docs import make_page
-from docs.make_tables import load
+from scripts import make_page
+from scripts.make_tables import load
 from toy_bandit import tensor
 
 PAGE, FIG5 = load("page"), make_page.accuracy_by_share()
@@ -29,7 +29,7 @@ CORRECT = {  # along the default run with each method
 
 def test_it_is_what_the_command_makes_small_and_self_contained():
     page = make_page.PAGE.read_text(encoding="utf-8")
-    assert page == make_page.made()
+    assert page == make_page.make_page()
     assert len(page.encode()) < 600_000
     assert not any(
         word in page for word in ("<link", "src=", "@import", "url(h", "fetch(", "XMLHttp")

@@ -11,12 +11,12 @@ import pytest
 import torch
 import tyro
 
-import reproduce
+import figures.run
 import toy_bandit
-from docs.make_tables import renewed
+from scripts.make_tables import update_tables
 from paper.verdicts import NOT_YET, judged
-from pipeline.records import InputError
-from pipeline.settings import check, read_settings
+from toprlib.records import InputError
+from toprlib.settings import check, read_settings
 from topr_conformance.__main__ import parse_arguments
 from train_gsm8k import SETTINGS
 
@@ -30,9 +30,9 @@ FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 def test_tables_are_those_of_the_results():
     for name, page in PAGES.items():
-        assert renewed(page) == page, f"{name}: run python docs/make_tables.py"
+        assert update_tables(page) == page, f"{name}: run python scripts/make_tables.py"
     page = PAGES["README.md"]
-    assert renewed(page.replace("| correct |", "| wrong |")) == page
+    assert update_tables(page.replace("| correct |", "| wrong |")) == page
 
 
 # ---- commands and code ------------------------------------------------------------------------------------------

@@ -235,6 +235,10 @@ def read_settings(
     if settings.preset != preset:
         message = f"{settings.preset}: a preset comes first, before the options that change it"
         raise InputError(message, option="preset")
+    options = {argument.partition("=")[0] for argument in arguments}
+    if settings.samples and not options & {"--data", "--test-problems"}:
+        message = "requires --data DIR with test problems, or --test-problems 0"
+        raise InputError(message, option="--samples")
     return replace(settings, out=settings.out or settings.default_out(defaults, runs))
 
 
@@ -303,12 +307,8 @@ def check_sources(settings: Settings) -> None:
     for option in ("trust_logmu", "columns"):
         if getattr(settings, option) and settings.samples is None:
             raise InputError("requires --samples", option=_option(option))
-    if settings.samples is not None:
-        if settings.iterations != 1:
-            raise InputError("requires --iterations 1", option="--samples")
-        if settings.test_problems > 0 and settings.data == str(TINY):
-            message = "requires --data DIR with test problems, or --test-problems 0"
-            raise InputError(message, option="--samples")
+    if settings.samples is not None and settings.iterations != 1:
+        raise InputError("requires --iterations 1", option="--samples")
     parse_columns(settings.columns)
     if settings.system is not None and not settings.chat:
         raise InputError("requires --chat", option="--system")

@@ -1,0 +1,203 @@
+"""Figure 4: TOPR against training on positives only. On MATH: fig4-math.
+
+Accuracy along the epoch, the majority vote of n samples (maj@n), and how many problems have how
+many correct completions; at TOPR's two best learning rates.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from figures.common import (
+    CORRECT,
+    EPOCH,
+    METHODS,
+    Arm,
+    Figure,
+    Findings,
+    Rates,
+    arm_line,
+    best_two_rates,
+    by_seed,
+    curve,
+    curves,
+    evenly,
+    make_job,
+    over_seeds,
+    rate_suffix,
+)
+from figures.runs import Job, Run, in_seeds, measurements, with_shared_samples
+from figures.scales import Scale
+from toprlib.plotting import Panel, Style
+from toprlib.report import Estimate
+
+ARMS = {
+    "topr": METHODS["topr"],
+    "positives_only": Arm("positives only", "sft", {"composition": "positives_only"}),
+    # Negatives stay in the batches, with weight 0.
+    "sft": Arm("positives, as many steps", "p5", {"method": "sft"}),
+}
+BASE = Arm("base", Style("#6E6E6E", (0, (2, 1)), "*"))
+
+# A problem has few correct completions if at most this many are correct.
+FEW = 4
+
+
+def arms(scale: Scale, rates: Rates, seeds: range) -> list[Job]:
+    """Each arm at both learning rates."""
+    jobs = []
+    for rate, lr in best_two_rates(rates["topr"]).items():
+        for name, arm in ARMS.items():
+            columns = {"rate": rate, "lr": lr, "arm": name}
+            label = f"fig4-{name}-{lr:g}"
+            jobs.append(make_job(scale, columns, label, arm, lr=lr, **scale.tested))
+    return in_seeds(with_shared_samples(jobs), scale.seeds_for("fig4", seeds))
+
+
+def vote_sizes(num_samples: int) -> list[int]:
+    """The n of maj@n: below the number of samples, so that each has an interval.
+
+    >>> vote_sizes(24)
+    [1, 2, 4, 8, 16]
+    """
+    return [n for n in (1, 2, 4, 8, 16, 32) if n < num_samples]
+
+
+def measure_answers(run: Run) -> dict[str, Sequence[float]]:
+    """What the test problems' completions show before and after training."""
+    sizes = vote_sizes(run.settings.eval_samples)
+    before = run.answers(0)
+    after = run.answers(run.last_step)
+    base_votes = [run.majority_accuracy(before, n) for n in sizes]
+    had_few = before.correct.sum(1) <= FEW
+    has_few = after.correct.sum(1) <= FEW
+    right = [(one.prompt, one.completion) for one in run.test_samples(0) if one.reward > 0]
+    return {
+        "maj@n": [run.majority_accuracy(after, n) for n in sizes],
+        "base maj@n": base_votes,
+        "cardinality": by_cardinality(after.correct),
+        "still few": [has_few[had_few].mean()],
+        "ahead": [after.correct.mean() - base_votes[-1]],
+        "vote": [base_votes[-1] - base_votes[0]],
+        "distinct": [len(set(right)) / max(len(right), 1)],
+    }
+
+
+def by_cardinality(correct: np.ndarray) -> list[float]:
+    """The share of problems with 0, 1 to 4, 5 to 8, ... correct completions; correct: (Q, N) bool.
+
+    >>> by_cardinality(np.array([[False] * 5, [True] * 5]))
+    [0.5, 0.0, 0.5]
+    """
+    problems, completions = correct.shape
+    bins = np.ceil(correct.sum(1) / 4).astype(int)
+    highest = -(-completions // 4)
+    return (np.bincount(bins, minlength=highest + 1) / problems).tolist()
+
+
+def read(runs: Sequence[Run], scale: Scale) -> Findings:
+    """Accuracies and votes of each arm at each rate."""
+    sizes = vote_sizes(scale.tested["eval_samples"])
+    table = measurements(runs, measure_answers)
+    at_best = table[(table["rate"] == "best rate") & (table["arm"] == "topr")]
+    shares = {
+        "base: correct": over_seeds(by_seed(at_best, "correct", "arm", at=0)["topr"]),
+        f"base: maj@{sizes[-1]} - pass@1": over_seeds(by_seed(at_best, "vote", "arm")["topr"]),
+        "base: distinct texts among right ones": over_seeds(
+            by_seed(at_best, "distinct", "arm")["topr"]
+        ),
+    }
+    numbers = {}
+    data = {"n": sizes}
+    for (rate, lr), rows in table.groupby(["rate", "lr"], sort=False):
+        suffix = rate_suffix(rate)
+        for what, value in compare(rows, f"maj@{sizes[-1]}").items():
+            shares[f"{what}{suffix}"] = value
+        needed = samples_needed(rows, sizes)
+        numbers[f"samples of TOPR for maj@{sizes[-1]} of positives only{suffix}"] = needed
+        data[f"lr {lr:g}"] = lines_at_rate(rows)
+    # Before training all arms are the same.
+    for lines in [lines for title, lines in data.items() if title != "n"]:
+        base = at_best[at_best["metric"] == "base maj@n"]
+        lines["maj@n"]["base"] = curve(base.pivot(index="seed", columns="point", values="value"))
+    return Findings(data, shares, numbers)
+
+
+def compare(rows: pd.DataFrame, largest_vote: str) -> dict[str, Estimate]:
+    """Each arm at the end of training, and TOPR minus the others; rows: of one learning rate."""
+    correct = by_seed(rows, "correct", "arm")
+    vote = by_seed(rows, "maj@n", "arm")
+    few = by_seed(rows, "still few", "arm")
+    found = {}
+    for name, arm in ARMS.items():
+        found[f"{arm.name}: correct at the end"] = over_seeds(correct[name])
+        found[f"{arm.name}: {largest_vote}"] = over_seeds(vote[name])
+        found[f"{arm.name}: few correct before, and still"] = over_seeds(few[name])
+    for name in ("positives_only", "sft"):
+        pair = f"TOPR - {ARMS[name].name}"
+        found[pair] = over_seeds(correct["topr"] - correct[name])
+        found[f"{pair}: {largest_vote}"] = over_seeds(vote["topr"] - vote[name])
+    fewer = few["positives_only"] - few["topr"]
+    found["positives only - TOPR: few correct before, and still"] = over_seeds(fewer)
+    ahead = by_seed(rows, "ahead", "arm")["topr"]
+    found[f"TOPR: pass@1 - {largest_vote} of the base"] = over_seeds(ahead)
+    return found
+
+
+def samples_needed(rows: pd.DataFrame, sizes: Sequence[int]) -> Estimate:
+    """How many of TOPR's samples must vote to reach the largest vote of positives only.
+
+    In each seed the smallest of `sizes` that suffices; twice the largest if none does.
+    """
+    votes = rows[rows["metric"] == "maj@n"]
+    topr = votes[votes["arm"] == "topr"].pivot(index="seed", columns="point", values="value")
+    wanted = by_seed(rows, "maj@n", "arm")["positives_only"]
+    suffices = topr.set_axis(sizes, axis="columns").ge(wanted, axis="index")
+    needed = suffices.idxmax(axis="columns").where(suffices.any(axis="columns"), 2 * sizes[-1])
+    return over_seeds(needed)
+
+
+def lines_at_rate(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """The lines of the three panels at one learning rate, by metric and arm."""
+    lines = {}
+    for metric in ("correct", "maj@n", "cardinality"):
+        lines[metric] = curves(rows[rows["metric"] == metric], "arm")
+    return lines
+
+
+def panels(data: Mapping[str, Any]) -> list[Panel]:
+    """A row for each metric, a column for each learning rate."""
+    titles = [title for title in data if title.startswith("lr")]
+    accuracy = [accuracy_panel(title, data[title]["correct"]) for title in titles]
+    votes = [votes_panel(title, data[title]["maj@n"], data["n"]) for title in titles]
+    problems = [problems_panel(title, data[title]["cardinality"]) for title in titles]
+    return [*accuracy, *votes, *problems]
+
+
+def accuracy_panel(title: str, lines: Mapping[str, Any]) -> Panel:
+    """Accuracy along the epoch."""
+    drawn = [arm_line(evenly(y), y, ARMS[name]) for name, y in lines.items()]
+    return Panel(f"accuracy, {title}", EPOCH, CORRECT, drawn)
+
+
+def votes_panel(title: str, lines: Mapping[str, Any], sizes: Sequence[int]) -> Panel:
+    """maj@n against n."""
+    named = ARMS | {"base": BASE}
+    drawn = [arm_line(sizes, y, named[name]) for name, y in lines.items()]
+    axis = {"xscale": "log", "xticks": sizes, "xticklabels": sizes}
+    return Panel(f"self-consistency, {title}", "n", "maj@n (%), 95% interval", drawn, axis)
+
+
+def problems_panel(title: str, lines: Mapping[str, Any]) -> Panel:
+    """How many problems have how many correct completions."""
+    bins = range(len(lines["topr"]["mean"]))
+    drawn = [arm_line(bins, y, ARMS[name]) for name, y in lines.items()]
+    labels = ["0", *(f"{4 * i + 1}-{4 * i + 4}" for i in bins[:-1])]
+    axis = {"xticks": bins, "xticklabels": labels}
+    x = "correct completions of a problem"
+    return Panel(f"test problems, {title}", x, "problems (%), 95% interval", drawn, axis)
+
+
+FIGURE = Figure(arms, read, panels)

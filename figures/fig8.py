@@ -1,0 +1,141 @@
+"""Figure 8: iterations of sampling and training, with several compositions of the training set.
+
+Three iterations on the laptop and five at the paper's scale (ours), at TOPR's two best learning
+rates. Two arms have positives alone: as many as `uniform` has, in as many steps; and as many
+samples as `uniform` has. At the paper's scale DeepSeek-R1 8B too, and Llama 3 70B, a line that is
+not trained; these models sample by themselves. On MATH: fig8-math.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from figures.common import (
+    METHODS,
+    Arm,
+    Figure,
+    Findings,
+    Rates,
+    arm_line,
+    best_two_rates,
+    by_seed,
+    curves,
+    make_job,
+    over_seeds,
+    rate_suffix,
+)
+from figures.runs import Job, Run, in_seeds, measurements, with_shared_samples
+from figures.scales import Scale
+from toprlib.plotting import Panel, Style
+from toprlib.report import Estimate
+
+ARMS = {
+    "uniform": Arm("uniform", "topr", {"composition": "uniform"}),
+    "its_positives": Arm(
+        "positives, as many steps", "p5", {"composition": "uniform", "method": "sft"}
+    ),
+    "positives_only": Arm("positives only", "sft", {"composition": "positives_only"}),
+    "anna_karenina": Arm(
+        "Anna Karenina", Style("#882255", (0, (5, 1)), "s"), {"composition": "anna_karenina"}
+    ),
+}
+PAIRS = (
+    ("anna_karenina", "uniform"),
+    ("anna_karenina", "its_positives"),
+    ("anna_karenina", "positives_only"),
+    ("uniform", "its_positives"),
+    ("uniform", "positives_only"),
+)
+
+
+def arms(scale: Scale, rates: Rates, seeds: range) -> list[Job]:
+    """Each arm at both learning rates; other models at the best one."""
+    iterated = {"evals_per_epoch": 1, **scale.iterated}
+    jobs = []
+    for rate, lr in best_two_rates(rates["topr"]).items():
+        for name, arm in ARMS.items():
+            columns = {"rate": rate, "lr": lr, "arm": name}
+            label = f"fig8-{name}-{lr:g}"
+            jobs.append(make_job(scale, columns, label, arm, lr=lr, **iterated))
+    jobs = with_shared_samples(jobs)
+    lr = rates["topr"][0]
+    for name, changes in scale.others.items():
+        columns = {"rate": "best rate", "lr": lr, "arm": name}
+        wanted = {**iterated, "lr": lr, **changes}
+        jobs.append(make_job(scale, columns, name, METHODS["topr"], **wanted))
+    return in_seeds(jobs, scale.seeds_for("fig8", seeds))
+
+
+def read(runs: Sequence[Run], scale: Scale) -> Findings:
+    """pass@1 and the majority vote over iterations."""
+    settings = runs[0].settings
+
+    def untrained(run: Run) -> dict[str, Sequence[float]]:
+        """A model that is not trained stays what it is for all iterations."""
+        if run.settings.iterations > 0:
+            return {}
+        before = run.results["before"]
+        points = settings.iterations + 1
+        return {metric: [before[metric]["mean"]] * points for metric in metrics}
+
+    metrics = ("pass@1", f"maj@{settings.k}")
+    table = measurements(runs, untrained)
+    base = by_seed(table, "pass@1", ["rate", "arm"], at=0)
+    shares = {"base: correct": over_seeds(base["best rate", "uniform"])}
+    data = {}
+    for (rate, lr), rows in table.groupby(["rate", "lr"], sort=False):
+        suffix = rate_suffix(rate)
+        for metric in metrics:
+            of_metric = rows[rows["metric"] == metric]
+            data[f"{metric}, lr {lr:g}"] = curves(of_metric, "arm")
+            for what, value in {**differences(of_metric), **levels(of_metric)}.items():
+                shares[f"{what}{suffix}"] = value
+    return Findings(data, shares)
+
+
+def differences(rows: pd.DataFrame) -> dict[str, Estimate]:
+    """One arm minus another after each iteration; rows: of one metric and one learning rate."""
+    metric = rows["metric"].iloc[0]
+    values = rows.pivot(index="seed", columns=["arm", "point"], values="value")
+    found = {}
+    for one, other in PAIRS:
+        gain = (values[one] - values[other]).drop(columns=0)  # 0: before training
+        name = f"{ARMS[one].name} - {ARMS[other].name}: {metric}"
+        for iteration, each in gain.items():
+            found[f"{name} after iteration {iteration}"] = over_seeds(each)
+        # Later there are too few problems that are not yet solved.
+        first_three = gain.loc[:, :3].mean(axis="columns")
+        first = gain.columns[0]
+        last = gain.columns[-1]
+        found[f"{name}, mean of iterations 1 to 3"] = over_seeds(first_three)
+        found[f"{name}, last iteration"] = over_seeds(gain[last])
+        found[f"{name}, last iteration - first"] = over_seeds(gain[last] - gain[first])
+    return found
+
+
+def levels(rows: pd.DataFrame) -> dict[str, Estimate]:
+    """Each arm after each iteration; rows: of one metric and one learning rate."""
+    found = {}
+    after = rows[rows["point"] > 0]
+    for (name, iteration), of_arm in after.groupby(["arm", "point"], sort=False):
+        label = ARMS[name].name if name in ARMS else name
+        metric = of_arm["metric"].iloc[0]
+        found[f"{label}: {metric} after iteration {iteration}"] = over_seeds(of_arm["value"])
+    return found
+
+
+def panels(data: Mapping[str, Any]) -> list[Panel]:
+    """A panel for each metric and learning rate."""
+    drawn = []
+    for title, of_arms in data.items():
+        lines = []
+        for name, y in of_arms.items():
+            iterations = range(len(y["mean"]))
+            lines.append(arm_line(iterations, y, ARMS.get(name, Arm(name))))
+        ylabel = f"{title.partition(',')[0]} (%), 95% interval"
+        drawn.append(Panel(title, "iterations", ylabel, lines, {"xticks": lines[0].x}))
+    return drawn
+
+
+FIGURE = Figure(arms, read, panels)

@@ -1,0 +1,260 @@
+"""The paper's Figures 1 to 9 and Table 2, each by one command: runs, a picture, and its numbers.
+
+    python -m figures.run fig1 fig3               # on a laptop; `all` for all of them
+    python -m figures.run all --quick             # one seed, few problems: to see that it works
+    python -m figures.run fig1 --redraw           # only its picture, from the numbers in its file
+    python -m figures.run all --preset paper --dry-run    # list and check its runs, make none
+    torchrun --nproc-per-node 8 -m figures.run fig1 fig4-math --preset paper
+
+A figure is a file of this folder: what is run, what is computed and what is drawn. Figures share
+runs, which are kept in `--runs`. Finished runs are not made again: seeds can be added later.
+results/README.md has the results.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from toprlib.command import command
+from toprlib.distributed import process_group, rank, ranks
+from toprlib.files import read_text, write_file
+from toprlib.records import InputError
+from toprlib.settings import intended_ranks
+
+if TYPE_CHECKING:  # --help does without torch
+    from figures.common import Figure, Findings
+    from figures.rates import Tried
+    from figures.runs import Run
+    from figures.scales import Scale
+
+OURS = ("robustness", "variants")
+FIGURES = (*(f"fig{number}" for number in range(1, 10)), "table2", *OURS)
+ON_MATH = ("fig4-math", "fig6-math", "fig8-math")
+
+# Finished studies, and the commits that have their code.
+STUDIES = {"map": "ca5c231", "share": "82e5ae4", "curve": "ca7b604"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Every setting of the command; all are ours except those of the presets."""
+
+    figures: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]]
+    """fig1 to fig9, table2, robustness, variants, or all; with --preset paper also fig4-math,
+    fig6-math and fig8-math"""
+    preset: Literal["laptop", "paper"] = "laptop"
+    """laptop: the tiny model, two cores; paper: the paper's settings, on 8 GPUs under torchrun"""
+    seeds: int = 3
+    """number of seeds, at least; on the laptop 5 or 8 for runs that decide a claim"""
+    quick: bool = False
+    """one seed, few problems, one learning rate: shows that it works; its numbers mean nothing"""
+    workers: int = 2
+    """runs side by side on the laptop, each on one core"""
+    dry_run: bool = False
+    """list the runs and check their settings, for 8 processes with --preset paper; make none"""
+    runs: Path = Path("runs/figures")
+    """folder that keeps the runs; remove it after changing code that makes them"""
+    out: Path = Path("results")
+    """folder for NAME.json and NAME.png"""
+    seed: int = 0
+    """the first of the seeds"""
+    redraw: bool = False
+    """make no run; draw NAME.png from the numbers in NAME.json"""
+
+
+def check(options: Options) -> None:
+    """InputError for options that are out of range or do not go together."""
+    if options.out.is_file():
+        raise InputError(f"--out {options.out}: is a file; choose another folder")
+    if not options.figures:
+        raise InputError(f"no figure named: choose from {', '.join(FIGURES)}, or all")
+    for name in options.figures:
+        check_name(name, options.preset)
+    for option, value in (("seeds", options.seeds), ("workers", options.workers)):
+        if value < 1:
+            raise InputError(f"--{option} {value}: must be at least 1")
+    if options.quick and options.preset != "laptop":
+        raise InputError(f"--quick: is for the laptop, not for --preset {options.preset}")
+
+
+def check_name(name: str, preset: str) -> None:
+    """InputError for a name that no figure has, or that the preset does not have."""
+    if name in STUDIES:
+        record = f"studies/README.md has its page, and commit {STUDIES[name]} its code"
+        raise InputError(f"{name}: is a finished study; {record}")
+    if name not in ("all", *FIGURES, *ON_MATH):
+        raise InputError(f"{name}: is no figure; choose from {', '.join(FIGURES)}, or all")
+    if name in ON_MATH and preset != "paper":
+        raise InputError(f"{name}: is for --preset paper only; the tiny model cannot do MATH")
+
+
+def wanted_figures(options: Options) -> dict[str, str]:
+    """Name of a figure -> name of its scale."""
+    every = FIGURES + (ON_MATH if options.preset == "paper" else ())
+    names = every if "all" in options.figures else options.figures
+    scale = scale_name(options)
+    return {name: f"{scale}-math" if name in ON_MATH else scale for name in names}
+
+
+def load_figure(name: str) -> "Figure":
+    """The functions of a figure; those on MATH are the same."""
+    return import_module(f"figures.{name.removesuffix('-math')}").FIGURE
+
+
+def make(options: Options) -> None:
+    """Make the figures: for each NAME.json, NAME.png, and a table of numbers on the terminal.
+
+    The runs of all figures are checked first. InputError, with nothing made, if one cannot be.
+    """
+    from figures.runs import parallel_map
+    from figures.scales import SCALES
+    from toprlib.preflight import check_machine
+
+    scales = {name: SCALES[scale] for name, scale in wanted_figures(options).items()}
+    for name, scale in scales.items():
+        check_runs(name, scale, options)
+    if options.dry_run:
+        return
+    check_machine(SCALES[scale_name(options)].base)
+    is_laptop = scale_name(options) == "laptop" and "RANK" not in os.environ
+    workers = options.workers if is_laptop else 1
+    with process_group(), parallel_map(workers) as map_jobs:
+        for name, scale in scales.items():
+            make_figure(name, scale, options, map_jobs)
+
+
+def scale_name(options: Options) -> str:
+    """The name of the scale of figures that are not on MATH, and of the folder of their runs."""
+    return "quick" if options.quick else options.preset
+
+
+def seeds_of(options: Options) -> range:
+    """The seeds of the command line."""
+    return range(options.seed, options.seed + (1 if options.quick else options.seeds))
+
+
+def check_runs(name: str, scale: "Scale", options: Options) -> None:
+    """InputError for a run that cannot be made; with --dry-run also prints the runs.
+
+    If there are learning rates to choose from, these are only the runs that choose: the others
+    depend on their results.
+    """
+    from figures.rates import best_rates, rate_arms
+    from figures.runs import check_job, job_table
+
+    figure = load_figure(name)
+    names = figure.tuned(scale)
+    jobs = rate_arms(scale, names)
+    if not jobs:
+        jobs = figure.arms(scale, best_rates(scale, names, {}), seeds_of(options))
+    processes = intended_ranks(options.preset) if options.dry_run else ranks()
+    for job in jobs:
+        check_job(job, processes, f"{name}, {job.label}")
+    if options.dry_run and rank() == 0:
+        job_table(name, jobs, [scale.base, scale.verifier]).print()
+
+
+def make_figure(name: str, scale: "Scale", options: Options, map_jobs: Any) -> None:
+    """Make the runs that are missing, read all of them, and write what they show.
+
+    map_jobs: that of `runs.parallel_map`.
+    """
+    from figures.common import numbers_table
+    from figures.rates import best_rates, rate_arms, tried_rates
+    from figures.runs import make_runs
+
+    figure = load_figure(name)
+    names = figure.tuned(scale)
+    folder = options.runs / scale_name(options)
+    rate_runs = make_runs(rate_arms(scale, names), folder, map_jobs)
+    tried = tried_rates(names, rate_runs)
+    jobs = figure.arms(scale, best_rates(scale, names, tried), seeds_of(options))
+    runs = make_runs(jobs, folder, map_jobs)
+    if rank() == 0:
+        findings = figure.read(runs, scale)
+        content = {
+            "figure": name,
+            "command": command_line(name, options),
+            "seeds": sorted({*seeds_of(options), *(run.settings.seed for run in runs)}),
+            **total_cost([*rate_runs, *runs]),
+            "learning_rates": with_legend_names(tried),
+            **to_json(findings),
+        }
+        options.out.mkdir(parents=True, exist_ok=True)
+        file = options.out / f"{name}.json"
+        write_file(file, json.dumps(content, indent=1, allow_nan=False) + "\n")
+        draw_figure(name, options.out)
+        numbers_table(findings, name).print()
+
+
+def command_line(name: str, options: Options) -> str:
+    """The command that makes a figure again.
+
+    >>> command_line("fig1", Options(figures=("fig1",), quick=True))
+    'python -m figures.run fig1 --preset laptop --seeds 1 --seed 0 --quick'
+    """
+    count = len(seeds_of(options))
+    words = f"python -m figures.run {name} --preset {options.preset} --seeds {count}"
+    return f"{words} --seed {options.seed}{' --quick' if options.quick else ''}"
+
+
+def total_cost(runs: Sequence["Run"]) -> dict[str, Any]:
+    """How many different runs there are, what they cost, and the code and versions of them."""
+    by_folder = {run.folder: run.cost() for run in runs}
+    costs = list(by_folder.values())
+    return {
+        "runs": len(costs),
+        "core_minutes": round(sum(cost["seconds"] for cost in costs) / 60, 1),
+        "commits": sorted({cost["commit"] for cost in costs}),
+        "versions": costs[0]["versions"] if costs else {},
+    }
+
+
+def with_legend_names(tried: "Tried") -> dict[str, dict[str, float]]:
+    """Accuracies by learning rate, by the names in legends."""
+    from figures.common import TUNED
+
+    named = {}
+    for name, accuracies in tried.items():
+        named[TUNED[name].name] = {f"{lr:g}": share for lr, share in accuracies.items()}
+    return named
+
+
+def to_json(findings: "Findings") -> dict[str, Any]:
+    """What a figure found, for its file."""
+    return {
+        "shares": {what: value._asdict() for what, value in findings.shares.items()},
+        "numbers": {what: value._asdict() for what, value in findings.numbers.items()},
+        "tables": {name: table._asdict() for name, table in findings.tables.items()},
+        "data": findings.data,
+    }
+
+
+def draw_figure(name: str, folder: Path) -> None:
+    """Draw NAME.png from the numbers in NAME.json."""
+    from toprlib.plotting import draw, save_figure
+
+    data = json.loads(read_text(folder / f"{name}.json"))["data"]
+    save_figure(draw(load_figure(name).panels(data)), folder / f"{name}.png")
+
+
+def main() -> None:
+    """The command line; one line and a non-zero exit status on bad input."""
+    with command("figures.run"):
+        options = tyro.cli(Options, prog="python -m figures.run", description=__doc__)
+        check(options)
+        if options.redraw:
+            for name in wanted_figures(options):
+                draw_figure(name, options.out)
+        else:
+            make(options)
+
+
+if __name__ == "__main__":
+    main()

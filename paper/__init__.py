@@ -1,1 +1,0 @@
-"""The paper's figures and Table 2."""

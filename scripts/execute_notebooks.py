@@ -1,0 +1,80 @@
+"""Run the notebooks with answers, and write the ones without from them.
+
+    python scripts/execute_notebooks.py                       # all of notebooks/answers/
+    python scripts/execute_notebooks.py notebooks/answers/02_bandit.ipynb
+
+A notebook without answers lies one folder higher. It has no outputs, and `...` where a guess is to
+be written. Progress bars that a notebook prints are left out of its outputs; any other output on
+the error stream is an error.
+"""
+
+import re
+import sys
+from copy import deepcopy
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
+ANSWERS = NOTEBOOKS / "answers"
+PROGRESS = re.compile(r"\s*|\w[\w ]*: .*\[\d\d:.*\]")  # a line of tqdm's
+ANSWER = "<details><summary>"  # how a cell with an answer begins
+
+
+def execute(notebook: nbformat.NotebookNode, folder: Path = ANSWERS) -> None:
+    """Run all cells in a fresh kernel, in a folder, and put their outputs into the notebook.
+
+    Raises nbclient's CellExecutionError if a cell fails, RuntimeError if one warns.
+    """
+    client = NotebookClient(
+        notebook,
+        timeout=300,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(folder)}},
+        coalesce_streams=True,
+    )
+    client.execute()
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if not is_progress(output)]
+            cell.metadata.pop("execution", None)  # the times at which it ran
+
+
+def is_progress(output: nbformat.NotebookNode) -> bool:
+    """Whether an output is a progress bar; RuntimeError if it is a warning."""
+    if output.get("name") != "stderr":
+        return False
+    for line in output.text.splitlines():
+        if not PROGRESS.fullmatch(line):
+            raise RuntimeError(f"a cell warns: {output.text}")
+    return True
+
+
+def without_answers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """The notebook that asks what this one answers; it lies one folder higher."""
+    asking = deepcopy(notebook)
+    asking.cells = [cell for cell in asking.cells if not cell.source.startswith(ANSWER)]
+    for cell in asking.cells:
+        cell.source = cell.source.replace("../..", "..")
+        if cell.cell_type == "code":
+            cell.outputs = []
+            cell.execution_count = None
+            cell.source = re.sub(r"^my_guess = \S+", "my_guess = ...", cell.source)
+    asking.metadata.pop("widgets", None)
+    return asking
+
+
+def main(arguments: list[str]) -> None:
+    """The command; arguments: paths of notebooks with answers, by default all."""
+    paths = [Path(argument) for argument in arguments] or sorted(ANSWERS.glob("*.ipynb"))
+    for path in paths:
+        print(path)
+        notebook = nbformat.read(path, as_version=4)
+        execute(notebook)
+        nbformat.write(notebook, path)
+        nbformat.write(without_answers(notebook), NOTEBOOKS / path.name)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,252 @@
+"""Write the tables of the Markdown pages, and draw three pictures, from results/ and studies/.
+
+    python scripts/make_tables.py
+
+A table stands between the lines `<!-- table:FILE.TABLE -->` and `<!-- end -->`: results/FILE.json,
+or studies/*/FILE.json, has it under `tables`. `FILE.made` says how FILE was made, `FILE.numbers`
+has its numbers. Tables from several files are `<!-- table:NAME ARGUMENT -->`; NAME is one of
+TABLES. Verdicts on claims are computed by figures/claims.py. The code of the record
+results/weights.json is in commit 227e74c, docs/make_tables.py.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from figures.claims import (  # noqa: E402
+    REPRODUCED,
+    VERDICTS,
+    ClaimResult,
+    claims_table,
+    forest,
+    judge_claims,
+    number_text,
+)
+from figures.common import PAPER_METHODS, TUNED, Findings, numbers_table  # noqa: E402
+from tasks.verifier import to_tables as verifier_tables  # noqa: E402
+from toprlib.evaluation import METRICS, to_table  # noqa: E402
+from toprlib.plotting import METHOD_LABELS, Line, Panel, draw, draw_curve, save_figure  # noqa: E402
+from toprlib.report import Estimate, Table  # noqa: E402
+
+RESULTS = ROOT / "results"
+STUDIES = ROOT / "studies"
+PAGES = [
+    ROOT / "README.md",
+    *sorted(RESULTS.glob("*.md")),
+    *sorted(STUDIES.rglob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+BLOCK = re.compile(r"(<!-- table:([\w.-]+) ?([\w-]*) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+@cache
+def load(name: str) -> dict[str, Any]:
+    """The content of a file of results/, or of a folder of studies/."""
+    [file] = [*RESULTS.glob(f"{name}.json"), *STUDIES.glob(f"*/{name}.json")]
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+# ---- tables of one file ----
+
+
+@cache
+def tables_of(name: str) -> dict[str, str]:
+    """The tables of a file of results/, in Markdown, and how it was made.
+
+    >>> tables_of("fig2")["made"]
+    '`python reproduce.py fig2 --preset laptop --seeds 3 --seed 0`: no runs.'
+    """
+    content = load(name)
+    tables = {key: Table(**fields).markdown() for key, fields in content["tables"].items()}
+    if "numbers" in content:
+        shares = read_estimates(content["shares"])
+        numbers = read_estimates(content["numbers"])
+        tables["numbers"] = numbers_table(Findings({}, shares, numbers)).markdown()
+    cost = "no runs"
+    if content["runs"]:
+        commits = ", ".join(f"`{commit}`" for commit in content["commits"])
+        minutes = content["core_minutes"]
+        cost = f"{content['runs']} runs, {minutes:.0f} core-minutes, commits {commits}"
+    return {**tables, "made": f"`{content['command']}`: {cost}."}
+
+
+def read_estimates(fields: Mapping[str, Mapping[str, Any]]) -> dict[str, Estimate]:
+    """The estimates of a file, by their names."""
+    return {name: Estimate(**each) for name, each in fields.items()}
+
+
+# ---- tables of several files ----
+
+
+def methods() -> Table:
+    """The default run with each method."""
+    rows = []
+    for command, run in load("methods").items():
+        [iteration] = run["iterations"]
+        after = iteration["after"]
+        along = [f"{100 * point['correct']:.0f}" for point in iteration["curve"]]
+        options = command.removeprefix("python train_gsm8k.py --model tiny/worded").strip()
+        correct = Estimate.from_json(after["pass@1"]).text(100, unit=" %")
+        invalid = f"{100 * after['invalid']:.1f} %"
+        rows.append([f"`{options}`" if options else "(none)", correct, invalid, " ".join(along)])
+    head = ["options", "correct at the end", "invalid", "correct along the epoch, in %"]
+    return Table(head, rows)
+
+
+@cache
+def claim_results() -> list[ClaimResult]:
+    """The paper's claims with their verdicts."""
+    claims = json.loads((RESULTS / "claims.json").read_text(encoding="utf-8"))
+    return judge_claims(claims, load)
+
+
+def findings() -> Table:
+    """Every claim and its verdict; then the analysis, which is not measured but checked."""
+    table = claims_table(claim_results(), load, "README.md")
+    return Table(table.head, [*table.rows, analysis_row("../docs/")])
+
+
+def chosen_findings() -> Table:
+    """The claims that README shows, without the paper's numbers and the seeds."""
+    results = [result for result in claim_results() if "readme" in result.claim]
+    table = claims_table(results, load, "results/README.md")
+    rows = []
+    for figure, claim, _, ours, _, verdict in [*table.rows, analysis_row("docs/")]:
+        rows.append([figure, claim, ours, verdict])
+    return Table(["", "the paper's claim", "here", "verdict"], rows)
+
+
+def analysis_row(docs: str) -> list[str]:
+    """The paper's analysis as a row of the claims; docs: the path of the folder docs/."""
+    claim = "Propositions 3.1 and 3.2, Appendices B and C"
+    ours = "`python toy_bandit.py` checks each statement"
+    return [f"[Analysis]({docs}analysis.md)", claim, "", ours, "", f"**{REPRODUCED}**"]
+
+
+def verdict_counts() -> str:
+    """How many claims have each verdict, the row of the analysis included."""
+    verdicts = [result.verdict for result in claim_results()] + [REPRODUCED]
+    present = [verdict for verdict in VERDICTS if verdict in verdicts]
+    return "; ".join(f"{verdicts.count(verdict)} **{verdict}**" for verdict in present)
+
+
+def in_numbers(figure: str) -> str:
+    """Up to six numbers of a figure's claims, in a line; the table of claims has all."""
+    results = [one for one in claim_results() if one.claim["figure"] == figure and one.estimate]
+    texts = []
+    for result in results[:6]:
+        number = number_text(result, load)
+        texts.append(f"{result.claim['short']}: **{number}** ({result.verdict})")
+    return "; ".join(texts)
+
+
+def completions() -> Table:
+    """One test problem as it is answered before training, after TOPR and after naive REINFORCE."""
+    content = load("completions")
+    names = {
+        "before": "before training",
+        "topr": "after TOPR",
+        "reinforce": "after naive REINFORCE",
+    }
+    rows = []
+    for key, name in names.items():
+        text = content["completions"][key]["text"]
+        rows.append([name, text, f"{100 * content['correct'][key]:.0f} %"])
+    question = content["prompt"].removeprefix("Q: ").removesuffix("\nA:")
+    return Table(["", question, "right, of 2,400 answers"], rows)
+
+
+def metrics() -> Table:
+    """The metrics of results.json."""
+    rows = [[f"`{name}`", metric.meaning] for name, metric in METRICS.items()]
+    return Table(["metric", "what it is"], rows)
+
+
+def laptop() -> Table:
+    """What the default run prints."""
+    return to_table(load("laptop"))
+
+
+def verifier(name: str) -> str:
+    """The two tables of a verifier's run."""
+    return "\n\n".join(table.markdown() for table in verifier_tables(load(name)))
+
+
+# The name in a marker -> the function that makes its table, from the marker's argument if any.
+TABLES = {
+    "completions": completions,
+    "methods": methods,
+    "findings": findings,
+    "claims": chosen_findings,
+    "counted": verdict_counts,
+    "numbers": in_numbers,
+    "metrics": metrics,
+    "laptop": laptop,
+    "verifier": verifier,
+}
+
+
+def update_tables(text: str) -> str:
+    """The text of a page with its tables made from the files in results/."""
+    return BLOCK.sub(_update_block, text)
+
+
+def _update_block(match: re.Match[str]) -> str:
+    marker, name, argument, end = match.groups()
+    file, _, key = name.partition(".")
+    table = tables_of(file)[key] if key else TABLES[name](*argument.split())
+    content = table.markdown() if isinstance(table, Table) else table
+    return f"{marker}\n{content}\n\n{end}"
+
+
+# ---- pictures ----
+
+
+def rate_panels() -> list[Panel]:
+    """Accuracy on held-out problems against the learning rate."""
+    papers = {METHOD_LABELS[method] for method in PAPER_METHODS}
+    others = set(load("fig1")["learning_rates"]) - papers | {METHOD_LABELS["topr"]}
+    variants = set(load("variants")["learning_rates"])
+    return [
+        rate_panel("the paper's methods", "fig1", papers),
+        rate_panel("other methods", "fig1", others),
+        rate_panel("variants of TOPR's weight (ours)", "variants", variants),
+    ]
+
+
+def rate_panel(title: str, file: str, names: set[str]) -> Panel:
+    """A line for each of some names among the learning rates of a file."""
+    styles = {arm.name: arm.style for arm in TUNED.values()}
+    lines = []
+    for name, tried in load(file)["learning_rates"].items():
+        if name in names:
+            rates = [float(rate) for rate in tried]
+            shares = [100 * share for share in tried.values()]
+            lines.append(Line(rates, shares, name, styles[name]))
+    options = {"xscale": "log", "ylim": (-3, 100)}
+    return Panel(title, "learning rate", "correct (%), held-out problems, one seed", lines, options)
+
+
+def main() -> None:
+    """The command: write the pages that are out of date, and three pictures."""
+    for page in PAGES:
+        old = page.read_text(encoding="utf-8")
+        new = update_tables(old)
+        if new != old:
+            page.write_text(new, encoding="utf-8")
+            print(page.relative_to(ROOT))
+    save_figure(draw(rate_panels()), RESULTS / "rates.png")
+    save_figure(draw(forest(claim_results()), size=(10, 11)), RESULTS / "claims.png")
+    iterations = load("laptop")["iterations"]
+    save_figure(draw_curve(iterations, "TOPR, the default run"), RESULTS / "laptop.png")
+
+
+if __name__ == "__main__":
+    main()

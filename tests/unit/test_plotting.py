@@ -202,6 +202,7 @@ def make_iteration(shares, realised_share, weight_neg_mean, samples=100):
 ITERATIONS = [
     make_iteration((0.5, 0.625), [0.5, 0.75], [1.0, None]),
     make_iteration((0.625, 0.75), [0.8], [0.25], samples=60),
+    make_iteration((0.75, 0.5), [0.9], [0.125], samples=20),
 ]
 
 
@@ -209,19 +210,19 @@ def test_a_curve_joins_the_iterations_in_percent():
     accuracy, outcomes, reward, training = draw_curve(ITERATIONS, "the run").axes
     titles = [axes.get_title() for axes in (accuracy, outcomes, reward, training)]
     assert titles == ["the run", "outcomes", "reward", "weights in training"]
-    assert accuracy.lines[0].get_xydata().tolist() == [[0, 50], [100, 62.5], [160, 75]]
+    assert accuracy.lines[0].get_xydata().tolist() == [[0, 50], [100, 62.5], [160, 75], [180, 50]]
     shares = {line.get_label(): line.get_ydata().tolist() for line in outcomes.lines}
-    assert shares["correct"] == [50, 62.5, 75]
-    assert shares["incorrect"] == pytest.approx([40, 27.5, 15])
-    assert shares["invalid"] == [10, 10, 10]
-    assert reward.lines[0].get_ydata().tolist() == [1.0, 1.25, 1.5]
+    assert shares["correct"] == [50, 62.5, 75, 50]
+    assert shares["incorrect"] == pytest.approx([40, 27.5, 15, 40])
+    assert shares["invalid"] == [10, 10, 10, 10]
+    assert reward.lines[0].get_ydata().tolist() == [1.0, 1.25, 1.5, 1.0]
 
 
 def test_training_is_shown_at_the_middle_of_each_part_of_an_epoch():
     *_, training = draw_curve(ITERATIONS, "").axes
     share, weight = training.lines
-    assert share.get_xydata().tolist() == [[25, 50], [75, 75], [130, 80]]
-    assert weight.get_ydata().tolist() == pytest.approx([100, math.nan, 25], nan_ok=True)
+    assert share.get_xydata().tolist() == [[25, 50], [75, 75], [130, 80], [170, 90]]
+    assert weight.get_ydata().tolist() == pytest.approx([100, math.nan, 25, 12.5], nan_ok=True)
 
 
 def test_a_loss_without_weights_has_no_panel_of_weights():

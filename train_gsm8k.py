@@ -20,10 +20,9 @@ Read `experiment` first: it is Algorithm 1, iterated. The stages after it write 
 
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch reads both when it is imported: threads
-os.environ.setdefault(
-    "GOMP_SPINCOUNT", "1000"
-)  # that spin while they wait slow a busy machine down
+# Read by torch when it is imported: threads that spin while they wait slow a busy machine down.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import random
 import re
@@ -34,20 +33,20 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from decimal import Decimal
 from functools import partial
-from itertools import chain, groupby
-from operator import attrgetter
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import yaml
 from torch import Tensor
 
 import topr
 from toprlib import batches, checkpoints, distributed, files, language_model, results, sampling
 from toprlib.command import command
-from toprlib.dry_run import print_plan
 from toprlib.compositions import BASELINES, COMPOSITIONS
-from toprlib.external_samples import fingerprint, read_samples
+from toprlib.dry_run import print_plan
+from toprlib.external_samples import read_samples
 from toprlib.language_model import LanguageModel
 from toprlib.methods import METHODS
 from toprlib.preflight import check_machine, check_room
@@ -104,7 +103,7 @@ def load_problems(data: str, split: str) -> list[Problem]:
 
 def gsm8k_task(settings: Settings) -> Task:
     """`Q: ... A:` after the worked examples; with these, the next `Q:` ends a completion."""
-    shots = load_shots(settings.shots) if settings.shots else []
+    shots = read_shots(settings.shots, "Q:", "tasks/gsm8k/gsm8k-cot.yaml", parse_shots)
     train = [] if settings.samples else load_problems(settings.data, "train")
     test = load_problems(settings.data, "test") if settings.test_problems else []
     return Task(
@@ -119,16 +118,10 @@ def gsm8k_task(settings: Settings) -> Task:
     )
 
 
-def load_shots(count: int) -> list[str]:
-    """`count` worked examples: the 8-shot prompt of Wang et al. 2022, from the lm-eval package."""
-
-    def parse(text: str) -> list[str]:
-        import yaml
-
-        examples = yaml.safe_load(text)["fewshot_config"]["samples"]
-        return [f"Q: {example['question']}\nA: {example['target']}" for example in examples]
-
-    return read_shots(count, "Q:", "tasks/gsm8k/gsm8k-cot.yaml", parse)
+def parse_shots(text: str) -> list[str]:
+    """The worked examples in a file of the lm-eval package: the prompt of Wang et al. 2022."""
+    examples = yaml.safe_load(text)["fewshot_config"]["samples"]
+    return [f"Q: {example['question']}\nA: {example['target']}" for example in examples]
 
 
 # ---- Algorithm 1, iterated (Section 4.3) ---------------------------------------------------------
@@ -154,28 +147,29 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
     task = lm.chat.apply_to(task) if lm.chat else task
     train_prompts = sampling.make_prompts(task, task.train, lm, settings.max_new_tokens)
     test_prompts = sampling.make_prompts(task, task.test, lm, settings.max_new_tokens)
+    lengths = [len(prompt.ids) for prompt in train_prompts + test_prompts]
+    max_tokens = max(lengths, default=0) + settings.max_new_tokens
     provided_samples = []
     if settings.samples:
         ask = lm.chat.format if lm.chat else None
         provided_samples = read_samples(settings.samples, settings.columns, ask)
         choose(1, provided_samples, lm, task, settings)  # samples that do not fit fail here
-    config = settings.to_config(fingerprint(settings.samples, provided_samples))
-    lengths = [len(prompt.ids) for prompt in train_prompts + test_prompts]
-    max_tokens = max(lengths, default=0) + settings.max_new_tokens
+    config = settings.to_config(provided_samples)
+    open_engine = partial(sampling_engine, lm, task, max_tokens, settings)
 
     is_sharded = distributed.ranks() > 1 or settings.dtype != "float32"
     with distributed.process_group(is_sharded), files.locked_run_folder(settings.out, config):
         if files.exists(settings.out / "results.json"):
-            return files.read_json(settings.out / "results.json")
+            return files.read_json(settings.out / "results.json")  # of an earlier command
         num_samples = len(provided_samples) or settings.n * len(train_prompts)
         check_room(settings, lm, max_tokens, num_samples, len(test_prompts))
         language_model.download_model(settings.model)
-        file = settings.out / "iteration-1" / "test-0.jsonl"
+        file = settings.iteration_folder(1) / "test-0.jsonl"
         point = EvalPoint(1, 0, 0, settings.model, file, is_end=True)
         all_points = [point]
         for iteration in range(1, settings.iterations + 1):
             # The GPU belongs to sampling from mu, the model that the iteration before has trained.
-            with sampling_engine(point.model, lm, task, max_tokens, settings) as engine:
+            with open_engine(point.model) as engine:
                 evaluate(point, engine, test_prompts, task, settings)
                 samples = provided_samples
                 if not samples:
@@ -191,19 +185,19 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
                     train(iteration, rows, trained, optimizer, loss, settings)  # lines 5 to 9
                     del trained, optimizer  # nothing else refers to them: the GPU is free
             for earlier in points[:-1]:
-                with sampling_engine(earlier.model, lm, task, max_tokens, settings) as engine:
+                with open_engine(earlier.model) as engine:
                     evaluate(earlier, engine, test_prompts, task, settings)
                 files.remove(Path(earlier.model))
             point = points[-1]  # mu_i = pi_{i-1} (Section 4.3)
             all_points += points
-        with sampling_engine(point.model, lm, task, max_tokens, settings) as engine:
+        with open_engine(point.model) as engine:
             evaluate(point, engine, test_prompts, task, settings)
         return results.write_results(all_points, task, settings)
 
 
 # ---- line 3: y ~ mu(.|x) -------------------------------------------------------------------------
 def sampling_engine(
-    model: str, lm: LanguageModel, task: Task, max_tokens: int, settings: Settings
+    lm: LanguageModel, task: Task, max_tokens: int, settings: Settings, model: str
 ) -> AbstractContextManager[Engine]:
     """What samples from a model: vLLM in its own process, or the model in this one.
 
@@ -223,16 +217,11 @@ def sample(
     iteration: int, engine: Engine, prompts: list[Prompt], task: Task, settings: Settings
 ) -> list[Sample]:
     """Line 3: n graded completions of each training problem."""
-    file = iteration_folder(iteration, settings) / "samples.jsonl"
+    file = settings.iteration_folder(iteration) / "samples.jsonl"
     if not files.exists(file):
         seed = settings.seed_of(f"samples {iteration}")
         sampling.sample_to_file(file, engine, prompts, settings.n, seed, task)
     return files.read_records(file, Sample)
-
-
-def iteration_folder(iteration: int, settings: Settings) -> Path:
-    """Where an iteration's files are."""
-    return settings.out / f"iteration-{iteration}"
 
 
 # ---- line 4: the dataset, with rewards less the baseline -----------------------------------------
@@ -277,7 +266,7 @@ def choose(
 
 
 def choose_baselines(chosen: list[Sample], settings: Settings) -> list[float]:
-    """Each sample's baseline: c, or the one that gives positives the effective share p~ (Eq. 12)."""
+    """Each sample's baseline: c, or what gives positives the effective share p~ (Eq. 12)."""
     c = settings.baseline or 0.0
     if settings.effective_proportion is not None:
         if {sample.reward for sample in chosen} - {-1.0, 1.0}:
@@ -294,7 +283,7 @@ def trainer(
     model: str, lm: LanguageModel, settings: Settings
 ) -> Iterator[tuple[LanguageModel, torch.optim.Optimizer]]:
     """The model in training and its optimizer, sharded over the GPUs of all ranks."""
-    sharding = Sharding(
+    sharding = language_model.Sharding(
         settings.dtype, settings.gradient_checkpointing, settings.reshard_after_forward
     )
     lora_seed = settings.seed_of("adapters")
@@ -311,20 +300,19 @@ def score(iteration: int, rows: Rows, lm: LanguageModel, settings: Settings) -> 
     It is computed in the batches of training: same padding, same precision, so that pi = mu in the
     first step. With --trust-logmu it is that of the samples.
     """
-    file = iteration_folder(iteration, settings) / "train.jsonl"
+    file = settings.iteration_folder(iteration) / "train.jsonl"
     if not files.exists(file):
         if not settings.trust_logmu:
             steps = batches.plan_steps(rows, settings.batch_size, settings.micro_batch_size)
             rows = batches.score_rows(rows, steps, lm.model)
         files.write_records(file, chain.from_iterable(rows))
-    examples = files.read_records(file, Example)
-    return [list(row) for _, row in groupby(examples, key=attrgetter("row"))]
+    return batches.group_rows(files.read_records(file, Example))
 
 
 # ---- lines 5 to 9: one epoch from pi = mu --------------------------------------------------------
 def evaluation_points(iteration: int, rows: Rows, settings: Settings) -> list[EvalPoint]:
     """The models of an epoch that are evaluated, of which the last one is the iteration's."""
-    folder = iteration_folder(iteration, settings)
+    folder = settings.iteration_folder(iteration)
     steps = batches.plan_steps(rows, settings.batch_size, settings.micro_batch_size)
     count = settings.evals_per_epoch if settings.test_problems else 1
     stops = {len(steps) * number // count for number in range(1, count + 1)}
@@ -360,7 +348,7 @@ def train(
     settings: Settings,
 ) -> None:
     """Lines 5 to 9: one epoch of `topr.train` from pi = mu, or from the last checkpoint on."""
-    folder = iteration_folder(iteration, settings)
+    folder = settings.iteration_folder(iteration)
     steps = batches.plan_steps(rows, settings.batch_size, settings.micro_batch_size)
     points = evaluation_points(iteration, rows, settings)
     models = {point.step: Path(point.model) for point in points}

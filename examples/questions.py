@@ -1,6 +1,7 @@
-"""A task for a chat model: short questions of twelve kinds. `make real-llm` trains SmolLM2-135M-Instruct on it.
+"""A task for a chat model: short questions of twelve kinds. `make real-llm` trains a model on it.
 
-`python -m examples.questions --model DIR --chat --max-new-tokens 12`; studies/real_model/ has what it came to.
+`python -m examples.questions --model DIR --chat --max-new-tokens 12`. Its results are in
+studies/real_model/.
 """
 
 import random
@@ -8,66 +9,78 @@ import re
 import unicodedata
 from pathlib import Path
 
-from pipeline.records import OUTCOMES, Outcome, Problem, Task
-from pipeline.settings import Settings
+from toprlib.records import OUTCOMES, Outcome, Problem, Task
+from toprlib.settings import Settings
 from train_gsm8k import main
 
-TESTS, RATES = (
-    96,
-    48,
-)  # questions to test with, and those that chose the learning rate of studies/real_model/
+NUM_TEST = 96  # questions to test with
+NUM_RATES = 48  # questions that chose the learning rate of studies/real_model/
+COMMON = "a also an answer as city form it its known located official there word"
 
 
-def words(text: str) -> list[str]:
-    """The words of a text, in small letters, without accents and the genitive's s."""
-    plain = unicodedata.normalize("NFKD", re.sub(r"['’]s\b", "", text)).encode("ascii", "ignore")
+def find_words(text: str) -> list[str]:
+    """The words of a text in lower case, without accents and without the genitive's s."""
+    without_genitive = re.sub(r"['’]s\b", "", text)
+    plain = unicodedata.normalize("NFKD", without_genitive).encode("ascii", "ignore")
     return re.findall("[a-z0-9]+", plain.decode().lower())
 
 
-LINES = [
-    line.split(" | ") for line in Path(__file__).with_suffix(".txt").read_text("utf-8").splitlines()
-]
-FRAME = set("a also an answer as city form it its known located official there word".split())
-FRAME |= {word for _, question, _ in LINES for word in words(question)}  # no answer has one of them
+def read_questions() -> list[list[str]]:
+    """The lines of questions.txt: kind, question, and answers with a slash between them."""
+    text = Path(__file__).with_suffix(".txt").read_text("utf-8")
+    return [line.split(" | ") for line in text.splitlines()]
 
 
-def first_answer(text: str) -> str | None:
-    """What the first part of a text says besides the words that frame an answer; None where no part says anything.
+def frame_words() -> set[str]:
+    """Words that frame an answer: common ones and those of the questions. No answer has one."""
+    words = set(COMMON.split())
+    for _, question, _ in read_questions():
+        words.update(find_words(question))
+    return words
 
-    >>> first_answer("In Colombia, it's Bogotá. Not"), first_answer("Lima or Quito"), first_answer("The capital of")
-    ('bogota', 'lima or quito', None)
+
+FRAME = frame_words()
+
+
+def parse_answer(text: str) -> str | None:
+    """What the first part of a text says besides the words that frame an answer; None if nothing.
+
+    >>> parse_answer("In Colombia, it's Bogotá. Not"), parse_answer("The capital of")
+    ('bogota', None)
+    >>> parse_answer("Lima or Quito")
+    'lima or quito'
     """
-    parts = (
-        [word for word in words(part) if word not in FRAME]
-        for part in re.split(r"[.,:;!?()\n]", text)
-    )
-    return next((" ".join(part) for part in parts if part), None)
+    for part in re.split(r"[.,:;!?()\n]", text):
+        words = [word for word in find_words(part) if word not in FRAME]
+        if words:
+            return " ".join(words)
+    return None
 
 
 def grade(text: str, gold: frozenset[str]) -> Outcome:
-    """correct where the first answer is one of `gold`, invalid where there is none: of a list the first one counts."""
-    return (
-        "invalid"
-        if (answer := first_answer(text)) is None
-        else "correct"
-        if answer in gold
-        else "incorrect"
-    )
+    """correct if the first answer is one of `gold`, invalid if there is none."""
+    answer = parse_answer(text)
+    if answer is None:
+        return "invalid"
+    return "correct" if answer in gold else "incorrect"
 
 
-def questions(settings: Settings) -> Task:
-    """The questions in random order: the first are for tests, the last for training."""
-    problems = [
-        Problem(q, q, frozenset(" ".join(words(a)) for a in gold.split("/")))
-        for _, q, gold in LINES
-    ]
+def questions_task(settings: Settings) -> Task:
+    """The questions in random order: the first ones are for tests, the last ones for training."""
+    problems = []
+    for _, question, answers in read_questions():
+        gold = frozenset(" ".join(find_words(answer)) for answer in answers.split("/"))
+        problems.append(Problem(question, question, gold))
     random.Random(0).shuffle(problems)
-    train, test = (
-        problems[TESTS + RATES :][: settings.problems],
-        problems[:TESTS][: settings.test_problems],
+    return Task(
+        name="questions",
+        train=problems[NUM_TEST + NUM_RATES :][: settings.problems],
+        test=problems[:NUM_TEST][: settings.test_problems],
+        parse=parse_answer,
+        grade=grade,
+        outcomes=OUTCOMES,
     )
-    return Task("questions", train, test, parse=first_answer, grade=grade, outcomes=OUTCOMES)
 
 
 if __name__ == "__main__":
-    main("questions", __doc__, questions)
+    main("questions", __doc__, questions_task)

@@ -1,13 +1,14 @@
-"""A task whose rewards are not +1 and -1: how much of a form an answer keeps, 0 to 1. See docs/in_your_trainer.md.
+"""A task whose rewards lie between 0 and 1: how many rules of a format an answer follows.
 
-`python -m examples.strict_format --baseline 0.6`. Without a baseline no reward is negative.
+`python -m examples.strict_format --baseline 0.6`. Without a baseline no reward is negative. See
+docs/in_your_trainer.md.
 """
 
 import re
 from dataclasses import replace
 
-from pipeline.records import Grade, Problem, Task
-from pipeline.settings import Settings
+from toprlib.records import Grade, Problem, Task
+from toprlib.settings import Settings
 from train_gsm8k import gsm8k_task, main
 
 RULES = (
@@ -19,16 +20,20 @@ RULES = (
 
 
 def reward(completion: str, problem: Problem) -> Grade:
-    """The share of the rules that the completion keeps, and the outcome's name in results.json."""
-    kept = sum(rule.fullmatch(completion) is not None for rule in RULES)
-    return Grade(kept / len(RULES), "all" if kept == len(RULES) else "some" if kept else "none")
+    """The share of the rules that the completion follows, and the name of the outcome."""
+    followed = sum(rule.fullmatch(completion) is not None for rule in RULES)
+    outcome = "some"
+    if followed == len(RULES):
+        outcome = "all"
+    elif followed == 0:
+        outcome = "none"
+    return Grade(followed / len(RULES), outcome)
 
 
-def strict_format(settings: Settings) -> Task:
-    """GSM8K's problems, or those of --data; without `parse`, which maj@k would need: there is nothing to vote on."""
-    task = gsm8k_task(settings)
+def strict_format_task(settings: Settings) -> Task:
+    """GSM8K's problems, or those of --data; without maj@k, because no answer is parsed."""
     return replace(
-        task,
+        gsm8k_task(settings),
         name="strict_format",
         grade=None,
         parse=None,
@@ -38,4 +43,4 @@ def strict_format(settings: Settings) -> Task:
 
 
 if __name__ == "__main__":
-    main("strict_format", __doc__, strict_format)
+    main("strict_format", __doc__, strict_format_task)

@@ -1,94 +1,124 @@
-"""A run in TensorBoard or wandb: its settings, steps and evaluations, from the files that it writes.
+"""A run in TensorBoard or wandb: its settings, steps and evaluations, from its files.
 
-`python -m examples.track runs/laptop tensorboard`, or wandb, follows the run until results.json is there. A step is one
-of the optimiser's, counted over all iterations. docs/runs.md says what is shown.
+`python -m examples.track runs/laptop tensorboard`, or wandb, follows the run until results.json
+exists. A step is one of the optimizer, counted over all iterations; docs/runs.md has more.
 """
 
 import os
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import tyro
 from pandas import json_normalize
 
-from pipeline.records import InputError, read_records
-from pipeline.runtime.processes import command
-from pipeline.runtime.run_folder import read_json
-from pipeline.settings import parsed
+from toprlib.command import command
+from toprlib.files import read_json, read_partial_records
+from toprlib.records import InputError
 
 PAUSE = 5.0  # seconds between two looks at the files
 
+Values = tuple[dict[str, Any], int]  # what is shown, and at which step
 
-def values_of(folder: Path, iterations: int) -> Iterator[tuple[dict[str, Any], int]]:
-    """The steps and evaluations of the run in `folder`, those to come too, each with its step."""
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says."""
+
+    folder: tyro.conf.Positional[Path]
+    """folder of a run"""
+    tracker: tyro.conf.Positional[Literal["tensorboard", "wandb"]]
+    """where to show it"""
+
+
+def read_values(folder: Path, iterations: int) -> Iterator[Values]:
+    """The steps of a run until it is finished, as they are written, then its evaluations."""
     logs = [folder / f"iteration-{number}" / "metrics.jsonl" for number in range(1, iterations + 1)]
-    shown, is_finished = 0, False
+    shown = 0
+    is_finished = False
     while not is_finished:
         is_finished = (folder / "results.json").exists()  # no step comes after it
-        steps = [step for log in logs for step in read_records(log, dict[str, Any], "growing")]
-        yield from (
-            ({"train": values}, step) for step, values in enumerate(steps[shown:], start=shown + 1)
-        )
-        shown = max(
-            shown, len(steps)
-        )  # fewer than before where a run was stopped and went on from a checkpoint
-        time.sleep(0 if is_finished else PAUSE)
-    results, before = read_json(folder / "results.json"), 0
+        steps = []
+        for log in logs:
+            steps += read_partial_records(log, dict[str, Any])
+        # Fewer than before, if the run was interrupted and resumed from a checkpoint.
+        for number, step in enumerate(steps[shown:], start=shown + 1):
+            yield {"train": step}, number
+        shown = max(shown, len(steps))
+        if not is_finished:
+            time.sleep(PAUSE)
+    yield from read_evaluations(folder, logs)
+
+
+def read_evaluations(folder: Path, logs: list[Path]) -> Iterator[Values]:
+    """The evaluations of a finished run."""
+    results = read_json(folder / "results.json")
     if "before" in results:
         yield {"test": results["before"]}, 0
+    steps_before = 0
     for log, iteration in zip(logs, results["iterations"], strict=True):
-        files = [int(file.stem.removeprefix("test-")) for file in log.parent.glob("test-*.jsonl")]
-        points = zip(sorted({*files} - {0}), iteration.get("curve", [])[1:], strict=True)
-        yield from (({"test": values}, before + step) for step, values in points)
-        before += iteration["dataset"]["steps"]
+        files = log.parent.glob("test-*.jsonl")
+        steps = {int(file.stem.removeprefix("test-")) for file in files} - {0}
+        points = iteration.get("curve", [])[1:]
+        for step, point in zip(sorted(steps), points, strict=True):
+            yield {"test": point}, steps_before + step
+        steps_before += iteration["dataset"]["steps"]
+
+
+def flatten(values: dict[str, Any]) -> dict[str, Any]:
+    """Nested values as one level, with names such as train/loss."""
+    return json_normalize(values, sep="/").iloc[0].dropna().to_dict()
 
 
 def show(folder: Path, tracker: str) -> None:
-    """Show the run in `folder`; InputError where it is none, or where wandb has no account."""
+    """Show the run in `folder`. Raises InputError if it is not a run, or if wandb refuses."""
     config = read_json(folder / "config.json")
-    nested = values_of(folder, config["iterations"])
-    values = (
-        (json_normalize(each, sep="/").iloc[0].dropna().to_dict(), step) for each, step in nested
-    )
-    if tracker == "wandb":
-        import wandb
+    show_in = {"tensorboard": show_in_tensorboard, "wandb": show_in_wandb}[tracker]
+    show_in(folder, config, read_values(folder, config["iterations"]))
 
-        try:
-            project = os.environ.get("WANDB_PROJECT", "topr")
-            run = wandb.init(project=project, name=folder.name, dir=folder, config=config)
-        except wandb.Error as error:
-            raise InputError(
-                f"wandb: {str(error).splitlines()[0]} (WANDB_MODE=offline needs no account)"
-            ) from None
-        run.define_metric("*", step_metric="step")  # wandb's own steps must grow
-        for numbers, step in values:
-            run.log(numbers | {"step": step})
-        return
+
+def show_in_tensorboard(folder: Path, config: dict, values: Iterator[Values]) -> None:
+    """Write the events of a run into folder/tensorboard."""
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(str(folder / "tensorboard")) as writer:
-        writer.add_text(
-            "settings", "".join(f"    {name}: {value}\n" for name, value in config.items())
-        )
-        for numbers, step in values:
-            for name, number in numbers.items():
+        lines = [f"    {name}: {value}\n" for name, value in config.items()]
+        writer.add_text("settings", "".join(lines))
+        for nested, step in values:
+            for name, number in flatten(nested).items():
                 writer.add_scalar(name, number, step)
             writer.flush()
 
 
+def show_in_wandb(folder: Path, config: dict, values: Iterator[Values]) -> None:
+    """Send a run to wandb, or into a folder with WANDB_MODE=offline."""
+    import wandb
+
+    project = os.environ.get("WANDB_PROJECT", "topr")
+    try:
+        run = wandb.init(project=project, name=folder.name, dir=folder, config=config)
+    except wandb.Error as error:
+        reason = str(error).splitlines()[0]
+        message = f"wandb: {reason}; WANDB_MODE=offline needs no account"
+        raise InputError(message, option="tracker") from None
+    run.define_metric("*", step_metric="step")  # wandb's own steps must grow
+    for nested, step in values:
+        run.log(flatten(nested) | {"step": step})
+
+
 def main() -> None:
-    """The command line; one line and a non-zero exit status where something is missing."""
+    """The command line. An input error is one line."""
     with command("track"):
-        kinds = tuple[Path, Literal["tensorboard", "wandb"]]
-        folder, tracker = parsed(kinds, prog="examples.track", description=__doc__)
+        options = tyro.cli(Options, prog="examples.track", description=__doc__)
         try:
-            show(folder, tracker)
+            show(options.folder, options.tracker)
         except ModuleNotFoundError:
-            raise InputError(
-                f"{tracker}: is not installed: {sys.executable} -m pip install {tracker}"
-            ) from None
+            fix = f"{sys.executable} -m pip install {options.tracker}"
+            message = f"{options.tracker} is not installed; {fix}"
+            raise InputError(message, option="tracker") from None
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Compares two mathematical answers with math-verify, in a process of its own.
 
-An expression such as 9^{9^{9^9}} takes unlimited time and memory: the process is killed, and the answer is incorrect.
-Python's own process pools would import torch into each new process.
+An expression such as 9^{9^{9^9}} takes unlimited time and memory: the process is then killed, and
+the answer is incorrect. Python's own process pools would import torch into each new process.
 """
 
 import subprocess
@@ -12,7 +12,7 @@ from functools import lru_cache
 from multiprocessing import Pipe
 from pathlib import Path
 
-from pipeline.records import InputError
+from toprlib.records import InputError
 
 WORKER = Path(__file__).with_name("judge_worker.py")
 LONGEST = 500  # characters of an answer that math-verify reads; ours
@@ -20,7 +20,9 @@ START_SECONDS = 120.0  # until math-verify is imported; ours
 
 
 class Judge:
-    r"""Compares answers in LaTeX or plain text. seconds: the limit for reading an answer, and for comparing two (ours).
+    r"""Compares answers in LaTeX or plain text.
+
+    seconds: the limit for reading an answer, and for comparing two (ours).
 
     >>> judge = Judge()
     >>> judge.equal(r"\frac{1}{2}", "0.5"), judge.equal("3", "4")
@@ -29,10 +31,10 @@ class Judge:
 
     def __init__(self, seconds: int = 3):
         self._seconds = seconds
-        self._patience = (
-            4.0 * seconds
-        )  # two are read and compared; a process that takes longer is killed
-        self._process, self._end = None, lambda: None
+        # Two are read and compared; a process that takes longer is killed.
+        self._patience = 4.0 * seconds
+        self._process = None
+        self._end = lambda: None
         self._ask_once = lru_cache(maxsize=100_000)(self._ask)  # a prompt's samples often agree
 
     def equal(self, gold: str, answer: str) -> bool:
@@ -40,13 +42,11 @@ class Judge:
 
         A text of more than LONGEST characters equals itself only.
         """
-        gold, answer = (
-            " ".join(gold.split()),
-            " ".join(answer.split()),
-        )  # math-verify's $...$ ends with the line
-        return gold == answer or (
-            max(len(gold), len(answer)) <= LONGEST and self._ask_once(gold, answer)
-        )
+        gold = " ".join(gold.split())  # in math-verify, $...$ ends with the line
+        answer = " ".join(answer.split())
+        if gold == answer:
+            return True
+        return max(len(gold), len(answer)) <= LONGEST and self._ask_once(gold, answer)
 
     def _ask(self, gold: str, answer: str) -> bool:
         reply = None

@@ -1,4 +1,4 @@
-"""The process that compares mathematical answers for judge.py. It imports nothing of this project, to start fast."""
+"""The process that compares answers for judge.py. It imports nothing else, to start fast."""
 
 import logging
 import resource
@@ -20,7 +20,8 @@ def main() -> None:
 
     pipe.send(True)
     for pair in iter(pipe.recv, None):  # until EOFError, where the judge has ended
-        # `$...$`: math-verify reads no LaTeX without it. LaTeX only: its reader for plain text ends in Python's eval.
+        # `$...$`: math-verify reads no LaTeX without it. LaTeX only: its reader for plain text
+        # ends in Python's eval.
         expressions = [
             parse(f"${text}$", [LatexExtractionConfig()], parsing_timeout=seconds) for text in pair
         ]

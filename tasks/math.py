@@ -1,41 +1,47 @@
-r"""The experiment of train_gsm8k.py on MATH, with its problems, prompt and grading (Section 4.1 of the TOPR paper).
+r"""The experiment of train_gsm8k.py on MATH: problems, prompt and grading (Section 4.1).
 
-    python -m tasks.math                                       # a few problems of our own: shows that it runs, no more
-    python -m tasks.math --data MATH_DIR --shots 4 --model DIR # the original files, the paper's 4-shot prompt
+    python -m tasks.math                                       # a few problems of ours
+    python -m tasks.math --data MATH_DIR --shots 4 --model DIR # original files, the paper's prompt
     torchrun --nproc-per-node 8 -m tasks.math paper            # the paper's run, on eight GPUs
 
-docs/math_and_verifier.md has the form of the files, and says where the grading by math-verify is **stricter than the
-script that the paper used** (Shao et al. 2024). No problem of MATH comes with this project: its licence is disputed.
+docs/math_and_verifier.md has the form of the files, and says where the grading by math-verify is
+**stricter than the script that the paper used** (Shao et al. 2024). No problem of MATH comes with
+this project: its licence is disputed.
 """
 
 import ast
 import re
 import zlib
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 
 from pydantic import BaseModel, model_validator
 
-from pipeline.records import OUTCOMES, Outcome, Problem, Task, read_shots, read_split
-from pipeline.settings import TINY, Settings
 from tasks.judge import Judge
+from toprlib.problems import read_shots, read_split
+from toprlib.records import OUTCOMES, Outcome, Problem, Task
+from toprlib.settings import TINY, Settings
 from train_gsm8k import PAPER, main
 
-FINAL, HOPE = "final answer is", "I hope"
+MATH = "EleutherAI/hendrycks_math"  # its training problems
+MATH_500 = "HuggingFaceH4/MATH-500"  # "the smaller MATH-500 test set (Lightman et al., 2023)" (4.1)
+
+FINAL = "final answer is"
+HOPE = "I hope"  # ... it is correct: the end of an answer in the paper's prompt
 FORMULA = re.compile(r"[\s:*]*(\$\$?|\\\[|\\\()(.+?)(?:\$\$?|\\\]|\\\))[\s.*]*(?:\n|$)", re.DOTALL)
 LATEX = re.compile(r"\\(?:boxed|fbox)\s*\{?|\\.|[{}]", re.DOTALL)
 
 
 def extract_answer(text: str) -> str | None:
-    r"""The answer after the last "final answer is", else the content of the last \boxed{}; None if there is neither.
+    r"""The answer after the last "final answer is", else in the last \boxed{}; None without both.
 
-    After "final answer is" comes a box, else a formula, else the rest of the line; "I hope" (it is correct) ends it. Of
-    nested boxes the innermost counts. A box that is empty or not closed does not count.
+    After "final answer is" comes a box, else a formula, else the rest of the line; "I hope" ends
+    it. Of nested boxes the innermost counts. A box that is empty or not closed does not count.
 
-    >>> extract_answer(r"it is $\boxed{\frac{1}{2}}$."), extract_answer("The final answer is $[2,5)$. I hope ...")
-    ('\\frac{1}{2}', '[2,5)')
+    >>> extract_answer(r"it is $\boxed{\frac{1}{2}}$.")
+    '\\frac{1}{2}'
+    >>> extract_answer("The final answer is $[2,5)$. I hope it is correct.")
+    '[2,5)'
     """
     _, marker, rest = text.rpartition(FINAL)
     rest = rest.partition(HOPE)[0] if marker else ""
@@ -45,34 +51,39 @@ def extract_answer(text: str) -> str | None:
 
 
 def extract_box(text: str) -> str | None:
-    r"""The content of the last \boxed{} or \fbox{} that is closed and not empty; None without one. In linear time.
+    r"""The content of the last \boxed{} or \fbox{} that is closed and not empty. In linear time.
 
     >>> extract_box(r"\boxed{1}, \boxed{\{2, 3\}} and \boxed{4")
     '\\{2, 3\\}'
     """
-    answer, last, open_braces = None, -1, []
+    answer = None
+    last_start = -1  # where the content of `answer` begins
+    open_braces = []  # for each one where the content of its box begins, or -1 for a plain brace
     for match in LATEX.finditer(text):
         token = match[0]
-        if token == "}" and open_braces:
-            start = open_braces.pop()
-            content = (
-                trim(text[start : match.start()]) if start > last else ""
-            )  # else a box inside it was read
-            if content:
-                answer, last = content, start
-        elif token == "{":
-            open_braces.append(-1)  # a plain brace is no box: -1 never exceeds `last`
+        if token == "{":
+            open_braces.append(-1)
+        elif token.startswith(("\\boxed", "\\fbox")) and token.endswith("{"):
+            open_braces.append(match.end())
         elif token.startswith(("\\boxed", "\\fbox")):
-            if token.endswith("{"):
-                open_braces.append(match.end())
-            elif content := re.match(
-                r"\s*([^\s${}]+?)[.,]?(?=[\s$]|$)", text[match.end() : match.end() + 100]
-            ):
-                answer, last = (
-                    content[1],
-                    match.end(),
-                )  # \boxed 3, as some of MATH's own solutions have it
+            content = _box_without_braces(text, match.end())
+            if content:
+                answer = content
+                last_start = match.end()
+        elif token == "}" and open_braces:
+            start = open_braces.pop()
+            # An outer box closes after a box inside it, which counts instead.
+            content = trim(text[start : match.start()]) if start > last_start else ""
+            if content:
+                answer = content
+                last_start = start
     return answer
+
+
+def _box_without_braces(text: str, start: int) -> str | None:
+    r"""The content of `\boxed 3`, as some of MATH's own solutions have it."""
+    match = re.match(r"\s*([^\s${}]+?)[.,]?(?=[\s$]|$)", text[start : start + 100])
+    return match[1] if match else None
 
 
 def trim(answer: str) -> str:
@@ -87,9 +98,12 @@ def trim(answer: str) -> str:
 
 
 def grade(text: str, gold: str, judge: Judge) -> Outcome:
-    r"""invalid without an answer, else correct if math-verify finds it equal to gold. An unreadable one is incorrect.
+    r"""invalid without an answer, else correct if math-verify finds it equal to gold.
 
-    >>> [grade(text, "0.5", Judge()) for text in (r"\boxed{1/2}", r"\boxed{50}", r"\boxed{?}", r"\boxed{}", "1/2")]
+    An answer that math-verify cannot read is incorrect.
+
+    >>> texts = (r"\boxed{1/2}", r"\boxed{50}", r"\boxed{?}", r"\boxed{}", "1/2")
+    >>> [grade(text, "0.5", Judge()) for text in texts]
     ['correct', 'incorrect', 'incorrect', 'invalid', 'invalid']
     """
     answer = extract_answer(text)
@@ -99,7 +113,7 @@ def grade(text: str, gold: str, judge: Judge) -> Outcome:
 
 
 class MathRow(BaseModel):
-    """A problem as MATH's files have it, with its answer in the solution; MATH-500 has the answer by itself."""
+    """A problem of MATH's files, whose answer is in the solution; MATH-500 has it by itself."""
 
     problem: str
     solution: str | None = None
@@ -114,55 +128,56 @@ class MathRow(BaseModel):
 
 
 def load_problems(data: str, split: str) -> list[Problem]:
-    """The problems of a split; InputError names the file and line without an answer.
+    """The problems of a split. Raises InputError for a line without an answer.
 
-    The files are sorted by subject. Here the order is fixed but mixed, so that the first problems are of all subjects.
+    The files are sorted by subject. Here the order is fixed but mixed, so that the first problems
+    are of all subjects.
     """
-    rows = read_split(data, split, MathRow)
-    problems = [
-        Problem(f"{split}-{line}", row.problem, row.answer)
-        for line, row in enumerate(rows, start=1)
-    ]
+    problems = []
+    for line, row in enumerate(read_split(data, split, MathRow), start=1):
+        problems.append(Problem(f"{split}-{line}", row.problem, row.answer))
     return sorted(problems, key=lambda problem: zlib.crc32(problem.question.encode()))
 
 
-def load_shots(count: int, file: Path | None) -> list[str]:
-    """`count` worked examples: from `file`, or the 4-shot prompt of Lewkowycz et al. 2022 in the lm-eval package.
+def parse_shots(text: str) -> list[str]:
+    """The worked examples in a module of the lm-eval package: Lewkowycz et al. 2022.
 
-    The package's module is parsed, not imported: its import needs other versions of packages than this project.
+    The module is parsed, not imported: its import needs other packages than this project.
     """
-
-    def parse(text: str) -> list[str]:
-        functions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
-        [function] = [f for f in functions if f.name == "list_fewshot_samples"]
-        rows = ast.literal_eval(function.body[-1].value)
-        return [f"Problem:\n{row['problem']}\n\nSolution: {row['solution']}" for row in rows]
-
-    return read_shots(count, file, "Problem:", "tasks/minerva_math/utils.py", parse)
+    functions = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef):
+            functions[node.name] = node
+    rows = ast.literal_eval(functions["list_fewshot_samples"].body[-1].value)
+    return [f"Problem:\n{row['problem']}\n\nSolution: {row['solution']}" for row in rows]
 
 
-def without_shots(problems: list[Problem], shots: list[str]) -> list[Problem]:
-    """The problems without those among the worked examples, which are MATH's own. Compares letters and digits only."""
-    letters = partial(re.sub, r"[\W_]+", "")
-    texts = [letters(shot) for shot in shots]
-    return [
-        p
-        for p in problems
-        if not any(s.startswith(letters(f"Problem{p.question}Solution")) for s in texts)
-    ]
+def remove_shots(problems: list[Problem], shots: list[str]) -> list[Problem]:
+    """The problems without those of the worked examples, which are MATH's own training problems."""
+    shot_texts = [_letters(shot) for shot in shots]
+    kept = []
+    for problem in problems:
+        start = _letters(f"Problem{problem.question}Solution")
+        if not any(text.startswith(start) for text in shot_texts):
+            kept.append(problem)
+    return kept
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"[\W_]+", "", text)
 
 
 def math_task(settings: Settings) -> Task:
-    """MATH as a task: `Problem: ... Solution:` after the shots; with shots, the next `Problem:` ends a completion."""
-    shots, judge = load_shots(settings.shots, settings.shots_file), Judge()
-    train = load_problems(settings.data, "train") if settings.samples is None else []
-
+    """`Problem: ... Solution:` after the shots; with these, another `Problem:` ends a sample."""
+    judge = Judge()
+    shots = read_shots(settings.shots, "Problem:", "tasks/minerva_math/utils.py", parse_shots)
+    train = [] if settings.samples else load_problems(settings.data, "train")
+    test_data = MATH_500 if settings.data == MATH else settings.data
+    test = load_problems(test_data, "test") if settings.test_problems else []
     return Task(
         name="math",
-        train=without_shots(train, shots)[: settings.problems],
-        test=load_problems(settings.test_source, "test")[: settings.test_problems]
-        if settings.test_source
-        else [],
+        train=remove_shots(train, shots)[: settings.problems],
+        test=test[: settings.test_problems],
         prompt=lambda problem: "\n\n".join([*shots, f"Problem:\n{problem.question}\n\nSolution:"]),
         parse=extract_answer,
         grade=lambda text, gold: grade(text, gold, judge),
@@ -175,16 +190,15 @@ def math_task(settings: Settings) -> Task:
 SETTINGS = MappingProxyType(
     {
         # ours: the tiny model cannot solve such problems
-        "laptop": Settings(data=str(TINY / "math"), n=4, test_samples=4, k=2, curve_points=1),
+        "laptop": Settings(data=str(TINY / "math"), n=4, eval_samples=4, k=2, evals_per_epoch=1),
         "paper": replace(
             PAPER,
-            data="EleutherAI/hendrycks_math",
-            test_data="HuggingFaceH4/MATH-500",  # "the smaller MATH-500 test set (Lightman et al., 2023)" (4.1)
+            data=MATH,
             shots=4,  # "using the 4-shot prompt from Lewkowycz et al. (2022)" (4.1)
             problems=7_500,  # "7,500 training problems" (4.1), less the four of the prompt
             n=32,  # "For each training question we generate n = 32 candidate solutions" (4.1)
             test_problems=500,
-            test_samples=16,  # "16 for MATH due to the cost of evaluating" (4.2)
+            eval_samples=16,  # "16 for MATH due to the cost of evaluating" (4.2)
             k=16,  # Figure 8's maj@16, here of all 16 samples: it has no interval of its own
         ),
     }

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from runs import SMALL, contents, experiment
 
 import train_gsm8k as gsm8k
-from pipeline.models.language_model import load_model
+from toprlib.language_model import load_model
 
 # Deterministic, so that a failure is one for everybody; no deadline, because no test is about time.
 settings.register_profile("topr", derandomize=True, deadline=None, database=None)
@@ -41,6 +40,8 @@ def lm():
 @pytest.fixture(scope="session")
 def run(tmp_path_factory):
     """`run(**changes)`: the folder of a finished small run, made once in this process of tests, to be read only."""
+    from runs import SMALL, contents, experiment
+
     made = {}
 
     def run(**changes):
@@ -66,7 +67,7 @@ def python():
 @pytest.fixture(scope="session")
 def vllm(python, lm, tmp_path_factory):
     """One engine of vLLM for all tests that can share it."""
-    from pipeline.vllm.client import vllm_engine
+    from toprlib.vllm_client import vllm_engine
 
     settings = gsm8k.Settings(engine="vllm", vllm_python=python)
     with vllm_engine(
@@ -78,7 +79,7 @@ def vllm(python, lm, tmp_path_factory):
 # Run under other interpreters, with packages that this one lacks.
 collect_ignore = ["interpreted", "verl_steps.py"]
 
-LONGEST = "rehearsal restart vllm notebooks faults vllm_gpu run tiny reproduce conformance training".split()
+LONGEST = "rehearsal restart vllm notebooks faults vllm_gpu run tiny reproduce verdicts training".split()
 
 
 def pytest_collection_modifyitems(items):

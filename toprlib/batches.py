@@ -6,7 +6,8 @@ A row is what has to be in one micro-batch: a completion, or the two of a pair f
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, product
+from itertools import chain, groupby, product
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
@@ -109,7 +110,7 @@ def _own_logmu(sample: Sample, length: int, place: dict) -> list[float]:
     return sample.token_logmu
 
 
-# ---- the order of training -------------------------------------------------------------------------
+# ---- the order of training -----------------------------------------------------------------------
 def shuffle_examples(examples: Sequence[Example], rng: random.Random) -> list[list[Example]]:
     """Each example as a row, in random order.
 
@@ -163,12 +164,17 @@ def number_rows(rows: Sequence[Sequence[Example]]) -> list[list[Example]]:
     return numbered
 
 
-# ---- the optimizer steps of an epoch ------------------------------------------------------------
+def group_rows(examples: Iterable[Example]) -> list[list[Example]]:
+    """The rows of numbered examples, such as the lines of train.jsonl."""
+    return [list(row) for _, row in groupby(examples, key=attrgetter("row"))]
+
+
+# ---- the optimizer steps of an epoch -------------------------------------------------------------
 FILLER = -1  # `row` of an example that only keeps the ranks in step
 
 
 class StepPlan(NamedTuple):
-    """An optimizer step as examples: this rank's micro-batches, and the completions of all ranks."""
+    """An optimizer step: this rank's micro-batches of examples, and all ranks' completions."""
 
     micro_batches: list[list[Example]]
     completions: int
@@ -219,7 +225,7 @@ def _filler(row: Sequence[Example]) -> list[Example]:
     return [replace(example, reward=0.0, row=FILLER) for example in row]
 
 
-# ---- log mu ----------------------------------------------------------------------------------------
+# ---- log mu --------------------------------------------------------------------------------------
 @torch.no_grad()
 def score_rows(
     rows: Sequence[Sequence[Example]], steps: Sequence[StepPlan], model: torch.nn.Module
@@ -236,7 +242,9 @@ def score_rows(
             for example, line in zip(examples, values, strict=True):
                 completion = line[: len(example.completion_ids)]
                 # The shortest decimals of these float32 values: train.jsonl is half as large.
-                token_logmu[example.row, example.sample] = [float(str(value)) for value in completion]
+                token_logmu[example.row, example.sample] = [
+                    float(str(value)) for value in completion
+                ]
     for part in gather(token_logmu):
         token_logmu |= part
     scored = []
@@ -246,7 +254,7 @@ def score_rows(
     return scored
 
 
-# ---- tensors ---------------------------------------------------------------------------------------
+# ---- tensors -------------------------------------------------------------------------------------
 def to_tensors(steps: Iterable[StepPlan]) -> Iterator[tuple[list[Batch], int]]:
     """The steps as `topr.train` takes them; each is put into tensors when it is its turn."""
     for step in steps:

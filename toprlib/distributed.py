@@ -133,10 +133,17 @@ def progress_bar(
 ) -> tqdm:
     """`items` with a progress bar on rank zero; without items, a bar for `update`.
 
-    done: how many of `total` an earlier command has done already. In a log file, where each update is a new line, there is one every ten seconds.
+    done: how many of `total` an earlier command has done. In a log file, where each update is a new
+    line, there is one every ten seconds.
     """
     seconds = 0.1 if sys.stderr.isatty() else 10.0
-    is_silent = rank() > 0
-    options = {"unit": unit, "disable": is_silent, "delay": seconds, "mininterval": seconds}
-    options["initial"] = done
-    return tqdm(items, description, total, **options)
+    return tqdm(
+        items,
+        description,
+        total,
+        unit=unit,
+        initial=done,
+        disable=rank() > 0,
+        delay=seconds,
+        mininterval=seconds,
+    )

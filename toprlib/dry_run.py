@@ -10,8 +10,13 @@ from toprlib.batches import MAX_PAIRS
 from toprlib.external_samples import read_samples
 from toprlib.language_model import load_without_weights
 from toprlib.methods import METHODS
-from toprlib.preflight import RunSize, checkpoint_bytes, count_parameters, disk_needed
-from toprlib.preflight import memory_needed
+from toprlib.preflight import (
+    RunSize,
+    checkpoint_bytes,
+    count_parameters,
+    disk_needed,
+    memory_needed,
+)
 from toprlib.records import Task
 from toprlib.report import Table
 from toprlib.sampling import make_prompts

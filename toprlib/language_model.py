@@ -196,7 +196,7 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-# ---- training: shards and optimizer ---------------------------------------------------------------
+# ---- training: shards and optimizer --------------------------------------------------------------
 class Sharding(NamedTuple):
     """How a model is computed when it is trained; none of it changes the float32 gradient."""
 

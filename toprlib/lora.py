@@ -18,9 +18,7 @@ def add_adapters(model: PreTrainedModel, rank: int, seed: int) -> torch.nn.Modul
     """
     from peft import LoraConfig, get_peft_model
 
-    config = LoraConfig(
-        r=rank, lora_alpha=rank, target_modules="all-linear", task_type="CAUSAL_LM"
-    )
+    config = LoraConfig(r=rank, lora_alpha=rank, target_modules="all-linear", task_type="CAUSAL_LM")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return get_peft_model(model, config).eval()

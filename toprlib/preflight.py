@@ -24,7 +24,7 @@ SMALL_RUN = 10**9  # bytes; a run below it is not checked; ours
 CGROUP = Path("/sys/fs/cgroup")  # the limits of a container
 
 
-# ---- GPU and compiler ------------------------------------------------------------------------------
+# ---- GPU and compiler ----------------------------------------------------------------------------
 def check_machine(settings: Settings) -> None:
     """Raises InputError if GPUs or the compiler are not what the settings need."""
     if settings.preset == "laptop" and not torch.cuda.is_available():
@@ -81,7 +81,7 @@ def _compiler_problem(python: str) -> str | None:
     return f"vLLM's kernels need Python.h, which is missing in {include}; {fix}"
 
 
-# ---- disk and memory -------------------------------------------------------------------------------
+# ---- disk and memory -----------------------------------------------------------------------------
 class RunSize(NamedTuple):
     """What decides how much disk and memory a run needs."""
 

@@ -1,4 +1,4 @@
-"""The records that flow through a run: Problem -> Sample -> Example -> topr.Batch; and what a task is."""
+"""The records of a run, Problem -> Prompt -> Sample -> Example, and what a task is."""
 
 import operator
 from collections import Counter
@@ -14,7 +14,7 @@ OUTCOMES: tuple[str, ...] = get_args(Outcome)
 
 
 class InputError(ValueError):
-    """What the user gave cannot be used. The message is one line: what is wrong, then how to fix it.
+    """What the user gave cannot be used. The message says what is wrong, then how to fix it.
 
     option, file, line, field: what the error is about, where that is known. They begin the message.
 
@@ -130,9 +130,9 @@ class Task:
     stop: tuple[str, ...] = ()
     same: Callable[[Any, Any], bool] = operator.eq
     reward: Callable[[str, Problem], float | Grade] | None = None
-    batch_reward: (
-        Callable[[Sequence[str], Sequence[Problem]], Sequence[float | Grade]] | None
-    ) = None
+    batch_reward: Callable[[Sequence[str], Sequence[Problem]], Sequence[float | Grade]] | None = (
+        None
+    )
     outcomes: tuple[str, ...] = ("correct", "incorrect")
 
     def __post_init__(self) -> None:

@@ -15,7 +15,12 @@ from toprlib.distributed import gather, rank, rank_zero_only
 from toprlib.evaluation import evaluate, to_table
 from toprlib.files import append_to_file, read_json, read_records, read_text, write_file, write_json
 from toprlib.methods import METHODS
-from toprlib.metrics import check_start_ratio, engine_mismatch, step_metrics, summarize_epoch
+from toprlib.metrics import (
+    check_start_ratio,
+    engine_mismatch,
+    step_metrics,
+    summarize_epoch,
+)
 from toprlib.plotting import draw_curve, save_figure
 from toprlib.preflight import is_rehearsal
 from toprlib.records import Example, InputError, Sample, Task
@@ -25,7 +30,7 @@ if TYPE_CHECKING:
     from train_gsm8k import EvalPoint
 
 
-# ---- the dataset -----------------------------------------------------------------------------------
+# ---- the dataset ---------------------------------------------------------------------------------
 @rank_zero_only
 def describe_dataset(
     iteration: int, samples: Sequence[Sample], rows: Sequence[Sequence[Example]], settings: Settings
@@ -51,7 +56,7 @@ def describe_dataset(
         "trained": _count(chosen),
         "baseline": round(sum(baselines) / len(baselines), 12),  # the mean, where they differ
     }
-    write_json(settings.out / f"iteration-{iteration}" / "dataset.json", content)
+    write_json(settings.iteration_folder(iteration) / "dataset.json", content)
 
 
 def _count(samples: Sequence[Sample]) -> dict[str, int]:
@@ -100,7 +105,7 @@ def _sign_fix(smallest: float, largest: float, settings: Settings) -> str:
     return f"give {option}, between the smallest reward {smallest:g} and the largest {largest:g}"
 
 
-# ---- the steps -------------------------------------------------------------------------------------
+# ---- the steps -----------------------------------------------------------------------------------
 def log_step(file: Path, step: int, stats: StepStats, settings: Settings) -> None:
     """Append what a step saw, on all ranks, to metrics.jsonl.
 
@@ -136,7 +141,7 @@ def explain_errors(steps: Iterable[StepStats], done: int) -> Iterator[StepStats]
         raise InputError(f"step {step + 1} does not fit the GPU: {reason}; {fix}") from None
 
 
-# ---- the results -----------------------------------------------------------------------------------
+# ---- the results ---------------------------------------------------------------------------------
 @rank_zero_only
 def write_results(points: Sequence["EvalPoint"], task: Task, settings: Settings) -> dict[str, Any]:
     """results.json and curve.png from the files of the run; returns the content of the former.
@@ -150,7 +155,7 @@ def write_results(points: Sequence["EvalPoint"], task: Task, settings: Settings)
         last = results["before"] = _evaluate_file(points[0].file, task, settings)
     iterations = []
     for iteration in range(1, settings.iterations + 1):
-        folder = settings.out / f"iteration-{iteration}"
+        folder = settings.iteration_folder(iteration)
         log = read_text(folder / "metrics.jsonl").splitlines()
         entry = {
             "dataset": read_json(folder / "dataset.json") | {"steps": len(log)},

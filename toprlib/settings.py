@@ -16,11 +16,11 @@ from pydantic import FiniteFloat, TypeAdapter, ValidationError
 import topr
 from toprlib.compositions import BASELINES, COMPOSITIONS
 from toprlib.distributed import device, ranks
-from toprlib.external_samples import parse_columns
+from toprlib.external_samples import fingerprint, parse_columns
 from toprlib.files import first_validation_error, read_text
 from toprlib.language_model import Dtype, OptimizerName
 from toprlib.methods import METHODS
-from toprlib.records import InputError, Task
+from toprlib.records import InputError, Sample, Task
 
 PROJECT = Path(__file__).resolve().parent.parent
 TINY = PROJECT / "tiny"
@@ -40,18 +40,18 @@ class Settings:
     """Every setting of a run. "paper" or "ours" says where the default of `laptop` is from."""
 
     preset: tyro.conf.Positional[Preset] = "laptop"
-    """comes first: laptop, a tiny model on tiny problems (ours); single-gpu, 24 GB (ours); paper, 8 x H100"""
+    """first: laptop (tiny model and problems, ours); single-gpu (24 GB, ours); paper (8 x H100)"""
 
     model: str = str(TINY / "two_thirds")
     """folder or hub name of the base model (ours; paper: Llama 3 8B Instruct)"""
     data: str = str(TINY)
     """folder with train.jsonl and test.jsonl in GSM8K's form, or a hub name: openai/gsm8k (ours)"""
     samples: str | None = None
-    """file, folder or hub name of samples to train on, in place of sampling: prompt, completion, reward (ours)"""
+    """file, folder or hub name of samples to train on: prompt, completion, reward (ours)"""
     columns: tuple[str, ...] = ()
-    """FIELD=COLUMN ...: where --samples has fields under other names; reward=A+B for a sum (ours)"""
+    """FIELD=COLUMN ...: columns of --samples with other names; reward=A+B for a sum (ours)"""
     trust_logmu: bool = False
-    """take token_logmu of --samples for log mu; without the check that pi = mu at the first step (ours)"""
+    """take token_logmu of --samples for log mu; skips the check that pi = mu at step 1 (ours)"""
     shots: AtLeastZero = 0
     """worked examples before the question (ours for the tiny model; paper: 8)"""
     chat: bool = False
@@ -66,7 +66,7 @@ class Settings:
     n: Count = 16
     """samples per training problem (paper, Section 4.1; for Anna Karenina 64, Section 4.3)"""
     composition: Literal[*COMPOSITIONS] = "uniform"
-    """samples to train on: any (paper), the positives, Anna Karenina's, or a --proportion of positives"""
+    """samples to train on: any (paper), positives, Anna Karenina's, a --proportion of positives"""
     proportion: OpenShare | None = None
     """share of positives for --composition proportion (paper, Section 4.3: 0.1 and 0.5)"""
     examples: Count | None = None
@@ -90,18 +90,18 @@ class Settings:
     """longest completion, in tokens (ours; paper: 512)"""
 
     method: Literal[*METHODS] = "topr"
-    """topr, tis, sft, reinforce, off_policy: rows of Table 1; ppo, dpo: what the paper compares with"""
+    """topr, tis, sft, reinforce, off_policy: rows of Table 1; ppo, dpo: for comparison (4.3)"""
     limits: tuple[float, float, float, float] | None = None
     """a+ b+ a- b-: bounds of the ratio (Eq. 7), in place of the method's"""
     baseline: FiniteFloat | None = None
     """c, subtracted from the reward (paper: none)"""
     baseline_from: Literal[*BASELINES] = "zero"
-    """what --baseline is counted from: zero (paper), or the mean reward of all samples, or of the prompt's"""
+    """what --baseline is added to: zero (paper), the mean reward of all samples, or a prompt's"""
     effective_proportion: Share | None = None
     """p~, effective share of positives, in place of --baseline (Eq. 12)"""
 
     optimizer: OptimizerName = "adamw"
-    """adamw (ours for a tiny model), adafactor (paper, Section 4.2) or sgd (ours); without weight decay"""
+    """adamw (ours for a tiny model), adafactor (paper, Section 4.2), sgd (ours); no decay"""
     lr: Positive = 5e-5
     """constant learning rate (ours for a tiny model; paper: 5e-7)"""
     batch_size: Count = 16
@@ -162,15 +162,19 @@ class Settings:
         """
         return self.eval_samples if is_end else max(self.eval_samples // 4, 2)
 
+    def iteration_folder(self, iteration: int) -> Path:
+        """Where the files of an iteration are."""
+        return self.out / f"iteration-{iteration}"
+
     def seed_of(self, stage: str) -> int:
         """A seed for each stage, so that a change in one stage leaves the others' numbers alone."""
         return zlib.crc32(f"{stage} {self.seed}".encode())
 
-    def to_config(self, fingerprint: str | None) -> dict:
+    def to_config(self, provided_samples: Sequence[Sample] = ()) -> dict:
         """What the run is, for config.json.
 
-        fingerprint: that of --samples. A path inside the project is relative to it, so that a copy
-        of the project can resume its runs.
+        provided_samples: those of --samples. A path inside the project is relative to it, so that a
+        copy of the project can resume its runs.
         """
         config = {}
         for name, value in dataclasses.asdict(self).items():
@@ -179,7 +183,8 @@ class Settings:
                 config[name] = str(value).removeprefix(f"{PROJECT}/") if is_text else value
         config["engine"] = self.engine_name
         config["system"] = self.system_prompt if self.chat else None
-        config["samples_sha256"] = fingerprint
+        digest = fingerprint(self.samples, provided_samples) if self.samples else None
+        config["samples_sha256"] = digest
         config["ranks"] = ranks()
         return config
 
@@ -204,14 +209,14 @@ NOT_IN_CONFIG = ("out", "dry_run", "vllm_python")  # they change no number
 AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
-# ---- the command line ------------------------------------------------------------------------------
+# ---- the command line ----------------------------------------------------------------------------
 def read_settings(
     arguments: Sequence[str],
     presets: Mapping[str, AnySettings],
     description: str | None = None,
     runs: str = "runs/",
 ) -> AnySettings:
-    """The settings of a command line: the preset that it begins with, if it does, and changes to it.
+    """The settings of a command line: a preset, if it begins with one, and changes to it.
 
     runs: what the name of the run's folder begins with if --out is missing.
 
@@ -233,7 +238,7 @@ def read_settings(
     return replace(settings, out=settings.out or settings.default_out(defaults, runs))
 
 
-# ---- checks ----------------------------------------------------------------------------------------
+# ---- checks --------------------------------------------------------------------------------------
 def check(settings: Settings, processes: int | None = None) -> None:
     """Raises InputError for settings out of range, or that do not go together.
 

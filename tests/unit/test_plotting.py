@@ -21,9 +21,9 @@ from toprlib.plotting import (
 )
 
 
-def draw_one(drawn, **options):
+def draw_one(panel_lines, **options):
     """The axes of a figure with one panel."""
-    [axes] = draw([Panel("title", "x (s)", "y (m)", drawn, options)]).axes
+    [axes] = draw([Panel("title", "x (s)", "y (m)", panel_lines, options)]).axes
     return axes
 
 
@@ -38,7 +38,8 @@ def labels_of(legend):
 def test_styles_of_one_figure_differ_in_color_dashes_and_marker(names):
     """Any two of these lines can be distinguished in greyscale, by dashes or by markers alone."""
     for one, other in combinations(names, 2):
-        first, second = STYLES[one], STYLES[other]
+        first = STYLES[one]
+        second = STYLES[other]
         assert first.colour != second.colour
         assert first.marker != second.marker
         assert first.dashes != second.dashes
@@ -71,8 +72,7 @@ def test_points_are_not_joined_and_rows_have_level_intervals(kind, axis):
     """each: dots for the values, on the height or above the place of their point."""
     values = [[4.0, 5.5], [6.5, 8.0]]
     x_and_y = [[0, 1], [5, 7]] if kind == "points" else [[5, 7], [0, 1]]
-    drawn = Line(*x_and_y, "tis", kind=kind, half_width=[1, 2], each=values)
-    axes = draw_one([drawn])
+    axes = draw_one([Line(*x_and_y, "tis", kind=kind, half_width=[1, 2], each=values)])
     points = axes.lines[0]
     assert [points.get_xdata().tolist(), points.get_ydata().tolist()] == x_and_y
     assert points.get_linestyle() == "None"
@@ -147,8 +147,8 @@ def test_a_legend_is_beside_the_axes_and_within_the_figure():
 
 
 def test_panels_with_the_same_labels_share_a_legend():
-    drawn = lines([0, 1], {"topr": [0, 1], "reinforce": [1, 0]})
-    figure = draw([Panel("one", "x", "y", drawn), Panel("two", "x", "y", drawn)])
+    two_lines = lines([0, 1], {"topr": [0, 1], "reinforce": [1, 0]})
+    figure = draw([Panel("one", "x", "y", two_lines), Panel("two", "x", "y", two_lines)])
     [legend] = figure.legends
     assert labels_of(legend) == ["TOPR", "naive REINFORCE"]
     assert [axes.get_legend() for axes in figure.axes] == [None, None]

@@ -133,6 +133,15 @@ def sample_to_file(
     remove(*file.parent.glob(f"{file.name}.part-*"))
 
 
+def sample_prompts(
+    engine: Engine, prompts: Sequence[Prompt], n: int, seed: int, task: Task
+) -> list[Sample]:
+    """n graded samples of each prompt, in the order of the prompts, by this process alone."""
+    with progress_bar(None, "sampling", "sample", n * len(prompts)) as bar:
+        samples = _sample_chunk(engine, prompts, n, seed, bar)
+    return grade_samples(task, samples, [prompt.problem for prompt in prompts])
+
+
 def _part(file: Path, rank: int) -> Path:
     """The file of the samples of one rank, which are not graded until the share is complete."""
     return file.with_name(f"{file.name}.part-{rank}")

@@ -265,5 +265,7 @@ def to_table(results: dict[str, Any]) -> Table:
     for number, iteration in enumerate(iterations, start=1):
         head.append("after" if len(iterations) == 1 else f"after iteration {number}")
         columns.append(format_entry(iteration["after"]))
-    rows = [[label, *(column[label] for column in columns)] for label in columns[0]]
+    rows = []
+    for label in columns[0]:
+        rows.append([label] + [column[label] for column in columns])
     return Table(head, rows)

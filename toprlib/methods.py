@@ -65,8 +65,8 @@ def dpo_loss(
     this. A pair whose rewards are both 0 adds nothing to the loss and the gradient: ranks that have
     run out of pairs compute such fillers. beta = 0.1 is ours.
     denominator: as in `topr.topr_loss`, in completions; the loss is the mean over denominator / 2
-    pairs. Lengths do not matter. Other arguments, shapes and errors as there; also ValueError if B
-    is odd, or if the second completion of a pair has the higher reward.
+    pairs. Lengths do not matter. Other arguments, shapes and errors as in `topr_loss`; also
+    ValueError if B is odd, or if the second completion of a pair has the higher reward.
 
     >>> import torch
     >>> zeros = torch.zeros(2, 3)  # pi = mu: nothing is preferred yet, the loss is log 2

@@ -102,10 +102,10 @@ def lines(x: Any, y: Mapping[str, Any], styles: str = "") -> list[Line]:
     ['up', 'down']
     """
     names = styles.split() or [""] * len(y)
-    drawn = []
+    new_lines = []
     for (label, values), style in zip(y.items(), names, strict=True):
-        drawn.append(Line(x, values, label, style))
-    return drawn
+        new_lines.append(Line(x, values, label, style))
+    return new_lines
 
 
 def estimates(
@@ -148,6 +148,7 @@ def draw(
 
 
 def _draw_panel(axes: Axes, panel: Panel) -> None:
+    # The scales first: what is drawn later adapts to them.
     axes.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel, **panel.options)
     unused_styles = cycle(PARAMETERS)
     for line in panel.lines:
@@ -200,7 +201,8 @@ def _draw_line(axes: Axes, line: Line, style: Style) -> None:
         axes.plot(line.x, line.y, ls=dashes, lw=2, markersize=5, markevery=every, **look)
         if line.half_width is not None:
             half_width = np.asarray(line.half_width, float)
-            low, high = line.y - half_width, line.y + half_width
+            low = line.y - half_width
+            high = line.y + half_width
             axes.fill_between(line.x, low, high, color=style.colour, alpha=0.2, linewidth=0)
         return
     alpha = 1 if len(line.x) < 100 else 0.5
@@ -215,6 +217,7 @@ def _draw_intervals(axes: Axes, line: Line, colour: str) -> None:
         half_width = np.asarray(line.half_width, float)
         errors = {"xerr" if is_level else "yerr": half_width}
         axes.errorbar(line.x, line.y, **errors, fmt="none", ecolor=colour, capsize=3)
+    # `each` may be empty: some results keep means and intervals without the single values.
     positions = line.y if is_level else line.x
     for position, values in zip(positions, line.each or (), strict=False):
         at = [position] * len(values)
@@ -301,5 +304,6 @@ def _training_panels(iterations: Sequence[Mapping[str, Any]]) -> list[Panel]:
     }
     if np.isnan(list(y.values())).all():
         return []
-    drawn = lines(x, y, "correct incorrect")
-    return [Panel("weights in training", SAMPLES_SEEN, "share or weight (%)", drawn, PERCENT)]
+    label = "share or weight (%)"
+    two_lines = lines(x, y, "correct incorrect")
+    return [Panel("weights in training", SAMPLES_SEEN, label, two_lines, PERCENT)]

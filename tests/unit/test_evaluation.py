@@ -145,6 +145,15 @@ def test_the_majority_is_weighted(samples, weights, expected):
     assert majority_is_correct(make_answers("rww-"), 0, samples, weights) is expected
 
 
+@pytest.mark.parametrize(
+    ("letters", "expected"), [("rwwr", True), ("wrrw", False), ("-rwrw", True), ("xwrrw", False)]
+)
+def test_a_tie_goes_to_the_answer_that_came_first(letters, expected):
+    """Even if another answer reached its number of votes earlier."""
+    samples = range(len(letters))
+    assert majority_is_correct(make_answers(letters), 0, samples) is expected
+
+
 # ---- answers -------------------------------------------------------------------------------------
 def test_the_first_outcome_is_correct_whatever_the_reward():
     samples = [
@@ -173,6 +182,12 @@ def test_answers_vote_together_if_the_task_says_that_they_are_the_same():
     task = make_task(grade=str, parse=parse, same=lambda a, b: a.lower() == b.lower())
     answers = to_answers(make_samples("wWx-X", "XxwWW"), task)
     assert answers.votes == [["w", "w", "x", None, "x"], ["X", "X", "w", "w", "w"]]
+
+
+def test_an_answer_between_two_others_votes_with_the_first():
+    """As with a tolerance, where 2 is the same as 1 and as 3, which are not the same."""
+    task = make_task(grade=str, parse=int, same=lambda a, b: abs(a - b) <= 1)
+    assert to_answers(make_samples("132"), task).votes == [[1, 3, 1]]
 
 
 @pytest.mark.parametrize(

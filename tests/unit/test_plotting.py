@@ -21,9 +21,9 @@ from toprlib.plotting import (
 )
 
 
-def draw_one(drawn, **options):
+def draw_one(panel_lines, **options):
     """The axes of a figure with one panel."""
-    [axes] = draw([Panel("title", "x (s)", "y (m)", drawn, options)]).axes
+    [axes] = draw([Panel("title", "x (s)", "y (m)", panel_lines, options)]).axes
     return axes
 
 
@@ -38,7 +38,8 @@ def labels_of(legend):
 def test_styles_of_one_figure_differ_in_color_dashes_and_marker(names):
     """Any two of these lines can be distinguished in greyscale, by dashes or by markers alone."""
     for one, other in combinations(names, 2):
-        first, second = STYLES[one], STYLES[other]
+        first = STYLES[one]
+        second = STYLES[other]
         assert first.colour != second.colour
         assert first.marker != second.marker
         assert first.dashes != second.dashes
@@ -71,8 +72,7 @@ def test_points_are_not_joined_and_rows_have_level_intervals(kind, axis):
     """each: dots for the values, on the height or above the place of their point."""
     values = [[4.0, 5.5], [6.5, 8.0]]
     x_and_y = [[0, 1], [5, 7]] if kind == "points" else [[5, 7], [0, 1]]
-    drawn = Line(*x_and_y, "tis", kind=kind, half_width=[1, 2], each=values)
-    axes = draw_one([drawn])
+    axes = draw_one([Line(*x_and_y, "tis", kind=kind, half_width=[1, 2], each=values)])
     points = axes.lines[0]
     assert [points.get_xdata().tolist(), points.get_ydata().tolist()] == x_and_y
     assert points.get_linestyle() == "None"
@@ -147,8 +147,8 @@ def test_a_legend_is_beside_the_axes_and_within_the_figure():
 
 
 def test_panels_with_the_same_labels_share_a_legend():
-    drawn = lines([0, 1], {"topr": [0, 1], "reinforce": [1, 0]})
-    figure = draw([Panel("one", "x", "y", drawn), Panel("two", "x", "y", drawn)])
+    two_lines = lines([0, 1], {"topr": [0, 1], "reinforce": [1, 0]})
+    figure = draw([Panel("one", "x", "y", two_lines), Panel("two", "x", "y", two_lines)])
     [legend] = figure.legends
     assert labels_of(legend) == ["TOPR", "naive REINFORCE"]
     assert [axes.get_legend() for axes in figure.axes] == [None, None]
@@ -202,6 +202,7 @@ def make_iteration(shares, realised_share, weight_neg_mean, samples=100):
 ITERATIONS = [
     make_iteration((0.5, 0.625), [0.5, 0.75], [1.0, None]),
     make_iteration((0.625, 0.75), [0.8], [0.25], samples=60),
+    make_iteration((0.75, 0.5), [0.9], [0.125], samples=20),
 ]
 
 
@@ -209,19 +210,19 @@ def test_a_curve_joins_the_iterations_in_percent():
     accuracy, outcomes, reward, training = draw_curve(ITERATIONS, "the run").axes
     titles = [axes.get_title() for axes in (accuracy, outcomes, reward, training)]
     assert titles == ["the run", "outcomes", "reward", "weights in training"]
-    assert accuracy.lines[0].get_xydata().tolist() == [[0, 50], [100, 62.5], [160, 75]]
+    assert accuracy.lines[0].get_xydata().tolist() == [[0, 50], [100, 62.5], [160, 75], [180, 50]]
     shares = {line.get_label(): line.get_ydata().tolist() for line in outcomes.lines}
-    assert shares["correct"] == [50, 62.5, 75]
-    assert shares["incorrect"] == pytest.approx([40, 27.5, 15])
-    assert shares["invalid"] == [10, 10, 10]
-    assert reward.lines[0].get_ydata().tolist() == [1.0, 1.25, 1.5]
+    assert shares["correct"] == [50, 62.5, 75, 50]
+    assert shares["incorrect"] == pytest.approx([40, 27.5, 15, 40])
+    assert shares["invalid"] == [10, 10, 10, 10]
+    assert reward.lines[0].get_ydata().tolist() == [1.0, 1.25, 1.5, 1.0]
 
 
 def test_training_is_shown_at_the_middle_of_each_part_of_an_epoch():
     *_, training = draw_curve(ITERATIONS, "").axes
     share, weight = training.lines
-    assert share.get_xydata().tolist() == [[25, 50], [75, 75], [130, 80]]
-    assert weight.get_ydata().tolist() == pytest.approx([100, math.nan, 25], nan_ok=True)
+    assert share.get_xydata().tolist() == [[25, 50], [75, 75], [130, 80], [170, 90]]
+    assert weight.get_ydata().tolist() == pytest.approx([100, math.nan, 25, 12.5], nan_ok=True)
 
 
 def test_a_loss_without_weights_has_no_panel_of_weights():

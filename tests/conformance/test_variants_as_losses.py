@@ -7,7 +7,7 @@ import torch
 from loss_builders import method_loss
 
 import topr
-from topr_conformance import VARIANTS, LossInputs, neg_grad, paper_neg_grad, variants
+from topr_conformance import VARIANTS, Limits, LossInputs, neg_grad, paper_neg_grad, variants
 from topr_conformance.limits import TABLE_1
 from topr_conformance.random_batches import random_batch
 from topr_conformance.variants import FrozenWeight
@@ -39,6 +39,16 @@ def test_limits_are_those_of_table_1():
     assert set(ROWS) == set(TABLE_1)
     for name, row in ROWS.items():
         assert TABLE_1[name] == astuple(topr.PRESETS[row])
+
+
+def test_a_clipped_ratio_has_the_gradient_of_the_ratio_within_the_bounds_and_none_elsewhere():
+    log_ratio = torch.tensor([[-2.0], [-1.0], [0.0], [0.1], [0.0]], requires_grad=True)
+    reward = torch.tensor([[-1.0], [-1.0], [1.0], [-1.0], [1.0]])
+    weight = Limits(1, 1, 0.2, 1).weight(log_ratio, reward)
+    [gradient] = torch.autograd.grad(weight.sum(), log_ratio)
+    inside = torch.tensor(-1.0).exp().item()  # e^-2 is below 0.2
+    assert weight.flatten().tolist() == pytest.approx([0.2, inside, 1, 1, 1])
+    assert gradient.flatten().tolist() == pytest.approx([0, inside, 0, 0, 0])
 
 
 @pytest.mark.parametrize("name", ROWS)

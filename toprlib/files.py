@@ -83,7 +83,7 @@ def first_validation_error(error: ValidationError) -> tuple[str, str | None]:
     """What is wrong with a record, in one line, and the field that it is about."""
     first = error.errors(include_url=False)[0]
     field = ".".join(str(part) for part in first["loc"]) or None
-    message = " ".join(first["msg"].removeprefix("Value error, ").split())
+    message = first["msg"].removeprefix("Value error, ")
     if first["msg"].startswith("Input should"):
         message += f", not {first['input']!r:.80}"
         if isinstance(first["input"], bool):

@@ -79,7 +79,7 @@ def vllm(python, lm, tmp_path_factory):
 # Run under other interpreters, with packages that this one lacks.
 collect_ignore = ["interpreted", "verl_steps.py"]
 
-LONGEST = "rehearsal restart vllm notebooks faults vllm_gpu run tiny reproduce conformance training".split()
+LONGEST = "rehearsal restart vllm notebooks faults vllm_gpu run tiny reproduce verdicts training".split()
 
 
 def pytest_collection_modifyitems(items):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from unit_helpers import double
+from unit_helpers import double, rho
 
 import topr
 from topr import (
@@ -98,15 +98,6 @@ def test_weight_of_extreme_ratios(dtype):
     assert weight.dtype == at_least_float32(dtype)
     unbounded = importance_weight(log_ratio.detach(), 0, math.inf)
     assert not unbounded.isnan().any()
-
-
-def rho(ratio, a, b):
-    """Section 3.1, literally, on numbers."""
-    if ratio < a:
-        return a * (1 + math.log(ratio / a))
-    if ratio > b:
-        return b * (1 + math.log(ratio / b)) if b > 0 else 0.0
-    return ratio
 
 
 @given(st.floats(1e-6, 1e6), bounds)

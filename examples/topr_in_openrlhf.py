@@ -13,7 +13,7 @@ from topr import PRESETS, importance_weight
 class ToprPolicyLoss(PolicyLoss):
     """All tensors (B, T); a sequence's advantage is that of each of its tokens: set --algo.kl.init_coef 0."""
 
-    def forward(
+    def forward(  # noqa: PLR0913 - the arguments of OpenRLHF
         self,
         log_probs: Tensor,
         old_log_probs: Tensor,
@@ -42,7 +42,7 @@ class ToprPolicyLoss(PolicyLoss):
 
 
 def loss(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """For conformance: called as OpenRLHF's ActorPPOTrainer calls its PolicyLoss."""
+    """For topr-conformance: called as OpenRLHF's ActorPPOTrainer calls its PolicyLoss."""
     return ToprPolicyLoss()(
         logp, logmu, reward[:, None] * mask, action_mask=mask, rollout_log_probs=None
     )[0]

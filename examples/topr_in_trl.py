@@ -1,8 +1,9 @@
 """The paper's loss in TRL's GRPO trainer: a mixin that overrides the loss and nothing else.
 
-make .venv-trl/ready                                           # TRL 1.16.0 in an environment of its own
-.venv-trl/bin/python -m conformance examples.topr_in_trl:loss  # prints "paper"
-.venv-trl/bin/python examples/train_with_trl.py                # a run of it
+make .venv-trl/ready                             # TRL 1.16.0 in an environment of its own
+export PYTHONPATH=conformance                    # the checker, which is not installed there
+.venv-trl/bin/python -m topr_conformance examples.topr_in_trl:loss  # prints "paper"
+.venv-trl/bin/python examples/train_with_trl.py  # a run of it
 """
 
 import warnings
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topr import PRESETS, importance_weight, topr_loss_of_tokens
+from topr import PRESETS, importance_weight, topr_loss
 
 
 class ToprLoss:
@@ -46,12 +47,12 @@ class ToprLoss:
         self._metrics["train" if model.training else "eval"]["topr/weight"].append(
             weight.mean().item()
         )
-        value = topr_loss_of_tokens(logp, logmu, reward, mask)
+        value = topr_loss(logp, logmu, reward, mask)
         return value / (self.current_gradient_accumulation_steps if model.training else 1)
 
 
 def loss(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """For conformance: the mixin's loss, with the little that it needs of the trainer."""
+    """For topr-conformance: the mixin's loss, with the little that it needs of the trainer."""
     trainer = ToprLoss()
     trainer.current_gradient_accumulation_steps, trainer._metrics = (
         4,

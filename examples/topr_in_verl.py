@@ -1,7 +1,8 @@
 """The paper's loss in verl: a policy loss in verl's own registry.
 
-make .venv-verl/ready                                            # verl 0.9.1 in an environment of its own
-.venv-verl/bin/python -m conformance examples.topr_in_verl:loss  # prints "paper"
+make .venv-verl/ready          # verl 0.9.1 in an environment of its own
+export PYTHONPATH=conformance  # the checker, which is not installed there
+.venv-verl/bin/python -m topr_conformance examples.topr_in_verl:loss  # prints "paper"
 """
 
 from typing import Any
@@ -15,7 +16,7 @@ from topr import PRESETS, importance_weight
 
 
 @register_policy_loss("topr")
-def topr_policy_loss(
+def topr_policy_loss(  # noqa: PLR0913 - the arguments of verl
     old_log_prob: Tensor,
     log_prob: Tensor,
     advantages: Tensor,
@@ -49,7 +50,7 @@ def topr_policy_loss(
 
 
 def loss(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """For conformance: the registered loss, with a configuration of verl's workers."""
+    """For topr-conformance: the registered loss, with a configuration of verl's workers."""
     actor = ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1)
     return get_policy_loss_fn("topr")(
         logmu, logp, reward[:, None] * mask, mask.bool(), config=actor

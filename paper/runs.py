@@ -30,7 +30,6 @@ from torch import Tensor
 
 import topr
 import train_gsm8k
-from conformance.variants import VARIANTS
 from pipeline.dry_run import counts
 from pipeline.models.language_model import load_model
 from pipeline.records import InputError, Sample, Task, read_records, read_text, write_file
@@ -39,6 +38,7 @@ from pipeline.runtime.processes import progress_bar, rank, ranks
 from pipeline.settings import Settings, check
 from tasks import verifier
 from tasks.verifier import VerifierSettings
+from topr_conformance.variants import VARIANTS
 
 
 class Job(NamedTuple):
@@ -348,7 +348,7 @@ def learn_with(
     >>> loss.keywords["limits"] == topr.PRESETS["reinforce"]
     True
     """
-    token_loss = VARIANTS[variant]()
+    token_loss = VARIANTS[variant]
 
     def logprobs(pi: torch.nn.Module, batch: topr.Batch) -> Tensor:
         with torch.no_grad():

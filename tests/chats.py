@@ -12,7 +12,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from pipeline.settings import TINY
+from toprlib.settings import TINY
 
 # As the families' public tokenizers ask; what these say of tools is left out.
 LLAMA = """{%- for message in messages -%}

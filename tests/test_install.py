@@ -1,4 +1,4 @@
-"""The package that `pip install .` makes: topr and conformance, with torch alone, from any directory."""
+"""What pip installs: from the root topr.py, from conformance/ the checker; both need torch only."""
 
 import os
 import re
@@ -33,82 +33,94 @@ def workflow():
     return [shlex.split(step["run"]) for step in yaml.safe_load(text)["steps"] if "run" in step]
 
 
+def install(requirement, folder):
+    """Install without its dependencies and without a network, as only torch is required."""
+    options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--target", folder]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, requirement], check=True)
+
+
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """The folder it was installed into, as the workflow does, from a repository of the files that it is made of."""
-    source, site = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
+def repository(tmp_path_factory):
+    """A repository of the files that the two distributions are made of."""
+    source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE", "requirements.txt", "topr.py"):
         shutil.copy(ROOT / name, source)
-    shutil.copytree(ROOT / "conformance", source / "conformance")
-    git = "git init --quiet && git add . && git -c user.name=a -c user.email=b commit --quiet --message All"
-    subprocess.run(git, shell=True, cwd=source, check=True)
-    [[pip, install, requirement], _] = workflow()
-    options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--target", site]
-    what = requirement.replace("URL", f"file://{source}")
-    subprocess.run([sys.executable, "-m", pip, install, *options, what], check=True)
+    ignored = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
+    shutil.copytree(ROOT / "conformance", source / "conformance", ignore=ignored)
+    author = ["-c", "user.name=a", "-c", "user.email=b"]
+    subprocess.run(["git", "init", "--quiet"], cwd=source, check=True)
+    subprocess.run(["git", "add", "."], cwd=source, check=True)
+    commit = ["git", *author, "commit", "--quiet", "--message", "All"]
+    subprocess.run(commit, cwd=source, check=True)
+    return source
+
+
+@pytest.fixture(scope="module")
+def checker(repository, tmp_path_factory):
+    """The folder that the checker was installed into, as the workflow does."""
+    site = tmp_path_factory.mktemp("checker")
+    [[_, command, requirement], _] = workflow()
+    assert command == "install"
+    install(requirement.replace("URL", f"file://{repository}"), site)
     return site
 
 
-def call(installed, cwd, *arguments, without=NOT_REQUIRED):
-    """The installed script in a folder of the user's, `without` some modules; a warning is an error."""
-    script = (installed / "bin" / "topr-conformance").read_text(
-        encoding="utf-8"
-    )  # its first line is a comment
-    code = f"import sys\nsys.modules |= dict.fromkeys({without})\nsys.argv[1:] = {list(arguments)}\n{script}"
-    numpy = "ignore:Failed to initialize NumPy"  # torch itself warns where there is none
+def call(site, cwd, *arguments):
+    """The installed script in a folder of the user's, with torch alone; a warning is an error."""
+    script = (site / "bin" / "topr-conformance").read_text(encoding="utf-8")
+    hide = f"import sys\nsys.modules |= dict.fromkeys({NOT_REQUIRED})"
+    code = f"{hide}\nsys.argv[1:] = {list(arguments)}\n{script}"
+    numpy = "ignore:Failed to initialize NumPy"  # torch itself warns without it
     command = [sys.executable, "-W", "error", "-W", numpy, "-c", code]
-    environment = os.environ | {"PYTHONPATH": str(installed)}
+    environment = os.environ | {"PYTHONPATH": str(site)}
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
 
 
-def test_it_holds_topr_and_the_checker_and_requires_torch(installed):
-    [folder] = installed.glob("*.dist-info")
-    names = {path.name for path in installed.iterdir()} - {"__pycache__", "bin"}
-    assert names == {"topr.py", "conformance", folder.name}
-    pinned = [
-        line
-        for line in (ROOT / "requirements.txt").read_text().splitlines()
-        if not line.startswith("#")
-    ]
-    assert PathDistribution(folder).requires == [
-        "torch",
-        *(f'{line}; extra == "experiments"' for line in pinned),
-    ]
+def contents(site):
+    [folder] = site.glob("*.dist-info")
+    names = {path.name for path in site.iterdir()} - {"__pycache__", "bin", folder.name}
+    return names, PathDistribution(folder)
 
 
-def test_the_workflow_fails_unless_the_loss_is_the_paper_s(installed, tmp_path):
+def test_the_root_installs_topr_alone(repository, tmp_path):
+    install(repository, tmp_path)
+    names, distribution = contents(tmp_path)
+    assert names == {"topr.py"}
+    assert "torch" in distribution.requires
+    extra = [line for line in distribution.requires if line != "torch"]
+    assert all("extra ==" in line for line in extra)
+
+
+def test_the_checker_is_a_distribution_of_its_own(checker):
+    names, distribution = contents(checker)
+    assert names == {"topr_conformance"}
+    assert distribution.requires == ["torch"]
+    assert distribution.metadata["Name"] == "topr-conformance"
+    files = {path.name for path in (checker / "topr_conformance").glob("*.py")}
+    assert files == {path.name for path in (ROOT / "conformance" / "topr_conformance").glob("*.py")}
+
+
+@pytest.mark.parametrize(("variant", "status"), [("paper", 0), ("per_token", 1)])
+def test_the_workflow_fails_unless_the_loss_is_the_paper_s(checker, tmp_path, variant, status):
     [_, [command, name, *options]] = workflow()
     assert command == "topr-conformance"
-    for variant, status in (("paper", 0), ("per_token", 1)):
-        code = f"import topr\nprint(topr.__file__)\nfrom conformance.variants import {variant} as function\n"
-        (tmp_path / f"my_{variant}.py").write_text(code)
-        done = call(installed, tmp_path, name.replace("package.module", f"my_{variant}"), *options)
-        assert (done.returncode, done.stderr) == (status, "")
-        assert done.stdout.startswith(f"{installed / 'topr.py'}\n")
-        assert (tmp_path / options[options.index("--out") + 1] / "report.json").exists()
+    code = f"from topr_conformance.variants import {variant} as function\n"
+    (tmp_path / "my_loss.py").write_text(code)
+    (tmp_path / "topr.py").write_text("raise ImportError('the checker needs no topr.py')\n")
+    done = call(checker, tmp_path, name.replace("package.module", "my_loss"), *options)
+    assert (done.returncode, done.stderr) == (status, "")
+    out = options[options.index("--out") + 1]
+    assert (tmp_path / out / "report.json").exists()
 
 
-def test_help_does_not_wait_for_torch(installed, tmp_path):
-    done = call(installed, tmp_path, "--help", without=["torch"])
-    assert (done.returncode, done.stderr, done.stdout[:23]) == (0, "", "usage: topr-conformance")
-
-
-def test_a_topr_py_of_the_user_s_is_not_mistaken_for_ours_and_a_copy_is_ours(installed, tmp_path):
-    (tmp_path / "topr.py").write_text(
-        "def loss(logp, logmu, reward, mask):\n    return logp.sum()\n"
-    )
-    done, hidden = (
-        call(installed, tmp_path, "topr:loss"),
-        f"topr.py is hidden by {installed / 'topr.py'}",
-    )
-    assert (done.returncode, done.stderr) == (
-        1,
-        f"conformance: topr:loss: {hidden}: give it another name\n",
-    )
-    (tmp_path / "topr.py").write_bytes((ROOT / "topr.py").read_bytes())  # as beside a trainer
-    done = call(installed, tmp_path, "topr:topr_loss_of_tokens")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.endswith("topr:topr_loss_of_tokens: paper\n")
+def test_a_file_of_the_user_s_may_have_any_name(checker, tmp_path):
+    """Nothing that the checker imports from its own package hides it."""
+    code = "def loss(logp, logmu, reward, mask):\n    return -(reward * logp.sum(1)).mean()\n"
+    for name in ("topr", "conformance", "losses", "variants", "vectors"):
+        (tmp_path / f"{name}.py").write_text(code)
+        done = call(checker, tmp_path, f"{name}:loss")
+        assert (done.returncode, done.stderr) == (1, "")
+        assert done.stdout.startswith(f"{name}:loss: ")
 
 
 def test_make_tells_a_venv_of_another_python_and_no_version_is_asked_for_that_one_python_lacks(

@@ -17,6 +17,7 @@ from docs.make_tables import renewed
 from paper.verdicts import NOT_YET, judged
 from pipeline.records import InputError
 from pipeline.settings import check, read_settings
+from topr_conformance.__main__ import parse_arguments
 from train_gsm8k import SETTINGS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -81,8 +82,8 @@ def understand(command):
                 r"^([\w./-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
             )
             assert {target for target in targets if "=" not in target} <= set(known)
-        case ["topr-conformance", *arguments] | ["python", "conformance", *arguments]:
-            import_module("conformance.__main__").read(arguments)
+        case ["topr-conformance", *arguments] | ["python", "topr_conformance.py", *arguments]:
+            parse_arguments(arguments)
         case ["python", "reproduce.py", *arguments]:
             reproduce.check(tyro.cli(reproduce.Options, args=arguments))
         case ["python", "toy_bandit.py", *arguments]:

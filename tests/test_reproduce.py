@@ -22,7 +22,6 @@ import pipeline.sampling
 import reproduce
 import topr
 import train_gsm8k as gsm8k
-from conformance.variants import VARIANTS
 from paper import experiments, figures, methods
 from paper.experiments import LAPTOP, METHOD_ARMS, PAPER, SCALES
 from paper.figures import STUDIES
@@ -35,6 +34,7 @@ from pipeline.settings import read_settings
 from pipeline.stages import open_run
 from tasks import math as train_math
 from tasks import verifier as train_verifier
+from topr_conformance.variants import VARIANTS
 
 ROOT = Path(reproduce.__file__).parent
 QUICK = replace(
@@ -186,7 +186,7 @@ def test_a_variant_s_gradient_goes_through_the_training_loop():
     gradients = [gradient(topr.topr_loss(topr.sequence_logprobs(model, batch), *others))]
     for name in experiments.VARIANTS:
         token_logp, (loss, logprobs) = topr.token_logprobs(model, batch), learn_with(name, mu)
-        expected = gradient(VARIANTS[name]()(token_logp, token_logmu, batch.reward, mask))
+        expected = gradient(VARIANTS[name](token_logp, token_logmu, batch.reward, mask))
         logp = logprobs(model, batch)
         torch.testing.assert_close(logp, token_logp.sum(1), msg=name)
         found = gradient(loss(logp, *others))

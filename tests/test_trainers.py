@@ -10,7 +10,8 @@ import pytest
 import torch
 from test_readme import FENCED, PAGES
 
-from conformance import identify
+from examples.topr_in_trl import loss as loss_in_trl
+from topr_conformance import LossInputs, compare, identify, neg_grad
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -20,10 +21,8 @@ def run(trainer, *arguments):
     python = os.environ.get(f"{trainer.upper()}_PYTHON")
     if not python:
         pytest.skip(f"{trainer.upper()}_PYTHON is not set: make test-trainers sets it")
-    command, ours = (
-        [Path(python).absolute(), *map(str, arguments)],
-        os.environ | {"PYTHONPATH": str(ROOT)},
-    )
+    command = [Path(python).absolute(), *map(str, arguments)]
+    ours = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'conformance'}"}
     done = subprocess.run(command, cwd=ROOT, env=ours, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
@@ -33,7 +32,7 @@ def run(trainer, *arguments):
 @pytest.mark.parametrize("trainer", ["trl", "verl"])
 def test_the_example_is_the_paper_s_loss(trainer):
     printed, _ = run(
-        trainer, "-m", "conformance", f"examples.topr_in_{trainer}:loss", "--random", 100
+        trainer, "-m", "topr_conformance", f"examples.topr_in_{trainer}:loss", "--random", 100
     )
     assert printed.endswith(
         f"examples.topr_in_{trainer}:loss: paper\n100 random batches agree with Eq. 7\n"
@@ -75,6 +74,20 @@ def test_verl_s_own_loss_function_has_the_gradient_of_topr_over_micro_batches():
         "rollout_is=null",
     ]
     assert all(message in said for message, said in zip(messages, found["refusals"], strict=True))
+
+
+def test_the_loss_in_trl_is_the_paper_s_without_trl_too():
+    assert identify(loss_in_trl).variant == "paper"
+    assert compare(loss_in_trl, 200) is None
+
+
+def test_a_completion_that_trl_masks_whole_counts_in_the_mean_without_a_gradient():
+    ones = torch.ones(2, 3)
+    reward = torch.tensor([1.0, -1.0])
+    mask = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+    actual = neg_grad(loss_in_trl, LossInputs(-ones, -ones, reward, mask))
+    # 4 micro-batches of two completions; the first completion has two tokens
+    assert torch.equal(4 * actual, torch.tensor([[0.25, 0.25, 0.0], [0.0, 0.0, 0.0]]))
 
 
 def test_the_lines_of_the_page_are_the_paper_s_loss():

@@ -14,7 +14,7 @@ from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
 from examples.topr_in_verl import topr_policy_loss  # and registers it
-from topr import select_logprobs, topr_loss_of_tokens
+from topr import select_logprobs, topr_loss
 
 PROMPT, MEAN = 5, "seq-mean-token-mean"
 
@@ -60,7 +60,7 @@ columns = {
 }
 steps, refusals = [], []
 for _ in range(4):
-    topr_loss_of_tokens(logprobs()[:, response], logmu, reward, mask).backward()
+    topr_loss(logprobs()[:, response], logmu, reward, mask).backward()
     ours, weights = gradient(), []
     for rows in (slice(0, 1), slice(1, 4)):  # micro-batches
         data = TensorDict(

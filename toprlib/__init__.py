@@ -1,39 +1,37 @@
-"""What every task shares: problems -> prompts -> samples -> grades -> dataset -> training -> evaluation.
+"""What train_gsm8k.py and all tasks share. A file imports only files above it in this list.
 
-From the ground up: a file imports from files above its own line in this list, and from no other.
+    records.py            Problem, Prompt, Sample, Example, Task; InputError
+    distributed.py        ranks, devices, what ranks exchange, progress
+    files.py              JSON lines, atomic writes, the folder of a run
+    command.py            how a command ends
+    problems.py           problems and worked examples from files, folders and the hub
+    report.py             an estimate with its interval, and a table
 
-    records.py                what flows through the pipeline, and its files; problems and worked examples
-    report.py                 an estimate with its interval, and a table
-    metrics.py                what a step of the optimiser saw, in numbers
-    methods.py                METHODS; the losses of PPO and DPO
-    compositions.py            COMPOSITIONS, which samples are trained on; BASELINES, what is subtracted from rewards
+    compositions.py       COMPOSITIONS: which samples to train on; BASELINES: what is subtracted
+    methods.py            METHODS: the losses of TOPR's family, PPO and DPO
+    metrics.py            what an optimizer step saw, in numbers
 
-    runtime/processes.py      ranks, progress, times, signals, how a command ends
-    runtime/run_folder.py     what is done, what an interrupted run goes on from, what is published
-    own_samples.py            samples from elsewhere
-    settings.py               every setting, its range and origin; the command line that is read into it
-    runtime/preflight.py      what a run needs of its machine
+    adafactor.py          the paper's optimizer, on sharded weights
+    chat.py               chat templates
+    lora.py               adapters
+    language_model.py     loading, sharding, optimizers
+    checkpoints.py        models and checkpoints on the disk
 
-    models/adafactor.py       the paper's optimiser, on sharded weights
-    models/chat.py            chat templates
-    models/lora.py            adapters
-    models/language_model.py  loading, sharding, batches in tensors
-    models/checkpoints.py     models and checkpoints on the disk
+    external_samples.py   samples from elsewhere (--samples)
+    settings.py           every setting, its range and where its default is from
+    preflight.py          what a run needs of its machine
 
-    sampling.py               prompts in, completions out, and then grades
-    dataset.py                what a run reads; from samples to the batches of an epoch: token ids, rows, log mu, steps
-    evaluation.py             METRICS: pass@k, maj@k, mean reward and the share of each outcome, with intervals
-    vllm/worker.py            vLLM in a process of its own
-    vllm/client.py            sampling with it
+    grading.py            grades and rewards of completions
+    hf_sampler.py         a model in this process samples, in batches
+    sampling.py           SamplingParameters, Engine, sample_to_file
+    vllm_worker.py        vLLM in a process of its own
+    vllm_client.py        sampling with it
+    batches.py            samples -> token ids -> rows -> optimizer steps -> tensors; log mu
 
-    plots.py                  pictures
-    dry_run.py                what a run would draw, train and need
-    times.py                  times.json as a table
-    held.py                   an engine or a model in training, of which a GPU holds one; ENGINES; times.json
-    epoch.py                  around the optimiser's steps: a warning, their log, what is saved, faults in plain words
-    results.py                results.json and curve.png
-    stages.py                 the stages of a run: evaluate, sample, compose, score, train; each leaves one file
+    evaluation.py         METRICS: pass@k, maj@k, mean reward, shares of outcomes, with intervals
+    plotting.py           pictures
+    results.py            what a run writes down: dataset.json, metrics.jsonl, results.json
+    dry_run.py            what a run would sample, train and need
 
-train_gsm8k.py puts the stages in order; `topr.train` is the loop. A new method, composition, baseline, metric or engine
-is an entry of a table. No file here knows a task, or acts when imported.
+A new method, composition, baseline or metric is an entry of a table. No file here knows a task.
 """

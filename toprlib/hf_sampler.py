@@ -52,9 +52,7 @@ def sample_completions(
     threads = torch.get_num_threads()
     # For a small model, one thread is as fast as several: they compute different batches instead.
     workers = min(threads, MAX_THREADS) if lm.model.device.type == "cpu" else 1
-    pool = ThreadPoolExecutor(
-        workers, initializer=torch.set_num_threads, initargs=(threads // workers,)
-    )
+    pool = ThreadPoolExecutor(workers, "sampling", torch.set_num_threads, (threads // workers,))
     try:
         futures = [pool.submit(_sample_rows, lm, parameters, prompts, rows) for rows in batches]
         for rows, future in zip(batches, futures, strict=True):

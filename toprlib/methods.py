@@ -94,13 +94,8 @@ class Method(NamedTuple):
     uses_pairs: bool = False  # a row is a pair of completions of one prompt; there is no baseline
 
 
-def weighted_method(limits: Limits) -> Method:
-    """The method whose importance weights have these bounds: a row of Table 1, or --limits."""
-    return Method(partial(topr_loss, limits=limits), limits)
-
-
 METHODS: dict[str, Method] = {
-    **{name: weighted_method(limits) for name, limits in PRESETS.items()},
+    **{n: Method(partial(topr_loss, limits=limits), limits) for n, limits in PRESETS.items()},
     "ppo": Method(ppo_loss),
     "dpo": Method(dpo_loss, uses_pairs=True),
 }

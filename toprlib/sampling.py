@@ -5,7 +5,6 @@ string. An engine makes completions; `sample_to_file` divides the work among the
 finished completions on the disk, and grades them.
 """
 
-import gc
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -13,14 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from tqdm import tqdm
 
 from toprlib.distributed import gather, progress_bar, rank, rank_zero_only, ranks
 from toprlib.files import append_to_file, exists, read_partial_records, remove, to_lines, write_file
 from toprlib.grading import grade_samples
 from toprlib.hf_sampler import sample_completions
-from toprlib.language_model import LanguageModel, load_weights
+from toprlib.language_model import LanguageModel, free_memory, load_weights
 from toprlib.records import InputError, Problem, Prompt, Sample, Task
 
 CHUNK = 256  # prompts between two writes to the disk; ours
@@ -76,9 +74,7 @@ def hf_engine(lm: LanguageModel, model: str, parameters: SamplingParameters) -> 
         yield Engine(generate)
     finally:
         load.cache_clear()
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        free_memory()
 
 
 def make_prompts(
@@ -137,6 +133,15 @@ def sample_to_file(
     remove(*file.parent.glob(f"{file.name}.part-*"))
 
 
+def sample_prompts(
+    engine: Engine, prompts: Sequence[Prompt], n: int, seed: int, task: Task
+) -> list[Sample]:
+    """n graded samples of each prompt, in the order of the prompts, by this process alone."""
+    with progress_bar(None, "sampling", "sample", n * len(prompts)) as bar:
+        samples = _sample_chunk(engine, prompts, n, seed, bar)
+    return grade_samples(task, samples, [prompt.problem for prompt in prompts])
+
+
 def _part(file: Path, rank: int) -> Path:
     """The file of the samples of one rank, which are not graded until the share is complete."""
     return file.with_name(f"{file.name}.part-{rank}")
@@ -153,8 +158,7 @@ def _sample_share(part: Path, engine: Engine, share: Sequence[Prompt], n: int, s
     _check_prompts(part, samples, share[:done], n)
     write_file(part, to_lines(samples))  # without an incomplete chunk
     description = f"{part.parent.name}/{part.stem}"
-    with progress_bar(None, description, "sample", n * len(share)) as bar:
-        bar.update(n * done)
+    with progress_bar(None, description, "sample", n * len(share), done=n * done) as bar:
         for start in range(done, len(share), CHUNK):
             chunk = share[start : start + CHUNK]
             samples = _sample_chunk(engine, chunk, n, seed + n * start, bar)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,34 +77,42 @@ def vllm_engine(
     process uses the GPUs of this rank and of the `options.gpus` - 1 ranks after it, or the CPU.
     Raises InputError if vLLM does not start, or ends by itself.
     """
-    worker = VllmProcess(model, options)
-
-    def generate(prompts: Sequence[Prompt], n: int, seed: int) -> Completions:
-        request = {
-            "prompts": [prompt.ids for prompt in prompts],
-            "n": n,
-            "seed": seed,
-            "sampling": _sampling_params(parameters, lm),
-        }
-        # Completion j of prompt i uses the seed `seed + i * n + j`.
-        for index, completions in enumerate(worker.request(request)):
-            prompt = prompts[index]
-            for completion in completions:
-                sample = Sample(
-                    problem_id=prompt.problem.id,
-                    prompt=prompt.text,
-                    completion=lm.text(completion["token_ids"]),
-                    **completion,
-                )
-                yield index, sample
-
+    process = VllmProcess(model, options)
     try:
-        yield Engine(generate, options.gpus)
+        yield Engine(partial(sample_completions, process, lm, parameters), options.gpus)
     finally:
-        worker.close()
+        process.close()
 
 
-def _sampling_params(parameters: SamplingParameters, lm: LanguageModel) -> dict[str, Any]:
+def sample_completions(
+    process: "VllmProcess",
+    lm: LanguageModel,
+    parameters: SamplingParameters,
+    prompts: Sequence[Prompt],
+    n: int,
+    seed: int,
+) -> Completions:
+    """Yields n completions of each prompt, not graded, with the index of the prompt.
+
+    Completion j of prompt i uses the seed `seed + i * n + j`.
+    """
+    request = {
+        "prompts": [prompt.ids for prompt in prompts],
+        "n": n,
+        "seed": seed,
+        "sampling": _sampling_params(lm, parameters),
+    }
+    answer = process.request(request)
+    for index, (prompt, completions) in enumerate(zip(prompts, answer, strict=True)):
+        for fields in completions:  # token_ids, token_logmu_engine, finish_reason
+            text = lm.text(fields["token_ids"])
+            sample = Sample(
+                problem_id=prompt.problem.id, prompt=prompt.text, completion=text, **fields
+            )
+            yield index, sample
+
+
+def _sampling_params(lm: LanguageModel, parameters: SamplingParameters) -> dict[str, Any]:
     """The arguments of vLLM's SamplingParams."""
     return {
         "temperature": parameters.temperature,

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from typing import Any
 
 
@@ -20,16 +21,17 @@ def main() -> None:
     arguments = json.loads(sys.argv[1])
     client = int(sys.argv[2])
     threading.Thread(target=_end_with_client, args=(client,), daemon=True).start()
-    sys.path.pop(0)  # this folder: other packages have modules of the same names
+    sys.path.pop(0)  # this folder, whose modules may have the names of others
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # everything that is printed is a message, not an answer
     try:
         import vllm
 
         llm = vllm.LLM(enable_prefix_caching=True, **arguments)
-    except Exception as error:  # any: the client reports it in a line, the traceback is in the log
+    except Exception as error:
+        traceback.print_exc()  # before the answer, after which the client ends this process
         print(json.dumps(f"{type(error).__name__}: {error}"), file=answers, flush=True)
-        raise
+        return
     print("null", file=answers, flush=True)
     for line in sys.stdin:
         answer = _answer(llm, json.loads(line))

@@ -8,6 +8,8 @@ from unittest.mock import Mock
 
 import datasets
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from toprlib.external_samples import fingerprint, parse_columns, read_samples
@@ -97,6 +99,14 @@ def test_lists_and_numbers_keep_their_types(tmp_path, name):
     assert read_samples(tmp_path / name) == [Sample(**row)]
 
 
+def test_parquet_file_that_begins_without_rows(tmp_path):
+    table = pa.Table.from_pylist(ROWS)
+    with pq.ParquetWriter(tmp_path / "own.parquet", table.schema) as writer:
+        writer.write_table(table[:0])
+        writer.write_table(table)
+    assert read_samples(tmp_path / "own.parquet") == SAMPLES
+
+
 def test_hub_name_reads_split_train(monkeypatch):
     table = datasets.Dataset.from_list(ROWS)
     load_dataset = Mock(return_value=table)
@@ -172,9 +182,9 @@ TRAINERS = {  # rows, --columns, names of the ignored columns; docs/own_task.md 
         ["prompt", "grade"],
     ),
     "columns of one row only": (
-        [ROWS[0] | {"id": 3}, ROWS[1] | {"name": "second"}],
+        [ROWS[0] | {"id": 3}, ROWS[1] | {"two\nlines": "second"}],
         [],
-        ["id", "name"],
+        ["id", "two lines"],
     ),
 }
 
@@ -233,6 +243,15 @@ def test_messages_reach_the_chat_template_without_empty_keys(tmp_path):
     [sample] = read_samples(tmp_path / "chat.parquet", ask=ask)
     assert sample.prompt == "the prompt"
     ask.assert_called_once_with([{"role": "system", "content": "Be brief."}, user])
+
+
+def test_prompt_without_messages_does_not_reach_the_chat_template(tmp_path):
+    write_lines(tmp_path / "own.jsonl", changed_second_row(prompt=[]))
+    ask = Mock()
+    with pytest.raises(InputError) as caught:
+        read_samples(tmp_path / "own.jsonl", ask=ask)
+    assert (caught.value.line, caught.value.field) == (2, "prompt")
+    ask.assert_not_called()
 
 
 def test_error_of_the_chat_template_names_the_row(tmp_path):

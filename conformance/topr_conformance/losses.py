@@ -1,0 +1,78 @@
+"""What the checker calls a loss, and the gradient by which it judges it."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# (token_logp, token_logmu (B, T), reward (B,), mask (B, T)) -> a scalar to be minimised
+Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class InputError(ValueError):
+    """The loss cannot be checked; the message is one line that says why."""
+
+
+class LossInputs(NamedTuple):
+    """The arguments of a loss, in their order: B completions, padded to T tokens."""
+
+    token_logp: Tensor  # (B, T) log pi of each token: from the model in training
+    token_logmu: Tensor  # (B, T) log mu of each token: from the model that sampled
+    reward: Tensor  # (B,) after the baseline
+    mask: Tensor  # (B, T) 1.0 on the completion's tokens, 0.0 elsewhere
+
+
+def neg_grad(loss: Loss, inputs: LossInputs) -> Tensor:
+    """Minus the gradient in token_logp, (B, T): how much a step of descent raises each log pi.
+
+    The loss may change its arguments in place. Raises InputError if it returns no scalar, or one
+    without a gradient.
+
+    >>> one = torch.ones(1, 1)
+    >>> inputs = LossInputs(-one, -one, reward=-one[0], mask=one)
+    >>> neg_grad(lambda logp, logmu, reward, mask: -(reward * logp.sum(1)).mean(), inputs)
+    tensor([[-1.]])
+    """
+    leaf = inputs.token_logp.detach().clone().requires_grad_()
+    # The loss gets no leaf: a trainer's log-probabilities are none, and autograd forbids to
+    # change a leaf in place.
+    token_logp = leaf * 1
+    others = [column.clone() for column in inputs[1:]]
+    with torch.enable_grad():
+        value = loss(token_logp, *others)
+    _check_scalar(value)
+    [gradient] = torch.autograd.grad(value, leaf)
+    return -gradient
+
+
+def _check_scalar(value: object) -> None:
+    if not isinstance(value, Tensor) or value.dim() > 0:
+        kind = type(value).__name__
+        if isinstance(value, Tensor):
+            kind = f"tensor of shape {tuple(value.shape)}"
+        raise InputError(f"the loss returned a {kind}: return a scalar tensor")
+    if not value.requires_grad:
+        raise InputError(
+            "the loss does not depend on logp: "
+            "is it detached, or are the arguments in another order?"
+        )
+
+
+def sum_over_tokens(values: Tensor, mask: Tensor) -> Tensor:
+    """The sum over each completion's own tokens: (B, T) -> (B,).
+
+    >>> sum_over_tokens(torch.tensor([[1.0, 2.0, 9.0]]), torch.tensor([[1.0, 1.0, 0.0]]))
+    tensor([3.])
+    """
+    # Not values * mask: padding may hold infinity, and 0 times infinity is NaN.
+    return torch.where(mask > 0, values, 0.0).sum(1)
+
+
+def describe_error(error: Exception) -> str:
+    """The type and the message of an exception, in one line.
+
+    >>> describe_error(KeyError("logp"))
+    "KeyError: 'logp'"
+    """
+    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -1,0 +1,330 @@
+"""The mathematics of topr.py against closed forms, autograd, finite differences and float64."""
+
+import math
+import re
+from dataclasses import astuple, replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from unit_helpers import double
+
+import topr
+from topr import (
+    PRESETS,
+    Limits,
+    importance_weight,
+    sequence_log_ratio,
+    taper,
+    topr_loss,
+    topr_objective,
+)
+
+ALL_LIMITS = [*PRESETS.values(), Limits(0.5, 2, 0.25, 4)]
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+log_ratios = st.floats(-30, 30) | st.sampled_from([-1000.0, 80.0])
+rewards = st.sampled_from([-2.0, -1.0, -0.2, 0.0, 0.2, 1.0, 2.0])
+lower_bounds = st.just(0.0) | st.floats(1e-3, 3)
+upper_bounds = lower_bounds | st.just(math.inf)
+bounds = st.tuples(lower_bounds, upper_bounds).filter(lambda pair: pair[0] <= pair[1])
+
+
+def at_least_float32(dtype):
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+# ---- the four bounds -----------------------------------------------------------------------------
+def test_presets_are_table_1():
+    actual = {name: astuple(limits) for name, limits in PRESETS.items()}
+    assert actual == {
+        "topr": (1, 1, 0, 1),
+        "tis": (0, 1, 0, 1),
+        "sft": (1, 1, 0, 0),
+        "reinforce": (1, 1, 1, 1),
+        "off_policy": (0, math.inf, 0, math.inf),
+    }
+
+
+BAD_BOUNDS = [(-1, 1), (2, 1), (math.nan, 1), (0, math.nan)]
+
+
+@pytest.mark.parametrize(("a", "b"), [*BAD_BOUNDS, (math.inf, math.inf)])
+def test_limits_reject_bounds_of_either_sign(a, b):
+    with pytest.raises(ValueError, match="pos"):
+        Limits(a, b, 0, 1)
+    with pytest.raises(ValueError, match="neg"):
+        Limits(0, 1, a, b)
+    with pytest.raises(ValueError, match="neg"):
+        replace(PRESETS["topr"], a_neg=a, b_neg=b)
+
+
+@pytest.mark.parametrize(("a", "b"), BAD_BOUNDS)
+@pytest.mark.parametrize("function", [importance_weight, taper])
+def test_weight_and_taper_reject_bounds(function, a, b):
+    with pytest.raises(ValueError, match="a = "):
+        function(torch.ones(2), a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_sign_chooses_the_bounds_and_zero_is_positive(dtype):
+    reward = torch.tensor([[2.0, 0.0, -0.0], [-1e-30, -2.0, 1e-30]], dtype=dtype)
+    a, b = Limits(0.25, 2, 0.125, math.inf).of_sign(reward)
+    assert a.tolist() == [[0.25, 0.25, 0.25], [0.125, 0.125, 0.25]]
+    assert b.tolist() == [[2, 2, 2], [math.inf, math.inf, 2]]
+    assert a.dtype == b.dtype == at_least_float32(dtype)
+
+
+# ---- weight and taper ----------------------------------------------------------------------------
+@given(log_ratios, bounds)
+def test_weight_is_the_clipped_ratio(log_ratio, pair):
+    a, b = pair
+    weight = importance_weight(double(log_ratio, -1000, 1000), a, b)
+    expected = min(max(math.exp(log_ratio), a), b)
+    assert weight.tolist() == pytest.approx([expected, a, b], rel=1e-12)
+    # exp(log(a)) may be below a by a rounding error; the weight is not.
+    assert ((weight >= a) & (weight <= b)).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weight_of_extreme_ratios(dtype):
+    log_ratio = torch.tensor([-1000.0, 0.0, 1000.0], dtype=dtype, requires_grad=True)
+    weight = importance_weight(log_ratio, 0.5, 2.5)
+    weight.sum().backward()
+    assert weight.tolist() == [0.5, 1, 2.5]
+    assert log_ratio.grad.tolist() == [0, 1, 0]
+    assert weight.dtype == at_least_float32(dtype)
+    unbounded = importance_weight(log_ratio.detach(), 0, math.inf)
+    assert not unbounded.isnan().any()
+
+
+def rho(ratio, a, b):
+    """Section 3.1, literally, on numbers."""
+    if ratio < a:
+        return a * (1 + math.log(ratio / a))
+    if ratio > b:
+        return b * (1 + math.log(ratio / b)) if b > 0 else 0.0
+    return ratio
+
+
+@given(st.floats(1e-6, 1e6), bounds)
+def test_taper_is_section_3_1(ratio, pair):
+    """It is never above the ratio, and its slope in the logarithm is the weight."""
+    log_ratio = double(math.log(ratio)).requires_grad_()
+    value = taper(log_ratio.exp(), *pair)
+    value.sum().backward()
+    assert value.item() == pytest.approx(rho(ratio, *pair), rel=1e-9, abs=1e-9)
+    assert value.item() <= ratio * (1 + 1e-12)
+    a, b = pair
+    expected_slope = min(max(ratio, a), b)
+    assert log_ratio.grad.item() == pytest.approx(expected_slope, rel=1e-9, abs=1e-12)
+
+
+def test_taper_of_nan_is_nan():
+    assert taper(torch.tensor([math.nan]), 0.5, 1).isnan().all()
+
+
+@pytest.mark.parametrize("ratio", [0.0, -0.5])
+def test_taper_rejects_what_is_not_positive(ratio):
+    with pytest.raises(ValueError, match="ratio"):
+        taper(torch.tensor([1.0, ratio]), 0, 1)
+
+
+# ---- the loss ------------------------------------------------------------------------------------
+def ragged_batch(seed=0, tokens=7):
+    """token_logp, token_logmu, reward, mask of 9 completions: padding anywhere, all signs."""
+    reward = double(1, -1, 0, -0.2, 2, -2, -1, -1, 0.2)
+    size = (len(reward), tokens)
+    generator = torch.Generator().manual_seed(seed)
+    token_logp = -4 * torch.rand(size, dtype=torch.float64, generator=generator)
+    token_logmu = -4 * torch.rand(size, dtype=torch.float64, generator=generator)
+    mask = torch.rand(size, generator=generator) < 0.6
+    mask[:, 2] = True  # at least one token
+    return token_logp.requires_grad_(), token_logmu, reward, mask.long()
+
+
+def loss_by_loops(token_logp, token_logmu, reward, mask, limits):
+    """Algorithm 1 in Python numbers: the loss, and its gradient in each token_logp."""
+    loss = 0.0
+    gradient = torch.zeros(mask.shape, dtype=torch.float64)
+    for row in range(len(mask)):
+        tokens = mask[row].nonzero().flatten().tolist()
+        logp = sum(token_logp[row, token].item() for token in tokens)
+        logmu = sum(token_logmu[row, token].item() for token in tokens)
+        a, b = (limits.a_pos, limits.b_pos) if reward[row] >= 0 else (limits.a_neg, limits.b_neg)
+        weight = min(max(math.exp(logp - logmu), a), b)
+        factor = -weight * reward[row].item() / len(tokens) / len(mask)
+        loss += factor * logp
+        gradient[row, tokens] = factor
+    return loss, gradient
+
+
+@pytest.mark.parametrize("limits", ALL_LIMITS)
+def test_loss_is_algorithm_1_by_loops(limits):
+    batch = ragged_batch()
+    loss = topr_loss(*batch, limits)
+    loss.backward()
+    expected, gradient = loss_by_loops(*batch, limits)
+    assert loss.item() == pytest.approx(expected, rel=1e-12)
+    torch.testing.assert_close(batch[0].grad, gradient, rtol=1e-12, atol=1e-300)
+
+
+def test_loss_of_micro_batches_adds_up():
+    whole = ragged_batch()
+    topr_loss(*whole).backward()
+    batch = ragged_batch()
+    loss = 0.0
+    for part in zip(*[column.split([2, 1, 6]) for column in batch], strict=True):
+        loss += topr_loss(*part, denominator=9)
+    loss.backward()
+    assert loss.item() == pytest.approx(topr_loss(*whole).item(), rel=1e-12)
+    torch.testing.assert_close(batch[0].grad, whole[0].grad, rtol=1e-12, atol=1e-300)
+
+
+@pytest.mark.parametrize("denominator", [1, 4.5, 18])
+def test_denominator_divides_the_sum(denominator):
+    batch = ragged_batch()
+    expected, _ = loss_by_loops(*batch, PRESETS["topr"])
+    actual = topr_loss(*batch, denominator=denominator)
+    assert actual.item() == pytest.approx(expected * 9 / denominator, rel=1e-12)
+
+
+cases = st.tuples(log_ratios, st.floats(-60, 0), rewards, st.integers(1, 4))
+
+
+@given(st.lists(cases, min_size=1, max_size=5), st.sampled_from(ALL_LIMITS))
+def test_gradient_of_loss_is_that_of_objective(rows, limits):
+    log_ratio, logp, reward, length = double(*rows).T
+    mask = torch.arange(4) < length[:, None]  # (B, 4)
+    # log pi and log mu are spread evenly over the tokens of each completion.
+    token_logp = (logp / length)[:, None].expand(mask.shape).clone().requires_grad_()
+    token_logmu = ((logp - log_ratio) / length)[:, None].expand(mask.shape)
+    loss = topr_loss(token_logp, token_logmu, reward, mask, limits)
+    [of_loss] = torch.autograd.grad(loss, token_logp)
+    objective = topr_objective(sequence_log_ratio(token_logp, token_logmu, mask), reward, limits)
+    [of_objective] = torch.autograd.grad((objective / length).mean(), token_logp)
+    assert objective.isfinite().all()
+    torch.testing.assert_close(of_loss, -of_objective, rtol=1e-9, atol=1e-300)
+
+
+def test_gradient_of_objective_is_its_finite_difference():
+    log_ratio = double(-3, -0.4, 0.3, 2, -3, -0.4, 0.3, 2).requires_grad_()
+    reward = double(1, 1, 1, 1, -0.5, -0.5, -0.5, -0.5)
+    for limits in ALL_LIMITS:
+        [actual] = torch.autograd.grad(topr_objective(log_ratio, reward, limits).sum(), log_ratio)
+        above = topr_objective(log_ratio.detach() + 1e-6, reward, limits)
+        below = topr_objective(log_ratio.detach() - 1e-6, reward, limits)
+        torch.testing.assert_close(actual, (above - below) / 2e-6, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("filler", [-50.0, math.inf, -math.inf, math.nan])
+def test_padding_has_no_effect(filler):
+    clean = ragged_batch()
+    expected = topr_loss(*clean)
+    expected.backward()
+    token_logp, token_logmu, reward, mask = ragged_batch()
+    spoiled_logp = torch.where(mask > 0, token_logp.detach(), filler).requires_grad_()
+    spoiled_logmu = torch.where(mask > 0, token_logmu, filler)
+    actual = topr_loss(spoiled_logp, spoiled_logmu, reward, mask)
+    actual.backward()
+    assert torch.equal(actual, expected)
+    assert torch.equal(spoiled_logp.grad, clean[0].grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.uint8, torch.bfloat16])
+def test_mask_may_have_any_type(dtype):
+    token_logp, token_logmu, reward, mask = ragged_batch()
+    expected = topr_loss(token_logp, token_logmu, reward, mask)
+    actual = topr_loss(token_logp, token_logmu, reward, mask.to(dtype))
+    assert torch.equal(actual, expected)
+
+
+def test_half_precision_is_summed_in_float32():
+    token_logp, token_logmu, reward, mask = ragged_batch()
+    halves = [column.detach().bfloat16() for column in (token_logp, token_logmu)]
+    actual = topr_loss(*halves, reward.float(), mask)
+    exact = topr_loss(*[column.double() for column in halves], reward, mask)
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual.double(), exact, rtol=1e-5, atol=1e-6)
+
+
+def test_difference_of_halves_is_float32():
+    # -1 - 2^-7 less -2^-8 needs 9 bits; bfloat16 has 8.
+    token_logp = torch.tensor([[-1 - 2**-7]], dtype=torch.bfloat16)
+    token_logmu = torch.tensor([[-(2**-8)]], dtype=torch.bfloat16)
+    actual = sequence_log_ratio(token_logp, token_logmu, torch.ones(1, 1))
+    assert actual.tolist() == [-1 - 2**-8]
+
+
+def test_log_ratio_is_zero_where_pi_is_mu():
+    """Exactly, over many tokens, whatever is in the padding."""
+    generator = torch.Generator().manual_seed(0)
+    token_logp = -9 * torch.rand(3, 2000, generator=generator)
+    mask = torch.rand(3, 2000, generator=generator) < 0.9
+    token_logmu = torch.where(mask, token_logp, math.nan)
+    assert sequence_log_ratio(token_logp, token_logmu, mask).tolist() == [0, 0, 0]
+
+
+@given(st.lists(st.tuples(st.floats(-9, 0), st.floats(-9, 0), st.booleans()), min_size=1))
+def test_log_ratio_is_a_sum_over_tokens(tokens):
+    logp, logmu, mask = double(*tokens).T
+    expected = sum(p - mu for p, mu, is_token in tokens if is_token)
+    actual = sequence_log_ratio(logp[None], logmu[None], mask[None])
+    assert actual.tolist() == pytest.approx([expected], rel=1e-12, abs=1e-12)
+
+
+def test_loss_rejects_an_empty_completion():
+    token_logp, token_logmu, reward, mask = ragged_batch()
+    mask[3] = 0
+    with pytest.raises(ValueError, match="mask"):
+        topr_loss(token_logp, token_logmu, reward, mask)
+
+
+def test_loss_rejects_a_reward_of_nan():
+    token_logp, token_logmu, reward, mask = ragged_batch()
+    reward[4] = math.nan
+    with pytest.raises(ValueError, match="reward"):
+        topr_loss(token_logp, token_logmu, reward, mask)
+
+
+def test_readme_has_the_same_loss():
+    """Its lines define loss from token_logp, token_logmu, reward and mask."""
+    page = Path(topr.__file__).with_name("README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    [block] = [block for block in blocks if "\nloss = " in block]
+    names = {}
+    exec(block, names)
+    inputs = [names[name] for name in ("token_logp", "token_logmu", "reward", "mask")]
+    expected = topr_loss(*inputs)
+    [of_readme] = torch.autograd.grad(names["loss"], names["token_logp"])
+    [of_topr] = torch.autograd.grad(expected, names["token_logp"])
+    torch.testing.assert_close(names["loss"], expected)
+    torch.testing.assert_close(of_readme, of_topr)
+
+
+# ---- baseline and effective share ----------------------------------------------------------------
+@given(st.floats(0.01, 0.99), st.floats(-1, 1))
+def test_effective_proportion_is_a_share_and_has_an_inverse(p, c):
+    right = p * (1 - c)
+    wrong = (1 - p) * (1 + c)
+    p_tilde = topr.effective_proportion(p, c)
+    assert p_tilde == pytest.approx(right / (right + wrong))
+    assert topr.baseline_for_proportion(p, p_tilde) == pytest.approx(c, abs=1e-9)
+
+
+@pytest.mark.parametrize("p", [0, 1.0, math.nan, -0.5, double(0.5, 2.0)])
+def test_share_outside_its_range_is_named(p):
+    with pytest.raises(ValueError, match=r"^p = "):
+        topr.effective_proportion(p, 0)
+    with pytest.raises(ValueError, match=r"^p = "):
+        topr.baseline_for_proportion(p, 0.5)
+
+
+@pytest.mark.parametrize("value", [1.1, -1.1, math.nan])
+def test_baseline_or_effective_share_outside_its_range_is_named(value):
+    with pytest.raises(ValueError, match=r"^c = "):
+        topr.effective_proportion(0.5, value)
+    with pytest.raises(ValueError, match=r"^p_tilde = "):
+        topr.baseline_for_proportion(0.5, value)

@@ -48,6 +48,7 @@ from toprlib.compositions import BASELINES, COMPOSITIONS
 from toprlib.dry_run import print_plan
 from toprlib.external_samples import read_samples
 from toprlib.language_model import LanguageModel
+from toprlib.lora import check_adapters
 from toprlib.methods import METHODS
 from toprlib.preflight import check_machine, check_room
 from toprlib.problems import read_shots, read_split
@@ -144,6 +145,8 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
     """
     check_task(settings, task)
     lm = language_model.load_without_weights(settings.model, settings.chat, settings.system_prompt)
+    if settings.lora is not None:
+        check_adapters(lm.model, settings.lora)
     task = lm.chat.apply_to(task) if lm.chat else task
     train_prompts = sampling.make_prompts(task, task.train, lm, settings.max_new_tokens)
     test_prompts = sampling.make_prompts(task, task.test, lm, settings.max_new_tokens)

@@ -39,21 +39,27 @@ def lm():
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory):
-    """`run(**changes)`: the folder of a finished small run, made once in this process of tests, to be read only."""
-    from runs import SMALL, contents, experiment
+    """run(**changes): the folder of a finished run of SMALL with changes, to be read only.
 
-    made = {}
+    Tests share it: it is made once in this process.
+    """
+    from run_helpers import SMALL, checksums, run_small
 
-    def run(**changes):
+    folders = {}
+    checksums_of = {}
+
+    def finished_run(**changes):
         settings = replace(SMALL, **changes)
-        if settings not in made:
+        if settings not in folders:
             folder = tmp_path_factory.mktemp("shared") / "run"
-            experiment(folder, **changes)
-            made[settings] = folder, contents(folder)
-        return made[settings][0]
+            run_small(folder, **changes)
+            folders[settings] = folder
+            checksums_of[folder] = checksums(folder)
+        return folders[settings]
 
-    yield run
-    assert [folder for folder, before in made.values() if contents(folder) != before] == []
+    yield finished_run
+    changed = [folder for folder, sums in checksums_of.items() if checksums(folder) != sums]
+    assert changed == []
 
 
 @pytest.fixture(scope="session")

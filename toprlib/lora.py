@@ -5,23 +5,9 @@ is the base model in the first iteration, and the merged model of the iteration 
 ones.
 """
 
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-
-from toprlib.records import InputError
-
-
-def check_adapters(model: PreTrainedModel, rank: int) -> None:
-    """Raises InputError if adapters of this rank cannot be trained. model: may be on META."""
-    if find_spec("peft") is None:
-        message = "needs the package peft, which is not installed; pip install peft"
-        raise InputError(message, option="--lora")
-    width = model.config.hidden_size
-    if rank > width:
-        raise InputError(f"{rank}: must be at most {width}, the model's width", option="--lora")
 
 
 def add_adapters(model: PreTrainedModel, rank: int, seed: int) -> torch.nn.Module:

@@ -171,6 +171,7 @@ METRIC_TOLERANCE = 1e-3
 
 
 # ---- the run, and its files ----------------------------------------------------------------------
+# Two ranks share the prompts and each step, and what they write must be the same as of one process.
 LAUNCHERS = {  # "--", because torchrun would take --n for an abbreviation of its own options
     "one process": [],
     "two ranks": "-m torch.distributed.run --standalone --nproc-per-node 2 --".split(),
@@ -251,7 +252,7 @@ def completion_logits(model, prompt_ids, completion_ids):
 
 
 def sampling_distribution(logits):
-    """(T, V): each token's probability, which top-p leaves unnormalised."""
+    """(T, V): each token's probability of being sampled, up to a factor that top-p changes."""
     logits = logits / TEMPERATURE
     least_kept = logits.topk(TOP_K).values[:, -1:]  # (T, 1)
     p = logits.masked_fill(logits < least_kept, -math.inf).softmax(-1)
@@ -304,7 +305,7 @@ def check_samples(file, problems, per_problem, model, stage):
         seed = seed_of(stage) + number
         gaps.append(noise_gaps(model, prompt_ids, sample[SAMPLE.token_ids], seed))
     gap = torch.cat(gaps)
-    wrong = (gap > NOISE_TOLERANCE).sum()
+    wrong = (gap > NOISE_TOLERANCE).sum().item()
     assert wrong == 0, f"{file}: {wrong} of {len(gap)} tokens are of another model or seed"
 
 

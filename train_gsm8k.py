@@ -185,6 +185,7 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
                     rows = score(iteration, rows, trained, settings)  # mu(y|x) of line 6
                     train(iteration, rows, trained, optimizer, loss, settings)  # lines 5 to 9
                     del trained, optimizer  # nothing else refers to them: the GPU is free
+            checkpoints.remove_checkpoints(settings.iteration_folder(iteration))
             for earlier in points[:-1]:
                 with open_engine(earlier.model) as engine:
                     evaluate(earlier, engine, test_prompts, task, settings)
@@ -370,7 +371,6 @@ def train(
             checkpoints.save_model(lm, models[step])
         if step % settings.save_every == 0 and step < len(steps):
             checkpoints.save_checkpoint(folder, step, optimizer)
-    files.remove(*folder.glob("checkpoint-*"), *folder.glob("model*.unfinished"))
 
 
 # ---- evaluation (Section 4.2) --------------------------------------------------------------------

@@ -100,15 +100,21 @@ def last_checkpoint(folder: Path, missing_step: int | None = None) -> int:
     steps = [0]
     for path in folder.glob("checkpoint-*"):
         number = path.name.removeprefix("checkpoint-")
-        is_usable = missing_step is None or int(number) < missing_step
-        if number.isdecimal() and is_usable:
-            steps.append(int(number))  # checkpoint-256.unfinished does not count
+        if not number.isdecimal():
+            continue  # checkpoint-256.unfinished, of a run that was killed while it wrote
+        if missing_step is None or int(number) < missing_step:
+            steps.append(int(number))
     step = max(steps)
     log = folder / "metrics.jsonl"
     if log.exists():
         lines = read_text(log).splitlines(keepends=True)
         write_file(log, "".join(lines[:step]))
     return step
+
+
+def remove_checkpoints(folder: Path) -> None:
+    """Remove what only an epoch in training needs. Every rank calls this."""
+    remove(*folder.glob("checkpoint-*"), *folder.glob("model*.unfinished"))
 
 
 def _local_shards(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -64,7 +64,7 @@ def save_checkpoint(folder: Path, step: int, optimizer: torch.optim.Optimizer) -
         try:
             with (unfinished / f"rank-{rank()}.pt").open("wb") as file:
                 torch.save(state, file)
-        except RuntimeError as error:  # torch's, in place of the disk's, which names no file
+        except (OSError, RuntimeError) as error:  # torch's replaces the disk's; neither has a name
             raise OSError(f"{unfinished}: {error.__context__ or error}") from error
     remove(*older)
 
@@ -78,8 +78,9 @@ def load_checkpoint(folder: Path, optimizer: torch.optim.Optimizer) -> None:
     try:
         state = torch.load(file, map_location=device(), weights_only=True)
     except (OSError, RuntimeError, EOFError, UnpicklingError) as error:
-        message = f"cannot be read ({str(error).splitlines()[0]}); remove {folder} to go back"
-        raise InputError(f"{message} to the step before it", file=file) from error
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        message = f"cannot be read ({reason}); remove {folder} to go back to the step before it"
+        raise InputError(message, file=file) from error
     for shard, saved in zip(_local_shards(optimizer), state["weights"], strict=True):
         shard.copy_(saved)
     for values in state["optimizer"]["state"].values():

@@ -1,4 +1,4 @@
-"""What notebooks show: curves, tokens on the colour of their values, sliders, and a guess beside what was measured."""
+"""What notebooks show: curves, coloured tokens, sliders, and a guess next to what was measured."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -13,8 +13,14 @@ from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
 from matplotlib.textpath import TextPath
 
-from pipeline.plots import Panel, draw, lines
+from toprlib.plotting import Panel, draw, lines
 from toy_bandit import STYLES
+
+# Of `draw_tokens`: points, and inches.
+FONT_SIZE = 10
+WIDTH = 8.8
+ROW_HEIGHT = 0.53
+PADDING = 0.06  # on both sides of a token
 
 
 def plot(
@@ -22,25 +28,25 @@ def plot(
 ) -> Figure:
     """A panel for each title, with a line for each label over the same x.
 
-    styles and options are those of `pipeline.plots`; panels may have styles of their own, with commas between them.
-    Up to three panels stand in a row, which is as wide as a cell of a notebook: its text is shown as large as it is.
+    styles and options are those of `toprlib.plotting`; panels may have styles of their own, with
+    commas between them. Panels stand in rows of two, which are as wide as a cell of a notebook.
 
     >>> plot("x", "y", [0, 1], {"squares": {"x²": [0, 1]}}).axes[0].get_title()
     'squares'
     """
-    drawn = zip(panels.items(), cycle(styles.split(",")))
-    columns = min(len(panels), 3)
-    size = {1: (6.2, 3.4), 2: (4.4, 3.4), 3: (2.9, 2.7)}[columns]
-    shown = [
-        Panel(title, xlabel, ylabel, lines(x, y, names), options) for (title, y), names in drawn
-    ]
+    columns = min(len(panels), 2)
+    size = (6.2, 3.4) if columns == 1 else (4.4, 3.0)
+    shown = []
+    for (title, y), names in zip(panels.items(), cycle(styles.split(","))):
+        shown.append(Panel(title, xlabel, ylabel, lines(x, y, names), options))
     return draw(shown, columns, size)
 
 
 def draw_section(section: Callable[[Axes], None]) -> Figure:
     """A section of toy_bandit.py: it prints what it checks, and draws.
 
-    >>> draw_section(lambda axes: axes.plot([0, 1], label="x")).axes[0].get_legend().texts[0].get_text()
+    >>> figure = draw_section(lambda axes: axes.plot([0, 1], label="x"))
+    >>> figure.axes[0].get_legend().texts[0].get_text()
     'x'
     """
     figure = Figure(figsize=(6.2, 3.4), layout="constrained", dpi=100)
@@ -52,77 +58,87 @@ def draw_section(section: Callable[[Axes], None]) -> Figure:
 
 
 def reveal(guess: Any, measured: float) -> None:
-    """Print a guess beside what was measured. Raises ValueError as long as the guess is no number: `...`, or 1,000."""
+    """Print a guess next to what was measured.
+
+    Raises ValueError as long as the guess is not a number: `...`, or 1,000, which is a tuple.
+    """
     if not isinstance(guess, int | float):
-        raise ValueError(
-            "type a number such as 12 or 0.4 for my_guess in the cell above, run it, and then this one"
+        message = (
+            "my_guess is not a number; type one such as 12 or 0.4 in the cell above and run it"
         )
+        raise ValueError(f"{message}, then run this cell")
     print(f"your guess: {guess:.3g}; measured: {measured:.3g}")
 
 
 def draw_tokens(
     strips: Sequence[tuple[str, Sequence[str], Sequence[float]]], furthest: float
 ) -> Figure:
-    """Tokens on the colour of their values, with numbers: green above zero, brown and with a dotted line below it.
+    """Tokens on the colour of their values: green above zero, brown with a dotted line below it.
 
-    strips: of each completion what its numbers are, its tokens, and a number for each. furthest: the value, of either
-    sign, from which on the colour is darkest. The scale is logarithmic from 0.01 on.
+    strips: for each completion what its values are, its tokens, and a value for each token.
+    furthest: the absolute value from which on the colour is darkest. The scale is logarithmic from
+    0.01 on.
 
     >>> figure = draw_tokens([("log-ratio", [" 4", " +"], [0.5, -0.25])], furthest=1)
     >>> [text.get_text() for text in figure.axes[0].texts]
     ['log-ratio', ' 4', '+0.50', ' +', '-0.25']
     """
-    size, gap, width, tall = (
-        10,
-        0.06,
-        8.8,
-        0.53,
-    )  # points; inches between tokens, in all, and of a row
     figure = Figure(dpi=100)
-    axes = figure.add_axes((0, 0, 1, 1), xlim=(-0.1, width - 0.1))
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(-0.1, WIDTH - 0.1))
     axes.set_axis_off()
-    shade, y = SymLogNorm(0.01, vmin=-furthest, vmax=furthest, clip=True), 0.0
+    shade = SymLogNorm(0.01, vmin=-furthest, vmax=furthest, clip=True)
+    y = 0.0  # downwards, in inches
     for title, tokens, values in strips:
         axes.text(0, y + 0.2, title, fontsize=11, va="center")
-        x, y = 0.0, y + 0.35
+        x = 0.0
+        y += 0.35
         for token, value in zip(tokens, values, strict=True):
-            label = f"{value:+.2f}" if abs(value) >= 0.005 else "0"
-            texts = token.strip() or ".", label, "+0.00"
-            wide = (
-                max(TextPath((0, 0), text, size=size).get_extents().width for text in texts) / 72
-                + 2 * gap
-            )
-            if x + wide > width - 0.2:
-                x, y = 0.0, y + tall
+            width = token_width(token, value)
+            if x + width > WIDTH - 0.2:
+                x = 0.0
+                y += ROW_HEIGHT
             colour = colormaps["BrBG"](0.2 + 0.6 * float(shade(value)))
-            axes.fill(
-                [x, x + wide, x + wide, x], [y, y, y + 0.48, y + 0.48], color=colour, linewidth=0
-            )
-            if value <= -0.005:
-                axes.plot(
-                    [x + gap, x + wide - gap], [y + 0.45] * 2, ":", color="#543005", linewidth=2
-                )
-            axes.text(
-                x + wide / 2,
-                y + 0.13,
-                token.replace("$", r"\$"),
-                fontsize=size,
-                ha="center",
-                va="center",
-            )
-            axes.text(x + wide / 2, y + 0.33, label, fontsize=size, ha="center", va="center")
-            x += wide
-        y += tall + 0.1
+            draw_token(axes, x, y, token, value, colour)
+            x += width
+        y += ROW_HEIGHT + 0.1
     axes.set_ylim(y, -0.05)
-    figure.set_size_inches(width, y + 0.05)
+    figure.set_size_inches(WIDTH, y + 0.05)
     return figure
+
+
+def format_value(value: float) -> str:
+    """A value with two decimals and its sign; 0 if it rounds to that."""
+    return f"{value:+.2f}" if abs(value) >= 0.005 else "0"
+
+
+def token_width(token: str, value: float) -> float:
+    """The width of a token's box, in inches."""
+    widths = []
+    for text in (token.strip() or ".", format_value(value), "+0.00"):
+        widths.append(TextPath((0, 0), text, size=FONT_SIZE).get_extents().width)
+    return max(widths) / 72 + 2 * PADDING
+
+
+def draw_token(axes: Axes, x: float, y: float, token: str, value: float, colour: Any) -> None:
+    """A token's box, its text and its value, with the upper left corner at (x, y)."""
+    width = token_width(token, value)
+    middle = x + width / 2
+    right = x + width
+    axes.fill([x, right, right, x], [y, y, y + 0.48, y + 0.48], color=colour, linewidth=0)
+    if value <= -0.005:
+        line = [x + PADDING, right - PADDING]
+        axes.plot(line, [y + 0.45, y + 0.45], ":", color="#543005", linewidth=2)
+    options = {"fontsize": FONT_SIZE, "ha": "center", "va": "center"}
+    axes.text(middle, y + 0.13, token.replace("$", r"\$"), **options)
+    axes.text(middle, y + 0.33, format_value(value), **options)
 
 
 def show_sliders(draw_at: Callable[..., Figure], **ranges: tuple[float, float, float]) -> None:
     """In a notebook: `draw_at` with a slider for each argument, from low to high in steps.
 
-    Where nobody can move one (a printed page), the figure at their first positions: the middle of each range.
+    On a printed page, where nobody can move one, the figure at the middle of each range.
     """
-    controls, content = interactive(draw_at, {"auto_display": True}, **ranges), io.BytesIO()
+    controls = interactive(draw_at, {"auto_display": True}, **ranges)
+    content = io.BytesIO()
     controls.result.savefig(content, format="png", dpi=100)
     display(controls._repr_mimebundle_() | {"image/png": content.getvalue()}, raw=True)

@@ -1,7 +1,7 @@
 """Run the notebooks with answers, and write the ones without from them.
 
-    python scripts/execute_notebooks.py                       # all of notebooks/answers/
-    python scripts/execute_notebooks.py notebooks/answers/02_bandit.ipynb
+    python scripts/execute_notebooks.py                       # all of notebooks/solutions/
+    python scripts/execute_notebooks.py notebooks/solutions/02_bandit.ipynb
 
 A notebook without answers lies one folder higher. It has no outputs, and `...` where a guess is to
 be written. Progress bars that a notebook prints are left out of its outputs; any other output on
@@ -17,12 +17,12 @@ import nbformat
 from nbclient import NotebookClient
 
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
-ANSWERS = NOTEBOOKS / "answers"
+SOLUTIONS = NOTEBOOKS / "solutions"
 PROGRESS = re.compile(r"\s*|\w[\w ]*: .*\[\d\d:.*\]")  # a line of tqdm's
 ANSWER = "<details><summary>"  # how a cell with an answer begins
 
 
-def execute(notebook: nbformat.NotebookNode, folder: Path = ANSWERS) -> None:
+def execute(notebook: nbformat.NotebookNode, folder: Path = SOLUTIONS) -> None:
     """Run all cells in a fresh kernel, in a folder, and put their outputs into the notebook.
 
     Raises nbclient's CellExecutionError if a cell fails, RuntimeError if one warns.
@@ -67,7 +67,7 @@ def without_answers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 def main(arguments: list[str]) -> None:
     """The command; arguments: paths of notebooks with answers, by default all."""
-    paths = [Path(argument) for argument in arguments] or sorted(ANSWERS.glob("*.ipynb"))
+    paths = [Path(argument) for argument in arguments] or sorted(SOLUTIONS.glob("*.ipynb"))
     for path in paths:
         print(path)
         notebook = nbformat.read(path, as_version=4)

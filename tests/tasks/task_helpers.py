@@ -6,6 +6,8 @@ import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+import pytest
+
 import train_gsm8k as gsm8k
 from toprlib.records import InputError, Sample
 
@@ -14,12 +16,10 @@ ROOT = Path(gsm8k.__file__).parent
 
 def input_error(work: Callable, *args) -> InputError:
     """The InputError that work(*args) raises; its message has one line."""
-    try:
+    with pytest.raises(InputError) as raised:
         work(*args)
-    except InputError as error:
-        assert "\n" not in str(error)
-        return error
-    raise AssertionError("no InputError was raised")
+    assert "\n" not in str(raised.value)
+    return raised.value
 
 
 def make_sample(completion: str, outcome: str, problem_id: str = "p") -> Sample:

@@ -93,8 +93,9 @@ def load_problems(data: str, split: str) -> list[Problem]:
     """The problems of DIR/SPLIT.jsonl or of the hub; gold is the number after "####"."""
     problems = []
     for line, row in enumerate(read_split(data, split, dict[str, str], ["main"]), start=1):
-        gold = row.get("answer", "").rpartition("####")[2].strip().replace(",", "").replace("$", "")
-        if not NUMBER.fullmatch(gold) or "question" not in row:
+        _, marker, gold = row.get("answer", "").rpartition("####")
+        gold = gold.strip().replace(",", "").replace("$", "")
+        if not marker or not NUMBER.fullmatch(gold) or "question" not in row:
             message = "needs `question`, and `answer` with a number after ####"
             raise InputError(message, file=f"{data}, {split}", line=line, field="answer")
         problems.append(Problem(f"{split}-{line}", row["question"], Decimal(gold)))

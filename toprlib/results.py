@@ -13,7 +13,7 @@ import transformers
 from topr import StepStats
 from toprlib.distributed import gather, rank, rank_zero_only
 from toprlib.evaluation import evaluate, to_table
-from toprlib.files import append_to_file, read_json, read_records, write_file
+from toprlib.files import append_to_file, read_json, read_records, write_file, write_json
 from toprlib.methods import METHODS
 from toprlib.metrics import (
     check_start_ratio,
@@ -56,9 +56,8 @@ def describe_dataset(
         "trained": _count(chosen),
         "baseline": round(sum(baselines) / len(baselines), 12),  # the mean, where they differ
     }
-    # Not write_json, which is for all ranks to call: here rank zero is alone.
     file = settings.iteration_folder(iteration) / "dataset.json"
-    write_file(file, json.dumps(content, indent=2) + "\n")
+    write_json(file, content)
 
 
 def _count(samples: Sequence[Sample]) -> dict[str, int]:

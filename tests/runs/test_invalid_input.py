@@ -292,9 +292,7 @@ def test_argument_that_cannot_be_parsed_is_status_2(monkeypatch, capsys, argumen
     assert arguments[0] in captured.out + captured.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "option"), [(("--k", "0"), "--k"), (("--lr", "-1"), "--lr")]
-)
+@pytest.mark.parametrize(("arguments", "option"), [(("--k", "0"), "--k"), (("--lr", "-1"), "--lr")])
 def test_invalid_setting_is_status_1_and_one_line(monkeypatch, capsys, arguments, option):
     assert exit_status(monkeypatch, *arguments) == 1
     captured = capsys.readouterr()

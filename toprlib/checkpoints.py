@@ -113,6 +113,11 @@ def last_checkpoint(folder: Path, missing_step: int | None = None) -> int:
     return step
 
 
+def remove_checkpoints(folder: Path) -> None:
+    """Remove what only an epoch in training needs. Every rank calls this."""
+    remove(*folder.glob("checkpoint-*"), *folder.glob("model*.unfinished"))
+
+
 def _local_shards(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """This rank's part of each trained weight: all of it where nothing is sharded."""
     shards = []

@@ -32,14 +32,14 @@ def main(
         out: folder for what TRL writes, and the trained model
     """
     from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
-
-    import train_gsm8k as gsm8k
-    from examples.topr_in_trl import ToprLoss
     from pipeline.evaluation import evaluate
     from pipeline.models.language_model import load_model
     from pipeline.report import Estimate
     from pipeline.sampling import SamplingParameters, draw_samples, prompts_of, transformers_engine
+    from trl import GRPOConfig, GRPOTrainer
+
+    import train_gsm8k as gsm8k
+    from examples.topr_in_trl import ToprLoss
 
     class ToprTrainer(ToprLoss, GRPOTrainer):
         pass

@@ -8,12 +8,12 @@ import torch
 from helpers import fit, random_examples, steps_of, tiny_model
 from killing import finish, started, wait
 from peft import PeftModel
-from runs import SMALL, contents
-
-import train_gsm8k as gsm8k
 from pipeline.models.language_model import load_model
 from pipeline.models.lora import add_adapters, merged
 from pipeline.records import InputError
+from runs import SMALL, contents
+
+import train_gsm8k as gsm8k
 
 
 def learnt(model):

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runs import contents, experiment
-
-import train_gsm8k as gsm8k
-from examples import judged, strict_format, sums
-from examples.questions import LINES, grade, questions, words
 from pipeline import sampling
 from pipeline.records import Drawn, Grade, InputError, Problem, Sample, Task, read_records
 from pipeline.sampling import graded
 from pipeline.settings import Settings
 from pipeline.stages import signs_note
+from runs import contents, experiment
+
+import train_gsm8k as gsm8k
+from examples import judged, strict_format, sums
+from examples.questions import LINES, grade, questions, words
 
 ROOT = Path(gsm8k.__file__).parent
 OPTIONS = "--problems 4 --n 6 --test-problems 3 --test-samples 4 --k 2 --curve-points 1 --max-new-tokens 48 --batch 8"

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-import train_gsm8k as gsm8k
 from pipeline.evaluation import Answers, collect, wins
 from pipeline.records import InputError, Problem, Sample, read_records, write_file
 from pipeline.settings import TINY, check, intended_ranks
+
+import train_gsm8k as gsm8k
 from tasks import math, verifier
 
 QUESTION = verifier.QUESTION

@@ -19,9 +19,9 @@ import toy_bandit
 from examples import track
 from scripts.make_tables import BLOCK, update_tables
 from tasks.judge import Judge
+from topr_conformance.__main__ import parse_arguments
 from toprlib.records import InputError
 from toprlib.settings import check, read_settings
-from topr_conformance.__main__ import parse_arguments
 from train_gsm8k import PRESETS
 
 PAGES = [str(page.relative_to(ROOT)) for page in list_tracked("*.md")]

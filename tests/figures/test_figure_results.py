@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pipeline.report import STUDENT
 
 from figures.run import FIGURES, load_figure
-from pipeline.report import STUDENT
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 

@@ -127,6 +127,7 @@ def steps_to_recover(method: str, most: int = MOST_STEPS) -> int | None:
         logp = logits.log_softmax(-1)
         if logp[0].exp() >= 0.5:
             return step
+        # The expectation over mu: each arm counts alike.
         loss = loss_of_single_tokens(method, logp[arms], logmu, reward)
         [gradient] = torch.autograd.grad(loss, logits)
         logits = (logits - gradient).detach().requires_grad_()

@@ -92,7 +92,16 @@ def test_samples_are_those_of_a_run_of_the_same_figure(name, scale):
 
 @pytest.mark.parametrize(
     ("name", "count"),
-    [("fig1", 5), ("fig3", 5), ("fig4", 5), ("fig5", 5), ("fig8", 5), ("fig7", 3), ("fig9", 3)],
+    [
+        ("fig1", 5),
+        ("fig3", 5),
+        ("fig4", 5),
+        ("fig5", 5),
+        ("fig8", 5),
+        ("robustness", 5),
+        ("fig7", 3),
+        ("fig9", 3),
+    ],
 )
 def test_runs_that_decide_a_claim_have_more_seeds(name, count):
     assert {job.settings.seed for job in arms_of(name, LAPTOP, range(3))} == set(range(count))

@@ -5,13 +5,15 @@ Tests without a real vLLM run a script, or a module of the same name, in its pla
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from threading import Timer
 
 import psutil
 import pytest
@@ -100,7 +102,7 @@ def test_an_engine_of_two_processes(python, make_vllm_engine, lm, tmp_path):
         samples = generate(engine, prompts, n=4, seed=3)
         processes = set(vllm_processes(os.getpid())) - of_other_tests
         last = max(processes, key=lambda process: process.create_time())
-        Timer(1, last.kill).start()  # the last one that was started computes
+        threading.Timer(1, last.kill).start()  # the last one that was started computes
         with pytest.raises(InputError) as raised:
             generate(engine, prompts, n=1000)
     assert raised.value.file == str(options.log)
@@ -257,6 +259,29 @@ def test_a_process_that_dies_between_two_requests(tmp_path):
         process.request({"prompts": []})
     process.close()
     assert raised.value.file == str(options.log)
+
+
+def test_ctrl_c_ends_vllm_in_the_middle_of_a_request(tmp_path):
+    """It may have hours of sampling left."""
+    command = f"echo null; read request; touch {tmp_path}/requested; sleep 1000"
+    python = write_script(tmp_path / "python", command)
+    options = replace(OPTIONS, python=python, log=tmp_path / "vllm.log")
+    lm = load_without_weights(MODEL)
+    main_thread = threading.main_thread().ident
+
+    def interrupt():
+        while not (tmp_path / "requested").exists():
+            time.sleep(0.01)
+        signal.pthread_kill(main_thread, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        vllm_engine(lm, MODEL, SamplingParameters(), options) as engine,
+    ):
+        generate(engine, make_prompts(lm, [PROMPT]))
+    thread.join()
 
 
 def test_a_process_that_does_not_start(error_of, tmp_path, monkeypatch):

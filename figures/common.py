@@ -40,7 +40,7 @@ METHODS["group"] = Arm(
     "TOPR, group-mean baseline", Style("#7B3FA0", (0, (5, 1)), "<"), {"baseline_from": "group"}
 )
 
-# Variants of TOPR's loss in public code: conformance/variants.py.
+# Variants of TOPR's loss in public code: conformance/topr_conformance/variants.py.
 STYLES_OF_VARIANTS = {
     "per-token": Style("#E69F00", "--", "s"),
     "per-token + token mean": Style("#CC79A7", ":", "v"),

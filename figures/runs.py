@@ -113,7 +113,7 @@ def check_job(job: Job, processes: int, name: str) -> None:
     try:
         check_settings(job.settings, processes)
     except InputError as error:
-        raise InputError(f"{name}: {error}") from None
+        raise InputError(f"{name}: {error}", option=error.option) from None
 
 
 def job_table(name: str, jobs: Sequence[Job], usual: Sequence[Settings]) -> Table:

@@ -3,7 +3,6 @@
 import math
 
 import pytest
-from pipeline.report import Estimate
 
 from figures.claims import (
     CONTRADICTED,
@@ -18,6 +17,7 @@ from figures.claims import (
     judge_interval,
     number_text,
 )
+from toprlib.report import Estimate
 
 FILE = {
     "runs": 3,

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pipeline.report import STUDENT
 
 from figures.run import FIGURES, load_figure
+from toprlib.report import STUDENT_T
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 
@@ -154,7 +154,7 @@ def test_means_and_intervals_follow_from_the_seeds(name):
             assert number["half_width"] is None
         else:
             error = each.std(ddof=1) / len(each) ** 0.5
-            assert number["half_width"] == pytest.approx(STUDENT[len(each)] * error, abs=1e-12)
+            assert number["half_width"] == pytest.approx(STUDENT_T[len(each)] * error, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", FIGURES)

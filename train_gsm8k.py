@@ -93,8 +93,9 @@ def load_problems(data: str, split: str) -> list[Problem]:
     """The problems of DIR/SPLIT.jsonl or of the hub; gold is the number after "####"."""
     problems = []
     for line, row in enumerate(read_split(data, split, dict[str, str], ["main"]), start=1):
-        gold = row.get("answer", "").rpartition("####")[2].strip().replace(",", "").replace("$", "")
-        if not NUMBER.fullmatch(gold) or "question" not in row:
+        _, marker, gold = row.get("answer", "").rpartition("####")
+        gold = gold.strip().replace(",", "").replace("$", "")
+        if not marker or not NUMBER.fullmatch(gold) or "question" not in row:
             message = "needs `question`, and `answer` with a number after ####"
             raise InputError(message, file=f"{data}, {split}", line=line, field="answer")
         problems.append(Problem(f"{split}-{line}", row["question"], Decimal(gold)))
@@ -185,6 +186,7 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
                     rows = score(iteration, rows, trained, settings)  # mu(y|x) of line 6
                     train(iteration, rows, trained, optimizer, loss, settings)  # lines 5 to 9
                     del trained, optimizer  # nothing else refers to them: the GPU is free
+            checkpoints.remove_checkpoints(settings.iteration_folder(iteration))
             for earlier in points[:-1]:
                 with open_engine(earlier.model) as engine:
                     evaluate(earlier, engine, test_prompts, task, settings)
@@ -370,7 +372,6 @@ def train(
             checkpoints.save_model(lm, models[step])
         if step % settings.save_every == 0 and step < len(steps):
             checkpoints.save_checkpoint(folder, step, optimizer)
-    files.remove(*folder.glob("checkpoint-*"), *folder.glob("model*.unfinished"))
 
 
 # ---- evaluation (Section 4.2) --------------------------------------------------------------------

@@ -16,6 +16,7 @@ from toprlib.records import Grade, Problem, Task
 from toprlib.settings import Settings
 from train_gsm8k import main
 
+SECONDS = 5  # for the steps of one completion
 STEP = re.compile(r"[-+*/0-9 ]*[0-9] *= *[0-9]+")  # digits and signs alone reach the program
 PROGRAM = "import sys; sys.exit(not all(eval(step.replace('=', '==')) for step in sys.argv[1:]))"
 
@@ -25,7 +26,7 @@ def judge(completion: str) -> Grade:
     steps = STEP.findall(completion)
     command = [sys.executable, "-I", "-c", PROGRAM, *steps]
     try:
-        status = call(command, timeout=5, stderr=DEVNULL)
+        status = call(command, timeout=SECONDS, stderr=DEVNULL)
     except TimeoutExpired:  # 9**9**9**9, for instance
         return Grade(-1.0, "too long")
     return Grade(1.0, "right") if steps and status == 0 else Grade(-1.0, "wrong")

@@ -27,17 +27,18 @@ def reward(completion: str, problem: Problem) -> float:
 
 
 def sums_task(settings: Settings) -> Task:
-    """All sums in random order: the first ones to train on, the last ones to test."""
+    """All sums in random order: the first half to train on, the second half to test."""
     problems = []
     for a in range(SMALLEST, LARGEST + 1):
         for b in range(SMALLEST, LARGEST + 1):
             problems.append(Problem(f"{a}+{b}", QUESTION.format(a, b), gold=a + b))
     random.Random(0).shuffle(problems)
+    half = len(problems) // 2
     prompt = "{0.question}" if settings.chat else "Q: {0.question}\nA:"
     return Task(
         name="sums",
-        train=problems[: settings.problems],
-        test=problems[len(problems) - settings.test_problems :],
+        train=problems[:half][: settings.problems],
+        test=problems[half:][: settings.test_problems],
         prompt=prompt.format,
         reward=reward,
         parse=parse_answer,

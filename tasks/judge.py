@@ -49,42 +49,40 @@ class Judge:
         return max(len(gold), len(answer)) <= LONGEST and self._ask_once(gold, answer)
 
     def _ask(self, gold: str, answer: str) -> bool:
-        reply = None
+        is_equal = None
         try:
             if self._process is None or self._process.poll() is not None:
                 self._start()
             with suppress(BrokenPipeError):  # a process that has just ended gives no answer
                 self._pipe.send((gold, answer))
-            reply = self._answer(self._patience)
+            is_equal = self._receive(self._patience)
         finally:
-            if (
-                reply is None
-            ):  # after an interrupt too: a late answer would be taken for that to the next question
+            # After an interrupt too: a late answer would be taken for that to the next question.
+            if is_equal is None:
                 self._end()
-        return bool(reply)
+        return bool(is_equal)
 
     def _start(self) -> None:
         self._end()
-        self._pipe, theirs = Pipe()
+        self._pipe, worker_pipe = Pipe()
         # -P leaves the worker's folder out of sys.path, where math.py would hide Python's own.
-        command = [sys.executable, "-P", str(WORKER), str(self._seconds), str(theirs.fileno())]
-        nowhere = subprocess.DEVNULL
+        number = worker_pipe.fileno()
+        command = [sys.executable, "-P", str(WORKER), str(self._seconds), str(number)]
         self._process = subprocess.Popen(
-            command, pass_fds=[theirs.fileno()], stdout=nowhere, stderr=nowhere
+            command, pass_fds=[number], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        theirs.close()
-        self._end = weakref.finalize(self, _end, self._process)
-        if self._answer(START_SECONDS) is None:
-            raise InputError(
-                "math-verify: does not start; `pip install -r requirements.txt` brings it"
-            )
+        worker_pipe.close()
+        # The process ends with the judge, too.
+        self._end = weakref.finalize(self, _kill, self._process)
+        if self._receive(START_SECONDS) is None:
+            raise InputError("math-verify does not start; pip install -r requirements.txt")
 
-    def _answer(self, seconds: float) -> bool | None:
+    def _receive(self, seconds: float) -> bool | None:
         """The process's next answer; None if it has ended, or if none comes in time."""
         with suppress(EOFError, ConnectionResetError):
             return self._pipe.recv() if self._pipe.poll(seconds) else None
 
 
-def _end(process: subprocess.Popen) -> None:
+def _kill(process: subprocess.Popen) -> None:
     process.kill()
     process.wait()

@@ -9,25 +9,25 @@ MEMORY = 2 << 30  # bytes, ours
 
 
 def main() -> None:
-    """Answer True when ready, then each pair (gold, answer) by whether the two are equal."""
-    seconds, pipe = (
-        int(sys.argv[1]),
-        Connection(int(sys.argv[2])),
-    )  # for reading an answer, and for comparing two
+    """Answer True when ready, then each pair (gold, answer) by whether the two are equal.
+
+    Arguments: the seconds to read an answer or to compare two, and the number of the pipe.
+    """
+    seconds = int(sys.argv[1])
+    pipe = Connection(int(sys.argv[2]))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     logging.disable(logging.CRITICAL)
     from math_verify import LatexExtractionConfig, parse, verify
 
     pipe.send(True)
-    for pair in iter(pipe.recv, None):  # until EOFError, where the judge has ended
-        # `$...$`: math-verify reads no LaTeX without it. LaTeX only: its reader for plain text
-        # ends in Python's eval.
-        expressions = [
-            parse(f"${text}$", [LatexExtractionConfig()], parsing_timeout=seconds) for text in pair
-        ]
-        pipe.send(
-            bool(all(expressions) and verify(*expressions, strict=True, timeout_seconds=seconds))
-        )
+    latex = [LatexExtractionConfig()]  # the reader for plain text ends in Python's eval
+    while True:  # until EOFError, when the judge has ended
+        expressions = []
+        for text in pipe.recv():
+            # math-verify reads LaTeX only between dollars.
+            expressions.append(parse(f"${text}$", latex, parsing_timeout=seconds))
+        is_equal = all(expressions) and verify(*expressions, strict=True, timeout_seconds=seconds)
+        pipe.send(bool(is_equal))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import zlib
 from dataclasses import replace
 from types import MappingProxyType
 
-from pydantic import BaseModel, model_validator
+from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from tasks.judge import Judge
 from toprlib.problems import read_shots, read_split
@@ -102,8 +102,9 @@ def grade(text: str, gold: str, judge: Judge) -> Outcome:
 
     An answer that math-verify cannot read is incorrect.
 
+    >>> judge = Judge()
     >>> texts = (r"\boxed{1/2}", r"\boxed{50}", r"\boxed{?}", r"\boxed{}", "1/2")
-    >>> [grade(text, "0.5", Judge()) for text in texts]
+    >>> [grade(text, "0.5", judge) for text in texts]
     ['correct', 'incorrect', 'incorrect', 'invalid', 'invalid']
     """
     answer = extract_answer(text)
@@ -116,15 +117,16 @@ class MathRow(BaseModel):
     """A problem of MATH's files, whose answer is in the solution; MATH-500 has it by itself."""
 
     problem: str
-    solution: str | None = None
     answer: str | None = None
+    solution: str | None = Field(default=None, validate_default=True)
 
-    @model_validator(mode="after")
-    def _find_answer(self) -> "MathRow":
-        self.answer = self.answer or extract_box(self.solution or "")
-        if not self.answer:
-            raise ValueError("field solution: no answer in \\boxed{}, and no field answer")
-        return self
+    @field_validator("solution")
+    @classmethod
+    def _check_answer(cls, solution: str | None, info: ValidationInfo) -> str | None:
+        # Fields are validated in their order, so `info.data` has the answer.
+        if not info.data.get("answer") and not extract_box(solution or ""):
+            raise ValueError("has no answer in \\boxed{}; give one, or the field answer")
+        return solution
 
 
 def load_problems(data: str, split: str) -> list[Problem]:
@@ -135,7 +137,8 @@ def load_problems(data: str, split: str) -> list[Problem]:
     """
     problems = []
     for line, row in enumerate(read_split(data, split, MathRow), start=1):
-        problems.append(Problem(f"{split}-{line}", row.problem, row.answer))
+        gold = row.answer or extract_box(row.solution)
+        problems.append(Problem(f"{split}-{line}", row.problem, gold))
     return sorted(problems, key=lambda problem: zlib.crc32(problem.question.encode()))
 
 

@@ -95,7 +95,7 @@ def verifier_task(
         parse=parse_verdict,
         grade=grade_verdict,
         outcomes=OUTCOMES,
-        # A model that was given an instruction may go on to write another question.
+        # After an instruction, a model may continue with another question.
         stop=("\nQ:",) if instruction else (),
     )
 
@@ -165,8 +165,13 @@ SETTINGS = {
 
 def check_verifier(settings: VerifierSettings, processes: int | None = None) -> None:
     """Raises InputError for settings that `check` refuses, or that do not suit a verifier."""
-    if settings.n < 1:
-        raise InputError(f"{settings.n}: must be at least 1", option="--verifications")
+    # `check` would call these two options by the names of their fields.
+    for option, value, least in (
+        ("--verifications", settings.n, 1),
+        ("--test-verifications", settings.eval_samples, 2),
+    ):
+        if value < least:
+            raise InputError(f"{value}: must be at least {least}", option=option)
     if settings.dry_run:
         message = "cannot be used here: what there is to verify depends on the generator's run"
         raise InputError(message, option="--dry-run")
@@ -175,7 +180,8 @@ def check_verifier(settings: VerifierSettings, processes: int | None = None) -> 
         raise InputError(message, option="--samples")
     check(settings, processes)
     gpus = settings.generator_gpus
-    check_engine_gpus("--generator-gpus", settings.engine, gpus, processes or ranks())
+    if gpus > 1:
+        check_engine_gpus("--generator-gpus", settings.engine, gpus, processes or ranks())
 
 
 # ---- the three runs ------------------------------------------------------------------------------
@@ -188,14 +194,16 @@ def run(settings: VerifierSettings) -> dict:
         message = f"{len(task.test)}: an interval needs at least 2"
         raise InputError(message, option="--test-problems")
     for model in (settings.generator, settings.model):
-        load_without_weights(model)  # a model that cannot be used fails before anything is written
+        # A model that cannot be used fails here, before anything is written.
+        load_without_weights(model, settings.chat, settings.system_prompt)
     is_sharded = ranks() > 1 or settings.dtype != "float32"
     with process_group(is_sharded), locked_run_folder(settings.out, settings.to_config()):
         train_solutions = solve(settings, task, "train")
         test_solutions = solve(settings, task, "test")
         training = replace(settings, out=settings.out / "verifier")
-        found = experiment(training, verifier_task(settings, task, train_solutions, test_solutions))
-        return write_table2(settings, task, test_solutions, found)
+        verification = verifier_task(settings, task, train_solutions, test_solutions)
+        results = experiment(training, verification)
+        return write_table2(settings, task, test_solutions, results)
 
 
 def solve(settings: VerifierSettings, task: Task, split: str) -> list[Sample]:
@@ -248,27 +256,46 @@ def verify(verifications: Sequence[Sample], answers: Answers) -> dict[str, np.nd
 
 @rank_zero_only
 def write_table2(
-    settings: VerifierSettings, task: Task, solutions: Sequence[Sample], found: dict
+    settings: VerifierSettings, task: Task, solutions: Sequence[Sample], verifier_results: dict
 ) -> dict:
     """Write results.json, which is returned, and table2.png: Table 2, after each iteration.
 
-    solutions: of the test problems; found: results of the verifier's run. Means and standard errors
-    are over problems.
+    solutions: of the test problems; verifier_results: of the verifier's run. Means and standard
+    errors are over problems.
     """
     folder = settings.out / "verifier"
-    method = settings.method
+    iterations = verifier_results["iterations"]
     files = [folder / "iteration-1" / "test-0.jsonl"]
-    for number, iteration in enumerate(found["iterations"], start=1):
+    for number, iteration in enumerate(iterations, start=1):
         last_step = iteration["dataset"]["steps"]
         files.append(folder / f"iteration-{number}" / f"test-{last_step}.jsonl")
     answers = to_answers(solutions, task)
     rows_of_models = [verify(read_records(file, Sample), answers) for file in files]
-    base = rows_of_models[0]
-    after = rows_of_models[-1]
+    problems, m = answers.correct.shape
+    results = compare_verifiers(settings.method, answers, rows_of_models[0], rows_of_models[-1])
+    results |= {
+        "iterations": [to_entries(row) for row in rows_of_models],
+        "test": {
+            "problems": problems,
+            "solutions": m,
+            "verifications": settings.eval_samples,
+        },
+        "trained on": [iteration["dataset"]["trained"] for iteration in iterations],
+        "versions": verifier_results["versions"],
+    }
+    save_figure(draw([to_panel(results["table2"])]), settings.out / "table2.png")
+    write_file(settings.out / "results.json", json.dumps(results, indent=2) + "\n")
+    return results
+
+
+def compare_verifiers(
+    method: str, answers: Answers, base: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]
+) -> dict[str, dict]:
+    """The rows of Table 2 and their paired differences. base, after: of `verify`."""
     problems, m = answers.correct.shape
     majority = [majority_is_correct(answers, problem, range(m)) for problem in range(problems)]
     plain = np.array(majority, dtype=float)
-    share_correct = answers.correct.mean(1)
+    share_correct = answers.correct.mean(1)  # (Q,) what always Yes gets right
     constant = max(share_correct, 1 - share_correct, key=np.mean)
     rows = {
         "no verifier": {WEIGHTED: plain},
@@ -281,21 +308,10 @@ def write_table2(
         f"{WEIGHTED}, {method} - maj@{m}": after[WEIGHTED] - plain,
         f"{WEIGHTED}, base - maj@{m}": base[WEIGHTED] - plain,
     }
-    results = {
+    return {
         "table2": {name: to_entries(row) for name, row in rows.items()},
         "paired differences": to_entries(differences),
-        "iterations": [to_entries(row) for row in rows_of_models],
-        "test": {
-            "problems": problems,
-            "solutions": m,
-            "verifications": settings.eval_samples,
-        },
-        "trained on": [iteration["dataset"]["trained"] for iteration in found["iterations"]],
-        "versions": found["versions"],
     }
-    save_figure(draw([to_panel(results["table2"])]), settings.out / "table2.png")
-    write_file(settings.out / "results.json", json.dumps(results, indent=2) + "\n")
-    return results
 
 
 def to_entries(row: Mapping[str, np.ndarray]) -> dict[str, dict]:

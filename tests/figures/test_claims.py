@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from pipeline.report import Estimate
 
 from figures.claims import (
     CONTRADICTED,
@@ -17,7 +18,6 @@ from figures.claims import (
     judge_interval,
     number_text,
 )
-from pipeline.report import Estimate
 
 FILE = {
     "runs": 3,

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from pipeline.report import STUDENT, Estimate
 
 from figures import fig1, fig4, fig5, fig6, fig7, fig8, fig9, robustness, table2, variants
 from figures.common import Findings, by_seed, change, curve, curves, numbers_table, over_seeds
-from pipeline.report import STUDENT, Estimate
 
 
 def make_table(columns, rows, metric="correct"):

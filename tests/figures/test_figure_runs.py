@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from conformance.variants import VARIANTS
+from figures.token_loss import loss_and_logprobs
 from helpers import random_examples, tiny_model
+from pipeline.models.language_model import collate
+from pipeline.records import InputError
+from pipeline.settings import read_settings
 from runs import SMALL
 
 import topr
-from conformance.variants import VARIANTS
 from figures.common import VARIANTS as VARIANT_ARMS
 from figures.rates import best_rates
 from figures.run import FIGURES, ON_MATH, load_figure
@@ -28,10 +32,6 @@ from figures.runs import (
     with_shared_samples,
 )
 from figures.scales import LAPTOP, PAPER, PAPER_MATH, QUICK, held_out_task
-from figures.token_loss import loss_and_logprobs
-from pipeline.models.language_model import collate
-from pipeline.records import InputError
-from pipeline.settings import read_settings
 from tasks.math import math_task
 from tasks.verifier import WEIGHTED
 from train_gsm8k import SETTINGS, gsm8k_task
@@ -92,7 +92,16 @@ def test_samples_are_those_of_a_run_of_the_same_figure(name, scale):
 
 @pytest.mark.parametrize(
     ("name", "count"),
-    [("fig1", 5), ("fig3", 5), ("fig4", 5), ("fig5", 5), ("fig8", 5), ("fig7", 3), ("fig9", 3)],
+    [
+        ("fig1", 5),
+        ("fig3", 5),
+        ("fig4", 5),
+        ("fig5", 5),
+        ("fig8", 5),
+        ("robustness", 5),
+        ("fig7", 3),
+        ("fig9", 3),
+    ],
 )
 def test_runs_that_decide_a_claim_have_more_seeds(name, count):
     assert {job.settings.seed for job in arms_of(name, LAPTOP, range(3))} == set(range(count))

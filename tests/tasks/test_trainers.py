@@ -12,7 +12,7 @@ import torch
 from examples.topr_in_trl import loss as loss_in_trl
 from topr_conformance import LossInputs, compare, identify, neg_grad
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_in(trainer, *arguments):
@@ -53,7 +53,7 @@ def test_trl_trains_with_it_and_warns_if_every_weight_is_1(tmp_path, steps, per_
 
 @pytest.mark.slow
 def test_verl_s_ppo_loss_has_the_gradient_of_topr_over_micro_batches():
-    output, _ = run_in("verl", "tests/verl_steps.py")
+    output, _ = run_in("verl", "tests/tasks/verl_steps.py")
     results = json.loads(output)
     assert len(results["steps"]) == 4
     for number, step in enumerate(results["steps"]):

@@ -44,8 +44,8 @@ test-trainers: .venv/dev-ready .venv-trl/ready .venv-verl/ready
 # oneDNN have a variable each; MKL has two, the first of which acts on Intel's processors only. Tests whose numbers no
 # instruction changes are left out.
 NUMERICAL = tests/unit tests/conformance tests/distributed tests/engines/test_engines.py
-LESSONS = "tests/test_notebooks.py::test_it_runs_and_its_exercises_tell_right_from_wrong[01_taper]" \
-	"tests/test_notebooks.py::test_it_runs_and_its_exercises_tell_right_from_wrong[02_bandit]"
+LESSONS = "tests/docs/test_notebooks.py::test_a_notebook_runs_and_its_exercises_tell_right_from_wrong[01_taper]" \
+	"tests/docs/test_notebooks.py::test_a_notebook_runs_and_its_exercises_tell_right_from_wrong[02_bandit]"
 LEG = $(PYTEST) -k "not two_ranks and not command and not help" $(NUMERICAL)
 test-processors: .venv/dev-ready
 	OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 MKL_CBWR=COMPATIBLE \
@@ -78,7 +78,7 @@ fuzz: .venv/dev-ready
 page: .venv/ready
 	.venv/bin/python scripts/make_page.py
 
-# The browser of tests/test_page.py. Debian has it, and only root can install it.
+# The browser of tests/docs/test_page.py. Debian has it, and only root can install it.
 chromium:
 	@command -v chromium > /dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && \
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium > /dev/null; } || \
@@ -143,7 +143,7 @@ same-python:
 .venv-trl/ready:
 	$(new)
 	$(call install,trl==1.16.0 accelerate==1.15.0 transformers==5.19.0 datasets==5.2.0 \
-		tyro==1.0.17 pydantic==2.14.3 rich==15.0.0 matplotlib==3.11.2)
+		tyro==1.0.17 pydantic==2.14.3 filelock==4.3.1 psutil==7.2.2 rich==15.0.0 matplotlib==3.11.2)
 	touch $@
 
 # Of verl what its losses import; all that it requires would bring more trainers, trackers and a web server.

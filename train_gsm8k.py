@@ -6,8 +6,8 @@
     python train_gsm8k.py --samples FILE --test-problems 0  # completions that you have already
     torchrun --nproc-per-node 8 train_gsm8k.py paper        # the paper's run, on eight GPUs
 
-Read `experiment` first: it is Algorithm 1, iterated. The stages after it write one file each into
---out, or read it if it exists, so that repeating a command resumes its run:
+Read `experiment` first: it is Algorithm 1, iterated. The stages after it write files into --out, or
+read those that exist, so that repeating a command resumes its run:
 
     iteration-1/samples.jsonl    sample    completions of the training problems, graded
     iteration-1/test-0.jsonl     evaluate  completions of the test problems by the first model
@@ -49,7 +49,7 @@ from toprlib.dry_run import print_plan
 from toprlib.external_samples import read_samples
 from toprlib.language_model import LanguageModel
 from toprlib.methods import METHODS
-from toprlib.preflight import check_machine, check_room
+from toprlib.preflight import check_lora, check_machine, check_room
 from toprlib.problems import read_shots, read_split
 from toprlib.records import OUTCOMES, Example, InputError, Outcome, Problem, Prompt, Sample, Task
 from toprlib.sampling import Engine, SamplingParameters
@@ -145,6 +145,7 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
     """
     check_task(settings, task)
     lm = language_model.load_without_weights(settings.model, settings.chat, settings.system_prompt)
+    check_lora(settings, lm)
     task = lm.chat.apply_to(task) if lm.chat else task
     train_prompts = sampling.make_prompts(task, task.train, lm, settings.max_new_tokens)
     test_prompts = sampling.make_prompts(task, task.test, lm, settings.max_new_tokens)
@@ -185,6 +186,7 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
                     rows = score(iteration, rows, trained, settings)  # mu(y|x) of line 6
                     train(iteration, rows, trained, optimizer, loss, settings)  # lines 5 to 9
                     del trained, optimizer  # nothing else refers to them: the GPU is free
+            checkpoints.remove_checkpoints(settings.iteration_folder(iteration))
             for earlier in points[:-1]:
                 with open_engine(earlier.model) as engine:
                     evaluate(earlier, engine, test_prompts, task, settings)
@@ -370,7 +372,6 @@ def train(
             checkpoints.save_model(lm, models[step])
         if step % settings.save_every == 0 and step < len(steps):
             checkpoints.save_checkpoint(folder, step, optimizer)
-    files.remove(*folder.glob("checkpoint-*"), *folder.glob("model*.unfinished"))
 
 
 # ---- evaluation (Section 4.2) --------------------------------------------------------------------
@@ -428,10 +429,7 @@ def main(
     presets: Mapping[str, Settings] = PRESETS,
     runs: str | None = None,
 ) -> None:
-    """The command line of a task: settings in, a table out. An input error is one line.
-
-    runs: what the name of the run's folder begins with if --out is missing; default runs/NAME-.
-    """
+    """The command line of a task. runs: what the default of --out begins with (runs/NAME-)."""
     start = time.monotonic()
     with command(name):
         settings = read_settings(sys.argv[1:], presets, description, runs or f"runs/{name}-")

@@ -14,52 +14,57 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topr import PRESETS, importance_weight, topr_loss
+from topr import PRESETS, importance_weight, sequence_log_ratio, topr_loss
 
 
 class ToprLoss:
-    """Put before GRPOTrainer: `class ToprTrainer(ToprLoss, GRPOTrainer)`. The reward is TRL's advantage.
+    """Put it before GRPOTrainer: `class ToprTrainer(ToprLoss, GRPOTrainer)`.
 
-    With scale_rewards="none" that is the reward less its mean over the prompt's completions. TRL keeps log mu unless
-    steps_per_generation * num_iterations divides gradient_accumulation_steps, as it does by default.
+    The reward is TRL's advantage: with scale_rewards="none" that is the reward less its mean over
+    the prompt's completions. TRL keeps log mu unless steps_per_generation * num_iterations divides
+    gradient_accumulation_steps, as it does by default.
     """
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> Tensor:
+        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)  # (B, T), a copy
+        reward = inputs["advantages"].clone()  # (B,)
+        # With mask_truncated_completions a whole completion can be masked. It counts in the mean
+        # and has no gradient, but `topr_loss` wants a token of each.
+        is_masked = mask.sum(1) == 0
+        mask[is_masked, 0] = 1
+        reward[is_masked] = 0
+
+        token_logp = self._completion_logprobs(model, inputs)  # (B, T)
+        token_logmu = inputs.get("old_per_token_logps")
+        if token_logmu is None:
+            token_logmu = token_logp.detach()
+            if model.training:
+                fix = "set steps_per_generation=8, or num_iterations"
+                warnings.warn(f"topr: every weight is 1, TRL keeps no log mu: {fix}", stacklevel=2)
+
+        log_ratio = sequence_log_ratio(token_logp.detach(), token_logmu, mask)  # (B,)
+        weight = importance_weight(log_ratio, *PRESETS["topr"].of_sign(reward))  # (B,)
+        mode = "train" if model.training else "eval"
+        self._metrics[mode]["topr/weight"].append(weight.mean().item())
+        value = topr_loss(token_logp, token_logmu, reward, mask)
+        return value / self.current_gradient_accumulation_steps if model.training else value
+
+    def _completion_logprobs(self, model: torch.nn.Module, inputs: dict[str, Any]) -> Tensor:
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-        seen = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-        width = inputs["completion_ids"].shape[1]
-        logp = self._get_per_token_logps_and_entropies(model, ids, seen, width)[0]
-        logmu = inputs.get("old_per_token_logps")
-        if logmu is None and model.training:
-            mend = "set steps_per_generation=8, or num_iterations"
-            warnings.warn(f"topr: every weight is 1, for TRL keeps no log mu: {mend}", stacklevel=2)
-        logmu = logp.detach() if logmu is None else logmu
-        mask, reward = (
-            inputs["completion_mask"] * inputs.get("tool_mask", 1),
-            inputs["advantages"].clone(),
-        )
-        is_empty = (
-            mask.sum(1) == 0
-        )  # mask_truncated_completions: counted in the mean, without a gradient
-        mask[is_empty, 0], reward[is_empty] = 1, 0
-        log_ratio = torch.where(mask > 0, logp.detach() - logmu, 0.0).sum(1)
-        weight = importance_weight(log_ratio, *PRESETS["topr"].of_sign(reward))
-        self._metrics["train" if model.training else "eval"]["topr/weight"].append(
-            weight.mean().item()
-        )
-        value = topr_loss(logp, logmu, reward, mask)
-        return value / (self.current_gradient_accumulation_steps if model.training else 1)
+        attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        width = inputs["completion_ids"].shape[1]  # T
+        return self._get_per_token_logps_and_entropies(model, ids, attention_mask, width)[0]
 
 
-def loss(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
+def loss(token_logp: Tensor, token_logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
     """For topr-conformance: the mixin's loss, with the little that it needs of the trainer."""
     trainer = ToprLoss()
-    trainer.current_gradient_accumulation_steps, trainer._metrics = (
-        4,
-        defaultdict(lambda: defaultdict(list)),
-    )
-    trainer._get_per_token_logps_and_entropies = lambda model, ids, seen, width: (logp, None)
+    trainer.current_gradient_accumulation_steps = 4
+    trainer._metrics = defaultdict(lambda: defaultdict(list))
+    trainer._get_per_token_logps_and_entropies = lambda *_: (token_logp, None)
     ids = torch.zeros(len(mask), 1, dtype=torch.long)
     inputs = dict.fromkeys(["prompt_ids", "prompt_mask", "completion_ids"], ids)
-    inputs |= {"completion_mask": mask.long(), "old_per_token_logps": logmu, "advantages": reward}
+    inputs["completion_mask"] = mask.long()
+    inputs["old_per_token_logps"] = token_logmu
+    inputs["advantages"] = reward
     return trainer._compute_loss(SimpleNamespace(training=True), inputs)

@@ -12,7 +12,7 @@ from torch import Tensor
 from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn, register_policy_loss
 from verl.workers.config import ActorConfig
 
-from topr import PRESETS, importance_weight
+from topr import PRESETS, importance_weight, sequence_log_ratio
 
 
 @register_policy_loss("topr")
@@ -25,33 +25,33 @@ def topr_policy_loss(  # noqa: PLR0913 - the arguments of verl
     config: ActorConfig | None = None,
     rollout_is_weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """All tensors (B, T); a sequence's advantage is that of each of its tokens, as GRPO's and RLOO's are in verl."""
+    """All tensors are (B, T). The tokens of a sequence share an advantage, as in GRPO and RLOO.
+
+    `topr.topr_loss` is a mean over the completions that it is given. verl's `agg_loss`, in its
+    place, divides by those of all micro-batches and processes.
+    """
     mask = response_mask > 0
-    reward = advantages.gather(
-        1, mask.int().argmax(1, keepdim=True)
-    )  # (B, 1) that of the first token
+    first = mask.int().argmax(1, keepdim=True)  # (B, 1) column of the first token
+    reward = advantages.gather(1, first)  # (B, 1)
     if (mask & (advantages != reward)).any():
-        raise ValueError(
-            "topr: advantages differ within a sequence; set algorithm.adv_estimator=grpo"
-        )
-    if loss_agg_mode != "seq-mean-token-mean" or rollout_is_weights is not None:
-        mend = "actor.loss_agg_mode=seq-mean-token-mean and algorithm.rollout_correction.rollout_is=null"
-        raise ValueError(f"topr: set {mend}")
-    log_ratio = (
-        torch.where(mask, log_prob - old_log_prob, 0.0).sum(1, keepdim=True).detach()
-    )  # of whole sequences
+        fix = "set algorithm.adv_estimator=grpo"
+        raise ValueError(f"topr: advantages differ within a sequence; {fix}")
+    if loss_agg_mode != "seq-mean-token-mean":
+        raise ValueError("topr: set actor.loss_agg_mode=seq-mean-token-mean")
+    if rollout_is_weights is not None:
+        raise ValueError("topr: set algorithm.rollout_correction.rollout_is=null")
+    log_ratio = sequence_log_ratio(log_prob.detach(), old_log_prob, mask)[:, None]  # (B, 1)
     weight = importance_weight(log_ratio, *PRESETS["topr"].of_sign(reward))  # (B, 1)
-    token_loss = -weight * reward * torch.where(mask, log_prob, 0.0)
+    token_loss = -weight * reward * torch.where(mask, log_prob, 0.0)  # (B, T)
     value = agg_loss(token_loss, response_mask, loss_agg_mode, **config.global_batch_info)
-    return value, {
-        "actor/topr_weight": weight.mean().item(),
-        "actor/log_ratio": log_ratio.mean().item(),
-    }
+    means = {"actor/topr_weight": weight.mean().item(), "actor/log_ratio": log_ratio.mean().item()}
+    return value, means
 
 
-def loss(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
+def loss(token_logp: Tensor, token_logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
     """For topr-conformance: the registered loss, with a configuration of verl's workers."""
     actor = ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1)
-    return get_policy_loss_fn("topr")(
-        logmu, logp, reward[:, None] * mask, mask.bool(), config=actor
-    )[0]
+    registered_loss = get_policy_loss_fn("topr")
+    advantages = reward[:, None] * mask
+    value, _ = registered_loss(token_logmu, token_logp, advantages, mask.bool(), config=actor)
+    return value

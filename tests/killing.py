@@ -17,12 +17,12 @@ from pathlib import Path
 from unittest import mock
 
 import matplotlib.figure  # noqa: F401, so that the server has it
+import pipeline.stages  # noqa: F401, likewise
 import psutil
 import runs
 import torch.distributed as dist
 from torch.distributed import run as torchrun
 
-import pipeline.stages  # noqa: F401, likewise
 import train_gsm8k as gsm8k
 
 # Two iterations with checkpoints, and two problems in each chunk of samples.

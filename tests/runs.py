@@ -6,9 +6,10 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
-import train_gsm8k as gsm8k
 from pipeline.records import Task
 from pipeline.settings import Settings
+
+import train_gsm8k as gsm8k
 
 # Four steps of 16 of 64 samples, of which 20 are right; all problems but one have samples of both signs.
 SMALL = gsm8k.Settings(

@@ -7,11 +7,10 @@ import killing
 import pytest
 import torch
 import torch.distributed as dist
-from runs import contents
-
 from pipeline import dataset, epoch, sampling, stages
 from pipeline.runtime import run_folder
 from pipeline.runtime.processes import rank
+from runs import contents
 
 FAULTS = {
     "disk": OSError(28, "No space left on device"),

@@ -5,14 +5,14 @@ import shutil
 
 import pytest
 from chats import MARKS, chat_tokenizer, save_chat_model
-from runs import SMALL, experiment
-
-import train_gsm8k as gsm8k
 from pipeline.dataset import encode
 from pipeline.models.chat import chat_of
 from pipeline.models.language_model import load_model
 from pipeline.records import Example, InputError, Problem, Sample, read_records
 from pipeline.sampling import Prompt, SamplingParameters, prompts_of, transformers_engine
+from runs import SMALL, experiment
+
+import train_gsm8k as gsm8k
 
 SYSTEM = "Answer in one line.\nWrite “The answer is” – and the number, ½ or 7."
 QUESTION = "Q: Zoë has 3 figs\n  and eats one.\nHow many are left? 🍐\nA:"

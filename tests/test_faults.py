@@ -12,9 +12,6 @@ from pathlib import Path
 
 import pytest
 from killing import CHANGES, ROOT, arguments, fault, finish, started, wait
-from runs import contents, experiment
-
-import train_gsm8k as gsm8k
 from pipeline.records import InputError, Sample, write_file
 from pipeline.runtime import run_folder
 from pipeline.runtime.run_folder import (
@@ -24,6 +21,9 @@ from pipeline.runtime.run_folder import (
     read_checked,
     remove,
 )
+from runs import contents, experiment
+
+import train_gsm8k as gsm8k
 
 
 def flip(file, where=0.5):

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig
-
-import train_gsm8k as gsm8k
 from pipeline.dataset import read_inputs
 from pipeline.dry_run import activation_bytes, counts, hours, plan
 from pipeline.models.language_model import load_model, make_optimizer
 from pipeline.records import InputError, Sample, to_lines
 from pipeline.settings import read_settings
+from transformers import LlamaConfig
+
+import train_gsm8k as gsm8k
 from scripts.make_tables import llama_3_8b
 from train_gsm8k import SETTINGS
 

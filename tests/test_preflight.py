@@ -18,13 +18,13 @@ import pytest
 import torch
 from huggingface_hub import constants
 from killing import arguments, by_itself, statuses
-from runs import experiment
-
-import train_gsm8k as gsm8k
 from pipeline.models import language_model
 from pipeline.records import InputError
 from pipeline.runtime import preflight, run_folder
 from pipeline.runtime.processes import process_group
+from runs import experiment
+
+import train_gsm8k as gsm8k
 from tasks import verifier
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

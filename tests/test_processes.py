@@ -11,11 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from killing import statuses
-from ranks import on_two_ranks
-from tqdm import tqdm
-
 from pipeline.runtime import processes
 from pipeline.runtime.processes import from_all_ranks, rank, requests_are_noted
+from ranks import on_two_ranks
+from tqdm import tqdm
 
 LIMIT = timedelta(seconds=10)  # which two processes need to meet, too, on a loaded machine
 

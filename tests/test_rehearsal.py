@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from killing import finish, lines, started, status, told, wait
+from pipeline.models.language_model import load_model
 from runs import json_lines
 
 import train_gsm8k as gsm8k
-from pipeline.models.language_model import load_model
 
 PROBLEMS, CANDIDATES, STEPS = 16, 16, 12
 USUAL = gsm8k.Settings()

@@ -15,12 +15,12 @@ import time
 import psutil
 import pytest
 from killing import CHANGES, ROOT, fault, finish, lines, started, status, told, wait
-from runs import contents
-from torch.distributed.launcher.api import LaunchConfig
-
 from pipeline.evaluation import to_table
 from pipeline.models.language_model import collate, load_model
 from pipeline.records import Example, Sample, read_records
+from runs import contents
+from torch.distributed.launcher.api import LaunchConfig
+
 from topr import sequence_logprobs
 
 KILLS = int(os.environ.get("FAULT_KILLS", "4"))

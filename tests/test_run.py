@@ -13,11 +13,6 @@ from typing import get_args
 
 import pytest
 import torch
-from runs import SMALL, experiment, json_lines
-from safetensors.torch import load_file
-
-import topr
-import train_gsm8k as gsm8k
 from pipeline import settings
 from pipeline.dataset import epoch_steps, longest
 from pipeline.epoch import try_longest
@@ -27,6 +22,11 @@ from pipeline.models.language_model import META, load_model
 from pipeline.records import Example, InputError, Sample, read_records, to_lines
 from pipeline.settings import INSTEAD, EngineName, Settings
 from pipeline.stages import open_run
+from runs import SMALL, experiment, json_lines
+from safetensors.torch import load_file
+
+import topr
+import train_gsm8k as gsm8k
 
 SAMPLES, TRAIN, METRICS, MODEL = (
     f"iteration-1/{name}" for name in ("samples.jsonl", "train.jsonl", "metrics.jsonl", "model")

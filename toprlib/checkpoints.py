@@ -64,7 +64,7 @@ def save_checkpoint(folder: Path, step: int, optimizer: torch.optim.Optimizer) -
         try:
             with (unfinished / f"rank-{rank()}.pt").open("wb") as file:
                 torch.save(state, file)
-        except RuntimeError as error:  # torch's, in place of the disk's, which names no file
+        except (OSError, RuntimeError) as error:  # torch's replaces the disk's; neither has a name
             raise OSError(f"{unfinished}: {error.__context__ or error}") from error
     remove(*older)
 
@@ -78,8 +78,9 @@ def load_checkpoint(folder: Path, optimizer: torch.optim.Optimizer) -> None:
     try:
         state = torch.load(file, map_location=device(), weights_only=True)
     except (OSError, RuntimeError, EOFError, UnpicklingError) as error:
-        message = f"cannot be read ({str(error).splitlines()[0]}); remove {folder} to go back"
-        raise InputError(f"{message} to the step before it", file=file) from error
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        message = f"cannot be read ({reason}); remove {folder} to go back to the step before it"
+        raise InputError(message, file=file) from error
     for shard, saved in zip(_local_shards(optimizer), state["weights"], strict=True):
         shard.copy_(saved)
     for values in state["optimizer"]["state"].values():
@@ -100,15 +101,21 @@ def last_checkpoint(folder: Path, missing_step: int | None = None) -> int:
     steps = [0]
     for path in folder.glob("checkpoint-*"):
         number = path.name.removeprefix("checkpoint-")
-        is_usable = missing_step is None or int(number) < missing_step
-        if number.isdecimal() and is_usable:
-            steps.append(int(number))  # checkpoint-256.unfinished does not count
+        if not number.isdecimal():
+            continue  # checkpoint-256.unfinished, of a run that was killed while it wrote
+        if missing_step is None or int(number) < missing_step:
+            steps.append(int(number))
     step = max(steps)
     log = folder / "metrics.jsonl"
     if log.exists():
         lines = read_text(log).splitlines(keepends=True)
         write_file(log, "".join(lines[:step]))
     return step
+
+
+def remove_checkpoints(folder: Path) -> None:
+    """Remove what only an epoch in training needs. Every rank calls this."""
+    remove(*folder.glob("checkpoint-*"), *folder.glob("model*.unfinished"))
 
 
 def _local_shards(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import timedelta
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 T = TypeVar("T")
+_is_alone = ContextVar("_is_alone", default=False)  # whether rank zero works alone at present
 
 
 def rank() -> int:
@@ -107,19 +109,23 @@ def gather(value: T) -> list[T]:
 def rank_zero_only(work: Callable[..., T]) -> Callable[..., T]:
     """A decorator: rank zero does the work; all ranks call it, wait, and return the same.
 
-    An InputError or OSError of rank zero is raised on all ranks, so that they end together.
+    An InputError or OSError of rank zero is raised on all ranks, so that they end together. Within
+    such work rank zero is alone: another function of this kind is then called without the others.
     """
 
     @wraps(work)
     def call(*args: Any, **kwargs: Any) -> T:
-        if ranks() == 1:
+        if ranks() == 1 or _is_alone.get():
             return work(*args, **kwargs)
         result = error = None
         if rank() == 0:
+            token = _is_alone.set(True)  # else it would wait for ranks that are not here
             try:
                 result = work(*args, **kwargs)
             except (InputError, OSError) as caught:
                 error = caught
+            finally:
+                _is_alone.reset(token)
         result, error = gather((result, error))[0]
         if error is not None:
             raise error

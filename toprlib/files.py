@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -57,13 +57,11 @@ def read_records(path: Path, kind: type[Record], is_one_record: bool = False) ->
 def read_partial_records(path: Path, kind: type[Record]) -> list[Record]:
     """The complete lines of a file that is appended to; it may be missing or end within a line."""
     content = path.read_bytes() if path.exists() else b""
-    complete = content[: content.rfind(b"\n") + 1]
-    lines = complete.decode("utf-8").split("\n")[:-1]
-    return _parse_lines(path, lines, kind)
+    return _parse_lines(path, content.split(b"\n")[:-1], kind)
 
 
 def _parse_lines(
-    path: Path, lines: list[str], kind: type[Record], is_one_record: bool = False
+    path: Path, lines: Sequence[str | bytes], kind: type[Record], is_one_record: bool = False
 ) -> list[Record]:
     adapter = TypeAdapter(kind)
     records = []
@@ -83,7 +81,7 @@ def first_validation_error(error: ValidationError) -> tuple[str, str | None]:
     """What is wrong with a record, in one line, and the field that it is about."""
     first = error.errors(include_url=False)[0]
     field = ".".join(str(part) for part in first["loc"]) or None
-    message = " ".join(first["msg"].removeprefix("Value error, ").split())
+    message = first["msg"].removeprefix("Value error, ")
     if first["msg"].startswith("Input should"):
         message += f", not {first['input']!r:.80}"
         if isinstance(first["input"], bool):

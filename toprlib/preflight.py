@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,6 +80,19 @@ def _compiler_problem(python: str) -> str | None:
         return None
     fix = "install the headers of this Python (Debian: python3-dev), or use one that has them"
     return f"vLLM's kernels need Python.h, which is missing in {include}; {fix}"
+
+
+def check_lora(settings: Settings, lm: LanguageModel) -> None:
+    """Raises InputError if adapters cannot be trained. lm: may be without weights."""
+    if settings.lora is None:
+        return
+    if find_spec("peft") is None:
+        message = "needs the package peft, which is not installed; pip install peft"
+        raise InputError(message, option="--lora")
+    width = lm.model.config.hidden_size
+    if settings.lora > width:
+        message = f"{settings.lora}: must be at most {width}, the model's width"
+        raise InputError(message, option="--lora")
 
 
 # ---- disk and memory -----------------------------------------------------------------------------

@@ -39,7 +39,8 @@ class InputError(ValueError):
         self.field = field
         place = self.file if line is None else f"{file}:{line}"
         parts = [option, place, f"field {field}" if field else None, message]
-        super().__init__(": ".join(part for part in parts if part is not None))
+        text = ": ".join(part for part in parts if part is not None)
+        super().__init__(" ".join(text.split()))  # a field's name may hold a line break
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import transformers
 from topr import StepStats
 from toprlib.distributed import gather, rank, rank_zero_only
 from toprlib.evaluation import evaluate, to_table
-from toprlib.files import append_to_file, read_json, read_records, read_text, write_file
+from toprlib.files import append_to_file, read_json, read_records, write_file, write_json
 from toprlib.methods import METHODS
 from toprlib.metrics import (
     check_start_ratio,
@@ -56,9 +56,8 @@ def describe_dataset(
         "trained": _count(chosen),
         "baseline": round(sum(baselines) / len(baselines), 12),  # the mean, where they differ
     }
-    # Not write_json, which is for all ranks to call: here rank zero is alone.
     file = settings.iteration_folder(iteration) / "dataset.json"
-    write_file(file, json.dumps(content, indent=2) + "\n")
+    write_json(file, content)
 
 
 def _count(samples: Sequence[Sample]) -> dict[str, int]:
@@ -158,10 +157,10 @@ def write_results(points: Sequence["EvalPoint"], task: Task, settings: Settings)
     iterations = []
     for iteration in range(1, settings.iterations + 1):
         folder = settings.iteration_folder(iteration)
-        log = read_text(folder / "metrics.jsonl").splitlines()
+        steps = read_records(folder / "metrics.jsonl", dict[str, float])
         entry = {
-            "dataset": read_json(folder / "dataset.json") | {"steps": len(log)},
-            "training": summarize_epoch([json.loads(line) for line in log]),
+            "dataset": read_json(folder / "dataset.json") | {"steps": len(steps)},
+            "training": summarize_epoch(steps),
         }
         if settings.test_problems:
             curve = [{"samples_seen": 0, **last}]

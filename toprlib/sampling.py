@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -119,9 +120,9 @@ def sample_to_file(
 
     Every rank calls this; a file that exists is left as it is. Each rank samples its share into
     FILE.part-RANK, chunk by chunk, and grades the share once it is complete. After an interruption
-    or an error of the reward function, the same call resumes after the last complete chunk.
-    Completions do not depend on the number of ranks. Raises InputError as `grade_samples` does, and
-    if a part has samples of other prompts.
+    or an error of the reward function, the same call resumes after the last complete chunk. Up to
+    rounding, completions do not depend on the number of ranks. Raises InputError as `grade_samples`
+    does, and if a part has samples of other prompts.
     """
     if not exists(file):
         share, start = shard_prompts(prompts, engine.gpus)
@@ -175,7 +176,7 @@ def _sample_chunk(
         for index, sample in completions:
             samples_of[index].append(sample)
             bar.update()
-    return [sample for samples in samples_of for sample in samples]
+    return list(chain.from_iterable(samples_of))
 
 
 def _grade_share(part: Path, share: Sequence[Prompt], task: Task) -> None:
@@ -188,6 +189,7 @@ def _grade_share(part: Path, share: Sequence[Prompt], task: Task) -> None:
 
 @rank_zero_only
 def _join_parts(file: Path, prompts: Sequence[Prompt], n: int) -> None:
+    """Write `file` from the parts of all ranks, whose shares are consecutive."""
     samples = []
     for number in range(ranks()):
         samples += read_partial_records(_part(file, number), Sample)
@@ -204,5 +206,5 @@ def _check_prompts(
         expected += [(prompt.problem.id, prompt.text)] * n
     actual = [(sample.problem_id, sample.prompt) for sample in samples]
     if actual != expected:
-        message = "its samples are not those of this run's prompts"
-        raise InputError(f"{message}; remove {file.name}* and repeat the command", file=file)
+        message = "its samples are not those of this run's prompts; remove the *.part-* files"
+        raise InputError(f"{message} of this folder and repeat the command", file=file)

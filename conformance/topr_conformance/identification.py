@@ -45,6 +45,16 @@ class Report:
         return "\n".join(lines)
 
 
+class Trial(NamedTuple):
+    """A loss in one form, on the probes."""
+
+    adapter: str
+    loss: Loss  # with the adapter
+    batches: list[LossInputs]
+    neg_grads: list[Tensor]  # for each batch
+    hypothesis: Hypothesis | None  # what explains them
+
+
 def identify(loss: AnyLoss) -> Report:
     """Name a loss. Raises InputError if it cannot be called, or returns nothing with a gradient.
 
@@ -85,7 +95,7 @@ def identify(loss: AnyLoss) -> Report:
     return Report(trial.adapter, "paper", "", results, [])
 
 
-def _report_of_unknown(trial: "Trial", results: list[VectorResult], is_rounded: bool) -> Report:
+def _report_of_unknown(trial: Trial, results: list[VectorResult], is_rounded: bool) -> Report:
     """The report of a loss that no hypothesis explains; what a vector shows is in its note."""
     informative = most_informative(results)
     if trial.neg_grads[0][0, 0] < 0:
@@ -117,16 +127,6 @@ def _check_vectors(hypothesis: Hypothesis, loss: Loss) -> list[VectorResult]:
 
 
 # ---- the form in which a loss is called ----------------------------------------------------------
-class Trial(NamedTuple):
-    """A loss in one form, on the probes."""
-
-    adapter: str
-    loss: Loss  # with the adapter
-    batches: list[LossInputs]
-    neg_grads: list[Tensor]  # for each batch
-    hypothesis: Hypothesis | None  # what explains them
-
-
 def _call_in_some_form(loss: AnyLoss, is_coarse: bool = False) -> Trial:
     """Use the most likely form; if it raises, that of all others with the fewest differences."""
     first, *others = input_forms(loss)

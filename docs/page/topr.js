@@ -1,6 +1,6 @@
 "use strict";
 // The arithmetic of the page: functions of topr.py and toy_bandit.py for plain numbers and arrays, under their names.
-// tests/test_page.py compares what the page shows with the Python of that name, in a browser.
+// tests/docs/test_page.py compares what the page shows with the Python of that name, in a browser.
 
 // a+ b+ a- b- (Table 1)
 const PRESETS = {
@@ -59,7 +59,7 @@ function mean_weight(sigma) {
 
 const realised_share = (p_tilde, weight) => p_tilde / (p_tilde + (1 - p_tilde) * weight);
 
-// ---- pipeline/methods.py, figures/fig9.py, conformance/variants.py ------------------------------------------------
+// ---- toprlib/methods.py, figures/fig9.py, conformance/topr_conformance/variants.py --------------------------------
 
 // of the gradient of ppo_loss: 0 where the clip acts (Equation 6)
 function ppo_weight(log_ratio, reward, eps = 0.2) {

@@ -216,6 +216,11 @@ def length_less_1(mask):
 
 
 @divisor
+def mean_length_less_1(mask):
+    return mask.sum(1).mean() - 1
+
+
+@divisor
 def width_of_the_batch(mask):
     return mask.shape[1]
 
@@ -361,6 +366,7 @@ UNNAMED_MISTAKES = [  # (the most informative vector, the key of its advice, the
     ("V6", "surrogate", only_on_policy),
     ("V7", "no stop-gradient", sigmoid_differentiated),
     ("V9", "length off by", length_of_prompt_included),
+    ("V9", "length off by", mean_length_less_1),
     ("V10", "extra term", kl_in_the_reward),
     ("V11", "unmasked", padding_assumed_on_the_right),
     ("V20", "batch-mean baseline", grpo_with_clipped_advantages),

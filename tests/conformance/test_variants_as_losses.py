@@ -7,7 +7,7 @@ import torch
 from loss_builders import method_loss
 
 import topr
-from topr_conformance import VARIANTS, LossInputs, neg_grad, paper_neg_grad, variants
+from topr_conformance import VARIANTS, Limits, LossInputs, neg_grad, paper_neg_grad, variants
 from topr_conformance.limits import TABLE_1
 from topr_conformance.random_batches import random_batch
 from topr_conformance.variants import FrozenWeight
@@ -41,6 +41,16 @@ def test_limits_are_those_of_table_1():
         assert TABLE_1[name] == astuple(topr.PRESETS[row])
 
 
+def test_a_clipped_ratio_has_the_gradient_of_the_ratio_within_the_bounds_and_none_elsewhere():
+    log_ratio = torch.tensor([[-2.0], [-1.0], [0.0], [0.1], [0.0]], requires_grad=True)
+    reward = torch.tensor([[-1.0], [-1.0], [1.0], [-1.0], [1.0]])
+    weight = Limits(1, 1, 0.2, 1).weight(log_ratio, reward)
+    [gradient] = torch.autograd.grad(weight.sum(), log_ratio)
+    inside = torch.tensor(-1.0).exp().item()  # e^-2 is below 0.2
+    assert weight.flatten().tolist() == pytest.approx([0.2, inside, 1, 1, 1])
+    assert gradient.flatten().tolist() == pytest.approx([0, inside, 0, 0, 0])
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_rows_of_table_1_equal_the_method(name):
     loss = variants.paper if name == "paper" else VARIANTS[name]
@@ -64,6 +74,17 @@ def test_paper_has_the_gradient_by_hand():
     for batch in batches():
         by_hand = torch.tensor(paper_neg_grad(batch), dtype=torch.float64) / len(batch.reward)
         torch.testing.assert_close(neg_grad(variants.paper, batch), by_hand)
+
+
+def test_token_means_divide_by_the_number_of_tokens():
+    for batch in batches():
+        num_tokens = batch.mask.sum()
+        sums = len(batch.reward) * neg_grad(variants.sequence_sum, batch)
+        torch.testing.assert_close(neg_grad(variants.token_mean, batch), sums / num_tokens)
+        per_token = neg_grad(variants.per_token, batch)
+        sums = len(batch.reward) * per_token * batch.mask.sum(1, keepdim=True)
+        actual = neg_grad(variants.per_token_and_token_mean, batch)
+        torch.testing.assert_close(actual, sums / num_tokens)
 
 
 @pytest.mark.parametrize("name", [*VARIANTS, "frozen weight"])

@@ -1,72 +1,106 @@
-"""Training on two gloo ranks with a model given to FSDP2, in processes of their own."""
+"""Work on two gloo ranks, in processes of their own; training of rows of examples on each."""
 
+import multiprocessing
 import os
+from multiprocessing import forkserver
+from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
-from helpers import fit, steps_of, tiny_model
-from killing import server
+from unit_helpers import tiny_llama
 
-from pipeline.models.checkpoints import load_checkpoint, save_checkpoint
-from pipeline.models.language_model import make_optimizer, shard
-from pipeline.runtime.processes import from_all_ranks, rank, ranks
+import topr
+from toprlib.batches import plan_steps, to_tensors
+from toprlib.checkpoints import load_checkpoint, save_checkpoint
+from toprlib.distributed import gather
+from toprlib.language_model import Sharding, make_optimizer, shard
+
+TESTS = Path(__file__).resolve().parents[1]
+FOLDERS = [TESTS.parent, TESTS, TESTS / "unit", TESTS / "distributed"]
+
+
+def start_server():
+    """A server forks processes that have imported all of this already."""
+    modules = ["distributed_helpers", "toprlib.results"]
+    multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
+    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(map(str, FOLDERS))):
+        forkserver.ensure_running()
 
 
 def on_two_ranks(work, folder, *arguments, timeout=None):
-    """What work(*arguments) returns on rank 0 of two, both of which do it. timeout: of collectives."""
-    server()  # which has imported everything
-    given = (work, folder, arguments, timeout)
-    torch.multiprocessing.start_processes(_worker, given, nprocs=2, start_method="forkserver")
-    return torch.load(folder / "found.pt", weights_only=True)
+    """What work(*arguments) returns on rank zero of two, both of which do it.
 
-
-def _worker(number, work, folder, arguments, timeout):
-    os.environ |= {"RANK": str(number), "WORLD_SIZE": "2"}  # as torchrun sets them
-    where = f"file://{folder / 'meet'}"
-    dist.init_process_group("gloo", init_method=where, rank=number, world_size=2, timeout=timeout)
-    try:
-        found = work(*arguments)
-        if number == 0:
-            torch.save(found, folder / "found.pt")
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
-    os._exit(
-        0
-    )  # a thread of gloo's that is still ending would now and then abort the exit of the interpreter
-
-
-def epoch(rows, batch, micro_batch, optimizer, cut=None):
-    """The pipeline's own training of rows of examples: losses and norms, last (clipped) gradients, weights.
-
-    cut: folder to write a checkpoint into after two steps, from which another model goes on.
+    folder: for files of the processes. timeout: of collectives.
     """
-    steps = steps_of(rows, batch, micro_batch, rank(), ranks())
+    start_server()
+    inputs = (work, folder, arguments, timeout)
+    torch.multiprocessing.start_processes(_worker, inputs, nprocs=2, start_method="forkserver")
+    return torch.load(folder / "result.pt", weights_only=True)
 
-    def train(model, optimizer, part):
-        found = fit(model, optimizer, part, max_norm=0.5)
-        return [
-            {"loss": sum(from_all_ranks(m["loss"])), "grad_norm": m["grad_norm"]} for m in found
-        ]
 
-    def begin(model):
-        shard(model, "float32")
-        return model, make_optimizer(optimizer, model, 1e-2)
+def _worker(rank, work, folder, arguments, timeout):
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": "2",
+    }  # as torchrun does
+    where = f"file://{folder / 'rendezvous'}"
+    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=2, timeout=timeout)
+    result = work(*arguments)
+    if rank == 0:
+        torch.save(result, folder / "result.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+    os._exit(0)  # a thread of gloo that still ends may abort an ordinary exit of the interpreter
 
-    trained = begin(tiny_model())
-    metrics = train(*trained, steps[:2] if cut else steps)
-    if cut:
-        for step in (1, 2):
-            save_checkpoint(cut, step, trained[1])
-        assert [*cut.glob("checkpoint-*")] == [cut / "checkpoint-2"]
-        trained = begin(tiny_model())
-        load_checkpoint(cut / "checkpoint-2", trained[1])
-        metrics += train(*trained, steps[2:])
-    weights = list(trained[0].parameters())
-    return metrics, whole([weight.grad for weight in weights]), whole(weights)
+
+def train_rows(rows, optimizer_name, loss=topr.topr_loss, batch_size=3, micro_batch_size=1):
+    """An epoch on this process's rank: losses of all ranks, gradient norms, last gradient, weights.
+
+    The gradient is clipped, and so are the last ones that it returns.
+    """
+    model, optimizer = sharded_model(optimizer_name)
+    steps = plan_steps(rows, batch_size, micro_batch_size)
+    metrics = run_steps(model, optimizer, steps, loss)
+    return metrics, *gradients_and_weights(model)
+
+
+def train_rows_with_checkpoint(rows, optimizer_name, folder, batch_size=3, micro_batch_size=1):
+    """The same, but a second model resumes from a checkpoint after two steps."""
+    steps = plan_steps(rows, batch_size, micro_batch_size)
+    model, optimizer = sharded_model(optimizer_name)
+    metrics = run_steps(model, optimizer, steps[:2])
+    save_checkpoint(folder, 2, optimizer)
+    resumed, optimizer = sharded_model(optimizer_name)
+    load_checkpoint(folder / "checkpoint-2", optimizer)
+    metrics += run_steps(resumed, optimizer, steps[2:])
+    return metrics, *gradients_and_weights(resumed)
+
+
+def sharded_model(optimizer_name):
+    model = tiny_llama()
+    shard(model, Sharding())
+    return model, make_optimizer(optimizer_name, model, 1e-2)
+
+
+def run_steps(model, optimizer, steps, loss=topr.topr_loss):
+    """Loss, a sum over ranks, and gradient norm of each step."""
+    metrics = []
+    for stats in topr.train(model, optimizer, to_tensors(steps), loss, None, max_grad_norm=0.5):
+        metrics.append((sum(gather(stats.loss)), stats.grad_norm))
+    return metrics
+
+
+def gradients_and_weights(model):
+    weights = list(model.parameters())
+    return whole([weight.grad for weight in weights]), whole(weights)
 
 
 def whole(tensors):
     """All elements of ordinary or sharded tensors, in one vector."""
-    gathered = [t.full_tensor() if hasattr(t, "full_tensor") else t for t in tensors]
-    return torch.cat([t.detach().flatten() for t in gathered])
+    parts = []
+    for tensor in tensors:
+        full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        parts.append(full.detach().flatten())
+    return torch.cat(parts)

@@ -1,63 +1,180 @@
-"""Training as the pipeline sets it up: FSDP2 on two ranks, Adafactor, bfloat16, checkpoints."""
+"""Training on two gloo ranks against one process; sharding, precision, gradient checkpointing."""
 
+import json
 import random
 from collections import Counter
 from unittest import mock
 
 import pytest
-import ranks
 import torch
-from helpers import fit, random_examples, steps_of, tiny_model
+from distributed_helpers import (
+    on_two_ranks,
+    run_steps,
+    train_rows,
+    train_rows_with_checkpoint,
+    whole,
+)
 from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel
+from unit_helpers import flat_gradients, plain_batch, random_examples, tiny_llama
 
 import topr
-from pipeline import dataset
-from pipeline.models import language_model
-from pipeline.models.language_model import load_model, make_optimizer, shard
-from pipeline.records import Encoded, InputError, Sample
-from pipeline.runtime.processes import process_group
+from toprlib import batches, language_model
+from toprlib.batches import collate, plan_steps, score_rows, to_tensors
+from toprlib.distributed import process_group, rank, ranks
+from toprlib.language_model import Sharding, load_model, make_optimizer, shard
+from toprlib.methods import METHODS
+from toprlib.records import InputError, Sample
+from toprlib.results import log_step
+from toprlib.settings import Settings
 
 
-def rows_of(prompts, per_prompt):
-    return dataset.shuffled(random_examples(prompts, per_prompt), random.Random(0))
+def shuffled_rows(prompts, per_prompt):
+    examples = random_examples(prompts, per_prompt)
+    return batches.number_rows(batches.shuffle_examples(examples, random.Random(0)))
 
 
-SLOW = pytest.mark.slow
+def paired_rows(prompts, per_prompt):
+    examples = random_examples(prompts, per_prompt)
+    return batches.number_rows(batches.pair_examples(examples, random.Random(0)))
 
 
-@pytest.mark.parametrize(
-    ("processes", "batch", "micro_batch", "optimizer", "is_cut"),
-    [
-        (2, 3, 1, "adafactor", False),  # odd steps, one at a time
-        pytest.param(2, 6, 4, "adafactor", False, marks=SLOW),  # ragged batches
-        pytest.param(2, 3, 1, "adafactor", True, marks=SLOW),  # from a checkpoint after two steps
-        (1, 3, 1, "adafactor", True),
-        (1, 3, 1, "adamw", True),
-    ],
-)
-def test_v19_two_ranks_and_a_checkpoint_change_nothing(
-    processes, batch, micro_batch, optimizer, is_cut, tmp_path
-):
-    rows = rows_of(5, 3)  # 15 examples: the last step is short, and a rank runs out of rows
-    metrics, *expected = ranks.epoch(rows, batch, micro_batch, optimizer)
-    assert len(metrics) >= 3
-    (tmp_path / "run").mkdir()
-    given = rows, batch, micro_batch, optimizer, tmp_path / "run" if is_cut else None
-    found = (
-        ranks.epoch(*given) if processes == 1 else ranks.on_two_ranks(ranks.epoch, tmp_path, *given)
-    )
-    for one, other in zip(found[0], metrics, strict=True):
-        assert one == pytest.approx(other, rel=1e-6)
-    torch.testing.assert_close(found[1:], tuple(expected), rtol=1e-6, atol=1e-9)
-    written = {str(file.relative_to(tmp_path / "run")) for file in (tmp_path / "run").glob("*/*")}
-    expected = {"SHA256SUMS", *(f"rank-{number}.pt" for number in range(processes))}
-    assert written == ({f"checkpoint-2/{name}" for name in expected} if is_cut else set())
+# ---- two ranks compute what one computes ---------------------------------------------------------
+# method, rows, batch size, micro-batch size; 15 rows: the last step is short
+FIFTEEN = shuffled_rows(5, 3)
+CASES = {
+    "odd rows": ("topr", FIFTEEN, 3, 1),
+    "ragged micro-batches": ("topr", FIFTEEN, 7, 4),
+    "one row per step": ("tis", FIFTEEN[:3], 1, 1),
+    "odd rows with PPO": ("ppo", FIFTEEN[:5], 5, 2),
+    "odd pairs": ("dpo", paired_rows(4, 3)[:5], 6, 2),
+    "odd pairs in larger micro-batches": ("dpo", paired_rows(4, 3)[:5], 10, 4),
+}
 
 
+def train_case(name):
+    method, rows, batch_size, micro_batch_size = CASES[name]
+    return train_rows(rows, "adafactor", METHODS[method].loss, batch_size, micro_batch_size)
+
+
+def score_fifteen():
+    """log mu of each completion. Fillers have their row, too, which no example has."""
+    scored = score_rows(FIFTEEN, plan_steps(FIFTEEN, 4, 2), tiny_llama())
+    return [row[0].token_logmu for row in scored]
+
+
+def train_all(folder):
+    results = {name: train_case(name) for name in CASES}
+    results["resumed"] = train_rows_with_checkpoint(FIFTEEN, "adafactor", folder)
+    results["log mu"] = score_fifteen()
+    return results
+
+
+@pytest.fixture(scope="module")
+def on_two(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two")
+    results = on_two_ranks(train_all, folder, folder)
+    files = sorted(path.name for path in (folder / "checkpoint-2").iterdir())
+    assert files == ["rank-0.pt", "rank-1.pt"]
+    return results
+
+
+def assert_same_training(actual, expected):
+    """Losses and gradient norms of all steps, the last gradient, the weights."""
+    for step, other in zip(actual[0], expected[0], strict=True):
+        assert step == pytest.approx(other, rel=1e-6)
+    torch.testing.assert_close(actual[1:], expected[1:], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_train_like_one(name, on_two):
+    rows = CASES[name][1]
+    assert len(rows) in (3, 5, 15)
+    assert_same_training(on_two[name], train_case(name))
+
+
+def test_two_ranks_resume_from_a_checkpoint(on_two):
+    expected = train_rows(FIFTEEN, "adafactor")
+    assert len(expected[0]) == 5
+    assert_same_training(on_two["resumed"], expected)
+
+
+def test_two_ranks_score_like_one(on_two):
+    for actual, expected in zip(on_two["log mu"], score_fifteen(), strict=True):
+        assert actual == pytest.approx(expected, rel=1e-6)
+
+
+def ddp_gradients(inputs):
+    """The gradients that DDP leaves of unequal parts of a batch, for two denominators."""
+    token_logp, token_logmu, reward, mask = inputs
+    part = slice(0, 6) if rank() == 0 else slice(6, None)
+    count = len(reward)
+    gradients = []
+    for denominator in (count, count / ranks()):
+        # The model's output for the rows of the unit matrix is token_logp.
+        model = torch.nn.Linear(count, token_logp.shape[1], bias=False).double()
+        model.weight.data = token_logp.T.contiguous()
+        # In a variable of its own: it reduces gradients as long as it exists.
+        parallel = DistributedDataParallel(model)
+        output = parallel(torch.eye(count, dtype=torch.float64)[part])
+        loss = topr.topr_loss(
+            output, token_logmu[part], reward[part], mask[part], denominator=denominator
+        )
+        loss.backward()
+        gradients.append(model.weight.grad.T)
+    return gradients
+
+
+def test_denominator_for_processes_that_average(tmp_path):
+    """DDP averages gradients: the denominator is the number of completions over that of ranks."""
+    batch = plain_batch(random_examples(prompts=3, per_prompt=3))
+    logp = -torch.rand(batch.mask.shape, dtype=torch.float64).requires_grad_()
+    logp.retain_grad()
+    topr.topr_loss(logp, batch.token_logmu, batch.reward, batch.mask).backward()
+    inputs = (logp.detach(), batch.token_logmu, batch.reward, batch.mask)
+    of_all, of_share = on_two_ranks(ddp_gradients, tmp_path, inputs)
+    torch.testing.assert_close(of_share, logp.grad)
+    torch.testing.assert_close(of_all, logp.grad / 2)
+
+
+# ---- the log of a step ---------------------------------------------------------------------------
+def stats_of_rank(log_ratios):
+    """Rank 0 has two completions and a loss of 1, rank 1 three completions and a loss of 2."""
+    log_ratio = torch.tensor(log_ratios[rank()])
+    reward = torch.ones(len(log_ratio))
+    weight = torch.full((len(log_ratio),), float(rank()))
+    return topr.StepStats(rank() + 1.0, 0.25, log_ratio, reward, weight)
+
+
+def log_on_ranks(folder, log_ratios, step):
+    """Whether log_step accepts the log-ratios of both ranks."""
+    stats = stats_of_rank(log_ratios)
+    try:
+        log_step(folder / "metrics.jsonl", step, stats, Settings())
+    except ArithmeticError:
+        return False
+    return True
+
+
+def test_log_is_of_both_ranks(tmp_path):
+    assert on_two_ranks(log_on_ranks, tmp_path, tmp_path, [[1.0, 2.0], [3.0, 4.0, 5.0]], 7)
+    [line] = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    metrics = json.loads(line)
+    assert (metrics["step"], metrics["loss"], metrics["grad_norm"]) == (7, 3.0, 0.25)
+    assert metrics["log_ratio_pos_mean"] == pytest.approx(3)
+    assert metrics["weight_pos_mean"] == pytest.approx(3 / 5)
+    assert metrics["ess"] == pytest.approx(3)
+
+
+def test_first_step_of_another_rank_is_checked(tmp_path):
+    assert not on_two_ranks(log_on_ranks, tmp_path, tmp_path, [[0.0, 0.0], [0.0, 0.0, 0.5]], 1)
+
+
+# ---- what FSDP2 gathers --------------------------------------------------------------------------
 class Collectives(TorchDispatchMode):
-    """Counts the calls of collectives by name, but for those inside DTensor."""
+    """Counts the calls of collectives by name, except those inside DTensor."""
 
     def __init__(self):
         super().__init__()
@@ -69,108 +186,93 @@ class Collectives(TorchDispatchMode):
         return function(*args, **kwargs or {})
 
 
-def kept_and_dropped(rows):
-    """Weights after log mu and two steps, and these steps' calls: where layers stay gathered, and where they do not."""
-    found, steps = [], steps_of(rows, 4, 2, ranks.rank(), 2)
-    for reshard in (False, True):
-        model = tiny_model()
-        shard(model, "float32", reshard=reshard)
+def count_collectives(rows):
+    """Weights and calls of log mu and two steps: layers stay gathered, or do not."""
+    results = []
+    plan = plan_steps(rows, 4, 2)
+    for reshard_after_forward in (False, True):
+        model = tiny_llama()
+        shard(model, Sharding(reshard_after_forward=reshard_after_forward))
         optimizer = make_optimizer("adafactor", model, 1e-2)
         with torch.no_grad():
-            topr.sequence_logprobs(model, steps[0].micro_batches[0])
+            topr.token_logprobs(model, collate(plan[0].micro_batches[0]))
         with Collectives() as collectives:
-            fit(model, optimizer, steps * 2)
-        found.append((ranks.whole(model.parameters()), dict(collectives.calls)))
-    return found
+            for _ in topr.train(model, optimizer, to_tensors(plan * 2), limits=None):
+                pass
+        results.append((whole(model.parameters()), dict(collectives.calls)))
+    return results
 
 
-def test_weights_that_stay_gathered_learn_the_same_on_two_ranks(tmp_path):
-    (kept, fewer), (dropped, more) = ranks.on_two_ranks(kept_and_dropped, tmp_path, rows_of(4, 1))
-    assert torch.equal(kept, dropped)
-    usual = {
-        "_reduce_scatter_base_": 2 * 4,
-        "allreduce_": 2 * 2,
-    }  # two layers, the head, the rest; Adafactor's two
-    # What log mu was scored with is still gathered in the first step: all four parts, or head and rest, which stay.
-    assert fewer == usual | {"_allgather_base_": 0 + 4}
-    assert more == usual | {"_allgather_base_": (4 - 2 + 2) + (4 + 2)}  # a layer twice a step
+def test_gathered_weights_train_the_same(tmp_path):
+    kept, resharded = on_two_ranks(count_collectives, tmp_path, shuffled_rows(4, 1))
+    assert torch.equal(kept[0], resharded[0])
+    # Four groups of weights: two layers, the head, the rest. Adafactor has two all-reduces a step.
+    expected = {"_reduce_scatter_base_": 2 * 4, "allreduce_": 2 * 2}
+    # In the first step all four groups are still gathered from log mu, or the head and the rest.
+    assert kept[1] == expected | {"_allgather_base_": 0 + 4}
+    # A layer is gathered twice a step.
+    assert resharded[1] == expected | {"_allgather_base_": (4 - 2 + 2) + (4 + 2)}
 
 
-def test_weights_and_sums_of_gradients_stay_float32_and_move_at_the_papers_learning_rate(
-    monkeypatch,
-):
-    """In bfloat16 nearly every update would round to nothing."""
-    sharding = mock.Mock(wraps=language_model.fully_shard)
-    monkeypatch.setattr(language_model, "fully_shard", sharding)
-    with process_group(alone=True):
-        model = tiny_model(dtype=torch.float32)
-        before = ranks.whole([weight.clone() for weight in model.parameters()])
-        shard(model, "bfloat16")
-        policies = {call.kwargs["mp_policy"] for call in sharding.call_args_list}
+# ---- precision -----------------------------------------------------------------------------------
+def test_weights_and_gradient_sums_are_float32(monkeypatch):
+    """In bfloat16 nearly every update at the paper's learning rate would round to nothing."""
+    fully_shard = mock.Mock(wraps=language_model.fully_shard)
+    monkeypatch.setattr(language_model, "fully_shard", fully_shard)
+    with process_group(is_needed=True):
+        model = tiny_llama(dtype=torch.float32)
+        before = whole([weight.clone() for weight in model.parameters()])
+        shard(model, Sharding("bfloat16"))
+        policies = {call.kwargs["mp_policy"] for call in fully_shard.call_args_list}
         assert policies == {MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)}
         optimizer = make_optimizer("adafactor", model, 5e-7)
-        fit(model, optimizer, steps_of(rows_of(3, 2), 2, 2))
+        run_steps(model, optimizer, plan_steps(shuffled_rows(3, 2), 2, 2))
         assert {weight.dtype for weight in model.parameters()} == {torch.float32}
-        assert (ranks.whole(list(model.parameters())) != before).float().mean() > 0.9
+        is_moved = whole(list(model.parameters())) != before
+        assert is_moved.float().mean() > 0.9
 
 
-def test_in_bfloat16_log_mu_is_scored_in_the_batches_that_train(lm):
-    samples = [
-        Sample(
-            prompt="Q: " + "1 + " * i + "1?\nA:",
-            completion=" The answer is" + " 2" * (17 - i),
-            reward=1.0,
-        )
-        for i in range(16)
-    ]
-    rows = [[encoded] for encoded in dataset.encode(samples, range(16), lm)]
-    with process_group(alone=True):
-        model = load_model(lm.model.name_or_path)
-        shard(model.model, "bfloat16")
-        logmu = dataset.score(rows, dataset.epoch_steps(rows, 16, 4), model.model)
-        [step] = steps_of(dataset.to_examples(rows, logmu), 16, 4)
-        for batch in step.micro_batches:  # equal but for the sum's own rounding
-            torch.testing.assert_close(
-                topr.sequence_logprobs(model.model, batch), batch.logmu, rtol=0, atol=1e-4
-            )
+def test_bfloat16_training_starts_at_mu(lm):
+    """log mu is computed in the batches of training: same padding, same rounding."""
+    samples = []
+    for count in range(16):
+        prompt = "Q: " + "1 + " * count + "1?\nA:"
+        completion = " The answer is" + " 2" * (17 - count)
+        samples.append(Sample(prompt=prompt, completion=completion, reward=1.0))
+    examples = batches.tokenize_samples(samples, range(16), lm)
+    rows = batches.number_rows([[example] for example in examples])
+    with process_group(is_needed=True):
+        model = load_model(lm.model.name_or_path).model
+        shard(model, Sharding("bfloat16"))
+        scored = score_rows(rows, plan_steps(rows, 16, 4), model)
+        [(micro_batches, _)] = to_tensors(plan_steps(scored, 16, 4))
+        for batch in micro_batches:
+            token_logp = topr.token_logprobs(model, batch)
+            assert torch.equal(token_logp, batch.token_logmu)
 
 
-def test_gradient_checkpointing_computes_layers_twice_and_the_same_gradient():
-    [[batch], _] = steps_of(rows_of(2, 2), 4, 4)[0]
-    gradients, calls = [], []
-    for recompute in (False, True):
-        model, called = tiny_model(), []
-        # before, not after it: the second time ends as soon as what the backward pass needs is there
-        model.model.layers[0].mlp.register_forward_pre_hook(
-            lambda *_, called=called: called.append(1)
-        )
-        shard(model, "float32", recompute)
-        topr.sequence_logprobs(model, batch).sum().backward()
-        gradients.append([weight.grad for weight in model.parameters()])
-        calls.append(len(called))
-    assert calls == [1, 2]
-    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+# ---- gradient checkpointing ----------------------------------------------------------------------
+def test_gradient_checkpointing_recomputes_the_same_gradient():
+    batch = collate(random_examples(prompts=2, per_prompt=2))
+    gradients = []
+    counts = []
+    for gradient_checkpointing in (False, True):
+        model = tiny_llama()
+        calls = []
+        # A hook before the layer: the recomputation ends as soon as the backward pass has all.
+        model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
+        shard(model, Sharding(gradient_checkpointing=gradient_checkpointing))
+        topr.token_logprobs(model, batch).sum().backward()
+        gradients.append(flat_gradients(model))
+        counts.append(len(calls))
+    assert counts == [1, 2]
+    assert torch.equal(*gradients)
 
 
-def test_a_model_whose_layers_cannot_be_found_is_named():
+def test_model_without_known_layers_is_named():
     model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=8))
-    shard(model, "float32")  # one process needs nothing
-    with pytest.raises(InputError, match="GPT2LMHeadModel has no decoder"):
-        shard(model, "float32", gradient_checkpointing=True)
-
-
-def test_a_pair_s_log_mu_is_its_own():
-    """DPO's completion may be in several pairs; each is scored in the batch that trains it."""
-    pairs = [((0, 1.0), (1, -1.0)), ((0, 1.0), (2, -1.0))]
-    rows = [[Encoded([1], [2, 3 + i], reward, i) for i, reward in pair] for pair in pairs]
-    model = tiny_model()
-    scored = dataset.to_examples(rows, dataset.score(rows, dataset.epoch_steps(rows, 2, 2), model))
-    assert [[(e.sample, e.row) for e in row] for row in scored] == [
-        [(0, 0), (1, 0)],
-        [(0, 1), (2, 1)],
-    ]
-    assert len({e.logmu for row in scored for e in row}) == 3
-    for row in scored:
-        [step] = steps_of([row], 2, 2)
-        logp = topr.sequence_logprobs(model, step.micro_batches[0])
-        torch.testing.assert_close(logp.float(), step.micro_batches[0].logmu, rtol=1e-6, atol=1e-6)
+    shard(model, Sharding())  # one process shards nothing
+    with pytest.raises(InputError) as caught:
+        shard(model, Sharding(gradient_checkpointing=True))
+    assert caught.value.option == "--model"
+    assert "GPT2LMHeadModel" in str(caught.value)

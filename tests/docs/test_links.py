@@ -2,23 +2,13 @@
 
 import json
 import re
-import subprocess
-from pathlib import Path
 
 import pytest
+from docs_helpers import FENCED_CODE, ROOT, list_tracked
 
-ROOT = Path(__file__).resolve().parents[2]
-FENCED_CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 INLINE_CODE = re.compile(r"`[^`\n]*`")
 LINK = re.compile(r"""(?:\]\(|(?:src|href)=")([^)"\s]+)""")
 HEADING = re.compile(r"^#+ (.*)", re.MULTILINE)
-
-
-def list_pages():
-    """The tracked Markdown pages and notebooks."""
-    command = ["git", "ls-files", "*.md", "*.ipynb"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    return [ROOT / name for name in listed.stdout.splitlines()]
 
 
 def read_markdown(page):
@@ -60,13 +50,15 @@ def find_broken_links(page):
     return broken
 
 
-@pytest.mark.parametrize("page", list_pages(), ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page", list_tracked("*.md", "*.ipynb"), ids=lambda page: str(page.relative_to(ROOT))
+)
 def test_links_lead_to_files_and_headings(page):
     assert find_broken_links(page) == []
 
 
 def test_every_page_is_reached_from_the_readme():
-    pages = {page for page in list_pages() if page.suffix == ".md"}
+    pages = set(list_tracked("*.md"))
     reached = set()
     waiting = {ROOT / "README.md"}
     while waiting:

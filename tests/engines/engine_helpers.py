@@ -1,4 +1,4 @@
-"""What tests of the sampling engines share: prompts, exact log-probabilities, frequencies, ranks."""
+"""What tests of the sampling engines share: exact log-probabilities, a fake engine, two ranks."""
 
 import math
 import os

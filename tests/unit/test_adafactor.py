@@ -1,60 +1,66 @@
-"""Adafactor on sharded weights against HuggingFace's on whole ones; test_training.py counts its collectives."""
+"""The optimizers: Adafactor on sharded weights against that of transformers on whole ones."""
 
 from typing import get_args
 
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
+from distributed_helpers import on_two_ranks, whole
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 from transformers import Adafactor
 
-from pipeline.models.language_model import make_optimizer
-from pipeline.settings import OptimizerName
+from toprlib.language_model import OptimizerName, make_optimizer
 
-SHAPES = [
-    (6, 4),
-    (3, 5),
-    (1, 4),
-    (7,),
-    (1,),
-    (3, 2, 4),
-]  # on two ranks: even, ragged, and none on the second
+# On two ranks: even, ragged, and none on the second.
+SHAPES = [(6, 4), (3, 5), (1, 4), (7,), (1,), (3, 2, 4)]
 LR = 1e-2
 
 
-def after_ten_steps(of_transformers=False):
-    """Weights of all shapes, by gradients of sizes that make the update's clip bind or not."""
+def make_weights():
     torch.manual_seed(0)
-    model = torch.nn.ParameterList([torch.nn.Parameter(torch.randn(shape)) for shape in SHAPES])
-    if dist.is_initialized():
-        fully_shard(model)
-    optimizer = make_optimizer("adafactor", model, LR)
-    if of_transformers:
-        optimizer = Adafactor(model.parameters(), lr=LR, scale_parameter=False, relative_step=False)
-    for t in range(10):
-        for weight, shape in zip(model, SHAPES, strict=True):
-            gradient = torch.randn(shape) * 3.0 ** (t % 3)
-            is_sharded = dist.is_initialized()
-            weight.grad = (
-                distribute_tensor(gradient, weight.device_mesh, weight.placements)
-                if is_sharded
-                else gradient
-            )
+    return torch.nn.ParameterList([torch.nn.Parameter(torch.randn(shape)) for shape in SHAPES])
+
+
+def take_ten_steps(weights, optimizer):
+    """With gradients of sizes for which the update's clip acts or not; returns all elements."""
+    for step in range(10):
+        for weight, shape in zip(weights, SHAPES, strict=True):
+            gradient = torch.randn(shape) * 3.0 ** (step % 3)
+            if dist.is_initialized():
+                gradient = distribute_tensor(gradient, weight.device_mesh, weight.placements)
+            weight.grad = gradient
         optimizer.step()
-    return ranks.whole(model)
+    return whole(weights)
+
+
+def take_own_steps():
+    weights = make_weights()
+    if dist.is_initialized():
+        fully_shard(weights)
+    return take_ten_steps(weights, make_optimizer("adafactor", weights, LR))
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """As the trainer of transformers sets its own."""
+    weights = make_weights()
+    options = {"scale_parameter": False, "relative_step": False}
+    return take_ten_steps(weights, Adafactor(weights.parameters(), lr=LR, **options))
+
+
+def test_adafactor_is_that_of_transformers(expected):
+    torch.testing.assert_close(take_own_steps(), expected, rtol=0, atol=1e-6)
+
+
+def test_adafactor_on_two_ranks(expected, tmp_path):
+    actual = on_two_ranks(take_own_steps, tmp_path)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", get_args(OptimizerName))
-def test_no_optimiser_decays_weights(name):
+def test_weights_do_not_decay(name):
     weight = torch.nn.Parameter(torch.ones(3, 2))
     weight.grad = torch.zeros(3, 2)
     make_optimizer(name, torch.nn.ParameterList([weight]), LR).step()
     assert torch.equal(weight, torch.ones(3, 2))
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_it_is_that_of_transformers_as_its_trainer_sets_it(processes, tmp_path):
-    found = after_ten_steps() if processes == 1 else ranks.on_two_ranks(after_ten_steps, tmp_path)
-    torch.testing.assert_close(found, after_ten_steps(of_transformers=True), rtol=0, atol=1e-6)

@@ -1,199 +1,370 @@
-"""The bandit against sums in plain Python, what the analysis says beyond the sections of toy_bandit.py, the command."""
+"""toy_bandit.py: the bandit against sums in plain Python, its sections with faults, the command."""
 
 import math
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 from matplotlib.figure import Figure
-from test_topr import rho
+from unit_helpers import double, rho
 
 import topr
 import toy_bandit as toy
 from topr import Limits
-from toy_bandit import TOPR, Bandit, ascend, gradient, linspace, objective, random_bandits, tensor
+from toy_bandit import Bandit, ascend, gradient, linspace, random_bandits
 
-close = partial(torch.testing.assert_close, rtol=0, atol=1e-12)
-Z, SIX = random_bandits("+-+--", seed=3)
-Z, SIX = Z[:6], Bandit(SIX.mu[:6], SIX.reward[:6])
-CASES = list(
-    zip(Z.softmax(-1).tolist(), SIX.mu.tolist(), SIX.reward.tolist(), strict=True)
-)  # pi, mu, rewards
+assert_close = partial(torch.testing.assert_close, rtol=0, atol=1e-12)
 
 
-# ---- the bandit against plain Python ----------------------------------------------------------------------------
+def six_bandits():
+    z, bandit = random_bandits("+-+--", seed=3)
+    return z[:6], Bandit(bandit.mu[:6], bandit.reward[:6])
+
+
+# ---- the bandit against plain Python -------------------------------------------------------------
+def by_loops(pi, mu, reward, limits):
+    """Weights, gradient and objective of one bandit (Equations 7 and 11), in Python numbers."""
+    weights = []
+    masses = []
+    objective = 0.0
+    for p, m, r in zip(pi, mu, reward, strict=True):
+        a, b = (limits.a_pos, limits.b_pos) if r >= 0 else (limits.a_neg, limits.b_neg)
+        weight = min(max(p / m, a), b)
+        weights.append(weight)
+        masses.append(m * weight * r)
+        objective += m * r * rho(p / m, a, b)
+    gradient = []
+    for k, p in enumerate(pi):
+        # d log pi_i / d z_k = 1 if i = k, less pi_k
+        slopes = [mass * ((i == k) - p) for i, mass in enumerate(masses)]
+        gradient.append(sum(slopes))
+    return weights, gradient, objective
 
 
 @pytest.mark.parametrize("limits", toy.FAMILY)
-def test_weights_gradient_and_objective_are_sums_over_the_arms(limits):
-    """Equations 7 and 11."""
-    clipped, gradients, objectives = [], [], []
-    bounds = (limits.a_pos, limits.b_pos), (limits.a_neg, limits.b_neg)
-    for pi, mu, reward in CASES:
-        arms = [(p, m, r, *bounds[r < 0]) for p, m, r in zip(pi, mu, reward, strict=True)]
-        weight = [min(max(p / m, a), b) for p, m, _, a, b in arms]
-        mass = [w * m * r for w, (_, m, r, *_) in zip(weight, arms, strict=True)]
-        clipped += weight
-        gradients += [sum(x * ((i == k) - q) for i, x in enumerate(mass)) for k, q in enumerate(pi)]
-        objectives.append(sum(m * r * rho(p / m, a, b) for p, m, r, a, b in arms))
-    close(toy.weights(Z, SIX, limits).flatten(), tensor(clipped))
-    for function in (gradient, toy.gradient_of_loss):
-        close(function(Z, SIX, limits).flatten(), tensor(gradients))
-    close(objective(Z, SIX, limits), tensor(objectives))
+def test_weights_gradient_and_objective_are_sums_over_arms(limits):
+    z, bandit = six_bandits()
+    pi = z.softmax(-1)
+    for row in range(6):
+        one = Bandit(bandit.mu[row], bandit.reward[row])
+        expected = by_loops(pi[row].tolist(), one.mu.tolist(), one.reward.tolist(), limits)
+        weights, gradients, objective = expected
+        assert_close(toy.weights(z[row], one, limits), double(*weights))
+        assert_close(toy.gradient(z[row], one, limits), double(*gradients))
+        assert_close(toy.gradient_of_loss(z[row], one, limits), double(*gradients))
+        assert toy.objective(z[row], one, limits).item() == pytest.approx(objective, abs=1e-12)
 
 
-# ---- what the analysis says beyond the sections -----------------------------------------------------------------
+def test_leading_dimensions_are_many_bandits():
+    z, bandit = six_bandits()
+    many = z.expand(4, -1, -1)
+    for function in (toy.weights, toy.objective, toy.gradient, toy.gradient_of_loss):
+        assert_close(function(many, bandit)[2], function(z, bandit))
 
 
-def test_at_mu_all_shares_pull_in_one_direction_and_the_pace_is_largest_at_one():
-    """The rule of docs/analysis.md, by sums over arms; E+ and E- are the mean squares of the gradients."""
-    mu, reward = random_bandits("++---", seed=0)[1]
-    assert 0.1 <= reward.abs().min() < 0.11 < 0.99 < reward.abs().max() <= 1
-    is_right, of_arms = (
-        reward > 0,
-        torch.eye(5, dtype=torch.float64) - mu[:, None],
-    )  # grad log pi of each arm
-    square, p = mu * of_arms.square().sum(-1), (mu * is_right).sum(-1, keepdim=True)
-    of_right, of_wrong = ((square * which).sum(-1, keepdim=True) for which in (is_right, ~is_right))
-    ratio = of_wrong / (1 - p) / (of_right / p)  # E- / E+
+def test_ascent_follows_the_gradient():
+    z, bandit = six_bandits()
+    path = ascend(z, bandit, toy.TIS, lr=0.5, steps=2)
+    assert path.shape == (3, *z.shape)
+    assert torch.equal(path[0], z)
+    for before, after in pairwise(path):
+        assert_close(after, before + 0.5 * gradient(before, bandit, toy.TIS))
 
-    def step(
-        share, q
-    ):  # the expected gradient in data of which a share q is right, and it over its root mean square
-        signed = torch.where(is_right, share / q, -(1 - share) / (1 - q))
-        drawn = torch.where(is_right, q / p, (1 - q) / (1 - p))
-        mean = gradient(mu.log(), Bandit(mu, drawn * signed))
-        return mean, mean.norm(dim=-1) / (square * drawn * signed.square()).sum(-1).sqrt()
 
-    best, (of_positives, pace_of_positives) = ratio / (1 + ratio), step(torch.tensor(1.0), p)
-    odds = ratio * 0.1 / 0.9 * (1 - p) / p  # of the best share where 10 % are right, and not p
+def test_kl_terms_are_sums_over_arms():
+    z, bandit = six_bandits()
+    c = 0.3
+    actual = toy.kl_terms(z, bandit, double(c))
+    for row in range(6):
+        terms = [0.0, 0.0, 0.0]
+        pi = z[row].softmax(-1).tolist()
+        mu = bandit.mu[row].tolist()
+        reward = bandit.reward[row].tolist()
+        for sign, place in ((1, 0), (-1, 1)):
+            masses = [m * max(sign * r, 0.0) for m, r in zip(mu, reward, strict=True)]
+            total = sum(masses)
+            for mass, p in zip(masses, pi, strict=True):
+                if mass > 0:
+                    terms[place] += sign * mass * math.log(mass / total / p)
+        for m, p in zip(mu, pi, strict=True):
+            terms[2] -= c * m * math.log(m / p)
+        assert actual[:, row].tolist() == pytest.approx(terms, abs=1e-12)
+
+
+def test_random_bandits():
+    z, bandit = random_bandits("+-0", seed=0)
+    assert z.shape == bandit.mu.shape == bandit.reward.shape == (1000, 3)
+    assert_close(bandit.mu.sum(-1), torch.ones(1000, dtype=torch.float64))
+    assert torch.equal(bandit.reward.sign(), double(1, -1, 0).expand(1000, 3))
+    size = bandit.reward[:, :2].abs()
+    assert 0.1 <= size.min() < 0.11
+    assert 0.99 < size.max() <= 1
+    # pi and mu are independent of each other.
+    correlation = torch.corrcoef(torch.stack([z.flatten(), bandit.mu.log().flatten()]))[0, 1]
+    assert abs(correlation) < 0.1
+    assert not torch.equal(z, random_bandits("+-0", seed=1)[0])
+
+
+# ---- the rule of docs/analysis.md ----------------------------------------------------------------
+MU, REWARD = random_bandits("++---", seed=0)[1]
+IS_RIGHT = REWARD > 0
+P = (MU * IS_RIGHT).sum(-1, keepdim=True)  # share of right samples
+
+
+def squared_gradient():
+    """mu |grad log pi|^2 of each arm at pi = mu."""
+    slopes = torch.eye(5, dtype=torch.float64) - MU[:, None]  # of each arm in the logits
+    return MU * slopes.square().sum(-1)
+
+
+def ratio_of_squares():
+    """E- / E+: the mean squared gradient of a wrong sample over that of a right one."""
+    square = squared_gradient()
+    of_right = (square * IS_RIGHT).sum(-1, keepdim=True) / P
+    of_wrong = (square * ~IS_RIGHT).sum(-1, keepdim=True) / (1 - P)
+    return of_wrong / of_right
+
+
+def mean_and_pace(share, q):
+    """The expected gradient of data of which q is right, and its norm over its root mean square.
+
+    share: the effective share of positives.
+    """
+    reward = torch.where(IS_RIGHT, share / q, -(1 - share) / (1 - q))
+    frequency = torch.where(IS_RIGHT, q / P, (1 - q) / (1 - P))  # relative to mu
+    mean = gradient(MU.log(), Bandit(MU, frequency * reward))
+    root_mean_square = (squared_gradient() * frequency * reward.square()).sum(-1).sqrt()
+    return mean, mean.norm(dim=-1) / root_mean_square
+
+
+def test_shares_differ_in_size_and_not_in_direction():
+    of_positives, _ = mean_and_pace(torch.tensor(1.0), P)
+    for share in linspace(0, 1, 11):
+        mean, _ = mean_and_pace(share, P)
+        expected = (share + P / (1 - P) * (1 - share)) * of_positives
+        torch.testing.assert_close(mean, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_fastest_share():
+    ratio = ratio_of_squares()
+    best = ratio / (1 + ratio)
+    odds = ratio * 0.1 / 0.9 * (1 - P) / P  # if samples are chosen so that 10 % are right
+    best_of_chosen = odds / (1 + odds)
+    _, pace = mean_and_pace(best, P)
+    _, pace_of_chosen = mean_and_pace(best_of_chosen, 0.1)
     for share in linspace(0, 1, 51):
-        close(step(share, p)[0], (share + p / (1 - p) * (1 - share)) * of_positives, rtol=1e-9)
-        assert (step(share, p)[1] <= step(best, p)[1] + 1e-12).all()
-        assert (step(share, 0.1)[1] <= step(odds / (1 + odds), 0.1)[1] + 1e-12).all()
-    close(step(best, p)[1], pace_of_positives * (1 + p / ((1 - p) * ratio))[:, 0].sqrt())
-    assert torch.equal(step(p, p)[1] > pace_of_positives, (3 * p > (1 - p) * ratio)[:, 0])
+        assert (mean_and_pace(share, P)[1] <= pace + 1e-12).all()
+        assert (mean_and_pace(share, 0.1)[1] <= pace_of_chosen + 1e-12).all()
 
 
-# ---- the sections, and the command ------------------------------------------------------------------------------
+def test_pace_of_the_fastest_share():
+    ratio = ratio_of_squares()
+    _, of_best = mean_and_pace(ratio / (1 + ratio), P)
+    _, of_positives = mean_and_pace(torch.tensor(1.0), P)
+    expected = of_positives * (1 + P / ((1 - P) * ratio))[:, 0].sqrt()
+    assert_close(of_best, expected)
+    _, without_baseline = mean_and_pace(P, P)
+    is_faster = without_baseline > of_positives
+    assert torch.equal(is_faster, ((1 - P) * ratio < 3 * P)[:, 0])
 
 
-def scaled(ingredient, of_wrong=1.01, of_right=1.0, rows=None):
-    """An ingredient's name, and the ingredient as if rewards were larger; weights, which know signs alone, larger."""
-    function = getattr(toy, ingredient)
+# ---- the sections --------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", toy.SECTIONS)
+def test_section_holds_for_another_seed(name):
+    axes = Figure().subplots()
+    toy.SECTIONS[name](axes, seed=1)  # the command's default is 0
+    assert axes.get_title()
+    assert axes.get_xlabel()
+    assert axes.get_ylabel()
+    labels = axes.get_legend_handles_labels()[1]
+    assert len(labels) == len(axes.lines) == len(set(labels)) >= 2
 
-    def wrong(z, bandit, *others):
-        factor = (
-            torch.where(bandit.reward < 0, of_wrong, of_right) if rows in (None, len(z)) else 1.0
-        )
-        if ingredient == "weights":
-            return factor * function(z, bandit, *others)
+
+def scaled_rewards(name, right=1.0, wrong=1.0, rows=None):
+    """A function of toy_bandit.py as if rewards were larger; rows: for as many bandits only."""
+    function = getattr(toy, name)
+
+    def faulty(z, bandit, *others):
+        if rows not in (None, len(z)):
+            return function(z, bandit, *others)
+        factor = torch.where(bandit.reward < 0, wrong, right)
         return function(z, bandit._replace(reward=factor * bandit.reward), *others)
 
-    return ingredient, wrong
+    return faulty
 
 
-LOW = "objective", lambda *of: objective(*of) - 1e4  # grows as it should, and stays below max R
-FAULTS = {  # each of which makes a section's statements false: what it uses, one per cent too large, and more
-    "appendix_b1": [
-        *map(scaled, ("gradient", "gradient_of_loss", "weights")),
-        ("SFT", Limits(1, 1, 2, 2)),
-    ],
-    "appendix_b2": [
-        *map(scaled, ("gradient_of_loss", "weights")),
-        scaled("gradient_of_loss", 1.1, rows=31),
-    ],
-    "appendix_c": [
-        *map(scaled, ("gradient", "weights")),
-        ("topr.effective_proportion", lambda p, c: p.expand(len(c), -1)),
-        ("topr.baseline_for_proportion", lambda p, share: share),
-        ("kl", lambda p, logq: (p * logq).sum(-1)),
-    ],
-    "proposition_3_1": [
-        *map(scaled, ("gradient_of_loss", "kl_terms")),
-        ("ascend", lambda z, *_, steps, **__: z.expand(steps + 1, -1)),
-    ],
-    "proposition_3_2": [
-        *map(scaled, ("gradient", "objective", "weights")),
-        scaled("objective", 1.0, 1.01),
-        LOW,
-    ],
-    "way_back": [
-        scaled("weights", 1.0, of_right=1.01),
-        ("ascend", lambda *of, lr, steps: ascend(*of, lr / 2, steps)),
-        ("TIS", TOPR),
-        ("SFT", toy.TIS),
-        ("REINFORCE", toy.TIS),
-    ],
-}
+def scaled_weights(right=1.0, wrong=1.0):
+    function = toy.weights
+
+    def faulty(z, bandit, *others):
+        return torch.where(bandit.reward < 0, wrong, right) * function(z, bandit, *others)
+
+    return faulty
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_section_holds_with_other_random_numbers_and_draws_itself(name):
-    axes = Figure().subplots()
-    getattr(toy, name)(axes, seed=1)  # the command's is 0
-    assert all(
-        [
-            axes.get_title(),
-            axes.get_xlabel(),
-            axes.get_ylabel(),
-            axes.get_legend_handles_labels()[1],
-        ]
-    )
+def ascent_at_half_rate(z, bandit, limits, lr, steps):
+    return ascend(z, bandit, limits, lr / 2, steps)
 
 
+def no_ascent(z, bandit, limits, lr, steps):
+    return z.expand(steps + 1, *z.shape)
+
+
+def objective_that_stays_low(z, bandit, limits=toy.TOPR):
+    return OBJECTIVE(z, bandit, limits) - 1e4
+
+
+def share_before_the_baseline(p, c):
+    return p.expand(len(c), -1)
+
+
+def share_as_baseline(p, share):
+    return share
+
+
+def kl_without_entropy(p, logq):
+    return (p * logq).sum(-1)
+
+
+OBJECTIVE = toy.objective
+FAULTS = [  # section, what it uses, the same with a fault that makes a statement of it false
+    ("appendix_b1", "gradient", scaled_rewards("gradient", wrong=1.01)),
+    ("appendix_b1", "gradient_of_loss", scaled_rewards("gradient_of_loss", wrong=1.01)),
+    ("appendix_b1", "weights", scaled_weights(wrong=1.01)),
+    ("appendix_b1", "SFT", Limits(1, 1, 2, 2)),
+    ("appendix_b2", "gradient_of_loss", scaled_rewards("gradient_of_loss", wrong=1.01)),
+    ("appendix_b2", "weights", scaled_weights(wrong=1.01)),
+    ("appendix_b2", "gradient_of_loss", scaled_rewards("gradient_of_loss", wrong=1.1, rows=31)),
+    ("appendix_c", "gradient", scaled_rewards("gradient", wrong=1.01)),
+    ("appendix_c", "weights", scaled_weights(wrong=1.01)),
+    ("appendix_c", "topr.effective_proportion", share_before_the_baseline),
+    ("appendix_c", "topr.baseline_for_proportion", share_as_baseline),
+    ("appendix_c", "kl", kl_without_entropy),
+    ("proposition_3_1", "gradient_of_loss", scaled_rewards("gradient_of_loss", wrong=1.01)),
+    ("proposition_3_1", "kl_terms", scaled_rewards("kl_terms", wrong=1.01)),
+    ("proposition_3_1", "ascend", no_ascent),
+    ("proposition_3_2", "gradient", scaled_rewards("gradient", wrong=1.01)),
+    ("proposition_3_2", "objective", scaled_rewards("objective", wrong=1.01)),
+    ("proposition_3_2", "objective", scaled_rewards("objective", right=1.01)),
+    ("proposition_3_2", "objective", objective_that_stays_low),
+    ("proposition_3_2", "weights", scaled_weights(wrong=1.01)),
+    ("way_back", "weights", scaled_weights(right=1.01)),
+    ("way_back", "ascend", ascent_at_half_rate),
+    ("way_back", "TIS", toy.TOPR),
+    ("way_back", "SFT", toy.TIS),
+    ("way_back", "REINFORCE", toy.TIS),
+]
+
+
+@pytest.mark.parametrize(("section", "ingredient", "fault"), FAULTS)
+def test_section_with_a_fault_fails(section, ingredient, fault, monkeypatch):
+    monkeypatch.setattr(f"toy_bandit.{ingredient}", fault)
+    with pytest.raises(toy.CheckFailed):
+        toy.SECTIONS[section](Figure().subplots())
+
+
+def test_table_of_arms_has_both_methods(capsys):
+    """At the first step pi = mu: the weights are 1, the push is mu (R - 0.2)."""
+    toy.proposition_3_2(Figure().subplots())
+    lines = capsys.readouterr().out.splitlines()
+    [heading] = [line for line in lines if "naive REINFORCE" in line]
+    assert heading.split()[0] == "TOPR"
+    start = lines.index(heading) + 2
+    arms = torch.stack(toy.FOUR_ARMS, dim=1).tolist()
+    for line, (mu, reward) in zip(lines[start : start + 4], arms, strict=True):
+        numbers = [float(word) for word in line.split()]
+        push = mu * (reward - 0.2)
+        half = [mu, 1.0, push]
+        assert numbers == pytest.approx([0, mu, reward, *half, *half])
+
+
+# ---- statements ----------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("name", "fault"), [(name, fault) for name, faults in FAULTS.items() for fault in faults]
+    "is_true",
+    [
+        torch.tensor([], dtype=torch.bool),
+        torch.tensor([True, False]),
+        toy.is_near(double(1, math.nan), double(1, math.nan)),
+    ],
 )
-def test_a_section_ends_with_a_false_statement_where_something_is_wrong(name, fault, monkeypatch):
-    ingredient, wrong = fault
-    monkeypatch.setattr(f"toy_bandit.{ingredient}", wrong)
-    with pytest.raises(toy.FalseStatement, match="does not hold"):
-        getattr(toy, name)(Figure().subplots())
+def test_check_fails_in_any_case_and_without_cases(is_true):
+    with pytest.raises(toy.CheckFailed) as stop:
+        toy.check("this", is_true)
+    assert isinstance(stop.value.code, str)  # printed, with exit status 1
 
 
-def test_a_statement_without_cases_or_of_a_nan_is_false():
-    for is_true in (tensor([]) > 0, toy.is_near(tensor([1.0, math.nan]), tensor([1.0, math.nan]))):
-        with pytest.raises(toy.FalseStatement):
-            toy.holds("", is_true)
+# ---- the command ---------------------------------------------------------------------------------
+def section_of(name):
+    def section(ax, seed):
+        print(f"{name} {seed}")
+        ax.plot([0, 1], label=name)
+
+    section.__doc__ = f"Statement of {name}."
+    return section
 
 
-def test_the_command_states_and_draws_everything_or_one_section(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def short_sections(monkeypatch):
+    """As many sections as there are, which only print and draw their names."""
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # of this process
+    monkeypatch.setattr(toy, "SECTIONS", {name: section_of(name) for name in toy.SECTIONS})
+
+
+def test_command_makes_one_picture_of_all_sections(short_sections, tmp_path, monkeypatch, capsys):
+    figures = []
+
+    def save(figure, file, dpi):
+        figures.append(figure)
+        Path(file).write_text("a picture")
+
+    monkeypatch.setattr(Figure, "savefig", save)
     toy.main(["--out", str(tmp_path / "new" / "folder")])
     printed = capsys.readouterr().out
-    assert all(
-        word in printed
-        for word in ("Appendix B.1", "B.2", "Appendix C", "Proposition 3.1", "naive REINFORCE")
-    )
-    toy.main(["way_back", "--out", str(tmp_path), "--seed", "3"])
-    assert "Proposition" not in capsys.readouterr().out
-    pictures = {
-        path.relative_to(tmp_path).as_posix(): path.stat().st_size
-        for path in tmp_path.rglob("*.png")
-    }
-    assert pictures.keys() == {"new/folder/bandit.png", "way_back.png"}
-    assert min(pictures.values()) > 10_000
+    places = []
+    for name in toy.SECTIONS:
+        places += [printed.index(f"Statement of {name}."), printed.index(f"{name} 0")]
+    assert places == sorted(places)
+    [figure] = figures
+    legends = [axes.get_legend().texts[0].get_text() for axes in figure.axes]
+    assert legends == list(toy.SECTIONS)
+    assert (tmp_path / "new" / "folder" / "bandit.png").exists()
 
 
-def test_bad_arguments_are_refused_in_a_line(tmp_path, capsys):
+def test_command_makes_one_section(short_sections, tmp_path, capsys):
+    toy.main(["appendix_c", "--out", str(tmp_path), "--seed", "3"])
+    printed = capsys.readouterr().out
+    assert "appendix_c 3" in printed
+    assert "way_back" not in printed
+    assert [file.name for file in tmp_path.iterdir()] == ["appendix_c.png"]
+    assert (tmp_path / "appendix_c.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_command_names_a_folder_that_it_cannot_use(short_sections, tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        SystemExit, match=f"^toy_bandit.py: --out {tmp_path / 'file'}: .*; choose another folder$"
-    ):
+    with pytest.raises(SystemExit) as stop:
         toy.main(["way_back", "--out", str(tmp_path / "file")])
+    [line] = stop.value.code.splitlines()
+    assert "--out" in line
+    assert str(tmp_path / "file") in line
+    assert "way_back" not in capsys.readouterr().out
+
+
+def test_command_names_its_sections(capsys):
     with pytest.raises(SystemExit) as stop:
         toy.main(["way"])
-    [line] = capsys.readouterr().err.splitlines()
     assert stop.value.code == 2
-    assert all(name in line for name in FAULTS)
+    error = capsys.readouterr().err
+    assert all(name in error for name in toy.SECTIONS)
 
 
-def test_a_false_statement_ends_the_program_even_without_asserts(tmp_path, monkeypatch):
+def test_false_statement_ends_the_program_without_asserts_too(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     monkeypatch.setattr(topr, "effective_proportion", lambda p, c: p)
+    source = Path(toy.__file__).read_text(encoding="utf-8")
     program = {"__name__": "toy_bandit.py"}
-    exec(compile(Path(toy.__file__).read_text(), toy.__file__, "exec", optimize=2), program)
-    with pytest.raises(SystemExit, match=r"^toy_bandit.py: this does not hold: .*$"):
+    exec(compile(source, toy.__file__, "exec", optimize=2), program)  # as python -OO does
+    with pytest.raises(SystemExit) as stop:
         program["main"](["appendix_c", "--out", str(tmp_path)])
+    assert type(stop.value).__name__ == "CheckFailed"

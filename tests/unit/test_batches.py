@@ -1,158 +1,361 @@
-"""The dataset: every sample once, prompts together, pairs of both signs, log mu over the full vocabulary."""
+"""From samples to batches: token ids, order, optimizer steps of several ranks, log mu, tensors."""
 
+import math
 import random
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from itertools import chain, pairwise
 
 import pytest
 import torch
-from helpers import plain_batch, random_examples, steps_of
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
+from unit_helpers import VOCABULARY, plain_batch, random_examples, tiny_llama, unpadded_logprobs
 
 import topr
-import train_gsm8k as gsm8k
-from pipeline import dataset
-from pipeline.records import InputError, Problem, Sample
-from pipeline.sampling import (
-    Prompt,
-    SamplingParameters,
-    draw_samples,
-    prompts_of,
-    transformers_engine,
-)
-from pipeline.settings import Settings
+from toprlib import batches
+from toprlib.batches import FILLER, MAX_PAIRS, collate, plan_steps, score_rows, tokenize_samples
+from toprlib.records import Example, InputError, Sample
 
 counts = st.integers(1, 6)
 
 
-def of_rows(rows, numbers):
-    return [example for number in numbers for example in rows[number]]
+def numbered_rows(examples):
+    return batches.number_rows([[example] for example in examples])
 
 
-@given(counts, counts, counts, st.integers(0, 99))
-def test_pairs_are_distinct_and_of_both_signs(prompts, per_prompt, most, seed):
-    examples = [
-        replace(e, logmu=float(i)) for i, e in enumerate(random_examples(prompts, per_prompt, seed))
-    ]
-    found = dataset.pairs_of_prompt(examples, most, random.Random(seed))
-    by_prompt = Counter(tuple(positive.prompt_ids) for positive, _ in found)
-    for positive, negative in found:
-        assert positive.reward > 0 > negative.reward
+def make_rows(examples, is_paired):
+    rng = random.Random(0)
+    order = batches.pair_examples if is_paired else batches.shuffle_examples
+    return batches.number_rows(order(examples, rng))
+
+
+# ---- token ids -----------------------------------------------------------------------------------
+def sample_of(lm, prompt="Q: 1 + 1?\nA:", completion=" The answer is 2.", **changes):
+    """With token ids as an engine returns them, unless `changes` say otherwise."""
+    ids = lm.tokenizer(completion, add_special_tokens=False)["input_ids"]
+    fields = {"token_ids": [*ids, lm.tokenizer.eos_token_id], "reward": 1.0, **changes}
+    return Sample(prompt=prompt, completion=completion, **fields)
+
+
+def test_samples_at_indices_become_examples(lm):
+    samples = [sample_of(lm, prompt=text, reward=float(i)) for i, text in enumerate("ABA")]
+    samples[2] = samples[2].model_copy(update={"token_logmu": [-1.0] * 99})  # not asked for
+    first, second = tokenize_samples(samples, [2, 1], lm)
+    ids_of_a = lm.tokenizer("A")["input_ids"]
+    ids_of_b = lm.tokenizer("B")["input_ids"]
+    assert first == Example(ids_of_a, samples[2].token_ids, 2.0, sample=2)
+    assert second == Example(ids_of_b, samples[1].token_ids, 1.0, sample=1)
+
+
+def test_no_indices_no_examples(lm):
+    assert tokenize_samples([sample_of(lm)], [], lm) == []
+
+
+def test_own_log_mu_is_kept(lm):
+    ids = sample_of(lm).token_ids
+    values = [-float(place) for place in range(len(ids))]
+    sample = sample_of(lm, token_logmu=values)
+    [example] = tokenize_samples([sample], [0], lm, keep_logmu=True)
+    assert example.token_logmu == values
+
+
+@pytest.mark.parametrize("token_logmu", [None, [], [-1.0]])
+def test_own_log_mu_must_fit(lm, token_logmu):
+    samples = [sample_of(lm), sample_of(lm, token_logmu=token_logmu)]
+    with pytest.raises(InputError) as caught:
+        tokenize_samples(samples, [1], lm, source="own.jsonl", keep_logmu=True)
+    error = caught.value
+    assert (error.file, error.line, error.field) == ("own.jsonl", 2, "token_logmu")
+
+
+ENDS = {  # completion, finish_reason, stop strings -> whether an end of sequence is added
+    "finished": (" 2", "stop", (), True),
+    "cut off": (" 2", "length", (), False),
+    "ends with it": (" 2{end}", "stop", (), False),
+    "has a stop string": (" 2\nQ:", "stop", ("\nQ:",), False),
+    "has another string": (" 2\nQ:", "stop", ("\nP:",), True),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_end_of_a_text(lm, case):
+    completion, finish_reason, stop, is_added = ENDS[case]
+    completion = completion.format(end=lm.tokenizer.eos_token)
+    sample = sample_of(lm, completion=completion, token_ids=None, finish_reason=finish_reason)
+    [example] = tokenize_samples([sample], [0], lm, stop)
+    ids = lm.tokenizer(completion, add_special_tokens=False)["input_ids"]
+    expected = [*ids, lm.tokenizer.eos_token_id] if is_added else ids
+    assert example.completion_ids == expected
+
+
+def test_completion_may_just_fill_the_context(lm):
+    prompt_ids = lm.tokenizer("Q")["input_ids"]
+    room = lm.context - len(prompt_ids)
+    text = lm.tokenizer.decode([5] * room, clean_up_tokenization_spaces=False)
+    fitting = sample_of(lm, prompt="Q", completion=text, token_ids=[5] * room)
+    [example] = tokenize_samples([fitting], [0], lm)
+    assert len(example.completion_ids) == room
+    longer = fitting.model_copy(update={"token_ids": [5] * (room + 1)})
+    with pytest.raises(InputError) as caught:
+        tokenize_samples([longer], [0], lm)
+    assert caught.value.field == "completion"
+
+
+def bad_samples(lm):
+    """Field -> samples that a model cannot be trained on."""
+    vocabulary = lm.model.get_input_embeddings().num_embeddings
+    return {
+        "prompt": [sample_of(lm, prompt="")],
+        "completion": [sample_of(lm, completion="", token_ids=None)],
+        "token_ids": [
+            sample_of(lm, token_ids=[vocabulary]),
+            sample_of(lm, token_ids=[-1]),
+            sample_of(lm, completion=" 3", token_ids=sample_of(lm).token_ids),
+        ],
+    }
+
+
+@pytest.mark.parametrize("field", ["prompt", "completion", "token_ids"])
+def test_bad_sample_is_named_by_its_line(lm, field):
+    """Its line in the file, not its place among the chosen samples."""
+    for bad in bad_samples(lm)[field]:
+        samples = [sample_of(lm), sample_of(lm), bad, sample_of(lm)]
+        with pytest.raises(InputError) as caught:
+            tokenize_samples(samples, [1, 2], lm, source="own.jsonl")
+        error = caught.value
+        assert (error.file, error.line, error.field) == ("own.jsonl", 3, field)
+
+
+def test_empty_text_may_be_an_end_of_sequence(lm):
+    end = lm.tokenizer.eos_token_id
+    [example] = tokenize_samples([sample_of(lm, completion="", token_ids=[end])], [0], lm)
+    assert example.completion_ids == [end]
+
+
+def test_vocabulary_is_the_model_s(lm):
+    """Qwen 2.5, for one, has more embeddings than its tokenizer has tokens."""
+    size = len(lm.tokenizer)
+    config = LlamaConfig(**lm.model.config.to_dict() | {"vocab_size": size + 1})
+    larger = lm._replace(model=LlamaForCausalLM(config))
+    text = lm.text([size])
+    [example] = tokenize_samples([sample_of(lm, completion=text, token_ids=[size])], [0], larger)
+    assert example.completion_ids == [size]
+    too_large = sample_of(lm, completion=text, token_ids=[size + 1])
+    with pytest.raises(InputError) as caught:
+        tokenize_samples([too_large], [0], larger)
+    assert caught.value.field == "token_ids"
+
+
+# ---- the order of training -----------------------------------------------------------------------
+# Of eight completions of three prompts, the even ones positive, with random.Random(5).
+EIGHT = [Example([p], [2], (-1.0) ** i, sample=i) for i, p in enumerate((7, 8, 7, 9, 8, 7, 9, 9))]
+
+
+def test_order_is_that_of_the_published_results():
+    """By the code of commit 4e628b9."""
+    rows = batches.shuffle_examples(EIGHT, random.Random(5))
+    assert [example.sample for [example] in rows] == [7, 3, 0, 1, 2, 6, 4, 5]
+    pairs = batches.pair_examples(EIGHT, random.Random(5))
+    actual = [(positive.sample, negative.sample) for positive, negative in pairs]
+    assert actual == [(4, 1), (6, 7), (6, 3), (0, 5), (2, 5)]
+
+
+@given(counts, st.integers(1, 12), st.integers(0, 99))
+def test_pairs_are_distinct_and_of_both_signs(prompts, per_prompt, seed):
+    examples = random_examples(prompts, per_prompt, seed)
+    examples[0] = replace(examples[0], reward=0.0)  # counts as positive
+    pairs = batches.pair_examples(examples, random.Random(seed))
+    for positive, negative in pairs:
+        assert positive.reward >= 0 > negative.reward
         assert positive.prompt_ids == negative.prompt_ids
-    assert len({(p.logmu, n.logmu) for p, n in found}) == len(found)
-    for prompt, count in by_prompt.items():
-        signs = Counter(e.reward for e in examples if tuple(e.prompt_ids) == prompt)
-        assert count == min(most, signs[1.0] * signs[-1.0])
+    assert len({(positive.sample, negative.sample) for positive, negative in pairs}) == len(pairs)
+
+    positives = Counter(tuple(e.prompt_ids) for e in examples if e.reward >= 0)
+    negatives = Counter(tuple(e.prompt_ids) for e in examples if e.reward < 0)
+    expected = {}
+    for prompt in positives.keys() & negatives.keys():
+        expected[prompt] = min(MAX_PAIRS, positives[prompt] * negatives[prompt])
+    assert Counter(tuple(positive.prompt_ids) for positive, _ in pairs) == expected
 
 
-@pytest.mark.parametrize("most", [None, 2])
-def test_rows_of_all_prompts_are_mixed(most):
-    examples, rng = random_examples(8, 8), random.Random(0)
-    rows = dataset.pairs_of_prompt(examples, most, rng) if most else dataset.shuffled(examples, rng)
-    prompts = [row[0].prompt_ids for row in rows]
-    assert sum(one != other for one, other in pairwise(prompts)) > len(prompts) / 2
+@given(counts, counts, st.integers(0, 99))
+def test_every_example_is_in_one_row(prompts, per_prompt, seed):
+    examples = random_examples(prompts, per_prompt, seed)
+    rng = random.Random(seed)
+    first = batches.shuffle_examples(examples, rng)
+    second = batches.shuffle_examples(examples, rng)
+    for rows in (first, second):
+        assert sorted(example.sample for [example] in rows) == list(range(len(examples)))
+    assert len(examples) < 12 or first != second
 
 
-@given(counts, counts, st.booleans(), st.sampled_from([4, 8]), st.sampled_from([1, 2, 8]), counts)
-def test_steps_hold_every_row_once_and_ranks_run_the_model_equally_often(
-    prompts, per_prompt, is_of_pairs, batch, micro_batch, ranks
+@pytest.mark.parametrize("is_paired", [False, True])
+def test_prompts_are_mixed(is_paired):
+    rows = make_rows(random_examples(prompts=8, per_prompt=8), is_paired)
+    changes = 0
+    for row, following in pairwise(rows):
+        changes += row[0].prompt_ids != following[0].prompt_ids
+    assert changes > len(rows) / 2
+
+
+# ---- the optimizer steps of an epoch -------------------------------------------------------------
+def plans_of_ranks(rows, batch_size, micro_batch_size, of_ranks):
+    """One list of steps per rank, as steps with one plan per rank."""
+    plans = []
+    for at_rank in range(of_ranks):
+        plans.append(plan_steps(rows, batch_size, micro_batch_size, at_rank, of_ranks))
+    return list(zip(*plans, strict=True))
+
+
+def is_filler(example):
+    return example.row == FILLER
+
+
+batch_sizes = st.sampled_from([1, 3, 4, 8])
+micro_batch_sizes = st.sampled_from([1, 2, 8])
+
+
+@given(counts, counts, st.booleans(), batch_sizes, micro_batch_sizes, counts)
+def test_steps_of_all_ranks_have_every_row_once(
+    prompts, per_prompt, is_paired, batch_size, micro_batch_size, of_ranks
 ):
-    examples, rng, per_row = random_examples(prompts, per_prompt), random.Random(0), 1 + is_of_pairs
-    rows = (
-        dataset.pairs_of_prompt(examples, 4, rng)
-        if is_of_pairs
-        else dataset.shuffled(examples, rng)
-    )
+    rows = make_rows(random_examples(prompts, per_prompt), is_paired)
     if not rows:
         return
-    alone = dataset.epoch_steps(rows, batch, micro_batch, 0, 1)
-    of_ranks, laid_out = (
-        zip(*(of_rank(rows, batch, micro_batch, rank, ranks) for rank in range(ranks)), strict=True)
-        for of_rank in (dataset.epoch_steps, steps_of)
-    )
-    assert [number for step in alone for number in sorted(chain(*step.micro_batches))] == [
-        *range(len(rows))
-    ]
-    tokens = [sum(len(one.prompt_ids) + len(one.completion_ids) for one in row) for row in rows]
-    for step in alone:  # rows of like length are computed together
-        by_length = [tokens[number] for number in chain(*step.micro_batches)]
-        assert by_length == sorted(by_length)
-    for whole, shares, tensors in zip(alone, of_ranks, laid_out, strict=True):
-        assert len({len(share.micro_batches) for share in shares}) == 1
-        assert all(
-            numbers for share in shares for numbers in share.micro_batches
-        )  # rows to compute
-        learnt = [number for numbers in whole.micro_batches for number in numbers]
-        by_ranks = [
-            n
-            for share in shares
-            for numbers in share.micro_batches[: share.learnt]
-            for n in numbers
-        ]
-        assert sorted(by_ranks) == sorted(learnt)
-        assert {step.sequences for step in (whole, *tensors)} == {len(of_rows(rows, learnt))}
-        assert whole.sequences <= batch
-        for share, step in zip(shares, tensors, strict=True):
-            sizes = [len(of_rows(rows, numbers)) for numbers in share.micro_batches[: share.learnt]]
-            assert max(sizes, default=0) <= max(micro_batch, per_row)
-            sizes += [0] * (len(share.micro_batches) - share.learnt)
-            assert [len(micro.reward) for micro in step.micro_batches] == sizes
-            assert [len(micro.input_ids) > 0 for micro in step.micro_batches] == [True] * len(sizes)
+    rows_per_step = max(batch_size // len(rows[0]), 1)
+    steps = plans_of_ranks(rows, batch_size, micro_batch_size, of_ranks)
+    assert len(steps) == math.ceil(len(rows) / rows_per_step)
+    for number, plans in enumerate(steps):
+        expected = rows[number * rows_per_step : (number + 1) * rows_per_step]
+        micro_batches = list(chain.from_iterable(plan.micro_batches for plan in plans))
+        examples = [e for e in chain.from_iterable(micro_batches) if not is_filler(e)]
+        # The examples of a pair stay next to each other, the positive first.
+        assert Counter(e.row for e in examples) == {row[0].row: len(row) for row in expected}
+        actual = sorted(examples, key=lambda example: example.row)
+        assert actual == list(chain.from_iterable(expected))
+        assert {plan.completions for plan in plans} == {len(examples)}
 
 
-def test_v18_log_mu_is_over_the_full_vocabulary_whatever_the_sampler_kept(lm):
-    """Of all logits too where the model has more than its tokenizer has tokens, as with Qwen 2.5; here nearly all."""
-    size = len(lm.tokenizer)
-    config = LlamaConfig(**lm.model.config.to_dict() | {"vocab_size": 8 * size})
-    large = lm._replace(model=LlamaForCausalLM(config).eval())
-    for model, problems, top_k in ((lm, 4, 2), (large, 1, 8 * size)):
-        task = gsm8k.gsm8k_task(Settings(problems=problems))
-        sampling, prompts = (
-            SamplingParameters(max_new_tokens=40, top_k=top_k),
-            prompts_of(task, task.train, lm, 40),
-        )
-        samples = draw_samples(
-            task, prompts, 4, partial(transformers_engine, model, 40_000), sampling, seed=0
-        )
-        rows = dataset.compose(Settings(), samples, model, (), prompts).rows
-        logmu = dataset.score(rows, dataset.epoch_steps(rows, 8, 4), model.model)
-        scored = [example for row in dataset.to_examples(rows, logmu) for example in row]
-        expected = topr.sequence_logprobs(model.model, plain_batch(scored))
-        torch.testing.assert_close(
-            torch.tensor([e.logmu for e in scored]), expected, rtol=1e-5, atol=1e-4
-        )
-        assert sorted(e.completion_ids for e in scored) == sorted(s.token_ids for s in samples)
-        assert [len(e.token_logmu) for e in scored] == [len(e.completion_ids) for e in scored]
-    assert all(max(sample.token_ids) >= size for sample in samples)
-    with pytest.raises(InputError, match=f"outside the model's vocabulary of {8 * size} tokens"):
-        dataset.encode([samples[0].model_copy(update={"token_ids": [8 * size]})], [0], large)
+@given(counts, counts, st.booleans(), batch_sizes, micro_batch_sizes, counts)
+def test_ranks_have_equally_many_micro_batches(
+    prompts, per_prompt, is_paired, batch_size, micro_batch_size, of_ranks
+):
+    rows = make_rows(random_examples(prompts, per_prompt), is_paired)
+    if not rows:
+        return
+    per_row = len(rows[0])
+    rows_per_pass = max(micro_batch_size // per_row, 1)
+    for plans in plans_of_ranks(rows, batch_size, micro_batch_size, of_ranks):
+        rows_of_first = math.ceil(plans[0].completions / per_row / of_ranks)
+        expected = math.ceil(rows_of_first / rows_per_pass)
+        assert {len(plan.micro_batches) for plan in plans} == {expected}
+        for micro_batch in chain.from_iterable(plan.micro_batches for plan in plans):
+            assert 1 <= len(micro_batch) <= max(micro_batch_size, per_row)
+            assert len({is_filler(example) for example in micro_batch}) == 1
 
 
-def test_a_prompt_that_is_tokenised_is_not_tokenised_again(lm):
-    prompts = [Prompt(Problem("1", "Q"), "Q", [1, 2])]  # other ids than the tokenizer's
-    samples = [Sample(prompt=text, completion=" 1", reward=1.0) for text in ("Q", "R")]
-    encoded = dataset.encode(samples, [0, 1], lm, prompts)
-    assert [one.prompt_ids for one in encoded] == [[1, 2], lm.tokenizer("R")["input_ids"]]
+@pytest.mark.parametrize("is_paired", [False, True])
+def test_filler_has_reward_zero(is_paired):
+    rows = make_rows(random_examples(prompts=2, per_prompt=4), is_paired)[:3]
+    [(first, second)] = plans_of_ranks(rows, 8, micro_batch_size=1, of_ranks=2)
+    assert not any(is_filler(example) for example in chain.from_iterable(first.micro_batches))
+    last = second.micro_batches[-1]
+    assert [example.reward for example in last] == [0.0] * len(rows[0])
+    assert all(is_filler(example) for example in last)
+    assert len(first.micro_batches) == len(second.micro_batches) == 2
 
 
-def test_a_completion_may_just_fill_the_context(lm):
-    sample, prompt = Sample(prompt="Q", completion=" A", reward=1.0), [5] * (lm.context - 3)
-    dataset.check_ids(sample, prompt, [5] * 3, lm, "line 1: field")
-    with pytest.raises(InputError, match=f"line 1: field completion: {lm.context + 1} tokens"):
-        dataset.check_ids(sample, prompt, [5] * 4, lm, "line 1: field")
+def test_one_rank_has_no_filler_and_rows_by_length():
+    rows = make_rows(random_examples(prompts=5, per_prompt=4), is_paired=False)
+    for plan in plan_steps(rows, 8, 4, at_rank=0, of_ranks=1):
+        examples = list(chain.from_iterable(plan.micro_batches))
+        assert not any(is_filler(example) for example in examples)
+        lengths = [len(e.prompt_ids) + len(e.completion_ids) for e in examples]
+        assert lengths == sorted(lengths)
 
 
-def test_every_epoch_has_all_samples_in_an_order_of_its_own(lm):
-    samples = [Sample(prompt="Q", completion=f" {i}", reward=(-1.0) ** i) for i in range(20)]
-    (once, _), (rows, counts) = (
-        dataset.compose(Settings(epochs=epochs), samples, lm, ()) for epochs in (1, 3)
-    )
-    assert [e.sample for [e] in rows[:20]] == [e.sample for [e] in once]
-    epochs = [[e.sample for [e] in rows[i : i + 20]] for i in (0, 20, 40)]
-    assert [sorted(epoch) for epoch in epochs] == [list(range(20))] * 3
-    assert len(set(map(tuple, epochs))) == 3
-    assert counts["trained"]["samples"] == 20
+def test_rank_is_that_of_this_process(monkeypatch):
+    rows = make_rows(random_examples(prompts=3, per_prompt=3), is_paired=False)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    actual = plan_steps(rows, 4, 2)
+    assert actual == plan_steps(rows, 4, 2, at_rank=1, of_ranks=3)
+    assert actual != plan_steps(rows, 4, 2, at_rank=0, of_ranks=3)
+
+
+# ---- log mu --------------------------------------------------------------------------------------
+def test_log_mu_is_the_model_s():
+    model = tiny_llama(dtype=torch.float32)
+    examples = random_examples(prompts=3, per_prompt=3)
+    rows = numbered_rows([replace(example, token_logmu=None) for example in examples])
+    scored = score_rows(rows, plan_steps(rows, 4, 2), model)
+    assert [len(row) for row in scored] == [1] * 9
+    for [example], [before] in zip(scored, rows, strict=True):
+        expected = unpadded_logprobs(model, example).tolist()
+        assert example.token_logmu == pytest.approx(expected, rel=1e-5, abs=1e-5)
+        assert replace(example, token_logmu=None) == before
+
+
+def test_training_in_the_same_batches_starts_at_mu():
+    """Exactly: log mu keeps its float32 value on its way through the examples."""
+    model = tiny_llama(dtype=torch.float32)
+    rows = numbered_rows(random_examples(prompts=3, per_prompt=3))
+    scored = score_rows(rows, plan_steps(rows, 4, 2), model)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.0)
+    steps = batches.to_tensors(plan_steps(scored, 4, 2))
+    for stats in topr.train(model, sgd, steps):
+        assert (stats.log_ratio == 0).all()
+
+
+def test_log_mu_of_a_sample_in_two_pairs():
+    """It has the value of the batch that trains it, for each pair."""
+    first = Example([1], [2, 3], 1.0, sample=0)
+    pairs = [[first, Example([1], [2, 4], -1.0, sample=1)]]
+    pairs.append([first, Example([1], [2, 5, 6, 7], -1.0, sample=2)])
+    rows = batches.number_rows(pairs)
+    model = tiny_llama()
+    scored = score_rows(rows, plan_steps(rows, 2, 2), model)
+    actual = [(e.row, e.sample) for e in chain.from_iterable(scored)]
+    assert actual == [(0, 0), (0, 1), (1, 0), (1, 2)]
+    for example in chain.from_iterable(scored):
+        expected = unpadded_logprobs(model, example).tolist()
+        assert example.token_logmu == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+# ---- tensors -------------------------------------------------------------------------------------
+@given(counts, counts, st.integers(0, 99))
+def test_batch_is_padded_on_both_sides(prompts, per_prompt, seed):
+    examples = random_examples(prompts, per_prompt, seed)
+    actual = collate(examples)
+    expected = plain_batch(examples)
+    for name in topr.Batch._fields:
+        values = getattr(actual, name)
+        torch.testing.assert_close(values.double(), getattr(expected, name).double())
+    assert actual.input_ids.dtype == torch.long
+    assert actual.token_logmu.dtype == actual.reward.dtype == torch.float32
+    assert actual.input_ids.max() < VOCABULARY
+
+
+def test_batch_without_log_mu_has_zeros():
+    examples = [replace(e, token_logmu=None) for e in random_examples(prompts=2, per_prompt=2)]
+    assert (collate(examples).token_logmu == 0).all()
+
+
+def test_steps_become_tensors_one_by_one(monkeypatch):
+    rows = numbered_rows(random_examples(prompts=3, per_prompt=2))
+    plans = plan_steps(rows, 4, 2)
+    collated = []
+
+    def counting(examples):
+        collated.append(examples)
+        return collate(examples)
+
+    monkeypatch.setattr(batches, "collate", counting)
+    steps = batches.to_tensors(plans)
+    micro_batches, completions = next(steps)
+    assert (len(micro_batches), completions) == (2, 4)
+    assert collated == plans[0].micro_batches
+    micro_batches, completions = next(steps)
+    assert (len(micro_batches), completions) == (1, 2)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import pickle
 from hashlib import sha256
 from pathlib import Path
 
@@ -37,6 +38,14 @@ def test_input_error_has_the_places_that_it_was_given():
     error = InputError("is wrong")
     assert (error.option, error.file, error.line, error.field) == (None, None, None, None)
     assert str(error) == "is wrong"
+
+
+def test_input_error_is_one_line_and_can_be_sent_to_other_ranks():
+    error = InputError("is\nwrong", file="a.jsonl", field="a\u2028b")
+    assert len(str(error).splitlines()) == 1
+    received = pickle.loads(pickle.dumps(error))
+    assert str(received) == str(error)
+    assert (received.file, received.field) == ("a.jsonl", "a\u2028b")
 
 
 # ---- records -------------------------------------------------------------------------------------

@@ -1,15 +1,13 @@
 """The mathematics of topr.py against closed forms, autograd, finite differences and float64."""
 
 import math
-import re
 from dataclasses import astuple, replace
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from unit_helpers import double
+from unit_helpers import double, rho
 
 import topr
 from topr import (
@@ -98,15 +96,6 @@ def test_weight_of_extreme_ratios(dtype):
     assert weight.dtype == at_least_float32(dtype)
     unbounded = importance_weight(log_ratio.detach(), 0, math.inf)
     assert not unbounded.isnan().any()
-
-
-def rho(ratio, a, b):
-    """Section 3.1, literally, on numbers."""
-    if ratio < a:
-        return a * (1 + math.log(ratio / a))
-    if ratio > b:
-        return b * (1 + math.log(ratio / b)) if b > 0 else 0.0
-    return ratio
 
 
 @given(st.floats(1e-6, 1e6), bounds)
@@ -287,21 +276,6 @@ def test_loss_rejects_a_reward_of_nan():
     reward[4] = math.nan
     with pytest.raises(ValueError, match="reward"):
         topr_loss(token_logp, token_logmu, reward, mask)
-
-
-def test_readme_has_the_same_loss():
-    """Its lines define loss from token_logp, token_logmu, reward and mask."""
-    page = Path(topr.__file__).with_name("README.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    [block] = [block for block in blocks if "\nloss = " in block]
-    names = {}
-    exec(block, names)
-    inputs = [names[name] for name in ("token_logp", "token_logmu", "reward", "mask")]
-    expected = topr_loss(*inputs)
-    [of_readme] = torch.autograd.grad(names["loss"], names["token_logp"])
-    [of_topr] = torch.autograd.grad(expected, names["token_logp"])
-    torch.testing.assert_close(names["loss"], expected)
-    torch.testing.assert_close(of_readme, of_topr)
 
 
 # ---- baseline and effective share ----------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Small models, examples and batches for tests of the method."""
 
+import math
 import random
 
 import torch
@@ -111,3 +112,12 @@ def flat_gradients(model):
 
 def double(*values):
     return torch.tensor(values, dtype=torch.float64)
+
+
+def rho(ratio, a, b):
+    """The taper of Section 3.1 in Python numbers."""
+    if ratio < a:
+        return a * (1 + math.log(ratio / a))
+    if ratio > b:
+        return b * (1 + math.log(ratio / b)) if b > 0 else 0.0
+    return ratio

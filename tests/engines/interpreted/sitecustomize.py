@@ -1,7 +1,7 @@
-"""Makes vLLM's kernels for a GPU run on a processor: on PYTHONPATH, with TRITON_INTERPRET=1, of the process that does.
+"""Runs vLLM's kernels for a GPU on a CPU: on PYTHONPATH, with TRITON_INTERPRET=1.
 
-vLLM's build for a processor takes Triton only with a backend for it, which Triton's interpreter does without. The
-interpreter's loops count in plain integers, which lack the method `to` that a kernel of vLLM's calls.
+vLLM's build for a CPU takes Triton only with a backend for it, which Triton's interpreter does not
+need. The interpreter's loops count in plain integers, but a kernel of vLLM calls their method `to`.
 """
 
 import builtins

@@ -1,0 +1,28 @@
+"""The project's folder, its tracked pages, and the code on them."""
+
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Groups: the language, "" if the block names none; the code.
+FENCED_CODE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def list_tracked(*patterns: str) -> list[Path]:
+    """The tracked files that match one of some patterns, such as "*.md"."""
+    command = ["git", "ls-files", *patterns]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return [ROOT / name for name in listed.stdout.splitlines()]
+
+
+def read_page(name: str) -> str:
+    """The text of a page, by its path in the project."""
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def code_blocks(page: str, language: str = "") -> list[str]:
+    """The blocks of code of a page in some language, by default those that name none."""
+    blocks = FENCED_CODE.findall(page)
+    return [code for name, code in blocks if name == language]

@@ -1,4 +1,4 @@
-"""tiny/: its problems are sound, its files are those that make.py writes, its teacher errs as set."""
+"""tiny/: sound problems, the files that make.py writes, and a teacher who errs as often as set."""
 
 import random
 from collections import Counter, defaultdict

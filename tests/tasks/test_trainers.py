@@ -3,16 +3,14 @@
 import json
 import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
+from task_helpers import ROOT, run_command
 
 from examples.topr_in_trl import loss as loss_in_trl
 from topr_conformance import LossInputs, compare, identify, neg_grad
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def run_in(trainer, *arguments):
@@ -20,12 +18,8 @@ def run_in(trainer, *arguments):
     python = os.environ.get(f"{trainer.upper()}_PYTHON")
     if not python:
         pytest.skip(f"{trainer.upper()}_PYTHON is not set: make test-trainers sets it")
-    command = [Path(python).absolute(), *map(str, arguments)]
     path = f"{ROOT}{os.pathsep}{ROOT / 'conformance'}"
-    environment = os.environ | {"PYTHONPATH": path}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+    done = run_command([Path(python).absolute(), *arguments], PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 
@@ -53,7 +47,7 @@ def test_trl_trains_with_it_and_warns_if_every_weight_is_1(tmp_path, steps, per_
 
 @pytest.mark.slow
 def test_verl_s_ppo_loss_has_the_gradient_of_topr_over_micro_batches():
-    output, _ = run_in("verl", "tests/verl_steps.py")
+    output, _ = run_in("verl", "tests/tasks/verl_steps.py")
     results = json.loads(output)
     assert len(results["steps"]) == 4
     for number, step in enumerate(results["steps"]):

@@ -3,16 +3,14 @@
 import json
 import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
+from task_helpers import ROOT, run_command
 
 from examples.topr_in_trl import loss as loss_in_trl
 from topr_conformance import LossInputs, compare, identify, neg_grad
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_in(trainer, *arguments):
@@ -20,12 +18,8 @@ def run_in(trainer, *arguments):
     python = os.environ.get(f"{trainer.upper()}_PYTHON")
     if not python:
         pytest.skip(f"{trainer.upper()}_PYTHON is not set: make test-trainers sets it")
-    command = [Path(python).absolute(), *map(str, arguments)]
     path = f"{ROOT}{os.pathsep}{ROOT / 'conformance'}"
-    environment = os.environ | {"PYTHONPATH": path}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+    done = run_command([Path(python).absolute(), *arguments], PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 

@@ -21,9 +21,9 @@ TRAINED = 32 * N  # completions to train on, those of the first 32 questions
 def sample(
     model: torch.nn.Module, tokenizer: AutoTokenizer, questions: list[str]
 ) -> tuple[list[str], list[Tensor]]:
-    """N completions of each question: texts, and [ids (B, T), attention mask (B, T), mask (B, C)].
+    """N completions of each question: texts, and [ids (B, L), attention mask (B, L), mask (B, T)].
 
-    The completions are the last C columns; mask is 1 on their tokens, end of sequence included.
+    The completions are the last T columns; mask is 1 on their tokens, end of sequence included.
     """
     prompts = tokenizer(questions, return_tensors="pt", padding=True, padding_side="left")
     options = {"do_sample": True, "top_k": 0, "max_new_tokens": 32, "num_return_sequences": N}
@@ -43,11 +43,11 @@ def is_right(text: str, question: int) -> bool:
 
 
 def token_logprobs(model: torch.nn.Module, ids: Tensor, attention: Tensor, mask: Tensor) -> Tensor:
-    """log pi of each token of the completions: (B, C), 0 on padding."""
-    width = mask.shape[1]  # C
+    """log pi of each token of the completions: (B, T), 0 on padding."""
+    width = mask.shape[1]  # T
     positions = (attention.cumsum(1) - 1).clamp(min=0)  # prompts are padded on the left
-    logits = model(ids, attention_mask=attention, position_ids=positions).logits  # (B, T, V)
-    logp = logits[:, -width - 1 : -1].log_softmax(-1)  # (B, C, V): each predicts the next token
+    logits = model(ids, attention_mask=attention, position_ids=positions).logits  # (B, L, V)
+    logp = logits[:, -width - 1 : -1].log_softmax(-1)  # (B, T, V): each predicts the next token
     token_logp = logp.gather(-1, ids[:, -width:, None])[..., 0]
     return torch.where(mask > 0, token_logp, 0.0)
 
@@ -56,7 +56,7 @@ def topr_loss(token_logp: Tensor, token_logmu: Tensor, reward: Tensor, mask: Ten
     """A right completion has weight 1; a wrong one min(pi/mu, 1), near 0 once it is unlikely."""
     log_ratio = torch.where(mask > 0, token_logp.detach() - token_logmu, 0.0).sum(1)  # (B,)
     weight = torch.where(reward < 0, log_ratio.clamp(max=0).exp(), 1.0)  # (B,)
-    token_loss = -(weight * reward)[:, None] * torch.where(mask > 0, token_logp, 0.0)  # (B, C)
+    token_loss = -(weight * reward)[:, None] * torch.where(mask > 0, token_logp, 0.0)  # (B, T)
     return (token_loss.sum(1) / mask.sum(1)).mean()  # over tokens, then over completions
 
 
@@ -89,7 +89,7 @@ if __name__ == "__main__":
         with torch.no_grad():
             blocks = torch.arange(TRAINED).split(64)
             parts = [token_logprobs(model, *select(rows, block)) for block in blocks]
-        token_logmu = torch.cat(parts)  # (TRAINED, C)
+        token_logmu = torch.cat(parts)  # (TRAINED, T)
         watched = right.long().argmin(keepdim=True)  # the first wrong answer
         weights = []
         for batch in torch.randperm(TRAINED).split(64):

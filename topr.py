@@ -206,7 +206,7 @@ def baseline_for_proportion(p: Number, p_tilde: Number) -> Number:
 
 
 def _check_range(name: str, value: Number, low: float, high: float, slack: float = 1e-6) -> None:
-    value = torch.as_tensor(value)  # a bound may be missed by rounding; without slack it is open
+    value = torch.as_tensor(value)  # slack allows for rounding; 0 excludes the bounds themselves
     if not ((value > low - slack) & (value < high + slack)).all():
         strictly = "strictly " if slack == 0 else ""
         raise ValueError(f"{name} = {value.tolist()}: must lie {strictly}between {low} and {high}")
@@ -216,18 +216,18 @@ def _check_range(name: str, value: Number, low: float, high: float, slack: float
 class Batch(NamedTuple):
     """A micro-batch of rows [ padding | prompt | completion | padding ], one per completion.
 
-    All completions start at the same column; the columns from there on are the last C of T.
+    All completions start at the same column: they are in the last T of the L columns.
     """
 
-    input_ids: Tensor  # (B, T) prompt and completion; padding may be any token
-    attention_mask: Tensor  # (B, T) 1 on prompt and completion
-    mask: Tensor  # (B, C) 1 on the completion's tokens, its end of sequence included
-    token_logmu: Tensor  # (B, C) log mu of the completion's tokens
-    reward: Tensor  # (B,) after the baseline; nothing is learned from a reward of 0
+    input_ids: Tensor  # (B, L) prompt and completion; padding may be any token
+    attention_mask: Tensor  # (B, L) 1 on prompt and completion
+    mask: Tensor  # (B, T) 1 on the completion's tokens, its end of sequence included
+    token_logmu: Tensor  # (B, T) log mu of the completion's tokens
+    reward: Tensor  # (B,) after the baseline; a reward of 0 adds nothing to the gradient
 
 
 def token_logprobs(model: torch.nn.Module, batch: Batch) -> Tensor:
-    """log pi(y_i | x, y_<i) by a causal model of `transformers`: (B, C), 0 on padding.
+    """log pi(y_i | x, y_<i) by a causal model of `transformers`: (B, T), 0 on padding.
 
     >>> uniform = lambda ids, **_: type("Output", (), {"logits": torch.zeros(*ids.shape, 8)})
     >>> mask = torch.tensor([[1, 0]])  # a completion of one token, and padding
@@ -235,7 +235,7 @@ def token_logprobs(model: torch.nn.Module, batch: Batch) -> Tensor:
     >>> token_logprobs(uniform, batch).exp() * 8
     tensor([[1., 8.]])
     """
-    width = batch.mask.shape[1]  # C
+    width = batch.mask.shape[1]  # T
     output = model(
         batch.input_ids,
         attention_mask=batch.attention_mask,
@@ -243,8 +243,8 @@ def token_logprobs(model: torch.nn.Module, batch: Batch) -> Tensor:
         logits_to_keep=width + 1,  # the prompt's last token predicts the completion's first
         use_cache=False,
     )
-    logits = _at_least_float32(output.logits[:, -width - 1 : -1])  # (B, C, V) of the next token
-    tokens = batch.input_ids[:, -width:, None]  # (B, C, 1)
+    logits = _at_least_float32(output.logits[:, -width - 1 : -1])  # (B, T, V) of the next token
+    tokens = batch.input_ids[:, -width:, None]  # (B, T, 1)
     token_logp = logits.gather(-1, tokens).squeeze(-1) - logits.logsumexp(-1)
     return torch.where(batch.mask > 0, token_logp, 0.0)
 
@@ -273,14 +273,14 @@ def train(
     first step, compute log mu without gradient and dropout by the model as it is:
     batch._replace(token_logmu=token_logprobs(model, batch)).
     loss: called as loss(token_logp, token_logmu, reward, mask, denominator=completions).
-    limits: the loss's, for the weights in StepStats; None for a loss without such weights.
+    limits: for the weights in StepStats only; give the loss the same. None: it has no weights.
     max_grad_norm: the gradient is clipped to this norm (Section 4.2: 1.0). Several processes must
     sum their gradients. FloatingPointError, before the update, if loss or gradient is not finite.
 
     >>> class Model(torch.nn.Embedding):  # a "language model" with a vocabulary of 2
     ...     forward = lambda self, ids, **_: type("Output", (), {"logits": self.weight[ids]})
     >>> model = Model.from_pretrained(torch.zeros(2, 2), freeze=False)
-    >>> batch = Batch(torch.tensor([[0, 1]]), torch.ones(1, 2), *torch.ones(2, 1, 1), torch.ones(1))
+    >>> batch = Batch(torch.tensor([[0, 1]]), torch.ones(1, 2), torch.ones(1, 1), 0, torch.ones(1))
     >>> batch = batch._replace(token_logmu=token_logprobs(model, batch).detach())
     >>> sgd = torch.optim.SGD(model.parameters(), lr=1.0)
     >>> [stats.log_ratio for stats in train(model, sgd, [([batch], 1)] * 2)]
@@ -291,7 +291,7 @@ def train(
         total = 0.0
         log_ratios = []
         for batch in micro_batches:
-            token_logp = token_logprobs(model, batch)  # (B, C)
+            token_logp = token_logprobs(model, batch)  # (B, T)
             inputs = (token_logp, batch.token_logmu, batch.reward, batch.mask)
             value = loss(*inputs, denominator=completions)
             value.backward()

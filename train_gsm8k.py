@@ -6,16 +6,22 @@
     python train_gsm8k.py --samples FILE --test-problems 0  # completions that you have already
     torchrun --nproc-per-node 8 train_gsm8k.py paper        # the paper's run, on eight GPUs
 
-Read `experiment` first: it is Algorithm 1, iterated. The stages after it write files into --out, or
-read those that exist, so that repeating a command resumes its run:
+Read `experiment` first. It is Algorithm 1, iterated: its lines, their functions and their files in
+--out/iteration-1/, in the order in which they are made.
 
-    iteration-1/samples.jsonl    sample    completions of the training problems, graded
-    iteration-1/test-0.jsonl     evaluate  completions of the test problems by the first model
-    iteration-1/train.jsonl      score     the chosen samples in the order of training, with log mu
-    iteration-1/metrics.jsonl    train     one line per optimizer step
-    iteration-1/checkpoint-100/  train     weights and optimizer, until the epoch is done
-    iteration-1/model/           train     the model after it, from which iteration 2 samples
-    results.json, curve.png                the numbers and the picture of all evaluations
+              evaluate  test-0.jsonl     completions of the test problems by the first model
+    line 3    sample    samples.jsonl    n completions y ~ mu(.|x) of each training problem, graded
+    line 4    choose                     the dataset: some of them, with rewards less the baseline
+    line 6    score     train.jsonl      the dataset in the order of training, with log mu(y|x)
+    line 5-9  train     metrics.jsonl    one line per optimizer step; `topr.train` does lines 6 to 8
+                        checkpoint-100/  weights and optimizer; removed after the last step
+                        model-64/        a model to evaluate, into test-64.jsonl; then removed
+                        model/           the last model, from which iteration 2 samples
+
+mu is the model that an iteration starts from: for --samples too, unless --trust-logmu takes log mu
+from that file. Under torchrun each rank samples its share of the prompts, with a vLLM of its own,
+and trains on its share of each step. A file that exists is not computed again, so the same command
+resumes a run: sampling after the last 256 prompts, training after the last checkpoint.
 """
 
 import os
@@ -113,7 +119,7 @@ def gsm8k_task(settings: Settings) -> Task:
         test=test[: settings.test_problems],
         prompt=lambda problem: "\n\n".join([*shots, f"Q: {problem.question}\nA:"]),
         parse=parse_answer,
-        grade=grade,
+        grade=grade,  # "correct" has reward +1, others -1 (4.2); `reward=` would return any number
         outcomes=OUTCOMES,
         stop=("\nQ:",) if shots else (),
     )
@@ -134,13 +140,13 @@ class EvalPoint(NamedTuple):
     samples_seen: int  # completions of the iteration that were trained on
     model: str  # folder or hub name
     file: Path
-    is_end: bool  # of an iteration, or the first model: evaluated in full
+    is_end: bool  # the last of an iteration, or the first of all: evaluated with all samples
 
 
 def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | None = None) -> dict:
     """All stages of a run; returns the content of results.json.
 
-    settings: validated by `check`. loss: replaces the method's; called as in `topr.train`.
+    settings: validated by `check`. loss: in place of the method's; called as in `topr.train`.
     Raises InputError, before anything is written, if model, samples or folder do not fit.
     """
     check_task(settings, task)
@@ -155,12 +161,12 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
     if settings.samples:
         ask = lm.chat.format if lm.chat else None
         provided_samples = read_samples(settings.samples, settings.columns, ask)
-        choose(1, provided_samples, lm, task, settings)  # samples that do not fit fail here
+        choose(1, provided_samples, lm, task, settings)  # raises now if they do not fit
     config = settings.to_config(provided_samples)
     open_engine = partial(sampling_engine, lm, task, max_tokens, settings)
 
-    is_sharded = distributed.ranks() > 1 or settings.dtype != "float32"
-    with distributed.process_group(is_sharded), files.locked_run_folder(settings.out, config):
+    needs_group = settings.dtype != "float32"  # FSDP2 keeps its float32 copy, even on one GPU
+    with distributed.process_group(needs_group), files.locked_run_folder(settings.out, config):
         if files.exists(settings.out / "results.json"):
             return files.read_json(settings.out / "results.json")  # of an earlier command
         num_samples = len(provided_samples) or settings.n * len(train_prompts)
@@ -182,10 +188,10 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
             points = evaluation_points(iteration, rows, settings)
             if missing_models(points):
                 # The GPU belongs to training pi, which begins as mu.
-                with trainer(point.model, lm, settings) as (trained, optimizer):
-                    rows = score(iteration, rows, trained, settings)  # mu(y|x) of line 6
-                    train(iteration, rows, trained, optimizer, loss, settings)  # lines 5 to 9
-                    del trained, optimizer  # nothing else refers to them: the GPU is free
+                with trainer(point.model, lm, settings) as (policy, optimizer):
+                    rows = score(iteration, rows, policy, settings)  # mu(y|x), before any update
+                    train(iteration, rows, policy, optimizer, loss, settings)  # lines 5 to 9
+                    del policy, optimizer  # so that the end of this block can free the GPU
             checkpoints.remove_checkpoints(settings.iteration_folder(iteration))
             for earlier in points[:-1]:
                 with open_engine(earlier.model) as engine:
@@ -231,15 +237,12 @@ def sample(
 def choose(
     iteration: int, samples: list[Sample], lm: LanguageModel, task: Task, settings: Settings
 ) -> Rows:
-    """Line 4: the samples to train on, in the order of training, with rewards less the baseline.
-
-    It takes seconds and has no file of its own. log mu is not known yet.
-    """
+    """Line 4: the samples to train on, in the order of training, with rewards less the baseline."""
     rng = random.Random(settings.seed_of(f"composition {iteration}"))
     size = settings.examples or len(samples)
     indices = COMPOSITIONS[settings.composition](samples, size, rng, settings.proportion)
     if not indices:
-        message = f"{settings.composition} fits none of {len(samples)} samples; increase --n"
+        message = f"{settings.composition} selects none of {len(samples)} samples; increase --n"
         raise InputError(message, option="--composition")
 
     source = settings.samples or "samples.jsonl"
@@ -269,7 +272,7 @@ def choose(
 
 
 def choose_baselines(chosen: list[Sample], settings: Settings) -> list[float]:
-    """Each sample's baseline: c, or what gives positives the effective share p~ (Eq. 12)."""
+    """Each sample's baseline: c, or the one that makes positives the share p~ (Equation 12)."""
     c = settings.baseline or 0.0
     if settings.effective_proportion is not None:
         if {sample.reward for sample in chosen} - {-1.0, 1.0}:
@@ -277,10 +280,10 @@ def choose_baselines(chosen: list[Sample], settings: Settings) -> list[float]:
         p = sum(sample.reward > 0 for sample in chosen) / len(chosen)
         if 0 < p < 1:  # a single sign keeps its rewards
             c = topr.baseline_for_proportion(p, settings.effective_proportion)
-    return [origin + c for origin in BASELINES[settings.baseline_from](chosen)]
+    return [base + c for base in BASELINES[settings.baseline_from](chosen)]  # base: 0 in the paper
 
 
-# ---- line 6: log mu(y|x) -------------------------------------------------------------------------
+# ---- log mu(y|x), for the weight of line 6 -------------------------------------------------------
 @contextmanager
 def trainer(
     model: str, lm: LanguageModel, settings: Settings
@@ -290,31 +293,31 @@ def trainer(
         settings.dtype, settings.gradient_checkpointing, settings.reshard_after_forward
     )
     lora_seed = settings.seed_of("adapters")
-    trained = language_model.load_for_training(lm, model, sharding, settings.lora, lora_seed)
-    yield trained, language_model.make_optimizer(settings.optimizer, trained.model, settings.lr)
-    del trained
+    policy = language_model.load_for_training(lm, model, sharding, settings.lora, lora_seed)
+    yield policy, language_model.make_optimizer(settings.optimizer, policy.model, settings.lr)
+    del policy
     language_model.free_memory()
 
 
 @torch.no_grad()
-def score(iteration: int, rows: Rows, lm: LanguageModel, settings: Settings) -> Rows:
-    """The mu(y|x) of line 6, by the model that the iteration starts from, over its full vocabulary.
+def score(iteration: int, rows: Rows, policy: LanguageModel, settings: Settings) -> Rows:
+    """The rows with log mu(y|x), by the model that the iteration starts from.
 
-    It is computed in the batches of training: same padding, same precision, so that pi = mu in the
-    first step. With --trust-logmu it is that of the samples.
+    It is over the full vocabulary at temperature 1, in the batches of training: same padding, same
+    precision, so that pi = mu in the first step. With --trust-logmu it is that of the samples.
     """
     file = settings.iteration_folder(iteration) / "train.jsonl"
     if not files.exists(file):
         if not settings.trust_logmu:
             steps = batches.plan_steps(rows, settings.batch_size, settings.micro_batch_size)
-            rows = batches.score_rows(rows, steps, lm.model)
+            rows = batches.score_rows(rows, steps, policy.model)
         files.write_records(file, chain.from_iterable(rows))
     return batches.group_rows(files.read_records(file, Example))
 
 
-# ---- lines 5 to 9: one epoch from pi = mu --------------------------------------------------------
+# ---- lines 5 to 9: the optimizer steps, from pi = mu ---------------------------------------------
 def evaluation_points(iteration: int, rows: Rows, settings: Settings) -> list[EvalPoint]:
-    """The models of an epoch that are evaluated, of which the last one is the iteration's."""
+    """The models of an iteration to evaluate, of which the next iteration starts from the last."""
     folder = settings.iteration_folder(iteration)
     steps = batches.plan_steps(rows, settings.batch_size, settings.micro_batch_size)
     count = settings.evals_per_epoch if settings.test_problems else 1
@@ -332,7 +335,7 @@ def evaluation_points(iteration: int, rows: Rows, settings: Settings) -> list[Ev
 def missing_models(points: list[EvalPoint]) -> list[EvalPoint]:
     """The points whose models training still has to save.
 
-    A model before the end of an epoch is removed after its evaluation, so its file counts too.
+    A model from the middle is removed after its evaluation: then its completions are there.
     """
     missing = []
     for point in points:
@@ -345,31 +348,29 @@ def missing_models(points: list[EvalPoint]) -> list[EvalPoint]:
 def train(
     iteration: int,
     rows: Rows,
-    lm: LanguageModel,
+    policy: LanguageModel,
     optimizer: torch.optim.Optimizer,
     loss: Callable[..., Tensor] | None,
     settings: Settings,
 ) -> None:
-    """Lines 5 to 9: one epoch of `topr.train` from pi = mu, or from the last checkpoint on."""
+    """Lines 5 to 9: `topr.train` on all rows, from pi = mu or from the last checkpoint on."""
     folder = settings.iteration_folder(iteration)
     steps = batches.plan_steps(rows, settings.batch_size, settings.micro_batch_size)
     points = evaluation_points(iteration, rows, settings)
     models = {point.step: Path(point.model) for point in points}
-    limits = settings.loss_limits if loss is None else None
-    if loss is None:
-        method_loss = METHODS[settings.method].loss
-        loss = partial(topr.topr_loss, limits=limits) if limits else method_loss
+    limits = None if loss else settings.loss_limits  # for the logged weights
+    loss = loss or settings.method_loss
 
     done = checkpoints.last_checkpoint(folder, missing_models(points)[0].step)
     if done > 0:
-        checkpoints.load_checkpoint(folder / f"checkpoint-{done}", optimizer)
+        checkpoints.load_checkpoint(folder / f"checkpoint-{done}", optimizer)  # and its weights
     tensors = batches.to_tensors(steps[done:])
-    trained = topr.train(lm.model, optimizer, tensors, loss, limits, settings.max_grad_norm)
-    bar = distributed.progress_bar(trained, "training", "step", len(steps), done)
+    all_stats = topr.train(policy.model, optimizer, tensors, loss, limits, settings.max_grad_norm)
+    bar = distributed.progress_bar(all_stats, "training", "step", len(steps), done)
     for step, stats in enumerate(results.explain_errors(bar, done), start=done + 1):
         results.log_step(folder / "metrics.jsonl", step, stats, settings)
         if step in models and not files.exists(models[step]):
-            checkpoints.save_model(lm, models[step])
+            checkpoints.save_model(policy, models[step])
         if step % settings.save_every == 0 and step < len(steps):
             checkpoints.save_checkpoint(folder, step, optimizer)
 
@@ -395,13 +396,13 @@ PAPER = Settings(
     problems=7_473,  # "1,319 problems for testing and 7,473 for training" (4.1)
     n=16,  # "n = 16 candidate solutions" (4.1)
     examples=50_000,  # "an iteration batch of N = 50,000 data points" (4.3)
-    max_new_tokens=512,  # "T = 1, top_p = 1, top_k = 500, and a maximum of 512 tokens" (4.2)
+    max_new_tokens=512,  # "a maximum of 512 tokens" (4.2); temperature, top_p and top_k: defaults
     optimizer="adafactor",  # "to minimize memory usage" (4.2)
     lr=5e-7,  # "a constant learning rate of 5e-7 chosen from a small parameter sweep" (4.2)
     batch_size=8,  # "a single H100 node with a per-GPU batch size of 1" (4.2)
     micro_batch_size=1,
     dtype="bfloat16",  # ours: the paper does not say
-    reshard_after_forward=False,  # ours: a step takes 32.8 GB of each GPU, counted without a GPU
+    reshard_after_forward=False,  # ours: a step takes 32.8 GB of each GPU, calculated
     save_every=500,  # ours
     test_problems=1_319,
     eval_samples=64,  # "64 solutions for each question for GSM8K" (4.2)

@@ -196,8 +196,10 @@ def run(settings: VerifierSettings) -> dict:
     for model in (settings.generator, settings.model):
         # A model that cannot be used fails here, before anything is written.
         load_without_weights(model, settings.chat, settings.system_prompt)
-    is_sharded = ranks() > 1 or settings.dtype != "float32"
-    with process_group(is_sharded), locked_run_folder(settings.out, settings.to_config()):
+    with (
+        process_group(settings.dtype != "float32"),
+        locked_run_folder(settings.out, settings.to_config()),
+    ):
         train_solutions = solve(settings, task, "train")
         test_solutions = solve(settings, task, "test")
         training = replace(settings, out=settings.out / "verifier")

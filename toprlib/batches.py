@@ -237,7 +237,7 @@ def score_rows(
     token_logmu = {}  # (row, sample) -> values; a sample may be in several pairs
     for micro_batches, _ in progress_bar(steps, "scoring", "step"):
         for examples in micro_batches:
-            token_logp = topr.token_logprobs(model, collate(examples))  # (B, C)
+            token_logp = topr.token_logprobs(model, collate(examples))  # (B, T)
             values = token_logp.float().cpu().numpy()
             for example, line in zip(examples, values, strict=True):
                 completion = line[: len(example.completion_ids)]
@@ -274,10 +274,10 @@ def collate(examples: Sequence[Example], device: torch.device | None = None) -> 
     left = max(len(example.prompt_ids) for example in examples)
     right = max(len(example.completion_ids) for example in examples)
     shape = (len(examples), left + right)
-    input_ids = torch.zeros(shape, dtype=torch.long)  # (B, T)
-    attention_mask = torch.zeros(shape, dtype=torch.long)  # (B, T)
-    mask = torch.zeros(len(examples), right, dtype=torch.long)  # (B, C)
-    token_logmu = torch.zeros(len(examples), right)  # (B, C)
+    input_ids = torch.zeros(shape, dtype=torch.long)  # (B, L)
+    attention_mask = torch.zeros(shape, dtype=torch.long)  # (B, L)
+    mask = torch.zeros(len(examples), right, dtype=torch.long)  # (B, T)
+    token_logmu = torch.zeros(len(examples), right)  # (B, T)
     for row, example in enumerate(examples):
         ids = example.prompt_ids + example.completion_ids
         start = left - len(example.prompt_ids)

@@ -6,6 +6,7 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar, get_args
 
@@ -19,7 +20,7 @@ from toprlib.distributed import device, ranks
 from toprlib.external_samples import fingerprint, parse_columns
 from toprlib.files import first_validation_error, read_text
 from toprlib.language_model import Dtype, OptimizerName
-from toprlib.methods import METHODS
+from toprlib.methods import METHODS, Loss
 from toprlib.records import InputError, Sample, Task
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -143,6 +144,13 @@ class Settings:
         if self.limits is not None:
             return topr.Limits(*self.limits)
         return METHODS[self.method].limits
+
+    @property
+    def method_loss(self) -> Loss:
+        """The method's loss, with the four bounds where it has them."""
+        if self.loss_limits is None:
+            return METHODS[self.method].loss
+        return partial(topr.topr_loss, limits=self.loss_limits)
 
     @property
     def engine_name(self) -> EngineName:

@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,22 @@ def test_loss_is_that_of_the_reference_to_the_bit():
 def test_it_learns_and_the_weights_of_wrong_answers_fall(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("sys.argv", ["one_file.py", "--out", str(tmp_path / "model")])
+    backward = torch.Tensor.backward
+    losses = []
+
+    def check_loss(loss):
+        """The loop gives the loss log mu as it was before the first step of the round."""
+        names = sys._getframe(1).f_globals  # of the program
+        batch = names["batch"]
+        inputs = (names["token_logmu"][batch], names["reward"][batch], names["rows"][2][batch])
+        expected = topr.topr_loss(names["token_logp"].detach(), *inputs)
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-5, abs=1e-6)
+        losses.append(loss.item())
+        backward(loss)
+
+    monkeypatch.setattr(torch.Tensor, "backward", check_loss)
     variables = runpy.run_path("one_file.py", run_name="__main__")
+    assert len(losses) == 12
     # The loss divides by the tokens of completions, without their prompts.
     assert variables["mask"].sum(1).max() <= 32 < variables["attention"].sum(1).max()
     lines = capsys.readouterr().out.splitlines()

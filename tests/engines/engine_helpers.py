@@ -1,16 +1,14 @@
-"""What tests of the sampling engines share: exact log-probabilities, a fake engine, two ranks."""
+"""What tests of the sampling engines share: exact log-probabilities, a fake engine."""
 
 import math
-import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from toprlib import sampling
+from toprlib.distributed import gather
 from toprlib.language_model import LanguageModel
 from toprlib.records import Grade, Problem, Prompt, Sample, Task
 from toprlib.sampling import Completions, Engine
@@ -122,8 +120,11 @@ def make_fake_engine(calls: list, gpus: int = 1) -> Engine:
     return Engine(sample_numbers, gpus)
 
 
-def sample_shares(folder: Path, cases: Sequence[str], n: int, seed: int) -> dict[str, list[int]]:
-    """Sample five prompts to a file in each folder, in chunks of two; returns this rank's seeds."""
+def sample_shares(folder: Path, cases: Sequence[str], n: int, seed: int) -> list[dict]:
+    """Sample five prompts to a file in each folder, in chunks of two, as one of several ranks.
+
+    Returns the seeds of each rank's calls of its engine.
+    """
     sampling.CHUNK = 2
     seeds = {}
     for case in cases:
@@ -132,29 +133,4 @@ def sample_shares(folder: Path, cases: Sequence[str], n: int, seed: int) -> dict
         file = folder / case / "samples.jsonl"
         sampling.sample_to_file(file, engine, count_to(5), n, seed, fake_task())
         seeds[case] = [first_seed for _, _, first_seed in calls]
-    return seeds
-
-
-# ---- ranks ---------------------------------------------------------------------------------------
-def run_on_two_ranks(work: Callable[..., Any], folder: Path, *arguments: Any) -> list[Any]:
-    """What work(*arguments) returns on each of two ranks, which are processes of their own.
-
-    work: a function of a module that can be imported by name.
-    """
-    context = torch.multiprocessing.get_context("forkserver")
-    results = context.SimpleQueue()
-    torch.multiprocessing.start_processes(
-        _work_on_rank, (results, work, folder, arguments), nprocs=2, start_method="forkserver"
-    )
-    by_rank = dict(results.get() for _ in range(2))
-    return [by_rank[0], by_rank[1]]
-
-
-def _work_on_rank(number: int, results: Any, work: Callable, folder: Path, arguments: Any) -> None:
-    os.environ |= {"RANK": str(number), "WORLD_SIZE": "2"}  # as torchrun sets them
-    meeting_point = f"file://{folder / 'meeting-point'}"
-    dist.init_process_group("gloo", init_method=meeting_point, rank=number, world_size=2)
-    results.put((number, work(*arguments)))
-    dist.barrier()
-    dist.destroy_process_group()
-    os._exit(0)  # an exit of the interpreter aborts now and then, while a thread of gloo ends
+    return gather(seeds)

@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from engine_helpers import count_to, fake_task, make_fake_engine, run_on_two_ranks, sample_shares
+from distributed_helpers import on_two_ranks
+from engine_helpers import count_to, fake_task, make_fake_engine, sample_shares
 
 from toprlib import sampling
 from toprlib.records import InputError, Problem, Prompt, Task
@@ -221,12 +222,12 @@ def test_two_ranks_sample_what_one_rank_samples(tmp_path):
             part = tmp_path / name / f"samples.jsonl.part-{rank}"
             part.write_text("".join(json.dumps(row) + "\n" for row in rows))
     arguments = (tmp_path, list(cases), N, SEED)
-    calls_of_rank_zero, calls_of_rank_one = run_on_two_ranks(sample_shares, tmp_path, *arguments)
+    seeds_of_rank_zero, seeds_of_rank_one = on_two_ranks(sample_shares, tmp_path, *arguments)
     for name in cases:
         assert read(tmp_path / name / "samples.jsonl") == expected_rows(5)
         assert len(list((tmp_path / name).iterdir())) == 1
     first_of_rank_one = SEED + 2 * N
-    assert calls_of_rank_zero == {
+    assert seeds_of_rank_zero == {
         "new": [SEED],
         "both within their shares": [SEED],
         "rank zero complete": [],
@@ -234,7 +235,7 @@ def test_two_ranks_sample_what_one_rank_samples(tmp_path):
         "both complete": [],
         "one engine": [SEED, SEED + 2 * N, SEED + 4 * N],
     }
-    assert calls_of_rank_one == {
+    assert seeds_of_rank_one == {
         "new": [first_of_rank_one, first_of_rank_one + 2 * N],
         "both within their shares": [first_of_rank_one + 2 * N],
         "rank zero complete": [first_of_rank_one, first_of_rank_one + 2 * N],

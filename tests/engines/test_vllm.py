@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from chats import save_chat_model
+from chat_models import save_chat_model
 from engine_helpers import MODEL, PROMPT, exact_token_logprobs, generate, make_prompts
 
 from toprlib import vllm_client

@@ -56,7 +56,7 @@ from toprlib.external_samples import read_samples
 from toprlib.language_model import LanguageModel
 from toprlib.methods import METHODS
 from toprlib.preflight import check_lora, check_machine, check_room
-from toprlib.problems import read_shots, read_split
+from toprlib.problems import QuestionRow, read_shots, read_split
 from toprlib.records import OUTCOMES, Example, InputError, Outcome, Problem, Prompt, Sample, Task
 from toprlib.sampling import Engine, SamplingParameters
 from toprlib.settings import Settings, check, check_task, intended_ranks, read_settings
@@ -98,13 +98,13 @@ def grade(text: str, gold: Decimal) -> Outcome:
 def load_problems(data: str, split: str) -> list[Problem]:
     """The problems of DIR/SPLIT.jsonl or of the hub; gold is the number after "####"."""
     problems = []
-    for line, row in enumerate(read_split(data, split, dict[str, str], ["main"]), start=1):
-        _, marker, gold = row.get("answer", "").rpartition("####")
+    for line, row in enumerate(read_split(data, split, QuestionRow, ["main"]), start=1):
+        _, marker, gold = row.answer.rpartition("####")
         gold = gold.strip().replace(",", "").replace("$", "")
-        if not marker or not NUMBER.fullmatch(gold) or "question" not in row:
-            message = "needs `question`, and `answer` with a number after ####"
+        if not marker or not NUMBER.fullmatch(gold):
+            message = "needs a number after ####"
             raise InputError(message, file=f"{data}, {split}", line=line, field="answer")
-        problems.append(Problem(f"{split}-{line}", row["question"], Decimal(gold)))
+        problems.append(Problem(f"{split}-{line}", row.question, Decimal(gold)))
     return problems
 
 

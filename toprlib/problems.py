@@ -6,10 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from toprlib.files import Record, first_validation_error, read_records, read_text
 from toprlib.records import InputError
+
+
+class QuestionRow(BaseModel, strict=True):
+    """A row of a data set of questions: others of its columns are ignored."""
+
+    question: str
+    answer: str
 
 
 def read_split(

@@ -94,7 +94,8 @@ def per_token_and_token_mean(
     """Ratios of tokens, and all tokens of the batch count alike: what most frameworks have."""
     token_log_ratio = token_logp - token_logmu
     token_weight = weight_by_sign(token_log_ratio.clamp(max=0).exp(), reward[:, None])
-    loss = -reward * sum_over_tokens(token_weight * token_logp, mask) / mask.sum(1).mean()
+    mean_length = mask.sum() / len(mask)
+    loss = -reward * sum_over_tokens(token_weight * token_logp, mask) / mean_length
     return mean(loss, denominator)
 
 

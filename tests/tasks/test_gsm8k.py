@@ -60,20 +60,27 @@ def test_the_gold_answer_is_the_number_after_the_last_mark(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "row",
+    ("row", "field"),
     [
-        {"question": "?", "answer": "18"},
-        {"question": "?", "answer": "####"},
-        {"question": "?", "answer": "#### 18 apples"},
-        {"question": "?"},
-        {"answer": "#### 18"},
+        ({"question": "?", "answer": "18"}, "answer"),
+        ({"question": "?", "answer": "####"}, "answer"),
+        ({"question": "?", "answer": "#### 18 apples"}, "answer"),
+        ({"question": "?"}, "answer"),
+        ({"answer": "#### 18"}, "question"),
     ],
 )
-def test_a_row_without_a_question_or_a_gold_number_is_named(tmp_path, row):
+def test_a_row_without_a_question_or_a_gold_number_is_named(tmp_path, row, field):
     write_rows(tmp_path / "test.jsonl", [{"question": "?", "answer": "#### 1"}, row])
     error = input_error(gsm8k.load_problems, str(tmp_path), "test")
-    assert (error.line, error.field) == (2, "answer")
+    assert (error.line, error.field) == (2, field)
     assert str(tmp_path) in error.file
+
+
+def test_other_columns_of_a_row_are_ignored(tmp_path):
+    row = {"id": 7, "question": "1 + 1?", "answer": "#### 2", "tags": None}
+    write_rows(tmp_path / "test.jsonl", [row])
+    [problem] = gsm8k.load_problems(str(tmp_path), "test")
+    assert (problem.question, problem.gold) == ("1 + 1?", Decimal(2))
 
 
 def test_all_gold_answers_of_gsm8k_are_read_and_grade_as_correct(real):

@@ -136,9 +136,9 @@ def test_runs_killed_at_random_moments_end_with_the_same_files(undisturbed, tmp_
     print(f"{kills} kills of {finished} runs; all ended with the same {len(undisturbed)} files")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("stage", ["sampling", "training"])
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stage", "number"), [("sampling", signal.SIGINT), ("training", signal.SIGTERM)]
+)
 def test_signal_stops_a_run_at_once_with_one_line(undisturbed, command, number, stage):
     folder = command.folder / "iteration-1"
     file = folder / {"sampling": "samples.jsonl.part-0", "training": "metrics.jsonl"}[stage]
@@ -147,6 +147,7 @@ def test_signal_stops_a_run_at_once_with_one_line(undisturbed, command, number, 
         os.kill(process.pid, number)
         assert exit_status(process) == 128 + number
     assert len(error_lines(command.log)) == 1
+    assert "Traceback" not in command.log.read_text()
     later_file = {"sampling": "samples.jsonl", "training": "model"}[stage]
     assert not (folder / later_file).exists()
     assert command.finish() == undisturbed

@@ -143,7 +143,7 @@ same-python:
 .venv-trl/ready:
 	$(new)
 	$(call install,trl==1.16.0 accelerate==1.15.0 transformers==5.19.0 datasets==5.2.0 \
-		tyro==1.0.17 pydantic==2.14.3 rich==15.0.0 matplotlib==3.11.2)
+		tyro==1.0.17 pydantic==2.14.3 filelock==4.3.1 psutil==7.2.2 rich==15.0.0 matplotlib==3.11.2)
 	touch $@
 
 # Of verl what its losses import; all that it requires would bring more trainers, trackers and a web server.

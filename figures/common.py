@@ -40,7 +40,7 @@ METHODS["group"] = Arm(
     "TOPR, group-mean baseline", Style("#7B3FA0", (0, (5, 1)), "<"), {"baseline_from": "group"}
 )
 
-# Variants of TOPR's loss in public code: conformance/variants.py.
+# Variants of TOPR's loss in public code: conformance/topr_conformance/variants.py.
 STYLES_OF_VARIANTS = {
     "per-token": Style("#E69F00", "--", "s"),
     "per-token + token mean": Style("#CC79A7", ":", "v"),
@@ -175,7 +175,9 @@ def arms_over_p_tilde(scale: Scale, columns: Mapping[str, Any], **changes: Any) 
 
     columns: method, lr, and share, which is the set's share of positives; p_tilde is added.
     """
-    method, lr, share = columns["method"], columns["lr"], columns["share"]
+    method = columns["method"]
+    lr = columns["lr"]
+    share = columns["share"]
     sets = {"composition": "proportion", "proportion": share, "evals_per_epoch": 1, **scale.sets}
     jobs = []
     for p_tilde in scale.shares:
@@ -204,8 +206,10 @@ def by_seed(table: pd.DataFrame, metric: str, by: str | list[str], at: int = -1)
     (0.5, 0.5)
     """
     columns = [by] if isinstance(by, str) else by
+    # The rows of a run are in the order of its points: its nth row is its nth point.
     rows = table[table["metric"] == metric]
     chosen = rows.groupby([*columns, "seed"], sort=False).nth(at)
+    # Without sorting, arms stay in the order of the figure's runs, and so do lines and tables.
     return chosen.set_index(["seed", *columns])["value"].unstack(by, sort=False)
 
 
@@ -239,7 +243,8 @@ def curves(rows: pd.DataFrame, by: str) -> dict[Any, Curve]:
     """A line along the runs for each value of a column; rows: of the table, one metric for each."""
     lines = {}
     for name, of_arm in rows.groupby(by, sort=False):
-        lines[name] = curve(of_arm.pivot(index="seed", columns="point", values="value"))
+        by_point = of_arm.pivot(index="seed", columns="point", values="value")
+        lines[name] = curve(by_point)
     return lines
 
 
@@ -250,6 +255,7 @@ def change(table: pd.DataFrame, metric: str, by: str | list[str]) -> pd.DataFram
 
 def ends(table: pd.DataFrame, metric: str) -> dict[str, Estimate]:
     """A metric at the end of each method at each learning rate, by its name in legends."""
+    # A method whose own rate is TOPR's is in the table twice.
     rows = table.drop_duplicates(["method", "lr", "seed", "metric", "point"])
     at_end = by_seed(rows, metric, ["method", "lr"])
     return {
@@ -277,7 +283,7 @@ def line(
     True
     """
     mean = scale * np.array(y["mean"], float)
-    half_width = scale * np.array(y["half_width"], float)
+    half_width = scale * np.array(y["half_width"], float)  # None becomes NaN
     each = [scale * np.array(values) for values in y.get("each", ())]
     if np.isnan(half_width).all():
         half_width = None

@@ -71,9 +71,12 @@ def read(runs: Sequence[Run], scale: Scale) -> Findings:
 
 def gains(table: pd.DataFrame) -> dict[str, Estimate]:
     """Accuracy of one method minus another's; and how much further a method falls than TOPR."""
+    # A row for each seed and a column for each method: differences are between runs of a seed,
+    # which share their samples.
     correct = by_seed(table, "correct", ["rate", "method"])
     own = correct["own rate"]
     one = correct["one rate"]
+    # (rate, method, seed) -> the values along the run.
     along = table[table["metric"] == "correct"].groupby(["rate", "method", "seed"])["value"]
     fall = (along.max() - along.last()).unstack(["rate", "method"])["one rate"]
     found = {}
@@ -82,6 +85,7 @@ def gains(table: pd.DataFrame) -> dict[str, Estimate]:
     for method in PAPER_METHODS[1:]:
         name = METHODS[method].name
         found[f"TOPR - {name}, one rate"] = over_seeds(one["topr"] - one[method])
+        # The paper also ranks DPO above the other two.
         if method != "dpo":
             found[f"DPO - {name}, one rate"] = over_seeds(one["dpo"] - one[method])
         further = over_seeds(fall[method] - fall["topr"])

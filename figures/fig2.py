@@ -64,17 +64,19 @@ def largest(ours: np.ndarray, ppo: np.ndarray, reward: float, eps: float) -> dic
     """The largest difference where PPO does not clip, and the largest slopes where it does."""
     ratio = RATIOS
     if reward > 0:
-        low, high = 1, 1 + eps
+        low = 1
+        high = 1 + eps
         is_clipped = ratio > high
     else:
-        low, high = 1 - eps, 1
+        low = 1 - eps
+        high = 1
         is_clipped = ratio < low
     is_inside = (ratio >= low) & (ratio <= high)
     difference = np.abs(ours - ppo)[is_inside].max()
     found = {f"|TOPR - PPO| for {low:g} <= pi/mu <= {high:g}": difference}
     for name, objective in (("PPO", ppo), ("TOPR", ours)):
         slope = np.abs(np.gradient(objective, ratio))
-        # At the ends of the range the slope is one-sided.
+        # At the ends of the range the slope would be one-sided, or across the kink.
         found[f"slope of {name} where PPO clips"] = slope[is_clipped][1:-1].max()
         found[f"slope of {name} for pi/mu <= 0.5"] = slope[ratio <= 0.5].max()
     return found

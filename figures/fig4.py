@@ -92,6 +92,7 @@ def by_cardinality(correct: np.ndarray) -> list[float]:
     [0.5, 0.0, 0.5]
     """
     problems, completions = correct.shape
+    # 0, then one bin for every four.
     bins = np.ceil(correct.sum(1) / 4).astype(int)
     highest = -(-completions // 4)
     return (np.bincount(bins, minlength=highest + 1) / problems).tolist()
@@ -154,6 +155,7 @@ def samples_needed(rows: pd.DataFrame, sizes: Sequence[int]) -> Estimate:
     votes = rows[rows["metric"] == "maj@n"]
     topr = votes[votes["arm"] == "topr"].pivot(index="seed", columns="point", values="value")
     wanted = by_seed(rows, "maj@n", "arm")["positives_only"]
+    # A row for each seed, a column for each size: whether a vote of so many suffices.
     suffices = topr.set_axis(sizes, axis="columns").ge(wanted, axis="index")
     needed = suffices.idxmax(axis="columns").where(suffices.any(axis="columns"), 2 * sizes[-1])
     return over_seeds(needed)

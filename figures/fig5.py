@@ -63,6 +63,7 @@ def read(runs: Sequence[Run], scale: Scale) -> Findings:
         realised = by_seed(rows, "realised", ["set", "p_tilde"])
         for what, value in compare(correct).items():
             shares[f"{what}{suffix}"] = value
+        # In each seed, over p~.
         alike = correct["10% positive"].corrwith(correct["50% positive"], axis="columns")
         numbers[f"correlation of the two sets over p~{suffix}"] = over_seeds(alike)
         data[f"lr {lr:g}"] = {name: curve(correct[name]) for name in SETS}
@@ -84,6 +85,8 @@ def compare(correct: pd.DataFrame) -> dict[str, Estimate]:
             if p in of_set and len(of_set) > 1:
                 gain = best_on_other_seeds(of_set, p)
                 found[f"{name}: best p~ on other seeds - p~ = {p:.0%}"] = gain
+    # A set's own share needs no baseline, so at p~ = 10% one set has it by sampling, and the other
+    # by a baseline; at 50% it is the other way round.
     ten = correct["10% positive"]
     fifty = correct["50% positive"]
     if 0.1 in ten:
@@ -101,6 +104,7 @@ def best_on_other_seeds(values: pd.DataFrame, other: float) -> Estimate:
     >>> best_on_other_seeds(pd.DataFrame({0.1: [1., 5.], 0.2: [2., 3.], 0.5: [0., 4.]}), 0.5).each
     (1.0, -1.0)
     """
+    # As the other seeds choose, so no number both chooses and is compared.
     rivals = values.drop(columns=other)
     gains = {}
     for seed in values.index:

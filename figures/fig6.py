@@ -71,6 +71,7 @@ def read(runs: Sequence[Run], scale: Scale) -> Findings:
         for metric in ("correct", LOG_RATIO):
             lines[metric] = curves(rows[rows["metric"] == metric], "method")
         data[f"p~ = {p:.0%}"] = lines
+    # With several passes there is a point after each one. The paper makes one.
     after_one_pass = by_seed(table, "correct", ["method", "p_tilde"], at=1)
     shares = {}
     for (method, p), values in correct.items():
@@ -93,6 +94,7 @@ def gains(correct: pd.DataFrame, suffix: str) -> dict[str, Estimate]:
 
 def highest_of_all(correct: pd.DataFrame) -> Estimate:
     """The highest accuracy of TIS over all p~ minus that of TOPR, in seeds that all p~ have."""
+    # Low p~ have more seeds than the others.
     complete = correct.dropna()
     highest = {method: complete[method].max(axis="columns") for method in ("topr", "tis")}
     return over_seeds(highest["tis"] - highest["topr"])

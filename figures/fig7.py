@@ -138,7 +138,9 @@ def ends_panel(setting: str, lines: Mapping[str, Any]) -> Panel:
 
 def ends_line(method: str, lines: Sequence[Mapping[str, Any]], y: np.ndarray) -> Line:
     """The last points of some curves, one below the other, with their intervals along x."""
-    ends = {part: [of_key[part][-1] for of_key in lines] for part in lines[0]}
+    ends = {}
+    for part in ("mean", "half_width", "each"):
+        ends[part] = [of_key[part][-1] for of_key in lines]
     points = line(y, ends, METHODS[method].name, METHODS[method].style)
     return points._replace(x=points.y, y=y, kind="rows")
 

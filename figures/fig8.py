@@ -70,16 +70,16 @@ def arms(scale: Scale, rates: Rates, seeds: range) -> list[Job]:
 def read(runs: Sequence[Run], scale: Scale) -> Findings:
     """pass@1 and the majority vote over iterations."""
     settings = runs[0].settings
+    metrics = ("pass@1", f"maj@{settings.k}")
+    points = settings.iterations + 1
 
     def untrained(run: Run) -> dict[str, Sequence[float]]:
         """A model that is not trained stays what it is for all iterations."""
         if run.settings.iterations > 0:
             return {}
         before = run.results["before"]
-        points = settings.iterations + 1
         return {metric: [before[metric]["mean"]] * points for metric in metrics}
 
-    metrics = ("pass@1", f"maj@{settings.k}")
     table = measurements(runs, untrained)
     base = by_seed(table, "pass@1", ["rate", "arm"], at=0)
     shares = {"base: correct": over_seeds(base["best rate", "uniform"])}
@@ -100,7 +100,8 @@ def differences(rows: pd.DataFrame) -> dict[str, Estimate]:
     values = rows.pivot(index="seed", columns=["arm", "point"], values="value")
     found = {}
     for one, other in PAIRS:
-        gain = (values[one] - values[other]).drop(columns=0)  # 0: before training
+        # A row for each seed, a column for each iteration but 0, which is before training.
+        gain = (values[one] - values[other]).drop(columns=0)
         name = f"{ARMS[one].name} - {ARMS[other].name}: {metric}"
         for iteration, each in gain.items():
             found[f"{name} after iteration {iteration}"] = over_seeds(each)

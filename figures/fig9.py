@@ -119,12 +119,14 @@ def weights_by_difficulty(questions: pd.DataFrame, p_tilde: float) -> pd.DataFra
     >>> weights_by_difficulty(questions, p_tilde=0.5).loc[0].dropna().to_dict()
     {0: 0.5, 9: 0.5}
     """
-    right = questions["right"]
+    right = questions["right"]  # (seed, question)
     wrong = questions["samples"] - right
     positives = right.groupby("seed").sum() / questions["samples"].groupby("seed").sum()
     baselines = positives.map(lambda share: topr.baseline_for_proportion(share, p_tilde))
+    # From (seed,) to (seed, question).
     baseline = baselines.reindex(questions.index, level="seed")
     weight = right * (1 - baseline).abs() + wrong * (-1 - baseline).abs()
+    # The easiest bucket includes questions that are always answered correctly.
     bucket = (right * BUCKETS // questions["samples"]).clip(upper=BUCKETS - 1)
     means = weight.groupby(["seed", bucket.rename("bucket")]).mean().unstack()
     means = means.reindex(columns=range(BUCKETS))
@@ -137,6 +139,7 @@ def accuracy_by_third(before: pd.Series, after: pd.DataFrame) -> dict[str, pd.Da
     before: the base model's accuracy for each (seed, question). after: that after training, with
     a column for each p~. Returns for each of THIRDS a row for each seed, a column for each p~.
     """
+    # Equally hard questions stay in order; array_split would make the same thirds.
     by_base = before.groupby("seed")
     third = by_base.rank(method="first").sub(1) * len(THIRDS) // by_base.transform("size")
     means = after.groupby(["seed", third.rename("third")]).mean()

@@ -128,6 +128,7 @@ def steps_to_recover(method: str, most: int = MOST_STEPS) -> int | None:
         logp = logits.log_softmax(-1)
         if logp[0].exp() >= 0.5:
             return step
+        # The expectation over mu: each arm counts alike.
         token_logp = logp[arms][:, None]
         loss = METHOD_LOSSES[method].loss(token_logp, logmu[:, None], reward, mask)
         [gradient] = torch.autograd.grad(loss, logits)

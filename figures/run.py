@@ -71,27 +71,28 @@ class Options:
 def check(options: Options) -> None:
     """InputError for options that are out of range or do not go together."""
     if options.out.is_file():
-        raise InputError(f"--out {options.out}: is a file; choose another folder")
+        raise InputError("is a file; choose another folder", option="--out", file=options.out)
     if not options.figures:
-        raise InputError(f"no figure named: choose from {', '.join(FIGURES)}, or all")
+        raise InputError(f"name a figure: {', '.join(FIGURES)}, or all", option="NAME")
     for name in options.figures:
         check_name(name, options.preset)
     for option, value in (("seeds", options.seeds), ("workers", options.workers)):
         if value < 1:
-            raise InputError(f"--{option} {value}: must be at least 1")
+            raise InputError(f"{value}: must be at least 1", option=f"--{option}")
     if options.quick and options.preset != "laptop":
-        raise InputError(f"--quick: is for the laptop, not for --preset {options.preset}")
+        raise InputError(f"is not for --preset {options.preset}", option="--quick")
 
 
 def check_name(name: str, preset: str) -> None:
     """InputError for a name that no figure has, or that the preset does not have."""
     if name in STUDIES:
         record = f"studies/README.md has its page, and commit {STUDIES[name]} its code"
-        raise InputError(f"{name}: is a finished study; {record}")
+        raise InputError(f"is a finished study; {record}", option=name)
     if name not in ("all", *FIGURES, *ON_MATH):
-        raise InputError(f"{name}: is no figure; choose from {', '.join(FIGURES)}, or all")
+        message = f"is not a figure; choose from {', '.join(FIGURES)}, or all"
+        raise InputError(message, option=name)
     if name in ON_MATH and preset != "paper":
-        raise InputError(f"{name}: is for --preset paper only; the tiny model cannot do MATH")
+        raise InputError("requires --preset paper: the tiny model cannot do MATH", option=name)
 
 
 def wanted_figures(options: Options) -> dict[str, str]:

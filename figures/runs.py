@@ -63,14 +63,18 @@ def with_shared_samples(jobs: Sequence[Job]) -> list[Job]:
     first = jobs[0]
     shared = []
     for job in jobs:
-        is_first = folder_name(job) == folder_name(first)  # also if it is there twice
+        # TOPR at its own learning rate is also TOPR at the rate of all: the same run, twice here.
+        is_first = folder_name(job) == folder_name(first)
         shared.append(job if is_first else replace(job, samples_from=first))
     return shared
 
 
 def in_seeds(jobs: Sequence[Job], seeds: Sequence[int]) -> list[Job]:
     """Each job once for each seed. A job shares samples with the job of the same seed."""
-    return [_with_seed(job, seed) for job in jobs for seed in seeds]
+    seeded = []
+    for job in jobs:
+        seeded += [_with_seed(job, seed) for seed in seeds]
+    return seeded
 
 
 def _with_seed(job: Job, seed: int) -> Job:
@@ -79,7 +83,10 @@ def _with_seed(job: Job, seed: int) -> Job:
 
 
 def folder_name(job: Job) -> str:
-    """Label and seed, for readers, and a checksum of everything that the run depends on."""
+    """Label and seed, for readers, and a checksum of everything that the run depends on.
+
+    Samples are not part of it: a run has the same ones if it samples by itself.
+    """
     made_with = f"{job.settings.to_config()} {job.task.__name__} {job.variant}"
     label = re.sub("[^A-Za-z0-9.=~]+", "-", job.label)
     return f"{label}_{job.settings.seed}_{zlib.crc32(made_with.encode()):08x}"
@@ -106,7 +113,7 @@ def check_job(job: Job, processes: int, name: str) -> None:
     try:
         check_settings(job.settings, processes)
     except InputError as error:
-        raise InputError(f"{name}: {error}") from None
+        raise InputError(f"{name}: {error}", option=error.option) from None
 
 
 def job_table(name: str, jobs: Sequence[Job], usual: Sequence[Settings]) -> Table:
@@ -115,6 +122,7 @@ def job_table(name: str, jobs: Sequence[Job], usual: Sequence[Settings]) -> Tabl
     usual: settings of each type, of solvers and of verifiers. Samples and steps are those of one
     run, at most.
     """
+    # Label -> folder -> job: a label's jobs differ in their seeds only.
     by_label = {}
     for job in jobs:
         by_label.setdefault(job.label, {})[folder_name(job)] = job
@@ -145,6 +153,7 @@ def work_of(settings: Settings) -> tuple[int, int]:
     tests = settings.test_problems
     solutions = 0
     if isinstance(settings, VerifierSettings):
+        # A verifier's problems are solutions, which a generator samples first.
         problems *= settings.train_solutions
         tests *= settings.test_solutions
         solutions = problems + tests
@@ -177,23 +186,27 @@ def _start_worker() -> None:
 def make_runs(jobs: Sequence[Job], folder: Path, map_jobs: Callable[..., Any]) -> "list[Run]":
     """The finished runs of the jobs; those that are missing are made, by `map_jobs`.
 
-    InputError where a job's settings, model or samples do not fit.
+    map_jobs: that of `parallel_map`. Raises InputError if a job's settings, model or samples do
+    not fit.
     """
+    # Runs that train on the samples of others come after these.
     sampling = [job for job in jobs if job.samples_from is None]
     sharing = [job for job in jobs if job.samples_from is not None]
     for group in (sampling, sharing):
-        unfinished = {}  # two figures, or two arms, may need the same run
+        # By name, since two arms of a figure may need the same run.
+        unfinished = {}
         for job in group:
             name = folder_name(job)
             if not (folder / name / "results.json").exists():
                 unfinished[name] = job
-        made = map_jobs(make_run, unfinished.values(), repeat(folder))
         if not unfinished:
             continue
+        made = map_jobs(make_run, unfinished.values(), repeat(folder))
         try:
             for _ in progress_bar(made, "runs", "run", total=len(unfinished)):
                 pass
-        except BrokenProcessPool:  # a signal ended a worker: Ctrl-C reaches workers too
+        except BrokenProcessPool:
+            # A signal ended a worker: Ctrl-C reaches workers too.
             raise KeyboardInterrupt from None
     return [read_run(job, folder) for job in jobs]
 
@@ -207,8 +220,9 @@ def make_run(job: Job, folder: Path) -> None:
     start = sum(os.times()[:4])
     train(job, settings)
     if rank() == 0:
+        # Models are large, and only their evaluations are needed now.
         for model in settings.out.rglob("iteration-*/model"):
-            shutil.rmtree(model)  # it is large, and only its evaluations are needed now
+            shutil.rmtree(model)
         made = {"seconds": round(sum(os.times()[:4]) - start, 1), "commit": commit()}
         write_file(settings.out / "made.json", json.dumps(made) + "\n")
 
@@ -275,6 +289,7 @@ class Run:
         """The mean of a metric of `steps` in each tenth of training, or at each of fewer steps."""
         values = self.steps()[metric].to_numpy()
         parts = np.array_split(values, min(10, len(values)))
+        # A step without, say, a negative has no number for negatives.
         return [float(np.nanmean(part)) for part in parts]
 
     def test_samples(self, step: int) -> list[Sample]:
@@ -295,9 +310,9 @@ class Run:
         The first two are unknown if the run was ended before it wrote them.
         """
         file = self.folder / "made.json"
-        made = (
-            json.loads(read_text(file)) if file.exists() else {"seconds": 0.0, "commit": "unknown"}
-        )
+        made = {"seconds": 0.0, "commit": "unknown"}
+        if file.exists():
+            made = json.loads(read_text(file))
         return made | {"versions": self.results["versions"]}
 
 
@@ -338,6 +353,7 @@ def measurements(
     measure_more: what a figure measures besides `outcomes_and_estimates`. Columns: those of the
     jobs, seed, metric, point (0, 1, ...) and value.
     """
+    # One row for each number, so that a figure can group by any of its columns.
     rows = []
     for run in runs:
         measured = outcomes_and_estimates(run) | measure_more(run)

@@ -1,4 +1,4 @@
-"""Ours: the cost of variants of the loss that public code calls TOPR (conformance/variants.py)."""
+"""Ours: what variants of the loss cost that public code calls TOPR (topr_conformance.variants)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

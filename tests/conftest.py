@@ -16,16 +16,16 @@ from toprlib.language_model import load_model
 settings.register_profile("topr", derandomize=True, deadline=None, database=None)
 settings.load_profile("topr")
 
-# Tests are about processors: what they compare with, they compute there. `make test-gpu` is for GPUs.
+# Tests are about CPUs: what they compare with is computed there. `make test-gpu` is for GPUs.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-# A shell that starts tests in the background has them ignore SIGINT, and so would the runs that tests interrupt.
+# A shell that starts tests in the background has them ignore SIGINT, and runs would inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
 def real():
-    """Where GSM8K's own files are; CI sets the variable, `GSM8K_DIR=... make test` hands it on."""
+    """The folder of GSM8K's own files, from the environment variable GSM8K_DIR."""
     if not os.environ.get("GSM8K_DIR"):
         pytest.skip("GSM8K_DIR is not set: the tests on GSM8K's own files did not run")
     return Path(os.environ["GSM8K_DIR"])
@@ -33,7 +33,7 @@ def real():
 
 @pytest.fixture(scope="session")
 def lm():
-    """The model that ships with the project; whoever changes something in it puts it back."""
+    """The default model; a test that changes something in it puts it back."""
     return load_model(gsm8k.Settings().model)
 
 
@@ -64,38 +64,37 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def python():
-    """The interpreter that has vLLM: `make test-all` and `make test-vllm` make one and say where it is."""
+    """The interpreter that has vLLM: `make test-all` and `make test-vllm` set VLLM_PYTHON."""
     if not os.environ.get("VLLM_PYTHON"):
         pytest.skip("VLLM_PYTHON is not set: make test-vllm sets it")
     return Path(os.environ["VLLM_PYTHON"]).absolute()
 
 
-@pytest.fixture(scope="session")
-def vllm(python, lm, tmp_path_factory):
-    """One engine of vLLM for all tests that can share it."""
-    from toprlib.vllm_client import vllm_engine
-
-    settings = gsm8k.Settings(engine="vllm", vllm_python=python)
-    with vllm_engine(
-        settings.model, lm, 200, settings, tmp_path_factory.mktemp("vllm") / "vllm.log"
-    ) as engine:
-        yield engine
-
-
-# Run under other interpreters, with packages that this one lacks.
-collect_ignore = ["interpreted", "verl_steps.py"]
-
-LONGEST = "rehearsal restart vllm notebooks faults vllm_gpu run tiny figures_command verdicts training".split()
+# The files that take longest come first, so that no process is left with one of them at the end.
+LONGEST = (
+    "test_audit",
+    "test_faults",
+    "test_resume",
+    "test_vllm",
+    "test_notebooks",
+    "test_run",
+    "test_tiny",
+    "test_figures_command",
+    "test_verdicts",
+    "test_training",
+)
 
 
 def pytest_collection_modifyitems(items):
-    """The files that take longest come first, so that no process is left with one of them when the other has done."""
-    names = [f"test_{name}" for name in LONGEST]
-    items.sort(
-        key=lambda item: names.index(item.path.stem) if item.path.stem in names else len(names)
-    )
+    """Sort the tests: those of LONGEST first."""
+
+    def place(item):
+        name = item.path.stem
+        return LONGEST.index(name) if name in LONGEST else len(LONGEST)
+
+    items.sort(key=place)
 
 
 def pytest_collection_finish():
-    """A run collects garbage whenever it closes a model; it need not look through all modules each time."""
+    """A run collects garbage when it closes a model; it need not look through all modules."""
     gc.freeze()

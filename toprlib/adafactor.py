@@ -79,13 +79,13 @@ class Adafactor(torch.optim.Optimizer):
             state.setdefault(name, value).lerp_(value, state["step"] ** DECAY)
 
     def _factors(self, weights: list[Tensor]) -> list[tuple[Tensor, ...]]:
-        """What each gradient is multiplied by: (rows, columns) of a matrix, (elements,) of a vector.
+        """The factors of each gradient: (rows, columns) of a matrix, (elements,) of a vector.
 
         That is 1 / sqrt(R C / sum of R), in two factors, or 1 / sqrt(S).
         """
         column_sums = {}
         row_totals = {}
-        matrices = []  # their rows are on several ranks; of a larger tensor a rank has whole matrices
+        matrices = []  # rows are on several ranks; of a larger tensor a rank has whole matrices
         for index, weight in enumerate(weights):
             state = self.state[weight]
             if "rows" in state:

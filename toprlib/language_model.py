@@ -8,11 +8,11 @@ may use temporary bfloat16 copies.
 import gc
 import os
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -33,7 +33,6 @@ from toprlib.lora import add_adapters
 from toprlib.problems import is_hub_name
 from toprlib.records import InputError
 
-T = TypeVar("T")
 Dtype = Literal["float32", "bfloat16"]
 OptimizerName = Literal["adamw", "adafactor", "sgd"]
 META = torch.device("meta")  # where tensors have shapes and no values
@@ -81,7 +80,8 @@ def load_without_weights(
     if Path(name).is_dir() and not (Path(name) / "config.json").exists():
         message = "has no config.json; save a model of transformers there"
         raise InputError(message, option="--model", file=name)
-    tokenizer = _explain_errors(name, lambda: transformers.AutoTokenizer.from_pretrained(name))
+    with _explain_errors(name):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name)
     model = _load_architecture(name)
     if not hasattr(model.config, "max_position_embeddings"):
         message = "its config.json lacks max_position_embeddings, the length of its context"
@@ -106,29 +106,28 @@ def _load_weights(name: str, device: torch.device) -> PreTrainedModel:
     # cuDNN's attention is torch's first choice on an H100: with some masks its gradients are NaN
     # (pytorch#196678), and each new length costs 23 to 37 ms for a plan.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    load = partial(AutoModelForCausalLM.from_pretrained, use_safetensors=True, dtype=torch.float32)
-    model = _explain_errors(name, lambda: load(name))
+    with _explain_errors(name):
+        model = AutoModelForCausalLM.from_pretrained(
+            name, use_safetensors=True, dtype=torch.float32
+        )
     return _with_valid_generation_config(model.to(device)).eval()
 
 
 def _load_architecture(name: str) -> PreTrainedModel:
     """The model on META: the shapes of its weights."""
-
-    def load() -> PreTrainedModel:
-        with META:
-            config = transformers.AutoConfig.from_pretrained(name)
-            return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-
-    model = _explain_errors(name, load)
+    with _explain_errors(name), META:
+        config = transformers.AutoConfig.from_pretrained(name)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with suppress(OSError):  # optional; if there is one, it says what ends a sequence
         model.generation_config = transformers.GenerationConfig.from_pretrained(name)
     return _with_valid_generation_config(model).eval()
 
 
-def _explain_errors(name: str, load: Callable[[], T]) -> T:
-    """What `load` returns; InputError with a fix in place of the libraries' errors."""
+@contextmanager
+def _explain_errors(name: str) -> Iterator[None]:
+    """In the block, an error of the libraries becomes an InputError with a fix."""
     try:
-        return load()
+        yield
     except (OSError, ValueError, SafetensorError) as error:
         reason = str(error).splitlines()[0]
         if isinstance(error.__cause__, GatedRepoError):

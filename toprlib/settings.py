@@ -107,7 +107,7 @@ class Settings:
     batch_size: Count = 16
     """completions per optimizer step, over all processes (ours; paper: 8, one on each GPU)"""
     micro_batch_size: Count = 8
-    """completions per forward pass of a process: memory and speed, same gradient (ours; paper: 1)"""
+    """completions per forward pass of a process: memory, not the gradient (ours; paper: 1)"""
     max_grad_norm: Positive = 1.0
     """the gradient is clipped to this norm (paper, Section 4.2)"""
     dtype: Dtype = "float32"

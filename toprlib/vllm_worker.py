@@ -36,6 +36,7 @@ def main() -> None:
     for line in sys.stdin:
         answer = _answer(llm, json.loads(line))
         print(json.dumps(answer), file=answers, flush=True)
+    _end_group()
 
 
 def _answer(llm: Any, request: dict[str, Any]) -> list[list[dict[str, Any]]]:
@@ -73,10 +74,15 @@ def _to_fields(completion: Any) -> dict[str, Any]:
 
 
 def _end_with_client(client: int) -> None:
-    """End all processes of this group when the client is gone: they hold GPUs."""
+    """End when the client is gone, even in the middle of a request: vLLM holds GPUs."""
     while os.getppid() == client:
         time.sleep(1)
-    os.killpg(os.getpid(), signal.SIGKILL)  # the client started this process as a group's first
+    _end_group()
+
+
+def _end_group() -> None:
+    """End this process and those that vLLM has started: the client has made them a group."""
+    os.killpg(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

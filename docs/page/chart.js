@@ -59,9 +59,9 @@ function ticks_of({ ticks, low, high }) {
   return range(Math.floor(high / step + 1e-9) - first + 1).map((i) => (first + i) * step);
 }
 
-// Of the numbers along x, {at, told}: all of them, or every second, third ... so that none touches the next.
+// Of the numbers along x, {at, tick_text}: all of them, or every second, third ... so that none touches the next.
 function apart(numbers) {
-  const reach = ({ at, told }, side) => at + side * (width_of(told) / 2 + 3);
+  const reach = ({ at, tick_text }, side) => at + side * (width_of(tick_text) / 2 + 3);
   const is_clear = (kept) => kept.every((one, i) => i === 0 || reach(one, -1) > reach(kept[i - 1], 1));
   return range(numbers.length).map((i) => numbers.filter((_, j) => j % (i + 1) === 0)).find(is_clear) ?? [];
 }
@@ -102,7 +102,7 @@ const ROW = 16; // pixels of a label
 
 // Draws into the element `place`, at its width. spec has
 //   says    what a screen reader reads
-//   x, y    axes {label, low, high, scale, ticks, told}; told: value -> text
+//   x, y    axes {label, low, high, scale, ticks, format}; format: value -> text
 //   lines   [{label, short, x, y, style, half_width, wide, apart, points, beside}]; beside: the y of its label, usually its
 //           end's; short: the label in a narrow chart
 //   marks   x values with a vertical line; dots [{x, y, style}]; rules [{y, label}]; bands [{from, to, label}]
@@ -120,8 +120,8 @@ function chart(place, spec) {
   const { rules = [], marks = [], dots = [], bands = [] } = spec;
   const names = [...lines.flatMap((line) => line.labels), ...rules.map((rule) => rule.label)].filter(Boolean);
   const height = spec.height ?? 250;
-  const of_y = ticks_of(spec.y).map((tick) => [tick, (spec.y.told ?? plain)(tick)]);
-  const left = Math.max(is_narrow ? 0 : 52, 10 + Math.max(...of_y.map(([, told]) => width_of(told))));
+  const of_y = ticks_of(spec.y).map((tick) => [tick, (spec.y.format ?? plain)(tick)]);
+  const left = Math.max(is_narrow ? 0 : 52, 10 + Math.max(...of_y.map(([, tick_text]) => width_of(tick_text))));
   const [top, bottom] = [28, height - 40];
   const sample = is_narrow ? 0 : 20; // pixels of a line beside its label
   const right = Math.max(width - (names.length ? 12 + sample + Math.max(...names.map(width_of)) : 12), left + 20);
@@ -136,13 +136,13 @@ function chart(place, spec) {
     const words = label.split(" ").reverse(); // one below the other
     parts.push(...words.map((word, i) => text(word, (x(from) + x(to)) / 2, bottom - 6 - ROW * i, "middle")));
   }
-  for (const [tick, told] of of_y) {
+  for (const [tick, tick_text] of of_y) {
     parts.push(path("grid", `M${left} ${y(tick)}H${right}`));
-    parts.push(text(told, left - 6, y(tick) + 4, "end"));
+    parts.push(text(tick_text, left - 6, y(tick) + 4, "end"));
   }
-  const of_x = ticks_of(spec.x).map((tick) => ({ at: x(tick), told: (spec.x.told ?? plain)(tick) }));
+  const of_x = ticks_of(spec.x).map((tick) => ({ at: x(tick), tick_text: (spec.x.format ?? plain)(tick) }));
   parts.push(...of_x.map(({ at }) => path("grid", `M${at} ${top}V${bottom}`)));
-  parts.push(...apart(of_x).map(({ at, told }) => text(told, at, bottom + 16, "middle")));
+  parts.push(...apart(of_x).map(({ at, tick_text }) => text(tick_text, at, bottom + 16, "middle")));
   parts.push(text(spec.y.label, 0, 14), text(spec.x.label, (left + right) / 2, height - 4, "middle"));
   parts.push(...marks.map((mark) => path("mark", `M${x(mark)} ${top}V${bottom}`)));
 

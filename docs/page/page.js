@@ -31,8 +31,8 @@ function put(part, values) {
 }
 
 // What an input stands at, beside it and for a screen reader.
-function told(input, value, form) {
-  const place = at(`${input.id}-told`);
+function show_value(input, value, form) {
+  const place = at(`${input.id}-value`);
   show(place, input.id, value, form);
   input.setAttribute("aria-valuetext", place.textContent);
 }
@@ -123,7 +123,7 @@ function at_point(slider, lines) {
   const now = number_of(slider);
   const so_far = (values) => values?.slice(0, now + 1);
   return {
-    x: { label: "completions trained on", low: 0, high: SEEN[SEEN.length - 1], told: FORMS.count },
+    x: { label: "completions trained on", low: 0, high: SEEN[SEEN.length - 1], format: FORMS.count },
     lines: lines.map((line) => ({ ...line, x: so_far(line.x), y: so_far(line.y), half_width: so_far(line.half_width) })),
     marks: [SEEN[now]],
     dots: lines.map(({ style, y }) => ({ x: SEEN[now], y: y[now], style })),
@@ -135,7 +135,7 @@ function at_point(slider, lines) {
 const of_method = (method, y) => ({ label: NAMES[method], style: method, wide: method === "topr", x: SEEN, y });
 const PERCENT = { low: 0, high: 100, ticks: [0, 25, 50, 75, 100] };
 const POWERS = { scale: "log", ticks: [1e-6, 1e-4, 1e-2, 1],
-  told: (x) => (x < 0.01 ? power_of_ten(Math.round(Math.log10(x))) : plain(x)) };
+  format: (x) => (x < 0.01 ? power_of_ten(Math.round(Math.log10(x))) : plain(x)) };
 
 // ---- 1. the collapse -----------------------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ function collapse() {
   select.value = questions.findIndex(({ completions: { topr } }) => topr[topr.length - 1][1] === "correct");
   on_input("collapse", () => {
     const now = number_of(slider);
-    told(slider, SEEN[now], "count");
+    show_value(slider, SEEN[now], "count");
     put("collapse", { seen: SEEN[now], ...entries(methods, (method) => curves[method].correct[now]) });
     const lines = methods.map((method) => ({
       ...of_method(method, curves[method].correct.map((share) => 100 * share)),
@@ -213,7 +213,7 @@ function loss() {
       const log_ratio = number_of(slider);
       const ratio = Math.exp(log_ratio);
       const grid = between(...moved[sign](log_ratio), 317);
-      told(slider, log_ratio);
+      show_value(slider, log_ratio);
       put("loss", { [`ratio_${sign}`]: ratio, [`each_of_200_${sign}`]: 1 - Math.exp(log_ratio / 200) });
       for (const method of methods) {
         const weight = weight_of(method, log_ratio, reward);
@@ -279,8 +279,8 @@ function bounds() {
     const log_ratio = number_of(slider);
     const ratio = Math.exp(log_ratio);
     const grid = between(...moved(log_ratio), 161);
-    BOUNDS.forEach((name, i) => told(at(name), limits[i]));
-    told(slider, ratio);
+    BOUNDS.forEach((name, i) => show_value(at(name), limits[i]));
+    show_value(slider, ratio);
     put("bounds", { largest: Math.max(limits[1], limits[3]) });
     at("bounds-facts").textContent = facts(limits);
     for (const button of buttons) {
@@ -379,7 +379,7 @@ function advance(run, limits, lr, count) {
   }
 }
 
-const steps_axis = (step) => ({ label: "steps", low: 0, high: Math.max(step, 10), told: FORMS.count });
+const steps_axis = (step) => ({ label: "steps", low: 0, high: Math.max(step, 10), format: FORMS.count });
 
 function draw_panel(panel, { bandit, step, steps, z: now, paths }, method) {
   const [z, points, limits] = [now[panel], paths[panel], PRESETS[method]];
@@ -473,8 +473,8 @@ function bandit() {
     requestAnimationFrame(frame);
   }
   function draw() {
-    told(lr, 10 ** number_of(lr));
-    told(arms, number_of(arms), "count");
+    show_value(lr, 10 ** number_of(lr));
+    show_value(arms, number_of(arms), "count");
     put("bandit", { step: run.step });
     for (const panel of PANELS) draw_panel(panel, run, method(panel).value);
     draw_objectives(run, PANELS.map((panel) => method(panel).value));
@@ -534,8 +534,8 @@ function baseline() {
     const baselines = between(...moved_c(c), 81);
     const [from, to] = moved_share(clamp(p_tilde, 0.01, 1));
     const reached = (values) => values.filter((_, i) => tried[i] > from - 1e-9 && tried[i] < to + 1e-9);
-    told(of_c, c);
-    told(of_p, p, "percent");
+    show_value(of_c, c);
+    show_value(of_p, p, "percent");
     const [hard, easy] = [weight_by_difficulty(0.1, c), weight_by_difficulty(0.9, c)];
     put("baseline", { reward_right: 1 - c, reward_wrong: -1 - c, p_tilde, hard, easy });
     at("baseline-heavier").textContent =
@@ -588,10 +588,10 @@ function share() {
     const weight = mean_weight(sigma);
     const [from, to] = moved(p_tilde);
     const [best, grid] = [best_share(ratio), between(from, to, 100)];
-    told(of_share, p_tilde, "percent");
-    told(of_ratio, ratio);
-    told(of_p, p, "percent");
-    told(of_sigma, sigma);
+    show_value(of_share, p_tilde, "percent");
+    show_value(of_ratio, ratio);
+    show_value(of_p, p, "percent");
+    show_value(of_sigma, sigma);
     const [gain, realised] = [pace(best, p, ratio), realised_share(p_tilde, weight)];
     const [low, high] = [0.1, 0.2].map((of_paper) => realised_share(of_paper, weight));
     put("share", { pace: pace(p_tilde, p, ratio), weight, realised, best, gain, low, high });
@@ -651,7 +651,7 @@ function tokens() {
     .join("");
   on_input("tokens", () => {
     const now = number_of(slider);
-    told(slider, SEEN[now], "count");
+    show_value(slider, SEEN[now], "count");
     put("tokens", { seen: SEEN[now] });
     completions.forEach(({ log_ratio }, i) => {
       const lines = Object.entries(log_ratio).map(([method, values]) => of_method(method, values.map(sum)));
@@ -696,7 +696,7 @@ function variants() {
   on_input("variants", () => {
     const now = number_of(slider);
     const log_ratio = wrong.log_ratio[select.value];
-    told(slider, SEEN[now], "count");
+    show_value(slider, SEEN[now], "count");
     put("variants", { seen: SEEN[now], drift: mean(log_ratio[now]) });
     put("variants", entries(names, (name) => weight(name, log_ratio[now])));
     const lines = names.map((name) => ({

@@ -1,6 +1,6 @@
 "use strict";
 // The arithmetic of the page: functions of topr.py and toy_bandit.py for plain numbers and arrays, under their names.
-// tests/test_page.py compares what the page shows with the Python of that name, in a browser.
+// tests/docs/test_page.py compares what the page shows with the Python of that name, in a browser.
 
 // a+ b+ a- b- (Table 1)
 const PRESETS = {

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import topr
 from topr_conformance import VECTORS
 from topr_conformance import __main__ as command
 
@@ -124,9 +125,15 @@ def test_what_cannot_be_checked_is_refused_in_a_line(run, arguments, culprit):
 
 
 def test_a_file_with_the_name_of_an_imported_module_is_refused(run):
-    for name in ("json", "sys"):  # with and without a file of its own
-        Path(f"{name}.py").write_text("def loss(logp, logmu, reward, mask): ...\n")
-        assert f"{name}.py" in run(f"{name}.py:loss")
+    for name, function in (("json", "dumps"), ("sys", "exit")):  # sys has no file of its own
+        Path(f"{name}.py").write_text(f"def {function}(logp, logmu, reward, mask): ...\n")
+        assert f"{name}.py" in run(f"{name}.py:{function}")
+
+
+def test_a_copy_of_an_imported_module_is_taken_for_it(run):
+    """As a copy of topr.py next to a trainer is."""
+    Path("topr.py").write_bytes(Path(topr.__file__).read_bytes())
+    assert run("topr.py:topr_loss") == 0
 
 
 def test_the_number_of_random_batches_is_not_negative(run):

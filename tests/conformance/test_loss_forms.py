@@ -176,6 +176,19 @@ def test_a_loss_that_cannot_be_checked_is_refused_in_a_line(loss):
     assert "\n" not in str(refused.value)
 
 
+def test_a_loss_without_a_gradient_is_not_called_in_other_forms():
+    shapes = set()
+
+    def recorded(logp, logmu, reward, mask):
+        shapes.add((logp.shape, mask.shape, mask.dtype))
+        return paper(logp.detach(), logmu, reward, mask)
+
+    with pytest.raises(InputError):
+        identify(recorded)
+    assert len({(logp, mask) for logp, mask, _ in shapes}) == 1
+    assert {dtype for *_, dtype in shapes} <= {torch.float64, torch.float32, torch.bfloat16}
+
+
 def test_a_loss_may_change_its_arguments_in_place():
     def in_place(logp, logmu, reward, mask):
         logp.mul_(2)

@@ -76,6 +76,17 @@ def test_paper_has_the_gradient_by_hand():
         torch.testing.assert_close(neg_grad(variants.paper, batch), by_hand)
 
 
+def test_token_means_divide_by_the_number_of_tokens():
+    for batch in batches():
+        num_tokens = batch.mask.sum()
+        sums = len(batch.reward) * neg_grad(variants.sequence_sum, batch)
+        torch.testing.assert_close(neg_grad(variants.token_mean, batch), sums / num_tokens)
+        per_token = neg_grad(variants.per_token, batch)
+        sums = len(batch.reward) * per_token * batch.mask.sum(1, keepdim=True)
+        actual = neg_grad(variants.per_token_and_token_mean, batch)
+        torch.testing.assert_close(actual, sums / num_tokens)
+
+
 @pytest.mark.parametrize("name", [*VARIANTS, "frozen weight"])
 def test_denominator_takes_the_place_of_the_number_of_completions(name):
     for batch in batches(10):

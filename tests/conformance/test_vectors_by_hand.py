@@ -1,10 +1,11 @@
 """Variants fail the test vectors with the values of their texts; the paper's loss passes."""
 
+import math
 import re
 
 import pytest
 import torch
-from loss_builders import method_loss
+from loss_builders import changed_reward, method_loss
 from mistaken_losses import (
     a_little_padding_in_the_loss,
     a_little_padding_in_the_ratio,
@@ -57,6 +58,20 @@ def test_a_variant_fails_with_the_value_of_the_text(name, loss, measured):
 @pytest.mark.parametrize("loss", [variants.paper, variants.objective, method_loss])
 def test_the_loss_of_the_paper_passes(name, loss):
     assert check_vector(name, loss).status == "pass"
+
+
+@changed_reward
+def subtracting_the_mean(reward):
+    return reward - reward.mean()
+
+
+def test_a_loss_may_subtract_the_mean_itself():
+    """V8 has two right values: with the scores as they are, and with a baseline in the loss."""
+    on_scores = check_vector("V8", variants.paper)
+    with_baseline = check_vector("V8", subtracting_the_mean)
+    assert numbers(on_scores.measured)[0] == pytest.approx(0.2)
+    assert numbers(with_baseline.measured)[0] == pytest.approx(-3 * math.exp(-2), rel=1e-4)
+    assert on_scores.status == with_baseline.status == "pass"
 
 
 def test_every_vector_has_a_check_and_a_variant_that_fails_it():

@@ -31,6 +31,7 @@ from mistaken_losses import (
 from topr_conformance import VARIANTS, VECTORS, compare, identify, variants
 from topr_conformance.advice import ADVICE, change, most_informative
 from topr_conformance.variants import FrozenWeight, paper
+from topr_conformance.vectors import NOT_FINITE, VectorResult
 
 
 # ---- combinations that public code contains, and bounds that are hard to tell apart --------------
@@ -255,6 +256,15 @@ def unchanged(reward):
 )
 def test_a_builder_of_these_tests_changes_nothing_but_its_function(loss):
     assert identify(loss).variant == "paper"
+
+
+def test_a_number_is_more_informative_than_a_value_that_is_not_one():
+    not_finite = VectorResult("V9", "a question?", "fail", f"it is {NOT_FINITE}")
+    number = VectorResult("V13", "a question?", "fail", "R w = -0.5")
+    passed = VectorResult("V6", "a question?", "pass", "R w = 0")
+    assert most_informative([not_finite, number, passed]) == (number, "overflow")
+    assert most_informative([not_finite, passed]) == (not_finite, "length off by")
+    assert most_informative([passed]) is None
 
 
 def test_advice_on_a_bound_says_which_power_of_e_it_is():

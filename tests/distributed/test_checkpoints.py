@@ -9,7 +9,12 @@ from distributed_helpers import train_rows, train_rows_with_checkpoint
 from unit_helpers import flat_weights, random_examples, tiny_llama
 
 from toprlib import batches, checkpoints
-from toprlib.checkpoints import last_checkpoint, load_checkpoint, save_checkpoint
+from toprlib.checkpoints import (
+    last_checkpoint,
+    load_checkpoint,
+    remove_checkpoints,
+    save_checkpoint,
+)
 from toprlib.language_model import make_optimizer
 from toprlib.records import InputError
 
@@ -164,3 +169,11 @@ def test_log_ends_at_the_checkpoint(tmp_path, end):
     log.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n' + end)
     assert last_checkpoint(tmp_path) == 2
     assert log.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def test_folder_of_a_finished_epoch_has_no_checkpoints(tmp_path):
+    for name in ("checkpoint-2", "checkpoint-4.unfinished", "model-2.unfinished", "model"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "metrics.jsonl").write_text("")
+    remove_checkpoints(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "metrics.jsonl"}

@@ -50,7 +50,9 @@ def find_broken_links(page):
     return broken
 
 
-@pytest.mark.parametrize("page", list_tracked("*.md", "*.ipynb"), ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page", list_tracked("*.md", "*.ipynb"), ids=lambda page: str(page.relative_to(ROOT))
+)
 def test_links_lead_to_files_and_headings(page):
     assert find_broken_links(page) == []
 

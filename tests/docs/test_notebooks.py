@@ -130,12 +130,11 @@ def test_a_notebook_is_one_clean_run(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_notebook_defines_only_what_readers_write(name):
-    cells = code_cells(read_notebook(name))
-    definitions = find_nodes(cells, ast.FunctionDef, ast.ClassDef)
-    assert definitions
-    for definition in definitions:
-        assert definition.name.startswith("my_")
+def test_what_readers_write_is_named_my(name):
+    for names, _, _ in find_exercises(read_notebook(name)):
+        assert names
+        for exercise in names:
+            assert exercise.startswith("my_")
 
 
 def test_the_first_notebook_needs_torch_alone_up_to_its_last_cell():

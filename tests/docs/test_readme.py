@@ -1,5 +1,6 @@
 """README and the other pages: tables, code and commands are those of the code of today."""
 
+import ast
 import inspect
 import re
 import shlex
@@ -19,9 +20,9 @@ import toy_bandit
 from examples import track
 from scripts.make_tables import BLOCK, update_tables
 from tasks.judge import Judge
+from topr_conformance.__main__ import parse_arguments
 from toprlib.records import InputError
 from toprlib.settings import check, read_settings
-from topr_conformance.__main__ import parse_arguments
 from train_gsm8k import PRESETS
 
 PAGES = [str(page.relative_to(ROOT)) for page in list_tracked("*.md")]
@@ -109,7 +110,9 @@ PLAIN_SCRIPTS = ["one_file.py", "scripts", "examples"]  # without options, or wi
 
 
 def list_commands():
-    """The commands of all pages: the lines of blocks without a language, and those in the text.
+    """The commands of all pages and of the docstrings of all files.
+
+    On a page these are the lines of blocks without a language, and what the text names as code.
 
     Tables from results/ are left out: a command there is of the commits that stand beside it.
     """
@@ -118,9 +121,17 @@ def list_commands():
         page = BLOCK.sub("", read_page(name))
         lines = "\n".join(code_blocks(page)).splitlines()
         lines += INLINE_COMMAND.findall(FENCED_CODE.sub("", page))
-        for line in lines:
-            commands.add(re.split(r"\s+#", line)[0].strip())
+        commands |= {without_comment(line) for line in lines}
+    for file in list_tracked("*.py", ":!tests"):
+        docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+        lines = re.findall(r"^ +(?:python|torchrun) .*", docstring, re.MULTILINE)
+        lines += INLINE_COMMAND.findall(docstring)
+        commands |= {without_comment(line) for line in lines}
     return sorted(commands - FORMER_COMMANDS - {""})
+
+
+def without_comment(line):
+    return re.split(r"\s+#", line)[0].strip()
 
 
 def parse_command(command):
@@ -184,7 +195,7 @@ def parse_script(file, arguments, processes):
     else:
         assert file.parts[0] in PLAIN_SCRIPTS
         for argument in arguments:
-            assert (ROOT / argument).is_file()
+            assert argument.isupper() or (ROOT / argument).is_file()  # DIR stands for a folder
 
 
 def is_training(file):

@@ -5,13 +5,15 @@ Tests without a real vLLM run a script, or a module of the same name, in its pla
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from threading import Timer
 
 import psutil
 import pytest
@@ -37,14 +39,14 @@ def check_engine_logprobs(samples, lm, prompt):
         assert sample.token_logmu_engine == pytest.approx(expected, abs=1e-4)
 
 
-def descendants(pid):
+def vllm_processes(pid):
     """The processes of vLLM that a process or its descendants have started."""
-    workers = []
+    processes = []
     for process in psutil.Process(pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # another one, which has just ended
             if "vllm_worker" in " ".join(process.cmdline()):
-                workers.append(process)
-    return workers
+                processes += [process, *process.children(recursive=True)]
+    return processes
 
 
 def still_running(processes):
@@ -94,15 +96,17 @@ def test_an_engine_of_two_processes(python, make_vllm_engine, lm, tmp_path):
     options = replace(OPTIONS, python=python, gpus=2, log=tmp_path / "vllm.log")
     prompts = make_prompts(lm, [PROMPT, PROMPT + " 31 +"])
     parameters = SamplingParameters(max_new_tokens=48)
+    of_other_tests = set(vllm_processes(os.getpid()))
     with vllm_engine(lm, MODEL, parameters, options) as engine:
         assert engine.gpus == 2
         samples = generate(engine, prompts, n=4, seed=3)
-        processes = descendants(os.getpid())[-1].children(recursive=True)
-        Timer(1, processes[-1].kill).start()  # the last one that was started computes
+        processes = set(vllm_processes(os.getpid())) - of_other_tests
+        last = max(processes, key=lambda process: process.create_time())
+        threading.Timer(1, last.kill).start()  # the last one that was started computes
         with pytest.raises(InputError) as raised:
             generate(engine, prompts, n=1000)
     assert raised.value.file == str(options.log)
-    assert len(processes) >= 2  # and some of Python's multiprocessing
+    assert len(processes) >= 3  # the worker, and two that compute
     assert still_running(processes) == []
     of_one_process = generate(make_vllm_engine(parameters), prompts, n=4, seed=3)
     for actual, expected in zip(chain(*samples), chain(*of_one_process), strict=True):
@@ -148,9 +152,9 @@ def test_requests_and_answers(fake_python, tmp_path):
     lm = load_without_weights(MODEL)
     prompts = make_prompts(lm, [PROMPT, "Q"])
     options = replace(OPTIONS, python=fake_python, log=tmp_path / "logs" / "vllm.log")
-    of_other_tests = descendants(os.getpid())
+    of_other_tests = set(vllm_processes(os.getpid()))
     with vllm_engine(lm, MODEL, SamplingParameters(max_new_tokens=4), options) as engine:
-        assert descendants(os.getpid()) == of_other_tests
+        assert set(vllm_processes(os.getpid())) == of_other_tests
         for seed in (100, 200, 300):
             samples = generate(engine, prompts, n=2, seed=seed)
             # The prompts have at least 4 tokens, and 1.
@@ -162,8 +166,9 @@ def test_requests_and_answers(fake_python, tmp_path):
                 logmu = [-1 / (t + 1) for t in range(lengths[k])]
                 assert sample.token_logmu_engine == pytest.approx(logmu, abs=1e-7)
                 assert sample.finish_reason == "length"
-        [process] = set(descendants(os.getpid())) - set(of_other_tests)
-    assert still_running([process]) == []
+        processes = set(vllm_processes(os.getpid())) - of_other_tests
+        assert len(processes) == 2  # the worker, and one that it has started
+    assert still_running(processes) == []
     log = options.log.read_text()  # nothing that vLLM prints is taken for an answer
     assert log.count("loading") == 1
     assert log.count("generating") == 3
@@ -185,10 +190,10 @@ def test_vllm_ends_when_its_client_is_killed(fake_python):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, **pipes) as client:
         assert client.stdout.readline() == b"null\n"
-        workers = descendants(client.pid)
-        assert len(workers) == 1
+        processes = vllm_processes(client.pid)
+        assert len(processes) == 2
         client.kill()
-    assert still_running(workers) == []
+    assert still_running(processes) == []
 
 
 def test_an_error_of_vllm_is_one_line(fake_python, tmp_path):
@@ -242,6 +247,41 @@ def test_a_process_that_dies(error_of, tmp_path, command):
     error = error_of(write_script(tmp_path / "python", command))
     assert error.file == str(tmp_path / "vllm.log")
     assert "exit status 3" in str(error)
+
+
+def test_a_process_that_dies_between_two_requests(tmp_path):
+    python = write_script(tmp_path / "python", "echo null; read request; echo []; exit 3")
+    options = replace(OPTIONS, python=python, log=tmp_path / "vllm.log")
+    process = VllmProcess(MODEL, options)
+    assert process.request({"prompts": []}) == []
+    process.process.wait()
+    with pytest.raises(InputError) as raised:
+        process.request({"prompts": []})
+    process.close()
+    assert raised.value.file == str(options.log)
+
+
+def test_ctrl_c_ends_vllm_in_the_middle_of_a_request(tmp_path):
+    """It may have hours of sampling left."""
+    command = f"echo null; read request; touch {tmp_path}/requested; sleep 1000"
+    python = write_script(tmp_path / "python", command)
+    options = replace(OPTIONS, python=python, log=tmp_path / "vllm.log")
+    lm = load_without_weights(MODEL)
+    main_thread = threading.main_thread().ident
+
+    def interrupt():
+        while not (tmp_path / "requested").exists():
+            time.sleep(0.01)
+        signal.pthread_kill(main_thread, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        vllm_engine(lm, MODEL, SamplingParameters(), options) as engine,
+    ):
+        generate(engine, make_prompts(lm, [PROMPT]))
+    thread.join()
 
 
 def test_a_process_that_does_not_start(error_of, tmp_path, monkeypatch):

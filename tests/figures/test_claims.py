@@ -17,7 +17,7 @@ from figures.claims import (
     judge_interval,
     number_text,
 )
-from pipeline.report import Estimate
+from toprlib.report import Estimate
 
 FILE = {
     "runs": 3,

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from runs import SMALL
+from run_helpers import SMALL
 
 from figures.common import METHODS
 from figures.rates import SEED, best_rates, rate_arms, rate_grid, tried_rates

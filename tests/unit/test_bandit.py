@@ -272,12 +272,12 @@ def test_table_of_arms_has_both_methods(capsys):
     [heading] = [line for line in lines if "naive REINFORCE" in line]
     assert heading.split()[0] == "TOPR"
     start = lines.index(heading) + 2
-    rows = [[float(word) for word in line.split()] for line in lines[start : start + 4]]
     arms = torch.stack(toy.FOUR_ARMS, dim=1).tolist()
-    for row, (mu, reward) in zip(rows, arms, strict=True):
+    for line, (mu, reward) in zip(lines[start : start + 4], arms, strict=True):
+        numbers = [float(word) for word in line.split()]
         push = mu * (reward - 0.2)
         half = [mu, 1.0, push]
-        assert row == pytest.approx([0, mu, reward, *half, *half])
+        assert numbers == pytest.approx([0, mu, reward, *half, *half])
 
 
 # ---- statements ----------------------------------------------------------------------------------

@@ -1,9 +1,7 @@
 """The mathematics of topr.py against closed forms, autograd, finite differences and float64."""
 
 import math
-import re
 from dataclasses import astuple, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -278,21 +276,6 @@ def test_loss_rejects_a_reward_of_nan():
     reward[4] = math.nan
     with pytest.raises(ValueError, match="reward"):
         topr_loss(token_logp, token_logmu, reward, mask)
-
-
-def test_readme_has_the_same_loss():
-    """Its lines define loss from token_logp, token_logmu, reward and mask."""
-    page = Path(topr.__file__).with_name("README.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    [block] = [block for block in blocks if "\nloss = " in block]
-    names = {}
-    exec(block, names)
-    inputs = [names[name] for name in ("token_logp", "token_logmu", "reward", "mask")]
-    expected = topr_loss(*inputs)
-    [of_readme] = torch.autograd.grad(names["loss"], names["token_logp"])
-    [of_topr] = torch.autograd.grad(expected, names["token_logp"])
-    torch.testing.assert_close(names["loss"], expected)
-    torch.testing.assert_close(of_readme, of_topr)
 
 
 # ---- baseline and effective share ----------------------------------------------------------------

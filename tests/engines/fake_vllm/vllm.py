@@ -1,9 +1,10 @@
 """As much of vLLM's interface as vllm_worker.py uses, without a model.
 
 Token t of completion j is the seed plus j plus t, and its log-probability is -1 / (t + 1). It
-prints what vLLM might print.
+prints what vLLM might print, and has a process of its own, which does not end by itself.
 """
 
+import subprocess
 from types import SimpleNamespace
 
 
@@ -16,6 +17,7 @@ class LLM:
         print("loading", arguments)
         if arguments["max_model_len"] > 1000:
             raise ValueError("max_model_len is too large:\nat most 1000")
+        self.process = subprocess.Popen(["sleep", "1000"])
 
     def generate(self, prompts, sampling_params, use_tqdm):
         print("generating")

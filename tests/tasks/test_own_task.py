@@ -1,0 +1,264 @@
+"""Tasks of one's own: the examples as commands, their rewards, and warnings about signs."""
+
+import json
+import re
+import runpy
+import subprocess
+import sys
+from dataclasses import replace
+from subprocess import TimeoutExpired
+from unittest.mock import Mock
+
+import pytest
+from task_helpers import ROOT, input_error, read_rows
+
+import train_gsm8k as gsm8k
+from examples import judged, strict_format, sums
+from toprlib import sampling
+from toprlib.records import Example, Problem, Sample
+from toprlib.results import sign_warning
+from toprlib.settings import TINY, Settings
+
+SMALL = Settings(
+    model=str(TINY / "base"),  # which makes mistakes in sums
+    problems=3,
+    n=4,
+    max_new_tokens=48,
+    batch_size=6,
+    test_problems=2,
+    eval_samples=4,
+    k=2,
+    evals_per_epoch=1,
+)
+OPTIONS = """--problems 3 --n 4 --max-new-tokens 48 --batch-size 6 --test-problems 2
+    --eval-samples 4 --k 2 --evals-per-epoch 1"""
+
+
+# ---- the examples as commands --------------------------------------------------------------------
+def grade_sum(row):
+    a, b = row["problem_id"].split("+")
+    is_correct = re.findall("[0-9]+", row["completion"])[-1:] == [str(int(a) + int(b))]
+    return (1.0, "correct") if is_correct else (-1.0, "incorrect")
+
+
+def grade_format(row):
+    return strict_format.reward(row["completion"], Problem("1", "?"))
+
+
+def grade_steps(row):
+    """The judge's grade, without its program."""
+    steps = re.findall(r"[-+*/0-9 ]*[0-9] *= *[0-9]+", row["completion"])
+    is_right = bool(steps)
+    for step in steps:
+        left, _, result = step.partition("=")
+        try:
+            is_right = is_right and eval(left) == int(result)
+        except (SyntaxError, ZeroDivisionError):
+            is_right = False
+    return (1.0, "right") if is_right else (-1.0, "wrong")
+
+
+@pytest.mark.parametrize(
+    ("name", "grade", "votes"),
+    [
+        ("sums", grade_sum, True),
+        ("strict_format", grade_format, False),
+        ("judged", grade_steps, False),
+    ],
+)
+def test_an_example_is_a_command_that_trains_on_its_rewards(
+    name, grade, votes, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(sys, "argv", [name, *OPTIONS.split(), "--model", str(TINY / "base")])
+    monkeypatch.chdir(tmp_path)
+    # The judge's time limit would let a busy machine change grades.
+    call = subprocess.call
+    monkeypatch.setattr(
+        subprocess, "call", lambda command, timeout, **options: call(command, **options)
+    )
+    runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
+    [folder] = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith(f"{name}-laptop")
+    samples = read_rows(folder / "iteration-1" / "samples.jsonl")
+    tested = read_rows(folder / "iteration-1" / "test-0.jsonl")
+    assert (len(samples), len(tested)) == (3 * 4, 2 * 4)
+    for row in samples + tested:
+        assert (row["reward"], row["outcome"]) == grade(row)
+
+    learned = {}
+    for row in read_rows(folder / "iteration-1" / "train.jsonl"):
+        learned[row["sample"]] = row["reward"]
+    assert learned == {index: row["reward"] for index, row in enumerate(samples)}
+
+    before = json.loads((folder / "results.json").read_text())["before"]
+    expected = sum(row["reward"] for row in tested) / len(tested)
+    assert before["reward"]["mean"] == pytest.approx(expected)
+    assert ("maj@2" in before) == votes
+    assert "mean reward" in capsys.readouterr().out
+
+
+# ---- rewards of the examples ---------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("completion", "expected"),
+    [
+        (" 2 * 3 = 6 figs. The answer is 6.", (1, "all")),
+        (" 2 * 3 = 6 figs. 6 + 1 = 7 left. The answer is 7.", (0.75, "some")),  # two steps
+        (" 2 * 3 = 6 figs. The answer is 7.", (0.75, "some")),  # which is not the last result
+        ("6" * 61, (0, "none")),
+    ],
+)
+def test_the_reward_of_strict_format_is_the_share_of_its_rules(completion, expected):
+    assert strict_format.reward(completion, Problem("1", "?")) == expected
+
+
+@pytest.mark.parametrize(
+    ("completion", "expected"),
+    [
+        ("7 * 8 = 56 eggs. 56 + 4 = 60. The answer is 61.", (1, "right")),
+        ("7 * 8 = 56 eggs. 56 + 4 = 61.", (-1, "wrong")),
+        ("The answer is 61.", (-1, "wrong")),
+        ("4 / 0 = 1", (-1, "wrong")),
+        ("__import__('os').abort() = 3", (-1, "wrong")),  # only sums reach the program
+    ],
+)
+def test_the_judge_checks_every_step(completion, expected, monkeypatch):
+    monkeypatch.setattr(judged, "SECONDS", None)  # no limit: a busy machine changes no grade
+    assert judged.judge(completion) == expected
+    assert judged.batch_reward([completion] * 2, []) == [expected] * 2
+
+
+def test_a_judge_without_an_answer_in_time_has_an_outcome_of_its_own(monkeypatch):
+    call = Mock(side_effect=TimeoutExpired("python", judged.SECONDS))
+    monkeypatch.setattr(judged, "call", call)
+    assert judged.judge("9**9**9**9 = 3") == (-1, "too long")
+    assert call.call_args.kwargs["timeout"] == judged.SECONDS
+
+
+@pytest.mark.parametrize("sizes", [{}, {"problems": 10_000, "test_problems": 10_000}])
+def test_no_sum_is_for_training_and_for_tests(sizes):
+    task = sums.sums_task(Settings(**sizes))
+    train = {problem.id for problem in task.train}
+    test = {problem.id for problem in task.test}
+    assert not train & test
+    for problem in (*task.train, *task.test):
+        a, b = problem.id.split("+")
+        assert problem.gold == int(a) + int(b)
+        assert sums.reward(f"It is {problem.gold}", problem) == 1
+        assert sums.reward(f"It is {problem.gold + 1}", problem) == -1
+
+
+def test_a_chat_model_gets_the_question_alone():
+    settings = replace(SMALL, chat=True)
+    task = sums.sums_task(settings)
+    assert task.prompt(task.train[0]) == task.train[0].question
+    task = sums.sums_task(SMALL)
+    assert task.prompt(task.train[0]) == f"Q: {task.train[0].question}\nA:"
+
+
+# ---- runs of an own task -------------------------------------------------------------------------
+def run_sums(folder, iterations=1, **changes):
+    settings = replace(SMALL, out=folder, iterations=iterations)
+    task = replace(sums.sums_task(settings), **changes)
+    return gsm8k.experiment(settings, task)
+
+
+def test_after_an_error_of_the_reward_the_completions_are_kept(tmp_path, monkeypatch):
+    calls = []
+
+    def failing_reward(completion, problem):
+        calls.append(completion)
+        if len(calls) == 7:
+            raise KeyError
+        return sums.reward(completion, problem)
+
+    with pytest.raises(KeyError) as raised:
+        run_sums(tmp_path / "run", iterations=0, reward=failing_reward)
+    assert len(raised.value.__notes__) == 1
+    monkeypatch.setattr(sampling, "sample_completions", Mock(side_effect=AssertionError))
+    run_sums(tmp_path / "run", iterations=0)
+    rows = read_rows(tmp_path / "run" / "iteration-1" / "test-0.jsonl")
+    assert [row["completion"] for row in rows[:7]] == calls
+    for row in rows:
+        assert (row["reward"], row["outcome"]) == grade_sum(row)
+
+
+def test_after_an_error_of_parse_the_run_resumes(tmp_path):
+    def parse(completion):
+        return [completion]  # lists have no hash, so they cannot be counted
+
+    with pytest.raises(TypeError) as raised:
+        run_sums(tmp_path / "run", iterations=0, parse=parse)
+    assert len(raised.value.__notes__) == 1
+    results = run_sums(tmp_path / "run", iterations=0)
+    assert "maj@2" in results["before"]
+
+
+@pytest.mark.parametrize(
+    ("split", "option"), [("train", "--problems"), ("test", "--test-problems")]
+)
+def test_a_task_without_problems_is_refused_before_anything_is_written(tmp_path, split, option):
+    error = input_error(lambda: run_sums(tmp_path / "run", **{split: []}))
+    assert error.option == option
+    assert not (tmp_path / "run").exists()
+
+
+# ---- warnings about signs ------------------------------------------------------------------------
+def warn(settings, rewards, baseline):
+    """The warning for samples with these rewards, all trained on, each less the baseline."""
+    samples = []
+    examples = []
+    for index, reward in enumerate(rewards):
+        samples.append(Sample(prompt="?", completion="!", reward=reward))
+        examples.append(Example([1], [2], reward - baseline, index))
+    return sign_warning(samples, examples, settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rewards", "baseline"),
+    [
+        ({}, [1, -1], 0),
+        ({}, [1, 1, 1, -1], 0),
+        ({"baseline": 0.6}, [1, 0.5, 0.5, 0.5], 0.6),  # rewards that had one sign get both
+        ({"baseline": -0.5}, [-1, -0.2, -0.2, 1], -0.5),  # half of the signs, not most
+        ({"method": "dpo"}, [1, 0], 0),  # which compares rewards
+        ({"method": "sft"}, [1, 0], 0),  # which is for positives
+        ({"composition": "positives_only"}, [1, 1], 0),
+        ({"effective_proportion": 1.0}, [1, -1], -1),
+    ],
+)
+def test_no_warning_where_signs_are_as_they_should_be(changes, rewards, baseline):
+    assert warn(Settings(**changes), rewards, baseline) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "rewards", "baseline"),
+    [
+        ({}, [1, 0, 0, 0], 0),  # no negative
+        ({"method": "tis"}, [1, 0.5], 0),
+        ({"baseline": 3.0}, [2, 1], 3),  # no positive
+        ({"baseline": -0.5}, [-1, -0.2, -0.2, -0.2, 2], -0.5),  # most signs changed
+        ({"baseline": 0.9, "baseline_from": "mean"}, [1, 0], 1.4),
+    ],
+)
+def test_a_warning_names_a_baseline_that_gives_both_signs(changes, rewards, baseline):
+    settings = Settings(**changes)
+    warning = warn(settings, rewards, baseline)
+    [value] = re.findall(r"--baseline ([-0-9.]+)", warning)
+    assert ("--baseline-from zero" in warning) == (settings.baseline_from != "zero")
+    fixed = replace(settings, baseline=float(value), baseline_from="zero")
+    assert warn(fixed, rewards, float(value)) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "rewards", "baseline"),
+    [
+        ({}, [-1, -1], 0),
+        ({}, [1, 1], 0),
+        ({"baseline_from": "group"}, [1, 1], 1),
+        ({"effective_proportion": 0.7}, [1, 1], 0),
+    ],
+)
+def test_a_warning_about_equal_rewards_names_no_baseline(changes, rewards, baseline):
+    warning = warn(Settings(**changes), rewards, baseline)
+    assert warning is not None
+    assert "--baseline " not in warning

@@ -1,0 +1,91 @@
+"""The examples in other trainers, each with that trainer's own code, in its own environment."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from task_helpers import ROOT, run_command
+
+from examples.topr_in_trl import loss as loss_in_trl
+from topr_conformance import LossInputs, compare, identify, neg_grad
+
+
+def run_in(trainer, *arguments):
+    """The output of a command, and its errors, in the environment of `make test-trainers`."""
+    python = os.environ.get(f"{trainer.upper()}_PYTHON")
+    if not python:
+        pytest.skip(f"{trainer.upper()}_PYTHON is not set: make test-trainers sets it")
+    path = f"{ROOT}{os.pathsep}{ROOT / 'conformance'}"
+    done = run_command([Path(python).absolute(), *arguments], PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", ["trl", "verl"])
+def test_the_example_is_the_paper_s_loss(trainer):
+    """The checker exits with another status for any other loss."""
+    loss = f"examples.topr_in_{trainer}:loss"
+    output, _ = run_in(trainer, "-m", "topr_conformance", loss, "--random", 100)
+    assert output.splitlines()[0].endswith(": paper")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("steps", "per_generation"), [(4, 4), (2, 1)])
+def test_trl_trains_with_it_and_warns_if_every_weight_is_1(tmp_path, steps, per_generation):
+    sizes = ["--steps", steps, "--steps-per-generation", per_generation, "--test-problems", 1]
+    output, errors = run_in("trl", "examples/train_with_trl.py", *sizes, "--out", tmp_path)
+    keeps_logmu = per_generation > 1
+    assert ("UserWarning: topr" in errors) != keeps_logmu
+    weight = float(re.search(r"^mean weight: (.*)$", output, re.MULTILINE)[1])
+    assert 0.5 < weight < 1 if keeps_logmu else weight == 1
+    assert (tmp_path / "model" / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_verl_s_ppo_loss_has_the_gradient_of_topr_over_micro_batches():
+    output, _ = run_in("verl", "tests/tasks/verl_steps.py")
+    results = json.loads(output)
+    assert len(results["steps"]) == 4
+    for number, step in enumerate(results["steps"]):
+        assert step["difference"] < 1e-5
+        positives, negatives = step["weights"]  # of the two micro-batches
+        assert positives == pytest.approx(1, abs=1e-4)
+        if number == 0:
+            assert negatives == pytest.approx(1, abs=1e-4)
+        else:
+            assert 0 < negatives < 0.99
+    accepted = results["refusals"].pop("none")
+    assert not accepted
+    assert list(results["refusals"].values()) == [True, True, True]
+
+
+def test_the_loss_in_trl_is_the_paper_s_without_trl_too():
+    assert identify(loss_in_trl).variant == "paper"
+    assert compare(loss_in_trl, 200) is None
+
+
+def test_a_completion_that_trl_masks_whole_counts_in_the_mean_without_a_gradient():
+    ones = torch.ones(2, 3)
+    reward = torch.tensor([1.0, -1.0])
+    mask = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+    actual = neg_grad(loss_in_trl, LossInputs(-ones, -ones, reward, mask))
+    # 4 micro-batches of two completions; the first completion has two tokens
+    assert torch.equal(4 * actual, torch.tensor([[0.25, 0.25, 0.0], [0.0, 0.0, 0.0]]))
+
+
+def test_the_lines_of_the_page_are_the_paper_s_loss():
+    page = (ROOT / "docs" / "in_your_trainer.md").read_text(encoding="utf-8")
+    [lines] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+
+    def loss(token_logp, token_logmu, reward, mask):
+        names = {"torch": torch, **locals()}
+        exec(lines, names)
+        return names["loss"]
+
+    assert identify(loss).variant == "paper"
+    statements = [line for line in lines.splitlines() if " = " in line]
+    assert len(statements) == 4

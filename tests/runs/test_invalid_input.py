@@ -68,7 +68,7 @@ INVALID_SETTINGS = {
     "no such model": ({"model": "nowhere"}, "--model"),
     "folder without a model": ({"model": "/"}, "--model"),
     "two iterations of samples": ({"samples": "s", "iterations": 2}, "--samples"),
-    "samples and tiny tests": ({"samples": "s", "test_problems": 4}, "--samples"),
+    "evaluation of samples": ({"samples": "s", "iterations": 0}, "--samples"),
     "columns without samples": ({"columns": ("reward=score",)}, "--columns"),
     "columns that are no mapping": ({"samples": "s", "columns": ("a",)}, "--columns"),
     "log mu without samples": ({"trust_logmu": True}, "--trust-logmu"),

@@ -172,6 +172,24 @@ def test_full_disk_while_sampling_leaves_whole_chunks(undisturbed, command):
     assert command.finish() == undisturbed
 
 
+@pytest.mark.slow
+def test_run_with_adapters_killed_after_a_checkpoint_ends_with_the_same_files(run, tmp_path):
+    changes = {"lora": 4, "lr": 1e-3, "iterations": 2, "problems": 4, "batch_size": 4}
+    changes |= {"save_every": 2, "evals_per_epoch": 1}
+    folder = tmp_path / "run"
+    log = tmp_path / "log"
+    arguments = command_line(folder, **changes)
+    with running(arguments, log) as process:
+        wait_until((folder / "iteration-2" / "checkpoint-2").exists, process)
+    finish(arguments, log)
+    actual = checksums(folder)
+    expected = checksums(run(**changes))
+    assert actual.keys() == expected.keys()
+    different = {Path(name).name for name in actual if actual[name] != expected[name]}
+    # peft writes a set, in any order, and the path of the base model.
+    assert different <= {"adapter_config.json", "README.md"}
+
+
 # ---- two commands at once ------------------------------------------------------------------------
 def test_second_command_in_the_folder_is_refused_while_the_first_one_runs(command):
     part = command.folder / "iteration-1" / "samples.jsonl.part-0"
@@ -297,7 +315,7 @@ def test_removed_checkpoint_is_made_again(undisturbed, interrupted):
 
 @pytest.mark.slow
 def test_removed_files_are_made_again(run, undisturbed, tmp_path):
-    """A point of the curve needs the model of its step; the first model is trained a second time."""
+    """A point of the curve needs the model of its step, so the first model is trained again."""
     command = Command(shutil.copytree(run(**TWO_ITERATIONS), tmp_path / "run"))
     for names in (
         ["iteration-1/test-6.jsonl"],

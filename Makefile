@@ -59,7 +59,8 @@ SMOKE = train_gsm8k.py single-gpu --problems 16 --examples 64 --test-problems 8 
 define smoke
 	rm -rf $(2)
 	$(1) $(SMOKE) --out $(2) & run=$$!; \
-		while kill -0 $$run && ! [ -s $(2)/iteration-1/metrics.jsonl ]; do sleep 0.1; done; kill $$run; ! wait $$run
+		while kill -0 $$run && ! ls -d $(2)/iteration-1/checkpoint-*[0-9] > /dev/null 2>&1; do sleep 0.1; done; \
+		kill $$run; ! wait $$run
 	ls -d $(2)/iteration-1/checkpoint-*[0-9]
 	$(1) $(SMOKE) --out $(2)
 endef
@@ -69,7 +70,7 @@ test-gpu: .venv/ready
 
 # What the tests do in short: runs that are killed and damaged; random input. The first prints how often it killed.
 faults: .venv/dev-ready
-	FAULT_KILLS=30 .venv/bin/python -m pytest -s tests/runs/test_faults.py tests/runs/test_restart.py $(ARGS)
+	FAULT_KILLS=30 .venv/bin/python -m pytest -s tests/runs/test_resume.py tests/runs/test_two_ranks.py $(ARGS)
 
 fuzz: .venv/dev-ready
 	FUZZ_INPUTS=1000000 .venv/bin/python -m pytest tests/unit/test_fuzz.py $(ARGS)

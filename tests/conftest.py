@@ -73,7 +73,7 @@ def python():
 # The files that take longest come first, so that no process is left with one of them at the end.
 LONGEST = (
     "test_audit",
-    "test_faults",
+    "test_two_ranks",
     "test_resume",
     "test_vllm",
     "test_notebooks",

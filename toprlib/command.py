@@ -12,7 +12,7 @@ from typing import NoReturn
 from toprlib.distributed import rank, ranks
 from toprlib.records import InputError
 
-FIXABLE = (InputError, ArithmeticError, KeyboardInterrupt, OSError)  # one line, no traceback
+FIXABLE = (InputError, ArithmeticError, OSError)  # one line, no traceback
 TORCHRUN_SECONDS = 3.0  # after which torchrun has stopped the ranks next to one that has failed
 
 
@@ -30,36 +30,66 @@ def command(name: str) -> Iterator[None]:
     os.environ.setdefault("HF_HUB_DOWNLOAD_TIMEOUT", "8")  # seconds; the library tries six times
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        yield
-    except BaseException as error:
-        if isinstance(error, SystemExit):
-            raise
-        is_fixable = isinstance(error, FIXABLE) or type(error).__name__ == "OutOfMemoryError"
-        if is_fixable:
-            _exit_with_line(name, error)
-        if ranks() == 1:
-            raise
-        traceback.print_exc()
-        os._exit(1)  # a normal exit would wait for collectives that other ranks never join
+        try:
+            yield
+        except Exception as error:
+            _end_with_error(name, error)
+    except KeyboardInterrupt as interrupt:  # also while the block above ends
+        _end_silently_at_the_next_signal()
+        if _local_rank() == 0:
+            _print_line(name, interrupt)
+        number = interrupt.args[0] if interrupt.args else signal.SIGINT
+        _exit(128 + number)  # as shells report a signal: 130 or 143
 
 
 def _interrupt(number: int, frame: object) -> NoReturn:
     raise KeyboardInterrupt(number)
 
 
-def _exit_with_line(name: str, error: BaseException) -> NoReturn:
-    """Print the error and exit. An error of all ranks is printed by the first one only."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if os.environ.get("LOCAL_RANK", "0") != "0":
-        time.sleep(TORCHRUN_SECONDS)  # if the first rank fails too, torchrun ends this one here
-        name = f"{name}: rank {rank()}"
-    status = 1
-    if isinstance(error, KeyboardInterrupt):
-        number = error.args[0] if error.args else signal.SIGINT
-        status = 128 + number  # as shells report a signal: 130 or 143
-    print(f"{name}: {error_message(error)}", file=sys.stderr, flush=True)
+def _end_with_error(name: str, error: Exception) -> NoReturn:
+    is_fixable = isinstance(error, FIXABLE) or type(error).__name__ == "OutOfMemoryError"
     if ranks() > 1:
-        os._exit(status)
+        _end_silently_at_the_next_signal()
+        _let_torchrun_stop_this_rank(is_fixable)
+    elif not is_fixable:
+        raise error
+    if is_fixable:
+        _print_line(name, error)
+    else:
+        traceback.print_exc()
+    _exit(1)
+
+
+def _end_silently_at_the_next_signal() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _let_torchrun_stop_this_rank(is_fixable: bool) -> None:
+    """Wait until torchrun has stopped this rank, if another one has to report the error.
+
+    The first rank reports an error of all ranks. An error that nobody can fix may also be that of a
+    connection to a rank that has ended.
+    """
+    if not is_fixable:
+        time.sleep(TORCHRUN_SECONDS)
+    if _local_rank() > 0:
+        time.sleep(TORCHRUN_SECONDS)
+
+
+def _print_line(name: str, error: BaseException) -> None:
+    if _local_rank() > 0:
+        name = f"{name}: rank {rank()}"
+    print(f"{name}: {error_message(error)}", file=sys.stderr, flush=True)
+
+
+def _local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def _exit(status: int) -> NoReturn:
+    if ranks() > 1:
+        os._exit(status)  # a normal exit would wait for collectives that other ranks never join
     sys.exit(status)
 
 

@@ -1,6 +1,7 @@
 """Small runs: in this process, or as commands that tests kill and repeat.
 
-As a program it is train_gsm8k.py with small chunks: torchrun starts it.
+As a program this file is train_gsm8k.py with small chunks, and with a failure if the environment
+asks for one: torchrun starts it on each rank.
 """
 
 import gc
@@ -21,6 +22,8 @@ from pathlib import Path
 from unittest import mock
 
 import psutil
+import pytest
+import torch
 from torch.distributed import run as torchrun
 
 import train_gsm8k as gsm8k
@@ -53,8 +56,11 @@ TWO_ITERATIONS = {
     "examples": 96,
     "test_problems": 2,
 }
-# A run of seconds: one iteration of 4 steps.
-TINY = {"problems": 4, "test_problems": 2, "max_new_tokens": 32, "examples": 32, "batch_size": 8}
+ERRORS = {
+    "disk": OSError(28, "No space left on device"),
+    "memory": torch.OutOfMemoryError("CUDA out of memory"),
+    "bug": RuntimeError("it is broken"),
+}
 
 
 # ---- runs in this process ------------------------------------------------------------------------
@@ -73,12 +79,10 @@ def run_small(
 
 def input_error(work: Callable, *args, **kwargs) -> InputError:
     """The InputError that work(*args, **kwargs) raises; its message has one line."""
-    try:
+    with pytest.raises(InputError) as raised:
         work(*args, **kwargs)
-    except InputError as error:
-        assert "\n" not in str(error)
-        return error
-    raise AssertionError("no InputError was raised")
+    assert "\n" not in str(raised.value)
+    return raised.value
 
 
 def read_lines(file: Path) -> list[dict]:
@@ -174,11 +178,9 @@ def wait_until(condition: Callable[[], object], process: BaseProcess) -> None:
         time.sleep(0.002)
 
 
-def error_lines(log: Path, start: int = 0) -> list[str]:
-    """The lines of a log from line `start` on in which the command says why it ends."""
-    lines = log.read_text().splitlines()[start:]
-    assert not any("Traceback" in line for line in lines), lines
-    return [line for line in lines if line.startswith("train_gsm8k: ")]
+def error_lines(log: Path) -> list[str]:
+    """The lines of a log in which the command says why it ends."""
+    return [line for line in log.read_text().splitlines() if line.startswith("train_gsm8k: ")]
 
 
 @cache
@@ -214,5 +216,14 @@ def _run_forked(
         torchrun.main(["--nproc-per-node", str(ranks), "--", __file__, *arguments])
 
 
+def failure(rank: int, function: str, error: str) -> dict[str, str]:
+    """The environment in which a function, "module.name", raises one of ERRORS on one rank."""
+    return {"FAILURE": f"{rank} {function} {error}"}
+
+
 if __name__ == "__main__":
+    if "FAILURE" in os.environ:
+        rank, function, error = os.environ["FAILURE"].split()
+        if rank == os.environ["RANK"]:
+            mock.patch(function, side_effect=ERRORS[error]).start()
     run_command(sys.argv[1:])

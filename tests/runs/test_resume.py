@@ -136,9 +136,9 @@ def test_runs_killed_at_random_moments_end_with_the_same_files(undisturbed, tmp_
     print(f"{kills} kills of {finished} runs; all ended with the same {len(undisturbed)} files")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("stage", ["sampling", "training"])
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stage", "number"), [("sampling", signal.SIGINT), ("training", signal.SIGTERM)]
+)
 def test_signal_stops_a_run_at_once_with_one_line(undisturbed, command, number, stage):
     folder = command.folder / "iteration-1"
     file = folder / {"sampling": "samples.jsonl.part-0", "training": "metrics.jsonl"}[stage]
@@ -147,6 +147,7 @@ def test_signal_stops_a_run_at_once_with_one_line(undisturbed, command, number, 
         os.kill(process.pid, number)
         assert exit_status(process) == 128 + number
     assert len(error_lines(command.log)) == 1
+    assert "Traceback" not in command.log.read_text()
     later_file = {"sampling": "samples.jsonl", "training": "model"}[stage]
     assert not (folder / later_file).exists()
     assert command.finish() == undisturbed
@@ -169,6 +170,24 @@ def test_full_disk_while_sampling_leaves_whole_chunks(undisturbed, command):
     [line] = error_lines(command.log)
     assert str(command.folder / "iteration-1") in line
     assert command.finish() == undisturbed
+
+
+@pytest.mark.slow
+def test_run_with_adapters_killed_after_a_checkpoint_ends_with_the_same_files(run, tmp_path):
+    changes = {"lora": 4, "lr": 1e-3, "iterations": 2, "problems": 4, "batch_size": 4}
+    changes |= {"save_every": 2, "evals_per_epoch": 1}
+    folder = tmp_path / "run"
+    log = tmp_path / "log"
+    arguments = command_line(folder, **changes)
+    with running(arguments, log) as process:
+        wait_until((folder / "iteration-2" / "checkpoint-2").exists, process)
+    finish(arguments, log)
+    actual = checksums(folder)
+    expected = checksums(run(**changes))
+    assert actual.keys() == expected.keys()
+    different = {Path(name).name for name in actual if actual[name] != expected[name]}
+    # peft writes a set, in any order, and the path of the base model.
+    assert different <= {"adapter_config.json", "README.md"}
 
 
 # ---- two commands at once ------------------------------------------------------------------------
@@ -296,7 +315,7 @@ def test_removed_checkpoint_is_made_again(undisturbed, interrupted):
 
 @pytest.mark.slow
 def test_removed_files_are_made_again(run, undisturbed, tmp_path):
-    """A point of the curve needs the model of its step; the first model is trained a second time."""
+    """A point of the curve needs the model of its step, so the first model is trained again."""
     command = Command(shutil.copytree(run(**TWO_ITERATIONS), tmp_path / "run"))
     for names in (
         ["iteration-1/test-6.jsonl"],

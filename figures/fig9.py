@@ -68,7 +68,7 @@ def read(runs: Sequence[Run], scale: Scale) -> Findings:
     shares = {}
     hardest = {}
     for p in P_TILDES:
-        weights = weights_by_difficulty(training, p)
+        weights = relative_weights(training, p)
         hardest[p] = weights.iloc[:, :3].sum(axis="columns")
         data[f"p~ = {p:.0%}"] = curve(weights)
         shares[f"p~ = {p:.0%}: weight of the three hardest buckets"] = over_seeds(hardest[p])
@@ -106,31 +106,38 @@ def questions_of(rows: pd.DataFrame, *by: str) -> pd.DataFrame:
     )
 
 
-def weights_by_difficulty(questions: pd.DataFrame, p_tilde: float) -> pd.DataFrame:
-    """The weight of an average question in each of BUCKETS, as a share of their sum.
+def weight_by_difficulty(
+    right: pd.Series | Sequence[int], samples: pd.Series | int, baseline: float
+) -> pd.Series:
+    """The weight of an average question in each of BUCKETS, the hardest first; NaN in empty ones.
 
-    questions: see `questions_of`. A question weighs the sum of |reward - baseline| over its
-    samples, with the baseline that makes p~ the effective share of positives. Rewards are -1 and
-    1. Returns a row for each seed and a column for each bucket, the hardest first; NaN where a
-    bucket is empty.
+    right: how many of each question's samples are correct. samples: how many there are. A question
+    weighs the sum of |reward - baseline| over its samples; rewards are -1 and 1.
 
-    >>> index = pd.MultiIndex.from_product([[0], [0, 1]], names=["seed", "question"])
-    >>> questions = pd.DataFrame({"right": [0, 2], "samples": [2, 2]}, index)  # baseline 0
-    >>> weights_by_difficulty(questions, p_tilde=0.5).loc[0].dropna().to_dict()
-    {0: 0.5, 9: 0.5}
+    >>> weights = weight_by_difficulty([1, 1, 4], samples=4, baseline=0.5)
+    >>> weights.dropna().to_dict()  # 1 * 0.5 + 3 * 1.5 with one of four correct
+    {2: 5.0, 9: 2.0}
     """
-    right = questions["right"]  # (seed, question)
-    wrong = questions["samples"] - right
-    positives = right.groupby("seed").sum() / questions["samples"].groupby("seed").sum()
-    baselines = positives.map(lambda share: topr.baseline_for_proportion(share, p_tilde))
-    # From (seed,) to (seed, question).
-    baseline = baselines.reindex(questions.index, level="seed")
-    weight = right * (1 - baseline).abs() + wrong * (-1 - baseline).abs()
+    right = pd.Series(right)
+    wrong = samples - right
+    weight = right * abs(1 - baseline) + wrong * abs(-1 - baseline)
     # The easiest bucket includes questions that are always answered correctly.
-    bucket = (right * BUCKETS // questions["samples"]).clip(upper=BUCKETS - 1)
-    means = weight.groupby(["seed", bucket.rename("bucket")]).mean().unstack()
-    means = means.reindex(columns=range(BUCKETS))
-    return means.div(means.sum(axis="columns"), axis="index")
+    bucket = (right * BUCKETS // samples).clip(upper=BUCKETS - 1)
+    return weight.groupby(bucket).mean().reindex(range(BUCKETS))
+
+
+def relative_weights(questions: pd.DataFrame, p_tilde: float) -> pd.DataFrame:
+    """`weight_by_difficulty` as a share of the sum over buckets, if p~ is the effective share.
+
+    questions: see `questions_of`. Returns a row for each seed and a column for each bucket.
+    """
+    by_seed = {}
+    for seed, each in questions.groupby("seed"):
+        positives = each["right"].sum() / each["samples"].sum()
+        baseline = topr.baseline_for_proportion(positives, p_tilde)
+        weights = weight_by_difficulty(each["right"], each["samples"], baseline)
+        by_seed[seed] = weights / weights.sum()
+    return pd.DataFrame.from_dict(by_seed, orient="index")
 
 
 def accuracy_by_third(before: pd.Series, after: pd.DataFrame) -> dict[str, pd.DataFrame]:

@@ -210,9 +210,9 @@ def test_figure_9_weighs_questions_by_the_distance_of_rewards_from_the_baseline(
     # baseline c the effective share is 12 (1 - c) / (12 (1 - c) + 28 (1 + c)); c = 0.4 makes it
     # 7.2 / (7.2 + 39.2).
     counts = questions([(0, 10), (1, 10), (1, 10), (10, 10)])
-    plain = fig9.weights_by_difficulty(counts, p_tilde=0.3).loc[0].dropna()
+    plain = fig9.relative_weights(counts, p_tilde=0.3).loc[0].dropna()
     assert plain.to_dict() == pytest.approx({0: 1 / 3, 1: 1 / 3, 9: 1 / 3})
-    weighted = fig9.weights_by_difficulty(counts, p_tilde=7.2 / 46.4).loc[0].dropna()
+    weighted = fig9.relative_weights(counts, p_tilde=7.2 / 46.4).loc[0].dropna()
     weights = {0: 10 * 1.4, 1: 1 * 0.6 + 9 * 1.4, 9: 10 * 0.6}
     expected = {bucket: weight / sum(weights.values()) for bucket, weight in weights.items()}
     assert weighted.to_dict() == pytest.approx(expected)

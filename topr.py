@@ -99,9 +99,10 @@ def sequence_log_ratio(token_logp: Tensor, token_logmu: Tensor, mask: Tensor) ->
     >>> sequence_log_ratio(torch.tensor([[-1.0, -3.0]]), torch.zeros(1, 2), torch.ones(1, 2))
     tensor([-4.])
     """
-    token_log_ratio = _at_least_float32(token_logp) - token_logmu
     # `where`, not a product: padding may hold infinity or NaN, and 0 * inf is NaN.
-    return torch.where(mask > 0, token_log_ratio, 0.0).sum(1)
+    logp = torch.where(mask > 0, _at_least_float32(token_logp), 0.0).sum(1)  # (B,)
+    logmu = torch.where(mask > 0, _at_least_float32(token_logmu), 0.0).sum(1)  # (B,)
+    return logp - logmu
 
 
 def check_shapes(token_logp: Tensor, token_logmu: Tensor, reward: Tensor, mask: Tensor) -> None:
@@ -269,9 +270,8 @@ def train(
 ) -> Iterator[StepStats]:
     """Algorithm 1, lines 5 to 9, as a generator: each `next()` is one optimizer step.
 
-    steps: (this process's micro-batches, number of completions of all processes) each. Before the
-    first step, compute log mu without gradient and dropout by the model as it is:
-    batch._replace(token_logmu=token_logprobs(model, batch)).
+    steps: (this process's micro-batches, number of completions of all processes) each. token_logmu:
+    `token_logprobs` of the model before the first step, without gradient and dropout.
     loss: called as loss(token_logp, token_logmu, reward, mask, denominator=completions).
     limits: for the weights in StepStats only; give the loss the same. None: it has no weights.
     max_grad_norm: the gradient is clipped to this norm (Section 4.2: 1.0). Several processes must

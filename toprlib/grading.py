@@ -79,6 +79,7 @@ def _call_each(task: Task, texts: Sequence[str], problems: Sequence[Problem]) ->
 
 def _call_batch_reward(task: Task, texts: Sequence[str], problems: Sequence[Problem]) -> list[Any]:
     """What `batch_reward` returns: a value for each text. Raises InputError for another number."""
+    # The function is called once: it is not known which of the completions an exception is about.
     with describe_errors(f"{problems[0].id}, the first of {len(texts)}", texts[0]):
         values = list(task.batch_reward(texts, problems))
     if len(values) != len(texts):
@@ -99,6 +100,7 @@ def _to_grade(task: Task, problem: Problem, value: Any) -> Grade:
     functions = ("grade", "reward", "batch_reward")
     [function] = [name for name in functions if getattr(task, name) is not None]
     where = f"task {task.name}: problem {problem.id}: returned"
+    # A NaN would make every weight NaN at the first step of training.
     if not isinstance(grade.reward, Real) or not math.isfinite(grade.reward):
         message = f"{where} {grade.reward!r:.80}; return a finite number or a Grade"
         raise InputError(message, field=function)

@@ -64,6 +64,7 @@ def hf_engine(lm: LanguageModel, model: str, parameters: SamplingParameters) -> 
         message = f"{type(lm.model).__name__} has a state that this engine cannot copy"
         raise InputError(f"{message}; use --engine vllm or another --model", option="--engine")
 
+    # Not at the start of the block: a run whose samples exist already loads nothing.
     @cache
     def load() -> LanguageModel:
         return load_weights(lm, model)
@@ -106,6 +107,7 @@ def shard_prompts(prompts: Sequence[Prompt], gpus: int) -> tuple[Sequence[Prompt
     """
     if rank() % gpus != 0:
         return [], 0
+    # gpus divides the ranks of a machine, so that no engine spans two machines.
     engine = rank() // gpus
     engines = ranks() // gpus
     start = len(prompts) * engine // engines

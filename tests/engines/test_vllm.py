@@ -25,6 +25,7 @@ from toprlib import vllm_client
 from toprlib.language_model import load_model, load_without_weights
 from toprlib.records import InputError
 from toprlib.sampling import SamplingParameters
+from toprlib.settings import Settings, check
 from toprlib.vllm_client import VllmOptions, VllmProcess, stable_path, vllm_engine
 
 ARGUMENTS = json.dumps({"model": MODEL, "max_model_len": 200})
@@ -322,6 +323,16 @@ def test_an_engine_sees_its_own_gpus_and_nothing_of_torchrun(
     assert environment["VLLM_CACHE_ROOT"].endswith("/engine-1")  # the rank
     assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert environment["VLLM_USE_FLASHINFER_SAMPLER"] == "0"  # it would require nvcc
+
+
+@pytest.mark.parametrize("gpus", [3, 16])
+def test_engines_must_divide_the_ranks_of_a_machine(monkeypatch, gpus):
+    """Of two machines with eight ranks each: no engine spans both."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    with pytest.raises(InputError) as raised:
+        check(Settings(engine="vllm", engine_gpus=gpus), 16)
+    assert raised.value.option == "--engine-gpus"
+    check(Settings(engine="vllm", engine_gpus=4), 16)
 
 
 # ---- paths ---------------------------------------------------------------------------------------

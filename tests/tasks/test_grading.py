@@ -2,10 +2,12 @@
 
 import json
 import math
+import signal
 
 import numpy as np
 import pytest
 
+from toprlib.command import command
 from toprlib.grading import describe_errors, grade_samples
 from toprlib.records import Grade, InputError, Problem, Sample, Task
 
@@ -117,6 +119,33 @@ def test_an_exception_keeps_its_traceback_and_says_on_which_completion(functions
     [note] = raised.value.__notes__
     assert "train-7" in note
     assert repr(LONG[:80]) in note
+
+
+@pytest.fixture
+def restored_handler():
+    """A command handles SIGTERM."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, FileNotFoundError, KeyError])
+def test_a_command_ends_with_the_traceback_of_a_reward(error, restored_handler):
+    def fail(completion, problem):
+        raise error
+
+    task = Task("own", PROBLEMS, [], reward=fail)
+    with pytest.raises(error) as raised, command("own"):
+        grades(task, [LONG, LONG])
+    assert len(raised.value.__notes__) == 1
+
+
+def test_a_command_ends_with_a_line_about_a_value_that_is_no_grade(restored_handler, capsys):
+    task = Task("own", PROBLEMS, [], reward=lambda completion, problem: math.nan)
+    with pytest.raises(SystemExit) as raised, command("own"):
+        grades(task, [LONG, LONG])
+    assert raised.value.code == 1
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_only_exceptions_get_a_note():

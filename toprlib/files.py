@@ -82,7 +82,8 @@ def first_validation_error(error: ValidationError) -> tuple[str, str | None]:
     first = error.errors(include_url=False)[0]
     field = ".".join(str(part) for part in first["loc"]) or None
     message = first["msg"].removeprefix("Value error, ")
-    if first["msg"].startswith("Input should"):
+    if message.startswith("Input should"):
+        message = message.replace("Input should", "must", 1)
         message += f", not {first['input']!r:.80}"
         if isinstance(first["input"], bool):
             message += ": write 1 and -1"

@@ -1,0 +1,3 @@
+"""What pytest must not import here."""
+
+collect_ignore = ["verl_steps.py"]  # runs in verl's environment

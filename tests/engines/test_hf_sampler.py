@@ -17,7 +17,7 @@ from engine_helpers import MODEL, PROMPT, check_stop_string, exact_logprobs, gen
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from toprlib import hf_sampler, sampling
-from toprlib.hf_sampler import sample_batch
+from toprlib.hf_sampler import has_stop, sample_batch
 from toprlib.language_model import load_without_weights
 from toprlib.records import InputError, Task
 from toprlib.sampling import Engine, SamplingParameters, hf_engine, sample_to_file
@@ -164,6 +164,16 @@ def test_a_stop_string_works_where_padding_is_the_end_of_sequence(lm):
     check_stop_string(samples, tokenizer, "The ans")
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("figs: 🦊🦊", True), ("figs: 🦊", False), ("🦊", False)],
+)
+def test_a_stop_string_may_have_more_tokens_than_characters(lm, text, expected):
+    tokens = torch.tensor([lm.tokenizer(text)["input_ids"]])
+    assert len(lm.tokenizer("🦊🦊")["input_ids"]) == 8
+    assert has_stop(lm, tokens, ["🦊🦊"]).tolist() == [expected]
+
+
 # ---- kinds of models -----------------------------------------------------------------------------
 SIZES = {
     "vocab_size": 768,
@@ -182,11 +192,15 @@ SIZES = {
         {"model_type": "llama"},
         {"model_type": "qwen2"},
         {"model_type": "mistral", "sliding_window": 8},
+        {"model_type": "gpt2", "bos_token_id": 1, "eos_token_id": 1},
     ],
     ids=lambda config: config["model_type"],
 )
 def test_other_models_continue_as_without_a_cache(lm, config, dtype):
-    """The likeliest token each time, up to rounding; Mistral's layers see a window of 8 tokens."""
+    """The likeliest token each time, up to rounding.
+
+    Mistral's layers see a window of 8 tokens, and GPT-2 counts positions from the start.
+    """
     other = lm._replace(model=untrained_model(SIZES, dtype, scale=8, **config))
     engine = make_engine(other, SamplingParameters(top_k=1, max_new_tokens=24))
     prompts = make_prompts(lm, [PROMPT, "Q: 1?"])

@@ -1,3 +1,3 @@
-"""What pytest must not import here."""
+"""verl_steps.py runs under another interpreter, with packages that this one lacks."""
 
-collect_ignore = ["verl_steps.py"]  # runs in verl's environment
+collect_ignore = ["verl_steps.py"]

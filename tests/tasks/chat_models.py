@@ -1,4 +1,4 @@
-"""Small chat models: the chat templates of two families, the tiny tokenizer, and models without training."""
+"""Small chat models: chat templates of two families, the tiny tokenizer, untrained weights."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from transformers import (
 
 from toprlib.settings import TINY
 
-# As the families' public tokenizers ask; what these say of tools is left out.
+# As the families' public tokenizers write prompts, without tools.
 LLAMA = """{%- for message in messages -%}
     {{- bos_token if loop.first else '' -}}
     {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' -}}
@@ -22,7 +22,8 @@ LLAMA = """{%- for message in messages -%}
 {%- endfor -%}
 {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' if add_generation_prompt else '' -}}"""
 CHATML = """{%- if messages[0]['role'] != 'system' -%}
-    {{- '<|im_start|>system\\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\\n' -}}
+    {{- '<|im_start|>system\\nYou are Qwen, created by Alibaba Cloud. ' -}}
+    {{- 'You are a helpful assistant.<|im_end|>\\n' -}}
 {%- endif -%}
 {%- for message in messages -%}
     {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' -}}
@@ -42,7 +43,7 @@ MARKS = {  # the first begins a text, the second ends one; neither ends a turn
 
 
 def chat_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tiny tokenizer with the family's own tokens; Llama's puts the begin of text before whatever it is given."""
+    """The tiny tokenizer with the family's own tokens; Llama's puts the begin of text first."""
     begin, end = MARKS[name][:2]
     tokenizer = AutoTokenizer.from_pretrained(TINY / "base")
     tokenizer.add_special_tokens(
@@ -59,7 +60,7 @@ def chat_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def save_chat_model(folder: Path, name: str) -> Path:
-    """A model that writes printable ASCII at random and ends every tenth token with the end of a turn; its folder.
+    """The folder of a model that writes random ASCII; every tenth token ends the turn.
 
     Neither the tokenizer nor the generation config names the end of a turn.
     """
@@ -77,9 +78,8 @@ def save_chat_model(folder: Path, name: str) -> Path:
     config = LlamaConfig(max_position_embeddings=1024, bos_token_id=None, **sizes, **marks)
     model = LlamaForCausalLM(config)
     printable = [tokenizer.convert_tokens_to_ids(chr(letter)) for letter in range(33, 127)]
-    with (
-        torch.no_grad()
-    ):  # the first coordinate is about 5.7 behind the last norm, and decides which tokens may come
+    # After the last norm the first coordinate is about 5.7: it decides which tokens may follow.
+    with torch.no_grad():
         model.get_input_embeddings().weight[:, 0] = 1.0
         head = model.get_output_embeddings().weight
         head[:, 0] = -5.0

@@ -12,7 +12,6 @@ from typing import NoReturn
 from toprlib.distributed import rank, ranks
 from toprlib.records import InputError
 
-FIXABLE = (InputError, ArithmeticError, OSError)  # one line, no traceback
 TORCHRUN_SECONDS = 3.0  # after which torchrun has stopped the ranks next to one that has failed
 
 
@@ -47,9 +46,7 @@ def _interrupt(number: int, frame: object) -> NoReturn:
 
 
 def _end_with_error(name: str, error: Exception) -> NoReturn:
-    is_fixable = isinstance(error, FIXABLE) or type(error).__name__ == "OutOfMemoryError"
-    if getattr(error, "__notes__", []):
-        is_fixable = False  # of a task's own function: its traceback says where
+    is_fixable = _is_fixable(error)
     if ranks() > 1:
         _end_silently_at_the_next_signal()
         _let_torchrun_stop_this_rank(is_fixable)
@@ -60,6 +57,16 @@ def _end_with_error(name: str, error: Exception) -> NoReturn:
     else:
         traceback.print_exc()
     _exit(1)
+
+
+def _is_fixable(error: Exception) -> bool:
+    """Whether the user can fix an error without its traceback."""
+    if getattr(error, "__notes__", []):
+        return False  # of a task's own function: its traceback says where
+    # Both are raised on purpose; other arithmetic errors, such as a division by zero, are bugs.
+    is_numerical = type(error) in (ArithmeticError, FloatingPointError)
+    is_out_of_memory = type(error).__name__ == "OutOfMemoryError"
+    return isinstance(error, (InputError, OSError)) or is_numerical or is_out_of_memory
 
 
 def _end_silently_at_the_next_signal() -> None:

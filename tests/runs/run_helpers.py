@@ -45,15 +45,14 @@ SMALL = Settings(
     k=4,
     evals_per_epoch=2,
 )
-# Two iterations of 12 steps with checkpoints: for tests that kill a run.
+# Two iterations of 6 steps with checkpoints after 2 and 4: for tests that kill a run.
 TWO_ITERATIONS = {
-    "n": 16,
     "batch_size": 8,
-    "save_every": 3,
+    "save_every": 2,
     "optimizer": "adafactor",
     "lr": 1e-3,
     "iterations": 2,
-    "examples": 96,
+    "examples": 48,
     "test_problems": 2,
 }
 ERRORS = {

@@ -68,8 +68,8 @@ def test_second_iteration_samples_from_the_model_of_the_first(run, capsys):
     for number in (1, 2):
         samples = read_records(folder / f"iteration-{number}" / "samples.jsonl", Sample)
         examples = read_records(folder / f"iteration-{number}" / "train.jsonl", Example)
-        assert len(samples) == 8 * 16
-        assert len({example.sample for example in examples}) == len(examples) == 96
+        assert len(samples) == 8 * 8
+        assert len({example.sample for example in examples}) == len(examples) == 48
         for example in examples:
             assert example.completion_ids == samples[example.sample].token_ids
             assert example.reward == samples[example.sample].reward

@@ -1,0 +1,133 @@
+"""How a command ends: what it prints, its exit status, and which of several ranks reports."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from toprlib import command as command_module
+from toprlib.command import command
+from toprlib.records import InputError
+
+
+@pytest.fixture(autouse=True)
+def signal_handlers():
+    """The handlers of the tests' own process, which a command replaces."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def end_with(error):
+    with command("run"):
+        raise error
+
+
+FIXABLE = [
+    InputError("must be at least 1", option="--k"),
+    OSError(28, "No space left on device"),
+    FloatingPointError("loss is nan"),
+    torch.OutOfMemoryError("CUDA out of memory.\nSee the manual."),
+]
+
+
+@pytest.mark.parametrize("error", FIXABLE, ids=lambda error: type(error).__name__)
+def test_error_that_the_user_can_fix_is_one_line(error, capsys):
+    with pytest.raises(SystemExit) as raised:
+        end_with(error)
+    assert raised.value.code == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("run: ")
+
+
+def error_of_a_reward():
+    error = FileNotFoundError(2, "No such file")
+    error.add_note("problem train-7, completion ' 8'")
+    return error
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), error_of_a_reward(), KeyError("train-7")])
+def test_other_errors_keep_their_traceback(error):
+    with pytest.raises(type(error)) as raised:
+        end_with(error)
+    assert raised.value is error
+
+
+def test_exit_of_the_block_is_that_of_the_command(capsys):
+    with pytest.raises(SystemExit) as raised:
+        end_with(SystemExit(2))
+    assert raised.value.code == 2
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_the_command_with_its_status_and_one_line(number, capsys):
+    def be_interrupted():
+        with command("run"):
+            os.kill(os.getpid(), number)
+            time.sleep(10)  # the signal ends it
+
+    with pytest.raises(SystemExit) as raised:
+        be_interrupted()
+    assert raised.value.code == 128 + number
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_signal_while_an_error_ends_the_command_is_an_interruption(monkeypatch, capsys):
+    def interrupt(name, error):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(command_module, "_end_with_error", interrupt)
+    with pytest.raises(SystemExit) as raised:
+        end_with(RuntimeError("Connection closed by peer"))
+    assert raised.value.code == 143
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+class Exited(BaseException):
+    """In place of os._exit, which would end the tests."""
+
+
+BUG = RuntimeError("Connection closed by peer")
+RANKS = [  # local rank, error, seconds for torchrun to stop this rank, exit status
+    (0, FIXABLE[0], 0, 1),
+    (1, FIXABLE[0], 3, 1),
+    (0, BUG, 3, 1),
+    (1, BUG, 6, 1),
+    (0, KeyboardInterrupt(signal.SIGTERM), 0, 143),
+    (1, KeyboardInterrupt(signal.SIGTERM), 0, 143),
+]
+
+
+@pytest.mark.parametrize(("local_rank", "error", "seconds", "status"), RANKS)
+def test_a_rank_leaves_the_report_to_the_first_one(
+    local_rank, error, seconds, status, monkeypatch, capsys
+):
+    """torchrun stops a rank while it waits, if another one has to report the error."""
+    variables = {"LOCAL_RANK": local_rank, "RANK": 4 + local_rank, "WORLD_SIZE": 8}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+    pauses = []
+
+    def exit_at_once(code):
+        raise Exited(code)
+
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    monkeypatch.setattr(os, "_exit", exit_at_once)
+    with pytest.raises(Exited) as raised:
+        end_with(error)
+    assert raised.value.args == (status,)
+    assert sum(pauses) == seconds
+    printed = capsys.readouterr().err
+    if isinstance(error, KeyboardInterrupt):
+        assert len(printed.splitlines()) == 1 - local_rank
+    elif error is BUG:
+        assert "Traceback" in printed
+    else:
+        [line] = printed.splitlines()
+        assert ("rank 5" in line) == (local_rank == 1)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # the next signal ends it silently

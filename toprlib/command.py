@@ -48,8 +48,8 @@ def _interrupt(number: int, frame: object) -> NoReturn:
 
 def _end_with_error(name: str, error: Exception) -> NoReturn:
     is_fixable = isinstance(error, FIXABLE) or type(error).__name__ == "OutOfMemoryError"
-    if getattr(error, "__notes__", []):
-        is_fixable = False  # of a task's own function: its traceback says where
+    if hasattr(error, "__notes__") and not isinstance(error, InputError):
+        is_fixable = False  # an error of a task's own function: its traceback says where
     if ranks() > 1:
         _end_silently_at_the_next_signal()
         _let_torchrun_stop_this_rank(is_fixable)

@@ -227,9 +227,8 @@ def sample(
 ) -> list[Sample]:
     """Line 3: n graded completions of each training problem."""
     file = settings.iteration_folder(iteration) / "samples.jsonl"
-    if not files.exists(file):
-        seed = settings.seed_of(f"samples {iteration}")
-        sampling.sample_to_file(file, engine, prompts, settings.n, seed, task)
+    seed = settings.seed_of(f"samples {iteration}")
+    sampling.sample_to_file(file, engine, prompts, settings.n, seed, task)  # unless it exists
     return files.read_records(file, Sample)
 
 
@@ -380,10 +379,10 @@ def evaluate(
     point: EvalPoint, engine: Engine, prompts: list[Prompt], task: Task, settings: Settings
 ) -> None:
     """Graded completions of the test problems by a model, from which `results` counts."""
-    if prompts and not files.exists(point.file):
+    if prompts:
         n = settings.eval_samples_at(point.is_end)
         seed = settings.seed_of(f"test {point.iteration} {point.step}")
-        sampling.sample_to_file(point.file, engine, prompts, n, seed, task)
+        sampling.sample_to_file(point.file, engine, prompts, n, seed, task)  # unless it exists
 
 
 # ---- presets: settings that go together (Section 4) ----------------------------------------------

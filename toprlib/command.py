@@ -61,12 +61,13 @@ def _end_with_error(name: str, error: Exception) -> NoReturn:
 
 def _is_fixable(error: Exception) -> bool:
     """Whether the user can fix an error without its traceback."""
-    if getattr(error, "__notes__", []):
+    if isinstance(error, InputError):
+        return True
+    if hasattr(error, "__notes__"):
         return False  # of a task's own function: its traceback says where
     # Both are raised on purpose; other arithmetic errors, such as a division by zero, are bugs.
     is_numerical = type(error) in (ArithmeticError, FloatingPointError)
-    is_out_of_memory = type(error).__name__ == "OutOfMemoryError"
-    return isinstance(error, (InputError, OSError)) or is_numerical or is_out_of_memory
+    return is_numerical or isinstance(error, OSError) or type(error).__name__ == "OutOfMemoryError"
 
 
 def _end_silently_at_the_next_signal() -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 EPS = 1e-30  # added to the squares of gradients
 DECAY = -0.8  # the moving averages give step^DECAY to the newest value, all at the first step
@@ -119,12 +118,12 @@ def _product(factor: tuple[Tensor, ...]) -> Tensor:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _sum_over_ranks(tensors: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
     """The vectors, summed in one collective over the ranks that the weights are sharded over."""
-    if not tensors or not isinstance(weights[0], DTensor):
+    if not tensors or not hasattr(weights[0], "to_local"):
         return tensors
     flat = torch.cat(tensors)
     dist.all_reduce(flat, group=weights[0].device_mesh.get_group())

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from toprlib.distributed import device, rank, rank_zero_only
 from toprlib.files import atomic_folder, read_text, remove, write_file
@@ -26,6 +25,8 @@ def save_model(lm: LanguageModel, folder: Path) -> None:
 
     A model with adapters is saved with merged weights, and its adapters in adapter/.
     """
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights = get_model_state_dict(lm.model, options=options)
     with atomic_folder(folder) as unfinished:

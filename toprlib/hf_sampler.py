@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import DynamicCache, DynamicLayer, PreTrainedModel
+from transformers import DynamicCache, DynamicLayer
 
 from toprlib.language_model import LanguageModel
 from toprlib.records import Prompt, Sample
@@ -179,7 +179,7 @@ class ActiveRows:
     position: Tensor  # (A, 1) of the next token, from 0 at the start of the prompt
     cache: DynamicCache  # keys and values, (A, heads, t, size) in each layer
 
-    def next_logits(self, model: PreTrainedModel) -> Tensor:
+    def next_logits(self, model: torch.nn.Module) -> Tensor:
         """The logits after the next token, (A, V)."""
         return _last_logits(model, self.token, self.attention_mask, self.position, self.cache)
 
@@ -227,7 +227,7 @@ def _compute_prompts(
 
 
 def _last_logits(
-    model: PreTrainedModel, tokens: Tensor, mask: Tensor, position: Tensor, cache: DynamicCache
+    model: torch.nn.Module, tokens: Tensor, mask: Tensor, position: Tensor, cache: DynamicCache
 ) -> Tensor:
     """The logits after the last of the tokens, (rows, V), whose keys and values join the cache."""
     output = model(

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,10 +20,8 @@ import transformers
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import DryRunError, GatedRepoError, LocalEntryNotFoundError
 from safetensors import SafetensorError
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from toprlib.adafactor import Adafactor
 from toprlib.chat import Chat, load_chat
@@ -33,6 +31,9 @@ from toprlib.lora import add_adapters
 from toprlib.problems import is_hub_name
 from toprlib.records import InputError
 
+if TYPE_CHECKING:  # --help need not wait for what takes seconds to import
+    from transformers import PreTrainedModel
+
 Dtype = Literal["float32", "bfloat16"]
 OptimizerName = Literal["adamw", "adafactor", "sgd"]
 META = torch.device("meta")  # where tensors have shapes and no values
@@ -41,7 +42,7 @@ META = torch.device("meta")  # where tensors have shapes and no values
 class LanguageModel(NamedTuple):
     """A causal language model and its tokenizer."""
 
-    model: PreTrainedModel
+    model: "PreTrainedModel"
     tokenizer: PreTrainedTokenizerBase
     context: int  # the most tokens that prompt and completion may have together
     ends: frozenset[int]  # the token ids that end a completion
@@ -101,23 +102,23 @@ def load_weights(lm: LanguageModel, name: str) -> LanguageModel:
     return lm._replace(model=_load_weights(name, own_device()))
 
 
-def _load_weights(name: str, device: torch.device) -> PreTrainedModel:
+def _load_weights(name: str, device: torch.device) -> "PreTrainedModel":
     transformers.utils.logging.disable_progress_bar()  # of single files; a run has its own
     # cuDNN's attention is torch's first choice on an H100: with some masks its gradients are NaN
     # (pytorch#196678), and each new length costs 23 to 37 ms for a plan.
     torch.backends.cuda.enable_cudnn_sdp(False)
     with _explain_errors(name):
-        model = AutoModelForCausalLM.from_pretrained(
+        model = transformers.AutoModelForCausalLM.from_pretrained(
             name, use_safetensors=True, dtype=torch.float32
         )
     return _with_valid_generation_config(model.to(device)).eval()
 
 
-def _load_architecture(name: str) -> PreTrainedModel:
+def _load_architecture(name: str) -> "PreTrainedModel":
     """The model on META: the shapes of its weights."""
     with _explain_errors(name), META:
         config = transformers.AutoConfig.from_pretrained(name)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with suppress(OSError):  # optional; if there is one, it says what ends a sequence
         model.generation_config = transformers.GenerationConfig.from_pretrained(name)
     return _with_valid_generation_config(model).eval()
@@ -140,7 +141,7 @@ def _explain_errors(name: str) -> Iterator[None]:
         raise InputError(message, option="--model", file=name) from error
 
 
-def _with_valid_generation_config(model: PreTrainedModel) -> PreTrainedModel:
+def _with_valid_generation_config(model: "PreTrainedModel") -> "PreTrainedModel":
     """transformers loads a generation config that it later refuses to save: keep its end tokens."""
     try:
         model.generation_config.validate(strict=True)
@@ -150,7 +151,7 @@ def _with_valid_generation_config(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def _end_tokens(model: PreTrainedModel, chat: Chat | None) -> frozenset[int]:
+def _end_tokens(model: "PreTrainedModel", chat: Chat | None) -> frozenset[int]:
     ends = model.generation_config.eos_token_id
     ids = set(ends) if isinstance(ends, list) else {ends}
     if chat is not None:
@@ -226,6 +227,8 @@ def load_for_training(
             model.to(own_device())
         return lm._replace(model=model)
 
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
     whole = _load_weights(name, cpu) if rank() == 0 else None
     model = _load_architecture(name)
     shard(model, sharding)
@@ -239,7 +242,7 @@ def load_for_training(
     return lm._replace(model=model)
 
 
-def shard(model: PreTrainedModel, sharding: Sharding) -> None:
+def shard(model: "PreTrainedModel", sharding: Sharding) -> None:
     """Shard a model with FSDP2 by layer: each rank keeps a part of the float32 weights.
 
     Without a process group the model stays an ordinary one.
@@ -257,7 +260,9 @@ def shard(model: PreTrainedModel, sharding: Sharding) -> None:
         _shard_layers(model, layers, sharding)
 
 
-def _shard_layers(model: PreTrainedModel, layers: Sequence, sharding: Sharding) -> None:
+def _shard_layers(model: "PreTrainedModel", layers: Sequence, sharding: Sharding) -> None:
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     options = {}
     if not sharding.reshard_after_forward:
         options["reshard_after_forward"] = False

@@ -7,10 +7,9 @@ ones.
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 
-def add_adapters(model: PreTrainedModel, rank: int, seed: int) -> torch.nn.Module:
+def add_adapters(model: torch.nn.Module, rank: int, seed: int) -> torch.nn.Module:
     """The model with adapters in all linear layers except the head; its own weights are frozen.
 
     rank: the rows of A. seed: that of A; the global random state stays as it is. B A is not scaled

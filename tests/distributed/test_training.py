@@ -14,6 +14,7 @@ from distributed_helpers import (
     train_rows_with_checkpoint,
     whole,
 )
+from torch.distributed import fsdp
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,7 +22,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from unit_helpers import flat_gradients, plain_batch, random_examples, tiny_llama
 
 import topr
-from toprlib import batches, language_model
+from toprlib import batches
 from toprlib.batches import collate, plan_steps, score_rows, to_tensors
 from toprlib.distributed import process_group, rank, ranks
 from toprlib.language_model import Sharding, load_model, make_optimizer, shard
@@ -217,8 +218,8 @@ def test_gathered_weights_train_the_same(tmp_path):
 # ---- precision -----------------------------------------------------------------------------------
 def test_weights_and_gradient_sums_are_float32(monkeypatch):
     """In bfloat16 nearly every update at the paper's learning rate would round to nothing."""
-    fully_shard = mock.Mock(wraps=language_model.fully_shard)
-    monkeypatch.setattr(language_model, "fully_shard", fully_shard)
+    fully_shard = mock.Mock(wraps=fsdp.fully_shard)
+    monkeypatch.setattr(fsdp, "fully_shard", fully_shard)
     with process_group(is_needed=True):
         model = tiny_llama(dtype=torch.float32)
         before = whole([weight.clone() for weight in model.parameters()])

@@ -27,7 +27,7 @@ import torch
 from torch.distributed import run as torchrun
 
 import train_gsm8k as gsm8k
-from toprlib import plotting, sampling  # noqa: F401, so that the fork server imports all of it
+from toprlib import sampling
 from toprlib.records import InputError, Task
 from toprlib.settings import Settings
 
@@ -184,9 +184,11 @@ def error_lines(log: Path) -> list[str]:
 
 @cache
 def _fork_server() -> multiprocessing.context.BaseContext:
-    """Starts processes that have imported this module already."""
+    """Starts processes that have imported this module, and what a run imports, already."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["run_helpers"])
+    model = "transformers.models.llama.modeling_llama"
+    checkpoint = "torch.distributed.checkpoint.state_dict"
+    context.set_forkserver_preload(["run_helpers", model, checkpoint])
     path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
     with mock.patch.dict(os.environ, PYTHONPATH=path):
         forkserver.ensure_running()

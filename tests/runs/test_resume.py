@@ -259,8 +259,15 @@ def test_run_killed_after_its_last_model_removes_its_checkpoints(run, undisturbe
     assert command.finish() == undisturbed
 
 
-@pytest.mark.parametrize("damage", [b"}{", b"", b'{"a": "?"}', b"\xff"])
-@pytest.mark.parametrize("name", ["samples", "train", "test-6", "metrics", "part"])
+DAMAGES = [  # a file of the second iteration, and what is in its third line
+    *((name, b"}{") for name in ("samples", "train", "test-6", "metrics", "part")),
+    *((name, b"\xff") for name in ("samples", "part")),
+    *((name, b'{"a": "?"}') for name in ("samples", "metrics")),
+    ("samples", b""),
+]
+
+
+@pytest.mark.parametrize(("name", "damage"), DAMAGES)
 def test_damaged_line_is_refused_by_file_and_line(run, tmp_path, name, damage):
     folder = shutil.copytree(run(**TWO_ITERATIONS), tmp_path / "run")
     last = folder / "iteration-2"
@@ -284,9 +291,9 @@ def test_damaged_line_is_refused_by_file_and_line(run, tmp_path, name, damage):
     ("name", "damage"), [("config.json", "{"), ("config.json", "[]"), ("results.json", "{")]
 )
 def test_damaged_json_is_refused_by_its_file_or_folder(run, tmp_path, name, damage):
-    folder = shutil.copytree(run(), tmp_path / "run")
+    folder = shutil.copytree(run(**TWO_ITERATIONS), tmp_path / "run")
     (folder / name).write_text(damage)
-    error = input_error(run_small, folder)
+    error = input_error(run_small, folder, **TWO_ITERATIONS)
     assert error.file == str(folder if damage == "[]" else folder / name)
 
 
@@ -346,10 +353,8 @@ def test_nothing_is_written_outside_the_run_folder(tmp_path):
     assert not [name for name in cached if name.endswith((".jsonl", ".safetensors"))]
 
 
-def test_results_of_a_finished_run_are_printed_again(run, tmp_path):
-    folder = shutil.copytree(run(), tmp_path / "run")
-    log = tmp_path / "log"
-    finish(command_line(folder), log)
-    results = json.loads((folder / "results.json").read_text())
-    assert f"{100 * results['before']['correct']:.1f}" in log.read_text()
-    assert checksums(folder) == checksums(run())
+def test_results_of_a_finished_run_are_printed_again(run, undisturbed, tmp_path):
+    command = Command(shutil.copytree(run(**TWO_ITERATIONS), tmp_path / "run"))
+    assert command.finish() == undisturbed
+    results = json.loads((command.folder / "results.json").read_text())
+    assert f"{100 * results['before']['correct']:.1f}" in command.log.read_text()

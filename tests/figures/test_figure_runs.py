@@ -233,7 +233,8 @@ def test_a_variant_is_trained_with_its_own_gradient(name):
     mu = tiny_llama(seed=1)
     batch = collate(random_examples(3, 2, seed=1))
     with torch.no_grad():
-        batch = batch._replace(token_logmu=topr.token_logprobs(mu, batch))
+        # Higher than those of mu, so that ratios are below 1, where the losses differ.
+        batch = batch._replace(token_logmu=topr.token_logprobs(mu, batch) + 0.5)
     weights = list(model.parameters())
 
     def gradient(loss):

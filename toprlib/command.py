@@ -27,22 +27,28 @@ def command(name: str) -> Iterator[None]:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     os.environ.setdefault("HF_HUB_DOWNLOAD_TIMEOUT", "8")  # seconds; the library tries six times
-    signal.signal(signal.SIGTERM, _interrupt)
+    received = []  # signals
+
+    def interrupt(number: int, frame: object) -> NoReturn:
+        received.append(number)
+        raise KeyboardInterrupt(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as a shell ignores it for `command &`
+            signal.signal(number, interrupt)
     try:
         try:
             yield
         except Exception as error:
+            if received:  # Python ignores an exception, so also an interrupt, within a __del__
+                raise KeyboardInterrupt(received[0]) from error
             _end_with_error(name, error)
-    except KeyboardInterrupt as interrupt:  # also while the block above ends
+    except KeyboardInterrupt as interruption:  # also while the block above ends
         _end_silently_at_the_next_signal()
         if _local_rank() == 0:
-            _print_line(name, interrupt)
-        number = interrupt.args[0] if interrupt.args else signal.SIGINT
+            _print_line(name, interruption)
+        number = interruption.args[0] if interruption.args else signal.SIGINT
         _exit(128 + number)  # as shells report a signal: 130 or 143
-
-
-def _interrupt(number: int, frame: object) -> NoReturn:
-    raise KeyboardInterrupt(number)
 
 
 def _end_with_error(name: str, error: Exception) -> NoReturn:

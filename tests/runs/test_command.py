@@ -1,5 +1,6 @@
 """How a command ends: what it prints, its exit status, and which of several ranks reports."""
 
+import contextlib
 import os
 import signal
 import time
@@ -86,6 +87,30 @@ def test_signal_while_an_error_ends_the_command_is_an_interruption(monkeypatch, 
         end_with(RuntimeError("Connection closed by peer"))
     assert raised.value.code == 143
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_signal_within_a_destructor_ends_the_command_at_the_next_error(capsys):
+    class Interrupted:
+        def __del__(self):
+            with contextlib.suppress(KeyboardInterrupt):  # as Python does within __del__
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    def lose_a_rank():
+        with command("run"):
+            Interrupted()
+            raise RuntimeError("Connection closed by peer")
+
+    with pytest.raises(SystemExit) as raised:
+        lose_a_rank()
+    assert raised.value.code == 143
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_signal_that_the_shell_ignores_stays_ignored():
+    """A shell starts `command &` so, lest Ctrl-C end what is in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with command("run"):
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 class Exited(BaseException):

@@ -1,5 +1,7 @@
 """toy_bandit.py: the bandit against sums in plain Python, its sections with faults, the command."""
 
+import contextlib
+import io
 import math
 from functools import partial
 from itertools import pairwise
@@ -265,19 +267,39 @@ def test_section_with_a_fault_fails(section, ingredient, fault, monkeypatch):
         toy.SECTIONS[section](Figure().subplots())
 
 
-def test_table_of_arms_has_both_methods(capsys):
-    """At the first step pi = mu: the weights are 1, the push is mu (R - 0.2)."""
-    toy.proposition_3_2(Figure().subplots())
-    lines = capsys.readouterr().out.splitlines()
+@pytest.fixture(scope="module")
+def table_of_arms():
+    """The rows of Proposition 3.2: step mu R, then pi weight push of TOPR and of REINFORCE."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        toy.proposition_3_2(Figure().subplots())
+    lines = printed.getvalue().splitlines()
     [heading] = [line for line in lines if "naive REINFORCE" in line]
-    assert heading.split()[0] == "TOPR"
-    start = lines.index(heading) + 2
+    assert heading.split() == ["TOPR", "naive", "REINFORCE"]
+    start = lines.index(heading) + 2  # after the names of the columns
+    rows = []
+    for line in lines[start : start + 16]:
+        rows.append([float(word) for word in line.split()])
+    return rows
+
+
+def test_both_methods_start_at_mu(table_of_arms):
+    """The weights are 1, the push is mu (R - 0.2)."""
     arms = torch.stack(toy.FOUR_ARMS, dim=1).tolist()
-    for line, (mu, reward) in zip(lines[start : start + 4], arms, strict=True):
-        numbers = [float(word) for word in line.split()]
-        push = mu * (reward - 0.2)
-        half = [mu, 1.0, push]
-        assert numbers == pytest.approx([0, mu, reward, *half, *half])
+    for row, (mu, reward) in zip(table_of_arms[:4], arms, strict=True):
+        half = [mu, 1.0, mu * (reward - 0.2)]
+        assert row == pytest.approx([0, mu, reward, *half, *half])
+
+
+def test_only_reinforce_keeps_pushing(table_of_arms):
+    """At a pi of almost 0 its push is mu R, as the weight is 1."""
+    for step, mu, reward, *columns in table_of_arms[-2:]:  # the wrong arms
+        pi, weight, push = columns[:3]
+        assert step == 3000
+        assert pi < 1e-4
+        assert weight == pytest.approx(pi / mu, rel=1e-3)
+        assert abs(push) < 1e-4
+        assert columns[3:] == [0, 1, mu * reward]
 
 
 # ---- statements ----------------------------------------------------------------------------------

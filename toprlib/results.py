@@ -21,7 +21,6 @@ from toprlib.metrics import (
     step_metrics,
     summarize_epoch,
 )
-from toprlib.plotting import draw_curve, save_figure
 from toprlib.preflight import is_rehearsal
 from toprlib.records import Example, InputError, Sample, Task
 from toprlib.settings import Settings
@@ -184,6 +183,8 @@ def write_results(points: Sequence["EvalPoint"], task: Task, settings: Settings)
     elif is_rehearsal():
         results["device"] = "cpu, a rehearsal"
     if iterations and settings.test_problems:
+        from toprlib.plotting import draw_curve, save_figure
+
         title = f"{settings.method}, learning rate {settings.lr:g}"
         save_figure(draw_curve(iterations, title), settings.out / "curve.png")
     write_file(settings.out / "results.json", json.dumps(results, indent=2) + "\n")

@@ -188,7 +188,7 @@ def _fork_server() -> multiprocessing.context.BaseContext:
     context = multiprocessing.get_context("forkserver")
     model = "transformers.models.llama.modeling_llama"
     checkpoint = "torch.distributed.checkpoint.state_dict"
-    context.set_forkserver_preload(["run_helpers", model, checkpoint])
+    context.set_forkserver_preload(["run_helpers", model, checkpoint, "toprlib.plotting"])
     path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
     with mock.patch.dict(os.environ, PYTHONPATH=path):
         forkserver.ensure_running()

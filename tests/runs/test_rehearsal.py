@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from run_helpers import checksums, count_lines, read_lines
@@ -34,21 +36,34 @@ OPTIONS = f"""
 
 @pytest.fixture(scope="module")
 def start(python):
-    """folder -> a process of torchrun that runs the command in this folder."""
+    """folder -> a process of torchrun that runs the command in this folder; its log lies beside."""
 
     def start(folder):
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--"]
         options = [*OPTIONS.split(), "--vllm-python", str(python), "--out", str(folder)]
-        return subprocess.Popen(
-            [*torchrun, "train_gsm8k.py", *options],
-            cwd=ROOT,
-            env=os.environ | {"TOPR_ON_CPU": "1"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        with log_of(folder).open("a") as log:
+            return subprocess.Popen(
+                [*torchrun, "train_gsm8k.py", *options],
+                cwd=ROOT,
+                env=os.environ | {"TOPR_ON_CPU": "1"},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
 
     return start
+
+
+def log_of(folder):
+    return folder.with_suffix(".log")
+
+
+def kill_all(process):
+    """kill -9 torchrun and the ranks. These have sessions of their own, so killpg spares them."""
+    for each in psutil.Process(process.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended by itself
+            each.kill()
+    process.kill()
+    process.wait()
 
 
 def wait_until(condition, process):
@@ -60,7 +75,7 @@ def wait_until(condition, process):
 @pytest.fixture(scope="module")
 def undisturbed(start, tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed") / "run"
-    assert start(folder).wait() == 0
+    assert start(folder).wait() == 0, log_of(folder).read_text()[-3000:]
     return folder
 
 
@@ -76,10 +91,9 @@ def test_stopped_and_killed_it_ends_with_the_same_files(undisturbed, start, tmp_
     process = start(folder)
     has_checkpoint = (first / "checkpoint-3").exists
     wait_until(lambda: has_checkpoint() and count_lines(first / "metrics.jsonl") >= 4, process)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    kill_all(process)
     assert not (first / "model").exists()
-    assert start(folder).wait() == 0
+    assert start(folder).wait() == 0, log_of(folder).read_text()[-3000:]
     assert checksums(folder) == checksums(undisturbed)
 
 

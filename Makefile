@@ -46,12 +46,13 @@ test-trainers: .venv/dev-ready .venv-trl/ready .venv-verl/ready
 NUMERICAL = tests/unit tests/conformance tests/distributed tests/engines/test_engines.py
 LESSONS = "tests/docs/test_notebooks.py::test_a_notebook_runs_and_its_exercises_tell_right_from_wrong[01_taper]" \
 	"tests/docs/test_notebooks.py::test_a_notebook_runs_and_its_exercises_tell_right_from_wrong[02_bandit]"
+FIRST = tests/runs/test_default_run.py::test_first_evaluation_is_that_of_the_record_with_any_instruction_set
 LEG = $(PYTEST) -k "not two_ranks and not command and not help" $(NUMERICAL)
 test-processors: .venv/dev-ready
 	OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 MKL_CBWR=COMPATIBLE \
-		ONEDNN_MAX_CPU_ISA=SSE41 $(LEG) $(LESSONS)
+		ONEDNN_MAX_CPU_ISA=SSE41 $(LEG) $(FIRST) $(LESSONS)
 	OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_CBWR=AVX2 \
-		ONEDNN_MAX_CPU_ISA=AVX2 $(LEG)
+		ONEDNN_MAX_CPU_ISA=AVX2 $(LEG) $(FIRST)
 
 # On a machine with GPUs, after `pip install -r requirements-gpu.txt -c constraints-gpu.txt`: four minutes on one, and
 # six on two. Each run is interrupted once it trains, then resumes from its checkpoint. docs/gpu.md has the output.

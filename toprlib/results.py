@@ -178,6 +178,8 @@ def write_results(points: Sequence["EvalPoint"], task: Task, settings: Settings)
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
+    # The last bits of a sum depend on it, and with them a few samples of several thousand.
+    results["instruction_set"] = torch.backends.cpu.get_cpu_capability()
     if torch.cuda.is_available():
         results["device"] = torch.cuda.get_device_name()
     elif is_rehearsal():

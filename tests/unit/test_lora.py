@@ -67,7 +67,8 @@ def test_adapters_leave_the_model_and_the_random_state_alone():
     random_state = torch.get_rng_state()
     model = add_adapters(base, 4, seed=0)
     assert torch.equal(torch.get_rng_state(), random_state)
-    assert torch.equal(topr.token_logprobs(model, batch), expected)
+    actual = topr.token_logprobs(model, batch)  # float64; old processors round it differently
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
     assert all(".lora_" in name for name in trained)
     assert not any("lm_head" in name for name in trained)

@@ -116,7 +116,7 @@ def test_first_process_of_each_machine_downloads(rank, local_rank, is_called, mo
 
     def snapshot_download(name, dry_run=False, **_):
         calls.append((name, dry_run))
-        return []
+        return [] if dry_run else MODEL
 
     monkeypatch.setattr(language_model, "snapshot_download", snapshot_download)
     monkeypatch.setattr(language_model, "_check_disk_for", lambda files: None)

@@ -66,17 +66,31 @@ class LanguageModel(NamedTuple):
         """
         encoded = self.tokenizer(list(prompts), add_special_tokens=self.chat is None)
         begin = self.tokenizer.bos_token_id
+        vocabulary = self.vocabulary
         for ids in encoded["input_ids"]:
             if ids[:2] == [begin, begin]:
                 del ids[0]
             largest = max(ids, default=0)
-            if largest >= self.vocabulary:
+            if largest >= vocabulary:
                 token = self.tokenizer.convert_ids_to_tokens(largest)
                 message = f"its tokenizer has the token {token!r} with the id {largest}, and its "
-                message += f"model has {self.vocabulary} tokens; resize the model's embeddings"
+                message += f"model has {vocabulary} tokens; resize the model's embeddings"
                 name = self.tokenizer.name_or_path
                 raise InputError(message, option="--model", file=name)
         return encoded["input_ids"]
+
+    def ids_after(self, prompt: str, text: str) -> list[int]:
+        """The token ids of a text that follows a prompt.
+
+        A SentencePiece tokenizer adds a space before a text that stands alone, and a model does
+        not write it after a line break. Where the last token of the prompt would change, as that
+        of "A: " before "7", a line break takes the prompt's place.
+        """
+        for context in (prompt, "\n"):
+            before, whole = self.prompt_ids([context, context + text])
+            if whole[: len(before)] == before:
+                return whole[len(before) :]
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def text(self, token_ids: Sequence[int]) -> str:
         """The text of a completion's tokens, without the end of sequence."""

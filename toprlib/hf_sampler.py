@@ -140,7 +140,8 @@ def sample_batch(
 
     prompt_ids: token ids of P prompts. prompt_of: (B,) index of each row's prompt. noise: (B, T),
     uniform in [0, 1), a number for each token; T is the most tokens that a completion may have. A
-    completion ends with "stop", or with "length" if it has T tokens and no end.
+    completion ends with "stop", or with "length" if it has T tokens and no end. Raises InputError
+    if the probabilities of a token are NaN.
     """
     device = lm.model.device
     noise = noise.to(device)
@@ -165,7 +166,7 @@ def sample_batch(
         if is_finished.any():
             active.remove(is_finished)
     if (tokens == no_token).any():
-        message = f"{parameters.temperature:g}: the probabilities of a model's tokens are NaN"
+        message = f"{parameters.temperature}: the probabilities of a model's tokens are NaN"
         fix = "give a higher one, or another model if this happens at 1"
         raise InputError(f"{message}; {fix}", option="--temperature")
     completions = []

@@ -119,7 +119,7 @@ def load_without_weights(
     Weights that a folder has are compared with the model by name and shape; they are not read.
     """
     _check_name(name)
-    with _explain_errors(name):
+    with _explain_errors(name, "its tokenizer "):
         tokenizer = transformers.AutoTokenizer.from_pretrained(name)
     model = _load_architecture(name)
     if any(Path(name).glob("*.safetensors")):
@@ -217,14 +217,14 @@ def _check_report(name: str, report: dict[str, Any]) -> None:
     for weight, stored, expected in report["mismatched_keys"]:
         shapes.append(f"{weight} {tuple(stored)} in place of {tuple(expected)}")
     problems = {
-        "its files lack {} weights of the model": report["missing_keys"],
-        "its files have {} weights of another shape than config.json says": shapes,
-        "its files have {} weights that config.json has no place for": report["unexpected_keys"],
+        "its files lack weights of the model": report["missing_keys"],
+        "its files have weights of another shape than config.json says": shapes,
+        "its files have weights that config.json has no place for": report["unexpected_keys"],
     }
     for problem, weights in problems.items():
         if weights:
             some = ", ".join(sorted(weights)[:3]) + (", ..." if len(weights) > 3 else "")
-            message = f"{problem.format(len(weights))} ({some}); save the whole model again"
+            message = f"{problem} ({len(weights)}: {some}); save the whole model again"
             raise InputError(message, option="--model", file=name)
 
 
@@ -256,7 +256,7 @@ def _load_architecture(name: str) -> "PreTrainedModel":
 
 
 @contextmanager
-def _explain_errors(name: str) -> Iterator[None]:
+def _explain_errors(name: str, part: str = "") -> Iterator[None]:
     """In the block, an error of the libraries becomes an InputError with a fix."""
     try:
         yield
@@ -268,7 +268,7 @@ def _explain_errors(name: str) -> Iterator[None]:
         elif isinstance(error.__cause__, LocalEntryNotFoundError):
             fix = f"run `hf download {name}` where it can, and give --model the folder"
             reason = f"no such folder, and the hub cannot be reached; {fix}"
-        message = f"cannot be loaded: {reason}"
+        message = f"{part}cannot be loaded: {reason}"
         raise InputError(message, option="--model", file=name) from error
 
 

@@ -262,6 +262,22 @@ def test_a_process_that_dies_between_two_requests(tmp_path):
     assert raised.value.file == str(options.log)
 
 
+@pytest.mark.parametrize("value", ["NaN", "-Infinity"])
+def test_log_probabilities_of_damaged_weights(tmp_path, value):
+    sample = f'{{"token_ids": [5], "token_logmu_engine": [{value}], "finish_reason": "stop"}}'
+    command = f"echo null; read request; echo '[[{sample}]]'; sleep 60"
+    options = replace(
+        OPTIONS, python=write_script(tmp_path / "python", command), log=tmp_path / "vllm.log"
+    )
+    lm = load_without_weights(MODEL)
+    with (
+        vllm_engine(lm, MODEL, SamplingParameters(), options) as engine,
+        pytest.raises(InputError) as raised,
+    ):
+        generate(engine, make_prompts(lm, [PROMPT]), n=1)
+    assert (raised.value.option, raised.value.file) == ("--model", MODEL)
+
+
 def test_ctrl_c_ends_vllm_in_the_middle_of_a_request(tmp_path):
     """It may have hours of sampling left."""
     command = f"echo null; read request; touch {tmp_path}/requested; sleep 1000"

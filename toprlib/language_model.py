@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # --help need not wait for what takes seconds to import
 Dtype = Literal["float32", "bfloat16"]
 OptimizerName = Literal["adamw", "adafactor", "sgd"]
 META = torch.device("meta")  # where tensors have shapes and no values
+CONTEXT = 100  # characters before a text that its tokens may depend on; ours
 LOADING = {  # a report says what does not fit; the library would fill it with random numbers
     "dtype": torch.float32,
     "output_loading_info": True,
@@ -86,7 +87,7 @@ class LanguageModel(NamedTuple):
         not write it after a line break. Where the last token of the prompt would change, as that
         of "A: " before "7", a line break takes the prompt's place.
         """
-        for context in (prompt, "\n"):
+        for context in (prompt[-CONTEXT:], "\n"):
             before, whole = self.prompt_ids([context, context + text])
             if whole[: len(before)] == before:
                 return whole[len(before) :]

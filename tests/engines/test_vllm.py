@@ -133,6 +133,12 @@ def test_the_end_of_a_turn_ends_a_completion_of_a_chat_model(python, tmp_path):
     check_engine_logprobs(samples, chat_lm, prompt)  # both have read the same prompt
 
 
+def test_vllm_stops_at_every_end(lm):
+    two_ends = lm._replace(ends=frozenset({7, 1}))
+    arguments = vllm_client._sampling_params(two_ends, SamplingParameters())
+    assert arguments["stop_token_ids"] == [1, 7]
+
+
 # ---- with a fake vLLM ----------------------------------------------------------------------------
 @pytest.fixture
 def fake_python(tmp_path):

@@ -65,7 +65,7 @@ def tokenize_completion(
     what follows its end cannot be left out.
     """
     tokenizer = lm.tokenizer
-    ids = lm.ids_after(sample.prompt, sample.completion)
+    ids = lm.completion_ids(sample.prompt, sample.completion)
     while ids and ids[-1] == tokenizer.pad_token_id and ids[-1] not in lm.ends:
         ids.pop()
     if not ids:
@@ -121,7 +121,7 @@ def check_tokens(
         message = "do not spell the completion in this model's vocabulary; leave them out"
         raise InputError(message, field="token_ids", **place)
     if not lm.ends.isdisjoint(completion_ids[:-1]):
-        message = "has tokens after its end of sequence; leave them out"
+        message = "have others after an end of sequence; leave these out"
         raise InputError(message, field="token_ids", **place)
     if lm.chat and not lm.chat.marks <= set(prompt_ids):
         message = "lacks tokens of the chat template; give the whole text that it writes"

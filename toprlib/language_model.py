@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # --help need not wait for what takes seconds to import
 Dtype = Literal["float32", "bfloat16"]
 OptimizerName = Literal["adamw", "adafactor", "sgd"]
 META = torch.device("meta")  # where tensors have shapes and no values
-CONTEXT = 100  # characters before a text that its tokens may depend on; ours
+TAIL = 100  # the last characters of a prompt, on which tokens after it may depend; ours
 LOADING = {  # a report says what does not fit; the library would fill it with random numbers
     "dtype": torch.float32,
     "output_loading_info": True,
@@ -80,18 +80,18 @@ class LanguageModel(NamedTuple):
                 raise InputError(message, option="--model", file=name)
         return encoded["input_ids"]
 
-    def ids_after(self, prompt: str, text: str) -> list[int]:
-        """The token ids of a text that follows a prompt.
+    def completion_ids(self, prompt: str, completion: str) -> list[int]:
+        """The token ids that the text of a completion has after its prompt.
 
         A SentencePiece tokenizer adds a space before a text that stands alone, and a model does
         not write it after a line break. Where the last token of the prompt would change, as that
         of "A: " before "7", a line break takes the prompt's place.
         """
-        for context in (prompt[-CONTEXT:], "\n"):
-            before, whole = self.prompt_ids([context, context + text])
-            if whole[: len(before)] == before:
-                return whole[len(before) :]
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        for start in (prompt[-TAIL:], "\n"):
+            start_ids, ids = self.prompt_ids([start, start + completion])
+            if ids[: len(start_ids)] == start_ids:
+                return ids[len(start_ids) :]
+        return self.tokenizer(completion, add_special_tokens=False)["input_ids"]
 
     def text(self, token_ids: Sequence[int]) -> str:
         """The text of a completion's tokens, without the end of sequence."""
@@ -158,16 +158,15 @@ def _set_special_tokens(
     vocabulary = model.get_input_embeddings().num_embeddings
     if tokenizer.vocab_size > vocabulary:
         message = f"its tokenizer has {tokenizer.vocab_size} tokens, its model {vocabulary}"
-        message = f"{message}; save the tokenizer of this model there"
-        raise InputError(message, option="--model", file=name)
+        fix = "save the tokenizer of this model there"
+        raise InputError(f"{message}; {fix}", option="--model", file=name)
     stated = model.generation_config.eos_token_id
     ids = [tokenizer.eos_token_id, *(stated if isinstance(stated, list) else [stated])]
-    known = range(min(vocabulary, len(tokenizer)))
-    ends = [end for end in ids if end in known]
+    known = range(vocabulary)
+    ends = [end for end in ids if end in known and tokenizer.convert_ids_to_tokens(end)]
     if not ends:
         message = "neither its tokenizer nor its generation config has an end of sequence"
-        message = f"{message}; give it an eos_token"
-        raise InputError(message, option="--model", file=name)
+        raise InputError(f"{message}; give it an eos_token", option="--model", file=name)
     if tokenizer.eos_token_id not in ends:
         tokenizer.eos_token_id = ends[0]
     if tokenizer.pad_token_id not in known:

@@ -110,9 +110,10 @@ def damage_weights(folder, case):
     return str(folder)
 
 
-def load_both_ways(folder):
-    """Ways to load weights whose headers nobody has looked at."""
+def ways_to_load(folder):
+    """By each function that loads weights; only the first looks at their headers before."""
     lm = load_without_weights(MODEL)
+    yield lambda: load_model(folder)
     yield lambda: load_weights(lm, folder)
     yield lambda: load_for_training(lm, folder, Sharding())
     yield lambda: load_for_training(lm, folder, Sharding(), lora_rank=2)
@@ -121,7 +122,7 @@ def load_both_ways(folder):
 @pytest.mark.parametrize("case", DAMAGED)
 def test_damaged_weights_are_named_wherever_they_are_loaded(case, tmp_path, capfd):
     folder = damage_weights(tmp_path / "model", case)
-    for load in (lambda: load_model(folder), *load_both_ways(folder)):
+    for load in ways_to_load(folder):
         with pytest.raises(InputError) as caught:
             load()
         assert (caught.value.option, caught.value.file) == ("--model", folder)

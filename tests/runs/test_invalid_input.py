@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from run_helpers import ROOT, SMALL, input_error, run_small
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import train_gsm8k as gsm8k
 from toprlib.language_model import load_without_weights
@@ -238,6 +239,14 @@ def damage_generation_config(folder, mark):
     (folder / "generation_config.json").write_text("{")
 
 
+def end_every_prompt(folder, mark):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="$A <eos>", special_tokens=[("<eos>", tokenizer.eos_token_id)]
+    )
+    tokenizer.save_pretrained(folder)
+
+
 def take_the_model_from_elsewhere(folder, mark):
     """With half as many tokens as the tokenizer has."""
     config = AutoConfig.from_pretrained(folder, vocab_size=384)
@@ -261,6 +270,7 @@ def add_adapter(folder, mark):
         halve_width,
         damage_tokenizer,
         empty_tokenizer,
+        end_every_prompt,
         damage_generation_config,
         take_the_model_from_elsewhere,
         add_adapter,

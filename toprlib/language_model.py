@@ -167,9 +167,11 @@ def _set_special_tokens(
     if not ends:
         message = "neither its tokenizer nor its generation config has an end of sequence"
         raise InputError(f"{message}; give it an eos_token", option="--model", file=name)
-    if tokenizer("?")["input_ids"][-1] in ends:
-        message = "its tokenizer adds an end of sequence to prompts; save it with add_eos_token=False"
-        raise InputError(message, option="--model", file=name)
+    prompt_ids = tokenizer("?")["input_ids"]
+    if prompt_ids and prompt_ids[-1] in ends:
+        message = "its tokenizer adds an end of sequence to prompts"
+        fix = "save it with add_eos_token=False"
+        raise InputError(f"{message}; {fix}", option="--model", file=name)
     if tokenizer.eos_token_id not in ends:
         tokenizer.eos_token_id = ends[0]
     if tokenizer.pad_token_id not in known:

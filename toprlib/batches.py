@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 import topr
 from topr import Batch
@@ -42,8 +43,8 @@ def tokenize_samples(
     for index in indices:
         sample = samples[index]
         prompt_ids = ids_of_prompt[sample.prompt]
-        completion_ids = sample.token_ids or tokenize_completion(sample, lm, stop)
         place = {"file": source, "line": index + 1}
+        completion_ids = sample.token_ids or tokenize_completion(sample, lm, stop, place)
         check_tokens(sample, prompt_ids, completion_ids, lm, place)
         token_logmu = None
         if keep_logmu:
@@ -53,18 +54,46 @@ def tokenize_samples(
     return examples
 
 
-def tokenize_completion(sample: Sample, lm: LanguageModel, stop: Sequence[str]) -> list[int]:
-    """The token ids of a completion that is text.
+def tokenize_completion(
+    sample: Sample, lm: LanguageModel, stop: Sequence[str], place: dict
+) -> list[int]:
+    """The token ids of a completion that is text, up to and including its end of sequence.
 
-    An end of sequence is added if the completion was finished (finish_reason "stop") and ends with
-    neither an end of sequence nor a stop string.
+    Padding, and white space and special tokens after the end, are left out. An end of sequence is
+    added if the completion was finished (finish_reason "stop") and has neither an end of sequence
+    nor a stop string. place: file and line of the sample. Raises InputError if it is empty, or if
+    what follows its end cannot be left out.
     """
-    ids = lm.tokenizer(sample.completion, add_special_tokens=False)["input_ids"]
-    has_end = bool(ids) and ids[-1] in lm.ends
+    tokenizer = lm.tokenizer
+    ids = lm.completion_ids(sample.prompt, sample.completion)
+    while ids and ids[-1] == tokenizer.pad_token_id and ids[-1] not in lm.ends:
+        ids.pop()
+    if not ids:
+        # A model may end at once, but then there is the token that ends it.
+        raise InputError("is empty", field="completion", **place)
+    for length, token in enumerate(ids, start=1):
+        if token in lm.ends:
+            rest = tokenizer.decode(ids[length:], skip_special_tokens=True)
+            if rest.strip():
+                message = "has text after its end of sequence; leave that text out"
+                raise InputError(message, field="completion", **place)
+            return ids[:length]
     has_stop = any(string in sample.completion for string in stop)
-    if sample.finish_reason == "stop" and not (has_end or has_stop):
-        ids.append(lm.chat.end if lm.chat else lm.tokenizer.eos_token_id)
+    if sample.finish_reason == "stop" and not has_stop:
+        if _is_special(ids[-1], tokenizer):
+            message = f"ends with {tokenizer.decode(ids[-1:])}, which ends no text of this model"
+            fix = "leave it out, or add --chat if its chat template writes it"
+            raise InputError(f"{message}; {fix}", field="completion", **place)
+        ids.append(lm.chat.end if lm.chat else tokenizer.eos_token_id)
     return ids
+
+
+def _is_special(token: int, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a token is a mark such as <|eot_id|>, and no text."""
+    if token == tokenizer.unk_token_id:
+        return False
+    is_skipped = tokenizer.decode([token], skip_special_tokens=True) == ""
+    return is_skipped and tokenizer.decode([token]) != ""
 
 
 def check_tokens(
@@ -80,20 +109,19 @@ def check_tokens(
     """
     if not prompt_ids:
         raise InputError("is empty", field="prompt", **place)
-    if sample.token_ids is None and not sample.completion:
-        # A model may end at once, but then there is the token that ends it.
-        raise InputError("is empty", field="completion", **place)
     size = len(prompt_ids) + len(completion_ids)
     if size > lm.context:
         message = f"{size} tokens with its prompt; the model's context is {lm.context}"
         raise InputError(message, field="completion", **place)
     # A vocabulary may be larger than its tokenizer's: such tokens have no text, but a log mu.
-    vocabulary = lm.model.get_input_embeddings().num_embeddings
-    if min(completion_ids) < 0 or max(completion_ids) >= vocabulary:
-        message = f"outside the model's vocabulary of {vocabulary} tokens"
+    if min(completion_ids) < 0 or max(completion_ids) >= lm.vocabulary:
+        message = f"outside the model's vocabulary of {lm.vocabulary} tokens"
         raise InputError(message, field="token_ids", **place)
     if sample.token_ids is not None and lm.text(completion_ids) != sample.completion:
         message = "do not spell the completion in this model's vocabulary; leave them out"
+        raise InputError(message, field="token_ids", **place)
+    if not lm.ends.isdisjoint(completion_ids[:-1]):
+        message = "have others after an end of sequence; leave these out"
         raise InputError(message, field="token_ids", **place)
     if lm.chat and not lm.chat.marks <= set(prompt_ids):
         message = "lacks tokens of the chat template; give the whole text that it writes"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from toprlib.records import InputError, Task
+from toprlib.records import InputError, Task, first_line
 
 # Texts that occur in no template, to see where it puts a question and an answer.
 QUESTION = "a question that no template has"
@@ -31,24 +31,26 @@ class Chat(NamedTuple):
         """The prompt for a text or for messages, up to where the answer begins.
 
         Messages may have a system prompt of their own. is_answered: they end with the answer.
-        Raises InputError if the template fails.
+        Raises InputError if the template fails, or if the assistant has begun to answer: the
+        template would end that turn.
         """
-        from jinja2 import TemplateError
-
         messages = question
         if isinstance(question, str):
             messages = [{"role": "user", "content": question}]
+        if not is_answered and messages[-1]["role"] == "assistant":
+            message = "the last message is the assistant's, whose turn the template would end; "
+            message += "give the prompt as text, up to where the completion begins"
+            raise InputError(message, option="--chat")
         if self.system is not None and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.system}, *messages]
         try:
             return self.tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=not is_answered
             )
-        except (TemplateError, TypeError, ValueError) as error:
+        except Exception as error:  # a template is a program: it may raise any
             roles = " and ".join(message["role"] for message in messages)
-            reason = str(error).splitlines()[0]
             name = self.tokenizer.name_or_path
-            message = f"the chat template of {name} fails on {roles}: {reason}"
+            message = f"the chat template of {name} fails on {roles}: {first_line(error)}"
             raise InputError(message, option="--chat") from error
 
     def apply_to(self, task: Task) -> Task:

@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 from transformers import DynamicCache, DynamicLayer
 
 from toprlib.language_model import LanguageModel
-from toprlib.records import Prompt, Sample
+from toprlib.records import InputError, Prompt, Sample
 
 if TYPE_CHECKING:
     from toprlib.sampling import SamplingParameters
@@ -140,14 +140,16 @@ def sample_batch(
 
     prompt_ids: token ids of P prompts. prompt_of: (B,) index of each row's prompt. noise: (B, T),
     uniform in [0, 1), a number for each token; T is the most tokens that a completion may have. A
-    completion ends with "stop", or with "length" if it has T tokens and no end.
+    completion ends with "stop", or with "length" if it has T tokens and no end. Raises InputError
+    if the probabilities of a token are NaN.
     """
     device = lm.model.device
     noise = noise.to(device)
-    ends = torch.tensor(sorted(lm.ends), dtype=torch.long, device=device)
     tokens = torch.zeros_like(noise, dtype=torch.long)  # (B, T)
     length = torch.zeros(len(noise), dtype=torch.long, device=device)  # (B,) 0: not finished
     active, logits = _compute_prompts(lm, prompt_ids, prompt_of.to(device), noise.shape[1])
+    no_token = logits.shape[1]  # V, which `choose_tokens` returns where all probabilities are NaN
+    ends = torch.tensor([*sorted(lm.ends), no_token], dtype=torch.long, device=device)
     for t in range(noise.shape[1]):
         if t > 0:
             logits = active.next_logits(lm.model)  # (A, V)
@@ -163,6 +165,10 @@ def sample_batch(
         active.append(token)
         if is_finished.any():
             active.remove(is_finished)
+    if (tokens == no_token).any():
+        message = f"{parameters.temperature}: the probabilities of a model's tokens are NaN"
+        fix = "give a higher one, or another model if this happens at 1"
+        raise InputError(f"{message}; {fix}", option="--temperature")
     completions = []
     for token_ids, size in zip(tokens.tolist(), length.tolist(), strict=True):
         completions.append((token_ids[:size], "stop") if size else (token_ids, "length"))
@@ -261,7 +267,9 @@ def filtered_probabilities(logits: Tensor, parameters: "SamplingParameters") -> 
     if parameters.top_p < 1:
         sorted_p, order = p.sort(descending=True)
         p_of_likelier = sorted_p.cumsum(-1) - sorted_p  # (A, V) of all tokens that are likelier
-        sorted_p *= p_of_likelier < parameters.top_p
+        is_kept = p_of_likelier < parameters.top_p
+        is_kept[:, 0] = True  # the likeliest token, even where float32 rounds top-p to 0
+        sorted_p *= is_kept
         p = torch.zeros_like(p).scatter(-1, order, sorted_p)
     return p
 

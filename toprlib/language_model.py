@@ -6,20 +6,20 @@ may use temporary bfloat16 copies.
 """
 
 import gc
+import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
 import transformers
-from huggingface_hub import constants, snapshot_download
+from huggingface_hub import constants, get_local_safetensors_metadata, snapshot_download
 from huggingface_hub.errors import DryRunError, GatedRepoError, LocalEntryNotFoundError
-from safetensors import SafetensorError
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedTokenizerBase
 
@@ -29,7 +29,7 @@ from toprlib.distributed import device as own_device
 from toprlib.distributed import gather, rank, ranks
 from toprlib.lora import add_adapters
 from toprlib.problems import is_hub_name
-from toprlib.records import InputError
+from toprlib.records import InputError, first_line
 
 if TYPE_CHECKING:  # --help need not wait for what takes seconds to import
     from transformers import PreTrainedModel
@@ -37,6 +37,12 @@ if TYPE_CHECKING:  # --help need not wait for what takes seconds to import
 Dtype = Literal["float32", "bfloat16"]
 OptimizerName = Literal["adamw", "adafactor", "sgd"]
 META = torch.device("meta")  # where tensors have shapes and no values
+TAIL = 100  # the last characters of a prompt, on which tokens after it may depend; ours
+LOADING = {  # a report says what does not fit; the library would fill it with random numbers
+    "dtype": torch.float32,
+    "output_loading_info": True,
+    "ignore_mismatched_sizes": True,
+}
 
 
 class LanguageModel(NamedTuple):
@@ -48,9 +54,44 @@ class LanguageModel(NamedTuple):
     ends: frozenset[int]  # the token ids that end a completion
     chat: Chat | None = None  # the chat template of prompts; None for prompts of plain text
 
+    @property
+    def vocabulary(self) -> int:
+        """The number of token ids that the model has embeddings for."""
+        return self.model.get_input_embeddings().num_embeddings
+
     def prompt_ids(self, prompts: Sequence[str]) -> list[list[int]]:
-        """The token ids of prompts. A chat template has written the special tokens already."""
-        return self.tokenizer(list(prompts), add_special_tokens=self.chat is None)["input_ids"]
+        """The token ids of prompts. Raises InputError if the model lacks one of them.
+
+        The begin of text occurs once, whether a prompt has it or the tokenizer adds it. A chat
+        template has written all special tokens already.
+        """
+        encoded = self.tokenizer(list(prompts), add_special_tokens=self.chat is None)
+        begin = self.tokenizer.bos_token_id
+        vocabulary = self.vocabulary
+        for ids in encoded["input_ids"]:
+            if ids[:2] == [begin, begin]:
+                del ids[0]
+            largest = max(ids, default=0)
+            if largest >= vocabulary:
+                token = self.tokenizer.convert_ids_to_tokens(largest)
+                message = f"its tokenizer has the token {token!r} with the id {largest}, and its "
+                message += f"model has {vocabulary} tokens; resize the model's embeddings"
+                name = self.tokenizer.name_or_path
+                raise InputError(message, option="--model", file=name)
+        return encoded["input_ids"]
+
+    def completion_ids(self, prompt: str, completion: str) -> list[int]:
+        """The token ids that the text of a completion has after its prompt.
+
+        A SentencePiece tokenizer adds a space before a text that stands alone, and a model does
+        not write it after a line break. Where the last token of the prompt would change, as that
+        of "A: " before "7", a line break takes the prompt's place.
+        """
+        for start in (prompt[-TAIL:], "\n"):
+            start_ids, ids = self.prompt_ids([start, start + completion])
+            if ids[: len(start_ids)] == start_ids:
+                return ids[len(start_ids) :]
+        return self.tokenizer(completion, add_special_tokens=False)["input_ids"]
 
     def text(self, token_ids: Sequence[int]) -> str:
         """The text of a completion's tokens, without the end of sequence."""
@@ -74,27 +115,68 @@ def load_model(
 def load_without_weights(
     name: str, uses_chat: bool = False, system_prompt: str | None = None
 ) -> LanguageModel:
-    """The tokenizer, and the model on META: enough to tokenize and to count. See `load_model`."""
+    """The tokenizer, and the model on META: enough to tokenize and to count. See `load_model`.
+
+    Weights that a folder has are compared with the model by name and shape; they are not read.
+    """
+    _check_name(name)
+    with _explain_errors(name, "its tokenizer "):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+    model = _load_architecture(name)
+    if any(Path(name).glob("*.safetensors")):
+        check_weights(name, model)
+    context = getattr(model.config, "max_position_embeddings", None)
+    if not isinstance(context, int):
+        message = "its config.json lacks max_position_embeddings, the length of its context"
+        raise InputError(message, option="--model", file=name)
+    ends = _set_special_tokens(name, tokenizer, model)
+    chat = load_chat(tokenizer, system_prompt) if uses_chat else None
+    if chat is not None:
+        ends = ends | {chat.end}
+    return LanguageModel(model, tokenizer, context, ends, chat)
+
+
+def _check_name(name: str) -> None:
     if not Path(name).is_dir() and not is_hub_name(name):
         message = "is neither a folder nor the name of a model on the hub (owner/name)"
         raise InputError(message, option="--model", file=name)
     if Path(name).is_dir() and not (Path(name) / "config.json").exists():
         message = "has no config.json; save a model of transformers there"
         raise InputError(message, option="--model", file=name)
-    with _explain_errors(name):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name)
-    model = _load_architecture(name)
-    if not hasattr(model.config, "max_position_embeddings"):
-        message = "its config.json lacks max_position_embeddings, the length of its context"
+    if (Path(name) / "adapter_config.json").exists():  # transformers would load another model
+        message = "has an adapter next to a model; merge it into the model, or remove it"
         raise InputError(message, option="--model", file=name)
-    if tokenizer.pad_token_id is None:
-        if tokenizer.eos_token_id is None:
-            message = "its tokenizer has no end-of-sequence token; give it one"
-            raise InputError(message, option="--model", file=name)
+
+
+def _set_special_tokens(
+    name: str, tokenizer: PreTrainedTokenizerBase, model: "PreTrainedModel"
+) -> frozenset[int]:
+    """The token ids that end a text: of the tokenizer and of the generation config, in either.
+
+    A tokenizer without an end or padding that the model knows gets one.
+    """
+    vocabulary = model.get_input_embeddings().num_embeddings
+    if tokenizer.vocab_size > vocabulary:
+        message = f"its tokenizer has {tokenizer.vocab_size} tokens, its model {vocabulary}"
+        fix = "save the tokenizer of this model there"
+        raise InputError(f"{message}; {fix}", option="--model", file=name)
+    stated = model.generation_config.eos_token_id
+    ids = [tokenizer.eos_token_id, *(stated if isinstance(stated, list) else [stated])]
+    known = range(vocabulary)
+    ends = [end for end in ids if end in known and tokenizer.convert_ids_to_tokens(end)]
+    if not ends:
+        message = "neither its tokenizer nor its generation config has an end of sequence"
+        raise InputError(f"{message}; give it an eos_token", option="--model", file=name)
+    prompt_ids = tokenizer("?")["input_ids"]
+    if prompt_ids and prompt_ids[-1] in ends:
+        message = "its tokenizer adds an end of sequence to prompts"
+        fix = "save it with add_eos_token=False"
+        raise InputError(f"{message}; {fix}", option="--model", file=name)
+    if tokenizer.eos_token_id not in ends:
+        tokenizer.eos_token_id = ends[0]
+    if tokenizer.pad_token_id not in known:
         tokenizer.pad_token_id = tokenizer.eos_token_id  # padding is masked: any token will do
-    chat = load_chat(tokenizer, system_prompt) if uses_chat else None
-    ends = _end_tokens(model, chat)
-    return LanguageModel(model, tokenizer, model.config.max_position_embeddings, ends, chat)
+    return frozenset(ends)
 
 
 def load_weights(lm: LanguageModel, name: str) -> LanguageModel:
@@ -103,41 +185,95 @@ def load_weights(lm: LanguageModel, name: str) -> LanguageModel:
 
 
 def _load_weights(name: str, device: torch.device) -> "PreTrainedModel":
-    transformers.utils.logging.disable_progress_bar()  # of single files; a run has its own
     # cuDNN's attention is torch's first choice on an H100: with some masks its gradients are NaN
     # (pytorch#196678), and each new length costs 23 to 37 ms for a plan.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    with _explain_errors(name):
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            name, use_safetensors=True, dtype=torch.float32
+    with _explain_errors(name), _silence():
+        model, report = transformers.AutoModelForCausalLM.from_pretrained(
+            name, use_safetensors=True, **LOADING
         )
+    _check_report(name, report)
+    for weight_name, weight in model.named_parameters():
+        if not weight.detach().sum().isfinite():
+            message = f"its weight {weight_name} has NaN or infinite values; save the model again"
+            raise InputError(message, option="--model", file=name)
     return _with_valid_generation_config(model.to(device)).eval()
+
+
+def check_weights(folder: str, model: "PreTrainedModel") -> None:
+    """Raises InputError unless a folder has all weights of a model, in their shapes, and no others.
+
+    Only the headers of the files are read.
+    """
+    stored = {}
+    with _explain_errors(folder), _silence():
+        for file in get_local_safetensors_metadata(folder).files_metadata.values():
+            for name, tensor in file.tensors.items():
+                stored[name] = torch.empty(tensor.shape, device=META)
+        _, report = type(model).from_pretrained(
+            None, config=model.config, state_dict=stored, device_map=META, **LOADING
+        )
+    _check_report(folder, report)
+
+
+def _check_report(name: str, report: dict[str, Any]) -> None:
+    """Raises InputError if a report of LOADING says that weights and model do not fit."""
+    shapes = []
+    for weight, stored, expected in report["mismatched_keys"]:
+        shapes.append(f"{weight} {tuple(stored)} in place of {tuple(expected)}")
+    problems = {
+        "its files lack weights of the model": report["missing_keys"],
+        "its files have weights of another shape than config.json says": shapes,
+        "its files have weights that config.json has no place for": report["unexpected_keys"],
+    }
+    for problem, weights in problems.items():
+        if weights:
+            some = ", ".join(sorted(weights)[:3]) + (", ..." if len(weights) > 3 else "")
+            message = f"{problem} ({len(weights)}: {some}); save the whole model again"
+            raise InputError(message, option="--model", file=name)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """In the block, transformers prints neither tables of weights nor a progress bar."""
+    logging = transformers.utils.logging
+    verbosity = logging.get_verbosity()
+    logging.disable_progress_bar()  # of single files; a run has its own
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
 
 
 def _load_architecture(name: str) -> "PreTrainedModel":
     """The model on META: the shapes of its weights."""
-    with _explain_errors(name), META:
-        config = transformers.AutoConfig.from_pretrained(name)
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    with suppress(OSError):  # optional; if there is one, it says what ends a sequence
-        model.generation_config = transformers.GenerationConfig.from_pretrained(name)
+    with _explain_errors(name):
+        with META:
+            config = transformers.AutoConfig.from_pretrained(name)
+            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        try:
+            model.generation_config = transformers.GenerationConfig.from_pretrained(name)
+        except OSError as error:  # optional; if there is one, it says what ends a sequence
+            if isinstance(error.__context__, json.JSONDecodeError | UnicodeDecodeError):
+                raise
     return _with_valid_generation_config(model).eval()
 
 
 @contextmanager
-def _explain_errors(name: str) -> Iterator[None]:
+def _explain_errors(name: str, part: str = "") -> Iterator[None]:
     """In the block, an error of the libraries becomes an InputError with a fix."""
     try:
         yield
-    except (OSError, ValueError, SafetensorError) as error:
-        reason = str(error).splitlines()[0]
+    except Exception as error:  # a damaged file may raise any
+        reason = first_line(error)
         if isinstance(error.__cause__, GatedRepoError):
             account = "then log in with `hf auth login`"
             reason = f"accept its licence at https://huggingface.co/{name}, {account}"
         elif isinstance(error.__cause__, LocalEntryNotFoundError):
             fix = f"run `hf download {name}` where it can, and give --model the folder"
             reason = f"no such folder, and the hub cannot be reached; {fix}"
-        message = f"cannot be loaded: {reason}"
+        message = f"{part}cannot be loaded: {reason}"
         raise InputError(message, option="--model", file=name) from error
 
 
@@ -151,18 +287,11 @@ def _with_valid_generation_config(model: "PreTrainedModel") -> "PreTrainedModel"
     return model
 
 
-def _end_tokens(model: "PreTrainedModel", chat: Chat | None) -> frozenset[int]:
-    ends = model.generation_config.eos_token_id
-    ids = set(ends) if isinstance(ends, list) else {ends}
-    if chat is not None:
-        ids.add(chat.end)
-    return frozenset(ids - {None})
-
-
 def download_model(name: str) -> None:
     """Bring a model of the hub to this machine, by its first process, before all ranks read it.
 
-    Raises InputError if the hub refuses or the disk is too small; files that have arrived are kept.
+    Raises InputError if the hub refuses, the disk is too small, or the weights are not those of the
+    model; files that have arrived are kept.
     """
     if Path(name).is_dir() or os.environ.get("LOCAL_RANK", "0") != "0":
         return
@@ -172,11 +301,11 @@ def download_model(name: str) -> None:
     try:
         with suppress(DryRunError):  # the hub cannot be reached, but the model may be here
             _check_disk_for(fetch(dry_run=True))
-        fetch()
+        folder = fetch()
     except Exception as error:  # also those of the libraries that the hub's library is made of
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        message = f"cannot be downloaded: {lines[0]}; repeat the command to resume"
+        message = f"cannot be downloaded: {first_line(error)}; repeat the command to resume"
         raise InputError(message, option="--model", file=name) from error
+    check_weights(folder, _load_architecture(folder))
 
 
 def _check_disk_for(files: Sequence) -> None:

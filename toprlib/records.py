@@ -43,6 +43,20 @@ class InputError(ValueError):
         super().__init__(" ".join(text.split()))  # a field's name may hold a line break
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of a library says, in one line, with its type where that may explain more.
+
+    >>> first_line(ValueError("no such shape\\nsee there")), first_line(KeyError("model"))
+    ('no such shape', "KeyError: 'model'")
+    """
+    lines = str(error).strip().splitlines()
+    if lines and lines[0].endswith(":"):  # the second line says which
+        lines = [" ".join(lines[:2])]
+    if lines and isinstance(error, OSError | ValueError):
+        return lines[0]
+    return ": ".join([type(error).__name__, *lines[:1]])
+
+
 @dataclass(frozen=True)
 class Problem:
     """A question and, if there is one, its gold answer, as the task's own parser returns it."""

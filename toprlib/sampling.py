@@ -196,6 +196,10 @@ def _join_parts(file: Path, prompts: Sequence[Prompt], n: int) -> None:
     for number in range(ranks()):
         samples += read_partial_records(_part(file, number), Sample)
     _check_prompts(file, samples, prompts, n)
+    if all(sample.finish_reason == "length" for sample in samples):
+        problem = f"{file}: none of the {len(samples)} completions has ended, all were cut off"
+        fix = "increase --max-new-tokens; give --chat for a chat model; or correct eos_token_id"
+        print(f"{problem}; {fix} in the model's generation_config.json", flush=True)
     write_file(file, to_lines(samples))
 
 

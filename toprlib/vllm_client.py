@@ -6,6 +6,7 @@ want. Requests go to its standard input, answers come from its standard output: 
 
 import fcntl
 import json
+import math
 import os
 import select
 import signal
@@ -105,6 +106,10 @@ def sample_completions(
     answer = process.request(request)
     for index, (prompt, completions) in enumerate(zip(prompts, answer, strict=True)):
         for fields in completions:  # token_ids, token_logmu_engine, finish_reason
+            if not all(map(math.isfinite, fields["token_logmu_engine"])):
+                message = "log-probabilities of its tokens are NaN or infinite"
+                fix = "its weights are damaged, or --dtype has too small a range for it"
+                raise InputError(f"{message}: {fix}", option="--model", file=process.model)
             text = lm.text(fields["token_ids"])
             sample = Sample(
                 problem_id=prompt.problem.id, prompt=prompt.text, completion=text, **fields

@@ -3,13 +3,17 @@
 import ctypes
 import gc
 import json
+import math
 import re
 import shutil
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch
 from distributed_helpers import on_two_ranks
+from safetensors.torch import load_file, save_file
+from torch.multiprocessing import ProcessRaisedException
 from transformers import LlamaConfig, LlamaForCausalLM
 from unit_helpers import flat_weights
 
@@ -21,6 +25,7 @@ from toprlib.language_model import (
     download_model,
     load_for_training,
     load_model,
+    load_weights,
     load_without_weights,
 )
 from toprlib.records import InputError
@@ -85,6 +90,92 @@ def test_unusable_model_is_named(case, tmp_path):
     assert (caught.value.option, caught.value.file) == ("--model", str(folder))
 
 
+DAMAGED = {
+    "missing": {"model.layers.2.mlp.up_proj.weight": None},
+    "NaN": {"model.layers.3.mlp.down_proj.weight": math.nan},
+    "infinite": {"model.norm.weight": -math.inf},
+}
+
+
+def damage_weights(folder, case):
+    """A copy of the default model without a weight, or with a number of it replaced."""
+    shutil.copytree(MODEL, folder)
+    weights = load_file(folder / "model.safetensors")
+    for name, value in DAMAGED[case].items():
+        if value is None:
+            del weights[name]
+        else:
+            weights[name].view(-1)[-1] = value
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return str(folder)
+
+
+def ways_to_load(folder):
+    """By each function that loads weights; only the first looks at their headers before."""
+    lm = load_without_weights(MODEL)
+    yield lambda: load_model(folder)
+    yield lambda: load_weights(lm, folder)
+    yield lambda: load_for_training(lm, folder, Sharding())
+    yield lambda: load_for_training(lm, folder, Sharding(), lora_rank=2)
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_damaged_weights_are_named_wherever_they_are_loaded(case, tmp_path, capfd):
+    folder = damage_weights(tmp_path / "model", case)
+    for load in ways_to_load(folder):
+        with pytest.raises(InputError) as caught:
+            load()
+        assert (caught.value.option, caught.value.file) == ("--model", folder)
+        assert next(iter(DAMAGED[case])) in str(caught.value)
+    assert capfd.readouterr() == ("", "")  # transformers' own tables are not printed
+
+
+def test_downloaded_weights_are_compared_with_the_model(tmp_path, monkeypatch):
+    """Before an engine reads them: vLLM takes q, k and v for one weight."""
+    folder = damage_weights(tmp_path / "snapshot", "missing")
+    monkeypatch.setattr(language_model, "_check_disk_for", lambda files: None)
+    monkeypatch.setattr(language_model, "snapshot_download", lambda *_, **__: folder)
+    with pytest.raises(InputError) as caught:
+        download_model("owner/name")
+    assert caught.value.option == "--model"
+    assert "model.layers.2.mlp.up_proj.weight" in str(caught.value)
+
+
+# ---- ends ----------------------------------------------------------------------------------------
+SPECIAL_TOKENS = {  # the tokenizer's end and padding, the generation config's ends -> all ends
+    "the same": (("<eos>", "<pad>"), 1, {1}),
+    "different": (("<eos>", "<pad>"), 7, {1, 7}),
+    "several": (("<eos>", "<pad>"), [9, 7], {1, 7, 9}),
+    "tokenizer alone": (("<eos>", None), None, {1}),
+    "generation config alone": ((None, "<pad>"), [7, 1], {1, 7}),
+    "generation config alone, no padding": ((None, None), 7, {7}),
+    "padding that the model lacks": (("<eos>", "<padding>"), 1, {1}),
+    "end that the model lacks": (("<end>", "<pad>"), 7, {7}),
+    "end that nothing has": (("<eos>", "<pad>"), [1, 5000], {1}),
+}
+
+
+@pytest.mark.parametrize("case", SPECIAL_TOKENS)
+def test_a_text_ends_at_the_tokenizer_s_end_and_at_the_generation_config_s(lm, case, tmp_path):
+    (end, padding), stated, expected = SPECIAL_TOKENS[case]
+    folder = Path(shutil.copytree(MODEL, tmp_path / "model"))
+    tokenizer = deepcopy(lm.tokenizer)
+    tokenizer.eos_token = None
+    tokenizer.pad_token = None
+    tokens = {"eos_token": end, "pad_token": padding}
+    tokenizer.add_special_tokens({name: token for name, token in tokens.items() if token})
+    tokenizer.save_pretrained(folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": stated}))
+    loaded = load_without_weights(str(folder))
+    assert loaded.ends == expected
+    known = tokenizer.convert_tokens_to_ids(end) if end else None
+    if known in expected:
+        assert loaded.tokenizer.eos_token_id == known
+    assert loaded.tokenizer.eos_token_id in expected
+    assert loaded.tokenizer.pad_token_id < lm.vocabulary
+    assert loaded.vocabulary == 768
+
+
 # ---- saving --------------------------------------------------------------------------------------
 def test_saved_model_is_the_same(lm, tmp_path):
     save_model(lm, tmp_path / "saved")
@@ -116,7 +207,7 @@ def test_first_process_of_each_machine_downloads(rank, local_rank, is_called, mo
 
     def snapshot_download(name, dry_run=False, **_):
         calls.append((name, dry_run))
-        return []
+        return [] if dry_run else MODEL
 
     monkeypatch.setattr(language_model, "snapshot_download", snapshot_download)
     monkeypatch.setattr(language_model, "_check_disk_for", lambda files: None)
@@ -176,6 +267,17 @@ def test_rank_zero_reads_the_weights_for_both(is_tied, lm, tmp_path):
     assert reads == [1, 0]
     assert is_same == [True, True]
     assert is_still_tied == is_tied
+
+
+def load_other_weights(folder):
+    load_for_training(load_without_weights(MODEL), folder, Sharding())
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_damaged_weights_end_both_ranks(case, tmp_path):
+    folder = damage_weights(tmp_path / "model", case)
+    with pytest.raises(ProcessRaisedException, match=re.escape(next(iter(DAMAGED[case])))):
+        on_two_ranks(load_other_weights, tmp_path, folder)
 
 
 def peak_memory(work):

@@ -13,7 +13,15 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-from engine_helpers import MODEL, PROMPT, check_stop_string, exact_logprobs, generate, make_prompts
+from engine_helpers import (
+    MODEL,
+    PROMPT,
+    START,
+    check_stop_string,
+    exact_logprobs,
+    generate,
+    make_prompts,
+)
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from toprlib import hf_sampler, sampling
@@ -50,6 +58,20 @@ def probabilities(model, prompt, parameters, end, limit, tokens=()):
         else:
             for longer, p_rest in probabilities(model, prompt, parameters, end, limit, completion):
                 yield longer, p_token * p_rest
+
+
+def test_a_temperature_that_float32_rounds_to_zero(lm):
+    engine = make_engine(lm, SamplingParameters(temperature=1e-320, max_new_tokens=8))
+    with pytest.raises(InputError) as raised:
+        generate(engine, make_prompts(lm, [PROMPT, "Q"]))
+    assert raised.value.option == "--temperature"
+
+
+def test_a_top_p_that_float32_rounds_to_zero_keeps_the_likeliest_token(lm):
+    prompts = make_prompts(lm, [PROMPT, START])
+    smallest = make_engine(lm, SamplingParameters(top_p=1e-300, max_new_tokens=8))
+    greedy = make_engine(lm, SamplingParameters(top_k=1, max_new_tokens=8))
+    assert generate(smallest, prompts) == generate(greedy, prompts)
 
 
 def untrained_model(sizes, dtype=torch.float32, scale=1.0, **config):

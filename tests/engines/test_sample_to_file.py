@@ -8,7 +8,7 @@ from engine_helpers import count_to, fake_task, make_fake_engine, sample_shares
 
 from toprlib import sampling
 from toprlib.records import InputError, Problem, Prompt, Task
-from toprlib.sampling import make_prompts, sample_to_file, shard_prompts
+from toprlib.sampling import Engine, make_prompts, sample_to_file, shard_prompts
 
 N = 3
 SEED = 1000
@@ -178,6 +178,23 @@ def test_a_missing_part_is_noticed_when_the_parts_are_joined(tmp_path, monkeypat
         sample_to_file(file, make_fake_engine([]), count_to(5), N, SEED, fake_task())
     assert raised.value.file == str(file)
     assert not file.exists()
+
+
+@pytest.mark.parametrize("ended", [None, 0, 14])
+def test_a_line_says_that_no_completion_has_ended(tmp_path, capsys, ended):
+    """One line for all of them, and none if one has ended."""
+    file = tmp_path / "samples.jsonl"
+
+    def generate(prompts, n, seed):
+        for index, sample in make_fake_engine([]).generate(prompts, n, seed):
+            number = int(sample.completion) - SEED
+            reason = "stop" if number == ended else "length"
+            yield index, sample.model_copy(update={"finish_reason": reason})
+
+    for _ in range(2):  # the second call finds the file
+        sample_to_file(file, Engine(generate), count_to(5), N, SEED, fake_task())
+    lines = capsys.readouterr().out.splitlines()
+    assert [str(file) in line for line in lines] == ([True] if ended is None else [])
 
 
 # ---- several ranks -------------------------------------------------------------------------------

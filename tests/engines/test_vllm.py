@@ -133,6 +133,12 @@ def test_the_end_of_a_turn_ends_a_completion_of_a_chat_model(python, tmp_path):
     check_engine_logprobs(samples, chat_lm, prompt)  # both have read the same prompt
 
 
+def test_vllm_stops_at_every_end(lm):
+    two_ends = lm._replace(ends=frozenset({7, 1}))
+    arguments = vllm_client._sampling_params(two_ends, SamplingParameters())
+    assert arguments["stop_token_ids"] == [1, 7]
+
+
 # ---- with a fake vLLM ----------------------------------------------------------------------------
 @pytest.fixture
 def fake_python(tmp_path):
@@ -260,6 +266,22 @@ def test_a_process_that_dies_between_two_requests(tmp_path):
         process.request({"prompts": []})
     process.close()
     assert raised.value.file == str(options.log)
+
+
+@pytest.mark.parametrize("value", ["NaN", "-Infinity"])
+def test_log_probabilities_of_damaged_weights(tmp_path, value):
+    sample = f'{{"token_ids": [5], "token_logmu_engine": [{value}], "finish_reason": "stop"}}'
+    command = f"echo null; read request; echo '[[{sample}]]'; sleep 60"
+    options = replace(
+        OPTIONS, python=write_script(tmp_path / "python", command), log=tmp_path / "vllm.log"
+    )
+    lm = load_without_weights(MODEL)
+    with (
+        vllm_engine(lm, MODEL, SamplingParameters(), options) as engine,
+        pytest.raises(InputError) as raised,
+    ):
+        generate(engine, make_prompts(lm, [PROMPT]), n=1)
+    assert (raised.value.option, raised.value.file) == ("--model", MODEL)
 
 
 def test_ctrl_c_ends_vllm_in_the_middle_of_a_request(tmp_path):

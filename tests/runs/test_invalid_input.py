@@ -12,10 +12,13 @@ from pathlib import Path
 
 import pytest
 from run_helpers import ROOT, SMALL, input_error, run_small
+from safetensors.torch import load_file, save_file
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import train_gsm8k as gsm8k
 from toprlib.language_model import load_without_weights
-from toprlib.settings import Settings, read_settings
+from toprlib.settings import TINY, Settings, read_settings
 
 # ---- settings ------------------------------------------------------------------------------------
 RANGES = {  # names of settings, values just inside, values just outside
@@ -198,10 +201,12 @@ def replace_weights_by_pickle(folder, mark):
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Harmful()))
 
 
+def change_json(file, **changes):
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
 def add_code(folder, mark):
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}}
-    (folder / "config.json").write_text(json.dumps(config))
+    change_json(folder / "config.json", model_type="own", auto_map={"AutoConfig": "own.OwnConfig"})
     (folder / "own.py").write_text(f"import pathlib\npathlib.Path({str(mark)!r}).touch()\n")
 
 
@@ -214,13 +219,62 @@ def damage_config(folder, mark):
     (folder / "config.json").write_text("{")
 
 
+def mistype_context(folder, mark):
+    change_json(folder / "config.json", max_position_embeddings="many")
+
+
+def halve_width(folder, mark):
+    change_json(folder / "config.json", hidden_size=64)
+
+
 def damage_tokenizer(folder, mark):
     (folder / "tokenizer.json").write_text('{"model": ')
 
 
+def empty_tokenizer(folder, mark):
+    (folder / "tokenizer.json").write_text("{}")
+
+
+def damage_generation_config(folder, mark):
+    (folder / "generation_config.json").write_text("{")
+
+
+def end_every_prompt(folder, mark):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="$A <eos>", special_tokens=[("<eos>", tokenizer.eos_token_id)]
+    )
+    tokenizer.save_pretrained(folder)
+
+
+def take_the_model_from_elsewhere(folder, mark):
+    """With half as many tokens as the tokenizer has."""
+    config = AutoConfig.from_pretrained(folder, vocab_size=384)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+
+
+def add_adapter(folder, mark):
+    """transformers would load the model that the adapter names, in place of this one."""
+    adapter = {"base_model_name_or_path": str(TINY / "base"), "peft_type": "LORA"}
+    (folder / "adapter_config.json").write_text(json.dumps(adapter))
+
+
 @pytest.mark.parametrize(
     "change",
-    [replace_weights_by_pickle, add_code, cut_weights, damage_config, damage_tokenizer],
+    [
+        replace_weights_by_pickle,
+        add_code,
+        cut_weights,
+        damage_config,
+        mistype_context,
+        halve_width,
+        damage_tokenizer,
+        empty_tokenizer,
+        end_every_prompt,
+        damage_generation_config,
+        take_the_model_from_elsewhere,
+        add_adapter,
+    ],
 )
 def test_model_that_is_damaged_or_not_to_be_trusted(model_copy, tmp_path, change):
     mark = tmp_path / "harm"
@@ -230,11 +284,51 @@ def test_model_that_is_damaged_or_not_to_be_trusted(model_copy, tmp_path, change
     assert not mark.exists()  # none of the folder's code has run
 
 
-def test_tokenizer_without_an_end(lm, model_copy):
+ONE_LAYER = {"num_hidden_layers": 3}  # of four
+
+
+@pytest.mark.parametrize(
+    ("removed", "config", "named"),
+    [
+        ("model.norm.weight", {}, "model.norm.weight"),
+        ("model.layers.1.self_attn.k_proj.weight", {}, "model.layers.1.self_attn.k_proj.weight"),
+        (None, ONE_LAYER, "model.layers.3.input_layernorm.weight"),
+        (None, {"tie_word_embeddings": False}, "lm_head.weight"),
+        (None, {"attention_bias": True}, "model.layers.0.self_attn.k_proj.bias"),
+        (None, {"num_key_value_heads": 2}, "model.layers.0.self_attn.k_proj.weight"),
+    ],
+)
+@pytest.mark.parametrize("engine", ["hf", "vllm"])
+def test_weights_that_do_not_fit_the_model_are_named(
+    model_copy, tmp_path, removed, config, named, engine
+):
+    """Before anything is written, whatever would sample first."""
+    weights = load_file(model_copy / "model.safetensors")
+    weights.pop(removed, None)
+    save_file(weights, model_copy / "model.safetensors", metadata={"format": "pt"})
+    change_json(model_copy / "config.json", **config)
+    options = {"model": str(model_copy), "engine": engine, "iterations": 0}
+    error = input_error(run_small, tmp_path / "run", **options)
+    assert (error.option, error.file) == ("--model", str(model_copy))
+    assert named in str(error)
+    assert not (tmp_path / "run").exists()
+
+
+def test_prompt_with_a_token_that_the_model_lacks(lm, model_copy, tmp_path):
+    tokenizer = deepcopy(lm.tokenizer)
+    tokenizer.add_tokens(["A:"])
+    tokenizer.save_pretrained(model_copy)
+    error = input_error(run_small, tmp_path / "run", model=str(model_copy))
+    assert (error.option, error.file) == ("--model", str(model_copy))
+    assert not (tmp_path / "run").exists()
+
+
+def test_model_without_an_end(lm, model_copy):
     tokenizer = deepcopy(lm.tokenizer)
     tokenizer.eos_token = None
-    tokenizer.pad_token = None
     tokenizer.save_pretrained(model_copy)
+    change_json(model_copy / "generation_config.json", eos_token_id=None)
+    change_json(model_copy / "config.json", eos_token_id=None)
     error = input_error(load_without_weights, str(model_copy))
     assert (error.option, error.file) == ("--model", str(model_copy))
 

@@ -81,6 +81,8 @@ def test_text_gets_the_end_of_its_turn(family):
     expected = {
         ("7", "stop"): f"7{end}",
         (f"7{end}", "stop"): f"7{end}",
+        (f"7{end}\n", "stop"): f"7{end}",
+        (f"7{end}{MARKS[name][1]}", "length"): f"7{end}",
         ("7", "length"): "7",
         ("7\nQ:", "stop"): "7\nQ:",
         ("7<|im", "stop"): f"7<|im{end}",
@@ -102,6 +104,49 @@ def test_a_prompt_without_the_template_is_refused(family):
     with pytest.raises(InputError) as raised:
         tokenize_samples(samples, [0, 1], lm, source="a.jsonl")
     assert (raised.value.file, raised.value.line, raised.value.field) == ("a.jsonl", 2, "prompt")
+
+
+def test_a_prompt_in_which_the_assistant_has_begun_is_refused(folders, tmp_path):
+    """The template would end its turn, and begin another one."""
+    question = {"role": "user", "content": "Hi?"}
+    begun = {"role": "assistant", "content": "The"}
+    rows = []
+    for messages in ([question], [question, begun, question], [question, begun]):
+        rows.append(json.dumps({"prompt": messages, "completion": " 7", "reward": 1.0}))
+    file = tmp_path / "samples.jsonl"
+    file.write_text("\n".join(rows))
+    with pytest.raises(InputError) as raised:
+        run_small(
+            tmp_path / "run",
+            samples=str(file),
+            test_problems=0,
+            model=str(folders["qwen2.5"]),
+            chat=True,
+        )
+    assert (raised.value.file, raised.value.line, raised.value.field) == (str(file), 3, "prompt")
+    assert not (tmp_path / "run").exists()
+
+
+def test_text_of_the_template_without_chat(family):
+    """Begin of text is there once; a mark that the model has for no end is refused."""
+    name, plain = family
+    text = with_chat(plain).chat.format("Hi?")
+    [ids] = plain.prompt_ids([text])
+    assert ids == with_chat(plain).prompt_ids([text])[0]
+    sample = Sample(prompt=text, completion="7", reward=1.0)
+    [example] = tokenize_samples([sample], [0], plain)
+    assert example.completion_ids == [
+        *plain.tokenizer("7", add_special_tokens=False)["input_ids"],
+        plain.tokenizer.eos_token_id,
+    ]
+    ended = sample.model_copy(update={"completion": f"7{MARKS[name][-1]}"})
+    with pytest.raises(InputError) as raised:
+        tokenize_samples([ended], [0], plain, source="a.jsonl")
+    assert (raised.value.file, raised.value.line, raised.value.field) == (
+        "a.jsonl",
+        1,
+        "completion",
+    )
 
 
 FEW = {
@@ -163,6 +208,10 @@ FAILING = {  # a template, and the option that it does not serve
     "{{ messages[-1]['content'] }}<|im_end|>": "--system",
     "{% for m in messages %}{{ m['content'] }}\n{% endfor %}": "--chat",
     "": "--chat",
+    "{{ 1 / 0 }}": "--chat",
+    "{% macro call() %}{{ call() }}{% endmacro %}{{ call() }}": "--chat",
+    "{{ 'a' * 10 ** 18 }}": "--chat",  # more memory than any machine has
+    "{% for": "--chat",
 }
 
 

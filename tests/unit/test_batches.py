@@ -10,7 +10,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteFallback, Fuse, Replace, Strip
+from tokenizers.decoders import Sequence as DecoderSequence
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import Metaspace
+from tokenizers.processors import TemplateProcessing
+from tokenizers.trainers import BpeTrainer
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from unit_helpers import VOCABULARY, plain_batch, random_examples, tiny_llama, unpadded_logprobs
 
 import topr
@@ -70,24 +77,75 @@ def test_own_log_mu_must_fit(lm, token_logmu):
     assert (error.file, error.line, error.field) == ("own.jsonl", 2, "token_logmu")
 
 
-ENDS = {  # completion, finish_reason, stop strings -> whether an end of sequence is added
-    "finished": (" 2", "stop", (), True),
-    "cut off": (" 2", "length", (), False),
-    "ends with it": (" 2{end}", "stop", (), False),
-    "has a stop string": (" 2\nQ:", "stop", ("\nQ:",), False),
-    "has another string": (" 2\nQ:", "stop", ("\nP:",), True),
+ENDS = {  # completion, finish_reason, stop strings -> the text that is trained on
+    "finished": (" 2", "stop", (), " 2<eos>"),
+    "cut off": (" 2", "length", (), " 2"),
+    "ends with it": (" 2<eos>", "stop", (), " 2<eos>"),
+    "ends with it, said to be cut off": (" 2<eos>", "length", (), " 2<eos>"),
+    "has a stop string": (" 2\nQ:", "stop", ("\nQ:",), " 2\nQ:"),
+    "has another string": (" 2\nQ:", "stop", ("\nP:",), " 2\nQ:<eos>"),
+    "white space after the end": (" 2<eos>\n \t", "stop", (), " 2<eos>"),
+    "two ends": (" 2<eos><eos>", "stop", (), " 2<eos>"),
+    "padding after the end": (" 2<eos><pad><pad>", "stop", (), " 2<eos>"),
+    "padding and no end": (" 2<pad><pad>", "stop", (), " 2<eos>"),
+    "padding after it was cut off": (" 2<pad><pad>", "length", (), " 2"),
+    "an end alone": ("<eos>", "stop", (), "<eos>"),
+    "white space before the end": (" 2 \n<eos>", "stop", (), " 2 \n<eos>"),
 }
 
 
 @pytest.mark.parametrize("case", ENDS)
 def test_end_of_a_text(lm, case):
-    completion, finish_reason, stop, is_added = ENDS[case]
-    completion = completion.format(end=lm.tokenizer.eos_token)
+    completion, finish_reason, stop, expected = ENDS[case]
     sample = sample_of(lm, completion=completion, token_ids=None, finish_reason=finish_reason)
     [example] = tokenize_samples([sample], [0], lm, stop)
-    ids = lm.tokenizer(completion, add_special_tokens=False)["input_ids"]
-    expected = [*ids, lm.tokenizer.eos_token_id] if is_added else ids
-    assert example.completion_ids == expected
+    assert lm.tokenizer.decode(example.completion_ids) == expected
+    parts = expected.partition("<eos>")
+    text_ids = lm.tokenizer(parts[0], add_special_tokens=False)["input_ids"]
+    end = [lm.tokenizer.eos_token_id] if parts[1] else []
+    assert example.completion_ids == text_ids + end
+
+
+@pytest.fixture(scope="module", params=["first", "always"])
+def sentence_piece(lm, request):
+    """The tiny model with a tokenizer as Llama 2 has one: a space is part of the next word."""
+    tokenizer = Tokenizer(BPE(byte_fallback=True, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Metaspace(prepend_scheme=request.param)
+    spaces = [Replace("▁", " "), ByteFallback(), Fuse(), Strip(" ", 1, 0)]
+    tokenizer.decoder = DecoderSequence(spaces)
+    names = ["<unk>", "<s>", "</s>"]
+    bytes_ = [f"<0x{number:02X}>" for number in range(256)]
+    trainer = BpeTrainer(vocab_size=400, special_tokens=names + bytes_)
+    texts = ["Q: What is 31 + 45?\nA: The answer is 76.", "31 + 45 = 76 + 0 = 76. 31 + 4 = 35."]
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    marks = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<unk>"}
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **marks)
+    return lm._replace(tokenizer=fast, ends=frozenset({2}))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion"),
+    [
+        ("What is 31 + 45?\n", "31 + 45 = 76."),
+        ("What is 31 + 45?", " The answer is 76."),
+        ("What is 31 + 45?\nA: ", "The answer is 76."),
+        ("What is 31 + 45?\n", "\nThe answer is 76."),
+        ("<s>What is 31 + 45?\n", "31 + 45 = 76."),
+        ("What is 3", "1 + 45?"),
+    ],
+)
+def test_a_completion_gets_no_space_that_it_does_not_have(sentence_piece, prompt, completion):
+    tokenizer = sentence_piece.tokenizer
+    alone = tokenizer(["7\n", "3"], add_special_tokens=False)["input_ids"]
+    assert tokenizer.decode(alone[0] + alone[1]) == "7\n 3"  # what is to be avoided
+    sample = Sample(prompt=prompt, completion=completion, reward=1.0)
+    [example] = tokenize_samples([sample], [0], sentence_piece)
+    assert example.prompt_ids.count(tokenizer.bos_token_id) == 1
+    assert example.completion_ids[-1] == tokenizer.eos_token_id
+    ids = example.prompt_ids + example.completion_ids
+    text = tokenizer.decode(ids, skip_special_tokens=True)
+    assert text == prompt.removeprefix("<s>") + completion
 
 
 def test_completion_may_just_fill_the_context(lm):
@@ -108,11 +166,16 @@ def bad_samples(lm):
     vocabulary = lm.model.get_input_embeddings().num_embeddings
     return {
         "prompt": [sample_of(lm, prompt="")],
-        "completion": [sample_of(lm, completion="", token_ids=None)],
+        "completion": [
+            sample_of(lm, completion=text, token_ids=None)
+            for text in ("", "<pad><pad>", " 2<eos> 3", " 2<eos>\n.", "<eos> 2<eos>")
+        ],
         "token_ids": [
             sample_of(lm, token_ids=[vocabulary]),
             sample_of(lm, token_ids=[-1]),
             sample_of(lm, completion=" 3", token_ids=sample_of(lm).token_ids),
+            sample_of(lm, completion="$<eos>$", token_ids=[5, 1, 5]),
+            sample_of(lm, completion="$<eos>", token_ids=[5, 1, 1]),
         ],
     }
 

@@ -2,15 +2,16 @@ r"""Numbers as people write them, in plain text or LaTeX.
 
 | form | written as |
 |---|---|
-| sign | `-3`, `- 3`, `-$3`, `$-3$`, `minus 3`, `negative 3`; U+2212; U+2013 right before a number |
+| sign | `-3`, `- 3`, `-$3`, `$-3$`, `minus 3`, `negative 3`; U+2010 to U+2013, U+2212 |
 | thousands | `9,500`, `9 500`, `9{,}500`, `9,\!500`, `9\,500`; in groups of two, too: `1,00,000` |
 | decimal | `2.50`, `.5`, `1.5e3`, `1.5 million` |
 | fraction | `1/2`, `3 1/2`, `\frac{1}{2}`, `3\dfrac12`, `½` |
 | equation | `10 - 5 = 5 eggs`: its last side that is one number, if it ends a sentence or line |
 | digits | 0 to 9, also the full-width and mathematical characters for them |
 
-A hyphen after a letter or digit is no sign. Currency, units, percent and bold print are ignored.
-What is not one number has no value: `1,2`, `10:30`, `10-15`, `2 + 3`, `2 * 3 = 6 in all, so`.
+A hyphen after a letter or digit is no sign, nor is the dash of "so - 3". Currency, units, percent
+and bold print are ignored. What is not one number has no value: `1,2`, `10:30`, `10-15`,
+`2 + 3`, `2 * 3 = 6 in the first step`.
 """
 
 import re
@@ -24,11 +25,11 @@ EQUALS = {"=", "≈", "approx"}
 OPERATORS = {*"+-–*/^x×·÷", "**", "times", "cdot", "div"}
 
 # Pattern -> what replaces it, in this order.
-BEFORE = r"(?=[\\$€£¥₹]*[0-9.])"  # a number follows
+BEFORE = r"(?=[\\$€£¥₹\s]*[0-9.])"  # a number follows
 CHARACTERS = (
     (r"(?<=[0-9])(?=[¼-¾⅐-⅞])", " "),  # 3½ is 3 1/2
     (r"([⁰¹²³⁴-⁹]+)", r"^\1"),  # 3² is 3^2
-    (r"\u2212", "-"),
+    (r"[\u2010-\u2012\u2212]", "-"),
     (rf"\u2013{BEFORE}", "-"),
 )
 WORDS = (
@@ -37,9 +38,9 @@ WORDS = (
     (r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1/\2"),
     (r"\\[dt]?frac\s*([0-9])\s*([0-9])", r"\1/\2"),
     (r"(?<=[0-9])(?:,\\!|\{,\}|\\[,;: ]|~)(?=[0-9])", ","),
-    (rf"\b(?:minus|negative)\s+{BEFORE}", "-"),
+    (rf"\b(?:minus|negative)\s++{BEFORE}", "-"),
     # At the start, or after an opening sign; elsewhere "- 3" has a dash.
-    (rf"(^|[=({{:]|(?<![0-9])\$)([\s$*({{\\]*)-\s+{BEFORE}", r"\1\2-"),
+    (rf"(^|[=({{:]|(?<![0-9])\$)([\s$*({{\\]*)-\s++{BEFORE}", r"\1\2-"),
 )
 
 # What is repeated gives nothing back (++), so that a megabyte of digits takes linear time.
@@ -50,7 +51,8 @@ NUMBER = re.compile(
     rf"""
     (?:
         (?<![\w)}}\]%]) (?P<sign>[-+])
-        [A-Z]{{0,3}} (?: \\[a-z]+\s*\{{ | \\[$(,;!\ ] | [$€£¥₹({{*~] )*  # -US$3, -\mathbf{{3}}
+        [A-Z]{{0,3}}  # -US$ 3, -\mathbf{{3}}, {{-}}3
+        (?: (?: \\[a-z]++\s*+\{{?+ | \\[$(),;!\ ] | [$€£¥₹(){{}}*~] ) \s*+ )*
     )?
     (?:
         (?: (?P<units>{WHOLE})\s+ )? (?P<numerator>{WHOLE})\s*/\s*(?P<denominator>{WHOLE})

@@ -43,6 +43,8 @@ def test_the_answer_is_the_first_number_after_the_last_marker_with_one(text, exp
 READ_AS = {  # forms between bars
     "-3": r"-3 | - 3 | -$3 | - $3 | -\$3 | $-3$ | **-3** | x = -3 | x = - 3 | (-3) | $$- 3$$ | "
     "\u22123 | \u2212 3 | \u20133 | \u2013$3 | \uff0d\uff13 | minus 3 | negative $3 | -US$3 | "
+    r"{-}3 | -$ 3 | - \$ 3 | -\left(3\right) | "
+    "\u20103 | \u20113 | \u20123 | "
     r"-3/1 | is $- 3$ | so: - 3 | \boxed{- 3} | \boxed{-3} | -\mathbf{3} | \mathbf{-3} | "
     "a loss: -3 | 5 - 8 = -3 | 1 -4 = -3",
     "3": r"COVID-3 | A-3 | so - 3 | 18 - 15 = 3 | $18 - $15 = $3 | 6 \div 2 = 3 | 3 = 1 + 2 | "
@@ -76,8 +78,8 @@ def test_forms_of_a_number(form, value):
 
 
 SEPARATORS = [",", "{,}", r",\!", r"\,", r"\;", " ", "~", "\u00a0", "\u2009", "\u202f", ""]
-MINUS = ["-", "- ", "\u2212", "\u2212 ", "\u2013", "minus ", "negative "]
-CURRENCY = ["", "$", r"\$", "€", "£"]
+MINUS = ["-", "- ", "\u2212", "\u2212 ", "\u2013", "\u2011", "{-}", "minus ", "negative "]
+CURRENCY = ["", "$", "$ ", r"\$", "€", "£"]
 ENDINGS = {".": 0, ".0": 0, " million": 6, " thousand": 3, "e2": 2}  # and the power of ten
 HALVES = [" 1/2", "½", r"\frac{1}{2}", r" \dfrac12", ".5", ".50"]
 AROUND = [

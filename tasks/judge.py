@@ -20,8 +20,7 @@ from toprlib.records import InputError
 
 WORKER = Path(__file__).with_name("judge_worker.py")
 LONGEST = 500  # characters of an answer that math-verify reads; ours
-# Of a process that does not even use CPU time, as when it is stopped; ours.
-WALL_SECONDS = 600.0
+WALL_SECONDS = 600.0  # for a process that uses no CPU time, such as a stopped one; ours
 
 # What math-verify does not read, or misreads -> what it reads, in this order.
 SYMBOLS = {
@@ -36,7 +35,7 @@ SUPERSCRIPTS = r"[⁰¹²³⁴-⁹⁺⁻ⁿ]+"
 SPELLINGS = (
     (r"([0-9]+)\u2044([0-9]+)", r"\\frac{\1}{\2}"),  # of ½
     (r"√\s*(?:([0-9]+|[a-zA-Z])|\(([^()]*)\))", r"\\sqrt{\1\2}"),
-    (r"\*\*(.+?)\*\*", r"\1"),  # bold print
+    (r"^\*\*(.+)\*\*$", r"\1"),  # bold print
     (r"\\(?:text)?color\s*\{[^{}]*\}", ""),
     (r"\\(?:mathrm|text)\{i\}", "i"),
     (r"\{:\}", ":"),

@@ -50,7 +50,7 @@ WHOLE = r"""(?:
 NUMBER = re.compile(
     rf"""
     (?:
-        (?<![\w)}}\]%]) (?P<sign>[-+])
+        (?<![\w)}}]) (?P<sign>[-+])
         [A-Z]{{0,3}}  # -US$ 3, -\mathbf{{3}}, {{-}}3
         (?: (?: \\[a-z]++\s*+\{{?+ | \\[$(),;!\ ] | [$€£¥₹(){{}}*~] ) \s*+ )*
     )?
@@ -104,9 +104,9 @@ def first_number(line: str) -> Decimal | None:
         last = number
     results = [side[0] for side in sides if len(side) == 1]
     is_equation = len(sides) > 1
-    if is_equation and not END_OF_EQUATION.match(line, last.end()):
+    if not results or REST_OF_ANOTHER.match(line, last.end()):
         return None
-    if not results or REST_OF_ANOTHER.match(line, results[-1].end()):
+    if is_equation and not END_OF_EQUATION.match(line, last.end()):
         return None
     return _value(results[-1])
 

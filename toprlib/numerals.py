@@ -25,7 +25,7 @@ EQUALS = {"=", "≈", "approx"}
 OPERATORS = {*"+-–*/^x×·÷", "**", "times", "cdot", "div"}
 
 # Pattern -> what replaces it, in this order.
-BEFORE = r"(?=[\\$€£¥₹\s]*[0-9.])"  # a number follows
+BEFORE = r"(?=(?:\\[a-z]++|[\\$€£¥₹\s*({])*+[0-9.])"  # a number follows
 CHARACTERS = (
     (r"(?<=[0-9])(?=[¼-¾⅐-⅞])", " "),  # 3½ is 3 1/2
     (r"([⁰¹²³⁴-⁹]+)", r"^\1"),  # 3² is 3^2
@@ -64,7 +64,11 @@ NUMBER = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 REST_OF_ANOTHER = re.compile(r"[.,:]?[0-9]")  # right after a number, in 1,2 and 10:30
-END_OF_EQUATION = re.compile(r"[\s$€£¥₹%(){}*\\]*(?:[^\W0-9]+[\s$){}*\\]*)?(?:$|[.,;!?](?:\s|$))")
+# Around an operator: LaTeX, bold print, currency. A lone ** is a power.
+DECORATION = re.compile(r"\\[a-z]++\s*+\{|\*\*(?=.)|(?<=.)\*\*|[\s$€£¥₹%(){}\\]")
+END_OF_EQUATION = re.compile(
+    r"(?:\\[a-z]++\{|[\s$€£¥₹%(){}*\\])*+(?:[^\W0-9]++[\s$){}*\\]*+)?(?:$|[.,;!?](?:\s|$))"
+)
 
 
 def normalize(text: str) -> str:
@@ -94,7 +98,7 @@ def first_number(line: str) -> Decimal | None:
     sides = [[last]]
     for number in numbers:
         between = line[last.end() : number.start()]
-        operator = between.strip(" $€£¥₹%(){}\\") or number["sign"]
+        operator = DECORATION.sub("", between) or number["sign"]
         if operator in EQUALS:
             sides.append([number])
         elif operator in OPERATORS:

@@ -43,12 +43,15 @@ def test_the_answer_is_the_first_number_after_the_last_marker_with_one(text, exp
 READ_AS = {  # forms between bars
     "-3": r"-3 | - 3 | -$3 | - $3 | -\$3 | $-3$ | **-3** | x = -3 | x = - 3 | (-3) | $$- 3$$ | "
     "\u22123 | \u2212 3 | \u20133 | \u2013$3 | \uff0d\uff13 | minus 3 | negative $3 | -US$3 | "
+    r"- **3** | - \boxed{3} | minus \(3\) | –**3** | -**3** | is negative $\mathbf{3}$ | "
     r"{-}3 | -$ 3 | - \$ 3 | -\left(3\right) | "
     "\u20103 | \u20113 | \u20123 | "
     r"-3/1 | is $- 3$ | so: - 3 | \boxed{- 3} | \boxed{-3} | -\mathbf{3} | \mathbf{-3} | "
     "a loss: -3 | 5 - 8 = -3 | 1 -4 = -3",
     "3": r"COVID-3 | A-3 | (A)-3 | \text{A}-3 | 3 million-dollar houses | 19/6 ≈ 3 | "
-    r"19/6 \approx 3 | so - 3 | 18 - 15 = 3 | $18 - $15 = $3 | 6 \div 2 = 3 | 3 = 1 + 2 | "
+    r"**3** (6/2) | 10 - 7 = \boxed{3} | 10 - 7 = **3** | **10** - **7** = **3** | "
+    r"10 - 7 = 3\text{ eggs} | **10 - 7 = 3** | 19/6 \approx 3 | so - 3 | "
+    r"18 - 15 = 3 | $18 - $15 = $3 | 6 \div 2 = 3 | 3 = 1 + 2 | "
     "6/2=3 | 6 x 0.5 = 3 eggs. So | +3 | 3 - the rest | 3-year-old | a \u2013 3 | ...3 | \u20263",
     "19": r"19th | $19 per day | \$19 | 19% | \boxed{19} | \(19\) | 19</s> | 19^\circ | "
     "\uff11\uff19 | \U0001d7cf\U0001d7d7",
@@ -63,7 +66,7 @@ READ_AS = {  # forms between bars
     "1500": "15 hundred | 1.5 thousand",
     "1500000": "1.5 million | 1.5 Million dollars | $1,500,000 | 1 500 000 | 1500 thousand",
     None: "(1,2) | 1,2 | 12,5 | 1,2345 | 1.2.3 | 10:30 | 10-15 | 10\u201315 | 2 + 3 | 10 minus 5 | "
-    f"3/4/5 | 1/0 | 3² | {'9' * 101} | 4 * 10 = 40 in all | 2 - 1 = 1,5 | five | x",
+    f"3/4/5 | 1/0 | 2**3 | 3² | {'9' * 101} | 4 * 10 = 40 in all | 2 - 1 = 1,5 | five | x",
 }
 FORMS = []
 for value, forms in READ_AS.items():
@@ -83,7 +86,7 @@ def test_forms_of_a_number(form, value):
 
 SEPARATORS = [",", "{,}", r",\!", r"\,", r"\;", " ", "~", "\u00a0", "\u2009", "\u202f", ""]
 MINUS = ["-", "- ", "\u2212", "\u2212 ", "\u2013", "\u2011", "{-}", "minus ", "negative "]
-CURRENCY = ["", "$", "$ ", r"\$", "€", "£"]
+CURRENCY = ["", "$", "$ ", "**", r"\text{", r"\$", "€", "£"]
 ENDINGS = {".": 0, ".0": 0, " million": 6, " thousand": 3, "e2": 2}  # and the power of ten
 HALVES = [" 1/2", "½", r"\frac{1}{2}", r" \dfrac12", ".5", ".50"]
 AROUND = [

@@ -25,12 +25,12 @@ EQUALS = {"=", "≈", "approx"}
 OPERATORS = {*"+-–*/^x×·÷", "**", "times", "cdot", "div"}
 
 # Pattern -> what replaces it, in this order.
-BEFORE = r"(?=(?:\\[a-z]++|[\\$€£¥₹\s*({])*+[0-9.])"  # a number follows
+NUMBER_FOLLOWS = r"(?=(?:\\[a-z]++|[\\$€£¥₹\s*({])*+[0-9.])"
 CHARACTERS = (
     (r"(?<=[0-9])(?=[¼-¾⅐-⅞])", " "),  # 3½ is 3 1/2
     (r"([⁰¹²³⁴-⁹]+)", r"^\1"),  # 3² is 3^2
     (r"[\u2010-\u2012\u2212]", "-"),
-    (rf"\u2013{BEFORE}", "-"),
+    (rf"\u2013{NUMBER_FOLLOWS}", "-"),
 )
 WORDS = (
     (r"\u2044", "/"),
@@ -38,9 +38,9 @@ WORDS = (
     (r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1/\2"),
     (r"\\[dt]?frac\s*([0-9])\s*([0-9])", r"\1/\2"),
     (r"(?<=[0-9])(?:,\\!|\{,\}|\\[,;: ]|~)(?=[0-9])", ","),
-    (rf"\b(?:minus|negative)\s++{BEFORE}", "-"),
+    (rf"\b(?:minus|negative)\s++{NUMBER_FOLLOWS}", "-"),
     # At the start, or after an opening sign; elsewhere "- 3" has a dash.
-    (rf"(^|[=({{:]|(?<![0-9])\$)([\s$*({{\\]*)-\s++{BEFORE}", r"\1\2-"),
+    (rf"(^|[=({{:]|(?<![0-9])\$)([\s$*({{\\]*)-\s++{NUMBER_FOLLOWS}", r"\1\2-"),
 )
 
 # What is repeated gives nothing back (++), so that a megabyte of digits takes linear time.

@@ -55,6 +55,7 @@ from toprlib.dry_run import print_plan
 from toprlib.external_samples import read_samples
 from toprlib.language_model import LanguageModel
 from toprlib.methods import METHODS
+from toprlib.numerals import first_number, normalize, read_number
 from toprlib.preflight import check_lora, check_machine, check_room
 from toprlib.problems import QuestionRow, read_shots, read_split
 from toprlib.records import OUTCOMES, Example, InputError, Outcome, Problem, Prompt, Sample, Task
@@ -67,21 +68,20 @@ Rows = list[list[Example]]  # in the order of training; a row is a completion, o
 
 # ---- the task: GSM8K (Section 4.1) ---------------------------------------------------------------
 MARKER = "The answer is"
-NUMBER = re.compile(r"-?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)")
+LINE = re.compile(r"[ :\t]*(?:\n[\s:]*(?:- )?)?(.*)")  # after the marker; "- " is that of a list
 
 
 def parse_answer(text: str) -> Decimal | None:
-    """The first number on the line after the last "The answer is"; None if there is none.
+    """The first number (toprlib/numerals.py) on the line after "The answer is"; None without one.
 
-    `$` and commas are ignored, and so is a colon or a line break right after the marker.
+    The last such line with a digit counts: "The answer is correct" is a remark.
 
-    >>> parse_answer("4 * 300 = 1200. The answer is $1,200.00.")
+    >>> parse_answer("4 * 300 = 1200. The answer is $1,200.00. I think The answer is right.")
     Decimal('1200.00')
     """
-    _, marker, rest = text.rpartition(MARKER)
-    line = rest.lstrip(" :\n\t").partition("\n")[0].replace("$", "").replace(",", "")
-    number = NUMBER.search(line) if marker else None
-    return Decimal(number[0]) if number else None
+    lines = (normalize(LINE.match(rest)[1]) for rest in reversed(text.split(MARKER)[1:]))
+    with_digits = (line for line in lines if re.search("[0-9]", line))
+    return first_number(next(with_digits, ""))
 
 
 def grade(text: str, gold: Decimal) -> Outcome:
@@ -100,11 +100,11 @@ def load_problems(data: str, split: str) -> list[Problem]:
     problems = []
     for line, row in enumerate(read_split(data, split, QuestionRow, ["main"]), start=1):
         _, marker, gold = row.answer.rpartition("####")
-        gold = gold.strip().replace(",", "").replace("$", "")
-        if not marker or not NUMBER.fullmatch(gold):
+        number = read_number(gold)
+        if not marker or number is None:
             message = "needs a number after ####"
             raise InputError(message, file=f"{data}, {split}", line=line, field="answer")
-        problems.append(Problem(f"{split}-{line}", row.question, Decimal(gold)))
+        problems.append(Problem(f"{split}-{line}", row.question, number))
     return problems
 
 

@@ -1,11 +1,15 @@
 """Compares two mathematical answers with math-verify, in a process of its own.
 
-An expression such as 9^{9^{9^9}} takes unlimited time and memory: the process is then killed, and
-the answer is incorrect. Python's own process pools would import torch into each new process.
+An expression such as 9^{9^{9^9}} takes unlimited time and memory. The process has a limit of CPU
+time for each comparison, so that a grade does not depend on what else the machine does. Beyond the
+limit it ends: the comparison is given up, and another process is started for the next. Python's own
+process pools would import torch into each new process.
 """
 
+import re
 import subprocess
 import sys
+import unicodedata
 import weakref
 from contextlib import suppress
 from functools import lru_cache
@@ -16,13 +20,35 @@ from toprlib.records import InputError
 
 WORKER = Path(__file__).with_name("judge_worker.py")
 LONGEST = 500  # characters of an answer that math-verify reads; ours
-START_SECONDS = 120.0  # until math-verify is imported; ours
+WALL_SECONDS = 600.0  # for a process that uses no CPU time, such as a stopped one; ours
+
+# What math-verify does not read, or misreads -> what it reads, in this order.
+SYMBOLS = {
+    "∞": r"\infty ",
+    "°": r"^\circ ",
+    "ℝ": r"\mathbb{R}",
+    "ℤ": r"\mathbb{Z}",
+    "∅": r"\emptyset ",
+}
+MIXED = r"(?<=[0-9])(?=[¼-¾⅐-⅞])"  # 3½
+SUPERSCRIPTS = r"[⁰¹²³⁴-⁹⁺⁻ⁿ]+"
+SPELLINGS = (
+    (r"([0-9]+)\u2044([0-9]+)", r"\\frac{\1}{\2}"),  # of ½
+    (r"√\s*(?:([0-9]+|[a-zA-Z])|\(([^()]*)\))", r"\\sqrt{\1\2}"),
+    (r"^\*\*(.+)\*\*$", r"\1"),  # bold print
+    (r"\\(?:text)?color\s*\{[^{}]*\}", ""),
+    (r"\\(?:mathrm|text)\{i\}", "i"),
+    (r"\{:\}", ":"),
+    # Thousands: math-verify takes 9\,500 for 9 + 500.
+    (r"(?<=[0-9])(?:\{,\}|,\\!|\\[,;: ]|~)(?=[0-9]{3}(?![0-9]))", ""),
+    (r"^(-?[0-9]{1,3}(?: [0-9]{3})+)(?![0-9])", lambda match: match[1].replace(" ", "")),
+)
 
 
 class Judge:
     r"""Compares answers in LaTeX or plain text.
 
-    seconds: the limit for reading an answer, and for comparing two (ours).
+    seconds: the limit of CPU time for a comparison (ours).
 
     >>> judge = Judge()
     >>> judge.equal(r"\frac{1}{2}", "0.5"), judge.equal("3", "4")
@@ -31,22 +57,27 @@ class Judge:
 
     def __init__(self, seconds: int = 3):
         self._seconds = seconds
-        # Two are read and compared; a process that takes longer is killed.
-        self._patience = 4.0 * seconds
         self._process = None
         self._end = lambda: None
-        self._ask_once = lru_cache(maxsize=100_000)(self._ask)  # a prompt's samples often agree
+        # A prompt's samples often agree. What was given up is an exception, and not kept.
+        self._ask_once = lru_cache(maxsize=100_000)(self._ask)
 
-    def equal(self, gold: str, answer: str) -> bool:
+    def equal(self, gold: str, answer: str) -> bool | None:
         """Whether `answer` is the same text as `gold`, or equal by math-verify's strict comparison.
 
-        A text of more than LONGEST characters equals itself only.
+        None if the comparison was given up. A text of more than LONGEST characters equals itself
+        only.
         """
-        gold = " ".join(gold.split())  # in math-verify, $...$ ends with the line
-        answer = " ".join(answer.split())
+        gold = normalize(gold)
+        answer = normalize(answer)
         if gold == answer:
             return True
-        return max(len(gold), len(answer)) <= LONGEST and self._ask_once(gold, answer)
+        if max(len(gold), len(answer)) > LONGEST:
+            return False
+        try:
+            return self._ask_once(gold, answer)
+        except TimeoutError:
+            return None
 
     def _ask(self, gold: str, answer: str) -> bool:
         is_equal = None
@@ -55,12 +86,14 @@ class Judge:
                 self._start()
             with suppress(BrokenPipeError):  # a process that has just ended gives no answer
                 self._pipe.send((gold, answer))
-            is_equal = self._receive(self._patience)
+            is_equal = self._receive()
         finally:
             # After an interrupt too: a late answer would be taken for that to the next question.
             if is_equal is None:
                 self._end()
-        return bool(is_equal)
+        if is_equal is None:
+            raise TimeoutError
+        return is_equal
 
     def _start(self) -> None:
         self._end()
@@ -74,15 +107,32 @@ class Judge:
         worker_pipe.close()
         # The process ends with the judge, too.
         self._end = weakref.finalize(self, _kill, self._process)
-        if self._receive(START_SECONDS) is None:
+        if self._receive() is None:
             raise InputError("math-verify does not start; pip install -r requirements.txt")
 
-    def _receive(self, seconds: float) -> bool | None:
-        """The process's next answer; None if it has ended, or if none comes in time."""
+    def _receive(self) -> bool | None:
+        """The process's next answer; None if it has ended, or if none comes for WALL_SECONDS."""
         with suppress(EOFError, ConnectionResetError):
-            return self._pipe.recv() if self._pipe.poll(seconds) else None
+            return self._pipe.recv() if self._pipe.poll(WALL_SECONDS) else None
 
 
 def _kill(process: subprocess.Popen) -> None:
     process.kill()
     process.wait()
+
+
+def normalize(answer: str) -> str:
+    r"""The answer as math-verify reads it: Unicode's symbols and some LaTeX are rewritten.
+
+    >>> normalize("３x² + ½"), normalize(r"9\,500")
+    ('3x^{2} + \\frac{1}{2}', '9500')
+    """
+    for symbol, latex in SYMBOLS.items():
+        answer = answer.replace(symbol, latex)
+    answer = re.sub(MIXED, " ", answer)
+    answer = re.sub(SUPERSCRIPTS, r"^{\g<0>}", answer)
+    answer = unicodedata.normalize("NFKC", answer)  # full-width forms, kinds of spaces, ½, ²
+    answer = " ".join(answer.split())  # in math-verify, $...$ ends with the line
+    for pattern, replacement in SPELLINGS:
+        answer = re.sub(pattern, replacement, answer)
+    return answer

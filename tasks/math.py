@@ -19,35 +19,48 @@ from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from tasks.judge import Judge
 from toprlib.problems import read_shots, read_split
-from toprlib.records import OUTCOMES, Outcome, Problem, Task
+from toprlib.records import OUTCOMES as GSM8K_OUTCOMES
+from toprlib.records import Problem, Task
 from toprlib.settings import TINY, Settings
 from train_gsm8k import PAPER, main
 
 MATH = "EleutherAI/hendrycks_math"  # its training problems
 MATH_500 = "HuggingFaceH4/MATH-500"  # "the smaller MATH-500 test set (Lightman et al., 2023)" (4.1)
 
+OUTCOMES = (*GSM8K_OUTCOMES, "abandoned")  # the judge gave the comparison up
 FINAL = "final answer is"
 HOPE = "I hope"  # ... it is correct: the end of an answer in the paper's prompt
 FORMULA = re.compile(r"[\s:*]*(\$\$?|\\\[|\\\()(.+?)(?:\$\$?|\\\]|\\\))[\s.*]*(?:\n|$)", re.DOTALL)
+NEXT_SENTENCE = re.compile(r"\.\s+(?=[A-Z])")
+MATHEMATICS = re.compile(r"[0-9\\$^=+<>∞π√½¼¾]|^\W*\w\W*$")  # or a single letter
 LATEX = re.compile(r"\\(?:boxed|fbox)\s*\{?|\\.|[{}]", re.DOTALL)
 
 
 def extract_answer(text: str) -> str | None:
     r"""The answer after the last "final answer is", else in the last \boxed{}; None without both.
 
-    After "final answer is" comes a box, else a formula, else the rest of the line; "I hope" ends
-    it. Of nested boxes the innermost counts. A box that is empty or not closed does not count.
+    After "final answer is" comes a box, else a formula, else the rest of the line or sentence; "I
+    hope" ends it. If that has no box, formula or digit, it is a remark ("the final answer is
+    right"): then an earlier "final answer is" counts, or a box. Of nested boxes the innermost
+    counts. A box that is empty or not closed does not count.
 
-    >>> extract_answer(r"it is $\boxed{\frac{1}{2}}$.")
+    >>> extract_answer(r"it is $\boxed{\frac{1}{2}}$. I think that the final answer is right.")
     '\\frac{1}{2}'
     >>> extract_answer("The final answer is $[2,5)$. I hope it is correct.")
     '[2,5)'
     """
-    _, marker, rest = text.rpartition(FINAL)
-    rest = rest.partition(HOPE)[0] if marker else ""
-    formula = FORMULA.match(rest)  # which may have several lines
-    line = formula[2] if formula else rest.strip().partition("\n")[0].lstrip(" :$*")
-    return extract_box(rest) or trim(line) or extract_box(text) or None
+    remark = None
+    for rest in reversed(text.split(FINAL)[1:]):
+        rest = rest.partition(HOPE)[0]
+        sentence = NEXT_SENTENCE.split(rest, maxsplit=1)[0]
+        formula = FORMULA.match(sentence)  # which may have several lines
+        line = formula[2] if formula else sentence.strip().partition("\n")[0].lstrip(" :$*")
+        box = extract_box(rest)
+        answer = box or trim(line)
+        if answer and (box or formula or MATHEMATICS.search(line)):
+            return answer
+        remark = remark or answer
+    return extract_box(text) or remark or None
 
 
 def extract_box(text: str) -> str | None:
@@ -97,10 +110,10 @@ def trim(answer: str) -> str:
     return f"{trimmed}." if trimmed.endswith(r"\right") else trimmed  # \right. closes a brace
 
 
-def grade(text: str, gold: str, judge: Judge) -> Outcome:
+def grade(text: str, gold: str, judge: Judge) -> str:
     r"""invalid without an answer, else correct if math-verify finds it equal to gold.
 
-    An answer that math-verify cannot read is incorrect.
+    An answer that math-verify cannot read is incorrect; abandoned if the judge gave it up.
 
     >>> judge = Judge()
     >>> texts = (r"\boxed{1/2}", r"\boxed{50}", r"\boxed{?}", r"\boxed{}", "1/2")
@@ -110,7 +123,10 @@ def grade(text: str, gold: str, judge: Judge) -> Outcome:
     answer = extract_answer(text)
     if answer is None:
         return "invalid"
-    return "correct" if judge.equal(gold, answer) else "incorrect"
+    is_equal = judge.equal(gold, answer)
+    if is_equal is None:
+        return "abandoned"
+    return "correct" if is_equal else "incorrect"
 
 
 class MathRow(BaseModel):

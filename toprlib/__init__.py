@@ -4,6 +4,7 @@
     distributed.py        ranks, devices, what ranks exchange, progress
     files.py              JSON lines, atomic writes, the folder of a run
     command.py            how a command ends
+    numerals.py           numbers as people write them
     problems.py           problems and worked examples from files, folders and the hub
     report.py             an estimate with its interval, and a table
 

@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 from decimal import Decimal
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from task_helpers import input_error, write_rows
+from task_helpers import input_error, read_rows, write_rows
 
 import train_gsm8k as gsm8k
 from toprlib.settings import TINY, Settings
@@ -14,25 +15,130 @@ from toprlib.settings import TINY, Settings
 NUMBERS = st.integers(-(10**9), 10**9)
 
 
+# ---- answers -------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("The answer is 18.", "18"),
         ("The answer is: 18 dollars", "18"),
         ("The answer is 3 or 4.", "3"),
-        ("The answer is 2.50.", "2.5"),
-        ("The answer is -$5", "-5"),
-        ("The answer is .5", "0.5"),
         ("The answer is 3. Wait. The answer is 4.", "4"),
-        ("The answer is 3. The answer is unknown", None),
         ("The answer is:\n18", "18"),
+        ("The answer is:\n\n- 18", "18"),  # an item of a list
         ("The answer is unknown.\n18", None),
         ("The answer is ٣.", None),  # digits of other scripts are not read
         ("the answer is 18", None),
+        # remarks after the answer
+        ("The answer is 18. Let me verify: 9*2=18, so The answer is correct.", "18"),
+        ("The answer is 18.\nThe answer is correct because we checked.", "18"),
+        ("The answer is 3. The answer is unknown", "3"),
+        ("The answer is 3. The answer is 4. The answer is right.\n5", "4"),
+        ("The answer is 3. The answer is 4,5", None),  # no remark
     ],
 )
-def test_the_answer_is_the_first_number_after_the_last_marker(text, expected):
+def test_the_answer_is_the_first_number_after_the_last_marker_with_one(text, expected):
     assert gsm8k.parse_answer(text) == (None if expected is None else Decimal(expected))
+
+
+READ_AS = {  # forms between bars
+    "-3": r"-3 | - 3 | -$3 | - $3 | -\$3 | $-3$ | **-3** | x = -3 | x = - 3 | (-3) | $$- 3$$ | "
+    "\u22123 | \u2212 3 | \u20133 | \u2013$3 | \uff0d\uff13 | minus 3 | negative $3 | -US$3 | "
+    r"- **3** | - \boxed{3} | minus \(3\) | –**3** | -**3** | is negative $\mathbf{3}$ | "
+    r"{-}3 | -$ 3 | - \$ 3 | -\left(3\right) | "
+    "\u20103 | \u20113 | \u20123 | "
+    r"-3/1 | is $- 3$ | so: - 3 | \boxed{- 3} | \boxed{-3} | -\mathbf{3} | \mathbf{-3} | "
+    "a loss: -3 | 5 - 8 = -3 | 1 -4 = -3",
+    "3": r"COVID-3 | A-3 | (A)-3 | \text{A}-3 | 3 million-dollar houses | 19/6 ≈ 3 | "
+    r"**3** (6/2) | 10 - 7 = \boxed{3} | 10 - 7 = **3** | **10** - **7** = **3** | "
+    r"10 - 7 = 3\text{ eggs} | **10 - 7 = 3** | 19/6 \approx 3 | so - 3 | "
+    r"18 - 15 = 3 | $18 - $15 = $3 | 6 \div 2 = 3 | 3 = 1 + 2 | "
+    "6/2=3 | 6 x 0.5 = 3 eggs. So | +3 | 3 - the rest | 3-year-old | a \u2013 3 | ...3 | \u20263",
+    "19": r"19th | $19 per day | \$19 | 19% | \boxed{19} | \(19\) | 19</s> | 19^\circ | "
+    "\uff11\uff19 | \U0001d7cf\U0001d7d7",
+    "9500": r"9,500 | 9500.00 | 9{,}500 | 9,\!500 | 9\,500 | 9~500 | 9 500 | $9{,}500$ | "
+    r"9.5 thousand | 9.5e3 | 9.5\text{ thousand} | "
+    "9\u00a0500 | 9\u2009500 | 9\u202f500",
+    "1234567.5": r"1,234,567.5 | 1 234 567.50 | 12,34,567.5 | \$1{,}234{,}567.5 | 1,234,567 1/2",
+    "0.5": r"1/2 | .5 | ½ | \frac{1}{2} | $\dfrac12$ | 0.50 | 1 / 2 cup | 2/4 | 1,000/2,000",
+    "-3.5": r"-3 1/2 | -3½ | -3\frac{1}{2} | -3 \tfrac12 | −7/2 | \frac{-7}{2}",
+    "12345678901234567890123456789012.5": "12345678901234567890123456789012.5",
+    "2000000000": "2 billion | 2 Billion | .002 trillion | 2\\ billions",
+    "1500": "15 hundred | 1.5 thousand",
+    "1500000": "1.5 million | 1.5 Million dollars | $1,500,000 | 1 500 000 | 1500 thousand",
+    None: "(1,2) | 1,2 | 12,5 | 1,2345 | 1.2.3 | 10:30 | 10-15 | 10\u201315 | 2 + 3 | 10 minus 5 | "
+    f"3/4/5 | 1/0 | 2**3 | 3² | {'9' * 101} | 4 * 10 = 40 in all | 2 - 1 = 1,5 | five | x",
+}
+FORMS = []
+for value, forms in READ_AS.items():
+    for form in forms.split(" | "):
+        FORMS.append((form, value))
+
+
+@pytest.mark.parametrize(("form", "value"), FORMS)
+def test_forms_of_a_number(form, value):
+    for text in (
+        f"The answer is {form}",
+        f"So, The answer is {form} .",
+        f"The answer is: {form}\n7",
+    ):
+        assert gsm8k.parse_answer(text) == (None if value is None else Decimal(value))
+
+
+SEPARATORS = [",", "{,}", r",\!", r"\,", r"\;", " ", "~", "\u00a0", "\u2009", "\u202f", ""]
+MINUS = ["-", "- ", "\u2212", "\u2212 ", "\u2013", "\u2011", "{-}", "minus ", "negative "]
+CURRENCY = ["", "$", "$ ", "**", r"\text{", r"\$", "€", "£"]
+ENDINGS = {".": 0, ".0": 0, " million": 6, " thousand": 3, "e2": 2}  # and the power of ten
+HALVES = [" 1/2", "½", r"\frac{1}{2}", r" \dfrac12", ".5", ".50"]
+AROUND = [
+    ("", "."),
+    ("$", "$"),
+    ("**", "**"),
+    (r"\boxed{", "}"),
+    ("x = ", ""),
+    ("7 - 2 = ", " eggs."),
+    (": ", " dollars per day"),
+    (":\n$", "$%"),
+    ("", " or 4"),
+    ("", " I think The answer is right."),
+]
+
+
+@st.composite
+def written_numbers(draw):
+    """What follows "The answer is", and the number that it says."""
+    size = draw(st.integers(1, 10**9))
+    value = Decimal(size)
+    end = draw(st.sampled_from([*ENDINGS, *HALVES]))
+    if end in HALVES:
+        value += Decimal("0.5")
+    else:
+        value *= 10 ** ENDINGS[end]
+    sign = draw(st.sampled_from(["", *MINUS]))
+    currency = draw(st.sampled_from(CURRENCY))
+    digits = f"{size:,}".replace(",", draw(st.sampled_from(SEPARATORS)))
+    before, after = draw(st.sampled_from(AROUND))
+    return f"{before}{sign}{currency}{digits}{end}{after}", -value if sign else value
+
+
+@given(written=written_numbers())
+def test_a_number_in_any_form_is_read_back_and_no_other(written):
+    text, gold = written
+    text = f"So The answer is {text}"
+    assert gsm8k.parse_answer(text) == gold
+    assert gsm8k.grade(text, gold) == "correct"
+    others = {-gold, gold + 1, gold // 1, gold // 1000, gold % 1000, gold * 1000}
+    for other in others - {gold}:
+        assert gsm8k.grade(text, other) == "incorrect"
+
+
+@given(numerator=NUMBERS, denominator=st.integers(1, 10**6), factor=st.integers(1, 10**4))
+def test_equal_numbers_are_equal_votes(numerator, denominator, factor):
+    one = gsm8k.parse_answer(f"The answer is {numerator}/{denominator}.")
+    other = gsm8k.parse_answer(
+        rf"The answer is \frac{{{numerator * factor}}}{{{denominator * factor}}}"
+    )
+    assert (one, hash(one)) == (other, hash(other))
+    assert Fraction(one).limit_denominator(10**6) == Fraction(numerator, denominator)
 
 
 @given(gold=NUMBERS, other=NUMBERS)
@@ -65,6 +171,7 @@ def test_the_gold_answer_is_the_number_after_the_last_mark(tmp_path):
         ({"question": "?", "answer": "18"}, "answer"),
         ({"question": "?", "answer": "####"}, "answer"),
         ({"question": "?", "answer": "#### 18 apples"}, "answer"),
+        ({"question": "?", "answer": "#### 1,2"}, "answer"),
         ({"question": "?"}, "answer"),
         ({"answer": "#### 18"}, "question"),
     ],
@@ -85,13 +192,38 @@ def test_other_columns_of_a_row_are_ignored(tmp_path):
 
 def test_all_gold_answers_of_gsm8k_are_read_and_grade_as_correct(real):
     """Some of its lines contain U+2028 and the like, which split no line."""
-    train = gsm8k.load_problems(str(real), "train")
-    test = gsm8k.load_problems(str(real), "test")
-    assert (len(train), len(test)) == (7473, 1319)
-    for problem in train + test:
-        assert problem.gold == int(problem.gold)
-        assert gsm8k.grade(f"The answer is {problem.gold:,}.", problem.gold) == "correct"
-        assert gsm8k.grade("The answer is 123456789.", problem.gold) == "incorrect"
+    problems = []
+    last_lines = []
+    for split, count in (("train", 7473), ("test", 1319)):
+        loaded = gsm8k.load_problems(str(real), split)
+        assert len(loaded) == count
+        problems += loaded
+        last_lines += [row["answer"].splitlines()[-1] for row in read_rows(real / f"{split}.jsonl")]
+    for problem, last_line in zip(problems, last_lines, strict=True):
+        assert problem.gold == int(last_line.removeprefix("#### ").replace(",", ""))
+        for answer in (last_line.removeprefix("####"), f"${problem.gold:,}.", f"{problem.gold}"):
+            assert gsm8k.grade(f"The answer is {answer}", problem.gold) == "correct"
+        for answer in ("123456789", f"{-problem.gold}" if problem.gold else "1"):
+            assert gsm8k.grade(f"The answer is {answer}.", problem.gold) == "incorrect"
+
+
+# The solutions of four models for each test problem, with labels, that come with GSM8K.
+LABELLED = "example_model_solutions.jsonl"
+
+
+def test_labels_of_published_solutions_are_kept(real):
+    if not (real / LABELLED).exists():
+        pytest.skip(f"GSM8K_DIR has no {LABELLED}: the labels were not compared")
+    golds = {problem.question: problem.gold for problem in gsm8k.load_problems(str(real), "test")}
+    labels = []
+    for row in read_rows(real / LABELLED):
+        for solution in row.values():
+            if isinstance(solution, dict):
+                text = solution["solution"].replace("\nA: ", "\nThe answer is ")
+                outcome = gsm8k.grade(text, golds[row["question"]])
+                assert (outcome == "correct") == solution["is_correct"], text
+                labels.append(outcome)
+    assert len(labels) == 4 * 1319
 
 
 # ---- the task ------------------------------------------------------------------------------------

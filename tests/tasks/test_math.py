@@ -1,13 +1,14 @@
 """The task MATH: answers, the judge that compares them, problems and worked examples.
 
-The judge limits the time of a comparison, so a slow machine may make equal answers incorrect, but
-never different ones correct. Where a test expects answers to be equal, its judge waits for hours.
+The judge limits the CPU time of a comparison. Where a test expects that answers are equal, its
+judge has hours.
 """
 
 import gc
 import json
 import re
 import signal
+import threading
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -18,7 +19,7 @@ from task_helpers import input_error, make_sample, write_rows
 from tasks import judge as judge_module
 from tasks import math
 from tasks.judge import LONGEST, Judge
-from toprlib.evaluation import to_answers
+from toprlib.evaluation import evaluate, to_answers
 from toprlib.settings import TINY, Settings
 
 HOURS = 36_000  # in seconds
@@ -31,10 +32,10 @@ ROW = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _patient_start():
-    """A judge may take hours to start."""
+def _patience():
+    """On the busiest machine, too, a judge waits until its process answers."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(judge_module, "START_SECONDS", float(HOURS))
+        patch.setattr(judge_module, "WALL_SECONDS", float(HOURS))
         yield
 
 
@@ -71,6 +72,21 @@ def patient_judge():
         ("The final answer is **12**.", "12"),
         ("The final answer is \\(4\\).", "4"),
         ("The final answer is $x=1$ or $x=2$.", "x=1$ or $x=2"),
+        ("The final answer is 3.5 m. So it is.", "3.5 m"),
+        ("The final answer is even.", "even"),
+        # remarks after the answer
+        (r"So \boxed{4}. I checked that the final answer is right.", "4"),
+        (r"So \boxed{4}. I am sure this final answer is correct.", "4"),
+        (r"So \boxed{4}. The final answer is indeed right. I hope that this helps.", "4"),
+        ("The final answer is $5$. I think that the final answer is right.", "5"),
+        (r"\boxed{4}? The final answer is 5. Yes, the final answer is right.", "5"),
+        ("The final answer is 5 and I am sure the final answer is", "5 and I am sure the"),
+        # no remarks
+        (r"So \boxed{4}. The final answer is 5.", "5"),
+        (r"So \boxed{4}. The final answer is $y$.", "y"),
+        (r"So \boxed{4}. The final answer is C.", "C"),
+        (r"So \boxed{4}. The final answer is \pi", r"\pi"),
+        (r"So \boxed{4}. The final answer is x + y.", "x + y"),
     ],
 )
 def test_answer_of_a_completion(text, expected):
@@ -87,9 +103,71 @@ def test_equal_answers_vote_together(patient_judge):
 
 
 # ---- the judge -----------------------------------------------------------------------------------
+EQUAL = [  # gold, and answers that a person would accept
+    (r"\frac{1}{2}", r"½ | 1/2 | 0.5 | \dfrac12 | .50 | \frac{1}{2} | \frac{2}{4}"),
+    ("17/5", r"3\frac{2}{5} | 3.4 | 3⅖"),
+    (r"\sqrt{2}", r"√2 | √(2) | \sqrt 2 | \frac{2}{\sqrt{2}}"),
+    ("x^2", r"x² | x^{2} | x \cdot x"),
+    ("x^{12}", "x¹²"),
+    ("90^\\circ", "90° | 90"),
+    (r"(-\infty, 3)", r"(-∞, 3) | x<3"),
+    (
+        "-14",
+        r"-１４ | **-14** | \textcolor{blue}{-14} | {\color{red}-14} | −14 | \mathbf{-14}",
+    ),
+    ("2+3i", r"2+3\mathrm{i} | 2+3\text{i} | 3i+2"),
+    ("10:30", r"10{:}30"),
+    ("9500", r"9 500 | 9,500 | 9{,}500 | 9\,500 | 9,\!500"),
+    ("9500", "9\u2009500 | 9\u202f500 | 9\u00a0500"),
+    ("1234567", r"1 234 567 | 1\,234\,567"),
+    (r"\frac{1}{3}", "0.333333"),
+    ("0.0001", "1/10000"),
+    ("7", "5+2=7 | x=7"),
+    (r"\sqrt{2}+\sqrt{3}", r"\sqrt{5+2\sqrt{6}}"),
+    (r"\frac{1}{2^{99}}", r"2^{-99} | \frac{2}{2^{100}}"),
+    ("50\\%", "50 | 0.5"),
+]
+DIFFERENT = [
+    ("x", "y | 5 | x^2"),
+    ("x=5", "y=5 | x=-5 | x=6"),
+    ("x^2", "y^2 | x^3 | 2x"),
+    ("x+y", "x+z | x-y"),
+    ("3", "-3 | −3 | 33 | 3.1 | 1/3 | 30 | 3x"),
+    ("509", r"9 500 | 9\,500"),
+    ("(2,5)", r"2,5 | \{2,5\} | (5,2) | [2,5] | 25"),
+    (r"\{1,2\}", r"\{1,3\} | \{1\}"),
+    ("7", "8=7 | 7=8 | 6+2=7"),
+    ("0.0001", "0.00010001 | 0.0002 | 0"),
+    (r"\frac{1}{2006!}", r"\frac{1}{2004!} | 0"),
+    (r"\frac{1}{2^{99}}", r"\frac{1}{2^{98}} | 0"),
+    (r"\frac{1}{3\cdot2^{2006}}", r"\frac{2^{2005}+1}{3\cdot2^{2006}}"),
+    (r"\frac{10^6}{10^{30}}", r"\frac{10^6+1}{10^{30}}"),
+    (r"\sqrt{2}\cdot10^{-20}", r"\sqrt{3}\cdot10^{-20}"),
+    (r"\frac{1}{2}", r"⅓ | 2 | -½"),
+]
+
+
+def list_pairs(table):
+    pairs = []
+    for gold, answers in table:
+        for answer in answers.split(" | "):
+            pairs.append((gold, answer))
+    return pairs
+
+
+@pytest.mark.parametrize(("gold", "answer"), list_pairs(EQUAL))
+def test_right_answers_are_equal(gold, answer, patient_judge):
+    assert patient_judge.equal(gold, answer) is True
+
+
+@pytest.mark.parametrize(("gold", "answer"), list_pairs(DIFFERENT))
+def test_wrong_answers_are_different(gold, answer, patient_judge):
+    assert patient_judge.equal(gold, answer) is False
+
+
 HOSTILE_ANSWERS = {  # none of them is equal to 3
-    "nested braces": (r"\boxed{" + "{" * 200 + "4" + "}" * 200 + "}", "incorrect"),
-    "a tower of powers": (r"\boxed{9^{9^{9^9}}}", "incorrect"),
+    "nested braces": (r"\boxed{" + "{" * 50 + "4" + "}" * 50 + "}", "abandoned"),
+    "a tower of powers": (r"\boxed{9^{9^{9^9}}}", "abandoned"),
     "boxes in boxes": (r"\boxed{" * 5_000 + "4" + "}" * 5_000, "incorrect"),
     "fractions": (r"\boxed{" + r"\frac{" * 70 + "}" * 70 + "}", "incorrect"),
     "a lone surrogate": ("\\boxed{\ud800}", "incorrect"),
@@ -101,10 +179,34 @@ HOSTILE_ANSWERS = {  # none of them is equal to 3
 
 
 def test_hostile_text_is_graded_like_any_other():
-    hasty_judge = Judge(seconds=1)
+    judge = Judge(seconds=1)
     for name, (text, expected) in HOSTILE_ANSWERS.items():
-        assert math.grade(text, "3", hasty_judge) == expected, name
-    assert not hasty_judge.equal("9^{9^{9^9}}", "9^{9^{9^8}}")
+        assert math.grade(text, "3", judge) == expected, name
+    assert judge.equal("9^{9^{9^9}}", "9^{9^{9^8}}") is None
+
+
+def test_a_limit_of_cpu_time_is_not_one_of_the_wall_clock():
+    """The process gets a tenth of a processor, as on a machine with much else to do."""
+    gold = r"\cup".join(f"[{3 * index},{3 * index + 1}]" for index in range(20))
+    answer = r"\cup".join(f"[{3 * index},{3 * index + 1}]" for index in reversed(range(20)))
+    judge = Judge(seconds=5)
+    assert judge.equal("1", "2") is False  # the process has started
+    is_finished = threading.Event()
+
+    def slow_down():
+        while not is_finished.is_set():
+            judge._process.send_signal(signal.SIGSTOP)
+            is_finished.wait(0.09)
+            judge._process.send_signal(signal.SIGCONT)
+            is_finished.wait(0.01)
+
+    thread = threading.Thread(target=slow_down)
+    thread.start()
+    try:
+        assert judge.equal(gold, answer) is True
+    finally:
+        is_finished.set()
+        thread.join()
 
 
 def test_a_long_answer_equals_itself_alone(patient_judge):
@@ -126,17 +228,25 @@ def test_a_judge_whose_process_has_ended_starts_another(patient_judge):
     assert patient_judge._process.pid != first.pid
 
 
-def test_a_comparison_without_an_answer_in_time_is_false_and_ends_the_process(
-    patient_judge, monkeypatch
-):
+def test_a_comparison_that_was_given_up_is_not_kept_as_false(patient_judge, monkeypatch):
     assert patient_judge.equal("1/8", "0.125")
     process = patient_judge._process
     process.send_signal(signal.SIGSTOP)  # it never answers
-    monkeypatch.setattr(patient_judge, "_patience", 0.1)
-    assert not patient_judge.equal("1/5", "0.2")
+    monkeypatch.setattr(judge_module, "WALL_SECONDS", 0.1)
+    assert patient_judge.equal("1/5", "0.2") is None
     assert process.poll() is not None
-    monkeypatch.undo()
-    assert patient_judge.equal("2/5", "0.4")
+    monkeypatch.setattr(judge_module, "WALL_SECONDS", float(HOURS))
+    assert patient_judge.equal("1/5", "0.2") is True
+
+
+def test_abandoned_comparisons_are_counted():
+    task = math.math_task(math.SETTINGS["laptop"])
+    grades = ["correct", "abandoned", "incorrect", "abandoned", "abandoned"]
+    samples = [make_sample(rf"\boxed{{{number}}}", grade) for number, grade in enumerate(grades)]
+    entry = evaluate(samples, task, k=1, seed=0)
+    assert entry["abandoned"] == pytest.approx(0.6)
+    assert entry["correct"] == pytest.approx(0.2)
+    assert {sample.reward for sample in samples if sample.outcome == "abandoned"} == {-1.0}
 
 
 def test_an_answer_after_an_interrupt_is_not_taken_for_that_to_the_next_question(

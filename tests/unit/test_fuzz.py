@@ -49,6 +49,19 @@ LATEX = [
     "\\\\",
 ]
 NUMBERS = ["1", "-1", "1,234", "3.5", "9" * 400, "1e999", "nan", "inf", "--", "-$"]
+NUMBERS += [
+    "1/2",
+    "1/0",
+    " 500",
+    "{,}500",
+    "e9",
+    " = ",
+    " - ",
+    "\u22123",
+    "\u2013",
+    " million",
+    "minus ",
+]
 CHARACTERS = [
     *".,:\"' \n\t\x00\x1b\x7f\x85",
     "\r\n",
@@ -110,6 +123,12 @@ LONG_TEXTS = [  # a megabyte; each is the worst case of one pattern or loop
     "The answer is " * 75_000,
     "The answer is " + "9" * 1_000_000,
     "The answer is " + "1," * 500_000,
+    *("The answer is " + piece * 250_000 for piece in ("111,", "111 ", "1/2 ", "1 - ", "1=", "-$")),
+    *("The answer is " + piece * 100_000 for piece in ("\\frac{", "=- ", "-\\a {", "1 million ")),
+    *(
+        f"The answer is {start}{' ' * 1_000_000}x"
+        for start in ("1", "-", "= -", "minus", "-\\a", "\n")
+    ),
     "\\boxed{" * 150_000,
     "\\boxed{" * 125_000 + "}" * 125_000,
     "\\boxed{." * 110_000 + "}" * 110_000,

@@ -40,6 +40,12 @@ def dual_clip_ppo(logp, logmu, reward, mask):
     return mean_of_tokens(torch.where(reward[:, None] < 0, bounded, terms), mask)
 
 
+def dual_clip_ppo_with_guards(logp, logmu, reward, mask):
+    """Where exp is kept from overflow there is no gradient, which makes no difference."""
+    log_ratio = (logp - logmu).clamp(-20, 20)
+    return dual_clip_ppo(log_ratio, torch.zeros_like(logp), reward, mask)
+
+
 def grpo_with_delta(logp, logmu, reward, mask):
     """Two-sided clipping: the ratio of both terms is at most delta."""
     ratio = (logp - logmu).exp()
@@ -53,6 +59,11 @@ def gspo(logp, logmu, reward, mask):
     return ppo_terms(log_ratio, reward, 3e-4, 4e-4).mean()
 
 
+def gspo_with_a_guard(logp, logmu, reward, mask):
+    log_ratio = (total(logp - logmu, mask) / mask.sum(1)).clamp(max=10)
+    return ppo_terms(log_ratio, reward).mean()
+
+
 def gspo_of_tokens(logp, logmu, reward, mask):
     """The completion's ratio, with a gradient through each token, in a token mean."""
     of_completion = (total(logp - logmu, mask) / mask.sum(1)).detach()[:, None]
@@ -63,7 +74,7 @@ def gmpo(logp, logmu, reward, mask):
     """Tokens are clipped, then the geometric mean is taken."""
     sign = reward.sign()[:, None]
     log_ratio = logp - logmu
-    clipped = sign * torch.minimum(sign * log_ratio, sign * log_ratio.clamp(-0.4, 0.4))
+    clipped = sign * torch.minimum(sign * log_ratio, sign * log_ratio.clamp(-0.2, 0.2))
     ratio = (total(clipped, mask) / mask.sum(1)).exp()
     return -(ratio * reward).mean()
 
@@ -198,10 +209,12 @@ PUBLIC = [  # (the verdict, the loss)
     ("per-token + ppo clip 0.8..1.2", ppo_with(mean_of_completions)),
     ("per-token + ppo clip 0.8..1.28 + sequence sum", ppo_with(sum_of_completions, high=0.28)),
     ("per-token + ppo clip 0.8..1.2, dual clip 3 + token mean", dual_clip_ppo),
+    ("per-token + ppo clip 0.8..1.2, dual clip 3 + token mean", dual_clip_ppo_with_guards),
     ("per-token + ppo clip 0.8..1.2, dual clip 4", grpo_with_delta),
     ("geometric mean + ppo clip 0.9997..1.0004", gspo),
+    ("geometric mean + ppo clip 0.8..1.2", gspo_with_a_guard),
     ("geometric mean + ppo clip 0.8..1.2 + token mean", gspo_of_tokens),
-    ("geometric mean of clipped tokens + ppo clip 0.67032..1.4918", gmpo),
+    ("geometric mean of clipped tokens + ppo clip 0.81873..1.2214", gmpo),
     ("per-token + ppo clip 0.8..1.2 + token mean + extra term", ppo_and_kl),
     ("ppo clip 0.8..1.2", whole_completion_ppo),
     ("per-token + clip 0.5..1.28 on positives, 0.5..1.28 on negatives + token mean", cispo),

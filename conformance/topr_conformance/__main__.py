@@ -19,6 +19,18 @@ from pathlib import Path
 
 from topr_conformance import VECTORS, InputError, Report, adapted, compare, identify, load
 
+MAX_RANDOM = 10_000  # batches: some seconds
+# The form of what a loss returns -> the mean of it that was checked
+MEANS = {
+    "tokens": (
+        "the loss returns a value for each token: the checker took their mean over each "
+        "completion's tokens, then over completions"
+    ),
+    "mean over completions": (
+        "the loss returns a value for each completion: the checker took their mean over completions"
+    ),
+}
+
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line as a namespace; wrong options end the process with status 2."""
@@ -46,8 +58,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         "--out", type=Path, help="folder for report.json; without it nothing is written"
     )
     options = parser.parse_args(arguments)
-    if options.random < 0:
-        parser.error(f"--random {options.random}: must not be negative")
+    if not 0 <= options.random <= MAX_RANDOM:
+        parser.error(f"--random {options.random}: give 0 to {MAX_RANDOM} batches")
     return options
 
 
@@ -99,15 +111,15 @@ def print_report(options: argparse.Namespace, report: Report, difference: str | 
     print(f"{options.loss}: {report.variant}{note}")
     for sentence in report.changes:
         print(f"to change: {sentence}")
+    print(f"arguments: {report.arguments}")
     if report.adapter != "none":
         print(f"called with: {report.adapter}")
-    if report.adapter.endswith(("tokens", "mean over completions")):
-        print(
-            "the loss returns several values: the checker averaged them over a completion's "
-            "tokens, then over completions; your trainer has to do that"
-        )
+    for form, mean in MEANS.items():
+        if report.adapter.endswith(form):
+            print(f"{mean}; your trainer has to do that")
     if options.random:
-        print(difference or f"{options.random} random batches agree with Eq. 7")
+        agree = f"{options.random} random batches agree with Eq. 7, with these arguments"
+        print(difference or agree)
     if options.verbose:
         print(report.table())
 

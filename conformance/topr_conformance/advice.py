@@ -4,18 +4,20 @@ import math
 import re
 from collections.abc import Sequence
 
-from topr_conformance.vectors import NOT_FINITE, VectorResult
+from topr_conformance.vectors import LEFT_OUT, MIXED, NOT_FINITE, VectorResult
 
 _DIVIDE_BY_LENGTH = (
     "divide each completion's sum by its own number of tokens, mask.sum(1); "
     "then take the mean over completions"
 )
+_IN_FLOAT32 = "compute log-probabilities, their sums and the weight in float32"
 # How the name of a difference begins -> what to change. If several rows fit, all are said.
 ADVICE = {
     # the ratio
     "per-token": (
         "sum logp - logmu over the completion's tokens first; then clip the sum and take exp of it"
     ),
+    "geometric mean of clipped tokens": "do not clip single tokens' log-ratios either; ",
     "geometric mean": (
         "do not divide the sum of the log-ratios by the length; divide the loss by it"
     ),
@@ -26,6 +28,18 @@ ADVICE = {
     ),
     # the bounds
     "tis": "give positives (reward >= 0) the weight 1; clip only the weight of negatives",
+    "ppo clip": (
+        "take the detached weight, however small, times log pi, without PPO's min() of two terms; "
+        "give positives the weight 1, and negatives min(pi/mu, 1)"
+    ),
+    "weight 0 outside": (
+        "drop no token or completion because of its ratio: "
+        "positives have the weight 1, negatives min(pi/mu, 1), however small"
+    ),
+    "another function of the ratio": (
+        "give positives (reward >= 0) the weight 1, and negatives min(pi/mu, 1), detached: "
+        "no sigmoid and no other function"
+    ),
     "plain is": "give positives (reward >= 0) the weight 1; clip that of negatives to at most 1",
     "naive reinforce": (
         "weight negatives by min(pi/mu, 1); "
@@ -46,6 +60,10 @@ ADVICE = {
     "batch-mean baseline": (
         "subtract the baseline that you want before the loss, or keep this one, if you want it"
     ),
+    "constant baseline": (
+        "subtract the baseline that you want before the loss, and no other constant within it; "
+        "a constant times log pi, as for an entropy, has the same effect"
+    ),
     "branch by raw score": (
         "choose the bounds by the sign of what multiplies log pi: the reward after the baseline"
     ),
@@ -64,6 +82,7 @@ ADVICE = {
     "divided by the longest length": (
         f"{_DIVIDE_BY_LENGTH}, not by the longest, and not by the width of the padded batch"
     ),
+    "length at least": f"{_DIVIDE_BY_LENGTH}, however short",
     "length off by": f"{_DIVIDE_BY_LENGTH}: as many as are summed",
     "mean over non-zero rewards": (
         "divide by the number of all completions, including those with a reward of 0"
@@ -82,7 +101,16 @@ ADVICE = {
         "remove what does not depend on the reward, such as a KL or an entropy, "
         "also from within the reward"
     ),
-    "bfloat16": "compute log-probabilities, their sums and the weight in float32",
+    "left out": (
+        "let every token of every completion count, in the loss and in the ratio, however long: "
+        "no window of tokens, no filter of tokens or completions"
+    ),
+    "counted twice": (
+        "let each completion enter one term only: multiply that of positives by reward >= 0 and "
+        "that of negatives by reward < 0; nothing else may change it"
+    ),
+    "bfloat16": _IN_FLOAT32,
+    "float16": _IN_FLOAT32,
     # differences without a name, which a failed vector shows
     "weight": (
         "weight negatives by the completion's min(pi/mu, 1): "
@@ -97,7 +125,12 @@ ADVICE = {
         "log pi - log mu of a completion"
     ),
     "no known loss": "compare the gradients that --random 200 shows",
-    "objective": "put a minus before what is returned: a loss is minimised",
+    # the sign, and which parameter is what
+    "wrong sign": "put a minus before what is returned: a loss is minimised",
+    "a guess": (
+        "give the two parameters names that tell which is log pi of the model in training, and "
+        "which is log mu, such as logp and logmu: without them no advice is sure"
+    ),
 }
 
 
@@ -120,7 +153,9 @@ def change(name: str) -> str:
 # (a vector, how what it measured begins, a key of ADVICE): the first row that fits a failed vector
 # is the most informative.
 READINGS = [
-    # First a failure that shows one thing only: a gradient where the reward is 0,
+    # First a failure that shows one thing only: tokens without a gradient,
+    ("V5", f".*{LEFT_OUT}", "left out"),
+    # a gradient where the reward is 0,
     ("V10", "R w = (?!0;)", "extra term"),
     # none where there should be one,
     ("V6", "R w = 0$", "surrogate"),
@@ -128,8 +163,11 @@ READINGS = [
     # one of the wrong sign,
     ("V7", "R w = (?!-)", "no stop-gradient"),
     ("V20", ".*infinity", "batch-mean baseline"),
+    # terms that all completions enter,
+    ("V20", f".*{MIXED}", "counted twice"),
     # then the vectors that ask for one thing alone,
     ("V9", "", "length off by"),
+    ("V23", f"(?!.*{NOT_FINITE})", "left out"),
     ("V11", "", "unmasked"),
     ("V6", "", "weight"),
     ("V17", "", "weight"),

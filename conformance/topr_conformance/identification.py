@@ -1,23 +1,36 @@
 """Which loss is it? Call it in the form that it takes, explain its gradient, and report."""
 
 import math
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from topr_conformance.adapters import AnyLoss, adapted, input_forms, output_forms
 from topr_conformance.advice import change, most_informative
-from topr_conformance.fitting import COARSE, FINE, find_hypothesis
+from topr_conformance.arguments import AnyLoss
+from topr_conformance.calling import Trial, call_in_its_form, gradient_of
+from topr_conformance.fitting import (
+    COARSE,
+    Observation,
+    find_hypothesis,
+    measure_single_tokens,
+    observe,
+)
 from topr_conformance.hypotheses import Hypothesis
-from topr_conformance.losses import InputError, Loss, LossInputs, describe_error, neg_grad
-from topr_conformance.mistakes import NegGrad, add_a_token, corrections, find_coupling
+from topr_conformance.losses import Loss, LossInputs, neg_grad
+from topr_conformance.mistakes import (
+    Corrected,
+    add_a_token,
+    corrections,
+    find_constant_baseline,
+    find_coupling,
+)
 from topr_conformance.probes import SINGLES, probes
-from topr_conformance.vectors import VECTORS, VectorResult, check_vector
+from topr_conformance.single_tokens import NegGrad
+from topr_conformance.vectors import LONG, VECTORS, Case, VectorResult, batch_of, check_vector
+
+Explanation = tuple[Hypothesis, list[str]]  # and the names of what no hypothesis has
 
 
 @dataclass
@@ -25,6 +38,7 @@ class Report:
     """What a loss was found to be."""
 
     adapter: str  # how it was called: "none" if as it is, else as `adapted` takes it
+    arguments: str  # which parameter was taken for what, and why
     variant: str  # "paper", its differences joined by " + ", or "unknown"
     note: str  # what the verdict leaves open; may be empty
     vectors: list[VectorResult]
@@ -34,7 +48,7 @@ class Report:
         """The vectors and what was measured, one line each.
 
         >>> result = VectorResult("V17", "is it 1?", "pass", "R w = -0.135335")
-        >>> print(Report("none", "paper", "", [result], []).table())
+        >>> print(Report("none", "", "paper", "", [result], []).table())
         V17  pass            is it 1?  R w = -0.135335
         """
         width = max(len(result.asks) for result in self.vectors)
@@ -45,72 +59,96 @@ class Report:
         return "\n".join(lines)
 
 
-class Trial(NamedTuple):
-    """A loss in one form, on the probes."""
-
-    adapter: str
-    loss: Loss  # with the adapter
-    batches: list[LossInputs]
-    neg_grads: list[Tensor]  # for each batch
-    hypothesis: Hypothesis | None  # what explains them
-
-
 def identify(loss: AnyLoss) -> Report:
     """Name a loss. Raises InputError if it cannot be called, or returns nothing with a gradient.
 
     Of the hypotheses whose gradients, times one constant factor, are the loss's on all probes, to
     1e-4, the report names the one with the fewest differences. The first calls of the loss are
-    those with the probes: it may keep the weights of its first call. If a loss rounds to bfloat16,
-    it is called again with coarse probes, and compared to 2 %. If it takes or returns something
-    else than a `losses.Loss`, it is called in another form, which the report names.
+    those with the probes: it may keep the weights of its first call. If a loss rounds to bfloat16
+    or float16, it is called again with coarse probes, and compared to 2 %. If it takes or returns
+    something else than a `losses.Loss`, it is called in another form, which the report names.
 
     >>> from topr_conformance.variants import per_token_and_token_mean
     >>> identify(per_token_and_token_mean).variant
     'per-token + token mean'
     """
-    trial = _call_in_some_form(loss)
-    is_rounded = trial.hypothesis is None and _is_rounded(trial.loss, trial.batches[0])
-    if is_rounded:
-        trial = _call_in_some_form(loss, is_coarse=True)
-    hypothesis = trial.hypothesis
-    mistakes = []
-    if hypothesis is None:
-        hypothesis, mistakes = _explain_by_mistakes(trial, COARSE if is_rounded else FINE)
-    if hypothesis is None:
-        results = [check_vector(name, trial.loss) for name in VECTORS]
-        return _report_of_unknown(trial, results, is_rounded)
-    hypothesis = _with_padded_width(hypothesis, trial)
+    trials = call_in_its_form(loss)
+    if len(trials) > 1:
+        return _report_of_guess(trials)
+    trial = _with_right_sign(trials[0])
+    precision = None
+    if trial.hypothesis is None:
+        precision = _precision_of(trial.loss, trial.observed.batches[0])
+    if precision is not None:
+        trial = _with_right_sign(call_in_its_form(loss, is_coarse=True)[0])
+    explained = _explain(trial)
+    if explained is None:
+        return _report_of_unknown(trial, precision)
+    hypothesis, names = explained
     results = _check_vectors(hypothesis, trial.loss)
-    names = hypothesis.differences() + mistakes
-    if is_rounded:
-        names.append("bfloat16")
+    if precision is not None:
+        names.append(precision)
     if names:
         note = ""
         if abs(hypothesis.power) != 1:
             note = f"ratio to the power {hypothesis.power:.4g}"
         changes = [f"{name}: {change(name)}" for name in names]
-        return Report(trial.adapter, " + ".join(names), note, results, changes)
+        return _report(trial, " + ".join(names), note, results, changes)
     if most_informative(results) is not None:  # the paper's on the probes, and not elsewhere
-        return _report_of_unknown(trial, results, is_rounded)
-    return Report(trial.adapter, "paper", "", results, [])
+        return _report_of_unknown(trial, precision)
+    return _report(trial, "paper", "", results, [])
 
 
-def _report_of_unknown(trial: Trial, results: list[VectorResult], is_rounded: bool) -> Report:
+def _report(
+    trial: Trial, variant: str, note: str, results: list[VectorResult], changes: list[str]
+) -> Report:
+    return Report(trial.adapter, trial.arguments, variant, note, results, changes)
+
+
+def _report_of_unknown(trial: Trial, precision: str | None) -> Report:
     """The report of a loss that no hypothesis explains; what a vector shows is in its note."""
+    results = [check_vector(name, trial.loss) for name in VECTORS]
+    notes = ["every vector passes, but its gradient is that of no known loss: see --random"]
+    advice = "no known loss"
     informative = most_informative(results)
-    if trial.neg_grads[0][0, 0] < 0:
-        note = "it pushes an on-policy positive down: is it an objective, to be maximised?"
-        advice = "objective"
-    elif informative is not None:
+    if informative is not None:
         result, advice = informative
-        note = f"it fails {result.name}: {result.asks} {result.measured}"
-    else:
-        note = "every vector passes, but its gradient is that of no known loss: see --random"
-        advice = "no known loss"
-    if is_rounded:  # which vectors it fails may be due to that
-        note = f"it computes in bfloat16; {note}"
-        advice = "bfloat16"
-    return Report(trial.adapter, "unknown", note, results, [change(advice)])
+        notes = [f"it fails {result.name}: {result.asks} {result.measured}"]
+        # These grow with the reward, as all of the gradient does; a KL does not.
+        if advice in ("no stop-gradient", "counted twice") and not _is_proportional(trial):
+            advice = "extra term"
+    if precision is not None:  # which vectors it fails may be due to that
+        notes.insert(0, f"it computes in {precision}")
+        advice = precision
+    changes = [change(advice)]
+    single = measure_single_tokens(trial.observed)
+    if single is not None and single.names_of_weight():
+        notes.append(f"single tokens: {' + '.join(single.names_of_weight())}")
+    if trial.is_negated:
+        notes.insert(0, "it pushes positives down")
+        changes.insert(0, change("wrong sign"))
+    return _report(trial, "unknown", "; ".join(notes), results, changes)
+
+
+def _report_of_guess(trials: list[Trial]) -> Report:
+    """The report of a loss whose verdict depends on which of two parameters is logp."""
+    readings = []
+    for trial in trials:
+        right = _with_right_sign(trial)
+        reading = "something else"
+        if right.hypothesis is not None:
+            sign = ["wrong sign"] if right.is_negated else []
+            reading = " + ".join([*sign, *right.hypothesis.differences()]) or "paper"
+        order = trial.arguments.partition(", reward")[0]
+        readings.append(f"{reading} if {order}")
+    results = [check_vector(name, trials[0].loss) for name in VECTORS]
+    return _report(trials[0], "unknown", "; ".join(readings), results, [change("a guess")])
+
+
+def _is_proportional(trial: Trial) -> bool:
+    """Whether the gradients grow with the size of the rewards: the last probe has 100 times."""
+    first, *_, last = trial.observed.neg_grads
+    return torch.allclose(last, 100 * first, rtol=1e-3, atol=1e-6)
 
 
 def _check_vectors(hypothesis: Hypothesis, loss: Loss) -> list[VectorResult]:
@@ -126,96 +164,110 @@ def _check_vectors(hypothesis: Hypothesis, loss: Loss) -> list[VectorResult]:
     return frozen
 
 
-# ---- the form in which a loss is called ----------------------------------------------------------
-def _call_in_some_form(loss: AnyLoss, is_coarse: bool = False) -> Trial:
-    """Use the most likely form; if it raises, that of all others with the fewest differences."""
-    first, *others = input_forms(loss)
-    try:
-        return _call_in_form(loss, first, is_coarse)
-    except InputError:
-        raise
-    except Exception as error:  # a user's loss may raise anything
-        reason = describe_error(error)
-    trials = []
-    for form in others:
-        with suppress(Exception):
-            trials.append(_call_in_form(loss, form, is_coarse))
-    if not trials:
-        raise InputError(
-            "the loss cannot be called with logp, logmu (B, T), reward (B,), mask (B, T), or in "
-            f"another known form: {reason}; call it in a copy of example.py"
-        )
-    return min(trials, key=_num_differences)
+# ---- its sign, its precision ---------------------------------------------------------------------
+def _with_right_sign(trial: Trial) -> Trial:
+    """The trial of minus the loss, if it pushes positives down: the first row is on-policy."""
+    first = trial.observed.neg_grads[0]
+    push = first[0, 0] or first[trial.observed.batches[0].reward > 0].sum()  # 0: it is left out
+    if not push < 0:
+        return trial
+    loss = trial.loss
+
+    def negated(*inputs: Tensor) -> Tensor:
+        return -loss(*inputs)
+
+    observed = observe(gradient_of(negated), trial.observed.batches, trial.observed.rtol)
+    hypothesis = find_hypothesis(observed)
+    return trial._replace(loss=negated, observed=observed, hypothesis=hypothesis, is_negated=True)
 
 
-def _num_differences(trial: Trial) -> float:
-    return math.inf if trial.hypothesis is None else len(trial.hypothesis.differences())
+def _precision_of(loss: Loss, batch: LossInputs) -> str | None:
+    """The precision to which a loss rounds its inputs: a small change does nothing then.
 
-
-def _call_in_form(loss: AnyLoss, form: str, is_coarse: bool) -> Trial:
-    """Use the first precision that the loss takes. If it takes none, raises its first exception."""
-    errors = []
-    for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        batches = probes(dtype, is_coarse)
-        try:
-            columns = [column.clone() for column in batches[0]]
-            value = adapted(loss, form)(*columns)
-            adapters = [] if form == "none" else [form]
-            adapter = " + ".join(adapters + output_forms(value)) or "none"
-            in_form = adapted(loss, adapter)
-            neg_grads = [neg_grad(in_form, batch).double() for batch in batches]
-        except Exception as error:  # a user's loss may raise anything
-            errors.append(error)
-        else:
-            hypothesis = find_hypothesis(neg_grads, batches, COARSE if is_coarse else FINE)
-            return Trial(adapter, in_form, batches, neg_grads, hypothesis)
-    raise errors[0]
-
-
-def _is_rounded(loss: Loss, batch: LossInputs) -> bool:
-    """Whether a loss rounds its inputs, so that a small change does nothing, and a large one does.
-
-    It does if the gradients have more than two sizes, and stay if log pi or log mu changes by a
-    millionth.
+    It rounds if the gradients have more than two sizes, and most stay if log pi or log mu changes
+    by a millionth. A change by 1/1200 is less than half a step of bfloat16, and more of float16.
+    None if it does not round.
     """
     before = neg_grad(loss, batch)[SINGLES, 0]
     for column in ("token_logp", "token_logmu"):
         values = getattr(batch, column)
-        slightly = neg_grad(loss, batch._replace(**{column: (1 + 1e-6) * values}))[SINGLES, 0]
-        doubled = neg_grad(loss, batch._replace(**{column: 2 * values}))[SINGLES, 0]
-        depends = doubled != before  # elsewhere a bound is reached
+
+        def times(factor: float, column: str = column, values: Tensor = values) -> Tensor:
+            changed = batch._replace(**{column: factor * values})
+            return neg_grad(loss, changed)[SINGLES, 0]
+
+        depends = times(2.0) != before  # elsewhere a bound is reached
         has_sizes = before[depends].unique().numel() > 2
-        share_unchanged = (slightly == before)[depends].double().mean()
-        if has_sizes and share_unchanged > 0.8:
-            return True
-    return False
+        if has_sizes and _share_equal(times(1 + 1e-6), before, depends) > 0.8:
+            is_coarse = _share_equal(times(1 + 1 / 1200), before, depends) > 0.7
+            return "bfloat16" if is_coarse else "float16"
+    return None
 
 
-# ---- what the probes leave open ------------------------------------------------------------------
-def _explain_by_mistakes(trial: Trial, rtol: float) -> tuple[Hypothesis | None, list[str]]:
+def _share_equal(values: Tensor, before: Tensor, rows: Tensor) -> float:
+    return (values == before)[rows].double().mean().item()
+
+
+# ---- what explains it ----------------------------------------------------------------------------
+def _explain(trial: Trial) -> Explanation | None:
+    """The hypothesis that explains a loss, and the names of all its differences; None if none."""
+    hypothesis = trial.hypothesis
+    mistakes: list[str] = []
+    if hypothesis is None:
+        found = _explain_by_mistakes(trial)
+        if found is None:
+            return None
+        hypothesis, mistakes = found
+    hypothesis = _with_padded_width(hypothesis, trial)
+    least_length = None
+    if hypothesis.aggregation == "sequence sum":
+        least_length = _least_length(trial.loss)
+    if least_length is not None:
+        hypothesis = replace(hypothesis, aggregation="sequence mean")
+        mistakes = [f"length at least {least_length:.4g}", *mistakes]
+    names = hypothesis.differences() + mistakes
+    if trial.is_negated:
+        names.insert(0, "wrong sign")
+    return hypothesis, names
+
+
+def _explain_by_mistakes(trial: Trial) -> Explanation | None:
     """What the loss is without a mistake that no hypothesis has, and the names of that mistake."""
+    batches, rtol = trial.observed.batches, trial.observed.rtol
     # Next to an extra term, ratios of e^40 would leave no digits of the others.
-    near = probes(trial.batches[0].token_logp.dtype, is_coarse=rtol == COARSE, scale=0.1)
-    gradient = partial(_double_neg_grad, trial.loss)
-    with suppress(Exception):  # a user's loss may raise anything on a batch of another shape
-        for mistakes, corrected in corrections(gradient, near[0]):
-            batches = near if "extra term" in mistakes else trial.batches
-            found = _explain_corrected(mistakes, corrected, batches, rtol)
-            if found is not None:
+    near = probes(batches[0].token_logp.dtype, is_coarse=rtol == COARSE, scale=0.1)
+    gradient = gradient_of(trial.loss)
+    for has_any_weight in (False, True):
+        with suppress(Exception):  # a user's loss may raise anything on a batch of another shape
+            for correction in corrections(gradient, near[0]):
+                is_near = "extra term" in correction.mistakes
+                observed = observe(correction.neg_grad, near if is_near else batches, rtol)
+                found = _explain_corrected(correction, observed, has_any_weight)
+                if found is None:
+                    continue
+                if is_near:
+                    found = _name_extra_term(found, correction, gradient, near[0])
                 return found
-    return None, []
+    return None
 
 
-def _double_neg_grad(loss: Loss, batch: LossInputs) -> Tensor:
-    return neg_grad(loss, batch).double()
+def _name_extra_term(
+    found: Explanation, correction: Corrected, gradient: NegGrad, batch: LossInputs
+) -> Explanation:
+    """The same explanation, with a constant baseline instead, if the extra term is one."""
+    hypothesis, mistakes = found
+    baseline = find_constant_baseline(gradient, correction, hypothesis, batch)
+    if baseline is None:
+        return found
+    return hypothesis, [baseline if name == "extra term" else name for name in mistakes]
 
 
 def _explain_corrected(
-    mistakes: list[str], corrected: NegGrad, batches: Sequence[LossInputs], rtol: float
-) -> tuple[Hypothesis, list[str]] | None:
-    neg_grads = [corrected(batch) for batch in batches]
-    for is_scaled_by_batch in (False, True):
-        hypothesis = find_hypothesis(neg_grads, batches, rtol, is_scaled_by_batch)
+    correction: Corrected, observed: Observation, has_any_weight: bool
+) -> Explanation | None:
+    mistakes = correction.mistakes
+    for is_scaled_by_batch in (False,) if has_any_weight else (False, True):
+        hypothesis = find_hypothesis(observed, is_scaled_by_batch, has_any_weight)
         if hypothesis is None:
             continue
         # A length that is off by -1 is told from other divisors by the paper's mean only.
@@ -223,22 +275,31 @@ def _explain_corrected(
             continue
         if not is_scaled_by_batch:
             return hypothesis, mistakes
-        coupling = find_coupling(corrected, batches[0])
+        coupling = find_coupling(correction.neg_grad, observed.batches[0])
         if coupling is not None:
             return hypothesis, [*mistakes, coupling]
     return None
 
 
+def _least_length(loss: Loss) -> float | None:
+    """The least length by which a loss divides, longer than those of the probes; None if none."""
+    with suppress(Exception):  # a user's loss may raise anything on a batch of another width
+        of_one, of_long = neg_grad(loss, batch_of([Case.on_policy(1), Case.on_policy(LONG)]))[:2, 0]
+        if 0 < of_long < 0.999 * of_one:
+            return LONG * (of_long / of_one).item()
+    return None
+
+
 def _with_padded_width(hypothesis: Hypothesis, trial: Trial) -> Hypothesis:
     """Recognise means over the width of the padded batch, which is the same in all probes."""
-    width = trial.batches[0].mask.shape[1]
+    width = trial.observed.batches[0].mask.shape[1]
     power = hypothesis.power * width
     if math.isclose(abs(power), 1, rel_tol=COARSE):
         hypothesis = replace(hypothesis, unit="geometric mean", power=round(power))
     if hypothesis.aggregation == "sequence sum":
         with suppress(Exception):  # a user's loss may raise anything on a batch of another width
-            wider, _ = add_a_token(trial.batches[0], "padding")
+            wider, _ = add_a_token(trial.observed.batches[0], "padding")
             of_wider = neg_grad(trial.loss, wider)[0, 0] * (width + 1)
-            if math.isclose(of_wider, trial.neg_grads[0][0, 0] * width, rel_tol=COARSE):
+            if math.isclose(of_wider, trial.observed.neg_grads[0][0, 0] * width, rel_tol=COARSE):
                 hypothesis = replace(hypothesis, aggregation="divided by the longest length")
     return hypothesis

@@ -30,6 +30,20 @@ class Limits(NamedTuple):
         of_negatives = _clip(ratio, self.a_neg, self.b_neg)
         return torch.where(reward >= 0, of_positives, of_negatives)
 
+    def contain(self, log_ratio: Tensor, reward: Tensor) -> Tensor:
+        """Whether exp(log_ratio) is within the bounds of each reward's sign; shapes as above."""
+        ratio = log_ratio.exp()
+        of_positives = (self.a_pos <= ratio) & (ratio <= self.b_pos)
+        of_negatives = (self.a_neg <= ratio) & (ratio <= self.b_neg)
+        return torch.where(reward >= 0, of_positives, of_negatives)
+
+    def clamp_log(self, log_ratio: Tensor, reward: Tensor) -> Tensor:
+        """log_ratio, clipped to the logarithms of the bounds of each reward's sign."""
+        logs = [math.log(bound) if bound else -math.inf for bound in self]
+        of_positives = log_ratio.clamp(logs[0], logs[1])
+        of_negatives = log_ratio.clamp(logs[2], logs[3])
+        return torch.where(reward >= 0, of_positives, of_negatives)
+
 
 def _clip(ratio: Tensor, low: float, high: float) -> Tensor:
     if low == high:  # a constant has no gradient; that of clamp is 1 where the ratio is the bound
@@ -37,11 +51,14 @@ def _clip(ratio: Tensor, low: float, high: float) -> Tensor:
     return ratio.clamp(low, high)
 
 
+HIGHEST_GUARD = 3e-9  # a weight of at most e^-20 comes from a guard of exp, and is no bound
+LOWEST_GUARD = 2.2e4  # so does a ratio of at least e^10
+EVERYTHING = Limits(0, math.inf, 0, math.inf)
 # By the names of the verdicts
 TABLE_1: dict[str, Limits] = {
     "paper": Limits(1, 1, 0, 1),  # TOPR's canonical choice
     "tis": Limits(0, 1, 0, 1),  # truncated importance sampling
-    "plain is": Limits(0, math.inf, 0, math.inf),  # plain importance sampling
+    "plain is": EVERYTHING,  # plain importance sampling
     "naive reinforce": Limits(1, 1, 1, 1),
     "sft": Limits(1, 1, 0, 0),  # supervised training on the positives
 }

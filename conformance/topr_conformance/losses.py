@@ -1,6 +1,7 @@
 """What the checker calls a loss, and the gradient by which it judges it."""
 
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,10 @@ Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 class InputError(ValueError):
     """The loss cannot be checked; the message is one line that says why."""
+
+
+class NoGradientError(InputError):
+    """The loss has no gradient in logp."""
 
 
 class LossInputs(NamedTuple):
@@ -26,8 +31,8 @@ class LossInputs(NamedTuple):
 def neg_grad(loss: Loss, inputs: LossInputs) -> Tensor:
     """Minus the gradient in token_logp, (B, T): how much a step of descent raises each log pi.
 
-    The loss may change its arguments in place. Raises InputError if it returns no scalar, or one
-    without a gradient.
+    The loss may change its arguments in place. Raises InputError if it returns no scalar, and
+    NoGradientError if what it returns does not depend on token_logp.
 
     >>> one = torch.ones(1, 1)
     >>> inputs = LossInputs(-one, -one, reward=-one[0], mask=one)
@@ -35,28 +40,36 @@ def neg_grad(loss: Loss, inputs: LossInputs) -> Tensor:
     tensor([[-1.]])
     """
     leaf = inputs.token_logp.detach().clone().requires_grad_()
-    # The loss gets no leaf: a trainer's log-probabilities are none, and autograd forbids to
-    # change a leaf in place.
-    token_logp = leaf * 1
-    others = [column.clone() for column in inputs[1:]]
-    with torch.enable_grad():
-        value = loss(token_logp, *others)
+    value = value_of(loss, inputs._replace(token_logp=leaf))
     _check_scalar(value)
-    [gradient] = torch.autograd.grad(value, leaf)
+    [gradient] = torch.autograd.grad(value, leaf, allow_unused=True)
+    if gradient is None:  # the loss has parameters of its own, as a torch.nn.Module
+        raise NoGradientError("the loss does not depend on logp: is it detached?")
     return -gradient
 
 
+def value_of(loss: Callable[..., object], inputs: LossInputs) -> object:
+    """What a loss returns, with a gradient in token_logp. It may change its arguments in place."""
+    # The loss gets no leaf: a trainer's log-probabilities are none, and autograd forbids to
+    # change a leaf in place.
+    leaf = inputs.token_logp
+    if not leaf.requires_grad:
+        leaf = leaf.clone().requires_grad_()
+    others = [column.clone() for column in inputs[1:]]
+    with torch.enable_grad():
+        return loss(leaf * 1, *others)
+
+
 def _check_scalar(value: object) -> None:
+    if isinstance(value, Tensor) and not value.requires_grad:
+        raise NoGradientError("the loss does not depend on logp: is it detached?")
     if not isinstance(value, Tensor) or value.dim() > 0:
         kind = type(value).__name__
         if isinstance(value, Tensor):
             kind = f"tensor of shape {tuple(value.shape)}"
+        elif isinstance(value, Mapping):
+            kind = f"{kind} with {', '.join(map(str, value)) or 'nothing'}"
         raise InputError(f"the loss returned a {kind}: return a scalar tensor")
-    if not value.requires_grad:
-        raise InputError(
-            "the loss does not depend on logp: "
-            "is it detached, or are the arguments in another order?"
-        )
 
 
 def sum_over_tokens(values: Tensor, mask: Tensor) -> Tensor:
@@ -70,9 +83,13 @@ def sum_over_tokens(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def describe_error(error: Exception) -> str:
-    """The type and the message of an exception, in one line.
+    """The type and the message of an exception, in one line; without a message, where it arose.
 
     >>> describe_error(KeyError("logp"))
     "KeyError: 'logp'"
     """
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    reason = str(error).strip()
+    frames = traceback.extract_tb(error.__traceback__)
+    if not reason and frames:
+        reason = f"{frames[-1].line} (line {frames[-1].lineno} of {frames[-1].filename})"
+    return f"{type(error).__name__}: {reason}".splitlines()[0]

@@ -1,7 +1,8 @@
 """Mistakes that no hypothesis describes: find them, and take them out of the gradient."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -9,10 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from topr_conformance import losses
+from topr_conformance.hypotheses import Hypothesis
 from topr_conformance.losses import LossInputs
 from topr_conformance.probes import SINGLES
+from topr_conformance.single_tokens import NegGrad
 
-NegGrad = Callable[[LossInputs], Tensor]  # a batch -> `neg_grad` of a loss on it, (B, T)
 Place = Literal["end", "start", "padding"]
 
 
@@ -38,6 +41,10 @@ def corrections(neg_grad: NegGrad, batch: LossInputs) -> Iterator[Corrected]:
     """
     masked = _without_padding(neg_grad, batch)
     yield masked
+    baseline = _affine_baseline(masked.neg_grad, batch)
+    if baseline:
+        undone = partial(_with_reward_added, masked.neg_grad, baseline)
+        yield Corrected([name_of_baseline(baseline), *masked.mistakes], undone)
     reward_mistakes = _reward_mistakes(masked.neg_grad, batch)
     if reward_mistakes:
         undone = partial(_with_reward_undone, masked.neg_grad, batch)
@@ -85,6 +92,26 @@ def _reward_mistakes(neg_grad: NegGrad, batch: LossInputs) -> list[str]:
     return mistakes
 
 
+def _affine_baseline(neg_grad: NegGrad, batch: LossInputs) -> float:
+    """The reward at which the on-policy positive's gradient is 0, if it grows linearly; else 0."""
+    of_zero = _neg_grad_at_reward(neg_grad, batch, 0.0)
+    of_one = _neg_grad_at_reward(neg_grad, batch, 1.0)
+    of_1e3 = _neg_grad_at_reward(neg_grad, batch, 1e3)
+    slope = of_one - of_zero
+    if slope > 0 and math.isclose(of_1e3 - of_zero, 1e3 * slope, rel_tol=1e-4):
+        return -of_zero / slope
+    return 0.0
+
+
+def name_of_baseline(baseline: float) -> str:
+    """The name of a constant that a loss subtracts from the rewards."""
+    return f"constant baseline {baseline:.4g}"
+
+
+def _with_reward_added(neg_grad: NegGrad, amount: float, batch: LossInputs) -> Tensor:
+    return neg_grad(batch._replace(reward=batch.reward + amount))
+
+
 def _neg_grad_at_reward(neg_grad: NegGrad, batch: LossInputs, reward: float) -> float:
     """That of the batch's first token if this is the reward of its completion."""
     rewards = torch.cat([batch.reward.new_tensor([reward]), batch.reward[1:]])
@@ -109,6 +136,24 @@ def _without_extra_term(corrected: Corrected, batch: LossInputs) -> Corrected:
         return corrected
     less_extra = partial(_less_extra_term, corrected.neg_grad)
     return Corrected(["extra term", *corrected.mistakes], less_extra)
+
+
+def find_constant_baseline(
+    neg_grad: NegGrad, corrected: Corrected, hypothesis: Hypothesis, batch: LossInputs
+) -> str | None:
+    """The name of a constant baseline, if the extra term is the push of a constant reward.
+
+    neg_grad: that of the loss with the extra term; hypothesis: what explains it without.
+    """
+    extra = _at_zero_reward(neg_grad, batch)
+    unit = corrected.neg_grad(batch)[0, 0]  # of a reward of 1
+    amount = (extra[0, 0] / unit).item()
+    constant = batch._replace(reward=torch.full_like(batch.reward, amount))
+    loss = replace(hypothesis, baseline="none").loss()
+    expected = losses.neg_grad(loss, LossInputs(*[column.double() for column in constant]))
+    if amount and torch.allclose(extra / extra[0, 0], expected / expected[0, 0], rtol=1e-3):
+        return name_of_baseline(-amount)
+    return None
 
 
 def _less_extra_term(neg_grad: NegGrad, batch: LossInputs) -> Tensor:

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from topr_conformance.losses import LossInputs
 
-# The absolute log-ratios of single tokens, dense where the bounds of public code lie
-LOG_RATIOS = (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.5, 1.0, 2.0)
-LOG_RATIOS += (3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 40.0)
+# The absolute log-ratios of single tokens, dense where the bounds of public code lie, and never a
+# round number, at which a log-ratio may be clipped
+LOG_RATIOS = (1.1e-4, 1.1e-3, 0.011, 0.032, 0.11, 0.21, 0.51, 1.05, 2.05)
+LOG_RATIOS += (3.05, 4.05, 6.05, 8.05, 12.05, 16.05, 24.05, 32.05, 40.05)
 # The rows of a probe: first an on-policy positive and an on-policy negative of one token each.
 # Then come these single tokens: of each log-ratio, - and +, two signs of the reward and two log pi.
 SINGLES = slice(2, 2 + 2 * len(LOG_RATIOS) * 2 * 2)
@@ -83,12 +84,12 @@ def _single_tokens(is_coarse: bool, scale: float) -> list[SingleToken]:
     singles = []
     for log_ratio in [-size for size in reversed(sizes)] + sizes:
         for reward in (1.0, -1.0):
-            for logp in _two_log_probabilities(abs(log_ratio)):
+            for logp in two_log_probabilities(abs(log_ratio)):
                 singles.append(SingleToken(log_ratio, reward, logp))
     return singles
 
 
-def _two_log_probabilities(size: float) -> tuple[float, float]:
+def two_log_probabilities(size: float) -> tuple[float, float]:
     """Two log pi for a log-ratio of this size.
 
     They grow with it, so that log mu stays below 0, and are small where it is small, so that

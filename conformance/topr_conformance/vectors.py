@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -77,13 +78,20 @@ V20  does every example count once?
 V22  does each of a prompt's negatives count as one example?
      inputs: one positive, three negatives of a prompt, on-policy
      paper: every weight is 1, the mean is over all four: coefficients +1, -1, -1, -1
-     negatives renormalised to share one positive's weight: -1/3 each"""
+     negatives renormalised to share one positive's weight: -1/3 each
+V23  does every token of a very long completion count?
+     inputs: 2,100 tokens: R = +1, on-policy; R = -1, log-ratio -1/1024 each
+     paper: a token has 1/2100 of the gradient of one alone; weight e^(-2100/1024) = 0.128634
+     a filter on length: 0; a ratio of the last 1,000 tokens: 0.376603"""
+LONG = 2100  # tokens of a completion
 # A vector's name -> its question, its inputs, the paper's value and those of variants
 VECTORS: dict[str, str] = {}
 for paragraph in re.split(r"\n(?=V)", TEXT):
     VECTORS[paragraph.split()[0]] = paragraph
 
 NOT_FINITE = "not a number"
+MIXED = "the other sign's completions change it"
+LEFT_OUT = "have no gradient"
 
 
 @dataclass(frozen=True)
@@ -129,6 +137,11 @@ class Case(NamedTuple):
     log_ratio: tuple[float, ...]  # of each token
     logp: float = -3.0  # log pi of each token
 
+    @classmethod
+    def on_policy(cls, length: int) -> "Case":
+        """A positive whose log pi and log mu are 0."""
+        return cls(1, (0.0,) * length, logp=0.0)
+
 
 def batch_of(cases: Sequence[Case]) -> LossInputs:
     """A padded float32 batch: the cases, an on-policy positive of each length, a balancing row.
@@ -141,7 +154,7 @@ def batch_of(cases: Sequence[Case]) -> LossInputs:
     """
     rows = [*cases]
     for length in _lengths(cases):
-        rows.append(Case(1, (0.0,) * length, logp=0.0))
+        rows.append(Case.on_policy(length))
     balance = -sum(case.reward for case in rows)
     if balance:
         rows.append(Case(balance, (0.0,), logp=0.0))
@@ -181,7 +194,12 @@ def _check_weights(name: str, loss: Loss) -> tuple[bool, str]:
     """Whether R w of each case's tokens is the paper's, and what it is."""
     cases = CASES[name]
     batch = batch_of(cases)
-    actual = _signed_weights(neg_grad(loss, batch), cases)
+    neg_grads = neg_grad(loss, batch)
+    for row, length in enumerate(_lengths(cases), start=len(cases)):
+        num_zeros = int((neg_grads[row, :length] == 0).sum())
+        if 0 < num_zeros < length:
+            return False, f"{num_zeros} of {length} tokens of an on-policy positive {LEFT_OUT}"
+    actual = _signed_weights(neg_grads, cases)
     expected = _signed_weights(torch.tensor(paper_neg_grad(batch)), cases)
     passed = all(_is_near(*pair) for pair in zip(actual, expected, strict=True))
     return passed, "R w = " + "; ".join(_format(weights) for weights in actual)
@@ -215,12 +233,22 @@ def _check_sign_after_baseline(loss: Loss) -> tuple[bool, str]:
     return _is_near(ratio, 0.2) or _is_near(ratio, -3 * math.exp(-2)), measured
 
 
-def _check_length(loss: Loss) -> tuple[bool, str]:
-    on_policy = [Case(1, (0.0,) * length, logp=0.0) for length in (1, 3)]
-    of_one, of_three = neg_grad(loss, batch_of(on_policy))[:2]  # (3,) each
-    share = of_three / of_one[0]
-    measured = f"a token of three has {_format(share)} of the gradient of one alone"
-    return _is_near(share, 1 / 3), measured
+def _check_length(length: int, loss: Loss) -> tuple[bool, str]:
+    on_policy = [Case.on_policy(1), Case.on_policy(length)]
+    of_one, of_more = neg_grad(loss, batch_of(on_policy))[:2]  # (length,) each
+    share = of_more / of_one[0]
+    measured = f"a token of {length} has {_format(share)} of the gradient of one alone"
+    return _is_near(share * length, 1.0), measured
+
+
+def _check_long_completion(loss: Loss) -> tuple[bool, str]:
+    has_length, measured = _check_length(LONG, loss)
+    if not has_length:
+        return False, measured
+    off_policy = batch_of([Case(-1, (-1 / 1024,) * LONG)])  # exact in float32
+    of_negative, of_positive = neg_grad(loss, off_policy)[:2, 0]
+    weight = -of_negative / of_positive
+    return _is_near(weight, math.exp(-LONG / 1024)), f"{measured}; weight {weight:.6g}"
 
 
 def _check_padding(loss: Loss) -> tuple[bool, str]:
@@ -266,6 +294,9 @@ def _check_counting(loss: Loss) -> tuple[bool, str]:
     is_mean = _is_near(positives[0] / one[0], 0.5)  # and no sum over completions
     expected = torch.tensor([2 / 5, 3 / 5] if is_mean else [1.0, 1.0])
     measured = f"of the positives' own gradient {shares[0]:.6g}, of the negatives' {shares[1]:.6g}"
+    is_known = any(_is_near(shares, value) for value in (expected, torch.ones(2)))
+    if shares.isfinite().all() and not is_known:
+        measured += f": {MIXED}"
     return _is_near(shares, expected), measured
 
 
@@ -284,11 +315,12 @@ def _check_weight_of_negatives(loss: Loss) -> tuple[bool, str]:
 
 CHECKS: dict[str, Callable[[Loss], tuple[bool, str]]] = {
     "V8": _check_sign_after_baseline,
-    "V9": _check_length,
+    "V9": partial(_check_length, 3),
     "V11": _check_padding,
     "V16": _check_current_policy,
     "V20": _check_counting,
     "V22": _check_weight_of_negatives,
+    "V23": _check_long_completion,
 }
 
 

@@ -106,8 +106,9 @@ def taking_padding_for_tokens(loss):
 def in_bfloat16(loss, then=torch.bfloat16):
     """The loss of rounded inputs, computed in the precision `then`."""
 
-    def rounded(*inputs):
-        return loss(*[column.bfloat16().to(then) for column in inputs])
+    def rounded(logp, logmu, reward, mask):
+        columns = (logp, logmu, reward, mask)
+        return loss(*[column.bfloat16().to(then) for column in columns])
 
     return rounded
 

@@ -30,6 +30,10 @@ def each(logp, logmu, reward, length):
     return -reward * logp / length
 
 
+def each_token(logp, logmu, reward, mask):
+    return -reward[:, None] * logp
+
+
 def detached(logp, logmu, reward, mask):
     return variants.paper(logp.detach(), logmu, reward, mask)
 """
@@ -140,10 +144,29 @@ def test_the_number_of_random_batches_is_not_negative(run):
     assert run("topr_conformance.variants:paper", "--random", -1) == 2
 
 
-def test_without_options_only_the_verdict_on_the_paper_s_loss_is_printed(run, capsys):
+def test_without_options_the_verdict_and_the_arguments_are_printed(run, capsys):
     assert run("topr_conformance.example:loss") == 0
-    assert capsys.readouterr().out == "topr_conformance.example:loss: paper\n"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "topr_conformance.example:loss: paper"
+    assert len(lines) == 2
+    for name in ("token_logp", "token_logmu", "reward", "mask"):
+        assert name in lines[1]
     assert not Path("report.json").exists()
+
+
+def test_each_mean_that_was_taken_is_printed(run, capsys):
+    run("my_losses:each")
+    of_completions = capsys.readouterr().out
+    run("my_losses:each_token")
+    of_tokens = capsys.readouterr().out
+    assert command.MEANS["mean over completions"] in of_completions
+    assert command.MEANS["tokens"] not in of_completions
+    assert command.MEANS["tokens"] in of_tokens
+
+
+@pytest.mark.parametrize("count", [-1, 10**9, "many"])
+def test_a_number_of_batches_without_sense_is_refused(run, count):
+    assert run("topr_conformance.variants:paper", "--random", count) == 2
 
 
 def list_vectors(**options):

@@ -5,7 +5,7 @@ import torch
 from loss_builders import method_loss, tapered, total
 
 from topr_conformance import InputError, LossInputs, adapted, compare, identify, neg_grad, variants
-from topr_conformance.adapters import argument_of
+from topr_conformance.arguments import ARGUMENTS, possible_orders
 from topr_conformance.variants import paper
 
 
@@ -85,9 +85,62 @@ class Module(torch.nn.Module):
         return paper(log_probs, old_log_probs, rewards, action_mask)
 
 
+def keyword_only(*, mask, advantages, behavior_logprobs, target_logprobs, config=None):
+    return paper(target_logprobs, behavior_logprobs, advantages, mask)
+
+
+def previous_and_current(prev_logprobs, curr_logprobs, advantages, mask):
+    return paper(curr_logprobs, prev_logprobs, advantages, mask)
+
+
+def generation_and_next_token(generation_logprobs, next_token_logprobs, advantages, token_mask):
+    return paper(next_token_logprobs, generation_logprobs, advantages, token_mask)
+
+
+def with_a_mask_that_may_be_missing(log_probs, old_log_probs, advantages, action_mask=None):
+    return paper(log_probs, old_log_probs, advantages, action_mask)
+
+
+def of_an_object(inputs, config=None):
+    columns = (inputs.trainer_logprobs, inputs.inference_logprobs)
+    return paper(*columns, inputs.advantages, inputs.loss_mask)
+
+
+def with_labels(logp, logmu, reward, labels):
+    return paper(logp, logmu, reward, labels != -100)
+
+
+def without_names(a, b, c, d):
+    return paper(a, b, c, d)
+
+
+def without_names_logmu_first(a, b, c, d):
+    return paper(b, a, c, d)
+
+
+def without_names_mask_second(a, b, c, d):
+    return paper(c, a, d, b)
+
+
+def any_arguments(*arguments):
+    return paper(*arguments)
+
+
 # ---- other outputs -------------------------------------------------------------------------------
 def returning_a_dictionary(logp, logmu, reward, mask):
     return {"loss": paper(logp, logmu, reward, mask)}
+
+
+def returning_a_policy_loss(logp, logmu, reward, mask):
+    return {"policy_loss": paper(logp, logmu, reward, mask), "clipped": 0.5, "kl": torch.ones(())}
+
+
+def returning_metrics_first(logp, logmu, reward, mask):
+    return {"kl": 0.0}, torch.ones(()), paper(logp, logmu, reward, mask)
+
+
+def returning_one_value(logp, logmu, reward, mask):
+    return paper(logp, logmu, reward, mask)[None]
 
 
 def returning_a_list(logp, logmu, reward, mask):
@@ -103,26 +156,40 @@ def returning_values_of_completions(logp, logmu, reward, mask):
     return total(returning_values_of_tokens(logp, logmu, reward, mask), mask) / mask.sum(1)
 
 
+LOGMU_FIRST = "order logmu, logp, reward, mask"
 FORMS = [  # (the verdict, the form in which the loss is called, the loss)
-    ("paper", "arguments by name + advantages + boolean mask + first output", as_in_verl),
-    ("paper", "arguments by name", with_logmu_first),
-    ("paper", "arguments by name", with_behavior_and_returns),
-    ("paper", "arguments by name", with_sampling_and_scores),
-    ("paper", "arguments by name", with_mu_and_pi),
-    ("paper", "arguments by name + sequences", of_completions),
-    ("unknown", "sequences", sigmoid_of_completions),
+    ("paper", f"{LOGMU_FIRST} + advantages + boolean mask + output 0", as_in_verl),
+    ("paper", LOGMU_FIRST, with_logmu_first),
+    ("paper", "order mask, reward, logmu, logp", with_behavior_and_returns),
+    ("paper", "order reward, logmu, logp, mask", with_sampling_and_scores),
+    ("paper", LOGMU_FIRST, with_mu_and_pi),
+    ("paper", "order reward, logmu, logp, mask + sequences", of_completions),
+    ("another function of the ratio", "sequences", sigmoid_of_completions),
     ("paper", "packed", packed),
     ("paper", "cumulative lengths + packed", packed_with_cumulative_lengths),
     ("per-token", "advantages", per_token_with_advantages),
     ("paper", "time first", time_first),
     ("paper", "boolean mask", with_boolean_mask),
     ("paper", "integer mask", with_integer_mask),
-    ("paper", "one dictionary", of_one_dictionary),
-    ("paper", "one dictionary", of_one_dictionary_by_get),
-    ("paper", "arguments by name", Module()),
+    ("paper", "one batch", of_one_dictionary),
+    ("paper", "one batch", of_one_dictionary_by_get),
+    ("paper", LOGMU_FIRST, Module()),
+    ("paper", "order mask, reward, logmu, logp", keyword_only),
+    ("paper", LOGMU_FIRST, previous_and_current),
+    ("paper", LOGMU_FIRST, generation_and_next_token),
+    ("paper", "none", with_a_mask_that_may_be_missing),
+    ("paper", "one batch", of_an_object),
+    ("paper", "labels", with_labels),
+    ("paper", "none", without_names),
+    ("paper", LOGMU_FIRST, without_names_logmu_first),
+    ("paper", "order logmu, mask, logp, reward", without_names_mask_second),
+    ("paper", "none", any_arguments),
     ("paper", "none", method_loss),
+    ("paper", "output 'policy_loss'", returning_a_policy_loss),
+    ("paper", "output 2", returning_metrics_first),
+    ("paper", "one value", returning_one_value),
     ("paper", "output 'loss'", returning_a_dictionary),
-    ("paper", "first output", returning_a_list),
+    ("paper", "output 0", returning_a_list),
     ("paper", "mean over completions", returning_values_of_completions),
     ("paper", "tokens", returning_values_of_tokens),
 ]
@@ -135,24 +202,56 @@ def test_a_loss_is_called_in_its_form(verdict, form, loss):
     assert (compare(adapted(loss, form), 50) is None) == (verdict == "paper")
 
 
-ARGUMENT_NAMES = {  # which argument -> names of parameters that stand for it
-    "logp": ["logp", "token_logp", "log_prob", "new_logprobs", "current_lp", "policy_lp", "pi"],
-    "logmu": ["logmu", "token_logmu", "old_log_prob", "behavior_logp", "sampling_logprobs"],
-    "reward": ["reward", "rewards", "advantages", "adv", "returns", "scores"],
-    "mask": ["mask", "response_mask", "completion_mask", "lengths", "cu_seqlens", "n_tok"],
-    "": ["x", "config", "kwargs"],
+TAKEN_FOR = {  # the parameters of a loss -> which of them are logp, logmu, reward and mask
+    "pi mu reward mask": "pi mu reward mask",
+    "mu_logprobs pi_logprobs adv mask": "pi_logprobs mu_logprobs adv mask",
+    "log_prob old_log_prob advantages response_mask": "",
+    "policy_lp behavior_logp returns num_tokens": "",
+    "scores sampling_logprobs new_logprobs loss_mask": (
+        "new_logprobs sampling_logprobs scores loss_mask"
+    ),
+    "rollout_log_probs logprobs rewards old_mask": "logprobs rollout_log_probs rewards old_mask",
+    "prev_logprobs curr_logprobs adv reward_mask": "curr_logprobs prev_logprobs adv reward_mask",
+    "reference_logps logps adv n_tok": "logps reference_logps adv n_tok",
+    "logprobs new_logprobs adv lengths": "new_logprobs logprobs adv lengths",
+    "target_logprobs behavior_logprobs adv cu_seqlens": "",
+    "token_logp other reward mask": "",
+    "LOGP LOGMU REWARD MASK": "",
 }
-ARGUMENT_NAMES["logmu"] += ["rollout_log_probs", "sample_lp", "mu"]
-ARGUMENT_NAMES["mask"] += ["num_tokens", "old_mask", "reward_mask"]
+GUESSES = [
+    "a b reward mask",
+    "x_logprobs y_logprobs reward mask",
+    "target_logprobs logprobs reward mask",
+    "first_logp second_logp reward mask",
+    "old_logp old_lp reward mask",
+]
 
 
-@pytest.mark.parametrize("argument", ARGUMENT_NAMES)
-def test_a_parameter_s_name_tells_which_argument_it_is(argument):
-    for name in ARGUMENT_NAMES[argument]:
-        assert argument_of(name) == argument, name
-        assert argument_of(name.upper()) == argument, name
+@pytest.mark.parametrize("names", TAKEN_FOR)
+def test_the_names_of_the_parameters_tell_their_order(names):
+    [[order]] = possible_orders(names.split())
+    expected = (TAKEN_FOR[names] or names).split()
+    name_of = dict(zip(order, names.split(), strict=True))
+    assert [name_of[argument] for argument in ARGUMENTS] == expected
 
 
+@pytest.mark.parametrize("names", GUESSES)
+def test_names_that_do_not_tell_leave_two_orders(names):
+    [orders] = possible_orders(names.split())
+    assert orders == [ARGUMENTS, ("logmu", "logp", "reward", "mask")]
+
+
+def test_what_was_taken_for_what_is_in_the_report():
+    assert identify(previous_and_current).arguments.startswith(
+        "logp = curr_logprobs, logmu = prev_logprobs, reward = advantages, mask = mask"
+    )
+    assert identify(without_names_logmu_first).arguments.startswith("logp = b, logmu = a")
+    assert identify(any_arguments).arguments.startswith("logp = argument 1, logmu = argument 2")
+    batch_names = "logp = trainer_logprobs, logmu = inference_logprobs, reward = advantages"
+    assert identify(of_an_object).arguments.startswith(batch_names)
+
+
+# ---- what cannot be checked ----------------------------------------------------------------------
 def no_scalar(logp, logmu, reward, mask):
     return logp[None]
 
@@ -165,14 +264,66 @@ def detached(logp, logmu, reward, mask):
     return paper(logp.detach(), logmu, reward, mask)
 
 
+def detached_without_names(a, b, c, d):
+    return paper(a.detach(), b, c, d)
+
+
+def names_that_say_the_opposite(old_logp, new_logp, reward, mask):
+    return paper(old_logp, new_logp, reward, mask)
+
+
 def five_arguments(logp, logmu, reward, mask, settings):
     return paper(logp, logmu, reward, mask)
 
 
-@pytest.mark.parametrize("loss", [no_scalar, a_number, detached, five_arguments])
+def three_arguments(logp, reward, mask):
+    return variants.naive_reinforce(logp, logp, reward, mask)
+
+
+def of_logits(logits, labels, mask, weights, log_probs):
+    return logits.sum()
+
+
+def of_a_log_ratio(ppo_kl, advantages, eps_clip, eps_clip_high):
+    return (ppo_kl * advantages).sum()
+
+
+def two_of_one_kind(batch):
+    return paper(batch.x_logprobs, batch.y_logprobs, batch.advantages, batch.mask)
+
+
+def two_losses(logp, logmu, reward, mask):
+    return {"policy_loss": paper(logp, logmu, reward, mask), "kl_loss": logp.mean()}
+
+
+def needs_its_configuration(log_prob, old_log_prob, advantages, response_mask, config=None):
+    if config is None:
+        raise ValueError
+    return paper(log_prob, old_log_prob, advantages, response_mask)
+
+
+REFUSED = {  # the loss -> what the message names
+    no_scalar: "(1, 177, 6)",
+    a_number: "float",
+    detached: "logp = logp",
+    detached_without_names: "logp",
+    names_that_say_the_opposite: "logp = new_logp",
+    five_arguments: "settings",
+    three_arguments: "logmu",
+    of_logits: "logits",
+    of_a_log_ratio: "ppo_kl",
+    two_of_one_kind: "y_logprobs",
+    two_losses: "kl_loss",
+    needs_its_configuration: "raise ValueError",
+    torch.add: "add()",
+}
+
+
+@pytest.mark.parametrize("loss", REFUSED)
 def test_a_loss_that_cannot_be_checked_is_refused_in_a_line(loss):
     with pytest.raises(InputError) as refused:
         identify(loss)
+    assert REFUSED[loss] in str(refused.value)
     assert "\n" not in str(refused.value)
 
 

@@ -15,6 +15,7 @@ from mistaken_losses import (
     separate_means,
     weights_0_1_percent_larger,
 )
+from public_losses import without_completions_above_1024
 
 from topr_conformance import VECTORS, check_vector, variants
 from topr_conformance.variants import FrozenWeight
@@ -30,7 +31,7 @@ MEASURED = [  # (the vector, the loss, the first numbers that are measured)
     ("V6", variants.clipped, [-0.8]),
     ("V7", variants.no_stop_gradient, [0.606531]),
     ("V8", variants.branch_by_raw_score, [-3]),
-    ("V9", variants.token_mean, [1]),
+    ("V9", variants.token_mean, [3, 1]),  # of three tokens
     ("V10", variants.naive_reinforce, [0, -0.2]),
     ("V11", per_token_of_padding, [0, 0.0357]),
     ("V11", a_little_padding_in_the_loss, [0, 0.001]),
@@ -40,6 +41,7 @@ MEASURED = [  # (the vector, the loss, the first numbers that are measured)
     ("V17", variants.tempered, [-0.367879]),
     ("V20", separate_means, [1, 1]),
     ("V22", separate_means, [-0.333333]),
+    ("V23", without_completions_above_1024, [2100, 0]),
 ]
 
 

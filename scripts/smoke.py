@@ -233,8 +233,11 @@ def find_headers(options: Options) -> Found:
     include = ask_python(engine_python(options), code)
     compiler = find_compiler(options).text
     compiling = [compiler, "-fsyntax-only", "-I", include, "-x", "c", "-"]
-    tried = subprocess.run(compiling, input="#include <Python.h>", text=True, capture_output=True)
-    return Found(include, tried.returncode == 0)
+    source = "#include <Python.h>"
+    with suppress(OSError):
+        tried = subprocess.run(compiling, input=source, text=True, capture_output=True)
+        return Found(include, tried.returncode == 0)
+    return Found("not tried", False)
 
 
 ANY_MACHINE = [

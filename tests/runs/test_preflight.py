@@ -53,7 +53,7 @@ def test_presets_for_gpus_are_refused_without_a_gpu(main, arguments, tmp_path, m
 def test_rehearsal_on_a_cpu_says_so_in_its_results(tmp_path, monkeypatch):
     monkeypatch.setenv("TOPR_ON_CPU", "1")
     check_gpu(replace(PAPER, engine="hf"))
-    results = run_small(tmp_path / "run", preset="single-gpu", iterations=0)
+    results = run_small(tmp_path / "run", preset="single-gpu", engine="hf", iterations=0)
     assert results["device"] == "cpu, a rehearsal"
 
 

@@ -424,7 +424,7 @@ def find_mismatch(attempt: Attempt) -> Found:
     if mismatch is None:
         return Found("none: the trainer's process samples", True)
     per_token = mismatch["mean_per_token"]
-    text = f"{per_token:.4f} nats a token, {mismatch['mean']:.3f} a completion"
+    text = f"{per_token:.2g} nats a token, {mismatch['mean']:.2g} a completion"
     return Found(text, abs(per_token) <= MISMATCH_TOLERANCE)
 
 

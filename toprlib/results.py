@@ -119,7 +119,7 @@ def report_mismatch(iteration: int, settings: Settings) -> None:
     mismatch = _compare_engine(settings.iteration_folder(iteration))
     if mismatch is None:
         return
-    numbers = ", ".join(f"{name} {mismatch[name]:.4f}" for name in ("mean", "q05", "q95"))
+    numbers = ", ".join(f"{name} {mismatch[name]:.2g}" for name in ("mean", "q05", "q95"))
     what = "log mu of a completion by the engine, less that by the trainer"
     print(f"iteration {iteration}: {what}, in nats: {numbers}", flush=True)
     per_token = mismatch["mean_per_token"]

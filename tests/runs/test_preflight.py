@@ -189,8 +189,8 @@ GROUPS = [  # lines of /proc/self/cgroup, then files with limits and uses; 700,0
             "memory/slurm/job_7/memory.stat": "rss 5\ntotal_rss 300000\n",
             "memory/slurm/memory.limit_in_bytes": "1000000\n",
             "memory/slurm/memory.stat": "rss 5\ntotal_rss 300000\n",
-            "cpu/job/memory.limit_in_bytes": "7\n",
-            "cpu/job/memory.stat": "total_rss 1\n",
+            "memory/job/memory.limit_in_bytes": "7\n",
+            "memory/job/memory.stat": "total_rss 1\n",
         },
     ),
     # version 1: a container whose path is that of its host

@@ -195,9 +195,9 @@ def report_lines(folder, capsys, trainer):
     return capsys.readouterr().out.splitlines()
 
 
-@pytest.mark.parametrize("trainer", [{2: -7.3, 0: -2.92}, {2: -6.7, 0: -3.08}])
+@pytest.mark.parametrize("trainer", [{2: -7.2, 0: -2.92}, {2: -6.8, 0: -3.08}])
 def test_an_engine_is_warned_about_above_a_bound_for_a_token(tmp_path, capsys, trainer):
-    """The two completions have ten tokens, with 0.022 nats each, or -0.022."""
+    """The two completions have ten tokens, with 0.012 nats each, or -0.012."""
     numbers, warning = report_lines(tmp_path, capsys, trainer)
     differences = [-3 - trainer[0], -7 - trainer[2]]
     printed = [float(number) for number in re.findall(r"(?:mean|q05|q95) ([^,]+)", numbers)]

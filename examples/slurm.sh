@@ -12,7 +12,6 @@ export OMP_NUM_THREADS=8
 cd "$SCRATCH/topr" || exit
 . .venv/bin/activate
 
+trap 'kill -TERM $!' TERM                           # 120 seconds before the end, by --signal
 torchrun --standalone --nproc-per-node 8 train_gsm8k.py paper --out "$SCRATCH/paper" "$@" &
-run=$!
-trap 'kill -TERM $run' TERM                         # 120 seconds before the end, by --signal
-wait $run || wait $run                              # the signal ends the first wait, and the run needs the second
+wait $! || wait $!                                  # the signal ends the first wait, and the run needs the second

@@ -147,6 +147,8 @@ def test_memory_of_the_paper_s_run(monkeypatch, has_gpu):
     assert preflight.memory_needed(PAPER, size) == expected
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert preflight.memory_needed(PAPER, size) == expected - 6 * (samples + of_process)
+    without_vllm = preflight.memory_needed(replace(PAPER, engine="hf"), size)
+    assert without_vllm == expected - 6 * (samples + of_process) - (6 * 10**9 if has_gpu else 0)
 
 
 MEASURE = """

@@ -160,12 +160,14 @@ print(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 def test_memory_of_a_run_on_a_cpu_is_near_what_it_uses(tmp_path, lm):
-    settings = replace(gsm8k.Settings(), problems=40, max_new_tokens=96, test_problems=2)
-    options = ["--problems", "40", "--max-new-tokens", "96", "--test-problems", "2"]
-    command = [sys.executable, "-c", MEASURE, *options, "--out", str(tmp_path / "run")]
+    changes = {"problems": 20, "max_new_tokens": 96, "examples": 32, "test_problems": 0}
+    settings = replace(gsm8k.Settings(), out=tmp_path / "run", **changes)
+    options = ["--problems", "20", "--max-new-tokens", "96", "--examples", "32"]
+    options += ["--test-problems", "0", "--out", str(settings.out)]
+    command = [sys.executable, "-c", MEASURE, *options]
     done = subprocess.run(command, cwd=run_helpers.ROOT, capture_output=True, text=True, check=True)
     actual = int(done.stdout.splitlines()[-1])
-    size = preflight.measure_run(settings, lm, 39 + 96, 40 * settings.n, 2)
+    size = preflight.measure_run(settings, lm, 39 + 96, 20 * settings.n, 0)
     assert 0.6 < preflight.memory_needed(settings, size) / actual < 1.5
 
 

@@ -130,6 +130,7 @@ def test_a_driver_that_torch_cannot_use(machine, monkeypatch):
     assert "802" in found.text
     assert "More" not in found.text
     monkeypatch.setattr("shutil.which", lambda name: None)  # no driver is installed
+    monkeypatch.setattr(smoke.Path, "exists", lambda path: False)
     assert smoke.find_gpu(machine.options).is_right
 
 

@@ -1,5 +1,6 @@
-# On a fresh machine with Python 3.11 or newer: `make run`, then `make test`; `make notebooks` opens the lessons;
-# `make test-all` also runs slow tests, vLLM, TRL, verl and a browser; `make faults` and `make fuzz` look for errors.
+# On a fresh machine with Python 3.11 or newer: `make run`, then `make test`; `make smoke` tries a machine for the runs on
+# GPUs; `make notebooks` opens the lessons; `make test-all` also runs slow tests, vLLM, TRL, verl and a browser; `make faults`
+# and `make fuzz` look for errors.
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -54,20 +55,9 @@ test-processors: .venv/dev-ready
 	OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_CBWR=AVX2 \
 		ONEDNN_MAX_CPU_ISA=AVX2 $(LEG) $(FIRST)
 
-# On a machine with GPUs, after `pip install -r requirements-gpu.txt -c constraints-gpu.txt`: four minutes on one, and
-# six on two. Each run is interrupted once it trains, then resumes from its checkpoint. docs/gpu.md has the output.
-SMOKE = train_gsm8k.py single-gpu --problems 16 --examples 64 --test-problems 8 --save-every 1
-define smoke
-	rm -rf $(2)
-	$(1) $(SMOKE) --out $(2) & run=$$!; \
-		while kill -0 $$run && ! ls -d $(2)/iteration-1/checkpoint-*[0-9] > /dev/null 2>&1; do sleep 0.1; done; \
-		kill $$run; ! wait $$run
-	ls -d $(2)/iteration-1/checkpoint-*[0-9]
-	$(1) $(SMOKE) --out $(2)
-endef
-test-gpu: .venv/ready
-	$(call smoke,.venv/bin/python,runs/one-gpu)
-	$(if $(filter-out 0 1,$(shell nvidia-smi --list-gpus | wc -l)),$(call smoke,.venv/bin/torchrun --nproc-per-node 2,runs/two-gpus))
+# A new machine: what it has, then a small run that is interrupted and resumed; on GPUs with vLLM, else with the tiny model.
+smoke: .venv/ready
+	.venv/bin/python scripts/smoke.py $(ARGS)
 
 # What the tests do in short: runs that are killed and damaged; random input. The first prints how often it killed.
 faults: .venv/dev-ready
@@ -159,4 +149,4 @@ same-python:
 clean:
 	rm -rf .venv .venv-vllm .venv-trl .venv-verl
 
-.PHONY: same-python run lint test test-all test-gpu test-vllm test-trainers test-processors faults fuzz page chromium real-llm notebooks clean
+.PHONY: same-python run lint test test-all smoke test-vllm test-trainers test-processors faults fuzz page chromium real-llm notebooks clean

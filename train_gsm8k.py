@@ -56,7 +56,7 @@ from toprlib.external_samples import read_samples
 from toprlib.language_model import LanguageModel
 from toprlib.methods import METHODS
 from toprlib.numerals import first_number, normalize, read_number
-from toprlib.preflight import check_lora, check_machine, check_room
+from toprlib.preflight import check_gpu, check_lora, check_room
 from toprlib.problems import QuestionRow, read_shots, read_split
 from toprlib.records import OUTCOMES, Example, InputError, Outcome, Problem, Prompt, Sample, Task
 from toprlib.sampling import Engine, SamplingParameters
@@ -311,6 +311,7 @@ def score(iteration: int, rows: Rows, policy: LanguageModel, settings: Settings)
             steps = batches.plan_steps(rows, settings.batch_size, settings.micro_batch_size)
             rows = batches.score_rows(rows, steps, policy.model)
         files.write_records(file, chain.from_iterable(rows))
+        results.report_mismatch(iteration, settings)
     return batches.group_rows(files.read_records(file, Example))
 
 
@@ -438,7 +439,7 @@ def main(
         if settings.dry_run:
             print_plan(settings, task)
             return
-        check_machine(settings)
+        check_gpu(settings)
         found = experiment(settings, task)
         if distributed.rank() == 0:
             results.print_results(found)

@@ -115,14 +115,14 @@ def make(options: Options) -> None:
     """
     from figures.runs import parallel_map
     from figures.scales import SCALES
-    from toprlib.preflight import check_machine
+    from toprlib.preflight import check_gpu
 
     scales = {name: SCALES[scale] for name, scale in wanted_figures(options).items()}
     for name, scale in scales.items():
         check_runs(name, scale, options)
     if options.dry_run:
         return
-    check_machine(SCALES[scale_name(options)].base)
+    check_gpu(SCALES[scale_name(options)].base)
     is_laptop = scale_name(options) == "laptop" and "RANK" not in os.environ
     workers = options.workers if is_laptop else 1
     with process_group(), parallel_map(workers) as map_jobs:

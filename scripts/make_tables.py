@@ -13,6 +13,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,9 @@ from figures.common import PAPER_METHODS, TUNED, Findings, numbers_table  # noqa
 from tasks.verifier import to_tables as verifier_tables  # noqa: E402
 from toprlib.evaluation import METRICS, to_table  # noqa: E402
 from toprlib.plotting import METHOD_LABELS, Line, Panel, draw, draw_curve, save_figure  # noqa: E402
+from toprlib.preflight import RunSize, disk_needed, memory_needed  # noqa: E402
 from toprlib.report import Estimate, Table  # noqa: E402
+from train_gsm8k import PRESETS  # noqa: E402
 
 RESULTS = ROOT / "results"
 STUDIES = ROOT / "studies"
@@ -174,6 +177,21 @@ def laptop() -> Table:
     return to_table(load("laptop"))
 
 
+def needs() -> Table:
+    """The room of the paper's run, for Llama 3 8B and prompts of 1,100 tokens."""
+    paper = PRESETS["paper"]
+    rows = []
+    for options, n in (("", paper.n), (" --n 64", 64)):
+        settings = replace(paper, n=n)
+        num_samples = n * settings.problems
+        num_tests = settings.eval_samples * settings.test_problems
+        size = RunSize(8_030_261_248, num_samples, num_tests, 1_100 + settings.max_new_tokens)
+        disk = disk_needed(settings, size) / 1e9
+        memory = memory_needed(settings, size) / 1e9
+        rows.append([f"`paper{options}`", f"{disk:.0f} GB", f"{memory:.0f} GB"])
+    return Table(["run", "disk of `--out`", "memory of the machine, beside that of the GPUs"], rows)
+
+
 def verifier(name: str) -> str:
     """The two tables of a verifier's run."""
     return "\n\n".join(table.markdown() for table in verifier_tables(load(name)))
@@ -189,6 +207,7 @@ TABLES = {
     "numbers": in_numbers,
     "metrics": metrics,
     "laptop": laptop,
+    "needs": needs,
     "verifier": verifier,
 }
 

@@ -33,7 +33,7 @@ from toprlib.evaluation import Answers, majority_is_correct, to_answers
 from toprlib.files import locked_run_folder, read_records, write_file
 from toprlib.language_model import load_without_weights
 from toprlib.plotting import Panel, draw, estimates, save_figure
-from toprlib.preflight import check_machine
+from toprlib.preflight import check_gpu
 from toprlib.records import OUTCOMES, InputError, Outcome, Problem, Sample, Task
 from toprlib.report import Estimate, Table
 from toprlib.settings import (
@@ -181,14 +181,14 @@ def check_verifier(settings: VerifierSettings, processes: int | None = None) -> 
     check(settings, processes)
     gpus = settings.generator_gpus
     if gpus > 1:
-        check_engine_gpus("--generator-gpus", settings.engine, gpus, processes or ranks())
+        check_engine_gpus("--generator-gpus", settings.engine_name, gpus, processes or ranks())
 
 
 # ---- the three runs ------------------------------------------------------------------------------
 def run(settings: VerifierSettings) -> dict:
     """Solve, verify and train; returns the content of results.json. Raises InputError."""
     check_verifier(settings)
-    check_machine(settings)
+    check_gpu(settings)
     task = gsm8k_task(settings) if settings.task == "gsm8k" else math_task(settings)
     if len(task.test) < 2:
         message = f"{len(task.test)}: an interval needs at least 2"

@@ -16,7 +16,7 @@ from toprlib.language_model import load_model
 settings.register_profile("topr", derandomize=True, deadline=None, database=None)
 settings.load_profile("topr")
 
-# Tests are about CPUs: what they compare with is computed there. `make test-gpu` is for GPUs.
+# Tests are about CPUs: what they compare with is computed there. `make smoke` is for GPUs.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 # A shell that starts tests in the background has them ignore SIGINT, and runs would inherit this.

@@ -20,7 +20,6 @@
 
     external_samples.py   samples from elsewhere (--samples)
     settings.py           every setting, its range and where its default is from
-    preflight.py          what a run needs of its machine
 
     grading.py            grades and rewards of completions
     hf_sampler.py         a model in this process samples, in batches
@@ -31,6 +30,7 @@
 
     evaluation.py         METRICS: pass@k, maj@k, mean reward, shares of outcomes, with intervals
     plotting.py           pictures
+    preflight.py          what a run needs of its machine
     results.py            what a run writes down: dataset.json, metrics.jsonl, results.json
     dry_run.py            what a run would sample, train and need
 

@@ -134,22 +134,27 @@ def rank_zero_only(work: Callable[..., T]) -> Callable[..., T]:
     return call
 
 
+class _LogLines(tqdm):
+    """Progress in a log file: each state is a line."""
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        if self.last_print_n < self.n:  # else this state is there already
+            print(self, file=sys.stderr, flush=True)
+
+
 def progress_bar(
     items: Iterable[T] | None, description: str, unit: str, total: int | None = None, done: int = 0
 ) -> tqdm:
     """`items` with a progress bar on rank zero; without items, a bar for `update`.
 
-    done: how many of `total` an earlier command has done. In a log file, where each update is a new
-    line, there is one every ten seconds.
+    done: how many of `total` an earlier command has done; a line says so. In a log file there is a
+    line every ten seconds.
     """
-    seconds = 0.1 if sys.stderr.isatty() else 10.0
-    return tqdm(
-        items,
-        description,
-        total,
-        unit=unit,
-        initial=done,
-        disable=rank() > 0,
-        delay=seconds,
-        mininterval=seconds,
-    )
+    if rank() == 0 and 0 < done < (total or 0):
+        print(f"{description}: resumes after {unit} {done} of {total}", file=sys.stderr, flush=True)
+    options = {"initial": done, "unit": unit, "disable": rank() > 0}
+    if sys.stderr.isatty():
+        return tqdm(items, description, total, delay=0.1, **options)
+    seconds = 10.0
+    options |= {"leave": False, "miniters": 1, "delay": seconds, "mininterval": seconds}
+    return _LogLines(items, description, total, **options)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import ceil
 from typing import NamedTuple
 
+import torch
 import transformers
 
 from toprlib.batches import MAX_PAIRS
@@ -13,9 +14,10 @@ from toprlib.methods import METHODS
 from toprlib.preflight import (
     RunSize,
     checkpoint_bytes,
-    count_parameters,
     disk_needed,
+    measure_run,
     memory_needed,
+    needs_gpu,
 )
 from toprlib.records import Task
 from toprlib.report import Table
@@ -69,7 +71,10 @@ def print_plan(settings: Settings, task: Task) -> None:
 
 
 def plan(settings: Settings, task: Task) -> dict[str, tuple[float, str, str]]:
-    """Counts, memory of each process and room on the disk: {name: (value, unit, explanation)}."""
+    """Counts, memory and room on the disk: {name: (value, unit, explanation)}.
+
+    Rows about GPUs are for runs that use them.
+    """
     check_task(settings, task)
     lm = load_without_weights(settings.model, settings.chat, settings.system_prompt)
     task = lm.chat.apply_to(task) if lm.chat else task
@@ -86,11 +91,10 @@ def plan(settings: Settings, task: Task) -> dict[str, tuple[float, str, str]]:
     processes = intended_ranks(settings.preset)
     counts = count(settings, len(task.train), len(task.test), provided)
     num_samples = provided or settings.n * len(task.train)
-    num_tests = settings.eval_samples * len(task.test)
     max_tokens = max(lengths, default=0) + new_tokens
-    size = RunSize(count_parameters(lm), num_samples, num_tests, max_tokens)
+    size = measure_run(settings, lm, max_tokens, num_samples, len(task.test))
     table = {
-        "processes": (processes, "", "one GPU each; torchrun --nproc-per-node"),
+        "processes": (processes, "", "torchrun --nproc-per-node"),
         "longest prompt": (max(lengths, default=0), "tokens", "of training and test problems"),
         "training samples": (settings.iterations * num_samples, "", "of all iterations"),
         "test samples": (counts.tested, "", "of all evaluations"),
@@ -99,10 +103,12 @@ def plan(settings: Settings, task: Task) -> dict[str, tuple[float, str, str]]:
         "optimizer steps": (settings.iterations * counts.steps, "", f"of {settings.batch_size}"),
         "parameters P": (size.parameters, "", "counted"),
     }
-    table |= gpu_memory(settings, lm.model.config, size, processes)
+    if needs_gpu(settings) or torch.cuda.is_available():
+        table |= gpu_memory(settings, lm.model.config, size, processes)
     checkpoint = checkpoint_bytes(settings, size)
+    memory = memory_needed(settings, size)
     return table | {
-        "host memory of a machine": (memory_needed(settings, size), "bytes", "weights, samples"),
+        "memory of a machine": (memory, "bytes", "weights, samples and libraries, calculated"),
         "checkpoint, on disk": (checkpoint, "bytes", "weights and optimizer"),
         "disk": (disk_needed(settings, size), "bytes", "models, samples and two checkpoints"),
     }
@@ -128,7 +134,7 @@ def gpu_memory(
     }
     total = _sum_of_values(parts.values())
     return parts | {
-        "training, per GPU": (total, "bytes", "the sum, within a fifth; CUDA and NCCL come on top"),
+        "training, per GPU": (total, "bytes", "the sum, calculated; CUDA and NCCL come on top"),
         "sampling, per GPU": (weights, "bytes", "vLLM fills most of the rest with its cache"),
     }
 

@@ -42,8 +42,8 @@ def sample_completions(
     prompts: Sequence[Prompt],
     n: int,
     seed: int,
-) -> Iterator[tuple[int, Sample]]:
-    """Yields n completions of each prompt, not graded, with the index of the prompt.
+) -> Iterator[list[tuple[int, Sample]]]:
+    """Yields n completions of each prompt, not graded, with the index of the prompt: a batch each.
 
     Completion j of prompt i uses random numbers of its own, with the seed `seed + i * n + j`: up to
     rounding, it does not depend on what else is in its batch.
@@ -56,6 +56,7 @@ def sample_completions(
     try:
         futures = [pool.submit(_sample_rows, lm, parameters, prompts, rows) for rows in batches]
         for rows, future in zip(batches, futures, strict=True):
+            finished = []
             for row, (token_ids, finish_reason) in zip(rows, future.result(), strict=True):
                 prompt = prompts[row.prompt]
                 sample = Sample(
@@ -65,7 +66,8 @@ def sample_completions(
                     token_ids=token_ids,
                     finish_reason=finish_reason,
                 )
-                yield row.prompt, sample
+                finished.append((row.prompt, sample))
+            yield finished
     finally:
         # After Ctrl-C, which only the main thread sees, the others would finish their batches.
         hook = lm.model.register_forward_pre_hook(_raise_cancelled)

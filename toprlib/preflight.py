@@ -1,10 +1,11 @@
-"""What a run needs of its machine, checked before anything large is loaded or written."""
+"""What a run needs of its machine, checked before anything large is loaded or written.
+
+Of a GPU it is checked only that there is one: `make smoke` looks for everything else.
+"""
 
 import os
 import shutil
 import socket
-import subprocess
-import sys
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,32 +13,39 @@ from typing import NamedTuple
 
 import psutil
 import torch
+from transformers import PreTrainedConfig
 
 from toprlib.distributed import rank
+from toprlib.hf_sampler import MAX_BATCH_TOKENS, MAX_THREADS
 from toprlib.language_model import LanguageModel
 from toprlib.records import InputError
-from toprlib.settings import Settings
+from toprlib.settings import Settings, intended_ranks
 
-DRIVER = 580  # NVIDIA's oldest for CUDA 13, which torch 2.13 is built with
-LIBRARIES = 3 * 10**9  # bytes of host memory of torch and CUDA in a process; ours
+GPU_LIBRARIES = 3 * 10**9  # bytes of host memory of torch and CUDA in a process; ours
+CPU_LIBRARIES = 430 * 10**6  # bytes of a process with the libraries and a tiny model; measured
 TOKEN_BYTES = 30  # of a token of a sample, on the disk and in each process; ours
 SMALL_RUN = 10**9  # bytes; a run below it is not checked; ours
-CGROUP = Path("/sys/fs/cgroup")  # the limits of a container
+GROUPS = Path("/sys/fs/cgroup")  # the limits of jobs and containers
+OWN_GROUPS = Path("/proc/self/cgroup")
+# What a group of version 2 and of version 1 calls its limit, and in memory.stat what counts: the
+# rest of what it uses are caches.
+MEMORY_LIMITS = (("memory.max", "anon"), ("memory.limit_in_bytes", "total_rss"))
 
 
-# ---- GPU and compiler ----------------------------------------------------------------------------
-def check_machine(settings: Settings) -> None:
-    """Raises InputError if GPUs or the compiler are not what the settings need."""
-    if settings.preset == "laptop" and not torch.cuda.is_available():
+# ---- GPU and packages ----------------------------------------------------------------------------
+def check_gpu(settings: Settings) -> None:
+    """Raises InputError if a preset for GPUs finds none."""
+    if not needs_gpu(settings) or torch.cuda.is_available():
         return
-    if not torch.cuda.is_available():
-        if is_rehearsal():
-            return
-        raise InputError(_missing_gpu(settings), option="preset")
-    if settings.engine_name == "vllm":
-        problem = _compiler_problem(str(settings.vllm_python or sys.executable))
-        if problem is not None:
-            raise InputError(problem, option="--engine")
+    reason = why_no_gpu()
+    fix = "`make smoke` says what is missing"
+    message = f"{settings.preset} needs a GPU, and torch can use none ({reason}); {fix}"
+    raise InputError(message, option="preset")
+
+
+def needs_gpu(settings: Settings) -> bool:
+    """Whether a run with these settings is for GPUs."""
+    return settings.preset != "laptop" and not is_rehearsal()
 
 
 def is_rehearsal() -> bool:
@@ -45,41 +53,13 @@ def is_rehearsal() -> bool:
     return os.environ.get("TOPR_ON_CPU") == "1"
 
 
-def _missing_gpu(settings: Settings) -> str:
-    reason = "no GPU"
+def why_no_gpu() -> str:
+    """torch's reason, in one line."""
     try:
         torch.cuda.init()
     except (AssertionError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
-    fix = f"install NVIDIA's driver {DRIVER} or newer; nvidia-smi shows the present one"
-    if "802" in reason:  # cudaErrorSystemNotReady
-        fix = "start NVIDIA's fabric manager: sudo systemctl start nvidia-fabricmanager"
-    return f"{settings.preset} needs a GPU, and torch can use none ({reason}); {fix}"
-
-
-def _compiler_problem(python: str) -> str | None:
-    """Why Triton, in which vLLM's kernels are written, cannot compile; None if it can.
-
-    It needs a C compiler and the headers of the Python that runs vLLM.
-    """
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        return "vLLM's kernels need a C compiler; install gcc, or name one in CC"
-    code = (
-        "import sysconfig; scheme = sysconfig.get_default_scheme().replace('_local', '_prefix');"
-        "print(sysconfig.get_paths(scheme)['include'])"
-    )
-    try:
-        printed = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
-        include = printed.stdout.strip()
-        command = [compiler, "-fsyntax-only", "-I", include, "-x", "c", "-"]
-        tried = subprocess.run(command, input="#include <Python.h>", text=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        return f"{python} or {compiler} cannot be run: {error}"
-    if tried.returncode == 0:
-        return None
-    fix = "install the headers of this Python (Debian: python3-dev), or use one that has them"
-    return f"vLLM's kernels need Python.h, which is missing in {include}; {fix}"
+        return str(error).strip().splitlines()[0]
+    return "no GPU"
 
 
 def check_lora(settings: Settings, lm: LanguageModel) -> None:
@@ -103,6 +83,7 @@ class RunSize(NamedTuple):
     num_samples: int  # of an iteration
     num_eval_samples: int  # of a full evaluation
     max_tokens: int  # of a prompt and its completion
+    cache_bytes: int = 0  # of the keys and values of a token, in float32
 
 
 def check_room(
@@ -113,7 +94,7 @@ def check_room(
     num_tests: test problems. What the run has written before counts as free. A small run is not
     checked.
     """
-    size = RunSize(count_parameters(lm), num_samples, num_tests * settings.eval_samples, max_tokens)
+    size = measure_run(settings, lm, max_tokens, num_samples, num_tests)
     fewer = "or reduce --n, --problems or --eval-samples"
     needed = disk_needed(settings, size)
     if rank() == 0 and needed > SMALL_RUN:
@@ -129,7 +110,7 @@ def check_room(
     free = free_memory()
     if os.environ.get("LOCAL_RANK", "0") == "0" and needed > SMALL_RUN and free < needed:
         message = f"the run needs {_gigabytes(needed)} of memory, {_gigabytes(free)} are free"
-        fix = f"end other programs, raise the container's limit, {fewer}"
+        fix = f"end other programs, raise the limit of the job or the container, {fewer}"
         raise InputError(f"{message}; {fix}", file=socket.gethostname())
 
 
@@ -137,9 +118,22 @@ def _gigabytes(size: float) -> str:
     return f"{size / 1e9:,.1f} GB"
 
 
-def count_parameters(lm: LanguageModel) -> int:
-    """The number of weights of a model."""
-    return sum(weight.numel() for weight in lm.model.parameters())
+def measure_run(
+    settings: Settings, lm: LanguageModel, max_tokens: int, num_samples: int, num_tests: int
+) -> RunSize:
+    """The size of a run. lm: may be without weights; num_tests: test problems."""
+    parameters = sum(weight.numel() for weight in lm.model.parameters())
+    num_eval_samples = num_tests * settings.eval_samples
+    cache = cache_bytes(lm.model.config)
+    return RunSize(parameters, num_samples, num_eval_samples, max_tokens, cache)
+
+
+def cache_bytes(config: PreTrainedConfig) -> int:
+    """Bytes of the keys and values of a token, in float32."""
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return 2 * 4 * config.num_hidden_layers * kv_heads * head_size
 
 
 def disk_needed(settings: Settings, size: RunSize) -> int:
@@ -161,25 +155,48 @@ def checkpoint_bytes(settings: Settings, size: RunSize) -> int:
 
 def memory_needed(settings: Settings, size: RunSize) -> int:
     """Bytes of a machine's memory: the weights once; samples and libraries in each process."""
-    if torch.cuda.is_available():
-        libraries = 2 * LIBRARIES  # of a trainer and of an engine
+    if torch.cuda.is_available() or needs_gpu(settings):
+        of_process = GPU_LIBRARIES * (2 if settings.engine_name == "vllm" else 1)  # its own process
         weights = 4 * size.parameters if settings.iterations else 0  # on their way to the GPU
     else:
-        libraries = 0
+        threads = min(torch.get_num_threads(), MAX_THREADS)  # each samples a batch
+        sampled_tokens = size.max_tokens * max(size.num_samples, size.num_eval_samples)
+        cached_tokens = min(threads * MAX_BATCH_TOKENS, sampled_tokens)
+        of_process = CPU_LIBRARIES + cached_tokens * size.cache_bytes
         weights = 8 * size.parameters + checkpoint_bytes(settings, size)  # it trains here
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", intended_ranks(settings.preset)))
     num_examples = min(settings.examples or size.num_samples, size.num_samples)
     samples = TOKEN_BYTES * size.max_tokens * (size.num_samples + num_examples)
-    return weights + processes * (samples + libraries)
+    return weights + processes * (samples + of_process)
 
 
 def free_memory() -> int:
-    """Bytes of memory that this machine, or the container's limit, has left."""
+    """Bytes of memory that are left on this machine, and in the limits of job and container."""
     free = psutil.virtual_memory().available
-    with suppress(OSError, ValueError):  # "max", if there is no limit
-        limit = int((CGROUP / "memory.max").read_text())
-        for line in (CGROUP / "memory.stat").read_text().splitlines():
-            name, value = line.split()
-            if name == "anon":  # the rest of what the container uses are caches
-                free = min(free, limit - int(value))
+    for folder in group_folders("memory"):
+        for limit_file, counted in MEMORY_LIMITS:
+            with suppress(OSError, ValueError):  # another version; "max", if there is no limit
+                limit = int((folder / limit_file).read_text())
+                for line in (folder / "memory.stat").read_text().splitlines():
+                    name, value = line.split()
+                    if name == counted:
+                        free = min(free, limit - int(value))
     return free
+
+
+def group_folders(controller: str) -> list[Path]:
+    """The control groups that limit this process, from its own to that of the machine.
+
+    controller: "memory" or "cpu". Of version 2 there is one folder for all controllers, of version
+    1 one for each. In a container the outer groups may not be seen.
+    """
+    folders = []
+    lines = OWN_GROUPS.read_text().splitlines() if OWN_GROUPS.exists() else []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = GROUPS / controller if controllers else GROUPS
+        group = root / path.strip("/")
+        folders += [each for each in (group, *group.parents) if each.is_relative_to(root)]
+    return folders

@@ -81,9 +81,11 @@ def load_rows(
         for config in configs or datasets.get_dataset_config_names(source):
             yield from datasets.load_dataset(reader or source, config, split=split, **options)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        action = "read" if Path(source).exists() else "loaded from the hub"
         reason = " ".join(str(error).split())[:300]
-        raise InputError(f"cannot be {action}: {reason}", file=source) from error
+        message = f"cannot be loaded from the hub: {reason}; without a network, give a folder"
+        if Path(source).exists():
+            message = f"cannot be read: {reason}"
+        raise InputError(message, file=source) from error
 
 
 def read_shots(

@@ -28,6 +28,11 @@ from toprlib.settings import Settings
 if TYPE_CHECKING:
     from train_gsm8k import EvalPoint
 
+# Nats of a token by which engine and trainer may differ in the mean; ours. Completions are drawn
+# from the engine, so this mean is a divergence: half the variance of their difference, 0.0025 where
+# bfloat16 rounds logits as large as those that metrics.START_TOLERANCE allows for.
+MISMATCH_TOLERANCE = 0.01
+
 
 # ---- the dataset ---------------------------------------------------------------------------------
 @rank_zero_only
@@ -103,6 +108,25 @@ def _sign_fix(smallest: float, largest: float, settings: Settings) -> str:
     if settings.baseline_from != "zero":
         option = f"--baseline-from zero {option}"
     return f"give {option}, between the smallest reward {smallest:g} and the largest {largest:g}"
+
+
+@rank_zero_only
+def report_mismatch(iteration: int, settings: Settings) -> None:
+    """Print how far the engine's log mu is from the trainer's; a warning if it is far.
+
+    An engine that computes no log mu has nothing to report.
+    """
+    mismatch = _compare_engine(settings.iteration_folder(iteration))
+    if mismatch is None:
+        return
+    numbers = ", ".join(f"{name} {mismatch[name]:.2g}" for name in ("mean", "q05", "q95"))
+    what = "log mu of a completion by the engine, less that by the trainer"
+    print(f"iteration {iteration}: {what}, in nats: {numbers}", flush=True)
+    per_token = mismatch["mean_per_token"]
+    if not abs(per_token) <= MISMATCH_TOLERANCE:
+        problem = f"the engine samples from another distribution: {per_token:.3g} nats a token"
+        fix = "compare the first tokens of a prompt and the precision, or give --engine hf"
+        print(f"iteration {iteration}: {problem}, above {MISMATCH_TOLERANCE}; {fix}", flush=True)
 
 
 # ---- the steps -----------------------------------------------------------------------------------
@@ -208,7 +232,9 @@ def _compare_engine(folder: Path) -> dict[str, float] | None:
     for example in read_records(folder / "train.jsonl", Example):
         engine[example.sample] = sum(samples[example.sample].token_logmu_engine)
         trainer[example.sample] = sum(example.token_logmu)
-    return engine_mismatch(engine, trainer)
+    tokens = sum(len(samples[index].token_ids) for index in engine)
+    mismatch = engine_mismatch(engine, trainer)
+    return mismatch | {"mean_per_token": mismatch["mean"] * len(engine) / tokens}
 
 
 def print_results(results: dict[str, Any]) -> None:

@@ -23,7 +23,8 @@ from toprlib.language_model import LanguageModel, free_memory, load_weights
 from toprlib.records import InputError, Problem, Prompt, Sample, Task
 
 CHUNK = 256  # prompts between two writes to the disk; ours
-Completions = Generator[tuple[int, Sample], None, None]  # (index of the prompt, sample)
+Finished = list[tuple[int, Sample]]  # (index of the prompt, sample); finished together
+Completions = Generator[Finished, None, None]
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,15 @@ class SamplingParameters:
 class Engine(NamedTuple):
     """What makes completions.
 
-    generate(prompts, n, seed) yields n samples of each prompt as they are finished, not graded,
-    each with the index of its prompt. It may use the seeds from `seed` to
+    generate(prompts, n, seed) yields n samples of each prompt, not graded, in lists of those that
+    are finished together, each with the index of its prompt. It may use the seeds from `seed` to
     `seed + n * len(prompts) - 1`. gpus: the ranks whose GPUs one engine spans; the first one calls.
+    start() loads the model, which `generate` else does when it is first called.
     """
 
     generate: Callable[[Sequence[Prompt], int, int], Completions]
     gpus: int = 1
+    start: Callable[[], object] = lambda: None
 
 
 @contextmanager
@@ -73,7 +76,7 @@ def hf_engine(lm: LanguageModel, model: str, parameters: SamplingParameters) -> 
         yield from sample_completions(load(), parameters, prompts, n, seed)
 
     try:
-        yield Engine(generate)
+        yield Engine(generate, start=load)
     finally:
         load.cache_clear()
         free_memory()
@@ -140,6 +143,7 @@ def sample_prompts(
     engine: Engine, prompts: Sequence[Prompt], n: int, seed: int, task: Task
 ) -> list[Sample]:
     """n graded samples of each prompt, in the order of the prompts, by this process alone."""
+    engine.start()
     with progress_bar(None, "sampling", "sample", n * len(prompts)) as bar:
         samples = _sample_chunk(engine, prompts, n, seed, bar)
     return grade_samples(task, samples, [prompt.problem for prompt in prompts])
@@ -160,6 +164,8 @@ def _sample_share(part: Path, engine: Engine, share: Sequence[Prompt], n: int, s
     samples = samples[: n * done]
     _check_prompts(part, samples, share[:done], n)
     write_file(part, to_lines(samples))  # without an incomplete chunk
+    if done < len(share):
+        engine.start()  # now: the bar tells the rate of sampling, without minutes of loading
     description = f"{part.parent.name}/{part.stem}"
     with progress_bar(None, description, "sample", n * len(share), done=n * done) as bar:
         for start in range(done, len(share), CHUNK):
@@ -175,9 +181,10 @@ def _sample_chunk(
     samples_of: list[list[Sample]] = [[] for _ in prompts]
     # Closed at once after an exception, so that an engine's threads stop.
     with closing(engine.generate(prompts, n, seed)) as completions:
-        for index, sample in completions:
-            samples_of[index].append(sample)
-            bar.update()
+        for finished in completions:
+            for index, sample in finished:
+                samples_of[index].append(sample)
+            bar.update(len(finished))
     return list(chain.from_iterable(samples_of))
 
 

@@ -16,7 +16,7 @@ from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
 import topr
 from toprlib.compositions import BASELINES, COMPOSITIONS
-from toprlib.distributed import device, ranks
+from toprlib.distributed import ranks
 from toprlib.external_samples import fingerprint, parse_columns
 from toprlib.files import first_validation_error, read_text
 from toprlib.language_model import Dtype, OptimizerName
@@ -76,7 +76,7 @@ class Settings:
     """passes over these samples, each in another order (paper, Section 4.2: 1)"""
 
     engine: EngineName | None = None
-    """what samples: vllm, the default on a GPU (paper, Section 4.2), or hf, this process, else"""
+    """what samples: vllm (paper, Section 4.2), or hf, this process, the default of laptop"""
     vllm_python: Path | None = None
     """interpreter that has vLLM; default: this one (ours)"""
     engine_gpus: Count = 1
@@ -155,7 +155,7 @@ class Settings:
     @property
     def engine_name(self) -> EngineName:
         """What samples."""
-        return self.engine or ("vllm" if device().type == "cuda" else "hf")
+        return self.engine or ("hf" if self.preset == "laptop" else "vllm")
 
     @property
     def system_prompt(self) -> str | None:
@@ -293,18 +293,15 @@ def check_sizes(settings: Settings, processes: int) -> None:
         message = f"{settings.lora}: is for one process, not for {processes}; train all weights"
         raise InputError(message, option="--lora")
     if settings.engine_gpus > 1:
-        check_engine_gpus("--engine-gpus", settings.engine, settings.engine_gpus, processes)
+        check_engine_gpus("--engine-gpus", settings.engine_name, settings.engine_gpus, processes)
 
 
-def check_engine_gpus(option: str, engine: EngineName | None, gpus: int, processes: int) -> None:
+def check_engine_gpus(option: str, engine: EngineName, gpus: int, processes: int) -> None:
     """Raises InputError unless engines of `gpus` GPUs can share a machine's processes evenly."""
     local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
     if local_processes % gpus > 0:
         message = f"{gpus}: must divide the {local_processes} processes of a machine"
         raise InputError(message, option=option)
-    is_planned = processes != ranks()  # for another machine, which has GPUs
-    if engine is None:
-        engine = "vllm" if is_planned or device().type == "cuda" else "hf"
     if engine != "vllm":
         message = f"{gpus}: is for --engine vllm; hf uses the process's own GPU"
         raise InputError(message, option=option)

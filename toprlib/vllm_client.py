@@ -35,9 +35,9 @@ GPU_MEMORY = 0.85  # share of the GPU's memory for vLLM; the trainer keeps some 
 # B200, and its fused all-reduce between GPUs.
 GPU_OPTIONS = {
     "gpu_memory_utilization": GPU_MEMORY,
-    "attention_config": {"backend": "FLASH_ATTN"},
     "compilation_config": {"pass_config": {"fuse_allreduce_rms": False}},
 }
+ATTENTION = {"bfloat16": {"attention_config": {"backend": "FLASH_ATTN"}}}  # it has no float32
 # With chunked prefill, vLLM 0.32 rewinds a random generator, and a CPU's cannot be rewound.
 CPU_OPTIONS = {"enforce_eager": True, "enable_chunked_prefill": False}
 TORCHRUN_NAMES = (  # vLLM would take torchrun's variables for its own
@@ -80,7 +80,8 @@ def vllm_engine(
     """
     process = VllmProcess(model, options)
     try:
-        yield Engine(partial(sample_completions, process, lm, parameters), options.gpus)
+        generate = partial(sample_completions, process, lm, parameters)
+        yield Engine(generate, options.gpus, process.start)
     finally:
         process.close()
 
@@ -93,7 +94,7 @@ def sample_completions(
     n: int,
     seed: int,
 ) -> Completions:
-    """Yields n completions of each prompt, not graded, with the index of the prompt.
+    """Yields n completions of each prompt, not graded, with the index of the prompt: all at once.
 
     Completion j of prompt i uses the seed `seed + i * n + j`.
     """
@@ -104,6 +105,7 @@ def sample_completions(
         "sampling": _sampling_params(lm, parameters),
     }
     answer = process.request(request)
+    finished = []
     for index, (prompt, completions) in enumerate(zip(prompts, answer, strict=True)):
         for fields in completions:  # token_ids, token_logmu_engine, finish_reason
             if not all(map(math.isfinite, fields["token_logmu_engine"])):
@@ -114,7 +116,8 @@ def sample_completions(
             sample = Sample(
                 problem_id=prompt.problem.id, prompt=prompt.text, completion=text, **fields
             )
-            yield index, sample
+            finished.append((index, sample))
+    yield finished
 
 
 def _sampling_params(lm: LanguageModel, parameters: SamplingParameters) -> dict[str, Any]:
@@ -141,14 +144,15 @@ class VllmProcess:
 
     def request(self, request: dict[str, Any]) -> list[list[dict[str, Any]]]:
         """Send a request. Returns the fields of n samples for each of its prompts."""
-        if self.process is None:
-            self._start()
+        self.start()
         with suppress(BrokenPipeError):  # the process has ended, which `_read_answer` reports
             print(json.dumps(request), file=self.process.stdin, flush=True)
         return self._read_answer()
 
-    def _start(self) -> None:
-        """Start the process and wait until the model is loaded."""
+    def start(self) -> None:
+        """Start the process, unless it runs, and wait until the model is loaded."""
+        if self.process is not None:
+            return
         log = self.options.log
         log.parent.mkdir(parents=True, exist_ok=True)
         self.free_memory = _free_gpu_memory()
@@ -194,7 +198,9 @@ class VllmProcess:
             "max_model_len": self.options.max_tokens,
             "tensor_parallel_size": self.options.gpus,
         }
-        return arguments | (GPU_OPTIONS if torch.cuda.is_available() else CPU_OPTIONS)
+        if not torch.cuda.is_available():
+            return arguments | CPU_OPTIONS
+        return arguments | GPU_OPTIONS | ATTENTION.get(self.options.dtype, {})
 
     def _read_answer(self) -> Any:
         line = self.process.stdout.readline()

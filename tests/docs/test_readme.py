@@ -18,6 +18,7 @@ import figures.run
 import topr
 import toy_bandit
 from examples import track
+from scripts import smoke
 from scripts.make_tables import BLOCK, update_tables
 from tasks.judge import Judge
 from topr_conformance.__main__ import parse_arguments
@@ -105,7 +106,8 @@ def test_the_python_of_the_readme_computes_what_its_comments_say():
 # ---- commands ------------------------------------------------------------------------------------
 INLINE_COMMAND = re.compile(r"`((?:python|torchrun|make|topr-conformance) [^`\n]+)`")
 FORMER_COMMANDS = {"python reproduce.py NAME"}  # results/methods.md says that it was called so
-OTHER_PROGRAMS = [".", "cd", "export", "git", "hf", "nvidia-smi", "pip", "pipx", "sudo", "uv"]
+OTHER_PROGRAMS = [".", "apptainer", "cd", "docker", "export", "git", "hf", "nvidia-smi"]
+OTHER_PROGRAMS += ["pip", "pipx", "sbatch", "sudo", "uv"]
 PLAIN_SCRIPTS = ["one_file.py", "scripts", "examples"]  # without options, or with options of others
 
 
@@ -176,6 +178,8 @@ def parse_python(words, processes):
     elif module == "figures.run":
         arguments = ["fig1" if argument == "NAME" else argument for argument in arguments]
         figures.run.check(tyro.cli(figures.run.Options, args=arguments))
+    elif module == "scripts.smoke":
+        tyro.cli(smoke.Options, args=arguments)
     elif module == "examples.track":
         tyro.cli(track.Options, args=arguments)
     elif module == "tiny.make":

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -32,7 +33,7 @@ def generate(
 ) -> list[list[Sample]]:
     """The n samples of each prompt."""
     samples = [[] for _ in prompts]
-    for index, sample in engine.generate(prompts, n, seed):
+    for index, sample in chain.from_iterable(engine.generate(prompts, n, seed)):
         samples[index].append(sample)
     assert [len(of_prompt) for of_prompt in samples] == [n] * len(prompts)
     return samples
@@ -107,6 +108,7 @@ def make_fake_engine(calls: list, gpus: int = 1) -> Engine:
     def sample_numbers(prompts: Sequence[Prompt], n: int, seed: int) -> Completions:
         calls.append((prompts, n, seed))
         for j in range(n):
+            finished = []
             for i in reversed(range(len(prompts))):
                 number = seed + i * n + j
                 sample = Sample(
@@ -115,7 +117,8 @@ def make_fake_engine(calls: list, gpus: int = 1) -> Engine:
                     completion=str(number),
                     token_ids=[number],
                 )
-                yield i, sample
+                finished.append((i, sample))
+            yield finished
 
     return Engine(sample_numbers, gpus)
 

@@ -1,12 +1,15 @@
 """Sampling to a file: prompts, shares of ranks, seeds, grades, and resuming at every point."""
 
 import json
+import re
+from itertools import chain
 
 import pytest
 from distributed_helpers import on_two_ranks
 from engine_helpers import count_to, fake_task, make_fake_engine, sample_shares
 
 from toprlib import sampling
+from toprlib.distributed import progress_bar
 from toprlib.records import InputError, Problem, Prompt, Task
 from toprlib.sampling import Engine, make_prompts, sample_to_file, shard_prompts
 
@@ -260,6 +263,59 @@ def test_two_ranks_sample_what_one_rank_samples(tmp_path):
         "both complete": [],
         "one engine": [],
     }
+
+
+# ---- progress ------------------------------------------------------------------------------------
+@pytest.fixture
+def clock(monkeypatch):
+    """[seconds], what a progress bar takes for the time."""
+    clock = [1000.0]
+    monkeypatch.setattr("tqdm.std.time", lambda: clock[0])
+    return clock
+
+
+def states(log):
+    """(done, total, elapsed, remaining) of each line of a log, all of which are whole."""
+    assert "\r" not in log
+    assert log.endswith("\n")
+    lines = log.splitlines()
+    assert "" not in lines
+    return [re.search(r"(\d+)/(\d+) \[([0-9:]+)<([0-9:]+),", line).groups() for line in lines]
+
+
+def test_progress_in_a_log_counts_chunks_and_leaves_the_engine_s_start_out(tmp_path, capsys, clock):
+    """An engine that starts for five minutes, then answers each chunk at once after 40 seconds."""
+    starts = []
+
+    def start():
+        if not starts:
+            clock[0] += 300
+            starts.append(clock[0])
+
+    def generate(prompts, n, seed):
+        start()
+        clock[0] += 40
+        yield list(chain.from_iterable(make_fake_engine([]).generate(prompts, n, seed)))
+
+    file = tmp_path / "samples.jsonl"
+    sample_to_file(file, Engine(generate, start=start), count_to(5), N, SEED, fake_task())
+    assert read(file) == expected_rows(5)
+    assert states(capsys.readouterr().err) == [
+        ("6", "15", "00:40", "01:00"),
+        ("12", "15", "01:20", "00:20"),
+        ("15", "15", "02:00", "00:00"),
+    ]
+
+
+def test_progress_in_a_log_is_a_line_in_ten_seconds_and_counts_what_an_earlier_command_did(
+    capsys, clock
+):
+    for _ in progress_bar(range(8), "training", "step", total=20, done=12):
+        clock[0] += 4
+    resumed, *lines = capsys.readouterr().err.splitlines(keepends=True)
+    assert re.findall(r"\d+", resumed) == ["12", "20"]
+    done = [(state[0], state[1]) for state in states("".join(lines))]
+    assert done == [("15", "20"), ("18", "20"), ("20", "20")]
 
 
 # ---- prompts -------------------------------------------------------------------------------------

@@ -347,6 +347,33 @@ def test_an_engine_sees_its_own_gpus_and_nothing_of_torchrun(
     assert environment["VLLM_USE_FLASHINFER_SAMPLER"] == "0"  # it would require nvcc
 
 
+SUPPORTED = """
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+print(*AttentionBackendEnum.FLASH_ATTN.get_class().supported_dtypes)
+"""
+
+
+def options_on_a_gpu(monkeypatch, dtype):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    return VllmProcess(MODEL, replace(OPTIONS, dtype=dtype))._vllm_arguments()
+
+
+def test_float32_is_not_sent_to_an_attention_without_it(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # for the link to the model
+    in_bfloat16 = options_on_a_gpu(monkeypatch, "bfloat16")
+    assert in_bfloat16["attention_config"] == {"backend": "FLASH_ATTN"}
+    in_float32 = options_on_a_gpu(monkeypatch, "float32")
+    assert set(in_bfloat16) - set(in_float32) == {"attention_config"}
+
+
+@pytest.mark.slow
+def test_the_attention_that_is_named_has_its_precisions(python):
+    done = subprocess.run([python, "-c", SUPPORTED], capture_output=True, text=True, check=True)
+    dtypes = done.stdout.split()
+    assert {f"torch.{dtype}" for dtype in vllm_client.ATTENTION} <= set(dtypes)
+    assert "torch.float32" not in dtypes
+
+
 @pytest.mark.parametrize("gpus", [3, 16])
 def test_engines_must_divide_the_ranks_of_a_machine(monkeypatch, gpus):
     """Of two machines with eight ranks each: no engine spans both."""

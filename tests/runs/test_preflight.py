@@ -4,27 +4,30 @@ import errno
 import fcntl
 import os
 import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
+import run_helpers
 import torch
 from run_helpers import input_error, run_small
 
 import train_gsm8k as gsm8k
-from tasks import verifier
+from figures import scales
+from tasks import math, verifier
 from toprlib import files, language_model, preflight
 from toprlib.distributed import process_group
-from toprlib.preflight import RunSize, check_machine
+from toprlib.preflight import RunSize, check_gpu
 
 PAPER = gsm8k.PRESETS["paper"]
 LLAMA_8B = 8_030_261_248  # parameters
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
 
-# ---- GPUs and the compiler -----------------------------------------------------------------------
+# ---- GPUs ----------------------------------------------------------------------------------------
 def run_gsm8k():
     gsm8k.main("train_gsm8k", "", gsm8k.gsm8k_task)
 
@@ -49,8 +52,8 @@ def test_presets_for_gpus_are_refused_without_a_gpu(main, arguments, tmp_path, m
 @needs_no_gpu
 def test_rehearsal_on_a_cpu_says_so_in_its_results(tmp_path, monkeypatch):
     monkeypatch.setenv("TOPR_ON_CPU", "1")
-    check_machine(replace(PAPER, engine="hf"))
-    results = run_small(tmp_path / "run", preset="single-gpu", iterations=0)
+    check_gpu(replace(PAPER, engine="hf"))
+    results = run_small(tmp_path / "run", preset="single-gpu", engine="hf", iterations=0)
     assert results["device"] == "cpu, a rehearsal"
 
 
@@ -64,39 +67,21 @@ def test_rehearsal_on_a_cpu_says_so_in_its_results(tmp_path, monkeypatch):
 def test_driver_that_torch_cannot_use(monkeypatch, reason):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.cuda.init", mock.Mock(side_effect=RuntimeError(reason)))
-    error = input_error(check_machine, PAPER)
+    error = input_error(check_gpu, PAPER)
     assert error.option == "preset"
     assert reason.splitlines()[0] in str(error)
 
 
-def test_compiler_that_cannot_be_run(monkeypatch):
+def test_presets_of_tiny_models_sample_in_this_process_on_every_machine(monkeypatch):
+    """vLLM's attention for GPUs has no float32, and a machine with a GPU may lack vLLM."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setenv("CC", "/nowhere/cc")
-    assert input_error(check_machine, PAPER).option == "--engine"
-
-
-def test_compiler_and_headers_are_tried_as_triton_uses_them(monkeypatch, tmp_path):
-    """The compilers are scripts: a real one and real headers may be missing."""
-    python = tmp_path / "python"
-    compiler = tmp_path / "gcc"
-    include = tmp_path / "include"
-    python.write_text(f"#!/bin/sh\necho {include}\n")
-    compiler.write_text('#!/bin/sh\ncat > /dev/null\n[ "$2" = -I ] && [ -f "$3/Python.h" ]\n')
-    python.chmod(0o755)
-    compiler.chmod(0o755)
-    include.mkdir()
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    settings = replace(PAPER, vllm_python=python)
-
-    without_headers = input_error(check_machine, settings)
-    assert without_headers.option == "--engine"
-    assert str(include) in str(without_headers)
-    (include / "Python.h").touch()
-    check_machine(settings)
-    monkeypatch.setenv("PATH", str(include))
-    assert input_error(check_machine, settings).option == "--engine"  # no compiler
+    small = [gsm8k.Settings(), gsm8k.PRESETS["laptop"], verifier.SETTINGS["laptop"]]
+    small += [scales.LAPTOP.base, scales.QUICK.base, scales.LAPTOP.verifier]
+    assert {settings.engine_name for settings in small} == {"hf"}
+    large = [*gsm8k.PRESETS.values(), *math.SETTINGS.values(), *verifier.SETTINGS.values()]
+    for settings in large:
+        is_for_gpus = settings.dtype == "bfloat16"
+        assert settings.engine_name == ("vllm" if is_for_gpus else "hf")
 
 
 def test_fewer_gpus_than_processes(monkeypatch):
@@ -147,25 +132,99 @@ def test_disk_of_the_paper_s_run_is_what_its_stages_leave():
 
 @pytest.mark.parametrize("has_gpu", [False, True])
 def test_memory_of_the_paper_s_run(monkeypatch, has_gpu):
-    """Weights once on the way to GPUs; without GPUs two copies and a checkpoint."""
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    monkeypatch.setattr("torch.cuda.is_available", lambda: has_gpu)
-    size = RunSize(LLAMA_8B, 7_473 * 16, 1_319 * 64, 1_100 + 512)
+    """Weights once on the way to GPUs; on a CPU two copies, a checkpoint and batches of samples.
+
+    The plan of a run for GPUs is the same on a machine without one.
+    """
+    monkeypatch.setenv("TOPR_ON_CPU", "0" if has_gpu else "1")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    cache = 2 * 4 * 32 * 8 * 128  # keys and values of 32 layers with 8 heads of 128
+    size = RunSize(LLAMA_8B, 7_473 * 16, 1_319 * 64, 1_100 + 512, cache)
     samples = 30 * 1_612 * (7_473 * 16 + 50_000)
-    libraries = 6 * 10**9 if has_gpu else 0
+    of_process = 6 * 10**9 if has_gpu else preflight.CPU_LIBRARIES + 3 * 40_000 * cache
     copies = 1 if has_gpu else 3
-    expected = copies * 4 * LLAMA_8B + 8 * (samples + libraries)
+    expected = copies * 4 * LLAMA_8B + 8 * (samples + of_process)
     assert preflight.memory_needed(PAPER, size) == expected
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert preflight.memory_needed(PAPER, size) == expected - 6 * (samples + of_process)
+    without_vllm = preflight.memory_needed(replace(PAPER, engine="hf"), size)
+    assert without_vllm == expected - 6 * (samples + of_process) - (6 * 10**9 if has_gpu else 0)
 
 
-def test_free_memory_is_that_of_the_machine_or_of_the_container(tmp_path, monkeypatch):
+MEASURE = """
+import resource, sys
+import train_gsm8k
+train_gsm8k.main("train_gsm8k", "", train_gsm8k.gsm8k_task)
+print(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def test_memory_of_a_run_on_a_cpu_is_near_what_it_uses(tmp_path, lm):
+    changes = {"problems": 20, "max_new_tokens": 96, "examples": 32, "test_problems": 0}
+    settings = replace(gsm8k.Settings(), out=tmp_path / "run", **changes)
+    options = ["--problems", "20", "--max-new-tokens", "96", "--examples", "32"]
+    options += ["--test-problems", "0", "--out", str(settings.out)]
+    command = [sys.executable, "-c", MEASURE, *options]
+    done = subprocess.run(command, cwd=run_helpers.ROOT, capture_output=True, text=True, check=True)
+    actual = int(done.stdout.splitlines()[-1])
+    size = preflight.measure_run(settings, lm, 39 + 96, 20 * settings.n, 0)
+    assert 0.6 < preflight.memory_needed(settings, size) / actual < 1.5
+
+
+GROUPS = [  # lines of /proc/self/cgroup, then files with limits and uses; 700,000 are left by each
+    # version 2: a Slurm job, whose step has no limit of its own
+    (
+        "0::/slurm/job_7/step_0\n",
+        {
+            "slurm/job_7/step_0/memory.max": "max\n",
+            "slurm/job_7/memory.max": "1000000\n",
+            "slurm/job_7/memory.stat": "anon 300000\nfile 600000\n",
+            "slurm/memory.max": "9000000\n",
+            "slurm/memory.stat": "anon 300000\n",
+        },
+    ),
+    # version 2: a container, which sees its own group as the root
+    ("0::/\n", {"memory.max": "1000000\n", "memory.stat": "anon 300000\nfile 600000\n"}),
+    # version 1: the limit of the outer group counts, too
+    (
+        "9:cpu,cpuacct:/job\n4:memory:/slurm/job_7\n0::/\n",
+        {
+            "memory/slurm/job_7/memory.limit_in_bytes": "9223372036854771712\n",
+            "memory/slurm/job_7/memory.stat": "rss 5\ntotal_rss 300000\n",
+            "memory/slurm/memory.limit_in_bytes": "1000000\n",
+            "memory/slurm/memory.stat": "rss 5\ntotal_rss 300000\n",
+            "memory/job/memory.limit_in_bytes": "7\n",
+            "memory/job/memory.stat": "total_rss 1\n",
+        },
+    ),
+    # version 1: a container whose path is that of its host
+    (
+        "4:memory:/docker/0a1b\n",
+        {
+            "memory/memory.limit_in_bytes": "1000000\n",
+            "memory/memory.stat": "total_rss 300000\n",
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("own_groups", "limits"), GROUPS)
+def test_free_memory_is_that_of_the_machine_the_job_or_the_container(
+    own_groups, limits, tmp_path, monkeypatch
+):
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1_024_000))
-    monkeypatch.setattr(preflight, "CGROUP", tmp_path)
+    monkeypatch.setattr(preflight, "GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(preflight, "OWN_GROUPS", tmp_path / "own")
     assert preflight.free_memory() == 1_024_000
-    (tmp_path / "memory.stat").write_text("anon 300000\nfile 600000\n")
-    for limit, expected in {"max\n": 1_024_000, "1000000\n": 700_000}.items():
-        (tmp_path / "memory.max").write_text(limit)
-        assert preflight.free_memory() == expected
+    (tmp_path / "own").write_text(own_groups)
+    assert preflight.free_memory() == 1_024_000
+    for name, content in limits.items():
+        file = tmp_path / "groups" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+    assert preflight.free_memory() == 700_000
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=600_000))
+    assert preflight.free_memory() == 600_000
 
 
 # ---- the folder ----------------------------------------------------------------------------------

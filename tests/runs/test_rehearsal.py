@@ -19,6 +19,7 @@ from run_helpers import checksums, count_lines, read_lines
 
 import train_gsm8k
 from toprlib.language_model import load_model
+from toprlib.results import MISMATCH_TOLERANCE
 from toprlib.settings import Settings
 
 ROOT = Path(train_gsm8k.__file__).parent
@@ -102,6 +103,8 @@ def test_each_stage_samples_from_its_own_model(undisturbed):
     first = undisturbed / "iteration-1"
     results = json.loads((undisturbed / "results.json").read_text())
     assert results["device"] == "cpu, a rehearsal"
+    for iteration in results["iterations"]:
+        assert abs(iteration["engine_mismatch"]["mean_per_token"]) <= MISMATCH_TOLERANCE
     config = json.loads((undisturbed / "config.json").read_text())
     assert (config["ranks"], config["dtype"], config["optimizer"]) == (2, "bfloat16", "adafactor")
     expected = []

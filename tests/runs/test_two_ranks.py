@@ -6,16 +6,12 @@ the same files as one that was not.
 
 import os
 import random
-import re
 import signal
-import subprocess
-import sys
 import time
 
 import psutil
 import pytest
 from run_helpers import (
-    ROOT,
     TWO_ITERATIONS,
     checksums,
     command_line,
@@ -182,26 +178,6 @@ def test_network_interface_that_is_not_there_is_refused_before_anything_is_writt
     lines = command.fail(GLOO_SOCKET_IFNAME="nowhere0")
     assert any("GLOO_SOCKET_IFNAME" in line for line in lines)
     assert not command.folder.exists()
-
-
-@pytest.mark.slow
-def test_smoke_test_of_gpus_stops_a_run_and_resumes_it(tmp_path):
-    """On CPUs with the tiny model: one process, and two as where nvidia-smi lists two GPUs."""
-    (tmp_path / ".venv").symlink_to(sys.prefix)
-    nvidia_smi = tmp_path / "nvidia-smi"
-    nvidia_smi.write_text("#!/bin/sh\necho one; echo two\n")
-    nvidia_smi.chmod(0o755)
-    (tmp_path / "runs" / "one-gpu").mkdir(parents=True)
-    (tmp_path / "runs" / "one-gpu" / "results.json").touch()  # of an earlier smoke test
-    script = f"{ROOT / 'train_gsm8k.py'} --problems 4 --test-problems 2 --eval-samples 2 --k 2"
-    smoke = f"SMOKE={script} --save-every 1"
-    command = ["make", "-f", ROOT / "Makefile", "-o", ".venv/ready", "test-gpu", smoke]
-    variables = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert len(re.findall(r"^runs/.*/checkpoint-\d+$", done.stdout, re.MULTILINE)) == 2
-    for name in ("one-gpu", "two-gpus"):
-        assert (tmp_path / "runs" / name / "results.json").stat().st_size > 0
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from itertools import chain
 
 import pytest
 from chat_models import MARKS, chat_tokenizer, save_chat_model
@@ -55,7 +56,8 @@ def test_prompts_have_the_tokens_of_the_template(family, system):
 def sample(lm, text, n, seed=0):
     prompt = Prompt(Problem("", text), text, lm.prompt_ids([text])[0])
     parameters = SamplingParameters(max_new_tokens=60)
-    return [one for _, one in sample_completions(lm, parameters, [prompt], n, seed)]
+    finished = chain.from_iterable(sample_completions(lm, parameters, [prompt], n, seed))
+    return [one for _, one in finished]
 
 
 def test_a_completion_stops_at_the_end_of_its_turn(family):

@@ -127,7 +127,22 @@ def test_the_optimizer_s_memory_is_that_of_its_state(lm, name):
         for value in state.values():
             if torch.is_tensor(value) and value.ndim > 0:
                 size += value.nbytes
-    assert values_of_plan(Settings(optimizer=name))["optimizer"] == size
+    settings = Settings(preset="single-gpu", optimizer=name)
+    assert values_of_plan(settings)["optimizer"] == size
+
+
+def test_the_plan_of_a_run_without_a_gpu_has_none_of_its_rows(monkeypatch):
+    def names(rows):
+        return " ".join([*rows, *[explanation for _, _, explanation in rows.values()]])
+
+    settings = Settings()
+    task = train_gsm8k.gsm8k_task(settings)
+    without = plan(settings, task)
+    assert re.findall("GPU|vLLM|NCCL|gathered", names(without)) == []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    with_gpu = plan(settings, task)
+    assert list(without) == [name for name in with_gpu if name in without]
+    assert "training, per GPU" in with_gpu
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(monkeypatch, capsys, tmp_path):

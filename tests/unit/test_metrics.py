@@ -1,12 +1,15 @@
 """Metrics of steps and epochs against numpy, closed forms and Equation 12; checks of log mu."""
 
 import math
+import re
 
 import numpy as np
 import pytest
 import torch
 
 from topr import effective_proportion
+from toprlib import results
+from toprlib.files import to_lines, write_file
 from toprlib.metrics import (
     START_TOLERANCE,
     check_start_ratio,
@@ -14,6 +17,8 @@ from toprlib.metrics import (
     step_metrics,
     summarize_epoch,
 )
+from toprlib.records import Example, Sample
+from toprlib.settings import Settings
 
 
 def random_step(size=40, seed=0):
@@ -168,3 +173,39 @@ def test_the_mismatch_is_the_engine_minus_the_trainer():
 
 def test_the_largest_mismatch_may_be_negative():
     assert engine_mismatch({1: -8.0, 2: 0.0}, {1: -2.0, 2: -1.0})["largest"] == 6.0
+
+
+def report_lines(folder, capsys, trainer):
+    """What is printed about an engine, whose log mu of the samples 0 and 2 is -3 and -7.
+
+    trainer: index of a sample -> its log mu by the trainer. Sample 1 was not chosen.
+    """
+    samples = []
+    for length in (3, 5, 7):
+        engine = None if trainer is None else [-1.0] * length
+        samples.append(
+            Sample(prompt="", completion="", token_ids=[2] * length, token_logmu_engine=engine)
+        )
+    examples = []
+    for index, logmu in (trainer or {0: 0.0}).items():
+        examples.append(Example([5], [2], 1.0, index, index, [logmu - 1.0, 1.0]))
+    write_file(folder / "iteration-1" / "samples.jsonl", to_lines(samples))
+    write_file(folder / "iteration-1" / "train.jsonl", to_lines(examples))
+    results.report_mismatch(1, Settings(out=folder))
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("trainer", [{2: -7.2, 0: -2.92}, {2: -6.8, 0: -3.08}])
+def test_an_engine_is_warned_about_above_a_bound_for_a_token(tmp_path, capsys, trainer):
+    """The two completions have ten tokens, with 0.012 nats each, or -0.012."""
+    numbers, warning = report_lines(tmp_path, capsys, trainer)
+    differences = [-3 - trainer[0], -7 - trainer[2]]
+    printed = [float(number) for number in re.findall(r"(?:mean|q05|q95) ([^,]+)", numbers)]
+    expected = [np.mean(differences), *np.percentile(differences, [5, 95])]
+    assert printed == pytest.approx(expected, abs=0.005)
+    assert str(results.MISMATCH_TOLERANCE) in warning
+
+
+def test_an_engine_within_the_bound_or_without_log_mu_is_not_warned_about(tmp_path, capsys):
+    assert len(report_lines(tmp_path, capsys, {2: -7.28, 0: -2.8})) == 1  # 0.008 a token
+    assert report_lines(tmp_path, capsys, None) == []

@@ -104,6 +104,17 @@ def test_gradients_of_steps_do_not_add_up():
     assert second.grad_norm == first.grad_norm
 
 
+def test_a_step_begins_without_the_gradients_of_the_step_before():
+    """The memory of the longest micro-batch is counted without them."""
+    model = tiny_llama()
+    has_gradient = []
+    weight = model.get_output_embeddings().weight
+    model.register_forward_pre_hook(lambda *_: has_gradient.append(weight.grad is not None))
+    batch = plain_batch(random_examples(prompts=1, per_prompt=2))
+    train(model, batch, batch, steps=2)
+    assert has_gradient == [False, True, False, True]
+
+
 def test_reward_of_zero_teaches_nothing():
     model = tiny_llama()
     before = flat_weights(model)

@@ -13,7 +13,14 @@ import transformers
 from topr import StepStats
 from toprlib.distributed import gather, rank, rank_zero_only
 from toprlib.evaluation import evaluate, to_table
-from toprlib.files import append_to_file, read_json, read_records, write_file, write_json
+from toprlib.files import (
+    REGENERATE,
+    append_to_file,
+    read_json,
+    read_records,
+    write_file,
+    write_json,
+)
 from toprlib.methods import METHODS
 from toprlib.metrics import (
     check_start_ratio,
@@ -156,7 +163,7 @@ def write_results(points: Sequence["EvalPoint"], task: Task, settings: Settings)
     iterations = []
     for iteration in range(1, settings.iterations + 1):
         folder = settings.iteration_folder(iteration)
-        steps = read_records(folder / "metrics.jsonl", dict[str, float])
+        steps = read_records(folder / "metrics.jsonl", dict[str, float], fix=_train_again(folder))
         entry = {
             "dataset": read_json(folder / "dataset.json") | {"steps": len(steps)},
             "training": summarize_epoch(steps),
@@ -192,18 +199,24 @@ def write_results(points: Sequence["EvalPoint"], task: Task, settings: Settings)
 
 
 def _evaluate_file(file: Path, task: Task, settings: Settings) -> dict[str, Any]:
-    return evaluate(read_records(file, Sample), task, settings.k, settings.seed)
+    samples = read_records(file, Sample, fix=REGENERATE)
+    return evaluate(samples, task, settings.k, settings.seed)
+
+
+def _train_again(folder: Path) -> str:
+    names = f"metrics.jsonl, train.jsonl and model in {folder}"
+    return f"remove {names}, then repeat the command, which trains again"
 
 
 def _compare_engine(folder: Path) -> dict[str, float] | None:
     """log mu by the sampling engine against the trainer's; None if the engine computes none."""
     file = folder / "samples.jsonl"
-    samples = read_records(file, Sample) if file.exists() else []
+    samples = read_records(file, Sample, fix=REGENERATE) if file.exists() else []
     if not samples or samples[0].token_logmu_engine is None:
         return None
     engine = {}
     trainer = {}
-    for example in read_records(folder / "train.jsonl", Example):
+    for example in read_records(folder / "train.jsonl", Example, fix=_train_again(folder)):
         engine[example.sample] = sum(samples[example.sample].token_logmu_engine)
         trainer[example.sample] = sum(example.token_logmu)
     return engine_mismatch(engine, trainer)

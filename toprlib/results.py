@@ -23,6 +23,7 @@ from toprlib.files import (
 )
 from toprlib.methods import METHODS
 from toprlib.metrics import (
+    check_given_logmu,
     check_start_ratio,
     engine_mismatch,
     step_metrics,
@@ -116,7 +117,8 @@ def _sign_fix(smallest: float, largest: float, settings: Settings) -> str:
 def log_step(file: Path, step: int, stats: StepStats, settings: Settings) -> None:
     """Append what a step saw, on all ranks, to metrics.jsonl.
 
-    Raises ArithmeticError if the first step does not start at pi = mu.
+    Raises ArithmeticError if the first step does not start at pi = mu; warns instead if log mu was
+    given.
     """
     columns = [stats.log_ratio, stats.reward]
     if stats.weight is not None:
@@ -127,6 +129,8 @@ def log_step(file: Path, step: int, stats: StepStats, settings: Settings) -> Non
     if not settings.trust_logmu:
         check_start_ratio(step, log_ratio, settings.dtype)
     if rank() == 0:
+        if settings.trust_logmu:
+            check_given_logmu(step, log_ratio, reward, settings.dtype)
         metrics = {"step": step, "loss": sum(losses), "grad_norm": stats.grad_norm}
         metrics |= step_metrics(log_ratio, reward, weight[0] if weight else None)
         append_to_file(file, json.dumps(metrics) + "\n")

@@ -91,6 +91,7 @@ def show_in_tensorboard(folder: Path, config: dict, values: Iterator[Values]) ->
             for name, number in flatten(nested).items():
                 writer.add_scalar(name, number, step)
             writer.flush()
+    print(f"written; tensorboard --logdir {folder / 'tensorboard'} shows it")
 
 
 def show_in_wandb(folder: Path, config: dict, values: Iterator[Values]) -> None:

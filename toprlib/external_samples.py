@@ -17,7 +17,7 @@ from pydantic import FiniteFloat, TypeAdapter, ValidationError
 from toprlib.distributed import progress_bar, rank
 from toprlib.files import first_validation_error, read_records, to_lines
 from toprlib.problems import is_hub_name, list_split_files, load_rows
-from toprlib.records import InputError, Sample
+from toprlib.records import InputError, Sample, to_line
 
 Messages = list[dict[str, Any]]  # each with role and content
 REQUIRED = ("prompt", "completion", "reward")
@@ -211,8 +211,7 @@ def _print_columns(source: str, column_of: Mapping[str, str], ignored: set[str])
     if ignored:
         parts.append(f"columns ignored: {', '.join(sorted(ignored))}")
     if parts:
-        line = " ".join("; ".join(parts).split())  # a name may hold a line break
-        print(f"{source}: {line}", flush=True)
+        print(to_line(f"{source}: {'; '.join(parts)}"), flush=True)
 
 
 # ---- messages in place of text -------------------------------------------------------------------

@@ -45,6 +45,7 @@ def test_input_error_has_the_places_that_it_was_given():
 def test_input_error_is_one_line_and_can_be_sent_to_other_ranks():
     error = InputError("is\nwrong", file="a.jsonl", field="a\u2028b")
     assert len(str(error).splitlines()) == 1
+    assert str(InputError("\x1b]0;title\x07é", field="\x9b2J\u202e")).isprintable()
     received = pickle.loads(pickle.dumps(error))
     assert str(received) == str(error)
     assert (received.file, received.field) == ("a.jsonl", "a\u2028b")

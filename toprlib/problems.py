@@ -92,7 +92,8 @@ def load_rows(
 def list_split_files(folder: Path, split: str) -> list[Path]:
     """The files of a split of a folder as the library `datasets` finds them, in its order.
 
-    It finds files of one type. Raises InputError if the folder has data in others.
+    It finds files of one type, and if some are named after splits, only these. Raises InputError if
+    the folder has others.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -111,8 +112,9 @@ def list_split_files(folder: Path, split: str) -> list[Path]:
     found = {Path(file).resolve() for file in chain.from_iterable(files_of_split.values())}
     for file in sorted(folder.rglob("*")):
         if _holds_rows(file.relative_to(folder)) and file.resolve() not in found:
-            message = f"{file.relative_to(folder)} would be left out, beside files of another type"
-            raise InputError(f"{message}; give a folder for each type", file=folder)
+            message = f"{file.relative_to(folder)} would be left out"
+            fix = "move it: a folder may hold files of one type, and all or none named after splits"
+            raise InputError(f"{message}; {fix}", file=folder)
     if split not in files_of_split:
         raise InputError(f"has no split {split}", file=folder)
     return [Path(file) for file in files_of_split[split]]

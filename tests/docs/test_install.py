@@ -1,7 +1,4 @@
-"""What pip installs: topr.py from the root, the checker from conformance/; both need torch only.
-
-numpy is required too, without which `import torch` warns.
-"""
+"""What pip installs: topr.py from the root, and the checker from conformance/; what make installs."""
 
 import os
 import re
@@ -36,7 +33,7 @@ def read_workflow():
 
 # ---- installation --------------------------------------------------------------------------------
 def install(requirement, folder):
-    """Install without dependencies and without a network, since torch alone is required."""
+    """Install without a network: torch and numpy, which are required, are there already."""
     options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--target", folder]
     subprocess.run([sys.executable, "-m", "pip", "install", *options, requirement], check=True)
 
@@ -95,7 +92,7 @@ def test_the_checker_is_a_distribution_of_its_own(checker):
 
 # ---- the installed checker -----------------------------------------------------------------------
 def run_checker(checker, folder, *arguments):
-    """Run the installed script in a user's folder, with torch alone; a warning is an error."""
+    """Run the installed script in a user's folder, with what it requires; a warning is an error."""
     script = (checker / "bin" / "topr-conformance").read_text(encoding="utf-8")
     lines = [
         "import sys",

@@ -137,6 +137,10 @@ def test_of_a_folder_with_splits_train_is_read(tmp_path):
     write_csv(tmp_path / "train.csv", ROWS)
     write_csv(tmp_path / "test.csv", ROWS[:1])
     assert read_samples(tmp_path) == SAMPLES
+    write_csv(tmp_path / "more.csv", ROWS)  # of no split
+    with pytest.raises(InputError) as caught:
+        read_samples(tmp_path)
+    assert caught.value.file == str(tmp_path)
 
 
 def test_samples_that_do_not_fit_into_memory_are_refused_while_they_are_read(tmp_path, monkeypatch):

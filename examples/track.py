@@ -43,7 +43,7 @@ def read_values(folder: Path, iterations: int) -> Iterator[Values]:
         is_finished = (folder / "results.json").exists()  # no step comes after it
         steps = []
         for log in logs:
-            steps += read_partial_records(log, dict[str, Any])
+            steps += read_partial_records(log, dict[str, Any], fix="")
         # Fewer than before, if the run was interrupted and resumed from a checkpoint.
         for number, step in enumerate(steps[shown:], start=shown + 1):
             yield {"train": step}, number
@@ -55,7 +55,7 @@ def read_values(folder: Path, iterations: int) -> Iterator[Values]:
 
 def read_evaluations(folder: Path, logs: list[Path]) -> Iterator[Values]:
     """The evaluations of a finished run."""
-    results = read_json(folder / "results.json")
+    results = read_json(folder / "results.json", keys=["iterations"])
     if "before" in results:
         yield {"test": results["before"]}, 0
     steps_before = 0
@@ -75,7 +75,7 @@ def flatten(values: dict[str, Any]) -> dict[str, Any]:
 
 def show(folder: Path, tracker: str) -> None:
     """Show the run in `folder`. Raises InputError if it is not a run, or if wandb refuses."""
-    config = read_json(folder / "config.json")
+    config = read_json(folder / "config.json", fix="give the folder of a run", keys=["iterations"])
     show_in = {"tensorboard": show_in_tensorboard, "wandb": show_in_wandb}[tracker]
     show_in(folder, config, read_values(folder, config["iterations"]))
 
@@ -91,6 +91,7 @@ def show_in_tensorboard(folder: Path, config: dict, values: Iterator[Values]) ->
             for name, number in flatten(nested).items():
                 writer.add_scalar(name, number, step)
             writer.flush()
+    print(f"written; tensorboard --logdir {folder / 'tensorboard'} shows it")
 
 
 def show_in_wandb(folder: Path, config: dict, values: Iterator[Values]) -> None:

@@ -10,6 +10,7 @@ make .venv-trl/ready
 
 import sys
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import tyro
@@ -38,6 +39,8 @@ def main(
         test_problems: problems on which accuracy is measured
         out: folder for what TRL writes, and the trained model
     """
+    if find_spec("trl") is None:
+        sys.exit("train_with_trl: TRL is missing; make .venv-trl/ready installs it there")
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 

@@ -14,6 +14,7 @@ from copy import deepcopy
 from pathlib import Path
 
 import nbformat
+import tyro
 from nbclient import NotebookClient
 
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
@@ -65,10 +66,12 @@ def without_answers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     return asking
 
 
-def main(arguments: list[str]) -> None:
-    """The command; arguments: paths of notebooks with answers, by default all."""
-    paths = [Path(argument) for argument in arguments] or sorted(SOLUTIONS.glob("*.ipynb"))
+def main(paths: tyro.conf.Positional[tuple[Path, ...]] = ()) -> None:
+    """The command; paths: notebooks with answers, by default all."""
     for path in paths:
+        if path.resolve().parent != SOLUTIONS or not path.is_file():
+            sys.exit(f"execute_notebooks: {path} is no notebook of {SOLUTIONS}")
+    for path in paths or sorted(SOLUTIONS.glob("*.ipynb")):
         print(path)
         notebook = nbformat.read(path, as_version=4)
         execute(notebook)
@@ -77,4 +80,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    tyro.cli(main, description=__doc__)

@@ -17,6 +17,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
+import tyro
 from jinja2 import Environment, StrictUndefined
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -143,5 +144,10 @@ def make_page() -> str:
     return template.render(results, files=files, data=script, compared=data["compared"]) + "\n"
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The command: write the page."""
     PAGE.write_text(make_page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    tyro.cli(main, description=__doc__)  # which refuses arguments

@@ -165,13 +165,16 @@ SETTINGS = {
 
 def check_verifier(settings: VerifierSettings, processes: int | None = None) -> None:
     """Raises InputError for settings that `check` refuses, or that do not suit a verifier."""
-    # `check` would call these two options by the names of their fields.
+    # `check` would call these options by the names of their fields.
     for option, value, least in (
         ("--verifications", settings.n, 1),
         ("--test-verifications", settings.eval_samples, 2),
     ):
         if value < least:
             raise InputError(f"{value}: must be at least {least}", option=option)
+    if settings.k > settings.eval_samples:
+        message = f"{settings.k}: must be at most --test-verifications {settings.eval_samples}"
+        raise InputError(message, option="--k")
     if settings.dry_run:
         message = "cannot be used here: what there is to verify depends on the generator's run"
         raise InputError(message, option="--dry-run")
@@ -193,9 +196,13 @@ def run(settings: VerifierSettings) -> dict:
     if len(task.test) < 2:
         message = f"{len(task.test)}: an interval needs at least 2"
         raise InputError(message, option="--test-problems")
-    for model in (settings.generator, settings.model):
-        # A model that cannot be used fails here, before anything is written.
-        load_without_weights(model, settings.chat, settings.system_prompt)
+    # A model that cannot be used fails here, before anything is written.
+    load_without_weights(settings.model, settings.chat, settings.system_prompt)
+    try:
+        load_without_weights(settings.generator, settings.chat, settings.system_prompt)
+    except InputError as error:
+        option = "--generator" if error.option == "--model" else error.option
+        raise InputError(error.message, option=option, file=error.file) from error
     with (
         process_group(settings.dtype != "float32"),
         locked_run_folder(settings.out, settings.to_config()),

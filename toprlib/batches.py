@@ -6,7 +6,7 @@ A row is what has to be in one micro-batch: a completion, or the two of a pair f
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, groupby, product
+from itertools import chain, groupby
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -164,9 +164,10 @@ def pair_examples(examples: Sequence[Example], rng: random.Random) -> list[list[
     for group in group_by_prompt(examples):
         positives = [example for example in group if example.reward >= 0]
         negatives = [example for example in group if example.reward < 0]
-        pairs = list(product(positives, negatives))
-        chosen = rng.sample(pairs, min(MAX_PAIRS, len(pairs)))
-        rows += [list(pair) for pair in chosen]
+        pairs = range(len(positives) * len(negatives))  # by number: there may be millions
+        for pair in rng.sample(pairs, min(MAX_PAIRS, len(pairs))):
+            positive, negative = divmod(pair, len(negatives))
+            rows.append([positives[positive], negatives[negative]])
     rng.shuffle(rows)
     return rows
 

@@ -20,7 +20,8 @@ def command(name: str) -> Iterator[None]:
     """The block is a program: errors end it with one line that begins with `name`.
 
     Ctrl-C and SIGTERM stop it at once, with exit status 130 and 143; repeating the command resumes
-    the run. With several ranks, torchrun stops the others when one has ended.
+    the run. With several ranks, torchrun stops the others when one has ended. If the reader of the
+    output has ended, as in `... | head`, so does the command: with exit status 141, and no line.
     """
     # Read when torch is imported. Threads that wait spin briefly, then sleep: next to another busy
     # process, threads that keep spinning make a training step twenty times slower.
@@ -38,10 +39,13 @@ def command(name: str) -> Iterator[None]:
             signal.signal(number, interrupt)
     try:
         try:
-            yield
+            with _flushed_output():
+                yield
         except Exception as error:
             if received:  # Python ignores an exception, so also an interrupt, within a __del__
                 raise KeyboardInterrupt(received[0]) from error
+            if isinstance(error, OSError) and not _is_output_open():
+                error = _lose_output(error)
             _end_with_error(name, error)
     except KeyboardInterrupt as interruption:  # also while the block above ends
         _end_silently_at_the_next_signal()
@@ -49,6 +53,33 @@ def command(name: str) -> Iterator[None]:
             _print_line(name, interruption)
         number = interruption.args[0] if interruption.args else signal.SIGINT
         _exit(128 + number)  # as shells report a signal: 130 or 143
+
+
+@contextmanager
+def _flushed_output() -> Iterator[None]:
+    """Output that cannot be written is an error of the block, not one that Python ends with."""
+    try:
+        yield
+    finally:
+        print(end="", flush=True)
+
+
+def _is_output_open() -> bool:
+    """Whether standard output takes a line; Python drops what it did not take."""
+    try:
+        print(flush=True)
+    except OSError:
+        return False
+    return True
+
+
+def _lose_output(error: OSError) -> InputError:
+    """What to report of output that cannot be written. A closed pipe ends the command here."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())  # otherwise Python would fail again when it exits
+    if isinstance(error, BrokenPipeError):
+        _exit(128 + signal.SIGPIPE)
+    return InputError(f"standard output: {error.strerror}; send it elsewhere")
 
 
 def _end_with_error(name: str, error: Exception) -> NoReturn:

@@ -15,6 +15,7 @@ from toprlib.preflight import (
     RunSize,
     checkpoint_bytes,
     disk_needed,
+    free_memory,
     measure_run,
     memory_needed,
     needs_gpu,
@@ -85,7 +86,7 @@ def plan(settings: Settings, task: Task) -> dict[str, tuple[float, str, str]]:
     provided = 0
     if settings.samples:
         ask = lm.chat.format if lm.chat else None
-        samples = read_samples(settings.samples, settings.columns, ask)
+        samples = read_samples(settings.samples, settings.columns, ask, free_memory())
         provided = len(samples)
         lengths += [len(ids) for ids in lm.prompt_ids([sample.prompt for sample in samples])]
     processes = intended_ranks(settings.preset)

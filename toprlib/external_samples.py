@@ -5,6 +5,8 @@ docs/own_task.md has the options that map the columns of three of them.
 """
 
 import hashlib
+import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -12,27 +14,36 @@ from typing import Any
 
 from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
-from toprlib.distributed import rank
+from toprlib.distributed import progress_bar, rank
 from toprlib.files import first_validation_error, read_records, to_lines
-from toprlib.problems import is_hub_name, load_rows
-from toprlib.records import InputError, Sample
+from toprlib.problems import is_hub_name, list_split_files, load_rows
+from toprlib.records import InputError, Sample, to_line
 
 Messages = list[dict[str, Any]]  # each with role and content
 REQUIRED = ("prompt", "completion", "reward")
 FIELDS = (*REQUIRED, *(name for name in Sample.model_fields if name not in REQUIRED))
 READERS = {".parquet": "parquet", ".csv": "csv", ".arrow": "arrow"}  # of the library `datasets`
 NUMBER = TypeAdapter(FiniteFloat, config={"strict": True})  # as Sample has its reward
+# Bytes of a sample and its example in memory, besides its text, and per character of its text;
+# measured with 10 to 400 words per sample.
+ROW_BYTES = 6_000
+CHARACTER_BYTES = 16
+LOGMU_SLACK = 1e-3  # nats by which rounding may lift a log-probability above 0; ours
 
 
 def read_samples(
-    source: str | Path, columns: Sequence[str] = (), ask: Callable[[Messages], str] | None = None
+    source: str | Path,
+    columns: Sequence[str] = (),
+    ask: Callable[[Messages], str] | None = None,
+    free_memory: float = math.inf,
 ) -> list[Sample]:
     """The samples of a file, of a folder, or of the split "train" of a data set on the hub.
 
     columns: as `parse_columns` reads them. ask: turns a prompt that is a list of messages into
-    text; None: such prompts are refused. A completion may be one message of the assistant. Rank
-    zero prints a line if columns are renamed or ignored. Raises InputError, with file, line and
-    field, for the first row that is no sample. Lines count from 1, in a folder through all files.
+    text; None: such prompts are refused. A completion may be one message of the assistant.
+    free_memory: bytes that the processes of this machine may fill. Rank zero prints a line if
+    columns are renamed or ignored. Raises InputError, with file, line and field, for the first row
+    that is no sample. Lines count from 1, in a folder through all files.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp(), "own.jsonl")
@@ -46,7 +57,9 @@ def read_samples(
     column_of = parse_columns(columns)
     samples = []
     ignored: set[str] = set()
-    for line, row in enumerate(_read_rows(source), start=1):
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    room = free_memory / processes  # each process reads all samples
+    for line, row in enumerate(progress_bar(_read_rows(source), "reading", "row"), start=1):
         place = {"file": source, "line": line}
         columns_of_fields = _find_columns(row, column_of, place)
         values = {}
@@ -56,7 +69,12 @@ def read_samples(
             values["prompt"] = _prompt_text(values["prompt"], ask, place)
         if isinstance(values["completion"], list):
             values["completion"] = _completion_text(values["completion"], place)
-        samples.append(_to_sample(values, place))
+        sample = _to_sample(values, place)
+        room -= ROW_BYTES + CHARACTER_BYTES * len(sample.prompt + sample.completion)
+        if room < 0:
+            message = f"the rows up to here need {free_memory / 1e9:.1f} GB of memory"
+            raise InputError(f"{message}, all that is free; give fewer samples", **place)
+        samples.append(sample)
         ignored |= row.keys() - set(chain.from_iterable(columns_of_fields.values()))
     if not samples:
         raise InputError("is empty; give at least one sample", file=source)
@@ -99,21 +117,27 @@ def fingerprint(source: str | Path, samples: Sequence[Sample]) -> str:
 # ---- rows and their columns ----------------------------------------------------------------------
 def _read_rows(source: str) -> Iterator[Mapping[str, Any]]:
     path = Path(source)
-    # Streaming reads files where they are; otherwise `datasets` first copies them into its cache.
     if path.is_dir():
         if (path / "state.json").exists():  # written by Dataset.save_to_disk
-            files = f"{source}/*.arrow"
-            return load_rows(source, "train", reader="arrow", data_files=files, streaming=True)
-        return load_rows(source, "train", streaming=True)
-    if path.is_file() and path.suffix in READERS:
-        options = {"reader": READERS[path.suffix], "data_files": source, "streaming": True}
-        if path.suffix == ".parquet":
-            options["batch_size"] = 1024  # the default is the file's own, which may be 0: an error
-        return load_rows(source, "train", **options)
+            files = sorted(path.glob("*.arrow"))
+        else:
+            files = list_split_files(path, "train")
+        # One by one: each file has its own types, such as whole rewards here and fractions there.
+        return chain.from_iterable(_read_file(file) for file in files)
     is_file_name = path.exists() or path.suffix in (*READERS, ".jsonl", ".json")
     if is_hub_name(source) and not is_file_name:
         return load_rows(source, "train")
-    return iter(read_records(path, dict[str, Any]))
+    return _read_file(path)
+
+
+def _read_file(path: Path) -> Iterator[Mapping[str, Any]]:
+    if path.suffix not in READERS or not path.is_file():
+        return iter(read_records(path, dict[str, Any]))
+    # Streaming reads a file where it is; otherwise `datasets` first copies it into its cache.
+    options = {"reader": READERS[path.suffix], "data_files": str(path), "streaming": True}
+    if path.suffix == ".parquet":
+        options["batch_size"] = 1024  # the default is the file's own, which may be 0: an error
+    return load_rows(str(path), "train", **options)
 
 
 def _find_columns(
@@ -135,6 +159,8 @@ def _find_columns(
             raise InputError(message, option="--columns", **place, field=field)
         if field in REQUIRED:
             fix = f"name the right one with --columns {field}=COLUMN"
+            if {"chosen", "rejected"} <= row.keys():
+                fix = "write a pair as two rows, the chosen one with reward 1, the other with -1"
             raise InputError(f"{message}; {fix}", **place, field=field)
     return names_of
 
@@ -144,7 +170,8 @@ def _value(field: str, row: Mapping[str, Any], names: list[str], place: dict[str
     if len(names) == 1:
         value = row[names[0]]
         if value is None and field in REQUIRED:
-            raise InputError(f"column {names[0]!r} is empty", **place, field=field)
+            message = f"column {names[0]!r} is empty{_csv_fix(place)}"
+            raise InputError(message, **place, field=field)
         return value
     total = 0.0
     for name in names:
@@ -158,10 +185,22 @@ def _value(field: str, row: Mapping[str, Any], names: list[str], place: dict[str
 
 def _to_sample(values: dict[str, Any], place: dict[str, Any]) -> Sample:
     try:
-        return Sample(**values)
+        sample = Sample(**values)
     except ValidationError as error:
         message, field = first_validation_error(error)
+        if field in ("prompt", "completion"):
+            message += _csv_fix(place)
         raise InputError(message, **place, field=field) from None
+    largest = max(sample.token_logmu or [0.0])
+    if largest > LOGMU_SLACK:
+        message = f"{largest:g} is above 0; give logarithms of probabilities"
+        raise InputError(message, **place, field="token_logmu")
+    return sample
+
+
+def _csv_fix(place: dict[str, Any]) -> str:
+    is_csv = place["file"].endswith(".csv")
+    return "; a .csv file cannot hold digits or NA as text: write JSON lines" if is_csv else ""
 
 
 def _print_columns(source: str, column_of: Mapping[str, str], ignored: set[str]) -> None:
@@ -172,8 +211,7 @@ def _print_columns(source: str, column_of: Mapping[str, str], ignored: set[str])
     if ignored:
         parts.append(f"columns ignored: {', '.join(sorted(ignored))}")
     if parts:
-        line = " ".join("; ".join(parts).split())  # a name may hold a line break
-        print(f"{source}: {line}", flush=True)
+        print(to_line(f"{source}: {'; '.join(parts)}"), flush=True)
 
 
 # ---- messages in place of text -------------------------------------------------------------------
@@ -193,8 +231,13 @@ def _prompt_text(
 def _completion_text(value: list[Any], place: dict[str, Any]) -> str:
     messages = _check_messages("completion", value, place)
     if [message["role"] for message in messages] != ["assistant"]:
-        message = "a list of messages must hold a single one, with the role assistant"
+        message = "must be one message, the assistant's last; the ones before belong to the prompt"
         raise InputError(message, **place, field="completion")
+    others = [key for key, part in messages[0].items() if part and key not in ("role", "content")]
+    if others:
+        message = f"a message with {others[0]!r}, which would not be trained on"
+        fix = "give the whole text that the model wrote in place of the message"
+        raise InputError(f"{message}; {fix}", **place, field="completion")
     return messages[0]["content"]
 
 
@@ -202,6 +245,9 @@ def _check_messages(field: str, value: list[Any], place: dict[str, Any]) -> Mess
     """The messages of a list. Raises InputError if it holds anything else."""
     messages = []
     for entry in value:
+        if isinstance(entry, str):
+            fix = "is a list of texts; write a row for each completion"
+            raise InputError(fix, **place, field=field)
         message = entry if isinstance(entry, dict) else {}
         if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
             fix = "a list must hold messages, each with role and content as text"

@@ -29,39 +29,47 @@ REGENERATE = "remove it and repeat the command, which makes it again"
 
 
 # ---- reading -------------------------------------------------------------------------------------
-def read_text(path: Path) -> str:
+def read_text(path: Path, fix: str = "") -> str:
     """The text of a UTF-8 file, without a byte-order mark. Raises InputError if it has none."""
     try:
         return Path(path).read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        raise InputError("no such file", file=path) from None
+        raise InputError(_with_fix("no such file", fix), file=path) from None
     except IsADirectoryError:
         raise InputError("is a folder; a file was expected", file=path) from None
     except UnicodeDecodeError as error:
-        raise InputError(f"not UTF-8 at byte {error.start}", file=path) from None
+        message = f"not UTF-8 at byte {error.start}"
+        raise InputError(_with_fix(message, fix), file=path) from None
 
 
-def read_records(path: Path, kind: type[Record], is_one_record: bool = False) -> list[Record]:
+def _with_fix(message: str, fix: str) -> str:
+    return f"{message}; {fix}" if fix else message
+
+
+def read_records(
+    path: Path, kind: type[Record], is_one_record: bool = False, fix: str = ""
+) -> list[Record]:
     """The lines of a JSON-lines file as records of `kind`.
 
-    is_one_record: the whole file is one JSON object. Raises InputError with file, line and field.
+    is_one_record: the whole file is one JSON object. Raises InputError with file, line and field;
+    it ends with `fix`.
     """
-    text = read_text(path)
+    text = read_text(path, fix)
     # Only a newline ends a line: U+2028, for one, belongs to the text of a completion.
     lines = [text] if is_one_record else text.rstrip().split("\n")
     if lines == [""]:
         raise InputError("is empty", file=path)
-    return _parse_lines(path, lines, kind, is_one_record)
+    return _parse_lines(path, lines, kind, is_one_record, fix)
 
 
-def read_partial_records(path: Path, kind: type[Record]) -> list[Record]:
+def read_partial_records(path: Path, kind: type[Record], fix: str = REGENERATE) -> list[Record]:
     """The complete lines of a file that is appended to; it may be missing or end within a line."""
     content = path.read_bytes() if path.exists() else b""
-    return _parse_lines(path, content.split(b"\n")[:-1], kind)
+    return _parse_lines(path, content.split(b"\n")[:-1], kind, False, fix)
 
 
 def _parse_lines(
-    path: Path, lines: Sequence[str | bytes], kind: type[Record], is_one_record: bool = False
+    path: Path, lines: Sequence[str | bytes], kind: type[Record], is_one_record: bool, fix: str
 ) -> list[Record]:
     adapter = TypeAdapter(kind)
     records = []
@@ -73,7 +81,9 @@ def _parse_lines(
             records.append(adapter.validate_json(line))
         except ValidationError as error:
             message, field = first_validation_error(error)
-            raise InputError(message, file=path, line=place, field=field) from None
+            is_object = field is not None or is_one_record
+            fix = fix or ("" if is_object else "write one JSON object per line")
+            raise InputError(_with_fix(message, fix), file=path, line=place, field=field) from None
     return records
 
 
@@ -90,17 +100,23 @@ def first_validation_error(error: ValidationError) -> tuple[str, str | None]:
     return message, field
 
 
-def read_json(file: Path, fix: str = REGENERATE) -> Any:
-    """The content of a JSON file. Raises InputError, which ends with `fix`, if it cannot be read.
+def read_json(file: Path, fix: str = REGENERATE, keys: Sequence[str] = ()) -> Any:
+    """The content of a JSON file: an object that has these keys, if any are given.
+
+    Raises InputError, which ends with `fix`, if it cannot be read or lacks a key.
 
     >>> read_json(Path("nowhere.json"))
     Traceback (most recent call last):
     toprlib.records.InputError: nowhere.json: no such file
     """
     try:
-        return json.loads(read_text(file))
+        content = json.loads(read_text(file))
     except json.JSONDecodeError as error:
         raise InputError(f"{error}; {fix}", file=file) from None
+    for key in keys:
+        if not isinstance(content, dict) or key not in content:
+            raise InputError(f"is missing; {fix}", file=file, field=key)
+    return content
 
 
 @rank_zero_only
@@ -129,7 +145,8 @@ def write_file(path: Path, content: str | bytes) -> None:
     """Write a file atomically: first under another name, then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".unfinished")
-    _write(unfinished, "wb", content)
+    unfinished.unlink(missing_ok=True)  # of a killed run; or a link, which must not be followed
+    _write(unfinished, "xb", content)
     unfinished.replace(path)
 
 
@@ -166,7 +183,7 @@ def write_records(file: Path, records: Iterable[Any]) -> None:
 def remove(*paths: Path) -> None:
     """Remove files, and folders with everything in them. Missing ones are ignored."""
     for path in paths:
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
@@ -220,7 +237,7 @@ def _lock(folder: Path, config: dict[str, Any], stack: ExitStack) -> None:
         message = "another process works in this folder; wait until it has ended"
         raise InputError(message, option="--out", file=folder) from None
     except (NotImplementedError, OSError) as error:
-        message = f"its file system has no locks ({error}); choose an --out on another one"
+        message = f"cannot be locked ({error}); choose an --out on a file system that has locks"
         raise InputError(message, option="--out", file=folder) from None
     _check_content(folder, config)  # again: another process may have written before the lock
     if not (folder / "config.json").exists():

@@ -20,6 +20,9 @@ START_TOLERANCE = {  # nats that |log pi - log mu| may reach at the first step; 
     # most 3.1 in 8 sequences.
     "bfloat16": 5.0,
 }
+# Nats that the first step's mean log-ratio may be away from 0 if log mu was given; ours. At -0.5
+# the weight of wrong completions is about 0.6. Rounding in bfloat16 moves the mean of 8 by 0.5.
+GIVEN_TOLERANCE = {"float32": 0.5, "bfloat16": 1.5}
 QUANTILES = (0.05, 0.5, 0.95)
 NEGLIGIBLE_WEIGHT = 1e-6
 SUMMARIZED = ("realised_share", "weight_neg_mean", "log_ratio_pos_mean", "log_ratio_neg_mean")
@@ -142,6 +145,25 @@ def check_start_ratio(step: int, log_ratio: Tensor, dtype: str) -> None:
         message = "every log-ratio is still 0 after an update"
         fix = "raise the learning rate, and do not recompute log mu within an epoch"
         warnings.warn(f"step 2: {message}; {fix}", stacklevel=2)
+
+
+def check_given_logmu(step: int, log_ratio: Tensor, reward: Tensor, dtype: str) -> None:
+    """Warn if step 1 does not start near pi = mu with the log mu of --trust-logmu.
+
+    log_ratio, reward: (B,), before the step's update. dtype: that of the model, a key of
+    GIVEN_TOLERANCE.
+
+    >>> check_given_logmu(1, torch.tensor([0.3, -0.5]), torch.tensor([1.0, -1.0]), "float32")
+    """
+    learned = log_ratio[reward != 0]  # the others may be fillers
+    if step != 1 or len(learned) == 0:
+        return
+    mean = learned.mean().item()
+    if not abs(mean) <= GIVEN_TOLERANCE[dtype]:
+        message = f"the mean of log pi - log mu is {mean:.3g} nats, though nothing is trained yet"
+        reasons = "renormalised by top-k or top-p, at another temperature, or of another model"
+        fix = "leave --trust-logmu out to compute it"
+        warnings.warn(f"step 1: {message}: the file's log mu is {reasons}; {fix}", stacklevel=2)
 
 
 def engine_mismatch(engine: dict[int, float], trainer: dict[int, float]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 import importlib.util
 import re
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,10 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from toprlib.files import Record, first_validation_error, read_records, read_text
 from toprlib.records import InputError
+
+ROW_SUFFIXES = {".arrow", ".csv", ".json", ".jsonl", ".parquet"}
+# Files that the library `datasets` writes beside its data.
+FILES_ABOUT_DATA = {"dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json"}
 
 
 class QuestionRow(BaseModel, strict=True):
@@ -81,11 +86,52 @@ def load_rows(
         for config in configs or datasets.get_dataset_config_names(source):
             yield from datasets.load_dataset(reader or source, config, split=split, **options)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        reason = " ".join(str(error).split())[:300]
-        message = f"cannot be loaded from the hub: {reason}; without a network, give a folder"
-        if Path(source).exists():
-            message = f"cannot be read: {reason}"
-        raise InputError(message, file=source) from error
+        raise _loading_error(source, error) from error
+
+
+def list_split_files(folder: Path, split: str) -> list[Path]:
+    """The files of a split of a folder as the library `datasets` finds them, in its order.
+
+    It finds files of one type, and if some are named after splits, only these. Raises InputError if
+    the folder has others.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for name in ("train.jsonl", "test.jsonl"):
+    ...     _ = (folder / name).write_text('{"question": "1 + 1?"}')
+    >>> [file.name for file in list_split_files(folder, "train")]
+    ['train.jsonl']
+    """
+    import datasets
+
+    try:
+        builder = datasets.load_dataset_builder(str(folder))
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise _loading_error(str(folder), error) from error
+    files_of_split = builder.config.data_files
+    found = {Path(file).resolve() for file in chain.from_iterable(files_of_split.values())}
+    for file in sorted(folder.rglob("*")):
+        if _holds_rows(file.relative_to(folder)) and file.resolve() not in found:
+            message = f"{file.relative_to(folder)} would be left out"
+            fix = "move it: a folder may hold files of one type, and all or none named after splits"
+            raise InputError(f"{message}; {fix}", file=folder)
+    if split not in files_of_split:
+        raise InputError(f"has no split {split}", file=folder)
+    return [Path(file) for file in files_of_split[split]]
+
+
+def _holds_rows(file: Path) -> bool:
+    """Whether the library `datasets` would read rows from such a file, given by itself."""
+    is_hidden = any(part.startswith((".", "__")) for part in file.parts)
+    return file.suffix in ROW_SUFFIXES and file.name not in FILES_ABOUT_DATA and not is_hidden
+
+
+def _loading_error(source: str, error: Exception) -> InputError:
+    reason = " ".join(str(error).split())[:300]
+    message = f"cannot be loaded from the hub: {reason}; without a network, give a folder"
+    if Path(source).exists():
+        message = f"cannot be read: {reason}"
+    return InputError(message, file=source)
 
 
 def read_shots(

@@ -33,14 +33,26 @@ class InputError(ValueError):
         line: int | None = None,
         field: str | None = None,
     ) -> None:
+        self.message = message
         self.option = option
         self.file = None if file is None else str(file)
         self.line = line
         self.field = field
         place = self.file if line is None else f"{file}:{line}"
         parts = [option, place, f"field {field}" if field else None, message]
-        text = ": ".join(part for part in parts if part is not None)
-        super().__init__(" ".join(text.split()))  # a field's name may hold a line break
+        super().__init__(to_line(": ".join(part for part in parts if part is not None)))
+
+
+def to_line(text: str) -> str:
+    """Text for a terminal: on one line, with escapes for what a terminal would act on.
+
+    >>> print(to_line("no column\\n\\x1b[2J"))
+    no column \\x1b[2J
+    """
+    characters = []
+    for character in " ".join(text.split()):
+        characters.append(character if character.isprintable() else ascii(character)[1:-1])
+    return "".join(characters)
 
 
 def first_line(error: BaseException) -> str:

@@ -129,7 +129,9 @@ class Table(NamedTuple):
 
     def print(self) -> None:
         """Print the table to the terminal or in a notebook."""
-        table = RichTable(*self.head)
+        table = RichTable()
+        for name in self.head:
+            table.add_column(name, overflow="fold")  # a long word is divided, not cut
         for row in self.rows:
             table.add_row(*row)
         # Without markup and emoji: a cell such as "[1/3]" or ":smile:" is printed as it is.

@@ -13,9 +13,17 @@ import transformers
 from topr import StepStats
 from toprlib.distributed import gather, rank, rank_zero_only
 from toprlib.evaluation import evaluate, to_table
-from toprlib.files import append_to_file, read_json, read_records, write_file, write_json
+from toprlib.files import (
+    REGENERATE,
+    append_to_file,
+    read_json,
+    read_records,
+    write_file,
+    write_json,
+)
 from toprlib.methods import METHODS
 from toprlib.metrics import (
+    check_given_logmu,
     check_start_ratio,
     engine_mismatch,
     step_metrics,
@@ -133,7 +141,8 @@ def report_mismatch(iteration: int, settings: Settings) -> None:
 def log_step(file: Path, step: int, stats: StepStats, settings: Settings) -> None:
     """Append what a step saw, on all ranks, to metrics.jsonl.
 
-    Raises ArithmeticError if the first step does not start at pi = mu.
+    Raises ArithmeticError if the first step does not start at pi = mu; warns instead if log mu was
+    given.
     """
     columns = [stats.log_ratio, stats.reward]
     if stats.weight is not None:
@@ -144,6 +153,8 @@ def log_step(file: Path, step: int, stats: StepStats, settings: Settings) -> Non
     if not settings.trust_logmu:
         check_start_ratio(step, log_ratio, settings.dtype)
     if rank() == 0:
+        if settings.trust_logmu:
+            check_given_logmu(step, log_ratio, reward, settings.dtype)
         metrics = {"step": step, "loss": sum(losses), "grad_norm": stats.grad_norm}
         metrics |= step_metrics(log_ratio, reward, weight[0] if weight else None)
         append_to_file(file, json.dumps(metrics) + "\n")
@@ -180,7 +191,7 @@ def write_results(points: Sequence["EvalPoint"], task: Task, settings: Settings)
     iterations = []
     for iteration in range(1, settings.iterations + 1):
         folder = settings.iteration_folder(iteration)
-        steps = read_records(folder / "metrics.jsonl", dict[str, float])
+        steps = read_records(folder / "metrics.jsonl", dict[str, float], fix=_train_again(folder))
         entry = {
             "dataset": read_json(folder / "dataset.json") | {"steps": len(steps)},
             "training": summarize_epoch(steps),
@@ -218,18 +229,24 @@ def write_results(points: Sequence["EvalPoint"], task: Task, settings: Settings)
 
 
 def _evaluate_file(file: Path, task: Task, settings: Settings) -> dict[str, Any]:
-    return evaluate(read_records(file, Sample), task, settings.k, settings.seed)
+    samples = read_records(file, Sample, fix=REGENERATE)
+    return evaluate(samples, task, settings.k, settings.seed)
+
+
+def _train_again(folder: Path) -> str:
+    names = f"metrics.jsonl, train.jsonl and model in {folder}"
+    return f"remove {names}, then repeat the command, which trains again"
 
 
 def _compare_engine(folder: Path) -> dict[str, float] | None:
     """log mu by the sampling engine against the trainer's; None if the engine computes none."""
     file = folder / "samples.jsonl"
-    samples = read_records(file, Sample) if file.exists() else []
+    samples = read_records(file, Sample, fix=REGENERATE) if file.exists() else []
     if not samples or samples[0].token_logmu_engine is None:
         return None
     engine = {}
     trainer = {}
-    for example in read_records(folder / "train.jsonl", Example):
+    for example in read_records(folder / "train.jsonl", Example, fix=_train_again(folder)):
         engine[example.sample] = sum(samples[example.sample].token_logmu_engine)
         trainer[example.sample] = sum(example.token_logmu)
     tokens = sum(len(samples[index].token_ids) for index in engine)

@@ -1,4 +1,4 @@
-"""What pip installs: topr.py from the root, the checker from conformance/; both need torch only."""
+"""What pip installs: topr.py from the root, the checker from conformance/; what make installs."""
 
 import os
 import re
@@ -16,14 +16,12 @@ from docs_helpers import ROOT, code_blocks, read_page
 NOT_REQUIRED = [
     "hypothesis",
     "matplotlib",
-    "numpy",
     "pydantic",
     "rich",
     "tqdm",
     "transformers",
     "tyro",
 ]
-TORCH_WITHOUT_NUMPY = "ignore:Failed to initialize NumPy"
 
 
 def read_workflow():
@@ -35,7 +33,7 @@ def read_workflow():
 
 # ---- installation --------------------------------------------------------------------------------
 def install(requirement, folder):
-    """Install without dependencies and without a network, since torch alone is required."""
+    """Install without a network: torch and numpy, which are required, are there already."""
     options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--target", folder]
     subprocess.run([sys.executable, "-m", "pip", "install", *options, requirement], check=True)
 
@@ -79,13 +77,13 @@ def test_the_root_installs_topr_alone(repository, tmp_path):
     names, distribution = installed(tmp_path)
     assert names == {"topr.py"}
     optional = [line for line in distribution.requires if "extra ==" in line]
-    assert set(distribution.requires) - set(optional) == {"torch"}
+    assert set(distribution.requires) - set(optional) == {"torch", "numpy"}
 
 
 def test_the_checker_is_a_distribution_of_its_own(checker):
     names, distribution = installed(checker)
     assert names == {"topr_conformance"}
-    assert distribution.requires == ["torch"]
+    assert distribution.requires == ["torch", "numpy"]
     assert distribution.metadata["Name"] == "topr-conformance"
     source = ROOT / "conformance" / "topr_conformance"
     expected = {path.name for path in source.glob("*.py")}
@@ -94,7 +92,7 @@ def test_the_checker_is_a_distribution_of_its_own(checker):
 
 # ---- the installed checker -----------------------------------------------------------------------
 def run_checker(checker, folder, *arguments):
-    """Run the installed script in a user's folder, with torch alone; a warning is an error."""
+    """Run the installed script in a user's folder, with what it requires; a warning is an error."""
     script = (checker / "bin" / "topr-conformance").read_text(encoding="utf-8")
     lines = [
         "import sys",
@@ -102,8 +100,7 @@ def run_checker(checker, folder, *arguments):
         f"sys.argv[1:] = {list(arguments)}",
         script,
     ]
-    options = ["-W", "error", "-W", TORCH_WITHOUT_NUMPY]
-    command = [sys.executable, *options, "-c", "\n".join(lines)]
+    command = [sys.executable, "-W", "error", "-c", "\n".join(lines)]
     environment = os.environ | {"PYTHONPATH": str(checker)}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
@@ -153,6 +150,61 @@ def test_make_refuses_a_venv_of_another_python(tmp_path, argument, status):
     command = ["make", ".venv/ready", argument]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True)
     assert done.returncode == status
+
+
+CLOSED_INDEX = "http://127.0.0.1:9/simple"
+
+
+def write_program(file, text):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("variables", "asks_uv"),
+    [
+        ({"PIP_CONFIG_FILE": os.devnull, "PIP_EXTRA_INDEX_URL": CLOSED_INDEX}, True),
+        ({"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": CLOSED_INDEX}, False),
+        ({"PIP_CONFIG_FILE": "pip.conf"}, False),
+    ],
+    ids=["no index", "PIP_INDEX_URL", "pip.conf"],
+)
+def test_packages_come_from_the_index_of_pips_settings(tmp_path, variables, asks_uv):
+    """uv does not read pip's settings, so it must not be asked."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    programs = tmp_path / ".venv" / "bin"
+    write_program(programs / "pip", f'exec {sys.executable} -m pip "$@"')
+    write_program(programs / "uv", 'echo "$@" >> uv.log')
+    (tmp_path / "conformance").mkdir()
+    for name in ("requirements.txt", "conformance/pyproject.toml", ".venv/ready"):
+        (tmp_path / name).touch()
+    (tmp_path / "requirements-dev.txt").write_text("no-such-package==1\n")
+    (tmp_path / "pip.conf").write_text(f"[global]\nindex-url = {CLOSED_INDEX}\n")
+    environment = {"PATH": os.environ["PATH"], "PIP_RETRIES": "0", **variables}
+    command = ["make", ".venv/dev-ready"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True)
+    assert (tmp_path / "uv.log").exists() == asks_uv
+    assert (done.returncode == 0) == asks_uv
+    assert (tmp_path / ".venv" / "dev-ready").exists() == asks_uv
+
+
+def test_the_real_model_may_lie_in_a_folder_whose_name_has_a_space(tmp_path):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in ("pip", "python"):  # a line for each argument
+        write_program(tmp_path / ".venv" / "bin" / name, 'printf "%s\\n" "$@" >> log')
+    (tmp_path / "conformance").mkdir()
+    for name in ("requirements.txt", "conformance/pyproject.toml", ".venv/ready"):
+        (tmp_path / name).touch()
+    (tmp_path / "a").mkdir()  # a careless `rm -r` would remove it
+    (tmp_path / "a model.package").mkdir()
+    command = ["make", "real-llm", f"REAL_LLM_DIR={tmp_path}/a model"]
+    subprocess.run(command, cwd=tmp_path, env={"PATH": os.environ["PATH"]}, check=True)
+    arguments = (tmp_path / "log").read_text().splitlines()
+    assert arguments.count(f"{tmp_path}/a model") == 2  # of the program that makes it, and the run
+    assert f"{tmp_path}/a model.package" in arguments
+    assert (tmp_path / "a").exists()
+    assert not (tmp_path / "a model.package").exists()
 
 
 def test_constraints_hold_for_each_python():

@@ -3,7 +3,9 @@
 import ast
 import inspect
 import re
+import runpy
 import shlex
+import sys
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
@@ -233,6 +235,30 @@ def test_commands_that_do_not_exist_are_not_understood(command):
 
 
 # ---- what is said of other files -----------------------------------------------------------------
+@pytest.mark.parametrize(
+    "command",
+    [
+        "scripts/make_page.py page.html",
+        "scripts/make_tables.py README.md",
+        "scripts/execute_notebooks.py README.md",
+        "scripts/execute_notebooks.py notebooks/solutions/no_such.ipynb",
+        "examples/smollm2.py",
+        "examples/train_with_trl.py no_such",
+    ],
+)
+def test_programs_refuse_other_arguments_and_write_nothing(command, monkeypatch):
+    def write(*_, **__):
+        pytest.fail(f"{command} writes")
+
+    file, *arguments = command.split()
+    monkeypatch.setattr(sys, "argv", [file, *arguments])
+    monkeypatch.setattr(Path, "write_text", write)
+    monkeypatch.setattr("toprlib.plotting.save_figure", write)
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(ROOT / file), run_name="__main__")
+    assert stop.value.code not in (0, None)
+
+
 def test_length_of_one_file_is_that_in_the_readme():
     lines = read_page("one_file.py").splitlines()
     is_import = [line.startswith(("import ", "from ")) for line in lines]

@@ -3,10 +3,13 @@
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
 import torch
+from run_helpers import ROOT
 
 from toprlib import command as command_module
 from toprlib.command import command
@@ -111,6 +114,54 @@ def test_signal_that_the_shell_ignores_stays_ignored():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with command("run"):
         os.kill(os.getpid(), signal.SIGINT)
+
+
+PROGRAM = """
+from toprlib.command import command
+with command("run"):
+    print("a line", flush={flush})
+    {then}
+"""
+
+
+def run_with_output(output, **options):
+    """Exit status and error lines of a program that prints, with its output sent elsewhere."""
+    program = PROGRAM.format(**{"flush": False, "then": ""} | options)
+    environment = {name: os.environ[name] for name in os.environ if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=environment,
+        stdout=output,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    return done.returncode, done.stderr.splitlines()
+
+
+@pytest.mark.parametrize("flush", [True, False])
+def test_output_that_nobody_reads_ends_the_command_without_a_word(flush):
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, "wb") as output:
+        assert run_with_output(output, flush=flush) == (141, [])
+
+
+@pytest.mark.parametrize("flush", [True, False])
+@pytest.mark.parametrize("then", ["", "raise SystemExit(2)"])
+def test_output_on_a_full_disk_is_an_error_of_its_own(flush, then):
+    with open("/dev/full", "wb") as output:
+        status, [line] = run_with_output(output, flush=flush, then=then)
+    assert status == 1
+    assert "output" in line
+
+
+def test_error_of_a_file_is_not_one_of_the_output(tmp_path):
+    with (tmp_path / "output").open("wb") as output:
+        status, [line] = run_with_output(output, then="open('/dev/full', 'w').write('x' * 10**6)")
+    assert status == 1
+    assert "output" not in line
+    assert "a line" in (tmp_path / "output").read_text()
 
 
 class Exited(BaseException):

@@ -265,6 +265,11 @@ DAMAGES = [  # a file of the second iteration, and what is in its third line
     *((name, b'{"a": "?"}') for name in ("samples", "metrics")),
     ("samples", b""),
 ]
+REPAIRS = {  # what the error says to remove from the folder of the iteration
+    "metrics": ["metrics.jsonl", "train.jsonl", "model"],
+    "samples": ["samples.jsonl"],
+    "test-6": ["test-6.jsonl"],
+}
 
 
 @pytest.mark.parametrize(("name", "damage"), DAMAGES)
@@ -287,14 +292,36 @@ def test_damaged_line_is_refused_by_file_and_line(run, tmp_path, name, damage):
         assert error.line == 3
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REPAIRS)
+def test_what_an_error_says_to_remove_is_made_again(run, undisturbed, tmp_path, name):
+    command = Command(shutil.copytree(run(**TWO_ITERATIONS), tmp_path / "run"))
+    last = command.folder / "iteration-2"
+    remove(command.folder / "results.json")
+    (last / f"{name}.jsonl").write_bytes(b"\xff")
+    error = input_error(run_small, command.folder, **TWO_ITERATIONS)
+    for file in REPAIRS[name]:
+        assert file in str(error)
+        remove(last / file)
+    assert command.finish() == undisturbed
+
+
 @pytest.mark.parametrize(
-    ("name", "damage"), [("config.json", "{"), ("config.json", "[]"), ("results.json", "{")]
+    ("name", "damage"),
+    [
+        ("config.json", "{"),
+        ("config.json", "[]"),
+        ("results.json", "{"),
+        ("results.json", "{}"),
+        ("results.json", "[]"),
+    ],
 )
 def test_damaged_json_is_refused_by_its_file_or_folder(run, tmp_path, name, damage):
     folder = shutil.copytree(run(**TWO_ITERATIONS), tmp_path / "run")
     (folder / name).write_text(damage)
     error = input_error(run_small, folder, **TWO_ITERATIONS)
-    assert error.file == str(folder if damage == "[]" else folder / name)
+    is_of_another_run = (name, damage) == ("config.json", "[]")
+    assert error.file == str(folder if is_of_another_run else folder / name)
 
 
 def test_damaged_model_is_refused(run, tmp_path):

@@ -94,7 +94,8 @@ def test_every_format_gives_the_same_samples(tmp_path, capsys, name):
 
 @pytest.mark.parametrize("name", ["samples.jsonl", "samples.parquet"])
 def test_lists_and_numbers_keep_their_types(tmp_path, name):
-    row = {**ROWS[0], "reward": 1, "token_ids": [5, 6], "token_logmu": [-0.5, -1.0]}
+    # A rounded log-probability may be a little above 0.
+    row = {**ROWS[0], "reward": 1, "token_ids": [5, 6], "token_logmu": [-0.5, 1e-6]}
     WRITERS[name](tmp_path / name, [row])
     assert read_samples(tmp_path / name) == [Sample(**row)]
 
@@ -105,6 +106,60 @@ def test_parquet_file_that_begins_without_rows(tmp_path):
         writer.write_table(table[:0])
         writer.write_table(table)
     assert read_samples(tmp_path / "own.parquet") == SAMPLES
+
+
+def test_files_of_a_folder_may_differ_in_types(tmp_path):
+    """Whole rewards in the first file, fractions in the second one."""
+    write_lines(tmp_path / "0.jsonl", [ROWS[0] | {"reward": 1}])
+    write_lines(tmp_path / "1.jsonl", [ROWS[1]])
+    assert read_samples(tmp_path) == SAMPLES
+
+
+@pytest.mark.parametrize(
+    ("name", "is_left_out"),
+    [("b.csv", True), ("deep/b.parquet", True), (".cache/b.csv", False), ("notes.txt", False)],
+)
+def test_folder_of_which_a_part_would_be_left_out_is_refused(tmp_path, name, is_left_out):
+    write_lines(tmp_path / "a.jsonl", ROWS)
+    write_lines(tmp_path / "c.json", ROWS[:1])
+    other = tmp_path / name
+    other.parent.mkdir(exist_ok=True)
+    WRITERS[f"samples{other.suffix}"](other, ROWS)
+    if is_left_out:
+        with pytest.raises(InputError) as caught:
+            read_samples(tmp_path)
+        assert caught.value.file == str(tmp_path)
+    else:
+        assert read_samples(tmp_path) == [*SAMPLES, SAMPLES[0]]
+
+
+def test_of_a_folder_with_splits_train_is_read(tmp_path):
+    write_csv(tmp_path / "train.csv", ROWS)
+    write_csv(tmp_path / "test.csv", ROWS[:1])
+    assert read_samples(tmp_path) == SAMPLES
+    write_csv(tmp_path / "more.csv", ROWS)  # of no split
+    with pytest.raises(InputError) as caught:
+        read_samples(tmp_path)
+    assert caught.value.file == str(tmp_path)
+
+
+def test_samples_that_do_not_fit_into_memory_are_refused_while_they_are_read(tmp_path, monkeypatch):
+    write_parquet(tmp_path / "short.parquet", ROWS[:1] * 1000)
+    write_parquet(tmp_path / "long.parquet", [ROWS[0] | {"completion": "A" * 1000}] * 1000)
+
+    def rows_within(free_memory, name="short.parquet"):
+        with pytest.raises(InputError) as caught:
+            read_samples(tmp_path / name, free_memory=free_memory)
+        assert caught.value.file == str(tmp_path / name)
+        return caught.value.line - 1
+
+    few = rows_within(1e6)
+    assert rows_within(3e6) == pytest.approx(3 * few, abs=3)
+    assert rows_within(1e6, "long.parquet") < few
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert rows_within(2e6) == few
+    monkeypatch.undo()
+    assert len(read_samples(tmp_path / "short.parquet", free_memory=1e9)) == 1000
 
 
 def test_hub_name_reads_split_train(monkeypatch):
@@ -245,6 +300,12 @@ def test_messages_reach_the_chat_template_without_empty_keys(tmp_path):
     ask.assert_called_once_with([{"role": "system", "content": "Be brief."}, user])
 
 
+def test_empty_fields_of_a_completion_s_message_are_ignored(tmp_path):
+    empty = {"tool_calls": [], "refusal": None, "reasoning_content": ""}
+    write_lines(tmp_path / "own.jsonl", changed_second_row(completion=[ASSISTANT | empty]))
+    assert read_samples(tmp_path / "own.jsonl")[1].completion == ASSISTANT["content"]
+
+
 def test_prompt_without_messages_does_not_reach_the_chat_template(tmp_path):
     write_lines(tmp_path / "own.jsonl", changed_second_row(prompt=[]))
     ask = Mock()
@@ -296,6 +357,29 @@ INVALID = {  # rows, --columns, line, field, option
     "no messages": (changed_rows(completion=[]), [], 1, "completion", None),
     "completion of the user": (changed_rows(completion=[USER]), [], 1, "completion", None),
     "two turns": (changed_rows(completion=[ASSISTANT, ASSISTANT]), [], 1, "completion", None),
+    "message with more than its text": (
+        changed_rows(completion=[ASSISTANT | {"reasoning_content": "1 + 1"}]),
+        [],
+        1,
+        "completion",
+        None,
+    ),
+    "several completions": (changed_rows(completion=["2", "3"]), [], 1, "completion", None),
+    "pair": ([{"prompt": "Q", "chosen": "2", "rejected": "3"}], [], 1, "completion", None),
+    "pair with its columns": (
+        [{"prompt": "Q", "chosen": "2", "rejected": "3"}],
+        ["completion=chosen"],
+        1,
+        "reward",
+        None,
+    ),
+    "probabilities as log mu": (
+        changed_rows(token_ids=[5, 6], token_logmu=[-0.5, 0.9]),
+        [],
+        1,
+        "token_logmu",
+        None,
+    ),
     "prompt is a number": (changed_rows(prompt=3), [], 1, "prompt", None),
     "unknown reason": (changed_rows(finish_reason="eos"), [], 1, "finish_reason", None),
 }
@@ -315,11 +399,14 @@ def test_invalid_row_is_named_by_file_line_and_field(tmp_path, case, name):
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_empty_cell_of_a_csv_file_is_no_completion(tmp_path):
-    (tmp_path / "own.csv").write_text("prompt,completion,reward\nQ,A,1\nQ,,-1\n")
+@pytest.mark.parametrize(("completions", "line"), [("A ", 2), ("A NA", 2), ("1 2", 1)])
+def test_csv_file_whose_completions_are_no_text(tmp_path, completions, line):
+    """Nothing, NA and digits are read as other values."""
+    rows = [f"Q,{completion},1\n" for completion in completions.split(" ")]
+    (tmp_path / "own.csv").write_text("prompt,completion,reward\n" + "".join(rows))
     with pytest.raises(InputError) as caught:
         read_samples(tmp_path / "own.csv")
-    assert (caught.value.line, caught.value.field) == (2, "completion")
+    assert (caught.value.line, caught.value.field) == (line, "completion")
     del caught
     gc.collect()  # here: `datasets` leaves the file open, which warns when the reader is collected
 
@@ -365,7 +452,8 @@ def test_source_without_samples_is_named_in_one_line(tmp_path, name):
     make_unreadable(tmp_path)
     with pytest.raises(InputError) as caught:
         read_samples(tmp_path / name)
-    assert caught.value.file == str(tmp_path / name)
+    file = "text/a.jsonl" if name == "text" else name  # the file of the folder
+    assert caught.value.file == str(tmp_path / file)
     assert "\n" not in str(caught.value)
 
 

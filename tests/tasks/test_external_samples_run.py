@@ -1,6 +1,7 @@
 """Runs on samples that a user brings: what is trained on, what is scored, what is refused."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pandas as pd
@@ -120,16 +121,20 @@ def test_log_mu_is_that_of_the_first_model(trained):
     assert read_log(folder)[0]["log_ratio_pos_mean"] == pytest.approx(0, abs=1e-4)
 
 
-def test_trust_logmu_takes_that_of_the_file(trained, tmp_path):
+@pytest.mark.parametrize("shift", [1e-3, 0.5])  # of each token, as top-p shifts it
+def test_trust_logmu_takes_that_of_the_file(trained, tmp_path, shift):
     rows = []
     expected = {}
     for example in read_examples(trained[0]):
-        values = [-0.25 * (1 + example.sample)] * len(example.completion_ids)
+        shifts = [min(shift, -value) for value in example.token_logmu]  # up to 0
+        values = [v + s for v, s in zip(example.token_logmu, shifts, strict=True)]
         expected[example.sample] = values
     for index, row in enumerate(sum_rows()):
         rows.append(row | {"token_logmu": expected[index]})
     pd.DataFrame(rows).to_parquet(tmp_path / "own.parquet")
-    run(tmp_path / "run", samples=str(tmp_path / "own.parquet"), trust_logmu=True)
+    is_far = pytest.warns(UserWarning, match="log mu") if shift == 0.5 else nullcontext()
+    with is_far:
+        run(tmp_path / "run", samples=str(tmp_path / "own.parquet"), trust_logmu=True)
     for example in read_examples(tmp_path / "run"):
         assert example.token_logmu == expected[example.sample]
 

@@ -3,7 +3,10 @@
 import json
 import os
 import re
+import sys
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -66,6 +69,48 @@ def test_verl_s_ppo_loss_has_the_gradient_of_topr_over_micro_batches():
 def test_the_loss_in_trl_is_the_paper_s_without_trl_too():
     assert identify(loss_in_trl).variant == "paper"
     assert compare(loss_in_trl, 200) is None
+
+
+class PolicyLoss(torch.nn.Module):
+    """In place of OpenRLHF's, which is not installed."""
+
+
+def aggregate_loss(token_loss, mask, token_level_loss, dp_size, num_tokens, global_batch_size):
+    """OpenRLHF's, for one process and without sizes: the mean over sequences of token means."""
+    assert (token_level_loss, dp_size, num_tokens, global_batch_size) == (False, 1, None, None)
+    return ((token_loss * mask).sum(1) / mask.sum(1)).mean()
+
+
+@pytest.fixture
+def topr_in_openrlhf(monkeypatch):
+    names = {"PolicyLoss": PolicyLoss, "aggregate_loss": aggregate_loss}
+    for package in ("openrlhf", "openrlhf.models"):
+        monkeypatch.setitem(sys.modules, package, SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "openrlhf.models.loss", SimpleNamespace(**names))
+    yield import_module("examples.topr_in_openrlhf")
+    del sys.modules["examples.topr_in_openrlhf"]
+
+
+def test_the_loss_in_openrlhf_is_the_paper_s(topr_in_openrlhf):
+    assert identify(topr_in_openrlhf.loss).variant == "paper"
+    assert compare(topr_in_openrlhf.loss, 200) is None
+
+
+def test_openrlhf_logs_the_share_of_lowered_weights_and_the_distance_from_mu(topr_in_openrlhf):
+    logp = torch.tensor([[-1.0, -2.0, 0.0], [-3.0, -1.0, -0.5]])
+    logmu = torch.tensor([[-2.0, -2.0, 9.0], [-1.0, -1.0, -1.0]])  # log-ratios of 1 and -1.5
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    advantages = torch.tensor([[1.0], [-1.0]]) * mask
+    outputs = topr_in_openrlhf.ToprPolicyLoss()(logp, logmu, advantages, mask)
+    assert outputs[1:] == (0.5, 0.25, None, None)
+
+
+def test_openrlhf_s_advantages_per_token_are_refused(topr_in_openrlhf):
+    ones = torch.ones(1, 3)
+    advantages = torch.tensor([[0.0, 1.0, 0.5]])
+    mask = torch.tensor([[0, 1, 1]])
+    with pytest.raises(ValueError, match="advantages"):
+        topr_in_openrlhf.ToprPolicyLoss()(-ones, -ones, advantages, mask)
 
 
 def test_a_completion_that_trl_masks_whole_counts_in_the_mean_without_a_gradient():

@@ -381,6 +381,15 @@ def test_command_names_its_sections(capsys):
     assert all(name in error for name in toy.SECTIONS)
 
 
+@pytest.mark.parametrize("seed", ["-1", str(10**30), "x"])
+def test_seed_that_torch_does_not_take_is_refused(short_sections, tmp_path, capsys, seed):
+    with pytest.raises(SystemExit) as stop:
+        toy.main(["appendix_c", "--out", str(tmp_path / "out"), "--seed", seed])
+    assert stop.value.code == 2
+    assert "--seed" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_false_statement_ends_the_program_without_asserts_too(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     monkeypatch.setattr(topr, "effective_proportion", lambda p, c: p)

@@ -243,6 +243,28 @@ def test_pairs_are_distinct_and_of_both_signs(prompts, per_prompt, seed):
     assert Counter(tuple(positive.prompt_ids) for positive, _ in pairs) == expected
 
 
+@pytest.mark.parametrize("per_prompt", [1, 3, 8, 40])  # up to some 400 pairs of a prompt
+def test_pairs_are_those_drawn_from_a_list_of_all_pairs(per_prompt):
+    examples = random_examples(3, per_prompt, seed=per_prompt)
+    rng = random.Random(7)
+    expected = []
+    for group in batches.group_by_prompt(examples):
+        positives = [example for example in group if example.reward >= 0]
+        negatives = [example for example in group if example.reward < 0]
+        pairs = [[positive, negative] for positive in positives for negative in negatives]
+        expected += rng.sample(pairs, min(16, len(pairs)))
+    rng.shuffle(expected)
+    assert batches.pair_examples(examples, random.Random(7)) == expected
+
+
+def test_pairs_of_a_prompt_are_drawn_without_listing_all():
+    """Of 400 million pairs, a list of which would fill the memory."""
+    examples = [Example([7], [2], (-1.0) ** number, number) for number in range(40_000)]
+    pairs = batches.pair_examples(examples, random.Random(0))
+    assert len(pairs) == MAX_PAIRS
+    assert max(pair[1].sample for pair in pairs) > 20_000
+
+
 @given(counts, counts, st.integers(0, 99))
 def test_every_example_is_in_one_row(prompts, per_prompt, seed):
     examples = random_examples(prompts, per_prompt, seed)

@@ -3,6 +3,8 @@
 import json
 import math
 import pickle
+import resource
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
@@ -43,6 +45,7 @@ def test_input_error_has_the_places_that_it_was_given():
 def test_input_error_is_one_line_and_can_be_sent_to_other_ranks():
     error = InputError("is\nwrong", file="a.jsonl", field="a\u2028b")
     assert len(str(error).splitlines()) == 1
+    assert str(InputError("\x1b]0;title\x07é", field="\x9b2J\u202e")).isprintable()
     received = pickle.loads(pickle.dumps(error))
     assert str(received) == str(error)
     assert (received.file, received.field) == ("a.jsonl", "a\u2028b")
@@ -80,6 +83,7 @@ INVALID = {  # content of a file, or changes of its second line; the line and fi
     "blank line": (f"{LINE}\n\n{LINE}\n".encode(), 2, None),
     "boolean": ({"reward": True}, 2, "reward"),
     "not an object": (b"[1, 2]\n", 1, None),
+    "an array over several lines": (f"[\n{LINE},\n{LINE}\n]\n".encode(), 1, None),
     "missing field": (b'{"prompt": "Q"}\n', 1, "completion"),
     "NaN in a list": ({"token_logmu": [-1, math.nan]}, 2, "token_logmu.1"),
     "unknown field": ({"rewrad": 1}, 2, "rewrad"),
@@ -139,6 +143,14 @@ def test_damaged_json_is_named(tmp_path):
     with pytest.raises(InputError) as caught:
         read_json(tmp_path / "results.json")
     assert caught.value.file == str(tmp_path / "results.json")
+    for content in ("{}", "[]", '["before"]', '"before"', "null"):
+        (tmp_path / "results.json").write_text(content)
+        with pytest.raises(InputError) as caught:
+            read_json(tmp_path / "results.json", keys=["before"])
+        assert (caught.value.file, caught.value.field) == (
+            str(tmp_path / "results.json"),
+            "before",
+        )
 
 
 # ---- atomic writes -------------------------------------------------------------------------------
@@ -160,15 +172,47 @@ def test_failed_write_leaves_the_old_file(tmp_path):
     assert file.read_text() == "old"
 
 
-def test_full_disk_names_the_file(tmp_path):
-    for name in ("samples.jsonl.unfinished", "samples.jsonl.part-0"):
-        (tmp_path / name).symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space") as caught:
-        write_file(tmp_path / "samples.jsonl", "new")
-    assert caught.value.filename == str(tmp_path / "samples.jsonl.unfinished")
-    with pytest.raises(OSError, match="No space") as caught:
-        append_to_file(tmp_path / "samples.jsonl.part-0", "new")
-    assert caught.value.filename == str(tmp_path / "samples.jsonl.part-0")
+@contextmanager
+def files_of_at_most(size):
+    """A write beyond so many bytes fails, as on a full disk."""
+    before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))
+
+
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [(write_file, "samples.jsonl.unfinished"), (append_to_file, "samples.jsonl")],
+)
+def test_full_disk_names_the_file(tmp_path, write, name):
+    with files_of_at_most(1000), pytest.raises(OSError, match="large") as caught:
+        write(tmp_path / "samples.jsonl", "new" * 1000)
+    assert caught.value.filename == str(tmp_path / name)
+
+
+def test_planted_links_are_not_followed(tmp_path):
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.tex").write_text("all of it")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json.unfinished").symlink_to(precious / "thesis.tex")
+    (run / "model.unfinished").symlink_to(precious)
+    write_file(run / "config.json", "{}")
+    with atomic_folder(run / "model") as unfinished:
+        (unfinished / "weights").touch()
+    assert (run / "config.json").read_text() == "{}"
+    assert not (run / "config.json").is_symlink()
+    assert not (run / "model").is_symlink()
+    (run / ".lock").symlink_to(precious / "thesis.tex")
+    with pytest.raises(InputError) as caught, locked_run_folder(run, {}):
+        pytest.fail("the block must not begin")
+    assert (caught.value.option, caught.value.file) == ("--out", str(run))
+    assert contents(precious).keys() == {"thesis.tex"}
+    assert (precious / "thesis.tex").read_text() == "all of it"
 
 
 def write_half(folder):

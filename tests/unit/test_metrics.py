@@ -2,6 +2,7 @@
 
 import math
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from toprlib import results
 from toprlib.files import to_lines, write_file
 from toprlib.metrics import (
     START_TOLERANCE,
+    check_given_logmu,
     check_start_ratio,
     engine_mismatch,
     step_metrics,
@@ -158,6 +160,27 @@ def test_a_model_that_has_not_moved_by_step_2_is_warned_about():
 )
 def test_usual_training_passes_the_checks(step, log_ratio):
     check_start_ratio(step, torch.tensor(log_ratio), "float32")
+
+
+GIVEN = [  # step, log-ratios, rewards, dtype, whether there is a warning
+    (1, [-1.4, -1.2], [1.0, -1.0], "float32", True),
+    (1, [1.4, 1.2], [1.0, -1.0], "float32", True),
+    (1, [-1.4, -1.2], [1.0, -1.0], "bfloat16", False),
+    (1, [-45.0, -46.0, 45.0], [1.0, -1.0, 2.0], "bfloat16", True),
+    (1, [math.nan, 0.0], [1.0, -1.0], "float32", True),
+    (1, [5.0, -5.5], [1.0, -1.0], "float32", False),  # far apart, but 0.25 in the mean
+    (1, [0.0, 9.0], [1.0, 0.0], "float32", False),  # the second is not trained on
+    (1, [9.0], [0.0], "float32", False),
+    (2, [-45.0], [1.0], "float32", False),
+]
+
+
+@pytest.mark.parametrize(("step", "log_ratio", "reward", "dtype", "is_warned"), GIVEN)
+def test_given_logmu_that_is_not_that_of_the_model(step, log_ratio, reward, dtype, is_warned):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check_given_logmu(step, torch.tensor(log_ratio), torch.tensor(reward), dtype)
+    assert len(caught) == is_warned
 
 
 def test_the_mismatch_is_the_engine_minus_the_trainer():

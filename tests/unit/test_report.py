@@ -1,6 +1,7 @@
 """Estimates against closed forms, and the text that shows them."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -78,6 +79,16 @@ def test_a_table_prints_cells_as_they_are(capsys):
     printed = capsys.readouterr().out
     for cell in ("[bold]", "[red]x[/red]", ":smile:"):
         assert cell in printed
+
+
+@pytest.mark.parametrize("columns", ["20", "30"])
+def test_a_narrow_terminal_shows_every_letter(columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    names = ["incorrect", "invalid"]
+    Table(["", "before training"], [[name, "26.8 ± 1.2 %"] for name in names]).print()
+    rows = re.split("[├└]", capsys.readouterr().out)  # a name may go over several lines
+    letters = "".join(line.split("│")[1].strip() for line in rows[0].splitlines() if "│" in line)
+    assert letters == "".join(names)
 
 
 def test_markdown_keeps_each_row_on_its_line():

@@ -105,7 +105,19 @@ def test_the_python_of_the_readme_computes_what_its_comments_say():
 # ---- commands ------------------------------------------------------------------------------------
 INLINE_COMMAND = re.compile(r"`((?:python|torchrun|make|topr-conformance) [^`\n]+)`")
 FORMER_COMMANDS = {"python reproduce.py NAME"}  # results/methods.md says that it was called so
-OTHER_PROGRAMS = [".", "cd", "export", "git", "hf", "nvidia-smi", "pip", "pipx", "sudo", "uv"]
+OTHER_PROGRAMS = [
+    ".",
+    "cd",
+    "export",
+    "git",
+    "grep",
+    "hf",
+    "nvidia-smi",
+    "pip",
+    "pipx",
+    "sudo",
+    "uv",
+]
 PLAIN_SCRIPTS = ["one_file.py", "scripts", "examples"]  # without options, or with options of others
 
 

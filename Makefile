@@ -65,6 +65,7 @@ faults: .venv/dev-ready
 
 fuzz: .venv/dev-ready
 	FUZZ_INPUTS=1000000 .venv/bin/python -m pytest tests/unit/test_fuzz.py $(ARGS)
+	FUZZ_EXAMPLES=random .venv/bin/python -m pytest -m hypothesis tests $(ARGS)
 
 # docs/index.html, from docs/page/, results/ and studies/.
 page: .venv/ready

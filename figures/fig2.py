@@ -18,6 +18,7 @@ from toprlib.methods import ppo_loss
 from toprlib.plotting import Line, Panel
 from toprlib.report import Estimate
 
+EPS = 0.2  # of PPO (Section 4.3)
 RATIOS = np.linspace(0.01, 2.5, 250)
 # Name in the file -> reward.
 SIGNS = {"R = +1": 1.0, "R = -1": -1.0}
@@ -30,14 +31,13 @@ def arms(scale: Scale, rates: Rates, seeds: range) -> list[Job]:
 
 def read(runs: Sequence[Run], scale: Scale) -> Findings:
     """The objectives, and how they differ."""
-    eps = scale.base.eps
     data = {"ratio": RATIOS.tolist()}
     numbers = {}
     for name, reward in SIGNS.items():
-        ours = topr_objective(reward, eps)
-        ppo = ppo_objective(reward, eps)
+        ours = topr_objective(reward, EPS)
+        ppo = ppo_objective(reward, EPS)
         data |= {f"TOPR, {name}": ours.tolist(), f"PPO, {name}": ppo.tolist()}
-        for what, value in largest(ours, ppo, reward, eps).items():
+        for what, value in largest(ours, ppo, reward, EPS).items():
             numbers[f"{name}: largest {what}"] = Estimate.over_seeds([value])
     return Findings(data, numbers=numbers)
 

@@ -13,8 +13,9 @@ import train_gsm8k as gsm8k
 from toprlib.language_model import load_model
 
 # Deterministic, so that a failure is one for everybody; no deadline, because no test is about time.
-settings.register_profile("topr", derandomize=True, deadline=None, database=None)
-settings.load_profile("topr")
+settings.register_profile("same", derandomize=True, deadline=None, database=None)
+settings.register_profile("random", max_examples=1000, deadline=None, database=None)
+settings.load_profile(os.environ.get("FUZZ_EXAMPLES", "same"))  # `make fuzz` sets it
 
 # Tests are about CPUs: what they compare with is computed there. `make smoke` is for GPUs.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -1,11 +1,15 @@
 """Checkpoints: what resuming restores, what a failed write leaves, from which step to resume."""
 
 import random
+import tempfile
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 from distributed_helpers import train_rows, train_rows_with_checkpoint
+from hypothesis import given
+from hypothesis import strategies as st
 from unit_helpers import flat_weights, random_examples, tiny_llama
 
 from toprlib import batches, checkpoints
@@ -142,23 +146,20 @@ def test_damaged_checkpoint_is_named(tmp_path, content):
     assert caught.value.file == str(file)
 
 
-RESUME = {  # checkpoints, the first step whose model is missing -> the step to resume from
-    "none": ([], None, 0),
-    "the last one": (["checkpoint-2", "checkpoint-10"], None, 10),
-    "before the missing model": (["checkpoint-2", "checkpoint-4"], 4, 2),
-    "just before it": (["checkpoint-2", "checkpoint-4"], 5, 4),
-    "none is early enough": (["checkpoint-4"], 3, 0),
-    "unfinished": (["checkpoint-2", "checkpoint-4.unfinished"], None, 2),
-    "unfinished, and a missing model": (["checkpoint-4.unfinished"], 6, 0),
-}
+steps = st.integers(1, 12)
 
 
-@pytest.mark.parametrize("case", RESUME)
-def test_step_to_resume_from(tmp_path, case):
-    names, missing_step, expected = RESUME[case]
-    for name in names:
-        (tmp_path / name).mkdir()
-    assert last_checkpoint(tmp_path, missing_step) == expected
+@given(st.sets(steps), st.sets(steps), st.none() | steps)
+def test_step_to_resume_from(whole, unfinished, missing_step):
+    """The last whole checkpoint; if a model is missing, the last one before its step."""
+    names = [f"checkpoint-{step}" for step in whole]
+    names += [f"checkpoint-{step}.unfinished" for step in unfinished]
+    early_enough = [step for step in whole if missing_step is None or step < missing_step]
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            (Path(folder) / name).mkdir()
+        actual = last_checkpoint(Path(folder), missing_step)
+    assert actual == max(early_enough, default=0)
 
 
 @pytest.mark.parametrize("end", ["", '{"step": 4}\n', '{"st'])

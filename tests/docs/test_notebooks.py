@@ -6,6 +6,7 @@ from decimal import Decimal
 from textwrap import indent
 
 import nbformat
+import pictures
 import pytest
 from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_notebook
@@ -116,6 +117,16 @@ def is_close(actual, expected):
 )
 def test_outputs_are_compared_up_to_rounding(actual, expected, is_expected):
     assert is_close(actual, expected) == is_expected
+
+
+# ---- pictures ------------------------------------------------------------------------------------
+def test_tokens_below_zero_are_brown_and_those_above_it_green():
+    strip = ("log-ratio", [" a", " b", " c"], [-0.25, 0.0, 0.25])
+    [axes] = pictures.draw_tokens([strip], furthest=1).axes
+    below, zero, above = [box.get_facecolor() for box in axes.patches]  # red, green, blue, alpha
+    assert below[0] > below[1] > below[2]
+    assert max(zero[:3]) - min(zero[:3]) < 0.05
+    assert above[1] > max(above[0], above[2])
 
 
 # ---- notebooks with answers ----------------------------------------------------------------------

@@ -9,6 +9,7 @@ from collections import Counter
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from itertools import chain, pairwise
 from unittest.mock import MagicMock
 
 import pytest
@@ -22,6 +23,8 @@ from engine_helpers import (
     generate,
     make_prompts,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from toprlib import hf_sampler, sampling
@@ -161,19 +164,17 @@ def test_several_threads_sample_what_one_samples(lm, monkeypatch):
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize(
-    ("widths", "max_tokens", "expected"),
-    [
-        ([], 10, []),
-        ([3], 1, [[3]]),
-        ([2, 2, 2, 2, 2], 4, [[2, 2], [2, 2], [2]]),
-        ([1, 1, 5, 1], 10, [[1, 1], [5, 1]]),
-        ([1, 1, 5, 1], 15, [[1, 1, 5], [1]]),
-    ],
-)
-def test_batches_have_at_most_max_tokens_when_padded(widths, max_tokens, expected):
-    slices = hf_sampler.batch_slices(widths, max_tokens)
-    assert [widths[batch] for batch in slices] == expected
+@given(st.lists(st.integers(1, 12)), st.integers(1, 40))
+def test_batches_have_all_rows_in_order_and_as_many_as_fit(widths, max_tokens):
+    """Padded to its widest row, a batch of several rows has at most max_tokens."""
+    batches = [widths[batch] for batch in hf_sampler.batch_slices(widths, max_tokens)]
+    assert all(batches)
+    assert list(chain.from_iterable(batches)) == widths
+    for batch in batches:
+        assert len(batch) == 1 or len(batch) * max(batch) <= max_tokens
+    for batch, following in pairwise(batches):
+        longer = [*batch, following[0]]
+        assert len(longer) * max(longer) > max_tokens
 
 
 # ---- ends of completions -------------------------------------------------------------------------

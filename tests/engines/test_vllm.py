@@ -3,8 +3,10 @@
 Tests without a real vLLM run a script, or a module of the same name, in its place.
 """
 
+import ast
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -177,7 +179,10 @@ def test_requests_and_answers(fake_python, tmp_path):
         assert len(processes) == 2  # the worker, and one that it has started
     assert still_running(processes) == []
     log = options.log.read_text()  # nothing that vLLM prints is taken for an answer
-    assert log.count("loading") == 1
+    [loading] = re.findall(r"^loading (.*)$", log, re.MULTILINE)
+    arguments = ast.literal_eval(loading)
+    assert arguments["enforce_eager"]  # of a CPU
+    assert "gpu_memory_utilization" not in arguments
     assert log.count("generating") == 3
 
 
@@ -340,6 +345,8 @@ def test_an_engine_sees_its_own_gpus_and_nothing_of_torchrun(
         arguments = json.loads((tmp_path / "arguments").read_text())
         assert arguments["tensor_parallel_size"] == gpus
         assert arguments["max_model_len"] == 200
+        assert 0.5 < arguments["gpu_memory_utilization"] < 1
+        assert "enforce_eager" not in arguments
     assert [name for name in environment if name.startswith(("MASTER", "TORCHEL"))] == []
     assert [name for name in environment if "RANK" in name or "WORLD" in name] == []
     assert environment["VLLM_CACHE_ROOT"].endswith("/engine-1")  # the rank

@@ -8,7 +8,7 @@ import pytest
 
 from figures import fig1, fig4, fig5, fig6, fig7, fig8, fig9, robustness, table2, variants
 from figures.common import Findings, by_seed, change, curve, curves, numbers_table, over_seeds
-from toprlib.report import STUDENT_T, Estimate
+from toprlib.report import Estimate
 
 
 def make_table(columns, rows, metric="correct"):
@@ -64,22 +64,6 @@ def test_a_line_has_the_interval_of_student_s_t_at_each_point():
 def test_a_point_without_values_is_none():
     empty = curve(pd.DataFrame({"a": [math.nan, math.nan], "b": [1.0, math.nan]}))
     assert empty == {"mean": [None, 1.0], "half_width": [None, None], "each": [[], [1.0]]}
-
-
-@pytest.mark.parametrize("count", STUDENT_T)
-def test_the_quantiles_of_student_s_t_leave_5_percent_outside(count):
-    """The density of t with count - 1 degrees of freedom, integrated numerically."""
-    freedom = count - 1
-    x = np.linspace(-STUDENT_T[count], STUDENT_T[count], 20_001)
-    scale = math.gamma(count / 2) / math.gamma(freedom / 2) / math.sqrt(math.pi * freedom)
-    density = scale * (1 + x**2 / freedom) ** (-count / 2)
-    assert np.trapezoid(density, x) == pytest.approx(0.95, abs=1e-4)
-
-
-def test_an_interval_of_more_than_ten_seeds_uses_the_wider_one_of_ten():
-    sixteen = over_seeds(pd.Series([0.0, 1.0] * 8))
-    assert sixteen.mean == 0.5
-    assert sixteen.half_width == pytest.approx(STUDENT_T[10] * math.sqrt(0.25 / 15))
 
 
 def test_numbers_are_shown_in_their_units_and_seeds_where_an_interval_is_impossible():

@@ -1,19 +1,105 @@
-"""The published results: their numbers follow from their data, and their pictures can be drawn."""
+"""The numbers and pictures of figures against their data: of the published runs, of pretended ones.
+
+What is published was made by the code of an earlier day; pretended runs go through that of today.
+"""
 
 import json
+import zlib
+from functools import cache
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from figures.run import FIGURES, load_figure
+from figures import robustness
+from figures.run import FIGURES, load_figure, to_json
+from figures.runs import Run, folder_name
+from figures.scales import LAPTOP
+from figures.table2 import DIFFERENCES
+from toprlib.evaluation import Answers
+from toprlib.records import OUTCOMES, Sample
 from toprlib.report import STUDENT_T
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 
 
-def load(name):
+# ---- the runs ------------------------------------------------------------------------------------
+def load_published(name):
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+class PretendedRun(Run):
+    """A run with random numbers, which differ from run to run, in place of files."""
+
+    @property
+    def rng(self):
+        return np.random.default_rng(zlib.crc32(folder_name(self.job).encode()))
+
+    def steps(self):
+        names = ["grad_norm", "weights_below_1e-6", "log_ratio_pos_q50"]
+        return pd.DataFrame(self.rng.random((20, 3)), columns=names)
+
+    def outcomes(self, step):
+        """Of six questions' completions, (6, n); the first question is always too hard."""
+        rng = np.random.default_rng([step, int(self.rng.integers(2**32))])
+        outcomes = rng.choice(OUTCOMES, (6, self.settings.eval_samples))
+        outcomes[0] = "incorrect"
+        return outcomes
+
+    def test_samples(self, step):
+        samples = []
+        for question, outcomes in enumerate(self.outcomes(step)):
+            for outcome in outcomes:
+                reward = 1.0 if outcome == "correct" else -1.0
+                samples.append(Sample(prompt=f"Q{question}", completion=outcome, reward=reward))
+        return samples
+
+    def answers(self, step):
+        outcomes = self.outcomes(step)
+        return Answers(outcomes == "correct", outcomes.tolist())
+
+
+def pretend(job):
+    rng = np.random.default_rng(zlib.crc32(folder_name(job).encode()))
+
+    def entry():
+        numbers = dict(zip(OUTCOMES, rng.dirichlet([1, 1, 1]).tolist(), strict=True))
+        for name in ("pass@1", f"maj@{job.settings.k}"):
+            numbers[name] = {"mean": rng.random(), "se": 0.01}
+        return numbers
+
+    results = {"before": entry(), "iterations": [], "table2": {}}
+    last = results["before"]
+    for _ in range(job.settings.iterations):
+        curve = [last, *(entry() for _ in range(job.settings.evals_per_epoch))]
+        last = curve[-1]
+        training = {"realised_share": rng.random()}
+        iteration = {"dataset": {"steps": 20}, "training": training, "curve": curve, "after": last}
+        results["iterations"].append(iteration)
+    for column, *rows in DIFFERENCES:
+        for row in rows:
+            results["table2"].setdefault(row, {})[column] = {"mean": rng.random()}
+    return PretendedRun(job, None, results)
+
+
+@cache
+def load_pretended(name):
+    figure = load_figure(name)
+    rates = {}
+    for method in figure.tuned(LAPTOP):
+        rates[method] = [0.1] if method == "sgd" else [3e-5, 1e-4]
+    jobs = figure.arms(LAPTOP, rates, range(2))
+    with mock.patch.object(robustness, "steps_to_recover", return_value=7):  # which takes long
+        findings = figure.read([pretend(job) for job in jobs], LAPTOP)
+    return json.loads(json.dumps(to_json(findings)))
+
+
+LOADERS = pytest.mark.parametrize("load", [load_published, load_pretended])
+
+
+# ---- numbers -------------------------------------------------------------------------------------
 
 
 def end(line):
@@ -137,16 +223,29 @@ DERIVED = [
 ]
 
 
+@LOADERS
 @pytest.mark.parametrize(("file", "name", "from_data"), DERIVED)
-def test_numbers_follow_from_the_data(file, name, from_data):
+def test_numbers_follow_from_the_data(load, file, name, from_data):
     content = load(file)
     number = (content["shares"] | content["numbers"])[name]
     assert number["each"] == pytest.approx(from_data(content["data"]), abs=1e-12)
 
 
 @pytest.mark.parametrize("name", FIGURES)
+def test_every_claim_s_number_is_measured(name):
+    content = load_pretended(name)
+    measured = content["shares"].keys() | content["numbers"].keys()
+    needed = set()
+    for claim in json.loads((RESULTS / "claims.json").read_text(encoding="utf-8")):
+        numbers = [(claim["figure"], claim["key"])]
+        numbers += [(figure, key) for figure, key, *_ in claim.get("needs", [])]
+        needed |= {key for figure, key in numbers if figure == name and key}
+    assert needed - measured == set()
+
+
+@pytest.mark.parametrize("name", FIGURES)
 def test_means_and_intervals_follow_from_the_seeds(name):
-    content = load(name)
+    content = load_published(name)
     for number in [*content["shares"].values(), *content["numbers"].values()]:
         each = np.array(number["each"])
         assert number["mean"] == pytest.approx(each.mean(), abs=1e-12)
@@ -157,8 +256,85 @@ def test_means_and_intervals_follow_from_the_seeds(name):
             assert number["half_width"] == pytest.approx(STUDENT_T[len(each)] * error, abs=1e-12)
 
 
+def test_figure_2_is_the_published_one():
+    """It has no runs, and is the same whenever it is made."""
+    today = load_pretended("fig2")
+    published = load_published("fig2")
+    for name, values in published["data"].items():
+        assert today["data"][name] == pytest.approx(values, rel=1e-6, abs=1e-6)
+    for name, number in published["numbers"].items():
+        assert today["numbers"][name]["mean"] == pytest.approx(number["mean"], rel=1e-6, abs=1e-6)
+
+
+# ---- pictures ------------------------------------------------------------------------------------
+def mean(line):
+    return np.array(line["mean"], float)
+
+
+OWN = "each at its own learning rate"
+DRAWN = [  # file, title of a panel, label of a line there, what it shows
+    ("fig1", OWN, "PPO", lambda data: 100 * mean(data["own rate"]["ppo"])),
+    ("fig2", "R = −1", "PPO", lambda data: data["PPO, R = -1"]),
+    ("fig3", "naive REINFORCE", "invalid", lambda data: 100 * mean(data["reinforce"]["invalid"])),
+    (
+        "fig4",
+        "self-consistency, lr 0.0001",
+        "positives only",
+        lambda data: 100 * mean(data["lr 0.0001"]["maj@n"]["positives_only"]),
+    ),
+    (
+        "fig5",
+        "lr 0.0001",
+        "50% positive",
+        lambda data: 100 * mean(data["lr 0.0001"]["50% positive"]),
+    ),
+    (
+        "fig6",
+        r"positives, $\tilde p$ = 10%",
+        "TIS",
+        lambda data: mean(data["p~ = 10%"]["log-ratio of positives"]["tis"]),
+    ),
+    ("fig7", SGD, "plain IS", lambda data: mean(data[SGD]["gradient norm"]["off_policy"])),
+    (
+        "fig8",
+        "maj@16, lr 0.0001",
+        "positives only",
+        lambda data: 100 * mean(data["maj@16, lr 0.0001"]["positives_only"]),
+    ),
+    (
+        "fig9",
+        "test questions after training",
+        "easiest third",
+        lambda data: 100 * mean(data["easiest third"]),
+    ),
+    (
+        "robustness",
+        "three times the best learning rate",
+        "DPO",
+        lambda data: 100 * mean(data["dpo"]["three"]),
+    ),
+    (
+        "variants",
+        "invalid, TOPR's learning rate",
+        "per-token",
+        lambda data: 100 * mean(data["one rate"]["per-token"]["invalid"]),
+    ),
+]
+
+
+@LOADERS
+@pytest.mark.parametrize(("file", "title", "label", "from_data"), DRAWN)
+def test_a_line_shows_its_data(load, file, title, label, from_data):
+    data = load(file)["data"]
+    [panel] = [panel for panel in load_figure(file).panels(data) if panel.title == title]
+    [line] = [line for line in panel.lines if line.label == label and line.kind != "band"]
+    assert len(line.x) == len(line.y) > 1
+    assert list(line.y) == pytest.approx(list(from_data(data)), nan_ok=True)
+
+
+@LOADERS
 @pytest.mark.parametrize("name", FIGURES)
-def test_every_picture_can_be_drawn_from_the_data(name):
+def test_every_picture_can_be_drawn_from_the_data(load, name):
     panels = load_figure(name).panels(load(name)["data"])
     assert panels
     for panel in panels:

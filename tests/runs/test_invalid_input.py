@@ -1,5 +1,6 @@
 """What is refused in one line, before anything is written: settings, samples, models, commands."""
 
+import contextlib
 import json
 import math
 import pickle
@@ -101,6 +102,25 @@ def test_lora_on_several_processes():
 def test_fewer_completions_per_step_than_processes():
     error = input_error(gsm8k.check, replace(SMALL, batch_size=7), processes=8)
     assert error.option == "--batch-size"
+
+
+def test_preset_for_eight_processes_may_run_with_one(tmp_path, monkeypatch):
+    """Without torchrun, a smaller batch than its eight need; its dry run is about the eight."""
+    batch_sizes = []
+
+    def record(settings, task):
+        batch_sizes.append(settings.batch_size)
+        return {}
+
+    monkeypatch.setattr(gsm8k, "experiment", record)
+    monkeypatch.setenv("TOPR_ON_CPU", "1")
+    arguments = ["paper", "--batch-size", "4", "--data", SMALL.data, "--shots", "0"]
+    arguments += ["--engine", "hf", "--out", str(tmp_path / "run")]
+    for changes in ([], ["--dry-run"]):
+        monkeypatch.setattr(sys, "argv", ["train_gsm8k.py", *arguments, *changes])
+        with contextlib.suppress(SystemExit):
+            gsm8k.main("train_gsm8k", "", gsm8k.gsm8k_task)
+    assert batch_sizes == [4]
 
 
 def test_lora_without_peft(tmp_path, monkeypatch):

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from run_helpers import (
     SMALL,
     TWO_ITERATIONS,
@@ -23,6 +25,7 @@ from toprlib.evaluation import to_table
 from toprlib.files import read_records
 from toprlib.methods import dpo_loss, ppo_loss
 from toprlib.records import Example, InputError, Sample
+from toprlib.settings import Settings
 
 SAMPLES = "iteration-1/samples.jsonl"
 TRAIN = "iteration-1/train.jsonl"
@@ -73,6 +76,33 @@ def test_second_iteration_samples_from_the_model_of_the_first(run, capsys):
         for example in examples:
             assert example.completion_ids == samples[example.sample].token_ids
             assert example.reward == samples[example.sample].reward
+
+
+PLACE = "/data/" + "long/" * 30
+CHANGES = {  # values that differ from the defaults
+    "method": st.sampled_from(["tis", "dpo"]),
+    "lr": st.sampled_from([1e-4, 1e-5, 1.5e-5]),
+    "n": st.integers(1, 9),
+    "k": st.integers(1, 9),
+    "baseline": st.floats(-2, 2),
+    "limits": st.sampled_from([(1.0, 1.0, 0.0, 1.0), (1.0, 1.0, 0.0, 1.5)]),
+    "chat": st.just(True),
+    "samples": st.sampled_from(["own.jsonl", f"{PLACE}a.jsonl", f"{PLACE}b.jsonl"]),
+}
+changes_of_settings = st.fixed_dictionaries({}, optional=CHANGES)
+
+
+@given(changes_of_settings, changes_of_settings)
+def test_default_folders_differ_as_the_settings_do(first, second):
+    folders = []
+    for changes in (first, second):
+        folder = Settings(**changes).default_out(Settings())
+        assert folder.parent == Path("runs")
+        assert len(folder.name.encode()) < 200  # a file system allows 255
+        folders.append(folder)
+    assert (folders[0] == folders[1]) == (first == second)
+    unseen = {"out": Path("out"), "dry_run": True, "vllm_python": Path("python")}
+    assert Settings(**first, **unseen).default_out(Settings()) == folders[0]
 
 
 def test_run_without_test_problems_evaluates_nothing(tmp_path):

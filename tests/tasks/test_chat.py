@@ -1,4 +1,4 @@
-"""--chat: prompts and ends of turns as the templates of Llama 3 and Qwen 2.5 write them."""
+"""--chat: prompts and ends of turns as the templates of Llama 3, Qwen 2.5 and Phi 3 write them."""
 
 import json
 import shutil

@@ -11,6 +11,7 @@ import problems
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
 import train_gsm8k as gsm8k
 
@@ -54,6 +55,36 @@ def test_the_same_seed_makes_the_same_weights(tmp_path, changes, models):
         weights = (tmp_path / "first" / name).read_bytes()
         assert weights == (tmp_path / "second" / name).read_bytes()
         assert weights != (TINY / name).read_bytes()
+
+
+# ---- training ------------------------------------------------------------------------------------
+def test_a_model_is_taught_completions_and_not_their_prompts():
+    tokenizer = AutoTokenizer.from_pretrained(TINY / "base")
+    examples = [("Q: 1 + 1?\nA:", " 2."), ("Q?", " 1 + 2 = 3 figs. The answer is 3.")]
+    ids, labels = make.encode(tokenizer, examples)
+    width = ids.shape[1]
+    for row, (prompt, completion) in enumerate(examples):
+        prompt_ids = tokenizer(prompt)["input_ids"]
+        taught = [*tokenizer(completion)["input_ids"], tokenizer.eos_token_id]
+        padding = width - len(prompt_ids) - len(taught)
+        pads = [tokenizer.pad_token_id] * padding
+        assert ids[row].tolist() == [*prompt_ids, *taught, *pads]
+        # cross_entropy leaves -100 out.
+        assert labels[row].tolist() == [-100] * len(prompt_ids) + taught + [-100] * padding
+
+
+def test_the_teacher_is_flawless_at_first(monkeypatch):
+    teachers = []
+
+    def make_example(rng, used, is_verification, noise):
+        teachers.append(noise)
+        return "Q?", " 1."
+
+    monkeypatch.setattr(make, "make_example", make_example)
+    tokenizer = AutoTokenizer.from_pretrained(TINY / "base")
+    settings = make.Settings(steps=4, batch=1, flawless=0.25, teacher=problems.MISTAKEN)
+    make.train_supervised(make.make_model(tokenizer, 0), tokenizer, set(), settings)
+    assert teachers == [problems.FLAWLESS] + [problems.MISTAKEN] * 3
 
 
 # ---- problems ------------------------------------------------------------------------------------

@@ -268,8 +268,13 @@ def test_a_verifier_of_mathematics_without_training(tmp_path):
     results = verifier.run(settings)
     assert results["table2"]["topr"] == results["table2"]["base"]
     [verifications] = read_verifications(folder)
-    problem = math.load_problems(str(TINY / "math"), "test")[0]
-    assert verifications[0].prompt.startswith(f"Look! Q: {problem.question}\nA:")
+    solutions = read_records(folder / "solutions-test/iteration-1/test-0.jsonl", Sample)
+    problems = math.load_problems(str(TINY / "math"), "test")
+    assert len(verifications) == 3 * 4 * 2
+    for index, verification in enumerate(verifications):
+        question = problems[index // 8].question
+        solution = solutions[index // 2].completion
+        assert verification.prompt == f"Look! Q: {question}\nA:{solution}\nCheck:"
 
 
 @pytest.mark.parametrize(

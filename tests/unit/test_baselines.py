@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from toprlib.records import Example, InputError, Sample
+from toprlib.records import Example, InputError, Sample, Task
 from toprlib.results import describe_dataset
 from toprlib.settings import Settings
-from train_gsm8k import choose_baselines
+from train_gsm8k import choose, choose_baselines
 
 REWARDS = {"a": (1.0, 1.0, -1.0), "b": (-1.0, -1.0)}
 
@@ -48,6 +48,13 @@ def test_an_effective_proportion_is_for_rewards_of_plus_and_minus_one():
     with pytest.raises(InputError) as caught:
         choose_baselines(samples, Settings(effective_proportion=0.2))
     assert caught.value.option == "--effective-proportion"
+
+
+def test_samples_that_are_not_chosen_have_no_part_in_the_mean(lm):
+    samples = [Sample(prompt="1 + 1 =", completion=" 2", reward=r) for r in (1.0, -1.0, 0.5, -1.0)]
+    settings = Settings(composition="positives_only", baseline_from="mean")
+    rows = choose(1, samples, lm, Task("sums", [], [], grade=str), settings)
+    assert {example.sample: example.reward for [example] in rows} == {0: 0.25, 2: -0.25}
 
 
 def test_dataset_json_has_the_mean_baseline_of_the_chosen_samples(tmp_path):

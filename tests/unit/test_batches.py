@@ -180,15 +180,23 @@ def bad_samples(lm):
     }
 
 
-@pytest.mark.parametrize("field", ["prompt", "completion", "token_ids"])
-def test_bad_sample_is_named_by_its_line(lm, field):
-    """Its line in the file, not its place among the chosen samples."""
+@given(
+    st.sampled_from(["prompt", "completion", "token_ids"]),
+    st.lists(st.integers(0, 9), unique=True),
+    st.integers(0, 9),
+    st.integers(0, 9),
+)
+def test_bad_sample_is_named_by_its_line(lm, field, before, bad_index, after):
+    """Its line in the file, not its place among the chosen samples, in whatever order."""
     for bad in bad_samples(lm)[field]:
-        samples = [sample_of(lm), sample_of(lm), bad, sample_of(lm)]
+        samples = [sample_of(lm)] * 10
+        samples[bad_index] = bad
+        chosen = [index for index in before if index != bad_index]
+        assert len(tokenize_samples(samples, chosen, lm)) == len(chosen)
         with pytest.raises(InputError) as caught:
-            tokenize_samples(samples, [1, 2], lm, source="own.jsonl")
+            tokenize_samples(samples, [*chosen, bad_index, after], lm, source="own.jsonl")
         error = caught.value
-        assert (error.file, error.line, error.field) == ("own.jsonl", 3, field)
+        assert (error.file, error.line, error.field) == ("own.jsonl", bad_index + 1, field)
 
 
 def test_empty_text_may_be_an_end_of_sequence(lm):

@@ -2,8 +2,11 @@
 
 import random
 from collections import Counter
+from typing import NamedTuple
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from toprlib.compositions import BASELINES, COMPOSITIONS, rewards_by_prompt
 from toprlib.records import Sample
@@ -22,64 +25,73 @@ def choose(name, samples, size, seed=0, share=None):
     return COMPOSITIONS[name](samples, size, random.Random(seed), share)
 
 
+# ---- counts, and which samples may be chosen -----------------------------------------------------
+class Drawn(NamedTuple):
+    """Numbers of samples, and of problems with a positive one."""
+
+    positives: int
+    negatives: int
+    solved: int
+
+
+def counts_of_proportion(drawn, size, share):
+    """The most samples for which neither sign lacks any."""
+    fitting = []
+    for count in range(size + 1):
+        if share * count <= drawn.positives and (1 - share) * count <= drawn.negatives:
+            fitting.append(count)
+    return max(fitting), round(share * max(fitting))
+
+
+# Drawn, size, share -> how many samples are chosen, and how many of them are positive
+COUNTS = {
+    "uniform": lambda drawn, size, _: (min(size, drawn.positives + drawn.negatives), None),
+    "positives_only": lambda drawn, size, _: (min(size, drawn.positives),) * 2,
+    "anna_karenina": lambda drawn, size, _: (
+        min(size, drawn.solved + drawn.negatives),
+        min(size, drawn.solved),
+    ),
+    "proportion": counts_of_proportion,
+}
+rewards_of_problems = st.lists(
+    st.lists(st.sampled_from([-2.0, -1.0, 0.0, 0.5, 1.0]), max_size=9), max_size=5
+)
+eighths = st.integers(1, 7).map(lambda number: number / 8)  # exact numbers, also as 1 - share
+
+
+@pytest.mark.parametrize("name", COMPOSITIONS)
+@given(rewards_of_problems, st.integers(1, 30), eighths, st.integers(0, 99))
+def test_a_composition_chooses_as_many_as_its_rule_says(name, problems, size, share, seed):
+    samples = to_samples(*problems)
+    is_positive = [sample.reward >= 0 for sample in samples]
+    solved = sum(max(rewards, default=-1) >= 0 for rewards in problems)
+    drawn = Drawn(sum(is_positive), len(samples) - sum(is_positive), solved)
+    count, positives = COUNTS[name](drawn, size, share)
+    chosen = choose(name, samples, size, seed, share)
+    assert chosen == sorted(set(chosen))
+    assert len(chosen) == count
+    assert positives in (None, sum(is_positive[i] for i in chosen))
+
+
 # Positives: samples 1, 2 (whose reward is 0) and 3. Negatives: the four others.
 SAMPLES = to_samples([-1.0, 1.0, 0.0], [0.5, -1.0], [-1.0, -2.0])
-
-# name, size and share -> the samples that may be chosen, and those that must be; how many of them
-# are chosen, and how many positives, if that does not depend on the seed
 ALL = {0, 1, 2, 3, 4, 5, 6}
-FIRST_POSITIVES = {1, 3}
-CASES = [
-    (("uniform", 9, None), ALL, ALL, 7, 3),
-    (("uniform", 4, None), ALL, set(), 4, None),
-    (("positives_only", 9, None), {1, 2, 3}, {1, 2, 3}, 3, 3),
-    (("positives_only", 2, None), {1, 2, 3}, set(), 2, 2),
-    (("anna_karenina", 9, None), ALL - {2}, ALL - {2}, 6, 2),
-    (("anna_karenina", 3, None), ALL - {2}, FIRST_POSITIVES, 3, 2),
-    (("anna_karenina", 1, None), FIRST_POSITIVES, set(), 1, 1),
-    (("proportion", 7, 0.5), ALL, {1, 2, 3}, 6, 3),
-    (("proportion", 4, 0.25), ALL, set(), 4, 1),
-    (("proportion", 7, 0.9), {1, 2, 3}, {1, 2, 3}, 3, 3),  # a fourth sample would be a positive
+CASES = [  # name, size and share -> the samples that may be chosen
+    (("uniform", 4, None), ALL),
+    (("positives_only", 2, None), {1, 2, 3}),
+    (("anna_karenina", 3, None), ALL - {2}),  # the first positive of a problem
+    (("anna_karenina", 1, None), {1, 3}),
+    (("proportion", 4, 0.25), ALL),
 ]
 
 
-@pytest.mark.parametrize(("composition", "may", "must", "count", "positives"), CASES)
-def test_a_composition_chooses_by_its_rule(composition, may, must, count, positives):
+@pytest.mark.parametrize(("composition", "may"), CASES)
+def test_every_sample_that_fits_may_be_chosen_and_no_other(composition, may):
     name, size, share = composition
     seen = set()
     for seed in range(40):
-        chosen = choose(name, SAMPLES, size, seed, share)
-        assert chosen == sorted(set(chosen))
-        assert must <= set(chosen) <= may
-        assert len(chosen) == count
-        if positives is not None:
-            assert sum(SAMPLES[i].reward >= 0 for i in chosen) == positives
-        seen |= set(chosen)
+        seen |= set(choose(name, SAMPLES, size, seed, share))
     assert seen == may
-
-
-@pytest.mark.parametrize(("positives", "negatives", "share"), [(6, 2, 0.75), (2, 6, 0.25)])
-def test_a_proportion_that_fits_takes_all_samples(positives, negatives, share):
-    """With the two shares swapped, the scarce sign would leave two samples."""
-    samples = to_samples([1.0] * positives + [-1.0] * negatives)
-    assert choose("proportion", samples, 8, share=share) == list(range(8))
-
-
-@pytest.mark.parametrize(
-    ("positives", "negatives", "expected"),
-    [(3, 40, (3, 12)), (40, 4, (1, 4)), (40, 40, (8, 32))],
-)
-def test_the_scarce_sign_limits_a_proportion(positives, negatives, expected):
-    samples = to_samples([1.0] * positives + [-1.0] * negatives)
-    chosen = choose("proportion", samples, 40, share=0.2)
-    chosen_positives = sum(i < positives for i in chosen)
-    assert (chosen_positives, len(chosen) - chosen_positives) == expected
-
-
-def test_anna_karenina_takes_the_first_positive_of_each_problem():
-    samples = to_samples([-1.0, 1.0, 2.0], [-1.0, -1.0], [0.0, 1.0])
-    chosen = choose("anna_karenina", samples, 100)
-    assert [i for i in chosen if samples[i].reward >= 0] == [1, 5]
 
 
 def test_negatives_are_chosen_uniformly():

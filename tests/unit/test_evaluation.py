@@ -2,18 +2,19 @@
 
 import math
 from collections import Counter
-from itertools import permutations
+from itertools import chain, permutations
 from statistics import fmean, pvariance
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from toprlib.evaluation import (
     METRICS,
     Answers,
     any_correct,
     estimate,
-    estimate_of_one,
     evaluate,
     format_entry,
     majority_is_correct,
@@ -104,27 +105,11 @@ def test_pass_at_k_is_its_closed_form(k):
     assert actual.mean == pytest.approx(expected, abs=0.02)
 
 
-def test_all_samples_have_an_estimate_without_an_interval():
-    """As the paper's maj@16 of 16 samples on MATH: there is only one choice of samples."""
-    questions = ("r" * 9 + "w" * 7, "r" * 7 + "w" * 9, "r" * 4 + "w" * 3 + "x" * 3 + "-" * 6)
-    for name, expected in (("maj@k", 2 / 3), ("pass@k", 1)):
-        actual = estimate(METRICS[name].score, make_answers(*questions), 16, seed=0)
-        assert actual == (pytest.approx(expected), None, ())
-
-
 @pytest.mark.parametrize("k", [0, 7])
 def test_a_k_that_does_not_fit_the_samples_is_refused(k):
     with pytest.raises(InputError) as caught:
         estimate(any_correct, make_answers(*QUESTIONS), k, seed=0)
     assert caught.value.option == "--k"
-
-
-def test_the_mean_of_single_samples_is_exact():
-    answers = make_answers(*QUESTIONS)
-    correct = sum(question.count("r") for question in QUESTIONS)
-    assert estimate_of_one(any_correct, answers, seed=0).mean == pytest.approx(correct / 30)
-    half_width = estimate(any_correct, answers, 1, seed=0).half_width
-    assert estimate_of_one(any_correct, answers, seed=0).half_width == half_width > 0
 
 
 @pytest.mark.parametrize(
@@ -202,14 +187,49 @@ def test_an_error_in_parse_names_the_problem(function, error):
 
 
 # ---- entries of results.json ---------------------------------------------------------------------
+def majority_bounds(question):
+    """Whether r wins the vote; 0 and 1 if it depends on the order of the samples."""
+    counts = Counter(letter for letter in question if letter != "-")
+    winners = [letter for letter in counts if counts[letter] == max(counts.values())]
+    return winners == ["r"], "r" in winners
+
+
+letters = st.sampled_from("rwx-")
+samples_of_questions = st.integers(2, 6).flatmap(
+    lambda n: st.lists(st.lists(letters, min_size=n, max_size=n), min_size=1, max_size=3)
+)
+
+
+@given(samples_of_questions)
+def test_an_entry_of_all_samples_is_a_mean_over_questions(questions):
+    """Of N samples there is one choice of N: every mean is known, and has no interval."""
+    n = len(questions[0])
+    task = make_task(batch_reward=len, parse=parse)
+    entry = evaluate(make_samples(*questions), task, k=n, seed=0)
+    all_letters = list(chain.from_iterable(questions))
+    shares = {"right": "r", "wrong": "wx", "silent": "-"}
+    for outcome, of_outcome in shares.items():
+        count = sum(letter in of_outcome for letter in all_letters)
+        assert entry[outcome] == pytest.approx(count / len(all_letters))
+    for name in ("pass@1", "reward"):
+        scores = [ORACLES[name](letter) for letter in all_letters]
+        assert entry[name]["mean"] == pytest.approx(fmean(scores))
+        of_one = estimate(METRICS[name].score, make_answers(*questions), 1, seed=0)
+        assert entry[name]["se"] == of_one.to_json()["se"]
+    solved = fmean("r" in question for question in questions)
+    assert entry[f"pass@{n}"] == {"mean": pytest.approx(solved), "se": None}
+    bounds = [majority_bounds(question) for question in questions]
+    lowest, highest = [fmean(values) for values in zip(*bounds, strict=True)]
+    assert lowest - 1e-9 <= entry[f"maj@{n}"]["mean"] <= highest + 1e-9
+    assert entry[f"maj@{n}"]["se"] is None
+
+
 def test_an_entry_has_shares_metrics_and_counts_in_this_order():
     samples = make_samples("rrrw-", "rwwx-")
     entry = evaluate(samples, make_task(grade=str, parse=parse), k=4, seed=0)
     names = [*OUTCOMES, "pass@1", "maj@4", "pass@4", "questions", "samples_per_question"]
     assert [*entry] == names
-    assert (entry["right"], entry["wrong"], entry["silent"]) == (0.4, 0.4, 0.2)
     assert (entry["questions"], entry["samples_per_question"]) == (2, 5)
-    assert entry["pass@1"]["mean"] == pytest.approx(0.4)
     # 4 of 5 samples always have an r of the first question, and four times in five of the second
     assert entry["pass@4"]["mean"] == pytest.approx(0.9, abs=0.05)
     variance = (pvariance([1, 1, 1, 0, 0]) + pvariance([1, 0, 0, 0, 0])) / 4

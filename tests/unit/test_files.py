@@ -9,6 +9,8 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from toprlib.files import (
     FORMAT,
@@ -52,18 +54,33 @@ def test_input_error_is_one_line_and_can_be_sent_to_other_ranks():
 
 
 # ---- records -------------------------------------------------------------------------------------
-@pytest.mark.parametrize("start", ["", "\ufeff"], ids=["plain", "byte-order mark"])
-@pytest.mark.parametrize("newline", ["\n", "\r\n"], ids=["unix", "windows"])
-def test_records_are_read_as_they_were_written(tmp_path, start, newline):
-    text = '\u2028 \x85\r\n\t\x00"\\\ufeff 𝟛'
-    others = {"problem_id": text, "token_ids": [0, 999], "token_logmu": [-0.1, -1e-300]}
-    samples = [
-        Sample(prompt=text, completion=text, reward=0.1),
-        Sample(prompt="", completion="", reward=-1, outcome=text, **others),
-    ]
-    content = start + to_lines(samples).replace("\n", newline)
-    write_file(tmp_path / "samples.jsonl", content)
-    assert read_records(tmp_path / "samples.jsonl", Sample) == samples
+texts = st.text(st.characters(codec="utf-8")) | st.just('\u2028 \x85\r\n\t\x00"\\\ufeff 𝟛')
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+samples = st.builds(
+    Sample,
+    problem_id=st.none() | texts,
+    prompt=texts,
+    completion=texts,
+    token_ids=st.none() | st.lists(st.integers(0, 2**31), min_size=1),
+    token_logmu=st.none() | st.lists(numbers),
+    token_logmu_engine=st.none() | st.lists(numbers),
+    finish_reason=st.sampled_from(["stop", "length"]),
+    reward=st.none() | numbers,
+    outcome=st.none() | texts,
+)
+
+
+@given(
+    st.lists(samples, min_size=1, max_size=3),
+    st.sampled_from(["", "\ufeff"]),
+    st.sampled_from(["\n", "\r\n"]),
+)
+def test_samples_are_read_as_they_were_written(tmp_path_factory, written, start, newline):
+    """Also after an editor has put a byte-order mark before them, and ends of lines of Windows."""
+    file = tmp_path_factory.getbasetemp() / "written.jsonl"
+    content = start + to_lines(written).replace("\n", newline)
+    file.write_bytes(content.encode())
+    assert read_records(file, Sample) == written
 
 
 def test_write_records_and_write_json(tmp_path):

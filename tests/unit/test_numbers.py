@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from functools import partial
 from itertools import product
 
 import pytest
@@ -12,7 +11,7 @@ from unit_helpers import double, flat_weights, plain_batch, random_examples, tin
 
 import topr
 from toprlib.files import read_records
-from toprlib.methods import METHODS, ppo_loss
+from toprlib.methods import METHODS
 from toprlib.records import InputError, Sample
 
 LOSSES = {name: method.loss for name, method in METHODS.items()}
@@ -119,12 +118,6 @@ def test_reward_of_nan_is_rejected(name):
     reward[2] = math.nan
     with pytest.raises(ValueError, match="reward"):
         LOSSES[name](token_logp, token_logmu, reward, mask)
-
-
-@pytest.mark.parametrize("eps", [-0.1, 1.5, math.nan])
-def test_eps_of_ppo_is_named(eps):
-    with pytest.raises(ValueError, match="eps"):
-        partial(ppo_loss, eps=eps)(*four_completions([0.0, 0.0, 0.0, 0.0]))
 
 
 # ---- files ---------------------------------------------------------------------------------------

@@ -189,10 +189,13 @@ def test_a_line_says_that_no_completion_has_ended(tmp_path, capsys, ended):
     file = tmp_path / "samples.jsonl"
 
     def generate(prompts, n, seed):
-        for index, sample in make_fake_engine([]).generate(prompts, n, seed):
-            number = int(sample.completion) - SEED
-            reason = "stop" if number == ended else "length"
-            yield index, sample.model_copy(update={"finish_reason": reason})
+        for finished in make_fake_engine([]).generate(prompts, n, seed):
+            marked = []
+            for index, sample in finished:
+                number = int(sample.completion) - SEED
+                reason = "stop" if number == ended else "length"
+                marked.append((index, sample.model_copy(update={"finish_reason": reason})))
+            yield marked
 
     for _ in range(2):  # the second call finds the file
         sample_to_file(file, Engine(generate), count_to(5), N, SEED, fake_task())

@@ -633,4 +633,5 @@ def leaves(value, path=""):
 def test_results_are_those_of_the_files(run):
     results = read_json(run / "results.json")
     del results[RESULT.versions]
+    assert results.pop("instruction_set") == torch.backends.cpu.get_cpu_capability()
     assert leaves(results) == pytest.approx(leaves(expected_results(run)))

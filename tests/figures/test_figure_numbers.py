@@ -1,6 +1,7 @@
 """What figures compute from a table of measurements, against values found by hand."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -8,7 +9,10 @@ import pytest
 
 from figures import fig1, fig4, fig5, fig6, fig7, fig8, fig9, robustness, table2, variants
 from figures.common import Findings, by_seed, change, curve, curves, numbers_table, over_seeds
+from toprlib.evaluation import Answers
+from toprlib.records import Sample
 from toprlib.report import Estimate
+from toprlib.settings import Settings
 
 
 def make_table(columns, rows, metric="correct"):
@@ -113,6 +117,39 @@ def test_figure_4_counts_problems_in_fours_of_correct_completions():
     assert fig4.by_cardinality(correct) == pytest.approx([1 / 6, 2 / 6, 3 / 6])
 
 
+def test_figure_4_measures_answers_before_and_after_training():
+    def answers(counts):
+        """Four problems with so many correct completions of six."""
+        correct = np.arange(6) < np.array(counts)[:, None]
+        return Answers(correct, correct.tolist())
+
+    before = answers([2, 3, 1, 6])
+    after = answers([3, 5, 6, 2])
+    votes = {1: 0.25, 2: 0.375, 4: 0.5}  # before training
+    texts = [("Q0", "a", 1.0), ("Q0", "a", 1.0), ("Q1", "a", 1.0), ("Q1", "b", -1.0)]
+    samples = [Sample(prompt=q, completion=text, reward=reward) for q, text, reward in texts]
+    run = SimpleNamespace(
+        settings=Settings(eval_samples=6),
+        last_step=20,
+        answers={0: before, 20: after}.get,
+        majority_accuracy=lambda of, n: votes[n] if of is before else votes[n] + 0.125,
+        test_samples={0: samples}.get,
+    )
+    actual = fig4.measure_answers(run)
+    expected = {
+        "maj@n": [0.375, 0.5, 0.625],
+        "base maj@n": [0.25, 0.375, 0.5],
+        "cardinality": [0, 0.5, 0.5],
+        "still few": [1 / 3],  # of the first three problems
+        "ahead": [16 / 24 - 0.5],
+        "vote": [0.25],
+        "distinct": [2 / 3],  # right texts
+    }
+    assert actual.keys() == expected.keys()
+    for name, values in expected.items():
+        assert actual[name] == pytest.approx(values), name
+
+
 def test_figure_4_finds_the_smallest_vote_that_suffices():
     # The largest vote of positives only is right on 60 % in seed 0, and on 95 % in seed 1.
     votes = {
@@ -203,13 +240,19 @@ def test_figure_9_weighs_questions_by_the_distance_of_rewards_from_the_baseline(
 
 
 def test_figure_9_takes_thirds_by_the_base_s_accuracy():
-    index = pd.MultiIndex.from_product([[0], range(6)], names=["seed", "question"])
-    before = pd.Series([0.0, 0.0, 1.0, 0.0, 1.0, 1.0], index)
-    after = pd.DataFrame({0.2: [1.0, 1.0, 0.0, 0.0, 0.0, 1.0]}, index)
-    thirds = fig9.accuracy_by_third(before, after)
-    # Questions 0 and 1, then 3 and 2, then 4 and 5: equal ones stay in order.
-    actual = {name: values.loc[0, 0.2] for name, values in thirds.items()}
-    assert actual == {"hardest third": 1.0, "middle third": 0.0, "easiest third": 0.5}
+    index = pd.MultiIndex.from_product([[0, 1], range(6)], names=["seed", "question"])
+    before = pd.Series([0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4], index)
+    after = [1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0]
+    thirds = fig9.accuracy_by_third(before, pd.DataFrame({0.2: after}, index))
+    actual = {name: values[0.2].tolist() for name, values in thirds.items()}
+    # Seed 0: questions 0 and 1, then 3 and 2, then 4 and 5, as equal ones stay in order.
+    # Seed 1: questions 5 and 4, then 3 and 2, then 1 and 0.
+    expected = {
+        "hardest third": [1.0, 1.0],
+        "middle third": [0.0, 0.5],
+        "easiest third": [0.5, 0.0],
+    }
+    assert actual == expected
 
 
 def test_robustness_compares_settings_and_methods():

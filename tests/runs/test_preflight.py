@@ -92,6 +92,10 @@ def test_fewer_gpus_than_processes(monkeypatch):
         monkeypatch.setenv(name, value)
     error = input_error(process_group().__enter__)
     assert "--nproc-per-node 4" in str(error)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")  # on each of two machines
+    monkeypatch.setattr("torch.cuda.set_device", mock.Mock(side_effect=RuntimeError("it goes on")))
+    with pytest.raises(RuntimeError, match="it goes on"):
+        process_group().__enter__()
 
 
 # ---- disk and memory -----------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from run_helpers import ROOT, read_lines
 
 from scripts import smoke
 from toprlib import preflight
+from toprlib.files import to_lines, write_file
 
 ENOUGH = int(1e12)
 
@@ -141,16 +142,18 @@ def test_a_driver_that_torch_cannot_use(machine, monkeypatch):
         ({"cpu.max": "max 100000\n"}, 4),
         ({"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 0.5),
         ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),
+        # The group of the controller cpuset is none of the controller cpu.
+        ({"cpu/set/cpu.cfs_quota_us": "7\n", "cpu/set/cpu.cfs_period_us": "100000\n"}, 4),
     ],
 )
 def test_cores_are_those_of_the_job_and_the_container(monkeypatch, tmp_path, files, cores):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
     monkeypatch.setattr(preflight, "GROUPS", tmp_path)
     monkeypatch.setattr(preflight, "OWN_GROUPS", tmp_path / "own")
-    (tmp_path / "own").write_text("3:cpu,cpuacct:/job\n0::/job\n")
+    (tmp_path / "own").write_text("3:cpu,cpuacct:/job\n5:cpuset:/set\n0::/job\n")
     for name, content in files.items():
         file = tmp_path / name
-        file.parent.mkdir(exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
     found = smoke.find_cores(smoke.Options())
     assert (float(found.text), found.is_right) == (cores, cores >= 1)
@@ -184,6 +187,18 @@ def test_a_run_whose_numbers_are_wrong(tmp_path):
         assert not smoke.find_checkpoint(attempt(tmp_path / "run", wrong)).is_right
     run.folder.with_suffix(".log").write_text("")
     assert not smoke.find_checkpoint(run).is_right
+
+
+def test_speeds_are_read_from_the_times_of_files(tmp_path):
+    run = attempt(tmp_path / "run", [{"step": 1}])
+    iteration = run.folder / "iteration-1"
+    write_file(iteration / "test-0.jsonl", to_lines([{"token_ids": [7]}]))
+    write_file(iteration / "samples.jsonl", to_lines([{"token_ids": [7] * n} for n in (9, 3)]))
+    os.utime(iteration / "samples.jsonl", (904, 904))
+    for seconds, is_right in ((900, True), (901, False)):
+        os.utime(iteration / "test-0.jsonl", (seconds, seconds))  # the run began at 0
+        assert smoke.find_start(run).is_right == is_right
+    assert smoke.find_tokens(run).text.startswith("4 tokens/s")  # 12 in 3 seconds
 
 
 def make_smoke(folder, arguments):

@@ -375,4 +375,5 @@ def test_problems_of_the_worked_examples_are_not_trained_on(tmp_path):
     task = math.math_task(settings)
     assert [problem.question for problem in task.train] == ["1 + 1?"]
     assert len(task.test) == 5
+    assert math.math_task(replace(settings, problems=1)).train == task.train
     assert len(math.math_task(replace(settings, shots=0)).train) == 5

@@ -12,7 +12,7 @@ import train_gsm8k
 from toprlib.dry_run import activation_bytes, plan
 from toprlib.files import to_lines
 from toprlib.language_model import make_optimizer
-from toprlib.records import Sample
+from toprlib.records import Problem, Sample, Task
 from toprlib.settings import Settings
 
 PAPER = train_gsm8k.PRESETS["paper"]
@@ -65,6 +65,17 @@ def test_provided_samples_are_counted_and_not_sampled(tmp_path):
     assert values["samples trained on"] == 900
     assert values["optimizer steps"] == 57
     assert values["sampled tokens"] == 2 * 16 * 128
+
+
+@pytest.mark.parametrize(("num_train_words", "num_test_words"), [(3, 9), (9, 3)])
+def test_the_longest_prompt_is_of_training_or_of_test_problems(num_train_words, num_test_words):
+    train, test = (
+        [Problem(f"{number}", " 7" * number)] for number in (num_train_words, num_test_words)
+    )
+    task = Task("sevens", train, test, grade=lambda text, gold: "correct")
+    longest, _, _ = plan(Settings(), task)["longest prompt"]
+    tokenizer = AutoTokenizer.from_pretrained(Settings().model)
+    assert longest == len(tokenizer(" 7" * 9)["input_ids"])
 
 
 def test_the_plan_of_the_paper_s_run(tmp_path):

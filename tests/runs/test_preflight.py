@@ -93,8 +93,8 @@ def test_fewer_gpus_than_processes(monkeypatch):
     error = input_error(process_group().__enter__)
     assert "--nproc-per-node 4" in str(error)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")  # on each of two machines
-    monkeypatch.setattr("torch.cuda.set_device", mock.Mock(side_effect=RuntimeError("it goes on")))
-    with pytest.raises(RuntimeError, match="it goes on"):
+    monkeypatch.setattr("torch.cuda.set_device", mock.Mock(side_effect=NotImplementedError))
+    with pytest.raises(NotImplementedError):  # each process chooses its GPU
         process_group().__enter__()
 
 

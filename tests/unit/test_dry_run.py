@@ -67,11 +67,10 @@ def test_provided_samples_are_counted_and_not_sampled(tmp_path):
     assert values["sampled tokens"] == 2 * 16 * 128
 
 
-@pytest.mark.parametrize(("num_train_words", "num_test_words"), [(3, 9), (9, 3)])
-def test_the_longest_prompt_is_of_training_or_of_test_problems(num_train_words, num_test_words):
-    train, test = (
-        [Problem(f"{number}", " 7" * number)] for number in (num_train_words, num_test_words)
-    )
+@pytest.mark.parametrize("is_test_longer", [False, True])
+def test_the_longest_prompt_is_of_training_or_of_test_problems(is_test_longer):
+    short, long = [Problem("short", " 7" * 3)], [Problem("long", " 7" * 9)]
+    train, test = (short, long) if is_test_longer else (long, short)
     task = Task("sevens", train, test, grade=lambda text, gold: "correct")
     longest, _, _ = plan(Settings(), task)["longest prompt"]
     tokenizer = AutoTokenizer.from_pretrained(Settings().model)

@@ -59,6 +59,7 @@ def test_json_returns_the_same_estimate(half_width):
     [
         (0.5, 0.2, True),
         (0.8, 0.2, True),  # reaches 1 exactly
+        (0.2, 0.2, True),  # reaches 0 exactly
         (0.9, 0.2, False),  # above the possible values
         (0.1, 0.2, False),  # below them
     ],

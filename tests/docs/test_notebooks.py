@@ -129,6 +129,15 @@ def test_tokens_below_zero_are_brown_and_those_above_it_green():
     assert above[1] > max(above[0], above[2])
 
 
+def test_tokens_that_do_not_fit_begin_a_row():
+    strip = ("log-ratio", [" twenty-two"] * 12, [0.5] * 12)
+    [axes] = pictures.draw_tokens([strip], furthest=1).axes
+    lefts = [box.get_xy()[:, 0].min() for box in axes.patches]
+    rights = [box.get_xy()[:, 0].max() for box in axes.patches]
+    assert max(rights) <= axes.get_xlim()[1]
+    assert 1 < lefts.count(0.0) < len(lefts)
+
+
 # ---- notebooks with answers ----------------------------------------------------------------------
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_is_one_clean_run(name):

@@ -120,7 +120,9 @@ def test_the_picture_mirrors_what_the_paper_expects_below_zero():
     by_label = {line.label: line for line in panel.lines}
     assert list(by_label[CONTRADICTED].x) == [-50]
     assert list(by_label[CONTRADICTED].y) == [0]
+    assert by_label[CONTRADICTED].each == [[-25, -75]]
     assert list(by_label[REPRODUCED].x) == [50]
     assert list(by_label[REPRODUCED].y) == [-1]
+    assert by_label[REPRODUCED].each == [[25, 75]]
     assert list(by_label["the paper's"].x) == [4.2]
     assert list(by_label["the paper's"].y) == [-1]

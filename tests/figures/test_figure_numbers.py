@@ -198,6 +198,21 @@ def test_figure_6_compares_the_highest_of_all_shares_in_seeds_that_all_have():
     assert fig6.gains(correct, "")["TOPR - TIS, p~ = 10%"].each == pytest.approx((-0.4, 0, 0.9))
 
 
+def test_figure_7_measures_norms_before_clipping():
+    norms = [0.5, 5.0, 30.0, 20.0, 10.0]
+    run = SimpleNamespace(
+        settings=Settings(max_grad_norm=10.0),
+        steps=lambda: pd.DataFrame({"grad_norm": norms, "loss": [9.0] * 5}),
+        tenths={"grad_norm": [1.0, 2.0]}.get,
+    )
+    expected = {
+        "largest gradient norm": [30.0],
+        "steps clipped": [0.4],  # above 10
+        "gradient norm": [1.0, 2.0],
+    }
+    assert fig7.gradient_norms(run) == expected
+
+
 def test_figure_7_compares_largest_norms_in_powers_of_ten():
     norms = {("topr",): [[1.0], [10.0]], ("off_policy",): [[1000.0], [10.0]]}
     table = make_table(["method"], norms, "largest gradient norm")

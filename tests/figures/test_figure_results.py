@@ -112,6 +112,11 @@ def start(line):
     return np.array(line["each"][0])
 
 
+def after_one_pass(line):
+    """The second point of a line that has a point after each pass, in each seed."""
+    return np.array(line["each"][1])
+
+
 def fall(line):
     """How far a line ends below its highest point, in each seed."""
     each = np.array(line["each"])  # (points, seeds)
@@ -183,6 +188,14 @@ DERIVED = [
         "fig6",
         "TOPR - TIS, p~ = 1%",
         lambda data: at(data["TOPR, lr 3e-5"], data, 0.01) - at(data["TIS, lr 3e-5"], data, 0.01),
+    ),
+    (
+        "fig6",
+        "TOPR - TIS, p~ = 10%, after one pass",
+        lambda data: (
+            after_one_pass(data["p~ = 10%"]["correct"]["topr"])
+            - after_one_pass(data["p~ = 10%"]["correct"]["tis"])
+        ),
     ),
     (
         "fig7",

@@ -130,8 +130,8 @@ def test_disk_of_the_paper_s_run_is_what_its_stages_leave():
         assert actual >= 4 * model + 2 * checkpoint + samples  # while it trains
         assert actual >= 5 * model + samples  # at its end
         assert actual <= 5 * model + 2 * checkpoint + samples
-    nothing = size._replace(num_samples=0, num_eval_samples=0)
-    assert preflight.disk_needed(replace(PAPER, iterations=0), nothing) == 0
+    evaluation = sample * size.num_eval_samples
+    assert preflight.disk_needed(replace(PAPER, iterations=0), size) == evaluation
 
 
 @pytest.mark.parametrize("has_gpu", [False, True])
@@ -153,6 +153,16 @@ def test_memory_of_the_paper_s_run(monkeypatch, has_gpu):
     assert preflight.memory_needed(PAPER, size) == expected - 6 * (samples + of_process)
     without_vllm = preflight.memory_needed(replace(PAPER, engine="hf"), size)
     assert without_vllm == expected - 6 * (samples + of_process) - (6 * 10**9 if has_gpu else 0)
+
+
+@pytest.mark.parametrize("sizes", [(10, 30), (30, 10)])
+def test_memory_of_a_small_run_is_that_of_its_larger_part(sizes, monkeypatch):
+    """Keys and values of fewer tokens than a batch may have: of its samples, or of its tests."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    size = RunSize(1_000, *sizes, max_tokens=100, cache_bytes=5_000)
+    settings = gsm8k.Settings()
+    without_cache = preflight.memory_needed(settings, size._replace(cache_bytes=0))
+    assert preflight.memory_needed(settings, size) - without_cache == 30 * 100 * 5_000
 
 
 MEASURE = """

@@ -148,6 +148,16 @@ def test_a_completion_gets_no_space_that_it_does_not_have(sentence_piece, prompt
     assert text == prompt.removeprefix("<s>") + completion
 
 
+def test_tokens_of_a_completion_depend_on_the_end_of_its_prompt(lm):
+    """Of other starts the line break would become a part, and the text alone would get a space."""
+    vocabulary = {"▁": 0, "7": 1, "\n": 2, "\n\n": 3}
+    tokenizer = Tokenizer(BPE(vocabulary, [("\n", "\n")]))
+    tokenizer.pre_tokenizer = Metaspace(prepend_scheme="always")
+    model = lm._replace(tokenizer=PreTrainedTokenizerFast(tokenizer_object=tokenizer))
+    prompt = "7" * 99 + "\n" + "7" * 100
+    assert model.completion_ids(prompt, "\n7") == [2, 1]
+
+
 def test_completion_may_just_fill_the_context(lm):
     prompt_ids = lm.tokenizer("Q")["input_ids"]
     room = lm.context - len(prompt_ids)

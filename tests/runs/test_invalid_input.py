@@ -169,7 +169,7 @@ INVALID_SAMPLES = {  # rows, changes, line, field, option
     "no positives": ([{}, {}], {"composition": "positives_only"}, None, None, "--composition"),
     "no positives of SFT": (
         [{"reward": 0.5}, {}],
-        {"method": "sft", "baseline": 0.8},
+        {"method": "sft", "baseline": 0.5},  # one reward is 0, the other below
         None,
         None,
         "--method",

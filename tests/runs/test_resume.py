@@ -347,6 +347,16 @@ def test_removed_checkpoint_is_made_again(undisturbed, interrupted):
     assert interrupted.finish() == undisturbed
 
 
+def test_removed_model_is_made_again_though_there_is_a_later_checkpoint(run, undisturbed, tmp_path):
+    command = Command(shutil.copytree(run(**TWO_ITERATIONS), tmp_path / "run"))
+    folder = command.folder / "iteration-2"
+    remove(command.folder / "results.json", folder / "test-3.jsonl", folder / "model")
+    checkpoint = folder / "checkpoint-4"  # which cannot give the model after step 3
+    checkpoint.mkdir()
+    (checkpoint / "rank-0.pt").write_text("not to be read")
+    assert command.finish() == undisturbed
+
+
 @pytest.mark.slow
 def test_removed_files_are_made_again(run, undisturbed, tmp_path):
     """A point of the curve needs the model of its step, so the first model is trained again."""

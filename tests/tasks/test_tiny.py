@@ -87,6 +87,17 @@ def test_the_teacher_is_flawless_at_first(monkeypatch):
     assert teachers == [problems.FLAWLESS] + [problems.MISTAKEN] * 3
 
 
+def test_a_flawless_teacher_verifies_solutions_with_mistakes():
+    are_right = []
+    for seed in range(60):
+        prompt, check = make.make_example(random.Random(seed), set(), True, problems.FLAWLESS)
+        _, answer = problems.solve(problems.draw_problem(random.Random(seed)))
+        is_right = prompt.endswith(f" The answer is {answer}.\nCheck:")
+        assert check.endswith("? Yes" if is_right else "? No")
+        are_right.append(is_right)
+    assert 10 < sum(are_right) < 50
+
+
 # ---- problems ------------------------------------------------------------------------------------
 def test_training_and_test_problems_are_disjoint():
     train = {problem.question for problem in gsm8k.load_problems(str(TINY), "train")}

@@ -23,7 +23,9 @@ from unit_helpers import VOCABULARY, plain_batch, random_examples, tiny_llama, u
 import topr
 from toprlib import batches
 from toprlib.batches import FILLER, MAX_PAIRS, collate, plan_steps, score_rows, tokenize_samples
-from toprlib.records import Example, InputError, Sample
+from toprlib.records import Example, InputError, Sample, Task
+from toprlib.settings import Settings
+from train_gsm8k import choose
 
 counts = st.integers(1, 6)
 
@@ -83,6 +85,7 @@ ENDS = {  # completion, finish_reason, stop strings -> the text that is trained 
     "ends with it": (" 2<eos>", "stop", (), " 2<eos>"),
     "ends with it, said to be cut off": (" 2<eos>", "length", (), " 2<eos>"),
     "has a stop string": (" 2\nQ:", "stop", ("\nQ:",), " 2\nQ:"),
+    "has text after a stop string": (" 2\nQ: 3", "stop", ("\nQ:",), " 2\nQ: 3"),
     "has another string": (" 2\nQ:", "stop", ("\nP:",), " 2\nQ:<eos>"),
     "white space after the end": (" 2<eos>\n \t", "stop", (), " 2<eos>"),
     "two ends": (" 2<eos><eos>", "stop", (), " 2<eos>"),
@@ -292,6 +295,16 @@ def test_every_example_is_in_one_row(prompts, per_prompt, seed):
     for rows in (first, second):
         assert sorted(example.sample for [example] in rows) == list(range(len(examples)))
     assert len(examples) < 12 or first != second
+
+
+def test_each_epoch_has_an_order_of_its_own(lm):
+    samples = [sample_of(lm, prompt=f"{number} =") for number in range(6)]
+    rows = choose(1, samples, lm, Task("sums", [], [], grade=str), Settings(epochs=3))
+    numbers = [example.sample for [example] in rows]
+    epochs = [tuple(numbers[start : start + 6]) for start in (0, 6, 12)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(6))] * 3
+    assert len(set(epochs)) == 3
+    assert [example.row for [example] in rows] == list(range(18))
 
 
 @pytest.mark.parametrize("is_paired", [False, True])

@@ -205,7 +205,8 @@ def make_smoke(folder, arguments):
     """`make smoke` on this machine, where the environment is there already."""
     (folder / ".venv").symlink_to(sys.prefix)
     (folder / "scripts").symlink_to(ROOT / "scripts")
-    command = ["make", "-f", ROOT / "Makefile", "-o", ".venv/ready", "smoke", f"ARGS={arguments}"]
+    make = ["make", "--no-print-directory", "-f", ROOT / "Makefile", "-o", ".venv/ready"]
+    command = [*make, "smoke", f"ARGS={arguments}"]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 

@@ -1,4 +1,4 @@
-"""Losses of public trainers, each written anew from its formula, and their verdicts.
+"""Losses of public trainers, each written from its formula, and their verdicts.
 
 A loss takes logp, logmu (B, T), reward (B,) and mask (B, T).
 """

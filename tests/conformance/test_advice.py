@@ -46,7 +46,7 @@ def push(loss, reward):
 # ---- losses that are repaired step by step -------------------------------------------------------
 @dataclass(frozen=True)
 class Recipe:
-    """A loss by its faults; the defaults are the paper's."""
+    """A loss by its mistakes; the defaults are the paper's."""
 
     names: tuple[str, ...] = tuple(TELLING.values())
     roles: tuple[str, ...] = LOGP_FIRST

@@ -1,6 +1,6 @@
-"""The default run against results/laptop.json, which was made with AVX-512.
+"""The default run against results/laptop.json.
 
-Other instructions add up in another order: then a few samples differ, and training follows them.
+Another processor may add up in another order: then a few samples differ, and training follows them.
 """
 
 import json
@@ -28,14 +28,10 @@ def test_first_evaluation_is_that_of_the_record_with_any_instruction_set(tmp_pat
 
 
 @pytest.mark.slow
-def test_whole_run_is_the_record_with_its_instruction_set(tmp_path):
+def test_whole_run_is_near_the_record_on_any_processor(tmp_path):
+    """Of 5,120 samples a few may differ; an evaluation has 2,400, whose standard error is 0.006."""
     results = run_default(tmp_path / "run")
     assert results["before"] == RECORD["before"]
-    if results["instruction_set"] == RECORD["instruction_set"]:
-        made = (tmp_path / "run" / "results.json").read_bytes()
-        assert made == (ROOT / "results" / "laptop.json").read_bytes()
-        return
-    # Of 5,120 samples a few differ; an evaluation has 2,400, with a standard error of 0.6 points.
     [actual] = results["iterations"]
     [expected] = RECORD["iterations"]
     for count in ("samples", "problems"):

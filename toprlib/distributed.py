@@ -34,6 +34,11 @@ def ranks() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def local_ranks(without_torchrun: int = 1) -> int:
+    """The number of processes on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", without_torchrun))
+
+
 def device() -> "torch.device":
     """Where this process computes: its own GPU, or the CPU."""
     import torch
@@ -78,7 +83,7 @@ def process_group(is_needed: bool = False) -> Iterator[None]:
 
 
 def _check_gpus(gpus: int) -> None:
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    processes = local_ranks()
     if gpus < processes:
         message = f"{processes} processes need a GPU each, and torch sees {gpus}"
         raise InputError(f"{message}; start torchrun with --nproc-per-node {gpus}")

@@ -6,7 +6,6 @@ docs/own_task.md has the options that map the columns of three of them.
 
 import hashlib
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
-from toprlib.distributed import progress_bar, rank
+from toprlib.distributed import local_ranks, progress_bar, rank
 from toprlib.files import first_validation_error, read_records, to_lines
 from toprlib.problems import is_hub_name, list_split_files, load_rows
 from toprlib.records import InputError, Sample, to_line
@@ -57,8 +56,7 @@ def read_samples(
     column_of = parse_columns(columns)
     samples = []
     ignored: set[str] = set()
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    room = free_memory / processes  # each process reads all samples
+    room = free_memory / local_ranks()  # each process reads all samples
     for line, row in enumerate(progress_bar(_read_rows(source), "reading", "row"), start=1):
         place = {"file": source, "line": line}
         columns_of_fields = _find_columns(row, column_of, place)

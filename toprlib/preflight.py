@@ -15,7 +15,7 @@ import psutil
 import torch
 from transformers import PreTrainedConfig
 
-from toprlib.distributed import rank
+from toprlib.distributed import local_ranks, rank
 from toprlib.hf_sampler import MAX_BATCH_TOKENS, MAX_THREADS
 from toprlib.language_model import LanguageModel
 from toprlib.records import InputError
@@ -164,7 +164,7 @@ def memory_needed(settings: Settings, size: RunSize) -> int:
         cached_tokens = min(threads * MAX_BATCH_TOKENS, sampled_tokens)
         of_process = CPU_LIBRARIES + cached_tokens * size.cache_bytes
         weights = 8 * size.parameters + checkpoint_bytes(settings, size)  # it trains here
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", intended_ranks(settings.preset)))
+    processes = local_ranks(without_torchrun=intended_ranks(settings.preset))
     num_examples = min(settings.examples or size.num_samples, size.num_samples)
     samples = TOKEN_BYTES * size.max_tokens * (size.num_samples + num_examples)
     return weights + processes * (samples + of_process)

@@ -16,7 +16,7 @@ from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
 import topr
 from toprlib.compositions import BASELINES, COMPOSITIONS
-from toprlib.distributed import ranks
+from toprlib.distributed import local_ranks, ranks
 from toprlib.external_samples import fingerprint, parse_columns
 from toprlib.files import first_validation_error, read_text
 from toprlib.language_model import Dtype, OptimizerName
@@ -298,7 +298,7 @@ def check_sizes(settings: Settings, processes: int) -> None:
 
 def check_engine_gpus(option: str, engine: EngineName, gpus: int, processes: int) -> None:
     """Raises InputError unless engines of `gpus` GPUs can share a machine's processes evenly."""
-    local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+    local_processes = local_ranks(without_torchrun=processes)
     if local_processes % gpus > 0:
         message = f"{gpus}: must divide the {local_processes} processes of a machine"
         raise InputError(message, option=option)

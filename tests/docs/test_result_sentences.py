@@ -1,0 +1,132 @@
+"""README's result sentences: every number and verdict follows from the files of results/.
+
+The numbers are recomputed from the values of single seeds. The wording is not tested.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from docs_helpers import ROOT, read_page
+
+# A mean and half of its interval, and what follows.
+NUMBER = re.compile(r"(\d+\.\d) ± (\d+\.\d)( %| points)")
+INCONCLUSIVE = "inconclusive"
+
+# Number of seeds -> 97.5 % quantile of Student's t, from a table of the distribution.
+QUANTILES = {5: 2.7764, 8: 2.3646, 13: 2.1788}
+
+
+def each_seed(file: str, key: str) -> np.ndarray:
+    """A number of a file of results/ or studies/ in each seed, in per cent."""
+    [path] = [*ROOT.glob(f"results/{file}.json"), *ROOT.glob(f"studies/*/{file}.json")]
+    return 100 * np.array(json.loads(path.read_text(encoding="utf-8"))["shares"][key]["each"])
+
+
+def at_three_times_the_rate(method: str) -> np.ndarray:
+    return each_seed("robustness", f"{method}, three times the rate: correct at the end")
+
+
+def fig5(share: str, rate: str = "") -> np.ndarray:
+    return each_seed("fig5", f"10% positive, p~ = {share}{rate}")
+
+
+SECOND = ", second best rate"
+SFT_FIG4 = "positives, as many steps: correct at the end"
+TOPR_FIG4 = "TOPR: correct at the end"
+
+# Label of a bullet -> its numbers in their order: accuracies, or differences of the one that the
+# sentence names first.
+ACCURACIES = {
+    "Stability.": [
+        at_three_times_the_rate("TOPR"),
+        at_three_times_the_rate("SFT on positives"),
+        at_three_times_the_rate("naive REINFORCE"),
+        at_three_times_the_rate("DPO"),
+    ],
+}
+DIFFERENCES = {
+    "Rare right answers.": [
+        each_seed("fig6", "TOPR, lr 3e-5, p~ = 1%") - each_seed("fig6", "TIS, lr 3e-5, p~ = 1%"),
+    ],
+    "Two thirds of the samples are right.": [
+        each_seed("fig4", TOPR_FIG4) - each_seed("fig4", SFT_FIG4),
+        each_seed("fig4", SFT_FIG4 + SECOND) - each_seed("fig4", TOPR_FIG4),
+    ],
+    "A tenth of the samples are right.": [
+        fig5("50%") - fig5("100%"),
+        fig5("50%", SECOND) - fig5("100%", SECOND),
+        fig5("20%") - fig5("100%"),
+        fig5("100%", SECOND) - fig5("20%", SECOND),
+    ],
+    "A real model of 135 million parameters.": [
+        each_seed("real-llm-solved", "TOPR - positives only, as many steps"),
+        each_seed("real-llm", "TOPR - positives only"),
+    ],
+}
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The mean over seeds and half of Student's 95 % interval."""
+    n = len(values)
+    half_width = QUANTILES[n] * np.std(values, ddof=1) / n**0.5
+    return float(np.mean(values)), float(half_width)
+
+
+def read_bullets() -> dict[str, str]:
+    """The bullets of README's section on results, by their labels."""
+    section = read_page("README.md").partition("\n## Results\n")[2].partition("\n## ")[0]
+    bullets = re.findall(r"^- \*\*(.*?)\*\*(.*?)(?=^- |\n\n)", section, re.DOTALL | re.MULTILINE)
+    return {label: " ".join(text.split()) for label, text in bullets}
+
+
+def sentences_with_numbers(text: str) -> list[tuple[str, list[tuple[str, str, str]]]]:
+    """The sentences of a text, each with its numbers."""
+    sentences = re.split(r"(?<=[a-z)])\. ", text)
+    return [(sentence, NUMBER.findall(sentence)) for sentence in sentences]
+
+
+def test_each_bullet_is_checked():
+    assert set(read_bullets()) == set(ACCURACIES) | set(DIFFERENCES)
+
+
+def test_no_other_number_of_the_section_has_an_interval():
+    section = read_page("README.md").partition("\n## Results\n")[2].partition("\n## ")[0]
+    in_bullets = sum(text.count("±") for text in read_bullets().values())
+    # One ± explains what it stands for.
+    assert section.count("±") == in_bullets + 1
+
+
+@pytest.mark.parametrize("label", [*ACCURACIES, *DIFFERENCES])
+def test_numbers_and_intervals_are_those_of_the_files(label):
+    unit = " %" if label in ACCURACIES else " points"
+    expected = []
+    for values in ACCURACIES.get(label, []) + DIFFERENCES.get(label, []):
+        mean, half_width = interval(values)
+        expected.append((f"{mean:.1f}", f"{half_width:.1f}", unit))
+    found = NUMBER.findall(read_bullets()[label])
+    # Only the last number of an enumeration has its unit.
+    assert [number[:2] for number in found] == [number[:2] for number in expected]
+    assert {number[2] for number in found} == {unit}
+
+
+@pytest.mark.parametrize("label", DIFFERENCES)
+def test_a_sentence_says_inconclusive_where_an_interval_contains_zero(label):
+    remaining = list(DIFFERENCES[label])
+    for sentence, numbers in sentences_with_numbers(read_bullets()[label]):
+        of_sentence = [interval(remaining.pop(0)) for _ in numbers]
+        contains_zero = [abs(mean) <= half_width for mean, half_width in of_sentence]
+        assert (INCONCLUSIVE in sentence) == any(contains_zero), sentence
+    assert not remaining
+
+
+def test_sentences_are_recognised():
+    text = "A ends 1.0 ± 0.5 points above B (inconclusive). At 1e-4 it ends 2.0 ± 0.1 % below. End."
+    found = sentences_with_numbers(text)
+    assert [numbers for _, numbers in found] == [
+        [("1.0", "0.5", " points")],
+        [("2.0", "0.1", " %")],
+        [],
+    ]

@@ -3,16 +3,14 @@
     python scripts/make_tables.py
 
 A table stands between the lines `<!-- table:FILE.TABLE -->` and `<!-- end -->`: results/FILE.json,
-or studies/*/FILE.json, has it under `tables`. `FILE.made` says how FILE was made, `FILE.numbers`
-has its numbers. Tables from several files are `<!-- table:NAME ARGUMENT -->`; NAME is one of
-TABLES. Verdicts on claims are computed by figures/claims.py. The code of the record
-results/weights.json is in commit 227e74c, docs/make_tables.py.
+or studies/*/FILE.json, has it under `tables`. `FILE.made` says how FILE was made. Tables from
+several files are `<!-- table:NAME ARGUMENT -->`; NAME is one of TABLES. figures/claims.py computes
+the verdicts on claims. Commit 227e74c has the code of results/weights.json, docs/make_tables.py.
 """
 
 import json
 import re
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -38,12 +36,12 @@ from figures.claims import (  # noqa: E402
     narrow_verdicts,
     number_text,
 )
-from figures.common import PAPER_METHODS, TUNED, Findings, numbers_table  # noqa: E402
+from figures.common import PAPER_METHODS, TUNED  # noqa: E402
 from tasks.verifier import to_tables as verifier_tables  # noqa: E402
 from toprlib.evaluation import METRICS, to_table  # noqa: E402
 from toprlib.plotting import METHOD_LABELS, Line, Panel, draw, draw_curve, save_figure  # noqa: E402
 from toprlib.preflight import RunSize, disk_needed, memory_needed  # noqa: E402
-from toprlib.report import Estimate, Table  # noqa: E402
+from toprlib.report import Table  # noqa: E402
 from train_gsm8k import PRESETS  # noqa: E402
 
 RESULTS = ROOT / "results"
@@ -71,17 +69,13 @@ def load(name: str) -> dict[str, Any]:
 
 @cache
 def tables_of(name: str) -> dict[str, str]:
-    """The tables of a file of results/, in Markdown, and how it was made.
+    """The tables of a file of results/ or studies/, in Markdown, and how it was made.
 
     >>> tables_of("fig2")["made"]
     '`python reproduce.py fig2 --preset laptop --seeds 3 --seed 0`: no runs.'
     """
     content = load(name)
     tables = {key: Table(**fields).markdown() for key, fields in content["tables"].items()}
-    if "numbers" in content:
-        shares = read_estimates(content["shares"])
-        numbers = read_estimates(content["numbers"])
-        tables["numbers"] = numbers_table(Findings({}, shares, numbers)).markdown()
     cost = "no runs"
     if content["runs"]:
         commits = ", ".join(f"`{commit}`" for commit in content["commits"])
@@ -90,27 +84,7 @@ def tables_of(name: str) -> dict[str, str]:
     return {**tables, "made": f"`{content['command']}`: {cost}."}
 
 
-def read_estimates(fields: Mapping[str, Mapping[str, Any]]) -> dict[str, Estimate]:
-    """The estimates of a file, by their names."""
-    return {name: Estimate(**each) for name, each in fields.items()}
-
-
 # ---- tables of several files ----
-
-
-def methods() -> Table:
-    """The default run with each method."""
-    rows = []
-    for command, run in load("methods").items():
-        [iteration] = run["iterations"]
-        after = iteration["after"]
-        along = [f"{100 * point['correct']:.0f}" for point in iteration["curve"]]
-        options = command.removeprefix("python train_gsm8k.py --model tiny/worded").strip()
-        correct = Estimate.from_json(after["pass@1"]).text(100, unit=" %")
-        invalid = f"{100 * after['invalid']:.1f} %"
-        rows.append([f"`{options}`" if options else "(none)", correct, invalid, " ".join(along)])
-    head = ["options", "correct at the end", "invalid", "correct along the epoch, in %"]
-    return Table(head, rows)
 
 
 @cache
@@ -216,7 +190,6 @@ def verifier(name: str) -> str:
 # The name in a marker -> the function that makes its table, from the marker's argument if any.
 TABLES = {
     "completions": completions,
-    "methods": methods,
     "findings": findings,
     "claims": chosen_findings,
     "counted": verdict_counts,

@@ -41,7 +41,7 @@ from tasks.verifier import to_tables as verifier_tables  # noqa: E402
 from toprlib.evaluation import METRICS, to_table  # noqa: E402
 from toprlib.plotting import METHOD_LABELS, Line, Panel, draw, draw_curve, save_figure  # noqa: E402
 from toprlib.preflight import RunSize, disk_needed, memory_needed  # noqa: E402
-from toprlib.report import Table  # noqa: E402
+from toprlib.report import Estimate, Table  # noqa: E402
 from train_gsm8k import PRESETS  # noqa: E402
 
 RESULTS = ROOT / "results"
@@ -85,6 +85,21 @@ def tables_of(name: str) -> dict[str, str]:
 
 
 # ---- tables of several files ----
+
+
+def methods() -> Table:
+    """The default run with each method."""
+    rows = []
+    for command, run in load("methods").items():
+        [iteration] = run["iterations"]
+        after = iteration["after"]
+        along = [f"{100 * point['correct']:.0f}" for point in iteration["curve"]]
+        options = command.removeprefix("python train_gsm8k.py --model tiny/worded").strip()
+        correct = Estimate.from_json(after["pass@1"]).text(100, unit=" %")
+        invalid = f"{100 * after['invalid']:.1f} %"
+        rows.append([f"`{options}`" if options else "(none)", correct, invalid, " ".join(along)])
+    head = ["options", "correct at the end", "invalid", "correct along the epoch, in %"]
+    return Table(head, rows)
 
 
 @cache
@@ -190,6 +205,7 @@ def verifier(name: str) -> str:
 # The name in a marker -> the function that makes its table, from the marker's argument if any.
 TABLES = {
     "completions": completions,
+    "methods": methods,
     "findings": findings,
     "claims": chosen_findings,
     "counted": verdict_counts,

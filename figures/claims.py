@@ -227,22 +227,22 @@ def claim_link(claim: Claim, page: str) -> str:
 
 def forest(results: Sequence[ClaimResult]) -> list[Panel]:
     """All effects in percentage points, with the paper's values; it expects them right of zero."""
-    drawn = [one for one in results if one.estimate and one.claim["unit"] == "points"]
-    heights = {one.claim["id"]: -i for i, one in enumerate(drawn)}
-    bottom = 0.5 - len(drawn)
+    plotted = [one for one in results if one.estimate and one.claim["unit"] == "points"]
+    heights = {one.claim["id"]: -i for i, one in enumerate(plotted)}
+    bottom = 0.5 - len(plotted)
     lines = [Line([0, 0], [0.5, bottom], style="limit")]
     for verdict, style in STYLES.items():
-        chosen = [one for one in drawn if one.verdict == verdict]
+        chosen = [one for one in plotted if one.verdict == verdict]
         if chosen:
             lines.append(effects(chosen, heights, verdict, style))
-    with_number = [one.claim for one in drawn if "paper" in one.claim]
+    with_number = [one.claim for one in plotted if "paper" in one.claim]
     paper = [claim["paper"] for claim in with_number]
     at = [heights[claim["id"]] for claim in with_number]
     lines.append(Line(paper, at, "the paper's", Style("#000000", "", "|"), "points"))
     options = {
         "xscale": "symlog",
         "yticks": list(heights.values()),
-        "yticklabels": [one.claim["short"] for one in drawn],
+        "yticklabels": [one.claim["short"] for one in plotted],
         "ylim": (bottom, 0.5),
     }
     label = "percentage points, 95% interval; dots are seeds or places"

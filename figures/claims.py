@@ -1,8 +1,9 @@
-"""The paper's claims one by one, each with a verdict that is computed from what the figures found.
+"""The paper's claims and their verdicts, computed from the numbers of the figures.
 
-A claim of results/claims.json names the number of a figure's file that tests it (`figure`, `key`),
-and what the paper expects of it (`expected`): "> 0", "< 0" or "within 2". If a precondition may not
-hold, `needs` has a list for each: [figure, key, what is expected of it, the precondition in words].
+A claim of results/claims.json names the number that tests it (`figure`, `key`) and the range that
+the paper expects (`expected`): "> 0", "< 0" or "within 2". `needs` lists its preconditions, each as
+[figure, key, expected range, the precondition in words]. `paper` is the paper's own number. `over`
+says what the values are if not seeds.
 """
 
 import math
@@ -28,6 +29,9 @@ STYLES = {
 }
 VERDICTS = (*STYLES, NOT_RUN)
 
+# Tables name the number of seeds where it is another.
+USUAL_SEEDS = 5
+
 Claim = Mapping[str, Any]
 # The name of a file of results/ -> its content.
 Load = Callable[[str], Mapping[str, Any]]
@@ -36,8 +40,8 @@ Load = Callable[[str], Mapping[str, Any]]
 class ClaimResult(NamedTuple):
     """A claim, the number that tests it, in the claim's unit, and the verdict.
 
-    estimate: None if the number is not there. missing: the first precondition that is not met, in
-    words.
+    estimate: None if the file lacks the number. missing: the first precondition that is not met,
+    in words.
     """
 
     claim: Claim
@@ -82,7 +86,7 @@ def expected_range(expected: str) -> tuple[float, float]:
 
 
 def find_number(load: Load, figure: str, key: str) -> Estimate | None:
-    """A number of a figure's file; shares and their differences in percent. None if it has none.
+    """A number of a figure's file, or None; shares and their differences are in per cent.
 
     A number of a figure without runs is exact.
     """
@@ -123,19 +127,50 @@ def judge_claims(claims: Sequence[Claim], load: Load) -> list[ClaimResult]:
     return [judge_claim(claim, load) for claim in claims]
 
 
-def number_text(result: ClaimResult, load: Load) -> str:
-    """Our number with its unit and, if the claim depends on one, the learning rate."""
+def number_text(result: ClaimResult) -> str:
+    """Our number, with its unit if it is not points."""
     claim = result.claim
     if result.estimate is None:
         return "not run yet" if claim["key"] else "needs GPUs"
     digits = 1 if claim["unit"] else 2
-    unit = f" {claim['unit']}" if claim["unit"] else ""
+    unit = f" {claim['unit']}" if claim["unit"] not in ("", "points") else ""
     within = claim.get("within", (-math.inf, math.inf))
-    text = result.estimate.text(digits=digits, unit=unit, within=within)
-    if "rate" not in claim:
-        return text
-    tried = load(claim["figure"])["learning_rates"][claim["rate"]]
-    return f"{text} at {best_rate(tried)}" if tried else text
+    return result.estimate.text(digits=digits, unit=unit, within=within)
+
+
+def details_text(result: ClaimResult, load: Load) -> str:
+    """The learning rate if the claim depends on one, and the number of seeds if it is unusual."""
+    if result.estimate is None:
+        return ""
+    claim = result.claim
+    details = []
+    tried = load(claim["figure"]).get("learning_rates", {}).get(claim.get("rate"))
+    if tried:
+        details.append(best_rate(tried))
+    count = len(result.estimate.each)
+    if count not in (0, 1, USUAL_SEEDS):
+        details.append(f"{count} {claim.get('over', 'seeds')}")
+    return f" ({', '.join(details)})" if details else ""
+
+
+def margin(result: ClaimResult) -> float:
+    """The distance from the interval's nearer end to the nearest bound of what is expected.
+
+    >>> claim = {"expected": "> 0"}
+    >>> margin(ClaimResult(claim, Estimate(1.5, 1.25), REPRODUCED))
+    0.25
+    """
+    mean, half_width, _ = result.estimate
+    bounds = [each for each in expected_range(result.claim["expected"]) if math.isfinite(each)]
+    ends = (mean - half_width, mean + half_width)
+    return min(abs(end - bound) for end in ends for bound in bounds)
+
+
+def narrow_verdicts(results: Sequence[ClaimResult], limit: float) -> list[ClaimResult]:
+    """The reproduced and contradicted claims whose margin is at most `limit` points."""
+    definite = [one for one in results if one.verdict in (REPRODUCED, CONTRADICTED)]
+    in_points = [one for one in definite if one.claim["unit"] == "points"]
+    return [one for one in in_points if margin(one) <= limit]
 
 
 def best_rate(tried: Mapping[str, float]) -> str:
@@ -149,26 +184,27 @@ def best_rate(tried: Mapping[str, float]) -> str:
 
 
 def claims_table(results: Sequence[ClaimResult], load: Load, page: str) -> Table:
-    """The claims, the paper's numbers, ours, and the verdicts.
+    """The claims with the paper's numbers, our numbers and the verdicts.
 
-    page: the path of results/README.md, for links.
+    A figure is named in its first row only. page: the path of results/README.md, for links.
     """
     rows = []
+    last_link = ""
     for result in results:
         claim = result.claim
-        seeds = len(result.estimate.each) if result.estimate else 0
+        link = claim_link(claim, page)
+        paper = f" (paper: {claim['paper']})" if "paper" in claim else ""
         missing = f" (missing: {result.missing})" if result.missing else ""
         rows.append(
             [
-                claim_link(claim, page),
-                claim["claim"],
-                str(claim.get("paper", "")),
-                number_text(result, load),
-                str(seeds or ""),
+                "" if link == last_link else link,
+                f"{claim['claim']}{paper}",
+                f"{number_text(result)}{details_text(result, load)}",
                 f"**{result.verdict}**{missing}",
             ]
         )
-    return Table(["", "the paper's claim", "its number", "ours", "seeds", "verdict"], rows)
+        last_link = link
+    return Table(["", "the paper's claim", f"ours (points, {USUAL_SEEDS} seeds)", "verdict"], rows)
 
 
 def claim_link(claim: Claim, page: str) -> str:
@@ -178,35 +214,35 @@ def claim_link(claim: Claim, page: str) -> str:
 
     >>> claim_link({"figure": "fig1"}, "results/README.md")
     '[Figure 1](results/README.md#figure-1)'
-    >>> claim_link({"figure": "map", "study": "map"}, "README.md")
-    '[map](../studies/map/README.md)'
+    >>> claim_link({"figure": "real-llm", "study": "real_model"}, "README.md")
+    '[real model](../studies/real_model/README.md)'
     """
-    name = claim["figure"].replace("fig", "Figure ").replace("table", "Table ")
     if "study" in claim:
         study = posixpath.join(page, "../../studies", claim["study"], "README.md")
-        return f"[{name}]({posixpath.normpath(study)})"
+        return f"[{claim['study'].replace('_', ' ')}]({posixpath.normpath(study)})"
+    name = claim["figure"].replace("fig", "Figure ").replace("table", "Table ")
     heading = name.lower().replace(" ", "-")
     return f"[{name}]({page}#{heading})"
 
 
 def forest(results: Sequence[ClaimResult]) -> list[Panel]:
-    """All effects in percentage points, with the paper's values; right of zero is as it claims."""
-    drawn = [one for one in results if one.estimate and one.claim["unit"] == "points"]
-    heights = {one.claim["id"]: -i for i, one in enumerate(drawn)}
-    bottom = 0.5 - len(drawn)
+    """All effects in percentage points, with the paper's values; it expects them right of zero."""
+    plotted = [one for one in results if one.estimate and one.claim["unit"] == "points"]
+    heights = {one.claim["id"]: -i for i, one in enumerate(plotted)}
+    bottom = 0.5 - len(plotted)
     lines = [Line([0, 0], [0.5, bottom], style="limit")]
     for verdict, style in STYLES.items():
-        chosen = [one for one in drawn if one.verdict == verdict]
+        chosen = [one for one in plotted if one.verdict == verdict]
         if chosen:
             lines.append(effects(chosen, heights, verdict, style))
-    with_number = [one.claim for one in drawn if isinstance(one.claim.get("paper"), float)]
+    with_number = [one.claim for one in plotted if "paper" in one.claim]
     paper = [claim["paper"] for claim in with_number]
     at = [heights[claim["id"]] for claim in with_number]
     lines.append(Line(paper, at, "the paper's", Style("#000000", "", "|"), "points"))
     options = {
         "xscale": "symlog",
         "yticks": list(heights.values()),
-        "yticklabels": [one.claim["short"] for one in drawn],
+        "yticklabels": [one.claim["short"] for one in plotted],
         "ylim": (bottom, 0.5),
     }
     label = "percentage points, 95% interval; dots are seeds or places"
@@ -216,7 +252,7 @@ def forest(results: Sequence[ClaimResult]) -> list[Panel]:
 def effects(
     results: Sequence[ClaimResult], heights: Mapping[str, float], verdict: str, style: Style
 ) -> Line:
-    """The effects with a verdict; one that the paper expects below zero is drawn mirrored."""
+    """The effects with a verdict, mirrored if the paper expects them below zero."""
     means = []
     seeds = []
     for result in results:

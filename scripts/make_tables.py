@@ -3,16 +3,14 @@
     python scripts/make_tables.py
 
 A table stands between the lines `<!-- table:FILE.TABLE -->` and `<!-- end -->`: results/FILE.json,
-or studies/*/FILE.json, has it under `tables`. `FILE.made` says how FILE was made, `FILE.numbers`
-has its numbers. Tables from several files are `<!-- table:NAME ARGUMENT -->`; NAME is one of
-TABLES. Verdicts on claims are computed by figures/claims.py. The code of the record
-results/weights.json is in commit 227e74c, docs/make_tables.py.
+or studies/*/FILE.json, has it under `tables`. `FILE.made` says how FILE was made. Tables from
+several files are `<!-- table:NAME ARGUMENT -->`; NAME is one of TABLES. figures/claims.py computes
+the verdicts on claims. Commit 227e74c has the code of results/weights.json, docs/make_tables.py.
 """
 
 import json
 import re
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -24,15 +22,21 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from figures.claims import (  # noqa: E402
+    CONTRADICTED,
+    INCONCLUSIVE,
+    NOT_MET,
+    NOT_RUN,
     REPRODUCED,
     VERDICTS,
     ClaimResult,
     claims_table,
     forest,
     judge_claims,
+    margin,
+    narrow_verdicts,
     number_text,
 )
-from figures.common import PAPER_METHODS, TUNED, Findings, numbers_table  # noqa: E402
+from figures.common import PAPER_METHODS, TUNED  # noqa: E402
 from tasks.verifier import to_tables as verifier_tables  # noqa: E402
 from toprlib.evaluation import METRICS, to_table  # noqa: E402
 from toprlib.plotting import METHOD_LABELS, Line, Panel, draw, draw_curve, save_figure  # noqa: E402
@@ -48,6 +52,8 @@ PAGES = [
     *sorted(STUDIES.rglob("*.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
+# Points by which the interval of a narrow verdict clears the bound, at most.
+NARROW = 0.2
 BLOCK = re.compile(r"(<!-- table:([\w.-]+) ?([\w-]*) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -63,28 +69,19 @@ def load(name: str) -> dict[str, Any]:
 
 @cache
 def tables_of(name: str) -> dict[str, str]:
-    """The tables of a file of results/, in Markdown, and how it was made.
+    """The tables of a file of results/ or studies/, in Markdown, and how it was made.
 
     >>> tables_of("fig2")["made"]
     '`python reproduce.py fig2 --preset laptop --seeds 3 --seed 0`: no runs.'
     """
     content = load(name)
     tables = {key: Table(**fields).markdown() for key, fields in content["tables"].items()}
-    if "numbers" in content:
-        shares = read_estimates(content["shares"])
-        numbers = read_estimates(content["numbers"])
-        tables["numbers"] = numbers_table(Findings({}, shares, numbers)).markdown()
     cost = "no runs"
     if content["runs"]:
         commits = ", ".join(f"`{commit}`" for commit in content["commits"])
         minutes = content["core_minutes"]
         cost = f"{content['runs']} runs, {minutes:.0f} core-minutes, commits {commits}"
     return {**tables, "made": f"`{content['command']}`: {cost}."}
-
-
-def read_estimates(fields: Mapping[str, Mapping[str, Any]]) -> dict[str, Estimate]:
-    """The estimates of a file, by their names."""
-    return {name: Estimate(**each) for name, each in fields.items()}
 
 
 # ---- tables of several files ----
@@ -119,20 +116,17 @@ def findings() -> Table:
 
 
 def chosen_findings() -> Table:
-    """The claims that README shows, without the paper's numbers and the seeds."""
+    """The claims that README shows."""
     results = [result for result in claim_results() if "readme" in result.claim]
     table = claims_table(results, load, "results/README.md")
-    rows = []
-    for figure, claim, _, ours, _, verdict in [*table.rows, analysis_row("docs/")]:
-        rows.append([figure, claim, ours, verdict])
-    return Table(["", "the paper's claim", "here", "verdict"], rows)
+    return Table(table.head, [*table.rows, analysis_row("docs/")])
 
 
 def analysis_row(docs: str) -> list[str]:
     """The paper's analysis as a row of the claims; docs: the path of the folder docs/."""
     claim = "Propositions 3.1 and 3.2, Appendices B and C"
     ours = "`python toy_bandit.py` checks each statement"
-    return [f"[Analysis]({docs}analysis.md)", claim, "", ours, "", f"**{REPRODUCED}**"]
+    return [f"[Analysis]({docs}analysis.md)", claim, ours, f"**{REPRODUCED}**"]
 
 
 def verdict_counts() -> str:
@@ -143,13 +137,22 @@ def verdict_counts() -> str:
 
 
 def in_numbers(figure: str) -> str:
-    """Up to six numbers of a figure's claims, in a line; the table of claims has all."""
-    results = [one for one in claim_results() if one.claim["figure"] == figure and one.estimate]
-    texts = []
-    for result in results[:6]:
-        number = number_text(result, load)
-        texts.append(f"{result.claim['short']}: **{number}** ({result.verdict})")
-    return "; ".join(texts)
+    """The numbers of a figure's claims, a line for each verdict; reproduced claims come last."""
+    results = [one for one in claim_results() if one.claim["figure"] == figure]
+    lines = []
+    for verdict in (CONTRADICTED, INCONCLUSIVE, NOT_MET, NOT_RUN, REPRODUCED):
+        chosen = [one for one in results if one.verdict == verdict and one.claim["key"]]
+        texts = [f"{one.claim['short']}: {number_text(one)}" for one in chosen]
+        if texts:
+            lines.append(f"- **{verdict}:** {'; '.join(texts)}")
+    return "\n".join(lines)
+
+
+def narrow() -> str:
+    """The verdicts that a small shift of the interval would change, with this shift in points."""
+    results = narrow_verdicts(claim_results(), NARROW)
+    texts = [f"{one.claim['short']} ({one.verdict}, {margin(one):.2f})" for one in results]
+    return f"{len(texts)} verdicts turn on {NARROW} points or less: {'; '.join(texts)}."
 
 
 def completions() -> Table:
@@ -206,6 +209,7 @@ TABLES = {
     "findings": findings,
     "claims": chosen_findings,
     "counted": verdict_counts,
+    "narrow": narrow,
     "numbers": in_numbers,
     "metrics": metrics,
     "laptop": laptop,

@@ -10,11 +10,16 @@ from figures.claims import (
     NOT_MET,
     NOT_RUN,
     REPRODUCED,
+    ClaimResult,
+    claims_table,
+    details_text,
     expected_range,
     find_number,
     forest,
     judge_claim,
     judge_interval,
+    margin,
+    narrow_verdicts,
     number_text,
 )
 from toprlib.report import Estimate
@@ -105,12 +110,68 @@ def test_a_claim_needs_its_number_and_its_preconditions(changes, verdict, missin
     assert (result.estimate is None) == (verdict == NOT_RUN)
 
 
-def test_a_number_is_shown_with_its_unit_and_its_learning_rate():
-    assert number_text(judge_claim(CLAIM, load), load) == "50.0 ± 12.5 points"
-    at_rate = judge_claim(CLAIM | {"rate": "TOPR"}, load)
-    assert number_text(at_rate, load) == "50.0 ± 12.5 points at 3e-5"
+def test_a_number_is_shown_with_its_unit_unless_that_is_points():
+    assert number_text(judge_claim(CLAIM, load)) == "50.0 ± 12.5"
+    in_percent = judge_claim(CLAIM | {"unit": "%"}, load)
+    assert number_text(in_percent) == "50.0 ± 12.5 %"
     plain = judge_claim(CLAIM | {"unit": "", "key": "rate"}, load)
-    assert number_text(plain, load) == "0.30"
+    assert number_text(plain) == "0.30"
+
+
+def test_learning_rate_and_unusual_number_of_seeds_stand_beside_a_number():
+    assert details_text(judge_claim(CLAIM, load), load) == " (2 seeds)"
+    at_rate = judge_claim(CLAIM | {"rate": "TOPR", "over": "places"}, load)
+    assert details_text(at_rate, load) == " (3e-5, 2 places)"
+    not_tuned = judge_claim(CLAIM | {"rate": "no such", "key": "rate"}, load)
+    assert details_text(not_tuned, load) == ""
+
+
+def test_the_table_names_a_figure_once_and_the_paper_s_number():
+    claims = [CLAIM | {"claim": "It rises", "paper": 4.2}, CLAIM | {"claim": "Again"}]
+    rows = claims_table([judge_claim(claim, load) for claim in claims], load, "README.md").rows
+    assert rows == [
+        [
+            "[Figure 1](README.md#figure-1)",
+            "It rises (paper: 4.2)",
+            "50.0 ± 12.5 (2 seeds)",
+            f"**{REPRODUCED}**",
+        ],
+        ["", "Again", "50.0 ± 12.5 (2 seeds)", f"**{REPRODUCED}**"],
+    ]
+
+
+@pytest.mark.parametrize("key", ["no such", ""])
+def test_the_table_has_claims_without_a_number(key):
+    result = judge_claim(CLAIM | {"key": key, "rate": "TOPR"}, load)
+    [row] = claims_table([result], load, "README.md").rows
+    assert row[2:] == ["not run yet" if key else "needs GPUs", f"**{NOT_RUN}**"]
+    assert narrow_verdicts([result], limit=100) == []
+
+
+@pytest.mark.parametrize(
+    ("mean", "half_width", "expected", "distance"),
+    [
+        (3.0, 1.0, "> 0", 2),
+        (-3.0, 1.0, "> 0", 2),
+        (0.5, 1.0, "< 0", 0.5),
+        (-1.0, 0.75, "within 2", 0.25),
+        (2.5, 0.25, "within 2", 0.25),
+    ],
+)
+def test_margin_is_the_distance_to_another_verdict(mean, half_width, expected, distance):
+    result = ClaimResult({"expected": expected}, Estimate(mean, half_width), REPRODUCED)
+    assert margin(result) == distance
+
+
+def test_narrow_verdicts_are_definite_and_in_points():
+    near = CLAIM | {"expected": "> 37"}
+    results = [
+        judge_claim(near, load),
+        judge_claim(CLAIM, load),
+        judge_claim(near | {"expected": "> 38"}, load),
+        judge_claim(near | {"unit": "%"}, load),
+    ]
+    assert narrow_verdicts(results, limit=0.5) == results[:1]
 
 
 def test_the_picture_mirrors_what_the_paper_expects_below_zero():

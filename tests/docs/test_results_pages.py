@@ -1,0 +1,99 @@
+"""The numbers in the text of results/README.md are those of the files that it names."""
+
+import numpy as np
+import pytest
+from docs_helpers import read_page
+
+from scripts.make_tables import load
+from toprlib.report import Estimate
+
+LOW, HIGH = "lr 3e-05", "lr 0.0001"  # the learning rates, as figures name them
+
+
+def published(file, key):
+    """A number of a file, in points."""
+    fields = load(file)["shares"][key]
+    return Estimate(100 * fields["mean"], 100 * fields["half_width"])
+
+
+def fig4_end(rate, arm, metric="correct"):
+    """The last point of a line of Figure 4, in each seed, in per cent."""
+    return 100 * np.array(load("fig4")["data"][rate][metric][arm]["each"][-1])
+
+
+def fig4_difference(left, right):
+    return Estimate.over_seeds(fig4_end(*left) - fig4_end(*right))
+
+
+def fig4_with_few(rate, arm):
+    """The problems with at most four correct completions, in each seed, in per cent."""
+    none, up_to_four, *_ = load("fig4")["data"][rate]["cardinality"][arm]["each"]
+    return 100 * (np.array(none) + np.array(up_to_four))
+
+
+def share_difference(rate, share):
+    """A share minus a share of 100 % in Figure 5's set with 10 % positives."""
+    data = load("fig5")["data"]
+    each = 100 * np.array(data[rate]["10% positive"]["each"])
+    share_index = data["p~"].index(share)
+    full_index = data["p~"].index(1.0)
+    return Estimate.over_seeds(each[share_index] - each[full_index])
+
+
+def absolute(estimate):
+    return Estimate(abs(estimate.mean), estimate.half_width)
+
+
+ONLY, AS_MANY = "positives_only", "sft"  # with fewer steps; with as many steps
+THREE_TIMES = "TOPR - SFT on positives, three times the rate"
+
+# A part of the text, "{}" for the number; digits after the point; the number from the files.
+STATEMENTS = [
+    ("SFT on positives only ends {} points above TOPR", 1, ((HIGH, ONLY), (HIGH, "topr"))),
+    ("and {} points above TOPR at 3e-5", 1, ((HIGH, ONLY), (LOW, "topr"))),
+    (
+        "difference from as many steps is inconclusive: {} points",
+        1,
+        ((LOW, "topr"), (LOW, AS_MANY)),
+    ),
+    ("at 3e-5 and {} at 1e-4.", 1, ((HIGH, "topr"), (HIGH, AS_MANY))),
+    ("a share of 50 % gives {} points more", 1, lambda: share_difference(HIGH, 0.5)),
+    ("and 20 % gives {} points less", 1, lambda: absolute(share_difference(HIGH, 0.2))),
+    ("At 3e-5 a share of 20 % gives {} points more", 1, lambda: share_difference(LOW, 0.2)),
+    ("TIS ends {} points below TOPR", 0, lambda: published("fig6", "TOPR - TIS, p~ = 1%")),
+    ("SFT ends {} points above TOPR", 1, lambda: absolute(published("robustness", THREE_TIMES))),
+    (
+        "TOPR ends [{} points above SFT]",
+        1,
+        lambda: published("real-llm-solved", "TOPR - positives only, as many steps"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "digits", "source"), STATEMENTS)
+def test_numbers_in_the_text_are_those_of_the_files(text, digits, source):
+    estimate = source() if callable(source) else fig4_difference(*source)
+    words = " ".join(read_page("results/README.md").split())
+    assert text.format(estimate.text(digits=digits)) in words
+
+
+@pytest.mark.parametrize("rate", [LOW, HIGH])
+@pytest.mark.parametrize("arm", [ONLY, AS_MANY])
+def test_sft_has_the_better_vote_at_both_rates(rate, arm):
+    vote = fig4_difference((rate, "topr", "maj@n"), (rate, arm, "maj@n"))
+    assert vote.mean + vote.half_width < 0
+
+
+@pytest.mark.parametrize("rate", [LOW, HIGH])
+def test_topr_has_more_problems_with_few_correct_completions_at_both_rates(rate):
+    more = Estimate.over_seeds(fig4_with_few(rate, "topr") - fig4_with_few(rate, ONLY))
+    assert more.mean - more.half_width > 0
+
+
+def test_range_over_five_base_models():
+    gains = load("curve")["data"]["TOPR - positives, as many steps"]
+    means = 100 * np.array(gains["mean"])
+    half_widths = 100 * np.array(gains["half_width"])
+    words = " ".join(read_page("results/README.md").split())
+    assert f"TOPR at 3e-5 ends {means.min():.1f} to {means.max():.1f} points above SFT" in words
+    assert (means > half_widths).sum() == 4

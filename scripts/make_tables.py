@@ -90,21 +90,6 @@ def read_estimates(fields: Mapping[str, Mapping[str, Any]]) -> dict[str, Estimat
 # ---- tables of several files ----
 
 
-def methods() -> Table:
-    """The default run with each method."""
-    rows = []
-    for command, run in load("methods").items():
-        [iteration] = run["iterations"]
-        after = iteration["after"]
-        along = [f"{100 * point['correct']:.0f}" for point in iteration["curve"]]
-        options = command.removeprefix("python train_gsm8k.py --model tiny/worded").strip()
-        correct = Estimate.from_json(after["pass@1"]).text(100, unit=" %")
-        invalid = f"{100 * after['invalid']:.1f} %"
-        rows.append([f"`{options}`" if options else "(none)", correct, invalid, " ".join(along)])
-    head = ["options", "correct at the end", "invalid", "correct along the epoch, in %"]
-    return Table(head, rows)
-
-
 @cache
 def claim_results() -> list[ClaimResult]:
     """The paper's claims with their verdicts."""
@@ -202,7 +187,6 @@ def verifier(name: str) -> str:
 # The name in a marker -> the function that makes its table, from the marker's argument if any.
 TABLES = {
     "completions": completions,
-    "methods": methods,
     "findings": findings,
     "claims": chosen_findings,
     "counted": verdict_counts,

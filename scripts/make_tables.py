@@ -98,7 +98,7 @@ def claim_results() -> list[ClaimResult]:
 
 
 def findings() -> Table:
-    """Every claim and its verdict; then the analysis, which is not measured but checked."""
+    """Every claim and its verdict; then the analysis, which `toy_bandit.py` checks."""
     table = claims_table(claim_results(), load, "README.md")
     return Table(table.head, [*table.rows, analysis_row("../docs/")])
 
@@ -165,7 +165,7 @@ def laptop() -> Table:
 
 
 def needs() -> Table:
-    """The room of the paper's run, for Llama 3 8B and prompts of 1,100 tokens."""
+    """The disk and memory of the paper's run, for Llama 3 8B and prompts of 1,100 tokens."""
     paper = PRESETS["paper"]
     rows = []
     for options, n in (("", paper.n), (" --n 64", 64)):
@@ -176,7 +176,7 @@ def needs() -> Table:
         disk = disk_needed(settings, size) / 1e9
         memory = memory_needed(settings, size) / 1e9
         rows.append([f"`paper{options}`", f"{disk:.0f} GB", f"{memory:.0f} GB"])
-    return Table(["run", "disk of `--out`", "memory of the machine, beside that of the GPUs"], rows)
+    return Table(["run", "disk of `--out`", "memory of the machine, besides the GPUs"], rows)
 
 
 def verifier(name: str) -> str:

@@ -141,7 +141,7 @@ class MathRow(BaseModel):
     def _check_answer(cls, solution: str | None, info: ValidationInfo) -> str | None:
         # Fields are validated in their order, so `info.data` has the answer.
         if not info.data.get("answer") and not extract_box(solution or ""):
-            raise ValueError("has no answer in \\boxed{}; give one, or the field answer")
+            raise ValueError("has no answer in \\boxed{}; add one, or the field answer")
         return solution
 
 

@@ -101,7 +101,7 @@ def first_validation_error(error: ValidationError) -> tuple[str, str | None]:
 
 
 def read_json(file: Path, fix: str = REGENERATE, keys: Sequence[str] = ()) -> Any:
-    """The content of a JSON file: an object that has these keys, if any are given.
+    """The content of a JSON file: an object with these keys, if `keys` has any.
 
     Raises InputError, which ends with `fix`, if it cannot be read or lacks a key.
 
@@ -268,7 +268,7 @@ def _check_same_config(folder: Path, config: dict[str, Any]) -> None:
     differences = []
     for name, value in wanted.items():
         if stored.get(name) != value:
-            differences.append(f"{name} = {stored.get(name)!r} there, {value!r} here")
+            differences.append(f"{name} = {stored.get(name)!r} in the folder, now {value!r}")
     if differences:
         message = f"holds a run with other settings ({'; '.join(differences)})"
         raise InputError(f"{message}; choose another --out", option="--out", file=folder)

@@ -31,7 +31,7 @@ from toprlib.lora import add_adapters
 from toprlib.problems import is_hub_name
 from toprlib.records import InputError, first_line
 
-if TYPE_CHECKING:  # --help need not wait for what takes seconds to import
+if TYPE_CHECKING:  # an import that takes seconds, and that --help does not need
     from transformers import PreTrainedModel
 
 Dtype = Literal["float32", "bfloat16"]
@@ -151,7 +151,7 @@ def _check_name(name: str) -> None:
 def _set_special_tokens(
     name: str, tokenizer: PreTrainedTokenizerBase, model: "PreTrainedModel"
 ) -> frozenset[int]:
-    """The token ids that end a text: of the tokenizer and of the generation config, in either.
+    """The token ids that end a text, by the tokenizer and by the generation config.
 
     A tokenizer without an end or padding that the model knows gets one.
     """
@@ -166,7 +166,7 @@ def _set_special_tokens(
     ends = [end for end in ids if end in known and tokenizer.convert_ids_to_tokens(end)]
     if not ends:
         message = "neither its tokenizer nor its generation config has an end of sequence"
-        raise InputError(f"{message}; give it an eos_token", option="--model", file=name)
+        raise InputError(f"{message}; set its eos_token", option="--model", file=name)
     prompt_ids = tokenizer("?")["input_ids"]
     if prompt_ids and prompt_ids[-1] in ends:
         message = "its tokenizer adds an end of sequence to prompts"
@@ -319,7 +319,7 @@ def _check_disk_for(files: Sequence) -> None:
 
 
 def free_memory() -> None:
-    """Give the memory of models that nothing refers to any more back to the GPU."""
+    """Return the memory of models that nothing refers to any more to the GPU."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -327,7 +327,7 @@ def free_memory() -> None:
 
 # ---- training: shards and optimizer --------------------------------------------------------------
 class Sharding(NamedTuple):
-    """How a model is computed when it is trained; none of it changes the float32 gradient."""
+    """How forward and backward passes are computed; it does not change the float32 gradient."""
 
     dtype: Dtype = "float32"  # of forward and backward passes; gradients are summed in float32
     gradient_checkpointing: bool = False  # a layer keeps its input and is recomputed

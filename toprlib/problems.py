@@ -13,12 +13,12 @@ from toprlib.files import Record, first_validation_error, read_records, read_tex
 from toprlib.records import InputError
 
 ROW_SUFFIXES = {".arrow", ".csv", ".json", ".jsonl", ".parquet"}
-# Files that the library `datasets` writes beside its data.
+# Files that the library `datasets` writes next to its data.
 FILES_ABOUT_DATA = {"dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json"}
 
 
 class QuestionRow(BaseModel, strict=True):
-    """A row of a data set of questions: others of its columns are ignored."""
+    """A row of a data set of questions; other columns are ignored."""
 
     question: str
     answer: str
@@ -121,14 +121,14 @@ def list_split_files(folder: Path, split: str) -> list[Path]:
 
 
 def _holds_rows(file: Path) -> bool:
-    """Whether the library `datasets` would read rows from such a file, given by itself."""
+    """Whether the library `datasets` would read rows from such a file alone."""
     is_hidden = any(part.startswith((".", "__")) for part in file.parts)
     return file.suffix in ROW_SUFFIXES and file.name not in FILES_ABOUT_DATA and not is_hidden
 
 
 def _loading_error(source: str, error: Exception) -> InputError:
     reason = " ".join(str(error).split())[:300]
-    message = f"cannot be loaded from the hub: {reason}; without a network, give a folder"
+    message = f"cannot be loaded from the hub: {reason}; without a network, name a folder"
     if Path(source).exists():
         message = f"cannot be read: {reason}"
     return InputError(message, file=source)

@@ -14,7 +14,7 @@ OUTCOMES: tuple[str, ...] = get_args(Outcome)
 
 
 class InputError(ValueError):
-    """What the user gave cannot be used. The message says what is wrong, then how to fix it.
+    """Input that cannot be used. The message says what is wrong, then how to fix it.
 
     option, file, line, field: what the error is about, where that is known. They begin the message.
 
@@ -71,7 +71,7 @@ def first_line(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class Problem:
-    """A question and, if there is one, its gold answer, as the task's own parser returns it."""
+    """A question and, if it has one, its gold answer, as the task's own parser returns it."""
 
     id: str
     question: str

@@ -1,4 +1,4 @@
-"""Call losses that take or return something else than `losses.Loss` does."""
+"""Call losses that take or return another form than `losses.Loss` does."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -90,7 +90,7 @@ def adapted(loss: AnyLoss, adapter: str) -> Loss:
     joined by " + ". `identify` finds it by itself.
 
     "none"          the loss as it is
-    "order ..."     what its parameters are, as in "order logmu, logp, reward, mask"
+    "order ..."     the order of its parameters, as in "order logmu, logp, reward, mask"
     "one batch"     loss(batch): a dictionary, or an object with attributes
     "advantages"    loss(logp, logmu, advantages, mask): an advantage for each token, (B, T)
     "sequences"     loss(logp, logmu, reward, length): one number per completion, (B,)
@@ -159,7 +159,7 @@ def output_forms(value: object, num_completions: int) -> list[str]:
 
 
 def _key_of_loss(outputs: Mapping[str, object]) -> str:
-    """ "loss", or else the only key that has a gradient; "" if there are several."""
+    """ "loss", or else the only key that has a gradient; "" if several have one."""
     if "loss" in outputs:
         return "loss"
     keys = []

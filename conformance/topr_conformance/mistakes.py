@@ -1,4 +1,4 @@
-"""Mistakes that no hypothesis describes: find them, and take them out of the gradient."""
+"""Mistakes that no hypothesis describes: find them, and remove them from the gradient."""
 
 import math
 from collections.abc import Iterator
@@ -130,7 +130,7 @@ def _with_reward_undone(neg_grad: NegGrad, first: LossInputs, batch: LossInputs)
 
 # ---- terms that do not depend on the reward ------------------------------------------------------
 def _without_extra_term(corrected: Corrected, batch: LossInputs) -> Corrected:
-    """The same object if there is no such term."""
+    """Without an extra term, returns the same object."""
     extra = _at_zero_reward(corrected.neg_grad, batch)
     if not (extra.isfinite().all() and extra.any()):
         return corrected

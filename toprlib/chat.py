@@ -51,7 +51,7 @@ class Chat(NamedTuple):
             roles = " and ".join(message["role"] for message in messages)
             name = self.tokenizer.name_or_path
             message = f"the chat template of {name} fails on {roles}: {first_line(error)}"
-            raise InputError(message, option="--chat") from error
+            raise InputError(f"{message}; correct it, or remove --chat", option="--chat") from error
 
     def apply_to(self, task: Task) -> Task:
         """The task with its prompts in the chat template."""

@@ -34,12 +34,12 @@ def read_text(path: Path, fix: str = "") -> str:
     try:
         return Path(path).read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        raise InputError(_with_fix("no such file", fix), file=path) from None
+        raise InputError(_with_fix("no such file", fix or "check the path"), file=path) from None
     except IsADirectoryError:
-        raise InputError("is a folder; a file was expected", file=path) from None
+        raise InputError("is a folder; name a file", file=path) from None
     except UnicodeDecodeError as error:
         message = f"not UTF-8 at byte {error.start}"
-        raise InputError(_with_fix(message, fix), file=path) from None
+        raise InputError(_with_fix(message, fix or "save it as UTF-8"), file=path) from None
 
 
 def _with_fix(message: str, fix: str) -> str:
@@ -58,7 +58,7 @@ def read_records(
     # Only a newline ends a line: U+2028, for one, belongs to the text of a completion.
     lines = [text] if is_one_record else text.rstrip().split("\n")
     if lines == [""]:
-        raise InputError("is empty", file=path)
+        raise InputError(_with_fix("is empty", fix), file=path)
     return _parse_lines(path, lines, kind, is_one_record, fix)
 
 
@@ -107,7 +107,7 @@ def read_json(file: Path, fix: str = REGENERATE, keys: Sequence[str] = ()) -> An
 
     >>> read_json(Path("nowhere.json"))
     Traceback (most recent call last):
-    toprlib.records.InputError: nowhere.json: no such file
+    toprlib.records.InputError: nowhere.json: no such file; check the path
     """
     try:
         content = json.loads(read_text(file))

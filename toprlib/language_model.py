@@ -139,7 +139,7 @@ def load_without_weights(
 def _check_name(name: str) -> None:
     if not Path(name).is_dir() and not is_hub_name(name):
         message = "is neither a folder nor the name of a model on the hub (owner/name)"
-        raise InputError(message, option="--model", file=name)
+        raise InputError(f"{message}; check the path", option="--model", file=name)
     if Path(name).is_dir() and not (Path(name) / "config.json").exists():
         message = "has no config.json; save a model of transformers there"
         raise InputError(message, option="--model", file=name)

@@ -49,7 +49,7 @@ def read_split(
         return rows
     if not is_hub_name(data):
         message = f"{data}: is neither a folder nor a data set on the hub (owner/name)"
-        raise InputError(message, option="--data")
+        raise InputError(f"{message}; check the path", option="--data")
     adapter = TypeAdapter(kind)
     rows = []
     for line, row in enumerate(load_rows(data, split, configs), start=1):
@@ -116,7 +116,7 @@ def list_split_files(folder: Path, split: str) -> list[Path]:
             fix = "move it: a folder may hold files of one type, and all or none named after splits"
             raise InputError(f"{message}; {fix}", file=folder)
     if split not in files_of_split:
-        raise InputError(f"has no split {split}", file=folder)
+        raise InputError(f"has no split {split}; name its file {split}.jsonl", file=folder)
     return [Path(file) for file in files_of_split[split]]
 
 

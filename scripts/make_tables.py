@@ -138,7 +138,7 @@ def in_numbers(figure: str) -> str:
 
 
 def completions() -> Table:
-    """One test problem as it is answered before training, after TOPR and after naive REINFORCE."""
+    """Answers to one test problem before training, after TOPR and after naive REINFORCE."""
     content = load("completions")
     names = {
         "before": "before training",

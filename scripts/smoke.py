@@ -70,7 +70,7 @@ class Options:
 
     @property
     def most_processes(self) -> int:
-        """Of either run."""
+        """The most processes of a run."""
         return self.processes or 1
 
 

@@ -130,7 +130,7 @@ def grade(text: str, gold: str, judge: Judge) -> str:
 
 
 class MathRow(BaseModel):
-    """A problem of MATH's files, whose answer is in the solution; MATH-500 has it by itself."""
+    """A problem of MATH's files: the answer is in the solution, or in the field of MATH-500."""
 
     problem: str
     answer: str | None = None

@@ -71,7 +71,7 @@ def save_checkpoint(folder: Path, step: int, optimizer: torch.optim.Optimizer) -
 
 
 def load_checkpoint(folder: Path, optimizer: torch.optim.Optimizer) -> None:
-    """Put back what `save_checkpoint` wrote, into a model as it was loaded.
+    """Restore what `save_checkpoint` wrote, into a model that was just loaded.
 
     Call it before a forward pass: after one, FSDP2 keeps gathered copies of some weights.
     """

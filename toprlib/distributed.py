@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 T = TypeVar("T")
-_is_alone = ContextVar("_is_alone", default=False)  # whether rank zero works alone at present
+_is_alone = ContextVar("_is_alone", default=False)  # whether rank zero works alone now
 
 
 def rank() -> int:
@@ -152,7 +152,7 @@ def progress_bar(
 ) -> tqdm:
     """`items` with a progress bar on rank zero; without items, a bar for `update`.
 
-    done: how many of `total` an earlier command has done; a line says so. In a log file there is a
+    done: how many of `total` an earlier command has done; a printed line says so. A log file gets a
     line every ten seconds.
     """
     if rank() == 0 and 0 < done < (total or 0):

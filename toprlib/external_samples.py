@@ -234,7 +234,7 @@ def _completion_text(value: list[Any], place: dict[str, Any]) -> str:
     others = [key for key, part in messages[0].items() if part and key not in ("role", "content")]
     if others:
         message = f"a message with {others[0]!r}, which would not be trained on"
-        fix = "give the whole text that the model wrote in place of the message"
+        fix = "write the model's whole text instead of the message"
         raise InputError(f"{message}; {fix}", **place, field="completion")
     return messages[0]["content"]
 

@@ -1,4 +1,4 @@
-"""Files of a run: JSON lines, atomic writes, and the folder that one run at a time works in.
+"""Files of a run: JSON lines, atomic writes, and the folder, which one run at a time may use.
 
 A stage writes one file, which appears under its name once it is complete and which later stages
 never modify. A stage whose file exists is not run again, so repeating a command resumes its run.

@@ -83,9 +83,9 @@ class LanguageModel(NamedTuple):
     def completion_ids(self, prompt: str, completion: str) -> list[int]:
         """The token ids that the text of a completion has after its prompt.
 
-        A SentencePiece tokenizer adds a space before a text that stands alone, and a model does
-        not write it after a line break. Where the last token of the prompt would change, as that
-        of "A: " before "7", a line break takes the prompt's place.
+        A SentencePiece tokenizer adds a space at the start of a text, and a model does not write it
+        after a line break. If the completion would change the prompt's last token, as "7" does
+        after "A: ", a line break replaces the prompt.
         """
         for start in (prompt[-TAIL:], "\n"):
             start_ids, ids = self.prompt_ids([start, start + completion])
@@ -224,7 +224,7 @@ def _check_report(name: str, report: dict[str, Any]) -> None:
     problems = {
         "its files lack weights of the model": report["missing_keys"],
         "its files have weights of another shape than config.json says": shapes,
-        "its files have weights that config.json has no place for": report["unexpected_keys"],
+        "its files have weights that config.json does not describe": report["unexpected_keys"],
     }
     for problem, weights in problems.items():
         if weights:

@@ -1,4 +1,4 @@
-"""What a run needs of its machine, checked before anything large is loaded or written.
+"""Checks that the machine suffices, before anything large is loaded or written.
 
 It checks only that a GPU exists; `make smoke` checks the rest.
 """

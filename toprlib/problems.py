@@ -1,4 +1,4 @@
-"""Where tasks get their problems and worked examples from: files, folders, the hub, a package."""
+"""Problems and worked examples of tasks, from files, folders, the hub and a package."""
 
 import importlib.util
 import re

@@ -89,10 +89,10 @@ class Prompt(NamedTuple):
 class Sample(BaseModel, extra="forbid", strict=True):
     """A completion of a prompt and its grade: a line of samples.jsonl.
 
-    A sampling engine returns it without a grade. Of samples from elsewhere, prompt, completion and
-    reward suffice. token_ids: the completion's, including its end of sequence or stop string.
-    token_logmu: log mu of these tokens, in nats, for --trust-logmu. token_logmu_engine: the same as
-    the sampling engine computed it. reward: before the baseline; None until it is graded.
+    A sampling engine returns it without a grade. Samples from elsewhere need only prompt,
+    completion and reward. token_ids: those of the completion, including its end of sequence or stop
+    string. token_logmu: log mu of these tokens, in nats, for --trust-logmu. token_logmu_engine: the
+    same, computed by the sampling engine. reward: before the baseline; None until it is graded.
 
     >>> Sample(prompt="Q: 1 + 1?\\nA:", completion=" The answer is 2.", reward=1.0).finish_reason
     'stop'

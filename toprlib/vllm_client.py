@@ -28,7 +28,7 @@ from toprlib.records import InputError, Prompt, Sample
 from toprlib.sampling import Completions, Engine, SamplingParameters
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
-START_SECONDS = 1800.0  # by then an engine has started or never will; ours
+START_SECONDS = 1800.0  # after which the start of an engine has failed; ours
 FREE_SECONDS = 30.0  # in which the driver frees the GPU's memory after an engine has ended; ours
 GPU_MEMORY = 0.85  # share of the GPU's memory for vLLM; the trainer keeps some of the rest; ours
 # Without these, vLLM compiles with CUDA's toolkit, which a node may lack: FlashInfer's attention on

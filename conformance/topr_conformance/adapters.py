@@ -87,7 +87,7 @@ def adapted(loss: AnyLoss, adapter: str) -> Loss:
     """A loss with another signature, as one that can be checked.
 
     adapter: one of the following, or another name of INPUT_FORMS or OUTPUT_FORMS, or several
-    joined by " + ". `identify` finds it by itself.
+    joined by " + ". `identify` chooses one automatically.
 
     "none"          the loss as it is
     "order ..."     the order of its parameters, as in "order logmu, logp, reward, mask"

@@ -135,7 +135,7 @@ def _join(*forms: str) -> str:
 
 
 def _call_in_some_layout(loss: AnyLoss, forms: list[str], is_coarse: bool) -> Trial:
-    """Use the most likely layout; if it raises, that of all others with the fewest differences.
+    """Use the most likely layout; if it raises, the other one with the fewest differences.
 
     If all raise, raises the first exception about a missing gradient, or else the first.
     """

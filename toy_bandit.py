@@ -358,7 +358,7 @@ def proposition_3_2(ax: Axes, seed: int = 0) -> None:
 
     rho(x) <= x bounds what positives add; a tapered negative adds at most 0. With a- > 0 a wrong
     arm whose pi goes to 0 adds -mu |R| a- (1 + log(pi / (a- mu))), which goes to infinity: the
-    objective grows although the policy cannot improve.
+    objective grows although the policy earns no more.
     """
     z, bandit = random_bandits("++---", seed)
     bounded = (TOPR, TIS, SFT, PLAIN_IS, Limits(0.5, 2, 0, 0.8))

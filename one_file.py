@@ -15,7 +15,7 @@ SUMS = random.Random(0).sample([(a, b) for a in range(3, 61) for b in range(3, 6
 QUESTION = "Q: Ada has {} apples and finds {} more. How many apples does Ada have now?\nA:"
 QUESTIONS = [QUESTION.format(a, b) for a, b in SUMS]
 N = 8  # completions per question
-TRAINED = 32 * N  # completions to train on, those of the first 32 questions
+TRAINED = 32 * N  # train on the completions of the first 32 questions
 
 
 def sample(

@@ -251,7 +251,7 @@ def token_logprobs(model: torch.nn.Module, batch: Batch) -> Tensor:
 
 
 class StepStats(NamedTuple):
-    """What a step saw before its update; tensors are (n,), one number per completion."""
+    """Numbers of a step before its update; tensors are (n,), one number per completion."""
 
     loss: float  # this process's part
     grad_norm: float  # before clipping
@@ -273,7 +273,7 @@ def train(
     steps: (this process's micro-batches, number of completions of all processes) each. token_logmu:
     `token_logprobs` of the model before the first step, without gradient and dropout.
     loss: called as loss(token_logp, token_logmu, reward, mask, denominator=completions).
-    limits: for the weights in StepStats only; give the loss the same. None: it has no weights.
+    limits: for the weights in StepStats only; the loss must use the same. None: no weights.
     max_grad_norm: the gradient is clipped to this norm (Section 4.2: 1.0). Several processes must
     sum their gradients. FloatingPointError, before the update, if loss or gradient is not finite.
 

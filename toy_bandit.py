@@ -49,7 +49,7 @@ is_near = partial(torch.isclose, rtol=1e-9, atol=1e-12)  # equal up to rounding
 class Bandit(NamedTuple):
     """The data: the policy that sampled it, and each arm's reward.
 
-    Leading dimensions, if there are any, are many bandits.
+    Leading dimensions stand for many bandits.
     """
 
     mu: Tensor  # (..., K)
@@ -175,7 +175,7 @@ def _weighted_kl(mass: Tensor, logp: Tensor) -> Tensor:
 
 # ---- statements ----------------------------------------------------------------------------------
 class CheckFailed(SystemExit):
-    """A statement that is false in some case, or that has no cases: the program ends with it."""
+    """Ends the program: a statement is false in some case, or has no cases."""
 
 
 def check(statement: str, is_true: Tensor) -> None:
@@ -186,7 +186,7 @@ def check(statement: str, is_true: Tensor) -> None:
     """
     counts = f"{statement}: {is_true.sum():,} of {is_true.numel():,}"
     if is_true.numel() == 0 or not is_true.all():
-        raise CheckFailed(f"toy_bandit.py: this does not hold: {counts}")
+        raise CheckFailed(f"toy_bandit.py: this is false: {counts}")
     print(f"  {counts}")
 
 
@@ -208,8 +208,8 @@ def appendix_b1(ax: Axes, seed: int = 0) -> None:
     """Appendix B.1. The gradient in an arm's logit is mu [pi/mu] R - pi Delta, where
     Delta = sum of mu [pi/mu] R.
 
-    Without negatives (SFT) Delta is larger, and every arm pays pi Delta for it. So negatives widen
-    the gap between the gradients of a right arm and of a wrong one wherever pi(wrong) < pi(right).
+    Without negatives (SFT) Delta is larger, and every arm loses pi Delta. So negatives widen the
+    gap between the gradients of a right arm and of a wrong one wherever pi(wrong) < pi(right).
     """
     z, bandit = random_bandits("+++---", seed)
     closed_form = torch.stack([gradient(z, bandit, limits) for limits in FAMILY])
@@ -269,7 +269,7 @@ def appendix_b2(ax: Axes, seed: int = 0) -> None:
     unseen = of_arms[:, 2].abs()
     check("the condition of unseen arms", (unseen[1:] < unseen[0]) == (size[1:] < 2))
     ax.plot(size, of_arms[:, :3], label=["right arm", "wrong arm", "unseen arms"])
-    ax.set_title("B.2: one right, one wrong arm drawn")
+    ax.set_title("B.2: one right, one wrong arm sampled")
     ax.set(xlabel="|w- R-| / (w+ R+)", ylabel="gradient in the logit")
 
 
@@ -277,7 +277,7 @@ def appendix_c(ax: Axes, seed: int = 0) -> None:
     """Appendix C. With a = 0 and one b for both signs, a baseline c adds
     c sum of (pi - b mu)_+ grad log pi to grad J.
 
-    So c < 0 holds pi near mu, like a KL penalty, and c > 0 drives it away. Equation 12: with
+    So c < 0 pulls pi back to mu, like a KL penalty, and c > 0 pushes it away. Equation 12: with
     rewards of -1 and 1, c turns a share p of positives into the effective share
     p~ = p (1 - c) / (1 + (1 - 2p) c).
     """
@@ -358,7 +358,7 @@ def proposition_3_2(ax: Axes, seed: int = 0) -> None:
 
     rho(x) <= x bounds what positives add; a tapered negative adds at most 0. With a- > 0 a wrong
     arm whose pi goes to 0 adds -mu |R| a- (1 + log(pi / (a- mu))), which goes to infinity: the
-    objective pays for what cannot be improved.
+    objective grows although the policy earns no more.
     """
     z, bandit = random_bandits("++---", seed)
     bounded = (TOPR, TIS, SFT, PLAIN_IS, Limits(0.5, 2, 0, 0.8))
@@ -447,7 +447,7 @@ def main(arguments: list[str] | None = None) -> None:
     file = options.out / f"{options.name or 'bandit'}.png"
     try:
         options.out.mkdir(parents=True, exist_ok=True)
-        file.open("ab").close()  # an error here costs no time yet
+        file.open("ab").close()  # so that an error comes now, not after the work
     except OSError as error:
         message = f"--out {options.out}: {error.strerror}; choose another folder"
         raise SystemExit(f"toy_bandit.py: {message}") from None

@@ -3,11 +3,11 @@
     python train_gsm8k.py                                   # tiny problems and model: 3 minutes
     python train_gsm8k.py --method reinforce                # naive REINFORCE, which collapses
     python train_gsm8k.py --data GSM8K_DIR --shots 8        # real problems, the paper's prompt
-    python train_gsm8k.py --samples FILE --test-problems 0  # completions that you have already
+    python train_gsm8k.py --samples FILE --test-problems 0  # your own completions
     torchrun --nproc-per-node 8 train_gsm8k.py paper        # the paper's run, on eight GPUs
 
-Read `experiment` first. It is Algorithm 1, iterated: its lines, their functions and their files in
---out/iteration-1/, in the order in which they are made.
+Read `experiment` first. It is Algorithm 1, iterated. This list has its lines, their functions and
+their files in --out/iteration-1/, in order.
 
               evaluate  test-0.jsonl     completions of the test problems by the first model
     line 3    sample    samples.jsonl    n completions y ~ mu(.|x) of each training problem, graded
@@ -18,9 +18,9 @@ Read `experiment` first. It is Algorithm 1, iterated: its lines, their functions
                         model-64/        a model to evaluate, into test-64.jsonl; then removed
                         model/           the last model, from which iteration 2 samples
 
-mu is the model that an iteration starts from: for --samples too, unless --trust-logmu takes log mu
-from that file. Under torchrun each rank samples its share of the prompts, with a vLLM of its own,
-and trains on its share of each step. A file that exists is not computed again, so the same command
+mu is the model that an iteration starts from, also with --samples; with --trust-logmu, log mu comes
+from that file. Under torchrun each rank samples its share of the prompts with its own vLLM, and
+trains on its share of each step. A file that exists is not computed again, so the same command
 resumes a run: sampling after the last 256 prompts, training after the last checkpoint.
 """
 
@@ -208,9 +208,9 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
 def sampling_engine(
     lm: LanguageModel, task: Task, max_tokens: int, settings: Settings, model: str
 ) -> AbstractContextManager[Engine]:
-    """What samples from a model: vLLM in its own process, or the model in this one.
+    """The engine that samples from a model: vLLM in its own process, or the model in this one.
 
-    It starts when it is first used, and gives its memory back at the end of the block.
+    It starts when it is first used, and frees its memory at the end of the block.
     """
     limits = (settings.temperature, settings.top_p, settings.top_k, settings.max_new_tokens)
     parameters = SamplingParameters(*limits, task.stop)
@@ -303,7 +303,7 @@ def score(iteration: int, rows: Rows, policy: LanguageModel, settings: Settings)
     """The rows with log mu(y|x), by the model that the iteration starts from.
 
     It is over the full vocabulary at temperature 1, in the batches of training: same padding, same
-    precision, so that pi = mu in the first step. With --trust-logmu it is that of the samples.
+    precision, so that pi = mu in the first step. With --trust-logmu it comes from the samples.
     """
     file = settings.iteration_folder(iteration) / "train.jsonl"
     if not files.exists(file):
@@ -335,7 +335,7 @@ def evaluation_points(iteration: int, rows: Rows, settings: Settings) -> list[Ev
 def missing_models(points: list[EvalPoint]) -> list[EvalPoint]:
     """The points whose models training still has to save.
 
-    A model from the middle is removed after its evaluation: then its completions are there.
+    A model from the middle is removed after its evaluation; its completions stay.
     """
     missing = []
     for point in points:

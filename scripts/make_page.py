@@ -55,7 +55,7 @@ def accuracy_by_share() -> dict[str, Any]:
 
 
 def numbers() -> dict[str, Any]:
-    """The numbers in the page's text that no file of results/ has as they are."""
+    """The numbers in the page's text that are computed from files of results/."""
     page = load("page")
     log_ratios = page["completions"][1]["log_ratio"]["topr"][-1]
     _, _, lowest, highest = astuple(PRESETS["topr"])  # the limits of negatives

@@ -87,21 +87,6 @@ def tables_of(name: str) -> dict[str, str]:
 # ---- tables of several files ----
 
 
-def methods() -> Table:
-    """The default run with each method."""
-    rows = []
-    for command, run in load("methods").items():
-        [iteration] = run["iterations"]
-        after = iteration["after"]
-        along = [f"{100 * point['correct']:.0f}" for point in iteration["curve"]]
-        options = command.removeprefix("python train_gsm8k.py --model tiny/worded").strip()
-        correct = Estimate.from_json(after["pass@1"]).text(100, unit=" %")
-        invalid = f"{100 * after['invalid']:.1f} %"
-        rows.append([f"`{options}`" if options else "(none)", correct, invalid, " ".join(along)])
-    head = ["options", "correct at the end", "invalid", "correct along the epoch, in %"]
-    return Table(head, rows)
-
-
 @cache
 def claim_results() -> list[ClaimResult]:
     """The paper's claims with their verdicts."""
@@ -110,7 +95,7 @@ def claim_results() -> list[ClaimResult]:
 
 
 def findings() -> Table:
-    """Every claim and its verdict; then the analysis, which is not measured but checked."""
+    """Every claim and its verdict; then the analysis, which `toy_bandit.py` checks."""
     table = claims_table(claim_results(), load, "README.md")
     return Table(table.head, [*table.rows, analysis_row("../docs/")])
 
@@ -156,7 +141,7 @@ def narrow() -> str:
 
 
 def completions() -> Table:
-    """One test problem as it is answered before training, after TOPR and after naive REINFORCE."""
+    """Answers to one test problem before training, after TOPR and after naive REINFORCE."""
     content = load("completions")
     names = {
         "before": "before training",
@@ -183,7 +168,7 @@ def laptop() -> Table:
 
 
 def needs() -> Table:
-    """The room of the paper's run, for Llama 3 8B and prompts of 1,100 tokens."""
+    """The disk and memory of the paper's run, for Llama 3 8B and prompts of 1,100 tokens."""
     paper = PRESETS["paper"]
     rows = []
     for options, n in (("", paper.n), (" --n 64", 64)):
@@ -194,7 +179,7 @@ def needs() -> Table:
         disk = disk_needed(settings, size) / 1e9
         memory = memory_needed(settings, size) / 1e9
         rows.append([f"`paper{options}`", f"{disk:.0f} GB", f"{memory:.0f} GB"])
-    return Table(["run", "disk of `--out`", "memory of the machine, beside that of the GPUs"], rows)
+    return Table(["run", "disk of `--out`", "memory of the machine, besides the GPUs"], rows)
 
 
 def verifier(name: str) -> str:
@@ -205,7 +190,6 @@ def verifier(name: str) -> str:
 # The name in a marker -> the function that makes its table, from the marker's argument if any.
 TABLES = {
     "completions": completions,
-    "methods": methods,
     "findings": findings,
     "claims": chosen_findings,
     "counted": verdict_counts,

@@ -3,8 +3,8 @@
     python scripts/smoke.py                          # or: make smoke
     python scripts/smoke.py --model DIR --data DIR   # where the hub cannot be reached
 
-A check is a line: what there is, and its bound. The program ends with "all right", or with exit
-status 1 and the first check that failed, and how to fix it. On GPUs it tries the preset single-gpu,
+Each line is a check with its result and its bound. The program ends with "all right", or with exit
+status 1, the first failed check and its fix. On GPUs it tries the preset single-gpu,
 which the hub sends 1 GB for: about five minutes on one GPU, and more with two processes on two.
 Without a GPU it tries the preset laptop, in under a minute.
 """
@@ -47,7 +47,7 @@ SMALL = f"""
     --problems 16 --n 8 --batch-size 8 --examples {8 * STEPS} --save-every {SAVE_EVERY}
     --test-problems 8 --eval-samples 16 --k 8 --evals-per-epoch 1
 """
-# Tokens a second and seconds of a step that were measured on a card, by its name. None was yet.
+# The measured tokens per second and seconds per step of a card, by its name. None yet.
 EXPECTED: dict[str, tuple[float, float]] = {}
 
 
@@ -60,7 +60,7 @@ class Options:
     data: str | None = None
     """folder or hub name of the problems; default: the preset's"""
     processes: Count | None = None
-    """of a second run, by torchrun; default: 2 if there are two GPUs, else no second run"""
+    """processes of a second run by torchrun; default: 2 with two GPUs, else no second run"""
     vllm_python: Path | None = None
     """interpreter that has vLLM; default on a GPU: this one; without a GPU: vLLM is not tried"""
     seed: AtLeastZero = 0
@@ -70,19 +70,19 @@ class Options:
 
     @property
     def most_processes(self) -> int:
-        """Of either run."""
+        """The most processes of a run."""
         return self.processes or 1
 
 
 class Found(NamedTuple):
-    """What there is, and whether it is right."""
+    """The result of a check, and whether it is right."""
 
     text: str
     is_right: bool
 
 
 class Check(NamedTuple):
-    """What is looked at. bound, fix: for the reader."""
+    """One check. bound, fix: for the reader."""
 
     name: str
     bound: str
@@ -119,12 +119,12 @@ def find_memory(options: Options) -> Found:
 
 
 def find_disk(options: Options) -> Found:
-    """The room in the folder of the runs."""
+    """The free space in the folder of the runs."""
     return at_least(free_disk(options.out), 10 if has_gpu() else 0.1)
 
 
 def find_hub_cache(options: Options) -> Found:
-    """The room for models and data of the hub."""
+    """The free space for models and data of the hub."""
     return at_least(free_disk(Path(constants.HF_HUB_CACHE)), 3)
 
 
@@ -252,19 +252,19 @@ ANY_MACHINE = [
         "cores",
         "2 for each process on a GPU, else 1",
         find_cores,
-        "give the job more: --cpus-per-task of Slurm, --cpus of docker",
+        "raise the job's limit: --cpus-per-task of Slurm, --cpus of docker",
     ),
     Check(
         "memory left",
         "8 GB for each process on a GPU, else 1.5 GB",
         find_memory,
-        "end other programs, or give the job more: --mem of Slurm, --memory of docker",
+        "end other programs, or raise the job's limit: --mem of Slurm, --memory of docker",
     ),
     Check(
         "disk, --out",
         "10 GB with a GPU, else 0.1 GB",
         find_disk,
-        "give --out a folder on another disk",
+        "choose an --out on another disk",
     ),
 ]
 MACHINE_WITH_GPU = [
@@ -272,7 +272,7 @@ MACHINE_WITH_GPU = [
         "compute capability",
         "8.0: A100, L4, RTX 30 or newer",
         find_capability,
-        "this card has no bfloat16: give runs --engine hf --dtype float32",
+        "this card has no bfloat16: use --engine hf --dtype float32",
     ),
     Check(
         "compute mode",
@@ -292,7 +292,7 @@ MACHINE_WITH_GPU = [
         "vLLM",
         "0.32.0",
         find_vllm,
-        "pip install -r requirements-gpu.txt -c constraints-gpu.txt; or give --vllm-python",
+        "pip install -r requirements-gpu.txt -c constraints-gpu.txt; or set --vllm-python",
     ),
     Check(
         "C compiler",
@@ -320,7 +320,7 @@ class Attempt(NamedTuple):
 
 
 def make_attempt(options: Options, folder: Path, launcher: Sequence[str]) -> Attempt:
-    """Run, interrupt once there is a checkpoint, and resume. InputError if a command fails."""
+    """Run, interrupt after a checkpoint, and resume. InputError if a command fails."""
     preset = "single-gpu" if has_gpu() else "laptop"
     arguments = [preset, *SMALL.split(), "--seed", str(options.seed), "--out", str(folder)]
     for option in ("model", "data", "vllm_python"):
@@ -406,7 +406,7 @@ def find_step(attempt: Attempt) -> Found:
 
 
 def expected(index: int) -> str:
-    """What was measured on such a card, or that nothing was."""
+    """The measured value of this card, or that none was measured."""
     card = torch.cuda.get_device_name() if has_gpu() else "this processor"
     if card in EXPECTED:
         return f", measured on a {card}: {EXPECTED[card][index]:g}"
@@ -467,7 +467,7 @@ RUN = [
         "checkpoint",
         "written, read back",
         find_checkpoint,
-        "the folder of --out must keep files and locks: give --out a local disk",
+        "the folder of --out must keep files and locks: choose an --out on a local disk",
     ),
 ]
 

@@ -1,1 +1,1 @@
-"""Tasks beside GSM8K: MATH, and the verification of solutions."""
+"""Tasks other than GSM8K: MATH, and the verification of solutions."""

@@ -59,13 +59,13 @@ class Judge:
         self._seconds = seconds
         self._process = None
         self._end = lambda: None
-        # A prompt's samples often agree. What was given up is an exception, and not kept.
+        # A prompt's samples often agree. An abandoned comparison is an exception and is not cached.
         self._ask_once = lru_cache(maxsize=100_000)(self._ask)
 
     def equal(self, gold: str, answer: str) -> bool | None:
         """Whether `answer` is the same text as `gold`, or equal by math-verify's strict comparison.
 
-        None if the comparison was given up. A text of more than LONGEST characters equals itself
+        None if the comparison was abandoned. A text of more than LONGEST characters equals itself
         only.
         """
         gold = normalize(gold)
@@ -88,7 +88,7 @@ class Judge:
                 self._pipe.send((gold, answer))
             is_equal = self._receive()
         finally:
-            # After an interrupt too: a late answer would be taken for that to the next question.
+            # After an interrupt too: a late answer would be read as the next question's.
             if is_equal is None:
                 self._end()
         if is_equal is None:
@@ -98,7 +98,7 @@ class Judge:
     def _start(self) -> None:
         self._end()
         self._pipe, worker_pipe = Pipe()
-        # -P leaves the worker's folder out of sys.path, where math.py would hide Python's own.
+        # -P removes the worker's folder from sys.path, where math.py would hide Python's own.
         number = worker_pipe.fileno()
         command = [sys.executable, "-P", str(WORKER), str(self._seconds), str(number)]
         self._process = subprocess.Popen(

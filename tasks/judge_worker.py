@@ -24,7 +24,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     logging.disable(logging.CRITICAL)
 
-    compare("2x + 2", "2(x + 1)")  # imports and compiles what no pair should pay for
+    compare("2x + 2", "2(x + 1)")  # imports and compiles now, not in the time of the first pair
     pipe.send(True)
     while True:  # until EOFError, when the judge has ended
         gold, answer = pipe.recv()

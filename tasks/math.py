@@ -130,7 +130,7 @@ def grade(text: str, gold: str, judge: Judge) -> str:
 
 
 class MathRow(BaseModel):
-    """A problem of MATH's files, whose answer is in the solution; MATH-500 has it by itself."""
+    """A problem of MATH's files: the answer is in the solution, or in the field of MATH-500."""
 
     problem: str
     answer: str | None = None
@@ -141,7 +141,7 @@ class MathRow(BaseModel):
     def _check_answer(cls, solution: str | None, info: ValidationInfo) -> str | None:
         # Fields are validated in their order, so `info.data` has the answer.
         if not info.data.get("answer") and not extract_box(solution or ""):
-            raise ValueError("has no answer in \\boxed{}; give one, or the field answer")
+            raise ValueError("has no answer in \\boxed{}; add one, or the field answer")
         return solution
 
 

@@ -176,7 +176,7 @@ def check_verifier(settings: VerifierSettings, processes: int | None = None) -> 
         message = f"{settings.k}: must be at most --test-verifications {settings.eval_samples}"
         raise InputError(message, option="--k")
     if settings.dry_run:
-        message = "cannot be used here: what there is to verify depends on the generator's run"
+        message = "cannot be used here: the verifier's problems come from the generator's run"
         raise InputError(message, option="--dry-run")
     if settings.samples is not None:
         message = "cannot be used here: a verifier is trained on its own verifications"

@@ -4,7 +4,7 @@
     distributed.py        ranks, devices, what ranks exchange, progress
     files.py              JSON lines, atomic writes, the folder of a run
     command.py            how a command ends
-    numerals.py           numbers as people write them
+    numerals.py           numbers in plain text and LaTeX
     problems.py           problems and worked examples from files, folders and the hub
     report.py             an estimate with its interval, and a table
 
@@ -24,7 +24,7 @@
     grading.py            grades and rewards of completions
     hf_sampler.py         a model in this process samples, in batches
     sampling.py           SamplingParameters, Engine, sample_to_file
-    vllm_worker.py        vLLM in a process of its own
+    vllm_worker.py        vLLM in a separate process
     vllm_client.py        sampling with it
     batches.py            samples -> token ids -> rows -> optimizer steps -> tensors; log mu
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 EPS = 1e-30  # added to the squares of gradients
-DECAY = -0.8  # the moving averages give step^DECAY to the newest value, all at the first step
+DECAY = -0.8  # the newest value has weight step^DECAY in the moving averages
 
 
 class Adafactor(torch.optim.Optimizer):
@@ -55,7 +55,7 @@ class Adafactor(torch.optim.Optimizer):
             gradients.append(gradient)
         factors = self._factors(weights)
 
-        # U = factor * G. It is computed twice: kept, it would take as much memory as the weights.
+        # U = factor * G is computed twice: to store it would take as much memory as the weights.
         norms = []
         for factor, gradient in zip(factors, gradients, strict=True):
             norms.append(torch.linalg.vector_norm(_product(factor) * gradient))

@@ -30,7 +30,7 @@ class Chat(NamedTuple):
     def format(self, question: str | Messages, is_answered: bool = False) -> str:
         """The prompt for a text or for messages, up to where the answer begins.
 
-        Messages may have a system prompt of their own. is_answered: they end with the answer.
+        Messages may have a system prompt of their own. is_answered: the last message is the answer.
         Raises InputError if the template fails, or if the assistant has begun to answer: the
         template would end that turn.
         """
@@ -38,8 +38,8 @@ class Chat(NamedTuple):
         if isinstance(question, str):
             messages = [{"role": "user", "content": question}]
         if not is_answered and messages[-1]["role"] == "assistant":
-            message = "the last message is the assistant's, whose turn the template would end; "
-            message += "give the prompt as text, up to where the completion begins"
+            message = "the last message is the assistant's, and the template would end its turn; "
+            message += "write the prompt as text, up to where the completion begins"
             raise InputError(message, option="--chat")
         if self.system is not None and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.system}, *messages]
@@ -51,7 +51,7 @@ class Chat(NamedTuple):
             roles = " and ".join(message["role"] for message in messages)
             name = self.tokenizer.name_or_path
             message = f"the chat template of {name} fails on {roles}: {first_line(error)}"
-            raise InputError(message, option="--chat") from error
+            raise InputError(f"{message}; correct it, or remove --chat", option="--chat") from error
 
     def apply_to(self, task: Task) -> Task:
         """The task with its prompts in the chat template."""
@@ -66,7 +66,7 @@ def load_chat(tokenizer: PreTrainedTokenizerBase, system: str | None = None) -> 
     """
     name = tokenizer.name_or_path
     if not tokenizer.chat_template:
-        message = f"the tokenizer of {name} has no chat template; leave --chat out"
+        message = f"the tokenizer of {name} has no chat template; remove --chat"
         raise InputError(message, option="--chat")
     chat = Chat(tokenizer, system, -1, frozenset())
     question = {"role": "user", "content": QUESTION}
@@ -79,7 +79,7 @@ def load_chat(tokenizer: PreTrainedTokenizerBase, system: str | None = None) -> 
     ends = _added_tokens(tokenizer, after_answer)
     if not ends:
         message = f"the chat template of {name} has no token after an answer that ends the turn"
-        raise InputError(f"{message}; leave --chat out", option="--chat")
+        raise InputError(f"{message}; remove --chat", option="--chat")
     marks = frozenset(_added_tokens(tokenizer, prompt))
     return chat._replace(end=ends[0], marks=marks)
 

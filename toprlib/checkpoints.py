@@ -71,7 +71,7 @@ def save_checkpoint(folder: Path, step: int, optimizer: torch.optim.Optimizer) -
 
 
 def load_checkpoint(folder: Path, optimizer: torch.optim.Optimizer) -> None:
-    """Put back what `save_checkpoint` wrote, into a model as it was loaded.
+    """Restore what `save_checkpoint` wrote, into a model that was just loaded.
 
     Call it before a forward pass: after one, FSDP2 keeps gathered copies of some weights.
     """
@@ -94,7 +94,7 @@ def load_checkpoint(folder: Path, optimizer: torch.optim.Optimizer) -> None:
 
 @rank_zero_only
 def last_checkpoint(folder: Path, missing_step: int | None = None) -> int:
-    """The step of the checkpoint to resume from, 0 if there is none.
+    """The step of the checkpoint to resume from, or 0.
 
     missing_step: the step of the first model that training has to save; the checkpoint is before
     it. Lines of metrics.jsonl after the checkpoint are removed: training writes them again.
@@ -115,7 +115,7 @@ def last_checkpoint(folder: Path, missing_step: int | None = None) -> int:
 
 
 def remove_checkpoints(folder: Path) -> None:
-    """Remove what only an epoch in training needs. Every rank calls this."""
+    """Remove the checkpoints of an iteration. Every rank calls this."""
     remove(*folder.glob("checkpoint-*"), *folder.glob("model*.unfinished"))
 
 

@@ -17,7 +17,7 @@ TORCHRUN_SECONDS = 3.0  # after which torchrun has stopped the ranks next to one
 
 @contextmanager
 def command(name: str) -> Iterator[None]:
-    """The block is a program: errors end it with one line that begins with `name`.
+    """In the block, an error ends the program with one line that begins with `name`.
 
     Ctrl-C and SIGTERM stop it at once, with exit status 130 and 143; repeating the command resumes
     the run. With several ranks, torchrun stops the others when one has ended. If the reader of the
@@ -42,7 +42,7 @@ def command(name: str) -> Iterator[None]:
             with _flushed_output():
                 yield
         except Exception as error:
-            if received:  # Python ignores an exception, so also an interrupt, within a __del__
+            if received:  # Python ignores exceptions, interrupts included, within a __del__
                 raise KeyboardInterrupt(received[0]) from error
             if isinstance(error, OSError) and not _is_output_open():
                 error = _lose_output(error)
@@ -57,7 +57,7 @@ def command(name: str) -> Iterator[None]:
 
 @contextmanager
 def _flushed_output() -> Iterator[None]:
-    """Output that cannot be written is an error of the block, not one that Python ends with."""
+    """Raise an error of standard output in the block; otherwise Python would raise it at exit."""
     try:
         yield
     finally:
@@ -65,7 +65,7 @@ def _flushed_output() -> Iterator[None]:
 
 
 def _is_output_open() -> bool:
-    """Whether standard output takes a line; Python drops what it did not take."""
+    """Whether a line can be written to standard output; Python drops unwritten output."""
     try:
         print(flush=True)
     except OSError:
@@ -74,7 +74,7 @@ def _is_output_open() -> bool:
 
 
 def _lose_output(error: OSError) -> InputError:
-    """What to report of output that cannot be written. A closed pipe ends the command here."""
+    """The error for output that cannot be written. A closed pipe ends the command here."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())  # otherwise Python would fail again when it exits
     if isinstance(error, BrokenPipeError):
@@ -115,7 +115,7 @@ def _end_silently_at_the_next_signal() -> None:
 def _let_torchrun_stop_this_rank(is_fixable: bool) -> None:
     """Wait until torchrun has stopped this rank, if another one has to report the error.
 
-    The first rank reports an error of all ranks. An error that nobody can fix may also be that of a
+    The first rank reports an error of all ranks. An error that the user cannot fix may come from a
     connection to a rank that has ended.
     """
     if not is_fixable:

@@ -66,7 +66,7 @@ def proportion(
 ) -> list[int]:
     """`size` samples at random, a `share` of them positive; 0 < share < 1.
 
-    If there are too few samples of one sign, fewer are chosen, so that the share is kept.
+    With too few samples of one sign, it chooses fewer samples, so that the share stays.
 
     >>> samples = [Sample(prompt="?", completion="!", reward=reward) for reward in (1, 1, 1, -1)]
     >>> len(proportion(samples, 4, random.Random(0), share=0.5))
@@ -100,7 +100,7 @@ COMPOSITIONS: dict[str, Composition] = {
 
 # ---- baselines -----------------------------------------------------------------------------------
 def zero(samples: Sequence[Sample]) -> list[float]:
-    """0 for each sample: the reward itself is learned from."""
+    """0 for each sample: rewards stay as they are."""
     return [0.0] * len(samples)
 
 

@@ -1,6 +1,6 @@
 """The processes of a run as torchrun starts them, and what they exchange.
 
-Without torchrun there is one process, rank 0, and every function here works as well.
+Without torchrun the only process is rank 0, and every function works as well.
 """
 
 import os
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 T = TypeVar("T")
-_is_alone = ContextVar("_is_alone", default=False)  # whether rank zero works alone at present
+_is_alone = ContextVar("_is_alone", default=False)  # whether rank zero works alone now
 
 
 def rank() -> int:
@@ -91,7 +91,7 @@ def _check_gpus(gpus: int) -> None:
 
 @cache
 def _slow_group(world: "dist.ProcessGroup") -> "dist.ProcessGroup":
-    """All ranks, which may wait days for each other: one of them may have hours of sampling left.
+    """A group of all ranks with a timeout of days: one rank may sample hours longer than others.
 
     Training's own collectives keep torch's timeout, after which a rank that hangs is reported.
     """
@@ -143,7 +143,7 @@ class _LogLines(tqdm):
     """Progress in a log file: each state is a line."""
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        if self.last_print_n < self.n:  # else this state is there already
+        if self.last_print_n < self.n:  # else this state is in the log already
             print(self, file=sys.stderr, flush=True)
 
 
@@ -152,7 +152,7 @@ def progress_bar(
 ) -> tqdm:
     """`items` with a progress bar on rank zero; without items, a bar for `update`.
 
-    done: how many of `total` an earlier command has done; a line says so. In a log file there is a
+    done: how many of `total` an earlier command has done; a printed line says so. A log file gets a
     line every ten seconds.
     """
     if rank() == 0 and 0 < done < (total or 0):

@@ -33,7 +33,7 @@ MLP = 4
 
 
 class Counts(NamedTuple):
-    """How much a run does."""
+    """The numbers of samples and steps of a run."""
 
     trained: int  # samples that an iteration trains on, at most
     tested: int  # test samples of all evaluations
@@ -42,7 +42,7 @@ class Counts(NamedTuple):
 
 
 def count(settings: Settings, problems: int, tests: int, provided: int = 0) -> Counts:
-    """The counts of a run that samples from so many problems, or trains on `provided` samples.
+    """The counts of a run that samples from these problems, or trains on `provided` samples.
 
     >>> count(Settings(n=4, eval_samples=4, k=4, evals_per_epoch=1), problems=10, tests=10)
     Counts(trained=40, tested=80, sampled=120, steps=3)

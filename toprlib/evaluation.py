@@ -25,7 +25,7 @@ COUNTS = ("samples_seen", "questions", "samples_per_question")  # numbers of an 
 
 
 class Answers(NamedTuple):
-    """What the metrics need to know about Q questions with N samples each."""
+    """The samples of Q questions, N each, as the metrics use them."""
 
     correct: np.ndarray  # (Q, N) bool
     # Q lists of N answers, None for a sample without an answer; empty if nobody votes
@@ -82,7 +82,7 @@ def mean_reward(answers: Answers, question: int, samples: Sequence[int]) -> floa
 
 
 class Metric(NamedTuple):
-    """A number of a test set."""
+    """A metric of a test set."""
 
     score: Score  # of one question; the metric is its mean over the questions
     meaning: str  # for the documentation
@@ -171,7 +171,7 @@ def evaluate(samples: Sequence[Sample], task: Task, k: int, seed: int) -> dict[s
 
 
 def _metrics_of(task: Task, k: int, n: int) -> list[str]:
-    """The names in METRICS of what is measured on a task with n samples of each question."""
+    """The names in METRICS that apply to a task with n samples of each question."""
     names = ["pass@1"]
     if 1 < k <= n:
         names += ["maj@k", "pass@k"] if task.parse else ["pass@k"]

@@ -1,4 +1,4 @@
-"""Samples that a user brings: reading them, and which column is which field of a Sample.
+"""Samples from elsewhere: reading them, and which column is which field of a Sample.
 
 A sample needs a prompt, a completion and a reward. Other trainers name these columns differently;
 docs/own_task.md has the options that map the columns of three of them.
@@ -70,8 +70,8 @@ def read_samples(
         sample = _to_sample(values, place)
         room -= ROW_BYTES + CHARACTER_BYTES * len(sample.prompt + sample.completion)
         if room < 0:
-            message = f"the rows up to here need {free_memory / 1e9:.1f} GB of memory"
-            raise InputError(f"{message}, all that is free; give fewer samples", **place)
+            message = f"the rows up to here need all free memory, {free_memory / 1e9:.1f} GB"
+            raise InputError(f"{message}; give fewer samples", **place)
         samples.append(sample)
         ignored |= row.keys() - set(chain.from_iterable(columns_of_fields.values()))
     if not samples:
@@ -94,7 +94,7 @@ def parse_columns(columns: Sequence[str]) -> dict[str, str]:
             message = f"{word}: must be FIELD=COLUMN; the fields are {', '.join(FIELDS)}"
             raise InputError(message, option="--columns")
         if field in column_of:
-            message = f"{word}: names a second column; give each field once"
+            message = f"{word}: is a second column for this field; give each field once"
             raise InputError(message, option="--columns", field=field)
         column_of[field] = column
     return column_of
@@ -234,7 +234,7 @@ def _completion_text(value: list[Any], place: dict[str, Any]) -> str:
     others = [key for key, part in messages[0].items() if part and key not in ("role", "content")]
     if others:
         message = f"a message with {others[0]!r}, which would not be trained on"
-        fix = "give the whole text that the model wrote in place of the message"
+        fix = "write the model's whole text instead of the message"
         raise InputError(f"{message}; {fix}", **place, field="completion")
     return messages[0]["content"]
 
@@ -250,7 +250,7 @@ def _check_messages(field: str, value: list[Any], place: dict[str, Any]) -> Mess
         if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
             fix = "a list must hold messages, each with role and content as text"
             raise InputError(fix, **place, field=field)
-        # A table gives every message every key; a chat template may ask which keys there are.
+        # In a table every message has every key; a chat template may ask which keys exist.
         messages.append({key: part for key, part in message.items() if part is not None})
     if not messages:
         raise InputError("is an empty list; give text or messages", **place, field=field)

@@ -1,4 +1,4 @@
-"""Files of a run: JSON lines, atomic writes, and the folder that one run at a time works in.
+"""Files of a run: JSON lines, atomic writes, and the folder, which one run at a time may use.
 
 A stage writes one file, which appears under its name once it is complete and which later stages
 never modify. A stage whose file exists is not run again, so repeating a command resumes its run.
@@ -34,12 +34,12 @@ def read_text(path: Path, fix: str = "") -> str:
     try:
         return Path(path).read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        raise InputError(_with_fix("no such file", fix), file=path) from None
+        raise InputError(_with_fix("no such file", fix or "check the path"), file=path) from None
     except IsADirectoryError:
-        raise InputError("is a folder; a file was expected", file=path) from None
+        raise InputError("is a folder; name a file", file=path) from None
     except UnicodeDecodeError as error:
         message = f"not UTF-8 at byte {error.start}"
-        raise InputError(_with_fix(message, fix), file=path) from None
+        raise InputError(_with_fix(message, fix or "save it as UTF-8"), file=path) from None
 
 
 def _with_fix(message: str, fix: str) -> str:
@@ -58,7 +58,7 @@ def read_records(
     # Only a newline ends a line: U+2028, for one, belongs to the text of a completion.
     lines = [text] if is_one_record else text.rstrip().split("\n")
     if lines == [""]:
-        raise InputError("is empty", file=path)
+        raise InputError(_with_fix("is empty", fix), file=path)
     return _parse_lines(path, lines, kind, is_one_record, fix)
 
 
@@ -101,13 +101,13 @@ def first_validation_error(error: ValidationError) -> tuple[str, str | None]:
 
 
 def read_json(file: Path, fix: str = REGENERATE, keys: Sequence[str] = ()) -> Any:
-    """The content of a JSON file: an object that has these keys, if any are given.
+    """The content of a JSON file: an object with these keys, if `keys` has any.
 
     Raises InputError, which ends with `fix`, if it cannot be read or lacks a key.
 
     >>> read_json(Path("nowhere.json"))
     Traceback (most recent call last):
-    toprlib.records.InputError: nowhere.json: no such file
+    toprlib.records.InputError: nowhere.json: no such file; check the path
     """
     try:
         content = json.loads(read_text(file))
@@ -268,7 +268,7 @@ def _check_same_config(folder: Path, config: dict[str, Any]) -> None:
     differences = []
     for name, value in wanted.items():
         if stored.get(name) != value:
-            differences.append(f"{name} = {stored.get(name)!r} there, {value!r} here")
+            differences.append(f"{name} = {stored.get(name)!r} in the folder, now {value!r}")
     if differences:
         message = f"holds a run with other settings ({'; '.join(differences)})"
         raise InputError(f"{message}; choose another --out", option="--out", file=folder)

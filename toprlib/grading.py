@@ -12,13 +12,13 @@ from typing import Any
 
 from toprlib.records import Grade, InputError, Problem, Sample, Task
 
-FIX = "fix the function, then repeat the command: completions are kept"
+FIX = "fix the function, then repeat the command: completions are saved"
 
 
 def grade_samples(
     task: Task, samples: Sequence[Sample], problems: Sequence[Problem]
 ) -> list[Sample]:
-    """The samples with reward and outcome, which replace any that they had.
+    """The samples with reward and outcome, which replace earlier ones.
 
     A completion is graded up to the first stop string. problems: in order; each has equally many
     consecutive samples. Raises InputError if the task's function returns what is no grade.

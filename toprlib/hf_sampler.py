@@ -169,7 +169,7 @@ def sample_batch(
             active.remove(is_finished)
     if (tokens == no_token).any():
         message = f"{parameters.temperature}: the probabilities of a model's tokens are NaN"
-        fix = "give a higher one, or another model if this happens at 1"
+        fix = "choose a higher one, or another model if this happens at 1"
         raise InputError(f"{message}; {fix}", option="--temperature")
     completions = []
     for token_ids, size in zip(tokens.tolist(), length.tolist(), strict=True):

@@ -31,7 +31,7 @@ from toprlib.lora import add_adapters
 from toprlib.problems import is_hub_name
 from toprlib.records import InputError, first_line
 
-if TYPE_CHECKING:  # --help need not wait for what takes seconds to import
+if TYPE_CHECKING:  # an import that takes seconds, and that --help does not need
     from transformers import PreTrainedModel
 
 Dtype = Literal["float32", "bfloat16"]
@@ -83,9 +83,9 @@ class LanguageModel(NamedTuple):
     def completion_ids(self, prompt: str, completion: str) -> list[int]:
         """The token ids that the text of a completion has after its prompt.
 
-        A SentencePiece tokenizer adds a space before a text that stands alone, and a model does
-        not write it after a line break. Where the last token of the prompt would change, as that
-        of "A: " before "7", a line break takes the prompt's place.
+        A SentencePiece tokenizer adds a space at the start of a text, and a model does not write it
+        after a line break. If the completion would change the prompt's last token, as "7" does
+        after "A: ", a line break replaces the prompt.
         """
         for start in (prompt[-TAIL:], "\n"):
             start_ids, ids = self.prompt_ids([start, start + completion])
@@ -139,7 +139,7 @@ def load_without_weights(
 def _check_name(name: str) -> None:
     if not Path(name).is_dir() and not is_hub_name(name):
         message = "is neither a folder nor the name of a model on the hub (owner/name)"
-        raise InputError(message, option="--model", file=name)
+        raise InputError(f"{message}; check the path", option="--model", file=name)
     if Path(name).is_dir() and not (Path(name) / "config.json").exists():
         message = "has no config.json; save a model of transformers there"
         raise InputError(message, option="--model", file=name)
@@ -151,7 +151,7 @@ def _check_name(name: str) -> None:
 def _set_special_tokens(
     name: str, tokenizer: PreTrainedTokenizerBase, model: "PreTrainedModel"
 ) -> frozenset[int]:
-    """The token ids that end a text: of the tokenizer and of the generation config, in either.
+    """The token ids that end a text, by the tokenizer and by the generation config.
 
     A tokenizer without an end or padding that the model knows gets one.
     """
@@ -166,7 +166,7 @@ def _set_special_tokens(
     ends = [end for end in ids if end in known and tokenizer.convert_ids_to_tokens(end)]
     if not ends:
         message = "neither its tokenizer nor its generation config has an end of sequence"
-        raise InputError(f"{message}; give it an eos_token", option="--model", file=name)
+        raise InputError(f"{message}; set its eos_token", option="--model", file=name)
     prompt_ids = tokenizer("?")["input_ids"]
     if prompt_ids and prompt_ids[-1] in ends:
         message = "its tokenizer adds an end of sequence to prompts"
@@ -224,7 +224,7 @@ def _check_report(name: str, report: dict[str, Any]) -> None:
     problems = {
         "its files lack weights of the model": report["missing_keys"],
         "its files have weights of another shape than config.json says": shapes,
-        "its files have weights that config.json has no place for": report["unexpected_keys"],
+        "its files have weights that config.json does not describe": report["unexpected_keys"],
     }
     for problem, weights in problems.items():
         if weights:
@@ -319,7 +319,7 @@ def _check_disk_for(files: Sequence) -> None:
 
 
 def free_memory() -> None:
-    """Give the memory of models that nothing refers to any more back to the GPU."""
+    """Return the memory of models that nothing refers to any more to the GPU."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -327,7 +327,7 @@ def free_memory() -> None:
 
 # ---- training: shards and optimizer --------------------------------------------------------------
 class Sharding(NamedTuple):
-    """How a model is computed when it is trained; none of it changes the float32 gradient."""
+    """How forward and backward passes are computed; it does not change the float32 gradient."""
 
     dtype: Dtype = "float32"  # of forward and backward passes; gradients are summed in float32
     gradient_checkpointing: bool = False  # a layer keeps its input and is recomputed

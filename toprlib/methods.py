@@ -91,7 +91,7 @@ class Method(NamedTuple):
 
     loss: Loss
     limits: Limits | None = None  # the bounds of its weights, for StepStats; None: no such weights
-    uses_pairs: bool = False  # a row is a pair of completions of one prompt; there is no baseline
+    uses_pairs: bool = False  # a row is a pair of completions of one prompt, without a baseline
 
 
 METHODS: dict[str, Method] = {

@@ -20,7 +20,7 @@ START_TOLERANCE = {  # nats that |log pi - log mu| may reach at the first step; 
     # most 3.1 in 8 sequences.
     "bfloat16": 5.0,
 }
-# Nats that the first step's mean log-ratio may be away from 0 if log mu was given; ours. At -0.5
+# Nats that the first step's mean log-ratio may be away from 0 with --trust-logmu; ours. At -0.5
 # the weight of wrong completions is about 0.6. Rounding in bfloat16 moves the mean of 8 by 0.5.
 GIVEN_TOLERANCE = {"float32": 0.5, "bfloat16": 1.5}
 QUANTILES = (0.05, 0.5, 0.95)
@@ -64,7 +64,7 @@ def _distribution(name: str, values: Tensor) -> dict[str, float]:
 
 
 def weight_totals(reward: Tensor, weight: Tensor) -> dict[str, float]:
-    """What the weights of a step amount to; reward, weight: (B,), no reward is 0.
+    """Totals of a step's weights; reward, weight: (B,), no reward is 0.
 
     weights_below_1e-6: a share of the completions.
     ess: the effective sample size (sum w)^2 / sum w^2, in completions.

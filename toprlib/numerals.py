@@ -1,4 +1,4 @@
-r"""Numbers as people write them, in plain text or LaTeX.
+r"""Reads numbers in plain text and LaTeX.
 
 | form | written as |
 |---|---|
@@ -43,7 +43,7 @@ WORDS = (
     (rf"(^|[=({{:]|(?<![0-9])\$)([\s$*({{\\]*)-\s++{NUMBER_FOLLOWS}", r"\1\2-"),
 )
 
-# What is repeated gives nothing back (++), so that a megabyte of digits takes linear time.
+# Repetitions are possessive (++), so that a megabyte of digits takes linear time.
 WHOLE = r"""(?:
     [0-9]{1,3}(?:,[0-9]{2,3})*,[0-9]{3}(?![0-9]) | [0-9]{1,3}(?:\ [0-9]{3})++(?![0-9]) | [0-9]++
 )"""

@@ -148,7 +148,7 @@ def draw(
 
 
 def _draw_panel(axes: Axes, panel: Panel) -> None:
-    # The scales first: what is drawn later adapts to them.
+    # Set the scales first: later artists adapt to them.
     axes.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel, **panel.options)
     unused_styles = cycle(PARAMETERS)
     for line in panel.lines:
@@ -166,7 +166,7 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
 
 
 def _add_legends(figure: Figure) -> None:
-    """Legends beside the axes, where they cover no line; the constrained layout makes room."""
+    """Legends next to the axes, where they cover no line; the constrained layout makes room."""
     look = {"frameon": False, "handlelength": 4, "markerscale": 0.8}  # long enough to show dashes
     entries = [axes.get_legend_handles_labels() for axes in figure.axes]
     first_handles, first_labels = entries[0]

@@ -1,6 +1,6 @@
-"""What a run needs of its machine, checked before anything large is loaded or written.
+"""Checks that the machine suffices, before anything large is loaded or written.
 
-Of a GPU it is checked only that there is one: `make smoke` looks for everything else.
+It checks only that a GPU exists; `make smoke` checks the rest.
 """
 
 import os
@@ -27,8 +27,8 @@ TOKEN_BYTES = 30  # of a token of a sample, on the disk and in each process; our
 SMALL_RUN = 10**9  # bytes; a run below it is not checked; ours
 GROUPS = Path("/sys/fs/cgroup")  # the limits of jobs and containers
 OWN_GROUPS = Path("/proc/self/cgroup")
-# What a group of version 2 and of version 1 calls its limit, and in memory.stat what counts: the
-# rest of what it uses are caches.
+# (name of the limit, name of the used memory in memory.stat) of control groups of version 2 and of
+# version 1. The rest of the usage is caches.
 MEMORY_LIMITS = (("memory.max", "anon"), ("memory.limit_in_bytes", "total_rss"))
 
 
@@ -137,7 +137,7 @@ def cache_bytes(config: PreTrainedConfig) -> int:
 
 
 def disk_needed(settings: Settings, size: RunSize) -> int:
-    """Bytes that a run has on its disk at most: models, samples and two checkpoints."""
+    """The most bytes that a run has on its disk: models, samples and two checkpoints."""
     num_models = max(settings.iterations - 1, 0) + settings.evals_per_epoch
     num_samples = settings.iterations * size.num_samples
     num_samples += (1 + settings.iterations) * size.num_eval_samples
@@ -187,7 +187,7 @@ def free_memory() -> int:
 def group_folders(controller: str) -> list[Path]:
     """The control groups that limit this process, from its own to that of the machine.
 
-    controller: "memory" or "cpu". Of version 2 there is one folder for all controllers, of version
+    controller: "memory" or "cpu". Version 2 has one folder for all controllers, version
     1 one for each. In a container the outer groups may not be seen.
     """
     folders = []

@@ -1,4 +1,4 @@
-"""Where tasks get their problems and worked examples from: files, folders, the hub, a package."""
+"""Problems and worked examples of tasks, from files, folders, the hub and a package."""
 
 import importlib.util
 import re
@@ -13,12 +13,12 @@ from toprlib.files import Record, first_validation_error, read_records, read_tex
 from toprlib.records import InputError
 
 ROW_SUFFIXES = {".arrow", ".csv", ".json", ".jsonl", ".parquet"}
-# Files that the library `datasets` writes beside its data.
+# Files that the library `datasets` writes next to its data.
 FILES_ABOUT_DATA = {"dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json"}
 
 
 class QuestionRow(BaseModel, strict=True):
-    """A row of a data set of questions: others of its columns are ignored."""
+    """A row of a data set of questions; other columns are ignored."""
 
     question: str
     answer: str
@@ -49,7 +49,7 @@ def read_split(
         return rows
     if not is_hub_name(data):
         message = f"{data}: is neither a folder nor a data set on the hub (owner/name)"
-        raise InputError(message, option="--data")
+        raise InputError(f"{message}; check the path", option="--data")
     adapter = TypeAdapter(kind)
     rows = []
     for line, row in enumerate(load_rows(data, split, configs), start=1):
@@ -116,19 +116,19 @@ def list_split_files(folder: Path, split: str) -> list[Path]:
             fix = "move it: a folder may hold files of one type, and all or none named after splits"
             raise InputError(f"{message}; {fix}", file=folder)
     if split not in files_of_split:
-        raise InputError(f"has no split {split}", file=folder)
+        raise InputError(f"has no split {split}; name its file {split}.jsonl", file=folder)
     return [Path(file) for file in files_of_split[split]]
 
 
 def _holds_rows(file: Path) -> bool:
-    """Whether the library `datasets` would read rows from such a file, given by itself."""
+    """Whether the library `datasets` would read rows from such a file alone."""
     is_hidden = any(part.startswith((".", "__")) for part in file.parts)
     return file.suffix in ROW_SUFFIXES and file.name not in FILES_ABOUT_DATA and not is_hidden
 
 
 def _loading_error(source: str, error: Exception) -> InputError:
     reason = " ".join(str(error).split())[:300]
-    message = f"cannot be loaded from the hub: {reason}; without a network, give a folder"
+    message = f"cannot be loaded from the hub: {reason}; without a network, name a folder"
     if Path(source).exists():
         message = f"cannot be read: {reason}"
     return InputError(message, file=source)

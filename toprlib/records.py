@@ -14,7 +14,7 @@ OUTCOMES: tuple[str, ...] = get_args(Outcome)
 
 
 class InputError(ValueError):
-    """What the user gave cannot be used. The message says what is wrong, then how to fix it.
+    """Input that cannot be used. The message says what is wrong, then how to fix it.
 
     option, file, line, field: what the error is about, where that is known. They begin the message.
 
@@ -71,7 +71,7 @@ def first_line(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class Problem:
-    """A question and, if there is one, its gold answer, as the task's own parser returns it."""
+    """A question and, if it has one, its gold answer, as the task's own parser returns it."""
 
     id: str
     question: str
@@ -89,10 +89,10 @@ class Prompt(NamedTuple):
 class Sample(BaseModel, extra="forbid", strict=True):
     """A completion of a prompt and its grade: a line of samples.jsonl.
 
-    A sampling engine returns it without a grade. Of samples from elsewhere, prompt, completion and
-    reward suffice. token_ids: the completion's, including its end of sequence or stop string.
-    token_logmu: log mu of these tokens, in nats, for --trust-logmu. token_logmu_engine: the same as
-    the sampling engine computed it. reward: before the baseline; None until it is graded.
+    A sampling engine returns it without a grade. Samples from elsewhere need only prompt,
+    completion and reward. token_ids: those of the completion, including its end of sequence or stop
+    string. token_logmu: log mu of these tokens, in nats, for --trust-logmu. token_logmu_engine: the
+    same, computed by the sampling engine. reward: before the baseline; None until it is graded.
 
     >>> Sample(prompt="Q: 1 + 1?\\nA:", completion=" The answer is 2.", reward=1.0).finish_reason
     'stop'

@@ -67,7 +67,7 @@ def hf_engine(lm: LanguageModel, model: str, parameters: SamplingParameters) -> 
         message = f"{type(lm.model).__name__} has a state that this engine cannot copy"
         raise InputError(f"{message}; use --engine vllm or another --model", option="--engine")
 
-    # Not at the start of the block: a run whose samples exist already loads nothing.
+    # Not at the start of the block: a run whose samples exist loads nothing.
     @cache
     def load() -> LanguageModel:
         return load_weights(lm, model)
@@ -105,7 +105,7 @@ def shard_prompts(prompts: Sequence[Prompt], gpus: int) -> tuple[Sequence[Prompt
 
     gpus: the ranks that one engine spans; the first of them has the whole share of the engine.
 
-    >>> shard_prompts(["a", "b", "c"], gpus=1)  # without torchrun there is one rank
+    >>> shard_prompts(["a", "b", "c"], gpus=1)  # one rank without torchrun
     (['a', 'b', 'c'], 0)
     """
     if rank() % gpus != 0:
@@ -165,7 +165,7 @@ def _sample_share(part: Path, engine: Engine, share: Sequence[Prompt], n: int, s
     _check_prompts(part, samples, share[:done], n)
     write_file(part, to_lines(samples))  # without an incomplete chunk
     if done < len(share):
-        engine.start()  # now: the bar tells the rate of sampling, without minutes of loading
+        engine.start()  # before the bar, whose rate would include minutes of loading
     description = f"{part.parent.name}/{part.stem}"
     with progress_bar(None, description, "sample", n * len(share), done=n * done) as bar:
         for start in range(done, len(share), CHUNK):
@@ -189,7 +189,7 @@ def _sample_chunk(
 
 
 def _grade_share(part: Path, share: Sequence[Prompt], task: Task) -> None:
-    """Replace the samples of a complete part by graded ones, unless they are."""
+    """Grade the samples of a complete part, unless they are graded."""
     samples = read_partial_records(part, Sample)
     if any(sample.reward is None for sample in samples):
         problems = [prompt.problem for prompt in share]
@@ -205,7 +205,7 @@ def _join_parts(file: Path, prompts: Sequence[Prompt], n: int) -> None:
     _check_prompts(file, samples, prompts, n)
     if all(sample.finish_reason == "length" for sample in samples):
         problem = f"{file}: none of the {len(samples)} completions has ended, all were cut off"
-        fix = "increase --max-new-tokens; give --chat for a chat model; or correct eos_token_id"
+        fix = "increase --max-new-tokens; add --chat for a chat model; or correct eos_token_id"
         print(f"{problem}; {fix} in the model's generation_config.json", flush=True)
     write_file(file, to_lines(samples))
 

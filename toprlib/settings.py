@@ -41,7 +41,7 @@ class Settings:
     """Every setting of a run. "paper" or "ours" says where the default of `laptop` is from."""
 
     preset: tyro.conf.Positional[Preset] = "laptop"
-    """first: laptop (tiny model and problems, ours); single-gpu (24 GB, ours); paper (8 x H100)"""
+    """comes first: laptop (tiny model, ours), single-gpu (24 GB, ours) or paper (8 x H100)"""
 
     model: str = str(TINY / "two_thirds")
     """folder or hub name of the base model (ours; paper: Llama 3 8B Instruct)"""
@@ -76,7 +76,7 @@ class Settings:
     """passes over these samples, each in another order (paper, Section 4.2: 1)"""
 
     engine: EngineName | None = None
-    """what samples: vllm (paper, Section 4.2), or hf, this process, the default of laptop"""
+    """what samples: vllm (paper, Section 4.2), or hf: this process (ours; default of laptop)"""
     vllm_python: Path | None = None
     """interpreter that has vLLM; default: this one (ours)"""
     engine_gpus: Count = 1
@@ -112,7 +112,7 @@ class Settings:
     max_grad_norm: Positive = 1.0
     """the gradient is clipped to this norm (paper, Section 4.2)"""
     dtype: Dtype = "float32"
-    """of forward and backward passes; weights and sums of gradients are float32 (ours)"""
+    """of forward and backward passes; weights and gradients are float32 (ours)"""
     gradient_checkpointing: bool = False
     """recompute activations in the backward pass: less memory, same gradient (ours)"""
     reshard_after_forward: bool = True
@@ -154,7 +154,7 @@ class Settings:
 
     @property
     def engine_name(self) -> EngineName:
-        """What samples."""
+        """The engine that samples."""
         return self.engine or ("hf" if self.preset == "laptop" else "vllm")
 
     @property
@@ -179,7 +179,7 @@ class Settings:
         return zlib.crc32(f"{stage} {self.seed}".encode())
 
     def to_config(self, provided_samples: Sequence[Sample] = ()) -> dict:
-        """What the run is, for config.json.
+        """The content of config.json.
 
         provided_samples: those of --samples. A path inside the project is relative to it, so that a
         copy of the project can resume its runs.
@@ -208,7 +208,7 @@ class Settings:
             if name not in NOT_IN_CONFIG and value != default_values[name]:
                 parts.append(f"{name}={value}")
         folder = re.sub("[^A-Za-z0-9._=+-]+", "_", " ".join(parts))
-        if len(folder) > 120:  # of a long path, for instance; the checksum still tells runs apart
+        if len(folder) > 120:  # with a long path, for instance; the checksum distinguishes runs
             folder = f"{folder[:111]}_{zlib.crc32(folder.encode()):08x}"
         return Path(f"{runs}{folder}")
 
@@ -254,7 +254,7 @@ def read_settings(
 def check(settings: Settings, processes: int | None = None) -> None:
     """Raises InputError for settings out of range, or that do not go together.
 
-    processes: how many there will be; default: as many as there are.
+    processes: how many the run will have; default: as many as it has now.
     """
     try:
         TypeAdapter(type(settings)).validate_python(dataclasses.asdict(settings), strict=False)
@@ -270,10 +270,10 @@ def check(settings: Settings, processes: int | None = None) -> None:
 def check_task(settings: Settings, task: Task) -> None:
     """Raises InputError if the task lacks the problems that the settings ask for."""
     if settings.test_problems > 0 and not task.test:
-        message = f"task {task.name} has no test problems; give some, or --test-problems 0"
+        message = f"task {task.name} has no test problems; add some, or set --test-problems 0"
         raise InputError(message, option="--test-problems")
     if settings.iterations > 0 and not settings.samples and not task.train:
-        message = f"task {task.name} has no training problems; give some, or --samples"
+        message = f"task {task.name} has no training problems; add some, or set --samples"
         raise InputError(message, option="--problems")
 
 
@@ -332,7 +332,7 @@ def check_method(settings: Settings) -> None:
         raise InputError(message, option="--baseline")
     is_proportion = settings.composition == "proportion"
     if is_proportion != (settings.proportion is not None):
-        message = "and --composition proportion go together; give both or neither"
+        message = "and --composition proportion go together; set both or neither"
         raise InputError(message, option="--proportion")
     if settings.limits is not None:
         if method.limits is None:

@@ -1,4 +1,4 @@
-"""Sampling with vLLM, in a process of its own that ends before training starts and frees the GPU.
+"""Sampling with vLLM, in a separate process that ends before training starts and frees the GPU.
 
 The process may run under another interpreter, because vLLM pins versions that the trainer may not
 want. Requests go to its standard input, answers come from its standard output: JSON lines.
@@ -28,7 +28,7 @@ from toprlib.records import InputError, Prompt, Sample
 from toprlib.sampling import Completions, Engine, SamplingParameters
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
-START_SECONDS = 1800.0  # by then an engine has started or never will; ours
+START_SECONDS = 1800.0  # after which the start of an engine has failed; ours
 FREE_SECONDS = 30.0  # in which the driver frees the GPU's memory after an engine has ended; ours
 GPU_MEMORY = 0.85  # share of the GPU's memory for vLLM; the trainer keeps some of the rest; ours
 # Without these, vLLM compiles with CUDA's toolkit, which a node may lack: FlashInfer's attention on
@@ -186,7 +186,7 @@ class VllmProcess:
         if error is not None:
             reason = " ".join(error.split())[:300]
             advice = "install vLLM from requirements-gpu.txt for a GPU, or with `make "
-            advice += ".venv-vllm/ready` for a CPU, and give its interpreter as --vllm-python; "
+            advice += ".venv-vllm/ready` for a CPU, and pass its interpreter as --vllm-python; "
             advice += f"or use --engine hf. All messages are in {log}"
             raise InputError(f"{command[0]}: {reason}; {advice}", option="--engine")
 

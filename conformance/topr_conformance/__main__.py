@@ -20,14 +20,15 @@ from pathlib import Path
 from topr_conformance import VECTORS, InputError, Report, adapted, compare, identify, load
 
 MAX_RANDOM = 10_000  # batches: some seconds
-# The form of what a loss returns -> the mean of it that was checked
+# The form of what a loss returns -> what a trainer must do with it, as the checker did
 MEANS = {
     "tokens": (
-        "the loss returns a value for each token: the checker took their mean over each "
+        "the loss returns a value for each token: your trainer must average these over each "
         "completion's tokens, then over completions"
     ),
     "mean over completions": (
-        "the loss returns a value for each completion: the checker took their mean over completions"
+        "the loss returns a value for each completion: your trainer must average these over "
+        "completions, and do nothing else"
     ),
 }
 
@@ -74,7 +75,7 @@ def main() -> None:
     try:
         if options.loss is None:
             raise InputError(
-                "name a loss, as package.module:function or file.py:function, or use --list"
+                "needs a loss: package.module:function or file.py:function; --list shows the tests"
             )
         loss = load(options.loss)
         report = identify(loss)
@@ -113,10 +114,10 @@ def print_report(options: argparse.Namespace, report: Report, difference: str | 
         print(f"to change: {sentence}")
     print(f"arguments: {report.arguments}")
     if report.adapter != "none":
-        print(f"called with: {report.adapter}")
+        print(f"called with: {report.adapter} (a form that the checker knows, not a difference)")
     for form, mean in MEANS.items():
         if report.adapter.endswith(form):
-            print(f"{mean}; your trainer has to do that")
+            print(mean)
     if options.random:
         agree = f"{options.random} random batches agree with Eq. 7, with these arguments"
         print(difference or agree)

@@ -1,4 +1,4 @@
-"""Call losses that take or return something else than `losses.Loss` does."""
+"""Call losses that take or return another form than `losses.Loss` does."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -87,10 +87,10 @@ def adapted(loss: AnyLoss, adapter: str) -> Loss:
     """A loss with another signature, as one that can be checked.
 
     adapter: one of the following, or another name of INPUT_FORMS or OUTPUT_FORMS, or several
-    joined by " + ". `identify` finds it by itself.
+    joined by " + ". `identify` chooses one automatically.
 
     "none"          the loss as it is
-    "order ..."     what its parameters are, as in "order logmu, logp, reward, mask"
+    "order ..."     the order of its parameters, as in "order logmu, logp, reward, mask"
     "one batch"     loss(batch): a dictionary, or an object with attributes
     "advantages"    loss(logp, logmu, advantages, mask): an advantage for each token, (B, T)
     "sequences"     loss(logp, logmu, reward, length): one number per completion, (B,)
@@ -159,7 +159,7 @@ def output_forms(value: object, num_completions: int) -> list[str]:
 
 
 def _key_of_loss(outputs: Mapping[str, object]) -> str:
-    """ "loss", or else the only key that has a gradient; "" if there are several."""
+    """ "loss", or else the only key that has a gradient; "" if several have one."""
     if "loss" in outputs:
         return "loss"
     keys = []

@@ -11,7 +11,7 @@ _DIVIDE_BY_LENGTH = (
     "then take the mean over completions"
 )
 _IN_FLOAT32 = "compute log-probabilities, their sums and the weight in float32"
-# How the name of a difference begins -> what to change. If several rows fit, all are said.
+# How the name of a difference begins -> what to change. If several rows fit, all are printed.
 ADVICE = {
     # the ratio
     "per-token": (
@@ -58,10 +58,10 @@ ADVICE = {
     "frozen weight": "compute the weight from the current logp at every step",
     # the reward
     "batch-mean baseline": (
-        "subtract the baseline that you want before the loss, or keep this one, if you want it"
+        "subtract your baseline before the loss, or keep this one if you want it"
     ),
     "constant baseline": (
-        "subtract the baseline that you want before the loss, and no other constant within it; "
+        "subtract your baseline before the loss, and no other constant within it; "
         "a constant times log pi, as for an entropy, has the same effect"
     ),
     "branch by raw score": (
@@ -88,11 +88,9 @@ ADVICE = {
         "divide by the number of all completions, including those with a reward of 0"
     ),
     "separate means": "take one mean over all completions, positives and negatives together",
-    "negatives count": (
-        "remove the factor on negatives; choose a baseline if they are to count less"
-    ),
+    "negatives count": ("remove the factor on negatives; use a baseline to make them count less"),
     # the mask, other terms, the precision
-    "token missing": "shift logits against labels once; after that cut neither logp nor the mask",
+    "token missing": "shift logits against labels once; do not cut logp or the mask afterwards",
     "unmasked": (
         "align the mask with logp, and multiply by it before each sum, "
         "that of the log-ratios included"
@@ -128,8 +126,8 @@ ADVICE = {
     # the sign, and which parameter is what
     "wrong sign": "put a minus before what is returned: a loss is minimised",
     "a guess": (
-        "give the two parameters names that tell which is log pi of the model in training, and "
-        "which is log mu, such as logp and logmu: without them no advice is sure"
+        "name the two parameters so that the checker knows which is log pi, of the model in "
+        "training, and which is log mu, such as logp and logmu; until then no advice is certain"
     ),
 }
 
@@ -150,7 +148,7 @@ def change(name: str) -> str:
 
 
 # ---- differences without a name ------------------------------------------------------------------
-# (a vector, how what it measured begins, a key of ADVICE): the first row that fits a failed vector
+# (a vector, how its measurement begins, a key of ADVICE): the first row that fits a failed vector
 # is the most informative.
 READINGS = [
     # First a failure that shows one thing only: tokens without a gradient,
@@ -188,9 +186,9 @@ READINGS = [
 
 
 def most_informative(results: Sequence[VectorResult]) -> tuple[VectorResult, str] | None:
-    """The failed vector that tells most, and the key of ADVICE for it; None if none failed."""
+    """The most informative failed vector, and its key of ADVICE; None if no vector failed."""
     failed = {result.name: result for result in results if result.status == "fail"}
-    # A number tells more than NaN, which may have many causes.
+    # A number says more than NaN, which may have many causes.
     finite = {name: result for name, result in failed.items() if NOT_FINITE not in result.measured}
     candidates = finite or failed
     for vector, start, advice in READINGS:

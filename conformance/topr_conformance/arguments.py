@@ -16,8 +16,8 @@ AnyLoss = Callable[..., object]  # a user's loss in any known form
 ARGUMENTS = ("logp", "logmu", "reward", "mask")  # the order in which a loss takes them
 LENGTH_NAME = r"len|num|(?<![a-z])n_"
 LABELS_NAME = r"label"
-# What the name of a parameter has in it -> what it is. The first that fits counts. Besides
-# ARGUMENTS there are "log-probabilities" and the keys of NO_ARGUMENT.
+# A pattern in a parameter's name -> what the parameter is. The first that fits counts. The values
+# are ARGUMENTS, "log-probabilities" and the keys of NO_ARGUMENT.
 NAME_PATTERNS = {
     "mask": "mask",
     LENGTH_NAME: "mask",  # the number of tokens is the mask in another form
@@ -31,13 +31,13 @@ NAME_PATTERNS = {
     r"(?<![a-z])mu|log_?mu|mu(?![a-z])": "logmu",
     r"(?<![a-z])(new|cur)|(?<![a-z])(pi|theta)(?![a-z])|log_?pi(?![a-z])": "logp",
     r"^(token_)?logp$": "logp",
-    # Of either policy: the name of the other tells which.
+    # Either policy; the name of the other parameter decides.
     r"log|(?<![a-z])lp|policy|target|actor|trainer": "log-probabilities",
 }
-# What else a parameter may be -> why the loss cannot be checked with it
+# Another meaning of a parameter -> why the loss cannot be checked with it
 NO_ARGUMENT = {
-    "logits": "it has logits, and the checker has log-probabilities of the tokens only",
-    "tokens": "it has what a model takes or makes, and the checker has log-probabilities only",
+    "logits": "it is logits, and the checker has log-probabilities of the tokens only",
+    "tokens": "it is an input or output of a model, and the checker has log-probabilities only",
     "ratio": "it is a ratio, a KL or a weight, and the checker has log-probabilities only",
     "setting": "it is a setting: bind it with functools.partial",
     "": "its name does not say what it is",
@@ -45,7 +45,7 @@ NO_ARGUMENT = {
 
 
 def argument_of(name: str) -> str:
-    """What a parameter's name stands for, as in NAME_PATTERNS; "" if it does not tell.
+    """The meaning of a parameter's name, as in NAME_PATTERNS; "" if it has none.
 
     >>> argument_of("old_log_probs"), argument_of("advantages"), argument_of("beta")
     ('logmu', 'reward', 'setting')
@@ -103,8 +103,8 @@ Order = tuple[str, ...]  # of ARGUMENTS
 def possible_orders(names: Sequence[str]) -> list[list[Order]]:
     """The orders that the names of four parameters allow: groups, the most likely one first.
 
-    The orders of a group are alike but for logp and logmu. Raises InputError if a name is that of
-    something else, or if no order fits.
+    The orders of a group differ only in logp and logmu. Raises InputError if a name means something
+    else, or if no order fits.
 
     >>> possible_orders(["prev", "log_probs", "adv", "mask"])
     [[('logmu', 'logp', 'reward', 'mask')]]
@@ -124,7 +124,7 @@ def possible_orders(names: Sequence[str]) -> list[list[Order]]:
         )
         raise InputError(
             f"the loss needs parameters for {', '.join(ARGUMENTS)}; by their names it has "
-            f"{readings}: call it in a copy of example.py"
+            f"{readings}: call it in a copy of topr_conformance/example.py"
         )
     return list(groups.values())
 
@@ -134,12 +134,13 @@ def _check_parameters(names: Sequence[str], meanings: Sequence[str]) -> None:
         is_other = meaning in NO_ARGUMENT and (meaning or len(names) > len(ARGUMENTS))
         if is_other:
             raise InputError(
-                f"the loss needs {name}: {NO_ARGUMENT[meaning]}; call it in a copy of example.py"
+                f"the loss needs {name}: {NO_ARGUMENT[meaning]}; "
+                "call it in a copy of topr_conformance/example.py"
             )
     if len(names) != len(ARGUMENTS):
         raise InputError(
             f"the loss takes {', '.join(names) or 'nothing'}: it needs {', '.join(ARGUMENTS)}, "
-            "or one batch that has them; call it in a copy of example.py"
+            "or one batch that has them; call it in a copy of topr_conformance/example.py"
         )
 
 
@@ -156,7 +157,7 @@ def _is_allowed(order: Order, meanings: Sequence[str]) -> bool:
 
 
 def describe_order(order: Order, names: Sequence[str]) -> str:
-    """Which parameter is taken for what, in the order of ARGUMENTS.
+    """The parameter of each argument, in the order of ARGUMENTS.
 
     >>> describe_order(("logmu", "logp", "reward", "mask"), ["prev", "curr", "adv", "mask"])
     'logp = curr, logmu = prev, reward = adv, mask = mask'
@@ -167,9 +168,9 @@ def describe_order(order: Order, names: Sequence[str]) -> str:
 
 # ---- a batch in one argument ---------------------------------------------------------------------
 class Batch(dict[str, Tensor]):
-    """The arguments of a loss, under any name that tells which it is: as keys and as attributes.
+    """The arguments of a loss as keys and attributes, under any name in NAME_PATTERNS.
 
-    used: the names under which a loss has looked them up, and what each was taken for.
+    used: the names that a loss has looked up, and the argument of each.
     """
 
     def __init__(self, arguments: dict[str, Tensor], used: dict[str, str]) -> None:
@@ -208,7 +209,7 @@ class Batch(dict[str, Tensor]):
 
 
 def describe_batch(used: dict[str, str]) -> str:
-    """Which name of a batch was taken for what. Raises InputError if two are taken for one."""
+    """The name of each argument in a batch. Raises InputError if two names mean one argument."""
     names_of: dict[str, list[str]] = {}
     for name, argument in used.items():
         names_of.setdefault(argument, []).append(name)
@@ -216,6 +217,6 @@ def describe_batch(used: dict[str, str]) -> str:
         if len(names) > 1:
             raise InputError(
                 f"the loss reads {' and '.join(names)} of its batch, and both may be {argument}: "
-                "call it in a copy of example.py"
+                "call it in a copy of topr_conformance/example.py"
             )
     return ", ".join(f"{a} = {names_of[a][0]}" for a in ARGUMENTS if a in names_of)

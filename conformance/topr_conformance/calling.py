@@ -37,15 +37,15 @@ class Trial(NamedTuple):
     """A loss in one form, on the probes."""
 
     adapter: str
-    arguments: str  # which parameter was taken for what, and why
+    arguments: str  # the parameter of each argument, and the reason
     loss: Loss  # with the adapter
     observed: Observation
-    hypothesis: Hypothesis | None  # what explains it
+    hypothesis: Hypothesis | None  # it explains the gradients
     is_negated: bool = False  # minus the user's loss
 
 
 def call_in_its_form(loss: AnyLoss, is_coarse: bool = False) -> list[Trial]:
-    """A trial in the order of arguments that the names or the gradient tell; two if neither does.
+    """A trial in the order of arguments that names or gradient show; two if neither decides.
 
     The two differ by which of two parameters is logp, and both have a gradient. Raises InputError
     if the loss cannot be called, or has no gradient in logp.
@@ -75,7 +75,7 @@ def call_in_its_form(loss: AnyLoss, is_coarse: bool = False) -> list[Trial]:
 
 
 def _reason(groups: list[list[Order]], num_trials: int) -> str:
-    """Why a parameter was taken for logp, and why others for reward and mask."""
+    """The reason for the choice of logp, and of reward and mask."""
     reason = "by their names"
     if len(groups[0]) > 1:
         reason = "a guess" if num_trials > 1 else "this logp is the only one with a gradient"
@@ -83,7 +83,7 @@ def _reason(groups: list[list[Order]], num_trials: int) -> str:
 
 
 def _with_reason(trials: list[Trial], reason: str) -> list[Trial]:
-    """The trials, with the reason for their order; that which is explained best comes first."""
+    """The trials, with the reason for their order; the one with fewest differences comes first."""
     described = []
     for trial in sorted(trials, key=_num_differences):
         described.append(trial._replace(arguments=f"{trial.arguments} ({reason})"))
@@ -95,7 +95,8 @@ def _refusal(error: Exception) -> InputError:
         return error
     return InputError(
         "the loss cannot be called with logp, logmu (B, T), reward (B,), mask (B, T), or in "
-        f"another known form: {describe_error(error)}; call it in a copy of example.py"
+        f"another known form: {describe_error(error)}; "
+        "call it in a copy of topr_conformance/example.py"
     )
 
 
@@ -123,8 +124,8 @@ def _call_in_order(loss: AnyLoss, parameters: Parameters, order: Order, is_coars
         trial = _call_in_some_layout(adapted(loss, form), layouts(parameters.names), is_coarse)
     except NoGradientError as error:
         raise NoGradientError(
-            f"the loss has no gradient in its logp ({arguments}): is it detached, or do the "
-            "names say the opposite?"
+            f"the loss has no gradient in its logp ({arguments}): do not detach it, and check "
+            "that the names are not exchanged"
         ) from error
     return trial._replace(adapter=_join(form, trial.adapter), arguments=arguments)
 
@@ -134,9 +135,9 @@ def _join(*forms: str) -> str:
 
 
 def _call_in_some_layout(loss: AnyLoss, forms: list[str], is_coarse: bool) -> Trial:
-    """Use the most likely layout; if it raises, that of all others with the fewest differences.
+    """Use the most likely layout; if it raises, the other one with the fewest differences.
 
-    If all raise, raises the first exception, or the first that says there is no gradient.
+    If all raise, raises the first exception about a missing gradient, or else the first.
     """
     first, *others = forms
     try:

@@ -17,7 +17,7 @@ from topr_conformance.single_tokens import Curve, NegGrad, SingleTokens, WeightO
 # Relative tolerances of a gradient. bfloat16 rounds by up to 0.004, several times in a loss.
 FINE = 1e-4
 COARSE = 0.02
-UNDERFLOW = 1e-3  # of a loss that rounds to 16 bits: smaller weights tell nothing
+UNDERFLOW = 1e-3  # smaller weights of a loss that rounds to 16 bits are ignored
 # Which inputs' first values frozen weights may keep; the first that explains the loss counts.
 FROZEN = [(), ("token_logp", "mask", "reward"), ("token_logp", "mask")]
 FROZEN += [("token_logp", "reward"), ("token_logp",)]
@@ -123,7 +123,7 @@ def explains(
     return True
 
 
-# ---- what single tokens tell ---------------------------------------------------------------------
+# ---- measurements on single tokens ---------------------------------------------------------------
 class Line(NamedTuple):
     """log weight = power * log-ratio + shift, between the bounds."""
 

@@ -93,7 +93,7 @@ class Hypothesis:
         return names
 
     def _window_without_guards(self) -> Limits:
-        """The window, but for bounds that only keep exp from overflow, where a ratio is unbounded.
+        """The window without bounds that only keep exp of an unbounded ratio from overflow.
 
         Below e^-20 such a ratio is 0 in any case.
         """
@@ -128,7 +128,7 @@ class Hypothesis:
         return reward if self.baseline == "none" else reward - reward.mean()
 
     def _weight(self, kept: LossInputs, inputs: LossInputs) -> Tensor:
-        """The weights, (B, 1) or per token (B, T); kept: the inputs, with those that are frozen."""
+        """The weights, (B, 1) or per token (B, T); kept: `inputs` with the frozen fields."""
         if "reward" in self.frozen or self.baseline == "branch by raw score":
             sign = kept.reward[:, None]
         else:

@@ -1,4 +1,4 @@
-"""Which loss is it? Call it in the form that it takes, explain its gradient, and report."""
+"""Identify a loss: call it in a form that it takes, explain its gradient, and report."""
 
 import math
 from contextlib import suppress
@@ -35,12 +35,12 @@ Explanation = tuple[Hypothesis, list[str]]  # and the names of what no hypothesi
 
 @dataclass
 class Report:
-    """What a loss was found to be."""
+    """The verdict on a loss."""
 
-    adapter: str  # how it was called: "none" if as it is, else as `adapted` takes it
-    arguments: str  # which parameter was taken for what, and why
+    adapter: str  # how it was called: "none", or an adapter for `adapted`
+    arguments: str  # the parameter of each argument, and the reason
     variant: str  # "paper", its differences joined by " + ", or "unknown"
-    note: str  # what the verdict leaves open; may be empty
+    note: str  # details of the verdict; may be empty
     vectors: list[VectorResult]
     changes: list[str]  # what to change, a sentence each; empty for the paper's loss
 
@@ -62,11 +62,11 @@ class Report:
 def identify(loss: AnyLoss) -> Report:
     """Name a loss. Raises InputError if it cannot be called, or returns nothing with a gradient.
 
-    Of the hypotheses whose gradients, times one constant factor, are the loss's on all probes, to
-    1e-4, the report names the one with the fewest differences. The first calls of the loss are
-    those with the probes: it may keep the weights of its first call. If a loss rounds to bfloat16
-    or float16, it is called again with coarse probes, and compared to 2 %. If it takes or returns
-    something else than a `losses.Loss`, it is called in another form, which the report names.
+    A hypothesis fits if its gradients equal the loss's on all probes to 1e-4, up to one constant
+    factor. The report names the hypothesis with the fewest differences. The loss is first called
+    with the probes, because it may keep the weights of its first call. A loss that rounds to
+    bfloat16 or float16 is called again with coarse probes, and compared to 2 %. A loss of another
+    form than `losses.Loss` is called in its own form, which the report names.
 
     >>> from topr_conformance.variants import per_token_and_token_mean
     >>> identify(per_token_and_token_mean).variant
@@ -94,7 +94,7 @@ def identify(loss: AnyLoss) -> Report:
             note = f"ratio to the power {hypothesis.power:.4g}"
         changes = [f"{name}: {change(name)}" for name in names]
         return _report(trial, " + ".join(names), note, results, changes)
-    if most_informative(results) is not None:  # the paper's on the probes, and not elsewhere
+    if most_informative(results) is not None:  # it equals the paper's on the probes only
         return _report_of_unknown(trial, precision)
     return _report(trial, "paper", "", results, [])
 
@@ -108,7 +108,7 @@ def _report(
 def _report_of_unknown(trial: Trial, precision: str | None) -> Report:
     """The report of a loss that no hypothesis explains; what a vector shows is in its note."""
     results = [check_vector(name, trial.loss) for name in VECTORS]
-    notes = ["every vector passes, but its gradient is that of no known loss: see --random"]
+    notes = ["every vector passes, but no known loss has its gradient: see --random"]
     advice = "no known loss"
     informative = most_informative(results)
     if informative is not None:
@@ -117,7 +117,7 @@ def _report_of_unknown(trial: Trial, precision: str | None) -> Report:
         # These grow with the reward, as all of the gradient does; a KL does not.
         if advice in ("no stop-gradient", "counted twice") and not _is_proportional(trial):
             advice = "extra term"
-    if precision is not None:  # which vectors it fails may be due to that
+    if precision is not None:  # the cause may be the precision alone
         notes.insert(0, f"it computes in {precision}")
         advice = precision
     changes = [change(advice)]
@@ -155,7 +155,7 @@ def _check_vectors(hypothesis: Hypothesis, loss: Loss) -> list[VectorResult]:
     results = [check_vector(name, loss) for name in VECTORS]
     if not hypothesis.frozen:
         return results
-    # The loss has the weights of the probes, so the vectors say nothing; V16 asks for just that.
+    # The loss has the weights of the probes, so the vectors say nothing; only V16 tests this.
     reason = "weights are those of the first call"
     frozen = []
     for result in results:
@@ -232,7 +232,7 @@ def _explain(trial: Trial) -> Explanation | None:
 
 
 def _explain_by_mistakes(trial: Trial) -> Explanation | None:
-    """What the loss is without a mistake that no hypothesis has, and the names of that mistake."""
+    """The hypothesis for the loss without a mistake that no hypothesis has, and its names."""
     batches, rtol = trial.observed.batches, trial.observed.rtol
     # Next to an extra term, ratios of e^40 would leave no digits of the others.
     near = probes(batches[0].token_logp.dtype, is_coarse=rtol == COARSE, scale=0.1)
@@ -270,7 +270,7 @@ def _explain_corrected(
         hypothesis = find_hypothesis(observed, is_scaled_by_batch, has_any_weight)
         if hypothesis is None:
             continue
-        # A length that is off by -1 is told from other divisors by the paper's mean only.
+        # Only with the paper's mean can a length that is off by -1 be distinguished.
         if "length off by -1" in mistakes and hypothesis.aggregation != "sequence mean":
             continue
         if not is_scaled_by_batch:

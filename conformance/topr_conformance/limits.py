@@ -1,4 +1,4 @@
-"""The rows of Table 1: to which bounds the importance ratio is clipped, by the reward's sign."""
+"""The rows of Table 1: the bounds of the importance ratio, by the reward's sign."""
 
 import math
 from typing import NamedTuple

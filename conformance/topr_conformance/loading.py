@@ -27,7 +27,7 @@ def load(name: str) -> Callable[..., Tensor]:
     if is_path:
         file = Path(location).with_suffix(".py")
         if not file.is_file():
-            raise InputError(f"{name}: there is no file {file}")
+            raise InputError(f"{name}: no file {file}; check the path")
         folder = str(file.parent)
         module_name = file.stem
     else:

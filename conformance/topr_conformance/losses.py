@@ -1,4 +1,4 @@
-"""What the checker calls a loss, and the gradient by which it judges it."""
+"""The form of a loss that the checker calls, and the gradient that it compares."""
 
 import traceback
 from collections.abc import Callable, Mapping

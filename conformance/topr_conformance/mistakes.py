@@ -1,4 +1,4 @@
-"""Mistakes that no hypothesis describes: find them, and take them out of the gradient."""
+"""Mistakes that no hypothesis describes: find them, and remove them from the gradient."""
 
 import math
 from collections.abc import Iterator
@@ -27,11 +27,12 @@ class Corrected(NamedTuple):
 
 
 def corrections(neg_grad: NegGrad, batch: LossInputs) -> Iterator[Corrected]:
-    """What a loss may do wrong, and its gradient without that; first of all what it is as it is.
+    """Possible mistakes of a loss, each with its gradient without them.
 
-    batch: the first of `probes`. An extra term is what is left if all rewards are 0. One token more
-    for each completion makes up for one that is left out, or not counted. What is done to
-    log-probabilities or rewards is undone.
+    batch: the first of `probes`. The first result has the mistakes with padding only. An extra term
+    is the gradient that remains if all rewards are 0. An additional token for each completion
+    replaces one that the loss omits or does not count. Changes to log-probabilities or rewards are
+    undone.
 
     >>> from topr_conformance import losses, variants
     >>> from topr_conformance.probes import probes
@@ -77,7 +78,7 @@ def _masked(neg_grad: NegGrad, batch: LossInputs) -> Tensor:
 
 # ---- rewards -------------------------------------------------------------------------------------
 def _reward_mistakes(neg_grad: NegGrad, batch: LossInputs) -> list[str]:
-    """What is wrong with how the gradient of the on-policy positive grows with its reward."""
+    """Mistakes in the growth of the on-policy positive's gradient with its reward."""
     of_zero = _neg_grad_at_reward(neg_grad, batch, 0.0)
     of_one = _neg_grad_at_reward(neg_grad, batch, 1.0)
     of_1e3 = _neg_grad_at_reward(neg_grad, batch, 1e3)
@@ -130,7 +131,7 @@ def _with_reward_undone(neg_grad: NegGrad, first: LossInputs, batch: LossInputs)
 
 # ---- terms that do not depend on the reward ------------------------------------------------------
 def _without_extra_term(corrected: Corrected, batch: LossInputs) -> Corrected:
-    """The same object if there is no such term."""
+    """Without an extra term, returns the same object."""
     extra = _at_zero_reward(corrected.neg_grad, batch)
     if not (extra.isfinite().all() and extra.any()):
         return corrected
@@ -239,11 +240,11 @@ def _with_column_divided(
     return neg_grad(batch._replace(**{column: divided}))
 
 
-# ---- what couples the completions of a batch -----------------------------------------------------
+# ---- completions that change each other's gradients ----------------------------------------------
 def find_coupling(neg_grad: NegGrad, batch: LossInputs) -> str | None:
-    """The name of what, besides their own inputs, changes the gradients of the first two rows.
+    """The name of a mistake by which other rows change the gradients of the first two rows.
 
-    None if nothing does.
+    None without such a mistake.
     """
     is_other = torch.arange(len(batch.reward)) > 1
     lower = torch.where(is_other[:, None], batch.token_logp - 1, batch.token_logp)

@@ -6,7 +6,7 @@ from topr_conformance.losses import LossInputs
 
 
 def paper_neg_grad(inputs: LossInputs) -> list[list[float]]:
-    """What `neg_grad` should be, times B: R [pi/mu]_a^b / length on each token, 0 on padding.
+    """The paper's `neg_grad`, times B: R [pi/mu]_a^b / length on each token, 0 on padding.
 
     Loops over numbers, without torch: an oracle must not share code with what it checks.
 

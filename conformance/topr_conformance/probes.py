@@ -48,7 +48,7 @@ def probes(
         first._replace(token_logp=first.token_logp + drift * first.mask),  # is the weight frozen?
         # what divides the sum, and does padding count?
         first._replace(mask=first.mask * (torch.arange(WIDTH) < 3)),
-        first._replace(reward=first.reward + 1.5),  # is there a baseline?
+        first._replace(reward=first.reward + 1.5),  # does the loss subtract a baseline?
         first._replace(reward=100 * first.reward),  # is it clipped?
     ]
     batches = []

@@ -1,4 +1,4 @@
-"""The weight of single tokens as a function of their log-ratio: what a loss's gradients tell."""
+"""The weight of single tokens as a function of their log-ratio, from a loss's gradients."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -24,12 +24,12 @@ class Curve(NamedTuple):
 
     @property
     def has_zeros(self) -> bool:
-        """Whether there are log-ratios outside at which the weight is 0."""
+        """Whether the weight is 0 at log-ratios outside."""
         return bool(self.edges)
 
 
 class SingleTokens(NamedTuple):
-    """What `probes` tell of a loss's weights; relative to that of an on-policy positive."""
+    """A loss's weights on `probes`, relative to that of an on-policy positive."""
 
     log_ratio: Tensor  # (log-ratios,), rising; of mu/pi if is_inverted
     weight: Tensor  # (log-ratios, 2): of positives, of negatives
@@ -42,8 +42,8 @@ class SingleTokens(NamedTuple):
     def measure(cls, neg_grads: Tensor, batch: LossInputs, rtol: float) -> "SingleTokens":
         """From the gradients on the first probe; rtol: their relative error.
 
-        The gradient of a single token is R (w + w' logp). The weight's derivative w' is there if
-        the gradient is not stopped at the weight. Two values of log pi separate w from w'.
+        The gradient of a single token is R (w + w' logp). The weight's derivative w' is 0 if the
+        weight is detached. Two values of log pi separate w from w'.
         """
         per_reward = neg_grads[:, 0] / neg_grads[0, 0] / batch.reward  # (B,)
         # As `probes` orders them: (log-ratios, two signs, two log pi)

@@ -1,4 +1,4 @@
-"""What circulates under the name of TOPR: the paper's loss, and what public code has in its place.
+"""The paper's loss, and what public code computes under the name of TOPR.
 
 Each function differs from `paper` in one or two lines. All take what topr.py's loss takes:
 
@@ -182,7 +182,7 @@ def naive_reinforce(
     mask: Tensor,
     denominator: float | None = None,
 ) -> Tensor:
-    """No ratio: the samples are taken for the model's own."""
+    """No ratio, as if the model itself had sampled the completions."""
     loss = -reward * sum_over_tokens(token_logp, mask) / mask.sum(1)
     return mean(loss, denominator)
 

@@ -51,7 +51,7 @@ V9   does every sequence count alike, whatever its length?
      inputs: R = +1, on-policy; one token and three tokens
      paper: each loss is divided by its length (Section 4.2): a token of three has 1/3
      token mean, sequence sum: the same gradient for every token
-V10  is there no gradient at R = 0, and is a reward a little below 0 tapered?
+V10  is the gradient 0 at R = 0, and is a reward slightly below 0 tapered?
      inputs: R = 0, log-ratio -1; R = -0.2, log-ratio -2
      paper: 0 times any weight; -0.2 [e^-2]_0^1 = -0.2 x 0.135335
      weight 1 on small negatives: -0.2
@@ -96,12 +96,12 @@ LEFT_OUT = "have no gradient"
 
 @dataclass(frozen=True)
 class VectorResult:
-    """What a vector says of a loss."""
+    """The result of a vector for a loss."""
 
     name: str  # such as V1
     asks: str  # its question
     status: Literal["pass", "fail", "not applicable"]
-    measured: str  # what the loss gave
+    measured: str  # the loss's numbers
 
 
 def check_vector(name: str, loss: Loss) -> VectorResult:

@@ -41,7 +41,7 @@ from tasks.verifier import to_tables as verifier_tables  # noqa: E402
 from toprlib.evaluation import METRICS, to_table  # noqa: E402
 from toprlib.plotting import METHOD_LABELS, Line, Panel, draw, draw_curve, save_figure  # noqa: E402
 from toprlib.preflight import RunSize, disk_needed, memory_needed  # noqa: E402
-from toprlib.report import Estimate, Table  # noqa: E402
+from toprlib.report import Table  # noqa: E402
 from train_gsm8k import PRESETS  # noqa: E402
 
 RESULTS = ROOT / "results"

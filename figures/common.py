@@ -356,10 +356,20 @@ def arm_line(x: Sequence[float], y: Curve, arm: Arm, scale: float = 100) -> Line
     return line(x, y, arm.name, arm.style, scale)
 
 
-def with_own_rates(arms: Mapping[str, Arm], rates: Mapping[str, float]) -> dict[str, Arm]:
+def different_rates(data: Mapping[str, Any]) -> Mapping[str, float]:
+    """The own learning rate of each arm; none if all are the same, which is TOPR's best.
+
+    >>> different_rates({"rates of arms": {"topr": 3e-5, "sft": 3e-5}})
+    {}
+    """
+    rates = data.get("rates of arms", {})
+    return rates if len(set(rates.values())) > 1 else {}
+
+
+def with_rates(arms: Mapping[str, Arm], rates: Mapping[str, float]) -> dict[str, Arm]:
     """The arms with their learning rates in their names, for legends.
 
-    >>> with_own_rates({"topr": METHODS["topr"]}, {"topr": 3e-5})["topr"].name
+    >>> with_rates({"topr": METHODS["topr"]}, {"topr": 3e-5})["topr"].name
     'TOPR, lr 3e-5'
     """
     named = {}

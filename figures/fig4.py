@@ -25,11 +25,12 @@ from figures.common import (
     by_seed,
     curve,
     curves,
+    different_rates,
     evenly,
     over_seeds,
     rates_of_arms,
     split_by_rate,
-    with_own_rates,
+    with_rates,
 )
 from figures.runs import Job, Run, in_seeds, measurements
 from figures.scales import Scale
@@ -131,7 +132,7 @@ def read(runs: Sequence[Run], scale: Scale) -> Findings:
 
 
 def compare(rows: pd.DataFrame, largest_vote: str) -> dict[str, Estimate]:
-    """Each arm at the end of training, and TOPR minus the others; rows: of one learning rate."""
+    """Each arm at the end of training, and TOPR minus the others; rows: of one value of `rate`."""
     correct = by_seed(rows, "correct", "arm")
     vote = by_seed(rows, "maj@n", "arm")
     few = by_seed(rows, "few", "arm")
@@ -169,7 +170,7 @@ def samples_needed(rows: pd.DataFrame, sizes: Sequence[int]) -> Estimate:
 
 
 def lines_at_rate(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """The lines of the three panels at one learning rate, by metric and arm."""
+    """The lines of the three panels at one value of `rate`, by metric and arm."""
     lines = {}
     for metric in ("correct", "maj@n", "cardinality"):
         lines[metric] = curves(rows[rows["metric"] == metric], "arm")
@@ -177,10 +178,17 @@ def lines_at_rate(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
 
 def panels(data: Mapping[str, Any]) -> list[Panel]:
-    """A row for each metric; columns for TOPR's best rate, and for each arm at its own."""
-    columns = {title: ARMS | {"base": BASE} for title in titles_shown(data)}
-    if "own rate" in columns:
-        columns["own rate"] |= with_own_rates(ARMS, data["rates of arms"])
+    """A row for each metric; columns for TOPR's best rate, and for each arm at its own.
+
+    If all arms have the same rate, the second column is TOPR's second best rate.
+    """
+    best, *others = [title for title in data if title.startswith("lr")]
+    own_rates = different_rates(data)
+    columns = {best: ARMS}
+    if own_rates:
+        columns["own rate"] = with_rates(ARMS, own_rates)
+    else:
+        columns |= dict.fromkeys(others, ARMS)
     accuracy = []
     votes = []
     problems = []
@@ -190,17 +198,6 @@ def panels(data: Mapping[str, Any]) -> list[Panel]:
         votes.append(votes_panel(title, lines["maj@n"], named, data["n"]))
         problems.append(problems_panel(title, lines["cardinality"], named))
     return [*accuracy, *votes, *problems]
-
-
-def titles_shown(data: Mapping[str, Any]) -> list[str]:
-    """TOPR's best rate, and the arms' own rates; its second best one if their own are all its best.
-
-    >>> titles_shown({"n": [1], "lr 3e-05": {"topr": 1}, "lr 0.0001": {}, "own rate": {"topr": 1}})
-    ['lr 3e-05', 'lr 0.0001']
-    """
-    best, *others = [title for title in data if title.startswith(("lr", "own rate"))]
-    different = [title for title in others if data[title] != data[best]]
-    return [best, *different[-1:]]
 
 
 def accuracy_panel(title: str, lines: Mapping[str, Any], named: Mapping[str, Arm]) -> Panel:
@@ -213,6 +210,7 @@ def votes_panel(
     title: str, lines: Mapping[str, Any], named: Mapping[str, Arm], sizes: Sequence[int]
 ) -> Panel:
     """maj@n against n."""
+    named = {**named, "base": BASE}
     drawn = [arm_line(sizes, y, named[name]) for name, y in lines.items()]
     axis = {"xscale": "log", "xticks": sizes, "xticklabels": sizes}
     return Panel(f"self-consistency, {title}", "n", "maj@n (%), 95% interval", drawn, axis)

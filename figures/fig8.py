@@ -24,11 +24,12 @@ from figures.common import (
     arms_at_best_rates,
     by_seed,
     curves,
+    different_rates,
     make_job,
     over_seeds,
     rates_of_arms,
     split_by_rate,
-    with_own_rates,
+    with_rates,
 )
 from figures.runs import Job, Run, in_seeds, measurements
 from figures.scales import Scale
@@ -101,7 +102,7 @@ def read(runs: Sequence[Run], scale: Scale) -> Findings:
 
 
 def differences(rows: pd.DataFrame) -> dict[str, Estimate]:
-    """One arm minus another after each iteration; rows: of one metric and one learning rate."""
+    """One arm minus another after each iteration; rows: of one metric and value of `rate`."""
     metric = rows["metric"].iloc[0]
     values = rows.pivot(index="seed", columns=["arm", "point"], values="value")
     found = {}
@@ -122,7 +123,7 @@ def differences(rows: pd.DataFrame) -> dict[str, Estimate]:
 
 
 def levels(rows: pd.DataFrame) -> dict[str, Estimate]:
-    """Each arm after each iteration; rows: of one metric and one learning rate."""
+    """Each arm after each iteration; rows: of one metric and value of `rate`."""
     found = {}
     after = rows[rows["point"] > 0]
     for (name, iteration), of_arm in after.groupby(["arm", "point"], sort=False):
@@ -133,13 +134,16 @@ def levels(rows: pd.DataFrame) -> dict[str, Estimate]:
 
 
 def panels(data: Mapping[str, Any]) -> list[Panel]:
-    """A row for each learning rate, a column for each metric."""
+    """A row for each learning rate, a column for each metric; own rates only if they differ."""
+    own_rates = different_rates(data)
     drawn = []
     for title, of_arms in data.items():
-        if title == "rates of arms":
-            continue
         metric, _, rate = title.partition(", ")
-        named = with_own_rates(ARMS, data["rates of arms"]) if rate == "own rate" else ARMS
+        named = ARMS
+        if rate == "own rate" and own_rates:
+            named = with_rates(ARMS, own_rates)
+        elif not rate.startswith("lr"):
+            continue
         lines = []
         for name, y in of_arms.items():
             iterations = range(len(y["mean"]))

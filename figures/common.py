@@ -370,11 +370,11 @@ def with_rates(arms: Mapping[str, Arm], rates: Mapping[str, float]) -> dict[str,
     """The arms with their learning rates in their names, for legends.
 
     >>> with_rates({"topr": METHODS["topr"]}, {"topr": 3e-5})["topr"].name
-    'TOPR, lr 3e-5'
+    'TOPR\nlr 3e-5'
     """
     named = {}
     for name, arm in arms.items():
-        named[name] = replace(arm, name=f"{arm.name}, {rate_text(rates[name])}")
+        named[name] = replace(arm, name=f"{arm.name}\n{rate_text(rates[name])}")
     return named
 
 

@@ -105,8 +105,9 @@ def test_rates_are_ranked_by_the_mean_over_seeds():
     assert best_rates(LAPTOP, ["topr"], tried) == {"topr": [1e-4, 3e-5, 1e-5]}
 
 
-def test_rates_are_chosen_on_problems_that_no_run_trains_or_tests_on():
-    task = held_out_task(SMALL)
+@pytest.mark.parametrize("samples", [None, "samples.jsonl"])
+def test_rates_are_chosen_on_problems_that_no_run_trains_or_tests_on(samples):
+    task = held_out_task(replace(SMALL, samples=samples))
     usual = gsm8k_task(SMALL)
     assert [problem.id for problem in task.train] == [problem.id for problem in usual.train]
     held_out = {problem.question for problem in task.test}

@@ -424,10 +424,10 @@ def test_a_line_shows_its_data(load, file, title, label, from_data):
 @pytest.mark.parametrize(
     ("file", "title", "label", "arm"),
     [
-        ("fig4", "self-consistency, own rate", "positives only, lr 3e-4", "positives_only"),
-        ("fig4", "self-consistency, own rate", "TOPR, lr 3e-5", "topr"),
-        ("fig8", "maj@16, own rate", "positives, as many steps, lr 1e-4", "its_positives"),
-        ("fig8", "maj@16, own rate", "Anna Karenina, lr 3e-5", "anna_karenina"),
+        ("fig4", "self-consistency, own rate", "positives only\nlr 3e-4", "positives_only"),
+        ("fig4", "self-consistency, own rate", "TOPR\nlr 3e-5", "topr"),
+        ("fig8", "maj@16, own rate", "positives, as many steps\nlr 1e-4", "its_positives"),
+        ("fig8", "maj@16, own rate", "Anna Karenina\nlr 3e-5", "anna_karenina"),
     ],
 )
 def test_a_line_at_its_own_rate_shows_its_data_and_its_rate(file, title, label, arm):

@@ -60,13 +60,18 @@ class Job:
 
 
 def with_shared_samples(jobs: Sequence[Job]) -> list[Job]:
-    """The jobs, all of which train on the samples of the first one."""
+    """The jobs, all of which train on the samples of the first one.
+
+    A run of several iterations samples by itself, and has the same samples in the first of them:
+    samples can be given to one iteration only.
+    """
     first = jobs[0]
     shared = []
     for job in jobs:
         # TOPR at its own learning rate is also TOPR at the rate of all: the same run, twice here.
         is_first = folder_name(job) == folder_name(first)
-        shared.append(job if is_first else replace(job, samples_from=first))
+        samples_itself = is_first or job.settings.iterations != 1
+        shared.append(job if samples_itself else replace(job, samples_from=first))
     return shared
 
 

@@ -15,7 +15,7 @@ from unit_helpers import random_examples, tiny_llama
 import figures.runs
 import topr
 from figures.common import VARIANTS as VARIANT_ARMS
-from figures.rates import best_rates
+from figures.rates import best_rates, rate_arms
 from figures.run import FIGURES, ON_MATH, load_figure, total_cost
 from figures.runs import (
     Job,
@@ -92,6 +92,19 @@ def test_samples_are_those_of_a_run_of_the_same_figure(name, scale):
             assert folder_name(job.samples_from) in folders
             assert job.samples_from.samples_from is None
             assert job.samples_from.settings.seed == job.settings.seed
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_run_can_be_made_where_its_samples_lie(name, tmp_path):
+    figure = load_figure(name)
+    rate_jobs = rate_arms(LAPTOP, figure.tuned(LAPTOP), range(1))
+    distinct_tasks = {}
+    for job in [*rate_jobs, *arms_of(name, LAPTOP, range(1))]:
+        settings = settings_in(tmp_path, job)
+        check_job(replace(job, settings=settings), 1, name)  # raises if it cannot
+        distinct_tasks[job.task, settings.samples is None] = settings
+    for (task, _), settings in distinct_tasks.items():
+        assert len(task(settings).test) > 0
 
 
 @pytest.mark.parametrize(

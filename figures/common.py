@@ -1,7 +1,7 @@
 """What figures share: the methods that they compare, the table of measurements, and panels."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -53,8 +53,14 @@ OPTIMIZERS = {
     name: Arm(name, changes={"optimizer": name}) for name in ("adamw", "adafactor", "sgd")
 }
 
+# Fewer samples, and so fewer steps. Weights of positives are 1, as those of SFT.
+POSITIVES_ONLY = Arm("positives only", "sft", {"composition": "positives_only"})
+
 # Everything that a learning rate can be chosen for.
-TUNED = METHODS | VARIANTS | OPTIMIZERS
+TUNED = METHODS | VARIANTS | OPTIMIZERS | {"positives_only": POSITIVES_ONLY}
+
+# The seeds of the runs that choose learning rates; no figure trains with them.
+RATE_SEEDS = range(100, 103)
 
 # Name in TUNED -> learning rates, the best one first.
 Rates = Mapping[str, Sequence[float]]
@@ -66,7 +72,16 @@ def label_with_rate(method: str, lr: float) -> str:
     >>> label_with_rate("topr", 1e-4)
     'TOPR, lr 1e-4'
     """
-    return f"{METHODS[method].name}, lr {lr:.0e}".replace("e-0", "e-")
+    return f"{METHODS[method].name}, {rate_text(lr)}"
+
+
+def rate_text(lr: float) -> str:
+    """A learning rate in legends.
+
+    >>> rate_text(1e-4)
+    'lr 1e-4'
+    """
+    return f"lr {lr:.0e}".replace("e-0", "e-")
 
 
 # ---- what run.py needs of a figure ----
@@ -92,13 +107,15 @@ class Figure:
 
     arms: (scale, learning rates, seeds) -> its runs. read: (finished runs, scale) -> what it
     found. panels: data -> the picture. tuned: scale -> names in TUNED of which it needs the best
-    learning rates.
+    learning rates. rate_seeds: those whose mean accuracy chooses these rates.
     """
 
     arms: Callable[[Scale, Rates, range], list[Job]]
     read: Callable[[Sequence[Run], Scale], Findings]
     panels: Callable[[Mapping[str, Any]], list[Panel]]
     tuned: Callable[[Scale], Sequence[str]] = lambda scale: ("topr",)
+    # Ours: one seed, except for the figures that compare methods at their own rates.
+    rate_seeds: range = RATE_SEEDS[:1]
 
 
 def numbers_table(findings: Findings, name: str = "measured") -> Table:
@@ -153,6 +170,44 @@ def rate_suffix(rate: str) -> str:
     ('', ', second best rate')
     """
     return "" if rate == "best rate" else f", {rate}"
+
+
+def split_by_rate(table: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
+    """(title, suffix of numbers, rows) for each value of the column `rate`.
+
+    The title is the learning rate, or "own rate" where each arm has its own.
+
+    >>> table = pd.DataFrame({"rate": ["best rate", "own rate"], "lr": [3e-5, 1e-4]})
+    >>> [(title, suffix) for title, suffix, _ in split_by_rate(table)]
+    [('lr 3e-05', ''), ('own rate', ', own rate')]
+    """
+    for rate, rows in table.groupby("rate", sort=False):
+        title = rate if rate == "own rate" else f"lr {rows['lr'].iloc[0]:g}"
+        yield title, rate_suffix(rate), rows
+
+
+def arms_at_best_rates(
+    scale: Scale,
+    figure: str,
+    arms: Mapping[str, Arm],
+    topr_rates: Sequence[float],
+    own_rates: Mapping[str, float],
+    **changes: Any,
+) -> list[Job]:
+    """Arms at TOPR's two best learning rates, and each at its own.
+
+    A run of two columns `rate` is made once: its folder is the same. Columns: rate, lr, arm.
+    """
+    wanted = []
+    for rate, lr in best_two_rates(topr_rates).items():
+        wanted += [(rate, name, lr) for name in arms]
+    wanted += [("own rate", name, lr) for name, lr in own_rates.items()]
+    jobs = []
+    for rate, name, lr in wanted:
+        columns = {"rate": rate, "lr": lr, "arm": name}
+        label = f"{figure}-{name}-{lr:g}"
+        jobs.append(make_job(scale, columns, label, arms[name], lr=lr, **changes))
+    return with_shared_samples(jobs)
 
 
 def arms_at_both_rates(scale: Scale, rates: Rates, at_one_rate: Sequence[str]) -> list[Job]:
@@ -264,6 +319,12 @@ def ends(table: pd.DataFrame, metric: str) -> dict[str, Estimate]:
     }
 
 
+def rates_of_arms(table: pd.DataFrame) -> dict[str, float]:
+    """The learning rate of each arm where each has its own."""
+    own = table[table["rate"] == "own rate"]
+    return own.groupby("arm", sort=False)["lr"].first().to_dict()
+
+
 # ---- lines and panels, from the data of results/NAME.json ----
 
 EPOCH = "share of the epoch (%)"
@@ -293,6 +354,28 @@ def line(
 def arm_line(x: Sequence[float], y: Curve, arm: Arm, scale: float = 100) -> Line:
     """A line with the name and the style of an arm."""
     return line(x, y, arm.name, arm.style, scale)
+
+
+def different_rates(data: Mapping[str, Any]) -> Mapping[str, float]:
+    """The own learning rate of each arm; none if all are the same, which is TOPR's best.
+
+    >>> different_rates({"rates of arms": {"topr": 3e-5, "sft": 3e-5}})
+    {}
+    """
+    rates = data.get("rates of arms", {})
+    return rates if len(set(rates.values())) > 1 else {}
+
+
+def with_rates(arms: Mapping[str, Arm], rates: Mapping[str, float]) -> dict[str, Arm]:
+    """The arms with their learning rates in their names, for legends.
+
+    >>> with_rates({"topr": METHODS["topr"]}, {"topr": 3e-5})["topr"].name
+    'TOPR\nlr 3e-5'
+    """
+    named = {}
+    for name, arm in arms.items():
+        named[name] = replace(arm, name=f"{arm.name}\n{rate_text(rates[name])}")
+    return named
 
 
 def evenly(y: Curve) -> list[float]:

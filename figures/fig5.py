@@ -21,7 +21,7 @@ from figures.common import (
     over_seeds,
     p_tilde_panel,
     percent,
-    rate_suffix,
+    split_by_rate,
 )
 from figures.runs import Job, Run, in_seeds, measurements, with_shared_samples
 from figures.scales import Scale
@@ -57,8 +57,7 @@ def read(runs: Sequence[Run], scale: Scale) -> Findings:
     numbers = {}
     own_lr = table.loc[table["rate"] == "best rate", "lr"].iloc[0]
     data = {"p~": list(scale.shares), "own rate": own_lr, "realised share": {}}
-    for (rate, lr), rows in table.groupby(["rate", "lr"], sort=False):
-        suffix = rate_suffix(rate)
+    for title, suffix, rows in split_by_rate(table):
         correct = by_seed(rows, "correct", ["set", "p_tilde"])
         realised = by_seed(rows, "realised", ["set", "p_tilde"])
         for what, value in compare(correct).items():
@@ -66,8 +65,8 @@ def read(runs: Sequence[Run], scale: Scale) -> Findings:
         # In each seed, over p~.
         alike = correct["10% positive"].corrwith(correct["50% positive"], axis="columns")
         numbers[f"correlation of the two sets over p~{suffix}"] = over_seeds(alike)
-        data[f"lr {lr:g}"] = {name: curve(correct[name]) for name in SETS}
-        data["realised share"][f"lr {lr:g}"] = {name: curve(realised[name]) for name in SETS}
+        data[title] = {name: curve(correct[name]) for name in SETS}
+        data["realised share"][title] = {name: curve(realised[name]) for name in SETS}
     return Findings(data, shares, numbers)
 
 

@@ -33,22 +33,28 @@ from figures.scales import Scale
 from toprlib.plotting import Panel
 from toprlib.report import Estimate
 
-# The p~ that decide claims, and whose runs are drawn along the training.
+# The p~ whose runs are drawn along the training.
 LOW = (0.01, 0.1)
+# Seeds that were added to those of p~ = 1% after a prediction about them.
+NEW_SEEDS = range(8, 13)
 LOG_RATIO = "log-ratio of positives"
 
 
 def arms(scale: Scale, rates: Rates, seeds: range) -> list[Job]:
-    """Both methods with all p~; low p~ have more seeds. Evaluated after each pass."""
+    """Both methods with all p~; those that decide claims have more seeds.
+
+    Evaluated after each pass.
+    """
     points = scale.passes if scale.passes > 1 else scale.base.evals_per_epoch
     jobs = []
     for method in ("topr", "tis"):
         columns = {"method": method, "lr": rates[method][0], "share": 0.1}
         jobs += arms_over_p_tilde(scale, columns, epochs=scale.passes, evals_per_epoch=points)
-    jobs = with_shared_samples(jobs)
-    deciding = [job for job in jobs if job.columns["p_tilde"] in LOW]
-    others = [job for job in jobs if job.columns["p_tilde"] not in LOW]
-    return in_seeds(deciding, scale.seeds_for("fig6", seeds)) + in_seeds(others, seeds)
+    seeded = []
+    for job in with_shared_samples(jobs):
+        part = f"fig6, p~ = {job.columns['p_tilde']:.0%}"
+        seeded += in_seeds([job], scale.seeds_for(part, seeds))
+    return seeded
 
 
 def log_ratios(run: Run) -> dict[str, Sequence[float]]:
@@ -78,6 +84,10 @@ def read(runs: Sequence[Run], scale: Scale) -> Findings:
         shares[f"{labels[method]}, p~ = {p:.0%}"] = over_seeds(values)
     shares |= gains(correct, "")
     shares |= gains(after_one_pass if scale.passes > 1 else correct, ", after one pass")
+    new = correct[correct.index.isin(NEW_SEEDS)]
+    if len(new):
+        of_all_new = new.dropna(axis="columns")
+        shares |= gains(of_all_new, f", seeds {NEW_SEEDS[0]} to {NEW_SEEDS[-1]}")
     for (method, p), values in change(table, "correct", ["method", "p_tilde"]).items():
         shares[f"{METHODS[method].name} - base, p~ = {p:.0%}"] = over_seeds(values)
     shares["TIS - TOPR: highest of all p~"] = highest_of_all(correct)

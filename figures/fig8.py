@@ -1,9 +1,10 @@
 """Figure 8: iterations of sampling and training, with several compositions of the training set.
 
 Three iterations on the laptop and five at the paper's scale (ours), at TOPR's two best learning
-rates. Two arms have positives alone: as many as `uniform` has, in as many steps; and as many
-samples as `uniform` has. At the paper's scale DeepSeek-R1 8B too, and Llama 3 70B, a line that is
-not trained; these models sample by themselves. On MATH: fig8-math.
+rates, and each arm at the best rate of its method. Two arms have positives alone: as many as
+`uniform` has, in as many steps; and as many samples as `uniform` has. At the paper's scale
+DeepSeek-R1 8B too, and Llama 3 70B, a line that is not trained; these models sample by themselves.
+On MATH: fig8-math.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,19 +14,24 @@ import pandas as pd
 
 from figures.common import (
     METHODS,
+    POSITIVES_ONLY,
+    RATE_SEEDS,
     Arm,
     Figure,
     Findings,
     Rates,
     arm_line,
-    best_two_rates,
+    arms_at_best_rates,
     by_seed,
     curves,
+    different_rates,
     make_job,
     over_seeds,
-    rate_suffix,
+    rates_of_arms,
+    split_by_rate,
+    with_rates,
 )
-from figures.runs import Job, Run, in_seeds, measurements, with_shared_samples
+from figures.runs import Job, Run, in_seeds, measurements
 from figures.scales import Scale
 from toprlib.plotting import Panel, Style
 from toprlib.report import Estimate
@@ -35,10 +41,17 @@ ARMS = {
     "its_positives": Arm(
         "positives, as many steps", "p5", {"composition": "uniform", "method": "sft"}
     ),
-    "positives_only": Arm("positives only", "sft", {"composition": "positives_only"}),
+    "positives_only": POSITIVES_ONLY,
     "anna_karenina": Arm(
         "Anna Karenina", Style("#882255", (0, (5, 1)), "s"), {"composition": "anna_karenina"}
     ),
+}
+# Arm -> the name in TUNED whose best learning rate is its own.
+TUNED_AS = {
+    "uniform": "topr",
+    "its_positives": "sft",
+    "positives_only": "positives_only",
+    "anna_karenina": "topr",
 }
 PAIRS = (
     ("anna_karenina", "uniform"),
@@ -50,15 +63,10 @@ PAIRS = (
 
 
 def arms(scale: Scale, rates: Rates, seeds: range) -> list[Job]:
-    """Each arm at both learning rates; other models at the best one."""
+    """Each arm at TOPR's two best learning rates, and at its own; other models at TOPR's best."""
     iterated = {"evals_per_epoch": 1, **scale.iterated}
-    jobs = []
-    for rate, lr in best_two_rates(rates["topr"]).items():
-        for name, arm in ARMS.items():
-            columns = {"rate": rate, "lr": lr, "arm": name}
-            label = f"fig8-{name}-{lr:g}"
-            jobs.append(make_job(scale, columns, label, arm, lr=lr, **iterated))
-    jobs = with_shared_samples(jobs)
+    own_rates = {name: rates[tuned_as][0] for name, tuned_as in TUNED_AS.items()}
+    jobs = arms_at_best_rates(scale, "fig8", ARMS, rates["topr"], own_rates, **iterated)
     lr = rates["topr"][0]
     for name, changes in scale.others.items():
         columns = {"rate": "best rate", "lr": lr, "arm": name}
@@ -83,19 +91,18 @@ def read(runs: Sequence[Run], scale: Scale) -> Findings:
     table = measurements(runs, untrained)
     base = by_seed(table, "pass@1", ["rate", "arm"], at=0)
     shares = {"base: correct": over_seeds(base["best rate", "uniform"])}
-    data = {}
-    for (rate, lr), rows in table.groupby(["rate", "lr"], sort=False):
-        suffix = rate_suffix(rate)
+    data = {"rates of arms": rates_of_arms(table)}
+    for title, suffix, rows in split_by_rate(table):
         for metric in metrics:
             of_metric = rows[rows["metric"] == metric]
-            data[f"{metric}, lr {lr:g}"] = curves(of_metric, "arm")
+            data[f"{metric}, {title}"] = curves(of_metric, "arm")
             for what, value in {**differences(of_metric), **levels(of_metric)}.items():
                 shares[f"{what}{suffix}"] = value
     return Findings(data, shares)
 
 
 def differences(rows: pd.DataFrame) -> dict[str, Estimate]:
-    """One arm minus another after each iteration; rows: of one metric and one learning rate."""
+    """One arm minus another after each iteration; rows: of one metric and value of `rate`."""
     metric = rows["metric"].iloc[0]
     values = rows.pivot(index="seed", columns=["arm", "point"], values="value")
     found = {}
@@ -116,7 +123,7 @@ def differences(rows: pd.DataFrame) -> dict[str, Estimate]:
 
 
 def levels(rows: pd.DataFrame) -> dict[str, Estimate]:
-    """Each arm after each iteration; rows: of one metric and one learning rate."""
+    """Each arm after each iteration; rows: of one metric and value of `rate`."""
     found = {}
     after = rows[rows["point"] > 0]
     for (name, iteration), of_arm in after.groupby(["arm", "point"], sort=False):
@@ -127,16 +134,24 @@ def levels(rows: pd.DataFrame) -> dict[str, Estimate]:
 
 
 def panels(data: Mapping[str, Any]) -> list[Panel]:
-    """A panel for each metric and learning rate."""
+    """A row for each learning rate, a column for each metric; own rates only if they differ."""
+    own_rates = different_rates(data)
     drawn = []
     for title, of_arms in data.items():
+        metric, _, rate = title.partition(", ")
+        named = ARMS
+        if rate == "own rate" and own_rates:
+            named = with_rates(ARMS, own_rates)
+        elif not rate.startswith("lr"):
+            continue
         lines = []
         for name, y in of_arms.items():
             iterations = range(len(y["mean"]))
-            lines.append(arm_line(iterations, y, ARMS.get(name, Arm(name))))
-        ylabel = f"{title.partition(',')[0]} (%), 95% interval"
+            lines.append(arm_line(iterations, y, named.get(name, Arm(name))))
+        ylabel = f"{metric} (%), 95% interval"
         drawn.append(Panel(title, "iterations", ylabel, lines, {"xticks": lines[0].x}))
     return drawn
 
 
-FIGURE = Figure(arms, read, panels)
+TUNED_NAMES = tuple(dict.fromkeys(TUNED_AS.values()))
+FIGURE = Figure(arms, read, panels, tuned=lambda scale: TUNED_NAMES, rate_seeds=RATE_SEEDS)

@@ -13,6 +13,7 @@ import torch
 from figures.common import (
     METHODS,
     PAPER_METHODS,
+    RATE_SEEDS,
     TRAINING,
     Figure,
     Findings,
@@ -149,4 +150,4 @@ def panels(data: Mapping[str, Any]) -> list[Panel]:
     return drawn
 
 
-FIGURE = Figure(arms, read, panels, tuned=lambda scale: COMPARED)
+FIGURE = Figure(arms, read, panels, tuned=lambda scale: COMPARED, rate_seeds=RATE_SEEDS)

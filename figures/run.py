@@ -151,7 +151,7 @@ def check_runs(name: str, scale: "Scale", options: Options) -> None:
 
     figure = load_figure(name)
     names = figure.tuned(scale)
-    jobs = rate_arms(scale, names)
+    jobs = rate_arms(scale, names, figure.rate_seeds)
     if not jobs:
         jobs = figure.arms(scale, best_rates(scale, names, {}), seeds_of(options))
     processes = intended_ranks(options.preset) if options.dry_run else ranks()
@@ -173,7 +173,7 @@ def make_figure(name: str, scale: "Scale", options: Options, map_jobs: Any) -> N
     figure = load_figure(name)
     names = figure.tuned(scale)
     folder = options.runs / scale_name(options)
-    rate_runs = make_runs(rate_arms(scale, names), folder, map_jobs)
+    rate_runs = make_runs(rate_arms(scale, names, figure.rate_seeds), folder, map_jobs)
     tried = tried_rates(names, rate_runs)
     jobs = figure.arms(scale, best_rates(scale, names, tried), seeds_of(options))
     runs = make_runs(jobs, folder, map_jobs)
@@ -185,6 +185,7 @@ def make_figure(name: str, scale: "Scale", options: Options, map_jobs: Any) -> N
             "seeds": sorted({*seeds_of(options), *(run.settings.seed for run in runs)}),
             **total_cost([*rate_runs, *runs]),
             "learning_rates": with_legend_names(tried),
+            "learning_rate_seeds": sorted({run.settings.seed for run in rate_runs}),
             **to_json(findings),
         }
         options.out.mkdir(parents=True, exist_ok=True)
@@ -206,12 +207,19 @@ def command_line(name: str, options: Options) -> str:
 
 
 def total_cost(runs: Sequence["Run"]) -> dict[str, Any]:
-    """How many different runs there are, what they cost, and the code and versions of them."""
+    """How many different runs there are, what they cost, when and with which code they were made.
+
+    start, end: of the first and of the last of them; None if one of them has no time.
+    """
     by_folder = {run.folder: run.cost() for run in runs}
     costs = list(by_folder.values())
+    starts = [cost["start"] for cost in costs]
+    ends = [cost["end"] for cost in costs]
     return {
         "runs": len(costs),
         "core_minutes": round(sum(cost["seconds"] for cost in costs) / 60, 1),
+        "start": None if None in starts else min(starts, default=None),
+        "end": None if None in ends else max(ends, default=None),
         "commits": sorted({cost["commit"] for cost in costs}),
         "versions": costs[0]["versions"] if costs else {},
     }

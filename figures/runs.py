@@ -17,6 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
@@ -59,13 +60,18 @@ class Job:
 
 
 def with_shared_samples(jobs: Sequence[Job]) -> list[Job]:
-    """The jobs, all of which train on the samples of the first one."""
+    """The jobs, all of which train on the samples of the first one.
+
+    A run of several iterations samples by itself, and has the same samples in the first of them:
+    samples can be given to one iteration only.
+    """
     first = jobs[0]
     shared = []
     for job in jobs:
         # TOPR at its own learning rate is also TOPR at the rate of all: the same run, twice here.
         is_first = folder_name(job) == folder_name(first)
-        shared.append(job if is_first else replace(job, samples_from=first))
+        samples_itself = is_first or job.settings.iterations != 1
+        shared.append(job if samples_itself else replace(job, samples_from=first))
     return shared
 
 
@@ -212,18 +218,24 @@ def make_runs(jobs: Sequence[Job], folder: Path, map_jobs: Callable[..., Any]) -
 
 
 def make_run(job: Job, folder: Path) -> None:
-    """Train and evaluate one job; leaves results.json, and its cost in made.json."""
+    """Train and evaluate one job; leaves results.json, and its cost and times in made.json.
+
+    Those of a resumed run are of the call that finished it.
+    """
     settings = settings_in(folder, job)
     check_job(replace(job, settings=settings), ranks(), job.label)
     # Processor time of this process and its children: other work on the machine lengthens
     # only wall time.
-    start = sum(os.times()[:4])
+    seconds = sum(os.times()[:4])
+    # Before the run, since the code may change while it lasts.
+    made = {"commit": commit(), "start": now()}
     train(job, settings)
     if rank() == 0:
         # Models are large, and only their evaluations are needed now.
         for model in settings.out.rglob("iteration-*/model"):
             shutil.rmtree(model)
-        made = {"seconds": round(sum(os.times()[:4]) - start, 1), "commit": commit()}
+        made["end"] = now()
+        made["seconds"] = round(sum(os.times()[:4]) - seconds, 1)
         write_file(settings.out / "made.json", json.dumps(made) + "\n")
 
 
@@ -234,6 +246,15 @@ def train(job: Job, settings: Settings) -> None:
         return
     loss = None if job.variant is None else VARIANTS[job.variant]
     train_gsm8k.experiment(settings, job.task(settings), loss)
+
+
+def now() -> str:
+    """The time in UTC, to the second.
+
+    >>> now()[10], now()[-6:]
+    ('T', '+00:00')
+    """
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def commit() -> str:
@@ -305,14 +326,15 @@ class Run:
         return estimate(majority_is_correct, answers, k, self.settings.seed).mean
 
     def cost(self) -> dict[str, Any]:
-        """Core seconds, commit and versions.
+        """Core seconds, commit, times of start and end, and versions.
 
-        The first two are unknown if the run was ended before it wrote them.
+        All but the versions are unknown if the run was ended before it wrote them. A run of an
+        earlier version has no times.
         """
         file = self.folder / "made.json"
-        made = {"seconds": 0.0, "commit": "unknown"}
+        made = {"seconds": 0.0, "commit": "unknown", "start": None, "end": None}
         if file.exists():
-            made = json.loads(read_text(file))
+            made |= json.loads(read_text(file))
         return made | {"versions": self.results["versions"]}
 
 

@@ -140,6 +140,7 @@ def test_figure_4_measures_answers_before_and_after_training():
         "maj@n": [0.375, 0.5, 0.625],
         "base maj@n": [0.25, 0.375, 0.5],
         "cardinality": [0, 0.5, 0.5],
+        "few": [2 / 4],  # 3 and 2 of 6 are right
         "still few": [1 / 3],  # of the first three problems
         "ahead": [16 / 24 - 0.5],
         "vote": [0.25],
@@ -148,6 +149,32 @@ def test_figure_4_measures_answers_before_and_after_training():
     assert actual.keys() == expected.keys()
     for name, values in expected.items():
         assert actual[name] == pytest.approx(values), name
+
+
+def test_figure_4_compares_the_shares_of_problems_with_few_right_answers():
+    metrics = {
+        "few": {"topr": [0.02, 0.01], "positives_only": [0.05, 0.03], "sft": [0.04, 0.04]},
+        "still few": {"topr": [0.5, 0.0], "positives_only": [0.25, 0.5], "sft": [1.0, 1.0]},
+        "correct": {"topr": [0.75, 0.5], "positives_only": [0.5, 0.5], "sft": [0.875, 0.25]},
+        "maj@n": {"topr": [0.5, 0.5], "positives_only": [0.75, 1.0], "sft": [0.5, 0.625]},
+        "ahead": {"topr": [0.0, 0.0], "positives_only": [0.0, 0.0], "sft": [0.0, 0.0]},
+    }
+    tables = []
+    for metric, of_arms in metrics.items():
+        rows = {(name,): [[value] for value in values] for name, values in of_arms.items()}
+        tables.append(make_table(["arm"], rows, metric))
+    actual = fig4.compare(pd.concat(tables), "maj@16")
+    expected = {
+        "TOPR: problems with at most 4 correct": (0.02, 0.01),
+        "positives only - TOPR: problems with at most 4 correct": (0.03, 0.02),
+        "positives only - TOPR: few correct before, and still": (-0.25, 0.5),
+        "TOPR - positives only": (0.25, 0.0),
+        "TOPR - positives only: maj@16": (-0.25, -0.5),
+        "TOPR - positives, as many steps": (-0.125, 0.25),
+        "TOPR - positives, as many steps: maj@16": (0.0, -0.125),
+    }
+    for name, each in expected.items():
+        assert actual[name].each == pytest.approx(each), name
 
 
 def test_figure_4_finds_the_smallest_vote_that_suffices():

@@ -89,7 +89,10 @@ def load_pretended(name):
     figure = load_figure(name)
     rates = {}
     for method in figure.tuned(LAPTOP):
-        rates[method] = [0.1] if method == "sgd" else [3e-5, 1e-4]
+        rates[method] = [3e-5, 1e-4]
+    # Other best rates than TOPR's.
+    different = {"sgd": [0.1], "sft": [1e-4], "positives_only": [3e-4]}
+    rates |= {method: different[method] for method in rates.keys() & different.keys()}
     jobs = figure.arms(LAPTOP, rates, range(2))
     with mock.patch.object(robustness, "steps_to_recover", return_value=7):  # which takes long
         findings = figure.read([pretend(job) for job in jobs], LAPTOP)
@@ -133,6 +136,23 @@ def correlation(data, rate):
     ten = np.array(data[rate]["10% positive"]["each"]).T  # (seeds, p~)
     fifty = np.array(data[rate]["50% positive"]["each"]).T
     return np.array([np.corrcoef(one, other)[0, 1] for one, other in zip(ten, fifty, strict=True)])
+
+
+def values_of(line, seeds):
+    """A line's last point in some of its seeds, which are 0, 1, ... ."""
+    return end(line)[list(seeds)]
+
+
+def few(line):
+    """The share of problems with at most 4 right answers, in each seed."""
+    each = line["each"]  # bins: 0, then 1 to 4, 5 to 8, ...
+    return np.array(each[0]) + np.array(each[1])
+
+
+def mean_of_gains(one, other):
+    """One line minus another, the mean of points 1 to 3, in each seed."""
+    gains = np.array(one["each"]) - np.array(other["each"])
+    return gains[1:4].mean(0)
 
 
 SGD = "sgd, 60% negative, clipped at 100, lr 0.1"
@@ -279,6 +299,62 @@ def test_figure_2_is_the_published_one():
         assert today["numbers"][name]["mean"] == pytest.approx(number["mean"], rel=1e-6, abs=1e-6)
 
 
+# Numbers that the published files do not have yet.
+AT_OWN_RATES = [
+    (
+        "fig4",
+        "TOPR - positives only, own rate",
+        lambda data: (
+            end(data["own rate"]["correct"]["topr"])
+            - end(data["own rate"]["correct"]["positives_only"])
+        ),
+    ),
+    (
+        "fig4",
+        "TOPR - positives, as many steps: maj@16, own rate",
+        lambda data: (
+            end(data["own rate"]["maj@n"]["topr"]) - end(data["lr 0.0001"]["maj@n"]["sft"])
+        ),
+    ),
+    (
+        "fig4",
+        "positives only - TOPR: problems with at most 4 correct, second best rate",
+        lambda data: (
+            few(data["lr 0.0001"]["cardinality"]["positives_only"])
+            - few(data["lr 0.0001"]["cardinality"]["topr"])
+        ),
+    ),
+    (
+        "fig6",
+        "TOPR - TIS, p~ = 1%, seeds 8 to 12",
+        lambda data: (
+            values_of(data["p~ = 1%"]["correct"]["topr"], range(8, 13))
+            - values_of(data["p~ = 1%"]["correct"]["tis"], range(8, 13))
+        ),
+    ),
+    (
+        "fig8",
+        "uniform - positives, as many steps: pass@1, mean of iterations 1 to 3, own rate",
+        lambda data: mean_of_gains(
+            data["pass@1, lr 3e-05"]["uniform"], data["pass@1, lr 0.0001"]["its_positives"]
+        ),
+    ),
+    (
+        "fig8",
+        "Anna Karenina - positives only: maj@16, last iteration, own rate",
+        lambda data: (
+            end(data["maj@16, lr 3e-05"]["anna_karenina"])
+            - end(data["maj@16, own rate"]["positives_only"])
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("file", "name", "from_data"), AT_OWN_RATES)
+def test_numbers_at_own_rates_follow_from_the_data(file, name, from_data):
+    test_numbers_follow_from_the_data(load_pretended, file, name, from_data)
+
+
 # ---- pictures ------------------------------------------------------------------------------------
 def mean(line):
     return np.array(line["mean"], float)
@@ -291,9 +367,9 @@ DRAWN = [  # file, title of a panel, label of a line there, what it shows
     ("fig3", "naive REINFORCE", "invalid", lambda data: 100 * mean(data["reinforce"]["invalid"])),
     (
         "fig4",
-        "self-consistency, lr 0.0001",
+        "self-consistency, lr 3e-05",
         "positives only",
-        lambda data: 100 * mean(data["lr 0.0001"]["maj@n"]["positives_only"]),
+        lambda data: 100 * mean(data["lr 3e-05"]["maj@n"]["positives_only"]),
     ),
     (
         "fig5",
@@ -343,6 +419,33 @@ def test_a_line_shows_its_data(load, file, title, label, from_data):
     [line] = [line for line in panel.lines if line.label == label and line.kind != "band"]
     assert len(line.x) == len(line.y) > 1
     assert list(line.y) == pytest.approx(list(from_data(data)), nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("file", "title", "label", "arm"),
+    [
+        ("fig4", "self-consistency, own rate", "positives only\nlr 3e-4", "positives_only"),
+        ("fig4", "self-consistency, own rate", "TOPR\nlr 3e-5", "topr"),
+        ("fig8", "maj@16, own rate", "positives, as many steps\nlr 1e-4", "its_positives"),
+        ("fig8", "maj@16, own rate", "Anna Karenina\nlr 3e-5", "anna_karenina"),
+    ],
+)
+def test_a_line_at_its_own_rate_shows_its_data_and_its_rate(file, title, label, arm):
+    def from_data(data):
+        lines = data["own rate"]["maj@n"] if file == "fig4" else data["maj@16, own rate"]
+        return 100 * mean(lines[arm])
+
+    test_a_line_shows_its_data(load_pretended, file, title, label, from_data)
+
+
+@pytest.mark.parametrize("file", ["fig4", "fig8"])
+def test_own_rates_that_are_all_topr_s_are_not_drawn(file):
+    figure = load_figure(file)
+    rates = {name: [3e-5, 1e-4] for name in figure.tuned(LAPTOP)}
+    runs = [pretend(job) for job in figure.arms(LAPTOP, rates, range(1))]
+    panels = figure.panels(figure.read(runs, LAPTOP).data)
+    at_rate = [panel.title.partition(", ")[2] for panel in panels]
+    assert set(at_rate) == {"lr 3e-05", "lr 0.0001"}
 
 
 @LOADERS

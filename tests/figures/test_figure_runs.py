@@ -1,8 +1,10 @@
 """Jobs, the runs that they make, and what is read from a run's files."""
 
 import json
+import time
 from collections import Counter
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -10,16 +12,18 @@ import torch
 from run_helpers import SMALL
 from unit_helpers import random_examples, tiny_llama
 
+import figures.runs
 import topr
 from figures.common import VARIANTS as VARIANT_ARMS
-from figures.rates import best_rates
-from figures.run import FIGURES, ON_MATH, load_figure
+from figures.rates import best_rates, rate_arms
+from figures.run import FIGURES, ON_MATH, load_figure, total_cost
 from figures.runs import (
     Job,
     Run,
     check_job,
     folder_name,
     in_seeds,
+    make_run,
     make_runs,
     measurements,
     parallel_map,
@@ -90,6 +94,19 @@ def test_samples_are_those_of_a_run_of_the_same_figure(name, scale):
             assert job.samples_from.settings.seed == job.settings.seed
 
 
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_run_can_be_made_where_its_samples_lie(name, tmp_path):
+    figure = load_figure(name)
+    rate_jobs = rate_arms(LAPTOP, figure.tuned(LAPTOP), range(1))
+    distinct_tasks = {}
+    for job in [*rate_jobs, *arms_of(name, LAPTOP, range(1))]:
+        settings = settings_in(tmp_path, job)
+        check_job(replace(job, settings=settings), 1, name)  # raises if it cannot
+        distinct_tasks[job.task, settings.samples is None] = settings
+    for (task, _), settings in distinct_tasks.items():
+        assert len(task(settings).test) > 0
+
+
 @pytest.mark.parametrize(
     ("name", "count"),
     [
@@ -110,13 +127,50 @@ def test_runs_that_decide_a_claim_have_more_seeds(name, count):
 
 
 def test_only_runs_that_decide_have_more_seeds():
-    seeds = Counter()
+    seeds = {}
     for job in arms_of("fig6", LAPTOP, range(3)):
-        seeds[job.columns["p_tilde"] < 0.2] += 1
-    methods = 2
-    assert seeds == {True: methods * 2 * 8, False: methods * 4 * 3}
+        arm = (job.columns["method"], job.columns["p_tilde"])
+        seeds.setdefault(arm, []).append(job.settings.seed)
+    counts = {0.01: 13, 0.1: 8, 0.2: 3, 0.5: 3, 0.8: 3, 1.0: 3}
+    for (method, p_tilde), of_arm in seeds.items():
+        assert of_arm == list(range(counts[p_tilde])), (method, p_tilde)
+    assert len(seeds) == 2 * len(counts)
     late = [job for job in arms_of("robustness", LAPTOP, range(3)) if "late" in job.label]
     assert {job.settings.seed for job in late} == {0, 1, 2}
+
+
+OWN_RATES = [
+    ("fig4", {"topr": "topr", "positives_only": "positives_only", "sft": "sft"}),
+    (
+        "fig8",
+        {
+            "uniform": "topr",
+            "anna_karenina": "topr",
+            "its_positives": "sft",
+            "positives_only": "positives_only",
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "method_of"), OWN_RATES)
+def test_each_arm_has_a_run_at_topr_s_two_best_rates_and_at_its_own(name, method_of):
+    rates = {"topr": [3e-5, 1e-4, 1e-5], "sft": [1e-4, 3e-5], "positives_only": [3e-4, 1e-4]}
+    jobs = load_figure(name).arms(LAPTOP, rates, range(1))
+    jobs = [job for job in jobs if job.settings.seed == 0]
+    actual = {}
+    for job in jobs:
+        actual[job.columns["rate"], job.columns["arm"]] = job.settings.lr
+        assert job.columns["lr"] == job.settings.lr
+    expected = {}
+    for arm, method in method_of.items():
+        expected["best rate", arm] = 3e-5
+        expected["second best rate", arm] = 1e-4
+        expected["own rate", arm] = rates[method][0]
+    assert actual == expected
+    assert len(jobs) == len(expected)
+    # Only `positives only` has a rate that TOPR has not: all other runs of its column are shared.
+    assert len({folder_name(job) for job in jobs}) == 2 * len(method_of) + 1
 
 
 # Runs of a seed at the paper's scale, counted from the docstrings: Figure 1 has eight methods, and
@@ -196,9 +250,56 @@ def test_tenths_are_means_and_leave_out_steps_without_a_number(tmp_path):
 
 def test_the_cost_of_a_run_that_did_not_write_it_is_unknown(tmp_path):
     run = Run(JOB, tmp_path, {"versions": {"torch": "2"}})
-    assert run.cost() == {"seconds": 0.0, "commit": "unknown", "versions": {"torch": "2"}}
+    no_times = {"start": None, "end": None, "versions": {"torch": "2"}}
+    assert run.cost() == {"seconds": 0.0, "commit": "unknown", **no_times}
+    # A file of an earlier version.
     (tmp_path / "made.json").write_text('{"seconds": 2.5, "commit": "abc"}')
-    assert run.cost() == {"seconds": 2.5, "commit": "abc", "versions": {"torch": "2"}}
+    assert run.cost() == {"seconds": 2.5, "commit": "abc", **no_times}
+
+
+def finished_run(folder, **made):
+    """A finished run with these entries in its made.json."""
+    folder.mkdir()
+    (folder / "made.json").write_text(json.dumps({"seconds": 30.0, "commit": "abc", **made}))
+    return Run(JOB, folder, {"versions": {"torch": "2"}})
+
+
+def test_the_times_of_a_figure_are_those_of_its_first_and_its_last_run(tmp_path):
+    night = "2026-11-25T23:59:58+00:00"
+    morning = "2026-11-26T07:00:00+00:00"
+    noon = "2026-11-26T12:00:00+00:00"
+    first = finished_run(tmp_path / "first", start=night, end=noon)
+    second = finished_run(tmp_path / "second", start=morning, end=morning)
+    total = total_cost([second, first, second])
+    assert (total["start"], total["end"]) == (night, noon)
+    assert total["runs"] == 2
+    assert total["core_minutes"] == 1.0
+    without = finished_run(tmp_path / "without")
+    total = total_cost([first, without])
+    assert (total["start"], total["end"]) == (None, None)
+    total = total_cost([])
+    assert (total["start"], total["end"]) == (None, None)
+
+
+def test_a_run_records_its_times_and_the_commit_at_its_start(tmp_path, monkeypatch):
+    head = "before"
+
+    def train(job, settings):
+        nonlocal head
+        head = "after"
+        settings.out.mkdir()
+        time.sleep(1.1)
+
+    monkeypatch.setattr(figures.runs, "train", train)
+    monkeypatch.setattr(figures.runs, "commit", lambda: head)
+    begin = datetime.now(UTC).replace(microsecond=0)
+    make_run(JOB, tmp_path)
+    made = json.loads((settings_in(tmp_path, JOB).out / "made.json").read_text())
+    assert made["commit"] == "before"
+    start, end = (datetime.fromisoformat(made[name]) for name in ("start", "end"))
+    assert start.utcoffset() == end.utcoffset() == timedelta(0)
+    assert begin <= start < end <= datetime.now(UTC)
+    assert 0 <= made["seconds"] < 1  # the processor's, not the clock's
 
 
 # ---- making runs ----

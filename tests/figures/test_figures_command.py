@@ -44,6 +44,8 @@ def test_a_figure_from_its_runs_to_its_picture(run_command, tmp_path, monkeypatc
     content = json.loads((out / "variants.json").read_text())
     assert content["seeds"] == [0]
     assert content["runs"] == 5
+    assert content["learning_rate_seeds"] == []  # there is only one rate
+    assert content["start"] < content["end"]
     command = "python -m figures.run variants --preset laptop --seeds 1 --seed 0 --quick"
     assert content["command"] == command
     assert re.fullmatch(r"unknown|[0-9a-f]{7,}(-dirty)?", *content["commits"])

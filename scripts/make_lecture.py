@@ -112,11 +112,16 @@ def power(value: float) -> str:
 def points(estimate: Estimate) -> str:
     """A difference of shares in points, with its sign.
 
-    >>> points(Estimate(-0.012, 0.0085))
-    '−1.2 ± 0.9'
+    >>> points(Estimate(0.012, 0.0085)).split()
+    ['+1.2', '±', '0.9']
     """
     sign = "+" if estimate.mean > 0 else ""
-    return (sign + estimate.text(100)).replace("-", "−")
+    return unbroken(sign + estimate.text(100).replace("-", "−"))
+
+
+def unbroken(text: str) -> str:
+    """A text that stays on one line."""
+    return text.replace(" ", "\u00a0")
 
 
 def bandit_numbers() -> dict[str, Any]:
@@ -208,15 +213,19 @@ def weights_table(ratio: float) -> str:
 def completions_table() -> dict[str, Any]:
     """README's three completions: the question apart, and shorter names in the first column."""
     table = completions()
-    rows = [[name, text, correct] for name, text, correct in table.rows]
-    head = ["", "answer", "right, of all test answers"]
+    outcomes = [one["outcome"] for one in load("completions")["completions"].values()]
+    rows = []
+    for (name, text, correct), outcome in zip(table.rows, outcomes, strict=True):
+        mark = "✓" if outcome == "correct" else "✗"
+        rows.append([name, f"{text} {mark}", unbroken(correct)])
+    head = ["", "answer", "right"]
     return {"question": table.head[1], "table": Table(head, rows).markdown()}
 
 
 def robustness_table() -> str:
     """README's table of robustness without its last column."""
     table = load("robustness")["tables"]["robustness"]
-    head = ["", "best rate", "three times that", "60 % wrong", "steps to a forgotten answer"]
+    head = ["", "best rate", "three times that", "60 % wrong", "forgotten answer back after"]
     return Table(head, [row[:5] for row in table["rows"]]).markdown()
 
 
@@ -244,7 +253,13 @@ def gains_note() -> str:
         before = percent(shares["before: correct"]["mean"], 0)
         gain = points(Estimate(**shares[key]))
         parts.append(f"{gain} on {questions} questions (right in {before} % before)")
-    return f"The same on SmolLM2, 135 million parameters: {'; '.join(parts)}."
+    return f"The same on SmolLM2, 135 million parameters, at 1e-5: {'; '.join(parts)}."
+
+
+def verdicts() -> str:
+    """How many claims of the paper have each verdict."""
+    counts = verdict_counts().replace("*", "").split("; ")
+    return " · ".join(unbroken(count) for count in counts)
 
 
 def values() -> dict[str, Any]:
@@ -269,7 +284,7 @@ def values() -> dict[str, Any]:
         "robustness": robustness_table(),
         "gains": gains_table(),
         "gains_note": gains_note(),
-        "verdicts": verdict_counts(),
+        "verdicts": verdicts(),
     }
 
 

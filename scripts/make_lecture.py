@@ -19,6 +19,7 @@ import textwrap
 import zlib
 from collections.abc import Callable
 from dataclasses import astuple
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,7 @@ def bandit_numbers() -> dict[str, Any]:
     }
 
 
+@cache
 def proposition_paths() -> list[torch.Tensor]:
     """The logits along 3,000 steps of TOPR and of naive REINFORCE, as in Proposition 3.2."""
     start = FOUR_ARMS.mu.log()
@@ -154,6 +156,7 @@ def proposition_paths() -> list[torch.Tensor]:
     return [ascend(start, FOUR_ARMS, limits, lr=4.0, steps=3000) for limits in methods]
 
 
+@cache
 def way_back_paths() -> list[torch.Tensor]:
     """The probability of the forgotten answer along 1,000 steps of TOPR and of TIS."""
     bandit = Bandit(tensor([0.2] * 5), tensor([1.0, -1.0, -1.0, -1.0, -1.0]))
@@ -262,6 +265,7 @@ def verdicts() -> str:
     return " · ".join(unbroken(count) for count in counts)
 
 
+@cache
 def values() -> dict[str, Any]:
     """What the templates may name."""
     robustness = load("robustness")
@@ -496,7 +500,9 @@ def run_marp(deck: str, *options: str) -> None:
 
 
 # What is wrong with the pages of an open deck: text outside of a page, or too small.
-FIND_PROBLEMS = """([smallest, margin]) => [...document.querySelectorAll("section")].flatMap((page, i) => {
+FIND_PROBLEMS = """([smallest, margin]) => {
+const pages = [...document.querySelectorAll("section")];
+return pages.flatMap((page, i) => {
   const frame = page.getBoundingClientRect();
   const scale = frame.width / page.offsetWidth;
   const problems = [];
@@ -510,12 +516,13 @@ FIND_PROBLEMS = """([smallest, margin]) => [...document.querySelectorAll("sectio
     if (element.scrollWidth > element.clientWidth + 1 && element.localName === "pre")
       problems.push(`${name}: too wide`);
     const hasText = [...element.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
-    const isMath = element.closest("mjx-container, svg, sup, script, style");
-    if (hasText && !isMath && parseFloat(getComputedStyle(element).fontSize) < smallest)
+    const special = element.closest("mjx-container, svg, sup, script, style");
+    const isSpecial = special && page.contains(special);  // each page is in an svg itself
+    if (hasText && !isSpecial && parseFloat(getComputedStyle(element).fontSize) < smallest)
       problems.push(`${name}: text below ${smallest} px`);
   }
   return problems;
-})"""
+})}"""
 
 
 def find_problems(deck: str) -> list[str]:
@@ -543,10 +550,15 @@ def make_html(deck: str) -> None:
     run_marp(deck, "--template", "bare", "--output", f"{deck}.html")
 
 
-def main() -> None:
-    """The command: build both PDFs and one picture."""
+def write_pictures() -> None:
+    """Write all pictures into build/lecture/."""
     for name, (draw_picture, _) in PICTURES.items():
         draw_picture().savefig(BUILD / f"{name}.svg")
+
+
+def main() -> None:
+    """The command: build both PDFs and one picture."""
+    write_pictures()
     save_figure(draw_asymmetry(), SOURCES / "asymmetry.png")
     for deck in DECKS:
         make_html(deck)

@@ -57,7 +57,7 @@ BUILD = ROOT / "build" / "lecture"
 DECKS = {"slides": "theme.css", "handout": "handout.css"}
 WIDTH, HEIGHT = 1280, 720  # of a slide, in pixels
 SMALLEST = 24  # of text on a slide, in pixels
-MARGIN = 40  # right of and below what is on a slide, in pixels
+MARGIN = 48  # right of and below what is on a slide, in pixels
 
 FOUR_LINES = """\
 log_ratio = torch.where(mask > 0, token_logp.detach() - token_logmu, 0.0).sum(1)
@@ -67,21 +67,21 @@ loss = (token_loss.sum(1) / mask.sum(1)).mean()"""
 
 # The gains of slide "When do wrong answers help?": set, share of right answers, file, its key.
 GAINS = [
-    ("1 answer in 10 is right", "20 %", "fig5", "10% positive: p~ = 20% - p~ = 100%"),
+    ("1 in 10 is right", "20 %", "fig5", "10% positive: p~ = 20% - p~ = 100%"),
     (
-        "1 answer in 10",
+        "1 in 10 is right",
         "best on other seeds",
         "fig5",
         "10% positive: best p~ on other seeds - p~ = 100%",
     ),
-    ("1 answer in 2", "20 %", "fig5", "50% positive: p~ = 20% - p~ = 100%"),
+    ("1 in 2 is right", "20 %", "fig5", "50% positive: p~ = 20% - p~ = 100%"),
     (
-        "1 answer in 2",
+        "1 in 2 is right",
         "best on other seeds",
         "fig5",
         "50% positive: best p~ on other seeds - p~ = 100%",
     ),
-    ("2 answers in 3", "no baseline", "fig4", "TOPR - positives, as many steps"),
+    ("2 in 3 are right", "no baseline", "fig4", "TOPR - positives, as many steps"),
 ]
 
 
@@ -220,7 +220,7 @@ def completions_table() -> dict[str, Any]:
     rows = []
     for (name, text, correct), outcome in zip(table.rows, outcomes, strict=True):
         mark = "✓" if outcome == "correct" else "✗"
-        rows.append([name, f"{text} {mark}", unbroken(correct)])
+        rows.append([name, f"{text}\u00a0{mark}", unbroken(correct)])
     head = ["", "answer", "right"]
     return {"question": table.head[1], "table": Table(head, rows).markdown()}
 
@@ -228,7 +228,7 @@ def completions_table() -> dict[str, Any]:
 def robustness_table() -> str:
     """README's table of robustness without its last column."""
     table = load("robustness")["tables"]["robustness"]
-    head = ["", "best rate", "three times that", "60 % wrong", "forgotten answer back after"]
+    head = ["", "best rate", "three times that", "60 % wrong", "answer back after (steps)"]
     return Table(head, [row[:5] for row in table["rows"]]).markdown()
 
 
@@ -271,7 +271,7 @@ def values() -> dict[str, Any]:
     robustness = load("robustness")
     late = {name: robustness["data"][name]["late"]["mean"] for name in ("topr", "reinforce")}
     seeds = robustness["shares"]["TOPR, 60% negative, late clipping: correct at the end"]["each"]
-    collapse = {name: f"{percent(curve[-1])} %" for name, curve in late.items()}
+    collapse = {name: unbroken(f"{percent(curve[-1])} %") for name, curve in late.items()}
     return {
         "settings": Settings(),
         "scale": LAPTOP,
@@ -376,7 +376,7 @@ def draw_asymmetry() -> Figure:
     weight = importance_weight(ratio.log(), 0, 1)
     wrong = Line(ratio, weight, "wrong", Style(WRONG, (0, (3, 1.5)), ""))
     options = {"ylim": (-0.05, 1.3), "xlim": (0, 2)}
-    label = "ratio π/μ: how probable the answer is now, compared with then"
+    label = "ratio π/μ: probability now, divided by that when written"
     figure = plot(Panel("", label, "weight", [right, wrong], options), (5.3, 2.35))
     [axes] = figure.axes
     for line in axes.lines:
@@ -441,7 +441,7 @@ def draw_shares() -> Figure:
         right = 100 * float(effective_proportion(tensor(p), tensor(c)))
         axes.barh(row, right, color=RIGHT, height=0.7)
         axes.barh(row, 100 - right, left=right, color=WRONG, height=0.7)
-        axes.text(right / 2, row, f"{right:.0f}", color="white", ha="center", va="center")
+        axes.text(right / 2, row, f"{right:.0f}", color="white", ha="center", va="center_baseline")
         labels.append(f"c = {round(c, 2):g}".replace("-", "−"))
     axes.set_yticks(range(4), labels)
     axes.invert_yaxis()

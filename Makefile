@@ -71,6 +71,15 @@ fuzz: .venv/dev-ready
 page: .venv/ready
 	.venv/bin/python scripts/make_page.py
 
+# docs/lecture/slides.pdf, handout.pdf and asymmetry.png: Marp and the fonts come from npm, and Chromium prints.
+lecture: .venv/dev-ready build/lecture/ready chromium
+	.venv/bin/python scripts/make_lecture.py
+
+build/lecture/ready:
+	npm install --prefix $(@D) --no-save --no-audit --no-fund @marp-team/marp-cli@4.5.1 \
+		@fontsource/source-sans-3@5.3.1 @fontsource/inconsolata@5.3.0
+	touch $@
+
 # The browser of tests/docs/test_page.py. Debian has it, and only root can install it.
 chromium:
 	@command -v chromium > /dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && \
@@ -150,4 +159,4 @@ same-python:
 clean:
 	rm -rf .venv .venv-vllm .venv-trl .venv-verl
 
-.PHONY: same-python run lint test test-all smoke test-vllm test-trainers test-processors faults fuzz page chromium real-llm notebooks clean
+.PHONY: same-python run lint test test-all smoke test-vllm test-trainers test-processors faults fuzz page lecture chromium real-llm notebooks clean

@@ -27,6 +27,8 @@ from torch import Tensor
 import topr
 from topr import PRESETS, Limits
 from toprlib.command import command
+from toprlib.plotting import METHOD_LABELS
+from toprlib.plotting import STYLES as NAMED_STYLES
 
 TOPR = PRESETS["topr"]
 TIS = PRESETS["tis"]
@@ -384,10 +386,20 @@ def proposition_3_2(ax: Axes, seed: int = 0) -> None:
     _print_arms(paths[0], paths[-1], steps)
     at_steps = [value[steps] for value in values]
     print_table("step J:TOPR a-=0.01 a-=0.1 REINFORCE", tensor(steps), *at_steps)
-    labels = ["a- = 0: TOPR", "a- = 0.01", "a- = 0.1", "a- = 1: naive REINFORCE", "max R"]
-    ax.plot(torch.stack([*values, torch.ones(3001)], -1), label=labels)
-    ax.set_title("3.2: TOPR's objective is bounded")
-    ax.set(xlabel="step", ylabel="J_topr", xscale="log", yscale="log")
+    labels = ["a- = 0: TOPR", "a- = 0.01", "a- = 0.1", "a- = 1: naive REINFORCE"]
+    for label, value, style in zip(labels, values, ("topr", "p3", "p4", "reinforce"), strict=True):
+        # The distance to the bound: on the scale of J itself, a- = 0 and a- = 0.01 look alike.
+        _plot_named(ax, value - 1, label, style)
+    _plot_named(ax, torch.zeros(3001), "max R", "limit")
+    ax.set_title("3.2: only TOPR stays below max R")
+    ax.set_yscale("symlog", linthresh=0.1)
+    ax.set(xlabel="step", ylabel="J_topr - max R", xscale="log", xlim=(1, 3000), ylim=(-1, 3000))
+
+
+def _plot_named(ax: Axes, y: Tensor, label: str, style: str) -> None:
+    """A line in a style that toprlib/plotting.py has under this name."""
+    colour, dashes, _ = NAMED_STYLES[style]
+    ax.plot(y, label=label, color=colour, linestyle=dashes, linewidth=2)
 
 
 def _print_arms(topr_path: Tensor, reinforce_path: Tensor, steps: list[int]) -> None:
@@ -425,7 +437,8 @@ def way_back(ax: Axes, seed: int = 0) -> None:
     print_table("start steps:TOPR SFT REINFORCE TIS", start, *(pi < 0.5).sum(1))
     check("a+ = 1: back within 100 steps", pi[:3, 100] > 0.5)
     check("a+ = 0 (TIS): not within 1,000 from 1e-4 and from 1e-6", pi[3, 1000, 1:] < 0.5)
-    ax.plot(pi[:, :201, 2].T, label=["TOPR", "SFT", "naive REINFORCE", "TIS"])
+    for name, path in zip(("topr", "sft", "reinforce", "tis"), pi[:, :201, 2], strict=True):
+        _plot_named(ax, path, METHOD_LABELS[name], name)
     ax.set_title("Section 3.1: the way back from 1e-6")
     ax.set(xlabel="step", ylabel="pi(right)", yscale="log")
 
@@ -455,14 +468,15 @@ def main(arguments: list[str] | None = None) -> None:
     names = [options.name] if options.name else list(SECTIONS)
     rows = (len(names) + 1) // 2
     columns = min(len(names), 2)
-    figure = Figure(figsize=(4.5 * columns, 3.5 * rows), layout="constrained")
+    figure = Figure(figsize=(4.5 * columns, 4.0 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).flat
     for name, ax in zip(names, axes, strict=False):
         section = SECTIONS[name]
         print(f"\n{inspect.getdoc(section)}\n")
         ax.set_prop_cycle(**STYLES)  # lines differ in their dashes too, not in colour alone
         section(ax, options.seed)
-        ax.legend()
+        # Below the axes the legend covers no line.
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2, frameon=False)
     figure.savefig(file, dpi=150 if options.name else 100)
     print(f"\n{file}")
 

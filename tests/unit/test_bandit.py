@@ -15,6 +15,7 @@ from unit_helpers import double, rho
 import topr
 import toy_bandit as toy
 from topr import Limits
+from toprlib.plotting import STYLES
 from toy_bandit import Bandit, ascend, gradient, linspace, random_bandits
 
 assert_close = partial(torch.testing.assert_close, rtol=0, atol=1e-12)
@@ -300,6 +301,39 @@ def test_only_reinforce_keeps_pushing(table_of_arms):
         assert weight == pytest.approx(pi / mu, rel=1e-3)
         assert abs(push) < 1e-4
         assert columns[3:] == [0, 1, mu * reward]
+
+
+def draw_alone(name, folder, monkeypatch):
+    """The axes of a picture of one section, as the command draws it."""
+    figures = []
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # of this process
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    toy.main([name, "--out", str(folder)])
+    [figure] = figures
+    figure.draw_without_rendering()
+    [axes] = figure.axes
+    return axes
+
+
+def test_the_picture_of_proposition_3_2_separates_its_lines(tmp_path, monkeypatch):
+    axes = draw_alone("proposition_3_2", tmp_path, monkeypatch)
+    lines = {line.get_label(): line for line in axes.lines}
+    to_axes = axes.transData - axes.transAxes
+    ends = {}
+    for label, line in lines.items():
+        x, y = line.get_data()
+        _, ends[label] = to_axes.transform((float(x[-1]), float(y[-1])))
+    assert ends["a- = 0: TOPR"] < ends["max R"] - 0.1  # of the height of the axes
+    assert ends["a- = 0.01"] > ends["max R"] + 0.1
+    assert ends["a- = 0.1"] > ends["a- = 0.01"] + 0.1
+    assert ends["a- = 1: naive REINFORCE"] > ends["a- = 0.1"] + 0.1
+    assert lines["a- = 1: naive REINFORCE"].get_color() == STYLES["reinforce"].colour
+
+
+@pytest.mark.parametrize("name", ["proposition_3_2", "way_back"])
+def test_a_legend_covers_no_line(name, tmp_path, monkeypatch):
+    axes = draw_alone(name, tmp_path, monkeypatch)
+    assert not axes.get_legend().get_window_extent().overlaps(axes.get_window_extent())
 
 
 # ---- statements ----------------------------------------------------------------------------------

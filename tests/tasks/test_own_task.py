@@ -14,6 +14,7 @@ from task_helpers import ROOT, input_error, read_rows
 
 import train_gsm8k as gsm8k
 from examples import judged, strict_format, sums
+from tiny.problems import QUESTIONS
 from toprlib import sampling
 from toprlib.files import read_records
 from toprlib.records import Example, Problem, Sample
@@ -96,6 +97,24 @@ def test_an_example_is_a_command_that_trains_on_its_rewards(
     assert before["reward"]["mean"] == pytest.approx(expected)
     assert ("maj@2" in before) == votes
     assert "mean reward" in capsys.readouterr().out
+
+
+def test_the_program_on_the_page_is_a_command(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "own_task.md").read_text(encoding="utf-8")
+    [program] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "my_task.py").write_text(program, encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["my_task.py", *OPTIONS.split()])
+    monkeypatch.chdir(tmp_path)
+    module = runpy.run_path(str(tmp_path / "my_task.py"), run_name="__main__")
+    [folder] = (tmp_path / "runs").iterdir()
+    samples = read_rows(folder / "iteration-1" / "samples.jsonl")
+    assert len(samples) == 3 * 4
+    for row in samples:
+        a, b = row["problem_id"].split(", ")
+        is_right = f"The answer is {int(a) + int(b)}." in row["completion"]
+        assert row["reward"] == (1 if is_right else -1)
+    known = QUESTIONS["find"][0].format(name="Ada", thing="apples", a="{}", b="{}")
+    assert module["QUESTION"] == f"Q: {known}\nA:"
 
 
 # ---- rewards of the examples ---------------------------------------------------------------------
@@ -252,13 +271,10 @@ def test_a_warning_names_a_baseline_that_gives_both_signs(changes, rewards, base
     assert actual == kind
     [value] = re.findall(r"--baseline ([-0-9.]+)", warning)
     assert ("--baseline-from zero" in warning) == (settings.baseline_from != "zero")
-    fixed = replace(settings, baseline=float(value), baseline_from="zero")
     after = [reward - float(value) for reward in rewards]
     assert min(after) < 0 < max(after)
-    assert (
-        actual
-        not in {"no negatives", "no positives"} & find_warnings(fixed, rewards, float(value)).keys()
-    )
+    fixed = replace(settings, baseline=float(value), baseline_from="zero")
+    assert kind not in find_warnings(fixed, rewards, float(value)) or kind == "few positives"
 
 
 @pytest.mark.parametrize(
@@ -268,9 +284,11 @@ def test_a_warning_names_a_baseline_that_gives_both_signs(changes, rewards, base
         ({}, [1, 1], 0, "no negatives"),
         ({"baseline_from": "group"}, [1, 1], 1, "no reward"),
         ({"effective_proportion": 0.7}, [1, 1], 0, "ignored share"),
+        ({}, [1.0, *[-0.1] * 15, *[-0.2] * 15], 0, "few positives"),  # whose signs are as meant
+        ({"baseline": 0.5}, [1.0] * 2 + [0.0] * 98, 0.5, "few positives"),
     ],
 )
-def test_a_warning_about_equal_rewards_names_no_baseline(changes, rewards, baseline, kind):
+def test_a_warning_that_no_baseline_can_help_names_none(changes, rewards, baseline, kind):
     [(actual, warning)] = find_warnings(Settings(**changes), rewards, baseline).items()
     assert actual == kind
     assert "--baseline " not in warning
@@ -309,12 +327,12 @@ def test_a_warning_about_a_sign_that_less_than_5_percent_have(changes, rewards, 
     assert list(find_warnings(Settings(**changes), rewards)) == expected
 
 
-def test_a_composition_that_chooses_by_sign_is_judged_by_all_samples():
+def test_warnings_judge_all_samples_where_some_are_chosen_by_sign():
     """4 of 100 samples are positive; 4 positives and 4 negatives are trained on."""
     samples = [Sample(prompt="?", completion="!", reward=r) for r in rewards_of(4, 96)]
     examples = [Example([1], [2], samples[index].reward, index) for index in range(8)]
-    for settings, kinds in ((Settings(**MIXED), ["few positives"]), (Settings(), [])):
-        assert list(dataset_warnings(samples, examples, 2, settings)) == kinds
+    for changes, kinds in ((MIXED, ["few positives"]), (PAIRS, ["few positives"]), (ANY, [])):
+        assert list(dataset_warnings(samples, examples, 2, Settings(**changes))) == kinds
 
 
 @pytest.mark.parametrize(

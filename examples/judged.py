@@ -1,7 +1,7 @@
 """A task with a judge: a program that checks the steps of an answer, within a time limit.
 
 `python -m examples.judged`. The problems are those of sums.py; whether the answer is right does not
-count. docs/own_task.md has more on judges.
+count.
 """
 
 import re

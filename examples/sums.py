@@ -1,4 +1,4 @@
-"""Your own task: sums of two numbers, in words. docs/own_task.md explains it.
+"""A task of your own: sums of two numbers, in words. docs/own_task.md explains tasks.
 
 `python -m examples.sums`. A chat model gets the question alone: `... --model DIR --chat`.
 """

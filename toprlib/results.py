@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from topr import StepStats
+from toprlib.batches import plan_steps
 from toprlib.distributed import gather, rank, rank_zero_only
 from toprlib.evaluation import evaluate, to_table
 from toprlib.files import (
@@ -31,7 +32,8 @@ from toprlib.metrics import (
 )
 from toprlib.preflight import is_rehearsal
 from toprlib.records import Example, InputError, Sample, Task
-from toprlib.settings import Settings
+from toprlib.report import Table
+from toprlib.settings import TINY, Settings
 
 if TYPE_CHECKING:
     from train_gsm8k import EvalPoint
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 # from the engine, so this mean is a divergence: half the variance of their difference, 0.0025 where
 # bfloat16 rounds logits as large as those that metrics.START_TOLERANCE allows for.
 MISMATCH_TOLERANCE = 0.01
+# Below this percentage of positives, or of negatives, a run warns; ours.
+FEW_PERCENT = 5
 
 
 # ---- the dataset ---------------------------------------------------------------------------------
@@ -47,14 +51,15 @@ MISMATCH_TOLERANCE = 0.01
 def describe_dataset(
     iteration: int, samples: Sequence[Sample], rows: Sequence[Sequence[Example]], settings: Settings
 ) -> None:
-    """Print what an iteration trains on, with a warning about its signs, and write dataset.json."""
+    """Print what an iteration trains on, with warnings, and write dataset.json."""
     examples = list(chain.from_iterable(rows))
+    steps = len(plan_steps(rows, settings.batch_size, settings.micro_batch_size))
     positive = 100 * sum(example.reward > 0 for example in examples) / len(examples)
     counts = f"{len(examples)} examples of {len(samples)} samples, {positive:.1f} % positive"
-    print(f"iteration {iteration}: {counts}", flush=True)
-    warning = sign_warning(samples, examples, settings)
-    if warning:
-        print(f"iteration {iteration}: {warning}", flush=True)
+    unit = "optimizer step" if steps == 1 else "optimizer steps"
+    print(f"iteration {iteration}: {counts}, {steps} {unit}", flush=True)
+    for warning in dataset_warnings(samples, examples, steps, settings).values():
+        print(f"iteration {iteration}: warning: {warning}", flush=True)
 
     example_of_sample = {example.sample: example for example in examples}
     chosen = [samples[index] for index in example_of_sample]
@@ -80,42 +85,127 @@ def _count(samples: Sequence[Sample]) -> dict[str, int]:
     }
 
 
-def sign_warning(
-    samples: Sequence[Sample], examples: Sequence[Example], settings: Settings
-) -> str | None:
-    """A warning if one sign is missing where both are needed, or if most rewards changed sign."""
+def dataset_warnings(
+    samples: Sequence[Sample], examples: Sequence[Example], steps: int, settings: Settings
+) -> dict[str, str]:
+    """What an iteration can hardly learn from, and how to fix it: {kind: message}.
+
+    samples: all of the iteration. examples: those that are trained on. steps: optimizer steps. The
+    kinds: "one step", and at most one of "ignored share", "no reward", "no negatives",
+    "no positives", "changed signs", "few positives", "few negatives".
+    """
+    warnings = {}
+    if steps == 1 and _weights_vary(settings):
+        problem = "there is one optimizer step, and at the first step every weight is 1"
+        fix = f"give a --batch-size below {settings.batch_size}, more samples or more --epochs"
+        warnings["one step"] = f"{problem}; {fix}"
+    warning = _warn_about_signs(samples, examples, settings)
+    if warning is None:
+        warning = _warn_about_few(samples, examples, settings)
+    if warning is not None:
+        kind, problem, fix = warning
+        warnings[kind] = f"{problem}; {fix}"
+    return warnings
+
+
+def _weights_vary(settings: Settings) -> bool:
+    """Whether the method has weights that change once pi differs from mu."""
+    limits = settings.loss_limits
+    if limits is None:
+        return not METHODS[settings.method].uses_pairs  # PPO has a ratio
+    return limits.a_pos < limits.b_pos or limits.a_neg < limits.b_neg
+
+
+def _needs_negatives(settings: Settings) -> bool:
     limits = settings.loss_limits
     is_of_positives = settings.composition == "positives_only" or (limits and limits.b_neg == 0)
-    if METHODS[settings.method].uses_pairs or is_of_positives or settings.effective_proportion == 1:
+    return not is_of_positives and settings.effective_proportion != 1
+
+
+def _warn_about_signs(
+    samples: Sequence[Sample], examples: Sequence[Example], settings: Settings
+) -> tuple[str, str, str] | None:
+    """If one sign is missing, or most rewards changed sign: the kind, the problem and the fix."""
+    if METHODS[settings.method].uses_pairs or not _needs_negatives(settings):
         return None
     before = [samples[example.sample].reward for example in examples]
     after = [example.reward for example in examples]
-    if settings.effective_proportion is not None and len(set(before)) == 1:
-        return "--effective-proportion ignored: all rewards have the same sign"
     flipped = sum(old * new < 0 for old, new in zip(before, after, strict=True))
-    has_both_signs = min(before) < 0 < max(before)
+    fix = _sign_fix(before, settings)
+    if settings.effective_proportion is not None and len(set(before)) == 1:
+        problem = "--effective-proportion ignored: all rewards have the same sign"
+        return "ignored share", problem, fix
     if max(after) <= 0 <= min(after):
         problem = f"all rewards are 0 after the baseline, so {settings.method} learns nothing"
-    elif min(after) >= 0:
+        return "no reward", problem, fix
+    if min(after) >= 0:
         problem = f"no reward is negative: {settings.method} only trains on positives"
-    elif max(after) <= 0:
+        return "no negatives", problem, fix
+    if max(after) <= 0:
         problem = f"no reward is positive: {settings.method} can only push samples down"
-    elif has_both_signs and 2 * flipped > len(after):
+        return "no positives", problem, fix
+    if min(before) < 0 < max(before) and 2 * flipped > len(after):
         share = 100 * flipped / len(after)
         problem = f"the baseline flipped the sign of {share:.1f} % of the rewards"
-    else:
+        return "changed signs", problem, fix
+    return None
+
+
+def _warn_about_few(
+    samples: Sequence[Sample], examples: Sequence[Example], settings: Settings
+) -> tuple[str, str, str] | None:
+    """If almost all samples are wrong, or almost all right: the kind, the problem and the fix.
+
+    Pairs, and every composition but uniform, choose by the sign of the samples' own rewards.
+    """
+    chooses_by_sign = settings.composition != "uniform" or METHODS[settings.method].uses_pairs
+    rewards = [record.reward for record in (samples if chooses_by_sign else examples)]
+    positive = sum(reward > 0 for reward in rewards)
+    negative = sum(reward < 0 for reward in rewards)
+    if positive == 0 or negative == 0:
         return None
-    return f"{problem}; {_sign_fix(min(before), max(before), settings)}"
+    smaller = 100 * min(positive, negative) / (positive + negative)
+    if smaller >= FEW_PERCENT:
+        return None
+    own_rewards = [sample.reward for sample in samples]
+    if settings.baseline is not None and len(set(own_rewards)) > 2:
+        fix = _sign_fix(own_rewards, settings)
+    else:
+        fix = _sample_fix(settings, more_positives=positive < negative)
+    if positive < negative:
+        problem = f"almost all samples are wrong: {smaller:.1f} % are positive"
+        return "few positives", f"{problem}, so {settings.method} has little to reinforce", fix
+    if _needs_negatives(settings):
+        problem = f"almost all samples are right: {smaller:.1f} % are negative"
+        return "few negatives", f"{problem}, so {settings.method} learns little from mistakes", fix
+    return None
 
 
-def _sign_fix(smallest: float, largest: float, settings: Settings) -> str:
+def _sign_fix(rewards: Sequence[float], settings: Settings) -> str:
+    """A baseline between the smallest and the largest reward, or other samples."""
+    smallest = min(rewards)
+    largest = max(rewards)
     if smallest == largest:
-        return f"all rewards equal {largest:g}: use other problems or more samples"
+        fix = _sample_fix(settings, more_positives=largest <= 0)
+        return f"all rewards equal {largest:g}; {fix}"
     between = 0.0 if smallest < 0 < largest else (smallest + largest) / 2
     option = f"--baseline {between:g}"
     if settings.baseline_from != "zero":
         option = f"--baseline-from zero {option}"
     return f"give {option}, between the smallest reward {smallest:g} and the largest {largest:g}"
+
+
+def _sample_fix(settings: Settings, more_positives: bool) -> str:
+    """How to get more positives, or more negatives."""
+    if settings.samples is not None:
+        kind = "right" if more_positives else "wrong"
+        return f"add samples that are {kind}, or check the signs of the rewards"
+    if not more_positives:
+        return "use harder problems, or a larger --n"
+    if Path(settings.model).resolve().is_relative_to(TINY):
+        known = "questions in the form of tiny/train.jsonl"
+        return f"the tiny models know {known}: use that form, or give another --model or more --n"
+    return "use easier problems, a larger --n or another --model"
 
 
 @rank_zero_only
@@ -255,6 +345,30 @@ def _compare_engine(folder: Path) -> dict[str, float] | None:
 
 
 def print_results(results: dict[str, Any]) -> None:
-    """Print the table of a run, if it was evaluated."""
+    """Print the table of a run: the test results, or without them what training has changed."""
     if "before" in results:
         to_table(results).print()
+    elif results["iterations"]:
+        training_table(results).print()
+
+
+def training_table(results: dict[str, Any]) -> Table:
+    """How far training has moved the samples, in the last tenth of each iteration's steps.
+
+    >>> training = {"log_ratio_pos_mean": 0.5, "log_ratio_neg_mean": None}
+    >>> print(training_table({"iterations": [{"training": training}]}).markdown())
+    | log pi - log mu, nats | iteration 1 | good |
+    |---|---|---|
+    | positives | 0.500 | above 0 |
+    | negatives | none | below 0 |
+    """
+    head = ["log pi - log mu, nats"]
+    rows = [["positives"], ["negatives"]]
+    for number, iteration in enumerate(results["iterations"], start=1):
+        head.append(f"iteration {number}")
+        for row, sign in zip(rows, ("pos", "neg"), strict=True):
+            value = iteration["training"][f"log_ratio_{sign}_mean"]
+            row.append("none" if value is None else f"{value:.3f}")
+    rows[0].append("above 0")
+    rows[1].append("below 0")
+    return Table([*head, "good"], rows)

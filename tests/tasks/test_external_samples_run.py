@@ -1,8 +1,10 @@
 """Runs on samples that a user brings: what is trained on, what is scored, what is refused."""
 
 import json
+import re
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -13,6 +15,7 @@ from topr import topr_loss
 from toprlib.files import read_records
 from toprlib.language_model import load_model
 from toprlib.records import Example, InputError
+from toprlib.results import print_results
 from toprlib.settings import Settings, check
 
 SMALL = Settings(
@@ -137,6 +140,43 @@ def test_trust_logmu_takes_that_of_the_file(trained, tmp_path, shift):
         run(tmp_path / "run", samples=str(tmp_path / "own.parquet"), trust_logmu=True)
     for example in read_examples(tmp_path / "run"):
         assert example.token_logmu == expected[example.sample]
+
+
+# ---- samples written by hand ---------------------------------------------------------------------
+SIX_SAMPLES = str(Path(gsm8k.__file__).parent / "examples" / "six_samples.jsonl")
+
+
+def run_six(out, **changes):
+    settings = Settings(samples=SIX_SAMPLES, test_problems=0, out=out, **changes)
+    results = gsm8k.experiment(settings, gsm8k.gsm8k_task(settings))
+    return results["iterations"][0]
+
+
+def test_six_samples_in_the_default_batch_make_one_step_that_shows_nothing(tmp_path, capsys):
+    iteration = run_six(tmp_path)
+    assert iteration["dataset"]["steps"] == 1
+    assert [line for line in capsys.readouterr().out.splitlines() if "--batch-size" in line]
+    assert iteration["training"]["weight_neg_mean"] == 1
+    assert iteration["training"]["log_ratio_pos_mean"] == pytest.approx(0, abs=1e-3)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_six_samples_in_twelve_steps_move_each_sign_in_its_direction(tmp_path, capsys, seed):
+    iteration = run_six(tmp_path, batch_size=2, epochs=4, seed=seed)
+    assert iteration["dataset"]["steps"] == 12
+    assert "--batch-size" not in capsys.readouterr().out
+    assert iteration["training"]["log_ratio_neg_mean"] < -0.5
+    assert iteration["training"]["log_ratio_pos_mean"] > 0.3
+
+
+def test_a_run_without_evaluation_ends_with_the_change_of_each_sign(capsys):
+    iteration = {"training": {"log_ratio_pos_mean": 0.25, "log_ratio_neg_mean": None}}
+    print_results({"iterations": [iteration, iteration]})
+    lines = capsys.readouterr().out.splitlines()
+    [positives] = [line for line in lines if "positives" in line]
+    [negatives] = [line for line in lines if "negatives" in line]
+    assert re.findall(r"-?[0-9]+\.[0-9]+", positives) == ["0.250", "0.250"]
+    assert re.findall(r"-?[0-9]+\.[0-9]+", negatives) == []
 
 
 # ---- evaluation ----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Tasks of one's own: the examples as commands, their rewards, and warnings about signs."""
+"""Tasks of one's own: the examples as commands, their rewards, and warnings about the dataset."""
 
 import json
 import re
@@ -14,9 +14,11 @@ from task_helpers import ROOT, input_error, read_rows
 
 import train_gsm8k as gsm8k
 from examples import judged, strict_format, sums
+from tiny.problems import QUESTIONS
 from toprlib import sampling
+from toprlib.files import read_records
 from toprlib.records import Example, Problem, Sample
-from toprlib.results import sign_warning
+from toprlib.results import dataset_warnings
 from toprlib.settings import TINY, Settings
 
 SMALL = Settings(
@@ -95,6 +97,24 @@ def test_an_example_is_a_command_that_trains_on_its_rewards(
     assert before["reward"]["mean"] == pytest.approx(expected)
     assert ("maj@2" in before) == votes
     assert "mean reward" in capsys.readouterr().out
+
+
+def test_the_program_on_the_page_is_a_command(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "own_task.md").read_text(encoding="utf-8")
+    [program] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "my_task.py").write_text(program, encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["my_task.py", *OPTIONS.split()])
+    monkeypatch.chdir(tmp_path)
+    module = runpy.run_path(str(tmp_path / "my_task.py"), run_name="__main__")
+    [folder] = (tmp_path / "runs").iterdir()
+    samples = read_rows(folder / "iteration-1" / "samples.jsonl")
+    assert len(samples) == 3 * 4
+    for row in samples:
+        a, b = row["problem_id"].split(", ")
+        is_right = f"The answer is {int(a) + int(b)}." in row["completion"]
+        assert row["reward"] == (1 if is_right else -1)
+    known = QUESTIONS["find"][0].format(name="Ada", thing="apples", a="{}", b="{}")
+    assert module["QUESTION"] == f"Q: {known}\nA:"
 
 
 # ---- rewards of the examples ---------------------------------------------------------------------
@@ -202,15 +222,19 @@ def test_a_task_without_problems_is_refused_before_anything_is_written(tmp_path,
     assert not (tmp_path / "run").exists()
 
 
-# ---- warnings about signs ------------------------------------------------------------------------
-def warn(settings, rewards, baseline):
-    """The warning for samples with these rewards, all trained on, each less the baseline."""
+# ---- warnings about the dataset ------------------------------------------------------------------
+def find_warnings(settings, rewards, baseline=0.0, steps=2):
+    """The warnings for samples with these rewards, all trained on, each less the baseline."""
     samples = []
     examples = []
     for index, reward in enumerate(rewards):
         samples.append(Sample(prompt="?", completion="!", reward=reward))
         examples.append(Example([1], [2], reward - baseline, index))
-    return sign_warning(samples, examples, settings)
+    return dataset_warnings(samples, examples, steps, settings)
+
+
+def rewards_of(positive, negative, zero=0):
+    return [1.0] * positive + [-1.0] * negative + [0.0] * zero
 
 
 @pytest.mark.parametrize(
@@ -220,45 +244,153 @@ def warn(settings, rewards, baseline):
         ({}, [1, 1, 1, -1], 0),
         ({"baseline": 0.6}, [1, 0.5, 0.5, 0.5], 0.6),  # rewards that had one sign get both
         ({"baseline": -0.5}, [-1, -0.2, -0.2, 1], -0.5),  # half of the signs, not most
-        ({"method": "dpo"}, [1, 0], 0),  # which compares rewards
+        ({"method": "dpo"}, [1, -1], 0),  # which compares rewards
         ({"method": "sft"}, [1, 0], 0),  # which is for positives
         ({"composition": "positives_only"}, [1, 1], 0),
         ({"effective_proportion": 1.0}, [1, -1], -1),
     ],
 )
 def test_no_warning_where_signs_are_as_they_should_be(changes, rewards, baseline):
-    assert warn(Settings(**changes), rewards, baseline) is None
+    assert find_warnings(Settings(**changes), rewards, baseline) == {}
 
 
 @pytest.mark.parametrize(
-    ("changes", "rewards", "baseline"),
+    ("changes", "rewards", "baseline", "kind"),
     [
-        ({}, [1, 0, 0, 0], 0),  # no negative
-        ({"method": "tis"}, [1, 0.5], 0),
-        ({"baseline": 3.0}, [2, 1], 3),  # no positive
-        ({"baseline": -0.5}, [-1, -0.2, -0.2, -0.2, 2], -0.5),  # most signs changed
-        ({"baseline": 0.9, "baseline_from": "mean"}, [1, 0], 1.4),
+        ({}, [1, 0, 0, 0], 0, "no negatives"),
+        ({"method": "tis"}, [1, 0.5], 0, "no negatives"),
+        ({"baseline": 3.0}, [2, 1], 3, "no positives"),
+        ({"baseline": -0.5}, [-1, -0.2, -0.2, -0.2, 2], -0.5, "changed signs"),  # most of them
+        ({"baseline": 0.9, "baseline_from": "mean"}, [1, 0], 1.4, "no positives"),
+        ({"baseline": 0.9}, [1.0, *[0.1] * 15, *[0.2] * 15], 0.9, "few positives"),
     ],
 )
-def test_a_warning_names_a_baseline_that_gives_both_signs(changes, rewards, baseline):
+def test_a_warning_names_a_baseline_that_gives_both_signs(changes, rewards, baseline, kind):
     settings = Settings(**changes)
-    warning = warn(settings, rewards, baseline)
+    [(actual, warning)] = find_warnings(settings, rewards, baseline).items()
+    assert actual == kind
     [value] = re.findall(r"--baseline ([-0-9.]+)", warning)
     assert ("--baseline-from zero" in warning) == (settings.baseline_from != "zero")
+    after = [reward - float(value) for reward in rewards]
+    assert min(after) < 0 < max(after)
     fixed = replace(settings, baseline=float(value), baseline_from="zero")
-    assert warn(fixed, rewards, float(value)) is None
+    assert kind not in find_warnings(fixed, rewards, float(value)) or kind == "few positives"
 
 
 @pytest.mark.parametrize(
-    ("changes", "rewards", "baseline"),
+    ("changes", "rewards", "baseline", "kind"),
     [
-        ({}, [-1, -1], 0),
-        ({}, [1, 1], 0),
-        ({"baseline_from": "group"}, [1, 1], 1),
-        ({"effective_proportion": 0.7}, [1, 1], 0),
+        ({}, [-1, -1], 0, "no positives"),
+        ({}, [1, 1], 0, "no negatives"),
+        ({"baseline_from": "group"}, [1, 1], 1, "no reward"),
+        ({"effective_proportion": 0.7}, [1, 1], 0, "ignored share"),
+        ({}, [1.0, *[-0.1] * 15, *[-0.2] * 15], 0, "few positives"),  # whose signs are as meant
+        ({"baseline": 0.5}, [1.0] * 2 + [0.0] * 98, 0.5, "few positives"),
     ],
 )
-def test_a_warning_about_equal_rewards_names_no_baseline(changes, rewards, baseline):
-    warning = warn(Settings(**changes), rewards, baseline)
-    assert warning is not None
+def test_a_warning_that_no_baseline_can_help_names_none(changes, rewards, baseline, kind):
+    [(actual, warning)] = find_warnings(Settings(**changes), rewards, baseline).items()
+    assert actual == kind
     assert "--baseline " not in warning
+
+
+ANY = {"method": "topr"}
+OF_POSITIVES = {"method": "sft"}
+ONLY_POSITIVES = {"composition": "positives_only"}
+PAIRS = {"method": "dpo"}
+MIXED = {"composition": "proportion", "proportion": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("changes", "rewards", "kind"),
+    [
+        (ANY, rewards_of(4, 96), "few positives"),
+        (ANY, rewards_of(5, 95), None),
+        (ANY, rewards_of(7, 133), None),  # 5 % again, where 0.05 * 140 is above 7
+        (ANY, rewards_of(95, 5), None),
+        (ANY, rewards_of(96, 4), "few negatives"),
+        (ANY, rewards_of(4, 76, zero=20), None),  # a reward of 0 has no sign
+        (ANY, rewards_of(3, 77, zero=20), "few positives"),
+        (OF_POSITIVES, rewards_of(4, 96), "few positives"),
+        (OF_POSITIVES, rewards_of(96, 4), None),
+        (ONLY_POSITIVES, rewards_of(4, 96), "few positives"),
+        (ONLY_POSITIVES, rewards_of(96, 4), None),
+        ({"effective_proportion": 1.0}, rewards_of(96, 4), None),
+        ({"effective_proportion": 0.7}, rewards_of(96, 4), "few negatives"),
+        (PAIRS, rewards_of(4, 96), "few positives"),
+        (PAIRS, rewards_of(96, 4), "few negatives"),
+        (MIXED, rewards_of(96, 4), "few negatives"),
+    ],
+)
+def test_a_warning_about_a_sign_that_less_than_5_percent_have(changes, rewards, kind):
+    expected = [] if kind is None else [kind]
+    assert list(find_warnings(Settings(**changes), rewards)) == expected
+
+
+def test_warnings_judge_all_samples_where_some_are_chosen_by_sign():
+    """4 of 100 samples are positive; 4 positives and 4 negatives are trained on."""
+    samples = [Sample(prompt="?", completion="!", reward=r) for r in rewards_of(4, 96)]
+    examples = [Example([1], [2], samples[index].reward, index) for index in range(8)]
+    for changes, kinds in ((MIXED, ["few positives"]), (PAIRS, ["few positives"]), (ANY, [])):
+        assert list(dataset_warnings(samples, examples, 2, Settings(**changes))) == kinds
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, {"tiny/train.jsonl", "--model", "--n"}),
+        ({"model": "elsewhere"}, {"--model", "--n"}),
+        ({"samples": "own.jsonl"}, set()),  # no model has sampled them
+    ],
+)
+def test_a_warning_about_few_positives_names_what_can_change_them(changes, expected):
+    warning = find_warnings(Settings(**changes), rewards_of(1, 99))["few positives"]
+    words = set(re.findall(r"--[a-z]+|tiny/[a-z.]+", warning))
+    assert words == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps", "kinds"),
+    [
+        ({}, 1, ["one step"]),
+        ({}, 2, []),
+        ({"method": "tis"}, 1, ["one step"]),
+        ({"method": "ppo"}, 1, ["one step"]),
+        ({"method": "reinforce"}, 1, []),  # whose weights are always 1
+        ({"method": "sft"}, 1, []),
+        ({"method": "dpo"}, 1, []),  # which has no weights
+        ({"method": "sft", "limits": (0.5, 2.0, 0.0, 0.0)}, 1, ["one step"]),
+    ],
+)
+def test_a_warning_about_a_single_step_of_a_method_with_weights(changes, steps, kinds):
+    assert list(find_warnings(Settings(**changes), [1, -1], steps=steps)) == kinds
+
+
+def test_warnings_about_signs_and_steps_come_together():
+    assert list(find_warnings(Settings(), rewards_of(1, 99), steps=1)) == [
+        "one step",
+        "few positives",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reward", "batch_size", "printed"),
+    [
+        (lambda completion, problem: -1.0, 6, "no positives"),
+        (sums.reward, 12, "one step"),
+        (sums.reward, 6, None),
+    ],
+)
+def test_a_run_prints_its_steps_and_its_warnings(reward, batch_size, printed, tmp_path, capsys):
+    """3 problems with 4 samples each; the warning is on a line of its own, before training."""
+    settings = replace(SMALL, out=tmp_path / "run", test_problems=0, batch_size=batch_size)
+    task = replace(sums.sums_task(settings), reward=reward)
+    gsm8k.experiment(settings, task)
+    first, *others = capsys.readouterr().out.splitlines()
+    [steps] = re.findall(r"([0-9]+) optimizer step", first)
+    assert int(steps) == 12 // batch_size
+    samples = read_records(settings.iteration_folder(1) / "samples.jsonl", Sample)
+    examples = read_records(settings.iteration_folder(1) / "train.jsonl", Example)
+    warnings = dataset_warnings(samples, examples, int(steps), settings)
+    assert list(warnings) == ([] if printed is None else [printed])
+    assert others == [f"iteration 1: warning: {text}" for text in warnings.values()]

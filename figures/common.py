@@ -369,8 +369,8 @@ def different_rates(data: Mapping[str, Any]) -> Mapping[str, float]:
 def with_rates(arms: Mapping[str, Arm], rates: Mapping[str, float]) -> dict[str, Arm]:
     """The arms with their learning rates in their names, for legends.
 
-    >>> with_rates({"topr": METHODS["topr"]}, {"topr": 3e-5})["topr"].name
-    'TOPR\nlr 3e-5'
+    >>> with_rates({"topr": METHODS["topr"]}, {"topr": 3e-5})["topr"].name.splitlines()
+    ['TOPR', 'lr 3e-5']
     """
     named = {}
     for name, arm in arms.items():

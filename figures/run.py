@@ -51,7 +51,7 @@ class Options:
     preset: Literal["laptop", "paper"] = "laptop"
     """laptop: the tiny model, two cores; paper: the paper's settings, on 8 GPUs under torchrun"""
     seeds: int = 3
-    """number of seeds, at least; on the laptop 5 or 8 for runs that decide a claim"""
+    """number of seeds, at least; on the laptop 5 to 13 for runs that decide a claim"""
     quick: bool = False
     """one seed, few problems, one learning rate: shows that it works; its numbers mean nothing"""
     workers: int = 2

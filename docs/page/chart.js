@@ -38,7 +38,7 @@ function tag(name, attributes, content = "") {
 const text = (content, x, y, anchor = "start") => tag("text", { x, y, "text-anchor": anchor }, escaped(content));
 const path = (kind, d, look = {}) => tag("path", { class: kind, d, ...look });
 const colour = (style) => `var(--line-${style.replace(/\W+/g, "-")})`; // as make_page.py writes it
-const HEIGHT = 210; // of a chart that does not say
+const HEIGHT = [180, 210]; // of a chart that does not say: narrow, wide
 
 const SCALES = {
   linear: (x) => x,
@@ -139,12 +139,12 @@ function chart(place, spec) {
   const is_alone = (line) => line.apart && lines.every((one) => one === line || one.y[0] !== line.y[0]);
   const { rules = [], marks = [], dots = [], bands = [] } = spec;
   const names = [...lines.flatMap((line) => line.labels), ...rules.map((rule) => rule.label)].filter(Boolean);
-  const height = spec.height ?? HEIGHT;
+  const height = spec.height ?? HEIGHT[Number(width > 480)];
   const of_y = ticks_of(spec.y).map((tick) => [tick, (spec.y.format ?? plain)(tick)]);
   const left = Math.max(is_narrow ? 0 : 52, 10 + Math.max(...of_y.map(([, tick_text]) => width_of(tick_text))));
-  const [top, bottom] = [28, height - 40];
+  const [top, bottom] = [28, height - 42];
   const sample = is_narrow ? 0 : 20; // pixels of a line beside its label
-  const right = Math.max(width - (names.length ? 12 + sample + Math.max(...names.map(width_of)) : 12), left + 20);
+  const right = Math.max(width - (names.length ? 15 + sample + Math.max(...names.map(width_of)) : 12), left + 20);
   const x = scale_of(spec.x, left, right);
   const y = scale_of(spec.y, bottom, top);
   const clip = { "clip-path": `url(#clip-${place.id})` };
@@ -162,7 +162,7 @@ function chart(place, spec) {
   }
   const of_x = ticks_of(spec.x).map((tick) => ({ at: x(tick), tick_text: (spec.x.format ?? plain)(tick) }));
   parts.push(...of_x.map(({ at }) => path("grid", `M${at} ${top}V${bottom}`)));
-  parts.push(...apart(of_x).map(({ at, tick_text }) => text(tick_text, at, bottom + 16, "middle")));
+  parts.push(...apart(of_x).map(({ at, tick_text }) => text(tick_text, at, bottom + 19, "middle")));
   parts.push(text(spec.y.label, 0, 14), text(spec.x.label, (left + right) / 2, height - 4, "middle"));
   parts.push(...marks.map((mark) => path("mark", `M${x(mark)} ${top}V${bottom}`)));
 
@@ -197,9 +197,9 @@ function chart(place, spec) {
   parts.push(...rings(inside.filter(({ cy }) => top - 2 <= cy && cy <= bottom + 2)));
   spread(labels, top - 8, bottom + 8);
   for (const { names: shown, look, is_beside, y: above, height: tall, wanted } of labels) {
-    if (is_beside) parts.push(path("leader", `M${right} ${wanted}L${right + 6} ${above + tall / 2}`));
-    if (look && sample) parts.push(path("line", `M${right + 6} ${above + tall / 2}h18`, look));
-    parts.push(...shown.map((name, i) => text(name, right + 8 + (look ? sample : 0), above + 12.5 + ROW * i)));
+    if (is_beside) parts.push(path("leader", `M${right} ${wanted}L${right + 8} ${above + tall / 2}`));
+    if (look && sample) parts.push(path("line", `M${right + 8} ${above + tall / 2}h18`, look));
+    parts.push(...shown.map((name, i) => text(name, right + 11 + (look ? sample : 0), above + 12.5 + ROW * i)));
   }
   const svg = { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": spec.says };
   place.innerHTML = tag("svg", svg, parts.join(""));

@@ -13,6 +13,7 @@ const entries = (names, value_of) => Object.fromEntries(names.map((name) => [nam
 const FORMS = {
   number: readable,
   signed: (x) => (x > 0 ? "+" : "") + plain(x),
+  whole: (x) => `${(100 * x).toFixed(0)}\u00a0%`,
   percent: (x) => `${(100 * x).toFixed(1)}\u00a0%`,
   count: (x) => x.toLocaleString("en"),
 };
@@ -169,7 +170,7 @@ function collapse() {
       x: { ...both.x, label: "solutions trained on" },
     });
     const { question, gold, completions } = questions[select.value];
-    at("collapse-asked").textContent = `${question} (${gold})`;
+    at("collapse-asked").textContent = `${question} (Answer: ${gold})`;
     for (const method of methods) {
       const [written, outcome] = completions[method][now];
       at(`collapse-grade-${method}`).textContent = `${OUTCOMES[outcome]}${now ? "" : ", before training"}`;
@@ -209,7 +210,7 @@ function loss() {
       chart(at(`loss-chart-${sign}`), {
         says: `Weight of a ${title} against its ratio, for six methods`,
         x: RATIO,
-        y: WEIGHT,
+        y: { ...WEIGHT, label: `weight of a ${title} (R = ${FORMS.signed(reward)})` },
         lines: methods.map((method) => ({
           ...of_method(method, grid.map((x) => weight_of(method, x, reward))),
           x: grid.map(Math.exp),
@@ -273,8 +274,8 @@ function bounds() {
       const is_this = PRESETS[button.dataset.preset].every((bound, i) => bound === limits[i]);
       button.setAttribute("aria-pressed", is_this);
     }
-    const curves = { taper: { of: taper_of_log, y: { label: "ρ", low: -5, high: 3, ticks: [-4, -2, 0, 2] } },
-      weight: { of: importance_weight, y: WEIGHT } };
+    const curves = { taper: { of: taper_of_log, y: { label: "taper ρ", low: -5, high: 3, ticks: [-4, -2, 0, 2] } },
+      weight: { of: importance_weight, y: { ...WEIGHT, label: "weight: the slope of ρ on this axis" } } };
     for (const [name, { of, y }] of Object.entries(curves)) {
       const lines = SIGNS.map(([, label, reward]) => ({
         label,
@@ -295,12 +296,10 @@ function bounds() {
       });
     }
     for (const [sign, , reward] of SIGNS) {
-      const weight = importance_weight(log_ratio, ...of_sign(limits, reward));
       put("bounds", {
+        [`weight_${sign}`]: importance_weight(log_ratio, ...of_sign(limits, reward)),
         [`rho_${sign}`]: taper_of_log(log_ratio, ...of_sign(limits, reward)),
-        [`weight_${sign}`]: weight,
         [`objective_${sign}`]: topr_objective(log_ratio, reward, limits),
-        [`slope_${sign}`]: weight * reward,
       });
     }
   });
@@ -413,7 +412,7 @@ function draw_objectives({ bandit, step, steps, paths }, methods) { // up to twi
   chart(at("bandit-objective"), {
     says: `Objectives along ${FORMS.count(step)} steps of ${methods.map((method) => NAMES[method]).join(" and of ")}, and their bound`,
     x: steps_axis(step),
-    y: { label: "objective", low: Math.min(-0.5, ...lines.flatMap((line) => line.y)), high },
+    y: { label: "objective J", low: Math.min(-0.5, ...lines.flatMap((line) => line.y)), high },
     lines,
     dots: lines.map(({ style, y }) => ({ x: steps[steps.length - 1], y: y[y.length - 1], style })),
     rules: [{ y: bound, label: `bound ${plain(bound)}` }],
@@ -529,7 +528,7 @@ function baseline() {
     chart(at("baseline-share"), {
       says: "Effective share of positives against the baseline",
       x: { label: "baseline c", low: -1, high: 1, ticks: [-1, -0.5, 0, 0.5, 1] },
-      y: { label: "p̃ (%)", ...PERCENT },
+      y: { label: "effective share p̃ (%)", ...PERCENT },
       lines: [{ label: "", style: "topr", wide: true, x: baselines,
         y: baselines.map((x) => 100 * effective_proportion(p, x)) }],
       marks: [c],
@@ -593,9 +592,9 @@ function share() {
       drag: of_share,
       value_at: (x) => x / 100,
     });
-    draw("pace", "Pace at the start against the nominal share of positives", { label: "pace", low: 0, high: 1.1 * gain },
-      (x) => pace(x, p, ratio), [p_tilde, best].filter((x) => from <= x && x <= to), [{ y: 1, label: "positives only" }]);
-    draw("realised", "Realised share against the nominal share of positives", { label: "realised share (%)", ...PERCENT },
+    draw("pace", "Pace at the start against the nominal share of positives", { label: "pace at the start", low: 0, high: 1.1 * gain },
+      (x) => pace(x, p, ratio), [p_tilde, best].filter((x) => from <= x && x <= to), [{ y: 1, label: "positives alone" }]);
+    draw("realised", "Realised share against the nominal share of positives", { label: "realised share of positives (%)", ...PERCENT },
       (x) => 100 * realised_share(x, weight), [p_tilde], []);
   });
 }
@@ -642,7 +641,7 @@ function tokens() {
       const lines = Object.entries(log_ratio).map(([method, values]) => of_method(method, values.map(sum)));
       chart(at(`tokens-chart-${i}`), {
         says: `Log-ratio of the ${kinds[i]} completion along training`,
-        y: { label: "log-ratio, symmetric log scale", ...symlog },
+        y: { label: `log-ratio of the ${kinds[i]} completion`, ...symlog },
         ...at_point(slider, lines),
       });
     });
@@ -674,7 +673,7 @@ function variants() {
     .map((name) => {
       const [title, meaning] = VARIANT_ROWS[name];
       const [, at_one_rate, , , at_own_rate] = DATA.variants.find(([of]) => of === `\`${name}\``);
-      const accuracies = [at_one_rate, at_own_rate].map((share) => `<td class="answer">${share.replace(" %", "")}</td>`).join("");
+      const accuracies = [at_one_rate, at_own_rate].map((share) => `<td class="answer">${share.replace(" %", "").replace("-", "−")}</td>`).join("");
       return `<tr><th scope="row">${title} <small>${meaning}</small></th><td data-name="${name}"></td>${accuracies}</tr>`;
     })
     .join("");

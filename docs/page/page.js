@@ -285,6 +285,7 @@ function bounds() {
       }));
       chart(at(`bounds-${name}`), {
         says: `The ${name} of positives and of negatives against the ratio`,
+        height: 180,
         x: { ...RATIO, label: "ratio r, log scale", low: Math.exp(-6), ticks: [0.01, 0.1, 1, 5] },
         y,
         lines,

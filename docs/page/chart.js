@@ -19,7 +19,7 @@ function readable(x, digits = 3) {
   if (short === Number(x.toPrecision(digits)) && String(short).length <= digits + 3) return plain(short);
   if (x !== 0 && (Math.abs(x) < 1e-3 || Math.abs(x) >= 1e6)) {
     const [factor, exponent] = x.toExponential(digits - 1).split("e");
-    return with_minus(`${factor}\u00a0× ${power_of_ten(Number(exponent))}`);
+    return with_minus(`${factor}\u202f×\u202f${power_of_ten(Number(exponent))}`);
   }
   const rounded = Number(x.toPrecision(digits));
   const decimals = rounded === 0 ? 0 : clamp(digits - 1 - Math.floor(Math.log10(Math.abs(rounded))), 0, digits + 2);
@@ -141,7 +141,7 @@ function chart(place, spec) {
   const names = [...lines.flatMap((line) => line.labels), ...rules.map((rule) => rule.label)].filter(Boolean);
   const height = spec.height ?? HEIGHT[Number(width > 480)];
   const of_y = ticks_of(spec.y).map((tick) => [tick, (spec.y.format ?? plain)(tick)]);
-  const left = Math.max(is_narrow ? 0 : 52, 10 + Math.max(...of_y.map(([, tick_text]) => width_of(tick_text))));
+  const left = Math.max(is_narrow ? 0 : 54, 14 + Math.max(...of_y.map(([, tick_text]) => width_of(tick_text))));
   const [top, bottom] = [28, height - 42];
   const sample = is_narrow ? 0 : 20; // pixels of a line beside its label
   const right = Math.max(width - (names.length ? 15 + sample + Math.max(...names.map(width_of)) : 12), left + 20);
@@ -158,7 +158,7 @@ function chart(place, spec) {
   }
   for (const [tick, tick_text] of of_y) {
     parts.push(path("grid", `M${left} ${y(tick)}H${right}`));
-    parts.push(text(tick_text, left - 6, y(tick) + 4, "end"));
+    parts.push(text(tick_text, left - 10, y(tick) + 4, "end"));
   }
   const of_x = ticks_of(spec.x).map((tick) => ({ at: x(tick), tick_text: (spec.x.format ?? plain)(tick) }));
   parts.push(...of_x.map(({ at }) => path("grid", `M${at} ${top}V${bottom}`)));

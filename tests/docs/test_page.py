@@ -31,6 +31,16 @@ def test_the_page_is_small_and_loads_nothing():
         assert word not in page
 
 
+def test_part_1_comes_before_the_letters_and_uses_none():
+    page = make_page.PAGE.read_text(encoding="utf-8")
+    before, _, after = page.partition('<dl class="letters">')
+    assert "Tapered Off-Policy REINFORCE" in before
+    part_1 = before[before.index('<section id="collapse">') :]
+    assert set("xyRrμπ") <= set(re.sub("<[^>]+>", "", after[: after.index("</dl>")]))
+    assert not set("μπρ") & set(part_1)
+    assert not re.findall(r"\b[xyRr]\b", re.sub("<[^>]+>", "", part_1))
+
+
 # ---- the browser ---------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def browser():

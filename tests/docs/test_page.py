@@ -389,6 +389,24 @@ def test_names_of_methods_appear_with_their_lines(open_page, width):
 
 
 @SLOW
+def test_the_marker_at_the_start_shows_both_methods(open_page):
+    """Both start at the same point, so each has a half of the ring."""
+    rings = open_page().locator("#collapse-curve .ring")
+    colours = rings.evaluate_all("(all) => all.map((one) => getComputedStyle(one).stroke)")
+    starts = rings.evaluate_all("(all) => all.map((one) => one.getAttribute('stroke-dashoffset'))")
+    assert len(set(colours)) == len(set(starts)) == 2
+
+
+@SLOW
+def test_arrow_keys_move_a_slider_without_steps(open_page):
+    page = open_page()
+    page.locator("#loss-neg").focus()
+    page.keyboard.press("ArrowLeft")
+    page.evaluate(NEXT_FRAME)
+    assert -1 < float(page.locator("#loss-neg").input_value()) < 0
+
+
+@SLOW
 @WIDTHS
 @pytest.mark.parametrize("question", range(5))
 def test_completions_are_visible_together_with_their_slider(open_page, width, question):

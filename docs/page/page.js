@@ -610,7 +610,8 @@ function colour_of(value) { // green above 0, brown below, on a symlog scale tha
 function strip(tokens, log_ratios) {
   const item = (value, i) => {
     const kind = value < -0.05 ? ' class="down"' : "";
-    const shown = FORMS.signed(Math.round(100 * value) / 100);
+    const rounded = with_minus(value.toFixed(2));
+    const shown = /[1-9]/.test(rounded) ? (value > 0 ? "+" : "") + rounded : "0";
     const number = `<small>${shown}</small>`;
     return `<li style="background:${colour_of(value)}"${kind}><span>${escaped(tokens[i])}</span> ${number}</li>`;
   };

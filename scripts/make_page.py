@@ -4,14 +4,15 @@
 
 The page is one file that needs no server. docs/page/template.html is Jinja's: {{ }} stands for a
 file of that folder, for the data, for the content of a file of results/, or for one of `numbers`.
-results/page.json, two default runs examined closely, is a record: its code is that of commit
-82e5ae4, docs/make_page_data.py.
+results/page.json, two runs examined closely, is a record: its file names the commit of its code.
 """
 
 import json
+import math
 import re
 import sys
 from dataclasses import astuple
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 import tyro
 from jinja2 import Environment, StrictUndefined
+from matplotlib.colors import to_hex, to_rgb
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -33,18 +35,47 @@ PAGE = ROOT / "docs" / "index.html"
 SOURCES = ROOT / "docs" / "page"
 
 # Files of results/ that the template names.
-SHOWN = ("page", "laptop", "methods", "robustness", "fig5", "variants", "share", "curve")
+SHOWN = ("page", "robustness", "fig5", "variants", "share", "curve")
+
+# Settings of results/robustness.json, and what the page calls them.
+ROBUSTNESS = [
+    ("best rate", "a third, one pass, best rate"),
+    ("60% negative, late clipping", "60 %, four passes, best rate"),
+    ("three times the rate", "a third, one pass, three times the best rate"),
+]
+
+# Backgrounds, --paper in style.css; the least contrast of a line with them (WCAG AA).
+LIGHT = "#ffffff"
+DARK = "#15171a"
+LEAST_CONTRAST = 4.5
 
 # matplotlib's dashes, in widths of the line.
 DASHES = {"-": (), "--": (3.7, 1.6), ":": (1, 1.65), "-.": (6.4, 1.6, 1, 1.6)}
 
+
+def percent(share: float, digits: int = 1) -> str:
+    """A share in per cent, rounded as toFixed of JavaScript does: a tie goes up.
+
+    >>> percent(0.4425)
+    '44.3'
+    """
+    return str(Decimal(100 * share).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
+
+
+def with_minus(text: str) -> str:
+    """A number as text, with a minus sign in place of a hyphen."""
+    return text.replace("-", "−")
+
+
 # How the template writes a number.
 FILTERS = {
     "count": "{:,}".format,
-    "percent": lambda share, digits=1: f"{100 * share:.{digits}f}",
-    "signed": lambda value: f"{value:+.1f}".replace("-", "−"),
-    "small": lambda value: re.sub("e-0*(.+)", r" × 10<sup>−\1</sup>", f"{value:.1e}"),
-    "estimate": lambda fields: Estimate(**fields).text(100),
+    "percent": percent,
+    "signed": lambda value: with_minus(f"{value:+.1f}"),
+    "with_minus": with_minus,
+    "small": lambda value: re.sub("e-0*(.+)", r" × 10<sup>−\1</sup>", f"{value:.2e}"),
+    "estimate": lambda fields: with_minus(Estimate(**fields).text(100)),
+    "share": lambda fields: Estimate(**fields).text(100, within=(0, 1)),
 }
 
 
@@ -63,23 +94,41 @@ def numbers() -> dict[str, Any]:
     def weight(log_ratio: Any) -> torch.Tensor:
         return importance_weight(log_ratio, lowest, highest)
 
+    rates = page["settings"]["lr"]
     return {
-        "map": places_where_negatives_help(),
+        "wrong_share": 1 - page["settings"]["proportion"],
+        "settings_of_robustness": ROBUSTNESS,
+        "map": settings_where_negatives_help(),
         "weight": float(weight(sum(log_ratios))),
         "per_token_weight": weight(torch.tensor(log_ratios)).mean().item(),
         "geometric_weight": weight(torch.tensor(log_ratios).mean()).item(),
         "tokens": {base: tokens_of_a_completion(base) for base in ("mistaken", "worded-long")},
-        "lr": f"{page['settings']['lr']:g}".replace("e-0", "e-"),
+        "lr": {method: f"{rate:g}".replace("e-0", "e-") for method, rate in rates.items()},
+        "drift": realised_shares_at_three_nats(),
         "best_share": {percent: best_share(percent) for percent in (10, 50)},
     }
 
 
-def places_where_negatives_help() -> str:
-    """How many gains of the study `map` have an interval above zero, and how large these are."""
+def realised_shares_at_three_nats() -> dict[str, float]:
+    """The mean weight of negatives whose log-ratios spread by 3 nats, and the realised shares.
+
+    low, high: of the nominal 10 and 20 % that the paper finds best.
+    """
+    weight = math.erfc(3 / 2 / math.sqrt(2))  # 2 Phi(-3/2), as mean_weight of topr.js
+    low, high = [share / (share + (1 - share) * weight) for share in (0.1, 0.2)]
+    return {"weight": weight, "low": low, "high": high}
+
+
+def settings_where_negatives_help() -> dict[str, int | str]:
+    """How many gains of the study `map` have an interval above zero, of how many; their range."""
     gains = [Estimate(**gain) for gain in load("map")["places"].values()]
     ahead = [100 * gain.mean for gain in gains if gain.mean > gain.half_width]
-    sizes = f"{min(ahead):.1f} to {max(ahead):.1f} points"
-    return f"{len(ahead)} of {len(gains)} of these, by {sizes}"
+    return {
+        "ahead": len(ahead),
+        "all": len(gains),
+        "least": f"{min(ahead):.1f}",
+        "most": f"{max(ahead):.1f}",
+    }
 
 
 def tokens_of_a_completion(base: str) -> int:
@@ -106,34 +155,80 @@ def best_share(percent: int) -> float:
 def chart_data() -> dict[str, Any]:
     """The numbers that the page's charts draw."""
     page = load("page")
-    methods = load("methods")
-    compared = {}
-    for name in ("sft", "tis"):
-        run = methods[f"python train_gsm8k.py --model tiny/worded --method {name}"]
-        compared[name] = run["iterations"][0]["curve"]
+    names = ("seen", "curves", "questions", "completions")
     return {
-        "page": {name: page[name] for name in ("seen", "curves", "questions", "completions")},
+        "page": {name: page[name] for name in names},
         "fig5": accuracy_by_share(),
-        "compared": compared,
         "variants": load("variants")["tables"]["weights"]["rows"],
     }
 
 
-def chart_styles() -> dict[str, Any]:
+def line_styles() -> dict[str, tuple[str, Any]]:
     """The colour and the dashes of each line."""
     every = STYLES | {name: arm.style for name, arm in VARIANTS.items()}
     styles = {}
     for name, (colour, dashes, _) in every.items():
         widths = DASHES[dashes] if dashes in DASHES else dashes[1]
-        styles[name] = {"colour": colour, "dashes": widths}
+        styles[name] = (to_hex(colour), widths)
     return styles
+
+
+def line_colours() -> str:
+    """CSS: a variable for the colour of each line, in light and in dark mode."""
+    light, dark = [colour_rule(paper) for paper in (LIGHT, DARK)]
+    return f"{light}\n@media screen and (prefers-color-scheme: dark) {{ {dark} }}"
+
+
+def colour_rule(paper: str) -> str:
+    """The CSS rule with the colours of the lines on one background."""
+    variables = []
+    for name, (colour, _) in line_styles().items():
+        word = re.sub(r"\W+", "-", name)
+        variables.append(f"--line-{word}: {visible(colour, paper)};")
+    return ":root { " + " ".join(variables) + " }"
+
+
+def visible(colour: str, paper: str) -> str:
+    """The colour, or the nearest one towards black or white that has enough contrast with paper.
+
+    >>> visible("#000000", "#15171a"), visible("#0072b2", "#ffffff")
+    ('#8c8c8c', '#0072b2')
+    """
+    target = 0.0 if luminance(paper) > 0.5 else 1.0
+    found = colour
+    part = 0.0
+    while contrast(found, paper) < LEAST_CONTRAST:
+        part += 0.05
+        mixed = [(1 - part) * channel + part * target for channel in to_rgb(colour)]
+        found = to_hex(mixed)
+    return found
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG's ratio of contrast of two colours.
+
+    >>> round(contrast("#000000", "#ffffff"))
+    21
+    """
+    low, high = sorted([luminance(one), luminance(other)])
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(colour: str) -> float:
+    """WCAG's relative luminance."""
+    linear = []
+    for value in to_rgb(colour):
+        linear.append(value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4)
+    red, green, blue = linear
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def make_page() -> str:
     """The page."""
     data = chart_data()
     as_json = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    script = f"const STYLES = {json.dumps(chart_styles())};\n"
+    dashes = {name: widths for name, (_, widths) in line_styles().items()}
+    script = f"const STYLES = {json.dumps(dashes)}; // dashes\n"
     # "<" could end the script.
     script += "const DATA = " + as_json.replace("<", "\\u003c") + ";"
     files = {file.name: file.read_text(encoding="utf-8").strip() for file in SOURCES.iterdir()}
@@ -141,7 +236,8 @@ def make_page() -> str:
     environment = Environment(undefined=StrictUndefined)
     environment.filters |= FILTERS
     template = environment.from_string(files["template.html"])
-    return template.render(results, files=files, data=script, compared=data["compared"]) + "\n"
+    page = template.render(results, files=files, data=script, line_colours=line_colours())
+    return page + "\n"
 
 
 def main() -> None:

@@ -12,12 +12,14 @@ const with_minus = (text) => String(text).replace(/^-/, "−");
 const grouped = (text) => text.replace(/^-?\d{4,}/, (whole) => Number(whole).toLocaleString("en")); // 460,000
 const plain = (x) => with_minus(grouped(String(Number(x.toPrecision(6)))));
 
-// With so many significant digits: 0.0498, 3.50 × 10⁻⁵, −∞
+// With so many significant digits: 0.0498, 3.50 × 10⁻⁵, −∞; a number that needs fewer has no zeros at its end
 function readable(x, digits = 3) {
   if (!Number.isFinite(x)) return Number.isNaN(x) ? "–" : x > 0 ? "∞" : "−∞";
+  const short = Number(x.toPrecision(9));
+  if (short === Number(x.toPrecision(digits)) && String(short).length <= digits + 3) return plain(short);
   if (x !== 0 && (Math.abs(x) < 1e-3 || Math.abs(x) >= 1e6)) {
     const [factor, exponent] = x.toExponential(digits - 1).split("e");
-    return with_minus(`${factor}\u00a0× ${power_of_ten(Number(exponent))}`);
+    return with_minus(`${factor}\u202f×\u202f${power_of_ten(Number(exponent))}`);
   }
   const rounded = Number(x.toPrecision(digits));
   const decimals = rounded === 0 ? 0 : clamp(digits - 1 - Math.floor(Math.log10(Math.abs(rounded))), 0, digits + 2);
@@ -35,6 +37,8 @@ function tag(name, attributes, content = "") {
 
 const text = (content, x, y, anchor = "start") => tag("text", { x, y, "text-anchor": anchor }, escaped(content));
 const path = (kind, d, look = {}) => tag("path", { class: kind, d, ...look });
+const colour = (style) => `var(--line-${style.replace(/\W+/g, "-")})`; // as make_page.py writes it
+const HEIGHT = [180, 210]; // of a chart that does not say: narrow, wide
 
 const SCALES = {
   linear: (x) => x,
@@ -94,9 +98,25 @@ function spread(labels, top, bottom) {
 }
 
 const pen = document.createElement("canvas").getContext("2d");
-pen.font = `13.5px ${getComputedStyle(document.body).fontFamily}`; // as svg text in style.css
+pen.font = `14px ${getComputedStyle(document.documentElement).getPropertyValue("--sans")}`; // as svg text in style.css
 const width_of = (label) => pen.measureText(label).width;
 const ROW = 16; // pixels of a label
+
+// Markers {cx, cy, style}. Those at the same point share a ring, of which each has a part in its colour.
+function rings(markers) {
+  const places = new Map();
+  for (const marker of markers) {
+    const key = `${Math.round(marker.cx)} ${Math.round(marker.cy)}`;
+    places.set(key, [...(places.get(key) ?? []), marker]);
+  }
+  return [...places.values()].flatMap((together) => {
+    const [{ cx, cy }] = together;
+    const part = (2 * Math.PI * 6) / together.length;
+    const arcs = together.map(({ style }, i) => tag("circle", { class: "ring", cx, cy, r: 6,
+      style: `stroke:${colour(style)}`, "stroke-dasharray": `${part} 100`, "stroke-dashoffset": -i * part }));
+    return [tag("circle", { class: "dot", cx, cy, r: 7 }), ...arcs];
+  });
+}
 
 // ---- the chart -----------------------------------------------------------------------------------------------------
 
@@ -119,12 +139,12 @@ function chart(place, spec) {
   const is_alone = (line) => line.apart && lines.every((one) => one === line || one.y[0] !== line.y[0]);
   const { rules = [], marks = [], dots = [], bands = [] } = spec;
   const names = [...lines.flatMap((line) => line.labels), ...rules.map((rule) => rule.label)].filter(Boolean);
-  const height = spec.height ?? 250;
+  const height = spec.height ?? HEIGHT[Number(width > 480)];
   const of_y = ticks_of(spec.y).map((tick) => [tick, (spec.y.format ?? plain)(tick)]);
-  const left = Math.max(is_narrow ? 0 : 52, 10 + Math.max(...of_y.map(([, tick_text]) => width_of(tick_text))));
-  const [top, bottom] = [28, height - 40];
+  const left = Math.max(is_narrow ? 0 : 54, 14 + Math.max(...of_y.map(([, tick_text]) => width_of(tick_text))));
+  const [top, bottom] = [28, height - 42];
   const sample = is_narrow ? 0 : 20; // pixels of a line beside its label
-  const right = Math.max(width - (names.length ? 12 + sample + Math.max(...names.map(width_of)) : 12), left + 20);
+  const right = Math.max(width - (names.length ? 15 + sample + Math.max(...names.map(width_of)) : 12), left + 20);
   const x = scale_of(spec.x, left, right);
   const y = scale_of(spec.y, bottom, top);
   const clip = { "clip-path": `url(#clip-${place.id})` };
@@ -138,11 +158,11 @@ function chart(place, spec) {
   }
   for (const [tick, tick_text] of of_y) {
     parts.push(path("grid", `M${left} ${y(tick)}H${right}`));
-    parts.push(text(tick_text, left - 6, y(tick) + 4, "end"));
+    parts.push(text(tick_text, left - 10, y(tick) + 4, "end"));
   }
   const of_x = ticks_of(spec.x).map((tick) => ({ at: x(tick), tick_text: (spec.x.format ?? plain)(tick) }));
   parts.push(...of_x.map(({ at }) => path("grid", `M${at} ${top}V${bottom}`)));
-  parts.push(...apart(of_x).map(({ at, tick_text }) => text(tick_text, at, bottom + 16, "middle")));
+  parts.push(...apart(of_x).map(({ at, tick_text }) => text(tick_text, at, bottom + 19, "middle")));
   parts.push(text(spec.y.label, 0, 14), text(spec.x.label, (left + right) / 2, height - 4, "middle"));
   parts.push(...marks.map((mark) => path("mark", `M${x(mark)} ${top}V${bottom}`)));
 
@@ -152,18 +172,20 @@ function chart(place, spec) {
     labels.push({ names: [rule.label], is_beside: true, wanted: y(rule.y), height: ROW });
   }
   for (const line of lines) {
-    const { colour, dashes } = STYLES[line.style];
+    const dashes = STYLES[line.style];
     const thick = line.wide ? 4 : 2;
-    const look = { stroke: colour, "stroke-width": thick, "stroke-dasharray": dashes.map((dash) => dash * thick) };
+    const stroke = `stroke:${colour(line.style)}`;
+    const look = { style: stroke, "stroke-width": thick, "stroke-dasharray": dashes.map((dash) => dash * thick) };
     const to_points = (values) => values.map((value, i) => `${x(line.x[i])} ${clamp(y(value), -1e4, 1e4)}`);
     if (line.half_width) {
       const edge = (sign) => to_points(line.y.map((value, i) => value + sign * line.half_width[i]));
       const around = [...edge(1), ...edge(-1).reverse()];
-      parts.push(path("interval", `M${around.join("L")}Z`, { fill: colour, ...clip }));
+      parts.push(path("interval", `M${around.join("L")}Z`, { style: `fill:${colour(line.style)}`, ...clip }));
     }
     parts.push(path("line", `M${to_points(line.y).join("L")}`, { ...look, ...clip }));
     if (line.points) {
-      parts.push(...line.x.map((at, i) => tag("circle", { cx: x(at), cy: y(line.y[i]), r: 3.5, fill: colour })));
+      const look_of_points = { r: 3.5, style: `fill:${colour(line.style)}` };
+      parts.push(...line.x.map((at, i) => tag("circle", { cx: x(at), cy: y(line.y[i]), ...look_of_points })));
     }
     if (line.label && (is_drawn(line) || is_alone(line))) {
       const wanted = clamp(y(line.beside ?? line.y[line.y.length - 1]), top, bottom);
@@ -171,16 +193,13 @@ function chart(place, spec) {
       labels.push({ names: line.labels, look, is_beside, wanted, height: ROW * line.labels.length });
     }
   }
-  for (const dot of dots) {
-    const cy = y(dot.y);
-    if (cy < top - 2 || cy > bottom + 2) continue;
-    parts.push(tag("circle", { class: "dot", cx: x(dot.x), cy, r: 5, stroke: STYLES[dot.style].colour }));
-  }
+  const inside = dots.map((dot) => ({ cx: x(dot.x), cy: y(dot.y), style: dot.style }));
+  parts.push(...rings(inside.filter(({ cy }) => top - 2 <= cy && cy <= bottom + 2)));
   spread(labels, top - 8, bottom + 8);
   for (const { names: shown, look, is_beside, y: above, height: tall, wanted } of labels) {
-    if (is_beside) parts.push(path("leader", `M${right} ${wanted}L${right + 6} ${above + tall / 2}`));
-    if (look && sample) parts.push(path("line", `M${right + 6} ${above + tall / 2}h18`, look));
-    parts.push(...shown.map((name, i) => text(name, right + 8 + (look ? sample : 0), above + 12.5 + ROW * i)));
+    if (is_beside) parts.push(path("leader", `M${right} ${wanted}L${right + 8} ${above + tall / 2}`));
+    if (look && sample) parts.push(path("line", `M${right + 8} ${above + tall / 2}h18`, look));
+    parts.push(...shown.map((name, i) => text(name, right + 11 + (look ? sample : 0), above + 12.5 + ROW * i)));
   }
   const svg = { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": spec.says };
   place.innerHTML = tag("svg", svg, parts.join(""));

@@ -13,6 +13,7 @@ const entries = (names, value_of) => Object.fromEntries(names.map((name) => [nam
 const FORMS = {
   number: readable,
   signed: (x) => (x > 0 ? "+" : "") + plain(x),
+  whole: (x) => `${(100 * x).toFixed(0)}\u00a0%`,
   percent: (x) => `${(100 * x).toFixed(1)}\u00a0%`,
   count: (x) => x.toLocaleString("en"),
 };
@@ -139,6 +140,7 @@ const POWERS = { scale: "log", ticks: [1e-6, 1e-4, 1e-2, 1],
 
 // ---- 1. the collapse -----------------------------------------------------------------------------------------------
 
+const OUTCOMES = { correct: "✓ right", incorrect: "✗ wrong", invalid: "✗ invalid" };
 const LONGEST = 200; // characters of a completion; of a longer one, which repeats itself, 75 are shown: three lines
 
 function cut(completion) {
@@ -150,8 +152,7 @@ function collapse() {
   const { curves, questions } = DATA.page;
   const [slider, select] = [over_training("collapse-at"), at("collapse-question")];
   const methods = Object.keys(curves);
-  const compared = Object.keys(DATA.compared);
-  select.innerHTML = questions.map(({ question }, i) => option(i, question)).join("");
+  select.innerHTML = questions.map((_, i) => option(i, `test question ${i + 1}`)).join("");
   select.value = questions.findIndex(({ completions: { topr } }) => topr[topr.length - 1][1] === "correct");
   on_input("collapse", () => {
     const now = number_of(slider);
@@ -161,29 +162,18 @@ function collapse() {
       ...of_method(method, curves[method].correct.map((share) => 100 * share)),
       half_width: curves[method].se.map((se) => 200 * se),
     }));
-    const also = compared.filter((method) => at(`collapse-${method}`).checked).map((method) => {
-      const so_far = DATA.compared[method].filter((point) => point.samples_seen <= SEEN[now]);
-      const half_width = so_far.map((point) => 200 * point["pass@1"].se);
-      const line = of_method(method, so_far.map((point) => 100 * point.correct));
-      return { ...line, x: so_far.map((point) => point.samples_seen), half_width, points: true };
-    });
-    at("collapse-also").innerHTML = also.map(({ label, style, x }) =>
-      ` ${label} was last measured after ${FORMS.count(x[x.length - 1])} solutions: <b data-name="${style}"
-        data-as="percent"></b>.`).join("");
-    put("collapse", Object.fromEntries(also.map(({ style, y }) => [style, y[y.length - 1] / 100])));
     const both = at_point(slider, lines);
     chart(at("collapse-curve"), {
       says: "Share of right answers along the training of TOPR and of naive REINFORCE",
-      y: { label: "right answers (%)", ...PERCENT },
+      y: { label: "right answers to test questions (%)", ...PERCENT },
       ...both,
       x: { ...both.x, label: "solutions trained on" },
-      lines: [...both.lines, ...also],
     });
     const { question, gold, completions } = questions[select.value];
-    at("collapse-asked").textContent = question;
+    at("collapse-asked").textContent = `${question} (Answer: ${gold})`;
     for (const method of methods) {
       const [written, outcome] = completions[method][now];
-      at(`collapse-grade-${method}`).textContent = `${now ? "" : "before training: "}${outcome} (the answer is ${gold})`;
+      at(`collapse-grade-${method}`).textContent = `${OUTCOMES[outcome]}${now ? "" : ", before training"}`;
       at(`collapse-text-${method}`).textContent = cut(written.trim());
     }
   });
@@ -203,7 +193,7 @@ function loss() {
   const methods = Object.keys(NAMES);
   const whole = [Math.log(RATIO.low), Math.log(RATIO.high)];
   const moved = Object.fromEntries(SIGNS.map(([sign]) => [sign, moved_over(whole)]));
-  const columns = ["weight_pos", "push_pos", "weight_neg", "push_neg"];
+  const columns = ["weight_pos", "weight_neg"];
   at("loss-table").innerHTML = methods
     .map((method) => row(NAMES[method], columns.map((column) => `${column}_${method}`)))
     .join("");
@@ -214,15 +204,13 @@ function loss() {
       const ratio = Math.exp(log_ratio);
       const grid = between(...moved[sign](log_ratio), 317);
       show_value(slider, log_ratio);
-      put("loss", { [`ratio_${sign}`]: ratio, [`each_of_200_${sign}`]: 1 - Math.exp(log_ratio / 200) });
-      for (const method of methods) {
-        const weight = weight_of(method, log_ratio, reward);
-        put("loss", { [`weight_${sign}_${method}`]: weight, [`push_${sign}_${method}`]: weight * reward });
-      }
+      put("loss", { [`ratio_${sign}`]: ratio });
+      put("loss", entries(methods.map((method) => `weight_${sign}_${method}`), (name) =>
+        weight_of(name.slice(`weight_${sign}_`.length), log_ratio, reward)));
       chart(at(`loss-chart-${sign}`), {
         says: `Weight of a ${title} against its ratio, for six methods`,
         x: RATIO,
-        y: WEIGHT,
+        y: { ...WEIGHT, label: `weight of a ${title} (R = ${FORMS.signed(reward)})` },
         lines: methods.map((method) => ({
           ...of_method(method, grid.map((x) => weight_of(method, x, reward))),
           x: grid.map(Math.exp),
@@ -237,7 +225,7 @@ function loss() {
   });
   for (const button of document.querySelectorAll("[data-both]")) {
     button.onclick = () => {
-      for (const [sign] of SIGNS) at(`loss-${sign}`).value = button.dataset.both;
+      for (const [sign] of SIGNS) at(`loss-${sign}`).value = Math.log(button.dataset.both);
       at("loss").dispatchEvent(new Event("input"));
     };
   }
@@ -255,7 +243,7 @@ function facts(limits) {
   return [
     method ? `These are the bounds of ${NAMES[method]}.` : "No method of Table 1 has these bounds.",
     b_neg > 0 ? "Negatives are used." : "Negatives are not used.",
-    a_neg > 0 ? "The objective has no upper bound." : "The objective is bounded above.",
+    a_neg > 0 ? "<b>The objective has no upper bound.</b>" : "The objective is bounded above.",
     a_pos > 0 ? `A positive never has a weight below ${readable(a_pos)}.` : of_positives,
   ].join(" ");
 }
@@ -281,14 +269,13 @@ function bounds() {
     const grid = between(...moved(log_ratio), 161);
     BOUNDS.forEach((name, i) => show_value(at(name), limits[i]));
     show_value(slider, ratio);
-    put("bounds", { largest: Math.max(limits[1], limits[3]) });
-    at("bounds-facts").textContent = facts(limits);
+    at("bounds-says").innerHTML = facts(limits);
     for (const button of buttons) {
       const is_this = PRESETS[button.dataset.preset].every((bound, i) => bound === limits[i]);
       button.setAttribute("aria-pressed", is_this);
     }
-    const curves = { taper: { of: taper_of_log, y: { label: "ρ", low: -5, high: 3, ticks: [-4, -2, 0, 2] } },
-      weight: { of: importance_weight, y: WEIGHT } };
+    const curves = { taper: { of: taper_of_log, y: { label: "taper ρ", low: -5, high: 3, ticks: [-4, -2, 0, 2] } },
+      weight: { of: importance_weight, y: { ...WEIGHT, label: "weight: the slope of ρ on this axis" } } };
     for (const [name, { of, y }] of Object.entries(curves)) {
       const lines = SIGNS.map(([, label, reward]) => ({
         label,
@@ -298,6 +285,7 @@ function bounds() {
       }));
       chart(at(`bounds-${name}`), {
         says: `The ${name} of positives and of negatives against the ratio`,
+        height: 180,
         x: { ...RATIO, label: "ratio r, log scale", low: Math.exp(-6), ticks: [0.01, 0.1, 1, 5] },
         y,
         lines,
@@ -309,12 +297,10 @@ function bounds() {
       });
     }
     for (const [sign, , reward] of SIGNS) {
-      const weight = importance_weight(log_ratio, ...of_sign(limits, reward));
       put("bounds", {
+        [`weight_${sign}`]: importance_weight(log_ratio, ...of_sign(limits, reward)),
         [`rho_${sign}`]: taper_of_log(log_ratio, ...of_sign(limits, reward)),
-        [`weight_${sign}`]: weight,
         [`objective_${sign}`]: topr_objective(log_ratio, reward, limits),
-        [`slope_${sign}`]: weight * reward,
       });
     }
   });
@@ -390,7 +376,7 @@ function draw_panel(panel, { bandit, step, steps, z: now, paths }, method) {
     put("bandit", Object.fromEntries(Object.entries(of_arm).map(([what, x]) => [`${what}_${i}_${panel}`, x])));
   }
   for (const place of document.querySelectorAll(`[data-method="${panel}"]`)) place.textContent = NAMES[method];
-  const shared = { x: steps_axis(step), height: 170 };
+  const shared = { x: steps_axis(step), height: 160 };
   const of_arms = (values, last) => ({
     lines: range(z.length).map((i) => ({
       label: arm_name(i, bandit.reward[i]),
@@ -427,11 +413,11 @@ function draw_objectives({ bandit, step, steps, paths }, methods) { // up to twi
   chart(at("bandit-objective"), {
     says: `Objectives along ${FORMS.count(step)} steps of ${methods.map((method) => NAMES[method]).join(" and of ")}, and their bound`,
     x: steps_axis(step),
-    y: { label: "objective", low: Math.min(-0.5, ...lines.flatMap((line) => line.y)), high },
+    y: { label: "objective J", low: Math.min(-0.5, ...lines.flatMap((line) => line.y)), high },
     lines,
     dots: lines.map(({ style, y }) => ({ x: steps[steps.length - 1], y: y[y.length - 1], style })),
     rules: [{ y: bound, label: `bound ${plain(bound)}` }],
-    height: 190,
+    height: 170,
   });
 }
 
@@ -543,7 +529,7 @@ function baseline() {
     chart(at("baseline-share"), {
       says: "Effective share of positives against the baseline",
       x: { label: "baseline c", low: -1, high: 1, ticks: [-1, -0.5, 0, 0.5, 1] },
-      y: { label: "p̃ (%)", ...PERCENT },
+      y: { label: "effective share p̃ (%)", ...PERCENT },
       lines: [{ label: "", style: "topr", wide: true, x: baselines,
         y: baselines.map((x) => 100 * effective_proportion(p, x)) }],
       marks: [c],
@@ -607,9 +593,9 @@ function share() {
       drag: of_share,
       value_at: (x) => x / 100,
     });
-    draw("pace", "Pace at the start against the nominal share of positives", { label: "pace", low: 0, high: 1.1 * gain },
-      (x) => pace(x, p, ratio), [p_tilde, best].filter((x) => from <= x && x <= to), [{ y: 1, label: "positives only" }]);
-    draw("realised", "Realised share against the nominal share of positives", { label: "realised share (%)", ...PERCENT },
+    draw("pace", "Pace at the start against the nominal share of positives", { label: "pace at the start", low: 0, high: 1.1 * gain },
+      (x) => pace(x, p, ratio), [p_tilde, best].filter((x) => from <= x && x <= to), [{ y: 1, label: "positives alone" }]);
+    draw("realised", "Realised share against the nominal share of positives", { label: "realised share of positives (%)", ...PERCENT },
       (x) => 100 * realised_share(x, weight), [p_tilde], []);
   });
 }
@@ -617,15 +603,15 @@ function share() {
 // ---- 7. tokens -----------------------------------------------------------------------------------------------------
 
 function colour_of(value) { // green above 0, brown below, on a symlog scale that is full at 10 nats
-  const depth = 0.6 * Math.min(SCALES.symlog(20 * Math.abs(value)) / SCALES.symlog(200), 1);
-  const full = value > 0 ? [0, 120, 100] : [150, 90, 20];
-  return `rgb(${full.map((part) => Math.round(255 + depth * (part - 255))).join(",")})`;
+  const depth = Math.min(SCALES.symlog(20 * Math.abs(value)) / SCALES.symlog(200), 1);
+  return `color-mix(in srgb, var(${value > 0 ? "--up" : "--down"}) ${Math.round(60 * depth)}%, var(--paper))`;
 }
 
 function strip(tokens, log_ratios) {
   const item = (value, i) => {
     const kind = value < -0.05 ? ' class="down"' : "";
-    const shown = FORMS.signed(Math.round(100 * value) / 100);
+    const rounded = with_minus(value.toFixed(2));
+    const shown = /[1-9]/.test(rounded) ? (value > 0 ? "+" : "") + rounded : "0";
     const number = `<small>${shown}</small>`;
     return `<li style="background:${colour_of(value)}"${kind}><span>${escaped(tokens[i])}</span> ${number}</li>`;
   };
@@ -657,7 +643,7 @@ function tokens() {
       const lines = Object.entries(log_ratio).map(([method, values]) => of_method(method, values.map(sum)));
       chart(at(`tokens-chart-${i}`), {
         says: `Log-ratio of the ${kinds[i]} completion along training`,
-        y: { label: "log-ratio, symmetric log scale", ...symlog },
+        y: { label: `log-ratio of the ${kinds[i]} completion`, ...symlog },
         ...at_point(slider, lines),
       });
     });
@@ -689,7 +675,7 @@ function variants() {
     .map((name) => {
       const [title, meaning] = VARIANT_ROWS[name];
       const [, at_one_rate, , , at_own_rate] = DATA.variants.find(([of]) => of === `\`${name}\``);
-      const accuracies = [at_one_rate, at_own_rate].map((share) => `<td class="answer">${share.replace(" %", "")}</td>`).join("");
+      const accuracies = [at_one_rate, at_own_rate].map((share) => `<td class="answer">${share.replace(" %", "").replace("-", "−")}</td>`).join("");
       return `<tr><th scope="row">${title} <small>${meaning}</small></th><td data-name="${name}"></td>${accuracies}</tr>`;
     })
     .join("");

@@ -1,6 +1,7 @@
 """docs/index.html: it is up to date, and shows in a browser the numbers of Python and of files."""
 
 import math
+import re
 import shutil
 from dataclasses import astuple
 from statistics import fmean
@@ -30,6 +31,16 @@ def test_the_page_is_small_and_loads_nothing():
         assert word not in page
 
 
+def test_part_1_comes_before_the_letters_and_uses_none():
+    page = make_page.PAGE.read_text(encoding="utf-8")
+    before, _, after = page.partition('<dl class="letters">')
+    assert "Tapered Off-Policy REINFORCE" in before
+    part_1 = before[before.index('<section id="collapse">') :]
+    assert set("xyRrμπ") <= set(re.sub("<[^>]+>", "", after[: after.index("</dl>")]))
+    assert not set("μπρ") & set(part_1)
+    assert not re.findall(r"\b[xyRr]\b", re.sub("<[^>]+>", "", part_1))
+
+
 # ---- the browser ---------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def browser():
@@ -47,15 +58,22 @@ def browser():
 
 @pytest.fixture
 def open_page(browser):
-    """open_page(width, setting): the page; nothing may reach the console or another host."""
+    """open_page(width, setting, scheme): the page, in a window of a laptop or of a telephone.
+
+    Nothing may reach the console or another host.
+    """
     problems = []
 
     def check_request(request):
         if request.url.split("#")[0] != ADDRESS:
             problems.append(request.url)
 
-    def open_page_at(width=1280, setting=""):
-        page = browser.new_page(viewport={"width": width, "height": 800})
+    def open_page_at(width=1280, setting="", scheme="light"):
+        page = browser.new_page(
+            viewport={"width": width, "height": HEIGHTS[width]},
+            color_scheme=scheme,
+            reduced_motion="reduce",  # it scrolls at once
+        )
         page.on("console", lambda message: problems.append(f"console: {message.text}"))
         page.on("pageerror", lambda error: problems.append(f"error: {error}"))
         page.on("request", check_request)
@@ -66,6 +84,7 @@ def open_page(browser):
     assert problems == []
 
 
+HEIGHTS = {1280: 720, 390: 844, 360: 800}
 NEXT_FRAME = "new Promise(requestAnimationFrame)"  # the page draws once a frame
 
 # Sets controls and clicks Step; returns the numbers that a part then shows, and the lines of its
@@ -93,10 +112,24 @@ def set_and_read(page, part, controls, clicks=0):
     return dict(values), lines
 
 
+def edges_of(page, selector):
+    """The upper and the lower edge of an element, in pixels from the top of the window."""
+    box = page.locator(selector).first.bounding_box()
+    return box["y"], box["y"] + box["height"]
+
+
 def bottom_of(page, selector):
-    """The lower edge of an element, in pixels from the top of the page."""
-    box = page.locator(selector).bounding_box()
-    return box["y"] + box["height"]
+    """The lower edge of an element, in pixels from the top of the window."""
+    return edges_of(page, selector)[1]
+
+
+def distance(page, first, last):
+    """From the upper edge of one element to the lower edge of a later one, in pixels."""
+    return bottom_of(page, last) - edges_of(page, first)[0]
+
+
+def open_answers(page):
+    page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
 
 
 # ---- numbers -------------------------------------------------------------------------------------
@@ -105,13 +138,7 @@ POINT = 4  # one of the evaluations along the runs of results/page.json
 
 def collapse_numbers():
     curves = load("page")["curves"]
-    methods = load("methods")
-    run = methods["python train_gsm8k.py --model tiny/worded --method tis"]
-    # At 1,280 completions, the last evaluation of TIS is its second one, at 1,024.
-    numbers = {"tis": run["iterations"][0]["curve"][1]["correct"]}
-    for method, curve in curves.items():
-        numbers[method] = curve["correct"][POINT]
-    return numbers
+    return {method: curve["correct"][POINT] for method, curve in curves.items()}
 
 
 def bandit_numbers():
@@ -119,7 +146,7 @@ def bandit_numbers():
     mu = tensor([0.1, 0.3, 0.4, 0.2])
     bandit = toy_bandit.Bandit(mu, tensor([1.0, 1.0, -1.0, -1.0]))
     path = toy_bandit.ascend(bandit.mu.log(), bandit, topr.PRESETS["topr"], lr=0.1, steps=3)
-    return {"objective_1": toy_bandit.objective(path[-1], bandit).item(), "bound_1": 1}
+    return {"objective_1": toy_bandit.objective(path[-1], bandit).item(), "bound_0": 1}
 
 
 def wrong_completion(point):
@@ -141,7 +168,7 @@ def variant_weights():
 CASES = [  # part of the page, settings of its controls, numbers that it then shows
     (
         "collapse",
-        {"collapse-at": POINT, "collapse-question": 0, "collapse-tis": True},
+        {"collapse-at": POINT, "collapse-question": 2},
         collapse_numbers(),
     ),
     (
@@ -150,7 +177,7 @@ CASES = [  # part of the page, settings of its controls, numbers that it then sh
         {
             "weight_pos_off_policy": math.e,
             "weight_pos_ppo": 0,
-            "push_neg_topr": -math.exp(-2),
+            "weight_neg_topr": math.exp(-2),
             "weight_neg_ppo": 0,
         },
     ),
@@ -160,7 +187,7 @@ CASES = [  # part of the page, settings of its controls, numbers that it then sh
         {"a_pos": 0.5, "a_neg": 0.2, "b_neg": 0.8, "bounds-ratio": -1},
         {
             "weight_pos": 0.5,
-            "slope_neg": -math.exp(-1),
+            "weight_neg": math.exp(-1),
             "rho_pos": math.log(2) / 2,
             "objective_neg": -math.exp(-1),
         },
@@ -243,7 +270,7 @@ def test_the_link_of_a_part_restores_its_controls(open_page, part, controls):
 def test_a_link_with_unknown_settings_is_ignored(open_page):
     page = open_page(setting="#collapse?collapse-question=9&reward-0=x&no=1")
     # The default question is the first that TOPR gets right in the end.
-    assert page.locator("#collapse-question").input_value() == "1"
+    assert page.locator("#collapse-question").input_value() == "0"
 
 
 @SLOW
@@ -251,7 +278,7 @@ def test_question_and_completions_are_those_of_the_file(open_page):
     page = open_page()
     set_and_read(page, "collapse", {"collapse-at": POINT, "collapse-question": 0})
     question = load("page")["questions"][0]
-    assert page.locator("#collapse-asked").text_content() == question["question"]
+    assert page.locator("#collapse-asked").text_content().startswith(question["question"])
     for method, completions in question["completions"].items():
         expected = completions[POINT][0].strip() or "(nothing)"
         assert page.locator(f"#collapse-text-{method}").text_content() == expected
@@ -273,6 +300,71 @@ def test_presets_are_those_of_python(open_page):
     assert open_page().evaluate("PRESETS") == expected
 
 
+# ---- one number for one quantity -----------------------------------------------------------------
+PERCENT = re.compile(r"([0-9.]+)\s%")
+
+
+@SLOW
+def test_the_answer_of_part_1_has_the_numbers_of_its_box(open_page):
+    page = open_page()
+    answer = page.locator("#collapse details").first.text_content()
+    shares = [set(PERCENT.findall(answer))]
+    for point in (0, 16):
+        set_and_read(page, "collapse", {"collapse-at": point})
+        shares.append(set(PERCENT.findall(page.locator("#collapse-says").text_content())))
+    in_answer, start, end = shares
+    assert len(start) == 1
+    assert len(end) == 2
+    assert start | end < in_answer  # which also has the highest share of naive REINFORCE
+    assert len(in_answer) == 4
+
+
+@SLOW
+def test_python_and_javascript_round_a_share_alike(open_page):
+    page = open_page()
+    for thousandths in range(0, 10_000, 25):
+        share = thousandths / 10_000
+        shown = page.evaluate("([share]) => FORMS.percent(share)", [share])
+        assert shown.split()[0] == make_page.percent(share)
+
+
+@SLOW
+def test_a_thousand_times_less_probable_is_0_001_everywhere(open_page):
+    page = open_page()
+    page.get_by_role("button", name="a thousand times less probable").click()
+    page.evaluate(NEXT_FRAME)
+    shown = {}
+    for name in ("ratio_pos", "ratio_neg", "weight_neg_topr", "weight_pos_tis"):
+        shown[name] = page.locator(f"#loss [data-name={name}]").first.text_content()
+    assert set(shown.values()) == {"0.001"}
+    assert "the weight 0.001" in page.locator("#loss details").text_content()
+
+
+@SLOW
+def test_200_tokens_have_one_ratio_on_the_whole_page(open_page):
+    page = open_page()
+    page.get_by_role("button", name="200 tokens").click()
+    page.evaluate(NEXT_FRAME)
+    ratio = page.locator("#loss-says [data-name=ratio_pos]").text_content()
+    places = page.locator("p:has(sup)").filter(has_text="0.95200").all_text_contents()
+    assert len(places) == 2
+    for text in places:
+        [found] = re.findall(r"= ([0-9.]+) × 10−([0-9]+)", text)
+        assert float("{}e-{}".format(*found)) == pytest.approx(0.95**200, rel=2e-3)
+        assert ratio.startswith(found[0])
+
+
+# ---- questions -----------------------------------------------------------------------------------
+def test_the_three_closing_questions_need_parts_1_to_4_alone():
+    page = make_page.PAGE.read_text(encoding="utf-8")
+    [section] = re.findall('<section id="questions">(.*?)</section>', page, re.DOTALL)
+    questions = re.findall("<summary>(.*?)</summary>", section)
+    assert len(questions) == 3
+    named = re.findall(r"\(Parts? ([0-9])(?: and ([0-9]))?\)", section)
+    assert {part for pair in named for part in pair if part} <= {"1", "2", "3", "4"}
+    assert "baseline" not in section
+
+
 # ---- for every reader ----------------------------------------------------------------------------
 WIDTHS = pytest.mark.parametrize("width", [390, 1280])
 
@@ -281,7 +373,8 @@ WIDTHS = pytest.mark.parametrize("width", [390, 1280])
 @WIDTHS
 def test_the_first_chart_is_on_the_first_screen(open_page, width):
     page = open_page(width)
-    assert bottom_of(page, "#collapse-at") < bottom_of(page, "#collapse-curve svg") <= 800
+    bottom = bottom_of(page, "#collapse-curve svg")
+    assert bottom_of(page, "#collapse-at") < bottom <= HEIGHTS[width]
 
 
 @SLOW
@@ -296,13 +389,66 @@ def test_names_of_methods_appear_with_their_lines(open_page, width):
 
 
 @SLOW
+def test_the_marker_at_the_start_shows_both_methods(open_page):
+    """Both start at the same point, so each has a half of the ring."""
+    rings = open_page().locator("#collapse-curve .ring")
+    colours = rings.evaluate_all("(all) => all.map((one) => getComputedStyle(one).stroke)")
+    starts = rings.evaluate_all("(all) => all.map((one) => one.getAttribute('stroke-dashoffset'))")
+    assert len(set(colours)) == len(set(starts)) == 2
+
+
+@SLOW
+def test_arrow_keys_move_a_slider_without_steps(open_page):
+    page = open_page()
+    page.locator("#loss-neg").focus()
+    page.keyboard.press("ArrowLeft")
+    page.evaluate(NEXT_FRAME)
+    assert -1 < float(page.locator("#loss-neg").input_value()) < 0
+
+
+@SLOW
+@WIDTHS
+@pytest.mark.parametrize("question", range(5))
+def test_completions_are_visible_together_with_their_slider(open_page, width, question):
+    page = open_page(width)
+    for point in (0, 8, 16):
+        controls = {"collapse-at": point, "collapse-question": question}
+        set_and_read(page, "collapse", controls)
+        for method in ("topr", "reinforce"):
+            text = f"#collapse-text-{method}"
+            assert distance(page, "label[for=collapse-at]", text) <= HEIGHTS[width]
+
+
+@SLOW
+@WIDTHS
+def test_the_box_of_part_3_is_visible_together_with_its_sliders(open_page, width):
+    page = open_page(width)
+    set_and_read(page, "bounds", {"bounds-ratio": -6, "a_neg": 0.5})
+    assert "no upper bound" in page.locator("#bounds-says").text_content()
+    chart = "#bounds-weight svg"
+    assert distance(page, "label[for=bounds-ratio]", chart) <= HEIGHTS[width]
+
+
+@SLOW
 @WIDTHS
 def test_both_bandits_stand_on_one_screen_with_their_button(open_page, width):
     page = open_page(width)
     set_and_read(page, "bandit", {}, clicks=3)
     assert page.locator("#bandit-says [data-name=step]").text_content() == "300"
-    top = page.locator("#bandit-play").bounding_box()["y"]
-    assert bottom_of(page, "#bandit-z-1 svg") - top <= 800
+    assert distance(page, "#bandit-step", "#bandit-z-1 svg") <= HEIGHTS[width]
+
+
+@SLOW
+@WIDTHS
+def test_the_step_button_stays_on_the_screen_above_the_tables(open_page, width):
+    page = open_page(width)
+    set_and_read(page, "bandit", {}, clicks=3)
+    page.locator("#bandit-table-1").evaluate("(table) => table.scrollIntoView({block: 'end'})")
+    top, bottom = edges_of(page, "#bandit-step")
+    assert top >= 0
+    assert bottom < edges_of(page, "#bandit-table-0")[0]
+    page.locator("#bandit-step").click()
+    assert page.locator("#bandit-says [data-name=step]").text_content() == "400"
 
 
 TEXT_SIZES = """(all) => all.map((one) => parseFloat(getComputedStyle(one).fontSize)
@@ -312,27 +458,90 @@ TEXT_SIZES = """(all) => all.map((one) => parseFloat(getComputedStyle(one).fontS
 
 @SLOW
 @WIDTHS
-def test_text_in_charts_has_at_least_10_points(open_page, width):
+def test_charts_are_as_wide_as_the_column_and_their_text_is_legible(open_page, width):
     page = open_page(width)
     set_and_read(page, "loss", {"loss-neg": -2})
-    sizes = page.locator("svg text").evaluate_all(TEXT_SIZES)
-    assert min(sizes) >= 10 * 96 / 72  # in pixels
+    assert min(page.locator("svg text").evaluate_all(TEXT_SIZES)) >= 13  # pixels
+    column = page.locator("main").bounding_box()["width"]
+    for chart in page.locator("main .chart").all():
+        if not chart.evaluate("(one) => Boolean(one.closest('.twins'))"):
+            assert chart.bounding_box()["width"] == pytest.approx(column, abs=1)
 
 
 @SLOW
-@pytest.mark.parametrize("width", [360, 1280])
-def test_nothing_is_wider_than_the_screen_and_screen_readers_find_everything(open_page, width):
+@pytest.mark.parametrize("width", [360, 390, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_wider_than_the_screen_and_screen_readers_find_everything(
+    open_page, width, scheme
+):
+    """Axe also checks the contrast of text."""
     from axe_playwright_python.sync_playwright import Axe
 
-    page = open_page(width)
+    page = open_page(width, scheme=scheme)
     far = {
         "collapse-at": 16,
         "loss-pos": -14,
         "loss-neg": -14,
+        "tokens-at": 16,
         "bandit-speed": 1000,
         "variants-at": 16,
     }
     set_and_read(page, "bandit", far, clicks=1)  # numbers are long then
-    page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    open_answers(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert Axe().run(page).response["violations"] == []
+
+
+COLOURS = """(all) => all.map((one) => {
+  const style = getComputedStyle(one);
+  const drawn = one.matches("text, circle:not(.ring)") ? style.fill : style.stroke;
+  return [drawn, getComputedStyle(document.body).backgroundColor];
+})"""
+
+
+def to_hex(colour):
+    """#rrggbb of a computed colour, "rgb(r, g, b)"."""
+    channels = [int(number) for number in re.findall("[0-9]+", colour)]
+    return "#" + "".join(f"{channel:02x}" for channel in channels)
+
+
+@SLOW
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_lines_and_text_of_charts_stand_out_from_the_page(open_page, scheme):
+    page = open_page(scheme=scheme)
+    for part, controls, _ in CASES:
+        set_and_read(page, part, controls, clicks=3 if part == "bandit" else 0)
+    drawn = page.locator("svg .line, svg .ring, svg text, svg .rule").evaluate_all(COLOURS)
+    assert len(drawn) > 100
+    for colour, background in {tuple(pair) for pair in drawn}:
+        contrast = make_page.contrast(to_hex(colour), to_hex(background))
+        assert contrast >= 4.5, (colour, background)
+    is_dark = make_page.luminance(to_hex(drawn[0][1])) < 0.1
+    assert is_dark == (scheme == "dark")
+
+
+FOCUS = """() => {
+  const one = document.activeElement;
+  if (one === document.body) return null; // after the last one
+  const {outlineStyle, outlineWidth} = getComputedStyle(one);
+  return [one.id || one.textContent.trim(), outlineStyle, parseFloat(outlineWidth)];
+}"""
+
+
+@SLOW
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_keyboard_focus_is_visible(open_page, scheme):
+    page = open_page(scheme=scheme)
+    for part, controls, _ in CASES:  # answers are there then
+        set_and_read(page, part, controls, clicks=3 if part == "bandit" else 0)
+    page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
+    reached = []
+    for _ in range(100):
+        page.keyboard.press("Tab")
+        focused = page.evaluate(FOCUS)
+        if focused is None:
+            break
+        name, style, width = focused
+        reached.append(name)
+        assert (style, width) == ("solid", 3), name
+    assert {"collapse-at", "loss-neg", "a_neg", "bandit-step", "baseline-c"} <= set(reached)

@@ -30,7 +30,7 @@ def execute(notebook: nbformat.NotebookNode, folder: Path = SOLUTIONS) -> None:
     """
     client = NotebookClient(
         notebook,
-        timeout=300,
+        timeout=900,
         kernel_name="python3",
         resources={"metadata": {"path": str(folder)}},
         coalesce_streams=True,

@@ -1,7 +1,7 @@
 """What notebooks show: curves, coloured tokens, sliders, and a guess next to what was measured."""
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
@@ -13,61 +13,82 @@ from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
 from matplotlib.textpath import TextPath
 
+from notebooks.checks import NotebookError
 from toprlib.plotting import Panel, draw, lines
-from toy_bandit import STYLES
 
-# Of `draw_tokens`: points, and inches.
-FONT_SIZE = 10
-WIDTH = 8.8
-ROW_HEIGHT = 0.53
-PADDING = 0.06  # on both sides of a token
+DPI = 100  # a notebook shows a picture of 10 inches in 1,000 pixels
+TEXT_SIZE = 12  # points: 17 pixels
+PANEL_SIZES = {1: (7.0, 4.0), 2: (5.0, 3.6), 3: (3.5, 2.9)}  # panels in a row -> inches of each
+
+# Of `draw_tokens`, in inches.
+WIDTH = 10.4
+ROW_HEIGHT = 0.62
+PADDING = 0.07  # on both sides of a token
 
 
 def plot(
-    xlabel: str, ylabel: str, x: Any, panels: dict[str, dict], styles: str = "", **options: Any
+    xlabel: str,
+    ylabel: str,
+    x: Any,
+    panels: Mapping[str, Mapping[str, Any]],
+    styles: str = "",
+    columns: int = 2,
+    **options: Any,
 ) -> Figure:
     """A panel for each title, with a line for each label over the same x.
 
     styles and options are those of `toprlib.plotting`; panels may have styles of their own, with
-    commas between them. Panels stand in rows of two, which are as wide as a cell of a notebook.
+    commas between them. columns: the number of panels in a row.
 
     >>> plot("x", "y", [0, 1], {"squares": {"x²": [0, 1]}}).axes[0].get_title()
     'squares'
     """
-    columns = min(len(panels), 2)
-    size = (6.2, 3.4) if columns == 1 else (4.4, 3.0)
-    shown = []
+    new_panels = []
     for (title, y), names in zip(panels.items(), cycle(styles.split(","))):
-        shown.append(Panel(title, xlabel, ylabel, lines(x, y, names), options))
-    return draw(shown, columns, size)
+        new_panels.append(Panel(title, xlabel, ylabel, lines(x, y, names), options))
+    return show(new_panels, columns)
 
 
-def draw_section(section: Callable[[Axes], None]) -> Figure:
-    """A section of toy_bandit.py: it prints what it checks, and draws.
+def show(panels: Sequence[Panel], columns: int = 2) -> Figure:
+    """Panels of `toprlib.plotting` as wide as a cell of a notebook, with text to project.
 
-    >>> figure = draw_section(lambda axes: axes.plot([0, 1], label="x"))
-    >>> figure.axes[0].get_legend().texts[0].get_text()
-    'x'
+    >>> figure = show([Panel("one", "x", "y", lines([0, 1], {"a": [0, 1]}))])
+    >>> figure.axes[0].get_legend().texts[0].get_fontsize()
+    12.0
     """
-    figure = Figure(figsize=(6.2, 3.4), layout="constrained", dpi=100)
-    axes = figure.subplots()
-    axes.set_prop_cycle(**STYLES)
-    section(axes)
-    axes.legend()
+    columns = min(columns, len(panels))
+    return enlarge_text(draw(panels, columns, PANEL_SIZES[columns]))
+
+
+def enlarge_text(figure: Figure) -> Figure:
+    """The same figure, in which all text has at least TEXT_SIZE."""
+    legends = list(figure.legends)
+    for axes in figure.axes:
+        axes.tick_params(labelsize=TEXT_SIZE)
+        for text in (axes.title, axes.xaxis.label, axes.yaxis.label):
+            text.set_fontsize(TEXT_SIZE)
+        if axes.get_legend():
+            legends.append(axes.get_legend())
+    for legend in legends:
+        for text in legend.texts:
+            text.set_fontsize(TEXT_SIZE)
     return figure
 
 
-def reveal(guess: Any, measured: float) -> None:
-    """Print a guess next to what was measured.
+def reveal(guess: Any, *measured: float) -> None:
+    """Print a guess next to what was measured, or next to several numbers that are all right.
 
-    Raises ValueError as long as the guess is not a number: `...`, or 1,000, which is a tuple.
+    Raises NotebookError as long as the guess is not a number: `...`, or 1,000, which is a tuple.
+
+    >>> reveal(80, 50, 80)
+    your guess: 80; measured: 50 or 80
     """
     if not isinstance(guess, int | float):
-        message = (
-            "my_guess is not a number; type one such as 12 or 0.4 in the cell above and run it"
-        )
-        raise ValueError(f"{message}, then run this cell")
-    print(f"your guess: {guess:.3g}; measured: {measured:.3g}")
+        problem = "my_guess is not a number"
+        fix = "type one such as 12 or 0.4 in the cell above, run that cell, then this one"
+        raise NotebookError(f"{problem}: {fix}")
+    numbers = " or ".join(f"{float(number):.3g}" for number in measured)
+    print(f"your guess: {guess:.3g}; measured: {numbers}")
 
 
 def draw_tokens(
@@ -83,15 +104,15 @@ def draw_tokens(
     >>> [text.get_text() for text in figure.axes[0].texts]
     ['log-ratio', ' 4', '+0.50', ' +', '-0.25']
     """
-    figure = Figure(dpi=100)
+    figure = Figure(dpi=DPI)
     axes = figure.add_axes((0, 0, 1, 1), xlim=(-0.1, WIDTH - 0.1))
     axes.set_axis_off()
     shade = SymLogNorm(0.01, vmin=-furthest, vmax=furthest, clip=True)
     y = 0.0  # downwards, in inches
     for title, tokens, values in strips:
-        axes.text(0, y + 0.2, title, fontsize=11, va="center")
+        axes.text(0, y + 0.22, title, fontsize=TEXT_SIZE + 1, va="center")
         x = 0.0
-        y += 0.35
+        y += 0.42
         for token, value in zip(tokens, values, strict=True):
             width = token_width(token, value)
             if x + width > WIDTH - 0.2:
@@ -115,7 +136,7 @@ def token_width(token: str, value: float) -> float:
     """The width of a token's box, in inches."""
     widths = []
     for text in (token.strip() or ".", format_value(value), "+0.00"):
-        widths.append(TextPath((0, 0), text, size=FONT_SIZE).get_extents().width)
+        widths.append(TextPath((0, 0), text, size=TEXT_SIZE).get_extents().width)
     return max(widths) / 72 + 2 * PADDING
 
 
@@ -124,21 +145,32 @@ def draw_token(axes: Axes, x: float, y: float, token: str, value: float, colour:
     width = token_width(token, value)
     middle = x + width / 2
     right = x + width
-    axes.fill([x, right, right, x], [y, y, y + 0.48, y + 0.48], color=colour, linewidth=0)
+    bottom = y + ROW_HEIGHT - 0.05
+    axes.fill([x, right, right, x], [y, y, bottom, bottom], color=colour, linewidth=0)
     if value <= -0.005:
         line = [x + PADDING, right - PADDING]
-        axes.plot(line, [y + 0.45, y + 0.45], ":", color="#543005", linewidth=2)
-    options = {"fontsize": FONT_SIZE, "ha": "center", "va": "center"}
-    axes.text(middle, y + 0.13, token.replace("$", r"\$"), **options)
-    axes.text(middle, y + 0.33, format_value(value), **options)
+        axes.plot(line, [bottom - 0.03, bottom - 0.03], ":", color="#543005", linewidth=2)
+    options = {"fontsize": TEXT_SIZE, "ha": "center", "va": "center"}
+    axes.text(middle, y + 0.16, token.replace("$", r"\$"), **options)
+    axes.text(middle, y + 0.39, format_value(value), **options)
 
 
 def show_sliders(draw_at: Callable[..., Figure], **ranges: tuple[float, float, float]) -> None:
     """In a notebook: `draw_at` with a slider for each argument, from low to high in steps.
 
-    On a printed page, where nobody can move one, the figure at the middle of each range.
+    On a printed page, where nobody can move one, the figure at the middle of each range. Raises
+    NotebookError if `draw_at` needs a name that an earlier cell defines.
     """
-    controls = interactive(draw_at, {"auto_display": True}, **ranges)
+    middle = {name: (low + high) / 2 for name, (low, high, _) in ranges.items()}
+    try:
+        figure = draw_at(**middle)
+    except NameError as error:
+        problem = f"{error.name} is not defined"
+        fix = (
+            "run the cell above that defines it (Run > Run All Above Selected Cell), then this one"
+        )
+        raise NotebookError(f"{problem}: {fix}") from None
     content = io.BytesIO()
-    controls.result.savefig(content, format="png", dpi=100)
+    figure.savefig(content, format="png", dpi=DPI)
+    controls = interactive(draw_at, {"auto_display": True}, **ranges)
     display(controls._repr_mimebundle_() | {"image/png": content.getvalue()}, raw=True)

@@ -3,9 +3,9 @@
     python scripts/execute_notebooks.py                       # all of notebooks/solutions/
     python scripts/execute_notebooks.py notebooks/solutions/02_bandit.ipynb
 
-A notebook without answers lies one folder higher. It has no outputs, and `...` where a guess is to
-be written. Progress bars that a notebook prints are left out of its outputs; any other output on
-the error stream is an error.
+A notebook without answers is one folder higher. It has no outputs, no solutions of exercises, and
+`...` in place of each guess. Progress bars that a notebook prints are left out of its outputs; any
+other output on the error stream is an error.
 """
 
 import re
@@ -20,17 +20,17 @@ from nbclient import NotebookClient
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
 SOLUTIONS = NOTEBOOKS / "solutions"
 PROGRESS = re.compile(r"\s*|\w[\w ]*: .*\[\d\d:.*\]")  # a line of tqdm's
-ANSWER = "<details><summary>"  # how a cell with an answer begins
+SOLUTION = "solution"  # the tag of a cell that only the notebook with answers has
 
 
 def execute(notebook: nbformat.NotebookNode, folder: Path = SOLUTIONS) -> None:
-    """Run all cells in a fresh kernel, in a folder, and put their outputs into the notebook.
+    """Run all cells in a new kernel, in a folder, and put their outputs into the notebook.
 
     Raises nbclient's CellExecutionError if a cell fails, RuntimeError if one warns.
     """
     client = NotebookClient(
         notebook,
-        timeout=300,
+        timeout=900,
         kernel_name="python3",
         resources={"metadata": {"path": str(folder)}},
         coalesce_streams=True,
@@ -52,10 +52,15 @@ def is_progress(output: nbformat.NotebookNode) -> bool:
     return True
 
 
+def has_tag(cell: nbformat.NotebookNode, tag: str) -> bool:
+    """Whether a cell has a tag."""
+    return tag in cell.metadata.get("tags", [])
+
+
 def without_answers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """The notebook that asks what this one answers; it lies one folder higher."""
+    """The notebook that asks what this one answers; it is one folder higher."""
     asking = deepcopy(notebook)
-    asking.cells = [cell for cell in asking.cells if not cell.source.startswith(ANSWER)]
+    asking.cells = [cell for cell in asking.cells if not has_tag(cell, SOLUTION)]
     for cell in asking.cells:
         cell.source = cell.source.replace("../..", "..")
         if cell.cell_type == "code":
@@ -70,7 +75,7 @@ def main(paths: tyro.conf.Positional[tuple[Path, ...]] = ()) -> None:
     """The command; paths: notebooks with answers, by default all."""
     for path in paths:
         if path.resolve().parent != SOLUTIONS or not path.is_file():
-            sys.exit(f"execute_notebooks: {path} is no notebook of {SOLUTIONS}")
+            sys.exit(f"execute_notebooks: {path} is not a notebook; give one of {SOLUTIONS}")
     for path in paths or sorted(SOLUTIONS.glob("*.ipynb")):
         print(path)
         notebook = nbformat.read(path, as_version=4)

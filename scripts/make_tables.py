@@ -137,7 +137,7 @@ def narrow() -> str:
     """The verdicts that a small shift of the interval would change, with this shift in points."""
     results = narrow_verdicts(claim_results(), NARROW)
     texts = [f"{one.claim['short']} ({one.verdict}, {margin(one):.2f})" for one in results]
-    return f"{len(texts)} verdicts turn on {NARROW} points or less: {'; '.join(texts)}."
+    return f"{len(texts)} verdicts have a margin of {NARROW} points or less: {'; '.join(texts)}."
 
 
 def completions() -> Table:

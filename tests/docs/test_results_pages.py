@@ -52,7 +52,7 @@ STATEMENTS = [
     ("SFT on positives only ends {} points above TOPR", 1, ((HIGH, ONLY), (HIGH, "topr"))),
     ("and {} points above TOPR at 3e-5", 1, ((HIGH, ONLY), (LOW, "topr"))),
     (
-        "difference from as many steps is inconclusive: {} points",
+        "TOPR minus *as many steps* is inconclusive: {} points",
         1,
         ((LOW, "topr"), (LOW, AS_MANY)),
     ),

@@ -47,8 +47,8 @@ def test_a_changed_number_in_a_table_is_made_right():
 
 
 def read_function_table():
-    """The (name, names of arguments) of each call in README's table of functions."""
-    section = read_page("README.md").partition("## The functions of topr.py")[2]
+    """The (name, names of arguments) of each call in the table of functions of topr.py."""
+    section = read_page("docs/in_your_trainer.md").partition("## Functions of topr.py")[2]
     section = section.partition("\n## ")[0]
     first_cells = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
     calls = re.findall(r"`([\w.]+)\(([^)]*)\)`", " ".join(first_cells))
@@ -56,12 +56,12 @@ def read_function_table():
 
 
 @pytest.mark.parametrize(("name", "arguments"), read_function_table())
-def test_functions_have_the_arguments_of_the_readme(name, arguments):
+def test_functions_have_the_arguments_of_the_table(name, arguments):
     parameters = list(inspect.signature(attrgetter(name)(topr)).parameters)
     assert arguments == [parameter for parameter in parameters if parameter != "self"]
 
 
-def test_the_readme_names_the_main_functions():
+def test_the_table_names_the_main_functions():
     names = {name for name, _ in read_function_table()}
     assert {"topr_loss", "sequence_log_ratio", "train", "Batch", "token_logprobs"} <= names
 

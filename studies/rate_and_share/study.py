@@ -1,6 +1,6 @@
 """Learning rate and share of positives, tuned together: the runs of runs.jsonl.
 
-    python -m studies.rate_and_share.study --workers 2
+    python -m studies.rate_and_share.study
 
 Questions, arms, endpoints and predictions are in predictions.md.
 """

@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct on questions that it gets right half of the time: the runs of runs.jsonl.
 
     make real-llm                                        # makes the model's folder
-    python -m studies.room_to_learn.study MODEL --workers 2
+    python -m studies.room_to_learn.study MODEL
 
 Questions, arms, endpoints and predictions are in predictions.md. questions.txt has the right ones
 of 32 samples, kind, question and answers. These samples are used for nothing else.

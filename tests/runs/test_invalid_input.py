@@ -110,7 +110,7 @@ def test_preset_for_eight_processes_may_run_with_one(tmp_path, monkeypatch):
 
     def record(settings, task):
         batch_sizes.append(settings.batch_size)
-        return {}
+        return {"iterations": []}
 
     monkeypatch.setattr(gsm8k, "experiment", record)
     monkeypatch.setenv("TOPR_ON_CPU", "1")

@@ -77,20 +77,6 @@ def wait_for_address(folder, server):
     pytest.fail("JupyterLab did not start within a minute")
 
 
-@pytest.fixture(scope="module")
-def browser():
-    """The system's chromium; without one the tests are skipped, which .ci/run does not allow."""
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.skip("no chromium: the tests of notebooks in a browser did not run")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
 COUNT_RENDERED = """count => {
   const texts = [...document.querySelectorAll(".jp-Notebook .jp-MarkdownCell")];
   return texts.length === count && texts.every(

@@ -2,7 +2,6 @@
 
 import math
 import re
-import shutil
 from dataclasses import astuple
 from statistics import fmean
 
@@ -42,20 +41,6 @@ def test_part_1_comes_before_the_letters_and_uses_none():
 
 
 # ---- the browser ---------------------------------------------------------------------------------
-@pytest.fixture(scope="module")
-def browser():
-    """The system's chromium; without one the tests are skipped, which .ci/run does not allow."""
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.skip("no chromium: the tests of docs/index.html in a browser did not run")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
 def open_page(browser):
     """open_page(width, setting, scheme): the page, in a window of a laptop or of a telephone.

@@ -63,7 +63,7 @@ def with_shared_samples(jobs: Sequence[Job]) -> list[Job]:
     """The jobs, all of which train on the samples of the first one.
 
     A run of several iterations samples by itself, and has the same samples in the first of them:
-    samples can be given to one iteration only.
+    --samples is for one iteration only.
     """
     first = jobs[0]
     shared = []

@@ -211,7 +211,7 @@ HELD_OUT = 100
 
 def held_out_task(settings: Settings) -> Task:
     """The training problems, and as test problems the HELD_OUT training problems after them."""
-    # A run on given samples would load no training problems.
+    # With --samples a run would load no training problems.
     task = gsm8k_task(replace(settings, problems=settings.problems + HELD_OUT, samples=None))
     train = task.train[: settings.problems]
     test = task.train[settings.problems :]

@@ -5,12 +5,21 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from figures.runs import Job, Run, commit, folder_name, parallel_map, read_run, settings_in, train
+from figures.runs import (
+    Job,
+    Run,
+    commit,
+    folder_name,
+    now,
+    parallel_map,
+    read_run,
+    settings_in,
+    train,
+)
 from toprlib import files
 from toprlib.distributed import progress_bar
 from toprlib.evaluation import Answers, majority_is_correct
@@ -81,11 +90,6 @@ def differing(job: Job, other: Job) -> set[str]:
     return {name for name, value in ones.items() if others[name] != value}
 
 
-def now() -> str:
-    """The time in UTC, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
 def right_by_question(answers: Answers) -> list[int]:
     """How many samples of each question are right."""
     return answers.correct.sum(1).tolist()
@@ -98,7 +102,7 @@ def majorities(answers: Answers) -> list[int]:
 
 
 def epoch_metrics(run: Run) -> dict[str, float]:
-    """Means over the epoch of the realised share of positives and of log pi - log mu."""
+    """The mean realised share of the epoch, and the mean log-ratios of its last tenth."""
     training = run.results["iterations"][0]["training"]
     return {name: training[name] for name in EPOCH}
 

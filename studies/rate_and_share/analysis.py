@@ -11,7 +11,7 @@ import numpy as np
 import tyro
 
 from figures.runs import commit
-from studies.rate_and_share.study import BASES, RATES, SEEDS, SETS, family_of, held_out_families
+from studies.rate_and_share.study import BASES, RATES, SEEDS, family_of, held_out_families
 from toprlib.plotting import Line, Panel, Style, draw, save_figure
 from toprlib.report import Estimate, Table
 
@@ -26,6 +26,11 @@ SFT_NATURAL = ("sft", "positives only")
 TOPR_NATURAL = ("topr", "70 %", "80 %", "90 %")
 SFT_TEN = ("100 %",)
 TOPR_TEN = ("10 %", "20 %", "50 %", "80 %")
+# Set -> the arms of TOPR, and those of SFT.
+METHODS = {
+    "natural": (TOPR_NATURAL, SFT_NATURAL),
+    "10 % positive": (TOPR_TEN, SFT_TEN),
+}
 STYLES = {
     "topr": Style("#0072B2", "-", "o"),
     "70 %": Style("#56B4E9", "--", "s"),
@@ -120,18 +125,63 @@ def endpoint(difference: np.ndarray, families: np.ndarray) -> dict[str, Estimate
     }
 
 
+def compare_tuned(key: str, name: str, right: Values, majority: Values) -> dict[str, Estimate]:
+    """The endpoints of a base and a set, by name."""
+    families = families_of_tests()
+    topr, sft = METHODS[name]
+    pairs = {"TOPR, tuned - SFT, tuned": topr}
+    if name == "natural":
+        pairs["TOPR without a baseline, tuned - SFT, tuned"] = ("topr",)
+    found = {}
+    for what, arms in pairs.items():
+        for metric, values in (("pass@1", right), ("maj@16", majority)):
+            difference = tuned(right, values, arms) - tuned(right, values, sft)
+            for over, value in endpoint(difference, families).items():
+                found[f"{key}: {what}, {metric}, {over}"] = value
+    return found
+
+
+def measure_each(key: str, name: str, right: Values, majority: Values) -> dict[str, Estimate]:
+    """Each (arm, rate) of a base and a set, in pass@1 and maj@16."""
+    found = {}
+    for (arm, lr), values in right.items():
+        label = f"{key}: {arm}, {lr:g}"
+        found[label] = Estimate.over_seeds(values.mean(axis=1))
+        votes = majority[arm, lr].mean(axis=1)
+        found[f"{label}, maj@16"] = Estimate.over_seeds(votes)
+    if name == "natural":
+        gain = right["70 %", 1e-4] - right["topr", 1e-4]
+        at_same = Estimate.over_seeds(gain.mean(axis=1))
+        found[f"{key}: 70 % - no baseline, at 1e-4"] = at_same
+    return found
+
+
+def families_of_tests() -> np.ndarray:
+    """The family of each test problem."""
+    tests = (PROJECT / "tiny" / "test.jsonl").read_text(encoding="utf-8").splitlines()[:NUM_TEST]
+    return np.array([family_of(json.loads(line)["question"]) for line in tests])
+
+
+def endpoint_rows(key: str, found: dict[str, Estimate]) -> list[list[str]]:
+    """A row for each difference and metric; its columns are what the intervals are over."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for label, value in found.items():
+        *what, metric, _ = label.removeprefix(f"{key}: ").rsplit(", ", 2)
+        base_and_set = key.removeprefix("base of ")
+        row = rows.setdefault((*what, metric), [base_and_set, *what, metric])
+        row.append(value.text(100))
+    return list(rows.values())
+
+
 def main(out: Path = FOLDER) -> None:
     """Write rate_and_share.json and rate_and_share.png."""
     text = (FOLDER / "runs.jsonl").read_text(encoding="utf-8")
     lines = [json.loads(line) for line in text.splitlines()]
-    tests = (PROJECT / "tiny" / "test.jsonl").read_text(encoding="utf-8").splitlines()[:NUM_TEST]
-    families = np.array([family_of(json.loads(line)["question"]) for line in tests])
     shares: dict[str, Estimate] = {}
     chosen: dict[str, dict[str, int]] = {}
     rows = []
     panels = []
-    for name in SETS:
-        topr, sft = (TOPR_NATURAL, SFT_NATURAL) if name == "natural" else (TOPR_TEN, SFT_TEN)
+    for name, (topr, sft) in METHODS.items():
         for base in BASES:
             right = read_values(lines, base, name, "right")
             if not right:
@@ -140,26 +190,9 @@ def main(out: Path = FOLDER) -> None:
             key = f"base of {NAMES[base]}, {name}"
             chosen[f"{key}: TOPR"] = choices(right, topr)
             chosen[f"{key}: SFT"] = choices(right, sft)
-            pairs = {"TOPR, tuned - SFT, tuned": topr}
-            if name == "natural":
-                pairs["TOPR without a baseline, tuned - SFT, tuned"] = ("topr",)
-            for what, arms in pairs.items():
-                for metric, values in (("pass@1", right), ("maj@16", majority)):
-                    difference = tuned(right, values, arms) - tuned(right, values, sft)
-                    found = endpoint(difference, families)
-                    for over, value in found.items():
-                        shares[f"{key}: {what}, {metric}, {over}"] = value
-                    texts = [value.text(100) for value in found.values()]
-                    rows.append([f"{NAMES[base]}, {name}", what, metric, *texts])
-            for (arm, lr), values in right.items():
-                label = f"{key}: {arm}, {lr:g}"
-                shares[label] = Estimate.over_seeds(values.mean(axis=1))
-                votes = majority[arm, lr].mean(axis=1)
-                shares[f"{label}, maj@16"] = Estimate.over_seeds(votes)
-            if name == "natural":
-                gain = right["70 %", 1e-4] - right["topr", 1e-4]
-                at_same = Estimate.over_seeds(gain.mean(axis=1))
-                shares[f"{key}: 70 % - no baseline, at 1e-4"] = at_same
+            found = compare_tuned(key, name, right, majority)
+            rows += endpoint_rows(key, found)
+            shares |= found | measure_each(key, name, right, majority)
             panels.append(panel(key, right))
     head = ["base, set", "difference, in points", "metric"]
     head += ["over seeds", "over problems", "over families", "families left out, over seeds"]

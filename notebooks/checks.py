@@ -40,11 +40,11 @@ def explain(messages: Mapping[str, str], mistakes: Collection[str]) -> WrongSolu
 
 # ---- Exercise 1: the weight ----------------------------------------------------------------------
 WEIGHT_MISTAKES = {
-    "overflow": "math.exp of a large log-ratio is an error; clip the log-ratio before you call it",
-    "logarithm of 0": "math.log(0) is an error; treat b = 0 on its own",
+    "overflow": "math.exp of a large log-ratio is an error; clip the log-ratio first",
+    "logarithm of 0": "math.log(0) is an error; handle b = 0 separately",
     "missing exp": "the result is a log-ratio, not a ratio; take its exponential",
-    "missing lower bound": "some weights are below a; the smallest weight is a",
-    "missing upper bound": "some weights exceed b; the largest weight is b",
+    "missing lower bound": "some weights are below a; raise them to a",
+    "missing upper bound": "some weights exceed b; lower them to b",
 }
 
 
@@ -86,10 +86,10 @@ def _check_weight_at(
 
 # ---- Exercise 2: the taper -----------------------------------------------------------------------
 TAPER_MISTAKES = {
-    "division by 0": "the bound is 0 here; treat a = 0 and b = 0 on their own",
+    "division by 0": "the bound is 0 here; handle a = 0 and b = 0 separately",
     "the weight": "this is the clipped ratio; outside the bounds the taper is a logarithm",
-    "missing factor": "outside the bounds, 1 + log(r / bound) is multiplied by the bound",
-    "missing 1": "the taper jumps at a bound; outside, it is the bound times 1 + log(r / bound)",
+    "missing factor": "outside the bounds, multiply 1 + log(r / bound) by the bound",
+    "missing 1": "the taper jumps at a bound; outside, use the bound times 1 + log(r / bound)",
 }
 
 
@@ -137,9 +137,9 @@ LOSS_MISTAKES = {
     "missing detach": "the gradient also goes through the weight; detach the log-ratio",
     "missing clamp": "the weight of a wrong answer exceeds 1; clamp its log-ratio at 0 before exp",
     "missing length": "the loss is not divided by the length of the completion; divide by it",
-    "wrong sign": "a step lowers right answers and raises wrong ones; change the sign of the loss",
-    "same bounds": "a right answer is weighted by its ratio, too; its weight is always 1",
-    "mean ratio": "the log-ratio is divided by the length; only the loss is",
+    "wrong sign": "a step makes right answers less probable; change the sign of the loss",
+    "same bounds": "a right answer is weighted by its ratio, too; its weight must be 1",
+    "mean ratio": "the log-ratio is divided by the length; divide only the loss",
     "missing weight": "the weight of a wrong answer is always 1; weight it by its ratio, at most 1",
 }
 # log pi, log mu, reward and length of one completion

@@ -65,19 +65,19 @@ weight = torch.where(reward < 0, log_ratio.clamp(max=0).exp(), 1.0)
 token_loss = -(weight * reward)[:, None] * torch.where(mask > 0, token_logp, 0.0)
 loss = (token_loss.sum(1) / mask.sum(1)).mean()"""
 
-# The gains of slide "When do wrong answers help?": set, share of right answers, file, its key.
+# The gains on the slide about wrong answers: set, share of right answers, file, its key.
 GAINS = [
     ("1 in 10 is right", "20 %", "fig5", "10% positive: p~ = 20% - p~ = 100%"),
     (
         "1 in 10 is right",
-        "best on other seeds",
+        "chosen on other seeds",
         "fig5",
         "10% positive: best p~ on other seeds - p~ = 100%",
     ),
     ("1 in 2 is right", "20 %", "fig5", "50% positive: p~ = 20% - p~ = 100%"),
     (
         "1 in 2 is right",
-        "best on other seeds",
+        "chosen on other seeds",
         "fig5",
         "50% positive: best p~ on other seeds - p~ = 100%",
     ),
@@ -228,7 +228,7 @@ def completions_table() -> dict[str, Any]:
 def robustness_table() -> str:
     """README's table of robustness without its last column."""
     table = load("robustness")["tables"]["robustness"]
-    head = ["", "best rate", "three times that", "60 % wrong", "answer back after (steps)"]
+    head = ["", "best rate", "3 × best rate", "60 % wrong", "answer back after (steps)"]
     return Table(head, [row[:5] for row in table["rows"]]).markdown()
 
 
@@ -255,8 +255,8 @@ def gains_note() -> str:
         shares = load(file)["shares"]
         before = percent(shares["before: correct"]["mean"], 0)
         gain = points(Estimate(**shares[key]))
-        parts.append(f"{gain} on {questions} questions (right in {before} % before)")
-    return f"The same on SmolLM2, 135 million parameters, at 1e-5: {'; '.join(parts)}."
+        parts.append(f"{gain} on {questions} questions ({before} % right before)")
+    return f"The same for SmolLM2, 135 million parameters, at 1e-5: {'; '.join(parts)}."
 
 
 def verdicts() -> str:
@@ -376,7 +376,7 @@ def draw_asymmetry() -> Figure:
     weight = importance_weight(ratio.log(), 0, 1)
     wrong = Line(ratio, weight, "wrong", Style(WRONG, (0, (3, 1.5)), ""))
     options = {"ylim": (-0.05, 1.3), "xlim": (0, 2)}
-    label = "ratio π/μ: probability now, divided by that when written"
+    label = "ratio π/μ: probability now / probability when written"
     figure = plot(Panel("", label, "weight", [right, wrong], options), (5.3, 2.35))
     [axes] = figure.axes
     for line in axes.lines:

@@ -47,7 +47,7 @@ const option = (value, name) => `<option value="${value}">${escaped(name)}</opti
 const redraws = [];
 function on_input(part, draw, is_moved = () => true) {
   const title = at(part).querySelector("h2 span").firstChild.textContent.trim();
-  at(part).insertAdjacentHTML("beforeend", `<p class="hint"><a>Link to this setting of ${title}</a></p>`);
+  at(part).insertAdjacentHTML("beforeend", `<p class="hint"><a>Link to these settings of ${title}</a></p>`);
   const link = at(part).querySelector(".hint:last-child a");
   let is_due = false;
   function now() {
@@ -661,7 +661,7 @@ function tokens() {
 const VARIANT_ROWS = { // name in conformance/topr_conformance/variants.py: name on the page, what it computes
   topr: ["paper", "the ratio of the whole completion, at most 1"],
   "per-token": ["per token", "each token's own ratio, at most 1"],
-  "per-token + token mean": ["+ token mean", "the same, and every token of a batch counts alike"],
+  "per-token + token mean": ["+ token mean", "the same, but all tokens of a batch count equally"],
   "geometric mean": ["geometric mean", "the log-ratio is divided by the length"],
   "clip 0.8..1.2": ["clip 0.8–1.2", "the ratio of the whole completion, but at least 0.8"],
 };

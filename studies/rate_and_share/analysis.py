@@ -40,7 +40,7 @@ STYLES = {
     "positives only": Style("#7F7F7F", (0, (1, 1)), "x"),
     "10 %": Style("#0072B2", "-", "o"),
     "20 %": Style("#56B4E9", "--", "s"),
-    "50 %": Style("#009E73", "-.", "^"),
+    "50 %": Style("#D55E00", (0, (5, 1)), "v"),
     "100 %": Style("#000000", ":", "D"),
 }
 LABELS = {
@@ -166,9 +166,10 @@ def endpoint_rows(key: str, found: dict[str, Estimate]) -> list[list[str]]:
     """A row for each difference and metric; its columns are what the intervals are over."""
     rows: dict[tuple[str, str], list[str]] = {}
     for label, value in found.items():
-        *what, metric, _ = label.removeprefix(f"{key}: ").rsplit(", ", 2)
+        what, metric, _ = label.removeprefix(f"{key}: ").rsplit(", ", 2)
         base_and_set = key.removeprefix("base of ")
-        row = rows.setdefault((*what, metric), [base_and_set, *what, metric])
+        methods = what.replace(", tuned", "")
+        row = rows.setdefault((what, metric), [base_and_set, methods, metric])
         row.append(value.text(100))
     return list(rows.values())
 
@@ -194,7 +195,7 @@ def main(out: Path = FOLDER) -> None:
             rows += endpoint_rows(key, found)
             shares |= found | measure_each(key, name, right, majority)
             panels.append(panel(key, right))
-    head = ["base, set", "difference, in points", "metric"]
+    head = ["base, set", "tuned methods, in points", "metric"]
     head += ["over seeds", "over problems", "over families", "families left out, over seeds"]
     content = {
         "command": "python -m studies.rate_and_share.study, then .analysis",

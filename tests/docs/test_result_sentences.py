@@ -6,13 +6,14 @@ The numbers are recomputed from the values of single seeds. The wording is not t
 import json
 import re
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import pytest
 from docs_helpers import ROOT, read_page
 
 # A mean and half of its interval, and what follows.
-NUMBER = re.compile(r"(\d+\.\d) ± (\d+\.\d)( %| points)")
+NUMBER = re.compile(r"(\d+\.\d+) ± (\d+\.\d+)( %| points)")
 INCONCLUSIVE = "inconclusive"
 
 # Number of seeds -> 97.5 % quantile of Student's t, from a table of the distribution.
@@ -33,9 +34,48 @@ def fig5(share: str, rate: str = "") -> np.ndarray:
     return each_seed("fig5", f"10% positive, p~ = {share}{rate}")
 
 
+# Sets and methods of the study rate_and_share.
+NATURAL = "natural"
+TEN = "10 % positive"
+SFT_NATURAL = ("sft", "positives only")
+
+
+@cache
+def right_samples() -> dict[tuple[str, str, float], np.ndarray]:
+    """(set, arm, rate) -> percentages of right samples on the base of 66 %, (seeds, problems)."""
+    text = (ROOT / "studies/rate_and_share/runs.jsonl").read_text(encoding="utf-8")
+    table = {}
+    for line in map(json.loads, text.splitlines()):
+        if line["base"] == "two_thirds":
+            key = (line["set"], line["arm"], line["lr"])
+            table.setdefault(key, np.full((5, 300), np.nan))[line["seed"]] = line["right"]
+    return {key: 100 * counts / 16 for key, counts in table.items()}
+
+
+def at_rate(name: str, arm: str, lr: float) -> np.ndarray:
+    """A method at one rate, in each seed."""
+    return right_samples()[name, arm, lr].mean(axis=1)
+
+
+def tuned(name: str, arms: Sequence[str]) -> np.ndarray:
+    """The best (arm, rate) of the other seeds and the other half of the problems, in each seed."""
+    runs = [
+        values for (of, arm, _), values in right_samples().items() if of == name and arm in arms
+    ]
+    table = np.stack(runs)  # (runs, seeds, problems)
+    is_odd = np.arange(table.shape[2]) % 2 == 1
+    results = []
+    for seed in range(table.shape[1]):
+        is_other = np.arange(table.shape[1]) != seed
+        halves = []
+        for judged in (is_odd, ~is_odd):
+            means = table[:, is_other][:, :, ~judged].mean(axis=(1, 2))
+            halves.append(table[means.argmax(), seed, judged].mean())
+        results.append(np.mean(halves))
+    return np.array(results)
+
+
 SECOND = ", second best rate"
-SFT_FIG4 = "positives, as many steps: correct at the end"
-TOPR_FIG4 = "TOPR: correct at the end"
 
 # Label of a bullet -> its numbers in their order: accuracies, or differences of the one that the
 # sentence names first.
@@ -51,19 +91,23 @@ DIFFERENCES = {
     "Rare right answers.": [
         each_seed("fig6", "TOPR, lr 3e-5, p~ = 1%") - each_seed("fig6", "TIS, lr 3e-5, p~ = 1%"),
     ],
-    "Two thirds of the samples are right.": [
-        each_seed("fig4", TOPR_FIG4) - each_seed("fig4", SFT_FIG4),
-        each_seed("fig4", SFT_FIG4 + SECOND) - each_seed("fig4", TOPR_FIG4),
-    ],
-    "A tenth of the samples are right.": [
-        fig5("50%") - fig5("100%"),
+    "A tenth of the samples are right: wrong answers help.": [
+        tuned(TEN, ["10 %", "20 %", "50 %", "80 %"]) - tuned(TEN, ["100 %"]),
+        at_rate(TEN, "50 %", 1e-4) - at_rate(TEN, "100 %", 1e-4),
         fig5("50%", SECOND) - fig5("100%", SECOND),
-        fig5("20%") - fig5("100%"),
+        at_rate(TEN, "20 %", 1e-4) - at_rate(TEN, "100 %", 1e-4),
         fig5("100%", SECOND) - fig5("20%", SECOND),
+        fig5("100%", SECOND) - fig5("10%", SECOND),
     ],
-    "A real model of 135 million parameters.": [
-        each_seed("real-llm-solved", "TOPR - positives only, as many steps"),
+    "Two thirds are right: they help little.": [
+        tuned(NATURAL, ["topr", "70 %", "80 %", "90 %"]) - tuned(NATURAL, SFT_NATURAL),
+        tuned(NATURAL, SFT_NATURAL) - tuned(NATURAL, ["topr"]),
+        at_rate(NATURAL, "sft", 1e-4) - at_rate(NATURAL, "topr", 1e-4),
+        at_rate(NATURAL, "sft", 1e-4) - at_rate(NATURAL, "sft", 3e-5),
+    ],
+    "A real model of 135 million parameters,": [
         each_seed("real-llm", "TOPR - positives only"),
+        each_seed("real-llm-solved", "TOPR - positives only, as many steps"),
     ],
 }
 
@@ -102,13 +146,12 @@ def test_no_other_number_of_the_section_has_an_interval():
 @pytest.mark.parametrize("label", [*ACCURACIES, *DIFFERENCES])
 def test_numbers_and_intervals_are_those_of_the_files(label):
     unit = " %" if label in ACCURACIES else " points"
-    expected = []
-    for values in ACCURACIES.get(label, []) + DIFFERENCES.get(label, []):
-        mean, half_width = interval(values)
-        expected.append((f"{mean:.1f}", f"{half_width:.1f}", unit))
+    values = ACCURACIES.get(label, []) + DIFFERENCES.get(label, [])
     found = NUMBER.findall(read_bullets()[label])
-    # Only the last number of an enumeration has its unit.
-    assert [number[:2] for number in found] == [number[:2] for number in expected]
+    for (mean, half_width, _), each in zip(found, values, strict=True):
+        decimals = len(mean.partition(".")[2])
+        expected = [f"{number:.{decimals}f}" for number in interval(each)]
+        assert [mean, half_width] == expected
     assert {number[2] for number in found} == {unit}
 
 

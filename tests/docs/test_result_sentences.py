@@ -59,9 +59,10 @@ def at_rate(name: str, arm: str, lr: float) -> np.ndarray:
 
 def tuned(name: str, arms: Sequence[str]) -> np.ndarray:
     """The best (arm, rate) of the other seeds and the other half of the problems, in each seed."""
-    runs = [
-        values for (of, arm, _), values in right_samples().items() if of == name and arm in arms
-    ]
+    runs = []
+    for (of_set, arm, _), values in right_samples().items():
+        if of_set == name and arm in arms:
+            runs.append(values)
     table = np.stack(runs)  # (runs, seeds, problems)
     is_odd = np.arange(table.shape[2]) % 2 == 1
     results = []
@@ -73,6 +74,20 @@ def tuned(name: str, arms: Sequence[str]) -> np.ndarray:
             halves.append(table[means.argmax(), seed, judged].mean())
         results.append(np.mean(halves))
     return np.array(results)
+
+
+def at_share_of_1(method: str, step: int = -1) -> np.ndarray:
+    """Figure 6 at a share of 1 %, after a pass: eight seeds of the figure, then five new ones."""
+    name = f"{method.upper()}, lr 3e-5, p~ = 1%"
+    eight = each_seed("fig6", name)
+    if step == 0:
+        eight = eight - each_seed("fig6", f"{method.upper()} - base, p~ = 1%")
+    text = (ROOT / "studies/rate_and_share/fig6_seeds.jsonl").read_text(encoding="utf-8")
+    five = []
+    for line in map(json.loads, text.splitlines()):
+        if line["method"] == method:
+            five.append(100 * line["correct"][step])
+    return np.array([*eight, *five])
 
 
 SECOND = ", second best rate"
@@ -89,7 +104,8 @@ ACCURACIES = {
 }
 DIFFERENCES = {
     "Rare right answers.": [
-        each_seed("fig6", "TOPR, lr 3e-5, p~ = 1%") - each_seed("fig6", "TIS, lr 3e-5, p~ = 1%"),
+        at_share_of_1("topr") - at_share_of_1("tis"),
+        at_share_of_1("topr", step=0) - at_share_of_1("topr"),
     ],
     "A tenth of the samples are right: wrong answers help.": [
         tuned(TEN, ["10 %", "20 %", "50 %", "80 %"]) - tuned(TEN, ["100 %"]),
@@ -103,7 +119,6 @@ DIFFERENCES = {
         tuned(NATURAL, ["topr", "70 %", "80 %", "90 %"]) - tuned(NATURAL, SFT_NATURAL),
         tuned(NATURAL, SFT_NATURAL) - tuned(NATURAL, ["topr"]),
         at_rate(NATURAL, "sft", 1e-4) - at_rate(NATURAL, "topr", 1e-4),
-        at_rate(NATURAL, "sft", 1e-4) - at_rate(NATURAL, "sft", 3e-5),
     ],
     "A real model of 135 million parameters,": [
         each_seed("real-llm", "TOPR - positives only"),
@@ -117,6 +132,13 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     n = len(values)
     half_width = QUANTILES[n] * np.std(values, ddof=1) / n**0.5
     return float(np.mean(values)), float(half_width)
+
+
+def check_numbers(found: Sequence[Sequence[str]], expected: Sequence[np.ndarray]) -> None:
+    """Compare printed means and intervals with those of values over seeds."""
+    for (mean, half_width, *_), each in zip(found, expected, strict=True):
+        decimals = len(mean.partition(".")[2])
+        assert [mean, half_width] == [f"{number:.{decimals}f}" for number in interval(each)]
 
 
 def read_bullets() -> dict[str, str]:
@@ -148,10 +170,7 @@ def test_numbers_and_intervals_are_those_of_the_files(label):
     unit = " %" if label in ACCURACIES else " points"
     values = ACCURACIES.get(label, []) + DIFFERENCES.get(label, [])
     found = NUMBER.findall(read_bullets()[label])
-    for (mean, half_width, _), each in zip(found, values, strict=True):
-        decimals = len(mean.partition(".")[2])
-        expected = [f"{number:.{decimals}f}" for number in interval(each)]
-        assert [mean, half_width] == expected
+    check_numbers(found, values)
     assert {number[2] for number in found} == {unit}
 
 
@@ -163,6 +182,27 @@ def test_a_sentence_says_inconclusive_where_an_interval_contains_zero(label):
         contains_zero = [abs(mean) <= half_width for mean, half_width in of_sentence]
         assert (INCONCLUSIVE in sentence) == any(contains_zero), sentence
     assert not remaining
+
+
+def test_advice_on_rate_and_share_has_the_numbers_of_the_files():
+    page = read_page("docs/in_your_trainer.md")
+    section = page.partition("\n## Learning rate and share")[2].partition("\n## ")[0]
+    sft_ten = at_rate(TEN, "100 %", 1e-4)
+    sft = at_rate(NATURAL, "sft", 1e-4)
+    expected = [
+        at_rate(TEN, "50 %", 1e-4) - sft_ten,
+        fig5("50%", SECOND) - fig5("100%", SECOND),
+        at_rate(TEN, "20 %", 1e-4) - sft_ten,
+        fig5("20%", SECOND) - fig5("100%", SECOND),
+        at_rate(NATURAL, "90 %", 1e-4) - sft,
+        at_rate(NATURAL, "topr", 1e-4) - sft,
+        sft - at_rate(NATURAL, "sft", 3e-5),
+        sft - at_rate(NATURAL, "sft", 2e-4),
+        at_rate(TEN, "20 %", 3e-5) - at_rate(TEN, "50 %", 1e-4),
+        each_seed("fig5", "50% positive, p~ = 80%" + SECOND)
+        - each_seed("fig5", "50% positive, p~ = 100%" + SECOND),
+    ]
+    check_numbers(re.findall(r"(-?\d+\.\d+) ± (\d+\.\d+)", section), expected)
 
 
 def test_sentences_are_recognised():

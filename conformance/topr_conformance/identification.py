@@ -65,7 +65,7 @@ def identify(loss: AnyLoss) -> Report:
     A hypothesis fits if its gradients equal the loss's on all probes to 1e-4, up to one constant
     factor. The report names the hypothesis with the fewest differences. The loss is first called
     with the probes, because it may keep the weights of its first call. A loss that rounds to
-    bfloat16 or float16 is called again with coarse probes, and compared to 2 %. A loss of another
+    bfloat16 or float16 is called again with coarse probes, within 2 %. A loss of another
     form than `losses.Loss` is called in its own form, which the report names.
 
     >>> from topr_conformance.variants import per_token_and_token_mean

@@ -59,7 +59,7 @@ V11  are prompt and padding left out?
      inputs: logp, and not logmu, of masked positions filled with -50; then padded on the left
      paper: the sums run over the completion's tokens: the same gradient to the bit, 0 on padding
      unmasked: a factor of e^-49 in the weight for each such position, log mu being -1 there
-V13  are probabilities never formed?
+V13  does the loss compute with log-probabilities only?
      inputs: R = -1; 20 tokens of log mu = -3, log-ratio 0
      paper: weight e^(-60 + 60) = 1
      mu made explicit as exp(-60): 8.757e-27

@@ -109,7 +109,7 @@ def check_shapes(token_logp: Tensor, token_logmu: Tensor, reward: Tensor, mask: 
     """Raises ValueError unless these can be the arguments of a loss: see `topr_loss`."""
     shapes = [tuple(tensor.shape) for tensor in (token_logp, token_logmu, mask, reward)]
     if token_logp.dim() != 2 or shapes != [shapes[0]] * 3 + [shapes[0][:1]] or 0 in shapes[0]:
-        raise ValueError(f"(logp, logmu, mask, reward): need 3 x (B, T), (B,), no 0; got {shapes}")
+        raise ValueError(f"shapes {shapes}: need (B, T) of logp, logmu, mask; (B,) of reward; no 0")
     if not (mask > 0).any(1).all():
         raise ValueError("mask: a completion has no token; it needs at least one")
     if reward.isnan().any():

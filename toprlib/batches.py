@@ -115,7 +115,7 @@ def check_tokens(
         raise InputError(message, field="completion", **place)
     # A vocabulary may be larger than its tokenizer's: such tokens have no text, but a log mu.
     if min(completion_ids) < 0 or max(completion_ids) >= lm.vocabulary:
-        message = f"exceed the model's vocabulary of {lm.vocabulary} tokens; leave them out"
+        message = f"are outside the model's vocabulary of {lm.vocabulary}; leave them out"
         raise InputError(message, field="token_ids", **place)
     if sample.token_ids is not None and lm.text(completion_ids) != sample.completion:
         message = "do not spell the completion in this model's vocabulary; leave them out"
@@ -124,7 +124,7 @@ def check_tokens(
         message = "have tokens after an end of sequence; remove those"
         raise InputError(message, field="token_ids", **place)
     if lm.chat and not lm.chat.marks <= set(prompt_ids):
-        message = "lacks tokens of the chat template; give the whole text of the template"
+        message = "lacks tokens of the chat template; give it as the template writes it"
         raise InputError(message, field="prompt", **place)
 
 

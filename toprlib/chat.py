@@ -47,7 +47,7 @@ class Chat(NamedTuple):
             return self.tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=not is_answered
             )
-        except Exception as error:  # a template is a program: it may raise any
+        except Exception as error:  # a template is a program: it may raise anything
             roles = " and ".join(message["role"] for message in messages)
             name = self.tokenizer.name_or_path
             message = f"the chat template of {name} fails on {roles}: {first_line(error)}"

@@ -65,7 +65,7 @@ def save_checkpoint(folder: Path, step: int, optimizer: torch.optim.Optimizer) -
         try:
             with (unfinished / f"rank-{rank()}.pt").open("wb") as file:
                 torch.save(state, file)
-        except (OSError, RuntimeError) as error:  # torch's replaces the disk's; neither has a name
+        except (OSError, RuntimeError) as error:  # torch's error hides the disk's; neither names it
             raise OSError(f"{unfinished}: {error.__context__ or error}") from error
     remove(*older)
 

@@ -229,7 +229,7 @@ def _prompt_text(
 def _completion_text(value: list[Any], place: dict[str, Any]) -> str:
     messages = _check_messages("completion", value, place)
     if [message["role"] for message in messages] != ["assistant"]:
-        message = "must be one message, the assistant's; put earlier ones into the prompt"
+        message = "must be one message, by the assistant; put earlier ones into the prompt"
         raise InputError(message, **place, field="completion")
     others = [key for key, part in messages[0].items() if part and key not in ("role", "content")]
     if others:

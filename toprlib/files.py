@@ -30,7 +30,7 @@ REGENERATE = "remove it and repeat the command, which makes it again"
 
 # ---- reading -------------------------------------------------------------------------------------
 def read_text(path: Path, fix: str = "") -> str:
-    """The text of a UTF-8 file, without a byte-order mark. Raises InputError if it cannot."""
+    """The text of a UTF-8 file, without a byte-order mark. InputError if it cannot be read."""
     try:
         return Path(path).read_bytes().decode("utf-8-sig")
     except FileNotFoundError:

@@ -153,7 +153,7 @@ def _set_special_tokens(
 ) -> frozenset[int]:
     """The token ids that end a text, by the tokenizer and by the generation config.
 
-    A tokenizer without an end or padding that the model knows gets one.
+    If the tokenizer lacks an end or padding token that the model knows, it gets one.
     """
     vocabulary = model.get_input_embeddings().num_embeddings
     if tokenizer.vocab_size > vocabulary:
@@ -265,7 +265,7 @@ def _explain_errors(name: str, part: str = "") -> Iterator[None]:
     """In the block, an error of the libraries becomes an InputError with a fix."""
     try:
         yield
-    except Exception as error:  # a damaged file may raise any
+    except Exception as error:  # a damaged file may raise anything
         reason = first_line(error)
         if isinstance(error.__cause__, GatedRepoError):
             account = "then log in with `hf auth login`"
@@ -278,7 +278,7 @@ def _explain_errors(name: str, part: str = "") -> Iterator[None]:
 
 
 def _with_valid_generation_config(model: "PreTrainedModel") -> "PreTrainedModel":
-    """transformers loads a generation config that it later refuses to save: keep its end tokens."""
+    """Of a generation config that transformers would refuse to save, keep only the end tokens."""
     try:
         model.generation_config.validate(strict=True)
     except ValueError:
@@ -288,7 +288,7 @@ def _with_valid_generation_config(model: "PreTrainedModel") -> "PreTrainedModel"
 
 
 def download_model(name: str) -> None:
-    """Bring a model of the hub to this machine, by its first process, before all ranks read it.
+    """This machine's first process downloads a model of the hub before all ranks read it.
 
     Raises InputError if the hub refuses, the disk is too small, or the weights are not those of the
     model; files that have arrived are kept.

@@ -31,8 +31,8 @@ WORKER = Path(__file__).with_name("vllm_worker.py")
 START_SECONDS = 1800.0  # after which the start of an engine has failed; ours
 FREE_SECONDS = 30.0  # in which the driver frees the GPU's memory after an engine has ended; ours
 GPU_MEMORY = 0.85  # share of the GPU's memory for vLLM; the trainer keeps some of the rest; ours
-# Without these, vLLM compiles with CUDA's toolkit, which a node may lack: FlashInfer's attention on
-# B200, and its fused all-reduce between GPUs.
+# Without these, vLLM compiles FlashInfer's attention on B200 and its fused all-reduce between GPUs:
+# that needs CUDA's toolkit, which a node may lack.
 GPU_OPTIONS = {
     "gpu_memory_utilization": GPU_MEMORY,
     "compilation_config": {"pass_config": {"fuse_allreduce_rms": False}},

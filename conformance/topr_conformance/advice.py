@@ -96,8 +96,8 @@ ADVICE = {
         "that of the log-ratios included"
     ),
     "extra term": (
-        "remove what does not depend on the reward, such as a KL or an entropy, "
-        "and what is like this within the reward"
+        "remove terms that do not depend on the reward, such as a KL or an entropy, "
+        "from the loss and from the reward"
     ),
     "left out": (
         "let every token of every completion count, in the loss and in the ratio, however long: "

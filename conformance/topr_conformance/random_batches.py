@@ -51,7 +51,7 @@ def compare(loss: Loss, count: int, seed: int = 0) -> str | None:
 
 
 def _neg_grad_of_positives(loss: Loss, count: int) -> float:
-    """That of the first of some on-policy positives of one token."""
+    """`neg_grad` of the first of `count` on-policy positives of one token."""
     ones = torch.ones(count, 1)
     return neg_grad(loss, LossInputs(-ones, -ones, ones[:, 0], ones))[0, 0].item()
 

@@ -301,7 +301,7 @@ def _check_counting(loss: Loss) -> tuple[bool, str]:
 
 
 def _neg_grads_of_rows(loss: Loss, batch: LossInputs, rows: slice) -> Tensor:
-    """Those of the first token, (B,), of some rows alone."""
+    """`neg_grad` of the first tokens, (B,), if the batch has these rows alone."""
     return neg_grad(loss, LossInputs(*[column[rows] for column in batch]))[:, 0]
 
 

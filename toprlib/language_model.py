@@ -278,7 +278,7 @@ def _explain_errors(name: str, part: str = "") -> Iterator[None]:
 
 
 def _with_valid_generation_config(model: "PreTrainedModel") -> "PreTrainedModel":
-    """Of a generation config that transformers would refuse to save, keep only the end tokens."""
+    """Keep only the end tokens of a generation config that transformers would refuse to save."""
     try:
         model.generation_config.validate(strict=True)
     except ValueError:

@@ -1,6 +1,6 @@
 """Checks that the machine suffices, before anything large is loaded or written.
 
-Of the GPU it checks only that one exists; `make smoke` checks the rest.
+It only checks that a GPU exists, not how it works: `make smoke` does that.
 """
 
 import os

@@ -47,8 +47,8 @@ class Engine(NamedTuple):
 
     generate(prompts, n, seed) yields n samples of each prompt, not graded, in lists of those that
     are finished together, each with the index of its prompt. It may use the seeds from `seed` to
-    `seed + n * len(prompts) - 1`. gpus: the ranks whose GPUs one engine spans; the first samples.
-    start() loads the model; without it, the first call of `generate` does.
+    `seed + n * len(prompts) - 1`. gpus: the ranks whose GPUs one engine spans; only the first
+    one samples. start() loads the model; without it, the first call of `generate` does.
     """
 
     generate: Callable[[Sequence[Prompt], int, int], Completions]

@@ -81,8 +81,8 @@ if __name__ == "__main__":
     for number in range(4):
         texts, rows = sample(model, tokenizer, QUESTIONS)  # by mu, the model as it is now
         right = torch.tensor([is_right(text, index // N) for index, text in enumerate(texts)])
-        print(f"right: {right[:TRAINED].float().mean():.0%}; of answers to questions", end=" ")
-        print(f"that are not trained on: {right[TRAINED:].float().mean():.0%}")
+        print(f"right: {right[:TRAINED].float().mean():.0%} on training questions,", end=" ")
+        print(f"on other questions {right[TRAINED:].float().mean():.0%}")
         if number == 3:
             break
         reward = 2.0 * right - 1

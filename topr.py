@@ -39,7 +39,7 @@ class Limits:
     def __post_init__(self) -> None:
         for sign, a, b in (("pos", self.a_pos, self.b_pos), ("neg", self.a_neg, self.b_neg)):
             if not 0 <= a <= b or math.isinf(a):  # NaN fails every comparison
-                raise ValueError(f"limits ({a:g}, {b:g}) of {sign}: need 0 <= a <= b and a finite")
+                raise ValueError(f"a_{sign} = {a:g}, b_{sign} = {b:g}: need 0 <= a <= b, a finite")
 
     def of_sign(self, reward: Tensor) -> tuple[Tensor, Tensor]:
         """The bounds a and b for the sign of each reward, both in the shape of `reward`.
@@ -73,8 +73,8 @@ def topr_loss(
 
     token_logp, token_logmu: (B, T) log-probabilities of tokens; reward: (B,), after the baseline;
     mask: (B, T), 1 on the completion's tokens and 0 elsewhere, where values have no effect.
-    denominator: the completions of the optimizer step, over all micro-batches and processes
-    (default: B); divided by the number of processes if these average gradients, as DDP and FSDP do.
+    denominator: number of completions of the optimizer step, over all micro-batches and processes
+    (default: B). If processes average gradients, as in DDP and FSDP, divide it by their number.
     Returns a scalar. Raises ValueError: other shapes, an empty completion, a NaN reward.
 
     >>> token_logp = torch.tensor([[-1.0, -1.0]], requires_grad=True)
@@ -109,7 +109,7 @@ def check_shapes(token_logp: Tensor, token_logmu: Tensor, reward: Tensor, mask: 
     """Raises ValueError unless these can be the arguments of a loss: see `topr_loss`."""
     shapes = [tuple(tensor.shape) for tensor in (token_logp, token_logmu, mask, reward)]
     if token_logp.dim() != 2 or shapes != [shapes[0]] * 3 + [shapes[0][:1]] or 0 in shapes[0]:
-        raise ValueError(f"need (B, T) three times, then (B,), B and T >= 1; got {shapes}")
+        raise ValueError(f"shapes {shapes}: need (B, T) of logp, logmu, mask; (B,) of reward; no 0")
     if not (mask > 0).any(1).all():
         raise ValueError("mask: a completion has no token; it needs at least one")
     if reward.isnan().any():
@@ -142,12 +142,12 @@ def taper(ratio: Tensor | float, a: float, b: float) -> Tensor:
     """
     ratio, a, b = _with_bounds(ratio, a, b)
     if (ratio <= 0).any():
-        raise ValueError(f"ratio = {ratio.min():g}: a ratio of probabilities is positive")
+        raise ValueError(f"ratio = {ratio.min():g}: a ratio must be positive")
     return _taper_of_log(ratio.log(), a, b)
 
 
 def topr_objective(log_ratio: Tensor, reward: Tensor, limits: Limits) -> Tensor:
-    """rho(pi/mu) R with the bounds of the reward's sign: the summand of Equation 11, maximised.
+    """rho(pi/mu) R with the bounds of the reward's sign: Equation 11's summand, to be maximised.
 
     log_ratio, reward: (B,). Returns (B,). Its gradient is weight * R * grad log pi.
 
@@ -270,7 +270,7 @@ def train(
 ) -> Iterator[StepStats]:
     """Algorithm 1, lines 5 to 9, as a generator: each `next()` is one optimizer step.
 
-    steps: (this process's micro-batches, number of completions of all processes) each. token_logmu:
+    steps: pairs (this process's micro-batches, completions of all processes). token_logmu:
     `token_logprobs` of the model before the first step, without gradient and dropout.
     loss: called as loss(token_logp, token_logmu, reward, mask, denominator=completions).
     limits: for the weights in StepStats only; the loss must use the same. None: no weights.

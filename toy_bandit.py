@@ -9,8 +9,8 @@ An arm stands for a completion (the paper's trajectory tau). mu is the policy th
 pi = softmax(z) is the policy in training, with a logit in z for each arm. Sums over all arms take
 the place of samples. Weight, taper and loss are those of topr.py.
 
-Each section is a function: its docstring is the statement, its body the check, its axes the
-picture. A false statement ends the program with exit status 1.
+Each section is a function. Its docstring is the statement, which its body checks and draws. A false
+statement ends the program with exit status 1.
 """
 
 import inspect
@@ -35,7 +35,7 @@ TIS = PRESETS["tis"]
 SFT = PRESETS["sft"]
 REINFORCE = PRESETS["reinforce"]
 PLAIN_IS = PRESETS["off_policy"]
-# Table 1, and a choice for which all four bounds matter.
+# Table 1, and bounds of which each one clips some ratios.
 FAMILY = (*PRESETS.values(), Limits(0.5, 2, 0.2, 0.8))
 STYLES = {
     "color": ["#0072B2", "#D55E00", "#009E73", "black", "grey"],
@@ -188,7 +188,7 @@ def check(statement: str, is_true: Tensor) -> None:
     """
     counts = f"{statement}: {is_true.sum():,} of {is_true.numel():,}"
     if is_true.numel() == 0 or not is_true.all():
-        raise CheckFailed(f"toy_bandit.py: this is false: {counts}")
+        raise CheckFailed(f"toy_bandit.py: this statement is false: {counts}")
     print(f"  {counts}")
 
 
@@ -242,12 +242,12 @@ def _right_minus_wrong(values: Tensor) -> Tensor:
 
 
 def appendix_b2(ax: Axes, seed: int = 0) -> None:
-    """Appendix B.2. One positive and one negative were sampled, other arms were not. The gradients
-    in their logits:
+    """Appendix B.2. One positive and one negative arm were sampled, others were not. The gradients
+    in the arms' logits:
 
     right    w+ R+ (1 - pi+) - w- R- pi+     is raised by the negative
     wrong   -w+ R+ pi- + w- R- (1 - pi-)     is lowered by it
-    unseen  -pi (w+ R+ + w- R-)              has a smaller size with the negative where
+    unseen  -pi (w+ R+ + w- R-)              is smaller in size with the negative if
                                              |w- R-| < 2 w+ R+
     """
     z, bandit = random_bandits("+-00", seed)
@@ -293,7 +293,7 @@ def appendix_c(ax: Axes, seed: int = 0) -> None:
         excess = (pi - b * bandit.mu).clamp_min(0)
         # In the logits, grad log pi of an arm is its unit vector less pi.
         expected = c * (excess - pi * excess.sum(-1, keepdim=True))
-        check(f"b = {b:g}: c adds this", is_near(change, expected))
+        check(f"b = {b:g}: c adds this term", is_near(change, expected))
     _check_equation_12(bandit, c)
 
     c = linspace(-0.5, 0.5, 5)
@@ -360,7 +360,7 @@ def proposition_3_2(ax: Axes, seed: int = 0) -> None:
 
     rho(x) <= x bounds what positives add; a tapered negative adds at most 0. With a- > 0 a wrong
     arm whose pi goes to 0 adds -mu |R| a- (1 + log(pi / (a- mu))), which goes to infinity: the
-    objective grows although the policy earns no more.
+    objective grows although the reward does not.
     """
     z, bandit = random_bandits("++---", seed)
     bounded = (TOPR, TIS, SFT, PLAIN_IS, Limits(0.5, 2, 0, 0.8))
@@ -368,7 +368,7 @@ def proposition_3_2(ax: Axes, seed: int = 0) -> None:
     check("a- = 0: J <= max(0, max R)", values <= bandit.reward.amax(-1).clamp_min(0))
 
     lr = 4.0
-    growth = "J is above max R, and each step adds lr |push|^2 to it"
+    growth = "J is above max R, and each step adds lr |gradient|^2 to it"
     paths = []
     values = []
     for limits in (TOPR, Limits(1, 1, 0.01, 1), Limits(1, 1, 0.1, 1), REINFORCE):
@@ -420,8 +420,8 @@ def way_back(ax: Axes, seed: int = 0) -> None:
     """Section 3.1. A right arm whose pi is almost 0 is likely again within 100 steps if a+ = 1, not
     if a+ = 0.
 
-    With a+ = 1 its weight is 1, however small pi is. In TIS a+ is 0 and the weight pi/mu: it takes
-    about 0.45/pi steps.
+    With a+ = 1 its weight is 1, however small pi is. In TIS a+ is 0 and the weight is pi/mu:
+    the way back takes about 0.45/pi steps.
     """
     z, bandit = random_bandits("+----", seed)
     check("TOPR's weight of a right arm is 1", weights(z, bandit)[:, 0] == 1)
@@ -489,7 +489,7 @@ def _parse(arguments: list[str] | None) -> Namespace:
     parser.add_argument("name", nargs="?", choices=SECTIONS, metavar="NAME", help=help_of_name)
     out = Path("runs/bandit")
     parser.add_argument("--out", type=Path, default=out, metavar="DIR", help="the picture's folder")
-    parser.add_argument("--seed", type=int, default=0, help="of the random bandits")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random bandits")
     options = parser.parse_args(arguments)
     if not 0 <= options.seed < 2**63:  # what torch takes
         parser.error("argument --seed: must be at least 0 and below 2**63")

@@ -6,8 +6,8 @@
     python train_gsm8k.py --samples FILE --test-problems 0  # your own completions
     torchrun --nproc-per-node 8 train_gsm8k.py paper        # the paper's run, on eight GPUs
 
-Read `experiment` first. It is Algorithm 1, iterated. This list has its lines, their functions and
-their files in --out/iteration-1/, in order.
+Read `experiment` first: it repeats Algorithm 1. The list below has the algorithm's lines, and their
+functions and files in --out/iteration-1/, in order.
 
               evaluate  test-0.jsonl     completions of the test problems by the first model
     line 3    sample    samples.jsonl    n completions y ~ mu(.|x) of each training problem, graded
@@ -18,10 +18,10 @@ their files in --out/iteration-1/, in order.
                         model-64/        a model to evaluate, into test-64.jsonl; then removed
                         model/           the last model, from which iteration 2 samples
 
-mu is the model that an iteration starts from, also with --samples; with --trust-logmu, log mu comes
-from that file. Under torchrun each rank samples its share of the prompts with its own vLLM, and
+mu is the model that an iteration starts from, also with --samples; with --trust-logmu, the samples
+have log mu. Under torchrun each rank samples its share of the prompts with its own vLLM, and
 trains on its share of each step. A file that exists is not computed again, so the same command
-resumes a run: sampling after the last 256 prompts, training after the last checkpoint.
+resumes a run: at a chunk of 256 prompts, or after the last checkpoint.
 """
 
 import os
@@ -72,9 +72,9 @@ LINE = re.compile(r"[ :\t]*(?:\n[\s:]*(?:- )?)?(.*)")  # after the marker; "- " 
 
 
 def parse_answer(text: str) -> Decimal | None:
-    """The first number (toprlib/numerals.py) on the line after "The answer is"; None without one.
+    """The first number (numerals.py) after "The answer is", in its line or the next; None without.
 
-    The last such line with a digit counts: "The answer is correct" is a remark.
+    The last "The answer is" with a digit counts: "The answer is correct" is a remark.
 
     >>> parse_answer("4 * 300 = 1200. The answer is $1,200.00. I think The answer is right.")
     Decimal('1200.00')
@@ -176,7 +176,7 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
         point = EvalPoint(1, 0, 0, settings.model, file, is_end=True)
         all_points = [point]
         for iteration in range(1, settings.iterations + 1):
-            # The GPU belongs to sampling from mu, the model that the iteration before has trained.
+            # Here the GPU is for sampling from mu, the model that the previous iteration trained.
             with open_engine(point.model) as engine:
                 evaluate(point, engine, test_prompts, task, settings)
                 samples = provided_samples
@@ -187,7 +187,7 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
             del samples  # gigabytes at the paper's scale
             points = evaluation_points(iteration, rows, settings)
             if missing_models(points):
-                # The GPU belongs to training pi, which begins as mu.
+                # Here the GPU is for training pi, which begins as mu.
                 with trainer(point.model, lm, settings) as (policy, optimizer):
                     rows = score(iteration, rows, policy, settings)  # mu(y|x), before any update
                     train(iteration, rows, policy, optimizer, loss, settings)  # lines 5 to 9
@@ -271,13 +271,13 @@ def choose(
 
 
 def choose_baselines(chosen: list[Sample], settings: Settings) -> list[float]:
-    """Each sample's baseline: c, or the one that makes positives the share p~ (Equation 12)."""
+    """Each sample's baseline: c, or the one for the effective share p~ (Equation 12)."""
     c = settings.baseline or 0.0
     if settings.effective_proportion is not None:
         if {sample.reward for sample in chosen} - {-1.0, 1.0}:
             raise InputError("needs rewards of -1 and +1", option="--effective-proportion")
         p = sum(sample.reward > 0 for sample in chosen) / len(chosen)
-        if 0 < p < 1:  # a single sign keeps its rewards
+        if 0 < p < 1:  # with one sign only, rewards stay as they are
             c = topr.baseline_for_proportion(p, settings.effective_proportion)
     return [base + c for base in BASELINES[settings.baseline_from](chosen)]  # base: 0 in the paper
 
@@ -302,7 +302,7 @@ def trainer(
 def score(iteration: int, rows: Rows, policy: LanguageModel, settings: Settings) -> Rows:
     """The rows with log mu(y|x), by the model that the iteration starts from.
 
-    It is over the full vocabulary at temperature 1, in the batches of training: same padding, same
+    log mu is over the full vocabulary at temperature 1, in training's batches: same padding, same
     precision, so that pi = mu in the first step. With --trust-logmu it comes from the samples.
     """
     file = settings.iteration_folder(iteration) / "train.jsonl"
@@ -317,7 +317,7 @@ def score(iteration: int, rows: Rows, policy: LanguageModel, settings: Settings)
 
 # ---- lines 5 to 9: the optimizer steps, from pi = mu ---------------------------------------------
 def evaluation_points(iteration: int, rows: Rows, settings: Settings) -> list[EvalPoint]:
-    """The models of an iteration to evaluate, of which the next iteration starts from the last."""
+    """The models of an iteration to evaluate; the next iteration starts from the last one."""
     folder = settings.iteration_folder(iteration)
     steps = batches.plan_steps(rows, settings.batch_size, settings.micro_batch_size)
     count = settings.evals_per_epoch if settings.test_problems else 1
@@ -353,7 +353,7 @@ def train(
     loss: Callable[..., Tensor] | None,
     settings: Settings,
 ) -> None:
-    """Lines 5 to 9: `topr.train` on all rows, from pi = mu or from the last checkpoint on."""
+    """Lines 5 to 9: `topr.train` on all rows, from pi = mu or the last checkpoint."""
     folder = settings.iteration_folder(iteration)
     steps = batches.plan_steps(rows, settings.batch_size, settings.micro_batch_size)
     points = evaluation_points(iteration, rows, settings)
@@ -379,7 +379,7 @@ def train(
 def evaluate(
     point: EvalPoint, engine: Engine, prompts: list[Prompt], task: Task, settings: Settings
 ) -> None:
-    """Graded completions of the test problems by a model, from which `results` counts."""
+    """Write graded completions of the test problems by a model; `results` evaluates them."""
     if prompts:
         n = settings.eval_samples_at(point.is_end)
         seed = settings.seed_of(f"test {point.iteration} {point.step}")

@@ -17,7 +17,7 @@ from toprlib.settings import Settings
 from train_gsm8k import main
 
 SECONDS = 5  # for the steps of one completion
-STEP = re.compile(r"[-+*/0-9 ]*[0-9] *= *[0-9]+")  # digits and signs alone reach the program
+STEP = re.compile(r"[-+*/0-9 ]*[0-9] *= *[0-9]+")  # only digits and signs reach the program
 PROGRAM = "import sys; sys.exit(not all(eval(step.replace('=', '==')) for step in sys.argv[1:]))"
 
 

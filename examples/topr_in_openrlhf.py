@@ -26,14 +26,14 @@ class ToprPolicyLoss(PolicyLoss):
     ) -> tuple[Tensor, Tensor, Tensor, None, None]:
         """The loss, the share of weights below 1, and the mean of log mu - log pi of sequences.
 
-        `topr.topr_loss` is a mean over the completions that it is given. OpenRLHF's
-        `aggregate_loss`, in its place, divides by those of all micro-batches and processes.
+        `topr.topr_loss` divides by the completions of its batch. OpenRLHF's `aggregate_loss`
+        divides by those of all micro-batches and processes instead.
         """
         mask = action_mask > 0
         first = mask.int().argmax(1, keepdim=True)  # (B, 1) column of the first token
         reward = advantages.gather(1, first)  # (B, 1)
         if (mask & (advantages != reward)).any():
-            fix = "set --algo.kl.init_coef 0 and another estimator"
+            fix = "set --algo.kl.init_coef 0 and another advantage estimator"
             raise ValueError(f"topr: advantages differ within a sequence; {fix}")
         log_ratio = sequence_log_ratio(log_probs.detach(), old_log_probs, mask)[:, None]  # (B, 1)
         weight = importance_weight(log_ratio, *PRESETS["topr"].of_sign(reward))  # (B, 1)

@@ -29,7 +29,7 @@ class ToprLoss:
         mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)  # (B, T), a copy
         reward = inputs["advantages"].clone()  # (B,)
         # With mask_truncated_completions a whole completion can be masked. It counts in the mean
-        # and has no gradient, but `topr_loss` wants a token of each.
+        # and has no gradient, but `topr_loss` needs a token of each.
         is_masked = mask.sum(1) == 0
         mask[is_masked, 0] = 1
         reward[is_masked] = 0
@@ -40,7 +40,7 @@ class ToprLoss:
             token_logmu = token_logp.detach()
             if model.training:
                 fix = "set steps_per_generation=8, or num_iterations"
-                warnings.warn(f"topr: every weight is 1, TRL keeps no log mu: {fix}", stacklevel=2)
+                warnings.warn(f"topr: TRL keeps no log mu, so weights are 1: {fix}", stacklevel=2)
 
         log_ratio = sequence_log_ratio(token_logp.detach(), token_logmu, mask)  # (B,)
         weight = importance_weight(log_ratio, *PRESETS["topr"].of_sign(reward))  # (B,)
@@ -57,7 +57,7 @@ class ToprLoss:
 
 
 def loss(token_logp: Tensor, token_logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """For topr-conformance: the mixin's loss, with the little that it needs of the trainer."""
+    """For topr-conformance: the mixin's loss, with stand-ins for the trainer's parts."""
     trainer = ToprLoss()
     trainer.current_gradient_accumulation_steps = 4
     trainer._metrics = defaultdict(lambda: defaultdict(list))

@@ -27,8 +27,8 @@ def topr_policy_loss(  # noqa: PLR0913 - the arguments of verl
 ) -> tuple[Tensor, dict[str, Any]]:
     """All tensors are (B, T). The tokens of a sequence share an advantage, as in GRPO and RLOO.
 
-    `topr.topr_loss` is a mean over the completions that it is given. verl's `agg_loss`, in its
-    place, divides by those of all micro-batches and processes.
+    `topr.topr_loss` divides by the completions of its batch. verl's `agg_loss` divides by those of
+    all micro-batches and processes instead.
     """
     mask = response_mask > 0
     first = mask.int().argmax(1, keepdim=True)  # (B, 1) column of the first token
@@ -37,9 +37,11 @@ def topr_policy_loss(  # noqa: PLR0913 - the arguments of verl
         fix = "set algorithm.adv_estimator=grpo"
         raise ValueError(f"topr: advantages differ within a sequence; {fix}")
     if loss_agg_mode != "seq-mean-token-mean":
-        raise ValueError("topr: set actor.loss_agg_mode=seq-mean-token-mean")
+        message = "topr: the loss needs a mean over tokens, then over sequences"
+        raise ValueError(f"{message}; set actor.loss_agg_mode=seq-mean-token-mean")
     if rollout_is_weights is not None:
-        raise ValueError("topr: set algorithm.rollout_correction.rollout_is=null")
+        message = "topr: the loss has its own weights"
+        raise ValueError(f"{message}; set algorithm.rollout_correction.rollout_is=null")
     log_ratio = sequence_log_ratio(log_prob.detach(), old_log_prob, mask)[:, None]  # (B, 1)
     weight = importance_weight(log_ratio, *PRESETS["topr"].of_sign(reward))  # (B, 1)
     token_loss = -weight * reward * torch.where(mask, log_prob, 0.0)  # (B, T)

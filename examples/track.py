@@ -91,7 +91,7 @@ def show_in_tensorboard(folder: Path, config: dict, values: Iterator[Values]) ->
             for name, number in flatten(nested).items():
                 writer.add_scalar(name, number, step)
             writer.flush()
-    print(f"written; tensorboard --logdir {folder / 'tensorboard'} shows it")
+    print(f"written; to see the run: tensorboard --logdir {folder / 'tensorboard'}")
 
 
 def show_in_wandb(folder: Path, config: dict, values: Iterator[Values]) -> None:
@@ -118,7 +118,7 @@ def main() -> None:
             show(options.folder, options.tracker)
         except ModuleNotFoundError:
             fix = f"{sys.executable} -m pip install {options.tracker}"
-            message = f"{options.tracker} is not installed; {fix}"
+            message = f"{options.tracker} is not installed; run {fix}"
             raise InputError(message, option="tracker") from None
 
 

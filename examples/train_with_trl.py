@@ -31,7 +31,9 @@ def main(
     test_problems: int = 150,
     out: Path = Path("runs/trl"),
 ) -> None:
-    """Train the default base with TRL and this loss, and measure it before and after. All ours.
+    """Train the default base with TRL and this loss, and measure it before and after.
+
+    All settings are ours.
 
     Args:
         steps: optimizer steps, of 16 completions each

@@ -3,10 +3,10 @@
     python -m figures.run fig1 fig3               # on a laptop; `all` for all of them
     python -m figures.run all --quick             # one seed, few problems: to see that it works
     python -m figures.run fig1 --redraw           # only its picture, from the numbers in its file
-    python -m figures.run all --preset paper --dry-run    # list and check its runs, make none
+    python -m figures.run all --preset paper --dry-run    # list and check the runs, make none
     torchrun --nproc-per-node 8 -m figures.run fig1 fig4-math --preset paper
 
-A figure is a file of this folder: what is run, what is computed and what is drawn. Figures share
+Each figure has a file in this folder: what is run, computed and drawn. Figures share
 runs, which are kept in `--runs`. Finished runs are not made again: seeds can be added later.
 results/README.md has the results.
 """
@@ -27,7 +27,7 @@ from toprlib.files import read_text, write_file
 from toprlib.records import InputError
 from toprlib.settings import intended_ranks
 
-if TYPE_CHECKING:  # --help does without torch
+if TYPE_CHECKING:  # --help needs no torch
     from figures.common import Figure, Findings
     from figures.rates import Tried
     from figures.runs import Run
@@ -43,7 +43,7 @@ STUDIES = {"map": "ca5c231", "share": "82e5ae4", "curve": "ca7b604"}
 
 @dataclass(frozen=True)
 class Options:
-    """Every setting of the command; all are ours except those of the presets."""
+    """Every setting of the command. All defaults are ours, except the paper's in the presets."""
 
     figures: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]]
     """fig1 to fig9, table2, robustness, variants, or all; with --preset paper also fig4-math,
@@ -51,11 +51,11 @@ class Options:
     preset: Literal["laptop", "paper"] = "laptop"
     """laptop: the tiny model, two cores; paper: the paper's settings, on 8 GPUs under torchrun"""
     seeds: int = 3
-    """number of seeds, at least; on the laptop 5 to 13 for runs that decide a claim"""
+    """least number of seeds; on the laptop, runs that decide a claim have 5 to 13"""
     quick: bool = False
     """one seed, few problems, one learning rate: shows that it works; its numbers mean nothing"""
     workers: int = 2
-    """runs side by side on the laptop, each on one core"""
+    """number of parallel runs on the laptop, each on one core"""
     dry_run: bool = False
     """list the runs and check their settings, for 8 processes with --preset paper; make none"""
     runs: Path = Path("runs/figures")
@@ -80,7 +80,7 @@ def check(options: Options) -> None:
         if value < 1:
             raise InputError(f"{value}: must be at least 1", option=f"--{option}")
     if options.quick and options.preset != "laptop":
-        raise InputError(f"is not for --preset {options.preset}", option="--quick")
+        raise InputError(f"is not for --preset {options.preset}; leave it out", option="--quick")
 
 
 def check_name(name: str, preset: str) -> None:
@@ -104,14 +104,14 @@ def wanted_figures(options: Options) -> dict[str, str]:
 
 
 def load_figure(name: str) -> "Figure":
-    """The functions of a figure; those on MATH are the same."""
+    """The functions of a figure; a figure on MATH has the same ones."""
     return import_module(f"figures.{name.removesuffix('-math')}").FIGURE
 
 
 def make(options: Options) -> None:
     """Make the figures: for each NAME.json, NAME.png, and a table of numbers on the terminal.
 
-    The runs of all figures are checked first. InputError, with nothing made, if one cannot be.
+    The runs of all figures are checked first: an InputError comes before any run is made.
     """
     from figures.runs import parallel_map
     from figures.scales import SCALES
@@ -143,8 +143,8 @@ def seeds_of(options: Options) -> range:
 def check_runs(name: str, scale: "Scale", options: Options) -> None:
     """InputError for a run that cannot be made; with --dry-run also prints the runs.
 
-    If there are learning rates to choose from, these are only the runs that choose: the others
-    depend on their results.
+    If learning rates have to be chosen, these are only the runs that choose them: all other runs
+    depend on the choice.
     """
     from figures.rates import best_rates, rate_arms
     from figures.runs import check_job, job_table

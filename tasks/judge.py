@@ -88,7 +88,7 @@ class Judge:
                 self._pipe.send((gold, answer))
             is_equal = self._receive()
         finally:
-            # After an interrupt too: a late answer would be read as the next question's.
+            # Also after an interrupt: a late answer would be read as the next question's.
             if is_equal is None:
                 self._end()
         if is_equal is None:

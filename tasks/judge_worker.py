@@ -1,4 +1,4 @@
-"""The process that compares answers for judge.py. It imports nothing else, to start fast."""
+"""The process that compares answers for judge.py. It imports little, to start fast."""
 
 import logging
 import resource
@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 MEMORY = 2 << 30  # bytes, ours
-# The relative difference of a decimal from what it rounds, and of two forms of one number; ours.
+# Largest relative difference of a rounded decimal, and of two forms of one number; ours.
 ROUNDED = 2e-5
 EXACT = 1e-30
 
@@ -57,7 +57,7 @@ def compare(gold: str, answer: str) -> bool:
 def may_be_equal(one: Any, other: Any) -> bool:
     """False for two numbers that differ by more than rounding; math-verify takes 1/2^99 for 1/2^98.
 
-    True for what has no value, and for percent, which math-verify takes for the number too.
+    True for expressions without a value, and for 50%, which math-verify takes for 50, too.
     """
     from sympy import Expr, Float, UnevaluatedExpr, true
 

@@ -39,8 +39,8 @@ LATEX = re.compile(r"\\(?:boxed|fbox)\s*\{?|\\.|[{}]", re.DOTALL)
 def extract_answer(text: str) -> str | None:
     r"""The answer after the last "final answer is", else in the last \boxed{}; None without both.
 
-    After "final answer is" comes a box, else a formula, else the rest of the line or sentence; "I
-    hope" ends it. If that has no box, formula or digit, it is a remark ("the final answer is
+    This answer is a box, else a formula, else the rest of the line or sentence; it ends before "I
+    hope". If it has no box, formula or digit, it is a remark ("the final answer is
     right"): then an earlier "final answer is" counts, or a box. Of nested boxes the innermost
     counts. A box that is empty or not closed does not count.
 

@@ -125,9 +125,9 @@ class VerifierSettings(Settings):
     generator: str = str(TINY / "base")
     """folder or hub name of the model that writes solutions (ours; paper: Llama 3 70B)"""
     task: Literal["gsm8k", "math"] = "gsm8k"
-    """whose problems, prompt and grading (ours; paper: MATH)"""
+    """task with the problems, prompt and grading (ours; paper: MATH)"""
     problems: Count = 256
-    """training problems, the first ones (ours; paper: all)"""
+    """number of training problems, from the first on (ours; paper: all)"""
     generator_gpus: Count = 1
     """GPUs that an engine of the generator spans (ours; a 70B model in bfloat16 needs 4)"""
     train_solutions: AtLeastTwo = 4
@@ -135,7 +135,7 @@ class VerifierSettings(Settings):
     n: Annotated[Count, tyro.conf.arg(name="verifications")] = 4
     """verifications of each training solution (paper, Section 4.4)"""
     test_problems: AtLeastTwo = 150
-    """test problems, the first ones (ours; paper: all of MATH-500)"""
+    """number of test problems, from the first on (ours; paper: all of MATH-500)"""
     test_solutions: AtLeastTwo = 8
     """solutions of each test problem, which vote (ours; paper, Table 2: 32)"""
     eval_samples: Annotated[AtLeastTwo, tyro.conf.arg(name="test-verifications")] = 4
@@ -176,10 +176,10 @@ def check_verifier(settings: VerifierSettings, processes: int | None = None) -> 
         message = f"{settings.k}: must be at most --test-verifications {settings.eval_samples}"
         raise InputError(message, option="--k")
     if settings.dry_run:
-        message = "cannot be used here: the verifier's problems come from the generator's run"
+        message = "leave it out: the verifier's problems come from the generator's run"
         raise InputError(message, option="--dry-run")
     if settings.samples is not None:
-        message = "cannot be used here: a verifier is trained on its own verifications"
+        message = "leave it out: a verifier is trained on its own verifications"
         raise InputError(message, option="--samples")
     check(settings, processes)
     gpus = settings.generator_gpus
@@ -242,7 +242,7 @@ CONSTANT = "the same verdict on all"  # ours: the accuracy of always Yes, or of 
 def verify(verifications: Sequence[Sample], answers: Answers) -> dict[str, np.ndarray]:
     """A verifier's results on the test solutions, by COLUMNS: one value for each of Q problems.
 
-    verifications: in the order of the solutions, whose answers these are, Q problems with m each. A
+    verifications: in the order of the solutions. answers: of the solutions, m for each problem. A
     solution's score is the mean of its verdicts: 1 for Yes, 0 for No and for one that cannot be
     read (ours; the paper says "aggregated"). If sums of scores are equal, the number of solutions
     decides (ours).

@@ -10,7 +10,7 @@
 
     compositions.py       COMPOSITIONS: which samples to train on; BASELINES: what is subtracted
     methods.py            METHODS: the losses of TOPR's family, PPO and DPO
-    metrics.py            what an optimizer step saw, in numbers
+    metrics.py            the numbers of an optimizer step
 
     adafactor.py          the paper's optimizer, on sharded weights
     chat.py               chat templates
@@ -31,8 +31,8 @@
     evaluation.py         METRICS: pass@k, maj@k, mean reward, shares of outcomes, with intervals
     plotting.py           pictures
     preflight.py          what a run needs of its machine
-    results.py            what a run writes down: dataset.json, metrics.jsonl, results.json
+    results.py            what a run writes: dataset.json, metrics.jsonl, results.json
     dry_run.py            what a run would sample, train and need
 
-A new method, composition, baseline or metric is an entry of a table. No file here knows a task.
+A new method, composition, baseline or metric is an entry of a table. No file depends on a task.
 """

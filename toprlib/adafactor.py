@@ -20,14 +20,14 @@ class Adafactor(torch.optim.Optimizer):
 
     Its other settings are the defaults of transformers.
 
-    A matrix W with gradient G is updated at step t, with d = t^-0.8, by
+    A matrix W with gradient G is updated at step t, with d = t^-0.8:
 
         S = G^2 + 1e-30
         R += d (row sums of S - R),  C += d (column sums of S - C)
         U = G / sqrt(R C / sum of R)
         W -= lr U / max(1, root mean square of U)
 
-    and a vector with a moving average of S itself in place of R C / sum of R. weights: ordinary
+    A vector has a moving average of S in place of R C / sum of R. weights: ordinary
     tensors, or sharded along their first dimension (FSDP2); shards may be empty. The state is this
     rank's own, in at least float32. torch.optim.Adafactor multiplies lr by the root mean square of
     W if that is above its eps2, and takes no shards.
@@ -84,7 +84,7 @@ class Adafactor(torch.optim.Optimizer):
         """
         column_sums = {}
         row_totals = {}
-        matrices = []  # rows are on several ranks; of a larger tensor a rank has whole matrices
+        matrices = []  # on several ranks; a larger tensor is divided into whole matrices
         for index, weight in enumerate(weights):
             state = self.state[weight]
             if "rows" in state:

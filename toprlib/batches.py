@@ -34,7 +34,7 @@ def tokenize_samples(
 ) -> list[Example]:
     """The samples at these indices as examples, with rewards as they are.
 
-    keep_logmu: the samples' own token_logmu is kept, and must be there. Raises InputError, which
+    keep_logmu: keep the samples' token_logmu, which must exist. Raises InputError, which
     names a line of `source`, for a sample that the model cannot be trained on.
     """
     texts = list(dict.fromkeys(samples[index].prompt for index in indices))
@@ -70,7 +70,7 @@ def tokenize_completion(
         ids.pop()
     if not ids:
         # A model may end at once, but then there is the token that ends it.
-        raise InputError("is empty", field="completion", **place)
+        raise InputError("is empty; remove this sample", field="completion", **place)
     for length, token in enumerate(ids, start=1):
         if token in lm.ends:
             rest = tokenizer.decode(ids[length:], skip_special_tokens=True)
@@ -81,8 +81,8 @@ def tokenize_completion(
     has_stop = any(string in sample.completion for string in stop)
     if sample.finish_reason == "stop" and not has_stop:
         if _is_special(ids[-1], tokenizer):
-            message = f"ends with {tokenizer.decode(ids[-1:])}, which ends no text of this model"
-            fix = "leave it out, or add --chat if its chat template writes it"
+            message = f"ends with {tokenizer.decode(ids[-1:])}, no end of sequence of this model"
+            fix = "remove this token, or add --chat if the chat template writes it"
             raise InputError(f"{message}; {fix}", field="completion", **place)
         ids.append(lm.chat.end if lm.chat else tokenizer.eos_token_id)
     return ids
@@ -108,32 +108,32 @@ def check_tokens(
     place: file and line of the sample.
     """
     if not prompt_ids:
-        raise InputError("is empty", field="prompt", **place)
+        raise InputError("is empty; remove this sample", field="prompt", **place)
     size = len(prompt_ids) + len(completion_ids)
     if size > lm.context:
-        message = f"{size} tokens with its prompt; the model's context is {lm.context}"
+        message = f"{size} tokens with its prompt exceed the context of {lm.context}; shorten it"
         raise InputError(message, field="completion", **place)
     # A vocabulary may be larger than its tokenizer's: such tokens have no text, but a log mu.
     if min(completion_ids) < 0 or max(completion_ids) >= lm.vocabulary:
-        message = f"outside the model's vocabulary of {lm.vocabulary} tokens"
+        message = f"are outside the model's vocabulary of {lm.vocabulary}; leave them out"
         raise InputError(message, field="token_ids", **place)
     if sample.token_ids is not None and lm.text(completion_ids) != sample.completion:
         message = "do not spell the completion in this model's vocabulary; leave them out"
         raise InputError(message, field="token_ids", **place)
     if not lm.ends.isdisjoint(completion_ids[:-1]):
-        message = "have others after an end of sequence; leave these out"
+        message = "have tokens after an end of sequence; remove those"
         raise InputError(message, field="token_ids", **place)
     if lm.chat and not lm.chat.marks <= set(prompt_ids):
-        message = "lacks tokens of the chat template; give the whole text that it writes"
+        message = "lacks tokens of the chat template; give it as the template writes it"
         raise InputError(message, field="prompt", **place)
 
 
 def _own_logmu(sample: Sample, length: int, place: dict) -> list[float]:
     if sample.token_logmu is None:
-        message = "is missing; --trust-logmu needs it"
+        message = "is missing; add it, or leave --trust-logmu out"
         raise InputError(message, field="token_logmu", option="--trust-logmu", **place)
     if len(sample.token_logmu) != length:
-        message = f"{len(sample.token_logmu)} values for {length} tokens"
+        message = f"{len(sample.token_logmu)} values for {length} tokens; give one for each"
         raise InputError(message, field="token_logmu", **place)
     return sample.token_logmu
 
@@ -285,7 +285,7 @@ def score_rows(
 
 # ---- tensors -------------------------------------------------------------------------------------
 def to_tensors(steps: Iterable[StepPlan]) -> Iterator[tuple[list[Batch], int]]:
-    """The steps as `topr.train` takes them; each is put into tensors when it is its turn."""
+    """The steps as `topr.train` takes them; the tensors of a step are made when it begins."""
     for step in steps:
         yield [collate(examples) for examples in step.micro_batches], step.completions
 

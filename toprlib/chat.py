@@ -47,7 +47,7 @@ class Chat(NamedTuple):
             return self.tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=not is_answered
             )
-        except Exception as error:  # a template is a program: it may raise any
+        except Exception as error:  # a template is a program: it may raise anything
             roles = " and ".join(message["role"] for message in messages)
             name = self.tokenizer.name_or_path
             message = f"the chat template of {name} fails on {roles}: {first_line(error)}"
@@ -78,7 +78,7 @@ def load_chat(tokenizer: PreTrainedTokenizerBase, system: str | None = None) -> 
     after_answer = chat.format([question, answer], is_answered=True).partition(ANSWER)[2]
     ends = _added_tokens(tokenizer, after_answer)
     if not ends:
-        message = f"the chat template of {name} has no token after an answer that ends the turn"
+        message = f"the chat template of {name} writes no end-of-turn token after an answer"
         raise InputError(f"{message}; remove --chat", option="--chat")
     marks = frozenset(_added_tokens(tokenizer, prompt))
     return chat._replace(end=ends[0], marks=marks)

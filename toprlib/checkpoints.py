@@ -65,7 +65,7 @@ def save_checkpoint(folder: Path, step: int, optimizer: torch.optim.Optimizer) -
         try:
             with (unfinished / f"rank-{rank()}.pt").open("wb") as file:
                 torch.save(state, file)
-        except (OSError, RuntimeError) as error:  # torch's replaces the disk's; neither has a name
+        except (OSError, RuntimeError) as error:  # torch's error hides the disk's; neither names it
             raise OSError(f"{unfinished}: {error.__context__ or error}") from error
     remove(*older)
 
@@ -80,7 +80,7 @@ def load_checkpoint(folder: Path, optimizer: torch.optim.Optimizer) -> None:
         state = torch.load(file, map_location=device(), weights_only=True)
     except (OSError, RuntimeError, EOFError, UnpicklingError) as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
-        message = f"cannot be read ({reason}); remove {folder} to go back to the step before it"
+        message = f"cannot be read ({reason}); remove {folder} to train from an earlier step"
         raise InputError(message, file=file) from error
     for shard, saved in zip(_local_shards(optimizer), state["weights"], strict=True):
         shard.copy_(saved)

@@ -21,7 +21,7 @@ def command(name: str) -> Iterator[None]:
 
     Ctrl-C and SIGTERM stop it at once, with exit status 130 and 143; repeating the command resumes
     the run. With several ranks, torchrun stops the others when one has ended. If the reader of the
-    output has ended, as in `... | head`, so does the command: with exit status 141, and no line.
+    output ends, as in `... | head`, the command ends, too, without a line and with status 141.
     """
     # Read when torch is imported. Threads that wait spin briefly, then sleep: next to another busy
     # process, threads that keep spinning make a training step twenty times slower.
@@ -35,7 +35,7 @@ def command(name: str) -> Iterator[None]:
         raise KeyboardInterrupt(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as a shell ignores it for `command &`
+        if signal.getsignal(number) != signal.SIG_IGN:  # a shell ignores SIGINT for `command &`
             signal.signal(number, interrupt)
     try:
         try:

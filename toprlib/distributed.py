@@ -115,7 +115,7 @@ def rank_zero_only(work: Callable[..., T]) -> Callable[..., T]:
     """A decorator: rank zero does the work; all ranks call it, wait, and return the same.
 
     An InputError or OSError of rank zero is raised on all ranks, so that they end together. Within
-    such work rank zero is alone: another function of this kind is then called without the others.
+    such work, rank zero calls other functions of this kind without waiting for the other ranks.
     """
 
     @wraps(work)

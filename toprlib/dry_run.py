@@ -1,4 +1,4 @@
-"""What a run would sample, train and need, before it starts: counts and bytes, by arithmetic."""
+"""What a run would sample, train and need, before it starts: calculated counts and bytes."""
 
 from collections.abc import Sequence
 from math import ceil
@@ -27,7 +27,7 @@ from toprlib.settings import Settings, check_task, intended_ranks
 
 BYTES = {"float32": 4, "bfloat16": 2}  # of a number of each dtype
 # Numbers that a layer keeps of a token for the backward pass: HIDDEN times the model's width, and
-# MLP times that of its MLP; counted for Llama 3 8B, and within a fifth of three smaller models.
+# MLP times that of its MLP; counted for Llama 3 8B, and within a fifth for three other models.
 HIDDEN = 9.25
 MLP = 4
 
@@ -99,7 +99,7 @@ def plan(settings: Settings, task: Task) -> dict[str, tuple[float, str, str]]:
         "longest prompt": (max(lengths, default=0), "tokens", "of training and test problems"),
         "training samples": (settings.iterations * num_samples, "", "of all iterations"),
         "test samples": (counts.tested, "", "of all evaluations"),
-        "sampled tokens": (counts.sampled * new_tokens, "", "at most, if none ends early"),
+        "sampled tokens": (counts.sampled * new_tokens, "", "if no completion ends early"),
         "samples trained on": (settings.iterations * counts.trained, "", "at most"),
         "optimizer steps": (settings.iterations * counts.steps, "", f"of {settings.batch_size}"),
         "parameters P": (size.parameters, "", "counted"),
@@ -131,11 +131,11 @@ def gpu_memory(
         "gradients": (shard, "bytes", "float32, sharded"),
         "optimizer": (moments, "bytes", "AdamW's moments, sharded; Adafactor's are small"),
         "gathered weights": (gathered, "bytes", "in --dtype"),
-        "activations": (activations, "bytes", f"of {settings.micro_batch_size} longest samples"),
+        "activations": (activations, "bytes", f"of {settings.micro_batch_size} full samples"),
     }
     total = _sum_of_values(parts.values())
     return parts | {
-        "training, per GPU": (total, "bytes", "the sum, calculated; CUDA and NCCL come on top"),
+        "training, per GPU": (total, "bytes", "the sum, calculated; CUDA and NCCL need more"),
         "sampling, per GPU": (weights, "bytes", "vLLM fills most of the rest with its cache"),
     }
 

@@ -4,9 +4,9 @@ A metric of k samples is estimated from the N samples of each question: choose k
 replacement, average the metric over the questions, repeat 100 times. The estimate is the mean of
 the repeats. With V, the variance of the repeats, its standard error is sqrt(k V / (N - k)).
 
-The interval of ± 2 standard errors covers another choice of samples, not another choice of
-questions. For k = N, as for the paper's maj@16 of 16 samples on MATH, the formula is 0 / 0: such an
-estimate has no interval.
+The interval of ± 2 standard errors shows the variation over samples, not over questions. For k = N,
+as for the paper's maj@16 of 16 samples on MATH, the formula is 0 / 0: such an estimate has no
+interval.
 """
 
 from collections import Counter

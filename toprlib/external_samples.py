@@ -22,7 +22,7 @@ Messages = list[dict[str, Any]]  # each with role and content
 REQUIRED = ("prompt", "completion", "reward")
 FIELDS = (*REQUIRED, *(name for name in Sample.model_fields if name not in REQUIRED))
 READERS = {".parquet": "parquet", ".csv": "csv", ".arrow": "arrow"}  # of the library `datasets`
-NUMBER = TypeAdapter(FiniteFloat, config={"strict": True})  # as Sample has its reward
+NUMBER = TypeAdapter(FiniteFloat, config={"strict": True})  # like Sample.reward
 # Bytes of a sample and its example in memory, besides its text, and per character of its text;
 # measured with 10 to 400 words per sample.
 ROW_BYTES = 6_000
@@ -120,7 +120,7 @@ def _read_rows(source: str) -> Iterator[Mapping[str, Any]]:
             files = sorted(path.glob("*.arrow"))
         else:
             files = list_split_files(path, "train")
-        # One by one: each file has its own types, such as whole rewards here and fractions there.
+        # One by one: types differ by file, such as integer rewards in one, fractions in another.
         return chain.from_iterable(_read_file(file) for file in files)
     is_file_name = path.exists() or path.suffix in (*READERS, ".jsonl", ".json")
     if is_hub_name(source) and not is_file_name:
@@ -168,7 +168,7 @@ def _value(field: str, row: Mapping[str, Any], names: list[str], place: dict[str
     if len(names) == 1:
         value = row[names[0]]
         if value is None and field in REQUIRED:
-            message = f"column {names[0]!r} is empty{_csv_fix(place)}"
+            message = f"column {names[0]!r} is empty{_csv_fix(place) or '; remove the row'}"
             raise InputError(message, **place, field=field)
         return value
     total = 0.0
@@ -229,11 +229,11 @@ def _prompt_text(
 def _completion_text(value: list[Any], place: dict[str, Any]) -> str:
     messages = _check_messages("completion", value, place)
     if [message["role"] for message in messages] != ["assistant"]:
-        message = "must be one message, the assistant's last; the ones before belong to the prompt"
+        message = "must be one message, by the assistant; put earlier ones into the prompt"
         raise InputError(message, **place, field="completion")
     others = [key for key, part in messages[0].items() if part and key not in ("role", "content")]
     if others:
-        message = f"a message with {others[0]!r}, which would not be trained on"
+        message = f"has a message with {others[0]!r}, which would not be trained on"
         fix = "write the model's whole text instead of the message"
         raise InputError(f"{message}; {fix}", **place, field="completion")
     return messages[0]["content"]

@@ -30,7 +30,7 @@ REGENERATE = "remove it and repeat the command, which makes it again"
 
 # ---- reading -------------------------------------------------------------------------------------
 def read_text(path: Path, fix: str = "") -> str:
-    """The text of a UTF-8 file, without a byte-order mark. Raises InputError if it has none."""
+    """The text of a UTF-8 file, without a byte-order mark. InputError if it cannot be read."""
     try:
         return Path(path).read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
@@ -254,7 +254,7 @@ def _check_content(folder: Path, config: dict[str, Any]) -> None:
     elif folder.is_dir():
         leftovers = {LOCK, "config.json.unfinished"}  # of a run that was killed at its start
         if {path.name for path in folder.iterdir()} - leftovers:
-            message = "holds files of something else; choose another --out"
+            message = "holds files that no run has written; choose another --out"
             raise InputError(message, option="--out", file=folder)
 
 

@@ -49,7 +49,7 @@ def grade_samples(
 
 @contextmanager
 def describe_errors(problem_id: str | None, text: str) -> Iterator[None]:
-    """An exception of the block, which calls a task's function on a text, gets a note about both.
+    """In the block, an exception of a task's function gets a note with the problem and the text.
 
     >>> try:
     ...     with describe_errors("train-7", "one"):
@@ -78,7 +78,7 @@ def _call_each(task: Task, texts: Sequence[str], problems: Sequence[Problem]) ->
 
 
 def _call_batch_reward(task: Task, texts: Sequence[str], problems: Sequence[Problem]) -> list[Any]:
-    """What `batch_reward` returns: a value for each text. Raises InputError for another number."""
+    """What `batch_reward` returns: a value for each text. InputError if their number differs."""
     # The function is called once: it is not known which of the completions an exception is about.
     with describe_errors(f"{problems[0].id}, the first of {len(texts)}", texts[0]):
         values = list(task.batch_reward(texts, problems))

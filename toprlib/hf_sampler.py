@@ -1,6 +1,6 @@
-"""Sampling in this process with a model of `transformers`; 2 to 3 times as fast as its `generate`.
+"""Sampling in this process with a model of `transformers`, faster than with `generate`.
 
-Three things make the difference. A prompt is computed once, and all of its completions start from
+There are three reasons. A prompt is computed once, and all of its completions start from
 copies of its keys and values. A completion that is finished leaves its batch at once. New keys and
 values are written into memory that is allocated beforehand.
 
@@ -43,7 +43,7 @@ def sample_completions(
     n: int,
     seed: int,
 ) -> Iterator[list[tuple[int, Sample]]]:
-    """Yields n completions of each prompt, not graded, with the index of the prompt: a batch each.
+    """Yields n completions of each prompt, not graded, with the index of the prompt, by batches.
 
     Completion j of prompt i uses random numbers of its own, with the seed `seed + i * n + j`: up to
     rounding, it does not depend on what else is in its batch.
@@ -169,7 +169,7 @@ def sample_batch(
             active.remove(is_finished)
     if (tokens == no_token).any():
         message = f"{parameters.temperature}: the probabilities of a model's tokens are NaN"
-        fix = "choose a higher one, or another model if this happens at 1"
+        fix = "raise the temperature; if it is 1, choose another model"
         raise InputError(f"{message}; {fix}", option="--temperature")
     completions = []
     for token_ids, size in zip(tokens.tolist(), length.tolist(), strict=True):

@@ -83,9 +83,9 @@ class LanguageModel(NamedTuple):
     def completion_ids(self, prompt: str, completion: str) -> list[int]:
         """The token ids that the text of a completion has after its prompt.
 
-        A SentencePiece tokenizer adds a space at the start of a text, and a model does not write it
-        after a line break. If the completion would change the prompt's last token, as "7" does
-        after "A: ", a line break replaces the prompt.
+        A SentencePiece tokenizer adds a space at the start of a text. To avoid this space, the
+        completion is tokenized after the prompt. If that would change the prompt's last token, as
+        "7" does after "A: ", a line break replaces the prompt.
         """
         for start in (prompt[-TAIL:], "\n"):
             start_ids, ids = self.prompt_ids([start, start + completion])
@@ -127,7 +127,7 @@ def load_without_weights(
         check_weights(name, model)
     context = getattr(model.config, "max_position_embeddings", None)
     if not isinstance(context, int):
-        message = "its config.json lacks max_position_embeddings, the length of its context"
+        message = "its config.json lacks max_position_embeddings; add the length of its context"
         raise InputError(message, option="--model", file=name)
     ends = _set_special_tokens(name, tokenizer, model)
     chat = load_chat(tokenizer, system_prompt) if uses_chat else None
@@ -153,7 +153,7 @@ def _set_special_tokens(
 ) -> frozenset[int]:
     """The token ids that end a text, by the tokenizer and by the generation config.
 
-    A tokenizer without an end or padding that the model knows gets one.
+    If the tokenizer lacks an end or padding token that the model knows, it gets one.
     """
     vocabulary = model.get_input_embeddings().num_embeddings
     if tokenizer.vocab_size > vocabulary:
@@ -166,7 +166,7 @@ def _set_special_tokens(
     ends = [end for end in ids if end in known and tokenizer.convert_ids_to_tokens(end)]
     if not ends:
         message = "neither its tokenizer nor its generation config has an end of sequence"
-        raise InputError(f"{message}; set its eos_token", option="--model", file=name)
+        raise InputError(f"{message}; set the tokenizer's eos_token", option="--model", file=name)
     prompt_ids = tokenizer("?")["input_ids"]
     if prompt_ids and prompt_ids[-1] in ends:
         message = "its tokenizer adds an end of sequence to prompts"
@@ -265,20 +265,20 @@ def _explain_errors(name: str, part: str = "") -> Iterator[None]:
     """In the block, an error of the libraries becomes an InputError with a fix."""
     try:
         yield
-    except Exception as error:  # a damaged file may raise any
+    except Exception as error:  # a damaged file may raise anything
         reason = first_line(error)
         if isinstance(error.__cause__, GatedRepoError):
             account = "then log in with `hf auth login`"
             reason = f"accept its licence at https://huggingface.co/{name}, {account}"
         elif isinstance(error.__cause__, LocalEntryNotFoundError):
-            fix = f"run `hf download {name}` where it can, and give --model the folder"
+            fix = f"run `hf download {name}` on a machine that can, and give --model the folder"
             reason = f"no such folder, and the hub cannot be reached; {fix}"
         message = f"{part}cannot be loaded: {reason}"
         raise InputError(message, option="--model", file=name) from error
 
 
 def _with_valid_generation_config(model: "PreTrainedModel") -> "PreTrainedModel":
-    """transformers loads a generation config that it later refuses to save: keep its end tokens."""
+    """Keep only the end tokens of a generation config that transformers would refuse to save."""
     try:
         model.generation_config.validate(strict=True)
     except ValueError:
@@ -288,7 +288,7 @@ def _with_valid_generation_config(model: "PreTrainedModel") -> "PreTrainedModel"
 
 
 def download_model(name: str) -> None:
-    """Bring a model of the hub to this machine, by its first process, before all ranks read it.
+    """This machine's first process downloads a model of the hub before all ranks read it.
 
     Raises InputError if the hub refuses, the disk is too small, or the weights are not those of the
     model; files that have arrived are kept.

@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685) through peft: W + B A, of which A and B are trained.
+"""Low-rank adapters (LoRA, arXiv 2106.09685) through peft: W + B A; only A and B are trained.
 
 A is random and B is zero at the start of each iteration, so pi = mu. The first iteration samples
 from the base model, later ones from the merged model of the iteration before.

@@ -61,9 +61,9 @@ def dpo_loss(
 ) -> Tensor:
     """DPO (Rafailov et al. 2023): - log sigmoid(beta (log-ratio of preferred - of rejected)).
 
-    Completions 2i and 2i + 1 are a pair, the preferred one first; the rewards say no more than
-    this. A pair whose rewards are both 0 adds nothing to the loss and the gradient: ranks that have
-    run out of pairs compute such fillers. beta = 0.1 is ours.
+    Completions 2i and 2i + 1 are a pair, the preferred one first; its
+    reward is not lower. A pair whose rewards are both 0 adds nothing to loss and gradient: ranks
+    that have run out of pairs compute such fillers. beta = 0.1 is ours.
     denominator: as in `topr.topr_loss`, in completions; the loss is the mean over denominator / 2
     pairs. Lengths do not matter. Other arguments, shapes and errors as in `topr_loss`; also
     ValueError if B is odd, or if the second completion of a pair has the higher reward.
@@ -75,7 +75,7 @@ def dpo_loss(
     """
     check_shapes(token_logp, token_logmu, reward, mask)
     if len(reward) % 2 == 1:
-        raise ValueError(f"{len(reward)} completions: pairs need an even number")
+        raise ValueError(f"{len(reward)} completions: must be an even number, for pairs")
     preferred, rejected = reward.reshape(-1, 2).unbind(1)  # (B / 2,) each
     if (preferred < rejected).any():
         raise ValueError(f"reward = {reward.tolist()}: put the preferred one of a pair first")

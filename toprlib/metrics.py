@@ -161,8 +161,8 @@ def check_given_logmu(step: int, log_ratio: Tensor, reward: Tensor, dtype: str) 
     mean = learned.mean().item()
     if not abs(mean) <= GIVEN_TOLERANCE[dtype]:
         message = f"the mean of log pi - log mu is {mean:.3g} nats, though nothing is trained yet"
-        reasons = "renormalised by top-k or top-p, at another temperature, or of another model"
-        fix = "leave --trust-logmu out to compute it"
+        reasons = "of another model or temperature, or renormalised by top-k or top-p"
+        fix = "leave --trust-logmu out, so that the run computes it"
         warnings.warn(f"step 1: {message}: the file's log mu is {reasons}; {fix}", stacklevel=2)
 
 

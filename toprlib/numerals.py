@@ -3,10 +3,10 @@ r"""Reads numbers in plain text and LaTeX.
 | form | written as |
 |---|---|
 | sign | `-3`, `- 3`, `-$3`, `$-3$`, `minus 3`, `negative 3`; U+2010 to U+2013, U+2212 |
-| thousands | `9,500`, `9 500`, `9{,}500`, `9,\!500`, `9\,500`; in groups of two, too: `1,00,000` |
+| thousands | `9,500`, `9 500`, `9{,}500`, `9,\!500`, `9\,500`; also in groups of two: `1,00,000` |
 | decimal | `2.50`, `.5`, `1.5e3`, `1.5 million` |
 | fraction | `1/2`, `3 1/2`, `\frac{1}{2}`, `3\dfrac12`, `½` |
-| equation | `10 - 5 = 5 eggs`: its last side that is one number, if it ends a sentence or line |
+| equation | `10 - 5 = 5 eggs`: the last side that is one number; must end a sentence or line |
 | digits | 0 to 9, also the full-width and mathematical characters for them |
 
 A hyphen after a letter or digit is no sign, nor is the dash of "so - 3". Currency, units, percent

@@ -1,6 +1,6 @@
 """Checks that the machine suffices, before anything large is loaded or written.
 
-It checks only that a GPU exists; `make smoke` checks the rest.
+It only checks that a GPU exists, not how it works: `make smoke` does that.
 """
 
 import os
@@ -156,7 +156,7 @@ def checkpoint_bytes(settings: Settings, size: RunSize) -> int:
 def memory_needed(settings: Settings, size: RunSize) -> int:
     """Bytes of a machine's memory: the weights once; samples and libraries in each process."""
     if torch.cuda.is_available() or needs_gpu(settings):
-        of_process = GPU_LIBRARIES * (2 if settings.engine_name == "vllm" else 1)  # its own process
+        of_process = GPU_LIBRARIES * (2 if settings.engine_name == "vllm" else 1)  # vLLM's, too
         weights = 4 * size.parameters if settings.iterations else 0  # on their way to the GPU
     else:
         threads = min(torch.get_num_threads(), MAX_THREADS)  # each samples a batch

@@ -146,7 +146,7 @@ def read_shots(
     []
     """
     if count == 0:
-        return []  # without the package, too
+        return []  # needs no package
     package = importlib.util.find_spec("lm_eval")
     if package is None:
         fix = "pip install --no-deps lm-eval==0.4.13"
@@ -156,7 +156,7 @@ def read_shots(
     if not 0 <= count <= len(shots):
         raise InputError(f"{count}: must be between 0 and {len(shots)}", option="--shots")
     if not all(shot.startswith(start) for shot in shots):
-        message = f"an example does not begin with {start}"
+        message = f"an example does not begin with {start}; install lm-eval 0.4.13"
         raise InputError(message, option="--shots", file=file)
     return shots[:count]
 

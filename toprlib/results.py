@@ -38,9 +38,9 @@ from toprlib.settings import TINY, Settings
 if TYPE_CHECKING:
     from train_gsm8k import EvalPoint
 
-# Nats of a token by which engine and trainer may differ in the mean; ours. Completions are drawn
-# from the engine, so this mean is a divergence: half the variance of their difference, 0.0025 where
-# bfloat16 rounds logits as large as those that metrics.START_TOLERANCE allows for.
+# Nats per token by which the log mu of engine and trainer may differ on average; ours. Completions
+# come from the engine, so this average is a divergence: half the variance of the difference. It is
+# 0.0025 if bfloat16 rounds logits of the size that metrics.START_TOLERANCE assumes.
 MISMATCH_TOLERANCE = 0.01
 # Below this percentage of positives, or of negatives, a run warns; ours.
 FEW_PERCENT = 5
@@ -133,7 +133,7 @@ def _warn_about_signs(
     flipped = sum(old * new < 0 for old, new in zip(before, after, strict=True))
     fix = _sign_fix(before, settings)
     if settings.effective_proportion is not None and len(set(before)) == 1:
-        problem = "--effective-proportion ignored: all rewards have the same sign"
+        problem = "--effective-proportion is ignored: all rewards have the same sign"
         return "ignored share", problem, fix
     if max(after) <= 0 <= min(after):
         problem = f"all rewards are 0 after the baseline, so {settings.method} learns nothing"
@@ -142,7 +142,7 @@ def _warn_about_signs(
         problem = f"no reward is negative: {settings.method} only trains on positives"
         return "no negatives", problem, fix
     if max(after) <= 0:
-        problem = f"no reward is positive: {settings.method} can only push samples down"
+        problem = f"no reward is positive: {settings.method} can only make samples less likely"
         return "no positives", problem, fix
     if min(before) < 0 < max(before) and 2 * flipped > len(after):
         share = 100 * flipped / len(after)
@@ -204,7 +204,7 @@ def _sample_fix(settings: Settings, more_positives: bool) -> str:
         return "use harder problems, or a larger --n"
     if Path(settings.model).resolve().is_relative_to(TINY):
         known = "questions in the form of tiny/train.jsonl"
-        return f"the tiny models know {known}: use that form, or give another --model or more --n"
+        return f"the tiny models know {known}: use these, another --model or a larger --n"
     return "use easier problems, a larger --n or another --model"
 
 
@@ -218,7 +218,7 @@ def report_mismatch(iteration: int, settings: Settings) -> None:
     if mismatch is None:
         return
     numbers = ", ".join(f"{name} {mismatch[name]:.2g}" for name in ("mean", "q05", "q95"))
-    what = "log mu of a completion by the engine, less that by the trainer"
+    what = "the engine's log mu of a completion minus the trainer's"
     print(f"iteration {iteration}: {what}, in nats: {numbers}", flush=True)
     per_token = mismatch["mean_per_token"]
     if not abs(per_token) <= MISMATCH_TOLERANCE:
@@ -251,7 +251,7 @@ def log_step(file: Path, step: int, stats: StepStats, settings: Settings) -> Non
 
 
 def explain_errors(steps: Iterable[StepStats], done: int) -> Iterator[StepStats]:
-    """The same steps; an error says which step it was, and what to do. done: steps before."""
+    """The same steps; an error says which step it was, and what to do. done: steps made before."""
     step = done
     try:
         for stats in steps:
@@ -357,7 +357,7 @@ def training_table(results: dict[str, Any]) -> Table:
 
     >>> training = {"log_ratio_pos_mean": 0.5, "log_ratio_neg_mean": None}
     >>> print(training_table({"iterations": [{"training": training}]}).markdown())
-    | log pi - log mu, nats | iteration 1 | good |
+    | log pi - log mu, nats | iteration 1 | should be |
     |---|---|---|
     | positives | 0.500 | above 0 |
     | negatives | none | below 0 |
@@ -371,4 +371,4 @@ def training_table(results: dict[str, Any]) -> Table:
             row.append("none" if value is None else f"{value:.3f}")
     rows[0].append("above 0")
     rows[1].append("below 0")
-    return Table([*head, "good"], rows)
+    return Table([*head, "should be"], rows)

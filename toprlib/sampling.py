@@ -47,8 +47,8 @@ class Engine(NamedTuple):
 
     generate(prompts, n, seed) yields n samples of each prompt, not graded, in lists of those that
     are finished together, each with the index of its prompt. It may use the seeds from `seed` to
-    `seed + n * len(prompts) - 1`. gpus: the ranks whose GPUs one engine spans; the first one calls.
-    start() loads the model, which `generate` else does when it is first called.
+    `seed + n * len(prompts) - 1`. gpus: the ranks whose GPUs one engine spans; only the first
+    one samples. start() loads the model; without it, the first call of `generate` does.
     """
 
     generate: Callable[[Sequence[Prompt], int, int], Completions]
@@ -58,7 +58,7 @@ class Engine(NamedTuple):
 
 @contextmanager
 def hf_engine(lm: LanguageModel, model: str, parameters: SamplingParameters) -> Iterator[Engine]:
-    """An engine in this process. The weights are loaded by its first call, and freed by the end.
+    """An engine in this process. Its first call loads the weights; the end of the block frees them.
 
     lm: without weights. model: folder or hub name of the weights. Raises InputError for a model
     whose state is more than keys and values, such as Mamba.
@@ -96,7 +96,7 @@ def make_prompts(
     if len(longest.ids) + max_new_tokens > lm.context:
         message = f"the prompt of problem {longest.problem.id} has {len(longest.ids)} tokens: with "
         message += f"{max_new_tokens} new ones it exceeds the model's context of {lm.context}"
-        raise InputError(f"{message}; use fewer --shots or new tokens", option="--max-new-tokens")
+        raise InputError(f"{message}; use fewer --shots or tokens", option="--max-new-tokens")
     return prompts
 
 

@@ -63,7 +63,7 @@ class Settings:
     iterations: AtLeastZero = 1
     """rounds of sampling from the model and training it (paper, Section 4.3); 0: evaluate only"""
     problems: Count = 320
-    """training problems to sample from, the first ones (ours; paper: all 7,473)"""
+    """number of training problems to sample from, from the first on (ours; paper: all 7,473)"""
     n: Count = 16
     """samples per training problem (paper, Section 4.1; for Anna Karenina 64, Section 4.3)"""
     composition: Literal[*COMPOSITIONS] = "uniform"
@@ -76,7 +76,7 @@ class Settings:
     """passes over these samples, each in another order (paper, Section 4.2: 1)"""
 
     engine: EngineName | None = None
-    """what samples: vllm (paper, Section 4.2), or hf: this process (ours; default of laptop)"""
+    """sampling engine: vllm (paper, Section 4.2), or hf in this process (ours; for laptop)"""
     vllm_python: Path | None = None
     """interpreter that has vLLM; default: this one (ours)"""
     engine_gpus: Count = 1
@@ -86,7 +86,7 @@ class Settings:
     top_p: Share = 1.0
     """top-p of sampling (paper, Section 4.2)"""
     top_k: Annotated[int, Ge(-1)] = 500
-    """sample among this many most probable tokens (paper, Section 4.2); 0 or -1: among all"""
+    """sample from this many most probable tokens (paper, Section 4.2); 0 or -1: from all"""
     max_new_tokens: Count = 128
     """longest completion, in tokens (ours; paper: 512)"""
 
@@ -108,11 +108,11 @@ class Settings:
     batch_size: Count = 16
     """completions per optimizer step, over all processes (ours; paper: 8, one on each GPU)"""
     micro_batch_size: Count = 8
-    """completions per forward pass of a process: memory, not the gradient (ours; paper: 1)"""
+    """completions per forward pass of a process; does not change gradients (ours; paper: 1)"""
     max_grad_norm: Positive = 1.0
     """the gradient is clipped to this norm (paper, Section 4.2)"""
     dtype: Dtype = "float32"
-    """of forward and backward passes; weights and gradients are float32 (ours)"""
+    """precision of forward and backward passes; weights stay float32 (ours)"""
     gradient_checkpointing: bool = False
     """recompute activations in the backward pass: less memory, same gradient (ours)"""
     reshard_after_forward: bool = True
@@ -120,10 +120,10 @@ class Settings:
     lora: Count | None = None
     """rank of LoRA adapters to train in place of the weights; default: all weights (ours)"""
     save_every: Count = 100
-    """optimizer steps between two checkpoints: what an interrupted run loses at most (ours)"""
+    """optimizer steps between two checkpoints: the most that an interrupted run loses (ours)"""
 
     test_problems: AtLeastZero = 150
-    """test problems to evaluate on, the first ones (ours; paper: all 1,319); 0: no evaluation"""
+    """number of test problems, from the first on (ours; paper: all 1,319); 0: no evaluation"""
     eval_samples: AtLeastTwo = 16
     """samples per test problem (ours; paper: 64); a quarter of them before the end of an epoch"""
     k: Count = 16
@@ -132,9 +132,9 @@ class Settings:
     """evaluations along an epoch, the last one in full (ours; paper: 1, at its end)"""
 
     dry_run: bool = False
-    """print what the run would sample, train and need in memory, and do nothing"""
+    """print what the run would sample, train and need in memory; start nothing"""
     seed: AtLeastZero = 0
-    """seed of everything random"""
+    """seed of all random numbers"""
     out: Path | None = None
     """folder to write into; default: runs/PRESET and the settings that differ from the preset's"""
 
@@ -284,7 +284,7 @@ def check_sizes(settings: Settings, processes: int) -> None:
     if size % per_row > 0:
         raise InputError(f"{size}: must be even for {settings.method}", option="--batch-size")
     if size < per_row * processes:
-        message = f"{size}: {processes} processes need at least {per_row * processes}"
+        message = f"{size}: {processes} processes need {per_row * processes} completions or more"
         raise InputError(message, option="--batch-size")
     if settings.k > settings.eval_samples and settings.test_problems > 0:
         message = f"{settings.k}: must be at most --eval-samples {settings.eval_samples}"
@@ -332,7 +332,7 @@ def check_method(settings: Settings) -> None:
         raise InputError(message, option="--baseline")
     is_proportion = settings.composition == "proportion"
     if is_proportion != (settings.proportion is not None):
-        message = "and --composition proportion go together; set both or neither"
+        message = "goes with --composition proportion; set both or neither"
         raise InputError(message, option="--proportion")
     if settings.limits is not None:
         if method.limits is None:

@@ -31,8 +31,8 @@ WORKER = Path(__file__).with_name("vllm_worker.py")
 START_SECONDS = 1800.0  # after which the start of an engine has failed; ours
 FREE_SECONDS = 30.0  # in which the driver frees the GPU's memory after an engine has ended; ours
 GPU_MEMORY = 0.85  # share of the GPU's memory for vLLM; the trainer keeps some of the rest; ours
-# Without these, vLLM compiles with CUDA's toolkit, which a node may lack: FlashInfer's attention on
-# B200, and its fused all-reduce between GPUs.
+# Without these, vLLM compiles FlashInfer's attention on B200 and its fused all-reduce between GPUs:
+# that needs CUDA's toolkit, which a node may lack.
 GPU_OPTIONS = {
     "gpu_memory_utilization": GPU_MEMORY,
     "compilation_config": {"pass_config": {"fuse_allreduce_rms": False}},
@@ -110,7 +110,7 @@ def sample_completions(
         for fields in completions:  # token_ids, token_logmu_engine, finish_reason
             if not all(map(math.isfinite, fields["token_logmu_engine"])):
                 message = "log-probabilities of its tokens are NaN or infinite"
-                fix = "its weights are damaged, or --dtype has too small a range for it"
+                fix = "check its weights, or give a --dtype with a larger range"
                 raise InputError(f"{message}: {fix}", option="--model", file=process.model)
             text = lm.text(fields["token_ids"])
             sample = Sample(
@@ -180,7 +180,7 @@ class VllmProcess:
                 raise InputError(message, option="--vllm-python") from None
         ready, _, _ = select.select([self.process.stdout], [], [], START_SECONDS)
         if not ready:
-            message = f"vLLM has not started within {START_SECONDS:.0f} s; its messages are here"
+            message = f"vLLM has not started within {START_SECONDS:.0f} s; see this file"
             raise InputError(message, file=log)
         error = self._read_answer()
         if error is not None:
@@ -205,7 +205,7 @@ class VllmProcess:
     def _read_answer(self) -> Any:
         line = self.process.stdout.readline()
         if not line.endswith("\n"):  # it may have ended in the middle of an answer
-            message = f"vLLM ended with exit status {self.process.wait()}; its messages are here. "
+            message = f"vLLM ended with exit status {self.process.wait()}; see this file. "
             message += "Finished completions are saved: repeat the command to resume"
             raise InputError(message, file=self.options.log)
         return json.loads(line)

@@ -5,7 +5,7 @@
     topr-conformance --list
 
 The function takes logp, logmu (B, T), reward (B,) and mask (B, T), and returns a scalar to be
-minimised. Its gradient decides: a constant factor and a sum over completions make no difference.
+minimised. Only its gradient is compared, up to a constant factor: a sum over completions is fine.
 The exit status is 0 for the paper's loss only.
 """
 
@@ -119,7 +119,7 @@ def print_report(options: argparse.Namespace, report: Report, difference: str | 
         if report.adapter.endswith(form):
             print(mean)
     if options.random:
-        agree = f"{options.random} random batches agree with Eq. 7, with these arguments"
+        agree = f"{options.random} random batches agree with Eq. 7, with the arguments above"
         print(difference or agree)
     if options.verbose:
         print(report.table())

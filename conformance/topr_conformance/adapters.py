@@ -1,4 +1,4 @@
-"""Call losses that take or return another form than `losses.Loss` does."""
+"""Call losses whose arguments or result have another form than those of `losses.Loss`."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -124,7 +124,7 @@ def adapted(loss: AnyLoss, adapter: str) -> Loss:
 
 # ---- which forms are worth a try -----------------------------------------------------------------
 def layouts(names: Sequence[str]) -> list[str]:
-    """The adapters of tensors that may fit a loss with parameters of these names, likely first."""
+    """The adapters of tensors that may fit parameters of these names, the likeliest first."""
     kinds = ["", "advantages", "time first", "sequences", "packed", "cumulative lengths + packed"]
     masks = ["", "boolean mask", "integer mask"]
     text = " ".join(names).lower()
@@ -140,7 +140,7 @@ def layouts(names: Sequence[str]) -> list[str]:
 
 
 def output_forms(value: object, num_completions: int) -> list[str]:
-    """The adapters for what a loss returned; none if it is a scalar, or nothing known."""
+    """The adapters for what a loss returned; none for a scalar or an unknown form."""
     if isinstance(value, Mapping):
         key = _key_of_loss(value)
         return [f"output '{key}'", *output_forms(value[key], num_completions)] if key else []

@@ -48,7 +48,7 @@ ADVICE = {
     "sft": "do not drop negatives: give them the weight min(pi/mu, 1)",
     "clip ": (
         "clip to [1, 1] where reward >= 0 and to [0, 1] elsewhere; "
-        "a guard of exp, at -20 or lower, does no harm"
+        "clipping the log-ratio at -20 or lower does no harm"
     ),
     "clip 0..1 on positives, 1..1 on negatives": (
         "; the signs are exchanged: taper the negatives, not the positives"
@@ -80,10 +80,10 @@ ADVICE = {
     "token mean": _DIVIDE_BY_LENGTH,
     "sequence sum": _DIVIDE_BY_LENGTH,
     "divided by the longest length": (
-        f"{_DIVIDE_BY_LENGTH}, not by the longest, and not by the width of the padded batch"
+        f"{_DIVIDE_BY_LENGTH}; do not divide by the longest length or the width of the batch"
     ),
-    "length at least": f"{_DIVIDE_BY_LENGTH}, however short",
-    "length off by": f"{_DIVIDE_BY_LENGTH}: as many as are summed",
+    "length at least": f"{_DIVIDE_BY_LENGTH}, short ones included",
+    "length off by": f"{_DIVIDE_BY_LENGTH}; count exactly the tokens of the sum",
     "mean over non-zero rewards": (
         "divide by the number of all completions, including those with a reward of 0"
     ),
@@ -96,8 +96,8 @@ ADVICE = {
         "that of the log-ratios included"
     ),
     "extra term": (
-        "remove what does not depend on the reward, such as a KL or an entropy, "
-        "also from within the reward"
+        "remove terms that do not depend on the reward, such as a KL or an entropy, "
+        "from the loss and from the reward"
     ),
     "left out": (
         "let every token of every completion count, in the loss and in the ratio, however long: "

@@ -45,9 +45,9 @@ class Trial(NamedTuple):
 
 
 def call_in_its_form(loss: AnyLoss, is_coarse: bool = False) -> list[Trial]:
-    """A trial in the order of arguments that names or gradient show; two if neither decides.
+    """A trial in the order of arguments that names or gradients show; two if neither decides.
 
-    The two differ by which of two parameters is logp, and both have a gradient. Raises InputError
+    The two take different parameters for logp; both have a gradient. Raises InputError
     if the loss cannot be called, or has no gradient in logp.
     """
     parameters = parameters_of(loss)

@@ -42,9 +42,9 @@ def find_hypothesis(
 ) -> Hypothesis | None:
     """The hypothesis with the fewest differences that explains all gradients, or None.
 
-    Limits, window, power and stop-gradient are measured on single tokens. How tokens make a ratio
-    and a loss is tried on the first batch. What explains the first batch is tried on all, with
-    every baseline and frozen weights. is_scaled_by_batch: see `explains`. has_any_weight: the
+    Limits, window, power and stop-gradient are measured on single tokens. Ways to form
+    ratio and loss from tokens are tried on the first batch. Those that explain it are tried on all,
+    with every baseline and frozen weights. is_scaled_by_batch: see `explains`. has_any_weight: the
     weight may be any function of the ratio; it is measured where it is needed.
 
     >>> from topr_conformance import variants
@@ -211,8 +211,8 @@ def _bounds(weight: Tensor, rtol: float) -> tuple[float, float]:
 def _line_between(low: float, high: float, curve: Curve, rtol: float) -> Line:
     """The line of the weights between two bounds.
 
-    One log-ratio between the bounds does not tell the power, and none tells neither power nor
-    shift: they are then the paper's, 1 and 0.
+    One log-ratio between the bounds does not determine the power; without any, neither power nor
+    shift is known. An unknown power is 1, an unknown shift 0, as in the paper.
     """
     least = max(low * (1 + 0.1 * rtol), 1e-6 if rtol == FINE else UNDERFLOW)
     is_above = curve.weight > least

@@ -146,7 +146,7 @@ class Hypothesis:
         return weight.detach() if self.stops_gradient else weight
 
     def _log_ratio(self, of_token: Tensor, sign: Tensor, mask: Tensor) -> Tensor:
-        """That of the unit: (B, 1), or per token (B, T)."""
+        """The log-ratio of the unit: (B, 1), or per token (B, T)."""
         if self.unit == "per-token":
             return of_token
         if self.unit == "geometric mean of clipped tokens":

@@ -65,7 +65,7 @@ def identify(loss: AnyLoss) -> Report:
     A hypothesis fits if its gradients equal the loss's on all probes to 1e-4, up to one constant
     factor. The report names the hypothesis with the fewest differences. The loss is first called
     with the probes, because it may keep the weights of its first call. A loss that rounds to
-    bfloat16 or float16 is called again with coarse probes, and compared to 2 %. A loss of another
+    bfloat16 or float16 is called again with coarse probes, within 2 %. A loss of another
     form than `losses.Loss` is called in its own form, which the report names.
 
     >>> from topr_conformance.variants import per_token_and_token_mean
@@ -146,7 +146,7 @@ def _report_of_guess(trials: list[Trial]) -> Report:
 
 
 def _is_proportional(trial: Trial) -> bool:
-    """Whether the gradients grow with the size of the rewards: the last probe has 100 times."""
+    """Whether gradients grow with rewards: those of the last probe are 100 times as large."""
     first, *_, last = trial.observed.neg_grads
     return torch.allclose(last, 100 * first, rtol=1e-3, atol=1e-6)
 
@@ -184,8 +184,8 @@ def _with_right_sign(trial: Trial) -> Trial:
 def _precision_of(loss: Loss, batch: LossInputs) -> str | None:
     """The precision to which a loss rounds its inputs: a small change does nothing then.
 
-    It rounds if the gradients have more than two sizes, and most stay if log pi or log mu changes
-    by a millionth. A change by 1/1200 is less than half a step of bfloat16, and more of float16.
+    It rounds if the gradients have more than two sizes, and most stay equal if log pi or log mu
+    changes by a millionth. A change by 1/1200 is below half a step of bfloat16, but not of float16.
     None if it does not round.
     """
     before = neg_grad(loss, batch)[SINGLES, 0]
@@ -232,7 +232,7 @@ def _explain(trial: Trial) -> Explanation | None:
 
 
 def _explain_by_mistakes(trial: Trial) -> Explanation | None:
-    """The hypothesis for the loss without a mistake that no hypothesis has, and its names."""
+    """Explain the loss without its mistakes that no hypothesis describes; names all differences."""
     batches, rtol = trial.observed.batches, trial.observed.rtol
     # Next to an extra term, ratios of e^40 would leave no digits of the others.
     near = probes(batches[0].token_logp.dtype, is_coarse=rtol == COARSE, scale=0.1)

@@ -38,7 +38,7 @@ def load(name: str) -> Callable[..., Tensor]:
     _check_not_hidden(name, file, module)
     function = getattr(module, attribute, None)
     if not callable(function):
-        raise InputError(f"{name}: {module_name} has no function {attribute!r}")
+        raise InputError(f"{name}: {module_name} has no function {attribute!r}; check the name")
     return function
 
 

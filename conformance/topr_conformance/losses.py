@@ -50,8 +50,8 @@ def neg_grad(loss: Loss, inputs: LossInputs) -> Tensor:
 
 def value_of(loss: Callable[..., object], inputs: LossInputs) -> object:
     """What a loss returns, with a gradient in token_logp. It may change its arguments in place."""
-    # The loss gets no leaf: a trainer's log-probabilities are none, and autograd forbids to
-    # change a leaf in place.
+    # The loss gets no leaf tensor: a trainer's log-probabilities are not leaves, and autograd
+    # forbids changing a leaf in place.
     leaf = inputs.token_logp
     if not leaf.requires_grad:
         leaf = leaf.clone().requires_grad_()

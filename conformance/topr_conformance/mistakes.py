@@ -114,7 +114,7 @@ def _with_reward_added(neg_grad: NegGrad, amount: float, batch: LossInputs) -> T
 
 
 def _neg_grad_at_reward(neg_grad: NegGrad, batch: LossInputs, reward: float) -> float:
-    """That of the batch's first token if this is the reward of its completion."""
+    """`neg_grad` of the batch's first token if its completion has this reward."""
     rewards = torch.cat([batch.reward.new_tensor([reward]), batch.reward[1:]])
     return neg_grad(batch._replace(reward=rewards))[0, 0].item()
 
@@ -131,7 +131,7 @@ def _with_reward_undone(neg_grad: NegGrad, first: LossInputs, batch: LossInputs)
 
 # ---- terms that do not depend on the reward ------------------------------------------------------
 def _without_extra_term(corrected: Corrected, batch: LossInputs) -> Corrected:
-    """Without an extra term, returns the same object."""
+    """The correction with an extra term removed; the same object if there is none."""
     extra = _at_zero_reward(corrected.neg_grad, batch)
     if not (extra.isfinite().all() and extra.any()):
         return corrected
@@ -144,7 +144,7 @@ def find_constant_baseline(
 ) -> str | None:
     """The name of a constant baseline, if the extra term is the push of a constant reward.
 
-    neg_grad: that of the loss with the extra term; hypothesis: what explains it without.
+    neg_grad: of the loss with the extra term. hypothesis: explains the loss without the term.
     """
     extra = _at_zero_reward(neg_grad, batch)
     unit = corrected.neg_grad(batch)[0, 0]  # of a reward of 1

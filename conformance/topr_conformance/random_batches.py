@@ -32,8 +32,8 @@ def compare(loss: Loss, count: int, seed: int = 0) -> str | None:
     is_sum = math.isclose(of_one, of_two, rel_tol=1e-4)
     is_mean = math.isclose(of_one, 2 * of_two, rel_tol=1e-4)
     if not (of_one > 0 and (is_sum or is_mean)):
-        wanted = "it must be positive, and the same or half of it as one of two"
-        found = f"neg_grad of an on-policy positive is {of_one + 0:g}, as one of two {of_two + 0:g}"
+        wanted = "the first must be positive, the second the same or half"
+        found = f"neg_grad of an on-policy positive is {of_one + 0:g} and in a pair {of_two + 0:g}"
         return spell_out_not_finite(f"differs from Eq. 7: {found}; {wanted}")
     generator = torch.Generator().manual_seed(seed)
     batches = [random_batch(generator) for _ in range(count)]
@@ -51,7 +51,7 @@ def compare(loss: Loss, count: int, seed: int = 0) -> str | None:
 
 
 def _neg_grad_of_positives(loss: Loss, count: int) -> float:
-    """That of the first of some on-policy positives of one token."""
+    """`neg_grad` of the first of `count` on-policy positives of one token."""
     ones = torch.ones(count, 1)
     return neg_grad(loss, LossInputs(-ones, -ones, ones[:, 0], ones))[0, 0].item()
 

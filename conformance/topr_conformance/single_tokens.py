@@ -77,7 +77,7 @@ class SingleTokens(NamedTuple):
         return False
 
     def inside_window(self, factor: float) -> list[Curve] | None:
-        """The curves of positives and negatives, the latter over a factor; None if they have holes.
+        """The curves of positives and negatives, the latter divided by a factor; None with holes.
 
         The weight may jump to 0 on either side of an on-policy token, and must then stay 0.
         """

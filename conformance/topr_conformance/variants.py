@@ -91,7 +91,7 @@ def per_token_and_token_mean(
     mask: Tensor,
     denominator: float | None = None,
 ) -> Tensor:
-    """Ratios of tokens, and all tokens of the batch count alike: what most frameworks have."""
+    """Ratios of tokens, and all tokens of the batch count alike, as in most frameworks."""
     token_log_ratio = token_logp - token_logmu
     token_weight = weight_by_sign(token_log_ratio.clamp(max=0).exp(), reward[:, None])
     mean_length = mask.sum() / len(mask)

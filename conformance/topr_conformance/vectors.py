@@ -59,7 +59,7 @@ V11  are prompt and padding left out?
      inputs: logp, and not logmu, of masked positions filled with -50; then padded on the left
      paper: the sums run over the completion's tokens: the same gradient to the bit, 0 on padding
      unmasked: a factor of e^-49 in the weight for each such position, log mu being -1 there
-V13  are probabilities never formed?
+V13  does the loss compute with log-probabilities only?
      inputs: R = -1; 20 tokens of log mu = -3, log-ratio 0
      paper: weight e^(-60 + 60) = 1
      mu made explicit as exp(-60): 8.757e-27
@@ -301,7 +301,7 @@ def _check_counting(loss: Loss) -> tuple[bool, str]:
 
 
 def _neg_grads_of_rows(loss: Loss, batch: LossInputs, rows: slice) -> Tensor:
-    """Those of the first token, (B,), of some rows alone."""
+    """`neg_grad` of the first tokens, (B,), if the batch has these rows alone."""
     return neg_grad(loss, LossInputs(*[column[rows] for column in batch]))[:, 0]
 
 

@@ -8,8 +8,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table as RichTable
 
-# The 97.5 % quantile of Student's t for n values, n - 1 degrees of freedom. More than 10 values use
-# the quantile of 10, which makes their interval slightly too wide.
+# The 97.5 % quantile of Student's t for n values, n - 1 degrees of freedom. More than 13 values use
+# the quantile of 13, which makes their interval slightly too wide.
 STUDENT_T = {
     2: 12.706,
     3: 4.303,
@@ -20,6 +20,9 @@ STUDENT_T = {
     8: 2.365,
     9: 2.306,
     10: 2.262,
+    11: 2.228,
+    12: 2.201,
+    13: 2.179,
 }
 
 
@@ -47,7 +50,7 @@ class Estimate(NamedTuple):
         if n == 1:
             return cls(mean, None, each)
         standard_error = float(np.std(each, ddof=1) / n**0.5)
-        return cls(mean, STUDENT_T[min(n, 10)] * standard_error, each)
+        return cls(mean, STUDENT_T[min(n, 13)] * standard_error, each)
 
     @classmethod
     def over_samples(cls, values: Sequence[float]) -> "Estimate":

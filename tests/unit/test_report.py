@@ -29,10 +29,10 @@ def test_the_interval_over_seeds_is_that_of_students_t():
     assert actual.each == (1, 2, 6)
 
 
-def test_more_than_ten_seeds_use_the_quantile_of_ten():
+def test_more_than_thirteen_seeds_use_the_quantile_of_thirteen():
     actual = Estimate.over_seeds([0.0, 1.0] * 8)
     variance = 16 * 0.25 / 15
-    assert actual.half_width == pytest.approx(2.262 * math.sqrt(variance / 16))
+    assert actual.half_width == pytest.approx(2.179 * math.sqrt(variance / 16))
 
 
 def test_the_interval_over_samples_is_two_standard_errors():

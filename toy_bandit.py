@@ -355,8 +355,8 @@ def proposition_3_1(ax: Axes, seed: int = 0) -> None:
 
 
 def proposition_3_2(ax: Axes, seed: int = 0) -> None:
-    """Proposition 3.2. If a- = 0, J_topr <= max(0, max R), whatever pi, mu and R. If a- > 0, J_topr
-    has no bound.
+    """Proposition 3.2. If a- = 0, J_topr <= max(0, max R), whatever pi, mu and R. If a- > 0 and an
+    R < 0, J_topr has no upper bound.
 
     rho(x) <= x bounds what positives add; a tapered negative adds at most 0. With a- > 0 a wrong
     arm whose pi goes to 0 adds -mu |R| a- (1 + log(pi / (a- mu))), which goes to infinity: the

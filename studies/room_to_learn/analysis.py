@@ -30,6 +30,10 @@ LINE_STYLES = {
     "reinforce": STYLES["reinforce"],
 }
 
+# Arms whose difference is an endpoint, and what is compared.
+PAIRS = (("topr", "sft"), ("70 %", "sft"), ("reinforce", "topr"))
+COMPARED = ("pass@1", "maj@16", "T = 0", "area under the curve")
+
 # Runs of one arm and rate, by seed.
 BySeed = dict[int, dict]
 
@@ -91,38 +95,55 @@ def greedy_gains(runs: BySeed, others: BySeed | None = None) -> Estimate:
     return over_questions(gains)
 
 
+def read_lines() -> list[dict]:
+    """The lines of runs.jsonl, each a run."""
+    text = (FOLDER / "runs.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def endpoints(tuned: Mapping[str, BySeed]) -> dict[str, Estimate]:
+    """What predictions are about: each arm, differences of arms, and gains over questions."""
+    measured = {}
+    for arm, runs in tuned.items():
+        measured[arm] = {seed: measure(run) for seed, run in runs.items()}
+    found = {}
+    for arm, of_seed in measured.items():
+        for what in of_seed[0]:
+            each = [values[what] for values in of_seed.values()]
+            found[f"{LABELS[arm]}: {what}"] = Estimate.over_seeds(each)
+    for arm, other in PAIRS:
+        for what in COMPARED:
+            each = [measured[arm][s][what] - measured[other][s][what] for s in measured[arm]]
+            found[f"{LABELS[arm]} - {LABELS[other]}: {what}"] = Estimate.over_seeds(each)
+    for arm, runs in tuned.items():
+        found[f"{LABELS[arm]}: T = 0, after - before, over questions"] = greedy_gains(runs)
+    difference = greedy_gains(tuned["topr"], tuned["sft"])
+    found[f"TOPR - {LABELS['sft']}: T = 0, over questions"] = difference
+    before = [np.mean(run["right"][0]) / SAMPLES for run in tuned["topr"].values()]
+    found["before: pass@1"] = Estimate.over_seeds(before)
+    greedy_before = [np.mean(run["greedy before"]) for run in tuned["topr"].values()]
+    found["before: T = 0"] = Estimate.over_seeds(greedy_before)
+    return found
+
+
+def at_each_rate(runs: Mapping[str, Mapping[float, BySeed]]) -> dict[str, Estimate]:
+    """pass@1 at the end of each arm and rate."""
+    found = {}
+    for arm, of_arm in runs.items():
+        for lr, of_rate in of_arm.items():
+            ends = [accuracy(of_rate[seed]) for seed in sorted(of_rate)]
+            found[f"{LABELS[arm]}, {lr:g}"] = Estimate.over_seeds(ends)
+    return found
+
+
 def main(out: Path = FOLDER) -> None:
     """Write room_to_learn.json and room_to_learn.png."""
-    text = (FOLDER / "runs.jsonl").read_text(encoding="utf-8")
-    lines = [json.loads(line) for line in text.splitlines()]
+    lines = read_lines()
     runs: dict[str, dict[float, BySeed]] = {}
     for line in lines:
         runs.setdefault(line["arm"], {}).setdefault(line["lr"], {})[line["seed"]] = line
     tuned = {arm: at_tuned_rate(of_arm) for arm, of_arm in runs.items()}
-    measured = {arm: {s: measure(run) for s, run in of.items()} for arm, of in tuned.items()}
-    shares = {}
-    for arm, of_seed in measured.items():
-        for what in of_seed[0]:
-            each = [values[what] for values in of_seed.values()]
-            shares[f"{LABELS[arm]}: {what}"] = Estimate.over_seeds(each)
-    for arm, other in (("topr", "sft"), ("70 %", "sft"), ("reinforce", "topr")):
-        for what in ("pass@1", "maj@16", "T = 0", "area under the curve"):
-            each = [measured[arm][s][what] - measured[other][s][what] for s in measured[arm]]
-            shares[f"{LABELS[arm]} - {LABELS[other]}: {what}"] = Estimate.over_seeds(each)
-    for arm in ("topr", "70 %", "sft", "reinforce"):
-        shares[f"{LABELS[arm]}: T = 0, after - before, over questions"] = greedy_gains(tuned[arm])
-    difference = greedy_gains(tuned["topr"], tuned["sft"])
-    shares[f"TOPR - {LABELS['sft']}: T = 0, over questions"] = difference
-    before = [np.mean(run["right"][0]) / SAMPLES for run in tuned["topr"].values()]
-    shares["before: pass@1"] = Estimate.over_seeds(before)
-    greedy_before = [np.mean(run["greedy before"]) for run in tuned["topr"].values()]
-    shares["before: T = 0"] = Estimate.over_seeds(greedy_before)
-    rates = {LABELS[arm]: [run["lr"] for run in of.values()] for arm, of in tuned.items()}
-    by_rate = {}
-    for arm, of_arm in runs.items():
-        for lr, of_rate in of_arm.items():
-            ends = [accuracy(of_rate[seed]) for seed in sorted(of_rate)]
-            by_rate[f"{LABELS[arm]}, {lr:g}"] = Estimate.over_seeds(ends)
+    shares = endpoints(tuned)
     rows = [[what, value.text(100)] for what, value in shares.items()]
     content = {
         "command": "python -m studies.room_to_learn.study MODEL, then .analysis",
@@ -132,16 +153,15 @@ def main(out: Path = FOLDER) -> None:
         "start": min(line["start"] for line in lines),
         "end": max(line["end"] for line in lines),
         "commits": sorted({line["commit"] for line in lines}),
-        "chosen": rates,
+        "chosen": {LABELS[arm]: [run["lr"] for run in of.values()] for arm, of in tuned.items()},
         "shares": {what: value._asdict() for what, value in shares.items()},
-        "at each rate": {what: value._asdict() for what, value in by_rate.items()},
+        "at each rate": {what: value._asdict() for what, value in at_each_rate(runs).items()},
         "tables": {"endpoints": Table(["", "%, or points"], rows)._asdict()},
     }
     file = out / "room_to_learn.json"
     file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    panel = draw_curves(tuned)
-    save_figure(draw([panel]), out / "room_to_learn.png")
-    print(Table(["", "%, or points"], rows).markdown(), rates)
+    save_figure(draw([draw_curves(tuned)]), out / "room_to_learn.png")
+    print(Table(["", "%, or points"], rows).markdown(), content["chosen"])
 
 
 def draw_curves(tuned: Mapping[str, BySeed]) -> Panel:

@@ -89,7 +89,7 @@ TAPER_MISTAKES = {
     "division by 0": "the bound is 0 here; handle a = 0 and b = 0 separately",
     "the weight": "this is the clipped ratio; outside the bounds the taper is a logarithm",
     "missing factor": "outside the bounds, multiply 1 + log(r / bound) by the bound",
-    "missing 1": "the taper jumps at a bound; outside, use the bound times 1 + log(r / bound)",
+    "missing 1": "the taper jumps at a bound; outside, use bound * (1 + log(r / bound))",
 }
 
 

@@ -357,7 +357,7 @@ def draw_collapse() -> Figure:
         mean = [100 * value for value in curve["mean"]]
         lines.append(Line(range(0, 101, 20), mean, name, name))
     options = {"ylim": (-3, 103), "xlim": (0, 100)}
-    figure = plot(Panel("", "part of the training (%)", "right answers (%)", lines, options), WIDE)
+    figure = plot(Panel("", "training completed (%)", "right answers (%)", lines, options), WIDE)
     [axes] = figure.axes
     name_line(axes, 55, 84, "TOPR", LINE_STYLES["topr"].colour)
     name_line(axes, 20, 30, "naive REINFORCE", LINE_STYLES["reinforce"].colour)

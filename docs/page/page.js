@@ -164,7 +164,7 @@ function collapse() {
     }));
     const both = at_point(slider, lines);
     chart(at("collapse-curve"), {
-      says: "Share of right answers along the training of TOPR and of naive REINFORCE",
+      says: "Share of right answers during training with TOPR and with naive REINFORCE",
       y: { label: "right answers to test questions (%)", ...PERCENT },
       ...both,
       x: { ...both.x, label: "solutions trained on" },
@@ -389,14 +389,14 @@ function draw_panel(panel, { bandit, step, steps, z: now, paths }, method) {
     dots: last.map((y, i) => ({ x: step, y, style: ARM_STYLES[i] })),
   });
   chart(at(`bandit-pi-${panel}`), {
-    says: `Probabilities of the arms along ${FORMS.count(step)} steps of ${NAMES[method]}`,
+    says: `Probabilities of the arms over ${FORMS.count(step)} steps of ${NAMES[method]}`,
     ...shared,
     ...of_arms(points.map(softmax), pi),
     y: { label: "probability π, log scale", ...POWERS, low: 1e-7, high: 1 },
   });
   const logits = points.flat();
   chart(at(`bandit-z-${panel}`), {
-    says: `Logits of the arms along ${FORMS.count(step)} steps of ${NAMES[method]}`,
+    says: `Logits of the arms over ${FORMS.count(step)} steps of ${NAMES[method]}`,
     ...shared,
     ...of_arms(points, z),
     y: { label: "logit z", low: Math.min(-4, ...logits), high: Math.max(2, ...logits) },
@@ -411,7 +411,7 @@ function draw_objectives({ bandit, step, steps, paths }, methods) { // up to twi
     return line.y[line.y.length - 1] > high ? { ...line, label: `${line.label} ↑` } : line;
   });
   chart(at("bandit-objective"), {
-    says: `Objectives along ${FORMS.count(step)} steps of ${methods.map((method) => NAMES[method]).join(" and of ")}, and their bound`,
+    says: `Objectives over ${FORMS.count(step)} steps of ${methods.map((method) => NAMES[method]).join(" and of ")}, and their bound`,
     x: steps_axis(step),
     y: { label: "objective J", low: Math.min(-0.5, ...lines.flatMap((line) => line.y)), high },
     lines,
@@ -642,7 +642,7 @@ function tokens() {
     completions.forEach(({ log_ratio }, i) => {
       const lines = Object.entries(log_ratio).map(([method, values]) => of_method(method, values.map(sum)));
       chart(at(`tokens-chart-${i}`), {
-        says: `Log-ratio of the ${kinds[i]} completion along training`,
+        says: `Log-ratio of the ${kinds[i]} completion during training`,
         y: { label: `log-ratio of the ${kinds[i]} completion`, ...symlog },
         ...at_point(slider, lines),
       });
@@ -693,7 +693,7 @@ function variants() {
       y: log_ratio.map((of_tokens) => weight(name, of_tokens)),
     }));
     chart(at("variants-chart"), {
-      says: "Weight of the wrong completion along training, for the paper's loss and its variants",
+      says: "Weight of the wrong completion during training, for the paper's loss and its variants",
       y: { label: "weight, log scale", ...POWERS, low: 1e-6, high: 1 },
       ...at_point(slider, lines),
     });

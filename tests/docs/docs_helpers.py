@@ -1,5 +1,6 @@
 """The project's folder, its tracked pages, and the code on them."""
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -26,3 +27,16 @@ def code_blocks(page: str, language: str = "") -> list[str]:
     """The blocks of code of a page in some language, by default those that name none."""
     blocks = FENCED_CODE.findall(page)
     return [code for name, code in blocks if name == language]
+
+
+@cache
+def samples_by_run(metric: str) -> dict[tuple[str, str, float], np.ndarray]:
+    """(set, arm, rate) -> a metric on the base of 66 %, in per cent, (seeds, problems)."""
+    text = (ROOT / "studies/rate_and_share/runs.jsonl").read_text(encoding="utf-8")
+    table = {}
+    for line in map(json.loads, text.splitlines()):
+        if line["base"] == "two_thirds":
+            key = (line["set"], line["arm"], line["lr"])
+            table.setdefault(key, np.full((5, 300), np.nan))[line["seed"]] = line[metric]
+    scale = 16 if metric == "right" else 1
+    return {key: 100 * counts / scale for key, counts in table.items()}

@@ -2,7 +2,7 @@
 
     python -m studies.rate_and_share.study
 
-Questions, arms, endpoints and predictions are in predictions.md.
+Questions, arms, endpoints and predictions are in commit c17b340, predictions.md.
 """
 
 import re

@@ -3,8 +3,8 @@
     make real-llm                                        # makes the model's folder
     python -m studies.room_to_learn.study MODEL
 
-Questions, arms, endpoints and predictions are in predictions.md. questions.txt has the right ones
-of 32 samples, kind, question and answers. These samples are used for nothing else.
+Commit c17b340 has questions, arms, endpoints and predictions, predictions.md. questions.txt has
+the right ones of 32 samples, kind, question and answers. These samples are used for nothing else.
 """
 
 import json

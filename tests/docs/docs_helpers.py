@@ -3,7 +3,10 @@
 import json
 import re
 import subprocess
+from functools import cache
 from pathlib import Path
+
+import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 

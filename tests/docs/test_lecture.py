@@ -83,12 +83,12 @@ def test_numbers_are_those_of_the_files(slides):
         end = load("robustness")["data"][name]["late"]["mean"][-1]
         assert f"{100 * end:.1f} %" in slides[5]
     runs = samples_by_run("right")
-    for name, topr, sft in (("10 % positive", "50 %", "100 %"), ("natural", "topr", "sft")):
+    for name, arm, sft in (("10 % positive", "50 %", "100 %"), ("natural", "topr", "sft")):
         for lr in (3e-5, 1e-4, 2e-4):
-            each = (runs[name, topr, lr] - runs[name, sft, lr]).mean(axis=1)
-            mean = f"{100 * np.mean(each):+.1f}".replace("-", "−")
+            each = (runs[name, arm, lr] - runs[name, sft, lr]).mean(axis=1)
+            mean = f"{np.mean(each):+.1f}".replace("-", "−")
             half_width = 2.7764 * np.std(each, ddof=1) / 5**0.5
-            assert f"{mean} ± {100 * half_width:.1f}" in slides[20]
+            assert f"{mean} ± {half_width:.1f}" in slides[20]
 
 
 def test_the_four_lines_compute_topr_loss(rendered):

@@ -50,6 +50,14 @@ def tuned(name):
     )
 
 
+def study_difference(left, right):
+    """Two shares at 1e-4 in the study's set with 10 % positives."""
+    shares = load("rate_and_share")["shares"]
+    name = "base of 66 %, 10 % positive: {}, 0.0001"
+    ends = [100 * np.array(shares[name.format(share)]["each"]) for share in (left, right)]
+    return Estimate.over_seeds(ends[0] - ends[1])
+
+
 def new_seeds(method, step=-1):
     """Figure 6 at a share of 1 %: accuracy after a pass, in each of the five new seeds."""
     text = (STUDIES / "rate_and_share" / "fig6_seeds.jsonl").read_text(encoding="utf-8")
@@ -80,7 +88,7 @@ THREE_TIMES = "TOPR - SFT on positives, three times the rate"
 
 # A part of the text, "{}" for the number; digits after the point; the number from the files.
 STATEMENTS = [
-    ("SFT on positives only ends {} points above TOPR", 1, ((HIGH, ONLY), (HIGH, "topr"))),
+    ("SFT on positives only is then {} points above TOPR", 1, ((HIGH, ONLY), (HIGH, "topr"))),
     ("and {} points above TOPR at 3e-5", 1, ((HIGH, ONLY), (LOW, "topr"))),
     (
         "TOPR minus *as many steps* is inconclusive: {} points",
@@ -93,6 +101,7 @@ STATEMENTS = [
     ("At 3e-5 a share of 20 % gives {} points more", 1, lambda: share_difference(LOW, 0.2)),
     ("TOPR then ends {} points", 1, lambda: tuned("10 % positive")),
     ("and {} points above it if 66 % are", 2, lambda: tuned("natural")),
+    ("a share of 20 % ends {} points above SFT", 1, lambda: study_difference("20 %", "100 %")),
     ("It ends {} points above (inconclusive)", 1, lambda: Estimate.over_seeds(new_gains())),
     ("and {} points in all thirteen", 1, lambda: in_all_seeds("TOPR - TIS", new_gains())),
     ("it ends {} points below", 1, lambda: absolute(in_all_seeds("TOPR - base", new_changes()))),

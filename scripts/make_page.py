@@ -105,7 +105,7 @@ def numbers() -> dict[str, Any]:
         "tokens": {base: tokens_of_a_completion(base) for base in ("mistaken", "worded-long")},
         "lr": {method: f"{rate:g}".replace("e-0", "e-") for method, rate in rates.items()},
         "drift": realised_shares_at_three_nats(),
-        "best_share": {percent: best_share(percent) for percent in (10, 50)},
+        "best_shares": {percent: best_shares(percent) for percent in (10, 50)},
     }
 
 
@@ -144,12 +144,15 @@ def tokens_of_a_completion(base: str) -> int:
     return round(fmean(lengths))
 
 
-def best_share(percent: int) -> float:
-    """The effective share with the highest accuracy, on the set with so many % of positives."""
+def best_shares(percent: int) -> str:
+    """The effective shares with the highest accuracy, on the set with so many % of positives."""
     figure = accuracy_by_share()
     means = figure["accuracy"][f"{percent}% positive"]["mean"]
-    _, share = max(zip(means, figure["p_tilde"], strict=True))
-    return share
+    shares = []
+    for mean, share in zip(means, figure["p_tilde"], strict=True):
+        if math.isclose(mean, max(means)):
+            shares.append(f"{share:.0%}".replace("%", " %"))
+    return " and ".join(shares)
 
 
 def chart_data() -> dict[str, Any]:

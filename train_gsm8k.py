@@ -155,14 +155,15 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
     task = lm.chat.apply_to(task) if lm.chat else task
     train_prompts = sampling.make_prompts(task, task.train, lm, settings.max_new_tokens)
     test_prompts = sampling.make_prompts(task, task.test, lm, settings.max_new_tokens)
-    lengths = [len(prompt.ids) for prompt in train_prompts + test_prompts]
+    prompts = train_prompts + test_prompts
+    lengths = [len(prompt.ids) for prompt in prompts]
     max_tokens = max(lengths, default=0) + settings.max_new_tokens
     provided_samples = []
     if settings.samples:
         ask = lm.chat.format if lm.chat else None
         provided_samples = read_samples(settings.samples, settings.columns, ask, free_memory())
         choose(1, provided_samples, lm, task, settings)  # raises now if they do not fit
-    config = settings.to_config(provided_samples)
+    config = settings.to_config(provided_samples, prompts)
     open_engine = partial(sampling_engine, lm, task, max_tokens, settings)
 
     needs_group = settings.dtype != "float32"  # FSDP2 keeps its float32 copy, even on one GPU

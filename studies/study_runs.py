@@ -72,7 +72,10 @@ def copy_files(job: Job, earlier: Sequence[Job], runs: Path) -> None:
     That is the evaluation of the base model, and log mu if only the learning rate differs.
     """
     settings = settings_in(runs, job)
-    config = settings.to_config(read_samples(settings.samples, (), None, free_memory()))
+    samples = read_samples(settings.samples, (), None, free_memory())
+    # All runs of a group have the same problems, and so the same checksum of them.
+    config = files.read_json(runs / folder_name(earlier[0]) / "config.json")
+    config |= settings.to_config(samples)
     donors = {"test-0.jsonl": earlier[0]}
     for other in earlier:
         if differing(job, other) <= {"lr"}:

@@ -97,7 +97,8 @@ def dataset_warnings(
     warnings = {}
     if steps == 1 and _weights_vary(settings):
         problem = "there is one optimizer step, and at the first step every weight is 1"
-        fix = f"give a --batch-size below {settings.batch_size}, more samples or more --epochs"
+        num_examples = len(examples) * settings.epochs
+        fix = f"give a --batch-size below {num_examples}, more samples or more --epochs"
         warnings["one step"] = f"{problem}; {fix}"
     warning = _warn_about_signs(samples, examples, settings)
     if warning is None:
@@ -204,7 +205,7 @@ def _sample_fix(settings: Settings, more_positives: bool) -> str:
         return "use harder problems, or a larger --n"
     if Path(settings.model).resolve().is_relative_to(TINY):
         known = "questions in the form of tiny/train.jsonl"
-        return f"the tiny models know {known}: use these, another --model or a larger --n"
+        return f"the tiny models know {known}: use these or another --model (docs/own_task.md)"
     return "use easier problems, a larger --n or another --model"
 
 

@@ -21,7 +21,7 @@ from toprlib.external_samples import fingerprint, parse_columns
 from toprlib.files import first_validation_error, read_text
 from toprlib.language_model import Dtype, OptimizerName
 from toprlib.methods import METHODS, Loss
-from toprlib.records import InputError, Sample, Task
+from toprlib.records import InputError, Prompt, Sample, Task
 
 PROJECT = Path(__file__).resolve().parent.parent
 TINY = PROJECT / "tiny"
@@ -178,11 +178,14 @@ class Settings:
         """A seed for each stage, so that a change in one stage leaves the others' numbers alone."""
         return zlib.crc32(f"{stage} {self.seed}".encode())
 
-    def to_config(self, provided_samples: Sequence[Sample] = ()) -> dict:
+    def to_config(
+        self, provided_samples: Sequence[Sample] = (), prompts: Sequence[Prompt] = ()
+    ) -> dict:
         """The content of config.json.
 
-        provided_samples: those of --samples. A path inside the project is relative to it, so that a
-        copy of the project can resume its runs.
+        provided_samples: those of --samples. prompts: those of all problems; a run whose problems
+        have changed cannot resume. A path inside the project is relative to it, so that a copy of
+        the project can resume its runs.
         """
         config = {}
         for name, value in dataclasses.asdict(self).items():
@@ -193,6 +196,9 @@ class Settings:
         config["system"] = self.system_prompt if self.chat else None
         digest = fingerprint(self.samples, provided_samples) if self.samples else None
         config["samples_sha256"] = digest
+        if prompts:
+            text = "\n".join(prompt.text for prompt in prompts)
+            config["problems_crc32"] = f"{zlib.crc32(text.encode()):08x}"
         config["ranks"] = ranks()
         return config
 

@@ -429,5 +429,28 @@ def test_folder_of_something_else(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
+def with_changed_question(part):
+    """Small word problems, the last one of which has one word more."""
+
+    def make_task(settings):
+        task = gsm8k.gsm8k_task(settings)
+        problems = list(getattr(task, part))
+        problems[-1] = replace(problems[-1], question=f"{problems[-1].question} Now")
+        return replace(task, **{part: problems})
+
+    return make_task
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_finished_run_of_other_problems_is_refused(tmp_path, part):
+    run = tmp_path / "run"
+    run_small(run)
+    files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    error = input_error(run_small, run, with_changed_question(part))
+    assert (error.option, error.file) == ("--out", str(run))
+    assert "problems_crc32" in error.message
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == files
+
+
 def test_project_is_not_a_folder_for_a_run():
     assert input_error(run_small, ROOT).option == "--out"

@@ -338,14 +338,14 @@ def test_warnings_judge_all_samples_where_some_are_chosen_by_sign():
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, {"tiny/train.jsonl", "--model", "--n"}),
+        ({}, {"tiny/train.jsonl", "--model", "docs/own_task.md"}),
         ({"model": "elsewhere"}, {"--model", "--n"}),
         ({"samples": "own.jsonl"}, set()),  # no model has sampled them
     ],
 )
 def test_a_warning_about_few_positives_names_what_can_change_them(changes, expected):
     warning = find_warnings(Settings(**changes), rewards_of(1, 99))["few positives"]
-    words = set(re.findall(r"--[a-z]+|tiny/[a-z.]+", warning))
+    words = set(re.findall(r"--[a-z]+|tiny/[a-z.]+|docs/[a-z_.]+", warning))
     assert words == expected
 
 
@@ -364,6 +364,12 @@ def test_a_warning_about_few_positives_names_what_can_change_them(changes, expec
 )
 def test_a_warning_about_a_single_step_of_a_method_with_weights(changes, steps, kinds):
     assert list(find_warnings(Settings(**changes), [1, -1], steps=steps)) == kinds
+
+
+def test_a_warning_about_a_single_step_names_a_batch_size_that_makes_more():
+    warning = find_warnings(Settings(epochs=2), [1.0, -1.0, -1.0], steps=1)["one step"]
+    [size] = re.findall(r"--batch-size below (\d+)", warning)
+    assert int(size) == 6  # three samples, twice
 
 
 def test_warnings_about_signs_and_steps_come_together():

@@ -97,8 +97,7 @@ def dataset_warnings(
     warnings = {}
     if steps == 1 and _weights_vary(settings):
         problem = "there is one optimizer step, and at the first step every weight is 1"
-        num_examples = len(examples) * settings.epochs
-        fix = f"give a --batch-size below {num_examples}, more samples or more --epochs"
+        fix = f"give a --batch-size below {len(examples)}, more samples or more --epochs"
         warnings["one step"] = f"{problem}; {fix}"
     warning = _warn_about_signs(samples, examples, settings)
     if warning is None:

@@ -444,7 +444,7 @@ def main(
         found = experiment(settings, task)
         if distributed.rank() == 0:
             results.print_results(found)
-            print(f"{settings.out}: {time.monotonic() - start:.0f} s")
+            print(f"files: {settings.out} ({time.monotonic() - start:.0f} s)")
 
 
 if __name__ == "__main__":

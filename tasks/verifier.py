@@ -384,7 +384,7 @@ def main() -> None:
         if rank() == 0:
             for table in to_tables(results):
                 table.print()
-            print(f"{settings.out}: {time.monotonic() - start:.0f} s")
+            print(f"files: {settings.out} ({time.monotonic() - start:.0f} s)")
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ THREE_TIMES = "TOPR - SFT on positives, three times the rate"
 
 # A part of the text, "{}" for the number; digits after the point; the number from the files.
 STATEMENTS = [
-    ("SFT on positives only is then {} points above TOPR", 1, ((HIGH, ONLY), (HIGH, "topr"))),
+    ("above TOPR at 1e-4** (Figure 4): {} points above TOPR", 1, ((HIGH, ONLY), (HIGH, "topr"))),
     ("and {} points above TOPR at 3e-5", 1, ((HIGH, ONLY), (LOW, "topr"))),
     (
         "TOPR minus *as many steps* is inconclusive: {} points",

@@ -88,8 +88,8 @@ THREE_TIMES = "TOPR - SFT on positives, three times the rate"
 
 # A part of the text, "{}" for the number; digits after the point; the number from the files.
 STATEMENTS = [
-    ("above TOPR at 1e-4** (Figure 4): {} points above TOPR", 1, ((HIGH, ONLY), (HIGH, "topr"))),
-    ("and {} points above TOPR at 3e-5", 1, ((HIGH, ONLY), (LOW, "topr"))),
+    ("(Figure 4): by {} points with TOPR at 1e-4", 1, ((HIGH, ONLY), (HIGH, "topr"))),
+    ("by {} points with TOPR at 3e-5", 1, ((HIGH, ONLY), (LOW, "topr"))),
     (
         "TOPR minus *as many steps* is inconclusive: {} points",
         1,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from docs_helpers import ROOT, read_page, samples_by_run
+from docs_helpers import ROOT, new_seeds, read_page, samples_by_run
 
 # A mean and half of its interval, and what follows.
 NUMBER = re.compile(r"(-?\d+\.\d+) ± (\d+\.\d+)( %| points)")
@@ -78,12 +78,7 @@ def at_share_of_1(method: str, step: int = -1) -> np.ndarray:
     eight = each_seed("fig6", name)
     if step == 0:
         eight = eight - each_seed("fig6", f"{method.upper()} - base, p~ = 1%")
-    text = (ROOT / "studies/rate_and_share/fig6_seeds.jsonl").read_text(encoding="utf-8")
-    five = []
-    for line in map(json.loads, text.splitlines()):
-        if line["method"] == method:
-            five.append(100 * line["correct"][step])
-    return np.array([*eight, *five])
+    return np.array([*eight, *new_seeds(method, step)])
 
 
 SECOND = ", second best rate"

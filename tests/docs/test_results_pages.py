@@ -1,12 +1,10 @@
 """The numbers in the text of results/README.md are those of the files that it names."""
 
-import json
-
 import numpy as np
 import pytest
-from docs_helpers import read_page
+from docs_helpers import new_seeds, read_page, samples_by_run
 
-from scripts.make_tables import STUDIES, load
+from scripts.make_tables import load
 from toprlib.report import Estimate
 
 LOW, HIGH = "lr 3e-05", "lr 0.0001"  # the learning rates, as figures name them
@@ -52,17 +50,9 @@ def tuned(name):
 
 def study_difference(left, right):
     """Two shares at 1e-4 in the study's set with 10 % positives."""
-    shares = load("rate_and_share")["shares"]
-    name = "base of 66 %, 10 % positive: {}, 0.0001"
-    ends = [100 * np.array(shares[name.format(share)]["each"]) for share in (left, right)]
-    return Estimate.over_seeds(ends[0] - ends[1])
-
-
-def new_seeds(method, step=-1):
-    """Figure 6 at a share of 1 %: accuracy after a pass, in each of the five new seeds."""
-    text = (STUDIES / "rate_and_share" / "fig6_seeds.jsonl").read_text(encoding="utf-8")
-    lines = [json.loads(line) for line in text.splitlines()]
-    return 100 * np.array([line["correct"][step] for line in lines if line["method"] == method])
+    runs = samples_by_run("right")
+    name = "10 % positive"
+    return Estimate.over_seeds((runs[name, left, 1e-4] - runs[name, right, 1e-4]).mean(axis=1))
 
 
 def new_gains():

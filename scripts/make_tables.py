@@ -182,6 +182,17 @@ def needs() -> Table:
     return Table(["run", "disk of `--out`", "memory of the machine, besides the GPUs"], rows)
 
 
+def one_gpu() -> Table:
+    """Steps as one of N GPUs computes them: counted and measured memory, and time."""
+    rows = []
+    for step in load("benchmarks/h200")["step_of_one_rank"]:
+        memory = [f"{step[field]:.1f}" for field in ("counted_gb", "peak_gb", "reserved_gb")]
+        seconds = "" if step["gpu_is_shared"] else f"{step['step_seconds']:.2f}"
+        rows.append([step["model"], str(step["gpus"]), step["options"], *memory, seconds])
+    heads = ["model", "GPUs", "options", "counted, GB", "measured, GB", "reserved, GB", "step, s"]
+    return Table(heads, rows)
+
+
 def verifier(name: str) -> str:
     """The two tables of a verifier's run."""
     return "\n\n".join(table.markdown() for table in verifier_tables(load(name)))
@@ -198,6 +209,7 @@ TABLES = {
     "metrics": metrics,
     "laptop": laptop,
     "needs": needs,
+    "one-gpu": one_gpu,
     "verifier": verifier,
 }
 

@@ -174,7 +174,7 @@ def draw_curves(tuned: Mapping[str, BySeed]) -> Panel:
         means = [100 * value.mean for value in values]
         widths = [100 * (value.half_width or 0) for value in values]
         drawn.append(Line(steps, means, LABELS[arm], LINE_STYLES[arm], half_width=widths))
-    title = "SmolLM2-135M-Instruct, questions with room to learn"
+    title = "SmolLM2-135M-Instruct, tuned rates"
     return Panel(title, "optimizer steps", "correct (%), 95% interval", drawn)
 
 

@@ -112,9 +112,10 @@ DIFFERENCES = {
         tuned(NATURAL, ["topr"]) - tuned(NATURAL, SFT_NATURAL),
         at_rate(NATURAL, "sft", 2e-4) - at_rate(NATURAL, "topr", 2e-4),
     ],
-    "A real model of 135 million parameters,": [
+    "A real model of 135 million parameters.": [
+        each_seed("room_to_learn", "TOPR - SFT, as many steps: pass@1"),
+        each_seed("room_to_learn", "TOPR - SFT, as many steps: T = 0"),
         each_seed("real-llm", "TOPR - positives only"),
-        each_seed("real-llm-solved", "TOPR - positives only, as many steps"),
     ],
 }
 

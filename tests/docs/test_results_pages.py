@@ -99,6 +99,11 @@ STATEMENTS = [
     (
         "TOPR ends [{} points above SFT]",
         1,
+        lambda: published("room_to_learn", "TOPR - SFT, as many steps: pass@1"),
+    ),
+    (
+        "the result is the same: {} points",
+        1,
         lambda: published("real-llm-solved", "TOPR - positives only, as many steps"),
     ),
 ]

@@ -43,11 +43,3 @@ def samples_by_run(metric: str) -> dict[tuple[str, str, float], np.ndarray]:
             table.setdefault(key, np.full((5, 300), np.nan))[line["seed"]] = line[metric]
     scale = 16 if metric == "right" else 1
     return {key: 100 * counts / scale for key, counts in table.items()}
-
-
-@cache
-def new_seeds(method: str, step: int = -1) -> np.ndarray:
-    """Figure 6 at a share of 1 %: accuracy after a pass, in per cent, in the five new seeds."""
-    text = (ROOT / "studies/rate_and_share/fig6_seeds.jsonl").read_text(encoding="utf-8")
-    lines = [json.loads(line) for line in text.splitlines()]
-    return 100 * np.array([line["correct"][step] for line in lines if line["method"] == method])

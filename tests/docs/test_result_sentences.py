@@ -33,6 +33,10 @@ def fig5(share: str, rate: str = "") -> np.ndarray:
     return each_seed("fig5", f"10% positive, p~ = {share}{rate}")
 
 
+def fig5_half(share: str, rate: str) -> np.ndarray:
+    return each_seed("fig5", f"50% positive, p~ = {share}{rate}")
+
+
 # Sets and methods of the study rate_and_share.
 NATURAL = "natural"
 TEN = "10 % positive"
@@ -87,6 +91,7 @@ ACCURACIES = {
 DIFFERENCES = {
     "Rare right answers.": [
         each_seed("fig6", "TOPR - TIS, p~ = 1%"),
+        each_seed("fig6", "TOPR - TIS, p~ = 1%, seeds 8 to 12"),
         -each_seed("fig6", "TOPR - base, p~ = 1%"),
     ],
     "With a tenth of the answers right, wrong ones help.": [
@@ -140,9 +145,9 @@ def sentences_with_numbers(text: str) -> list[tuple[str, list[tuple[str, str, st
     return [(sentence, NUMBER.findall(sentence)) for sentence in sentences]
 
 
-def test_tis_ppo_and_plain_is_end_above_73_percent():
+def test_tis_ppo_and_plain_is_end_at_74_to_78_percent():
     for method in ("TIS", "PPO", "plain IS"):
-        assert at_three_times_the_rate(method).mean() > 73
+        assert 73.5 <= at_three_times_the_rate(method).mean() <= 78.5
 
 
 def test_each_bullet_is_checked():
@@ -192,10 +197,16 @@ def test_advice_on_rate_and_share_has_the_numbers_of_the_files():
         gain(TEN, "20 %", 3e-5),
         fig5("20%") - sft_fig5,
         gain(TEN, "20 %", 3e-5, "majority"),
+        fig5_half("50%", SECOND) - fig5_half("100%", SECOND),
         gain(NATURAL, "90 %", 1e-4),
         gain(NATURAL, "90 %", 1e-4, "majority"),
+        gain(NATURAL, "90 %", 3e-5),
+        gain(NATURAL, "90 %", 3e-5, "majority"),
         gain(NATURAL, "topr", 1e-4),
         gain(NATURAL, "topr", 1e-4, "majority"),
+        gain(TEN, "100 %", 3e-5, "majority"),
+        each_seed("room_to_learn", "TOPR, share of 70 % - SFT, as many steps: pass@1"),
+        each_seed("room_to_learn", "TOPR - SFT, as many steps: pass@1"),
     ]
     check_numbers(re.findall(r"(-?\d+\.\d+) ± (\d+\.\d+)()", section), expected)
 

@@ -93,7 +93,7 @@ STATEMENTS = [
         lambda: published("room_to_learn", "TOPR - SFT, as many steps: pass@1"),
     ),
     (
-        "the result is the same: {} points",
+        "the lead is {} points",
         1,
         lambda: published("real-llm-solved", "TOPR - positives only, as many steps"),
     ),

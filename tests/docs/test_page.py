@@ -433,7 +433,9 @@ def test_the_step_button_stays_on_the_screen_above_the_tables(open_page, width):
     assert top >= 0
     assert bottom < edges_of(page, "#bandit-table-0")[0]
     page.locator("#bandit-step").click()
-    assert page.locator("#bandit-says [data-name=step]").text_content() == "400"
+    # The page draws in its next frame.
+    shows_400 = "document.querySelector('#bandit-says [data-name=step]').textContent === '400'"
+    page.wait_for_function(shows_400)
 
 
 TEXT_SIZES = """(all) => all.map((one) => parseFloat(getComputedStyle(one).fontSize)

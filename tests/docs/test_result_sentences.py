@@ -6,6 +6,7 @@ The numbers are recomputed from the values of single seeds. The wording is not t
 import json
 import re
 from collections.abc import Sequence
+from decimal import ROUND_HALF_UP, Decimal
 
 import numpy as np
 import pytest
@@ -29,12 +30,8 @@ def at_three_times_the_rate(method: str) -> np.ndarray:
     return each_seed("robustness", f"{method}, three times the rate: correct at the end")
 
 
-def fig5(share: str, rate: str = "") -> np.ndarray:
-    return each_seed("fig5", f"10% positive, p~ = {share}{rate}")
-
-
-def fig5_half(share: str, rate: str) -> np.ndarray:
-    return each_seed("fig5", f"50% positive, p~ = {share}{rate}")
+def fig5(share: str, rate: str = "", positive: str = "10%") -> np.ndarray:
+    return each_seed("fig5", f"{positive} positive, p~ = {share}{rate}")
 
 
 # Sets and methods of the study rate_and_share.
@@ -123,13 +120,17 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return float(np.mean(values)), float(half_width)
 
 
-def check_numbers(found: Sequence[tuple[str, str, str]], expected: Sequence[np.ndarray]) -> None:
+def to_text(number: float, decimals: int) -> str:
+    """A rounded number; a tie such as 15.25, which floats only approximate, is rounded up."""
+    exact = Decimal(f"{number:.9f}")
+    return str(exact.quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP))
+
+
+def check_numbers(found: Sequence[Sequence[str]], expected: Sequence[np.ndarray]) -> None:
     """Compare printed means and intervals with those of values over seeds."""
-    for (*printed, _), each in zip(found, expected, strict=True):
-        for text, number in zip(printed, interval(each), strict=True):
-            decimals = len(text.partition(".")[2])
-            # 15.25 is 15.2 or 15.3.
-            assert abs(float(text) - number) <= 0.5 * 10**-decimals + 1e-9
+    for (mean, half_width, *_), each in zip(found, expected, strict=True):
+        decimals = len(mean.partition(".")[2])
+        assert [mean, half_width] == [to_text(number, decimals) for number in interval(each)]
 
 
 def read_bullets() -> dict[str, str]:
@@ -197,7 +198,7 @@ def test_advice_on_rate_and_share_has_the_numbers_of_the_files():
         gain(TEN, "20 %", 3e-5),
         fig5("20%") - sft_fig5,
         gain(TEN, "20 %", 3e-5, "majority"),
-        fig5_half("50%", SECOND) - fig5_half("100%", SECOND),
+        fig5("50%", SECOND, "50%") - fig5("100%", SECOND, "50%"),
         gain(NATURAL, "90 %", 1e-4),
         gain(NATURAL, "90 %", 1e-4, "majority"),
         gain(NATURAL, "90 %", 3e-5),
@@ -208,7 +209,7 @@ def test_advice_on_rate_and_share_has_the_numbers_of_the_files():
         each_seed("room_to_learn", "TOPR, share of 70 % - SFT, as many steps: pass@1"),
         each_seed("room_to_learn", "TOPR - SFT, as many steps: pass@1"),
     ]
-    check_numbers(re.findall(r"(-?\d+\.\d+) ± (\d+\.\d+)()", section), expected)
+    check_numbers(re.findall(r"(-?\d+\.\d+) ± (\d+\.\d+)", section), expected)
 
 
 def test_sentences_are_recognised():

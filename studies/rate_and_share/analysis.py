@@ -163,14 +163,15 @@ def families_of_tests() -> np.ndarray:
 
 
 def endpoint_rows(key: str, found: dict[str, Estimate]) -> list[list[str]]:
-    """A row for each difference and metric; its columns are what the intervals are over."""
-    rows: dict[tuple[str, str], list[str]] = {}
+    """A row for each difference: pass@1 over seeds, problems and families; maj@16 over seeds."""
+    rows: dict[str, list[str]] = {}
     for label, value in found.items():
-        what, metric, _ = label.removeprefix(f"{key}: ").rsplit(", ", 2)
+        what, metric, over = label.removeprefix(f"{key}: ").rsplit(", ", 2)
         base_and_set = key.removeprefix("base of ")
         methods = what.replace(", tuned", "")
-        row = rows.setdefault((what, metric), [base_and_set, methods, metric])
-        row.append(value.text(100))
+        row = rows.setdefault(what, [base_and_set, methods])
+        if metric == "pass@1" or over == "over seeds":
+            row.append(value.text(100))
     return list(rows.values())
 
 
@@ -195,8 +196,8 @@ def main(out: Path = FOLDER) -> None:
             rows += endpoint_rows(key, found)
             shares |= found | measure_each(key, name, right, majority)
             panels.append(panel(key, right))
-    head = ["base, set", "tuned methods, in points", "metric"]
-    head += ["over seeds", "over problems", "over families", "families left out, over seeds"]
+    head = ["base, set", "tuned methods, in points", "pass@1, over seeds", "over problems"]
+    head += ["over families", "families left out, over seeds", "maj@16, over seeds"]
     content = {
         "command": "python -m studies.rate_and_share.study, then .analysis",
         "seeds": sorted({line["seed"] for line in lines}),

@@ -33,13 +33,12 @@ def code_blocks(page: str, language: str = "") -> list[str]:
 
 
 @cache
-def samples_by_run(metric: str) -> dict[tuple[str, str, float], np.ndarray]:
-    """(set, arm, rate) -> a metric on the base of 66 %, in per cent, (seeds, problems)."""
+def samples_by_run(metric: str) -> dict[tuple[str, str, str, float], np.ndarray]:
+    """(base, set, arm, rate) -> a metric in rate_and_share, in per cent, (seeds, problems)."""
     text = (ROOT / "studies/rate_and_share/runs.jsonl").read_text(encoding="utf-8")
     table = {}
     for line in map(json.loads, text.splitlines()):
-        if line["base"] == "two_thirds":
-            key = (line["set"], line["arm"], line["lr"])
-            table.setdefault(key, np.full((5, 300), np.nan))[line["seed"]] = line[metric]
+        key = (line["base"], line["set"], line["arm"], line["lr"])
+        table.setdefault(key, np.full((5, 300), np.nan))[line["seed"]] = line[metric]
     scale = 16 if metric == "right" else 1
     return {key: 100 * counts / scale for key, counts in table.items()}

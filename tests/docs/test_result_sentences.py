@@ -34,32 +34,37 @@ def fig5(share: str, rate: str = "", positive: str = "10%") -> np.ndarray:
     return each_seed("fig5", f"{positive} positive, p~ = {share}{rate}")
 
 
-# Sets and methods of the study rate_and_share.
-NATURAL = "natural"
-TEN = "10 % positive"
+# Bases, sets and methods of the study rate_and_share.
+NATURAL = ("two_thirds", "natural")
+TEN = ("two_thirds", "10 % positive")
+NATURAL_46 = ("worded", "natural")
+TEN_46 = ("worded", "10 % positive")
 SFT_NATURAL = ("sft", "positives only")
 TOPR_NATURAL = ("topr", "70 %", "80 %", "90 %")
 TOPR_TEN = ("10 %", "20 %", "50 %", "80 %")
 
 
-def at_rate(name: str, arm: str, lr: float, metric: str = "right") -> np.ndarray:
+def at_rate(
+    base_and_set: tuple[str, str], arm: str, lr: float, metric: str = "right"
+) -> np.ndarray:
     """A method at one rate, in each seed."""
-    return samples_by_run(metric)[name, arm, lr].mean(axis=1)
+    return samples_by_run(metric)[*base_and_set, arm, lr].mean(axis=1)
 
 
-def gain(name: str, arm: str, lr: float, metric: str = "right") -> np.ndarray:
+def gain(base_and_set: tuple[str, str], arm: str, lr: float, metric: str = "right") -> np.ndarray:
     """TOPR less SFT with as many steps at SFT's best rate, in each seed."""
-    sft = "sft" if name == NATURAL else "100 %"
-    return at_rate(name, arm, lr, metric) - at_rate(name, sft, 1e-4, metric)
+    sft = "sft" if "natural" in base_and_set else "100 %"
+    return at_rate(base_and_set, arm, lr, metric) - at_rate(base_and_set, sft, 1e-4, metric)
 
 
-def tuned(name: str, arms: Sequence[str], metric: str = "right") -> np.ndarray:
+def tuned(base_and_set: tuple[str, str], arms: Sequence[str], metric: str = "right") -> np.ndarray:
     """A metric in each seed, at the (arm, rate) that is best in the other seeds.
 
     Best: with the most right samples on the other half of the problems.
     """
-    runs = [run for run in samples_by_run("right") if run[0] == name and run[1] in arms]
-    right = np.stack([samples_by_run("right")[run] for run in runs])  # (runs, seeds, problems)
+    all_runs = samples_by_run("right")
+    runs = [run for run in all_runs if run[:2] == base_and_set and run[2] in arms]
+    right = np.stack([all_runs[run] for run in runs])  # (runs, seeds, problems)
     values = np.stack([samples_by_run(metric)[run] for run in runs])
     is_odd = np.arange(right.shape[2]) % 2 == 1
     results = []

@@ -51,8 +51,9 @@ def tuned(name):
 def study_difference(left, right):
     """Two shares at 1e-4 in the study's set with 10 % positives."""
     runs = samples_by_run("right")
-    name = "10 % positive"
-    return Estimate.over_seeds((runs[name, left, 1e-4] - runs[name, right, 1e-4]).mean(axis=1))
+    base_and_set = ("two_thirds", "10 % positive")
+    difference = runs[*base_and_set, left, 1e-4] - runs[*base_and_set, right, 1e-4]
+    return Estimate.over_seeds(difference.mean(axis=1))
 
 
 def absolute(estimate):

@@ -83,9 +83,14 @@ def test_numbers_are_those_of_the_files(slides):
         end = load("robustness")["data"][name]["late"]["mean"][-1]
         assert f"{100 * end:.1f} %" in slides[5]
     runs = samples_by_run("right")
-    for name, arm, sft in (("10 % positive", "50 %", "100 %"), ("natural", "topr", "sft")):
+    compared = [
+        ("two_thirds", "10 % positive", "50 %", "100 %"),
+        ("worded", "natural", "70 %", "sft"),
+        ("two_thirds", "natural", "topr", "sft"),
+    ]
+    for base, name, arm, sft in compared:
         for lr in (3e-5, 1e-4, 2e-4):
-            each = (runs[name, arm, lr] - runs[name, sft, lr]).mean(axis=1)
+            each = (runs[base, name, arm, lr] - runs[base, name, sft, lr]).mean(axis=1)
             mean = f"{np.mean(each):+.1f}".replace("-", "−")
             half_width = 2.7764 * np.std(each, ddof=1) / 5**0.5
             assert f"{mean} ± {half_width:.1f}" in slides[20]

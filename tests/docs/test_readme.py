@@ -110,7 +110,7 @@ INLINE_COMMAND = re.compile(r"`((?:python|torchrun|make|topr-conformance) [^`\n]
 FORMER_COMMANDS = {"python reproduce.py NAME"}  # results/methods.md says that it was called so
 OTHER_PROGRAMS = [".", "apptainer", "cd", "docker", "export", "git", "grep", "hf", "nvidia-smi"]
 OTHER_PROGRAMS += ["pip", "pipx", "sbatch", "sudo", "uv"]
-PLAIN_SCRIPTS = ["one_file.py", "scripts", "examples", "studies"]  # without options
+PLAIN_SCRIPTS = ["one_file.py", "scripts", "examples"]  # without options
 
 
 def list_commands():

@@ -40,18 +40,18 @@ def share_difference(rate, share):
     return Estimate.over_seeds(each[share_index] - each[full_index])
 
 
-def tuned(name):
+def tuned(base, name):
     """TOPR less SFT on a set of the study, with rates and share chosen on other seeds."""
     return published(
         "rate_and_share",
-        f"base of 66 %, {name}: TOPR, tuned - SFT, tuned, pass@1, over seeds",
+        f"base of {base}, {name}: TOPR, tuned - SFT, tuned, pass@1, over seeds",
     )
 
 
-def study_difference(left, right):
+def study_difference(base, left, right):
     """Two shares at 1e-4 in the study's set with 10 % positives."""
     runs = samples_by_run("right")
-    base_and_set = ("two_thirds", "10 % positive")
+    base_and_set = (base, "10 % positive")
     difference = runs[*base_and_set, left, 1e-4] - runs[*base_and_set, right, 1e-4]
     return Estimate.over_seeds(difference.mean(axis=1))
 
@@ -77,9 +77,16 @@ STATEMENTS = [
     ("a share of 50 % gives {} points more", 1, lambda: share_difference(HIGH, 0.5)),
     ("and 20 % gives {} points less", 1, lambda: absolute(share_difference(HIGH, 0.2))),
     ("At 3e-5 a share of 20 % gives {} points more", 1, lambda: share_difference(LOW, 0.2)),
-    ("TOPR then ends {} points", 1, lambda: tuned("10 % positive")),
-    ("and {} points above it if 66 % are", 2, lambda: tuned("natural")),
-    ("a share of 20 % ends {} points above SFT", 1, lambda: study_difference("20 %", "100 %")),
+    ("TOPR then ends {} and", 1, lambda: tuned("66 %", "10 % positive")),
+    ("and {} points above SFT, on two bases", 1, lambda: tuned("46 %", "10 % positive")),
+    ("ends {} points above if 66 % are positive", 2, lambda: tuned("66 %", "natural")),
+    ("and {} points above if 46 % are", 1, lambda: tuned("46 %", "natural")),
+    (
+        "a share of 20 % ends {} points above SFT",
+        1,
+        lambda: study_difference("two_thirds", "20 %", "100 %"),
+    ),
+    ("and {} points below it", 1, lambda: study_difference("worded", "100 %", "20 %")),
     (
         "It ends {} points above (inconclusive)",
         1,

@@ -42,3 +42,10 @@ def samples_by_run(metric: str) -> dict[tuple[str, str, str, float], np.ndarray]
         table.setdefault(key, np.full((5, 300), np.nan))[line["seed"]] = line[metric]
     scale = 16 if metric == "right" else 1
     return {key: 100 * counts / scale for key, counts in table.items()}
+
+
+def at_rate(
+    base_and_set: tuple[str, str], arm: str, lr: float, metric: str = "right"
+) -> np.ndarray:
+    """A method at one rate in rate_and_share, in per cent, in each seed."""
+    return samples_by_run(metric)[*base_and_set, arm, lr].mean(axis=1)

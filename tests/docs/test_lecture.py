@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from docs_helpers import read_page, samples_by_run
+from docs_helpers import at_rate, read_page
 from matplotlib.text import Text
 
 import topr
@@ -82,7 +82,6 @@ def test_numbers_are_those_of_the_files(slides):
     for name in ("topr", "reinforce"):
         end = load("robustness")["data"][name]["late"]["mean"][-1]
         assert f"{100 * end:.1f} %" in slides[5]
-    runs = samples_by_run("right")
     compared = [
         ("two_thirds", "10 % positive", "50 %", "100 %"),
         ("worded", "natural", "70 %", "sft"),
@@ -90,7 +89,7 @@ def test_numbers_are_those_of_the_files(slides):
     ]
     for base, name, arm, sft in compared:
         for lr in (3e-5, 1e-4, 2e-4):
-            each = (runs[base, name, arm, lr] - runs[base, name, sft, lr]).mean(axis=1)
+            each = at_rate((base, name), arm, lr) - at_rate((base, name), sft, lr)
             mean = f"{np.mean(each):+.1f}".replace("-", "−")
             half_width = 2.7764 * np.std(each, ddof=1) / 5**0.5
             assert f"{mean} ± {half_width:.1f}" in slides[20]

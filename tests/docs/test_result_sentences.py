@@ -10,12 +10,12 @@ from decimal import ROUND_HALF_UP, Decimal
 
 import numpy as np
 import pytest
-from docs_helpers import ROOT, read_page, samples_by_run
+from docs_helpers import ROOT, at_rate, read_page, samples_by_run
 
 # A mean and half of its interval.
 NUMBER = re.compile(r"(-?\d+\.\d+) ± (\d+\.\d+)")
-# The unit of the last number of a list.
-UNIT = re.compile(r"± \d+\.\d+( %| points)")
+# Every number has its unit, or is followed by another number of its list.
+UNIT = re.compile(r"± \d+\.\d+(?: (%|points)|,? (?:and )?(?:\(inconclusive\) )?(?=-?\d+\.\d+ ±))")
 INCONCLUSIVE = "inconclusive"
 
 # Number of seeds -> 97.5 % quantile of Student's t, from a table of the distribution.
@@ -44,13 +44,6 @@ TEN_46 = ("worded", "10 % positive")
 SFT_NATURAL = ("sft", "positives only")
 TOPR_NATURAL = ("topr", "70 %", "80 %", "90 %")
 TOPR_TEN = ("10 %", "20 %", "50 %", "80 %")
-
-
-def at_rate(
-    base_and_set: tuple[str, str], arm: str, lr: float, metric: str = "right"
-) -> np.ndarray:
-    """A method at one rate, in each seed."""
-    return samples_by_run(metric)[*base_and_set, arm, lr].mean(axis=1)
 
 
 def gain(base_and_set: tuple[str, str], arm: str, lr: float, metric: str = "right") -> np.ndarray:
@@ -177,11 +170,13 @@ def test_no_other_number_of_the_section_has_an_interval():
 
 @pytest.mark.parametrize("label", [*ACCURACIES, *DIFFERENCES])
 def test_numbers_and_intervals_are_those_of_the_files(label):
-    unit = " %" if label in ACCURACIES else " points"
+    unit = "%" if label in ACCURACIES else "points"
     values = ACCURACIES.get(label, []) + DIFFERENCES.get(label, [])
     text = read_bullets()[label]
     check_numbers(NUMBER.findall(text), values)
-    assert set(UNIT.findall(text)) == {unit}
+    units = UNIT.findall(text)
+    assert len(units) == len(values)
+    assert set(units) - {""} == {unit}
 
 
 @pytest.mark.parametrize("label", DIFFERENCES)

@@ -25,12 +25,6 @@ def fig4_difference(left, right):
     return Estimate.over_seeds(fig4_end(*left) - fig4_end(*right))
 
 
-def fig4_with_few(rate, arm):
-    """The problems with at most four correct completions, in each seed, in per cent."""
-    none, up_to_four, *_ = load("fig4")["data"][rate]["cardinality"][arm]["each"]
-    return 100 * (np.array(none) + np.array(up_to_four))
-
-
 def share_difference(rate, share):
     """A share minus a share of 100 % in Figure 5's set with 10 % positives."""
     data = load("fig5")["data"]
@@ -66,14 +60,13 @@ THREE_TIMES = "TOPR - SFT on positives, three times the rate"
 
 # A part of the text, "{}" for the number; digits after the point; the number from the files.
 STATEMENTS = [
-    ("(Figure 4): by {} points with TOPR at 1e-4", 1, ((HIGH, ONLY), (HIGH, "topr"))),
-    ("by {} points with TOPR at 3e-5", 1, ((HIGH, ONLY), (LOW, "topr"))),
-    (
-        "TOPR minus *as many steps* is inconclusive: {} points",
-        1,
-        ((LOW, "topr"), (LOW, AS_MANY)),
-    ),
+    ("(Figure 4): by {} points, with SFT at 1e-4", 1, ((HIGH, AS_MANY), (LOW, "topr"))),
+    ("ends {} points above TOPR (inconclusive). At equal", 1, ((HIGH, ONLY), (LOW, "topr"))),
+    ("inconclusive at equal rates: {} points", 1, ((LOW, "topr"), (LOW, AS_MANY))),
     ("at 3e-5 and {} at 1e-4.", 1, ((HIGH, "topr"), (HIGH, AS_MANY))),
+    ("TOPR then ends {} points below *positives only*", 1, ((HIGH, ONLY), (LOW, "topr"))),
+    ("and {} points below *as many steps*", 1, ((HIGH, AS_MANY), (LOW, "topr"))),
+    ("in maj@16: {} points", 1, ((LOW, "topr", "maj@n"), (HIGH, ONLY, "maj@n"))),
     ("a share of 50 % gives {} points more", 1, lambda: share_difference(HIGH, 0.5)),
     ("and 20 % gives {} points less", 1, lambda: absolute(share_difference(HIGH, 0.2))),
     ("At 3e-5 a share of 20 % gives {} points more", 1, lambda: share_difference(LOW, 0.2)),
@@ -127,10 +120,20 @@ def test_sft_has_the_better_vote_at_both_rates(rate, arm):
     assert vote.mean + vote.half_width < 0
 
 
-@pytest.mark.parametrize("rate", [LOW, HIGH])
-def test_topr_has_more_problems_with_few_correct_completions_at_both_rates(rate):
-    more = Estimate.over_seeds(fig4_with_few(rate, "topr") - fig4_with_few(rate, ONLY))
-    assert more.mean - more.half_width > 0
+@pytest.mark.parametrize("arm", [ONLY, AS_MANY])
+def test_the_vote_is_inconclusive_at_own_rates(arm):
+    vote = fig4_difference((LOW, "topr", "maj@n"), (HIGH, arm, "maj@n"))
+    assert abs(vote.mean) < vote.half_width
+
+
+def test_one_difference_in_accuracy_is_significant_at_equal_rates():
+    significant = []
+    for rate in (LOW, HIGH):
+        for arm in (ONLY, AS_MANY):
+            lead = fig4_difference((rate, "topr"), (rate, arm))
+            if abs(lead.mean) > lead.half_width:
+                significant.append((rate, arm, lead.mean > 0))
+    assert significant == [(LOW, ONLY, True)]
 
 
 def test_range_over_five_base_models():

@@ -56,6 +56,10 @@ def absolute(estimate):
 
 ONLY, AS_MANY = "positives_only", "sft"  # with fewer steps; with as many steps
 AT_1_PERCENT = "TOPR - TIS, p~ = 1%"
+MEAN = "pass@1, mean of iterations 1 to 3"
+ANNA_KARENINA = f"Anna Karenina - uniform: {MEAN}"
+ITS_POSITIVES = f"uniform - positives, as many steps: {MEAN}, own rate"
+EQUALLY_MANY = f"uniform - positives only: {MEAN}, own rate"
 THREE_TIMES = "TOPR - SFT on positives, three times the rate"
 
 # A part of the text, "{}" for the number; digits after the point; the number from the files.
@@ -67,6 +71,12 @@ STATEMENTS = [
     ("TOPR then ends {} points below *positives only*", 1, ((HIGH, ONLY), (LOW, "topr"))),
     ("and {} points below *as many steps*", 1, ((HIGH, AS_MANY), (LOW, "topr"))),
     ("in maj@16: {} points", 1, ((LOW, "topr", "maj@n"), (HIGH, ONLY, "maj@n"))),
+    ("SFT is {} points above TOPR", 1, lambda: absolute(published("fig8", ITS_POSITIVES))),
+    ("It is {} points below", 1, lambda: absolute(published("fig8", ITS_POSITIVES))),
+    ("and {} below *equally many", 1, lambda: absolute(published("fig8", EQUALLY_MANY))),
+    ("is inconclusive: {} points at 3e-5", 2, lambda: published("fig8", ANNA_KARENINA)),
+    ("minus uniform, {} points", 2, lambda: published("fig8", f"{ANNA_KARENINA}, own rate")),
+    ("at 3e-5, {} at 1e-4", 1, lambda: published("fig8", f"{ANNA_KARENINA}, second best rate")),
     ("a share of 50 % gives {} points more", 1, lambda: share_difference(HIGH, 0.5)),
     ("and 20 % gives {} points less", 1, lambda: absolute(share_difference(HIGH, 0.2))),
     ("At 3e-5 a share of 20 % gives {} points more", 1, lambda: share_difference(LOW, 0.2)),

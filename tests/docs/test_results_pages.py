@@ -1,5 +1,7 @@
 """The numbers in the text of results/README.md are those of the files that it names."""
 
+import re
+
 import numpy as np
 import pytest
 from docs_helpers import at_rate, read_page
@@ -50,6 +52,14 @@ def study_difference(base, left, right):
     )
 
 
+def sft_less_topr_at_nearly_equal_rates():
+    """SFT at its own rate, 1e-4, less TOPR at three times its own, 9e-5."""
+    shares = load("robustness")["shares"]
+    sft = shares["SFT on positives, best rate: correct at the end"]["each"]
+    topr = shares["TOPR, three times the rate: correct at the end"]["each"]
+    return Estimate.over_seeds(100 * (np.array(sft) - np.array(topr)))
+
+
 def absolute(estimate):
     return Estimate(abs(estimate.mean), estimate.half_width)
 
@@ -60,6 +70,7 @@ MEAN = "pass@1, mean of iterations 1 to 3"
 ANNA_KARENINA = f"Anna Karenina - uniform: {MEAN}"
 ITS_POSITIVES = f"uniform - positives, as many steps: {MEAN}, own rate"
 EQUALLY_MANY = f"uniform - positives only: {MEAN}, own rate"
+TOPR_HIGHER = "TOPR: three times the rate - best rate"
 THREE_TIMES = "TOPR - SFT on positives, three times the rate"
 
 # A part of the text, "{}" for the number; digits after the point; the number from the files.
@@ -102,7 +113,14 @@ STATEMENTS = [
     ),
     ("and {} points in all thirteen", 1, lambda: published("fig6", AT_1_PERCENT)),
     ("it ends {} points below", 1, lambda: absolute(published("fig6", "TOPR - base, p~ = 1%"))),
-    ("SFT ends {} points above TOPR", 1, lambda: absolute(published("robustness", THREE_TIMES))),
+    (
+        "At own rates, SFT ends {} points above TOPR",
+        1,
+        lambda: absolute(published("robustness", "TOPR - SFT on positives, best rate")),
+    ),
+    ("rate, TOPR ends {} points higher", 2, lambda: published("robustness", TOPR_HIGHER)),
+    ("3e-4: TOPR ends {} points above SFT", 1, lambda: published("robustness", THREE_TIMES)),
+    ("SFT at 1e-4 ends {} points above TOPR at 9e-5", 1, sft_less_topr_at_nearly_equal_rates),
     (
         "TOPR ends [{} points above SFT]",
         1,
@@ -121,6 +139,18 @@ def test_numbers_in_the_text_are_those_of_the_files(text, digits, source):
     estimate = source() if callable(source) else fig4_difference(*source)
     words = " ".join(read_page("results/README.md").split())
     assert text.format(estimate.text(digits=digits)) in words
+
+
+def test_held_out_accuracies_of_robustness_are_those_of_the_file():
+    tried = load("robustness")["learning_rates"]
+    sft, ppo, topr = (tried[name] for name in ("SFT on positives", "PPO", "TOPR"))
+    expected = [sft["0.0003"], topr["0.0003"]]
+    for method in (sft, ppo):
+        expected += [method["3e-05"], method["0.0001"]]
+    section = read_page("results/README.md").partition("\n## Robustness")[2].partition("<!--")[0]
+    text = section.partition("on the held-out problems")[2]
+    shown = [float(share) for share in re.findall(r"\d+\.\d", text)]
+    assert shown == [round(100 * share, 1) for share in expected]
 
 
 @pytest.mark.parametrize("rate", [LOW, HIGH])

@@ -70,7 +70,7 @@ MEAN = "pass@1, mean of iterations 1 to 3"
 ANNA_KARENINA = f"Anna Karenina - uniform: {MEAN}"
 ITS_POSITIVES = f"uniform - positives, as many steps: {MEAN}, own rate"
 EQUALLY_MANY = f"uniform - positives only: {MEAN}, own rate"
-TOPR_HIGHER = "TOPR: three times the rate - best rate"
+HIGHER = "three times the rate - best rate"
 THREE_TIMES = "TOPR - SFT on positives, three times the rate"
 
 # A part of the text, "{}" for the number; digits after the point; the number from the files.
@@ -118,8 +118,14 @@ STATEMENTS = [
         1,
         lambda: absolute(published("robustness", "TOPR - SFT on positives, best rate")),
     ),
-    ("rate, TOPR ends {} points higher", 2, lambda: published("robustness", TOPR_HIGHER)),
-    ("3e-4: TOPR ends {} points above SFT", 1, lambda: published("robustness", THREE_TIMES)),
+    ("rate, TOPR ends {} points higher", 2, lambda: published("robustness", f"TOPR: {HIGHER}")),
+    (
+        "At 3e-4 SFT loses {} points",
+        1,
+        lambda: absolute(published("robustness", f"SFT on positives: {HIGHER}")),
+    ),
+    ("and PPO {}; TOPR ends", 1, lambda: absolute(published("robustness", f"PPO: {HIGHER}"))),
+    ("TOPR ends {} points above SFT. At", 1, lambda: published("robustness", THREE_TIMES)),
     ("SFT at 1e-4 ends {} points above TOPR at 9e-5", 1, sft_less_topr_at_nearly_equal_rates),
     (
         "TOPR ends [{} points above SFT]",

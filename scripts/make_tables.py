@@ -193,6 +193,16 @@ def one_gpu() -> Table:
     return Table(heads, rows)
 
 
+def held_out(file: str) -> Table:
+    """Accuracy on the problems that choose a file's learning rates, at the rates of TOPR."""
+    tried = load(file)["learning_rates"]
+    rows = []
+    for rate in tried["TOPR"]:
+        shares = [f"{of_method[rate]:.1%}".replace("%", " %") for of_method in tried.values()]
+        rows.append([f"{float(rate):g}", *shares])
+    return Table(["learning rate, held-out problems", *tried], rows)
+
+
 def verifier(name: str) -> str:
     """The two tables of a verifier's run."""
     return "\n\n".join(table.markdown() for table in verifier_tables(load(name)))
@@ -210,6 +220,7 @@ TABLES = {
     "laptop": laptop,
     "needs": needs,
     "one-gpu": one_gpu,
+    "held-out": held_out,
     "verifier": verifier,
 }
 

@@ -60,6 +60,13 @@ def sft_less_topr_at_nearly_equal_rates():
     return Estimate.over_seeds(100 * (np.array(sft) - np.array(topr)))
 
 
+def topr_at_1e_4_less_topr_at_3e_5():
+    """TOPR on uniform samples at two rates, in the mean of Figure 8's iterations."""
+    data = load("fig8")["data"]
+    low, high = (np.array(data[f"pass@1, {rate}"]["uniform"]["each"]) for rate in (LOW, HIGH))
+    return Estimate.over_seeds(100 * (high - low)[-3:].mean(0))
+
+
 def absolute(estimate):
     return Estimate(abs(estimate.mean), estimate.half_width)
 
@@ -68,8 +75,12 @@ ONLY, AS_MANY = "positives_only", "sft"  # with fewer steps; with as many steps
 AT_1_PERCENT = "TOPR - TIS, p~ = 1%"
 MEAN = "pass@1, mean of iterations 1 to 3"
 ANNA_KARENINA = f"Anna Karenina - uniform: {MEAN}"
-ITS_POSITIVES = f"uniform - positives, as many steps: {MEAN}, own rate"
+AT_3E_5 = f"uniform - positives, as many steps: {MEAN}"
+ITS_POSITIVES = f"{AT_3E_5}, own rate"
 EQUALLY_MANY = f"uniform - positives only: {MEAN}, own rate"
+VOTES = "uniform - positives only: maj@16, mean of iterations 1 to 3"
+LAST = "Anna Karenina - uniform: pass@1, last iteration"
+ONE_PERCENT = "p~ = 1%, second best rate"
 HIGHER = "three times the rate - best rate"
 THREE_TIMES = "TOPR - SFT on positives, three times the rate"
 
@@ -82,7 +93,19 @@ STATEMENTS = [
     ("TOPR then ends {} points below *positives only*", 1, ((HIGH, ONLY), (LOW, "topr"))),
     ("and {} points below *as many steps*", 1, ((HIGH, AS_MANY), (LOW, "topr"))),
     ("in maj@16: {} points", 1, ((LOW, "topr", "maj@n"), (HIGH, ONLY, "maj@n"))),
-    ("SFT is {} points above TOPR", 1, lambda: absolute(published("fig8", ITS_POSITIVES))),
+    ("SFT is {} points above TOPR at own", 1, lambda: absolute(published("fig8", ITS_POSITIVES))),
+    ("TOPR is {} points above SFT at 3e-5", 1, lambda: published("fig8", AT_3E_5)),
+    (
+        "and {} points below at 1e-4 (inconclusive)",
+        1,
+        lambda: absolute(published("fig8", f"{AT_3E_5}, second best rate")),
+    ),
+    ("TOPR's vote is {} points below", 2, lambda: absolute(published("fig8", VOTES))),
+    ("After the third iteration alone it is {} and", 1, lambda: published("fig8", LAST)),
+    ("and {} points. - **A real", 2, lambda: published("fig8", f"{LAST}, second best rate")),
+    ("TOPR ends {} points higher at 1e-4", 1, topr_at_1e_4_less_topr_at_3e_5),
+    ("TOPR ends with {} and", 0, lambda: published("fig5", f"10% positive, {ONE_PERCENT}")),
+    ("and {} % right, the base", 0, lambda: published("fig5", f"50% positive, {ONE_PERCENT}")),
     ("It is {} points below", 1, lambda: absolute(published("fig8", ITS_POSITIVES))),
     ("and {} below *equally many", 1, lambda: absolute(published("fig8", EQUALLY_MANY))),
     ("is inconclusive: {} points at 3e-5", 2, lambda: published("fig8", ANNA_KARENINA)),
@@ -105,6 +128,16 @@ STATEMENTS = [
         1,
         lambda: absolute(tuned("46 %", "10 % positive", "TOPR without a baseline")),
     ),
+    (
+        "on natural samples {} points below",
+        1,
+        lambda: absolute(tuned("66 %", "natural", "TOPR without a baseline")),
+    ),
+    (
+        "and {} points above (inconclusive)",
+        1,
+        lambda: tuned("46 %", "natural", "TOPR without a baseline"),
+    ),
     ("and {} points below it", 1, lambda: study_difference("worded", "100 %", "20 %")),
     (
         "It ends {} points above (inconclusive)",
@@ -120,12 +153,12 @@ STATEMENTS = [
     ),
     ("rate, TOPR ends {} points higher", 2, lambda: published("robustness", f"TOPR: {HIGHER}")),
     (
-        "At 3e-4 SFT loses {} points",
+        "SFT has {} points less than at 1e-4",
         1,
         lambda: absolute(published("robustness", f"SFT on positives: {HIGHER}")),
     ),
-    ("and PPO {}; TOPR ends", 1, lambda: absolute(published("robustness", f"PPO: {HIGHER}"))),
-    ("TOPR ends {} points above SFT. At", 1, lambda: published("robustness", THREE_TIMES)),
+    ("and PPO {} less", 1, lambda: absolute(published("robustness", f"PPO: {HIGHER}"))),
+    ("ends {} points above SFT at 3e-4", 1, lambda: published("robustness", THREE_TIMES)),
     ("SFT at 1e-4 ends {} points above TOPR at 9e-5", 1, sft_less_topr_at_nearly_equal_rates),
     (
         "TOPR ends [{} points above SFT]",
@@ -148,15 +181,17 @@ def test_numbers_in_the_text_are_those_of_the_files(text, digits, source):
 
 
 def test_held_out_accuracies_of_robustness_are_those_of_the_file():
+    section = read_page("results/README.md").partition("\n## Robustness")[2].partition("\n## ")[0]
     tried = load("robustness")["learning_rates"]
-    sft, ppo, topr = (tried[name] for name in ("SFT on positives", "PPO", "TOPR"))
-    expected = [sft["0.0003"], topr["0.0003"]]
-    for method in (sft, ppo):
-        expected += [method["3e-05"], method["0.0001"]]
-    section = read_page("results/README.md").partition("\n## Robustness")[2].partition("<!--")[0]
-    text = section.partition("on the held-out problems")[2]
-    shown = [float(share) for share in re.findall(r"\d+\.\d", text)]
-    assert shown == [round(100 * share, 1) for share in expected]
+    [head] = re.findall(r"^\| learning rate.*\|$", section, re.MULTILINE)
+    names = head.strip("| ").split(" | ")[1:]
+    assert set(names) == set(tried)
+    rows = re.findall(r"^\| (\d+e-\d+|0\.\d+) \| (.*) \|$", section, re.MULTILINE)
+    assert [float(lr) for lr, _ in rows] == [3e-6, 1e-5, 3e-5, 1e-4, 3e-4]
+    for lr, cells in rows:
+        shown = [float(share) for share in re.findall(r"[\d.]+(?= %)", cells)]
+        expected = [100 * tried[name][f"{float(lr):g}"] for name in names]
+        assert shown == pytest.approx(expected, abs=0.05 + 1e-9)
 
 
 @pytest.mark.parametrize("rate", [LOW, HIGH])

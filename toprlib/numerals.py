@@ -25,7 +25,7 @@ EQUALS = {"=", "≈", "approx"}
 OPERATORS = {*"+-–*/^x×·÷", "**", "times", "cdot", "div"}
 
 # Pattern -> what replaces it, in this order.
-NUMBER_FOLLOWS = r"(?=(?:\\[a-z]++|[\\$€£¥₹\s*({])*+[0-9.])"
+NUMBER_FOLLOWS = r"(?=(?>(?:\\[a-z]++|[\\$€£¥₹\s*({])*)[0-9.])"
 CHARACTERS = (
     (r"(?<=[0-9])(?=[¼-¾⅐-⅞])", " "),  # 3½ is 3 1/2
     (r"([⁰¹²³⁴-⁹]+)", r"^\1"),  # 3² is 3^2
@@ -43,9 +43,10 @@ WORDS = (
     (rf"(^|[=({{:]|(?<![0-9])\$)([\s$*({{\\]*)-\s++{NUMBER_FOLLOWS}", r"\1\2-"),
 )
 
-# Repetitions are possessive (++), so that a megabyte of digits takes linear time.
+# Repetitions are possessive, so that a megabyte of digits takes linear time: x++ of a character,
+# (?>(?:xy)+) of a group. Python before 3.11.5 matches (?:xy)++ wrongly.
 WHOLE = r"""(?:
-    [0-9]{1,3}(?:,[0-9]{2,3})*,[0-9]{3}(?![0-9]) | [0-9]{1,3}(?:\ [0-9]{3})++(?![0-9]) | [0-9]++
+    [0-9]{1,3}(?:,[0-9]{2,3})*,[0-9]{3}(?![0-9]) | [0-9]{1,3}(?>(?:\ [0-9]{3})+)(?![0-9]) | [0-9]++
 )"""
 NUMBER = re.compile(
     rf"""
@@ -67,7 +68,7 @@ REST_OF_ANOTHER = re.compile(r"[.,:]?[0-9]")  # right after a number, in 1,2 and
 # Around an operator: LaTeX, bold print, currency. A lone ** is a power.
 DECORATION = re.compile(r"\\[a-z]++\s*+\{|\*\*(?=.)|(?<=.)\*\*|[\s$€£¥₹%(){}\\]")
 END_OF_EQUATION = re.compile(
-    r"(?:\\[a-z]++\{|[\s$€£¥₹%(){}*\\])*+(?:[^\W0-9]++[\s$){}*\\]*+)?(?:$|[.,;!?](?:\s|$))"
+    r"(?>(?:\\[a-z]++\{|[\s$€£¥₹%(){}*\\])*)(?:[^\W0-9]++[\s$){}*\\]*+)?(?:$|[.,;!?](?:\s|$))"
 )
 
 

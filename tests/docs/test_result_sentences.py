@@ -110,6 +110,7 @@ DIFFERENCES = {
         gain(NATURAL_46, "70 %", 1e-4),
         gain(NATURAL, "topr", 1e-4),
         gain(NATURAL_46, "topr", 1e-4),
+        each_seed("fig8", OVER_ITERATIONS),
         each_seed("fig8", f"{OVER_ITERATIONS}, second best rate"),
         each_seed("fig8", f"{OVER_ITERATIONS}, own rate"),
     ],
@@ -226,6 +227,8 @@ def test_advice_on_rate_and_share_has_the_numbers_of_the_files():
         gain(TEN, "100 %", 3e-5, "majority"),
         at_rate(TEN_46, "10 %", 3e-5, "majority") - at_rate(TEN_46, "10 %", 1e-4, "majority"),
         -gain(TEN_46, "100 %", 3e-5, "majority"),
+        at_rate(NATURAL, "90 %", 1e-4) - at_rate(NATURAL, "90 %", 3e-5),
+        at_rate(NATURAL_46, "70 %", 1e-4) - at_rate(NATURAL_46, "70 %", 3e-5),
         each_seed("room_to_learn", "TOPR, share of 70 % - SFT, as many steps: pass@1"),
         each_seed("room_to_learn", "TOPR - SFT, as many steps: pass@1"),
     ]

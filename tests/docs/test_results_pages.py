@@ -52,6 +52,14 @@ def study_difference(base, left, right):
     )
 
 
+def vote_on_the_weaker_base():
+    """Maj@16 without a baseline less that of SFT at 3e-5, in the set with 10 % positives."""
+    votes = [
+        at_rate(("worded", "10 % positive"), arm, 3e-5, "majority") for arm in ("10 %", "100 %")
+    ]
+    return Estimate.over_seeds(votes[0] - votes[1])
+
+
 def sft_less_topr_at_nearly_equal_rates():
     """SFT at its own rate, 1e-4, less TOPR at three times its own, 9e-5."""
     shares = load("robustness")["shares"]
@@ -60,11 +68,11 @@ def sft_less_topr_at_nearly_equal_rates():
     return Estimate.over_seeds(100 * (np.array(sft) - np.array(topr)))
 
 
-def topr_at_1e_4_less_topr_at_3e_5():
-    """TOPR on uniform samples at two rates, in the mean of Figure 8's iterations."""
+def topr_at_1e_4_less_topr_at_3e_5(last=3):
+    """TOPR on uniform samples at two rates, in the mean of Figure 8's last iterations."""
     data = load("fig8")["data"]
     low, high = (np.array(data[f"pass@1, {rate}"]["uniform"]["each"]) for rate in (LOW, HIGH))
-    return Estimate.over_seeds(100 * (high - low)[-3:].mean(0))
+    return Estimate.over_seeds(100 * (high - low)[-last:].mean(0))
 
 
 def absolute(estimate):
@@ -100,12 +108,22 @@ STATEMENTS = [
         1,
         lambda: absolute(published("fig8", f"{AT_3E_5}, second best rate")),
     ),
-    ("TOPR's vote is {} points below", 2, lambda: absolute(published("fig8", VOTES))),
+    ("at 3e-5, {} points below equally many", 2, lambda: absolute(published("fig8", VOTES))),
+    ("it can be better: {} points at 3e-5", 1, vote_on_the_weaker_base),
+    (
+        "at 66 % TOPR ends {} points below",
+        1,
+        lambda: Estimate.over_seeds(
+            at_rate(("two_thirds", "natural"), "sft", 1e-4)
+            - at_rate(("two_thirds", "natural"), "topr", 1e-4)
+        ),
+    ),
     ("After the third iteration alone it is {} and", 1, lambda: published("fig8", LAST)),
     ("and {} points. - **A real", 2, lambda: published("fig8", f"{LAST}, second best rate")),
-    ("TOPR ends {} points higher at 1e-4", 1, topr_at_1e_4_less_topr_at_3e_5),
+    ("at 1e-4 TOPR is {} points higher", 1, topr_at_1e_4_less_topr_at_3e_5),
+    ("iteration alone {}, inconclusive", 1, lambda: topr_at_1e_4_less_topr_at_3e_5(last=1)),
     ("TOPR ends with {} and", 0, lambda: published("fig5", f"10% positive, {ONE_PERCENT}")),
-    ("and {} % right, the base", 0, lambda: published("fig5", f"50% positive, {ONE_PERCENT}")),
+    ("and {} % right in the sets", 0, lambda: published("fig5", f"50% positive, {ONE_PERCENT}")),
     ("It is {} points below", 1, lambda: absolute(published("fig8", ITS_POSITIVES))),
     ("and {} below *equally many", 1, lambda: absolute(published("fig8", EQUALLY_MANY))),
     ("is inconclusive: {} points at 3e-5", 2, lambda: published("fig8", ANNA_KARENINA)),
@@ -205,6 +223,17 @@ def test_sft_has_the_better_vote_at_both_rates(rate, arm):
 def test_the_vote_is_inconclusive_at_own_rates(arm):
     vote = fig4_difference((LOW, "topr", "maj@n"), (HIGH, arm, "maj@n"))
     assert abs(vote.mean) < vote.half_width
+
+
+def test_one_of_six_votes_of_figure_8_is_significant():
+    significant = []
+    for other in ("positives only", "positives, as many steps"):
+        for rate in ("", ", second best rate", ", own rate"):
+            key = f"uniform - {other}: maj@16, mean of iterations 1 to 3{rate}"
+            vote = published("fig8", key)
+            if abs(vote.mean) > vote.half_width:
+                significant.append(key)
+    assert significant == [VOTES]
 
 
 def test_one_difference_in_accuracy_is_significant_at_equal_rates():

@@ -198,7 +198,7 @@ def held_out(file: str) -> Table:
     tried = load(file)["learning_rates"]
     rows = []
     for rate in tried["TOPR"]:
-        shares = [f"{of_method[rate]:.1%}".replace("%", " %") for of_method in tried.values()]
+        shares = [f"{100 * of_method[rate]:.1f} %" for of_method in tried.values()]
         rows.append([f"{float(rate):g}", *shares])
     return Table(["learning rate, held-out problems", *tried], rows)
 

@@ -3,14 +3,13 @@
 The numbers are recomputed from the values of single seeds. The wording is not tested.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from decimal import ROUND_HALF_UP, Decimal
 
 import numpy as np
 import pytest
-from docs_helpers import ROOT, at_rate, read_page, samples_by_run
+from docs_helpers import at_rate, read_page, samples_by_run
 
 from scripts.make_tables import load
 
@@ -26,8 +25,7 @@ QUANTILES = {5: 2.7764, 8: 2.3646, 13: 2.1788}
 
 def each_seed(file: str, key: str) -> np.ndarray:
     """A number of a file of results/ or studies/ in each seed, in per cent."""
-    [path] = [*ROOT.glob(f"results/{file}.json"), *ROOT.glob(f"studies/*/{file}.json")]
-    return 100 * np.array(json.loads(path.read_text(encoding="utf-8"))["shares"][key]["each"])
+    return 100 * np.array(load(file)["shares"][key]["each"])
 
 
 def robustness(method: str, setting: str = "three times the rate") -> np.ndarray:

@@ -37,7 +37,7 @@ function tag(name, attributes, content = "") {
 
 const text = (content, x, y, anchor = "start") => tag("text", { x, y, "text-anchor": anchor }, escaped(content));
 const path = (kind, d, look = {}) => tag("path", { class: kind, d, ...look });
-const colour = (style) => `var(--line-${style.replace(/\W+/g, "-")})`; // as make_page.py writes it
+const colour = (style) => `var(--line-${style.replace(/\W+/g, "-")})`; // of style.css
 const HEIGHT = [180, 210]; // of a chart that does not say: narrow, wide
 
 const SCALES = {

@@ -1,20 +1,18 @@
-"""TOPR on a bandit, where every gradient is an exact sum: the paper's analysis, checked.
+"""The analysis of arXiv 2503.14286, checked on a bandit, where every gradient is an exact sum.
 
-    python toy_bandit.py                  # all sections: statements, numbers, and bandit.png
-    python toy_bandit.py proposition_3_2  # one of them, and proposition_3_2.png
-
-Sections: Appendices B and C, Propositions 3.1 and 3.2, Section 3.1 of arXiv 2503.14286.
+    python toy_bandit.py                  # all sections: statements, numbers and pictures
+    python toy_bandit.py proposition_3_2  # one of them
 
 An arm stands for a completion (the paper's trajectory tau). mu is the policy that sampled the data.
 pi = softmax(z) is the policy in training, with a logit in z for each arm. Sums over all arms take
 the place of samples. Weight, taper and loss are those of topr.py.
 
 Each section is a function. Its docstring is the statement, which its body checks and draws. A false
-statement ends the program with exit status 1.
+statement ends the program with exit status 1. The tools of the sections are at the end of the file.
 """
 
 import inspect
-from argparse import SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -26,21 +24,13 @@ from torch import Tensor
 
 import topr
 from topr import PRESETS, Limits
-from toprlib.command import command
-from toprlib.plotting import METHOD_LABELS
-from toprlib.plotting import STYLES as NAMED_STYLES
 
 TOPR = PRESETS["topr"]
 TIS = PRESETS["tis"]
 SFT = PRESETS["sft"]
 REINFORCE = PRESETS["reinforce"]
-PLAIN_IS = PRESETS["off_policy"]
 # Table 1, and bounds of which each one clips some ratios.
 FAMILY = (*PRESETS.values(), Limits(0.5, 2, 0.2, 0.8))
-STYLES = {
-    "color": ["#0072B2", "#D55E00", "#009E73", "black", "grey"],
-    "linestyle": ["-", "--", "-.", ":", (0, (9, 3))],
-}
 
 tensor = partial(torch.tensor, dtype=torch.float64)
 linspace = partial(torch.linspace, dtype=torch.float64)
@@ -49,19 +39,14 @@ is_near = partial(torch.isclose, rtol=1e-9, atol=1e-12)  # equal up to rounding
 
 # ---- the bandit ----------------------------------------------------------------------------------
 class Bandit(NamedTuple):
-    """The data: the policy that sampled it, and each arm's reward.
-
-    Leading dimensions stand for many bandits.
-    """
+    """The data: the policy that sampled it, and rewards. Leading dimensions are many bandits."""
 
     mu: Tensor  # (..., K)
     reward: Tensor  # (..., K) after the baseline; 0 for an arm without data
 
 
-FOUR_ARMS = Bandit(  # two right arms and two wrong ones
-    mu=tensor([0.35, 0.25, 0.25, 0.15]),
-    reward=tensor([1.0, 1.0, -1.0, -1.0]),
-)
+# Two right arms and two wrong ones.
+FOUR_ARMS = Bandit(tensor([0.35, 0.25, 0.25, 0.15]), tensor([1.0, 1.0, -1.0, -1.0]))
 
 
 def weights(z: Tensor, bandit: Bandit, limits: Limits = TOPR) -> Tensor:
@@ -101,9 +86,6 @@ def gradient_of_loss(z: Tensor, bandit: Bandit, limits: Limits = TOPR) -> Tensor
     """The same gradient by autograd of `topr.topr_loss`: (..., K).
 
     Each arm is a completion of one token. Its share mu of the data is a factor of its reward.
-
-    >>> gradient_of_loss(tensor([0.0, 0.0]), Bandit(tensor([0.5, 0.5]), tensor([1.0, -1.0])))
-    tensor([ 0.5000, -0.5000], dtype=torch.float64)
     """
     z = z.detach().requires_grad_()
     token_logp = z.log_softmax(-1).flatten()[:, None]  # (bandits * K, 1)
@@ -128,83 +110,6 @@ def ascend(z: Tensor, bandit: Bandit, limits: Limits, lr: float, steps: int) -> 
     return torch.stack(path)
 
 
-def random_bandits(signs: str, seed: int) -> tuple[Tensor, Bandit]:
-    """Random logits z, (1000, K), and 1,000 random bandits with K arms.
-
-    signs: those of the K rewards, whose sizes are in [0.1, 1]; "0" for an arm without data.
-
-    >>> random_bandits("+-0", seed=0)[1].reward[0].sign()
-    tensor([ 1., -1.,  0.], dtype=torch.float64)
-    """
-    generator = torch.Generator().manual_seed(seed)
-    shape = (1000, len(signs))
-    z = 1.5 * torch.randn(shape, generator=generator, dtype=torch.float64)
-    logits = torch.randn(shape, generator=generator, dtype=torch.float64)
-    size = 0.1 + 0.9 * torch.rand(shape, generator=generator, dtype=torch.float64)
-    number_of_sign = {"+": 1, "-": -1, "0": 0}
-    sign = tensor([number_of_sign[sign] for sign in signs])  # (K,)
-    return z, Bandit(mu=logits.softmax(-1), reward=size * sign)
-
-
-def kl(p: Tensor, logq: Tensor) -> Tensor:
-    """KL(p || q) in nats, where 0 log 0 = 0: (...,).
-
-    >>> kl(tensor([1.0, 0.0]), tensor([0.5, 0.5]).log())
-    tensor(0.6931, dtype=torch.float64)
-    """
-    return (torch.xlogy(p, p) - p * logq).sum(-1)
-
-
-def kl_terms(z: Tensor, bandit: Bandit, c: Tensor) -> Tensor:
-    """The three terms of Proposition 3.1, with rewards before the baseline c: (3, ...).
-
-    R+ KL(mu_R+ || pi), -R- KL(mu_R- || pi) and -c KL(mu || pi).
-
-    >>> kl_terms(FOUR_ARMS.mu.log(), FOUR_ARMS, c=tensor(0.5))  # pi = mu
-    tensor([ 0.3065, -0.3665, -0.0000], dtype=torch.float64)
-    """
-    logp = z.log_softmax(-1)
-    right = _weighted_kl(bandit.mu * bandit.reward.clamp_min(0), logp)
-    wrong = _weighted_kl(bandit.mu * (-bandit.reward).clamp_min(0), logp)
-    return torch.stack([right, -wrong, -c * kl(bandit.mu, logp)])
-
-
-def _weighted_kl(mass: Tensor, logp: Tensor) -> Tensor:
-    """R KL(mass / R || pi), where R is the sum of `mass`, which may be 0."""
-    total = mass.sum(-1, keepdim=True)
-    return total.squeeze(-1) * kl(mass / total.clamp_min(1e-300), logp)
-
-
-# ---- statements ----------------------------------------------------------------------------------
-class CheckFailed(SystemExit):
-    """Ends the program: a statement is false in some case, or has no cases."""
-
-
-def check(statement: str, is_true: Tensor) -> None:
-    """Print a statement with the number of cases; CheckFailed unless it is true in all of them.
-
-    >>> check("squares are positive", tensor([-2.0, 3.0]).square() > 0)
-      squares are positive: 2 of 2
-    """
-    counts = f"{statement}: {is_true.sum():,} of {is_true.numel():,}"
-    if is_true.numel() == 0 or not is_true.all():
-        raise CheckFailed(f"toy_bandit.py: this statement is false: {counts}")
-    print(f"  {counts}")
-
-
-def print_table(names: str, *columns: Tensor) -> None:
-    """Print columns of numbers, (N,) each, under their names.
-
-    >>> print_table("step pi", tensor([0.0, 10.0]), tensor([0.5, 0.123456]))
-           step         pi
-              0        0.5
-             10     0.1235
-    """
-    print("".join(f"{name:>11}" for name in names.split()))
-    for row in torch.stack(columns, -1).tolist():
-        print("".join(f"{number:11.4g}" for number in row))
-
-
 # ---- the sections --------------------------------------------------------------------------------
 def appendix_b1(ax: Axes, seed: int = 0) -> None:
     """Appendix B.1. The gradient in an arm's logit is mu [pi/mu] R - pi Delta, where
@@ -219,26 +124,19 @@ def appendix_b1(ax: Axes, seed: int = 0) -> None:
     statement = "closed form = autograd of topr_loss, with six choices of bounds"
     check(statement, is_near(closed_form, autograd))
 
-    lead = _right_minus_wrong(z.softmax(-1))  # pi(right) - pi(wrong)
-    added = _right_minus_wrong(gradient(z, bandit) - gradient(z, bandit, SFT))  # by negatives
+    pi = z.softmax(-1)
+    change = gradient(z, bandit) - gradient(z, bandit, SFT)  # by negatives
+    # Of all pairs of a right and a wrong arm: (bandits, 3, 3)
+    lead = pi[:, :3, None] - pi[:, None, 3:]
+    added = change[:, :3, None] - change[:, None, 3:]
     check("the gap is wider where pi(wrong) < pi(right)", added[lead > 0] > 0)
     share = (added[lead < 0] > 0).double().mean()
     print(f"  where pi(wrong) > pi(right), it is wider in {share:.0%} of the pairs")
 
-    lead = lead[:30]  # more points would hide each other
-    added = added[:30]
-    is_ahead = lead > 0
-    ax.plot(lead[is_ahead], added[is_ahead], "o", markersize=4, label="pi(wrong) < pi(right)")
-    ax.plot(lead[~is_ahead], added[~is_ahead], "x", markersize=4, label="elsewhere")
-    ax.set_title("B.1: what negatives add to the gap")
-    ax.set(xlabel="pi(right) - pi(wrong)", ylabel="added to the gap")
-
-
-def _right_minus_wrong(values: Tensor) -> Tensor:
-    """The differences of all pairs of a right and a wrong arm: (bandits, 6) -> (bandits, 3, 3)."""
-    right = values[:, :3, None]
-    wrong = values[:, None, 3:]
-    return right - wrong
+    x = lead[:30].flatten()  # more points would hide each other
+    ax.plot(x, added[:30].flatten(), "o", markersize=4, label="a right and a wrong arm")
+    ax.axhline(color="black", linewidth=0.8)
+    ax.set(title="B.1: the gap", xlabel="pi(right) - pi(wrong)", ylabel="added by negatives")
 
 
 def appendix_b2(ax: Axes, seed: int = 0) -> None:
@@ -265,14 +163,13 @@ def appendix_b2(ax: Axes, seed: int = 0) -> None:
     check(statement, is_near(closed_form, autograd))
 
     size = linspace(0, 3, 31)  # of w- R-, where w+ R+ = 1 and pi = mu
-    zeros = torch.zeros_like(size)
-    reward = torch.stack([torch.ones_like(size), -size, zeros, zeros], -1) / 0.25  # (31, 4)
+    reward = tensor([4.0, 0.0, 0.0, 0.0]).repeat(31, 1)
+    reward[:, 1] = -4 * size
     of_arms = gradient_of_loss(torch.zeros_like(reward), Bandit(tensor([0.25] * 4), reward))
     unseen = of_arms[:, 2].abs()
     check("the condition of unseen arms", (unseen[1:] < unseen[0]) == (size[1:] < 2))
     ax.plot(size, of_arms[:, :3], label=["right arm", "wrong arm", "unseen arms"])
-    ax.set_title("B.2: one right, one wrong arm sampled")
-    ax.set(xlabel="|w- R-| / (w+ R+)", ylabel="gradient in the logit")
+    ax.set(title="B.2: unseen arms", xlabel="|w- R-| / (w+ R+)", ylabel="gradient in the logit")
 
 
 def appendix_c(ax: Axes, seed: int = 0) -> None:
@@ -294,33 +191,60 @@ def appendix_c(ax: Axes, seed: int = 0) -> None:
         # In the logits, grad log pi of an arm is its unit vector less pi.
         expected = c * (excess - pi * excess.sum(-1, keepdim=True))
         check(f"b = {b:g}: c adds this term", is_near(change, expected))
-    _check_equation_12(bandit, c)
-
-    c = linspace(-0.5, 0.5, 5)
-    distances = torch.stack([_distance_after_training(bandit, c, limits) for limits in (TOPR, TIS)])
-    print_table("c KL:TOPR KL:TIS", c, *distances)
-    check("KL(mu || pi) after 2,000 steps rises with c, on average", distances.diff() > 0)
-    ax.plot(c, distances.T, label=["TOPR", "TIS"])
-    ax.set_title("C: a baseline is a soft KL penalty")
-    ax.set(xlabel="baseline c", ylabel="KL(mu || pi) in nats")
-
-
-def _check_equation_12(bandit: Bandit, c: Tensor) -> None:
     p = bandit.mu[:, :2].sum(-1)  # (bandits,) the first two arms are right
     size = bandit.mu * (bandit.reward.sign() - c).abs()  # (9, bandits, 5)
     share = size[..., :2].sum(-1) / size.sum(-1)  # (9, bandits)
-    c = c[..., 0]  # (9, 1)
-    p_tilde = topr.effective_proportion(p, c)
+    p_tilde = topr.effective_proportion(p, c[..., 0])
     check("p~ is the positives' share of all mu |R - c|", is_near(p_tilde, share))
-    check("c is the baseline for p~", is_near(topr.baseline_for_proportion(p, share), c))
+    check("c is the baseline for p~", is_near(topr.baseline_for_proportion(p, share), c[..., 0]))
+
+    c = linspace(-0.5, 0.5, 5)
+    distances = torch.stack([distance_after_training(bandit, c, limits) for limits in (TOPR, TIS)])
+    print_table("c KL:TOPR KL:TIS", c, *distances)
+    check("KL(mu || pi) after 2,000 steps rises with c, on average", distances.diff() > 0)
+    ax.plot(c, distances.T, label=["TOPR", "TIS"])
+    ax.set(title="C: a soft KL penalty", xlabel="baseline c", ylabel="KL(mu || pi) in nats")
 
 
-def _distance_after_training(bandit: Bandit, c: Tensor, limits: Limits) -> Tensor:
-    """KL(mu || pi) after 2,000 steps from pi = mu, mean of 100 bandits, for each baseline: (C,)."""
-    mu = bandit.mu[:100].expand(len(c), -1, -1)  # (C, 100, 5)
-    reward = bandit.reward[:100].sign() - c[:, None, None]
-    end = ascend(mu.log(), Bandit(mu, reward), limits, lr=1.0, steps=2000)[-1]
-    return kl(mu, end.log_softmax(-1)).mean(-1)
+def proposition_3_2(ax: Axes, seed: int = 0) -> None:
+    """Proposition 3.2. If a- = 0, J_topr <= max(0, max R), whatever pi, mu and R. If a- > 0 and an
+    R < 0, J_topr has no upper bound.
+
+    rho(x) <= x bounds what positives add; a tapered negative adds at most 0. With a- > 0 a wrong
+    arm whose pi goes to 0 adds -mu |R| a- (1 + log(pi / (a- mu))), which goes to infinity: the
+    objective grows although the reward does not.
+    """
+    z, bandit = random_bandits("++---", seed)
+    bounded = (TOPR, TIS, SFT, PRESETS["off_policy"], Limits(0.5, 2, 0, 0.8))
+    values = torch.stack([objective(4 * z, bandit, limits) for limits in bounded])
+    check("a- = 0: J <= max(0, max R)", values <= bandit.reward.amax(-1).clamp_min(0))
+
+    lr = 4.0
+    growth = "J is above max R, and each step adds lr |gradient|^2 to it"
+    values = []
+    pushes = []
+    for limits in (TOPR, Limits(1, 1, 0.01, 1), Limits(1, 1, 0.1, 1), REINFORCE):
+        path = ascend(FOUR_ARMS.mu.log(), FOUR_ARMS, limits, lr, steps=3000)  # (3001, 4)
+        value = objective(path, FOUR_ARMS, limits)  # (3001,)
+        push = gradient(path, FOUR_ARMS, limits)  # (3001, 4)
+        if limits.a_neg > 0:
+            expected = lr * push.square().sum(-1)[:-1]  # to first order in lr
+            grows = torch.isclose(value.diff(), expected, rtol=1e-6) & (value[1:] > 1)
+            check(f"a- = {limits.a_neg}: {growth}", grows[-100:])
+        values.append(value)
+        pushes.append(push[:, 2])  # the gradient in the logit of a wrong arm
+
+    steps = [0, 10, 100, 3000]
+    at_steps = [value[steps] for value in values]
+    print_table("step J:TOPR a-=0.01 a-=0.1 REINFORCE", tensor(steps), *at_steps)
+    print_table("step push:TOPR REINFORCE", tensor(steps), pushes[0][steps], pushes[-1][steps])
+    labels = ["a- = 0: TOPR", "a- = 0.01", "a- = 0.1", "a- = 1: naive REINFORCE"]
+    # The distance to the bound: on the scale of J itself, a- = 0 and a- = 0.01 look alike.
+    ax.plot(torch.stack(values, -1) - 1, label=labels)
+    ax.axhline(color="black", linewidth=0.8, label="max R")
+    ax.set_yscale("symlog", linthresh=0.1)
+    ax.set(title="3.2: only TOPR stays below max R", xlabel="step", ylabel="J_topr - max R")
+    ax.set(xscale="log", xlim=(1, 3000), ylim=(-1, 3000))
 
 
 def proposition_3_1(ax: Axes, seed: int = 0) -> None:
@@ -350,70 +274,7 @@ def proposition_3_1(ax: Axes, seed: int = 0) -> None:
     check("the sum falls by 2 nats in each 250 steps", columns[3, 250::250].diff() < -2)
     labels = ["R+ KL(mu_R+ || pi)", "-R- KL(mu_R- || pi)", "0.5 KL(mu || pi)", "sum"]
     ax.plot(columns.T, label=labels)
-    ax.set_title("3.1: naive REINFORCE, c = -0.5")
-    ax.set(xlabel="step", ylabel="part of the loss (nats)")
-
-
-def proposition_3_2(ax: Axes, seed: int = 0) -> None:
-    """Proposition 3.2. If a- = 0, J_topr <= max(0, max R), whatever pi, mu and R. If a- > 0 and an
-    R < 0, J_topr has no upper bound.
-
-    rho(x) <= x bounds what positives add; a tapered negative adds at most 0. With a- > 0 a wrong
-    arm whose pi goes to 0 adds -mu |R| a- (1 + log(pi / (a- mu))), which goes to infinity: the
-    objective grows although the reward does not.
-    """
-    z, bandit = random_bandits("++---", seed)
-    bounded = (TOPR, TIS, SFT, PLAIN_IS, Limits(0.5, 2, 0, 0.8))
-    values = torch.stack([objective(4 * z, bandit, limits) for limits in bounded])
-    check("a- = 0: J <= max(0, max R)", values <= bandit.reward.amax(-1).clamp_min(0))
-
-    lr = 4.0
-    growth = "J is above max R, and each step adds lr |gradient|^2 to it"
-    paths = []
-    values = []
-    for limits in (TOPR, Limits(1, 1, 0.01, 1), Limits(1, 1, 0.1, 1), REINFORCE):
-        path = ascend(FOUR_ARMS.mu.log(), FOUR_ARMS, limits, lr, steps=3000)  # (3001, 4)
-        value = objective(path, FOUR_ARMS, limits)  # (3001,)
-        if limits.a_neg > 0:
-            push = gradient(path, FOUR_ARMS, limits)  # (3001, 4)
-            expected = lr * push.square().sum(-1)[:-1]  # to first order in lr
-            grows = torch.isclose(value.diff(), expected, rtol=1e-6) & (value[1:] > 1)
-            check(f"a- = {limits.a_neg}: {growth}", grows[-100:])
-        paths.append(path)
-        values.append(value)
-
-    steps = [0, 10, 100, 3000]
-    _print_arms(paths[0], paths[-1], steps)
-    at_steps = [value[steps] for value in values]
-    print_table("step J:TOPR a-=0.01 a-=0.1 REINFORCE", tensor(steps), *at_steps)
-    labels = ["a- = 0: TOPR", "a- = 0.01", "a- = 0.1", "a- = 1: naive REINFORCE"]
-    for label, value, style in zip(labels, values, ("topr", "p3", "p4", "reinforce"), strict=True):
-        # The distance to the bound: on the scale of J itself, a- = 0 and a- = 0.01 look alike.
-        _plot_named(ax, value - 1, label, style)
-    _plot_named(ax, torch.zeros(3001), "max R", "limit")
-    ax.set_title("3.2: only TOPR stays below max R")
-    ax.set_yscale("symlog", linthresh=0.1)
-    ax.set(xlabel="step", ylabel="J_topr - max R", xscale="log", xlim=(1, 3000), ylim=(-1, 3000))
-
-
-def _plot_named(ax: Axes, y: Tensor, label: str, style: str) -> None:
-    """A line in a style that toprlib/plotting.py has under this name."""
-    colour, dashes, _ = NAMED_STYLES[style]
-    ax.plot(y, label=label, color=colour, linestyle=dashes, linewidth=2)
-
-
-def _print_arms(topr_path: Tensor, reinforce_path: Tensor, steps: list[int]) -> None:
-    """Each arm's pi, weight and gradient ("push") at some steps, for TOPR and naive REINFORCE."""
-    print(f"{'TOPR':>66}{'naive REINFORCE':>33}")
-    # A row for each arm of each step: (4 steps * 4 arms,)
-    columns = [tensor(steps).repeat_interleave(4), FOUR_ARMS.mu.repeat(4)]
-    columns.append(FOUR_ARMS.reward.repeat(4))
-    for path, limits in ((topr_path, TOPR), (reinforce_path, REINFORCE)):
-        z = path[steps]  # (4 steps, 4 arms)
-        columns.append(z.softmax(-1).flatten())
-        columns.append(weights(z, FOUR_ARMS, limits).flatten())
-        columns.append(gradient(z, FOUR_ARMS, limits).flatten())
-    print_table("step mu R pi weight push pi weight push", *columns)
+    ax.set(title="3.1: naive REINFORCE, c = -0.5", xlabel="step", ylabel="part of the loss (nats)")
 
 
 def way_back(ax: Axes, seed: int = 0) -> None:
@@ -430,72 +291,110 @@ def way_back(ax: Axes, seed: int = 0) -> None:
     start = tensor([1e-2, 1e-4, 1e-6])  # pi of the right arm
     others = (1 - start) / 4
     z = torch.stack([start, others, others, others, others], -1).log()  # (starts, 5)
-    paths = []
-    for limits in (TOPR, SFT, REINFORCE, TIS):
-        paths.append(ascend(z, bandit, limits, lr=1.0, steps=1000))
+    methods = (TOPR, SFT, REINFORCE, TIS)
+    paths = [ascend(z, bandit, limits, lr=1.0, steps=1000) for limits in methods]
     pi = torch.stack(paths).softmax(-1)[..., 0]  # (methods, steps, starts)
     print_table("start steps:TOPR SFT REINFORCE TIS", start, *(pi < 0.5).sum(1))
     check("a+ = 1: back within 100 steps", pi[:3, 100] > 0.5)
     check("a+ = 0 (TIS): not within 1,000 from 1e-4 and from 1e-6", pi[3, 1000, 1:] < 0.5)
-    for name, path in zip(("topr", "sft", "reinforce", "tis"), pi[:, :201, 2], strict=True):
-        _plot_named(ax, path, METHOD_LABELS[name], name)
-    ax.set_title("Section 3.1: the way back from 1e-6")
-    ax.set(xlabel="step", ylabel="pi(right)", yscale="log")
+    ax.plot(pi[:, :201, 2].T, label=["TOPR", "SFT", "naive REINFORCE", "TIS"])
+    ax.set(title="The way back from 1e-6", xlabel="step", ylabel="pi(right)", yscale="log")
 
 
-SECTIONS = {
-    "appendix_b1": appendix_b1,
-    "appendix_b2": appendix_b2,
-    "appendix_c": appendix_c,
-    "proposition_3_1": proposition_3_1,
-    "proposition_3_2": proposition_3_2,
-    "way_back": way_back,
-}
+# ---- tools of the sections -----------------------------------------------------------------------
+def check(statement: str, is_true: Tensor) -> None:
+    """Print a statement with the number of cases; SystemExit unless it is true in all of them."""
+    counts = f"{statement}: {is_true.sum():,} of {is_true.numel():,}"
+    if is_true.numel() == 0 or not is_true.all():
+        raise SystemExit(f"toy_bandit.py: this statement is false: {counts}")
+    print(f"  {counts}")
+
+
+def print_table(names: str, *columns: Tensor) -> None:
+    """Print columns of numbers, (N,) each, under their names."""
+    print("".join(f"{name:>11}" for name in names.split()))
+    for row in torch.stack(columns, -1).tolist():
+        print("".join(f"{number:11.4g}" for number in row))
+
+
+def random_bandits(signs: str, seed: int) -> tuple[Tensor, Bandit]:
+    """Random logits z, (1000, K), and 1,000 random bandits with K arms.
+
+    signs: those of the K rewards, whose sizes are in [0.1, 1]; "0" for an arm without data.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    shape = (1000, len(signs))
+    z = 1.5 * torch.randn(shape, generator=generator, dtype=torch.float64)
+    logits = torch.randn(shape, generator=generator, dtype=torch.float64)
+    size = 0.1 + 0.9 * torch.rand(shape, generator=generator, dtype=torch.float64)
+    number_of_sign = {"+": 1, "-": -1, "0": 0}
+    sign = tensor([number_of_sign[sign] for sign in signs])  # (K,)
+    return z, Bandit(mu=logits.softmax(-1), reward=size * sign)
+
+
+def distance_after_training(bandit: Bandit, c: Tensor, limits: Limits) -> Tensor:
+    """KL(mu || pi) after 2,000 steps from pi = mu, mean of 100 bandits, for each baseline: (C,)."""
+    mu = bandit.mu[:100].expand(len(c), -1, -1)  # (C, 100, 5)
+    reward = bandit.reward[:100].sign() - c[:, None, None]
+    end = ascend(mu.log(), Bandit(mu, reward), limits, lr=1.0, steps=2000)[-1]
+    return kl(mu, end.log_softmax(-1)).mean(-1)
+
+
+def kl(p: Tensor, logq: Tensor) -> Tensor:
+    """KL(p || q) in nats, where 0 log 0 = 0: (..., K) -> (...,)."""
+    return (torch.xlogy(p, p) - p * logq).sum(-1)
+
+
+def kl_terms(z: Tensor, bandit: Bandit, c: Tensor) -> Tensor:
+    """The three terms of Proposition 3.1, with rewards before the baseline c: (3, ...).
+
+    R+ KL(mu_R+ || pi), -R- KL(mu_R- || pi) and -c KL(mu || pi). Rewards have both signs.
+    """
+    logp = z.log_softmax(-1)
+    terms = []
+    for sign in (1, -1):
+        mass = bandit.mu * (sign * bandit.reward).clamp_min(0)  # (..., K)
+        total = mass.sum(-1, keepdim=True)  # (..., 1)
+        terms.append(sign * total[..., 0] * kl(mass / total, logp))
+    return torch.stack([*terms, -c * kl(bandit.mu, logp)])
 
 
 # ---- the command ---------------------------------------------------------------------------------
+SECTIONS = (appendix_b1, appendix_b2, appendix_c, proposition_3_2, proposition_3_1, way_back)
+STYLES = {  # lines differ in their dashes too, not in color alone
+    "color": ["#0072B2", "#D55E00", "#009E73", "black"],
+    "linestyle": ["-", "--", "-.", ":"],
+}
+
+
 def main(arguments: list[str] | None = None) -> None:
-    """State, check and draw all sections, or the named one; CheckFailed if a statement is false."""
-    options = _parse(arguments)
-    file = options.out / f"{options.name or 'bandit'}.png"
-    try:
-        options.out.mkdir(parents=True, exist_ok=True)
-        file.open("ab").close()  # so that an error comes now, not after the work
-    except OSError as error:
-        message = f"--out {options.out}: {error.strerror}; choose another folder"
-        raise SystemExit(f"toy_bandit.py: {message}") from None
-    torch.set_num_threads(1)  # the tensors are small: a second thread would mostly wait
-    names = [options.name] if options.name else list(SECTIONS)
-    rows = (len(names) + 1) // 2
-    columns = min(len(names), 2)
-    figure = Figure(figsize=(4.5 * columns, 4.0 * rows), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).flat
-    for name, ax in zip(names, axes, strict=False):
-        section = SECTIONS[name]
-        print(f"\n{inspect.getdoc(section)}\n")
-        ax.set_prop_cycle(**STYLES)  # lines differ in their dashes too, not in colour alone
-        section(ax, options.seed)
-        # Below the axes the legend covers no line.
-        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2, frameon=False)
-    figure.savefig(file, dpi=150 if options.name else 100)
-    print(f"\n{file}")
-
-
-def _parse(arguments: list[str] | None) -> Namespace:
-    parser = ArgumentParser(
-        usage=SUPPRESS, description=__doc__, formatter_class=RawDescriptionHelpFormatter
-    )
-    help_of_name = f"a section: {', '.join(SECTIONS)}"
-    parser.add_argument("name", nargs="?", choices=SECTIONS, metavar="NAME", help=help_of_name)
-    out = Path("runs/bandit")
-    parser.add_argument("--out", type=Path, default=out, metavar="DIR", help="the picture's folder")
+    """State, check and draw all sections, or the named one; SystemExit if a statement is false."""
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    sections = {section.__name__: section for section in SECTIONS}
+    parser.add_argument("name", nargs="?", choices=sections, help="a section (default: all)")
+    parser.add_argument("--out", type=Path, default="runs/bandit", help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random bandits")
     options = parser.parse_args(arguments)
-    if not 0 <= options.seed < 2**63:  # what torch takes
-        parser.error("argument --seed: must be at least 0 and below 2**63")
-    return options
+    if not 0 <= options.seed < 2**63:
+        parser.error(f"--seed {options.seed}: choose one from 0 to 2**63 - 1")
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--out: {error}; choose another folder")
+
+    torch.set_num_threads(1)  # the tensors are small: a second thread would mostly wait
+    for name in [options.name] if options.name else sections:
+        print(f"\n{inspect.getdoc(sections[name])}\n")
+        figure = Figure(figsize=(4.5, 4.0), dpi=150, layout="constrained")
+        ax = figure.add_subplot()
+        ax.set_prop_cycle(**STYLES)
+        sections[name](ax, options.seed)
+        # Below the axes the legend covers no line.
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2, frameon=False)
+        file = options.out / f"{name}.png"
+        figure.savefig(file)
+        print(f"\n{file}")
 
 
 if __name__ == "__main__":
-    with command("toy_bandit"):
-        main()
+    main()

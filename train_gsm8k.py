@@ -34,34 +34,42 @@ import random
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from decimal import Decimal
+from fractions import Fraction
 from functools import partial
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
+import rich
 import torch
 import yaml
+from pydantic import BaseModel
 from torch import Tensor
 
 import topr
-from toprlib import batches, checkpoints, distributed, files, language_model, results, sampling
-from toprlib.command import command
-from toprlib.compositions import BASELINES, COMPOSITIONS
-from toprlib.dry_run import print_plan
-from toprlib.external_samples import read_samples
-from toprlib.language_model import LanguageModel
+from toprlib import dataset, distributed, files, results, sampling, training
+from toprlib.evaluation import to_table
+from toprlib.language_model import LanguageModel, free_gpu, load_tokenizer
 from toprlib.methods import METHODS
-from toprlib.numerals import first_number, normalize, read_number
-from toprlib.preflight import check_gpu, check_lora, check_room, free_memory
-from toprlib.problems import QuestionRow, read_shots, read_split
-from toprlib.records import OUTCOMES, Example, InputError, Outcome, Problem, Prompt, Sample, Task
-from toprlib.sampling import Engine, SamplingParameters
-from toprlib.settings import Settings, check, check_task, intended_ranks, read_settings
-from toprlib.vllm_client import VllmOptions, vllm_engine
+from toprlib.numerals import first_number
+from toprlib.records import (
+    Engine,
+    EvalPoint,
+    Example,
+    Grade,
+    InputError,
+    Outcome,
+    Problem,
+    Prompt,
+    Sample,
+    Task,
+)
+from toprlib.settings import Settings, command, read_settings
+from toprlib.vllm_client import vllm_engine
 
 Rows = list[list[Example]]  # in the order of training; a row is a completion, or a pair for DPO
 
@@ -71,23 +79,32 @@ MARKER = "The answer is"
 LINE = re.compile(r"[ :\t]*(?:\n[\s:]*(?:- )?)?(.*)")  # after the marker; "- " is that of a list
 
 
-def parse_answer(text: str) -> Decimal | None:
+class QuestionRow(BaseModel):
+    """A row of GSM8K; `answer` ends with "#### NUMBER"."""
+
+    question: str
+    answer: str
+
+
+def parse_answer(text: str) -> Fraction | None:
     """The first number (numerals.py) after "The answer is", in its line or the next; None without.
 
     The last "The answer is" with a digit counts: "The answer is correct" is a remark.
 
     >>> parse_answer("4 * 300 = 1200. The answer is $1,200.00. I think The answer is right.")
-    Decimal('1200.00')
+    Fraction(1200, 1)
     """
-    lines = (normalize(LINE.match(rest)[1]) for rest in reversed(text.split(MARKER)[1:]))
-    with_digits = (line for line in lines if re.search("[0-9]", line))
-    return first_number(next(with_digits, ""))
+    for rest in reversed(text.split(MARKER)[1:]):
+        line = LINE.match(rest)[1]
+        if any(character.isnumeric() for character in line):
+            return first_number(line)
+    return None
 
 
-def grade(text: str, gold: Decimal) -> Outcome:
+def grade(text: str, gold: Fraction) -> Outcome:
     """invalid without "The answer is", else correct if the number after it equals gold.
 
-    >>> [grade(text, Decimal(7)) for text in ("The answer is 7.0", "The answer is 8.", "7")]
+    >>> [grade(text, Fraction(7)) for text in ("The answer is 7.0", "The answer is 8.", "7")]
     ['correct', 'incorrect', 'invalid']
     """
     if MARKER not in text:
@@ -95,84 +112,72 @@ def grade(text: str, gold: Decimal) -> Outcome:
     return "correct" if parse_answer(text) == gold else "incorrect"
 
 
+def grade_all(texts: Sequence[str], problems: Sequence[Problem]) -> list[Grade]:
+    """Reward +1 for correct completions, -1 for the others (Section 4.2)."""
+    grades = []
+    for text, problem in zip(texts, problems, strict=True):
+        outcome = grade(text, problem.gold)
+        grades.append(Grade(1.0 if outcome == "correct" else -1.0, outcome))
+    return grades
+
+
 def load_problems(data: str, split: str) -> list[Problem]:
     """The problems of DIR/SPLIT.jsonl or of the hub; gold is the number after "####"."""
     problems = []
-    for line, row in enumerate(read_split(data, split, QuestionRow, ["main"]), start=1):
+    for line, row in enumerate(files.load_rows(data, split, QuestionRow, "main"), start=1):
         _, marker, gold = row.answer.rpartition("####")
-        number = read_number(gold)
+        number = first_number(gold)
         if not marker or number is None:
-            message = "needs a number after ####"
-            raise InputError(message, file=f"{data}, {split}", line=line, field="answer")
+            raise InputError(f"{data}, {split}:{line}: the answer needs a number after ####")
         problems.append(Problem(f"{split}-{line}", row.question, number))
     return problems
 
 
 def gsm8k_task(settings: Settings) -> Task:
     """`Q: ... A:` after the worked examples; with these, the next `Q:` ends a completion."""
-    shots = read_shots(settings.shots, "Q:", "tasks/gsm8k/gsm8k-cot.yaml", parse_shots)
+    shots = load_shots()[: settings.shots] if settings.shots else []
     train = [] if settings.samples else load_problems(settings.data, "train")
     test = load_problems(settings.data, "test") if settings.test_problems else []
     return Task(
         name="gsm8k",
         train=train[: settings.problems],
         test=test[: settings.test_problems],
+        grade=grade_all,
         prompt=lambda problem: "\n\n".join([*shots, f"Q: {problem.question}\nA:"]),
         parse=parse_answer,
-        grade=grade,  # "correct" has reward +1, others -1 (4.2); `reward=` would return any number
-        outcomes=OUTCOMES,
         stop=("\nQ:",) if shots else (),
     )
 
 
-def parse_shots(text: str) -> list[str]:
-    """The worked examples in a file of the lm-eval package: the prompt of Wang et al. 2022."""
+def load_shots() -> list[str]:
+    """The worked examples of the lm-eval package: the prompt of Wang et al. 2022."""
+    package = Path(find_spec("lm_eval").origin).parent
+    text = (package / "tasks/gsm8k/gsm8k-cot.yaml").read_text(encoding="utf-8")
     examples = yaml.safe_load(text)["fewshot_config"]["samples"]
     return [f"Q: {example['question']}\nA: {example['target']}" for example in examples]
 
 
 # ---- Algorithm 1, iterated (Section 4.3) ---------------------------------------------------------
-class EvalPoint(NamedTuple):
-    """A model to evaluate, and the file for its completions of the test problems."""
-
-    iteration: int
-    step: int  # optimizer steps of the iteration
-    samples_seen: int  # completions of the iteration that were trained on
-    model: str  # folder or hub name
-    file: Path
-    is_end: bool  # the last of an iteration, or the first of all: evaluated with all samples
-
-
 def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | None = None) -> dict:
     """All stages of a run; returns the content of results.json.
 
-    settings: validated by `check`. loss: in place of the method's; called as in `topr.train`.
-    Raises InputError, before anything is written, if model, samples or folder do not fit.
+    loss: in place of the method's; called as in `topr.train`. Raises InputError, before anything is
+    written, if tokenizer, samples or folder do not fit.
     """
-    check_task(settings, task)
-    lm = language_model.load_without_weights(settings.model, settings.chat, settings.system_prompt)
-    check_lora(settings, lm)
-    task = lm.chat.apply_to(task) if lm.chat else task
-    train_prompts = sampling.make_prompts(task, task.train, lm, settings.max_new_tokens)
-    test_prompts = sampling.make_prompts(task, task.test, lm, settings.max_new_tokens)
-    prompts = train_prompts + test_prompts
-    lengths = [len(prompt.ids) for prompt in prompts]
+    lm = load_tokenizer(settings.model, settings.chat)
+    ask = partial(sampling.make_prompts, task, lm=lm, settings=settings)
+    train_prompts = ask(task.train)
+    test_prompts = ask(task.test)
+    lengths = [len(prompt.ids) for prompt in train_prompts + test_prompts]
     max_tokens = max(lengths, default=0) + settings.max_new_tokens
-    provided_samples = []
-    if settings.samples:
-        ask = lm.chat.format if lm.chat else None
-        provided_samples = read_samples(settings.samples, settings.columns, ask, free_memory())
-        choose(1, provided_samples, lm, task, settings)  # raises now if they do not fit
-    config = settings.to_config(provided_samples, prompts)
     open_engine = partial(sampling_engine, lm, task, max_tokens, settings)
-
+    provided_samples = read_samples(settings)
+    if provided_samples:
+        choose(1, provided_samples, lm, task, settings)  # raises now if they do not fit
+    config = settings.to_config() | {"inputs_crc32": checksum(task, provided_samples)}
     needs_group = settings.dtype != "float32"  # FSDP2 keeps its float32 copy, even on one GPU
-    with distributed.process_group(needs_group), files.locked_run_folder(settings.out, config):
-        if files.exists(settings.out / "results.json"):
-            return files.read_json(settings.out / "results.json", keys=["iterations"])
-        num_samples = len(provided_samples) or settings.n * len(train_prompts)
-        check_room(settings, lm, max_tokens, num_samples, len(test_prompts))
-        language_model.download_model(settings.model)
+    with distributed.process_group(needs_group), files.run_folder(settings.out, config):
+        # "Before" is the model that starts. Evaluating and sampling share the engine of a model.
         file = settings.iteration_folder(1) / "test-0.jsonl"
         point = EvalPoint(1, 0, 0, settings.model, file, is_end=True)
         all_points = [point]
@@ -184,7 +189,7 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
                 if not samples:
                     samples = sample(iteration, engine, train_prompts, task, settings)  # line 3
             rows = choose(iteration, samples, lm, task, settings)  # line 4
-            results.describe_dataset(iteration, samples, rows, settings)
+            results.print_dataset(iteration, samples, rows, settings)
             del samples  # gigabytes at the paper's scale
             points = evaluation_points(iteration, rows, settings)
             if missing_models(points):
@@ -193,7 +198,7 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
                     rows = score(iteration, rows, policy, settings)  # mu(y|x), before any update
                     train(iteration, rows, policy, optimizer, loss, settings)  # lines 5 to 9
                     del policy, optimizer  # so that the end of this block can free the GPU
-            checkpoints.remove_checkpoints(settings.iteration_folder(iteration))
+            files.remove(*settings.iteration_folder(iteration).glob("checkpoint-*"))
             for earlier in points[:-1]:
                 with open_engine(earlier.model) as engine:
                     evaluate(earlier, engine, test_prompts, task, settings)
@@ -202,7 +207,19 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
             all_points += points
         with open_engine(point.model) as engine:
             evaluate(point, engine, test_prompts, task, settings)
-        return results.write_results(all_points, task, settings)
+        return distributed.on_rank_zero(results.write_results, all_points, task, settings)
+
+
+def read_samples(settings: Settings) -> list[Sample]:
+    """The samples of --samples; none without."""
+    return files.load_rows(settings.samples, "train", Sample) if settings.samples else []
+
+
+def checksum(task: Task, samples: Sequence[Sample]) -> str:
+    """Of problems, gold answers and samples: a run whose input has changed cannot resume."""
+    texts = [f"{task.prompt(problem)} {problem.gold}" for problem in (*task.train, *task.test)]
+    content = "\n".join(texts) + files.to_lines(samples)
+    return f"{zlib.crc32(content.encode()):08x}"
 
 
 # ---- line 3: y ~ mu(.|x) -------------------------------------------------------------------------
@@ -213,14 +230,9 @@ def sampling_engine(
 
     It starts when it is first used, and frees its memory at the end of the block.
     """
-    limits = (settings.temperature, settings.top_p, settings.top_k, settings.max_new_tokens)
-    parameters = SamplingParameters(*limits, task.stop)
-    if settings.engine_name == "hf":
-        return sampling.hf_engine(lm, model, parameters)
-    log = settings.out / f"vllm-{distributed.rank()}.log"
-    gpus = settings.engine_gpus
-    options = VllmOptions(settings.vllm_python, gpus, settings.dtype, max_tokens, log)
-    return vllm_engine(lm, model, parameters, options)
+    if settings.engine == "hf":
+        return sampling.hf_engine(lm, model, settings, task.stop)
+    return vllm_engine(lm, model, settings, task.stop, max_tokens)
 
 
 def sample(
@@ -230,7 +242,7 @@ def sample(
     file = settings.iteration_folder(iteration) / "samples.jsonl"
     seed = settings.seed_of(f"samples {iteration}")
     sampling.sample_to_file(file, engine, prompts, settings.n, seed, task)  # unless it exists
-    return files.read_records(file, Sample, fix=files.REGENERATE)
+    return files.read_records(file, Sample)
 
 
 # ---- line 4: the dataset, with rewards less the baseline -----------------------------------------
@@ -240,47 +252,40 @@ def choose(
     """Line 4: the samples to train on, in the order of training, with rewards less the baseline."""
     rng = random.Random(settings.seed_of(f"composition {iteration}"))
     size = settings.examples or len(samples)
-    indices = COMPOSITIONS[settings.composition](samples, size, rng, settings.proportion)
+    indices = dataset.choose_samples(settings.composition, samples, size, rng, settings.proportion)
     if not indices:
-        message = f"{settings.composition} selects none of {len(samples)} samples; increase --n"
-        raise InputError(message, option="--composition")
-
-    source = settings.samples or "samples.jsonl"
-    examples = batches.tokenize_samples(
-        samples, indices, lm, task.stop, source, settings.trust_logmu
-    )
+        message = f"--composition {settings.composition}: selects none of {len(samples)} samples"
+        raise InputError(f"{message}; sample more, or choose another composition")
+    examples = dataset.tokenize_samples(samples, indices, lm, task.stop, settings.trust_logmu)
     baselines = choose_baselines([samples[index] for index in indices], settings)
     examples = [
         replace(example, reward=example.reward - baseline)
         for example, baseline in zip(examples, baselines, strict=True)
     ]
-    limits = settings.loss_limits
-    if limits and limits.b_neg == 0 and all(example.reward <= 0 for example in examples):
-        message = f"{settings.method} needs at least one positive sample; increase --n"
-        raise InputError(message, option="--method")
 
     rng = random.Random(settings.seed_of(f"order {iteration}"))
     is_paired = METHODS[settings.method].uses_pairs
-    order = batches.pair_examples if is_paired else batches.shuffle_examples
+    order = dataset.pair_examples if is_paired else dataset.shuffle_examples
     rows = []
     for _ in range(settings.epochs):
         rows += order(examples, rng)
     if not rows:
-        message = f"{settings.method}: no problem has a positive and a negative sample to pair"
-        raise InputError(f"{message}; increase --n", option="--method")
-    return batches.number_rows(rows)
+        message = "no problem has a sample with a reward of at least 0 and one below 0"
+        raise InputError(f"--method dpo: {message}; sample more, or correct the rewards")
+    return dataset.number_rows(rows)
 
 
 def choose_baselines(chosen: list[Sample], settings: Settings) -> list[float]:
     """Each sample's baseline: c, or the one for the effective share p~ (Equation 12)."""
-    c = settings.baseline or 0.0
+    c = settings.baseline
     if settings.effective_proportion is not None:
         if {sample.reward for sample in chosen} - {-1.0, 1.0}:
-            raise InputError("needs rewards of -1 and +1", option="--effective-proportion")
+            raise InputError("--effective-proportion: needs rewards of -1 and +1; set --baseline")
         p = sum(sample.reward > 0 for sample in chosen) / len(chosen)
         if 0 < p < 1:  # with one sign only, rewards stay as they are
             c = topr.baseline_for_proportion(p, settings.effective_proportion)
-    return [base + c for base in BASELINES[settings.baseline_from](chosen)]  # base: 0 in the paper
+    means = dataset.mean_rewards(chosen, settings.baseline_from)  # 0 in the paper
+    return [mean + c for mean in means]
 
 
 # ---- log mu(y|x), for the weight of line 6 -------------------------------------------------------
@@ -289,14 +294,10 @@ def trainer(
     model: str, lm: LanguageModel, settings: Settings
 ) -> Iterator[tuple[LanguageModel, torch.optim.Optimizer]]:
     """The model in training and its optimizer, sharded over the GPUs of all ranks."""
-    sharding = language_model.Sharding(
-        settings.dtype, settings.gradient_checkpointing, settings.reshard_after_forward
-    )
-    lora_seed = settings.seed_of("adapters")
-    policy = language_model.load_for_training(lm, model, sharding, settings.lora, lora_seed)
-    yield policy, language_model.make_optimizer(settings.optimizer, policy.model, settings.lr)
-    del policy
-    language_model.free_memory()
+    policy, optimizer = training.load_for_training(lm, model, settings)
+    yield policy, optimizer
+    del policy, optimizer
+    free_gpu()
 
 
 @torch.no_grad()
@@ -309,18 +310,18 @@ def score(iteration: int, rows: Rows, policy: LanguageModel, settings: Settings)
     file = settings.iteration_folder(iteration) / "train.jsonl"
     if not files.exists(file):
         if not settings.trust_logmu:
-            steps = batches.plan_steps(rows, settings.batch_size, settings.micro_batch_size)
-            rows = batches.score_rows(rows, steps, policy.model)
-        files.write_records(file, chain.from_iterable(rows))
-        results.report_mismatch(iteration, settings)
-    return batches.group_rows(files.read_records(file, Example, fix=files.REGENERATE))
+            steps = dataset.plan_steps(rows, settings.batch_size, settings.micro_batch_size)
+            rows = dataset.score_rows(rows, steps, policy.model)
+        distributed.on_rank_zero(files.write_file, file, files.to_lines(chain.from_iterable(rows)))
+        results.print_mismatch(iteration, chain.from_iterable(rows))
+    return dataset.group_rows(files.read_records(file, Example))
 
 
 # ---- lines 5 to 9: the optimizer steps, from pi = mu ---------------------------------------------
 def evaluation_points(iteration: int, rows: Rows, settings: Settings) -> list[EvalPoint]:
     """The models of an iteration to evaluate; the next iteration starts from the last one."""
     folder = settings.iteration_folder(iteration)
-    steps = batches.plan_steps(rows, settings.batch_size, settings.micro_batch_size)
+    steps = dataset.plan_steps(rows, settings.batch_size, settings.micro_batch_size)
     count = settings.evals_per_epoch if settings.test_problems else 1
     stops = {len(steps) * number // count for number in range(1, count + 1)}
     points = []
@@ -356,24 +357,26 @@ def train(
 ) -> None:
     """Lines 5 to 9: `topr.train` on all rows, from pi = mu or the last checkpoint."""
     folder = settings.iteration_folder(iteration)
-    steps = batches.plan_steps(rows, settings.batch_size, settings.micro_batch_size)
+    steps = dataset.plan_steps(rows, settings.batch_size, settings.micro_batch_size)
     points = evaluation_points(iteration, rows, settings)
     models = {point.step: Path(point.model) for point in points}
-    limits = None if loss else settings.loss_limits  # for the logged weights
-    loss = loss or settings.method_loss
+    method = settings.chosen_method()
+    limits = None if loss else method.limits  # for the logged weights
+    loss = loss or method.loss
 
-    done = checkpoints.last_checkpoint(folder, missing_models(points)[0].step)
+    first_missing = missing_models(points)[0].step
+    done = distributed.on_rank_zero(training.last_checkpoint, folder, first_missing)
     if done > 0:
-        checkpoints.load_checkpoint(folder / f"checkpoint-{done}", optimizer)  # and its weights
-    tensors = batches.to_tensors(steps[done:])
+        training.load_checkpoint(folder / f"checkpoint-{done}", policy.model, optimizer)
+    tensors = dataset.to_tensors(steps[done:])
     all_stats = topr.train(policy.model, optimizer, tensors, loss, limits, settings.max_grad_norm)
     bar = distributed.progress_bar(all_stats, "training", "step", len(steps), done)
-    for step, stats in enumerate(results.explain_errors(bar, done), start=done + 1):
+    for step, stats in enumerate(bar, start=done + 1):
         results.log_step(folder / "metrics.jsonl", step, stats, settings)
         if step in models and not files.exists(models[step]):
-            checkpoints.save_model(policy, models[step])
+            training.save_model(policy, models[step])
         if step % settings.save_every == 0 and step < len(steps):
-            checkpoints.save_checkpoint(folder, step, optimizer)
+            training.save_checkpoint(folder, step, policy.model, optimizer)
 
 
 # ---- evaluation (Section 4.2) --------------------------------------------------------------------
@@ -389,7 +392,7 @@ def evaluate(
 
 # ---- presets: settings that go together (Section 4) ----------------------------------------------
 PAPER = Settings(
-    preset="paper",
+    engine="vllm",  # "vLLM" (4.2)
     model="meta-llama/Meta-Llama-3-8B-Instruct",  # "the 8B model unless otherwise specified" (4.1)
     data="openai/gsm8k",
     shots=8,  # "the 8-shot prompt from Wang et al. (2022)" (4.1)
@@ -403,7 +406,6 @@ PAPER = Settings(
     batch_size=8,  # "a single H100 node with a per-GPU batch size of 1" (4.2)
     micro_batch_size=1,
     dtype="bfloat16",  # ours: the paper does not say
-    reshard_after_forward=False,  # ours: a step takes 33 GB of each GPU (docs/internals/gpu.md)
     save_every=500,  # ours
     test_problems=1_319,
     eval_samples=64,  # "64 solutions for each question for GSM8K" (4.2)
@@ -411,7 +413,6 @@ PAPER = Settings(
 )
 SINGLE_GPU = replace(  # ours: a small model on one GPU of 24 GB
     PAPER,
-    preset="single-gpu",
     model="Qwen/Qwen2.5-0.5B-Instruct",
     iterations=1,
     n=8,
@@ -435,15 +436,14 @@ def main(
     start = time.monotonic()
     with command(name):
         settings = read_settings(sys.argv[1:], presets, description, runs or f"runs/{name}-")
-        check(settings, intended_ranks(settings.preset) if settings.dry_run else None)
         task = make_task(settings)
         if settings.dry_run:
-            print_plan(settings, task)
+            results.print_plan(settings, task, len(read_samples(settings)))
             return
-        check_gpu(settings)
         found = experiment(settings, task)
         if distributed.rank() == 0:
-            results.print_results(found)
+            if settings.test_problems:
+                rich.print(to_table(found))
             print(f"files: {settings.out} ({time.monotonic() - start:.0f} s)")
 
 

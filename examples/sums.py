@@ -5,8 +5,9 @@
 
 import random
 import re
+from collections.abc import Sequence
 
-from toprlib.records import Problem, Task
+from toprlib.records import Grade, Problem, Task
 from toprlib.settings import Settings
 from train_gsm8k import main
 
@@ -21,9 +22,13 @@ def parse_answer(completion: str) -> int | None:
     return int(numbers[-1]) if numbers else None
 
 
-def reward(completion: str, problem: Problem) -> float:
+def grade(completions: Sequence[str], problems: Sequence[Problem]) -> list[Grade]:
     """+1 for the right answer, -1 for another one and for none."""
-    return 1.0 if parse_answer(completion) == problem.gold else -1.0
+    grades = []
+    for completion, problem in zip(completions, problems, strict=True):
+        is_right = parse_answer(completion) == problem.gold
+        grades.append(Grade(1.0, "correct") if is_right else Grade(-1.0, "incorrect"))
+    return grades
 
 
 def sums_task(settings: Settings) -> Task:
@@ -40,8 +45,9 @@ def sums_task(settings: Settings) -> Task:
         train=problems[:half][: settings.problems],
         test=problems[half:][: settings.test_problems],
         prompt=prompt.format,
-        reward=reward,
+        grade=grade,
         parse=parse_answer,
+        outcomes=("correct", "incorrect"),
     )
 
 

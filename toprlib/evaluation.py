@@ -16,11 +16,11 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
+import rich.table
 
-from toprlib.grading import describe_errors
-from toprlib.records import InputError, Sample, Task
-from toprlib.report import Estimate, Table
+from toprlib.records import Sample, Task
 
+REPEATS = 100
 COUNTS = ("samples_seen", "questions", "samples_per_question")  # numbers of an entry, no metrics
 
 
@@ -48,31 +48,26 @@ def any_correct(answers: Answers, question: int, samples: Sequence[int]) -> bool
     return bool(answers.correct[question, samples].any())
 
 
-def majority_is_correct(
-    answers: Answers, question: int, samples: Sequence[int], weights: Sequence[float] | None = None
-) -> bool:
-    """Whether the most frequent answer is correct, or the one with the most weight (Section 4.4).
+def majority_is_correct(answers: Answers, question: int, samples: Sequence[int]) -> bool:
+    """Whether the most frequent answer is correct.
 
     Samples without an answer do not vote. In a tie, the answer that comes first among `samples`
-    wins. weights: one for each of `samples`; by default all are 1.
+    wins.
 
     >>> answers = Answers(np.array([[True, False, False]]), [["7", "8", "8"]])
     >>> majority_is_correct(answers, 0, [0, 1, 2])
     False
-    >>> majority_is_correct(answers, 0, [0, 1, 2], weights=[0.75, 0.25, 0.25])
-    True
     """
-    weights = [1.0] * len(samples) if weights is None else weights
-    total_weights: dict[Hashable, float] = {}
+    votes: Counter[Hashable] = Counter()
     first_samples: dict[Hashable, int] = {}
-    for sample, weight in zip(samples, weights, strict=True):
+    for sample in samples:
         answer = answers.votes[question][sample]
         if answer is not None:
-            total_weights[answer] = total_weights.get(answer, 0.0) + weight
+            votes[answer] += 1
             first_samples.setdefault(answer, sample)
-    if not total_weights:
+    if not votes:
         return False
-    winner = max(total_weights, key=total_weights.__getitem__)  # of equals, the first
+    [(winner, _)] = votes.most_common(1)  # of equals, the first
     return bool(answers.correct[question, first_samples[winner]])
 
 
@@ -81,63 +76,35 @@ def mean_reward(answers: Answers, question: int, samples: Sequence[int]) -> floa
     return answers.rewards[question, samples].mean()
 
 
-class Metric(NamedTuple):
-    """A metric of a test set."""
-
-    score: Score  # of one question; the metric is its mean over the questions
-    meaning: str  # for the documentation
-
-
-METRICS = {
-    "pass@1": Metric(any_correct, "share of correct samples"),
-    "maj@k": Metric(
-        majority_is_correct,
-        "share of questions whose most frequent answer among k samples is correct; "
-        "for tasks with `parse`",
-    ),
-    "pass@k": Metric(any_correct, "share of questions with a correct one among k samples"),
-    "reward": Metric(mean_reward, "mean reward; for tasks with `reward` or `batch_reward`"),
-}
-
-
 # ---- estimates over all questions ----------------------------------------------------------------
-def estimate(score: Score, answers: Answers, k: int, seed: int, repeats: int = 100) -> Estimate:
-    """The mean over questions of the score of k of their N samples, with the paper's interval.
+def estimate(score: Score, answers: Answers, k: int, seed: int) -> dict[str, float | None]:
+    """The mean over questions of the score of k of their N samples, and its standard error.
 
-    Raises InputError unless 1 <= k <= N.
+    For k = 1 the mean is exact, from all samples.
 
     >>> one_of_four = Answers(np.array([[True, False, False, False]]))
     >>> value = estimate(any_correct, one_of_four, k=3, seed=0)
-    >>> round(value.mean, 2)  # 3/4, estimated by 100 random choices
+    >>> round(value["mean"], 2)  # 3/4, estimated by 100 random choices
     0.78
     """
     questions, n = answers.correct.shape
-    if not 1 <= k <= n:
-        fix = f"must be at least 1 and at most the {n} samples of a question"
-        raise InputError(f"{k}: {fix}", option="--k")
     rng = np.random.default_rng(seed)
     means = []
-    for _ in range(repeats):
+    for _ in range(REPEATS):
         all_samples = np.tile(np.arange(n), (questions, 1))  # (Q, N)
         chosen = rng.permuted(all_samples, axis=1)[:, :k]  # (Q, k), each row shuffled on its own
         scores = [score(answers, question, chosen[question]) for question in range(questions)]
         means.append(np.mean(scores))
     mean = float(np.mean(means))
+    if k == 1:
+        scores = []
+        for question in range(questions):
+            scores += [score(answers, question, [sample]) for sample in range(n)]
+        mean = float(np.mean(scores))
     if k == n:
-        return Estimate(mean)
+        return {"mean": mean, "se": None}
     variance = float(np.var(means, ddof=1))
-    standard_error = float(np.sqrt(k * variance / (n - k)))
-    return Estimate(mean, 2 * standard_error)
-
-
-def estimate_of_one(score: Score, answers: Answers, seed: int) -> Estimate:
-    """The mean score of single samples: exact, from all samples; its interval is the paper's."""
-    questions, n = answers.correct.shape
-    scores = np.empty((questions, n))
-    for question in range(questions):
-        for sample in range(n):
-            scores[question, sample] = score(answers, question, [sample])
-    return estimate(score, answers, 1, seed)._replace(mean=float(np.mean(scores)))
+    return {"mean": mean, "se": float(np.sqrt(k * variance / (n - k)))}
 
 
 # ---- an entry of results.json --------------------------------------------------------------------
@@ -145,10 +112,10 @@ def evaluate(samples: Sequence[Sample], task: Task, k: int, seed: int) -> dict[s
     """An entry of results.json: the share of each outcome, and the metrics that the task has.
 
     samples: graded, question by question, the same number N for each. maj@k is for tasks with
-    `parse`, reward for tasks that have no `grade`. Without 1 < k <= N there are no metrics of k
-    samples. A metric is {"mean": ..., "se": standard error or None}.
+    `parse`, reward for those with other rewards than -1 and +1. Without 1 < k <= N there are no
+    metrics of k samples. A metric is {"mean": ..., "se": standard error or None}.
 
-    >>> task = Task("sums", [], [], grade=str, outcomes=("right", "wrong"))
+    >>> task = Task("sums", [], [], grade=zip, outcomes=("right", "wrong"))
     >>> graded = [("right", 1.0), ("wrong", -1.0), ("wrong", -1.0), ("wrong", -1.0)]
     >>> samples = [Sample(prompt="?", completion="!", reward=r, outcome=o) for o, r in graded]
     >>> entry = evaluate(samples, task, k=4, seed=0)
@@ -161,30 +128,18 @@ def evaluate(samples: Sequence[Sample], task: Task, k: int, seed: int) -> dict[s
     entry: dict[str, Any] = {}
     for outcome in task.outcomes:
         entry[outcome] = counts[outcome] / len(samples)
-    for name in _metrics_of(task, k, n):
-        score = METRICS[name].score
-        if name.endswith("@k"):
-            entry[name.replace("@k", f"@{k}")] = estimate(score, answers, k, seed).to_json()
-        else:
-            entry[name] = estimate_of_one(score, answers, seed).to_json()
+    entry["pass@1"] = estimate(any_correct, answers, 1, seed)
+    if 1 < k <= n and task.parse is not None:
+        entry[f"maj@{k}"] = estimate(majority_is_correct, answers, k, seed)
+    if 1 < k <= n:
+        entry[f"pass@{k}"] = estimate(any_correct, answers, k, seed)
+    if not np.isin(answers.rewards, (-1, 1)).all():
+        entry["reward"] = estimate(mean_reward, answers, 1, seed)
     return entry | {"questions": questions, "samples_per_question": n}
 
 
-def _metrics_of(task: Task, k: int, n: int) -> list[str]:
-    """The names in METRICS that apply to a task with n samples of each question."""
-    names = ["pass@1"]
-    if 1 < k <= n:
-        names += ["maj@k", "pass@k"] if task.parse else ["pass@k"]
-    if task.grade is None:
-        names.append("reward")
-    return names
-
-
 def to_answers(samples: Sequence[Sample], task: Task) -> Answers:
-    """The answers of a test set's samples: question by question, the same number for each.
-
-    Raises what the task's `parse` raises, with a note that names the problem and the text.
-    """
+    """The answers of a test set's samples: question by question, the same number for each."""
     correct = []
     votes = []
     rewards = []
@@ -193,79 +148,32 @@ def to_answers(samples: Sequence[Sample], task: Task) -> Answers:
         correct.append([sample.outcome == task.outcomes[0] for sample in question])
         rewards.append([sample.reward for sample in question])
         if task.parse is not None:
-            votes.append(_parse_votes(question, task))
+            votes.append([task.parse(sample.completion) for sample in question])
     return Answers(np.array(correct), votes, np.array(rewards))
 
 
-def _parse_votes(question: list[Sample], task: Task) -> list[Hashable | None]:
-    """The answer of each sample; answers that are the same according to the task become equal."""
-    votes: list[Hashable | None] = []
-    distinct: list[Hashable] = []
-    for sample in question:
-        text = task.graded_text(sample.completion)
-        with describe_errors(sample.problem_id, text):
-            answer = task.parse(text)
-            hash(answer)  # a vote is the key of a dict; TypeError here, where the text is known
-        if answer is not None:
-            equals = (earlier for earlier in distinct if task.same(earlier, answer))
-            first = next(equals, None)  # a comparison can be slow, so it stops at the first match
-            if first is None:
-                distinct.append(answer)
-            else:
-                answer = first
-        votes.append(answer)
-    return votes
-
-
 # ---- results as a table --------------------------------------------------------------------------
-def split_entry(entry: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """The names of the outcomes and of the metrics in an entry of results.json.
+def to_table(results: dict[str, Any]) -> rich.table.Table:
+    """The test results before training and after each iteration of results.json."""
+    entries = [results["before"]]
+    table = rich.table.Table("", "before")
+    for number, iteration in enumerate(results["iterations"], start=1):
+        entries.append(iteration["after"])
+        table.add_column(f"after iteration {number}")
+    for name in entries[0]:
+        if name not in COUNTS:
+            table.add_row(name, *[format_value(entry[name]) for entry in entries])
+    return table
 
-    >>> split_entry({"right": 0.25, "wrong": 0.75, "maj@4": {"mean": 0.5, "se": None}})
-    (['right', 'wrong'], ['maj@4'])
+
+def format_value(value: float | dict[str, float | None]) -> str:
+    """A share, or a metric with its interval, in percent.
+
+    >>> format_value(0.25), format_value({"mean": 0.25, "se": 0.01})
+    ('25.0 %', '25.0 ± 2.0 %')
     """
-    metrics = [name for name, value in entry.items() if isinstance(value, dict)]
-    outcomes = [name for name in entry if name not in metrics and name not in COUNTS]
-    return outcomes, metrics
-
-
-def format_entry(entry: dict[str, Any]) -> dict[str, str]:
-    """The rows of an entry of results.json as text, by their labels.
-
-    pass@1 is the share of the first outcome, with an interval, and has no row of its own.
-
-    >>> format_entry({"right": 0.25, "wrong": 0.75, "pass@1": {"mean": 0.25, "se": 0.01}})
-    {'right': '25.0 ± 2.0 %', 'wrong': '75.0 %'}
-    """
-    outcomes, metrics = split_entry(entry)
-    rows = {name: Estimate(entry[name]).text(100, unit=" %") for name in outcomes}
-    for name in metrics:
-        value = Estimate.from_json(entry[name])
-        if name == "reward":
-            rows["mean reward"] = value.text(digits=3)
-        else:
-            label = outcomes[0] if name == "pass@1" else name
-            rows[label] = value.text(100, unit=" %")
-    return rows
-
-
-def to_table(results: dict[str, Any]) -> Table:
-    """The test results before training and after each iteration, from the content of results.json.
-
-    >>> entries = [{"right": share, "wrong": 1 - share} for share in (0.25, 0.5)]
-    >>> print(to_table({"before": entries[0], "iterations": [{"after": entries[1]}]}).markdown())
-    |  | before | after |
-    |---|---|---|
-    | right | 25.0 % | 50.0 % |
-    | wrong | 75.0 % | 50.0 % |
-    """
-    iterations = results["iterations"]
-    head = ["", "before"]
-    columns = [format_entry(results["before"])]
-    for number, iteration in enumerate(iterations, start=1):
-        head.append("after" if len(iterations) == 1 else f"after iteration {number}")
-        columns.append(format_entry(iteration["after"]))
-    rows = []
-    for label in columns[0]:
-        rows.append([label] + [column[label] for column in columns])
-    return Table(head, rows)
+    if isinstance(value, float):
+        return f"{100 * value:.1f} %"
+    if value["se"] is None:
+        return format_value(value["mean"])
+    return f"{100 * value['mean']:.1f} ± {200 * value['se']:.1f} %"

@@ -1,18 +1,15 @@
-"""Sampling in this process with a model of `transformers`, faster than with `generate`.
+"""Sampling in this process with a model of `transformers`, twice as fast as with `generate`.
 
-There are three reasons. A prompt is computed once, and all of its completions start from
-copies of its keys and values. A completion that is finished leaves its batch at once. New keys and
-values are written into memory that is allocated beforehand.
-
-It samples with temperature, top-k and top-p, and works for models whose only state is keys and
-values; other options of `generate` are left out.
+A prompt is computed once, and all of its completions start from copies of its keys and values. A
+completion that is finished leaves its batch at once. New keys and values are written into memory
+that is allocated beforehand. Each completion has random numbers of its own.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,218 +17,135 @@ from torch.nn.functional import pad
 from transformers import DynamicCache, DynamicLayer
 
 from toprlib.language_model import LanguageModel
-from toprlib.records import InputError, Prompt, Sample
-
-if TYPE_CHECKING:
-    from toprlib.sampling import SamplingParameters
+from toprlib.records import Completion, Prompt
+from toprlib.settings import Settings
 
 MAX_BATCH_TOKENS = 40_000  # rows x (prompt + new tokens) of a batch: memory and speed; ours
 MAX_THREADS = 4  # batches that are computed at a time on a CPU; ours
 
-
-class Row(NamedTuple):
-    """A completion to sample: a row of a batch."""
-
-    prompt: int  # index of its prompt
-    seed: int  # of its random numbers
+Row = tuple[int, int]  # a completion to sample: index of its prompt, seed of its random numbers
 
 
 def sample_completions(
     lm: LanguageModel,
-    parameters: "SamplingParameters",
+    settings: Settings,
+    stop: Sequence[str],
     prompts: Sequence[Prompt],
-    n: int,
-    seed: int,
-) -> Iterator[list[tuple[int, Sample]]]:
-    """Yields n completions of each prompt, not graded, with the index of the prompt, by batches.
+    seeds: Sequence[int],
+) -> Iterator[list[Completion]]:
+    """Yields completions of the prompts, in lists of those that are finished together.
 
-    Completion j of prompt i uses random numbers of its own, with the seed `seed + i * n + j`: up to
-    rounding, it does not depend on what else is in its batch.
+    seeds: one for each completion, those of a prompt together. A completion uses random numbers of
+    its own: up to rounding, it does not depend on what else is in its batch.
     """
-    batches = _make_batches(prompts, n, seed, parameters.max_new_tokens)
+    n = len(seeds) // len(prompts)
+    batches: list[list[Row]] = [[]]  # from the shortest prompt to the longest
+    lengths = [len(prompt.ids) for prompt in prompts]
+    for i in sorted(range(len(prompts)), key=lengths.__getitem__):
+        width = lengths[i] + settings.max_new_tokens
+        for seed in seeds[i * n : (i + 1) * n]:
+            if batches[-1] and (len(batches[-1]) + 1) * width > MAX_BATCH_TOKENS:
+                batches.append([])
+            batches[-1].append((i, seed))
     threads = torch.get_num_threads()
     # For a small model, one thread is as fast as several: they compute different batches instead.
     workers = min(threads, MAX_THREADS) if lm.model.device.type == "cpu" else 1
     pool = ThreadPoolExecutor(workers, "sampling", torch.set_num_threads, (threads // workers,))
     try:
-        futures = [pool.submit(_sample_rows, lm, parameters, prompts, rows) for rows in batches]
-        for rows, future in zip(batches, futures, strict=True):
-            finished = []
-            for row, (token_ids, finish_reason) in zip(rows, future.result(), strict=True):
-                prompt = prompts[row.prompt]
-                sample = Sample(
-                    problem_id=prompt.problem.id,
-                    prompt=prompt.text,
-                    completion=lm.text(token_ids),
-                    token_ids=token_ids,
-                    finish_reason=finish_reason,
-                )
-                finished.append((row.prompt, sample))
-            yield finished
+        yield from pool.map(partial(_sample_batch, lm, settings, stop, prompts), batches)
     finally:
-        # After Ctrl-C, which only the main thread sees, the others would finish their batches.
-        hook = lm.model.register_forward_pre_hook(_raise_cancelled)
         pool.shutdown(cancel_futures=True)
-        hook.remove()
         torch.set_num_threads(threads)
 
 
-def _raise_cancelled(*_: Any) -> NoReturn:
-    raise InterruptedError("sampling was cancelled")
-
-
-def _make_batches(
-    prompts: Sequence[Prompt], n: int, seed: int, max_new_tokens: int
-) -> list[list[Row]]:
-    """The rows of all completions in batches, from the shortest prompt to the longest."""
-    lengths = [len(prompt.ids) for prompt in prompts]
-    rows = []
-    for i in sorted(range(len(prompts)), key=lengths.__getitem__):
-        for j in range(n):
-            rows.append(Row(prompt=i, seed=seed + i * n + j))
-    widths = [lengths[row.prompt] + max_new_tokens for row in rows]
-    return [rows[batch] for batch in batch_slices(widths, MAX_BATCH_TOKENS)]
-
-
-def batch_slices(widths: Sequence[int], max_tokens: int) -> Iterator[slice]:
-    """Splits rows into consecutive batches.
-
-    A batch has at most `max_tokens` tokens when its rows are padded to the widest, or one row.
-
-    >>> list(batch_slices([3, 4, 4, 5, 20], max_tokens=12))
-    [slice(0, 3, None), slice(3, 4, None), slice(4, 5, None)]
-    """
-    start = 0
-    widest = 0
-    for i, width in enumerate(widths):
-        widest = max(widest, width)
-        if i > start and (i + 1 - start) * widest > max_tokens:
-            yield slice(start, i)
-            start = i
-            widest = width
-    if start < len(widths):
-        yield slice(start, len(widths))
-
-
-def _sample_rows(
+@torch.inference_mode()
+def _sample_batch(
     lm: LanguageModel,
-    parameters: "SamplingParameters",
+    settings: Settings,
+    stop: Sequence[str],
     prompts: Sequence[Prompt],
     rows: Sequence[Row],
-) -> list[tuple[list[int], str]]:
-    """The completions of a batch: see `sample_batch`."""
-    noise = []
-    for row in rows:
-        generator = torch.Generator().manual_seed(row.seed)
-        noise.append(torch.rand(parameters.max_new_tokens, generator=generator))
-    indices = torch.tensor([row.prompt for row in rows])
-    distinct, prompt_of = indices.unique_consecutive(return_inverse=True)
-    prompt_ids = [prompts[i].ids for i in distinct]
-    return sample_batch(lm, parameters, prompt_ids, prompt_of, torch.stack(noise))
+) -> list[Completion]:
+    """The completions of a batch of B rows.
 
-
-@torch.inference_mode()
-def sample_batch(
-    lm: LanguageModel,
-    parameters: "SamplingParameters",
-    prompt_ids: Sequence[list[int]],
-    prompt_of: Tensor,
-    noise: Tensor,
-) -> list[tuple[list[int], str]]:
-    """The token ids of B completions, and why each of them ends.
-
-    prompt_ids: token ids of P prompts. prompt_of: (B,) index of each row's prompt. noise: (B, T),
-    uniform in [0, 1), a number for each token; T is the most tokens that a completion may have. A
-    completion ends with "stop", or with "length" if it has T tokens and no end. Raises InputError
-    if the probabilities of a token are NaN.
+    A completion ends with "stop", or with "length" if it has T tokens and no end.
     """
     device = lm.model.device
+    size = settings.max_new_tokens  # T
+    noise = torch.empty(len(rows), size)  # (B, T)
+    for i, (_, seed) in enumerate(rows):
+        noise[i] = torch.rand(size, generator=torch.Generator().manual_seed(seed))
     noise = noise.to(device)
-    tokens = torch.zeros_like(noise, dtype=torch.long)  # (B, T)
-    length = torch.zeros(len(noise), dtype=torch.long, device=device)  # (B,) 0: not finished
-    active, logits = _compute_prompts(lm, prompt_ids, prompt_of.to(device), noise.shape[1])
-    no_token = logits.shape[1]  # V, which `choose_tokens` returns where all probabilities are NaN
-    ends = torch.tensor([*sorted(lm.ends), no_token], dtype=torch.long, device=device)
-    for t in range(noise.shape[1]):
+    tokens = torch.zeros(len(rows), size, dtype=torch.long, device=device)  # (B, T)
+    length = torch.zeros(len(rows), dtype=torch.long, device=device)  # (B,) 0: not finished
+    ends = torch.tensor(sorted(lm.ends), device=device)
+    active = torch.arange(len(rows), device=device)  # (A,) the rows that are not finished
+    logits, mask, cache = _compute_prompts(lm, prompts, rows, size)
+    width = mask.shape[1] - size  # of the prompts
+    token = tokens[:, 0]  # (A,) the last one; none yet
+    for t in range(size):
         if t > 0:
-            logits = active.next_logits(lm.model)  # (A, V)
-        p = filtered_probabilities(logits, parameters)  # (A, V)
-        token = choose_tokens(p, noise[active.row, t])  # (A,)
-        tokens[active.row, t] = token
+            seen = mask[:, : width + t]  # (A, L + t)
+            position = seen.sum(1, keepdim=True) - 1  # (A, 1)
+            logits = _last_logits(lm.model, token[:, None], seen, position, cache)  # (A, V)
+        p = filtered_probabilities(logits / settings.temperature, settings.top_k, settings.top_p)
+        token = choose_tokens(p, noise[active, t])  # (A,)
+        tokens[active, t] = token
         is_finished = torch.isin(token, ends)  # (A,)
-        if parameters.stop:
-            is_finished |= has_stop(lm, tokens[active.row, : t + 1], parameters.stop)
-        length[active.row[is_finished]] = t + 1
+        if stop:
+            is_finished |= _has_stop(lm, tokens[active, : t + 1], stop)
+        length[active[is_finished]] = t + 1
         if is_finished.all():
             break
-        active.append(token)
         if is_finished.any():
-            active.remove(is_finished)
-    if (tokens == no_token).any():
-        message = f"{parameters.temperature}: the probabilities of a model's tokens are NaN"
-        fix = "raise the temperature; if it is 1, choose another model"
-        raise InputError(f"{message}; {fix}", option="--temperature")
+            kept = _fill_gaps(is_finished)
+            active = active[kept]
+            mask = mask[kept]
+            token = token[kept]
+            cache.batch_select_indices(kept)
     completions = []
-    for token_ids, size in zip(tokens.tolist(), length.tolist(), strict=True):
-        completions.append((token_ids[:size], "stop") if size else (token_ids, "length"))
+    for (prompt, _), token_ids, end in zip(rows, tokens.tolist(), length.tolist(), strict=True):
+        ids = token_ids[:end] if end else token_ids
+        reason = "stop" if end else "length"
+        fields = {"completion": lm.text(ids), "token_ids": ids, "finish_reason": reason}
+        completions.append((prompt, fields))
     return completions
 
 
-@dataclass
-class ActiveRows:
-    """The A rows of a batch that are not finished; t tokens of each are in the cache."""
-
-    row: Tensor  # (A,) indices among all rows of the batch
-    token: Tensor  # (A, 1) the next token to compute
-    attention_mask: Tensor  # (A, t + 1) 0 on the padding before a prompt
-    position: Tensor  # (A, 1) of the next token, from 0 at the start of the prompt
-    cache: DynamicCache  # keys and values, (A, heads, t, size) in each layer
-
-    def next_logits(self, model: torch.nn.Module) -> Tensor:
-        """The logits after the next token, (A, V)."""
-        return _last_logits(model, self.token, self.attention_mask, self.position, self.cache)
-
-    def append(self, token: Tensor) -> None:
-        """Set the next token, (A,)."""
-        self.token = token[:, None]
-        self.attention_mask = torch.cat([self.attention_mask, torch.ones_like(self.token)], dim=1)
-        self.position = self.position + 1
-
-    def remove(self, is_finished: Tensor) -> None:
-        """Remove rows, (A,). The last rows move to their places, so that few rows are copied."""
-        left = (~is_finished).nonzero()[:, 0]
-        kept = torch.arange(len(left), device=left.device)
-        kept[is_finished[: len(left)]] = left[left >= len(left)]
-        self.cache.batch_select_indices(kept)
-        self.row = self.row[kept]
-        self.token = self.token[kept]
-        self.attention_mask = self.attention_mask[kept]
-        self.position = self.position[kept]
-
-
 def _compute_prompts(
-    lm: LanguageModel, prompt_ids: Sequence[list[int]], prompt_of: Tensor, max_new_tokens: int
-) -> tuple[ActiveRows, Tensor]:
-    """Compute each of P prompts once. Returns B rows that start from them, and logits (B, V)."""
-    inputs = {"input_ids": prompt_ids}
+    lm: LanguageModel, prompts: Sequence[Prompt], rows: Sequence[Row], max_new_tokens: int
+) -> tuple[Tensor, Tensor, DynamicCache]:
+    """Compute each prompt of a batch once.
+
+    Returns the logits after them, (B, V), the mask of all tokens, (B, L + T), and the cache.
+    """
+    indices = torch.tensor([prompt for prompt, _ in rows])
+    distinct, prompt_of = indices.unique_consecutive(return_inverse=True)
+    inputs = {"input_ids": [prompts[i].ids for i in distinct]}
     padded = lm.tokenizer.pad(inputs, padding_side="left", return_tensors="pt")
-    tokens = padded["input_ids"].to(lm.model.device)  # (P, longest prompt)
-    mask = padded["attention_mask"].to(lm.model.device)  # (P, longest prompt)
-    position = (mask.cumsum(-1) - 1).clamp_min(0)  # (P, longest prompt)
+    padded = padded.to(lm.model.device)
+    mask = padded["attention_mask"]  # (P, L)
+    position = (mask.cumsum(-1) - 1).clamp_min(0)  # (P, L)
     cache = DynamicCache(config=lm.model.config)
-    logits = _last_logits(lm.model, tokens, mask, position, cache)  # (P, V)
+    logits = _last_logits(lm.model, padded["input_ids"], mask, position, cache)  # (P, V)
+    prompt_of = prompt_of.to(lm.model.device)
     cache.batch_select_indices(prompt_of)  # from P to B rows
     for i, layer in enumerate(cache.layers):
         if type(layer) is DynamicLayer:  # a layer with a sliding window is of a subclass
-            cache.layers[i] = PreallocatedKVLayer(layer, max_new_tokens)
-    active = ActiveRows(
-        row=torch.arange(len(prompt_of), device=lm.model.device),
-        token=tokens[prompt_of, -1:],  # computed already; `append` replaces it
-        attention_mask=mask[prompt_of],
-        position=position[prompt_of, -1:],
-        cache=cache,
-    )
-    return active, logits[prompt_of]
+            cache.layers[i] = PreallocatedLayer(layer, max_new_tokens)
+    return logits[prompt_of], pad(mask[prompt_of], (0, max_new_tokens), value=1), cache
+
+
+def _fill_gaps(is_finished: Tensor) -> Tensor:
+    """The indices of the rows that remain, where the last rows fill gaps: few rows are copied.
+
+    >>> _fill_gaps(torch.tensor([False, True, False, False]))
+    tensor([0, 3, 2])
+    """
+    left = (~is_finished).nonzero()[:, 0]
+    kept = torch.arange(len(left), device=left.device)
+    kept[is_finished[: len(left)]] = left[left >= len(left)]
+    return kept
 
 
 def _last_logits(
@@ -248,30 +162,24 @@ def _last_logits(
     return output.logits[:, -1].float()
 
 
-def filtered_probabilities(logits: Tensor, parameters: "SamplingParameters") -> Tensor:
+def filtered_probabilities(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
     """The probabilities (A, V) of logits (A, V); 0 for tokens that top-k and top-p leave out.
 
     What top-p leaves out is missing from the sum, which is then below 1.
 
-    >>> from toprlib.sampling import SamplingParameters
     >>> logits = torch.tensor([[0.5, 0.1, 0.4]]).log()
-    >>> filtered_probabilities(logits, SamplingParameters(top_k=2))
-    tensor([[0.5556, 0.0000, 0.4444]])
-    >>> filtered_probabilities(logits, SamplingParameters(top_p=0.8))
-    tensor([[0.5000, 0.0000, 0.4000]])
+    >>> filtered_probabilities(logits, top_k=2), filtered_probabilities(logits, top_p=0.8)
+    (tensor([[0.5556, 0.0000, 0.4444]]), tensor([[0.5000, 0.0000, 0.4000]]))
     """
-    logits = logits / parameters.temperature
-    if 0 < parameters.top_k < logits.shape[-1]:
-        largest = logits.topk(parameters.top_k, sorted=False).values  # (A, top_k)
+    if 0 < top_k < logits.shape[-1]:
+        largest = logits.topk(top_k, sorted=False).values  # (A, top_k)
         smallest = largest.amin(-1, keepdim=True)  # (A, 1)
         logits = logits.masked_fill(logits < smallest, -math.inf)
     p = logits.softmax(-1)
-    if parameters.top_p < 1:
+    if top_p < 1:
         sorted_p, order = p.sort(descending=True)
         p_of_likelier = sorted_p.cumsum(-1) - sorted_p  # (A, V) of all tokens that are likelier
-        is_kept = p_of_likelier < parameters.top_p
-        is_kept[:, 0] = True  # the likeliest token, even where float32 rounds top-p to 0
-        sorted_p *= is_kept
+        sorted_p = sorted_p.masked_fill(p_of_likelier >= top_p, 0)
         p = torch.zeros_like(p).scatter(-1, order, sorted_p)
     return p
 
@@ -288,7 +196,7 @@ def choose_tokens(p: Tensor, noise: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, threshold, right=True)[:, 0]
 
 
-def has_stop(lm: LanguageModel, tokens: Tensor, stop: Sequence[str]) -> Tensor:
+def _has_stop(lm: LanguageModel, tokens: Tensor, stop: Sequence[str]) -> Tensor:
     """Whether a stop string is complete, (A,), in completions (A, t) that had none a token ago."""
     # It began within the last tokens: a token may have as little as a quarter of a character.
     last = 4 * max(len(string) for string in stop)
@@ -297,7 +205,7 @@ def has_stop(lm: LanguageModel, tokens: Tensor, stop: Sequence[str]) -> Tensor:
     return torch.tensor(flags, device=tokens.device)
 
 
-class PreallocatedKVLayer(DynamicLayer):
+class PreallocatedLayer(DynamicLayer):
     """A layer's keys and values, (A, heads, t, size), in buffers with space for more tokens.
 
     Only what is new or moves is copied; `DynamicLayer` copies everything for each token.

@@ -4,7 +4,6 @@ Color-blind readers can distinguish the colors (Okabe and Ito 2008). In greyscal
 their dashes and markers.
 """
 
-import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
@@ -17,9 +16,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from toprlib.evaluation import split_entry
-from toprlib.files import write_file
-from toprlib.report import Estimate
+from toprlib.report import Estimate, split_entry
 
 
 class Style(NamedTuple):
@@ -244,10 +241,8 @@ def _set_plain_ticks(axis: Axis, has_ticks: bool) -> None:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG, atomically."""
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=150)
-    write_file(path, content.getvalue())
+    """Write a figure as PNG."""
+    figure.savefig(path, format="png", dpi=150)
 
 
 # ---- the figure of a run -------------------------------------------------------------------------

@@ -1,12 +1,12 @@
 """The records of a run, Problem -> Prompt -> Sample -> Example, and what a task is."""
 
-import operator
-from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
+from annotated_types import Le
 from pydantic import BaseModel, Field, FiniteFloat
 
 Outcome = Literal["correct", "incorrect", "invalid"]  # of the paper's tasks
@@ -14,59 +14,7 @@ OUTCOMES: tuple[str, ...] = get_args(Outcome)
 
 
 class InputError(ValueError):
-    """Input that cannot be used. The message says what is wrong, then how to fix it.
-
-    option, file, line, field: what the error is about, where that is known. They begin the message.
-
-    >>> print(InputError("is empty; give at least one sample", file="a.jsonl", line=3))
-    a.jsonl:3: is empty; give at least one sample
-    >>> InputError("must be at least 1", option="--k").option
-    '--k'
-    """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        option: str | None = None,
-        file: Path | str | None = None,
-        line: int | None = None,
-        field: str | None = None,
-    ) -> None:
-        self.message = message
-        self.option = option
-        self.file = None if file is None else str(file)
-        self.line = line
-        self.field = field
-        place = self.file if line is None else f"{file}:{line}"
-        parts = [option, place, f"field {field}" if field else None, message]
-        super().__init__(to_line(": ".join(part for part in parts if part is not None)))
-
-
-def to_line(text: str) -> str:
-    """Text for a terminal: on one line, with escapes for what a terminal would act on.
-
-    >>> print(to_line("no column\\n\\x1b[2J"))
-    no column \\x1b[2J
-    """
-    characters = []
-    for character in " ".join(text.split()):
-        characters.append(character if character.isprintable() else ascii(character)[1:-1])
-    return "".join(characters)
-
-
-def first_line(error: BaseException) -> str:
-    """What an error of a library says, in one line, with its type where that may explain more.
-
-    >>> first_line(ValueError("no such shape\\nsee there")), first_line(KeyError("model"))
-    ('no such shape', "KeyError: 'model'")
-    """
-    lines = str(error).strip().splitlines()
-    if lines and lines[0].endswith(":"):  # the second line says which
-        lines = [" ".join(lines[:2])]
-    if lines and isinstance(error, OSError | ValueError):
-        return lines[0]
-    return ": ".join([type(error).__name__, *lines[:1]])
+    """Input that cannot be used. A command ends with its message, without a traceback."""
 
 
 @dataclass(frozen=True)
@@ -86,13 +34,17 @@ class Prompt(NamedTuple):
     ids: list[int]
 
 
-class Sample(BaseModel, extra="forbid", strict=True):
-    """A completion of a prompt and its grade: a line of samples.jsonl.
+# A log-probability in nats; rounding may lift it slightly above 0.
+LogProbability = Annotated[FiniteFloat, Le(1e-3)]
 
-    A sampling engine returns it without a grade. Samples from elsewhere need only prompt,
-    completion and reward. token_ids: those of the completion, including its end of sequence or stop
-    string. token_logmu: log mu of these tokens, in nats, for --trust-logmu. token_logmu_engine: the
-    same, computed by the sampling engine. reward: before the baseline; None until it is graded.
+
+class Sample(BaseModel, extra="forbid", strict=True):
+    """A completion of a prompt and its grade: a line of samples.jsonl, or of the file of --samples.
+
+    Samples from elsewhere need prompt, completion and reward. token_ids: those of the completion,
+    including its end of sequence or stop string. token_logmu: log mu of these tokens, in nats, for
+    --trust-logmu. token_logmu_engine: the same, computed by the sampling engine. reward: before
+    the baseline.
 
     >>> Sample(prompt="Q: 1 + 1?\\nA:", completion=" The answer is 2.", reward=1.0).finish_reason
     'stop'
@@ -102,11 +54,28 @@ class Sample(BaseModel, extra="forbid", strict=True):
     prompt: str
     completion: str
     token_ids: list[int] | None = Field(default=None, min_length=1)
-    token_logmu: list[FiniteFloat] | None = None
+    token_logmu: list[LogProbability] | None = None
     token_logmu_engine: list[FiniteFloat] | None = None
     finish_reason: Literal["stop", "length"] = "stop"
-    reward: FiniteFloat | None = None
+    reward: FiniteFloat
     outcome: str | None = None
+
+
+# The index of a prompt, and fields of a Sample: completion, token_ids, finish_reason, and from vLLM
+# also token_logmu_engine.
+Completion = tuple[int, dict[str, Any]]
+
+
+class Engine(NamedTuple):
+    """What samples completions.
+
+    generate: (prompts, n, seed) -> n completions of each prompt, in lists of those that are
+    finished together. It may use the seeds from `seed` to `seed + n * len(prompts) - 1`.
+    gpus: the ranks whose GPUs it spans.
+    """
+
+    generate: Callable[[Sequence[Prompt], int, int], Iterator[list[Completion]]]
+    gpus: int = 1
 
 
 @dataclass(frozen=True)
@@ -123,6 +92,7 @@ class Example:
     sample: int  # index of its sample in samples.jsonl, or in the file of --samples
     row: int = 0  # index of its row in the order of training
     token_logmu: list[float] | None = None  # log mu of each token, in nats; None until scored
+    logmu_engine: float | None = None  # log mu of the completion, by an engine that computes it
 
 
 class Grade(NamedTuple):
@@ -132,64 +102,32 @@ class Grade(NamedTuple):
     outcome: str
 
 
+class EvalPoint(NamedTuple):
+    """A model to evaluate, and the file for its completions of the test problems."""
+
+    iteration: int
+    step: int  # optimizer steps of the iteration
+    samples_seen: int  # completions of the iteration that were trained on
+    model: str  # folder or hub name
+    file: Path
+    is_end: bool  # the last of an iteration, or the first of all: evaluated with all samples
+
+
 @dataclass(frozen=True)
 class Task:
     """Problems, the prompt that asks them, and how completions are graded.
 
-    A completion is graded up to the first stop string, by exactly one of three functions:
-    reward: completion, problem -> a number, or a Grade;
-    batch_reward: the same for a list of completions and the list of their problems;
-    grade: completion, gold answer -> outcome, with a reward of +1 for the first outcome and -1 for
-    the others (Section 4.2).
-
-    prompt: problem -> text. stop: strings that end a completion. parse: completion -> the answer
-    that maj@k votes on, or None; without `parse` there is no maj@k. same: whether two answers vote
-    together. outcomes: names; the first counts as correct in pass@k and maj@k. A number without a
-    name has the first outcome if it is positive, else the second. Raises InputError.
+    grade: completions, the problem of each -> their grades. A completion is graded up to the first
+    stop string. prompt: problem -> text. stop: strings that end a completion. parse: completion ->
+    the answer that maj@k votes on, or None; without `parse` there is no maj@k. outcomes: names;
+    the first counts as correct in pass@k and maj@k.
     """
 
     name: str
     train: Sequence[Problem]
     test: Sequence[Problem]
-    prompt: Callable[[Problem], str] = operator.attrgetter("question")
+    grade: Callable[[Sequence[str], Sequence[Problem]], Sequence[Grade]]
+    prompt: Callable[[Problem], str] = attrgetter("question")
     parse: Callable[[str], Hashable | None] | None = None
-    grade: Callable[[str, Any], str] | None = None
     stop: tuple[str, ...] = ()
-    same: Callable[[Any, Any], bool] = operator.eq
-    reward: Callable[[str, Problem], float | Grade] | None = None
-    batch_reward: Callable[[Sequence[str], Sequence[Problem]], Sequence[float | Grade]] | None = (
-        None
-    )
-    outcomes: tuple[str, ...] = ("correct", "incorrect")
-
-    def __post_init__(self) -> None:
-        graders = [self.grade, self.reward, self.batch_reward]
-        if sum(function is not None for function in graders) != 1:
-            raise InputError(
-                f"task {self.name}: give exactly one of reward, batch_reward and grade",
-                field="reward",
-            )
-        if len(set(self.outcomes)) < max(len(self.outcomes), 2):
-            raise InputError(
-                f"task {self.name}: outcomes {self.outcomes}: give at least two different names",
-                field="outcomes",
-            )
-        for problems in (self.train, self.test):
-            counts = Counter(problem.id for problem in problems)
-            for name, count in counts.most_common(1):
-                if count > 1:
-                    raise InputError(
-                        f"task {self.name}: {count} problems have the id {name!r}; make ids unique",
-                        field="id",
-                    )
-
-    def graded_text(self, completion: str) -> str:
-        """The part of a completion that is graded: everything before the first stop string.
-
-        >>> task = Task("sums", [], [], grade=str, stop=("Q:",))
-        >>> task.graded_text("4. Q: 3 + 3?")
-        '4. '
-        """
-        for stop in self.stop:
-            completion = completion.partition(stop)[0]
-        return completion
+    outcomes: tuple[str, ...] = OUTCOMES

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table as RichTable
+
+COUNTS = ("samples_seen", "questions", "samples_per_question")  # numbers of an entry, no metrics
 
 # The 97.5 % quantile of Student's t for n values, n - 1 degrees of freedom. More than 13 values use
 # the quantile of 13, which makes their interval slightly too wide.
@@ -155,3 +157,14 @@ class Table(NamedTuple):
             lines.append(f"| {' | '.join(cells)} |")
         separator = f"|{'---|' * len(self.head)}"
         return "\n".join([lines[0], separator, *lines[1:]])
+
+
+def split_entry(entry: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """The names of the outcomes and of the metrics in an entry of results.json.
+
+    >>> split_entry({"right": 0.25, "wrong": 0.75, "maj@4": {"mean": 0.5, "se": None}})
+    (['right', 'wrong'], ['maj@4'])
+    """
+    metrics = [name for name, value in entry.items() if isinstance(value, dict)]
+    outcomes = [name for name in entry if name not in metrics and name not in COUNTS]
+    return outcomes, metrics

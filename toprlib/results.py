@@ -1,80 +1,289 @@
-"""What a run writes down: the dataset of an iteration, the log of its steps, results.json."""
+"""What a run writes about its training and evaluation: metrics.jsonl, results.json, curve.png.
+
+A completion with reward 0 has no gradient, so no metric counts it. Such completions also fill up
+the micro-batches of a rank that has fewer completions than the others.
+"""
 
 import json
 import platform
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterable, Sequence
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import Any
 
 import torch
 import transformers
+from torch import Tensor
 
 from topr import StepStats
-from toprlib.batches import plan_steps
-from toprlib.distributed import gather, rank, rank_zero_only
-from toprlib.evaluation import evaluate, to_table
-from toprlib.files import (
-    REGENERATE,
-    append_to_file,
-    read_json,
-    read_records,
-    write_file,
-    write_json,
-)
-from toprlib.methods import METHODS
-from toprlib.metrics import (
-    check_given_logmu,
-    check_start_ratio,
-    engine_mismatch,
-    step_metrics,
-    summarize_epoch,
-)
-from toprlib.preflight import is_rehearsal
-from toprlib.records import Example, InputError, Sample, Task
-from toprlib.report import Table
-from toprlib.settings import TINY, Settings
+from toprlib.distributed import gather, rank
+from toprlib.evaluation import evaluate
+from toprlib.files import append_to_file, load_rows, read_records, write_file
+from toprlib.records import EvalPoint, Example, Sample, Task
+from toprlib.settings import Settings
 
-if TYPE_CHECKING:
-    from train_gsm8k import EvalPoint
-
-# Nats per token by which the log mu of engine and trainer may differ on average; ours. Completions
-# come from the engine, so this average is a divergence: half the variance of the difference. It is
-# 0.0025 if bfloat16 rounds logits of the size that metrics.START_TOLERANCE assumes.
-MISMATCH_TOLERANCE = 0.01
-# Below this percentage of positives, or of negatives, a run warns; ours.
-FEW_PERCENT = 5
+START_TOLERANCE = {  # nats that |log pi - log mu| may reach at the first step; ours
+    "float32": 0.01,  # a sum over 100,000 tokens differs by 0.008
+    # A bfloat16 logit from 16 to 32 is a multiple of 0.125. Two ways to compute it (another
+    # attention kernel, other padding) differ by 0.05, the standard deviation of two roundings, and
+    # sums over 512 tokens by 1.2. Measured with SmolLM2-135M, whose logits reach 44: 1.6, and at
+    # most 3.1 in 8 sequences.
+    "bfloat16": 5.0,
+}
+MISMATCH_TOLERANCE = 0.02  # nats per token that an engine's mean log mu may be off; ours
+FEW_PERCENT = 2.0  # of one sign: hardly anything to learn; ours
+QUANTILES = (0.05, 0.5, 0.95)
+NEGLIGIBLE_WEIGHT = 1e-6
+SUMMARIZED = ("realised_share", "weight_neg_mean", "log_ratio_pos_mean", "log_ratio_neg_mean")
 
 
-# ---- the dataset ---------------------------------------------------------------------------------
-@rank_zero_only
-def describe_dataset(
+# ---- before training -----------------------------------------------------------------------------
+def print_plan(settings: Settings, task: Task, provided_samples: int) -> None:
+    """Print what a run would sample and train, at most. provided_samples: those of --samples."""
+    samples = provided_samples or settings.n * len(task.train)
+    examples = min(settings.examples or samples, samples) * settings.epochs
+    test_samples = settings.eval_samples
+    between = settings.eval_samples_at(is_end=False) * (settings.evals_per_epoch - 1)
+    test_samples += settings.iterations * (between + settings.eval_samples)
+    counts = {
+        "samples per iteration": samples,
+        "optimizer steps per iteration": -(-examples // settings.batch_size),
+        "completions of test problems": test_samples * len(task.test),
+    }
+    for name, count in counts.items():
+        print(f"{name:32}{count:>12,}")
+
+
+def print_dataset(
     iteration: int, samples: Sequence[Sample], rows: Sequence[Sequence[Example]], settings: Settings
 ) -> None:
-    """Print what an iteration trains on, with warnings, and write dataset.json."""
-    examples = list(chain.from_iterable(rows))
-    steps = len(plan_steps(rows, settings.batch_size, settings.micro_batch_size))
-    positive = 100 * sum(example.reward > 0 for example in examples) / len(examples)
-    counts = f"{len(examples)} examples of {len(samples)} samples, {positive:.1f} % positive"
-    unit = "optimizer step" if steps == 1 else "optimizer steps"
-    print(f"iteration {iteration}: {counts}, {steps} {unit}", flush=True)
-    for warning in dataset_warnings(samples, examples, steps, settings).values():
-        print(f"iteration {iteration}: warning: {warning}", flush=True)
+    """Rank zero prints what an iteration trains on, and a warning if that is almost one sign."""
+    if rank() > 0:
+        return
+    rewards = [example.reward for example in chain.from_iterable(rows)]
+    positive = 100 * fmean(reward > 0 for reward in rewards)
+    negative = 100 * fmean(reward < 0 for reward in rewards)
+    cut_off = 100 * fmean(sample.finish_reason == "length" for sample in samples)
+    message = f"{len(rewards):,} examples of {len(samples):,} samples ({cut_off:.1f} % cut off)"
+    print(f"iteration {iteration}: {message}, {positive:.1f} % positive", flush=True)
+    limits = settings.chosen_method().limits
+    is_of_positives = settings.composition == "positives_only" or (limits and limits.b_neg == 0)
+    if positive < FEW_PERCENT:
+        fix = "use easier problems, a larger --n, another --model, or a lower --baseline"
+        print(f"warning: almost no reward is positive, so hardly anything is reinforced; {fix}")
+    elif negative < FEW_PERCENT and not is_of_positives:
+        fix = "use harder problems, or a --baseline between the smallest and the largest reward"
+        print(f"warning: almost no reward is negative, so mistakes teach nothing; {fix}")
 
-    example_of_sample = {example.sample: example for example in examples}
-    chosen = [samples[index] for index in example_of_sample]
-    baselines = []
-    for index, example in example_of_sample.items():
-        baselines.append(samples[index].reward - example.reward)
-    content = {
+
+def print_mismatch(iteration: int, examples: Iterable[Example]) -> None:
+    """Rank zero prints how far an engine's log mu is from the trainer's, if it computes one."""
+    mismatch = engine_mismatch(examples)
+    if rank() == 0 and mismatch is not None:
+        message = f"log mu by the engine less that by the trainer: {mismatch:.2g} nats per token"
+        print(f"iteration {iteration}: {message}", flush=True)
+        if not abs(mismatch) <= MISMATCH_TOLERANCE:
+            fix = "compare the first tokens of a prompt and the dtype, or set --engine hf"
+            print(f"warning: the engine samples from another distribution; {fix}", flush=True)
+
+
+def engine_mismatch(examples: Iterable[Example]) -> float | None:
+    """The mean of an engine's log mu less the trainer's, in nats per token; None without one."""
+    difference = 0.0
+    tokens = 0
+    for example in examples:
+        if example.logmu_engine is None:
+            return None
+        difference += example.logmu_engine - sum(example.token_logmu)
+        tokens += len(example.completion_ids)
+    return difference / tokens
+
+
+# ---- one step ------------------------------------------------------------------------------------
+def log_step(file: Path, step: int, stats: StepStats, settings: Settings) -> None:
+    """Append what a step saw, on all ranks, to metrics.jsonl. Every rank calls this.
+
+    Raises FloatingPointError if the first step does not start at pi = mu; with --trust-logmu, rank
+    zero prints a warning instead.
+    """
+    columns = [stats.log_ratio, stats.reward]
+    if stats.weight is not None:
+        columns.append(stats.weight)
+    own_columns = torch.stack(columns).cpu()  # (2 or 3, n) of this rank
+    losses, parts = zip(*gather((stats.loss, own_columns)), strict=True)
+    log_ratio, reward, *weight = torch.cat(parts, dim=1)
+    largest = log_ratio.abs().max().item()
+    if step == 1 and not largest <= START_TOLERANCE[settings.dtype]:
+        message = f"step 1: |log pi - log mu| is {largest:.3g} nats, not 0"
+        if not settings.trust_logmu:
+            raise FloatingPointError(f"{message}; remove {file.parent} and repeat the command")
+        if rank() == 0:
+            cause = "token_logmu may be of another model or temperature, or without some tokens"
+            print(f"warning: {message}; {cause}", flush=True)
+    if rank() == 0:
+        metrics = {"step": step, "loss": sum(losses), "grad_norm": stats.grad_norm}
+        metrics |= step_metrics(log_ratio, reward, weight[0] if weight else None)
+        append_to_file(file, json.dumps(metrics) + "\n")
+
+
+def step_metrics(log_ratio: Tensor, reward: Tensor, weight: Tensor | None) -> dict[str, float]:
+    """The metrics of a step from its completions' log-ratios, rewards and weights, (B,) each.
+
+    log_ratio_pos_q05, _q50, _q95, _mean: quantiles and mean where reward > 0; log_ratio_neg_*:
+    where reward < 0. A sign without completions has no metrics. With weights there are also
+    weight_pos_*, weight_neg_* and what `weight_totals` returns.
+    weight: None for a loss without importance weights.
+
+    >>> metrics = step_metrics(torch.tensor([0.5, -1.0]), torch.tensor([1.0, 0.0]), weight=None)
+    >>> metrics["log_ratio_pos_mean"], [name for name in metrics if "neg" in name]
+    (0.5, [])
+    """
+    metrics = {}
+    for sign, is_of_sign in (("pos", reward > 0), ("neg", reward < 0)):
+        if is_of_sign.any():
+            metrics |= _distribution(f"log_ratio_{sign}", log_ratio[is_of_sign])
+            if weight is not None:
+                metrics |= _distribution(f"weight_{sign}", weight[is_of_sign])
+    if weight is not None:
+        # The rows are dropped, not multiplied by 0: an unbounded weight may be infinite.
+        is_learned = reward != 0
+        metrics |= weight_totals(reward[is_learned], weight[is_learned])
+    return metrics
+
+
+def _distribution(name: str, values: Tensor) -> dict[str, float]:
+    levels = torch.tensor(QUANTILES, dtype=values.dtype)
+    metrics = {}
+    for level, quantile in zip(QUANTILES, values.quantile(levels).tolist(), strict=True):
+        metrics[f"{name}_q{round(100 * level):02}"] = quantile
+    metrics[f"{name}_mean"] = values.mean().item()
+    return metrics
+
+
+def weight_totals(reward: Tensor, weight: Tensor) -> dict[str, float]:
+    """Totals of a step's weights; reward, weight: (B,), no reward is 0.
+
+    weights_below_1e-6: a share of the completions.
+    ess: the effective sample size (sum w)^2 / sum w^2, in completions.
+    gradient_mass: the sum of weight |reward|.
+    realised_share: the positives' share of gradient_mass, absent if that is 0. It is the effective
+    proportion of Equation 12 after the weights.
+
+    >>> totals = weight_totals(torch.tensor([1.0, -1.0, -1.0]), torch.tensor([1.0, 0.5, 0.0]))
+    >>> [round(value, 2) for value in totals.values()]
+    [0.33, 1.8, 1.5, 0.67]
+    """
+    negligible = (weight < NEGLIGIBLE_WEIGHT).sum().item()
+    sum_of_squares = weight.square().sum().clamp_min(1e-30)  # all weights may be 0
+    mass = weight * reward.abs()  # (B,)
+    metrics = {
+        "weights_below_1e-6": negligible / max(len(weight), 1),
+        "ess": (weight.sum() ** 2 / sum_of_squares).item(),
+        "gradient_mass": mass.sum().item(),
+    }
+    if metrics["gradient_mass"] > 0:
+        metrics["realised_share"] = (mass[reward > 0].sum() / mass.sum()).item()
+    return metrics
+
+
+# ---- one epoch -----------------------------------------------------------------------------------
+def summarize_epoch(steps: list[dict[str, float]]) -> dict:
+    """The metrics SUMMARIZED of an epoch for results.json, from its lines of metrics.jsonl.
+
+    Each is a mean over all steps, except that the log-ratios are means over the last tenth: their
+    values at the end matter. `tenths`: the means over each tenth of the epoch. Rounded to three
+    decimals; None where no step has the metric. An epoch of fewer than ten steps has fewer parts.
+
+    >>> steps = [{"weight_neg_mean": 1.0}, {"weight_neg_mean": 0.5}]
+    >>> summary = summarize_epoch(steps)
+    >>> summary["weight_neg_mean"], summary["tenths"]["weight_neg_mean"]
+    (0.75, [1.0, 0.5])
+    """
+    ends = [len(steps) * i // 10 for i in range(11)]
+    parts = [steps[begin:end] for begin, end in pairwise(ends) if begin < end]
+    summary = {}
+    tenths = {}
+    for name in SUMMARIZED:
+        tenths[name] = [_average(part, name) for part in parts]
+        is_log_ratio = name.startswith("log_ratio")
+        summary[name] = tenths[name][-1] if is_log_ratio else _average(steps, name)
+    summary["tenths"] = tenths
+    return summary
+
+
+def _average(steps: list[dict[str, float]], name: str) -> float | None:
+    """The mean of a metric over the steps that have it; None if no step has it."""
+    steps = [step for step in steps if name in step]
+    if not steps:
+        return None
+    weights = None
+    if name == "realised_share":  # then the mean is the share in the epoch's whole gradient mass
+        weights = [step["gradient_mass"] for step in steps]
+    return round(fmean([step[name] for step in steps], weights), 3)
+
+
+# ---- the results ---------------------------------------------------------------------------------
+def write_results(points: Sequence[EvalPoint], task: Task, settings: Settings) -> dict[str, Any]:
+    """results.json and curve.png from the files of the run; returns the content of the former.
+
+    points: the EvalPoint of every model of the run, the first model first.
+    """
+    results: dict[str, Any] = {}
+    last = None
+    if settings.test_problems:
+        last = results["before"] = _evaluate_file(points[0].file, task, settings)
+    results["iterations"] = []
+    for iteration in range(1, settings.iterations + 1):
+        file = settings.iteration_folder(iteration) / "metrics.jsonl"
+        steps = read_records(file, dict[str, float])
+        entry = {
+            "dataset": describe_dataset(iteration, settings) | {"steps": len(steps)},
+            "training": summarize_epoch(steps),
+        }
+        if settings.test_problems:
+            curve = [{"samples_seen": 0, **last}]
+            for point in points[1:]:
+                if point.iteration == iteration:
+                    last = _evaluate_file(point.file, task, settings)
+                    curve.append({"samples_seen": point.samples_seen, **last})
+            entry |= {"curve": curve, "after": last}
+        results["iterations"].append(entry)
+    results["versions"] = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    if torch.cuda.is_available():
+        results["device"] = torch.cuda.get_device_name()
+    if results["iterations"] and settings.test_problems:
+        draw_curve(results["iterations"], task, settings.out / "curve.png")
+    write_file(settings.out / "results.json", json.dumps(results, indent=2) + "\n")
+    return results
+
+
+def _evaluate_file(file: Path, task: Task, settings: Settings) -> dict[str, Any]:
+    return evaluate(read_records(file, Sample), task, settings.k, settings.seed)
+
+
+def describe_dataset(iteration: int, settings: Settings) -> dict[str, Any]:
+    """How many samples an iteration has drawn and trained on, and the mean of their baselines."""
+    folder = settings.iteration_folder(iteration)
+    samples = load_rows(settings.samples or str(folder / "samples.jsonl"), "train", Sample)
+    examples = {}
+    for example in read_records(folder / "train.jsonl", Example):
+        examples[example.sample] = example
+    chosen = [samples[index] for index in examples]
+    baseline = fmean(samples[index].reward - examples[index].reward for index in examples)
+    mismatch = engine_mismatch(examples.values())
+    return {
         "composition": settings.composition,
         "seed": settings.seed_of(f"composition {iteration}"),
         "drawn": _count(samples),
         "trained": _count(chosen),
-        "baseline": round(sum(baselines) / len(baselines), 12),  # the mean, where they differ
+        "baseline": round(baseline, 12),
+        **({} if mismatch is None else {"engine_mismatch": mismatch}),
     }
-    file = settings.iteration_folder(iteration) / "dataset.json"
-    write_json(file, content)
 
 
 def _count(samples: Sequence[Sample]) -> dict[str, int]:
@@ -85,290 +294,21 @@ def _count(samples: Sequence[Sample]) -> dict[str, int]:
     }
 
 
-def dataset_warnings(
-    samples: Sequence[Sample], examples: Sequence[Example], steps: int, settings: Settings
-) -> dict[str, str]:
-    """What an iteration can hardly learn from, and how to fix it: {kind: message}.
+def draw_curve(iterations: Sequence[dict[str, Any]], task: Task, file: Path) -> None:
+    """The shares of outcomes over training as a picture."""
+    from matplotlib.figure import Figure
 
-    samples: all of the iteration. examples: those that are trained on. steps: optimizer steps. The
-    kinds: "one step", and at most one of "ignored share", "no reward", "no negatives",
-    "no positives", "changed signs", "few positives", "few negatives".
-    """
-    warnings = {}
-    if steps == 1 and _weights_vary(settings):
-        problem = "there is one optimizer step, and at the first step every weight is 1"
-        fix = f"give a --batch-size below {len(examples)}, more samples or more --epochs"
-        warnings["one step"] = f"{problem}; {fix}"
-    warning = _warn_about_signs(samples, examples, settings)
-    if warning is None:
-        warning = _warn_about_few(samples, examples, settings)
-    if warning is not None:
-        kind, problem, fix = warning
-        warnings[kind] = f"{problem}; {fix}"
-    return warnings
-
-
-def _weights_vary(settings: Settings) -> bool:
-    """Whether the method has weights that change once pi differs from mu."""
-    limits = settings.loss_limits
-    if limits is None:
-        return not METHODS[settings.method].uses_pairs  # PPO has a ratio
-    return limits.a_pos < limits.b_pos or limits.a_neg < limits.b_neg
-
-
-def _needs_negatives(settings: Settings) -> bool:
-    limits = settings.loss_limits
-    is_of_positives = settings.composition == "positives_only" or (limits and limits.b_neg == 0)
-    return not is_of_positives and settings.effective_proportion != 1
-
-
-def _warn_about_signs(
-    samples: Sequence[Sample], examples: Sequence[Example], settings: Settings
-) -> tuple[str, str, str] | None:
-    """If one sign is missing, or most rewards changed sign: the kind, the problem and the fix."""
-    if METHODS[settings.method].uses_pairs or not _needs_negatives(settings):
-        return None
-    before = [samples[example.sample].reward for example in examples]
-    after = [example.reward for example in examples]
-    flipped = sum(old * new < 0 for old, new in zip(before, after, strict=True))
-    fix = _sign_fix(before, settings)
-    if settings.effective_proportion is not None and len(set(before)) == 1:
-        problem = "--effective-proportion is ignored: all rewards have the same sign"
-        return "ignored share", problem, fix
-    if max(after) <= 0 <= min(after):
-        problem = f"all rewards are 0 after the baseline, so {settings.method} learns nothing"
-        return "no reward", problem, fix
-    if min(after) >= 0:
-        problem = f"no reward is negative: {settings.method} only trains on positives"
-        return "no negatives", problem, fix
-    if max(after) <= 0:
-        problem = f"no reward is positive: {settings.method} can only make samples less likely"
-        return "no positives", problem, fix
-    if min(before) < 0 < max(before) and 2 * flipped > len(after):
-        share = 100 * flipped / len(after)
-        problem = f"the baseline flipped the sign of {share:.1f} % of the rewards"
-        return "changed signs", problem, fix
-    return None
-
-
-def _warn_about_few(
-    samples: Sequence[Sample], examples: Sequence[Example], settings: Settings
-) -> tuple[str, str, str] | None:
-    """If almost all samples are wrong, or almost all right: the kind, the problem and the fix.
-
-    Pairs, and every composition but uniform, choose by the sign of the samples' own rewards.
-    """
-    chooses_by_sign = settings.composition != "uniform" or METHODS[settings.method].uses_pairs
-    rewards = [record.reward for record in (samples if chooses_by_sign else examples)]
-    positive = sum(reward > 0 for reward in rewards)
-    negative = sum(reward < 0 for reward in rewards)
-    if positive == 0 or negative == 0:
-        return None
-    smaller = 100 * min(positive, negative) / (positive + negative)
-    if smaller >= FEW_PERCENT:
-        return None
-    own_rewards = [sample.reward for sample in samples]
-    if settings.baseline is not None and len(set(own_rewards)) > 2:
-        fix = _sign_fix(own_rewards, settings)
-    else:
-        fix = _sample_fix(settings, more_positives=positive < negative)
-    if positive < negative:
-        problem = f"almost all samples are wrong: {smaller:.1f} % are positive"
-        return "few positives", f"{problem}, so {settings.method} has little to reinforce", fix
-    if _needs_negatives(settings):
-        problem = f"almost all samples are right: {smaller:.1f} % are negative"
-        return "few negatives", f"{problem}, so {settings.method} learns little from mistakes", fix
-    return None
-
-
-def _sign_fix(rewards: Sequence[float], settings: Settings) -> str:
-    """A baseline between the smallest and the largest reward, or other samples."""
-    smallest = min(rewards)
-    largest = max(rewards)
-    if smallest == largest:
-        fix = _sample_fix(settings, more_positives=largest <= 0)
-        return f"all rewards equal {largest:g}; {fix}"
-    between = 0.0 if smallest < 0 < largest else (smallest + largest) / 2
-    option = f"--baseline {between:g}"
-    if settings.baseline_from != "zero":
-        option = f"--baseline-from zero {option}"
-    return f"give {option}, between the smallest reward {smallest:g} and the largest {largest:g}"
-
-
-def _sample_fix(settings: Settings, more_positives: bool) -> str:
-    """How to get more positives, or more negatives."""
-    if settings.samples is not None:
-        kind = "right" if more_positives else "wrong"
-        return f"add samples that are {kind}, or check the signs of the rewards"
-    if not more_positives:
-        return "use harder problems, or a larger --n"
-    if Path(settings.model).resolve().is_relative_to(TINY):
-        known = "questions in the form of tiny/train.jsonl"
-        return f"the tiny models know {known}: use these or another --model (docs/own_task.md)"
-    return "use easier problems, a larger --n or another --model"
-
-
-@rank_zero_only
-def report_mismatch(iteration: int, settings: Settings) -> None:
-    """Print how far the engine's log mu is from the trainer's; a warning if it is far.
-
-    An engine that computes no log mu has nothing to report.
-    """
-    mismatch = _compare_engine(settings.iteration_folder(iteration))
-    if mismatch is None:
-        return
-    numbers = ", ".join(f"{name} {mismatch[name]:.2g}" for name in ("mean", "q05", "q95"))
-    what = "the engine's log mu of a completion minus the trainer's"
-    print(f"iteration {iteration}: {what}, in nats: {numbers}", flush=True)
-    per_token = mismatch["mean_per_token"]
-    if not abs(per_token) <= MISMATCH_TOLERANCE:
-        problem = f"the engine samples from another distribution: {per_token:.3g} nats a token"
-        fix = "compare the first tokens of a prompt and the precision, or give --engine hf"
-        print(f"iteration {iteration}: {problem}, above {MISMATCH_TOLERANCE}; {fix}", flush=True)
-
-
-# ---- the steps -----------------------------------------------------------------------------------
-def log_step(file: Path, step: int, stats: StepStats, settings: Settings) -> None:
-    """Append what a step saw, on all ranks, to metrics.jsonl.
-
-    Raises ArithmeticError if the first step does not start at pi = mu; warns instead if log mu was
-    given.
-    """
-    columns = [stats.log_ratio, stats.reward]
-    if stats.weight is not None:
-        columns.append(stats.weight)
-    own_columns = torch.stack(columns).cpu()  # (2 or 3, n) of this rank
-    losses, parts = zip(*gather((stats.loss, own_columns)), strict=True)
-    log_ratio, reward, *weight = torch.cat(parts, dim=1)
-    if not settings.trust_logmu:
-        check_start_ratio(step, log_ratio, settings.dtype)
-    if rank() == 0:
-        if settings.trust_logmu:
-            check_given_logmu(step, log_ratio, reward, settings.dtype)
-        metrics = {"step": step, "loss": sum(losses), "grad_norm": stats.grad_norm}
-        metrics |= step_metrics(log_ratio, reward, weight[0] if weight else None)
-        append_to_file(file, json.dumps(metrics) + "\n")
-
-
-def explain_errors(steps: Iterable[StepStats], done: int) -> Iterator[StepStats]:
-    """The same steps; an error says which step it was, and what to do. done: steps made before."""
-    step = done
-    try:
-        for stats in steps:
-            step += 1
-            yield stats
-    except FloatingPointError as error:
-        message = f"step {step + 1}: {error}; try a lower --lr or --max-grad-norm"
-        raise FloatingPointError(message) from None
-    except torch.OutOfMemoryError as error:
-        reason = str(error).splitlines()[0]
-        fix = "give --gradient-checkpointing or a smaller --micro-batch-size"
-        raise InputError(f"step {step + 1} does not fit the GPU: {reason}; {fix}") from None
-
-
-# ---- the results ---------------------------------------------------------------------------------
-@rank_zero_only
-def write_results(points: Sequence["EvalPoint"], task: Task, settings: Settings) -> dict[str, Any]:
-    """results.json and curve.png from the files of the run; returns the content of the former.
-
-    points: every model of the run that was evaluated, the first model first. Raises InputError if a
-    file is missing or damaged.
-    """
-    results: dict[str, Any] = {}
-    last = None
-    if settings.test_problems:
-        last = results["before"] = _evaluate_file(points[0].file, task, settings)
-    iterations = []
-    for iteration in range(1, settings.iterations + 1):
-        folder = settings.iteration_folder(iteration)
-        steps = read_records(folder / "metrics.jsonl", dict[str, float], fix=_train_again(folder))
-        entry = {
-            "dataset": read_json(folder / "dataset.json") | {"steps": len(steps)},
-            "training": summarize_epoch(steps),
-        }
-        if settings.test_problems:
-            curve = [{"samples_seen": 0, **last}]
-            for point in points[1:]:
-                if point.iteration == iteration:
-                    last = _evaluate_file(point.file, task, settings)
-                    curve.append({"samples_seen": point.samples_seen, **last})
-            entry |= {"curve": curve, "after": last}
-        mismatch = _compare_engine(folder)
-        if mismatch is not None:
-            entry["engine_mismatch"] = mismatch
-        iterations.append(entry)
-    results["iterations"] = iterations
-    results["versions"] = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
-    # The last bits of a sum depend on it, and with them a few samples of several thousand.
-    results["instruction_set"] = torch.backends.cpu.get_cpu_capability()
-    if torch.cuda.is_available():
-        results["device"] = torch.cuda.get_device_name()
-    elif is_rehearsal():
-        results["device"] = "cpu, a rehearsal"
-    if iterations and settings.test_problems:
-        from toprlib.plotting import draw_curve, save_figure
-
-        title = f"{settings.method}, learning rate {settings.lr:g}"
-        save_figure(draw_curve(iterations, title), settings.out / "curve.png")
-    write_file(settings.out / "results.json", json.dumps(results, indent=2) + "\n")
-    return results
-
-
-def _evaluate_file(file: Path, task: Task, settings: Settings) -> dict[str, Any]:
-    samples = read_records(file, Sample, fix=REGENERATE)
-    return evaluate(samples, task, settings.k, settings.seed)
-
-
-def _train_again(folder: Path) -> str:
-    names = f"metrics.jsonl, train.jsonl and model in {folder}"
-    return f"remove {names}, then repeat the command, which trains again"
-
-
-def _compare_engine(folder: Path) -> dict[str, float] | None:
-    """log mu by the sampling engine against the trainer's; None if the engine computes none."""
-    file = folder / "samples.jsonl"
-    samples = read_records(file, Sample, fix=REGENERATE) if file.exists() else []
-    if not samples or samples[0].token_logmu_engine is None:
-        return None
-    engine = {}
-    trainer = {}
-    for example in read_records(folder / "train.jsonl", Example, fix=_train_again(folder)):
-        engine[example.sample] = sum(samples[example.sample].token_logmu_engine)
-        trainer[example.sample] = sum(example.token_logmu)
-    tokens = sum(len(samples[index].token_ids) for index in engine)
-    mismatch = engine_mismatch(engine, trainer)
-    return mismatch | {"mean_per_token": mismatch["mean"] * len(engine) / tokens}
-
-
-def print_results(results: dict[str, Any]) -> None:
-    """Print the table of a run: the test results, or without them what training has changed."""
-    if "before" in results:
-        to_table(results).print()
-    elif results["iterations"]:
-        training_table(results).print()
-
-
-def training_table(results: dict[str, Any]) -> Table:
-    """How far training has moved the samples, in the last tenth of each iteration's steps.
-
-    >>> training = {"log_ratio_pos_mean": 0.5, "log_ratio_neg_mean": None}
-    >>> print(training_table({"iterations": [{"training": training}]}).markdown())
-    | log pi - log mu, nats | iteration 1 | should be |
-    |---|---|---|
-    | positives | 0.500 | above 0 |
-    | negatives | none | below 0 |
-    """
-    head = ["log pi - log mu, nats"]
-    rows = [["positives"], ["negatives"]]
-    for number, iteration in enumerate(results["iterations"], start=1):
-        head.append(f"iteration {number}")
-        for row, sign in zip(rows, ("pos", "neg"), strict=True):
-            value = iteration["training"][f"log_ratio_{sign}_mean"]
-            row.append("none" if value is None else f"{value:.3f}")
-    rows[0].append("above 0")
-    rows[1].append("below 0")
-    return Table([*head, "should be"], rows)
+    seen = [0]
+    shares: dict[str, list[float]] = {}
+    for iteration in iterations:
+        before = seen[-1]
+        seen += [before + entry["samples_seen"] for entry in iteration["curve"]]
+        for outcome in task.outcomes:
+            values = shares.setdefault(outcome, [])
+            values += [100 * entry[outcome] for entry in iteration["curve"]]
+    figure = Figure(figsize=(5, 3.5), layout="constrained")
+    axes = figure.add_subplot(xlabel="samples trained on", ylabel="share of test samples, %")
+    for outcome, values in shares.items():
+        axes.plot(seen[1:], values, marker="o", label=outcome)
+    axes.legend()
+    figure.savefig(file, dpi=150)

@@ -9,38 +9,28 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from typing import Any
 
 
 def main() -> None:
-    """Load a model, answer null or the error, then answer requests until standard input ends.
+    """Load a model, answer null, then answer requests until standard input ends.
 
     Arguments: those of vLLM's LLM as JSON, and the process id of the client.
     """
-    arguments = json.loads(sys.argv[1])
-    client = int(sys.argv[2])
-    threading.Thread(target=_end_with_client, args=(client,), daemon=True).start()
+    threading.Thread(target=_end_with_client, args=(int(sys.argv[2]),), daemon=True).start()
     sys.path.pop(0)  # this folder, whose modules may have the names of others
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # everything that is printed is a message, not an answer
-    try:
-        import vllm
+    import vllm
 
-        llm = vllm.LLM(enable_prefix_caching=True, **arguments)
-    except Exception as error:
-        traceback.print_exc()  # before the answer, after which the client ends this process
-        print(json.dumps(f"{type(error).__name__}: {error}"), file=answers, flush=True)
-        return
+    llm = vllm.LLM(enable_prefix_caching=True, **json.loads(sys.argv[1]))
     print("null", file=answers, flush=True)
     for line in sys.stdin:
-        answer = _answer(llm, json.loads(line))
-        print(json.dumps(answer), file=answers, flush=True)
-    _end_group()
+        print(json.dumps(_answer(llm, json.loads(line))), file=answers, flush=True)
 
 
 def _answer(llm: Any, request: dict[str, Any]) -> list[list[dict[str, Any]]]:
-    """The completions of each prompt of a request: see `VllmProcess.request`."""
+    """The completions of each prompt of a request."""
     import vllm
 
     prompts = []
@@ -74,15 +64,10 @@ def _to_fields(completion: Any) -> dict[str, Any]:
 
 
 def _end_with_client(client: int) -> None:
-    """End when the client is gone, even in the middle of a request: vLLM holds GPUs."""
+    """End when the client is gone, even in the middle of a request: vLLM holds a GPU."""
     while os.getppid() == client:
         time.sleep(1)
-    _end_group()
-
-
-def _end_group() -> None:
-    """End this process and those that vLLM has started: the client has made them a group."""
-    os.killpg(os.getpid(), signal.SIGKILL)
+    os.killpg(0, signal.SIGKILL)  # this process and those that vLLM has started
 
 
 if __name__ == "__main__":

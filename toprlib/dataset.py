@@ -1,0 +1,288 @@
+"""Line 4 of Algorithm 1, and what follows from it: which samples, in which order, as tensors.
+
+A row is what has to be in one micro-batch: a completion, or the two of a pair for DPO. A reward of
+0 or more counts as positive, as in `topr`.
+"""
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, groupby
+from operator import attrgetter
+from statistics import fmean
+from typing import NamedTuple
+
+import torch
+
+import topr
+from toprlib.distributed import device, gather, progress_bar, rank, ranks
+from toprlib.language_model import LanguageModel
+from toprlib.records import Example, InputError, Sample
+
+MAX_PAIRS = 16  # per prompt (Section 4.3)
+
+COMPOSITIONS = ("uniform", "positives_only", "anna_karenina", "proportion")
+BASELINES = ("zero", "mean", "group")
+
+
+# ---- which samples (Section 4.3) -----------------------------------------------------------------
+def choose_samples(
+    composition: str,
+    samples: Sequence[Sample],
+    size: int,
+    rng: random.Random,
+    share: float | None = None,
+) -> list[int]:
+    """The indices of `size` random samples, ascending; fewer if too few fit the composition.
+
+    uniform: whatever their rewards. anna_karenina: the first positive of each problem, then
+    negatives. proportion: a `share` of them is positive, also with too few samples of one sign.
+
+    >>> samples = [Sample(prompt="?", completion="!", reward=reward) for reward in (-1, 1, 1, -1)]
+    >>> [choose_samples(name, samples, 4, random.Random(0), 0.75) for name in COMPOSITIONS]
+    [[0, 1, 2, 3], [1, 2], [0, 1, 3], [1, 2]]
+    """
+    positives = [i for i, sample in enumerate(samples) if sample.reward >= 0]
+    negatives = [i for i, sample in enumerate(samples) if sample.reward < 0]
+    count = size  # of positives
+    if composition == "uniform":
+        return sorted(rng.sample(range(len(samples)), min(size, len(samples))))
+    if composition == "positives_only":
+        negatives = []
+    if composition == "anna_karenina":
+        firsts: dict[str, int] = {}
+        for i in positives:
+            firsts.setdefault(samples[i].prompt, i)
+        positives = list(firsts.values())
+    if composition == "proportion":
+        size = min(size, int(len(positives) / share), int(len(negatives) / (1 - share)))
+        count = round(share * size)
+    chosen = rng.sample(positives, min(count, len(positives)))
+    chosen += rng.sample(negatives, min(size - len(chosen), len(negatives)))
+    return sorted(chosen)
+
+
+def mean_rewards(samples: Sequence[Sample], of: str) -> list[float]:
+    """A mean reward for each sample: of all samples ("mean"), or of its prompt's ("group").
+
+    "zero": 0 for each, so that rewards stay as they are.
+
+    >>> rewards = [("a", 1.0), ("a", 0.0), ("b", 5.0)]
+    >>> samples = [Sample(prompt=prompt, completion="!", reward=r) for prompt, r in rewards]
+    >>> [mean_rewards(samples, of) for of in BASELINES]
+    [[0.0, 0.0, 0.0], [2.0, 2.0, 2.0], [0.5, 0.5, 5.0]]
+    """
+    if of == "zero":
+        return [0.0] * len(samples)
+    groups: dict[str, list[float]] = {}
+    for sample in samples:
+        groups.setdefault(sample.prompt if of == "group" else "", []).append(sample.reward)
+    # `fmean` rounds once: the mean of equal rewards is that reward.
+    means = {group: fmean(rewards) for group, rewards in groups.items()}
+    return [means[sample.prompt if of == "group" else ""] for sample in samples]
+
+
+# ---- token ids -----------------------------------------------------------------------------------
+def tokenize_samples(
+    samples: Sequence[Sample],
+    indices: Sequence[int],
+    lm: LanguageModel,
+    stop: Sequence[str] = (),
+    keep_logmu: bool = False,
+) -> list[Example]:
+    """The samples at these indices as examples, with rewards as they are.
+
+    A completion without token_ids gets the end of sequence if it is finished, and no stop string
+    ended it. keep_logmu: keep the samples' token_logmu. Raises InputError for a sample that the
+    model cannot be trained on.
+    """
+    texts = list(dict.fromkeys(samples[index].prompt for index in indices))
+    ids_of_prompt = dict(zip(texts, lm.prompt_ids(texts), strict=True))
+    examples = []
+    for index in indices:
+        sample = samples[index]
+        prompt_ids = ids_of_prompt[sample.prompt]
+        ids = sample.token_ids
+        if ids is None:
+            ids = lm.completion_ids(sample.prompt, sample.completion)
+            has_end = ids[-1:] and ids[-1] in lm.ends
+            is_stopped = any(string in sample.completion for string in stop)
+            if sample.finish_reason == "stop" and not has_end and not is_stopped:
+                ids.append(lm.ends[0])
+        if not prompt_ids or not 0 < len(ids) <= lm.context - len(prompt_ids):
+            raise InputError(f"sample {index + 1}: empty, or longer than the model's context")
+        if not set(ids[:-1]).isdisjoint(lm.ends):
+            raise InputError(f"sample {index + 1}: text after the end of sequence; remove the text")
+        token_logmu = None
+        if keep_logmu:
+            token_logmu = sample.token_logmu
+            if token_logmu is None or len(token_logmu) != len(ids):
+                raise InputError(f"sample {index + 1}: token_logmu needs {len(ids)} numbers")
+        engine = sum(sample.token_logmu_engine) if sample.token_logmu_engine else None
+        examples.append(Example(prompt_ids, ids, sample.reward, index, 0, token_logmu, engine))
+    return examples
+
+
+# ---- the order of training -----------------------------------------------------------------------
+def shuffle_examples(examples: Sequence[Example], rng: random.Random) -> list[list[Example]]:
+    """Each example as a row, in random order.
+
+    >>> examples = [Example([prompt], [2], 1.0, i) for i, prompt in enumerate((7, 7, 8))]
+    >>> sorted(example.sample for [example] in shuffle_examples(examples, random.Random(0)))
+    [0, 1, 2]
+    """
+    # Grouped by prompt before the second shuffle: the order of the published results rests on it.
+    groups = _group_by_prompt(rng.sample(examples, len(examples)))
+    rows = [[example] for example in chain.from_iterable(groups)]
+    rng.shuffle(rows)
+    return rows
+
+
+def pair_examples(examples: Sequence[Example], rng: random.Random) -> list[list[Example]]:
+    """Up to MAX_PAIRS random pairs [positive, negative] of each prompt, for DPO; shuffled.
+
+    >>> examples = [Example([7], [2], reward, 0) for reward in (1.0, -1.0, -1.0)]
+    >>> [pair[0].reward for pair in pair_examples(examples, random.Random(0))]
+    [1.0, 1.0]
+    """
+    rows = []
+    for group in _group_by_prompt(examples):
+        positives = [example for example in group if example.reward >= 0]
+        negatives = [example for example in group if example.reward < 0]
+        pairs = range(len(positives) * len(negatives))  # by number: there may be millions
+        for pair in rng.sample(pairs, min(MAX_PAIRS, len(pairs))):
+            positive, negative = divmod(pair, len(negatives))
+            rows.append([positives[positive], negatives[negative]])
+    rng.shuffle(rows)
+    return rows
+
+
+def _group_by_prompt(examples: Iterable[Example]) -> list[list[Example]]:
+    groups: dict[tuple[int, ...], list[Example]] = {}
+    for example in examples:
+        groups.setdefault(tuple(example.prompt_ids), []).append(example)
+    return list(groups.values())
+
+
+def number_rows(rows: Iterable[Sequence[Example]]) -> list[list[Example]]:
+    """The rows with their index in each example, by which train.jsonl restores them."""
+    numbered = []
+    for index, row in enumerate(rows):
+        numbered.append([replace(example, row=index) for example in row])
+    return numbered
+
+
+def group_rows(examples: Iterable[Example]) -> list[list[Example]]:
+    """The rows of numbered examples, such as the lines of train.jsonl."""
+    return [list(row) for _, row in groupby(examples, key=attrgetter("row"))]
+
+
+# ---- the optimizer steps of an epoch -------------------------------------------------------------
+class StepPlan(NamedTuple):
+    """An optimizer step: this rank's micro-batches of examples, and all ranks' completions."""
+
+    micro_batches: list[list[Example]]
+    completions: int
+
+
+def plan_steps(
+    rows: Sequence[Sequence[Example]], batch_size: int, micro_batch_size: int
+) -> list[StepPlan]:
+    """The optimizer steps of an epoch over `rows`, in order, as this rank has them.
+
+    batch_size: completions per step, over all ranks. micro_batch_size: completions per forward
+    pass; rows of similar length are together. All ranks have equally many micro-batches in a step,
+    because FSDP2 gathers weights together: a rank without rows left gets a filler with reward 0,
+    from which nothing is learned.
+
+    >>> steps = plan_steps([[Example([1], [2], 1.0, i)] for i in range(3)], 2, 1)
+    >>> [(len(step.micro_batches), step.completions) for step in steps]
+    [(2, 2), (1, 1)]
+    """
+    per_row = max(len(row) for row in rows)
+    rows_per_step = max(batch_size // per_row, 1)
+    rows_per_pass = max(micro_batch_size // per_row, 1)
+    steps = []
+    for start in range(0, len(rows), rows_per_step):
+        step_rows = sorted(rows[start : start + rows_per_step], key=_count_tokens)
+        own_rows = step_rows[rank() :: ranks()]
+        passes = -(-len(step_rows[:: ranks()]) // rows_per_pass)  # of the first rank
+        filler = [replace(example, reward=0.0, row=-1) for example in step_rows[0]]
+        micro_batches = []
+        for first in range(0, passes * rows_per_pass, rows_per_pass):
+            some_rows = own_rows[first : first + rows_per_pass] or [filler]
+            micro_batches.append(list(chain.from_iterable(some_rows)))
+        steps.append(StepPlan(micro_batches, sum(len(row) for row in step_rows)))
+    return steps
+
+
+def _count_tokens(row: Sequence[Example]) -> int:
+    return sum(len(example.prompt_ids) + len(example.completion_ids) for example in row)
+
+
+# ---- log mu --------------------------------------------------------------------------------------
+@torch.no_grad()
+def score_rows(
+    rows: Sequence[Sequence[Example]], steps: Sequence[StepPlan], model: torch.nn.Module
+) -> list[list[Example]]:
+    """The rows with log mu of each token, by `model`, in the batches of `steps`.
+
+    It is over the whole vocabulary; top-k and top-p are ignored. Every rank calls this.
+    """
+    token_logmu = {}  # (row, sample) -> values; a sample may be in several pairs
+    for micro_batches, _ in progress_bar(steps, "scoring", "step"):
+        for examples in micro_batches:
+            token_logp = topr.token_logprobs(model, collate(examples))  # (B, T)
+            values = token_logp.float().cpu().numpy()
+            for example, line in zip(examples, values, strict=True):
+                completion = line[: len(example.completion_ids)]
+                # The shortest decimals of these float32 values: train.jsonl is half as large.
+                shortest = [float(str(value)) for value in completion]
+                token_logmu[example.row, example.sample] = shortest
+    for part in gather(token_logmu):
+        token_logmu |= part
+    scored = []
+    for row in rows:
+        scored_row = []
+        for example in row:
+            values = token_logmu[example.row, example.sample]
+            scored_row.append(replace(example, token_logmu=values))
+        scored.append(scored_row)
+    return scored
+
+
+# ---- tensors -------------------------------------------------------------------------------------
+def to_tensors(steps: Iterable[StepPlan]) -> Iterator[tuple[list[topr.Batch], int]]:
+    """The steps as `topr.train` takes them; the tensors of a step are made when it begins."""
+    for step in steps:
+        yield [collate(examples) for examples in step.micro_batches], step.completions
+
+
+def collate(examples: Sequence[Example]) -> topr.Batch:
+    """A micro-batch in tensors: [ padding | prompt | completion | padding ] in each row.
+
+    Without log mu its tensor is 0.
+
+    >>> first = Example([5, 6], [7, 1], 1.0, 0)
+    >>> batch = collate([first, Example([5], [8, 9, 1], -1.0, 1, 0, [-0.5, -1.0, -2.0])])
+    >>> batch.input_ids.tolist(), batch.mask.tolist()
+    ([[5, 6, 7, 1, 0], [0, 5, 8, 9, 1]], [[1, 1, 0], [1, 1, 1]])
+    """
+    left = max(len(example.prompt_ids) for example in examples)
+    right = max(len(example.completion_ids) for example in examples)
+    input_ids = torch.zeros(len(examples), left + right, dtype=torch.long)  # (B, L)
+    attention_mask = torch.zeros_like(input_ids)  # (B, L)
+    mask = torch.zeros(len(examples), right, dtype=torch.long)  # (B, T)
+    token_logmu = torch.zeros(len(examples), right)  # (B, T)
+    for row, example in enumerate(examples):
+        ids = example.prompt_ids + example.completion_ids
+        start = left - len(example.prompt_ids)
+        length = len(example.completion_ids)
+        input_ids[row, start : start + len(ids)] = torch.tensor(ids)
+        attention_mask[row, start : start + len(ids)] = 1
+        mask[row, :length] = 1
+        if example.token_logmu is not None:
+            token_logmu[row, :length] = torch.tensor(example.token_logmu)
+    reward = torch.tensor([example.reward for example in examples])  # (B,)
+    tensors = (input_ids, attention_mask, mask, token_logmu, reward)
+    return topr.Batch(*[tensor.to(device()) for tensor in tensors])

@@ -1,0 +1,178 @@
+"""The model in training: sharded over ranks, with its optimizer; models and checkpoints on disk.
+
+The weights that are trained are float32: at a learning rate of 5e-7 almost every update of a
+bfloat16 weight, which has 8 bits of precision, would round to nothing. Forward and backward passes
+may use temporary bfloat16 copies.
+"""
+
+import warnings
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import transformers
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from toprlib.adafactor import Adafactor
+from toprlib.distributed import device, gather, rank, ranks
+from toprlib.files import atomic_folder, remove, write_file
+from toprlib.language_model import LanguageModel, load_model
+from toprlib.records import InputError
+from toprlib.settings import Settings
+
+warnings.filterwarnings("ignore", "torch.distributed is disabled")  # by dcp, in a single process
+
+
+def load_for_training(
+    lm: LanguageModel, name: str, settings: Settings
+) -> tuple[LanguageModel, torch.optim.Optimizer]:
+    """The model `name`, sharded over the ranks, and its optimizer. Every rank calls this."""
+    if ranks() > 1 and settings.lora is not None:
+        raise InputError("--lora is for one process; train all weights, or leave torchrun out")
+    whole = load_model(name, torch.device("cpu")) if rank() == 0 else None
+    if ranks() > 1:
+        model = _spread(whole, name, settings)
+    else:
+        model = whole
+        if settings.lora is not None:
+            model = _add_adapters(model, settings.lora, settings.seed_of("adapters"))
+        _shard(model, settings)
+        model.to(device())
+    optimizers = {
+        "adamw": partial(torch.optim.AdamW, weight_decay=0.0),
+        "sgd": torch.optim.SGD,
+        "adafactor": Adafactor,
+    }
+    optimizer = optimizers[settings.optimizer](model.parameters(), lr=settings.lr)
+    return lm._replace(model=model), optimizer
+
+
+def _spread(whole: PreTrainedModel | None, name: str, settings: Settings) -> PreTrainedModel:
+    """The model that rank zero has read, sharded: eight copies of 8B would need 256 GB of memory.
+
+    whole: None on the other ranks.
+    """
+    config = transformers.AutoConfig.from_pretrained(name)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    _shard(model, settings)
+    model.to_empty(device=device())
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, whole.state_dict() if whole else {}, options=options)
+    # A state dict lacks some buffers, such as the frequencies of rotary positions.
+    [buffers, *_] = gather(list(whole.buffers()) if whole else [])
+    for buffer, value in zip(model.buffers(), buffers, strict=True):
+        buffer.copy_(value)
+    return model
+
+
+def _shard(model: torch.nn.Module, settings: Settings) -> None:
+    """Shard a model with FSDP2 by layer: each rank keeps a part of the float32 weights.
+
+    Without a process group the model stays an ordinary one.
+    """
+    if settings.gradient_checkpointing:
+        for layer in model.get_decoder().layers:  # transformers recomputes in train mode only
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+    if not dist.is_initialized():
+        return
+    dtype = getattr(torch, settings.dtype)
+    policy = MixedPrecisionPolicy(dtype, reduce_dtype=torch.float32)
+    for module in (*model.get_decoder().layers, model):
+        # To gather the weights again for the backward pass saves memory, as recomputing does.
+        fully_shard(module, mp_policy=policy, reshard_after_forward=settings.gradient_checkpointing)
+        if ranks() > 1:
+            # A step's denominator counts the completions of all ranks: sum gradients, no average.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
+# ---- LoRA (arXiv 2106.09685) ---------------------------------------------------------------------
+def _add_adapters(model: PreTrainedModel, size: int, seed: int) -> torch.nn.Module:
+    """The model with adapters W + B A in all linear layers except the head; only these are trained.
+
+    B is zero, so pi = mu at the start of each iteration. B A is not scaled (ours).
+    """
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=size, lora_alpha=size, target_modules="all-linear", task_type="CAUSAL_LM")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return get_peft_model(model, config).eval()
+
+
+def _merge_adapters(model: torch.nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights W + B A under the names that they have without adapters."""
+    merged = {}
+    for name, weight in weights.items():
+        if ".lora_" in name:
+            continue
+        module, _, _ = name.rpartition(".base_layer.weight")
+        if module:
+            delta = model.get_submodule(module).get_delta_weight("default").detach()
+            delta = delta.full_tensor() if hasattr(delta, "full_tensor") else delta  # if sharded
+            weight = weight + delta.cpu()
+        name = name.removeprefix("base_model.model.").replace(".base_layer", "")
+        merged[name] = weight
+    return merged
+
+
+# ---- models and checkpoints on the disk ----------------------------------------------------------
+def save_model(lm: LanguageModel, folder: Path) -> None:
+    """Write a `transformers` folder; adapters are merged. Every rank calls this."""
+    model = lm.model
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights = get_model_state_dict(model, options=options)
+    with atomic_folder(folder) as unfinished:
+        if rank() == 0:
+            if hasattr(model, "peft_config"):
+                model.save_pretrained(unfinished / "adapter", state_dict=weights)
+                weights = _merge_adapters(model, weights)
+                model = model.get_base_model()
+            model.save_pretrained(unfinished, state_dict=weights)
+            lm.tokenizer.save_pretrained(unfinished)
+
+
+def save_checkpoint(
+    folder: Path, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """Write folder/checkpoint-STEP, then remove older checkpoints. Every rank calls this."""
+    older = list(folder.glob("checkpoint-*"))
+    weights, state = get_state_dict(model, optimizer)
+    with atomic_folder(folder / f"checkpoint-{step}") as unfinished:
+        dcp.save({"weights": weights, "optimizer": state}, checkpoint_id=unfinished)
+    remove(*older)
+
+
+def load_checkpoint(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Restore what `save_checkpoint` wrote. Every rank calls this, before a forward pass."""
+    weights, state = get_state_dict(model, optimizer)
+    dcp.load({"weights": weights, "optimizer": state}, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
+
+
+def last_checkpoint(folder: Path, before: int) -> int:
+    """The step of the last checkpoint before a step, or 0.
+
+    Lines of metrics.jsonl after the checkpoint are removed: training writes them again.
+    """
+    steps = [0]
+    for path in folder.glob("checkpoint-*[0-9]"):
+        steps.append(int(path.name.removeprefix("checkpoint-")))
+    step = max(step for step in steps if step < before)
+    log = folder / "metrics.jsonl"
+    if log.exists():
+        write_file(log, "".join(log.read_text().splitlines(keepends=True)[:step]))
+    return step

@@ -165,19 +165,15 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
     written, if tokenizer, samples or folder do not fit.
     """
     lm = load_tokenizer(settings.model, settings.chat)
-    ask = partial(sampling.make_prompts, task, lm=lm, settings=settings)
-    train_prompts = ask(task.train)
-    test_prompts = ask(task.test)
-    lengths = [len(prompt.ids) for prompt in train_prompts + test_prompts]
-    max_tokens = max(lengths, default=0) + settings.max_new_tokens
-    open_engine = partial(sampling_engine, lm, task, max_tokens, settings)
+    train_prompts = sampling.make_prompts(task, task.train, lm, settings)
+    test_prompts = sampling.make_prompts(task, task.test, lm, settings)
+    open_engine = partial(sampling_engine, lm, task, train_prompts + test_prompts, settings)
     provided_samples = read_samples(settings)
     if provided_samples:
         choose(1, provided_samples, lm, task, settings)  # raises now if they do not fit
     config = settings.to_config() | {"inputs_crc32": checksum(task, provided_samples)}
     needs_group = settings.dtype != "float32"  # FSDP2 keeps its float32 copy, even on one GPU
     with distributed.process_group(needs_group), files.run_folder(settings.out, config):
-        # "Before" is the model that starts. Evaluating and sampling share the engine of a model.
         file = settings.iteration_folder(1) / "test-0.jsonl"
         point = EvalPoint(1, 0, 0, settings.model, file, is_end=True)
         all_points = [point]
@@ -185,9 +181,9 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
             # Here the GPU is for sampling from mu, the model that the previous iteration trained.
             with open_engine(point.model) as engine:
                 evaluate(point, engine, test_prompts, task, settings)
-                samples = provided_samples
-                if not samples:
-                    samples = sample(iteration, engine, train_prompts, task, settings)  # line 3
+                samples = provided_samples or sample(  # line 3
+                    iteration, engine, train_prompts, task, settings
+                )
             rows = choose(iteration, samples, lm, task, settings)  # line 4
             results.print_dataset(iteration, samples, rows, settings)
             del samples  # gigabytes at the paper's scale
@@ -224,7 +220,7 @@ def checksum(task: Task, samples: Sequence[Sample]) -> str:
 
 # ---- line 3: y ~ mu(.|x) -------------------------------------------------------------------------
 def sampling_engine(
-    lm: LanguageModel, task: Task, max_tokens: int, settings: Settings, model: str
+    lm: LanguageModel, task: Task, prompts: list[Prompt], settings: Settings, model: str
 ) -> AbstractContextManager[Engine]:
     """The engine that samples from a model: vLLM in its own process, or the model in this one.
 
@@ -232,6 +228,8 @@ def sampling_engine(
     """
     if settings.engine == "hf":
         return sampling.hf_engine(lm, model, settings, task.stop)
+    longest = max((len(prompt.ids) for prompt in prompts), default=0)
+    max_tokens = longest + settings.max_new_tokens
     return vllm_engine(lm, model, settings, task.stop, max_tokens)
 
 

@@ -6,6 +6,7 @@ that is allocated beforehand. Each completion has random numbers of its own.
 """
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -72,10 +73,7 @@ def _sample_batch(
     """
     device = lm.model.device
     size = settings.max_new_tokens  # T
-    noise = torch.empty(len(rows), size)  # (B, T)
-    for i, (_, seed) in enumerate(rows):
-        noise[i] = torch.rand(size, generator=torch.Generator().manual_seed(seed))
-    noise = noise.to(device)
+    noise = _draw_noise(rows, size).to(device)  # (B, T)
     tokens = torch.zeros(len(rows), size, dtype=torch.long, device=device)  # (B, T)
     length = torch.zeros(len(rows), dtype=torch.long, device=device)  # (B,) 0: not finished
     ends = torch.tensor(sorted(lm.ends), device=device)
@@ -103,10 +101,25 @@ def _sample_batch(
             mask = mask[kept]
             token = token[kept]
             cache.batch_select_indices(kept)
+    return _to_completions(lm, rows, tokens.tolist(), length.tolist())
+
+
+def _draw_noise(rows: Sequence[Row], size: int) -> Tensor:
+    """Random numbers of each row's own seed, uniform in [0, 1): (B, size)."""
+    noise = []
+    for _, seed in rows:
+        noise.append(torch.rand(size, generator=torch.Generator().manual_seed(seed)))
+    return torch.stack(noise)
+
+
+def _to_completions(
+    lm: LanguageModel, rows: Sequence[Row], tokens: list[list[int]], lengths: list[int]
+) -> list[Completion]:
+    """The completions of rows from their tokens. lengths: 0 for a row that did not end."""
     completions = []
-    for (prompt, _), token_ids, end in zip(rows, tokens.tolist(), length.tolist(), strict=True):
-        ids = token_ids[:end] if end else token_ids
-        reason = "stop" if end else "length"
+    for (prompt, _), token_ids, length in zip(rows, tokens, lengths, strict=True):
+        ids = token_ids[:length] if length else token_ids
+        reason = "stop" if length else "length"
         fields = {"completion": lm.text(ids), "token_ids": ids, "finish_reason": reason}
         completions.append((prompt, fields))
     return completions
@@ -201,7 +214,8 @@ def _has_stop(lm: LanguageModel, tokens: Tensor, stop: Sequence[str]) -> Tensor:
     # It began within the last tokens: a token may have as little as a quarter of a character.
     last = 4 * max(len(string) for string in stop)
     texts = [lm.text(token_ids) for token_ids in tokens[:, -last:].tolist()]
-    flags = [any(string in text for string in stop) for text in texts]
+    pattern = re.compile("|".join(map(re.escape, stop)))
+    flags = [pattern.search(text) is not None for text in texts]
     return torch.tensor(flags, device=tokens.device)
 
 

@@ -7,7 +7,7 @@ the micro-batches of a rank that has fewer completions than the others.
 import json
 import platform
 from collections.abc import Iterable, Sequence
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -35,7 +35,6 @@ MISMATCH_TOLERANCE = 0.02  # nats per token that an engine's mean log mu may be 
 FEW_PERCENT = 2.0  # of one sign: hardly anything to learn; ours
 QUANTILES = (0.05, 0.5, 0.95)
 NEGLIGIBLE_WEIGHT = 1e-6
-SUMMARIZED = ("realised_share", "weight_neg_mean", "log_ratio_pos_mean", "log_ratio_neg_mean")
 
 
 # ---- before training -----------------------------------------------------------------------------
@@ -188,27 +187,19 @@ def weight_totals(reward: Tensor, weight: Tensor) -> dict[str, float]:
 
 
 # ---- one epoch -----------------------------------------------------------------------------------
-def summarize_epoch(steps: list[dict[str, float]]) -> dict:
-    """The metrics SUMMARIZED of an epoch for results.json, from its lines of metrics.jsonl.
+def summarize_epoch(steps: list[dict[str, float]]) -> dict[str, float | None]:
+    """What results.json says of an epoch, from its lines of metrics.jsonl.
 
-    Each is a mean over all steps, except that the log-ratios are means over the last tenth: their
-    values at the end matter. `tenths`: the means over each tenth of the epoch. Rounded to three
-    decimals; None where no step has the metric. An epoch of fewer than ten steps has fewer parts.
+    Means over all steps, except that the log-ratios are means over the last tenth: their values at
+    the end matter. Rounded to three decimals; None where no step has the metric.
 
-    >>> steps = [{"weight_neg_mean": 1.0}, {"weight_neg_mean": 0.5}]
-    >>> summary = summarize_epoch(steps)
-    >>> summary["weight_neg_mean"], summary["tenths"]["weight_neg_mean"]
-    (0.75, [1.0, 0.5])
+    >>> summarize_epoch([{"weight_neg_mean": 1.0}, {"weight_neg_mean": 0.5}])["weight_neg_mean"]
+    0.75
     """
-    ends = [len(steps) * i // 10 for i in range(11)]
-    parts = [steps[begin:end] for begin, end in pairwise(ends) if begin < end]
-    summary = {}
-    tenths = {}
-    for name in SUMMARIZED:
-        tenths[name] = [_average(part, name) for part in parts]
-        is_log_ratio = name.startswith("log_ratio")
-        summary[name] = tenths[name][-1] if is_log_ratio else _average(steps, name)
-    summary["tenths"] = tenths
+    last_steps = steps[len(steps) * 9 // 10 :]
+    summary = {name: _average(steps, name) for name in ("realised_share", "weight_neg_mean")}
+    for name in ("log_ratio_pos_mean", "log_ratio_neg_mean"):
+        summary[name] = _average(last_steps, name)
     return summary
 
 

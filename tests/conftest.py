@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 import train_gsm8k as gsm8k
-from toprlib.language_model import load_model
+from toprlib.language_model import load_model, load_tokenizer
 
 # Deterministic, so that a failure is one for everybody; no deadline, because no test is about time.
 settings.register_profile("same", derandomize=True, deadline=None, database=None)
@@ -35,7 +35,8 @@ def real():
 @pytest.fixture(scope="session")
 def lm():
     """The default model; a test that changes something in it puts it back."""
-    return load_model(gsm8k.Settings().model)
+    name = gsm8k.Settings().model
+    return load_tokenizer(name)._replace(model=load_model(name))
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, groupby
 from operator import attrgetter
-from statistics import fmean
+from statistics import mean
 from typing import NamedTuple
 
 import torch
@@ -77,8 +77,8 @@ def mean_rewards(samples: Sequence[Sample], of: str) -> list[float]:
     groups: dict[str, list[float]] = {}
     for sample in samples:
         groups.setdefault(sample.prompt if of == "group" else "", []).append(sample.reward)
-    # `fmean` rounds once: the mean of equal rewards is that reward.
-    means = {group: fmean(rewards) for group, rewards in groups.items()}
+    # `mean` rounds once, `fmean` twice: the mean of equal rewards is that reward.
+    means = {group: mean(rewards) for group, rewards in groups.items()}
     return [means[sample.prompt if of == "group" else ""] for sample in samples]
 
 

@@ -13,7 +13,7 @@ from unit_helpers import (
 )
 
 import topr
-from toprlib.batches import collate
+from toprlib.dataset import collate
 
 MODELS = [tiny_llama, tiny_gpt2]  # with relative and with absolute positions
 

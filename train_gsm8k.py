@@ -9,14 +9,14 @@
 Read `experiment` first: it repeats Algorithm 1. The list below has the algorithm's lines, and their
 functions and files in --out/iteration-1/, in order.
 
-              evaluate  test-0.jsonl     completions of the test problems by the first model
-    line 3    sample    samples.jsonl    n completions y ~ mu(.|x) of each training problem, graded
-    line 4    choose                     the dataset: some of them, with rewards less the baseline
-    line 6    score     train.jsonl      the dataset in the order of training, with log mu(y|x)
-    line 5-9  train     metrics.jsonl    one line per optimizer step; `topr.train` does lines 6 to 8
-                        checkpoint-100/  weights and optimizer; removed after the last step
-                        model-64/        a model to evaluate, into test-64.jsonl; then removed
-                        model/           the last model, from which iteration 2 samples
+         evaluate      test-0.jsonl     completions of the test problems by the first model
+    3    sample        samples.jsonl    n completions y ~ mu(.|x) of each training problem, graded
+    4    choose                         the dataset: some of them, with rewards less the baseline
+    6    score         train.jsonl      the dataset in the order of training, with log mu(y|x)
+    5-9  train_policy  metrics.jsonl    a line per optimizer step; `topr.train` does lines 6 to 8
+                       checkpoint-100/  weights and optimizer; removed after the last step
+                       model-64/        a model to evaluate, into test-64.jsonl; then removed
+                       model/           the last model, from which iteration 2 samples
 
 mu is the model that an iteration starts from, also with --samples; with --trust-logmu, the samples
 have log mu. Under torchrun each rank samples its share of the prompts with its own vLLM, and
@@ -192,7 +192,7 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
                 # Here the GPU is for training pi, which begins as mu.
                 with trainer(point.model, lm, settings) as (policy, optimizer):
                     rows = score(iteration, rows, policy, settings)  # mu(y|x), before any update
-                    train(iteration, rows, policy, optimizer, loss, settings)  # lines 5 to 9
+                    train_policy(iteration, rows, policy, optimizer, loss, settings)  # lines 5 to 9
                     del policy, optimizer  # so that the end of this block can free the GPU
             files.remove(*settings.iteration_folder(iteration).glob("checkpoint-*"))
             for earlier in points[:-1]:
@@ -345,7 +345,7 @@ def missing_models(points: list[EvalPoint]) -> list[EvalPoint]:
     return missing
 
 
-def train(
+def train_policy(
     iteration: int,
     rows: Rows,
     policy: LanguageModel,

@@ -56,6 +56,8 @@ class Adafactor(torch.optim.Optimizer):
                 )
             else:
                 update = weight.grad * state["squares"].rsqrt()
+            if isinstance(update, DTensor):  # DTensor replicates a single row
+                update = update.redistribute(placements=weight.placements)
             rms = _replicated(update.square().sum() / update.numel()).sqrt()
             weight.sub_(update / rms.clamp(min=1), alpha=group["lr"])
 

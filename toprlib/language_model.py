@@ -116,7 +116,8 @@ def load_model(name: str, device: torch.device | None = None) -> PreTrainedModel
             names = sorted(report[key])[:3]
             message = f"its files do not fit its config: {key} {names}; save the whole model again"
             raise InputError(f"--model {name}: {message}")
-    for tied, source in model.all_tied_weights_keys.items():
+    # `all_tied_weights_keys` no longer has weights that transformers found to differ.
+    for tied, source in model.get_expanded_tied_weights_keys(all_submodels=True).items():
         if model.get_parameter(tied) is not model.get_parameter(source):
             message = f"its config ties {tied} to {source}, and its files have both"
             raise InputError(f"--model {name}: {message}; set tie_word_embeddings to false")

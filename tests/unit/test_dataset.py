@@ -211,7 +211,7 @@ def test_log_mu_of_the_samples_is_kept(lm):
     assert example.token_logmu == logmu
     for changes in ({}, {"token_logmu": logmu[:-1]}, {"token_logmu": [*logmu, -1.0]}):
         samples[1] = sample_of(lm, **changes)
-        with pytest.raises(InputError, match="sample 2.*token_logmu"):
+        with pytest.raises(InputError, match=r"sample 2.*token_logmu"):
             dataset.tokenize_samples(samples, [0, 1], lm, keep_logmu=True)
 
 

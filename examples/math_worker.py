@@ -1,10 +1,16 @@
-"""The process that compares answers for judge.py. It imports little, to start fast."""
+"""The process that compares answers for math.py.
 
+math-verify computes what an answer says: 9^{9^{9^9}} takes unlimited time and memory. An exception
+in the middle can leave sympy in a state in which later results are wrong. So each comparison has a
+process of its own, which ends at a limit. The limit is of CPU time: other programs change no grade.
+"""
+
+import json
 import logging
+import os
 import resource
 import signal
 import sys
-from multiprocessing.connection import Connection
 from typing import Any
 
 MEMORY = 2 << 30  # bytes, ours
@@ -14,30 +20,32 @@ EXACT = 1e-30
 
 
 def main() -> None:
-    """Answer True when ready, then each pair (gold, answer) by whether the two are equal.
+    """Read pairs (gold, answer) as JSON; write whether they are equal, null if one took too long.
 
-    Arguments: the seconds of CPU time for a pair, and the number of the pipe. A comparison that
-    takes longer ends the process.
+    Argument: the seconds of CPU time for a pair.
     """
-    seconds = int(sys.argv[1])
-    pipe = Connection(int(sys.argv[2]))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     logging.disable(logging.CRITICAL)
+    is_equal("2x + 2", "2(x + 1)")  # imports and compiles once, for all pairs
+    verdicts = []
+    for pair in json.load(sys.stdin):
+        process = os.fork()
+        if process == 0:
+            status = 2
+            signal.setitimer(signal.ITIMER_PROF, float(sys.argv[1]))  # then SIGPROF ends it
+            try:
+                status = int(is_equal(*pair))
+            finally:
+                os._exit(status)
+        _, status = os.waitpid(process, 0)
+        verdicts.append({0: False, 1: True}.get(os.waitstatus_to_exitcode(status)))
+    print(json.dumps(verdicts))
 
-    compare("2x + 2", "2(x + 1)")  # imports and compiles now, not in the time of the first pair
-    pipe.send(True)
-    while True:  # until EOFError, when the judge has ended
-        gold, answer = pipe.recv()
-        signal.setitimer(signal.ITIMER_PROF, seconds)  # at its end SIGPROF ends the process
-        is_equal = compare(gold, answer)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        pipe.send(is_equal)
 
-
-def compare(gold: str, answer: str) -> bool:
+def is_equal(gold: str, answer: str) -> bool:
     """Whether two texts are equal by math-verify, and by their numbers where they have a value."""
     from math_verify import LatexExtractionConfig, parse, verify
-    from sympy import Eq, FiniteSet, Interval, Tuple
+    from sympy import And, Eq, FiniteSet, Interval, Tuple
 
     latex = [LatexExtractionConfig()]  # the reader for plain text ends in Python's eval
     # math-verify reads LaTeX only between dollars. Its own limits are of the wall clock.
@@ -46,10 +54,14 @@ def compare(gold: str, answer: str) -> bool:
     if not golds or not answers or not verify(golds, answers, **options):
         return False
     gold, answer = golds[0], answers[0]  # what follows in the lists is text
-    # To math-verify, the list 2,5 is the pair (2,5), and 8=7 is 7.
+    # To math-verify, the list 2,5 is the pair (2,5), the interval 2 < x < 5 is the list, and 8=7
+    # is 7.
     if isinstance(gold, Interval | Tuple) and isinstance(answer, FiniteSet):
         return False
     equations = [] if isinstance(answer, str) else answer.atoms(Eq)
+    is_inequality = isinstance(answer, And) or any(equation.has(Interval) for equation in equations)
+    if isinstance(gold, FiniteSet) and is_inequality:
+        return False
     pairs = [(gold, answer), *(equation.args for equation in equations)]
     return all(may_be_equal(one, other) for one, other in pairs)
 

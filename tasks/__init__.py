@@ -1,1 +1,0 @@
-"""Tasks other than GSM8K: MATH, and the verification of solutions."""

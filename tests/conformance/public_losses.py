@@ -4,10 +4,18 @@ A loss takes logp, logmu (B, T), reward (B,) and mask (B, T).
 """
 
 import torch
-from loss_builders import total
 
 
-# ---- means ---------------------------------------------------------------------------------------
+def total(values, mask):
+    """The sum over a completion's tokens, (B,)."""
+    return torch.where(mask > 0, values, 0.0).sum(1)
+
+
+def tapered(logp, logmu, mask):
+    """The paper's weight of negatives, (B,)."""
+    return total(logp - logmu, mask).clamp(max=0).exp()
+
+
 def mean_of_tokens(values, mask):
     return (values * mask).sum() / mask.sum()
 
@@ -20,7 +28,6 @@ def sum_of_completions(values, mask):
     return total(values, mask).mean()
 
 
-# ---- PPO and its relatives -----------------------------------------------------------------------
 def ppo_terms(log_ratio, advantage, low=0.2, high=0.2):
     """Minus the min() of PPO, in the shape of log_ratio."""
     ratio = log_ratio.exp()
@@ -38,12 +45,6 @@ def dual_clip_ppo(logp, logmu, reward, mask):
     terms = ppo_terms(logp - logmu, reward[:, None])
     bounded = torch.minimum(terms, -3 * reward[:, None])
     return mean_of_tokens(torch.where(reward[:, None] < 0, bounded, terms), mask)
-
-
-def dual_clip_ppo_with_guards(logp, logmu, reward, mask):
-    """Where exp is kept from overflow there is no gradient, which makes no difference."""
-    log_ratio = (logp - logmu).clamp(-20, 20)
-    return dual_clip_ppo(log_ratio, torch.zeros_like(logp), reward, mask)
 
 
 def grpo_with_delta(logp, logmu, reward, mask):
@@ -90,19 +91,9 @@ def whole_completion_ppo(logp, logmu, reward, mask):
     return (ppo_terms(total(logp - logmu, mask), reward) / mask.sum(1)).mean()
 
 
-# ---- bounds of both signs, thresholds ------------------------------------------------------------
 def cispo(logp, logmu, reward, mask):
     weight = (logp - logmu).exp().clamp(0.5, 1.28).detach()
     return mean_of_tokens(-weight * reward[:, None] * logp, mask)
-
-
-def cispo_with_mask(logp, logmu, reward, mask):
-    """Tokens at which PPO has no gradient have none."""
-    ratio = (logp - logmu).exp()
-    advantage = reward[:, None]
-    is_outside = ((advantage > 0) & (ratio > 1.28)) | ((advantage < 0) & (ratio < 0.8))
-    weight = torch.where(is_outside, 0.0, ratio).detach()
-    return mean_of_tokens(-weight * advantage * logp, mask)
 
 
 def icepop(logp, logmu, reward, mask):
@@ -118,7 +109,69 @@ def completions_masked_by_kl(logp, logmu, reward, mask):
     return mean_of_completions(ppo_terms(logp - logmu, reward[:, None]) * keeps[:, None], mask)
 
 
-# ---- other functions of the ratio ----------------------------------------------------------------
+def up(logp, logmu, reward, mask):
+    """Positives have weight 1, negatives are clipped as in PPO."""
+    advantage = reward[:, None]
+    terms = torch.where(advantage < 0, ppo_terms(logp - logmu, advantage), -advantage * logp)
+    return mean_of_tokens(terms, mask)
+
+
+def dppo(logp, logmu, reward, mask):
+    """Tokens whose probability has moved far are dropped."""
+    moved = (logp.exp() - logmu.exp()) * reward.sign()[:, None]
+    weight = torch.where(moved > 0.2, 0.0, (logp - logmu).exp()).detach()
+    return mean_of_tokens(-weight * reward[:, None] * logp, mask)
+
+
+def anchor_recomputed(logp, logmu, reward, mask):
+    return mean_of_tokens(ppo_terms(logp - logp.detach(), reward[:, None]), mask)
+
+
+def grpo_in_the_loss(logp, logmu, reward, mask):
+    advantage = (reward - reward.mean()) / (reward.std() + 1e-6)
+    return mean_of_tokens(ppo_terms(logp - logmu, advantage[:, None]), mask)
+
+
+# ---- losses that are called TOPR -----------------------------------------------------------------
+def token_topr(logp, logmu, reward, scale=1.0):
+    weight = torch.where(reward[:, None] < 0, scale * (logp - logmu).exp().clamp(max=1), 1.0)
+    return -weight.detach() * reward[:, None] * logp
+
+
+def trinity(logp, logmu, reward, mask):
+    return mean_of_tokens(token_topr(logp, logmu, reward), mask)
+
+
+def trinity_and_kl(logp, logmu, reward, mask):
+    return mean_of_tokens(token_topr(logp, logmu, reward) + 0.01 * (logp - logmu) ** 2, mask)
+
+
+def roll(logp, logmu, reward, mask):
+    return mean_of_completions(token_topr(logp, logmu, reward, scale=0.5), mask)
+
+
+def roll_whitened(logp, logmu, reward, mask):
+    weight = torch.where(reward[:, None] < 0, (logp - logmu).exp().clamp(max=1), 1.0).detach()
+    advantage = (reward - reward.mean()) / reward.std()
+    return mean_of_completions(-weight * advantage[:, None] * logp, mask)
+
+
+def openclaw(logp, logmu, reward, mask):
+    weight = (total(logp - logmu, mask) / mask.sum(1)).exp().clamp(0, 5)
+    return -(weight * reward * total(logp, mask) / mask.sum(1)).mean()
+
+
+def privileged_topr(logp, logmu, reward, mask):
+    """If a batch has both signs, all its completions enter both terms."""
+    loss = torch.zeros(())
+    if (reward > 0).any():
+        loss = loss - (reward * total(logp, mask)).sum()
+    if (reward <= 0).any():
+        weight = (logp - logmu).exp().clamp(0.8, 1.2)
+        loss = loss - (reward * total(weight * logp, mask)).sum()
+    return loss
+
+
 def sapo_with(mean):
     def loss(logp, logmu, reward, mask):
         ratio = (logp - logmu).exp()
@@ -136,7 +189,6 @@ def vespo(logp, logmu, reward, mask):
     return sum_of_completions(-(weight * reward)[:, None] * logp, mask)
 
 
-# ---- other terms ---------------------------------------------------------------------------------
 def kl_cov(logp, logmu, reward, mask):
     """A KL for the tokens of the highest covariance of advantage and log pi."""
     is_token = mask > 0
@@ -155,25 +207,18 @@ def asymmetric_reinforce(logp, logmu, reward, mask):
 
 def paper_above_a_constant(logp, logmu, reward, mask):
     above = reward - 0.25
-    weight = torch.where(above < 0, total(logp - logmu, mask).clamp(max=0).exp(), 1.0).detach()
+    weight = torch.where(above < 0, tapered(logp, logmu, mask), 1.0).detach()
     return -(weight * above * total(logp, mask) / mask.sum(1)).mean()
 
 
-def privileged_topr(logp, logmu, reward, mask):
-    """If a batch has both signs, all its completions enter both terms."""
-    loss = torch.zeros(())
-    if (reward > 0).any():
-        loss = loss - (reward * total(logp, mask)).sum()
-    if (reward <= 0).any():
-        weight = (logp - logmu).exp().clamp(0.8, 1.2)
-        loss = loss - (reward * total(weight * logp, mask)).sum()
-    return loss
-
-
-# ---- lengths -------------------------------------------------------------------------------------
 def weight_and_mean(logp, logmu, reward, mask, divisor):
-    weight = torch.where(reward < 0, total(logp - logmu, mask).clamp(max=0).exp(), 1.0).detach()
+    weight = torch.where(reward < 0, tapered(logp, logmu, mask), 1.0).detach()
     return -(weight * reward * total(logp, mask) / divisor).mean()
+
+
+def divided_by_length_and_tokens(logp, logmu, reward, mask):
+    """The mean over completions, divided by the batch's tokens."""
+    return weight_and_mean(logp, logmu, reward, mask, mask.sum(1) * mask.sum())
 
 
 def least_length_of_16(logp, logmu, reward, mask):
@@ -188,14 +233,24 @@ def without_completions_above_1024(logp, logmu, reward, mask):
 def last_64_tokens(logp, logmu, reward, mask):
     remaining = mask.flip(1).cumsum(1).flip(1)  # tokens from here to the end
     kept = mask * (remaining <= 64)
-    weight = torch.where(reward < 0, total(logp - logmu, mask).clamp(max=0).exp(), 1.0).detach()
+    weight = torch.where(reward < 0, tapered(logp, logmu, mask), 1.0).detach()
     return -(weight * reward * total(logp, kept) / mask.sum(1)).mean()
 
 
-# ---- precision, guards ---------------------------------------------------------------------------
+def end_left_out_of_the_ratio(logp, logmu, reward, mask):
+    remaining = mask.flip(1).cumsum(1).flip(1)
+    weight = torch.where(reward < 0, tapered(logp, logmu, mask * (remaining > 1)), 1.0).detach()
+    return -(weight * reward * total(logp, mask) / mask.sum(1)).mean()
+
+
+def products_of_prefixes(logp, logmu, reward, mask):
+    log_ratio = ((logp - logmu) * mask).cumsum(1)
+    weight = torch.where(reward[:, None] < 0, log_ratio.clamp(max=0).exp(), 1.0).detach()
+    return mean_of_completions(-weight * reward[:, None] * logp, mask)
+
+
 def floor_of_1e7(logp, logmu, reward, mask):
-    weight = total(logp - logmu, mask).clamp(max=0).exp().clamp(min=1e-7)
-    weight = torch.where(reward < 0, weight, 1.0).detach()
+    weight = torch.where(reward < 0, tapered(logp, logmu, mask).clamp(min=1e-7), 1.0).detach()
     return -(weight * reward * total(logp, mask) / mask.sum(1)).mean()
 
 
@@ -204,37 +259,47 @@ def in_float16(logp, logmu, reward, mask):
     return weight_and_mean(*columns, mask.half(), mask.sum(1).half()).float()
 
 
+NOT = "not the paper's"
 PUBLIC = [  # (the verdict, the loss)
     ("per-token + ppo clip 0.8..1.2 + token mean", ppo_with(mean_of_tokens)),
     ("per-token + ppo clip 0.8..1.2", ppo_with(mean_of_completions)),
     ("per-token + ppo clip 0.8..1.28 + sequence sum", ppo_with(sum_of_completions, high=0.28)),
     ("per-token + ppo clip 0.8..1.2, dual clip 3 + token mean", dual_clip_ppo),
-    ("per-token + ppo clip 0.8..1.2, dual clip 3 + token mean", dual_clip_ppo_with_guards),
     ("per-token + ppo clip 0.8..1.2, dual clip 4", grpo_with_delta),
     ("geometric mean + ppo clip 0.9997..1.0004", gspo),
     ("geometric mean + ppo clip 0.8..1.2", gspo_with_a_guard),
     ("geometric mean + ppo clip 0.8..1.2 + token mean", gspo_of_tokens),
-    ("geometric mean of clipped tokens + ppo clip 0.81873..1.2214", gmpo),
+    (NOT, gmpo),
     ("per-token + ppo clip 0.8..1.2 + token mean + extra term", ppo_and_kl),
     ("ppo clip 0.8..1.2", whole_completion_ppo),
     ("per-token + clip 0.5..1.28 on positives, 0.5..1.28 on negatives + token mean", cispo),
-    ("per-token + ppo clip 0.8..1.28 + token mean", cispo_with_mask),
     ("per-token + plain is + weight 0 outside 0.5..5 + token mean", icepop),
-    ("per-token + another function of the ratio + token mean", sapo_with(mean_of_tokens)),
-    ("per-token + another function of the ratio", sapo_with(mean_of_completions)),
-    ("another function of the ratio + sequence sum", vespo),
+    (NOT, completions_masked_by_kl),
+    ("per-token + clip 0..infinity + weight 0 outside 0.8..infinity on negatives + token mean", up),
+    (NOT, dppo),
+    ("naive reinforce + token mean", anchor_recomputed),
     (
-        "naive reinforce + batch-mean baseline + sequence sum + constant baseline -0.1",
-        asymmetric_reinforce,
+        "per-token + ppo clip 0.8..1.2 + batch-mean baseline + normalised reward + token mean",
+        grpo_in_the_loss,
     ),
-    ("constant baseline 0.25", paper_above_a_constant),
-    ("length at least 16", least_length_of_16),
-    ("float16", in_float16),
-]
-PUBLIC_UNNAMED = [  # (the most informative vector, the key of its advice, the loss)
-    ("V6", "surrogate", completions_masked_by_kl),
-    ("V7", "extra term", kl_cov),
-    ("V20", "counted twice", privileged_topr),
-    ("V23", "left out", without_completions_above_1024),
-    ("V5", "left out", last_64_tokens),
+    ("per-token + token mean", trinity),
+    ("per-token + token mean + extra term", trinity_and_kl),
+    ("per-token + negatives count 0.5 times", roll),
+    ("per-token + branch by raw score + normalised reward", roll_whitened),
+    ("geometric mean + clip 0..5 on positives, 0..5 on negatives + no stop-gradient", openclaw),
+    (NOT, privileged_topr),
+    (NOT, sapo_with(mean_of_tokens)),
+    (NOT, sapo_with(mean_of_completions)),
+    (NOT, vespo),
+    (NOT, kl_cov),
+    ("naive reinforce + batch-mean baseline + sequence sum + extra term", asymmetric_reinforce),
+    (NOT, paper_above_a_constant),
+    ("divided by the length and the batch's tokens", divided_by_length_and_tokens),
+    (NOT, least_length_of_16),
+    (NOT, without_completions_above_1024),
+    (NOT, last_64_tokens),
+    (NOT, end_left_out_of_the_ratio),
+    (NOT, products_of_prefixes),
+    ("clip 1e-07..1", floor_of_1e7),
+    (NOT, in_float16),
 ]

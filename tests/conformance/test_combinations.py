@@ -1,0 +1,134 @@
+"""The built losses and the comparison on random batches, against topr.py and Equation 7 by hand."""
+
+import json
+from dataclasses import astuple
+
+import pytest
+import torch
+
+import topr
+from topr_conformance import VARIANTS, LossInputs, compare, neg_grad, paper
+from topr_conformance.combinations import TABLE_1, Combination, Limits, family
+from topr_conformance.random_batches import paper_neg_grad, random_batch
+
+ROWS = {"": "topr", "tis": "tis", "plain is": "off_policy"}  # of Table 1: its name in topr.py
+ROWS |= {"naive reinforce": "reinforce", "sft": "sft"}
+
+
+def batches(count=20):
+    generator = torch.Generator().manual_seed(7)
+    for _ in range(count):
+        yield LossInputs(*[column.double() for column in random_batch(generator)])
+
+
+def value_and_gradient(loss, batch, **options):
+    token_logp = batch.token_logp.clone().requires_grad_()
+    value = loss(token_logp, *batch[1:], **options)
+    [gradient] = torch.autograd.grad(value, token_logp)
+    return value.detach(), gradient
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_of_table_1_equal_the_method(name):
+    limits = topr.PRESETS[ROWS[name]]
+    assert TABLE_1[name] == astuple(limits)
+    for batch in batches():
+        actual = value_and_gradient(Combination(TABLE_1[name]).loss, batch, denominator=9)
+        expected = value_and_gradient(topr.topr_loss, batch, limits=limits, denominator=9)
+        torch.testing.assert_close(actual, expected)
+
+
+def test_the_oracle_by_hand():
+    """Two tokens of a negative: -e^-1 / 2 each; padding of any size; a positive has weight 1."""
+    batch = LossInputs(
+        token_logp=torch.tensor([[-2.0, -2.0, 50.0], [-9.0, 0.0, 0.0]]),
+        token_logmu=torch.tensor([[-1.5, -1.5, 7.0], [-1.0, 0.0, 0.0]]),
+        reward=torch.tensor([-1.0, 0.5]),
+        mask=torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]]),
+    )
+    expected = [[-0.1839397, -0.1839397, 0], [0.5, 0, 0]]
+    torch.testing.assert_close(torch.tensor(paper_neg_grad(batch)), torch.tensor(expected))
+    torch.testing.assert_close(neg_grad(paper, batch), torch.tensor(expected) / 2)
+
+
+def test_a_weight_without_stop_gradient_and_with_a_window_by_hand():
+    """d/dlogp of w logp is w (1 + logp) within the bounds, and 0 outside of the window."""
+    logp = torch.tensor([[-2.0], [-2.0], [-2.0], [-0.5]])
+    log_ratio = torch.tensor([[-0.5], [-3.0], [0.5], [-0.1]])
+    ones = torch.ones(4)
+    batch = LossInputs(logp, logp - log_ratio, -ones, ones[:, None])
+    combination = Combination(Limits(1, 1, 0.2, 1), Limits(0, 9, 0.1, 9))
+    pushes = {}
+    for gradient in ("", "no stop-gradient"):
+        loss = Combination(*astuple(combination)[:2], gradient=gradient).loss
+        pushes[gradient] = (4 * neg_grad(loss, batch)[:, 0]).tolist()
+    assert pushes[""] == pytest.approx([-0.606531, 0, -1, -0.904837], abs=1e-6)
+    assert pushes["no stop-gradient"] == pytest.approx([0.606531, 0, -1, -0.452419], abs=1e-6)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_micro_batches_add_up_to_the_gradient_of_the_step(name):
+    """Each part of a step has the number of completions of the step; not for means of a batch."""
+    for batch in batches():
+        whole = neg_grad(VARIANTS[name], batch)
+        parts = []
+        for row in range(len(batch.reward)):
+            part = LossInputs(*[column[row : row + 1] for column in batch])
+            _, gradient = value_and_gradient(VARIANTS[name], part, denominator=len(batch.reward))
+            parts.append(-gradient)
+        if "token mean" in name or name == "branch by raw score":
+            continue
+        torch.testing.assert_close(torch.cat(parts), whole)
+
+
+def test_the_family_has_some_hundred_losses_and_the_fewest_differences_come_first():
+    counts = [len(each.differences()) for each in family(Combination())]
+    assert counts[0] == 0
+    assert 200 < len(counts) == len(set(family(Combination()))) < 1000
+
+
+# ---- random batches ------------------------------------------------------------------------------
+def test_batches_are_ragged_and_padded_on_either_side():
+    masks = [batch.mask for batch in batches(30)]
+    sides = {(bool(mask[:, 0].all()), bool(mask[:, -1].all())) for mask in masks}
+    assert sides == {(False, True), (True, False), (True, True)}
+
+
+def test_the_smallest_batch_that_differs_is_shown():
+    shown = compare(VARIANTS["token mean"], 100)
+    columns = {}
+    for line in shown.splitlines()[1:]:
+        name, values = line.split(" ", 1)
+        columns[name] = torch.tensor(json.loads(values), dtype=torch.float64)
+    inputs = LossInputs(*[columns.pop(name) for name in LossInputs._fields])
+    assert inputs.mask.numel() <= 8  # of 1 to 40
+    by_loss = neg_grad(VARIANTS["token mean"], inputs)
+    by_hand = torch.tensor(paper_neg_grad(inputs)) / len(inputs.reward)
+    assert columns["neg_grad"] == pytest.approx(by_loss, abs=1e-6)
+    assert columns["paper"] == pytest.approx(by_hand, abs=1e-6)
+    assert compare(VARIANTS["token mean"], 100, seed=1) != shown
+
+
+def slightly_wrong(logp, logmu, reward, mask):
+    return 1.001 ** len(reward) * paper(logp, logmu, reward, mask)
+
+
+def broken_for_three(logp, logmu, reward, mask):
+    return paper(logp, logmu, reward, mask) if len(reward) < 3 else logp.no_such_name
+
+
+@pytest.mark.parametrize(
+    ("loss", "shown"),
+    [
+        (lambda *inputs: 100 * paper(*inputs), None),
+        (lambda *inputs: len(inputs[2]) * paper(*inputs), None),  # a sum
+        (lambda *inputs: -paper(*inputs), "paper"),
+        (lambda *inputs: 0 * paper(*inputs), "paper"),
+        (lambda *inputs: len(inputs[2]) ** 2 * paper(*inputs), "paper"),
+        (slightly_wrong, "paper"),
+        (broken_for_three, "AttributeError"),
+    ],
+)
+def test_a_constant_factor_and_a_sum_make_no_difference_and_others_do(loss, shown):
+    difference = compare(loss, 100)
+    assert difference is None if shown is None else shown in difference

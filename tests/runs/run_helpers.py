@@ -1,17 +1,15 @@
 """Small runs: in this process, or as commands that tests kill and repeat.
 
-As a program this file is train_gsm8k.py with small chunks, and with a failure if the environment
-asks for one: torchrun starts it on each rank.
+As a program this file is train_gsm8k.py with small chunks: torchrun starts it on each rank.
 """
 
 import gc
 import json
 import multiprocessing
 import os
-import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import cache
@@ -22,18 +20,15 @@ from pathlib import Path
 from unittest import mock
 
 import psutil
-import pytest
-import torch
 from torch.distributed import run as torchrun
 
 import train_gsm8k as gsm8k
 from toprlib import sampling
-from toprlib.records import InputError, Task
+from toprlib.records import Task
 from toprlib.settings import Settings
 
 ROOT = Path(gsm8k.__file__).parent
 CHUNK = 2  # prompts between two writes to the disk, in place of 256
-UNLIMITED = resource.RLIM_INFINITY
 
 # Four steps of 16 of 64 samples; all problems but one have samples of both signs.
 SMALL = Settings(
@@ -47,18 +42,14 @@ SMALL = Settings(
 )
 # Two iterations of 6 steps with checkpoints after 2 and 4: for tests that kill a run.
 TWO_ITERATIONS = {
-    "batch_size": 8,
+    "problems": 4,
+    "batch_size": 4,
     "save_every": 2,
     "optimizer": "adafactor",
     "lr": 1e-3,
     "iterations": 2,
-    "examples": 48,
+    "examples": 24,
     "test_problems": 2,
-}
-ERRORS = {
-    "disk": OSError(28, "No space left on device"),
-    "memory": torch.OutOfMemoryError("CUDA out of memory"),
-    "bug": RuntimeError("it is broken"),
 }
 
 
@@ -71,17 +62,8 @@ def run_small(
 ) -> dict:
     """A run of SMALL with changes, in `folder`; returns the content of results.json."""
     settings = replace(SMALL, out=folder, **changes)
-    gsm8k.check(settings)
     with mock.patch.object(sampling, "CHUNK", CHUNK):
         return gsm8k.experiment(settings, make_task(settings), loss)
-
-
-def input_error(work: Callable, *args, **kwargs) -> InputError:
-    """The InputError that work(*args, **kwargs) raises; its message has one line."""
-    with pytest.raises(InputError) as raised:
-        work(*args, **kwargs)
-    assert "\n" not in str(raised.value)
-    return raised.value
 
 
 def read_lines(file: Path) -> list[dict]:
@@ -98,62 +80,49 @@ def checksums(folder: Path) -> dict[str, str]:
     """The SHA-256 of each file below a folder by its relative path; logs of vLLM left out."""
     sums = {}
     for path in folder.rglob("*"):
-        if path.is_dir():
-            sums[f"{path.relative_to(folder)}/"] = ""
-        elif path.suffix != ".log":
+        if path.is_file() and path.suffix != ".log":
             sums[str(path.relative_to(folder))] = sha256(path.read_bytes()).hexdigest()
     return sums
 
 
 # ---- commands in processes of their own ----------------------------------------------------------
-def command_line(folder: Path, **changes) -> list[str]:
-    """The arguments of a run of SMALL with changes, in `folder`."""
-    defaults = asdict(Settings())
-    arguments = []
-    for name, value in asdict(replace(SMALL, **changes, out=folder)).items():
-        option = f"--{name.replace('_', '-')}"
-        if value is True and not defaults[name]:
-            arguments.append(option)
-        elif value != defaults[name]:
-            arguments += [option, str(value)]
-    return arguments
+class Command:
+    """The command of a run of SMALL with changes, in a folder of its own."""
 
+    def __init__(self, folder: Path, ranks: int = 1, **changes) -> None:
+        self.folder = folder
+        self.log = folder.with_suffix(".log")
+        self.ranks = ranks
+        self.arguments = []
+        defaults = asdict(Settings())
+        for name, value in asdict(replace(SMALL, **changes, out=folder)).items():
+            if value is True:
+                self.arguments.append(f"--{name.replace('_', '-')}")
+            elif value != defaults[name]:
+                self.arguments += [f"--{name.replace('_', '-')}", str(value)]
 
-def run_command(arguments: Sequence[str]) -> None:
-    """The command in this process, as a shell starts it."""
-    sampling.CHUNK = CHUNK
-    sys.argv = ["train_gsm8k.py", *arguments]
-    gsm8k.main("train_gsm8k", gsm8k.__doc__, gsm8k.gsm8k_task)
+    @contextmanager
+    def start(self) -> Iterator[BaseProcess]:
+        """A process with the command, or with torchrun; killed after the block."""
+        arguments = (self.arguments, self.log, self.ranks)
+        process = _fork_server().Process(target=_run_forked, args=arguments)
+        process.start()
+        try:
+            yield process
+        finally:
+            kill_all(process)
 
+    def finish(self) -> dict[str, str]:
+        """Run the command to its end; returns the checksums of its files."""
+        with self.start() as process:
+            process.join()
+            assert process.exitcode == 0, self.log.read_text()[-3000:]
+        return checksums(self.folder)
 
-@contextmanager
-def running(
-    arguments: Sequence[str],
-    log: Path,
-    ranks: int = 1,
-    max_file_bytes: int = UNLIMITED,
-    variables: Mapping[str, str] | None = None,
-) -> Iterator[BaseProcess]:
-    """A process with the command, or with torchrun for several ranks; killed after the block.
-
-    log: the file that its output is appended to. variables: of its environment.
-    """
-    process = _fork_server().Process(
-        target=_run_forked, args=(arguments, log, ranks, max_file_bytes, variables or {})
-    )
-    process.start()
-    try:
-        yield process
-    finally:
-        kill_all(process)
-
-
-def finish(
-    arguments: Sequence[str], log: Path, ranks: int = 1, variables: Mapping[str, str] | None = None
-) -> None:
-    """Run the command to its end. Fails if its exit status is not 0."""
-    with running(arguments, log, ranks, variables=variables) as process:
-        assert exit_status(process) == 0, log.read_text()[-3000:]
+    def run_until(self, is_reached: Callable[[], bool]) -> None:
+        """Run the command, and kill it when the condition holds."""
+        with self.start() as process:
+            wait_until(is_reached, process)
 
 
 def kill_all(process: BaseProcess) -> None:
@@ -164,12 +133,6 @@ def kill_all(process: BaseProcess) -> None:
     process.join()
 
 
-def exit_status(process: BaseProcess) -> int:
-    """How a process ends: its exit status, or minus the signal that killed it."""
-    process.join()
-    return process.exitcode
-
-
 def wait_until(condition: Callable[[], object], process: BaseProcess) -> None:
     """Wait for a condition; fails if the process ends before."""
     while not condition():
@@ -177,54 +140,38 @@ def wait_until(condition: Callable[[], object], process: BaseProcess) -> None:
         time.sleep(0.002)
 
 
-def error_lines(log: Path) -> list[str]:
-    """The lines of a log in which the command says why it ends."""
-    return [line for line in log.read_text().splitlines() if line.startswith("train_gsm8k: ")]
-
-
 @cache
 def _fork_server() -> multiprocessing.context.BaseContext:
     """Starts processes that have imported this module, and what a run imports, already."""
     context = multiprocessing.get_context("forkserver")
-    model = "transformers.models.llama.modeling_llama"
-    checkpoint = "torch.distributed.checkpoint.state_dict"
-    context.set_forkserver_preload(["run_helpers", model, checkpoint, "toprlib.plotting"])
+    modules = ["run_helpers", "transformers.models.llama.modeling_llama", "matplotlib.figure"]
+    context.set_forkserver_preload(modules)
     path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
     with mock.patch.dict(os.environ, PYTHONPATH=path):
         forkserver.ensure_running()
     return context
 
 
-def _run_forked(
-    arguments: Sequence[str],
-    log: Path,
-    ranks: int,
-    max_file_bytes: int,
-    variables: Mapping[str, str],
-) -> None:
-    """What a process of `running` does."""
+def _run_forked(arguments: list[str], log: Path, ranks: int) -> None:
+    """What a process of `Command.start` does."""
     gc.freeze()  # a collection need not look through the modules
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (max_file_bytes, UNLIMITED))
-    os.environ |= variables
     if ranks == 1:
-        run_command(arguments)
+        _run_command(arguments)
     else:
         # "--", because torchrun would take --n for an abbreviation of an option of its own.
         os.environ["PYTHONPATH"] = str(ROOT)
         torchrun.main(["--nproc-per-node", str(ranks), "--", __file__, *arguments])
 
 
-def failure(rank: int, function: str, error: str) -> dict[str, str]:
-    """The environment in which a function, "module.name", raises one of ERRORS on one rank."""
-    return {"FAILURE": f"{rank} {function} {error}"}
+def _run_command(arguments: list[str]) -> None:
+    """The command in this process, as a shell starts it."""
+    sampling.CHUNK = CHUNK
+    sys.argv = ["train_gsm8k.py", *arguments]
+    gsm8k.main("train_gsm8k", gsm8k.__doc__, gsm8k.gsm8k_task)
 
 
 if __name__ == "__main__":
-    if "FAILURE" in os.environ:
-        rank, function, error = os.environ["FAILURE"].split()
-        if rank == os.environ["RANK"]:
-            mock.patch(function, side_effect=ERRORS[error]).start()
-    run_command(sys.argv[1:])
+    _run_command(sys.argv[1:])

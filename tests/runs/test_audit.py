@@ -55,11 +55,11 @@ INITIAL_MODEL = DATA / "two_thirds"
 # Counts differ, so that one in another's place shows. The last step of an epoch has one completion.
 # The evaluations have fewer completions of a problem than K, and more.
 ITERATIONS = (1, 2)
-PROBLEMS = 5
-SAMPLES = 7
-EXAMPLES = 31
+PROBLEMS = 4
+SAMPLES = 6
+EXAMPLES = 22
 BATCH = 3
-STEPS = (5, 11)  # two evaluation points an epoch: 11 // 2, and 11 = ceil(EXAMPLES / BATCH)
+STEPS = (4, 8)  # two evaluation points an epoch: 8 // 2, and 8 = ceil(EXAMPLES / BATCH)
 LR = 1e-4
 MAX_NORM = 0.8  # some of the steps are clipped
 BASELINE = 0.3
@@ -67,8 +67,8 @@ TEMPERATURE = 0.9
 TOP_K = 5
 TOP_P = 0.96
 MAX_NEW_TOKENS = 48  # some of the completions are cut
-TEST_PROBLEMS = 4
-EVAL_SAMPLES = 6
+TEST_PROBLEMS = 3
+EVAL_SAMPLES = 5
 EVAL_SAMPLES_BEFORE_THE_END = 2  # a quarter, at least 2
 K = 4
 SEED = 11

@@ -1,12 +1,12 @@
-"""The default run against results/laptop.json.
+"""The default run is near results/laptop.json; other processors round differently.
 
-Another processor may add up in another order: then a few samples differ, and training follows them.
+A few samples then differ, and training follows them. An evaluation has 2,400 completions, whose
+accuracy has a standard error of 0.006.
 """
 
 import json
 
 import pytest
-import torch
 from run_helpers import ROOT
 
 import train_gsm8k
@@ -15,27 +15,22 @@ from toprlib.settings import Settings
 RECORD = json.loads((ROOT / "results" / "laptop.json").read_text())
 
 
-def run_default(folder, **changes):
-    settings = Settings(out=folder, **changes)
-    train_gsm8k.check(settings)
-    return train_gsm8k.experiment(settings, train_gsm8k.gsm8k_task(settings))
-
-
-def test_first_evaluation_is_that_of_the_record_with_any_instruction_set(tmp_path):
-    results = run_default(tmp_path / "run", iterations=0)
-    assert results["before"] == RECORD["before"]
-    assert results["instruction_set"] == torch.backends.cpu.get_cpu_capability()
+def assert_near(actual, expected, tolerance):
+    for name in ("correct", "incorrect", "invalid"):
+        assert abs(actual[name] - expected[name]) < tolerance
+    for name in ("pass@1", "maj@16"):
+        assert abs(actual[name]["mean"] - expected[name]["mean"]) < tolerance
 
 
 @pytest.mark.slow
-def test_whole_run_is_near_the_record_on_any_processor(tmp_path):
-    """Of 5,120 samples a few may differ; an evaluation has 2,400, whose standard error is 0.006."""
-    results = run_default(tmp_path / "run")
-    assert results["before"] == RECORD["before"]
+def test_default_run_is_near_the_record(tmp_path):
+    settings = Settings(out=tmp_path / "run")
+    results = train_gsm8k.experiment(settings, train_gsm8k.gsm8k_task(settings))
+    assert_near(results["before"], RECORD["before"], 0.01)
     [actual] = results["iterations"]
     [expected] = RECORD["iterations"]
     for count in ("samples", "problems"):
         assert actual["dataset"]["drawn"][count] == expected["dataset"]["drawn"][count]
     difference = actual["dataset"]["drawn"]["positive"] - expected["dataset"]["drawn"]["positive"]
     assert abs(difference) < 20
-    assert abs(actual["after"]["correct"] - expected["after"]["correct"]) < 0.03
+    assert_near(actual["after"], expected["after"], 0.03)

@@ -5,6 +5,7 @@ docs/in_your_trainer.md.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 from toprlib.records import Grade, Problem, Task
@@ -19,27 +20,21 @@ RULES = (
 )
 
 
-def reward(completion: str, problem: Problem) -> Grade:
-    """The share of the rules that the completion follows, and the name of the outcome."""
-    followed = sum(rule.fullmatch(completion) is not None for rule in RULES)
-    outcome = "some"
-    if followed == len(RULES):
-        outcome = "all"
-    elif followed == 0:
-        outcome = "none"
-    return Grade(followed / len(RULES), outcome)
+def grade(completions: Sequence[str], problems: Sequence[Problem]) -> list[Grade]:
+    """The share of the rules that each completion follows, and the name of the outcome."""
+    grades = []
+    for completion in completions:
+        followed = sum(rule.fullmatch(completion) is not None for rule in RULES)
+        outcome = {len(RULES): "all", 0: "none"}.get(followed, "some")
+        grades.append(Grade(followed / len(RULES), outcome))
+    return grades
 
 
 def strict_format_task(settings: Settings) -> Task:
     """GSM8K's problems, or those of --data; without maj@k, because no answer is parsed."""
-    return replace(
-        gsm8k_task(settings),
-        name="strict_format",
-        grade=None,
-        parse=None,
-        reward=reward,
-        outcomes=("all", "some", "none"),
-    )
+    outcomes = ("all", "some", "none")
+    task = gsm8k_task(settings)
+    return replace(task, name="strict_format", grade=grade, parse=None, outcomes=outcomes)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """The mathematics of topr.py against closed forms, autograd, finite differences and float64."""
 
 import math
-from dataclasses import astuple, replace
 
 import pytest
 import torch
@@ -35,35 +34,19 @@ def at_least_float32(dtype):
 
 
 # ---- the four bounds -----------------------------------------------------------------------------
-def test_presets_are_table_1():
-    actual = {name: astuple(limits) for name, limits in PRESETS.items()}
-    assert actual == {
-        "topr": (1, 1, 0, 1),
-        "tis": (0, 1, 0, 1),
-        "sft": (1, 1, 0, 0),
-        "reinforce": (1, 1, 1, 1),
-        "off_policy": (0, math.inf, 0, math.inf),
-    }
+@pytest.mark.parametrize(("a", "b"), [(-1, 1), (2, 1), (math.nan, 1), (0, math.nan)])
+def test_bounds_out_of_order_are_refused(a, b):
+    for limits in ((a, b, 0, 1), (0, 1, a, b)):
+        with pytest.raises(ValueError, match="need 0 <= a <= b"):
+            Limits(*limits)
+    for function in (importance_weight, taper):
+        with pytest.raises(ValueError, match="need 0 <= a <= b"):
+            function(torch.ones(2), a, b)
 
 
-BAD_BOUNDS = [(-1, 1), (2, 1), (math.nan, 1), (0, math.nan)]
-
-
-@pytest.mark.parametrize(("a", "b"), [*BAD_BOUNDS, (math.inf, math.inf)])
-def test_limits_reject_bounds_of_either_sign(a, b):
-    with pytest.raises(ValueError, match="pos"):
-        Limits(a, b, 0, 1)
-    with pytest.raises(ValueError, match="neg"):
-        Limits(0, 1, a, b)
-    with pytest.raises(ValueError, match="neg"):
-        replace(PRESETS["topr"], a_neg=a, b_neg=b)
-
-
-@pytest.mark.parametrize(("a", "b"), BAD_BOUNDS)
-@pytest.mark.parametrize("function", [importance_weight, taper])
-def test_weight_and_taper_reject_bounds(function, a, b):
-    with pytest.raises(ValueError, match="a = "):
-        function(torch.ones(2), a, b)
+def test_a_lower_bound_is_finite():
+    with pytest.raises(ValueError, match="a_neg"):
+        Limits(0, 1, math.inf, math.inf)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
@@ -104,7 +87,7 @@ def test_taper_is_section_3_1(ratio, pair):
     log_ratio = double(math.log(ratio)).requires_grad_()
     value = taper(log_ratio.exp(), *pair)
     value.sum().backward()
-    assert value.item() == pytest.approx(rho(ratio, *pair), rel=1e-9, abs=1e-9)
+    assert value.item() == pytest.approx(rho(math.log(ratio), *pair), rel=1e-9, abs=1e-9)
     assert value.item() <= ratio * (1 + 1e-12)
     a, b = pair
     expected_slope = min(max(ratio, a), b)
@@ -134,6 +117,10 @@ def ragged_batch(seed=0, tokens=7):
     return token_logp.requires_grad_(), token_logmu, reward, mask.long()
 
 
+def bounds_of(limits, reward):
+    return (limits.a_pos, limits.b_pos) if reward >= 0 else (limits.a_neg, limits.b_neg)
+
+
 def loss_by_loops(token_logp, token_logmu, reward, mask, limits):
     """Algorithm 1 in Python numbers: the loss, and its gradient in each token_logp."""
     loss = 0.0
@@ -142,7 +129,7 @@ def loss_by_loops(token_logp, token_logmu, reward, mask, limits):
         tokens = mask[row].nonzero().flatten().tolist()
         logp = sum(token_logp[row, token].item() for token in tokens)
         logmu = sum(token_logmu[row, token].item() for token in tokens)
-        a, b = (limits.a_pos, limits.b_pos) if reward[row] >= 0 else (limits.a_neg, limits.b_neg)
+        a, b = bounds_of(limits, reward[row])
         weight = min(max(math.exp(logp - logmu), a), b)
         factor = -weight * reward[row].item() / len(tokens) / len(mask)
         loss += factor * logp
@@ -160,18 +147,6 @@ def test_loss_is_algorithm_1_by_loops(limits):
     torch.testing.assert_close(batch[0].grad, gradient, rtol=1e-12, atol=1e-300)
 
 
-def test_loss_of_micro_batches_adds_up():
-    whole = ragged_batch()
-    topr_loss(*whole).backward()
-    batch = ragged_batch()
-    loss = 0.0
-    for part in zip(*[column.split([2, 1, 6]) for column in batch], strict=True):
-        loss += topr_loss(*part, denominator=9)
-    loss.backward()
-    assert loss.item() == pytest.approx(topr_loss(*whole).item(), rel=1e-12)
-    torch.testing.assert_close(batch[0].grad, whole[0].grad, rtol=1e-12, atol=1e-300)
-
-
 cases = st.tuples(log_ratios, st.floats(-60, 0), rewards, st.integers(1, 4))
 
 
@@ -186,18 +161,9 @@ def test_gradient_of_loss_is_that_of_objective(rows, limits):
     [of_loss] = torch.autograd.grad(loss, token_logp)
     objective = topr_objective(sequence_log_ratio(token_logp, token_logmu, mask), reward, limits)
     [of_objective] = torch.autograd.grad((objective / length).mean(), token_logp)
-    assert objective.isfinite().all()
+    expected = [rho(row[0], *bounds_of(limits, row[2])) * row[2] for row in rows]
+    assert objective.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-300)
     torch.testing.assert_close(of_loss, -of_objective, rtol=1e-9, atol=1e-300)
-
-
-def test_gradient_of_objective_is_its_finite_difference():
-    log_ratio = double(-3, -0.4, 0.3, 2, -3, -0.4, 0.3, 2).requires_grad_()
-    reward = double(1, 1, 1, 1, -0.5, -0.5, -0.5, -0.5)
-    for limits in ALL_LIMITS:
-        [actual] = torch.autograd.grad(topr_objective(log_ratio, reward, limits).sum(), log_ratio)
-        above = topr_objective(log_ratio.detach() + 1e-6, reward, limits)
-        below = topr_objective(log_ratio.detach() - 1e-6, reward, limits)
-        torch.testing.assert_close(actual, (above - below) / 2e-6, rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.parametrize("filler", [-50.0, math.inf, -math.inf, math.nan])
@@ -231,14 +197,6 @@ def test_half_precision_is_summed_in_float32():
     torch.testing.assert_close(actual.double(), exact, rtol=1e-5, atol=1e-6)
 
 
-def test_difference_of_halves_is_float32():
-    # -1 - 2^-7 less -2^-8 needs 9 bits; bfloat16 has 8.
-    token_logp = torch.tensor([[-1 - 2**-7]], dtype=torch.bfloat16)
-    token_logmu = torch.tensor([[-(2**-8)]], dtype=torch.bfloat16)
-    actual = sequence_log_ratio(token_logp, token_logmu, torch.ones(1, 1))
-    assert actual.tolist() == [-1 - 2**-8]
-
-
 def test_log_ratio_is_zero_where_pi_is_mu():
     """Exactly, over many tokens, whatever is in the padding."""
     generator = torch.Generator().manual_seed(0)
@@ -246,14 +204,6 @@ def test_log_ratio_is_zero_where_pi_is_mu():
     mask = torch.rand(3, 2000, generator=generator) < 0.9
     token_logmu = torch.where(mask, token_logp, math.nan)
     assert sequence_log_ratio(token_logp, token_logmu, mask).tolist() == [0, 0, 0]
-
-
-@given(st.lists(st.tuples(st.floats(-9, 0), st.floats(-9, 0), st.booleans()), min_size=1))
-def test_log_ratio_is_a_sum_over_tokens(tokens):
-    logp, logmu, mask = double(*tokens).T
-    expected = sum(p - mu for p, mu, is_token in tokens if is_token)
-    actual = sequence_log_ratio(logp[None], logmu[None], mask[None])
-    assert actual.tolist() == pytest.approx([expected], rel=1e-12, abs=1e-12)
 
 
 # ---- baseline and effective share ----------------------------------------------------------------
@@ -266,17 +216,15 @@ def test_effective_proportion_is_a_share_and_has_an_inverse(p, c):
     assert topr.baseline_for_proportion(p, p_tilde) == pytest.approx(c, abs=1e-9)
 
 
-@pytest.mark.parametrize("p", [0, 1.0, math.nan, -0.5, double(0.5, 2.0)])
-def test_share_outside_its_range_is_named(p):
-    with pytest.raises(ValueError, match=r"^p = "):
-        topr.effective_proportion(p, 0)
-    with pytest.raises(ValueError, match=r"^p = "):
-        topr.baseline_for_proportion(p, 0.5)
-
-
-@pytest.mark.parametrize("value", [1.1, -1.1, math.nan])
-def test_baseline_or_effective_share_outside_its_range_is_named(value):
-    with pytest.raises(ValueError, match=r"^c = "):
-        topr.effective_proportion(0.5, value)
-    with pytest.raises(ValueError, match=r"^p_tilde = "):
-        topr.baseline_for_proportion(0.5, value)
+@pytest.mark.parametrize(
+    ("function", "p", "other", "named"),
+    [
+        *[(topr.effective_proportion, p, 0, "p") for p in (0, 1.0, math.nan, double(0.5, 2))],
+        *[(topr.baseline_for_proportion, p, 0.5, "p") for p in (0, 1.0, math.nan, double(0.5, 2))],
+        *[(topr.effective_proportion, 0.5, c, "c") for c in (1.1, -1.1, math.nan)],
+        *[(topr.baseline_for_proportion, 0.5, p, "p_tilde") for p in (1.1, -0.1, math.nan)],
+    ],
+)
+def test_a_value_outside_its_range_is_named(function, p, other, named):
+    with pytest.raises(ValueError, match=f"^{named} = "):
+        function(p, other)

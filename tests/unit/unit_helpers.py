@@ -114,10 +114,10 @@ def double(*values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-def rho(ratio, a, b):
+def rho(log_ratio, a, b):
     """The taper of Section 3.1 in Python numbers."""
-    if ratio < a:
-        return a * (1 + math.log(ratio / a))
-    if ratio > b:
-        return b * (1 + math.log(ratio / b)) if b > 0 else 0.0
-    return ratio
+    if a > 0 and log_ratio < math.log(a):
+        return a * (1 + log_ratio - math.log(a))
+    if math.exp(log_ratio) > b:
+        return b * (1 + log_ratio - math.log(b)) if b > 0 else 0.0
+    return math.exp(log_ratio)

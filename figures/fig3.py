@@ -3,62 +3,39 @@
 All methods of the paper at TOPR's learning rate, and each at its own.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from matplotlib.figure import Figure
 
-from figures.common import (
-    ALL_SHARES,
-    EPOCH,
-    METHODS,
-    PAPER_METHODS,
-    Figure,
-    Findings,
-    Rates,
-    arms_at_both_rates,
-    by_seed,
-    change,
-    curves,
-    ends,
-    evenly,
-    line,
-    over_seeds,
-)
-from figures.runs import Job, Run, in_seeds, measurements
-from figures.scales import Scale
-from toprlib.plotting import Panel
+from figures import fig1
+from figures.common import by_seed, curves, named
+from figures.pictures import LABELS, LOOKS, TRAINING, new_figure, plot
+from figures.runs import Run, measure
+from figures.scales import PAPER_METHODS, Scale
 from toprlib.records import OUTCOMES
 
-
-def arms(scale: Scale, rates: Rates, seeds: range) -> list[Job]:
-    """The paper's methods at TOPR's learning rate and at their own."""
-    jobs = arms_at_both_rates(scale, rates, PAPER_METHODS)
-    return in_seeds(jobs, scale.seeds_for("fig3", seeds))
+TUNED = PAPER_METHODS
+runs = fig1.runs
 
 
-def read(runs: Sequence[Run], scale: Scale) -> Findings:
+def read(runs: list[Run], scale: Scale) -> dict:
     """Shares of outcomes along the epoch at TOPR's rate; invalid completions at the end."""
-    table = measurements(runs)
-    base = by_seed(table, "invalid", ["rate", "method"], at=0)
-    shares = {"base: invalid": over_seeds(base["one rate", "topr"])}
-    shares |= ends(table, "invalid")
-    at_one_rate = table[table["rate"] == "one rate"]
-    for method, values in change(at_one_rate, "invalid", "method").items():
-        shares[f"{METHODS[method].name} - base, one rate: invalid"] = over_seeds(values)
-    data = {}
-    outcomes = at_one_rate[at_one_rate["metric"].isin(OUTCOMES)]
-    for method, rows in outcomes.groupby("method", sort=False):
-        data[method] = curves(rows, "metric")
-    return Findings(data, shares)
+    table = measure(runs)
+    one_rate = table[table["rate"] == "one rate"]
+    before = by_seed(one_rate, "invalid", at=0)
+    shares = {"base: invalid": before["topr"], **fig1.ends(table, "invalid")}
+    gain = by_seed(one_rate, "invalid") - before
+    shares |= named(gain, "{} - base, one rate: invalid")
+    data = {arm: {} for arm in PAPER_METHODS}
+    for outcome in OUTCOMES:
+        for arm, line in curves(one_rate, outcome).items():
+            data[arm][outcome] = line
+    return {"shares": shares, "numbers": {}, "data": data}
 
 
-def panels(data: Mapping[str, Any]) -> list[Panel]:
+def draw(data: dict) -> Figure:
     """A panel for each method."""
-    drawn = []
-    for method, lines in data.items():
-        outcomes = [line(evenly(y), y, outcome) for outcome, y in lines.items()]
-        title = METHODS[method].name
-        drawn.append(Panel(title, EPOCH, "share (%), 95% interval", outcomes, ALL_SHARES))
-    return drawn
-
-
-FIGURE = Figure(arms, read, panels, tuned=lambda scale: PAPER_METHODS)
+    figure, panels = new_figure(len(data))
+    for axes, (arm, lines) in zip(panels, data.items(), strict=True):
+        for outcome, line in lines.items():
+            plot(axes, line, LOOKS[outcome])
+        axes.set(title=LABELS[arm], ylabel="share (%), 95% interval", **TRAINING)
+    return figure

@@ -3,127 +3,90 @@
 Over several passes, since a recovery takes time; each method at its best learning rate.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import pandas as pd
+from matplotlib.figure import Figure
 
-from figures.common import (
-    METHODS,
+from figures.common import Values, by_seed, curve, curves, named, rate_text
+from figures.pictures import (
+    CORRECT,
+    LABELS,
+    LOOKS,
     P_TILDE,
     TRAINING,
-    Figure,
-    Findings,
-    Rates,
-    accuracy_panel,
-    arms_over_p_tilde,
-    by_seed,
-    change,
-    curve,
-    curves,
-    label_with_rate,
-    line,
-    over_seeds,
-    p_tilde_panel,
-    percent,
-    tenths_panel,
+    new_figure,
+    plot,
+    plot_over_shares,
 )
-from figures.runs import Job, Run, in_seeds, measurements, with_shared_samples
-from figures.scales import Scale
-from toprlib.plotting import Panel
-from toprlib.report import Estimate
+from figures.runs import Rates, Run, measure, plan_over_shares
+from figures.scales import Scale, seeds_for
 
-# The p~ whose runs are drawn along the training.
-LOW = (0.01, 0.1)
-# Seeds that were added to those of p~ = 1% after a prediction about them.
-NEW_SEEDS = range(8, 13)
+TUNED = ("topr", "tis")
+LOW = (0.01, 0.1)  # p~ whose runs are drawn along the training
+NEW_SEEDS = range(8, 13)  # added to those of p~ = 1% after a prediction about them
 LOG_RATIO = "log-ratio of positives"
 
 
-def arms(scale: Scale, rates: Rates, seeds: range) -> list[Job]:
-    """Both methods with all p~; those that decide claims have more seeds.
+def runs(scale: Scale, rates: Rates, seeds: range) -> list[Run]:
+    """Both methods with all p~, evaluated after each pass."""
 
-    Evaluated after each pass.
-    """
-    points = scale.passes if scale.passes > 1 else scale.base.evals_per_epoch
-    jobs = []
-    for method in ("topr", "tis"):
-        columns = {"method": method, "lr": rates[method][0], "share": 0.1}
-        jobs += arms_over_p_tilde(scale, columns, epochs=scale.passes, evals_per_epoch=points)
-    seeded = []
-    for job in with_shared_samples(jobs):
-        part = f"fig6, p~ = {job.columns['p_tilde']:.0%}"
-        seeded += in_seeds([job], scale.seeds_for(part, seeds))
-    return seeded
+    def seeds_at(p: float) -> range:
+        return seeds_for(scale, f"fig6, p~ = {p:.0%}", seeds)
 
-
-def log_ratios(run: Run) -> dict[str, Sequence[float]]:
-    """The median log pi - log mu of positives, in tenths of the training."""
-    return {LOG_RATIO: run.tenths("log_ratio_pos_q50")}
+    passes = scale["passes"]
+    points = passes if passes > 1 else scale["base"].evals_per_epoch
+    changes = {"epochs": passes, "evals_per_epoch": points}
+    wanted = []
+    for arm in TUNED:
+        columns = {"arm": arm, "lr": rates[arm][0], "share": 0.1}
+        wanted += plan_over_shares(scale, columns, seeds_at, **changes)
+    return wanted
 
 
-def read(runs: Sequence[Run], scale: Scale) -> Findings:
+def read(runs: list[Run], scale: Scale) -> dict:
     """Accuracy of both methods over p~, and along the training at low p~."""
-    table = measurements(runs, log_ratios)
-    correct = by_seed(table, "correct", ["method", "p_tilde"])[["topr", "tis"]]
-    lr = table.groupby("method")["lr"].first()
-    labels = {method: label_with_rate(method, lr[method]) for method in ("topr", "tis")}
-    data = {}
-    for method, label in labels.items():
-        data[label] = curve(correct[method][list(scale.shares)])
-    data["p~"] = list(scale.shares)
-    for p, rows in table[table["p_tilde"].isin(LOW)].groupby("p_tilde"):
-        lines = {}
-        for metric in ("correct", LOG_RATIO):
-            lines[metric] = curves(rows[rows["metric"] == metric], "method")
-        data[f"p~ = {p:.0%}"] = lines
+    table = measure(runs)
+    by = ["arm", "p_tilde"]
+    correct = by_seed(table, "correct", by)
+    gain = correct - by_seed(table, "correct", by, at=0)
     # With several passes there is a point after each one. The paper makes one.
-    after_one_pass = by_seed(table, "correct", ["method", "p_tilde"], at=1)
-    shares = {}
-    for (method, p), values in correct.items():
-        shares[f"{labels[method]}, p~ = {p:.0%}"] = over_seeds(values)
-    shares |= gains(correct, "")
-    shares |= gains(after_one_pass if scale.passes > 1 else correct, ", after one pass")
+    after_one = correct if scale["passes"] == 1 else by_seed(table, "correct", by, at=1)
+    shares = gains(correct, "") | gains(after_one, ", after one pass")
     new = correct[correct.index.isin(NEW_SEEDS)]
     if len(new):
-        of_all_new = new.dropna(axis="columns")
-        shares |= gains(of_all_new, f", seeds {NEW_SEEDS[0]} to {NEW_SEEDS[-1]}")
-    for (method, p), values in change(table, "correct", ["method", "p_tilde"]).items():
-        shares[f"{METHODS[method].name} - base, p~ = {p:.0%}"] = over_seeds(values)
-    shares["TIS - TOPR: highest of all p~"] = highest_of_all(correct)
-    return Findings(data, shares)
+        shares |= gains(new.dropna(axis="columns"), ", seeds 8 to 12")
+    data = {"p~": scale["shares"]}
+    for arm, lr in table.groupby("arm", sort=False)["lr"].first().items():
+        label = f"{LABELS[arm]}, {rate_text(lr)}"
+        data[label] = curve(correct[arm])
+        shares |= named(correct[arm], f"{label}, p~ = {{:.0%}}")
+        shares |= named(gain[arm], f"{LABELS[arm]} - base, p~ = {{:.0%}}")
+    for p in set(LOW) & set(scale["shares"]):
+        rows = table[table["p_tilde"] == p]
+        data[f"p~ = {p:.0%}"] = {metric: curves(rows, metric) for metric in ("correct", LOG_RATIO)}
+    complete = correct.dropna()  # low p~ have more seeds than the others
+    highest = {arm: complete[arm].max(axis="columns") for arm in TUNED}
+    shares["TIS - TOPR: highest of all p~"] = highest["tis"] - highest["topr"]
+    return {"shares": shares, "numbers": {}, "data": data}
 
 
-def gains(correct: pd.DataFrame, suffix: str) -> dict[str, Estimate]:
+def gains(correct: pd.DataFrame, suffix: str) -> Values:
     """TOPR minus TIS at each p~."""
-    found = {}
-    for p, difference in (correct["topr"] - correct["tis"]).items():
-        found[f"TOPR - TIS, p~ = {p:.0%}{suffix}"] = over_seeds(difference)
-    return found
+    return named(correct["topr"] - correct["tis"], f"TOPR - TIS, p~ = {{:.0%}}{suffix}")
 
 
-def highest_of_all(correct: pd.DataFrame) -> Estimate:
-    """The highest accuracy of TIS over all p~ minus that of TOPR, in seeds that all p~ have."""
-    # Low p~ have more seeds than the others.
-    complete = correct.dropna()
-    highest = {method: complete[method].max(axis="columns") for method in ("topr", "tis")}
-    return over_seeds(highest["tis"] - highest["topr"])
-
-
-def panels(data: Mapping[str, Any]) -> list[Panel]:
-    """Accuracy over p~; accuracy and log-ratios along the training at low p~."""
-    lines = []
-    for label, y in data.items():
-        if "mean" in y:
-            name = label.partition(",")[0]
-            lines.append(line(percent(data["p~"]), y, name, name.lower()))
-    drawn = [p_tilde_panel("set with 10% positive, at the end", lines)]
-    for title in [key for key in data if key.startswith("p~ = ")]:
-        heading = title.replace("p~", P_TILDE)
-        drawn.append(accuracy_panel(heading, data[title]["correct"], METHODS, TRAINING))
-        ylabel = "median log-ratio (nats), 95% interval"
-        drawn.append(tenths_panel(f"positives, {heading}", ylabel, data[title][LOG_RATIO]))
-    return drawn
-
-
-FIGURE = Figure(arms, read, panels, tuned=lambda scale: ("topr", "tis"))
+def draw(data: dict) -> Figure:
+    """Accuracy over p~; accuracy along the training at low p~, and log-ratios at the lowest."""
+    low = sorted(key for key in data if key.startswith("p~ = "))
+    figure, (over_shares, *along, ratios) = new_figure(2 + len(low))
+    lines = {key.partition(",")[0]: line for key, line in data.items() if "mean" in line}
+    plot_over_shares(over_shares, lines, [LOOKS[arm] for arm in TUNED], data["p~"])
+    over_shares.set(title="set with 10% positive, at the end")
+    for axes, key in zip(along, low, strict=True):
+        for arm in TUNED:
+            plot(axes, data[key]["correct"][arm], LOOKS[arm])
+        axes.set(title=key.replace("p~", P_TILDE), ylabel=CORRECT, **TRAINING)
+    for arm in TUNED:
+        plot(ratios, data[low[0]][LOG_RATIO][arm], LOOKS[arm], scale=1)
+    ratios.set(title=f"positives, {low[0]}".replace("p~", P_TILDE), **TRAINING)
+    ratios.set(ylabel="median log-ratio (nats), 95% interval")
+    return figure

@@ -3,56 +3,24 @@
 Three iterations on the laptop and five at the paper's scale (ours), at TOPR's two best learning
 rates, and each arm at the best rate of its method. Two arms have positives alone: as many as
 `uniform` has, in as many steps; and as many samples as `uniform` has. At the paper's scale
-DeepSeek-R1 8B too, and Llama 3 70B, a line that is not trained; these models sample by themselves.
-On MATH: fig8-math.
+DeepSeek-R1 8B too, and Llama 3 70B, a line that is not trained. On MATH: fig8-math.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
 import pandas as pd
+from matplotlib.figure import Figure
 
-from figures.common import (
-    METHODS,
-    POSITIVES_ONLY,
-    RATE_SEEDS,
-    Arm,
-    Figure,
-    Findings,
-    Rates,
-    arm_line,
-    arms_at_best_rates,
-    by_seed,
-    curves,
-    different_rates,
-    make_job,
-    over_seeds,
-    rates_of_arms,
-    split_by_rate,
-    with_rates,
-)
-from figures.runs import Job, Run, in_seeds, measurements
-from figures.scales import Scale
-from toprlib.plotting import Panel, Style
-from toprlib.report import Estimate
+from figures.common import Values, by_rate, by_seed, curves, named, rates_of_arms
+from figures.pictures import LABELS, LEVELS, LOOKS, new_figure, own_rates, plot
+from figures.runs import BEST_TWO, Rates, Run, at_rates, measure, plan
+from figures.scales import RATE_SEEDS, Scale
 
-ARMS = {
-    "uniform": Arm("uniform", "topr", {"composition": "uniform"}),
-    "its_positives": Arm(
-        "positives, as many steps", "p5", {"composition": "uniform", "method": "sft"}
-    ),
-    "positives_only": POSITIVES_ONLY,
-    "anna_karenina": Arm(
-        "Anna Karenina", Style("#882255", (0, (5, 1)), "s"), {"composition": "anna_karenina"}
-    ),
-}
-# Arm -> the name in TUNED whose best learning rate is its own.
-TUNED_AS = {
-    "uniform": "topr",
-    "its_positives": "sft",
-    "positives_only": "positives_only",
-    "anna_karenina": "topr",
-}
+TUNED = ("topr", "sft", "positives_only")
+TUNING_SEEDS = RATE_SEEDS
+# Arm -> the one whose learning rate is its own.
+ARMS = {"uniform": "topr", "its_positives": "sft"}
+ARMS |= {"positives_only": "positives_only", "anna_karenina": "topr"}
 PAIRS = (
     ("anna_karenina", "uniform"),
     ("anna_karenina", "its_positives"),
@@ -62,96 +30,76 @@ PAIRS = (
 )
 
 
-def arms(scale: Scale, rates: Rates, seeds: range) -> list[Job]:
+def runs(scale: Scale, rates: Rates, seeds: range) -> list[Run]:
     """Each arm at TOPR's two best learning rates, and at its own; other models at TOPR's best."""
-    iterated = {"evals_per_epoch": 1, **scale.iterated}
-    own_rates = {name: rates[tuned_as][0] for name, tuned_as in TUNED_AS.items()}
-    jobs = arms_at_best_rates(scale, "fig8", ARMS, rates["topr"], own_rates, **iterated)
-    lr = rates["topr"][0]
-    for name, changes in scale.others.items():
-        columns = {"rate": "best rate", "lr": lr, "arm": name}
-        wanted = {**iterated, "lr": lr, **changes}
-        jobs.append(make_job(scale, columns, name, METHODS["topr"], **wanted))
-    return in_seeds(jobs, scale.seeds_for("fig8", seeds))
+    iterated = {"evals_per_epoch": 1, **scale["fig8"]}
+    own = {arm: rates[tuned_as][0] for arm, tuned_as in ARMS.items()}
+    wanted = plan(
+        scale,
+        at_rates(dict(zip(BEST_TWO, rates["topr"], strict=False)), list(ARMS), own),
+        seeds,
+        **iterated,
+    )
+    for name, changes in scale["other models"].items():
+        row = {"rate": "best rate", "arm": "topr", "lr": rates["topr"][0]}
+        for run in plan(scale, [row], seeds, **{**iterated, **changes}):
+            wanted.append(replace(run, columns={**run.columns, "arm": name}))
+    return wanted
 
 
-def read(runs: Sequence[Run], scale: Scale) -> Findings:
+def read(runs: list[Run], scale: Scale) -> dict:
     """pass@1 and the majority vote over iterations."""
     settings = runs[0].settings
     metrics = ("pass@1", f"maj@{settings.k}")
-    points = settings.iterations + 1
 
-    def untrained(run: Run) -> dict[str, Sequence[float]]:
+    def untrained(run: Run) -> dict[str, list[float]]:
         """A model that is not trained stays what it is for all iterations."""
         if run.settings.iterations > 0:
             return {}
         before = run.results["before"]
-        return {metric: [before[metric]["mean"]] * points for metric in metrics}
+        return {name: [before[name]["mean"]] * (settings.iterations + 1) for name in metrics}
 
-    table = measurements(runs, untrained)
+    table = measure(runs, untrained)
     base = by_seed(table, "pass@1", ["rate", "arm"], at=0)
-    shares = {"base: correct": over_seeds(base["best rate", "uniform"])}
-    data = {"rates of arms": rates_of_arms(table)}
-    for title, suffix, rows in split_by_rate(table):
+    shares = {"base: correct": base["best rate", "uniform"]}
+    data = {"rates of arms": rates_of_arms(table).to_dict()}
+    for title, suffix, rows in by_rate(table):
         for metric in metrics:
-            of_metric = rows[rows["metric"] == metric]
-            data[f"{metric}, {title}"] = curves(of_metric, "arm")
-            for what, value in {**differences(of_metric), **levels(of_metric)}.items():
-                shares[f"{what}{suffix}"] = value
-    return Findings(data, shares)
+            data[f"{metric}, {title}"] = curves(rows, metric)
+            shares |= compare(rows[rows["metric"] == metric], metric, suffix)
+    return {"shares": shares, "numbers": {}, "data": data}
 
 
-def differences(rows: pd.DataFrame) -> dict[str, Estimate]:
-    """One arm minus another after each iteration; rows: of one metric and value of `rate`."""
-    metric = rows["metric"].iloc[0]
-    values = rows.pivot(index="seed", columns=["arm", "point"], values="value")
+def compare(rows: pd.DataFrame, metric: str, suffix: str) -> Values:
+    """Each arm after each iteration, and one minus another; rows: of one value of `rate`."""
+    values = rows[rows["point"] > 0].pivot(index="seed", columns=["arm", "point"], values="value")
     found = {}
+    for arm in rows["arm"].unique():
+        after = f"{LABELS.get(arm, arm)}: {metric} after iteration {{}}{suffix}"
+        found |= named(values[arm], after)
     for one, other in PAIRS:
-        # A row for each seed, a column for each iteration but 0, which is before training.
-        gain = (values[one] - values[other]).drop(columns=0)
-        name = f"{ARMS[one].name} - {ARMS[other].name}: {metric}"
-        for iteration, each in gain.items():
-            found[f"{name} after iteration {iteration}"] = over_seeds(each)
+        gain = values[one] - values[other]  # (seeds, iterations)
+        name = f"{LABELS[one]} - {LABELS[other]}: {metric}"
+        found |= named(gain, f"{name} after iteration {{}}{suffix}")
         # Later there are too few problems that are not yet solved.
-        first_three = gain.loc[:, :3].mean(axis="columns")
-        first = gain.columns[0]
-        last = gain.columns[-1]
-        found[f"{name}, mean of iterations 1 to 3"] = over_seeds(first_three)
-        found[f"{name}, last iteration"] = over_seeds(gain[last])
-        found[f"{name}, last iteration - first"] = over_seeds(gain[last] - gain[first])
+        found[f"{name}, mean of iterations 1 to 3{suffix}"] = gain.loc[:, :3].mean(axis="columns")
+        last = gain.iloc[:, -1]
+        found[f"{name}, last iteration{suffix}"] = last
+        found[f"{name}, last iteration - first{suffix}"] = last - gain.iloc[:, 0]
     return found
 
 
-def levels(rows: pd.DataFrame) -> dict[str, Estimate]:
-    """Each arm after each iteration; rows: of one metric and value of `rate`."""
-    found = {}
-    after = rows[rows["point"] > 0]
-    for (name, iteration), of_arm in after.groupby(["arm", "point"], sort=False):
-        label = ARMS[name].name if name in ARMS else name
-        metric = of_arm["metric"].iloc[0]
-        found[f"{label}: {metric} after iteration {iteration}"] = over_seeds(of_arm["value"])
-    return found
-
-
-def panels(data: Mapping[str, Any]) -> list[Panel]:
-    """A row for each learning rate, a column for each metric; own rates only if they differ."""
-    own_rates = different_rates(data)
-    drawn = []
-    for title, of_arms in data.items():
-        metric, _, rate = title.partition(", ")
-        named = ARMS
-        if rate == "own rate" and own_rates:
-            named = with_rates(ARMS, own_rates)
-        elif not rate.startswith("lr"):
-            continue
-        lines = []
-        for name, y in of_arms.items():
-            iterations = range(len(y["mean"]))
-            lines.append(arm_line(iterations, y, named.get(name, Arm(name))))
-        ylabel = f"{metric} (%), 95% interval"
-        drawn.append(Panel(title, "iterations", ylabel, lines, {"xticks": lines[0].x}))
-    return drawn
-
-
-TUNED_NAMES = tuple(dict.fromkeys(TUNED_AS.values()))
-FIGURE = Figure(arms, read, panels, tuned=lambda scale: TUNED_NAMES, rate_seeds=RATE_SEEDS)
+def draw(data: dict) -> Figure:
+    """A row for TOPR's best learning rate and one for own rates, a column for each metric."""
+    rate = next(key for key in data if ", lr" in key).partition(", ")[2]
+    keys = [key for key in data if key.endswith((rate, "own rate"))]
+    figure, panels = new_figure(len(keys))
+    for axes, key in zip(panels, keys, strict=True):
+        for (arm, line), level in zip(data[key].items(), (*LEVELS, *LEVELS), strict=False):
+            iterations = range(len(line["mean"]))
+            plot(axes, line, LOOKS.get(arm, (arm, *level[1:])), iterations)
+        metric = key.partition(",")[0]
+        title = own_rates(data["rates of arms"]) if key.endswith("own rate") else key
+        axes.set(title=title, xlabel="iterations", xticks=iterations)
+        axes.set(ylabel=f"{metric} (%), 95% interval")
+    return figure

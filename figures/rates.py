@@ -1,73 +1,89 @@
-"""How the figures choose learning rates: by accuracy on training problems that no figure uses.
+"""Ours: accuracy against learning rate, for all methods and for variants of TOPR's loss.
 
-Figures 4 and 8 and robustness compare methods at their own rates. They take the mean over three
-seeds, since the difference of two rates in one seed is often within its error. The other figures
-take the first of these seeds (ours): their runs are not repeated.
+It is measured on training problems that no figure trains on or tests on. All figures choose their
+learning rates by these runs: Figures 4 and 8, which compare methods at their own rates, by three
+seeds, since the difference of two rates in one seed is often within its error.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from figures.common import TUNED, VARIANTS, Rates, by_seed, make_job
-from figures.runs import Job, Run, in_seeds, measurements, with_shared_samples
-from figures.scales import Scale, held_out_task
+from matplotlib.figure import Figure
 
-# Their accuracy falls from near its best to half of it or less between two rates of the grid.
+from figures.common import by_seed, curve
+from figures.pictures import CORRECT, LABELS, LOOKS, new_figure, plot
+from figures.runs import Rates, Run, measure, plan
+from figures.scales import OPTIMIZERS, PAPER_METHODS, RATE_SEEDS, VARIANTS, Scale
+from toprlib.records import Task
+from toprlib.settings import Settings
+from train_gsm8k import gsm8k_task
+
+TUNED = ()
+HELD_OUT = 100  # problems
+# Their accuracy collapses between two rates of the grid.
 WITH_A_CLIFF = ("reinforce", "dpo", *VARIANTS)
-
-# Name in TUNED -> learning rate -> accuracy on held-out problems, the mean over seeds.
-Tried = Mapping[str, Mapping[float, float]]
-
-
-def rate_grid(scale: Scale, name: str) -> list[float]:
-    """The learning rates to try for a name in TUNED, in ascending order."""
-    rates = scale.rates
-    if name in WITH_A_CLIFF:
-        rates += scale.finer_rates
-    return sorted(rate * scale.optimizers.get(name, 1) for rate in rates)
+PANELS = {
+    "the paper's methods": PAPER_METHODS,
+    "other methods": ("topr", "tis", "off_policy", "sft", "positives_only", "group"),
+    "variants of TOPR's loss": ("topr", *VARIANTS),
+}
 
 
-def rate_arms(scale: Scale, names: Sequence[str], seeds: range) -> list[Job]:
-    """A run on held-out problems for each name, rate and seed; none if there is only one rate.
-
-    All of a seed train on the samples of a run with TOPR.
-    """
-    if not names or len(scale.rates) == 1:
-        return []
-    wanted = [("topr", scale.rates[0])]
-    for name in names:
-        wanted += [(name, lr) for lr in rate_grid(scale, name)]
-    jobs = []
-    for name, lr in dict.fromkeys(wanted):
-        columns = {"name": name, "lr": lr}
-        changes = {"eval_samples": 6, "evals_per_epoch": 1, "lr": lr}
-        job = make_job(scale, columns, f"rate-{name}-{lr:g}", TUNED[name], **changes)
-        jobs.append(replace(job, task=held_out_task))
-    return in_seeds(with_shared_samples(jobs), seeds)
+def held_out_task(settings: Settings) -> Task:
+    """The training problems, and as test problems the HELD_OUT training problems after them."""
+    # With --samples a run would load no training problems.
+    task = gsm8k_task(replace(settings, problems=settings.problems + HELD_OUT, samples=None))
+    train = task.train[: settings.problems]
+    return replace(task, train=train, test=task.train[settings.problems :])
 
 
-def tried_rates(names: Sequence[str], runs: Sequence[Run]) -> Tried:
-    """The mean accuracy of each name at each learning rate, in the runs of `rate_arms`."""
-    if not runs:
-        return {}
-    accuracy = by_seed(measurements(runs), "correct", ["name", "lr"]).mean()
-    return {name: accuracy[name].to_dict() for name in names}
+def rate_grid(scale: Scale, arm: str) -> list[float]:
+    """The learning rates to try for an arm, in ascending order."""
+    finer = scale["finer rates"] if arm in WITH_A_CLIFF else ()
+    return sorted(rate * scale["optimizers"].get(arm, 1) for rate in (*scale["rates"], *finer))
 
 
-def best_rates(scale: Scale, names: Sequence[str], tried: Tried) -> Rates:
-    """The learning rates of each name, the best one first; the smallest one if none was tried.
+def rate_runs(scale: Scale, arms: Sequence[str], seeds: Sequence[int]) -> list[Run]:
+    """A run on held-out problems for each arm, rate and seed; not for optimizers of other scales."""
+    rows = []
+    for arm in arms:
+        if arm not in OPTIMIZERS or arm in scale["optimizers"]:
+            rows += [{"arm": arm, "lr": lr} for lr in rate_grid(scale, arm)]
+    runs = plan(scale, rows, seeds, eval_samples=6, evals_per_epoch=1)
+    return [replace(run, task=held_out_task) for run in runs]
 
-    >>> from figures.scales import LAPTOP
-    >>> best_rates(LAPTOP, ["topr"], {"topr": {1e-5: 0.5, 3e-5: 0.75, 1e-4: 0.25}})
-    {'topr': [3e-05, 1e-05, 0.0001]}
-    >>> best_rates(LAPTOP, ["topr"], {})
-    {'topr': [3e-06]}
-    """
+
+def rank_rates(runs: Sequence[Run]) -> tuple[Rates, dict[str, dict[str, float]]]:
+    """The learning rates of each arm, the best one first; and the accuracies that say so."""
+    accuracy = by_seed(measure(runs), "correct", ["arm", "lr"]).mean()
     ranked = {}
-    for name in names:
-        accuracy = tried.get(name)
-        if accuracy is None:
-            ranked[name] = rate_grid(scale, name)[:1]
-        else:
-            ranked[name] = sorted(accuracy, key=accuracy.__getitem__, reverse=True)
-    return ranked
+    tried = {}
+    for arm in accuracy.index.unique(0):
+        ranked[arm] = list(accuracy[arm].sort_values(ascending=False, kind="stable").index)
+        tried[LABELS.get(arm, arm)] = {f"{lr:g}": share for lr, share in accuracy[arm].items()}
+    return ranked, tried
+
+
+def runs(scale: Scale, rates: Rates, seeds: range) -> list[Run]:
+    """All methods and variants at all rates; seed 0 of the command is seed 100 here."""
+    arms = dict.fromkeys(arm for arms in PANELS.values() for arm in arms)
+    return rate_runs(scale, list(arms), [RATE_SEEDS[0] + seed for seed in seeds])
+
+
+def read(runs: list[Run], scale: Scale) -> dict:
+    """Accuracy over learning rates."""
+    correct = by_seed(measure(runs), "correct", ["arm", "lr"])
+    data = {}
+    for arm in correct.columns.unique(0):
+        data[arm] = {"lr": list(correct[arm]), **curve(correct[arm])}
+    return {"shares": {}, "numbers": {}, "data": data}
+
+
+def draw(data: dict) -> Figure:
+    """Three groups of arms; a single seed has no interval."""
+    figure, panels = new_figure(len(PANELS))
+    for axes, (title, arms) in zip(panels, PANELS.items(), strict=True):
+        for arm in arms:
+            plot(axes, data[arm], LOOKS[arm], data[arm]["lr"])
+        axes.set(title=title, xlabel="learning rate", xscale="log", ylabel=CORRECT)
+    return figure

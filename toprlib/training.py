@@ -141,6 +141,8 @@ def save_model(lm: LanguageModel, folder: Path) -> None:
                 model.save_pretrained(unfinished / "adapter", state_dict=weights)
                 weights = _merge_adapters(model, weights)
                 model = model.get_base_model()
+            model.generation_config.eos_token_id = list(lm.ends)  # on ranks, the config's alone
+            model.generation_config.do_sample = True  # else a temperature could not be saved
             model.save_pretrained(unfinished, state_dict=weights)
             lm.tokenizer.save_pretrained(unfinished)
 

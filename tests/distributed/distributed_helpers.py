@@ -8,45 +8,41 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from unit_helpers import tiny_llama
 
 import topr
-from toprlib.batches import plan_steps, to_tensors
-from toprlib.checkpoints import load_checkpoint, save_checkpoint
+from toprlib import training
+from toprlib.adafactor import Adafactor
+from toprlib.dataset import plan_steps, to_tensors
 from toprlib.distributed import gather
-from toprlib.language_model import Sharding, make_optimizer, shard
+from toprlib.settings import Settings
+from toprlib.training import load_checkpoint, save_checkpoint
 
 TESTS = Path(__file__).resolve().parents[1]
 FOLDERS = [TESTS.parent, TESTS, TESTS / "unit", TESTS / "distributed"]
+OPTIMIZERS = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "adafactor": Adafactor}
 
 
-def start_server():
-    """A server forks processes that have imported all of this already."""
-    modules = ["distributed_helpers", "toprlib.results"]
+def on_two_ranks(work, folder, *arguments):
+    """What work(*arguments) returns on rank zero of two, both of which do it.
+
+    folder: for files of the processes.
+    """
+    modules = ["distributed_helpers", "toprlib.results"]  # imported once; processes are forked
     multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
     with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(map(str, FOLDERS))):
         forkserver.ensure_running()
-
-
-def on_two_ranks(work, folder, *arguments, timeout=None):
-    """What work(*arguments) returns on rank zero of two, both of which do it.
-
-    folder: for files of the processes. timeout: of collectives.
-    """
-    start_server()
-    inputs = (work, folder, arguments, timeout)
+    inputs = (work, folder, arguments)
     torch.multiprocessing.start_processes(_worker, inputs, nprocs=2, start_method="forkserver")
     return torch.load(folder / "result.pt", weights_only=True)
 
 
-def _worker(rank, work, folder, arguments, timeout):
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": "2",
-    }  # as torchrun does
+def _worker(rank, work, folder, arguments):
+    # as torchrun does
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     where = f"file://{folder / 'rendezvous'}"
-    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=2, timeout=timeout)
+    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=2)
     result = work(*arguments)
     if rank == 0:
         torch.save(result, folder / "result.pt")
@@ -71,17 +67,19 @@ def train_rows_with_checkpoint(rows, optimizer_name, folder, batch_size=3, micro
     steps = plan_steps(rows, batch_size, micro_batch_size)
     model, optimizer = sharded_model(optimizer_name)
     metrics = run_steps(model, optimizer, steps[:2])
-    save_checkpoint(folder, 2, optimizer)
-    resumed, optimizer = sharded_model(optimizer_name)
-    load_checkpoint(folder / "checkpoint-2", optimizer)
+    save_checkpoint(folder, 2, model, optimizer)
+    resumed, optimizer = sharded_model(optimizer_name, seed=1)
+    load_checkpoint(folder / "checkpoint-2", resumed, optimizer)
     metrics += run_steps(resumed, optimizer, steps[2:])
     return metrics, *gradients_and_weights(resumed)
 
 
-def sharded_model(optimizer_name):
-    model = tiny_llama()
-    shard(model, Sharding())
-    return model, make_optimizer(optimizer_name, model, 1e-2)
+def sharded_model(optimizer_name, seed=0, **changes):
+    """A model in float64, which FSDP2 would round to float32, and its optimizer."""
+    model = tiny_llama(seed)
+    with mock.patch.object(training, "MixedPrecisionPolicy", return_value=MixedPrecisionPolicy()):
+        training._shard(model, Settings(**changes))
+    return model, OPTIMIZERS[optimizer_name](model.parameters(), lr=1e-2)
 
 
 def run_steps(model, optimizer, steps, loss=topr.topr_loss):

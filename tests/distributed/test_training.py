@@ -10,36 +10,35 @@ import torch
 from distributed_helpers import (
     on_two_ranks,
     run_steps,
+    sharded_model,
     train_rows,
     train_rows_with_checkpoint,
     whole,
 )
-from torch.distributed import fsdp
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import GPT2Config, GPT2LMHeadModel
 from unit_helpers import flat_gradients, plain_batch, random_examples, tiny_llama
 
 import topr
-from toprlib import batches
-from toprlib.batches import collate, plan_steps, score_rows, to_tensors
+from toprlib import dataset, training
+from toprlib.dataset import collate, plan_steps, score_rows, to_tensors
 from toprlib.distributed import process_group, rank, ranks
-from toprlib.language_model import Sharding, load_model, make_optimizer, shard
+from toprlib.language_model import load_model
 from toprlib.methods import METHODS
-from toprlib.records import InputError, Sample
+from toprlib.records import Sample
 from toprlib.results import log_step
 from toprlib.settings import Settings
 
 
 def shuffled_rows(prompts, per_prompt):
     examples = random_examples(prompts, per_prompt)
-    return batches.number_rows(batches.shuffle_examples(examples, random.Random(0)))
+    return dataset.number_rows(dataset.shuffle_examples(examples, random.Random(0)))
 
 
 def paired_rows(prompts, per_prompt):
     examples = random_examples(prompts, per_prompt)
-    return batches.number_rows(batches.pair_examples(examples, random.Random(0)))
+    return dataset.number_rows(dataset.pair_examples(examples, random.Random(0)))
 
 
 # ---- two ranks compute what one computes ---------------------------------------------------------
@@ -76,10 +75,7 @@ def train_all(folder):
 @pytest.fixture(scope="module")
 def on_two(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
-    results = on_two_ranks(train_all, folder, folder)
-    files = sorted(path.name for path in (folder / "checkpoint-2").iterdir())
-    assert files == ["rank-0.pt", "rank-1.pt"]
-    return results
+    return on_two_ranks(train_all, folder, folder)
 
 
 def assert_same_training(actual, expected):
@@ -141,17 +137,14 @@ def test_denominator_for_processes_that_average(tmp_path):
 
 
 # ---- the log of a step ---------------------------------------------------------------------------
-def stats_of_rank(log_ratios):
-    """Rank 0 has two completions and a loss of 1, rank 1 three completions and a loss of 2."""
-    log_ratio = torch.tensor(log_ratios[rank()])
-    reward = torch.ones(len(log_ratio))
-    weight = torch.full((len(log_ratio),), float(rank()))
-    return topr.StepStats(rank() + 1.0, 0.25, log_ratio, reward, weight)
-
-
 def log_on_ranks(folder, log_ratios, step):
-    """Whether log_step accepts the log-ratios of both ranks."""
-    stats = stats_of_rank(log_ratios)
+    """Whether log_step accepts the log-ratios of both ranks.
+
+    Rank 0 has two completions and a loss of 1, rank 1 three completions and a loss of 2.
+    """
+    log_ratio = torch.tensor(log_ratios[rank()])
+    weight = torch.full((len(log_ratio),), float(rank()))
+    stats = topr.StepStats(rank() + 1.0, 0.25, log_ratio, torch.ones(len(log_ratio)), weight)
     try:
         log_step(folder / "metrics.jsonl", step, stats, Settings())
     except ArithmeticError:
@@ -191,10 +184,8 @@ def count_collectives(rows):
     """Weights and calls of log mu and two steps: layers stay gathered, or do not."""
     results = []
     plan = plan_steps(rows, 4, 2)
-    for reshard_after_forward in (False, True):
-        model = tiny_llama()
-        shard(model, Sharding(reshard_after_forward=reshard_after_forward))
-        optimizer = make_optimizer("adafactor", model, 1e-2)
+    for gradient_checkpointing in (False, True):
+        model, optimizer = sharded_model("adafactor", gradient_checkpointing=gradient_checkpointing)
         with torch.no_grad():
             topr.token_logprobs(model, collate(plan[0].micro_batches[0]))
         with Collectives() as collectives:
@@ -207,26 +198,27 @@ def count_collectives(rows):
 def test_gathered_weights_train_the_same(tmp_path):
     kept, resharded = on_two_ranks(count_collectives, tmp_path, shuffled_rows(4, 1))
     assert torch.equal(kept[0], resharded[0])
-    # Four groups of weights: two layers, the head, the rest. Adafactor has two all-reduces a step.
-    expected = {"_reduce_scatter_base_": 2 * 4, "allreduce_": 2 * 2}
-    # In the first step all four groups are still gathered from log mu, or the head and the rest.
-    assert kept[1] == expected | {"_allgather_base_": 0 + 4}
-    # A layer is gathered twice a step.
-    assert resharded[1] == expected | {"_allgather_base_": (4 - 2 + 2) + (4 + 2)}
+    # Three groups of weights: two layers, and the rest.
+    for calls in (kept[1], resharded[1]):
+        assert calls["_reduce_scatter_base_"] == 2 * 3
+    # In the first step all groups are still gathered from log mu, or every group is gathered for
+    # each of the forward and the backward passes.
+    assert kept[1]["_allgather_base_"] == 0 + 3
+    assert resharded[1]["_allgather_base_"] == 2 * 2 * 3
 
 
 # ---- precision -----------------------------------------------------------------------------------
 def test_weights_and_gradient_sums_are_float32(monkeypatch):
     """In bfloat16 nearly every update at the paper's learning rate would round to nothing."""
-    fully_shard = mock.Mock(wraps=fsdp.fully_shard)
-    monkeypatch.setattr(fsdp, "fully_shard", fully_shard)
+    fully_shard = mock.Mock(wraps=training.fully_shard)
+    monkeypatch.setattr(training, "fully_shard", fully_shard)
     with process_group(is_needed=True):
         model = tiny_llama(dtype=torch.float32)
         before = whole([weight.clone() for weight in model.parameters()])
-        shard(model, Sharding("bfloat16"))
+        training._shard(model, Settings(dtype="bfloat16"))
         policies = {call.kwargs["mp_policy"] for call in fully_shard.call_args_list}
         assert policies == {MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)}
-        optimizer = make_optimizer("adafactor", model, 5e-7)
+        optimizer = training.Adafactor(model.parameters(), lr=5e-7)
         run_steps(model, optimizer, plan_steps(shuffled_rows(3, 2), 2, 2))
         assert {weight.dtype for weight in model.parameters()} == {torch.float32}
         is_moved = whole(list(model.parameters())) != before
@@ -240,11 +232,11 @@ def test_bfloat16_training_starts_at_mu(lm):
         prompt = "Q: " + "1 + " * count + "1?\nA:"
         completion = " The answer is" + " 2" * (17 - count)
         samples.append(Sample(prompt=prompt, completion=completion, reward=1.0))
-    examples = batches.tokenize_samples(samples, range(16), lm)
-    rows = batches.number_rows([[example] for example in examples])
+    examples = dataset.tokenize_samples(samples, range(16), lm)
+    rows = dataset.number_rows([[example] for example in examples])
     with process_group(is_needed=True):
-        model = load_model(lm.model.name_or_path).model
-        shard(model, Sharding("bfloat16"))
+        model = load_model(lm.model.name_or_path)
+        training._shard(model, Settings(dtype="bfloat16"))
         scored = score_rows(rows, plan_steps(rows, 16, 4), model)
         [(micro_batches, _)] = to_tensors(plan_steps(scored, 16, 4))
         for batch in micro_batches:
@@ -262,18 +254,9 @@ def test_gradient_checkpointing_recomputes_the_same_gradient():
         calls = []
         # A hook before the layer: the recomputation ends as soon as the backward pass has all.
         model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
-        shard(model, Sharding(gradient_checkpointing=gradient_checkpointing))
+        training._shard(model, Settings(gradient_checkpointing=gradient_checkpointing))
         topr.token_logprobs(model, batch).sum().backward()
         gradients.append(flat_gradients(model))
         counts.append(len(calls))
     assert counts == [1, 2]
     assert torch.equal(*gradients)
-
-
-def test_model_without_known_layers_is_named():
-    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=8))
-    shard(model, Sharding())  # one process shards nothing
-    with pytest.raises(InputError) as caught:
-        shard(model, Sharding(gradient_checkpointing=True))
-    assert caught.value.option == "--model"
-    assert "GPT2LMHeadModel" in str(caught.value)

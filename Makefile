@@ -43,9 +43,9 @@ chromium:
 # torch comes first: an open range of another package could bring another build.
 define install
 	[ -e $(@D)/bin/pip ] || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install $(PIP_ARGS) torch==2.13.0
-	$(@D)/bin/pip install $(PIP_ARGS) -r $<
-	$(if $(NO_DEPS),$(@D)/bin/pip install $(PIP_ARGS) --no-deps $(NO_DEPS))
+	$(@D)/bin/pip install --no-compile $(PIP_ARGS) torch==2.13.0
+	$(@D)/bin/pip install --no-compile $(PIP_ARGS) -r $<
+	$(if $(NO_DEPS),$(@D)/bin/pip install --no-compile $(PIP_ARGS) --no-deps $(NO_DEPS))
 	touch $@
 endef
 

@@ -46,14 +46,3 @@ def test_links_lead_to_files_and_headings(name):
         if not file.exists() or (anchor and anchor not in list_anchors(file)):
             broken.append((str(file), anchor))
     assert broken == []
-
-
-def test_every_page_is_reached_from_the_readme():
-    waiting = [ROOT / "README.md"]
-    reached = set()
-    while waiting:
-        page = waiting.pop()
-        if page not in reached and page.suffix == ".md":
-            reached.add(page)
-            waiting += [file for file, _ in find_links(page) if file.exists()]
-    assert reached >= {ROOT / name for name in PAGES if name.endswith(".md")}

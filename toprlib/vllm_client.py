@@ -55,6 +55,7 @@ def vllm_engine(
         if worker is None:
             free_before = _free_gpu_memory()
             worker = _start(model, settings, max_tokens, log)
+            _read_answer(worker, log)  # the model is loaded
         ids = [prompt.ids for prompt in prompts]
         request = {"prompts": ids, "n": n, "seed": seed, "sampling": sampling}
         print(json.dumps(request), file=worker.stdin, flush=True)
@@ -90,7 +91,7 @@ def _sampling_options(lm: LanguageModel, settings: Settings, stop: Sequence[str]
 
 
 def _start(model: str, settings: Settings, max_tokens: int, log: Path) -> subprocess.Popen:
-    """Start the process, and wait until the model is loaded. log: for the messages of vLLM."""
+    """Start the process, which answers when it has the model. log: for the messages of vLLM."""
     arguments = {
         "model": _link_model(model, log),
         "dtype": settings.dtype,
@@ -114,7 +115,6 @@ def _start(model: str, settings: Settings, max_tokens: int, log: Path) -> subpro
             env=_environment(settings.engine_gpus),
             start_new_session=True,  # so that all processes of vLLM can be ended
         )
-    _read_answer(worker, log)
     return worker
 
 

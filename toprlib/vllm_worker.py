@@ -27,6 +27,7 @@ def main() -> None:
     print("null", file=answers, flush=True)
     for line in sys.stdin:
         print(json.dumps(_answer(llm, json.loads(line))), file=answers, flush=True)
+    _end_group()
 
 
 def _answer(llm: Any, request: dict[str, Any]) -> list[list[dict[str, Any]]]:
@@ -67,7 +68,12 @@ def _end_with_client(client: int) -> None:
     """End when the client is gone, even in the middle of a request: vLLM holds a GPU."""
     while os.getppid() == client:
         time.sleep(1)
-    os.killpg(0, signal.SIGKILL)  # this process and those that vLLM has started
+    _end_group()
+
+
+def _end_group() -> None:
+    """End this process and those that vLLM has started, which may not end by themselves."""
+    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

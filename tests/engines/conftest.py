@@ -1,40 +1,41 @@
 """Engines that tests share."""
 
-from functools import partial
+from contextlib import ExitStack
 
 import pytest
 from engine_helpers import MODEL
 
 from toprlib import hf_sampler, vllm_client
-from toprlib.sampling import Engine
-from toprlib.vllm_client import VllmOptions, VllmProcess
+from toprlib.records import Engine
+from toprlib.settings import Settings
 
-collect_ignore = ["fake_vllm", "interpreted"]  # modules of other interpreters
-
-
-@pytest.fixture(scope="session")
-def vllm_process(python, tmp_path_factory):
-    """One process of vLLM with the tiny model; a start takes a minute."""
-    log = tmp_path_factory.mktemp("vllm") / "vllm.log"
-    process = VllmProcess(MODEL, VllmOptions(python, 1, "float32", 200, log))
-    yield process
-    process.close()
+collect_ignore = ["fake_vllm"]  # a module of another interpreter
 
 
 @pytest.fixture
 def make_hf_engine(lm):
-    """parameters -> an engine in this process."""
-    return lambda parameters: Engine(partial(hf_sampler.sample_completions, lm, parameters))
+    """make_hf_engine(lm=lm, stop=(), **changes): an engine in this process."""
+
+    def make(lm=lm, stop=(), **changes):
+        settings = Settings(**changes)
+
+        def generate(prompts, n, seed):
+            seeds = range(seed, seed + n * len(prompts))
+            return hf_sampler.sample_completions(lm, settings, stop, prompts, seeds)
+
+        return Engine(generate)
+
+    return make
 
 
 @pytest.fixture
-def make_vllm_engine(vllm_process, lm):
-    """parameters -> an engine of the shared process of vLLM."""
-    sample = vllm_client.sample_completions
-    return lambda parameters: Engine(partial(sample, vllm_process, lm, parameters))
+def make_vllm_engine(lm, tmp_path):
+    """make_vllm_engine(python, stop=(), **changes): an engine of vLLM until the test ends."""
+    with ExitStack() as stack:
 
+        def make(python, stop=(), model=MODEL, **changes):
+            settings = Settings(engine="vllm", vllm_python=python, out=tmp_path, **changes)
+            engine = vllm_client.vllm_engine(lm, model, settings, stop, max_tokens=200)
+            return stack.enter_context(engine)
 
-@pytest.fixture(params=["hf", "vllm"])
-def make_engine(request):
-    """parameters -> each of the engines: what every engine does is tested with all of them."""
-    return request.getfixturevalue(f"make_{request.param}_engine")
+        yield make

@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -10,17 +9,14 @@ import torch
 
 from toprlib import sampling
 from toprlib.distributed import gather
-from toprlib.language_model import LanguageModel
-from toprlib.records import Grade, Problem, Prompt, Sample, Task
-from toprlib.sampling import Completions, Engine
+from toprlib.records import Engine, Grade, Problem, Prompt, Task
 
-TINY = Path(__file__).parents[2] / "tiny"
-MODEL = str(TINY / "two_thirds")
+MODEL = str(Path(__file__).parents[2] / "tiny" / "two_thirds")
 PROMPT = "Q: Ada has 31 apples and finds 45 more. How many apples does Ada have now?\nA:"
 START = PROMPT + " So."  # many tokens are likely after it
 
 
-def make_prompts(lm: LanguageModel, texts: Sequence[str]) -> list[Prompt]:
+def make_prompts(lm, texts):
     """A prompt of each text as it is, with the ids 0, 1, ..."""
     prompts = []
     for i, (text, ids) in enumerate(zip(texts, lm.prompt_ids(texts), strict=True)):
@@ -28,18 +24,16 @@ def make_prompts(lm: LanguageModel, texts: Sequence[str]) -> list[Prompt]:
     return prompts
 
 
-def generate(
-    engine: Engine, prompts: Sequence[Prompt], n: int = 8, seed: int = 0
-) -> list[list[Sample]]:
-    """The n samples of each prompt."""
-    samples = [[] for _ in prompts]
-    for index, sample in chain.from_iterable(engine.generate(prompts, n, seed)):
-        samples[index].append(sample)
-    assert [len(of_prompt) for of_prompt in samples] == [n] * len(prompts)
-    return samples
+def generate(engine, prompts, n=8, seed=0):
+    """The fields of n completions of each prompt."""
+    completions = [[] for _ in prompts]
+    for index, fields in chain.from_iterable(engine.generate(prompts, n, seed)):
+        completions[index].append(fields)
+    assert [len(of_prompt) for of_prompt in completions] == [n] * len(prompts)
+    return completions
 
 
-def exact_logprobs(lm: LanguageModel, prompt: str, token_ids: list[int]) -> torch.Tensor:
+def exact_logprobs(lm, prompt, token_ids):
     """log pi of every token of the vocabulary at each token of a completion: (T, V), float64.
 
     The model computes prompt and completion at once, without a cache.
@@ -51,23 +45,34 @@ def exact_logprobs(lm: LanguageModel, prompt: str, token_ids: list[int]) -> torc
     return logits.double().log_softmax(-1)
 
 
-def exact_token_logprobs(lm: LanguageModel, prompt: str, token_ids: list[int]) -> list[float]:
-    """log pi of the tokens of a completion."""
-    logprobs = exact_logprobs(lm, prompt, token_ids)
-    return logprobs.gather(1, torch.tensor(token_ids)[:, None])[:, 0].tolist()
+def token_logprobs(logprobs, token_ids):
+    """log pi (T,) of the tokens of a completion, from that of all tokens."""
+    return logprobs.gather(1, torch.tensor(token_ids)[:, None])[:, 0]
 
 
-def check_stop_string(samples, tokenizer, stop):
-    """Enough samples have the stop string, and all that have it end with the token that has it."""
-    stopped = [sample for sample in samples if stop in sample.completion]
-    assert len(stopped) > 16
-    for sample in stopped:
-        assert sample.finish_reason == "stop"
-        assert sample.completion == tokenizer.decode(sample.token_ids)
-        assert stop not in tokenizer.decode(sample.token_ids[:-1])
+def check_stop_string(completions, tokenizer, stop):
+    """Enough completions have the stop string, and all of them end with the token that has it."""
+    stopped = [fields for fields in completions if stop in fields["completion"]]
+    assert len(stopped) > len(completions) / 2
+    for fields in stopped:
+        assert fields["finish_reason"] == "stop"
+        assert fields["completion"] == tokenizer.decode(fields["token_ids"])
+        assert stop not in tokenizer.decode(fields["token_ids"][:-1])
 
 
-def deviating_tokens(tokens: Sequence[int], p: Sequence[float]) -> list[int]:
+def check_seeds(engine, prompt):
+    """Completion j of prompt i has the seed plus i n plus j, and depends on nothing else."""
+    of_two_prompts = generate(engine, [prompt, prompt], n=3, seed=10)
+    torch.manual_seed(1)
+    state = torch.random.get_rng_state()
+    by_seed = [generate(engine, [prompt], 1, seed)[0][0] for seed in range(10, 16)]
+    token_ids = [fields["token_ids"] for fields in chain(*of_two_prompts)]
+    assert token_ids == [fields["token_ids"] for fields in by_seed]
+    assert len({tuple(ids) for ids in token_ids}) > 3
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def deviating_tokens(tokens, p):
     """The tokens whose number of occurrences has a probability below one in two million.
 
     p: the probability of each token of the vocabulary. Five standard deviations, and one more for
@@ -84,46 +89,47 @@ def deviating_tokens(tokens: Sequence[int], p: Sequence[float]) -> list[int]:
 
 
 # ---- a fake engine -------------------------------------------------------------------------------
-def count_to(size: int) -> list[Prompt]:
+def count_to(size):
     """Prompts Q0, Q1, ..."""
-    return [Prompt(Problem(f"train-{i}", f"Q{i}"), f"Q{i}", [i]) for i in range(size)]
+    return [Prompt(Problem(f"train-{i}", f"Q{i}", i), f"Q{i}", [i]) for i in range(size)]
 
 
-def fake_task() -> Task:
-    """The reward of an odd number is 1, that of an even one 0."""
+def fake_task():
+    """The reward is the number less that of the problem / 10; it is odd or even.
 
-    def reward(completion: str, problem: Problem) -> Grade:
-        is_odd = int(completion) % 2
-        return Grade(is_odd, ["even", "odd"][is_odd])
+    What follows the stop string "|" is not graded.
+    """
 
-    return Task("parity", [], [], reward=reward, outcomes=("odd", "even"))
+    def grade(completions, problems):
+        grades = []
+        for completion, problem in zip(completions, problems, strict=True):
+            outcome = ["even", "odd"][int(completion) % 2]
+            grades.append(Grade(int(completion) - problem.gold / 10, outcome))
+        return grades
+
+    return Task("parity", [], [], grade, outcomes=("odd", "even"), stop=("&", "|"))
 
 
-def make_fake_engine(calls: list, gpus: int = 1) -> Engine:
-    """A completion is the number seed + i * n + j; the last prompts are finished first.
+def make_fake_engine(calls, gpus=1):
+    """A completion is the number seed + i * n + j, and "|0"; the last prompts are finished first.
 
     calls: a list that gets the arguments of each call.
     """
 
-    def sample_numbers(prompts: Sequence[Prompt], n: int, seed: int) -> Completions:
+    def sample_numbers(prompts, n, seed):
         calls.append((prompts, n, seed))
         for j in range(n):
             finished = []
             for i in reversed(range(len(prompts))):
                 number = seed + i * n + j
-                sample = Sample(
-                    problem_id=prompts[i].problem.id,
-                    prompt=prompts[i].text,
-                    completion=str(number),
-                    token_ids=[number],
-                )
-                finished.append((i, sample))
+                fields = {"completion": f"{number}|0", "token_ids": [number]}
+                finished.append((i, fields | {"finish_reason": "stop"}))
             yield finished
 
     return Engine(sample_numbers, gpus)
 
 
-def sample_shares(folder: Path, cases: Sequence[str], n: int, seed: int) -> list[dict]:
+def sample_shares(folder, cases, n, seed):
     """Sample five prompts to a file in each folder, in chunks of two, as one of several ranks.
 
     Returns the seeds of each rank's calls of its engine.

@@ -31,8 +31,7 @@ def paper_neg_grad(inputs: LossInputs) -> list[list[float]]:
 def compare(loss: Loss, count: int = 100, seed: int = 0) -> str | None:
     """Compare the gradients on `count` random batches with those of Equation 7.
 
-    Returns None, or a text with the smallest batch that differs. A constant factor is ignored; the
-    loss may be a mean over completions, or a sum.
+    Returns None, or the smallest batch that differs. A mean over completions may be a sum.
 
     >>> from topr_conformance import VARIANTS, paper
     >>> compare(paper, 20)

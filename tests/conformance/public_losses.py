@@ -16,6 +16,31 @@ def tapered(logp, logmu, mask):
     return total(logp - logmu, mask).clamp(max=0).exp()
 
 
+def but(weight=tapered, change=lambda reward: reward, counts=lambda mask: mask, divisor=None):
+    """The paper's loss, but for the weight of negatives, the reward, what counts, the divisor."""
+
+    def loss(logp, logmu, reward, mask):
+        reward = change(reward)
+        of_each = torch.where(reward < 0, weight(logp, logmu, mask), 1.0).detach()
+        length = mask.sum(1) if divisor is None else divisor(mask)
+        return -(of_each * reward * total(logp, counts(mask)) / length).mean()
+
+    return loss
+
+
+def remaining(mask):
+    """The number of tokens from each one to the end, (B, T)."""
+    return mask.flip(1).cumsum(1).flip(1)
+
+
+def without_the_end(logp, logmu, mask):
+    return tapered(logp, logmu, mask * (remaining(mask) > 1))
+
+
+def only_up_to_1024(mask):
+    return mask.sum(1).where(mask.sum(1) <= 1024, torch.inf)
+
+
 def mean_of_tokens(values, mask):
     return (values * mask).sum() / mask.sum()
 
@@ -123,16 +148,11 @@ def dppo(logp, logmu, reward, mask):
     return mean_of_tokens(-weight * reward[:, None] * logp, mask)
 
 
-def anchor_recomputed(logp, logmu, reward, mask):
-    return mean_of_tokens(ppo_terms(logp - logp.detach(), reward[:, None]), mask)
-
-
 def grpo_in_the_loss(logp, logmu, reward, mask):
     advantage = (reward - reward.mean()) / (reward.std() + 1e-6)
     return mean_of_tokens(ppo_terms(logp - logmu, advantage[:, None]), mask)
 
 
-# ---- losses that are called TOPR -----------------------------------------------------------------
 def token_topr(logp, logmu, reward, scale=1.0):
     weight = torch.where(reward[:, None] < 0, scale * (logp - logmu).exp().clamp(max=1), 1.0)
     return -weight.detach() * reward[:, None] * logp
@@ -142,23 +162,13 @@ def trinity(logp, logmu, reward, mask):
     return mean_of_tokens(token_topr(logp, logmu, reward), mask)
 
 
-def trinity_and_kl(logp, logmu, reward, mask):
-    return mean_of_tokens(token_topr(logp, logmu, reward) + 0.01 * (logp - logmu) ** 2, mask)
-
-
 def roll(logp, logmu, reward, mask):
     return mean_of_completions(token_topr(logp, logmu, reward, scale=0.5), mask)
 
 
 def roll_whitened(logp, logmu, reward, mask):
-    weight = torch.where(reward[:, None] < 0, (logp - logmu).exp().clamp(max=1), 1.0).detach()
-    advantage = (reward - reward.mean()) / reward.std()
-    return mean_of_completions(-weight * advantage[:, None] * logp, mask)
-
-
-def openclaw(logp, logmu, reward, mask):
-    weight = (total(logp - logmu, mask) / mask.sum(1)).exp().clamp(0, 5)
-    return -(weight * reward * total(logp, mask) / mask.sum(1)).mean()
+    ratio = (token_topr(logp, logmu, reward) / reward[:, None]).nan_to_num()
+    return mean_of_completions(ratio * (reward - reward.mean())[:, None] / reward.std(), mask)
 
 
 def privileged_topr(logp, logmu, reward, mask):
@@ -205,58 +215,15 @@ def asymmetric_reinforce(logp, logmu, reward, mask):
     return -((reward - (reward.mean() - 0.1)) * total(logp, mask)).mean()
 
 
-def paper_above_a_constant(logp, logmu, reward, mask):
-    above = reward - 0.25
-    weight = torch.where(above < 0, tapered(logp, logmu, mask), 1.0).detach()
-    return -(weight * above * total(logp, mask) / mask.sum(1)).mean()
-
-
-def weight_and_mean(logp, logmu, reward, mask, divisor):
-    weight = torch.where(reward < 0, tapered(logp, logmu, mask), 1.0).detach()
-    return -(weight * reward * total(logp, mask) / divisor).mean()
-
-
-def divided_by_length_and_tokens(logp, logmu, reward, mask):
-    """The mean over completions, divided by the batch's tokens."""
-    return weight_and_mean(logp, logmu, reward, mask, mask.sum(1) * mask.sum())
-
-
-def least_length_of_16(logp, logmu, reward, mask):
-    return weight_and_mean(logp, logmu, reward, mask, mask.sum(1).clamp(min=16))
-
-
-def without_completions_above_1024(logp, logmu, reward, mask):
-    is_short = mask.sum(1) <= 1024
-    return weight_and_mean(logp, logmu, reward * is_short, mask, mask.sum(1))
-
-
-def last_64_tokens(logp, logmu, reward, mask):
-    remaining = mask.flip(1).cumsum(1).flip(1)  # tokens from here to the end
-    kept = mask * (remaining <= 64)
-    weight = torch.where(reward < 0, tapered(logp, logmu, mask), 1.0).detach()
-    return -(weight * reward * total(logp, kept) / mask.sum(1)).mean()
-
-
-def end_left_out_of_the_ratio(logp, logmu, reward, mask):
-    remaining = mask.flip(1).cumsum(1).flip(1)
-    weight = torch.where(reward < 0, tapered(logp, logmu, mask * (remaining > 1)), 1.0).detach()
-    return -(weight * reward * total(logp, mask) / mask.sum(1)).mean()
-
-
 def products_of_prefixes(logp, logmu, reward, mask):
     log_ratio = ((logp - logmu) * mask).cumsum(1)
     weight = torch.where(reward[:, None] < 0, log_ratio.clamp(max=0).exp(), 1.0).detach()
     return mean_of_completions(-weight * reward[:, None] * logp, mask)
 
 
-def floor_of_1e7(logp, logmu, reward, mask):
-    weight = torch.where(reward < 0, tapered(logp, logmu, mask).clamp(min=1e-7), 1.0).detach()
-    return -(weight * reward * total(logp, mask) / mask.sum(1)).mean()
-
-
 def in_float16(logp, logmu, reward, mask):
-    columns = [column.half() for column in (logp, logmu, reward)]
-    return weight_and_mean(*columns, mask.half(), mask.sum(1).half()).float()
+    columns = [column.half() for column in (logp, logmu, reward, mask)]
+    return but()(*columns).float()
 
 
 NOT = "not the paper's"
@@ -277,29 +244,29 @@ PUBLIC = [  # (the verdict, the loss)
     (NOT, completions_masked_by_kl),
     ("per-token + clip 0..infinity + weight 0 outside 0.8..infinity on negatives + token mean", up),
     (NOT, dppo),
-    ("naive reinforce + token mean", anchor_recomputed),
     (
         "per-token + ppo clip 0.8..1.2 + batch-mean baseline + normalised reward + token mean",
         grpo_in_the_loss,
     ),
     ("per-token + token mean", trinity),
-    ("per-token + token mean + extra term", trinity_and_kl),
     ("per-token + negatives count 0.5 times", roll),
     ("per-token + branch by raw score + normalised reward", roll_whitened),
-    ("geometric mean + clip 0..5 on positives, 0..5 on negatives + no stop-gradient", openclaw),
     (NOT, privileged_topr),
     (NOT, sapo_with(mean_of_tokens)),
     (NOT, sapo_with(mean_of_completions)),
     (NOT, vespo),
     (NOT, kl_cov),
     ("naive reinforce + batch-mean baseline + sequence sum + extra term", asymmetric_reinforce),
-    (NOT, paper_above_a_constant),
-    ("divided by the length and the batch's tokens", divided_by_length_and_tokens),
-    (NOT, least_length_of_16),
-    (NOT, without_completions_above_1024),
-    (NOT, last_64_tokens),
-    (NOT, end_left_out_of_the_ratio),
+    (NOT, but(change=lambda reward: reward - 0.25)),
+    (
+        "divided by the length and the batch's tokens",  # a mean over completions, over tokens
+        but(divisor=lambda mask: mask.sum(1) * mask.sum()),
+    ),
+    (NOT, but(divisor=lambda mask: mask.sum(1).clamp(min=16))),
+    (NOT, but(divisor=only_up_to_1024)),
+    (NOT, but(counts=lambda mask: mask * (remaining(mask) <= 64))),
+    (NOT, but(without_the_end)),
     (NOT, products_of_prefixes),
-    ("clip 1e-07..1", floor_of_1e7),
+    ("clip 1e-07..1", but(lambda *inputs: tapered(*inputs).clamp(min=1e-7))),
     (NOT, in_float16),
 ]

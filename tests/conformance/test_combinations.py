@@ -1,7 +1,7 @@
 """The built losses and the comparison on random batches, against topr.py and Equation 7 by hand."""
 
 import json
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 import pytest
 import torch
@@ -58,27 +58,10 @@ def test_a_weight_without_stop_gradient_and_with_a_window_by_hand():
     ones = torch.ones(4)
     batch = LossInputs(logp, logp - log_ratio, -ones, ones[:, None])
     combination = Combination(Limits(1, 1, 0.2, 1), Limits(0, 9, 0.1, 9))
-    pushes = {}
-    for gradient in ("", "no stop-gradient"):
-        loss = Combination(*astuple(combination)[:2], gradient=gradient).loss
-        pushes[gradient] = (4 * neg_grad(loss, batch)[:, 0]).tolist()
-    assert pushes[""] == pytest.approx([-0.606531, 0, -1, -0.904837], abs=1e-6)
-    assert pushes["no stop-gradient"] == pytest.approx([0.606531, 0, -1, -0.452419], abs=1e-6)
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_micro_batches_add_up_to_the_gradient_of_the_step(name):
-    """Each part of a step has the number of completions of the step; not for means of a batch."""
-    for batch in batches():
-        whole = neg_grad(VARIANTS[name], batch)
-        parts = []
-        for row in range(len(batch.reward)):
-            part = LossInputs(*[column[row : row + 1] for column in batch])
-            _, gradient = value_and_gradient(VARIANTS[name], part, denominator=len(batch.reward))
-            parts.append(-gradient)
-        if "token mean" in name or name == "branch by raw score":
-            continue
-        torch.testing.assert_close(torch.cat(parts), whole)
+    detached = 4 * neg_grad(combination.loss, batch)[:, 0]
+    differentiated = 4 * neg_grad(replace(combination, gradient="no stop-gradient").loss, batch)
+    assert detached.tolist() == pytest.approx([-0.606531, 0, -1, -0.904837], abs=1e-6)
+    assert differentiated.flatten().tolist() == pytest.approx([0.606531, 0, -1, -0.452419], 1e-5)
 
 
 def test_the_family_has_some_hundred_losses_and_the_fewest_differences_come_first():
@@ -88,12 +71,6 @@ def test_the_family_has_some_hundred_losses_and_the_fewest_differences_come_firs
 
 
 # ---- random batches ------------------------------------------------------------------------------
-def test_batches_are_ragged_and_padded_on_either_side():
-    masks = [batch.mask for batch in batches(30)]
-    sides = {(bool(mask[:, 0].all()), bool(mask[:, -1].all())) for mask in masks}
-    assert sides == {(False, True), (True, False), (True, True)}
-
-
 def test_the_smallest_batch_that_differs_is_shown():
     shown = compare(VARIANTS["token mean"], 100)
     columns = {}
@@ -109,10 +86,6 @@ def test_the_smallest_batch_that_differs_is_shown():
     assert compare(VARIANTS["token mean"], 100, seed=1) != shown
 
 
-def slightly_wrong(logp, logmu, reward, mask):
-    return 1.001 ** len(reward) * paper(logp, logmu, reward, mask)
-
-
 def broken_for_three(logp, logmu, reward, mask):
     return paper(logp, logmu, reward, mask) if len(reward) < 3 else logp.no_such_name
 
@@ -125,7 +98,7 @@ def broken_for_three(logp, logmu, reward, mask):
         (lambda *inputs: -paper(*inputs), "paper"),
         (lambda *inputs: 0 * paper(*inputs), "paper"),
         (lambda *inputs: len(inputs[2]) ** 2 * paper(*inputs), "paper"),
-        (slightly_wrong, "paper"),
+        (lambda *inputs: 1.001 ** len(inputs[2]) * paper(*inputs), "paper"),
         (broken_for_three, "AttributeError"),
     ],
 )

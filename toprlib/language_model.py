@@ -65,8 +65,11 @@ def load_tokenizer(name: str, uses_chat: bool = False) -> LanguageModel:
     """
     if Path(name, "adapter_config.json").exists():  # transformers would load the adapter's base
         raise InputError(f"--model {name}: has an adapter next to a model; merge the adapter first")
-    config = transformers.AutoConfig.from_pretrained(name).get_text_config()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+    try:
+        config = transformers.AutoConfig.from_pretrained(name).get_text_config()
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+    except ValueError as error:  # a folder without a model, or without its tokenizer
+        raise InputError(f"--model {name}: {error}") from None
     ends = [tokenizer.eos_token_id]
     if uses_chat and not tokenizer.chat_template:
         raise InputError("--chat: the tokenizer has no chat template; remove --chat")

@@ -39,7 +39,6 @@ from fractions import Fraction
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -73,7 +72,6 @@ EVAL_SAMPLES_BEFORE_THE_END = 2  # a quarter, at least 2
 K = 4
 SEED = 11
 
-# ---- the names of options and fields -------------------------------------------------------------
 OPTIONS = {
     "--data": DATA,
     "--model": INITIAL_MODEL,
@@ -96,61 +94,6 @@ OPTIONS = {
     "--k": K,
     "--seed": SEED,
 }
-SAMPLE = SimpleNamespace(  # a line of samples.jsonl or test-STEP.jsonl
-    problem="problem_id",
-    prompt="prompt",
-    text="completion",
-    token_ids="token_ids",
-    finish="finish_reason",
-    reward="reward",
-    outcome="outcome",
-)
-EXAMPLE = SimpleNamespace(  # a line of train.jsonl
-    sample="sample",
-    prompt_ids="prompt_ids",
-    completion_ids="completion_ids",
-    reward="reward",
-    token_logmu="token_logmu",
-)
-STEP = SimpleNamespace(  # a line of metrics.jsonl, which has more than this
-    number="step",
-    loss="loss",
-    grad_norm="grad_norm",
-    positive_log_ratio="log_ratio_pos_mean",
-    negative_log_ratio="log_ratio_neg_mean",
-    positive_weight="weight_pos_mean",
-    negative_weight="weight_neg_mean",
-    gradient_mass="gradient_mass",
-    positive_share="realised_share",
-)
-COUNT = SimpleNamespace(  # the part of results.json about the training set
-    composition="composition",
-    seed="seed",
-    drawn="drawn",
-    trained="trained",
-    samples="samples",
-    positive="positive",
-    problems="problems",
-    baseline="baseline",
-    steps="steps",
-)
-RESULT = SimpleNamespace(  # results.json
-    before="before",
-    iterations="iterations",
-    dataset="dataset",
-    training="training",
-    curve="curve",
-    after="after",
-    versions="versions",
-    samples_seen="samples_seen",
-    questions="questions",
-    samples_per_question="samples_per_question",
-    accuracy="pass@1",
-    majority=f"maj@{K}",
-    any_correct=f"pass@{K}",
-    mean="mean",
-    standard_error="se",
-)
 CORRECT, INCORRECT, INVALID = OUTCOMES = ("correct", "incorrect", "invalid")
 
 # ---- tolerances: how far the run's float32 may be from the audit's float64 -----------------------
@@ -278,16 +221,16 @@ def noise_gaps(model, prompt_ids, completion_ids, seed):
 
 def check_completion(sample, problem, tokenizer):
     """Assert which problem a completion is of, where it ends, and its text."""
-    assert sample[SAMPLE.problem] == problem.name
-    assert sample[SAMPLE.prompt] == problem.prompt
-    token_ids = sample[SAMPLE.token_ids]
+    assert sample["problem_id"] == problem.name
+    assert sample["prompt"] == problem.prompt
+    token_ids = sample["token_ids"]
     end = tokenizer.eos_token_id
     assert end not in token_ids[:-1]
     is_finished = token_ids[-1] == end
     assert is_finished or len(token_ids) == MAX_NEW_TOKENS
-    assert sample[SAMPLE.finish] == ("stop" if is_finished else "length")
+    assert sample["finish_reason"] == ("stop" if is_finished else "length")
     text_ids = token_ids[:-1] if is_finished else token_ids
-    assert sample[SAMPLE.text] == tokenizer.decode(text_ids, clean_up_tokenization_spaces=False)
+    assert sample["completion"] == tokenizer.decode(text_ids, clean_up_tokenization_spaces=False)
 
 
 def check_samples(file, problems, per_problem, model, stage):
@@ -301,7 +244,7 @@ def check_samples(file, problems, per_problem, model, stage):
         check_completion(sample, problem, tokenizer)
         prompt_ids = tokenizer(problem.prompt)["input_ids"]
         seed = seed_of(stage) + number
-        gaps.append(noise_gaps(model, prompt_ids, sample[SAMPLE.token_ids], seed))
+        gaps.append(noise_gaps(model, prompt_ids, sample["token_ids"], seed))
     gap = torch.cat(gaps)
     wrong = (gap > NOISE_TOLERANCE).sum().item()
     assert wrong == 0, f"{file}: {wrong} of {len(gap)} tokens are of another model or seed"
@@ -354,11 +297,11 @@ def test_grades_and_rewards(run):
         samples += read_lines(iteration_folder(run, iteration) / "samples.jsonl")
         for file in iteration_folder(run, iteration).glob("test-*.jsonl"):
             samples += read_lines(file)
-    assert {sample[SAMPLE.outcome] for sample in samples} == set(OUTCOMES)
+    assert {sample["outcome"] for sample in samples} == set(OUTCOMES)
     for sample in samples:
-        outcome = grade(sample[SAMPLE.text], answers[sample[SAMPLE.problem]])
-        assert sample[SAMPLE.outcome] == outcome
-        assert sample[SAMPLE.reward] == (1.0 if outcome == CORRECT else -1.0)
+        outcome = grade(sample["completion"], answers[sample["problem_id"]])
+        assert sample["outcome"] == outcome
+        assert sample["reward"] == (1.0 if outcome == CORRECT else -1.0)
 
 
 # ---- the training set: from samples and seeds ----------------------------------------------------
@@ -370,7 +313,7 @@ def choose_samples(samples, iteration):
     order = random.Random(seed_of(f"order {iteration}"))
     groups = {}
     for number in order.sample(chosen, len(chosen)):
-        groups.setdefault(samples[number][SAMPLE.prompt], []).append(number)
+        groups.setdefault(samples[number]["prompt"], []).append(number)
     numbers = list(chain.from_iterable(groups.values()))
     order.shuffle(numbers)
     return numbers
@@ -378,9 +321,9 @@ def choose_samples(samples, iteration):
 
 def count_samples(samples):
     return {
-        COUNT.samples: len(samples),
-        COUNT.positive: sum(sample[SAMPLE.reward] >= 0 for sample in samples),
-        COUNT.problems: len({sample[SAMPLE.problem] for sample in samples}),
+        "samples": len(samples),
+        "positive": sum(sample["reward"] >= 0 for sample in samples),
+        "problems": len({sample["problem_id"] for sample in samples}),
     }
 
 
@@ -389,12 +332,12 @@ def expected_counts(run, iteration):
     samples = read_lines(iteration_folder(run, iteration) / "samples.jsonl")
     trained = [samples[number] for number in choose_samples(samples, iteration)]
     return {
-        COUNT.composition: "uniform",
-        COUNT.seed: seed_of(f"composition {iteration}"),
-        COUNT.drawn: count_samples(samples),
-        COUNT.trained: count_samples(trained),
-        COUNT.baseline: BASELINE,
-        COUNT.steps: STEPS[-1],
+        "composition": "uniform",
+        "seed": seed_of(f"composition {iteration}"),
+        "drawn": count_samples(samples),
+        "trained": count_samples(trained),
+        "baseline": BASELINE,
+        "steps": STEPS[-1],
     }
 
 
@@ -403,12 +346,12 @@ def test_training_set_has_the_chosen_samples_in_order(run, iteration):
     tokenizer = load_tokenizer()
     samples = read_lines(iteration_folder(run, iteration) / "samples.jsonl")
     examples = read_lines(iteration_folder(run, iteration) / "train.jsonl")
-    assert [example[EXAMPLE.sample] for example in examples] == choose_samples(samples, iteration)
+    assert [example["sample"] for example in examples] == choose_samples(samples, iteration)
     for example in examples:
-        sample = samples[example[EXAMPLE.sample]]
-        assert example[EXAMPLE.prompt_ids] == tokenizer(sample[SAMPLE.prompt])["input_ids"]
-        assert example[EXAMPLE.completion_ids] == sample[SAMPLE.token_ids]
-        assert example[EXAMPLE.reward] == pytest.approx(sample[SAMPLE.reward] - BASELINE)
+        sample = samples[example["sample"]]
+        assert example["prompt_ids"] == tokenizer(sample["prompt"])["input_ids"]
+        assert example["completion_ids"] == sample["token_ids"]
+        assert example["reward"] == pytest.approx(sample["reward"] - BASELINE)
 
 
 # ---- log mu, metrics and models: from the training set -------------------------------------------
@@ -447,19 +390,19 @@ def train(model, examples):
 
 def backpropagate(model, example, batch_size):
     """Add an example's gradient to the model's. Returns its loss, log-ratio, reward and weight."""
-    reward = example[EXAMPLE.reward]
+    reward = example["reward"]
     logp = token_logprobs(model, example).sum()
-    log_ratio = logp.item() - sum(example[EXAMPLE.token_logmu])
+    log_ratio = logp.item() - sum(example["token_logmu"])
     weight = min(1.0, math.exp(log_ratio)) if reward < 0 else 1.0  # a number, without gradient
-    loss = -weight * reward * logp / len(example[EXAMPLE.completion_ids]) / batch_size
+    loss = -weight * reward * logp / len(example["completion_ids"]) / batch_size
     loss.backward()
     return loss.item(), log_ratio, reward, weight
 
 
 def token_logprobs(model, example):
     """(T,): log pi of each token of an example's completion."""
-    completion_ids = example[EXAMPLE.completion_ids]
-    logits = completion_logits(model, example[EXAMPLE.prompt_ids], completion_ids)
+    completion_ids = example["completion_ids"]
+    logits = completion_logits(model, example["prompt_ids"], completion_ids)
     return logits.log_softmax(-1).gather(1, torch.tensor(completion_ids)[:, None])[:, 0]
 
 
@@ -468,18 +411,18 @@ def summarise_step(number, terms, grad_norm):
     loss, log_ratio, reward, weight = np.array(terms).T
     mass = weight * np.abs(reward)
     summary = {
-        STEP.number: number,
-        STEP.loss: loss.sum(),
-        STEP.grad_norm: grad_norm,
-        STEP.gradient_mass: mass.sum(),
-        STEP.positive_share: mass[reward > 0].sum() / mass.sum(),
+        "step": number,
+        "loss": loss.sum(),
+        "grad_norm": grad_norm,
+        "gradient_mass": mass.sum(),
+        "realised_share": mass[reward > 0].sum() / mass.sum(),
     }
     if (reward > 0).any():
-        summary[STEP.positive_log_ratio] = log_ratio[reward > 0].mean()
-        summary[STEP.positive_weight] = weight[reward > 0].mean()
+        summary["log_ratio_pos_mean"] = log_ratio[reward > 0].mean()
+        summary["weight_pos_mean"] = weight[reward > 0].mean()
     if (reward < 0).any():
-        summary[STEP.negative_log_ratio] = log_ratio[reward < 0].mean()
-        summary[STEP.negative_weight] = weight[reward < 0].mean()
+        summary["log_ratio_neg_mean"] = log_ratio[reward < 0].mean()
+        summary["weight_neg_mean"] = weight[reward < 0].mean()
     return summary
 
 
@@ -493,16 +436,16 @@ def test_logmu_is_of_the_model_before(run, iteration):
     for example in read_lines(iteration_folder(run, iteration) / "train.jsonl"):
         with torch.no_grad():
             expected = token_logprobs(model, example).tolist()
-        assert example[EXAMPLE.token_logmu] == pytest.approx(expected, abs=LOGMU_TOLERANCE)
+        assert example["token_logmu"] == pytest.approx(expected, abs=LOGMU_TOLERANCE)
 
 
 @pytest.mark.parametrize("iteration", ITERATIONS)
 def test_metrics_are_those_of_algorithm_1(run, epochs, iteration):
     lines = read_lines(iteration_folder(run, iteration) / "metrics.jsonl")
-    audited = vars(STEP).values()
     for line, expected in zip(lines, epochs[iteration].steps, strict=True):
-        actual = {name: line[name] for name in audited if name in line}
+        actual = {name: line[name] for name in expected}
         assert actual == pytest.approx(expected, rel=0, abs=METRIC_TOLERANCE)
+        assert ("weight_neg_mean" in line) == ("weight_neg_mean" in expected)
 
 
 @pytest.mark.parametrize("iteration", ITERATIONS)
@@ -518,43 +461,43 @@ def expected_results(run):
     """What results.json should have."""
     problems = read_problems("test", TEST_PROBLEMS)
     latest = evaluate(iteration_folder(run, 1) / "test-0.jsonl", problems)
-    results = {RESULT.before: latest, RESULT.iterations: []}
+    results = {"before": latest, "iterations": []}
     for iteration in ITERATIONS:
         here = iteration_folder(run, iteration)
-        curve = [{RESULT.samples_seen: 0} | latest]
+        curve = [{"samples_seen": 0} | latest]
         for step in STEPS:
             latest = evaluate(here / f"test-{step}.jsonl", problems)
             samples_seen = min(step * BATCH, EXAMPLES)
-            curve.append({RESULT.samples_seen: samples_seen} | latest)
+            curve.append({"samples_seen": samples_seen} | latest)
         entry = {
-            RESULT.dataset: expected_counts(run, iteration),
-            RESULT.training: summarise_training(read_lines(here / "metrics.jsonl")),
-            RESULT.curve: curve,
-            RESULT.after: latest,
+            "dataset": expected_counts(run, iteration),
+            "training": summarise_training(read_lines(here / "metrics.jsonl")),
+            "curve": curve,
+            "after": latest,
         }
-        results[RESULT.iterations].append(entry)
+        results["iterations"].append(entry)
     return results
 
 
 def evaluate(file, problems):
     """What results.json should have of a file of completions of the test problems."""
     samples = read_lines(file)
-    outcomes = Counter(sample[SAMPLE.outcome] for sample in samples)
-    answers = [parse_answer(sample[SAMPLE.text]) for sample in samples]
+    outcomes = Counter(sample["outcome"] for sample in samples)
+    answers = [parse_answer(sample["completion"]) for sample in samples]
     per_problem = len(samples) // len(problems)
     questions = []  # of each problem its answer, and those of its completions
     for number, problem in enumerate(problems):
         start = number * per_problem
         questions.append((problem.answer, answers[start : start + per_problem]))
     entry = {outcome: outcomes[outcome] / len(samples) for outcome in OUTCOMES}
-    entry[RESULT.questions] = len(problems)
-    entry[RESULT.samples_per_question] = per_problem
+    entry["questions"] = len(problems)
+    entry["samples_per_question"] = per_problem
     # The mean over draws of one completion is known without drawing; its error is not.
-    entry[RESULT.accuracy] = estimate(is_any_correct, questions, 1)
-    entry[RESULT.accuracy][RESULT.mean] = outcomes[CORRECT] / len(samples)
+    entry["pass@1"] = estimate(is_any_correct, questions, 1)
+    entry["pass@1"]["mean"] = outcomes[CORRECT] / len(samples)
     if per_problem >= K:
-        entry[RESULT.majority] = estimate(is_majority_correct, questions, K)
-        entry[RESULT.any_correct] = estimate(is_any_correct, questions, K)
+        entry[f"maj@{K}"] = estimate(is_majority_correct, questions, K)
+        entry[f"pass@{K}"] = estimate(is_any_correct, questions, K)
     return entry
 
 
@@ -584,16 +527,16 @@ def estimate(score, questions, k):
         means.append(fmean(scores))
     variance = np.var(means, ddof=1)
     standard_error = math.sqrt(k * variance / (n - k)) if k < n else None
-    return {RESULT.mean: fmean(means), RESULT.standard_error: standard_error}
+    return {"mean": fmean(means), "se": standard_error}
 
 
 def summarise_training(lines):
     """What results.json should have of metrics.jsonl: means over the epoch or over its end."""
     last_tenth = lines[len(lines) * 9 // 10 :]
     summary = {}
-    for name in (STEP.positive_share, STEP.negative_weight):
+    for name in ("realised_share", "weight_neg_mean"):
         summary[name] = mean_metric(lines, name)
-    for name in (STEP.positive_log_ratio, STEP.negative_log_ratio):
+    for name in ("log_ratio_pos_mean", "log_ratio_neg_mean"):
         summary[name] = mean_metric(last_tenth, name)
     return summary
 
@@ -604,8 +547,8 @@ def mean_metric(lines, name):
     if not lines:
         return None
     values = [line[name] for line in lines]
-    masses = [line[STEP.gradient_mass] for line in lines]
-    return round(fmean(values, masses if name == STEP.positive_share else None), 3)
+    masses = [line["gradient_mass"] for line in lines]
+    return round(fmean(values, masses if name == "realised_share" else None), 3)
 
 
 def leaves(value, path=""):
@@ -626,5 +569,5 @@ def leaves(value, path=""):
 
 def test_results_are_those_of_the_files(run):
     results = read_json(run / "results.json")
-    del results[RESULT.versions]
+    del results["versions"]
     assert leaves(results) == pytest.approx(leaves(expected_results(run)))

@@ -165,8 +165,9 @@ def are_equal(pairs: Sequence[tuple[str, str]]) -> list[bool | None]:
     for gold, answer in dict.fromkeys(pairs):
         suffixes = SUFFIX.findall(gold), SUFFIX.findall(answer)
         has_another = all(suffixes) and suffixes[0] != suffixes[1]
+        is_short = len(gold) <= LONGEST and 0 < len(answer) <= LONGEST
         verdicts[gold, answer] = gold == answer
-        if gold != answer and max(len(gold), len(answer)) <= LONGEST and not has_another:
+        if gold != answer and is_short and not has_another:
             asked.append((gold, answer))
     if asked:
         # -P removes the worker's folder from sys.path, where math.py would hide Python's own.

@@ -3,23 +3,13 @@
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import pytest
-
 import train_gsm8k as gsm8k
-from toprlib.records import InputError, Sample
+from toprlib.records import Sample
 
 ROOT = Path(gsm8k.__file__).parent
-
-
-def input_error(work: Callable, *args) -> InputError:
-    """The InputError that work(*args) raises; its message has one line."""
-    with pytest.raises(InputError) as raised:
-        work(*args)
-    assert "\n" not in str(raised.value)
-    return raised.value
 
 
 def make_sample(completion: str, outcome: str, problem_id: str = "p") -> Sample:
@@ -30,32 +20,25 @@ def make_sample(completion: str, outcome: str, problem_id: str = "p") -> Sample:
     )
 
 
-def write_rows(file: Path, rows: Iterable[dict]) -> None:
-    """A JSON-lines file."""
+def write_rows(file: Path, rows: Iterable[dict]) -> str:
+    """A JSON-lines file. Returns its path as text."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(file)
 
 
 def read_rows(file: Path) -> list[dict]:
     """The rows of a JSON-lines file."""
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    with file.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
 
 
-def run_command(
-    command: Sequence[object], without: str | None = None, **variables: str
-) -> subprocess.CompletedProcess:
-    """A command, run in the project's folder to its end.
-
-    without: environment variables that begin with it are removed. variables: are added.
-    """
-    environment = dict(os.environ)
-    for name in os.environ:
-        if without is not None and name.startswith(without):
-            del environment[name]
+def run_command(command: Sequence[object], **variables: str) -> subprocess.CompletedProcess:
+    """A command, run in the project's folder to its end. variables: added to the environment."""
     return subprocess.run(
         [str(part) for part in command],
         cwd=ROOT,
-        env=environment | variables,
+        env=os.environ | variables,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

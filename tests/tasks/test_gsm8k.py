@@ -7,9 +7,10 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from task_helpers import input_error, read_rows, write_rows
+from task_helpers import read_rows, write_rows
 
 import train_gsm8k as gsm8k
+from toprlib.records import InputError, Problem
 from toprlib.settings import TINY, Settings
 
 NUMBERS = st.integers(-(10**9), 10**9)
@@ -48,7 +49,8 @@ READ_AS = {  # forms between bars
     "\u20103 | \u20113 | \u20123 | "
     r"-3/1 | is $- 3$ | so: - 3 | \boxed{- 3} | \boxed{-3} | -\mathbf{3} | \mathbf{-3} | "
     "a loss: -3 | 5 - 8 = -3 | 1 -4 = -3",
-    "3": r"COVID-3 | A-3 | (A)-3 | \text{A}-3 | 3 million-dollar houses | 19/6 ≈ 3 | "
+    "3": r"3 100-page books | 6/$2 = 3 | 4.5/1.5 = 3 | 1.5 X 2 = 3 | 3 - 0 = 3 times. | "
+    r"COVID-3 | A-3 | (A)-3 | \text{A}-3 | 3 million-dollar houses | 19/6 ≈ 3 | "
     r"**3** (6/2) | 10 - 7 = \boxed{3} | 10 - 7 = **3** | **10** - **7** = **3** | "
     r"10 - 7 = 3\text{ eggs} | **10 - 7 = 3** | 19/6 \approx 3 | so - 3 | "
     r"18 - 15 = 3 | $18 - $15 = $3 | 6 \div 2 = 3 | 3 = 1 + 2 | "
@@ -67,7 +69,7 @@ READ_AS = {  # forms between bars
     "1500": "15 hundred | 1.5 thousand",
     "1500000": "1.5 million | 1.5 Million dollars | $1,500,000 | 1 500 000 | 1500 thousand",
     None: "(1,2) | 1,2 | 12,5 | 1,2345 | 1.2.3 | 10:30 | 10-15 | 10\u201315 | 2 + 3 | 10 minus 5 | "
-    f"3/4/5 | 1/0 | 2**3 | 3² | {'9' * 101} | 4 * 10 = 40 in all | 2 - 1 = 1,5 | five | x",
+    "3/4/5 | 1/0 | 2**3 | 3² | 20 times 2 | 30/1.5 | 4 * 10 = 40 in all | 2 - 1 = 1,5 | five | x",
 }
 FORMS = []
 for value, forms in READ_AS.items():
@@ -152,6 +154,17 @@ def test_the_gold_number_is_correct_and_any_other_is_not(gold, other):
 def test_only_an_answer_without_the_marker_is_invalid():
     assert gsm8k.grade("The answer is x", Decimal(1)) == "incorrect"
     assert gsm8k.grade("1", Decimal(1)) == "invalid"
+    texts = ["The answer is x", "The answer is 2", "1"]
+    grades = gsm8k.grade_all(texts, [Problem("", "", Decimal(gold)) for gold in (1, 2, 1)])
+    assert grades == [(-1, "incorrect"), (1, "correct"), (-1, "invalid")]
+
+
+def test_long_text_takes_no_long_time():
+    """Quadratic in a megabyte would take hours, and exponential in a hundred characters, too."""
+    for text in ("The answer is " * 70_000, "The answer is " + "1 000 " * 200_000):
+        gsm8k.parse_answer(text)
+    for part in ("1 1/1 ", "- (", "1=1-", "\\frac{", "1 + (", "**", "1,000", "9"):
+        gsm8k.parse_answer("The answer is " + part * 500)
 
 
 # ---- problems ------------------------------------------------------------------------------------
@@ -167,21 +180,19 @@ def test_the_gold_answer_is_the_number_after_the_last_mark(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("row", "field"),
+    "row",
     [
-        ({"question": "?", "answer": "18"}, "answer"),
-        ({"question": "?", "answer": "####"}, "answer"),
-        ({"question": "?", "answer": "#### 18 apples"}, "answer"),
-        ({"question": "?", "answer": "#### 1,2"}, "answer"),
-        ({"question": "?"}, "answer"),
-        ({"answer": "#### 18"}, "question"),
+        {"question": "?", "answer": "18"},
+        {"question": "?", "answer": "####"},
+        {"question": "?", "answer": "#### 1,2"},
+        {"question": "?"},
+        {"answer": "#### 18"},
     ],
 )
-def test_a_row_without_a_question_or_a_gold_number_is_named(tmp_path, row, field):
+def test_a_row_without_a_question_or_a_gold_number_is_named(tmp_path, row):
     write_rows(tmp_path / "test.jsonl", [{"question": "?", "answer": "#### 1"}, row])
-    error = input_error(gsm8k.load_problems, str(tmp_path), "test")
-    assert (error.line, error.field) == (2, field)
-    assert str(tmp_path) in error.file
+    with pytest.raises(InputError, match=":2: "):
+        gsm8k.load_problems(str(tmp_path), "test")
 
 
 def test_other_columns_of_a_row_are_ignored(tmp_path):
@@ -202,7 +213,11 @@ def test_all_gold_answers_of_gsm8k_are_read_and_grade_as_correct(real):
         last_lines += [row["answer"].splitlines()[-1] for row in read_rows(real / f"{split}.jsonl")]
     for problem, last_line in zip(problems, last_lines, strict=True):
         assert problem.gold == int(last_line.removeprefix("#### ").replace(",", ""))
-        for answer in (last_line.removeprefix("####"), f"${problem.gold:,}.", f"{problem.gold}"):
+        for answer in (
+            last_line.removeprefix("####"),
+            f"${int(problem.gold):,}.",
+            f"{problem.gold}",
+        ):
             assert gsm8k.grade(f"The answer is {answer}", problem.gold) == "correct"
         for answer in ("123456789", f"{-problem.gold}" if problem.gold else "1"):
             assert gsm8k.grade(f"The answer is {answer}.", problem.gold) == "incorrect"
@@ -254,7 +269,7 @@ def test_worked_examples_precede_the_question_and_the_next_question_ends_a_compl
         asked, _, answer = shot.partition("\nA: ")
         assert asked.startswith("Q: ")
         assert gsm8k.parse_answer(answer) is not None
-    assert task.graded_text(" The answer is 7.\n\nQ: The answer is 8.") == " The answer is 7.\n"
+    assert task.stop == ("\nQ:",)
 
 
 def test_without_worked_examples_the_prompt_is_the_question():

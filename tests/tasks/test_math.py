@@ -1,28 +1,19 @@
-"""The task MATH: answers, the judge that compares them, problems and worked examples.
+"""MATH: the answer of a completion, which answers are equal, votes, problems, worked examples."""
 
-The judge limits the CPU time of a comparison. Where a test expects that answers are equal, its
-judge has hours.
-"""
-
-import gc
 import json
 import re
-import signal
-import threading
 from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
 import sympy
-from task_helpers import input_error, make_sample, write_rows
+from task_helpers import write_rows
 
-from tasks import judge as judge_module
-from tasks import math
-from tasks.judge import LONGEST, Judge
-from toprlib.evaluation import evaluate, to_answers
+from examples import math
+from toprlib.evaluation import majority_is_correct, to_answers
+from toprlib.records import InputError, Problem, Sample
 from toprlib.settings import TINY, Settings
 
-HOURS = 36_000  # in seconds
 ROW = {
     "problem": "1 + 1?",
     "level": "Level 1",
@@ -31,29 +22,17 @@ ROW = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _patience():
-    """On the busiest machine, too, a judge waits until its process answers."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(judge_module, "WALL_SECONDS", float(HOURS))
-        yield
-
-
-@pytest.fixture(scope="module")
-def patient_judge():
-    """A judge that has hours for a comparison."""
-    return Judge(HOURS)
-
-
 # ---- answers -------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         (r"\boxed{x + \boxed{3}}", "3"),
         (r"\boxed{\left\{1\right.}", r"\left\{1\right."),
+        (r"\boxed{\{a_{b_{c_{d}}}\}}", r"\{a_{b_{c_{d}}}\}"),
         (r"\fbox{4}", "4"),
         (r"it is $\boxed 5$.", "5"),
         (r"\boxed{5} and \boxed{}", "5"),
+        (r"\boxed{5} and \boxed{4", "5"),
         (r"} \boxed{5}", "5"),
         (r"\boxed{ }", None),
         (r"\boxed", None),
@@ -87,22 +66,20 @@ def patient_judge():
         (r"So \boxed{4}. The final answer is C.", "C"),
         (r"So \boxed{4}. The final answer is \pi", r"\pi"),
         (r"So \boxed{4}. The final answer is x + y.", "x + y"),
+        # unusual text, in linear time
+        (r"\boxed{" * 5_000 + "4" + "}" * 5_000, "4"),
+        (r"\boxed{" * 150_000, None),
+        (r"\boxed{" + "{" * 1_000_000, None),
+        ("final answer is " * 70_000, None),
+        (r"\boxed{" + "$" * 400 + "}", None),
     ],
 )
 def test_answer_of_a_completion(text, expected):
     assert math.extract_answer(text) == expected
 
 
-def test_equal_answers_vote_together(patient_judge):
-    task = replace(math.math_task(math.SETTINGS["laptop"]), same=patient_judge.equal)
-    texts = [r"\boxed{\sqrt{81}}", r"\boxed{3}", "none", "final answer is 9", r"\boxed{x=9}"]
-    samples = [make_sample(text, "incorrect") for text in texts]
-    assert to_answers(samples, task).votes == [
-        [r"\sqrt{81}", "3", None, r"\sqrt{81}", r"\sqrt{81}"],
-    ]
-
-
-# ---- the judge -----------------------------------------------------------------------------------
+# ---- grades --------------------------------------------------------------------------------------
+LONG = "0+" * (math.LONGEST // 2) + "1"
 EQUAL = [  # gold, and answers that a person would accept
     (r"\frac{1}{2}", r"½ | 1/2 | 0.5 | \dfrac12 | .50 | \frac{1}{2} | \frac{2}{4}"),
     ("17/5", r"3\frac{2}{5} | 3.4 | 3⅖"),
@@ -111,10 +88,7 @@ EQUAL = [  # gold, and answers that a person would accept
     ("x^{12}", "x¹²"),
     ("90^\\circ", "90° | 90"),
     (r"(-\infty, 3)", r"(-∞, 3) | x<3"),
-    (
-        "-14",
-        r"-１４ | **-14** | \textcolor{blue}{-14} | {\color{red}-14} | −14 | \mathbf{-14}",
-    ),
+    ("-14", r"-１４ | **-14** | \textcolor{blue}{-14} | {\color{red}-14} | −14 | \mathbf{-14}"),
     ("2+3i", r"2+3\mathrm{i} | 2+3\text{i} | 3i+2"),
     ("10:30", r"10{:}30"),
     ("9500", r"9 500 | 9,500 | 9{,}500 | 9\,500 | 9,\!500"),
@@ -126,15 +100,25 @@ EQUAL = [  # gold, and answers that a person would accept
     (r"\sqrt{2}+\sqrt{3}", r"\sqrt{5+2\sqrt{6}}"),
     (r"\frac{1}{2^{99}}", r"2^{-99} | \frac{2}{2^{100}}"),
     ("50\\%", "50 | 0.5"),
+    ("1,2", r"2,1 | \{1,2\} | x=1,2"),
+    (r"25\text{ cm}", r"25 | \text{25 cm}"),
+    (r"\text{(A)}", "A"),
+    *((r"\text{June 20}", "June 20"), (r"\text{Row 6}", "Row 6"), (r"\text{true}", "true")),
+    ("1011_2", "1011 | 1011_{2}"),
+    (r"7\text{ a.m.}", "7 am | 7"),
+    ("1,500,000", r"1.5 million | \$1.5\text{ million dollars}"),
+    (LONG, LONG),
 ]
 DIFFERENT = [
     ("x", "y | 5 | x^2"),
     ("x=5", "y=5 | x=-5 | x=6"),
     ("x^2", "y^2 | x^3 | 2x"),
     ("x+y", "x+z | x-y"),
-    ("3", "-3 | −3 | 33 | 3.1 | 1/3 | 30 | 3x"),
+    ("3", r"-3 | −3 | 33 | 3.1 | 1/3 | 30 | 3x | ? | \infty^{\infty}"),
     ("509", r"9 500 | 9\,500"),
     ("(2,5)", r"2,5 | \{2,5\} | (5,2) | [2,5] | 25"),
+    ("1,2", r"1 | 1<x<2 | x \in (1,2)"),
+    (r"[0,1)\cup(1,2]", "[0,2]"),
     (r"\{1,2\}", r"\{1,3\} | \{1\}"),
     ("7", "8=7 | 7=8 | 6+2=7"),
     ("0.0001", "0.00010001 | 0.0002 | 0"),
@@ -144,133 +128,15 @@ DIFFERENT = [
     (r"\frac{10^6}{10^{30}}", r"\frac{10^6+1}{10^{30}}"),
     (r"\sqrt{2}\cdot10^{-20}", r"\sqrt{3}\cdot10^{-20}"),
     (r"\frac{1}{2}", r"⅓ | 2 | -½"),
+    ("1011_2", "1011_3"),
+    (r"7\text{ a.m.}", r"7\text{ p.m.}"),
+    (r"\$1.5\text{ million}", "1.5"),
+    (LONG, "1"),
+    ("1", LONG),
+    # computed as any other
+    ("3", "\ud800 | __import__('os').getcwd() | " + r"\frac{" * 6 + "}" * 6),
 ]
-
-
-def list_pairs(table):
-    pairs = []
-    for gold, answers in table:
-        for answer in answers.split(" | "):
-            pairs.append((gold, answer))
-    return pairs
-
-
-@pytest.mark.parametrize(("gold", "answer"), list_pairs(EQUAL))
-def test_right_answers_are_equal(gold, answer, patient_judge):
-    assert patient_judge.equal(gold, answer) is True
-
-
-@pytest.mark.parametrize(("gold", "answer"), list_pairs(DIFFERENT))
-def test_wrong_answers_are_different(gold, answer, patient_judge):
-    assert patient_judge.equal(gold, answer) is False
-
-
-HOSTILE_ANSWERS = {  # none of them is equal to 3
-    "nested braces": (r"\boxed{" + "{" * 50 + "4" + "}" * 50 + "}", "abandoned"),
-    "a tower of powers": (r"\boxed{9^{9^{9^9}}}", "abandoned"),
-    "boxes in boxes": (r"\boxed{" * 5_000 + "4" + "}" * 5_000, "incorrect"),
-    "fractions": (r"\boxed{" + r"\frac{" * 70 + "}" * 70 + "}", "incorrect"),
-    "a lone surrogate": ("\\boxed{\ud800}", "incorrect"),
-    "code": (r"\boxed{__import__('os').getcwd()}", "incorrect"),
-    "a megabyte of boxes": (r"\boxed{" * 150_000, "invalid"),
-    "final answers": ("final answer is " * 70_000, "invalid"),
-    "dollars": (r"\boxed{" + "$" * 400 + "}", "invalid"),
-}
-
-
-def test_hostile_text_is_graded_like_any_other():
-    judge = Judge(seconds=1)
-    for name, (text, expected) in HOSTILE_ANSWERS.items():
-        assert math.grade(text, "3", judge) == expected, name
-    assert judge.equal("9^{9^{9^9}}", "9^{9^{9^8}}") is None
-
-
-def test_a_limit_of_cpu_time_is_not_one_of_the_wall_clock():
-    """The process gets a tenth of a processor, as on a machine with much else to do."""
-    gold = r"\cup".join(f"[{3 * index},{3 * index + 1}]" for index in range(20))
-    answer = r"\cup".join(f"[{3 * index},{3 * index + 1}]" for index in reversed(range(20)))
-    judge = Judge(seconds=5)
-    assert judge.equal("1", "2") is False  # the process has started
-    is_finished = threading.Event()
-
-    def slow_down():
-        while not is_finished.is_set():
-            judge._process.send_signal(signal.SIGSTOP)
-            is_finished.wait(0.09)
-            judge._process.send_signal(signal.SIGCONT)
-            is_finished.wait(0.01)
-
-    thread = threading.Thread(target=slow_down)
-    thread.start()
-    try:
-        assert judge.equal(gold, answer) is True
-    finally:
-        is_finished.set()
-        thread.join()
-
-
-def test_a_long_answer_equals_itself_alone(patient_judge):
-    within = "0+" * (LONGEST // 2 - 1) + "1"
-    beyond = "0+" * (LONGEST // 2) + "1"
-    assert len(within) < LONGEST < len(beyond)
-    assert patient_judge.equal(within, "1")
-    assert not patient_judge.equal(beyond, "1")
-    assert not patient_judge.equal("1", beyond)
-    assert patient_judge.equal(beyond, beyond)
-
-
-def test_a_judge_whose_process_has_ended_starts_another(patient_judge):
-    assert patient_judge.equal("1/2", "0.5")
-    first = patient_judge._process
-    first.kill()
-    first.wait()
-    assert patient_judge.equal("1/4", "0.25")
-    assert patient_judge._process.pid != first.pid
-
-
-def test_a_comparison_that_was_given_up_is_not_kept_as_false(patient_judge, monkeypatch):
-    assert patient_judge.equal("1/8", "0.125")
-    process = patient_judge._process
-    process.send_signal(signal.SIGSTOP)  # it never answers
-    monkeypatch.setattr(judge_module, "WALL_SECONDS", 0.1)
-    assert patient_judge.equal("1/5", "0.2") is None
-    assert process.poll() is not None
-    monkeypatch.setattr(judge_module, "WALL_SECONDS", float(HOURS))
-    assert patient_judge.equal("1/5", "0.2") is True
-
-
-def test_abandoned_comparisons_are_counted():
-    task = math.math_task(math.SETTINGS["laptop"])
-    grades = ["correct", "abandoned", "incorrect", "abandoned", "abandoned"]
-    samples = [make_sample(rf"\boxed{{{number}}}", grade) for number, grade in enumerate(grades)]
-    entry = evaluate(samples, task, k=1, seed=0)
-    assert entry["abandoned"] == pytest.approx(0.6)
-    assert entry["correct"] == pytest.approx(0.2)
-    assert {sample.reward for sample in samples if sample.outcome == "abandoned"} == {-1.0}
-
-
-def test_an_answer_after_an_interrupt_is_not_taken_for_that_to_the_next_question(
-    patient_judge, monkeypatch
-):
-    assert patient_judge.equal("3/4", "0.75")
-    monkeypatch.setattr(patient_judge, "_receive", Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        patient_judge.equal("3", "4")
-    monkeypatch.undo()
-    assert patient_judge.equal("5", "5.0")
-
-
-def test_the_process_ends_with_its_judge():
-    judge = Judge(HOURS)
-    judge.equal("1", "2")
-    process = judge._process
-    assert process.poll() is None
-    del judge
-    gc.collect()
-    assert process.poll() is not None
-
-
-# ---- the problems of tiny/math -------------------------------------------------------------------
+ENDLESS = [("3", "9^{9^{9^9}}")]
 # A part of each question, and its answer for sympy to work out.
 SOLUTIONS = {
     "fraction of the loaf": "(12 - 9) / 12",
@@ -299,33 +165,96 @@ SOLUTIONS = {
 }
 
 
-@pytest.fixture(scope="module")
-def tiny_problems():
+def gold_rows():
+    """Gold answers of tiny/math: each in another form, and those that sympy works out."""
     folder = str(TINY / "math")
-    return math.load_problems(folder, "train") + math.load_problems(folder, "test")
-
-
-def test_gold_answers_are_read_by_math_verify(tiny_problems, patient_judge):
-    assert len({problem.question for problem in tiny_problems}) == 32
-    for problem in tiny_problems:
-        # `_ask`, because `equal` would not ask for a text and itself.
-        assert patient_judge._ask(problem.gold, problem.gold)
-        assert math.grade(r"\boxed{123456}", problem.gold, patient_judge) == "incorrect"
-
-
-def test_gold_answers_are_those_of_sympy(tiny_problems, patient_judge):
+    problems = math.load_problems(folder, "train") + math.load_problems(folder, "test")
+    assert len({problem.question for problem in problems}) == 32
+    rows = [(problem.gold, rf"\displaystyle {problem.gold}", "correct") for problem in problems]
     for part, expression in SOLUTIONS.items():
-        [problem] = [problem for problem in tiny_problems if part in problem.question]
-        expected = sympy.latex(sympy.sympify(expression))
-        assert patient_judge.equal(problem.gold, expected), problem.question
+        [gold] = [problem.gold for problem in problems if part in problem.question]
+        rows.append((gold, sympy.latex(sympy.sympify(expression)), "correct"))
+    return rows
+
+
+def test_grades():
+    """All at once: each call of `grade` starts a process that imports math-verify."""
+    rows = gold_rows()
+    for expected, table in (("correct", EQUAL), ("incorrect", DIFFERENT), ("abandoned", ENDLESS)):
+        for gold, answers in table:
+            rows += [(gold, answer, expected) for answer in answers.split(" | ")]
+    texts = [rf"\boxed{{{answer}}}" for _, answer, _ in rows]
+    grades = math.grade(texts, [Problem("", "", gold) for gold, _, _ in rows])
+    wrong = []
+    for (gold, answer, expected), grade in zip(rows, grades, strict=True):
+        if grade != (1.0 if expected == "correct" else -1.0, expected):
+            wrong.append((gold, answer, grade))
+    assert wrong == []
+
+
+def test_a_worker_that_cannot_work_is_no_grade(monkeypatch, tmp_path):
+    monkeypatch.setattr(math, "WORKER", tmp_path / "missing.py")
+    with pytest.raises(math.subprocess.CalledProcessError):
+        math.grade([r"\boxed{4}"], [Problem("", "", "3")])
+    assert math.grade(["4", r"\boxed{3}"], [Problem("", "", "3")] * 2) == [
+        (-1.0, "invalid"),
+        (1.0, "correct"),
+    ]
+
+
+# Golds, and answers that are votes of their own though they are equal.
+SEPARATE_VOTES = {
+    *(r"\frac{2}{\sqrt{2}}", r"x \cdot x", "x<3", r"\mathbf{-14}", "3i+2", "0.333333", "5+2=7"),
+    *(r"\sqrt{5+2\sqrt{6}}", "2^{-99}", r"\frac{2}{2^{100}}", "0.5", "2,1", r"\{1,2\}"),
+    *(r"\text{25 cm}", "A", "1011", "7 am", "7", "1.5 million", r"\$1.5\text{ million dollars}"),
+}
+
+
+def vote(answer):
+    return math.parse_vote(rf"\boxed{{{answer}}}")
+
+
+def test_equal_answers_vote_together_and_different_ones_do_not():
+    for gold, answers in EQUAL:
+        separate = {answer for answer in answers.split(" | ") if vote(answer) != vote(gold)}
+        assert separate <= SEPARATE_VOTES
+    for gold, answers in DIFFERENT:
+        assert vote(gold) not in [vote(answer) for answer in answers.split(" | ")]
+    assert vote("3,-3") != vote("3")
+
+
+def test_the_majority_of_a_problem():
+    texts = [r"\boxed{3}", r"\boxed{0.5}", "none", r"final answer is \dfrac12", r"\boxed{x=1/2}"]
+    samples = []
+    for text in texts:
+        outcome = "correct" if "2" in text or "5" in text else "incorrect"
+        sample = {"problem_id": "p", "prompt": "?", "completion": text, "outcome": outcome}
+        samples.append(Sample(**sample, reward=1.0))
+    task = math.math_task(math.SETTINGS["laptop"])
+    answers = to_answers(samples, task)
+    assert answers.votes == [["3", "1/2", None, "1/2", "1/2"]]
+    assert majority_is_correct(answers, 0, range(5))
 
 
 # ---- problems and worked examples ----------------------------------------------------------------
-def test_problems_of_the_original_folders_are_in_a_mixed_order(tmp_path):
-    for number in range(12):
-        file = tmp_path / "train" / "prealgebra" / f"{number}.json"
+def write_folders(folder, rows):
+    """MATH's own layout: a file for each problem."""
+    for number, row in enumerate(rows):
+        file = folder / "train" / "prealgebra" / f"{number}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(ROW | {"problem": f"{number}?"}, indent=4))
+        file.write_text(json.dumps(row, indent=4))
+
+
+def write_lines(folder, rows):
+    write_rows(folder / "train.jsonl", rows)
+
+
+FOLDERS = pytest.param(write_folders, marks=pytest.mark.slow)  # imports `datasets`
+
+
+@pytest.mark.parametrize("write", [write_lines, FOLDERS])
+def test_problems_are_in_a_mixed_order(tmp_path, write):
+    write(tmp_path, [ROW | {"problem": f"{number}?"} for number in range(12)])
     problems = math.load_problems(str(tmp_path), "train")
     contents = {(problem.question, problem.gold) for problem in problems}
     assert contents == {(f"{number}?", "2") for number in range(12)}
@@ -341,34 +270,34 @@ def test_math_500_has_the_answer_by_itself(tmp_path):
     assert problem.gold == "2"
 
 
-@pytest.mark.parametrize("change", [{"solution": r"It is \boxed{2"}, {"solution": None}])
-def test_a_problem_without_an_answer_is_named(tmp_path, change):
-    write_rows(tmp_path / "train.jsonl", [ROW, ROW | change])
-    error = input_error(math.load_problems, str(tmp_path), "train")
-    assert (error.file, error.line) == (str(tmp_path / "train.jsonl"), 2)
-    assert error.field == "solution"
+@pytest.mark.parametrize("solution", [r"It is \boxed{2", ""])
+def test_a_problem_without_an_answer_is_named(tmp_path, solution):
+    write_rows(tmp_path / "train.jsonl", [ROW, ROW | {"solution": solution}])
+    with pytest.raises(InputError, match="train:2:"):
+        math.load_problems(str(tmp_path), "train")
 
 
-def test_worked_examples_have_a_solution_and_a_final_answer():
-    task = math.math_task(Settings(data=str(TINY / "math"), shots=4))
-    prompt = task.prompt(task.train[0])
-    parts = re.split("\n\n(?=Problem:\n)", prompt)
-    assert len(parts) == 5
-    assert parts[-1] == f"Problem:\n{task.train[0].question}\n\nSolution:"
-    for shot in parts[:-1]:
-        _, _, solution = shot.partition("\n\nSolution: ")
-        assert math.extract_answer(solution) is not None
-    assert task.graded_text(" It is 2.\n\nProblem: 3?") == " It is 2.\n"
+def test_the_paper_trains_on_all_subjects_and_tests_on_math_500(monkeypatch):
+    load_rows = Mock(side_effect=lambda *_: [math.MathRow(problem="1?", answer="1")])
+    monkeypatch.setattr(math, "load_rows", load_rows)
+    math.math_task(math.SETTINGS["paper"])
+    calls = {call.args[:2] + call.args[3:] for call in load_rows.call_args_list}
+    expected = {("EleutherAI/hendrycks_math", "train", subject) for subject in math.SUBJECTS}
+    assert calls == expected | {("HuggingFaceH4/MATH-500", "test", None)}
+    assert len(math.SUBJECTS) == 7
 
 
-def test_problems_of_the_worked_examples_are_not_trained_on(tmp_path):
+def test_worked_examples_precede_the_problem_and_are_not_trained_on(tmp_path):
     """They are training problems of MATH, there with other spaces and punctuation."""
     task = math.math_task(Settings(data=str(TINY / "math"), shots=4))
+    *shots, question = re.split("\n\n(?=Problem:\n)", task.prompt(task.train[0]))
+    assert question == f"Problem:\n{task.train[0].question}\n\nSolution:"
+    assert task.stop == ("\nProblem:",)
     rows = [ROW]
-    endings = iter((".}", "", " ", "\n"))
-    for shot in re.split("\n\n(?=Problem:\n)", task.prompt(task.train[0]))[:4]:
-        question = shot.removeprefix("Problem:\n").partition("\n\nSolution:")[0]
-        rows.append(ROW | {"problem": question.replace("  ", " ") + next(endings)})
+    for shot, ending in zip(shots, (".}", "", " ", "\n"), strict=True):
+        problem, _, solution = shot.removeprefix("Problem:\n").partition("\n\nSolution: ")
+        assert math.extract_answer(solution) is not None
+        rows.append(ROW | {"problem": problem.replace("  ", " ") + ending})
     write_rows(tmp_path / "train.jsonl", rows)
     write_rows(tmp_path / "test.jsonl", rows)
     settings = Settings(data=str(tmp_path), shots=4)

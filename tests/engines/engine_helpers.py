@@ -13,7 +13,6 @@ from toprlib.records import Engine, Grade, Problem, Prompt, Task
 
 MODEL = str(Path(__file__).parents[2] / "tiny" / "two_thirds")
 PROMPT = "Q: Ada has 31 apples and finds 45 more. How many apples does Ada have now?\nA:"
-START = PROMPT + " So."  # many tokens are likely after it
 
 
 def make_prompts(lm, texts):

@@ -8,17 +8,14 @@ import weakref
 from collections import Counter
 from copy import deepcopy
 from itertools import chain
-from unittest.mock import MagicMock
 
 import pytest
 import torch
 from engine_helpers import (
     MODEL,
     PROMPT,
-    START,
     check_seeds,
     check_stop_string,
-    deviating_tokens,
     exact_logprobs,
     generate,
     make_prompts,
@@ -28,8 +25,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from toprlib import hf_sampler, sampling
 from toprlib.language_model import load_tokenizer
-from toprlib.records import Grade, InputError, Prompt, Task
-from toprlib.sampling import hf_engine, sample_to_file
+from toprlib.records import InputError, Prompt
+from toprlib.sampling import hf_engine
 from toprlib.settings import Settings
 
 
@@ -37,16 +34,6 @@ from toprlib.settings import Settings
 def test_completions_depend_on_their_seeds_alone(make_hf_engine, lm):
     engine = make_hf_engine(max_new_tokens=24, temperature=2.0)
     check_seeds(engine, make_prompts(lm, [PROMPT])[0])
-
-
-@pytest.mark.parametrize("top_k", [500, 0, -1])
-def test_tokens_have_the_models_distribution(make_hf_engine, lm, top_k):
-    engine = make_hf_engine(top_k=top_k, max_new_tokens=1)
-    [completions] = generate(engine, make_prompts(lm, [START]), n=1000)
-    tokens = [fields["token_ids"][0] for fields in completions]
-    p = exact_logprobs(lm, START, tokens[:1])[0].exp()
-    assert (p > 0.02).sum() > 5
-    assert deviating_tokens(tokens, p.tolist()) == []
 
 
 def probabilities(model, prompt, settings, tokens=()):
@@ -58,7 +45,7 @@ def probabilities(model, prompt, settings, tokens=()):
     logits = model(torch.tensor([[*prompt, *tokens]])).logits[0, -1].double()
     logits = logits / settings.temperature
     likeliest = sorted(range(len(logits)), key=lambda token: -logits[token])
-    likeliest = likeliest[: settings.top_k or None]
+    likeliest = likeliest[: settings.top_k if settings.top_k > 0 else None]
     p = logits[likeliest].softmax(0).tolist()
     kept = {}
     for token, p_token in zip(likeliest, p, strict=True):
@@ -95,7 +82,7 @@ def four_tokens(lm):
 
 @pytest.mark.parametrize(
     ("temperature", "top_p", "top_k"),
-    [(0.7, 1.0, 0), (1.0, 1.0, 2), (1.0, 0.6, 0), (0.7, 0.8, 3)],
+    [(0.7, 1.0, 0), (1.0, 1.0, 2), (1.0, 0.6, -1), (0.7, 0.8, 3), (1.0, 1.0, 500)],
 )
 def test_completions_are_as_frequent_as_they_are_likely(
     monkeypatch, four_tokens, temperature, top_p, top_k
@@ -120,9 +107,8 @@ def test_completions_are_as_frequent_as_they_are_likely(
             chi_square += (counts[completion] - n * p) ** 2 / (n * p)
         # About as many degrees of freedom as completions: five standard deviations above the mean.
         assert chi_square < len(expected) + 5 * math.sqrt(2 * len(expected))
-    for prompt, fields in sampled[::1000]:
+    for _, fields in sampled[::1000]:
         assert fields["finish_reason"] == ("stop" if fields["token_ids"][-1] == 2 else "length")
-        assert prompt in (0, 1)
 
 
 @pytest.mark.parametrize("changes", [{"top_p": 0.9, "top_k": 50}, {"temperature": 2.0}], ids=str)
@@ -291,18 +277,3 @@ def test_ctrl_c_stops_the_threads_that_sample(make_hf_engine, lm):
         hook.remove()
     assert sampling_threads() == []
     assert generate(make_hf_engine(max_new_tokens=8), prompts)  # as before
-
-
-def test_ctrl_c_between_two_samples_stops_the_threads(make_hf_engine, lm, monkeypatch, tmp_path):
-    """They have more batches to compute when the first sample has come."""
-    monkeypatch.setattr(hf_sampler, "MAX_BATCH_TOKENS", 1)
-    bar = MagicMock()
-    bar.__enter__.return_value.update.side_effect = KeyboardInterrupt
-    bar.__exit__.return_value = None
-    monkeypatch.setattr(sampling, "progress_bar", lambda *args, **options: bar)
-    engine = make_hf_engine(lm._replace(ends=[]), max_new_tokens=50)
-    task = Task("own", [], [], grade=lambda texts, problems: [Grade(1.0, "correct")] * len(texts))
-    prompts = make_prompts(lm, [PROMPT])
-    with pytest.raises(KeyboardInterrupt):
-        sample_to_file(tmp_path / "samples.jsonl", engine, prompts, n=20, seed=0, task=task)
-    assert sampling_threads() == []

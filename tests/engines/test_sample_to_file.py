@@ -112,16 +112,6 @@ def test_a_killed_call_resumes_after_its_last_complete_chunk(tmp_path, monkeypat
     assert seeds == [SEED, SEED + 2 * N, SEED + 4 * N]
 
 
-@pytest.mark.parametrize("size", [0, 1, 100, 700, -200, -1])
-def test_a_part_may_end_anywhere(tmp_path, size):
-    """Bytes of a complete part; negative ones are counted from its end."""
-    file = tmp_path / "samples.jsonl"
-    content = to_content(expected_rows(5))
-    (tmp_path / "samples.jsonl.part-0").write_text(content[:size])
-    sample_to_file(file, make_fake_engine([]), count_to(5), N, SEED, fake_task())
-    assert read(file) == expected_rows(5)
-
-
 # ---- several ranks -------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("ranks", "gpus", "expected"),

@@ -4,7 +4,7 @@ import math
 import random
 from collections import Counter
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import chain
 
 import pytest
 import torch
@@ -93,20 +93,6 @@ def test_every_sample_that_fits_may_be_chosen_and_no_other(name, size, share, ma
     for seed in range(40):
         seen |= set(dataset.choose_samples(name, SAMPLES, size, random.Random(seed), share))
     assert seen == may
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("uniform", [0, 1, 2, 8]),
-        ("positives_only", [0, 3, 5, 8]),
-        ("anna_karenina", [0, 4, 5, 8]),
-        ("proportion", [0, 1, 4, 9]),
-    ],
-)
-def test_a_seed_chooses_what_it_chose_for_the_published_results(name, expected):
-    samples = to_samples([1.0, -1.0, -1.0, 0.0], [-1.0, 1.0, -0.5, -1.0], [1.0, -1.0])
-    assert dataset.choose_samples(name, samples, 4, random.Random(2), share=0.25) == expected
 
 
 # ---- baselines -----------------------------------------------------------------------------------
@@ -282,14 +268,6 @@ def test_pairs_are_distinct_and_of_both_signs(prompts, per_prompt, seed):
     assert Counter(tuple(positive.prompt_ids) for positive, _ in pairs) == expected
 
 
-def test_pairs_of_a_prompt_are_drawn_without_listing_all():
-    """Of 400 million pairs, a list of which would fill the memory."""
-    examples = [Example([7], [2], (-1.0) ** number, number) for number in range(40_000)]
-    pairs = dataset.pair_examples(examples, random.Random(0))
-    assert len(pairs) == MAX_PAIRS
-    assert max(pair[1].sample for pair in pairs) > 20_000
-
-
 def test_each_epoch_has_an_order_of_its_own(lm):
     samples = [sample_of(lm, prompt=f"{number} =") for number in range(6)]
     rows = choose(1, samples, lm, Task("sums", [], [], grade=zip), Settings(epochs=3))
@@ -299,13 +277,6 @@ def test_each_epoch_has_an_order_of_its_own(lm):
     assert len(set(epochs)) == 3
     assert [example.row for [example] in rows] == list(range(18))
     assert dataset.group_rows(chain.from_iterable(rows)) == rows
-
-
-@pytest.mark.parametrize("is_paired", [False, True])
-def test_prompts_are_mixed(is_paired):
-    rows = make_rows(random_examples(prompts=8, per_prompt=8), is_paired)
-    changes = [row[0].prompt_ids != following[0].prompt_ids for row, following in pairwise(rows)]
-    assert sum(changes) > len(rows) / 2
 
 
 # ---- the optimizer steps of an epoch -------------------------------------------------------------
@@ -347,18 +318,11 @@ def test_steps_of_all_ranks_have_every_row_once(
         assert {plan.completions for plan in plans} == {len(examples)}
         passes = math.ceil(math.ceil(len(expected) / of_ranks) / rows_per_pass)
         assert {len(plan.micro_batches) for plan in plans} == {passes}
+        fillers = [example for example in chain.from_iterable(micro_batches) if example.row < 0]
+        assert all(example.reward == 0 for example in fillers)
         for micro_batch in micro_batches:
             assert 1 <= len(micro_batch) <= max(micro_batch_size, per_row)
             assert len({example.row for example in micro_batch}) * per_row == len(micro_batch)
-
-
-@pytest.mark.parametrize("is_paired", [False, True])
-def test_a_filler_has_reward_0(is_paired):
-    rows = make_rows(random_examples(prompts=2, per_prompt=4), is_paired)[:3]
-    [(first, second)] = plans_of_ranks(rows, 8, micro_batch_size=1, of_ranks=2)
-    assert all(example.row >= 0 for example in chain.from_iterable(first.micro_batches))
-    filler = second.micro_batches[-1]
-    assert [(example.row, example.reward) for example in filler] == [(-1, 0.0)] * len(rows[0])
 
 
 def test_one_rank_has_no_filler_and_rows_by_length():
@@ -408,21 +372,3 @@ def test_batch_is_padded_on_both_sides(prompts, per_prompt, seed):
     assert actual.input_ids.dtype == torch.long
     assert actual.token_logmu.dtype == actual.reward.dtype == torch.float32
     assert actual.input_ids.max() < VOCABULARY
-
-
-def test_steps_become_tensors_one_by_one(monkeypatch):
-    rows = number_rows([[example] for example in random_examples(prompts=3, per_prompt=2)])
-    plans = plan_steps(rows, 4, 2)
-    collated = []
-
-    def counting(examples):
-        collated.append(examples)
-        return collate(examples)
-
-    monkeypatch.setattr(dataset, "collate", counting)
-    steps = dataset.to_tensors(plans)
-    micro_batches, completions = next(steps)
-    assert (len(micro_batches), completions) == (2, 4)
-    assert collated == plans[0].micro_batches
-    micro_batches, completions = next(steps)
-    assert (len(micro_batches), completions) == (1, 2)

@@ -6,21 +6,18 @@ from itertools import permutations
 from statistics import fmean, pvariance
 from unittest import mock
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from toprlib import evaluation
 from toprlib.evaluation import (
-    Answers,
     any_correct,
     estimate,
     evaluate,
     majority_is_correct,
     mean_reward,
     to_answers,
-    to_table,
 )
 from toprlib.records import Sample, Task
 
@@ -106,14 +103,6 @@ def test_a_tie_goes_to_the_answer_that_came_first(letters, expected):
     assert majority_is_correct(backwards, 0, samples[::-1]) is expected
 
 
-def test_the_seed_decides_which_samples_are_chosen():
-    first, same, other = (
-        estimate(majority_is_correct, make_answers(*QUESTIONS), 3, seed) for seed in (0, 0, 1)
-    )
-    assert first == same
-    assert first != other
-
-
 def test_the_first_outcome_is_correct_whatever_the_reward():
     rewards = {"r": -3.0, "w": 2.0, "-": 0.0}
     samples = make_samples("rw", "-w", rewards=rewards)
@@ -174,28 +163,3 @@ def test_an_entry_has_the_metrics_of_its_task(k, functions, rewards, expected):
     entry = evaluate(samples, make_task(**functions), k, seed=0)
     assert [*entry] == [*OUTCOMES, *expected, "questions", "samples_per_question"]
     assert (entry["questions"], entry["samples_per_question"]) == (2, 3)
-
-
-def test_an_estimate_of_one_sample_is_exact_and_its_error_is_not_that_of_questions():
-    answers = Answers(np.array([[True] * 3 + [False] * 2, [True] + [False] * 4]))
-    actual = estimate(any_correct, answers, 1, seed=0)
-    assert actual["mean"] == pytest.approx(0.4)
-    variance = (pvariance([1, 1, 1, 0, 0]) + pvariance([1, 0, 0, 0, 0])) / 4
-    assert actual["se"] == pytest.approx(math.sqrt(variance / 4), rel=0.3)
-
-
-# ---- the table -----------------------------------------------------------------------------------
-def test_a_table_has_a_column_for_each_entry_and_two_standard_errors():
-    entries = []
-    for share in (0.25, 0.5, 0.625):
-        metrics = {"pass@1": {"mean": share, "se": 0.01}, "pass@4": {"mean": share, "se": None}}
-        entries.append({"samples_seen": 64, "right": share, **metrics, "questions": 9})
-    iterations = [{"after": entry} for entry in entries[1:]]
-    table = to_table({"before": entries[0], "iterations": iterations})
-    numbers = [list(column.cells) for column in table.columns]
-    assert numbers[0] == ["right", "pass@1", "pass@4"]
-    assert numbers[1:] == [
-        ["25.0 %", "25.0 ± 2.0 %", "25.0 %"],
-        ["50.0 %", "50.0 ± 2.0 %", "50.0 %"],
-        ["62.5 %", "62.5 ± 2.0 %", "62.5 %"],
-    ]

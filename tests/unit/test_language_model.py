@@ -75,33 +75,17 @@ def test_ends_are_of_the_turn_the_tokenizer_and_the_generation_config(
     assert lm.text([ids[-1], 5]) == lm.tokenizer.decode([ids[-1], 5])  # only the last token
 
 
-@pytest.mark.parametrize(
-    ("template", "marks", "uses_chat", "option"),
-    [
-        (None, {"eos_token": None}, False, "--model"),
-        (NO_END, {}, True, "--chat"),
-    ],
-)
-def test_a_tokenizer_without_an_end_is_refused(tmp_path, template, marks, uses_chat, option):
-    folder = make_folder(tmp_path, None, template, **marks)
-    with pytest.raises(InputError, match=option):
-        load_tokenizer(folder, uses_chat)
-
-
-def test_a_tokenizer_that_ends_prompts_is_refused(tmp_path):
-    folder = make_folder(tmp_path)
+def test_a_tokenizer_without_an_end_or_that_ends_prompts_is_refused(tmp_path):
+    with pytest.raises(InputError, match="--model"):
+        load_tokenizer(make_folder(tmp_path, eos_token=None))
+    folder = make_folder(tmp_path, template=NO_END)
+    with pytest.raises(InputError, match="--chat"):
+        load_tokenizer(folder, uses_chat=True)
     lm = load_tokenizer(folder)
     marks = [("<eos>", lm.ends[0])]
     lm.tokenizer.backend_tokenizer.post_processor = TemplateProcessing("$A <eos>", None, marks)
     lm.tokenizer.save_pretrained(folder)
     with pytest.raises(InputError, match="ends prompts"):
-        load_tokenizer(folder)
-
-
-def test_an_adapter_is_refused(tmp_path):
-    folder = make_folder(tmp_path)
-    (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(InputError, match="adapter"):
         load_tokenizer(folder)
 
 

@@ -103,12 +103,6 @@ def test_ppo_is_the_smaller_of_two_objectives(eps):
         assert ppo_loss(*arguments, eps=eps).item() == pytest.approx(expected)
 
 
-def test_ppo_is_finite_where_the_ratio_overflows():
-    arguments = inputs([1.0, 0.0, -1.0], [2000.0, 2000.0, -2000.0], [1, 2, 1])
-    assert ppo_loss(*arguments).item() == pytest.approx(-(1.2 - 0.8) / 3)
-    assert gradient(ppo_loss, arguments).eq(0).all()
-
-
 # ---- DPO -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("beta", [0.1, 2.0])
 @pytest.mark.parametrize(("denominator", "pairs"), [(None, 2), (10, 5)])
@@ -227,8 +221,9 @@ def test_an_empty_completion_and_a_reward_of_nan_are_refused(name):
         METHODS[name].loss(token_logp, token_logmu, reward, empty)
     with pytest.raises(ValueError, match="reward"):
         METHODS[name].loss(token_logp, token_logmu, reward * math.nan, mask)
+    values = torch.ones(4, 0)
     with pytest.raises(ValueError, match="shapes"):
-        METHODS[name].loss(torch.ones(4, 0), torch.ones(4, 0), torch.ones(4), torch.ones(4, 0))
+        METHODS[name].loss(values, values, torch.ones(4), values)
 
 
 @pytest.mark.parametrize("eps", [-0.1, 1.5, math.nan])

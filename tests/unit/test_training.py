@@ -31,9 +31,9 @@ def make_weights():
     return torch.nn.ParameterList([torch.nn.Parameter(torch.randn(shape)) for shape in SHAPES])
 
 
-def take_ten_steps(weights, optimizer):
+def take_steps(weights, optimizer):
     """With gradients of sizes for which the update's clip acts or not; returns all elements."""
-    for step in range(10):
+    for step in range(4):
         for weight, shape in zip(weights, SHAPES, strict=True):
             gradient = torch.randn(shape) * 3.0 ** (step % 3)
             if dist.is_initialized():
@@ -48,7 +48,7 @@ def take_own_steps():
     weights = make_weights()
     if dist.is_initialized():
         fully_shard(weights)
-    return take_ten_steps(weights, Adafactor(weights.parameters(), lr=1e-2))
+    return take_steps(weights, Adafactor(weights.parameters(), lr=1e-2))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -57,22 +57,9 @@ def test_adafactor_is_that_of_transformers(tmp_path, ranks):
     weights = make_weights()
     options = {"lr": 1e-2, "scale_parameter": False, "relative_step": False}
     optimizer = transformers.Adafactor(weights.parameters(), **options)
-    expected = take_ten_steps(weights, optimizer)
+    expected = take_steps(weights, optimizer)
     actual = take_own_steps() if ranks == 1 else on_two_ranks(take_own_steps, tmp_path)
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["adamw", "adafactor", "sgd"])
-def test_weights_do_not_decay(lm, name):
-    settings = Settings(optimizer=name, lr=0.1)
-    trained, optimizer = training.load_for_training(lm, MODEL, settings)
-    before = [weight.detach().clone() for weight in trained.model.parameters()]
-    for weight in trained.model.parameters():
-        weight.grad = torch.zeros_like(weight)
-    optimizer.step()
-    torch.testing.assert_close(list(trained.model.parameters()), before, rtol=0, atol=0)
-    assert optimizer.param_groups[0]["lr"] == 0.1
-    assert trained.tokenizer is lm.tokenizer
 
 
 # ---- LoRA ----------------------------------------------------------------------------------------

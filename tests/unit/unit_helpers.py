@@ -96,12 +96,6 @@ def unpadded_logprobs(model, example):
     return torch.stack(values)
 
 
-def with_logmu_of(model, batch):
-    """The batch with log mu by the model as it is: pi = mu."""
-    with torch.no_grad():
-        return batch._replace(token_logmu=topr.token_logprobs(model, batch))
-
-
 def flat_weights(model):
     return torch.cat([weight.detach().flatten() for weight in model.parameters()])
 

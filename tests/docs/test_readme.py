@@ -40,8 +40,8 @@ def test_documented_commands_are_understood(command):
     elif "-m" in words:
         assert find_spec(words[words.index("-m") + 1]) is not None
     else:
-        files = [word for word in words if word.endswith(".py")]
-        assert all((ROOT / file).exists() for file in files)
+        [file] = [word for word in words if word.endswith(".py")]
+        assert (ROOT / file).exists() or file == "my_task.py"  # of docs/own_task.md
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/in_your_trainer.md"])

@@ -12,10 +12,20 @@ run: .venv/ready
 	.venv/bin/python train_gsm8k.py $(ARGS)
 
 smoke: .venv/ready
-	.venv/bin/python scripts/smoke.py $(ARGS)
+	.venv/bin/python tests/smoke.py $(ARGS)
 
 notebooks: .venv/ready
 	.venv/bin/jupyter lab --LabApp.default_url=/lab/tree/notebooks $(ARGS)
+
+# Marp and the fonts come from npm, and Chromium prints.
+lecture: build/lecture/ready chromium
+	cd docs/lecture && CHROME_NO_SANDBOX=1 ../../build/lecture/node_modules/.bin/marp slides.md \
+		handout.md --html --theme-set . --allow-local-files --pdf --pdf-notes
+
+build/lecture/ready:
+	npm install --prefix $(@D) --no-save --no-audit --no-fund @marp-team/marp-cli@4.5.1 \
+		@fontsource/source-sans-3@5.3.1 @fontsource/inconsolata@5.3.0
+	touch $@
 
 # ---- tests ---------------------------------------------------------------------------------------
 # Two processes with one thread each; a file stays in one process, in the order of tests/conftest.py.

@@ -1,4 +1,4 @@
-"""Small chat models: chat templates of three families, the tiny tokenizer, untrained weights."""
+"""Small chat models: chat templates of two families, the tiny tokenizer, untrained weights."""
 
 from pathlib import Path
 
@@ -29,11 +29,7 @@ CHATML = """{%- if messages[0]['role'] != 'system' -%}
     {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' -}}
 {%- endfor -%}
 {{- '<|im_start|>assistant\\n' if add_generation_prompt else '' -}}"""
-PHI = """{%- for message in messages -%}
-    {{- '<|' + message['role'] + '|>\\n' + message['content'] + '<|end|>\\n' -}}
-{%- endfor -%}
-{{- '<|assistant|>\\n' if add_generation_prompt else eos_token -}}"""
-TEMPLATES = {"llama3": LLAMA, "qwen2.5": CHATML, "phi3": PHI}
+TEMPLATES = {"llama3": LLAMA, "qwen2.5": CHATML}
 MARKS = {  # the first begins a text, the second ends one; neither ends a turn
     "llama3": [
         "<|begin_of_text|>",
@@ -43,8 +39,6 @@ MARKS = {  # the first begins a text, the second ends one; neither ends a turn
         "<|eot_id|>",
     ],
     "qwen2.5": ["<|im_start|>", "<|endoftext|>", "<|im_end|>"],
-    # The end of the text follows that of the last turn.
-    "phi3": ["<s>", "<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"],
 }
 
 

@@ -1,3 +1,3 @@
-"""verl_steps.py runs under another interpreter, with packages that this one lacks."""
+"""Programs for other interpreters, with packages that this one lacks."""
 
-collect_ignore = ["verl_steps.py"]
+collect_ignore = ["trl_steps.py", "verl_steps.py"]

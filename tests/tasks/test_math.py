@@ -6,12 +6,10 @@ from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
-import sympy
 from task_helpers import write_rows
 
 from examples import math
-from toprlib.evaluation import majority_is_correct, to_answers
-from toprlib.records import InputError, Problem, Sample
+from toprlib.records import InputError, Problem
 from toprlib.settings import TINY, Settings
 
 ROW = {
@@ -137,49 +135,15 @@ DIFFERENT = [
     ("3", "\ud800 | __import__('os').getcwd() | " + r"\frac{" * 6 + "}" * 6),
 ]
 ENDLESS = [("3", "9^{9^{9^9}}")]
-# A part of each question, and its answer for sympy to work out.
-SOLUTIONS = {
-    "fraction of the loaf": "(12 - 9) / 12",
-    "a discount": "80 * 65 / 100",
-    "Which percentage": "100 * 8 / 40",
-    "a mixed number": "17 / 5",
-    "four such tanks": "4 * 1250",
-    "Solve $3x": "(11 + 7) / 3",
-    "the remainder": "Mod(2**10, 7)",
-    "the distance between": "sqrt((4 - 1)**2 + (-2 - 2)**2)",
-    "sqrt{50}": "sqrt(50) + sqrt(18)",
-    "How many zeros": "multiplicity(5, factorial(30))",
-    "Two angles": "180 - 48 - 67",
-    "area of a circle": "pi * 3**2",
-    "the height upon": "2 * 6 / sqrt(2**2 + 6**2)",
-    "five different books": "factorial(5)",
-    "a sum of 9": "4 / 36",
-    "Compute $(3": "expand((3 + 2*I) * (1 - I))",
-    "the series": "1 / (1 - 2/3)",
-    "cos 150": "cos(150 * pi / 180)",
-    "of 45": "2/3 * 45",
-    "frac{x}{4}": "4 * 9 / 10",
-    "greatest common": "gcd(84, 126)",
-    "the diagonal": "sqrt(2) * sqrt(18)",
-    "Three of seven": "binomial(7, 3)",
-}
-
-
-def gold_rows():
-    """Gold answers of tiny/math: each in another form, and those that sympy works out."""
-    folder = str(TINY / "math")
-    problems = math.load_problems(folder, "train") + math.load_problems(folder, "test")
-    assert len({problem.question for problem in problems}) == 32
-    rows = [(problem.gold, rf"\displaystyle {problem.gold}", "correct") for problem in problems]
-    for part, expression in SOLUTIONS.items():
-        [gold] = [problem.gold for problem in problems if part in problem.question]
-        rows.append((gold, sympy.latex(sympy.sympify(expression)), "correct"))
-    return rows
 
 
 def test_grades():
     """All at once: each call of `grade` starts a process that imports math-verify."""
-    rows = gold_rows()
+    rows = []
+    folder = str(TINY / "math")
+    for problem in math.load_problems(folder, "train") + math.load_problems(folder, "test"):
+        rows.append((problem.gold, rf"\displaystyle {problem.gold}", "correct"))
+    assert len(rows) == 32
     for expected, table in (("correct", EQUAL), ("incorrect", DIFFERENT), ("abandoned", ENDLESS)):
         for gold, answers in table:
             rows += [(gold, answer, expected) for answer in answers.split(" | ")]
@@ -221,19 +185,6 @@ def test_equal_answers_vote_together_and_different_ones_do_not():
     for gold, answers in DIFFERENT:
         assert vote(gold) not in [vote(answer) for answer in answers.split(" | ")]
     assert vote("3,-3") != vote("3")
-
-
-def test_the_majority_of_a_problem():
-    texts = [r"\boxed{3}", r"\boxed{0.5}", "none", r"final answer is \dfrac12", r"\boxed{x=1/2}"]
-    samples = []
-    for text in texts:
-        outcome = "correct" if "2" in text or "5" in text else "incorrect"
-        sample = {"problem_id": "p", "prompt": "?", "completion": text, "outcome": outcome}
-        samples.append(Sample(**sample, reward=1.0))
-    task = math.math_task(math.SETTINGS["laptop"])
-    answers = to_answers(samples, task)
-    assert answers.votes == [["3", "1/2", None, "1/2", "1/2"]]
-    assert majority_is_correct(answers, 0, range(5))
 
 
 # ---- problems and worked examples ----------------------------------------------------------------

@@ -17,10 +17,10 @@ from topr_conformance import LossInputs, compare, identify, neg_grad
 
 
 def run_in(trainer, *arguments):
-    """The output of a command, and its errors, in the environment of `make test-trainers`."""
+    """The output of a command, and its errors, in the environment of another trainer."""
     python = os.environ.get(f"{trainer.upper()}_PYTHON")
     if not python:
-        pytest.skip(f"{trainer.upper()}_PYTHON is not set: make test-trainers sets it")
+        pytest.skip(f"{trainer.upper()}_PYTHON is not set: make test-all sets it")
     path = f"{ROOT}{os.pathsep}{ROOT / 'conformance'}"
     done = run_command([Path(python).absolute(), *arguments], PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
@@ -39,13 +39,11 @@ def test_the_example_is_the_paper_s_loss(trainer):
 @pytest.mark.slow
 @pytest.mark.parametrize(("steps", "per_generation"), [(4, 4), (2, 1)])
 def test_trl_trains_with_it_and_warns_if_every_weight_is_1(tmp_path, steps, per_generation):
-    sizes = ["--steps", steps, "--steps-per-generation", per_generation, "--test-problems", 1]
-    output, errors = run_in("trl", "examples/train_with_trl.py", *sizes, "--out", tmp_path)
+    output, errors = run_in("trl", "tests/tasks/trl_steps.py", steps, per_generation, tmp_path)
     keeps_logmu = per_generation > 1
     assert ("UserWarning: topr" in errors) != keeps_logmu
-    weight = float(re.search(r"^mean weight: (.*)$", output, re.MULTILINE)[1])
+    weight = float(output.splitlines()[-1])
     assert 0.5 < weight < 1 if keeps_logmu else weight == 1
-    assert (tmp_path / "model" / "model.safetensors").exists()
 
 
 @pytest.mark.slow
@@ -61,9 +59,7 @@ def test_verl_s_ppo_loss_has_the_gradient_of_topr_over_micro_batches():
             assert negatives == pytest.approx(1, abs=1e-4)
         else:
             assert 0 < negatives < 0.99
-    accepted = results["refusals"].pop("none")
-    assert not accepted
-    assert list(results["refusals"].values()) == [True, True, True]
+    assert results["refusals"] == [True, True, True, False]
 
 
 def test_the_loss_in_trl_is_the_paper_s_without_trl_too():
@@ -132,5 +128,3 @@ def test_the_lines_of_the_page_are_the_paper_s_loss():
         return names["loss"]
 
     assert identify(loss).variant == "paper"
-    statements = [line for line in lines.splitlines() if " = " in line]
-    assert len(statements) == 4

@@ -99,10 +99,10 @@ for _ in range(4):
     steps.append({"difference": difference.item(), "weights": weights})
 
 ones = torch.ones(2, 3)
-refusals = {
-    "advantages that differ": refuses(-ones, -ones, ones.cumsum(1), ones),
-    "another mean": refuses(-ones, -ones, ones, ones, "token-mean", actor),
-    "weights of the rollout": refuses(-ones, -ones, ones, ones, MEAN, actor, ones),
-    "none": refuses(-ones, -ones, ones, ones, MEAN, actor),
-}
+refusals = [
+    refuses(-ones, -ones, ones.cumsum(1), ones),  # advantages that differ
+    refuses(-ones, -ones, ones, ones, "token-mean", actor),  # another mean
+    refuses(-ones, -ones, ones, ones, MEAN, actor, ones),  # weights of the rollout
+    refuses(-ones, -ones, ones, ones, MEAN, actor),
+]
 print(json.dumps({"steps": steps, "refusals": refusals}))

@@ -135,6 +135,9 @@ def sample_prompts(
             text = text.partition(stop)[0]
         texts.append(text)
     grades = task.grade(texts, [prompt.problem for prompt, _ in rows])
+    unknown = {grade.outcome for grade in grades} - set(task.outcomes)
+    if unknown:  # no share of results.json would count them
+        raise InputError(f"task {task.name}: add the outcomes {sorted(unknown)} to `outcomes`")
     samples = []
     for (prompt, fields), grade in zip(rows, grades, strict=True):
         known = {"problem_id": prompt.problem.id, "prompt": prompt.text, **grade._asdict()}

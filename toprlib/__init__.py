@@ -2,6 +2,7 @@
 
     records.py          Problem, Prompt, Sample, Example, Task; InputError
     distributed.py      ranks, devices, what ranks exchange, progress
+    numerals.py         numbers in text, for grades
     files.py            JSON lines, atomic writes, the folder of a run
     methods.py          METHODS: the losses of TOPR's family, PPO and DPO
     language_model.py   tokenizer and weights
@@ -15,6 +16,4 @@
     vllm_client.py      sampling with it
     evaluation.py       pass@k, maj@k, mean reward, shares of outcomes, with intervals
     results.py          metrics.jsonl, results.json, curve.png
-
-report.py and plotting.py are for figures and notebooks.
 """

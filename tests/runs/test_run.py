@@ -3,13 +3,17 @@
 import json
 import shutil
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from run_helpers import count_lines, read_lines, run_small
 
 import topr
+import train_gsm8k as gsm8k
 from toprlib.methods import dpo_loss, ppo_loss
+from toprlib.records import Example
+from toprlib.settings import Settings
 
 SAMPLES = "iteration-1/samples.jsonl"
 TRAIN = "iteration-1/train.jsonl"
@@ -169,3 +173,16 @@ def test_log_mu_of_another_model_ends_the_run_at_its_first_step(run, tmp_path):
         run_small(folder)
     assert not (folder / MODEL).exists()
     assert not (folder / METRICS).exists()
+
+
+def test_the_last_model_of_each_iteration_is_evaluated_in_full():
+    settings = Settings(iterations=2, batch_size=2, evals_per_epoch=2, out=Path("run"))
+    rows = [
+        [Example([5], [6, 1], reward, number)] for number, reward in enumerate((1, -1, 1, 1, 1))
+    ]
+    for iteration in (1, 2):
+        points = gsm8k.evaluation_points(iteration, rows, settings)
+        assert [(point.step, point.samples_seen, point.is_end) for point in points] == [
+            (1, 2, False),
+            (3, 5, True),
+        ]

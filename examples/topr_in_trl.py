@@ -1,9 +1,8 @@
 """The paper's loss in TRL's GRPO trainer: a mixin that overrides the loss and nothing else.
 
-make .venv-trl/ready                             # TRL 1.16.0 in an environment of its own
-export PYTHONPATH=conformance                    # the checker, which is not installed there
+make .venv-trl/ready           # TRL 1.16.0 in an environment of its own
+export PYTHONPATH=conformance  # the checker, which is not installed there
 .venv-trl/bin/python -m topr_conformance examples.topr_in_trl:loss  # prints "paper"
-.venv-trl/bin/python examples/train_with_trl.py  # a run of it
 """
 
 import warnings

@@ -37,9 +37,7 @@ def interval(values: Iterable[float]) -> dict[str, Any]:
     return {"mean": mean, "half_width": half_width, "each": each}
 
 
-def by_seed(
-    table: pd.DataFrame, metric: str, by: str | list[str] = "arm", at: int = -1
-) -> pd.DataFrame:
+def by_seed(table: pd.DataFrame, metric: str, by: Any = "arm", at: int = -1) -> pd.DataFrame:
     """A metric at a point of the runs, by default the last: a row for each seed, columns for arms.
 
     by: columns of the table that tell arms apart. NaN where an arm has no run with a seed.
@@ -86,9 +84,10 @@ def by_rate(table: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
         yield title, "" if rate == "best rate" else f", {rate}", rows
 
 
-def rates_of_arms(table: pd.DataFrame) -> pd.Series:
+def rates_of_arms(table: pd.DataFrame) -> dict[str, float]:
     """The learning rate of each arm where each has its own."""
-    return table[table["rate"] == "own rate"].groupby("arm", sort=False)["lr"].first()
+    own = table[table["rate"] == "own rate"]
+    return dict(zip(own["arm"], own["lr"], strict=True))
 
 
 def rate_text(lr: float) -> str:

@@ -8,18 +8,18 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from figures.common import Values, by_seed, curves, minus, named, rate_text, rates_of_arms
-from figures.pictures import CORRECT, LABELS, LOOKS, TRAINING, new_figure, plot, plot_rows
-from figures.runs import Rates, Run, at_rates, measure, plan
+from figures.pictures import CORRECT, LABELS, LOOKS, new_figure, plot_arms, plot_rows
+from figures.runs import Rates, Row, Run, at_rates, measure
 from figures.scales import METHODS, PAPER_METHODS, Scale
 
 TUNED = METHODS
 OTHERS = ("group", "sft", "off_policy", "tis", "topr")  # of the last panel, the lowest row first
 
 
-def runs(scale: Scale, rates: Rates, seeds: range) -> list[Run]:
+def rows(scale: Scale, rates: Rates) -> list[Row]:
     """The paper's methods at TOPR's learning rate, and all tuned methods at their own."""
     own = {arm: each[0] for arm, each in rates.items()}
-    return plan(scale, at_rates({"one rate": own["topr"]}, PAPER_METHODS, own), seeds)
+    return at_rates({"one rate": own["topr"]}, PAPER_METHODS, own)
 
 
 def read(runs: list[Run], scale: Scale) -> dict:
@@ -39,9 +39,9 @@ def read(runs: list[Run], scale: Scale) -> dict:
     for tenth, at in (("first", 0), ("last", -1)):
         values = by_seed(ppo, "clipped", "rate", at)
         shares |= named(values, f"PPO, {{}}: clipped samples, {tenth} tenth")
-    lr = rates_of_arms(table)
-    ratios = (lr / lr["topr"]).drop("topr")
-    numbers = {f"{LABELS[arm]}: own rate / TOPR's": [ratio] for arm, ratio in ratios.items()}
+    own = rates_of_arms(table)
+    names = {arm: f"{LABELS[arm]}: own rate / TOPR's" for arm in own if arm != "topr"}
+    numbers = {name: [own[arm] / own["topr"]] for arm, name in names.items()}
     return {"shares": shares, "numbers": numbers, "data": data}
 
 
@@ -74,11 +74,10 @@ def gains(table: pd.DataFrame) -> Values:
 def draw(data: dict) -> Figure:
     """The paper's methods along the epoch; the ends of the others, which lie close together."""
     figure, (one, own, others) = new_figure(3)
-    for arm in PAPER_METHODS:
-        plot(one, data["one rate"][arm], LOOKS[arm])
-        plot(own, data["own rate"][arm], LOOKS[arm])
-    one.set(title="TOPR's learning rate for all", ylabel=CORRECT, **TRAINING)
-    own.set(title="each at its own learning rate", ylabel=CORRECT, **TRAINING)
+    plot_arms(one, data["one rate"], "TOPR's learning rate for all")
+    papers = {arm: data["own rate"][arm] for arm in PAPER_METHODS}
+    plot_arms(own, papers, "each at its own learning rate")
+    own.sharey(one)
     for height, arm in enumerate(OTHERS):
         end = {part: values[-1:] for part, values in data["own rate"][arm].items()}
         plot_rows(others, [height], end, LOOKS[arm])

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 import topr
 from figures.pictures import LABELS, LOOKS, new_figure, plot
-from figures.runs import Rates, Run
+from figures.runs import Rates, Row, Run
 from figures.scales import Scale
 from toprlib.methods import ppo_loss
 
@@ -20,7 +20,7 @@ RATIOS = np.linspace(0.01, 2.5, 250)
 SIGNS = {"R = +1": 1.0, "R = -1": -1.0}
 
 
-def runs(scale: Scale, rates: Rates, seeds: range) -> list[Run]:
+def rows(scale: Scale, rates: Rates) -> list[Row]:
     """No runs."""
     return []
 

@@ -13,7 +13,7 @@ from figures.scales import PAPER_METHODS, Scale
 from toprlib.records import OUTCOMES
 
 TUNED = PAPER_METHODS
-runs = fig1.runs
+rows = fig1.rows
 
 
 def read(runs: list[Run], scale: Scale) -> dict:
@@ -37,5 +37,5 @@ def draw(data: dict) -> Figure:
     for axes, (arm, lines) in zip(panels, data.items(), strict=True):
         for outcome, line in lines.items():
             plot(axes, line, LOOKS[outcome])
-        axes.set(title=LABELS[arm], ylabel="share (%), 95% interval", **TRAINING)
+        axes.set(title=LABELS[arm], xlabel=TRAINING, ylabel="share (%), 95% interval")
     return figure

@@ -9,8 +9,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from figures.common import Values, by_rate, by_seed, curves, minus, named, rates_of_arms
-from figures.pictures import CORRECT, LOOKS, TRAINING, new_figure, own_rates, plot, set_ticks
-from figures.runs import BEST_TWO, Rates, Run, at_rates, measure, plan
+from figures.pictures import LOOKS, new_figure, own_rates, plot, plot_arms, set_ticks
+from figures.runs import Rates, Row, Run, at_rates, best_two, measure
 from figures.scales import RATE_SEEDS, Scale
 from toprlib.evaluation import estimate, majority_is_correct, to_answers
 
@@ -23,15 +23,11 @@ FEW = "problems with at most 4 correct"
 STILL_FEW = "few correct before, and still"
 
 
-def runs(scale: Scale, rates: Rates, seeds: range) -> list[Run]:
+def rows(scale: Scale, rates: Rates) -> list[Row]:
     """Each arm at TOPR's two best learning rates, and at its own."""
     own = {arm: rates[arm][0] for arm in TUNED}
-    return plan(
-        scale,
-        at_rates(dict(zip(BEST_TWO, rates["topr"], strict=False)), TUNED, own),
-        seeds,
-        **scale["fig4"],
-    )
+    wanted = at_rates(best_two(rates["topr"]), TUNED, own)
+    return [{**row, "changes": scale["fig4"]} for row in wanted]
 
 
 def vote_sizes(samples: int) -> list[int]:
@@ -78,7 +74,7 @@ def read(runs: list[Run], scale: Scale) -> dict:
         "base: distinct texts among right ones": by_seed(base, "distinct")["topr"],
     }
     numbers = {}
-    data = {"n": sizes, "rates of arms": rates_of_arms(table).to_dict()}
+    data = {"n": sizes, "rates of arms": rates_of_arms(table)}
     for title, suffix, rows in by_rate(table):
         shares |= compare(rows, vote, suffix)
         name = f"samples of TOPR for {vote} of positives only{suffix}"
@@ -124,13 +120,13 @@ def draw(data: dict) -> Figure:
     rate = next(key for key in data if key.startswith("lr"))
     bins = range(len(data[rate]["cardinality"]["topr"]["mean"]))
     for arm, look in ARMS.items():
-        plot(accuracy, data[rate]["correct"][arm], look)
-        plot(own, data["own rate"]["correct"][arm], look)
         plot(votes, data[rate]["maj@n"][arm], look, data["n"])
         plot(problems, data[rate]["cardinality"][arm], look, bins)
     plot(votes, data[rate]["maj@n"]["base"], LOOKS["base"], data["n"])
-    accuracy.set(title=f"accuracy, {rate}", ylabel=CORRECT, **TRAINING)
-    own.set(title=own_rates(data["rates of arms"], LABELS), ylabel=CORRECT, **TRAINING)
+    plot_arms(accuracy, data[rate]["correct"], f"accuracy, {rate}", ARMS)
+    title = own_rates(data["rates of arms"], LABELS)
+    plot_arms(own, data["own rate"]["correct"], title, ARMS)
+    own.sharey(accuracy)
     votes.set(title=f"majority vote, {rate}", xlabel="n", ylabel="maj@n (%), 95% interval")
     set_ticks(votes, data["n"])
     ranges = ["0", *(f"{4 * i + 1}-{4 * i + 4}" for i in bins[:-1])]

@@ -8,20 +8,19 @@ from matplotlib.figure import Figure
 
 from figures.common import Values, by_rate, by_seed, curve, minus, named
 from figures.pictures import LEVELS, new_figure, plot_over_shares
-from figures.runs import BEST_TWO, Rates, Run, measure, plan_over_shares
+from figures.runs import Rates, Row, Run, best_two, measure, over_shares
 from figures.scales import Scale
 
 TUNED = ("topr",)
 SETS = {"10% positive": 0.1, "50% positive": 0.5}
 
 
-def runs(scale: Scale, rates: Rates, seeds: range) -> list[Run]:
+def rows(scale: Scale, rates: Rates) -> list[Row]:
     """Both sets at both learning rates, each with all p~."""
     wanted = []
     for name, share in SETS.items():
-        for rate, lr in zip(BEST_TWO, rates["topr"], strict=False):
-            columns = {"set": name, "share": share, "rate": rate, "lr": lr, "arm": "topr"}
-            wanted += plan_over_shares(scale, columns, lambda p: seeds)
+        for rate, lr in best_two(rates["topr"]).items():
+            wanted += over_shares(scale, share, set=name, rate=rate, lr=lr, arm="topr")
     return wanted
 
 

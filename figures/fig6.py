@@ -7,18 +7,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from figures.common import Values, by_seed, curve, curves, named, rate_text
-from figures.pictures import (
-    CORRECT,
-    LABELS,
-    LOOKS,
-    P_TILDE,
-    TRAINING,
-    new_figure,
-    plot,
-    plot_over_shares,
-)
-from figures.runs import Rates, Run, measure, plan_over_shares
-from figures.scales import Scale, seeds_for
+from figures.pictures import LABELS, LOOKS, P_TILDE, new_figure, plot, plot_arms, plot_over_shares
+from figures.runs import Rates, Row, Run, measure, over_shares
+from figures.scales import Scale
 
 TUNED = ("topr", "tis")
 LOW = (0.01, 0.1)  # p~ whose runs are drawn along the training
@@ -26,19 +17,14 @@ NEW_SEEDS = range(8, 13)  # added to those of p~ = 1% after a prediction about t
 LOG_RATIO = "log-ratio of positives"
 
 
-def runs(scale: Scale, rates: Rates, seeds: range) -> list[Run]:
+def rows(scale: Scale, rates: Rates) -> list[Row]:
     """Both methods with all p~, evaluated after each pass."""
-
-    def seeds_at(p: float) -> range:
-        return seeds_for(scale, f"fig6, p~ = {p:.0%}", seeds)
-
-    passes = scale["passes"]
-    points = passes if passes > 1 else scale["base"].evals_per_epoch
-    changes = {"epochs": passes, "evals_per_epoch": points}
+    points = scale["passes"] if scale["passes"] > 1 else scale["base"].evals_per_epoch
+    passes = {"epochs": scale["passes"], "evals_per_epoch": points}
     wanted = []
     for arm in TUNED:
-        columns = {"arm": arm, "lr": rates[arm][0], "share": 0.1}
-        wanted += plan_over_shares(scale, columns, seeds_at, **changes)
+        for row in over_shares(scale, 0.1, arm=arm, lr=rates[arm][0]):
+            wanted.append({**row, "changes": {**row["changes"], **passes}})
     return wanted
 
 
@@ -63,15 +49,19 @@ def read(runs: list[Run], scale: Scale) -> dict:
     for p in set(LOW) & set(scale["shares"]):
         rows = table[table["p_tilde"] == p]
         data[f"p~ = {p:.0%}"] = {metric: curves(rows, metric) for metric in ("correct", LOG_RATIO)}
-    complete = correct.dropna()  # low p~ have more seeds than the others
-    highest = {arm: complete[arm].max(axis="columns") for arm in TUNED}
-    shares["TIS - TOPR: highest of all p~"] = highest["tis"] - highest["topr"]
+    shares["TIS - TOPR: highest of all p~"] = highest_of_all(correct)
     return {"shares": shares, "numbers": {}, "data": data}
 
 
 def gains(correct: pd.DataFrame, suffix: str) -> Values:
     """TOPR minus TIS at each p~."""
     return named(correct["topr"] - correct["tis"], f"TOPR - TIS, p~ = {{:.0%}}{suffix}")
+
+
+def highest_of_all(correct: pd.DataFrame) -> pd.Series:
+    """The highest accuracy of TIS minus that of TOPR, in seeds that all p~ have."""
+    complete = correct.dropna()
+    return complete["tis"].max(axis="columns") - complete["topr"].max(axis="columns")
 
 
 def draw(data: dict) -> Figure:
@@ -82,11 +72,9 @@ def draw(data: dict) -> Figure:
     plot_over_shares(over_shares, lines, [LOOKS[arm] for arm in TUNED], data["p~"])
     over_shares.set(title="set with 10% positive, at the end")
     for axes, key in zip(along, low, strict=True):
-        for arm in TUNED:
-            plot(axes, data[key]["correct"][arm], LOOKS[arm])
-        axes.set(title=key.replace("p~", P_TILDE), ylabel=CORRECT, **TRAINING)
-    for arm in TUNED:
-        plot(ratios, data[low[0]][LOG_RATIO][arm], LOOKS[arm], scale=1)
-    ratios.set(title=f"positives, {low[0]}".replace("p~", P_TILDE), **TRAINING)
+        plot_arms(axes, data[key]["correct"], key.replace("p~", P_TILDE))
+    for arm, line in data[low[0]][LOG_RATIO].items():
+        plot(ratios, line, LOOKS[arm], range(1, len(line["mean"]) + 1), scale=1)
+    ratios.set(title=f"positives, {low[0]}".replace("p~", P_TILDE), xlabel="tenth of the training")
     ratios.set(ylabel="median log-ratio (nats), 95% interval")
     return figure

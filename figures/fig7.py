@@ -9,24 +9,24 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from figures.common import Values, by_seed, curves, named
-from figures.pictures import CORRECT, LOOKS, TRAINING, new_figure, plot, plot_rows
-from figures.runs import Rates, Run, measure, plan
+from figures.pictures import CORRECT, LOOKS, new_figure, plot, plot_rows
+from figures.runs import Rates, Row, Run, measure
 from figures.scales import OPTIMIZERS, Scale
 
 TUNED = OPTIMIZERS  # those that the scale has
 ARMS = {"topr": 0.15, "off_policy": -0.15}  # and where rows of the picture are
 
 
-def runs(scale: Scale, rates: Rates, seeds: range) -> list[Run]:
+def rows(scale: Scale, rates: Rates) -> list[Row]:
     """Both methods in both settings, with each optimizer of the scale."""
     sets = {"composition": "proportion", "epochs": scale["passes"], **scale["sets"]}
     wanted = []
     for optimizer in scale["optimizers"]:
         for negative, clip in zip((0.33, 0.6), scale["clips"], strict=True):
             setting = f"{optimizer}, {negative:.0%} negative, clipped at {clip:g}"
-            rows = [{"setting": setting, "lr": rates[optimizer][0], "arm": arm} for arm in ARMS]
             changes = {"proportion": 1 - negative, "max_grad_norm": clip, "optimizer": optimizer}
-            wanted += plan(scale, rows, seeds, **sets, **changes)
+            row = {"setting": setting, "lr": rates[optimizer][0], "changes": {**sets, **changes}}
+            wanted += [{**row, "arm": arm} for arm in ARMS]
     return wanted
 
 
@@ -74,7 +74,7 @@ def draw(data: dict) -> Figure:
         axes.set(yticks=heights, yticklabels=[f"{word[0]}, {word[3]}" for word in words])
         axes.set(xlim=(-3, 103), ylim=(0.5 - len(keys), 0.5))
     for axes, key in zip(panels[2:], hard, strict=True):
-        for arm in ARMS:
-            plot(axes, data[key]["gradient norm"][arm], LOOKS[arm], scale=1)
-        axes.set(title=key, yscale="log", ylabel="gradient norm, mean over a tenth", **TRAINING)
+        for arm, line in data[key]["gradient norm"].items():
+            plot(axes, line, LOOKS[arm], range(1, len(line["mean"]) + 1), scale=1)
+        axes.set(title=key, yscale="log", xlabel="tenth of the training", ylabel="gradient norm")
     return figure

@@ -6,44 +6,34 @@ rates, and each arm at the best rate of its method. Two arms have positives alon
 DeepSeek-R1 8B too, and Llama 3 70B, a line that is not trained. On MATH: fig8-math.
 """
 
-from dataclasses import replace
-
 import pandas as pd
 from matplotlib.figure import Figure
 
 from figures.common import Values, by_rate, by_seed, curves, named, rates_of_arms
 from figures.pictures import LABELS, LEVELS, LOOKS, new_figure, own_rates, plot
-from figures.runs import BEST_TWO, Rates, Run, at_rates, measure, plan
+from figures.runs import Rates, Row, Run, at_rates, best_two, measure
 from figures.scales import RATE_SEEDS, Scale
 
 TUNED = ("topr", "sft", "positives_only")
 TUNING_SEEDS = RATE_SEEDS
 # Arm -> the one whose learning rate is its own.
-ARMS = {"uniform": "topr", "its_positives": "sft"}
-ARMS |= {"positives_only": "positives_only", "anna_karenina": "topr"}
-PAIRS = (
-    ("anna_karenina", "uniform"),
-    ("anna_karenina", "its_positives"),
-    ("anna_karenina", "positives_only"),
-    ("uniform", "its_positives"),
-    ("uniform", "positives_only"),
-)
+ARMS = {
+    "uniform": "topr",
+    "its_positives": "sft",
+    "positives_only": "positives_only",
+    "anna_karenina": "topr",
+}
 
 
-def runs(scale: Scale, rates: Rates, seeds: range) -> list[Run]:
+def rows(scale: Scale, rates: Rates) -> list[Row]:
     """Each arm at TOPR's two best learning rates, and at its own; other models at TOPR's best."""
-    iterated = {"evals_per_epoch": 1, **scale["fig8"]}
     own = {arm: rates[tuned_as][0] for arm, tuned_as in ARMS.items()}
-    wanted = plan(
-        scale,
-        at_rates(dict(zip(BEST_TWO, rates["topr"], strict=False)), list(ARMS), own),
-        seeds,
-        **iterated,
-    )
-    for name, changes in scale["other models"].items():
-        row = {"rate": "best rate", "arm": "topr", "lr": rates["topr"][0]}
-        for run in plan(scale, [row], seeds, **{**iterated, **changes}):
-            wanted.append(replace(run, columns={**run.columns, "arm": name}))
+    changes = {"evals_per_epoch": 1, **scale["fig8"]}
+    best = best_two(rates["topr"])
+    wanted = [{**row, "changes": changes} for row in at_rates(best, list(ARMS), own)]
+    for name, of_model in scale["other models"].items():
+        row = {"rate": "best rate", "arm": name, "lr": best["best rate"]}
+        wanted.append({**row, "changes": {**changes, **of_model}})
     return wanted
 
 
@@ -62,7 +52,7 @@ def read(runs: list[Run], scale: Scale) -> dict:
     table = measure(runs, untrained)
     base = by_seed(table, "pass@1", ["rate", "arm"], at=0)
     shares = {"base: correct": base["best rate", "uniform"]}
-    data = {"rates of arms": rates_of_arms(table).to_dict()}
+    data = {"rates of arms": rates_of_arms(table)}
     for title, suffix, rows in by_rate(table):
         for metric in metrics:
             data[f"{metric}, {title}"] = curves(rows, metric)
@@ -77,7 +67,9 @@ def compare(rows: pd.DataFrame, metric: str, suffix: str) -> Values:
     for arm in rows["arm"].unique():
         after = f"{LABELS.get(arm, arm)}: {metric} after iteration {{}}{suffix}"
         found |= named(values[arm], after)
-    for one, other in PAIRS:
+    pairs = [("anna_karenina", other) for other in ARMS if other != "anna_karenina"]
+    pairs += [("uniform", "its_positives"), ("uniform", "positives_only")]
+    for one, other in pairs:
         gain = values[one] - values[other]  # (seeds, iterations)
         name = f"{LABELS[one]} - {LABELS[other]}: {metric}"
         found |= named(gain, f"{name} after iteration {{}}{suffix}")

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 import topr
 from figures.common import curve, named
 from figures.pictures import LEVELS, P_TILDE, new_figure, plot, plot_over_shares
-from figures.runs import Rates, Run, measure, plan, plan_over_shares
+from figures.runs import Rates, Row, Run, measure, over_shares
 from figures.scales import Scale
 from toprlib.records import Task
 from toprlib.settings import Settings
@@ -31,16 +31,13 @@ def training_task(settings: Settings) -> Task:
     return replace(task, test=task.train)
 
 
-def runs(scale: Scale, rates: Rates, seeds: range) -> list[Run]:
+def rows(scale: Scale, rates: Rates) -> list[Row]:
     """Training over p~, and two runs without training that measure how hard questions are."""
     columns = {"arm": "topr", "lr": rates["topr"][0]}
-    trained = {**columns, "role": "trained", "share": 0.5}
-    wanted = plan_over_shares(scale, trained, lambda p: seeds)
-    base = {**columns, "role": "base, test", "p_tilde": 0}
-    for run in plan(scale, [base], seeds, iterations=0, eval_samples=scale["difficulty"]):
-        of_training = {**run.columns, "role": "base, training"}
-        wanted += [run, replace(run, columns=of_training, task=training_task)]
-    return wanted
+    untrained = {"iterations": 0, "eval_samples": scale["difficulty"]}
+    base = {**columns, "p_tilde": 0, "role": "base, test", "changes": untrained}
+    of_training = {**base, "role": "base, training", "task": training_task}
+    return [*over_shares(scale, 0.5, **columns, role="trained"), base, of_training]
 
 
 def question_counts(run: Run) -> dict[str, pd.Series]:
@@ -123,7 +120,7 @@ def draw(data: dict) -> Figure:
         plot(weights, data[key], (key.replace("p~", P_TILDE), *look[1:]), middles)
     weights.set(title="what an average question weighs", ylim=(0, None))
     weights.set(xlabel="base model's accuracy on a question (%)")
-    weights.set(ylabel="weight of a question (%), 95% interval")
+    weights.set(ylabel="weight (%), 95% interval")
     plot_over_shares(thirds, {name: data[name] for name in THIRDS}, LEVELS[::2], data["p~"])
     thirds.set(title="test questions after training")
     return figure

@@ -12,28 +12,29 @@ from matplotlib.figure import Figure
 Line = Mapping[str, Any]  # of `common.curve`
 Look = tuple[str, str, Any, str]  # label, color, and for greyscale dashes and a marker
 
+DOTS = (0, (1, 2))
 DASHES = (0, (3, 1))
 LONG_DASHES = (0, (5, 1))
-DASH_DOTS = (0, (6, 1, 1, 1, 1, 1))
+DASH_DOT_DOTS = (0, (6, 1, 1, 1, 1, 1))
 # Color-blind readers can tell these colors apart (Okabe and Ito 2008).
 LOOKS: dict[str, Look] = {
     "topr": ("TOPR", "#0072B2", "-", "o"),
-    "dpo": ("DPO", "#000000", (0, (1, 2)), "X"),
+    "dpo": ("DPO", "#000000", DOTS, "X"),
     "ppo": ("PPO", "#E69F00", DASHES, "P"),
     "reinforce": ("naive REINFORCE", "#D55E00", ":", "v"),
     "tis": ("TIS", "#56B4E9", "--", "s"),
-    "off_policy": ("plain IS", "#CC79A7", DASH_DOTS, "D"),
+    "off_policy": ("plain IS", "#CC79A7", DASH_DOT_DOTS, "D"),
     "sft": ("SFT on positives", "#009E73", "-.", "^"),
     "group": ("TOPR, group-mean baseline", "#7B3FA0", LONG_DASHES, "<"),
-    "positives_only": ("positives only", "#009E73", "-.", "^"),
-    "its_positives": ("positives, as many steps", "#C2A800", ":", "v"),
+    "positives_only": ("positives only", "#117733", DOTS, "*"),
+    "its_positives": ("positives, as many steps", "#C2A800", "-.", "v"),
     "uniform": ("uniform", "#0072B2", "-", "o"),
     "anna_karenina": ("Anna Karenina", "#882255", LONG_DASHES, "s"),
-    "base": ("base", "#6E6E6E", DASHES, "*"),
+    "base": ("base", "#6E6E6E", "--", "d"),
     "per-token": ("per-token", "#E69F00", "--", "s"),
     "per-token + token mean": ("per-token + token mean", "#CC79A7", ":", "v"),
     "geometric mean": ("geometric mean", "#009E73", "-.", "^"),
-    "clip 0.8..1.2": ("clip 0.8..1.2", "#D55E00", DASH_DOTS, "D"),
+    "clip 0.8..1.2": ("clip 0.8..1.2", "#D55E00", DASH_DOT_DOTS, "D"),
     "correct": ("correct", "#009E73", "-", "o"),
     "incorrect": ("incorrect", "#56B4E9", "--", "s"),
     "invalid": ("invalid", "#D55E00", ":", "^"),
@@ -44,20 +45,20 @@ LEVELS: list[Look] = [
     ("", "#440154", "-", "o"),
     ("", "#414487", "--", "s"),
     ("", "#2A788E", "-.", "^"),
-    ("", "#22A884", DASH_DOTS, "D"),
+    ("", "#22A884", DASH_DOT_DOTS, "D"),
     ("", "#7AD151", ":", "v"),
     ("", "#C2A800", LONG_DASHES, "P"),
 ]
 CORRECT = "correct (%), 95% interval"
+TRAINING = "share of the training (%)"
 P_TILDE = r"$\tilde p$"
-TRAINING = {"xlabel": "share of the training (%)"}
 
 
 def new_figure(count: int) -> tuple[Figure, list[Axes]]:
     """A figure with `count` panels, two in a row."""
     columns = min(count, 2)
     rows = -(-count // 2)
-    figure = Figure(figsize=(6.2 * columns, 3.4 * rows), layout="constrained", dpi=150)
+    figure = Figure(figsize=(6.2 * columns, 3.6 * rows), layout="constrained", dpi=150)
     return figure, [figure.add_subplot(rows, columns, number + 1) for number in range(count)]
 
 
@@ -69,8 +70,8 @@ def save(figure: Figure, path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    look = {"frameon": False, "handlelength": 4, "markerscale": 0.8}
-    figure.legend(handles.values(), handles.keys(), loc="outside right upper", **look)
+    look = {"frameon": False, "handlelength": 4, "ncols": 4, "loc": "outside lower center"}
+    figure.legend(handles.values(), handles.keys(), **look)
     figure.savefig(path)
 
 
@@ -89,11 +90,18 @@ def plot(
     axes.fill_between(x, mean - half_width, mean + half_width, color=look[1], alpha=0.2, lw=0)
 
 
+def plot_arms(axes: Axes, lines: Mapping[str, Line], title: str, looks: Mapping = LOOKS) -> None:
+    """Accuracy of some arms along the training."""
+    for arm, line in lines.items():
+        plot(axes, line, looks[arm])
+    axes.set(title=title, xlabel=TRAINING, ylabel=CORRECT)
+
+
 def plot_rows(axes: Axes, heights: Sequence[float], ends: Line, look: Look) -> None:
     """Points in rows, in percent along x, with their intervals and a dot for each seed."""
+    label, color, _, marker = look
     mean = 100 * np.array(ends["mean"], float)
     half_width = 100 * np.array(ends["half_width"], float)
-    label, color, _, marker = look
     style = {"label": label, "color": color, "marker": marker, "ls": "none"}
     axes.errorbar(mean, heights, xerr=half_width, capsize=3, **style)
     for height, values in zip(heights, ends["each"], strict=True):
@@ -119,4 +127,4 @@ def set_ticks(axes: Axes, ticks: Sequence[float]) -> None:
 def own_rates(rates: Mapping[str, float], labels: Mapping[str, str] = LABELS) -> str:
     """The title of a panel in which each arm has its own learning rate."""
     texts = [f"{labels[arm]} {lr:g}" for arm, lr in rates.items()]
-    return textwrap.fill(f"own rates: {'; '.join(texts)}", 60)
+    return textwrap.fill(f"own rates: {'; '.join(texts)}", 50)

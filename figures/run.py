@@ -22,9 +22,9 @@ from pydantic.dataclasses import dataclass
 
 from figures.common import interval
 from figures.pictures import save
-from figures.rates import rank_rates, rate_grid, rate_runs
-from figures.runs import cost, make_runs, parallel_map
-from figures.scales import RATE_SEEDS, SCALES, seeds_for
+from figures.rates import rank_rates, rate_grid, rate_rows
+from figures.runs import cost, make_runs, parallel_map, plan
+from figures.scales import RATE_SEEDS, SCALES
 from toprlib.distributed import rank
 from toprlib.files import write_file
 from toprlib.records import InputError
@@ -79,7 +79,8 @@ def make_figure(name: str, options: Options, map_runs: Callable[..., Any]) -> No
     preset = "quick" if options.quick else options.preset
     scale = SCALES["-".join([preset, *task])]
     count = 1 if options.quick else options.seeds
-    seeds = range(options.seed, options.seed + count)
+    first = options.seed + getattr(figure, "FIRST_SEED", 0)
+    seeds = range(first, first + count)
     folder = options.runs / preset
 
     tuning = []
@@ -87,17 +88,18 @@ def make_figure(name: str, options: Options, map_runs: Callable[..., Any]) -> No
     rates = {arm: rate_grid(scale, arm) for arm in figure.TUNED}
     if figure.TUNED and len(scale["rates"]) > 1:
         tuning_seeds = getattr(figure, "TUNING_SEEDS", RATE_SEEDS[:1])
-        tuning = make_runs(rate_runs(scale, figure.TUNED, tuning_seeds), folder, map_runs)
+        rows = rate_rows(scale, figure.TUNED)
+        tuning = make_runs(plan(scale, "", rows, tuning_seeds), folder, map_runs)
         rates, tried = rank_rates(tuning)
-    runs = figure.runs(scale, rates, seeds_for(scale, name, seeds))
-    runs = make_runs(runs, folder, map_runs)
+    rows = figure.rows(scale, rates)
+    runs = make_runs(plan(scale, name, rows, seeds), folder, map_runs)
     if rank() > 0:
         return
     found = figure.read(runs, scale)
     for kind in ("shares", "numbers"):
         found[kind] = {what: interval(values) for what, values in found[kind].items()}
         for what, number in found[kind].items():
-            print(f"{what}: {number['mean']:.4g} ± {number['half_width'] or 0:.2g}")
+            print(what, number["mean"], "±", number["half_width"])
     command_line = f"python -m figures.run {name} --preset {options.preset} --seeds {count}"
     content = {
         "figure": name,

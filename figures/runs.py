@@ -33,24 +33,25 @@ from toprlib.settings import Settings
 
 # Runs that agree in these sample the same completions of the same training problems.
 OF_SAMPLES = "model data shots chat problems n engine temperature top_p top_k max_new_tokens seed"
-Rates = Mapping[str, Sequence[float]]  # arm -> learning rates, the best one first
 TENTHS = {  # metrics of steps, and what figures call them
     "grad_norm": "gradient norm",
     "log_ratio_pos_q50": "log-ratio of positives",
     "clipped_by_ppo": "clipped",
 }
-BEST_TWO = ("best rate", "second best rate")  # names of TOPR's
-Columns = Mapping[str, Any]  # arm and lr of a run, and what else tells it from the others
+Rates = Mapping[str, Sequence[float]]  # arm -> learning rates, the best one first
+# A run of each seed: arm, lr, and what else tells it from the others, the columns of tables. Its
+# `changes` to settings, `base` settings and `task` are no columns; the scale has the usual ones.
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Run:
     """A run of a figure; variant: of the loss, a name in VARIANTS, in place of the method's."""
 
-    columns: Columns
+    columns: Mapping[str, Any]
     settings: Settings
     task: Callable[[Settings], Task]  # of a module, which workers import
-    variant: str | None = None
+    variant: str | None
 
     @property
     def results(self) -> dict[str, Any]:
@@ -66,44 +67,47 @@ class Run:
 
 
 # ---- what is run ---------------------------------------------------------------------------------
-def plan(scale: Scale, rows: Sequence[Columns], seeds: Sequence[int], **changes: Any) -> list[Run]:
-    """A run for each row and seed, with the settings of the scale, the row's arm, and `changes`."""
-    runs = []
-    for columns in rows:
-        of_arm = dict(ARMS[columns["arm"]])
-        variant = of_arm.pop("variant", None)
-        of_method = scale["method changes"].get(columns["arm"], {})
-        wanted = {**of_arm, **of_method, "lr": columns["lr"], **changes}
-        for seed in seeds:
-            settings = replace(scale["base"], **wanted, seed=seed)
-            runs.append(Run({**columns, "seed": seed}, settings, scale["task"], variant))
-    return runs
-
-
 def at_rates(
     shared: Mapping[str, float], arms: Sequence[str], own: Mapping[str, float]
-) -> list[Columns]:
-    """Rows of `plan`: the arms at each shared learning rate, then each of `own` at its own."""
+) -> list[Row]:
+    """Arms at each shared learning rate, then each of `own` at its own; columns rate, arm, lr."""
     rows = []
     for rate, lr in shared.items():
         rows += [{"rate": rate, "arm": arm, "lr": lr} for arm in arms]
     return rows + [{"rate": "own rate", "arm": arm, "lr": lr} for arm, lr in own.items()]
 
 
-def plan_over_shares(
-    scale: Scale, columns: Columns, seeds_at: Callable[[float], range], **changes: Any
-) -> list[Run]:
-    """A training set with a baseline for each effective share p~ of the scale.
+def best_two(rates: Sequence[float]) -> dict[str, float]:
+    """The best and, if there is one, the second best learning rate, by name."""
+    return dict(zip(("best rate", "second best rate"), rates, strict=False))
 
-    columns: arm, lr and the set's own share of positives, `share`; p_tilde is added.
-    """
-    share = columns["share"]
+
+def over_shares(scale: Scale, share: float, **columns: Any) -> list[Row]:
+    """A training set of this share of positives, with a baseline for each effective share p~."""
     sets = {"composition": "proportion", "proportion": share, "evals_per_epoch": 1, **scale["sets"]}
-    runs = []
+    rows = []
     for p_tilde in scale["shares"]:
         effective = None if p_tilde == share else p_tilde  # p~ = share takes no baseline
-        wanted = {**sets, "effective_proportion": effective, **changes}
-        runs += plan(scale, [{**columns, "p_tilde": p_tilde}], seeds_at(p_tilde), **wanted)
+        changes = {**sets, "effective_proportion": effective}
+        rows.append({**columns, "share": share, "p_tilde": p_tilde, "changes": changes})
+    return rows
+
+
+def plan(scale: Scale, figure: str, rows: Sequence[Row], seeds: range) -> list[Run]:
+    """A run for each row and seed; there are more seeds where a claim needs them."""
+    runs = []
+    for row in rows:
+        of_arm = dict(ARMS.get(row["arm"], {}))
+        variant = of_arm.pop("variant", None)
+        of_method = scale["method changes"].get(row["arm"], {})
+        changes = {**of_arm, **of_method, "lr": row["lr"], **row.get("changes", {})}
+        columns = {key: row[key] for key in row if key not in ("changes", "base", "task")}
+        parts = (figure, f"{figure}, p~ = {row.get('p_tilde', 0):.0%}")
+        least = max(scale["seeds"].get(part, 0) for part in parts)
+        for seed in range(seeds.start, max(seeds.stop, seeds.start + least)):
+            settings = replace(row.get("base", scale["base"]), **changes, seed=seed)
+            task = row.get("task", scale["task"])
+            runs.append(Run({**columns, "seed": seed}, settings, task, variant))
     return runs
 
 
@@ -131,7 +135,7 @@ def make_runs(runs: Sequence[Run], folder: Path, map_runs: Callable[..., Any]) -
 
     Runs with equal samples train on those of the first of them. map_runs: of `parallel_map`.
     """
-    first = {}  # what samples depend on -> the folder of the first run with them
+    first = {}  # what samples depend on -> those of the first run with them
     missing = {True: {}, False: {}}  # whether a run samples by itself -> its folder -> the run
     placed = []
     for run in runs:
@@ -139,14 +143,16 @@ def make_runs(runs: Sequence[Run], folder: Path, map_runs: Callable[..., Any]) -
         made_with = f"{settings.to_config()} {run.task.__name__} {run.variant}"
         name = f"{run.variant or settings.method}_{settings.lr:g}_{settings.seed}"
         out = folder / f"{name}_{zlib.crc32(made_with.encode()):08x}".replace(" ", "")
-        source = out
+        own = out / "iteration-1" / "samples.jsonl"
+        is_finished = (out / "results.json").exists()
         is_verifier = isinstance(settings, verifier.VerifierSettings)
-        if settings.iterations == 1 and not is_verifier:
+        source = own
+        if settings.iterations == 1 and not is_verifier and (own.exists() or not is_finished):
             of_samples = [getattr(settings, name) for name in OF_SAMPLES.split()]
-            source = first.setdefault((run.task, *of_samples), out)
-        samples = None if source == out else f"{source}/iteration-1/samples.jsonl"
+            source = first.setdefault((run.task, *of_samples), own)
+        samples = None if source == own else str(source)
         placed.append(replace(run, settings=replace(settings, out=out, samples=samples)))
-        if not (out / "results.json").exists():
+        if not is_finished:
             missing[samples is None][out] = placed[-1]
     for group in missing.values():
         for _ in progress_bar(map_runs(make_run, group.values()), "runs", "run", len(group)):

@@ -114,8 +114,3 @@ PAPER_MATH: Scale = {
     "sets": {"examples": 50_000, "n": 32},  # "n = 32 candidate solutions" (4.1)
 }
 SCALES = {"laptop": LAPTOP, "quick": QUICK, "paper": PAPER, "paper-math": PAPER_MATH}
-
-
-def seeds_for(scale: Scale, figure: str, seeds: range) -> range:
-    """`seeds`, and more of them if they are too few to decide a claim."""
-    return range(seeds.start, max(seeds.stop, seeds.start + scale["seeds"].get(figure, 0)))

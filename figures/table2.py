@@ -1,6 +1,5 @@
 """Table 2: generative verifiers before and after TOPR, and votes weighted by their verdicts."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -9,7 +8,7 @@ from matplotlib.figure import Figure
 from examples.verifier import ACCURACY, CONSTANT, INVALID, WEIGHTED
 from figures.common import curve
 from figures.pictures import LEVELS, new_figure, plot_rows
-from figures.runs import Rates, Run
+from figures.runs import Rates, Row, Run
 from figures.scales import Scale
 
 TUNED = ()
@@ -24,13 +23,12 @@ DIFFERENCES = (
 )
 
 
-def runs(scale: Scale, rates: Rates, seeds: range) -> list[Run]:
+def rows(scale: Scale, rates: Rates) -> list[Row]:
     """A run for each base model of a verifier."""
     wanted = []
     for settings in scale["verifiers"]:
         name = Path(settings.model).name
-        for seed in seeds:
-            wanted.append(Run({"verifier": name}, replace(settings, seed=seed), scale["task"]))
+        wanted.append({"verifier": name, "arm": "topr", "lr": settings.lr, "base": settings})
     return wanted
 
 
@@ -50,7 +48,7 @@ def read(runs: list[Run], scale: Scale) -> dict:
 
 
 def cells_of(results: list[dict]) -> pd.DataFrame:
-    """The means of the table's cells, of results.json: a row for each seed, columns (row, column)."""
+    """The means of the table's cells: a row for each of `results`, columns (row, column)."""
     means = []
     for result in results:
         cells = pd.DataFrame(result["table2"]).unstack().dropna()
@@ -63,11 +61,11 @@ def draw(data: dict) -> Figure:
     figure, panels = new_figure(len(data))
     for axes, (name, results) in zip(panels, data.items(), strict=True):
         cells = cells_of(results)
-        columns = [WEIGHTED, INVALID, ACCURACY]
+        heights = {WEIGHTED: 0, INVALID: 1, ACCURACY: 2}
         for number, row in enumerate(cells.columns.unique(0)):
-            heights = [columns.index(column) + 0.3 - 0.2 * number for column in cells[row]]
+            at = [heights[column] + 0.3 - 0.2 * number for column in cells[row]]
             _, *style = LEVELS[number]
-            plot_rows(axes, heights, curve(cells[row]), (NAMES.get(row, row), *style))
+            plot_rows(axes, at, curve(cells[row]), (NAMES.get(row, row), *style))
         axes.set(title=f"base verifier: {name}", xlabel="%, 95% interval", xlim=(-3, 103))
-        axes.set(yticks=range(3), yticklabels=columns)
+        axes.set(yticks=range(3), yticklabels=heights)
     return figure

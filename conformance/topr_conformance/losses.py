@@ -99,7 +99,7 @@ def check_gradient(loss: Loss, inputs: LossInputs) -> None:
         fix = f"take token_logp, token_logmu, mask (B, T) and reward (B,), {ANOTHER_FORM}"
         raise InputError(f"the loss raised {describe_error(error)}: {fix}") from error
     if not gradient.isfinite().all():
-        raise InputError("the loss's gradient is not a finite number, in a batch without extremes")
+        raise InputError("the gradient is not finite on ordinary numbers: look at exp, log and /")
 
 
 def sum_over_tokens(values: Tensor, mask: Tensor) -> Tensor:

@@ -1,180 +1,160 @@
-"""What figures compute from a table of measurements, against values found by hand."""
+"""What figures compute from tables and files, against values found by hand."""
 
+import json
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from figures import fig1, fig4, fig5, fig6, fig7, fig8, fig9, robustness, table2, variants
-from figures.common import Findings, by_seed, change, curve, curves, numbers_table, over_seeds
-from toprlib.evaluation import Answers
-from toprlib.records import Sample
-from toprlib.report import Estimate
+from figures import fig1, fig4, fig5, fig6, fig7, fig8, fig9, rates, table2
+from figures.common import by_seed, curve, curves, interval
+from figures.runs import Run, in_training, measure
 from toprlib.settings import Settings
 
 
-def make_table(columns, rows, metric="correct"):
-    """A table of measurements; rows: arm -> for each seed the values along the run."""
-    lines = []
-    for arm, seeds in rows.items():
-        labels = dict(zip(columns, arm, strict=True))
+def make_table(columns, runs, metric="correct"):
+    """A table of measurements; runs: labels -> for each seed the values along the run."""
+    rows = []
+    for labels, seeds in runs.items():
+        of_run = dict(zip(columns.split(), labels, strict=True)) | {"metric": metric}
         for seed, values in enumerate(seeds):
-            for point, value in enumerate(values):
-                line = {"seed": seed, "metric": metric, "point": point, "value": value}
-                lines.append({**labels, **line})
-    return pd.DataFrame(lines)
+            points = enumerate(values)
+            rows += [{**of_run, "seed": seed, "point": at, "value": value} for at, value in points]
+    return pd.DataFrame(rows)
 
 
-def means(estimates):
-    """Name -> mean, for comparison with pytest.approx."""
-    return {name: estimate.mean for name, estimate in estimates.items()}
+def check(actual, expected):
+    """The values in the seeds of some of the numbers."""
+    for name, values in expected.items():
+        assert list(actual[name]) == pytest.approx(values), name
 
 
-# ---- the table ----
+# ---- intervals and tables ------------------------------------------------------------------------
+def test_an_interval_is_student_s():
+    assert interval([3.0]) == {"mean": 3.0, "half_width": None, "each": [3.0]}
+    assert interval([math.nan])["mean"] is None
+    # The standard error of 1, 2 and 6 is sqrt(7 / 3).
+    of_three = interval([1.0, 2.0, math.nan, 6.0])
+    assert of_three["mean"] == 3
+    assert of_three["half_width"] == pytest.approx(4.303 * math.sqrt(7 / 3))
+    many = interval(range(20))  # the quantile of 13
+    assert many["half_width"] == pytest.approx(2.179 * math.sqrt(35 / 20))
 
 
 def test_differences_are_over_the_seeds_that_both_arms_have():
     rows = [("a", 1, 5.0), ("a", 0, 1.0), ("b", 1, 2.0), ("b", 2, 9.0), ("b", 0, 0.5)]
     table = pd.DataFrame(rows, columns=["arm", "seed", "value"]).assign(metric="correct", point=0)
-    values = by_seed(table, "correct", "arm")
-    assert over_seeds(values["a"] - values["b"]).mean == (5.0 - 2.0 + 1.0 - 0.5) / 2
-    assert over_seeds(values["b"]).mean == (2.0 + 9.0 + 0.5) / 3
+    values = by_seed(table, "correct")
+    assert sorted(interval(values["a"] - values["b"])["each"]) == [0.5, 3.0]
+    assert sorted(interval(values["b"])["each"]) == [0.5, 2.0, 9.0]
 
 
 def test_a_metric_is_read_at_a_point_of_runs_of_different_lengths():
-    table = make_table(["arm"], {("short",): [[1.0, 2.0]], ("long",): [[3.0, 4.0, 5.0]]})
-    assert by_seed(table, "correct", "arm").loc[0].to_dict() == {"short": 2.0, "long": 5.0}
-    assert by_seed(table, "correct", "arm", at=1).loc[0].to_dict() == {"short": 2.0, "long": 4.0}
-    assert change(table, "correct", "arm").loc[0].to_dict() == {"short": 1.0, "long": 2.0}
+    table = make_table("rate arm", {("b", "z"): [[1.0, 2.0]], ("a", "y"): [[3.0, 4.0, 5.0]]})
+    assert by_seed(table, "correct").loc[0].to_dict() == {"z": 2.0, "y": 5.0}
+    assert by_seed(table, "correct", at=1).loc[0].to_dict() == {"z": 2.0, "y": 4.0}
+    assert list(by_seed(table, "correct", ["rate", "arm"])) == [("b", "z"), ("a", "y")]
 
 
-def test_arms_stay_in_the_order_of_their_runs():
-    table = make_table(
-        ["rate", "arm"], {("b", "z"): [[0.0]], ("b", "a"): [[0.0]], ("a", "z"): [[0.0]]}
-    )
-    assert list(by_seed(table, "correct", ["rate", "arm"])) == [("b", "z"), ("b", "a"), ("a", "z")]
-
-
-def test_a_line_has_the_interval_of_student_s_t_at_each_point():
-    table = make_table(["arm"], {("topr",): [[0.0, 1.0], [0.0, 3.0]]})
-    # Two values: half of the interval is 12.706 standard errors, and the standard error of 1 and 3
-    # is 1.
+def test_a_line_has_an_interval_at_each_point():
+    table = make_table("arm", {("topr",): [[0.0, 1.0], [0.0, 3.0]], ("ppo",): [[7.0], [7.0]]})
     expected = {"mean": [0.0, 2.0], "half_width": [0.0, 12.706], "each": [[0.0, 0.0], [1.0, 3.0]]}
-    assert curves(table, "arm") == {"topr": expected}
+    lines = curves(table, "correct")
+    assert lines["topr"] == expected
+    assert lines["ppo"]["mean"] == [7.0]
+    assert curve(pd.DataFrame({0: [math.nan]}))["mean"] == [None]
 
 
-def test_a_point_without_values_is_none():
-    empty = curve(pd.DataFrame({"a": [math.nan, math.nan], "b": [1.0, math.nan]}))
-    assert empty == {"mean": [None, 1.0], "half_width": [None, None], "each": [[], [1.0]]}
-
-
-def test_numbers_are_shown_in_their_units_and_seeds_where_an_interval_is_impossible():
-    shares = {"correct": Estimate(0.5, 0.1), "a - b": Estimate.over_seeds([0.0, 0.25])}
-    numbers = {"largest gradient norm": Estimate.over_seeds([2.0, 90.0, 5.0])}
-    table = numbers_table(Findings({}, shares, numbers))
-    assert table.rows == [
-        ["correct", "50.0 ± 10.0 %"],
-        ["a - b", "0.0, 25.0 points"],  # ± 159 points reaches beyond 100
-        ["largest gradient norm", "5.0 (2.0 to 90.0)"],
-    ]
-
-
-# ---- single figures ----
-
-
+# ---- single figures ------------------------------------------------------------------------------
 def test_figure_1_measures_falls_from_the_highest_point():
-    columns = ["rate", "method"]
     runs = {
         ("one rate", "topr"): [[0.5, 0.75, 0.7]],
         ("one rate", "dpo"): [[0.5, 0.6, 0.6]],
-        ("one rate", "ppo"): [[0.5, 0.7, 0.3]],
         ("one rate", "reinforce"): [[0.5, 0.9, 0.0]],
         ("own rate", "topr"): [[0.5, 0.75, 0.7]],
-        ("own rate", "ppo"): [[0.5, 0.6, 0.65]],
+        ("own rate", "dpo"): [[0.5, 0.6, 0.65]],
     }
-    actual = means(fig1.gains(make_table(columns, runs)))
-    assert actual == pytest.approx(
-        {
-            "TOPR - PPO, own rates": 0.05,
-            "TOPR - DPO, one rate": 0.1,
-            "DPO - TOPR, one rate: fall from the highest": 0 - 0.05,
-            "TOPR - PPO, one rate": 0.4,
-            "DPO - PPO, one rate": 0.3,
-            "PPO - TOPR, one rate: fall from the highest": 0.4 - 0.05,
-            "TOPR - naive REINFORCE, one rate": 0.7,
-            "DPO - naive REINFORCE, one rate": 0.6,
-            "naive REINFORCE - TOPR, one rate: fall from the highest": 0.9 - 0.05,
-        }
-    )
-
-
-def test_figure_4_counts_problems_in_fours_of_correct_completions():
-    correct = np.zeros((6, 8), dtype=bool)
-    for problem, count in enumerate([0, 1, 4, 5, 8, 8]):
-        correct[problem, :count] = True
-    assert fig4.by_cardinality(correct) == pytest.approx([1 / 6, 2 / 6, 3 / 6])
-
-
-def test_figure_4_measures_answers_before_and_after_training():
-    def answers(counts):
-        """Four problems with so many correct completions of six."""
-        correct = np.arange(6) < np.array(counts)[:, None]
-        return Answers(correct, correct.tolist())
-
-    before = answers([2, 3, 1, 6])
-    after = answers([3, 5, 6, 2])
-    votes = {1: 0.25, 2: 0.375, 4: 0.5}  # before training
-    texts = [("Q0", "a", 1.0), ("Q0", "a", 1.0), ("Q1", "a", 1.0), ("Q1", "b", -1.0)]
-    samples = [Sample(prompt=q, completion=text, reward=reward) for q, text, reward in texts]
-    run = SimpleNamespace(
-        settings=Settings(eval_samples=6),
-        last_step=20,
-        answers={0: before, 20: after}.get,
-        majority_accuracy=lambda of, n: votes[n] if of is before else votes[n] + 0.125,
-        test_samples={0: samples}.get,
-    )
-    actual = fig4.measure_answers(run)
+    actual = fig1.gains(make_table("rate arm", runs))
     expected = {
-        "maj@n": [0.375, 0.5, 0.625],
-        "base maj@n": [0.25, 0.375, 0.5],
-        "cardinality": [0, 0.5, 0.5],
-        "few": [2 / 4],  # 3 and 2 of 6 are right
-        "still few": [1 / 3],  # of the first three problems
-        "ahead": [16 / 24 - 0.5],
-        "vote": [0.25],
-        "distinct": [2 / 3],  # right texts
+        "TOPR - DPO, own rates": [0.05],
+        "TOPR - DPO, one rate": [0.1],
+        "TOPR - naive REINFORCE, one rate": [0.7],
+        "DPO - naive REINFORCE, one rate": [0.6],
+        "DPO - TOPR, one rate: fall from the highest": [0 - 0.05],
+        "naive REINFORCE - TOPR, one rate: fall from the highest": [0.9 - 0.05],
     }
     assert actual.keys() == expected.keys()
-    for name, values in expected.items():
-        assert actual[name] == pytest.approx(values), name
+    check(actual, expected)
 
 
-def test_figure_4_compares_the_shares_of_problems_with_few_right_answers():
+def write_samples(folder, step, counts, n):
+    """Samples of problems with so many right answers of n; texts of right ones are of two kinds."""
+    lines = []
+    for problem, right in enumerate(counts):
+        for index in range(n):
+            is_right = index < right
+            sample = {"problem_id": str(problem), "prompt": f"Q{problem}"}
+            sample["completion"] = f" The answer is {7 if is_right else index}." + " " * (index % 2)
+            sample["reward"] = 1.0 if is_right else -1.0
+            sample["outcome"] = "correct" if is_right else "incorrect"
+            lines.append(json.dumps(sample) + "\n")
+    (folder / "iteration-1" / f"test-{step}.jsonl").write_text("".join(lines))
+
+
+def write_run(folder, curve, metrics=(), **settings):
+    """A finished run whose accuracy is `curve`, and its Run."""
+    entries = [{"correct": value, "pass@1": {"mean": value, "se": 0.01}} for value in curve]
+    iteration = {"dataset": {"steps": len(metrics)}, "training": {"realised_share": 0.25}}
+    iteration |= {"curve": entries, "after": entries[-1]}
+    (folder / "iteration-1").mkdir(parents=True, exist_ok=True)
+    results = {"before": entries[0], "iterations": [iteration]}
+    (folder / "results.json").write_text(json.dumps(results))
+    lines = [json.dumps(line) + "\n" for line in metrics]
+    (folder / "iteration-1" / "metrics.jsonl").write_text("".join(lines))
+    columns = {"arm": "topr", "lr": settings.get("lr"), "seed": settings.get("seed", 0)}
+    return Run(columns, Settings(out=folder, **settings), rates.gsm8k_task, None)
+
+
+def test_figure_4_measures_answers_before_and_after_training(tmp_path):
+    run = write_run(tmp_path, [0.5, 0.5], [{"grad_norm": 1.0}], eval_samples=6, k=2)
+    write_samples(tmp_path, 0, [2, 3, 1, 6], 6)
+    write_samples(tmp_path, 1, [3, 5, 6, 2], 6)
+    actual = fig4.measure_answers(run)
+    assert list(actual["cardinality"]) == [0, 0.5, 0.5]
+    assert actual[fig4.FEW] == [2 / 4]  # 3 and 2 of 6 are right
+    assert actual[fig4.STILL_FEW] == [1 / 3]  # of the first three problems
+    assert actual["base maj@n"][0] == pytest.approx(12 / 24)
+    assert actual["maj@n"][0] == pytest.approx(16 / 24)
+    assert actual["ahead"] == [pytest.approx(16 / 24 - actual["base maj@n"][-1])]
+    assert actual["vote"] == [pytest.approx(actual["base maj@n"][-1] - 12 / 24)]
+    assert actual["distinct"] == [7 / 12]
+
+
+def test_figure_4_compares_arms_at_the_end():
     metrics = {
-        "few": {"topr": [0.02, 0.01], "positives_only": [0.05, 0.03], "sft": [0.04, 0.04]},
-        "still few": {"topr": [0.5, 0.0], "positives_only": [0.25, 0.5], "sft": [1.0, 1.0]},
+        fig4.FEW: {"topr": [0.02, 0.01], "positives_only": [0.05, 0.03], "sft": [0.04, 0.04]},
+        fig4.STILL_FEW: {"topr": [0.5, 0.0], "positives_only": [0.25, 0.5], "sft": [1.0, 1.0]},
         "correct": {"topr": [0.75, 0.5], "positives_only": [0.5, 0.5], "sft": [0.875, 0.25]},
         "maj@n": {"topr": [0.5, 0.5], "positives_only": [0.75, 1.0], "sft": [0.5, 0.625]},
-        "ahead": {"topr": [0.0, 0.0], "positives_only": [0.0, 0.0], "sft": [0.0, 0.0]},
+        "ahead": {"topr": [0.25, 0.5]},
     }
     tables = []
     for metric, of_arms in metrics.items():
-        rows = {(name,): [[value] for value in values] for name, values in of_arms.items()}
-        tables.append(make_table(["arm"], rows, metric))
-    actual = fig4.compare(pd.concat(tables), "maj@16")
+        runs = {(arm,): [[value] for value in values] for arm, values in of_arms.items()}
+        tables.append(make_table("arm", runs, metric))
+    actual = fig4.compare(pd.concat(tables), "maj@16", ", x")
     expected = {
-        "TOPR: problems with at most 4 correct": (0.02, 0.01),
-        "positives only - TOPR: problems with at most 4 correct": (0.03, 0.02),
-        "positives only - TOPR: few correct before, and still": (-0.25, 0.5),
-        "TOPR - positives only": (0.25, 0.0),
-        "TOPR - positives only: maj@16": (-0.25, -0.5),
-        "TOPR - positives, as many steps": (-0.125, 0.25),
-        "TOPR - positives, as many steps: maj@16": (0.0, -0.125),
+        "TOPR: problems with at most 4 correct, x": [0.02, 0.01],
+        "positives only - TOPR: problems with at most 4 correct, x": [0.03, 0.02],
+        "positives only - TOPR: few correct before, and still, x": [-0.25, 0.5],
+        "TOPR - positives only, x": [0.25, 0.0],
+        "TOPR - positives only: maj@16, x": [-0.25, -0.5],
+        "TOPR - positives, as many steps, x": [-0.125, 0.25],
+        "positives, as many steps: maj@16, x": [0.5, 0.625],
+        "TOPR: pass@1 - maj@16 of the base, x": [0.25, 0.5],
     }
-    for name, each in expected.items():
-        assert actual[name].each == pytest.approx(each), name
+    check(actual, expected)
 
 
 def test_figure_4_finds_the_smallest_vote_that_suffices():
@@ -183,96 +163,88 @@ def test_figure_4_finds_the_smallest_vote_that_suffices():
         ("topr",): [[0.5, 0.55, 0.6], [0.5, 0.7, 0.8]],
         ("positives_only",): [[0.2, 0.4, 0.6], [0.9, 0.9, 0.95]],
     }
-    needed = fig4.samples_needed(make_table(["arm"], votes, "maj@n"), [1, 2, 4])
-    assert needed.each == (4, 8)  # 8: twice the largest, none suffices
+    needed = fig4.samples_needed(make_table("arm", votes, "maj@n"), [1, 2, 4])
+    assert list(needed) == [4, 8]  # 8: twice the largest, none suffices
 
 
 def test_figure_5_compares_shares_within_sets_and_between_them():
-    columns = ["set", "p_tilde"]
-    runs = {
-        ("10% positive", 0.1): [[0.50], [0.60]],
-        ("10% positive", 0.2): [[0.70], [0.60]],
-        ("10% positive", 0.5): [[0.40], [0.50]],
-        ("10% positive", 1.0): [[0.30], [0.40]],
-        ("50% positive", 0.1): [[0.45], [0.45]],
-        ("50% positive", 0.2): [[0.50], [0.50]],
-        ("50% positive", 0.5): [[0.60], [0.60]],
-        ("50% positive", 1.0): [[0.65], [0.75]],
+    shares = (0.1, 0.2, 0.5, 1.0)
+    ten = ([[0.50], [0.60]], [[0.70], [0.60]], [[0.40], [0.50]], [[0.30], [0.40]])
+    fifty = ([[0.45], [0.45]], [[0.50], [0.50]], [[0.60], [0.60]], [[0.65], [0.75]])
+    runs = {("10% positive", p): values for p, values in zip(shares, ten, strict=True)}
+    runs |= {("50% positive", p): values for p, values in zip(shares, fifty, strict=True)}
+    table = make_table("set p_tilde", runs)
+    actual = fig5.compare(by_seed(table, "correct", ["set", "p_tilde"]))
+    expected = {
+        "10% positive, p~ = 20%": [0.70, 0.60],
+        "10% positive: p~ = 20% - p~ = 100%": [0.4, 0.2],
+        # On seed 1 p~ = 10 and 20 % are equally good, and the first one is taken for seed 0; on
+        # seed 0 20 % is best.
+        "10% positive: best p~ on other seeds - p~ = 50%": [0.50 - 0.40, 0.60 - 0.50],
+        "p~ = 10% by sampling - by a baseline": [0.05, 0.15],
+        "p~ = 50% by sampling - by a baseline": [0.20, 0.10],
     }
-    correct = by_seed(make_table(columns, runs), "correct", columns)
-    actual = fig5.compare(correct)
-    assert actual["10% positive, p~ = 20%"].each == (0.70, 0.60)
-    assert actual["10% positive: p~ = 20% - p~ = 100%"].each == pytest.approx((0.4, 0.2))
-    # On seed 1 p~ = 10 and 20 % are equally good, and the first one is taken for seed 0; on seed 0
-    # 20 % is best.
-    best = actual["10% positive: best p~ on other seeds - p~ = 50%"]
-    assert best.each == pytest.approx((0.50 - 0.40, 0.60 - 0.50))
-    assert actual["p~ = 10% by sampling - by a baseline"].each == pytest.approx((0.05, 0.15))
-    assert actual["p~ = 50% by sampling - by a baseline"].each == pytest.approx((0.20, 0.10))
+    check(actual, expected)
     assert "10% positive: p~ = 20% - p~ = 1%" not in actual  # no such runs
 
 
-def test_figure_6_compares_the_highest_of_all_shares_in_seeds_that_all_have():
-    columns = ["method", "p_tilde"]
+def test_figure_6_compares_methods_at_each_share():
     runs = {
         ("topr", 0.1): [[0.1], [0.2], [0.9]],
         ("topr", 1.0): [[0.3], [0.1]],
         ("tis", 0.1): [[0.5], [0.2], [0.0]],
         ("tis", 1.0): [[0.4], [0.6]],
     }
-    correct = by_seed(make_table(columns, runs), "correct", columns)
-    assert fig6.highest_of_all(correct).each == pytest.approx((0.5 - 0.3, 0.6 - 0.2))
-    assert fig6.gains(correct, "")["TOPR - TIS, p~ = 10%"].each == pytest.approx((-0.4, 0, 0.9))
+    correct = by_seed(make_table("arm p_tilde", runs), "correct", ["arm", "p_tilde"])
+    check(fig6.gains(correct, "!"), {"TOPR - TIS, p~ = 10%!": [-0.4, 0, 0.9]})
+    assert list(fig6.highest_of_all(correct)) == pytest.approx([0.5 - 0.3, 0.6 - 0.2])
 
 
-def test_figure_7_measures_norms_before_clipping():
-    norms = [0.5, 5.0, 30.0, 20.0, 10.0]
-    run = SimpleNamespace(
-        settings=Settings(max_grad_norm=10.0),
-        steps=lambda: pd.DataFrame({"grad_norm": norms, "loss": [9.0] * 5}),
-        tenths={"grad_norm": [1.0, 2.0]}.get,
-    )
-    expected = {
-        "largest gradient norm": [30.0],
-        "steps clipped": [0.4],  # above 10
-        "gradient norm": [1.0, 2.0],
-    }
-    assert fig7.gradient_norms(run) == expected
+def test_steps_are_measured_in_tenths_and_before_clipping(tmp_path):
+    steps = [{"grad_norm": float(step), "log_ratio_pos_q50": -1.0} for step in range(20)]
+    del steps[3]["log_ratio_pos_q50"]
+    steps[2]["log_ratio_pos_q50"] = 5.0
+    run = write_run(tmp_path, [0.5], steps, max_grad_norm=15.0)
+    measured = in_training(run)
+    assert measured["gradient norm"] == [2 * tenth + 0.5 for tenth in range(10)]
+    assert measured["log-ratio of positives"] == [-1.0, 5.0, *[-1.0] * 8]
+    assert measured["largest gradient norm"] == [19.0]
+    assert measured["steps clipped"] == [4 / 20]  # norms 16 to 19
+    assert measured["realised share"] == [0.25]
 
 
-def test_figure_7_compares_largest_norms_in_powers_of_ten():
-    norms = {("topr",): [[1.0], [10.0]], ("off_policy",): [[1000.0], [10.0]]}
-    table = make_table(["method"], norms, "largest gradient norm")
-    numbers = fig7.norms_in_setting(table, "mild")
-    ratio = numbers["mild: log10 of largest gradient norm, plain IS / TOPR"]
-    assert ratio.each == pytest.approx((3, 0))
+def test_figure_7_compares_ends_in_one_setting():
+    table = make_table("arm", {("topr",): [[0.5, 0.75]], ("off_policy",): [[0.5, 0.25]]})
+    clipped = {("topr",): [[0.125]], ("off_policy",): [[1.0]]}
+    more = [make_table("arm", clipped, metric) for metric in ("steps clipped", "invalid")]
+    actual = fig7.ends(pd.concat([table, *more]), "mild")
+    expected = {"mild: TOPR - plain IS": [0.5], "mild, plain IS - base: correct": [-0.25]}
+    check(actual, expected | {"mild, TOPR: steps clipped": [0.125]})
 
 
 def test_figure_8_takes_the_mean_over_the_first_three_of_more_iterations():
-    level = {name: [0.5] * 5 for name in fig8.ARMS}
-    level["anna_karenina"] = [0.5, 0.6, 0.7, 0.8, 1.0]
-    runs = {(name,): [values] for name, values in level.items()}
-    rows = make_table(["arm"], runs, "pass@1")
-    actual = means(fig8.differences(rows))
+    runs = {(arm,): [[0.5] * 5] for arm in fig8.ARMS}
+    runs["anna_karenina",] = [[0.5, 0.6, 0.7, 0.8, 1.0]]
+    actual = fig8.compare(make_table("arm", runs, "pass@1"), "pass@1", "")
     name = "Anna Karenina - uniform: pass@1"
-    assert actual[f"{name} after iteration 2"] == pytest.approx(0.2)
-    assert actual[f"{name}, mean of iterations 1 to 3"] == pytest.approx((0.1 + 0.2 + 0.3) / 3)
-    assert actual[f"{name}, last iteration"] == pytest.approx(0.5)
-    assert actual[f"{name}, last iteration - first"] == pytest.approx(0.4)
+    expected = {
+        f"{name} after iteration 2": [0.2],
+        f"{name}, mean of iterations 1 to 3": [(0.1 + 0.2 + 0.3) / 3],
+        f"{name}, last iteration": [0.5],
+        f"{name}, last iteration - first": [0.4],
+        "Anna Karenina: pass@1 after iteration 4": [1.0],
+    }
+    check(actual, expected)
     assert f"{name} after iteration 0" not in actual
-
-
-def questions(counts):
-    """`fig9.questions_of` for one seed; counts: (right, samples) of each question."""
-    index = pd.MultiIndex.from_product([[0], range(len(counts))], names=["seed", "question"])
-    return pd.DataFrame(counts, index, columns=["right", "samples"])
 
 
 def test_figure_9_weighs_questions_by_the_distance_of_rewards_from_the_baseline():
     # 12 of 40 samples are right. p~ = p = 0.3 takes no baseline, and all questions weigh 10. With
     # baseline c the effective share is 12 (1 - c) / (12 (1 - c) + 28 (1 + c)); c = 0.4 makes it
     # 7.2 / (7.2 + 39.2).
-    counts = questions([(0, 10), (1, 10), (1, 10), (10, 10)])
+    index = pd.MultiIndex.from_product([[0], range(4)], names=["seed", "question"])
+    counts = pd.DataFrame([(0, 10), (1, 10), (1, 10), (10, 10)], index)
+    counts.columns = pd.MultiIndex.from_tuples([("right", 0), ("samples", 0)])
     plain = fig9.relative_weights(counts, p_tilde=0.3).loc[0].dropna()
     assert plain.to_dict() == pytest.approx({0: 1 / 3, 1: 1 / 3, 9: 1 / 3})
     weighted = fig9.relative_weights(counts, p_tilde=7.2 / 46.4).loc[0].dropna()
@@ -281,86 +253,41 @@ def test_figure_9_weighs_questions_by_the_distance_of_rewards_from_the_baseline(
     assert weighted.to_dict() == pytest.approx(expected)
 
 
-def test_figure_9_takes_thirds_by_the_base_s_accuracy():
+def test_figure_9_takes_thirds_by_the_base_s_accuracy_in_each_seed():
     index = pd.MultiIndex.from_product([[0, 1], range(6)], names=["seed", "question"])
     before = pd.Series([0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4], index)
     after = [1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0]
     thirds = fig9.accuracy_by_third(before, pd.DataFrame({0.2: after}, index))
-    actual = {name: values[0.2].tolist() for name, values in thirds.items()}
     # Seed 0: questions 0 and 1, then 3 and 2, then 4 and 5, as equal ones stay in order.
     # Seed 1: questions 5 and 4, then 3 and 2, then 1 and 0.
-    expected = {
+    assert {name: values[0.2].tolist() for name, values in thirds.items()} == {
         "hardest third": [1.0, 1.0],
         "middle third": [0.0, 0.5],
         "easiest third": [0.5, 0.0],
     }
-    assert actual == expected
 
 
-def test_robustness_compares_settings_and_methods():
-    columns = ["method", "setting"]
-    runs = {
-        ("topr", "best"): [[0.80]],
-        ("topr", "three"): [[0.75]],
-        ("topr", "late"): [[0.70]],
-        ("ppo", "best"): [[0.70]],
-        ("ppo", "three"): [[0.40]],
-        ("ppo", "late"): [[0.65]],
-    }
-    correct = by_seed(make_table(columns, runs), "correct", columns)
-    assert means(robustness.compare(correct, "ppo")) == pytest.approx(
-        {
-            "PPO, best rate: correct at the end": 0.70,
-            "TOPR - PPO, best rate": 0.10,
-            "PPO, three times the rate: correct at the end": 0.40,
-            "TOPR - PPO, three times the rate": 0.35,
-            "PPO, 60% negative, late clipping: correct at the end": 0.65,
-            "TOPR - PPO, 60% negative, late clipping": 0.05,
-            "PPO: three times the rate - best rate": -0.30,
-        }
-    )
+def test_table_2_reads_the_cells_of_each_seed():
+    results = []
+    for accuracy in (0.5, 0.75):
+        cells = {"base": {"verifier accuracy": {"mean": accuracy, "se": 0.01}}}
+        results.append({"table2": {**cells, "no verifier": {"votes": {"mean": 0.25, "se": None}}}})
+    cells = table2.cells_of(results)
+    assert cells["base", "verifier accuracy"].tolist() == [0.5, 0.75]
+    assert set(cells) == {("base", "verifier accuracy"), ("no verifier", "votes")}
 
 
-def test_dpo_recovers_an_answer_as_fast_as_its_gradient_by_hand():
-    """The correct arm against each of four others, which stay alike; beta = 0.1."""
-    correct = math.log(1e-6)
-    other = math.log((1 - 1e-6) / 4)
-    steps = 0
-    while math.exp(correct - other) < 4:  # pi of the correct arm is below 1/2
-        # The gradient of one pair's loss in its margin, of the mean over four pairs.
-        gradient = 0.1 / (1 + math.exp(correct - other) ** 0.1) / 4
-        correct += 4 * gradient
-        other -= gradient
-        steps += 1
-    assert robustness.steps_to_recover("dpo") == steps
-
-
-def test_table_2_subtracts_rows_of_the_same_runs():
-    def cells(accuracy_before, accuracy_after):
-        return {
-            "base": {table2.ACCURACY: {"mean": accuracy_before}, table2.INVALID: {"mean": 0.5}},
-            "topr": {table2.ACCURACY: {"mean": accuracy_after}, table2.INVALID: {"mean": 0.25}},
-            "no verifier": {table2.WEIGHTED: {"mean": 0.5}},
-            table2.CONSTANT: {table2.ACCURACY: {"mean": 0.6}},
-        }
-
-    results = [{"table2": cells(0.4, 0.9)}, {"table2": cells(0.5, 0.7)}]
-    for run in results:
-        run["table2"]["base"][table2.WEIGHTED] = {"mean": 0.4}
-        run["table2"]["topr"][table2.WEIGHTED] = {"mean": 0.7}
-    actual = table2.differences(table2.cells_of(results))
-    assert actual[f"TOPR - base: {table2.ACCURACY}"].each == pytest.approx((0.5, 0.2))
-    assert actual[f"TOPR - constant verdict: {table2.ACCURACY}"].each == pytest.approx((0.3, 0.1))
-    assert actual[f"base - no verifier: {table2.WEIGHTED}"].each == pytest.approx((-0.1, -0.1))
-    assert actual[f"base - TOPR: {table2.INVALID}"].each == pytest.approx((0.25, 0.25))
-
-
-def test_variants_are_compared_with_topr_at_the_same_kind_of_rate():
-    columns = ["method", "lr"]
-    correct = make_table(columns, {("topr", 3e-5): [[0.8]], ("per-token", 1e-5): [[0.5]]})
-    invalid = make_table(
-        columns, {("topr", 3e-5): [[0.1]], ("per-token", 1e-5): [[0.2]]}, "invalid"
-    )
-    actual = means(variants.compare(pd.concat([correct, invalid])))
-    assert actual["per-token, lr 1e-05 - topr"] == pytest.approx(-0.3)
-    assert actual["per-token, lr 1e-05: invalid at the end"] == 0.2
+def test_rates_are_ranked_by_the_mean_over_seeds_of_accuracy_at_the_end(tmp_path):
+    # The seeds choose 1e-5, 3e-5 and 1e-4. The means are 0.5, 0.625 and 0.625.
+    correct = {1e-5: [0.75, 0.5, 0.25], 3e-5: [0.625, 0.75, 0.5], 1e-4: [0.6875, 0.5, 0.6875]}
+    runs = []
+    for lr, values in correct.items():
+        for seed, value in enumerate(values):
+            folder = tmp_path / f"{lr}-{seed}"
+            runs.append(write_run(folder, [0.9, value], [{"grad_norm": 1.0}], lr=lr, seed=seed))
+    ranked, tried = rates.rank_rates(runs)
+    assert tried == {"TOPR": {"1e-05": 0.5, "3e-05": 0.625, "0.0001": 0.625}}
+    assert ranked == {"topr": [3e-5, 1e-4, 1e-5]}  # the smaller one of equally good rates first
+    table = measure(runs, lambda run: {"more": [run.settings.seed]})
+    assert table.query("metric == 'more'")["value"].tolist() == [0, 1, 2] * 3
+    assert np.isclose(table.query("metric == 'correct' and point == 0")["value"], 0.9).all()

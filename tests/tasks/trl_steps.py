@@ -11,6 +11,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 import train_gsm8k as gsm8k
 from examples.topr_in_trl import ToprLoss
+from toprlib.language_model import load_model, load_tokenizer
 
 
 class ToprTrainer(ToprLoss, GRPOTrainer):
@@ -44,7 +45,10 @@ config = GRPOConfig(
     save_strategy="no",
     report_to=[],
 )
-trainer = ToprTrainer(settings.model, reward, config, Dataset.from_list(rows))
+model = load_model(settings.model)
+tokenizer = load_tokenizer(settings.model).tokenizer
+data = Dataset.from_list(rows)
+trainer = ToprTrainer(model, reward, config, data, processing_class=tokenizer)
 trainer.train()
 logged = [entry["topr/weight"] for entry in trainer.state.log_history if "topr/weight" in entry]
 print(sum(logged) / len(logged))

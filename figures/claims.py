@@ -54,10 +54,9 @@ def expected_range(expected: str) -> tuple[float, float]:
 
 
 def judge(claim: Claim, load: Load) -> Claim:
-    """The claim with its number, the verdict, and the first precondition that is not met.
+    """The claim with its number, the verdict on it, and the first precondition that is not met.
 
-    A claim is reproduced if the number's whole 95 % interval is as expected, contradicted if none
-    of it is, else inconclusive, as without an interval.
+    The verdict is on the number's whole 95 % interval; without one it is inconclusive.
     """
     judged = {"unit": "points", "needs": [], "number": None, "missing": "", **claim}
     if claim["key"] and judged["number"] is None:
@@ -92,21 +91,11 @@ def number_text(claim: Claim) -> str:
     return f"{text} {claim['unit']}".removesuffix("points").rstrip()
 
 
-def details_text(claim: Claim, load: Load) -> str:
-    """The best learning rate if the claim depends on it, and the number of seeds if unusual."""
-    details = []
-    if "rate" in claim and claim["number"]:
-        tried = load(claim["figure"])["learning_rates"][claim["rate"]]
-        best = float(max(tried, key=tried.__getitem__))
-        details.append(f"{best:.1e}".replace("e-0", "e-").replace(".0e", "e"))
-    count = len(claim["number"]["each"]) if claim["number"] else 0
-    if count not in (0, 1, USUAL_SEEDS):
-        details.append(f"{count} {claim.get('over', 'seeds')}")
-    return f" ({', '.join(details)})" if details else ""
-
-
 def claims_table(claims: list[Claim], load: Load) -> str:
-    """A row for each judged claim; a figure or study is named in its first row only."""
+    """A row for each judged claim; a figure or study is named in its first row only.
+
+    Brackets have the best learning rate if the claim depends on it, and an unusual number of seeds.
+    """
     rows = []
     links = [""]
     for claim in claims:
@@ -114,9 +103,17 @@ def claims_table(claims: list[Claim], load: Load) -> str:
         name = name.replace("fig", "Figure ").replace("table", "Table ")
         page = "studies/README.md" if "study" in claim else "README.md"
         links.append(f"[{name}]({page}#{name.lower().replace(' ', '-')})")
+        details = []
+        if "rate" in claim:
+            tried = load(claim["figure"])["learning_rates"][claim["rate"]]
+            best = float(max(tried, key=tried.__getitem__))
+            details.append(f"{best:.1e}".replace("e-0", "e-").replace(".0e", "e"))
+        count = len(claim["number"]["each"]) if claim["number"] else 1
+        if count not in (1, USUAL_SEEDS):
+            details.append(f"{count} {claim.get('over', 'seeds')}")
         first = "" if links[-1] == links[-2] else links[-1]
         paper = f" (paper: {claim['paper']})" if "paper" in claim else ""
-        number = f"{number_text(claim)}{details_text(claim, load)}"
+        number = f"{number_text(claim)} ({', '.join(details)})".removesuffix(" ()")
         verdict = f"**{claim['verdict']}**{claim['missing']}"
         rows.append(f"| {first} | {claim['claim']}{paper} | {number} | {verdict} |")
     return TABLE % "\n".join(rows)

@@ -30,7 +30,7 @@ def rows(scale: Scale, rates: Rates) -> list[Row]:
     return [{**row, "changes": scale["fig4"]} for row in wanted]
 
 
-def vote_sizes(samples: int) -> list[int]:
+def votes_below(samples: int) -> list[int]:
     """The n of maj@n: below the number of samples, so that each has an interval."""
     return [n for n in (1, 2, 4, 8, 16, 32) if n < samples]
 
@@ -42,7 +42,7 @@ def measure_answers(run: Run) -> dict[str, list[float]]:
     before = to_answers(samples, task)
     after = to_answers(run.test_samples(at_end=True), task)
     votes = {"base maj@n": [], "maj@n": []}
-    for n in vote_sizes(run.settings.eval_samples):
+    for n in votes_below(run.settings.eval_samples):
         for name, answers in (("base maj@n", before), ("maj@n", after)):
             vote = estimate(majority_is_correct, answers, n, run.settings.seed)
             votes[name].append(vote["mean"])
@@ -64,7 +64,7 @@ def measure_answers(run: Run) -> dict[str, list[float]]:
 
 def read(runs: list[Run], scale: Scale) -> dict:
     """Accuracies and votes of each arm at each rate."""
-    sizes = vote_sizes(scale["fig4"]["eval_samples"])
+    sizes = votes_below(scale["fig4"]["eval_samples"])
     vote = f"maj@{sizes[-1]}"
     table = measure(runs, measure_answers)
     base = table[(table["rate"] == "best rate") & (table["arm"] == "topr")]

@@ -54,7 +54,7 @@ def compare(correct: pd.DataFrame) -> Values:
         if 0.2 in of_set:
             rivals = of_set[[p for p in of_set if p in (0.01, 0.2, 0.8, 1.0)]]
             found |= minus(rivals, 0.2, f"{name}: p~ = 20% - p~ = {{:.0%}}")
-        for p in {0.5, 1.0} & set(of_set):
+        for p in {0.5, 1.0} & set(of_set if len(of_set) > 1 else ()):
             gain = best_on_other_seeds(of_set, p)
             found[f"{name}: best p~ on other seeds - p~ = {p:.0%}"] = gain
     # At p~ = 10% one set has it by sampling, since its own share needs no baseline, and the other

@@ -3,13 +3,12 @@
 import json
 import math
 
-import numpy as np
 import pandas as pd
 import pytest
 
-from figures import fig1, fig4, fig5, fig6, fig7, fig8, fig9, rates, table2
-from figures.common import by_seed, curve, curves, interval
-from figures.runs import Run, in_training, measure
+from figures import fig1, fig4, fig5, fig6, fig8, fig9, rates
+from figures.common import by_seed, curves, interval
+from figures.runs import Run, in_training
 from toprlib.settings import Settings
 
 
@@ -42,28 +41,17 @@ def test_an_interval_is_student_s():
     assert many["half_width"] == pytest.approx(2.179 * math.sqrt(35 / 20))
 
 
-def test_differences_are_over_the_seeds_that_both_arms_have():
-    rows = [("a", 1, 5.0), ("a", 0, 1.0), ("b", 1, 2.0), ("b", 2, 9.0), ("b", 0, 0.5)]
-    table = pd.DataFrame(rows, columns=["arm", "seed", "value"]).assign(metric="correct", point=0)
-    values = by_seed(table, "correct")
-    assert sorted(interval(values["a"] - values["b"])["each"]) == [0.5, 3.0]
-    assert sorted(interval(values["b"])["each"]) == [0.5, 2.0, 9.0]
-
-
-def test_a_metric_is_read_at_a_point_of_runs_of_different_lengths():
-    table = make_table("rate arm", {("b", "z"): [[1.0, 2.0]], ("a", "y"): [[3.0, 4.0, 5.0]]})
-    assert by_seed(table, "correct").loc[0].to_dict() == {"z": 2.0, "y": 5.0}
+def test_a_metric_is_read_by_seed_at_a_point_of_runs_of_different_lengths():
+    runs = {("b", "z"): [[1.0, 2.0], [1.0, 6.0]], ("a", "y"): [[3.0, 4.0, 5.0]]}
+    table = make_table("rate arm", runs).iloc[::-1]
+    table = table.sort_values("point", kind="stable")
+    ends = by_seed(table, "correct")
+    assert interval(ends["z"] - ends["y"])["each"] == [2.0 - 5.0]  # seed 1 has no y
+    assert sorted(interval(ends["z"])["each"]) == [2.0, 6.0]
     assert by_seed(table, "correct", at=1).loc[0].to_dict() == {"z": 2.0, "y": 4.0}
-    assert list(by_seed(table, "correct", ["rate", "arm"])) == [("b", "z"), ("a", "y")]
-
-
-def test_a_line_has_an_interval_at_each_point():
-    table = make_table("arm", {("topr",): [[0.0, 1.0], [0.0, 3.0]], ("ppo",): [[7.0], [7.0]]})
-    expected = {"mean": [0.0, 2.0], "half_width": [0.0, 12.706], "each": [[0.0, 0.0], [1.0, 3.0]]}
-    lines = curves(table, "correct")
-    assert lines["topr"] == expected
-    assert lines["ppo"]["mean"] == [7.0]
-    assert curve(pd.DataFrame({0: [math.nan]}))["mean"] == [None]
+    assert set(by_seed(table, "correct", ["rate", "arm"])) == {("b", "z"), ("a", "y")}
+    assert curves(table, "correct")["z"]["mean"] == [1.0, 4.0]
+    assert curves(table, "correct")["z"]["half_width"] == [0.0, pytest.approx(12.706 * 2)]
 
 
 # ---- single figures ------------------------------------------------------------------------------
@@ -88,16 +76,15 @@ def test_figure_1_measures_falls_from_the_highest_point():
     check(actual, expected)
 
 
-def write_samples(folder, step, counts, n):
-    """Samples of problems with so many right answers of n; texts of right ones are of two kinds."""
+def write_samples(folder, step, counts):
+    """Samples of problems with so many right answers of six; right texts are of two kinds."""
     lines = []
     for problem, right in enumerate(counts):
-        for index in range(n):
-            is_right = index < right
-            sample = {"problem_id": str(problem), "prompt": f"Q{problem}"}
-            sample["completion"] = f" The answer is {7 if is_right else index}." + " " * (index % 2)
-            sample["reward"] = 1.0 if is_right else -1.0
-            sample["outcome"] = "correct" if is_right else "incorrect"
+        for index in range(6):
+            text = f" The answer is {7 if index < right else index}." + " " * (index % 2)
+            sample = {"problem_id": str(problem), "prompt": f"Q{problem}", "completion": text}
+            sample["reward"] = 1.0 if index < right else -1.0
+            sample["outcome"] = "correct" if index < right else "incorrect"
             lines.append(json.dumps(sample) + "\n")
     (folder / "iteration-1" / f"test-{step}.jsonl").write_text("".join(lines))
 
@@ -118,8 +105,8 @@ def write_run(folder, curve, metrics=(), **settings):
 
 def test_figure_4_measures_answers_before_and_after_training(tmp_path):
     run = write_run(tmp_path, [0.5, 0.5], [{"grad_norm": 1.0}], eval_samples=6, k=2)
-    write_samples(tmp_path, 0, [2, 3, 1, 6], 6)
-    write_samples(tmp_path, 1, [3, 5, 6, 2], 6)
+    write_samples(tmp_path, 0, [2, 3, 1, 6])
+    write_samples(tmp_path, 1, [3, 5, 6, 2])
     actual = fig4.measure_answers(run)
     assert list(actual["cardinality"]) == [0, 0.5, 0.5]
     assert actual[fig4.FEW] == [2 / 4]  # 3 and 2 of 6 are right
@@ -139,13 +126,12 @@ def test_figure_4_compares_arms_at_the_end():
         "maj@n": {"topr": [0.5, 0.5], "positives_only": [0.75, 1.0], "sft": [0.5, 0.625]},
         "ahead": {"topr": [0.25, 0.5]},
     }
-    tables = []
+    rows = []
     for metric, of_arms in metrics.items():
-        runs = {(arm,): [[value] for value in values] for arm, values in of_arms.items()}
-        tables.append(make_table("arm", runs, metric))
-    actual = fig4.compare(pd.concat(tables), "maj@16", ", x")
+        table = pd.DataFrame(of_arms).rename_axis("seed").melt(ignore_index=False, var_name="arm")
+        rows.append(table.reset_index().assign(metric=metric))
+    actual = fig4.compare(pd.concat(rows), "maj@16", ", x")
     expected = {
-        "TOPR: problems with at most 4 correct, x": [0.02, 0.01],
         "positives only - TOPR: problems with at most 4 correct, x": [0.03, 0.02],
         "positives only - TOPR: few correct before, and still, x": [-0.25, 0.5],
         "TOPR - positives only, x": [0.25, 0.0],
@@ -213,15 +199,6 @@ def test_steps_are_measured_in_tenths_and_before_clipping(tmp_path):
     assert measured["realised share"] == [0.25]
 
 
-def test_figure_7_compares_ends_in_one_setting():
-    table = make_table("arm", {("topr",): [[0.5, 0.75]], ("off_policy",): [[0.5, 0.25]]})
-    clipped = {("topr",): [[0.125]], ("off_policy",): [[1.0]]}
-    more = [make_table("arm", clipped, metric) for metric in ("steps clipped", "invalid")]
-    actual = fig7.ends(pd.concat([table, *more]), "mild")
-    expected = {"mild: TOPR - plain IS": [0.5], "mild, plain IS - base: correct": [-0.25]}
-    check(actual, expected | {"mild, TOPR: steps clipped": [0.125]})
-
-
 def test_figure_8_takes_the_mean_over_the_first_three_of_more_iterations():
     runs = {(arm,): [[0.5] * 5] for arm in fig8.ARMS}
     runs["anna_karenina",] = [[0.5, 0.6, 0.7, 0.8, 1.0]]
@@ -267,16 +244,6 @@ def test_figure_9_takes_thirds_by_the_base_s_accuracy_in_each_seed():
     }
 
 
-def test_table_2_reads_the_cells_of_each_seed():
-    results = []
-    for accuracy in (0.5, 0.75):
-        cells = {"base": {"verifier accuracy": {"mean": accuracy, "se": 0.01}}}
-        results.append({"table2": {**cells, "no verifier": {"votes": {"mean": 0.25, "se": None}}}})
-    cells = table2.cells_of(results)
-    assert cells["base", "verifier accuracy"].tolist() == [0.5, 0.75]
-    assert set(cells) == {("base", "verifier accuracy"), ("no verifier", "votes")}
-
-
 def test_rates_are_ranked_by_the_mean_over_seeds_of_accuracy_at_the_end(tmp_path):
     # The seeds choose 1e-5, 3e-5 and 1e-4. The means are 0.5, 0.625 and 0.625.
     correct = {1e-5: [0.75, 0.5, 0.25], 3e-5: [0.625, 0.75, 0.5], 1e-4: [0.6875, 0.5, 0.6875]}
@@ -288,6 +255,3 @@ def test_rates_are_ranked_by_the_mean_over_seeds_of_accuracy_at_the_end(tmp_path
     ranked, tried = rates.rank_rates(runs)
     assert tried == {"TOPR": {"1e-05": 0.5, "3e-05": 0.625, "0.0001": 0.625}}
     assert ranked == {"topr": [3e-5, 1e-4, 1e-5]}  # the smaller one of equally good rates first
-    table = measure(runs, lambda run: {"more": [run.settings.seed]})
-    assert table.query("metric == 'more'")["value"].tolist() == [0, 1, 2] * 3
-    assert np.isclose(table.query("metric == 'correct' and point == 0")["value"], 0.9).all()

@@ -148,6 +148,8 @@ def test_the_loss_of_a_method_has_the_bounds_of_table_1(name):
         expected[row] = -weight * reward / LENGTHS[row] / 7 * arguments[-1][row]
     actual = gradient(METHODS[name].loss, arguments, denominator=7)
     torch.testing.assert_close(actual, expected)
+    loss = METHODS[name].loss(*arguments, denominator=7)  # padding, which is NaN, is no part of it
+    assert loss.item() == pytest.approx((expected * arguments[0]).nansum().item())
     assert astuple(METHODS[name].limits) == astuple(PRESETS[name]) == TABLE_1[name]
 
 

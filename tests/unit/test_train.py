@@ -144,6 +144,12 @@ def test_gradient_is_clipped_to_its_norm():
 
 
 # ---- what it yields ------------------------------------------------------------------------------
+def test_gradients_of_steps_do_not_add_up():
+    batch = plain_batch(random_examples(prompts=3, per_prompt=3))
+    first, second = train(tiny_llama(), batch, steps=2, lr=0.0)
+    assert second.grad_norm == first.grad_norm
+
+
 def test_each_next_is_one_step():
     model = tiny_llama()
     batch = plain_batch(random_examples(prompts=2, per_prompt=2))

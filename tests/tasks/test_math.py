@@ -58,6 +58,7 @@ ROW = {
         ("The final answer is $5$. I think that the final answer is right.", "5"),
         (r"\boxed{4}? The final answer is 5. Yes, the final answer is right.", "5"),
         ("The final answer is 5 and I am sure the final answer is", "5 and I am sure the"),
+        ("The final answer is even. No, the final answer is odd.", "odd"),
         # no remarks
         (r"So \boxed{4}. The final answer is 5.", "5"),
         (r"So \boxed{4}. The final answer is $y$.", "y"),
@@ -144,7 +145,7 @@ def test_grades():
     for problem in math.load_problems(folder, "train") + math.load_problems(folder, "test"):
         rows.append((problem.gold, rf"\displaystyle {problem.gold}", "correct"))
     assert len(rows) == 32
-    for expected, table in (("correct", EQUAL), ("incorrect", DIFFERENT), ("abandoned", ENDLESS)):
+    for expected, table in (("abandoned", ENDLESS), ("correct", EQUAL), ("incorrect", DIFFERENT)):
         for gold, answers in table:
             rows += [(gold, answer, expected) for answer in answers.split(" | ")]
     texts = [rf"\boxed{{{answer}}}" for _, answer, _ in rows]

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -242,6 +243,21 @@ def test_figure_9_takes_thirds_by_the_base_s_accuracy_in_each_seed():
         "middle third": [0.0, 0.5],
         "easiest third": [0.5, 0.0],
     }
+
+
+def test_figure_9_reads_thirds_by_the_base_from_files(tmp_path):
+    runs = []
+    # The base is right on the first questions least, and training makes these the best.
+    right = {"trained": [6, 6, 3, 3, 0, 0], "base, test": [0, 1, 2, 3, 4, 5]}
+    for role, counts in (right | {"base, training": [1, 1, 1, 1, 1, 6]}).items():
+        run = write_run(tmp_path / role, [0.5, 0.5], [{"grad_norm": 1.0}])
+        write_samples(tmp_path / role, 1, counts)
+        p_tilde = 0.2 if role == "trained" else 0
+        runs.append(replace(run, columns={"role": role, "p_tilde": p_tilde, "seed": 0}))
+    shares = fig9.read(runs, {"shares": [0.2]})["shares"]
+    check(
+        shares, {"hardest third, p~ = 20%: correct": [1], "easiest third, p~ = 20%: correct": [0]}
+    )
 
 
 def test_rates_are_ranked_by_the_mean_over_seeds_of_accuracy_at_the_end(tmp_path):

@@ -61,6 +61,16 @@ def test_samples_are_those_of_a_run_of_the_same_seed_and_figure(name, tmp_path):
                 assert getattr(first.settings, setting) == getattr(run.settings, setting)
 
 
+def test_a_finished_run_on_another_s_samples_shares_none(tmp_path):
+    first, second, *_ = runs.make_runs(planned("fig7", LAPTOP, range(1)), tmp_path, lambda *_: [])
+    first.settings.out.mkdir()
+    (first.settings.out / "results.json").touch()
+    again = runs.make_runs(planned("fig7", LAPTOP, range(1)), tmp_path, lambda *_: [])
+    assert second.settings.samples.startswith(str(first.settings.out))
+    assert again[1].settings.samples is None
+    assert again[2].settings.samples.startswith(str(second.settings.out))
+
+
 def test_runs_that_decide_a_claim_have_more_seeds():
     counts = {}
     for run in planned("fig6", LAPTOP, range(1, 4)):

@@ -52,7 +52,7 @@ READ_AS = {  # forms between bars
     "\u20103 | \u20113 | \u20123 | "
     r"-3/1 | is $- 3$ | so: - 3 | \boxed{- 3} | \boxed{-3} | -\mathbf{3} | \mathbf{-3} | "
     "a loss: -3 | 5 - 8 = -3 | 1 -4 = -3",
-    "3": r"3 100-page books | 6/$2 = 3 | 4.5/1.5 = 3 | 1.5 X 2 = 3 | 3 - 0 = 3 times. | "
+    "3": r"3 100-page books | 6/$2 = 3 | 6/2.0 = 3 | 1.5 X 2 = 3 | 3 - 0 = 3 times. | "
     r"COVID-3 | A-3 | (A)-3 | \text{A}-3 | 3 million-dollar houses | 19/6 ≈ 3 | "
     r"**3** (6/2) | 10 - 7 = \boxed{3} | 10 - 7 = **3** | **10** - **7** = **3** | "
     r"10 - 7 = 3\text{ eggs} | **10 - 7 = 3** | 19/6 \approx 3 | so - 3 | "

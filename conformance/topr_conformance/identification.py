@@ -168,7 +168,7 @@ def _bound_and_edge(weight: Callable[[float], float], far: float) -> tuple[float
     if abs(at_end) < NOTHING and abs(weight(0.0)) > NOTHING:
         inside = 0.0
         outside = far
-        for _ in range(36):
+        for _ in range(26):
             middle = (inside + outside) / 2
             if abs(weight(middle)) < NOTHING:
                 outside = middle

@@ -52,11 +52,10 @@ def by_names(loss: Loss) -> tuple[Loss, str]:
     except (TypeError, ValueError) as error:  # no function, or one that is written in C
         raise InputError(f"{describe_error(error)}; {fix}") from error
     name_of: dict[str, str] = {}
-    for name, parameter in parameters.items():
+    for name in parameters:
         fitting = [argument for argument, names in NAMES.items() if re.fullmatch(names, name)]
-        is_needed = parameter.default is parameter.empty and parameter.kind != parameter.VAR_KEYWORD
-        if is_needed or (fitting and fitting[0] not in name_of):
-            name_of["".join(fitting[:1])] = name
+        if fitting:
+            name_of.setdefault(fitting[0], name)
     if name_of.keys() != NAMES.keys():
         raise InputError(f"the loss has the parameters {', '.join(parameters)}: {fix}")
 

@@ -17,6 +17,11 @@ smoke: .venv/ready
 notebooks: .venv/ready
 	.venv/bin/jupyter lab --LabApp.default_url=/lab/tree/notebooks $(ARGS)
 
+# Executes the solutions again and stores their outputs.
+lessons: .venv/ready
+	TQDM_MINITERS=1e9 TQDM_MAXINTERVAL=1e9 .venv/bin/jupyter nbconvert --to notebook --execute \
+		--inplace --ExecutePreprocessor.timeout=900 notebooks/solutions/*.ipynb
+
 # Marp and the fonts come from npm, and Chromium prints.
 lecture: build/lecture/ready chromium
 	cd docs/lecture && CHROME_NO_SANDBOX=1 ../../build/lecture/node_modules/.bin/marp slides.md \
@@ -79,4 +84,4 @@ endef
 clean:
 	rm -rf .venv .venv-*
 
-.PHONY: run smoke notebooks lint test test-all chromium lecture clean
+.PHONY: run smoke notebooks lint test test-all chromium lessons lecture clean

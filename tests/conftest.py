@@ -15,7 +15,7 @@ from toprlib.language_model import load_model, load_tokenizer
 # Deterministic, so that a failure is one for everybody; no deadline, because no test is about time.
 settings.register_profile("same", derandomize=True, deadline=None, database=None)
 settings.register_profile("random", max_examples=1000, deadline=None, database=None)
-settings.load_profile(os.environ.get("FUZZ_EXAMPLES", "same"))  # `make fuzz` sets it
+settings.load_profile(os.environ.get("FUZZ_EXAMPLES", "same"))
 
 # Tests are about CPUs: what they compare with is computed there. `make smoke` is for GPUs.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -66,9 +66,9 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def python():
-    """The interpreter that has vLLM: `make test-all` and `make test-vllm` set VLLM_PYTHON."""
+    """The interpreter that has vLLM: `make test-all` sets VLLM_PYTHON."""
     if not os.environ.get("VLLM_PYTHON"):
-        pytest.skip("VLLM_PYTHON is not set: make test-vllm sets it")
+        pytest.skip("VLLM_PYTHON is not set: `make test-all` sets it")
     return Path(os.environ["VLLM_PYTHON"]).absolute()
 
 

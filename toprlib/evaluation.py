@@ -162,18 +162,23 @@ def to_table(results: dict[str, Any]) -> rich.table.Table:
         table.add_column(f"after iteration {number}")
     for name in entries[0]:
         if name not in COUNTS:
-            table.add_row(name, *[format_value(entry[name]) for entry in entries])
+            is_share = name != "reward"
+            table.add_row(name, *[format_value(entry[name], is_share) for entry in entries])
     return table
 
 
-def format_value(value: float | dict[str, float | None]) -> str:
-    """A share, or a metric with its interval, in percent.
+def format_value(value: float | dict[str, float | None], is_share: bool = True) -> str:
+    """A share in percent, or a mean reward; with its interval if it has one.
 
     >>> format_value(0.25), format_value({"mean": 0.25, "se": 0.01})
     ('25.0 %', '25.0 ± 2.0 %')
+    >>> format_value({"mean": -0.75, "se": 0.1}, is_share=False)
+    '-0.75 ± 0.20'
     """
-    if isinstance(value, float):
-        return f"{100 * value:.1f} %"
-    if value["se"] is None:
-        return format_value(value["mean"])
-    return f"{100 * value['mean']:.1f} ± {200 * value['se']:.1f} %"
+    estimate = value if isinstance(value, dict) else {"mean": value, "se": None}
+    scale = 100 if is_share else 1
+    digits = 1 if is_share else 2
+    text = f"{scale * estimate['mean']:.{digits}f}"
+    if estimate["se"] is not None:
+        text += f" ± {2 * scale * estimate['se']:.{digits}f}"
+    return f"{text} %" if is_share else text

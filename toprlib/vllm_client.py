@@ -160,6 +160,8 @@ def _environment(gpus: int) -> dict[str, str]:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(list(names)[first : first + gpus])
     else:
         environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
+        if gpus > 1:  # the default requires a NUMA node for each process
+            environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     # Engines that start together would write the same files. Inductor and Triton cache here, too.
     cache = os.environ.get("VLLM_CACHE_ROOT", os.path.expanduser("~/.cache/vllm"))
     environment["VLLM_CACHE_ROOT"] = os.path.join(cache, f"engine-{rank()}")

@@ -658,7 +658,7 @@ function tokens() {
 
 // ---- 8. variants ---------------------------------------------------------------------------------------------------
 
-const VARIANT_ROWS = { // name in conformance/topr_conformance/variants.py: name on the page, what it computes
+const VARIANT_ROWS = { // name in conformance/topr_conformance/combinations.py: name on the page, what it computes
   topr: ["paper", "the ratio of the whole completion, at most 1"],
   "per-token": ["per token", "each token's own ratio, at most 1"],
   "per-token + token mean": ["+ token mean", "the same, but all tokens of a batch count equally"],

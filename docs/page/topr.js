@@ -59,7 +59,7 @@ function mean_weight(sigma) {
 
 const realised_share = (p_tilde, weight) => p_tilde / (p_tilde + (1 - p_tilde) * weight);
 
-// ---- toprlib/methods.py, figures/fig9.py, conformance/topr_conformance/variants.py --------------------------------
+// ---- toprlib/methods.py, figures/fig9.py, conformance/topr_conformance/combinations.py --------------------------------
 
 // of the gradient of ppo_loss: 0 where the clip acts (Equation 6)
 function ppo_weight(log_ratio, reward, eps = 0.2) {

@@ -211,10 +211,8 @@ def test_a_process_that_dies_is_an_error_with_its_log(fake_python, lm, max_token
 # ---- the real vLLM -------------------------------------------------------------------------------
 @pytest.mark.slow
 @pytest.mark.parametrize("gpus", [1, 2])
-def test_samples_of_vllm_are_the_models(make_vllm_engine, python, lm, gpus, monkeypatch):
+def test_samples_of_vllm_are_the_models(make_vllm_engine, python, lm, gpus):
     """On one CPU process, or on two of which each computes a half of every layer."""
-    # The default requires a NUMA node for each process.
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     changes = {"temperature": 0.7, "top_k": 3, "max_new_tokens": 60, "engine_gpus": gpus}
     engine = make_vllm_engine(python, stop=("7 2 7", "The ans"), **changes)
     [prompt] = make_prompts(lm, [PROMPT])

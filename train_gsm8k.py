@@ -35,12 +35,12 @@ import re
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from importlib.util import find_spec
+from importlib.metadata import distribution
 from itertools import chain
 from pathlib import Path
 
@@ -53,7 +53,7 @@ from torch import Tensor
 import topr
 from toprlib import dataset, distributed, files, results, sampling, training
 from toprlib.evaluation import to_table
-from toprlib.language_model import LanguageModel, free_gpu, load_tokenizer
+from toprlib.language_model import LanguageModel, check_architecture, free_gpu, load_tokenizer
 from toprlib.methods import METHODS
 from toprlib.numerals import first_number
 from toprlib.records import (
@@ -68,7 +68,7 @@ from toprlib.records import (
     Sample,
     Task,
 )
-from toprlib.settings import Settings, command, read_settings
+from toprlib.settings import TINY, Settings, command, read_settings
 from toprlib.vllm_client import vllm_engine
 
 Rows = list[list[Example]]  # in the order of training; a row is a completion, or a pair for DPO
@@ -76,7 +76,8 @@ Rows = list[list[Example]]  # in the order of training; a row is a completion, o
 
 # ---- the task: GSM8K (Section 4.1) ---------------------------------------------------------------
 MARKER = "The answer is"
-LINE = re.compile(r"[ :\t]*(?:\n[\s:]*(?:- )?)?(.*)")  # after the marker; "- " is that of a list
+# After the marker, without what begins a formula or a list on a line of its own.
+LINE = re.compile(r"[ :\t]*(?:(?:\\\[|\$\$)\s*|\n[\s:]*(?:- )?)*(.*)")
 
 
 class QuestionRow(BaseModel):
@@ -135,6 +136,8 @@ def load_problems(data: str, split: str) -> list[Problem]:
 
 def gsm8k_task(settings: Settings) -> Task:
     """`Q: ... A:` after the worked examples; with these, the next `Q:` ends a completion."""
+    if settings.samples and settings.test_problems and settings.data == str(TINY):
+        raise InputError("--samples: set --data DIR with test problems, or --test-problems 0")
     shots = load_shots()[: settings.shots] if settings.shots else []
     train = [] if settings.samples else load_problems(settings.data, "train")
     test = load_problems(settings.data, "test") if settings.test_problems else []
@@ -151,8 +154,8 @@ def gsm8k_task(settings: Settings) -> Task:
 
 def load_shots() -> list[str]:
     """The worked examples of the lm-eval package: the prompt of Wang et al. 2022."""
-    package = Path(find_spec("lm_eval").origin).parent
-    text = (package / "tasks/gsm8k/gsm8k-cot.yaml").read_text(encoding="utf-8")
+    package = distribution("lm_eval").locate_file("lm_eval")
+    text = Path(package, "tasks/gsm8k/gsm8k-cot.yaml").read_text(encoding="utf-8")
     examples = yaml.safe_load(text)["fewshot_config"]["samples"]
     return [f"Q: {example['question']}\nA: {example['target']}" for example in examples]
 
@@ -164,16 +167,22 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
     loss: in place of the method's; called as in `topr.train`. Raises InputError, before anything is
     written, if tokenizer, samples or folder do not fit.
     """
+    if settings.test_problems and not task.test:
+        raise InputError(f"task {task.name} has no test problems; set --test-problems 0")
     lm = load_tokenizer(settings.model, settings.chat)
+    can_sample = settings.engine == "hf" and bool(task.train or task.test)
+    check_architecture(settings.model, can_sample, settings.lora is not None)
     train_prompts = sampling.make_prompts(task, task.train, lm, settings)
     test_prompts = sampling.make_prompts(task, task.test, lm, settings)
     open_engine = partial(sampling_engine, lm, task, train_prompts + test_prompts, settings)
     provided_samples = read_samples(settings)
     if provided_samples:
         choose(1, provided_samples, lm, task, settings)  # raises now if they do not fit
+    results.print_repeats(train_prompts, provided_samples, test_prompts)
     config = settings.to_config() | {"inputs_crc32": checksum(task, provided_samples)}
     needs_group = settings.dtype != "float32"  # FSDP2 keeps its float32 copy, even on one GPU
     with distributed.process_group(needs_group), files.run_folder(settings.out, config):
+        sampling.write_chats(task, train_prompts + test_prompts, settings)
         file = settings.iteration_folder(1) / "test-0.jsonl"
         point = EvalPoint(1, 0, 0, settings.model, file, is_end=True)
         all_points = [point]
@@ -188,12 +197,13 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
             results.print_dataset(iteration, samples, rows, settings)
             del samples  # gigabytes at the paper's scale
             points = evaluation_points(iteration, rows, settings)
-            if missing_models(points):
+            if not files.exists(Path(points[-1].model)):
                 # Here the GPU is for training pi, which begins as mu.
-                with trainer(point.model, lm, settings) as (policy, optimizer):
-                    rows = score(iteration, rows, policy, settings)  # mu(y|x), before any update
-                    train_policy(iteration, rows, policy, optimizer, loss, settings)  # lines 5 to 9
-                    del policy, optimizer  # so that the end of this block can free the GPU
+                policy, optimizer = training.load_for_training(lm, point.model, settings)
+                rows = score(iteration, rows, policy, settings)  # mu(y|x), before any update
+                train_policy(iteration, rows, policy, optimizer, loss, settings)  # lines 5 to 9
+                del policy, optimizer
+                free_gpu()
             files.remove(*settings.iteration_folder(iteration).glob("checkpoint-*"))
             for earlier in points[:-1]:
                 with open_engine(earlier.model) as engine:
@@ -208,7 +218,10 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
 
 def read_samples(settings: Settings) -> list[Sample]:
     """The samples of --samples; none without."""
-    return files.load_rows(settings.samples, "train", Sample) if settings.samples else []
+    samples = files.load_rows(settings.samples, "train", Sample) if settings.samples else []
+    if settings.samples and not samples:
+        raise InputError(f"--samples {settings.samples}: has no rows; choose another file")
+    return samples
 
 
 def checksum(task: Task, samples: Sequence[Sample]) -> str:
@@ -287,18 +300,6 @@ def choose_baselines(chosen: list[Sample], settings: Settings) -> list[float]:
 
 
 # ---- log mu(y|x), for the weight of line 6 -------------------------------------------------------
-@contextmanager
-def trainer(
-    model: str, lm: LanguageModel, settings: Settings
-) -> Iterator[tuple[LanguageModel, torch.optim.Optimizer]]:
-    """The model in training and its optimizer, sharded over the GPUs of all ranks."""
-    policy, optimizer = training.load_for_training(lm, model, settings)
-    yield policy, optimizer
-    del policy, optimizer
-    free_gpu()
-
-
-@torch.no_grad()
 def score(iteration: int, rows: Rows, policy: LanguageModel, settings: Settings) -> Rows:
     """The rows with log mu(y|x), by the model that the iteration starts from.
 
@@ -332,19 +333,6 @@ def evaluation_points(iteration: int, rows: Rows, settings: Settings) -> list[Ev
     return points
 
 
-def missing_models(points: list[EvalPoint]) -> list[EvalPoint]:
-    """The points whose models training still has to save.
-
-    A model from the middle is removed after its evaluation; its completions stay.
-    """
-    missing = []
-    for point in points:
-        is_evaluated = files.exists(point.file) and not point.is_end
-        if not is_evaluated and not files.exists(Path(point.model)):
-            missing.append(point)
-    return missing
-
-
 def train_policy(
     iteration: int,
     rows: Rows,
@@ -362,8 +350,7 @@ def train_policy(
     limits = None if loss else method.limits  # for the logged weights
     loss = loss or method.loss
 
-    first_missing = missing_models(points)[0].step
-    done = distributed.on_rank_zero(training.last_checkpoint, folder, first_missing)
+    done = distributed.on_rank_zero(training.last_checkpoint, folder)
     if done > 0:
         training.load_checkpoint(folder / f"checkpoint-{done}", policy.model, optimizer)
     tensors = dataset.to_tensors(steps[done:])

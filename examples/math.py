@@ -18,7 +18,7 @@ import unicodedata
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.util import find_spec
+from importlib.metadata import distribution
 from pathlib import Path
 from types import MappingProxyType
 
@@ -57,6 +57,9 @@ BOX = re.compile(
     rf"\\(?:boxed|fbox)\s*(?:\{{({BRACED})\}}|([^\s${{}}]{{1,100}}?)[.,]?(?=[\s$]|$))", re.DOTALL
 )
 
+# Between two boxes of a list.
+ALTERNATIVE = re.compile(r"[\s$\\()]*,?\s*(?:\\text\{)?\s*(?:(?<=,)|\bor\b|\band\b)[\s$\\(){}]*")
+
 
 def extract_answer(text: str) -> str | None:
     r"""The answer after the last "final answer is", else in the last \boxed{}; None without both.
@@ -88,14 +91,23 @@ def extract_answer(text: str) -> str | None:
 def extract_box(text: str) -> str | None:
     r"""The content of the last \boxed{} or \fbox{} that is closed and not empty.
 
-    >>> extract_box(r"\boxed{1}, \boxed{\{2, 3\}} and \boxed{4")
-    '\\{2, 3\\}'
+    Several boxes with "or", "and" or a comma between them are a list.
+
+    >>> extract_box(r"\boxed{1}, so $\boxed{\{2, 3\}}$ and $\boxed{4}$ or \boxed{5")
+    '\\{2, 3\\}, 4'
     """
-    for in_braces, without_braces in reversed(BOX.findall(text)):
+    answer = None
+    next_start = 0  # of the box after
+    for box in reversed(list(BOX.finditer(text))):
+        in_braces, without_braces = box.groups()
         content = without_braces or trim(in_braces)
+        content = extract_box(content) or content
+        if answer and not ALTERNATIVE.fullmatch(text, box.end(), next_start):
+            break
         if content:
-            return extract_box(content) or content
-    return None
+            answer = f"{content}, {answer}" if answer else content
+            next_start = box.start()
+    return answer
 
 
 def trim(answer: str) -> str:
@@ -125,6 +137,7 @@ SPELLINGS = [
     (r"([0-9]+)\u2044([0-9]+)", r"\\frac{\1}{\2}"),  # of ½
     (r"√\s*(?:([0-9]+|[a-zA-Z])|\(([^()]*)\))", r"\\sqrt{\1\2}"),
     (r"^\*\*(.+?)\**$", r"\1"),  # bold print
+    (r"(?<=[0-9])[eE]([-+]?[0-9]{1,2})$", r"\\cdot 10^{\1}"),
     (r"\\(?:text)?color\s*\{[^{}]*\}", ""),
     (r"\\(?:mathrm|text)\{i\}", "i"),
     (r"^\\text\{([^{}]*)\}$", r"\1"),
@@ -255,8 +268,8 @@ def load_shots() -> list[str]:
 
     Their module is parsed, not imported: its import needs other packages than this project.
     """
-    package = Path(find_spec("lm_eval").origin).parent
-    module = ast.parse((package / "tasks/minerva_math/utils.py").read_text(encoding="utf-8"))
+    package = distribution("lm_eval").locate_file("lm_eval")
+    module = ast.parse(Path(package, "tasks/minerva_math/utils.py").read_text(encoding="utf-8"))
     functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
     rows = ast.literal_eval(functions["list_fewshot_samples"].body[-1].value)
     return [f"Problem:\n{row['problem']}\n\nSolution: {row['solution']}" for row in rows]

@@ -55,7 +55,8 @@ def choose_samples(
             firsts.setdefault(samples[i].prompt, i)
         positives = list(firsts.values())
     if composition == "proportion":
-        size = min(size, int(len(positives) / share), int(len(negatives) / (1 - share)))
+        most = min(len(positives) / share, len(negatives) / (1 - share))
+        size = min(size, int(most + 1e-9))  # 3 / (1 - 0.7) is 9.999999999999998
         count = round(share * size)
     chosen = rng.sample(positives, min(count, len(positives)))
     chosen += rng.sample(negatives, min(size - len(chosen), len(negatives)))
@@ -92,9 +93,9 @@ def tokenize_samples(
 ) -> list[Example]:
     """The samples at these indices as examples, with rewards as they are.
 
-    A completion without token_ids gets the end of sequence if it is finished, and no stop string
-    ended it. keep_logmu: keep the samples' token_logmu. Raises InputError for a sample that the
-    model cannot be trained on.
+    A finished completion gets the end of sequence if it has none, and no stop string ended it.
+    keep_logmu: keep the samples' token_logmu. Raises InputError for a sample that the model cannot
+    be trained on.
     """
     texts = list(dict.fromkeys(samples[index].prompt for index in indices))
     ids_of_prompt = dict(zip(texts, lm.prompt_ids(texts), strict=True))
@@ -102,13 +103,11 @@ def tokenize_samples(
     for index in indices:
         sample = samples[index]
         prompt_ids = ids_of_prompt[sample.prompt]
-        ids = sample.token_ids
-        if ids is None:
-            ids = lm.completion_ids(sample.prompt, sample.completion)
-            has_end = ids[-1:] and ids[-1] in lm.ends
-            is_stopped = any(string in sample.completion for string in stop)
-            if sample.finish_reason == "stop" and not has_end and not is_stopped:
-                ids.append(lm.ends[0])
+        ids = sample.token_ids or lm.completion_ids(sample.prompt, sample.completion)
+        has_end = ids[-1:] and ids[-1] in lm.ends
+        is_stopped = any(string in sample.completion for string in stop)
+        if sample.finish_reason == "stop" and not has_end and not is_stopped:
+            ids = [*ids, lm.ends[0]]
         if not prompt_ids or not 0 < len(ids) <= lm.context - len(prompt_ids):
             raise InputError(f"sample {index + 1}: empty, or longer than the model's context")
         if not set(ids[:-1]).isdisjoint(lm.ends):

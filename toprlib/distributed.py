@@ -37,11 +37,11 @@ def device() -> torch.device:
 
 @contextmanager
 def process_group(is_needed: bool = False) -> Iterator[None]:
-    """Join the processes that torchrun started.
+    """Join the processes that torchrun started, unless an outer block has.
 
     is_needed: without torchrun, form a group of this one process, which FSDP2 requires.
     """
-    if ranks() == 1 and not is_needed:
+    if dist.is_initialized() or (ranks() == 1 and not is_needed):
         yield
         return
     backend = "gloo"

@@ -148,7 +148,8 @@ def to_answers(samples: Sequence[Sample], task: Task) -> Answers:
         correct.append([sample.outcome == task.outcomes[0] for sample in question])
         rewards.append([sample.reward for sample in question])
         if task.parse is not None:
-            votes.append([task.parse(sample.completion) for sample in question])
+            texts = [task.graded_text(sample.prompt, sample.completion) for sample in question]
+            votes.append([task.parse(text) for text in texts])
     return Answers(np.array(correct), votes, np.array(rewards))
 
 

@@ -135,8 +135,9 @@ def _compute_prompts(
     indices = torch.tensor([prompt for prompt, _ in rows])
     distinct, prompt_of = indices.unique_consecutive(return_inverse=True)
     inputs = {"input_ids": [prompts[i].ids for i in distinct]}
-    padded = lm.tokenizer.pad(inputs, padding_side="left", return_tensors="pt")
-    padded = padded.to(lm.model.device)
+    padded = lm.tokenizer.pad(
+        inputs, padding_side="left", return_attention_mask=True, return_tensors="pt"
+    ).to(lm.model.device)
     mask = padded["attention_mask"]  # (P, L)
     position = (mask.cumsum(-1) - 1).clamp_min(0)  # (P, L)
     cache = DynamicCache(config=lm.model.config)

@@ -7,12 +7,15 @@ from typing import NamedTuple
 
 import torch
 import transformers
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from toprlib.distributed import device as own_device
 from toprlib.records import InputError
 
 TAIL = 100  # the last characters of a prompt, on which tokens after it may depend; ours
+
+NO_LIMIT = 1 << 30  # tokens of a context, for models without positions, such as Mamba; ours
 
 
 class LanguageModel(NamedTuple):
@@ -89,7 +92,20 @@ def load_tokenizer(name: str, uses_chat: bool = False) -> LanguageModel:
         raise InputError(f"--model {name}: {message}")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token_id = ends[0]  # padding is masked: any token will do
-    return LanguageModel(None, tokenizer, ends, config.max_position_embeddings, uses_chat)
+    return LanguageModel(None, tokenizer, ends, _find_context(config), uses_chat)
+
+
+def _find_context(config: transformers.PretrainedConfig) -> int:
+    """The most tokens of a text; with LongRoPE, of the original context.
+
+    A longer text would change the position factors of all rows of its batch.
+    """
+    context = getattr(config, "max_position_embeddings", NO_LIMIT)
+    rope = getattr(config, "rope_parameters", None) or {}
+    for part in (rope, *rope.values()):  # some models have a part for each kind of layer
+        if isinstance(part, dict) and part.get("rope_type") == "longrope":
+            context = min(context, part["original_max_position_embeddings"])
+    return context
 
 
 def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -101,6 +117,24 @@ def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int:
         if token in tokenizer.added_tokens_decoder and tokenizer.decode([token]).strip():
             return token
     raise InputError("--chat: the template writes no end of a turn; correct it, or remove --chat")
+
+
+def check_architecture(name: str, can_sample: bool, can_adapt: bool) -> None:
+    """Raises InputError for a model that `hf_sampler` cannot sample from, or LoRA cannot adapt.
+
+    Nothing is computed. can_sample, can_adapt: whether the run needs it.
+    """
+    config = transformers.AutoConfig.from_pretrained(name)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    kinds = {type(layer) for layer in DynamicCache(config=config).layers}
+    if can_sample and (model._is_stateful or kinds - {DynamicLayer, DynamicSlidingWindowLayer}):
+        message = "has a state besides keys and values, which --engine hf cannot copy"
+        raise InputError(f"--model {name}: {message}; use --engine vllm")
+    for weight_name, weight in model.named_parameters():
+        if can_adapt and weight.ndim > 2:  # experts in one tensor, or a convolution
+            message = f"{weight_name} is no linear layer and would get no adapter"
+            raise InputError(f"--lora: {message}; leave --lora out, or choose another --model")
 
 
 def load_model(name: str, device: torch.device | None = None) -> PreTrainedModel:

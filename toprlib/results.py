@@ -20,7 +20,7 @@ from topr import StepStats
 from toprlib.distributed import gather, rank
 from toprlib.evaluation import evaluate
 from toprlib.files import append_to_file, load_rows, read_records, write_file
-from toprlib.records import EvalPoint, Example, Sample, Task
+from toprlib.records import EvalPoint, Example, Prompt, Sample, Task
 from toprlib.settings import Settings
 
 START_TOLERANCE = {  # nats that |log pi - log mu| may reach at the first step; ours
@@ -52,6 +52,24 @@ def print_plan(settings: Settings, task: Task, provided_samples: int) -> None:
     }
     for name, count in counts.items():
         print(f"{name:32}{count:>12,}")
+
+
+def print_repeats(
+    train: Sequence[Prompt], provided_samples: Sequence[Sample], test: Sequence[Prompt]
+) -> None:
+    """Rank zero prints how many problems occur twice, if there are any.
+
+    train, test: a prompt for each problem. provided_samples: those of --samples, in place of train.
+    """
+    trained = [prompt.text for prompt in train]
+    known = set(trained) | {sample.prompt for sample in provided_samples}
+    repeats = len(trained) - len(set(trained))
+    shared = sum(prompt.text in known for prompt in test)
+    if rank() == 0 and (repeats or shared):
+        message = (
+            f"{repeats} training problems repeat others, {shared} test problems are among them"
+        )
+        print(f"warning: {message}; remove them from --data", flush=True)
 
 
 def print_dataset(

@@ -5,6 +5,7 @@ string. An engine makes completions; `sample_to_file` divides the work among the
 completions, and keeps them on the disk.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -29,16 +30,13 @@ def hf_engine(
     """An engine in this process. Its first call loads the weights; the end of the block frees them.
 
     lm: without weights. model: folder or hub name of the weights. stop: strings that end a
-    completion. Raises InputError for a model whose state is more than keys and values.
+    completion.
     """
     loaded: list[LanguageModel] = []
 
     def generate(prompts: Sequence[Prompt], n: int, seed: int) -> Iterator[list[Completion]]:
         if not loaded:
             loaded.append(lm._replace(model=load_model(model)))
-            if loaded[0].model._is_stateful:  # such as Mamba
-                message = f"{model} has a state that this engine cannot copy; use --engine vllm"
-                raise InputError(message)
         seeds = range(seed, seed + n * len(prompts))
         yield from sample_completions(loaded[0], settings, stop, prompts, seeds)
 
@@ -52,21 +50,37 @@ def hf_engine(
 def make_prompts(
     task: Task, problems: Sequence[Problem], lm: LanguageModel, settings: Settings
 ) -> list[Prompt]:
-    """The prompts of problems. Raises InputError if one exceeds the context with the new tokens."""
+    """The prompts of problems. Raises InputError if one exceeds the context with the new tokens.
+
+    A run that resumes has the prompts that it began with, from chats.json: a chat template may
+    write the date.
+    """
+    chats = {}
+    if lm.chat and settings.out and (settings.out / "chats.json").exists():
+        chats = json.loads((settings.out / "chats.json").read_text())
+    arguments = json.loads(settings.chat_args)
     prompts = []
     for problem in problems:
         text = task.prompt(problem)
-        if lm.chat:
+        if lm.chat and text not in chats:
             messages = [{"role": "user", "content": text}]
-            text = lm.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
+            chats[text] = lm.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **arguments
             )
+        text = chats.get(text, text)
         [ids] = lm.prompt_ids([text])
         if len(ids) + settings.max_new_tokens > lm.context:
             message = f"its prompt and --max-new-tokens exceed the model's context of {lm.context}"
             raise InputError(f"problem {problem.id}: {message} tokens; reduce --max-new-tokens")
         prompts.append(Prompt(problem, text, ids))
     return prompts
+
+
+def write_chats(task: Task, prompts: Sequence[Prompt], settings: Settings) -> None:
+    """Keep the prompts of chats for a run that resumes, in chats.json. Every rank calls this."""
+    if settings.chat and rank() == 0:
+        chats = {task.prompt(prompt.problem): prompt.text for prompt in prompts}
+        write_file(settings.out / "chats.json", json.dumps(chats))
 
 
 def sample_to_file(
@@ -128,12 +142,7 @@ def sample_prompts(
     rows = []
     for prompt, all_fields in zip(prompts, fields_of, strict=True):
         rows += [(prompt, fields) for fields in all_fields]
-    texts = []
-    for _, fields in rows:
-        text = fields["completion"]
-        for stop in task.stop:
-            text = text.partition(stop)[0]
-        texts.append(text)
+    texts = [task.graded_text(prompt.text, fields["completion"]) for prompt, fields in rows]
     grades = task.grade(texts, [prompt.problem for prompt, _ in rows])
     unknown = {grade.outcome for grade in grades} - set(task.outcomes)
     if unknown:  # no share of results.json would count them

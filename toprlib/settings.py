@@ -1,6 +1,7 @@
 """Every setting of a run: its range, where its default is from, and the command line."""
 
 import dataclasses
+import json
 import re
 import sys
 import zlib
@@ -12,7 +13,7 @@ from typing import Annotated, Literal, TypeVar
 
 import tyro
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import FiniteFloat, ValidationError
+from pydantic import AfterValidator, FiniteFloat, ValidationError
 from pydantic.dataclasses import dataclass
 
 import topr
@@ -31,6 +32,12 @@ Share = Annotated[FiniteFloat, Gt(0), Le(1)]
 OpenShare = Annotated[FiniteFloat, Gt(0), Lt(1)]
 
 
+def _check_object(text: str) -> str:
+    if not isinstance(json.loads(text), dict):
+        raise ValueError("is no JSON object")
+    return text
+
+
 @dataclass(frozen=True)
 class Settings:
     """Every setting of a run. "paper" or "ours" says where the default of `laptop` is from."""
@@ -47,6 +54,8 @@ class Settings:
     """worked examples before the question (ours for the tiny model; paper: 8)"""
     chat: bool = False
     """format prompts with the chat template and stop at its end-of-turn token (ours)"""
+    chat_args: Annotated[str, AfterValidator(_check_object)] = "{}"
+    """arguments of the chat template, as a JSON object: '{"enable_thinking": false}' (ours)"""
 
     iterations: AtLeastZero = 1
     """rounds of sampling from the model and training it (paper, Section 4.3); 0: evaluate only"""
@@ -73,8 +82,8 @@ class Settings:
     """sampling temperature (paper, Section 4.2)"""
     top_p: Share = 1.0
     """top-p of sampling (paper, Section 4.2)"""
-    top_k: Annotated[int, Ge(-1)] = 500
-    """sample from this many most probable tokens (paper, Section 4.2); 0 or -1: from all"""
+    top_k: AtLeastZero = 500
+    """sample from this many most probable tokens (paper, Section 4.2); 0: from all"""
     max_new_tokens: Count = 128
     """longest completion, in tokens (ours; paper: 512)"""
 
@@ -85,7 +94,7 @@ class Settings:
     baseline: FiniteFloat = 0.0
     """c, subtracted from the reward (paper: none)"""
     baseline_from: Literal[*BASELINES] = "zero"
-    """what --baseline is added to: zero (paper), the mean reward of all samples, or a prompt's"""
+    """what --baseline is added to: zero (paper), or the mean reward: all samples', a prompt's"""
     effective_proportion: Share | None = None
     """p~, effective share of positives, in place of --baseline (Eq. 12)"""
 
@@ -115,7 +124,7 @@ class Settings:
     k: Count = 16
     """the K of maj@K and pass@K (paper, Section 4.3)"""
     evals_per_epoch: Count = 5
-    """evaluations along an epoch, the last one in full (ours; paper: 1, at its end)"""
+    """evaluations along an iteration's training, the last one in full (ours; paper: 1)"""
 
     dry_run: bool = False
     """print what the run would sample and train; start nothing"""
@@ -141,10 +150,12 @@ class Settings:
             "--samples is for one iteration; set --iterations 1": (
                 self.samples and self.iterations != 1
             ),
+            "--chat-args is for --chat": self.chat_args != "{}" and not self.chat,
             "--trust-logmu is for --samples; leave it out": self.trust_logmu and not self.samples,
             "--k is above --eval-samples; reduce it": (
                 self.test_problems and self.k > self.eval_samples
             ),
+            "--lora is for one process; leave torchrun or --lora out": self.lora and ranks() > 1,
             "this method has no --limits; leave them out": self.limits and not method.limits,
             "--engine-gpus is for --engine vllm": self.engine_gpus > 1 and self.engine != "vllm",
         }
@@ -208,8 +219,6 @@ def read_settings(
     settings = tyro.cli(
         type(defaults), args=arguments, default=defaults, description=description, config=config
     )
-    if settings.samples and settings.test_problems and settings.data == str(TINY):
-        raise InputError("--samples: set --data DIR with test problems, or --test-problems 0")
     if settings.out is not None:
         return settings
     parts = [name]
@@ -226,7 +235,7 @@ def command(name: str) -> Iterator[None]:
     """In the block, an error that the user can fix ends the program with one line."""
     try:
         yield
-    except (InputError, ValidationError, OSError, FloatingPointError) as error:
+    except (InputError, ValidationError, OSError, ImportError, FloatingPointError) as error:
         sys.exit(f"{name}: rank {rank()}: {error}" if ranks() > 1 else f"{name}: {error}")
     except KeyboardInterrupt:
         sys.exit(f"{name}: interrupted; repeat the command to resume")

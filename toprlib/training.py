@@ -29,7 +29,6 @@ from toprlib.adafactor import Adafactor
 from toprlib.distributed import device, gather, rank, ranks
 from toprlib.files import atomic_folder, remove, write_file
 from toprlib.language_model import LanguageModel, load_model
-from toprlib.records import InputError
 from toprlib.settings import Settings
 
 warnings.filterwarnings("ignore", "torch.distributed is disabled")  # by dcp, in a single process
@@ -39,8 +38,8 @@ def load_for_training(
     lm: LanguageModel, name: str, settings: Settings
 ) -> tuple[LanguageModel, torch.optim.Optimizer]:
     """The model `name`, sharded over the ranks, and its optimizer. Every rank calls this."""
-    if ranks() > 1 and settings.lora is not None:
-        raise InputError("--lora is for one process; train all weights, or leave torchrun out")
+    # On every rank, as in `load_model`: cuDNN's attention has NaN gradients (pytorch#196678).
+    torch.backends.cuda.enable_cudnn_sdp(False)
     whole = load_model(name, torch.device("cpu")) if rank() == 0 else None
     if ranks() > 1:
         model = _spread(whole, name, settings)
@@ -165,15 +164,15 @@ def load_checkpoint(folder: Path, model: torch.nn.Module, optimizer: torch.optim
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
 
 
-def last_checkpoint(folder: Path, before: int) -> int:
-    """The step of the last checkpoint before a step, or 0.
+def last_checkpoint(folder: Path) -> int:
+    """The step of the last checkpoint, or 0.
 
     Lines of metrics.jsonl after the checkpoint are removed: training writes them again.
     """
     steps = [0]
     for path in folder.glob("checkpoint-*[0-9]"):
         steps.append(int(path.name.removeprefix("checkpoint-")))
-    step = max(step for step in steps if step < before)
+    step = max(steps)
     log = folder / "metrics.jsonl"
     if log.exists():
         write_file(log, "".join(log.read_text().splitlines(keepends=True)[:step]))

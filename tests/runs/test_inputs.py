@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import train_gsm8k as gsm8k
-from toprlib import training
 from toprlib.records import InputError
 from toprlib.settings import TINY, Settings, read_settings
 
@@ -98,6 +97,12 @@ SAMPLES = {  # lines, changes of settings, what the message has to name
     "text after the end": ([ROW, ROW | {"completion": " 7.<eos>\n"}], {}, "sample 2: text after"),
     "ids after the end": ([ROW | {"token_ids": [1, 5, 1]}], {}, "sample 1: text after"),
     "too long": ([ROW, ROW | {"completion": " A" * 5000}], {}, "sample 2: "),
+    "log mu without the end": (
+        [ROW | {"token_ids": [5, 6], "token_logmu": [-1.0, -1.0]}],
+        LOGMU,
+        "sample 1: token_logmu needs 3",
+    ),
+    "no rows": ([], {}, ":1: "),
     "empty prompt": ([ROW | {"prompt": ""}], {}, "sample 1: "),
     "nothing selected": ([ROW], {"composition": "positives_only"}, "--composition"),
     "no pair": ([ROW, ROW | {"prompt": "P", "reward": 1}], {"method": "dpo"}, "--method dpo"),
@@ -114,7 +119,7 @@ def write_rows(file, rows):
     for row in rows:
         line = json.dumps(row) if isinstance(row, dict) else row
         lines.append(line if isinstance(line, bytes) else line.encode())
-    file.write_bytes(b"\n".join(lines) + b"\n")
+    file.write_bytes(b"".join(line + b"\n" for line in lines))
     return str(file)
 
 
@@ -127,6 +132,39 @@ def test_samples_that_cannot_be_trained_on(tmp_path, case):
     assert named in str(caught.value)
     assert (file in str(caught.value)) == (named[0] == ":")
     assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_token_ids_of_a_finished_completion_get_an_end(tmp_path):
+    rows = [
+        ROW | {"token_ids": [5, 6]},
+        ROW | {"token_ids": [5, 6], "finish_reason": "length"},
+        ROW | {"token_ids": [5, 6, 1]},
+    ]
+    file = write_rows(tmp_path / "own.jsonl", rows)
+    run_small(tmp_path / "run", samples=file, test_problems=0)
+    examples = read_lines(tmp_path / "run" / "iteration-1" / "train.jsonl")
+    ids = {example["sample"]: example["completion_ids"] for example in examples}
+    assert ids == {0: [5, 6, 1], 1: [5, 6], 2: [5, 6, 1]}
+
+
+def test_repeated_problems_and_trained_test_problems_are_a_warning(tmp_path, capsys):
+    """Of four training problems two are copies; three of four test problems are among them."""
+    lines = [(TINY / "train.jsonl").read_bytes().splitlines()[i] for i in (0, 1, 2)]
+    write_rows(tmp_path / "train.jsonl", [lines[0], lines[1], lines[0], lines[0]])
+    write_rows(tmp_path / "test.jsonl", [lines[1], lines[0], lines[2], lines[1]])
+    run_small(tmp_path / "run", data=str(tmp_path), iterations=0)
+    assert "warning: 2 training problems repeat others, 3 test" in capsys.readouterr().out
+    run_small(tmp_path / "other", iterations=0)
+    assert "warning" not in capsys.readouterr().out
+
+
+def test_a_task_without_test_problems_is_refused(tmp_path):
+    def make_task(settings):
+        return replace(gsm8k.gsm8k_task(settings), test=[])
+
+    with pytest.raises(InputError, match="--test-problems 0"):
+        run_small(tmp_path / "run", make_task)
     assert not (tmp_path / "run").exists()
 
 
@@ -216,11 +254,10 @@ def test_model_that_cannot_be_used(model, tmp_path, case):
     assert not (tmp_path / "run" / "iteration-1" / "test-0.jsonl").exists()
 
 
-def test_lora_is_for_one_process(lm, monkeypatch):
+def test_lora_is_for_one_process(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
-    with pytest.raises(InputError, match="--lora"):
-        training.load_for_training(lm, SMALL.model, replace(SMALL, lora=4))
+    with pytest.raises(ValueError, match="--lora"):
+        replace(SMALL, lora=4)
 
 
 # ---- problems and folders ------------------------------------------------------------------------

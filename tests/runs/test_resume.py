@@ -142,20 +142,11 @@ def test_what_was_being_written_is_written_again(undisturbed, copy):
     assert resumed(copy) == {"iteration-2/samples.jsonl": CHUNK_LINES}
 
 
-def test_removed_model_is_made_again_though_there_is_a_later_checkpoint(undisturbed, copy):
-    """The model after step 3 is needed again, and checkpoint 4 cannot give it."""
-    folder = copy.folder / "iteration-2"
-    remove(folder / "test-3.jsonl", folder / "model")
-    (folder / "checkpoint-4").mkdir()
-    (folder / "checkpoint-4" / "weights").write_text("not to be read")
-    assert copy.finish() == undisturbed
-
-
 @pytest.mark.slow
 def test_removed_files_are_made_again(undisturbed, copy):
-    """A point of the curve needs the model of its step, so the first model is trained again."""
+    """What a removed file needs has to be removed, too."""
     for names in (
-        ["iteration-1/test-3.jsonl"],
+        ["iteration-1/test-3.jsonl", "iteration-1/model"],
         ["iteration-1/model", "iteration-2/samples.jsonl"],
         ["iteration-2/train.jsonl", "iteration-2/metrics.jsonl", "iteration-2/model"],
     ):

@@ -1,5 +1,6 @@
 """--chat: prompts and ends of turns as the templates of Llama 3 and Qwen 2.5 write them."""
 
+from fractions import Fraction
 from itertools import chain
 
 import pytest
@@ -8,11 +9,13 @@ from run_helpers import SMALL, run_small
 from task_helpers import read_rows, write_rows
 
 import train_gsm8k as gsm8k
+from toprlib.distributed import progress_bar
+from toprlib.evaluation import to_answers
 from toprlib.hf_sampler import sample_completions
 from toprlib.language_model import load_model, load_tokenizer
-from toprlib.records import Problem, Prompt
-from toprlib.sampling import make_prompts
-from toprlib.settings import Settings
+from toprlib.records import Engine, Problem, Prompt
+from toprlib.sampling import make_prompts, sample_prompts
+from toprlib.settings import TINY, Settings
 
 QUESTION = "Q: Zoë has 3 figs\n  and eats one.\nHow many are left? 🍐\nA:"
 FEW = {"problems": 4, "n": 4, "max_new_tokens": 24, "test_problems": 2, "evals_per_epoch": 1}
@@ -78,6 +81,57 @@ def test_a_run_and_its_samples_as_text(tmp_path):
         rows.append(row)
     file = write_rows(tmp_path / "own.jsonl", rows)
     assert sum("token_ids" not in row for row in rows) > 4
-    run_small(tmp_path / "again", samples=file, **options)
+    run_small(tmp_path / "again", samples=file, data=f"{TINY}/", **options)
     actual = (tmp_path / "again" / "iteration-1" / "train.jsonl").read_bytes()
     assert actual == (tmp_path / "run" / "iteration-1" / "train.jsonl").read_bytes()
+
+
+DATE = "{%- set today = strftime_now('%Y-%m-%d %H:%M:%S.%f') -%}{{- today -}}"
+THINKS = "{%- if is_thinking -%}{{- '<think>\\n' -}}{%- endif -%}"
+
+
+def test_a_run_of_another_day_has_the_prompts_that_it_began_with(tmp_path):
+    """The template writes the time; `is_thinking` is of --chat-args."""
+    folder = save_chat_model(tmp_path / "model", "qwen2.5")
+    template = folder / "chat_template.jinja"
+    template.write_text(DATE + template.read_text() + THINKS)
+    arguments = {"chat": True, "chat_args": '{"is_thinking": true}'}
+    options = FEW | arguments | {"model": str(folder), "batch_size": 8}
+    run = tmp_path / "run"
+    run_small(run, **options)
+    files = [run / "iteration-1" / name for name in ("samples.jsonl", "test-2.jsonl")]
+    prompts = [[row["prompt"] for row in read_rows(file)] for file in files]
+    for prompt in {*prompts[0], *prompts[1]}:
+        assert prompt.endswith("<think>\n")
+    for file in files:
+        file.unlink()
+    run_small(run, **options)
+    assert [[row["prompt"] for row in read_rows(file)] for file in files] == prompts
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion", "expected"),
+    [
+        ("Q", "<think> The answer is 7. </think> The answer is 8.", "incorrect"),
+        ("Q", "<think> The answer is 8. </think> The answer is 7.\nQ:", "correct"),
+        ("Q", "<think> Suppose The answer is 7. But wait", "invalid"),
+        ("Q<think>\n", " Suppose The answer is 7. But wait", "invalid"),
+        ("Q<think>\n", " 8? </think>The answer is 7.", "correct"),
+        ("Q<think>\n\n</think>\n", "The answer is 7.", "correct"),
+        ("Q", "The answer is 7. <think> or The answer is 8.", "invalid"),
+        ("Q", "a</think>The answer is 8.</think>The answer is 7.", "correct"),
+    ],
+)
+def test_a_thought_is_not_graded_and_does_not_vote(prompt, completion, expected):
+    task = gsm8k.gsm8k_task(Settings(shots=1))
+    problem = Problem("1", prompt, Fraction(7))
+    fields = {"completion": completion, "token_ids": [5], "finish_reason": "stop"}
+
+    def generate(prompts, n, seed):
+        yield [(0, fields)]
+
+    asked = [Prompt(problem, prompt, [5])]
+    [sample] = sample_prompts(Engine(generate), asked, 1, 0, task, progress_bar(None, "", "", 1))
+    assert sample.outcome == expected
+    [[vote]] = to_answers([sample], task).votes
+    assert vote == {"correct": 7, "incorrect": 8, "invalid": None}[expected]

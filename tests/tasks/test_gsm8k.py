@@ -25,7 +25,15 @@ NUMBERS = st.integers(-(10**9), 10**9)
     [
         ("The answer is 18.", "18"),
         ("The answer is: 18 dollars", "18"),
-        ("The answer is 3 or 4.", "3"),
+        ("The answer is 3 or 4.", None),  # several answers
+        ("The answer is 3, 4 or 5.", None),
+        ("The answer is 3 eggs (or maybe 4).", "3"),
+        ("The answer is 3 eggs or 4 eggs.", None),
+        ("The answer is between 3 and 4.", None),
+        ("The answer is 120 minutes or 2 hours.", "120"),  # one answer
+        ("The answer is 18 or 18.0.", "18"),
+        ("The answer is:\n\\[\n\\boxed{18}\n\\]", "18"),
+        ("The answer is $$\n18\n$$", "18"),
         ("The answer is 3. Wait. The answer is 4.", "4"),
         ("The answer is:\n18", "18"),
         ("The answer is:\n\n- 18", "18"),  # an item of a list
@@ -58,6 +66,10 @@ READ_AS = {  # forms between bars
     r"10 - 7 = 3\text{ eggs} | **10 - 7 = 3** | 19/6 \approx 3 | so - 3 | "
     r"18 - 15 = 3 | $18 - $15 = $3 | 6 \div 2 = 3 | 3 = 1 + 2 | "
     "6/2=3 | 6 x 0.5 = 3 eggs. So | +3 | 3 - the rest | 3-year-old | a \u2013 3 | ...3 | \u20263",
+    "40": "4 * 10 = 40 in all | 50 apples - 10 apples = 40 apples. | <<4*10=40>>40 | "
+    "4 apples/day * 10 days = 40 apples",
+    "5": "5 500 ml bottles | 5 250 g bags of rice",
+    "5500": "5 500 ml | 5 500 apples | 5.5k | 5.5K dollars",
     "19": r"19th | $19 per day | \$19 | 19% | \boxed{19} | \(19\) | 19</s> | 19^\circ | "
     "\uff11\uff19 | \U0001d7cf\U0001d7d7",
     "9500": r"9,500 | 9500.00 | 9{,}500 | 9,\!500 | 9\,500 | 9~500 | 9 500 | $9{,}500$ | "
@@ -72,7 +84,7 @@ READ_AS = {  # forms between bars
     "1500": "15 hundred | 1.5 thousand",
     "1500000": "1.5 million | 1.5 Million dollars | $1,500,000 | 1 500 000 | 1500 thousand",
     None: "(1,2) | 1,2 | 12,5 | 1,2345 | 1.2.3 | 10:30 | 10-15 | 10\u201315 | 2 + 3 | 10 minus 5 | "
-    "3/4/5 | 1/0 | 2**3 | 3² | 20 times 2 | 30/1.5 | 4 * 10 = 40 in all | 2 - 1 = 1,5 | five | x",
+    "3/4/5 | 1/0 | 2**3 | 3² | 20 times 2 | 30/1.5 | 4 * 10 = 40 in step 1 | 2 - 1 = 1,5 | five",
 }
 FORMS = []
 for value, forms in READ_AS.items():
@@ -104,7 +116,7 @@ AROUND = [
     ("7 - 2 = ", " eggs."),
     (": ", " dollars per day"),
     (":\n$", "$%"),
-    ("", " or 4"),
+    ("", " eggs (or so)"),
     ("", " I think The answer is right."),
 ]
 

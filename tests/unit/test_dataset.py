@@ -203,7 +203,7 @@ def test_log_mu_of_the_samples_is_kept(lm):
 
 def test_a_completion_may_just_fill_the_context(lm):
     room = lm.context - len(lm.tokenizer("Q")["input_ids"])
-    fitting = sample_of(lm, prompt="Q", token_ids=[5] * room)
+    fitting = sample_of(lm, prompt="Q", token_ids=[5] * room, finish_reason="length")
     [example] = dataset.tokenize_samples([fitting], [0], lm)
     assert len(example.completion_ids) == room
     longer = fitting.model_copy(update={"token_ids": [5] * (room + 1)})

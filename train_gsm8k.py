@@ -68,7 +68,7 @@ from toprlib.records import (
     Sample,
     Task,
 )
-from toprlib.settings import TINY, Settings, command, read_settings
+from toprlib.settings import Settings, command, read_settings
 from toprlib.vllm_client import vllm_engine
 
 Rows = list[list[Example]]  # in the order of training; a row is a completion, or a pair for DPO
@@ -136,8 +136,6 @@ def load_problems(data: str, split: str) -> list[Problem]:
 
 def gsm8k_task(settings: Settings) -> Task:
     """`Q: ... A:` after the worked examples; with these, the next `Q:` ends a completion."""
-    if settings.samples and settings.test_problems and settings.data == str(TINY):
-        raise InputError("--samples: set --data DIR with test problems, or --test-problems 0")
     shots = load_shots()[: settings.shots] if settings.shots else []
     train = [] if settings.samples else load_problems(settings.data, "train")
     test = load_problems(settings.data, "test") if settings.test_problems else []

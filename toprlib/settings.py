@@ -219,6 +219,8 @@ def read_settings(
     settings = tyro.cli(
         type(defaults), args=arguments, default=defaults, description=description, config=config
     )
+    if settings.samples and settings.test_problems and settings.data == str(TINY):
+        raise InputError("--samples: set --data DIR with test problems, or --test-problems 0")
     if settings.out is not None:
         return settings
     parts = [name]

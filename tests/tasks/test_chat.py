@@ -15,7 +15,7 @@ from toprlib.hf_sampler import sample_completions
 from toprlib.language_model import load_model, load_tokenizer
 from toprlib.records import Engine, Problem, Prompt
 from toprlib.sampling import make_prompts, sample_prompts
-from toprlib.settings import TINY, Settings
+from toprlib.settings import Settings
 
 QUESTION = "Q: Zoë has 3 figs\n  and eats one.\nHow many are left? 🍐\nA:"
 FEW = {"problems": 4, "n": 4, "max_new_tokens": 24, "test_problems": 2, "evals_per_epoch": 1}
@@ -81,7 +81,7 @@ def test_a_run_and_its_samples_as_text(tmp_path):
         rows.append(row)
     file = write_rows(tmp_path / "own.jsonl", rows)
     assert sum("token_ids" not in row for row in rows) > 4
-    run_small(tmp_path / "again", samples=file, data=f"{TINY}/", **options)
+    run_small(tmp_path / "again", samples=file, **options)
     actual = (tmp_path / "again" / "iteration-1" / "train.jsonl").read_bytes()
     assert actual == (tmp_path / "run" / "iteration-1" / "train.jsonl").read_bytes()
 

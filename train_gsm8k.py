@@ -281,7 +281,10 @@ def choose(
     if not rows:
         message = "no problem has a sample with a reward of at least 0 and one below 0"
         raise InputError(f"--method dpo: {message}; sample more, or correct the rewards")
-    return dataset.number_rows(rows)
+    numbered = []  # so that train.jsonl has which examples are a row
+    for index, row in enumerate(rows):
+        numbered.append([replace(example, row=index) for example in row])
+    return numbered
 
 
 def choose_baselines(chosen: list[Sample], settings: Settings) -> list[float]:

@@ -58,7 +58,9 @@ def is_equal(gold: str, answer: str) -> bool:
     gold, answer = golds[0], answers[0]  # what follows in the lists is text
     # To math-verify, the list 2,5 is the pair (2,5), the interval 2 < x < 5 is the list, and 8=7
     # is 7.
-    if isinstance(gold, Interval | Tuple) and isinstance(answer, FiniteSet):
+    are_lists = [isinstance(one, FiniteSet) for one in (gold, answer)]
+    are_pairs = [isinstance(one, Interval | Tuple) for one in (gold, answer)]
+    if (are_lists[0] and are_pairs[1]) or (are_pairs[0] and are_lists[1]):
         return False
     equations = [] if isinstance(answer, str) else answer.atoms(Eq)
     is_inequality = isinstance(answer, And) or any(equation.has(Interval) for equation in equations)

@@ -19,6 +19,7 @@ import numpy as np
 import rich.table
 
 from toprlib.records import Sample, Task
+from toprlib.sampling import graded_text
 
 REPEATS = 100
 COUNTS = ("samples_seen", "questions", "samples_per_question")  # numbers of an entry, no metrics
@@ -148,7 +149,7 @@ def to_answers(samples: Sequence[Sample], task: Task) -> Answers:
         correct.append([sample.outcome == task.outcomes[0] for sample in question])
         rewards.append([sample.reward for sample in question])
         if task.parse is not None:
-            texts = [task.graded_text(sample.prompt, sample.completion) for sample in question]
+            texts = [graded_text(one.prompt, one.completion, task.stop) for one in question]
             votes.append([task.parse(text) for text in texts])
     return Answers(np.array(correct), votes, np.array(rewards))
 

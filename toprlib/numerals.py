@@ -55,7 +55,9 @@ END = re.compile(
 
 # Before another answer: "or", perhaps after a unit; "and" or "to"; or a comma, in a list.
 JOINER = re.compile(
-    r"[\s)%*]*(?P<unit>[^\W0-9]+)??[\s(,]*(?P<word>,|\bor\b|\band\b|\bto\b)[\s(]*", re.IGNORECASE
+    r"[\s)%*]*(?P<unit>[^\W0-9]+)??[\s(,]*(?P<word>,|\bor\b|\band\b|\bto\b)[\s(]*"
+    r"(?:(?:maybe|perhaps|possibly|even)\s+)?",
+    re.IGNORECASE,
 )
 NEXT_OF_LIST = re.compile(r"[\s)%]*(?:[,.!?]|or\b|and\b|$)", re.IGNORECASE)
 

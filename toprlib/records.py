@@ -117,7 +117,7 @@ class EvalPoint(NamedTuple):
 class Task:
     """Problems, the prompt that asks them, and how completions are graded.
 
-    grade: completions, the problem of each -> their grades; of a completion, its `graded_text`.
+    grade: completions, each as `sampling.graded_text` cuts it, the problem of each -> their grades.
     prompt: problem -> text. stop: strings that end a completion. parse: completion ->
     the answer that maj@k votes on, or None; without `parse` there is no maj@k. outcomes: names;
     the first counts as correct in pass@k and maj@k.
@@ -131,21 +131,3 @@ class Task:
     parse: Callable[[str], Hashable | None] | None = None
     stop: tuple[str, ...] = ()
     outcomes: tuple[str, ...] = OUTCOMES
-
-    def graded_text(self, prompt: str, completion: str) -> str:
-        """What follows the thought of a completion, up to the first stop string.
-
-        A thought ends with </think>, and begins with <think> in the completion or at the end of the
-        prompt. Nothing follows a thought that does not end.
-
-        >>> task = Task("sums", [], [], grade=zip)
-        >>> [task.graded_text("?", text) for text in ("<think>4?</think>5", "<think>4", "5")]
-        ['5', '', '5']
-        """
-        _, end, text = completion.rpartition("</think>")
-        is_in_thought = prompt.rstrip().endswith("<think>") and not end
-        if is_in_thought or "<think>" in text:
-            return ""
-        for stop in self.stop:
-            text = text.partition(stop)[0]
-        return text

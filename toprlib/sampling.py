@@ -128,6 +128,24 @@ def _own_share(prompts: Sequence[Prompt], gpus: int) -> tuple[int, Sequence[Prom
     return start, prompts[start : len(prompts) * (engine + 1) // engines]
 
 
+def graded_text(prompt: str, completion: str, stop: Sequence[str]) -> str:
+    """What follows the thought of a completion, up to the first stop string.
+
+    A thought ends with </think>, and begins with <think> in the completion or at the end of the
+    prompt. Nothing follows a thought that does not end.
+
+    >>> [graded_text("?", text, ["Q:"]) for text in ("<think>4</think>5Q:", "<think>4", "5")]
+    ['5', '', '5']
+    """
+    _, end, text = completion.rpartition("</think>")
+    is_in_thought = prompt.rstrip().endswith("<think>") and not end
+    if is_in_thought or "<think>" in text:
+        return ""
+    for string in stop:
+        text = text.partition(string)[0]
+    return text
+
+
 def sample_prompts(
     engine: Engine, prompts: Sequence[Prompt], n: int, seed: int, task: Task, bar: tqdm
 ) -> list[Sample]:
@@ -142,7 +160,7 @@ def sample_prompts(
     rows = []
     for prompt, all_fields in zip(prompts, fields_of, strict=True):
         rows += [(prompt, fields) for fields in all_fields]
-    texts = [task.graded_text(prompt.text, fields["completion"]) for prompt, fields in rows]
+    texts = [graded_text(prompt.text, each["completion"], task.stop) for prompt, each in rows]
     grades = task.grade(texts, [prompt.problem for prompt, _ in rows])
     unknown = {grade.outcome for grade in grades} - set(task.outcomes)
     if unknown:  # no share of results.json would count them

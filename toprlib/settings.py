@@ -13,7 +13,7 @@ from typing import Annotated, Literal, TypeVar
 
 import tyro
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import AfterValidator, FiniteFloat, ValidationError
+from pydantic import FiniteFloat, ValidationError
 from pydantic.dataclasses import dataclass
 
 import topr
@@ -32,12 +32,6 @@ Share = Annotated[FiniteFloat, Gt(0), Le(1)]
 OpenShare = Annotated[FiniteFloat, Gt(0), Lt(1)]
 
 
-def _check_object(text: str) -> str:
-    if not isinstance(json.loads(text), dict):
-        raise ValueError("is no JSON object")
-    return text
-
-
 @dataclass(frozen=True)
 class Settings:
     """Every setting of a run. "paper" or "ours" says where the default of `laptop` is from."""
@@ -54,7 +48,7 @@ class Settings:
     """worked examples before the question (ours for the tiny model; paper: 8)"""
     chat: bool = False
     """format prompts with the chat template and stop at its end-of-turn token (ours)"""
-    chat_args: Annotated[str, AfterValidator(_check_object)] = "{}"
+    chat_args: str = "{}"
     """arguments of the chat template, as a JSON object: '{"enable_thinking": false}' (ours)"""
 
     iterations: AtLeastZero = 1
@@ -139,6 +133,10 @@ class Settings:
         has_share = self.effective_proportion is not None
         has_baseline = self.baseline != 0 or self.baseline_from != "zero"
         is_proportion = self.composition == "proportion"
+        try:
+            chat_args = json.loads(self.chat_args)
+        except ValueError:
+            chat_args = None
         conflicts = {
             "--effective-proportion sets the baseline; leave --baseline and --baseline-from out": (
                 has_share and has_baseline
@@ -150,7 +148,10 @@ class Settings:
             "--samples is for one iteration; set --iterations 1": (
                 self.samples and self.iterations != 1
             ),
-            "--chat-args is for --chat": self.chat_args != "{}" and not self.chat,
+            "--chat-args is for --chat": chat_args and not self.chat,
+            """--chat-args is no JSON object; write '{"name": value}'""": (
+                not isinstance(chat_args, dict)
+            ),
             "--trust-logmu is for --samples; leave it out": self.trust_logmu and not self.samples,
             "--k is above --eval-samples; reduce it": (
                 self.test_problems and self.k > self.eval_samples

@@ -31,6 +31,7 @@ import math
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import zlib
@@ -44,7 +45,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tiny"
@@ -74,7 +75,6 @@ SEED = 11
 
 OPTIONS = {
     "--data": DATA,
-    "--model": INITIAL_MODEL,
     "--iterations": len(ITERATIONS),
     "--problems": PROBLEMS,
     "--n": SAMPLES,
@@ -116,15 +116,27 @@ LAUNCHERS = {  # "--", because torchrun would take --n for an abbreviation of it
 }
 
 
+def slow(*values):
+    return pytest.param(values, marks=pytest.mark.slow, id=", ".join(values))
+
+
 @pytest.fixture(
     scope="module",
-    params=["one process", pytest.param("two ranks", marks=pytest.mark.slow)],
+    params=[
+        pytest.param(("one process", "llama"), id="one process"),
+        slow("two ranks", "llama"),
+        slow("one process", "qwen2"),
+        slow("two ranks", "phi3"),
+    ],
 )
 def run(request, tmp_path_factory):
     """The folder of a finished run."""
+    launcher, kind = request.param
     folder = tmp_path_factory.mktemp("audited") / "run"
+    write_initial_model(kind, initial_model(folder))
     options = [str(word) for word in chain.from_iterable(OPTIONS.items())]
-    command = [sys.executable, *LAUNCHERS[request.param], "train_gsm8k.py", *options]
+    options += ["--model", str(initial_model(folder))]
+    command = [sys.executable, *LAUNCHERS[launcher], "train_gsm8k.py", *options]
     process = subprocess.run(
         [*command, "--out", str(folder)],
         cwd=ROOT,
@@ -134,6 +146,36 @@ def run(request, tmp_path_factory):
     )
     assert process.returncode == 0, process.stderr
     return folder
+
+
+def initial_model(run):
+    return run.parent / "initial_model"
+
+
+def write_initial_model(kind, folder):
+    """The tiny Llama as a model of another type: Qwen2 adds biases, Phi3 joins matrices."""
+    shutil.copytree(INITIAL_MODEL, folder)
+    if kind == "llama":
+        return
+    llama = load_model(INITIAL_MODEL).float()
+    sizes = llama.config.to_dict()
+    for name in ("model_type", "architectures", "transformers_version"):
+        del sizes[name]
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes))
+    weights = llama.state_dict()
+    if kind == "qwen2":
+        for name, weight in model.state_dict().items():
+            if name.endswith(".bias"):
+                weights[name] = 0.05 * torch.randn_like(weight)
+    joined = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")} if kind == "phi3" else {}
+    for whole, parts in joined.items():
+        first = f"{parts[0]}_proj.weight"
+        for prefix in [name.removesuffix(first) for name in weights if name.endswith(f".{first}")]:
+            matrices = [weights.pop(f"{prefix}{part}_proj.weight") for part in parts]
+            weights[f"{prefix}{whole}_proj.weight"] = torch.cat(matrices)
+    model.load_state_dict(weights)
+    model.save_pretrained(folder)
 
 
 def iteration_folder(run, iteration):
@@ -151,7 +193,7 @@ def read_json(file):
 def model_before(run, iteration):
     """The model that starts an iteration, which is its mu."""
     if iteration == 1:
-        return load_model(INITIAL_MODEL)
+        return load_model(initial_model(run))
     return load_model(iteration_folder(run, iteration - 1) / "model")
 
 
@@ -159,8 +201,8 @@ def load_model(folder):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
 
 
-def load_tokenizer():
-    return AutoTokenizer.from_pretrained(INITIAL_MODEL)
+def load_tokenizer(run):
+    return AutoTokenizer.from_pretrained(initial_model(run))  # its class is that of the model type
 
 
 def seed_of(stage):
@@ -235,7 +277,7 @@ def check_completion(sample, problem, tokenizer):
 
 def check_samples(file, problems, per_problem, model, stage):
     """Assert that a file has what the model samples with the stage's seed, token by token."""
-    tokenizer = load_tokenizer()
+    tokenizer = load_tokenizer(file.parents[1])
     samples = read_lines(file)
     assert len(samples) == len(problems) * per_problem
     gaps = []
@@ -261,7 +303,7 @@ def test_training_problems_are_sampled_from_the_model_before(run, iteration):
 def test_initial_model_is_evaluated(run):
     file = iteration_folder(run, 1) / "test-0.jsonl"
     problems = read_problems("test", TEST_PROBLEMS)
-    check_samples(file, problems, EVAL_SAMPLES, load_model(INITIAL_MODEL), "test 1 0")
+    check_samples(file, problems, EVAL_SAMPLES, load_model(initial_model(run)), "test 1 0")
 
 
 @pytest.mark.parametrize("iteration", ITERATIONS)
@@ -343,7 +385,7 @@ def expected_counts(run, iteration):
 
 @pytest.mark.parametrize("iteration", ITERATIONS)
 def test_training_set_has_the_chosen_samples_in_order(run, iteration):
-    tokenizer = load_tokenizer()
+    tokenizer = load_tokenizer(run)
     samples = read_lines(iteration_folder(run, iteration) / "samples.jsonl")
     examples = read_lines(iteration_folder(run, iteration) / "train.jsonl")
     assert [example["sample"] for example in examples] == choose_samples(samples, iteration)

@@ -85,6 +85,8 @@ EQUAL = [  # gold, and answers that a person would accept
     (r"\sqrt{2}", r"√2 | √(2) | \sqrt 2 | \frac{2}{\sqrt{2}}"),
     ("x^2", r"x² | x^{2} | x \cdot x"),
     ("x^{12}", "x¹²"),
+    ("1000", "1e3 | 1.0E3"),
+    ("7,8", r"7 \text{ or } 8 | 8} or \boxed{7 | 7}$, $\boxed{8"),
     ("90^\\circ", "90° | 90"),
     (r"(-\infty, 3)", r"(-∞, 3) | x<3"),
     ("-14", r"-１４ | **-14** | \textcolor{blue}{-14} | {\color{red}-14} | −14 | \mathbf{-14}"),
@@ -116,7 +118,8 @@ DIFFERENT = [
     ("3", r"-3 | −3 | 33 | 3.1 | 1/3 | 30 | 3x | ? | \infty^{\infty}"),
     ("509", r"9 500 | 9\,500"),
     ("(2,5)", r"2,5 | \{2,5\} | (5,2) | [2,5] | 25"),
-    ("1,2", r"1 | 1<x<2 | x \in (1,2)"),
+    ("1,2", r"1 | 1<x<2 | x \in (1,2) | (1,2)"),
+    ("7", r"7, 8 | 7 \text{ or } 8 | 8 or 7 | 7} or \boxed{8 | 8} and $\boxed{7"),
     (r"[0,1)\cup(1,2]", "[0,2]"),
     (r"\{1,2\}", r"\{1,3\} | \{1\}"),
     ("7", "8=7 | 7=8 | 6+2=7"),
@@ -171,7 +174,19 @@ def test_a_worker_that_cannot_work_is_no_grade(monkeypatch, tmp_path):
 SEPARATE_VOTES = {
     *(r"\frac{2}{\sqrt{2}}", r"x \cdot x", "x<3", r"\mathbf{-14}", "3i+2", "0.333333", "5+2=7"),
     *(r"\sqrt{5+2\sqrt{6}}", "2^{-99}", r"\frac{2}{2^{100}}", "0.5", "2,1", r"\{1,2\}"),
-    *(r"\text{25 cm}", "A", "1011", "7 am", "7", "1.5 million", r"\$1.5\text{ million dollars}"),
+    *(
+        "1e3",
+        "1.0E3",
+        r"7 \text{ or } 8",
+        r"\text{25 cm}",
+        "A",
+        "1011",
+        "7 am",
+        "7",
+        "1.5 million",
+        r"\$1.5\text{ million dollars}",
+    ),
+    r"8} or \\boxed{7",
 }
 
 

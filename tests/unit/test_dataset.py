@@ -10,11 +10,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from unit_helpers import VOCABULARY, plain_batch, random_examples, tiny_llama, unpadded_logprobs
+from unit_helpers import (
+    VOCABULARY,
+    number_rows,
+    plain_batch,
+    random_examples,
+    tiny_llama,
+    unpadded_logprobs,
+)
 
 import topr
 from toprlib import dataset
-from toprlib.dataset import MAX_PAIRS, collate, mean_rewards, number_rows, plan_steps, score_rows
+from toprlib.dataset import MAX_PAIRS, collate, mean_rewards, plan_steps, score_rows
 from toprlib.records import Example, InputError, Sample, Task
 from toprlib.settings import Settings
 from train_gsm8k import choose, choose_baselines

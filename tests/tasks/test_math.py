@@ -178,6 +178,7 @@ SEPARATE_VOTES = {
         "1e3",
         "1.0E3",
         r"7 \text{ or } 8",
+        r"8} or \boxed{7",
         r"\text{25 cm}",
         "A",
         "1011",
@@ -186,7 +187,6 @@ SEPARATE_VOTES = {
         "1.5 million",
         r"\$1.5\text{ million dollars}",
     ),
-    r"8} or \\boxed{7",
 }
 
 

@@ -212,8 +212,9 @@ def grade(completions: Sequence[str], problems: Sequence[Problem]) -> list[Grade
     return grades
 
 
-# What is left out of a vote: names and units, but not a.m. and p.m.
-UNITS = r"^x\s*=|\\(?:left|right|[,;! ])|\^\{?\\circ\}?|\\?[%$]|(?<=.)\\text\{(?!\s*[ap]\.?\s?m).*"
+# What is left out of a vote: names and units, but not a.m. and p.m., nor another answer.
+UNITS = r"^x\s*=|\\(?:left|right|[,;! ])|\^\{?\\circ\}?|\\?[%$]"
+UNITS += r"|(?<=.)\\text\{(?!\s*(?:[ap]\.?\s?m|or\b|and\b)).*"
 NUMBER = re.compile(r"(?:\\[dt]?frac|,(?=[0-9])|[-0-9./{}\s])+")
 
 

@@ -1,6 +1,5 @@
 """The notebooks: each runs, and its exercises accept the answer and refuse wrong ones."""
 
-import ast
 import re
 from pathlib import Path
 from textwrap import indent
@@ -17,7 +16,6 @@ NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 SOLUTIONS = NOTEBOOKS / "solutions"
 NAMES = sorted(path.stem for path in SOLUTIONS.glob("*.ipynb"))
 FIRST = "00_build_topr"  # needs torch alone
-FOLD = re.compile(r"<details><summary>[^<]+</summary>\n\n.*\n\n</details>", re.DOTALL)
 
 # The packages that run notebooks have warnings of their own.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -64,22 +62,6 @@ def test_a_notebook_without_answers_asks_what_the_other_answers(name):
         expected = answer.source.replace("../..", "..")
         assert ask.source == re.sub(r"^my_guess = \S+", "my_guess = ...", expected)
         assert not ask.get("outputs")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_answers_are_folded(name):
-    cells = [cell for cell in read_notebook(name).cells if cell.cell_type == "markdown"]
-    for cell in cells:
-        is_answer = has_tag(cell, "explanation") or has_tag(cell, "solution")
-        assert bool(FOLD.fullmatch(cell.source)) == is_answer, cell.source
-    assert any("**Guess first**" in cell.source for cell in cells)
-
-
-def test_the_first_notebook_needs_torch_alone_up_to_its_last_cell():
-    *cells, _ = code_cells(read_notebook(FIRST))
-    nodes = ast.walk(ast.parse("\n".join(cell.source for cell in cells)))
-    imports = [ast.unparse(node) for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
-    assert imports == ["import torch"]
 
 
 # ---- wrong answers that a check names ------------------------------------------------------------

@@ -16,10 +16,8 @@ from engine_helpers import (
     PROMPT,
     check_seeds,
     check_stop_string,
-    exact_logprobs,
     generate,
     make_prompts,
-    token_logprobs,
 )
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -177,44 +175,6 @@ def test_a_stop_string_may_have_more_tokens_than_characters(lm, text, expected):
     tokens = torch.tensor([lm.tokenizer(text)["input_ids"]])
     assert len(lm.tokenizer("🦊🦊")["input_ids"]) == 8
     assert hf_sampler._has_stop(lm, tokens, ["🦊🦊", "a.c"]).tolist() == [expected]
-
-
-# ---- kinds of models -----------------------------------------------------------------------------
-SIZES = {
-    "vocab_size": 768,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"model_type": "qwen2"},
-        {"model_type": "mistral", "sliding_window": 8},
-        {"model_type": "gpt2", "bos_token_id": 1, "eos_token_id": 1},
-    ],
-    ids=lambda config: config["model_type"],
-)
-def test_other_models_continue_as_without_a_cache(make_hf_engine, lm, config, dtype):
-    """The likeliest token each time, up to rounding.
-
-    Mistral's layers see a window of 8 tokens, and GPT-2 counts positions from the start.
-    """
-    other = lm._replace(model=untrained_model(SIZES, dtype, scale=8, **config))
-    engine = make_hf_engine(other, top_k=1, max_new_tokens=24)
-    prompts = make_prompts(lm, [PROMPT, "Q: 1?"])
-    tolerance = 1e-5 if dtype == torch.float32 else 0.1
-    for prompt, completions in zip(prompts, generate(engine, prompts, n=2), strict=True):
-        for fields in completions:
-            logprobs = exact_logprobs(other, prompt.text, fields["token_ids"])  # (T, V)
-            actual = token_logprobs(logprobs, fields["token_ids"])
-            assert (logprobs.amax(-1) - actual).max() < tolerance
-            assert len(set(fields["token_ids"])) > 4
 
 
 # ---- weights, and interruptions ------------------------------------------------------------------

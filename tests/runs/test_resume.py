@@ -142,18 +142,6 @@ def test_what_was_being_written_is_written_again(undisturbed, copy):
     assert resumed(copy) == {"iteration-2/samples.jsonl": CHUNK_LINES}
 
 
-@pytest.mark.slow
-def test_removed_files_are_made_again(undisturbed, copy):
-    """What a removed file needs has to be removed, too."""
-    for names in (
-        ["iteration-1/test-3.jsonl", "iteration-1/model"],
-        ["iteration-1/model", "iteration-2/samples.jsonl"],
-        ["iteration-2/train.jsonl", "iteration-2/metrics.jsonl", "iteration-2/model"],
-    ):
-        remove(copy.folder / "results.json", *(copy.folder / name for name in names))
-        assert copy.finish() == undisturbed
-
-
 def test_damaged_file_is_refused_by_its_name_and_line(run, tmp_path):
     folder = shutil.copytree(run(**TWO_ITERATIONS), tmp_path / "run")
     file = folder / "iteration-2" / "metrics.jsonl"

@@ -13,7 +13,7 @@ So this file also describes what a run is. Sections are those of the paper (arXi
                   "test I STEP", "composition I" and "order I". Completion j of prompt i takes its
                   noise from a generator with that seed + i * n + j, on any rank (ours)
     grade         correct, incorrect or invalid, by the number after "The answer is" (Section 4.1)
-    reward        +1 if correct, else -1 (Section 4.2), minus the baseline c (Proposition 3.1)
+    reward        +1 if correct, else -1 (Section 4.2), minus the prompt's mean and c (ours)
     log mu        of the model that starts the iteration: mu_i = pi_{i-1} (Section 4.3), over the
                   whole vocabulary, at temperature 1
     loss          Algorithm 1: a negative has the weight min(1, pi/mu), a positive 1. Each term is
@@ -84,6 +84,7 @@ OPTIONS = {
     "--lr": LR,
     "--max-grad-norm": MAX_NORM,
     "--baseline": BASELINE,
+    "--baseline-from": "group",
     "--temperature": TEMPERATURE,
     "--top-k": TOP_K,
     "--top-p": TOP_P,
@@ -378,9 +379,18 @@ def expected_counts(run, iteration):
         "seed": seed_of(f"composition {iteration}"),
         "drawn": count_samples(samples),
         "trained": count_samples(trained),
-        "baseline": BASELINE,
+        "baseline": pytest.approx(fmean(baselines_of(trained))),
         "steps": STEPS[-1],
     }
+
+
+def baselines_of(chosen):
+    """The mean reward of the chosen samples of each one's prompt, and c."""
+    baselines = []
+    for sample in chosen:
+        rewards = [other["reward"] for other in chosen if other["prompt"] == sample["prompt"]]
+        baselines.append(fmean(rewards) + BASELINE)
+    return baselines
 
 
 @pytest.mark.parametrize("iteration", ITERATIONS)
@@ -389,11 +399,11 @@ def test_training_set_has_the_chosen_samples_in_order(run, iteration):
     samples = read_lines(iteration_folder(run, iteration) / "samples.jsonl")
     examples = read_lines(iteration_folder(run, iteration) / "train.jsonl")
     assert [example["sample"] for example in examples] == choose_samples(samples, iteration)
-    for example in examples:
-        sample = samples[example["sample"]]
+    chosen = [samples[example["sample"]] for example in examples]
+    for example, sample, baseline in zip(examples, chosen, baselines_of(chosen), strict=True):
         assert example["prompt_ids"] == tokenizer(sample["prompt"])["input_ids"]
         assert example["completion_ids"] == sample["token_ids"]
-        assert example["reward"] == pytest.approx(sample["reward"] - BASELINE)
+        assert example["reward"] == pytest.approx(sample["reward"] - baseline)
 
 
 # ---- log mu, metrics and models: from the training set -------------------------------------------

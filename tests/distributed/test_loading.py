@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from unit_helpers import flat_weights
 
 from toprlib import training
-from toprlib.distributed import gather
+from toprlib.distributed import gather, process_group
 from toprlib.language_model import load_model, load_tokenizer
 from toprlib.settings import Settings
 
@@ -24,6 +24,15 @@ SGD = Settings(optimizer="sgd")
 
 
 # ---- one process ---------------------------------------------------------------------------------
+def test_a_group_in_a_group_is_the_outer_one():
+    """The verifier opens one for all of its runs."""
+    with process_group(is_needed=True):
+        with process_group(is_needed=True):
+            pass
+        assert torch.distributed.is_initialized()
+    assert not torch.distributed.is_initialized()
+
+
 def test_saved_model_is_the_same_whatever_its_sampling_defaults(lm, tmp_path):
     """transformers loads temperature without do_sample, and refuses to save it."""
     folder = Path(shutil.copytree(MODEL, tmp_path / "model"))

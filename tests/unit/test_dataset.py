@@ -9,7 +9,7 @@ from itertools import chain
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from unit_helpers import (
     VOCABULARY,
@@ -73,6 +73,7 @@ twentieths = st.integers(1, 19).map(lambda number: number / 20)
 
 @pytest.mark.parametrize("name", dataset.COMPOSITIONS)
 @given(rewards_of_problems, st.integers(1, 30), twentieths, st.integers(0, 99))
+@example([[1.0] * 7 + [-1.0] * 3], 10, 0.7, 0)  # 3 / (1 - 0.7) is 9.999999999999998
 def test_a_composition_chooses_as_many_as_its_rule_says(name, problems, size, share, seed):
     samples = to_samples(*problems)
     chosen = dataset.choose_samples(name, samples, size, random.Random(seed), share)

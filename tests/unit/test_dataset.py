@@ -364,9 +364,9 @@ def test_log_mu_is_the_model_s_also_of_a_sample_in_two_pairs():
     model = tiny_llama()
     scored = score_rows(rows, plan_steps(rows, 2, 2), model)
     assert [(e.row, e.sample) for e in chain(*scored)] == [(0, 0), (0, 1), (1, 0), (1, 2)]
-    for example, before in zip(chain(*scored), chain(*rows), strict=True):
-        expected = unpadded_logprobs(model, example).tolist()
-        assert example.token_logmu == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    for scored_example, before in zip(chain(*scored), chain(*rows), strict=True):
+        expected = unpadded_logprobs(model, scored_example).tolist()
+        assert scored_example.token_logmu == pytest.approx(expected, rel=1e-5, abs=1e-5)
         assert replace(example, token_logmu=None) == before
 
 

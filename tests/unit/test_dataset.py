@@ -367,7 +367,7 @@ def test_log_mu_is_the_model_s_also_of_a_sample_in_two_pairs():
     for scored_example, before in zip(chain(*scored), chain(*rows), strict=True):
         expected = unpadded_logprobs(model, scored_example).tolist()
         assert scored_example.token_logmu == pytest.approx(expected, rel=1e-5, abs=1e-5)
-        assert replace(example, token_logmu=None) == before
+        assert replace(scored_example, token_logmu=None) == before
 
 
 # ---- tensors -------------------------------------------------------------------------------------

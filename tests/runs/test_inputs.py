@@ -80,6 +80,19 @@ def test_preset_comes_first_and_the_default_folder_has_what_differs():
     assert read_settings(["--dry-run", "--out", "x"], presets).out == Path("x")
 
 
+SECTION_4 = {  # of the paper, and Algorithm 1
+    **{"problems": 7_473, "test_problems": 1_319, "n": 16, "shots": 8, "examples": 50_000},
+    **{"temperature": 1.0, "top_p": 1.0, "top_k": 500, "max_new_tokens": 512, "eval_samples": 64},
+    **{"optimizer": "adafactor", "lr": 5e-7, "batch_size": 8, "max_grad_norm": 1.0, "epochs": 1},
+    **{"method": "topr", "baseline": 0.0, "baseline_from": "zero", "composition": "uniform"},
+}
+
+
+def test_the_paper_s_preset_has_the_numbers_of_section_4():
+    settings = vars(gsm8k.PAPER)
+    assert {name: settings[name] for name in SECTION_4} == SECTION_4
+
+
 # ---- own samples ---------------------------------------------------------------------------------
 SAMPLES = {  # lines, changes of settings, what the message has to name
     "malformed": ([ROW, "}{"], {}, ":2: "),

@@ -77,3 +77,18 @@ def test_a_loss_may_subtract_the_mean_itself():
     result = check_vector("V8", with_baseline)
     assert float(result.measured.split()[-1]) == pytest.approx(-3 * math.exp(-2), rel=1e-4)
     assert result.passed
+
+
+def takes_the_first_tokens(logp, logmu, reward, mask):
+    is_first = torch.arange(mask.shape[1]) < mask.sum(1, keepdim=True)
+    return paper(logp, logmu, reward, is_first.to(mask.dtype))
+
+
+def takes_all_tokens(logp, logmu, reward, mask):
+    return paper(logp, logmu, reward, torch.ones_like(mask))
+
+
+@pytest.mark.parametrize("loss", [takes_the_first_tokens, takes_all_tokens])
+def test_padding_on_either_side_is_noticed(loss):
+    assert not check_vector("V11", loss).passed
+    assert check_vector("V11", paper).passed

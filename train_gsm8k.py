@@ -168,8 +168,9 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
     if settings.test_problems and not task.test:
         raise InputError(f"task {task.name} has no test problems; set --test-problems 0")
     lm = load_tokenizer(settings.model, settings.chat)
-    can_sample = settings.engine == "hf" and bool(task.train or task.test)
-    check_architecture(settings.model, can_sample, settings.lora is not None)
+    uses_hf = settings.engine == "hf" and bool(task.train or task.test)
+    if uses_hf or settings.lora:
+        check_architecture(settings.model, uses_hf, uses_lora=settings.lora is not None)
     train_prompts = sampling.make_prompts(task, task.train, lm, settings)
     test_prompts = sampling.make_prompts(task, task.test, lm, settings)
     open_engine = partial(sampling_engine, lm, task, train_prompts + test_prompts, settings)
@@ -180,7 +181,8 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
     config = settings.to_config() | {"inputs_crc32": checksum(task, provided_samples)}
     needs_group = settings.dtype != "float32"  # FSDP2 keeps its float32 copy, even on one GPU
     with distributed.process_group(needs_group), files.run_folder(settings.out, config):
-        sampling.write_chats(task, train_prompts + test_prompts, settings)
+        if settings.chat:
+            sampling.write_chats(task, train_prompts + test_prompts, settings.out)
         file = settings.iteration_folder(1) / "test-0.jsonl"
         point = EvalPoint(1, 0, 0, settings.model, file, is_end=True)
         all_points = [point]
@@ -216,8 +218,10 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
 
 def read_samples(settings: Settings) -> list[Sample]:
     """The samples of --samples; none without."""
-    samples = files.load_rows(settings.samples, "train", Sample) if settings.samples else []
-    if settings.samples and not samples:
+    if not settings.samples:
+        return []
+    samples = files.load_rows(settings.samples, "train", Sample)
+    if not samples:
         raise InputError(f"--samples {settings.samples}: has no rows; choose another file")
     return samples
 
@@ -281,10 +285,7 @@ def choose(
     if not rows:
         message = "no problem has a sample with a reward of at least 0 and one below 0"
         raise InputError(f"--method dpo: {message}; sample more, or correct the rewards")
-    numbered = []  # so that train.jsonl has which examples are a row
-    for index, row in enumerate(rows):
-        numbered.append([replace(example, row=index) for example in row])
-    return numbered
+    return dataset.number_rows(rows)
 
 
 def choose_baselines(chosen: list[Sample], settings: Settings) -> list[float]:

@@ -58,10 +58,9 @@ def is_equal(gold: str, answer: str) -> bool:
     gold, answer = golds[0], answers[0]  # what follows in the lists is text
     # To math-verify, the list 2,5 is the pair (2,5), the interval 2 < x < 5 is the list, and 8=7
     # is 7.
-    are_lists = [isinstance(one, FiniteSet) for one in (gold, answer)]
-    are_pairs = [isinstance(one, Interval | Tuple) for one in (gold, answer)]
-    if (are_lists[0] and are_pairs[1]) or (are_pairs[0] and are_lists[1]):
-        return False
+    for one, other in ((gold, answer), (answer, gold)):
+        if isinstance(one, Interval | Tuple) and isinstance(other, FiniteSet):
+            return False
     equations = [] if isinstance(answer, str) else answer.atoms(Eq)
     is_inequality = isinstance(answer, And) or any(equation.has(Interval) for equation in equations)
     if isinstance(gold, FiniteSet) and is_inequality:

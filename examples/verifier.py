@@ -31,6 +31,7 @@ from toprlib.evaluation import Answers, format_value, to_answers
 from toprlib.files import read_records, write_file
 from toprlib.language_model import load_tokenizer
 from toprlib.records import Grade, InputError, Problem, Sample, Task
+from toprlib.sampling import graded_text
 from toprlib.settings import TINY, AtLeastTwo, Count, Settings, command, read_settings
 from train_gsm8k import experiment, gsm8k_task
 
@@ -76,9 +77,7 @@ def to_problems(
     question_of = {problem.id: problem.question for problem in problems}
     verifications = []
     for index, solution in enumerate(solutions):
-        answer = solution.completion
-        for stop in task.stop:
-            answer = answer.partition(stop)[0]
+        answer = graded_text(solution.prompt, solution.completion, task.stop)
         text = f"{instruction}Q: {question_of[solution.problem_id]}\nA:{answer}\nCheck:"
         is_correct = solution.outcome == "correct"
         verifications.append(Problem(f"{solution.problem_id}-{index}", text, gold=is_correct))

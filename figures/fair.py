@@ -23,11 +23,12 @@ import tyro
 
 from figures.rates import held_out_task
 from figures.runs import parallel_map
+from figures.scales import RATE_SEEDS
 from toprlib import dataset, files, sampling
 from toprlib.distributed import progress_bar
 from toprlib.language_model import load_tokenizer
 from toprlib.records import Sample, Task
-from toprlib.settings import TINY, Settings, command
+from toprlib.settings import TINY, AtLeastZero, Count, Settings, command
 from train_gsm8k import PRESETS, experiment, gsm8k_task, sample, sampling_engine
 
 SETTINGS = replace(
@@ -41,7 +42,6 @@ SIZES = {"rare": 1_024, "natural": 2_560}  # of training sets; rare: a tenth of 
 # Base model -> training set -> the share of the weight on right answers that we recommend.
 SHARES = {"worded": {"rare": 0.5, "natural": 0.7}, "two_thirds": {"rare": 0.5, "natural": 0.9}}
 RATES = (3e-5, 1e-4, 3e-4)
-TUNING_SEEDS = range(100, 103)
 PASSES = {1e-5: 10, 3e-5: 3, 1e-4: 1}  # of experiment B
 SHARES_OF_B = (0.1, 0.2, 0.5, 0.8)
 METRICS = ("pass@1", "maj@16", "pass@16", "greedy")
@@ -64,11 +64,11 @@ class Options:
 
     experiment: tyro.conf.Positional[Literal["a", "b"]]
     """a: fair baselines; b: share or step size"""
-    seeds: int = 10
+    seeds: Count = 10
     """number of test seeds"""
-    seed: int = 0
+    seed: AtLeastZero = 0
     """the first of them"""
-    workers: int = 2
+    workers: Count = 2
     """number of parallel runs, each on one core"""
     runs: Path = Path("runs/fair")
     """folder that keeps the runs"""
@@ -92,7 +92,7 @@ def arms_of_a(base: str) -> list[Arm]:
     return [*arms, Arm("rare", "TOPR, repeated", "mixed", {})]
 
 
-def arms_of_b(base: str) -> list[Arm]:
+def arms_of_b() -> list[Arm]:
     """The arms of experiment B; all have all PASSES."""
     arms = [Arm("rare", "SFT, repeated", "repeated", {"method": "sft"})]
     for share in SHARES_OF_B:
@@ -160,7 +160,7 @@ def make_runs(
     settings = replace(SETTINGS, model=str(TINY / base), seed=seed, out=folder)
     if options.quick:
         settings = replace(settings, problems=16, test_problems=8, eval_samples=4, k=4)
-    task = (held_out_task if seed in TUNING_SEEDS else gsm8k_task)(settings)
+    task = (held_out_task if seed in RATE_SEEDS else gsm8k_task)(settings)
     samples = sample_base(settings, task)
     for name, size in SIZES.items():
         write_sets(samples, size, 0.1 if name == "rare" else None, folder / name)
@@ -168,7 +168,7 @@ def make_runs(
     found = keep(folder / "found.json", partial(evaluate_model, settings, task, folder))
     rows = [{**shared, "set": "", "arm": "base", "rate": 0.0, **found}]
     is_a = options.experiment == "a"
-    for arm in arms_of_a(base) if is_a else arms_of_b(base):
+    for arm in arms_of_a(base) if is_a else arms_of_b():
         for rate in rates.get(f"{base}, {arm.set}, {arm.name}", RATES if is_a else PASSES):
             epochs = 1 if is_a else PASSES[rate]
             changes = {**arm.changes, "lr": rate, "epochs": epochs}
@@ -201,7 +201,7 @@ def main() -> None:
     with command("figures.fair"):
         options = tyro.cli(Options, prog="python -m figures.fair", description=__doc__)
         test_seeds = range(options.seed, options.seed + options.seeds)
-        parts = [TUNING_SEEDS, test_seeds] if options.experiment == "a" else [test_seeds]
+        parts = [RATE_SEEDS, test_seeds] if options.experiment == "a" else [test_seeds]
         rates = {}
         rows = []
         with parallel_map(options.workers) as map_runs:
@@ -210,7 +210,7 @@ def main() -> None:
                 made = map_runs(partial(make_runs, options=options, rates=rates), jobs)
                 for of_job in progress_bar(made, "bases and seeds", "seed", len(jobs)):
                     rows += of_job
-                if seeds == TUNING_SEEDS:
+                if seeds == RATE_SEEDS:
                     rates = choose_rates(rows)
         file = options.out / f"fair_{options.experiment}.csv"
         files.write_file(file, pd.DataFrame(rows).to_csv(index=False, float_format="%.6g"))

@@ -163,6 +163,14 @@ def _group_by_prompt(examples: Iterable[Example]) -> list[list[Example]]:
     return list(groups.values())
 
 
+def number_rows(rows: Iterable[Sequence[Example]]) -> list[list[Example]]:
+    """The rows with their index in each example, by which train.jsonl restores them."""
+    numbered = []
+    for index, row in enumerate(rows):
+        numbered.append([replace(example, row=index) for example in row])
+    return numbered
+
+
 def group_rows(examples: Iterable[Example]) -> list[list[Example]]:
     """The rows of numbered examples, such as the lines of train.jsonl."""
     return [list(row) for _, row in groupby(examples, key=attrgetter("row"))]

@@ -14,7 +14,6 @@ from toprlib.distributed import device as own_device
 from toprlib.records import InputError
 
 TAIL = 100  # the last characters of a prompt, on which tokens after it may depend; ours
-
 NO_LIMIT = 1 << 30  # tokens of a context, for models without positions, such as Mamba; ours
 
 
@@ -119,20 +118,20 @@ def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int:
     raise InputError("--chat: the template writes no end of a turn; correct it, or remove --chat")
 
 
-def check_architecture(name: str, can_sample: bool, can_adapt: bool) -> None:
+def check_architecture(name: str, uses_hf: bool, uses_lora: bool) -> None:
     """Raises InputError for a model that `hf_sampler` cannot sample from, or LoRA cannot adapt.
 
-    Nothing is computed. can_sample, can_adapt: whether the run needs it.
+    Nothing is computed. uses_hf, uses_lora: whether the run has --engine hf, and --lora.
     """
     config = transformers.AutoConfig.from_pretrained(name)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     kinds = {type(layer) for layer in DynamicCache(config=config).layers}
-    if can_sample and (model._is_stateful or kinds - {DynamicLayer, DynamicSlidingWindowLayer}):
+    if uses_hf and (model._is_stateful or kinds - {DynamicLayer, DynamicSlidingWindowLayer}):
         message = "has a state besides keys and values, which --engine hf cannot copy"
         raise InputError(f"--model {name}: {message}; use --engine vllm")
     for weight_name, weight in model.named_parameters():
-        if can_adapt and weight.ndim > 2:  # experts in one tensor, or a convolution
+        if uses_lora and weight.ndim > 2:  # experts in one tensor, or a convolution
             message = f"{weight_name} is no linear layer and would get no adapter"
             raise InputError(f"--lora: {message}; leave --lora out, or choose another --model")
 

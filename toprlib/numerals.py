@@ -48,10 +48,8 @@ TERM = re.sub(r"\?P<\w+>", "?:", NUMBER)
 SIDE = rf"{TERM} (?: [\s()%]* (?:\*\*|[-+*/^x]) [\s()%]* {TERM} )*"
 EQUATION = re.compile(rf"{SIDE} (?: [\s()%]* = [\s()%]* {SIDE} )*", re.VERBOSE | re.IGNORECASE)
 # After an equation: the end of the sentence after a few words, or a comma after at most one.
-END = re.compile(
-    r"[\s)%*/]*(?:[^\W0-9]+[\s)*/]*)?(?:(?:[^\W0-9]+[\s)*/]*){0,5}$|[.,;!?](?:\s|$)|"
-    r"(?:[^\W0-9]+[\s)*/]*){1,5}[.;!?](?:\s|$))"
-)
+WORD = r"(?:[^\W0-9]+[\s)*/]*)"
+END = re.compile(rf"[\s)%*/]*{WORD}?(?:{WORD}{{0,5}}(?:$|[.;!?](?:\s|$))|,(?:\s|$))")
 
 # Before another answer: "or", perhaps after a unit; "and" or "to"; or a comma, in a list.
 JOINER = re.compile(

@@ -76,11 +76,11 @@ def make_prompts(
     return prompts
 
 
-def write_chats(task: Task, prompts: Sequence[Prompt], settings: Settings) -> None:
+def write_chats(task: Task, prompts: Sequence[Prompt], folder: Path) -> None:
     """Keep the prompts of chats for a run that resumes, in chats.json. Every rank calls this."""
-    if settings.chat and rank() == 0:
+    if rank() == 0:
         chats = {task.prompt(prompt.problem): prompt.text for prompt in prompts}
-        write_file(settings.out / "chats.json", json.dumps(chats))
+        write_file(folder / "chats.json", json.dumps(chats))
 
 
 def sample_to_file(

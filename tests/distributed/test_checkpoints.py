@@ -10,7 +10,7 @@ import torch.distributed.checkpoint as dcp
 from distributed_helpers import sharded_model, train_rows, train_rows_with_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
-from unit_helpers import flat_weights, number_rows, random_examples
+from unit_helpers import flat_weights, random_examples
 
 from toprlib import dataset
 from toprlib.training import last_checkpoint, load_checkpoint, save_checkpoint
@@ -18,7 +18,7 @@ from toprlib.training import last_checkpoint, load_checkpoint, save_checkpoint
 
 def make_rows():
     examples = random_examples(prompts=5, per_prompt=3)
-    return number_rows(dataset.shuffle_examples(examples, random.Random(0)))
+    return dataset.number_rows(dataset.shuffle_examples(examples, random.Random(0)))
 
 
 # ---- resuming ------------------------------------------------------------------------------------

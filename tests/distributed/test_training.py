@@ -16,7 +16,7 @@ from distributed_helpers import (
 )
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel
-from unit_helpers import flat_gradients, number_rows, plain_batch, random_examples, tiny_llama
+from unit_helpers import flat_gradients, plain_batch, random_examples, tiny_llama
 
 import topr
 from toprlib import dataset, training
@@ -31,12 +31,12 @@ from toprlib.settings import Settings
 
 def shuffled_rows(prompts, per_prompt):
     examples = random_examples(prompts, per_prompt)
-    return number_rows(dataset.shuffle_examples(examples, random.Random(0)))
+    return dataset.number_rows(dataset.shuffle_examples(examples, random.Random(0)))
 
 
 def paired_rows(prompts, per_prompt):
     examples = random_examples(prompts, per_prompt)
-    return number_rows(dataset.pair_examples(examples, random.Random(0)))
+    return dataset.number_rows(dataset.pair_examples(examples, random.Random(0)))
 
 
 # ---- two ranks compute what one computes ---------------------------------------------------------
@@ -206,7 +206,7 @@ def test_bfloat16_training_starts_at_mu(lm):
         completion = " The answer is" + " 2" * (17 - count)
         samples.append(Sample(prompt=prompt, completion=completion, reward=1.0))
     examples = dataset.tokenize_samples(samples, range(16), lm)
-    rows = number_rows([[example] for example in examples])
+    rows = dataset.number_rows([[example] for example in examples])
     with process_group(is_needed=True):
         model = load_model(lm.model.name_or_path)
         training._shard(model, Settings(dtype="bfloat16"))

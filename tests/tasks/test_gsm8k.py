@@ -84,7 +84,8 @@ READ_AS = {  # forms between bars
     "1500": "15 hundred | 1.5 thousand",
     "1500000": "1.5 million | 1.5 Million dollars | $1,500,000 | 1 500 000 | 1500 thousand",
     None: "(1,2) | 1,2 | 12,5 | 1,2345 | 1.2.3 | 10:30 | 10-15 | 10\u201315 | 2 + 3 | 10 minus 5 | "
-    "3/4/5 | 1/0 | 2**3 | 3² | 20 times 2 | 30/1.5 | 4 * 10 = 40 in step 1 | 2 - 1 = 1,5 | five",
+    "3/4/5 | 1/0 | 2**3 | 3² | 20 times 2 | 30/1.5 | 4 * 10 = 40 in step 1 | 2 - 1 = 1,5 | five | "
+    "x",
 }
 FORMS = []
 for value, forms in READ_AS.items():

@@ -13,7 +13,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from unit_helpers import (
     VOCABULARY,
-    number_rows,
     plain_batch,
     random_examples,
     tiny_llama,
@@ -246,7 +245,7 @@ def test_a_sample_that_cannot_be_trained_on_is_named_by_its_line(lm, changes):
 # ---- the order of training -----------------------------------------------------------------------
 def make_rows(examples, is_paired):
     order = dataset.pair_examples if is_paired else dataset.shuffle_examples
-    return number_rows(order(examples, random.Random(0)))
+    return dataset.number_rows(order(examples, random.Random(0)))
 
 
 def test_order_is_that_of_the_published_results():
@@ -348,7 +347,7 @@ def test_one_rank_has_no_filler_and_rows_by_length():
 def test_training_in_the_same_batches_starts_at_mu():
     """Exactly: log mu keeps its float32 value on its way through the examples."""
     model = tiny_llama(dtype=torch.float32)
-    rows = number_rows([[example] for example in random_examples(prompts=3, per_prompt=3)])
+    rows = dataset.number_rows([[example] for example in random_examples(prompts=3, per_prompt=3)])
     scored = score_rows(rows, plan_steps(rows, 4, 2), model)
     sgd = torch.optim.SGD(model.parameters(), lr=0.0)
     for stats in topr.train(model, sgd, dataset.to_tensors(plan_steps(scored, 4, 2))):
@@ -360,7 +359,7 @@ def test_log_mu_is_the_model_s_also_of_a_sample_in_two_pairs():
     first = Example([1], [2, 3], 1.0, sample=0)
     pairs = [[first, Example([1], [2, 4], -1.0, sample=1)]]
     pairs.append([first, Example([1], [2, 5, 6, 7], -1.0, sample=2)])
-    rows = number_rows(pairs)
+    rows = dataset.number_rows(pairs)
     model = tiny_llama()
     scored = score_rows(rows, plan_steps(rows, 2, 2), model)
     assert [(e.row, e.sample) for e in chain(*scored)] == [(0, 0), (0, 1), (1, 0), (1, 2)]

@@ -2,7 +2,6 @@
 
 import math
 import random
-from dataclasses import replace
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -116,11 +115,3 @@ def rho(log_ratio, a, b):
     if math.exp(log_ratio) > b:
         return b * (1 + log_ratio - math.log(b)) if b > 0 else 0.0
     return math.exp(log_ratio)
-
-
-def number_rows(rows):
-    """The rows with their index in each example, as `train_gsm8k.choose` numbers them."""
-    numbered = []
-    for index, row in enumerate(rows):
-        numbered.append([replace(example, row=index) for example in row])
-    return numbered

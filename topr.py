@@ -13,7 +13,7 @@ completion, (B,), token_* is one per token, (B, T). Logarithms are natural, leng
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass
 from typing import NamedTuple
 
@@ -263,7 +263,7 @@ class StepStats(NamedTuple):
 def train(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
-    steps: Iterable[tuple[Sequence[Batch], int]],
+    steps: Iterable[tuple[Iterable[Batch], int]],
     loss: Callable[..., Tensor] = topr_loss,
     limits: Limits | None = PRESETS["topr"],
     max_grad_norm: float = 1.0,
@@ -290,6 +290,7 @@ def train(
         optimizer.zero_grad()
         total = 0.0
         log_ratios = []
+        rewards = []
         for batch in micro_batches:
             token_logp = token_logprobs(model, batch)  # (B, T)
             inputs = (token_logp, batch.token_logmu, batch.reward, batch.mask)
@@ -298,10 +299,11 @@ def train(
             total += value.detach()
             log_ratio = sequence_log_ratio(token_logp.detach(), batch.token_logmu, batch.mask)
             log_ratios.append(log_ratio)
+            rewards.append(batch.reward)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of a sharded model
         log_ratio = torch.cat(log_ratios)
-        reward = torch.cat([batch.reward for batch in micro_batches])
+        reward = torch.cat(rewards)
         weight = importance_weight(log_ratio, *limits.of_sign(reward)) if limits else None
         stats = StepStats(float(total), norm.item(), log_ratio, reward, weight)
         if not math.isfinite(stats.loss + stats.grad_norm):

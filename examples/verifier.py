@@ -138,7 +138,7 @@ def run(settings: VerifierSettings) -> dict:
     """Solve, verify and train; returns the content of results.json."""
     load_tokenizer(settings.model, settings.chat)  # fails now rather than after the solutions
     task = gsm8k_task(settings) if settings.task == "gsm8k" else math_task(settings)
-    with process_group(settings.dtype != "float32"):  # one for all runs
+    with process_group():  # one for all runs
         train_solutions = solve(settings, task, "train")
         test_solutions = solve(settings, task, "test")
         verification = Task(

@@ -1,5 +1,6 @@
 """Adafactor as HuggingFace's trainer sets it, also for weights that FSDP2 has sharded."""
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -58,8 +59,8 @@ class Adafactor(torch.optim.Optimizer):
                 update = weight.grad * state["squares"].rsqrt()
             if isinstance(update, DTensor):  # DTensor replicates a single row
                 update = update.redistribute(placements=weight.placements)
-            rms = _replicated(update.square().sum() / update.numel()).sqrt()
-            weight.sub_(update / rms.clamp(min=1), alpha=group["lr"])
+            rms = _replicated(torch.linalg.vector_norm(update)) / math.sqrt(update.numel())
+            weight.addcdiv_(update, rms.clamp(min=1), value=-group["lr"])
 
 
 def _replicated(tensor: Tensor) -> Tensor:

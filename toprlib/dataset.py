@@ -251,10 +251,27 @@ def score_rows(
 
 
 # ---- tensors -------------------------------------------------------------------------------------
-def to_tensors(steps: Iterable[StepPlan]) -> Iterator[tuple[list[topr.Batch], int]]:
-    """The steps as `topr.train` takes them; the tensors of a step are made when it begins."""
+def to_tensors(
+    steps: Iterable[StepPlan], sharded_model: torch.nn.Module | None = None
+) -> Iterator[tuple[Iterator[topr.Batch], int]]:
+    """The steps as `topr.train` takes them; the tensors of a micro-batch are made when it begins.
+
+    sharded_model: by FSDP2. It then gathers its weights once in a step, and sums its gradients
+    over the ranks once, in the last micro-batch.
+    """
     for step in steps:
-        yield [collate(examples) for examples in step.micro_batches], step.completions
+        yield _collate_each(step.micro_batches, sharded_model), step.completions
+
+
+def _collate_each(
+    micro_batches: Sequence[Sequence[Example]], sharded_model: torch.nn.Module | None
+) -> Iterator[topr.Batch]:
+    for number, examples in enumerate(micro_batches, start=1):
+        if sharded_model is not None:
+            is_last = number == len(micro_batches)
+            sharded_model.set_requires_gradient_sync(is_last)
+            sharded_model.set_reshard_after_backward(is_last)
+        yield collate(examples)
 
 
 def collate(examples: Sequence[Example]) -> topr.Batch:

@@ -36,22 +36,16 @@ def device() -> torch.device:
 
 
 @contextmanager
-def process_group(is_needed: bool = False) -> Iterator[None]:
-    """Join the processes that torchrun started, unless an outer block has.
-
-    is_needed: without torchrun, form a group of this one process, which FSDP2 requires.
-    """
-    if dist.is_initialized() or (ranks() == 1 and not is_needed):
+def process_group() -> Iterator[None]:
+    """Join the processes that torchrun started, if they are several and no outer block has."""
+    if dist.is_initialized() or ranks() == 1:
         yield
         return
     backend = "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(device())
         backend = "cpu:gloo,cuda:nccl"
-    options = {}
-    if "RANK" not in os.environ:
-        options = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    dist.init_process_group(backend, timeout=TIMEOUT, **options)
+    dist.init_process_group(backend, timeout=TIMEOUT)
     yield
     # Not in a `finally`: after an error NCCL would wait here for ranks that never come. The process
     # exits instead, and torchrun stops the others.

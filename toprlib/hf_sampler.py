@@ -21,7 +21,8 @@ from toprlib.language_model import LanguageModel
 from toprlib.records import Completion, Prompt
 from toprlib.settings import Settings
 
-MAX_BATCH_TOKENS = 40_000  # rows x (prompt + new tokens) of a batch: memory and speed; ours
+MAX_BATCH_TOKENS = 40_000  # rows x (prompt + new tokens) of a batch on a CPU; ours
+MAX_CACHE_SHARE = 0.25  # of a GPU's free memory, for the keys and values of a batch; ours
 MAX_THREADS = 4  # batches that are computed at a time on a CPU; ours
 
 Row = tuple[int, int]  # a completion to sample: index of its prompt, seed of its random numbers
@@ -41,11 +42,15 @@ def sample_completions(
     """
     n = len(seeds) // len(prompts)
     batches: list[list[Row]] = [[]]  # from the shortest prompt to the longest
+    max_tokens = MAX_BATCH_TOKENS
+    if lm.model.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(lm.model.device)
+        max_tokens = MAX_CACHE_SHARE * free / _bytes_per_token(lm.model)
     lengths = [len(prompt.ids) for prompt in prompts]
     for i in sorted(range(len(prompts)), key=lengths.__getitem__):
         width = lengths[i] + settings.max_new_tokens
         for seed in seeds[i * n : (i + 1) * n]:
-            if batches[-1] and (len(batches[-1]) + 1) * width > MAX_BATCH_TOKENS:
+            if batches[-1] and (len(batches[-1]) + 1) * width > max_tokens:
                 batches.append([])
             batches[-1].append((i, seed))
     threads = torch.get_num_threads()
@@ -57,6 +62,14 @@ def sample_completions(
     finally:
         pool.shutdown(cancel_futures=True)
         torch.set_num_threads(threads)
+
+
+@torch.inference_mode()
+def _bytes_per_token(model: torch.nn.Module) -> int:
+    """The memory of a token's keys and values."""
+    cache = DynamicCache(config=model.config)
+    model(torch.zeros(1, 1, dtype=torch.long, device=model.device), past_key_values=cache)
+    return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
 
 
 @torch.inference_mode()

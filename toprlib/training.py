@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import transformers
 from torch import Tensor
@@ -37,7 +36,7 @@ warnings.filterwarnings("ignore", "torch.distributed is disabled")  # by dcp, in
 def load_for_training(
     lm: LanguageModel, name: str, settings: Settings
 ) -> tuple[LanguageModel, torch.optim.Optimizer]:
-    """The model `name`, sharded over the ranks, and its optimizer. Every rank calls this."""
+    """The model `name`, sharded over several ranks, and its optimizer. Every rank calls this."""
     # On every rank, as in `load_model`: cuDNN's attention has NaN gradients (pytorch#196678).
     torch.backends.cuda.enable_cudnn_sdp(False)
     whole = load_model(name, torch.device("cpu")) if rank() == 0 else None
@@ -47,8 +46,7 @@ def load_for_training(
         model = whole
         if settings.lora is not None:
             model = _add_adapters(model, settings.lora, settings.seed_of("adapters"))
-        _shard(model, settings)
-        model.to(device())
+        _set_up_passes(model.to(device()), settings)
     optimizers = {
         "adamw": partial(torch.optim.AdamW, weight_decay=0.0),
         "sgd": torch.optim.SGD,
@@ -66,7 +64,7 @@ def _spread(whole: PreTrainedModel | None, name: str, settings: Settings) -> Pre
     config = transformers.AutoConfig.from_pretrained(name)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    _shard(model, settings)
+    _set_up_passes(model, settings)
     model.to_empty(device=device())
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     set_model_state_dict(model, whole.state_dict() if whole else {}, options=options)
@@ -77,25 +75,26 @@ def _spread(whole: PreTrainedModel | None, name: str, settings: Settings) -> Pre
     return model
 
 
-def _shard(model: torch.nn.Module, settings: Settings) -> None:
-    """Shard a model with FSDP2 by layer: each rank keeps a part of the float32 weights.
+def _set_up_passes(model: torch.nn.Module, settings: Settings) -> None:
+    """Set the precision of the forward and backward passes, and shard a model over several ranks.
 
-    Without a process group the model stays an ordinary one.
+    FSDP2 shards it by layer: each rank keeps a part of the float32 weights.
     """
     if settings.gradient_checkpointing:
         for layer in model.get_decoder().layers:  # transformers recomputes in train mode only
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
-    if not dist.is_initialized():
-        return
     dtype = getattr(torch, settings.dtype)
+    if ranks() == 1:
+        if dtype != torch.float32:
+            model.forward = torch.autocast(device().type, dtype)(model.forward)
+        return
     policy = MixedPrecisionPolicy(dtype, reduce_dtype=torch.float32)
     for module in (*model.get_decoder().layers, model):
         # To gather the weights again for the backward pass saves memory, as recomputing does.
         fully_shard(module, mp_policy=policy, reshard_after_forward=settings.gradient_checkpointing)
-        if ranks() > 1:
-            # A step's denominator counts the completions of all ranks: sum gradients, no average.
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
+        # A step's denominator counts the completions of all ranks: sum gradients, no average.
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
 
 
 # ---- LoRA (arXiv 2106.09685) ---------------------------------------------------------------------

@@ -15,7 +15,7 @@ import topr
 from toprlib import training
 from toprlib.adafactor import Adafactor
 from toprlib.dataset import plan_steps, to_tensors
-from toprlib.distributed import gather
+from toprlib.distributed import gather, ranks
 from toprlib.settings import Settings
 from toprlib.training import load_checkpoint, save_checkpoint
 
@@ -78,14 +78,15 @@ def sharded_model(optimizer_name, seed=0, **changes):
     """A model in float64, which FSDP2 would round to float32, and its optimizer."""
     model = tiny_llama(seed)
     with mock.patch.object(training, "MixedPrecisionPolicy", return_value=MixedPrecisionPolicy()):
-        training._shard(model, Settings(**changes))
+        training._set_up_passes(model, Settings(**changes))
     return model, OPTIMIZERS[optimizer_name](model.parameters(), lr=1e-2)
 
 
 def run_steps(model, optimizer, steps, loss=topr.topr_loss):
     """Loss, a sum over ranks, and gradient norm of each step."""
     metrics = []
-    for stats in topr.train(model, optimizer, to_tensors(steps), loss, None, max_grad_norm=0.5):
+    tensors = to_tensors(steps, model if ranks() > 1 else None)
+    for stats in topr.train(model, optimizer, tensors, loss, None, max_grad_norm=0.5):
         metrics.append((sum(gather(stats.loss)), stats.grad_norm))
     return metrics
 

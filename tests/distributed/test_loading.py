@@ -24,15 +24,6 @@ SGD = Settings(optimizer="sgd")
 
 
 # ---- one process ---------------------------------------------------------------------------------
-def test_a_group_in_a_group_is_the_outer_one():
-    """The verifier opens one for all of its runs."""
-    with process_group(is_needed=True):
-        with process_group(is_needed=True):
-            pass
-        assert torch.distributed.is_initialized()
-    assert not torch.distributed.is_initialized()
-
-
 def test_saved_model_is_the_same_whatever_its_sampling_defaults(lm, tmp_path):
     """transformers loads temperature without do_sample, and refuses to save it."""
     folder = Path(shutil.copytree(MODEL, tmp_path / "model"))
@@ -50,6 +41,17 @@ def test_saved_model_is_the_same_whatever_its_sampling_defaults(lm, tmp_path):
 
 
 # ---- two ranks -----------------------------------------------------------------------------------
+def open_group_in_a_group():
+    with process_group():
+        pass
+    return torch.distributed.is_initialized()
+
+
+def test_a_group_in_a_group_is_the_outer_one(tmp_path):
+    """The verifier opens one for all of its runs."""
+    assert on_two_ranks(open_group_in_a_group, tmp_path)
+
+
 def load_on_ranks(folder):
     """How often each rank reads the weights; whether each has those of the folder."""
     calls = []

@@ -6,6 +6,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from distributed_helpers import (
     on_two_ranks,
     run_steps,
@@ -14,14 +15,13 @@ from distributed_helpers import (
     train_rows_with_checkpoint,
     whole,
 )
-from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel
 from unit_helpers import flat_gradients, plain_batch, random_examples, tiny_llama
 
 import topr
 from toprlib import dataset, training
 from toprlib.dataset import collate, plan_steps, score_rows, to_tensors
-from toprlib.distributed import process_group, rank, ranks
+from toprlib.distributed import rank, ranks
 from toprlib.language_model import load_model
 from toprlib.methods import METHODS
 from toprlib.records import Sample
@@ -180,22 +180,57 @@ def test_gradient_checkpointing_on_two_ranks_trains_the_same(tmp_path):
     assert torch.equal(*on_two_ranks(train_in_both_ways, tmp_path, shuffled_rows(4, 1)))
 
 
+GATHER, SUM = "all_gather_single", "reduce_scatter_single"
+
+
+def count_collectives(rows):
+    """Gathers and sums of a step of three micro-batches: in each of them, or once."""
+    counts = []
+    for is_once in (False, True):
+        model, _ = sharded_model("sgd")
+        [(micro_batches, _)] = to_tensors(plan_steps(rows, 6, 1), model if is_once else None)
+        gather = mock.patch.object(dist, GATHER, wraps=getattr(dist, GATHER))
+        add = mock.patch.object(dist, SUM, wraps=getattr(dist, SUM))
+        with gather as gathers, add as sums:
+            for batch in micro_batches:
+                topr.token_logprobs(model, batch).sum().backward()
+        counts.append([gathers.call_count, sums.call_count])
+    return counts
+
+
+def test_ranks_gather_weights_and_sum_gradients_once_in_a_step(tmp_path):
+    each, once = on_two_ranks(count_collectives, tmp_path, shuffled_rows(2, 3))
+    assert once == [3, 3]  # of two layers and the rest
+    assert each == [9, 9]
+
+
 # ---- precision -----------------------------------------------------------------------------------
-def test_weights_and_gradient_sums_are_float32(monkeypatch):
+def train_in_bfloat16():
+    """Types of the passes, the gradient sums and the weights; the share of weights that moved."""
+    model = tiny_llama(dtype=torch.float32)
+    before = whole([weight.clone() for weight in model.parameters()])
+    with mock.patch.object(training, "fully_shard", wraps=training.fully_shard) as fully_shard:
+        training._set_up_passes(model, Settings(dtype="bfloat16"))
+    policies = [call.kwargs["mp_policy"] for call in fully_shard.call_args_list]
+    types = {(policy.param_dtype, policy.reduce_dtype) for policy in policies}
+    products = []
+    head = model.get_output_embeddings()
+    head.register_forward_hook(lambda module, inputs, output: products.append(output.dtype))
+    optimizer = training.Adafactor(model.parameters(), lr=5e-7)
+    run_steps(model, optimizer, plan_steps(shuffled_rows(3, 2), 2, 2))
+    weights = list(model.parameters())
+    types |= {weight.dtype for weight in weights} | set(products)
+    return types, (whole(weights) != before).float().mean().item()
+
+
+def test_weights_and_gradient_sums_are_float32(tmp_path):
     """In bfloat16 nearly every update at the paper's learning rate would round to nothing."""
-    fully_shard = mock.Mock(wraps=training.fully_shard)
-    monkeypatch.setattr(training, "fully_shard", fully_shard)
-    with process_group(is_needed=True):
-        model = tiny_llama(dtype=torch.float32)
-        before = whole([weight.clone() for weight in model.parameters()])
-        training._shard(model, Settings(dtype="bfloat16"))
-        policies = {call.kwargs["mp_policy"] for call in fully_shard.call_args_list}
-        assert policies == {MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)}
-        optimizer = training.Adafactor(model.parameters(), lr=5e-7)
-        run_steps(model, optimizer, plan_steps(shuffled_rows(3, 2), 2, 2))
-        assert {weight.dtype for weight in model.parameters()} == {torch.float32}
-        is_moved = whole(list(model.parameters())) != before
-        assert is_moved.float().mean() > 0.9
+    types, share = train_in_bfloat16()
+    assert types == {torch.bfloat16, torch.float32}
+    assert share > 0.9
+    types, share = on_two_ranks(train_in_bfloat16, tmp_path)
+    assert types == {torch.bfloat16, torch.float32, (torch.bfloat16, torch.float32)}
+    assert share > 0.9
 
 
 def test_bfloat16_training_starts_at_mu(lm):
@@ -207,14 +242,13 @@ def test_bfloat16_training_starts_at_mu(lm):
         samples.append(Sample(prompt=prompt, completion=completion, reward=1.0))
     examples = dataset.tokenize_samples(samples, range(16), lm)
     rows = dataset.number_rows([[example] for example in examples])
-    with process_group(is_needed=True):
-        model = load_model(lm.model.name_or_path)
-        training._shard(model, Settings(dtype="bfloat16"))
-        scored = score_rows(rows, plan_steps(rows, 16, 4), model)
-        [(micro_batches, _)] = to_tensors(plan_steps(scored, 16, 4))
-        for batch in micro_batches:
-            token_logp = topr.token_logprobs(model, batch)
-            assert torch.equal(token_logp, batch.token_logmu)
+    model = load_model(lm.model.name_or_path)
+    training._set_up_passes(model, Settings(dtype="bfloat16"))
+    scored = score_rows(rows, plan_steps(rows, 16, 4), model)
+    [(micro_batches, _)] = to_tensors(plan_steps(scored, 16, 4))
+    for batch in micro_batches:
+        token_logp = topr.token_logprobs(model, batch)
+        assert torch.equal(token_logp, batch.token_logmu)
 
 
 # ---- gradient checkpointing ----------------------------------------------------------------------
@@ -227,7 +261,7 @@ def test_gradient_checkpointing_recomputes_the_same_gradient():
         calls = []
         # A hook before the layer: the recomputation ends as soon as the backward pass has all.
         model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
-        training._shard(model, Settings(gradient_checkpointing=gradient_checkpointing))
+        training._set_up_passes(model, Settings(gradient_checkpointing=gradient_checkpointing))
         topr.token_logprobs(model, batch).sum().backward()
         gradients.append(flat_gradients(model))
         counts.append(len(calls))

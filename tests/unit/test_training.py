@@ -14,7 +14,6 @@ import topr
 from toprlib import training
 from toprlib.adafactor import Adafactor
 from toprlib.dataset import collate
-from toprlib.distributed import process_group
 from toprlib.language_model import load_model
 from toprlib.settings import Settings
 
@@ -127,13 +126,11 @@ def test_adapters_leave_the_model_and_the_random_state_alone():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_saved_model_is_merged_as_peft_merges(dtype, lm, tmp_path):
-    """In bfloat16 the weights are sharded over a group of one process."""
     settings = Settings(dtype=dtype, lora=4, lr=1e-3)
     batch = collate(random_examples(prompts=3, per_prompt=2))
-    with process_group(is_needed=dtype == "bfloat16"):
-        trained, optimizer = training.load_for_training(lm, MODEL, settings)
-        list(topr.train(trained.model, optimizer, [([batch], 6)] * 2))
-        training.save_model(trained, tmp_path / "model")
+    trained, optimizer = training.load_for_training(lm, MODEL, settings)
+    list(topr.train(trained.model, optimizer, [([batch], 6)] * 2))
+    training.save_model(trained, tmp_path / "model")
     before = load_model(MODEL).state_dict()
     actual = load_model(str(tmp_path / "model")).state_dict()
     peft = PeftModel.from_pretrained(load_model(MODEL), tmp_path / "model" / "adapter")

@@ -2,7 +2,6 @@
 
     python benchmarks/count_step.py launches     # of a step of 8 completions, 30 layers
     python benchmarks/count_step.py memory       # GB of a step of 8 prompts of 1,100 + 512 tokens
-    WORLD_SIZE=4 python benchmarks/count_step.py memory     # of the first rank of several
 
 Launches: operations except views, in tiny models of 2 and 6 layers, carried on to 30 layers.
 Memory: by torch's MemTracker, on tensors that have shapes and no values. Not seen: fragments,
@@ -19,17 +18,14 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-import torch.distributed as dist
 import transformers
 from torch._subclasses import fake_tensor
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed._tools.mod_tracker import ModTracker
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import topr
 from toprlib import dataset, training
-from toprlib.distributed import ranks
 from toprlib.language_model import LanguageModel
 from toprlib.records import Example
 from toprlib.settings import Settings
@@ -65,9 +61,6 @@ def make_steps(prompt: int, completion: int, micro_batch_size: int) -> list[data
 
 def load(model: transformers.PreTrainedModel, settings: Settings) -> tuple:
     """Model and optimizer as a run trains them."""
-    if ranks() > 1:
-        training._set_up_passes(model, settings)
-        return model, training.Adafactor(model.parameters(), settings.lr)
     training.load_model = lambda *_: model
     lm, optimizer = training.load_for_training(LanguageModel(None, None, [1], 8192), "", settings)
     return lm.model, optimizer
@@ -135,13 +128,14 @@ def count_memory(shape: tuple, micro_batch_size: int, settings: Settings) -> flo
         memory._mod_tracker.is_bw = True
         return values
 
-    steps = make_steps(1100, 512, micro_batch_size)
+    [(batches, _)] = dataset.to_tensors(make_steps(1100, 512, micro_batch_size))
+    batches = list(batches)
     with fake_tensor.FakeTensorMode(allow_non_fake_inputs=True) as fake:
         known = partial(fake.fake_tensor_converter.from_real_tensor, fake, make_constant=True)
+        fakes = [topr.Batch(*map(known, batch)) for batch in batches]
         model = make_model(shape)
         model.to = lambda *_: model  # fake weights cannot move
-        with fake_tensor.unset_fake_temporarily():  # the mesh of processes needs values
-            model, optimizer = load(model, settings)
+        model, optimizer = load(model, settings)
         for weight in model.parameters():
             weight.grad = torch.zeros_like(weight.detach())
         optimizer.step()  # makes the states of the optimizer
@@ -150,10 +144,7 @@ def count_memory(shape: tuple, micro_batch_size: int, settings: Settings) -> flo
         topr.token_logprobs = marked_logprobs
         with memory:
             memory._track_module_params_and_buffers(model)
-            sums_once = ranks() > 1 and not settings.gradient_checkpointing
-            for batches, size in dataset.to_tensors(steps, model if sums_once else None):
-                fakes = (topr.Batch(*map(known, batch)) for batch in batches)
-                list(topr.train(model, optimizer, [(fakes, size)], limits=None))
+            list(topr.train(model, optimizer, [(fakes, 8)], limits=None))
         topr.token_logprobs = token_logprobs
     snapshot = memory.get_tracker_snapshot("peak")
     return sum(sum(kinds[kind] for kind in kinds if kind != "Total") for kinds in snapshot.values())
@@ -163,8 +154,6 @@ def main() -> None:
     """Print one JSON object per step."""
     single = Settings(dtype="bfloat16", optimizer="adafactor", lr=1e-6)
     models = MODELS if sys.argv[1] == "memory" else ["Llama, 30 layers"]
-    if ranks() > 1:
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks())
     for model in models:
         for checkpointing in (False, True):
             for size in (1, 8):

@@ -20,7 +20,10 @@ from typing import Any, Literal
 
 import pandas as pd
 import tyro
+from matplotlib.figure import Figure
 
+from figures.common import curve, interval
+from figures.pictures import CORRECT, LEVELS, new_figure, plot, plot_rows, save
 from figures.rates import held_out_task
 from figures.runs import parallel_map
 from figures.scales import RATE_SEEDS
@@ -39,12 +42,19 @@ SETTINGS = replace(
     micro_batch_size=16,
 )
 SIZES = {"rare": 1_024, "natural": 2_560}  # of training sets; rare: a tenth of them are right
+TITLES = {"rare": "a tenth of the samples right", "natural": "all samples"}
 # Base model -> training set -> the share of the weight on right answers that we recommend.
 SHARES = {"worded": {"rare": 0.5, "natural": 0.7}, "two_thirds": {"rare": 0.5, "natural": 0.9}}
 RATES = (3e-5, 1e-4, 3e-4)
 PASSES = {1e-5: 10, 3e-5: 3, 1e-4: 1}  # of experiment B
 SHARES_OF_B = (0.1, 0.2, 0.5, 0.8)
 METRICS = ("pass@1", "maj@16", "pass@16", "greedy")
+PAIRS = (  # of arms; "TOPR, share" has the share of SHARES
+    ("TOPR, share", "SFT, repeated"),
+    ("SFT, repeated", "SFT"),
+    ("TOPR, repeated", "SFT, repeated"),
+    ("TOPR, share", "TOPR"),
+)
 Row = dict[str, Any]
 
 
@@ -196,6 +206,66 @@ def choose_rates(rows: Sequence[Row]) -> dict[str, list[float]]:
     return {", ".join(arm): [rate] for *arm, rate in best}
 
 
+def difference_rows(table: pd.DataFrame) -> list[Row]:
+    """PAIRS in points: the mean over seeds, and half the width of its 95 % interval.
+
+    >>> columns = {"base": "worded", "set": "rare", "arm": ["TOPR, share 50%", "TOPR"] * 2}
+    >>> columns |= {"seed": [0, 0, 1, 1], **dict.fromkeys(METRICS, [0.5, 0.4, 0.6, 0.5])}
+    >>> difference_rows(pd.DataFrame(columns))[0]["pass@1"]
+    '10.0 ± 0.0'
+    """
+    table = table.assign(arm=table["arm"].str.replace(" [0-9]+%", "", regex=True))
+    rows = []
+    for name, (first, second) in product(SIZES, PAIRS):
+        for base in SHARES:
+            of_base = table[(table["set"] == name) & (table["base"] == base)]
+            values = of_base.pivot(index="seed", columns="arm", values=list(METRICS))
+            row = {"set": name, "base": base, "difference": f"{first} - {second}"}
+            if {first, second} <= set(of_base["arm"]):
+                for metric in METRICS:
+                    points = interval(100 * (values[metric][first] - values[metric][second]))
+                    row[metric] = "{mean:.1f} ± {half_width:.1f}".format(**points)
+                rows.append(row)
+    return rows
+
+
+def draw_arms(table: pd.DataFrame) -> Figure:
+    """Experiment A: pass@1 of each arm, in a panel for each set and base."""
+    figure, panels = new_figure(len(SIZES) * len(SHARES))
+    for axes, (name, base) in zip(panels, product(SIZES, SHARES), strict=True):
+        of_base = table[table["base"] == base]
+        before = 100 * of_base[of_base["set"] == ""]["pass@1"].mean()
+        values = by_arm(of_base[of_base["set"] == name], "arm")
+        heights = range(len(values.columns))[::-1]
+        plot_rows(axes, heights, curve(values), ("mean and seeds", "#0072B2", "-", "o"))
+        axes.axvline(before, color="#6E6E6E", ls="--", label="base model")
+        title = f"{TITLES[name]}, base of {before:.0f} %"
+        axes.set(title=title, xlabel=CORRECT, yticks=heights, yticklabels=values.columns)
+    return figure
+
+
+def draw_rates(table: pd.DataFrame) -> Figure:
+    """Experiment B: pass@1 of each arm against the learning rate, in a panel for each base."""
+    figure, panels = new_figure(len(SHARES))
+    for axes, base in zip(panels, SHARES, strict=True):
+        of_base = table[(table["base"] == base) & (table["set"] != "")]
+        for (arm, rows), look in zip(of_base.groupby("arm", sort=False), LEVELS, strict=False):
+            plot(axes, curve(by_arm(rows, "rate")), (arm, *look[1:]), sorted(PASSES))
+        before = 100 * table[(table["base"] == base) & (table["set"] == "")]["pass@1"].mean()
+        title = f"{TITLES['rare']}, base of {before:.0f} %"
+        axes.set(title=title, xlabel="learning rate x passes", xscale="log", ylabel=CORRECT)
+        labels = [f"{rate:g} x {PASSES[rate]}" for rate in sorted(PASSES)]
+        axes.set(xticks=sorted(PASSES), xticklabels=labels)
+        axes.minorticks_off()
+    return figure
+
+
+def by_arm(rows: pd.DataFrame, column: str) -> pd.DataFrame:
+    """pass@1: a row for each seed, a column for each arm or rate."""
+    order = list(dict.fromkeys(rows[column]))
+    return rows.pivot(index="seed", columns=column, values="pass@1")[order]
+
+
 def main() -> None:
     """The command line."""
     with command("figures.fair"):
@@ -212,8 +282,15 @@ def main() -> None:
                     rows += of_job
                 if seeds == RATE_SEEDS:
                     rates = choose_rates(rows)
-        file = options.out / f"fair_{options.experiment}.csv"
-        files.write_file(file, pd.DataFrame(rows).to_csv(index=False, float_format="%.6g"))
+        table = pd.DataFrame(rows)
+        name = f"fair_{options.experiment}"
+        csv = table.to_csv(index=False, float_format="%.6g")
+        files.write_file(options.out / f"{name}.csv", csv)
+        tested = table[table["seed"].isin(test_seeds)]
+        draw = draw_arms if options.experiment == "a" else draw_rates
+        save(draw(tested), options.out / f"{name}.png")
+        if options.experiment == "a":
+            print(pd.DataFrame(difference_rows(tested)).to_string(index=False))
 
 
 if __name__ == "__main__":

@@ -191,8 +191,8 @@ class Settings:
     def to_config(self) -> dict:
         """The content of config.json: what a command has to repeat to resume the run."""
         config = dataclasses.asdict(self) | {"ranks": ranks()}
-        for name in ("out", "dry_run", "vllm_python"):  # they change no number
-            del config[name]
+        for name in ("out", "dry_run", "vllm_python", "gradient_checkpointing"):
+            del config[name]  # they change no number
         return config
 
 

@@ -14,6 +14,9 @@ from verl.workers.config import ActorConfig
 
 from topr import PRESETS, importance_weight, sequence_log_ratio
 
+# p~, the share of positives. Rewards less the mean of a prompt's, as in GRPO, give them 1/2.
+EFFECTIVE_PROPORTION = 0.5
+
 
 @register_policy_loss("topr")
 def topr_policy_loss(  # noqa: PLR0913 - the arguments of verl
@@ -44,6 +47,7 @@ def topr_policy_loss(  # noqa: PLR0913 - the arguments of verl
         raise ValueError(f"{message}; set algorithm.rollout_correction.rollout_is=null")
     log_ratio = sequence_log_ratio(log_prob.detach(), old_log_prob, mask)[:, None]  # (B, 1)
     weight = importance_weight(log_ratio, *PRESETS["topr"].of_sign(reward))  # (B, 1)
+    reward = 2 * reward * torch.where(reward < 0, 1 - EFFECTIVE_PROPORTION, EFFECTIVE_PROPORTION)
     token_loss = -weight * reward * torch.where(mask, log_prob, 0.0)  # (B, T)
     value = agg_loss(token_loss, response_mask, loss_agg_mode, **config.global_batch_info)
     means = {"actor/topr_weight": weight.mean().item(), "actor/log_ratio": log_ratio.mean().item()}

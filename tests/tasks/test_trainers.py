@@ -12,6 +12,7 @@ import pytest
 import torch
 from task_helpers import ROOT, run_command
 
+from examples.topr_in_trl import ToprLoss
 from examples.topr_in_trl import loss as loss_in_trl
 from topr_conformance import LossInputs, compare, identify, neg_grad
 
@@ -92,6 +93,16 @@ def test_the_loss_in_openrlhf_is_the_paper_s(topr_in_openrlhf):
     assert compare(topr_in_openrlhf.loss, 200) is None
 
 
+def test_a_share_multiplies_the_gradients_of_each_sign(monkeypatch, topr_in_openrlhf):
+    ones = torch.ones(2, 1)
+    inputs = LossInputs(-ones, -ones, torch.tensor([0.5, -0.25]), ones)
+    losses = {ToprLoss: loss_in_trl, topr_in_openrlhf.ToprPolicyLoss: topr_in_openrlhf.loss}
+    for trainer_class, loss in losses.items():
+        before = neg_grad(loss, inputs)
+        monkeypatch.setattr(trainer_class, "effective_proportion", 0.75)
+        assert (neg_grad(loss, inputs) / before).tolist() == [[1.5], [0.5]]
+
+
 def test_openrlhf_logs_the_share_of_lowered_weights_and_the_distance_from_mu(topr_in_openrlhf):
     logp = torch.tensor([[-1.0, -2.0, 0.0], [-3.0, -1.0, -0.5]])
     logmu = torch.tensor([[-2.0, -2.0, 9.0], [-1.0, -1.0, -1.0]])  # log-ratios of 1 and -1.5
@@ -120,7 +131,7 @@ def test_a_completion_that_trl_masks_whole_counts_in_the_mean_without_a_gradient
 
 def test_the_lines_of_the_page_are_the_paper_s_loss():
     page = (ROOT / "docs" / "in_your_trainer.md").read_text(encoding="utf-8")
-    [lines] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    lines, *_ = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
 
     def loss(token_logp, token_logmu, reward, mask):
         names = {"torch": torch, **locals()}

@@ -1,0 +1,93 @@
+"""Naive REINFORCE, SFT and TOPR on the same answers, few of which are right: two minutes.
+
+`python -m examples.compare`. SFT trains on the right answers: once, in batches with wrong answers
+of weight 0, or repeated to full batches. All methods make equally many optimizer steps.
+"""
+
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import rich
+import rich.table
+
+from toprlib.evaluation import format_value
+from toprlib.files import read_records
+from toprlib.records import Grade, Problem, Sample, Task
+from toprlib.settings import Settings, command, read_settings
+from train_gsm8k import experiment, parse_answer
+
+QUESTION = "Q: Kim owns {} books and sells {} of them. How many books are left?\nA:"
+METHODS: dict[str, dict[str, Any]] = {
+    "naive REINFORCE": {"method": "reinforce"},
+    "TOPR": {},
+    "TOPR, share of 50 %": {"effective_proportion": 0.5},
+    "SFT, once": {"method": "sft"},
+    "SFT, repeated": {"method": "sft", "composition": "positives_only"},
+}
+PRESETS = {  # ours
+    "compare": Settings(
+        problems=96, n=8, lr=1e-4, test_problems=96, eval_samples=8, k=4, evals_per_epoch=1
+    )
+}
+
+
+def grade(completions: Sequence[str], problems: Sequence[Problem]) -> list[Grade]:
+    """+1 for the right number after "The answer is", else -1."""
+    grades = []
+    for completion, problem in zip(completions, problems, strict=True):
+        is_right = parse_answer(completion) == problem.gold
+        grades.append(Grade(1.0, "correct") if is_right else Grade(-1.0, "incorrect"))
+    return grades
+
+
+def books_task(settings: Settings) -> Task:
+    """Differences of two numbers; the first half of them to train on, the second half to test."""
+    problems = []
+    for a in range(5, 80):
+        for b in range(3, a):
+            problems.append(Problem(f"{a}-{b}", QUESTION.format(a, b), gold=a - b))
+    random.Random(0).shuffle(problems)
+    half = len(problems) // 2
+    train = problems[:half][: settings.problems]
+    test = problems[half:][: settings.test_problems]
+    return Task("books", train, test, grade, parse=parse_answer, outcomes=("correct", "incorrect"))
+
+
+def compare(settings: Settings, task: Task) -> rich.table.Table:
+    """Train with each of METHODS on the samples of the first one; a row for each."""
+    table = rich.table.Table("", "correct", f"maj@{settings.k}")
+    first = settings.out / "naive_REINFORCE"
+    file = first / "iteration-1" / "samples.jsonl"
+    for name, changes in METHODS.items():
+        out = settings.out / name.replace(" ", "_")
+        of_method = replace(settings, out=out, **changes)
+        if out != first:
+            of_method = replace(of_method, samples=str(file))
+        if of_method.composition == "positives_only":  # as many steps as with all samples
+            rewards = [sample.reward for sample in read_records(file, Sample)]
+            of_method = replace(of_method, epochs=round(len(rewards) / max(rewards.count(1.0), 1)))
+        results = experiment(of_method, task)
+        if out == first:
+            add_row(table, "before training", results["before"])
+        add_row(table, name, results["iterations"][0]["after"])
+    return table
+
+
+def add_row(table: rich.table.Table, name: str, evaluation: dict[str, Any]) -> None:
+    """Add the accuracy of single answers and of votes."""
+    votes = table.columns[2].header
+    table.add_row(name, format_value(evaluation["pass@1"]), format_value(evaluation[votes]))
+
+
+def main() -> None:
+    """The command line."""
+    with command("examples.compare"):
+        settings = read_settings(sys.argv[1:], PRESETS, __doc__)
+        rich.print(compare(settings, books_task(settings)))
+
+
+if __name__ == "__main__":
+    main()

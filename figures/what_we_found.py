@@ -1,0 +1,99 @@
+"""Ours: the picture of results/README.md, TOPR minus SFT in points.
+
+python -m figures.what_we_found    # from results/fair_a.csv and results/studies/settings.csv
+"""
+
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from figures.common import interval
+from figures.fair import SHARES, SIZES, TITLES
+from figures.pictures import save
+
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+METRICS = {"pass@1": ("one answer", "#0072B2", "o"), "maj@16": ("vote of 16", "#D55E00", "s")}
+# The arms of experiment A; of the earlier studies, a share of 60 or 70 %, and no baseline.
+COMPARISONS = {
+    "TOPR with a baseline - SFT, repeated": ("TOPR, share", "SFT, repeated"),
+    "TOPR with a baseline - SFT, once": ("TOPR, share", "SFT"),
+    "TOPR without a baseline - SFT, once": ("TOPR", "SFT"),
+}
+STUDIES = {
+    "TOPR with a baseline - SFT, once": ("topr-70", "topr-60"),
+    "TOPR without a baseline - SFT, once": ("topr",),
+}
+
+
+def find_leads(table: pd.DataFrame, first: str, second: str) -> pd.DataFrame:
+    """METRICS of an arm minus those of another, in points, of each seed."""
+    values = table.pivot(index="seed", columns="arm", values=list(METRICS))
+    return 100 * pd.DataFrame(
+        {name: values[name][first] - values[name][second] for name in METRICS}
+    )
+
+
+def leads_of_settings(arms: tuple[str, ...]) -> pd.DataFrame:
+    """The mean leads over SFT of the settings of the studies `map` and `share`."""
+    table = pd.read_csv(RESULTS / "studies" / "settings.csv").query("study in ('map', 'share')")
+    rows = []
+    for _, setting in table.groupby(["study", "setting"]):
+        for arm in {*arms} & {*setting["arm"]}:
+            if "sft" in set(setting["arm"]):
+                rows.append(find_leads(setting, arm, "sft").mean())
+    return pd.DataFrame(rows)
+
+
+def list_rows() -> list[tuple[str, pd.DataFrame]]:
+    """Label and leads of each row of the picture; a comparison's name has no leads."""
+    table = pd.read_csv(RESULTS / "fair_a.csv").query("seed < 10")
+    table["arm"] = table["arm"].str.replace(" [0-9]+%", "", regex=True)
+    rows = []
+    for comparison, arms in COMPARISONS.items():
+        rows.append((comparison, pd.DataFrame()))
+        for name in SIZES:
+            for base in SHARES:
+                of_base = table[table["base"] == base]
+                before = of_base[of_base["arm"] == "base"]["pass@1"].mean()
+                leads = find_leads(of_base[of_base["set"] == name], *arms)
+                rows.append((f"{TITLES[name]}, base of {before:.0%}", leads))
+        if comparison in STUDIES:
+            leads = leads_of_settings(STUDIES[comparison])
+            rows.append((f"mean of {len(leads)} earlier settings", leads))
+    return rows
+
+
+def draw(rows: list[tuple[str, pd.DataFrame]]) -> Figure:
+    """A row for each label, with both metrics."""
+    figure = Figure(figsize=(8, 0.36 * len(rows) + 1), layout="constrained", dpi=150)
+    axes = figure.add_subplot()
+    axes.axvline(0, color="black", lw=1)
+    for height, (_, leads) in enumerate(rows):
+        for shift, (metric, (label, color, marker)) in enumerate(METRICS.items()):
+            if len(leads):
+                lead = interval(leads[metric])
+                style = {"color": color, "marker": marker, "ls": "none", "capsize": 3}
+                style["mfc"] = "white" if shift else color
+                y = height + 0.26 * shift - 0.13
+                axes.errorbar(lead["mean"], y, xerr=lead["half_width"], label=label, **style)
+    axes.set(xlabel="difference in points, 95% interval", yticks=range(len(rows)))
+    axes.set_yticklabels([label for label, _ in rows])
+    for text, (_, leads) in zip(axes.get_yticklabels(), rows, strict=True):
+        text.set_fontweight("normal" if len(leads) else "bold")
+    axes.invert_yaxis()
+    return figure
+
+
+def main() -> None:
+    """Draw the picture, and print its numbers."""
+    rows = list_rows()
+    for label, leads in rows:
+        print(label)
+        for metric in leads:
+            print("    {}: {mean:.2f} ± {half_width:.2f}".format(metric, **interval(leads[metric])))
+    save(draw(rows), RESULTS / "what_we_found.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,5 @@
 "use strict";
-// The eight parts. Each reads its controls, computes with topr.js, and shows numbers and charts. DATA has the results.
+// The seven parts. Each reads its controls, computes with topr.js, and shows numbers and charts. DATA has the results.
 // A part asks before it shows: a curve is drawn as far as a control was moved, and an answer appears after that.
 
 const NAMES = { topr: "TOPR", reinforce: "REINFORCE", sft: "SFT", tis: "TIS", off_policy: "plain IS", ppo: "PPO" };
@@ -93,11 +93,13 @@ function on_paper(begin, end) {
   addEventListener("afterprint", end);
 }
 
-// The range that a value has been moved over so far, at each value; on paper all of it.
+// The range that a value has been moved over so far, at each value; on paper all of it. It begins with an eighth.
 function moved_over(whole) {
-  let [range_moved, is_on_paper] = [[Infinity, -Infinity], false];
+  const margin = (whole[1] - whole[0]) / 16;
+  let [range_moved, is_on_paper] = [null, false];
   on_paper(() => (is_on_paper = true), () => (is_on_paper = false));
   return (value) => {
+    range_moved ??= [Math.max(value - margin, whole[0]), Math.min(value + margin, whole[1])];
     range_moved = [Math.min(range_moved[0], value), Math.max(range_moved[1], value)];
     return is_on_paper ? whole : range_moved;
   };
@@ -109,12 +111,13 @@ const SEEN = DATA.page.seen; // completions trained on, at each point where the 
 
 function over_training(id) {
   const slider = at(id);
+  const start = String(Math.round(SEEN.length / 8)); // a short line is there from the beginning
   slider.max = SEEN.length - 1;
-  slider.value = 0;
-  let was = "0";
+  slider.value = start;
+  let was = start;
   on_paper(() => {
     was = slider.value;
-    if (was === "0") slider.value = slider.max;
+    if (was === start) slider.value = slider.max;
   }, () => (slider.value = was));
   return slider;
 }
@@ -548,7 +551,7 @@ function baseline() {
     chart(at("baseline-accuracy"), {
       says: "Right answers after training against the effective share of positives, for two data sets",
       x: { label: "p̃ (%), log scale", scale: "log", low: 1, high: 100, ticks: [1, 2, 5, 10, 20, 50, 100] },
-      y: { label: "right answers (%)", ...PERCENT },
+      y: { label: "right answers (%)", low: 68, high: 78, ticks: [68, 70, 72, 74, 76, 78] },
       lines: Object.entries(accuracy).map(([label, { mean: y, half_width }], i) => ({
         label: label.replace("% positive", " % positive"),
         style: ["p1", "p3"][i],
@@ -563,44 +566,7 @@ function baseline() {
   });
 }
 
-// ---- 6. the share --------------------------------------------------------------------------------------------------
-
-function share() {
-  const [of_share, of_ratio, of_p, of_sigma] = ["p_tilde", "ratio", "p", "sigma"].map((name) => at(`share-${name}`));
-  const moved = moved_over([0.01, 1]);
-  on_input("share", () => {
-    const [p_tilde, p, sigma] = [of_share, of_p, of_sigma].map(number_of);
-    const ratio = 2 ** number_of(of_ratio);
-    const weight = mean_weight(sigma);
-    const [from, to] = moved(p_tilde);
-    const [best, grid] = [best_share(ratio), between(from, to, 100)];
-    show_value(of_share, p_tilde, "percent");
-    show_value(of_ratio, ratio);
-    show_value(of_p, p, "percent");
-    show_value(of_sigma, sigma);
-    const [gain, realised] = [pace(best, p, ratio), realised_share(p_tilde, weight)];
-    const [low, high] = [0.1, 0.2].map((of_paper) => realised_share(of_paper, weight));
-    put("share", { pace: pace(p_tilde, p, ratio), weight, realised, best, gain, low, high });
-    const draw = (name, says, y, of, dots, rules) => chart(at(`share-${name}`), {
-      says,
-      x: { label: "nominal share p̃ (%)", ...PERCENT },
-      y,
-      lines: [{ label: "", style: "topr", wide: true, x: grid.map((x) => 100 * x), y: grid.map(of) }],
-      marks: [100 * p_tilde],
-      dots: dots.map((x) => ({ x: 100 * x, y: of(x), style: x === p_tilde ? "topr" : "reinforce" })),
-      bands: [{ from: 10, to: 20, label: "paper's best" }],
-      rules,
-      drag: of_share,
-      value_at: (x) => x / 100,
-    });
-    draw("pace", "Pace at the start against the nominal share of positives", { label: "pace at the start", low: 0, high: 1.1 * gain },
-      (x) => pace(x, p, ratio), [p_tilde, best].filter((x) => from <= x && x <= to), [{ y: 1, label: "positives alone" }]);
-    draw("realised", "Realised share against the nominal share of positives", { label: "realised share of positives (%)", ...PERCENT },
-      (x) => 100 * realised_share(x, weight), [p_tilde], []);
-  });
-}
-
-// ---- 7. tokens -----------------------------------------------------------------------------------------------------
+// ---- 6. tokens -----------------------------------------------------------------------------------------------------
 
 function colour_of(value) { // green above 0, brown below, on a symlog scale that is full at 10 nats
   const depth = Math.min(SCALES.symlog(20 * Math.abs(value)) / SCALES.symlog(200), 1);
@@ -656,7 +622,7 @@ function tokens() {
   });
 }
 
-// ---- 8. variants ---------------------------------------------------------------------------------------------------
+// ---- 7. variants ---------------------------------------------------------------------------------------------------
 
 const VARIANT_ROWS = { // name in conformance/topr_conformance/combinations.py: name on the page, what it computes
   topr: ["paper", "the ratio of the whole completion, at most 1"],
@@ -702,7 +668,7 @@ function variants() {
 
 // ---- the page ------------------------------------------------------------------------------------------------------
 
-for (const part of [collapse, loss, bounds, bandit, baseline, share, tokens, variants]) part();
+for (const part of [collapse, loss, bounds, bandit, baseline, tokens, variants]) part();
 restore();
 addEventListener("hashchange", restore);
 

@@ -37,28 +37,6 @@ function topr_objective(log_ratio, reward, limits) {
 
 const effective_proportion = (p, c) => (p * (1 - c)) / (1 + (1 - 2 * p) * c); // Equation 12
 
-// ---- the share that learns fastest at pi = mu (docs/analysis.md); ratio: E- / E+ --------------------------------------------
-
-const best_share = (ratio) => ratio / (1 + ratio);
-
-// relative to positives only
-function pace(p_tilde, p, ratio) {
-  const odds = p / (1 - p);
-  return (p_tilde + (1 - p_tilde) * odds) / Math.sqrt(p_tilde ** 2 + (1 - p_tilde) ** 2 * odds * ratio);
-}
-
-// of a negative, 2 Phi(-sigma / 2): the mean of min(1, ratio) where log-ratios spread normally by sigma, by erf's series
-function mean_weight(sigma) {
-  let [term, total] = [(sigma * Math.exp(-(sigma ** 2) / 8)) / Math.sqrt(2 * Math.PI), 0];
-  for (let odd = 3; odd < 200; odd += 2) {
-    total += term;
-    term *= sigma ** 2 / 4 / odd;
-  }
-  return 1 - total;
-}
-
-const realised_share = (p_tilde, weight) => p_tilde / (p_tilde + (1 - p_tilde) * weight);
-
 // ---- toprlib/methods.py, figures/fig9.py, conformance/topr_conformance/combinations.py --------------------------------
 
 // of the gradient of ppo_loss: 0 where the clip acts (Equation 6)

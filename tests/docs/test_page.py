@@ -74,7 +74,6 @@ CASES = {  # part of the page: settings of its controls, numbers that it then sh
         {"baseline-c": 0.5, "baseline-p": 0.2},
         {"p_tilde": 0.1 / (0.1 + 1.2), "reward_wrong": -1.5, "hard": 0.1 * 0.5 + 0.9 * 1.5},
     ),
-    "share": ({"share-p": 0.2, "share-sigma": 2}, {"best": 0.8, "weight": math.erfc(0.5**0.5)}),
     "variants": (
         {"variants-at": POINT, "variants-run": "reinforce"},
         {

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from figures.common import Values, by_seed, curves, named
-from figures.pictures import CORRECT, LOOKS, new_figure, plot, plot_rows
+from figures.pictures import CORRECT, LOOKS, new_figure, plot, plot_rows, spell_rates
 from figures.runs import Rates, Row, Run, measure
 from figures.scales import OPTIMIZERS, Scale
 
@@ -71,10 +71,18 @@ def draw(data: dict) -> Figure:
             plot_rows(axes, heights + shift, ends, LOOKS[arm])
         words = [key.split(", ") for key in keys]
         axes.set(title=f"{words[0][1]}, {words[0][2]}, at the end", xlabel=CORRECT)
-        axes.set(yticks=heights, yticklabels=[f"{word[0]}, {word[3]}" for word in words])
+        axes.set(yticks=heights, yticklabels=[spell(word[0], word[3]) for word in words])
         axes.set(xlim=(-3, 103), ylim=(0.5 - len(keys), 0.5))
     for axes, key in zip(panels[2:], hard, strict=True):
         for arm, line in data[key]["gradient norm"].items():
             plot(axes, line, LOOKS[arm], range(1, len(line["mean"]) + 1), scale=1)
-        axes.set(title=key, yscale="log", xlabel="tenth of the training", ylabel="gradient norm")
+        axes.set(
+            title=spell(key), yscale="log", xlabel="tenth of the training", ylabel="gradient norm"
+        )
     return figure
+
+
+def spell(*words: str) -> str:
+    """The words of a key as labels have them."""
+    text = spell_rates(", ".join(words))
+    return text.replace("adamw", "AdamW").replace("sgd", "SGD")

@@ -1,5 +1,6 @@
 """Pictures of figures: a look for each thing that they compare, and panels of lines."""
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -55,10 +56,11 @@ P_TILDE = r"$\tilde p$"
 
 
 def new_figure(count: int) -> tuple[Figure, list[Axes]]:
-    """A figure with `count` panels, two in a row."""
-    columns = min(count, 2)
-    rows = -(-count // 2)
-    figure = Figure(figsize=(6.2 * columns, 3.6 * rows), layout="constrained", dpi=150)
+    """A figure with `count` panels: three in a row, or else two."""
+    columns = 3 if count == 3 else min(count, 2)
+    rows = -(-count // columns)
+    width = 12.4 if count > 1 else 6.2  # inches
+    figure = Figure(figsize=(width, 3.6 * rows), layout="constrained", dpi=150)
     return figure, [figure.add_subplot(rows, columns, number + 1) for number in range(count)]
 
 
@@ -67,12 +69,22 @@ def save(figure: Figure, path: Path) -> None:
     handles = {}
     for axes in figure.axes:
         axes.grid(alpha=0.3)
+        axes.set_title(spell_rates(axes.get_title()))
         axes.spines[["top", "right"]].set_visible(False)
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     look = {"frameon": False, "handlelength": 4, "ncols": 4, "loc": "outside lower center"}
     figure.legend(handles.values(), handles.keys(), **look)
     figure.savefig(path)
+
+
+def spell_rates(text: str) -> str:
+    """Learning rates as 1e-4, however a number was printed.
+
+    >>> spell_rates("own rates: TOPR 3e-05; SFT 0.0001; PPO 9.5e-05")
+    'own rates: TOPR 3e-5; SFT 1e-4; PPO 9.5e-5'
+    """
+    return re.sub(r"\b0\.000(\d)\b", r"\1e-4", text).replace("e-0", "e-")
 
 
 def plot(
@@ -114,7 +126,7 @@ def plot_over_shares(
     """Accuracy against the effective share of positives p~."""
     for (label, line), look in zip(lines.items(), looks, strict=True):
         plot(axes, line, (label, *look[1:]), 100 * np.array(shares))
-    axes.set(xlabel=f"effective share of positives {P_TILDE} (%)", ylabel=CORRECT, ylim=(-3, 103))
+    axes.set(xlabel=f"effective share of positives {P_TILDE} (%)", ylabel=CORRECT)
     set_ticks(axes, [1, 2, 5, 10, 20, 50, 100])
 
 

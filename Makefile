@@ -25,7 +25,7 @@ lessons: .venv/ready
 # Marp and the fonts come from npm, and Chromium prints.
 lecture: build/lecture/ready chromium
 	cd docs/lecture && CHROME_NO_SANDBOX=1 ../../build/lecture/node_modules/.bin/marp slides.md \
-		handout.md --html --theme-set . --allow-local-files --pdf --pdf-notes
+		handout.md --html --theme-set . --allow-local-files --pdf
 
 build/lecture/ready:
 	npm install --prefix $(@D) --no-save --no-audit --no-fund @marp-team/marp-cli@4.5.1 \

@@ -82,8 +82,11 @@ def may_be_equal(one: Any, other: Any) -> bool:
             return True
     one = one.doit()
     other = other.doit()
-    if one == other or not (one.is_finite and other.is_finite):
+    if one == other:
         return True
+    finiteness = {one.is_finite, other.is_finite}  # None: not known
+    if finiteness != {True}:
+        return finiteness != {True, False}
     tolerance = ROUNDED if one.has(Float) or other.has(Float) else EXACT
     size = abs(one.evalf(50)) + abs(other.evalf(50))
     return (abs((one - other).evalf(50)) > tolerance * size) is not true

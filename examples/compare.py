@@ -6,7 +6,6 @@ of weight 0, or repeated to full batches. All methods make equally many optimize
 
 import random
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +14,9 @@ import rich.table
 
 from toprlib.evaluation import format_value
 from toprlib.files import read_records
-from toprlib.records import Grade, Problem, Sample, Task
+from toprlib.records import Problem, Sample, Task
 from toprlib.settings import Settings, command, read_settings
-from train_gsm8k import experiment, parse_answer
+from train_gsm8k import experiment, grade_all, parse_answer
 
 QUESTION = "Q: Kim owns {} books and sells {} of them. How many books are left?\nA:"
 METHODS: dict[str, dict[str, Any]] = {
@@ -34,15 +33,6 @@ PRESETS = {  # ours
 }
 
 
-def grade(completions: Sequence[str], problems: Sequence[Problem]) -> list[Grade]:
-    """+1 for the right number after "The answer is", else -1."""
-    grades = []
-    for completion, problem in zip(completions, problems, strict=True):
-        is_right = parse_answer(completion) == problem.gold
-        grades.append(Grade(1.0, "correct") if is_right else Grade(-1.0, "incorrect"))
-    return grades
-
-
 def books_task(settings: Settings) -> Task:
     """Differences of two numbers; the first half of them to train on, the second half to test."""
     problems = []
@@ -53,7 +43,7 @@ def books_task(settings: Settings) -> Task:
     half = len(problems) // 2
     train = problems[:half][: settings.problems]
     test = problems[half:][: settings.test_problems]
-    return Task("books", train, test, grade, parse=parse_answer, outcomes=("correct", "incorrect"))
+    return Task("books", train, test, grade_all, parse=parse_answer)
 
 
 def compare(settings: Settings, task: Task) -> rich.table.Table:

@@ -11,7 +11,7 @@ fixed rates, each with so many passes that small steps go as far. A finished run
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, islice, product
@@ -214,19 +214,32 @@ def difference_rows(table: pd.DataFrame) -> list[Row]:
     >>> difference_rows(pd.DataFrame(columns))[0]["pass@1"]
     '10.0 ± 0.0'
     """
-    table = table.assign(arm=table["arm"].str.replace(" [0-9]+%", "", regex=True))
+    table = join_shares(table)
     rows = []
     for name, (first, second) in product(SIZES, PAIRS):
         for base in SHARES:
             of_base = table[(table["set"] == name) & (table["base"] == base)]
-            values = of_base.pivot(index="seed", columns="arm", values=list(METRICS))
             row = {"set": name, "base": base, "difference": f"{first} - {second}"}
             if {first, second} <= set(of_base["arm"]):
+                leads = find_leads(of_base, first, second, METRICS)
                 for metric in METRICS:
-                    points = interval(100 * (values[metric][first] - values[metric][second]))
-                    row[metric] = "{mean:.1f} ± {half_width:.1f}".format(**points)
+                    row[metric] = "{mean:.1f} ± {half_width:.1f}".format(**interval(leads[metric]))
                 rows.append(row)
     return rows
+
+
+def join_shares(table: pd.DataFrame) -> pd.DataFrame:
+    """The table, in which TOPR at the base's share of SHARES is the arm "TOPR, share"."""
+    return table.assign(arm=table["arm"].str.replace(" [0-9]+%", "", regex=True))
+
+
+def find_leads(
+    table: pd.DataFrame, first: str, second: str, metrics: Iterable[str]
+) -> pd.DataFrame:
+    """Metrics of an arm minus those of another, in points: a row for each seed."""
+    values = table.pivot(index="seed", columns="arm", values=list(metrics))
+    leads = {metric: values[metric][first] - values[metric][second] for metric in metrics}
+    return 100 * pd.DataFrame(leads)
 
 
 def draw_arms(table: pd.DataFrame) -> Figure:

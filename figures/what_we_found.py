@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from figures.common import interval
-from figures.fair import SHARES, SIZES, TITLES
+from figures.fair import SHARES, SIZES, TITLES, find_leads, join_shares
 from figures.pictures import save
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
@@ -26,14 +26,6 @@ STUDIES = {
 }
 
 
-def find_leads(table: pd.DataFrame, first: str, second: str) -> pd.DataFrame:
-    """METRICS of an arm minus those of another, in points, of each seed."""
-    values = table.pivot(index="seed", columns="arm", values=list(METRICS))
-    return 100 * pd.DataFrame(
-        {name: values[name][first] - values[name][second] for name in METRICS}
-    )
-
-
 def leads_of_settings(arms: tuple[str, ...]) -> pd.DataFrame:
     """The mean leads over SFT of the settings of the studies `map` and `share`."""
     table = pd.read_csv(RESULTS / "studies" / "settings.csv").query("study in ('map', 'share')")
@@ -41,14 +33,13 @@ def leads_of_settings(arms: tuple[str, ...]) -> pd.DataFrame:
     for _, setting in table.groupby(["study", "setting"]):
         for arm in {*arms} & {*setting["arm"]}:
             if "sft" in set(setting["arm"]):
-                rows.append(find_leads(setting, arm, "sft").mean())
+                rows.append(find_leads(setting, arm, "sft", METRICS).mean())
     return pd.DataFrame(rows)
 
 
 def list_rows() -> list[tuple[str, pd.DataFrame]]:
     """Label and leads of each row of the picture; a comparison's name has no leads."""
-    table = pd.read_csv(RESULTS / "fair_a.csv").query("seed < 10")
-    table["arm"] = table["arm"].str.replace(" [0-9]+%", "", regex=True)
+    table = join_shares(pd.read_csv(RESULTS / "fair_a.csv").query("seed < 10"))
     rows = []
     for comparison, arms in COMPARISONS.items():
         rows.append((comparison, pd.DataFrame()))
@@ -56,7 +47,7 @@ def list_rows() -> list[tuple[str, pd.DataFrame]]:
             for base in SHARES:
                 of_base = table[table["base"] == base]
                 before = of_base[of_base["arm"] == "base"]["pass@1"].mean()
-                leads = find_leads(of_base[of_base["set"] == name], *arms)
+                leads = find_leads(of_base[of_base["set"] == name], *arms, METRICS)
                 rows.append((f"{TITLES[name]}, base of {before:.0%}", leads))
         if comparison in STUDIES:
             leads = leads_of_settings(STUDIES[comparison])

@@ -1,4 +1,4 @@
-"""Figure 4: TOPR against training on positives only. On MATH: fig4-math.
+"""Figure 4: TOPR against training on positives only.
 
 Accuracy along the epoch, the majority vote of n samples (maj@n), and how many problems have how
 many correct completions; at TOPR's two best learning rates, and each arm at its own best rate.

@@ -1,4 +1,4 @@
-"""Figure 6: TOPR and TIS over p~ on the set with 10% positives. On MATH: fig6-math.
+"""Figure 6: TOPR and TIS over p~ on the set with 10% positives.
 
 Over several passes, since a recovery takes time; each method at its best learning rate.
 """
@@ -19,8 +19,7 @@ LOG_RATIO = "log-ratio of positives"
 
 def rows(scale: Scale, rates: Rates) -> list[Row]:
     """Both methods with all p~, evaluated after each pass."""
-    points = scale["passes"] if scale["passes"] > 1 else scale["base"].evals_per_epoch
-    passes = {"epochs": scale["passes"], "evals_per_epoch": points}
+    passes = {"epochs": scale["passes"], "evals_per_epoch": scale["passes"]}
     wanted = []
     for arm in TUNED:
         for row in over_shares(scale, 0.1, arm=arm, lr=rates[arm][0]):
@@ -34,8 +33,7 @@ def read(runs: list[Run], scale: Scale) -> dict:
     by = ["arm", "p_tilde"]
     correct = by_seed(table, "correct", by)
     gain = correct - by_seed(table, "correct", by, at=0)
-    # With several passes there is a point after each one. The paper makes one.
-    after_one = correct if scale["passes"] == 1 else by_seed(table, "correct", by, at=1)
+    after_one = by_seed(table, "correct", by, at=1)  # as in the paper
     shares = gains(correct, "") | gains(after_one, ", after one pass")
     new = correct[correct.index.isin(NEW_SEEDS)]
     if len(new):

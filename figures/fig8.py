@@ -1,16 +1,15 @@
 """Figure 8: iterations of sampling and training, with several compositions of the training set.
 
-Three iterations on the laptop and five at the paper's scale (ours), at TOPR's two best learning
-rates, and each arm at the best rate of its method. Two arms have positives alone: as many as
-`uniform` has, in as many steps; and as many samples as `uniform` has. At the paper's scale
-DeepSeek-R1 8B too, and Llama 3 70B, a line that is not trained. On MATH: fig8-math.
+Three iterations (ours) at TOPR's two best learning rates, and each arm at the best rate of its
+method. Two arms have positives alone: as many as `uniform` has, in as many steps; and as many
+samples as `uniform` has.
 """
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from figures.common import Values, by_rate, by_seed, curves, named, rates_of_arms
-from figures.pictures import LABELS, LEVELS, LOOKS, new_figure, own_rates, plot
+from figures.pictures import LABELS, LOOKS, new_figure, own_rates, plot
 from figures.runs import Rates, Row, Run, at_rates, best_two, measure
 from figures.scales import RATE_SEEDS, Scale
 
@@ -26,30 +25,17 @@ ARMS = {
 
 
 def rows(scale: Scale, rates: Rates) -> list[Row]:
-    """Each arm at TOPR's two best learning rates, and at its own; other models at TOPR's best."""
+    """Each arm at TOPR's two best learning rates, and at its own."""
     own = {arm: rates[tuned_as][0] for arm, tuned_as in ARMS.items()}
     changes = {"evals_per_epoch": 1, **scale["fig8"]}
-    best = best_two(rates["topr"])
-    wanted = [{**row, "changes": changes} for row in at_rates(best, list(ARMS), own)]
-    for name, of_model in scale["other models"].items():
-        row = {"rate": "best rate", "arm": name, "lr": best["best rate"]}
-        wanted.append({**row, "changes": {**changes, **of_model}})
-    return wanted
+    wanted = at_rates(best_two(rates["topr"]), list(ARMS), own)
+    return [{**row, "changes": changes} for row in wanted]
 
 
 def read(runs: list[Run], scale: Scale) -> dict:
     """pass@1 and the majority vote over iterations."""
-    settings = runs[0].settings
-    metrics = ("pass@1", f"maj@{settings.k}")
-
-    def untrained(run: Run) -> dict[str, list[float]]:
-        """A model that is not trained stays what it is for all iterations."""
-        if run.settings.iterations > 0:
-            return {}
-        before = run.results["before"]
-        return {name: [before[name]["mean"]] * (settings.iterations + 1) for name in metrics}
-
-    table = measure(runs, untrained)
+    metrics = ("pass@1", f"maj@{runs[0].settings.k}")
+    table = measure(runs)
     base = by_seed(table, "pass@1", ["rate", "arm"], at=0)
     shares = {"base: correct": base["best rate", "uniform"]}
     data = {"rates of arms": rates_of_arms(table)}
@@ -87,9 +73,9 @@ def draw(data: dict) -> Figure:
     keys = [key for key in data if key.endswith((rate, "own rate"))]
     figure, panels = new_figure(len(keys))
     for axes, key in zip(panels, keys, strict=True):
-        for (arm, line), level in zip(data[key].items(), (*LEVELS, *LEVELS), strict=False):
+        for arm, line in data[key].items():
             iterations = range(len(line["mean"]))
-            plot(axes, line, LOOKS.get(arm, (arm, *level[1:])), iterations)
+            plot(axes, line, LOOKS[arm], iterations)
         metric = key.partition(",")[0]
         title = own_rates(data["rates of arms"]) if key.endswith("own rate") else key
         axes.set(title=title, xlabel="iterations", xticks=iterations)

@@ -41,7 +41,7 @@ def held_out_task(settings: Settings) -> Task:
 def rate_grid(scale: Scale, arm: str) -> list[float]:
     """The learning rates to try for an arm, in ascending order."""
     finer = scale["finer rates"] if arm in WITH_A_CLIFF else ()
-    return sorted(rate * scale["optimizers"].get(arm, 1) for rate in (*scale["rates"], *finer))
+    return sorted(rate * OPTIMIZERS.get(arm, 1) for rate in (*scale["rates"], *finer))
 
 
 def rate_rows(scale: Scale, arms: Sequence[str]) -> list[Row]:
@@ -49,9 +49,8 @@ def rate_rows(scale: Scale, arms: Sequence[str]) -> list[Row]:
     changes = {"eval_samples": 6, "evals_per_epoch": 1}
     rows = []
     for arm in arms:
-        if arm not in OPTIMIZERS or arm in scale["optimizers"]:  # of this scale
-            row = {"arm": arm, "changes": changes, "task": held_out_task}
-            rows += [{**row, "lr": lr} for lr in rate_grid(scale, arm)]
+        row = {"arm": arm, "changes": changes, "task": held_out_task}
+        rows += [{**row, "lr": lr} for lr in rate_grid(scale, arm)]
     return rows
 
 

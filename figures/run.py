@@ -1,9 +1,8 @@
 """The paper's Figures 1 to 9 and Table 2, each by one command: runs, a picture, and its numbers.
 
-    python -m figures.run fig1 fig3               # on a laptop; `all` for all of them
+    python -m figures.run fig1 fig3               # `all` for all of them
     python -m figures.run all --quick             # one seed, few problems: to see that it works
     python -m figures.run fig1 --redraw           # only its picture, from the numbers in its file
-    torchrun --nproc-per-node 8 -m figures.run fig1 fig4-math --preset paper
 
 Each figure has a file in this folder: what is run, computed and drawn. Figures share runs, which
 are kept in `--runs`. Finished runs are not made again: seeds can be added later. results/README.md
@@ -11,11 +10,10 @@ has the results.
 """
 
 import json
-import os
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 from pydantic.dataclasses import dataclass
@@ -25,33 +23,27 @@ from figures.pictures import save
 from figures.rates import rank_rates, rate_grid, rate_rows
 from figures.runs import cost, make_runs, parallel_map, plan
 from figures.scales import RATE_SEEDS, SCALES
-from toprlib.distributed import rank
 from toprlib.files import write_file
 from toprlib.records import InputError
 from toprlib.settings import AtLeastZero, Count, command
 
-PAPERS = (*(f"fig{number}" for number in range(1, 10)), "table2")
-ON_MATH = ("fig4-math", "fig6-math", "fig8-math")
-FIGURES = {"laptop": (*PAPERS, "rates"), "paper": (*PAPERS, *ON_MATH)}
+FIGURES = (*(f"fig{number}" for number in range(1, 10)), "table2", "rates")
 
 
 @dataclass(frozen=True)
 class Options:
-    """Every setting of the command. All defaults are ours, except the paper's in the presets."""
+    """All defaults are ours."""
 
     figures: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]]
-    """fig1 to fig9, table2, or all; with --preset laptop also rates, with --preset paper also
-    fig4-math, fig6-math and fig8-math"""
-    preset: Literal["laptop", "paper"] = "laptop"
-    """laptop: the tiny model, two cores; paper: the paper's settings, on 8 GPUs under torchrun"""
+    """fig1 to fig9, table2, rates, or all"""
     seeds: Count = 3
-    """least number of seeds; on the laptop, runs that decide a claim have 5 to 13"""
+    """least number of seeds; runs that decide a claim have 5 to 13"""
     seed: AtLeastZero = 0
     """the first of the seeds"""
     quick: bool = False
     """one seed, few problems, one learning rate: shows that it works; its numbers mean nothing"""
     workers: Count = 2
-    """number of parallel runs on the laptop, each on one core"""
+    """number of parallel runs, each on one core"""
     runs: Path = Path("runs/figures")
     """folder that keeps the runs; remove it after changing code that makes them"""
     out: Path = Path("results")
@@ -61,12 +53,11 @@ class Options:
 
 
 def figure_names(options: Options) -> tuple[str, ...]:
-    """The names of the figures to make. Raises InputError for one that the preset lacks."""
-    every = FIGURES[options.preset]
+    """The names of the figures to make. Raises InputError for an unknown one."""
     for name in options.figures:
-        if name not in ("all", *every):
-            raise InputError(f"{name}: --preset {options.preset} has {', '.join(every)}, or all")
-    return every if "all" in options.figures else options.figures
+        if name not in ("all", *FIGURES):
+            raise InputError(f"{name}: is no figure; choose from {', '.join(FIGURES)}, or all")
+    return FIGURES if "all" in options.figures else options.figures
 
 
 def make_figure(name: str, options: Options, map_runs: Callable[..., Any]) -> None:
@@ -74,14 +65,13 @@ def make_figure(name: str, options: Options, map_runs: Callable[..., Any]) -> No
 
     map_runs: that of `runs.parallel_map`.
     """
-    module, *task = name.split("-")
-    figure = import_module(f"figures.{module}")
-    preset = "quick" if options.quick else options.preset
-    scale = SCALES["-".join([preset, *task])]
+    figure = import_module(f"figures.{name}")
+    size = "quick" if options.quick else "laptop"
+    scale = SCALES[size]
     count = 1 if options.quick else options.seeds
     first = options.seed + getattr(figure, "FIRST_SEED", 0)
     seeds = range(first, first + count)
-    folder = options.runs / preset
+    folder = options.runs / size
 
     tuning = []
     tried = {}
@@ -93,14 +83,12 @@ def make_figure(name: str, options: Options, map_runs: Callable[..., Any]) -> No
         rates, tried = rank_rates(tuning)
     rows = figure.rows(scale, rates)
     runs = make_runs(plan(scale, name, rows, seeds), folder, map_runs)
-    if rank() > 0:
-        return
     found = figure.read(runs, scale)
     for kind in ("shares", "numbers"):
         found[kind] = {what: interval(values) for what, values in found[kind].items()}
         for what, number in found[kind].items():
             print(what, number["mean"], "±", number["half_width"])
-    command_line = f"python -m figures.run {name} --preset {options.preset} --seeds {count}"
+    command_line = f"python -m figures.run {name} --seeds {count}"
     content = {
         "figure": name,
         "command": f"{command_line} --seed {options.seed}{' --quick' if options.quick else ''}",
@@ -117,7 +105,7 @@ def make_figure(name: str, options: Options, map_runs: Callable[..., Any]) -> No
 def draw_figure(name: str, folder: Path) -> None:
     """Draw NAME.png from the numbers in NAME.json."""
     data = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))["data"]
-    figure = import_module(f"figures.{name.partition('-')[0]}")
+    figure = import_module(f"figures.{name}")
     save(figure.draw(data), folder / f"{name}.png")
 
 
@@ -126,8 +114,7 @@ def main() -> None:
     with command("figures.run"):
         options = tyro.cli(Options, prog="python -m figures.run", description=__doc__)
         names = figure_names(options)
-        is_parallel = options.preset == "laptop" and "RANK" not in os.environ
-        with parallel_map(options.workers if is_parallel else 1) as map_runs:
+        with parallel_map(options.workers) as map_runs:
             for name in names:
                 if options.redraw:
                     draw_figure(name, options.out)

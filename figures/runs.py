@@ -27,7 +27,7 @@ import train_gsm8k
 from examples import verifier
 from figures.scales import ARMS, Scale
 from toprlib import files
-from toprlib.distributed import progress_bar, rank
+from toprlib.distributed import progress_bar
 from toprlib.records import Sample, Task
 from toprlib.settings import Settings
 
@@ -99,14 +99,13 @@ def plan(scale: Scale, figure: str, rows: Sequence[Row], seeds: range) -> list[R
     for row in rows:
         of_arm = dict(ARMS.get(row["arm"], {}))
         variant = of_arm.pop("variant", None)
-        of_method = scale["method changes"].get(row["arm"], {})
-        changes = {**of_arm, **of_method, "lr": row["lr"], **row.get("changes", {})}
+        changes = {**of_arm, "lr": row["lr"], **row.get("changes", {})}
         columns = {key: row[key] for key in row if key not in ("changes", "base", "task")}
         parts = (figure, f"{figure}, p~ = {row.get('p_tilde', 0):.0%}")
         least = max(scale["seeds"].get(part, 0) for part in parts)
         for seed in range(seeds.start, max(seeds.stop, seeds.start + least)):
             settings = replace(row.get("base", scale["base"]), **changes, seed=seed)
-            task = row.get("task", scale["task"])
+            task = row.get("task", train_gsm8k.gsm8k_task)
             runs.append(Run({**columns, "seed": seed}, settings, task, variant))
     return runs
 
@@ -172,10 +171,9 @@ def make_run(run: Run) -> None:
         train_gsm8k.experiment(settings, run.task(settings), loss)
     # Models are large, and only their evaluations are needed now.
     files.remove(*settings.out.rglob("iteration-*/model"))
-    if rank() == 0:
-        made["end"] = datetime.now(UTC).isoformat(timespec="seconds")
-        made["seconds"] = round(sum(os.times()[:4]) - seconds, 1)
-        files.write_file(settings.out / "made.json", json.dumps(made) + "\n")
+    made["end"] = datetime.now(UTC).isoformat(timespec="seconds")
+    made["seconds"] = round(sum(os.times()[:4]) - seconds, 1)
+    files.write_file(settings.out / "made.json", json.dumps(made) + "\n")
 
 
 def commit() -> str:

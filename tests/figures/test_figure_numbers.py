@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -221,8 +220,8 @@ def test_figure_9_weighs_questions_by_the_distance_of_rewards_from_the_baseline(
     # baseline c the effective share is 12 (1 - c) / (12 (1 - c) + 28 (1 + c)); c = 0.4 makes it
     # 7.2 / (7.2 + 39.2).
     index = pd.MultiIndex.from_product([[0], range(4)], names=["seed", "question"])
-    counts = pd.DataFrame([(0, 10), (1, 10), (1, 10), (10, 10)], index)
-    counts.columns = pd.MultiIndex.from_tuples([("right", 0), ("samples", 0)])
+    rows = [(0, 10), (1, 10), (1, 10), (10, 10)]
+    counts = pd.DataFrame(rows, index, ["right", "samples"])
     plain = fig9.relative_weights(counts, p_tilde=0.3).loc[0].dropna()
     assert plain.to_dict() == pytest.approx({0: 1 / 3, 1: 1 / 3, 9: 1 / 3})
     weighted = fig9.relative_weights(counts, p_tilde=7.2 / 46.4).loc[0].dropna()
@@ -231,33 +230,12 @@ def test_figure_9_weighs_questions_by_the_distance_of_rewards_from_the_baseline(
     assert weighted.to_dict() == pytest.approx(expected)
 
 
-def test_figure_9_takes_thirds_by_the_base_s_accuracy_in_each_seed():
-    index = pd.MultiIndex.from_product([[0, 1], range(6)], names=["seed", "question"])
-    before = pd.Series([0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4], index)
-    after = [1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0]
-    thirds = fig9.accuracy_by_third(before, pd.DataFrame({0.2: after}, index))
-    # Seed 0: questions 0 and 1, then 3 and 2, then 4 and 5, as equal ones stay in order.
-    # Seed 1: questions 5 and 4, then 3 and 2, then 1 and 0.
-    assert {name: values[0.2].tolist() for name, values in thirds.items()} == {
-        "hardest third": [1.0, 1.0],
-        "middle third": [0.0, 0.5],
-        "easiest third": [0.5, 0.0],
-    }
-
-
-def test_figure_9_reads_thirds_by_the_base_from_files(tmp_path):
-    runs = []
-    # The base is right on the first questions least, and training makes these the best.
-    right = {"trained": [6, 6, 3, 3, 0, 0], "base, test": [0, 1, 2, 3, 4, 5]}
-    for role, counts in (right | {"base, training": [1, 1, 1, 1, 1, 6]}).items():
-        run = write_run(tmp_path / role, [0.5, 0.5], [{"grad_norm": 1.0}])
-        write_samples(tmp_path / role, 1, counts)
-        p_tilde = 0.2 if role == "trained" else 0
-        runs.append(replace(run, columns={"role": role, "p_tilde": p_tilde, "seed": 0}))
-    shares = fig9.read(runs, {"shares": [0.2]})["shares"]
-    check(
-        shares, {"hardest third, p~ = 20%: correct": [1], "easiest third, p~ = 20%: correct": [0]}
-    )
+def test_figure_9_counts_right_answers_in_files(tmp_path):
+    run = write_run(tmp_path, [0.5, 0.5], [{"grad_norm": 1.0}])
+    write_samples(tmp_path, 0, [0, 1, 1, 6])
+    shares = fig9.read([run], {})["shares"]
+    # With p~ = 1 only right samples weigh: 1 for a hard question, 6 for the easy one.
+    check(shares, {"p~ = 100%: weight of the three hardest buckets": [1 / (1 + 6)]})
 
 
 def test_rates_are_ranked_by_the_mean_over_seeds_of_accuracy_at_the_end(tmp_path):

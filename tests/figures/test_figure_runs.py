@@ -12,12 +12,11 @@ from run_helpers import SMALL
 import figures.run
 from figures import fig1, fig3, rates, runs
 from figures.run import FIGURES, Options, figure_names
-from figures.scales import LAPTOP, PAPER, QUICK, SCALES
+from figures.scales import LAPTOP, QUICK, SCALES
 from toprlib.records import InputError
 from train_gsm8k import gsm8k_task, load_problems
 
 RESULTS = Path(__file__).parents[2] / "results"
-LAPTOPS = FIGURES["laptop"]
 
 
 def load(name):
@@ -31,18 +30,7 @@ def planned(name, scale, seeds=range(2)):
     return runs.plan(scale, name, figure.rows(scale, grids), seeds)
 
 
-# Runs of a seed at the paper's scale, counted from the docstrings.
-RUNS_OF_THE_PAPER = {"fig1": 8, "fig2": 0, "fig3": 4, "fig4": 3, "fig5": 16, "fig6": 16, "fig7": 4}
-RUNS_OF_THE_PAPER |= {"fig8": 4 + 2, "fig9": 8 + 2, "table2": 1}
-
-
-@pytest.mark.parametrize("name", RUNS_OF_THE_PAPER)
-def test_the_paper_s_figures_have_all_runs(name, tmp_path):
-    made = runs.make_runs(planned(name, PAPER), tmp_path, lambda make, group: group)
-    assert len({run.settings.out for run in made}) == 2 * RUNS_OF_THE_PAPER[name]
-
-
-@pytest.mark.parametrize("name", LAPTOPS)
+@pytest.mark.parametrize("name", FIGURES)
 def test_samples_are_those_of_a_run_of_the_same_seed_and_figure(name, tmp_path):
     order = []
 
@@ -103,10 +91,9 @@ def test_rates_are_chosen_on_problems_that_no_run_trains_or_tests_on(samples):
     assert rates.rate_grid(LAPTOP, "dpo") == [3e-6, 1e-5, 1.8e-5, 3e-5, 5.5e-5, 1e-4, 3e-4]
 
 
-def test_a_preset_has_its_own_figures():
-    for name, preset in (("fig10", "laptop"), ("fig4-math", "laptop"), ("rates", "paper")):
-        with pytest.raises(InputError, match=name):
-            figure_names(Options(figures=(name,), preset=preset))
+def test_an_unknown_figure_is_refused():
+    with pytest.raises(InputError, match="fig10"):
+        figure_names(Options(figures=("fig1", "fig10")))
 
 
 def test_a_figure_from_its_runs_to_its_picture(tmp_path, monkeypatch):
@@ -145,7 +132,6 @@ def test_a_figure_from_its_runs_to_its_picture(tmp_path, monkeypatch):
         ("fig4", 2, "positives only", ["lr 3e-05", "maj@n", "positives_only"]),
         ("fig6", 1, "TIS", ["p~ = 1%", "correct", "tis"]),
         ("fig8", 3, "Anna Karenina", ["maj@16, own rate", "anna_karenina"]),
-        ("fig9", 1, "easiest third", ["easiest third"]),
         ("rates", 2, "geometric mean", ["geometric mean"]),
     ],
 )
@@ -158,7 +144,7 @@ def test_a_line_shows_its_data(name, panel, label, path):
     assert line.get_ydata() == pytest.approx(100 * np.array(data["mean"]))
 
 
-@pytest.mark.parametrize("name", ["fig2", "fig3", "fig5", "fig7", "table2"])
+@pytest.mark.parametrize("name", ["fig2", "fig3", "fig5", "fig7", "fig9", "table2"])
 def test_other_pictures_can_be_drawn(name):
     figure = import_module(f"figures.{name}")
     content = load(name)

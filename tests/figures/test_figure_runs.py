@@ -144,11 +144,7 @@ def test_a_line_shows_its_data(name, panel, label, path):
     assert line.get_ydata() == pytest.approx(100 * np.array(data["mean"]))
 
 
-@pytest.mark.parametrize("name", ["fig2", "fig3", "fig5", "fig7", "fig9", "table2"])
+@pytest.mark.parametrize("name", ["fig3", "fig5", "fig7", "fig9", "table2"])
 def test_other_pictures_can_be_drawn(name):
     figure = import_module(f"figures.{name}")
-    content = load(name)
-    assert all(axes.has_data() for axes in figure.draw(content["data"]).axes)
-    if name == "fig2":  # it needs no runs, and is the same whenever it is made
-        for key, values in figure.read([], LAPTOP)["data"].items():
-            assert content["data"][key] == pytest.approx(values, rel=1e-6, abs=1e-6)
+    assert all(axes.has_data() for axes in figure.draw(load(name)["data"]).axes)

@@ -1,6 +1,6 @@
-"""Ours: the picture of results/README.md, TOPR minus SFT in points.
+"""Ours: the picture of results/README.md, TOPR minus SFT in percentage points.
 
-python -m figures.what_we_found    # from results/fair_a.csv and results/studies/settings.csv
+python -m figures.what_we_found    # from results/fair_a.csv
 """
 
 from pathlib import Path
@@ -9,32 +9,17 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from figures.common import interval
-from figures.fair import SHARES, SIZES, TITLES, find_leads, join_shares
+from figures.fair import SHARES, find_leads, join_shares
 from figures.pictures import save
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 METRICS = {"pass@1": ("one answer", "#0072B2", "o"), "maj@16": ("vote of 16", "#D55E00", "s")}
-# The arms of experiment A; of the earlier studies, a share of 60 or 70 %, and no baseline.
-COMPARISONS = {
-    "TOPR with a baseline - SFT, repeated": ("TOPR, share", "SFT, repeated"),
-    "TOPR with a baseline - SFT, once": ("TOPR, share", "SFT"),
-    "TOPR without a baseline - SFT, once": ("TOPR", "SFT"),
+SETS = {"rare": "a tenth of the answers right", "natural": "all answers"}
+COMPARISONS = {  # arms of experiment A
+    "TOPR with a baseline minus SFT, repeated": ("TOPR, share", "SFT, repeated"),
+    "TOPR with a baseline minus SFT, once": ("TOPR, share", "SFT"),
+    "TOPR without a baseline minus SFT, once": ("TOPR", "SFT"),
 }
-STUDIES = {
-    "TOPR with a baseline - SFT, once": ("topr-70", "topr-60"),
-    "TOPR without a baseline - SFT, once": ("topr",),
-}
-
-
-def leads_of_settings(arms: tuple[str, ...]) -> pd.DataFrame:
-    """The mean leads over SFT of the settings of the studies `map` and `share`."""
-    table = pd.read_csv(RESULTS / "studies" / "settings.csv").query("study in ('map', 'share')")
-    rows = []
-    for _, setting in table.groupby(["study", "setting"]):
-        for arm in {*arms} & {*setting["arm"]}:
-            if "sft" in set(setting["arm"]):
-                rows.append(find_leads(setting, arm, "sft", METRICS).mean())
-    return pd.DataFrame(rows)
 
 
 def list_rows() -> list[tuple[str, pd.DataFrame]]:
@@ -43,15 +28,12 @@ def list_rows() -> list[tuple[str, pd.DataFrame]]:
     rows = []
     for comparison, arms in COMPARISONS.items():
         rows.append((comparison, pd.DataFrame()))
-        for name in SIZES:
+        for name, title in SETS.items():
             for base in SHARES:
                 of_base = table[table["base"] == base]
                 before = of_base[of_base["arm"] == "base"]["pass@1"].mean()
                 leads = find_leads(of_base[of_base["set"] == name], *arms, METRICS)
-                rows.append((f"{TITLES[name]}, base of {before:.0%}", leads))
-        if comparison in STUDIES:
-            leads = leads_of_settings(STUDIES[comparison])
-            rows.append((f"mean of {len(leads)} earlier settings", leads))
+                rows.append((f"{title}, base of {before:.0%}", leads))
     return rows
 
 
@@ -68,11 +50,12 @@ def draw(rows: list[tuple[str, pd.DataFrame]]) -> Figure:
                 style["mfc"] = "white" if shift else color
                 y = height + 0.26 * shift - 0.13
                 axes.errorbar(lead["mean"], y, xerr=lead["half_width"], label=label, **style)
-    axes.set(xlabel="difference in points, 95% interval", yticks=range(len(rows)))
+    label = "← SFT is better    points, 95% interval    TOPR is better →"
+    axes.set(xlabel=label, yticks=range(len(rows)), ylim=(len(rows) - 0.4, -0.6), xlim=(-6, 6))
     axes.set_yticklabels([label for label, _ in rows])
     for text, (_, leads) in zip(axes.get_yticklabels(), rows, strict=True):
         text.set_fontweight("normal" if len(leads) else "bold")
-    axes.invert_yaxis()
+    axes.tick_params(axis="y", length=0)
     return figure
 
 

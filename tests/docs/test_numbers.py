@@ -103,7 +103,7 @@ FIGURES = {  # a claim's numbers in the table of results/README.md -> figure and
 }
 TEXTS = [  # page, and a text that it must have
     ("README.md", f"by {min(LEADS_IN_POINTS):.1f} to {max(LEADS_IN_POINTS):.1f} points"),
-    ("docs/in_your_trainer.md", f"by {LEADS[0][1:]} and {LEADS[1][1:]} points where a tenth"),
+    ("docs/in_your_trainer.md", f"by {LEADS[0][1:]} and {LEADS[1][1:]} points on two bases"),
     ("docs/in_your_trainer.md", f"by {LEADS[2][1:]} and {LEADS[3][1:]} points on all samples"),
     (
         "results/README.md",

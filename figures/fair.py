@@ -46,8 +46,8 @@ TITLES = {"rare": "a tenth of the samples right", "natural": "all samples"}
 # Base model -> training set -> the share of the weight on right answers that we recommend.
 SHARES = {"worded": {"rare": 0.5, "natural": 0.7}, "two_thirds": {"rare": 0.5, "natural": 0.9}}
 RATES = (3e-5, 1e-4, 3e-4)
-PASSES = {1e-5: 10, 3e-5: 3, 1e-4: 1}  # of experiment B
-SHARES_OF_B = (0.1, 0.2, 0.5, 0.8)
+PASSES = {1e-5: 10, 1e-4: 1}  # of experiment B
+SHARES_OF_B = (0.2, 0.5, 0.8)
 METRICS = ("pass@1", "maj@16", "pass@16", "greedy")
 PAIRS = (  # of arms; "TOPR, share" has the share of SHARES
     ("TOPR, share", "SFT, repeated"),
@@ -106,9 +106,8 @@ def arms_of_b() -> list[Arm]:
     """The arms of experiment B; all have all PASSES."""
     arms = [Arm("rare", "SFT, repeated", "repeated", {"method": "sft"})]
     for share in SHARES_OF_B:
-        effective = None if share == 0.1 else share  # the set's own share needs no baseline
         name = f"TOPR, share {share:.0%}"
-        arms.append(Arm("rare", name, "once", {"effective_proportion": effective}))
+        arms.append(Arm("rare", name, "once", {"effective_proportion": share}))
     return arms
 
 

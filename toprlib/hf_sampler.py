@@ -41,6 +41,10 @@ def sample_completions(
     its own: up to rounding, it does not depend on what else is in its batch.
     """
     n = len(seeds) // len(prompts)
+    threads = torch.get_num_threads()
+    # For a small model, one thread is as fast as several: they compute different batches instead.
+    workers = min(threads, MAX_THREADS) if lm.model.device.type == "cpu" else 1
+    max_rows = math.ceil(len(seeds) / workers)
     batches: list[list[Row]] = [[]]  # from the shortest prompt to the longest
     max_tokens = MAX_BATCH_TOKENS
     if lm.model.device.type == "cuda":
@@ -50,12 +54,10 @@ def sample_completions(
     for i in sorted(range(len(prompts)), key=lengths.__getitem__):
         width = lengths[i] + settings.max_new_tokens
         for seed in seeds[i * n : (i + 1) * n]:
-            if batches[-1] and (len(batches[-1]) + 1) * width > max_tokens:
+            is_full = (len(batches[-1]) + 1) * width > max_tokens
+            if batches[-1] and (is_full or len(batches[-1]) == max_rows):
                 batches.append([])
             batches[-1].append((i, seed))
-    threads = torch.get_num_threads()
-    # For a small model, one thread is as fast as several: they compute different batches instead.
-    workers = min(threads, MAX_THREADS) if lm.model.device.type == "cpu" else 1
     pool = ThreadPoolExecutor(workers, "sampling", torch.set_num_threads, (threads // workers,))
     try:
         yield from pool.map(partial(_sample_batch, lm, settings, stop, prompts), batches)

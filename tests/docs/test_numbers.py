@@ -54,8 +54,6 @@ def of_rates(method, rate):
 RARE = ("rare", "worded"), ("rare", "two_thirds")
 NATURAL = ("natural", "worded"), ("natural", "two_thirds")
 SHARE = {("rare", "worded"): 50, ("rare", "two_thirds"): 50, ("natural", "worded"): 70}
-
-
 METHODS = ("naive REINFORCE", "PPO", "DPO")
 
 
@@ -131,8 +129,10 @@ TEXTS = [  # page, and a text that it must have
     ("results/fair.md", "{} and {} where a tenth".format(*map(further, RARE))),
     ("results/fair.md", "{} and {} on all samples".format(*map(further, NATURAL))),
     ("results/fair.md", f"TOPR leads SFT once by {further(RARE[1], 'SFT')}"),
-    ("results/README.md", f"{with_interval(of_shares(1e-5))} points at 1e-5, and"),
-    ("results/README.md", f"and {with_interval(of_shares(1e-4))} at 1e-4"),
+    (
+        "results/README.md",
+        f"{with_interval(of_shares(1e-5))} at 1e-5; {with_interval(of_shares(1e-4))} at 1e-4",
+    ),
 ]
 for text, (figure, *keys) in FIGURES.items():
     numbers = [with_interval(in_figure(figure, key)) for key in keys]

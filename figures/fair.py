@@ -42,7 +42,7 @@ SETTINGS = replace(
     micro_batch_size=16,
 )
 SIZES = {"rare": 1_024, "natural": 2_560}  # of training sets; rare: a tenth of them are right
-TITLES = {"rare": "a tenth of the samples right", "natural": "all samples"}
+TITLES = {"rare": "a tenth of the answers right", "natural": "all answers"}
 # Base model -> training set -> the share of the weight on right answers that we recommend.
 SHARES = {"worded": {"rare": 0.5, "natural": 0.7}, "two_thirds": {"rare": 0.5, "natural": 0.9}}
 RATES = (3e-5, 1e-4, 3e-4)
@@ -241,12 +241,17 @@ def find_leads(
     return 100 * pd.DataFrame(leads)
 
 
+def base_accuracy(table: pd.DataFrame, base: str) -> float:
+    """Mean pass@1 of a base model, in percent."""
+    return 100 * table[(table["base"] == base) & (table["arm"] == "base")]["pass@1"].mean()
+
+
 def draw_arms(table: pd.DataFrame) -> Figure:
     """Experiment A: pass@1 of each arm, in a panel for each set and base."""
     figure, panels = new_figure(len(SIZES) * len(SHARES))
     for axes, (name, base) in zip(panels, product(SIZES, SHARES), strict=True):
         of_base = table[table["base"] == base]
-        before = 100 * of_base[of_base["set"] == ""]["pass@1"].mean()
+        before = base_accuracy(table, base)
         values = by_arm(of_base[of_base["set"] == name], "arm")
         heights = range(len(values.columns))[::-1]
         plot_rows(axes, heights, curve(values), ("mean and seeds", "#0072B2", "-", "o"))
@@ -263,8 +268,7 @@ def draw_rates(table: pd.DataFrame) -> Figure:
         of_base = table[(table["base"] == base) & (table["set"] != "")]
         for (arm, rows), look in zip(of_base.groupby("arm", sort=False), LEVELS, strict=False):
             plot(axes, curve(by_arm(rows, "rate")), (arm, *look[1:]), sorted(PASSES))
-        before = 100 * table[(table["base"] == base) & (table["set"] == "")]["pass@1"].mean()
-        title = f"{TITLES['rare']}, base of {before:.0f} %"
+        title = f"{TITLES['rare']}, base of {base_accuracy(table, base):.0f} %"
         axes.set(title=title, xlabel="learning rate x passes", xscale="log", ylabel=CORRECT)
         labels = [f"{rate:g} x {PASSES[rate]}" for rate in sorted(PASSES)]
         axes.set(xticks=sorted(PASSES), xticklabels=labels)

@@ -31,7 +31,7 @@ def training_task(settings: Settings) -> Task:
 def rows(scale: Scale, rates: Rates) -> list[Row]:
     """A run without training, which measures how hard questions are."""
     untrained = {"iterations": 0, "eval_samples": scale["difficulty"]}
-    return [{"arm": "base", "lr": 1e-5, "task": training_task, "changes": untrained}]
+    return [{"arm": "base", "lr": 1e-5, "task": training_task, "changes": untrained}]  # lr: unused
 
 
 def question_counts(run: Run) -> dict[str, pd.Series]:

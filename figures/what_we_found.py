@@ -9,12 +9,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from figures.common import interval
-from figures.fair import SHARES, find_leads, join_shares
+from figures.fair import SHARES, TITLES, base_accuracy, find_leads, join_shares
 from figures.pictures import save
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 METRICS = {"pass@1": ("one answer", "#0072B2", "o"), "maj@16": ("vote of 16", "#D55E00", "s")}
-SETS = {"rare": "a tenth of the answers right", "natural": "all answers"}
 COMPARISONS = {  # arms of experiment A
     "TOPR with a baseline minus SFT, repeated": ("TOPR, share", "SFT, repeated"),
     "TOPR with a baseline minus SFT, once": ("TOPR, share", "SFT"),
@@ -28,12 +27,11 @@ def list_rows() -> list[tuple[str, pd.DataFrame]]:
     rows = []
     for comparison, arms in COMPARISONS.items():
         rows.append((comparison, pd.DataFrame()))
-        for name, title in SETS.items():
+        for name, title in TITLES.items():
             for base in SHARES:
-                of_base = table[table["base"] == base]
-                before = of_base[of_base["arm"] == "base"]["pass@1"].mean()
-                leads = find_leads(of_base[of_base["set"] == name], *arms, METRICS)
-                rows.append((f"{title}, base of {before:.0%}", leads))
+                of_set = table[(table["base"] == base) & (table["set"] == name)]
+                leads = find_leads(of_set, *arms, METRICS)
+                rows.append((f"{title}, base of {base_accuracy(table, base):.0f} %", leads))
     return rows
 
 

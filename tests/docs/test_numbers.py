@@ -17,11 +17,11 @@ STUDENT_T = {3: 4.303, 5: 2.776, 10: 2.262, 13: 2.179}  # 97.5 % quantile for n 
 STUDIES = pd.read_csv(RESULTS / "studies" / "settings.csv")
 
 
-def with_interval(values, digits=1):
+def with_interval(values):
     """The mean of values of seeds, and half of its 95 % interval."""
     values = list(values)
     half_width = STUDENT_T[len(values)] * stdev(values) / math.sqrt(len(values))
-    return f"{mean(values):.{digits}f} ± {half_width:.{digits}f}"
+    return f"{mean(values):.1f} ± {half_width:.1f}"
 
 
 def in_fair(set_name, base, first, second, metric="pass@1", seeds=range(10)):
@@ -31,18 +31,17 @@ def in_fair(set_name, base, first, second, metric="pass@1", seeds=range(10)):
     return 100 * (values[first] - values[second])
 
 
-def in_figure(name, key, scale=100):
-    """The seeds' values of a number of a figure."""
+def in_figure(name, key):
+    """The seeds' values of a share of a figure, in percent."""
     content = json.loads((RESULTS / f"{name}.json").read_text())
-    kind = "shares" if key in content["shares"] else "numbers"
-    return [scale * value for value in content[kind][key]["each"]]
+    return [100 * value for value in content["shares"][key]["each"]]
 
 
-def of_shares(rate, first="20 %", second="80 %"):
-    """A share minus another at a rate, in sets with a tenth right, for two bases x five seeds."""
+def of_shares(rate):
+    """Shares of 20 minus 80 % at a rate, in sets with a tenth right, for two bases x five seeds."""
     rows = STUDIES[STUDIES["setting"].str.endswith("10 % positive") & (STUDIES["rate"] == rate)]
     values = rows.pivot(index=["setting", "seed"], columns="arm", values="pass@1")
-    return 100 * (values[first] - values[second])
+    return 100 * (values["20 %"] - values["80 %"])
 
 
 def of_rates(method, rate):
@@ -62,9 +61,9 @@ def share_arm(place):
     return f"TOPR, share {SHARE.get(place, 90)}%"
 
 
-def lead(place, other="SFT, repeated", metric="pass@1"):
-    """TOPR with its recommended share minus another arm."""
-    return in_fair(*place, share_arm(place), other, metric)
+def lead(place, other="SFT, repeated", **choices):
+    """TOPR with its recommended share minus another arm. choices: metric, seeds."""
+    return in_fair(*place, share_arm(place), other, **choices)
 
 
 def of_places(places, other):
@@ -74,7 +73,7 @@ def of_places(places, other):
 
 def further(place, other="SFT, repeated"):
     """The mean of TOPR with its share minus another arm in the two further seeds."""
-    return f"{mean(in_fair(*place, share_arm(place), other, seeds=(60, 61))):.1f}"
+    return f"{mean(lead(place, other, seeds=(60, 61))):.1f}"
 
 
 LEADS = of_places((*RARE, *NATURAL), "SFT, repeated")
@@ -140,8 +139,8 @@ for text, (figure, *keys) in FIGURES.items():
 for place in (*RARE, *NATURAL):  # of the table of predictions and outcomes
     for metric in ("pass@1", "maj@16"):
         TEXTS.append(("results/fair.md", with_interval(lead(place, metric=metric))))
-    for first, second in (("SFT, repeated", "SFT"), (share_arm(place), "TOPR")):
-        TEXTS.append(("results/fair.md", with_interval(in_fair(*place, first, second))))
+    for differences in (in_fair(*place, "SFT, repeated", "SFT"), lead(place, "TOPR")):
+        TEXTS.append(("results/fair.md", with_interval(differences)))
 
 
 @pytest.mark.parametrize(("page", "text"), TEXTS)

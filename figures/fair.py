@@ -11,7 +11,7 @@ fixed rates, each with so many passes that small steps go as far. A finished run
 
 import json
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, islice, product
@@ -23,7 +23,7 @@ import tyro
 from matplotlib.figure import Figure
 
 from figures.common import curve, interval
-from figures.pictures import CORRECT, LEVELS, new_figure, plot, plot_rows, save
+from figures.pictures import CORRECT, new_figure, plot_rows, save
 from figures.rates import held_out_task
 from figures.runs import parallel_map
 from figures.scales import RATE_SEEDS
@@ -42,11 +42,12 @@ SETTINGS = replace(
     micro_batch_size=16,
 )
 SIZES = {"rare": 1_024, "natural": 2_560}  # of training sets; rare: a tenth of them are right
-TITLES = {"rare": "a tenth of the answers right", "natural": "all answers"}
+TITLES = {"rare": "a tenth right", "natural": "all answers"}
 # Base model -> training set -> the share of the weight on right answers that we recommend.
 SHARES = {"worded": {"rare": 0.5, "natural": 0.7}, "two_thirds": {"rare": 0.5, "natural": 0.9}}
 RATES = (3e-5, 1e-4, 3e-4)
 PASSES = {1e-5: 10, 1e-4: 1}  # of experiment B
+TITLES_OF_B = {1e-5: "ten passes at 1e-5", 1e-4: "one pass at 1e-4"}
 SHARES_OF_B = (0.2, 0.5, 0.8)
 METRICS = ("pass@1", "maj@16", "pass@16", "greedy")
 PAIRS = (  # of arms; "TOPR, share" has the share of SHARES
@@ -246,40 +247,22 @@ def base_accuracy(table: pd.DataFrame, base: str) -> float:
     return 100 * table[(table["base"] == base) & (table["arm"] == "base")]["pass@1"].mean()
 
 
-def draw_arms(table: pd.DataFrame) -> Figure:
-    """Experiment A: pass@1 of each arm, in a panel for each set and base."""
-    figure, panels = new_figure(len(SIZES) * len(SHARES))
-    for axes, (name, base) in zip(panels, product(SIZES, SHARES), strict=True):
-        of_base = table[table["base"] == base]
+def draw_arms(table: pd.DataFrame, column: str, titles: Mapping[Any, str]) -> Figure:
+    """pass@1 of each arm, in a panel for each base and each value of a column that has a title."""
+    figure, panels = new_figure(len(titles) * len(SHARES))
+    for above, below in zip(panels, panels[len(SHARES) :], strict=False):  # of one base
+        below.sharex(above)
+    for axes, (value, base) in zip(panels, product(titles, SHARES), strict=True):
         before = base_accuracy(table, base)
-        values = by_arm(of_base[of_base["set"] == name], "arm")
-        heights = range(len(values.columns))[::-1]
+        rows = table[(table["base"] == base) & (table[column] == value)]
+        order = list(dict.fromkeys(rows["arm"]))
+        values = rows.pivot(index="seed", columns="arm", values="pass@1")[order]
+        heights = range(len(order))[::-1]
         plot_rows(axes, heights, curve(values), ("mean and seeds", "#0072B2", "-", "o"))
         axes.axvline(before, color="#6E6E6E", ls="--", label="base model")
-        title = f"{TITLES[name]}, base of {before:.0f} %"
-        axes.set(title=title, xlabel=CORRECT, yticks=heights, yticklabels=values.columns)
+        title = f"{titles[value]}, base of {before:.0f} %"
+        axes.set(title=title, xlabel=CORRECT, yticks=heights, yticklabels=order)
     return figure
-
-
-def draw_rates(table: pd.DataFrame) -> Figure:
-    """Experiment B: pass@1 of each arm against the learning rate, in a panel for each base."""
-    figure, panels = new_figure(len(SHARES))
-    for axes, base in zip(panels, SHARES, strict=True):
-        of_base = table[(table["base"] == base) & (table["set"] != "")]
-        for (arm, rows), look in zip(of_base.groupby("arm", sort=False), LEVELS, strict=False):
-            plot(axes, curve(by_arm(rows, "rate")), (arm, *look[1:]), sorted(PASSES))
-        title = f"{TITLES['rare']}, base of {base_accuracy(table, base):.0f} %"
-        axes.set(title=title, xlabel="learning rate x passes", xscale="log", ylabel=CORRECT)
-        labels = [f"{rate:g} x {PASSES[rate]}" for rate in sorted(PASSES)]
-        axes.set(xticks=sorted(PASSES), xticklabels=labels)
-        axes.minorticks_off()
-    return figure
-
-
-def by_arm(rows: pd.DataFrame, column: str) -> pd.DataFrame:
-    """pass@1: a row for each seed, a column for each arm or rate."""
-    order = list(dict.fromkeys(rows[column]))
-    return rows.pivot(index="seed", columns=column, values="pass@1")[order]
 
 
 def main() -> None:
@@ -303,9 +286,10 @@ def main() -> None:
         csv = table.to_csv(index=False, float_format="%.6g")
         files.write_file(options.out / f"{name}.csv", csv)
         tested = table[table["seed"].isin(test_seeds)]
-        draw = draw_arms if options.experiment == "a" else draw_rates
-        save(draw(tested), options.out / f"{name}.png")
-        if options.experiment == "a":
+        is_a = options.experiment == "a"
+        panels = ("set", TITLES) if is_a else ("rate", TITLES_OF_B)
+        save(draw_arms(tested, *panels), options.out / f"{name}.png")
+        if is_a:
             print(pd.DataFrame(difference_rows(tested)).to_string(index=False))
 
 

@@ -1,9 +1,12 @@
 """Ours: the picture of results/README.md, TOPR minus SFT in percentage points.
 
-python -m figures.what_we_found    # from results/fair_a.csv
+python -m figures.what_we_found    # from results/fair_a.csv and results/fair_b.csv
 """
 
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -13,58 +16,64 @@ from figures.fair import SHARES, TITLES, base_accuracy, find_leads, join_shares
 from figures.pictures import save
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
-METRICS = {"pass@1": ("one answer", "#0072B2", "o"), "maj@16": ("vote of 16", "#D55E00", "s")}
-COMPARISONS = {  # arms of experiment A
-    "TOPR with a baseline minus SFT, repeated": ("TOPR, share", "SFT, repeated"),
-    "TOPR with a baseline minus SFT, once": ("TOPR, share", "SFT"),
-    "TOPR without a baseline minus SFT, once": ("TOPR", "SFT"),
+METRICS = {  # label, color, marker, its face, and shift in the row
+    "pass@1": ("one answer", "#0072B2", "o", "#0072B2", -0.13),
+    "maj@16": ("vote of 16", "#D55E00", "s", "white", 0.13),
 }
+ROWS = list(product(TITLES, SHARES))  # sets and bases
+PANELS = (  # title; experiment; arms
+    ("TOPR with baseline\n− SFT, repeated", "a", "TOPR, share", "SFT, repeated"),
+    ("the same, with ten\npasses at 1e-5", "b", "TOPR, share 50%", "SFT, repeated"),
+    ("TOPR with baseline\n− SFT, once", "a", "TOPR, share", "SFT"),
+    ("TOPR, no baseline\n− SFT, once", "a", "TOPR", "SFT"),
+)
+TITLE = "difference in points, 95% interval\n← SFT is better    TOPR is better →"
 
 
-def list_rows() -> list[tuple[str, pd.DataFrame]]:
-    """Label and leads of each row of the picture; a comparison's name has no leads."""
-    table = join_shares(pd.read_csv(RESULTS / "fair_a.csv").query("seed < 10"))
-    rows = []
-    for comparison, arms in COMPARISONS.items():
-        rows.append((comparison, pd.DataFrame()))
-        for name, title in TITLES.items():
-            for base in SHARES:
-                of_set = table[(table["base"] == base) & (table["set"] == name)]
-                leads = find_leads(of_set, *arms, METRICS)
-                rows.append((f"{title}, base of {base_accuracy(table, base):.0f} %", leads))
-    return rows
+def read_tables() -> dict[str, pd.DataFrame]:
+    """The test seeds of experiment A, and experiment B's runs with small steps."""
+    runs_of_a = pd.read_csv(RESULTS / "fair_a.csv").query("seed < 10")
+    runs_of_b = pd.read_csv(RESULTS / "fair_b.csv").query("rate == 1e-5")
+    return {"a": join_shares(runs_of_a), "b": runs_of_b}
 
 
-def draw(rows: list[tuple[str, pd.DataFrame]]) -> Figure:
-    """A row for each label, with both metrics."""
-    figure = Figure(figsize=(8, 0.36 * len(rows) + 1), layout="constrained", dpi=150)
-    axes = figure.add_subplot()
-    axes.axvline(0, color="black", lw=1)
-    for height, (_, leads) in enumerate(rows):
-        for shift, (metric, (label, color, marker)) in enumerate(METRICS.items()):
-            if len(leads):
-                lead = interval(leads[metric])
-                style = {"color": color, "marker": marker, "ls": "none", "capsize": 3}
-                style["mfc"] = "white" if shift else color
-                y = height + 0.26 * shift - 0.13
-                axes.errorbar(lead["mean"], y, xerr=lead["half_width"], label=label, **style)
-    label = "← SFT is better    points, 95% interval    TOPR is better →"
-    axes.set(xlabel=label, yticks=range(len(rows)), ylim=(len(rows) - 0.4, -0.6), xlim=(-6, 6))
-    axes.set_yticklabels([label for label, _ in rows])
-    for text, (_, leads) in zip(axes.get_yticklabels(), rows, strict=True):
-        text.set_fontweight("normal" if len(leads) else "bold")
-    axes.tick_params(axis="y", length=0)
+def list_leads(
+    table: pd.DataFrame, first: str, second: str
+) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Height, metric, and the lead of the first arm over the second, for each set and base."""
+    for height, (name, base) in enumerate(ROWS):
+        of_set = table[(table["set"] == name) & (table["base"] == base)]
+        if len(of_set):
+            leads = find_leads(of_set, first, second, METRICS)
+            for metric in METRICS:
+                yield height, metric, interval(leads[metric])
+
+
+def draw(tables: dict[str, pd.DataFrame]) -> Figure:
+    """A panel for each of PANELS; prints its numbers."""
+    figure = Figure(figsize=(9, 3), layout="constrained", dpi=150)
+    figure.suptitle(TITLE, fontsize="medium")
+    panels = figure.subplots(1, len(PANELS), sharex=True, sharey=True)
+    for axes, (title, experiment, *arms) in zip(panels, PANELS, strict=True):
+        axes.set_title(title)
+        axes.axvline(0, color="black", lw=1)
+        for height, metric, lead in list_leads(tables[experiment], *arms):
+            numbers = f"{lead['mean']:.2f} ± {lead['half_width']:.2f}"
+            print(f"{title}, {ROWS[height]}, {metric}: {numbers}".replace("\n", " "))
+            label, color, marker, face, shift = METRICS[metric]
+            style = {"color": color, "marker": marker, "mfc": face, "ls": "none", "capsize": 3}
+            y = height + shift
+            axes.errorbar(lead["mean"], y, xerr=lead["half_width"], label=label, **style)
+    labels = []
+    for name, base in ROWS:
+        labels.append(f"{TITLES[name]}, base of {base_accuracy(tables['a'], base):.0f} %")
+    axes.set(yticks=range(len(ROWS)), yticklabels=labels, ylim=(len(ROWS) - 0.4, -0.6))
     return figure
 
 
 def main() -> None:
     """Draw the picture, and print its numbers."""
-    rows = list_rows()
-    for label, leads in rows:
-        print(label)
-        for metric in leads:
-            print("    {}: {mean:.2f} ± {half_width:.2f}".format(metric, **interval(leads[metric])))
-    save(draw(rows), RESULTS / "what_we_found.png")
+    save(draw(read_tables()), RESULTS / "what_we_found.png")
 
 
 if __name__ == "__main__":

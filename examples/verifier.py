@@ -56,7 +56,7 @@ def parse_verdict(text: str) -> bool | None:
 
 
 def grade(completions: Sequence[str], problems: Sequence[Problem]) -> list[Grade]:
-    """+1 for a true verdict, else -1. gold: whether the solution is correct.
+    """+1 for a correct verdict, else -1. gold: whether the solution is correct.
 
     >>> texts = [f"{QUESTION} {word}" for word in ("Yes", "No", "")]
     >>> [grade.outcome for grade in grade(texts, [Problem("1", "?", gold=True)] * 3)]

@@ -12,9 +12,12 @@ import pytest
 from test_links import ROOT
 
 RESULTS = ROOT / "results"
-FAIR = pd.read_csv(RESULTS / "fair_a.csv")
-STUDENT_T = {3: 4.303, 5: 2.776, 10: 2.262, 13: 2.179}  # 97.5 % quantile for n values, of a table
-STUDIES = pd.read_csv(RESULTS / "studies" / "settings.csv")
+EXPERIMENT_A = pd.read_csv(RESULTS / "fair_a.csv").replace({"arm": " [0-9]+%"}, "", regex=True)
+EXPERIMENT_B = pd.read_csv(RESULTS / "fair_b.csv")
+EXPERIMENT_B["arm"] += EXPERIMENT_B["rate"].map(" {:g}".format)
+FAIR = pd.concat([EXPERIMENT_A, EXPERIMENT_B])
+# 97.5 % quantile for n values, of a table
+STUDENT_T = {3: 4.303, 5: 2.776, 6: 2.571, 10: 2.262, 13: 2.179}
 
 
 def with_interval(values):
@@ -25,7 +28,7 @@ def with_interval(values):
 
 
 def in_fair(set_name, base, first, second, metric="pass@1", seeds=range(10)):
-    """An arm of experiment A minus another, in points, for each seed."""
+    """An arm of an experiment minus another, in points, for each seed."""
     rows = FAIR.query("set == @set_name and base == @base and seed in @seeds")
     values = {arm: of_arm.set_index("seed")[metric] for arm, of_arm in rows.groupby("arm")}
     return 100 * (values[first] - values[second])
@@ -37,38 +40,26 @@ def in_figure(name, key):
     return [100 * value for value in content["shares"][key]["each"]]
 
 
-def of_shares(rate):
-    """Shares of 20 minus 80 % at a rate, in sets with a tenth right, for two bases x five seeds."""
-    rows = STUDIES[STUDIES["setting"].str.endswith("10 % positive") & (STUDIES["rate"] == rate)]
-    values = rows.pivot(index=["setting", "seed"], columns="arm", values="pass@1")
-    return 100 * (values["20 %"] - values["80 %"])
-
-
 def of_rates(method, rate):
     """Accuracy on held-out problems, in percent."""
     rates = json.loads((RESULTS / "rates.json").read_text())["data"][method]
-    return f"{100 * rates['mean'][rates['lr'].index(rate)]:.1f}"
+    return round(100 * rates["mean"][rates["lr"].index(rate)], 1)
 
 
 RARE = ("rare", "worded"), ("rare", "two_thirds")
 NATURAL = ("natural", "worded"), ("natural", "two_thirds")
-SHARE = {("rare", "worded"): 50, ("rare", "two_thirds"): 50, ("natural", "worded"): 70}
 METHODS = ("naive REINFORCE", "PPO", "DPO")
-
-
-def share_arm(place):
-    """TOPR with the recommended share."""
-    return f"TOPR, share {SHARE.get(place, 90)}%"
 
 
 def lead(place, other="SFT, repeated", **choices):
     """TOPR with its recommended share minus another arm. choices: metric, seeds."""
-    return in_fair(*place, share_arm(place), other, **choices)
+    return in_fair(*place, "TOPR, share", other, **choices)
 
 
-def of_places(places, other):
-    """The leads of some places."""
-    return [with_interval(lead(place, other)) for place in places]
+def of_shares(rate):
+    """TOPR with shares of 20 minus 80 % at a rate of experiment B, as the mean of both bases."""
+    arms = f"TOPR, share 20% {rate}", f"TOPR, share 80% {rate}"
+    return with_interval(sum(in_fair(*place, *arms) for place in RARE) / 2)
 
 
 def further(place, other="SFT, repeated"):
@@ -76,8 +67,23 @@ def further(place, other="SFT, repeated"):
     return f"{mean(lead(place, other, seeds=(60, 61))):.1f}"
 
 
-LEADS = of_places((*RARE, *NATURAL), "SFT, repeated")
-LEADS_IN_POINTS = [-mean(lead(place)) for place in (*RARE, *NATURAL)]
+PLACES = (*RARE, *NATURAL)
+LEADS = [with_interval(lead(place)) for place in PLACES]
+LEADS_IN_POINTS = [-mean(lead(place)) for place in PLACES]
+LEADS_OVER_ONCE = [with_interval(lead(place, "SFT")) for place in PLACES]
+WITHOUT_BASELINE = [with_interval(in_fair(*place, "TOPR", "SFT")) for place in PLACES]
+COLLAPSE = of_rates("topr", 1e-4) - of_rates("reinforce", 1e-4)
+PAIRS_OF_B = (  # of arms, each with its rate
+    ("TOPR, share 50% 1e-05", "SFT, repeated 1e-05"),
+    ("TOPR, share 50% 1e-05", "SFT, repeated 0.0001"),
+    ("TOPR, share 20% 1e-05", "TOPR, share 80% 1e-05"),
+    ("TOPR, share 20% 0.0001", "TOPR, share 80% 0.0001"),
+    ("TOPR, share 50% 1e-05", "TOPR, share 50% 0.0001"),
+    ("TOPR, share 50% 0.0001", "SFT, repeated 0.0001"),
+)
+LEADS_OF_B = []  # on both bases, for each pair
+for first, second in PAIRS_OF_B:
+    LEADS_OF_B.append([with_interval(in_fair(*place, first, second)) for place in RARE])
 FIGURES = {  # a claim's numbers in the table of results/README.md -> figure and keys
     "at own rates {}, {}, {}": ("fig1", *[f"TOPR - {other}, own rates" for other in METHODS]),
     "{}; {}": ("fig3", *[f"{arm} - base, one rate: invalid" for arm in ("TOPR", METHODS[0])]),
@@ -99,7 +105,7 @@ FIGURES = {  # a claim's numbers in the table of results/README.md -> figure and
             for rate in ("", ", own rate")
         ],
     ),
-    "weight | {} |": ("fig9", "p~ = 10% - p~ = 80%: weight of the three hardest buckets"),
+    "10 minus 80 %: {} |": ("fig9", "p~ = 10% - p~ = 80%: weight of the three hardest buckets"),
     "| {}; {} | reproduced, from": (
         "table2",
         "checker, TOPR - base: verifier accuracy",
@@ -108,35 +114,29 @@ FIGURES = {  # a claim's numbers in the table of results/README.md -> figure and
 }
 TEXTS = [  # page, and a text that it must have
     ("README.md", f"by {min(LEADS_IN_POINTS):.1f} to {max(LEADS_IN_POINTS):.1f} points"),
-    ("docs/in_your_trainer.md", f"by {LEADS[0][1:]} and {LEADS[1][1:]} points on two bases"),
-    ("docs/in_your_trainer.md", f"by {LEADS[2][1:]} and {LEADS[3][1:]} points on all samples"),
-    (
-        "results/README.md",
-        f"{LEADS[0]} on the weaker base. On the stronger one it is {LEADS[1]}",
-    ),
-    ("results/README.md", f"the differences are {LEADS[2]} and {LEADS[3]}."),
-    ("results/README.md", "by {} and {} where".format(*of_places(RARE, "SFT"))),
-    ("README.md", f"keeps {of_rates('topr', 3e-4)} %, TIS {of_rates('tis', 3e-4)} %."),
-    ("results/README.md", f"keeps {of_rates('topr', 3e-4)} % right, and TIS, the next,"),
-    ("results/README.md", f"{of_rates('tis', 3e-4)} %. SFT is more stable still, with"),
-    ("results/README.md", f"still, with {of_rates('sft', 3e-4)} %. At SFT's best rate TOPR has"),
-    (
-        "results/README.md",
-        f"{of_rates('topr', 1e-4)} %, and naive REINFORCE {of_rates('reinforce', 1e-4)} %",
-    ),
-    ("results/README.md", f"the second lead is {further(RARE[1], 'SFT')}."),
+    ("README.md", f"leads on one of two bases, by {LEADS_OF_B[0][1]}."),
+    ("README.md", f"TOPR has {of_rates('topr', 3e-4)} % right, TIS {of_rates('tis', 3e-4)} %."),
+    ("results/README.md", f"rate, {of_rates('topr', 3e-4)} % of TOPR's answers are right."),
+    ("results/README.md", f"TIS, the next, has {of_rates('tis', 3e-4)} %."),
+    ("results/README.md", f"more stable still, with {of_rates('sft', 3e-4)} %."),
+    ("results/README.md", f"naive REINFORCE ends {COLLAPSE:.1f} points below TOPR"),
+    ("results/README.md", f"wrong answers help on the stronger base**, by {LEADS_OF_B[0][1]}"),
+    ("results/README.md", f"even this lead uncertain: {further(RARE[1], 'SFT')}."),
+    ("results/README.md", "{} at 1e-5; {} at 1e-4".format(*map(of_shares, ("1e-05", "0.0001")))),
     ("results/fair.md", "{} and {} where a tenth".format(*map(further, RARE))),
     ("results/fair.md", "{} and {} on all samples".format(*map(further, NATURAL))),
-    ("results/fair.md", f"TOPR leads SFT once by {further(RARE[1], 'SFT')}"),
-    (
-        "results/README.md",
-        f"{with_interval(of_shares(1e-5))} at 1e-5; {with_interval(of_shares(1e-4))} at 1e-4",
-    ),
+    ("results/fair.md", f"The new seeds have {further(RARE[1], 'SFT')}."),
+    ("docs/in_your_trainer.md", " | ".join(LEADS[:2])),
+    ("docs/in_your_trainer.md", " | ".join(LEADS[2:])),
+    ("docs/in_your_trainer.md", " | ".join(LEADS_OF_B[0])),
 ]
+for leads in (LEADS, LEADS_OF_B[0], LEADS_OVER_ONCE, WITHOUT_BASELINE):
+    TEXTS.append(("results/README.md", " | ".join(leads)))
+TEXTS += [("results/fair.md", lead) for leads in LEADS_OF_B for lead in leads]
 for text, (figure, *keys) in FIGURES.items():
     numbers = [with_interval(in_figure(figure, key)) for key in keys]
     TEXTS.append(("results/README.md", text.format(*numbers)))
-for place in (*RARE, *NATURAL):  # of the table of predictions and outcomes
+for place in PLACES:  # of the table of predictions and outcomes
     for metric in ("pass@1", "maj@16"):
         TEXTS.append(("results/fair.md", with_interval(lead(place, metric=metric))))
     for differences in (in_fair(*place, "SFT, repeated", "SFT"), lead(place, "TOPR")):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from matplotlib.figure import Figure
 
 from figures.common import by_seed, curve
-from figures.pictures import CORRECT, LABELS, LOOKS, new_figure, plot
+from figures.pictures import LABELS, LOOKS, new_figure, plot
 from figures.runs import Rates, Row, Run, measure
 from figures.scales import OPTIMIZERS, PAPER_METHODS, RATE_SEEDS, VARIANTS, Scale
 from toprlib.records import Task
@@ -80,10 +80,10 @@ def read(runs: list[Run], scale: Scale) -> dict:
 
 
 def draw(data: dict) -> Figure:
-    """Three groups of arms; a single seed has no interval."""
+    """Three groups of arms; the values have no interval."""
     figure, panels = new_figure(len(PANELS))
     for axes, (title, arms) in zip(panels, PANELS.items(), strict=True):
         for arm in arms:
             plot(axes, data[arm], LOOKS[arm], data[arm]["lr"])
-        axes.set(title=title, xlabel="learning rate", xscale="log", ylabel=CORRECT)
+        axes.set(title=title, xlabel="learning rate", xscale="log", ylabel="correct (%)")
     return figure

@@ -20,6 +20,7 @@ METRICS = {  # label, color, marker, its face, and shift in the row
     "pass@1": ("one answer", "#0072B2", "o", "#0072B2", -0.13),
     "maj@16": ("vote of 16", "#D55E00", "s", "white", 0.13),
 }
+BASES = {"worded": "weaker base", "two_thirds": "stronger base"}
 ROWS = list(product(TITLES, SHARES))  # sets and bases
 PANELS = (  # title; experiment; arms
     ("TOPR with baseline\n− SFT, repeated", "a", "TOPR, share", "SFT, repeated"),
@@ -51,13 +52,16 @@ def list_leads(
 
 def draw(tables: dict[str, pd.DataFrame]) -> Figure:
     """A panel for each of PANELS; prints its numbers."""
-    figure = Figure(figsize=(9, 3), layout="constrained", dpi=150)
+    figure = Figure(figsize=(10, 3), layout="constrained", dpi=150)
     figure.suptitle(TITLE, fontsize="medium")
     panels = figure.subplots(1, len(PANELS), sharex=True, sharey=True)
     for axes, (title, experiment, *arms) in zip(panels, PANELS, strict=True):
         axes.set_title(title)
         axes.axvline(0, color="black", lw=1)
-        for height, metric, lead in list_leads(tables[experiment], *arms):
+        leads = list(list_leads(tables[experiment], *arms))
+        for height in set(range(len(ROWS))) - {height for height, *_ in leads}:
+            axes.text(0.5, height, "not run", va="center")
+        for height, metric, lead in leads:
             numbers = f"{lead['mean']:.2f} ± {lead['half_width']:.2f}"
             print(f"{title}, {ROWS[height]}, {metric}: {numbers}".replace("\n", " "))
             label, color, marker, face, shift = METRICS[metric]
@@ -66,7 +70,8 @@ def draw(tables: dict[str, pd.DataFrame]) -> Figure:
             axes.errorbar(lead["mean"], y, xerr=lead["half_width"], label=label, **style)
     labels = []
     for name, base in ROWS:
-        labels.append(f"{TITLES[name]}, base of {base_accuracy(tables['a'], base):.0f} %")
+        before = base_accuracy(tables["a"], base)
+        labels.append(f"{TITLES[name]}, {BASES[base]} ({before:.0f} %)")
     axes.set(yticks=range(len(ROWS)), yticklabels=labels, ylim=(len(ROWS) - 0.4, -0.6))
     return figure
 

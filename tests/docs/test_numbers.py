@@ -72,6 +72,7 @@ LEADS = [with_interval(lead(place)) for place in PLACES]
 LEADS_IN_POINTS = [-mean(lead(place)) for place in PLACES]
 LEADS_OVER_ONCE = [with_interval(lead(place, "SFT")) for place in PLACES]
 WITHOUT_BASELINE = [with_interval(in_fair(*place, "TOPR", "SFT")) for place in PLACES]
+AT_3E_4 = [of_rates(method, 3e-4) for method in ("sft", "topr", "tis")]
 COLLAPSE = of_rates("topr", 1e-4) - of_rates("reinforce", 1e-4)
 PAIRS_OF_B = (  # of arms, each with its rate
     ("TOPR, share 50% 1e-05", "SFT, repeated 1e-05"),
@@ -105,7 +106,7 @@ FIGURES = {  # a claim's numbers in the table of results/README.md -> figure and
             for rate in ("", ", own rate")
         ],
     ),
-    "10 minus 80 %: {} |": ("fig9", "p~ = 10% - p~ = 80%: weight of the three hardest buckets"),
+    "10 - 80 %: {} |": ("fig9", "p~ = 10% - p~ = 80%: weight of the three hardest buckets"),
     "| {}; {} | reproduced, from": (
         "table2",
         "checker, TOPR - base: verifier accuracy",
@@ -114,17 +115,16 @@ FIGURES = {  # a claim's numbers in the table of results/README.md -> figure and
 }
 TEXTS = [  # page, and a text that it must have
     ("README.md", f"by {min(LEADS_IN_POINTS):.1f} to {max(LEADS_IN_POINTS):.1f} points"),
-    ("README.md", f"leads on one of two bases, by {LEADS_OF_B[0][1]}."),
-    ("README.md", f"TOPR has {of_rates('topr', 3e-4)} % right, TIS {of_rates('tis', 3e-4)} %."),
-    ("results/README.md", f"rate, {of_rates('topr', 3e-4)} % of TOPR's answers are right."),
-    ("results/README.md", f"TIS, the next, has {of_rates('tis', 3e-4)} %."),
-    ("results/README.md", f"more stable still, with {of_rates('sft', 3e-4)} %."),
+    ("README.md", f"by {LEADS_OF_B[0][1]} points, or by {LEADS_OF_B[1][1]} over"),
+    ("README.md", "{} % right, TOPR {} %, and the next method, TIS, {} %.".format(*AT_3E_4)),
+    ("results/README.md", f"rate, {AT_3E_4[1]} % of TOPR's answers are right."),
+    ("results/README.md", f"more stable still, with {AT_3E_4[0]} %."),
     ("results/README.md", f"naive REINFORCE ends {COLLAPSE:.1f} points below TOPR"),
     ("results/README.md", f"wrong answers help on the stronger base**, by {LEADS_OF_B[0][1]}"),
-    ("results/README.md", f"even this lead uncertain: {further(RARE[1], 'SFT')}."),
+    ("results/README.md", f"two further seeds have {further(RARE[1], 'SFT')} on"),
     ("results/README.md", "{} at 1e-5; {} at 1e-4".format(*map(of_shares, ("1e-05", "0.0001")))),
     ("results/fair.md", "{} and {} where a tenth".format(*map(further, RARE))),
-    ("results/fair.md", "{} and {} on all samples".format(*map(further, NATURAL))),
+    ("results/fair.md", "{} and {} on all answers".format(*map(further, NATURAL))),
     ("results/fair.md", f"The new seeds have {further(RARE[1], 'SFT')}."),
     ("docs/in_your_trainer.md", " | ".join(LEADS[:2])),
     ("docs/in_your_trainer.md", " | ".join(LEADS[2:])),

@@ -108,7 +108,7 @@ FIGURES = {  # a claim's numbers in the table of results/README.md -> figure and
             for rate in ("", ", own rate")
         ],
     ),
-    "10 - 80 %: {} |": ("fig9", "p~ = 10% - p~ = 80%: weight of the three hardest buckets"),
+    "10 minus 80 %: {} |": ("fig9", "p~ = 10% - p~ = 80%: weight of the three hardest buckets"),
     "| {}; {} | reproduced, from": (
         "table2",
         "checker, TOPR - base: verifier accuracy",
@@ -123,7 +123,7 @@ TEXTS = [  # page, and a text that it must have
     ("results/README.md", f"more stable still, with {AT_3E_4[0]} %."),
     ("results/README.md", f"naive REINFORCE ends {COLLAPSE:.1f} points below TOPR"),
     ("results/README.md", f"wrong answers help on the stronger base**, by {LEADS_OF_B[0][1]}"),
-    ("results/README.md", f"two further seeds have {further(RARE[1], 'SFT')} on"),
+    ("results/README.md", f"two further seeds have {further(RARE[1], 'SFT')} against"),
     ("results/fair.md", "{} and {} where a tenth".format(*map(further, RARE))),
     ("results/fair.md", "{} and {} on all answers".format(*map(further, NATURAL))),
     ("results/fair.md", f"The new seeds have {further(RARE[1], 'SFT')}."),

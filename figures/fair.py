@@ -270,7 +270,8 @@ def main() -> None:
     with command("figures.fair"):
         options = tyro.cli(Options, prog="python -m figures.fair", description=__doc__)
         test_seeds = range(options.seed, options.seed + options.seeds)
-        parts = [RATE_SEEDS, test_seeds] if options.experiment == "a" else [test_seeds]
+        is_a = options.experiment == "a"
+        parts = [RATE_SEEDS, test_seeds] if is_a else [test_seeds]
         rates = {}
         rows = []
         with parallel_map(options.workers) as map_runs:
@@ -286,7 +287,6 @@ def main() -> None:
         csv = table.to_csv(index=False, float_format="%.6g")
         files.write_file(options.out / f"{name}.csv", csv)
         tested = table[table["seed"].isin(test_seeds)]
-        is_a = options.experiment == "a"
         panels = ("set", TITLES) if is_a else ("rate", TITLES_OF_B)
         save(draw_arms(tested, *panels), options.out / f"{name}.png")
         if is_a:

@@ -3,12 +3,11 @@
 python -m figures.what_we_found    # from results/fair_a.csv and results/fair_b.csv
 """
 
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from figures.common import interval
@@ -38,42 +37,37 @@ def read_tables() -> dict[str, pd.DataFrame]:
     return {"a": join_shares(runs_of_a), "b": runs_of_b}
 
 
-def list_leads(
-    table: pd.DataFrame, first: str, second: str
-) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """Height, metric, and the lead of the first arm over the second, for each set and base."""
-    for height, (name, base) in enumerate(ROWS):
-        of_set = table[(table["set"] == name) & (table["base"] == base)]
-        if len(of_set):
-            leads = find_leads(of_set, first, second, METRICS)
-            for metric in METRICS:
-                yield height, metric, interval(leads[metric])
-
-
 def draw(tables: dict[str, pd.DataFrame]) -> Figure:
-    """A panel for each of PANELS; prints its numbers."""
+    """A panel for each of PANELS, a row for each of ROWS; prints the numbers."""
     figure = Figure(figsize=(10, 3), layout="constrained", dpi=150)
     figure.suptitle(TITLE, fontsize="medium")
     panels = figure.subplots(1, len(PANELS), sharex=True, sharey=True)
     for axes, (title, experiment, *arms) in zip(panels, PANELS, strict=True):
         axes.set_title(title)
         axes.axvline(0, color="black", lw=1)
-        leads = list(list_leads(tables[experiment], *arms))
-        for height in set(range(len(ROWS))) - {height for height, *_ in leads}:
-            axes.text(0.5, height, "not run", va="center")
-        for height, metric, lead in leads:
-            numbers = f"{lead['mean']:.2f} ± {lead['half_width']:.2f}"
-            print(f"{title}, {ROWS[height]}, {metric}: {numbers}".replace("\n", " "))
-            label, color, marker, face, shift = METRICS[metric]
-            style = {"color": color, "marker": marker, "mfc": face, "ls": "none", "capsize": 3}
-            y = height + shift
-            axes.errorbar(lead["mean"], y, xerr=lead["half_width"], label=label, **style)
+        sets = dict(list(tables[experiment].groupby(["set", "base"])))
+        for height, row in enumerate(ROWS):
+            if row in sets:
+                print(title.replace("\n", " "), *row)
+                draw_leads(axes, height, find_leads(sets[row], *arms, METRICS))
+            else:
+                axes.text(0.5, height, "not run", va="center")
     labels = []
     for name, base in ROWS:
         before = base_accuracy(tables["a"], base)
         labels.append(f"{TITLES[name]}, {BASES[base]} ({before:.0f} %)")
     axes.set(yticks=range(len(ROWS)), yticklabels=labels, ylim=(len(ROWS) - 0.4, -0.6))
     return figure
+
+
+def draw_leads(axes: Axes, height: float, leads: pd.DataFrame) -> None:
+    """Both metrics of a row, with their intervals; prints them."""
+    for metric, (label, color, marker, face, shift) in METRICS.items():
+        lead = interval(leads[metric])
+        print("    {}: {mean:.2f} ± {half_width:.2f}".format(metric, **lead))
+        style = {"color": color, "marker": marker, "mfc": face, "ls": "none", "capsize": 3}
+        y = height + shift
+        axes.errorbar(lead["mean"], y, xerr=lead["half_width"], label=label, **style)
 
 
 def main() -> None:

@@ -257,7 +257,6 @@ class StepStats(NamedTuple):
     grad_norm: float  # before clipping
     log_ratio: Tensor
     reward: Tensor
-    weight: Tensor | None  # None for a loss without importance weights
 
 
 def train(
@@ -265,7 +264,6 @@ def train(
     optimizer: torch.optim.Optimizer,
     steps: Iterable[tuple[Iterable[Batch], int]],
     loss: Callable[..., Tensor] = topr_loss,
-    limits: Limits | None = PRESETS["topr"],
     max_grad_norm: float = 1.0,
 ) -> Iterator[StepStats]:
     """Algorithm 1, lines 5 to 9, as a generator: each `next()` is one optimizer step.
@@ -273,7 +271,6 @@ def train(
     steps: pairs (this process's micro-batches, completions of all processes). token_logmu:
     `token_logprobs` of the model before the first step, without gradient and dropout.
     loss: called as loss(token_logp, token_logmu, reward, mask, denominator=completions).
-    limits: for the weights in StepStats only; the loss must use the same. None: no weights.
     max_grad_norm: the gradient is clipped to this norm (Section 4.2: 1.0). Several processes must
     sum their gradients. FloatingPointError, before the update, if loss or gradient is not finite.
 
@@ -302,10 +299,7 @@ def train(
             rewards.append(batch.reward)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of a sharded model
-        log_ratio = torch.cat(log_ratios)
-        reward = torch.cat(rewards)
-        weight = importance_weight(log_ratio, *limits.of_sign(reward)) if limits else None
-        stats = StepStats(float(total), norm.item(), log_ratio, reward, weight)
+        stats = StepStats(float(total), norm.item(), torch.cat(log_ratios), torch.cat(rewards))
         if not math.isfinite(stats.loss + stats.grad_norm):
             raise FloatingPointError(f"loss is {stats.loss:g}, grad_norm is {stats.grad_norm:g}")
         optimizer.step()

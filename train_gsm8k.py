@@ -41,7 +41,6 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from importlib.metadata import distribution
-from itertools import chain
 from pathlib import Path
 
 import rich
@@ -70,9 +69,6 @@ from toprlib.records import (
 )
 from toprlib.settings import Settings, command, read_settings
 from toprlib.vllm_client import vllm_engine
-
-Rows = list[list[Example]]  # in the order of training; a row is a completion, or a pair for DPO
-
 
 # ---- the task: GSM8K (Section 4.1) ---------------------------------------------------------------
 MARKER = "The answer is"
@@ -192,15 +188,16 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
                 samples = provided_samples or sample(  # line 3
                     iteration, engine, train_prompts, task, settings
                 )
-            rows = choose(iteration, samples, lm, task, settings)  # line 4
-            results.print_dataset(iteration, samples, rows, settings)
+            examples = choose(iteration, samples, lm, task, settings)  # line 4
+            results.print_dataset(iteration, samples, examples, settings)
             del samples  # gigabytes at the paper's scale
-            points = evaluation_points(iteration, rows, settings)
+            points = evaluation_points(iteration, examples, settings)
             if not files.exists(Path(points[-1].model)):
                 # Here the GPU is for training pi, which begins as mu.
                 policy, optimizer = training.load_for_training(lm, point.model, settings)
-                rows = score(iteration, rows, policy, settings)  # mu(y|x), before any update
-                train_policy(iteration, rows, policy, optimizer, loss, settings)  # lines 5 to 9
+                examples = score(iteration, examples, policy, settings)  # mu(y|x)
+                # lines 5 to 9
+                train_policy(iteration, examples, policy, optimizer, loss, settings)
                 del policy, optimizer
                 free_gpu()
             files.remove(*settings.iteration_folder(iteration).glob("checkpoint-*"))
@@ -260,7 +257,7 @@ def sample(
 # ---- line 4: the dataset, with rewards less the baseline -----------------------------------------
 def choose(
     iteration: int, samples: list[Sample], lm: LanguageModel, task: Task, settings: Settings
-) -> Rows:
+) -> list[Example]:
     """Line 4: the samples to train on, in the order of training, with rewards less the baseline."""
     rng = random.Random(settings.seed_of(f"composition {iteration}"))
     size = settings.examples or len(samples)
@@ -276,15 +273,15 @@ def choose(
     ]
 
     rng = random.Random(settings.seed_of(f"order {iteration}"))
-    is_paired = METHODS[settings.method].uses_pairs
-    order = dataset.pair_examples if is_paired else dataset.shuffle_examples
-    rows = []
+    uses_pairs = METHODS[settings.method].uses_pairs
+    order = dataset.pair_examples if uses_pairs else dataset.shuffle_examples
+    ordered = []
     for _ in range(settings.epochs):
-        rows += order(examples, rng)
-    if not rows:
+        ordered += order(examples, rng)
+    if not ordered:
         message = "no problem has a sample with a reward of at least 0 and one below 0"
         raise InputError(f"--method dpo: {message}; sample more, or correct the rewards")
-    return dataset.number_rows(rows)
+    return [replace(example, line=line) for line, example in enumerate(ordered)]
 
 
 def choose_baselines(chosen: list[Sample], settings: Settings) -> list[float]:
@@ -301,8 +298,10 @@ def choose_baselines(chosen: list[Sample], settings: Settings) -> list[float]:
 
 
 # ---- log mu(y|x), for the weight of line 6 -------------------------------------------------------
-def score(iteration: int, rows: Rows, policy: LanguageModel, settings: Settings) -> Rows:
-    """The rows with log mu(y|x), by the model that the iteration starts from.
+def score(
+    iteration: int, examples: list[Example], policy: LanguageModel, settings: Settings
+) -> list[Example]:
+    """The examples with log mu(y|x), by the model that the iteration starts from.
 
     log mu is over the full vocabulary at temperature 1, in training's batches: same padding, same
     precision, so that pi = mu in the first step. With --trust-logmu it comes from the samples.
@@ -310,18 +309,26 @@ def score(iteration: int, rows: Rows, policy: LanguageModel, settings: Settings)
     file = settings.iteration_folder(iteration) / "train.jsonl"
     if not files.exists(file):
         if not settings.trust_logmu:
-            steps = dataset.plan_steps(rows, settings.batch_size, settings.micro_batch_size)
-            rows = dataset.score_rows(rows, steps, policy.model)
-        distributed.on_rank_zero(files.write_file, file, files.to_lines(chain.from_iterable(rows)))
-        results.print_mismatch(iteration, chain.from_iterable(rows))
-    return dataset.group_rows(files.read_records(file, Example))
+            examples = dataset.add_logmu(examples, plan(examples, settings), policy.model)
+        distributed.on_rank_zero(files.write_file, file, files.to_lines(examples))
+        results.print_mismatch(iteration, examples)
+    return files.read_records(file, Example)
 
 
 # ---- lines 5 to 9: the optimizer steps, from pi = mu ---------------------------------------------
-def evaluation_points(iteration: int, rows: Rows, settings: Settings) -> list[EvalPoint]:
+def plan(examples: list[Example], settings: Settings) -> list[dataset.StepPlan]:
+    """The optimizer steps over the examples, as this rank has them."""
+    uses_pairs = METHODS[settings.method].uses_pairs
+    sizes = (settings.batch_size, settings.micro_batch_size)
+    return dataset.plan_steps(examples, *sizes, uses_pairs)
+
+
+def evaluation_points(
+    iteration: int, examples: list[Example], settings: Settings
+) -> list[EvalPoint]:
     """The models of an iteration to evaluate; the next iteration starts from the last one."""
     folder = settings.iteration_folder(iteration)
-    steps = dataset.plan_steps(rows, settings.batch_size, settings.micro_batch_size)
+    steps = plan(examples, settings)
     count = settings.evals_per_epoch if settings.test_problems else 1
     stops = {len(steps) * number // count for number in range(1, count + 1)}
     points = []
@@ -336,16 +343,16 @@ def evaluation_points(iteration: int, rows: Rows, settings: Settings) -> list[Ev
 
 def train_policy(
     iteration: int,
-    rows: Rows,
+    examples: list[Example],
     policy: LanguageModel,
     optimizer: torch.optim.Optimizer,
     loss: Callable[..., Tensor] | None,
     settings: Settings,
 ) -> None:
-    """Lines 5 to 9: `topr.train` on all rows, from pi = mu or the last checkpoint."""
+    """Lines 5 to 9: `topr.train` on all examples, from pi = mu or the last checkpoint."""
     folder = settings.iteration_folder(iteration)
-    steps = dataset.plan_steps(rows, settings.batch_size, settings.micro_batch_size)
-    points = evaluation_points(iteration, rows, settings)
+    steps = plan(examples, settings)
+    points = evaluation_points(iteration, examples, settings)
     models = {point.step: Path(point.model) for point in points}
     method = settings.chosen_method()
     limits = None if loss else method.limits  # for the logged weights
@@ -356,10 +363,10 @@ def train_policy(
         training.load_checkpoint(folder / f"checkpoint-{done}", policy.model, optimizer)
     sums_once = distributed.ranks() > 1 and not settings.gradient_checkpointing
     tensors = dataset.to_tensors(steps[done:], policy.model if sums_once else None)
-    all_stats = topr.train(policy.model, optimizer, tensors, loss, limits, settings.max_grad_norm)
+    all_stats = topr.train(policy.model, optimizer, tensors, loss, settings.max_grad_norm)
     bar = distributed.progress_bar(all_stats, "training", "step", len(steps), done)
     for step, stats in enumerate(bar, start=done + 1):
-        results.log_step(folder / "metrics.jsonl", step, stats, settings)
+        results.log_step(folder / "metrics.jsonl", step, stats, limits, settings)
         if step in models and not files.exists(models[step]):
             training.save_model(policy, models[step])
         if step % settings.save_every == 0 and step < len(steps):

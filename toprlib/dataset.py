@@ -1,14 +1,13 @@
 """Line 4 of Algorithm 1, and what follows from it: which samples, in which order, as tensors.
 
-A row is what has to be in one micro-batch: a completion, or the two of a pair for DPO. A reward of
-0 or more counts as positive, as in `topr`.
+A training set is a list of examples in the order of training; for DPO, each two of them are a pair.
+A reward of 0 or more counts as positive, as in `topr`.
 """
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, groupby
-from operator import attrgetter
+from itertools import chain
 from statistics import mean
 from typing import NamedTuple
 
@@ -123,37 +122,37 @@ def tokenize_samples(
 
 
 # ---- the order of training -----------------------------------------------------------------------
-def shuffle_examples(examples: Sequence[Example], rng: random.Random) -> list[list[Example]]:
-    """Each example as a row, in random order.
+def shuffle_examples(examples: Sequence[Example], rng: random.Random) -> list[Example]:
+    """The examples in random order.
 
     >>> examples = [Example([prompt], [2], 1.0, i) for i, prompt in enumerate((7, 7, 8))]
-    >>> sorted(example.sample for [example] in shuffle_examples(examples, random.Random(0)))
+    >>> sorted(example.sample for example in shuffle_examples(examples, random.Random(0)))
     [0, 1, 2]
     """
     # Grouped by prompt before the second shuffle: the order of the published results rests on it.
     groups = _group_by_prompt(rng.sample(examples, len(examples)))
-    rows = [[example] for example in chain.from_iterable(groups)]
-    rng.shuffle(rows)
-    return rows
+    shuffled = list(chain.from_iterable(groups))
+    rng.shuffle(shuffled)
+    return shuffled
 
 
-def pair_examples(examples: Sequence[Example], rng: random.Random) -> list[list[Example]]:
-    """Up to MAX_PAIRS random pairs [positive, negative] of each prompt, for DPO; shuffled.
+def pair_examples(examples: Sequence[Example], rng: random.Random) -> list[Example]:
+    """Up to MAX_PAIRS random pairs of each prompt, shuffled: positive, negative, positive, ...
 
     >>> examples = [Example([7], [2], reward, 0) for reward in (1.0, -1.0, -1.0)]
-    >>> [pair[0].reward for pair in pair_examples(examples, random.Random(0))]
-    [1.0, 1.0]
+    >>> [example.reward for example in pair_examples(examples, random.Random(0))]
+    [1.0, -1.0, 1.0, -1.0]
     """
-    rows = []
+    pairs = []
     for group in _group_by_prompt(examples):
         positives = [example for example in group if example.reward >= 0]
         negatives = [example for example in group if example.reward < 0]
-        pairs = range(len(positives) * len(negatives))  # by number: there may be millions
-        for pair in rng.sample(pairs, min(MAX_PAIRS, len(pairs))):
-            positive, negative = divmod(pair, len(negatives))
-            rows.append([positives[positive], negatives[negative]])
-    rng.shuffle(rows)
-    return rows
+        numbers = range(len(positives) * len(negatives))  # of all pairs: there may be millions
+        for number in rng.sample(numbers, min(MAX_PAIRS, len(numbers))):
+            positive, negative = divmod(number, len(negatives))
+            pairs.append((positives[positive], negatives[negative]))
+    rng.shuffle(pairs)
+    return list(chain.from_iterable(pairs))
 
 
 def _group_by_prompt(examples: Iterable[Example]) -> list[list[Example]]:
@@ -161,19 +160,6 @@ def _group_by_prompt(examples: Iterable[Example]) -> list[list[Example]]:
     for example in examples:
         groups.setdefault(tuple(example.prompt_ids), []).append(example)
     return list(groups.values())
-
-
-def number_rows(rows: Iterable[Sequence[Example]]) -> list[list[Example]]:
-    """The rows with their index in each example, by which train.jsonl restores them."""
-    numbered = []
-    for index, row in enumerate(rows):
-        numbered.append([replace(example, row=index) for example in row])
-    return numbered
-
-
-def group_rows(examples: Iterable[Example]) -> list[list[Example]]:
-    """The rows of numbered examples, such as the lines of train.jsonl."""
-    return [list(row) for _, row in groupby(examples, key=attrgetter("row"))]
 
 
 # ---- the optimizer steps of an epoch -------------------------------------------------------------
@@ -185,69 +171,60 @@ class StepPlan(NamedTuple):
 
 
 def plan_steps(
-    rows: Sequence[Sequence[Example]], batch_size: int, micro_batch_size: int
+    examples: Sequence[Example], batch_size: int, micro_batch_size: int, uses_pairs: bool = False
 ) -> list[StepPlan]:
-    """The optimizer steps of an epoch over `rows`, in order, as this rank has them.
+    """The optimizer steps over the examples, in order, as this rank has them.
 
     batch_size: completions per step, over all ranks. micro_batch_size: completions per forward
-    pass; rows of similar length are together. All ranks have equally many micro-batches in a step,
-    because FSDP2 gathers weights together: a rank without rows left gets a filler with reward 0,
-    from which nothing is learned.
+    pass; those of similar length are together, and so are the two of a pair. All ranks have
+    equally many micro-batches in a step, because FSDP2 gathers weights together: a rank without
+    examples left gets a filler with reward 0 and line -1, from which nothing is learned.
 
-    >>> steps = plan_steps([[Example([1], [2], 1.0, i)] for i in range(3)], 2, 1)
+    >>> steps = plan_steps([Example([1], [2], 1.0, i) for i in range(3)], 2, 1)
     >>> [(len(step.micro_batches), step.completions) for step in steps]
     [(2, 2), (1, 1)]
     """
-    per_row = max(len(row) for row in rows)
-    rows_per_step = max(batch_size // per_row, 1)
-    rows_per_pass = max(micro_batch_size // per_row, 1)
+    size = 2 if uses_pairs else 1
+    units = [examples[start : start + size] for start in range(0, len(examples), size)]
+    per_step = max(batch_size // size, 1)
+    per_pass = max(micro_batch_size // size, 1)
     steps = []
-    for start in range(0, len(rows), rows_per_step):
-        step_rows = sorted(rows[start : start + rows_per_step], key=_count_tokens)
-        own_rows = step_rows[rank() :: ranks()]
-        passes = -(-len(step_rows[:: ranks()]) // rows_per_pass)  # of the first rank
-        filler = [replace(example, reward=0.0, row=-1) for example in step_rows[0]]
+    for start in range(0, len(units), per_step):
+        of_step = sorted(units[start : start + per_step], key=_count_tokens)
+        own = of_step[rank() :: ranks()]
+        passes = -(-len(of_step[:: ranks()]) // per_pass)  # of the first rank
+        filler = [replace(example, reward=0.0, line=-1) for example in of_step[0]]
         micro_batches = []
-        for first in range(0, passes * rows_per_pass, rows_per_pass):
-            some_rows = own_rows[first : first + rows_per_pass] or [filler]
-            micro_batches.append(list(chain.from_iterable(some_rows)))
-        steps.append(StepPlan(micro_batches, sum(len(row) for row in step_rows)))
+        for first in range(0, passes * per_pass, per_pass):
+            micro_batches.append(list(chain(*own[first : first + per_pass] or [filler])))
+        steps.append(StepPlan(micro_batches, size * len(of_step)))
     return steps
 
 
-def _count_tokens(row: Sequence[Example]) -> int:
-    return sum(len(example.prompt_ids) + len(example.completion_ids) for example in row)
+def _count_tokens(examples: Sequence[Example]) -> int:
+    return sum(len(example.prompt_ids) + len(example.completion_ids) for example in examples)
 
 
 # ---- log mu --------------------------------------------------------------------------------------
 @torch.no_grad()
-def score_rows(
-    rows: Sequence[Sequence[Example]], steps: Sequence[StepPlan], model: torch.nn.Module
-) -> list[list[Example]]:
-    """The rows with log mu of each token, by `model`, in the batches of `steps`.
+def add_logmu(
+    examples: Sequence[Example], steps: Sequence[StepPlan], model: torch.nn.Module
+) -> list[Example]:
+    """The examples with log mu of each token, by `model`, in the batches of `steps`.
 
     It is over the whole vocabulary; top-k and top-p are ignored. Every rank calls this.
     """
-    token_logmu = {}  # (row, sample) -> values; a sample may be in several pairs
+    token_logmu = {}  # line -> values
     for micro_batches, _ in progress_bar(steps, "scoring", "step"):
-        for examples in micro_batches:
-            token_logp = topr.token_logprobs(model, collate(examples))  # (B, T)
-            values = token_logp.float().cpu().numpy()
-            for example, line in zip(examples, values, strict=True):
-                completion = line[: len(example.completion_ids)]
+        for batch in micro_batches:
+            token_logp = topr.token_logprobs(model, collate(batch))  # (B, T)
+            for example, values in zip(batch, token_logp.float().cpu().numpy(), strict=True):
+                completion = values[: len(example.completion_ids)]
                 # The shortest decimals of these float32 values: train.jsonl is half as large.
-                shortest = [float(str(value)) for value in completion]
-                token_logmu[example.row, example.sample] = shortest
+                token_logmu[example.line] = [float(str(value)) for value in completion]
     for part in gather(token_logmu):
         token_logmu |= part
-    scored = []
-    for row in rows:
-        scored_row = []
-        for example in row:
-            values = token_logmu[example.row, example.sample]
-            scored_row.append(replace(example, token_logmu=values))
-        scored.append(scored_row)
-    return scored
+    return [replace(example, token_logmu=token_logmu[example.line]) for example in examples]
 
 
 # ---- tensors -------------------------------------------------------------------------------------

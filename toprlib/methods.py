@@ -90,8 +90,8 @@ class Method(NamedTuple):
     """How a method learns."""
 
     loss: Loss
-    limits: Limits | None = None  # the bounds of its weights, for StepStats; None: no such weights
-    uses_pairs: bool = False  # a row is a pair of completions of one prompt, without a baseline
+    limits: Limits | None = None  # the bounds of its weights; None: no such weights
+    uses_pairs: bool = False  # of completions of one prompt, without a baseline
 
 
 METHODS: dict[str, Method] = {

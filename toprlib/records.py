@@ -80,17 +80,13 @@ class Engine(NamedTuple):
 
 @dataclass(frozen=True)
 class Example:
-    """A completion to train on: a line of train.jsonl.
-
-    Examples of the same `row` are trained on in the same micro-batch: one completion, or the two
-    of a pair for DPO.
-    """
+    """A completion to train on: a line of train.jsonl."""
 
     prompt_ids: list[int]
     completion_ids: list[int]
     reward: float  # after the baseline
     sample: int  # index of its sample in samples.jsonl, or in the file of --samples
-    row: int = 0  # index of its row in the order of training
+    line: int = 0  # its line in train.jsonl, from 0: its place in the order of training
     token_logmu: list[float] | None = None  # log mu of each token, in nats; None until scored
     logmu_engine: float | None = None  # log mu of the completion, by an engine that computes it
 

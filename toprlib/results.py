@@ -7,7 +7,6 @@ the micro-batches of a rank that has fewer completions than the others.
 import json
 import platform
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from topr import StepStats
+from topr import Limits, StepStats, importance_weight
 from toprlib.distributed import gather, rank
 from toprlib.evaluation import evaluate
 from toprlib.files import append_to_file, load_rows, read_records, write_file
@@ -73,12 +72,12 @@ def print_repeats(
 
 
 def print_dataset(
-    iteration: int, samples: Sequence[Sample], rows: Sequence[Sequence[Example]], settings: Settings
+    iteration: int, samples: Sequence[Sample], examples: Sequence[Example], settings: Settings
 ) -> None:
     """Rank zero prints what an iteration trains on, and a warning if that is almost one sign."""
     if rank() > 0:
         return
-    rewards = [example.reward for example in chain.from_iterable(rows)]
+    rewards = [example.reward for example in examples]
     positive = 100 * fmean(reward > 0 for reward in rewards)
     negative = 100 * fmean(reward < 0 for reward in rewards)
     cut_off = 100 * fmean(sample.finish_reason == "length" for sample in samples)
@@ -118,18 +117,19 @@ def engine_mismatch(examples: Iterable[Example]) -> float | None:
 
 
 # ---- one step ------------------------------------------------------------------------------------
-def log_step(file: Path, step: int, stats: StepStats, settings: Settings) -> None:
+def log_step(
+    file: Path, step: int, stats: StepStats, limits: Limits | None, settings: Settings
+) -> None:
     """Append what a step saw, on all ranks, to metrics.jsonl. Every rank calls this.
 
+    limits: the loss's, for the weights; None for a loss without importance weights.
     Raises FloatingPointError if the first step does not start at pi = mu; with --trust-logmu, rank
     zero prints a warning instead.
     """
-    columns = [stats.log_ratio, stats.reward]
-    if stats.weight is not None:
-        columns.append(stats.weight)
-    own_columns = torch.stack(columns).cpu()  # (2 or 3, n) of this rank
+    own_columns = torch.stack([stats.log_ratio, stats.reward]).cpu()  # (2, n) of this rank
     losses, parts = zip(*gather((stats.loss, own_columns)), strict=True)
-    log_ratio, reward, *weight = torch.cat(parts, dim=1)
+    log_ratio, reward = torch.cat(parts, dim=1)
+    weight = importance_weight(log_ratio, *limits.of_sign(reward)) if limits else None
     largest = log_ratio.abs().max().item()
     if step == 1 and not largest <= START_TOLERANCE[settings.dtype]:
         message = f"step 1: |log pi - log mu| is {largest:.3g} nats, not 0"
@@ -140,7 +140,7 @@ def log_step(file: Path, step: int, stats: StepStats, settings: Settings) -> Non
             print(f"warning: {message}; {cause}", flush=True)
     if rank() == 0:
         metrics = {"step": step, "loss": sum(losses), "grad_norm": stats.grad_norm}
-        metrics |= step_metrics(log_ratio, reward, weight[0] if weight else None)
+        metrics |= step_metrics(log_ratio, reward, weight)
         append_to_file(file, json.dumps(metrics) + "\n")
 
 

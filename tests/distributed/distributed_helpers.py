@@ -1,4 +1,4 @@
-"""Work on two gloo ranks, in processes of their own; training of rows of examples on each."""
+"""Work on two gloo ranks, in processes of their own; training of examples on each."""
 
 import multiprocessing
 import os
@@ -51,20 +51,21 @@ def _worker(rank, work, folder, arguments):
     os._exit(0)  # a thread of gloo that still ends may abort an ordinary exit of the interpreter
 
 
-def train_rows(rows, optimizer_name, loss=topr.topr_loss, batch_size=3, micro_batch_size=1):
+def train_examples(examples, optimizer_name, loss=topr.topr_loss, sizes=(3, 1)):
     """An epoch on this process's rank: losses of all ranks, gradient norms, last gradient, weights.
 
+    sizes: the other arguments of `plan_steps`.
     The gradient is clipped, and so are the last ones that it returns.
     """
     model, optimizer = sharded_model(optimizer_name)
-    steps = plan_steps(rows, batch_size, micro_batch_size)
+    steps = plan_steps(examples, *sizes)
     metrics = run_steps(model, optimizer, steps, loss)
     return metrics, *gradients_and_weights(model)
 
 
-def train_rows_with_checkpoint(rows, optimizer_name, folder, batch_size=3, micro_batch_size=1):
+def train_with_checkpoint(examples, optimizer_name, folder, sizes=(3, 1)):
     """The same, but a second model resumes from a checkpoint after two steps."""
-    steps = plan_steps(rows, batch_size, micro_batch_size)
+    steps = plan_steps(examples, *sizes)
     model, optimizer = sharded_model(optimizer_name)
     metrics = run_steps(model, optimizer, steps[:2])
     save_checkpoint(folder, 2, model, optimizer)
@@ -86,7 +87,7 @@ def run_steps(model, optimizer, steps, loss=topr.topr_loss):
     """Loss, a sum over ranks, and gradient norm of each step."""
     metrics = []
     tensors = to_tensors(steps, model if ranks() > 1 else None)
-    for stats in topr.train(model, optimizer, tensors, loss, None, max_grad_norm=0.5):
+    for stats in topr.train(model, optimizer, tensors, loss, max_grad_norm=0.5):
         metrics.append((sum(gather(stats.loss)), stats.grad_norm))
     return metrics
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from distributed_helpers import sharded_model, train_rows, train_rows_with_checkpoint
+from distributed_helpers import sharded_model, train_examples, train_with_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 from unit_helpers import flat_weights, random_examples
@@ -16,17 +16,16 @@ from toprlib import dataset
 from toprlib.training import last_checkpoint, load_checkpoint, save_checkpoint
 
 
-def make_rows():
-    examples = random_examples(prompts=5, per_prompt=3)
-    return dataset.number_rows(dataset.shuffle_examples(examples, random.Random(0)))
+def shuffled_examples():
+    return dataset.shuffle_examples(random_examples(prompts=5, per_prompt=3), random.Random(0))
 
 
 # ---- resuming ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["adafactor", "adamw", "sgd"])
 def test_resumed_training_is_the_same(name, tmp_path):
-    metrics, *expected = train_rows(make_rows(), name)
+    metrics, *expected = train_examples(shuffled_examples(), name)
     assert len(metrics) == 5
-    resumed_metrics, *actual = train_rows_with_checkpoint(make_rows(), name, tmp_path)
+    resumed_metrics, *actual = train_with_checkpoint(shuffled_examples(), name, tmp_path)
     assert resumed_metrics == metrics
     for values, others in zip(actual, expected, strict=True):
         assert torch.equal(values, others)

@@ -1,7 +1,9 @@
 """Training on two gloo ranks against one process; sharding, precision, gradient checkpointing."""
 
 import json
+import math
 import random
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -11,8 +13,8 @@ from distributed_helpers import (
     on_two_ranks,
     run_steps,
     sharded_model,
-    train_rows,
-    train_rows_with_checkpoint,
+    train_examples,
+    train_with_checkpoint,
     whole,
 )
 from torch.nn.parallel import DistributedDataParallel
@@ -20,7 +22,7 @@ from unit_helpers import flat_gradients, plain_batch, random_examples, tiny_llam
 
 import topr
 from toprlib import dataset, training
-from toprlib.dataset import collate, plan_steps, score_rows, to_tensors
+from toprlib.dataset import add_logmu, collate, plan_steps, to_tensors
 from toprlib.distributed import rank, ranks
 from toprlib.language_model import load_model
 from toprlib.methods import METHODS
@@ -29,43 +31,47 @@ from toprlib.results import log_step
 from toprlib.settings import Settings
 
 
-def shuffled_rows(prompts, per_prompt):
-    examples = random_examples(prompts, per_prompt)
-    return dataset.number_rows(dataset.shuffle_examples(examples, random.Random(0)))
+def numbered(examples):
+    return [replace(example, line=line) for line, example in enumerate(examples)]
 
 
-def paired_rows(prompts, per_prompt):
+def shuffled_examples(prompts, per_prompt):
     examples = random_examples(prompts, per_prompt)
-    return dataset.number_rows(dataset.pair_examples(examples, random.Random(0)))
+    return numbered(dataset.shuffle_examples(examples, random.Random(0)))
+
+
+def paired_examples(prompts, per_prompt):
+    examples = random_examples(prompts, per_prompt)
+    return numbered(dataset.pair_examples(examples, random.Random(0)))
 
 
 # ---- two ranks compute what one computes ---------------------------------------------------------
-# method, rows, batch size, micro-batch size; 15 rows: the last step is short
-FIFTEEN = shuffled_rows(5, 3)
+# method, examples, batch size, micro-batch size, pairs; 15 examples: the last step is short
+FIFTEEN = shuffled_examples(5, 3)
 CASES = {
-    "odd rows": ("topr", FIFTEEN, 3, 1),
+    "odd examples": ("topr", FIFTEEN, 3, 1),
     "ragged micro-batches": ("topr", FIFTEEN, 7, 4),
-    "one row per step": ("tis", FIFTEEN[:3], 1, 1),
-    "odd rows with PPO": ("ppo", FIFTEEN[:5], 5, 2),
-    "odd pairs": ("dpo", paired_rows(4, 3)[:5], 6, 2),
-    "odd pairs in larger micro-batches": ("dpo", paired_rows(4, 3)[:5], 10, 4),
+    "one example per step": ("tis", FIFTEEN[:3], 1, 1),
+    "odd examples with PPO": ("ppo", FIFTEEN[:5], 5, 2),
+    "odd pairs": ("dpo", paired_examples(4, 3)[:10], 6, 2, True),
+    "odd pairs in larger micro-batches": ("dpo", paired_examples(4, 3)[:10], 10, 4, True),
 }
 
 
 def train_case(name):
-    method, rows, batch_size, micro_batch_size = CASES[name]
-    return train_rows(rows, "adafactor", METHODS[method].loss, batch_size, micro_batch_size)
+    method, examples, *sizes = CASES[name]
+    return train_examples(examples, "adafactor", METHODS[method].loss, sizes)
 
 
 def score_fifteen():
-    """log mu of each completion. Fillers have their row, too, which no example has."""
-    scored = score_rows(FIFTEEN, plan_steps(FIFTEEN, 4, 2), tiny_llama())
-    return [row[0].token_logmu for row in scored]
+    """log mu of each completion. Fillers have a line, too, which no example has."""
+    scored = add_logmu(FIFTEEN, plan_steps(FIFTEEN, 4, 2), tiny_llama())
+    return [example.token_logmu for example in scored]
 
 
 def train_all(folder):
     results = {name: train_case(name) for name in CASES}
-    results["resumed"] = train_rows_with_checkpoint(FIFTEEN, "adafactor", folder)
+    results["resumed"] = train_with_checkpoint(FIFTEEN, "adafactor", folder)
     results["log mu"] = score_fifteen()
     return results
 
@@ -85,13 +91,13 @@ def assert_same_training(actual, expected):
 
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks_train_like_one(name, on_two):
-    rows = CASES[name][1]
-    assert len(rows) in (3, 5, 15)
+    examples = CASES[name][1]
+    assert len(examples) in (3, 5, 10, 15)
     assert_same_training(on_two[name], train_case(name))
 
 
 def test_two_ranks_resume_from_a_checkpoint(on_two):
-    expected = train_rows(FIFTEEN, "adafactor")
+    expected = train_examples(FIFTEEN, "adafactor")
     assert len(expected[0]) == 5
     assert_same_training(on_two["resumed"], expected)
 
@@ -141,10 +147,10 @@ def log_on_ranks(folder, log_ratios, step):
     Rank 0 has two completions and a loss of 1, rank 1 three completions and a loss of 2.
     """
     log_ratio = torch.tensor(log_ratios[rank()])
-    weight = torch.full((len(log_ratio),), float(rank()))
-    stats = topr.StepStats(rank() + 1.0, 0.25, log_ratio, torch.ones(len(log_ratio)), weight)
+    stats = topr.StepStats(rank() + 1.0, 0.25, log_ratio, torch.ones(len(log_ratio)))
+    limits = topr.Limits(1, math.exp(4), 0, 1)
     try:
-        log_step(folder / "metrics.jsonl", step, stats, Settings())
+        log_step(folder / "metrics.jsonl", step, stats, limits, Settings())
     except ArithmeticError:
         return False
     return True
@@ -156,8 +162,9 @@ def test_log_is_of_both_ranks(tmp_path):
     metrics = json.loads(line)
     assert (metrics["step"], metrics["loss"], metrics["grad_norm"]) == (7, 3.0, 0.25)
     assert metrics["log_ratio_pos_mean"] == pytest.approx(3)
-    assert metrics["weight_pos_mean"] == pytest.approx(3 / 5)
-    assert metrics["ess"] == pytest.approx(3)
+    weights = [math.exp(log_ratio) for log_ratio in (1, 2, 3, 4, 4)]  # the last is clipped
+    assert metrics["weight_pos_mean"] == pytest.approx(sum(weights) / 5)
+    assert metrics["ess"] == pytest.approx(sum(weights) ** 2 / sum(w**2 for w in weights))
 
 
 def test_first_step_of_another_rank_is_checked(tmp_path):
@@ -165,30 +172,30 @@ def test_first_step_of_another_rank_is_checked(tmp_path):
 
 
 # ---- memory against time -------------------------------------------------------------------------
-def train_in_both_ways(rows):
+def train_in_both_ways(examples):
     """The weights after two steps: layers stay gathered, or are gathered and computed again."""
     weights = []
     for gradient_checkpointing in (False, True):
         changes = {"gradient_checkpointing": gradient_checkpointing}
         model, optimizer = sharded_model("adafactor", **changes)
-        run_steps(model, optimizer, plan_steps(rows, 2, 2))
+        run_steps(model, optimizer, plan_steps(examples, 2, 2))
         weights.append(whole(model.parameters()))
     return weights
 
 
 def test_gradient_checkpointing_on_two_ranks_trains_the_same(tmp_path):
-    assert torch.equal(*on_two_ranks(train_in_both_ways, tmp_path, shuffled_rows(4, 1)))
+    assert torch.equal(*on_two_ranks(train_in_both_ways, tmp_path, shuffled_examples(4, 1)))
 
 
 GATHER, SUM = "all_gather_single", "reduce_scatter_single"
 
 
-def count_collectives(rows):
+def count_collectives(examples):
     """Gathers and sums of a step of three micro-batches: in each of them, or once."""
     counts = []
     for is_once in (False, True):
         model, _ = sharded_model("sgd")
-        [(micro_batches, _)] = to_tensors(plan_steps(rows, 6, 1), model if is_once else None)
+        [(micro_batches, _)] = to_tensors(plan_steps(examples, 6, 1), model if is_once else None)
         gather = mock.patch.object(dist, GATHER, wraps=getattr(dist, GATHER))
         add = mock.patch.object(dist, SUM, wraps=getattr(dist, SUM))
         with gather as gathers, add as sums:
@@ -199,7 +206,7 @@ def count_collectives(rows):
 
 
 def test_ranks_gather_weights_and_sum_gradients_once_in_a_step(tmp_path):
-    each, once = on_two_ranks(count_collectives, tmp_path, shuffled_rows(2, 3))
+    each, once = on_two_ranks(count_collectives, tmp_path, shuffled_examples(2, 3))
     assert once == [3, 3]  # of two layers and the rest
     assert each == [9, 9]
 
@@ -217,7 +224,7 @@ def train_in_bfloat16():
     head = model.get_output_embeddings()
     head.register_forward_hook(lambda module, inputs, output: products.append(output.dtype))
     optimizer = training.Adafactor(model.parameters(), lr=5e-7)
-    run_steps(model, optimizer, plan_steps(shuffled_rows(3, 2), 2, 2))
+    run_steps(model, optimizer, plan_steps(shuffled_examples(3, 2), 2, 2))
     weights = list(model.parameters())
     types |= {weight.dtype for weight in weights} | set(products)
     return types, (whole(weights) != before).float().mean().item()
@@ -240,11 +247,10 @@ def test_bfloat16_training_starts_at_mu(lm):
         prompt = "Q: " + "1 + " * count + "1?\nA:"
         completion = " The answer is" + " 2" * (17 - count)
         samples.append(Sample(prompt=prompt, completion=completion, reward=1.0))
-    examples = dataset.tokenize_samples(samples, range(16), lm)
-    rows = dataset.number_rows([[example] for example in examples])
+    examples = numbered(dataset.tokenize_samples(samples, range(16), lm))
     model = load_model(lm.model.name_or_path)
     training._set_up_passes(model, Settings(dtype="bfloat16"))
-    scored = score_rows(rows, plan_steps(rows, 16, 4), model)
+    scored = add_logmu(examples, plan_steps(examples, 16, 4), model)
     [(micro_batches, _)] = to_tensors(plan_steps(scored, 16, 4))
     for batch in micro_batches:
         token_logp = topr.token_logprobs(model, batch)

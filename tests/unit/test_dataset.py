@@ -21,7 +21,7 @@ from unit_helpers import (
 
 import topr
 from toprlib import dataset
-from toprlib.dataset import MAX_PAIRS, collate, mean_rewards, plan_steps, score_rows
+from toprlib.dataset import MAX_PAIRS, add_logmu, collate, mean_rewards, plan_steps
 from toprlib.records import Example, InputError, Sample, Task
 from toprlib.settings import Settings
 from train_gsm8k import choose, choose_baselines
@@ -146,8 +146,8 @@ def test_an_effective_proportion_is_for_rewards_of_plus_and_minus_one():
 def test_samples_that_are_not_chosen_have_no_part_in_the_mean(lm):
     samples = to_samples([1.0, -1.0, 0.5, -1.0])
     settings = Settings(composition="positives_only", baseline_from="mean")
-    rows = choose(1, samples, lm, Task("sums", [], [], grade=zip), settings)
-    assert {example.sample: example.reward for [example] in rows} == {0: 0.25, 2: -0.25}
+    examples = choose(1, samples, lm, Task("sums", [], [], grade=zip), settings)
+    assert {example.sample: example.reward for example in examples} == {0: 0.25, 2: -0.25}
 
 
 # ---- token ids -----------------------------------------------------------------------------------
@@ -243,18 +243,26 @@ def test_a_sample_that_cannot_be_trained_on_is_named_by_its_line(lm, changes):
 
 
 # ---- the order of training -----------------------------------------------------------------------
-def make_rows(examples, is_paired):
-    order = dataset.pair_examples if is_paired else dataset.shuffle_examples
-    return dataset.number_rows(order(examples, random.Random(0)))
+def in_order(examples, uses_pairs=False):
+    order = dataset.pair_examples if uses_pairs else dataset.shuffle_examples
+    return numbered(order(examples, random.Random(0)))
+
+
+def numbered(examples):
+    return [replace(example, line=line) for line, example in enumerate(examples)]
+
+
+def split_pairs(examples):
+    return list(zip(examples[::2], examples[1::2], strict=True))
 
 
 def test_order_is_that_of_the_published_results():
     """By the code of commit 4e628b9: eight completions of three prompts, the even ones positive."""
     prompts = (7, 8, 7, 9, 8, 7, 9, 9)
     examples = [Example([p], [2], (-1.0) ** i, sample=i) for i, p in enumerate(prompts)]
-    rows = dataset.shuffle_examples(examples, random.Random(5))
-    assert [example.sample for [example] in rows] == [7, 3, 0, 1, 2, 6, 4, 5]
-    pairs = dataset.pair_examples(examples, random.Random(5))
+    shuffled = dataset.shuffle_examples(examples, random.Random(5))
+    assert [example.sample for example in shuffled] == [7, 3, 0, 1, 2, 6, 4, 5]
+    pairs = split_pairs(dataset.pair_examples(examples, random.Random(5)))
     actual = [(positive.sample, negative.sample) for positive, negative in pairs]
     assert actual == [(4, 1), (6, 7), (6, 3), (0, 5), (2, 5)]
 
@@ -263,7 +271,7 @@ def test_order_is_that_of_the_published_results():
 def test_pairs_are_distinct_and_of_both_signs(prompts, per_prompt, seed):
     examples = random_examples(prompts, per_prompt, seed)
     examples[0] = replace(examples[0], reward=0.0)  # counts as positive
-    pairs = dataset.pair_examples(examples, random.Random(seed))
+    pairs = split_pairs(dataset.pair_examples(examples, random.Random(seed)))
     for positive, negative in pairs:
         assert positive.reward >= 0 > negative.reward
         assert positive.prompt_ids == negative.prompt_ids
@@ -279,24 +287,23 @@ def test_pairs_are_distinct_and_of_both_signs(prompts, per_prompt, seed):
 
 def test_each_epoch_has_an_order_of_its_own(lm):
     samples = [sample_of(lm, prompt=f"{number} =") for number in range(6)]
-    rows = choose(1, samples, lm, Task("sums", [], [], grade=zip), Settings(epochs=3))
-    numbers = [example.sample for [example] in rows]
+    examples = choose(1, samples, lm, Task("sums", [], [], grade=zip), Settings(epochs=3))
+    numbers = [example.sample for example in examples]
     epochs = [tuple(numbers[start : start + 6]) for start in (0, 6, 12)]
     assert [sorted(epoch) for epoch in epochs] == [list(range(6))] * 3
     assert len(set(epochs)) == 3
-    assert [example.row for [example] in rows] == list(range(18))
-    assert dataset.group_rows(chain.from_iterable(rows)) == rows
+    assert [example.line for example in examples] == list(range(18))
 
 
 # ---- the optimizer steps of an epoch -------------------------------------------------------------
-def plans_of_ranks(rows, batch_size, micro_batch_size, of_ranks):
+def plans_of_ranks(of_ranks, *arguments):
     """The steps, each as a list of the ranks' plans."""
     plans = []
     for rank in range(of_ranks):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("RANK", str(rank))
             patch.setenv("WORLD_SIZE", str(of_ranks))
-            plans.append(plan_steps(rows, batch_size, micro_batch_size))
+            plans.append(plan_steps(*arguments))
     return list(zip(*plans, strict=True))
 
 
@@ -305,40 +312,38 @@ micro_batch_sizes = st.sampled_from([1, 2, 8])
 
 
 @given(counts, counts, st.booleans(), batch_sizes, micro_batch_sizes, counts)
-def test_steps_of_all_ranks_have_every_row_once(
-    prompts, per_prompt, is_paired, batch_size, micro_batch_size, of_ranks
+def test_steps_of_all_ranks_have_every_example_once(
+    prompts, per_prompt, uses_pairs, batch_size, micro_batch_size, of_ranks
 ):
     """And the ranks have equally many micro-batches, the last of which may be a filler."""
-    rows = make_rows(random_examples(prompts, per_prompt), is_paired)
-    if not rows:
-        return
-    per_row = len(rows[0])
-    rows_per_step = max(batch_size // per_row, 1)
-    rows_per_pass = max(micro_batch_size // per_row, 1)
-    steps = plans_of_ranks(rows, batch_size, micro_batch_size, of_ranks)
-    assert len(steps) == math.ceil(len(rows) / rows_per_step)
+    examples = in_order(random_examples(prompts, per_prompt), uses_pairs)
+    size = 2 if uses_pairs else 1
+    per_step = max(batch_size // size, 1) * size
+    per_pass = max(micro_batch_size // size, 1) * size
+    steps = plans_of_ranks(of_ranks, examples, batch_size, micro_batch_size, uses_pairs)
+    assert len(steps) == math.ceil(len(examples) / per_step)
     for number, plans in enumerate(steps):
-        expected = rows[number * rows_per_step : (number + 1) * rows_per_step]
+        expected = examples[number * per_step : (number + 1) * per_step]
         micro_batches = list(chain.from_iterable(plan.micro_batches for plan in plans))
-        examples = [example for example in chain.from_iterable(micro_batches) if example.row >= 0]
-        # The examples of a pair stay next to each other, the positive first.
-        actual = sorted(examples, key=lambda example: example.row)
-        assert actual == list(chain.from_iterable(expected))
-        assert {plan.completions for plan in plans} == {len(examples)}
-        passes = math.ceil(math.ceil(len(expected) / of_ranks) / rows_per_pass)
-        assert {len(plan.micro_batches) for plan in plans} == {passes}
-        fillers = [example for example in chain.from_iterable(micro_batches) if example.row < 0]
+        trained = [example for example in chain.from_iterable(micro_batches) if example.line >= 0]
+        assert sorted(trained, key=lambda example: example.line) == expected
+        assert {plan.completions for plan in plans} == {len(expected)}
+        of_rank = math.ceil(len(expected) / size / of_ranks) * size
+        assert {len(plan.micro_batches) for plan in plans} == {math.ceil(of_rank / per_pass)}
+        fillers = [example for example in chain.from_iterable(micro_batches) if example.line < 0]
         assert all(example.reward == 0 for example in fillers)
         for micro_batch in micro_batches:
-            assert 1 <= len(micro_batch) <= max(micro_batch_size, per_row)
-            assert len({example.row for example in micro_batch}) * per_row == len(micro_batch)
+            assert 1 <= len(micro_batch) <= per_pass
+            assert len(micro_batch) % size == 0
+            lines = [example.line for example in micro_batch if example.line >= 0]
+            if uses_pairs:  # the two of a pair are next to each other, the positive first
+                assert all(second == first + 1 for first, second in split_pairs(lines))
 
 
-def test_one_rank_has_no_filler_and_rows_by_length():
-    rows = make_rows(random_examples(prompts=5, per_prompt=4), is_paired=False)
-    for plan in plan_steps(rows, 8, 4):
+def test_one_rank_has_no_filler_and_examples_by_length():
+    for plan in plan_steps(in_order(random_examples(prompts=5, per_prompt=4)), 8, 4):
         examples = list(chain.from_iterable(plan.micro_batches))
-        assert all(example.row >= 0 for example in examples)
+        assert all(example.line >= 0 for example in examples)
         lengths = [len(e.prompt_ids) + len(e.completion_ids) for e in examples]
         assert lengths == sorted(lengths)
 
@@ -347,8 +352,8 @@ def test_one_rank_has_no_filler_and_rows_by_length():
 def test_training_in_the_same_batches_starts_at_mu():
     """Exactly: log mu keeps its float32 value on its way through the examples."""
     model = tiny_llama(dtype=torch.float32)
-    rows = dataset.number_rows([[example] for example in random_examples(prompts=3, per_prompt=3)])
-    scored = score_rows(rows, plan_steps(rows, 4, 2), model)
+    examples = numbered(random_examples(prompts=3, per_prompt=3))
+    scored = add_logmu(examples, plan_steps(examples, 4, 2), model)
     sgd = torch.optim.SGD(model.parameters(), lr=0.0)
     for stats in topr.train(model, sgd, dataset.to_tensors(plan_steps(scored, 4, 2))):
         assert (stats.log_ratio == 0).all()
@@ -357,13 +362,12 @@ def test_training_in_the_same_batches_starts_at_mu():
 def test_log_mu_is_the_model_s_also_of_a_sample_in_two_pairs():
     """It has the value of the batch that trains it, for each pair."""
     first = Example([1], [2, 3], 1.0, sample=0)
-    pairs = [[first, Example([1], [2, 4], -1.0, sample=1)]]
-    pairs.append([first, Example([1], [2, 5, 6, 7], -1.0, sample=2)])
-    rows = dataset.number_rows(pairs)
+    pairs = [first, Example([1], [2, 4], -1.0, sample=1)]
+    pairs += [first, Example([1], [2, 5, 6, 7], -1.0, sample=2)]
+    examples = numbered(pairs)
     model = tiny_llama()
-    scored = score_rows(rows, plan_steps(rows, 2, 2), model)
-    assert [(e.row, e.sample) for e in chain(*scored)] == [(0, 0), (0, 1), (1, 0), (1, 2)]
-    for scored_example, before in zip(chain(*scored), chain(*rows), strict=True):
+    scored = add_logmu(examples, plan_steps(examples, 2, 2, uses_pairs=True), model)
+    for scored_example, before in zip(scored, examples, strict=True):
         expected = unpadded_logprobs(model, scored_example).tolist()
         assert scored_example.token_logmu == pytest.approx(expected, rel=1e-5, abs=1e-5)
         assert replace(scored_example, token_logmu=None) == before

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from topr import StepStats, effective_proportion
+from topr import Limits, StepStats, effective_proportion
 from toprlib import results
 from toprlib.files import to_lines, write_file
 from toprlib.records import Example, Problem, Sample, Task
@@ -75,9 +75,10 @@ def log(folder, log_ratio, step=1, **changes):
     """Log a step with rewards 1, -1, 1, ... and weights 0.25; returns its line."""
     log_ratio = torch.tensor(log_ratio)
     reward = torch.tensor([1.0, -1.0] * len(log_ratio))[: len(log_ratio)]
-    stats = StepStats(0.5, 2.0, log_ratio, reward, torch.full_like(reward, 0.25))
+    stats = StepStats(0.5, 2.0, log_ratio, reward)
     file = folder / "metrics.jsonl"
-    results.log_step(file, step, stats, Settings(samples="own.jsonl", **changes))
+    limits = Limits(0.25, 0.25, 0.25, 0.25)
+    results.log_step(file, step, stats, limits, Settings(samples="own.jsonl", **changes))
     return json.loads(file.read_text().splitlines()[-1])
 
 
@@ -188,11 +189,11 @@ def test_an_engine_is_warned_about_above_a_bound_for_a_token(capsys, difference,
 def print_dataset(capsys, positives, negatives, zeros=0, **changes):
     """The lines that are printed of examples with these rewards; a tenth of the samples is cut."""
     rewards = [0.5] * positives + [-2.0] * negatives + [0.0] * zeros
-    rows = [[Example([5], [2], reward, 0)] for reward in rewards]
+    examples = [Example([5], [2], reward, 0) for reward in rewards]
     reasons = ["length"] + ["stop"] * 9
     fields = {"prompt": "", "completion": "", "reward": 1.0}
     samples = [Sample(**fields, finish_reason=reason) for reason in reasons]
-    results.print_dataset(1, samples, rows, Settings(**changes))
+    results.print_dataset(1, samples, examples, Settings(**changes))
     return capsys.readouterr().out.splitlines()
 
 

@@ -126,7 +126,7 @@ def test_micro_batches_leave_the_step_alone(size):
     [actual] = train(other, *parts)
     assert actual.loss == pytest.approx(expected.loss, rel=1e-6)
     assert actual.grad_norm == pytest.approx(expected.grad_norm, rel=1e-6)
-    for name in ("log_ratio", "reward", "weight"):
+    for name in ("log_ratio", "reward"):
         torch.testing.assert_close(
             getattr(actual, name), getattr(expected, name), rtol=0, atol=1e-5
         )
@@ -161,25 +161,6 @@ def test_each_next_is_one_step():
     next(training)
     assert not torch.equal(flat_weights(model), after_first)
     assert next(training, None) is None
-
-
-@pytest.mark.parametrize("limits", [topr.PRESETS["topr"], topr.Limits(0.9, 1.1, 0.8, 1.2)])
-def test_logged_weights_are_the_loss_s_own(limits):
-    """The gradient of a loss in log pi is -weight * reward / length / completions."""
-    examples = random_examples(prompts=3, per_prompt=3)
-    batch = plain_batch(examples)
-    model = tiny_llama()
-    gradients = []
-
-    def loss(token_logp, *others, denominator):
-        token_logp.register_hook(gradients.append)
-        return topr.topr_loss(token_logp, *others, limits, denominator)
-
-    [stats] = train(model, batch, loss=loss, limits=limits)
-    of_first_token = gradients[0][:, 0]
-    expected = -of_first_token * batch.mask.sum(1) * len(examples) / batch.reward
-    torch.testing.assert_close(stats.weight, expected, rtol=1e-12, atol=1e-12)
-    assert torch.equal(stats.reward, batch.reward)
 
 
 # ---- what is not finite --------------------------------------------------------------------------

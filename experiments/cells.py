@@ -4,39 +4,40 @@ Cells are chosen by held-out problems, with a seed that no test uses. One run of
 evaluated after each number of passes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from experiments.runs import Options, Run, Stage, make_runs
 
 SEED = 100
-# Learning rates that may be tried, as multiples of the stage's own. The three in the middle are
-# tried first, and then those beside the best one.
+# Learning rates as multiples of the stage's. The three in the middle are tried first.
 LADDER = (0.02, 0.06, 0.2, 0.6, 2.0, 6.0, 20.0)
 TEMPERATURES = (1.0, 0.7, 0.5, 0.3)  # of a model without training
 
 
-def try_cells(stages: Sequence[Stage], methods: Sequence[str], options: Options) -> pd.DataFrame:
-    """Make runs until each method's best learning rate lies between others; returns their rows."""
-    tried = {}
-    for stage, method in product(stages, methods):
-        ladder = rates_of(stage)
-        tried[stage, method] = {ladder[4]} if options.quick else set(ladder[2:5])
+def try_cells(
+    stages: Mapping[str, Stage], methods: Sequence[str], options: Options
+) -> pd.DataFrame:
+    """Make runs until the rates beside each method's best one are tried; returns all rows."""
+    planned = []
+    for stage, method in product(stages.values(), methods):
+        rates = rates_of(stage)[4:5] if options.quick else rates_of(stage)[2:5]
+        planned += held_out_runs(stage, method, rates, options.passes)
     while True:
-        runs = []
-        for (stage, method), rates in tried.items():
-            runs += held_out_runs(stage, method, sorted(rates), options.passes)
-        table = make_runs(runs, options.workers)
-        count = sum(map(len, tried.values()))
-        for (stage, method), cell in best_cells(table, stages).items():
-            if method != "none" and not options.quick:
-                tried[stage, method] |= rates_beside(cell["lr"], rates_of(stage))
-        if sum(map(len, tried.values())) == count:
+        table = make_runs(planned, options.workers)
+        wider = []
+        for cell in best_cells(table).itertuples():
+            stage = stages[cell.stage]
+            beside = rates_beside(cell.lr, rates_of(stage))
+            wider += held_out_runs(stage, cell.method, beside, options.passes)
+        added = [run for run in wider if run not in planned]
+        if options.quick or not added:
             return table
+        planned += added
 
 
 def rates_of(stage: Stage) -> list[float]:
@@ -44,40 +45,35 @@ def rates_of(stage: Stage) -> list[float]:
     return [float(f"{factor * stage.settings.lr:.1g}") for factor in LADDER]
 
 
-def rates_beside(best: float, ladder: Sequence[float]) -> set[float]:
-    """A rate and those next to it on the ladder.
+def rates_beside(best: float, ladder: Sequence[float]) -> list[float]:
+    """The rates below and above one on the ladder, and itself.
 
-    >>> sorted(rates_beside(3.0, [1.0, 3.0, 10.0, 30.0]))
-    [1.0, 3.0, 10.0]
+    >>> rates_beside(1.0, [1.0, 3.0, 10.0])
+    [1.0, 3.0]
     """
-    index = ladder.index(best)
-    return set(ladder[max(index - 1, 0) : index + 2])
+    return [lr for lr in ladder if best / 5 < lr < best * 5]
 
 
 def held_out_runs(
     stage: Stage, method: str, rates: Sequence[float], passes: Sequence[float]
 ) -> list[Run]:
     """A run with each learning rate, or at each temperature without training."""
-    *earlier, most = sorted(passes)
     if method == "none":
         run = Run(stage, method, stage.settings.lr, 0, SEED, "held-out")
         return [replace(run, temperature=temperature) for temperature in TEMPERATURES]
+    *earlier, most = sorted(passes)
     run = Run(stage, method, 0, most, SEED, "held-out", evaluate_after=tuple(earlier))
     return [replace(run, lr=lr) for lr in rates]
 
 
-def best_cells(table: pd.DataFrame, stages: Sequence[Stage]) -> dict[tuple[Stage, str], pd.Series]:
-    """The row of each stage and method with the highest pass@1."""
-    rows = table[(table["passes"] > 0) | (table["method"] == "none")]
-    best = {}
-    for stage in stages:
-        of_stage = rows[rows["stage"] == stage.name]
-        for index in of_stage.groupby("method", sort=False)["pass@1"].idxmax():
-            best[stage, rows.loc[index, "method"]] = rows.loc[index]
-    return best
+def best_cells(table: pd.DataFrame) -> pd.DataFrame:
+    """For each stage and method the row with the highest pass@1."""
+    candidates = table[(table["passes"] > 0) | (table["method"] == "none")]
+    best = candidates.groupby(["stage", "method"], sort=False)["pass@1"].idxmax()
+    return candidates.loc[best]
 
 
-def run_at(cell: pd.Series, stage: Stage, method: str, seed: int, **changes: Any) -> Run:
-    """The test run of a method at a cell."""
-    lr, passes, temperature = cell["lr"], cell["passes"], cell["temperature"]
-    return Run(stage, method, lr, passes, seed, temperature=temperature, changes=changes)
+def run_at(cell: NamedTuple, stage: Stage, seed: int, **changes: Any) -> Run:
+    """The test run of a row of `best_cells`."""
+    run = Run(stage, cell.method, cell.lr, cell.passes, seed, temperature=cell.temperature)
+    return replace(run, changes=changes)

@@ -81,7 +81,6 @@ LONGEST = (
     "test_notebooks",
     "test_run",
     "test_tiny",
-    "test_figures_command",
     "test_verdicts",
     "test_training",
 )

@@ -32,7 +32,7 @@ def try_cells(
         wider = []
         for cell in best_cells(table).itertuples():
             stage = stages[cell.stage]
-            beside = rates_beside(cell.lr, rates_of(stage))
+            beside = [lr for lr in rates_of(stage) if cell.lr / 5 < lr < cell.lr * 5]
             wider += held_out_runs(stage, cell.method, beside, options.passes)
         added = [run for run in wider if run not in planned]
         if options.quick or not added:
@@ -43,15 +43,6 @@ def try_cells(
 def rates_of(stage: Stage) -> list[float]:
     """The learning rates of LADDER, with one digit each."""
     return [float(f"{factor * stage.settings.lr:.1g}") for factor in LADDER]
-
-
-def rates_beside(best: float, ladder: Sequence[float]) -> list[float]:
-    """The rates below and above one on the ladder, and itself.
-
-    >>> rates_beside(1.0, [1.0, 3.0, 10.0])
-    [1.0, 3.0]
-    """
-    return [lr for lr in ladder if best / 5 < lr < best * 5]
 
 
 def held_out_runs(

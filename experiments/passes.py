@@ -22,17 +22,6 @@ from experiments.intervals import holm, interval
 from toprlib.files import write_file
 from toprlib.settings import command
 
-COMPARED = (
-    "none",
-    "SFT, once",
-    "SFT, repeated",
-    "TOPR",
-    "TOPR, 50 %",
-    runs.CONTROL,
-    "wrong answers alone, tapered",
-    "wrong answers alone",
-    "naive REINFORCE",
-)
 QUESTIONS = (  # pairs of methods: how far is the first ahead? Asked before the first run.
     ("TOPR", "SFT, repeated"),
     ("TOPR, 50 %", "SFT, repeated"),
@@ -54,7 +43,7 @@ class PassesOptions(runs.Options):
 
     stages: tuple[Literal[*runs.STAGES], ...] = tuple(runs.STAGES)
     """the tiny models' stages to run"""
-    methods: tuple[Literal[*runs.METHODS], ...] = COMPARED
+    methods: tuple[Literal[*runs.METHODS], ...] = tuple(runs.METHODS)[:9]
     """the methods to compare"""
 
 

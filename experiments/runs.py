@@ -11,6 +11,7 @@ import sys
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -48,6 +49,7 @@ STAGES = {
 QUICK = {"problems": 16, "n": 8, "test_problems": 10, "eval_samples": 4, "k": 4}
 CONTROL = "TOPR, 50 %, wrong answers moved"  # each to another prompt
 METHODS: dict[str, dict[str, Any]] = {  # name -> changes to the settings of a stage
+    # Those that `passes` compares:
     "none": {"iterations": 0},
     "SFT, once": {"method": "sft"},  # wrong answers stay in the batches, with weight 0
     "SFT, repeated": {"method": "sft", "composition": "positives_only"},
@@ -57,6 +59,7 @@ METHODS: dict[str, dict[str, Any]] = {  # name -> changes to the settings of a s
     "wrong answers alone, tapered": {"limits": (0.0, 0.0, 0.0, 1.0)},
     "wrong answers alone": {"limits": (0.0, 0.0, 1.0, 1.0)},
     "naive REINFORCE": {"method": "reinforce"},
+    # Others, of the paper:
     "PPO": {"method": "ppo"},
     "DPO": {"method": "dpo"},
     "TIS": {"method": "tis"},
@@ -64,6 +67,7 @@ METHODS: dict[str, dict[str, Any]] = {  # name -> changes to the settings of a s
     "TOPR, Adafactor": {"optimizer": "adafactor"},
     "plain IS, Adafactor": {"method": "off_policy", "optimizer": "adafactor"},
 }
+PRODUCT = ("topr.py", "train_gsm8k.py", "toprlib/*.py", "examples/*.py", "tiny/*/*.safetensors")
 # greedy: at temperature 0. vote, pass@k: of k answers.
 METRICS = ("pass@1", "greedy", "vote", "pass@k")
 
@@ -126,7 +130,7 @@ class Options:
 
 
 def read_options(kind: type[Options], module: str, description: str) -> Options:
-    """The options of a command. Raises InputError if other code has made the runs of its folder."""
+    """The options of a command line."""
     options = tyro.cli(kind, prog=f"python -m {module}", description=description)
     if options.quick:
         options = replace(options, passes=(1, 2), seeds=2, runs=options.runs / "quick")
@@ -135,16 +139,9 @@ def read_options(kind: type[Options], module: str, description: str) -> Options:
 
 
 def check_code(folder: Path) -> None:
-    """Keep a checksum of the code and the tiny models in a folder; InputError if it has another."""
-    patterns = (
-        "topr.py",
-        "train_gsm8k.py",
-        "toprlib/*.py",
-        "examples/*.py",
-        "tiny/*/*.safetensors",
-    )
+    """Raises InputError if other code or other tiny models have made the runs of a folder."""
     checksum = 0
-    for pattern in patterns:
+    for pattern in PRODUCT:
         for path in sorted(TINY.parent.glob(pattern)):
             checksum = zlib.crc32(path.read_bytes(), checksum)
     file = folder / "code.txt"
@@ -171,9 +168,13 @@ def make_stages(names: Sequence[str], options: Options) -> dict[str, Stage]:
 def make_runs(runs: Sequence[Run], workers: int) -> pd.DataFrame:
     """Make the runs that are missing; returns the rows of all, as `read_run` has them."""
     missing = {run.folder: run for run in runs if not (run.folder / "results.json").exists()}
-    bases = {run.base.folder: run.base for run in missing.values()}
+    bases = {}
+    for run in missing.values():
+        if not (run.base.folder / "iteration-1" / "samples.jsonl").exists():
+            bases[run.base.folder] = run.base
     map_parallel(make_base, bases.values(), workers)
-    map_parallel(make_run, missing.values(), workers)
+    trained = [run for folder, run in missing.items() if folder not in bases]
+    map_parallel(make_run, trained, workers)
     rows = []
     for run in runs:
         rows += read_run(run)
@@ -182,16 +183,11 @@ def make_runs(runs: Sequence[Run], workers: int) -> pd.DataFrame:
 
 def map_parallel(work: Callable[[Any], Any], items: Collection[Any], workers: int) -> None:
     """Call `work` on each item: in this process, or in several with one thread each."""
-    pool = None
-    if workers > 1 and items:
-        pool = ProcessPoolExecutor(workers, get_context("spawn"), start_worker)
-    try:
+    pools = ProcessPoolExecutor(workers, get_context("spawn"), start_worker)
+    with pools if workers > 1 else nullcontext() as pool:
         made = pool.map(work, items) if pool else map(work, items)
         for _ in progress_bar(made, work.__name__, "run", len(items)):
             pass
-    finally:
-        if pool:
-            pool.shutdown(cancel_futures=True)
 
 
 def start_worker() -> None:

@@ -385,11 +385,13 @@ def train_policy(
 def sample_test(
     point: EvalPoint, engine: Engine, prompts: list[Prompt], task: Task, settings: Settings
 ) -> None:
-    """Write graded completions of the test problems by a model; `results` evaluates them."""
+    """Write graded completions of the test problems by a model, and one at temperature 0."""
     if prompts:
         n = settings.eval_samples_at(point.is_end)
         seed = settings.seed_of(f"test {point.iteration} {point.step}")
         sampling.sample_to_file(point.file, engine, prompts, n, seed, task)  # unless it exists
+        greedy = engine.at_temperature(0)
+        sampling.sample_to_file(point.greedy_file, greedy, prompts, 1, seed, task)
 
 
 # ---- presets: settings that go together (Section 4) ----------------------------------------------

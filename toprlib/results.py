@@ -160,7 +160,7 @@ def write_results(points: Sequence[EvalPoint], task: Task, settings: Settings) -
     results: dict[str, Any] = {}
     last = None
     if settings.test_problems:
-        last = results["before"] = _evaluate_file(points[0].file, task, settings)
+        last = results["before"] = _evaluate_point(points[0], task, settings)
     results["iterations"] = []
     for iteration in range(1, settings.iterations + 1):
         file = settings.iteration_folder(iteration) / "metrics.jsonl"
@@ -173,7 +173,7 @@ def write_results(points: Sequence[EvalPoint], task: Task, settings: Settings) -
             curve = [{"samples_seen": 0, **last}]
             for point in points[1:]:
                 if point.iteration == iteration:
-                    last = _evaluate_file(point.file, task, settings)
+                    last = _evaluate_point(point, task, settings)
                     curve.append({"samples_seen": point.samples_seen, **last})
             entry |= {"curve": curve, "after": last}
         results["iterations"].append(entry)
@@ -190,8 +190,10 @@ def write_results(points: Sequence[EvalPoint], task: Task, settings: Settings) -
     return results
 
 
-def _evaluate_file(file: Path, task: Task, settings: Settings) -> dict[str, Any]:
-    return evaluate(read_records(file, Sample), task, settings.k, settings.seed)
+def _evaluate_point(point: EvalPoint, task: Task, settings: Settings) -> dict[str, Any]:
+    samples = read_records(point.file, Sample)
+    greedy = read_records(point.greedy_file, Sample)
+    return evaluate(samples, greedy, task, settings.k, settings.seed)
 
 
 def describe_dataset(iteration: int, settings: Settings) -> dict[str, Any]:

@@ -71,8 +71,8 @@ class Settings:
     """interpreter that has vLLM; default: this one (ours)"""
     engine_gpus: Count = 1
     """GPUs that an engine of vLLM spans by tensor parallelism (ours; 70B weights need 4)"""
-    temperature: Positive = 1.0
-    """sampling temperature (paper, Section 4.2)"""
+    temperature: Annotated[FiniteFloat, Ge(0)] = 1.0
+    """sampling temperature (paper, Section 4.2); 0: the most probable token"""
     top_p: Share = 1.0
     """top-p of sampling (paper, Section 4.2)"""
     top_k: AtLeastZero = 500

@@ -50,14 +50,17 @@ def vllm_engine(
     log = settings.out / f"vllm-{rank()}.log"
     sampling = _sampling_options(lm, settings, stop)
 
-    def generate(prompts: Sequence[Prompt], n: int, seed: int) -> Iterator[list[Completion]]:
+    def generate(
+        prompts: Sequence[Prompt], n: int, seed: int, temperature: float = settings.temperature
+    ) -> Iterator[list[Completion]]:
         nonlocal worker, free_before
         if worker is None:
             free_before = _free_gpu_memory()
             worker = _start(model, settings, max_tokens, log)
             _read_answer(worker, log)  # the model is loaded
         ids = [prompt.ids for prompt in prompts]
-        request = {"prompts": ids, "n": n, "seed": seed, "sampling": sampling}
+        at_temperature = sampling | {"temperature": temperature}
+        request = {"prompts": ids, "n": n, "seed": seed, "sampling": at_temperature}
         print(json.dumps(request), file=worker.stdin, flush=True)
         finished = []
         for index, completions in enumerate(_read_answer(worker, log)):

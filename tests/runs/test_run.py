@@ -42,7 +42,8 @@ def test_files_of_a_run_and_a_finished_run_is_not_repeated(run, monkeypatch):
     names = {str(path.relative_to(folder)) for path in folder.glob("*")}
     names |= {str(path.relative_to(folder)) for path in folder.glob("*/*")}
     in_iteration = ["metrics.jsonl", "model", "samples.jsonl", "train.jsonl"]
-    in_iteration += ["test-0.jsonl", "test-2.jsonl", "test-4.jsonl"]
+    for step in (0, 2, 4):
+        in_iteration += [f"test-{step}.jsonl", f"test-{step}-greedy.jsonl"]
     assert names == {
         *(".lock", "config.json", "curve.png", "iteration-1", "results.json"),
         *(f"iteration-1/{name}" for name in in_iteration),
@@ -68,7 +69,8 @@ def test_run_without_iterations_evaluates_only(run, tmp_path):
     results = run_small(tmp_path / "run", iterations=0)
     before = json.loads((run() / "results.json").read_text())["before"]
     assert (results["before"], results["iterations"]) == (before, [])
-    assert [path.name for path in (tmp_path / "run" / "iteration-1").iterdir()] == ["test-0.jsonl"]
+    names = {path.name for path in (tmp_path / "run" / "iteration-1").iterdir()}
+    assert names == {"test-0.jsonl", "test-0-greedy.jsonl"}
 
 
 def test_own_samples_train_the_same_with_evaluation_and_without(run, tmp_path):

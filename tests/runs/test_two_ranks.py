@@ -31,7 +31,7 @@ def finished(tmp_path_factory):
 def test_samples_and_steps_are_those_of_one_process(run, finished):
     """Samples bit for bit; sums over ranks to rounding."""
     alone = run(**CHANGES)
-    for name in ("samples.jsonl", "test-0.jsonl"):
+    for name in ("samples.jsonl", "test-0.jsonl", "test-0-greedy.jsonl"):
         actual = (finished / "iteration-1" / name).read_bytes()
         assert actual == (alone / "iteration-1" / name).read_bytes()
     steps = read_lines(finished / METRICS)

@@ -7,7 +7,7 @@ from statistics import mean, stdev
 
 import pandas as pd
 import pytest
-from test_links import ROOT
+from helpers import ROOT
 
 RESULTS = ROOT / "results"
 EXPERIMENT_A = pd.read_csv(RESULTS / "fair_a.csv").replace({"arm": " [0-9]+%"}, "", regex=True)

@@ -11,14 +11,7 @@ from itertools import chain
 
 import pytest
 import torch
-from engine_helpers import (
-    MODEL,
-    PROMPT,
-    check_seeds,
-    check_stop_string,
-    generate,
-    make_prompts,
-)
+from helpers import MODEL, PROMPT, check_seeds, check_stop_string, generate, make_prompts
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from toprlib import hf_sampler, sampling

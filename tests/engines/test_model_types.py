@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_helpers import MODEL, exact_logprobs, generate, make_prompts, token_logprobs
+from helpers import MODEL, exact_logprobs, generate, make_prompts, token_logprobs
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import topr

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from run_helpers import count_lines, read_lines, run_small
+from helpers import count_lines, read_rows, run_small
 
 import topr
 import train_gsm8k as gsm8k
@@ -143,7 +143,7 @@ def test_effective_proportion_is_that_of_the_rewards(tmp_path, capsys, share, si
     rows = [{"prompt": "Q", "completion": " A", "reward": sign} for sign in signs]
     file = write_samples(tmp_path / "samples.jsonl", rows)
     run_small(tmp_path / "run", samples=file, test_problems=0, effective_proportion=share)
-    rewards = {line["sample"]: line["reward"] for line in read_lines(tmp_path / "run" / TRAIN)}
+    rewards = {line["sample"]: line["reward"] for line in read_rows(tmp_path / "run" / TRAIN)}
     assert [rewards[index] for index in range(len(rows))] == pytest.approx(expected)
     assert ("warning" in capsys.readouterr().out) == (len(set(signs)) == 1)
 
@@ -166,7 +166,7 @@ def test_log_mu_of_another_model_ends_the_run_at_its_first_step(run, tmp_path):
     for path in (folder / "results.json", folder / METRICS):
         path.unlink()
     shutil.rmtree(folder / MODEL)
-    examples = read_lines(folder / TRAIN)
+    examples = read_rows(folder / TRAIN)
     for example in examples:
         example["token_logmu"] = [value - 0.01 for value in example["token_logmu"]]
     write_samples(folder / TRAIN, examples)

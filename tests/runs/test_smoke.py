@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 
-from run_helpers import ROOT
+from helpers import ROOT
 
 
 def test_the_job_of_slurm_waits_for_the_run_that_it_ends(tmp_path):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
-from task_helpers import write_rows
+from helpers import write_rows
 
 from examples import math
 from toprlib.records import InputError, Problem

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from task_helpers import ROOT, read_rows
+from helpers import ROOT, read_rows
 
 import train_gsm8k as gsm8k
 from examples import strict_format, sums

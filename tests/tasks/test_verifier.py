@@ -7,7 +7,6 @@ from statistics import fmean
 
 import numpy as np
 import pytest
-from task_helpers import make_sample
 
 import train_gsm8k as gsm8k
 from examples import math, verifier
@@ -45,6 +44,14 @@ def test_the_verdict_is_the_word_after_the_last_question(text, expected):
 
 
 # ---- solutions as problems -----------------------------------------------------------------------
+def make_sample(completion, outcome, problem_id="p"):
+    """A graded sample of a task whose rewards are +1 and -1."""
+    reward = 1.0 if outcome == "correct" else -1.0
+    return Sample(
+        problem_id=problem_id, prompt="?", completion=completion, reward=reward, outcome=outcome
+    )
+
+
 def test_a_problem_is_a_solution_whose_gold_answer_is_whether_it_is_correct():
     """A solution ends before the generator's stop string."""
     solutions = [

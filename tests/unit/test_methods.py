@@ -5,7 +5,7 @@ from dataclasses import astuple
 
 import pytest
 import torch
-from unit_helpers import double, flat_weights, plain_batch, random_examples, tiny_llama
+from helpers import double, flat_weights, plain_batch, random_examples, tiny_llama
 
 import topr
 from topr import PRESETS

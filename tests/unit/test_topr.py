@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
+from helpers import double
 from hypothesis import given
 from hypothesis import strategies as st
-from unit_helpers import double, rho
 
 import topr
 from topr import (
@@ -62,6 +62,15 @@ def test_weight_is_the_clipped_ratio(log_ratio, pair):
     assert weight.tolist() == pytest.approx([expected, a, b], rel=1e-12)
     # exp(log(a)) may be below a by a rounding error; the weight is not.
     assert ((weight >= a) & (weight <= b)).all()
+
+
+def rho(log_ratio, a, b):
+    """The taper of Section 3.1 in Python numbers."""
+    if a > 0 and log_ratio < math.log(a):
+        return a * (1 + log_ratio - math.log(a))
+    if math.exp(log_ratio) > b:
+        return b * (1 + log_ratio - math.log(b)) if b > 0 else 0.0
+    return math.exp(log_ratio)
 
 
 @given(st.floats(1e-6, 1e6), bounds)

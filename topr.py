@@ -298,7 +298,6 @@ def train(
             log_ratios.append(log_ratio)
             rewards.append(batch.reward)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
-        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of a sharded model
         stats = StepStats(float(total), norm.item(), torch.cat(log_ratios), torch.cat(rewards))
         if not math.isfinite(stats.loss + stats.grad_norm):
             raise FloatingPointError(f"loss is {stats.loss:g}, grad_norm is {stats.grad_norm:g}")

@@ -9,7 +9,7 @@
 Read `experiment` first: it repeats Algorithm 1. The list below has the algorithm's lines, and their
 functions and files in --out/iteration-1/, in order.
 
-         evaluate      test-0.jsonl     completions of the test problems by the first model
+         sample_test   test-0.jsonl     completions of the test problems by the first model
     3    sample        samples.jsonl    n completions y ~ mu(.|x) of each training problem, graded
     4    choose                         the dataset: some of them, with rewards less the baseline
     6    score         train.jsonl      the dataset in the order of training, with log mu(y|x)
@@ -50,7 +50,7 @@ from pydantic import BaseModel
 from torch import Tensor
 
 import topr
-from toprlib import dataset, distributed, files, results, sampling, training
+from toprlib import dataset, distributed, files, results, sampling
 from toprlib.evaluation import to_table
 from toprlib.language_model import LanguageModel, check_architecture, free_gpu, load_tokenizer
 from toprlib.methods import METHODS
@@ -67,7 +67,7 @@ from toprlib.records import (
     Sample,
     Task,
 )
-from toprlib.settings import Settings, command, read_settings
+from toprlib.settings import Settings, command, print_plan, read_settings
 from toprlib.vllm_client import vllm_engine
 
 # ---- the task: GSM8K (Section 4.1) ---------------------------------------------------------------
@@ -161,6 +161,8 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
     loss: in place of the method's; called as in `topr.train`. Raises InputError, before anything is
     written, if tokenizer, samples or folder do not fit.
     """
+    from toprlib import training  # here, since FSDP takes a second to import: --help need not wait
+
     if settings.test_problems and not task.test:
         raise InputError(f"task {task.name} has no test problems; set --test-problems 0")
     lm = load_tokenizer(settings.model, settings.chat)
@@ -173,7 +175,7 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
     provided_samples = read_samples(settings)
     if provided_samples:
         choose(1, provided_samples, lm, task, settings)  # raises now if they do not fit
-    results.print_repeats(train_prompts, provided_samples, test_prompts)
+    sampling.print_repeats(train_prompts, provided_samples, test_prompts)
     config = settings.to_config() | {"inputs_crc32": checksum(task, provided_samples)}
     with distributed.process_group(), files.run_folder(settings.out, config):
         if settings.chat:
@@ -184,12 +186,12 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
         for iteration in range(1, settings.iterations + 1):
             # Here the GPU is for sampling from mu, the model that the previous iteration trained.
             with open_engine(point.model) as engine:
-                evaluate(point, engine, test_prompts, task, settings)
+                sample_test(point, engine, test_prompts, task, settings)
                 samples = provided_samples or sample(  # line 3
                     iteration, engine, train_prompts, task, settings
                 )
             examples = choose(iteration, samples, lm, task, settings)  # line 4
-            results.print_dataset(iteration, samples, examples, settings)
+            dataset.print_dataset(iteration, samples, examples, settings)
             del samples  # gigabytes at the paper's scale
             points = evaluation_points(iteration, examples, settings)
             if not files.exists(Path(points[-1].model)):
@@ -203,12 +205,12 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
             files.remove(*settings.iteration_folder(iteration).glob("checkpoint-*"))
             for earlier in points[:-1]:
                 with open_engine(earlier.model) as engine:
-                    evaluate(earlier, engine, test_prompts, task, settings)
+                    sample_test(earlier, engine, test_prompts, task, settings)
                 files.remove(Path(earlier.model))
             point = points[-1]  # mu_i = pi_{i-1} (Section 4.3)
             all_points += points
         with open_engine(point.model) as engine:
-            evaluate(point, engine, test_prompts, task, settings)
+            sample_test(point, engine, test_prompts, task, settings)
         return distributed.on_rank_zero(results.write_results, all_points, task, settings)
 
 
@@ -238,7 +240,9 @@ def sampling_engine(
     It starts when it is first used, and frees its memory at the end of the block.
     """
     if settings.engine == "hf":
-        return sampling.hf_engine(lm, model, settings, task.stop)
+        from toprlib.hf_sampler import hf_engine
+
+        return hf_engine(lm, model, settings, task.stop)
     longest = max((len(prompt.ids) for prompt in prompts), default=0)
     max_tokens = longest + settings.max_new_tokens
     return vllm_engine(lm, model, settings, task.stop, max_tokens)
@@ -311,7 +315,7 @@ def score(
         if not settings.trust_logmu:
             examples = dataset.add_logmu(examples, plan(examples, settings), policy.model)
         distributed.on_rank_zero(files.write_file, file, files.to_lines(examples))
-        results.print_mismatch(iteration, examples)
+        dataset.print_mismatch(iteration, examples)
     return files.read_records(file, Example)
 
 
@@ -329,8 +333,10 @@ def evaluation_points(
     """The models of an iteration to evaluate; the next iteration starts from the last one."""
     folder = settings.iteration_folder(iteration)
     steps = plan(examples, settings)
-    count = settings.evals_per_epoch if settings.test_problems else 1
-    stops = {len(steps) * number // count for number in range(1, count + 1)}
+    stops = {len(steps)}
+    if settings.test_problems:
+        for passes in settings.evaluate_after:
+            stops.add(min(int(len(steps) * passes / settings.epochs), len(steps)))
     points = []
     for stop in sorted(stops - {0}):
         is_end = stop == len(steps)
@@ -350,6 +356,8 @@ def train_policy(
     settings: Settings,
 ) -> None:
     """Lines 5 to 9: `topr.train` on all examples, from pi = mu or the last checkpoint."""
+    from toprlib import training
+
     folder = settings.iteration_folder(iteration)
     steps = plan(examples, settings)
     points = evaluation_points(iteration, examples, settings)
@@ -374,7 +382,7 @@ def train_policy(
 
 
 # ---- evaluation (Section 4.2) --------------------------------------------------------------------
-def evaluate(
+def sample_test(
     point: EvalPoint, engine: Engine, prompts: list[Prompt], task: Task, settings: Settings
 ) -> None:
     """Write graded completions of the test problems by a model; `results` evaluates them."""
@@ -403,7 +411,7 @@ PAPER = Settings(
     save_every=500,  # ours
     test_problems=1_319,
     eval_samples=64,  # "64 solutions for each question for GSM8K" (4.2)
-    evals_per_epoch=1,  # "evaluating the model at the end of the iteration" (4.2)
+    evaluate_after=(),  # "evaluating the model at the end of the iteration" (4.2)
 )
 SINGLE_GPU = replace(  # ours: a small model on one GPU of 48 GB, or 24 GB with checkpointing
     PAPER,
@@ -433,7 +441,7 @@ def main(
         settings = read_settings(sys.argv[1:], presets, description, runs or f"runs/{name}-")
         task = make_task(settings)
         if settings.dry_run:
-            results.print_plan(settings, task, len(read_samples(settings)))
+            print_plan(settings, task, len(read_samples(settings)))
             return
         found = experiment(settings, task)
         if distributed.rank() == 0:

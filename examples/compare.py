@@ -28,7 +28,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 PRESETS = {  # ours
     "compare": Settings(
-        problems=96, n=8, lr=1e-4, test_problems=96, eval_samples=8, k=4, evals_per_epoch=1
+        problems=96, n=8, lr=1e-4, test_problems=96, eval_samples=8, k=4, evaluate_after=()
     )
 }
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STEPS = 32  # of the optimizer
 SAVE_EVERY = 5  # steps between two checkpoints
 SMALL = f"""--problems 64 --n 8 --batch-size 16 --examples {16 * STEPS} --save-every {SAVE_EVERY}
-    --test-problems 64 --eval-samples 8 --k 8 --evals-per-epoch 1"""
+    --test-problems 64 --eval-samples 8 --k 8 --evaluate-after"""
 RATES = {"laptop": "1e-4", "single-gpu": "1e-5"}  # above the presets', since the steps are few
 TOLERANCE = 0.01  # of a loss on GPUs, which add in another order each time
 

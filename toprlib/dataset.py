@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
-from statistics import mean
+from statistics import fmean, mean
 from typing import NamedTuple
 
 import torch
@@ -17,11 +17,12 @@ import topr
 from toprlib.distributed import device, gather, progress_bar, rank, ranks
 from toprlib.language_model import LanguageModel
 from toprlib.records import Example, InputError, Sample
+from toprlib.settings import Settings
 
 MAX_PAIRS = 16  # per prompt (Section 4.3)
 
-COMPOSITIONS = ("uniform", "positives_only", "anna_karenina", "proportion")
-BASELINES = ("zero", "mean", "group")
+FEW_PERCENT = 2.0  # of one sign: hardly anything to learn; ours
+MISMATCH_TOLERANCE = 0.02  # nats per token that an engine's mean log mu may be off; ours
 
 
 # ---- which samples (Section 4.3) -----------------------------------------------------------------
@@ -38,7 +39,8 @@ def choose_samples(
     negatives. proportion: a `share` of them is positive, also with too few samples of one sign.
 
     >>> samples = [Sample(prompt="?", completion="!", reward=reward) for reward in (-1, 1, 1, -1)]
-    >>> [choose_samples(name, samples, 4, random.Random(0), 0.75) for name in COMPOSITIONS]
+    >>> names = ("uniform", "positives_only", "anna_karenina", "proportion")
+    >>> [choose_samples(name, samples, 4, random.Random(0), 0.75) for name in names]
     [[0, 1, 2, 3], [1, 2], [0, 1, 3], [1, 2]]
     """
     positives = [i for i, sample in enumerate(samples) if sample.reward >= 0]
@@ -69,7 +71,7 @@ def mean_rewards(samples: Sequence[Sample], of: str) -> list[float]:
 
     >>> rewards = [("a", 1.0), ("a", 0.0), ("b", 5.0)]
     >>> samples = [Sample(prompt=prompt, completion="!", reward=r) for prompt, r in rewards]
-    >>> [mean_rewards(samples, of) for of in BASELINES]
+    >>> [mean_rewards(samples, of) for of in ("zero", "mean", "group")]
     [[0.0, 0.0, 0.0], [2.0, 2.0, 2.0], [0.5, 0.5, 5.0]]
     """
     if of == "zero":
@@ -162,6 +164,28 @@ def _group_by_prompt(examples: Iterable[Example]) -> list[list[Example]]:
     return list(groups.values())
 
 
+def print_dataset(
+    iteration: int, samples: Sequence[Sample], examples: Sequence[Example], settings: Settings
+) -> None:
+    """Rank zero prints what an iteration trains on, and a warning if that is almost one sign."""
+    if rank() > 0:
+        return
+    rewards = [example.reward for example in examples]
+    positive = 100 * fmean(reward > 0 for reward in rewards)
+    negative = 100 * fmean(reward < 0 for reward in rewards)
+    cut_off = 100 * fmean(sample.finish_reason == "length" for sample in samples)
+    message = f"{len(rewards):,} examples of {len(samples):,} samples ({cut_off:.1f} % cut off)"
+    print(f"iteration {iteration}: {message}, {positive:.1f} % positive", flush=True)
+    limits = settings.chosen_method().limits
+    is_of_positives = settings.composition == "positives_only" or (limits and limits.b_neg == 0)
+    if positive < FEW_PERCENT:
+        fix = "use easier problems, a larger --n, another --model, or a lower --baseline"
+        print(f"warning: almost no reward is positive, so hardly anything is reinforced; {fix}")
+    elif negative < FEW_PERCENT and not is_of_positives:
+        fix = "use harder problems, or a --baseline between the smallest and the largest reward"
+        print(f"warning: almost no reward is negative, so mistakes teach nothing; {fix}")
+
+
 # ---- the optimizer steps of an epoch -------------------------------------------------------------
 class StepPlan(NamedTuple):
     """An optimizer step: this rank's micro-batches of examples, and all ranks' completions."""
@@ -184,7 +208,7 @@ def plan_steps(
     >>> [(len(step.micro_batches), step.completions) for step in steps]
     [(2, 2), (1, 1)]
     """
-    size = 2 if uses_pairs else 1
+    size = 2 if uses_pairs else 1  # of a unit, whose examples stay in one micro-batch
     units = [examples[start : start + size] for start in range(0, len(examples), size)]
     per_step = max(batch_size // size, 1)
     per_pass = max(micro_batch_size // size, 1)
@@ -196,7 +220,8 @@ def plan_steps(
         filler = [replace(example, reward=0.0, line=-1) for example in of_step[0]]
         micro_batches = []
         for first in range(0, passes * per_pass, per_pass):
-            micro_batches.append(list(chain(*own[first : first + per_pass] or [filler])))
+            of_pass = own[first : first + per_pass] or [filler]
+            micro_batches.append(list(chain.from_iterable(of_pass)))
         steps.append(StepPlan(micro_batches, size * len(of_step)))
     return steps
 
@@ -225,6 +250,29 @@ def add_logmu(
     for part in gather(token_logmu):
         token_logmu |= part
     return [replace(example, token_logmu=token_logmu[example.line]) for example in examples]
+
+
+def print_mismatch(iteration: int, examples: Iterable[Example]) -> None:
+    """Rank zero prints how far an engine's log mu is from the trainer's, if it computes one."""
+    mismatch = engine_mismatch(examples)
+    if rank() == 0 and mismatch is not None:
+        message = f"log mu by the engine less that by the trainer: {mismatch:.2g} nats per token"
+        print(f"iteration {iteration}: {message}", flush=True)
+        if not abs(mismatch) <= MISMATCH_TOLERANCE:
+            fix = "compare the first tokens of a prompt and the dtype, or set --engine hf"
+            print(f"warning: the engine samples from another distribution; {fix}", flush=True)
+
+
+def engine_mismatch(examples: Iterable[Example]) -> float | None:
+    """The mean of an engine's log mu less the trainer's, in nats per token; None without one."""
+    difference = 0.0
+    tokens = 0
+    for example in examples:
+        if example.logmu_engine is None:
+            return None
+        difference += example.logmu_engine - sum(example.token_logmu)
+        tokens += len(example.completion_ids)
+    return difference / tokens
 
 
 # ---- tensors -------------------------------------------------------------------------------------

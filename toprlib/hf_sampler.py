@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -17,8 +18,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache, DynamicLayer
 
-from toprlib.language_model import LanguageModel
-from toprlib.records import Completion, Prompt
+from toprlib.language_model import LanguageModel, free_gpu, load_model
+from toprlib.records import Completion, Engine, Prompt
 from toprlib.settings import Settings
 
 MAX_BATCH_TOKENS = 40_000  # rows x (prompt + new tokens) of a batch on a CPU; ours
@@ -26,6 +27,30 @@ MAX_CACHE_SHARE = 0.25  # of a GPU's free memory, for the keys and values of a b
 MAX_THREADS = 4  # batches that are computed at a time on a CPU; ours
 
 Row = tuple[int, int]  # a completion to sample: index of its prompt, seed of its random numbers
+
+
+@contextmanager
+def hf_engine(
+    lm: LanguageModel, model: str, settings: Settings, stop: Sequence[str]
+) -> Iterator[Engine]:
+    """An engine in this process. Its first call loads the weights; the end of the block frees them.
+
+    lm: without weights. model: folder or hub name of the weights. stop: strings that end a
+    completion.
+    """
+    loaded: list[LanguageModel] = []
+
+    def generate(prompts: Sequence[Prompt], n: int, seed: int) -> Iterator[list[Completion]]:
+        if not loaded:
+            loaded.append(lm._replace(model=load_model(model)))
+        seeds = range(seed, seed + n * len(prompts))
+        yield from sample_completions(loaded[0], settings, stop, prompts, seeds)
+
+    try:
+        yield Engine(generate)
+    finally:
+        loaded.clear()
+        free_gpu()
 
 
 def sample_completions(

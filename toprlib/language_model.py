@@ -1,5 +1,7 @@
 """A causal language model: its tokenizer, its weights, and how texts become token ids."""
 
+from __future__ import annotations  # for types of transformers, which take seconds to import
+
 import gc
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,8 +9,6 @@ from typing import NamedTuple
 
 import torch
 import transformers
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from toprlib.distributed import device as own_device
 from toprlib.records import InputError
@@ -20,8 +20,8 @@ NO_LIMIT = 1 << 30  # tokens of a context, for models without positions, such as
 class LanguageModel(NamedTuple):
     """A causal language model and its tokenizer."""
 
-    model: PreTrainedModel | None  # None: only texts and token ids are needed yet
-    tokenizer: PreTrainedTokenizerBase
+    model: transformers.PreTrainedModel | None  # None: only texts and token ids are needed yet
+    tokenizer: transformers.PreTrainedTokenizerBase
     ends: Sequence[int]  # the token ids that end a completion; text gets the first one
     context: int  # the most tokens that prompt and completion may have together
     chat: bool = False  # whether prompts are in the tokenizer's chat template
@@ -107,7 +107,7 @@ def _find_context(config: transformers.PretrainedConfig) -> int:
     return context
 
 
-def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int:
+def _end_of_turn(tokenizer: transformers.PreTrainedTokenizerBase) -> int:
     """The first added token, such as <|im_end|>, that the chat template writes after an answer."""
     messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "ANSWER"}]
     chat = tokenizer.apply_chat_template(messages, tokenize=False)
@@ -126,8 +126,11 @@ def check_architecture(name: str, uses_hf: bool, uses_lora: bool) -> None:
     config = transformers.AutoConfig.from_pretrained(name)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
-    kinds = {type(layer) for layer in DynamicCache(config=config).layers}
-    if uses_hf and (model._is_stateful or kinds - {DynamicLayer, DynamicSlidingWindowLayer}):
+    cache = transformers.DynamicCache(config=config)
+    kinds = {type(layer) for layer in cache.layers}
+    cache_utils = transformers.cache_utils
+    copied = {cache_utils.DynamicLayer, cache_utils.DynamicSlidingWindowLayer}
+    if uses_hf and (model._is_stateful or kinds - copied):
         message = "has a state besides keys and values, which --engine hf cannot copy"
         raise InputError(f"--model {name}: {message}; use --engine vllm")
     for weight_name, weight in model.named_parameters():
@@ -136,7 +139,7 @@ def check_architecture(name: str, uses_hf: bool, uses_lora: bool) -> None:
             raise InputError(f"--lora: {message}; leave --lora out, or choose another --model")
 
 
-def load_model(name: str, device: torch.device | None = None) -> PreTrainedModel:
+def load_model(name: str, device: torch.device | None = None) -> transformers.PreTrainedModel:
     """The model of a folder or hub name in float32, by default on this process's device.
 
     Raises InputError unless its files have all weights of the model, no others, and finite values,

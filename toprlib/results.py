@@ -6,7 +6,7 @@ the micro-batches of a rank that has fewer completions than the others.
 
 import json
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,10 +16,11 @@ import transformers
 from torch import Tensor
 
 from topr import Limits, StepStats, importance_weight
+from toprlib.dataset import engine_mismatch
 from toprlib.distributed import gather, rank
 from toprlib.evaluation import evaluate
 from toprlib.files import append_to_file, load_rows, read_records, write_file
-from toprlib.records import EvalPoint, Example, Prompt, Sample, Task
+from toprlib.records import EvalPoint, Example, Sample, Task
 from toprlib.settings import Settings
 
 START_TOLERANCE = {  # nats that |log pi - log mu| may reach at the first step; ours
@@ -30,90 +31,8 @@ START_TOLERANCE = {  # nats that |log pi - log mu| may reach at the first step; 
     # most 3.1 in 8 sequences.
     "bfloat16": 5.0,
 }
-MISMATCH_TOLERANCE = 0.02  # nats per token that an engine's mean log mu may be off; ours
-FEW_PERCENT = 2.0  # of one sign: hardly anything to learn; ours
 QUANTILES = (0.05, 0.5, 0.95)
 NEGLIGIBLE_WEIGHT = 1e-6
-
-
-# ---- before training -----------------------------------------------------------------------------
-def print_plan(settings: Settings, task: Task, provided_samples: int) -> None:
-    """Print what a run would sample and train, at most. provided_samples: those of --samples."""
-    samples = provided_samples or settings.n * len(task.train)
-    examples = min(settings.examples or samples, samples) * settings.epochs
-    test_samples = settings.eval_samples
-    between = settings.eval_samples_at(is_end=False) * (settings.evals_per_epoch - 1)
-    test_samples += settings.iterations * (between + settings.eval_samples)
-    counts = {
-        "samples per iteration": samples,
-        "optimizer steps per iteration": -(-examples // settings.batch_size),
-        "completions of test problems": test_samples * len(task.test),
-    }
-    for name, count in counts.items():
-        print(f"{name:32}{count:>12,}")
-
-
-def print_repeats(
-    train: Sequence[Prompt], provided_samples: Sequence[Sample], test: Sequence[Prompt]
-) -> None:
-    """Rank zero prints how many problems occur twice, if there are any.
-
-    train, test: a prompt for each problem. provided_samples: those of --samples, in place of train.
-    """
-    trained = [prompt.text for prompt in train]
-    known = set(trained) | {sample.prompt for sample in provided_samples}
-    repeats = len(trained) - len(set(trained))
-    shared = sum(prompt.text in known for prompt in test)
-    if rank() == 0 and (repeats or shared):
-        message = (
-            f"{repeats} training problems repeat others, {shared} test problems are among them"
-        )
-        print(f"warning: {message}; remove them from --data", flush=True)
-
-
-def print_dataset(
-    iteration: int, samples: Sequence[Sample], examples: Sequence[Example], settings: Settings
-) -> None:
-    """Rank zero prints what an iteration trains on, and a warning if that is almost one sign."""
-    if rank() > 0:
-        return
-    rewards = [example.reward for example in examples]
-    positive = 100 * fmean(reward > 0 for reward in rewards)
-    negative = 100 * fmean(reward < 0 for reward in rewards)
-    cut_off = 100 * fmean(sample.finish_reason == "length" for sample in samples)
-    message = f"{len(rewards):,} examples of {len(samples):,} samples ({cut_off:.1f} % cut off)"
-    print(f"iteration {iteration}: {message}, {positive:.1f} % positive", flush=True)
-    limits = settings.chosen_method().limits
-    is_of_positives = settings.composition == "positives_only" or (limits and limits.b_neg == 0)
-    if positive < FEW_PERCENT:
-        fix = "use easier problems, a larger --n, another --model, or a lower --baseline"
-        print(f"warning: almost no reward is positive, so hardly anything is reinforced; {fix}")
-    elif negative < FEW_PERCENT and not is_of_positives:
-        fix = "use harder problems, or a --baseline between the smallest and the largest reward"
-        print(f"warning: almost no reward is negative, so mistakes teach nothing; {fix}")
-
-
-def print_mismatch(iteration: int, examples: Iterable[Example]) -> None:
-    """Rank zero prints how far an engine's log mu is from the trainer's, if it computes one."""
-    mismatch = engine_mismatch(examples)
-    if rank() == 0 and mismatch is not None:
-        message = f"log mu by the engine less that by the trainer: {mismatch:.2g} nats per token"
-        print(f"iteration {iteration}: {message}", flush=True)
-        if not abs(mismatch) <= MISMATCH_TOLERANCE:
-            fix = "compare the first tokens of a prompt and the dtype, or set --engine hf"
-            print(f"warning: the engine samples from another distribution; {fix}", flush=True)
-
-
-def engine_mismatch(examples: Iterable[Example]) -> float | None:
-    """The mean of an engine's log mu less the trainer's, in nats per token; None without one."""
-    difference = 0.0
-    tokens = 0
-    for example in examples:
-        if example.logmu_engine is None:
-            return None
-        difference += example.logmu_engine - sum(example.token_logmu)
-        tokens += len(example.completion_ids)
-    return difference / tokens
 
 
 # ---- one step ------------------------------------------------------------------------------------

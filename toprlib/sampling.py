@@ -6,8 +6,8 @@ completions, and keeps them on the disk.
 """
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,36 +15,11 @@ from tqdm import tqdm
 
 from toprlib.distributed import gather, progress_bar, rank, ranks
 from toprlib.files import append_to_file, exists, read_records, remove, to_lines, write_file
-from toprlib.hf_sampler import sample_completions
-from toprlib.language_model import LanguageModel, free_gpu, load_model
-from toprlib.records import Completion, Engine, InputError, Problem, Prompt, Sample, Task
+from toprlib.language_model import LanguageModel
+from toprlib.records import Engine, InputError, Problem, Prompt, Sample, Task
 from toprlib.settings import Settings
 
 CHUNK = 256  # prompts between two writes to the disk; ours
-
-
-@contextmanager
-def hf_engine(
-    lm: LanguageModel, model: str, settings: Settings, stop: Sequence[str]
-) -> Iterator[Engine]:
-    """An engine in this process. Its first call loads the weights; the end of the block frees them.
-
-    lm: without weights. model: folder or hub name of the weights. stop: strings that end a
-    completion.
-    """
-    loaded: list[LanguageModel] = []
-
-    def generate(prompts: Sequence[Prompt], n: int, seed: int) -> Iterator[list[Completion]]:
-        if not loaded:
-            loaded.append(lm._replace(model=load_model(model)))
-        seeds = range(seed, seed + n * len(prompts))
-        yield from sample_completions(loaded[0], settings, stop, prompts, seeds)
-
-    try:
-        yield Engine(generate)
-    finally:
-        loaded.clear()
-        free_gpu()
 
 
 def make_prompts(
@@ -74,6 +49,24 @@ def make_prompts(
             raise InputError(f"problem {problem.id}: {message} tokens; reduce --max-new-tokens")
         prompts.append(Prompt(problem, text, ids))
     return prompts
+
+
+def print_repeats(
+    train: Sequence[Prompt], provided_samples: Sequence[Sample], test: Sequence[Prompt]
+) -> None:
+    """Rank zero prints how many problems occur twice, if there are any.
+
+    train, test: a prompt for each problem. provided_samples: those of --samples, in place of train.
+    """
+    trained = [prompt.text for prompt in train]
+    known = set(trained) | {sample.prompt for sample in provided_samples}
+    repeats = len(trained) - len(set(trained))
+    shared = sum(prompt.text in known for prompt in test)
+    if rank() == 0 and (repeats or shared):
+        message = (
+            f"{repeats} training problems repeat others, {shared} test problems are among them"
+        )
+        print(f"warning: {message}; remove them from --data", flush=True)
 
 
 def write_chats(task: Task, prompts: Sequence[Prompt], folder: Path) -> None:

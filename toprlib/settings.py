@@ -17,10 +17,9 @@ from pydantic import FiniteFloat, ValidationError
 from pydantic.dataclasses import dataclass
 
 import topr
-from toprlib.dataset import BASELINES, COMPOSITIONS
 from toprlib.distributed import rank, ranks
 from toprlib.methods import METHODS, Method
-from toprlib.records import InputError
+from toprlib.records import InputError, Task
 
 TINY = Path(__file__).resolve().parent.parent / "tiny"
 
@@ -57,7 +56,7 @@ class Settings:
     """number of training problems to sample from, from the first on (ours; paper: all 7,473)"""
     n: Count = 16
     """samples per training problem (paper, Section 4.1; for Anna Karenina 64, Section 4.3)"""
-    composition: Literal[*COMPOSITIONS] = "uniform"
+    composition: Literal["uniform", "positives_only", "anna_karenina", "proportion"] = "uniform"
     """samples to train on: any (paper), positives, Anna Karenina's, a --proportion of positives"""
     proportion: OpenShare | None = None
     """share of positives for --composition proportion (paper, Section 4.3: 0.1 and 0.5)"""
@@ -87,7 +86,7 @@ class Settings:
     """a+ b+ a- b-: bounds of the ratio (Eq. 7), in place of the method's"""
     baseline: FiniteFloat = 0.0
     """c, subtracted from the reward (paper: none)"""
-    baseline_from: Literal[*BASELINES] = "zero"
+    baseline_from: Literal["zero", "mean", "group"] = "zero"
     """what --baseline is added to: zero (paper), or the mean reward: all samples', a prompt's"""
     effective_proportion: Share | None = None
     """p~, effective share of positives, in place of --baseline (Eq. 12)"""
@@ -117,8 +116,8 @@ class Settings:
     """samples per test problem (ours; paper: 64); a quarter of them before the end of an epoch"""
     k: Count = 16
     """the K of maj@K and pass@K (paper, Section 4.3)"""
-    evals_per_epoch: Count = 5
-    """evaluations along an iteration's training, the last one in full (ours; paper: 1)"""
+    evaluate_after: tuple[Positive, ...] = (0.2, 0.4, 0.6, 0.8)
+    """passes over the samples after which to evaluate, besides at their end (ours; paper: none)"""
 
     dry_run: bool = False
     """print what the run would sample and train; start nothing"""
@@ -197,6 +196,22 @@ class Settings:
 
 
 AnySettings = TypeVar("AnySettings", bound=Settings)
+
+
+def print_plan(settings: Settings, task: Task, provided_samples: int) -> None:
+    """Print what a run would sample and train, at most. provided_samples: those of --samples."""
+    samples = provided_samples or settings.n * len(task.train)
+    examples = min(settings.examples or samples, samples) * settings.epochs
+    test_samples = settings.eval_samples
+    between = settings.eval_samples_at(is_end=False) * len(settings.evaluate_after)
+    test_samples += settings.iterations * (between + settings.eval_samples)
+    counts = {
+        "samples per iteration": samples,
+        "optimizer steps per iteration": -(-examples // settings.batch_size),
+        "completions of test problems": test_samples * len(task.test),
+    }
+    for name, count in counts.items():
+        print(f"{name:32}{count:>12,}")
 
 
 # ---- the command line ----------------------------------------------------------------------------

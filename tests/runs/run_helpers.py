@@ -38,7 +38,7 @@ SMALL = Settings(
     test_problems=4,
     eval_samples=8,
     k=4,
-    evals_per_epoch=2,
+    evaluate_after=(0.5,),
 )
 # Two iterations of 6 steps with checkpoints after 2 and 4: for tests that kill a run.
 TWO_ITERATIONS = {

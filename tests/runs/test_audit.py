@@ -91,7 +91,7 @@ OPTIONS = {
     "--max-new-tokens": MAX_NEW_TOKENS,
     "--test-problems": TEST_PROBLEMS,
     "--eval-samples": EVAL_SAMPLES,
-    "--evals-per-epoch": len(STEPS),
+    "--evaluate-after": STEPS[0] / STEPS[-1],
     "--k": K,
     "--seed": SEED,
 }

@@ -175,7 +175,7 @@ def test_log_mu_of_another_model_ends_the_run_at_its_first_step(run, tmp_path):
 
 
 def test_the_last_model_of_each_iteration_is_evaluated_in_full():
-    settings = Settings(iterations=2, batch_size=2, evals_per_epoch=2, out=Path("run"))
+    settings = Settings(iterations=2, batch_size=2, evaluate_after=(0.5,), out=Path("run"))
     examples = [Example([5], [6, 1], reward, i) for i, reward in enumerate((1, -1, 1, 1, 1))]
     for iteration in (1, 2):
         points = gsm8k.evaluation_points(iteration, examples, settings)

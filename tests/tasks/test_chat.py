@@ -18,7 +18,7 @@ from toprlib.sampling import make_prompts, sample_prompts
 from toprlib.settings import Settings
 
 QUESTION = "Q: Zoë has 3 figs\n  and eats one.\nHow many are left? 🍐\nA:"
-FEW = {"problems": 4, "n": 4, "max_new_tokens": 24, "test_problems": 2, "evals_per_epoch": 1}
+FEW = {"problems": 4, "n": 4, "max_new_tokens": 24, "test_problems": 2, "evaluate_after": ()}
 
 
 @pytest.fixture(scope="module", params=MARKS)

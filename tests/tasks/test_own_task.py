@@ -23,10 +23,10 @@ SMALL = Settings(
     test_problems=2,
     eval_samples=4,
     k=2,
-    evals_per_epoch=1,
+    evaluate_after=(),
 )
 OPTIONS = """--problems 3 --n 4 --max-new-tokens 48 --batch-size 6 --test-problems 2
-    --eval-samples 4 --k 2 --evals-per-epoch 1 --model"""
+    --eval-samples 4 --k 2 --evaluate-after --model"""
 
 
 # ---- the program on the page and the example, as commands ----------------------------------------

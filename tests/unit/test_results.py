@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from topr import Limits, StepStats, effective_proportion
-from toprlib import results
+from toprlib import dataset, results
+from toprlib.dataset import engine_mismatch, print_mismatch
 from toprlib.files import to_lines, write_file
 from toprlib.records import Example, Problem, Sample, Task
 from toprlib.results import step_metrics, summarize_epoch
-from toprlib.settings import Settings
+from toprlib.settings import Settings, print_plan
 
 
 def random_step(size=40, seed=0):
@@ -180,8 +181,8 @@ def examples_of_engine(difference):
 def test_an_engine_is_warned_about_above_a_bound_for_a_token(capsys, difference, is_warned):
     examples = examples_of_engine(difference)
     expected = pytest.approx(difference / 10, nan_ok=True)
-    assert results.engine_mismatch(examples) == expected
-    results.print_mismatch(1, examples)
+    assert engine_mismatch(examples) == expected
+    print_mismatch(1, examples)
     warnings = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
     assert len(warnings) == is_warned
 
@@ -193,7 +194,7 @@ def print_dataset(capsys, positives, negatives, zeros=0, **changes):
     reasons = ["length"] + ["stop"] * 9
     fields = {"prompt": "", "completion": "", "reward": 1.0}
     samples = [Sample(**fields, finish_reason=reason) for reason in reasons]
-    results.print_dataset(1, samples, examples, Settings(**changes))
+    dataset.print_dataset(1, samples, examples, Settings(**changes))
     return capsys.readouterr().out.splitlines()
 
 
@@ -228,7 +229,7 @@ def test_almost_no_rewards_of_a_sign_are_warned_about(
     ("changes", "provided", "expected"),
     [
         ({"n": 8, "iterations": 3, "examples": 500}, 0, [800, 32, 10 * (16 + 3 * (4 * 4 + 16))]),
-        ({"n": 8, "epochs": 2, "evals_per_epoch": 1}, 0, [800, 100, 10 * 2 * 16]),
+        ({"n": 8, "epochs": 2, "evaluate_after": ()}, 0, [800, 100, 10 * 2 * 16]),
         ({"samples": "own.jsonl", "examples": 5000}, 1000, [1000, 63, 10 * (2 * 16 + 4 * 4)]),
         ({"iterations": 0, "batch_size": 7, "n": 1}, 0, [100, 15, 10 * 16]),
     ],
@@ -236,6 +237,6 @@ def test_almost_no_rewards_of_a_sign_are_warned_about(
 def test_the_plan_counts_what_a_run_samples_and_trains(capsys, changes, provided, expected):
     problems = [Problem(str(number), "?") for number in range(100)]
     task = Task("sums", problems, problems[:10], grade=zip)
-    results.print_plan(Settings(**changes), task, provided)
+    print_plan(Settings(**changes), task, provided)
     lines = capsys.readouterr().out.splitlines()
     assert [int(line.split()[-1].replace(",", "")) for line in lines] == expected

@@ -15,9 +15,9 @@ from helpers import MODEL, PROMPT, check_seeds, check_stop_string, generate, mak
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from toprlib import hf_sampler, sampling
+from toprlib.hf_sampler import hf_engine
 from toprlib.language_model import load_tokenizer
 from toprlib.records import Prompt
-from toprlib.sampling import hf_engine
 from toprlib.settings import Settings
 
 

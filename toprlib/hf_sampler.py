@@ -23,9 +23,9 @@ from toprlib.language_model import LanguageModel, free_gpu, load_model
 from toprlib.records import Completion, Engine, Prompt
 from toprlib.settings import Settings
 
-MAX_BATCH_TOKENS = 40_000  # rows x (prompt + new tokens) of a batch on a CPU; ours
-MAX_CACHE_SHARE = 0.25  # of a GPU's free memory, for the keys and values of a batch; ours
-MAX_THREADS = 4  # batches that are computed at a time on a CPU; ours
+MAX_BATCH_TOKENS = 40_000  # rows x (prompt + new tokens) of a batch on a CPU
+MAX_CACHE_SHARE = 0.25  # of a GPU's free memory, for the keys and values of a batch
+MAX_THREADS = 4  # batches that are computed at a time on a CPU
 
 Row = tuple[int, int]  # a completion to sample: index of its prompt, seed of its random numbers
 

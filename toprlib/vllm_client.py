@@ -23,9 +23,9 @@ from toprlib.records import Completion, Engine, InputError, Prompt
 from toprlib.settings import Settings
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
-FREE_SECONDS = 30.0  # in which the driver frees the GPU's memory after an engine has ended; ours
+FREE_SECONDS = 30.0  # in which the driver frees the GPU's memory after an engine has ended
 GPU_OPTIONS = {
-    "gpu_memory_utilization": 0.85,  # the trainer keeps some of the rest; ours
+    "gpu_memory_utilization": 0.85,  # the trainer keeps some of the rest
     # Otherwise vLLM compiles FlashInfer's fused all-reduce on B200, which needs CUDA's toolkit.
     "compilation_config": {"pass_config": {"fuse_allreduce_rms": False}},
 }

@@ -483,7 +483,7 @@ def summarise_step(number, terms, grad_norm):
         "loss": loss.sum(),
         "grad_norm": grad_norm,
         "gradient_mass": mass.sum(),
-        "realised_share": mass[reward > 0].sum() / mass.sum(),
+        "realised_proportion": mass[reward > 0].sum() / mass.sum(),
     }
     if (reward > 0).any():
         summary["log_ratio_pos_mean"] = log_ratio[reward > 0].mean()
@@ -605,7 +605,7 @@ def summarise_training(lines):
     """What results.json should have of metrics.jsonl: means over the epoch or over its end."""
     last_tenth = lines[len(lines) * 9 // 10 :]
     summary = {}
-    for name in ("realised_share", "weight_neg_mean"):
+    for name in ("realised_proportion", "weight_neg_mean"):
         summary[name] = mean_metric(lines, name)
     for name in ("log_ratio_pos_mean", "log_ratio_neg_mean"):
         summary[name] = mean_metric(last_tenth, name)
@@ -619,7 +619,7 @@ def mean_metric(lines, name):
         return None
     values = [line[name] for line in lines]
     masses = [line["gradient_mass"] for line in lines]
-    return round(fmean(values, masses if name == "realised_share" else None), 3)
+    return round(fmean(values, masses if name == "realised_proportion" else None), 3)
 
 
 def leaves(value, path=""):

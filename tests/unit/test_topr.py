@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import topr
 from topr import (
-    PRESETS,
+    TABLE_1,
     Limits,
     importance_weight,
     sequence_log_ratio,
@@ -19,7 +19,7 @@ from topr import (
     topr_objective,
 )
 
-ALL_LIMITS = [*PRESETS.values(), Limits(0.5, 2, 0.25, 4)]
+ALL_LIMITS = [*TABLE_1.values(), Limits(0.5, 2, 0.25, 4)]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 log_ratios = st.floats(-30, 30) | st.sampled_from([-1000.0, 80.0])
@@ -47,7 +47,7 @@ def test_bounds_out_of_order_are_refused(a, b):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_sign_chooses_the_bounds_and_zero_is_positive(dtype):
     reward = torch.tensor([[2.0, 0.0, -0.0], [-1e-30, -2.0, 1e-30]], dtype=dtype)
-    a, b = Limits(0.25, 2, 0.125, math.inf).of_sign(reward)
+    a, b = Limits(0.25, 2, 0.125, math.inf).bounds_for(reward)
     assert a.tolist() == [[0.25, 0.25, 0.25], [0.125, 0.125, 0.25]]
     assert b.tolist() == [[2, 2, 2], [math.inf, math.inf, 2]]
     assert a.dtype == b.dtype == at_least_float32(dtype)

@@ -33,7 +33,7 @@ build/lecture/ready:
 	touch $@
 
 # ---- tests ---------------------------------------------------------------------------------------
-# Two processes with one thread each; a file stays in one process, in the order of tests/conftest.py.
+# Two processes with one thread each; a file stays in one process, and short files come last.
 test test-all: export OMP_NUM_THREADS = 1
 PYTEST = .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 

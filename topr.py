@@ -3,9 +3,10 @@
     weight = 1 if R >= 0 else [pi(y|x) / mu(y|x)]_0^1              Algorithm 1
     loss   = - stop_gradient(weight) R log pi(y|x) / length        Section 4.2 divides by the length
 
-mu is the model that sampled the completion y of the prompt x; pi is the model in training. The
-ratio is that of whole completions: a product over tokens. A positive example keeps weight 1, so it
-is learned as in supervised training. Once a negative has become unlikely, its weight is near 0.
+The behavior policy mu sampled the completion y of the prompt x. The target policy pi is the model
+in training. pi(y|x) / mu(y|x) is the sequence-level importance ratio: a product over tokens. A
+positive example keeps weight 1, so it is learned as in supervised training. Once a negative has
+become unlikely under pi, its weight is near 0.
 
 Names: logp is log pi, logmu is log mu, log_ratio is logp - logmu; a bare name is one number per
 completion, (B,), token_* is one per token, (B, T). Logarithms are natural, lengths are in tokens.
@@ -41,17 +42,17 @@ class Limits:
             if not 0 <= a <= b or math.isinf(a):  # NaN fails every comparison
                 raise ValueError(f"a_{sign} = {a:g}, b_{sign} = {b:g}: need 0 <= a <= b, a finite")
 
-    def of_sign(self, reward: Tensor) -> tuple[Tensor, Tensor]:
-        """The bounds a and b for the sign of each reward, both in the shape of `reward`.
+    def bounds_for(self, reward: Tensor) -> tuple[Tensor, Tensor]:
+        """The bounds a and b of each reward's sign, both in the shape of `reward`.
 
-        >>> PRESETS["topr"].of_sign(torch.tensor([0.5, 0.0, -0.5]))
+        >>> TABLE_1["topr"].bounds_for(torch.tensor([0.5, 0.0, -0.5]))
         (tensor([1., 1., 0.]), tensor([1., 1., 1.]))
         """
         a_pos, b_pos, a_neg, b_neg = _at_least_float32(reward).new_tensor(astuple(self))
         return torch.where(reward >= 0, a_pos, a_neg), torch.where(reward >= 0, b_pos, b_neg)
 
 
-PRESETS: dict[str, Limits] = {  # Table 1
+TABLE_1: dict[str, Limits] = {  # Table 1
     "topr": Limits(1, 1, 0, 1),  # the paper's canonical choice
     "tis": Limits(0, 1, 0, 1),  # truncated importance sampling
     "sft": Limits(1, 1, 0, 0),  # supervised training on the positives (STaR, ReST)
@@ -66,7 +67,7 @@ def topr_loss(
     token_logmu: Tensor,
     reward: Tensor,
     mask: Tensor,
-    limits: Limits = PRESETS["topr"],
+    limits: Limits = TABLE_1["topr"],
     denominator: float | None = None,
 ) -> Tensor:
     """Algorithm 1: - sum of stop_gradient(weight) R log pi(y|x) / length, over `denominator`.
@@ -86,7 +87,7 @@ def topr_loss(
     check_shapes(token_logp, token_logmu, reward, mask)
     token_logp = _at_least_float32(token_logp)
     log_ratio = sequence_log_ratio(token_logp.detach(), token_logmu, mask)  # (B,)
-    weight = importance_weight(log_ratio, *limits.of_sign(reward))  # (B,) [pi/mu]_a^b
+    weight = importance_weight(log_ratio, *limits.bounds_for(reward))  # (B,) [pi/mu]_a^b
     logp = torch.where(mask > 0, token_logp, 0.0).sum(1)  # (B,)
     length = (mask > 0).sum(1)  # (B,)
     denominator = len(reward) if denominator is None else denominator
@@ -151,10 +152,10 @@ def topr_objective(log_ratio: Tensor, reward: Tensor, limits: Limits) -> Tensor:
 
     log_ratio, reward: (B,). Returns (B,). Its gradient is weight * R * grad log pi.
 
-    >>> topr_objective(torch.tensor([-2.0, -2.0]), torch.tensor([1.0, -1.0]), PRESETS["topr"])
+    >>> topr_objective(torch.tensor([-2.0, -2.0]), torch.tensor([1.0, -1.0]), TABLE_1["topr"])
     tensor([-1.0000, -0.1353])
     """
-    return _taper_of_log(*_with_bounds(log_ratio, *limits.of_sign(reward))) * reward
+    return _taper_of_log(*_with_bounds(log_ratio, *limits.bounds_for(reward))) * reward
 
 
 def _taper_of_log(log_ratio: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -178,11 +179,11 @@ def _at_least_float32(value: Number) -> Tensor:
     return value if value.dtype in (torch.float32, torch.float64) else value.float()
 
 
-# ---- baseline and effective share of positives: Equation 12 --------------------------------------
+# ---- baseline and effective proportion of positives: Equation 12 ---------------------------------
 def effective_proportion(p: Number, c: Number) -> Number:
-    """p~ = p (1-c) / (1 + (1-2p) c): the share of positives in the sum of |R - c| (Equation 12).
+    """p~ = p (1-c) / (1 + (1-2p) c): the positives' part of the sum of |R - c| (Equation 12).
 
-    p: share of positives among rewards of -1 and +1; c: baseline. Numbers or tensors with
+    p: proportion of positives among rewards of -1 and +1; c: baseline. Numbers or tensors with
     0 < p < 1 and -1 <= c <= 1, else ValueError.
 
     >>> round(effective_proportion(0.1, -0.8), 12)
@@ -298,7 +299,6 @@ def train(
             log_ratios.append(log_ratio)
             rewards.append(batch.reward)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
-        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of a sharded model
         stats = StepStats(float(total), norm.item(), torch.cat(log_ratios), torch.cat(rewards))
         if not math.isfinite(stats.loss + stats.grad_norm):
             raise FloatingPointError(f"loss is {stats.loss:g}, grad_norm is {stats.grad_norm:g}")

@@ -23,14 +23,14 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import topr
-from topr import PRESETS, Limits
+from topr import TABLE_1, Limits
 
-TOPR = PRESETS["topr"]
-TIS = PRESETS["tis"]
-SFT = PRESETS["sft"]
-REINFORCE = PRESETS["reinforce"]
+TOPR = TABLE_1["topr"]
+TIS = TABLE_1["tis"]
+SFT = TABLE_1["sft"]
+REINFORCE = TABLE_1["reinforce"]
 # Table 1, and bounds of which each one clips some ratios.
-FAMILY = (*PRESETS.values(), Limits(0.5, 2, 0.2, 0.8))
+FAMILY = (*TABLE_1.values(), Limits(0.5, 2, 0.2, 0.8))
 
 tensor = partial(torch.tensor, dtype=torch.float64)
 linspace = partial(torch.linspace, dtype=torch.float64)
@@ -56,7 +56,7 @@ def weights(z: Tensor, bandit: Bandit, limits: Limits = TOPR) -> Tensor:
     tensor([1.0000, 0.6667], dtype=torch.float64)
     """
     log_ratio = z.log_softmax(-1) - bandit.mu.log()
-    return topr.importance_weight(log_ratio, *limits.of_sign(bandit.reward))
+    return topr.importance_weight(log_ratio, *limits.bounds_for(bandit.reward))
 
 
 def objective(z: Tensor, bandit: Bandit, limits: Limits = TOPR) -> Tensor:
@@ -215,7 +215,7 @@ def proposition_3_2(ax: Axes, seed: int = 0) -> None:
     objective grows although the reward does not.
     """
     z, bandit = random_bandits("++---", seed)
-    bounded = (TOPR, TIS, SFT, PRESETS["off_policy"], Limits(0.5, 2, 0, 0.8))
+    bounded = (TOPR, TIS, SFT, TABLE_1["off_policy"], Limits(0.5, 2, 0, 0.8))
     values = torch.stack([objective(4 * z, bandit, limits) for limits in bounded])
     check("a- = 0: J <= max(0, max R)", values <= bandit.reward.amax(-1).clamp_min(0))
 

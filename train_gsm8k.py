@@ -1,4 +1,4 @@
-"""Section 4 of the TOPR paper: sample, choose, score, train, evaluate; on GSM8K or a task like it.
+"""Section 4 of the TOPR paper: sample, choose, train, evaluate; on GSM8K or a task like it.
 
     python train_gsm8k.py                                   # tiny problems and model: 3 minutes
     python train_gsm8k.py --method reinforce                # naive REINFORCE, which collapses
@@ -9,19 +9,19 @@
 Read `experiment` first: it repeats Algorithm 1. The list below has the algorithm's lines, and their
 functions and files in --out/iteration-1/, in order.
 
-         sample_test   test-0.jsonl     completions of the test problems by the first model
-    3    sample        samples.jsonl    n completions y ~ mu(.|x) of each training problem, graded
-    4    choose                         the dataset: some of them, with rewards less the baseline
-    6    score         train.jsonl      the dataset in the order of training, with log mu(y|x)
-    5-9  train_policy  metrics.jsonl    a line per optimizer step; `topr.train` does lines 6 to 8
-                       checkpoint-100/  weights and optimizer; removed after the last step
-                       model-64/        a model to evaluate, into test-64.jsonl; then removed
-                       model/           the last model, from which iteration 2 samples
+    -    sample_test                test-0.jsonl     answers of the first model to test problems
+    3    sample                     samples.jsonl    n graded completions y ~ mu(.|x) of each x
+    4    choose                                      those to train on, rewards less the baseline
+    6    compute_behavior_logprobs  train.jsonl      these in the order of training, with log mu
+    5-9  train_policy               metrics.jsonl    one line per step; `topr.train` has lines 6-8
+                                    checkpoint-100/  weights and optimizer; removed at the end
+                                    model-64/        evaluated into test-64.jsonl, then removed
+                                    model/           the last model; iteration 2 starts from it
 
-mu is the model that an iteration starts from, also with --samples; with --trust-logmu, the samples
-have log mu. Under torchrun each rank samples its share of the prompts with its own vLLM, and
-trains on its share of each step. A file that exists is not computed again, so the same command
-resumes a run: at a chunk of 256 prompts, or after the last checkpoint.
+The behavior policy mu is the model that an iteration starts from, also with --samples; with
+--trust-logmu, the samples have log mu. Under torchrun each rank samples for its part of the
+prompts, with its own vLLM, and trains on its part of each step. A file that exists is not computed
+again, so the same command resumes a run: at a chunk of 256 prompts, or after the last checkpoint.
 """
 
 import os
@@ -197,7 +197,7 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
             if not files.exists(Path(points[-1].model)):
                 # Here the GPU is for training pi, which begins as mu.
                 policy, optimizer = training.load_for_training(lm, point.model, settings)
-                examples = score(iteration, examples, policy, settings)  # mu(y|x)
+                examples = compute_behavior_logprobs(iteration, examples, policy, settings)
                 # lines 5 to 9
                 train_policy(iteration, examples, policy, optimizer, loss, settings)
                 del policy, optimizer
@@ -289,7 +289,7 @@ def choose(
 
 
 def choose_baselines(chosen: list[Sample], settings: Settings) -> list[float]:
-    """Each sample's baseline: c, or the one for the effective share p~ (Equation 12)."""
+    """Each sample's baseline: c, or the one for the effective proportion p~ (Equation 12)."""
     c = settings.baseline
     if settings.effective_proportion is not None:
         if {sample.reward for sample in chosen} - {-1.0, 1.0}:
@@ -302,13 +302,13 @@ def choose_baselines(chosen: list[Sample], settings: Settings) -> list[float]:
 
 
 # ---- log mu(y|x), for the weight of line 6 -------------------------------------------------------
-def score(
+def compute_behavior_logprobs(
     iteration: int, examples: list[Example], policy: LanguageModel, settings: Settings
 ) -> list[Example]:
-    """The examples with log mu(y|x), by the model that the iteration starts from.
+    """The examples with behavior log-probabilities: log mu(y|x) by the iteration's first model.
 
-    log mu is over the full vocabulary at temperature 1, in training's batches: same padding, same
-    precision, so that pi = mu in the first step. With --trust-logmu it comes from the samples.
+    They are over the full vocabulary at temperature 1, in training's batches: same padding, same
+    precision, so that pi = mu in the first step. With --trust-logmu the samples have them.
     """
     file = settings.iteration_folder(iteration) / "train.jsonl"
     if not files.exists(file):
@@ -385,11 +385,13 @@ def train_policy(
 def sample_test(
     point: EvalPoint, engine: Engine, prompts: list[Prompt], task: Task, settings: Settings
 ) -> None:
-    """Write graded completions of the test problems by a model; `results` evaluates them."""
+    """Write graded completions of the test problems by a model, and one at temperature 0."""
     if prompts:
         n = settings.eval_samples_at(point.is_end)
         seed = settings.seed_of(f"test {point.iteration} {point.step}")
         sampling.sample_to_file(point.file, engine, prompts, n, seed, task)  # unless it exists
+        greedy = engine.at_temperature(0)
+        sampling.sample_to_file(point.greedy_file, greedy, prompts, 1, seed, task)
 
 
 # ---- presets: settings that go together (Section 4) ----------------------------------------------
@@ -398,7 +400,7 @@ PAPER = Settings(
     model="meta-llama/Meta-Llama-3-8B-Instruct",  # "the 8B model unless otherwise specified" (4.1)
     data="openai/gsm8k",
     shots=8,  # "the 8-shot prompt from Wang et al. (2022)" (4.1)
-    iterations=5,  # "over multiple iterations" (4.3); the number is ours
+    iterations=5,  # "over multiple iterations" (4.3); the paper does not say how many
     problems=7_473,  # "1,319 problems for testing and 7,473 for training" (4.1)
     n=16,  # "n = 16 candidate solutions" (4.1)
     examples=50_000,  # "an iteration batch of N = 50,000 data points" (4.3)
@@ -407,13 +409,13 @@ PAPER = Settings(
     lr=5e-7,  # "a constant learning rate of 5e-7 chosen from a small parameter sweep" (4.2)
     batch_size=8,  # "a single H100 node with a per-GPU batch size of 1" (4.2)
     micro_batch_size=1,
-    dtype="bfloat16",  # ours: the paper does not say
-    save_every=500,  # ours
+    dtype="bfloat16",  # the paper does not say
+    save_every=500,  # not from the paper
     test_problems=1_319,
     eval_samples=64,  # "64 solutions for each question for GSM8K" (4.2)
     evaluate_after=(),  # "evaluating the model at the end of the iteration" (4.2)
 )
-SINGLE_GPU = replace(  # ours: a small model on one GPU of 48 GB, or 24 GB with checkpointing
+SINGLE_GPU = replace(  # a small model on one GPU of 48 GB, or 24 GB with checkpointing
     PAPER,
     model="Qwen/Qwen2.5-0.5B-Instruct",
     iterations=1,

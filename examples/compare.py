@@ -22,11 +22,11 @@ QUESTION = "Q: Kim owns {} books and sells {} of them. How many books are left?\
 METHODS: dict[str, dict[str, Any]] = {
     "naive REINFORCE": {"method": "reinforce"},
     "TOPR": {},
-    "TOPR, share of 50 %": {"effective_proportion": 0.5},
+    "TOPR, effective proportion 50 %": {"effective_proportion": 0.5},
     "SFT, once": {"method": "sft"},
     "SFT, repeated": {"method": "sft", "composition": "positives_only"},
 }
-PRESETS = {  # ours
+PRESETS = {
     "compare": Settings(
         problems=96, n=8, lr=1e-4, test_problems=96, eval_samples=8, k=4, evaluate_after=()
     )

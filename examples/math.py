@@ -38,8 +38,8 @@ MATH_500 = "HuggingFaceH4/MATH-500"  # "the smaller MATH-500 test set (Lightman 
 
 OUTCOMES = (*GSM8K_OUTCOMES, "abandoned")  # the comparison took too long
 WORKER = Path(__file__).with_name("math_worker.py")
-CPU_SECONDS = 3  # for a comparison; ours
-LONGEST = 500  # characters of an answer that math-verify reads; ours
+CPU_SECONDS = 3  # for a comparison
+LONGEST = 500  # characters of an answer that math-verify reads
 
 
 # ---- the answer of a completion ------------------------------------------------------------------
@@ -302,9 +302,9 @@ def math_task(settings: Settings) -> Task:
     )
 
 
-SETTINGS = MappingProxyType(
+PRESETS = MappingProxyType(
     {
-        # ours: the tiny model cannot solve such problems
+        # The tiny model cannot solve such problems
         "laptop": Settings(data=str(TINY / "math"), n=4, eval_samples=4, k=2, evaluate_after=()),
         "paper": replace(
             PAPER,
@@ -321,4 +321,4 @@ SETTINGS = MappingProxyType(
 
 
 if __name__ == "__main__":
-    main("examples.math", __doc__, math_task, SETTINGS, "runs/math-")
+    main("examples.math", __doc__, math_task, PRESETS, "runs/math-")

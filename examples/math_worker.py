@@ -14,8 +14,8 @@ import signal
 import sys
 from typing import Any
 
-MEMORY = 2 << 30  # bytes, ours
-# Largest relative difference of a rounded decimal, and of two forms of one number; ours.
+MEMORY = 2 << 30  # bytes
+# Largest relative difference of a rounded decimal, and of two forms of one number.
 ROUNDED = 2e-5
 EXACT = 1e-30
 

@@ -7,7 +7,7 @@ import torch
 from openrlhf.models.loss import PolicyLoss, aggregate_loss
 from torch import Tensor
 
-from topr import PRESETS, importance_weight, sequence_log_ratio
+from topr import TABLE_1, importance_weight, sequence_log_ratio
 
 
 class ToprPolicyLoss(PolicyLoss):
@@ -41,7 +41,7 @@ class ToprPolicyLoss(PolicyLoss):
             fix = "set --algo.kl.init_coef 0 and another advantage estimator"
             raise ValueError(f"topr: advantages differ within a sequence; {fix}")
         log_ratio = sequence_log_ratio(log_probs.detach(), old_log_probs, mask)[:, None]  # (B, 1)
-        weight = importance_weight(log_ratio, *PRESETS["topr"].of_sign(reward))  # (B, 1)
+        weight = importance_weight(log_ratio, *TABLE_1["topr"].bounds_for(reward))  # (B, 1)
         share = self.effective_proportion
         reward = 2 * reward * torch.where(reward < 0, 1 - share, share)
         token_loss = -weight * reward * torch.where(mask, log_probs, 0.0)  # (B, T)

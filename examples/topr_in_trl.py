@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topr import PRESETS, importance_weight, sequence_log_ratio, topr_loss
+from topr import TABLE_1, importance_weight, sequence_log_ratio, topr_loss
 
 
 class ToprLoss:
@@ -46,7 +46,7 @@ class ToprLoss:
                 warnings.warn(f"topr: TRL keeps no log mu, so weights are 1: {fix}", stacklevel=2)
 
         log_ratio = sequence_log_ratio(token_logp.detach(), token_logmu, mask)  # (B,)
-        weight = importance_weight(log_ratio, *PRESETS["topr"].of_sign(reward))  # (B,)
+        weight = importance_weight(log_ratio, *TABLE_1["topr"].bounds_for(reward))  # (B,)
         mode = "train" if model.training else "eval"
         self._metrics[mode]["topr/weight"].append(weight.mean().item())
         value = topr_loss(token_logp, token_logmu, reward, mask)

@@ -12,7 +12,7 @@ from torch import Tensor
 from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn, register_policy_loss
 from verl.workers.config import ActorConfig
 
-from topr import PRESETS, importance_weight, sequence_log_ratio
+from topr import TABLE_1, importance_weight, sequence_log_ratio
 
 # p~, the share of positives. Rewards less the mean of a prompt's, as in GRPO, give them 1/2.
 EFFECTIVE_PROPORTION = 0.5
@@ -46,7 +46,7 @@ def topr_policy_loss(  # noqa: PLR0913 - the arguments of verl
         message = "topr: the loss has its own weights"
         raise ValueError(f"{message}; set algorithm.rollout_correction.rollout_is=null")
     log_ratio = sequence_log_ratio(log_prob.detach(), old_log_prob, mask)[:, None]  # (B, 1)
-    weight = importance_weight(log_ratio, *PRESETS["topr"].of_sign(reward))  # (B, 1)
+    weight = importance_weight(log_ratio, *TABLE_1["topr"].bounds_for(reward))  # (B, 1)
     reward = 2 * reward * torch.where(reward < 0, 1 - EFFECTIVE_PROPORTION, EFFECTIVE_PROPORTION)
     token_loss = -weight * reward * torch.where(mask, log_prob, 0.0)  # (B, T)
     value = agg_loss(token_loss, response_mask, loss_agg_mode, **config.global_batch_info)

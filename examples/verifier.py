@@ -24,7 +24,7 @@ import rich.table
 import tyro
 from pydantic.dataclasses import dataclass
 
-from examples.math import SETTINGS as MATH_SETTINGS
+from examples.math import PRESETS as MATH_PRESETS
 from examples.math import math_task
 from toprlib.distributed import process_group, rank
 from toprlib.evaluation import Answers, format_value, to_answers
@@ -90,36 +90,36 @@ class VerifierSettings(Settings):
     """Settings of the verifier's run and of the generator's, which sample alike."""
 
     model: str = str(TINY / "checker")
-    """folder or hub name of the base verifier (ours; paper: Llama 3 8B)"""
+    """folder or hub name of the base verifier (paper: Llama 3 8B)"""
     generator: str = str(TINY / "base")
-    """folder or hub name of the model that writes solutions (ours; paper: Llama 3 70B)"""
+    """folder or hub name of the model that writes solutions (paper: Llama 3 70B)"""
     task: Literal["gsm8k", "math"] = "gsm8k"
-    """task with the problems, prompt and grading (ours; paper: MATH)"""
+    """task with the problems, prompt and grading (paper: MATH)"""
     problems: Count = 256
-    """number of training problems, from the first on (ours; paper: all)"""
+    """number of training problems, from the first on (paper: all)"""
     generator_gpus: Count = 1
-    """GPUs that an engine of the generator spans (ours; a 70B model in bfloat16 needs 4)"""
+    """GPUs that an engine of the generator spans (a 70B model in bfloat16 needs 4)"""
     train_solutions: AtLeastTwo = 4
-    """solutions of each training problem (ours; paper, Section 4.4: 16)"""
+    """solutions of each training problem (paper: 16)"""
     n: Annotated[Count, tyro.conf.arg(name="verifications")] = 4
     """verifications of each training solution (paper, Section 4.4)"""
     test_problems: AtLeastTwo = 150
-    """number of test problems, from the first on (ours; paper: all of MATH-500)"""
+    """number of test problems, from the first on (paper: all of MATH-500)"""
     test_solutions: AtLeastTwo = 8
-    """solutions of each test problem, which vote (ours; paper, Table 2: 32)"""
+    """solutions of each test problem, which vote (paper: 32)"""
     eval_samples: Annotated[AtLeastTwo, tyro.conf.arg(name="test-verifications")] = 4
     """verifications of each test solution, whose mean is its weight (paper, Section 4.4)"""
     instruction: str = ""
-    """text before the question (ours); tiny/checker needs none, the preset `paper` has one"""
+    """text before the question; tiny/checker needs none, the preset `paper` has one"""
 
 
-SETTINGS = {
-    # ours; k = 1: verdicts have no majority
+PRESETS = {
+    # k = 1: verdicts have no majority
     "laptop": VerifierSettings(max_new_tokens=96, lr=1e-4, k=1, evaluate_after=()),
     "paper": replace(
-        VerifierSettings(**vars(MATH_SETTINGS["paper"])),
+        VerifierSettings(**vars(MATH_PRESETS["paper"])),
         generator="meta-llama/Meta-Llama-3-70B-Instruct",  # "we used the 70B model" (4.4)
-        generator_gpus=4,  # ours: its weights take 141 GB in bfloat16
+        generator_gpus=4,  # its weights take 141 GB in bfloat16
         task="math",
         instruction=INSTRUCTION,
         iterations=1,
@@ -178,7 +178,7 @@ ACCURACY = "verifier accuracy"
 INVALID = "invalid rate"
 WEIGHTED = "weighted self-consistency"
 COLUMNS = (ACCURACY, INVALID, WEIGHTED)
-CONSTANT = "the same verdict on all"  # ours: the accuracy of always Yes, or of always No
+CONSTANT = "the same verdict on all"  # the accuracy of always Yes, or of always No
 
 
 def vote_is_correct(
@@ -202,8 +202,8 @@ def verify(verifications: Sequence[Sample], answers: Answers) -> dict[str, dict[
     """A verifier's results on the test solutions, by column. answers: m for each problem.
 
     A solution's score is the mean of its verdicts: 1 for Yes, 0 for No and for one that cannot be
-    read (ours; the paper says "aggregated"). If sums of scores are equal, the number of solutions
-    decides (ours).
+    read (the paper says "aggregated"). If sums of scores are equal, the number of solutions
+    decides. Both rules are not from the paper.
     """
     problems, m = answers.correct.shape
     outcomes = np.array([sample.outcome for sample in verifications]).reshape(problems, -1)
@@ -250,7 +250,7 @@ def main() -> None:
     """The command line: settings in, Table 2 out."""
     start = time.monotonic()
     with command("examples.verifier"):
-        settings = read_settings(sys.argv[1:], SETTINGS, __doc__, "runs/verifier-")
+        settings = read_settings(sys.argv[1:], PRESETS, __doc__, "runs/verifier-")
         if settings.dry_run:
             raise InputError("--dry-run: leave it out; the problems come from the generator's run")
         results = run(settings)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers import SMALL, checksums, run_small
 from hypothesis import settings
 
 import train_gsm8k as gsm8k
@@ -45,8 +46,6 @@ def run(tmp_path_factory):
 
     Tests share it: it is made once in this process.
     """
-    from run_helpers import SMALL, checksums, run_small
-
     folders = {}
     checksums_of = {}
 
@@ -70,30 +69,6 @@ def python():
     if not os.environ.get("VLLM_PYTHON"):
         pytest.skip("VLLM_PYTHON is not set: `make test-all` sets it")
     return Path(os.environ["VLLM_PYTHON"]).absolute()
-
-
-# The files that take longest come first, so that no process is left with one of them at the end.
-LONGEST = (
-    "test_audit",
-    "test_two_ranks",
-    "test_resume",
-    "test_vllm",
-    "test_notebooks",
-    "test_run",
-    "test_tiny",
-    "test_verdicts",
-    "test_training",
-)
-
-
-def pytest_collection_modifyitems(items):
-    """Sort the tests: those of LONGEST first."""
-
-    def place(item):
-        name = item.path.stem
-        return LONGEST.index(name) if name in LONGEST else len(LONGEST)
-
-    items.sort(key=place)
 
 
 def pytest_collection_finish():

@@ -1,5 +1,7 @@
 """What train_gsm8k.py and all tasks share. A file imports only files above it in this list.
 
+A constant or default is from the paper only if its comment names the section.
+
 records.py          Problem, Prompt, Sample, Example, Task; InputError
 distributed.py      ranks, devices, what ranks exchange, progress
 numerals.py         numbers in text, for grades

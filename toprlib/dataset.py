@@ -21,8 +21,8 @@ from toprlib.settings import Settings
 
 MAX_PAIRS = 16  # per prompt (Section 4.3)
 
-FEW_PERCENT = 2.0  # of one sign: hardly anything to learn; ours
-MISMATCH_TOLERANCE = 0.02  # nats per token that an engine's mean log mu may be off; ours
+FEW_PERCENT = 2.0  # of one sign: hardly anything to learn
+MISMATCH_TOLERANCE = 0.02  # nats per token that an engine's mean log mu may be off
 
 
 # ---- which samples (Section 4.3) -----------------------------------------------------------------

@@ -109,19 +109,22 @@ def estimate(score: Score, answers: Answers, k: int, seed: int) -> dict[str, flo
 
 
 # ---- an entry of results.json --------------------------------------------------------------------
-def evaluate(samples: Sequence[Sample], task: Task, k: int, seed: int) -> dict[str, Any]:
+def evaluate(
+    samples: Sequence[Sample], greedy: Sequence[Sample], task: Task, k: int, seed: int
+) -> dict[str, Any]:
     """An entry of results.json: the share of each outcome, and the metrics that the task has.
 
-    samples: graded, question by question, the same number N for each. maj@k is for tasks with
-    `parse`, reward for those with other rewards than -1 and +1. Without 1 < k <= N there are no
-    metrics of k samples. A metric is {"mean": ..., "se": standard error or None}.
+    samples: graded, question by question, the same number N for each. greedy: one for each
+    question, at temperature 0. maj@k is for tasks with `parse`, reward for those with other rewards
+    than -1 and +1. Without 1 < k <= N there are no metrics of k samples. A metric is
+    {"mean": ..., "se": standard error or None}.
 
     >>> task = Task("sums", [], [], grade=zip, outcomes=("right", "wrong"))
     >>> graded = [("right", 1.0), ("wrong", -1.0), ("wrong", -1.0), ("wrong", -1.0)]
     >>> samples = [Sample(prompt="?", completion="!", reward=r, outcome=o) for o, r in graded]
-    >>> entry = evaluate(samples, task, k=4, seed=0)
-    >>> entry["right"], entry["pass@1"]["mean"], entry["pass@4"]
-    (0.25, 0.25, {'mean': 1.0, 'se': None})
+    >>> entry = evaluate(samples, samples[:1], task, k=4, seed=0)
+    >>> entry["right"], entry["pass@1"]["mean"], entry["greedy"]["mean"], entry["pass@4"]["mean"]
+    (0.25, 0.25, 1.0, 1.0)
     """
     answers = to_answers(samples, task)
     questions, n = answers.correct.shape
@@ -130,6 +133,7 @@ def evaluate(samples: Sequence[Sample], task: Task, k: int, seed: int) -> dict[s
     for outcome in task.outcomes:
         entry[outcome] = counts[outcome] / len(samples)
     entry["pass@1"] = estimate(any_correct, answers, 1, seed)
+    entry["greedy"] = estimate(any_correct, to_answers(greedy, task), 1, seed)
     if 1 < k <= n and task.parse is not None:
         entry[f"maj@{k}"] = estimate(majority_is_correct, answers, k, seed)
     if 1 < k <= n:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,9 +23,9 @@ from toprlib.language_model import LanguageModel, free_gpu, load_model
 from toprlib.records import Completion, Engine, Prompt
 from toprlib.settings import Settings
 
-MAX_BATCH_TOKENS = 40_000  # rows x (prompt + new tokens) of a batch on a CPU; ours
-MAX_CACHE_SHARE = 0.25  # of a GPU's free memory, for the keys and values of a batch; ours
-MAX_THREADS = 4  # batches that are computed at a time on a CPU; ours
+MAX_BATCH_TOKENS = 40_000  # rows x (prompt + new tokens) of a batch on a CPU
+MAX_CACHE_SHARE = 0.25  # of a GPU's free memory, for the keys and values of a batch
+MAX_THREADS = 4  # batches that are computed at a time on a CPU
 
 Row = tuple[int, int]  # a completion to sample: index of its prompt, seed of its random numbers
 
@@ -40,11 +41,14 @@ def hf_engine(
     """
     loaded: list[LanguageModel] = []
 
-    def generate(prompts: Sequence[Prompt], n: int, seed: int) -> Iterator[list[Completion]]:
+    def generate(
+        prompts: Sequence[Prompt], n: int, seed: int, temperature: float = settings.temperature
+    ) -> Iterator[list[Completion]]:
         if not loaded:
             loaded.append(lm._replace(model=load_model(model)))
         seeds = range(seed, seed + n * len(prompts))
-        yield from sample_completions(loaded[0], settings, stop, prompts, seeds)
+        at_temperature = replace(settings, temperature=temperature)
+        yield from sample_completions(loaded[0], at_temperature, stop, prompts, seeds)
 
     try:
         yield Engine(generate)
@@ -126,8 +130,12 @@ def _sample_batch(
             seen = mask[:, : width + t]  # (A, L + t)
             position = seen.sum(1, keepdim=True) - 1  # (A, 1)
             logits = _last_logits(lm.model, token[:, None], seen, position, cache)  # (A, V)
-        p = filtered_probabilities(logits / settings.temperature, settings.top_k, settings.top_p)
-        token = choose_tokens(p, noise[active, t])  # (A,)
+        if settings.temperature == 0:
+            token = logits.argmax(-1)  # (A,)
+        else:
+            logits = logits / settings.temperature
+            p = filtered_probabilities(logits, settings.top_k, settings.top_p)
+            token = sample_tokens(p, noise[active, t])  # (A,)
         tokens[active, t] = token
         is_finished = torch.isin(token, ends)  # (A,)
         if stop:
@@ -238,15 +246,15 @@ def filtered_probabilities(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -
     return p
 
 
-def choose_tokens(p: Tensor, noise: Tensor) -> Tensor:
-    """Invert the cumulative distribution: p (A, V), noise (A,) uniform in [0, 1); returns (A,).
+def sample_tokens(p: Tensor, u: Tensor) -> Tensor:
+    """Invert the cumulative distribution: p (A, V), u (A,) uniform in [0, 1); returns (A,).
 
     >>> p = torch.tensor([[0.5, 0.0, 0.4]])  # whose sum may be below 1
-    >>> [choose_tokens(p, torch.tensor([noise])).item() for noise in (0.0, 0.55, 0.56)]
+    >>> [sample_tokens(p, torch.tensor([u])).item() for u in (0.0, 0.55, 0.56)]
     [0, 0, 2]
     """
     cumulative = p.cumsum(-1)  # (A, V)
-    threshold = noise[:, None] * cumulative[:, -1:]  # (A, 1)
+    threshold = u[:, None] * cumulative[:, -1:]  # (A, 1)
     return torch.searchsorted(cumulative, threshold, right=True)[:, 0]
 
 

@@ -13,8 +13,8 @@ import transformers
 from toprlib.distributed import device as own_device
 from toprlib.records import InputError
 
-TAIL = 100  # the last characters of a prompt, on which tokens after it may depend; ours
-NO_LIMIT = 1 << 30  # tokens of a context, for models without positions, such as Mamba; ours
+TAIL = 100  # the last characters of a prompt, on which tokens after it may depend
+NO_LIMIT = 1 << 30  # tokens of a context, for models without positions, such as Mamba
 
 
 class LanguageModel(NamedTuple):

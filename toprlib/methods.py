@@ -13,7 +13,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from topr import PRESETS, Limits, check_shapes, importance_weight, sequence_log_ratio, topr_loss
+from topr import TABLE_1, Limits, check_shapes, importance_weight, sequence_log_ratio, topr_loss
 
 # (token_logp, token_logmu, reward, mask, denominator=...) -> scalar: as `topr.train` calls it
 Loss = Callable[..., Tensor]
@@ -45,7 +45,7 @@ def ppo_loss(
     # For R >= 0 the minimum is min(r, 1 + eps) R, for R < 0 it is max(r, 1 - eps) R: each sign has
     # one bound. Clipping the log-ratio before exp keeps infinity, and so NaN, out of the gradient.
     one_sided = Limits(a_pos=0, b_pos=1 + eps, a_neg=1 - eps, b_neg=math.inf)
-    clipped_ratio = importance_weight(log_ratio, *one_sided.of_sign(reward))  # (B,)
+    clipped_ratio = importance_weight(log_ratio, *one_sided.bounds_for(reward))  # (B,)
     length = (mask > 0).sum(1)  # (B,)
     denominator = len(reward) if denominator is None else denominator
     return -(clipped_ratio * reward / length).sum() / denominator
@@ -63,7 +63,7 @@ def dpo_loss(
 
     Completions 2i and 2i + 1 are a pair, the preferred one first; its
     reward is not lower. A pair whose rewards are both 0 adds nothing to loss and gradient: ranks
-    that have run out of pairs compute such fillers. beta = 0.1 is ours.
+    that have run out of pairs compute such fillers. beta = 0.1 is not from the paper.
     denominator: as in `topr.topr_loss`, in completions; the loss is the mean over denominator / 2
     pairs. Lengths do not matter. Other arguments, shapes and errors as in `topr_loss`; also
     ValueError if B is odd, or if the second completion of a pair has the higher reward.
@@ -95,7 +95,7 @@ class Method(NamedTuple):
 
 
 METHODS: dict[str, Method] = {
-    **{n: Method(partial(topr_loss, limits=limits), limits) for n, limits in PRESETS.items()},
+    **{n: Method(partial(topr_loss, limits=limits), limits) for n, limits in TABLE_1.items()},
     "ppo": Method(ppo_loss),
     "dpo": Method(dpo_loss, uses_pairs=True),
 }

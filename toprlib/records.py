@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
@@ -70,12 +71,17 @@ class Engine(NamedTuple):
     """What samples completions.
 
     generate: (prompts, n, seed) -> n completions of each prompt, in lists of those that are
-    finished together. It may use the seeds from `seed` to `seed + n * len(prompts) - 1`.
+    finished together. It may use the seeds from `seed` to `seed + n * len(prompts) - 1`. With
+    temperature=T this temperature is in place of the run's; 0 chooses the most probable token.
     gpus: the ranks whose GPUs it spans.
     """
 
-    generate: Callable[[Sequence[Prompt], int, int], Iterator[list[Completion]]]
+    generate: Callable[..., Iterator[list[Completion]]]
     gpus: int = 1
+
+    def at_temperature(self, temperature: float) -> "Engine":
+        """The same engine at another temperature."""
+        return self._replace(generate=partial(self.generate, temperature=temperature))
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,7 @@ class Grade(NamedTuple):
 
 
 class EvalPoint(NamedTuple):
-    """A model to evaluate, and the file for its completions of the test problems."""
+    """A model to evaluate, and the files for its completions of the test problems."""
 
     iteration: int
     step: int  # optimizer steps of the iteration
@@ -107,6 +113,11 @@ class EvalPoint(NamedTuple):
     model: str  # folder or hub name
     file: Path
     is_end: bool  # the last of an iteration, or the first of all: evaluated with all samples
+
+    @property
+    def greedy_file(self) -> Path:
+        """The file for one completion of each test problem at temperature 0."""
+        return self.file.with_stem(f"{self.file.stem}-greedy")
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from toprlib.files import append_to_file, load_rows, read_records, write_file
 from toprlib.records import EvalPoint, Example, Sample, Task
 from toprlib.settings import Settings
 
-START_TOLERANCE = {  # nats that |log pi - log mu| may reach at the first step; ours
+START_TOLERANCE = {  # nats that |log pi - log mu| may reach at the first step
     "float32": 0.01,  # a sum over 100,000 tokens differs by 0.008
     # A bfloat16 logit from 16 to 32 is a multiple of 0.125. Two ways to compute it (another
     # attention kernel, other padding) differ by 0.05, the standard deviation of two roundings, and
@@ -48,7 +48,7 @@ def log_step(
     own_columns = torch.stack([stats.log_ratio, stats.reward]).cpu()  # (2, n) of this rank
     losses, parts = zip(*gather((stats.loss, own_columns)), strict=True)
     log_ratio, reward = torch.cat(parts, dim=1)
-    weight = importance_weight(log_ratio, *limits.of_sign(reward)) if limits else None
+    weight = importance_weight(log_ratio, *limits.bounds_for(reward)) if limits else None
     largest = log_ratio.abs().max().item()
     if step == 1 and not largest <= START_TOLERANCE[settings.dtype]:
         message = f"step 1: |log pi - log mu| is {largest:.3g} nats, not 0"
@@ -103,8 +103,8 @@ def weight_totals(reward: Tensor, weight: Tensor) -> dict[str, float]:
     weights_below_1e-6: a share of the completions.
     ess: the effective sample size (sum w)^2 / sum w^2, in completions.
     gradient_mass: the sum of weight |reward|.
-    realised_share: the positives' share of gradient_mass, absent if that is 0. It is the effective
-    proportion of Equation 12 after the weights.
+    realised_proportion: the positives' part of gradient_mass, absent if that is 0. It is the
+    effective proportion of Equation 12 after the weights.
 
     >>> totals = weight_totals(torch.tensor([1.0, -1.0, -1.0]), torch.tensor([1.0, 0.5, 0.0]))
     >>> [round(value, 2) for value in totals.values()]
@@ -119,7 +119,7 @@ def weight_totals(reward: Tensor, weight: Tensor) -> dict[str, float]:
         "gradient_mass": mass.sum().item(),
     }
     if metrics["gradient_mass"] > 0:
-        metrics["realised_share"] = (mass[reward > 0].sum() / mass.sum()).item()
+        metrics["realised_proportion"] = (mass[reward > 0].sum() / mass.sum()).item()
     return metrics
 
 
@@ -134,7 +134,7 @@ def summarize_epoch(steps: list[dict[str, float]]) -> dict[str, float | None]:
     0.75
     """
     last_steps = steps[len(steps) * 9 // 10 :]
-    summary = {name: _average(steps, name) for name in ("realised_share", "weight_neg_mean")}
+    summary = {name: _average(steps, name) for name in ("realised_proportion", "weight_neg_mean")}
     for name in ("log_ratio_pos_mean", "log_ratio_neg_mean"):
         summary[name] = _average(last_steps, name)
     return summary
@@ -146,7 +146,7 @@ def _average(steps: list[dict[str, float]], name: str) -> float | None:
     if not steps:
         return None
     weights = None
-    if name == "realised_share":  # then the mean is the share in the epoch's whole gradient mass
+    if name == "realised_proportion":  # then the mean is that of the epoch's whole gradient mass
         weights = [step["gradient_mass"] for step in steps]
     return round(fmean([step[name] for step in steps], weights), 3)
 
@@ -160,7 +160,7 @@ def write_results(points: Sequence[EvalPoint], task: Task, settings: Settings) -
     results: dict[str, Any] = {}
     last = None
     if settings.test_problems:
-        last = results["before"] = _evaluate_file(points[0].file, task, settings)
+        last = results["before"] = _evaluate_point(points[0], task, settings)
     results["iterations"] = []
     for iteration in range(1, settings.iterations + 1):
         file = settings.iteration_folder(iteration) / "metrics.jsonl"
@@ -173,7 +173,7 @@ def write_results(points: Sequence[EvalPoint], task: Task, settings: Settings) -
             curve = [{"samples_seen": 0, **last}]
             for point in points[1:]:
                 if point.iteration == iteration:
-                    last = _evaluate_file(point.file, task, settings)
+                    last = _evaluate_point(point, task, settings)
                     curve.append({"samples_seen": point.samples_seen, **last})
             entry |= {"curve": curve, "after": last}
         results["iterations"].append(entry)
@@ -190,8 +190,10 @@ def write_results(points: Sequence[EvalPoint], task: Task, settings: Settings) -
     return results
 
 
-def _evaluate_file(file: Path, task: Task, settings: Settings) -> dict[str, Any]:
-    return evaluate(read_records(file, Sample), task, settings.k, settings.seed)
+def _evaluate_point(point: EvalPoint, task: Task, settings: Settings) -> dict[str, Any]:
+    samples = read_records(point.file, Sample)
+    greedy = read_records(point.greedy_file, Sample)
+    return evaluate(samples, greedy, task, settings.k, settings.seed)
 
 
 def describe_dataset(iteration: int, settings: Settings) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from toprlib.language_model import LanguageModel
 from toprlib.records import Engine, InputError, Problem, Prompt, Sample, Task
 from toprlib.settings import Settings
 
-CHUNK = 256  # prompts between two writes to the disk; ours
+CHUNK = 256  # prompts between two writes to the disk
 
 
 def make_prompts(

@@ -33,52 +33,55 @@ OpenShare = Annotated[FiniteFloat, Gt(0), Lt(1)]
 
 @dataclass(frozen=True)
 class Settings:
-    """Every setting of a run. "paper" or "ours" says where the default of `laptop` is from."""
+    """Every setting of a run, with the defaults of the preset `laptop`.
+
+    "(paper, Section 4.1)": the default is the paper's. "(paper: 8)": the paper has another value.
+    """
 
     model: str = str(TINY / "two_thirds")
-    """folder or hub name of the base model (ours; paper: Llama 3 8B Instruct)"""
+    """folder or hub name of the base model (paper: Llama 3 8B Instruct)"""
     data: str = str(TINY)
-    """folder with train.jsonl and test.jsonl in GSM8K's form, or a hub name: openai/gsm8k (ours)"""
+    """folder with train.jsonl and test.jsonl in GSM8K's form, or a hub name: openai/gsm8k"""
     samples: str | None = None
-    """samples to train on (prompt, completion, reward): .jsonl, .parquet or hub name (ours)"""
+    """samples to train on (prompt, completion, reward): .jsonl, .parquet or hub name"""
     trust_logmu: bool = False
-    """take token_logmu of --samples for log mu; skips the check that pi = mu at step 1 (ours)"""
+    """take token_logmu of --samples for log mu; skips the check that pi = mu at step 1"""
     shots: AtLeastZero = 0
-    """worked examples before the question (ours for the tiny model; paper: 8)"""
+    """worked examples before the question (paper: 8)"""
     chat: bool = False
-    """format prompts with the chat template and stop at its end-of-turn token (ours)"""
+    """format prompts with the chat template and stop at its end-of-turn token"""
     chat_args: str = "{}"
-    """arguments of the chat template, as a JSON object: '{"enable_thinking": false}' (ours)"""
+    """arguments of the chat template, as a JSON object: '{"enable_thinking": false}'"""
 
     iterations: AtLeastZero = 1
     """rounds of sampling from the model and training it (paper, Section 4.3); 0: evaluate only"""
     problems: Count = 320
-    """number of training problems to sample from, from the first on (ours; paper: all 7,473)"""
+    """number of training problems to sample from: the first N (paper: all 7,473)"""
     n: Count = 16
     """samples per training problem (paper, Section 4.1; for Anna Karenina 64, Section 4.3)"""
     composition: Literal["uniform", "positives_only", "anna_karenina", "proportion"] = "uniform"
     """samples to train on: any (paper), positives, Anna Karenina's, a --proportion of positives"""
     proportion: OpenShare | None = None
-    """share of positives for --composition proportion (paper, Section 4.3: 0.1 and 0.5)"""
+    """proportion of positives for --composition proportion (paper: 0.1 and 0.5)"""
     examples: Count | None = None
     """samples to train on in an iteration, at most (paper: 50,000); default: all"""
     epochs: Count = 1
     """passes over these samples, each in another order (paper, Section 4.2: 1)"""
 
     engine: Literal["hf", "vllm"] = "hf"
-    """sampling engine: vllm (paper, Section 4.2), or hf in this process (ours)"""
+    """sampling engine: vllm (paper, Section 4.2), or hf in this process"""
     vllm_python: Path | None = None
-    """interpreter that has vLLM; default: this one (ours)"""
+    """interpreter that has vLLM; default: this one"""
     engine_gpus: Count = 1
-    """GPUs that an engine of vLLM spans by tensor parallelism (ours; 70B weights need 4)"""
-    temperature: Positive = 1.0
-    """sampling temperature (paper, Section 4.2)"""
+    """GPUs that an engine of vLLM spans by tensor parallelism (70B weights need 4)"""
+    temperature: Annotated[FiniteFloat, Ge(0)] = 1.0
+    """sampling temperature (paper, Section 4.2); 0: the most probable token"""
     top_p: Share = 1.0
     """top-p of sampling (paper, Section 4.2)"""
     top_k: AtLeastZero = 500
     """sample from this many most probable tokens (paper, Section 4.2); 0: from all"""
     max_new_tokens: Count = 128
-    """longest completion, in tokens (ours; paper: 512)"""
+    """longest completion, in tokens (paper: 512)"""
 
     method: Literal[*METHODS] = "topr"
     """topr, tis, sft, reinforce, off_policy: rows of Table 1; ppo, dpo: for comparison (4.3)"""
@@ -89,35 +92,35 @@ class Settings:
     baseline_from: Literal["zero", "mean", "group"] = "zero"
     """what --baseline is added to: zero (paper), or the mean reward: all samples', a prompt's"""
     effective_proportion: Share | None = None
-    """p~, effective share of positives, in place of --baseline (Eq. 12)"""
+    """p~, effective proportion of positives, in place of --baseline (Eq. 12)"""
 
     optimizer: Literal["adamw", "adafactor", "sgd"] = "adamw"
-    """adamw (ours for a tiny model), adafactor (paper, Section 4.2), sgd (ours); no decay"""
+    """adamw, adafactor or sgd, without weight decay (paper: adafactor)"""
     lr: Positive = 5e-5
-    """constant learning rate (ours for a tiny model; paper: 5e-7)"""
+    """constant learning rate (paper: 5e-7)"""
     batch_size: Count = 16
-    """completions per optimizer step, over all processes (ours; paper: 8, one on each GPU)"""
+    """completions per optimizer step, over all processes (paper: 8, one on each GPU)"""
     micro_batch_size: Count = 8
-    """completions per forward pass of a process; does not change gradients (ours; paper: 1)"""
+    """completions per forward pass of a process; does not change gradients (paper: 1)"""
     max_grad_norm: Positive = 1.0
     """the gradient is clipped to this norm (paper, Section 4.2)"""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """precision of forward and backward passes; weights stay float32 (ours)"""
+    """precision of forward and backward passes; weights stay float32"""
     gradient_checkpointing: bool = False
-    """recompute activations, gather weights again: less memory, same gradient, slower (ours)"""
+    """recompute activations, gather weights again: less memory, same gradient, slower"""
     lora: Count | None = None
-    """rank of LoRA adapters to train in place of the weights; default: all weights (ours)"""
+    """rank of LoRA adapters to train in place of the weights; default: all weights"""
     save_every: Count = 100
-    """optimizer steps between two checkpoints: the most that an interrupted run loses (ours)"""
+    """optimizer steps between two checkpoints: the most that an interrupted run loses"""
 
     test_problems: AtLeastZero = 150
-    """number of test problems, from the first on (ours; paper: all 1,319); 0: no evaluation"""
+    """number of test problems: the first N (paper: all 1,319); 0: no evaluation"""
     eval_samples: AtLeastTwo = 16
-    """samples per test problem (ours; paper: 64); a quarter of them before the end of an epoch"""
+    """samples per test problem (paper: 64); a quarter of them before the end of training"""
     k: Count = 16
     """the K of maj@K and pass@K (paper, Section 4.3)"""
     evaluate_after: tuple[Positive, ...] = (0.2, 0.4, 0.6, 0.8)
-    """passes over the samples after which to evaluate, besides at their end (ours; paper: none)"""
+    """passes over the samples after which to evaluate, besides at their end (paper: none)"""
 
     dry_run: bool = False
     """print what the run would sample and train; start nothing"""
@@ -129,7 +132,7 @@ class Settings:
     def __post_init__(self) -> None:
         """Raises ValueError for settings that do not go together."""
         method = METHODS[self.method]
-        has_share = self.effective_proportion is not None
+        has_proportion = self.effective_proportion is not None
         has_baseline = self.baseline != 0 or self.baseline_from != "zero"
         is_proportion = self.composition == "proportion"
         try:
@@ -138,9 +141,11 @@ class Settings:
             chat_args = None
         conflicts = {
             "--effective-proportion sets the baseline; leave --baseline and --baseline-from out": (
-                has_share and has_baseline
+                has_proportion and has_baseline
             ),
-            "dpo has no baseline; leave it out": method.uses_pairs and (has_share or has_baseline),
+            "dpo has no baseline; leave it out": (
+                method.uses_pairs and (has_proportion or has_baseline)
+            ),
             "--composition proportion and --proportion go together; set both or neither": (
                 is_proportion != bool(self.proportion)
             ),
@@ -148,7 +153,7 @@ class Settings:
                 self.samples and self.iterations != 1
             ),
             "--chat-args is for --chat": chat_args and not self.chat,
-            """--chat-args is no JSON object; write '{"name": value}'""": (
+            """--chat-args is not a JSON object; write '{"name": value}'""": (
                 not isinstance(chat_args, dict)
             ),
             "--trust-logmu is for --samples; leave it out": self.trust_logmu and not self.samples,
@@ -172,7 +177,7 @@ class Settings:
         return Method(partial(topr.topr_loss, limits=limits), limits)
 
     def eval_samples_at(self, is_end: bool) -> int:
-        """Samples per test problem: all at the end of an epoch, a quarter (at least 2) before it.
+        """Samples per test problem: all at the end of training, a quarter (at least 2) before it.
 
         >>> Settings(eval_samples=16).eval_samples_at(is_end=False)
         4

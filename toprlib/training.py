@@ -101,7 +101,7 @@ def _set_up_passes(model: torch.nn.Module, settings: Settings) -> None:
 def _add_adapters(model: PreTrainedModel, size: int, seed: int) -> torch.nn.Module:
     """The model with adapters W + B A in all linear layers except the head; only these are trained.
 
-    B is zero, so pi = mu at the start of each iteration. B A is not scaled (ours).
+    B is zero, so pi = mu at the start of each iteration. B A is not scaled.
     """
     from peft import LoraConfig, get_peft_model
 

@@ -23,9 +23,9 @@ from toprlib.records import Completion, Engine, InputError, Prompt
 from toprlib.settings import Settings
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
-FREE_SECONDS = 30.0  # in which the driver frees the GPU's memory after an engine has ended; ours
+FREE_SECONDS = 30.0  # in which the driver frees the GPU's memory after an engine has ended
 GPU_OPTIONS = {
-    "gpu_memory_utilization": 0.85,  # the trainer keeps some of the rest; ours
+    "gpu_memory_utilization": 0.85,  # the trainer keeps some of the rest
     # Otherwise vLLM compiles FlashInfer's fused all-reduce on B200, which needs CUDA's toolkit.
     "compilation_config": {"pass_config": {"fuse_allreduce_rms": False}},
 }
@@ -50,14 +50,17 @@ def vllm_engine(
     log = settings.out / f"vllm-{rank()}.log"
     sampling = _sampling_options(lm, settings, stop)
 
-    def generate(prompts: Sequence[Prompt], n: int, seed: int) -> Iterator[list[Completion]]:
+    def generate(
+        prompts: Sequence[Prompt], n: int, seed: int, temperature: float = settings.temperature
+    ) -> Iterator[list[Completion]]:
         nonlocal worker, free_before
         if worker is None:
             free_before = _free_gpu_memory()
             worker = _start(model, settings, max_tokens, log)
             _read_answer(worker, log)  # the model is loaded
         ids = [prompt.ids for prompt in prompts]
-        request = {"prompts": ids, "n": n, "seed": seed, "sampling": sampling}
+        at_temperature = sampling | {"temperature": temperature}
+        request = {"prompts": ids, "n": n, "seed": seed, "sampling": at_temperature}
         print(json.dumps(request), file=worker.stdin, flush=True)
         finished = []
         for index, completions in enumerate(_read_answer(worker, log)):

@@ -20,7 +20,7 @@ class Limits(NamedTuple):
     a_neg: float
     b_neg: float
 
-    def of_sign(self, sign: Tensor) -> tuple[Tensor, Tensor]:
+    def bounds_for(self, sign: Tensor) -> tuple[Tensor, Tensor]:
         """The lower and the upper bound for each sign, in its shape."""
         low = torch.where(sign >= 0, self.a_pos, self.a_neg)
         return low, torch.where(sign >= 0, self.b_pos, self.b_neg)
@@ -111,8 +111,8 @@ class Combination:
 
     def _weight(self, log_ratio: Tensor, sign: Tensor, mask: Tensor) -> Tensor:
         ratio = UNITS[self.unit](log_ratio, mask).exp()
-        low, high = self.window.of_sign(sign)
-        weight = ratio.clamp(*self.limits.of_sign(sign))
+        low, high = self.window.bounds_for(sign)
+        weight = ratio.clamp(*self.limits.bounds_for(sign))
         return torch.where((low <= ratio) & (ratio <= high), weight, 0.0)
 
     def differences(self) -> list[str]:

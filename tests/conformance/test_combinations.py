@@ -30,7 +30,7 @@ def value_and_gradient(loss, batch, **options):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_rows_of_table_1_equal_the_method(name):
-    limits = topr.PRESETS[ROWS[name]]
+    limits = topr.TABLE_1[ROWS[name]]
     assert TABLE_1[name] == astuple(limits)
     for batch in batches():
         actual = value_and_gradient(Combination(TABLE_1[name]).loss, batch, denominator=9)

@@ -5,8 +5,15 @@ import re
 
 import pytest
 import torch
-from public_losses import but, ppo_with, remaining, sum_of_completions, tapered
-from test_verdicts import FrozenWeight, separate_means
+from public_losses import (
+    FrozenWeight,
+    but,
+    ppo_with,
+    remaining,
+    separate_means,
+    sum_of_completions,
+    tapered,
+)
 
 from topr_conformance import VARIANTS, paper
 from topr_conformance.vectors import VECTORS, check_vector

@@ -4,7 +4,16 @@ import random
 
 import pytest
 import torch
-from public_losses import NOT, PUBLIC, but, mean_of_tokens, tapered, total
+from public_losses import (
+    NOT,
+    PUBLIC,
+    FrozenWeight,
+    but,
+    mean_of_tokens,
+    separate_means,
+    tapered,
+    total,
+)
 from torch.nn.functional import pad
 
 import topr
@@ -77,31 +86,12 @@ def entropy(logp, logmu, reward, mask):
     return paper(logp, logmu, reward, mask) + 10 * mean_of_tokens(logp, mask)
 
 
-def separate_means(logp, logmu, reward, mask):
-    loss = 0.0
-    for rows in (reward > 0, reward <= 0):
-        if rows.any():
-            loss = loss + paper(logp[rows], logmu[rows], reward[rows], mask[rows])
-    return loss
-
-
 def mean_over_non_zero_rewards(logp, logmu, reward, mask):
     return paper(logp, logmu, reward, mask) / (reward != 0).double().mean()
 
 
 def temperature_of_0_7(logp, logmu, reward, mask):
     return paper(logp / 0.7, logmu, reward, mask)
-
-
-class FrozenWeight:
-    """The weights of the first call are kept."""
-
-    weight = None
-
-    def __call__(self, logp, logmu, reward, mask):
-        if self.weight is None:
-            self.weight = tapered(logp, logmu, mask).detach()
-        return -(torch.where(reward < 0, self.weight, 1.0) * reward * total(logp, mask)).mean()
 
 
 MISTAKES = [  # (the verdict, the loss)

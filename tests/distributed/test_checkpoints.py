@@ -7,10 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from distributed_helpers import sharded_model, train_examples, train_with_checkpoint
+from helpers import (
+    flat_weights,
+    random_examples,
+    sharded_model,
+    train_examples,
+    train_with_checkpoint,
+)
 from hypothesis import given
 from hypothesis import strategies as st
-from unit_helpers import flat_weights, random_examples
 
 from toprlib import dataset
 from toprlib.training import last_checkpoint, load_checkpoint, save_checkpoint

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from distributed_helpers import on_two_ranks, whole
+from helpers import flat_weights, on_two_ranks, whole
 from safetensors.torch import load_file, save_file
 from torch.multiprocessing import ProcessRaisedException
 from transformers import LlamaConfig, LlamaForCausalLM
-from unit_helpers import flat_weights
 
 from toprlib import training
 from toprlib.distributed import gather, process_group

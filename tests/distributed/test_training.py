@@ -9,16 +9,19 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from distributed_helpers import (
+from helpers import (
+    flat_gradients,
     on_two_ranks,
+    plain_batch,
+    random_examples,
     run_steps,
     sharded_model,
+    tiny_llama,
     train_examples,
     train_with_checkpoint,
     whole,
 )
 from torch.nn.parallel import DistributedDataParallel
-from unit_helpers import flat_gradients, plain_batch, random_examples, tiny_llama
 
 import topr
 from toprlib import dataset, training

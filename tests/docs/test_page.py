@@ -48,7 +48,7 @@ def bandit_numbers():
     """Three steps of the page's first case: two right arms, two wrong ones."""
     mu = tensor([0.1, 0.3, 0.4, 0.2])
     bandit = toy_bandit.Bandit(mu, tensor([1.0, 1.0, -1.0, -1.0]))
-    path = toy_bandit.ascend(bandit.mu.log(), bandit, topr.PRESETS["topr"], lr=0.1, steps=3)
+    path = toy_bandit.ascend(bandit.mu.log(), bandit, topr.TABLE_1["topr"], lr=0.1, steps=3)
     return {"objective_1": toy_bandit.objective(path[-1], bandit).item(), "bound_0": 1}
 
 

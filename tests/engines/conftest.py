@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 
 import pytest
-from engine_helpers import MODEL
+from helpers import MODEL
 
 from toprlib import hf_sampler, vllm_client
 from toprlib.records import Engine

@@ -11,20 +11,13 @@ from itertools import chain
 
 import pytest
 import torch
-from engine_helpers import (
-    MODEL,
-    PROMPT,
-    check_seeds,
-    check_stop_string,
-    generate,
-    make_prompts,
-)
+from helpers import MODEL, PROMPT, check_seeds, check_stop_string, generate, make_prompts
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from toprlib import hf_sampler, sampling
+from toprlib.hf_sampler import hf_engine
 from toprlib.language_model import load_tokenizer
 from toprlib.records import Prompt
-from toprlib.sampling import hf_engine
 from toprlib.settings import Settings
 
 

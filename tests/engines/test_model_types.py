@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_helpers import MODEL, exact_logprobs, generate, make_prompts, token_logprobs
+from helpers import MODEL, exact_logprobs, generate, make_prompts, token_logprobs
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import topr
 from toprlib.dataset import collate
+from toprlib.hf_sampler import hf_engine
 from toprlib.language_model import check_architecture, load_model, load_tokenizer
 from toprlib.records import Example, InputError
-from toprlib.sampling import hf_engine
 from toprlib.settings import Settings
 
 SIZES = {

@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from distributed_helpers import on_two_ranks
-from engine_helpers import count_to, fake_task, make_fake_engine, sample_shares
+from helpers import on_two_ranks, read_rows
 
 from toprlib import sampling
-from toprlib.records import InputError, Problem, Prompt, Task
+from toprlib.distributed import gather
+from toprlib.records import Engine, Grade, InputError, Problem, Prompt, Task
 from toprlib.sampling import make_prompts, sample_to_file
 from toprlib.settings import Settings
 
@@ -18,11 +18,6 @@ SEED = 1000
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     monkeypatch.setattr(sampling, "CHUNK", 2)
-
-
-def read(file):
-    """The rows of a JSON-lines file."""
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def expected_rows(num_prompts):
@@ -42,6 +37,63 @@ def to_content(rows):
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
+# ---- a fake engine -------------------------------------------------------------------------------
+def count_to(size):
+    """Prompts Q0, Q1, ..."""
+    return [Prompt(Problem(f"train-{i}", f"Q{i}", i), f"Q{i}", [i]) for i in range(size)]
+
+
+def fake_task():
+    """The reward is the number less that of the problem / 10; it is odd or even.
+
+    What follows the stop string "|" is not graded.
+    """
+
+    def grade(completions, problems):
+        grades = []
+        for completion, problem in zip(completions, problems, strict=True):
+            outcome = ["even", "odd"][int(completion) % 2]
+            grades.append(Grade(int(completion) - problem.gold / 10, outcome))
+        return grades
+
+    return Task("parity", [], [], grade, outcomes=("odd", "even"), stop=("&", "|"))
+
+
+def make_fake_engine(calls, gpus=1):
+    """A completion is the number seed + i * n + j, and "|0"; the last prompts are finished first.
+
+    calls: a list that gets the arguments of each call.
+    """
+
+    def sample_numbers(prompts, n, seed):
+        calls.append((prompts, n, seed))
+        for j in range(n):
+            finished = []
+            for i in reversed(range(len(prompts))):
+                number = seed + i * n + j
+                fields = {"completion": f"{number}|0", "token_ids": [number]}
+                finished.append((i, fields | {"finish_reason": "stop"}))
+            yield finished
+
+    return Engine(sample_numbers, gpus)
+
+
+def sample_shares(folder, cases, n, seed):
+    """Sample five prompts to a file in each folder, in chunks of two, as one of several ranks.
+
+    Returns the seeds of each rank's calls of its engine.
+    """
+    sampling.CHUNK = 2
+    seeds = {}
+    for case in cases:
+        calls = []
+        engine = make_fake_engine(calls, gpus=2 if case == "one engine" else 1)
+        file = folder / case / "samples.jsonl"
+        sampling.sample_to_file(file, engine, count_to(5), n, seed, fake_task())
+        seeds[case] = [first_seed for _, _, first_seed in calls]
+    return gather(seeds)
+
+
 # ---- one rank ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("num_prompts", [1, 2, 5])
 def test_the_file_has_n_graded_samples_of_each_prompt_in_order(tmp_path, num_prompts):
@@ -49,12 +101,12 @@ def test_the_file_has_n_graded_samples_of_each_prompt_in_order(tmp_path, num_pro
     calls = []
     engine = make_fake_engine(calls)
     sample_to_file(file, engine, count_to(num_prompts), N, SEED, fake_task())
-    assert read(file) == expected_rows(num_prompts)
+    assert read_rows(file) == expected_rows(num_prompts)
     assert list(file.parent.iterdir()) == [file]
     chunks = [count_to(num_prompts)[start : start + 2] for start in range(0, num_prompts, 2)]
     assert [prompts for prompts, _, _ in calls] == chunks
     sample_to_file(file, engine, count_to(9), N, SEED, fake_task())  # the file exists
-    assert read(file) == expected_rows(num_prompts)
+    assert read_rows(file) == expected_rows(num_prompts)
     assert len(calls) == len(chunks)
 
 
@@ -103,7 +155,7 @@ def test_a_killed_call_resumes_after_its_last_complete_chunk(tmp_path, monkeypat
     assert not file.exists()
     undo()
     sample_to_file(file, engine, count_to(5), N, SEED, fake_task())
-    assert read(file) == expected_rows(5)
+    assert read_rows(file) == expected_rows(5)
     assert list(tmp_path.iterdir()) == [file]
     seeds = [seed for _, _, seed in calls]
     name, number = point
@@ -153,7 +205,7 @@ def test_two_ranks_sample_what_one_rank_samples(tmp_path):
             part.write_text(to_content(expected_rows(5)[N * 2 * rank :][:num_lines]))
     seeds = on_two_ranks(sample_shares, tmp_path, tmp_path, list(cases), N, SEED)
     for name, (_, *expected) in cases.items():
-        assert read(tmp_path / name / "samples.jsonl") == expected_rows(5)
+        assert read_rows(tmp_path / name / "samples.jsonl") == expected_rows(5)
         assert len(list((tmp_path / name).iterdir())) == 1
         assert [of_rank[name] for of_rank in seeds] == expected
 

@@ -4,9 +4,11 @@ All but the last test have fake_vllm/vllm.py in place of vLLM.
 """
 
 import json
+import math
 import os
 import subprocess
 import sys
+from collections import Counter
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -14,12 +16,11 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from engine_helpers import (
+from helpers import (
     MODEL,
     PROMPT,
     check_seeds,
     check_stop_string,
-    deviating_tokens,
     exact_logprobs,
     generate,
     make_prompts,
@@ -209,6 +210,22 @@ def test_a_process_that_dies_is_an_error_with_its_log(fake_python, lm, max_token
 
 
 # ---- the real vLLM -------------------------------------------------------------------------------
+def deviating_tokens(tokens, p):
+    """The tokens whose number of occurrences has a probability below one in two million.
+
+    p: the probability of each token of the vocabulary. Five standard deviations, and one more for
+    rare tokens, whose distribution is not normal.
+    """
+    counts = Counter(tokens)
+    n = len(tokens)
+    deviating = []
+    for token, p_token in enumerate(p):
+        deviation = math.sqrt(n * p_token * (1 - p_token))
+        if abs(counts[token] - n * p_token) > 5 * deviation + 1:
+            deviating.append(token)
+    return deviating
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_samples_of_vllm_are_the_models(make_vllm_engine, python, lm, gpus):

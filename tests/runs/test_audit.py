@@ -293,6 +293,19 @@ def check_samples(file, problems, per_problem, model, stage):
     assert wrong == 0, f"{file}: {wrong} of {len(gap)} tokens are of another model or seed"
 
 
+@torch.no_grad()
+def check_greedy(file, problems, model):
+    """Assert that a file has one completion of each problem, and its tokens the largest logits."""
+    tokenizer = load_tokenizer(file.parents[1])
+    for sample, problem in zip(read_lines(file), problems, strict=True):
+        check_completion(sample, problem, tokenizer)
+        prompt_ids = tokenizer(problem.prompt)["input_ids"]
+        logits = completion_logits(model, prompt_ids, sample["token_ids"])  # (T, V)
+        token = torch.tensor(sample["token_ids"])[:, None]  # (T, 1)
+        gap = logits.max(-1).values - logits.gather(1, token)[:, 0]  # (T,)
+        assert (gap < LOGMU_TOLERANCE).all()
+
+
 @pytest.mark.parametrize("iteration", ITERATIONS)
 def test_training_problems_are_sampled_from_the_model_before(run, iteration):
     file = iteration_folder(run, iteration) / "samples.jsonl"
@@ -304,7 +317,9 @@ def test_training_problems_are_sampled_from_the_model_before(run, iteration):
 def test_initial_model_is_evaluated(run):
     file = iteration_folder(run, 1) / "test-0.jsonl"
     problems = read_problems("test", TEST_PROBLEMS)
-    check_samples(file, problems, EVAL_SAMPLES, load_model(initial_model(run)), "test 1 0")
+    model = load_model(initial_model(run))
+    check_samples(file, problems, EVAL_SAMPLES, model, "test 1 0")
+    check_greedy(file.with_name("test-0-greedy.jsonl"), problems, model)
 
 
 @pytest.mark.parametrize("iteration", ITERATIONS)
@@ -315,6 +330,7 @@ def test_model_after_a_step_is_evaluated(run, epochs, iteration, step):
     model = epochs[iteration].models[step]
     problems = read_problems("test", TEST_PROBLEMS)
     check_samples(file, problems, per_problem, model, f"test {iteration} {step}")
+    check_greedy(file.with_name(f"test-{step}-greedy.jsonl"), problems, model)
 
 
 # ---- grades and rewards: from texts --------------------------------------------------------------
@@ -467,7 +483,7 @@ def summarise_step(number, terms, grad_norm):
         "loss": loss.sum(),
         "grad_norm": grad_norm,
         "gradient_mass": mass.sum(),
-        "realised_share": mass[reward > 0].sum() / mass.sum(),
+        "realised_proportion": mass[reward > 0].sum() / mass.sum(),
     }
     if (reward > 0).any():
         summary["log_ratio_pos_mean"] = log_ratio[reward > 0].mean()
@@ -547,6 +563,9 @@ def evaluate(file, problems):
     # The mean over draws of one completion is known without drawing; its error is not.
     entry["pass@1"] = estimate(is_any_correct, questions, 1)
     entry["pass@1"]["mean"] = outcomes[CORRECT] / len(samples)
+    greedy = read_lines(file.with_stem(f"{file.stem}-greedy"))
+    right = sum(sample["outcome"] == CORRECT for sample in greedy)
+    entry["greedy"] = {"mean": right / len(problems), "se": None}
     if per_problem >= K:
         entry[f"maj@{K}"] = estimate(is_majority_correct, questions, K)
         entry[f"pass@{K}"] = estimate(is_any_correct, questions, K)
@@ -586,7 +605,7 @@ def summarise_training(lines):
     """What results.json should have of metrics.jsonl: means over the epoch or over its end."""
     last_tenth = lines[len(lines) * 9 // 10 :]
     summary = {}
-    for name in ("realised_share", "weight_neg_mean"):
+    for name in ("realised_proportion", "weight_neg_mean"):
         summary[name] = mean_metric(lines, name)
     for name in ("log_ratio_pos_mean", "log_ratio_neg_mean"):
         summary[name] = mean_metric(last_tenth, name)
@@ -600,7 +619,7 @@ def mean_metric(lines, name):
         return None
     values = [line[name] for line in lines]
     masses = [line["gradient_mass"] for line in lines]
-    return round(fmean(values, masses if name == "realised_share" else None), 3)
+    return round(fmean(values, masses if name == "realised_proportion" else None), 3)
 
 
 def leaves(value, path=""):

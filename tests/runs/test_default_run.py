@@ -7,7 +7,7 @@ accuracy has a standard error of 0.006.
 import json
 
 import pytest
-from run_helpers import ROOT
+from helpers import ROOT
 
 import train_gsm8k
 from toprlib.settings import Settings

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from run_helpers import SMALL, TWO_ITERATIONS, checksums, read_lines, run_small
+from helpers import SMALL, TWO_ITERATIONS, checksums, read_rows, run_small
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -156,7 +156,7 @@ def test_token_ids_of_a_finished_completion_get_an_end(tmp_path):
     ]
     file = write_rows(tmp_path / "own.jsonl", rows)
     run_small(tmp_path / "run", samples=file, test_problems=0)
-    examples = read_lines(tmp_path / "run" / "iteration-1" / "train.jsonl")
+    examples = read_rows(tmp_path / "run" / "iteration-1" / "train.jsonl")
     ids = {example["sample"]: example["completion_ids"] for example in examples}
     assert ids == {0: [5, 6, 1], 1: [5, 6], 2: [5, 6, 1]}
 
@@ -188,7 +188,7 @@ def test_ties_within_a_prompt_teach_nothing(tmp_path):
     file = write_rows(tmp_path / "own.jsonl", rows)
     changes = {"baseline_from": "group", "batch_size": 5, "test_problems": 0}
     run_small(tmp_path / "run", samples=file, **changes)
-    examples = read_lines(tmp_path / "run" / "iteration-1" / "train.jsonl")
+    examples = read_rows(tmp_path / "run" / "iteration-1" / "train.jsonl")
     rewards = {example["sample"]: example["reward"] for example in examples}
     assert [rewards[index] for index in range(5)] == [0, 0, 0, 1, -1]
 
@@ -197,15 +197,15 @@ def test_ties_within_a_prompt_teach_nothing(tmp_path):
 def test_log_mu_of_another_distribution_is_a_warning(run, tmp_path, capsys, shift, is_warned):
     """As top-p renormalises it: each token 0.5 nats higher, up to 0."""
     folder = run(**TWO_ITERATIONS) / "iteration-1"
-    samples = read_lines(folder / "samples.jsonl")
+    samples = read_rows(folder / "samples.jsonl")
     rows = []
-    for example in read_lines(folder / "train.jsonl")[:4]:
+    for example in read_rows(folder / "train.jsonl")[:4]:
         values = [min(value + shift, 0.0) for value in example["token_logmu"]]
         rows.append(samples[example["sample"]] | {"token_logmu": values})
     file = write_rows(tmp_path / "own.jsonl", rows)
     run_small(tmp_path / "run", samples=file, test_problems=0, trust_logmu=True)
     assert ("warning: step 1" in capsys.readouterr().out) == is_warned
-    examples = read_lines(tmp_path / "run" / "iteration-1" / "train.jsonl")
+    examples = read_rows(tmp_path / "run" / "iteration-1" / "train.jsonl")
     for example in examples:
         assert example["token_logmu"] == rows[example["sample"]]["token_logmu"]
 

@@ -11,7 +11,7 @@ import signal
 import time
 
 import pytest
-from run_helpers import TWO_ITERATIONS, Command, checksums, count_lines, run_small, wait_until
+from helpers import TWO_ITERATIONS, Command, checksums, count_lines, run_small, wait_until
 
 from toprlib.files import remove
 from toprlib.records import InputError

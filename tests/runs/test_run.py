@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from run_helpers import count_lines, read_lines, run_small
+from helpers import count_lines, read_rows, run_small
 
 import topr
 import train_gsm8k as gsm8k
@@ -42,7 +42,8 @@ def test_files_of_a_run_and_a_finished_run_is_not_repeated(run, monkeypatch):
     names = {str(path.relative_to(folder)) for path in folder.glob("*")}
     names |= {str(path.relative_to(folder)) for path in folder.glob("*/*")}
     in_iteration = ["metrics.jsonl", "model", "samples.jsonl", "train.jsonl"]
-    in_iteration += ["test-0.jsonl", "test-2.jsonl", "test-4.jsonl"]
+    for step in (0, 2, 4):
+        in_iteration += [f"test-{step}.jsonl", f"test-{step}-greedy.jsonl"]
     assert names == {
         *(".lock", "config.json", "curve.png", "iteration-1", "results.json"),
         *(f"iteration-1/{name}" for name in in_iteration),
@@ -68,7 +69,8 @@ def test_run_without_iterations_evaluates_only(run, tmp_path):
     results = run_small(tmp_path / "run", iterations=0)
     before = json.loads((run() / "results.json").read_text())["before"]
     assert (results["before"], results["iterations"]) == (before, [])
-    assert [path.name for path in (tmp_path / "run" / "iteration-1").iterdir()] == ["test-0.jsonl"]
+    names = {path.name for path in (tmp_path / "run" / "iteration-1").iterdir()}
+    assert names == {"test-0.jsonl", "test-0-greedy.jsonl"}
 
 
 def test_own_samples_train_the_same_with_evaluation_and_without(run, tmp_path):
@@ -141,7 +143,7 @@ def test_effective_proportion_is_that_of_the_rewards(tmp_path, capsys, share, si
     rows = [{"prompt": "Q", "completion": " A", "reward": sign} for sign in signs]
     file = write_samples(tmp_path / "samples.jsonl", rows)
     run_small(tmp_path / "run", samples=file, test_problems=0, effective_proportion=share)
-    rewards = {line["sample"]: line["reward"] for line in read_lines(tmp_path / "run" / TRAIN)}
+    rewards = {line["sample"]: line["reward"] for line in read_rows(tmp_path / "run" / TRAIN)}
     assert [rewards[index] for index in range(len(rows))] == pytest.approx(expected)
     assert ("warning" in capsys.readouterr().out) == (len(set(signs)) == 1)
 
@@ -164,7 +166,7 @@ def test_log_mu_of_another_model_ends_the_run_at_its_first_step(run, tmp_path):
     for path in (folder / "results.json", folder / METRICS):
         path.unlink()
     shutil.rmtree(folder / MODEL)
-    examples = read_lines(folder / TRAIN)
+    examples = read_rows(folder / TRAIN)
     for example in examples:
         example["token_logmu"] = [value - 0.01 for value in example["token_logmu"]]
     write_samples(folder / TRAIN, examples)

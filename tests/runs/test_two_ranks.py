@@ -5,13 +5,7 @@ The ranks train with FSDP2 and exchange tensors through gloo.
 
 import psutil
 import pytest
-from run_helpers import (
-    TWO_ITERATIONS,
-    Command,
-    count_lines,
-    read_lines,
-    wait_until,
-)
+from helpers import TWO_ITERATIONS, Command, count_lines, read_rows, wait_until
 
 CHANGES = TWO_ITERATIONS | {"iterations": 1}
 SMALLER = {"problems": 3, "n": 4, "examples": 12, "batch_size": 4, "test_problems": 1}
@@ -31,11 +25,11 @@ def finished(tmp_path_factory):
 def test_samples_and_steps_are_those_of_one_process(run, finished):
     """Samples bit for bit; sums over ranks to rounding."""
     alone = run(**CHANGES)
-    for name in ("samples.jsonl", "test-0.jsonl"):
+    for name in ("samples.jsonl", "test-0.jsonl", "test-0-greedy.jsonl"):
         actual = (finished / "iteration-1" / name).read_bytes()
         assert actual == (alone / "iteration-1" / name).read_bytes()
-    steps = read_lines(finished / METRICS)
-    for actual, expected in zip(steps, read_lines(alone / METRICS), strict=True):
+    steps = read_rows(finished / METRICS)
+    for actual, expected in zip(steps, read_rows(alone / METRICS), strict=True):
         assert actual == pytest.approx(expected, rel=1e-3, abs=1e-4)
 
 
@@ -43,10 +37,10 @@ def test_samples_and_steps_are_those_of_one_process(run, finished):
 def test_bfloat16_starts_at_mu_and_is_near_float32(finished, tmp_path):
     command = Command(tmp_path / "run", ranks=2, dtype="bfloat16", **CHANGES)
     command.finish()
-    steps = read_lines(command.folder / METRICS)
+    steps = read_rows(command.folder / METRICS)
     for name in ("log_ratio_neg_mean", "log_ratio_pos_mean"):
         assert steps[0][name] == 0
-    expected = read_lines(finished / METRICS)[0]
+    expected = read_rows(finished / METRICS)[0]
     assert steps[0]["grad_norm"] == pytest.approx(expected["grad_norm"], rel=0.05)
 
 

@@ -4,7 +4,7 @@ tests/runs/test_inputs.py has the samples that are refused, tests/unit/test_data
 """
 
 import pytest
-from task_helpers import ROOT, read_rows, write_rows
+from helpers import ROOT, read_rows, write_rows
 
 import train_gsm8k as gsm8k
 from toprlib.settings import Settings

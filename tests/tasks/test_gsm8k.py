@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+from helpers import read_rows, write_rows
 from hypothesis import given
 from hypothesis import strategies as st
-from task_helpers import read_rows, write_rows
 
 import train_gsm8k as gsm8k
 from toprlib.records import Problem

@@ -6,7 +6,7 @@ from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
-from task_helpers import write_rows
+from helpers import write_rows
 
 from examples import math
 from toprlib.records import InputError, Problem
@@ -247,7 +247,7 @@ def test_a_problem_without_an_answer_is_named(tmp_path, solution):
 def test_the_paper_trains_on_all_subjects_and_tests_on_math_500(monkeypatch):
     load_rows = Mock(side_effect=lambda *_: [math.MathRow(problem="1?", answer="1")])
     monkeypatch.setattr(math, "load_rows", load_rows)
-    math.math_task(math.SETTINGS["paper"])
+    math.math_task(math.PRESETS["paper"])
     calls = {call.args[:2] + call.args[3:] for call in load_rows.call_args_list}
     expected = {("EleutherAI/hendrycks_math", "train", subject) for subject in math.SUBJECTS}
     assert calls == expected | {("HuggingFaceH4/MATH-500", "test", None)}

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from task_helpers import ROOT, run_command
+from helpers import ROOT
 
 from examples.topr_in_trl import ToprLoss
 from examples.topr_in_trl import loss as loss_in_trl
@@ -23,7 +24,15 @@ def run_in(trainer, *arguments):
     if not python:
         pytest.skip(f"{trainer.upper()}_PYTHON is not set: make test-all sets it")
     path = f"{ROOT}{os.pathsep}{ROOT / 'conformance'}"
-    done = run_command([Path(python).absolute(), *arguments], PYTHONPATH=path)
+    done = subprocess.run(
+        [Path(python).absolute(), *map(str, arguments)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": path},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 

@@ -7,7 +7,6 @@ from statistics import fmean
 
 import numpy as np
 import pytest
-from task_helpers import make_sample
 
 import train_gsm8k as gsm8k
 from examples import math, verifier
@@ -45,6 +44,14 @@ def test_the_verdict_is_the_word_after_the_last_question(text, expected):
 
 
 # ---- solutions as problems -----------------------------------------------------------------------
+def make_sample(completion, outcome, problem_id="p"):
+    """A graded sample of a task whose rewards are +1 and -1."""
+    reward = 1.0 if outcome == "correct" else -1.0
+    return Sample(
+        problem_id=problem_id, prompt="?", completion=completion, reward=reward, outcome=outcome
+    )
+
+
 def test_a_problem_is_a_solution_whose_gold_answer_is_whether_it_is_correct():
     """A solution ends before the generator's stop string."""
     solutions = [
@@ -114,7 +121,7 @@ def test_solutions_without_an_answer_do_not_vote():
 
 # ---- a run ---------------------------------------------------------------------------------------
 SMALL = replace(
-    verifier.SETTINGS["laptop"],
+    verifier.PRESETS["laptop"],
     problems=2,
     train_solutions=3,
     n=2,
@@ -236,12 +243,12 @@ def test_invalid_settings_are_refused_before_anything_is_written(arguments, tmp_
 
 
 def test_the_preset_has_the_paper_s_values():
-    paper = verifier.SETTINGS["paper"]
+    paper = verifier.PRESETS["paper"]
     sizes = (paper.train_solutions, paper.n, paper.test_solutions, paper.eval_samples)
     assert sizes == (16, 4, 32, 4)
     assert (paper.task, paper.examples, paper.lr) == ("math", 480_000, 5e-7)
     assert (paper.generator_gpus, paper.engine_gpus) == (4, 1)
     assert QUESTION in paper.instruction
-    of_math = math.SETTINGS["paper"]
+    of_math = math.PRESETS["paper"]
     sizes = (of_math.n, of_math.shots, of_math.test_problems, of_math.eval_samples, of_math.k)
     assert sizes == (32, 4, 500, 16, 16)

@@ -9,15 +9,9 @@ from itertools import chain
 
 import pytest
 import torch
+from helpers import VOCABULARY, plain_batch, random_examples, tiny_llama, unpadded_logprobs
 from hypothesis import example, given
 from hypothesis import strategies as st
-from unit_helpers import (
-    VOCABULARY,
-    plain_batch,
-    random_examples,
-    tiny_llama,
-    unpadded_logprobs,
-)
 
 import topr
 from toprlib import dataset

@@ -132,12 +132,13 @@ def test_an_entry_of_all_samples_is_a_mean_over_questions(questions):
     rewards = REWARDS | {"r": 0.5}
     samples = make_samples(*questions, rewards=rewards)
     with mock.patch.object(evaluation, "REPEATS", 2):  # all repeats are equal
-        entry = evaluate(samples, make_task(parse=parse), k=n, seed=0)
+        entry = evaluate(samples, samples[:n], make_task(parse=parse), k=n, seed=0)
     letters = "".join(questions)
     for outcome, of_outcome in {"right": "r", "wrong": "wx", "silent": "-"}.items():
         expected = fmean(letter in of_outcome for letter in letters)
         assert entry[outcome] == pytest.approx(expected)
     assert entry["pass@1"]["mean"] == pytest.approx(entry["right"])
+    assert entry["greedy"]["mean"] == pytest.approx(questions[0].count("r") / n)
     if set(letters) != {"w"}:  # whose rewards are all -1
         assert entry["reward"]["mean"] == pytest.approx(fmean(rewards[x] for x in letters))
     solved = fmean("r" in question for question in questions)
@@ -151,15 +152,17 @@ def test_an_entry_of_all_samples_is_a_mean_over_questions(questions):
 @pytest.mark.parametrize(
     ("k", "functions", "rewards", "expected"),
     [
-        (3, {}, {"r": 1.0, "w": -1.0}, ["pass@1", "pass@3"]),
-        (3, {"parse": parse}, {"r": 1.0, "w": -1.0}, ["pass@1", "maj@3", "pass@3"]),
-        (3, {}, {"r": 1.0, "w": 0.0}, ["pass@1", "pass@3", "reward"]),
-        (1, {"parse": parse}, {"r": 2.0, "w": -1.0}, ["pass@1", "reward"]),
-        (4, {"parse": parse}, {"r": 2.0, "w": -1.0}, ["pass@1", "reward"]),
+        (3, {}, {"r": 1.0, "w": -1.0}, ["pass@1", "greedy", "pass@3"]),
+        (3, {"parse": parse}, {"r": 1.0, "w": -1.0}, ["pass@1", "greedy", "maj@3", "pass@3"]),
+        (3, {}, {"r": 1.0, "w": 0.0}, ["pass@1", "greedy", "pass@3", "reward"]),
+        (1, {"parse": parse}, {"r": 2.0, "w": -1.0}, ["pass@1", "greedy", "reward"]),
+        (4, {"parse": parse}, {"r": 2.0, "w": -1.0}, ["pass@1", "greedy", "reward"]),
     ],
 )
 def test_an_entry_has_the_metrics_of_its_task(k, functions, rewards, expected):
     samples = make_samples("rrw", "wwr", rewards=rewards)
-    entry = evaluate(samples, make_task(**functions), k, seed=0)
+    greedy = make_samples("r", "w", rewards=rewards)
+    entry = evaluate(samples, greedy, make_task(**functions), k, seed=0)
     assert [*entry] == [*OUTCOMES, *expected, "questions", "samples_per_question"]
+    assert entry["greedy"] == {"mean": 0.5, "se": None}
     assert (entry["questions"], entry["samples_per_question"]) == (2, 3)

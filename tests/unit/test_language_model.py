@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from helpers import flat_weights
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteFallback, Fuse, Replace, Strip
@@ -15,7 +16,6 @@ from tokenizers.pre_tokenizers import Metaspace
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
-from unit_helpers import flat_weights
 
 from toprlib.language_model import load_model, load_tokenizer
 from toprlib.records import InputError

@@ -5,10 +5,10 @@ from dataclasses import astuple
 
 import pytest
 import torch
-from unit_helpers import double, flat_weights, plain_batch, random_examples, tiny_llama
+from helpers import double, flat_weights, plain_batch, random_examples, tiny_llama
 
 import topr
-from topr import PRESETS
+from topr import TABLE_1 as PAPER_TABLE_1
 from toprlib.methods import METHODS, dpo_loss, ppo_loss
 
 LENGTHS = (3, 1, 4, 2)
@@ -150,7 +150,7 @@ def test_the_loss_of_a_method_has_the_bounds_of_table_1(name):
     torch.testing.assert_close(actual, expected)
     loss = METHODS[name].loss(*arguments, denominator=7)  # padding, which is NaN, is no part of it
     assert loss.item() == pytest.approx((expected * arguments[0]).nansum().item())
-    assert astuple(METHODS[name].limits) == astuple(PRESETS[name]) == TABLE_1[name]
+    assert astuple(METHODS[name].limits) == astuple(PAPER_TABLE_1[name]) == TABLE_1[name]
 
 
 def test_ppo_and_dpo_have_no_importance_weights_and_only_dpo_needs_pairs():

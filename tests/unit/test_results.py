@@ -44,17 +44,17 @@ def test_totals_by_hand():
     weight = torch.tensor([1.0, 0.5, 0.25, 0.9e-6])
     actual = step_metrics(torch.zeros(4), reward, weight)
     assert actual["gradient_mass"] == pytest.approx(1.5 + 0.25 + 0.75)
-    assert actual["realised_share"] == pytest.approx(1.75 / 2.5)
+    assert actual["realised_proportion"] == pytest.approx(1.75 / 2.5)
     assert actual["ess"] == pytest.approx(1.75**2 / (1 + 0.25 + 0.0625), rel=1e-5)
     assert actual["weights_below_1e-6"] == 1 / 4
 
 
 @pytest.mark.parametrize(("positives", "c"), [(3, 0.0), (3, -0.5), (7, 0.4)])
-def test_the_realised_share_of_equal_weights_is_equation_12(positives, c):
+def test_the_realised_proportion_of_equal_weights_is_equation_12(positives, c):
     size = 10
     reward = torch.where(torch.arange(size) < positives, 1.0, -1.0) - c
     actual = step_metrics(torch.zeros(size), reward, torch.ones(size))
-    assert actual["realised_share"] == pytest.approx(effective_proportion(positives / size, c))
+    assert actual["realised_proportion"] == pytest.approx(effective_proportion(positives / size, c))
     assert actual["ess"] == pytest.approx(size)
 
 
@@ -113,13 +113,13 @@ def test_a_step_has_a_line_of_its_own(tmp_path):
 
 
 # ---- one epoch -----------------------------------------------------------------------------------
-def test_only_the_realised_share_is_weighted_by_gradient_mass():
+def test_only_the_realised_proportion_is_weighted_by_gradient_mass():
     steps = [
-        {"gradient_mass": 9.0, "realised_share": 0.2, "weight_neg_mean": 0.9},
-        {"gradient_mass": 1.0, "realised_share": 0.7, "weight_neg_mean": 0.1},
+        {"gradient_mass": 9.0, "realised_proportion": 0.2, "weight_neg_mean": 0.9},
+        {"gradient_mass": 1.0, "realised_proportion": 0.7, "weight_neg_mean": 0.1},
     ]
     actual = summarize_epoch(steps)
-    assert actual["realised_share"] == pytest.approx((9 * 0.2 + 1 * 0.7) / 10)
+    assert actual["realised_proportion"] == pytest.approx((9 * 0.2 + 1 * 0.7) / 10)
     assert actual["weight_neg_mean"] == pytest.approx(0.5)
 
 
@@ -135,7 +135,7 @@ def test_steps_without_a_metric_do_not_count_in_its_mean():
     steps = [{"weight_neg_mean": 0.5}, {}, {"weight_neg_mean": 0.25}, {}]
     actual = summarize_epoch(steps)
     assert actual["weight_neg_mean"] == 0.375
-    assert actual["realised_share"] is None
+    assert actual["realised_proportion"] is None
 
 
 # ---- the dataset of an iteration -----------------------------------------------------------------

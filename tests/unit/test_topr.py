@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
+from helpers import double
 from hypothesis import given
 from hypothesis import strategies as st
-from unit_helpers import double, rho
 
 import topr
 from topr import (
-    PRESETS,
+    TABLE_1,
     Limits,
     importance_weight,
     sequence_log_ratio,
@@ -19,7 +19,7 @@ from topr import (
     topr_objective,
 )
 
-ALL_LIMITS = [*PRESETS.values(), Limits(0.5, 2, 0.25, 4)]
+ALL_LIMITS = [*TABLE_1.values(), Limits(0.5, 2, 0.25, 4)]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 log_ratios = st.floats(-30, 30) | st.sampled_from([-1000.0, 80.0])
@@ -47,7 +47,7 @@ def test_bounds_out_of_order_are_refused(a, b):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_sign_chooses_the_bounds_and_zero_is_positive(dtype):
     reward = torch.tensor([[2.0, 0.0, -0.0], [-1e-30, -2.0, 1e-30]], dtype=dtype)
-    a, b = Limits(0.25, 2, 0.125, math.inf).of_sign(reward)
+    a, b = Limits(0.25, 2, 0.125, math.inf).bounds_for(reward)
     assert a.tolist() == [[0.25, 0.25, 0.25], [0.125, 0.125, 0.25]]
     assert b.tolist() == [[2, 2, 2], [math.inf, math.inf, 2]]
     assert a.dtype == b.dtype == at_least_float32(dtype)
@@ -62,6 +62,15 @@ def test_weight_is_the_clipped_ratio(log_ratio, pair):
     assert weight.tolist() == pytest.approx([expected, a, b], rel=1e-12)
     # exp(log(a)) may be below a by a rounding error; the weight is not.
     assert ((weight >= a) & (weight <= b)).all()
+
+
+def rho(log_ratio, a, b):
+    """The taper of Section 3.1 in Python numbers."""
+    if a > 0 and log_ratio < math.log(a):
+        return a * (1 + log_ratio - math.log(a))
+    if math.exp(log_ratio) > b:
+        return b * (1 + log_ratio - math.log(b)) if b > 0 else 0.0
+    return math.exp(log_ratio)
 
 
 @given(st.floats(1e-6, 1e6), bounds)

@@ -4,16 +4,16 @@ import math
 
 import pytest
 import torch
-from unit_helpers import (
+from helpers import (
     VOCABULARY,
     flat_gradients,
     flat_weights,
     plain_batch,
     random_examples,
-    tiny_gpt2,
     tiny_llama,
     unpadded_logprobs,
 )
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import topr
 from toprlib.dataset import collate
@@ -40,6 +40,15 @@ def clipped_ratio(log_ratio, reward):
 
 
 # ---- log pi --------------------------------------------------------------------------------------
+def tiny_gpt2(seed=0):
+    """An untrained GPT-2: its positions are absolute, so a shift of a row changes its logits."""
+    torch.manual_seed(seed)
+    config = GPT2Config(
+        vocab_size=VOCABULARY, n_positions=64, n_embd=16, n_layer=2, n_head=2, initializer_range=0.5
+    )
+    return GPT2LMHeadModel(config).double().eval()
+
+
 MODELS = [tiny_llama, tiny_gpt2]  # with relative and with absolute positions
 
 

@@ -4,11 +4,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import transformers
-from distributed_helpers import on_two_ranks
+from helpers import on_two_ranks, plain_batch, random_examples, tiny_llama
 from peft import PeftModel
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
-from unit_helpers import plain_batch, random_examples, tiny_llama
 
 import topr
 from toprlib import training

@@ -1,9 +1,11 @@
-"""Losses of public trainers, each written from its formula, and their verdicts.
+"""Losses of public trainers, each written from its formula, and their verdicts; two mistakes.
 
 A loss takes logp, logmu (B, T), reward (B,) and mask (B, T).
 """
 
 import torch
+
+from topr_conformance import paper
 
 
 def total(values, mask):
@@ -270,3 +272,23 @@ PUBLIC = [  # (the verdict, the loss)
     ("clip 1e-07..1", but(lambda *inputs: tapered(*inputs).clamp(min=1e-7))),
     (NOT, in_float16),
 ]
+
+
+# ---- mistakes that two files of tests use --------------------------------------------------------
+def separate_means(logp, logmu, reward, mask):
+    loss = 0.0
+    for rows in (reward > 0, reward <= 0):
+        if rows.any():
+            loss = loss + paper(logp[rows], logmu[rows], reward[rows], mask[rows])
+    return loss
+
+
+class FrozenWeight:
+    """The weights of the first call are kept."""
+
+    weight = None
+
+    def __call__(self, logp, logmu, reward, mask):
+        if self.weight is None:
+            self.weight = tapered(logp, logmu, mask).detach()
+        return -(torch.where(reward < 0, self.weight, 1.0) * reward * total(logp, mask)).mean()

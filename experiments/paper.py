@@ -19,7 +19,6 @@ from itertools import product
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import pandas as pd
 import pydantic
 import tyro
@@ -137,82 +136,70 @@ class PaperOptions(runs.Options):
 
 
 # ---- what was measured ---------------------------------------------------------------------------
-Values = dict[tuple[str, str], np.ndarray]  # (model, metric) -> its values by seed, in points
-
-
-def measure_models(claims: Sequence[Claim], options: runs.Options) -> Values:
-    """What the claims compare, after making the runs that are missing."""
-    [stage] = runs.make_stages(["base"], options).values()
+def measure_models(claims: Sequence[Claim], options: runs.Options) -> list[dict[str, Any]]:
+    """A row of metrics for each model of the claims and each seed; makes the runs."""
+    stages = runs.make_stages(["base"], options)
+    [stage] = stages.values()
     models = {}
     for claim in claims:
         models |= {name: MODELS[name] for name in (claim.first, claim.second)}
     methods = dict.fromkeys(model.method for model in models.values())
-    tried = cells.try_cells({stage.settings.out.name: stage}, list(methods), options)
+    tried = cells.try_cells(stages, list(methods), options)
     best = cells.best_cells(tried).set_index("method", drop=False)
-    run_of = {}
-    for (name, model), seed in product(models.items(), options.test_seeds):
+    planned = {}
+    for (name, model), seed in product(models.items(), options.seeds):
         changes = dict(model.changes)
         if "n" in changes:
             changes["examples"] = round(EXAMPLES_PER_PROBLEM * stage.settings.problems)
-        run_of[name, seed] = cells.run_at(best.loc[model.method], stage, seed, **changes)
-    runs.make_runs(list(run_of.values()), options.workers)
-    values = {}
-    for claim in claims:
-        for name, metric in product((claim.first, claim.second), metrics_of(claim)):
-            each = [
-                measure(run_of[name, seed], models[name], metric) for seed in options.test_seeds
-            ]
-            values[name, metric] = 100 * np.array(each)
-    return values
+        planned[name, seed] = cells.run_at(best.loc[model.method], stage, seed, **changes)
+    runs.make_runs(list(planned.values()), options.workers)
+    rows = []
+    for (name, seed), run in planned.items():
+        iteration = models[name].iteration
+        [row] = [row for row in runs.read_run(run) if row["iteration"] == iteration]
+        few_right = share_with_few_right(run, iteration)
+        rows.append({**row, "model": name, "seed": seed, FEW_RIGHT: few_right})
+    return rows
 
 
-def metrics_of(claim: Claim) -> tuple[str, ...]:
-    """The metric of a claim; accuracy is also measured at T = 0 and of votes."""
-    return ("pass@1", "greedy", "vote") if claim.metric == "pass@1" else (claim.metric,)
-
-
-def measure(run: runs.Run, model: Model, metric: str) -> float:
-    """A metric of a model that a run trains."""
-    if metric == FEW_RIGHT:
-        return share_with_few_right(run)
-    return next(row[metric] for row in runs.read_run(run) if row["iteration"] == model.iteration)
-
-
-def share_with_few_right(run: runs.Run) -> float:
-    """The share of test problems with at most four right answers, after the first iteration."""
-    results = json.loads((run.folder / "results.json").read_text())
-    steps = results["iterations"][0]["dataset"]["steps"]
-    samples = read_records(run.folder / "iteration-1" / f"test-{steps}.jsonl", Sample)
+def share_with_few_right(run: runs.Run, iteration: int) -> float:
+    """The share of test problems with at most four right answers after an iteration."""
+    steps = 0
+    if iteration > 0:
+        results = json.loads((run.folder / "results.json").read_text())
+        steps = results["iterations"][iteration - 1]["dataset"]["steps"]
+    file = run.folder / f"iteration-{max(iteration, 1)}" / f"test-{steps}.jsonl"
+    samples = read_records(file, Sample)
     is_right = pd.Series([sample.reward > 0 for sample in samples])
     right = is_right.groupby([sample.problem_id for sample in samples]).sum()
     return float((right <= 4).mean())
 
 
-def measure_verifiers(options: runs.Options) -> Values:
-    """Table 2 of each seed, after making the runs of examples.verifier that are missing."""
-    settings = verifier.SETTINGS[options.preset]
+def measure_verifiers(options: runs.Options) -> list[dict[str, Any]]:
+    """A row of metrics for each row of Table 2 and each seed; makes the runs."""
+    settings = verifier.PRESETS[options.preset]
     if options.quick:
         settings = replace(settings, problems=8, test_problems=10, test_solutions=4)
-    planned = []
-    for seed in options.test_seeds:
-        planned.append(replace(settings, seed=seed, out=options.runs / "verifier" / str(seed)))
-    missing = [run for run in planned if not (run.out / "results.json").exists()]
+    planned = {}
+    for seed in options.seeds:
+        out = options.runs / "verifier" / str(seed)
+        planned[seed] = replace(settings, seed=seed, out=out)
+    missing = [run for run in planned.values() if not (run.out / "results.json").exists()]
     runs.map_parallel(verifier.run, missing, options.workers)
-    tables = [json.loads((run.out / "results.json").read_text())["table2"] for run in planned]
-    rows = {"no verifier": "no verifier", "verifier": "base", "trained verifier": settings.method}
-    values = {}
-    for name, row in rows.items():
-        for metric in tables[0][row]:
-            values[name, metric] = 100 * np.array([table[row][metric]["mean"] for table in tables])
-    return values
+    names = {"no verifier": "no verifier", "base": "verifier", settings.method: "trained verifier"}
+    rows = []
+    for seed, run in planned.items():
+        table = json.loads((run.out / "results.json").read_text())["table2"]
+        for row, name in names.items():
+            metrics = {metric: entry["mean"] for metric, entry in table[row].items()}
+            rows.append({"model": name, "seed": seed, **metrics})
+    return rows
 
 
 # ---- verdicts ------------------------------------------------------------------------------------
-def check_claim(claim: Claim, values: Values) -> dict[str, Any]:
+def check_claim(claim: Claim, measured: pd.DataFrame) -> dict[str, Any]:
     """The row of a claim: the first model minus the second, in points."""
-    differences = {}
-    for metric in metrics_of(claim):
-        differences[metric] = values[claim.first, metric] - values[claim.second, metric]
+    differences = 100 * (measured.loc[claim.first] - measured.loc[claim.second])
     mean, half_width, _ = interval(differences[claim.metric])
     row = {
         "figure": claim.figure,
@@ -223,8 +210,9 @@ def check_claim(claim: Claim, values: Values) -> dict[str, Any]:
         "half width": half_width,
         "verdict": judge(mean - half_width, mean + half_width, claim.relation),
     }
-    for metric, each in differences.items():
-        row[f"{metric} by seed"] = " ".join(f"{value:.2f}" for value in each)
+    others = ["greedy", "vote"] if claim.metric == "pass@1" else []
+    for metric in (claim.metric, *others):
+        row[f"{metric} by seed"] = " ".join(f"{value:.2f}" for value in differences[metric])
     return row
 
 
@@ -247,12 +235,11 @@ def draw(table: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(10, 0.35 * sum(heights)), layout="constrained", dpi=150)
     all_axes = figure.subplots(len(panels), height_ratios=heights, squeeze=False)[:, 0]
     for axes, (name, rows) in zip(all_axes, panels, strict=True):
+        labels = rows["claim"] + " (" + rows["metric"] + ")"
         colors = rows["verdict"].map(COLORS)
         axes.axvline(0, color="black", lw=1)
-        axes.errorbar(
-            rows["difference"], rows["claim"], xerr=rows["half width"], ecolor=colors, fmt="none"
-        )
-        axes.scatter(rows["difference"], rows["claim"], c=colors)
+        axes.errorbar(rows["difference"], labels, xerr=rows["half width"], ecolor=colors, fmt=" ")
+        axes.scatter(rows["difference"], labels, c=colors)
         axes.set_title(f"{name}: {SENTENCES[name]}", loc="left")
         axes.invert_yaxis()
     return figure
@@ -264,10 +251,13 @@ def main() -> None:
         options = runs.read_options(PaperOptions, "experiments.paper", __doc__)
         claims = [claim for claim in CLAIMS if claim.figure in options.figures]
         of_models = [claim for claim in claims if claim.figure != "table2"]
-        values = measure_models(of_models, options) if of_models else {}
+        rows = []
         if "table2" in options.figures:
-            values |= measure_verifiers(options)
-        table = pd.DataFrame([check_claim(claim, values) for claim in claims])
+            rows += measure_verifiers(options)
+        if of_models:
+            rows += measure_models(of_models, options)
+        measured = pd.DataFrame(rows).set_index(["model", "seed"]).select_dtypes("number")
+        table = pd.DataFrame([check_claim(claim, measured) for claim in claims])
         write_file(options.out / "paper.csv", table.to_csv(index=False, float_format="%.6g"))
         draw(table).savefig(options.out / "paper.png")
         print(table.drop(columns=table.filter(like="by seed")).to_string(index=False))

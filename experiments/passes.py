@@ -95,13 +95,13 @@ def main() -> None:
         held_out = cells.try_cells(stages, options.methods, options)
         best = cells.best_cells(held_out)
         planned = []
-        for cell, seed in product(best.itertuples(), options.test_seeds):
+        for cell, seed in product(best.itertuples(), options.seeds):
             planned.append(cells.run_at(cell, stages[cell.stage], seed))
         tested = runs.make_runs(planned, options.workers)
         teaching = best[~best["method"].isin(["none", runs.CONTROL])]
         best_two = teaching.sort_values("pass@1").groupby("stage").tail(2)
         planned = []
-        for cell, seed in product(best_two.itertuples(), options.test_seeds):
+        for cell, seed in product(best_two.itertuples(), options.seeds):
             planned.append(cells.run_at(cell, stages[cell.stage], seed, iterations=3))
         iterated = runs.make_runs(planned, options.workers)
         later = iterated[iterated["iteration"] > 1]  # the first iteration is in `tested`

@@ -15,12 +15,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import pandas as pd
 import pydantic
 import torch
 import tyro
+from annotated_types import MinLen
 
 from examples import compare
 from toprlib import files
@@ -28,7 +29,7 @@ from toprlib.distributed import progress_bar
 from toprlib.language_model import load_tokenizer
 from toprlib.records import InputError, Sample, Task
 from toprlib.sampling import make_prompts
-from toprlib.settings import TINY, AtLeastTwo, AtLeastZero, Count, Positive, Settings
+from toprlib.settings import TINY, AtLeastZero, Count, Positive, Settings
 from train_gsm8k import PRESETS, experiment, gsm8k_task, sample, sampling_engine
 
 
@@ -112,10 +113,8 @@ class Options:
     """few problems, one learning rate, two seeds: to see that it works; its numbers mean nothing"""
     passes: tuple[Positive, ...] = (0.5, 1, 2, 3, 5, 10)
     """passes over the samples to choose from (paper: 1)"""
-    seeds: AtLeastTwo = 6
-    """number of test seeds"""
-    seed: AtLeastZero = 0
-    """the first test seed"""
+    seeds: Annotated[tuple[AtLeastZero, ...], MinLen(2)] = (0, 1, 2, 3, 4, 5)
+    """test seeds"""
     workers: Count = 2
     """processes that make runs, with one thread each; take 1 on a GPU"""
     runs: Path = Path("runs/experiments")
@@ -123,17 +122,12 @@ class Options:
     out: Path = Path("results")
     """folder for the table and the picture"""
 
-    @property
-    def test_seeds(self) -> range:
-        """The seeds that methods are compared with."""
-        return range(self.seed, self.seed + self.seeds)
-
 
 def read_options(kind: type[Options], module: str, description: str) -> Options:
     """The options of a command line."""
     options = tyro.cli(kind, prog=f"python -m {module}", description=description)
     if options.quick:
-        options = replace(options, passes=(1, 2), seeds=2, runs=options.runs / "quick")
+        options = replace(options, passes=(1, 2), seeds=(0, 1), runs=options.runs / "quick")
     check_code(options.runs)
     return options
 

@@ -131,8 +131,8 @@ EXAMPLES_PER_PROBLEM = 50_000 / 7_473
 class PaperOptions(runs.Options):
     """What a user of this experiment chooses."""
 
+    # figures whose claims to check, or table2
     figures: tyro.conf.Positional[tuple[Literal[*SENTENCES], ...]] = tuple(SENTENCES)
-    """figures whose claims to check, and Table 2"""
 
 
 # ---- what was measured ---------------------------------------------------------------------------

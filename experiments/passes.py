@@ -22,17 +22,14 @@ from experiments.intervals import holm, interval
 from toprlib.files import write_file
 from toprlib.settings import command
 
-QUESTIONS = (  # pairs of methods: how far is the first ahead? Asked before the first run.
+QUESTIONS = (  # pairs of methods, fixed before the first run: how far is the first one ahead?
     ("TOPR", "SFT, repeated"),
     ("TOPR, 50 %", "SFT, repeated"),
     (runs.CONTROL, "SFT, repeated"),
-    ("TOPR, 50 %", runs.CONTROL),
-    ("SFT, repeated", "SFT, once"),
+    ("SFT, once", "SFT, repeated"),
+    ("none", "SFT, repeated"),
     ("TOPR", "naive REINFORCE"),
-    ("SFT, repeated", "none"),
-    ("TOPR, 50 %", "none"),
     ("wrong answers alone, tapered", "none"),
-    ("wrong answers alone, tapered", "wrong answers alone"),
 )
 MARKERS = "osv^D<>PX*dph8H"
 
@@ -41,10 +38,8 @@ MARKERS = "osv^D<>PX*dph8H"
 class PassesOptions(runs.Options):
     """What a user of this experiment chooses."""
 
-    stages: tuple[Literal[*runs.STAGES], ...] = tuple(runs.STAGES)
-    """the tiny models' stages to run"""
-    methods: tuple[Literal[*runs.METHODS], ...] = tuple(runs.METHODS)[:9]
-    """the methods to compare"""
+    stages: tuple[Literal[*runs.STAGES], ...] = tuple(runs.STAGES)  # of the preset laptop
+    methods: tuple[Literal[*runs.METHODS], ...] = tuple(runs.METHODS)[:9]  # to compare
 
 
 def answer_questions(table: pd.DataFrame) -> pd.DataFrame:

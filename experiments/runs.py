@@ -47,10 +47,9 @@ STAGES = {
     "weaker": Stage(gsm8k_task, replace(SMALL, model=str(TINY / "worded"))),
     "books": Stage(compare.books_task, replace(compare.PRESETS["compare"], lr=SMALL.lr)),
 }
-QUICK = {"problems": 16, "n": 8, "test_problems": 10, "eval_samples": 4, "k": 4}
+QUICK = {"problems": 8, "n": 8, "test_problems": 8, "eval_samples": 4, "k": 4}
 CONTROL = "TOPR, 50 %, wrong answers moved"  # each to another prompt
 METHODS: dict[str, dict[str, Any]] = {  # name -> changes to the settings of a stage
-    # Those that `passes` compares:
     "none": {"iterations": 0},
     "SFT, once": {"method": "sft"},  # wrong answers stay in the batches, with weight 0
     "SFT, repeated": {"method": "sft", "composition": "positives_only"},
@@ -60,8 +59,7 @@ METHODS: dict[str, dict[str, Any]] = {  # name -> changes to the settings of a s
     "wrong answers alone, tapered": {"limits": (0.0, 0.0, 0.0, 1.0)},
     "wrong answers alone": {"limits": (0.0, 0.0, 1.0, 1.0)},
     "naive REINFORCE": {"method": "reinforce"},
-    # Others, of the paper:
-    "PPO": {"method": "ppo"},
+    "PPO": {"method": "ppo"},  # from here on only for the paper's claims
     "DPO": {"method": "dpo"},
     "TIS": {"method": "tis"},
     "plain IS": {"method": "off_policy"},
@@ -107,42 +105,31 @@ class Run:
 class Options:
     """What a user of either experiment chooses. No default is from the paper."""
 
-    preset: Literal[*PRESETS] = "laptop"
-    """settings of train_gsm8k.py; laptop has the tiny models"""
-    quick: bool = False
-    """few problems, one learning rate, two seeds: to see that it works; its numbers mean nothing"""
-    passes: tuple[Positive, ...] = (0.5, 1, 2, 3, 5, 10)
-    """passes over the samples to choose from (paper: 1)"""
-    seeds: Annotated[tuple[AtLeastZero, ...], MinLen(2)] = (0, 1, 2, 3, 4, 5)
-    """test seeds"""
-    workers: Count = 2
-    """processes that make runs, with one thread each; take 1 on a GPU"""
-    runs: Path = Path("runs/experiments")
-    """folder that keeps the runs"""
-    out: Path = Path("results")
-    """folder for the table and the picture"""
+    preset: Literal[*PRESETS] = "laptop"  # of train_gsm8k.py; laptop has the tiny models
+    quick: bool = False  # few problems and seeds: to see that it works; its numbers mean nothing
+    passes: tuple[Positive, ...] = (0.5, 1, 2, 3, 5, 10)  # to choose from (paper: 1)
+    seeds: Annotated[tuple[AtLeastZero, ...], MinLen(2)] = (0, 1, 2, 3, 4, 5)  # of the test
+    workers: Count = 2  # processes that make runs, with one thread each; take 1 on a GPU
+    runs: Path = Path("runs/experiments")  # folder that keeps the runs
+    out: Path = Path("results")  # folder for the table and the picture
 
 
 def read_options(kind: type[Options], module: str, description: str) -> Options:
-    """The options of a command line."""
+    """The options of a command. Raises InputError if other code has made the runs of its folder."""
     options = tyro.cli(kind, prog=f"python -m {module}", description=description)
     if options.quick:
         options = replace(options, passes=(1, 2), seeds=(0, 1), runs=options.runs / "quick")
-    check_code(options.runs)
-    return options
-
-
-def check_code(folder: Path) -> None:
-    """Raises InputError if other code or other tiny models have made the runs of a folder."""
     checksum = 0
     for pattern in PRODUCT:
         for path in sorted(TINY.parent.glob(pattern)):
             checksum = zlib.crc32(path.read_bytes(), checksum)
-    file = folder / "code.txt"
+    file = options.runs / "code.txt"
     if not file.exists():
         files.write_file(file, str(checksum))
     if file.read_text() != str(checksum):
-        raise InputError(f"--runs {folder}: other code has made its runs; choose another folder")
+        message = "other code or models have made its runs; choose another folder"
+        raise InputError(f"--runs {options.runs}: {message}")
+    return options
 
 
 def make_stages(names: Sequence[str], options: Options) -> dict[str, Stage]:

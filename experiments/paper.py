@@ -6,7 +6,7 @@
     python -m experiments.paper --preset paper --passes 1 --workers 1      # the paper's models
 
 A claim says that one model is above another, below it, or level with it. Each method has the
-learning rate and number of passes of `experiments.cells`. --out gets a row for each claim,
+learning rate and number of passes of `experiments.passes`. --out gets a row for each claim,
 paper.csv, and its picture, paper.png. The verdict is "reproduced" if the whole 95 % interval over
 seeds agrees with the claim, "contradicted" if none of it does, and else "inconclusive".
 """
@@ -25,10 +25,10 @@ import tyro
 from matplotlib.figure import Figure
 
 from examples import verifier
-from experiments import cells, runs
+from experiments import passes, runs
 from experiments.intervals import interval
 from toprlib.files import read_records, write_file
-from toprlib.records import Sample
+from toprlib.records import InputError, Sample
 from toprlib.settings import command
 
 
@@ -63,7 +63,6 @@ SENTENCES = {
     "table2": "a verifier learns its form and its verdicts, and improves the vote",
 }
 RELATIONS = {"above": (0, math.inf), "below": (-math.inf, 0), "level with": (-2, 2)}  # in points
-COLORS = {"reproduced": "#009E73", "inconclusive": "#6E6E6E", "contradicted": "#D55E00"}
 FEW_RIGHT = "problems with 0 to 4 right"
 MOSTLY_WRONG = {"n": 24, "composition": "proportion", "proportion": 0.4, "max_grad_norm": 100.0}
 ROUNDS = {"n": 64, "iterations": 3}  # samples of each problem that a composition chooses from
@@ -144,14 +143,14 @@ def measure_models(claims: Sequence[Claim], options: runs.Options) -> list[dict[
     for claim in claims:
         models |= {name: MODELS[name] for name in (claim.first, claim.second)}
     methods = dict.fromkeys(model.method for model in models.values())
-    tried = cells.try_cells(stages, list(methods), options)
-    best = cells.best_cells(tried).set_index("method", drop=False)
+    tried = passes.try_cells(stages, list(methods), options)
+    best = passes.best_cells(tried).set_index("method", drop=False)
     planned = {}
     for (name, model), seed in product(models.items(), options.seeds):
         changes = dict(model.changes)
         if "n" in changes:
             changes["examples"] = round(EXAMPLES_PER_PROBLEM * stage.settings.problems)
-        planned[name, seed] = cells.run_at(best.loc[model.method], stage, seed, **changes)
+        planned[name, seed] = passes.run_at(best.loc[model.method], stage, seed, **changes)
     runs.make_runs(list(planned.values()), options.workers)
     rows = []
     for (name, seed), run in planned.items():
@@ -177,6 +176,8 @@ def share_with_few_right(run: runs.Run, iteration: int) -> float:
 
 def measure_verifiers(options: runs.Options) -> list[dict[str, Any]]:
     """A row of metrics for each row of Table 2 and each seed; makes the runs."""
+    if options.preset not in verifier.PRESETS:
+        raise InputError(f"table2: has no preset {options.preset}; name the figures to check")
     settings = verifier.PRESETS[options.preset]
     if options.quick:
         settings = replace(settings, problems=8, test_problems=10, test_solutions=4)
@@ -235,11 +236,9 @@ def draw(table: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(10, 0.35 * sum(heights)), layout="constrained", dpi=150)
     all_axes = figure.subplots(len(panels), height_ratios=heights, squeeze=False)[:, 0]
     for axes, (name, rows) in zip(all_axes, panels, strict=True):
-        labels = rows["claim"] + " (" + rows["metric"] + ")"
-        colors = rows["verdict"].map(COLORS)
+        labels = rows["claim"] + " (" + rows["metric"] + "): " + rows["verdict"]
         axes.axvline(0, color="black", lw=1)
-        axes.errorbar(rows["difference"], labels, xerr=rows["half width"], ecolor=colors, fmt=" ")
-        axes.scatter(rows["difference"], labels, c=colors)
+        axes.errorbar(rows["difference"], labels, xerr=rows["half width"], fmt="o", capsize=3)
         axes.set_title(f"{name}: {SENTENCES[name]}", loc="left")
         axes.invert_yaxis()
     return figure

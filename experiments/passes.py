@@ -5,19 +5,22 @@
     python -m experiments.passes --quick                # to see that it works; 3 minutes
     python -m experiments.passes --preset single-gpu --workers 1    # a real model
 
-Each method has its best learning rate and number of passes, chosen by held-out problems. Test
-seeds compare the methods there. The two best methods of a stage also make two more rounds, each on
-fresh samples. --out gets the table of all evaluations, passes.csv, and its picture, passes.png.
+Each method has a cell: its best learning rate and number of passes, by held-out problems that
+nothing trains on. Test seeds compare the methods at their cells. The two best methods of a stage
+also make two more iterations, each on fresh samples. --out gets the table of all evaluations,
+passes.csv, and the picture passes.png.
 """
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 import pydantic
 from matplotlib.figure import Figure
 
-from experiments import cells, runs
+from experiments import runs
 from experiments.intervals import holm, interval
 from toprlib.files import write_file
 from toprlib.settings import command
@@ -31,6 +34,10 @@ QUESTIONS = (  # pairs of methods, fixed before the first run: how far is the fi
     ("TOPR", "naive REINFORCE"),
     ("wrong answers alone, tapered", "none"),
 )
+HELD_OUT_SEED = 100  # no test seed
+# Learning rates as multiples of the stage's. The three in the middle are tried first.
+LADDER = (0.02, 0.06, 0.2, 0.6, 2.0, 6.0, 20.0)
+TEMPERATURES = (1.0, 0.7, 0.5, 0.3)  # of a model without training
 MARKERS = "osv^D<>PX*dph8H"
 
 
@@ -42,6 +49,59 @@ class PassesOptions(runs.Options):
     methods: tuple[Literal[*runs.METHODS], ...] = tuple(runs.METHODS)[:9]  # to compare
 
 
+# ---- cells: learning rates and numbers of passes -------------------------------------------------
+def try_cells(
+    stages: Mapping[str, runs.Stage], methods: Sequence[str], options: runs.Options
+) -> pd.DataFrame:
+    """Make runs until the rates beside each method's best one are tried; returns all rows."""
+    planned = []
+    for stage, method in product(stages.values(), methods):
+        rates = rates_of(stage)[4:5] if options.quick else rates_of(stage)[2:5]
+        planned += held_out_runs(stage, method, rates, options.passes)
+    while True:
+        table = runs.make_runs(planned, options.workers)
+        wider = []
+        for cell in best_cells(table).itertuples():
+            stage = stages[cell.stage]
+            beside = [lr for lr in rates_of(stage) if cell.lr / 5 < lr < cell.lr * 5]
+            wider += held_out_runs(stage, cell.method, beside, options.passes)
+        added = [run for run in wider if run not in planned]
+        if options.quick or not added:
+            return table
+        planned += added
+
+
+def rates_of(stage: runs.Stage) -> list[float]:
+    """The learning rates of LADDER, with one digit each."""
+    return [float(f"{factor * stage.settings.lr:.1g}") for factor in LADDER]
+
+
+def held_out_runs(
+    stage: runs.Stage, method: str, rates: Sequence[float], passes: Sequence[float]
+) -> list[runs.Run]:
+    """A run with each learning rate, or at each temperature without training."""
+    if method == "none":
+        run = runs.Run(stage, method, stage.settings.lr, 0, HELD_OUT_SEED, "held-out")
+        return [replace(run, temperature=temperature) for temperature in TEMPERATURES]
+    *earlier, most = sorted(passes)
+    run = runs.Run(stage, method, 0, most, HELD_OUT_SEED, "held-out", evaluate_after=tuple(earlier))
+    return [replace(run, lr=lr) for lr in rates]
+
+
+def best_cells(table: pd.DataFrame) -> pd.DataFrame:
+    """For each stage and method the row with the highest pass@1."""
+    candidates = table[(table["passes"] > 0) | (table["method"] == "none")]
+    best = candidates.groupby(["stage", "method"], sort=False)["pass@1"].idxmax()
+    return candidates.loc[best]
+
+
+def run_at(cell: NamedTuple, stage: runs.Stage, seed: int, **changes: Any) -> runs.Run:
+    """The test run of a row of `best_cells`."""
+    run = runs.Run(stage, cell.method, cell.lr, cell.passes, seed, temperature=cell.temperature)
+    return replace(run, changes=changes)
+
+
+# ---- answers -------------------------------------------------------------------------------------
 def answer_questions(table: pd.DataFrame) -> pd.DataFrame:
     """QUESTIONS on each stage by each metric: the mean difference over seeds, in points.
 
@@ -70,7 +130,7 @@ def draw(table: pd.DataFrame) -> Figure:
     panels = figure.subplots(1, len(stages), squeeze=False)[0]
     for axes, stage in zip(panels, stages, strict=True):
         of_stage = table[table["stage"] == stage]
-        for cell, marker in zip(cells.best_cells(of_stage).itertuples(), MARKERS, strict=False):
+        for cell, marker in zip(best_cells(of_stage).itertuples(), MARKERS, strict=False):
             of_method = of_stage[of_stage["method"] == cell.method]
             is_best = (of_method["lr"] == cell.lr) & (of_method["temperature"] == cell.temperature)
             curve = of_method[is_best]
@@ -87,17 +147,17 @@ def main() -> None:
     with command("experiments.passes"):
         options = runs.read_options(PassesOptions, "experiments.passes", __doc__)
         stages = runs.make_stages(options.stages, options)
-        held_out = cells.try_cells(stages, options.methods, options)
-        best = cells.best_cells(held_out)
+        held_out = try_cells(stages, options.methods, options)
+        best = best_cells(held_out)
         planned = []
         for cell, seed in product(best.itertuples(), options.seeds):
-            planned.append(cells.run_at(cell, stages[cell.stage], seed))
+            planned.append(run_at(cell, stages[cell.stage], seed))
         tested = runs.make_runs(planned, options.workers)
         teaching = best[~best["method"].isin(["none", runs.CONTROL])]
         best_two = teaching.sort_values("pass@1").groupby("stage").tail(2)
         planned = []
         for cell, seed in product(best_two.itertuples(), options.seeds):
-            planned.append(cells.run_at(cell, stages[cell.stage], seed, iterations=3))
+            planned.append(run_at(cell, stages[cell.stage], seed, iterations=3))
         iterated = runs.make_runs(planned, options.workers)
         later = iterated[iterated["iteration"] > 1]  # the first iteration is in `tested`
         csv = pd.concat([held_out, tested, later]).to_csv(index=False, float_format="%.6g")

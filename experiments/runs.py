@@ -269,26 +269,26 @@ def move_wrong_answers(samples: Sequence[Sample]) -> list[Sample]:
 def read_run(run: Run) -> list[dict[str, Any]]:
     """A row for each evaluation of a finished run.
 
-    iteration: of sampling and training; 0: before the first. passes: of this iteration. Log-ratios
-    are means over its last tenth. The vote and pass@k are missing where there are fewer answers.
+    iteration: of sampling and training; 0: before the first. passes: of this iteration. The vote
+    and pass@k need k answers. The last row has the log-ratios, means over a tenth of the training.
     """
     results = json.loads((run.folder / "results.json").read_text())
-    evaluations = [(0, 0.0, results["before"])]
+    points = [(0, 0.0, results["before"])]
     for iteration, entry in enumerate(results["iterations"], start=1):
         after = (*run.evaluate_after, run.passes)
         for passes, evaluation in zip(after, entry["curve"][1:], strict=True):
-            evaluations.append((iteration, passes, evaluation))
+            points.append((iteration, passes, evaluation))
+    labels = {"stage": run.stage.settings.out.name, "part": run.part, "method": run.method}
+    labels |= {"lr": run.lr, "temperature": run.temperature, "seed": run.seed}
     k = run.stage.settings.k
     keys = dict(zip(METRICS, ("pass@1", "greedy", f"maj@{k}", f"pass@{k}"), strict=True))
     rows = []
-    for iteration, passes, evaluation in evaluations:
-        row = {"stage": run.stage.settings.out.name, "part": run.part, "method": run.method}
-        row |= {"lr": run.lr, "temperature": run.temperature, "seed": run.seed}
-        row |= {"iteration": iteration, "passes": passes, "invalid": evaluation["invalid"]}
+    for iteration, passes, evaluation in points:
+        row = {**labels, "iteration": iteration, "passes": passes, "invalid": evaluation["invalid"]}
         row |= {name: evaluation[key]["mean"] for name, key in keys.items() if key in evaluation}
-        if iteration > 0 and passes == run.passes:
-            training = results["iterations"][iteration - 1]["training"]
-            row["log-ratio of positives"] = training["log_ratio_pos_mean"]
-            row["log-ratio of negatives"] = training["log_ratio_neg_mean"]
         rows.append(row)
+    if results["iterations"]:
+        training = results["iterations"][-1]["training"]
+        rows[-1]["log-ratio of positives"] = training["log_ratio_pos_mean"]
+        rows[-1]["log-ratio of negatives"] = training["log_ratio_neg_mean"]
     return rows

@@ -13,7 +13,7 @@ from topr import TABLE_1, importance_weight, sequence_log_ratio
 class ToprPolicyLoss(PolicyLoss):
     """All tensors are (B, T). The tokens of a sequence share an advantage.
 
-    Rewards less the mean of a prompt's, as with rloo, give positives an effective proportion of 1/2.
+    Rewards less the mean of a prompt's, as with rloo, have an effective proportion of 1/2.
     """
 
     effective_proportion = 0.5  # p~ of Equation 12; a subclass can set another

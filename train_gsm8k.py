@@ -404,7 +404,7 @@ PAPER = Settings(
     problems=7_473,  # "1,319 problems for testing and 7,473 for training" (4.1)
     n=16,  # "n = 16 candidate solutions" (4.1)
     examples=50_000,  # "an iteration batch of N = 50,000 data points" (4.3)
-    max_new_tokens=512,  # "a maximum of 512 tokens" (4.2); temperature, top_p and top_k: defaults
+    max_new_tokens=512,  # "a maximum of 512 tokens" (4.2); temperature and top_k: defaults
     optimizer="adafactor",  # "to minimize memory usage" (4.2)
     lr=5e-7,  # "a constant learning rate of 5e-7 chosen from a small parameter sweep" (4.2)
     batch_size=8,  # "a single H100 node with a per-GPU batch size of 1" (4.2)

@@ -13,10 +13,10 @@ from topr import TABLE_1, importance_weight, sequence_log_ratio
 class ToprPolicyLoss(PolicyLoss):
     """All tensors are (B, T). The tokens of a sequence share an advantage.
 
-    Rewards less the mean of a prompt's, as with rloo, give positives a share of 1/2.
+    Rewards less the mean of a prompt's, as with rloo, have an effective proportion of 1/2.
     """
 
-    effective_proportion = 0.5  # p~, the share that positives get; a subclass can set another
+    effective_proportion = 0.5  # p~ of Equation 12; a subclass can set another
 
     def forward(  # noqa: PLR0913 - the arguments of OpenRLHF
         self,
@@ -42,8 +42,8 @@ class ToprPolicyLoss(PolicyLoss):
             raise ValueError(f"topr: advantages differ within a sequence; {fix}")
         log_ratio = sequence_log_ratio(log_probs.detach(), old_log_probs, mask)[:, None]  # (B, 1)
         weight = importance_weight(log_ratio, *TABLE_1["topr"].bounds_for(reward))  # (B, 1)
-        share = self.effective_proportion
-        reward = 2 * reward * torch.where(reward < 0, 1 - share, share)
+        p_tilde = self.effective_proportion
+        reward = 2 * reward * torch.where(reward < 0, 1 - p_tilde, p_tilde)
         token_loss = -weight * reward * torch.where(mask, log_probs, 0.0)  # (B, T)
         sizes = (dp_size, batch_num_tokens, global_batch_size)
         value = aggregate_loss(token_loss, action_mask, False, *sizes)

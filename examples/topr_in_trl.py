@@ -20,17 +20,17 @@ class ToprLoss:
     """Put it before GRPOTrainer: `class ToprTrainer(ToprLoss, GRPOTrainer)`.
 
     The reward is TRL's advantage: with scale_rewards="none" that is the reward less its mean over
-    the prompt's completions, which gives positives a share of 1/2. TRL keeps log mu unless
+    the prompt's completions, which gives an effective proportion of 1/2. TRL keeps log mu unless
     steps_per_generation * num_iterations divides gradient_accumulation_steps, as by default.
     """
 
-    effective_proportion = 0.5  # p~, the share that positives get; a subclass can set another
+    effective_proportion = 0.5  # p~ of Equation 12; a subclass can set another
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> Tensor:
         mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)  # (B, T), a copy
-        share = self.effective_proportion
+        p_tilde = self.effective_proportion
         advantage = inputs["advantages"]  # (B,)
-        reward = 2 * advantage * torch.where(advantage < 0, 1 - share, share)  # (B,)
+        reward = 2 * advantage * torch.where(advantage < 0, 1 - p_tilde, p_tilde)  # (B,)
         # With mask_truncated_completions a whole completion can be masked. It counts in the mean
         # and has no gradient, but `topr_loss` needs a token of each.
         is_masked = mask.sum(1) == 0

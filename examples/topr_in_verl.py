@@ -14,7 +14,7 @@ from verl.workers.config import ActorConfig
 
 from topr import TABLE_1, importance_weight, sequence_log_ratio
 
-# p~, the share of positives. Rewards less the mean of a prompt's, as in GRPO, give them 1/2.
+# p~ of Equation 12. Rewards less the mean of a prompt's, as in GRPO, make it 1/2.
 EFFECTIVE_PROPORTION = 0.5
 
 

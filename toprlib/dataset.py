@@ -31,12 +31,12 @@ def choose_samples(
     samples: Sequence[Sample],
     size: int,
     rng: random.Random,
-    share: float | None = None,
+    proportion: float | None = None,
 ) -> list[int]:
     """The indices of `size` random samples, ascending; fewer if too few fit the composition.
 
     uniform: whatever their rewards. anna_karenina: the first positive of each problem, then
-    negatives. proportion: a `share` of them is positive, also with too few samples of one sign.
+    negatives. proportion: this part of them is positive, also with too few samples of one sign.
 
     >>> samples = [Sample(prompt="?", completion="!", reward=reward) for reward in (-1, 1, 1, -1)]
     >>> names = ("uniform", "positives_only", "anna_karenina", "proportion")
@@ -56,9 +56,9 @@ def choose_samples(
             firsts.setdefault(samples[i].prompt, i)
         positives = list(firsts.values())
     if composition == "proportion":
-        most = min(len(positives) / share, len(negatives) / (1 - share))
+        most = min(len(positives) / proportion, len(negatives) / (1 - proportion))
         size = min(size, int(most + 1e-9))  # 3 / (1 - 0.7) is 9.999999999999998
-        count = round(share * size)
+        count = round(proportion * size)
     chosen = rng.sample(positives, min(count, len(positives)))
     chosen += rng.sample(negatives, min(size - len(chosen), len(negatives)))
     return sorted(chosen)
@@ -237,7 +237,7 @@ def add_logmu(
 ) -> list[Example]:
     """The examples with log mu of each token, by `model`, in the batches of `steps`.
 
-    It is over the whole vocabulary; top-k and top-p are ignored. Every rank calls this.
+    It is over the whole vocabulary; top-k is ignored. Every rank calls this.
     """
     token_logmu = {}  # line -> values
     for micro_batches, _ in progress_bar(steps, "scoring", "step"):

@@ -134,7 +134,7 @@ def _sample_batch(
             token = logits.argmax(-1)  # (A,)
         else:
             logits = logits / settings.temperature
-            p = filtered_probabilities(logits, settings.top_k, settings.top_p)
+            p = filtered_probabilities(logits, settings.top_k)  # (A, V)
             token = sample_tokens(p, noise[active, t])  # (A,)
         tokens[active, t] = token
         is_finished = torch.isin(token, ends)  # (A,)
@@ -224,37 +224,28 @@ def _last_logits(
     return output.logits[:, -1].float()
 
 
-def filtered_probabilities(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
-    """The probabilities (A, V) of logits (A, V); 0 for tokens that top-k and top-p leave out.
+def filtered_probabilities(logits: Tensor, top_k: int) -> Tensor:
+    """The probabilities (A, V) of logits (A, V), among the top_k largest; 0: among all.
 
-    What top-p leaves out is missing from the sum, which is then below 1.
-
-    >>> logits = torch.tensor([[0.5, 0.1, 0.4]]).log()
-    >>> filtered_probabilities(logits, top_k=2), filtered_probabilities(logits, top_p=0.8)
-    (tensor([[0.5556, 0.0000, 0.4444]]), tensor([[0.5000, 0.0000, 0.4000]]))
+    >>> filtered_probabilities(torch.tensor([[0.5, 0.1, 0.4]]).log(), top_k=2)
+    tensor([[0.5556, 0.0000, 0.4444]])
     """
     if 0 < top_k < logits.shape[-1]:
         largest = logits.topk(top_k, sorted=False).values  # (A, top_k)
         smallest = largest.amin(-1, keepdim=True)  # (A, 1)
         logits = logits.masked_fill(logits < smallest, -math.inf)
-    p = logits.softmax(-1)
-    if top_p < 1:
-        sorted_p, order = p.sort(descending=True)
-        p_of_likelier = sorted_p.cumsum(-1) - sorted_p  # (A, V) of all tokens that are likelier
-        sorted_p = sorted_p.masked_fill(p_of_likelier >= top_p, 0)
-        p = torch.zeros_like(p).scatter(-1, order, sorted_p)
-    return p
+    return logits.softmax(-1)
 
 
 def sample_tokens(p: Tensor, u: Tensor) -> Tensor:
     """Invert the cumulative distribution: p (A, V), u (A,) uniform in [0, 1); returns (A,).
 
-    >>> p = torch.tensor([[0.5, 0.0, 0.4]])  # whose sum may be below 1
-    >>> [sample_tokens(p, torch.tensor([u])).item() for u in (0.0, 0.55, 0.56)]
+    >>> p = torch.tensor([[0.5, 0.0, 0.5]])
+    >>> [sample_tokens(p, torch.tensor([u])).item() for u in (0.0, 0.49, 0.51)]
     [0, 0, 2]
     """
     cumulative = p.cumsum(-1)  # (A, V)
-    threshold = u[:, None] * cumulative[:, -1:]  # (A, 1)
+    threshold = u[:, None] * cumulative[:, -1:]  # (A, 1) sums are 1 up to rounding
     return torch.searchsorted(cumulative, threshold, right=True)[:, 0]
 
 

@@ -76,10 +76,8 @@ class Settings:
     """GPUs that an engine of vLLM spans by tensor parallelism (70B weights need 4)"""
     temperature: Annotated[FiniteFloat, Ge(0)] = 1.0
     """sampling temperature (paper, Section 4.2); 0: the most probable token"""
-    top_p: Share = 1.0
-    """top-p of sampling (paper, Section 4.2)"""
     top_k: AtLeastZero = 500
-    """sample from this many most probable tokens (paper, Section 4.2); 0: from all"""
+    """sample from this many most probable tokens (paper, Section 4.2); 0: from all. Top-p is 1"""
     max_new_tokens: Count = 128
     """longest completion, in tokens (paper: 512)"""
 

@@ -84,7 +84,6 @@ def _sampling_options(lm: LanguageModel, settings: Settings, stop: Sequence[str]
     """The arguments of vLLM's SamplingParams that all requests share."""
     return {
         "temperature": settings.temperature,
-        "top_p": settings.top_p,
         "top_k": settings.top_k,
         "max_tokens": settings.max_new_tokens,
         "stop": list(stop),

@@ -7,7 +7,7 @@ and the estimates are written here again: one completion at a time, without padd
 So this file also describes what a run is. Sections are those of the paper (arXiv 2503.14286):
 
     prompt        "Q: QUESTION", a new line, "A:"; no worked examples
-    sampling      temperature, top-k, then top-p (Section 4.2). A token is sampled where its noise
+    sampling      temperature, then top-k (Section 4.2). A token is sampled where its noise
                   falls into the cumulative distribution, in the order of the vocabulary
     seeds         a stage has the seed crc32("STAGE SEED"); those of iteration I are "samples I",
                   "test I STEP", "composition I" and "order I". Completion j of prompt i takes its
@@ -65,7 +65,6 @@ MAX_NORM = 0.8  # some of the steps are clipped
 BASELINE = 0.3
 TEMPERATURE = 0.9
 TOP_K = 5
-TOP_P = 0.96
 MAX_NEW_TOKENS = 48  # some of the completions are cut
 TEST_PROBLEMS = 3
 EVAL_SAMPLES = 5
@@ -87,7 +86,6 @@ OPTIONS = {
     "--baseline-from": "group",
     "--temperature": TEMPERATURE,
     "--top-k": TOP_K,
-    "--top-p": TOP_P,
     "--max-new-tokens": MAX_NEW_TOKENS,
     "--test-problems": TEST_PROBLEMS,
     "--eval-samples": EVAL_SAMPLES,
@@ -236,14 +234,10 @@ def completion_logits(model, prompt_ids, completion_ids):
 
 
 def sampling_distribution(logits):
-    """(T, V): each token's probability of being sampled, up to a factor that top-p changes."""
+    """(T, V): each token's probability of being sampled."""
     logits = logits / TEMPERATURE
     least_kept = logits.topk(TOP_K).values[:, -1:]  # (T, 1)
-    p = logits.masked_fill(logits < least_kept, -math.inf).softmax(-1)
-    descending_p, order = p.sort(descending=True)
-    mass_of_likelier = descending_p.cumsum(-1) - descending_p
-    descending_p[mass_of_likelier >= TOP_P] = 0.0
-    return torch.zeros_like(p).scatter(1, order, descending_p)
+    return logits.masked_fill(logits < least_kept, -math.inf).softmax(-1)
 
 
 @torch.no_grad()

@@ -41,7 +41,6 @@ OPTIONS = [
         "--lr nan",
         "--lr inf",
         "--temperature 0",
-        "--top-p 1.5",
         "--baseline inf",
     ),
     *("--eval-samples 1", "--top-k -2", "--proportion 1", "--save-every 0", "--seed -1"),
@@ -82,7 +81,7 @@ def test_preset_comes_first_and_the_default_folder_has_what_differs():
 
 SECTION_4 = {  # of the paper, and Algorithm 1
     **{"problems": 7_473, "test_problems": 1_319, "n": 16, "shots": 8, "examples": 50_000},
-    **{"temperature": 1.0, "top_p": 1.0, "top_k": 500, "max_new_tokens": 512, "eval_samples": 64},
+    **{"temperature": 1.0, "top_k": 500, "max_new_tokens": 512, "eval_samples": 64},
     **{"optimizer": "adafactor", "lr": 5e-7, "batch_size": 8, "max_grad_norm": 1.0, "epochs": 1},
     **{"method": "topr", "baseline": 0.0, "baseline_from": "zero", "composition": "uniform"},
 }

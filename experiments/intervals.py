@@ -15,25 +15,19 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
     >>> mean, round(half_width, 3), round(p, 3)
     (2.0, 12.706, 0.295)
     """
-    degrees = len(values) - 1
     mean = float(np.mean(values))
     standard_error = float(np.std(values, ddof=1)) / len(values) ** 0.5
     if standard_error == 0:
         return mean, 0.0, float(mean == 0)
-    bounds = (1.9, 12.8)  # of the quantile: 1.96 with infinitely many values, 12.71 with two
-    quantile = mpmath.findroot(lambda t: two_sided_p(t, degrees) - 0.05, bounds, "anderson")
-    p = two_sided_p(mean / standard_error, degrees)
-    return mean, float(quantile) * standard_error, p
+    degrees = len(values) - 1
 
+    def two_sided_p(t: float) -> float:
+        share = degrees / (degrees + t**2)
+        return float(mpmath.betainc(degrees / 2, 0.5, 0, share, regularized=True))
 
-def two_sided_p(t: float, degrees: int) -> float:
-    """The probability that Student's t is at least as far from 0 as `t`.
-
-    >>> round(two_sided_p(2.776, degrees=4), 3)
-    0.05
-    """
-    share = degrees / (degrees + t**2)
-    return float(mpmath.betainc(degrees / 2, 0.5, 0, share, regularized=True))
+    bounds = (1.9, 12.8)  # of the quantile: 1.96 for infinitely many values, 12.71 for two
+    quantile = mpmath.findroot(lambda t: two_sided_p(t) - 0.05, bounds, "anderson")
+    return mean, float(quantile) * standard_error, two_sided_p(mean / standard_error)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

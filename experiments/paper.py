@@ -16,7 +16,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import pandas as pd
@@ -37,7 +36,7 @@ class Model(NamedTuple):
     """A model that a method trains, at its cell."""
 
     method: str
-    changes: Mapping[str, Any] = MappingProxyType({})  # to settings, besides the method's
+    changes: Mapping[str, Any] | None = None  # to settings, besides the method's
     iteration: int = 1  # of sampling and training; 0: before the first
 
 
@@ -122,16 +121,14 @@ CLAIMS = (
     Claim("table2", "trained verifier", "above", "no verifier", verifier.WEIGHTED, 6.0),
     Claim("table2", "verifier", "above", "no verifier", verifier.WEIGHTED, 1.2),
 )
-# An iteration trains on so many samples of each training problem (Section 4.3).
-EXAMPLES_PER_PROBLEM = 50_000 / 7_473
+EXAMPLES_PER_PROBLEM = 50_000 / 7_473  # that an iteration trains on (Section 4.3)
 
 
 @pydantic.dataclasses.dataclass(frozen=True)
 class PaperOptions(runs.Options):
     """What a user of this experiment chooses."""
 
-    # figures whose claims to check, or table2
-    figures: tyro.conf.Positional[tuple[Literal[*SENTENCES], ...]] = tuple(SENTENCES)
+    figures: tyro.conf.Positional[tuple[Literal[*SENTENCES], ...]] = tuple(SENTENCES)  # to check
 
 
 # ---- what was measured ---------------------------------------------------------------------------
@@ -147,7 +144,7 @@ def measure_models(claims: Sequence[Claim], options: runs.Options) -> list[dict[
     best = passes.best_cells(tried).set_index("method", drop=False)
     planned = {}
     for (name, model), seed in product(models.items(), options.seeds):
-        changes = dict(model.changes)
+        changes = dict(model.changes or {})
         if "n" in changes:
             changes["examples"] = round(EXAMPLES_PER_PROBLEM * stage.settings.problems)
         planned[name, seed] = passes.run_at(best.loc[model.method], stage, seed, **changes)

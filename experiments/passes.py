@@ -54,26 +54,23 @@ def try_cells(
     stages: Mapping[str, runs.Stage], methods: Sequence[str], options: runs.Options
 ) -> pd.DataFrame:
     """Make runs until the rates beside each method's best one are tried; returns all rows."""
+    ladders = {}
     planned = []
-    for stage, method in product(stages.values(), methods):
-        rates = rates_of(stage)[4:5] if options.quick else rates_of(stage)[2:5]
-        planned += held_out_runs(stage, method, rates, options.passes)
+    for name, stage in stages.items():
+        ladders[name] = [float(f"{factor * stage.settings.lr:.1g}") for factor in LADDER]
+        rates = ladders[name][4:5] if options.quick else ladders[name][2:5]
+        for method in methods:
+            planned += held_out_runs(stage, method, rates, options.passes)
     while True:
         table = runs.make_runs(planned, options.workers)
         wider = []
         for cell in best_cells(table).itertuples():
-            stage = stages[cell.stage]
-            beside = [lr for lr in rates_of(stage) if cell.lr / 5 < lr < cell.lr * 5]
-            wider += held_out_runs(stage, cell.method, beside, options.passes)
+            beside = [lr for lr in ladders[cell.stage] if cell.lr / 5 < lr < cell.lr * 5]
+            wider += held_out_runs(stages[cell.stage], cell.method, beside, options.passes)
         added = [run for run in wider if run not in planned]
         if options.quick or not added:
             return table
         planned += added
-
-
-def rates_of(stage: runs.Stage) -> list[float]:
-    """The learning rates of LADDER, with one digit each."""
-    return [float(f"{factor * stage.settings.lr:.1g}") for factor in LADDER]
 
 
 def held_out_runs(
@@ -109,18 +106,17 @@ def answer_questions(table: pd.DataFrame) -> pd.DataFrame:
     all questions on one metric.
     """
     rows = []
-    for metric in runs.METRICS:
-        values = 100 * table.pivot(index="seed", columns=["stage", "method"], values=metric)
-        answers = []
-        for stage, (first, second) in product(table["stage"].unique(), QUESTIONS):
-            if (stage, first) in values and (stage, second) in values:
-                lead, half_width, p = interval(values[stage, first] - values[stage, second])
-                answer = {"metric": metric, "stage": stage, "question": f"{first} - {second}"}
-                answers.append({**answer, "difference": f"{lead:.1f} ± {half_width:.1f}", "p": p})
-        corrected = holm([answer["p"] for answer in answers])
-        for answer, p in zip(answers, corrected, strict=True):
-            rows.append({**answer, "p": round(p, 4)})
-    return pd.DataFrame(rows)
+    stages = table["stage"].unique()
+    for metric, stage, (first, second) in product(runs.METRICS, stages, QUESTIONS):
+        of_stage = table[table["stage"] == stage]
+        values = 100 * of_stage.pivot(index="seed", columns="method", values=metric)
+        if first in values and second in values:
+            lead, half_width, p = interval(values[first] - values[second])
+            row = {"metric": metric, "stage": stage, "question": f"{first} - {second}"}
+            rows.append({**row, "difference": f"{lead:.1f} ± {half_width:.1f}", "p": p})
+    answers = pd.DataFrame(rows, columns=["metric", "stage", "question", "difference", "p"])
+    answers["p"] = answers.groupby("metric")["p"].transform(holm).round(4)
+    return answers
 
 
 def draw(table: pd.DataFrame) -> Figure:

@@ -87,10 +87,13 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """Where the run is; its name has all that tells runs apart."""
-        cell = f"lr={self.lr:g} passes={self.passes:g} T={self.temperature:g}"
+        """Where the run is. Runs that differ in anything have different folders."""
+        others = [self.stage.settings.to_config(), METHODS[self.method], self.evaluate_after]
+        checksum = zlib.crc32(repr(others).encode())
         changes = [f"{name}={value}" for name, value in self.changes.items()]
-        name = re.sub("[^A-Za-z0-9.=-]+", "_", " ".join([self.method, cell, *changes]))
+        cell = f"lr={self.lr:g} passes={self.passes:g} T={self.temperature:g}"
+        name = " ".join([self.method, cell, *changes, f"{checksum:08x}"])
+        name = re.sub("[^A-Za-z0-9.=-]+", "_", name)
         return self.stage.settings.out / f"{self.part}-{self.seed}" / name
 
     @property

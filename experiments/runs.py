@@ -127,7 +127,7 @@ def read_options(kind: type[Options], module: str, description: str) -> Options:
     if not file.exists():
         files.write_file(file, str(checksum))
     if file.read_text() != str(checksum):
-        raise InputError(f"--runs {options.runs}: is of other code; choose another folder")
+        raise InputError(f"--runs {options.runs}: has runs of other code; choose another")
     return options
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from importlib import import_module
@@ -136,15 +135,3 @@ def test_a_completion_that_trl_masks_whole_counts_in_the_mean_without_a_gradient
     actual = neg_grad(loss_in_trl, LossInputs(-ones, -ones, reward, mask))
     # 4 micro-batches of two completions; the first completion has two tokens
     assert torch.equal(4 * actual, torch.tensor([[0.25, 0.25, 0.0], [0.0, 0.0, 0.0]]))
-
-
-def test_the_lines_of_the_page_are_the_paper_s_loss():
-    page = (ROOT / "docs" / "in_your_trainer.md").read_text(encoding="utf-8")
-    lines, *_ = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-
-    def loss(token_logp, token_logmu, reward, mask):
-        names = {"torch": torch, **locals()}
-        exec(lines, names)
-        return names["loss"]
-
-    assert identify(loss).variant == "paper"

@@ -118,14 +118,6 @@ def mean_and_pace(share, q):
     return mean, mean.norm(dim=-1) / root_mean_square
 
 
-def test_shares_differ_in_size_and_not_in_direction():
-    of_positives, _ = mean_and_pace(torch.tensor(1.0), P)
-    for share in linspace(0, 1, 11):
-        mean, _ = mean_and_pace(share, P)
-        expected = (share + P / (1 - P) * (1 - share)) * of_positives
-        torch.testing.assert_close(mean, expected, rtol=1e-9, atol=1e-12)
-
-
 def test_fastest_share():
     odds = RATIO * 0.1 / 0.9 * (1 - P) / P  # if samples are chosen so that 10 % are right
     _, pace = mean_and_pace(RATIO / (1 + RATIO), P)

@@ -55,7 +55,9 @@ def test_samples_are_read_as_they_were_written(tmp_path_factory, written, newlin
         (b"\xff\xfe", ":1:"),
         (f"{LINE}\n{{oops\n".encode(), ":2:"),
         (f"{LINE}\n\n{LINE}\n".encode(), ":2:"),
+        (b"", ":1:"),
         (b"[1, 2]\n", ":1:"),
+        (b'{"prompt": "Q", "completion": "A"}\n', ":1: reward"),
         ({"reward": True}, ":2: reward"),
         ({"reward": "1"}, ":2: reward"),
         ({"reward": math.inf}, ":2: reward"),
@@ -63,6 +65,7 @@ def test_samples_are_read_as_they_were_written(tmp_path_factory, written, newlin
         ({"token_logmu": [-1, math.nan]}, ":2: token_logmu.1"),
         ({"token_logmu": [0.5]}, ":2: token_logmu.0"),  # a probability above 1
         ({"token_ids": []}, ":2: token_ids"),
+        ({"finish_reason": "eos"}, ":2: finish_reason"),
         ({"rewrad": 1}, ":2: rewrad"),
     ],
     ids=str,

@@ -82,6 +82,17 @@ def test_kl_terms_are_sums_over_arms():
         assert_close(toy.kl_terms(z, bandit, tensor(0.3))[:, row], tensor(terms))
 
 
+def test_distance_after_training_is_that_of_mu_from_pi():
+    """KL(mu || pi) by its sum, after the same training on rewards of 1 and -1 less the baseline."""
+    _, bandit = six_bandits()
+    c = 0.25
+    [actual] = toy.distance_after_training(bandit, tensor([c]), toy.TOPR)
+    rewards = bandit._replace(reward=bandit.reward.sign() - c)
+    logp = ascend(bandit.mu.log(), rewards, toy.TOPR, lr=1.0, steps=2000)[-1].log_softmax(-1)
+    expected = (bandit.mu * (bandit.mu.log() - logp)).sum(-1).mean()
+    assert_close(actual, expected)
+
+
 def test_random_bandits():
     z, bandit = random_bandits("+-0", seed=0)
     assert z.shape == bandit.mu.shape == bandit.reward.shape == (1000, 3)

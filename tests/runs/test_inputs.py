@@ -121,18 +121,6 @@ def test_a_task_without_test_problems_is_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_ties_within_a_prompt_teach_nothing(tmp_path):
-    """Three equal fractions have that fraction as their mean: the reward is 0, not -1e-17."""
-    rows = [ROW | {"reward": 0.1} for _ in range(3)]
-    rows += [ROW | {"prompt": "P", "reward": reward} for reward in (1, -1)]
-    file = write_rows(tmp_path / "own.jsonl", rows)
-    changes = {"baseline_from": "group", "batch_size": 5, "test_problems": 0}
-    run_small(tmp_path / "run", samples=file, **changes)
-    examples = read_rows(tmp_path / "run" / "iteration-1" / "train.jsonl")
-    rewards = {example["sample"]: example["reward"] for example in examples}
-    assert [rewards[index] for index in range(5)] == [0, 0, 0, 1, -1]
-
-
 @pytest.mark.parametrize(("shift", "is_warned"), [(0.0, False), (0.5, True)])
 def test_log_mu_of_another_distribution_is_a_warning(run, tmp_path, capsys, shift, is_warned):
     """As top-p renormalises it: each token 0.5 nats higher, up to 0."""

@@ -64,6 +64,13 @@ def test_a_weight_without_stop_gradient_and_with_a_window_by_hand():
     assert differentiated.flatten().tolist() == pytest.approx([0.606531, 0, -1, -0.452419], 1e-5)
 
 
+def test_a_token_mean_is_the_mean_over_all_tokens():
+    logp = -torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(4) < torch.tensor([[1], [4], [2]])).float()
+    value = VARIANTS["token mean"](logp, logp, torch.ones(3), mask)
+    torch.testing.assert_close(value, -(logp * mask).sum() / 7)
+
+
 def test_the_family_has_some_hundred_losses_and_the_fewest_differences_come_first():
     counts = [len(each.differences()) for each in family(Combination())]
     assert counts[0] == 0

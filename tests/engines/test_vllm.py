@@ -230,6 +230,14 @@ def deviating_tokens(tokens, p):
     return deviating
 
 
+@pytest.fixture
+def python():
+    """The interpreter that has vLLM: `make test-all` sets VLLM_PYTHON."""
+    if not os.environ.get("VLLM_PYTHON"):
+        pytest.skip("VLLM_PYTHON is not set: `make test-all` sets it")
+    return Path(os.environ["VLLM_PYTHON"]).absolute()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_samples_of_vllm_are_the_models(make_vllm_engine, python, lm, gpus):

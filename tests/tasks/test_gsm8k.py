@@ -1,9 +1,11 @@
 """The task GSM8K: answers, gold answers, grades and prompts."""
 
+import os
 import sys
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -202,6 +204,14 @@ def test_other_columns_of_a_row_are_ignored(tmp_path):
     write_rows(tmp_path / "test.jsonl", [row])
     [problem] = gsm8k.load_problems(str(tmp_path), "test")
     assert (problem.question, problem.gold) == ("1 + 1?", Decimal(2))
+
+
+@pytest.fixture
+def real():
+    """The folder of GSM8K's own files, from the environment variable GSM8K_DIR."""
+    if not os.environ.get("GSM8K_DIR"):
+        pytest.skip("GSM8K_DIR is not set: the tests on GSM8K's own files did not run")
+    return Path(os.environ["GSM8K_DIR"])
 
 
 def test_all_gold_answers_of_gsm8k_are_read_and_grade_as_correct(real):

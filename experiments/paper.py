@@ -153,19 +153,17 @@ def measure_models(claims: Sequence[Claim], options: runs.Options) -> list[dict[
     for (name, seed), run in planned.items():
         iteration = models[name].iteration
         [row] = [row for row in runs.read_run(run) if row["iteration"] == iteration]
-        few_right = share_with_few_right(run, iteration)
-        rows.append({**row, "model": name, "seed": seed, FEW_RIGHT: few_right})
+        rows.append({**row, "model": name, "seed": seed})
+        if iteration == 1:
+            rows[-1][FEW_RIGHT] = share_with_few_right(run)
     return rows
 
 
-def share_with_few_right(run: runs.Run, iteration: int) -> float:
-    """The share of test problems with at most four right answers after an iteration."""
-    steps = 0
-    if iteration > 0:
-        results = json.loads((run.folder / "results.json").read_text())
-        steps = results["iterations"][iteration - 1]["dataset"]["steps"]
-    file = run.folder / f"iteration-{max(iteration, 1)}" / f"test-{steps}.jsonl"
-    samples = read_records(file, Sample)
+def share_with_few_right(run: runs.Run) -> float:
+    """The share of test problems with at most four right answers after the first iteration."""
+    results = json.loads((run.folder / "results.json").read_text())
+    steps = results["iterations"][0]["dataset"]["steps"]
+    samples = read_records(run.folder / "iteration-1" / f"test-{steps}.jsonl", Sample)
     is_right = pd.Series([sample.reward > 0 for sample in samples])
     right = is_right.groupby([sample.problem_id for sample in samples]).sum()
     return float((right <= 4).mean())

@@ -9,7 +9,7 @@ import json
 import re
 import sys
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -83,17 +83,15 @@ class Run:
     part: Literal["held-out", "test"] = "test"  # the problems to evaluate on
     temperature: float = 1.0
     evaluate_after: tuple[float, ...] = ()  # passes, besides before training and after the last
-    changes: Mapping[str, Any] = field(default_factory=dict)  # to settings, besides the method's
+    changes: dict[str, Any] = field(default_factory=dict)  # to settings, besides the method's
 
     @property
     def folder(self) -> Path:
         """Where the run is. Runs that differ in anything have different folders."""
-        others = [self.stage.settings.to_config(), METHODS[self.method], self.evaluate_after]
-        checksum = zlib.crc32(repr(others).encode())
-        changes = [f"{name}={value}" for name, value in self.changes.items()]
+        settings = self.stage.settings.to_config() | METHODS[self.method] | self.changes
+        checksum = zlib.crc32(f"{settings} {self.evaluate_after}".encode())
         cell = f"lr={self.lr:g} passes={self.passes:g} T={self.temperature:g}"
-        name = " ".join([self.method, cell, *changes, f"{checksum:08x}"])
-        name = re.sub("[^A-Za-z0-9.=-]+", "_", name)
+        name = re.sub("[^A-Za-z0-9.=-]+", "_", f"{self.method} {cell} {checksum:08x}")
         return self.stage.settings.out / f"{self.part}-{self.seed}" / name
 
     @property

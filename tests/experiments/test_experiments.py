@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
+from examples import verifier
 from experiments import paper, passes, runs
 from toprlib.files import read_records, to_lines, write_file
 from toprlib.records import Sample
@@ -17,6 +18,8 @@ LEADS = {"SFT_repeated": 0.06, "TOPR": 0.08, "TOPR_50": 0.10, "DPO": -0.02}
 BEST_LR = {"naive_REINFORCE": 1e-6, "PPO": 3e-4}  # 3e-5 for other methods
 SEED_EFFECTS = {0: 0.1, 1: -0.1, 100: 0.0}  # on all methods
 FEW_RIGHT = {"TOPR": 3, "SFT_repeated": 5}  # of ten problems so many have 4 right answers
+LOG_RATIOS = {"log_ratio_pos_mean": 1.5, "log_ratio_neg_mean": -1.5}
+ITERATION = {"dataset": {"steps": 7}, "training": LOG_RATIOS}
 
 
 def accuracy(settings, task, passes, iteration):
@@ -71,12 +74,9 @@ def laboratory(monkeypatch, tmp_path):
         for iteration in range(1, settings.iterations + 1):
             epochs = (0, *settings.evaluate_after, settings.epochs)
             curve = [evaluate(each * settings.examples / one_pass, iteration) for each in epochs]
-            training = {"log_ratio_pos_mean": 1.5, "log_ratio_neg_mean": -1.5}
-            entry = {"dataset": {"steps": 7}, "training": training, "curve": curve}
-            results["iterations"].append(entry)
-        for file in ("iteration-1/test-0", "iteration-1/test-7", "iteration-3/test-7"):
-            rights = {f"{i}": 4 if i < few else 5 for i in range(10)}
-            write_samples(settings.out / f"{file}.jsonl", rights, 16)
+            results["iterations"].append({**ITERATION, "curve": curve})
+        rights = {f"{problem}": 4 if problem < few else 5 for problem in range(10)}
+        write_samples(settings.iteration_folder(1) / "test-7.jsonl", rights, 16)
         write_file(settings.out / "results.json", json.dumps(results))
 
     def run(module, *options):
@@ -134,11 +134,10 @@ def test_claims_have_verdicts(laboratory, tmp_path, monkeypatch):
     def verify(settings):
         table = {}
         for row, mean in (("no verifier", 0.5), ("base", 0.4), ("topr", 0.7 + settings.seed / 10)):
-            metrics = ("verifier accuracy", "invalid rate", "weighted self-consistency")
-            table[row] = {metric: {"mean": mean} for metric in metrics}
+            table[row] = {metric: {"mean": mean} for metric in verifier.COLUMNS}
         write_file(settings.out / "results.json", json.dumps({"table2": table}))
 
-    monkeypatch.setattr(paper.verifier, "run", verify)
+    monkeypatch.setattr(verifier, "run", verify)
     laboratory.run(paper)
     table = pd.read_csv(tmp_path / "paper.csv")
     assert len(table) == len(paper.CLAIMS)
@@ -154,7 +153,7 @@ def test_claims_have_verdicts(laboratory, tmp_path, monkeypatch):
         ("uniform, iteration 3 above uniform, iteration 1", "pass@1"): (10.0, "reproduced"),
         ("Anna Karenina, iteration 3 above uniform, iteration 3", "pass@1"): (4.2, "reproduced"),
         # 30 points with one seed, 40 with the other
-        ("trained verifier above verifier", "verifier accuracy"): (35.0, "inconclusive"),
+        ("trained verifier above verifier", verifier.ACCURACY): (35.0, "inconclusive"),
     }
     assert {claim: found[claim] for claim in expected} == expected
     tests = [settings for settings, _ in laboratory.made.values() if settings.seed < 100]

@@ -1,9 +1,8 @@
 """From the same sampled answers, which method trains the best model?
 
-    python -m experiments.passes                        # tiny models; 9 core-hours
-    python -m experiments.passes --stages base          # one of the stages
-    python -m experiments.passes --quick                # to see that it works; 3 minutes
-    python -m experiments.passes --preset single-gpu --workers 1    # a real model
+    python -m experiments.passes                # with the tiny models; about 9 core-hours
+    python -m experiments.passes --quick        # to see that it works; few minutes
+    python -m experiments.passes --preset single-gpu --workers 1     # with a real model
 
 Each method has a cell: its best learning rate and number of passes, by held-out problems that
 nothing trains on. Test seeds compare the methods at their cells. The two best methods of a stage
@@ -149,8 +148,8 @@ def main() -> None:
         for cell, seed in product(best.itertuples(), options.seeds):
             planned.append(run_at(cell, stages[cell.stage], seed))
         tested = runs.make_runs(planned, options.workers)
-        teaching = best[~best["method"].isin(["none", runs.CONTROL])]
-        best_two = teaching.sort_values("pass@1").groupby("stage").tail(2)
+        others = best[~best["method"].isin(["none", runs.CONTROL])]
+        best_two = others.sort_values("pass@1").groupby("stage").tail(2)
         planned = []
         for cell, seed in product(best_two.itertuples(), options.seeds):
             planned.append(run_at(cell, stages[cell.stage], seed, iterations=3))

@@ -67,8 +67,7 @@ METHODS: dict[str, dict[str, Any]] = {  # name -> changes to the settings of a s
     "plain IS, Adafactor": {"method": "off_policy", "optimizer": "adafactor"},
 }
 PRODUCT = ("topr.py", "train_gsm8k.py", "toprlib/*.py", "examples/*.py", "tiny/*/*.safetensors")
-# greedy: at temperature 0. vote, pass@k: of k answers.
-METRICS = ("pass@1", "greedy", "vote", "pass@k")
+METRICS = ("pass@1", "greedy", "vote", "pass@k")  # greedy: at T = 0; vote, pass@k: of k answers
 
 
 @dataclass(frozen=True)
@@ -128,8 +127,7 @@ def read_options(kind: type[Options], module: str, description: str) -> Options:
     if not file.exists():
         files.write_file(file, str(checksum))
     if file.read_text() != str(checksum):
-        message = "other code or models have made its runs; choose another folder"
-        raise InputError(f"--runs {options.runs}: {message}")
+        raise InputError(f"--runs {options.runs}: is of other code; choose another folder")
     return options
 
 

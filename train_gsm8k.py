@@ -191,7 +191,7 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
                     iteration, engine, train_prompts, task, settings
                 )
             examples = choose(iteration, samples, lm, task, settings)  # line 4
-            dataset.print_dataset(iteration, samples, examples, settings)
+            dataset.print_dataset(iteration, samples, examples)
             del samples  # gigabytes at the paper's scale
             points = evaluation_points(iteration, examples, settings)
             if not files.exists(Path(points[-1].model)):

@@ -279,7 +279,8 @@ class Command:
             if value is True:
                 self.arguments.append(f"--{name.replace('_', '-')}")
             elif value != defaults[name]:
-                self.arguments += [f"--{name.replace('_', '-')}", str(value)]
+                values = value if isinstance(value, tuple) else [value]
+                self.arguments += [f"--{name.replace('_', '-')}", *map(str, values)]
 
     @contextmanager
     def start(self) -> Iterator[BaseProcess]:

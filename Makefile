@@ -20,7 +20,8 @@ notebooks: .venv/ready
 # Executes the solutions again and stores their outputs.
 lessons: .venv/ready
 	TQDM_MINITERS=1e9 TQDM_MAXINTERVAL=1e9 .venv/bin/jupyter nbconvert --to notebook --execute \
-		--inplace --ExecutePreprocessor.timeout=900 notebooks/solutions/*.ipynb
+		--inplace --ExecutePreprocessor.timeout=900 \
+		--ExecutePreprocessor.record_timing=False notebooks/solutions/*.ipynb
 
 # Marp and the fonts come from npm, and Chromium prints.
 lecture: build/lecture/ready chromium

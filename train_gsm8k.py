@@ -191,7 +191,7 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
                     iteration, engine, train_prompts, task, settings
                 )
             examples = choose(iteration, samples, lm, task, settings)  # line 4
-            dataset.print_dataset(iteration, samples, examples, settings)
+            dataset.print_dataset(iteration, samples, examples)
             del samples  # gigabytes at the paper's scale
             points = evaluation_points(iteration, examples, settings)
             if not files.exists(Path(points[-1].model)):
@@ -390,7 +390,7 @@ def sample_test(
         n = settings.eval_samples_at(point.is_end)
         seed = settings.seed_of(f"test {point.iteration} {point.step}")
         sampling.sample_to_file(point.file, engine, prompts, n, seed, task)  # unless it exists
-        greedy = engine.at_temperature(0)
+        greedy = engine._replace(generate=partial(engine.generate, temperature=0.0))
         sampling.sample_to_file(point.greedy_file, greedy, prompts, 1, seed, task)
 
 

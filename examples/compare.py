@@ -19,7 +19,7 @@ from toprlib.settings import Settings, command, read_settings
 from train_gsm8k import experiment, grade_all, parse_answer
 
 QUESTION = "Q: Kim owns {} books and sells {} of them. How many books are left?\nA:"
-METHODS: dict[str, dict[str, Any]] = {
+METHOD_SETTINGS: dict[str, dict[str, Any]] = {
     "naive REINFORCE": {"method": "reinforce"},
     "TOPR": {},
     "TOPR, effective proportion 50 %": {"effective_proportion": 0.5},
@@ -47,11 +47,11 @@ def books_task(settings: Settings) -> Task:
 
 
 def compare(settings: Settings, task: Task) -> rich.table.Table:
-    """Train with each of METHODS on the samples of the first one; a row for each."""
-    table = rich.table.Table("", "correct", f"maj@{settings.k}")
+    """Train with each of METHOD_SETTINGS on the samples of the first one; a row for each."""
+    table = rich.table.Table("", "pass@1", "greedy", f"maj@{settings.k}")
     first = settings.out / "naive_REINFORCE"
     file = first / "iteration-1" / "samples.jsonl"
-    for name, changes in METHODS.items():
+    for name, changes in METHOD_SETTINGS.items():
         out = settings.out / name.replace(" ", "_")
         of_method = replace(settings, out=out, **changes)
         if out != first:
@@ -67,9 +67,9 @@ def compare(settings: Settings, task: Task) -> rich.table.Table:
 
 
 def add_row(table: rich.table.Table, name: str, evaluation: dict[str, Any]) -> None:
-    """Add the accuracy of single answers and of votes."""
-    votes = table.columns[2].header
-    table.add_row(name, format_value(evaluation["pass@1"]), format_value(evaluation[votes]))
+    """Add the metrics of the table's columns."""
+    metrics = [column.header for column in table.columns[1:]]
+    table.add_row(name, *[format_value(evaluation[metric]) for metric in metrics])
 
 
 def main() -> None:

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import distribution
 from pathlib import Path
-from types import MappingProxyType
 
 from pydantic import BaseModel
 
@@ -302,22 +301,20 @@ def math_task(settings: Settings) -> Task:
     )
 
 
-PRESETS = MappingProxyType(
-    {
-        # The tiny model cannot solve such problems
-        "laptop": Settings(data=str(TINY / "math"), n=4, eval_samples=4, k=2, evaluate_after=()),
-        "paper": replace(
-            PAPER,
-            data=MATH,
-            shots=4,  # "using the 4-shot prompt from Lewkowycz et al. (2022)" (4.1)
-            problems=7_500,  # "7,500 training problems" (4.1), less the four of the prompt
-            n=32,  # "For each training question we generate n = 32 candidate solutions" (4.1)
-            test_problems=500,
-            eval_samples=16,  # "16 for MATH due to the cost of evaluating" (4.2)
-            k=16,  # Figure 8's maj@16, here of all 16 samples: it has no interval of its own
-        ),
-    }
-)
+PRESETS = {
+    # The tiny model cannot solve such problems
+    "laptop": Settings(data=str(TINY / "math"), n=4, eval_samples=4, k=2, evaluate_after=()),
+    "paper": replace(
+        PAPER,
+        data=MATH,
+        shots=4,  # "using the 4-shot prompt from Lewkowycz et al. (2022)" (4.1)
+        problems=7_500,  # "7,500 training problems" (4.1), less the four of the prompt
+        n=32,  # "For each training question we generate n = 32 candidate solutions" (4.1)
+        test_problems=500,
+        eval_samples=16,  # "16 for MATH due to the cost of evaluating" (4.2)
+        k=16,  # Figure 8's maj@16, here of all 16 samples: it has no interval of its own
+    ),
+}
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ MOSTLY_WRONG = {"n": 24, "composition": "proportion", "proportion": 0.4, "max_gr
 ROUNDS = {"n": 64, "iterations": 3}  # samples of each problem that a composition chooses from
 # name -> method; changes to settings, besides the method's; iteration, 0 for before training
 MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
-    **{method: (method, {}, 1) for method in runs.METHODS},
+    **{method: (method, {}, 1) for method in runs.METHOD_SETTINGS},
     "base": ("TOPR", {}, 0),
     "naive REINFORCE at TOPR's rate": ("TOPR", {"method": "reinforce"}, 1),
     "TOPR, mostly wrong": ("TOPR, Adafactor", MOSTLY_WRONG, 1),

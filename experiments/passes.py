@@ -45,7 +45,9 @@ class PassesOptions(runs.Options):
     """What a user of this experiment chooses."""
 
     stages: tuple[Literal[*runs.STAGES], ...] = tuple(runs.STAGES)  # of the preset laptop
-    methods: tuple[Literal[*runs.METHODS], ...] = tuple(runs.METHODS)[:9]  # to compare
+    methods: tuple[Literal[*runs.METHOD_SETTINGS], ...] = tuple(runs.METHOD_SETTINGS)[
+        :9
+    ]  # to compare
 
 
 # ---- cells: learning rates and numbers of passes -------------------------------------------------

@@ -49,7 +49,7 @@ STAGES = {
 }
 QUICK = {"problems": 8, "n": 8, "test_problems": 8, "eval_samples": 4, "k": 4}
 CONTROL = "TOPR, 50 %, wrong answers moved"  # each to another prompt
-METHODS: dict[str, dict[str, Any]] = {  # name -> changes to the settings of a stage
+METHOD_SETTINGS: dict[str, dict[str, Any]] = {  # name -> changes to the settings of a stage
     "none": {"iterations": 0},
     "SFT, once": {"method": "sft"},  # wrong answers stay in the batches, with weight 0
     "SFT, repeated": {"method": "sft", "composition": "positives_only"},
@@ -75,7 +75,7 @@ class Run:
     """One method on one stage with one seed."""
 
     stage: Stage
-    method: str  # of METHODS
+    method: str  # of METHOD_SETTINGS
     lr: float
     passes: float  # over all samples, also for a method that trains on the right ones only
     seed: int
@@ -87,7 +87,7 @@ class Run:
     @property
     def folder(self) -> Path:
         """Where the run is. Runs that differ in anything have different folders."""
-        settings = self.stage.settings.to_config() | METHODS[self.method] | self.changes
+        settings = self.stage.settings.to_config() | METHOD_SETTINGS[self.method] | self.changes
         checksum = zlib.crc32(f"{settings} {self.evaluate_after}".encode())
         cell = f"lr={self.lr:g} passes={self.passes:g} T={self.temperature:g}"
         name = re.sub("[^A-Za-z0-9.=-]+", "_", f"{self.method} {cell} {checksum:08x}")
@@ -218,7 +218,7 @@ def make_task(run: Run) -> Task:
 def make_settings(run: Run) -> Settings:
     """The settings of a run, but for its number of passes."""
     settings = run.stage.settings
-    changes = {**METHODS[run.method], **run.changes}
+    changes = {**METHOD_SETTINGS[run.method], **run.changes}
     changes |= {"lr": run.lr, "temperature": run.temperature, "seed": run.seed}
     if run.part == "held-out":
         # In the course of training, models are evaluated by a quarter of these samples.

@@ -4,7 +4,6 @@ import gc
 import os
 import signal
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from helpers import SMALL, checksums, run_small
@@ -23,14 +22,6 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 # A shell that starts tests in the background has them ignore SIGINT, and runs would inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.fixture(scope="session")
-def real():
-    """The folder of GSM8K's own files, from the environment variable GSM8K_DIR."""
-    if not os.environ.get("GSM8K_DIR"):
-        pytest.skip("GSM8K_DIR is not set: the tests on GSM8K's own files did not run")
-    return Path(os.environ["GSM8K_DIR"])
 
 
 @pytest.fixture(scope="session")
@@ -61,14 +52,6 @@ def run(tmp_path_factory):
     yield finished_run
     changed = [folder for folder, sums in checksums_of.items() if checksums(folder) != sums]
     assert changed == []
-
-
-@pytest.fixture(scope="session")
-def python():
-    """The interpreter that has vLLM: `make test-all` sets VLLM_PYTHON."""
-    if not os.environ.get("VLLM_PYTHON"):
-        pytest.skip("VLLM_PYTHON is not set: `make test-all` sets it")
-    return Path(os.environ["VLLM_PYTHON"]).absolute()
 
 
 def pytest_collection_finish():

@@ -33,11 +33,8 @@ import topr
 import train_gsm8k as gsm8k
 from toprlib import sampling, training
 from toprlib.adafactor import Adafactor
-from toprlib.dataset import plan_steps, to_tensors
-from toprlib.distributed import gather, ranks
 from toprlib.records import Example, Problem, Prompt, Task
 from toprlib.settings import Settings
-from toprlib.training import load_checkpoint, save_checkpoint
 
 ROOT = Path(gsm8k.__file__).parent
 
@@ -282,7 +279,8 @@ class Command:
             if value is True:
                 self.arguments.append(f"--{name.replace('_', '-')}")
             elif value != defaults[name]:
-                self.arguments += [f"--{name.replace('_', '-')}", str(value)]
+                values = value if isinstance(value, tuple) else [value]
+                self.arguments += [f"--{name.replace('_', '-')}", *map(str, values)]
 
     @contextmanager
     def start(self) -> Iterator[BaseProcess]:
@@ -383,45 +381,12 @@ def _worker(rank, work, folder, arguments):
     os._exit(0)  # a thread of gloo that still ends may abort an ordinary exit of the interpreter
 
 
-def train_examples(examples, optimizer_name, loss=topr.topr_loss, sizes=(3, 1)):
-    """An epoch on this process's rank: losses of all ranks, gradient norms, last gradient, weights.
-
-    sizes: the other arguments of `plan_steps`.
-    The gradient is clipped, and so are the last ones that it returns.
-    """
-    model, optimizer = sharded_model(optimizer_name)
-    steps = plan_steps(examples, *sizes)
-    metrics = run_steps(model, optimizer, steps, loss)
-    return metrics, flat_gradients(model), flat_weights(model)
-
-
-def train_with_checkpoint(examples, optimizer_name, folder, sizes=(3, 1)):
-    """The same, but a second model resumes from a checkpoint after two steps."""
-    steps = plan_steps(examples, *sizes)
-    model, optimizer = sharded_model(optimizer_name)
-    metrics = run_steps(model, optimizer, steps[:2])
-    save_checkpoint(folder, 2, model, optimizer)
-    resumed, optimizer = sharded_model(optimizer_name, seed=1)
-    load_checkpoint(folder / "checkpoint-2", resumed, optimizer)
-    metrics += run_steps(resumed, optimizer, steps[2:])
-    return metrics, flat_gradients(resumed), flat_weights(resumed)
-
-
 def sharded_model(optimizer_name, seed=0, **changes):
     """A model in float64, which FSDP2 would round to float32, and its optimizer."""
     model = tiny_llama(seed)
     with mock.patch.object(training, "MixedPrecisionPolicy", return_value=MixedPrecisionPolicy()):
         training._set_up_passes(model, Settings(**changes))
     return model, OPTIMIZERS[optimizer_name](model.parameters(), lr=1e-2)
-
-
-def run_steps(model, optimizer, steps, loss=topr.topr_loss):
-    """Loss, a sum over ranks, and gradient norm of each step."""
-    metrics = []
-    tensors = to_tensors(steps, model if ranks() > 1 else None)
-    for stats in topr.train(model, optimizer, tensors, loss, max_grad_norm=0.5):
-        metrics.append((sum(gather(stats.loss)), stats.grad_norm))
-    return metrics
 
 
 if __name__ == "__main__":

@@ -17,11 +17,10 @@ import topr
 from toprlib.distributed import device, gather, progress_bar, rank, ranks
 from toprlib.language_model import LanguageModel
 from toprlib.records import Example, InputError, Sample
-from toprlib.settings import Settings
 
 MAX_PAIRS = 16  # per prompt (Section 4.3)
 
-FEW_PERCENT = 2.0  # of one sign: hardly anything to learn
+FEW_PERCENT = 2.0  # of positive rewards: hardly anything to learn from
 MISMATCH_TOLERANCE = 0.02  # nats per token that an engine's mean log mu may be off
 
 
@@ -164,26 +163,18 @@ def _group_by_prompt(examples: Iterable[Example]) -> list[list[Example]]:
     return list(groups.values())
 
 
-def print_dataset(
-    iteration: int, samples: Sequence[Sample], examples: Sequence[Example], settings: Settings
-) -> None:
-    """Rank zero prints what an iteration trains on, and a warning if that is almost one sign."""
+def print_dataset(iteration: int, samples: Sequence[Sample], examples: Sequence[Example]) -> None:
+    """Rank zero prints what an iteration trains on, and a warning if hardly any of it is right."""
     if rank() > 0:
         return
     rewards = [example.reward for example in examples]
     positive = 100 * fmean(reward > 0 for reward in rewards)
-    negative = 100 * fmean(reward < 0 for reward in rewards)
     cut_off = 100 * fmean(sample.finish_reason == "length" for sample in samples)
     message = f"{len(rewards):,} examples of {len(samples):,} samples ({cut_off:.1f} % cut off)"
     print(f"iteration {iteration}: {message}, {positive:.1f} % positive", flush=True)
-    limits = settings.chosen_method().limits
-    is_of_positives = settings.composition == "positives_only" or (limits and limits.b_neg == 0)
     if positive < FEW_PERCENT:
         fix = "use easier problems, a larger --n, another --model, or a lower --baseline"
         print(f"warning: almost no reward is positive, so hardly anything is reinforced; {fix}")
-    elif negative < FEW_PERCENT and not is_of_positives:
-        fix = "use harder problems, or a --baseline between the smallest and the largest reward"
-        print(f"warning: almost no reward is negative, so mistakes teach nothing; {fix}")
 
 
 # ---- the optimizer steps of an epoch -------------------------------------------------------------

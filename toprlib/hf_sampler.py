@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -47,8 +46,7 @@ def hf_engine(
         if not loaded:
             loaded.append(lm._replace(model=load_model(model)))
         seeds = range(seed, seed + n * len(prompts))
-        at_temperature = replace(settings, temperature=temperature)
-        yield from sample_completions(loaded[0], at_temperature, stop, prompts, seeds)
+        yield from sample_completions(loaded[0], settings, stop, prompts, seeds, temperature)
 
     try:
         yield Engine(generate)
@@ -63,10 +61,12 @@ def sample_completions(
     stop: Sequence[str],
     prompts: Sequence[Prompt],
     seeds: Sequence[int],
+    temperature: float,
 ) -> Iterator[list[Completion]]:
     """Yields completions of the prompts, in lists of those that are finished together.
 
-    seeds: one for each completion, those of a prompt together. A completion uses random numbers of
+    temperature: 0 for the most probable tokens; that of the settings is ignored. seeds: one for
+    each completion, those of a prompt together. A completion uses random numbers of
     its own: up to rounding, it does not depend on what else is in its batch.
     """
     n = len(seeds) // len(prompts)
@@ -89,7 +89,8 @@ def sample_completions(
             batches[-1].append((i, seed))
     pool = ThreadPoolExecutor(workers, "sampling", torch.set_num_threads, (threads // workers,))
     try:
-        yield from pool.map(partial(_sample_batch, lm, settings, stop, prompts), batches)
+        sample_batch = partial(_sample_batch, lm, settings, stop, prompts, temperature=temperature)
+        yield from pool.map(sample_batch, batches)
     finally:
         pool.shutdown(cancel_futures=True)
         torch.set_num_threads(threads)
@@ -110,6 +111,7 @@ def _sample_batch(
     stop: Sequence[str],
     prompts: Sequence[Prompt],
     rows: Sequence[Row],
+    temperature: float,
 ) -> list[Completion]:
     """The completions of a batch of B rows.
 
@@ -130,11 +132,10 @@ def _sample_batch(
             seen = mask[:, : width + t]  # (A, L + t)
             position = seen.sum(1, keepdim=True) - 1  # (A, 1)
             logits = _last_logits(lm.model, token[:, None], seen, position, cache)  # (A, V)
-        if settings.temperature == 0:
+        if temperature == 0:
             token = logits.argmax(-1)  # (A,)
         else:
-            logits = logits / settings.temperature
-            p = filtered_probabilities(logits, settings.top_k)  # (A, V)
+            p = filtered_probabilities(logits / temperature, settings.top_k)  # (A, V)
             token = sample_tokens(p, noise[active, t])  # (A,)
         tokens[active, t] = token
         is_finished = torch.isin(token, ends)  # (A,)

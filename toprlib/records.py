@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
@@ -78,10 +77,6 @@ class Engine(NamedTuple):
 
     generate: Callable[..., Iterator[list[Completion]]]
     gpus: int = 1
-
-    def at_temperature(self, temperature: float) -> "Engine":
-        """The same engine at another temperature."""
-        return self._replace(generate=partial(self.generate, temperature=temperature))
 
 
 @dataclass(frozen=True)

@@ -74,8 +74,8 @@ class Settings:
     """interpreter that has vLLM; default: this one"""
     engine_gpus: Count = 1
     """GPUs that an engine of vLLM spans by tensor parallelism (70B weights need 4)"""
-    temperature: Annotated[FiniteFloat, Ge(0)] = 1.0
-    """sampling temperature (paper, Section 4.2); 0: the most probable token"""
+    temperature: Positive = 1.0
+    """sampling temperature (paper, Section 4.2)"""
     top_k: AtLeastZero = 500
     """sample from this many most probable tokens (paper, Section 4.2); 0: from all. Top-p is 1"""
     max_new_tokens: Count = 128

@@ -12,7 +12,7 @@ from torch import Tensor
 from topr_conformance.losses import sum_over_tokens
 
 
-class Limits(NamedTuple):
+class Bounds(NamedTuple):
     """Bounds of the ratio: a_pos and b_pos if reward >= 0, else a_neg and b_neg (Equation 7)."""
 
     a_pos: float
@@ -26,13 +26,13 @@ class Limits(NamedTuple):
         return low, torch.where(sign >= 0, self.b_pos, self.b_neg)
 
 
-EVERYTHING = Limits(0, math.inf, 0, math.inf)
+EVERYTHING = Bounds(0, math.inf, 0, math.inf)
 TABLE_1 = {
-    "": Limits(1, 1, 0, 1),  # the paper's choice
-    "tis": Limits(0, 1, 0, 1),  # truncated importance sampling
+    "": Bounds(1, 1, 0, 1),  # the paper's choice
+    "tis": Bounds(0, 1, 0, 1),  # truncated importance sampling
     "plain is": EVERYTHING,
-    "naive reinforce": Limits(1, 1, 1, 1),
-    "sft": Limits(1, 1, 0, 0),
+    "naive reinforce": Bounds(1, 1, 1, 1),
+    "sft": Bounds(1, 1, 0, 0),
 }
 
 # ---- the choices: the name of a difference -> what the loss does; "" is the paper's --------------
@@ -79,8 +79,8 @@ CHOICES = {"unit": UNITS, "reward": REWARDS, "mean": MEANS, "mask": MASKS}
 class Combination:
     """A loss of the family; the defaults are the paper's choices."""
 
-    limits: Limits = TABLE_1[""]
-    window: Limits = EVERYTHING  # outside of it the weight is 0
+    limits: Bounds = TABLE_1[""]
+    window: Bounds = EVERYTHING  # outside of it the weight is 0
     negatives: float = 1.0  # a factor on negatives
     power: str = ""  # of the ratio: one of POWERS, and so on
     gradient: str = ""
@@ -141,7 +141,7 @@ class Combination:
         return " + ".join(names)
 
 
-def _intervals(limits: Limits) -> list[str]:
+def _intervals(limits: Bounds) -> list[str]:
     pairs = (limits[:2], limits[2:])  # of positives, of negatives
     return [f"{low:g}..{high:g}".replace("inf", "infinity") for low, high in pairs]
 
@@ -160,7 +160,7 @@ _COMBINATIONS = [
     Combination(unit="per-token"),
     Combination(unit="per-token", mean="token mean"),
     Combination(unit="geometric mean"),
-    Combination(limits=Limits(1, 1, 0.8, 1.2)),
+    Combination(limits=Bounds(1, 1, 0.8, 1.2)),
     *[Combination(limits=limits) for limits in list(TABLE_1.values())[1:]],
     Combination(power="tempered"),
     Combination(gradient="no stop-gradient"),

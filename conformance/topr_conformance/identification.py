@@ -10,7 +10,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from topr_conformance.combinations import GRADIENTS, POWERS, Combination, Limits, change, family
+from topr_conformance.combinations import GRADIENTS, POWERS, Bounds, Combination, change, family
 from topr_conformance.losses import Loss, LossInputs, by_names, check_gradient, neg_grad
 from topr_conformance.random_batches import compare
 from topr_conformance.vectors import CASES, VECTORS, VectorResult, batch_of, check_vector
@@ -149,7 +149,7 @@ def measure_bounds(loss: Loss, factor: float) -> Combination:
         high, last = _bound_and_edge(weight, FAR)
         limits += sorted([low, high])  # those of mu/pi are exchanged
         edges += [first, last]
-    return Combination(Limits(*limits), window=Limits(*edges), negatives=factor)
+    return Combination(Bounds(*limits), window=Bounds(*edges), negatives=factor)
 
 
 def _weight_of_token(loss: Loss, sign: float, unit: float, log_ratio: float) -> float:

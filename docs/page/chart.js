@@ -77,7 +77,7 @@ function draw_chart(place, { x, y, mark, lines }) {
   const width = place.clientWidth;
   const [top, bottom] = [28, HEIGHT - 42];
   const left = Math.max(36, 8 + widest(ticks_of(y).map(readable)));
-  const right = Math.max(left + 10, width - widest(names) - 30);
+  const right = Math.max(left + 10, width - widest(names) - 38);
   const to_x = scale_of(x, left, right);
   const to_y = scale_of(y, bottom, top);
 
@@ -115,9 +115,9 @@ function draw_chart(place, { x, y, mark, lines }) {
   const labels = lines.map((line, i) => ({ name: names[i], style: line.style, y: y_of(line) }));
   spread(labels, top, bottom);
   for (const label of labels) {
-    const sample = [`${right + 8} ${label.y}`, `${right + 22} ${label.y}`];
+    const sample = [`${right + 8} ${label.y}`, `${right + 30} ${label.y}`];
     parts.push(path(`line ${label.style}`, sample));
-    parts.push(text(label.name, right + 27, label.y + 5, "start"));
+    parts.push(text(label.name, right + 35, label.y + 5, "start"));
   }
   const says = `${y.label} against ${x.label}: ${names.join(", ")}`;
   const svg = { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": says };

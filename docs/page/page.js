@@ -157,15 +157,15 @@ function bandit({ other, start, steps }) {
     const of_arms = (points) =>
       ARMS.map((arm, i) => line_of(NAMES[arm], `arm-${arm}`, points.map((point) => point[i])));
 
-    const j = path_of_z.map((z) => objective(z, BANDIT, limits));
-    objectives.push(line_of(NAMES[method], method, j));
+    const path_of_j = path_of_z.map((z) => objective(z, BANDIT, limits));
+    objectives.push(line_of(NAMES[method], method, path_of_j));
     const logits = path_of_z.flat();
     const z_axis = { label: "logit z", low: Math.min(...logits), high: Math.max(...logits) };
     const pi_axis = { label: "π, log scale", low: 1e-7, high: 1, is_log: true };
     charts[`pi_${panel}`] = over_steps(pi_axis, of_arms(path_of_pi));
     charts[`z_${panel}`] = over_steps(z_axis, of_arms(path_of_z));
 
-    shown[`objective_${panel}`] = j[steps];
+    shown[`objective_${panel}`] = path_of_j[steps];
     const now = path_of_z[steps];
     const columns = {
       pi: path_of_pi[steps],
@@ -211,7 +211,7 @@ function show(part) {
     }
     for (const [id, chart] of Object.entries(charts)) draw_chart(at(id), chart);
     for (const slider of section.querySelectorAll("input")) {
-      slider.ariaValueText = slider.labels[0].textContent;
+      slider.ariaValueText = slider.labels[0].querySelector("b").textContent;
     }
   }
   section.addEventListener("input", () => {

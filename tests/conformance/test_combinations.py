@@ -8,7 +8,7 @@ import torch
 
 import topr
 from topr_conformance import VARIANTS, LossInputs, compare, neg_grad, paper
-from topr_conformance.combinations import TABLE_1, Combination, Limits, family
+from topr_conformance.combinations import TABLE_1, Bounds, Combination, family
 from topr_conformance.random_batches import paper_neg_grad, random_batch
 
 ROWS = {"": "topr", "tis": "tis", "plain is": "off_policy"}  # of Table 1: its name in topr.py
@@ -57,11 +57,18 @@ def test_a_weight_without_stop_gradient_and_with_a_window_by_hand():
     log_ratio = torch.tensor([[-0.5], [-3.0], [0.5], [-0.1]])
     ones = torch.ones(4)
     batch = LossInputs(logp, logp - log_ratio, -ones, ones[:, None])
-    combination = Combination(Limits(1, 1, 0.2, 1), Limits(0, 9, 0.1, 9))
+    combination = Combination(Bounds(1, 1, 0.2, 1), Bounds(0, 9, 0.1, 9))
     detached = 4 * neg_grad(combination.loss, batch)[:, 0]
     differentiated = 4 * neg_grad(replace(combination, gradient="no stop-gradient").loss, batch)
     assert detached.tolist() == pytest.approx([-0.606531, 0, -1, -0.904837], abs=1e-6)
     assert differentiated.flatten().tolist() == pytest.approx([0.606531, 0, -1, -0.452419], 1e-5)
+
+
+def test_a_token_mean_is_the_mean_over_all_tokens():
+    logp = -torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(4) < torch.tensor([[1], [4], [2]])).float()
+    value = VARIANTS["token mean"](logp, logp, torch.ones(3), mask)
+    torch.testing.assert_close(value, -(logp * mask).sum() / 7)
 
 
 def test_the_family_has_some_hundred_losses_and_the_fewest_differences_come_first():

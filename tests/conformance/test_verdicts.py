@@ -149,7 +149,8 @@ PLANTED = []
 for field, names in FIELDS.items():
     for name in list(names)[1:]:
         PLANTED.append(Combination(**{field: name}))
-for limits in [*TABLE_1.values(), CLIP, CLIP._replace(a_pos=0.5, b_pos=2)]:
+LOW = TABLE_1[""]._replace(b_neg=0.5)
+for limits in [*TABLE_1.values(), LOW, CLIP, CLIP._replace(a_pos=0.5, b_pos=2)]:
     PLANTED.append(Combination(limits))
 PLANTED.append(Combination(**PPO))
 PLANTED.append(Combination(unit="per-token", reward="branch by raw score", mean=SMALLEST))

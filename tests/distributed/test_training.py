@@ -11,14 +11,12 @@ import torch
 import torch.distributed as dist
 from helpers import (
     flat_gradients,
+    flat_weights,
     on_two_ranks,
     plain_batch,
     random_examples,
-    run_steps,
     sharded_model,
     tiny_llama,
-    train_examples,
-    train_with_checkpoint,
     whole,
 )
 from torch.nn.parallel import DistributedDataParallel
@@ -26,12 +24,13 @@ from torch.nn.parallel import DistributedDataParallel
 import topr
 from toprlib import dataset, training
 from toprlib.dataset import add_logmu, collate, plan_steps, to_tensors
-from toprlib.distributed import rank, ranks
+from toprlib.distributed import gather, rank, ranks
 from toprlib.language_model import load_model
 from toprlib.methods import METHODS
 from toprlib.records import Sample
 from toprlib.results import log_step
 from toprlib.settings import Settings
+from toprlib.training import load_checkpoint, save_checkpoint
 
 
 def numbered(examples):
@@ -49,6 +48,39 @@ def paired_examples(prompts, per_prompt):
 
 
 # ---- two ranks compute what one computes ---------------------------------------------------------
+def train_examples(examples, optimizer_name, loss=topr.topr_loss, sizes=(3, 1)):
+    """An epoch on this process's rank: losses of all ranks, gradient norms, last gradient, weights.
+
+    sizes: the other arguments of `plan_steps`.
+    The gradient is clipped, and so are the last ones that it returns.
+    """
+    model, optimizer = sharded_model(optimizer_name)
+    steps = plan_steps(examples, *sizes)
+    metrics = run_steps(model, optimizer, steps, loss)
+    return metrics, flat_gradients(model), flat_weights(model)
+
+
+def train_with_checkpoint(examples, optimizer_name, folder, sizes=(3, 1)):
+    """The same, but a second model resumes from a checkpoint after two steps."""
+    steps = plan_steps(examples, *sizes)
+    model, optimizer = sharded_model(optimizer_name)
+    metrics = run_steps(model, optimizer, steps[:2])
+    save_checkpoint(folder, 2, model, optimizer)
+    resumed, optimizer = sharded_model(optimizer_name, seed=1)
+    load_checkpoint(folder / "checkpoint-2", resumed, optimizer)
+    metrics += run_steps(resumed, optimizer, steps[2:])
+    return metrics, flat_gradients(resumed), flat_weights(resumed)
+
+
+def run_steps(model, optimizer, steps, loss=topr.topr_loss):
+    """Loss, a sum over ranks, and gradient norm of each step."""
+    metrics = []
+    tensors = to_tensors(steps, model if ranks() > 1 else None)
+    for stats in topr.train(model, optimizer, tensors, loss, max_grad_norm=0.5):
+        metrics.append((sum(gather(stats.loss)), stats.grad_norm))
+    return metrics
+
+
 # method, examples, batch size, micro-batch size, pairs; 15 examples: the last step is short
 FIFTEEN = shuffled_examples(5, 3)
 CASES = {

@@ -7,19 +7,20 @@ from pathlib import Path
 import pytest
 
 import toy_bandit
-from toy_bandit import REINFORCE, TIS, TOPR, tensor
+from toy_bandit import TIS, TOPR, tensor
 
 PAGE = Path(toy_bandit.__file__).parent / "docs" / "page" / "index.html"
 
 pytestmark = pytest.mark.slow
 
-READ = """(part) => Object.fromEntries([...document.querySelectorAll(`#${part} [data-name]`)].map(
-  (one) => [one.dataset.name, Number(one.dataset.value)]))"""  # the numbers of a part, by name
-SET = """(controls) => {
+# Sets controls of a part; returns the numbers that it then shows, by name.
+SET_AND_READ = """([part, controls]) => {
   for (const [id, value] of Object.entries(controls)) {
     document.getElementById(id).value = value;
     document.getElementById(id).dispatchEvent(new Event("input", {bubbles: true}));
   }
+  return Object.fromEntries([...document.querySelectorAll(`#${part} [data-name]`)].map(
+    (one) => [one.dataset.name, Number(one.dataset.value)]));
 }"""
 
 
@@ -39,14 +40,14 @@ def open_page(browser):
     assert problems == []
 
 
-def train_bandit(other, start):
-    """The numbers of the page's bandit after three steps of two methods, by name."""
+def train_bandit():
+    """The numbers of the page's bandit after three steps of TIS and of TOPR, by name."""
     mu = tensor([0.1, 0.3, 0.4, 0.2])
     bandit = toy_bandit.Bandit(mu, tensor([1.0, 1.0, -1.0, -1.0]))
-    first = mu.log() + tensor([start, 0.0, 0.0, 0.0])
+    start = mu.log() + tensor([-6.0, 0.0, 0.0, 0.0])
     numbers = {"bound": 1}
-    for panel, limits in (("other", other), ("topr", TOPR)):
-        z = toy_bandit.ascend(first, bandit, limits, lr=1, steps=3)[-1]
+    for panel, limits in (("other", TIS), ("topr", TOPR)):
+        z = toy_bandit.ascend(start, bandit, limits, lr=1, steps=3)[-1]
         numbers[f"objective_{panel}"] = toy_bandit.objective(z, bandit, limits).item()
         weight = toy_bandit.weights(z, bandit, limits)
         push = toy_bandit.gradient(z, bandit, limits)
@@ -58,29 +59,28 @@ def train_bandit(other, start):
 CASES = [  # part of the page, settings of its controls, numbers that it then shows
     ("collapse", {"evaluation": 16}, {"topr": 917 / 12, "reinforce": 51 / 12}),
     ("loss", {"log_ratio": 1}, {"weight_positive_off_policy": math.e, "weight_positive_ppo": 0}),
-    ("loss", {"log_ratio": -2}, {"weight_negative_topr": math.exp(-2), "weight_negative_ppo": 0}),
+    ("loss", {"log_ratio": -2}, {"weight_negative_topr": math.exp(-2), "weight_negative_sft": 0}),
+    ("loss", {"log_ratio": -1}, {"weight_positive_tis": math.exp(-1), "weight_negative_ppo": 0}),
     (  # below the bound of 1/2 the taper of a positive is linear in the log-ratio
         "bounds",
         {"a_pos": 0.5, "a_neg": 0.2, "b_neg": 0.8, "bounds_log_ratio": -1},
         {
             "weight_positive": 0.5,
             "rho_positive": math.log(2) / 2,
-            "objective_negative": -math.exp(-1),
+            "objective_negative": -1 / math.e,
         },
     ),
-    ("bandit", {"steps": 3}, train_bandit(REINFORCE, 0)),
-    ("bandit", {"other": "tis", "start": -6}, train_bandit(TIS, -6)),
+    ("bandit", {"other": "tis", "start": -6, "steps": 3}, train_bandit()),
 ]
 
 
 @pytest.mark.parametrize("width", [390, 1280])
 def test_parts_show_the_numbers_of_their_controls(open_page, width):
     page = open_page(width)
-    visible_answers = page.locator(".answer").filter(visible=True)
-    assert visible_answers.count() == 0  # before a control was moved
+    # Before a control was moved:
+    assert page.locator(".answer").filter(visible=True).count() == 0
     for part, controls, expected in CASES:
-        page.evaluate(SET, controls)
-        values = page.evaluate(READ, part)
+        values = page.evaluate(SET_AND_READ, [part, controls])
         actual = {name: values[name] for name in expected}
         assert actual == pytest.approx(expected, rel=1e-6, abs=1e-12)
         assert page.locator(f"#{part} .answer").filter(visible=True).count() > 0
@@ -92,6 +92,6 @@ def test_buttons_set_the_bounds_of_table_1(open_page):
     actual = set()
     for button in page.locator("#bounds button").all():
         button.click()
-        values = page.evaluate(READ, "bounds")
+        values = page.evaluate(SET_AND_READ, ["bounds", {}])
         actual.add(tuple(values[name] for name in ("a_pos", "b_pos", "a_neg", "b_neg")))
     assert actual == {astuple(limits) for limits in toy_bandit.FAMILY[:-1]}

@@ -21,7 +21,8 @@ def make_hf_engine(lm):
 
         def generate(prompts, n, seed):
             seeds = range(seed, seed + n * len(prompts))
-            return hf_sampler.sample_completions(lm, settings, stop, prompts, seeds)
+            temperature = settings.temperature
+            return hf_sampler.sample_completions(lm, settings, stop, prompts, seeds, temperature)
 
         return Engine(generate)
 

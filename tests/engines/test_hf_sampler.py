@@ -27,14 +27,14 @@ def test_completions_depend_on_their_seeds_alone(make_hf_engine, lm):
     check_seeds(engine, make_prompts(lm, [PROMPT])[0])
 
 
-def probabilities(model, prompt, settings, tokens=()):
+def probabilities(model, prompt, settings, temperature, tokens=()):
     """Yields each completion with its probability, from the whole model's logits at each token.
 
     tokens: those that the completion begins with; the probability is that of the others. 2 is the
     end.
     """
     logits = model(torch.tensor([[*prompt, *tokens]])).logits[0, -1].double()
-    logits = logits / settings.temperature
+    logits = logits / temperature
     likeliest = sorted(range(len(logits)), key=lambda token: -logits[token])
     likeliest = likeliest[: settings.top_k if settings.top_k > 0 else None]
     p = logits[likeliest].softmax(0).tolist()
@@ -43,7 +43,7 @@ def probabilities(model, prompt, settings, tokens=()):
         if token == 2 or len(completion) == settings.max_new_tokens:
             yield completion, p_token
         else:
-            for longer, p_rest in probabilities(model, prompt, settings, completion):
+            for longer, p_rest in probabilities(model, prompt, settings, temperature, completion):
                 yield longer, p_token * p_rest
 
 
@@ -74,14 +74,14 @@ def test_completions_are_as_frequent_as_they_are_likely(
     n = 10_000
     noise = torch.rand(2 * n, 3, generator=torch.Generator().manual_seed(0))
     monkeypatch.setattr(hf_sampler, "_draw_noise", lambda rows, size: noise)
-    settings = Settings(temperature=temperature, top_k=top_k, max_new_tokens=3)
+    settings = Settings(top_k=top_k, max_new_tokens=3)
     prompts = [Prompt(None, "", [3]), Prompt(None, "", [0, 1, 1])]
     rows = [(0, 0)] * n + [(1, 0)] * n
-    sampled = hf_sampler._sample_batch(four_tokens, settings, (), prompts, rows)
+    sampled = hf_sampler._sample_batch(four_tokens, settings, (), prompts, rows, temperature)
     completions = [tuple(fields["token_ids"]) for _, fields in sampled]
     for i, prompt in enumerate(prompts):
         with torch.no_grad():
-            expected = dict(probabilities(four_tokens.model, prompt.ids, settings))
+            expected = dict(probabilities(four_tokens.model, prompt.ids, settings, temperature))
         counts = Counter(completions[i * n : (i + 1) * n])
         assert counts.keys() <= expected.keys()
         assert len(expected) > 3

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -78,8 +79,9 @@ def test_requests_and_answers(fake_python, tmp_path):
     with vllm_engine(lm, MODEL, settings, ("Q:",), 200) as engine:
         assert vllm_processes(os.getpid()) == []
         for seed in (100, 200, 300):
-            at_temperature = engine.at_temperature(0) if seed == 300 else engine
-            completions = generate(at_temperature, prompts, n=2, seed=seed)
+            changes = {"temperature": 0} if seed == 300 else {}
+            engine_then = engine._replace(generate=partial(engine.generate, **changes))
+            completions = generate(engine_then, prompts, n=2, seed=seed)
             for k, fields in enumerate(chain(*completions)):
                 token_ids = list(range(seed + k, seed + k + lengths[k]))
                 logmu = [-1 / (t + 1) for t in range(lengths[k])]
@@ -226,6 +228,14 @@ def deviating_tokens(tokens, p):
         if abs(counts[token] - n * p_token) > 5 * deviation + 1:
             deviating.append(token)
     return deviating
+
+
+@pytest.fixture
+def python():
+    """The interpreter that has vLLM: `make test-all` sets VLLM_PYTHON."""
+    if not os.environ.get("VLLM_PYTHON"):
+        pytest.skip("VLLM_PYTHON is not set: `make test-all` sets it")
+    return Path(os.environ["VLLM_PYTHON"]).absolute()
 
 
 @pytest.mark.slow

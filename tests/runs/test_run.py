@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import count_lines, read_rows, run_small
+from helpers import count_lines, read_rows, run_small, write_rows
 
 import topr
 import train_gsm8k as gsm8k
@@ -25,15 +25,10 @@ ROWS = [
 ]
 
 
-def write_samples(file, rows):
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(file)
-
-
 @pytest.fixture
 def two_samples(tmp_path):
     """Options of a run on ROWS without evaluation."""
-    return {"samples": write_samples(tmp_path / "samples.jsonl", ROWS), "test_problems": 0}
+    return {"samples": write_rows(tmp_path / "samples.jsonl", ROWS), "test_problems": 0}
 
 
 # ---- files ---------------------------------------------------------------------------------------
@@ -131,23 +126,6 @@ def test_method_decides_the_loss_of_training(
     torch.testing.assert_close(*gradients)
 
 
-@pytest.mark.parametrize(
-    ("share", "signs", "expected"),
-    [
-        # Equation 12 for p = 3/4 and p~ = 1/2: c = 1/2, so that 3 (1 - c) = 1 (1 + c).
-        (0.5, [1, 1, -1, 1], [0.5, 0.5, -1.5, 0.5]),
-        (0.7, [-1, -1], [-1, -1]),  # of one sign: rewards stay, and a line warns
-    ],
-)
-def test_effective_proportion_is_that_of_the_rewards(tmp_path, capsys, share, signs, expected):
-    rows = [{"prompt": "Q", "completion": " A", "reward": sign} for sign in signs]
-    file = write_samples(tmp_path / "samples.jsonl", rows)
-    run_small(tmp_path / "run", samples=file, test_problems=0, effective_proportion=share)
-    rewards = {line["sample"]: line["reward"] for line in read_rows(tmp_path / "run" / TRAIN)}
-    assert [rewards[index] for index in range(len(rows))] == pytest.approx(expected)
-    assert ("warning" in capsys.readouterr().out) == (len(set(signs)) == 1)
-
-
 # ---- steps that fail -----------------------------------------------------------------------------
 def return_nan(token_logp, *_, denominator):
     return token_logp.sum() * torch.nan
@@ -169,7 +147,7 @@ def test_log_mu_of_another_model_ends_the_run_at_its_first_step(run, tmp_path):
     examples = read_rows(folder / TRAIN)
     for example in examples:
         example["token_logmu"] = [value - 0.01 for value in example["token_logmu"]]
-    write_samples(folder / TRAIN, examples)
+    write_rows(folder / TRAIN, examples)
     with pytest.raises(ArithmeticError):
         run_small(folder)
     assert not (folder / MODEL).exists()

@@ -133,7 +133,7 @@ def test_a_completion_stops_at_the_end_of_its_turn(family):
     completions = {}
     for key, model in (("chat", lm), ("plain", plain)):
         settings = Settings(max_new_tokens=60)
-        batches = sample_completions(model, settings, (), [prompt], range(64))
+        batches = sample_completions(model, settings, (), [prompt], range(64), 1.0)
         completions[key] = [fields for _, fields in chain.from_iterable(batches)]
     finished = [one for one in completions["chat"] if one["finish_reason"] == "stop"]
     assert len(finished) > 48

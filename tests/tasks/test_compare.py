@@ -1,11 +1,42 @@
 """The comparison of methods on the same answers."""
 
 import json
+from dataclasses import replace
 
 import pytest
+from helpers import write_rows
 
 from examples import compare
-from toprlib.settings import read_settings
+from toprlib.settings import Settings, read_settings
+
+
+def test_no_problem_is_both_for_training_and_for_tests():
+    task = compare.books_task(Settings(problems=10_000, test_problems=10_000))
+    assert not {problem.id for problem in task.train} & {problem.id for problem in task.test}
+
+
+def accuracy(mean):
+    value = {"mean": mean, "se": 0.01}
+    return {"pass@1": value, "greedy": value, "maj@4": value}
+
+
+def test_right_answers_are_repeated_to_equally_many_steps(tmp_path, monkeypatch):
+    """Two of ten answers are right. The runs end with 10 %, 20 % and so on."""
+    calls = []
+
+    def train(settings, task):
+        calls.append(settings)
+        rows = [{"prompt": "?", "completion": "!", "reward": sign} for sign in (1, *[-1] * 4) * 2]
+        write_rows(settings.out / "iteration-1" / "samples.jsonl", rows)
+        return {"before": accuracy(0.05), "iterations": [{"after": accuracy(len(calls) / 10)}]}
+
+    monkeypatch.setattr(compare, "experiment", train)
+    table = compare.compare(replace(compare.PRESETS["compare"], out=tmp_path), task=None)
+    assert [settings.epochs for settings in calls] == [1, 1, 1, 1, 5]
+    file = str(calls[0].out / "iteration-1" / "samples.jsonl")
+    assert [settings.samples for settings in calls] == [None, *[file] * 4]
+    cells = [cell.split()[0] for cell in table.columns[1].cells]
+    assert cells == ["5.0", "10.0", "20.0", "30.0", "40.0", "50.0"]
 
 
 @pytest.mark.slow
@@ -13,8 +44,8 @@ def test_all_methods_train_on_the_same_answers_in_as_many_steps(tmp_path):
     options = "--problems 12 --n 6 --test-problems 6 --eval-samples 4 --k 2 --seed 1 --out"
     settings = read_settings([*options.split(), str(tmp_path)], compare.PRESETS)
     table = compare.compare(settings, compare.books_task(settings))
-    names, accuracy, _ = [list(column.cells) for column in table.columns]
-    assert names == ["before training", *compare.METHODS]
+    names, accuracy, *_ = [list(column.cells) for column in table.columns]
+    assert names == ["before training", *compare.METHOD_SETTINGS]
     steps = {}
     trained = {}
     for name, cell in zip(names[1:], accuracy[1:], strict=True):

@@ -4,7 +4,7 @@ tests/runs/test_inputs.py has the samples that are refused, tests/unit/test_data
 """
 
 import pytest
-from helpers import ROOT, read_rows, write_rows
+from helpers import ROOT
 
 import train_gsm8k as gsm8k
 from toprlib.settings import Settings
@@ -31,28 +31,3 @@ def test_six_samples_in_twelve_steps_move_each_sign_in_its_direction(tmp_path, s
     assert iteration["dataset"]["steps"] == 12
     assert iteration["training"]["log_ratio_neg_mean"] < -0.5
     assert iteration["training"]["log_ratio_pos_mean"] > 0.3
-
-
-def test_token_ids_and_log_mu_are_those_of_the_file_and_text_gets_its_end(lm, tmp_path):
-    """The third sample was cut off; the fourth has tokens that its text would not have."""
-    [end] = lm.ends
-    texts = [row["completion"] for row in read_rows(SIX_SAMPLES)]
-    expected = [[*ids, end] for ids in lm.tokenizer(texts)["input_ids"]]
-    expected[2].pop()
-    expected[3] = lm.tokenizer(" 7")["input_ids"] + expected[3]
-    rows = []
-    for index, row in enumerate(read_rows(SIX_SAMPLES)):
-        reason = "length" if index == 2 else "stop"
-        logmu = [-1 - index - place / 64 for place in range(len(expected[index]))]
-        rows.append(row | {"finish_reason": reason, "token_logmu": logmu, "outcome": "mine"})
-    rows[3]["token_ids"] = expected[3]
-    file = write_rows(tmp_path / "own.jsonl", rows)
-    run(tmp_path / "run", file, batch_size=2, trust_logmu=True)
-    examples = read_rows(tmp_path / "run" / "iteration-1" / "train.jsonl")
-    assert sorted(example["sample"] for example in examples) == list(range(6))
-    for example in examples:
-        row = rows[example["sample"]]
-        assert example["completion_ids"] == expected[example["sample"]]
-        assert example["token_logmu"] == row["token_logmu"]
-        assert example["reward"] == row["reward"]
-        assert lm.tokenizer.decode(example["prompt_ids"]) == row["prompt"]

@@ -1,9 +1,11 @@
 """The task GSM8K: answers, gold answers, grades and prompts."""
 
+import os
 import sys
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -31,6 +33,7 @@ NUMBERS = st.integers(-(10**9), 10**9)
         ("The answer is 3 eggs or 4 eggs.", None),
         ("The answer is between 3 and 4.", None),
         ("The answer is 120 minutes or 2 hours.", "120"),  # one answer
+        ("The answer is 120 minutes (or 2 hours).", "120"),
         ("The answer is 18 or 18.0.", "18"),
         ("The answer is:\n\\[\n\\boxed{18}\n\\]", "18"),
         ("The answer is $$\n18\n$$", "18"),
@@ -59,17 +62,19 @@ READ_AS = {  # forms between bars
     r"{-}3 | -$ 3 | - \$ 3 | -\left(3\right) | "
     "\u20103 | \u20113 | \u20123 | "
     r"-3/1 | is $- 3$ | so: - 3 | \boxed{- 3} | \boxed{-3} | -\mathbf{3} | \mathbf{-3} | "
-    "a loss: -3 | 5 - 8 = -3 | 1 -4 = -3",
+    "a loss: -3 | 5 - 8 = -3 | 1 -4 = -3 | (- 3)",
     "3": r"3 100-page books | 6/$2 = 3 | 6/2.0 = 3 | 1.5 X 2 = 3 | 3 - 0 = 3 times. | "
     r"COVID-3 | A-3 | (A)-3 | \text{A}-3 | 3 million-dollar houses | 19/6 ≈ 3 | "
     r"**3** (6/2) | 10 - 7 = \boxed{3} | 10 - 7 = **3** | **10** - **7** = **3** | "
     r"10 - 7 = 3\text{ eggs} | **10 - 7 = 3** | 19/6 \approx 3 | so - 3 | "
-    r"18 - 15 = 3 | $18 - $15 = $3 | 6 \div 2 = 3 | 3 = 1 + 2 | "
+    r"18 - 15 = 3 | $18 - $15 = $3 | 6 \div 2 = 3 | 3 = 1 + 2 | 3. So 2 * 3 = 6 | "
     "6/2=3 | 6 x 0.5 = 3 eggs. So | +3 | 3 - the rest | 3-year-old | a \u2013 3 | ...3 | \u20263",
     "40": "4 * 10 = 40 in all | 50 apples - 10 apples = 40 apples. | <<4*10=40>>40 | "
-    "4 apples/day * 10 days = 40 apples",
-    "5": "5 500 ml bottles | 5 250 g bags of rice",
-    "5500": "5 500 ml | 5 500 apples | 5.5k | 5.5K dollars",
+    "4 apples/day * 10 days = 40 apples | 4 * 10 = 40 in step 1",
+    "12": "3(4) = 12 | 4 per week x 3 weeks = 12 | 12, as 4 have 3, so 4 * 3 = 12",
+    "20": "1/4 of 80 = 20 | 25% of 80 = 20 | 2(6 + 4) = 20 | 10 ft. * 2 = 20",
+    "5": "5 500 ml bottles | 5 250 g bags of rice | 5 100 dollar bills",
+    "5500": "5 500 ml | 5 500 m across | 5 500 apples | 5.5k | 5.5K dollars",
     "19": r"19th | $19 per day | \$19 | 19% | \boxed{19} | \(19\) | 19</s> | 19^\circ | "
     "\uff11\uff19 | \U0001d7cf\U0001d7d7",
     "9500": r"9,500 | 9500.00 | 9{,}500 | 9,\!500 | 9\,500 | 9~500 | 9 500 | $9{,}500$ | "
@@ -77,15 +82,19 @@ READ_AS = {  # forms between bars
     "9\u00a0500 | 9\u2009500 | 9\u202f500",
     "1234567.5": r"1,234,567.5 | 1 234 567.50 | 12,34,567.5 | \$1{,}234{,}567.5 | 1,234,567 1/2",
     "1000.5": "1 000 1/2 | 1 000½ | 1,000 1/2",  # read as 1 by Python 3.11.2 once
-    "0.5": r"1/2 | .5 | ½ | \frac{1}{2} | $\dfrac12$ | 0.50 | 1 / 2 cup | 2/4 | 1,000/2,000",
+    "0.5": r"1/2 | .5 | ½ | \frac{1}{2} | $\dfrac12$ | 0.50 | 1 / 2 cup | 2/4 | "
+    "1,000/2,000 | .5 100 times",
     "-3.5": r"-3 1/2 | -3½ | -3\frac{1}{2} | -3 \tfrac12 | −7/2 | \frac{-7}{2}",
     "12345678901234567890123456789012.5": "12345678901234567890123456789012.5",
     "2000000000": "2 billion | 2 Billion | .002 trillion | 2\\ billions",
     "1500": "15 hundred | 1.5 thousand",
-    "1500000": "1.5 million | 1.5 Million dollars | $1,500,000 | 1 500 000 | 1500 thousand",
+    "1000000": "1'000'000 | 1_000_000",
+    "1500000": "1.5 million | 1.5 Million dollars | 1.5M | $1,500,000 | 1 500 000 | 1500 thousand",
     None: "(1,2) | 1,2 | 12,5 | 1,2345 | 1.2.3 | 10:30 | 10-15 | 10\u201315 | 2 + 3 | 10 minus 5 | "
-    "3/4/5 | 1/0 | 2**3 | 3² | 20 times 2 | 30/1.5 | 4 * 10 = 40 in step 1 | 2 - 1 = 1,5 | five | "
-    "x",
+    "3/4/5 | 1/0 | 2**3 | 3² | 20 times 2 | 30/1.5 | 2 - 1 = 1,5 | five | x | "
+    r"3 X 2 | 6 ÷ 2 | 6 · 2 | 6 \div 2 | 6 \cdot 2 | 3 to 4 | 3, maybe 4 | x = 5 and y = 2 | "
+    "4 each so 4 x 3 = 12 | 10 because x = 2 | 10 since x = 2 | 10 (For x = 2) | 5, x = 2 | "
+    "5 sq. ft. * 2 = 10",
 }
 FORMS = []
 for value, forms in READ_AS.items():
@@ -202,6 +211,14 @@ def test_other_columns_of_a_row_are_ignored(tmp_path):
     write_rows(tmp_path / "test.jsonl", [row])
     [problem] = gsm8k.load_problems(str(tmp_path), "test")
     assert (problem.question, problem.gold) == ("1 + 1?", Decimal(2))
+
+
+@pytest.fixture
+def real():
+    """The folder of GSM8K's own files, from the environment variable GSM8K_DIR."""
+    if not os.environ.get("GSM8K_DIR"):
+        pytest.skip("GSM8K_DIR is not set: the tests on GSM8K's own files did not run")
+    return Path(os.environ["GSM8K_DIR"])
 
 
 def test_all_gold_answers_of_gsm8k_are_read_and_grade_as_correct(real):

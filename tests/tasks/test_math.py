@@ -160,6 +160,13 @@ def test_grades():
     assert wrong == []
 
 
+def test_the_limit_of_cpu_time_is_of_a_pair(monkeypatch):
+    """Together these pairs take longer than the limit, each of them much less."""
+    monkeypatch.setattr(math, "CPU_SECONDS", 0.2)
+    pairs = [(rf"\frac{{{i}}}{{7}}", rf"\frac{{{2 * i}}}{{14}}") for i in range(1, 200)]
+    assert math.are_equal(pairs) == [True] * 199
+
+
 def test_a_worker_that_cannot_work_is_no_grade(monkeypatch, tmp_path):
     monkeypatch.setattr(math, "WORKER", tmp_path / "missing.py")
     with pytest.raises(math.subprocess.CalledProcessError):

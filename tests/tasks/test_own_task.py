@@ -117,7 +117,7 @@ def test_grading_sees_each_completion_before_the_stop_string_with_its_problem(tm
 
     stop = (" =", " and")
     results = run_graded(tmp_path / "run", grade, stop=stop)
-    [(completions, problems)] = calls
+    [(completions, problems), _] = calls  # the second time with greedy answers
     rows = read_rows(tmp_path / "run" / "iteration-1" / "test-0.jsonl")
     assert len(rows) == 8
     for row, text, problem in zip(rows, completions, problems, strict=True):

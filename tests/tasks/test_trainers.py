@@ -2,12 +2,11 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import torch
@@ -97,18 +96,51 @@ def topr_in_openrlhf(monkeypatch):
     del sys.modules["examples.topr_in_openrlhf"]
 
 
-def test_the_loss_in_openrlhf_is_the_paper_s(topr_in_openrlhf):
-    assert identify(topr_in_openrlhf.loss).variant == "paper"
-    assert compare(topr_in_openrlhf.loss, 200) is None
+class ActorConfig(SimpleNamespace):
+    """In place of verl's, which is not installed; for one process and without sizes."""
+
+    global_batch_info = MappingProxyType({})
 
 
-def test_a_share_multiplies_the_gradients_of_each_sign(monkeypatch, topr_in_openrlhf):
+@pytest.fixture
+def topr_in_verl(monkeypatch):
+    registry = {}
+
+    def register_policy_loss(name):
+        return lambda loss: registry.setdefault(name, loss)
+
+    def agg_loss(token_loss, mask, loss_agg_mode):
+        assert loss_agg_mode == "seq-mean-token-mean"
+        return ((token_loss * mask).sum(1) / mask.sum(1)).mean()
+
+    names = {"agg_loss": agg_loss, "get_policy_loss_fn": registry.get}
+    names["register_policy_loss"] = register_policy_loss
+    for package in ("verl", "verl.trainer", "verl.trainer.ppo", "verl.workers"):
+        monkeypatch.setitem(sys.modules, package, SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "verl.trainer.ppo.core_algos", SimpleNamespace(**names))
+    config = SimpleNamespace(ActorConfig=ActorConfig)
+    monkeypatch.setitem(sys.modules, "verl.workers.config", config)
+    yield import_module("examples.topr_in_verl")
+    del sys.modules["examples.topr_in_verl"]
+
+
+def test_the_losses_in_openrlhf_and_verl_are_the_paper_s(topr_in_openrlhf, topr_in_verl):
+    for module in (topr_in_openrlhf, topr_in_verl):
+        assert identify(module.loss).variant == "paper"
+        assert compare(module.loss, 200) is None
+
+
+def test_a_share_multiplies_the_gradients_of_each_sign(monkeypatch, topr_in_openrlhf, topr_in_verl):
     ones = torch.ones(2, 1)
     inputs = LossInputs(-ones, -ones, torch.tensor([0.5, -0.25]), ones)
-    losses = {ToprLoss: loss_in_trl, topr_in_openrlhf.ToprPolicyLoss: topr_in_openrlhf.loss}
-    for trainer_class, loss in losses.items():
+    losses = (
+        (loss_in_trl, ToprLoss, "effective_proportion"),
+        (topr_in_openrlhf.loss, topr_in_openrlhf.ToprPolicyLoss, "effective_proportion"),
+        (topr_in_verl.loss, topr_in_verl, "EFFECTIVE_PROPORTION"),
+    )
+    for loss, owner, name in losses:
         before = neg_grad(loss, inputs)
-        monkeypatch.setattr(trainer_class, "effective_proportion", 0.75)
+        monkeypatch.setattr(owner, name, 0.75)
         assert (neg_grad(loss, inputs) / before).tolist() == [[1.5], [0.5]]
 
 
@@ -136,15 +168,3 @@ def test_a_completion_that_trl_masks_whole_counts_in_the_mean_without_a_gradient
     actual = neg_grad(loss_in_trl, LossInputs(-ones, -ones, reward, mask))
     # 4 micro-batches of two completions; the first completion has two tokens
     assert torch.equal(4 * actual, torch.tensor([[0.25, 0.25, 0.0], [0.0, 0.0, 0.0]]))
-
-
-def test_the_lines_of_the_page_are_the_paper_s_loss():
-    page = (ROOT / "docs" / "in_your_trainer.md").read_text(encoding="utf-8")
-    lines, *_ = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-
-    def loss(token_logp, token_logmu, reward, mask):
-        names = {"torch": torch, **locals()}
-        exec(lines, names)
-        return names["loss"]
-
-    assert identify(loss).variant == "paper"

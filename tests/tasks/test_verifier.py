@@ -197,20 +197,6 @@ def test_table_2_recomputed_from_the_files(finished_run, solutions):
     assert constant == pytest.approx(max(share, 1 - share))  # of always Yes and always No
 
 
-def test_repeating_a_finished_run_changes_nothing(finished_run, monkeypatch, capsys):
-    folder, results = finished_run
-    times = {file: file.stat().st_mtime_ns for file in folder.rglob("*.jsonl")}
-    arguments = "--problems 2 --train-solutions 3 --verifications 2 --iterations 2 --test-problems"
-    arguments += " 3 --test-solutions 4 --test-verifications 2 --max-new-tokens 56 --out"
-    monkeypatch.setattr("sys.argv", ["examples.verifier", *arguments.split(), str(folder)])
-    verifier.main()
-    printed = capsys.readouterr().out
-    for name in ("no verifier", "base", "topr", str(folder)):
-        assert name in printed
-    assert json.loads((folder / "results.json").read_text()) == results
-    assert {file: file.stat().st_mtime_ns for file in folder.rglob("*.jsonl")} == times
-
-
 def test_a_verifier_of_mathematics_without_training(tmp_path, monkeypatch):
     monkeypatch.setattr(math, "are_equal", lambda pairs: [True] * len(pairs))
     changes = {"task": "math", "data": str(TINY / "math"), "instruction": "Look! "}
@@ -240,15 +226,3 @@ def test_invalid_settings_are_refused_before_anything_is_written(arguments, tmp_
         verifier.main()
     assert raised.value.code not in (0, None)
     assert not folder.exists()
-
-
-def test_the_preset_has_the_paper_s_values():
-    paper = verifier.PRESETS["paper"]
-    sizes = (paper.train_solutions, paper.n, paper.test_solutions, paper.eval_samples)
-    assert sizes == (16, 4, 32, 4)
-    assert (paper.task, paper.examples, paper.lr) == ("math", 480_000, 5e-7)
-    assert (paper.generator_gpus, paper.engine_gpus) == (4, 1)
-    assert QUESTION in paper.instruction
-    of_math = math.PRESETS["paper"]
-    sizes = (of_math.n, of_math.shots, of_math.test_problems, of_math.eval_samples, of_math.k)
-    assert sizes == (32, 4, 500, 16, 16)

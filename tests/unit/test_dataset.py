@@ -184,6 +184,12 @@ def test_end_of_a_text(lm, completion, finish_reason, stop, expected):
     assert example.completion_ids == text_ids + lm.ends[:1] * bool(end)
 
 
+def test_token_ids_get_an_end_if_the_completion_is_finished(lm):
+    samples = [sample_of(lm, token_ids=[5, 6], finish_reason=each) for each in ("stop", "length")]
+    examples = dataset.tokenize_samples(samples, [0, 1], lm)
+    assert [example.completion_ids for example in examples] == [[5, 6, lm.ends[0]], [5, 6]]
+
+
 def test_any_end_is_an_end_and_text_gets_the_first(lm):
     [seven] = lm.tokenizer("7", add_special_tokens=False)["input_ids"]
     two_ends = lm._replace(ends=[seven, *lm.ends])

@@ -2,9 +2,9 @@
 
 import json
 import math
-from hashlib import sha256
 
 import pytest
+from helpers import checksums
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,7 +55,9 @@ def test_samples_are_read_as_they_were_written(tmp_path_factory, written, newlin
         (b"\xff\xfe", ":1:"),
         (f"{LINE}\n{{oops\n".encode(), ":2:"),
         (f"{LINE}\n\n{LINE}\n".encode(), ":2:"),
+        (b"", ":1:"),
         (b"[1, 2]\n", ":1:"),
+        (b'{"prompt": "Q", "completion": "A"}\n', ":1: reward"),
         ({"reward": True}, ":2: reward"),
         ({"reward": "1"}, ":2: reward"),
         ({"reward": math.inf}, ":2: reward"),
@@ -63,6 +65,7 @@ def test_samples_are_read_as_they_were_written(tmp_path_factory, written, newlin
         ({"token_logmu": [-1, math.nan]}, ":2: token_logmu.1"),
         ({"token_logmu": [0.5]}, ":2: token_logmu.0"),  # a probability above 1
         ({"token_ids": []}, ":2: token_ids"),
+        ({"finish_reason": "eos"}, ":2: finish_reason"),
         ({"rewrad": 1}, ":2: rewrad"),
     ],
     ids=str,
@@ -155,15 +158,6 @@ def test_a_folder_gets_its_name_when_it_is_complete(tmp_path):
 
 
 # ---- the folder of a run -------------------------------------------------------------------------
-def contents(folder):
-    """Name and SHA-256 of every file in a folder."""
-    hashes = {}
-    for path in folder.rglob("*"):
-        if path.is_file():
-            hashes[str(path.relative_to(folder))] = sha256(path.read_bytes()).hexdigest()
-    return hashes
-
-
 @pytest.mark.parametrize(
     "files",
     [{}, {".lock": ""}, {"config.json.unfinished": "{"}, {"config.json": '{"lr": 0.1}'}],
@@ -179,10 +173,10 @@ def test_a_run_may_use_a_folder_of_the_same_run(tmp_path, files):
 @pytest.mark.parametrize("stored", [{"lr": 0.2}, {}, {"lr": None}, {"lr": "0.1"}], ids=str)
 def test_the_folder_of_another_run_is_refused_and_not_changed(tmp_path, stored):
     (tmp_path / "config.json").write_text(json.dumps({"seed": 1} | stored))
-    before = contents(tmp_path)
+    before = checksums(tmp_path)
     with pytest.raises(InputError, match=r"--out.* lr "), run_folder(tmp_path, {"lr": 0.1}):
         pytest.fail("the block must not begin")
-    after = contents(tmp_path)
+    after = checksums(tmp_path)
     del after[".lock"]
     assert after == before
 

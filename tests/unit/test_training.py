@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import transformers
-from helpers import on_two_ranks, plain_batch, random_examples, tiny_llama
+from helpers import on_two_ranks, plain_batch, random_examples, tiny_llama, whole
 from peft import PeftModel
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
@@ -38,8 +38,7 @@ def take_steps(weights, optimizer):
                 gradient = distribute_tensor(gradient, weight.device_mesh, weight.placements)
             weight.grad = gradient
         optimizer.step()
-    whole = [w.full_tensor() if hasattr(w, "full_tensor") else w for w in weights]
-    return torch.cat([weight.detach().flatten() for weight in whole])
+    return whole(weights)
 
 
 def take_own_steps():

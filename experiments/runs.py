@@ -59,7 +59,7 @@ METHOD_SETTINGS: dict[str, dict[str, Any]] = {  # name -> changes to the setting
     "wrong answers alone, tapered": {"limits": (0.0, 0.0, 0.0, 1.0)},
     "wrong answers alone": {"limits": (0.0, 0.0, 1.0, 1.0)},
     "naive REINFORCE": {"method": "reinforce"},
-    "PPO": {"method": "ppo"},  # from here on only for the paper's claims
+    "PPO": {"method": "ppo"},
     "DPO": {"method": "dpo"},
     "TIS": {"method": "tis"},
     "plain IS": {"method": "off_policy"},

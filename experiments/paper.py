@@ -1,7 +1,7 @@
 """Which of the paper's claims hold for the models here?
 
     python -m experiments.paper                 # with the tiny models; fig1 fig8: only two figures
-    python -m experiments.paper --quick         # to see that it works; few minutes
+    python -m experiments.paper --quick         # to see that it works; four minutes
     python -m experiments.paper --preset paper --passes 1 --workers 1    # with the paper's model
 
 A claim says that one model is above another, below it, or level with it. Each method has the

@@ -1,7 +1,7 @@
 """From the same sampled answers, which method trains the best model?
 
     python -m experiments.passes                # with the tiny models; about 9 core-hours
-    python -m experiments.passes --quick        # to see that it works; few minutes
+    python -m experiments.passes --quick        # to see that it works; six minutes
     python -m experiments.passes --preset single-gpu --workers 1     # with a real model
 
 Each method has a cell: its best learning rate and number of passes, by held-out problems. Test

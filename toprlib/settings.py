@@ -198,16 +198,14 @@ class Settings:
         return config
 
 
-AnySettings = TypeVar("AnySettings", bound=Settings)
-
-
 def print_plan(settings: Settings, task: Task, provided_samples: int) -> None:
     """Print what a run would sample and train, at most. provided_samples: those of --samples."""
     samples = provided_samples or settings.n * len(task.train)
     examples = min(settings.examples or samples, samples) * settings.epochs
-    test_samples = settings.eval_samples
-    between = settings.eval_samples_at(is_end=False) * len(settings.evaluate_after)
-    test_samples += settings.iterations * (between + settings.eval_samples)
+    # Of each test problem; each evaluation has one more, at temperature 0.
+    between = (settings.eval_samples_at(is_end=False) + 1) * len(settings.evaluate_after)
+    at_end = settings.eval_samples + 1
+    test_samples = at_end + settings.iterations * (between + at_end)
     counts = {
         "samples per iteration": samples,
         "optimizer steps per iteration": -(-examples // settings.batch_size),
@@ -218,6 +216,9 @@ def print_plan(settings: Settings, task: Task, provided_samples: int) -> None:
 
 
 # ---- the command line ----------------------------------------------------------------------------
+AnySettings = TypeVar("AnySettings", bound=Settings)
+
+
 def read_settings(
     arguments: Sequence[str],
     presets: Mapping[str, AnySettings],

@@ -216,13 +216,13 @@ def draw(table: pd.DataFrame) -> Figure:
     """The differences in points with their intervals; a panel for each figure of the paper."""
     panels = list(table.groupby("figure", sort=False))
     heights = [1 + len(rows) for _, rows in panels]
-    figure = Figure(figsize=(10, 0.35 * sum(heights)), layout="constrained", dpi=150)
+    figure = Figure(figsize=(12, 0.35 * sum(heights)), layout="constrained", dpi=150)
     all_axes = figure.subplots(len(panels), height_ratios=heights, squeeze=False)[:, 0]
     for axes, (name, rows) in zip(all_axes, panels, strict=True):
         labels = rows["claim"] + " (" + rows["metric"] + "): " + rows["verdict"]
         axes.axvline(0, color="black", lw=1)
         axes.errorbar(rows["difference"], labels, xerr=rows["half width"], fmt="o", capsize=3)
-        axes.set_title(f"{name}: {SENTENCES[name]}", loc="left")
+        axes.set_title(f"{name}: {SENTENCES[name]}", loc="right")
         axes.invert_yaxis()
     return figure
 

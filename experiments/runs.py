@@ -59,7 +59,7 @@ METHOD_SETTINGS: dict[str, dict[str, Any]] = {  # name -> changes to the setting
     "wrong answers alone, tapered": {"limits": (0.0, 0.0, 0.0, 1.0)},
     "wrong answers alone": {"limits": (0.0, 0.0, 1.0, 1.0)},
     "naive REINFORCE": {"method": "reinforce"},
-    "PPO": {"method": "ppo"},  # from here on only for the paper's claims
+    "PPO": {"method": "ppo"},
     "DPO": {"method": "dpo"},
     "TIS": {"method": "tis"},
     "plain IS": {"method": "off_policy"},
@@ -127,7 +127,7 @@ def read_options(kind: type[Options], module: str, description: str) -> Options:
     if not file.exists():
         files.write_file(file, str(checksum))
     if file.read_text() != str(checksum):
-        raise InputError(f"--runs {options.runs}: is of other code; choose another folder")
+        raise InputError(f"--runs {options.runs}: has runs of other code; choose another")
     return options
 
 

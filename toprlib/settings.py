@@ -46,7 +46,7 @@ class Settings:
     """samples to train on (prompt, completion, reward): .jsonl, .parquet or hub name"""
     trust_logmu: bool = False
     """take token_logmu of --samples for log mu; skips the check that pi = mu at step 1"""
-    shots: AtLeastZero = 0
+    shots: Annotated[int, Ge(0), Le(8)] = 0
     """worked examples before the question (paper: 8)"""
     chat: bool = False
     """format prompts with the chat template and stop at its end-of-turn token"""
@@ -60,7 +60,8 @@ class Settings:
     n: Count = 16
     """samples per training problem (paper, Section 4.1; for Anna Karenina 64, Section 4.3)"""
     composition: Literal["uniform", "positives_only", "anna_karenina", "proportion"] = "uniform"
-    """samples to train on: any (paper), positives, Anna Karenina's, a --proportion of positives"""
+    """samples to train on: any (paper), positives, which are repeated to as many steps as all
+    samples make, Anna Karenina's, or a --proportion of positives"""
     proportion: OpenShare | None = None
     """proportion of positives for --composition proportion (paper: 0.1 and 0.5)"""
     examples: Count | None = None

@@ -6,14 +6,15 @@
     python train_gsm8k.py --samples FILE --test-problems 0  # your own completions
     torchrun --nproc-per-node 8 train_gsm8k.py paper        # the paper's run, on eight GPUs
 
-Read `experiment` first: it repeats Algorithm 1. The list below has the algorithm's lines, and their
-functions and files in --out/iteration-1/, in order.
+Read `experiment` first: it runs Algorithm 1 once per iteration. The columns below: line of the
+algorithm, its function, and the file that it writes in --out/iteration-1/.
 
-    -    sample_test                test-0.jsonl     answers of the first model to test problems
+    -    sample_test                test-0.jsonl     the first model's answers to test problems,
+                                                     and at temperature 0 in test-0-greedy.jsonl
     3    sample                     samples.jsonl    n graded completions y ~ mu(.|x) of each x
     4    choose                                      those to train on, rewards less the baseline
     6    compute_behavior_logprobs  train.jsonl      these in the order of training, with log mu
-    5-9  train_policy               metrics.jsonl    one line per step; `topr.train` has lines 6-8
+    5-9  train_policy               metrics.jsonl    one line per step, which `topr.train` makes
                                     checkpoint-100/  weights and optimizer; removed at the end
                                     model-64/        evaluated into test-64.jsonl, then removed
                                     model/           the last model; iteration 2 starts from it
@@ -264,7 +265,7 @@ def choose(
 ) -> list[Example]:
     """Line 4: the samples to train on, in the order of training, with rewards less the baseline."""
     rng = random.Random(settings.seed_of(f"composition {iteration}"))
-    size = settings.examples or len(samples)
+    size = min(settings.examples or len(samples), len(samples))
     indices = dataset.choose_samples(settings.composition, samples, size, rng, settings.proportion)
     if not indices:
         message = f"--composition {settings.composition}: selects none of {len(samples)} samples"
@@ -285,6 +286,11 @@ def choose(
     if not ordered:
         message = "no problem has a sample with a reward of at least 0 and one below 0"
         raise InputError(f"--method dpo: {message}; sample more, or correct the rewards")
+    if settings.composition == "positives_only":
+        # Repeated to as many optimizer steps as all samples would make.
+        while len(ordered) < settings.epochs * size:
+            ordered += order(examples, rng)
+        ordered = ordered[: settings.epochs * size]
     return [replace(example, line=line) for line, example in enumerate(ordered)]
 
 

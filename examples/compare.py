@@ -13,8 +13,7 @@ import rich
 import rich.table
 
 from toprlib.evaluation import format_value
-from toprlib.files import read_records
-from toprlib.records import Problem, Sample, Task
+from toprlib.records import Problem, Task
 from toprlib.settings import Settings, command, read_settings
 from train_gsm8k import experiment, grade_all, parse_answer
 
@@ -56,9 +55,6 @@ def compare(settings: Settings, task: Task) -> rich.table.Table:
         of_method = replace(settings, out=out, **changes)
         if out != first:
             of_method = replace(of_method, samples=str(file))
-        if of_method.composition == "positives_only":  # as many steps as with all samples
-            rewards = [sample.reward for sample in read_records(file, Sample)]
-            of_method = replace(of_method, epochs=round(len(rewards) / max(rewards.count(1.0), 1)))
         results = experiment(of_method, task)
         if out == first:
             add_row(table, "before training", results["before"])

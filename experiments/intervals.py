@@ -17,7 +17,7 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
     """
     mean = float(np.mean(values))
     standard_error = float(np.std(values, ddof=1)) / len(values) ** 0.5
-    if standard_error == 0:
+    if np.ptp(values) == 0:  # then rounding may make the standard error 1e-17
         return mean, 0.0, float(mean == 0)
     degrees = len(values) - 1
 
@@ -25,13 +25,15 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
         share = degrees / (degrees + t**2)
         return float(mpmath.betainc(degrees / 2, 0.5, 0, share, regularized=True))
 
-    bounds = (1.9, 12.8)  # of the quantile: 1.96 for infinitely many values, 12.71 for two
+    bounds = (1.9, 12.8)  # the quantile lies between 1.96 (many values) and 12.71 (two)
     quantile = mpmath.findroot(lambda t: two_sided_p(t) - 0.05, bounds, "anderson")
     return mean, float(quantile) * standard_error, two_sided_p(mean / standard_error)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """The p-values of several questions, so that one of them below 0.05 is rarely an accident.
+    """Holm-corrected p-values, in the given order.
+
+    If no question has an effect, any of them is below 0.05 with a probability of at most 5 %.
 
     >>> holm([0.03, 0.01, 0.04])
     [0.06, 0.03, 0.06]

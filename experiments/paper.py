@@ -4,10 +4,11 @@
     python -m experiments.paper --quick         # to see that it works; four minutes
     python -m experiments.paper --preset paper --passes 1 --workers 1    # with the paper's model
 
-A claim says that one model is above another, below it, or level with it. Each method has the
-learning rate and number of passes of `experiments.passes`. --out gets a row for each claim,
-paper.csv, and its picture, paper.png. The verdict is "reproduced" if the whole 95 % interval over
-seeds agrees with the claim, "contradicted" if none of it does, and else "inconclusive".
+A claim says that one model is above another, below it, or level with it: within two points. Each
+method has the learning rate and number of passes of `experiments.passes`, and the verifier those of
+its preset. --out gets a row for each claim, paper.csv, and its picture, paper.png. The verdict is
+"reproduced" if the whole 95 % interval over seeds agrees with the claim, "contradicted" if none of
+it does, and else "inconclusive". Intervals are not corrected for the number of claims.
 """
 
 import json
@@ -53,9 +54,9 @@ SENTENCES = {
     "table2": "a verifier learns its form and its verdicts, and improves the vote",
 }
 RELATIONS = {"above": (0, math.inf), "below": (-math.inf, 0), "level with": (-2, 2)}  # in points
-FEW_RIGHT = "problems with 0 to 4 right"
+FEW_RIGHT = "problems with 0 to 4 right"  # of all samples of a test problem
 MOSTLY_WRONG = {"n": 24, "composition": "proportion", "proportion": 0.4, "max_grad_norm": 100.0}
-ROUNDS = {"n": 64, "iterations": 3}  # samples of each problem that a composition chooses from
+ROUNDS = {"n": 64, "iterations": 3}  # n: a composition trains on some of these samples
 # name -> method; changes to settings, besides the method's; iteration, 0 for before training
 MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
     **{method: (method, {}, 1) for method in runs.METHOD_SETTINGS},

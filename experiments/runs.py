@@ -66,7 +66,9 @@ METHOD_SETTINGS: dict[str, dict[str, Any]] = {  # name -> changes to the setting
     "TOPR, Adafactor": {"optimizer": "adafactor"},
     "plain IS, Adafactor": {"method": "off_policy", "optimizer": "adafactor"},
 }
-PRODUCT = ("topr.py", "train_gsm8k.py", "toprlib/*.py", "examples/*.py", "tiny/*/*.safetensors")
+# Finished runs are of no use after a change of these.
+CODE = ("topr.py", "train_gsm8k.py", "toprlib/*.py", "examples/*.py", "experiments/*.py")
+DATA = ("tiny/*.jsonl", "tiny/*/*")
 METRICS = ("pass@1", "greedy", "vote", "pass@k")  # greedy: at T = 0; vote, pass@k: of k answers
 
 
@@ -106,7 +108,7 @@ class Options:
     """What a user of either experiment chooses. No default is from the paper."""
 
     preset: Literal[*PRESETS] = "laptop"  # of train_gsm8k.py; laptop has the tiny models
-    quick: bool = False  # few problems and seeds: to see that it works; its numbers mean nothing
+    quick: bool = False  # few problems and seeds, into RUNS/quick: to see that it works
     passes: tuple[Positive, ...] = (0.5, 1, 2, 3, 5, 10)  # to choose from (paper: 1)
     seeds: Annotated[tuple[AtLeastZero, ...], MinLen(2)] = (0, 1, 2, 3, 4, 5)  # of the test
     workers: Count = 2  # processes that make runs, with one thread each; take 1 on a GPU
@@ -117,10 +119,13 @@ class Options:
 def read_options(kind: type[Options], module: str, description: str) -> Options:
     """The options of a command. Raises InputError if other code has made the runs of its folder."""
     options = tyro.cli(kind, prog=f"python -m {module}", description=description)
+    if any(passes > 1 and passes != int(passes) for passes in options.passes):
+        raise InputError("--passes: use numbers below 1 and whole ones")
     if options.quick:
-        options = replace(options, passes=(1, 2), seeds=(0, 1), runs=options.runs / "quick")
+        folder = options.runs / "quick"
+        options = replace(options, passes=(1, 2), seeds=(0, 1), runs=folder, out=folder)
     checksum = 0
-    for pattern in PRODUCT:
+    for pattern in CODE + DATA:
         for path in sorted(TINY.parent.glob(pattern)):
             checksum = zlib.crc32(path.read_bytes(), checksum)
     file = options.runs / "code.txt"
@@ -188,12 +193,14 @@ def make_base(run: Run) -> None:
 
 
 def make_run(run: Run) -> None:
-    """Train and evaluate. Stages of `experiment` whose files are the base's are not run again."""
+    """Train and evaluate, with the base's samples and evaluation, which `experiment` then skips."""
     settings = make_settings(run)
     if run.method != "none":
         base = run.base.folder / "iteration-1"
         samples = files.read_records(base / "samples.jsonl", Sample)
-        settings = replace(settings, **training_length(run, samples))
+        one_pass = min(settings.examples or len(samples), len(samples))
+        part = min(run.passes, 1)  # of a pass
+        settings = replace(settings, examples=round(part * one_pass))
         folder = settings.iteration_folder(1)
         folder.mkdir(parents=True, exist_ok=True)
         if run.method == CONTROL:
@@ -216,34 +223,15 @@ def make_task(run: Run) -> Task:
 
 
 def make_settings(run: Run) -> Settings:
-    """The settings of a run, but for its number of passes."""
+    """The settings of a run. DPO's pairs make up to twice as many steps as other methods."""
     settings = run.stage.settings
     changes = {**METHOD_SETTINGS[run.method], **run.changes}
     changes |= {"lr": run.lr, "temperature": run.temperature, "seed": run.seed}
+    changes |= {"epochs": max(int(run.passes), 1), "evaluate_after": run.evaluate_after}
     if run.part == "held-out":
-        # In the course of training, models are evaluated by a quarter of these samples.
+        # Doubled, since only a quarter of them evaluate a model before the end of training.
         changes["eval_samples"] = 2 * settings.eval_samples
-    return replace(settings, **changes, evaluate_after=(), out=run.folder)
-
-
-def training_length(run: Run, samples: Sequence[Sample]) -> dict[str, Any]:
-    """The settings for a run's passes, each of as many optimizer steps as all samples take.
-
-    Where only right samples are trained on, they are repeated.
-    """
-    settings = make_settings(run)
-    one_pass = min(settings.examples or len(samples), len(samples))
-    usable = one_pass
-    if settings.composition == "positives_only":
-        right = sum(sample.reward > 0 for sample in samples)
-        usable = min(one_pass, max(right, 1))
-    wanted = round(run.passes * one_pass)
-    epochs = max(round(wanted / usable), 1)
-    return {
-        "examples": min(usable, wanted),
-        "epochs": epochs,
-        "evaluate_after": tuple(passes * epochs / run.passes for passes in run.evaluate_after),
-    }
+    return replace(settings, **changes, out=run.folder)
 
 
 def move_wrong_answers(samples: Sequence[Sample]) -> list[Sample]:

@@ -46,7 +46,7 @@ class Settings:
     """samples to train on (prompt, completion, reward): .jsonl, .parquet or hub name"""
     trust_logmu: bool = False
     """take token_logmu of --samples for log mu; skips the check that pi = mu at step 1"""
-    shots: AtLeastZero = 0
+    shots: Annotated[int, Ge(0), Le(8)] = 0
     """worked examples before the question (paper: 8)"""
     chat: bool = False
     """format prompts with the chat template and stop at its end-of-turn token"""
@@ -60,7 +60,8 @@ class Settings:
     n: Count = 16
     """samples per training problem (paper, Section 4.1; for Anna Karenina 64, Section 4.3)"""
     composition: Literal["uniform", "positives_only", "anna_karenina", "proportion"] = "uniform"
-    """samples to train on: any (paper), positives, Anna Karenina's, a --proportion of positives"""
+    """samples to train on: any (paper), positives, which are repeated to as many steps as all
+    samples make, Anna Karenina's, or a --proportion of positives"""
     proportion: OpenShare | None = None
     """proportion of positives for --composition proportion (paper: 0.1 and 0.5)"""
     examples: Count | None = None
@@ -198,16 +199,14 @@ class Settings:
         return config
 
 
-AnySettings = TypeVar("AnySettings", bound=Settings)
-
-
 def print_plan(settings: Settings, task: Task, provided_samples: int) -> None:
     """Print what a run would sample and train, at most. provided_samples: those of --samples."""
     samples = provided_samples or settings.n * len(task.train)
     examples = min(settings.examples or samples, samples) * settings.epochs
-    test_samples = settings.eval_samples
-    between = settings.eval_samples_at(is_end=False) * len(settings.evaluate_after)
-    test_samples += settings.iterations * (between + settings.eval_samples)
+    # Of each test problem; each evaluation has one more, at temperature 0.
+    between = (settings.eval_samples_at(is_end=False) + 1) * len(settings.evaluate_after)
+    at_end = settings.eval_samples + 1
+    test_samples = at_end + settings.iterations * (between + at_end)
     counts = {
         "samples per iteration": samples,
         "optimizer steps per iteration": -(-examples // settings.batch_size),
@@ -218,6 +217,9 @@ def print_plan(settings: Settings, task: Task, provided_samples: int) -> None:
 
 
 # ---- the command line ----------------------------------------------------------------------------
+AnySettings = TypeVar("AnySettings", bound=Settings)
+
+
 def read_settings(
     arguments: Sequence[str],
     presets: Mapping[str, AnySettings],

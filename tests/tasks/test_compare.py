@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from helpers import write_rows
 
 from examples import compare
 from toprlib.settings import Settings, read_settings
@@ -20,19 +19,16 @@ def accuracy(mean):
     return {"pass@1": value, "greedy": value, "maj@4": value}
 
 
-def test_right_answers_are_repeated_to_equally_many_steps(tmp_path, monkeypatch):
-    """Two of ten answers are right. The runs end with 10 %, 20 % and so on."""
+def test_all_methods_train_on_the_first_one_s_samples(tmp_path, monkeypatch):
+    """The runs end with 10 %, 20 % and so on."""
     calls = []
 
     def train(settings, task):
         calls.append(settings)
-        rows = [{"prompt": "?", "completion": "!", "reward": sign} for sign in (1, *[-1] * 4) * 2]
-        write_rows(settings.out / "iteration-1" / "samples.jsonl", rows)
         return {"before": accuracy(0.05), "iterations": [{"after": accuracy(len(calls) / 10)}]}
 
     monkeypatch.setattr(compare, "experiment", train)
     table = compare.compare(replace(compare.PRESETS["compare"], out=tmp_path), task=None)
-    assert [settings.epochs for settings in calls] == [1, 1, 1, 1, 5]
     file = str(calls[0].out / "iteration-1" / "samples.jsonl")
     assert [settings.samples for settings in calls] == [None, *[file] * 4]
     cells = [cell.split()[0] for cell in table.columns[1].cells]

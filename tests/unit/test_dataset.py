@@ -285,6 +285,19 @@ def test_pairs_are_distinct_and_of_both_signs(prompts, per_prompt, seed):
     assert Counter(tuple(positive.prompt_ids) for positive, _ in pairs) == expected
 
 
+def test_positives_alone_are_repeated_to_as_many_steps_as_all_samples_make(lm):
+    """Two of five samples are right. The last repetition is cut off."""
+    samples = []
+    for number, reward in enumerate((-1.0, 1.0, -1.0, -1.0, 1.0)):
+        samples.append(sample_of(lm, prompt=f"{number} =", reward=reward))
+    settings = Settings(composition="positives_only", epochs=3)
+    examples = choose(1, samples, lm, Task("sums", [], [], grade=zip), settings)
+    assert Counter(example.sample for example in examples[:14]) == {1: 7, 4: 7}
+    assert len(examples) == 15
+    few = choose(1, samples, lm, Task("sums", [], [], grade=zip), replace(settings, examples=1))
+    assert len(few) == 3
+
+
 def test_each_epoch_has_an_order_of_its_own(lm):
     samples = [sample_of(lm, prompt=f"{number} =") for number in range(6)]
     examples = choose(1, samples, lm, Task("sums", [], [], grade=zip), Settings(epochs=3))

@@ -199,8 +199,7 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
                 # Here the GPU is for training pi, which begins as mu.
                 policy, optimizer = training.load_for_training(lm, point.model, settings)
                 examples = compute_behavior_logprobs(iteration, examples, policy, settings)
-                # lines 5 to 9
-                train_policy(iteration, examples, policy, optimizer, loss, settings)
+                train_policy(iteration, examples, policy, optimizer, loss, settings)  # lines 5-9
                 del policy, optimizer
                 free_gpu()
             files.remove(*settings.iteration_folder(iteration).glob("checkpoint-*"))

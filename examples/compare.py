@@ -48,16 +48,13 @@ def books_task(settings: Settings) -> Task:
 def compare(settings: Settings, task: Task) -> rich.table.Table:
     """Train with each of METHOD_SETTINGS on the samples of the first one; a row for each."""
     table = rich.table.Table("", "pass@1", "greedy", f"maj@{settings.k}")
-    first = settings.out / "naive_REINFORCE"
-    file = first / "iteration-1" / "samples.jsonl"
+    samples = None
     for name, changes in METHOD_SETTINGS.items():
         out = settings.out / name.replace(" ", "_")
-        of_method = replace(settings, out=out, **changes)
-        if out != first:
-            of_method = replace(of_method, samples=str(file))
-        results = experiment(of_method, task)
-        if out == first:
+        results = experiment(replace(settings, out=out, samples=samples, **changes), task)
+        if samples is None:
             add_row(table, "before training", results["before"])
+            samples = str(out / "iteration-1" / "samples.jsonl")
         add_row(table, name, results["iterations"][0]["after"])
     return table
 

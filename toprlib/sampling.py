@@ -63,9 +63,7 @@ def print_repeats(
     repeats = len(trained) - len(set(trained))
     shared = sum(prompt.text in known for prompt in test)
     if rank() == 0 and (repeats or shared):
-        message = (
-            f"{repeats} training problems repeat others, {shared} test problems are among them"
-        )
+        message = f"{repeats} training problems repeat others, {shared} are test problems"
         print(f"warning: {message}; remove them from --data", flush=True)
 
 

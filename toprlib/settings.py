@@ -131,7 +131,7 @@ class Settings:
     def __post_init__(self) -> None:
         """Raises ValueError for settings that do not go together."""
         method = METHODS[self.method]
-        has_proportion = self.effective_proportion is not None
+        has_target = self.effective_proportion is not None
         has_baseline = self.baseline != 0 or self.baseline_from != "zero"
         is_proportion = self.composition == "proportion"
         try:
@@ -140,11 +140,9 @@ class Settings:
             chat_args = None
         conflicts = {
             "--effective-proportion sets the baseline; leave --baseline and --baseline-from out": (
-                has_proportion and has_baseline
+                has_target and has_baseline
             ),
-            "dpo has no baseline; leave it out": (
-                method.uses_pairs and (has_proportion or has_baseline)
-            ),
+            "dpo has no baseline; leave it out": method.uses_pairs and (has_target or has_baseline),
             "--composition proportion and --proportion go together; set both or neither": (
                 is_proportion != bool(self.proportion)
             ),

@@ -6,6 +6,7 @@ in tests/tasks.
 
 import json
 import math
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -106,7 +107,7 @@ def test_repeated_problems_and_trained_test_problems_are_a_warning(tmp_path, cap
     write_rows(tmp_path / "train.jsonl", [first, second, first, first])
     write_rows(tmp_path / "test.jsonl", [second, first, third, second])
     run_small(tmp_path / "run", data=str(tmp_path), iterations=0)
-    assert "warning: 2 training problems repeat others, 3 test" in capsys.readouterr().out
+    assert re.findall("[0-9]+", capsys.readouterr().out) == ["2", "3"]
     run_small(tmp_path / "other", iterations=0)
     assert "warning" not in capsys.readouterr().out
 

@@ -185,7 +185,8 @@ def test_unknown_names_and_runs_of_other_code_are_refused(made, command, tmp_pat
 @pytest.mark.slow
 def test_real_runs_share_their_samples(command, tmp_path):
     command(passes, "--quick", "--stages", "base", "--methods", "TOPR", "SFT, once")
-    table = pd.read_csv(tmp_path / "passes.csv").query("part == 'test' and iteration == 1")
+    table = pd.read_csv(tmp_path / "runs" / "quick" / "passes.csv")
+    table = table.query("part == 'test' and iteration == 1")
     for method, seed, accuracy in zip(table["method"], table["seed"], table["pass@1"], strict=True):
         name = method.replace(", ", "_")
         [*_, file] = tmp_path.rglob(f"test-{seed}/{name}_lr*/iteration-1/test-*[1-9].jsonl")

@@ -161,6 +161,11 @@ def test_claims_have_verdicts(made, command, tmp_path, monkeypatch):
     ):
         assert found.loc[(claim, metric), "difference"] == pytest.approx(difference)
         assert found.loc[(claim, metric), "verdict"] == verdict
+    # The last one's standard error is 5; the quantile of two seeds is 12.706.
+    assert found.loc[(claim, metric), "half width"] == pytest.approx(63.53, abs=0.01)
+    axes = paper.draw(table[table["figure"] == "table2"]).axes[0]
+    [bars] = axes.containers[0].lines[2]
+    assert bars.get_segments()[0][:, 0] == pytest.approx([35 - 63.53, 35 + 63.53], abs=0.01)
     tests = [settings for settings, _ in made.runs.values() if settings.seed < 100]
     assert {each.examples for each in tests if each.n > 16 and each.iterations > 0} == {107}
     assert {each.lr for each in tests if each.method == "ppo"} == {3e-4}  # above the first three

@@ -108,6 +108,10 @@ def test_repeated_problems_and_trained_test_problems_are_a_warning(tmp_path, cap
     write_rows(tmp_path / "test.jsonl", [second, first, third, second])
     run_small(tmp_path / "run", data=str(tmp_path), iterations=0)
     assert re.findall("[0-9]+", capsys.readouterr().out) == ["2", "3"]
+    own = [ROW | {"prompt": f"Q: {second['question']}\nA:"}] * 3
+    samples = write_rows(tmp_path / "own.jsonl", own)
+    run_small(tmp_path / "own", data=str(tmp_path), iterations=0, samples=samples)
+    assert re.findall("[0-9]+", capsys.readouterr().out) == ["0", "2"]
     run_small(tmp_path / "other", iterations=0)
     assert "warning" not in capsys.readouterr().out
 

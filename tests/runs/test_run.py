@@ -155,11 +155,14 @@ def test_log_mu_of_another_model_ends_the_run_at_its_first_step(run, tmp_path):
 
 
 def test_the_last_model_of_each_iteration_is_evaluated_in_full():
-    settings = Settings(iterations=2, batch_size=2, evaluate_after=(0.5,), out=Path("run"))
-    examples = [Example([5], [6, 1], reward, i) for i, reward in enumerate((1, -1, 1, 1, 1))]
+    """Two epochs of 5 samples are 3 steps. One epoch ends within the second step."""
+    settings = Settings(
+        iterations=2, epochs=2, batch_size=4, evaluate_after=(1.0,), out=Path("run")
+    )
+    examples = 2 * [Example([5], [6, 1], reward, i) for i, reward in enumerate((1, -1, 1, 1, 1))]
     for iteration in (1, 2):
         points = gsm8k.evaluation_points(iteration, examples, settings)
         assert [(point.step, point.samples_seen, point.is_end) for point in points] == [
-            (1, 2, False),
-            (3, 5, True),
+            (1, 4, False),
+            (3, 10, True),
         ]

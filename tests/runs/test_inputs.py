@@ -110,8 +110,9 @@ def test_repeated_problems_and_trained_test_problems_are_a_warning(tmp_path, cap
     assert re.findall("[0-9]+", capsys.readouterr().out) == ["2", "3"]
     own = [ROW | {"prompt": f"Q: {second['question']}\nA:"}] * 3
     samples = write_rows(tmp_path / "own.jsonl", own)
-    run_small(tmp_path / "own", data=str(tmp_path), iterations=0, samples=samples)
-    assert re.findall("[0-9]+", capsys.readouterr().out) == ["0", "2"]
+    run_small(tmp_path / "own", data=str(tmp_path), samples=samples)
+    [warning, *_] = capsys.readouterr().out.splitlines()
+    assert re.findall("[0-9]+", warning) == ["0", "2"]
     run_small(tmp_path / "other", iterations=0)
     assert "warning" not in capsys.readouterr().out
 

@@ -26,15 +26,16 @@ def method_of(settings):
 
 
 def accuracy(settings, task, passes, iteration):
-    """Best after three passes. On held-out problems SFT is the best method."""
+    """Best after three passes, or half of one. On held-out problems SFT is the best method."""
     value = 0.4 + SEED_EFFECTS[settings.seed]
     if passes == 0:
         return value + 0.01 * (settings.temperature == 0.5)
     method = method_of(settings)
-    value += LEADS.get(method, 0.01) + 0.02 * (method == "TOPR_50" and settings.seed == 1)
+    value += LEADS.get(method, 0.01)
+    value += 0.02 * (method in ("TOPR_50", "SFT_once") and settings.seed == 1)
     value += 0.05 * iteration + 0.042 * (settings.composition == "anna_karenina")
     value -= 0.02 * abs(math.log10(settings.lr / BEST_LR.get(method, 3e-5)))
-    value -= 0.001 * abs(passes - 3)
+    value -= 0.001 * abs(passes - (0.5 if method == "naive_REINFORCE" else 3))
     return value + 0.2 * (method == "SFT_repeated" and len(task.test) == 100)
 
 
@@ -101,7 +102,12 @@ def made(monkeypatch):
     return made
 
 
-def test_methods_are_compared_at_cells_that_other_problems_choose(made, command, tmp_path, capsys):
+def test_methods_are_compared_at_cells_that_other_problems_choose(
+    made, command, tmp_path, capsys, monkeypatch
+):
+    drawn = []
+    draw = passes.draw
+    monkeypatch.setattr(passes, "draw", lambda table: drawn.append(table) or draw(table))
     made.most = 20
     with pytest.raises(SystemExit):
         command(passes, "--stages", "base")
@@ -109,8 +115,9 @@ def test_methods_are_compared_at_cells_that_other_problems_choose(made, command,
     command(passes, "--stages", "base")  # fails if it makes a run again
     answers = " ".join(capsys.readouterr().out.split())
     # 4 points with seed 0, 6 with seed 1: mean 5, standard error 1, p = 2/pi atan(1/5) = 0.1257.
-    # The other questions on pass@1 have the same answer with both seeds.
-    assert "pass@1 base TOPR, 50 % - SFT, repeated 5.0 ± 12.7 0.1257" in answers
+    # Holm's correction doubles it: one other answer differs between the seeds, with a larger p.
+    assert "pass@1 base TOPR, 50 % - SFT, repeated 5.0 ± 12.7 0.2513" in answers
+    assert "pass@1 base TOPR - SFT, repeated 2.0 ± 0.0" in answers
     assert "greedy base TOPR, 50 % - SFT, repeated -5.0 ± 12.7" in answers
     assert "vote base TOPR, 50 % - SFT, repeated 2.5 ± 6.4" in answers
 
@@ -123,11 +130,14 @@ def test_methods_are_compared_at_cells_that_other_problems_choose(made, command,
         if part == "test" and settings.iterations > 0:
             cells.add((method_of(settings), settings.lr, settings.epochs, settings.examples))
     assert not questions["held-out"] & (questions["trained"] | questions["test"])
-    assert ("naive_REINFORCE", 1e-6, 3, 256) in cells  # below the first three rates
+    assert ("naive_REINFORCE", 1e-6, 1, 128) in cells  # below the first three rates
     assert ("SFT_repeated", 3e-5, 3, 256) in cells
     assert len(cells) == 8  # one for each method
 
+    [pictured] = drawn
+    assert set(pictured["part"]) == {"held-out"}
     table = pd.read_csv(tmp_path / "passes.csv")
+    assert not table.duplicated(list(table.columns[:8])).any()  # stage, ..., iteration, passes
     none = table[(table["method"] == "none") & (table["part"] == "test")]
     assert set(none["temperature"]) == {0.5}
     assert set(table[table["iteration"] == 3]["method"]) == {"SFT, repeated", "TOPR, 50 %"}
@@ -147,6 +157,7 @@ def test_claims_have_verdicts(made, command, tmp_path, monkeypatch):
     command(paper)
     table = pd.read_csv(tmp_path / "paper.csv")
     assert len(table) == len(paper.CLAIMS)
+    assert {len(text.split()) for text in table["pass@1 by seed"].dropna()} == {2}
     found = table.set_index(["claim", "metric"])
     for claim, metric, difference, verdict in (
         ("TOPR above PPO", "pass@1", 7.0, "reproduced"),

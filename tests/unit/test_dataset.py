@@ -294,6 +294,7 @@ def test_positives_alone_are_repeated_to_as_many_steps_as_all_samples_make(lm):
     examples = choose(1, samples, lm, Task("sums", [], [], grade=zip), settings)
     assert Counter(example.sample for example in examples[:14]) == {1: 7, 4: 7}
     assert len(examples) == 15
+    assert {example.sample for example in examples[6:14:2]} == {1, 4}  # orders differ
     few = choose(1, samples, lm, Task("sums", [], [], grade=zip), replace(settings, examples=1))
     assert len(few) == 3
 

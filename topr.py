@@ -52,7 +52,7 @@ class Limits:
         return torch.where(reward >= 0, a_pos, a_neg), torch.where(reward >= 0, b_pos, b_neg)
 
 
-TABLE_1: dict[str, Limits] = {  # Table 1
+TABLE_1: dict[str, Limits] = {
     "topr": Limits(1, 1, 0, 1),  # the paper's canonical choice
     "tis": Limits(0, 1, 0, 1),  # truncated importance sampling
     "sft": Limits(1, 1, 0, 0),  # supervised training on the positives (STaR, ReST)

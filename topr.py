@@ -216,33 +216,31 @@ def _check_range(name: str, value: Number, low: float, high: float, slack: float
 
 # ---- training a language model: Algorithm 1 as a loop --------------------------------------------
 class Batch(NamedTuple):
-    """A micro-batch of rows [ padding | prompt | completion | padding ], one per completion.
+    """A micro-batch of rows [ prompt | completion | padding ], one per completion.
 
-    All completions start at the same column: they are in the last T of the L columns.
+    The last T of the L columns have all completions; the columns before them only prompts. A causal
+    model reads no padding before it writes a completion: padding needs no attention mask.
     """
 
     input_ids: Tensor  # (B, L) prompt and completion; padding may be any token
-    attention_mask: Tensor  # (B, L) 1 on prompt and completion
     mask: Tensor  # (B, T) 1 on the completion's tokens, its end of sequence included
     token_logmu: Tensor  # (B, T) log mu of the completion's tokens
     reward: Tensor  # (B,) after the baseline; a reward of 0 adds nothing to the gradient
 
 
 def token_logprobs(model: torch.nn.Module, batch: Batch) -> Tensor:
-    """log pi(y_i | x, y_<i) by a causal model of `transformers`: (B, T), 0 on padding.
+    """log pi(y_i | x, y_<i) by a causal model of `transformers`: (B, T), 0 outside of completions.
 
     >>> uniform = lambda ids, **_: type("Output", (), {"logits": torch.zeros(*ids.shape, 8)})
     >>> mask = torch.tensor([[1, 0]])  # a completion of one token, and padding
-    >>> batch = Batch(torch.tensor([[5, 3, 0]]), torch.ones(1, 3), mask, 0 * mask, torch.ones(1))
+    >>> batch = Batch(torch.tensor([[5, 3, 0]]), mask, 0 * mask, torch.ones(1))
     >>> token_logprobs(uniform, batch).exp() * 8
     tensor([[1., 8.]])
     """
     width = batch.mask.shape[1]  # T
     output = model(
         batch.input_ids,
-        attention_mask=batch.attention_mask,
-        position_ids=(batch.attention_mask.long().cumsum(-1) - 1).clamp_min(0),  # padding: 0
-        logits_to_keep=width + 1,  # the prompt's last token predicts the completion's first
+        logits_to_keep=width + 1,  # a prompt's last token predicts the completion's first
         use_cache=False,
     )
     logits = _at_least_float32(output.logits[:, -width - 1 : -1])  # (B, T, V) of the next token
@@ -278,7 +276,7 @@ def train(
     >>> class Model(torch.nn.Embedding):  # a "language model" with a vocabulary of 2
     ...     forward = lambda self, ids, **_: type("Output", (), {"logits": self.weight[ids]})
     >>> model = Model.from_pretrained(torch.zeros(2, 2), freeze=False)
-    >>> batch = Batch(torch.tensor([[0, 1]]), torch.ones(1, 2), torch.ones(1, 1), 0, torch.ones(1))
+    >>> batch = Batch(torch.tensor([[0, 1]]), torch.ones(1, 1), 0, torch.ones(1))
     >>> batch = batch._replace(token_logmu=token_logprobs(model, batch).detach())
     >>> sgd = torch.optim.SGD(model.parameters(), lr=1.0)
     >>> [stats.log_ratio for stats in train(model, sgd, [([batch], 1)] * 2)]

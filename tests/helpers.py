@@ -26,7 +26,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import run as torchrun
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import topr
@@ -108,30 +107,21 @@ def random_tokens(rng, most):
 def plain_batch(examples, filler=0, extra=0):
     """The examples as a float64 batch, made without `collate`.
 
-    filler: the token id of padding. extra: columns of padding more than needed, on both sides.
+    filler: the token id of padding. extra: columns of padding more than needed.
     """
-    prompts = [torch.tensor([filler] * extra + example.prompt_ids) for example in examples]
-    completions = [torch.tensor(example.completion_ids + [filler] * extra) for example in examples]
-    prompt_masks = [torch.ones(len(example.prompt_ids)) for example in examples]
-    masks = [torch.ones(len(example.completion_ids)) for example in examples]
-    values = [torch.tensor(example.token_logmu, dtype=torch.float64) for example in examples]
-    input_ids = torch.cat([pad_left(prompts, filler), pad_right(completions, filler)], dim=1)
-    width = max(len(completion) for completion in completions)
-    mask = pad_right(masks, width=width)
-    attention_mask = torch.cat([pad_left(prompt_masks), mask], dim=1)
-    missing = input_ids.shape[1] - attention_mask.shape[1]
-    attention_mask = torch.nn.functional.pad(attention_mask, (missing, 0))
+    rows = [torch.tensor(example.prompt_ids + example.completion_ids) for example in examples]
+    width = max(len(row) for row in rows) + extra
+    input_ids = torch.full((len(rows), width), filler)
+    masks = torch.zeros(len(rows), width)
+    values = torch.zeros(len(rows), width, dtype=torch.float64)
+    for i, example in enumerate(examples):
+        completion = slice(len(example.prompt_ids), len(rows[i]))
+        input_ids[i, : len(rows[i])] = rows[i]
+        masks[i, completion] = 1
+        values[i, completion] = torch.tensor(example.token_logmu, dtype=torch.float64)
+    first = int(masks.argmax(1).min())
     reward = torch.tensor([example.reward for example in examples], dtype=torch.float64)
-    return topr.Batch(input_ids, attention_mask, mask, pad_right(values, width=width), reward)
-
-
-def pad_left(rows, filler=0):
-    return pad_sequence(rows, True, filler, "left")
-
-
-def pad_right(rows, filler=0, width=0):
-    padded = pad_sequence(rows, True, filler, "right")
-    return torch.nn.functional.pad(padded, (0, max(width - padded.shape[1], 0)))
+    return topr.Batch(input_ids, masks[:, first:], values[:, first:], reward)
 
 
 def unpadded_logprobs(model, example):

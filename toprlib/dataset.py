@@ -233,11 +233,11 @@ def add_logmu(
     token_logmu = {}  # line -> values
     for micro_batches, _ in progress_bar(steps, "scoring", "step"):
         for batch in micro_batches:
-            token_logp = topr.token_logprobs(model, collate(batch))  # (B, T)
-            for example, values in zip(batch, token_logp.float().cpu().numpy(), strict=True):
-                completion = values[: len(example.completion_ids)]
+            tensors = collate(batch)
+            token_logp = topr.token_logprobs(model, tensors).float().cpu()  # (B, T)
+            for example, row, mask in zip(batch, token_logp, tensors.mask.cpu() > 0, strict=True):
                 # The shortest decimals of these float32 values: train.jsonl is half as large.
-                token_logmu[example.line] = [float(str(value)) for value in completion]
+                token_logmu[example.line] = [float(str(value)) for value in row[mask].numpy()]
     for part in gather(token_logmu):
         token_logmu |= part
     return [replace(example, token_logmu=token_logmu[example.line]) for example in examples]
@@ -291,30 +291,28 @@ def _collate_each(
 
 
 def collate(examples: Sequence[Example]) -> topr.Batch:
-    """A micro-batch in tensors: [ padding | prompt | completion | padding ] in each row.
+    """A micro-batch in tensors: [ prompt | completion | padding ] in each row.
 
     Without log mu its tensor is 0.
 
     >>> first = Example([5, 6], [7, 1], 1.0, 0)
     >>> batch = collate([first, Example([5], [8, 9, 1], -1.0, 1, 0, [-0.5, -1.0, -2.0])])
     >>> batch.input_ids.tolist(), batch.mask.tolist()
-    ([[5, 6, 7, 1, 0], [0, 5, 8, 9, 1]], [[1, 1, 0], [1, 1, 1]])
+    ([[5, 6, 7, 1], [5, 8, 9, 1]], [[0, 1, 1], [1, 1, 1]])
     """
-    left = max(len(example.prompt_ids) for example in examples)
-    right = max(len(example.completion_ids) for example in examples)
-    input_ids = torch.zeros(len(examples), left + right, dtype=torch.long)  # (B, L)
-    attention_mask = torch.zeros_like(input_ids)  # (B, L)
-    mask = torch.zeros(len(examples), right, dtype=torch.long)  # (B, T)
-    token_logmu = torch.zeros(len(examples), right)  # (B, T)
+    rows = [example.prompt_ids + example.completion_ids for example in examples]
+    longest = max(len(row) for row in rows)  # L
+    input_ids = torch.zeros(len(examples), longest, dtype=torch.long)  # (B, L)
+    mask = torch.zeros_like(input_ids)  # (B, L)
+    token_logmu = torch.zeros(len(examples), longest)  # (B, L)
     for row, example in enumerate(examples):
-        ids = example.prompt_ids + example.completion_ids
-        start = left - len(example.prompt_ids)
-        length = len(example.completion_ids)
-        input_ids[row, start : start + len(ids)] = torch.tensor(ids)
-        attention_mask[row, start : start + len(ids)] = 1
-        mask[row, :length] = 1
+        start = len(example.prompt_ids)
+        end = start + len(example.completion_ids)
+        input_ids[row, :end] = torch.tensor(rows[row])
+        mask[row, start:end] = 1
         if example.token_logmu is not None:
-            token_logmu[row, :length] = torch.tensor(example.token_logmu)
+            token_logmu[row, start:end] = torch.tensor(example.token_logmu)
+    first = min(len(example.prompt_ids) for example in examples)  # column with a completion: L - T
     reward = torch.tensor([example.reward for example in examples])  # (B,)
-    tensors = (input_ids, attention_mask, mask, token_logmu, reward)
+    tensors = (input_ids, mask[:, first:], token_logmu[:, first:], reward)
     return topr.Batch(*[tensor.to(device()) for tensor in tensors])

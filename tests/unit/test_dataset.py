@@ -389,7 +389,7 @@ def test_log_mu_is_the_model_s_also_of_a_sample_in_two_pairs():
 
 # ---- tensors -------------------------------------------------------------------------------------
 @given(counts, counts, st.integers(0, 99))
-def test_batch_is_padded_on_both_sides(prompts, per_prompt, seed):
+def test_batch_is_padded_on_the_right(prompts, per_prompt, seed):
     examples = random_examples(prompts, per_prompt, seed)
     actual = collate(examples)
     expected = plain_batch(examples)

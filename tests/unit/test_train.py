@@ -52,14 +52,6 @@ def tiny_gpt2(seed=0):
 MODELS = [tiny_llama, tiny_gpt2]  # with relative and with absolute positions
 
 
-def expected_logprobs(model, examples, width):
-    expected = torch.zeros(len(examples), width, dtype=torch.float64)
-    for row, example in enumerate(examples):
-        values = unpadded_logprobs(model, example)
-        expected[row, : len(values)] = values.detach()
-    return expected
-
-
 @pytest.mark.parametrize("make_model", MODELS)
 @pytest.mark.parametrize("extra", [0, 3])
 @pytest.mark.parametrize("filler", [0, VOCABULARY - 1])
@@ -68,22 +60,23 @@ def test_padded_rows_equal_unpadded_ones(make_model, extra, filler):
     examples = random_examples(prompts=4, per_prompt=2)
     batch = plain_batch(examples, filler, extra)
     actual = topr.token_logprobs(model, batch)
-    expected = expected_logprobs(model, examples, batch.mask.shape[1])
+    expected = torch.cat([unpadded_logprobs(model, example) for example in examples])
     # Llama's RMSNorm computes in float32, whatever the weights are.
-    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(actual[batch.mask > 0], expected, rtol=1e-6, atol=1e-6)
     assert (actual[batch.mask == 0] == 0).all()
 
 
 def test_logits_of_the_prompt_are_not_computed():
-    """Only the prompt's last token predicts a token of the completion."""
+    """Only the last token of the shortest prompt, and what comes after it, predicts completions."""
     model = tiny_llama()
     widths = []
     model.lm_head.register_forward_hook(lambda _, inputs, logits: widths.append(logits.shape[1]))
     examples = random_examples(prompts=3, per_prompt=2)
     token_logp = topr.token_logprobs(model, collate(examples))
-    longest = max(len(example.completion_ids) for example in examples)
-    assert token_logp.shape == (6, longest)
-    assert widths == [longest + 1]
+    longest = max(len(example.prompt_ids + example.completion_ids) for example in examples)
+    width = longest - min(len(example.prompt_ids) for example in examples)
+    assert token_logp.shape == (6, width)
+    assert widths == [width + 1]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -1,35 +1,51 @@
-"""Naive REINFORCE, SFT and TOPR on the same answers, few of which are right: two minutes.
+"""Methods that train on the same answers, a tenth of which are right: two minutes.
 
-`python -m examples.compare`. SFT trains on the right answers: once, in batches with wrong answers
-of weight 0, or repeated to full batches. All methods make equally many optimizer steps.
+    python -m examples.compare                                                   # one seed
+    python -m examples.compare --rates 1e-5 3e-5 1e-4 3e-4 --seeds 0 1 2 3 4     # half an hour
+
+The base model misunderstands these problems. Each method makes one pass over 768 answers, in
+equally many optimizer steps. SFT repeats the right answers to full batches. --out gets a row for
+each run, compare.csv, and a picture, compare.png. One seed cannot rank methods that are some points
+apart.
 """
 
 import random
-import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
+from pathlib import Path
 from typing import Any
 
-import rich
-import rich.table
+import pandas as pd
+import pydantic
+import tyro
+from matplotlib.figure import Figure
 
-from toprlib.evaluation import format_value
+from toprlib.files import write_file
 from toprlib.records import Problem, Task
-from toprlib.settings import Settings, command, read_settings
+from toprlib.settings import AtLeastZero, Positive, Settings, command
 from train_gsm8k import experiment, grade_all, parse_answer
 
 QUESTION = "Q: Kim owns {} books and sells {} of them. How many books are left?\nA:"
+SETTINGS = Settings(problems=96, n=8, test_problems=96, eval_samples=8, k=4, evaluate_after=())
 METHOD_SETTINGS: dict[str, dict[str, Any]] = {
     "naive REINFORCE": {"method": "reinforce"},
-    "TOPR": {},
-    "TOPR, effective proportion 50 %": {"effective_proportion": 0.5},
-    "SFT, once": {"method": "sft"},
+    "wrong answers alone": {"limits": (0.0, 0.0, 1.0, 1.0)},
+    "wrong answers alone, tapered": {"limits": (0.0, 0.0, 0.0, 1.0)},
     "SFT, repeated": {"method": "sft", "composition": "positives_only"},
+    "TOPR": {},
 }
-PRESETS = {
-    "compare": Settings(
-        problems=96, n=8, lr=1e-4, test_problems=96, eval_samples=8, k=4, evaluate_after=()
-    )
-}
+BASE_FILES = ("samples.jsonl", "test-0.jsonl", "test-0-greedy.jsonl")  # of every run of a seed
+METRICS = {"T = 1": "pass@1", "T = 0": "greedy", "vote of 4": "maj@4"}
+
+
+@pydantic.dataclasses.dataclass(frozen=True)
+class Options:
+    """What a user of the comparison chooses. No default is from the paper."""
+
+    rates: tuple[Positive, ...] = (3e-5, 1e-4)  # learning rates
+    seeds: tuple[AtLeastZero, ...] = (0,)
+    out: Path = Path("runs/compare")  # folder to write into; finished runs are not made again
 
 
 def books_task(settings: Settings) -> Task:
@@ -45,31 +61,85 @@ def books_task(settings: Settings) -> Task:
     return Task("books", train, test, grade_all, parse=parse_answer)
 
 
-def compare(settings: Settings, task: Task) -> rich.table.Table:
-    """Train with each of METHOD_SETTINGS on the samples of the first one; a row for each."""
-    table = rich.table.Table("", "pass@1", "greedy", f"maj@{settings.k}")
-    samples = None
-    for name, changes in METHOD_SETTINGS.items():
-        out = settings.out / name.replace(" ", "_")
-        results = experiment(replace(settings, out=out, samples=samples, **changes), task)
-        if samples is None:
-            add_row(table, "before training", results["before"])
-            samples = str(out / "iteration-1" / "samples.jsonl")
-        add_row(table, name, results["iterations"][0]["after"])
-    return table
+def compare(options: Options, settings: Settings = SETTINGS) -> pd.DataFrame:
+    """Train with each method, rate and seed; returns a row for each run and for no training."""
+    task = books_task(settings)
+    rows = []
+    for seed in options.seeds:
+        base = None  # the first run's folder
+        for (method, changes), lr in product(METHOD_SETTINGS.items(), options.rates):
+            out = options.out / f"{method} lr={lr:g} seed={seed}".replace(" ", "_")
+            run = replace(settings, lr=lr, seed=seed, out=out, **changes)
+            folder = run.iteration_folder(1)
+            if base:
+                link_base_files(base, folder)
+            results = experiment(run, task)
+            if not base:
+                base = folder
+                rows.append(make_row(seed, "none", 0.0, results["before"]))
+            rows.append(make_row(seed, method, lr, results["iterations"][0]["after"]))
+    return pd.DataFrame(rows)
 
 
-def add_row(table: rich.table.Table, name: str, evaluation: dict[str, Any]) -> None:
-    """Add the metrics of the table's columns."""
-    metrics = [column.header for column in table.columns[1:]]
-    table.add_row(name, *[format_value(evaluation[metric]) for metric in metrics])
+def link_base_files(base: Path, folder: Path) -> None:
+    """Give a run the base model's samples and test answers, which it then does not sample again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in BASE_FILES:
+        if not (folder / name).exists():
+            (folder / name).hardlink_to(base / name)
 
 
-def main() -> None:
+def make_row(seed: int, method: str, lr: float, evaluation: dict[str, Any]) -> dict[str, Any]:
+    """The accuracies of a model, in percent."""
+    accuracies = {name: 100 * evaluation[key]["mean"] for name, key in METRICS.items()}
+    return {"seed": seed, "method": method, "lr": lr, **accuracies}
+
+
+def to_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Means over seeds as texts, T = 1 / T = 0 / vote: rows are methods, columns are rates."""
+    means = rows.groupby(["method", "lr"], sort=False)[list(METRICS)].mean()
+    texts = means.map("{:.1f}".format).agg(" / ".join, axis="columns")
+    table = texts.unstack("lr", fill_value="").loc[rows["method"].unique()]
+    return table.rename(columns="{:g}".format)
+
+
+def draw(rows: pd.DataFrame) -> Figure:
+    """Accuracy over learning rates, at T = 1 and at T = 0: means as lines, seeds as points."""
+    figure = Figure(figsize=(10, 5), layout="constrained", dpi=150)
+    panels = figure.subplots(1, 2, sharey=True)
+    styles = {  # color, line
+        "naive REINFORCE": ("black", "--"),
+        "TOPR": ("C0", "-"),
+        "SFT, repeated": ("C2", ":"),
+        "wrong answers alone": ("C7", "--"),
+        "wrong answers alone, tapered": ("C1", "-"),
+    }
+    for axes, metric in zip(panels, METRICS, strict=False):
+        before = rows.loc[rows["method"] == "none", metric].mean()
+        axes.axhline(before, color="0.6", lw=1, label="before training")
+        for method, (color, line) in styles.items():
+            runs = rows[rows["method"] == method]
+            means = runs.groupby("lr")[metric].mean()
+            axes.plot(means.index, means, line, color=color, label=method)
+            axes.plot(runs["lr"], runs[metric], "o", color=color, ms=4)
+        axes.set(title=f"right answers at {metric} (%)", xlabel="learning rate", xscale="log")
+        ticks = means.index
+        axes.set_xticks(ticks, [f"{lr:g}" for lr in ticks])
+        axes.minorticks_off()
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, ncols=3, loc="outside lower center", frameon=False)
+    return figure
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     with command("examples.compare"):
-        settings = read_settings(sys.argv[1:], PRESETS, __doc__)
-        rich.print(compare(settings, books_task(settings)))
+        options = tyro.cli(Options, args=arguments, description=__doc__)
+        rows = compare(options)
+        write_file(options.out / "compare.csv", rows.to_csv(index=False, float_format="%.6g"))
+        draw(rows).savefig(options.out / "compare.png")
+        print("\nRight answers in percent, T = 1 / T = 0 / vote of 4, after training at each rate:")
+        print(to_table(rows).rename(columns={"0": "before"}).to_string())
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def to_problems(
 class VerifierSettings(Settings):
     """Settings of the verifier's run and of the generator's, which sample alike."""
 
-    model: str = str(TINY / "checker")
+    model: str = str(TINY / "verifier")
     """folder or hub name of the base verifier (paper: Llama 3 8B)"""
     generator: str = str(TINY / "base")
     """folder or hub name of the model that writes solutions (paper: Llama 3 70B)"""
@@ -110,7 +110,7 @@ class VerifierSettings(Settings):
     eval_samples: Annotated[AtLeastTwo, tyro.conf.arg(name="test-verifications")] = 4
     """verifications of each test solution, whose mean is its weight (paper, Section 4.4)"""
     instruction: str = ""
-    """text before the question; tiny/checker needs none, the preset `paper` has one"""
+    """text before the question; tiny/verifier needs none, the preset `paper` has one"""
 
 
 PRESETS = {

@@ -185,7 +185,7 @@ def measure_verifiers(options: runs.Options) -> list[dict[str, Any]]:
 def check_claim(claim: Claim, measured: pd.DataFrame) -> dict[str, Any]:
     """The row of a claim: the first model minus the second, in points."""
     differences = 100 * (measured.loc[claim.first] - measured.loc[claim.second])
-    mean, half_width, _ = interval(differences[claim.metric])
+    mean, half_width, _ = interval(differences[claim.metric].dropna())
     row = {
         "figure": claim.figure,
         "claim": f"{claim.first} {claim.relation} {claim.second}",
@@ -196,6 +196,9 @@ def check_claim(claim: Claim, measured: pd.DataFrame) -> dict[str, Any]:
         "verdict": judge(mean - half_width, mean + half_width, claim.relation),
     }
     others = ["greedy", "vote"] if claim.metric == "pass@1" else []
+    for metric in others:
+        other_mean, other_half_width, _ = interval(differences[metric].dropna())
+        row[metric] = f"{other_mean:.1f} ± {other_half_width:.1f}"
     for metric in (claim.metric, *others):
         row[f"{metric} by seed"] = " ".join(f"{value:.2f}" for value in differences[metric])
     return row

@@ -5,13 +5,15 @@
     python -m experiments.passes --preset single-gpu --workers 1     # with a real model
 
 Each method has a cell: its best learning rate and number of passes, by held-out problems. Test
-seeds compare the methods at their cells. The two best methods of a stage make two more iterations,
-on fresh samples. --out gets all evaluations, passes.csv, and learning curves, passes.png.
+seeds compare the methods at their cells. With the first three of them, the two best methods of a
+stage make two more iterations, on fresh samples. --out gets all evaluations, passes.csv, learning
+curves, passes.png, and answers beside the predictions of predictions.csv, answers.csv.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import pandas as pd
@@ -23,6 +25,7 @@ from experiments.intervals import holm, interval
 from toprlib.files import write_file
 from toprlib.settings import command
 
+PREDICTIONS = Path(__file__).with_name("predictions.csv")  # committed before the first run
 COMPARED = tuple(runs.METHOD_SETTINGS)[:9]  # the others are only for the paper's claims
 QUESTIONS = (  # pairs of methods, fixed before the first run: how far is the first one ahead?
     ("TOPR", "SFT, repeated"),
@@ -102,7 +105,7 @@ def answer_questions(table: pd.DataFrame) -> pd.DataFrame:
     """QUESTIONS on each stage by each metric: the mean difference over seeds, in points.
 
     table: a row for each stage, method and seed. p: of a difference of 0, by Holm's correction for
-    all questions on one metric.
+    all questions on one metric. A seed with which one of the methods diverged does not count.
     """
     rows = []
     stages = table["stage"].unique()
@@ -110,11 +113,14 @@ def answer_questions(table: pd.DataFrame) -> pd.DataFrame:
         of_stage = table[table["stage"] == stage]
         values = 100 * of_stage.pivot(index="seed", columns="method", values=metric)
         if first in values and second in values:
-            lead, half_width, p = interval(values[first] - values[second])
+            lead, half_width, p = interval((values[first] - values[second]).dropna())
             row = {"metric": metric, "stage": stage, "question": f"{first} - {second}"}
-            rows.append({**row, "difference": f"{lead:.1f} ± {half_width:.1f}", "p": p})
-    answers = pd.DataFrame(rows, columns=["metric", "stage", "question", "difference", "p"])
-    answers["p"] = answers.groupby("metric")["p"].transform(holm).round(4)
+            rows.append({**row, "difference": lead, "half width": half_width, "p": p})
+    keys = ["metric", "stage", "question"]
+    answers = pd.DataFrame(rows, columns=[*keys, "difference", "half width", "p"])
+    answers["p"] = answers.groupby("metric")["p"].transform(holm)
+    answers = answers.merge(pd.read_csv(PREDICTIONS), how="left", on=keys)
+    answers["as predicted"] = answers["difference"].between(answers["low"], answers["high"])
     return answers
 
 
@@ -149,7 +155,7 @@ def main() -> None:
         planned = []
         for cell, seed in product(best.itertuples(), options.seeds):
             planned.append(run_at(cell, stages[cell.stage], seed))
-        for cell, seed in product(best_two.itertuples(), options.seeds):
+        for cell, seed in product(best_two.itertuples(), options.seeds[:3]):
             planned.append(run_at(cell, stages[cell.stage], seed, iterations=3))
         tested = runs.make_runs(planned, options.workers)
         # A run of three iterations repeats the run of one.
@@ -158,7 +164,10 @@ def main() -> None:
         write_file(options.out / "passes.csv", csv)
         draw(held_out).savefig(options.out / "passes.png")
         ends = tested[tested["iteration"] <= 1].groupby(["stage", "method", "seed"]).tail(1)
-        print(answer_questions(ends).to_string(index=False))
+        answers = answer_questions(ends)
+        csv = answers.to_csv(index=False, float_format="%.6g")
+        write_file(options.out / "answers.csv", csv)
+        print(answers.round(4).to_string(index=False))
 
 
 if __name__ == "__main__":

@@ -41,24 +41,20 @@ class Stage(NamedTuple):
     settings: Settings
 
 
-SMALL = Settings(problems=160, max_new_tokens=96, micro_batch_size=16)
+SMALL = Settings(problems=160, n=8, max_new_tokens=96)
 STAGES = {
     "base": Stage(gsm8k_task, SMALL),
-    "weaker": Stage(gsm8k_task, replace(SMALL, model=str(TINY / "worded"))),
-    "books": Stage(compare.books_task, replace(compare.PRESETS["compare"], lr=SMALL.lr)),
+    "weaker": Stage(gsm8k_task, replace(SMALL, model=str(TINY / "weaker"))),
+    "books": Stage(compare.books_task, compare.SETTINGS),
 }
 QUICK = {"problems": 8, "n": 8, "test_problems": 8, "eval_samples": 4, "k": 4}
 CONTROL = "TOPR, 50 %, wrong answers moved"  # each to another prompt
 METHOD_SETTINGS: dict[str, dict[str, Any]] = {  # name -> changes to the settings of a stage
     "none": {"iterations": 0},
     "SFT, once": {"method": "sft"},  # wrong answers stay in the batches, with weight 0
-    "SFT, repeated": {"method": "sft", "composition": "positives_only"},
-    "TOPR": {},
     "TOPR, 50 %": {"effective_proportion": 0.5},
     CONTROL: {"effective_proportion": 0.5},
-    "wrong answers alone, tapered": {"limits": (0.0, 0.0, 0.0, 1.0)},
-    "wrong answers alone": {"limits": (0.0, 0.0, 1.0, 1.0)},
-    "naive REINFORCE": {"method": "reinforce"},
+    **compare.METHOD_SETTINGS,
     "PPO": {"method": "ppo"},
     "DPO": {"method": "dpo"},
     "TIS": {"method": "tis"},
@@ -69,6 +65,7 @@ METHOD_SETTINGS: dict[str, dict[str, Any]] = {  # name -> changes to the setting
 # Finished runs are of no use after a change of these.
 CODE = ("topr.py", "train_gsm8k.py", "toprlib/*.py", "examples/*.py", "experiments/*.py")
 DATA = ("tiny/*.jsonl", "tiny/*/*")
+DIVERGED = "diverged.txt"  # in place of results.json: the loss was not finite
 METRICS = ("pass@1", "greedy", "vote", "pass@k")  # greedy: at T = 0; vote, pass@k: of k answers
 
 
@@ -152,7 +149,11 @@ def make_stages(names: Sequence[str], options: Options) -> dict[str, Stage]:
 # ---- making runs ---------------------------------------------------------------------------------
 def make_runs(runs: Sequence[Run], workers: int) -> pd.DataFrame:
     """Make the runs that are missing; returns the rows of all, as `read_run` has them."""
-    missing = {run.folder: run for run in runs if not (run.folder / "results.json").exists()}
+    missing = {}
+    for run in runs:
+        ends = [run.folder / name for name in ("results.json", DIVERGED)]
+        if not any(end.exists() for end in ends):
+            missing[run.folder] = run
     bases = {}
     for run in missing.values():
         if not (run.base.folder / "iteration-1" / "samples.jsonl").exists():
@@ -206,10 +207,11 @@ def make_run(run: Run) -> None:
         if run.method == CONTROL:
             moved = move_wrong_answers(samples)
             files.write_file(folder / "samples.jsonl", files.to_lines(moved))
-        for file in base.glob("*.jsonl"):
-            if not (folder / file.name).exists():
-                (folder / file.name).hardlink_to(file)
-    experiment(settings, make_task(run))
+        compare.link_base_files(base, folder)
+    try:
+        experiment(settings, make_task(run))
+    except FloatingPointError as error:
+        files.write_file(run.folder / DIVERGED, str(error))
     files.remove(*run.folder.glob("iteration-*/model"))  # large, and evaluated
 
 
@@ -254,11 +256,13 @@ def move_wrong_answers(samples: Sequence[Sample]) -> list[Sample]:
 
 # ---- what was measured ---------------------------------------------------------------------------
 def read_run(run: Run) -> list[dict[str, Any]]:
-    """A row for each evaluation of a finished run.
+    """A row for each evaluation of a finished run; none if its loss was not finite.
 
     iteration: of sampling and training; 0: before the first. passes: of this iteration. The vote
     and pass@k need k answers. The last row has the log-ratios, means over a tenth of the training.
     """
+    if (run.folder / DIVERGED).exists():
+        return []
     results = json.loads((run.folder / "results.json").read_text())
     points = [(0, 0.0, results["before"])]
     for iteration, entry in enumerate(results["iterations"], start=1):

@@ -157,7 +157,7 @@ def double(*values):
 
 
 # ---- engines -------------------------------------------------------------------------------------
-MODEL = str(ROOT / "tiny" / "two_thirds")
+MODEL = str(ROOT / "tiny" / "base")
 PROMPT = "Q: Ada has 31 apples and finds 45 more. How many apples does Ada have now?\nA:"
 
 

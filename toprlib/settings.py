@@ -38,7 +38,7 @@ class Settings:
     "(paper, Section 4.1)": the default is the paper's. "(paper: 8)": the paper has another value.
     """
 
-    model: str = str(TINY / "two_thirds")
+    model: str = str(TINY / "base")
     """folder or hub name of the base model (paper: Llama 3 8B Instruct)"""
     data: str = str(TINY)
     """folder with train.jsonl and test.jsonl in GSM8K's form, or a hub name: openai/gsm8k"""

@@ -49,7 +49,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tiny"
-INITIAL_MODEL = DATA / "two_thirds"
+INITIAL_MODEL = DATA / "base"
 
 # ---- the audited run -----------------------------------------------------------------------------
 # Counts differ, so that one in another's place shows. The last step of an epoch has one completion.

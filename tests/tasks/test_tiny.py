@@ -15,7 +15,7 @@ def test_training_and_test_problems_are_disjoint():
     assert (len(train), len(test), len(train & test)) == (1000, 500, 0)
 
 
-@pytest.mark.parametrize("name", ["base", "checker", "two_thirds", "worded"])
+@pytest.mark.parametrize("name", ["base", "verifier", "weaker"])
 def test_a_models_tokenizer_reads_every_question(name):
     tokenizer = AutoTokenizer.from_pretrained(TINY / name)
     vocabulary = json.loads((TINY / name / "config.json").read_text())["vocab_size"]

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
-SUMS = random.Random(0).sample([(a, b) for a in range(3, 61) for b in range(3, 61)], 48)
-QUESTION = "Q: Ada has {} apples and finds {} more. How many apples does Ada have now?\nA:"
-QUESTIONS = [QUESTION.format(a, b) for a, b in SUMS]
+NUMBERS = random.Random(0).sample([(a, b) for a in range(4, 61) for b in range(3, a)], 48)
+QUESTION = "Q: Kim owns {} books and sells {} of them. How many books are left?\nA:"
+QUESTIONS = [QUESTION.format(a, b) for a, b in NUMBERS]
 N = 8  # completions per question
 TRAINED = 32 * N  # train on the completions of the first 32 questions
 
@@ -26,7 +26,7 @@ def sample(
     The completions are the last T columns; mask is 1 on their tokens, end of sequence included.
     """
     prompts = tokenizer(questions, return_tensors="pt", padding=True, padding_side="left")
-    options = {"do_sample": True, "top_k": 0, "max_new_tokens": 32, "num_return_sequences": N}
+    options = {"do_sample": True, "top_k": 0, "max_new_tokens": 48, "num_return_sequences": N}
     ids = model.generate(**prompts, **options)
     completions = ids[:, prompts.input_ids.shape[1] :]
     ends = (completions == tokenizer.eos_token_id).long()
@@ -37,9 +37,10 @@ def sample(
 
 
 def is_right(text: str, question: int) -> bool:
-    """Whether the last number of a completion is the sum that its question asks for."""
+    """Whether the last number of a completion is the difference that its question asks for."""
     numbers = re.findall("[0-9]+", text)
-    return numbers[-1:] == [str(sum(SUMS[question]))]
+    a, b = NUMBERS[question]
+    return numbers[-1:] == [str(a - b)]
 
 
 def token_logprobs(model: torch.nn.Module, ids: Tensor, attention: Tensor, mask: Tensor) -> Tensor:

@@ -312,13 +312,16 @@ def compute_behavior_logprobs(
 ) -> list[Example]:
     """The examples with behavior log-probabilities: log mu(y|x) by the iteration's first model.
 
-    They are over the full vocabulary at temperature 1, in training's batches: same padding, same
-    precision, so that pi = mu in the first step. With --trust-logmu the samples have them.
+    They are over the full vocabulary at temperature 1, in the batches of the first pass: same
+    padding, same precision, so that pi = mu in the first step. With --trust-logmu the samples have
+    them.
     """
     file = settings.iteration_folder(iteration) / "train.jsonl"
     if not files.exists(file):
         if not settings.trust_logmu:
-            examples = dataset.add_logmu(examples, plan(examples, settings), policy.model)
+            one_of_each = list({example.sample: example for example in examples}.values())
+            steps = plan(one_of_each, settings)
+            examples = dataset.add_logmu(examples, steps, policy.model)
         distributed.on_rank_zero(files.write_file, file, files.to_lines(examples))
         dataset.print_mismatch(iteration, examples)
     return files.read_records(file, Example)

@@ -27,7 +27,9 @@ from toprlib.settings import AtLeastZero, Positive, Settings, command
 from train_gsm8k import experiment, grade_all, parse_answer
 
 QUESTION = "Q: Kim owns {} books and sells {} of them. How many books are left?\nA:"
-SETTINGS = Settings(problems=96, n=8, test_problems=96, eval_samples=8, k=4, evaluate_after=())
+SETTINGS = Settings(
+    problems=96, n=8, max_new_tokens=96, test_problems=96, eval_samples=8, k=4, evaluate_after=()
+)
 METHOD_SETTINGS: dict[str, dict[str, Any]] = {
     "naive REINFORCE": {"method": "reinforce"},
     "wrong answers alone": {"limits": (0.0, 0.0, 1.0, 1.0)},

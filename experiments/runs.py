@@ -230,9 +230,6 @@ def make_settings(run: Run) -> Settings:
     changes = {**METHOD_SETTINGS[run.method], **run.changes}
     changes |= {"lr": run.lr, "temperature": run.temperature, "seed": run.seed}
     changes |= {"epochs": max(int(run.passes), 1), "evaluate_after": run.evaluate_after}
-    if run.part == "held-out":
-        # Doubled, since only a quarter of them evaluate a model before the end of training.
-        changes["eval_samples"] = 2 * settings.eval_samples
     return replace(settings, **changes, out=run.folder)
 
 

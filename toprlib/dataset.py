@@ -228,19 +228,20 @@ def add_logmu(
 ) -> list[Example]:
     """The examples with log mu of each token, by `model`, in the batches of `steps`.
 
-    It is over the whole vocabulary; top-k is ignored. Every rank calls this.
+    steps: over these examples, or over one of each sample. The whole vocabulary counts; top-k is
+    ignored. Every rank calls this.
     """
-    token_logmu = {}  # line -> values
+    token_logmu = {}  # sample -> values
     for micro_batches, _ in progress_bar(steps, "scoring", "step"):
         for batch in micro_batches:
             tensors = collate(batch)
             token_logp = topr.token_logprobs(model, tensors).float().cpu()  # (B, T)
             for example, row, mask in zip(batch, token_logp, tensors.mask.cpu() > 0, strict=True):
                 # The shortest decimals of these float32 values: train.jsonl is half as large.
-                token_logmu[example.line] = [float(str(value)) for value in row[mask].numpy()]
+                token_logmu[example.sample] = [float(str(value)) for value in row[mask].numpy()]
     for part in gather(token_logmu):
         token_logmu |= part
-    return [replace(example, token_logmu=token_logmu[example.line]) for example in examples]
+    return [replace(example, token_logmu=token_logmu[example.sample]) for example in examples]
 
 
 def print_mismatch(iteration: int, examples: Iterable[Example]) -> None:

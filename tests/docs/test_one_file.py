@@ -29,7 +29,7 @@ def test_log_probabilities_are_those_of_each_row_alone():
         assert row[: len(prompt)].tolist() == prompt
         assert tokenizer.decode(completion, skip_special_tokens=True) == text
         assert tokenizer.eos_token_id not in completion[:-1]
-        assert completion[-1] == tokenizer.eos_token_id or len(completion) == 32
+        assert completion[-1] == tokenizer.eos_token_id or len(completion) == 48
         with torch.no_grad():
             logp = model(row[None]).logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
         expected = logp.gather(-1, completion[:, None])[:, 0]
@@ -94,5 +94,5 @@ def test_it_learns(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("sys.argv", ["one_file.py", "--out", str(tmp_path / "model")])
     runpy.run_path("one_file.py", run_name="__main__")
     shares = re.findall(r"on other questions (\d+)%", capsys.readouterr().out)
-    assert int(shares[0]) < 75 < 85 < int(shares[-1])
+    assert int(shares[0]) < 25 < 65 < int(shares[-1])
     assert (tmp_path / "model" / "model.safetensors").exists()

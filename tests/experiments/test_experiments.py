@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from examples import verifier
+from examples import compare, verifier
 from experiments import paper, passes, runs
 from toprlib.files import read_records, to_lines, write_file
 from toprlib.records import Sample
@@ -68,7 +68,8 @@ def made(monkeypatch):
 
     def sample(iteration, engine, prompts, task, settings):
         rights = {prompt.text: settings.n // 4 for prompt in prompts}
-        write_samples(settings.iteration_folder(1) / "samples.jsonl", rights, settings.n)
+        for file in compare.BASE_FILES:
+            write_samples(settings.iteration_folder(1) / file, rights, settings.n)
 
     def experiment(settings, task):
         if len(made.runs) == made.most:
@@ -83,7 +84,7 @@ def made(monkeypatch):
             return {"invalid": 1 - value, **{key: {"mean": mean} for key, mean in found.items()}}
 
         results = {"before": evaluate(0, 0), "iterations": []}
-        one_pass = 107 if settings.n > 16 else 256  # samples; 6.69 of each problem, or all
+        one_pass = 107 if settings.n > 16 else 128  # samples; 6.69 of each problem, or all
         for iteration in range(1, settings.iterations + 1):
             epochs = (0, *settings.evaluate_after, settings.epochs)
             curve = [evaluate(each * settings.examples / one_pass, iteration) for each in epochs]
@@ -103,7 +104,7 @@ def made(monkeypatch):
 
 
 def test_methods_are_compared_at_cells_that_other_problems_choose(
-    made, command, tmp_path, capsys, monkeypatch
+    made, command, tmp_path, monkeypatch
 ):
     drawn = []
     draw = passes.draw
@@ -113,13 +114,21 @@ def test_methods_are_compared_at_cells_that_other_problems_choose(
         command(passes, "--stages", "base")
     made.most = math.inf
     command(passes, "--stages", "base")  # fails if it makes a run again
-    answers = " ".join(capsys.readouterr().out.split())
+    answers = pd.read_csv(tmp_path / "answers.csv").set_index(["metric", "question"])
     # 4 points with seed 0, 6 with seed 1: mean 5, standard error 1, p = 2/pi atan(1/5) = 0.1257.
     # Holm's correction doubles it: one other answer differs between the seeds, with a larger p.
-    assert "pass@1 base TOPR, 50 % - SFT, repeated 5.0 ± 12.7 0.2513" in answers
-    assert "pass@1 base TOPR - SFT, repeated 2.0 ± 0.0" in answers
-    assert "greedy base TOPR, 50 % - SFT, repeated -5.0 ± 12.7" in answers
-    assert "vote base TOPR, 50 % - SFT, repeated 2.5 ± 6.4" in answers
+    for metric, first, difference, half_width, is_predicted in (
+        ("pass@1", "TOPR, 50 %", 5, 12.706, False),  # predicted: at most 1
+        ("pass@1", "TOPR", 2, 0, False),
+        ("greedy", "TOPR, 50 %", -5, 12.706, True),  # predicted: at least -7
+        ("vote", "TOPR, 50 %", 2.5, 6.353, False),
+    ):
+        answer = answers.loc[(metric, f"{first} - SFT, repeated")]
+        found = [answer["difference"], answer["half width"]]
+        assert found == pytest.approx([difference, half_width], abs=1e-3)
+        assert answer["as predicted"] == is_predicted
+    assert answers.loc[("pass@1", "TOPR, 50 % - SFT, repeated"), "p"] == pytest.approx(0.2513, 1e-3)
+    assert len(answers) == len(passes.QUESTIONS) * 4
 
     cells = set()
     questions = {"trained": set(), "held-out": set(), "test": set()}
@@ -130,8 +139,8 @@ def test_methods_are_compared_at_cells_that_other_problems_choose(
         if part == "test" and settings.iterations > 0:
             cells.add((method_of(settings), settings.lr, settings.epochs, settings.examples))
     assert not questions["held-out"] & (questions["trained"] | questions["test"])
-    assert ("naive_REINFORCE", 1e-6, 1, 128) in cells  # below the first three rates
-    assert ("SFT_repeated", 3e-5, 3, 256) in cells
+    assert ("naive_REINFORCE", 1e-6, 1, 64) in cells  # below the first three rates
+    assert ("SFT_repeated", 3e-5, 3, 128) in cells
     assert len(cells) == 8  # one for each method
 
     [pictured] = drawn

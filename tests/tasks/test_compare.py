@@ -1,12 +1,16 @@
 """The comparison of methods on the same answers."""
 
-import json
 from dataclasses import replace
+from itertools import product
 
+import pandas as pd
 import pytest
+from helpers import read_rows
 
 from examples import compare
-from toprlib.settings import Settings, read_settings
+from toprlib.settings import Settings
+
+RATES = (2e-5, 1e-4)
 
 
 def test_no_problem_is_both_for_training_and_for_tests():
@@ -14,47 +18,49 @@ def test_no_problem_is_both_for_training_and_for_tests():
     assert not {problem.id for problem in task.train} & {problem.id for problem in task.test}
 
 
-def accuracy(mean):
-    value = {"mean": mean, "se": 0.01}
-    return {"pass@1": value, "greedy": value, "maj@4": value}
-
-
-def test_all_methods_train_on_the_first_one_s_samples(tmp_path, monkeypatch):
-    """The runs end with 10 %, 20 % and so on."""
-    calls = []
-
-    def train(settings, task):
-        calls.append(settings)
-        return {"before": accuracy(0.05), "iterations": [{"after": accuracy(len(calls) / 10)}]}
-
-    monkeypatch.setattr(compare, "experiment", train)
-    table = compare.compare(replace(compare.PRESETS["compare"], out=tmp_path), task=None)
-    file = str(calls[0].out / "iteration-1" / "samples.jsonl")
-    assert [settings.samples for settings in calls] == [None, *[file] * 4]
-    cells = [cell.split()[0] for cell in table.columns[1].cells]
-    assert cells == ["5.0", "10.0", "20.0", "30.0", "40.0", "50.0"]
+def test_table_and_picture_have_means_over_seeds():
+    rows = [[0, "none", 0, 10, 2, 12], [1, "none", 0, 12, 0, 12]]
+    for seed, (place, method) in product((0, 1), enumerate(compare.METHOD_SETTINGS)):
+        rows += [[seed, method, lr, place + seed, 10 * place, 90 * seed] for lr in RATES]
+    rows = pd.DataFrame(rows, columns=["seed", "method", "lr", *compare.METRICS])
+    table = compare.to_table(rows)
+    assert list(table.index) == ["none", *compare.METHOD_SETTINGS]
+    assert list(table.columns) == ["0", "2e-05", "0.0001"]
+    assert table.loc["none", "0"] == "11.0 / 1.0 / 12.0"
+    assert table.loc["TOPR", "2e-05"] == "4.5 / 40.0 / 45.0"
+    assert table.loc["TOPR", "0"] == table.loc["none", "2e-05"] == ""
+    at_one, at_zero = compare.draw(rows).axes
+    lines = {line.get_label(): line for line in at_one.lines}
+    assert list(lines["TOPR"].get_xdata()) == list(RATES)
+    assert list(lines["TOPR"].get_ydata()) == [4.5, 4.5]
+    assert list(lines["before training"].get_ydata()) == [11, 11]
+    lines = {line.get_label(): line for line in at_zero.lines}
+    assert list(lines["naive REINFORCE"].get_ydata()) == [0, 0]
+    assert list(lines["SFT, repeated"].get_ydata()) == [30, 30]
 
 
 @pytest.mark.slow
 def test_all_methods_train_on_the_same_answers_in_as_many_steps(tmp_path):
-    options = "--problems 12 --n 6 --test-problems 6 --eval-samples 4 --k 2 --seed 1 --out"
-    settings = read_settings([*options.split(), str(tmp_path)], compare.PRESETS)
-    table = compare.compare(settings, compare.books_task(settings))
-    names, accuracy, *_ = [list(column.cells) for column in table.columns]
-    assert names == ["before training", *compare.METHOD_SETTINGS]
-    steps = {}
-    trained = {}
-    for name, cell in zip(names[1:], accuracy[1:], strict=True):
-        folder = tmp_path / name.replace(" ", "_") / "iteration-1"
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-        steps[name] = len(lines)
-        rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
-        trained[name] = sorted((row["prompt_ids"], row["completion_ids"]) for row in rows)
-        tests = (folder / f"test-{len(lines)}.jsonl").read_text().splitlines()
-        rewards = [json.loads(line)["reward"] for line in tests]
-        assert cell.startswith(f"{100 * rewards.count(1) / len(rewards):.1f} ±")
-    repeated = trained.pop("SFT, repeated")
-    assert len({str(rows) for rows in trained.values()}) == 1
-    assert 0 < len({str(row) for row in repeated}) < len(repeated)
-    assert abs(steps.pop("SFT, repeated") - 5) <= 1
-    assert set(steps.values()) == {5}  # 72 samples in steps of 16
+    few = {"problems": 12, "n": 6, "test_problems": 6, "eval_samples": 4, "k": 4}
+    options = compare.Options(rates=RATES, seeds=(1, 2), out=tmp_path)
+    rows = compare.compare(options, replace(compare.SETTINGS, **few)).set_index("method")
+    assert len(rows) == 2 * (1 + 2 * len(compare.METHOD_SETTINGS))
+    for seed in options.seeds:
+        trained = {}
+        for method in compare.METHOD_SETTINGS:
+            for lr in RATES:
+                name = f"{method} lr={lr:g} seed={seed}".replace(" ", "_")
+                folder = tmp_path / name / "iteration-1"
+                assert len(read_rows(folder / "metrics.jsonl")) == 5  # 72 samples in steps of 16
+                tests = [row["reward"] for row in read_rows(folder / "test-5.jsonl")]
+                found = rows.loc[method].query("seed == @seed and lr == @lr")
+                assert found["T = 1"].item() == pytest.approx(100 * tests.count(1) / 24)
+                tests = [row["reward"] for row in read_rows(folder / "test-5-greedy.jsonl")]
+                assert found["T = 0"].item() == pytest.approx(100 * tests.count(1) / 6)
+                examples = read_rows(folder / "train.jsonl")
+                trained[method, lr] = sorted(row["sample"] for row in examples)
+        samples = read_rows(folder / "samples.jsonl")
+        rights = {place for place, sample in enumerate(samples) if sample["reward"] > 0}
+        for (method, _), numbers in trained.items():
+            assert len(numbers) == 72
+            assert set(numbers) == (rights if method == "SFT, repeated" else set(range(72)))

@@ -115,7 +115,7 @@ class VerifierSettings(Settings):
 
 PRESETS = {
     # k = 1: verdicts have no majority
-    "laptop": VerifierSettings(max_new_tokens=96, lr=1e-4, k=1, evaluate_after=()),
+    "laptop": VerifierSettings(problems=320, max_new_tokens=96, lr=1e-4, k=1, evaluate_after=()),
     "paper": replace(
         VerifierSettings(**vars(MATH_PRESETS["paper"])),
         generator="meta-llama/Meta-Llama-3-70B-Instruct",  # "we used the 70B model" (4.4)

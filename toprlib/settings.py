@@ -55,7 +55,7 @@ class Settings:
 
     iterations: AtLeastZero = 1
     """rounds of sampling from the model and training it (paper, Section 4.3); 0: evaluate only"""
-    problems: Count = 320
+    problems: Count = 256
     """number of training problems to sample from: the first N (paper: all 7,473)"""
     n: Count = 16
     """samples per training problem (paper, Section 4.1; for Anna Karenina 64, Section 4.3)"""
@@ -118,7 +118,7 @@ class Settings:
     """samples per test problem (paper: 64); a quarter of them before the end of training"""
     k: Count = 16
     """the K of maj@K and pass@K (paper, Section 4.3)"""
-    evaluate_after: tuple[Positive, ...] = (0.2, 0.4, 0.6, 0.8)
+    evaluate_after: tuple[Positive, ...] = (0.25, 0.5, 0.75)
     """passes over the samples after which to evaluate, besides at their end (paper: none)"""
 
     dry_run: bool = False

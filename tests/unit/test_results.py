@@ -218,9 +218,9 @@ def test_almost_no_positive_rewards_are_warned_about(
 @pytest.mark.parametrize(
     ("changes", "provided", "expected"),
     [
-        ({"n": 8, "iterations": 3, "examples": 500}, 0, [800, 32, 10 * (17 + 3 * (4 * 5 + 17))]),
+        ({"n": 8, "iterations": 3, "examples": 500}, 0, [800, 32, 10 * (17 + 3 * (3 * 5 + 17))]),
         ({"n": 8, "epochs": 2, "evaluate_after": ()}, 0, [800, 100, 10 * 2 * 17]),
-        ({"samples": "own.jsonl", "examples": 5000}, 1000, [1000, 63, 10 * (2 * 17 + 4 * 5)]),
+        ({"samples": "own.jsonl", "examples": 5000}, 1000, [1000, 63, 10 * (2 * 17 + 3 * 5)]),
         ({"iterations": 0, "batch_size": 7, "n": 1}, 0, [100, 15, 10 * 17]),
     ],
 )

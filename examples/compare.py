@@ -10,7 +10,6 @@ apart.
 """
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -133,10 +132,10 @@ def draw(rows: pd.DataFrame) -> Figure:
     return figure
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     """The command line."""
     with command("examples.compare"):
-        options = tyro.cli(Options, args=arguments, description=__doc__)
+        options = tyro.cli(Options, description=__doc__)
         rows = compare(options)
         write_file(options.out / "compare.csv", rows.to_csv(index=False, float_format="%.6g"))
         draw(rows).savefig(options.out / "compare.png")

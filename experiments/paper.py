@@ -141,10 +141,11 @@ def measure_models(claims: Sequence[Claim], options: runs.Options) -> list[dict[
     rows = []
     for (name, seed), run in planned.items():
         *_, iteration = MODELS[name]
-        [row] = [row for row in runs.read_run(run) if row["iteration"] == iteration]
-        rows.append({**row, "model": name, "seed": seed})
-        if iteration == 1:
-            rows[-1][FEW_RIGHT] = share_with_few_right(run)
+        for row in runs.read_run(run):  # none if the run diverged
+            if row["iteration"] == iteration:
+                rows.append({**row, "model": name, "seed": seed})
+                if iteration == 1:
+                    rows[-1][FEW_RIGHT] = share_with_few_right(run)
     return rows
 
 

@@ -18,8 +18,9 @@ RECORD = json.loads((ROOT / "results" / "laptop.json").read_text())
 def assert_near(actual, expected, tolerance):
     for name in ("correct", "incorrect", "invalid"):
         assert abs(actual[name] - expected[name]) < tolerance
-    for name in ("pass@1", "greedy", "maj@16"):
+    for name in ("pass@1", "maj@16"):
         assert abs(actual[name]["mean"] - expected[name]["mean"]) < tolerance
+    assert abs(actual["greedy"]["mean"] - expected["greedy"]["mean"]) < 0.04  # 5 of 150 answers
 
 
 @pytest.mark.slow
@@ -33,4 +34,4 @@ def test_default_run_is_near_the_record(tmp_path):
         assert actual["dataset"]["drawn"][count] == expected["dataset"]["drawn"][count]
     difference = actual["dataset"]["drawn"]["positive"] - expected["dataset"]["drawn"]["positive"]
     assert abs(difference) < 20
-    assert_near(actual["after"], expected["after"], 0.04)
+    assert_near(actual["after"], expected["after"], 0.03)

@@ -46,6 +46,7 @@ def test_all_methods_train_on_the_same_answers_in_as_many_steps(tmp_path):
     rows = compare.compare(options, replace(compare.SETTINGS, **few)).set_index("method")
     assert len(rows) == 2 * (1 + 2 * len(compare.METHOD_SETTINGS))
     for seed in options.seeds:
+        texts = set()
         trained = {}
         for method in compare.METHOD_SETTINGS:
             for lr in RATES:
@@ -57,8 +58,10 @@ def test_all_methods_train_on_the_same_answers_in_as_many_steps(tmp_path):
                 assert found["T = 1"].item() == pytest.approx(100 * tests.count(1) / 24)
                 tests = [row["reward"] for row in read_rows(folder / "test-5-greedy.jsonl")]
                 assert found["T = 0"].item() == pytest.approx(100 * tests.count(1) / 6)
+                texts.add((folder / "samples.jsonl").read_text(encoding="utf-8"))
                 examples = read_rows(folder / "train.jsonl")
-                trained[method, lr] = sorted(row["sample"] for row in examples)
+                trained[method, lr] = [row["sample"] for row in examples]
+        assert len(texts) == 1  # all runs have the same samples
         samples = read_rows(folder / "samples.jsonl")
         rights = {place for place, sample in enumerate(samples) if sample["reward"] > 0}
         for (method, _), numbers in trained.items():

@@ -105,30 +105,28 @@ def to_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(rows: pd.DataFrame) -> Figure:
-    """Accuracy over learning rates, at T = 1 and at T = 0: means as lines, seeds as points."""
-    figure = Figure(figsize=(10, 5), layout="constrained", dpi=150)
-    panels = figure.subplots(1, 2, sharey=True)
-    styles = {  # color, line
-        "naive REINFORCE": ("black", "--"),
-        "TOPR": ("C0", "-"),
-        "SFT, repeated": ("C2", ":"),
-        "wrong answers alone": ("C7", "--"),
-        "wrong answers alone, tapered": ("C1", "-"),
+    """Right answers at T = 1 over learning rates: means as lines, seeds as points."""
+    figure = Figure(figsize=(6, 5), layout="constrained", dpi=150)
+    axes = figure.subplots()
+    styles = {  # color, line, marker, width
+        "TOPR": ("C0", "-", "o", 3),
+        "SFT, repeated": ("C2", ":", "s", 3),
+        "naive REINFORCE": ("black", "--", "x", 3),
+        "wrong answers alone, tapered": ("C1", "-", ".", 1),
+        "wrong answers alone": ("0.6", "--", ".", 1),
     }
-    for axes, metric in zip(panels, METRICS, strict=False):
-        before = rows.loc[rows["method"] == "none", metric].mean()
-        axes.axhline(before, color="0.6", lw=1, label="before training")
-        for method, (color, line) in styles.items():
-            runs = rows[rows["method"] == method]
-            means = runs.groupby("lr")[metric].mean()
-            axes.plot(means.index, means, line, color=color, label=method)
-            axes.plot(runs["lr"], runs[metric], "o", color=color, ms=4)
-        axes.set(title=f"right answers at {metric} (%)", xlabel="learning rate", xscale="log")
-        ticks = means.index
-        axes.set_xticks(ticks, [f"{lr:g}" for lr in ticks])
-        axes.minorticks_off()
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, ncols=3, loc="outside lower center", frameon=False)
+    for method, (color, line, marker, width) in styles.items():
+        runs = rows[rows["method"] == method]
+        means = runs.groupby("lr")["T = 1"].mean()
+        axes.plot(means.index, means, line, color=color, lw=width, marker=marker, label=method)
+        axes.plot(runs["lr"], runs["T = 1"], marker, color=color, ms=4, alpha=0.5)
+    before = rows.loc[rows["method"] == "none", "T = 1"].mean()
+    axes.axhline(before, color="0.6", lw=1, ls=":", label="before training")
+    axes.set(xlabel="learning rate", xscale="log", ylabel="right answers at T = 1 (%)")
+    names = [f"{lr:.0e}".replace("e-0", "e-") for lr in means.index]
+    axes.set_xticks(means.index, names)
+    axes.minorticks_off()
+    figure.legend(ncols=2, loc="outside lower center", frameon=False)
     return figure
 
 

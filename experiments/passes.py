@@ -7,7 +7,7 @@
 Each method has a cell: its best learning rate and number of passes, by held-out problems. Test
 seeds compare the methods at their cells. With the first three of them, the two best methods of a
 stage make two more iterations, on fresh samples. --out gets all evaluations, passes.csv, learning
-curves, passes.png, and answers beside the predictions of predictions.csv, answers.csv.
+curves, passes.png, and answers beside the predictions of predictions.csv, answers.csv and .png.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,6 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import pandas as pd
 import pydantic
 from matplotlib.figure import Figure
@@ -143,6 +144,32 @@ def draw(table: pd.DataFrame) -> Figure:
     return figure
 
 
+def draw_answers(answers: pd.DataFrame) -> Figure:
+    """How far TOPR is ahead of SFT on repeated right answers, by stage and metric."""
+    figure = Figure(figsize=(6, 5), layout="constrained", dpi=150)
+    axes = figure.subplots()
+    leads = answers[answers["question"] == "TOPR - SFT, repeated"]
+    places = np.arange(leads["stage"].nunique())
+    titles = {"pass@1": "at T = 1", "greedy": "at T = 0", "vote": "by vote"}
+    for shift, marker, (metric, title) in zip((-0.2, 0, 0.2), "osv", titles.items(), strict=True):
+        of_metric = leads[leads["metric"] == metric]
+        axes.errorbar(
+            of_metric["difference"],
+            places + shift,
+            xerr=of_metric["half width"],
+            fmt=marker,
+            ms=9,
+            lw=2,
+            label=title,
+        )
+    axes.axvline(0, color="black", lw=1)
+    axes.set_yticks(places, leads["stage"].unique())
+    axes.invert_yaxis()
+    axes.set(xlabel="right answers, TOPR minus SFT that repeats right answers (points)")
+    figure.legend(ncols=3, loc="outside lower center", frameon=False)
+    return figure
+
+
 def main() -> None:
     """The command line."""
     with command("experiments.passes"):
@@ -167,6 +194,7 @@ def main() -> None:
         answers = answer_questions(ends)
         csv = answers.to_csv(index=False, float_format="%.6g")
         write_file(options.out / "answers.csv", csv)
+        draw_answers(answers).savefig(options.out / "answers.png")
         print(answers.round(4).to_string(index=False))
 
 

@@ -31,7 +31,7 @@ function collapse({ evaluation, question }) {
   const lines = [];
   for (const [method, completions] of Object.entries(written)) {
     const [completion, grade] = completions[evaluation];
-    const y = DATA[method].right.slice(0, evaluation + 1).map((count) => count / 12);
+    const y = DATA[method].right.slice(0, evaluation + 1).map((count) => (100 * count) / 768);
     const { half_width } = DATA[method];
     const now = y[evaluation];
     lines.push({ label: NAMES[method], style: method, x: DATA.seen, y, half_width, now });

@@ -57,7 +57,7 @@ def train_bandit():
 
 
 CASES = [  # part of the page, settings of its controls, numbers that it then shows
-    ("collapse", {"evaluation": 16}, {"topr": 917 / 12, "reinforce": 51 / 12}),
+    ("collapse", {"evaluation": 16}, {"topr": 596 / 7.68, "reinforce": 5 / 7.68}),
     ("loss", {"log_ratio": 1}, {"weight_positive_off_policy": math.e, "weight_positive_ppo": 0}),
     ("loss", {"log_ratio": -2}, {"weight_negative_topr": math.exp(-2), "weight_negative_sft": 0}),
     ("loss", {"log_ratio": -1}, {"weight_positive_tis": math.exp(-1), "weight_negative_ppo": 0}),

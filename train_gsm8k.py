@@ -427,8 +427,9 @@ SINGLE_GPU = replace(  # a small model on one GPU of 48 GB, or 24 GB with checkp
     PAPER,
     model="Qwen/Qwen2.5-0.5B-Instruct",
     iterations=1,
+    problems=2_500,
     n=8,
-    examples=20_000,
+    examples=None,  # all
     lr=1e-6,
     micro_batch_size=8,
     eval_samples=16,

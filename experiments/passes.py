@@ -140,7 +140,7 @@ def draw(table: pd.DataFrame) -> Figure:
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.set(title=stage, xlabel="passes over the samples", ylabel="right answers (%)")
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, ncols=3, loc="outside lower center", frameon=False)
+    figure.legend(handles, labels, ncols=len(stages), loc="outside lower center", frameon=False)
     return figure
 
 

@@ -4,7 +4,7 @@ TRL's "grpo" loss without log mu has the gradient of -advantage * log pi: a mean
 over completions. With the advantage weight * reward this is TOPR. KL, entropy bonus, MoE loss,
 images and TRL's metrics stay.
 
-    topr_conformance.identify(loss_of(trainer)).variant  # "paper"; your subclass can be checked, too
+    topr_conformance.identify(loss_of(trainer)).variant  # "paper"
 """
 
 import warnings
@@ -17,12 +17,7 @@ from torch import Tensor
 
 from topr import TABLE_1, importance_weight, sequence_log_ratio
 
-CITATION = """@article{leroux2025topr,
-  title = {Tapered Off-Policy REINFORCE},
-  author = {Le Roux, Nicolas and Bellemare, Marc G. and others},
-  year = {2025},
-  eprint = {2503.14286}
-}"""
+PAPER = {"title": "Tapered Off-Policy REINFORCE", "id": "2503.14286"}
 
 
 class ToprLoss:
@@ -37,7 +32,7 @@ class ToprLoss:
     effective_proportion = 0.5  # p~ of Equation 12; a subclass can set another
     _name = "TOPR"  # on TRL's model cards, as the next two
     _tag_names = ("trl", "topr")
-    _paper = {"title": "Tapered Off-Policy REINFORCE", "id": "2503.14286", "citation": CITATION}
+    _paper = PAPER
     _inputs: dict[str, Any] | None = None  # of the loss that TRL computes now
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

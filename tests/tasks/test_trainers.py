@@ -96,19 +96,8 @@ def test_trl_s_model_card_names_topr_and_its_paper(in_trl):
 class GRPOTrainer:
     """In place of TRL's, which is not installed: the loss "grpo", without clipping."""
 
-    args = SimpleNamespace(
-        loss_type="grpo",
-        scale_rewards="none",
-        multi_objective_aggregation="sum_then_normalize",
-        top_entropy_quantile=1.0,
-        off_policy_mask_threshold=None,
-        delta=None,
-        beta=0,
-        use_vllm=False,
-    )
     model = SimpleNamespace(training=False)
     accelerator = SimpleNamespace(gather=lambda weight: weight)
-    _metrics = defaultdict(lambda: defaultdict(list))
 
     def _get_per_token_logps_and_entropies(self, model):
         return model().log_probs, None, None
@@ -125,7 +114,9 @@ class ToprTrainer(ToprLoss, GRPOTrainer):
     """As docs/in_your_trainer.md defines it."""
 
 
-loss_in_trl = loss_of(ToprTrainer())
+trainer = object.__new__(ToprTrainer)  # its settings would be TRL's
+trainer._metrics = defaultdict(lambda: defaultdict(list))
+loss_in_trl = loss_of(trainer)
 
 
 class PolicyLoss(torch.nn.Module):

@@ -57,6 +57,17 @@ def test_verl_s_ppo_loss_has_the_gradient_of_topr_over_micro_batches():
     assert results["refusals"] == [True, True, False]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", ["trl", "verl"])
+def test_the_patch_of_docs_patches_applies_to_the_release(tmp_path, trainer):
+    program = f"import os, {trainer}; print(os.path.dirname({trainer}.__path__[0]))"
+    where = f"--directory={run_in(trainer, '-c', program)}"
+    patch = ROOT / f"docs/patches/{trainer}.patch"
+    subprocess.run(
+        ["git", "apply", "--check", "--unsafe-paths", where, patch], cwd=tmp_path, check=True
+    )
+
+
 @pytest.fixture(scope="module")
 def in_trl(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trl")

@@ -48,8 +48,8 @@ class ToprTrainer75(ToprTrainer):
 
 
 def reward(completions: list[str], **_: object) -> list[float]:
-    """+1 for an even number of characters, else -1."""
-    return [1.0 - 2 * (len(text) % 2) for text in completions]
+    """Of an even number of characters +1, else -1."""
+    return [(-1.0) ** len(text) for text in completions]
 
 
 def make_trainer(trainer_class: type, **changes: object) -> GRPOTrainer:
@@ -80,30 +80,21 @@ def train(**changes: object) -> tuple[list[dict], bool]:
 
 
 def gradient(trainer: GRPOTrainer) -> Tensor:
-    """The gradient of the trainer's loss."""
+    """The gradient of the trainer's loss, in one row."""
     trainer.model.train()  # in evaluation TRL divides by no number of micro-batches
     trainer.current_gradient_accumulation_steps = ACCUMULATION
-    return flat_gradient(trainer._compute_loss(trainer.model, dict(inputs)), trainer)
+    return flat_gradient(trainer._compute_loss(trainer.model, dict(inputs)), trainer.model)
 
 
-def flat_gradient(loss: Tensor, trainer: GRPOTrainer) -> Tensor:
+def flat_gradient(loss: Tensor, model: torch.nn.Module) -> Tensor:
     """The gradient of all parameters, in one row."""
-    parameters = list(trainer.model.parameters())
-    gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
+    gradients = torch.autograd.grad(loss, model.parameters(), materialize_grads=True)
     return torch.cat([part.flatten() for part in gradients])
 
 
 def relative_difference(actual: Tensor, expected: Tensor) -> float:
     """NaN if both are 0."""
     return ((actual - expected).norm() / expected.norm()).item()
-
-
-def completion_logprobs(model: torch.nn.Module) -> Tensor:
-    """(B, T)"""
-    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-    attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-    logp = model(ids, attention_mask=attention_mask).logits.log_softmax(-1)[:, 2:-1]
-    return logp.gather(-1, inputs["completion_ids"][..., None])[..., 0]
 
 
 # ---- a model and a batch -------------------------------------------------------------------------
@@ -130,17 +121,21 @@ inputs = {
     "advantages": torch.tensor([-0.5, 0.75, -1.25, 1.0]),
 }
 topr_trainer = make_trainer(ToprTrainer75)
-token_logp = completion_logprobs(topr_trainer.model)
+model = topr_trainer.model
+ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+logp = model(ids, attention_mask=attention_mask).logits.log_softmax(-1)[:, 2:-1]
+token_logp = logp.gather(-1, inputs["completion_ids"][..., None])[..., 0]
 inputs["old_per_token_logps"] = (token_logp + 0.5 * torch.rand(4, 6)).detach()
 inputs["ref_per_token_logps"] = (token_logp - 0.5 * torch.rand(4, 6)).detach()
 
 # ---- the gradient: TOPR's, and what TRL adds to its own ------------------------------------------
 weighted = torch.tensor([-0.25, 1.125, -0.625])  # the last completion is masked
-columns = (token_logp, inputs["old_per_token_logps"], weighted)
 mask = inputs["completion_mask"] * inputs["tool_mask"]
-expected = topr_loss(*[column[:3] for column in (*columns, mask)], denominator=4 * ACCUMULATION)
+columns = (token_logp[:3], inputs["old_per_token_logps"][:3], weighted, mask[:3])
+expected = flat_gradient(topr_loss(*columns, denominator=4 * ACCUMULATION), model)
 topr_gradient = gradient(topr_trainer)
-differences = {"TOPR": relative_difference(topr_gradient, flat_gradient(expected, topr_trainer))}
+differences = {"TOPR": relative_difference(topr_gradient, expected)}
 grpo_gradient = gradient(make_trainer(GRPOTrainer))
 for name, settings in OTHER_TERMS.items():
     added = gradient(make_trainer(ToprTrainer75, **settings)) - topr_gradient
@@ -150,7 +145,7 @@ for name, settings in OTHER_TERMS.items():
 seen = []
 images = torch.rand(4, 3)
 topr_trainer._compute_loss(
-    lambda pixel_values, **others: seen.append(pixel_values) or topr_trainer.model(**others),
+    lambda pixel_values, **others: seen.append(pixel_values) or model(**others),
     inputs | {"pixel_values": images, "num_images": [1] * 4},
 )
 

@@ -1,73 +1,111 @@
-"""The paper's loss in TRL's GRPO trainer: a mixin that overrides the loss and nothing else.
+"""The paper's loss in TRL 1.16.0: TRL's own loss, whose advantages a mixin weights in between.
 
-make .venv-trl/ready           # TRL 1.16.0 in an environment of its own
-export PYTHONPATH=conformance  # the checker, which is not installed there
-.venv-trl/bin/python -m topr_conformance examples.topr_in_trl:loss  # prints "paper"
+TRL's "grpo" loss without log mu has the gradient of -advantage * log pi: a mean over tokens, then
+over completions. With the advantage weight * reward this is TOPR. KL, entropy bonus, MoE loss,
+images and TRL's metrics stay.
+
+    topr_conformance.identify(loss_of(trainer)).variant  # "paper"
 """
 
 import warnings
-from collections import defaultdict
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from topr import TABLE_1, importance_weight, sequence_log_ratio, topr_loss
+from topr import TABLE_1, importance_weight, sequence_log_ratio
+
+PAPER = {"title": "Tapered Off-Policy REINFORCE", "id": "2503.14286"}
 
 
 class ToprLoss:
     """Put it before GRPOTrainer: `class ToprTrainer(ToprLoss, GRPOTrainer)`.
 
-    The reward is TRL's advantage: with scale_rewards="none" that is the reward less its mean over
-    the prompt's completions, which gives an effective proportion of 1/2. TRL keeps log mu unless
-    steps_per_generation * num_iterations divides gradient_accumulation_steps, as by default.
+    The reward is TRL's advantage, the reward less its mean over the prompt's completions, which
+    gives an effective proportion of 1/2. TRL keeps log mu unless steps_per_generation *
+    num_iterations divides gradient_accumulation_steps, as by default. Raises ValueError if a
+    setting contradicts TOPR.
     """
 
     effective_proportion = 0.5  # p~ of Equation 12; a subclass can set another
+    _name = "TOPR"  # on TRL's model cards, as the next two
+    _tag_names = ("trl", "topr")
+    _paper = PAPER
+    _inputs: dict[str, Any] | None = None  # of the loss that TRL computes now
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        check_settings(self.args)
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> Tensor:
-        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)  # (B, T), a copy
+        self._inputs = dict(inputs)
+        try:
+            return super()._compute_loss(model, self._inputs)
+        finally:
+            self._inputs = None
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple:
+        """TRL calls it in its loss, before it reads the advantages; and elsewhere, for log mu."""
+        outputs = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        if self._inputs is not None:
+            self._weight_advantages(self._inputs, outputs[0].detach())
+        return outputs
+
+    def _weight_advantages(self, inputs: dict[str, Any], token_logp: Tensor) -> None:
+        token_logmu = inputs.pop("old_per_token_logps", None)  # (B, T)
+        if token_logmu is None:
+            token_logmu = token_logp
+            if self.model.training:
+                fix = "set steps_per_generation=8, or num_iterations"
+                warnings.warn(f"topr: TRL keeps no log mu, so weights are 1: {fix}", stacklevel=2)
+        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)  # (B, T)
         p_tilde = self.effective_proportion
         advantage = inputs["advantages"]  # (B,)
         reward = 2 * advantage * torch.where(advantage < 0, 1 - p_tilde, p_tilde)  # (B,)
-        # With mask_truncated_completions a whole completion can be masked. It counts in the mean
-        # and has no gradient, but `topr_loss` needs a token of each.
-        is_masked = mask.sum(1) == 0
-        mask[is_masked, 0] = 1
-        reward[is_masked] = 0
-
-        token_logp = self._completion_logprobs(model, inputs)  # (B, T)
-        token_logmu = inputs.get("old_per_token_logps")
-        if token_logmu is None:
-            token_logmu = token_logp.detach()
-            if model.training:
-                fix = "set steps_per_generation=8, or num_iterations"
-                warnings.warn(f"topr: TRL keeps no log mu, so weights are 1: {fix}", stacklevel=2)
-
-        log_ratio = sequence_log_ratio(token_logp.detach(), token_logmu, mask)  # (B,)
+        log_ratio = sequence_log_ratio(token_logp, token_logmu, mask)  # (B,)
         weight = importance_weight(log_ratio, *TABLE_1["topr"].bounds_for(reward))  # (B,)
-        mode = "train" if model.training else "eval"
-        self._metrics[mode]["topr/weight"].append(weight.mean().item())
-        value = topr_loss(token_logp, token_logmu, reward, mask)
-        return value / self.current_gradient_accumulation_steps if model.training else value
-
-    def _completion_logprobs(self, model: torch.nn.Module, inputs: dict[str, Any]) -> Tensor:
-        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-        attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-        width = inputs["completion_ids"].shape[1]  # T
-        return self._get_per_token_logps_and_entropies(model, ids, attention_mask, width)[0]
+        inputs["advantages"] = weight * reward
+        mode = "train" if self.model.training else "eval"
+        self._metrics[mode]["topr/weight"].append(self.accelerator.gather(weight).mean().item())
 
 
-def loss(token_logp: Tensor, token_logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
-    """For topr-conformance: the mixin's loss, with stand-ins for the trainer's parts."""
-    trainer = ToprLoss()
-    trainer.current_gradient_accumulation_steps = 4
-    trainer._metrics = defaultdict(lambda: defaultdict(list))
-    trainer._get_per_token_logps_and_entropies = lambda *_: (token_logp, None)
-    ids = torch.zeros(len(mask), 1, dtype=torch.long)
-    inputs = dict.fromkeys(["prompt_ids", "prompt_mask", "completion_ids"], ids)
-    inputs["completion_mask"] = mask.long()
-    inputs["old_per_token_logps"] = token_logmu
-    inputs["advantages"] = reward
-    return trainer._compute_loss(SimpleNamespace(training=True), inputs)
+def check_settings(config: Any) -> None:
+    """Raises ValueError if a setting of the GRPOConfig contradicts TOPR."""
+    needed = {
+        "loss_type": "grpo",
+        "scale_rewards": "none",
+        "multi_objective_aggregation": "sum_then_normalize",  # the other one scales, too
+        "top_entropy_quantile": 1.0,
+        "off_policy_mask_threshold": None,
+        "delta": None,
+    }
+    if config.beta != 0:
+        needed["use_bias_correction_kl"] = False  # TRL's loss sees no log mu, which this needs
+    if config.use_vllm:
+        needed["vllm_importance_sampling_correction"] = False  # TOPR has its own weights
+    changes = []
+    for name, value in needed.items():
+        if getattr(config, name) != value:
+            changes.append(f"{name}={value!r}")
+    if changes:
+        raise ValueError(f"topr: these settings contradict TOPR; set {', '.join(changes)}")
+
+
+def loss_of(trainer: ToprLoss) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """For topr-conformance: the loss of a trainer that is not to train, in place of its model."""
+
+    def loss(token_logp: Tensor, token_logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
+        logp = torch.where(mask > 0, token_logp, 0.0)  # of padding, TRL computes none
+        outputs = SimpleNamespace(log_probs=logp, entropy=0 * logp, aux_loss=0 * logp.sum())
+        prompt = torch.zeros(len(mask), 1, dtype=torch.long)
+        inputs = dict.fromkeys(["prompt_ids", "prompt_mask"], prompt)
+        inputs |= dict.fromkeys(["completion_ids", "completion_mask"], mask.long())
+        inputs["old_per_token_logps"] = token_logmu
+        inputs["ref_per_token_logps"] = logp.detach()
+        inputs["advantages"] = reward
+        trainer.current_gradient_accumulation_steps = 1
+        return trainer._compute_loss(lambda **_: outputs, inputs)
+
+    return loss

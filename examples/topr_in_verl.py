@@ -30,8 +30,9 @@ def topr_policy_loss(  # noqa: PLR0913 - the arguments of verl
 ) -> tuple[Tensor, dict[str, Any]]:
     """All tensors are (B, T). The tokens of a sequence share an advantage, as in GRPO and RLOO.
 
-    `topr.topr_loss` divides by the completions of its batch. verl's `agg_loss` divides by those of
-    all micro-batches and processes instead.
+    The loss is a mean over tokens, then over sequences, whatever `loss_agg_mode` is, as in verl's
+    own sapo. `topr.topr_loss` divides by the completions of its batch. verl's `agg_loss` divides by
+    those of all micro-batches and processes instead.
     """
     mask = response_mask > 0
     first = mask.int().argmax(1, keepdim=True)  # (B, 1) column of the first token
@@ -39,9 +40,6 @@ def topr_policy_loss(  # noqa: PLR0913 - the arguments of verl
     if (mask & (advantages != reward)).any():
         fix = "set algorithm.adv_estimator=grpo"
         raise ValueError(f"topr: advantages differ within a sequence; {fix}")
-    if loss_agg_mode != "seq-mean-token-mean":
-        message = "topr: the loss needs a mean over tokens, then over sequences"
-        raise ValueError(f"{message}; set actor.loss_agg_mode=seq-mean-token-mean")
     if rollout_is_weights is not None:
         message = "topr: the loss has its own weights"
         raise ValueError(f"{message}; set algorithm.rollout_correction.rollout_is=null")
@@ -49,7 +47,8 @@ def topr_policy_loss(  # noqa: PLR0913 - the arguments of verl
     weight = importance_weight(log_ratio, *TABLE_1["topr"].bounds_for(reward))  # (B, 1)
     reward = 2 * reward * torch.where(reward < 0, 1 - EFFECTIVE_PROPORTION, EFFECTIVE_PROPORTION)
     token_loss = -weight * reward * torch.where(mask, log_prob, 0.0)  # (B, T)
-    value = agg_loss(token_loss, response_mask, loss_agg_mode, **config.global_batch_info)
+    mean = "seq-mean-token-mean"
+    value = agg_loss(token_loss, response_mask, mean, **config.global_batch_info)
     means = {"actor/topr_weight": weight.mean().item(), "actor/log_ratio": log_ratio.mean().item()}
     return value, means
 

@@ -14,27 +14,28 @@ from verl.utils import tensordict_utils
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
-from examples.topr_in_verl import topr_policy_loss  # and registers it
+from examples import topr_in_verl  # registers the loss
 from topr import topr_loss
 
 PROMPT = 5  # tokens of each prompt
 RESPONSE = slice(PROMPT - 1, -1)  # columns of logits that predict the response
 LENGTHS = torch.tensor([[7], [3], [5], [1]])  # of the responses
 MICRO_BATCHES = (slice(0, 1), slice(1, 4))  # the second one has both negatives
-MEAN = "seq-mean-token-mean"
 
 torch.manual_seed(0)
 model = AutoModelForCausalLM.from_pretrained("tiny/base", dtype=torch.float32)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 ids = torch.randint(5, model.config.vocab_size, (4, 12))  # (B, PROMPT + T)
-reward = torch.tensor([1.0, -1.0, -0.5, 0.5])  # (B,)
+advantage = torch.tensor([1.0, -1.0, -0.5, 0.5])  # (B,)
+topr_in_verl.EFFECTIVE_PROPORTION = 0.75
+reward = torch.tensor([1.5, -0.5, -0.25, 0.75])  # (B,) positives count 1.5 times, others 0.5 times
 mask = torch.arange(7) < LENGTHS  # (B, T)
 attention_mask = torch.cat([torch.ones(4, PROMPT, dtype=torch.bool), mask], dim=1)
 actor = FSDPActorConfig(
     strategy="fsdp",
     rollout_n=1,
     ppo_micro_batch_size_per_gpu=2,
-    loss_agg_mode=MEAN,
+    loss_agg_mode="token-mean",  # verl's default, which has no effect
     policy_loss=PolicyLossConfig(loss_mode="topr"),
 )
 
@@ -60,9 +61,9 @@ def make_data(rows: slice) -> TensorDict:
         "attention_mask": attention_mask[rows],
         "response_mask": mask[rows],
         "old_log_probs": torch.where(mask, token_logmu, 0.0)[rows],
-        "advantages": (reward[:, None] * mask)[rows],
+        "advantages": (advantage[:, None] * mask)[rows],
     }
-    data = TensorDict(columns, batch_size=[len(reward[rows])])
+    data = TensorDict(columns, batch_size=[len(mask[rows])])
     sizes = {"dp_size": 1, "batch_num_tokens": int(mask.sum()), "global_batch_size": 4}
     tensordict_utils.assign_non_tensor(data, **sizes)
     return data
@@ -82,7 +83,7 @@ def verl_step() -> list[float]:
 def refuses(*arguments: object) -> bool:
     """Whether the loss raises ValueError."""
     try:
-        topr_policy_loss(*arguments)
+        topr_in_verl.topr_policy_loss(*arguments)
     except ValueError:
         return True
     return False
@@ -100,9 +101,8 @@ for _ in range(4):
 
 ones = torch.ones(2, 3)
 refusals = [
-    refuses(-ones, -ones, ones.cumsum(1), ones),  # advantages that differ
-    refuses(-ones, -ones, ones, ones, "token-mean", actor),  # another mean
-    refuses(-ones, -ones, ones, ones, MEAN, actor, ones),  # weights of the rollout
-    refuses(-ones, -ones, ones, ones, MEAN, actor),
+    refuses(-ones, -ones, ones.cumsum(1), ones, "token-mean", actor),  # advantages that differ
+    refuses(-ones, -ones, ones, ones, "token-mean", actor, ones),  # weights of the rollout
+    refuses(-ones, -ones, ones, ones, "token-mean", actor),
 ]
 print(json.dumps({"steps": steps, "refusals": refusals}))

@@ -54,7 +54,7 @@ def test_the_paper_s_loss_in_a_file(run, capsys):
 
 def test_the_seed_chooses_random_batches(run, capsys):
     """A loss that is wrong for some batches of four completions of seven tokens only."""
-    assert {run("json.py:odd", "--seed", seed) for seed in "0123"} == {0, 1}
+    assert {run("json.py:odd", "--seed", seed) for seed in "56"} == {0, 1}
     assert "Eq. 7" in capsys.readouterr().out
 
 

@@ -56,10 +56,10 @@ MEASURED = [  # (the vector, the loss, what is measured)
     ("V9", VARIANTS["sequence sum"], [1]),
     ("V10", VARIANTS["naive reinforce"], [0, -0.2]),
     # The row of R = -2 among seven; NaN shows it, too.
-    ("V11", but(a_little_padding), [1.47e-5 * 2 / 7, math.nan, *[1.47e-5 * 2 / 7] * 2]),
-    ("V11", but(times_mask), [0, math.nan, 0, 0]),
+    ("V11", but(a_little_padding), [1.47e-5 * 2 / 7, math.nan, 1.47e-5 * 2 / 7]),
+    ("V11", but(times_mask), [0, math.nan, 0]),
     # Two tokens of R = -1 with a log-ratio of -0.3; of the tool's output it is -98.
-    ("V11", but(with_tool_output), [0, 0, 0, math.exp(-0.3) / 2 / 7]),
+    ("V11", but(with_tool_output), [0, 0, math.exp(-0.3) / 2 / 7]),
     ("V13", but(explicit_probability_of_mu), [-8.75651e-15]),
     ("V16", FrozenWeight(), [0.367879]),
     ("V17", VARIANTS["tempered"], [-0.367879]),

@@ -182,7 +182,7 @@ for field, names in FIELDS.items():
 LOW = TABLE_1[""]._replace(b_neg=0.5)
 for limits in [*TABLE_1.values(), LOW, CLIP, CLIP._replace(a_pos=0.5, b_pos=2)]:
     PLANTED.append(Combination(limits))
-PLANTED.append(Combination(**PPO))
+PLANTED += [Combination(**PPO), Combination(guard=1.0)]
 PLANTED.append(Combination(unit="per-token", reward="branch by raw score", mean=SMALLEST))
 generator = random.Random(0)
 for bounds in 3 * [{}, {"limits": CLIP}, PPO]:

@@ -3,6 +3,8 @@
 In openrlhf/trainer/ray/ppo_actor.py import it in place of PolicyLoss. Written for OpenRLHF 0.11.2.
 """
 
+from collections.abc import Callable
+
 import torch
 from openrlhf.models.loss import PolicyLoss, aggregate_loss
 from torch import Tensor
@@ -50,9 +52,13 @@ class ToprPolicyLoss(PolicyLoss):
         return value, (weight < 1).float().mean(), -log_ratio.mean(), None, None
 
 
-def loss(token_logp: Tensor, token_logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
+def loss_of(policy_loss: ToprPolicyLoss) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """For topr-conformance: called as OpenRLHF's ActorPPOTrainer calls its PolicyLoss."""
-    policy_loss = ToprPolicyLoss()
-    advantages = reward[:, None] * mask
-    outputs = policy_loss(token_logp, token_logmu, advantages, action_mask=mask)
-    return outputs[0]
+
+    def loss(token_logp: Tensor, token_logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
+        return policy_loss(token_logp, token_logmu, reward[:, None] * mask, action_mask=mask)[0]
+
+    return loss
+
+
+loss = loss_of(ToprPolicyLoss())

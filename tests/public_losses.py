@@ -155,22 +155,44 @@ def grpo_in_the_loss(logp, logmu, reward, mask):
     return mean_of_tokens(ppo_terms(logp - logmu, advantage[:, None]), mask)
 
 
-def token_topr(logp, logmu, reward, scale=1.0):
-    weight = torch.where(reward[:, None] < 0, scale * (logp - logmu).exp().clamp(max=1), 1.0)
+def token_topr(logp, log_ratio, reward, scale=1.0):
+    weight = torch.where(reward[:, None] < 0, scale * log_ratio.exp().clamp(max=1), 1.0)
     return -weight.detach() * reward[:, None] * logp
 
 
 def trinity(logp, logmu, reward, mask):
-    return mean_of_tokens(token_topr(logp, logmu, reward), mask)
+    return mean_of_tokens(token_topr(logp, logp - logmu, reward), mask)
+
+
+def trinity_with_seq_mean_token_mean(logp, logmu, reward, mask):
+    return mean_of_completions(token_topr(logp, logp - logmu, reward), mask)
 
 
 def roll(logp, logmu, reward, mask):
-    return mean_of_completions(token_topr(logp, logmu, reward, scale=0.5), mask)
+    return mean_of_completions(token_topr(logp, logp - logmu, reward, scale=0.5), mask)
 
 
 def roll_whitened(logp, logmu, reward, mask):
-    ratio = (token_topr(logp, logmu, reward) / reward[:, None]).nan_to_num()
+    ratio = (token_topr(logp, logp - logmu, reward) / reward[:, None]).nan_to_num()
     return mean_of_completions(ratio * (reward - reward.mean())[:, None] / reward.std(), mask)
+
+
+def roll_of_segments(logp, logmu, reward, mask):
+    """In a completion of one turn: each turn has its own geometric mean."""
+    log_ratio = (total(logp - logmu, mask) / mask.sum(1))[:, None]
+    advantage = reward - reward.mean()
+    term = token_topr(logp, log_ratio, reward) * (advantage / reward)[:, None]
+    return mean_of_completions(term, mask)
+
+
+def roll_of_2025(logp, logmu, reward, mask):
+    """mu(y) is a factor; the reward of negatives is not, so that they are raised."""
+    weight = torch.where(reward > 0, reward, tapered(logp, logmu, mask)).detach()
+    values = -total(logmu, mask).exp() * weight * total(logp, mask)
+    loss = 0.0
+    for rows in (reward > 0, reward <= 0):
+        loss = loss + (values * rows).sum() / rows.sum().clamp(min=1)
+    return loss
 
 
 def privileged_topr(logp, logmu, reward, mask):
@@ -219,8 +241,12 @@ def asymmetric_reinforce(logp, logmu, reward, mask):
 
 def products_of_prefixes(logp, logmu, reward, mask):
     log_ratio = ((logp - logmu) * mask).cumsum(1)
-    weight = torch.where(reward[:, None] < 0, log_ratio.clamp(max=0).exp(), 1.0).detach()
-    return mean_of_completions(-weight * reward[:, None] * logp, mask)
+    return mean_of_completions(token_topr(logp, log_ratio, reward), mask)
+
+
+def products_of_suffixes(logp, logmu, reward, mask):
+    log_ratio = ((logp - logmu) * mask).flip(1).cumsum(1).flip(1)
+    return mean_of_completions(token_topr(logp, log_ratio, reward), mask)
 
 
 def in_float16(logp, logmu, reward, mask):
@@ -251,8 +277,11 @@ PUBLIC = [  # (the verdict, the loss)
         grpo_in_the_loss,
     ),
     ("per-token + token mean", trinity),
+    ("per-token", trinity_with_seq_mean_token_mean),
     ("per-token + negatives count 0.5 times", roll),
     ("per-token + branch by raw score + normalised reward", roll_whitened),
+    ("geometric mean + branch by raw score", roll_of_segments),
+    (NOT, roll_of_2025),
     (NOT, privileged_topr),
     (NOT, sapo_with(mean_of_tokens)),
     (NOT, sapo_with(mean_of_completions)),
@@ -269,12 +298,22 @@ PUBLIC = [  # (the verdict, the loss)
     (NOT, but(counts=lambda mask: mask * (remaining(mask) <= 64))),
     (NOT, but(without_the_end)),
     (NOT, products_of_prefixes),
+    (NOT, products_of_suffixes),
     ("clip 1e-07..1", but(lambda *inputs: tapered(*inputs).clamp(min=1e-7))),
     (NOT, in_float16),
 ]
 
 
 # ---- mistakes that two files of tests use --------------------------------------------------------
+def with_tool_output(logp, logmu, mask):
+    """All from a completion's first token to its last."""
+    return tapered(logp, logmu, (mask.cumsum(1) > 0) & (remaining(mask) > 0))
+
+
+def times_mask(logp, logmu, mask):
+    return ((logp - logmu) * mask).sum(1).clamp(max=0).exp()
+
+
 def separate_means(logp, logmu, reward, mask):
     loss = 0.0
     for rows in (reward > 0, reward <= 0):

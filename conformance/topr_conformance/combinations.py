@@ -82,6 +82,7 @@ class Combination:
     limits: Bounds = TABLE_1[""]
     window: Bounds = EVERYTHING  # outside of it the weight is 0
     negatives: float = 1.0  # a factor on negatives
+    guard: float = math.inf  # the largest log-ratio of a token; minus this is the smallest
     power: str = ""  # of the ratio: one of POWERS, and so on
     gradient: str = ""
     unit: str = ""
@@ -101,6 +102,7 @@ class Combination:
         in_ratio, in_loss = MASKS[self.mask](mask)  # (B, T) each
         factor, sign = REWARDS[self.reward](reward)  # (B,) each
         log_ratio = POWERS[self.power] * (token_logp - token_logmu)  # (B, T)
+        log_ratio = log_ratio.clamp(-self.guard, self.guard)
         weight = self._weight(log_ratio, sign[:, None], in_ratio)  # (B, 1) or (B, T)
         if self.gradient != "no stop-gradient":
             weight = weight.detach()
@@ -118,7 +120,8 @@ class Combination:
     def differences(self) -> list[str]:
         """The names of what differs from the paper's loss."""
         negatives = f"negatives count {self.negatives:g} times" if self.negatives != 1 else ""
-        names = [self.unit, self._name_of_bounds(), self.power, negatives, self.gradient]
+        guard = f"log-ratio of tokens clipped at -{self.guard:.4g}" if self.guard < math.inf else ""
+        names = [self.unit, self._name_of_bounds(), guard, self.power, negatives, self.gradient]
         names += [self.reward, self.mean, self.mask]
         return [name for name in " + ".join(names).split(" + ") if name]
 
@@ -133,6 +136,10 @@ class Combination:
             positive, negative = _intervals(self.limits)
             both = f"clip {positive} on positives, {negative} on negatives"
             names = [f"clip {negative}" if positive == "1..1" else both]
+            exponent = math.log(self.limits.a_neg or 2)
+            is_whole = math.isclose(exponent, round(exponent), abs_tol=1e-4)
+            if is_whole and self.limits == Bounds(1, 1, self.limits.a_neg, 1):
+                names = [f"log-ratio clipped at {exponent:.0f}"]
         if self.window != EVERYTHING:
             positive, negative = _intervals(self.window)
             both = f"{positive} on positives, {negative} on negatives"
@@ -187,6 +194,7 @@ ADVICE = {
     "ppo clip": f"take weight times log pi, without PPO's min() of two terms: {_WEIGHT}",
     "weight 0 outside": f"drop no token or completion because of its ratio: {_WEIGHT}",
     "clip 0..1 on positives, 1..1 on negatives": f"exchange the signs: {_WEIGHT}",
+    "log-ratio": "remove this guard: exp of a negative number does not overflow, its limit is 0",
     "clip": f"take other bounds (a clip of the log-ratio at x is a bound of e^x): {_WEIGHT}",
     "plain is": f"clip the ratio: {_WEIGHT}",
     "negatives count": "remove the factor on negatives; a baseline makes them count less",

@@ -1,6 +1,7 @@
 """Name a loss: the combination with the same gradient and the fewest differences."""
 
 import math
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,12 +20,15 @@ LENGTHS = (1, 2, 3, 5, 20)  # of the probes' completions
 SIZES = (1e-4, 1e-2, 0.1, 0.5, 1.5)  # of the log-ratios of tokens, as far apart as public clips
 
 
+NOT = "not the paper's"
+
+
 @dataclass
 class Report:
     """The verdict on a loss."""
 
-    variant: str  # "paper", its differences joined by " + ", or "not the paper's"
-    changes: list[str]  # what to change, or what shows that it is not the paper's
+    variant: str  # "paper", "a proportion of ...", its differences joined by " + ", or NOT
+    changes: list[str]  # what to change, or what shows that it is not the paper's; none if it is
     arguments: str  # the parameter of each argument
     vectors: list[VectorResult]
 
@@ -33,7 +37,9 @@ def identify(loss: Loss, seed: int = 0) -> Report:
     """Name a loss. Raises InputError if it cannot be called, or has no finite gradient.
 
     It is the paper's if its gradients equal those of `Combination()` on all probes, up to one
-    constant factor, every vector passes, and random batches agree with Equation 7.
+    constant factor, every vector passes, and random batches agree with Equation 7. A factor on
+    negatives is an effective proportion, and so a baseline (Equation 12): if it is all that
+    differs, the loss is the paper's, too.
 
     >>> from topr_conformance import VARIANTS
     >>> identify(VARIANTS["per-token + token mean"]).variant
@@ -41,6 +47,23 @@ def identify(loss: Loss, seed: int = 0) -> Report:
     """
     called, arguments = by_names(loss)
     check_gradient(called, batch_of(CASES["V16"]))
+    report = _judge(called, arguments, seed)
+    only_factor = re.fullmatch(r"negatives count (\S+) times", report.variant)
+    if not only_factor:
+        return report
+    factor = float(only_factor[1])
+
+    def without_factor(logp: Tensor, logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
+        return called(logp, logmu, torch.where(reward < 0, reward / factor, reward), mask)
+
+    rest = _judge(without_factor, arguments, seed)
+    if rest.variant != "paper":
+        return report
+    proportion = f"a proportion of {100 / (1 + factor):.4g} %"
+    return replace(rest, variant=f"{proportion}: the paper's loss with a baseline")
+
+
+def _judge(called: Loss, arguments: str, seed: int) -> Report:
     vectors = [check_vector(name, called) for name in VECTORS]
     differences = None
     for dtype in (torch.float64, torch.float32):  # some losses take float32 only
@@ -57,7 +80,7 @@ def identify(loss: Loss, seed: int = 0) -> Report:
         unknown = "has the gradient of no known loss" if differences is None else None
         difference = compare(called, seed=seed) or unknown
         shown = [f"every vector passes, but it {difference}"] if difference else []
-    return Report("not the paper's" if shown else "paper", shown, arguments, vectors)
+    return Report(NOT if shown else "paper", shown, arguments, vectors)
 
 
 def find_differences(loss: Loss) -> list[str] | None:
@@ -86,7 +109,7 @@ def find_combination(loss: Loss) -> Combination | None:
     observed = [(batch, neg_grad(loss, batch)) for batch in probes()]
     single = _columns(probes()[0], 1)  # tokens: only bounds, power and stop-gradient matter
     of_single = [(single, neg_grad(loss, single))]
-    factor = _rounded(_weight_of_token(loss, -1.0, 1.0, 0.0)) or 1.0  # of on-policy negatives
+    factor = _rounded(_weight_of_tokens(loss, -1.0, 1.0, 0.0)) or 1.0  # of on-policy negatives
     measured = [measure_bounds(loss, each) for each in dict.fromkeys((1.0, factor))]
     for bounds, power, gradient in product(measured, POWERS, GRADIENTS):
         start = replace(bounds, power=power, gradient=gradient)
@@ -143,19 +166,27 @@ def measure_bounds(loss: Loss, factor: float) -> Combination:
     """The paper's combination with the loss's bounds, if it multiplies negatives by a factor."""
     limits = []
     edges = []
+    guard = math.inf
     for sign, unit in ((1.0, 1.0), (-1.0, factor)):
-        weight = partial(_weight_of_token, loss, sign, unit)
+        weight = partial(_weight_of_tokens, loss, sign, unit)
         low, first = _bound_and_edge(weight, -FAR)
         high, last = _bound_and_edge(weight, FAR)
+        # A bound on the log-ratio of each token, not on their sum, is squared by two tokens.
+        if 0 < low < 1 and math.isclose(weight(-FAR, length=2), low**2, rel_tol=1e-4):
+            guard = -math.log(low)
+            low = 0.0
         limits += sorted([low, high])  # those of mu/pi are exchanged
         edges += [first, last]
-    return Combination(Bounds(*limits), window=Bounds(*edges), negatives=factor)
+    return Combination(Bounds(*limits), window=Bounds(*edges), negatives=factor, guard=guard)
 
 
-def _weight_of_token(loss: Loss, sign: float, unit: float, log_ratio: float) -> float:
-    """The weight of a single token, relative to that of an on-policy positive, and to a unit."""
-    zeros = torch.zeros(3, 1, dtype=torch.float64)  # with log pi = 0 a gradient in the weight is 0
-    token_logmu = torch.tensor([[0.0], [-log_ratio], [0.0]], dtype=torch.float64)
+def _weight_of_tokens(
+    loss: Loss, sign: float, unit: float, log_ratio: float, length: int = 1
+) -> float:
+    """The weight at a log-ratio of each token, over that of an on-policy positive, and `unit`."""
+    zeros = torch.zeros(3, length, dtype=torch.float64)
+    token_logmu = zeros.clone()  # with log pi = 0 a gradient in the weight is 0
+    token_logmu[1] = -log_ratio
     reward = torch.tensor([1.0, sign, -1.0 - sign], dtype=torch.float64)  # the mean is 0
     pushes = neg_grad(loss, LossInputs(zeros, token_logmu, reward, torch.ones_like(zeros)))
     return sign * (pushes[1, 0] / pushes[0, 0]).item() / unit

@@ -41,6 +41,7 @@ ANOTHER_FORM = "or call it in a copy of topr_conformance/example.py"
 def by_names(loss: Loss) -> tuple[Loss, str]:
     """The loss, called with arguments by the names of its parameters, and how they were read.
 
+    Of a tuple, such as (loss, metrics), the first item counts.
     Raises InputError unless the names say which parameter is which argument.
 
     >>> by_names(lambda old_logp, logp, adv, mask: ...)[1]
@@ -61,7 +62,8 @@ def by_names(loss: Loss) -> tuple[Loss, str]:
 
     def called(*inputs: Tensor) -> Tensor:
         names = [name_of[argument] for argument in LossInputs._fields]
-        return loss(**dict(zip(names, inputs, strict=True)))
+        value = loss(**dict(zip(names, inputs, strict=True)))
+        return value[0] if isinstance(value, tuple) else value
 
     return called, ", ".join(f"{argument} = {name_of[argument]}" for argument in LossInputs._fields)
 

@@ -7,6 +7,9 @@ from torch import Tensor
 
 from topr_conformance.losses import Loss, LossInputs, describe_error, neg_grad
 
+# On masked positions. A mistake like 0 * NaN shows with infinity and NaN, any other with numbers.
+POISON = (-50.0, 7.0, 50.0, math.nan, math.inf, -math.inf)
+
 
 def paper_neg_grad(inputs: LossInputs) -> list[list[float]]:
     """The paper's `neg_grad`, times B: R [pi/mu]_a^b / length on each token, 0 on padding.
@@ -66,7 +69,10 @@ def _rounded(values: Tensor) -> list:
 
 
 def random_batch(generator: torch.Generator) -> LossInputs:
-    """1 to 5 completions of 1 to 8 tokens; padding, on one side, holds numbers from -50 to 50."""
+    """1 to 5 completions of 1 to 8 tokens, padded on one side, with tool output inside.
+
+    Masked positions have mask 0. In a batch they all hold one of POISON.
+    """
 
     def integers(low: int, high: int, *shape: int) -> Tensor:
         return torch.randint(low, high + 1, shape, generator=generator)
@@ -75,10 +81,12 @@ def random_batch(generator: torch.Generator) -> LossInputs:
     width = int(integers(1, 8))
     logp = integers(-500, 0, num_rows, width) / 100  # hundredths, which bfloat16 rounds
     logmu = integers(-500, 0, num_rows, width) / 100
-    padding = integers(-50, 50, num_rows, width)
     mask = torch.arange(width) < integers(1, width, num_rows, 1)
     mask = mask.flip(1) if integers(0, 1) else mask
-    token_logp = torch.where(mask, logp, padding)
-    token_logmu = torch.where(mask, logmu, -padding)
+    with_holes = mask & (integers(0, 3, num_rows, width) > 0)
+    mask = torch.where(with_holes.any(1, keepdim=True), with_holes, mask)
+    of_logp, of_logmu = integers(0, len(POISON) - 1, 2).tolist()
+    token_logp = torch.where(mask, logp, POISON[of_logp])
+    token_logmu = torch.where(mask, logmu, POISON[of_logmu])
     reward = torch.tensor([-50.0, -1.0, -0.3, 0.0, 0.3, 1.0, 50.0])[integers(0, 6, num_rows)]
     return LossInputs(token_logp, token_logmu, reward, mask.float())

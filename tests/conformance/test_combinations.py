@@ -5,6 +5,7 @@ from dataclasses import astuple, replace
 
 import pytest
 import torch
+from public_losses import but, times_mask, with_tool_output
 
 import topr
 from topr_conformance import VARIANTS, LossInputs, compare, neg_grad, paper
@@ -82,7 +83,7 @@ def test_the_smallest_batch_that_differs_is_shown():
     shown = compare(VARIANTS["token mean"], 100)
     columns = {}
     for line in shown.splitlines()[1:]:
-        name, values = line.split(" ", 1)
+        name, values = line.replace("nan", "NaN").replace("inf", "Infinity").split(" ", 1)
         columns[name] = torch.tensor(json.loads(values), dtype=torch.float64)
     inputs = LossInputs(*[columns.pop(name) for name in LossInputs._fields])
     assert inputs.mask.numel() <= 8  # of 1 to 40
@@ -100,6 +101,9 @@ def broken_for_three(logp, logmu, reward, mask):
 @pytest.mark.parametrize(
     ("loss", "shown"),
     [
+        (but(), None),
+        (but(with_tool_output), "paper"),
+        (but(times_mask), "paper"),
         (lambda *inputs: 100 * paper(*inputs), None),
         (lambda *inputs: len(inputs[2]) * paper(*inputs), None),  # a sum
         (lambda *inputs: -paper(*inputs), "paper"),

@@ -13,6 +13,8 @@ from public_losses import (
     separate_means,
     sum_of_completions,
     tapered,
+    times_mask,
+    with_tool_output,
 )
 
 from topr_conformance import VARIANTS, paper
@@ -24,8 +26,8 @@ def explicit_probability_of_mu(logp, logmu, mask):
     return ((logp * mask).sum(1).exp() / probability).clamp(max=1)
 
 
-def last_1000_tokens(logp, logmu, mask):
-    return tapered(logp, logmu, mask * (remaining(mask) <= 1000))
+def last_4096_tokens(logp, logmu, mask):
+    return tapered(logp, logmu, mask * (remaining(mask) <= 4096))
 
 
 def a_little_padding(logp, logmu, mask):
@@ -53,12 +55,16 @@ MEASURED = [  # (the vector, the loss, what is measured)
     ("V9", VARIANTS["token mean"], [1]),
     ("V9", VARIANTS["sequence sum"], [1]),
     ("V10", VARIANTS["naive reinforce"], [0, -0.2]),
-    ("V11", but(a_little_padding), [1.47e-5 * 2 / 7] * 2),  # the row of R = -2 among seven
+    # The row of R = -2 among seven; NaN shows it, too.
+    ("V11", but(a_little_padding), [1.47e-5 * 2 / 7, math.nan, 1.47e-5 * 2 / 7]),
+    ("V11", but(times_mask), [0, math.nan, 0]),
+    # Two tokens of R = -1 with a log-ratio of -0.3; of the tool's output it is -98.
+    ("V11", but(with_tool_output), [0, 0, math.exp(-0.3) / 2 / 7]),
     ("V13", but(explicit_probability_of_mu), [-8.75651e-15]),
     ("V16", FrozenWeight(), [0.367879]),
     ("V17", VARIANTS["tempered"], [-0.367879]),
     ("V20", separate_means, [1.5, -1.43278]),
-    ("V23", but(last_1000_tokens), [-0.376603]),
+    ("V23", but(last_4096_tokens), [-0.606531]),
 ]
 
 
@@ -67,7 +73,8 @@ def test_a_loss_fails_with_the_numbers_of_the_text(name, loss, expected):
     result = check_vector(name, loss)
     assert (result.name, result.passed) == (name, False)
     numbers = re.findall(r"nan|-?\d+(?:\.\d+)?(?:e[-+]\d+)?", result.measured)
-    assert [float(number) for number in numbers] == pytest.approx(expected, rel=0.01, nan_ok=True)
+    actual = [float(number) for number in numbers]
+    assert actual == pytest.approx(expected, rel=0.01, abs=1e-16, nan_ok=True)
 
 
 def test_each_vector_has_a_loss_that_fails_it_and_the_paper_s_passes_all():

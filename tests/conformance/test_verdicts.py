@@ -53,6 +53,10 @@ def other_names(scores, old_log_probs, log_probs, action_mask=None, mask=None, b
     return paper(log_probs, old_log_probs, scores, action_mask)
 
 
+def with_metrics(logp, logmu, reward, mask):
+    return paper(logp, logmu, reward, mask), {"weight": tapered(logp, logmu, mask)}
+
+
 class Module(torch.nn.Module):
     def forward(self, *, prev_logprobs, curr_logprobs, scores, loss_mask, **options):
         return paper(curr_logprobs, prev_logprobs, scores, loss_mask)
@@ -63,8 +67,17 @@ def guards_at_20(logp, logmu, mask):
     return total((logp - logmu).clamp(-20, 20), mask).clamp(-20, 0).exp()
 
 
+def with_a_proportion(negatives):
+    """An effective proportion multiplies the negatives' gradient by (1 - p) / p."""
+    loss = but(change=lambda reward: torch.where(reward < 0, negatives * reward, reward))
+    name = f"a proportion of {100 / (1 + negatives):.4g} %: the paper's loss with a baseline"
+    return name, loss
+
+
 PAPER = [paper, topr.topr_loss, equation_11, in_loops, disguised, in_float32_and_in_place]
-PAPER = [("paper", loss) for loss in [*PAPER, other_names, Module(), but(guards_at_20)]]
+PAPER += [other_names, Module(), with_metrics, but(guards_at_20)]
+PAPER = [("paper", loss) for loss in PAPER]
+PAPER += [with_a_proportion(negatives) for negatives in (3 / 7, 1 / 9, 4, 1.001)]
 
 
 # ---- mistakes ------------------------------------------------------------------------------------
@@ -94,11 +107,28 @@ def temperature_of_0_7(logp, logmu, reward, mask):
     return paper(logp / 0.7, logmu, reward, mask)
 
 
+def guards_of_tokens(limit):
+    return but(lambda p, mu, mask: total((p - mu).clamp(-limit, limit), mask).clamp(max=0).exp())
+
+
+def guard_of_completions(limit):
+    return but(lambda logp, logmu, mask: total(logp - logmu, mask).clamp(-limit, 0).exp())
+
+
+def half_but_for_seven_tokens(logp, logmu, mask):
+    return tapered(logp, logmu, mask) * torch.where(mask.sum(1) == 7, 0.6, 0.5)
+
+
 MISTAKES = [  # (the verdict, the loss)
+    ("log-ratio of tokens clipped at -10", guards_of_tokens(10)),
+    ("log-ratio of tokens clipped at -5", guards_of_tokens(5)),
+    ("log-ratio clipped at -15", guard_of_completions(15)),
+    ("log-ratio clipped at -10", guard_of_completions(10)),
+    ("clip 0.082085..1", guard_of_completions(2.5)),
+    ("negatives count 0.5 times", but(half_but_for_seven_tokens)),
     ("inverted ratio", but(lambda logp, logmu, mask: tapered(logmu, logp, mask))),
     ("clip 0.1..1", but(lambda *inputs: tapered(*inputs).clamp(min=0.1))),
-    ("negatives count 0.3 times", but(lambda *inputs: 0.3 * tapered(*inputs))),
-    ("negatives count 1.001 times", but(lambda *inputs: 1.001 * tapered(*inputs))),
+    ("negatives count -1 times", but(lambda *inputs: -tapered(*inputs))),
     ("naive reinforce", logmu_recomputed),
     ("clip 0..infinity + weight 0 outside 0..1 on negatives", ratio_differentiated),
     ("wrong sign + batch-mean baseline + normalised reward", minus_missing),
@@ -127,7 +157,7 @@ def test_a_loss_gets_its_verdict(verdict, loss):
     report = identify(loss)
     assert report.variant == verdict
     failed = [result for result in report.vectors if not result.passed]
-    if verdict == "paper":
+    if (verdict, loss) in PAPER:
         assert not failed
         assert report.changes == []
     elif verdict == NOT:
@@ -152,7 +182,7 @@ for field, names in FIELDS.items():
 LOW = TABLE_1[""]._replace(b_neg=0.5)
 for limits in [*TABLE_1.values(), LOW, CLIP, CLIP._replace(a_pos=0.5, b_pos=2)]:
     PLANTED.append(Combination(limits))
-PLANTED.append(Combination(**PPO))
+PLANTED += [Combination(**PPO), Combination(guard=1.0)]
 PLANTED.append(Combination(unit="per-token", reward="branch by raw score", mean=SMALLEST))
 generator = random.Random(0)
 for bounds in 3 * [{}, {"limits": CLIP}, PPO]:
@@ -175,7 +205,7 @@ REFUSED = {  # the loss -> what the message names
     lambda logp, ref_logp, reward, mask: logp.sum(): "ref_logp",
     lambda logp, logmu, reward, mask: logp: "(5, 3)",
     lambda logp, logmu, reward, mask: logp.sum().item(): "float",
-    lambda logp, logmu, reward, mask: (logp.sum(), {}): "tuple",
+    lambda logp, logmu, reward, mask: ({}, logp.sum()): "dict",
     lambda logp, logmu, reward, mask: paper(logp.detach(), logmu, reward, mask): "gradient",
     lambda logp, logmu, reward, mask: logp.sum() * float("nan"): "finite",
     lambda logp, logmu, advantages, mask: (advantages * logp).sum(): "RuntimeError",

@@ -28,6 +28,7 @@ def test_the_installed_checker_judges_a_loss_with_the_installed_topr(tmp_path):
     subprocess.run([*pip, sources, sources / "conformance"], check=True)
     for metadata in (tmp_path / "installed").glob("*.dist-info"):
         assert set(PathDistribution(metadata).requires) == {"torch", "numpy"}
+    assert (tmp_path / "installed/topr_conformance/py.typed").exists()
     (tmp_path / "losses.py").write_text(LOSS)
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
     for name, status in (("right", 0), ("wrong", 1)):

@@ -198,6 +198,19 @@ def test_a_share_multiplies_the_gradients_of_each_sign(monkeypatch, topr_in_open
         assert (neg_grad(loss, inputs) / before).tolist() == [[1.5], [0.5]]
 
 
+def test_the_checker_names_the_proportion_of_a_subclass_and_of_a_copy(
+    monkeypatch, topr_in_openrlhf, topr_in_verl
+):
+    class Subclass(topr_in_openrlhf.ToprPolicyLoss):
+        effective_proportion = 0.7
+
+    monkeypatch.setattr(topr_in_verl, "EFFECTIVE_PROPORTION", 0.7)
+    for loss in (topr_in_openrlhf.loss_of(Subclass()), topr_in_verl.loss):
+        report = identify(loss)
+        assert "70 %" in report.variant
+        assert not report.changes
+
+
 def test_openrlhf_logs_the_share_of_lowered_weights_and_the_distance_from_mu(topr_in_openrlhf):
     logp = torch.tensor([[-1.0, -2.0, 0.0], [-3.0, -1.0, -0.5]])
     logmu = torch.tensor([[-2.0, -2.0, 9.0], [-1.0, -1.0, -1.0]])  # log-ratios of 1 and -1.5

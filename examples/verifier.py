@@ -24,8 +24,8 @@ import rich.table
 import tyro
 from pydantic.dataclasses import dataclass
 
-from examples.math import PRESETS as MATH_PRESETS
-from examples.math import math_task
+from examples.math_task import PRESETS as MATH_PRESETS
+from examples.math_task import math_task
 from toprlib.distributed import process_group, rank
 from toprlib.evaluation import Answers, format_value, to_answers
 from toprlib.files import read_records, write_file

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 from helpers import write_rows
 
-from examples import math
+from examples import math_task as math
 from toprlib.records import InputError, Problem
 from toprlib.settings import TINY, Settings
 

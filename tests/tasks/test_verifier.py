@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import train_gsm8k as gsm8k
-from examples import math, verifier
+from examples import math_task as math
+from examples import verifier
 from toprlib.evaluation import Answers, to_answers
 from toprlib.files import read_records
 from toprlib.records import Problem, Sample

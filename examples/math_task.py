@@ -1,8 +1,8 @@
 r"""The experiment of train_gsm8k.py on MATH: problems, prompt and grading (Section 4.1).
 
-    python -m examples.math                                       # a few problems of ours
-    python -m examples.math --data MATH_DIR --shots 4 --model DIR # MATH's files, the paper's prompt
-    torchrun --nproc-per-node 8 -m examples.math paper            # the paper's run, on eight GPUs
+    python -m examples.math_task                                       # a few problems of ours
+    python -m examples.math_task --data DIR --shots 4 --model DIR      # MATH's files, 4-shot prompt
+    torchrun --nproc-per-node 8 -m examples.math_task paper            # the paper's, on eight GPUs
 
 docs/math_and_verifier.md has the form of the files, and says where the grading by math-verify is
 **stricter than the script that the paper used** (Shao et al. 2024). No problem of MATH comes with
@@ -182,8 +182,7 @@ def are_equal(pairs: Sequence[tuple[str, str]]) -> list[bool | None]:
         if gold != answer and is_short and not has_another:
             asked.append((gold, answer))
     if asked:
-        # -P removes the worker's folder from sys.path, where math.py would hide Python's own.
-        command = [sys.executable, "-P", str(WORKER), str(CPU_SECONDS)]
+        command = [sys.executable, str(WORKER), str(CPU_SECONDS)]
         worker = subprocess.run(
             command, input=json.dumps(asked), stdout=subprocess.PIPE, text=True, check=True
         )
@@ -318,4 +317,4 @@ PRESETS = {
 
 
 if __name__ == "__main__":
-    main("examples.math", __doc__, math_task, PRESETS, "runs/math-")
+    main("examples.math_task", __doc__, math_task, PRESETS, "runs/math-")

@@ -121,6 +121,14 @@ def trim(answer: str) -> str:
 
 
 # ---- grading -------------------------------------------------------------------------------------
+def to_fraction(repeating_decimal: re.Match) -> str:
+    r"""0.1\overline{6} as (16 - 1) / 90. groups: 0, 1 and 6."""
+    whole, fixed, repeated = repeating_decimal.groups(default="")
+    numerator = int(whole + fixed + repeated) - int(f"0{whole}{fixed}")
+    denominator = "9" * len(repeated) + "0" * len(fixed)
+    return rf"\frac{{{numerator}}}{{{denominator}}}"
+
+
 # What math-verify does not read, or misreads -> what it reads; before NFKC, and after it.
 SYMBOLS = (
     ("∞", r"\\infty "),
@@ -144,6 +152,8 @@ SPELLINGS = [
     # Thousands: math-verify takes 9\,500 for 9 + 500.
     (r"(?<=[0-9])(?:\{,\}|,\\!|\\[,;: ]|~)(?=[0-9]{3}(?![0-9]))", ""),
     (r"^(-?[0-9]{1,3}(?: [0-9]{3})+)(?![0-9])", lambda match: match[1].replace(" ", "")),
+    # 0.1\overline{6}
+    (r"([0-9]+)?\.([0-9]*)\\(?:overline|bar|dot)\s*\{([0-9]+)\}(?![0-9_])", to_fraction),
 ]
 for word, power in {"hundred": 2, "thousand": 3, "million": 6, "billion": 9}.items():
     SPELLINGS.append((rf"(?<=[0-9])\s*(\\text\{{)?\s*{word}\b", rf"\\cdot 10^{{{power}}}\1"))
@@ -196,7 +206,7 @@ def grade(completions: Sequence[str], problems: Sequence[Problem]) -> list[Grade
     Without an answer a completion is invalid. An answer that math-verify cannot read is incorrect.
 
     >>> texts = (r"\boxed{1/2}", r"\boxed{50}", r"\boxed{?}", r"\boxed{}", "1/2")
-    >>> [grade.outcome for grade in grade(texts, [Problem("1", "?", gold="0.5")] * 5)]
+    >>> [grade.outcome for grade in grade(texts, [Problem("?", gold="0.5")] * 5)]
     ['correct', 'incorrect', 'incorrect', 'invalid', 'invalid']
     """
     answers = [extract_answer(text) for text in completions]
@@ -258,7 +268,7 @@ def load_problems(data: str, split: str) -> list[Problem]:
         if not gold:
             message = "no answer in \\boxed{}; add one, or the field answer"
             raise InputError(f"{data}, {split}:{line}: {message}")
-        problems.append(Problem(f"{split}-{line}", row.problem, gold))
+        problems.append(Problem(row.problem, gold, f"{split}-{line}"))
     return sorted(problems, key=lambda problem: zlib.crc32(problem.question.encode()))
 
 

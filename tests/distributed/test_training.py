@@ -301,8 +301,9 @@ def test_gradient_checkpointing_recomputes_the_same_gradient():
     counts = []
     for gradient_checkpointing in (False, True):
         torch.manual_seed(0)
-        sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2}  # its layers are not in `layers`
-        model = GPT2LMHeadModel(GPT2Config(VOCABULARY, **sizes)).eval()
+        # GPT-2 calls its list of layers `h`, and has dropout.
+        config = GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2)
+        model = GPT2LMHeadModel(config).eval()
         calls = []
         # A hook before the layer: the recomputation ends as soon as the backward pass has all.
         model.transformer.h[0].mlp.register_forward_pre_hook(

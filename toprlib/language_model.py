@@ -105,7 +105,8 @@ def _load_config(name: str) -> transformers.PretrainedConfig:
     if getattr(config, "quantization_config", None):
         message = "its weights are quantized, which cannot be trained; choose the original model"
         raise InputError(f"--model {name}: {message}")
-    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+    is_causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    if config.is_encoder_decoder or not is_causal:
         message = f"{config.model_type} is no causal language model; choose another model"
         raise InputError(f"--model {name}: {message}")
     return config

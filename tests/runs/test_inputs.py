@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from helpers import SMALL, TWO_ITERATIONS, checksums, read_rows, run_small, write_rows
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, T5Config
+from transformers import AutoConfig, AutoModelForCausalLM, BartConfig, ViTConfig
 
 import train_gsm8k as gsm8k
 from toprlib.records import InputError
@@ -192,7 +192,8 @@ MODELS = {  # change of a model's folder -> what the message names
     "tied, and has a head": (lambda f: change_weights(f, add_own_head), "lm_head.weight"),
     "adapter": (add_adapter, "adapter"),
     "FP8": (lambda f: change_json(f / "config.json", quantization_config={"bits": 8}), "quantized"),
-    "encoder and decoder": (lambda f: T5Config().save_pretrained(f), "t5"),
+    "encoder and decoder": (lambda f: BartConfig().save_pretrained(f), "bart"),
+    "no language model": (lambda f: ViTConfig().save_pretrained(f), "vit"),
     "recurrent": (make_mamba, "--engine vllm"),
 }
 

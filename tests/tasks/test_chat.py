@@ -161,7 +161,7 @@ def test_a_run_and_its_samples_as_text(tmp_path):
         rows.append(row)
     file = write_rows(tmp_path / "own.jsonl", rows)
     assert sum("token_ids" not in row for row in rows) > 4
-    run_small(tmp_path / "again", samples=file, **options)
+    run_small(tmp_path / "again", samples=file, **options | {"test_problems": 0})
     actual = (tmp_path / "again" / "iteration-1" / "train.jsonl").read_bytes()
     assert actual == (tmp_path / "run" / "iteration-1" / "train.jsonl").read_bytes()
 

@@ -15,11 +15,11 @@ smoke: .venv/ready
 	.venv/bin/python tests/smoke.py $(ARGS)
 
 notebooks: .venv/ready
-	.venv/bin/jupyter lab --LabApp.default_url=/lab/tree/notebooks $(ARGS)
+	.venv/bin/python -m jupyterlab --LabApp.default_url=/lab/tree/notebooks $(ARGS)
 
 # Executes the solutions again and stores their outputs.
 lessons: .venv/ready
-	TQDM_MINITERS=1e9 TQDM_MAXINTERVAL=1e9 .venv/bin/jupyter nbconvert --to notebook --execute \
+	TQDM_MINITERS=1e9 TQDM_MAXINTERVAL=1e9 .venv/bin/python -m nbconvert --to notebook --execute \
 		--inplace --ExecutePreprocessor.timeout=900 \
 		--ExecutePreprocessor.record_timing=False notebooks/solutions/*.ipynb
 
@@ -56,12 +56,18 @@ chromium:
 	command -v chromium > /dev/null || { apt-get update -qq && apt-get install -y -qq chromium; }
 
 # ---- environments --------------------------------------------------------------------------------
+# As a module, pip works in a renamed clone, too.
+PIP = $(@D)/bin/python -m pip install --no-compile $(PIP_ARGS)
+CHECK_VERSION = import sys; sys.version_info >= (3, 11) or sys.exit(\
+	"topr: needs Python 3.11 or newer; install it, and add PYTHON=python3.11 to the command")
+
 # torch comes first: an open range of another package could bring another build.
 define install
-	[ -e $(@D)/bin/pip ] || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install --no-compile $(PIP_ARGS) torch==2.13.0
-	$(@D)/bin/pip install --no-compile $(PIP_ARGS) -r $<
-	$(if $(NO_DEPS),$(@D)/bin/pip install --no-compile $(PIP_ARGS) --no-deps $(NO_DEPS))
+	[ -e $(@D)/bin/python ] || $(PYTHON) -c '$(CHECK_VERSION)'
+	[ -e $(@D)/bin/python ] || $(PYTHON) -m venv $(@D)
+	$(PIP) torch==2.13.0
+	$(PIP) -r $<
+	$(if $(NO_DEPS),$(PIP) --no-deps $(NO_DEPS))
 	touch $@
 endef
 
@@ -80,7 +86,7 @@ endef
 # The packages for pictures and sound that vLLM brings are built for another torch than the CPU's.
 .venv-vllm/ready: tests/environments/vllm.txt
 	$(install)
-	$(@D)/bin/pip uninstall -y torchvision torchaudio torchcodec
+	$(@D)/bin/python -m pip uninstall -y torchvision torchaudio torchcodec
 
 clean:
 	rm -rf .venv .venv-*

@@ -68,7 +68,7 @@ from toprlib.records import (
     Sample,
     Task,
 )
-from toprlib.settings import Settings, command, print_plan, read_settings
+from toprlib.settings import TINY, Settings, command, print_plan, read_settings
 from toprlib.vllm_client import vllm_engine
 
 # ---- the task: GSM8K (Section 4.1) ---------------------------------------------------------------
@@ -127,13 +127,15 @@ def load_problems(data: str, split: str) -> list[Problem]:
         number = first_number(gold)
         if not marker or number is None:
             raise InputError(f"{data}, {split}:{line}: the answer needs a number after ####")
-        problems.append(Problem(f"{split}-{line}", row.question, number))
+        problems.append(Problem(row.question, number, f"{split}-{line}"))
     return problems
 
 
 def gsm8k_task(settings: Settings) -> Task:
     """`Q: ... A:` after the worked examples; with these, the next `Q:` ends a completion."""
     shots = load_shots()[: settings.shots] if settings.shots else []
+    if settings.samples and settings.test_problems and settings.data == str(TINY):
+        raise InputError("--samples: set --data DIR with test problems, or --test-problems 0")
     train = [] if settings.samples else load_problems(settings.data, "train")
     test = load_problems(settings.data, "test") if settings.test_problems else []
     return Task(

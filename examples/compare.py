@@ -54,7 +54,7 @@ def books_task(settings: Settings) -> Task:
     problems = []
     for a in range(5, 80):
         for b in range(3, a):
-            problems.append(Problem(f"{a}-{b}", QUESTION.format(a, b), gold=a - b))
+            problems.append(Problem(QUESTION.format(a, b), gold=a - b))
     random.Random(0).shuffle(problems)
     half = len(problems) // 2
     train = problems[:half][: settings.problems]

@@ -1,4 +1,4 @@
-"""The process that compares answers for math.py.
+"""The process that compares answers for math_task.py.
 
 math-verify computes what an answer says: 9^{9^{9^9}} takes unlimited time and memory. An exception
 in the middle can leave sympy in a state in which later results are wrong. So a comparison that

@@ -24,8 +24,8 @@ import rich.table
 import tyro
 from pydantic.dataclasses import dataclass
 
-from examples.math import PRESETS as MATH_PRESETS
-from examples.math import math_task
+from examples.math_task import PRESETS as MATH_PRESETS
+from examples.math_task import math_task
 from toprlib.distributed import process_group, rank
 from toprlib.evaluation import Answers, format_value, to_answers
 from toprlib.files import read_records, write_file
@@ -59,7 +59,7 @@ def grade(completions: Sequence[str], problems: Sequence[Problem]) -> list[Grade
     """+1 for a correct verdict, else -1. gold: whether the solution is correct.
 
     >>> texts = [f"{QUESTION} {word}" for word in ("Yes", "No", "")]
-    >>> [grade.outcome for grade in grade(texts, [Problem("1", "?", gold=True)] * 3)]
+    >>> [grade.outcome for grade in grade(texts, [Problem("?", gold=True)] * 3)]
     ['correct', 'incorrect', 'invalid']
     """
     grades = []
@@ -73,14 +73,17 @@ def grade(completions: Sequence[str], problems: Sequence[Problem]) -> list[Grade
 def to_problems(
     task: Task, problems: Sequence[Problem], solutions: Sequence[Sample], instruction: str
 ) -> list[Problem]:
-    """The solutions as problems, whose gold answer is whether the solution is correct."""
-    question_of = {problem.id: problem.question for problem in problems}
+    """The solutions as problems, whose gold answer is whether the solution is correct.
+
+    solutions: problem by problem, equally many of each.
+    """
+    per_problem = len(solutions) // len(problems)
     verifications = []
     for index, solution in enumerate(solutions):
         answer = graded_text(solution.prompt, solution.completion, task.stop)
-        text = f"{instruction}Q: {question_of[solution.problem_id]}\nA:{answer}\nCheck:"
-        is_correct = solution.outcome == "correct"
-        verifications.append(Problem(f"{solution.problem_id}-{index}", text, gold=is_correct))
+        question = problems[index // per_problem].question
+        text = f"{instruction}Q: {question}\nA:{answer}\nCheck:"
+        verifications.append(Problem(text, gold=solution.outcome == "correct"))
     return verifications
 
 
@@ -151,7 +154,8 @@ def run(settings: VerifierSettings) -> dict:
             stop=("\nQ:",) if settings.instruction else (),
         )
         results = experiment(replace(settings, out=settings.out / "verifier"), verification)
-    results = make_table2(settings, to_answers(test_solutions, task), results)
+    answers = to_answers(test_solutions, len(task.test), task)
+    results = make_table2(settings, answers, results)
     if rank() == 0:
         write_file(settings.out / "results.json", json.dumps(results, indent=2) + "\n")
     return results

@@ -162,11 +162,9 @@ PROMPT = "Q: Ada has 31 apples and finds 45 more. How many apples does Ada have 
 
 
 def make_prompts(lm, texts):
-    """A prompt of each text as it is, with the ids 0, 1, ..."""
-    prompts = []
-    for i, (text, ids) in enumerate(zip(texts, lm.prompt_ids(texts), strict=True)):
-        prompts.append(Prompt(Problem(str(i), text), text, ids))
-    return prompts
+    """A prompt of each text as it is."""
+    pairs = zip(texts, lm.prompt_ids(texts), strict=True)
+    return [Prompt(Problem(text), text, ids) for text, ids in pairs]
 
 
 def generate(engine, prompts, n=8, seed=0):

@@ -11,8 +11,6 @@ interval.
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from itertools import groupby
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -126,14 +124,14 @@ def evaluate(
     >>> entry["right"], entry["pass@1"]["mean"], entry["greedy"]["mean"], entry["pass@4"]["mean"]
     (0.25, 0.25, 1.0, 1.0)
     """
-    answers = to_answers(samples, task)
+    answers = to_answers(samples, len(greedy), task)
     questions, n = answers.correct.shape
     counts = Counter(sample.outcome for sample in samples)
     entry: dict[str, Any] = {}
     for outcome in task.outcomes:
         entry[outcome] = counts[outcome] / len(samples)
     entry["pass@1"] = estimate(any_correct, answers, 1, seed)
-    entry["greedy"] = estimate(any_correct, to_answers(greedy, task), 1, seed)
+    entry["greedy"] = estimate(any_correct, to_answers(greedy, len(greedy), task), 1, seed)
     if 1 < k <= n and task.parse is not None:
         entry[f"maj@{k}"] = estimate(majority_is_correct, answers, k, seed)
     if 1 < k <= n:
@@ -143,13 +141,14 @@ def evaluate(
     return entry | {"questions": questions, "samples_per_question": n}
 
 
-def to_answers(samples: Sequence[Sample], task: Task) -> Answers:
+def to_answers(samples: Sequence[Sample], questions: int, task: Task) -> Answers:
     """The answers of a test set's samples: question by question, the same number for each."""
     correct = []
     votes = []
     rewards = []
-    for _, group in groupby(samples, key=attrgetter("problem_id")):
-        question = list(group)
+    n = len(samples) // questions
+    for start in range(0, len(samples), n):
+        question = samples[start : start + n]
         correct.append([sample.outcome == task.outcomes[0] for sample in question])
         rewards.append([sample.reward for sample in question])
         if task.parse is not None:
@@ -168,8 +167,9 @@ def to_table(results: dict[str, Any]) -> rich.table.Table:
         table.add_column(f"after iteration {number}")
     for name in entries[0]:
         if name not in COUNTS:
-            is_share = name != "reward"
-            table.add_row(name, *[format_value(entry[name], is_share) for entry in entries])
+            is_share = name != "reward"  # which is left out where all rewards are -1 and +1
+            cells = [format_value(each[name], is_share) if name in each else "" for each in entries]
+            table.add_row(name, *cells)
     return table
 
 

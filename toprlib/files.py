@@ -4,6 +4,7 @@ A stage writes one file, which appears under its name once it is complete and wh
 never modify. A stage whose file exists is not run again, so repeating a command resumes its run.
 """
 
+import codecs
 import json
 import shutil
 from collections.abc import Iterable, Iterator
@@ -27,7 +28,7 @@ def read_records(path: Path | str, kind: type[Record], is_partial: bool = False)
     is_partial: a killed run may have been writing the last line; without a newline, it is left out.
     Raises InputError, which names the line, for the first one that does not fit.
     """
-    content = Path(path).read_bytes()
+    content = Path(path).read_bytes().removeprefix(codecs.BOM_UTF8)
     # Only a newline ends a line: U+2028, for one, belongs to the text of a completion.
     lines = content.split(b"\n")[:-1] if is_partial else content.rstrip().split(b"\n")
     return _to_records(path, lines, TypeAdapter(kind).validate_json)
@@ -36,19 +37,27 @@ def read_records(path: Path | str, kind: type[Record], is_partial: bool = False)
 def load_rows(source: str, split: str, kind: type[Record], part: str | None = None) -> list[Record]:
     """The rows of a split as records of `kind`, from files or from the hub.
 
-    source: a JSON-lines file; a folder with SPLIT.jsonl; or whatever the library `datasets` reads:
-    a Parquet file, a folder of such files, a name on the hub. part: of the data set on the hub.
+    source: a file of JSON lines or Parquet; a folder with one for each split; or another folder or
+    name on the hub that the library `datasets` reads. part: of the data set, if it has parts.
     Raises InputError, which names the row, for the first one that does not fit.
     """
-    for file in (Path(source), Path(source) / f"{split}.jsonl"):
-        if file.suffix == ".jsonl" and file.is_file():
-            return read_records(file, kind)
+    path = Path(source)
+    files = [path, path / f"{split}.jsonl", path / f"{split}.parquet"]
+    file = next((file for file in files if file.is_file()), path)
+    if file.suffix == ".jsonl":
+        return read_records(file, kind)
     import datasets
+    import pyarrow.parquet
 
-    if source.endswith(".parquet"):
-        rows = datasets.load_dataset("parquet", data_files=source, split="train")
-    else:
-        rows = datasets.load_dataset(source, part, split=split)
+    try:
+        if file.suffix == ".parquet":
+            rows = pyarrow.parquet.read_table(file).to_pylist()
+        elif path.is_dir() and part not in datasets.get_dataset_config_names(source):
+            rows = datasets.load_dataset(source, split=split)
+        else:
+            rows = datasets.load_dataset(source, part, split=split)
+    except ValueError as error:
+        raise InputError(f"{source}: {error}") from None
     return _to_records(source, rows, TypeAdapter(kind).validate_python)
 
 

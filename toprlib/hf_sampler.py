@@ -7,6 +7,7 @@ that is allocated beforehand. Each completion has random numbers of its own.
 
 import math
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,6 +22,9 @@ from transformers import DynamicCache, DynamicLayer
 from toprlib.language_model import LanguageModel, free_gpu, load_model
 from toprlib.records import Completion, Engine, Prompt
 from toprlib.settings import Settings
+
+# The new name, `cache`, is none that transformers 5.19 knows.
+warnings.filterwarnings("ignore", "`past_key_values` is deprecated")
 
 MAX_BATCH_TOKENS = 40_000  # rows x (prompt + new tokens) of a batch on a CPU
 MAX_CACHE_SHARE = 0.25  # of a GPU's free memory, for the keys and values of a batch

@@ -62,21 +62,19 @@ def load_tokenizer(name: str, uses_chat: bool = False) -> LanguageModel:
     """The tokenizer of a folder or hub name, without the model's weights.
 
     A completion ends with the end of a turn (with `uses_chat`), or with the end of sequence of the
-    tokenizer or of the generation config. Raises InputError if none of them has an end, or if
-    prompts would end with one.
+    tokenizer or of the generation config. Raises InputError if none of them has an end, if
+    prompts would end with one, or for a model that cannot be trained.
     """
-    if Path(name, "adapter_config.json").exists():  # transformers would load the adapter's base
-        raise InputError(f"--model {name}: has an adapter next to a model; merge the adapter first")
+    config = _load_config(name)
     try:
-        config = transformers.AutoConfig.from_pretrained(name).get_text_config()
         tokenizer = transformers.AutoTokenizer.from_pretrained(name)
-    except ValueError as error:  # a folder without a model, or without its tokenizer
+    except ValueError as error:  # a folder without a tokenizer
         raise InputError(f"--model {name}: {error}") from None
     ends = [tokenizer.eos_token_id]
     if uses_chat and not tokenizer.chat_template:
         raise InputError("--chat: the tokenizer has no chat template; remove --chat")
     if uses_chat:
-        ends.insert(0, _end_of_turn(tokenizer))
+        ends.insert(0, _end_of_turn(tokenizer))  # None for GLM, whose generation config has ends
     try:
         stated = transformers.GenerationConfig.from_pretrained(name).eos_token_id
     except OSError:
@@ -91,7 +89,27 @@ def load_tokenizer(name: str, uses_chat: bool = False) -> LanguageModel:
         raise InputError(f"--model {name}: {message}")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token_id = ends[0]  # padding is masked: any token will do
-    return LanguageModel(None, tokenizer, ends, _find_context(config), uses_chat)
+    context = _find_context(config.get_text_config())
+    return LanguageModel(None, tokenizer, ends, context, uses_chat)
+
+
+def _load_config(name: str) -> transformers.PretrainedConfig:
+    if transformers.__version__.startswith("4."):
+        raise InputError(f"transformers {transformers.__version__}: needs 5; upgrade transformers")
+    if Path(name, "adapter_config.json").exists():  # transformers would load the adapter's base
+        raise InputError(f"--model {name}: has an adapter next to a model; merge the adapter first")
+    try:
+        config = transformers.AutoConfig.from_pretrained(name)
+    except ValueError as error:  # a folder without a model
+        raise InputError(f"--model {name}: {error}") from None
+    if getattr(config, "quantization_config", None):
+        message = "its weights are quantized, which cannot be trained; choose the original model"
+        raise InputError(f"--model {name}: {message}")
+    is_causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    if config.is_encoder_decoder or not is_causal:
+        message = f"{config.model_type} is no causal language model; choose another model"
+        raise InputError(f"--model {name}: {message}")
+    return config
 
 
 def _find_context(config: transformers.PretrainedConfig) -> int:
@@ -107,15 +125,18 @@ def _find_context(config: transformers.PretrainedConfig) -> int:
     return context
 
 
-def _end_of_turn(tokenizer: transformers.PreTrainedTokenizerBase) -> int:
-    """The first added token, such as <|im_end|>, that the chat template writes after an answer."""
+def _end_of_turn(tokenizer: transformers.PreTrainedTokenizerBase) -> int | None:
+    """The first added token, such as <|im_end|>, that the chat template writes after an answer.
+
+    None if it writes no such token.
+    """
     messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "ANSWER"}]
     chat = tokenizer.apply_chat_template(messages, tokenize=False)
     after = tokenizer(chat.rpartition("ANSWER")[2], add_special_tokens=False)["input_ids"]
     for token in after:
         if token in tokenizer.added_tokens_decoder and tokenizer.decode([token]).strip():
             return token
-    raise InputError("--chat: the template writes no end of a turn; correct it, or remove --chat")
+    return None
 
 
 def check_architecture(name: str, uses_hf: bool, uses_lora: bool) -> None:

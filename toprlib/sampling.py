@@ -45,8 +45,8 @@ def make_prompts(
         text = chats.get(text, text)
         [ids] = lm.prompt_ids([text])
         if len(ids) + settings.max_new_tokens > lm.context:
-            message = f"its prompt and --max-new-tokens exceed the model's context of {lm.context}"
-            raise InputError(f"problem {problem.id}: {message} tokens; reduce --max-new-tokens")
+            message = f"exceeds the model's context of {lm.context} with --max-new-tokens"
+            raise InputError(f"{problem.question[:40]!r}: {message}; reduce --max-new-tokens")
         prompts.append(Prompt(problem, text, ids))
     return prompts
 

@@ -238,8 +238,6 @@ def read_settings(
     settings = tyro.cli(
         type(defaults), args=arguments, default=defaults, description=description, config=config
     )
-    if settings.samples and settings.test_problems and settings.data == str(TINY):
-        raise InputError("--samples: set --data DIR with test problems, or --test-problems 0")
     if settings.out is not None:
         return settings
     parts = [name]
@@ -254,6 +252,7 @@ def read_settings(
 @contextmanager
 def command(name: str) -> Iterator[None]:
     """In the block, an error that the user can fix ends the program with one line."""
+    sys.stdout.reconfigure(errors="replace")  # a terminal in ASCII has no ±
     try:
         yield
     except (InputError, ValidationError, OSError, ImportError, FloatingPointError) as error:

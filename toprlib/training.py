@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from toprlib.adafactor import Adafactor
 from toprlib.distributed import device, gather, rank, ranks
@@ -81,7 +82,7 @@ def _set_up_passes(model: torch.nn.Module, settings: Settings) -> None:
     FSDP2 shards it by layer: each rank keeps a part of the float32 weights.
     """
     if settings.gradient_checkpointing:
-        for layer in model.get_decoder().layers:  # transformers recomputes in train mode only
+        for layer in _find_layers(model):  # transformers recomputes in train mode only
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
     dtype = getattr(torch, settings.dtype)
     if ranks() == 1:
@@ -89,12 +90,17 @@ def _set_up_passes(model: torch.nn.Module, settings: Settings) -> None:
             model.forward = torch.autocast(device().type, dtype)(model.forward)
         return
     policy = MixedPrecisionPolicy(dtype, reduce_dtype=torch.float32)
-    for module in (*model.get_decoder().layers, model):
+    for module in (*_find_layers(model), model):
         # To gather the weights again for the backward pass saves memory, as recomputing does.
         fully_shard(module, mp_policy=policy, reshard_after_forward=settings.gradient_checkpointing)
         # A step's denominator counts the completions of all ranks: sum gradients, no average.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
+
+
+def _find_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The model's layers, whatever their list is called: `layers`, or `h` in GPT-2."""
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 # ---- LoRA (arXiv 2106.09685) ---------------------------------------------------------------------

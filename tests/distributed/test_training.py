@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers import (
+    VOCABULARY,
     flat_gradients,
     flat_weights,
     on_two_ranks,
@@ -20,6 +21,7 @@ from helpers import (
     whole,
 )
 from torch.nn.parallel import DistributedDataParallel
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import topr
 from toprlib import dataset, training
@@ -298,10 +300,15 @@ def test_gradient_checkpointing_recomputes_the_same_gradient():
     gradients = []
     counts = []
     for gradient_checkpointing in (False, True):
-        model = tiny_llama()
+        torch.manual_seed(0)
+        # GPT-2 calls its list of layers `h`, and has dropout.
+        config = GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2)
+        model = GPT2LMHeadModel(config).eval()
         calls = []
         # A hook before the layer: the recomputation ends as soon as the backward pass has all.
-        model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
+        model.transformer.h[0].mlp.register_forward_pre_hook(
+            lambda *_, calls=calls: calls.append(1)
+        )
         training._set_up_passes(model, Settings(gradient_checkpointing=gradient_checkpointing))
         topr.token_logprobs(model, batch).sum().backward()
         gradients.append(flat_gradients(model))

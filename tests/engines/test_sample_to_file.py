@@ -40,7 +40,7 @@ def to_content(rows):
 # ---- a fake engine -------------------------------------------------------------------------------
 def count_to(size):
     """Prompts Q0, Q1, ..."""
-    return [Prompt(Problem(f"train-{i}", f"Q{i}", i), f"Q{i}", [i]) for i in range(size)]
+    return [Prompt(Problem(f"Q{i}", i, f"train-{i}"), f"Q{i}", [i]) for i in range(size)]
 
 
 def fake_task():
@@ -212,7 +212,7 @@ def test_two_ranks_sample_what_one_rank_samples(tmp_path):
 
 # ---- prompts -------------------------------------------------------------------------------------
 def test_prompts_have_the_text_and_the_tokens_of_their_problems(lm):
-    problems = [Problem("train-1", "How many?"), Problem("train-2", "How many figs are left?")]
+    problems = [Problem("How many?"), Problem("How many figs are left?")]
     task = Task("own", [], [], grade=zip, prompt=lambda problem: f"Q: {problem.question}")
     texts = ["Q: How many?", "Q: How many figs are left?"]
     assert make_prompts(task, problems, lm, Settings()) == [
@@ -223,10 +223,10 @@ def test_prompts_have_the_text_and_the_tokens_of_their_problems(lm):
 
 
 def test_the_longest_prompt_may_just_fill_the_context(lm):
-    problems = [Problem("short", "Q"), Problem("long", "Q" * 50), Problem("middle", "Q" * 20)]
+    problems = [Problem("Q"), Problem("Q" * 50), Problem("Q" * 20)]
     task = Task("own", problems, [], grade=zip)
     settings = Settings(max_new_tokens=8)
     length = len(lm.tokenizer("Q" * 50)["input_ids"])
     assert make_prompts(task, problems, lm._replace(context=length + 8), settings)
-    with pytest.raises(InputError, match=r"problem long.*--max-new-tokens"):
+    with pytest.raises(InputError, match=r"QQQ.*--max-new-tokens"):
         make_prompts(task, problems, lm._replace(context=length + 7), settings)

@@ -4,6 +4,7 @@ Each row was once a wrong result without a word, or a long traceback. Grades of 
 in tests/tasks.
 """
 
+import io
 import json
 import math
 import re
@@ -15,11 +16,11 @@ from pathlib import Path
 import pytest
 from helpers import SMALL, TWO_ITERATIONS, checksums, read_rows, run_small, write_rows
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, BartConfig, ViTConfig
 
 import train_gsm8k as gsm8k
 from toprlib.records import InputError
-from toprlib.settings import TINY, Settings, read_settings
+from toprlib.settings import TINY, Settings, command, read_settings
 
 ROW = {"prompt": "Q", "completion": " A", "reward": -1}
 
@@ -77,10 +78,21 @@ def test_preset_comes_first_and_the_default_folder_has_what_differs():
         folders.add(read_settings(arguments, presets).out)
     assert len(folders) == 4
     assert read_settings(["--dry-run", "--out", "x"], presets).out == Path("x")
+    # for a task with test problems of its own
+    assert read_settings(["--samples", "own.jsonl"], presets).test_problems > 0
+
+
+def test_output_that_a_terminal_cannot_show_does_not_end_a_run(monkeypatch):
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, "ascii"))
+    with command("train_gsm8k"):
+        print("7 ± 2", flush=True)
+    assert shown.getvalue() == b"7 ? 2\n"
 
 
 # ---- own samples ---------------------------------------------------------------------------------
 SAMPLES = {  # lines, changes of settings, what the message has to name
+    "messages": ([ROW, ROW | {"prompt": [{"role": "user", "content": "Q"}]}], {}, ":2: prompt"),
     "reward as text": ([ROW, ROW | {"reward": "1"}], {}, ":2: reward"),
     "no log mu to trust": ([ROW], {"trust_logmu": True}, "sample 1: token_logmu"),
     "text after the end": ([ROW, ROW | {"completion": " 7.<eos>\n"}], {}, "sample 2: text after"),
@@ -179,6 +191,9 @@ MODELS = {  # change of a model's folder -> what the message names
     "infinite": (lambda f: change_weights(f, lambda w: w[NORM][3:4].fill_(-math.inf)), NORM),
     "tied, and has a head": (lambda f: change_weights(f, add_own_head), "lm_head.weight"),
     "adapter": (add_adapter, "adapter"),
+    "FP8": (lambda f: change_json(f / "config.json", quantization_config={"bits": 8}), "quantized"),
+    "encoder and decoder": (lambda f: BartConfig().save_pretrained(f), "bart"),
+    "no language model": (lambda f: ViTConfig().save_pretrained(f), "vit"),
     "recurrent": (make_mamba, "--engine vllm"),
 }
 

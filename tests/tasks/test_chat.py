@@ -112,7 +112,7 @@ def family(request, tmp_path_factory):
 def test_prompts_have_the_tokens_of_the_template(family):
     _, folder, lm = family
     task = gsm8k.gsm8k_task(SMALL)
-    problems = [Problem("", QUESTION), *task.test]
+    problems = [Problem(QUESTION), *task.test]
     texts = []
     for prompt in make_prompts(task, problems, lm, Settings(max_new_tokens=24)):
         messages = [{"role": "user", "content": task.prompt(prompt.problem)}]
@@ -128,7 +128,7 @@ def test_a_completion_stops_at_the_end_of_its_turn(family):
     name, _, lm = family
     end = lm.tokenizer.convert_tokens_to_ids(MARKS[name][-1])
     assert lm.ends[0] == end
-    prompt = Prompt(Problem("", "?"), "?", lm.prompt_ids(["?"])[0])
+    prompt = Prompt(Problem("?"), "?", lm.prompt_ids(["?"])[0])
     plain = lm._replace(ends=lm.ends[1:])
     completions = {}
     for key, model in (("chat", lm), ("plain", plain)):
@@ -161,7 +161,7 @@ def test_a_run_and_its_samples_as_text(tmp_path):
         rows.append(row)
     file = write_rows(tmp_path / "own.jsonl", rows)
     assert sum("token_ids" not in row for row in rows) > 4
-    run_small(tmp_path / "again", samples=file, **options)
+    run_small(tmp_path / "again", samples=file, **options | {"test_problems": 0})
     actual = (tmp_path / "again" / "iteration-1" / "train.jsonl").read_bytes()
     assert actual == (tmp_path / "run" / "iteration-1" / "train.jsonl").read_bytes()
 
@@ -204,7 +204,7 @@ def test_a_run_of_another_day_has_the_prompts_that_it_began_with(tmp_path):
 )
 def test_a_thought_is_not_graded_and_does_not_vote(prompt, completion, expected):
     task = gsm8k.gsm8k_task(Settings(shots=1))
-    problem = Problem("1", prompt, Fraction(7))
+    problem = Problem(prompt, Fraction(7))
     fields = {"completion": completion, "token_ids": [5], "finish_reason": "stop"}
 
     def generate(prompts, n, seed):
@@ -213,5 +213,5 @@ def test_a_thought_is_not_graded_and_does_not_vote(prompt, completion, expected)
     asked = [Prompt(problem, prompt, [5])]
     [sample] = sample_prompts(Engine(generate), asked, 1, 0, task, progress_bar(None, "", "", 1))
     assert sample.outcome == expected
-    [[vote]] = to_answers([sample], task).votes
+    [[vote]] = to_answers([sample], 1, task).votes
     assert vote == {"correct": 7, "incorrect": 8, "invalid": None}[expected]

@@ -173,7 +173,7 @@ def test_only_an_answer_without_the_marker_is_invalid():
     assert gsm8k.grade("The answer is x", Decimal(1)) == "incorrect"
     assert gsm8k.grade("1", Decimal(1)) == "invalid"
     texts = ["The answer is x", "The answer is 2", "1"]
-    grades = gsm8k.grade_all(texts, [Problem("", "", Decimal(gold)) for gold in (1, 2, 1)])
+    grades = gsm8k.grade_all(texts, [Problem("", Decimal(gold)) for gold in (1, 2, 1)])
     assert grades == [(-1, "incorrect"), (1, "correct"), (-1, "invalid")]
 
 

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 from helpers import write_rows
 
-from examples import math
+from examples import math_task as math
 from toprlib.records import InputError, Problem
 from toprlib.settings import TINY, Settings
 
@@ -131,6 +131,7 @@ DIFFERENT = [
     (r"\sqrt{2}\cdot10^{-20}", r"\sqrt{3}\cdot10^{-20}"),
     (r"\frac{1}{2}", r"⅓ | 2 | -½"),
     ("1011_2", "1011_3"),
+    (r"\frac13", r"0.\overline{4} | 0.3\overline{03} | 0.0\overline{3} | 3.\overline{3}"),
     (r"7\text{ a.m.}", r"7\text{ p.m.}"),
     (r"\$1.5\text{ million}", "1.5"),
     (LONG, "1"),
@@ -152,7 +153,7 @@ def test_grades():
         for gold, answers in table:
             rows += [(gold, answer, expected) for answer in answers.split(" | ")]
     texts = [rf"\boxed{{{answer}}}" for _, answer, _ in rows]
-    grades = math.grade(texts, [Problem("", "", gold) for gold, _, _ in rows])
+    grades = math.grade(texts, [Problem("", gold) for gold, _, _ in rows])
     wrong = []
     for (gold, answer, expected), grade in zip(rows, grades, strict=True):
         if grade != (1.0 if expected == "correct" else -1.0, expected):
@@ -170,8 +171,8 @@ def test_the_limit_of_cpu_time_is_of_a_pair(monkeypatch):
 def test_a_worker_that_cannot_work_is_no_grade(monkeypatch, tmp_path):
     monkeypatch.setattr(math, "WORKER", tmp_path / "missing.py")
     with pytest.raises(math.subprocess.CalledProcessError):
-        math.grade([r"\boxed{4}"], [Problem("", "", "3")])
-    assert math.grade(["4", r"\boxed{3}"], [Problem("", "", "3")] * 2) == [
+        math.grade([r"\boxed{4}"], [Problem("", "3")])
+    assert math.grade(["4", r"\boxed{3}"], [Problem("", "3")] * 2) == [
         (-1.0, "invalid"),
         (1.0, "correct"),
     ]

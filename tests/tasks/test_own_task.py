@@ -37,7 +37,7 @@ exec(PROGRAM, SUMS)
 
 
 def grade_sum(row):
-    a, b = row["problem_id"].split(", ")
+    a, b = re.findall("[0-9]+", row["prompt"])
     is_right = f"The answer is {int(a) + int(b)}." in row["completion"]
     return (1.0, "right") if is_right else (-1.0, "wrong")
 
@@ -88,15 +88,16 @@ def test_a_task_is_a_command_that_trains_on_its_rewards(name, grade, tmp_path, m
     ],
 )
 def test_the_reward_of_strict_format_is_the_share_of_its_rules(completion, expected):
-    assert strict_format.grade([completion], [Problem("1", "?")]) == [expected]
+    assert strict_format.grade([completion], [Problem("?")]) == [expected]
     assert grade_format({"completion": completion}) == expected
 
 
 def test_no_sum_is_for_training_and_for_tests():
     task = SUMS["my_task"](replace(SMALL, problems=10_000, test_problems=10_000))
-    assert not {problem.id for problem in task.train} & {problem.id for problem in task.test}
+    train, test = ({problem.question for problem in part} for part in (task.train, task.test))
+    assert not train & test
     for problem in (*task.train, *task.test):
-        a, b = problem.id.split(", ")
+        a, b = re.findall("[0-9]+", problem.question)
         assert problem.gold == int(a) + int(b)
 
 
@@ -121,7 +122,7 @@ def test_grading_sees_each_completion_before_the_stop_string_with_its_problem(tm
     rows = read_rows(tmp_path / "run" / "iteration-1" / "test-0.jsonl")
     assert len(rows) == 8
     for row, text, problem in zip(rows, completions, problems, strict=True):
-        assert (row["problem_id"], row["reward"]) == (problem.id, len(text) / 7)
+        assert (row["prompt"], row["reward"]) == (problem.question, len(text) / 7)
         assert text == re.split(" =| and", row["completion"])[0]
     assert any(text != row["completion"] for row, text in zip(rows, completions, strict=True))
     mean = sum(row["reward"] for row in rows) / 8

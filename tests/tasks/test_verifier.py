@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import train_gsm8k as gsm8k
-from examples import math, verifier
+from examples import math_task as math
+from examples import verifier
 from toprlib.evaluation import Answers, to_answers
 from toprlib.files import read_records
 from toprlib.records import Problem, Sample
@@ -36,7 +37,7 @@ QUESTION = verifier.QUESTION
 )
 def test_the_verdict_is_the_word_after_the_last_question(text, expected):
     assert verifier.parse_verdict(text) is expected
-    grades = verifier.grade([text, text], [Problem("", "", gold) for gold in (True, False)])
+    grades = verifier.grade([text, text], [Problem("", gold) for gold in (True, False)])
     true = (1.0, "correct")
     false = (-1.0, "incorrect")
     none = (-1.0, "invalid")
@@ -44,49 +45,46 @@ def test_the_verdict_is_the_word_after_the_last_question(text, expected):
 
 
 # ---- solutions as problems -----------------------------------------------------------------------
-def make_sample(completion, outcome, problem_id="p"):
+def make_sample(completion, outcome):
     """A graded sample of a task whose rewards are +1 and -1."""
     reward = 1.0 if outcome == "correct" else -1.0
-    return Sample(
-        problem_id=problem_id, prompt="?", completion=completion, reward=reward, outcome=outcome
-    )
+    return Sample(prompt="?", completion=completion, reward=reward, outcome=outcome)
 
 
 def test_a_problem_is_a_solution_whose_gold_answer_is_whether_it_is_correct():
     """A solution ends before the generator's stop string."""
     solutions = [
-        make_sample(" 1 + 1 = 2.", "correct", "b"),
-        make_sample(" 3.STOP 2", "incorrect", "a"),
-        make_sample("c", "invalid", "a"),
+        make_sample(" 1 + 1 = 2.", "correct"),
+        make_sample(" 7.", "incorrect"),
+        make_sample(" 3.STOP 2", "incorrect"),
+        make_sample("c", "invalid"),
     ]
     task = replace(gsm8k.gsm8k_task(Settings()), stop=("STOP",))
-    problems = [Problem("a", "2 + 2?", 0), Problem("b", "1 + 1?", 0)]
+    problems = [Problem("1 + 1?"), Problem("2 + 2?")]
     verifications = verifier.to_problems(task, problems, solutions, "Look! ")
     assert [problem.question for problem in verifications] == [
         "Look! Q: 1 + 1?\nA: 1 + 1 = 2.\nCheck:",
+        "Look! Q: 1 + 1?\nA: 7.\nCheck:",
         "Look! Q: 2 + 2?\nA: 3.\nCheck:",
         "Look! Q: 2 + 2?\nA:c\nCheck:",
     ]
-    assert [problem.gold for problem in verifications] == [True, False, False]
-    assert len({problem.id for problem in verifications}) == 3
+    assert [problem.gold for problem in verifications] == [True, False, False, False]
 
 
 # ---- the vote ------------------------------------------------------------------------------------
 def make_verifications(words, is_correct):
     """Verifications, by words such as Yes; is_correct: of the solution that each is about."""
     texts = [f"{QUESTION} {word}" for word in words.split()]
-    grades = verifier.grade(texts, [Problem("", "", gold) for gold in is_correct])
+    grades = verifier.grade(texts, [Problem("", gold) for gold in is_correct])
     return [make_sample(text, grade.outcome) for text, grade in zip(texts, grades, strict=True)]
 
 
 def test_results_of_two_problems_by_hand():
     """Each has answers 8, 8 and 7, of which 7 is correct, and two verdicts on each."""
-    solutions = []
-    for problem_id in "ab":
-        solutions.append(make_sample(" The answer is 8.", "incorrect", problem_id))
-        solutions.append(make_sample(" The answer is 8.", "incorrect", problem_id))
-        solutions.append(make_sample(" The answer is 7.", "correct", problem_id))
-    answers = to_answers(solutions, gsm8k.gsm8k_task(Settings()))
+    wrong = make_sample(" The answer is 8.", "incorrect")
+    right = make_sample(" The answer is 7.", "correct")
+    solutions = [wrong, wrong, right] * 2
+    answers = to_answers(solutions, 2, gsm8k.gsm8k_task(Settings()))
     # Scores are 1/2, 0, 1; then 0, 1/2, 0, because a verdict that cannot be read counts 0.
     words = "Yes No No No Yes Yes No ? No Yes ? No"
     is_correct = [False, False, False, False, True, True] * 2

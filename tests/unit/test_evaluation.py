@@ -18,6 +18,7 @@ from toprlib.evaluation import (
     majority_is_correct,
     mean_reward,
     to_answers,
+    to_table,
 )
 from toprlib.records import Sample, Task
 
@@ -38,17 +39,15 @@ def make_task(**functions):
 def make_samples(*questions, rewards=REWARDS):
     """Graded samples; the outcome says whether one is correct, whatever the reward."""
     samples = []
-    for number, question in enumerate(questions):
-        for letter in question:
-            outcome = {"r": "right", "-": "silent"}.get(letter, "wrong")
-            fields = {"reward": rewards[letter], "outcome": outcome}
-            sample = Sample(problem_id=f"q{number}", prompt="?", completion=letter, **fields)
-            samples.append(sample)
+    for letter in "".join(questions):
+        outcome = {"r": "right", "-": "silent"}.get(letter, "wrong")
+        fields = {"reward": rewards[letter], "outcome": outcome}
+        samples.append(Sample(prompt="?", completion=letter, **fields))
     return samples
 
 
 def make_answers(*questions):
-    return to_answers(make_samples(*questions), make_task(parse=parse))
+    return to_answers(make_samples(*questions), len(questions), make_task(parse=parse))
 
 
 # ---- scores and estimates ------------------------------------------------------------------------
@@ -106,7 +105,7 @@ def test_a_tie_goes_to_the_answer_that_came_first(letters, expected):
 def test_the_first_outcome_is_correct_whatever_the_reward():
     rewards = {"r": -3.0, "w": 2.0, "-": 0.0}
     samples = make_samples("rw", "-w", rewards=rewards)
-    answers = to_answers(samples, make_task())
+    answers = to_answers(samples, 2, make_task())
     assert answers.correct.tolist() == [[True, False], [False, False]]
     assert answers.rewards.tolist() == [[-3.0, 2.0], [0.0, 2.0]]
     assert answers.votes == []
@@ -132,13 +131,14 @@ def test_an_entry_of_all_samples_is_a_mean_over_questions(questions):
     rewards = REWARDS | {"r": 0.5}
     samples = make_samples(*questions, rewards=rewards)
     with mock.patch.object(evaluation, "REPEATS", 2):  # all repeats are equal
-        entry = evaluate(samples, samples[:n], make_task(parse=parse), k=n, seed=0)
+        entry = evaluate(samples, samples[::n], make_task(parse=parse), k=n, seed=0)
     letters = "".join(questions)
     for outcome, of_outcome in {"right": "r", "wrong": "wx", "silent": "-"}.items():
         expected = fmean(letter in of_outcome for letter in letters)
         assert entry[outcome] == pytest.approx(expected)
     assert entry["pass@1"]["mean"] == pytest.approx(entry["right"])
-    assert entry["greedy"]["mean"] == pytest.approx(questions[0].count("r") / n)
+    greedy = fmean(question[0] == "r" for question in questions)
+    assert entry["greedy"]["mean"] == pytest.approx(greedy)
     if set(letters) != {"w"}:  # whose rewards are all -1
         assert entry["reward"]["mean"] == pytest.approx(fmean(rewards[x] for x in letters))
     solved = fmean("r" in question for question in questions)
@@ -166,3 +166,15 @@ def test_an_entry_has_the_metrics_of_its_task(k, functions, rewards, expected):
     assert [*entry] == [*OUTCOMES, *expected, "questions", "samples_per_question"]
     assert entry["greedy"] == {"mean": 0.5, "se": None}
     assert (entry["questions"], entry["samples_per_question"]) == (2, 3)
+
+
+def test_the_table_leaves_a_metric_out_where_an_entry_has_none():
+    """All rewards are -1 and +1 after training, but not before."""
+    entries = []
+    for rewards in ({"r": 1.0, "w": 0.0}, {"r": 1.0, "w": -1.0}):
+        samples = make_samples("rw", rewards=rewards)
+        entries.append(evaluate(samples, samples[:1], make_task(), k=1, seed=0))
+    table = to_table({"before": entries[0], "iterations": [{"after": entries[1]}]})
+    names, *columns = [list(column.cells) for column in table.columns]
+    row = names.index("reward")
+    assert [column[row] for column in columns] == ["0.50 ± 1.00", ""]

@@ -3,6 +3,7 @@
 import json
 import math
 
+import pandas as pd
 import pytest
 from helpers import checksums
 from hypothesis import given
@@ -42,10 +43,14 @@ samples = st.builds(
 )
 
 
-@given(st.lists(samples, min_size=1, max_size=3), st.sampled_from(["\n", "\r\n"]))
-def test_samples_are_read_as_they_were_written(tmp_path_factory, written, newline):
+windows = st.sampled_from([("\n", ""), ("\r\n", "\ufeff")])  # with a byte order mark
+
+
+@given(st.lists(samples, min_size=1, max_size=3), windows)
+def test_samples_are_read_as_they_were_written(tmp_path_factory, written, windows):
     file = tmp_path_factory.getbasetemp() / "written.jsonl"
-    file.write_bytes(to_lines(written).replace("\n", newline).encode())
+    newline, mark = windows
+    file.write_bytes(f"{mark}{to_lines(written)}".replace("\n", newline).encode())
     assert read_records(file, Sample) == written
 
 
@@ -101,25 +106,29 @@ def write_split(folder, ending):
         if ending == ".jsonl":
             file.write_text("".join(json.dumps(row) + "\n" for row in of_split))
         else:
-            import datasets
-
-            datasets.Dataset.from_list(of_split).to_parquet(file)
+            pd.DataFrame(of_split).to_parquet(file)
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
 @pytest.mark.parametrize("source", ["folder", "file"])
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
-def test_rows_of_a_split_are_those_of_its_file(tmp_path, monkeypatch, ending, source, split):
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "data").mkdir()
-    write_split(tmp_path / "data", ending)
-    place = tmp_path / "data"
+def test_rows_of_a_split_are_those_of_its_file(tmp_path, ending, source, split):
+    place = tmp_path / "data[1]"
+    place.mkdir()
+    write_split(place, ending)
     if source == "file":
         place = place / f"{split}{ending}"
     rows = load_rows(str(place), split, Sample)
     assert [row.completion for row in rows] == {"train": ["0", "1"], "test": ["2"]}[split]
     with pytest.raises(InputError, match=":1: prompt"):
         load_rows(str(place), split, dict[str, float])
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1 and what is no Parquet"])
+def test_a_file_that_is_no_parquet_is_refused(tmp_path, content):
+    (tmp_path / "own.parquet").write_bytes(content)
+    with pytest.raises(InputError, match=r"own\.parquet"):
+        load_rows(str(tmp_path / "own.parquet"), "train", Sample)
 
 
 # ---- atomic writes -------------------------------------------------------------------------------

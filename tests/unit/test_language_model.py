@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+import transformers
 from helpers import flat_weights
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteFallback, Fuse, Replace, Strip
@@ -27,7 +28,7 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{{ '<|im_start|>assistant\n' if add_generation_prompt else eos_token }}"
 )
-NO_END = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
+NO_END = "{% for message in messages %}{{ message.content }}\n{% endfor %}"  # as GLM's
 TURNS = ["<|im_start|>", "<|im_end|>"]  # neither the tokenizer nor a config names them
 
 
@@ -47,23 +48,24 @@ def make_folder(folder, stated=None, template=None, **marks):
 
 
 @pytest.mark.parametrize(
-    ("stated", "eos_token", "uses_chat", "expected"),
+    ("stated", "eos_token", "template", "expected"),
     [
-        (None, "<eos>", False, [1]),
-        (7, "<eos>", False, [1, 7]),
-        ([9, 1, 7], "<eos>", False, [1, 9, 7]),
-        (7, None, False, [7]),
-        (None, "<eos>", True, ["<|im_end|>", 1]),
-        ([7], "<eos>", True, ["<|im_end|>", 1, 7]),
-        (None, "<|im_end|>", True, ["<|im_end|>"]),
+        (None, "<eos>", None, [1]),
+        (7, "<eos>", None, [1, 7]),
+        ([9, 1, 7], "<eos>", None, [1, 9, 7]),
+        (7, None, None, [7]),
+        (None, "<eos>", CHATML, ["<|im_end|>", 1]),
+        ([7], "<eos>", CHATML, ["<|im_end|>", 1, 7]),
+        (None, "<|im_end|>", CHATML, ["<|im_end|>"]),
+        ([7, 9], "<eos>", NO_END, [1, 7, 9]),
     ],
 )
 def test_ends_are_of_the_turn_the_tokenizer_and_the_generation_config(
-    tmp_path, stated, eos_token, uses_chat, expected
+    tmp_path, stated, eos_token, template, expected
 ):
     """After the end of the last turn, this template writes the end of the text."""
     marks = {"eos_token": eos_token} if eos_token != "<eos>" else {}
-    lm = load_tokenizer(make_folder(tmp_path, stated, CHATML, **marks), uses_chat)
+    lm = load_tokenizer(make_folder(tmp_path, stated, template, **marks), template is not None)
     ids = [
         end if isinstance(end, int) else lm.tokenizer.convert_tokens_to_ids(end) for end in expected
     ]
@@ -73,12 +75,16 @@ def test_ends_are_of_the_turn_the_tokenizer_and_the_generation_config(
     assert lm.text([ids[-1], 5]) == lm.tokenizer.decode([ids[-1], 5])  # only the last token
 
 
+def test_transformers_4_is_refused(monkeypatch):
+    monkeypatch.setattr(transformers, "__version__", "4.57.6")
+    with pytest.raises(InputError, match="needs 5"):
+        load_tokenizer(MODEL)
+
+
 def test_a_tokenizer_without_an_end_or_that_ends_prompts_is_refused(tmp_path):
     with pytest.raises(InputError, match="--model"):
         load_tokenizer(make_folder(tmp_path, eos_token=None))
-    folder = make_folder(tmp_path, template=NO_END)
-    with pytest.raises(InputError, match="--chat"):
-        load_tokenizer(folder, uses_chat=True)
+    folder = make_folder(tmp_path)
     lm = load_tokenizer(folder)
     marks = [("<eos>", lm.ends[0])]
     lm.tokenizer.backend_tokenizer.post_processor = TemplateProcessing("$A <eos>", None, marks)

@@ -225,7 +225,7 @@ def test_almost_no_positive_rewards_are_warned_about(
     ],
 )
 def test_the_plan_counts_what_a_run_samples_and_trains(capsys, changes, provided, expected):
-    problems = [Problem(str(number), "?") for number in range(100)]
+    problems = [Problem("?")] * 100
     task = Task("sums", problems, problems[:10], grade=zip)
     print_plan(Settings(**changes), task, provided)
     lines = capsys.readouterr().out.splitlines()

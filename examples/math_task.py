@@ -1,8 +1,8 @@
 r"""The experiment of train_gsm8k.py on MATH: problems, prompt and grading (Section 4.1).
 
-    python -m examples.math                                       # a few problems of ours
-    python -m examples.math --data MATH_DIR --shots 4 --model DIR # MATH's files, the paper's prompt
-    torchrun --nproc-per-node 8 -m examples.math paper            # the paper's run, on eight GPUs
+    python -m examples.math_task                                       # a few problems of ours
+    python -m examples.math_task --data DIR --shots 4 --model DIR      # MATH's files, 4-shot prompt
+    torchrun --nproc-per-node 8 -m examples.math_task paper            # the paper's, on eight GPUs
 
 docs/math_and_verifier.md has the form of the files, and says where the grading by math-verify is
 **stricter than the script that the paper used** (Shao et al. 2024). No problem of MATH comes with
@@ -121,6 +121,14 @@ def trim(answer: str) -> str:
 
 
 # ---- grading -------------------------------------------------------------------------------------
+def to_fraction(repeating_decimal: re.Match) -> str:
+    r"""0.1\overline{6} as (16 - 1) / 90. groups: 0, 1 and 6."""
+    whole, fixed, repeated = repeating_decimal.groups(default="")
+    numerator = int(whole + fixed + repeated) - int(f"0{whole}{fixed}")
+    denominator = "9" * len(repeated) + "0" * len(fixed)
+    return rf"\frac{{{numerator}}}{{{denominator}}}"
+
+
 # What math-verify does not read, or misreads -> what it reads; before NFKC, and after it.
 SYMBOLS = (
     ("∞", r"\\infty "),
@@ -144,6 +152,8 @@ SPELLINGS = [
     # Thousands: math-verify takes 9\,500 for 9 + 500.
     (r"(?<=[0-9])(?:\{,\}|,\\!|\\[,;: ]|~)(?=[0-9]{3}(?![0-9]))", ""),
     (r"^(-?[0-9]{1,3}(?: [0-9]{3})+)(?![0-9])", lambda match: match[1].replace(" ", "")),
+    # 0.1\overline{6}
+    (r"([0-9]+)?\.([0-9]*)\\(?:overline|bar|dot)\s*\{([0-9]+)\}(?![0-9_])", to_fraction),
 ]
 for word, power in {"hundred": 2, "thousand": 3, "million": 6, "billion": 9}.items():
     SPELLINGS.append((rf"(?<=[0-9])\s*(\\text\{{)?\s*{word}\b", rf"\\cdot 10^{{{power}}}\1"))
@@ -182,8 +192,7 @@ def are_equal(pairs: Sequence[tuple[str, str]]) -> list[bool | None]:
         if gold != answer and is_short and not has_another:
             asked.append((gold, answer))
     if asked:
-        # -P removes the worker's folder from sys.path, where math.py would hide Python's own.
-        command = [sys.executable, "-P", str(WORKER), str(CPU_SECONDS)]
+        command = [sys.executable, str(WORKER), str(CPU_SECONDS)]
         worker = subprocess.run(
             command, input=json.dumps(asked), stdout=subprocess.PIPE, text=True, check=True
         )
@@ -197,7 +206,7 @@ def grade(completions: Sequence[str], problems: Sequence[Problem]) -> list[Grade
     Without an answer a completion is invalid. An answer that math-verify cannot read is incorrect.
 
     >>> texts = (r"\boxed{1/2}", r"\boxed{50}", r"\boxed{?}", r"\boxed{}", "1/2")
-    >>> [grade.outcome for grade in grade(texts, [Problem("1", "?", gold="0.5")] * 5)]
+    >>> [grade.outcome for grade in grade(texts, [Problem("?", gold="0.5")] * 5)]
     ['correct', 'incorrect', 'incorrect', 'invalid', 'invalid']
     """
     answers = [extract_answer(text) for text in completions]
@@ -259,7 +268,7 @@ def load_problems(data: str, split: str) -> list[Problem]:
         if not gold:
             message = "no answer in \\boxed{}; add one, or the field answer"
             raise InputError(f"{data}, {split}:{line}: {message}")
-        problems.append(Problem(f"{split}-{line}", row.problem, gold))
+        problems.append(Problem(row.problem, gold, f"{split}-{line}"))
     return sorted(problems, key=lambda problem: zlib.crc32(problem.question.encode()))
 
 
@@ -318,4 +327,4 @@ PRESETS = {
 
 
 if __name__ == "__main__":
-    main("examples.math", __doc__, math_task, PRESETS, "runs/math-")
+    main("examples.math_task", __doc__, math_task, PRESETS, "runs/math-")

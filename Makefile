@@ -14,11 +14,11 @@ run: .venv/ready
 smoke: .venv/ready
 	.venv/bin/python tests/smoke.py $(ARGS)
 
-notebooks: .venv/ready
+notebooks: .venv/notebooks-ready
 	.venv/bin/python -m jupyterlab --LabApp.default_url=/lab/tree/notebooks $(ARGS)
 
 # Executes the solutions again and stores their outputs.
-lessons: .venv/ready
+lessons: .venv/notebooks-ready
 	TQDM_MINITERS=1e9 TQDM_MAXINTERVAL=1e9 .venv/bin/python -m nbconvert --to notebook --execute \
 		--inplace --ExecutePreprocessor.timeout=900 \
 		--ExecutePreprocessor.record_timing=False notebooks/solutions/*.ipynb
@@ -76,7 +76,10 @@ endef
 .venv/ready: requirements.txt conformance/pyproject.toml
 	$(install)
 
-.venv/dev-ready: tests/environments/dev.txt .venv/ready
+.venv/notebooks-ready: notebooks/requirements.txt .venv/ready
+	$(install)
+
+.venv/dev-ready: tests/environments/dev.txt .venv/notebooks-ready
 	$(install)
 
 .venv-verl/ready: NO_DEPS = verl==0.9.1

@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import distribution
+from importlib.util import find_spec
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -291,6 +292,8 @@ def letters(text: str) -> str:
 
 def math_task(settings: Settings) -> Task:
     """`Problem: ... Solution:` after the shots; with these, another `Problem:` ends a sample."""
+    if find_spec("math_verify") is None:  # before sampling, not after it
+        raise InputError("math-verify is missing; make .venv/notebooks-ready installs it")
     shots = load_shots()[: settings.shots] if settings.shots else []
     train = [] if settings.samples else load_problems(settings.data, "train")
     # Those of the worked examples are among MATH's training problems.

@@ -48,7 +48,13 @@ def vllm_engine(
     worker = None
     free_before = 0
     log = settings.out / f"vllm-{rank()}.log"
-    sampling = _sampling_options(lm, settings, stop)
+    sampling = {  # arguments of vLLM's SamplingParams
+        "top_k": settings.top_k,
+        "max_tokens": settings.max_new_tokens,
+        "stop": list(stop),
+        "include_stop_str_in_output": True,
+        "stop_token_ids": sorted(lm.ends),
+    }
 
     def generate(
         prompts: Sequence[Prompt], n: int, seed: int, temperature: float = settings.temperature
@@ -78,18 +84,6 @@ def vllm_engine(
             deadline = time.monotonic() + FREE_SECONDS
             while _free_gpu_memory() < 0.98 * free_before and time.monotonic() < deadline:
                 time.sleep(0.1)
-
-
-def _sampling_options(lm: LanguageModel, settings: Settings, stop: Sequence[str]) -> dict[str, Any]:
-    """The arguments of vLLM's SamplingParams that all requests share."""
-    return {
-        "temperature": settings.temperature,
-        "top_k": settings.top_k,
-        "max_tokens": settings.max_new_tokens,
-        "stop": list(stop),
-        "include_stop_str_in_output": True,
-        "stop_token_ids": sorted(lm.ends),
-    }
 
 
 def _start(model: str, settings: Settings, max_tokens: int, log: Path) -> subprocess.Popen:

@@ -143,8 +143,7 @@ def check_architecture(name: str, uses_hf: bool, uses_lora: bool) -> None:
         model = transformers.AutoModelForCausalLM.from_config(config)
     cache = transformers.DynamicCache(config=config)
     kinds = {type(layer) for layer in cache.layers}
-    cache_utils = transformers.cache_utils
-    copied = {cache_utils.DynamicLayer, cache_utils.DynamicSlidingWindowLayer}
+    copied = {transformers.DynamicLayer, transformers.cache_utils.DynamicSlidingWindowLayer}
     if uses_hf and (model._is_stateful or kinds - copied):
         message = "has a state besides keys and values, which --engine hf cannot copy"
         raise InputError(f"--model {name}: {message}; use --engine vllm")

@@ -126,7 +126,6 @@ def _merge_adapters(model: torch.nn.Module, weights: dict[str, Tensor]) -> dict[
         module, _, _ = name.rpartition(".base_layer.weight")
         if module:
             delta = model.get_submodule(module).get_delta_weight("default").detach()
-            delta = delta.full_tensor() if hasattr(delta, "full_tensor") else delta  # if sharded
             weight = weight + delta.cpu()
         name = name.removeprefix("base_model.model.").replace(".base_layer", "")
         merged[name] = weight

@@ -90,15 +90,8 @@ class Combination:
     mean: str = ""
     mask: str = ""
 
-    def loss(
-        self,
-        token_logp: Tensor,
-        token_logmu: Tensor,
-        reward: Tensor,
-        mask: Tensor,
-        denominator: float | None = None,
-    ) -> Tensor:
-        """The loss, with the arguments of topr.py's: a scalar to be minimised."""
+    def loss(self, token_logp: Tensor, token_logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
+        """The loss, with the shapes of topr.py's: a scalar to be minimised."""
         in_ratio, in_loss = MASKS[self.mask](mask)  # (B, T) each
         factor, sign = REWARDS[self.reward](reward)  # (B,) each
         log_ratio = POWERS[self.power] * (token_logp - token_logmu)  # (B, T)
@@ -112,7 +105,7 @@ class Combination:
         factor = torch.where(sign < 0, self.negatives * factor, factor)
         logp = sum_over_tokens(weight * token_logp, in_loss)  # (B,)
         values = -factor * logp / MEANS[self.mean](mask)
-        return values.sum() / (len(reward) if denominator is None else denominator)
+        return values.sum() / len(reward)
 
     def differences(self) -> list[str]:
         """The names of what differs from the paper's loss."""

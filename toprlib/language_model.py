@@ -120,10 +120,7 @@ def _find_context(config: transformers.PretrainedConfig) -> int:
 
 
 def _end_of_turn(tokenizer: transformers.PreTrainedTokenizerBase) -> int | None:
-    """The first added token, such as <|im_end|>, that the chat template writes after an answer.
-
-    None if it writes no such token.
-    """
+    """The first added token after an answer in the chat template, as <|im_end|>; None without."""
     messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "ANSWER"}]
     chat = tokenizer.apply_chat_template(messages, tokenize=False)
     after = tokenizer(chat.rpartition("ANSWER")[2], add_special_tokens=False)["input_ids"]

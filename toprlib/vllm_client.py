@@ -102,7 +102,7 @@ def _start(model: str, settings: Settings, max_tokens: int, log: Path) -> subpro
             arguments["attention_config"] = {"backend": "FLASH_ATTN"}
     python = str(settings.vllm_python or sys.executable)
     with log.open("ab") as messages:
-        worker = subprocess.Popen(
+        return subprocess.Popen(
             [python, str(WORKER), json.dumps(arguments), str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -111,7 +111,6 @@ def _start(model: str, settings: Settings, max_tokens: int, log: Path) -> subpro
             env=_environment(settings.engine_gpus),
             start_new_session=True,  # so that all processes of vLLM can be ended
         )
-    return worker
 
 
 def _link_model(model: str, log: Path) -> str:

@@ -127,9 +127,7 @@ def evaluate(
     answers = to_answers(samples, len(greedy), task)
     questions, n = answers.correct.shape
     counts = Counter(sample.outcome for sample in samples)
-    entry: dict[str, Any] = {}
-    for outcome in task.outcomes:
-        entry[outcome] = counts[outcome] / len(samples)
+    entry = {outcome: counts[outcome] / len(samples) for outcome in task.outcomes}
     entry["pass@1"] = estimate(any_correct, answers, 1, seed)
     entry["greedy"] = estimate(any_correct, to_answers(greedy, len(greedy), task), 1, seed)
     if 1 < k <= n and task.parse is not None:

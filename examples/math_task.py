@@ -211,11 +211,12 @@ def grade(completions: Sequence[str], problems: Sequence[Problem]) -> list[Grade
     ['correct', 'incorrect', 'incorrect', 'invalid', 'invalid']
     """
     answers = [extract_answer(text) for text in completions]
-    golds = [problem.gold for problem in problems]
+    pairs = [
+        (problem.gold, answer or "") for problem, answer in zip(problems, answers, strict=True)
+    ]
     names = {True: "correct", False: "incorrect", None: "abandoned"}
     grades = []
-    pairs = zip(golds, [answer or "" for answer in answers], strict=True)
-    for answer, is_equal in zip(answers, are_equal(list(pairs)), strict=True):
+    for answer, is_equal in zip(answers, are_equal(pairs), strict=True):
         outcome = names[is_equal] if answer else "invalid"
         grades.append(Grade(1.0 if outcome == "correct" else -1.0, outcome))
     return grades

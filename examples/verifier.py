@@ -13,8 +13,7 @@ import json
 import re
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -27,7 +26,7 @@ from pydantic.dataclasses import dataclass
 from examples.math_task import PRESETS as MATH_PRESETS
 from examples.math_task import math_task
 from toprlib.distributed import process_group, rank
-from toprlib.evaluation import Answers, format_value, to_answers
+from toprlib.evaluation import Answers, format_value, to_answers, vote_is_correct
 from toprlib.files import read_records, write_file
 from toprlib.language_model import load_tokenizer
 from toprlib.records import Grade, InputError, Problem, Sample, Task
@@ -183,17 +182,6 @@ INVALID = "invalid rate"
 WEIGHTED = "weighted self-consistency"
 COLUMNS = (ACCURACY, INVALID, WEIGHTED)
 CONSTANT = "the same verdict on all"  # the accuracy of always Yes, or of always No
-
-
-def vote_is_correct(
-    votes: Sequence[Hashable | None], correct: Sequence[bool], weights: Sequence[float]
-) -> bool:
-    """Whether the answer with the largest sum of weights is correct; of equals, the first."""
-    sums: dict[Hashable, float] = defaultdict(float)
-    for vote, weight in zip(votes, weights, strict=True):
-        if vote is not None:
-            sums[vote] += weight
-    return bool(sums) and bool(correct[votes.index(max(sums, key=sums.get))])
 
 
 def to_entry(values: Sequence[float]) -> dict[str, float]:

@@ -52,9 +52,8 @@ class Adafactor(torch.optim.Optimizer):
                 state.setdefault(name, value).lerp_(value, state["step"] ** DECAY)
             if squares.ndim > 1:
                 rows = state["rows"] / _replicated(state["rows"].sum(-1, keepdim=True))
-                update = (
-                    weight.grad * rows.rsqrt()[..., None] * state["columns"].rsqrt()[..., None, :]
-                )
+                columns = state["columns"].rsqrt()[..., None, :]
+                update = weight.grad * rows.rsqrt()[..., None] * columns
             else:
                 update = weight.grad * state["squares"].rsqrt()
             if isinstance(update, DTensor):  # DTensor replicates a single row

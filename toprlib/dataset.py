@@ -292,9 +292,7 @@ def _collate_each(
 
 
 def collate(examples: Sequence[Example]) -> topr.Batch:
-    """A micro-batch in tensors: [ prompt | completion | padding ] in each row.
-
-    Without log mu its tensor is 0.
+    """A micro-batch in tensors: rows [ prompt | completion | padding ]; without log mu, zeros.
 
     >>> first = Example([5, 6], [7, 1], 1.0, 0)
     >>> batch = collate([first, Example([5], [8, 9, 1], -1.0, 1, 0, [-0.5, -1.0, -2.0])])

@@ -9,7 +9,7 @@ as for the paper's maj@16 of 16 samples on MATH, the formula is 0 / 0: such an e
 interval.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -48,26 +48,26 @@ def any_correct(answers: Answers, question: int, samples: Sequence[int]) -> bool
 
 
 def majority_is_correct(answers: Answers, question: int, samples: Sequence[int]) -> bool:
-    """Whether the most frequent answer is correct.
+    """Whether the most frequent answer is correct; in a tie, that which `samples` has first."""
+    votes = [answers.votes[question][sample] for sample in samples]
+    return vote_is_correct(votes, answers.correct[question, samples], [1] * len(votes))
 
-    Samples without an answer do not vote. In a tie, the answer that comes first among `samples`
-    wins.
 
-    >>> answers = Answers(np.array([[True, False, False]]), [["7", "8", "8"]])
-    >>> majority_is_correct(answers, 0, [0, 1, 2])
+def vote_is_correct(
+    votes: Sequence[Hashable | None], correct: Sequence[bool], weights: Sequence[float]
+) -> bool:
+    """Whether the answer with the largest sum of weights is correct; of equals, the first.
+
+    votes: None for a sample without an answer, which does not vote.
+
+    >>> vote_is_correct(["7", "8", "8"], [True, False, False], weights=[1, 1, 1])
     False
     """
-    votes: Counter[Hashable] = Counter()
-    first_samples: dict[Hashable, int] = {}
-    for sample in samples:
-        answer = answers.votes[question][sample]
-        if answer is not None:
-            votes[answer] += 1
-            first_samples.setdefault(answer, sample)
-    if not votes:
-        return False
-    [(winner, _)] = votes.most_common(1)  # of equals, the first
-    return bool(answers.correct[question, first_samples[winner]])
+    sums: dict[Hashable, float] = defaultdict(float)
+    for vote, weight in zip(votes, weights, strict=True):
+        if vote is not None:
+            sums[vote] += weight
+    return bool(sums) and bool(correct[votes.index(max(sums, key=sums.get))])
 
 
 def mean_reward(answers: Answers, question: int, samples: Sequence[int]) -> float:
@@ -127,9 +127,7 @@ def evaluate(
     answers = to_answers(samples, len(greedy), task)
     questions, n = answers.correct.shape
     counts = Counter(sample.outcome for sample in samples)
-    entry: dict[str, Any] = {}
-    for outcome in task.outcomes:
-        entry[outcome] = counts[outcome] / len(samples)
+    entry = {outcome: counts[outcome] / len(samples) for outcome in task.outcomes}
     entry["pass@1"] = estimate(any_correct, answers, 1, seed)
     entry["greedy"] = estimate(any_correct, to_answers(greedy, len(greedy), task), 1, seed)
     if 1 < k <= n and task.parse is not None:

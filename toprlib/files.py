@@ -7,7 +7,7 @@ never modify. A stage whose file exists is not run again, so repeating a command
 import codecs
 import json
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -74,14 +74,13 @@ def _to_records(place: Path | str, rows: Iterable[Any], validate: Any) -> list[A
 
 
 # ---- writing -------------------------------------------------------------------------------------
-def to_lines(records: Iterable[Any]) -> str:
+def to_lines(records: Sequence[Any]) -> str:
     """Records of one kind as JSON lines, without the fields that are None.
 
     >>> from toprlib.records import Sample
     >>> to_lines([Sample(prompt="?", completion="!", reward=1.0)])
     '{"prompt":"?","completion":"!","finish_reason":"stop","reward":1.0}\\n'
     """
-    records = list(records)
     adapter = TypeAdapter(type(records[0])) if records else None
     lines = [adapter.dump_json(record, exclude_none=True).decode() + "\n" for record in records]
     return "".join(lines)

@@ -65,10 +65,15 @@ def load_tokenizer(name: str, uses_chat: bool = False) -> LanguageModel:
     tokenizer or of the generation config. Raises InputError if none of them has an end, if
     prompts would end with one, or for a model that cannot be trained.
     """
-    config = _load_config(name)
+    if transformers.__version__.startswith("4."):
+        raise InputError(f"transformers {transformers.__version__}: needs 5; upgrade transformers")
+    if Path(name, "adapter_config.json").exists():  # transformers would load the adapter's base
+        raise InputError(f"--model {name}: has an adapter next to a model; merge the adapter first")
     try:
+        config = transformers.AutoConfig.from_pretrained(name)
+        _check_config(config)
         tokenizer = transformers.AutoTokenizer.from_pretrained(name)
-    except ValueError as error:  # a folder without a tokenizer
+    except ValueError as error:  # a folder without a model, or without its tokenizer
         raise InputError(f"--model {name}: {error}") from None
     ends = [tokenizer.eos_token_id]
     if uses_chat and not tokenizer.chat_template:
@@ -93,23 +98,12 @@ def load_tokenizer(name: str, uses_chat: bool = False) -> LanguageModel:
     return LanguageModel(None, tokenizer, ends, context, uses_chat)
 
 
-def _load_config(name: str) -> transformers.PretrainedConfig:
-    if transformers.__version__.startswith("4."):
-        raise InputError(f"transformers {transformers.__version__}: needs 5; upgrade transformers")
-    if Path(name, "adapter_config.json").exists():  # transformers would load the adapter's base
-        raise InputError(f"--model {name}: has an adapter next to a model; merge the adapter first")
-    try:
-        config = transformers.AutoConfig.from_pretrained(name)
-    except ValueError as error:  # a folder without a model
-        raise InputError(f"--model {name}: {error}") from None
+def _check_config(config: transformers.PretrainedConfig) -> None:
     if getattr(config, "quantization_config", None):
-        message = "its weights are quantized, which cannot be trained; choose the original model"
-        raise InputError(f"--model {name}: {message}")
+        raise ValueError("its weights are quantized, which cannot be trained; choose the original")
     is_causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     if config.is_encoder_decoder or not is_causal:
-        message = f"{config.model_type} is no causal language model; choose another model"
-        raise InputError(f"--model {name}: {message}")
-    return config
+        raise ValueError(f"{config.model_type} is no causal language model; choose another model")
 
 
 def _find_context(config: transformers.PretrainedConfig) -> int:
@@ -126,10 +120,7 @@ def _find_context(config: transformers.PretrainedConfig) -> int:
 
 
 def _end_of_turn(tokenizer: transformers.PreTrainedTokenizerBase) -> int | None:
-    """The first added token, such as <|im_end|>, that the chat template writes after an answer.
-
-    None if it writes no such token.
-    """
+    """The first added token after an answer in the chat template, as <|im_end|>; None without."""
     messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "ANSWER"}]
     chat = tokenizer.apply_chat_template(messages, tokenize=False)
     after = tokenizer(chat.rpartition("ANSWER")[2], add_special_tokens=False)["input_ids"]
@@ -149,8 +140,7 @@ def check_architecture(name: str, uses_hf: bool, uses_lora: bool) -> None:
         model = transformers.AutoModelForCausalLM.from_config(config)
     cache = transformers.DynamicCache(config=config)
     kinds = {type(layer) for layer in cache.layers}
-    cache_utils = transformers.cache_utils
-    copied = {cache_utils.DynamicLayer, cache_utils.DynamicSlidingWindowLayer}
+    copied = {transformers.DynamicLayer, transformers.cache_utils.DynamicSlidingWindowLayer}
     if uses_hf and (model._is_stateful or kinds - copied):
         message = "has a state besides keys and values, which --engine hf cannot copy"
         raise InputError(f"--model {name}: {message}; use --engine vllm")

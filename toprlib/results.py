@@ -32,7 +32,6 @@ START_TOLERANCE = {  # nats that |log pi - log mu| may reach at the first step
     "bfloat16": 5.0,
 }
 QUANTILES = (0.05, 0.5, 0.95)
-NEGLIGIBLE_WEIGHT = 1e-6
 
 
 # ---- one step ------------------------------------------------------------------------------------
@@ -110,7 +109,7 @@ def weight_totals(reward: Tensor, weight: Tensor) -> dict[str, float]:
     >>> [round(value, 2) for value in totals.values()]
     [0.33, 1.8, 1.5, 0.67]
     """
-    negligible = (weight < NEGLIGIBLE_WEIGHT).sum().item()
+    negligible = (weight < 1e-6).sum().item()
     sum_of_squares = weight.square().sum().clamp_min(1e-30)  # all weights may be 0
     mass = weight * reward.abs()  # (B,)
     metrics = {

@@ -1,8 +1,7 @@
 """Sampling: problems in, graded completions out.
 
 A completion is exactly what the model wrote, up to and including its end of sequence or the stop
-string. An engine makes completions; `sample_to_file` divides the work among the ranks, grades
-completions, and keeps them on the disk.
+string.
 """
 
 import json

@@ -126,7 +126,6 @@ def _merge_adapters(model: torch.nn.Module, weights: dict[str, Tensor]) -> dict[
         module, _, _ = name.rpartition(".base_layer.weight")
         if module:
             delta = model.get_submodule(module).get_delta_weight("default").detach()
-            delta = delta.full_tensor() if hasattr(delta, "full_tensor") else delta  # if sharded
             weight = weight + delta.cpu()
         name = name.removeprefix("base_model.model.").replace(".base_layer", "")
         merged[name] = weight
@@ -174,10 +173,8 @@ def last_checkpoint(folder: Path) -> int:
 
     Lines of metrics.jsonl after the checkpoint are removed: training writes them again.
     """
-    steps = [0]
-    for path in folder.glob("checkpoint-*[0-9]"):
-        steps.append(int(path.name.removeprefix("checkpoint-")))
-    step = max(steps)
+    paths = folder.glob("checkpoint-*[0-9]")
+    step = max((int(path.name.removeprefix("checkpoint-")) for path in paths), default=0)
     log = folder / "metrics.jsonl"
     if log.exists():
         write_file(log, "".join(log.read_text().splitlines(keepends=True)[:step]))

@@ -48,7 +48,13 @@ def vllm_engine(
     worker = None
     free_before = 0
     log = settings.out / f"vllm-{rank()}.log"
-    sampling = _sampling_options(lm, settings, stop)
+    sampling = {  # arguments of vLLM's SamplingParams
+        "top_k": settings.top_k,
+        "max_tokens": settings.max_new_tokens,
+        "stop": list(stop),
+        "include_stop_str_in_output": True,
+        "stop_token_ids": sorted(lm.ends),
+    }
 
     def generate(
         prompts: Sequence[Prompt], n: int, seed: int, temperature: float = settings.temperature
@@ -80,18 +86,6 @@ def vllm_engine(
                 time.sleep(0.1)
 
 
-def _sampling_options(lm: LanguageModel, settings: Settings, stop: Sequence[str]) -> dict[str, Any]:
-    """The arguments of vLLM's SamplingParams that all requests share."""
-    return {
-        "temperature": settings.temperature,
-        "top_k": settings.top_k,
-        "max_tokens": settings.max_new_tokens,
-        "stop": list(stop),
-        "include_stop_str_in_output": True,
-        "stop_token_ids": sorted(lm.ends),
-    }
-
-
 def _start(model: str, settings: Settings, max_tokens: int, log: Path) -> subprocess.Popen:
     """Start the process, which answers when it has the model. log: for the messages of vLLM."""
     arguments = {
@@ -108,7 +102,7 @@ def _start(model: str, settings: Settings, max_tokens: int, log: Path) -> subpro
             arguments["attention_config"] = {"backend": "FLASH_ATTN"}
     python = str(settings.vllm_python or sys.executable)
     with log.open("ab") as messages:
-        worker = subprocess.Popen(
+        return subprocess.Popen(
             [python, str(WORKER), json.dumps(arguments), str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -117,7 +111,6 @@ def _start(model: str, settings: Settings, max_tokens: int, log: Path) -> subpro
             env=_environment(settings.engine_gpus),
             start_new_session=True,  # so that all processes of vLLM can be ended
         )
-    return worker
 
 
 def _link_model(model: str, log: Path) -> str:

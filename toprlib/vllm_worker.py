@@ -34,18 +34,13 @@ def _answer(llm: Any, request: dict[str, Any]) -> list[list[dict[str, Any]]]:
     """The completions of each prompt of a request."""
     import vllm
 
+    options = {"n": request["n"], "logprobs": 0, **request["sampling"]}  # of sampled tokens only
     prompts = []
     parameters = []
     for i, token_ids in enumerate(request["prompts"]):
         prompts.append({"prompt_token_ids": token_ids})
-        parameters.append(
-            vllm.SamplingParams(
-                n=request["n"],
-                seed=request["seed"] + i * request["n"],  # vLLM adds j for completion j
-                logprobs=0,  # of the sampled tokens only
-                **request["sampling"],
-            )
-        )
+        seed = request["seed"] + i * request["n"]  # vLLM adds j for completion j
+        parameters.append(vllm.SamplingParams(seed=seed, **options))
     answer = []
     for output in llm.generate(prompts, parameters, use_tqdm=False):
         answer.append([_to_fields(completion) for completion in output.outputs])

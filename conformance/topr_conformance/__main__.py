@@ -11,7 +11,6 @@ import argparse
 import importlib.util
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,8 +19,8 @@ from topr_conformance.losses import InputError, Loss, describe_error
 from topr_conformance.vectors import TEXT
 
 
-def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line as a namespace; wrong options end the process with status 2."""
+def main() -> None:
+    """The command: prints what the loss is and what to change, and exits with the verdict."""
     parser = argparse.ArgumentParser("topr-conformance", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("loss", nargs="?", help="package.module:function or path/file.py:function")
@@ -29,18 +28,12 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--verbose", action="store_true", help="also show what each measured")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random batches")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder for report.json")
-    options = parser.parse_args(arguments)
-    if options.loss is None and not options.list:
-        parser.error("give a loss, or --list")
-    return options
-
-
-def main() -> None:
-    """The command: prints what the loss is and what to change, and exits with the verdict."""
-    options = parse_arguments()
+    options = parser.parse_args()
     if options.list:
         print(TEXT)
         return
+    if options.loss is None:
+        parser.error("give a loss, or --list")
     try:
         report = identify(load(options.loss), options.seed)
         if options.out:

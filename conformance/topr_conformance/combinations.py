@@ -90,32 +90,22 @@ class Combination:
     mean: str = ""
     mask: str = ""
 
-    def loss(
-        self,
-        token_logp: Tensor,
-        token_logmu: Tensor,
-        reward: Tensor,
-        mask: Tensor,
-        denominator: float | None = None,
-    ) -> Tensor:
-        """The loss, with the arguments of topr.py's: a scalar to be minimised."""
+    def loss(self, token_logp: Tensor, token_logmu: Tensor, reward: Tensor, mask: Tensor) -> Tensor:
+        """The loss, with the shapes of topr.py's: a scalar to be minimised."""
         in_ratio, in_loss = MASKS[self.mask](mask)  # (B, T) each
         factor, sign = REWARDS[self.reward](reward)  # (B,) each
         log_ratio = POWERS[self.power] * (token_logp - token_logmu)  # (B, T)
         log_ratio = log_ratio.clamp(-self.guard, self.guard)
-        weight = self._weight(log_ratio, sign[:, None], in_ratio)  # (B, 1) or (B, T)
+        ratio = UNITS[self.unit](log_ratio, in_ratio).exp()  # (B, 1) or (B, T)
+        weight = ratio.clamp(*self.limits.bounds_for(sign[:, None]))
+        low, high = self.window.bounds_for(sign[:, None])
+        weight = torch.where((low <= ratio) & (ratio <= high), weight, 0.0)
         if self.gradient != "no stop-gradient":
             weight = weight.detach()
         factor = torch.where(sign < 0, self.negatives * factor, factor)
         logp = sum_over_tokens(weight * token_logp, in_loss)  # (B,)
         values = -factor * logp / MEANS[self.mean](mask)
-        return values.sum() / (len(reward) if denominator is None else denominator)
-
-    def _weight(self, log_ratio: Tensor, sign: Tensor, mask: Tensor) -> Tensor:
-        ratio = UNITS[self.unit](log_ratio, mask).exp()
-        low, high = self.window.bounds_for(sign)
-        weight = ratio.clamp(*self.limits.bounds_for(sign))
-        return torch.where((low <= ratio) & (ratio <= high), weight, 0.0)
+        return values.sum() / len(reward)
 
     def differences(self) -> list[str]:
         """The names of what differs from the paper's loss."""
@@ -210,8 +200,3 @@ ADVICE = {
     "unmasked": "align the mask with logp; apply it before each sum, that of log-ratios included",
     "extra term": "remove what does not depend on the reward: a KL, entropy or constant baseline",
 }
-
-
-def change(name: str) -> str:
-    """What to change in a loss with a difference of this name."""
-    return next(advice for start, advice in ADVICE.items() if name.startswith(start))

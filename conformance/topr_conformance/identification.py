@@ -11,15 +11,13 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from topr_conformance.combinations import GRADIENTS, POWERS, Bounds, Combination, change, family
+from topr_conformance.combinations import ADVICE, GRADIENTS, POWERS, Bounds, Combination, family
 from topr_conformance.losses import Loss, LossInputs, by_names, check_gradient, neg_grad
 from topr_conformance.random_batches import compare
 from topr_conformance.vectors import CASES, VECTORS, VectorResult, batch_of, check_vector
 
 LENGTHS = (1, 2, 3, 5, 20)  # of the probes' completions
 SIZES = (1e-4, 1e-2, 0.1, 0.5, 1.5)  # of the log-ratios of tokens, as far apart as public clips
-
-
 NOT = "not the paper's"
 
 
@@ -73,7 +71,10 @@ def _judge(called: Loss, arguments: str, seed: int) -> Report:
             )
             break
     if differences:
-        changes = [f"to change: {name}: {change(name)}" for name in differences]
+        changes = []
+        for name in differences:
+            advice = next(text for start, text in ADVICE.items() if name.startswith(start))
+            changes.append(f"to change: {name}: {advice}")
         return Report(" + ".join(differences), changes, arguments, vectors)
     shown = [str(result) for result in vectors if not result.passed]
     if not shown:

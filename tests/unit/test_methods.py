@@ -125,6 +125,12 @@ def test_pairs_in_the_wrong_order_or_half_a_pair_are_refused(rewards):
         dpo_loss(*inputs(rewards, LOG_RATIOS[:size], LENGTHS[:size]))
 
 
+# ---- the table of methods ------------------------------------------------------------------------
+def test_ppo_and_dpo_have_no_importance_weights_and_only_dpo_needs_pairs():
+    assert [name for name, method in METHODS.items() if method.limits is None] == ["ppo", "dpo"]
+    assert [name for name, method in METHODS.items() if method.uses_pairs] == ["dpo"]
+
+
 # ---- at their limits -----------------------------------------------------------------------------
 # In a negative that has become probable, both take the ratio as it is (Equation 6, Table 1).
 UNBOUNDED = ("off_policy", "ppo")
